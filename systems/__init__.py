@@ -1,0 +1,1 @@
+"""How fast and how memory-hungry transformers are on a GPU: the model, the clock, the experiments."""

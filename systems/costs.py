@@ -1,0 +1,93 @@
+"""What a model must cost, by formula: parameters, FLOPs, bytes; and what a device can do at best, with its source.
+
+Arithmetic only: imports no torch, so that the pages can be rendered anywhere. Tests hold the formulas to PyTorch's own
+counts (`numel()` and `torch.utils.flop_counter`).
+"""
+
+from dataclasses import dataclass
+
+FP32_BYTES = 4
+
+
+# --8<-- [start:parameters]
+def parameters_by_part(*, vocab_size: int, d_model: int, d_ff: int, num_layers: int, **_: int) -> dict[str, int]:
+    """Parameters of each part of the model; their sum is the whole.
+
+    Attention has four d x d projections, SwiGLU three d x d_ff matrices, each block two norms of d, and one norm ends
+    the model: 2·V·d + L·(4·d² + 3·d·d_ff + 2·d) + d.
+    """
+    return {
+        "embedding": vocab_size * d_model,
+        "attention": num_layers * 4 * d_model**2,
+        "feed_forward": num_layers * 3 * d_model * d_ff,
+        "norms": num_layers * 2 * d_model + d_model,
+        "head": vocab_size * d_model,
+    }
+
+
+# --8<-- [end:parameters]
+
+
+# --8<-- [start:flops]
+def forward_flops(
+    *, vocab_size: int, d_model: int, d_ff: int, num_layers: int, context: int, batch: int, **_: int
+) -> dict[str, int]:
+    """FLOPs of the matrix products in one forward pass, by part.
+
+    A product of (m, k) by (k, n) is m·n·k multiplications and as many additions: 2·m·n·k FLOPs. So a weight matrix
+    costs 2 FLOPs per parameter and token. Attention multiplies Q Kᵀ and P V, each 2·s²·d over all heads, per sequence
+    and layer; eager attention computes the masked half too, so it is counted. Softmax, norms, activations and the
+    embedding look-up are not: less than a percent of the arithmetic, however much of the time.
+    """
+    tokens = batch * context
+    return {
+        "projections": tokens * num_layers * 2 * 4 * d_model**2,
+        "feed_forward": tokens * num_layers * 2 * 3 * d_model * d_ff,
+        "attention": batch * num_layers * 2 * 2 * context**2 * d_model,
+        "head": tokens * 2 * d_model * vocab_size,
+    }
+
+
+# The backward pass of C = A B forms dA = dC Bᵀ and dB = Aᵀ dC: two products of the same size for each one.
+BACKWARD_OVER_FORWARD = 2
+# --8<-- [end:flops]
+
+
+def pass_flops(forward: int, *phases: str) -> int:
+    """Matrix FLOPs of the named phases together. Loss and optimizer multiply no matrices."""
+    per_phase = {"forward": 1, "backward": BACKWARD_OVER_FORWARD}
+    return forward * sum(per_phase.get(phase, 0) for phase in phases)
+
+
+@dataclass(frozen=True)
+class Peak:
+    """A device's dense rates and memory bandwidth by its maker's data sheet, in FLOP/s and bytes/s."""
+
+    fp32: float
+    tf32: float
+    bf16: float
+    bandwidth: float
+    source: str
+
+
+# --8<-- [start:peaks]
+# Dense rates (a data sheet's "with sparsity" figure is twice as high). Keys are slugs; the longest that begins a device's
+# own slug counts, so "nvidia-a100-sxm4" serves both memory sizes unless one is listed.
+PEAKS = {
+    "nvidia-h200-nvl": Peak(60e12, 417.5e12, 835.5e12, 4.8e12, "NVIDIA H200 Tensor Core GPU data sheet, NVL"),
+    "nvidia-h200": Peak(67e12, 494.5e12, 989.5e12, 4.8e12, "NVIDIA H200 Tensor Core GPU data sheet, SXM"),
+    "nvidia-h100-pcie": Peak(51e12, 378e12, 756e12, 2.0e12, "NVIDIA H100 Tensor Core GPU data sheet, PCIe"),
+    "nvidia-h100-nvl": Peak(60e12, 417.5e12, 835.5e12, 3.9e12, "NVIDIA H100 Tensor Core GPU data sheet, NVL"),
+    "nvidia-h100": Peak(67e12, 494.5e12, 989.5e12, 3.35e12, "NVIDIA H100 Tensor Core GPU data sheet, SXM"),
+    "nvidia-a100-sxm4-40gb": Peak(19.5e12, 156e12, 312e12, 1.555e12, "NVIDIA A100 Tensor Core GPU data sheet, 40 GB"),
+    "nvidia-a100-sxm4": Peak(19.5e12, 156e12, 312e12, 2.039e12, "NVIDIA A100 Tensor Core GPU data sheet, 80 GB SXM"),
+    "nvidia-a100-pcie-40gb": Peak(19.5e12, 156e12, 312e12, 1.555e12, "NVIDIA A100 Tensor Core GPU data sheet, 40 GB"),
+    "nvidia-a100": Peak(19.5e12, 156e12, 312e12, 1.935e12, "NVIDIA A100 Tensor Core GPU data sheet, 80 GB PCIe"),
+}
+# --8<-- [end:peaks]
+
+
+def peak_of(slug: str) -> Peak | None:
+    """The peaks of the device with this slug, or None where no data sheet is listed above."""
+    keys = [key for key in PEAKS if slug.startswith(key)]
+    return PEAKS[max(keys, key=len)] if keys else None

@@ -1,0 +1,20 @@
+"""Every experiment by its stem: the name of its module, record, fragments and page. Imports nothing heavy."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Stem:
+    """Where an experiment is defined and what its grids run on: "cuda", "cpu", or "meta" (no hardware at all)."""
+
+    module: str
+    full: tuple[str, ...]
+    quick: tuple[str, ...]
+
+
+STEMS = {
+    "model_sizes": Stem("systems.experiments.model_sizes", full=("meta",), quick=("meta",)),
+    "end_to_end": Stem("systems.experiments.end_to_end", full=("cuda",), quick=("cuda", "cpu")),
+    "warmup": Stem("systems.experiments.warmup", full=("cuda",), quick=("cuda", "cpu")),
+    "method": Stem("systems.experiments.method", full=("cuda",), quick=("cuda",)),
+}

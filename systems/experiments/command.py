@@ -1,0 +1,116 @@
+"""An experiment from the command line: the fields of its `Config` are the options."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, asdict, field, fields
+from enum import Enum
+from inspect import Parameter, Signature
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from systems.records import Row, summarize
+
+
+def option(default: Any, help: str, choices: Iterable[str] | None = None) -> Any:
+    """A field of a `Config` that knows its help text and, where only some names are allowed, which."""
+    return field(default=default, metadata={"help": help, "choices": tuple(choices) if choices else None})
+
+
+def options_of(config: Any) -> list[str]:
+    """The command-line options that give this configuration."""
+    return [part for name, value in asdict(config).items() for part in (f"--{name}", str(value))]
+
+
+def measure_row(config: Any, run: Callable[[Any], dict[str, Any]]) -> Row:
+    """Run one configuration. Out of memory is a result; anything else raises."""
+    # Bookkeeping for the progress bar, not a measurement: those come from systems.timing.
+    started = time.monotonic()
+    metrics, status, reason = {}, "ok", None
+    try:
+        metrics = run(config)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        # "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity ...": the first two sentences.
+        status, reason = "out_of_memory", ". ".join(str(error).split(". ")[:2])
+    return Row(asdict(config), status, metrics, reason, seconds=round(time.monotonic() - started, 3))
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether the device had no memory left. Asks torch only where an experiment has imported it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(error, torch.OutOfMemoryError)
+
+
+def main(config_class: type, run: Callable[[Any], dict[str, Any]]) -> NoReturn:
+    """Parse the options, measure one configuration, print a table or, with --json, the row."""
+    module = sys.modules["__main__"]
+    assert module.__doc__
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+    def command(**values: Any) -> None:
+        as_json = values.pop("json")
+        plain = {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
+        try:
+            for name, value in plain.items():
+                if type(value) is int and value < (0 if name == "warmup" else 1):
+                    raise ValueError(f"--{name} must be {0 if name == 'warmup' else 1} or more, not {value}")
+            row = measure_row(config_class(**plain), run)
+        except ValueError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(2) from None
+        print(json.dumps(asdict(row))) if as_json else _print_table(row)
+
+    command.__doc__ = _help_text(module.__doc__)
+    parameters = [_parameter(f) for f in fields(config_class)]
+    flag = typer.Option(False, "--json", help="Print the row as one line of JSON.")
+    parameters.append(Parameter("json", Parameter.KEYWORD_ONLY, default=flag, annotation=bool))
+    command.__signature__ = Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    app.command()(command)
+    app()
+    raise AssertionError("typer ends the process")
+
+
+def _parameter(f: Any) -> Parameter:
+    assert f.default is not MISSING, f"the field {f.name} needs a default"
+    annotation, default = f.type, f.default
+    if choices := f.metadata["choices"]:
+        annotation = Enum(f.name, {choice: choice for choice in choices}, type=str)
+        default = annotation(default)
+    shown = typer.Option(default, f"--{f.name}", help=f.metadata["help"][0].upper() + f.metadata["help"][1:] + ".")
+    return Parameter(f.name, Parameter.KEYWORD_ONLY, default=shown, annotation=annotation)
+
+
+def _help_text(docstring: str) -> str:
+    """The module's docstring; \\b keeps the example command, its last paragraph, on a line of its own."""
+    *paragraphs, example = docstring.strip().split("\n\n")
+    return "\n\n".join([*paragraphs, f"\b\n{example}"])
+
+
+def _print_table(row: Row) -> None:
+    console = Console()
+    console.print(", ".join(f"{name} {value}" for name, value in row.config.items()), style="bold", soft_wrap=True)
+    if row.status != "ok":
+        console.print(f"{row.status.replace('_', ' ')}: {row.reason}")
+        return
+    times = {name: value for name, value in row.metrics.items() if isinstance(value, list)}
+    phases = [value for name, value in times.items() if name not in ("setup_ms", "clock_ms", "events_ms")]
+    if len(phases) > 1:
+        times["total_ms"] = [sum(samples) for samples in zip(*phases, strict=True)]
+    if times:
+        table = Table("time in ms", *("mean", "std", "median", "p20", "p80", "min", "max"))
+        for name, samples in times.items():
+            s = summarize(samples)
+            cells = (s.mean, s.std, s.median, s.p20, s.p80, s.min, s.max)
+            table.add_row(name.removesuffix("_ms"), *(f"{value:.3f}" for value in cells))
+        console.print(table)
+    for name, value in row.metrics.items():
+        if isinstance(value, int):
+            gib = f"  ({value / 2**30:.2f} GiB)" if name.endswith("_bytes") else ""
+            console.print(f"{name.replace('_', ' ')}: {value:,}{gib}")

@@ -1,0 +1,52 @@
+"""How large each model is: parameters by part, and the FLOPs of one forward pass, counted by PyTorch itself.
+
+Built on the meta device, where tensors have shapes but no memory, so no GPU is needed:
+
+    python -m systems.experiments.model_sizes --size 2.7B --context 512
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from systems.experiments.command import main, option
+from systems.model import SIZES, VOCAB_SIZE, build_model
+
+PROTOCOL = {"statistic": "exact counts", "device": "meta"}
+
+
+@dataclass(frozen=True)
+class Config:
+    size: str = option("small", "model size of Table 1", choices=SIZES)
+    context: int = option(512, "sequence length in tokens")
+    batch: int = option(4, "sequences in a batch")
+    vocab: int = option(VOCAB_SIZE, "vocabulary size")
+
+
+def configs(quick: bool = False) -> list[Config]:
+    """Every size at every context of the assignment; quick: one context."""
+    return [Config(size, context) for size in SIZES for context in ((512,) if quick else (128, 256, 512, 1024))]
+
+
+# --8<-- [start:run]
+def run(config: Config) -> dict[str, int]:
+    """Parameters of each part (their sum is the model) and matrix FLOPs of one forward pass."""
+    with torch.device("meta"):
+        model = build_model(config.size, config.context, config.vocab)
+        token_ids = torch.zeros(config.batch, config.context, dtype=torch.int64)
+    counts = dict.fromkeys(("embedding", "attention", "feed_forward", "norms", "head"), 0)
+    for name, parameter in model.named_parameters():
+        part = {"token_embeddings": "embedding", "lm_head": "head", "ln_final": "norms"}.get(name.split(".")[0])
+        if part is None:
+            part = {"attn": "attention", "ffn": "feed_forward", "ln1": "norms", "ln2": "norms"}[name.split(".")[2]]
+        counts[part] += parameter.numel()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(token_ids)
+    return {**{f"{part}_parameters": n for part, n in counts.items()}, "forward_flops": counter.get_total_flops()}
+
+
+# --8<-- [end:run]
+
+if __name__ == "__main__":
+    main(Config, run)

@@ -1,0 +1,63 @@
+"""What the first steps of a process cost: forward and backward after 0, 1, 2 or 5 warm-up steps.
+
+Each configuration runs in a process of its own, or the first would warm up the others.
+
+    python -m systems.experiments.warmup --warmup 0
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from systems import timing
+from systems.experiments.command import main, option
+from systems.model import SIZES, VOCAB_SIZE, build_model
+from systems.train_step import Phase, precision_context, training_step
+
+FRESH_PROCESS = True
+PROTOCOL = {
+    "clock": "wall time between two synchronisations, one pair around each phase",
+    "process": "a new one for each configuration",
+    "tf32": "off",
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    warmup: int = option(0, "steps before the clock counts")
+    steps: int = option(10, "steps that are measured")
+    size: str = option("small", "model size of Table 1", choices=SIZES)
+    context: int = option(128, "sequence length in tokens")
+    batch: int = option(4, "sequences in a batch")
+
+
+def configs(quick: bool = False) -> list[Config]:
+    """0, 1, 2 and 5 warm-up steps."""
+    if quick:
+        return [Config(warmup, steps=3, context=32, batch=1) for warmup in (0, 2)]
+    return [Config(warmup) for warmup in (0, 1, 2, 5)]
+
+
+# --8<-- [start:run]
+def run(config: Config) -> dict[str, list[float] | int]:
+    """Samples in ms for each phase, the first measured step first; and what building the model took (`setup_ms`)."""
+    setup, device = timing.Clock(timing.default_device()), timing.default_device()
+    with setup.phase("setup"), torch.device(device):
+        torch.manual_seed(0)
+        model = build_model(config.size, config.context)
+        token_ids, targets = torch.randint(VOCAB_SIZE, (2, config.batch, config.context))
+    autocast = precision_context("fp32", device)
+
+    def step(phase: Phase) -> None:
+        training_step(model, token_ids, targets, autocast, phase=phase)
+
+    samples = timing.measure(
+        step, warmup=config.warmup, repeats=config.steps, device=device, between=lambda: model.zero_grad()
+    )
+    return {**setup.samples_ms, **samples}
+
+
+# --8<-- [end:run]
+
+if __name__ == "__main__":
+    main(Config, run)

@@ -1,0 +1,188 @@
+"""A record: where a measurement comes from, and its rows. JSON in and out, checked field by field.
+
+A file on disk is always whole: it is written beside its place, flushed, then renamed over it.
+"""
+
+import json
+import math
+import os
+import statistics
+import types
+import typing
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from systems.device import Device
+
+SCHEMA = 1
+SUFFIX, PARTIAL_SUFFIX = ".json", ".partial.json"
+
+
+class RecordError(ValueError):
+    """A record that can't be read: the message names the file, the field and what was expected."""
+
+
+@dataclass
+class Git:
+    commit: str
+    dirty: bool
+
+
+@dataclass
+class Row:
+    """One configuration and what came of it. Times are lists of samples in ms, memory is bytes."""
+
+    config: dict[str, Any]
+    status: Literal["ok", "out_of_memory", "unsupported", "failed"]
+    metrics: dict[str, Any] = field(default_factory=dict)
+    reason: str | None = None
+    seconds: float | None = None
+
+
+@dataclass
+class Record:
+    """All rows of one stem on one device by one source and one set of versions (or as reported by one source text)."""
+
+    stem: str
+    kind: Literal["measured", "reported"]
+    device: Device
+    rows: list[Row]
+    expected_rows: int
+    grid: Literal["full", "quick"] = "full"
+    protocol: dict[str, Any] = field(default_factory=dict)
+    software: dict[str, str] = field(default_factory=dict)
+    started_utc: str | None = None
+    command: str | None = None
+    git: Git | None = None
+    source_hash: str | None = None
+    # Hashes of later sources under which rows measured again agreed (see `tools/regen_tables.py --verify`).
+    verified_hashes: list[str] = field(default_factory=list)
+    # Of a reported record: where the figures stand, and what a reader must know about them.
+    source: str | None = None
+    notes: list[str] = field(default_factory=list)
+    schema: int = SCHEMA
+
+    @property
+    def complete(self) -> bool:
+        return len(self.rows) == self.expected_rows and all(row.status != "failed" for row in self.rows)
+
+    def row(self, config: dict[str, Any]) -> Row | None:
+        """The row of this configuration."""
+        return next((row for row in self.rows if row.config == config), None)
+
+    def find(self, **wanted: Any) -> Row | None:
+        """The first row whose configuration has these values."""
+        return next((row for row in self.rows if wanted.items() <= row.config.items()), None)
+
+
+def read(path: Path) -> Record:
+    """The record in this file. RecordError names the file and the field if it is not one; FileNotFoundError if absent."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise RecordError(f"{path}: is not JSON ({error}); delete it to measure again") from error
+    if isinstance(data, dict) and data.get("schema") != SCHEMA:
+        raise RecordError(f"{path}: schema is {data.get('schema')!r}, this version reads {SCHEMA}; measure again")
+    return _checked(data, Record, str(path))
+
+
+def write(record: Record, path: Path) -> None:
+    """Put the record at `path` in one step: a reader sees the old file or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(to_json(record))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def to_json(record: Record) -> str:
+    """The record as text: one field a line, one row a line, so that a change shows as the rows that changed."""
+    data = asdict(record)
+    rows = data.pop("rows")
+    data = {"schema": data.pop("schema"), **data}
+    lines = [f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in data.items()]
+    body = ",\n".join(f"  {json.dumps(row, ensure_ascii=False, allow_nan=False)}" for row in rows)
+    return "{\n" + ",\n".join([*lines, f' "rows": [\n{body}\n ]' if rows else ' "rows": []']) + "\n}\n"
+
+
+def _checked(value: Any, annotation: Any, where: str) -> Any:
+    """`value` as `annotation` says, with dictionaries made into dataclasses. RecordError names the field that differs."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if is_dataclass(annotation) and isinstance(annotation, type):
+        return _checked_fields(value, annotation, where)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        return _checked(value, next(a for a in arguments if a is not type(None)), where)
+    if origin is Literal:
+        if value not in arguments:
+            raise RecordError(f"{where}: is {value!r}, not one of {', '.join(map(str, arguments))}")
+        return value
+    if origin is list and isinstance(value, list):
+        return [_checked(item, arguments[0], f"{where}[{i}]") for i, item in enumerate(value)]
+    if origin is dict and isinstance(value, dict):
+        return {key: _checked(item, arguments[1], f"{where}.{key}") for key, item in value.items()}
+    plain = origin or annotation
+    if (
+        plain is Any
+        or (plain is float and type(value) in (int, float) and math.isfinite(value))
+        or type(value) is plain
+    ):
+        return value
+    raise RecordError(f"{where}: is {value!r:.60}, not {getattr(plain, '__name__', plain)}")
+
+
+def _checked_fields(value: Any, cls: type, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise RecordError(f"{where}: is {value!r:.60}, not an object with the fields of {cls.__name__}")
+    hints = typing.get_type_hints(cls)
+    known = {f.name: f for f in fields(cls)}
+    if unknown := sorted(value.keys() - known.keys()):
+        raise RecordError(f"{where}: has the unknown field {unknown[0]!r}")
+    for name, spec in known.items():
+        if name not in value and spec.default is MISSING and spec.default_factory is MISSING:
+            raise RecordError(f"{where}: lacks the field {name!r}")
+    return cls(**{name: _checked(item, hints[name], f"{where}: {name}") for name, item in value.items()})
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a list of samples says. `std` is the sample standard deviation (n - 1), 0 for one sample."""
+
+    n: int
+    mean: float
+    std: float
+    median: float
+    p20: float
+    p80: float
+    min: float
+    max: float
+
+    @property
+    def variation(self) -> float:
+        """Standard deviation over mean."""
+        return self.std / self.mean
+
+
+def summarize(samples: list[float]) -> Summary:
+    """Mean, deviation and quantiles (linear between samples). ValueError for an empty list."""
+    if not samples:
+        raise ValueError("no samples to summarize")
+    fifths = statistics.quantiles(samples, n=5, method="inclusive") if len(samples) > 1 else [samples[0]] * 4
+    return Summary(
+        n=len(samples),
+        mean=statistics.fmean(samples),
+        std=statistics.stdev(samples) if len(samples) > 1 else 0.0,
+        median=statistics.median(samples),
+        p20=fifths[0],
+        p80=fifths[3],
+        min=min(samples),
+        max=max(samples),
+    )
