@@ -85,7 +85,7 @@ def versions() -> dict[str, str]:
 
 
 def git_state() -> Git | None:
-    """The commit of the tree and whether it had changes outside docs/; None outside a repository."""
+    """The commit of the tree and whether what measures differed from it; None outside a repository."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(
@@ -93,7 +93,7 @@ def git_state() -> Git | None:
         ).stdout.strip()
 
     try:
-        return Git(git("rev-parse", "HEAD"), dirty=bool(git("status", "--porcelain", "--", ".", ":!docs")))
+        return Git(git("rev-parse", "HEAD"), dirty=bool(git("status", "--porcelain", "--", "systems")))
     except (OSError, subprocess.CalledProcessError):
         # A tree without its repository (an archive, say) may name the commit that it was made from.
         commit = os.environ.get("GIT_COMMIT")
