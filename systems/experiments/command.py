@@ -16,6 +16,10 @@ from rich.table import Table
 from systems.records import Row, summarize
 
 
+# The only times that add up to a whole.
+PHASE_TIMES = ("forward_ms", "loss_ms", "backward_ms", "optimizer_ms")
+
+
 def option(default: Any, help: str, choices: Iterable[str] | None = None) -> Any:
     """A field of a `Config` that knows its help text and, where only some names are allowed, which."""
     return field(default=default, metadata={"help": help, "choices": tuple(choices) if choices else None})
@@ -100,7 +104,7 @@ def _print_table(row: Row) -> None:
         console.print(f"{row.status.replace('_', ' ')}: {row.reason}")
         return
     times = {name: value for name, value in row.metrics.items() if isinstance(value, list)}
-    phases = [value for name, value in times.items() if name not in ("setup_ms", "clock_ms", "events_ms")]
+    phases = [value for name, value in times.items() if name in PHASE_TIMES]
     if len(phases) > 1:
         times["total_ms"] = [sum(samples) for samples in zip(*phases, strict=True)]
     if times:
