@@ -10,7 +10,7 @@ Shapes: b batch, s sequence, v vocabulary, d model width, h heads, e width of on
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import import_module
 
 import torch
@@ -18,31 +18,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from systems.attention import IMPLEMENTATIONS
+from systems.sizes import SIZES, VOCAB_SIZE
 
 AttentionFn = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-# --8<-- [start:sizes]
-@dataclass(frozen=True)
-class ModelSize:
-    """One row of the assignment's Table 1."""
-
-    d_model: int
-    d_ff: int
-    num_layers: int
-    num_heads: int
-
-
-SIZES = {
-    "small": ModelSize(768, 3072, 12, 12),
-    "medium": ModelSize(1024, 4096, 24, 16),
-    "large": ModelSize(1280, 5120, 36, 20),
-    "xl": ModelSize(1600, 6400, 48, 25),
-    "2.7B": ModelSize(2560, 10240, 32, 32),
-}
-VOCAB_SIZE = 10_000
 ROPE_THETA = 10_000.0
-# --8<-- [end:sizes]
 
 
 def truncated_normal(shape: tuple[int, ...], std: float) -> nn.Parameter:

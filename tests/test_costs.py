@@ -8,7 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from systems import costs
 from systems.experiments import model_sizes
-from systems.model import SIZES, VOCAB_SIZE, build_model
+from systems.model import build_model
+from systems.sizes import SIZES, VOCAB_SIZE
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -7,7 +7,8 @@ import torch
 from torch.nn.functional import silu
 
 from systems import model as model_module
-from systems.model import SIZES, BasicsTransformerLM, RotaryEmbedding, build_model, load_attention
+from systems.model import BasicsTransformerLM, RotaryEmbedding, build_model, load_attention
+from systems.sizes import SIZES
 
 PARAMETERS = {
     "small": 128_625_408,

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 import torch
 
 from systems import phases, timing
+from systems.attention import IMPLEMENTATIONS
 from systems.experiments.command import main, option
-from systems.model import IMPLEMENTATIONS, SIZES, VOCAB_SIZE, build_model
+from systems.model import build_model
 from systems.optimizer import AdamW
+from systems.sizes import SIZES, VOCAB_SIZE
 from systems.train_step import PRECISIONS, Phase, precision_context, training_step
 
 PROTOCOL = {

@@ -9,7 +9,8 @@ import torch
 
 from systems import phases, timing
 from systems.experiments.command import main, option
-from systems.model import SIZES, VOCAB_SIZE, build_model
+from systems.model import build_model
+from systems.sizes import SIZES, VOCAB_SIZE
 from systems.train_step import Phase, precision_context
 
 PROTOCOL = {"order": "one pass by the clock, one by events, in turns", "tf32": "off for fp32"}

@@ -5,13 +5,14 @@ Built on the meta device, where tensors have shapes but no memory, so no GPU is 
     python -m systems.experiments.model_sizes --size 2.7B --context 512
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from systems.experiments.command import main, option
-from systems.model import SIZES, VOCAB_SIZE, build_model
+from systems.model import build_model
+from systems.sizes import SIZES, VOCAB_SIZE
 
 PROTOCOL = {"statistic": "exact counts", "device": "meta"}
 
@@ -31,7 +32,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, int]:
-    """Parameters of each part (their sum is the model) and matrix FLOPs of one forward pass."""
+    """The hyperparameters, the parameters of each part (their sum is the model), and matrix FLOPs of a forward pass."""
     with torch.device("meta"):
         model = build_model(config.size, config.context, config.vocab)
         token_ids = torch.zeros(config.batch, config.context, dtype=torch.int64)
@@ -43,7 +44,8 @@ def run(config: Config) -> dict[str, int]:
         counts[part] += parameter.numel()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(token_ids)
-    return {**{f"{part}_parameters": n for part, n in counts.items()}, "forward_flops": counter.get_total_flops()}
+    parameters = {f"{part}_parameters": n for part, n in counts.items()}
+    return {**asdict(SIZES[config.size]), **parameters, "forward_flops": counter.get_total_flops()}
 
 
 # --8<-- [end:run]

@@ -11,7 +11,8 @@ import torch
 
 from systems import timing
 from systems.experiments.command import main, option
-from systems.model import SIZES, VOCAB_SIZE, build_model
+from systems.model import build_model
+from systems.sizes import SIZES, VOCAB_SIZE
 from systems.train_step import Phase, precision_context, training_step
 
 FRESH_PROCESS = True

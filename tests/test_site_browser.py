@@ -1,0 +1,219 @@
+"""The built site in a browser, read from file:// without any network.
+
+What these tests look for they find in whichever page has it first, so that pages may be added and renamed freely. They
+need Chromium; where there is none they are skipped, except where the variable CI is set.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+try:
+    from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+except ImportError:
+    if os.environ.get("CI"):
+        raise
+    pytest.skip("playwright is not installed", allow_module_level=True)
+
+pytestmark = pytest.mark.browser
+
+REPOSITORY = Path(__file__).parents[1]
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND"]
+SORTABLE = "table.data thead button:visible"
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    # Not --quiet: it silences the warnings before --strict can count them.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pages(site: Path) -> list[Path]:
+    return sorted(path for path in site.rglob("*.html") if path.name != "404.html")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    if not chromium:
+        if os.environ.get("CI"):
+            pytest.fail("no Chromium on PATH; install it or set CHROMIUM to its path")
+        pytest.skip("no Chromium on PATH; set CHROMIUM to the path of one to run these tests")
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A fresh browser profile, which must end without a remote request and without an error on the console."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light", offline=True)
+    remote: list[str] = []
+    errors: list[str] = []
+    context.on("request", lambda request: remote.append(request.url) if _is_remote(request.url) else None)
+    context.on("console", lambda message: errors.append(message.text) if message.type in {"error", "warning"} else None)
+    context.on("weberror", lambda error: errors.append(str(error.error)))
+    yield context.new_page()
+    context.close()
+    assert remote == []
+    assert errors == []
+
+
+def _is_remote(url: str) -> bool:
+    return not url.startswith(("file:", "data:", "blob:", "about:"))
+
+
+def open_first(page: Page, pages: list[Path], selector: str) -> Locator:
+    """Open the first page that has the selector, and return what it selects."""
+    for path in pages:
+        page.goto(path.as_uri())
+        if page.locator(selector).count():
+            return page.locator(selector)
+    return pytest.fail(f"no page has {selector}")
+
+
+def test_every_page_is_whole_and_fits_a_phone(page: Page, pages: list[Path]) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    too_wide = []
+    for path in pages:
+        page.goto(path.as_uri())
+        expect(page.locator("article h1")).to_have_count(1)
+        if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+            too_wide.append(path.name)
+    assert too_wide == []
+
+
+def test_search_finds_a_page_by_its_title(page: Page, pages: list[Path]) -> None:
+    target = pages[-1]
+    page.goto(target.as_uri())
+    title = page.locator("article h1").evaluate("heading => heading.firstChild.textContent")
+    page.goto(pages[0].as_uri())
+    page.locator(".md-search__input").click()
+    # The theme listens for keys, so the word is typed.
+    page.locator(".md-search__input").press_sequentially(max(title.split(), key=len))
+    results = page.locator(".md-search-result__link")
+    expect(results.first).to_be_visible()
+    addresses = results.evaluate_all("links => links.map(link => link.href)")
+    assert any(address.startswith(target.as_uri()) for address in addresses), addresses
+
+
+def test_maths_is_drawn_without_a_script(page: Page, pages: list[Path]) -> None:
+    formula = open_first(page, pages, "article math").first
+    box = formula.bounding_box()
+    assert box and box["width"] > 5 and box["height"] > 5
+    assert formula.get_attribute("alttext")
+    assert "\\(" not in page.locator("article").inner_text()
+
+
+def test_a_chosen_tab_is_kept_across_pages(page: Page, pages: list[Path]) -> None:
+    tabs = ".tabbed-labels label:nth-child(2):visible"
+    label = open_first(page, pages, tabs).first
+    name = label.inner_text()
+    second = page.locator(".tabbed-set", has=page.locator(tabs)).first.locator(".tabbed-block").nth(1)
+    expect(second).to_be_hidden()
+    label.click()
+    expect(second).to_be_visible()
+    # Any later page with a tab of this name; the same page again if it is the only one.
+    same = page.locator(".tabbed-labels label").filter(has_text=re.compile(f"^{re.escape(name)}$"))
+    first = page.url
+    for path in [path for path in pages if path.as_uri() != first] + [Path(first.removeprefix("file://"))]:
+        page.goto(path.as_uri())
+        if same.count():
+            break
+    chosen = same.first.evaluate("label => document.getElementById(label.htmlFor).checked")
+    assert chosen, f"{page.url} forgot the tab {name}"
+
+
+def column(page: Page, button: Locator) -> list[str]:
+    """The texts of the column below a sort button."""
+    script = """button => {
+        const head = button.closest("th")
+        return [...head.closest("table").tBodies[0].rows].map(row => row.cells[head.cellIndex].textContent.trim())
+    }"""
+    texts: list[str] = button.evaluate(script)
+    return texts
+
+
+def test_a_table_sorts_by_mouse_and_keyboard(page: Page, pages: list[Path]) -> None:
+    buttons = open_first(page, pages, SORTABLE)
+    button = buttons.first
+    head = page.locator("th", has=page.locator("button")).and_(page.locator("th:visible")).first
+    before = column(page, button)
+    button.click()
+    expect(head).to_have_attribute("aria-sort", "ascending")
+    assert sorted(column(page, button)) == sorted(before)
+    button.focus()
+    page.keyboard.press("Enter")
+    expect(head).to_have_attribute("aria-sort", "descending")
+    page.keyboard.press("Enter")
+    expect(head).not_to_have_attribute("aria-sort", re.compile("."))
+    assert column(page, button) == before
+
+
+@pytest.mark.parametrize(
+    ("numbers", "others"),
+    [
+        (["9", "10.5", "1,234.5", "12,000"], ["out of memory"]),
+        (["0.92 ± 0.01 ms", "12.4 ± 9.0 ms", "1.2 s"], ["—"]),
+        (["512 KiB", "900 MiB", "1.2 GiB", "1.3 GB"], []),
+        (["124 M", "770 M", "2.6 B"], []),
+        (["−3", "-1e-3", "1.5", "~80 %"], []),
+        (["2.13×", "3.0× (best)", "11x"], []),
+        (["2.6B", "10B"], ["large"]),
+        # No numbers, but sorted as a reader expects.
+        (["2024-12-31", "2025-01-02", "2025-11-21"], []),
+        (["flash 2", "flash 10", "plain"], []),
+    ],
+)
+def test_cells_sort_by_value_and_other_text_stands_last(page: Page, numbers: list[str], others: list[str]) -> None:
+    rows = "".join(f"<tr><td>{text}</td></tr>" for text in [*others, *numbers[1:], numbers[0]])
+    page.set_content(f'<table class="data"><thead><tr><th>n</th></tr></thead><tbody>{rows}</tbody></table>')
+    page.add_script_tag(path=REPOSITORY / "docs/assets/tablesort.js")
+    button = page.locator("button")
+    button.click()
+    assert column(page, button) == numbers + others
+    button.click()
+    assert column(page, button) == numbers[::-1] + others
+
+
+def test_a_wide_table_scrolls_by_keyboard_and_a_narrow_one_is_no_stop(page: Page) -> None:
+    wide = "<tr>" + "<td>1234567890</td>" * 40 + "</tr>"
+    frame = '<div class="table-frame" tabindex="0" style="overflow: auto"><table class="data">{}</table></div>'
+    page.set_content(frame.format(wide) + frame.format("<tr><td>1</td></tr>"))
+    page.add_script_tag(path=REPOSITORY / "docs/assets/tablesort.js")
+    frames = page.locator(".table-frame")
+    expect(frames.nth(1)).not_to_have_attribute("tabindex", "0")
+    page.keyboard.press("Tab")
+    expect(frames.first).to_be_focused()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("document.querySelector('.table-frame').scrollLeft > 0")
+
+
+def test_the_toggle_changes_the_figure_and_print_is_light(page: Page, pages: list[Path]) -> None:
+    dark = open_first(page, pages, 'article img[src$="#only-dark"]').first
+    light = page.locator('article img[src$="#only-light"]').first
+    expect(light).to_be_visible()
+    expect(dark).to_be_hidden()
+    for _ in range(3):
+        page.locator(".md-header label.md-header__button[for^=__palette]:visible").click()
+        if page.locator("body").get_attribute("data-md-color-scheme") == "slate":
+            break
+    expect(dark).to_be_visible()
+    expect(light).to_be_hidden()
+    page.emulate_media(media="print")
+    expect(light).to_be_visible()
+    expect(dark).to_be_hidden()

@@ -1,0 +1,102 @@
+"""Hooks of the site build: what Markdown and the theme leave undone, done once at build time.
+
+Maths becomes MathML, so a page needs no script and no font to show it; a formula that can't be converted fails the
+build. Tables get a frame that scrolls sideways and can be reached by keyboard.
+
+mkdocs calls `on_page_content`; the other functions are pure, from text to text.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+from latex2mathml.converter import convert
+from mkdocs.exceptions import PluginError
+
+if TYPE_CHECKING:
+    from mkdocs.structure.pages import Page
+
+MATHML = "{http://www.w3.org/1998/Math/MathML}"
+# How many children MathML demands; latex2mathml turns `\frac{a` into a fraction with one.
+CHILDREN = dict.fromkeys(("mfrac", "mroot", "msub", "msup", "munder", "mover"), 2) | {"msubsup": 3, "munderover": 3}
+
+# The exact output of pymdownx.arithmatex with `generic: true`. In code samples the same text is escaped.
+INLINE_MATHS = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
+DISPLAY_MATHS = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL)
+# Tables of the tables extension have no class; a caption is a paragraph written with `{ .caption }` above.
+TABLE = re.compile(
+    r'(?P<caption><p class="caption"[^>]*>(?:(?!</p>).)*</p>\s*)?<table>(?P<body>.*?)</table>', re.DOTALL
+)
+BRACE = re.compile(r"(?<!\\)[{}]")
+HEADER_CELL = re.compile(r"<th\b[^>]*>(.*?)</th>", re.DOTALL)
+TAG = re.compile(r"<[^>]+>")
+
+
+def on_page_content(page_html: str, /, page: Page, **_: object) -> str:
+    """Convert the maths of one page and frame its tables."""
+    try:
+        return frame_tables(convert_maths(page_html))
+    except ValueError as error:
+        raise PluginError(f"{page.file.src_uri}: {error}") from error
+
+
+def convert_maths(page_html: str) -> str:
+    """Replace every arithmatex element by MathML inside the same element."""
+    page_html = DISPLAY_MATHS.sub(
+        lambda match: f'<div class="arithmatex">{to_mathml(html.unescape(match[1]), "block")}</div>', page_html
+    )
+    return INLINE_MATHS.sub(
+        lambda match: f'<span class="arithmatex">{to_mathml(html.unescape(match[1]), "inline")}</span>', page_html
+    )
+
+
+def to_mathml(tex: str, display: str) -> str:
+    """One formula as MathML, with its source in `alttext`.
+
+    latex2mathml prints what it does not know instead of raising, so its output is parsed and looked through.
+    """
+    tex = " ".join(tex.split())
+    braces = Counter(BRACE.findall(tex))
+    if braces["{"] != braces["}"]:
+        raise ValueError(f"unbalanced braces in the formula `{tex}`")
+    # It knows split but not aligned, which is what a formula of several lines is called inside maths.
+    source = re.sub(r"\\(begin|end)\{aligned\}", r"\\\1{split}", tex)
+    try:
+        root = ElementTree.fromstring(convert(source, display=display))
+    except Exception as error:
+        # The library has no common base class for its errors, and a stray & makes its output no XML.
+        raise ValueError(f"can't convert the formula `{tex}` ({type(error).__name__})") from error
+    for element in root.iter():
+        name = element.tag.removeprefix(MATHML)
+        if "\\" in (element.text or ""):
+            raise ValueError(f"unknown command `{element.text}` in the formula `{tex}`")
+        if name == "merror" or len(element) != CHILDREN.get(name, len(element)):
+            raise ValueError(f"the formula `{tex}` is incomplete (<{name}> with {len(element)} parts)")
+    if sum(1 for _ in root.iter(f"{MATHML}mtable")) < source.count(r"\begin"):
+        raise ValueError(f"unknown environment in the formula `{tex}`")
+    root.set("alttext", tex)
+    ElementTree.register_namespace("", MATHML.strip("{}"))
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def frame_tables(page_html: str) -> str:
+    """Put every Markdown table into a region that is focusable, named and scrolls sideways.
+
+    The class on the table also keeps the theme from adding its own frame, which no keyboard reaches.
+    """
+    return TABLE.sub(_frame, page_html)
+
+
+def _frame(match: re.Match[str]) -> str:
+    heads = HEADER_CELL.findall(match["body"])
+    more = f" and {len(heads) - 4} more columns" if len(heads) > 4 else ""
+    named = match["caption"] or f"Table: {', '.join(heads[:4])}{more}"
+    label = html.escape(" ".join(html.unescape(TAG.sub("", named)).split()))
+    return (
+        f'{match["caption"] or ""}<div class="table-frame" role="region" tabindex="0" aria-label="{label}">'
+        f'<table class="data">{match["body"]}</table></div>'
+    )
