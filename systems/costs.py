@@ -71,8 +71,8 @@ class Peak:
 
 
 # --8<-- [start:peaks]
-# Dense rates (a data sheet's "with sparsity" figure is twice as high). Keys are slugs; the longest that begins a device's
-# own slug counts, so "nvidia-a100-sxm4" serves both memory sizes unless one is listed.
+# Dense rates (a data sheet's "with sparsity" figure is twice as high). Keys are slugs; the longest that begins a
+# device's own slug counts, so "nvidia-a100-sxm4" serves both memory sizes unless one is listed.
 PEAKS = {
     "nvidia-h200-nvl": Peak(60e12, 417.5e12, 835.5e12, 4.8e12, "NVIDIA H200 Tensor Core GPU data sheet, NVL"),
     "nvidia-h200": Peak(67e12, 494.5e12, 989.5e12, 4.8e12, "NVIDIA H200 Tensor Core GPU data sheet, SXM"),

@@ -1,7 +1,7 @@
 """AdamW as the course writes it: one parameter at a time, unfused, weight decay after the update.
 
-Loshchilov and Hutter 2019, algorithm 2. Compared with `torch.optim.AdamW` two things differ: decay comes last, and eps is
-added before the bias correction of the second moment rather than after it. Some ten small kernels per parameter
+Loshchilov and Hutter 2019, algorithm 2. Compared with `torch.optim.AdamW` two things differ: decay comes last, and eps
+is added before the bias correction of the second moment rather than after it. Several small kernels per parameter
 tensor: the optimizer's time is launches and memory traffic, not arithmetic.
 """
 

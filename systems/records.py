@@ -77,7 +77,7 @@ class Record:
 
 
 def read(path: Path) -> Record:
-    """The record in this file. RecordError names the file and the field if it is not one; FileNotFoundError if absent."""
+    """The record in this file. RecordError names the file and field at fault; FileNotFoundError if absent."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -113,7 +113,7 @@ def to_json(record: Record) -> str:
 
 
 def _checked(value: Any, annotation: Any, where: str) -> Any:
-    """`value` as `annotation` says, with dictionaries made into dataclasses. RecordError names the field that differs."""
+    """`value` as `annotation` says, with dictionaries made into dataclasses. RecordError names what differs."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if is_dataclass(annotation) and isinstance(annotation, type):
         return _checked_fields(value, annotation, where)

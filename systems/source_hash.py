@@ -47,7 +47,7 @@ def code_only(source: str) -> str:
 
 
 def source_hash(module: str, attention: Iterable[str] = (), root: Path = ROOT) -> str:
-    """Hash over `module`, every module of `systems` that it imports, and those of the named attention implementations."""
+    """Hash over `module`, every module of `systems` that it imports, and the named attention implementations."""
     pending = [module, *(IMPLEMENTATIONS[name].split(":")[0] for name in attention)]
     code: dict[str, str] = {}
     while pending:

@@ -56,7 +56,7 @@ class Clock:
 def measure(
     step: Step, *, warmup: int, repeats: int, device: str, between: Callable[[], None] | None = None
 ) -> dict[str, list[float] | int]:
-    """Run `step` warmup + repeats times; keep the samples of the repeats, in ms by phase, and their peak memory in bytes.
+    """Run `step` warmup + repeats times; keep the repeats' samples, in ms by phase, and their peak memory in bytes.
 
     `between` runs before each step, outside the clock (clearing gradients, say). Memory is absent on a CPU.
     """

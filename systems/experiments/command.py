@@ -15,7 +15,6 @@ from rich.table import Table
 
 from systems.records import Row, summarize
 
-
 # The only times that add up to a whole.
 PHASE_TIMES = ("forward_ms", "loss_ms", "backward_ms", "optimizer_ms")
 

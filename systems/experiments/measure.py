@@ -1,7 +1,7 @@
 """Measure one stem on this machine, row by row, into its record. `tools/regen_tables.py` runs this in a child process.
 
-The work in progress is `<stem>.partial.json`, whole after every row; a complete one takes the record's name. Progress goes
-to standard output, one JSON object a line. Exit codes: 0 complete or out of time, 1 rows failed, 2 can't start.
+The work in progress is `<stem>.partial.json`, whole after every row; a complete one takes the record's name. Progress
+goes to standard output, one JSON object a line. Exit codes: 0 complete or out of time, 1 rows failed, 2 can't start.
 """
 
 import fcntl
@@ -298,9 +298,7 @@ def main(
     except (CannotStart, RecordError) as error:
         stop(str(error))
     except OSError as error:
-        stop(
-            f"can't write {error.filename or results}: {error.strerror}; free space or choose another folder with --results"
-        )
+        stop(f"can't write {error.filename or results}: {error.strerror}; free space or give another --results")
     raise typer.Exit(code)
 
 

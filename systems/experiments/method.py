@@ -36,7 +36,7 @@ def run(config: Config) -> dict[str, list[float]]:
     """Samples in ms of the same pass, by our clock and by a bare loop with CUDA events.
 
     `clock_ms` and `events_ms` take turns and wait for the GPU after each pass; `queued_events_ms` waits once, after all
-    passes, so that the GPU always has work queued: the difference is what waiting itself costs, not what the clock adds.
+    passes, so that the GPU always has work queued: the difference is what waiting costs, not what the clock adds.
     """
     device = timing.default_device()
     if device != "cuda":

@@ -1,4 +1,4 @@
-"""Markdown that every builder writes alike: tables, tabs of GPUs, figures, and the line under each that says where from."""
+"""Markdown that every builder writes alike: tables, tabs of GPUs, figures, and the line under each: where from."""
 
 import textwrap
 from collections.abc import Callable, Iterable
@@ -63,9 +63,9 @@ def provenance(record: Record) -> str:
 def figure(name: str, alt: str, caption: str) -> str:
     """The light and the dark image of one figure, with its conclusion as alternative text."""
     return (
-        '<figure markdown="span">\n'
+        "<figure markdown>\n"
         f"![{alt}](generated/{name}.svg#only-light)\n![{alt}](generated/{name}-dark.svg#only-dark)\n"
-        f"<figcaption>{caption}</figcaption>\n</figure>"
+        f'<figcaption markdown="span">{caption}</figcaption>\n</figure>'
     )
 
 

@@ -1,0 +1,44 @@
+# make serve: read the guide. make test: everything that a CPU can prove. Both work from a bare machine.
+PYTHON ?= python3
+BIN := .venv/bin
+export NO_MKDOCS_2_WARNING = 1
+
+.PHONY: serve build test check browser clean
+
+serve: .venv/docs
+	$(BIN)/mkdocs serve
+
+build: .venv/docs
+	$(BIN)/mkdocs build --strict
+	$(BIN)/python tools/check_site.py
+
+test: .venv/all
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+	$(BIN)/pytest -m "not browser"
+	$(BIN)/python tools/regen_tables.py --check
+	$(MAKE) build
+
+# Needs Chromium (Debian: apt-get install chromium).
+browser: .venv/all
+	$(BIN)/pytest -m browser
+
+# uv installs in seconds what pip needs a minute for. torch alone comes by pip, whose settings choose its build.
+.venv/uv:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	touch $@
+
+.venv/docs: .venv/uv pyproject.toml
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[docs]'
+	touch $@
+
+.venv/all: .venv/docs
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[torch]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[docs,dev]'
+	touch $@
+
+clean:
+	rm -rf .venv site/* *.egg-info

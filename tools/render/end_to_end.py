@@ -1,0 +1,340 @@
+"""Tables, figures and facts of `end_to_end`: passes and steps of every size, context and precision."""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from systems.costs import forward_flops, pass_flops, peak_of
+from systems.records import Record, Row, summarize
+from systems.sizes import SIZES
+from tools.render.figures import MARKERS, SERIES, canvas, svg_pair
+from tools.render.markdown import fact, figure, gib, mean_std, per_device, percent, table
+
+CONTEXTS = (128, 256, 512, 1024)
+PRECISIONS = ("fp32", "tf32", "bf16")
+PHASES = ("forward", "loss", "backward", "optimizer")
+# Rows of the assignment's own grid; the batches of the source notes stand in a table of their own.
+BATCH = 4
+
+
+# What a row says --------------------------------------------------------------------------------------------------
+
+
+def samples_ms(row: Row, *phases: str) -> list[float]:
+    """The named phases of each measured step added up; without names, all that the row timed."""
+    timed = [f"{phase}_ms" for phase in phases or PHASES if f"{phase}_ms" in row.metrics]
+    return [sum(step) for step in zip(*(row.metrics[name] for name in timed), strict=True)]
+
+
+def median_ms(row: Row | None, *phases: str) -> float | None:
+    """None where there is no such row or it ran out of memory."""
+    return summarize(samples_ms(row, *phases)).median if row is not None and row.status == "ok" else None
+
+
+def flops(row: Row) -> int:
+    """Matrix FLOPs of everything that the row timed."""
+    c = row.config
+    forward = forward_flops(
+        vocab_size=c["vocab"], **asdict(SIZES[c["size"]]), context=c["context"], batch=c["batch"]
+    ).values()
+    return pass_flops(sum(forward), *(phase for phase in PHASES if f"{phase}_ms" in row.metrics))
+
+
+def share_of_peak(record: Record, row: Row | None) -> float | None:
+    """Matrix FLOPs over the median time, as a share of the device's data-sheet rate in this precision."""
+    peak, time = peak_of(record.device.slug), median_ms(row)
+    if peak is None or time is None or row is None:
+        return None
+    return flops(row) / (time / 1e3) / getattr(peak, row.config["precision"])
+
+
+def tokens_per_second(row: Row | None) -> float | None:
+    time = median_ms(row)
+    return None if time is None or row is None else row.config["batch"] * row.config["context"] / (time / 1e3)
+
+
+def cell(record: Record, size: str, context: int, mode: str, precision: str, batch: int = BATCH) -> Row | None:
+    return record.find(size=size, context=context, mode=mode, precision=precision, batch=batch)
+
+
+# Tables -----------------------------------------------------------------------------------------------------------
+
+
+def fragments(records: list[Record]) -> dict[str, str]:
+    """Tables by precision for all devices, everything in one long table, and two figures for each measured device."""
+    measured = [record for record in records if record.kind == "measured"]
+    figures: dict[str, str] = {}
+    for record in measured:
+        figures |= times_figure(record) | shares_figure(record)
+    grid = [(size, context, BATCH) for size in SIZES for context in CONTEXTS]
+    return {
+        "fp32.md": per_device(records, lambda r: passes_table(r, grid, ["fp32"])),
+        "bf16.md": per_device(measured, lambda r: passes_table(r, grid, ["bf16"])),
+        "tf32.md": per_device(measured, lambda r: passes_table(r, [(size, 512, BATCH) for size in SIZES], PRECISIONS)),
+        "batches.md": per_device(
+            records, lambda r: passes_table(r, [("small", 256, 64), ("large", 256, 32)], PRECISIONS)
+        ),
+        "phases.md": per_device(measured, phases_table),
+        "headline.md": per_device(measured, headline_table),
+        "times.md": per_device(measured, lambda r: figure(f"end_to_end-times-{r.device.slug}", times_alt(r), TIMES)),
+        "shares.md": per_device(
+            measured, lambda r: figure(f"end_to_end-shares-{r.device.slug}", shares_alt(r), SHARES)
+        ),
+        "all.md": per_device(measured, all_table),
+        **figures,
+    }
+
+
+def passes_table(record: Record, cells: Iterable[tuple[str, int, int]], precisions: Iterable[str]) -> str:
+    """A line for each cell and precision; empty where the record has none of them."""
+    if record.kind == "reported":
+        return reported_table(record, set(cells), set(precisions))
+    rows = []
+    for size, context, batch in cells:
+        for precision in precisions:
+            modes = ("forward", "forward_graph", "forward_backward", "step")
+            found = [cell(record, size, context, mode, precision, batch) for mode in modes]
+            if any(found):
+                rows.append([size, str(context), str(batch), precision, *passes_cells(record, *found)])
+    header = ["size", "context", "batch", "precision", "forward, ms", "forward, graph kept, ms"]
+    header += ["forward + backward, ms", "step, ms", "tokens/s", "share of peak", "peak memory, GiB"]
+    return table(header, rows) if rows else ""
+
+
+def passes_cells(
+    record: Record, forward: Row | None, graph: Row | None, both: Row | None, step: Row | None
+) -> list[str]:
+    times = [time_or_status(row) for row in (forward, graph, both, step)]
+    tokens, share = tokens_per_second(step), share_of_peak(record, step)
+    memory = step.metrics.get("peak_allocated_bytes") if step else None
+    return [
+        *times,
+        f"{tokens:,.0f}" if tokens else "",
+        percent(share) if share else "",
+        gib(memory) if memory else "",
+    ]
+
+
+def time_or_status(row: Row | None) -> str:
+    """Mean ± standard deviation, or why there is none."""
+    if row is None:
+        return ""
+    return mean_std(samples_ms(row)) if row.status == "ok" else row.status.replace("_", " ")
+
+
+def reported_table(record: Record, cells: set[tuple[str, int, int]], precisions: set[str]) -> str:
+    """What others report, as they report it: a mean and a deviation for each pass."""
+    rows = []
+    for row in record.rows:
+        c, m = row.config, row.metrics
+        if (c["size"], c["context"], c["batch"]) in cells and c["precision"] in precisions:
+            passes = [
+                f"{m[f'{name}_mean_ms']:.2f} ± {m[f'{name}_std_ms']:.2f}" if f"{name}_mean_ms" in m else ""
+                for name in ("forward", "backward", "total")
+            ]
+            status = "" if row.status == "ok" else row.status.replace("_", " ")
+            rows.append([c["size"], str(c["context"]), str(c["batch"]), c["precision"], *passes, status])
+    header = [
+        "size",
+        "context",
+        "batch",
+        "precision",
+        "forward, ms",
+        "backward, ms",
+        "forward + backward, ms",
+        "status",
+    ]
+    return table(header, rows) if rows else ""
+
+
+def phases_table(record: Record) -> str:
+    """Median of each phase of a step at context 512."""
+    rows = []
+    for size in SIZES:
+        for precision in PRECISIONS:
+            row = cell(record, size, 512, "step", precision)
+            if row is not None and row.status == "ok":
+                times = [median_ms(row, phase) or 0.0 for phase in PHASES]
+                ratio = f"{times[2] / times[0]:.2f}"
+                rows.append([size, precision, *(f"{time:.2f}" for time in times), f"{median_ms(row):.2f}", ratio])
+    header = ["size", "precision", *(f"{phase}, ms" for phase in PHASES), "step, ms", "backward / forward"]
+    return table(header, rows)
+
+
+def headline_table(record: Record) -> str:
+    """A training step of each size at context 512."""
+    rows = []
+    for size in SIZES:
+        steps = {precision: cell(record, size, 512, "step", precision) for precision in PRECISIONS}
+        times = {precision: median_ms(row) for precision, row in steps.items()}
+        shown = [f"{time:.0f}" if time else "" for time in times.values()]
+        speedup = f"{times['fp32'] / times['bf16']:.1f}" if times["fp32"] and times["bf16"] else ""
+        share = share_of_peak(record, steps["bf16"])
+        fp32 = steps["fp32"]
+        memory = fp32.metrics.get("peak_allocated_bytes") if fp32 else None
+        rows.append([size, *shown, speedup, percent(share) if share else "", gib(memory) if memory else ""])
+    header = [
+        "size",
+        *(f"step in {p}, ms" for p in PRECISIONS),
+        "fp32 / bf16",
+        "bf16 share of peak",
+        "fp32 memory, GiB",
+    ]
+    return table(header, rows)
+
+
+def all_table(record: Record) -> str:
+    """Every row with every statistic."""
+    rows = []
+    for row in record.rows:
+        c = row.config
+        name = [c["size"], str(c["context"]), str(c["batch"]), c["precision"], c["mode"].replace("_", " ")]
+        if row.status != "ok":
+            rows.append([*name, row.status.replace("_", " "), *[""] * 10])
+            continue
+        s, tokens, share = summarize(samples_ms(row)), tokens_per_second(row), share_of_peak(record, row)
+        times = [f"{value:.2f}" for value in (s.mean, s.std, s.median, s.p20, s.p80, s.min, s.max)]
+        memory = [gib(row.metrics[key]) for key in ("peak_allocated_bytes", "peak_reserved_bytes")]
+        rows.append([*name, *times, percent(s.variation), f"{tokens:,.0f}", percent(share) if share else "", *memory])
+    header = ["size", "context", "batch", "precision", "mode", "mean, ms", "std", "median", "p20", "p80", "min", "max"]
+    header += ["variation", "tokens/s", "share of peak", "allocated, GiB", "reserved, GiB"]
+    return table(header, rows, left=5)
+
+
+# Figures ----------------------------------------------------------------------------------------------------------
+
+TIMES = "Median time of a forward pass (no gradients) against context. Solid: fp32; dashed: bf16."
+SHARES = "Share of the data-sheet peak against the FLOPs of a forward pass. Filled: fp32; hollow: bf16."
+
+
+def times_alt(record: Record) -> str:
+    flat = growth(record, "small", "bf16")
+    steep = growth(record, "2.7B", "fp32")
+    return (
+        f"From context 128 to 512 the forward time of small in bf16 grows by a factor of {flat:.2f}, "
+        f"that of 2.7B in fp32 by {steep:.2f}."
+    )
+
+
+def growth(record: Record, size: str, precision: str) -> float:
+    """Forward time at context 512 over that at 128; nan where either is missing."""
+    short, long = (median_ms(cell(record, size, context, "forward", precision)) for context in (128, 512))
+    return long / short if short and long else float("nan")
+
+
+def times_figure(record: Record) -> dict[str, str]:
+    with canvas(height=4.4) as fig:
+        axes = fig.subplots()
+        for size, color, marker in zip(SIZES, SERIES, MARKERS, strict=True):
+            for precision, dash in (("fp32", "-"), ("bf16", "--")):
+                times = [median_ms(cell(record, size, context, "forward", precision)) for context in CONTEXTS]
+                points = [(context, time) for context, time in zip(CONTEXTS, times, strict=True) if time]
+                if points:
+                    label = size if precision == "fp32" else None
+                    axes.plot(*zip(*points, strict=True), dash, color=color, marker=marker, label=label)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(CONTEXTS, [str(context) for context in CONTEXTS])
+        axes.set_xlabel("context, tokens")
+        axes.set_ylabel("forward pass, ms")
+        fig.legend(loc="outside upper center", ncols=5, columnspacing=1.0, handlelength=1.6)
+        return svg_pair(f"times-{record.device.slug}", fig)
+
+
+def shares_alt(record: Record) -> str:
+    cells = ((cell(record, s, c, "forward", p)) for s, c, p in (("small", 128, "bf16"), ("2.7B", 1024, "bf16")))
+    least, most = (share_of_peak(record, row) for row in cells)
+    if least is None or most is None:
+        return "The share of the peak rises with the FLOPs of a pass."
+    return f"In bf16 the share of the peak rises from {percent(least)} (small, 128) to {percent(most)} (2.7B, 1024)."
+
+
+def shares_figure(record: Record) -> dict[str, str]:
+    with canvas(height=4.4) as fig:
+        axes = fig.subplots()
+        for size, color, marker in zip(SIZES, SERIES, MARKERS, strict=True):
+            for precision in ("fp32", "bf16"):
+                found = [cell(record, size, context, "forward", precision) for context in CONTEXTS]
+                points = [(flops(r), 100 * s) for r in found if r and (s := share_of_peak(record, r)) is not None]
+                if points:
+                    filled = precision == "fp32"
+                    face = {"color": color, "markerfacecolor": color if filled else "none"}
+                    label = size if filled else None
+                    axes.plot(
+                        *zip(*points, strict=True), linestyle=":", linewidth=1, marker=marker, label=label, **face
+                    )
+        axes.set_xscale("log")
+        axes.set_xlabel("matrix FLOPs of one forward pass")
+        axes.set_ylabel("share of peak, %")
+        axes.set_ylim(bottom=0)
+        fig.legend(loc="outside upper center", ncols=5, columnspacing=1.0, handlelength=1.6)
+        return svg_pair(f"shares-{record.device.slug}", fig)
+
+
+# Facts ------------------------------------------------------------------------------------------------------------
+
+
+def facts(record: Record | None) -> dict[str, str]:
+    """Medians, shares and memory of every cell of the grid, and the ratios that the page speaks of."""
+    found: dict[str, str] = {}
+    ms = "{:.1f} ms".format
+    for size in SIZES:
+        for context in CONTEXTS:
+            for precision in ("fp32", "bf16"):
+                key = f"{size.replace('.', '_')}_{context}_{precision}"
+                forward = cell(record, size, context, "forward", precision) if record else None
+                step = cell(record, size, context, "step", precision) if record else None
+                memory = step.metrics.get("peak_allocated_bytes") if step and step.status == "ok" else None
+                found[f"forward_{key}"] = in_words(forward, fact(median_ms(forward), ms))
+                found[f"step_{key}"] = in_words(step, fact(median_ms(step), ms))
+                found[f"backward_{key}"] = in_words(step, fact(median_ms(step, "backward"), ms))
+                found[f"memory_{key}"] = in_words(step, fact(memory, lambda v: f"{gib(v)} GiB"))
+                found[f"share_{key}"] = fact(share_of_peak(record, forward) if record else None, percent)
+    return found | ratio_facts(record)
+
+
+def in_words(row: Row | None, text: str) -> str:
+    return "out of memory" if row is not None and row.status == "out_of_memory" else text
+
+
+def ratio_facts(record: Record | None) -> dict[str, str]:
+    rows = [row for row in record.rows if row.status == "ok" and row.config["batch"] == BATCH] if record else []
+    fp32_steps = [row for row in rows if row.config["mode"] == "step" and row.config["precision"] == "fp32"]
+    backward = [(median_ms(row, "backward") or 0) / time for row in fp32_steps if (time := median_ms(row, "forward"))]
+    variation = [summarize(samples_ms(row)).variation for row in rows]
+    timed = [row for row in rows if row.config["mode"] in ("forward", "forward_backward")]
+    steady = [v for row in timed if (v := summarize(samples_ms(row)).variation) < 0.02]
+    two = "{:.2f}".format
+    return {
+        "backward_over_forward_least": fact(min(backward, default=None), two),
+        "backward_over_forward_most": fact(max(backward, default=None), two),
+        "variation_most": fact(max(variation, default=None), percent),
+        "steady_rows": fact(len(steady) / len(timed) if timed else None, percent),
+        "growth_small_bf16": fact(growth(record, "small", "bf16") if record else None, two),
+        "growth_2_7B_fp32": fact(growth(record, "2.7B", "fp32") if record else None, two),
+        "flops_growth_small": two(grid_flops("small", 512) / grid_flops("small", 128)),
+        "flops_small_128": f"{grid_flops('small', 128) / 1e12:.2f} TFLOP",
+        **speedup_facts(record),
+    }
+
+
+def grid_flops(size: str, context: int) -> int:
+    shape = {"vocab_size": 10_000, **asdict(SIZES[size])}
+    return sum(forward_flops(**shape, context=context, batch=BATCH).values())
+
+
+def speedup_facts(record: Record | None) -> dict[str, str]:
+    """fp32 step time over bf16 step time for every cell: at the least, at the most, and at two named ones."""
+    found = {}
+    for size in SIZES:
+        for context in CONTEXTS:
+            rows = [cell(record, size, context, "step", p) if record else None for p in ("fp32", "bf16")]
+            fp32, bf16 = (median_ms(row) for row in rows)
+            if fp32 and bf16:
+                found[size, context] = fp32 / bf16
+    one = "{:.1f}".format
+    return {
+        "speedup_least": fact(min(found.values(), default=None), "{:.2f}".format),
+        "speedup_most": fact(max(found.values(), default=None), one),
+        "speedup_2_7B_512": fact(found.get(("2.7B", 512)), one),
+        "speedup_small_128": fact(found.get(("small", 128)), "{:.2f}".format),
+    }
