@@ -72,7 +72,7 @@ def main(
             write_rendered(results)
         elif verify:
             outcome = run_child(verify, results, "--verify")
-            print(f"{verify}: {outcome.said}")
+            print(f"{verify}: {outcome.said if outcome.code else 'rows measured again agree, the record is fresh'}")
             write_rendered(results)
             raise typer.Exit(outcome.code)
         else:
