@@ -244,7 +244,6 @@ def write_rendered(results: Path) -> None:
 def check_tree(results: Path, fresh: bool) -> int:
     """Print every difference between the tree and its records. 0 if there is none, otherwise 1."""
     from tools.check_pages import check_pages
-
     from tools.render import GENERATED, render_all, stale_records
 
     wanted = render_all(results)

@@ -14,6 +14,8 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 PHASES = ("forward", "loss", "backward", "optimizer")
 # Rows of the assignment's own grid; the batches of the source notes stand in a table of their own.
 BATCH = 4
+# The columns that name a cell.
+CELL = ["size", "context", "batch", "precision"]
 
 
 # What a row says --------------------------------------------------------------------------------------------------
@@ -60,7 +62,7 @@ def cell(record: Record, size: str, context: int, mode: str, precision: str, bat
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
-    """Tables by precision for all devices, everything in one long table, and two figures for each measured device."""
+    """Tables by precision for all devices, one long table of everything, two figures for each measured device."""
     measured = [record for record in records if record.kind == "measured"]
     figures: dict[str, str] = {}
     for record in measured:
@@ -75,13 +77,15 @@ def fragments(records: list[Record]) -> dict[str, str]:
         ),
         "phases.md": per_device(measured, phases_table),
         "headline.md": per_device(measured, headline_table),
-        "times.md": per_device(measured, lambda r: figure(f"end_to_end-times-{r.device.slug}", times_alt(r), TIMES)),
-        "shares.md": per_device(
-            measured, lambda r: figure(f"end_to_end-shares-{r.device.slug}", shares_alt(r), SHARES)
-        ),
+        "figures.md": per_device(measured, figures_body),
         "all.md": per_device(measured, all_table),
         **figures,
     }
+
+
+def figures_body(record: Record) -> str:
+    times, shares = (f"end_to_end-{name}-{record.device.slug}" for name in ("times", "shares"))
+    return f"{figure(times, times_alt(record), TIMES)}\n\n{figure(shares, shares_alt(record), SHARES)}"
 
 
 def passes_table(record: Record, cells: Iterable[tuple[str, int, int]], precisions: Iterable[str]) -> str:
@@ -95,9 +99,17 @@ def passes_table(record: Record, cells: Iterable[tuple[str, int, int]], precisio
             found = [cell(record, size, context, mode, precision, batch) for mode in modes]
             if any(found):
                 rows.append([size, str(context), str(batch), precision, *passes_cells(record, *found)])
-    header = ["size", "context", "batch", "precision", "forward, ms", "forward, graph kept, ms"]
-    header += ["forward + backward, ms", "step, ms", "tokens/s", "share of peak", "peak memory, GiB"]
-    return table(header, rows) if rows else ""
+    header = [*CELL, "forward, ms", "forward, graph kept, ms", "forward + backward, ms", "step, ms"]
+    return without_constants([*header, "tokens/s", "share of peak", "peak GiB"], rows)
+
+
+def without_constants(header: list[str], rows: list[list[str]]) -> str:
+    """The table without those columns of its cell's name that say the same in each line."""
+    if not rows:
+        return ""
+    varies = [i >= len(CELL) or len({row[i] for row in rows}) > 1 for i in range(len(header))]
+    shown, *lines = ([text for text, keep in zip(line, varies, strict=True) if keep] for line in (header, *rows))
+    return table(shown, lines)
 
 
 def passes_cells(
@@ -195,7 +207,7 @@ def all_table(record: Record) -> str:
         times = [f"{value:.2f}" for value in (s.mean, s.std, s.median, s.p20, s.p80, s.min, s.max)]
         memory = [gib(row.metrics[key]) for key in ("peak_allocated_bytes", "peak_reserved_bytes")]
         rows.append([*name, *times, percent(s.variation), f"{tokens:,.0f}", percent(share) if share else "", *memory])
-    header = ["size", "context", "batch", "precision", "mode", "mean, ms", "std", "median", "p20", "p80", "min", "max"]
+    header = [*CELL, "mode", "mean, ms", "std", "median", "p20", "p80", "min", "max"]
     header += ["variation", "tokens/s", "share of peak", "allocated, GiB", "reserved, GiB"]
     return table(header, rows, left=5)
 
@@ -313,8 +325,15 @@ def ratio_facts(record: Record | None) -> dict[str, str]:
         "growth_2_7B_fp32": fact(growth(record, "2.7B", "fp32") if record else None, two),
         "flops_growth_small": two(grid_flops("small", 512) / grid_flops("small", 128)),
         "flops_small_128": f"{grid_flops('small', 128) / 1e12:.2f} TFLOP",
+        "share_step_bf16_most": fact(max(step_shares(record, "bf16"), default=None) if record else None, percent),
         **speedup_facts(record),
     }
+
+
+def step_shares(record: Record, precision: str) -> list[float]:
+    """Share of peak of each training step in this precision."""
+    rows = (row for row in record.rows if (row.config["mode"], row.config["precision"]) == ("step", precision))
+    return [share for row in rows if (share := share_of_peak(record, row)) is not None]
 
 
 def grid_flops(size: str, context: int) -> int:
