@@ -66,11 +66,13 @@ def sm_clock_mhz() -> int | None:
 def _nvml_handle():
     try:
         import pynvml
-
+    except ImportError:
+        return None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    try:
         pynvml.nvmlInit()
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
         if visible.isdigit():
             return pynvml.nvmlDeviceGetHandleByIndex(int(visible))
         return pynvml.nvmlDeviceGetHandleByUUID(visible) if visible.startswith("GPU-") else None
-    except (ImportError, pynvml.NVMLError):
+    except pynvml.NVMLError:
         return None

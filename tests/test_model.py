@@ -95,7 +95,7 @@ def test_eager_attention_follows_a_swapped_function(tiny, monkeypatch):
     """The course swaps `scaled_dot_product_attention` in the module: every layer must see it at its next call."""
     calls = []
 
-    def zeros(Q, K, V, mask=None):
+    def zeros(Q, K, V, mask):
         calls.append(mask.shape)
         return torch.zeros_like(V)
 

@@ -82,7 +82,8 @@ def main(config_class: type, run: Callable[[Any], dict[str, Any]]) -> NoReturn:
 
 def _parameter(f: Any) -> Parameter:
     assert f.default is not MISSING, f"the field {f.name} needs a default"
-    annotation, default = f.type, f.default
+    annotation: Any = f.type
+    default = f.default
     if choices := f.metadata["choices"]:
         annotation = Enum(f.name, {choice: choice for choice in choices}, type=str)
         default = annotation(default)

@@ -16,6 +16,17 @@ from systems.sizes import SIZES, VOCAB_SIZE
 
 PROTOCOL = {"statistic": "exact counts", "device": "meta"}
 
+# The word in a parameter's name that tells its part.
+PARTS = {
+    "token_embeddings": "embedding",
+    "attn": "attention",
+    "ffn": "feed_forward",
+    "ln1": "norms",
+    "ln2": "norms",
+    "ln_final": "norms",
+    "lm_head": "head",
+}
+
 
 @dataclass(frozen=True)
 class Config:
@@ -36,11 +47,9 @@ def run(config: Config) -> dict[str, int]:
     with torch.device("meta"):
         model = build_model(config.size, config.context, config.vocab)
         token_ids = torch.zeros(config.batch, config.context, dtype=torch.int64)
-    counts = dict.fromkeys(("embedding", "attention", "feed_forward", "norms", "head"), 0)
+    counts: dict[str, int] = dict.fromkeys(PARTS.values(), 0)
     for name, parameter in model.named_parameters():
-        part = {"token_embeddings": "embedding", "lm_head": "head", "ln_final": "norms"}.get(name.split(".")[0])
-        if part is None:
-            part = {"attn": "attention", "ffn": "feed_forward", "ln1": "norms", "ln2": "norms"}[name.split(".")[2]]
+        part = next(PARTS[word] for word in name.split(".") if word in PARTS)
         counts[part] += parameter.numel()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(token_ids)

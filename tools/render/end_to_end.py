@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict
+from typing import Any
 
 from systems.costs import forward_flops, pass_flops, peak_of
 from systems.records import Record, Row, summarize
@@ -269,7 +270,7 @@ def shares_figure(record: Record) -> dict[str, str]:
                 points = [(flops(r), 100 * s) for r in found if r and (s := share_of_peak(record, r)) is not None]
                 if points:
                     filled = precision == "fp32"
-                    face = {"color": color, "markerfacecolor": color if filled else "none"}
+                    face: dict[str, Any] = {"color": color, "markerfacecolor": color if filled else "none"}
                     label = size if filled else None
                     axes.plot(
                         *zip(*points, strict=True), linestyle=":", linewidth=1, marker=marker, label=label, **face

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -18,7 +19,7 @@ DARK = dict(
         strict=True,
     )
 )
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.hashsalt": "systems",
     # Text stays text: smaller files that can be searched and read aloud.
     "svg.fonttype": "none",

@@ -61,18 +61,18 @@ def facts(record: Record | None) -> dict[str, str]:
     """The first step of a cold process against settled ones."""
     cold = record.find(warmup=0) if record else None
     warm = record.find(warmup=5) if record else None
-    cold_times, warm_times = (step_times(row) if row else None for row in (cold, warm))
-    mean = summarize(cold_times).mean if cold_times else None
-    settled = summarize(warm_times) if warm_times else None
-    ms = "{:.1f} ms".format
+    first, second, *_ = step_times(cold) if cold else (None, None)
+    all_cold = summarize(step_times(cold)) if cold else None
+    settled = summarize(step_times(warm)) if warm else None
+    ms, ratio = "{:.1f} ms".format, "{:.1f}".format
     return {
-        "first_step": fact(cold_times and cold_times[0], ms),
-        "second_step": fact(cold_times and cold_times[1], ms),
-        "cold_mean": fact(mean, ms),
-        "cold_std": fact(summarize(cold_times).std if cold_times else None, ms),
+        "first_step": fact(first, ms),
+        "second_step": fact(second, ms),
+        "cold_mean": fact(all_cold and all_cold.mean, ms),
+        "cold_std": fact(all_cold and all_cold.std, ms),
         "settled_median": fact(settled and settled.median, ms),
         "settled_variation": fact(settled and settled.variation, percent),
-        "first_over_settled": fact(cold_times[0] / settled.median if cold_times and settled else None, "{:.0f}".format),
-        "mean_over_settled": fact(mean / settled.median if mean and settled else None, "{:.1f}".format),
+        "first_over_settled": fact(first / settled.median if first and settled else None, "{:.0f}".format),
+        "mean_over_settled": fact(all_cold.mean / settled.median if all_cold and settled else None, ratio),
         "setup": fact(cold.metrics["setup_ms"][0] if cold else None, ms),
     }
