@@ -44,7 +44,7 @@ def find_gpu() -> Device | None:
         name=name,
         slug=slug_of(name),
         capability="{}.{}".format(*pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
-        memory_bytes=pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
         driver=pynvml.nvmlSystemGetDriverVersion(),
         power_limit_w=power_limit_w,
     )

@@ -7,7 +7,7 @@ from typing import Any
 from systems.costs import forward_flops, pass_flops, peak_of
 from systems.records import Record, Row, summarize
 from systems.sizes import SIZES
-from tools.render.figures import MARKERS, SERIES, canvas, svg_pair
+from tools.render.figures import MARKERS, SERIES, canvas, plain_log_scale, svg_pair
 from tools.render.markdown import fact, figure, gib, mean_std, per_device, percent, table
 
 CONTEXTS = (128, 256, 512, 1024)
@@ -245,7 +245,7 @@ def times_figure(record: Record) -> dict[str, str]:
                     label = size if precision == "fp32" else None
                     axes.plot(*zip(*points, strict=True), dash, color=color, marker=marker, label=label)
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
+        plain_log_scale(axes.yaxis)
         axes.set_xticks(CONTEXTS, [str(context) for context in CONTEXTS])
         axes.set_xlabel("context, tokens")
         axes.set_ylabel("forward pass, ms")

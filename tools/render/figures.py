@@ -6,7 +6,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import matplotlib
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 INK, FAINT = "#1f2428", "#d5d9dc"
 # Told apart by marker and dash as well as by colour.
@@ -47,6 +49,14 @@ def canvas(width: float = 5.6, height: float = 3.8) -> Iterator[Figure]:
     """A figure in the house style, sized in inches so that its text stays readable on a telephone."""
     with matplotlib.rc_context(STYLE):
         yield Figure(figsize=(width, height), layout="constrained")
+
+
+def plain_log_scale(axis: Axis) -> None:
+    """Ticks at 1, 2 and 5 of each decade, written as plain numbers."""
+    axis.axes.set_yscale("log")
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def svg_pair(name: str, figure: Figure) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Table and figure of `warmup`: the first steps of a process beside the later ones."""
 
 from systems.records import Record, Row, summarize
-from tools.render.figures import MARKERS, SERIES, canvas, svg_pair
+from tools.render.figures import MARKERS, SERIES, canvas, plain_log_scale, svg_pair
 from tools.render.markdown import fact, figure, mean_std, per_device, percent, table
 
 PHASES = ("forward_ms", "loss_ms", "backward_ms")
@@ -50,11 +50,17 @@ def steps_figure(record: Record) -> dict[str, str]:
             times, skipped = step_times(row), row.config["warmup"]
             label = f"{skipped} warm-up steps"
             axes.plot(range(skipped + 1, skipped + 1 + len(times)), times, color=color, marker=marker, label=label)
-        axes.set_yscale("log")
+        plain_log_scale(axes.yaxis)
         axes.set_xlabel("step of the process")
         axes.set_ylabel("forward and backward, ms")
         axes.legend()
         return svg_pair(f"steps-{record.device.slug}", fig)
+
+
+def mean_after(record: Record | None, warmup: int) -> float | None:
+    """Mean of the steps measured after so many warm-up steps."""
+    row = record.find(warmup=warmup) if record else None
+    return summarize(step_times(row)).mean if row else None
 
 
 def facts(record: Record | None) -> dict[str, str]:
@@ -74,5 +80,6 @@ def facts(record: Record | None) -> dict[str, str]:
         "settled_variation": fact(settled and settled.variation, percent),
         "first_over_settled": fact(first / settled.median if first and settled else None, "{:.0f}".format),
         "mean_over_settled": fact(all_cold.mean / settled.median if all_cold and settled else None, ratio),
+        **{f"mean_after_{n}": fact(mean_after(record, n), ms) for n in (1, 2, 5)},
         "setup": fact(cold.metrics["setup_ms"][0] if cold else None, ms),
     }
