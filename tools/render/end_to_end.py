@@ -67,7 +67,9 @@ def fragments(records: list[Record]) -> dict[str, str]:
     measured = [record for record in records if record.kind == "measured"]
     figures: dict[str, str] = {}
     for record in measured:
-        figures |= times_figure(record) | shares_figure(record)
+        figures |= times_figure(record)
+        if peak_of(record.device.slug):
+            figures |= shares_figure(record)
     grid = [(size, context, BATCH) for size in SIZES for context in CONTEXTS]
     return {
         "fp32.md": per_device(records, lambda r: passes_table(r, grid, ["fp32"])),
@@ -85,8 +87,11 @@ def fragments(records: list[Record]) -> dict[str, str]:
 
 
 def figures_body(record: Record) -> str:
-    times, shares = (f"end_to_end-{name}-{record.device.slug}" for name in ("times", "shares"))
-    return f"{figure(times, times_alt(record), TIMES)}\n\n{figure(shares, shares_alt(record), SHARES)}"
+    """The figures of one device. Where no data sheet gives its peak, there is no share of it to draw."""
+    drawn = [figure(f"end_to_end-times-{record.device.slug}", times_alt(record), TIMES)]
+    if peak_of(record.device.slug):
+        drawn.append(figure(f"end_to_end-shares-{record.device.slug}", shares_alt(record), SHARES))
+    return "\n\n".join(drawn)
 
 
 def passes_table(record: Record, cells: Iterable[tuple[str, int, int]], precisions: Iterable[str]) -> str:
@@ -220,18 +225,20 @@ SHARES = "Share of the data-sheet peak against the FLOPs of a forward pass. Fill
 
 
 def times_alt(record: Record) -> str:
-    flat = growth(record, "small", "bf16")
-    steep = growth(record, "2.7B", "fp32")
-    return (
-        f"From context 128 to 512 the forward time of small in bf16 grows by a factor of {flat:.2f}, "
-        f"that of 2.7B in fp32 by {steep:.2f}."
-    )
+    grown = [
+        f"that of {size} in {precision} by {factor:.2f}"
+        for size, precision in (("small", "bf16"), ("2.7B", "fp32"))
+        if (factor := growth(record, size, precision)) is not None
+    ]
+    return f"Forward time from context 128 to 512 grows by a factor: {', '.join(grown) or 'not measured'}."
 
 
-def growth(record: Record, size: str, precision: str) -> float:
-    """Forward time at context 512 over that at 128; nan where either is missing."""
+def growth(record: Record | None, size: str, precision: str) -> float | None:
+    """Forward time at context 512 over that at 128; None where either is missing."""
+    if record is None:
+        return None
     short, long = (median_ms(cell(record, size, context, "forward", precision)) for context in (128, 512))
-    return long / short if short and long else float("nan")
+    return long / short if short and long else None
 
 
 def times_figure(record: Record) -> dict[str, str]:
@@ -322,8 +329,8 @@ def ratio_facts(record: Record | None) -> dict[str, str]:
         "backward_over_forward_most": fact(max(backward, default=None), two),
         "variation_most": fact(max(variation, default=None), percent),
         "steady_rows": fact(len(steady) / len(timed) if timed else None, percent),
-        "growth_small_bf16": fact(growth(record, "small", "bf16") if record else None, two),
-        "growth_2_7B_fp32": fact(growth(record, "2.7B", "fp32") if record else None, two),
+        "growth_small_bf16": fact(growth(record, "small", "bf16"), two),
+        "growth_2_7B_fp32": fact(growth(record, "2.7B", "fp32"), two),
         "flops_growth_small": two(grid_flops("small", 512) / grid_flops("small", 128)),
         "flops_small_128": f"{grid_flops('small', 128) / 1e12:.2f} TFLOP",
         "share_step_bf16_most": fact(max(step_shares(record, "bf16"), default=None) if record else None, percent),
