@@ -89,11 +89,12 @@ def read(path: Path) -> Record:
 
 def write(record: Record, path: Path) -> None:
     """Put the record at `path` in one step: a reader sees the old file or the new one, never a part."""
+    text = to_json(record)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "w", encoding="utf-8") as file:
-            file.write(to_json(record))
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -107,7 +108,9 @@ def to_json(record: Record) -> str:
     data = asdict(record)
     rows = data.pop("rows")
     data = {"schema": data.pop("schema"), **data}
-    lines = [f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in data.items()]
+    lines = [
+        f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}" for key, value in data.items()
+    ]
     body = ",\n".join(f"  {json.dumps(row, ensure_ascii=False, allow_nan=False)}" for row in rows)
     return "{\n" + ",\n".join([*lines, f' "rows": [\n{body}\n ]' if rows else ' "rows": []']) + "\n}\n"
 
@@ -129,12 +132,12 @@ def _checked(value: Any, annotation: Any, where: str) -> Any:
         return [_checked(item, arguments[0], f"{where}[{i}]") for i, item in enumerate(value)]
     if origin is dict and isinstance(value, dict):
         return {key: _checked(item, arguments[1], f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RecordError(f"{where}: is {value}, not a finite number")
+    if annotation is Any and isinstance(value, list | dict):
+        return _checked(value, list[Any] if isinstance(value, list) else dict[str, Any], where)
     plain = origin or annotation
-    if (
-        plain is Any
-        or (plain is float and type(value) in (int, float) and math.isfinite(value))
-        or type(value) is plain
-    ):
+    if plain is Any or type(value) is plain or (plain is float and type(value) is int):
         return value
     raise RecordError(f"{where}: is {value!r:.60}, not {getattr(plain, '__name__', plain)}")
 

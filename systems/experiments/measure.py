@@ -249,7 +249,7 @@ def agrees(name: str, old: Any, new: Any) -> bool:
     """
     if name == "peak_reserved_bytes" and new is not None:
         return abs(old - new) <= 0.1 * old
-    if not isinstance(old, list) or not isinstance(new, list):
+    if not (old and isinstance(old, list) and new and isinstance(new, list)):
         return old == new
     a, b = summarize(old), summarize(new)
     return abs(a.median - b.median) <= max(3 * max(a.p80 - a.p20, b.p80 - b.p20), 0.05 * a.median)
@@ -270,6 +270,8 @@ def verify_stem(name: str, results: Path) -> int:
         except FileNotFoundError:
             raise CannotStart(f"{path} does not exist: there is nothing to verify, measure it first") from None
         configs = [c for c in module.configs() if (row := record.row(asdict(c))) and row.status == "ok"]
+        if not configs:
+            raise CannotStart(f"{path} has no row to measure again: measure it with --force")
         chosen = [configs[i] for i in sorted({0, len(configs) // 2, len(configs) - 1})]
         report(event="start", total=len(chosen), done=0)
         for config in chosen:

@@ -1,0 +1,232 @@
+"""The experiments: their grids, their command lines, and the phases that their modes promise."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, is_dataclass
+from importlib import import_module
+
+import pytest
+import torch
+
+from systems import model as model_module
+from systems import records, timing
+from systems.device import CPU
+from systems.experiments import STEMS, command, end_to_end, method, model_sizes, warmup
+from systems.experiments.command import options_of
+from systems.records import Record, Row
+from systems.sizes import SIZES, ModelSize
+from systems.source_hash import ROOT
+
+# What the issue asks for: 5 sizes x 4 contexts; 4 modes of those in 2 precisions, of TF32 at one context and of two
+# larger batches in 3 precisions; 4 warm-ups; 4 contexts in 2 precisions.
+FULL_ROWS = {"model_sizes": 20, "end_to_end": 4 * (5 * 4 * 2 + 5 + 2 * 3), "warmup": 4, "method": 8}
+
+
+def run_line(capsys, monkeypatch, config_class, run, *options: str) -> tuple[int, str, str]:
+    """The experiment's command line in this process: exit code, standard output, standard error."""
+    monkeypatch.setattr(sys, "argv", ["experiment", *options])
+    monkeypatch.setattr(sys.modules["__main__"], "__doc__", "What it does.\n\nAn example.", raising=False)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        command.main(config_class, run)
+    return ended.value.code, *capsys.readouterr()  # pyright: ignore[reportReturnType]
+
+
+def test_every_stem_is_named_as_its_module():
+    assert all(entry.module == f"systems.experiments.{stem}" for stem, entry in STEMS.items())
+    assert sorted(STEMS) == sorted(
+        path.stem
+        for path in (ROOT / "systems" / "experiments").glob("*.py")
+        if path.stem not in ("__init__", "measure", "command")
+    )
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_stem_has_what_the_tools_ask_of_it(stem):
+    module = import_module(STEMS[stem].module)
+    assert is_dataclass(module.Config) and module.Config.__dataclass_params__.frozen
+    assert callable(module.run) and module.PROTOCOL and module.__doc__
+    for name in STEMS[stem].full + STEMS[stem].quick:
+        assert name in ("cuda", "cpu", "meta")
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_the_grids_have_their_rows_once(stem):
+    configs = import_module(STEMS[stem].module).configs
+    assert len(configs()) == FULL_ROWS[stem] == len(set(configs()))
+    assert 0 < len(configs(quick=True)) == len(set(configs(quick=True))) < len(configs())
+
+
+def test_the_grid_of_end_to_end_is_the_one_asked_for():
+    rows = [(c.size, c.context, c.precision, c.batch) for c in end_to_end.configs() if c.mode == "step"]
+    cells = {(size, context, p, 4) for size in SIZES for context in (128, 256, 512, 1024) for p in ("fp32", "bf16")}
+    cells |= {(size, 512, "tf32", 4) for size in SIZES}
+    cells |= {(size, 256, p, n) for size, n in (("small", 64), ("large", 32)) for p in ("fp32", "tf32", "bf16")}
+    assert set(rows) == cells and {c.mode for c in end_to_end.configs()} == set(end_to_end.MODES)
+    assert {(c.vocab, c.warmup, c.steps, c.attention) for c in end_to_end.configs()} == {(10_000, 5, 10, "eager")}
+
+
+def test_the_grid_of_warmup_is_the_one_asked_for():
+    assert [(c.warmup, c.size, c.context) for c in warmup.configs()] == [(n, "small", 128) for n in (0, 1, 2, 5)]
+    assert warmup.FRESH_PROCESS
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_every_configuration_comes_back_from_its_options(stem, capsys, monkeypatch):
+    module = import_module(STEMS[stem].module)
+    for config in {*module.configs()[::7], *module.configs()[-3:], *module.configs(quick=True)}:
+        seen = []
+        monkeypatch.setattr(module, "run", lambda c, seen=seen: seen.append(c) or {"count": 1})
+        code, out, _ = run_line(capsys, monkeypatch, module.Config, module.run, *options_of(config), "--json")
+        assert code == 0 and seen == [config] and type(seen[0]) is type(config)
+        assert Row(**json.loads(out)).config == asdict(config)
+
+
+def test_help_names_every_option_with_its_choices(capsys, monkeypatch):
+    code, out, _ = run_line(capsys, monkeypatch, end_to_end.Config, end_to_end.run, "--help")
+    assert code == 0 and "What it does." in out and "An example." in out
+    for name in asdict(end_to_end.Config()):
+        assert f"--{name}" in out
+    for choices in (SIZES, end_to_end.MODES, end_to_end.PRECISIONS):
+        assert "|".join(choices) in "".join(out.split())
+
+
+BAD = {
+    ("--size", "huge"): "'huge' is not one of 'small', 'medium', 'large', 'xl', '2.7B'",
+    ("--mode", "backward"): "'backward' is not one of",
+    ("--context", "ten"): "Invalid value for '--context'",
+    ("--context", "0"): "--context must be 1 or more, not 0",
+    ("--steps", "0"): "--steps must be 1 or more, not 0",
+    ("--warmup", "-1"): "--warmup must be 0 or more, not -1",
+    ("--attention", "flash9"): "'flash9' is not",
+    ("--colour", "red"): "No such option: --colour",
+}
+
+
+@pytest.mark.parametrize("options", BAD, ids=" ".join)
+def test_a_bad_value_is_one_clear_line(options, capsys, monkeypatch):
+    def run(config):
+        raise AssertionError("it must not run")
+
+    code, out, err = run_line(capsys, monkeypatch, end_to_end.Config, run, *options)
+    assert code == 2 and out == "" and BAD[options] in err.strip().splitlines()[-1]
+
+
+def test_an_error_of_the_experiment_is_not_hidden(capsys, monkeypatch):
+    def run(config):
+        raise RuntimeError("no such kernel")
+
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        run_line(capsys, monkeypatch, end_to_end.Config, run)
+
+
+def test_out_of_memory_is_a_row(capsys, monkeypatch):
+    def run(config):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. See the manual.")
+
+    reason = "CUDA out of memory. Tried to allocate 2.50 GiB"
+    code, out, _ = run_line(capsys, monkeypatch, end_to_end.Config, run)
+    assert code == 0 and out.splitlines()[-1] == f"out of memory: {reason}"
+    code, out, _ = run_line(capsys, monkeypatch, end_to_end.Config, run, "--json")
+    row = Row(**json.loads(out))
+    assert code == 0 and (row.status, row.reason, row.metrics) == ("out_of_memory", reason, {})
+
+
+def test_a_failed_import_of_torch_is_not_asked_for_memory(monkeypatch):
+    """A stem without torch has no out-of-memory error to look for."""
+    monkeypatch.delitem(sys.modules, "torch")
+    assert not command.is_out_of_memory(MemoryError())
+
+
+def test_method_needs_a_gpu_and_says_so(capsys, monkeypatch):
+    monkeypatch.setattr(timing, "default_device", lambda: "cpu")
+    code, _, err = run_line(capsys, monkeypatch, method.Config, method.run)
+    assert code == 2 and err == "error: CUDA events exist on a GPU only, and torch sees none here\n"
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """`small` is a model of a few thousand parameters, on the CPU; the calls of its attention are kept."""
+    monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 1, 2))
+    monkeypatch.setattr(timing, "default_device", lambda: "cpu")
+    calls, attend = [], model_module.scaled_dot_product_attention
+
+    def spy(Q, K, V, mask=None):
+        calls.append((torch.is_grad_enabled(), (Q @ K.transpose(-1, -2)).dtype, Q.shape))
+        return attend(Q, K, V, mask)
+
+    monkeypatch.setattr(model_module, "scaled_dot_product_attention", spy)
+    yield calls
+    torch.set_float32_matmul_precision("highest")
+
+
+PHASES = {
+    "forward": ["forward_ms"],
+    "forward_graph": ["forward_ms"],
+    "forward_backward": ["forward_ms", "loss_ms", "backward_ms"],
+    "step": ["forward_ms", "loss_ms", "backward_ms", "optimizer_ms"],
+}
+
+
+@pytest.mark.parametrize("mode", end_to_end.MODES)
+@pytest.mark.parametrize("precision, rounding", [("fp32", "highest"), ("tf32", "high"), ("bf16", "highest")])
+def test_a_mode_measures_the_phases_that_it_names(tiny, mode, precision, rounding):
+    metrics = end_to_end.run(end_to_end.Config("small", 6, mode, precision, batch=3, vocab=50, warmup=2, steps=4))
+    assert list(metrics) == PHASES[mode]
+    assert all(len(samples) == 4 and min(samples) > 0 for samples in metrics.values())
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    assert tiny == [(mode != "forward", dtype, torch.Size([3, 2, 6, 4]))] * 6
+    assert torch.get_float32_matmul_precision() == rounding
+
+
+def test_warmup_lists_the_first_steps_and_the_setup(tiny):
+    metrics = warmup.run(warmup.Config(warmup=1, steps=3, context=6, batch=2))
+    assert list(metrics) == ["setup_ms", "forward_ms", "loss_ms", "backward_ms"]
+    assert [len(samples) for samples in metrics.values()] == [1, 3, 3, 3] and len(tiny) == 4
+
+
+def test_model_sizes_counts_parts_that_add_up():
+    metrics = model_sizes.run(model_sizes.Config("small", 512))
+    assert {name: metrics[name] for name in asdict(SIZES["small"])} == asdict(SIZES["small"])
+    # Table 1's small: 12 layers of 4 d² and 3 d d_ff, two norms each and one after, embedding and head of V d.
+    d, d_ff, layers, vocab = 768, 3072, 12, 10_000
+    assert metrics["embedding_parameters"] == metrics["head_parameters"] == vocab * d
+    assert metrics["attention_parameters"] == layers * 4 * d * d
+    assert metrics["feed_forward_parameters"] == layers * 3 * d * d_ff
+    assert metrics["norms_parameters"] == (2 * layers + 1) * d
+    assert metrics["forward_flops"] > 2 * 4 * 512 * (metrics["attention_parameters"] + vocab * d)
+
+
+END_TO_END = ["-m", "systems.experiments.end_to_end"]
+TINY = ["--size", "small", "--context", "8", "--batch", "1", "--warmup", "0", "--steps", "1", "--vocab", "100"]
+
+
+def script(*options: str) -> str:
+    """What the benchmarking script prints, on the CPU."""
+    environment = {**os.environ, "COLUMNS": "120", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, *END_TO_END, *TINY, *options], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_script_prints_a_table():
+    out = script("--mode", "forward_backward")
+    assert out.startswith("size small, context 8, mode forward_backward, precision fp32, batch 1, vocab 100, ")
+    cells = [line.split("│")[1:-1] for line in out.splitlines() if line.startswith("│")]
+    assert [name.strip() for name, *_ in cells] == ["forward", "loss", "backward", "total"]
+    means = {name.strip(): float(mean) for name, mean, *_ in cells}
+    assert means["total"] == pytest.approx(means["forward"] + means["loss"] + means["backward"], abs=0.002)
+    # One step has no deviation.
+    assert {float(std) for _, _, std, *_ in cells} == {0.0}
+
+
+def test_the_script_prints_a_row_that_a_record_takes(tmp_path):
+    row = Row(**json.loads(script("--mode", "forward", "--precision", "bf16", "--json").splitlines()[-1]))
+    record = Record("end_to_end", "measured", CPU, [row], expected_rows=1)
+    records.write(record, tmp_path / "r.json")
+    assert records.read(tmp_path / "r.json") == record and record.complete
+    assert list(row.metrics) == ["forward_ms"] and row.config["precision"] == "bf16"
