@@ -16,7 +16,7 @@ test: .venv/all
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
-	$(BIN)/pytest -m "not browser"
+	$(BIN)/pytest -m "not browser" --jaxtyping-packages=systems.model,beartype.beartype
 	$(BIN)/python tools/regen_tables.py --check
 	$(MAKE) build
 
