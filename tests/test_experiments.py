@@ -199,22 +199,15 @@ def test_model_sizes_counts_parts_that_add_up():
     assert metrics["forward_flops"] > 2 * 4 * 512 * (metrics["attention_parameters"] + vocab * d)
 
 
-END_TO_END = ["-m", "systems.experiments.end_to_end"]
 TINY = ["--size", "small", "--context", "8", "--batch", "1", "--warmup", "0", "--steps", "1", "--vocab", "100"]
 
 
-def script(*options: str) -> str:
-    """What the benchmarking script prints, on the CPU."""
-    environment = {**os.environ, "COLUMNS": "120", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, *END_TO_END, *TINY, *options], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_the_script_prints_a_table():
-    out = script("--mode", "forward_backward")
+    line = [sys.executable, "-m", "systems.experiments.end_to_end", *TINY, "--mode", "forward_backward"]
+    environment = {**os.environ, "COLUMNS": "120", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    out = done.stdout
     assert out.startswith("size small, context 8, mode forward_backward, precision fp32, batch 1, vocab 100, ")
     cells = [line.split("│")[1:-1] for line in out.splitlines() if line.startswith("│")]
     assert [name.strip() for name, *_ in cells] == ["forward", "loss", "backward", "total"]
@@ -224,9 +217,12 @@ def test_the_script_prints_a_table():
     assert {float(std) for _, _, std, *_ in cells} == {0.0}
 
 
-def test_the_script_prints_a_row_that_a_record_takes(tmp_path):
-    row = Row(**json.loads(script("--mode", "forward", "--precision", "bf16", "--json").splitlines()[-1]))
+def test_the_script_prints_a_row_that_a_record_takes(tiny, capsys, monkeypatch, tmp_path):
+    options = [*TINY, "--mode", "step", "--precision", "bf16", "--json"]
+    code, out, _ = run_line(capsys, monkeypatch, end_to_end.Config, end_to_end.run, *options)
+    assert code == 0 and out.count("\n") == 1
+    row = Row(**json.loads(out))
     record = Record("end_to_end", "measured", CPU, [row], expected_rows=1)
     records.write(record, tmp_path / "r.json")
     assert records.read(tmp_path / "r.json") == record and record.complete
-    assert list(row.metrics) == ["forward_ms"] and row.config["precision"] == "bf16"
+    assert list(row.metrics) == PHASES["step"] and row.config["precision"] == "bf16"

@@ -124,3 +124,12 @@ def test_a_misplaced_record_is_refused(tmp_path, found):
     records.write(record, tmp_path / record.device.slug / "method.json")
     with pytest.raises(records.RecordError, match="not this file's experiment"):
         render.load(tmp_path)
+
+
+def test_a_record_edited_by_hand_is_refused_by_name(tmp_path, found):
+    record = copy.deepcopy(measured(found, "warmup"))
+    for row in record.rows:
+        row.metrics["forwrad_ms"] = row.metrics.pop("forward_ms")
+    records.write(record, tmp_path / record.device.slug / "warmup.json")
+    with pytest.raises(records.RecordError, match=r"warmup\.json: a record lacks what its tables need"):
+        render.render_all(tmp_path)

@@ -110,11 +110,15 @@ def measure(stems: list[str], results: Path, quick: bool, force: bool, time_limi
             flags = ["--grid", grid, "--deadline", str(deadline), *(["--force"] if force else [])]
             outcomes.append(run_child(stem, results, *flags))
     print_outcomes(outcomes)
+    for outcome in outcomes:
+        if outcome.code:
+            print(f"{outcome.stem}: {outcome.said}", file=sys.stderr)
+    code = max(outcome.code for outcome in outcomes)
     if quick:
         print("reduced grid: its records stay in", results / "quick", "and are not rendered")
-    else:
+    elif code != 2:
         write_rendered(results)
-    return max(outcome.code for outcome in outcomes)
+    return code
 
 
 def run_child(stem: str, results: Path, *flags: str) -> Outcome:
@@ -147,7 +151,9 @@ def run_child(stem: str, results: Path, *flags: str) -> Outcome:
         task = progress.add_task(stem, total=None, now="starting")
         try:
             for line in child.stdout:
-                follow(json.loads(line), outcome, progress, task)
+                # Whatever an experiment prints of its own is no report.
+                if line.startswith('{"event"'):
+                    follow(json.loads(line), outcome, progress, task)
         except KeyboardInterrupt:
             child.terminate()
             raise
@@ -184,8 +190,11 @@ def state_of(path: Path) -> tuple[str, Any]:
     if path.exists():
         record = records.read(path)
         return ("fresh" if is_fresh(record) else "stale"), record
-    partial = partial_path(path)
-    return ("partial", records.read(partial)) if partial.exists() else ("missing", None)
+    try:
+        return "partial", records.read(partial_path(path))
+    except (FileNotFoundError, NotADirectoryError, records.RecordError):
+        # Work in progress that can't be read is started over, as `measure` says when it does.
+        return "missing", None
 
 
 def print_states(results: Path) -> None:
@@ -231,7 +240,7 @@ def write_rendered(results: Path) -> None:
     changed = 0
     for name, text in wanted.items():
         path = GENERATED / name
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
+        if not path.exists() or path.read_text(encoding="utf-8", errors="replace") != text:
             path.write_text(text, encoding="utf-8")
             changed += 1
     for path in GENERATED.iterdir():
@@ -247,7 +256,7 @@ def check_tree(results: Path, fresh: bool) -> int:
     from tools.render import GENERATED, render_all, stale_records
 
     wanted = render_all(results)
-    present = {path.name: path.read_text(encoding="utf-8") for path in sorted(GENERATED.glob("*"))}
+    present = {path.name: path.read_text(encoding="utf-8", errors="replace") for path in sorted(GENERATED.glob("*"))}
     findings = [f"docs/generated/{name}: missing; run --render" for name in wanted.keys() - present.keys()]
     findings += [
         f"docs/generated/{name}: no record gives this file; run --render" for name in present.keys() - wanted.keys()

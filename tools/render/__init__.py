@@ -58,9 +58,15 @@ def render_all(results: Path) -> dict[str, str]:
     facts = {"gpu": {"name": names.get(primary, primary)}}
     for stem in STEMS:
         builder = import_module(f"tools.render.{stem}")
-        files |= {f"{stem}-{name}": text for name, text in builder.fragments(found[stem]).items()}
         ours = [r for r in found[stem] if r.kind == "measured" and r.device.slug in (primary, "meta")]
-        facts[stem] = builder.facts(ours[0] if ours else None)
+        try:
+            files |= {f"{stem}-{name}": text for name, text in builder.fragments(found[stem]).items()}
+            facts[stem] = builder.facts(ours[0] if ours else None)
+        except (KeyError, ValueError, TypeError, IndexError, AssertionError, AttributeError) as error:
+            # Well-formed but not what the experiment writes: edited by hand, or cut short.
+            raise records.RecordError(
+                f"{results}/*/{stem}.json: a record lacks what its tables need ({error!r}); restore it or measure again"
+            ) from error
     # JSON strings are YAML strings.
     lines = [
         line for stem in facts for line in (f"{stem}:", *(f"  {k}: {json.dumps(v)}" for k, v in facts[stem].items()))

@@ -4,7 +4,7 @@ from systems.costs import FP32_BYTES
 from systems.records import Record
 from systems.sizes import SIZES
 from tools.render.figures import SERIES, canvas, svg_pair
-from tools.render.markdown import NOT_MEASURED, figure, gib, provenance, table
+from tools.render.markdown import NOT_MEASURED, banner, figure, gib, provenance, table
 
 PARTS = ("embedding", "attention", "feed_forward", "norms", "head")
 CONTEXTS = (128, 256, 512, 1024)
@@ -34,7 +34,7 @@ def sizes_table(record: Record) -> str:
         rows.append([size, *shape, f"{total:,}", gib(FP32_BYTES * total), *flops])
     header = ["size", "d_model", "d_ff", "layers", "heads", "parameters", "fp32 weights, GiB"]
     header += [f"forward TFLOP at {context}" for context in CONTEXTS]
-    return f"{table(header, rows)}\n\n{provenance(record)}\n"
+    return "\n\n".join([*banner(record), table(header, rows), provenance(record)]) + "\n"
 
 
 def parts_table(record: Record) -> str:
@@ -46,7 +46,7 @@ def parts_table(record: Record) -> str:
     share = 100 * parameters(record, "2.7B", "feed_forward") / parameters(record, "2.7B")
     alt = f"Share of parameters by part: the feed-forward matrices hold {share:.0f} percent of the 2.7B model."
     drawn = figure(name, alt, "Share of the parameters by part. Norms are too few to see.")
-    return f"{drawn}\n\n{table(header, rows)}\n\n{provenance(record)}\n"
+    return "\n\n".join([*banner(record), drawn, table(header, rows), provenance(record)]) + "\n"
 
 
 def parts_figure(record: Record) -> dict[str, str]:
