@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+import triton
+import triton.language as tl
+from torch import Tensor
 
-from systems.attention import FlashAttentionPyTorch, FlashAttentionTriton
+from systems.attention import FlashAttentionPyTorch, FlashAttentionTriton, flash_triton
 from systems.attention.flash_triton import launch_backward, launch_forward
 from systems.attention.tiles import Tile
 from tests.attention_checks import NAMES, check_against_reference, make_inputs, run_class, run_reference, worst
@@ -15,8 +18,14 @@ LENGTHS = [1, 17, 63, 64, 97, 128, 130, 191, 257]
 PAIRS = [(1, 130), (130, 1), (65, 191), (191, 65), (63, 64)]
 
 
-def check(cls, inputs, causal, *options):
-    check_against_reference(run_class(cls, *inputs, causal, *options), *inputs, causal, *options)
+@triton.jit
+def narrow_kernel(x_ptr, y_ptr, n: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, n))
+    tl.store(y_ptr + tl.arange(0, n), flash_triton.narrow(x, y_ptr.dtype.element_ty))
+
+
+def check(cls, inputs: tuple[Tensor, Tensor, Tensor, Tensor], causal: bool, scale: float | None = None):
+    check_against_reference(run_class(cls, *inputs, causal, scale), *inputs, causal, scale)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -40,7 +49,8 @@ def test_lengths(cls, n, causal, device):
 def test_causal_starts_at_the_top_left_where_lengths_differ(cls, n_q, n_k, causal, device):
     inputs = make_inputs(n_q, n_k, 32, torch.float16, device)
     check(cls, inputs, causal)
-    sdpa = torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in inputs[:3]), is_causal=causal)
+    q, k, v = (x.double() for x in inputs[:3])
+    sdpa = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
     assert worst(run_class(cls, *inputs, causal)["o"], sdpa) < 0.01
 
 
@@ -100,6 +110,16 @@ def test_the_oracle_is_plain_attention():
         weights = torch.exp(scores) / torch.exp(scores).sum()
         assert torch.allclose(result["o"][0, i], weights @ v[0, : i + 1], atol=1e-12)
         assert torch.allclose(result["lse"][0, i], torch.log(torch.exp(scores).sum()), atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rounding_is_to_the_nearest(dtype, device):
+    """Ties go to even, as on a GPU: the interpreter alone would cut bfloat16 off."""
+    x = torch.randn(512, device=device) * torch.logspace(-6, 4, 512, device=device)
+    x[:8] = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 2 - 2**-9, 0.5, -3.0, 1.0, 65000.0])
+    y = torch.empty(512, dtype=dtype, device=device)
+    narrow_kernel[(1,)](x, y, n=512)
+    assert torch.equal(y, x.to(dtype))
 
 
 @pytest.mark.parametrize("cls", CLASSES)

@@ -36,5 +36,4 @@ def test_the_mask_is_optional_and_off(graded):
     q, k, v = (torch.randn(2, 20, 16, device=where, requires_grad=True) for _ in range(3))
     o = cls.apply(q, k, v)
     assert torch.equal(o, cls.apply(q, k, v, False)) and not torch.equal(o, cls.apply(q, k, v, True))
-    o.sum().backward()
-    assert q.grad.abs().max() > 0
+    assert torch.autograd.grad(o.sum(), q)[0].abs().max() > 0

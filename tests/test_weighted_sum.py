@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from systems.weighted_sum import ROWS_TILE, weighted_sum
+from systems.weighted_sum import MAX_COLUMNS_TILE, ROWS_TILE, weighted_sum
 
 
 def plain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -26,19 +26,22 @@ def test_values_and_gradients(shape, device):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_sums_in_float32(dtype, device):
-    """2048 + 1 is 2048 in float16: a sum in half precision would stand still."""
-    y = weighted_sum(torch.ones(2, 4096, dtype=dtype, device=device), torch.ones(4096, dtype=dtype, device=device))
-    assert y.dtype == dtype and (y == 4096).all()
+    """2048 + 1 is 2048 in half precision: sixteen tiles that add one each would add nothing."""
+    x = torch.zeros(2, 17 * MAX_COLUMNS_TILE, dtype=dtype, device=device)
+    x[:, ::MAX_COLUMNS_TILE] = 1
+    x[:, 0] = 2048
+    y = weighted_sum(x, torch.ones_like(x[0]))
+    assert y.dtype == dtype and (y == 2064).all()
 
 
 def test_strides_and_an_expanded_gradient(device):
-    memory = torch.full((2 * 37, 2 * 45), float("nan"), device=device)
-    x, w = memory[:37, ::2], torch.randn(90, device=device)[::2]
+    memory = torch.full((2 * 37, 100), float("nan"), device=device)
+    x, w = memory[:37, :90:2], torch.randn(90, device=device)[::2]
     x.copy_(torch.randn(37, 45))
     x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
-    ours = torch.autograd.grad(weighted_sum(x, w).sum(), (x, w))
-    theirs = torch.autograd.grad(plain(x, w).sum(), (x, w))
-    for a, b in zip(ours, theirs, strict=True):
+    y, expected = weighted_sum(x, w), plain(x, w)
+    ours, theirs = (torch.autograd.grad(result.sum(), (x, w)) for result in (y, expected))
+    for a, b in zip((y, *ours), (expected, *theirs), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 

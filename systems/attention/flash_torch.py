@@ -74,7 +74,8 @@ def backward_tiles(
     """(dq, dk, dv), one tile of keys at a time against every query that sees it."""
     n_q, n_k, wide = q.shape[-2], k.shape[-2], wide_dtype(q)
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
-    q, do = q.to(wide), do.to(wide)
+    # Scaled once, here: S = (scale q) kᵀ, and dk = dSᵀ (scale q).
+    q, do = q.to(wide) * scale, do.to(wide)
     dq = torch.zeros_like(q)
     delta = (o.to(wide) * do).sum(-1)
     step = compiled_key_tile() if q.is_cuda else key_tile
@@ -90,25 +91,23 @@ def backward_tiles(
             delta[..., rows],
             do[..., rows, :],
             causal,
-            scale,
         )
         dq[..., rows, :] += dq_j
         dk[..., keys, :] = dk_j.to(dk.dtype)
         dv[..., keys, :] = dv_j.to(dv.dtype)
-    return dq.to(o.dtype), dk, dv
+    return (dq * scale).to(o.dtype), dk, dv
 
 
 def key_tile(
-    q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, do: Tensor, causal: bool, scale: float
+    q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, do: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What one tile of keys adds to dq, and its dk and dv. Under a causal mask query 0 stands beside key 0."""
-    s = (q @ k.mT) * scale
-    p = torch.exp(s - lse[..., None])
+    """What one tile of keys adds to dq, and its dk and dv; q is scaled. Under a causal mask query 0 is beside key 0."""
+    p = torch.exp(q @ k.mT - lse[..., None])
     if causal:
         p = p.tril()
     dv = p.mT @ do
     dp = do @ v.mT
-    ds = p * (dp - delta[..., None]) * scale
+    ds = p * (dp - delta[..., None])
     return ds @ k, ds.mT @ q, dv
 
 

@@ -13,10 +13,14 @@ UPPER is known when the kernel is compiled: BQ, BK rows of a tile; HEAD the head
 power of two; GROUP query heads that share one head of k and v. On a CPU Triton's interpreter runs the same kernels.
 """
 
+# Triton's decorator hides from the type checker that a kernel is called with a grid, options and plain constants.
+# pyright: reportCallIssue=false, reportArgumentType=false
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
 
 from systems.attention.inputs import autocast_like_sdpa, check_inputs, default_scale, refuse_second_derivative
 from systems.attention.tiles import Tile, choose, padded
@@ -25,7 +29,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_HEAD = 256
 # Rows that one program of the delta kernel sums.
 DELTA_ROWS = 64
-INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 

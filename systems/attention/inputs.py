@@ -65,7 +65,8 @@ def autocast_like_sdpa(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor,
     """Under autocast, cast as PyTorch does for its own attention: floating dtypes but float64 become autocast's."""
     tensors = (q, k, v)
     device = next((x.device.type for x in tensors if isinstance(x, Tensor)), None)
-    if device is None or not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+    # Other devices are refused later, and asking whether they know autocast would break a graph of torch.compile.
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
 
