@@ -1,6 +1,36 @@
-"""Attention implementations by name, each loaded when a model first asks for it."""
+"""Attention implementations by name, each loaded when it is first asked for: importing this package loads no torch.
+
+from systems.attention import attention_reference, flash_attention, FlashAttentionPyTorch, FlashAttentionTriton
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from systems.attention.flash import flash_attention
+    from systems.attention.flash_torch import FlashAttentionPyTorch
+    from systems.attention.flash_triton import FlashAttentionTriton
+    from systems.attention.reference import attention_reference
+
+__all__ = ["IMPLEMENTATIONS", "FlashAttentionPyTorch", "FlashAttentionTriton", "attention_reference", "flash_attention"]
 
 # name -> "module:function"; the function takes q, k, v of shape (b, h, s, e) and is causal.
 IMPLEMENTATIONS = {
     "eager": "systems.model:eager",
+    "sdpa": "systems.attention.sdpa:causal_attention",
+    "flash": "systems.attention.flash_triton:causal_attention",
+    "flash_torch": "systems.attention.flash_torch:causal_attention",
 }
+# What `from systems.attention import NAME` loads.
+EXPORTS = {
+    "attention_reference": "systems.attention.reference",
+    "flash_attention": "systems.attention.flash",
+    "FlashAttentionPyTorch": "systems.attention.flash_torch",
+    "FlashAttentionTriton": "systems.attention.flash_triton",
+}
+
+
+def __getattr__(name: str):
+    if name not in EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(EXPORTS[name]), name)

@@ -1,0 +1,33 @@
+"""Plain attention, the oracle: every score is written out, nothing is clever, and no fast path imports it.
+
+    S = scale · Q Kᵀ      lse = log Σ exp S      P = exp(S - lse)      O = P V
+
+It computes in the dtype that it is given, float64 included; autograd supplies its gradients.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def attention_reference(
+    q: Float[Tensor, "... q d"],
+    k: Float[Tensor, "... k d"],
+    v: Float[Tensor, "... k d"],
+    causal: bool = False,
+    scale: float | None = None,
+) -> tuple[Float[Tensor, "... q d"], Float[Tensor, "... q"]]:
+    """(o, lse), lse with the natural logarithm. Causal keeps key j for query i where j ≤ i, counted from the top left.
+
+    Fewer heads (third dimension from the end) in k and v than in q: neighbouring query heads share one.
+    """
+    if q.ndim > 2 and k.shape[-3] != q.shape[-3]:
+        group = q.shape[-3] // k.shape[-3]
+        k, v = k.repeat_interleave(group, -3), v.repeat_interleave(group, -3)
+    s = (q @ k.mT) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if causal:
+        hidden = torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1)
+        s = s.masked_fill(hidden, float("-inf"))
+    return torch.softmax(s, -1) @ v, torch.logsumexp(s, -1)

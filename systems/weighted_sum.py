@@ -1,0 +1,118 @@
+"""The first Triton kernel: y = Σ_d w_d x_d, the weighted sum of each row, forward and backward.
+
+One program owns ROWS rows and walks over their columns in tiles, adding products to a sum that stays on the chip.
+Backward: dx_nd = dy_n w_d is written tile by tile. dw_d = Σ_n x_nd dy_n sums over rows that other programs own, so
+each program writes its own partial row, and PyTorch adds the partial rows: no atomics, the same bits every time.
+
+    weighted_sum(x, w)      # x (..., d), w (d,) -> (...)
+
+A mask stands wherever a tile may reach past the end. Offsets are explicit: start + row · stride + column · stride.
+"""
+
+# Triton's decorator hides from the type checker that a kernel is called with a grid, options and plain constants.
+# pyright: reportCallIssue=false, reportArgumentType=false
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+from triton import knobs
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+ROWS_TILE = 16
+MAX_COLUMNS_TILE = 128
+
+
+@triton.jit
+def weighted_sum_forward_kernel(
+    x_ptr, w_ptr, y_ptr, stride_xn, stride_xd, stride_w, n, d, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    """y of ROWS rows."""
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    y = tl.zeros([ROWS], tl.float32)
+    for start in range(0, d, COLUMNS):
+        columns = start + tl.arange(0, COLUMNS).to(tl.int64)
+        # [ROWS, COLUMNS]
+        x = tl.load(
+            x_ptr + rows[:, None] * stride_xn + columns[None, :] * stride_xd,
+            mask=(rows < n)[:, None] & (columns < d)[None, :],
+            other=0.0,
+        )
+        # [COLUMNS]
+        w = tl.load(w_ptr + columns * stride_w, mask=columns < d, other=0.0)
+        y += tl.sum(x.to(tl.float32) * w.to(tl.float32)[None, :], 1)
+    tl.store(y_ptr + rows, y.to(y_ptr.dtype.element_ty), mask=rows < n)
+
+
+@triton.jit
+def weighted_sum_backward_kernel(
+    x_ptr, w_ptr, dy_ptr, dx_ptr, partial_dw_ptr, stride_xn, stride_xd, stride_w, stride_dy, n, d,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """dx of ROWS rows, and what these rows add to dw."""
+    program = tl.program_id(0).to(tl.int64)
+    rows = program * ROWS + tl.arange(0, ROWS)
+    # [ROWS]
+    dy = tl.load(dy_ptr + rows * stride_dy, mask=rows < n, other=0.0).to(tl.float32)
+    for start in range(0, d, COLUMNS):
+        columns = start + tl.arange(0, COLUMNS).to(tl.int64)
+        inside = (rows < n)[:, None] & (columns < d)[None, :]
+        # [COLUMNS]
+        w = tl.load(w_ptr + columns * stride_w, mask=columns < d, other=0.0).to(tl.float32)
+        # [ROWS, COLUMNS]
+        dx = dy[:, None] * w[None, :]
+        tl.store(dx_ptr + rows[:, None] * d + columns[None, :], dx.to(dx_ptr.dtype.element_ty), mask=inside)
+        # [ROWS, COLUMNS]
+        x = tl.load(x_ptr + rows[:, None] * stride_xn + columns[None, :] * stride_xd, mask=inside, other=0.0)
+        dw = tl.sum(x.to(tl.float32) * dy[:, None], 0)
+        tl.store(partial_dw_ptr + program * d + columns, dw, mask=columns < d)
+
+
+def columns_tile(d: int) -> int:
+    """Columns in a tile: a power of two, as Triton's ranges need."""
+    return min(MAX_COLUMNS_TILE, triton.next_power_of_2(d))
+
+
+class WeightedSum(torch.autograd.Function):
+    """`WeightedSum.apply(x, w)`: x (n, d) and w (d,) -> (n,)."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, w: Tensor) -> Tensor:
+        n, d = x.shape
+        y = x.new_empty(n)
+        weighted_sum_forward_kernel[(triton.cdiv(n, ROWS_TILE),)](
+            x, w, y, *x.stride(), w.stride(0), n, d, ROWS=ROWS_TILE, COLUMNS=columns_tile(d)
+        )
+        ctx.save_for_backward(x, w)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, w = ctx.saved_tensors
+        n, d = x.shape
+        programs = triton.cdiv(n, ROWS_TILE)
+        dx = torch.empty((n, d), dtype=x.dtype, device=x.device)
+        partial_dw = torch.empty((programs, d), dtype=torch.float32, device=x.device)
+        weighted_sum_backward_kernel[(programs,)](
+            x, w, dy, dx, partial_dw, *x.stride(), w.stride(0), dy.stride(0), n, d,
+            ROWS=ROWS_TILE, COLUMNS=columns_tile(d),
+        )  # fmt: skip
+        return dx, partial_dw.sum(0).to(w.dtype)
+
+
+def weighted_sum(x: Float[Tensor, "... d"], w: Float[Tensor, " d"]) -> Float[Tensor, "..."]:
+    """Σ_d w_d x_d for each row of x. TypeError or ValueError names what can't be taken."""
+    for name, tensor in (("x", x), ("w", w)):
+        if tensor.dtype not in DTYPES or tensor.dtype != x.dtype:
+            raise TypeError(f"{name} must be float32, float16 or bfloat16, the same for both, got {tensor.dtype}")
+        if tensor.device != x.device:
+            raise ValueError(f"{name} must be on the device of x, {x.device}, got {tensor.device}")
+        if 0 in tensor.shape:
+            raise ValueError(f"{name} must not be empty, got shape {tuple(tensor.shape)}")
+    if x.ndim < 1 or w.shape != x.shape[-1:]:
+        raise ValueError(f"w must have the shape of a row of x, {tuple(x.shape[-1:])}, got {tuple(w.shape)}")
+    if x.device.type != "cuda" and not (x.device.type == "cpu" and knobs.runtime.interpret):
+        raise ValueError(f"x must be on a CUDA device, or on the CPU with TRITON_INTERPRET=1, got {x.device}")
+    with torch.cuda.device_of(x):
+        return WeightedSum.apply(x.reshape(-1, x.shape[-1]), w).view(x.shape[:-1])

@@ -1,0 +1,129 @@
+"""Every output of both flash attentions against float64: dtypes, masks, head dimensions, lengths, sizes of scores."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from systems.attention import FlashAttentionPyTorch, FlashAttentionTriton, flash_triton
+from systems.attention.flash_triton import launch_backward, launch_forward
+from systems.attention.tiles import Tile
+from tests.attention_checks import NAMES, check_against_reference, make_inputs, run_class, run_reference, worst
+
+CLASSES = [FlashAttentionPyTorch, FlashAttentionTriton]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+HEAD_DIMS = [16, 32, 64, 80, 96, 128, 256]
+LENGTHS = [1, 17, 63, 64, 97, 128, 130, 191, 257]
+PAIRS = [(1, 130), (130, 1), (65, 191), (191, 65), (63, 64)]
+
+
+@triton.jit
+def narrow_kernel(x_ptr, y_ptr, n: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, n))
+    tl.store(y_ptr + tl.arange(0, n), flash_triton.narrow(x, y_ptr.dtype.element_ty))
+
+
+def check(cls, inputs: tuple[Tensor, Tensor, Tensor, Tensor], causal: bool, scale: float | None = None):
+    check_against_reference(run_class(cls, *inputs, causal, scale), *inputs, causal, scale)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("d", HEAD_DIMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("cls", CLASSES)
+def test_dtypes_and_head_dimensions(cls, dtype, d, causal, device):
+    check(cls, make_inputs(97, 97, d, dtype, device), causal)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("cls", CLASSES)
+def test_lengths(cls, n, causal, device):
+    check(cls, make_inputs(n, n, 16, device=device), causal)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(("n_q", "n_k"), PAIRS)
+@pytest.mark.parametrize("cls", CLASSES)
+def test_causal_starts_at_the_top_left_where_lengths_differ(cls, n_q, n_k, causal, device):
+    inputs = make_inputs(n_q, n_k, 32, torch.float16, device)
+    check(cls, inputs, causal)
+    q, k, v = (x.double() for x in inputs[:3])
+    sdpa = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    assert worst(run_class(cls, *inputs, causal)["o"], sdpa) < 0.01
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_a_thousand_positions(cls, device):
+    check(cls, make_inputs(1000, 1000, 64, device=device), True)
+
+
+@pytest.mark.parametrize("d", [1, 3, 40, 129, 255])
+def test_odd_head_dimensions(d, device):
+    check(FlashAttentionTriton, make_inputs(40, 70, d, device=device), True)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("sigma", [8.0, 60.0])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("cls", CLASSES)
+def test_large_scores(cls, dtype, sigma, causal, device):
+    check(cls, make_inputs(70, 97, 32, dtype, device, sigma=sigma), causal)
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0])
+@pytest.mark.parametrize("cls", CLASSES)
+def test_a_scale_of_ones_own(cls, scale, device):
+    check(cls, make_inputs(33, 70, 16, device=device), True, scale)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("tile", [(16, 32), (32, 16), (64, 16), (16, 64), (32, 32)], ids=str)
+def test_tiles_of_any_shape(tile, causal, device):
+    """The causal loops split where the diagonal enters a tile, which depends on both sides of the tile."""
+    q, k, v, do = inputs = make_inputs(97, 70, 16, device=device)
+    t = Tile(*tile, warps=4, stages=2)
+    o, lse = launch_forward(q, k, v, causal, 0.25, t)
+    outputs = (o, lse, *launch_backward(do, q, k, v, o, lse, causal, 0.25, t, t))
+    check_against_reference(dict(zip(NAMES, outputs, strict=True)), *inputs, causal, 0.25)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_gradcheck_of_the_pytorch_tiles(causal):
+    q, k, v, _ = make_inputs(7, 5, 3, torch.float64, lead=(2,))
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    assert torch.autograd.gradcheck(lambda q, k, v: FlashAttentionPyTorch.apply(q, k, v, causal), inputs)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_float64_tiles_are_exact(causal):
+    check(FlashAttentionPyTorch, make_inputs(130, 97, 24, torch.float64), causal)
+
+
+def test_the_oracle_is_plain_attention():
+    """The oracle itself, row by row from the definition."""
+    q, k, v, do = make_inputs(5, 4, 3, torch.float64)
+    result = run_reference(q, k, v, do, causal=True)
+    for i in range(5):
+        scores = (k[0, : i + 1] @ q[0, i]) / 3**0.5
+        weights = torch.exp(scores) / torch.exp(scores).sum()
+        assert torch.allclose(result["o"][0, i], weights @ v[0, : i + 1], atol=1e-12)
+        assert torch.allclose(result["lse"][0, i], torch.log(torch.exp(scores).sum()), atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rounding_is_to_the_nearest(dtype, device):
+    """Ties go to even, as on a GPU: the interpreter alone would cut bfloat16 off."""
+    x = torch.randn(512, device=device) * torch.logspace(-6, 4, 512, device=device)
+    x[:8] = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 2 - 2**-9, 0.5, -3.0, 1.0, 65000.0])
+    y = torch.empty(512, dtype=dtype, device=device)
+    narrow_kernel[(1,)](x, y, n=512)
+    assert torch.equal(y, x.to(dtype))
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_repeats_are_bit_equal(cls, device):
+    inputs = make_inputs(97, 130, 32, torch.float16, device)
+    first, second = run_class(cls, *inputs, True), run_class(cls, *inputs, True)
+    assert all(torch.equal(first[name], second[name]) for name in NAMES)

@@ -1,0 +1,76 @@
+"""The table of launch configurations: complete, and its kernels compile for a GPU also where there is none."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from systems.attention.tiles import TILES, architecture, choose, padded
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAD_DIMS = {16, 32, 64, 128, 256}
+# Prints the shared memory in bytes that each kernel needs on a Hopper GPU: bfloat16, causal, d = 40 padded to 64.
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from systems.attention import flash_triton
+from systems.attention.tiles import TILES
+
+for name in ("forward", "dkdv", "dq"):
+    kernel, tile = getattr(flash_triton, f"{name}_kernel"), TILES["sm_90"][16][name][64]
+    constants = dict(BQ=tile.q, BK=tile.k, HEAD=40, D=64, GROUP=2, CAUSAL=True, RAGGED=True, PRECISION="tf32")
+    signature, constexprs, attributes = {}, {}, {}
+    for i, argument in enumerate(kernel.arg_names):
+        if argument in constants or argument.startswith("stride") and argument.endswith("d"):
+            signature[argument], constexprs[(i,)] = "constexpr", constants.get(argument, 1)
+        elif argument.endswith("_ptr"):
+            signature[argument] = "*fp32" if argument in ("lse_ptr", "delta_ptr") else "*bf16"
+            attributes[(i,)] = [["tt.divisibility", 16]]
+        else:
+            signature[argument] = "fp32" if argument.startswith("scale") else "i32"
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attributes)
+    options = dict(num_warps=tile.warps, num_stages=tile.stages)
+    print(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).metadata.shared)
+"""
+
+
+def test_the_table_is_complete():
+    for arch, by_bits in TILES.items():
+        assert set(by_bits) == {16, 32}, arch
+        for by_kernel in by_bits.values():
+            assert set(by_kernel) == {"forward", "dkdv", "dq"}
+            for tiles in by_kernel.values():
+                assert set(tiles) == HEAD_DIMS
+                for tile in tiles.values():
+                    assert {tile.q, tile.k} <= {16, 32, 64, 128, 256} and tile.warps in (4, 8) and tile.stages >= 1
+
+
+def test_every_gpu_has_its_part_of_the_table():
+    assert {architecture(c) for c in [(7, 5), (8, 6), (8, 9), (12, 0)]} == {"other"}
+    assert architecture((9, 0)) == "sm_90" and architecture((8, 0)) == architecture((10, 0)) == "sm_80"
+    assert set(TILES) == {"sm_90", "sm_80", "other"}
+
+
+def test_head_dimensions_are_padded_to_powers_of_two():
+    assert [padded(d) for d in (1, 16, 17, 64, 80, 129, 256)] == [16, 16, 32, 64, 128, 256, 256]
+
+
+def test_a_gpu_gets_the_tile_of_its_dtype(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    cuda = torch.device("cuda")
+    assert choose("dq", 80, torch.bfloat16, cuda) == TILES["sm_90"][16]["dq"][128]
+    assert choose("dq", 80, torch.float32, cuda) == TILES["sm_90"][32]["dq"][128]
+
+
+def test_kernels_compile_for_a_gpu_that_is_not_here(tmp_path):
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    # An empty cache, so that it is compiled and not found.
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", COMPILE], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    needs = [int(line) for line in done.stdout.split()]
+    # A block of a Hopper GPU has 227 KiB.
+    assert len(needs) == 3 and max(needs) <= 227 * 1024
