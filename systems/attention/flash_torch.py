@@ -85,7 +85,7 @@ def backward_tiles(
         rows = slice(k_start if causal else 0, n_q)
         tiles = (q[..., rows, :], k[..., keys, :], v[..., keys, :], lse[..., rows], delta[..., rows], do[..., rows, :])
         # Contiguous: a compiled step is compiled anew for each new relation between strides, and given up at the ninth.
-        dq_j, dk_j, dv_j = step(*(x.to(wide).contiguous() for x in tiles), causal)
+        dq_j, dk_j, dv_j = step(*(x.to(wide).contiguous() for x in tiles), causal=causal)
         dq[..., rows, :] += dq_j
         dk[..., keys, :] = dk_j.to(dk.dtype)
         dv[..., keys, :] = dv_j.to(dv.dtype)
