@@ -4,10 +4,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from systems.attention import FlashAttentionTriton, flash_attention, flash_triton
+from systems.attention import (
+    FlashAttentionPyTorch,
+    FlashAttentionTriton,
+    flash_attention,
+    flash_torch,
+    flash_triton,
+)
 from systems.attention.flash_triton import flash_backward, flash_forward
 from systems.model import BasicsTransformerLM
-from tests.attention_checks import make_inputs, worst
+from tests.attention_checks import check_against_reference, make_inputs, run_class, worst
 
 # Fuses nothing, so it needs no compiler of C++; tests that need a GPU use the default backend.
 COMPILER = "aot_eager"
@@ -72,6 +78,23 @@ def test_autocast_under_compile(device):
 
     actual = torch.compile(run, fullgraph=True, backend=COMPILER)(q, k, v)
     assert actual.dtype == torch.bfloat16 and torch.equal(actual, run(q, k, v))
+
+
+def test_one_compilation_of_the_pytorch_step_serves_most_lengths(monkeypatch):
+    """As on a GPU, where it is compiled: too many compilations of one function would leave it eager, unnoticed."""
+    torch.compiler.reset()
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(flash_torch, "key_tile", torch.compile(flash_torch.key_tile, backend=count, dynamic=True))
+    for causal in (False, True):
+        for n_q, n_k, d in ((128, 128, 64), (257, 97, 64), (63, 130, 32), (200, 200, 48), (20, 333, 128)):
+            inputs = make_inputs(n_q, n_k, d, lead=(2,))
+            check_against_reference(run_class(FlashAttentionPyTorch, *inputs, causal), *inputs, causal)
+    assert 1 <= len(graphs) <= 6
 
 
 class Attend(torch.nn.Module):

@@ -83,15 +83,9 @@ def backward_tiles(
         keys = slice(k_start, min(k_start + K_TILE, n_k))
         # The first query that sees a key of this tile stands at the tile's own first position.
         rows = slice(k_start if causal else 0, n_q)
-        dq_j, dk_j, dv_j = step(
-            q[..., rows, :],
-            k[..., keys, :].to(wide),
-            v[..., keys, :].to(wide),
-            lse[..., rows],
-            delta[..., rows],
-            do[..., rows, :],
-            causal,
-        )
+        tiles = (q[..., rows, :], k[..., keys, :], v[..., keys, :], lse[..., rows], delta[..., rows], do[..., rows, :])
+        # Contiguous: a compiled step is compiled anew for each new relation between strides, and given up at the ninth.
+        dq_j, dk_j, dv_j = step(*(x.to(wide).contiguous() for x in tiles), causal=causal)
         dq[..., rows, :] += dq_j
         dk[..., keys, :] = dk_j.to(dk.dtype)
         dv[..., keys, :] = dv_j.to(dv.dtype)
