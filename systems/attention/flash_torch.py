@@ -129,7 +129,8 @@ class FlashAttentionPyTorch(torch.autograd.Function):
     @staticmethod
     def backward(ctx, do: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_second_derivative()
-        q, k, v, o, lse = ctx.saved_tensors
+        # Detached: torch 2.11 would look for a .grad on each input of the compiled step, and warn of it.
+        q, k, v, o, lse = (x.detach() for x in ctx.saved_tensors)
         with torch.autocast(q.device.type, enabled=False):
             gradients = backward_tiles(q, k, v, o, lse, do, ctx.causal, ctx.scale)
         # apply() may be called without the options: one gradient for each argument that it got.
