@@ -2,7 +2,7 @@
 
 from systems.records import Record, Row, summarize
 from tools.render.figures import MARKERS, SERIES, canvas, plain_log_scale, svg_pair
-from tools.render.markdown import fact, figure, mean_std, per_device, percent, table
+from tools.render.markdown import fact, figure, mean_std, per_device, table
 
 PHASES = ("forward_ms", "loss_ms", "backward_ms")
 
@@ -74,10 +74,8 @@ def facts(record: Record | None) -> dict[str, str]:
     return {
         "first_step": fact(first, ms),
         "second_step": fact(second, ms),
-        "cold_mean": fact(all_cold and all_cold.mean, ms),
         "cold_std": fact(all_cold and all_cold.std, ms),
         "settled_median": fact(settled and settled.median, ms),
-        "settled_variation": fact(settled and settled.variation, percent),
         "first_over_settled": fact(first / settled.median if first and settled else None, "{:.0f}".format),
         "mean_over_settled": fact(all_cold.mean / settled.median if all_cold and settled else None, ratio),
         **{f"mean_after_{n}": fact(mean_after(record, n), ms) for n in (1, 2, 5)},
