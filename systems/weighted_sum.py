@@ -24,6 +24,7 @@ ROWS_TILE = 16
 MAX_COLUMNS_TILE = 128
 
 
+# --8<-- [start:forward]
 @triton.jit
 def weighted_sum_forward_kernel(
     x_ptr, w_ptr, y_ptr, stride_xn, stride_xd, stride_w, n, d, ROWS: tl.constexpr, COLUMNS: tl.constexpr
@@ -45,6 +46,10 @@ def weighted_sum_forward_kernel(
     tl.store(y_ptr + rows, y.to(y_ptr.dtype.element_ty), mask=rows < n)
 
 
+# --8<-- [end:forward]
+
+
+# --8<-- [start:backward]
 @triton.jit
 def weighted_sum_backward_kernel(
     x_ptr, w_ptr, dy_ptr, dx_ptr, partial_dw_ptr, stride_xn, stride_xd, stride_w, stride_dy, n, d,
@@ -69,11 +74,15 @@ def weighted_sum_backward_kernel(
         tl.store(partial_dw_ptr + program * d + columns, dw, mask=columns < d)
 
 
+# --8<-- [end:backward]
+
+
 def columns_tile(d: int) -> int:
     """Columns in a tile: a power of two, as Triton's ranges need."""
     return min(MAX_COLUMNS_TILE, triton.next_power_of_2(d))
 
 
+# --8<-- [start:function]
 class WeightedSum(torch.autograd.Function):
     """`WeightedSum.apply(x, w)`: x (n, d) and w (d,) -> (n,)."""
 
@@ -99,6 +108,9 @@ class WeightedSum(torch.autograd.Function):
             ROWS=ROWS_TILE, COLUMNS=columns_tile(d),
         )  # fmt: skip
         return dx, partial_dw.sum(0).to(w.dtype)
+
+
+# --8<-- [end:function]
 
 
 def weighted_sum(x: Float[Tensor, "... d"], w: Float[Tensor, " d"]) -> Float[Tensor, "..."]:

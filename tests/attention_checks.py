@@ -73,13 +73,13 @@ def check_against_reference(
     do: Tensor,
     causal: bool,
     scale: float | None = None,
-    unit: float | None = None,
 ) -> None:
     """Each error is at most twice that of plain PyTorch in the same precision, plus a band for rounding, and capped.
 
     The band: one unit of the result's dtype at its largest value, what sums in float32 leave where the exact result
-    cancels to nothing, and the rounding of the saved lse. `unit` is another rounding of the factors. lse is kept in
-    float32 whatever the inputs are, so plain PyTorch in float32 is its measure.
+    cancels to nothing, what a sum of n terms gathers when each addition rounds (a walk of n steps of half a unit),
+    and the rounding of the saved lse. lse is kept in float32 whatever the inputs are, so plain PyTorch in float32 is
+    its measure.
     """
     exact = run_reference(q, k, v, do, causal, scale)
     plain = run_reference(q, k, v, do, causal, scale, dtype=q.dtype)
@@ -95,7 +95,9 @@ def check_against_reference(
         terms = 8 * eps * q.shape[-1] ** 0.5 * (q.abs().max().item() if name in ("dk", "lse") else 1.0)
         # Probabilities come back as exp(s - lse): rounding an lse of 200 changes them by 200 eps.
         recomputed = 0.0 if name in ("o", "lse") else eps * exact["lse"].abs().max().item() * largest
-        band = (unit or torch.finfo(dtype).eps) * largest + terms + recomputed
+        summed = q.shape[-2] if name in ("dk", "dv") else k.shape[-2]
+        walk = eps / 2 * summed**0.5 * largest
+        band = torch.finfo(dtype).eps * largest + terms + walk + recomputed
         error = worst(actual[name], exact[name])
         bound = min(2 * worst(plain[name], exact[name]) + band, CAP[q.dtype] * max(1.0, largest))
         assert error <= bound, f"{name}: error {error:.3g} exceeds {bound:.3g} (largest value {largest:.3g})"

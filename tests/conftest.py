@@ -26,6 +26,16 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture
+def precision():
+    """A setter of torch's float32 precision, put back afterwards."""
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    yield torch.set_float32_matmul_precision
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture
 def device() -> str:
     """Where Triton's kernels run here: on the GPU, or on the CPU by the interpreter."""
     return "cuda" if HAS_GPU else "cpu"

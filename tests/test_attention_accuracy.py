@@ -89,6 +89,17 @@ def test_tiles_of_any_shape(tile, causal, device):
     check_against_reference(dict(zip(NAMES, outputs, strict=True)), *inputs, causal, 0.25)
 
 
+def test_float32_is_exact_or_tf32_as_torch_is_told(precision, device):
+    inputs = make_inputs(97, 97, 64, torch.float32, device)
+    exact = run_reference(*inputs, True)
+    errors = {}
+    for setting in ("highest", "high", "medium"):
+        precision(setting)
+        actual = run_class(FlashAttentionTriton, *inputs, True)
+        errors[setting] = max(worst(actual[name], exact[name]) for name in NAMES)
+    assert errors["highest"] < 1e-5 < 1e-4 < errors["high"] == errors["medium"] < 1e-2
+
+
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_gradcheck_of_the_pytorch_tiles(causal):
     q, k, v, _ = make_inputs(7, 5, 3, torch.float64, lead=(2,))

@@ -21,7 +21,7 @@ from systems.attention.tiles import TILES
 
 for name in ("forward", "dkdv", "dq"):
     kernel, tile = getattr(flash_triton, f"{name}_kernel"), TILES["sm_90"][16][name][64]
-    constants = dict(BQ=tile.q, BK=tile.k, HEAD=40, D=64, GROUP=2, CAUSAL=True, RAGGED=True, PRECISION="tf32")
+    constants = dict(BQ=tile.q, BK=tile.k, HEAD=40, D=64, GROUP=2, CAUSAL=True, RAGGED=True, PRECISION="ieee")
     signature, constexprs, attributes = {}, {}, {}
     for i, argument in enumerate(kernel.arg_names):
         if argument in constants or argument.startswith("stride") and argument.endswith("d"):

@@ -13,15 +13,22 @@ import torch
 from systems import model as model_module
 from systems import records, timing
 from systems.device import CPU
-from systems.experiments import STEMS, command, end_to_end, method, model_sizes, warmup
+from systems.experiments import STEMS, command, end_to_end, flash_accuracy, method, model_sizes, warmup
 from systems.experiments.command import options_of
 from systems.records import Record, Row
 from systems.sizes import SIZES, ModelSize
 from systems.source_hash import ROOT
 
 # What the issue asks for: 5 sizes x 4 contexts; 4 modes of those in 2 precisions, of TF32 at one context and of two
-# larger batches in 3 precisions; 4 warm-ups; 4 contexts in 2 precisions.
-FULL_ROWS = {"model_sizes": 20, "end_to_end": 4 * (5 * 4 * 2 + 5 + 2 * 3), "warmup": 4, "method": 8}
+# larger batches in 3 precisions; 4 warm-ups; 4 contexts in 2 precisions; 7 attentions in 3 dtypes, 5 head dimensions,
+# 2 lengths and 2 masks.
+FULL_ROWS = {
+    "model_sizes": 20,
+    "end_to_end": 4 * (5 * 4 * 2 + 5 + 2 * 3),
+    "warmup": 4,
+    "method": 8,
+    "flash_accuracy": 7 * 3 * 5 * 2 * 2,
+}
 
 
 def run_line(capsys, monkeypatch, config_class, run, *options: str) -> tuple[int, str, str]:
@@ -134,6 +141,15 @@ def test_out_of_memory_is_a_row(capsys, monkeypatch):
     assert code == 0 and (row.status, row.reason, row.metrics) == ("out_of_memory", reason, {})
 
 
+def test_what_can_not_run_is_a_row(capsys, monkeypatch):
+    def run(config):
+        raise command.Unsupported("no kernel for this dtype")
+
+    code, out, _ = run_line(capsys, monkeypatch, end_to_end.Config, run, "--json")
+    row = Row(**json.loads(out))
+    assert code == 0 and (row.status, row.reason) == ("unsupported", "no kernel for this dtype")
+
+
 def test_a_failed_import_of_torch_is_not_asked_for_memory(monkeypatch):
     """A stem without torch has no out-of-memory error to look for."""
     monkeypatch.delitem(sys.modules, "torch")
@@ -197,6 +213,21 @@ def test_model_sizes_counts_parts_that_add_up():
     assert metrics["feed_forward_parameters"] == layers * 3 * d * d_ff
     assert metrics["norms_parameters"] == (2 * layers + 1) * d
     assert metrics["forward_flops"] > 2 * 4 * 512 * (metrics["attention_parameters"] + vocab * d)
+
+
+@pytest.mark.parametrize("name", flash_accuracy.IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", flash_accuracy.DTYPES)
+def test_each_attention_is_near_float64_or_unsupported(name, dtype, monkeypatch):
+    """The backend that is named runs, or none does: a CPU has PyTorch's flash and math kernels alone."""
+    config = flash_accuracy.Config(name, dtype, d=16, n=40)
+    row = command.measure_row(config, flash_accuracy.run)
+    if name in ("sdpa_cudnn", "sdpa_efficient") and timing.default_device() == "cpu":
+        assert row.status == "unsupported" and name.removeprefix("sdpa_") in (row.reason or "")
+        return
+    names = {"o", "dq", "dk", "dv"} | (set() if name.startswith("sdpa") else {"lse"})
+    assert set(row.metrics) == {f"{result}_{kind}_error" for result in names for kind in ("relative", "largest")}
+    least, most = {"fp32": (1e-9, 1e-6), "fp16": (1e-9, 2e-3), "bf16": (1e-9, 2e-2)}[dtype]
+    assert all(least < row.metrics[f"{result}_relative_error"] < most for result in names)
 
 
 TINY = ["--size", "small", "--context", "8", "--batch", "1", "--warmup", "0", "--steps", "1", "--vocab", "100"]

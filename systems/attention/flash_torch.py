@@ -25,6 +25,7 @@ def wide_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
+# --8<-- [start:forward]
 def forward_tiles(
     q: Float[Tensor, "... q d"], k: Float[Tensor, "... k d"], v: Float[Tensor, "... k d"], causal: bool, scale: float
 ) -> tuple[Float[Tensor, "... q d"], Float[Tensor, "... q"]]:
@@ -54,6 +55,9 @@ def forward_tiles(
     return o, lse
 
 
+# --8<-- [end:forward]
+
+
 def hidden(rows: slice, keys: slice, device: torch.device) -> Tensor:
     """True where a query may not see a key: above the diagonal that starts at the top left."""
     return torch.arange(rows.start, rows.stop, device=device)[:, None] < torch.arange(
@@ -61,6 +65,7 @@ def hidden(rows: slice, keys: slice, device: torch.device) -> Tensor:
     )
 
 
+# --8<-- [start:backward]
 def backward_tiles(
     q: Float[Tensor, "... q d"],
     k: Float[Tensor, "... k d"],
@@ -92,6 +97,10 @@ def backward_tiles(
     return (dq * scale).to(o.dtype), dk, dv
 
 
+# --8<-- [end:backward]
+
+
+# --8<-- [start:key_tile]
 def key_tile(
     q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, do: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -103,6 +112,9 @@ def key_tile(
     dp = do @ v.mT
     ds = p * (dp - delta[..., None])
     return ds @ k, ds.mT @ q, dv
+
+
+# --8<-- [end:key_tile]
 
 
 @cache

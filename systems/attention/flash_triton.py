@@ -34,6 +34,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
 
+# --8<-- [start:tiles]
 @triton.jit
 def offsets(rows, columns, stride_n, stride_d):
     """Where a tile's elements lie, in 64 bits: a long tensor reaches past 2³¹ elements."""
@@ -79,8 +80,18 @@ def store_tile(ptrs, tile, rows, columns, n, HEAD: tl.constexpr):
 
 
 @triton.jit
+def round_to_tf32(x):
+    """float32 rounded to 10 bits behind the point. The matrix units would cut the others off, and err one way."""
+    bits = (x.to(tl.int32, bitcast=True) + 0x1000) & ~0x1FFF
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def product(a, b, acc, PRECISION: tl.constexpr):
     """acc + a b with sums in float32."""
+    if PRECISION == "tf32":
+        a = round_to_tf32(a)
+        b = round_to_tf32(b)
     if INTERPRETED:
         # The interpreter multiplies the bit patterns of bfloat16; float32 holds the same values.
         a = a.to(tl.float32)
@@ -88,6 +99,10 @@ def product(a, b, acc, PRECISION: tl.constexpr):
     return tl.dot(a, b, acc, input_precision=PRECISION)
 
 
+# --8<-- [end:tiles]
+
+
+# --8<-- [start:forward_steps]
 @triton.jit
 def forward_steps(
     acc, m, l, q, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows, columns, first, last, n_k, scale_log2,
@@ -117,6 +132,10 @@ def forward_steps(
     return acc, m, l
 
 
+# --8<-- [end:forward_steps]
+
+
+# --8<-- [start:forward_kernel]
 @triton.jit(do_not_specialize=["heads", "n_q", "n_k"])
 def forward_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr,
@@ -165,6 +184,10 @@ def forward_kernel(
     tl.store(lse_ptr + batch_head * n_q + rows, (m + tl.log2(l)) * LN2, mask=rows < n_q)
 
 
+# --8<-- [end:forward_kernel]
+
+
+# --8<-- [start:delta]
 @triton.jit(do_not_specialize=["heads", "n_q"])
 def delta_kernel(
     o_ptr, do_ptr, delta_ptr,
@@ -186,6 +209,10 @@ def delta_kernel(
     tl.store(delta_ptr + batch_head * n_q + rows, delta, mask=rows < n_q)
 
 
+# --8<-- [end:delta]
+
+
+# --8<-- [start:dkdv]
 @triton.jit
 def dkdv_steps(
     dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_offsets, do_offsets, stride_qn, stride_gn, keys, columns,
@@ -275,6 +302,10 @@ def dkdv_kernel(
     store_tile(dv_ptr + offsets(keys, columns, stride_dvn, stride_dvd), dv, keys, columns, n_k, HEAD)
 
 
+# --8<-- [end:dkdv]
+
+
+# --8<-- [start:dq]
 @triton.jit
 def dq_steps(
     dq, q, do, lse, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows, columns, first, last, n_k,
@@ -350,6 +381,9 @@ def dq_kernel(
         seen_by_any, n_k, scale_log2, BK, HEAD, CAUSAL, True, PRECISION,
     )  # fmt: skip
     store_tile(dq_ptr + offsets(rows, columns, stride_dqn, stride_dqd), dq * scale, rows, columns, n_q, HEAD)
+
+
+# --8<-- [end:dq]
 
 
 def with_heads(x: Tensor) -> Tensor:

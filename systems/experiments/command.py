@@ -29,13 +29,19 @@ def options_of(config: Any) -> list[str]:
     return [part for name, value in asdict(config).items() for part in (f"--{name}", str(value))]
 
 
+class Unsupported(Exception):
+    """What was asked for can't run this configuration: a result, like running out of memory."""
+
+
 def measure_row(config: Any, run: Callable[[Any], dict[str, Any]]) -> Row:
-    """Run one configuration. Out of memory is a result; anything else raises."""
+    """Run one configuration. Out of memory and `Unsupported` are results; anything else raises."""
     # Bookkeeping for the progress bar, not a measurement: those come from systems.timing.
     started = time.monotonic()
     metrics, status, reason = {}, "ok", None
     try:
         metrics = run(config)
+    except Unsupported as error:
+        status, reason = "unsupported", str(error)
     except Exception as error:
         if not is_out_of_memory(error):
             raise

@@ -71,7 +71,7 @@ def render_all(results: Path) -> dict[str, str]:
     lines = [
         line for stem in facts for line in (f"{stem}:", *(f"  {k}: {json.dumps(v)}" for k, v in facts[stem].items()))
     ]
-    return files | {"facts.yml": "\n".join(lines) + "\n"}
+    return files | import_module("tools.render.diagrams").diagrams() | {"facts.yml": "\n".join(lines) + "\n"}
 
 
 def stale_records(results: Path) -> list[str]:
