@@ -70,9 +70,11 @@ def test_pytorch_tiles_with_a_compiled_backward(dtype, causal):
 
 @MASKS
 def test_tf32_errs_as_that_of_pytorch(precision, causal):
-    """Its library rounds both factors to 10 bits behind the point. Cut off, they would err three times as much."""
+    """Its library rounds both factors to 10 bits behind the point. Cut off, they would err three times as much. Lengths are
+    multiples of 4, as its TF32 kernels ask: it computes others in full float32.
+    """
     precision("high")
-    inputs = make_inputs(333, 461, 64, torch.float32, "cuda")
+    inputs = make_inputs(320, 448, 64, torch.float32, "cuda")
     check_against_reference(run_class(FlashAttentionTriton, *inputs, causal), *inputs, causal)
 
 
