@@ -146,7 +146,8 @@ def main(
 
 def report(console: Console, title: str, times: list[tuple[float, Tile]], show: int) -> None:
     """The fastest tiles, ready to be put into the table."""
-    table = Table("ms", "entry", title=title, title_justify="left")
+    console.print(title, style="bold")
+    table = Table("ms", "entry")
     for time_ms, tile in sorted(times)[:show]:
         table.add_row(f"{time_ms:.4f}", f"Tile({tile.q}, {tile.k}, {tile.warps}, {tile.stages})")
     console.print(table)
