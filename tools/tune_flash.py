@@ -16,7 +16,7 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from systems.attention.flash_triton import launch_backward, launch_forward
 from systems.attention.reference import attention_reference
 from systems.attention.tiles import Tile
+from systems.timing import default_device
 
 KERNELS = ("forward", "dkdv", "dq")
 DTYPES = {"half": torch.bfloat16, "tf32": torch.float32, "fp32": torch.float32}
@@ -67,9 +68,10 @@ def candidates(kernel: str, arithmetic: str, d: int) -> list[Candidate]:
 
 def inputs(heads: int, n: int, candidate: Candidate) -> list[torch.Tensor]:
     """Normal q, k, v, do: (1, heads, n, d)."""
-    generator = torch.Generator("cuda").manual_seed(0)
+    device = default_device()
+    generator = torch.Generator(device).manual_seed(0)
     shape = (1, heads, n, candidate.d)
-    return [torch.randn(shape, generator=generator, device="cuda").to(DTYPES[candidate.arithmetic]) for _ in range(4)]
+    return [torch.randn(shape, generator=generator, device=device).to(DTYPES[candidate.arithmetic]) for _ in range(4)]
 
 
 def prepare(candidate: Candidate, heads: int, n: int, causal: bool) -> Callable[[], tuple[torch.Tensor, ...]]:
@@ -80,8 +82,8 @@ def prepare(candidate: Candidate, heads: int, n: int, causal: bool) -> Callable[
     if candidate.kernel == "forward":
         return lambda: launch_forward(q, k, v, causal, scale, tile)[:1]
     o, lse = launch_forward(q, k, v, causal, scale)
-    tiles = (tile, None) if candidate.kernel == "dkdv" else (None, tile)
-    return lambda: launch_backward(do, q, k, v, o, lse, causal, scale, *tiles)
+    options: Any = {f"{candidate.kernel}_tile": tile}
+    return lambda: launch_backward(do, q, k, v, o, lse, causal, scale, **options)
 
 
 def verdict(candidate: Candidate, causal: bool) -> str:
@@ -89,9 +91,10 @@ def verdict(candidate: Candidate, causal: bool) -> str:
     try:
         found = prepare(candidate, 1, SMALL, causal)()
         q, k, v, do = (x.double() for x in inputs(1, SMALL, candidate))
-        leaves = tuple(x.requires_grad_() for x in (q, k, v))
-        o, _ = attention_reference(*leaves, causal)
-        exact = (o,) if candidate.kernel == "forward" else torch.autograd.grad(o, leaves, do)
+        for leaf in (q, k, v):
+            leaf.requires_grad_()
+        o, _ = attention_reference(q, k, v, causal)
+        exact = (o,) if candidate.kernel == "forward" else torch.autograd.grad(o, (q, k, v), do)
         errors = [((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, exact, strict=True)]
     except Exception as error:
         # A tile that does not fit is an answer; the message of the compiler's error is long.
@@ -103,7 +106,9 @@ def milliseconds(call: Callable[[], object]) -> float:
     """Median time of a launch."""
     from triton.testing import do_bench
 
-    return median(do_bench(call, warmup=5, rep=25, return_mode="all"))
+    times = do_bench(call, warmup=5, rep=25, return_mode="all")
+    assert isinstance(times, list)
+    return median(times)
 
 
 def main(
