@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import weakref
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from importlib import import_module
 
 import pytest
@@ -180,7 +180,7 @@ def test_out_of_memory_inside_the_compiler_is_a_row_too():
 def test_a_failed_import_of_torch_is_not_asked_for_memory(monkeypatch):
     """A stem without torch has no out-of-memory error to look for."""
     monkeypatch.delitem(sys.modules, "torch")
-    assert command.cause_out_of_memory(MemoryError()) is None
+    assert command.out_of_memory_reason(MemoryError()) is None
 
 
 def test_method_needs_a_gpu_and_says_so(capsys, monkeypatch):
@@ -294,6 +294,25 @@ def test_compile_times_every_phase_and_counts_graphs(quick_compiler, monkeypatch
     assert lengths == {**{f"warmup_{name}": 4 for name in PHASES["step"]}, **dict.fromkeys(PHASES["step"], 3)}
     assert (metrics["graphs"], metrics["recompiles"]) == (graphs, 0)
     assert metrics["forward_kernels"] == 7 and "forward_fused" not in metrics
+
+
+def test_an_adamw_that_does_not_compile_is_a_row_and_a_model_that_does_not_is_an_error(quick_compiler, monkeypatch):
+    """The model is plain PyTorch, which must compile; whether a step over Python numbers does is a result."""
+
+    def backend(graph, inputs):
+        if any(node.target == "mul_" for node in graph.graph.nodes) == broken_optimizer:
+            raise ValueError("no such kernel")
+        return graph
+
+    monkeypatch.setattr(compiling, "BACKEND", backend)
+    monkeypatch.setattr(compiling, "load", lambda device: None)
+    config = compile_experiment.Config("small", "fp32", "compiled_optimizer", context=6, batch=2, vocab=50, warmup=3)
+    broken_optimizer = True
+    row = command.measure_row(config, compile_experiment.run)
+    assert row.status == "unsupported" and row.reason is not None and "no such kernel" in row.reason
+    broken_optimizer = False
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        command.measure_row(replace(config, execution="compiled"), compile_experiment.run)
 
 
 NO_TIME_TO_COMPILE = [

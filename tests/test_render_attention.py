@@ -140,7 +140,7 @@ def test_kernels_tell_what_they_fuse(record):
         attention_compiled.kernels_table(record)
     )
     words = attention_compiled.fused_words("triton_poi_fused__to_copy_add_12").split("\N{NO-BREAK SPACE}")
-    assert words == ["element-wise:", "to", "copy", "add"]
+    assert words == ["pointwise:", "to", "copy", "add"]
     assert attention_compiled.fused_words("triton_mm") == "triton_mm"
 
 

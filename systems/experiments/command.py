@@ -43,22 +43,22 @@ def measure_row(config: Any, run: Callable[[Any], dict[str, Any]]) -> Row:
     except Unsupported as error:
         status, reason = "unsupported", str(error)
     except Exception as error:
-        if (out_of_memory := cause_out_of_memory(error)) is None:
+        if (reason := out_of_memory_reason(error)) is None:
             raise
-        # "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity ...": the first two sentences.
-        status, reason = "out_of_memory", ". ".join(str(out_of_memory).split(". ")[:2])
+        status = "out_of_memory"
     return Row(asdict(config), status, metrics, reason, seconds=round(time.monotonic() - started, 3))
 
 
-def cause_out_of_memory(error: BaseException | None) -> BaseException | None:
-    """The error that says that the device had no memory left: `error` itself or what it wraps, as the compiler's do.
+def out_of_memory_reason(error: BaseException | None) -> str | None:
+    """What says that the device had no memory left: `error` itself or what it wraps, as the compiler's do. None if not.
 
     Asks torch only where an experiment has imported it.
     """
     torch = sys.modules.get("torch")
     while torch is not None and error is not None:
         if isinstance(error, torch.OutOfMemoryError):
-            return error
+            # "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity ...": two sentences of it.
+            return ". ".join(str(error).split(". ")[:2])
         error = getattr(error, "inner_exception", None) or error.__cause__
     return None
 

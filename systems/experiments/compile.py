@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._dynamo.exc import TorchDynamoException
 
 from systems import compiling, inspection, timing
-from systems.experiments.command import main, option
+from systems.experiments.command import Unsupported, main, option, out_of_memory_reason
 from systems.model import build_model
 from systems.optimizer import AdamW
 from systems.sizes import SIZES, VOCAB_SIZE
@@ -71,9 +72,16 @@ def run(config: Config) -> dict[str, Any]:
         if config.execution == "compiled_optimizer":
             # Not for one value of t: it would be compiled anew at each step.
             optimizer.step = compiling.compiled(optimizer.step, dynamic=None)
-        metrics: dict[str, Any] = compiling.measure(
-            step, warmup=config.warmup, repeats=config.steps, device=device, between=lambda: model.zero_grad()
-        )
+        try:
+            metrics: dict[str, Any] = compiling.measure(
+                step, warmup=config.warmup, repeats=config.steps, device=device, between=lambda: model.zero_grad()
+            )
+        except TorchDynamoException as error:
+            if config.execution != "compiled_optimizer" or out_of_memory_reason(error) is not None:
+                raise
+            # A step over Python numbers is not what compilers are made for.
+            said = " ".join(str(error).splitlines()[:2])
+            raise Unsupported(f"AdamW's step does not compile: {said}") from error
         model.zero_grad()
         counted = inspection.kernel_counts(step, device)
         return {**metrics, **{name: count for name, count in counted.items() if name.endswith("_kernels")}}

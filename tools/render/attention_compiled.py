@@ -113,7 +113,7 @@ def kernels_table(record: Record) -> str:
     return table(header, rows, left=len(header))
 
 
-KINDS = {"poi": "element-wise", "red": "reduction", "per": "reduction"}
+KINDS = {"poi": "pointwise", "red": "reduction", "per": "reduction"}
 
 
 def fused_words(kernel: str) -> str:
