@@ -16,6 +16,10 @@ STEMS = {
     "model_sizes": Stem("systems.experiments.model_sizes", full=("meta",), quick=("meta",)),
     "end_to_end": Stem("systems.experiments.end_to_end", full=("cuda",), quick=("cuda", "cpu")),
     "warmup": Stem("systems.experiments.warmup", full=("cuda",), quick=("cuda", "cpu")),
+    "accumulation": Stem("systems.experiments.accumulation", full=("cuda",), quick=("cuda", "cpu")),
+    "autocast": Stem("systems.experiments.autocast", full=("cuda",), quick=("cuda", "cpu")),
+    "norm_precision": Stem("systems.experiments.norm_precision", full=("cuda",), quick=("cuda", "cpu")),
+    "mixed_precision": Stem("systems.experiments.mixed_precision", full=("cuda",), quick=("cuda", "cpu")),
     "flash_accuracy": Stem("systems.experiments.flash_accuracy", full=("cuda",), quick=("cuda", "cpu")),
     "method": Stem("systems.experiments.method", full=("cuda",), quick=("cuda",)),
 }
