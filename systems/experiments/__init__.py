@@ -20,6 +20,8 @@ STEMS = {
     "autocast": Stem("systems.experiments.autocast", full=("cuda",), quick=("cuda", "cpu")),
     "norm_precision": Stem("systems.experiments.norm_precision", full=("cuda",), quick=("cuda", "cpu")),
     "mixed_precision": Stem("systems.experiments.mixed_precision", full=("cuda",), quick=("cuda", "cpu")),
+    "attention": Stem("systems.experiments.attention", full=("cuda",), quick=("cuda", "cpu")),
+    "compile": Stem("systems.experiments.compile", full=("cuda",), quick=("cuda",)),
     "flash_accuracy": Stem("systems.experiments.flash_accuracy", full=("cuda",), quick=("cuda", "cpu")),
     "method": Stem("systems.experiments.method", full=("cuda",), quick=("cuda",)),
 }
