@@ -26,7 +26,7 @@ from systems.source_hash import ROOT
 # What the issue asks for: 5 sizes x 4 contexts; 4 modes of those in 2 precisions, of TF32 at one context and of two
 # larger batches in 3 precisions; 4 warm-ups; 4 contexts in 2 precisions; 7 attentions in 3 dtypes, 5 head dimensions,
 # 2 lengths and 2 masks; 4 snippets, 2 more and 3 of smaller steps; 3 parts in 2 dtypes, one without autocast; 2 norms
-# in 5 widths, computed in 4 ways, in fp32 in 3; 3 seeds in 3 precisions; plain attention of 4 widths and 5 lengths, with
+# in 5 widths, computed in 4 ways, in fp32 in 3; 3 seeds in 3 precisions; attention of 4 widths and 5 lengths, with
 # and without a mask, in 2 dtypes, eager and compiled, and both once more at a length that is too long; 5 sizes in 2
 # precisions, eager and compiled, and one row with AdamW compiled too.
 FULL_ROWS = {
