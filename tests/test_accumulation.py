@@ -1,5 +1,6 @@
 """The sums of `accumulation` are the ones that IEEE 754 fixes, by a model that knows integers only."""
 
+from dataclasses import asdict
 from fractions import Fraction
 
 import pytest
@@ -9,6 +10,7 @@ from systems import records, timing
 from systems.experiments import accumulation
 from systems.number_formats import FORMATS, stall
 from systems.records import Record
+from systems.source_hash import ROOT
 from tools.render import accumulation as builder
 
 # Fraction bits and the exponent of the smallest number, which every finite number is a multiple of.
@@ -68,6 +70,14 @@ def test_the_gpu_agrees_in_every_bit(config):
     row = accumulation.run(config)
     assert row["device"] == "cuda" and row["differing_steps"] == 0
     assert Fraction(row["device_result"]) == exact_sums(config)[-1]
+
+
+def test_the_record_of_the_h200_agrees_in_every_bit():
+    measured = records.read(ROOT / "docs/results/nvidia-h200/accumulation.json")
+    for config in accumulation.configs():
+        row = measured.row(asdict(config))
+        assert row is not None and row.metrics["device"] == "cuda" and row.metrics["differing_steps"] == 0
+        assert Fraction(row.metrics["device_result"]) == exact_sums(config)[-1]
 
 
 def test_the_known_results():
