@@ -17,5 +17,9 @@ STEMS = {
     "end_to_end": Stem("systems.experiments.end_to_end", full=("cuda",), quick=("cuda", "cpu")),
     "warmup": Stem("systems.experiments.warmup", full=("cuda",), quick=("cuda", "cpu")),
     "flash_accuracy": Stem("systems.experiments.flash_accuracy", full=("cuda",), quick=("cuda", "cpu")),
+    "flash_benchmarking": Stem("systems.experiments.flash_benchmarking", full=("cuda",), quick=("cuda", "cpu")),
+    "flash_peers": Stem("systems.experiments.flash_peers", full=("cuda",), quick=("cuda",)),
+    "flash_leaderboard": Stem("systems.experiments.flash_leaderboard", full=("cuda",), quick=("cuda", "cpu")),
+    "model_attention": Stem("systems.experiments.model_attention", full=("cuda",), quick=("cuda", "cpu")),
     "method": Stem("systems.experiments.method", full=("cuda",), quick=("cuda",)),
 }

@@ -1,0 +1,100 @@
+"""The course's leaderboard test: forward and backward of 16 heads, 16384 tokens, head dimension 64, bf16, causal.
+
+Ours under torch.compile as the test prescribes, the libraries by the same test, and where the time of each goes.
+
+    python -m systems.experiments.flash_leaderboard --implementation ours --warmup_ms 1000 --rep_ms 10000
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from systems import timing
+from systems.attention.flash_triton import FlashAttentionTriton
+from systems.experiments.command import main, option
+from systems.kernel_timing import kernel_times_ms, kernels_ms, product_times_ms
+from systems.peers import Attention, attention, only, what_ran
+
+PROTOCOL = {
+    "clock": "triton.testing.do_bench, L2 cache emptied before each call",
+    "inputs": "standard normal, seed 0; bf16, causal",
+    "kernels": "torch.profiler, 10 calls, L2 cache not emptied",
+}
+IMPLEMENTATIONS = ("ours", "sdpa_cudnn", "sdpa_flash", "flex", "plain")
+PROFILED_CALLS = 10
+# The product and the copy that the kernels are held against.
+CEILING, COPIED_BYTES = 8192, 2**30
+
+
+@dataclass(frozen=True)
+class Config:
+    implementation: str = option(
+        "ours",
+        "ours, a backend of SDPA, FlexAttention, plain PyTorch, or what the GPU can do",
+        (*IMPLEMENTATIONS, "ceiling"),
+    )
+    warmup_ms: int = option(100, "how long it runs before the clock counts, in ms")
+    rep_ms: int = option(1000, "how long it is measured, in ms")
+    heads: int = option(16, "heads")
+    n: int = option(16384, "sequence length in tokens")
+    d: int = option(64, "head dimension")
+
+
+def configs(quick: bool = False) -> list[Config]:
+    """Ours as long as the test asks; the others a tenth of that."""
+    if quick:
+        return [Config("plain", heads=1, n=128, d=16)]
+    return [Config("ceiling"), Config("ours", warmup_ms=1000, rep_ms=10_000)] + [
+        Config(name) for name in IMPLEMENTATIONS if name != "ours"
+    ]
+
+
+# --8<-- [start:run]
+def run(config: Config) -> dict[str, Any]:
+    """Samples in ms of the test, what ran, and the time of each kernel in one call, by the kernel's own name."""
+    device = timing.default_device()
+    if config.implementation == "ceiling":
+        return ceiling(device)
+    torch.manual_seed(0)
+    # As the test makes them: parts of one tensor, which gathers the gradients of all calls.
+    q, k, v = torch.randn(3, config.heads, config.n, config.d, device=device, dtype=torch.bfloat16, requires_grad=True)
+    if config.implementation == "ours":
+        compiled = torch.compile(FlashAttentionTriton.apply)
+        step = forward_backward(lambda q, k, v: compiled(q, k, v, True), q, k, v)  # pyright: ignore[reportArgumentType]
+    else:
+        attend = attention(config.implementation, causal=True, n=config.n, device=device)
+        # Libraries take (b, h, n, d).
+        step = forward_backward(lambda q, k, v: attend(q[None], k[None], v[None])[0], q, k, v)
+    with only(config.implementation):
+        ran = what_ran(config.implementation, q[None], k[None], v[None], causal=True)
+        times = kernel_times_ms(step, device, warmup_ms=config.warmup_ms, rep_ms=config.rep_ms)
+        kernels = kernels_ms(step, PROFILED_CALLS, device)
+    return {"both_ms": times, "ran": ran, **{f"kernel {name}": samples for name, samples in kernels.items()}}
+
+
+def forward_backward(attend: Attention, q: Tensor, k: Tensor, v: Tensor):
+    """What the test times. The gradient of a sum is a single one, expanded: all strides of do are 0."""
+
+    def step() -> None:
+        o = attend(q, k, v)
+        o.sum().backward()
+
+    return step
+
+
+# --8<-- [end:run]
+
+
+def ceiling(device: str) -> dict[str, Any]:
+    """Samples in ms of a large product and of a copy, and the number of multiprocessors."""
+    count = torch.cuda.get_device_properties(0).multi_processor_count if device == "cuda" else 1
+    source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    copy = kernel_times_ms(lambda: target.copy_(source), device)
+    return {"product_ms": product_times_ms("bf16", CEILING, CEILING, device), "copy_ms": copy, "multiprocessors": count}
+
+
+if __name__ == "__main__":
+    main(Config, run)
