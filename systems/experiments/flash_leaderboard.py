@@ -24,8 +24,8 @@ PROTOCOL = {
 }
 IMPLEMENTATIONS = ("ours", "sdpa_cudnn", "sdpa_flash", "flex", "plain")
 PROFILED_CALLS = 10
-# The product and the copy that the kernels are held against.
-CEILING, COPIED_BYTES = 8192, 2**30
+# Rows of the product and bytes of the copy that the kernels are held against.
+PRODUCT, COPY = 8192, 2**30
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ def run(config: Config) -> dict[str, Any]:
         step = forward_backward(lambda q, k, v: compiled(q, k, v, True), q, k, v)  # pyright: ignore[reportArgumentType]
     else:
         attend = attention(config.implementation, causal=True, n=config.n, device=device)
-        # Libraries take (b, h, n, d).
-        step = forward_backward(lambda q, k, v: attend(q[None], k[None], v[None])[0], q, k, v)
+        # Libraries take (b, h, n, d). The sum needs no way back, which would make a tensor of the expanded gradient.
+        step = forward_backward(lambda q, k, v: attend(q[None], k[None], v[None]), q, k, v)
     with only(config.implementation):
         ran = what_ran(config.implementation, q[None], k[None], v[None], causal=True)
         times = kernel_times_ms(step, device, warmup_ms=config.warmup_ms, rep_ms=config.rep_ms)
@@ -88,12 +88,17 @@ def forward_backward(attend: Attention, q: Tensor, k: Tensor, v: Tensor):
 
 
 def ceiling(device: str) -> dict[str, Any]:
-    """Samples in ms of a large product and of a copy, and the number of multiprocessors."""
-    count = torch.cuda.get_device_properties(0).multi_processor_count if device == "cuda" else 1
-    source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=device)
+    """Samples in ms of a large product and of a copy, what each of them does, and the number of multiprocessors."""
+    source = torch.empty(COPY, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    copy = kernel_times_ms(lambda: target.copy_(source), device)
-    return {"product_ms": product_times_ms("bf16", CEILING, CEILING, device), "copy_ms": copy, "multiprocessors": count}
+    return {
+        "product_ms": product_times_ms("bf16", PRODUCT, PRODUCT, device),
+        "product_flops": 2 * PRODUCT**3,
+        "copy_ms": kernel_times_ms(lambda: target.copy_(source), device),
+        # Read once and written once.
+        "copied_bytes": 2 * COPY,
+        "multiprocessors": torch.cuda.get_device_properties(0).multi_processor_count if device == "cuda" else 1,
+    }
 
 
 if __name__ == "__main__":
