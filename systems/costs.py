@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 FP32_BYTES = 4
+INT64_BYTES = 8
 
 
 # --8<-- [start:parameters]
@@ -58,6 +59,46 @@ def pass_flops(forward: int, *phases: str) -> int:
     """Matrix FLOPs of the named phases together. Loss and optimizer multiply no matrices."""
     per_phase = {"forward": 1, "backward": BACKWARD_OVER_FORWARD}
     return forward * sum(per_phase.get(phase, 0) for phase in phases)
+
+
+# --8<-- [start:attention_memory]
+def attention_saved_bytes(*, batch: int, n: int, d: int, element_bytes: int, causal: bool) -> dict[str, int]:
+    """What unfused eager attention keeps between its passes, by tensor, beyond q, k and v. One head.
+
+    `exp` keeps its result, which the division keeps too; the division's own result, the
+    probabilities, is kept by the product with v. The maxima are kept as positions, the mask as
+    booleans. Every name ends in the shape of its tensor.
+    """
+    rows = batch * n
+    return {
+        "exponentials (b, n, n)": rows * n * element_bytes,
+        "probabilities (b, n, n)": rows * n * element_bytes,
+        "row sums (b, n)": rows * element_bytes,
+        "positions of the maxima (b, n)": rows * INT64_BYTES,
+        **({"mask (n, n)": n * n} if causal else {}),
+        "output (b, n, d)": rows * d * element_bytes,
+    }
+
+
+def attention_peak_bytes(*, batch: int, n: int, d: int, element_bytes: int, causal: bool) -> dict[str, int]:
+    """All tensors at the peak of eager attention, by tensor: its backward pass, inside p = e / l.
+
+    With dp the gradient of p, the gradient of l is -dp · ((e / l) / l) summed over rows. The
+    probabilities are free by then, but dp, de = dp / l, e / l², -dp and the product of the last two
+    stand beside the exponentials: six matrices.
+    """
+    rows = batch * n
+    matrices = ("dp", "de = dp / l", "e / l²", "-dp", "their product")
+    saved = attention_saved_bytes(batch=batch, n=n, d=d, element_bytes=element_bytes, causal=causal)
+    del saved["probabilities (b, n, n)"]
+    return {
+        **saved,
+        **{f"{name} (b, n, n)": rows * n * element_bytes for name in matrices},
+        "q, k, v, do and dv (b, n, d)": 5 * rows * d * element_bytes,
+    }
+
+
+# --8<-- [end:attention_memory]
 
 
 # --8<-- [start:attention]

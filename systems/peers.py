@@ -94,20 +94,22 @@ def allow_shared_graphs() -> None:
 
     # Otherwise a compiled backward pass writes over what the forward pass saved.
     torch._functorch.config.donated_buffer = False
-    # Past this number of compilations a function would run uncompiled; with fullgraph it is an error instead.
+    # Lengths beyond 32-bit indices, dtypes and head dimensions are compiled apart: more than the default allows.
     torch._dynamo.config.recompile_limit = 64
 
 
 @cache
 def compiled_plain(causal: bool) -> Attention:
     """Plain attention under torch.compile; one compilation of a dtype and a head dimension serves every length."""
+    from systems.compiling import compiled
+
     allow_shared_graphs()
-    compiled = torch.compile(plain, fullgraph=True, dynamic=False)
+    whole = compiled(plain)
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         for x in (q, k, v):
             torch._dynamo.maybe_mark_dynamic(x, 2)
-        return compiled(q, k, v, causal)
+        return whole(q, k, v, causal)
 
     return run
 
@@ -116,10 +118,12 @@ def flex(causal: bool, n: int, device: str) -> Attention:
     """FlexAttention, compiled for this shape alone; a causal mask skips the blocks that it hides."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+    from systems.compiling import compiled
+
     allow_shared_graphs()
     mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n, device=device) if causal else None
-    compiled = torch.compile(flex_attention, fullgraph=True, dynamic=False)
-    return lambda q, k, v: compiled(q, k, v, block_mask=mask)  # pyright: ignore[reportReturnType]
+    whole = compiled(flex_attention)
+    return lambda q, k, v: whole(q, k, v, block_mask=mask)
 
 
 def random_inputs(shape: tuple[int, int, int, int], dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:

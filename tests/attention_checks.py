@@ -61,6 +61,36 @@ def run_reference(
     return dict(zip(NAMES, (o.detach(), lse.detach(), *gradients(o, (q, k, v), do.to(dtype))), strict=True))
 
 
+class Tf32Product(torch.autograd.Function):
+    """a b with factors rounded to TF32, in the gradient too: what a library does on some shapes and not on all."""
+
+    @staticmethod
+    def forward(ctx, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return round_to_tf32(a) @ round_to_tf32(b)
+
+    @staticmethod
+    def backward(ctx, g: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        a, b = (round_to_tf32(x) for x in ctx.saved_tensors)
+        g = round_to_tf32(g)
+        return g @ b.mT, a.mT @ g
+
+
+def round_to_tf32(x: Tensor) -> Tensor:
+    """The nearest float32 with 10 bits behind the point."""
+    return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+def run_tf32(q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool, scale: float | None) -> dict[str, Tensor]:
+    """The same five by plain attention whose products are TF32's."""
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    s = Tf32Product.apply(q, k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if causal:
+        s = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1), float("-inf"))
+    o, lse = Tf32Product.apply(torch.softmax(s, -1), v), torch.logsumexp(s, -1)
+    return dict(zip(NAMES, (o.detach(), lse.detach(), *gradients(o, (q, k, v), do)), strict=True))
+
+
 def worst(actual: Tensor, exact: Tensor) -> float:
     return (actual.double() - exact.double()).abs().max().item()
 
@@ -73,18 +103,22 @@ def check_against_reference(
     do: Tensor,
     causal: bool,
     scale: float | None = None,
+    tf32: bool = False,
 ) -> None:
     """Each error is at most twice that of plain PyTorch in the same precision, plus a band for rounding, and capped.
 
     The band: one unit of the result's dtype at its largest value, what sums in float32 leave where the exact result
     cancels to nothing, what a sum of n terms gathers when each addition rounds (a walk of n steps of half a unit),
     and the rounding of the saved lse. lse is kept in float32 whatever the inputs are, so plain PyTorch in float32 is
-    its measure.
+    its measure. With `tf32`, plain attention with products in TF32 is the measure of all.
     """
     exact = run_reference(q, k, v, do, causal, scale)
-    plain = run_reference(q, k, v, do, causal, scale, dtype=q.dtype)
     wide = q.dtype if q.dtype == torch.float64 else torch.float32
-    plain["lse"] = run_reference(q, k, v, do, causal, scale, dtype=wide)["lse"]
+    if tf32:
+        plain = run_tf32(q, k, v, do, causal, scale)
+    else:
+        plain = run_reference(q, k, v, do, causal, scale, dtype=q.dtype)
+        plain["lse"] = run_reference(q, k, v, do, causal, scale, dtype=wide)["lse"]
     for name in NAMES:
         assert torch.isfinite(actual[name]).all(), f"{name} is not finite"
         dtype = wide if name == "lse" else q.dtype

@@ -101,6 +101,17 @@ def test_float32_is_exact_or_tf32_as_torch_is_told(precision, device):
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("d", [16, 64, 80])
+def test_tf32_rounds_to_the_nearest(precision, d, causal, device):
+    """The matrix units alone would cut factors off: three times the error."""
+    inputs = make_inputs(97, 130, d, torch.float32, device)
+    precision("high")
+    actual = run_class(FlashAttentionTriton, *inputs, causal)
+    precision("highest")
+    check_against_reference(actual, *inputs, causal, tf32=True)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_gradcheck_of_the_pytorch_tiles(causal):
     q, k, v, _ = make_inputs(7, 5, 3, torch.float64, lead=(2,))
     inputs = [x.requires_grad_() for x in (q, k, v)]

@@ -28,8 +28,8 @@ PAIRS = [(1, 1000), (1000, 1), (65, 191), (191, 65), (128, 4096), (1000, 130)]
 # What compilers warn of is not ours.
 COMPILED = pytest.mark.filterwarnings("ignore")
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-# (architecture, bits, head dimension): the three kernels of one entry are checked together.
-ENTRIES = [(arch, bits, d) for arch, by_bits in TILES.items() for bits in by_bits for d in (16, 32, 64, 128, 256)]
+# (architecture, arithmetic, head dimension): the three kernels of one entry are checked together.
+ENTRIES = [(arch, kind, d) for arch, kinds in TILES.items() for kind in kinds for d in (16, 32, 64, 128, 256)]
 
 
 @MASKS
@@ -45,18 +45,19 @@ def test_all_lengths(dtype, d, causal):
 
 
 @MASKS
-@pytest.mark.parametrize(("arch", "bits", "d"), ENTRIES, ids=str)
-def test_every_tile_of_the_tables(arch, bits, d, causal):
+@pytest.mark.parametrize(("arch", "kind", "d"), ENTRIES, ids=str)
+def test_every_tile_of_the_tables(precision, arch, kind, d, causal):
     """Each entry, not only those of this GPU, on whole and on ragged lengths, unpadded and padded."""
-    tiles = {name: by_d[d] for name, by_d in TILES[arch][bits].items()}
+    tiles = {name: by_d[d] for name, by_d in TILES[arch][kind].items()}
     # The two dtypes of 16 bits share their tiles: each mask takes one, so that compiling ends in time.
-    dtype = torch.float32 if bits == 32 else torch.bfloat16 if causal else torch.float16
+    dtype = torch.float32 if kind != "half" else torch.bfloat16 if causal else torch.float16
+    precision("high" if kind == "tf32" else "highest")
     for n_q, n_k, head in [(512, 512, d), (333, 461, d), (333, 461, d - 3)][: 3 if causal else 2]:
         q, k, v, do = inputs = make_inputs(n_q, n_k, head, dtype, "cuda", lead=(2,))
         scale = head**-0.5
         o, lse = launch_forward(q, k, v, causal, scale, tiles["forward"])
         outputs = (o, lse, *launch_backward(do, q, k, v, o, lse, causal, scale, tiles["dkdv"], tiles["dq"]))
-        check_against_reference(dict(zip(NAMES, outputs, strict=True)), *inputs, causal)
+        check_against_reference(dict(zip(NAMES, outputs, strict=True)), *inputs, causal, tf32=kind == "tf32")
 
 
 @COMPILED
@@ -66,16 +67,6 @@ def test_pytorch_tiles_with_a_compiled_backward(dtype, causal):
     for n_q, n_k in ((128, 128), (257, 97)):
         inputs = make_inputs(n_q, n_k, 64, dtype, "cuda", lead=(2,))
         check_against_reference(run_class(FlashAttentionPyTorch, *inputs, causal), *inputs, causal)
-
-
-@MASKS
-def test_tf32_errs_as_that_of_pytorch(precision, causal):
-    """Its library rounds both factors to 10 bits behind the point. Cut off, they would err three times as much. Lengths are
-    multiples of 4, as its TF32 kernels ask: it computes others in full float32.
-    """
-    precision("high")
-    inputs = make_inputs(320, 448, 64, torch.float32, "cuda")
-    check_against_reference(run_class(FlashAttentionTriton, *inputs, causal), *inputs, causal)
 
 
 @MASKS

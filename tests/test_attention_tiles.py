@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from systems.attention import flash_triton
 from systems.attention.tiles import TILES, architecture, choose, padded
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,7 +21,7 @@ from systems.attention import flash_triton
 from systems.attention.tiles import TILES
 
 for name in ("forward", "dkdv", "dq"):
-    kernel, tile = getattr(flash_triton, f"{name}_kernel"), TILES["sm_90"][16][name][64]
+    kernel, tile = getattr(flash_triton, f"{name}_kernel"), TILES["sm_90"]["half"][name][64]
     constants = dict(BQ=tile.q, BK=tile.k, HEAD=40, D=64, GROUP=2, CAUSAL=True, RAGGED=True, PRECISION="ieee")
     signature, constexprs, attributes = {}, {}, {}
     for i, argument in enumerate(kernel.arg_names):
@@ -38,9 +39,9 @@ for name in ("forward", "dkdv", "dq"):
 
 
 def test_the_table_is_complete():
-    for arch, by_bits in TILES.items():
-        assert set(by_bits) == {16, 32}, arch
-        for by_kernel in by_bits.values():
+    for arch, by_arithmetic in TILES.items():
+        assert set(by_arithmetic) == set(flash_triton.PRECISION), arch
+        for by_kernel in by_arithmetic.values():
             assert set(by_kernel) == {"forward", "dkdv", "dq"}
             for tiles in by_kernel.values():
                 assert set(tiles) == HEAD_DIMS
@@ -58,11 +59,11 @@ def test_head_dimensions_are_padded_to_powers_of_two():
     assert [padded(d) for d in (1, 16, 17, 64, 80, 129, 256)] == [16, 16, 32, 64, 128, 256, 256]
 
 
-def test_a_gpu_gets_the_tile_of_its_dtype(monkeypatch):
+def test_a_gpu_gets_the_tile_of_its_arithmetic(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     cuda = torch.device("cuda")
-    assert choose("dq", 80, torch.bfloat16, cuda) == TILES["sm_90"][16]["dq"][128]
-    assert choose("dq", 80, torch.float32, cuda) == TILES["sm_90"][32]["dq"][128]
+    for kind in flash_triton.PRECISION:
+        assert choose("dq", 80, kind, cuda) == TILES["sm_90"][kind]["dq"][128]
 
 
 def test_kernels_compile_for_a_gpu_that_is_not_here(tmp_path):

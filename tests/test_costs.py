@@ -1,13 +1,16 @@
 """The formulas against what PyTorch counts."""
 
+import weakref
 from dataclasses import asdict
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count
 
-from systems import costs
-from systems.experiments import model_sizes
+from systems import costs, inspection
+from systems.experiments import attention, model_sizes
 from systems.model import build_model
 from systems.sizes import SIZES, VOCAB_SIZE
 
@@ -39,6 +42,55 @@ def test_the_longest_slug_names_the_device():
     assert costs.peak_of("nvidia-a100-sxm4-80gb") is costs.PEAKS["nvidia-a100-sxm4"]
     assert costs.peak_of("nvidia-h200-nvl") is costs.PEAKS["nvidia-h200-nvl"]
     assert costs.peak_of("cpu") is None
+
+
+class LiveBytes(TorchDispatchMode):
+    """Bytes of all storages that operations have met and that still exist, and the most there have been."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes: dict[int, int] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves((args, result)):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self.sizes:
+                    self.sizes[storage._cdata] = storage.nbytes()
+                    weakref.finalize(storage, self.sizes.pop, storage._cdata)
+        self.peak = max(self.peak, sum(self.sizes.values()))
+        return result
+
+
+@pytest.mark.parametrize("causal", ["no", "yes"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_memory_is_what_pytorch_keeps_and_what_lives_at_its_peak(dtype, causal):
+    shape = {"batch": 3, "n": 160, "d": 16, "element_bytes": dtype.itemsize, "causal": causal == "yes"}
+    q, k, v, do = (torch.randn(3, 1, 160, 16, dtype=dtype) for _ in range(4))
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    saved = inspection.SavedTensors(inputs)
+    with saved.phase("forward"):
+        o = attention.attention_of(causal)(q, k, v)
+    kept = sum(tensor["adds_bytes"] for tensor in saved.tensors) + o.untyped_storage().nbytes()
+    assert kept == sum(costs.attention_saved_bytes(**shape).values())
+    with LiveBytes() as live:
+        o = attention.attention_of(causal)(q, k, v)
+        live.peak = 0
+        o.backward(do)
+    # An index, or a number that is a tensor for a moment, is not worth a line of the formula.
+    assert live.peak == pytest.approx(sum(costs.attention_peak_bytes(**shape).values()), abs=64)
+
+
+def test_attention_memory_by_hand():
+    # N = 16384, batch 8, d = 64, fp32: a score matrix is 8 GiB, a mask a quarter, an output 1/32; rows are 2^17.
+    gib, rows = 2**30, 2**17
+    shape = {"batch": 8, "n": 16384, "d": 64, "element_bytes": 4}
+    plain, masked = (sum(costs.attention_saved_bytes(**shape, causal=causal).values()) for causal in (False, True))
+    assert plain == 2 * 8 * gib + gib // 32 + rows * 4 + rows * 8 and masked - plain == gib // 4
+    # Six matrices, the output, five more of its size, sums and positions.
+    assert sum(costs.attention_peak_bytes(**shape, causal=False).values()) == 6 * 8 * gib + 6 * gib // 32 + rows * 12
 
 
 def test_attention_flops_are_those_of_pytorchs_counter():

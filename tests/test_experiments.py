@@ -1,21 +1,25 @@
 """The experiments: their grids, their command lines, and the phases that their modes promise."""
 
+import gc
 import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, is_dataclass
+import weakref
+from dataclasses import asdict, is_dataclass, replace
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
 import torch
 
+from systems import compiling, inspection, records, timing
 from systems import model as model_module
-from systems import records, timing
 from systems.attention.reference import attention_reference
 from systems.device import CPU
 from systems.experiments import (
     STEMS,
+    attention,
     command,
     end_to_end,
     flash_accuracy,
@@ -27,6 +31,7 @@ from systems.experiments import (
     model_sizes,
     warmup,
 )
+from systems.experiments import compile as compile_experiment
 from systems.experiments.command import options_of
 from systems.records import Record, Row
 from systems.sizes import SIZES, ModelSize
@@ -34,7 +39,9 @@ from systems.source_hash import ROOT
 
 # What the issue asks for: 5 sizes x 4 contexts; 4 modes of those in 2 precisions, of TF32 at one context and of two
 # larger batches in 3 precisions; 4 warm-ups; 4 contexts in 2 precisions; 7 attentions in 3 dtypes, 5 head dimensions,
-# 2 lengths and 2 masks; 4 attentions in 2 dtypes, 4 head dimensions, 10 lengths, and 3 products; 8 shapes of peers in
+# 2 lengths and 2 masks; plain attention of 4 widths and 5 lengths, with and without a mask, in 2 dtypes, eager and
+# compiled, and both once more at a length that is too long; 5 sizes in 2 precisions, eager and compiled, and one row
+# with AdamW compiled too; 4 attentions in 2 dtypes, 4 head dimensions, 10 lengths, and 3 products; 8 shapes of peers in
 # bf16, 4 in fp32 and a short one; 5 entries of the leaderboard and its ceiling; 3 attentions in 5 models, then in one
 # at 2 longer contexts.
 FULL_ROWS = {
@@ -47,6 +54,8 @@ FULL_ROWS = {
     "flash_peers": 8 + 4 + 1,
     "flash_leaderboard": 5 + 1,
     "model_attention": 3 * (5 + 2),
+    "attention": 4 * 5 * 2 * 2 * 2 + 2,
+    "compile": 5 * 2 * 2 + 1,
 }
 
 
@@ -190,10 +199,30 @@ def test_what_can_not_run_is_a_row(capsys, monkeypatch):
     assert code == 0 and (row.status, row.reason) == ("unsupported", "no kernel for this dtype")
 
 
+def test_out_of_memory_inside_the_compiler_is_a_row_too():
+    """The compiler wraps what its backend raises, and an error about anything else stays an error."""
+
+    def wrapping(error):
+        def backend(graph, inputs):
+            raise error
+
+        def run(config):
+            torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+            return {}
+
+        return run
+
+    reason = "CUDA out of memory. Tried to allocate 2.50 GiB"
+    row = command.measure_row(end_to_end.Config(), wrapping(torch.OutOfMemoryError(f"{reason}. See the manual.")))
+    assert (row.status, row.reason) == ("out_of_memory", reason)
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        command.measure_row(end_to_end.Config(), wrapping(ValueError("no such kernel")))
+
+
 def test_a_failed_import_of_torch_is_not_asked_for_memory(monkeypatch):
     """A stem without torch has no out-of-memory error to look for."""
     monkeypatch.delitem(sys.modules, "torch")
-    assert not command.is_out_of_memory(MemoryError())
+    assert command.out_of_memory_reason(MemoryError()) is None
 
 
 def test_method_needs_a_gpu_and_says_so(capsys, monkeypatch):
@@ -253,6 +282,119 @@ def test_model_sizes_counts_parts_that_add_up():
     assert metrics["feed_forward_parameters"] == layers * 3 * d * d_ff
     assert metrics["norms_parameters"] == (2 * layers + 1) * d
     assert metrics["forward_flops"] > 2 * 4 * 512 * (metrics["attention_parameters"] + vocab * d)
+
+
+@pytest.fixture
+def quick_compiler(monkeypatch):
+    """On the CPU, graphs are captured and differentiated but run as they are; `small` is tiny, its attention no spy.
+
+    The model is loaded again without the checks of shapes at run time that `make test` adds: no compiler follows them.
+    """
+    spec = spec_from_file_location("systems.model", model_module.__file__)
+    assert spec is not None and spec.loader is not None
+    plain = module_from_spec(spec)
+    spec.loader.exec_module(plain)
+    monkeypatch.setitem(sys.modules, "systems.model", plain)
+    monkeypatch.setattr(attention, "model", plain)
+    monkeypatch.setattr(compile_experiment, "build_model", plain.build_model)
+    monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 1, 2))
+    monkeypatch.setattr(timing, "default_device", lambda: "cpu")
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    compiling.load.cache_clear()
+    yield
+    torch.compiler.reset()
+
+
+def test_the_grid_of_attention_is_the_one_asked_for():
+    configs = attention.configs()
+    cells = {(c.d, c.n) for c in configs if c.n != attention.TOO_LONG}
+    assert cells == {(d, n) for d in (16, 32, 64, 128) for n in (256, 1024, 4096, 8192, 16384)}
+    assert {(c.batch, c.passes) for c in configs if c.n != attention.TOO_LONG} == {(8, 100)}
+    # Eager and compiled are measured one after the other.
+    assert all(a.execution != b.execution and a.n == b.n for a, b in zip(configs[::2], configs[1::2], strict=True))
+
+
+@pytest.mark.parametrize("execution", ["eager", "compiled"])
+@pytest.mark.parametrize("causal", ["no", "yes"])
+def test_attention_times_both_passes_and_lists_what_is_kept(quick_compiler, causal, execution):
+    config = attention.Config(8, 24, causal, "fp32", execution, batch=2, warmup=2, passes=3)
+    metrics = attention.run(config)
+    lengths = {name: len(value) for name, value in metrics.items() if name.endswith("_ms")}
+    assert lengths == {"warmup_forward_ms": 2, "warmup_backward_ms": 2, "forward_ms": 3, "backward_ms": 3}
+    assert (metrics["graphs"], metrics["recompiles"]) == (int(execution == "compiled"), 0)
+    # Two score matrices of 2 x 24 x 24 numbers stay, and eagerly a mask; a CPU has no memory in use to report.
+    kept = [tensor for tensor in metrics["saved"] if tensor["adds_bytes"] >= 24 * 24]
+    matrices = [tensor for tensor in kept if tensor["adds_bytes"] == 2 * 24 * 24 * 4]
+    assert len(matrices) == 2 and (len(kept) == 3) == (causal == "yes" and execution == "eager")
+    assert not any(name.endswith(("_bytes", "_kernels")) for name in metrics)
+
+
+def test_attention_masks_where_it_says_so():
+    q, k, v = torch.randn(3, 2, 1, 5, 4)
+    plain, masked = (attention.attention_of(causal)(q, k, v) for causal in ("no", "yes"))
+    # The last query sees every key in both, the first sees one under the mask.
+    assert torch.equal(plain[..., -1, :], masked[..., -1, :]) and torch.allclose(masked[..., 0, :], v[..., 0, :])
+
+
+@pytest.mark.parametrize("execution, graphs", [("eager", 0), ("compiled", 1), ("compiled_optimizer", 4)])
+def test_compile_times_every_phase_and_counts_graphs(quick_compiler, monkeypatch, execution, graphs):
+    """AdamW compiles three times: with no state, for the t that it finds, and for any t."""
+    monkeypatch.setattr(inspection, "kernel_counts", lambda step, device: {"forward_kernels": 7, "forward_fused": []})
+    config = compile_experiment.Config("small", "fp32", execution, context=6, batch=2, vocab=50, warmup=4, steps=3)
+    metrics = compile_experiment.run(config)
+    lengths = {name: len(value) for name, value in metrics.items() if name.endswith("_ms")}
+    assert lengths == {**{f"warmup_{name}": 4 for name in PHASES["step"]}, **dict.fromkeys(PHASES["step"], 3)}
+    assert (metrics["graphs"], metrics["recompiles"]) == (graphs, 0)
+    assert metrics["forward_kernels"] == 7 and "forward_fused" not in metrics
+
+
+def test_an_adamw_that_does_not_compile_is_a_row_and_a_model_that_does_not_is_an_error(quick_compiler, monkeypatch):
+    """The model is plain PyTorch, which must compile; whether a step over Python numbers does is a result."""
+
+    def backend(graph, inputs):
+        if any(node.target == "mul_" for node in graph.graph.nodes) == broken_optimizer:
+            raise ValueError("no such kernel")
+        return graph
+
+    monkeypatch.setattr(compiling, "BACKEND", backend)
+    monkeypatch.setattr(compiling, "load", lambda device: None)
+    config = compile_experiment.Config("small", "fp32", "compiled_optimizer", context=6, batch=2, vocab=50, warmup=3)
+    broken_optimizer = True
+    row = command.measure_row(config, compile_experiment.run)
+    assert row.status == "unsupported" and row.reason is not None and "no such kernel" in row.reason
+    broken_optimizer = False
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        command.measure_row(replace(config, execution="compiled"), compile_experiment.run)
+
+
+NO_TIME_TO_COMPILE = [
+    (attention, attention.Config(execution="compiled", warmup=0)),
+    (compile_experiment, compile_experiment.Config(execution="compiled", warmup=0)),
+    (compile_experiment, compile_experiment.Config(execution="compiled_optimizer", warmup=2)),
+]
+
+
+@pytest.mark.parametrize("module, config", NO_TIME_TO_COMPILE)
+def test_too_few_warm_up_steps_to_compile_in_are_refused(module, config):
+    with pytest.raises(ValueError, match="--warmup must be [13] or more"):
+        module.run(config)
+
+
+def test_nothing_of_a_compiled_model_outlives_its_row(quick_compiler, monkeypatch):
+    """It would count in the peak of the next one."""
+    models, build = [], compile_experiment.build_model
+
+    def spy(*arguments):
+        model = build(*arguments)
+        models.append(weakref.ref(model.lm_head.weight))
+        return model
+
+    monkeypatch.setattr(compile_experiment, "build_model", spy)
+    compile_experiment.run(
+        compile_experiment.Config("small", "fp32", "compiled", context=6, batch=2, vocab=50, warmup=1, steps=1)
+    )
+    gc.collect()
+    assert [model() for model in models] == [None]
 
 
 @pytest.mark.parametrize("name", flash_accuracy.IMPLEMENTATIONS)

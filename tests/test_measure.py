@@ -374,6 +374,12 @@ def test_agreement_is_within_noise(old, new, same):
     assert measure.agrees("forward_ms", old, new) == same
 
 
+def test_what_is_no_time_must_be_the_same():
+    old = [{"dtype": "float32", "bytes": 8}]
+    assert measure.agrees("saved", old, [dict(old[0])]) and not measure.agrees("saved", old, [old[0] | {"bytes": 9}])
+    assert not measure.agrees("forward_fused", ["triton_a"], ["triton_b"])
+
+
 def test_reserved_memory_may_differ_by_a_tenth():
     assert measure.agrees("peak_reserved_bytes", 1000, 1100) and measure.agrees("peak_reserved_bytes", 1000, 900)
     assert not measure.agrees("peak_reserved_bytes", 1000, 1101) and not measure.agrees("peak_allocated_bytes", 9, 10)

@@ -1,11 +1,9 @@
 """Peers by name: each computes attention, the one that is named runs, and what the names set is put back."""
 
-from functools import partial
-
 import pytest
 import torch
 
-from systems import peers
+from systems import compiling, peers
 from systems.attention.reference import attention_reference
 from systems.experiments.command import Unsupported
 from systems.peers import attention, only, random_inputs, what_ran
@@ -66,13 +64,11 @@ def test_what_ran_is_what_pytorch_chooses():
 
 
 def test_one_compilation_serves_every_length_and_a_graph_serves_twice(monkeypatch):
-    from torch._dynamo.utils import counters
-
     # Fuses nothing, so it needs no compiler of C++.
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
     torch.compiler.reset()
     peers.compiled_plain.cache_clear()
-    run = peers.compiled_plain(True)
+    before, run = compiling.graphs(), peers.compiled_plain(True)
     try:
         for n in (16, 24, 40):
             q, k, v, do = random_inputs((1, 1, n, 8), torch.float32, "cpu")
@@ -80,7 +76,7 @@ def test_one_compilation_serves_every_length_and_a_graph_serves_twice(monkeypatc
             first, second = (torch.autograd.grad(o, (q, k, v), do, retain_graph=True) for _ in range(2))
             assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
             torch.testing.assert_close(o, peers.plain(q, k, v, True))
-        assert counters["stats"]["unique_graphs"] == 1
+        assert compiling.graphs() == before + 1
     finally:
         peers.compiled_plain.cache_clear()
         torch.compiler.reset()

@@ -1,181 +1,215 @@
-"""Builders of the attention benchmarks, on records small enough to reckon by hand."""
+"""What `attention` and `compile` derive when rendered, from records made here whose answers are known by hand."""
+
+import re
 
 import pytest
 
-from systems.costs import KERNELS
 from systems.device import Device
 from systems.records import Record, Row
-from tools.render import flash_benchmarking, flash_leaderboard, flash_peers, model_attention
+from systems.source_hash import ROOT
+from tools import render
+from tools.render import attention, attention_compiled, attention_memory
+from tools.render import compile as compile_builder
+from tools.render.attention_rows import cell, in_words
 
-GPU = Device("NVIDIA H200", "nvidia-h200", "9.0", 1, "580", 700.0, [1000, 2000])
-
-
-def record(stem: str, *rows: Row) -> Record:
-    return Record(stem, "measured", GPU, list(rows), expected_rows=len(rows))
-
-
-def times(forward: float, backward: float, both: float) -> dict[str, list[float]]:
-    return {"forward_ms": [forward], "backward_ms": [backward], "both_ms": [both]}
+MIB, GIB = 2**20, 2**30
 
 
-def bench_row(name: str, n: int, *passes: float, dtype: str = "bf16", **memory: int) -> Row:
-    config = {"implementation": name, "dtype": dtype, "d": 64, "n": n}
-    return Row(
-        config, "ok", {**times(*passes), "ran": "flash_attention", "held_bytes": 0, "peak_allocated_bytes": 0} | memory
-    )
+def device(gib: int) -> Device:
+    return Device("NVIDIA X", "nvidia-x", "9.0", gib * GIB, driver="1", power_limit_w=700.0)
 
 
-OUT = Row(
-    {"implementation": "plain", "dtype": "bf16", "d": 64, "n": 65536}, "out_of_memory", reason="CUDA out of memory"
-)
-
-
-@pytest.fixture
-def bench():
-    product = Row({"implementation": "ceiling", "dtype": "bf16", "d": 1000, "n": 1000}, "ok", {"product_ms": [0.01]})
-    ours = [bench_row("ours", n, 1.0, 2.0, 4.0, held_bytes=2**20, peak_allocated_bytes=5 * 2**20) for n in (128, 65536)]
-    return record("flash_benchmarking", product, *ours, bench_row("plain", 128, 0.5, 4.0, 3.0), OUT)
-
-
-def test_rates_and_memory_by_hand(bench):
-    row = bench.find(implementation="ours", n=65536)
-    # 7 products of 2 · 64 FLOPs for half of 65536² scores, in 4 ms.
-    assert flash_benchmarking.rate(row, "both") == pytest.approx(7 * 2 * 64 * 65536**2 / 2 / 4e-3)
-    # 2 GFLOP in 10 µs.
-    assert flash_benchmarking.ceiling(bench, "bf16") == pytest.approx(2e14)
-    assert flash_benchmarking.memory_bytes(row) == 4 * 2**20
-    assert flash_benchmarking.memory_bytes(OUT) is flash_benchmarking.rate(OUT, "both") is None
-
-
-def test_losing_is_said_and_counted(bench):
-    assert flash_benchmarking.losses(bench, "plain", "forward") == [("bf16", 64, 128)]
-    assert flash_benchmarking.losses(bench, "plain", "backward") == []
-    facts = flash_benchmarking.facts(bench)
-    assert [facts[f"slower_than_plain_{name}"] for name in ("forward", "backward", "both")] == ["1", "0", "1"]
-    files = flash_benchmarking.fragments([bench])
-    assert "| plain\N{NO-BREAK SPACE}PyTorch | forward | 1 of 1 | 128 | 0.50 |" in files["lost.md"]
-
-
-def test_a_shape_without_memory_is_a_row_and_a_fact(bench):
-    facts, files = flash_benchmarking.facts(bench), flash_benchmarking.fragments([bench])
-    assert facts["faster_bf16_65536"] == facts["memory_plain"] == "out of memory" and facts["out_of_memory"] == "1"
-    line = "| bf16 | 64 | 65536 | 1.000 | 2.000 | 4.000 | out of memory | out of memory | out of memory |  |"
-    assert line in files["table.md"]
-    assert files["table.md"].count("| bf16 |") == files["table.md"].count("| fp32 |") == 40
-
-
-def test_passes_stand_in_tabs_of_their_own_below_the_gpu(bench):
-    lines = flash_benchmarking.fragments([bench])["passes.md"].splitlines()
-    tabs = [line for line in lines if "===" in line]
-    assert tabs == ['=== "NVIDIA H200"', '    === "Forward"', '    === "Backward"', '    === "Both"']
-
-
-@pytest.fixture
-def peers():
-    def row(n: int, dtype: str, metrics: dict) -> Row:
-        return Row({"batch": 1, "heads": 16, "n": n, "d": 64, "causal": "yes", "dtype": dtype}, "ok", metrics)
-
-    def named(name: str, forward: float, error: float) -> dict:
-        found = {f"{name}_{key}": samples for key, samples in times(forward, forward, 2 * forward).items()}
-        return found | {f"{name}_{of}_relative_error": error for of in ("o", "dq", "dk", "dv")}
-
-    long = named("ours", 3.0, 2e-3) | named("sdpa_cudnn", 2.0, 1e-3) | named("flex", 1.5, 1e-3)
-    late = named("ours", 1.0, 1e-3) | named("sdpa_cudnn", 2.0, 1e-3) | {"sdpa_flash_status": "unsupported"}
-    short = named("ours", 9.0, 1e-3) | named("sdpa_cudnn", 1.0, 1e-3)
-    short |= {"ours_call_ms": [0.05, 0.06, 0.07], "sdpa_flash_call_ms": [0.03]}
-    fp32 = named("ours", 3.0, 1e-6) | named("ours_tf32", 1.0, 1e-3) | named("sdpa_efficient", 4.0, 1e-6)
-    return record("flash_peers", *(row(n, "bf16", m) for n, m in ((16384, long), (4096, late), (128, short))),
-                  row(2048, "fp32", fp32))  # fmt: skip
-
-
-def test_ratios_are_ours_over_theirs_in_one_row(peers):
-    facts = flash_peers.facts(peers)
-    # The short row is the host's: neither its ratio nor its loss counts.
-    assert (facts["bf16_both_least"], facts["bf16_both_most"], facts["bf16_both_lost"]) == ("0.50", "1.50", "1 of 2")
-    assert (facts["fp32_both_most"], facts["fp32_both_lost"], facts["tf32_least"]) == ("0.75", "0 of 1", "0.25")
-    assert (facts["call"], facts["call_over_sdpa"]) == ("60 µs", "2.00")
-    assert facts["error_over_rival_most"] == "2.00"
-
-
-def test_the_fastest_other_is_named(peers):
-    ratios = flash_peers.fragments([peers])["ratios.md"].replace("\N{NO-BREAK SPACE}", " ")
-    assert "| 1, 16, 16384, 64, causal | 1.50 | 1.50 | 1.50 | 2.00 | FlexAttention |" in ratios
-    assert "| 1, 16, 4096, 64, causal | 0.50 | 0.50 | 0.50 | 0.50 | cuDNN |" in ratios and "128, 64" not in ratios
-
-
-def test_a_peer_that_can_not_run_stands_in_the_table(peers):
-    lines = flash_peers.fragments([peers])["bf16.md"].replace("\N{NO-BREAK SPACE}", " ").splitlines()
-    (line,) = (line.strip() for line in lines if "unsupported" in line)
-    assert line.startswith("| 1, 16, 4096, 64, causal | FlashAttention-2 | unsupported |")
-    assert {line.count("|") for line in lines if "|" in line} == {10}
-
-
-HOPPER = "attention_dkdv_hopper"
-ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >(int, forward)"
-
-
-@pytest.fixture
-def board():
-    def row(name: str, **metrics) -> Row:
-        return Row({"implementation": name, "rep_ms": 1000, "heads": 16, "n": 1024, "d": 64}, "ok", metrics)
-
-    kernels = {
-        "forward_kernel": 1.0,
-        "delta_kernel": 0.1,
-        HOPPER: 2.0,
-        "dq_kernel": 1.5,
-        ADD: 0.3,
-        "triton_red_forward": 0.1,
+def attention_row(n: int, execution: str, d: int = 64, dtype: str = "fp32", causal: str = "no") -> Row:
+    """Times grow with N²; compiled, forward takes half and backward the same; what is kept is what the formula says."""
+    config = {"d": d, "n": n, "causal": causal, "dtype": dtype, "execution": execution, "batch": 8, "warmup": 2}
+    if n > 16384 and execution == "eager":
+        return Row({**config, "passes": 3}, "out_of_memory", {}, "CUDA out of memory. Tried to allocate 32.00 GiB")
+    compiled = execution == "compiled"
+    element, rows = 4 if dtype == "fp32" else 2, 8 * n
+    matrix, output = rows * n * element, rows * d * element
+    forward, backward = n**2 / 1e6 / (2 if compiled else 1), 3 * n**2 / 1e6
+    sizes = [matrix, matrix, rows * element, rows * 8, *([n * n] if causal == "yes" else [])]
+    saved = [{"dtype": "any", "shape": [size], "bytes": size, "adds_bytes": size} for size in sizes]
+    metrics = {
+        # The first pass compiles, for 2 s forward and 1 s backward.
+        "warmup_forward_ms": [forward + 2000 * compiled, forward],
+        "warmup_backward_ms": [backward + 1000 * compiled, backward],
+        "forward_ms": [forward] * 3,
+        "backward_ms": [backward] * 3,
+        "peak_allocated_bytes": (3 if compiled else 6) * matrix,
+        "graphs": int(compiled),
+        "recompiles": 0,
+        "before_forward_bytes": MIB,
+        "before_backward_bytes": MIB + sum(sizes) + output,
+        "saved": saved,
+        "forward_kernels": 4 if compiled else 8,
+        "backward_kernels": 9 if compiled else 25,
+        **({"forward_fused": ["triton_red_fused_div_exp_0"]} if compiled else {}),
     }
-    ours = row("ours", both_ms=[5.0], ran="triton", **{f"kernel {name}": [t] for name, t in kernels.items()})
-    top = row("ceiling", product_ms=[1.0], product_flops=10**12, copy_ms=[1.0], copied_bytes=10**9, multiprocessors=100)
-    return record("flash_leaderboard", top, ours, row("sdpa_cudnn", both_ms=[4.0], ran="cudnn_attention"))
+    return Row({**config, "passes": 3}, "ok", metrics)
 
 
-def test_kernels_are_told_by_their_names(board):
-    found = flash_leaderboard.roles_ms(flash_leaderboard.row_of(board, "ours"))
-    assert found == pytest.approx({"forward": 1.0, "delta": 0.1, "dkdv": 2.0, "dq": 1.5, "rest": 0.4})
-    facts = flash_leaderboard.facts(board)
-    assert (facts["time_rest"], facts["share_rest"], facts["slowest"]) == ("0.40 ms", "8.0 %", "dK and dV")
-    assert (facts["over_sdpa_cudnn"], facts["over_flex"]) == ("1.25", "not measured")
+@pytest.fixture
+def record() -> Record:
+    both = ("eager", "compiled")
+    grid = [(n, d, t, c) for t in ("fp32", "bf16") for c in ("no", "yes") for d in (16, 64) for n in (8192, 16384)]
+    rows = [attention_row(n, e, d, t, c) for n, d, t, c in [*grid, (4096, 64, "fp32", "no")] for e in both]
+    rows += [attention_row(32768, e) for e in both]
+    return Record("attention", "measured", device(140), rows, len(rows), started_utc="2026-01-01 00:00")
 
 
-def test_floors_by_hand(board):
-    floors = flash_leaderboard.floors_ms(board)
-    scores, rows = 16 * 1024**2 // 2, 16 * 1024
-    assert floors.keys() == KERNELS.keys()
-    # Four products at 10^15 FLOP/s; 16 exponentials per clock of 100 multiprocessors at the highest clock, 2 GHz.
-    assert floors["dkdv"]["matrix"] == pytest.approx(4 * 2 * 64 * scores / 1e15 * 1e3)
-    assert floors["dkdv"]["exponentials"] == pytest.approx(scores / (16 * 100 * 2e9) * 1e3)
-    # q, k, v, o in 16 bits and lse in 32, at 10^12 bytes/s.
-    assert floors["forward"]["bytes"] == pytest.approx(rows * (4 * 64 * 2 + 4) / 1e12 * 1e3)
-    assert floors["delta"]["matrix"] == 0
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.setattr("tools.render.markdown.is_fresh", lambda record: True)
 
 
-def test_without_a_ceiling_there_are_times_and_no_floors(board):
-    board.rows = board.rows[1:]
-    files = flash_leaderboard.fragments([board])
-    assert "kernels-nvidia-h200.svg" not in files and "| dQ | 1.500 |" in files["kernels.md"]
-    assert flash_leaderboard.facts(board)["over_floor_dq"] == "not measured"
+def test_facts_of_attention_by_hand(record):
+    facts, none = attention.facts(record), attention.facts(None)
+    assert facts.keys() == none.keys() and "not measured" in none.values()
+    # 16384² / 10⁶ ms forward, three times that backward.
+    assert (facts["forward"], facts["backward"]) == ("268.4 ms", "805.3 ms")
+    assert facts["growth_forward"] == facts["growth_backward"] == "4.00"
+    # Forward twice as fast and backward equally fast: (1 + 3) / (0.5 + 3).
+    assert (facts["speedup_forward"], facts["speedup_backward"]) == ("2.00", "1.00")
+    assert facts["speedup_least"] == facts["speedup_most"] == "1.14"
+    assert facts["compile_least"] == facts["compile_most"] == "3.0 s" and facts["recompiles"] == "0"
+    assert [facts[f"{p}_kernels_{e}"] for p in ("forward", "backward") for e in ("eager", "compiled")] == list("84") + [
+        "25",
+        "9",
+    ]
+    # Two matrices of 8 GiB, and 64 bytes for each pair of positions.
+    assert (facts["one_matrix"], facts["kept"], facts["per_square_limit"]) == ("8.0 GiB", "16.0 GiB", "64")
+    assert facts["per_square_eager"] == "64.1"
 
 
-def test_a_step_adds_its_phases_and_an_eager_one_may_have_no_memory():
-    def row(attention: str, status, *phases: float) -> Row:
-        names = ("forward_ms", "loss_ms", "backward_ms", "optimizer_ms")
-        metrics = {name: [t, t, t] for name, t in zip(names, phases, strict=False)}
-        found = metrics | {"peak_allocated_bytes": 3 * 2**30, "ran": "triton"} if phases else {}
-        return Row({"size": "small", "context": 4096, "attention": attention, "batch": 4}, status, found)
+def test_the_prediction_is_compared_with_the_measurement(record):
+    assert attention_memory.largest_error(record) == pytest.approx(0, abs=0.001)
+    row = cell(record, 8192, 16, "bf16")
+    row.metrics["before_backward_bytes"] += attention_memory.kept_bytes(row) // 50
+    assert attention.facts(record)["prediction_off_most"] == "2.0 %"
+    # At short sequences other things count, and nobody promised anything.
+    short = attention_row(256, "eager")
+    short.metrics["before_backward_bytes"] *= 9
+    record.rows.append(short)
+    assert attention.facts(record)["prediction_off_most"] == "2.0 %"
 
-    measured = record(
-        "model_attention", row("eager", "out_of_memory"), row("sdpa", "ok", 4, 1, 8, 2), row("flash", "ok", 2, 1, 5, 2)
+
+def test_the_first_length_that_does_not_fit(record):
+    facts = attention.facts(record)
+    n = int(facts["shortest_out"])
+    assert attention_memory.needed_at(n - 1) <= 140 * GIB < attention_memory.needed_at(n)
+    assert facts["tried_length"] == "32768" and facts["tried_need"] == "192.4 GiB"
+    assert facts["tried_eager"] == "ran out of memory" and facts["tried_compiled"] == "ran with a peak of 96.0 GiB"
+    table = attention_memory.accounting(record)
+    cells = [float(line.split("|")[2]) for line in table.splitlines()[2:] if line.startswith("|")]
+    assert sum(cells[:-1]) == pytest.approx(cells[-1], abs=0.01) and cells.count(32.0) == 6
+    # Where nothing ran out, it is the first doubled length that must.
+    record.rows = [row for row in record.rows if row.config["n"] <= 16384]
+    assert attention_memory.accounted_length(record) == 32768
+    record.device = device(2000)
+    assert attention_memory.accounted_length(record) == 131072
+    assert attention.facts(record)["tried_eager"] == "was not measured"
+
+
+def test_on_a_smaller_gpu_a_row_that_does_not_fit_names_its_need(record):
+    for row in record.rows:
+        if row.config["n"] == 16384 and row.config["dtype"] == "fp32":
+            row.status, row.metrics, row.reason = "out_of_memory", {}, "CUDA out of memory"
+    record.device = device(40)
+    facts, files = attention.facts(record), attention.fragments([record])
+    assert facts["forward"] == facts["speedup_forward"] == "not measured"
+    assert facts["tried_length"] == "16384" and facts["tried_need"] == "48.2 GiB"
+    assert "| 64 | 16384 | out of memory, needs 48.2 GiB |  |  |  |" in files["table.md"]
+    # A compiled row's need grows with N² from its longest one that fitted: 4 times 3 matrices of 2 GiB.
+    compiled = cell(record, 16384, execution="compiled")
+    assert in_words(record, compiled) == "out of memory, needs 24.0 GiB"
+    assert not re.search(r"\bnan\b|None", "".join(text for name, text in files.items() if name.endswith(".md")))
+
+
+def test_figures_have_twins_and_every_cell_of_the_map_its_number(record):
+    files = attention.fragments([record])
+    for name in ("times", "memory", "speedup"):
+        assert f"{name}-nvidia-x.svg" in files and f"{name}-nvidia-x-dark.svg" in files
+    # Four maps of two widths and two or three lengths that were measured.
+    assert files["speedup-nvidia-x.svg"].count(">1.14<") == 4 * 4 + 1
+    assert "slope of N²" in files["times-nvidia-x.svg"]
+
+
+def test_kernels_tell_what_they_fuse(record):
+    assert "| fp32 | no | forward | 8 | 4 | reduction:\N{NO-BREAK SPACE}div\N{NO-BREAK SPACE}exp |" in (
+        attention_compiled.kernels_table(record)
     )
-    facts = model_attention.facts(measured)
-    assert facts["faster_small_4096"] == facts["memory_eager_small_4096"] == "out of memory"
-    assert (facts["step_flash_small_4096"], facts["sdpa_over_ours_most"]) == ("10 ms", "1.50")
-    files = model_attention.fragments([measured])
-    assert "| small | eager | 4096 | out of memory |" in files["table.md"]
-    assert "| small | ours (triton) | 4096 | 10.00 | 2.000 | 5.000 | 1,638,400 |  | 3.0 |" in files["table.md"]
+    words = attention_compiled.fused_words("triton_poi_fused__to_copy_add_12").split("\N{NO-BREAK SPACE}")
+    assert words == ["pointwise:", "to", "copy", "add"]
+    assert attention_compiled.fused_words("triton_mm") == "triton_mm"
+
+
+def test_reported_grids_are_shown_as_reported():
+    found = render.load(ROOT / "docs" / "results")
+    files = attention.fragments(found["attention"])
+    # The notes' own figures, from GB and from MiB.
+    assert "| 16 | 16384 | 56.91 | 140.36 | 8.048 | 32.070 |" in files["table.md"]
+    assert "| 16 | 16384 | 58.65 ± 0.41 | 142.65 ± 0.26 | 8.047 | 32.078 |" in files["table.md"]
+    assert files["compiled.md"].count("| apparently ran eager |") == 1
     assert (
-        "ours reaches context 4096 with 10 ms and 3.0 GiB" in files["table.md"]
-        and "eager reaches" not in files["table.md"]
+        "| 128 | 16384 | 81.476 | 81.510 | 1.00 | 165.394 | 165.312 | 1.00 | apparently ran eager |"
+        in (files["compiled.md"])
     )
+    table = compile_builder.fragments(found["compile"])["table.md"]
+    assert "| large | not said | model | 283.66 | 640.30 | 922.44 |" in table
+
+
+# The whole model --------------------------------------------------------------------------------------------------
+
+
+def model_row(execution: str, step_ms: float, compile_ms: float = 0.0, size: str = "small") -> Row:
+    """A step of four phases: 30 % forward, 10 % loss, 40 % backward, 20 % optimizer; forward compiles in the first."""
+    shares = {"forward": 0.3, "loss": 0.1, "backward": 0.4, "optimizer": 0.2}
+    metrics: dict = {f"{phase}_ms": [share * step_ms] * 3 for phase, share in shares.items()}
+    metrics |= {f"warmup_{phase}_ms": [share * step_ms] * 2 for phase, share in shares.items()}
+    metrics["warmup_forward_ms"][0] += compile_ms
+    metrics |= {"graphs": int(execution != "eager"), "recompiles": 0, "peak_allocated_bytes": 3 * GIB}
+    metrics |= {f"{phase}_kernels": 10 if execution == "eager" else 4 for phase in shares}
+    config = {"size": size, "precision": "fp32", "execution": execution, "context": 512, "batch": 4}
+    return Row(config, "ok", metrics)
+
+
+def model_record(*rows: Row) -> Record:
+    return Record("compile", "measured", device(140), list(rows), len(rows))
+
+
+def test_steps_that_pay_for_compiling_by_hand():
+    record = model_record(model_row("eager", 100.0), model_row("compiled", 80.0, compile_ms=5001.0))
+    facts = compile_builder.facts(record)
+    assert facts.keys() == compile_builder.facts(None).keys()
+    assert facts["speedup_small_fp32"] == facts["speedup_least"] == facts["speedup_most"] == "1.25"
+    # 5001 ms at 20 ms a step: the 251st step makes it even.
+    assert (facts["compile_small_fp32"], facts["steps_small_fp32"]) == ("5 s", "251")
+    assert "| small | fp32 | model | 5.0 | 1 | 20.00 | 251 | 40 to 16 | 3.0 to 3.0 |" in (
+        compile_builder.price_table(record)
+    )
+
+
+def test_compiling_that_gains_nothing_never_pays():
+    record = model_record(model_row("eager", 80.0), model_row("compiled", 80.1, compile_ms=5000.0))
+    assert compile_builder.facts(record)["steps_small_fp32"] == "never"
+    assert compile_builder.facts(record)["steps_2_7B_fp32"] == "not measured"
+
+
+def test_a_model_that_does_not_fit_is_a_row():
+    out = model_row("compiled", 80.0, size="2.7B")
+    out.status, out.metrics = "out_of_memory", {}
+    record = model_record(model_row("eager", 100.0), model_row("eager", 900.0, size="2.7B"), out)
+    files = compile_builder.fragments([record])
+    assert re.search(r"\| 2.7B \| fp32 \| model \|(  \|){4} out of memory \|", files["table.md"])
+    assert compile_builder.facts(record)["speedup_2_7B_fp32"] == "not measured"
+    assert "speedup-nvidia-x-dark.svg" in files
+
+
+def test_compiled_adamw_counts_its_own_compile_time():
+    both = model_row("compiled_optimizer", 60.0, compile_ms=2000.0)
+    both.metrics["warmup_optimizer_ms"] = [4012.0, 3012.0]
+    facts = compile_builder.facts(model_record(model_row("eager", 100.0), both))
+    # 7 s of optimizer, 9 s in all, at 40 ms a step.
+    assert facts["optimizer_compile"] == "7 s" and facts["optimizer_steps"] == "225"
+    assert (facts["optimizer_eager"], facts["optimizer_compiled"]) == ("20.0 ms", "12.0 ms")

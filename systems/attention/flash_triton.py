@@ -29,6 +29,9 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_HEAD = 256
 # Rows that one program of the delta kernel sums.
 DELTA_ROWS = 64
+# What tl.dot is told. Float32 to its own accuracy is six products of bfloat16 parts, which the matrix units add up:
+# "ieee" would leave them idle.
+PRECISION = {"half": "ieee", "tf32": "tf32", "fp32": "bf16x6"}
 INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -94,9 +97,10 @@ def product(a, b, acc, PRECISION: tl.constexpr):
         b = round_to_tf32(b)
     if INTERPRETED:
         # The interpreter multiplies the bit patterns of bfloat16; float32 holds the same values.
-        a = a.to(tl.float32)
-        b = b.to(tl.float32)
-    return tl.dot(a, b, acc, input_precision=PRECISION)
+        acc = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    else:
+        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+    return acc
 
 
 # --8<-- [end:tiles]
@@ -391,10 +395,11 @@ def with_heads(x: Tensor) -> Tensor:
     return x if x.ndim == 4 else x[None]
 
 
-def precision(dtype: torch.dtype) -> str:
-    """How tl.dot multiplies float32: as PyTorch's own products do by `torch.set_float32_matmul_precision`."""
-    exact = dtype != torch.float32 or torch.get_float32_matmul_precision() == "highest"
-    return "ieee" if exact else "tf32"
+def arithmetic(dtype: torch.dtype) -> str:
+    """How products are formed: "half" of 16 bits; float32 as PyTorch's own, by `torch.set_float32_matmul_precision`."""
+    if dtype != torch.float32:
+        return "half"
+    return "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 def launch_forward(
@@ -405,14 +410,15 @@ def launch_forward(
     qh, kh, vh, oh = with_heads(q), with_heads(k), with_heads(v), with_heads(o)
     batch, heads, n_q, d = qh.shape
     n_k = kh.shape[2]
-    t = tile or choose("forward", d, q.dtype, q.device)
+    kind = arithmetic(q.dtype)
+    t = tile or choose("forward", d, kind, q.device)
     # Triton launches on the current GPU, which need not be the tensor's.
     with torch.cuda.device_of(q):
         forward_kernel[(triton.cdiv(n_q, t.q) * batch * heads,)](
             qh, kh, vh, oh, lse, *qh.stride(), *kh.stride(), *vh.stride(), *oh.stride(),
             heads, n_q, n_k, scale * LOG2E.value,
             BQ=t.q, BK=t.k, HEAD=d, D=padded(d), GROUP=heads // kh.shape[1],
-            CAUSAL=causal, PRECISION=precision(q.dtype), num_warps=t.warps, num_stages=t.stages,
+            CAUSAL=causal, PRECISION=PRECISION[kind], num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
     return o, lse
 
@@ -435,21 +441,22 @@ def launch_backward(
     qh, kh, vh, oh, doh, dqh, dkh, dvh = (with_heads(x) for x in (q, k, v, o, do, dq, dk, dv))
     batch, heads, n_q, d = qh.shape
     kv_heads, n_k = kh.shape[1:3]
+    kind = arithmetic(q.dtype)
     sizes = {"HEAD": d, "D": padded(d)}
-    options = {**sizes, "GROUP": heads // kv_heads, "CAUSAL": causal, "PRECISION": precision(q.dtype)}
+    options = {**sizes, "GROUP": heads // kv_heads, "CAUSAL": causal, "PRECISION": PRECISION[kind]}
     inputs = (*qh.stride(), *kh.stride(), *vh.stride(), *doh.stride())
     scales = (scale * LOG2E.value, scale)
     with torch.cuda.device_of(q):
         delta_kernel[(triton.cdiv(n_q, DELTA_ROWS) * batch * heads,)](
             oh, doh, delta, *oh.stride(), *doh.stride(), heads, n_q, ROWS=DELTA_ROWS, **sizes
         )
-        t = dkdv_tile or choose("dkdv", d, q.dtype, q.device)
+        t = dkdv_tile or choose("dkdv", d, kind, q.device)
         dkdv_kernel[(triton.cdiv(n_k, t.k) * batch * kv_heads,)](
             qh, kh, vh, doh, lse, delta, dkh, dvh, *inputs, *dkh.stride(), *dvh.stride(),
             heads, n_q, n_k, *scales, BQ=t.q, BK=t.k, RAGGED=n_q % t.q != 0, **options,
             num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
-        t = dq_tile or choose("dq", d, q.dtype, q.device)
+        t = dq_tile or choose("dq", d, kind, q.device)
         dq_kernel[(triton.cdiv(n_q, t.q) * batch * heads,)](
             qh, kh, vh, doh, lse, delta, dqh, *inputs, *dqh.stride(),
             heads, n_q, n_k, *scales, BQ=t.q, BK=t.k, **options, num_warps=t.warps, num_stages=t.stages,

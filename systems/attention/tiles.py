@@ -1,4 +1,4 @@
-"""Launch configurations of the Triton kernels: one literal table by GPU, width of the dtype, pass and head dimension.
+"""Launch configurations of the Triton kernels: one literal table by GPU, arithmetic, pass and head dimension.
 
 A tile has `q` rows of queries and `k` rows of keys. `stages` is how many tiles of the inner loop are in flight.
 """
@@ -21,60 +21,83 @@ class Tile(NamedTuple):
 # The interpreter runs one operation after another: warps and stages mean nothing to it.
 INTERPRETER_TILE = Tile(64, 64, 4, 1)
 
-# TILES[architecture][bits of the dtype][pass][padded head dimension]
-TILES: dict[str, dict[int, dict[str, dict[int, Tile]]]] = {
+# TILES[architecture][arithmetic][pass][padded head dimension]
+TILES: dict[str, dict[str, dict[str, dict[int, Tile]]]] = {
     # Hopper: 227 KiB of shared memory in a block.
     "sm_90": {
-        16: {
+        "half": {
             "forward": {
-                16: Tile(64, 64, 4, 3),
-                32: Tile(64, 64, 4, 3),
-                64: Tile(64, 64, 4, 3),
-                128: Tile(64, 64, 4, 3),
-                256: Tile(64, 64, 4, 2),
+                16: Tile(64, 128, 4, 3),
+                32: Tile(64, 128, 4, 3),
+                64: Tile(64, 64, 4, 4),
+                128: Tile(128, 128, 8, 3),
+                256: Tile(128, 64, 8, 2),
             },
             "dkdv": {
-                16: Tile(64, 64, 4, 2),
-                32: Tile(64, 64, 4, 2),
+                16: Tile(128, 64, 4, 3),
+                32: Tile(128, 64, 4, 3),
                 64: Tile(64, 64, 4, 2),
-                128: Tile(64, 64, 4, 2),
-                256: Tile(32, 64, 8, 2),
+                128: Tile(64, 128, 8, 2),
+                256: Tile(64, 64, 8, 2),
             },
             "dq": {
-                16: Tile(128, 64, 8, 3),
-                32: Tile(128, 64, 8, 3),
-                64: Tile(128, 64, 8, 3),
-                128: Tile(128, 64, 8, 3),
-                256: Tile(64, 64, 8, 1),
+                16: Tile(64, 128, 4, 4),
+                32: Tile(64, 128, 4, 3),
+                64: Tile(64, 64, 4, 3),
+                128: Tile(128, 128, 8, 2),
+                256: Tile(128, 32, 8, 3),
             },
         },
-        32: {
+        "tf32": {
             "forward": {
                 16: Tile(64, 32, 4, 2),
                 32: Tile(64, 32, 4, 2),
-                64: Tile(64, 32, 4, 2),
-                128: Tile(64, 32, 8, 2),
+                64: Tile(128, 64, 4, 2),
+                128: Tile(32, 64, 4, 2),
                 256: Tile(32, 32, 8, 1),
             },
             "dkdv": {
                 16: Tile(32, 64, 4, 2),
                 32: Tile(32, 64, 4, 2),
-                64: Tile(32, 64, 8, 2),
-                128: Tile(32, 32, 8, 1),
+                64: Tile(64, 128, 8, 1),
+                128: Tile(32, 32, 4, 1),
                 256: Tile(16, 32, 8, 1),
             },
             "dq": {
                 16: Tile(64, 32, 4, 2),
                 32: Tile(64, 32, 4, 2),
-                64: Tile(64, 32, 8, 2),
-                128: Tile(32, 32, 8, 1),
+                64: Tile(64, 64, 4, 1),
+                128: Tile(128, 64, 8, 1),
+                256: Tile(32, 16, 8, 1),
+            },
+        },
+        "fp32": {
+            "forward": {
+                16: Tile(64, 64, 4, 1),
+                32: Tile(64, 64, 4, 1),
+                64: Tile(128, 64, 4, 1),
+                128: Tile(64, 64, 4, 1),
+                256: Tile(64, 64, 8, 1),
+            },
+            "dkdv": {
+                16: Tile(64, 64, 4, 1),
+                32: Tile(64, 64, 4, 1),
+                64: Tile(64, 128, 8, 1),
+                128: Tile(32, 128, 8, 1),
+                256: Tile(16, 32, 8, 1),
+            },
+            "dq": {
+                16: Tile(64, 64, 4, 2),
+                32: Tile(64, 64, 4, 1),
+                64: Tile(64, 64, 4, 1),
+                128: Tile(128, 32, 8, 1),
                 256: Tile(32, 16, 8, 1),
             },
         },
     },
     # A100, and whatever has as much: 163 KiB.
     "sm_80": {
-        16: {
+        "half": {
             "forward": {
                 16: Tile(128, 64, 4, 3),
                 32: Tile(128, 64, 4, 3),
@@ -97,7 +120,30 @@ TILES: dict[str, dict[int, dict[str, dict[int, Tile]]]] = {
                 256: Tile(32, 32, 8, 1),
             },
         },
-        32: {
+        "tf32": {
+            "forward": {
+                16: Tile(64, 32, 4, 2),
+                32: Tile(64, 32, 4, 2),
+                64: Tile(64, 32, 4, 2),
+                128: Tile(32, 32, 4, 1),
+                256: Tile(32, 16, 4, 1),
+            },
+            "dkdv": {
+                16: Tile(32, 32, 4, 2),
+                32: Tile(32, 32, 4, 2),
+                64: Tile(32, 32, 4, 1),
+                128: Tile(16, 32, 8, 1),
+                256: Tile(16, 16, 8, 1),
+            },
+            "dq": {
+                16: Tile(32, 32, 4, 2),
+                32: Tile(32, 32, 4, 2),
+                64: Tile(32, 32, 4, 1),
+                128: Tile(32, 16, 8, 1),
+                256: Tile(16, 16, 8, 1),
+            },
+        },
+        "fp32": {
             "forward": {
                 16: Tile(64, 32, 4, 2),
                 32: Tile(64, 32, 4, 2),
@@ -123,7 +169,7 @@ TILES: dict[str, dict[int, dict[str, dict[int, Tile]]]] = {
     },
     # Every other GPU: small enough for 99 KiB.
     "other": {
-        16: {
+        "half": {
             "forward": {
                 16: Tile(64, 64, 4, 2),
                 32: Tile(64, 64, 4, 2),
@@ -146,7 +192,30 @@ TILES: dict[str, dict[int, dict[str, dict[int, Tile]]]] = {
                 256: Tile(32, 16, 8, 1),
             },
         },
-        32: {
+        "tf32": {
+            "forward": {
+                16: Tile(32, 32, 4, 2),
+                32: Tile(32, 32, 4, 2),
+                64: Tile(32, 32, 4, 1),
+                128: Tile(32, 16, 4, 1),
+                256: Tile(16, 16, 4, 1),
+            },
+            "dkdv": {
+                16: Tile(32, 32, 4, 1),
+                32: Tile(32, 32, 4, 1),
+                64: Tile(16, 32, 4, 1),
+                128: Tile(16, 16, 4, 1),
+                256: Tile(16, 16, 8, 1),
+            },
+            "dq": {
+                16: Tile(32, 32, 4, 1),
+                32: Tile(32, 32, 4, 1),
+                64: Tile(32, 16, 4, 1),
+                128: Tile(16, 16, 4, 1),
+                256: Tile(16, 16, 8, 1),
+            },
+        },
+        "fp32": {
             "forward": {
                 16: Tile(32, 32, 4, 2),
                 32: Tile(32, 32, 4, 2),
@@ -185,9 +254,9 @@ def padded(d: int) -> int:
     return max(16, triton.next_power_of_2(d))
 
 
-def choose(kernel: str, d: int, dtype: torch.dtype, device: torch.device) -> Tile:
-    """The tile of this kernel ("forward", "dkdv" or "dq") for head dimension d."""
+def choose(kernel: str, d: int, arithmetic: str, device: torch.device) -> Tile:
+    """The tile of this kernel ("forward", "dkdv" or "dq") for head dimension d and a kind of `arithmetic`."""
     if device.type == "cpu":
         return INTERPRETER_TILE
     capability = torch.cuda.get_device_capability(device)
-    return TILES[architecture(capability)][8 * dtype.itemsize][kernel][padded(d)]
+    return TILES[architecture(capability)][arithmetic][kernel][padded(d)]

@@ -16,6 +16,8 @@ STEMS = {
     "model_sizes": Stem("systems.experiments.model_sizes", full=("meta",), quick=("meta",)),
     "end_to_end": Stem("systems.experiments.end_to_end", full=("cuda",), quick=("cuda", "cpu")),
     "warmup": Stem("systems.experiments.warmup", full=("cuda",), quick=("cuda", "cpu")),
+    "attention": Stem("systems.experiments.attention", full=("cuda",), quick=("cuda", "cpu")),
+    "compile": Stem("systems.experiments.compile", full=("cuda",), quick=("cuda",)),
     "flash_accuracy": Stem("systems.experiments.flash_accuracy", full=("cuda",), quick=("cuda", "cpu")),
     "flash_benchmarking": Stem("systems.experiments.flash_benchmarking", full=("cuda",), quick=("cuda", "cpu")),
     "flash_peers": Stem("systems.experiments.flash_peers", full=("cuda",), quick=("cuda",)),

@@ -43,17 +43,24 @@ def measure_row(config: Any, run: Callable[[Any], dict[str, Any]]) -> Row:
     except Unsupported as error:
         status, reason = "unsupported", str(error)
     except Exception as error:
-        if not is_out_of_memory(error):
+        if (reason := out_of_memory_reason(error)) is None:
             raise
-        # "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity ...": the first two sentences.
-        status, reason = "out_of_memory", ". ".join(str(error).split(". ")[:2])
+        status = "out_of_memory"
     return Row(asdict(config), status, metrics, reason, seconds=round(time.monotonic() - started, 3))
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether the device had no memory left. Asks torch only where an experiment has imported it."""
+def out_of_memory_reason(error: BaseException | None) -> str | None:
+    """What says that the device had no memory left: `error` itself or what it wraps, as the compiler's do. None if not.
+
+    Asks torch only where an experiment has imported it.
+    """
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(error, torch.OutOfMemoryError)
+    while torch is not None and error is not None:
+        if isinstance(error, torch.OutOfMemoryError):
+            # "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity ...": two sentences of it.
+            return ". ".join(str(error).split(". ")[:2])
+        error = getattr(error, "inner_exception", None) or error.__cause__
+    return None
 
 
 def main(config_class: type, run: Callable[[Any], dict[str, Any]]) -> NoReturn:
@@ -109,7 +116,7 @@ def _print_table(row: Row) -> None:
     if row.status != "ok":
         console.print(f"{row.status.replace('_', ' ')}: {row.reason}")
         return
-    times = {name: value for name, value in row.metrics.items() if isinstance(value, list)}
+    times = {name: value for name, value in row.metrics.items() if name.endswith("_ms")}
     phases = [value for name, value in times.items() if name in PHASE_TIMES]
     if len(phases) > 1:
         times["total_ms"] = [sum(samples) for samples in zip(*phases, strict=True)]

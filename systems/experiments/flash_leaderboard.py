@@ -71,7 +71,7 @@ def run(config: Config) -> dict[str, Any]:
         ran = what_ran(config.implementation, q[None], k[None], v[None], causal=True)
         times = kernel_times_ms(step, device, warmup_ms=config.warmup_ms, rep_ms=config.rep_ms)
         kernels = kernels_ms(step, PROFILED_CALLS, device)
-    return {"both_ms": times, "ran": ran, **{f"kernel {name}": samples for name, samples in kernels.items()}}
+    return {"both_ms": times, "ran": ran, **{f"{name} kernel_ms": samples for name, samples in kernels.items()}}
 
 
 def forward_backward(attend: Attention, q: Tensor, k: Tensor, v: Tensor):

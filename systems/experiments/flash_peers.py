@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from systems import timing
-from systems.experiments.command import Unsupported, is_out_of_memory, main, option
+from systems.experiments.command import Unsupported, main, option, out_of_memory_reason
 from systems.kernel_timing import pass_times_ms
 from systems.peers import DTYPES, Attention, attention, only, random_inputs, what_ran
 
@@ -84,9 +84,12 @@ def run(config: Config) -> dict[str, Any]:
                 metrics[f"{name}_ran"] = what_ran(name, q, k, v, causal)
                 running[name] = attend
         except Exception as error:
-            if not (isinstance(error, Unsupported) or is_out_of_memory(error)):
+            if isinstance(error, Unsupported):
+                metrics[f"{name}_status"] = "unsupported"
+            elif out_of_memory_reason(error) is not None:
+                metrics[f"{name}_status"] = "out_of_memory"
+            else:
                 raise
-            metrics[f"{name}_status"] = "unsupported" if isinstance(error, Unsupported) else "out_of_memory"
     for _ in range(ROUNDS):
         for name, attend in running.items():
             with only(name):

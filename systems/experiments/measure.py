@@ -249,7 +249,7 @@ def agrees(name: str, old: Any, new: Any) -> bool:
     """
     if name == "peak_reserved_bytes" and new is not None:
         return abs(old - new) <= 0.1 * old
-    if not (old and isinstance(old, list) and new and isinstance(new, list)):
+    if not (name.endswith("_ms") and old and isinstance(old, list) and new and isinstance(new, list)):
         return old == new
     a, b = summarize(old), summarize(new)
     return abs(a.median - b.median) <= max(3 * max(a.p80 - a.p20, b.p80 - b.p20), 0.05 * a.median)

@@ -16,7 +16,7 @@ ROLES = {"forward": "forward", "delta": "D", "dkdv": "dK and dV", "dq": "dQ"}
 # What a floor is made of: the slowest of these that must be done.
 LIMITS = {"matrix": "matrix units", "exponentials": "exponentials", "bytes": "bytes"}
 HALF, SINGLE = 2, 4
-PREFIX = "kernel "
+SUFFIX = " kernel_ms"
 # Of a kernel's own name in a table: those of PyTorch's templates run on for lines.
 SHOWN = 64
 
@@ -36,7 +36,7 @@ def median_ms(row: Row | None) -> float | None:
 def kernels_ms(row: Row | None) -> dict[str, float]:
     """Median time in one call of each kernel by name, longest first."""
     metrics = row.metrics if row is not None else {}
-    found = {k.removeprefix(PREFIX): summarize(v).median for k, v in metrics.items() if k.startswith(PREFIX)}
+    found = {k.removesuffix(SUFFIX): summarize(v).median for k, v in metrics.items() if k.endswith(SUFFIX)}
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 

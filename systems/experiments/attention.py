@@ -1,0 +1,108 @@
+"""Plain attention by itself: time forward, time backward, and the memory kept in between, eager and compiled.
+
+The model's own `scaled_dot_product_attention` with one head, over head width d and sequence length n. The backward
+pass is timed alone: its graph is built by the forward pass before it, outside its clock.
+
+    python -m systems.experiments.attention --d 64 --n 4096 --causal no --dtype fp32 --execution compiled
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from systems import compiling, inspection, model, phases, timing
+from systems.experiments.command import main, option
+from systems.train_step import Phase
+
+PROTOCOL = {
+    "clock": "wall time between two synchronisations, one pair around each pass",
+    "data": "standard normal, seed 0, batch of 8, one head",
+    "bf16": "inputs in bf16, no autocast",
+    "tf32": "off",
+    "compiler": "torch.compile, one graph, static shapes, caches empty before each row",
+}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+WIDTHS = (16, 32, 64, 128)
+LENGTHS = (256, 1024, 4096, 8192, 16384)
+# Twice the longest of the assignment: eager attention keeps too much for a GPU of 140 GiB there.
+TOO_LONG = 32768
+
+
+@dataclass(frozen=True)
+class Config:
+    d: int = option(64, "width of the head")
+    n: int = option(4096, "sequence length in tokens")
+    causal: str = option("no", "causal mask", ("yes", "no"))
+    dtype: str = option("fp32", "dtype of q, k, v and the gradient: fp32 (TF32 off) or bf16", DTYPES)
+    execution: str = option("eager", "as written, or through torch.compile", ("eager", "compiled"))
+    batch: int = option(8, "sequences in a batch")
+    warmup: int = option(5, "passes before the clock counts, timed apart")
+    passes: int = option(100, "forward passes and backward passes that are measured")
+
+
+def configs(quick: bool = False) -> list[Config]:
+    """The assignment's 20 cells, with and without a mask, in two dtypes, eager and compiled; and one length beyond."""
+    both = ("eager", "compiled")
+    if quick:
+        return [Config(16, 256, "no", "fp32", execution, warmup=2, passes=3) for execution in both]
+    grid = [
+        Config(d, n, causal, dtype, execution)
+        for dtype in DTYPES
+        for causal in ("no", "yes")
+        for d in WIDTHS
+        for n in LENGTHS
+        for execution in both
+    ]
+    return grid + [Config(64, TOO_LONG, "no", "fp32", execution, warmup=1, passes=10) for execution in both]
+
+
+def attention_of(causal: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """The model's attention: with its causal mask, which it builds in each call, or without a mask."""
+    return model.eager if causal == "yes" else model.scaled_dot_product_attention
+
+
+# --8<-- [start:run]
+def run(config: Config) -> dict[str, Any]:
+    """Samples in ms of both passes, memory in bytes (on a GPU), the tensors kept for the backward pass, and kernels."""
+    if config.execution == "compiled" and config.warmup < 1:
+        raise ValueError("--warmup must be 1 or more where the first pass compiles")
+    device = timing.default_device()
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("highest")
+    shape, dtype = (config.batch, 1, config.n, config.d), DTYPES[config.dtype]
+    q, k, v, do = (torch.randn(shape, dtype=dtype, device=device) for _ in range(4))
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    attention = attention_of(config.causal)
+
+    def step(phase: Phase) -> None:
+        with phase(phases.FORWARD):
+            o = attention(q, k, v)
+        with phase(phases.BACKWARD):
+            o.backward(do)
+
+    def clear_gradients() -> None:
+        for x in inputs:
+            x.grad = None
+
+    with compiling.fresh(device) if config.execution == "compiled" else nullcontext():
+        if config.execution == "compiled":
+            attention = compiling.compiled(attention)
+        metrics: dict[str, Any] = compiling.measure(
+            step, warmup=config.warmup, repeats=config.passes, device=device, between=clear_gradients
+        )
+        saved, memory = inspection.SavedTensors(inputs), inspection.MemoryInUse(device)
+        for look in (saved, memory):
+            clear_gradients()
+            step(look.phase)
+        clear_gradients()
+        return {**metrics, **memory.bytes, "saved": saved.tensors, **inspection.kernel_counts(step, device)}
+
+
+# --8<-- [end:run]
+
+if __name__ == "__main__":
+    main(Config, run)

@@ -1,0 +1,38 @@
+"""Execute the notebooks of the guide and write their outputs into them: the site build itself runs no code.
+
+    python tools/run_notebooks.py
+
+A test executes them again and compares. What differs between machines (versions, times) is not kept.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import nbformat
+from nbclient import NotebookClient
+from traitlets.config import Config
+
+NOTEBOOKS = Path(__file__).resolve().parents[1] / "docs/notebooks"
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+
+
+def executed(path: Path) -> str:
+    """The text of the notebook as a fresh kernel leaves it; an error in a cell raises."""
+    notebook = nbformat.read(path, as_version=4)
+    with TemporaryDirectory() as folder:
+        # Sockets that are files: no port that another process could take or listen to.
+        sockets = Config(ConnectionFileMixin=Config(transport="ipc", ip=f"{folder}/kernel"))
+        NotebookClient(notebook, kernel_name="python3", timeout=120, record_timing=False, config=sockets).execute()
+    notebook.metadata = nbformat.from_dict(METADATA)
+    return nbformat.writes(notebook) + "\n"
+
+
+if __name__ == "__main__":
+    for notebook in sorted(NOTEBOOKS.glob("*.ipynb")):
+        notebook.write_text(executed(notebook), encoding="utf-8")
+        print(notebook.name)

@@ -1,0 +1,164 @@
+"""Search launch configurations of the Triton flash-attention kernels on this GPU, and print the entries of the table.
+
+Every candidate first computes a small case, whose result is compared with plain attention in float64; many processes
+compile at once. Those that are right are timed one after another at the given size, and the fastest is printed as a
+line of `TILES` in systems/attention/tiles.py. Nothing is changed by itself, and nothing is tuned at run time.
+
+    python tools/tune_flash.py --arithmetic half --d 64 --d 128
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from systems.attention.flash_triton import launch_backward, launch_forward
+from systems.attention.reference import attention_reference
+from systems.attention.tiles import Tile
+from systems.timing import default_device
+
+KERNELS = ("forward", "dkdv", "dq")
+DTYPES = {"half": torch.bfloat16, "tf32": torch.float32, "fp32": torch.float32}
+# What a candidate may err, relative to the norm of the exact result: far more than rounding, far less than a mistake.
+TOLERANCE = {"half": 2e-2, "tf32": 4e-3, "fp32": 1e-5}
+# Accumulators in registers of one thread, of 255 in all: more would spill, fewer leave the matrix units idle.
+MOST_ACCUMULATORS, LEAST_ACCUMULATORS = 200, 12
+SMALL = 512
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One kernel with one launch configuration."""
+
+    kernel: str
+    arithmetic: str
+    d: int
+    tile: Tile
+
+
+def candidates(kernel: str, arithmetic: str, d: int) -> list[Candidate]:
+    """Tiles whose accumulators fit into the registers."""
+    rows = (64, 128) if arithmetic == "half" else (32, 64, 128)
+    columns = (32, 64, 128) if arithmetic == "half" else (16, 32, 64)
+    stages = (2, 3, 4) if arithmetic == "half" else (1, 2)
+    # dk and dv are held for a tile of keys, o or dq for one of queries: that side is the longer one.
+    sides = [(b, a) if kernel == "dkdv" else (a, b) for a, b in product(rows, columns)]
+    found = []
+    for (q, k), warps, depth in product(sides, (4, 8), stages):
+        held = 2 * k * d if kernel == "dkdv" else q * d
+        accumulators = (held + (1 if kernel == "forward" else 2) * q * k) / (32 * warps)
+        if LEAST_ACCUMULATORS <= accumulators <= MOST_ACCUMULATORS:
+            found.append(Candidate(kernel, arithmetic, d, Tile(q, k, warps, depth)))
+    return found
+
+
+def inputs(heads: int, n: int, candidate: Candidate) -> list[torch.Tensor]:
+    """Normal q, k, v, do: (1, heads, n, d)."""
+    device = default_device()
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (1, heads, n, candidate.d)
+    return [torch.randn(shape, generator=generator, device=device).to(DTYPES[candidate.arithmetic]) for _ in range(4)]
+
+
+def prepare(candidate: Candidate, heads: int, n: int, causal: bool) -> Callable[[], tuple[torch.Tensor, ...]]:
+    """A call that launches the kernel with its tile (and, of a backward pass, the others with their own)."""
+    torch.set_float32_matmul_precision("high" if candidate.arithmetic == "tf32" else "highest")
+    q, k, v, do = inputs(heads, n, candidate)
+    scale, tile = candidate.d**-0.5, candidate.tile
+    if candidate.kernel == "forward":
+        return lambda: launch_forward(q, k, v, causal, scale, tile)[:1]
+    o, lse = launch_forward(q, k, v, causal, scale)
+    options: Any = {f"{candidate.kernel}_tile": tile}
+    return lambda: launch_backward(do, q, k, v, o, lse, causal, scale, **options)
+
+
+def verdict(candidate: Candidate, causal: bool) -> str:
+    """What is wrong with a candidate, or nothing. Runs in another process, which leaves the kernel in the cache."""
+    try:
+        found = prepare(candidate, 1, SMALL, causal)()
+        q, k, v, do = (x.double() for x in inputs(1, SMALL, candidate))
+        for leaf in (q, k, v):
+            leaf.requires_grad_()
+        o, _ = attention_reference(q, k, v, causal)
+        exact = (o,) if candidate.kernel == "forward" else torch.autograd.grad(o, (q, k, v), do)
+        errors = [((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, exact, strict=True)]
+    except Exception as error:
+        # A tile that does not fit is an answer; the message of the compiler's error is long.
+        return f"{type(error).__name__}: {error}".splitlines()[0][:100]
+    return "" if max(errors) <= TOLERANCE[candidate.arithmetic] else f"wrong: relative error {max(errors):.1e}"
+
+
+def milliseconds(call: Callable[[], object]) -> float:
+    """Median time of a launch."""
+    from triton.testing import do_bench
+
+    times = do_bench(call, warmup=5, rep=25, return_mode="all")
+    assert isinstance(times, list)
+    return median(times)
+
+
+def main(
+    arithmetic: Annotated[list[str], typer.Option(help="half, tf32 or fp32; may be repeated.")] = ["half"],  # noqa: B006
+    d: Annotated[list[int], typer.Option(help="Head dimension: 16, 32, 64, 128 or 256; may be repeated.")] = [64],  # noqa: B006
+    kernel: Annotated[list[str], typer.Option(help="forward, dkdv or dq; may be repeated.")] = list(KERNELS),  # noqa: B006
+    heads: Annotated[int, typer.Option(help="Heads of the timed case.")] = 16,
+    n: Annotated[int, typer.Option(help="Length of the timed case.")] = 4096,
+    full: Annotated[bool, typer.Option("--full", help="Without a causal mask.")] = False,
+    show: Annotated[int, typer.Option(help="How many of the fastest to list.")] = 3,
+) -> None:
+    """Search launch configurations on this GPU and print the fastest as lines of TILES."""
+    wrong = [x for x in arithmetic if x not in DTYPES] + [x for x in kernel if x not in KERNELS]
+    if wrong:
+        raise typer.BadParameter(f"{wrong[0]} is none of {', '.join((*DTYPES, *KERNELS))}")
+    if not torch.cuda.is_available():
+        print("error: tiles are searched on a GPU, and torch sees none here", file=sys.stderr)
+        raise typer.Exit(2)
+    console, causal = Console(), not full
+    searches = {(a, x, k): candidates(k, a, x) for a, x, k in product(arithmetic, d, kernel)}
+    everything = [candidate for found in searches.values() for candidate in found]
+    with Progress(console=console) as progress, ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+        checking = progress.add_task("compile and check", total=len(everything))
+        verdicts = {}
+        for candidate, said in zip(everything, pool.map(verdict, everything, [causal] * len(everything)), strict=True):
+            verdicts[candidate] = said
+            progress.advance(checking)
+        timing = progress.add_task("time", total=sum(not said for said in verdicts.values()))
+        for (kind, head, name), found in searches.items():
+            times = []
+            for candidate in found:
+                if not verdicts[candidate]:
+                    times.append((milliseconds(prepare(candidate, heads, n, causal)), candidate.tile))
+                    progress.advance(timing)
+            refused = [verdicts[candidate] for candidate in found if verdicts[candidate]]
+            report(console, f"{kind} {name} d={head}: {len(times)} right, {len(refused)} refused", times, show)
+            for said in sorted({said for said in refused if said.startswith("wrong")}):
+                console.print(said, style="red")
+
+
+def report(console: Console, title: str, times: list[tuple[float, Tile]], show: int) -> None:
+    """The fastest tiles, ready to be put into the table."""
+    console.print(title, style="bold")
+    table = Table("ms", "entry")
+    for time_ms, tile in sorted(times)[:show]:
+        table.add_row(f"{time_ms:.4f}", f"Tile({tile.q}, {tile.k}, {tile.warps}, {tile.stages})")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command()(main)
+    app()
