@@ -37,25 +37,37 @@ from systems.records import Record, Row
 from systems.sizes import SIZES, ModelSize
 from systems.source_hash import ROOT
 
-# What the issue asks for: 5 sizes x 4 contexts; 4 modes of those in 2 precisions, of TF32 at one context and of two
-# larger batches in 3 precisions; 4 warm-ups; 4 contexts in 2 precisions; 7 attentions in 3 dtypes, 5 head dimensions,
-# 2 lengths and 2 masks; plain attention of 4 widths and 5 lengths, with and without a mask, in 2 dtypes, eager and
-# compiled, and both once more at a length that is too long; 5 sizes in 2 precisions, eager and compiled, and one row
-# with AdamW compiled too; 4 attentions in 2 dtypes, 4 head dimensions, 10 lengths, and 3 products; 8 shapes of peers in
-# bf16, 4 in fp32 and a short one; 5 entries of the leaderboard and its ceiling; 3 attentions in 5 models, then in one
-# at 2 longer contexts.
+# What is asked for.
 FULL_ROWS = {
-    "model_sizes": 20,
+    # Sizes and contexts.
+    "model_sizes": 5 * 4,
+    # Modes of sizes, contexts and precisions, of TF32 at one context, and of two larger batches.
     "end_to_end": 4 * (5 * 4 * 2 + 5 + 2 * 3),
+    # Numbers of warm-up steps; contexts in two precisions.
     "warmup": 4,
-    "method": 8,
-    "flash_accuracy": 7 * 3 * 5 * 2 * 2,
-    "flash_benchmarking": 4 * 2 * 4 * 10 + 3,
-    "flash_peers": 8 + 4 + 1,
-    "flash_leaderboard": 5 + 1,
-    "model_attention": 3 * (5 + 2),
+    "method": 4 * 2,
+    # Snippets, two more, and three of smaller steps.
+    "accumulation": 4 + 2 + 3,
+    # Parts in two dtypes, and one without autocast.
+    "autocast": 3 * 2 + 1,
+    # Norms and widths, computed in four ways, in fp32 in three.
+    "norm_precision": 2 * 5 * (4 + 4 + 3),
+    # Seeds and precisions.
+    "mixed_precision": 3 * 3,
+    # Widths, lengths, masks, dtypes, eager and compiled; and both once at a length that is too long.
     "attention": 4 * 5 * 2 * 2 * 2 + 2,
+    # Sizes and precisions, eager and compiled; and AdamW compiled too.
     "compile": 5 * 2 * 2 + 1,
+    # Implementations, dtypes, head dimensions, lengths and masks.
+    "flash_accuracy": 7 * 3 * 5 * 2 * 2,
+    # Implementations, dtypes, head dimensions and lengths; and three matrix products.
+    "flash_benchmarking": 4 * 2 * 4 * 10 + 3,
+    # Shapes in bf16 and in fp32, and a short one.
+    "flash_peers": 8 + 4 + 1,
+    # Implementations, and what the GPU can do.
+    "flash_leaderboard": 5 + 1,
+    # Attentions in each size, and in one size at two longer contexts.
+    "model_attention": 3 * (5 + 2),
 }
 
 

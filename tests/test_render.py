@@ -20,6 +20,14 @@ def found():
     return render.load(RESULTS)
 
 
+# Experiments that no GPU has run whole yet: their pages say so.
+AWAITED = {"attention", "compile"}
+
+
+def test_what_is_awaited_has_no_record(found):
+    assert {stem for stem in STEMS if all(r.kind == "reported" for r in found.get(stem, []))} == AWAITED
+
+
 def measured(found, stem):
     return next(record for record in found[stem] if record.kind == "measured")
 
@@ -27,7 +35,11 @@ def measured(found, stem):
 @pytest.mark.parametrize("stem", STEMS)
 def test_every_fact_exists_without_a_record(found, stem):
     builder = import_module(f"tools.render.{stem}")
-    ours, none = builder.facts(measured(found, stem)), builder.facts(None)
+    none = builder.facts(None)
+    if stem in AWAITED:
+        assert "not measured" in none.values() and all(isinstance(text, str) for text in none.values())
+        return
+    ours = builder.facts(measured(found, stem))
     assert ours.keys() == none.keys()
     assert all(isinstance(text, str) and "nan" not in text for text in [*ours.values(), *none.values()])
     assert "not measured" in none.values() and "not measured" not in ours.values()

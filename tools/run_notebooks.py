@@ -27,7 +27,9 @@ def executed(path: Path) -> str:
     with TemporaryDirectory() as folder:
         # Sockets that are files: no port that another process could take or listen to.
         sockets = Config(ConnectionFileMixin=Config(transport="ipc", ip=f"{folder}/kernel"))
-        NotebookClient(notebook, kernel_name="python3", timeout=120, record_timing=False, config=sockets).execute()
+        # What a cell prints comes in pieces that depend on its pace: they are kept as one.
+        options = {"kernel_name": "python3", "timeout": 120, "record_timing": False, "coalesce_streams": True}
+        NotebookClient(notebook, config=sockets, **options).execute()
     notebook.metadata = nbformat.from_dict(METADATA)
     return nbformat.writes(notebook) + "\n"
 

@@ -128,6 +128,15 @@ def _print_table(row: Row) -> None:
             table.add_row(name.removesuffix("_ms"), *(f"{value:.3f}" for value in cells))
         console.print(table)
     for name, value in row.metrics.items():
-        if isinstance(value, int):
-            gib = f"  ({value / 2**30:.2f} GiB)" if name.endswith("_bytes") else ""
-            console.print(f"{name.replace('_', ' ')}: {value:,}{gib}")
+        if name not in times:
+            console.print(f"{name.replace('_', ' ')}: {_shown(name, value)}", highlight=False)
+
+
+def _shown(name: str, value: Any) -> str:
+    """A metric that is no time. Of a long list the first, the middle and the last: the record has all."""
+    if isinstance(value, list):
+        parts = [value[0], "...", value[len(value) // 2], "...", value[-1]] if len(value) > 12 else value
+        return ", ".join(part if isinstance(part, str) else _shown("", part) for part in parts)
+    if isinstance(value, int):
+        return f"{value:,}" + (f"  ({value / 2**30:.2f} GiB)" if name.endswith("_bytes") else "")
+    return f"{value:.8g}" if isinstance(value, float) else str(value)

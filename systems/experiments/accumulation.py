@@ -1,0 +1,86 @@
+"""A thousand times 0.01: what a running sum gives in each number format, on the CPU and on the GPU.
+
+The assignment's four snippets, the same in bf16, and 10 000 times 0.001.
+
+    python -m systems.experiments.accumulation --value fp16 --accumulator fp32 --term 0.01 --steps 1000
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from systems import timing
+from systems.experiments.command import main, option
+
+PROTOCOL = {"sum": "one addition per step, on the CPU and on the GPU", "agreement": "every bit of every step"}
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+# A record keeps this many of the running sums, evenly spaced and ending with the last.
+KEPT = 250
+
+
+@dataclass(frozen=True)
+class Config:
+    value: str = option("fp32", "dtype of the term", choices=DTYPES)
+    accumulator: str = option("fp32", "dtype of the sum", choices=DTYPES)
+    cast: str = option("implicit", "is the term cast by hand before it is added?", choices=("implicit", "explicit"))
+    term: float = option(0.01, "number that is added")
+    steps: int = option(1000, "how many times it is added")
+
+
+def configs(quick: bool = False) -> list[Config]:
+    """The four snippets in their order, two more for bf16, then smaller steps in each format."""
+    if quick:
+        return [Config(dtype, dtype, steps=500) for dtype in ("fp16", "bf16")]
+    snippets = [
+        ("fp32", "fp32", "implicit"),
+        ("fp16", "fp16", "implicit"),
+        ("fp16", "fp32", "implicit"),
+        ("fp16", "fp32", "explicit"),
+        ("bf16", "bf16", "implicit"),
+        ("bf16", "fp32", "implicit"),
+    ]
+    smaller = [Config(dtype, dtype, term=0.001, steps=10_000) for dtype in DTYPES]
+    return [Config(*snippet) for snippet in snippets] + smaller
+
+
+# --8<-- [start:run]
+def running_sums(config: Config, device: str) -> Float[Tensor, "steps"]:
+    """The sum after each step, on the CPU."""
+    s = torch.tensor(0, dtype=DTYPES[config.accumulator], device=device)
+    x = torch.tensor(config.term, dtype=DTYPES[config.value], device=device)
+    sums = torch.empty(config.steps, dtype=s.dtype, device=device)
+    for i in range(config.steps):
+        s += x if config.cast == "implicit" else x.type(s.dtype)
+        sums[i] = s
+    return sums.cpu()
+
+
+# --8<-- [end:run]
+
+
+def run(config: Config) -> dict[str, object]:
+    """The term as stored, the last sum on each device, how many steps differ, and which step changed the sum last."""
+    device = timing.default_device()
+    on_cpu, on_device = running_sums(config, "cpu"), running_sums(config, device)
+    every = max(1, config.steps // KEPT)
+    return {
+        "stored": torch.tensor(config.term, dtype=DTYPES[config.value]).item(),
+        "cpu_result": on_cpu[-1].item(),
+        "device_result": on_device[-1].item(),
+        "device": device,
+        "differing_steps": int((on_cpu != on_device).sum()),
+        "last_change": last_change(on_device),
+        "kept_every": every,
+        "sums": on_device[every - 1 :: every].tolist(),
+    }
+
+
+def last_change(sums: Float[Tensor, "steps"]) -> int:
+    """The number, from 1, of the last step that changed the sum."""
+    return 1 + int((sums != sums[-1]).sum()) if len(sums) else 0
+
+
+if __name__ == "__main__":
+    main(Config, run)

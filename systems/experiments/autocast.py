@@ -1,0 +1,212 @@
+"""Which dtype each part of a model computes in under autocast, found by hooks, and which list each operation is on.
+
+python -m systems.experiments.autocast --part toy --dtype fp16
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from systems import timing
+from systems.dtype_trace import NAMES, DtypeTrace
+from systems.experiments.command import main, option
+from systems.model import BasicsTransformerLM
+from systems.optimizer import AdamW
+from systems.sizes import SIZES
+
+PROTOCOL = {"found by": "hooks on modules, gradients and the optimizer, and a trace of every operation"}
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+PARTS = ("toy", "transformer", "operations")
+
+
+@dataclass(frozen=True)
+class Config:
+    part: str = option("toy", "what is looked at", choices=PARTS)
+    dtype: str = option("fp16", "dtype of autocast; fp32 is no autocast", choices=DTYPES)
+
+
+def configs(quick: bool = False) -> list[Config]:
+    """Both dtypes of autocast for each part, and the Transformer without autocast for its number of operations."""
+    if quick:
+        return [Config(part, "bf16") for part in PARTS]
+    return [Config(part, dtype) for part in PARTS for dtype in ("fp16", "bf16")] + [Config("transformer", "fp32")]
+
+
+# --8<-- [start:toy]
+class ToyModel(nn.Module):
+    """The model of the assignment: two matrices with a ReLU and a layer norm between them."""
+
+    def __init__(self, in_features: int, out_features: int):
+        super().__init__()
+        self.fc1 = nn.Linear(in_features, 10, bias=False)
+        self.ln = nn.LayerNorm(10)
+        self.fc2 = nn.Linear(10, out_features, bias=False)
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Float[Tensor, "b i"]) -> Float[Tensor, "b o"]:
+        return self.fc2(self.ln(self.relu(self.fc1(x))))
+
+
+# --8<-- [end:toy]
+
+
+# --8<-- [start:run]
+def trace_step(model: nn.Module, inputs: Tensor, targets: Tensor, config: Config, device: str) -> DtypeTrace:
+    """One training step under autocast, forward and loss inside it, backward and optimizer outside."""
+    loss_function, optimizer = nn.CrossEntropyLoss(), AdamW(model.parameters())
+    autocast = torch.autocast(device, dtype=DTYPES[config.dtype], enabled=config.dtype != "fp32")
+    with DtypeTrace(model, loss_function, optimizer) as trace:
+        with autocast:
+            logits = model(inputs)
+        trace.end_forward()
+        with autocast:
+            loss = loss_function(logits.flatten(0, -2), targets.flatten())
+        loss.backward()
+        optimizer.step()
+    return trace
+
+
+# --8<-- [end:run]
+
+
+def run(config: Config) -> dict[str, object]:
+    """Names of dtypes by part; for the Transformer also the operations of a forward pass and how many are casts."""
+    device = timing.default_device()
+    torch.manual_seed(0)
+    if config.part == "operations":
+        return dtypes_of_operations(DTYPES[config.dtype], device)
+    if config.part == "toy":
+        model = ToyModel(16, 4).to(device)
+        trace = trace_step(model, torch.randn(8, 16, device=device), torch.arange(8, device=device) % 4, config, device)
+        return toy_dtypes(trace)
+    # As deep as `small`, which is what the number of operations depends on, and narrow.
+    with torch.device(device):
+        model = BasicsTransformerLM(64, 16, d_model=32, num_layers=SIZES["small"].num_layers, num_heads=2, d_ff=64)
+        token_ids, targets = torch.randint(64, (2, 2, 16))
+    return transformer_dtypes(trace_step(model, token_ids, targets, config, device))
+
+
+def toy_dtypes(trace: DtypeTrace) -> dict[str, object]:
+    """What the assignment asks for, in its order, then what it leaves out."""
+    return {
+        "parameters": trace.parameters["fc1"],
+        "fc1": trace.outputs["fc1"],
+        "relu": trace.outputs["relu"],
+        "ln": trace.outputs["ln"],
+        "logits": trace.outputs["fc2"],
+        "loss": trace.outputs["loss"],
+        "gradients": trace.one(trace.gradients),
+        "logits_gradient": trace.output_gradients["fc2"],
+        "fc1_output_gradient": trace.output_gradients["fc1"],
+        "optimizer_state": trace.one(trace.optimizer_state),
+        "optimizer_update": trace.dtype_of("optimizer", "addcdiv_"),
+    }
+
+
+def transformer_dtypes(trace: DtypeTrace) -> dict[str, object]:
+    """The first block and what stands around it, in the order of the forward pass."""
+    layer = "layers.0"
+    norm, attention, feed_forward = f"{layer}.ln1", f"{layer}.attn", f"{layer}.ffn"
+    return {
+        "parameters": trace.one(trace.parameters),
+        "embedding": trace.outputs["token_embeddings"],
+        "rmsnorm_square": trace.dtype_of(norm, "pow"),
+        "rmsnorm_rsqrt": trace.dtype_of(norm, "rsqrt"),
+        "rmsnorm": trace.outputs[norm],
+        "q_projection": trace.outputs[f"{attention}.q_proj"],
+        "rotary": trace.outputs[f"{attention}.rotary"],
+        "scores": trace.dtype_of(attention, "bmm"),
+        "softmax_max": trace.dtype_of(attention, "max"),
+        "softmax_subtract": trace.dtype_of(attention, "sub"),
+        "softmax_exp": trace.dtype_of(attention, "exp"),
+        "softmax_sum": trace.dtype_of(attention, "sum"),
+        "softmax_divide": trace.dtype_of(attention, "div", last=True),
+        "weighted_values": trace.dtype_of(attention, "bmm", last=True),
+        "attention": trace.outputs[attention],
+        "residual": trace.outputs[layer],
+        "swiglu_gate": trace.outputs[f"{feed_forward}.w1"],
+        "swiglu_sigmoid": trace.dtype_of(feed_forward, "sigmoid"),
+        "swiglu_product": trace.dtype_of(feed_forward, "mul", last=True),
+        "swiglu": trace.outputs[feed_forward],
+        "logits": trace.outputs["lm_head"],
+        "loss": trace.outputs["loss"],
+        "gradients": trace.one(trace.gradients),
+        "logits_gradient": trace.output_gradients["lm_head"],
+        "optimizer_state": trace.one(trace.optimizer_state),
+        "optimizer_update": trace.dtype_of("optimizer", "addcdiv_"),
+        "forward_operations": trace.forward_operations,
+        "forward_casts": trace.forward_casts,
+    }
+
+
+# Each takes two or three (8, 8) matrices of positive numbers; `t` is a row of class numbers.
+OPERATIONS = {
+    "matmul": lambda a, b, c, t: a @ b,
+    "bmm": lambda a, b, c, t: torch.bmm(a[None], b[None]),
+    "addmm": lambda a, b, c, t: torch.addmm(a, b, c),
+    "einsum": lambda a, b, c, t: torch.einsum("ij,kj->ik", a, b),
+    "linear": lambda a, b, c, t: functional.linear(a, b),
+    "scaled_dot_product_attention": lambda a, b, c, t: functional.scaled_dot_product_attention(
+        a[None, None], b[None, None], c[None, None]
+    ),
+    "exp": lambda a, b, c, t: a.exp(),
+    "log": lambda a, b, c, t: a.log(),
+    "pow": lambda a, b, c, t: a.pow(2),
+    "rsqrt": lambda a, b, c, t: a.rsqrt(),
+    "reciprocal": lambda a, b, c, t: a.reciprocal(),
+    "softmax": lambda a, b, c, t: a.softmax(-1),
+    "log_softmax": lambda a, b, c, t: a.log_softmax(-1),
+    "sum": lambda a, b, c, t: a.sum(-1),
+    "cumsum": lambda a, b, c, t: a.cumsum(-1),
+    "norm": lambda a, b, c, t: a.norm(),
+    "softplus": lambda a, b, c, t: functional.softplus(a),
+    "layer_norm": lambda a, b, c, t: functional.layer_norm(a, (8,)),
+    "cross_entropy": lambda a, b, c, t: functional.cross_entropy(a, t),
+    "mse_loss": lambda a, b, c, t: functional.mse_loss(a, b),
+    "addcmul": lambda a, b, c, t: torch.addcmul(a, b, c),
+    "atan2": lambda a, b, c, t: torch.atan2(a, b),
+    "dot": lambda a, b, c, t: torch.dot(a[0], b[0]),
+    "cross": lambda a, b, c, t: torch.cross(a[:, :3], b[:, :3], dim=1),
+    "scatter_add": lambda a, b, c, t: a.scatter_add(0, t[None], b),
+    "add": lambda a, b, c, t: a + b,
+    "mul": lambda a, b, c, t: a * b,
+    "div": lambda a, b, c, t: a / b,
+    "cat": lambda a, b, c, t: torch.cat((a, b)),
+    "where": lambda a, b, c, t: torch.where(t > 3, a, b),
+    "mean": lambda a, b, c, t: a.mean(-1),
+    "max": lambda a, b, c, t: a.max(-1).values,
+    "sqrt": lambda a, b, c, t: a.sqrt(),
+    "sigmoid": lambda a, b, c, t: a.sigmoid(),
+    "silu": lambda a, b, c, t: functional.silu(a),
+    "relu": lambda a, b, c, t: a.relu(),
+    "rms_norm": lambda a, b, c, t: functional.rms_norm(a, (8,)),
+}
+
+
+def dtypes_of_operations(low: torch.dtype, device: str) -> dict[str, object]:
+    """For each operation its result for low, for fp32 and for mixed inputs, and for mixed ones without autocast."""
+    wide = torch.rand(3, 8, 8, device=device) + 0.5
+    narrow, t = wide.to(low), torch.arange(8, device=device)
+    found: dict[str, object] = {}
+    for name, operation in OPERATIONS.items():
+        # a and c decide what an operation with one input sees, so mixed means a low first input.
+        mixed = (narrow[0], wide[1], narrow[2], t)
+        with torch.autocast(device, dtype=low):
+            inside = [result(operation, *inputs) for inputs in ((*narrow, t), (*wide, t), mixed)]
+        found[name] = [*inside, result(operation, *mixed)]
+    return found
+
+
+def result(operation, *inputs: Tensor) -> str:
+    """The dtype of the result, or "raises" where PyTorch refuses these inputs."""
+    try:
+        return NAMES[operation(*inputs).dtype]
+    except RuntimeError:
+        return "raises"
+
+
+if __name__ == "__main__":
+    main(Config, run)

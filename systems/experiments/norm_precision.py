@@ -1,0 +1,130 @@
+"""Which part of a norm loses precision: every stage of LayerNorm and RMSNorm against float64, in three formats.
+
+python -m systems.experiments.norm_precision --norm layer --dtype bf16 --width 4096 --compute running
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from systems import timing
+from systems.experiments.command import main, option
+
+MAGNITUDES = tuple(10.0**exponent for exponent in range(-4, 6))
+VECTORS = 64
+EPS = 1e-5
+PROTOCOL = {
+    "inputs": f"{VECTORS} vectors, normal, mean and deviation 1, times the magnitude, seed 0, rounded to the dtype",
+    "error": "norm of the difference from float64 on the same rounded inputs over the norm of float64",
+    "eps": f"{EPS:g}",
+}
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+COMPUTE = {
+    "running": "each stage in the dtype, means by a running sum in the dtype",
+    "library": "each stage in the dtype, means by torch.mean, which adds in fp32 inside",
+    "upcast": "fp32 throughout, the output rounded to the dtype",
+    "fused": "PyTorch's own layer_norm or rms_norm on the dtype",
+}
+STAGES = ("mean", "square", "variance", "eps", "rsqrt", "output")
+
+
+@dataclass(frozen=True)
+class Config:
+    norm: str = option("layer", "norm", choices=("layer", "rms"))
+    dtype: str = option("bf16", "dtype of the input and output", choices=DTYPES)
+    width: int = option(4096, "elements of a vector")
+    compute: str = option("library", "where the stages are computed", choices=COMPUTE)
+
+
+def configs(quick: bool = False) -> list[Config]:
+    """Every norm, format, width and way to compute; fp32 has nothing to be cast up to."""
+    if quick:
+        return [Config(norm, dtype, 64, "running") for norm in ("layer", "rms") for dtype in ("fp16", "bf16")]
+    return [
+        Config(norm, dtype, width, compute)
+        for norm in ("layer", "rms")
+        for dtype in DTYPES
+        for width in (64, 256, 1024, 4096, 16384)
+        for compute in COMPUTE
+        if (dtype, compute) != ("fp32", "upcast")
+    ]
+
+
+# --8<-- [start:stages]
+def stages(x: Float[Tensor, "m v d"], norm: str, running: bool) -> dict[str, Tensor]:
+    """Each stage of the norm of each vector, computed and rounded in the dtype of x. RMSNorm subtracts no mean."""
+    average = running_mean if running else torch.mean
+    found = {}
+    if norm == "layer":
+        found["mean"] = average(x, dim=-1, keepdim=True)
+        x = x - found["mean"]
+    found["square"] = x * x
+    found["variance"] = average(found["square"], dim=-1, keepdim=True)
+    found["eps"] = found["variance"] + EPS
+    found["rsqrt"] = torch.rsqrt(found["eps"])
+    found["output"] = x * found["rsqrt"]
+    return found
+
+
+def running_mean(x: Float[Tensor, "m v d"], dim: int, keepdim: bool) -> Float[Tensor, "m v 1"]:
+    """The mean by one addition after another, each rounded to the dtype of x."""
+    total, *rest = x.split(1, dim)
+    total = total.clone()
+    for term in rest:
+        total += term
+    return total / x.shape[dim]
+
+
+# --8<-- [end:stages]
+
+
+def computed(x: Float[Tensor, "m v d"], config: Config) -> dict[str, Tensor]:
+    """The stages as the configuration computes them; only the output where PyTorch keeps the others to itself."""
+    if config.compute == "fused":
+        fused = functional.layer_norm if config.norm == "layer" else functional.rms_norm
+        return {"output": fused(x, x.shape[-1:], eps=EPS)}
+    if config.compute == "upcast":
+        found = stages(x.float(), config.norm, running=False)
+        return found | {"output": found["output"].to(x.dtype)}
+    return stages(x, config.norm, running=config.compute == "running")
+
+
+# --8<-- [start:run]
+def run(config: Config) -> dict[str, list[float | None]]:
+    """For each stage, by magnitude: its error, and which shares of it are not finite or wrongly zero.
+
+    There is no error where something is not finite.
+    """
+    device = timing.default_device()
+    z = 1 + torch.randn(VECTORS, config.width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    magnitudes = torch.tensor(MAGNITUDES, dtype=torch.float64)[:, None, None]
+    x = (magnitudes * z).to(device=device, dtype=DTYPES[config.dtype])
+    exact, found = stages(x.double(), config.norm, running=False), computed(x, config)
+    metrics: dict[str, list[float | None]] = {"input_nonfinite": share(~x.isfinite())}
+    for stage, value in found.items():
+        difference = (value.double() - exact[stage]).norm(dim=(1, 2)) / exact[stage].norm(dim=(1, 2))
+        metrics[f"{stage}_error"] = [rounded(e) if e < math.inf else None for e in difference.tolist()]
+        metrics[f"{stage}_nonfinite"] = share(~value.isfinite())
+        metrics[f"{stage}_zero"] = share((value == 0) & (exact[stage] != 0))
+    return metrics
+
+
+# --8<-- [end:run]
+
+
+def share(true: Tensor) -> list[float | None]:
+    """The share of elements that are true, by magnitude."""
+    return [rounded(value) for value in true.double().mean(dim=(1, 2)).tolist()]
+
+
+def rounded(value: float) -> float:
+    """Four digits: an error is read by its size."""
+    return float(f"{value:.4g}")
+
+
+if __name__ == "__main__":
+    main(Config, run)
