@@ -5,6 +5,7 @@ counts (`numel()` and `torch.utils.flop_counter`).
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 FP32_BYTES = 4
 INT64_BYTES = 8
@@ -98,6 +99,48 @@ def attention_peak_bytes(*, batch: int, n: int, d: int, element_bytes: int, caus
 
 
 # --8<-- [end:attention_memory]
+
+
+# --8<-- [start:attention]
+# Products of all scores with rows of d numbers: S = Q Kᵀ and P V; backward S again, dP, dV, dK and dQ.
+ATTENTION_PRODUCTS = {"forward": 2, "backward": 5, "both": 7}
+
+
+def scores(*, batch: int, heads: int, n: int, causal: bool) -> int:
+    """Entries of the score matrices that count: n² per head, half of them under a causal mask."""
+    return batch * heads * n**2 // (2 if causal else 1)
+
+
+def attention_flops(name: str, *, d: int, **shape: Any) -> int:
+    """Matrix FLOPs that a pass of attention needs, the same for every implementation whatever it does beyond them."""
+    return ATTENTION_PRODUCTS[name] * 2 * d * scores(**shape)
+
+
+# --8<-- [end:attention]
+
+
+# --8<-- [start:kernels]
+@dataclass(frozen=True)
+class KernelWork:
+    """What a kernel can't do without: products and exponentials per score, and what it reads and writes once."""
+
+    products: int
+    exponentials: int
+    # Tensors (n, d) in the dtype of the inputs, and fp32 vectors of n numbers, of each head.
+    tensors: int
+    vectors: int
+
+
+# dO is not counted: the gradient of a sum is one number, expanded.
+KERNELS = {
+    "forward": KernelWork(products=2, exponentials=1, tensors=4, vectors=1),
+    "delta": KernelWork(products=0, exponentials=0, tensors=1, vectors=1),
+    "dkdv": KernelWork(products=4, exponentials=1, tensors=5, vectors=2),
+    "dq": KernelWork(products=3, exponentials=1, tensors=4, vectors=2),
+}
+# Of each multiprocessor, compute capability 8.0 and 9.0: CUDA C++ Programming Guide, arithmetic instructions.
+EXPONENTIALS_PER_CLOCK = 16
+# --8<-- [end:kernels]
 
 
 @dataclass(frozen=True)
