@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from systems.attention import flash_hopper
 from systems.attention.flash_triton import FlashAttentionTriton
 from systems.experiments.command import Unsupported
 
@@ -74,7 +75,7 @@ def only(name: str) -> Iterator[None]:
 def what_ran(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
     """What computes these inputs inside `only`: our path, or the backend that SDPA chooses."""
     if name.startswith("ours"):
-        return path_of(q, k, v, causal)
+        return path_of(q, k, v)
     if name == "sdpa" or name in BACKENDS:
         # The function by which PyTorch itself decides, on the same inputs and in the same context.
         choice = torch._fused_sdp_choice(q, k, v, None, 0.0, causal)  # pyright: ignore[reportPrivateImportUsage]
@@ -82,9 +83,9 @@ def what_ran(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
     return name
 
 
-def path_of(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
+def path_of(q: Tensor, k: Tensor, v: Tensor) -> str:
     """Which of our kernels these inputs take."""
-    return "triton"
+    return "hopper" if flash_hopper.takes(q, k, v) else "triton"
 
 
 def allow_shared_graphs() -> None:

@@ -22,6 +22,7 @@ from systems.experiments import (
     attention,
     command,
     end_to_end,
+    flash_ablation,
     flash_accuracy,
     flash_benchmarking,
     flash_leaderboard,
@@ -58,6 +59,8 @@ FULL_ROWS = {
     "attention": 4 * 5 * 2 * 2 * 2 + 2,
     # Sizes and precisions, eager and compiled; and AdamW compiled too.
     "compile": 5 * 2 * 2 + 1,
+    # Steps of the forward pass, the package's two, and three backward passes.
+    "flash_ablation": 7 + 2 + 3,
     # Implementations, dtypes, head dimensions, lengths and masks.
     "flash_accuracy": 7 * 3 * 5 * 2 * 2,
     # Implementations, dtypes, head dimensions and lengths; and three matrix products.
@@ -504,6 +507,14 @@ def test_a_step_names_the_attention_that_ran(tiny, name, ran):
     assert list(metrics) == [*PHASES["step"], "ran"] and metrics["ran"] == ran
     # Autocast, and the slot: SDPA does not pass through the function that the fixture watches.
     assert bool(tiny) == (name == "eager") and all(dtype == torch.bfloat16 for _, dtype, _ in tiny)
+
+
+@pytest.mark.parametrize("step", flash_ablation.STEPS)
+def test_each_step_of_the_ablation_computes_attention(step):
+    metrics = flash_ablation.run(flash_ablation.Config(step, heads=2, n=256, d=16))
+    # Probabilities and results have the 8 significant bits of bf16.
+    assert 1e-4 < metrics["relative_error"] < 6e-3 and metrics["ran"] == "triton"
+    assert metrics["repeats"] or step == "atomic_backward"
 
 
 TINY = ["--size", "small", "--context", "8", "--batch", "1", "--warmup", "0", "--steps", "1", "--vocab", "100"]

@@ -27,5 +27,6 @@ STEMS = {
     "flash_peers": Stem("systems.experiments.flash_peers", full=("cuda",), quick=("cuda",)),
     "flash_leaderboard": Stem("systems.experiments.flash_leaderboard", full=("cuda",), quick=("cuda", "cpu")),
     "model_attention": Stem("systems.experiments.model_attention", full=("cuda",), quick=("cuda", "cpu")),
+    "flash_ablation": Stem("systems.experiments.flash_ablation", full=("cuda",), quick=("cuda", "cpu")),
     "method": Stem("systems.experiments.method", full=("cuda",), quick=("cuda",)),
 }
