@@ -67,11 +67,15 @@ def render_all(results: Path) -> dict[str, str]:
             raise records.RecordError(
                 f"{results}/*/{stem}.json: a record lacks what its tables need ({error!r}); restore it or measure again"
             ) from error
+    # What spans stems: the write-up and its claims, and the drawings, which no record gives.
+    writeup = import_module("tools.render.writeup")
+    facts["answers"] = writeup.facts(found)
+    files |= writeup.fragments(found) | import_module("tools.render.diagrams").diagrams()
     # JSON strings are YAML strings.
     lines = [
         line for stem in facts for line in (f"{stem}:", *(f"  {k}: {json.dumps(v)}" for k, v in facts[stem].items()))
     ]
-    return files | import_module("tools.render.diagrams").diagrams() | {"facts.yml": "\n".join(lines) + "\n"}
+    return files | {"facts.yml": "\n".join(lines) + "\n"}
 
 
 def stale_records(results: Path) -> list[str]:
