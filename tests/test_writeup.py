@@ -8,7 +8,7 @@ import pytest
 from systems.experiments import STEMS
 from systems.source_hash import ROOT
 from tools import render
-from tools.render import writeup
+from tools.render import errata, writeup
 from tools.render.claims import CLAIMS
 
 DOCS = ROOT / "docs"
@@ -91,3 +91,15 @@ def test_the_overview_counts_points(found):
     rows = [line for line in writeup.overview(PROBLEMS, found).splitlines() if line.startswith("| [")]
     points = [int(line.split("|")[-2]) for line in rows if "not " not in line]
     assert f"{sum(points)} of 98 points" in writeup.overview(PROBLEMS, found)
+
+
+def test_what_follows_from_reported_figures_by_hand(found):
+    facts = errata.facts(found)
+    # medium, 154.60 over 76.59, and 2.7B, 672.30 over 219.24; the deviation is that of large, 3.71 over 273.11.
+    assert (facts["total_over_forward_least"], facts["total_over_forward_most"]) == ("2.02", "3.07")
+    assert (facts["backward_over_forward_least"], facts["backward_over_forward_most"]) == ("1.02", "2.07")
+    assert facts["spread_most"] == "1.4 %"
+    # More than an A100 can do in fp32, which is 19.5.
+    assert float(facts["rate_least"].split()[0]) > 19.5 and facts["rate_most"] == "47 TFLOP/s"
+    none = errata.facts({})
+    assert none.keys() == facts.keys() and none["rate_most"] == "not measured"

@@ -57,6 +57,7 @@ def render_all(results: Path) -> dict[str, str]:
     names = {r.device.slug: r.device.name for of_stem in found.values() for r in of_stem}
     writeup = import_module("tools.render.writeup")
     facts = {"gpu": {"name": names.get(primary, primary)}, "answers": writeup.facts(found)}
+    facts["reported"] = import_module("tools.render.errata").facts(found)
     for stem in STEMS:
         builder = import_module(f"tools.render.{stem}")
         ours = [r for r in found[stem] if r.kind == "measured" and r.device.slug in (primary, "meta")]
