@@ -5,7 +5,7 @@ BIN := .venv/bin
 SHAPES := --jaxtyping-packages=systems.model,beartype.beartype
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: serve build test check browser clean
+.PHONY: serve build test check browser submission clean
 
 serve: .venv/docs
 	$(BIN)/mkdocs serve
@@ -26,6 +26,10 @@ test: .venv/all
 # Needs Chromium (Debian: apt-get install chromium).
 browser: .venv/all
 	$(BIN)/pytest -m browser
+
+# code.zip and writeup.pdf; `make submission GPU=nvidia-h200` prints the tabs of one GPU alone. Needs Chromium.
+submission: .venv/all
+	$(BIN)/python tools/submission.py $(if $(GPU),--gpu $(GPU))
 
 # uv installs in seconds what pip needs a minute for. torch alone comes by pip, whose settings choose its build.
 .venv/uv:
