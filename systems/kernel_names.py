@@ -19,6 +19,7 @@ CATEGORIES = MATMUL, SOFTMAX, ELEMENTWISE, REDUCTION, COPY, OPTIMIZER, ATTENTION
     "other",
 )
 
+# --8<-- [start:categories]
 # The first that is found anywhere in the name counts. So what a kernel is for stands before how it is built: fused
 # attention may be a cutlass kernel, and a copy an element-wise one.
 RULES = (
@@ -33,6 +34,7 @@ RULES = (
     (REDUCTION, r"reduc|layer_?norm|rms_?norm|cumsum|scan"),
     (ELEMENTWISE, r"elementwise|multi_tensor_apply|triu_tril|where_kernel"),
 )
+# --8<-- [end:categories]
 
 # What names the operation inside a generic kernel, most telling first. `BinaryFunctor` and its kind only wrap another.
 WRAPPER = r"(?:Binary|BUnary|AUnary|Unary|Opaque|Compare)"

@@ -67,7 +67,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class KernelRow:
-    """All runs of one kernel in one phase. `start_ms` counts from the first kernel of all."""
+    """All runs of one kernel in one phase. `start_ms` is the first run's."""
 
     name: str
     path: tuple[str, ...]
@@ -79,16 +79,17 @@ class KernelRow:
     start_ms: float
 
 
-def rows_of(kernels: Iterable[Kernel]) -> list[KernelRow]:
-    """A row for each kernel and phase, the one that takes longest first."""
+def rows_of(kernels: Iterable[Kernel], origin: int | None = None) -> list[KernelRow]:
+    """A row for each kernel and phase, the one that takes longest first. `origin` (ns) is where starts count from."""
     groups: dict[tuple[str, tuple[str, ...]], list[Kernel]] = defaultdict(list)
     for kernel in kernels:
         groups[kernel.name, kernel.path].append(kernel)
-    first = min((kernel.start for group in groups.values() for kernel in group), default=0)
+    if origin is None:
+        origin = min((kernel.start for group in groups.values() for kernel in group), default=0)
     rows = []
     for (name, path), group in groups.items():
         times = [kernel.ms for kernel in group]
-        start_ms = (min(kernel.start for kernel in group) - first) / 1e6
+        start_ms = (min(kernel.start for kernel in group) - origin) / 1e6
         shown = (sum(times), statistics.median(times), min(times), max(times), start_ms)
         rows.append(KernelRow(name, path, len(times), *shown))
     return sorted(rows, key=lambda row: (-row.total_ms, row.path, row.name))
@@ -100,6 +101,7 @@ def span_ms(kernels: Iterable[Kernel]) -> float:
     return (max(k.end for k in kernels) - min(k.start for k in kernels)) / 1e6 if kernels else 0.0
 
 
+# --8<-- [start:attribute]
 def open_at(spans: Iterable[Span], launches: Iterable[Launch]) -> dict[Launch, list[Span]]:
     """The spans, of any thread, that are open at each launch, outermost first. One sweep over both in time."""
     coming = sorted(spans, key=lambda span: (span.start, -span.end), reverse=True)
@@ -129,6 +131,9 @@ def attribute(
             op = next((span.name for span in working[launch] if span.thread == launch.thread), None)
         kernels.append(Kernel(name, start, end, tuple(marks), op))
     return kernels
+
+
+# --8<-- [end:attribute]
 
 
 # torch.profiler -----------------------------------------------------------------------------------------------------
@@ -166,9 +171,9 @@ def kernels_of(trace: Any, phases: Collection[str], name: str = "the trace") -> 
             end, thread = start + round(event.get("dur", 0) * 1e3), (event.get("pid"), event.get("tid"))
             if kind in ON_GPU:
                 on_gpu.append((event["name"], start, end, known))
-            elif kind in CALLS and "correlation" in known:
+            if kind in CALLS and "correlation" in known:
                 launched[known["correlation"]] = Launch(thread, start)
-            elif kind in ON_CPU:
+            if kind in ON_CPU:
                 span = Span(event["name"], start, end, thread)
                 if span.name in phases:
                     marks.append(span)

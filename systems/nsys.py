@@ -41,6 +41,7 @@ def find() -> str:
     return program
 
 
+# --8<-- [start:command]
 def command_line(program: str, report: Path, work: Sequence[str]) -> list[str]:
     """The command that profiles `work` into `report`: CUDA and NVTX, only while the process says so."""
     return [
@@ -51,6 +52,9 @@ def command_line(program: str, report: Path, work: Sequence[str]) -> list[str]:
         *("--force-overwrite", "true", "--output", str(report.with_suffix(""))),
         *work,
     ]
+
+
+# --8<-- [end:command]
 
 
 def profile(work: Sequence[str], report: Path, cwd: Path) -> tuple[str, Path]:

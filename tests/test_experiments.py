@@ -44,6 +44,8 @@ FULL_ROWS = {
     "attention": 4 * 5 * 2 * 2 * 2 + 2,
     # Sizes and precisions, eager and compiled; and AdamW compiled too.
     "compile": 5 * 2 * 2 + 1,
+    # Sizes and contexts in fp32, two sizes in bf16, forward and step.
+    "kernel_profile": (5 * 4 + 2 * 4) * 2,
     # Implementations, dtypes, head dimensions, lengths and masks.
     "flash_accuracy": 7 * 3 * 5 * 2 * 2,
 }
