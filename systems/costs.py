@@ -143,6 +143,29 @@ EXPONENTIALS_PER_CLOCK = 16
 # --8<-- [end:kernels]
 
 
+# --8<-- [start:attention_parts]
+def attention_part_costs(
+    *, context: int, batch: int, d_model: int, num_layers: int, num_heads: int, element_bytes: int, **_: int
+) -> dict[str, tuple[int, int]]:
+    """(FLOPs, bytes moved) of each part of eager attention in a forward pass, over all layers and heads.
+
+    n counts the scores. A product reads its operands and writes its result once. Softmax is five kernels: maximum
+    (reads n), subtraction and exponential (each reads and writes n), sum (reads n), division (reads and writes n): 8 n
+    moved and 5 n FLOPs. The mask's two, scale and choice, move 4 n. What has one number per row is left out.
+    """
+    layers = num_layers * batch
+    n, heads, inputs = layers * num_heads * context**2, d_model // num_heads, layers * context * d_model
+    return {
+        "attention scores": (2 * n * heads, element_bytes * (2 * inputs + n)),
+        "attention mask": (n, element_bytes * 4 * n),
+        "attention softmax": (5 * n, element_bytes * 8 * n),
+        "attention output": (2 * n * heads, element_bytes * (2 * inputs + n)),
+    }
+
+
+# --8<-- [end:attention_parts]
+
+
 @dataclass(frozen=True)
 class Peak:
     """A device's dense rates and memory bandwidth by its maker's data sheet, in FLOP/s and bytes/s."""

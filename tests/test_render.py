@@ -24,6 +24,7 @@ def found():
 AWAITED = {
     "attention",
     "compile",
+    "kernel_profile",
     "flash_benchmarking",
     "flash_peers",
     "flash_leaderboard",

@@ -22,6 +22,7 @@ STEMS = {
     "mixed_precision": Stem("systems.experiments.mixed_precision", full=("cuda",), quick=("cuda", "cpu")),
     "attention": Stem("systems.experiments.attention", full=("cuda",), quick=("cuda", "cpu")),
     "compile": Stem("systems.experiments.compile", full=("cuda",), quick=("cuda",)),
+    "kernel_profile": Stem("systems.experiments.kernel_profile", full=("cuda",), quick=("cuda",)),
     "flash_accuracy": Stem("systems.experiments.flash_accuracy", full=("cuda",), quick=("cuda", "cpu")),
     "flash_benchmarking": Stem("systems.experiments.flash_benchmarking", full=("cuda",), quick=("cuda", "cpu")),
     "flash_peers": Stem("systems.experiments.flash_peers", full=("cuda",), quick=("cuda",)),
