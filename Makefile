@@ -37,7 +37,7 @@ browser: .venv/all
 
 .venv/all: .venv/docs
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[torch]'
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[docs,dev]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[docs,dev,slurm]'
 	touch $@
 
 clean:
