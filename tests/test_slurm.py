@@ -22,6 +22,7 @@ from systems import records
 from tests import test_regen_tables
 from tests.test_regen_tables import command
 from tools import slurm
+from tools.slurm_options import Options, SlurmError, read_options
 
 MISSING = [name for name in ("munged", "slurmctld", "slurmd") if shutil.which(name, path="/usr/sbin:/sbin") is None]
 MISSING += [] if find_spec("submitit") else ["submitit"]
@@ -404,9 +405,9 @@ def test_a_folder_that_cannot_be_written_is_a_line(tree, tmp_path):
 def test_options_come_from_the_file_and_flags_win(tmp_path):
     file = tmp_path / "pyproject.toml"
     table = "[tool.regen_tables.slurm]\n"
-    assert slurm.read_options({}, file) == slurm.Options()
+    assert read_options({}, file) == Options()
     file.write_text(table + 'gpus = 1\npartition = "a"\ntime = 30\nsetup = ["module load x"]\n')
-    options = slurm.read_options({"partition": "b", "time": None, "setup": [], "restarts": 0}, file)
+    options = read_options({"partition": "b", "time": None, "setup": [], "restarts": 0}, file)
     assert (options.gpus, options.partition, options.time, options.restarts) == ("1", "b", 30, 0)
     assert options.setup == ["module load x"]
 
@@ -425,9 +426,36 @@ BAD = {
 def test_a_wrong_option_is_one_line(tmp_path, text):
     file = tmp_path / "pyproject.toml"
     file.write_text(f"[tool.regen_tables.slurm]\n{text}\n")
-    with pytest.raises(slurm.SlurmError) as refused:
-        slurm.read_options({}, file)
+    with pytest.raises(SlurmError) as refused:
+        read_options({}, file)
     assert str(refused.value).startswith(BAD[text])
+
+
+@pytest.fixture
+def ended(monkeypatch, tmp_path):
+    """What is made of a job that ended so; `asked` lists what Slurm was told."""
+    asked = []
+    monkeypatch.setattr(slurm, "slurm", lambda *line: asked.append(line) or "")
+    job = slurm.Job("fake", "7", tmp_path / "fake-full.job")
+    job.log.parent.mkdir()
+    job.log.touch()
+    return lambda state, final=True: (slurm.look(job, state, Options(restarts=2), final), asked)
+
+
+@pytest.mark.skipif("submitit" in MISSING, reason="without submitit")
+@pytest.mark.parametrize("name", ["PREEMPTED", "TIMEOUT", "NODE_FAIL"])
+def test_what_slurm_itself_does_not_queue_again_is_queued_so_often(ended, name):
+    assert ended(slurm.State(name), final=False) == (None, [])
+    assert ended(slurm.State(name, restarts=1)) == (None, [("scontrol", "requeue", "7")])
+    outcome, asked = ended(slurm.State(name, "why", restarts=2))
+    assert outcome.code == 1 and outcome.said.startswith(f"{name} (why), restarted 2 times; see ") and len(asked) == 1
+
+
+@pytest.mark.skipif("submitit" in MISSING, reason="without submitit")
+def test_a_job_that_ended_without_an_outcome_is_not_waited_for(ended):
+    assert ended(slurm.State("RUNNING"))[0] is None
+    assert ended(slurm.State("FAILED", "NonZeroExitCode"))[0].said.startswith("FAILED (NonZeroExitCode); see ")
+    assert ended(slurm.State())[0].said.startswith("ended, and the controller has forgotten how; see ")
 
 
 def test_without_slurm_or_for_another_command_it_says_so(tmp_path):

@@ -128,11 +128,11 @@ def measure_by_slurm(
 ) -> int:
     """The same in jobs of a cluster. Where some go on when it returns, nothing is rendered yet."""
     from tools import slurm
+    from tools.slurm_options import SlurmError, read_options
 
     try:
-        options = slurm.read_options(flags)
-        outcomes, ended = slurm.measure(stems, results, quick, force, time_limit, options, wait)
-    except slurm.SlurmError as error:
+        outcomes, ended = slurm.measure(stems, results, quick, force, time_limit, read_options(flags), wait)
+    except SlurmError as error:
         stop(str(error))
     return conclude(outcomes, results, quick, ended)
 

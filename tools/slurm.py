@@ -14,13 +14,11 @@ import shutil
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import typer
 from rich.console import Console
@@ -30,69 +28,12 @@ from rich.table import Table
 from systems import records
 from tools.regen_tables import ROOT, Outcome
 from tools.slurm_job import AGAIN, WARNED, Task
+from tools.slurm_options import Options, SlurmError
 
 # Ends that are not the job's own doing. Where Slurm doesn't queue such a job again, we do.
 LOST = {"BOOT_FAIL", "NODE_FAIL", "PREEMPTED", "TIMEOUT"}
 # All ends; the empty one is that of a job which the controller has forgotten.
 ENDED = {"", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "OUT_OF_MEMORY", "REVOKED"} | LOST
-
-
-class SlurmError(Exception):
-    """Why jobs can't be submitted or followed, and what to do about it."""
-
-
-# --8<-- [start:options]
-@dataclass(frozen=True)
-class Options:
-    """What to ask of Slurm: `[tool.regen_tables.slurm]` of pyproject.toml, or flags of the same names."""
-
-    partition: str = ""
-    account: str = ""
-    gres: str = ""
-    gpus: str = ""
-    constraint: str = ""
-    memory: str = ""
-    # Minutes that one job may take.
-    time: int = 240
-    # Lines of shell before the measurement: "module load ...".
-    setup: list[str] = field(default_factory=list)
-    # What comes before `python`: "singularity exec --nv ... IMAGE". And that python, if it is not the present one.
-    prefix: str = ""
-    python: str = ""
-    # How often a job that was interrupted may start again.
-    restarts: int = 3
-    # Any other option of sbatch by its long name: {qos = "short"}.
-    sbatch: dict[str, Any] = field(default_factory=dict)
-    # Seconds between two questions to the controller, and for how long it may leave them unanswered.
-    poll: int = 10
-    patience: int = 600
-
-
-# --8<-- [end:options]
-
-
-def read_options(flags: dict[str, Any], pyproject: Path = ROOT / "pyproject.toml") -> Options:
-    """The options of pyproject.toml with the flags that were given laid over them."""
-    table = "[tool.regen_tables.slurm]"
-    try:
-        given = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["regen_tables"]["slurm"]
-    except (FileNotFoundError, KeyError):
-        given = {}
-    except tomllib.TOMLDecodeError as error:
-        raise SlurmError(f"{pyproject.name} is not TOML: {error}") from None
-    types = {name: type(default) for name, default in asdict(Options()).items()}
-    for name, value in given.items():
-        if name not in types:
-            raise SlurmError(f"{table} of {pyproject.name} has no option {name!r}; there are: {', '.join(types)}")
-        if types[name] is str and type(value) is int:
-            given[name] = str(value)
-        elif type(value) is not types[name]:
-            raise SlurmError(f"{table} of {pyproject.name}: {name} is {value!r}, not {types[name].__name__}")
-    options = Options(**given | {name: value for name, value in flags.items() if value not in (None, "", [])})
-    for name, least in (("time", 1), ("restarts", 0), ("poll", 1), ("patience", 0)):
-        if getattr(options, name) < least:
-            raise SlurmError(f"{name} must be {least} or more, not {getattr(options, name)}")
-    return options
 
 
 @dataclass(frozen=True)
@@ -111,10 +52,11 @@ class Job:
         """What the job itself says came of it. None if it has not, or was killed."""
         from submitit.core.utils import JobPaths
 
-        # A shared folder shows a new file once it has been listed.
-        os.listdir(self.file.parent)
+        folder = self.file.with_suffix("")
         try:
-            how, value = pickle.loads(JobPaths(self.file.with_suffix(""), job_id=self.id).result_pickle.read_bytes())
+            # A shared folder shows a new file once it has been listed.
+            os.listdir(folder)
+            how, value = pickle.loads(JobPaths(folder, job_id=self.id).result_pickle.read_bytes())
         except (OSError, EOFError):
             return None
         if how == "success":
@@ -123,11 +65,13 @@ class Job:
 
     def rows(self, results: Path) -> str:
         """How far the record in progress is, on whatever device the job runs."""
-        since = self.file.stat().st_mtime if self.file.exists() else 0
-        found = [p for p in results.glob(f"*/{self.stem}{records.PARTIAL_SUFFIX}") if p.stat().st_mtime >= since]
         try:
-            record = records.read(max(found, key=lambda path: path.stat().st_mtime))
+            found = {p.stat().st_mtime: p for p in results.glob(f"*/{self.stem}{records.PARTIAL_SUFFIX}")}
+            if max(found) < self.file.stat().st_mtime:
+                return ""
+            record = records.read(found[max(found)])
         except (ValueError, FileNotFoundError):
+            # None yet, or just become a whole record.
             return ""
         return f"{len(record.rows)}/{record.expected_rows}"
 
@@ -276,12 +220,11 @@ def follow(jobs: list[Job], results: Path, options: Options, wait: bool, outcome
                 now = {"": problem}
                 for job in list(running) if not problem else ():
                     state = states.get(job.id, State())
-                    outcome = look(job, state, options, final=job.id in doubtful)
+                    outcome = look(job, state, options, final=job.id in doubtful or not wait)
                     if outcome is not None:
                         outcomes[job.stem] = outcome
                         running.remove(job)
-                    elif state.name in ENDED:
-                        doubtful.add(job.id)
+                    (doubtful.add if state.name in ENDED else doubtful.discard)(job.id)
                     now[job.stem] = outcome.said if outcome is not None else str(state)
                 for stem, line in now.items() if wait else ():
                     # A line for each change stays on the screen, or in the file that a batch of commands writes.
