@@ -58,7 +58,10 @@ SchedulerParameters=sched_interval=1,sched_min_interval=0,bf_interval=1
 ReturnToService=2
 KillWait=5
 NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 CPUs=1 State=UNKNOWN
-PartitionName=main Nodes=node1 Default=YES State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+PartitionName=main Nodes=node1 Default=YES State=UP PriorityTier=1
+PartitionName=urgent Nodes=node1 State=UP PriorityTier=2
 """
 
 
@@ -251,6 +254,17 @@ def test_interrupted_too_often_a_job_ends_and_the_next_call_goes_on(tree):
 
 
 @needs_slurm
+def test_a_preempted_job_is_queued_again_where_slurm_only_cancels_it(tree):
+    tree.slow(rows=16)
+    watching = tree.start()
+    until(tree.began(3))
+    tree.cluster("sbatch", "--partition=urgent", "--output=/dev/null", "--wrap", "sleep 1")
+    output, _ = watching.communicate(timeout=90)
+    assert watching.returncode == 0 and "fake: PREEMPTED" in output and "restarted 1 times" in output
+    assert tree.complete() and len(tree.measured()) == 16 + 1
+
+
+@needs_slurm
 def test_rows_of_two_gpu_models_never_meet(tree):
     # The node shows one GPU at the first start and another at the second.
     with open(tree.root / "systems" / "device.py", "a") as file:
@@ -379,6 +393,12 @@ def test_a_rejected_submission_is_a_line(tree, options):
 @needs_slurm
 def test_of_two_submissions_at_once_one_submits_and_both_follow(tree):
     tree.slow(rows=12)
+    # Slow enough for both to be about to submit.
+    slow = tree.root / "bin" / "sbatch"
+    slow.parent.mkdir()
+    slow.write_text(f'#!/bin/sh\nsleep 2\nexec {shutil.which("sbatch")} "$@"\n')
+    slow.chmod(0o755)
+    tree.environment["PATH"] = f"{slow.parent}:{os.environ['PATH']}"
     both = [tree.start(), tree.start()]
     outputs = [one.communicate(timeout=90)[0] for one in both]
     assert [one.returncode for one in both] == [0, 0], outputs
