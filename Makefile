@@ -18,8 +18,8 @@ test: .venv/all
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal -m "not browser and not alone" $(SHAPES)
-	$(BIN)/pytest -m alone $(SHAPES)
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal -m "not browser and not alone and not slurm" $(SHAPES)
+	$(BIN)/pytest -m "alone or slurm" $(SHAPES)
 	$(BIN)/python tools/regen_tables.py --check
 	$(MAKE) build
 
@@ -44,7 +44,7 @@ submission: .venv/all
 
 .venv/all: .venv/docs
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[torch]'
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[docs,dev]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[docs,dev,slurm]'
 	touch $@
 
 clean:

@@ -9,6 +9,7 @@ Examples:
     python tools/regen_tables.py --only end_to_end --time-limit 30
     python tools/regen_tables.py --quick              a reduced grid, on a CPU too
     python tools/regen_tables.py --check              is everything committed what the records give?
+    python tools/regen_tables.py --slurm --gpus 1     on a cluster: one job per experiment
 """
 
 import json
@@ -54,14 +55,31 @@ def main(
         "", metavar="STEM", help="Measure three rows again; if they agree, the record is fresh."
     ),
     results: Path = typer.Option(ROOT / "docs" / "results", help="Folder of the records.", show_default="docs/results"),
+    slurm: bool = typer.Option(False, "--slurm", help="Measure in Slurm jobs, one per experiment, and follow them."),
+    no_wait: bool = typer.Option(False, "--no-wait", help="With --slurm: submit or look, and return at once."),
+    partition: str = typer.Option("", help="With --slurm: partition of the jobs."),
+    account: str = typer.Option("", help="With --slurm: account that pays."),
+    gres: str = typer.Option("", help="With --slurm: resources, as gpu:a100:1."),
+    gpus: str = typer.Option("", help="With --slurm: GPUs, as 1 or a100:1."),
+    constraint: str = typer.Option("", help="With --slurm: features of the node."),
+    time_: int | None = typer.Option(None, "--time", metavar="MIN", help="With --slurm: time limit of a job."),
+    memory: str = typer.Option("", help="With --slurm: memory, as 64G."),
+    setup: list[str] = typer.Option([], metavar="LINE", help="With --slurm: a line of shell to run first; repeatable."),
+    prefix: str = typer.Option("", help="With --slurm: what goes before python, as 'singularity exec --nv IMAGE'."),
+    python: str = typer.Option("", help="With --slurm: the python on the node, if it is not this one."),
+    restarts: int | None = typer.Option(None, help="With --slurm: how often a job that was interrupted starts again."),
 ) -> None:
     from systems.records import RecordError
 
+    flags = dict(partition=partition, account=account, gres=gres, gpus=gpus, constraint=constraint, time=time_)
+    flags |= dict(memory=memory, setup=setup, prefix=prefix, python=python, restarts=restarts)
     for stem in [*only, *([verify] if verify else [])]:
         if stem not in STEMS:
             stop(f"no experiment is named {stem!r}; there are: {', '.join(STEMS)}")
     if time_limit < 0:
         stop(f"--time-limit must be a number of minutes, not {time_limit:g}")
+    if not slurm and (no_wait or any(value not in (None, "", []) for value in flags.values())):
+        stop("--no-wait and the options of a job go with --slurm")
     stems = only or list(STEMS)
     try:
         if show_list:
@@ -75,6 +93,8 @@ def main(
             print(f"{verify}: {outcome.said if outcome.code else 'rows measured again agree, the record is fresh'}")
             write_rendered(results)
             raise typer.Exit(outcome.code)
+        elif slurm:
+            raise typer.Exit(measure_by_slurm(stems, results, quick, force, time_limit, flags, not no_wait))
         else:
             raise typer.Exit(measure(stems, results, quick, force, time_limit))
     except RecordError as error:
@@ -93,28 +113,57 @@ def stop(message: str) -> NoReturn:
 
 def measure(stems: list[str], results: Path, quick: bool, force: bool, time_limit: float) -> int:
     """Measure what is missing or stale, show a summary, render. Returns the exit code."""
+    deadline = time.time() + time_limit * 60 if time_limit else 1e18
+    return conclude([measure_one(stem, results, quick, force, deadline) for stem in stems], results, quick)
+
+
+def measure_by_slurm(
+    stems: list[str],
+    results: Path,
+    quick: bool,
+    force: bool,
+    time_limit: float,
+    flags: dict[str, Any],
+    wait: bool,
+) -> int:
+    """The same in jobs of a cluster. Where some go on when it returns, nothing is rendered yet."""
+    from tools import slurm
+    from tools.slurm_options import SlurmError, read_options
+
+    try:
+        outcomes, ended = slurm.measure(stems, results, quick, force, time_limit, read_options(flags), wait)
+    except SlurmError as error:
+        stop(str(error))
+    return conclude(outcomes, results, quick, ended)
+
+
+def measure_one(
+    stem: str, results: Path, quick: bool, force: bool, deadline: float, restarted: bool = False
+) -> Outcome:
+    """Measure one stem unless its record is fresh. A restarted run goes on from its last row, even with `force`."""
     from systems.experiments.measure import device_for, record_path
 
-    deadline = time.time() + time_limit * 60 if time_limit else 1e18
     grid = "quick" if quick else "full"
-    outcomes = []
-    for stem in stems:
-        allowed = STEMS[stem].quick if quick else STEMS[stem].full
-        device = device_for(allowed)
-        if device is None:
-            remedy = "; --quick runs it on a CPU" if "cpu" in STEMS[stem].quick and not quick else ""
-            outcomes.append(Outcome(stem, f"skipped: needs a GPU and none was found{remedy}"))
-        elif not force and state_of(record_path(results, device, stem, grid))[0] == "fresh":
-            outcomes.append(Outcome(stem, "fresh already (--force measures again)"))
-        else:
-            flags = ["--grid", grid, "--deadline", str(deadline), *(["--force"] if force else [])]
-            outcomes.append(run_child(stem, results, *flags))
+    device = device_for(STEMS[stem].quick if quick else STEMS[stem].full)
+    if device is None:
+        remedy = "; --quick runs it on a CPU" if "cpu" in STEMS[stem].quick and not quick else ""
+        return Outcome(stem, f"skipped: needs a GPU and none was found{remedy}")
+    if not force and state_of(record_path(results, device, stem, grid))[0] == "fresh":
+        return Outcome(stem, "fresh already (--force measures again)")
+    flags = ["--grid", grid, "--deadline", str(deadline), *(["--force"] if force and not restarted else [])]
+    return run_child(stem, results, *flags)
+
+
+def conclude(outcomes: list[Outcome], results: Path, quick: bool, ended: bool = True) -> int:
+    """Show the summary and, where all has ended, render. Returns the exit code."""
     print_outcomes(outcomes)
     for outcome in outcomes:
         if outcome.code:
             print(f"{outcome.stem}: {outcome.said}", file=sys.stderr)
     code = max(outcome.code for outcome in outcomes)
-    if quick:
+    if not ended:
+        print("jobs go on; run the same command to see where they stand")
+    elif quick:
         print("reduced grid: its records stay in", results / "quick", "and are not rendered")
     elif code != 2:
         write_rendered(results)
@@ -154,7 +203,8 @@ def run_child(stem: str, results: Path, *flags: str) -> Outcome:
                 # Whatever an experiment prints of its own is no report.
                 if line.startswith('{"event"'):
                     follow(json.loads(line), outcome, progress, task)
-        except KeyboardInterrupt:
+        except BaseException:
+            # Ctrl-C, or what warns a job of a cluster.
             child.terminate()
             raise
     outcome.seconds = time.monotonic() - started
