@@ -192,3 +192,9 @@ def test_products_of_attention_cost_what_pytorch_counts(monkeypatch):
     # n = 2 layers x 3 sequences x 2 heads x 64 scores.
     assert costs["attention softmax"] == (5 * 768, 8 * 768 * 4)
     assert costs["attention scores"][1] == 4 * (768 + 2 * 2 * 3 * 8 * 16)
+
+
+def test_no_two_sets_of_tabs_stand_side_by_side():
+    """Markdown would join them into one, with the same GPU twice."""
+    page = (ROOT / "docs" / "kernel_profile.md").read_text(encoding="utf-8")
+    assert not re.search(r'--8<-- "generated/[^"]+"\s+--8<-- "generated/', page)

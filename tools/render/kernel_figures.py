@@ -122,7 +122,8 @@ def layer_figure(record: Record) -> dict[str, str]:
         axes.set_yticks(
             range(len(PARTS) + 1), ["rest of the layer", *(name.removeprefix("attention ") for name in PARTS)]
         )
-        axes.invert_yaxis()
+        # Every lane whole, the first on top, whether a kernel ran in it or not.
+        axes.set_ylim(len(PARTS) + 0.5, -0.5)
         axes.set_xlabel("ms since the layer's first kernel")
         legend(fig, [c for c in CATEGORIES if any(item["category"] == c for item in row.metrics["timeline"])])
         return svg_pair(f"layer-{record.device.slug}", fig)
@@ -164,10 +165,9 @@ def roofline_figure(record: Record) -> dict[str, str]:
         roof = [(x, min(peak.fp32, x * peak.bandwidth) / 1e12) for x in (lowest, ridge, highest)]
         axes.plot(*zip(*roof, strict=True), color=INK, linewidth=1.2)
         for name, color, marker in zip(PARTS, SERIES, MARKERS, strict=False):
-            mine = [(x, y / 1e12) for label, x, y in points if label == name]
-            axes.plot(
-                *zip(*mine, strict=True), marker, color=color, label=name.removeprefix("attention "), linestyle="none"
-            )
+            if mine := [(x, y / 1e12) for label, x, y in points if label == name]:
+                label = name.removeprefix("attention ")
+                axes.plot(*zip(*mine, strict=True), marker, color=color, label=label, linestyle="none")
         axes.set_xscale("log")
         plain_log_scale(axes.yaxis)
         axes.set_xlabel("FLOP per byte moved")
