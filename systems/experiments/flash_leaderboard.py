@@ -2,7 +2,7 @@
 
 Ours under torch.compile as the test prescribes, the libraries by the same test, and where the time of each goes.
 
-    python -m systems.experiments.flash_leaderboard --implementation ours --warmup_ms 1000 --rep_ms 10000
+    python -m systems.experiments.flash_leaderboard --implementation ours --warmup-ms 1000 --rep-ms 10000
 """
 
 from dataclasses import dataclass
