@@ -103,3 +103,10 @@ def test_what_follows_from_reported_figures_by_hand(found):
     assert float(facts["rate_least"].split()[0]) > 19.5 and facts["rate_most"] == "47 TFLOP/s"
     none = errata.facts({})
     assert none.keys() == facts.keys() and none["rate_most"] == "not measured"
+
+
+def test_the_picture_on_the_index_shows_every_answer_with_its_problem():
+    picture = (DOCS / "index.md").read_text(encoding="utf-8").split('<div class="path" markdown>')[1].split("</div>")[0]
+    shown = set(re.findall(r"\((\w+)\.md\) (\w+)$", picture, re.MULTILINE))
+    wanted = {(answer.page, problem.name) for problem in PROBLEMS for answer in problem.answers if answer.built}
+    assert shown == wanted
