@@ -1,6 +1,8 @@
 # make serve: read the guide. make test: everything that a CPU can prove. Both work from a bare machine.
 PYTHON ?= python3
 BIN := .venv/bin
+# Shapes in signatures are checked while tests run.
+SHAPES := --jaxtyping-packages=systems.model,beartype.beartype
 export NO_MKDOCS_2_WARNING = 1
 
 .PHONY: serve build test check browser submission clean
@@ -16,7 +18,8 @@ test: .venv/all
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
-	$(BIN)/pytest -m "not browser" --jaxtyping-packages=systems.model,beartype.beartype
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal -m "not browser and not alone" $(SHAPES)
+	$(BIN)/pytest -m alone $(SHAPES)
 	$(BIN)/python tools/regen_tables.py --check
 	$(MAKE) build
 

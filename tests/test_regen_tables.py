@@ -72,6 +72,7 @@ def tree(tmp_path) -> Path:
     return root
 
 
+@pytest.mark.alone
 def test_help_is_quick_and_imports_no_torch():
     took = []
     for _ in range(3):
