@@ -16,7 +16,7 @@ PAGE = (DOCS / "writeup.md").read_text(encoding="utf-8")
 PROBLEMS = writeup.load_problems()
 ANSWERS = [answer for problem in PROBLEMS for answer in problem.answers]
 # Stems that measure what no problem asks for.
-UNASKED = {"model_sizes", "method"}
+UNASKED = {"model_sizes", "method", "flash_peers", "flash_leaderboard", "model_attention", "flash_ablation"}
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,8 @@ def test_every_answered_problem_has_a_claim_and_every_claim_a_problem(found):
         claimed = {claim.stem for claim in CLAIMS if claim.problem == problem.name}
         assert claimed <= {stem for answer in problem.answers for stem in answer.stems}
         for answer in problem.answers:
-            assert not answer.built or claimed & set(answer.stems), f"{problem.name} has no claim for {answer.page}"
+            measured = answer.built and writeup.measured_on(answer.stems, found)
+            assert not measured or claimed & set(answer.stems), f"{problem.name} has no claim for {answer.page}"
     assert {claim.problem for claim in CLAIMS} <= {problem.name for problem in PROBLEMS}
 
 
@@ -103,3 +104,10 @@ def test_what_follows_from_reported_figures_by_hand(found):
     assert float(facts["rate_least"].split()[0]) > 19.5 and facts["rate_most"] == "47 TFLOP/s"
     none = errata.facts({})
     assert none.keys() == facts.keys() and none["rate_most"] == "not measured"
+
+
+def test_the_picture_on_the_index_shows_every_answer_with_its_problem():
+    picture = (DOCS / "index.md").read_text(encoding="utf-8").split('<div class="path" markdown>')[1].split("</div>")[0]
+    shown = set(re.findall(r"\((\w+)\.md\) (\w+)$", picture, re.MULTILINE))
+    wanted = {(answer.page, problem.name) for problem in PROBLEMS for answer in problem.answers if answer.built}
+    assert shown == wanted
