@@ -1,9 +1,11 @@
 # make serve: read the guide. make test: everything that a CPU can prove. Both work from a bare machine.
 PYTHON ?= python3
 BIN := .venv/bin
+# Shapes in signatures are checked while tests run.
+SHAPES := --jaxtyping-packages=systems.model,beartype.beartype
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: serve build test check browser clean
+.PHONY: serve build test check browser submission clean
 
 serve: .venv/docs
 	$(BIN)/mkdocs serve
@@ -16,13 +18,18 @@ test: .venv/all
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
-	$(BIN)/pytest -m "not browser" --jaxtyping-packages=systems.model,beartype.beartype
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal -m "not browser and not alone" $(SHAPES)
+	$(BIN)/pytest -m alone $(SHAPES)
 	$(BIN)/python tools/regen_tables.py --check
 	$(MAKE) build
 
 # Needs Chromium (Debian: apt-get install chromium).
 browser: .venv/all
 	$(BIN)/pytest -m browser
+
+# code.zip and writeup.pdf; `make submission GPU=nvidia-h200` prints the tabs of one GPU alone. Needs Chromium.
+submission: .venv/all
+	$(BIN)/python tools/submission.py $(if $(GPU),--gpu $(GPU))
 
 # uv installs in seconds what pip needs a minute for. torch alone comes by pip, whose settings choose its build.
 .venv/uv:

@@ -5,6 +5,7 @@ counts (`numel()` and `torch.utils.flop_counter`).
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 FP32_BYTES = 4
 INT64_BYTES = 8
@@ -98,6 +99,71 @@ def attention_peak_bytes(*, batch: int, n: int, d: int, element_bytes: int, caus
 
 
 # --8<-- [end:attention_memory]
+
+
+# --8<-- [start:attention]
+# Products of all scores with rows of d numbers: S = Q Kᵀ and P V; backward S again, dP, dV, dK and dQ.
+ATTENTION_PRODUCTS = {"forward": 2, "backward": 5, "both": 7}
+
+
+def scores(*, batch: int, heads: int, n: int, causal: bool) -> int:
+    """Entries of the score matrices that count: n² per head, half of them under a causal mask."""
+    return batch * heads * n**2 // (2 if causal else 1)
+
+
+def attention_flops(name: str, *, d: int, **shape: Any) -> int:
+    """Matrix FLOPs that a pass of attention needs, the same for every implementation whatever it does beyond them."""
+    return ATTENTION_PRODUCTS[name] * 2 * d * scores(**shape)
+
+
+# --8<-- [end:attention]
+
+
+# --8<-- [start:kernels]
+@dataclass(frozen=True)
+class KernelWork:
+    """What a kernel can't do without: products and exponentials per score, and what it reads and writes once."""
+
+    products: int
+    exponentials: int
+    # Tensors (n, d) in the dtype of the inputs, and fp32 vectors of n numbers, of each head.
+    tensors: int
+    vectors: int
+
+
+# dO is not counted: the gradient of a sum is one number, expanded.
+KERNELS = {
+    "forward": KernelWork(products=2, exponentials=1, tensors=4, vectors=1),
+    "delta": KernelWork(products=0, exponentials=0, tensors=1, vectors=1),
+    "dkdv": KernelWork(products=4, exponentials=1, tensors=5, vectors=2),
+    "dq": KernelWork(products=3, exponentials=1, tensors=4, vectors=2),
+}
+# Of each multiprocessor, compute capability 8.0 and 9.0: CUDA C++ Programming Guide, arithmetic instructions.
+EXPONENTIALS_PER_CLOCK = 16
+# --8<-- [end:kernels]
+
+
+# --8<-- [start:attention_parts]
+def attention_part_costs(
+    *, context: int, batch: int, d_model: int, num_layers: int, num_heads: int, element_bytes: int, **_: int
+) -> dict[str, tuple[int, int]]:
+    """(FLOPs, bytes moved) of each part of eager attention in a forward pass, over all layers and heads.
+
+    n counts the scores. A product reads its operands and writes its result once. Softmax is five kernels: maximum
+    (reads n), subtraction and exponential (each reads and writes n), sum (reads n), division (reads and writes n): 8 n
+    moved and 5 n FLOPs. The mask's two, scale and choice, move 4 n. What has one number per row is left out.
+    """
+    layers = num_layers * batch
+    n, heads, inputs = layers * num_heads * context**2, d_model // num_heads, layers * context * d_model
+    return {
+        "attention scores": (2 * n * heads, element_bytes * (2 * inputs + n)),
+        "attention mask": (n, element_bytes * 4 * n),
+        "attention softmax": (5 * n, element_bytes * 8 * n),
+        "attention output": (2 * n * heads, element_bytes * (2 * inputs + n)),
+    }
+
+
+# --8<-- [end:attention_parts]
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,7 @@ def measure(
 # --8<-- [end:clock]
 
 
+# --8<-- [start:peak]
 def peak_memory(device: str) -> dict[str, int]:
     """Bytes at the peak since the counters were reset: held by tensors, and held from the driver by the allocator."""
     if device != "cuda":
@@ -81,3 +82,6 @@ def peak_memory(device: str) -> dict[str, int]:
         "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
         "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
     }
+
+
+# --8<-- [end:peak]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count
 
 from systems import costs, inspection
 from systems.experiments import attention, model_sizes
@@ -91,3 +91,19 @@ def test_attention_memory_by_hand():
     assert plain == 2 * 8 * gib + gib // 32 + rows * 4 + rows * 8 and masked - plain == gib // 4
     # Six matrices, the output, five more of its size, sums and positions.
     assert sum(costs.attention_peak_bytes(**shape, causal=False).values()) == 6 * 8 * gib + 6 * gib // 32 + rows * 12
+
+
+def test_attention_flops_are_those_of_pytorchs_counter():
+    """Its formula for fused attention: two products forward, five backward."""
+    q, k, v = (torch.randn(2, 3, 40, 16, device="meta", requires_grad=True) for _ in range(3))
+    shape = {"batch": 2, "heads": 3, "n": 40, "d": 16}
+    with FlopCounterMode(display=False) as forward:
+        o = torch.softmax(q @ k.mT, -1) @ v
+    assert forward.get_total_flops() == costs.attention_flops("forward", causal=False, **shape)
+    assert o.shape == q.shape
+    backward = sdpa_backward_flop_count(q.shape, q.shape, k.shape, v.shape)
+    assert backward == costs.attention_flops("backward", causal=False, **shape)
+    both = costs.attention_flops("both", causal=True, **shape)
+    assert 2 * both == forward.get_total_flops() + backward
+    # Ours does the same products but for scores and dP, which two of its kernels compute.
+    assert sum(work.products for work in costs.KERNELS.values()) == costs.ATTENTION_PRODUCTS["both"] + 2

@@ -15,8 +15,23 @@ import torch
 
 from systems import compiling, inspection, records, timing
 from systems import model as model_module
+from systems.attention.reference import attention_reference
 from systems.device import CPU
-from systems.experiments import STEMS, attention, command, end_to_end, flash_accuracy, method, model_sizes, warmup
+from systems.experiments import (
+    STEMS,
+    attention,
+    command,
+    end_to_end,
+    flash_ablation,
+    flash_accuracy,
+    flash_benchmarking,
+    flash_leaderboard,
+    flash_peers,
+    method,
+    model_attention,
+    model_sizes,
+    warmup,
+)
 from systems.experiments import compile as compile_experiment
 from systems.experiments.command import options_of
 from systems.records import Record, Row
@@ -44,8 +59,20 @@ FULL_ROWS = {
     "attention": 4 * 5 * 2 * 2 * 2 + 2,
     # Sizes and precisions, eager and compiled; and AdamW compiled too.
     "compile": 5 * 2 * 2 + 1,
+    # Steps of the forward pass, the package's two, and three backward passes.
+    "flash_ablation": 7 + 2 + 3,
+    # Sizes and contexts in fp32, two sizes in bf16, forward and step.
+    "kernel_profile": (5 * 4 + 2 * 4) * 2,
     # Implementations, dtypes, head dimensions, lengths and masks.
     "flash_accuracy": 7 * 3 * 5 * 2 * 2,
+    # Implementations, dtypes, head dimensions and lengths; and three matrix products.
+    "flash_benchmarking": 4 * 2 * 4 * 10 + 3,
+    # Shapes in bf16 and in fp32, and a short one.
+    "flash_peers": 8 + 4 + 1,
+    # Implementations, and what the GPU can do.
+    "flash_leaderboard": 5 + 1,
+    # Attentions in each size, and in one size at two longer contexts.
+    "model_attention": 3 * (5 + 2),
 }
 
 
@@ -96,6 +123,27 @@ def test_the_grid_of_end_to_end_is_the_one_asked_for():
 def test_the_grid_of_warmup_is_the_one_asked_for():
     assert [(c.warmup, c.size, c.context) for c in warmup.configs()] == [(n, "small", 128) for n in (0, 1, 2, 5)]
     assert warmup.FRESH_PROCESS
+
+
+def test_the_grid_of_flash_benchmarking_is_the_one_asked_for():
+    grid = {(c.implementation, c.dtype, c.d, c.n) for c in flash_benchmarking.configs()}
+    for name in ("ours", "plain"):
+        asked = {(name, t, d, 2**p) for t in ("bf16", "fp32") for d in (16, 32, 64, 128) for p in range(7, 17)}
+        assert len(asked) == 80 and asked <= grid
+    assert {(c, t, 8192, 8192) for c in ("ceiling",) for t in ("bf16", "fp32", "tf32")} <= grid
+
+
+def test_the_leaderboard_measures_ours_as_its_test_does():
+    ours = next(c for c in flash_leaderboard.configs() if c.implementation == "ours")
+    assert asdict(ours) == {
+        "implementation": "ours", "warmup_ms": 1000, "rep_ms": 10_000, "heads": 16, "n": 16384, "d": 64
+    }  # fmt: skip
+
+
+def test_a_longer_context_keeps_everything_else():
+    cells = {(c.size, c.context) for c in model_attention.configs()}
+    assert cells == {*((size, 1024) for size in SIZES), ("small", 4096), ("small", 16384)}
+    assert {(c.batch, c.warmup, c.steps) for c in model_attention.configs()} == {(4, 5, 10)}
 
 
 @pytest.mark.parametrize("stem", STEMS)
@@ -379,6 +427,96 @@ def test_each_attention_is_near_float64_or_unsupported(name, dtype, monkeypatch)
     assert set(row.metrics) == {f"{result}_{kind}_error" for result in names for kind in ("relative", "largest")}
     least, most = {"fp32": (1e-9, 1e-6), "fp16": (1e-9, 2e-3), "bf16": (1e-9, 2e-2)}[dtype]
     assert all(least < row.metrics[f"{result}_relative_error"] < most for result in names)
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch):
+    """These stems choose the GPU where there is one; here they are tried out."""
+    monkeypatch.setattr(timing, "default_device", lambda: "cpu")
+
+
+PASS_TIMES = ["forward_ms", "backward_ms", "both_ms"]
+
+
+def test_flash_benchmarking_times_three_passes(on_the_cpu):
+    metrics = flash_benchmarking.run(flash_benchmarking.Config("sdpa", "fp32", d=16, n=64))
+    assert list(metrics) == [*PASS_TIMES, "ran"] and metrics["ran"] == "flash_attention"
+    assert all(min(metrics[name]) > 0 for name in PASS_TIMES)
+    product = flash_benchmarking.run(flash_benchmarking.Config("ceiling", "tf32", d=8, n=8))
+    assert list(product) == ["product_ms"] and torch.get_float32_matmul_precision() == "highest"
+    with pytest.raises(ValueError, match="fp32 and bf16, not in tf32"):
+        flash_benchmarking.run(flash_benchmarking.Config("plain", "tf32"))
+
+
+def test_flash_peers_measures_all_of_a_shape_in_turns(on_the_cpu, monkeypatch):
+    """A rival that can't run is named in the row, and takes nothing from the others."""
+    turns = []
+    fake = {name: [1.0] for name in PASS_TIMES}
+    monkeypatch.setitem(flash_peers.IMPLEMENTATIONS, "fp32", ("plain", "sdpa_efficient", "sdpa_flash"))
+    monkeypatch.setattr(flash_peers, "pass_times_ms", lambda attend, *_: turns.append(attend) or dict(fake))
+    metrics = flash_peers.run(flash_peers.Config(1, 3, 40, 16, "yes", "fp32"))
+    assert metrics["sdpa_efficient_status"] == "unsupported" and "sdpa_efficient_both_ms" not in metrics
+    assert len(turns) == 6 and turns[::2] == [turns[0]] * 3 and turns[1::2] == [turns[1]] * 3
+    assert metrics["plain_both_ms"] == [1.0] * 3 and metrics["sdpa_flash_ran"] == "flash_attention"
+    assert all(0 < metrics[f"plain_{name}_relative_error"] < 1e-6 for name in ("o", "dq", "dk", "dv"))
+    # Short enough for calls to time the host.
+    assert len(metrics["plain_call_ms"]) == 3
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_exact_gradients_are_those_of_autograd(causal, monkeypatch):
+    """In pieces that don't divide the length."""
+    monkeypatch.setattr(flash_peers, "EXACT_ROWS", 7)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, do = (torch.randn(1, 2, 30, 8, generator=generator, dtype=torch.float64) for _ in range(4))
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    o, _ = attention_reference(*leaves, causal)
+    expected = (o, *torch.autograd.grad(o, leaves, do))
+    for ours, theirs in zip(flash_peers.exact(q, k, v, do, causal=causal), expected, strict=True):
+        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_the_leaderboard_step_gathers_gradients_of_an_expanded_one(on_the_cpu, monkeypatch):
+    seen = []
+    monkeypatch.setattr(flash_leaderboard, "attention", lambda *_, **__: Watched.apply)
+    monkeypatch.setattr(Watched, "seen", seen)
+    metrics = flash_leaderboard.run(flash_leaderboard.Config("plain", heads=2, n=8, d=4))
+    assert list(metrics) == ["both_ms", "ran"] and set(seen) == {((1, 2, 8, 4), (0, 0, 0, 0))}
+    monkeypatch.setattr(flash_leaderboard, "COPY", 16)
+    monkeypatch.setattr(flash_leaderboard, "PRODUCT", 4)
+    top = flash_leaderboard.run(flash_leaderboard.Config("ceiling"))
+    assert (top["product_flops"], top["copied_bytes"]) == (2 * 4**3, 2 * 16)
+
+
+class Watched(torch.autograd.Function):
+    """Notes the shape and the strides of the gradient that it is given."""
+
+    seen: list = []
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        return q + k + v
+
+    @staticmethod
+    def backward(ctx, do):  # pyright: ignore[reportIncompatibleMethodOverride]
+        Watched.seen.append((tuple(do.shape), do.stride()))
+        return do, do, do
+
+
+@pytest.mark.parametrize("name, ran", [("eager", "eager"), ("sdpa", "flash_attention")])
+def test_a_step_names_the_attention_that_ran(tiny, name, ran):
+    metrics = model_attention.run(model_attention.Config("small", 6, name, 1, warmup=0, steps=2))
+    assert list(metrics) == [*PHASES["step"], "ran"] and metrics["ran"] == ran
+    # Autocast, and the slot: SDPA does not pass through the function that the fixture watches.
+    assert bool(tiny) == (name == "eager") and all(dtype == torch.bfloat16 for _, dtype, _ in tiny)
+
+
+@pytest.mark.parametrize("step", flash_ablation.STEPS)
+def test_each_step_of_the_ablation_computes_attention(step):
+    metrics = flash_ablation.run(flash_ablation.Config(step, heads=2, n=256, d=16))
+    # Probabilities and results have the 8 significant bits of bf16.
+    assert 1e-4 < metrics["relative_error"] < 6e-3 and metrics["ran"] == "triton"
+    assert metrics["repeats"] or step == "atomic_backward"
 
 
 TINY = ["--size", "small", "--context", "8", "--batch", "1", "--warmup", "0", "--steps", "1", "--vocab", "100"]

@@ -97,3 +97,18 @@ def test_each_table_has_its_own_frame_and_code_has_none() -> None:
     framed = hooks.frame_tables(f'{TABLE}<p class="caption">B</p>{TABLE}<table class="highlighttable"></table>')
     assert framed.count("table-frame") == 2
     assert framed.count("aria-label") == 2 and 'aria-label="B"' in framed
+
+
+def test_an_answer_is_copied_where_it_is_marked_with_its_links_to_its_own_page(tmp_path: Any) -> None:
+    page = (
+        "# T\n\n## Answer\n\nIt takes {$ facts.a.b $}, see [there](#idea) and [b](b.md).\n\n## Run it yourself\n\nrun\n"
+    )
+    (tmp_path / "a.md").write_text(page, encoding="utf-8")
+    config: Any = SimpleNamespace(docs_dir=str(tmp_path))
+    built = hooks.on_page_markdown("before\n\n<!-- answer: a -->\n\n<!-- answer: to_come -->\n", PAGE, config)
+    assert "It takes {$ facts.a.b $}, see [there](a.md#idea) and [b](b.md).\n{@ endif @}" in built
+    assert built.startswith('before\n\n{@ if facts.answers.a == "yes" @}\n') and "run" not in built
+    assert "answer: to_come" not in built and "to_come.md" not in built
+    (tmp_path / "a.md").write_text("# T\n", encoding="utf-8")
+    with pytest.raises(PluginError, match=r'a\.md has no section "## Answer"'):
+        hooks.on_page_markdown("<!-- answer: a -->", PAGE, config)

@@ -72,6 +72,7 @@ def tree(tmp_path) -> Path:
     return root
 
 
+@pytest.mark.alone
 def test_help_is_quick_and_imports_no_torch():
     took = []
     for _ in range(3):
@@ -107,7 +108,9 @@ def test_a_run_measures_renders_and_says_what_it_skipped(tree):
     done = command(tree, "--only", "fake", "--only", "gpu_only")
     assert done.returncode == 0, done.stderr
     assert "skipped: needs a GPU and none was found; --quick runs it on a CPU" in done.stdout
-    assert "measured" in done.stdout and "6 ok" in done.stdout and "rendered 6 files, 6 changed" in done.stdout
+    assert "measured" in done.stdout and "6 ok" in done.stdout
+    rendered = len(contents(tree / "docs/generated"))
+    assert f"rendered {rendered} files, {rendered} changed" in done.stdout
     assert records.read(tree / "docs/results/meta/fake.json").complete
     assert (tree / "docs/generated/fake-table.md").read_text() == "6 rows"
     facts = (tree / "docs/generated/facts.yml").read_text()

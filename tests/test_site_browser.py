@@ -6,6 +6,9 @@ need Chromium; where there is none they are skipped, except where the variable C
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import os
 import re
 import shutil
@@ -217,3 +220,36 @@ def test_the_toggle_changes_the_figure_and_print_is_light(page: Page, pages: lis
     page.emulate_media(media="print")
     expect(light).to_be_visible()
     expect(dark).to_be_hidden()
+
+
+def test_the_explorer_filters_sorts_and_downloads(page: Page, site: Path) -> None:
+    page.goto((site / "explorer.html").as_uri())
+    status, rows = page.locator("#explorer [role=status]"), page.locator("#explorer tbody tr")
+    expect(status).to_contain_text(re.compile(r"^([\d,]+) of \1 lines match; 100 are shown"))
+    page.locator("#explorer .more").click()
+    expect(rows).to_have_count(200)
+    page.locator("#explorer select[name=stem]").select_option("end_to_end")
+    page.locator("#explorer select[name=metric]").select_option("forward")
+    page.locator("#explorer input[name=words]").fill("mode step")
+    expect(rows.first).to_contain_text("mode step")
+    # A list offers only what the other filters leave.
+    assert "d_model" not in page.locator("#explorer select[name=metric]").inner_text()
+    button = page.locator("#explorer th button", has_text="value")
+    for direction in (1, -1):
+        button.press("Enter")
+        values = [float(text.replace(",", "")) for text in column(page, button)]
+        assert values == sorted(values, reverse=direction < 0) and len(values) > 50
+    texts = {}
+    for kind in ("csv", "json"):
+        with page.expect_download() as waited:
+            page.locator(f"#explorer [data-download={kind}]").click()
+        assert waited.value.suggested_filename == f"results.{kind}"
+        texts[kind] = Path(waited.value.path()).read_text(encoding="utf-8")
+    lines, objects = list(csv.DictReader(io.StringIO(texts["csv"]))), json.loads(texts["json"])
+    assert len(lines) == len(objects) == len(values)
+    assert [float(line["value"]) for line in lines] == [line["value"] for line in objects]
+    assert objects[0]["metric"] == "forward" and "mode step" in lines[0]["configuration"]
+    page.locator("#explorer button[type=reset]").click()
+    expect(status).to_contain_text(re.compile(r"^([\d,]+) of \1 lines match"))
+    page.locator("#explorer input[name=words]").fill("no such words")
+    expect(rows).to_have_count(0)

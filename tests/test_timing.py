@@ -11,6 +11,8 @@ from systems.model import BasicsTransformerLM
 from systems.optimizer import AdamW
 from systems.train_step import precision_context, training_step
 
+pytestmark = pytest.mark.alone
+
 
 def test_phases_are_kept_by_name_in_order():
     clock = timing.Clock("cpu")

@@ -1,9 +1,10 @@
 """Hooks of the site build: what Markdown and the theme leave undone, done once at build time.
 
 Maths becomes MathML, so a page needs no script and no font to show it; a formula that can't be converted fails the
-build. Tables get a frame that scrolls sideways and can be reached by keyboard.
+build. Tables get a frame that scrolls sideways and can be reached by keyboard. The write-up takes each answer from the
+page that gives it, so that none is written twice.
 
-mkdocs calls `on_page_content`; the other functions are pure, from text to text.
+mkdocs calls the functions `on_...`; the others are pure, from text to text.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from __future__ import annotations
 import html
 import re
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
+from mkdocs.plugins import event_priority
 
 if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.pages import Page
 
 MATHML = "{http://www.w3.org/1998/Math/MathML}"
@@ -34,6 +38,33 @@ TABLE = re.compile(
 BRACE = re.compile(r"(?<!\\)[{}]")
 HEADER_CELL = re.compile(r"<th\b[^>]*>(.*?)</th>", re.DOTALL)
 TAG = re.compile(r"<[^>]+>")
+
+# `<!-- answer: warmup -->`, alone on its line, stands for what docs/warmup.md says under its heading "Answer".
+ANSWER_MARK = re.compile(r"^<!-- answer: (\w+) -->$", re.MULTILINE)
+ANSWER = re.compile(r"^## Answer\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+LINK_IN_PAGE = re.compile(r"(?<=\])\(#")
+
+
+# Before the macros plugin, which then fills in the facts of the copied sentences.
+@event_priority(100)
+def on_page_markdown(markdown: str, /, page: Page, config: MkDocsConfig, **_: object) -> str:
+    """Copy the answers of other pages to where this one marks them."""
+    try:
+        return ANSWER_MARK.sub(lambda match: copied_answer(Path(config.docs_dir), match[1]), markdown)
+    except ValueError as error:
+        raise PluginError(f"{page.file.src_uri}: {error}") from error
+
+
+def copied_answer(docs: Path, name: str) -> str:
+    """The answer of one page, shown where the GPU of the sentences measured it; nothing while there is no such page."""
+    path = docs / f"{name}.md"
+    if not path.is_file():
+        return ""
+    answer = ANSWER.search(path.read_text(encoding="utf-8"))
+    if answer is None:
+        raise ValueError(f'{path.name} has no section "## Answer" to copy')
+    text = LINK_IN_PAGE.sub(f"({path.name}#", answer[1].strip())
+    return f'{{@ if facts.answers.{name} == "yes" @}}\n{text}\n{{@ endif @}}'
 
 
 def on_page_content(page_html: str, /, page: Page, **_: object) -> str:

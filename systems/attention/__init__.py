@@ -17,6 +17,7 @@ __all__ = ["IMPLEMENTATIONS", "FlashAttentionPyTorch", "FlashAttentionTriton", "
 # name -> "module:function"; the function takes q, k, v of shape (b, h, s, e) and is causal.
 IMPLEMENTATIONS = {
     "eager": "systems.model:eager",
+    "eager_annotated": "systems.attention.eager_annotated:causal_attention",
     "sdpa": "systems.attention.sdpa:causal_attention",
     "flash": "systems.attention.flash_triton:causal_attention",
     "flash_torch": "systems.attention.flash_torch:causal_attention",

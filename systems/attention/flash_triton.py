@@ -11,6 +11,7 @@ Scores are kept in units of log 2, since a GPU computes exp2: scale · log2(e) i
 Letters: q k v o, d for gradients; s scores, p probabilities, m running maximum, l running sum, lse = log Σ exp s.
 UPPER is known when the kernel is compiled: BQ, BK rows of a tile; HEAD the head dimension, D the same padded to a
 power of two; GROUP query heads that share one head of k and v. On a CPU Triton's interpreter runs the same kernels.
+On a Hopper GPU `flash_hopper` runs what it takes instead.
 """
 
 # Triton's decorator hides from the type checker that a kernel is called with a grid, options and plain constants.
@@ -22,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
+from systems.attention import flash_hopper
 from systems.attention.inputs import autocast_like_sdpa, check_inputs, default_scale, refuse_second_derivative
 from systems.attention.tiles import Tile, choose, padded
 
@@ -464,10 +466,24 @@ def launch_backward(
     return dq, dk, dv
 
 
+def run_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """(o, lse) by the kernels for Hopper where they take the inputs, else by those of this module."""
+    launch = flash_hopper.launch_forward if flash_hopper.takes(q, k, v) else launch_forward
+    return launch(q, k, v, causal, scale)
+
+
+def run_backward(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv), chosen as `run_forward` chooses; what either saved serves the other."""
+    launch = flash_hopper.launch_backward if flash_hopper.takes(q, k, v) else launch_backward
+    return launch(do, q, k, v, o, lse, causal, scale)
+
+
 @torch.library.custom_op("systems::flash_forward", mutates_args=())
 def flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     """What torch.compile and torch.export see of the forward pass: (o, lse)."""
-    return launch_forward(q, k, v, causal, scale)
+    return run_forward(q, k, v, causal, scale)
 
 
 @torch.library.custom_op("systems::flash_backward", mutates_args=())
@@ -475,7 +491,7 @@ def flash_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What torch.compile and torch.export see of the backward pass: (dq, dk, dv)."""
-    return launch_backward(do, q, k, v, o, lse, causal, scale)
+    return run_backward(do, q, k, v, o, lse, causal, scale)
 
 
 @flash_forward.register_fake
@@ -517,7 +533,7 @@ class FlashAttentionTriton(torch.autograd.Function):
         if q.ndim not in (3, 4):
             raise ValueError(f"q must be (batch, N, d) or (batch, heads, N, d), got shape {tuple(q.shape)}")
         ctx.causal, ctx.scale = is_causal, default_scale(scale, q.shape[-1])
-        run = flash_forward if is_traced(q) else launch_forward
+        run = flash_forward if is_traced(q) else run_forward
         o, lse = run(q, k, v, ctx.causal, ctx.scale)
         ctx.save_for_backward(q, k, v, o, lse)
         return o
@@ -525,7 +541,7 @@ class FlashAttentionTriton(torch.autograd.Function):
     @staticmethod
     def backward(ctx, do: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_second_derivative()
-        run = flash_backward if is_traced(do) else launch_backward
+        run = flash_backward if is_traced(do) else run_backward
         gradients = run(do, *ctx.saved_tensors, ctx.causal, ctx.scale)
         # apply() may be called without the options: one gradient for each argument that it got.
         return *gradients, *(None for _ in ctx.needs_input_grad[3:])

@@ -21,6 +21,52 @@ class Tile(NamedTuple):
 # The interpreter runs one operation after another: warps and stages mean nothing to it.
 INTERPRETER_TILE = Tile(64, 64, 4, 1)
 
+FLOAT32_SM_80 = {
+    "forward": {
+        16: Tile(64, 32, 4, 2),
+        32: Tile(64, 32, 4, 2),
+        64: Tile(64, 32, 4, 2),
+        128: Tile(32, 32, 4, 1),
+        256: Tile(32, 16, 4, 1),
+    },
+    "dkdv": {
+        16: Tile(32, 32, 4, 2),
+        32: Tile(32, 32, 4, 2),
+        64: Tile(32, 32, 4, 1),
+        128: Tile(16, 32, 8, 1),
+        256: Tile(16, 16, 8, 1),
+    },
+    "dq": {
+        16: Tile(32, 32, 4, 2),
+        32: Tile(32, 32, 4, 2),
+        64: Tile(32, 32, 4, 1),
+        128: Tile(32, 16, 8, 1),
+        256: Tile(16, 16, 8, 1),
+    },
+}
+FLOAT32_OTHER = {
+    "forward": {
+        16: Tile(32, 32, 4, 2),
+        32: Tile(32, 32, 4, 2),
+        64: Tile(32, 32, 4, 1),
+        128: Tile(32, 16, 4, 1),
+        256: Tile(16, 16, 4, 1),
+    },
+    "dkdv": {
+        16: Tile(32, 32, 4, 1),
+        32: Tile(32, 32, 4, 1),
+        64: Tile(16, 32, 4, 1),
+        128: Tile(16, 16, 4, 1),
+        256: Tile(16, 16, 8, 1),
+    },
+    "dq": {
+        16: Tile(32, 32, 4, 1),
+        32: Tile(32, 32, 4, 1),
+        64: Tile(32, 16, 4, 1),
+        128: Tile(16, 16, 4, 1),
+        256: Tile(16, 16, 8, 1),
+    },
+}
 # TILES[architecture][arithmetic][pass][padded head dimension]
 TILES: dict[str, dict[str, dict[str, dict[int, Tile]]]] = {
     # Hopper: 227 KiB of shared memory in a block.
@@ -120,52 +166,8 @@ TILES: dict[str, dict[str, dict[str, dict[int, Tile]]]] = {
                 256: Tile(32, 32, 8, 1),
             },
         },
-        "tf32": {
-            "forward": {
-                16: Tile(64, 32, 4, 2),
-                32: Tile(64, 32, 4, 2),
-                64: Tile(64, 32, 4, 2),
-                128: Tile(32, 32, 4, 1),
-                256: Tile(32, 16, 4, 1),
-            },
-            "dkdv": {
-                16: Tile(32, 32, 4, 2),
-                32: Tile(32, 32, 4, 2),
-                64: Tile(32, 32, 4, 1),
-                128: Tile(16, 32, 8, 1),
-                256: Tile(16, 16, 8, 1),
-            },
-            "dq": {
-                16: Tile(32, 32, 4, 2),
-                32: Tile(32, 32, 4, 2),
-                64: Tile(32, 32, 4, 1),
-                128: Tile(32, 16, 8, 1),
-                256: Tile(16, 16, 8, 1),
-            },
-        },
-        "fp32": {
-            "forward": {
-                16: Tile(64, 32, 4, 2),
-                32: Tile(64, 32, 4, 2),
-                64: Tile(64, 32, 4, 2),
-                128: Tile(32, 32, 4, 1),
-                256: Tile(32, 16, 4, 1),
-            },
-            "dkdv": {
-                16: Tile(32, 32, 4, 2),
-                32: Tile(32, 32, 4, 2),
-                64: Tile(32, 32, 4, 1),
-                128: Tile(16, 32, 8, 1),
-                256: Tile(16, 16, 8, 1),
-            },
-            "dq": {
-                16: Tile(32, 32, 4, 2),
-                32: Tile(32, 32, 4, 2),
-                64: Tile(32, 32, 4, 1),
-                128: Tile(32, 16, 8, 1),
-                256: Tile(16, 16, 8, 1),
-            },
-        },
+        "tf32": FLOAT32_SM_80,
+        "fp32": FLOAT32_SM_80,
     },
     # Every other GPU: small enough for 99 KiB.
     "other": {
@@ -192,52 +194,8 @@ TILES: dict[str, dict[str, dict[str, dict[int, Tile]]]] = {
                 256: Tile(32, 16, 8, 1),
             },
         },
-        "tf32": {
-            "forward": {
-                16: Tile(32, 32, 4, 2),
-                32: Tile(32, 32, 4, 2),
-                64: Tile(32, 32, 4, 1),
-                128: Tile(32, 16, 4, 1),
-                256: Tile(16, 16, 4, 1),
-            },
-            "dkdv": {
-                16: Tile(32, 32, 4, 1),
-                32: Tile(32, 32, 4, 1),
-                64: Tile(16, 32, 4, 1),
-                128: Tile(16, 16, 4, 1),
-                256: Tile(16, 16, 8, 1),
-            },
-            "dq": {
-                16: Tile(32, 32, 4, 1),
-                32: Tile(32, 32, 4, 1),
-                64: Tile(32, 16, 4, 1),
-                128: Tile(16, 16, 4, 1),
-                256: Tile(16, 16, 8, 1),
-            },
-        },
-        "fp32": {
-            "forward": {
-                16: Tile(32, 32, 4, 2),
-                32: Tile(32, 32, 4, 2),
-                64: Tile(32, 32, 4, 1),
-                128: Tile(32, 16, 4, 1),
-                256: Tile(16, 16, 4, 1),
-            },
-            "dkdv": {
-                16: Tile(32, 32, 4, 1),
-                32: Tile(32, 32, 4, 1),
-                64: Tile(16, 32, 4, 1),
-                128: Tile(16, 16, 4, 1),
-                256: Tile(16, 16, 8, 1),
-            },
-            "dq": {
-                16: Tile(32, 32, 4, 1),
-                32: Tile(32, 32, 4, 1),
-                64: Tile(32, 16, 4, 1),
-                128: Tile(16, 16, 4, 1),
-                256: Tile(16, 16, 8, 1),
-            },
-        },
+        "tf32": FLOAT32_OTHER,
+        "fp32": FLOAT32_OTHER,
     },
 }
 

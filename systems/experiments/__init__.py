@@ -22,6 +22,12 @@ STEMS = {
     "mixed_precision": Stem("systems.experiments.mixed_precision", full=("cuda",), quick=("cuda", "cpu")),
     "attention": Stem("systems.experiments.attention", full=("cuda",), quick=("cuda", "cpu")),
     "compile": Stem("systems.experiments.compile", full=("cuda",), quick=("cuda",)),
+    "kernel_profile": Stem("systems.experiments.kernel_profile", full=("cuda",), quick=("cuda",)),
     "flash_accuracy": Stem("systems.experiments.flash_accuracy", full=("cuda",), quick=("cuda", "cpu")),
+    "flash_benchmarking": Stem("systems.experiments.flash_benchmarking", full=("cuda",), quick=("cuda", "cpu")),
+    "flash_peers": Stem("systems.experiments.flash_peers", full=("cuda",), quick=("cuda",)),
+    "flash_leaderboard": Stem("systems.experiments.flash_leaderboard", full=("cuda",), quick=("cuda", "cpu")),
+    "model_attention": Stem("systems.experiments.model_attention", full=("cuda",), quick=("cuda", "cpu")),
+    "flash_ablation": Stem("systems.experiments.flash_ablation", full=("cuda",), quick=("cuda", "cpu")),
     "method": Stem("systems.experiments.method", full=("cuda",), quick=("cuda",)),
 }

@@ -26,7 +26,12 @@ def option(default: Any, help: str, choices: Iterable[str] | None = None) -> Any
 
 def options_of(config: Any) -> list[str]:
     """The command-line options that give this configuration."""
-    return [part for name, value in asdict(config).items() for part in (f"--{name}", str(value))]
+    return [part for name, value in asdict(config).items() for part in (flag(name), str(value))]
+
+
+def flag(name: str) -> str:
+    """The option of a field: `keep_traces` is `--keep-traces`."""
+    return f"--{name.replace('_', '-')}"
 
 
 class Unsupported(Exception):
@@ -75,7 +80,7 @@ def main(config_class: type, run: Callable[[Any], dict[str, Any]]) -> NoReturn:
         try:
             for name, value in plain.items():
                 if type(value) is int and value < (0 if name == "warmup" else 1):
-                    raise ValueError(f"--{name} must be {0 if name == 'warmup' else 1} or more, not {value}")
+                    raise ValueError(f"{flag(name)} must be {0 if name == 'warmup' else 1} or more, not {value}")
             row = measure_row(config_class(**plain), run)
         except ValueError as error:
             print(f"error: {error}", file=sys.stderr)
@@ -84,8 +89,8 @@ def main(config_class: type, run: Callable[[Any], dict[str, Any]]) -> NoReturn:
 
     command.__doc__ = _help_text(module.__doc__)
     parameters = [_parameter(f) for f in fields(config_class)]
-    flag = typer.Option(False, "--json", help="Print the row as one line of JSON.")
-    parameters.append(Parameter("json", Parameter.KEYWORD_ONLY, default=flag, annotation=bool))
+    as_json = typer.Option(False, "--json", help="Print the row as one line of JSON.")
+    parameters.append(Parameter("json", Parameter.KEYWORD_ONLY, default=as_json, annotation=bool))
     command.__signature__ = Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     app.command()(command)
@@ -100,7 +105,7 @@ def _parameter(f: Any) -> Parameter:
     if choices := f.metadata["choices"]:
         annotation = Enum(f.name, {choice: choice for choice in choices}, type=str)
         default = annotation(default)
-    shown = typer.Option(default, f"--{f.name}", help=f.metadata["help"][0].upper() + f.metadata["help"][1:] + ".")
+    shown = typer.Option(default, flag(f.name), help=f.metadata["help"][0].upper() + f.metadata["help"][1:] + ".")
     return Parameter(f.name, Parameter.KEYWORD_ONLY, default=shown, annotation=annotation)
 
 
@@ -128,8 +133,27 @@ def _print_table(row: Row) -> None:
             table.add_row(name.removesuffix("_ms"), *(f"{value:.3f}" for value in cells))
         console.print(table)
     for name, value in row.metrics.items():
-        if name not in times:
+        if name not in times and is_table(value):
+            console.print(_table_of(name, value))
+        elif name not in times:
             console.print(f"{name.replace('_', ' ')}: {_shown(name, value)}", highlight=False)
+
+
+LONGEST_TABLE = 30
+
+
+def is_table(value: Any) -> bool:
+    """Whether a metric is a list of objects with the same fields."""
+    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
+
+
+def _table_of(name: str, items: list[dict[str, Any]]) -> Table:
+    """Its first lines."""
+    title = name.replace("_", " ") + (f", {LONGEST_TABLE} of {len(items)}" if len(items) > LONGEST_TABLE else "")
+    table = Table(*(key.replace("_", " ") for key in items[0]), title=title, title_justify="left")
+    for item in items[:LONGEST_TABLE]:
+        table.add_row(*(f"{value:.4f}" if isinstance(value, float) else str(value) for value in item.values()))
+    return table
 
 
 def _shown(name: str, value: Any) -> str:

@@ -26,7 +26,7 @@ import typer
 from systems import records
 from systems.device import CPU, META, Device, find_gpu, sm_clock_mhz
 from systems.experiments import STEMS, Stem
-from systems.experiments.command import measure_row, options_of
+from systems.experiments.command import is_table, measure_row, options_of
 from systems.records import PARTIAL_SUFFIX, SUFFIX, Git, Record, RecordError, Row, summarize
 from systems.source_hash import ROOT, source_hash
 
@@ -242,17 +242,25 @@ def check_torch(device: Device) -> None:
 
 # --8<-- [start:verify]
 def agrees(name: str, old: Any, new: Any) -> bool:
-    """Whether a metric measured again says the same: times within noise, everything else exactly.
+    """Whether a metric measured again says the same: times within noise, everything else exactly. In a list of objects
+    the times of one kernel are left to the times of its phase.
 
     Noise is three times the wider spread (p80 - p20) of the two, or 5 % of the old median where that is more. What the
     allocator reserves depends on what the process did before, so a tenth more or less is no difference either.
     """
+    if is_table(old) and is_table(new):
+        return sorted(map(without_times, old)) == sorted(map(without_times, new))
     if name == "peak_reserved_bytes" and new is not None:
         return abs(old - new) <= 0.1 * old
     if not (name.endswith("_ms") and old and isinstance(old, list) and new and isinstance(new, list)):
         return old == new
     a, b = summarize(old), summarize(new)
     return abs(a.median - b.median) <= max(3 * max(a.p80 - a.p20, b.p80 - b.p20), 0.05 * a.median)
+
+
+def without_times(item: dict[str, Any]) -> str:
+    """All of an object but its times in ms, as text that can be sorted."""
+    return json.dumps({key: value for key, value in item.items() if not key.endswith("_ms")}, sort_keys=True)
 
 
 def verify_stem(name: str, results: Path) -> int:

@@ -55,7 +55,9 @@ def render_all(results: Path) -> dict[str, str]:
     found, primary = load(results), primary_gpu()
     files: dict[str, str] = {}
     names = {r.device.slug: r.device.name for of_stem in found.values() for r in of_stem}
-    facts = {"gpu": {"name": names.get(primary, primary)}}
+    writeup = import_module("tools.render.writeup")
+    facts = {"gpu": {"name": names.get(primary, primary)}, "answers": writeup.facts(found)}
+    facts["reported"] = import_module("tools.render.errata").facts(found)
     for stem in STEMS:
         builder = import_module(f"tools.render.{stem}")
         ours = [r for r in found[stem] if r.kind == "measured" and r.device.slug in (primary, "meta")]
@@ -67,11 +69,14 @@ def render_all(results: Path) -> dict[str, str]:
             raise records.RecordError(
                 f"{results}/*/{stem}.json: a record lacks what its tables need ({error!r}); restore it or measure again"
             ) from error
+    # What spans stems: the write-up with its claims, the table of everything; and the drawings, which no record gives.
+    files |= writeup.fragments(found) | import_module("tools.render.explorer").files(found)
+    files |= import_module("tools.render.diagrams").diagrams()
     # JSON strings are YAML strings.
     lines = [
         line for stem in facts for line in (f"{stem}:", *(f"  {k}: {json.dumps(v)}" for k, v in facts[stem].items()))
     ]
-    return files | import_module("tools.render.diagrams").diagrams() | {"facts.yml": "\n".join(lines) + "\n"}
+    return files | {"facts.yml": "\n".join(lines) + "\n"}
 
 
 def stale_records(results: Path) -> list[str]:

@@ -51,10 +51,10 @@ def canvas(width: float = 5.6, height: float = 3.8) -> Iterator[Figure]:
         yield Figure(figsize=(width, height), layout="constrained")
 
 
-def plain_log_scale(axis: Axis) -> None:
-    """Ticks at 1, 2 and 5 of each decade, written as plain numbers."""
+def plain_log_scale(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
+    """Ticks at 1, 2 and 5 of each decade, or at what is given, written as plain numbers."""
     axis.axes.set_yscale("log")
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 

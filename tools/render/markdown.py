@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Callable, Iterable
 
-from systems.records import Record, summarize
+from systems.records import Record, Row, summarize
 from tools.render import is_fresh
 
 NOT_MEASURED = "not measured"
@@ -75,6 +75,16 @@ def mean_std(samples: list[float]) -> str:
     return f"{s.mean:.2f} ± {s.std:.2f}"
 
 
+def milliseconds(value: float) -> str:
+    """About four significant digits: 0.034, 5.362, 21.45, 184.3."""
+    return f"{value:.3f}" if value < 10 else f"{value:.2f}" if value < 100 else f"{value:.1f}"
+
+
+def status(row: Row | None) -> str:
+    """Why a row has no numbers, in words; nothing where there is no row."""
+    return "" if row is None else row.status.replace("_", " ")
+
+
 def gib(value: float) -> str:
     return f"{value / 2**30:.1f}"
 
@@ -87,3 +97,8 @@ def percent(value: float) -> str:
 def fact(value: float | None, text: Callable[[float], str]) -> str:
     """A number for a sentence, or the words that say why there is none."""
     return NOT_MEASURED if value is None else text(value)
+
+
+def in_words(row: Row | None, text: str) -> str:
+    """Why the row has no number, where it was measured and has none; otherwise the text."""
+    return text if row is None or row.status == "ok" else status(row)

@@ -1,0 +1,250 @@
+"""What each technique of the kernels is worth: one at a time is added, at the leaderboard's shape.
+
+The forward kernel here is the smallest that can be switched: whole tiles, contiguous (heads, n, d), no strides. Its
+last step has every technique of the plain kernel in `systems.attention.flash_triton`, which is measured after it. The
+backward pass has one alternative: five products instead of seven, with dq added up by atomics.
+
+    python -m systems.experiments.flash_ablation --step skip
+"""
+
+# Triton's decorator hides from the type checker that a kernel is called with a grid, options and plain constants.
+# pyright: reportCallIssue=false, reportArgumentType=false
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from systems import timing
+from systems.attention.flash_triton import (
+    LOG2E,
+    launch_backward,
+    launch_forward,
+    narrow,
+    product,
+    run_backward,
+    run_forward,
+)
+from systems.attention.reference import attention_reference
+from systems.attention.tiles import Tile
+from systems.experiments.command import main, option
+from systems.kernel_timing import kernel_times_ms
+from systems.peers import path_of
+
+PROTOCOL = {
+    "clock": "triton.testing.do_bench, 25 ms of warm-up, 100 ms of calls, L2 cache emptied before each",
+    "inputs": "standard normal, seed 0; bf16, causal",
+    "error": "norm of the difference from float64 over the norm of float64, first head, first rows",
+}
+CHECKED_ROWS = 2048
+
+
+@dataclass(frozen=True)
+class Switches:
+    """What the forward kernel of this page does; each step turns one more on."""
+
+    tile: Tile = Tile(128, 64, 8, 1)
+    skip: bool = False
+    split: bool = False
+    exp2: bool = False
+    heavy_first: bool = False
+
+
+# --8<-- [start:steps]
+FORWARD = {
+    "tiles": Switches(),
+    "skip": Switches(skip=True),
+    "split": Switches(skip=True, split=True),
+    "exp2": Switches(skip=True, split=True, exp2=True),
+    "pipeline": Switches(Tile(128, 64, 8, 3), skip=True, split=True, exp2=True),
+    "heavy_first": Switches(Tile(128, 64, 8, 3), skip=True, split=True, exp2=True, heavy_first=True),
+    "small_tiles": Switches(Tile(64, 64, 4, 4), skip=True, split=True, exp2=True, heavy_first=True),
+}
+# --8<-- [end:steps]
+STEPS = (*FORWARD, "plain_forward", "forward", "atomic_backward", "plain_backward", "backward")
+
+
+@dataclass(frozen=True)
+class Config:
+    step: str = option("tiles", "technique that was added last, or a kernel of the package", STEPS)
+    heads: int = option(16, "heads")
+    n: int = option(16384, "sequence length in tokens, a multiple of 128")
+    d: int = option(64, "head dimension, a power of two from 16 on")
+
+
+def configs(quick: bool = False) -> list[Config]:
+    """Every step at the leaderboard's shape."""
+    if quick:
+        return [Config("tiles", 1, 128, 16), Config("split", 1, 128, 16)]
+    return [Config(step) for step in STEPS]
+
+
+@triton.jit
+def steps(
+    acc, m, l, q, k_ptr, v_ptr, rows, columns, first, last, scale,
+    BK: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr, EXP2: tl.constexpr,
+):  # fmt: skip
+    """Online softmax over the keys from `first` to `last`; scores in units of log 2 only if EXP2."""
+    for start in range(first, last, BK):
+        keys = start + tl.arange(0, BK)
+        # [BK, D]
+        k = tl.load(k_ptr + keys[:, None] * D + columns[None, :])
+        v = tl.load(v_ptr + keys[:, None] * D + columns[None, :])
+        # [BQ, BK]
+        s = product(q, tl.trans(k), tl.zeros([q.shape[0], BK], tl.float32), "ieee")
+        if MASKED:
+            s = tl.where(rows[:, None] >= keys[None, :], s, -float("inf"))
+        if EXP2:
+            m_new = tl.maximum(m, tl.max(s, 1) * scale)
+            p = tl.exp2(s * scale - m_new[:, None])
+            rescale = tl.exp2(m - m_new)
+        else:
+            s = s * scale
+            m_new = tl.maximum(m, tl.max(s, 1))
+            p = tl.exp(s - m_new[:, None])
+            rescale = tl.exp(m - m_new)
+        l = l * rescale + tl.sum(p, 1)
+        acc = product(narrow(p, v.dtype), v, acc * rescale[:, None], "ieee")
+        m = m_new
+    return acc, m, l
+
+
+@triton.jit
+def switched_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, n, scale,
+    BQ: tl.constexpr, BK: tl.constexpr, D: tl.constexpr,
+    SKIP: tl.constexpr, SPLIT: tl.constexpr, EXP2: tl.constexpr, HEAVY_FIRST: tl.constexpr,
+):  # fmt: skip
+    """o of one tile of queries of one head, causal."""
+    tile = tl.program_id(0)
+    if HEAVY_FIRST:
+        tile = tl.num_programs(0) - 1 - tile
+    head = tl.program_id(1).to(tl.int64) * n * D
+    rows, columns = tile * BQ + tl.arange(0, BQ), tl.arange(0, D)
+    # [BQ, D]
+    q = tl.load(q_ptr + head + rows[:, None] * D + columns[None, :])
+    acc = tl.zeros([BQ, D], tl.float32)
+    m = tl.full([BQ], -float("inf"), tl.float32)
+    l = tl.zeros([BQ], tl.float32)
+    end, whole = n, 0
+    if SKIP:
+        end = tile * BQ + BQ
+    if SPLIT:
+        whole = tile * BQ // BK * BK
+        acc, m, l = steps(acc, m, l, q, k_ptr + head, v_ptr + head, rows, columns, 0, whole, scale, BK, D, False, EXP2)
+    acc, m, l = steps(acc, m, l, q, k_ptr + head, v_ptr + head, rows, columns, whole, end, scale, BK, D, True, EXP2)
+    o = narrow(acc / l[:, None], o_ptr.dtype.element_ty)
+    tl.store(o_ptr + head + rows[:, None] * D + columns[None, :], o)
+
+
+def switched_forward(q: Tensor, k: Tensor, v: Tensor, switches: Switches) -> Tensor:
+    """o of causal attention, (heads, n, d), n a multiple of both sides of the tile."""
+    heads, n, d = q.shape
+    t, o = switches.tile, torch.empty_like(q)
+    scale = d**-0.5 * (LOG2E.value if switches.exp2 else 1.0)
+    switched_kernel[(n // t.q, heads)](
+        q, k, v, o, n, scale, BQ=t.q, BK=t.k, D=d, SKIP=switches.skip, SPLIT=switches.split, EXP2=switches.exp2,
+        HEAVY_FIRST=switches.heavy_first, num_warps=t.warps, num_stages=t.stages,
+    )  # fmt: skip
+    return o
+
+
+@triton.jit
+def atomic_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dk_ptr, dv_ptr, n, scale_log2, scale,
+    BQ: tl.constexpr, BK: tl.constexpr, D: tl.constexpr, LOG2: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of one tile of keys, and what this tile adds to dq: five products, in no fixed order of addition."""
+    head = tl.program_id(1).to(tl.int64)
+    q_ptr += head * n * D
+    do_ptr += head * n * D
+    dq_ptr += head * n * D
+    keys, columns = tl.program_id(0) * BK + tl.arange(0, BK), tl.arange(0, D)
+    own = head * n * D + keys[:, None] * D + columns[None, :]
+    # [BK, D]
+    k, v = tl.load(k_ptr + own), tl.load(v_ptr + own)
+    dk = tl.zeros([BK, D], tl.float32)
+    dv = tl.zeros([BK, D], tl.float32)
+    for start in range(tl.program_id(0) * BK // BQ * BQ, n, BQ):
+        rows = start + tl.arange(0, BQ)
+        at = rows[:, None] * D + columns[None, :]
+        # [BQ, D]
+        q, do = tl.load(q_ptr + at), tl.load(do_ptr + at)
+        lse, delta = tl.load(lse_ptr + head * n + rows), tl.load(delta_ptr + head * n + rows)
+        zeros = tl.zeros([BK, BQ], tl.float32)
+        # [BK, BQ]
+        s = product(k, tl.trans(q), zeros, "ieee")
+        p = tl.exp2(s * scale_log2 - (lse * LOG2)[None, :])
+        p = tl.where(rows[None, :] >= keys[:, None], p, 0.0)
+        dv = product(narrow(p, do.dtype), do, dv, "ieee")
+        dp = product(v, tl.trans(do), zeros, "ieee")
+        ds = narrow(p * (dp - delta[None, :]), q.dtype)
+        dk = product(ds, q, dk, "ieee")
+        dq = product(tl.trans(ds), k, tl.zeros([BQ, D], tl.float32), "ieee")
+        tl.atomic_add(dq_ptr + at, dq * scale, sem="relaxed")
+    tl.store(dk_ptr + own, narrow(dk * scale, k.dtype))
+    tl.store(dv_ptr + own, narrow(dv, v.dtype))
+
+
+def atomic_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor) -> tuple[Tensor, ...]:
+    """(dq, dk, dv) of causal attention; dq is added up in float32, in another order each time."""
+    heads, n, d = q.shape
+    delta = (o.float() * do.float()).sum(-1)
+    dq, dk, dv = torch.zeros(q.shape, device=q.device), torch.empty_like(k), torch.empty_like(v)
+    scale = d**-0.5
+    atomic_kernel[(n // 64, heads)](
+        q, k, v, do, lse, delta, dq, dk, dv, n, scale * LOG2E.value, scale, BQ=64, BK=64, D=d, LOG2=LOG2E.value,
+        num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return dq.to(q.dtype), dk, dv
+
+
+# --8<-- [start:run]
+def run(config: Config) -> dict[str, Any]:
+    """Samples of the step in ms, its error on the first rows of a head, whether it repeats bit by bit, and its path."""
+    device = timing.default_device()
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (config.heads, config.n, config.d)
+    q, k, v, do = (torch.randn(shape, generator=generator, device=device).to(torch.bfloat16) for _ in range(4))
+    work = prepare(config.step, q, k, v, do)
+    first, second = work(), work()
+    found, exact = first[0][0, :CHECKED_ROWS].double(), exact_result(config.step, q, k, v, do)
+    return {
+        "time_ms": kernel_times_ms(work, device, warmup_ms=25, rep_ms=100),
+        "relative_error": ((found - exact).norm() / exact.norm()).item(),
+        "repeats": int(all(torch.equal(a, b) for a, b in zip(first, second, strict=True))),
+        "ran": path_of(q, k, v) if config.step in ("forward", "backward") else "triton",
+    }
+
+
+# --8<-- [end:run]
+
+
+def prepare(step: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+    """The call that a step measures: (o,) or (dq, dk, dv)."""
+    scale = q.shape[-1] ** -0.5
+    if step in FORWARD:
+        return lambda: (switched_forward(q, k, v, FORWARD[step]),)
+    if step in ("plain_forward", "forward"):
+        launch = launch_forward if step == "plain_forward" else run_forward
+        return lambda: launch(q, k, v, True, scale)[:1]
+    o, lse = launch_forward(q, k, v, True, scale)
+    if step == "atomic_backward":
+        return lambda: atomic_backward(do, q, k, v, o, lse)
+    launch = launch_backward if step == "plain_backward" else run_backward
+    return lambda: launch(do, q, k, v, o, lse, True, scale)
+
+
+def exact_result(step: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> Tensor:
+    """The first rows of o, or of dq, of the first head in float64: under a causal mask they see no later key."""
+    q, k, v, do = (x[:1, :CHECKED_ROWS].double().requires_grad_() for x in (q, k, v, do))
+    o, _ = attention_reference(q, k, v, True)
+    return (torch.autograd.grad(o, q, do)[0] if step.endswith("backward") else o.detach())[0]
+
+
+if __name__ == "__main__":
+    main(Config, run)

@@ -1,0 +1,82 @@
+"""Flash attention against plain PyTorch: forward, backward and both, over the assignment's 80 configurations.
+
+Batch 1, one head, causal. Compiled PyTorch and PyTorch's own fused attention are measured beside them.
+
+    python -m systems.experiments.flash_benchmarking --implementation ours --dtype bf16 --d 64 --n 16384
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from systems import timing
+from systems.experiments.command import main, option
+from systems.kernel_timing import pass_times_ms, product_times_ms
+from systems.peers import DTYPES, attention, only, random_inputs, what_ran
+
+PROTOCOL = {
+    "clock": "triton.testing.do_bench, 5 ms of warm-up, 20 ms of calls, L2 cache emptied before each",
+    "inputs": "standard normal, seed 0, batch 1, one head, causal",
+    "tf32": "off but for the row named so",
+}
+IMPLEMENTATIONS = ("ours", "plain", "compiled", "sdpa")
+# What the others are held against: one large matrix product, (n, d) by (d, n).
+CEILING = 8192
+
+
+# --8<-- [start:config]
+@dataclass(frozen=True)
+class Config:
+    implementation: str = option(
+        "ours", "ours, plain or compiled PyTorch, SDPA, or a matrix product", (*IMPLEMENTATIONS, "ceiling")
+    )
+    dtype: str = option("bf16", "dtype of q, k, v and the gradient; tf32 for the product alone", (*DTYPES, "tf32"))
+    d: int = option(64, "head dimension")
+    n: int = option(1024, "sequence length in tokens")
+
+
+def configs(quick: bool = False) -> list[Config]:
+    """Lengths from 2^7 to 2^16, four head dimensions, two dtypes, four implementations; and three matrix products."""
+    if quick:
+        return [Config(name, "fp32", 16, 128) for name in ("plain", "sdpa")]
+    ceilings = [Config("ceiling", dtype, CEILING, CEILING) for dtype in (*DTYPES, "tf32")]
+    return ceilings + [
+        Config(name, dtype, d, 2**power)
+        for dtype in ("bf16", "fp32")
+        for d in (16, 32, 64, 128)
+        for power in range(7, 17)
+        for name in IMPLEMENTATIONS
+    ]
+
+
+# --8<-- [end:config]
+
+
+# --8<-- [start:run]
+def run(config: Config) -> dict[str, Any]:
+    """Samples in ms of the three passes, what ran, and the memory that forward and backward need above their inputs."""
+    device = timing.default_device()
+    if config.implementation == "ceiling":
+        return {"product_ms": product_times_ms(config.dtype, config.n, config.d, device)}
+    if config.dtype not in DTYPES:
+        raise ValueError(f"attention is measured in {' and '.join(DTYPES)}, not in {config.dtype}")
+    q, k, v, do = random_inputs((1, 1, config.n, config.d), DTYPES[config.dtype], device)
+    attend = attention(config.implementation, causal=True, n=config.n, device=device)
+    with only(config.implementation):
+        # Compiles, and lets libraries take the workspace that they keep.
+        torch.autograd.grad(attend(q, k, v), (q, k, v), do)
+        memory = {}
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            memory["held_bytes"] = torch.cuda.memory_allocated()
+        torch.autograd.grad(attend(q, k, v), (q, k, v), do)
+        memory |= timing.peak_memory(device)
+        ran = what_ran(config.implementation, q, k, v, causal=True)
+        return {**pass_times_ms(attend, q, k, v, do), "ran": ran, **memory}
+
+
+# --8<-- [end:run]
+
+if __name__ == "__main__":
+    main(Config, run)

@@ -1,0 +1,105 @@
+"""The course's leaderboard test: forward and backward of 16 heads, 16384 tokens, head dimension 64, bf16, causal.
+
+Ours under torch.compile as the test prescribes, the libraries by the same test, and where the time of each goes.
+
+    python -m systems.experiments.flash_leaderboard --implementation ours --warmup_ms 1000 --rep_ms 10000
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from systems import timing
+from systems.attention.flash_triton import FlashAttentionTriton
+from systems.experiments.command import main, option
+from systems.kernel_timing import kernel_times_ms, kernels_ms, product_times_ms
+from systems.peers import Attention, attention, only, what_ran
+
+PROTOCOL = {
+    "clock": "triton.testing.do_bench, L2 cache emptied before each call",
+    "inputs": "standard normal, seed 0; bf16, causal",
+    "kernels": "torch.profiler, 10 calls, L2 cache not emptied",
+}
+IMPLEMENTATIONS = ("ours", "sdpa_cudnn", "sdpa_flash", "flex", "plain")
+PROFILED_CALLS = 10
+# Rows of the product and bytes of the copy that the kernels are held against.
+PRODUCT, COPY = 8192, 2**30
+
+
+@dataclass(frozen=True)
+class Config:
+    implementation: str = option(
+        "ours",
+        "ours, a backend of SDPA, FlexAttention, plain PyTorch, or what the GPU can do",
+        (*IMPLEMENTATIONS, "ceiling"),
+    )
+    warmup_ms: int = option(100, "how long it runs before the clock counts, in ms")
+    rep_ms: int = option(1000, "how long it is measured, in ms")
+    heads: int = option(16, "heads")
+    n: int = option(16384, "sequence length in tokens")
+    d: int = option(64, "head dimension")
+
+
+def configs(quick: bool = False) -> list[Config]:
+    """Ours as long as the test asks; the others a tenth of that."""
+    if quick:
+        return [Config("plain", heads=1, n=128, d=16)]
+    return [Config("ceiling"), Config("ours", warmup_ms=1000, rep_ms=10_000)] + [
+        Config(name) for name in IMPLEMENTATIONS if name != "ours"
+    ]
+
+
+# --8<-- [start:run]
+def run(config: Config) -> dict[str, Any]:
+    """Samples in ms of the test, what ran, and the time of each kernel in one call, by the kernel's own name."""
+    device = timing.default_device()
+    if config.implementation == "ceiling":
+        return ceiling(device)
+    torch.manual_seed(0)
+    # As the test makes them: parts of one tensor, which gathers the gradients of all calls.
+    q, k, v = torch.randn(3, config.heads, config.n, config.d, device=device, dtype=torch.bfloat16, requires_grad=True)
+    if config.implementation == "ours":
+        compiled = torch.compile(FlashAttentionTriton.apply)
+        step = forward_backward(lambda q, k, v: compiled(q, k, v, True), q, k, v)  # pyright: ignore[reportArgumentType]
+    else:
+        attend = attention(config.implementation, causal=True, n=config.n, device=device)
+        # Libraries take (b, h, n, d). The sum needs no way back, which would make a tensor of the expanded gradient.
+        step = forward_backward(lambda q, k, v: attend(q[None], k[None], v[None]), q, k, v)
+    with only(config.implementation):
+        ran = what_ran(config.implementation, q[None], k[None], v[None], causal=True)
+        times = kernel_times_ms(step, device, warmup_ms=config.warmup_ms, rep_ms=config.rep_ms)
+        kernels = kernels_ms(step, PROFILED_CALLS, device)
+    return {"both_ms": times, "ran": ran, **{f"{name} kernel_ms": samples for name, samples in kernels.items()}}
+
+
+def forward_backward(attend: Attention, q: Tensor, k: Tensor, v: Tensor):
+    """What the test times. The gradient of a sum is a single one, expanded: all strides of do are 0."""
+
+    def step() -> None:
+        o = attend(q, k, v)
+        o.sum().backward()
+
+    return step
+
+
+# --8<-- [end:run]
+
+
+def ceiling(device: str) -> dict[str, Any]:
+    """Samples in ms of a large product and of a copy, what each of them does, and the number of multiprocessors."""
+    source = torch.empty(COPY, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return {
+        "product_ms": product_times_ms("bf16", PRODUCT, PRODUCT, device),
+        "product_flops": 2 * PRODUCT**3,
+        "copy_ms": kernel_times_ms(lambda: target.copy_(source), device),
+        # Read once and written once.
+        "copied_bytes": 2 * COPY,
+        "multiprocessors": torch.cuda.get_device_properties(0).multi_processor_count if device == "cuda" else 1,
+    }
+
+
+if __name__ == "__main__":
+    main(Config, run)

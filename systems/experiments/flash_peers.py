@@ -1,0 +1,155 @@
+"""Flash attention beside the libraries: time and error of ours and of PyTorch's fused attentions, shape by shape.
+
+All implementations of a shape are measured in one row, in turns, so that their ratios don't depend on when each ran.
+
+    python -m systems.experiments.flash_peers --batch 4 --heads 16 --n 4096 --d 128 --causal yes --dtype bf16
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from systems import timing
+from systems.experiments.command import Unsupported, main, option, out_of_memory_reason
+from systems.kernel_timing import pass_times_ms
+from systems.peers import DTYPES, Attention, attention, only, random_inputs, what_ran
+
+PROTOCOL = {
+    "clock": "triton.testing.do_bench, 5 ms of warm-up, 20 ms of calls, L2 cache emptied before each",
+    "order": "every implementation in turn, three rounds",
+    "inputs": "standard normal, seed 0",
+    "error": "norm of the difference from float64 over the norm of float64, first batch, two heads",
+    "tf32": "off but for what is named so",
+}
+# Memory-efficient attention is what SDPA has in fp32.
+IMPLEMENTATIONS = {
+    "bf16": ("ours", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex"),
+    "fp32": ("ours", "ours_tf32", "sdpa_efficient"),
+}
+ROUNDS = 3
+CHECKED_HEADS = 2
+# Queries of the exact attention that are in memory at once: 1 GiB of scores in float64 at 65536 keys.
+EXACT_ROWS = 2048
+# Up to this length launching takes longer than computing, so that calls in a row time the host.
+SHORT = 128
+CALLS = 1000
+
+
+@dataclass(frozen=True)
+class Config:
+    batch: int = option(4, "sequences in a batch")
+    heads: int = option(16, "heads")
+    n: int = option(4096, "sequence length in tokens")
+    d: int = option(128, "head dimension")
+    causal: str = option("yes", "causal mask", ("yes", "no"))
+    dtype: str = option("bf16", "dtype of q, k, v and the gradient", IMPLEMENTATIONS)
+
+
+def configs(quick: bool = False) -> list[Config]:
+    """Long, middling and short sequences in bf16, four shapes in fp32, and one so short that the host decides."""
+    if quick:
+        return [Config(1, 1, 128, 16, dtype="fp32")]
+    shapes = [
+        (1, 16, 16384, 64, "yes"),
+        (1, 16, 16384, 128, "yes"),
+        (4, 16, 4096, 128, "yes"),
+        (4, 16, 4096, 128, "no"),
+        (4, 32, 4096, 64, "yes"),
+        (4, 32, 4096, 64, "no"),
+        (16, 32, 1024, 64, "yes"),
+        (1, 1, 65536, 64, "yes"),
+        (1, 16, SHORT, 64, "yes"),
+    ]
+    fp32 = [Config(1, 16, n, d, dtype="fp32") for n in (2048, 4096) for d in (64, 128)]
+    return [Config(*shape) for shape in shapes] + fp32
+
+
+# --8<-- [start:run]
+def run(config: Config) -> dict[str, Any]:
+    """For each implementation samples in ms of the three passes, and its errors; or why there are none."""
+    device, causal = timing.default_device(), config.causal == "yes"
+    q, k, v, do = random_inputs((config.batch, config.heads, config.n, config.d), DTYPES[config.dtype], device)
+    expected = exact(*(x.detach()[:1, :CHECKED_HEADS].double() for x in (q, k, v, do)), causal=causal)
+    # What an earlier shape compiled must not make this one compile for any shape.
+    torch.compiler.reset()
+    metrics: dict[str, Any] = {}
+    running: dict[str, Attention] = {}
+    for name in IMPLEMENTATIONS[config.dtype]:
+        try:
+            with only(name):
+                attend = attention(name, causal, config.n, device)
+                metrics |= {f"{name}_{key}": value for key, value in errors(attend, q, k, v, do, expected).items()}
+                metrics[f"{name}_ran"] = what_ran(name, q, k, v, causal)
+                running[name] = attend
+        except Exception as error:
+            if isinstance(error, Unsupported):
+                metrics[f"{name}_status"] = "unsupported"
+            elif out_of_memory_reason(error) is not None:
+                metrics[f"{name}_status"] = "out_of_memory"
+            else:
+                raise
+    for _ in range(ROUNDS):
+        for name, attend in running.items():
+            with only(name):
+                times = pass_times_ms(attend, q, k, v, do)
+                if config.n <= SHORT:
+                    times["call_ms"] = [call_ms(attend, q, k, v, device)]
+            for key, samples in times.items():
+                metrics.setdefault(f"{name}_{key}", []).extend(samples)
+    return metrics
+
+
+# --8<-- [end:run]
+
+
+def errors(attend: Attention, q: Tensor, k: Tensor, v: Tensor, do: Tensor, expected: tuple[Tensor, ...]):
+    """Relative error of o, dq, dk and dv on the heads that were computed exactly."""
+    o = attend(q, k, v)
+    found = (o.detach(), *torch.autograd.grad(o, (q, k, v), do))
+    relative = {}
+    for name, value, exactly in zip(("o", "dq", "dk", "dv"), found, expected, strict=True):
+        difference = value[:1, :CHECKED_HEADS].double() - exactly
+        relative[f"{name}_relative_error"] = (difference.norm() / exactly.norm()).item()
+    return relative
+
+
+# --8<-- [start:exact]
+def exact(q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """o, dq, dk and dv by the formulas, a few thousand queries at a time: all scores at once would not fit."""
+    scale, (o, dq) = q.shape[-1] ** -0.5, (torch.empty_like(q) for _ in range(2))
+    dk, dv = torch.zeros_like(k), torch.zeros_like(v)
+    for start in range(0, q.shape[-2], EXACT_ROWS):
+        rows = slice(start, start + EXACT_ROWS)
+        s = q[..., rows, :] @ k.mT * scale
+        if causal:
+            s.masked_fill_(s.new_ones(s.shape[-2:], dtype=torch.bool).triu(start + 1), float("-inf"))
+        p = torch.softmax(s, -1)
+        o[..., rows, :] = p @ v
+        dp = do[..., rows, :] @ v.mT
+        ds = p * (dp - (o * do)[..., rows, :].sum(-1, keepdim=True))
+        dq[..., rows, :] = ds @ k * scale
+        dk += ds.mT @ q[..., rows, :] * scale
+        dv += p.mT @ do[..., rows, :]
+    return o, dq, dk, dv
+
+
+# --8<-- [end:exact]
+
+
+# --8<-- [start:call]
+def call_ms(attend: Attention, q: Tensor, k: Tensor, v: Tensor, device: str) -> float:
+    """Wall time in ms of one forward call, as the mean of many that the host issues without waiting for the GPU."""
+    calls = CALLS if device == "cuda" else 1
+    clock = timing.Clock(device)
+    with clock.phase("calls"):
+        for _ in range(calls):
+            attend(q, k, v)
+    return clock.samples_ms["calls_ms"][0] / calls
+
+
+# --8<-- [end:call]
+
+if __name__ == "__main__":
+    main(Config, run)

@@ -1,0 +1,248 @@
+"""Which kernels a forward pass and a training step run, phase by phase, and how long the GPU idles between them.
+
+The step is timed first without a profiler. Then a few passes run under one, with every part marked: Nsight Systems
+where `nsys` is installed, otherwise torch.profiler. Both give the same rows.
+
+    python -m systems.experiments.kernel_profile --size small --context 512 --mode step --profiler torch
+"""
+
+import gc
+import gzip
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from systems import inspection, kernel_trace, nsys, phases, timing
+from systems.attention.eager_annotated import PARTS, causal_attention
+from systems.experiments.command import main, option, options_of
+from systems.kernel_digest import LAYER, STEP, on_the_gpu, timeline
+from systems.kernel_trace import Kernel
+from systems.model import TransformerBlock, build_model
+from systems.optimizer import AdamW
+from systems.sizes import SIZES, VOCAB_SIZE
+from systems.source_hash import ROOT
+from systems.timing import Step
+from systems.train_step import Phase, precision_context, training_step
+
+PROTOCOL = {
+    "clock": "wall time between two synchronisations, one pair around each phase, before any profiler starts",
+    "kernels": "of passes after those, per pass; a kernel's phase is the one that launched it",
+    "data": "random tokens and targets, seed 0",
+    "tf32": "off",
+}
+MODES = {"forward": "no gradients recorded", "step": "forward, loss, backward and AdamW"}
+PROFILERS = {
+    "auto": "nsys where it is installed, otherwise torch",
+    "nsys": "Nsight Systems",
+    "torch": "torch.profiler",
+    "capture": "none: only tell a profiler around this process what to capture",
+}
+MARKS = (STEP, *phases.PHASES, LAYER, *PARTS)
+# Where reports and traces are kept. Not committed: they are large, and name the machine.
+TRACES = ROOT / "traces"
+
+
+@dataclass(frozen=True)
+class Config:
+    size: str = option("small", "model size of Table 1", choices=SIZES)
+    context: int = option(128, "sequence length in tokens")
+    mode: str = option("step", "what to profile", choices=MODES)
+    precision: str = option("fp32", "precision: fp32 (TF32 off) or bf16 autocast", choices=("fp32", "bf16"))
+    profiler: str = option("auto", "who watches", choices=PROFILERS)
+    keep_traces: str = option("no", "keep the trace of torch.profiler, for ui.perfetto.dev", choices=("yes", "no"))
+    batch: int = option(4, "sequences in a batch")
+    vocab: int = option(VOCAB_SIZE, "vocabulary size")
+    warmup: int = option(5, "passes before the clock counts")
+    steps: int = option(10, "passes that are timed")
+    passes: int = option(3, "passes that are profiled")
+
+
+def configs(quick: bool = False) -> list[Config]:
+    """All sizes and contexts in fp32; the smallest and the largest in bf16 too."""
+    if quick:
+        return [Config("small", 128, mode, batch=1, warmup=1, steps=2, passes=2) for mode in MODES]
+    cells = [(size, context, "fp32") for size in SIZES for context in (128, 256, 512, 1024)]
+    cells += [(size, context, "bf16") for size in ("small", "2.7B") for context in (128, 256, 512, 1024)]
+    return [Config(size, context, mode, precision) for size, context, precision in cells for mode in MODES]
+
+
+# --8<-- [start:run]
+def run(config: Config) -> dict[str, Any]:
+    """Samples in ms without and with the profiler, each phase's time on the GPU, and its kernels, per pass."""
+    device, profiler = gpu(), chosen(config.profiler)
+    step, model = prepare(config, device)
+
+    def measure(step: Step, warmup: int, repeats: int) -> dict[str, list[float]]:
+        measured = timing.measure(step, warmup=warmup, repeats=repeats, device=device, between=model.zero_grad)
+        return {name: samples for name, samples in measured.items() if isinstance(samples, list)}
+
+    metrics: dict[str, Any] = {"profiler": profiler, "passes": config.passes}
+    if profiler != "capture":
+        metrics |= measure(step, config.warmup, config.steps) | cost_of_marks(device)
+    if profiler == "nsys":
+        # The process that nsys starts needs the memory.
+        del step, model
+        gc.collect()
+        torch.cuda.empty_cache()
+        watched, kernels, metrics["report"] = under_nsys(config)
+    else:
+        annotate(model)
+        marked = whole(step)
+        # The marked step has never run, and a profiler in its warm-up would trace it.
+        measure(marked, config.warmup if profiler == "capture" else 1, 1)
+        if profiler == "capture":
+            with captured():
+                watched = measure(marked, 0, config.passes)
+            return metrics | watched
+        watched, kernels = under_torch(config, device, lambda: measure(marked, 0, config.passes))
+    metrics |= {f"profiled_{name}": samples for name, samples in watched.items()}
+    return metrics | on_the_gpu(kernels, config.passes) | timeline(kernels, config.mode)
+
+
+# --8<-- [end:run]
+
+
+def gpu() -> str:
+    """ "cuda". ValueError where there is none."""
+    if timing.default_device() != "cuda":
+        raise ValueError("kernels run on a GPU, and torch sees none here")
+    return "cuda"
+
+
+def chosen(profiler: str) -> str:
+    """Who watches: `auto` takes nsys if there is one, and then doesn't fall back where that one fails."""
+    if profiler == "auto":
+        return "nsys" if nsys.is_installed() else "torch"
+    return profiler
+
+
+def prepare(config: Config, device: str) -> tuple[Step, nn.Module]:
+    """The pass or step that the mode names, unmarked, and its model."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = build_model(config.size, config.context, config.vocab)
+        token_ids, targets = torch.randint(config.vocab, (2, config.batch, config.context))
+    autocast = precision_context(config.precision, device)
+    optimizer = AdamW(model.parameters()) if config.mode == "step" else None
+
+    def step(phase: Phase) -> None:
+        if config.mode == "forward":
+            with phase(phases.FORWARD), torch.no_grad(), autocast:
+                model(token_ids)
+        else:
+            training_step(model, token_ids, targets, autocast, optimizer, phase)
+
+    return step, model
+
+
+def whole(step: Step) -> Step:
+    """The step with a mark around all of it."""
+
+    def marked(phase: Phase) -> None:
+        with phases.mark(STEP):
+            step(phase)
+
+    return marked
+
+
+def annotate(model: nn.Module) -> None:
+    """Mark each layer and the parts of its attention."""
+    for layer in model.modules():
+        if isinstance(layer, TransformerBlock):
+            layer.attn.attention = causal_attention
+            layer.forward = in_layer(layer.forward)
+
+
+def in_layer(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def marked(*arguments: Any) -> Any:
+        with phases.mark(LAYER):
+            return forward(*arguments)
+
+    return marked
+
+
+def cost_of_marks(device: str) -> dict[str, list[float]]:
+    """What a thousand marks cost while nobody listens, in ms: five samples."""
+
+    def marks(phase: Phase) -> None:
+        with phase("thousand_marks"):
+            for _ in range(1000):
+                with phases.mark(LAYER):
+                    pass
+
+    samples = timing.measure(marks, warmup=1, repeats=5, device=device)["thousand_marks_ms"]
+    assert isinstance(samples, list)
+    return {"thousand_marks_ms": samples}
+
+
+# Who watches ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def captured() -> Iterator[None]:
+    """What runs inside is what `--capture-range cudaProfilerApi` keeps."""
+    torch.cuda.profiler.start()
+    try:
+        yield
+    finally:
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
+
+
+def trace_path(config: Config, suffix: str) -> Path:
+    """A file of its own for each configuration; no point but the suffix's, which programs would cut off."""
+    parts = (config.size.replace(".", "_"), config.context, config.mode, config.precision)
+    return TRACES / ("-".join(["kernel_profile", *map(str, parts)]) + suffix)
+
+
+def under_torch(
+    config: Config, device: str, measure: Callable[[], dict[str, list[float]]]
+) -> tuple[dict[str, list[float]], list[Kernel]]:
+    """The samples and the kernels of what `measure` runs."""
+    # The first profile of a process may miss kernels while the profiler loads.
+    with inspection.Kernels(device).phase("load"):
+        torch.zeros(1, device=device)
+    # What the CPU does is needed too: the marks, the launches and the operations.
+    activities = {ProfilerActivity.CPU, ProfilerActivity.CUDA} if device == "cuda" else {ProfilerActivity.CPU}
+    with profile(activities=activities, acc_events=True) as profiler:
+        samples = measure()
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        kernels = kernel_trace.read_torch(path, MARKS)
+        if config.keep_traces == "yes":
+            TRACES.mkdir(exist_ok=True)
+            with open(path, "rb") as plain, gzip.open(trace_path(config, ".json.gz"), "wb") as packed:
+                shutil.copyfileobj(plain, packed)
+    return samples, kernels
+
+
+def under_nsys(config: Config) -> tuple[dict[str, list[float]], list[Kernel], str]:
+    """The same from a process that nsys starts, and its report, which is kept to be opened."""
+    report = trace_path(config, nsys.REPORT)
+    options = options_of(replace(config, profiler="capture"))
+    work = [sys.executable, "-m", "systems.experiments.kernel_profile", *options, "--json"]
+    printed, export = nsys.profile(work, report, ROOT)
+    # nsys prints among the lines of the process that it watches.
+    line = next((line for line in printed.splitlines() if line.startswith('{"config"')), None)
+    if line is None:
+        raise nsys.NsysError("the process that nsys started printed no row: run it by itself with --profiler capture")
+    row = json.loads(line)
+    if row["status"] == "out_of_memory":
+        raise torch.OutOfMemoryError(row["reason"])
+    samples = {name: value for name, value in row["metrics"].items() if name.endswith("_ms")}
+    return samples, kernel_trace.read_nsys(export, MARKS), report.relative_to(ROOT).as_posix()
+
+
+if __name__ == "__main__":
+    main(Config, run)

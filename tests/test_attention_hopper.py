@@ -1,0 +1,233 @@
+"""The kernels for Hopper: which inputs they take (on any machine), and that they compute right (on a Hopper GPU)."""
+
+import pytest
+import torch
+
+from systems.attention import FlashAttentionTriton, flash_hopper, flash_triton
+from systems.attention.flash_hopper import CONFIGS, MIN_SCORES, launch_backward, launch_forward, readable, takes
+from tests.attention_checks import NAMES, check_against_reference, gradients, make_inputs, run_class
+
+MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+HEAD_DIMS = pytest.mark.parametrize("d", flash_hopper.HEAD_DIMS)
+LENGTHS = [1, 17, 63, 64, 65, 128, 130, 191, 257, 1000, 2048, 4096]
+PAIRS = [(1, 1000), (1000, 1), (65, 191), (191, 65), (128, 2048), (1000, 130)]
+
+
+def on_hopper() -> bool:
+    return torch.cuda.is_available() and flash_hopper.available(torch.device("cuda"))
+
+
+gpu = pytest.mark.gpu
+hopper = pytest.mark.skipif(not on_hopper(), reason="needs a Hopper GPU and a Triton whose Gluon was tested")
+
+
+def run(q, k, v, do, causal: bool, scale: float | None = None) -> dict[str, torch.Tensor]:
+    """The five results by these kernels, however small the inputs are."""
+    scale = scale or q.shape[-1] ** -0.5
+    o, lse = launch_forward(q, k, v, causal, scale)
+    return dict(zip(NAMES, (o, lse, *launch_backward(do, q, k, v, o, lse, causal, scale)), strict=True))
+
+
+class Like:
+    """As much of a tensor on a GPU as the predicate looks at."""
+
+    def __init__(self, x: torch.Tensor, device: str = "cuda:0"):
+        self.x, self.device = x, torch.device(device)
+
+    def __getattr__(self, name: str):
+        return getattr(self.x, name)
+
+
+@pytest.fixture(autouse=True)
+def verified(monkeypatch):
+    monkeypatch.setattr(flash_hopper, "VERIFIED", True)
+
+
+@pytest.fixture
+def a_hopper(monkeypatch):
+    monkeypatch.setattr(flash_hopper, "available", lambda device: True)
+
+
+def like(*shape: int, dtype=torch.bfloat16, device: str = "cuda:0"):
+    return Like(torch.empty(shape, dtype=dtype, device="meta"), device)
+
+
+@pytest.mark.usefixtures("a_hopper")
+def test_what_is_taken():
+    def taken(*shape: int, **options) -> bool:
+        return takes(*(3 * [like(*shape, **options)]))
+
+    assert taken(1, 16, 16384, 64) and taken(128, 1024, 128) and taken(8, 17, 1023, 64, dtype=torch.float16)
+    assert not taken(1, 16, 16384, 32) and not taken(1, 16, 16384, 256) and not taken(1, 16, 16384, 80)
+    assert not taken(1, 16, 16384, 64, dtype=torch.float32)
+    assert not taken(1, 16, 16384, 64, device="cpu")
+    assert MIN_SCORES == 8 * 4096**2 and taken(8, 4096, 64) and not taken(8, 4095, 64)
+
+
+@pytest.mark.usefixtures("a_hopper")
+def test_nothing_is_taken_before_these_tests_have_passed(monkeypatch):
+    monkeypatch.setattr(flash_hopper, "VERIFIED", False)
+    assert not takes(*(3 * [like(1, 16, 16384, 64)]))
+
+
+def test_nothing_is_taken_by_another_gpu_or_triton(monkeypatch):
+    q = like(1, 16, 16384, 64)
+    monkeypatch.setattr(flash_hopper.knobs.runtime, "interpret", False)
+    for capability, version, expected in [
+        ((9, 0), "3.6.0", True),
+        ((8, 0), "3.6.0", False),
+        ((10, 0), "3.6.0", False),
+        ((9, 0), "3.7.1", False),
+    ]:
+        flash_hopper.available.cache_clear()
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, capability=capability: capability)
+        monkeypatch.setattr(flash_hopper.triton, "__version__", version)
+        assert takes(q, q, q) == expected
+    flash_hopper.available.cache_clear()
+
+
+def test_what_the_copy_engine_can_read():
+    x = torch.empty(4, 8, 100, 64, dtype=torch.bfloat16)
+    assert readable(x) and readable(x[0]) and readable(x[:, ::2, 3:]) and readable(x.transpose(1, 2))
+    # Rows 65 elements apart, a base two bytes off, the head dimension strided, one row for all.
+    assert not readable(torch.empty(2, 100, 65, dtype=torch.bfloat16)[..., :64])
+    assert not readable(torch.empty(6401, dtype=torch.bfloat16)[1:].view(1, 100, 64))
+    assert not readable(x.mT) and not readable(x[:, :, :1].expand_as(x))
+    # The stride of a dimension of size 1 means nothing.
+    assert readable(torch.empty(6400, dtype=torch.bfloat16).as_strided((1, 100, 64), (3, 64, 1)))
+
+
+def test_there_is_a_configuration_for_each_kernel():
+    assert set(CONFIGS) == {"forward", "dq", "dkdv"}
+    for by_head_dim in CONFIGS.values():
+        assert set(by_head_dim) == set(flash_hopper.HEAD_DIMS)
+
+
+@gpu
+@hopper
+@MASKS
+@DTYPES
+@HEAD_DIMS
+def test_all_lengths(d, dtype, causal):
+    for n_q, n_k in [*((n, n) for n in LENGTHS), *PAIRS]:
+        inputs = make_inputs(n_q, n_k, d, dtype, "cuda", lead=(2,))
+        check_against_reference(run(*inputs, causal), *inputs, causal)
+
+
+@gpu
+@hopper
+@MASKS
+@DTYPES
+def test_the_configuration_for_long_sequences(dtype, causal):
+    """Below SHORT keys, d = 64 has a forward kernel of its own; here both see ragged lengths."""
+    for config in (flash_hopper.SHORT_FORWARD, CONFIGS["forward"][64]):
+        for n_q, n_k in [(1000, 1000), (65, 2000), (2000, 130)]:
+            q, k, v, do = inputs = make_inputs(n_q, n_k, 64, dtype, "cuda", lead=(2,))
+            o, lse = launch_forward(q, k, v, causal, 0.125, config)
+            outputs = (o, lse, *launch_backward(do, q, k, v, o, lse, causal, 0.125))
+            check_against_reference(dict(zip(NAMES, outputs, strict=True)), *inputs, causal)
+
+
+@gpu
+@hopper
+@MASKS
+@HEAD_DIMS
+def test_batches_heads_and_shared_heads(d, causal):
+    for lead, lead_k in [((3, 5), (3, 5)), ((2, 6), (2, 2)), ((6,), (1,)), ((1, 1), (1, 1))]:
+        inputs = make_inputs(300, 200, d, torch.bfloat16, "cuda", lead=lead, lead_k=lead_k)
+        check_against_reference(run(*inputs, causal), *inputs, causal)
+
+
+@gpu
+@hopper
+@MASKS
+def test_other_scales_and_large_scores(causal):
+    for scale, sigma in [(0.02, 1.0), (1.0, 1.0), (0.125, 8.0)]:
+        inputs = make_inputs(333, 461, 64, torch.bfloat16, "cuda", lead=(2,), sigma=sigma)
+        check_against_reference(run(*inputs, causal, scale), *inputs, causal, scale)
+
+
+@gpu
+@hopper
+@MASKS
+@HEAD_DIMS
+def test_views_between_poisoned_rows(d, causal):
+    """Heads between rows, as a projection leaves them, in memory that is not a number wherever it is not ours."""
+    b, h, n = 2, 3, 333
+    parts = make_inputs(n, n, d, torch.bfloat16, "cuda", lead=(b, h))
+    memory = torch.full((b, n + 70, 5, h, d), float("nan"), dtype=torch.bfloat16, device="cuda")
+    views = [memory[:, 5 : 5 + n, i].transpose(1, 2) for i in range(4)]
+    for view, part in zip(views, parts, strict=True):
+        view.copy_(part)
+    assert all(readable(view) for view in views)
+    expected, actual = run(*parts, causal), run(*views, causal)
+    for name in NAMES:
+        assert torch.equal(actual[name], expected[name]), name
+
+
+@gpu
+@hopper
+@MASKS
+@HEAD_DIMS
+def test_every_element_is_written_and_no_other(d, causal, monkeypatch):
+    """Results land in the middle of memory that is not a number, and its rims stay so."""
+    rims = []
+
+    def poisoned(shape, **options):
+        size = torch.Size(shape).numel()
+        memory = torch.full((size + 8192,), float("nan"), **options)
+        rims.extend((memory[:4096], memory[4096 + size :]))
+        return memory[4096 : 4096 + size].view(shape)
+
+    inputs = make_inputs(1000, 333, d, torch.bfloat16, "cuda", lead=(2, 3))
+    monkeypatch.setattr(torch, "empty", poisoned)
+    monkeypatch.setattr(torch, "empty_like", lambda x: poisoned(x.shape, dtype=x.dtype, device=x.device))
+    actual = run(*inputs, causal)
+    monkeypatch.undo()
+    check_against_reference(actual, *inputs, causal)
+    assert len(rims) == 2 * 6 and all(rim.isnan().all() for rim in rims)
+
+
+@gpu
+@hopper
+@MASKS
+@HEAD_DIMS
+def test_fifty_repeats_are_bit_equal(d, causal):
+    for n, lead, lead_k in [(1000, (4, 8), (4, 4)), (1024, (16, 16), (16, 16)), (3000, (8,), (8,))]:
+        inputs = make_inputs(n, n, d, torch.bfloat16, "cuda", lead=lead, lead_k=lead_k)
+        first = run(*inputs, causal)
+        for _ in range(50):
+            again = run(*inputs, causal)
+            for name in NAMES:
+                assert torch.equal(first[name], again[name]), (name, n)
+
+
+@gpu
+@hopper
+def test_the_public_class_runs_them(monkeypatch):
+    """Also for a gradient with strides of zero; too small a launch stays with the plain kernels."""
+    monkeypatch.setattr(flash_hopper, "MIN_SCORES", 4 * 2048**2)
+    for name in ("launch_forward", "launch_backward"):
+        monkeypatch.setattr(flash_triton, name, lambda *_: pytest.fail("the plain kernels ran"))
+    q, k, v, _ = make_inputs(2048, 2048, 64, torch.bfloat16, "cuda", lead=(4,))
+    one = torch.ones((), device="cuda", dtype=q.dtype).expand_as(q)
+    check_against_reference(run_class(FlashAttentionTriton, q, k, v, one, True), q, k, v, one, True)
+    assert not takes(q[:, :2047], k[:, :2047], v[:, :2047])
+
+
+@gpu
+@hopper
+def test_long_tensors():
+    """The last head of more than 2³¹ elements."""
+    heads, n, d = 2**31 // (4096 * 128) + 2, 4096, 128
+    q, k, v = (torch.empty(heads, n, d, dtype=torch.bfloat16, device="cuda").normal_() for _ in range(3))
+    leaves = tuple(x.requires_grad_() for x in (q, k, v))
+    o = FlashAttentionTriton.apply(*leaves, True)
+    do = torch.empty_like(o).normal_()
+    last = slice(heads - 1, heads)
+    actual = [o[last], *(x[last] for x in gradients(o, leaves, do))]
+    q, k, v, do = (x[last].detach().clone() for x in (q, k, v, do))
+    expected = run(q, k, v, do, True)
+    for name, x in zip(("o", "dq", "dk", "dv"), actual, strict=True):
+        assert torch.equal(x, expected[name]), name

@@ -1,0 +1,181 @@
+"""Builders of the attention benchmarks, on records small enough to reckon by hand."""
+
+import pytest
+
+from systems.costs import KERNELS
+from systems.device import Device
+from systems.records import Record, Row
+from tools.render import flash_benchmarking, flash_leaderboard, flash_peers, model_attention
+
+GPU = Device("NVIDIA H200", "nvidia-h200", "9.0", 1, "580", 700.0, [1000, 2000])
+
+
+def record(stem: str, *rows: Row) -> Record:
+    return Record(stem, "measured", GPU, list(rows), expected_rows=len(rows))
+
+
+def times(forward: float, backward: float, both: float) -> dict[str, list[float]]:
+    return {"forward_ms": [forward], "backward_ms": [backward], "both_ms": [both]}
+
+
+def bench_row(name: str, n: int, *passes: float, dtype: str = "bf16", **memory: int) -> Row:
+    config = {"implementation": name, "dtype": dtype, "d": 64, "n": n}
+    return Row(
+        config, "ok", {**times(*passes), "ran": "flash_attention", "held_bytes": 0, "peak_allocated_bytes": 0} | memory
+    )
+
+
+OUT = Row(
+    {"implementation": "plain", "dtype": "bf16", "d": 64, "n": 65536}, "out_of_memory", reason="CUDA out of memory"
+)
+
+
+@pytest.fixture
+def bench():
+    product = Row({"implementation": "ceiling", "dtype": "bf16", "d": 1000, "n": 1000}, "ok", {"product_ms": [0.01]})
+    ours = [bench_row("ours", n, 1.0, 2.0, 4.0, held_bytes=2**20, peak_allocated_bytes=5 * 2**20) for n in (128, 65536)]
+    return record("flash_benchmarking", product, *ours, bench_row("plain", 128, 0.5, 4.0, 3.0), OUT)
+
+
+def test_rates_and_memory_by_hand(bench):
+    row = bench.find(implementation="ours", n=65536)
+    # 7 products of 2 · 64 FLOPs for half of 65536² scores, in 4 ms.
+    assert flash_benchmarking.rate(row, "both") == pytest.approx(7 * 2 * 64 * 65536**2 / 2 / 4e-3)
+    # 2 GFLOP in 10 µs.
+    assert flash_benchmarking.ceiling(bench, "bf16") == pytest.approx(2e14)
+    assert flash_benchmarking.memory_bytes(row) == 4 * 2**20
+    assert flash_benchmarking.memory_bytes(OUT) is flash_benchmarking.rate(OUT, "both") is None
+
+
+def test_losing_is_said_and_counted(bench):
+    assert flash_benchmarking.losses(bench, "plain", "forward") == [("bf16", 64, 128)]
+    assert flash_benchmarking.losses(bench, "plain", "backward") == []
+    facts = flash_benchmarking.facts(bench)
+    assert [facts[f"slower_than_plain_{name}"] for name in ("forward", "backward", "both")] == ["1", "0", "1"]
+    files = flash_benchmarking.fragments([bench])
+    assert "| plain\N{NO-BREAK SPACE}PyTorch | forward | 1 of 1 | 128 | 0.50 |" in files["lost.md"]
+
+
+def test_a_shape_without_memory_is_a_row_and_a_fact(bench):
+    facts, files = flash_benchmarking.facts(bench), flash_benchmarking.fragments([bench])
+    assert facts["faster_bf16_65536"] == facts["memory_plain"] == "out of memory" and facts["out_of_memory"] == "1"
+    line = "| bf16 | 64 | 65536 | 1.000 | 2.000 | 4.000 | out of memory | out of memory | out of memory |  |"
+    assert line in files["table.md"]
+    assert files["table.md"].count("| bf16 |") == files["table.md"].count("| fp32 |") == 40
+
+
+def test_passes_stand_in_tabs_of_their_own_below_the_gpu(bench):
+    lines = flash_benchmarking.fragments([bench])["passes.md"].splitlines()
+    tabs = [line for line in lines if "===" in line]
+    assert tabs == ['=== "NVIDIA H200"', '    === "Forward"', '    === "Backward"', '    === "Both"']
+
+
+@pytest.fixture
+def peers():
+    def row(n: int, dtype: str, metrics: dict) -> Row:
+        return Row({"batch": 1, "heads": 16, "n": n, "d": 64, "causal": "yes", "dtype": dtype}, "ok", metrics)
+
+    def named(name: str, forward: float, error: float) -> dict:
+        found = {f"{name}_{key}": samples for key, samples in times(forward, forward, 2 * forward).items()}
+        return found | {f"{name}_{of}_relative_error": error for of in ("o", "dq", "dk", "dv")}
+
+    long = named("ours", 3.0, 2e-3) | named("sdpa_cudnn", 2.0, 1e-3) | named("flex", 1.5, 1e-3)
+    late = named("ours", 1.0, 1e-3) | named("sdpa_cudnn", 2.0, 1e-3) | {"sdpa_flash_status": "unsupported"}
+    short = named("ours", 9.0, 1e-3) | named("sdpa_cudnn", 1.0, 1e-3)
+    short |= {"ours_call_ms": [0.05, 0.06, 0.07], "sdpa_flash_call_ms": [0.03]}
+    fp32 = named("ours", 3.0, 1e-6) | named("ours_tf32", 1.0, 1e-3) | named("sdpa_efficient", 4.0, 1e-6)
+    return record("flash_peers", *(row(n, "bf16", m) for n, m in ((16384, long), (4096, late), (128, short))),
+                  row(2048, "fp32", fp32))  # fmt: skip
+
+
+def test_ratios_are_ours_over_theirs_in_one_row(peers):
+    facts = flash_peers.facts(peers)
+    # The short row is the host's: neither its ratio nor its loss counts.
+    assert (facts["bf16_both_least"], facts["bf16_both_most"], facts["bf16_both_lost"]) == ("0.50", "1.50", "1 of 2")
+    assert (facts["fp32_both_most"], facts["fp32_both_lost"], facts["tf32_least"]) == ("0.75", "0 of 1", "0.25")
+    assert (facts["call"], facts["call_over_sdpa"]) == ("60 µs", "2.00")
+    assert facts["error_over_rival_most"] == "2.00"
+
+
+def test_the_fastest_other_is_named(peers):
+    ratios = flash_peers.fragments([peers])["ratios.md"].replace("\N{NO-BREAK SPACE}", " ")
+    assert "| 1, 16, 16384, 64, causal | 1.50 | 1.50 | 1.50 | 2.00 | FlexAttention |" in ratios
+    assert "| 1, 16, 4096, 64, causal | 0.50 | 0.50 | 0.50 | 0.50 | cuDNN |" in ratios and "128, 64" not in ratios
+
+
+def test_a_peer_that_can_not_run_stands_in_the_table(peers):
+    lines = flash_peers.fragments([peers])["bf16.md"].replace("\N{NO-BREAK SPACE}", " ").splitlines()
+    (line,) = (line.strip() for line in lines if "unsupported" in line)
+    assert line.startswith("| 1, 16, 4096, 64, causal | FlashAttention-2 | unsupported |")
+    assert {line.count("|") for line in lines if "|" in line} == {10}
+
+
+HOPPER = "attention_dkdv_hopper"
+ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >(int, forward)"
+
+
+@pytest.fixture
+def board():
+    def row(name: str, **metrics) -> Row:
+        return Row({"implementation": name, "rep_ms": 1000, "heads": 16, "n": 1024, "d": 64}, "ok", metrics)
+
+    kernels = {
+        "forward_kernel": 1.0,
+        "delta_kernel": 0.1,
+        HOPPER: 2.0,
+        "dq_kernel": 1.5,
+        ADD: 0.3,
+        "triton_red_forward": 0.1,
+    }
+    ours = row("ours", both_ms=[5.0], ran="triton", **{f"{name} kernel_ms": [t] for name, t in kernels.items()})
+    top = row("ceiling", product_ms=[1.0], product_flops=10**12, copy_ms=[1.0], copied_bytes=10**9, multiprocessors=100)
+    return record("flash_leaderboard", top, ours, row("sdpa_cudnn", both_ms=[4.0], ran="cudnn_attention"))
+
+
+def test_kernels_are_told_by_their_names(board):
+    found = flash_leaderboard.roles_ms(flash_leaderboard.row_of(board, "ours"))
+    assert found == pytest.approx({"forward": 1.0, "delta": 0.1, "dkdv": 2.0, "dq": 1.5, "rest": 0.4})
+    facts = flash_leaderboard.facts(board)
+    assert (facts["time_rest"], facts["share_rest"], facts["slowest"]) == ("0.40 ms", "8.0 %", "dK and dV")
+    assert (facts["over_sdpa_cudnn"], facts["over_flex"]) == ("1.25", "not measured")
+
+
+def test_floors_by_hand(board):
+    floors = flash_leaderboard.floors_ms(board)
+    scores, rows = 16 * 1024**2 // 2, 16 * 1024
+    assert floors.keys() == KERNELS.keys()
+    # Four products at 10^15 FLOP/s; 16 exponentials per clock of 100 multiprocessors at the highest clock, 2 GHz.
+    assert floors["dkdv"]["matrix"] == pytest.approx(4 * 2 * 64 * scores / 1e15 * 1e3)
+    assert floors["dkdv"]["exponentials"] == pytest.approx(scores / (16 * 100 * 2e9) * 1e3)
+    # q, k, v, o in 16 bits and lse in 32, at 10^12 bytes/s.
+    assert floors["forward"]["bytes"] == pytest.approx(rows * (4 * 64 * 2 + 4) / 1e12 * 1e3)
+    assert floors["delta"]["matrix"] == 0
+
+
+def test_without_a_ceiling_there_are_times_and_no_floors(board):
+    board.rows = board.rows[1:]
+    files = flash_leaderboard.fragments([board])
+    assert "kernels-nvidia-h200.svg" not in files and "| dQ | 1.500 |" in files["kernels.md"]
+    assert flash_leaderboard.facts(board)["over_floor_dq"] == "not measured"
+
+
+def test_a_step_adds_its_phases_and_an_eager_one_may_have_no_memory():
+    def row(attention: str, status, *phases: float) -> Row:
+        names = ("forward_ms", "loss_ms", "backward_ms", "optimizer_ms")
+        metrics = {name: [t, t, t] for name, t in zip(names, phases, strict=False)}
+        found = metrics | {"peak_allocated_bytes": 3 * 2**30, "ran": "triton"} if phases else {}
+        return Row({"size": "small", "context": 4096, "attention": attention, "batch": 4}, status, found)
+
+    measured = record(
+        "model_attention", row("eager", "out_of_memory"), row("sdpa", "ok", 4, 1, 8, 2), row("flash", "ok", 2, 1, 5, 2)
+    )
+    facts = model_attention.facts(measured)
+    assert facts["faster_small_4096"] == facts["memory_eager_small_4096"] == "out of memory"
+    assert (facts["step_flash_small_4096"], facts["sdpa_over_ours_most"]) == ("10 ms", "1.50")
+    files = model_attention.fragments([measured])
+    assert "| small | eager | 4096 | out of memory |" in files["table.md"]
+    assert "| small | ours (triton) | 4096 | 10.00 | 2.000 | 5.000 | 1,638,400 |  | 3.0 |" in files["table.md"]
+    assert (
+        "ours reaches context 4096 with 10 ms and 3.0 GiB" in files["table.md"]
+        and "eager reaches" not in files["table.md"]
+    )

@@ -1,0 +1,67 @@
+"""Table and facts of `flash_ablation`: what each technique was expected to gain, and what it gained."""
+
+from systems.records import Record, Row, summarize
+from tools.render.markdown import fact, per_device, table
+
+# Written down before the first measurement, and kept as they were.
+FORWARD = {
+    "tiles": ("tiles and online softmax; every tile visited and masked", ""),
+    "skip": ("tiles above the diagonal are not visited", "2.0: half of the tiles"),
+    "split": ("only tiles on the diagonal are masked", "1.1: a comparison and a selection less for each score"),
+    "exp2": ("exp2, its factor folded into the scale", "1.05: a multiplication less for each score"),
+    "pipeline": ("three tiles of keys in flight", "1.3: loads hidden behind products"),
+    "heavy_first": ("the longest rows start first", "1.02: no long program left at the end"),
+    "small_tiles": ("64 queries and four warps in a program", "1.1: more programs on a multiprocessor overlap"),
+    "plain_forward": ("the plain kernel: any strides, any length", "1.0: its generality is paid outside the loop"),
+    "forward": ("warps with roles, copies by the copy engine (Hopper)", "1.3: products and exponentials overlap"),
+}
+BACKWARD = {
+    "atomic_backward": ("one pass, five products, dq by atomics", ""),
+    "plain_backward": ("two passes, seven products, no atomics", "0.75: two products of seven more, no atomics"),
+    "backward": ("two passes, warps with roles (Hopper)", "1.3: products and exponentials overlap"),
+}
+PATH_OF_HOPPER = ("forward", "backward")
+
+
+def fragments(records: list[Record]) -> dict[str, str]:
+    """The steps of the forward pass, and the designs of the backward pass."""
+    return {
+        "forward.md": per_device(records, lambda record: steps(record, FORWARD)),
+        "backward.md": per_device(records, lambda record: steps(record, BACKWARD)),
+    }
+
+
+def median_ms(row: Row | None) -> float | None:
+    return summarize(row.metrics["time_ms"]).median if row is not None and row.status == "ok" else None
+
+
+def steps(record: Record, described: dict[str, tuple[str, str]]) -> str:
+    rows, before = [], None
+    for step, (added, predicted) in described.items():
+        row = record.find(step=step)
+        time = median_ms(row)
+        # Where the kernels for Hopper don't run, their step would repeat the one before.
+        if row is None or time is None or (step in PATH_OF_HOPPER and row.metrics["ran"] != "hopper"):
+            continue
+        gain = f"{before / time:.2f}" if before else ""
+        same = "yes" if row.metrics["repeats"] else "no"
+        error = f"{row.metrics['relative_error']:.1e}"
+        rows.append([added, predicted, f"{time:.3f}", gain, error, same])
+        before = time
+    header = ["added", "predicted gain", "median, ms", "gain", "error", "same bits each time"]
+    return table(header, rows, left=2) if rows else ""
+
+
+def facts(record: Record | None) -> dict[str, str]:
+    """From the first step to the last, what the path for Hopper adds, and one pass with atomics against two."""
+
+    def ratio(first: str, last: str) -> float | None:
+        a, b = (median_ms(record.find(step=step)) if record else None for step in (first, last))
+        return a / b if a and b else None
+
+    return {
+        "plain_gain": fact(ratio("tiles", "plain_forward"), "{:.1f}".format),
+        "hopper_forward_gain": fact(ratio("plain_forward", "forward"), "{:.2f}".format),
+        "hopper_backward_gain": fact(ratio("plain_backward", "backward"), "{:.2f}".format),
+        "atomic_over_plain": fact(ratio("atomic_backward", "plain_backward"), "{:.2f}".format),
+    }

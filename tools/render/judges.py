@@ -1,0 +1,214 @@
+"""What records say of the claims of `claims.py`: for each a function from a record to the outcome and its numbers.
+
+None means that the rows to judge by are missing. What a row says is read by the builder of its stem.
+"""
+
+from collections.abc import Callable
+
+from systems.records import Record, summarize
+from systems.sizes import SIZES
+from tools.render import (
+    accumulation,
+    attention,
+    attention_compiled,
+    attention_memory,
+    autocast,
+    flash_accuracy,
+    mixed_precision,
+    norm_precision,
+    speedup,
+    warmup,
+)
+from tools.render import compile as compiled_model
+from tools.render.attention_rows import LENGTHS
+from tools.render.attention_rows import cell as attention_cell
+from tools.render.passes import BATCH, CONTEXTS, median_ms, samples_ms
+
+Judgement = tuple[bool, str] | None
+
+
+def span(values: list[float]) -> str:
+    return f"{min(values):.2f} to {max(values):.2f}"
+
+
+# Time -------------------------------------------------------------------------------------------------------------
+
+
+def backward_is_about_twice(record: Record) -> Judgement:
+    steps = [r for r in record.rows if (r.config["mode"], r.config["precision"]) == ("step", "fp32")]
+    times = [(median_ms(r, "backward"), median_ms(r, "forward")) for r in steps if r.config["batch"] == BATCH]
+    ratios = [b / f for b, f in times if b and f]
+    if not ratios:
+        return None
+    return all(1.5 <= r <= 2.5 for r in ratios), f"Ratios: {span(ratios)} over {len(ratios)} steps."
+
+
+def passes_are_steady(record: Record) -> Judgement:
+    timed = [r for r in record.rows if r.config["mode"] in ("forward", "forward_backward") and r.status == "ok"]
+    timed = [r for r in timed if r.config["batch"] == BATCH]
+    if not timed:
+        return None
+    steady = sum(summarize(samples_ms(r)).variation < 0.02 for r in timed)
+    return steady >= 0.75 * len(timed), f"Rows below it: {steady} of {len(timed)}."
+
+
+def first_step_is_slow(record: Record) -> Judgement:
+    cold, warm = record.find(warmup=0), record.find(warmup=5)
+    if cold is None or warm is None:
+        return None
+    first, settled = warmup.step_times(cold)[0], summarize(warmup.step_times(warm)).median
+    return first > 2 * settled, f"First step {first:.1f} ms, settled step {settled:.1f} ms."
+
+
+def two_steps_warm_up(record: Record) -> Judgement:
+    two, five = (warmup.mean_after(record, n) for n in (2, 5))
+    if two is None or five is None:
+        return None
+    return abs(two / five - 1) < 0.05, f"Mean after two {two:.1f} ms, after five {five:.1f} ms."
+
+
+# Precision --------------------------------------------------------------------------------------------------------
+
+
+def wide_sums_add_no_error(record: Record) -> Judgement:
+    row = accumulation.named(record, "fp16_in_fp32")
+    if row is None:
+        return None
+    term, adding = accumulation.final_errors(row)
+    return adding == 0, f"Error from the term {float(term):+.6f}, from adding {float(adding):+.6f}."
+
+
+def narrow_sums_are_worse(record: Record) -> Judgement:
+    rows = [accumulation.named(record, name) for name in ("fp16_in_fp16", "fp16_in_fp32")]
+    narrow, wide = (abs(float(accumulation.error(row))) if row else None for row in rows)
+    if narrow is None or wide is None:
+        return None
+    return narrow > wide, f"Off by {narrow:.6f} in fp16, by {wide:.6f} in fp32."
+
+
+def bf16_stalls(record: Record) -> Judgement:
+    row = accumulation.named(record, "bf16_in_bf16")
+    if row is None:
+        return None
+    last, steps = row.metrics["last_change"], row.config["steps"]
+    return (
+        last < steps,
+        f"The last step that changes the sum is {last:,} of {steps:,}; it ends at {row.metrics['device_result']:g}.",
+    )
+
+
+FP16_TOY = {"parameters": "fp32", "fc1": "fp16", "ln": "fp32", "logits": "fp16", "loss": "fp32", "gradients": "fp32"}
+
+
+def autocast_keeps_fp32_where_it_matters(record: Record) -> Judgement:
+    row = autocast.row_of(record, "toy", "fp16")
+    if row is None:
+        return None
+    found = {name: row.metrics[name] for name in FP16_TOY}
+    return found == FP16_TOY, "Found: " + ", ".join(f"{name} {dtype}" for name, dtype in found.items()) + "."
+
+
+def bf16_squares_do_not_overflow(record: Record) -> Judgement:
+    rows = [norm_precision.row_of(record, "layer", dtype, "library") for dtype in ("fp16", "bf16")]
+    if None in rows:
+        return None
+    first = [norm_precision.first_with(row, "square", "∞") for row in rows]
+    words = ["none" if size is None else f"from {size:,.6g}" for size in first]
+    return first[0] is not None and first[1] is None, f"Magnitudes that overflow: fp16 {words[0]}, bf16 {words[1]}."
+
+
+def bf16_sums_need_fp32(record: Record) -> Judgement:
+    widest = norm_precision.WIDTHS[-1]
+    rows = [norm_precision.row_of(record, "layer", "bf16", way, widest) for way in ("running", "library")]
+    errors = [norm_precision.error_at_one(row, "output") if row else None for row in rows]
+    if errors[0] is None or errors[1] is None:
+        return None
+    texts = [norm_precision.in_percent(error) for error in errors if error is not None]
+    return errors[0] > 10 * errors[1], f"Off by {texts[0]} and by {texts[1]} at width {widest:,}."
+
+
+def gains(record: Record, context: int) -> list[float]:
+    found = [speedup.speedup(record, size, context, *speedup.PASSES) for size in SIZES]
+    return [gain for gain in found if gain is not None]
+
+
+def gain_grows_with_the_model(record: Record) -> Judgement:
+    found = gains(record, 512)
+    if len(found) < len(SIZES):
+        return None
+    return found == sorted(found), f"fp32 time over bf16 time: {', '.join(f'{gain:.2f}' for gain in found)}."
+
+
+def slower_where_launches_bind(record: Record) -> Judgement:
+    cells = [(size, context) for size in SIZES for context in CONTEXTS[:-1]]
+    slower = [c for c in cells if (gain := speedup.speedup(record, *c, *speedup.PASSES)) is not None and gain < 1]
+    if not gains(record, CONTEXTS[0]):
+        return None
+    doubled = [d for c in slower if (d := speedup.doubling(record, *c, "bf16")) is not None]
+    numbers = f"Time at twice the context over this: {span(doubled)}." if doubled else "No cell is slower."
+    return all(0.8 < d < 1.2 for d in doubled), numbers
+
+
+def autocast_trains_like_fp32(record: Record) -> Judgement:
+    differences, fp32 = mixed_precision.against_fp32(record, "bf16"), mixed_precision.finals(record, "fp32")
+    if not differences or len(fp32) < 2:
+        return None
+    worst, seeds = max(map(abs, differences)), max(fp32) - min(fp32)
+    return worst <= seeds, f"Final losses differ by {worst:.4f} at most, the seeds by {seeds:.4f}."
+
+
+# Attention --------------------------------------------------------------------------------------------------------
+
+
+def saved_memory_is_two_matrices(record: Record) -> Judgement:
+    kept = attention_memory.kept_bytes(attention_cell(record, LENGTHS[-1]))
+    if kept is None:
+        return None
+    per_square = kept / LENGTHS[-1] ** 2
+    return abs(per_square / 64 - 1) < 0.05, f"Kept per N²: {per_square:.1f} bytes at N = {LENGTHS[-1]:,}."
+
+
+def time_grows_with_the_square(record: Record) -> Judgement:
+    factors = [attention.growth(record, name) for name in attention.PASSES]
+    if factors[0] is None or factors[1] is None:
+        return None
+    numbers = f"From N = {LENGTHS[-2]:,} to twice that: forward {factors[0]:.2f}, backward {factors[1]:.2f}."
+    return all(3 <= factor <= 5 for factor in factors if factor), numbers
+
+
+def compiled_attention_is_faster(record: Record) -> Judgement:
+    rows = attention_compiled.compiled_rows(record)
+    found = [ratio for row in rows if (ratio := attention_compiled.speedup(record, row)) is not None]
+    if not found:
+        return None
+    return min(found) > 1, f"Eager time over compiled time: {span(found)} over {len(found)} cells."
+
+
+def compiling_the_model_gains(record: Record) -> Judgement:
+    found = compiled_model.step_speedups(record)
+    if not found:
+        return None
+    return min(found) > 1, f"Eager time over compiled time of a step: {span(found)}."
+
+
+def bf16_gains_more_from_compiling(record: Record) -> Judgement:
+    rows = [compiled_model.cell(record, "2.7B", precision, "compiled") for precision in ("fp32", "bf16")]
+    fp32, bf16 = (compiled_model.speedup(record, row) for row in rows)
+    if fp32 is None or bf16 is None:
+        return None
+    return bf16 > fp32, f"fp32 {fp32:.2f}, bf16 {bf16:.2f}."
+
+
+def errs_little(*results: str) -> Callable[[Record], Judgement]:
+    """Errors of our Triton kernels over those of plain attention in the same dtype, for these results."""
+
+    def judge(record: Record) -> Judgement:
+        worst = {}
+        for dtype in ("fp32", "fp16", "bf16"):
+            found = flash_accuracy.ratios(record, "triton", dtype, results)
+            if not found:
+                return None
+            worst[dtype] = max(found)
+        return max(worst.values()) <= 2, "Largest ratios: " + ", ".join(f"{d} {w:.2f}" for d, w in worst.items()) + "."
+
+    return judge

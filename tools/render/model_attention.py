@@ -1,0 +1,119 @@
+"""Tables, figure and facts of `model_attention`: a training step with each attention in the model's slot."""
+
+from systems.records import Record, Row, summarize
+from systems.sizes import SIZES
+from tools.render.figures import MARKERS, SERIES, canvas, plain_log_scale, svg_pair
+from tools.render.markdown import fact, figure, gib, in_words, milliseconds, per_device, status, table
+
+NAMES = {"eager": "eager", "sdpa": "SDPA", "flash": "ours"}
+PHASES = ("forward", "loss", "backward", "optimizer")
+CONTEXTS = (1024, 4096, 16384)
+CELLS = [(size, 1024) for size in SIZES] + [("small", context) for context in CONTEXTS[1:]]
+
+
+def cell(record: Record | None, size: str, context: int, attention: str) -> Row | None:
+    return record.find(size=size, context=context, attention=attention) if record else None
+
+
+def step_ms(row: Row | None) -> float | None:
+    """Median of the whole step; None where there is no such row or it has no numbers."""
+    if row is None or row.status != "ok":
+        return None
+    return summarize([sum(step) for step in zip(*(row.metrics[f"{p}_ms"] for p in PHASES), strict=True)]).median
+
+
+def peak_bytes(row: Row | None) -> int | None:
+    return row.metrics["peak_allocated_bytes"] if row is not None and row.status == "ok" else None
+
+
+def speedup(record: Record | None, size: str, context: int, over: str, attention: str = "flash") -> float | None:
+    """Step time with another attention over that with this one."""
+    ours, theirs = (step_ms(cell(record, size, context, name)) for name in (attention, over))
+    return theirs / ours if ours and theirs else None
+
+
+def fragments(records: list[Record]) -> dict[str, str]:
+    """`table.md`: the figure of `small` over contexts, and every step."""
+    figures: dict[str, str] = {}
+    for record in records:
+        figures |= contexts_figure(record)
+    return {"table.md": per_device(records, lambda r: f"{drawn(r)}\n\n{steps_table(r)}"), **figures}
+
+
+def steps_table(record: Record) -> str:
+    rows = []
+    for size, context in CELLS:
+        for attention, label in NAMES.items():
+            row = cell(record, size, context, attention)
+            if row is None:
+                continue
+            if row.status != "ok":
+                rows.append([size, label, str(context), status(row), *[""] * 5])
+                continue
+            phases = [milliseconds(summarize(row.metrics[f"{p}_ms"]).median) for p in ("forward", "backward")]
+            step, faster, peak = step_ms(row), speedup(record, size, context, "eager", attention), peak_bytes(row)
+            assert step is not None and peak is not None
+            tokens = row.config["batch"] * context / (step / 1e3)
+            cells = [milliseconds(step), *phases, f"{tokens:,.0f}", f"{faster:.2f}" if faster else "", gib(peak)]
+            ran = row.metrics["ran"].removesuffix("_attention")
+            rows.append([size, label if attention == "eager" else f"{label} ({ran})", str(context), *cells])
+    header = ["size", "attention", "context", "step, ms", "forward, ms", "backward, ms", "tokens/s", "eager / this"]
+    return table([*header, "peak GiB"], rows, left=2)
+
+
+def drawn(record: Record) -> str:
+    return figure(
+        f"model_attention-contexts-{record.device.slug}",
+        contexts_alt(record),
+        "A training step of `small`, batch 4, bf16, against context. Where a line ends, memory did.",
+    )
+
+
+def contexts_alt(record: Record) -> str:
+    parts = []
+    for attention, label in NAMES.items():
+        found = [context for context in CONTEXTS if peak_bytes(cell(record, "small", context, attention)) is not None]
+        if found:
+            row = cell(record, "small", found[-1], attention)
+            step, peak = step_ms(row), peak_bytes(row)
+            assert step is not None and peak is not None
+            parts.append(f"{label} reaches context {found[-1]} with {step:.0f} ms and {gib(peak)} GiB")
+    return f"{'; '.join(parts) or 'Not measured'}."
+
+
+def contexts_figure(record: Record) -> dict[str, str]:
+    with canvas(width=7.2, height=3.8) as fig:
+        axes = fig.subplots(1, 2)
+        for (attention, label), color, marker in zip(NAMES.items(), SERIES, MARKERS, strict=False):
+            found = [(context, cell(record, "small", context, attention)) for context in CONTEXTS]
+            measured = [(c, step, peak) for c, row in found if (step := step_ms(row)) and (peak := peak_bytes(row))]
+            dash = "--" if attention == "sdpa" else "-"
+            for axis, values in zip(axes, ([m[1] for m in measured], [m[2] / 2**30 for m in measured]), strict=True):
+                shown = label if axis is axes[0] else None
+                axis.plot([m[0] for m in measured], values, dash, marker=marker, color=color, label=shown)
+        for axis, text in zip(axes, ("step, ms", "peak memory, GiB"), strict=True):
+            axis.set_xscale("log", base=2)
+            plain_log_scale(axis.yaxis)
+            axis.set_xticks(CONTEXTS, [str(context) for context in CONTEXTS])
+            axis.set_xlabel("context, tokens")
+            axis.set_ylabel(text)
+        fig.legend(loc="outside upper center", ncols=3)
+        return svg_pair(f"contexts-{record.device.slug}", fig)
+
+
+def facts(record: Record | None) -> dict[str, str]:
+    """Steps, speed-ups and memory of the cells that the pages name."""
+    found: dict[str, str] = {}
+    for size, context in (("small", 1024), ("2.7B", 1024), ("small", 4096), ("small", 16384)):
+        key = f"{size.replace('.', '_')}_{context}"
+        for attention in NAMES:
+            row = cell(record, size, context, attention)
+            found[f"step_{attention}_{key}"] = in_words(row, fact(step_ms(row), "{:.0f} ms".format))
+            found[f"memory_{attention}_{key}"] = in_words(row, fact(peak_bytes(row), lambda b: f"{gib(b)} GiB"))
+        eager = cell(record, size, context, "eager")
+        found[f"faster_{key}"] = in_words(eager, fact(speedup(record, size, context, "eager"), "{:.2f}".format))
+    ratios = [r for size, context in CELLS if (r := speedup(record, size, context, "sdpa")) is not None]
+    return found | {
+        "sdpa_over_ours_least": fact(min(ratios, default=None), "{:.2f}".format),
+        "sdpa_over_ours_most": fact(max(ratios, default=None), "{:.2f}".format),
+    }
