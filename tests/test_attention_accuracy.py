@@ -103,7 +103,7 @@ def test_float32_is_exact_or_tf32_as_torch_is_told(precision, device):
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("d", [16, 64, 80])
 def test_tf32_rounds_to_the_nearest(precision, d, causal, device):
-    """The matrix units alone would cut factors off: three times the error."""
+    """The matrix units alone would cut factors off, and err one way."""
     inputs = make_inputs(97, 130, d, torch.float32, device)
     precision("high")
     actual = run_class(FlashAttentionTriton, *inputs, causal)

@@ -17,6 +17,8 @@ import triton
 from torch import Tensor
 from triton import knobs
 
+from systems.attention.inputs import with_heads
+
 # The last change to these kernels (a consumer waits also for the steps that it skips) compiles for sm_90 and has not
 # run yet. Until tests/test_attention_hopper.py passes on such a GPU, `takes` sends nobody here.
 VERIFIED = False
@@ -24,8 +26,8 @@ VERIFIED = False
 VERSIONS = ("3.6.",)
 HEAD_DIMS = (64, 128)
 DTYPES = (torch.float16, torch.bfloat16)
-# With fewer scores the GPU is done before the host has described the tensors to the copy engine, which takes about
-# twice as long as the plain kernels' launches.
+# With fewer scores the GPU may be done before the host has described the tensors to the copy engine, which the plain
+# kernels' launches are spared.
 MIN_SCORES = 2**27
 # Of the L2 cache's 50 MiB, what keys and values may take.
 L2_BYTES = 2**24
@@ -111,11 +113,6 @@ def row_descriptor(x: Tensor, n: int, rows: int):
 
     layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
     return TensorDescriptor(x, [x.shape[0], n], [x.shape[1], 1], [1, rows], layout)
-
-
-def with_heads(x: Tensor) -> Tensor:
-    """(h, n, d) as (1, h, n, d); (b, h, n, d) as it is."""
-    return x if x.ndim == 4 else x[None]
 
 
 def together(k: Tensor, heads: int, causal: bool) -> int:

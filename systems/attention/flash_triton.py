@@ -24,7 +24,13 @@ from torch import Tensor
 from triton import knobs
 
 from systems.attention import flash_hopper
-from systems.attention.inputs import autocast_like_sdpa, check_inputs, default_scale, refuse_second_derivative
+from systems.attention.inputs import (
+    autocast_like_sdpa,
+    check_inputs,
+    default_scale,
+    refuse_second_derivative,
+    with_heads,
+)
 from systems.attention.tiles import Tile, choose, padded
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -390,11 +396,6 @@ def dq_kernel(
 
 
 # --8<-- [end:dq]
-
-
-def with_heads(x: Tensor) -> Tensor:
-    """(b, n, d) as (1, b, n, d); (b, h, n, d) as it is."""
-    return x if x.ndim == 4 else x[None]
 
 
 def arithmetic(dtype: torch.dtype) -> str:

@@ -53,6 +53,11 @@ def check_inputs(
             raise ValueError(f"scale must be positive and finite, got {scale}")
 
 
+def with_heads(x: Tensor) -> Tensor:
+    """(h, n, d) as (1, h, n, d); (b, h, n, d) as it is."""
+    return x if x.ndim == 4 else x[None]
+
+
 def refuse_second_derivative() -> None:
     """ValueError inside a backward pass that records a graph of its own (`create_graph=True`)."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
