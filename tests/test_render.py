@@ -25,6 +25,7 @@ AWAITED = {
     "attention",
     "compile",
     "kernel_profile",
+    "peak_memory",
     "flash_benchmarking",
     "flash_peers",
     "flash_leaderboard",
