@@ -19,7 +19,7 @@ def checkpoint_blocks(model: nn.Module) -> None:
             module.forward = forgetting(module.forward)
 
 
-def forgetting(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def forgetting(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The same function; of what it computes autograd keeps its argument alone."""
 
     def run(x: Tensor) -> Tensor:

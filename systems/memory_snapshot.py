@@ -131,7 +131,7 @@ def replay(snapshot: dict[str, Any], device: int) -> tuple[list[Block], list[int
                 raise SnapshotError(
                     f"the history allocates {block.address:#x} twice: entries are missing, record again"
                 )
-            if any(function == MARKER for function, _, _ in block.stack[:2]):
+            if any(function == MARKER for function, _, _ in block.stack):
                 marks.append(event)
             live[block.address] = block
             blocks.append(block)
