@@ -7,7 +7,7 @@ reference its end. Autocast for the CPU is taught what autocast for CUDA does, s
 import sys
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -89,7 +89,7 @@ def python_frames() -> list[dict[str, Any]]:
 
 @contextmanager
 def allocator(monkeypatch) -> Iterator[Allocator]:
-    """Fake tensors inside, and an allocator that the recorder takes for the GPU's."""
+    """Fake tensors inside, an allocator that the recorder takes for the GPU's, and CUDA's autocast."""
     found = Allocator()
     monkeypatch.setattr(model, "truncated_normal", lambda shape, std: torch.nn.Parameter(torch.empty(shape)))
     monkeypatch.setattr(memory_recorder, "address_of", lambda tensor: tensor.untyped_storage()._cdata)
@@ -99,7 +99,7 @@ def allocator(monkeypatch) -> Iterator[Allocator]:
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"requested_bytes.all.peak": found.peak})
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", found.record)
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", found.snapshot)
-    with FakeTensorMode(), found:
+    with cuda_autocast(monkeypatch), FakeTensorMode(), found:
         yield found
 
 
@@ -107,28 +107,33 @@ def allocator(monkeypatch) -> Iterator[Allocator]:
 
 
 @contextmanager
-def cuda_autocast() -> Iterator[None]:
-    """`torch.autocast("cpu", torch.bfloat16)` with CUDA's lists of operations and its cache of weights' copies."""
+def cuda_autocast(monkeypatch) -> Iterator[None]:
+    """`torch.autocast("cpu", torch.bfloat16)` gets the operations and the cache that CUDA's has.
+
+    The lists are those of PyTorch's documentation, "CUDA Ops that can autocast to float16 / float32", as far as the
+    model needs them.
+    """
     cache: dict[int, Tensor] = {}
+    monkeypatch.setattr(torch, "clear_autocast_cache", cache.clear)
 
     def narrow(x: Tensor) -> Tensor:
         if x.dtype != torch.float32:
             return x
-        # What autocast keeps: copies of leaves that need a gradient.
-        if x.is_leaf and x.requires_grad and not x._is_view():
-            return cache.setdefault(id(x), x.to(torch.bfloat16)) if id(x) not in cache else cache[id(x)]
-        return x.to(torch.bfloat16)
+        # What the cache keeps: copies of leaves that need a gradient.
+        if not (x.is_leaf and x.requires_grad):
+            return x.to(torch.bfloat16)
+        if id(x) not in cache:
+            cache[id(x)] = x.to(torch.bfloat16)
+        return cache[id(x)]
 
     def einsum(equation, tensors, *, path=None):
         with below():
             return aten.einsum(equation, [narrow(tensor) for tensor in tensors], path=path)
 
     def wide(operation):
-        def run(*arguments, **options):
+        def run(x, *arguments):
             with below():
-                return operation(
-                    *[a.float() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments], **options
-                )
+                return operation(x.float(), *arguments)
 
         return run
 
@@ -141,18 +146,21 @@ def cuda_autocast() -> Iterator[None]:
             return aten.log_softmax.int(x, dim, dtype or torch.float32)
 
     library = torch.library.Library("aten", "IMPL")
-    with ExitStack() as stack:
-        stack.callback(library._destroy)
-        library.impl("einsum", einsum, "AutocastCPU")
-        for name in ("pow.Tensor_Scalar", "rsqrt", "exp"):
-            packet, _, overload = name.partition(".")
-            library.impl(name, wide(getattr(getattr(aten, packet), overload or "default")), "AutocastCPU")
-        library.impl("sum.dim_IntList", summed, "AutocastCPU")
-        library.impl("log_softmax.int", log_softmax, "AutocastCPU")
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            yield
-        cache.clear()
+    for name, function in {
+        "einsum": einsum,
+        "pow.Tensor_Scalar": wide(aten.pow.Tensor_Scalar),
+        "rsqrt": wide(aten.rsqrt.default),
+        "exp": wide(aten.exp.default),
+        "sum.dim_IntList": summed,
+        "log_softmax.int": log_softmax,
+    }.items():
+        library.impl(name, function, "AutocastCPU")
+    try:
+        yield
+    finally:
+        library._destroy()
 
 
 def below():
+    """Inside, autocast is past."""
     return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU))

@@ -92,9 +92,7 @@ def configs(quick: bool = False) -> list[Config]:
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
     """Samples in ms by phase; peaks in bytes, as the allocator counts them and by category; the largest blocks."""
-    if timing.default_device() != "cuda":
-        raise ValueError("the allocator's history is that of a GPU, and torch sees none here")
-    device = "cuda"
+    device = gpu()
     torch.manual_seed(0)
     with torch.device(device):
         model = build_model(config.size, config.context, config.vocab, config.attention)
@@ -129,6 +127,13 @@ def run(config: Config) -> dict[str, Any]:
 
 
 # --8<-- [end:run]
+
+
+def gpu() -> str:
+    """ "cuda". ValueError where there is none."""
+    if timing.default_device() != "cuda":
+        raise ValueError("the allocator whose history is recorded is the GPU's, and torch sees no GPU here")
+    return "cuda"
 
 
 def recorded(config: Config, step: Step, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
