@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from systems import phases, timing
 from systems.checkpointing import checkpoint_blocks
@@ -137,11 +137,20 @@ def gpu() -> str:
 
 
 def recorded(config: Config, step: Step, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    """The digest of one pass under the recorder, and where its snapshot lies if it is kept."""
+    """The digest of one pass under the recorder, a block's output, and where the snapshot lies if it is kept."""
     model.zero_grad()
-    with Recorder(model, optimizer) as recorder:
-        step(recorder.phase)
-    metrics = digest(recorder.history(), timeline=config.timeline == "yes")
+    seen: dict[str, Any] = {}
+
+    def look(block: nn.Module, inputs: Any, output: Tensor) -> None:
+        seen.update(residual_bytes=output.untyped_storage().nbytes(), residual_dtype=str(output.dtype))
+
+    hook = model.get_submodule("layers.0").register_forward_hook(look)
+    try:
+        with Recorder(model, optimizer) as recorder:
+            step(recorder.phase)
+    finally:
+        hook.remove()
+    metrics = seen | digest(recorder.history(), timeline=config.timeline == "yes")
     if config.keep_snapshots == "yes":
         path = snapshot_path(config)
         recorder.keep(path)
