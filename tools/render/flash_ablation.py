@@ -19,7 +19,7 @@ FORWARD = {
     ),
     "forward": (
         "a schedule: one program computes item after item (Hopper)",
-        "1.05: 2 of 43 steps begin or end an item",
+        "1.03: to begin and end an item costs 2 of 65 steps",
     ),
 }
 BACKWARD = {
