@@ -96,7 +96,6 @@ def pass_over(of, i):
 # --8<-- [end:ring]
 
 
-# --8<-- [start:place]
 @gluon.jit
 def place_of(item, n_q, n_k, heads, BQ: gl.constexpr, BK: gl.constexpr, CAUSAL: gl.constexpr):
     """(batch, head, first row, steps) of an item of the schedule: tile of queries + tiles · (batch · heads + head)."""
@@ -107,9 +106,6 @@ def place_of(item, n_q, n_k, heads, BQ: gl.constexpr, BK: gl.constexpr, CAUSAL: 
     if CAUSAL:
         seen_by_any = gl.minimum(n_k, q_start + BQ)
     return batch_head // heads, batch_head % heads, q_start, gl.cdiv(seen_by_any, BK)
-
-
-# --8<-- [end:place]
 
 
 # --8<-- [start:producer]
