@@ -153,21 +153,6 @@ def test_a_sampled_timeline_keeps_every_peak():
     assert line["event"][0] == 0 and line["event"][-1] == len(total) - 1
 
 
-def test_no_time_passes_while_somebody_looks():
-    pool, marks = training_step()
-    plain = history(pool.snapshot(), marks)
-    trace = pool.trace
-    after_copy = next(i for i, e in enumerate(trace) if e["size"] == 20 * MIB) + 1
-    pool.trace = []
-    pool.make("pause", 1, [{"name": "drop_pause", "filename": "/x/systems/memory_recorder.py", "line": 2}])
-    pool.free("pause")
-    pool.make("probe", 500 * MIB)
-    pool.free("probe")
-    pool.trace = [*trace[:after_copy], *pool.trace, *trace[after_copy:]]
-    looked = history(pool.snapshot(), marks)
-    assert in_use(looked) == in_use(plain) and looked.phases == plain.phases
-
-
 # Histories that give no picture -----------------------------------------------------------------------------------
 
 
