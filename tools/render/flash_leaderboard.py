@@ -3,7 +3,7 @@
 from systems.costs import EXPONENTIALS_PER_CLOCK, KERNELS, attention_flops, scores
 from systems.records import Record, Row, summarize
 from tools.render.figures import INK, SERIES, canvas, svg_pair
-from tools.render.markdown import fact, figure, milliseconds, per_device, percent, table
+from tools.render.markdown import NOT_MEASURED, fact, figure, milliseconds, per_device, percent, table
 
 NAMES = {
     "ours": "ours",
@@ -203,7 +203,7 @@ def facts(record: Record | None) -> dict[str, str]:
     total = sum(times.values())
     # On Hopper D has no kernel of its own: that of dQ computes it.
     kernels = [f"{label} {times[role]:.2f} ms" for role, label in ROLES.items() if role in times]
-    found["times"] = fact(", ".join(kernels) or None, str)
+    found["times"] = ", ".join(kernels) or NOT_MEASURED
     found["time_rest"] = fact(times.get("rest"), "{:.2f} ms".format)
     for role in ("forward", "dkdv", "dq", "rest"):
         found[f"share_{role}"] = fact(times[role] / total if role in times else None, percent)
