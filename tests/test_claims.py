@@ -7,6 +7,7 @@ import pytest
 from systems.records import Record
 from systems.source_hash import ROOT
 from tests.test_render_attention import attention_row, model_record, model_row
+from tests.test_render_kernel_profile import kernel_record
 from tests.test_render_memory import memory_record
 from tools import render
 from tools.render import claims
@@ -115,6 +116,24 @@ def larger_block(record: Record):
         row.metrics["tenth"][0]["bytes"] *= 2
 
 
+def slow_kernels(chosen, category: str, factor: float):
+    for row in chosen:
+        for kernel in row.metrics["kernels"]:
+            if kernel["category"] == category:
+                kernel["total_ms"] *= factor
+
+
+def rename_products(record: Record):
+    for kernel in rows(record, size="large", context=512, mode="step")[0].metrics["kernels"]:
+        if kernel["category"] == "matmul" and kernel["phase"] == "backward":
+            kernel["category"] = "copy"
+
+
+def launch_slowly(record: Record):
+    stretch(rows(record, size="small"), 2)
+    stretch(rows(record, size="2.7B"), 0.82)
+
+
 def hoard(record: Record):
     for row in rows(record, implementation="ours", n=8192):
         row.metrics["peak_allocated_bytes"] += 2**24
@@ -126,6 +145,11 @@ ALTERED = {
     "passes_steady": jolt,
     "first_step_slow": swift_start,
     "two_steps_warm_up": lambda r: stretch(rows(r, warmup=2), 1.2),
+    "small_is_launch_bound": launch_slowly,
+    "top_kernel_multiplies": rename_products,
+    "training_dilutes_products": lambda r: slow_kernels(rows(r, mode="forward"), "softmax", 9),
+    "softmax_is_memory_traffic": lambda r: slow_kernels(rows(r, mode="forward", context=512), "matmul", 20),
+    "kernels_are_attributed": lambda r: slow_kernels(rows(r, size="xl", context=256), "matmul", 1.05),
     "wide_sums_add_no_error": lambda r: sums(r, 10.5, value="fp16", accumulator="fp32"),
     "narrow_sums_worse": lambda r: sums(r, 10.0, value="fp16", accumulator="fp16"),
     "bf16_stalls": stall_never,
@@ -165,6 +189,8 @@ def record_for(claim, found) -> Record:
         return model_record(*grid)
     if claim.stem == "peak_memory":
         return memory_record()
+    if claim.stem == "kernel_profile":
+        return kernel_record()
     if claim.stem == "compile":
         pairs = [model_row(e, t, size="2.7B") for e, t in (("eager", 100.0), ("compiled", 80.0))]
         for row in (half := copy.deepcopy(pairs)):

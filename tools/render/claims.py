@@ -78,6 +78,55 @@ CLAIMS = [
         judge=judges.two_steps_warm_up,
     ),
     Claim(
+        name="small_is_launch_bound",
+        problem="nsys_profile",
+        stem="kernel_profile",
+        holds="In a forward pass of small at context 128 the GPU is idle for more than a third of the time; in one of "
+        "2.7B at 512 for less than a twentieth.",
+        fails="It is not so that the GPU is idle for more than a third of a forward pass of small at context 128 and "
+        "for less than a twentieth of one of 2.7B at 512.",
+        judge=judges.small_is_launch_bound,
+    ),
+    Claim(
+        name="top_kernel_multiplies",
+        problem="nsys_profile",
+        stem="kernel_profile",
+        holds="In fp32 the kernel with the most time is a matrix product: in every forward pass, and in every forward "
+        "and backward pass together.",
+        fails="In fp32 the kernel with the most time is not a matrix product in every pass.",
+        judge=judges.top_kernel_multiplies,
+    ),
+    Claim(
+        name="training_dilutes_products",
+        problem="nsys_profile",
+        stem="kernel_profile",
+        holds="In fp32 matrix products take a smaller share of kernel time in a full step than in inference, at every "
+        "size and context.",
+        fails="In fp32 matrix products do not take a smaller share of kernel time in a full step than in inference at "
+        "every size and context.",
+        judge=judges.training_dilutes_products,
+    ),
+    Claim(
+        name="softmax_is_memory_traffic",
+        problem="nsys_profile",
+        stem="kernel_profile",
+        holds="The two products of attention do more than ten times the FLOPs of softmax and take less than twice "
+        "its time, in every fp32 forward pass.",
+        fails="It is not so in every fp32 forward pass that the two products of attention do more than ten times the "
+        "FLOPs of softmax and take less than twice its time.",
+        judge=judges.softmax_is_memory_traffic,
+    ),
+    Claim(
+        name="kernels_are_attributed",
+        problem="nsys_profile",
+        stem="kernel_profile",
+        holds="Of every row at least 99 percent of the kernel time belongs to a marked phase, and products by kernel "
+        "name agree with products by operation within three percent.",
+        fails="In some row more than a percent of the kernel time has no phase, or products by kernel name and by "
+        "operation differ by more than three percent.",
+        judge=judges.kernels_are_attributed,
+    ),
+    Claim(
         name="wide_sums_add_no_error",
         problem="mixed_precision_accumulation",
         stem="accumulation",

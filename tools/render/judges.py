@@ -6,8 +6,9 @@ None means that the rows to judge by are missing. What a row says is read by the
 import itertools
 from collections.abc import Callable
 
+from systems.kernel_names import MATMUL
 from systems.memory_costs import attention_saved, residual_bytes
-from systems.records import Record, summarize
+from systems.records import Record, Row, summarize
 from systems.sizes import SIZES
 from tools.render import (
     accumulation,
@@ -17,6 +18,7 @@ from tools.render import (
     autocast,
     flash_accuracy,
     flash_benchmarking,
+    kernel_rows,
     memory_rows,
     mixed_precision,
     norm_precision,
@@ -26,6 +28,7 @@ from tools.render import (
 from tools.render import compile as compiled_model
 from tools.render.attention_rows import LENGTHS
 from tools.render.attention_rows import cell as attention_cell
+from tools.render.markdown import percent
 from tools.render.passes import BATCH, CONTEXTS, median_ms, samples_ms
 
 Judgement = tuple[bool, str] | None
@@ -289,6 +292,68 @@ def errs_little(*results: str) -> Callable[[Record], Judgement]:
         return max(worst.values()) <= 2, "Largest ratios: " + ", ".join(f"{d} {w:.2f}" for d, w in worst.items()) + "."
 
     return judge
+
+
+def forward_passes(record: Record) -> list[Row]:
+    wanted = {"mode": "forward", "precision": "fp32"}
+    return [row for row in kernel_rows.ran(record) if wanted.items() <= row.config.items()]
+
+
+def small_is_launch_bound(record: Record) -> Judgement:
+    cells = (("small", 128), ("2.7B", 512))
+    small, large = (kernel_rows.idle_share(kernel_rows.cell(record, *c, "forward")) for c in cells)
+    if small is None or large is None:
+        return None
+    return small > 1 / 3 and large < 1 / 20, f"Idle: small {percent(small)}, 2.7B {percent(large)}."
+
+
+def top_kernel_multiplies(record: Record) -> Judgement:
+    found = []
+    for row in kernel_rows.ran(record):
+        for mode, phases in (kernel_rows.PASSES[name] for name in ("forward", "forward and backward")):
+            if (row.config["mode"], row.config["precision"]) == (mode, "fp32"):
+                found.append(kernel_rows.by_name(row, phases)[0][1])
+    if not found:
+        return None
+    return set(found) == {MATMUL}, f"{found.count(MATMUL)} of {len(found)} passes."
+
+
+def training_dilutes_products(record: Record) -> Judgement:
+    found = []
+    for row in forward_passes(record):
+        cell = row.config["size"], row.config["context"]
+        inference, step = (kernel_rows.matmul_share(record, *cell, passes) for passes in ("forward", "full step"))
+        if inference is not None and step is not None:
+            found.append(step / inference)
+    if not found:
+        return None
+    return max(found) < 1, f"Share in a full step over share in inference: {span(found)}, {len(found)} cells."
+
+
+def softmax_is_memory_traffic(record: Record) -> Judgement:
+    flops, times = [], []
+    for row in forward_passes(record):
+        softmax, *products = (kernel_rows.part(row, n) for n in ("attention softmax", *kernel_rows.PRODUCTS))
+        if softmax is None or None in products:
+            continue
+        costs = kernel_rows.part_costs(row)
+        flops.append(sum(costs[name][0] for name in kernel_rows.PRODUCTS) / costs["attention softmax"][0])
+        times.append(sum(found[1] for found in products if found) / softmax[1])
+    if not flops:
+        return None
+    holds = min(flops) > 10 and max(times) < 2
+    return holds, f"Products over softmax: FLOPs {span(flops)}, time {span(times)}."
+
+
+def kernels_are_attributed(record: Record) -> Judgement:
+    rows = kernel_rows.ran(record)
+    if not rows:
+        return None
+    lost = max(map(kernel_rows.unattributed, rows))
+    # Nsight Systems' export does not tell operations.
+    gaps = [abs(gap) for row in rows if (gap := kernel_rows.disagreement(row)) is not None]
+    said = f"Without a phase at most {percent(lost)}; names against operations at most {percent(max(gaps, default=0))}."
+    return lost < 0.01 and all(gap < 0.03 for gap in gaps), said
 
 
 def fused_wins_long(record: Record) -> Judgement:
