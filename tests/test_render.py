@@ -22,7 +22,6 @@ def found():
 
 # Experiments that no GPU has run whole yet: their pages say so.
 AWAITED = {
-    "attention",
     "compile",
     "kernel_profile",
     "flash_benchmarking",

@@ -17,6 +17,8 @@ On a Hopper GPU `flash_hopper` runs what it takes instead.
 # Triton's decorator hides from the type checker that a kernel is called with a grid, options and plain constants.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -28,9 +30,10 @@ from systems.attention.inputs import (
     autocast_like_sdpa,
     check_inputs,
     default_scale,
+    is_traced,
     refuse_second_derivative,
-    with_heads,
 )
+from systems.attention.launching import Launch, Layout, layout
 from systems.attention.tiles import Tile, choose, padded
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -405,25 +408,66 @@ def arithmetic(dtype: torch.dtype) -> str:
     return "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
+@lru_cache(maxsize=4096)
+def forward_launch(
+    arithmetic: str, dtype: torch.dtype, device: torch.device, tile: Tile | None, causal: bool, scale: float,
+    q: Layout, k: Layout, v: Layout, o: Layout,
+) -> Launch:  # fmt: skip
+    """The forward kernel for tensors of these layouts. What isn't used here decides what Triton compiles."""
+    batch, heads, n_q, d = q.shape
+    kv_heads, n_k = k.shape[1:3]
+    t = tile or choose("forward", d, arithmetic, device)
+    return Launch(
+        forward_kernel, triton.cdiv(n_q, t.q) * batch * heads,
+        (*q.strides, *k.strides, *v.strides, *o.strides, heads, n_q, n_k, scale * LOG2E.value),
+        {"BQ": t.q, "BK": t.k, "HEAD": d, "D": padded(d), "GROUP": heads // kv_heads, "CAUSAL": causal,
+         "PRECISION": PRECISION[arithmetic]},
+        num_warps=t.warps, num_stages=t.stages,
+    )  # fmt: skip
+
+
 def launch_forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, tile: Tile | None = None
 ) -> tuple[Tensor, Tensor]:
     """(o, lse); `tile` overrides the table."""
     o, lse = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
-    qh, kh, vh, oh = with_heads(q), with_heads(k), with_heads(v), with_heads(o)
-    batch, heads, n_q, d = qh.shape
-    n_k = kh.shape[2]
-    kind = arithmetic(q.dtype)
-    t = tile or choose("forward", d, kind, q.device)
+    launch = forward_launch(
+        arithmetic(q.dtype), q.dtype, q.device, tile, causal, scale, layout(q), layout(k), layout(v), layout(o)
+    )
     # Triton launches on the current GPU, which need not be the tensor's.
     with torch.cuda.device_of(q):
-        forward_kernel[(triton.cdiv(n_q, t.q) * batch * heads,)](
-            qh, kh, vh, oh, lse, *qh.stride(), *kh.stride(), *vh.stride(), *oh.stride(),
-            heads, n_q, n_k, scale * LOG2E.value,
-            BQ=t.q, BK=t.k, HEAD=d, D=padded(d), GROUP=heads // kh.shape[1],
-            CAUSAL=causal, PRECISION=PRECISION[kind], num_warps=t.warps, num_stages=t.stages,
-        )  # fmt: skip
+        launch(q, k, v, o, lse)
     return o, lse
+
+
+@lru_cache(maxsize=4096)
+def backward_launches(
+    arithmetic: str, dtype: torch.dtype, device: torch.device, dkdv_tile: Tile | None, dq_tile: Tile | None,
+    causal: bool, scale: float, q: Layout, k: Layout, v: Layout, o: Layout, do: Layout, dq: Layout, dk: Layout,
+    dv: Layout,
+) -> tuple[Launch, Launch, Launch]:  # fmt: skip
+    """The kernels of delta, of dk and dv, and of dq for tensors of these layouts."""
+    batch, heads, n_q, d = q.shape
+    kv_heads, n_k = k.shape[1:3]
+    sizes = {"HEAD": d, "D": padded(d)}
+    constants = {**sizes, "GROUP": heads // kv_heads, "CAUSAL": causal, "PRECISION": PRECISION[arithmetic]}
+    inputs = (*q.strides, *k.strides, *v.strides, *do.strides)
+    numbers = (heads, n_q, n_k, scale * LOG2E.value, scale)
+    t, u = dkdv_tile or choose("dkdv", d, arithmetic, device), dq_tile or choose("dq", d, arithmetic, device)
+    return (
+        Launch(
+            delta_kernel, triton.cdiv(n_q, DELTA_ROWS) * batch * heads,
+            (*o.strides, *do.strides, heads, n_q), {"ROWS": DELTA_ROWS, **sizes},
+        ),
+        Launch(
+            dkdv_kernel, triton.cdiv(n_k, t.k) * batch * kv_heads, (*inputs, *dk.strides, *dv.strides, *numbers),
+            {"BQ": t.q, "BK": t.k, "RAGGED": n_q % t.q != 0, **constants}, num_warps=t.warps, num_stages=t.stages,
+        ),
+        Launch(
+            dq_kernel, triton.cdiv(n_q, u.q) * batch * heads, (*inputs, *dq.strides, *numbers),
+            {"BQ": u.q, "BK": u.k, **constants}, num_warps=u.warps, num_stages=u.stages,
+        ),
+    )  # fmt: skip
 
 
 def launch_backward(
@@ -441,29 +485,14 @@ def launch_backward(
     """(dq, dk, dv); the tiles override the table."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     delta = torch.empty_like(lse)
-    qh, kh, vh, oh, doh, dqh, dkh, dvh = (with_heads(x) for x in (q, k, v, o, do, dq, dk, dv))
-    batch, heads, n_q, d = qh.shape
-    kv_heads, n_k = kh.shape[1:3]
-    kind = arithmetic(q.dtype)
-    sizes = {"HEAD": d, "D": padded(d)}
-    options = {**sizes, "GROUP": heads // kv_heads, "CAUSAL": causal, "PRECISION": PRECISION[kind]}
-    inputs = (*qh.stride(), *kh.stride(), *vh.stride(), *doh.stride())
-    scales = (scale * LOG2E.value, scale)
+    launch_delta, launch_dkdv, launch_dq = backward_launches(
+        arithmetic(q.dtype), q.dtype, q.device, dkdv_tile, dq_tile, causal, scale,
+        layout(q), layout(k), layout(v), layout(o), layout(do), layout(dq), layout(dk), layout(dv),
+    )  # fmt: skip
     with torch.cuda.device_of(q):
-        delta_kernel[(triton.cdiv(n_q, DELTA_ROWS) * batch * heads,)](
-            oh, doh, delta, *oh.stride(), *doh.stride(), heads, n_q, ROWS=DELTA_ROWS, **sizes
-        )
-        t = dkdv_tile or choose("dkdv", d, kind, q.device)
-        dkdv_kernel[(triton.cdiv(n_k, t.k) * batch * kv_heads,)](
-            qh, kh, vh, doh, lse, delta, dkh, dvh, *inputs, *dkh.stride(), *dvh.stride(),
-            heads, n_q, n_k, *scales, BQ=t.q, BK=t.k, RAGGED=n_q % t.q != 0, **options,
-            num_warps=t.warps, num_stages=t.stages,
-        )  # fmt: skip
-        t = dq_tile or choose("dq", d, kind, q.device)
-        dq_kernel[(triton.cdiv(n_q, t.q) * batch * heads,)](
-            qh, kh, vh, doh, lse, delta, dqh, *inputs, *dqh.stride(),
-            heads, n_q, n_k, *scales, BQ=t.q, BK=t.k, **options, num_warps=t.warps, num_stages=t.stages,
-        )  # fmt: skip
+        launch_delta(o, do, delta)
+        launch_dkdv(q, k, v, do, lse, delta, dk, dv)
+        launch_dq(q, k, v, do, lse, delta, dq)
     return dq, dk, dv
 
 
@@ -520,11 +549,6 @@ def differentiate_operator(ctx, do: Tensor, dlse: Tensor | None):
 flash_forward.register_autograd(differentiate_operator, setup_context=save_for_operator)
 
 
-def is_traced(q: Tensor) -> bool:
-    """Whether only an operator may run: under torch.compile or torch.export, or on tensors that have no memory."""
-    return torch.compiler.is_compiling() or type(q) not in (Tensor, torch.nn.Parameter)
-
-
 class FlashAttentionTriton(torch.autograd.Function):
     """`FlashAttentionTriton.apply(q, k, v, is_causal)`; (batch, n, d), or heads before n too, d up to 256.
 
@@ -574,7 +598,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: floa
         q, k, v = (x.flatten(0, -4) for x in (q, k, v))
     if is_traced(q):
         return flash_forward(q, k, v, causal, default_scale(scale, shape[-1]))[0].view(shape)
-    return FlashAttentionTriton.apply(q, k, v, causal, scale).view(shape)
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        o = FlashAttentionTriton.apply(q, k, v, causal, scale)
+    else:
+        # Nobody will ask for gradients: autograd is not told.
+        o, _ = run_forward(q, k, v, causal, default_scale(scale, shape[-1]))
+    return o if len(shape) == o.ndim else o.view(shape)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -5,19 +5,45 @@ the heads; n_q queries, n_k keys, d head dimension.
 """
 
 import math
-from collections.abc import Collection
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
+class Described(NamedTuple):
+    """What of a tensor decides whether attention can be computed with it."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    layout: torch.layout
+
+
 def check_inputs(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, dtypes: Collection[torch.dtype]
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, dtypes: tuple[torch.dtype, ...]
 ) -> None:
     """TypeError or ValueError unless q (..., n_q, d), k and v (..., n_k, d) and the options can be computed with."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+    # Shapes are symbols while a compiler traces, and symbols can't be looked up.
+    check = check_described if is_traced(q) else check_described_once
+    check(*(Described(x.shape, x.dtype, x.device, x.layout) for x in (q, k, v)), dtypes)
+    if not isinstance(causal, bool):
+        raise TypeError(f"causal must be True or False, got {causal!r}")
+    if scale is not None:
+        if not isinstance(scale, int | float) or isinstance(scale, bool):
+            raise TypeError(f"scale must be a number or None, got {type(scale).__name__}")
+        if not 0 < scale < math.inf:
+            raise ValueError(f"scale must be positive and finite, got {scale}")
+
+
+def check_described(q: Described, k: Described, v: Described, dtypes: tuple[torch.dtype, ...]) -> None:
+    """The part of `check_inputs` that looks at the tensors."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        rank = len(x.shape)
         if x.layout != torch.strided:
             raise TypeError(f"{name} must be a strided tensor, got layout {x.layout}")
         if x.dtype not in dtypes:
@@ -27,10 +53,10 @@ def check_inputs(
             raise TypeError(f"{name} must have the dtype of q, {q.dtype}, got {x.dtype}")
         if x.device != q.device:
             raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
-        if x.ndim < 2:
+        if rank < 2:
             raise ValueError(f"{name} must have two or more dimensions (..., N, d), got shape {tuple(x.shape)}")
-        if x.ndim != q.ndim:
-            raise ValueError(f"{name} must have as many dimensions as q, {q.ndim}, got shape {tuple(x.shape)}")
+        if rank != len(q.shape):
+            raise ValueError(f"{name} must have as many dimensions as q, {len(q.shape)}, got shape {tuple(x.shape)}")
         if 0 in x.shape:
             raise ValueError(f"{name} must not be empty, got shape {tuple(x.shape)}")
         if x.shape[-1] != q.shape[-1]:
@@ -42,15 +68,17 @@ def check_inputs(
             f"k must have the leading dimensions of q, {tuple(q.shape[:-3])}, got {tuple(k.shape[:-3])} "
             f"in shape {tuple(k.shape)}"
         )
-    if q.ndim > 2 and q.shape[-3] % k.shape[-3]:
+    if len(q.shape) > 2 and q.shape[-3] % k.shape[-3]:
         raise ValueError(f"k must have as many heads as q, {q.shape[-3]}, or a divisor of them, got {k.shape[-3]}")
-    if not isinstance(causal, bool):
-        raise TypeError(f"causal must be True or False, got {causal!r}")
-    if scale is not None:
-        if not isinstance(scale, int | float) or isinstance(scale, bool):
-            raise TypeError(f"scale must be a number or None, got {type(scale).__name__}")
-        if not 0 < scale < math.inf:
-            raise ValueError(f"scale must be positive and finite, got {scale}")
+
+
+# What was taken once is taken again: only refusals are worked out anew.
+check_described_once = lru_cache(maxsize=4096)(check_described)
+
+
+def is_traced(q: Tensor) -> bool:
+    """Whether a compiler looks on (torch.compile, torch.export), or q has no memory that a kernel could read."""
+    return torch.compiler.is_compiling() or type(q) not in (Tensor, torch.nn.Parameter)
 
 
 def with_heads(x: Tensor) -> Tensor:
@@ -68,11 +96,11 @@ def refuse_second_derivative() -> None:
 
 def autocast_like_sdpa(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Under autocast, cast as PyTorch does for its own attention: floating dtypes but float64 become autocast's."""
-    tensors = (q, k, v)
-    device = next((x.device.type for x in tensors if isinstance(x, Tensor)), None)
-    # Other devices are refused later, and asking whether they know autocast would break a graph of torch.compile.
+    # What isn't a tensor is refused later. So are other devices, and asking whether they know autocast would break a
+    # graph of torch.compile.
+    device = q.device.type if isinstance(q, Tensor) else None
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
-        return tensors
+        return q, k, v
     dtype = torch.get_autocast_dtype(device)
 
     def cast(x: Tensor) -> Tensor:

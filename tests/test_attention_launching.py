@@ -1,0 +1,107 @@
+"""A launch that is repeated goes past Triton's own, for the same result."""
+
+import pytest
+import torch
+
+from systems.attention import flash_triton
+from systems.attention.flash_triton import backward_launches, forward_launch, launch_backward, launch_forward
+from systems.attention.launching import Launch, layout
+
+
+class Kernel:
+    """Stands for a compiled function: notes how it was called."""
+
+    arg_names = ("x_ptr", "y_ptr", "stride", "n", "B", "A")
+
+    def __init__(self):
+        self.calls = []
+
+    def __getitem__(self, grid):
+        def launch(*args, **options):
+            self.calls.append(("asked", grid, args, options))
+            return {grid: lambda *args: self.calls.append(("again", grid, args))}
+
+        return launch
+
+
+def aligned(offset: int = 0) -> torch.Tensor:
+    memory = torch.zeros(64)
+    start = -memory.data_ptr() // 4 % 4
+    return memory[start + offset :][:8]
+
+
+def test_only_the_first_launch_asks():
+    kernel, x, y = Kernel(), aligned(), aligned()
+    launch = Launch(kernel, 7, (3, 5), {"A": 1, "B": 2}, num_warps=4)
+    launch(x, y)
+    launch(y, x)
+    assert kernel.calls == [
+        ("asked", (7, 1, 1), (x, y, 3, 5), {"A": 1, "B": 2, "num_warps": 4}),
+        # The constants in the order of the kernel's arguments.
+        ("again", (7, 1, 1), (y, x, 3, 5, 2, 1)),
+    ]
+
+
+def test_tensors_that_begin_elsewhere_are_always_asked_about():
+    kernel, x, y = Kernel(), aligned(), aligned(offset=1)
+    launch = Launch(kernel, 7, (3, 5), {"A": 1, "B": 2})
+    for tensors in ((x, y), (x, x), (y, x), (x, x)):
+        launch(*tensors)
+    assert [call[0] for call in kernel.calls] == ["asked", "asked", "asked", "again"]
+
+
+def test_a_tensor_without_a_batch_has_a_batch_of_one():
+    x = torch.zeros(4, 8, 16).transpose(0, 1)
+    assert layout(x) == ((1, 8, 4, 16), (0, 16, 128, 1))
+    assert layout(x[None])[0] == layout(x)[0]
+    assert layout(x.unflatten(0, (2, 4)))[1] == (64, 16, 128, 1)
+
+
+def q_k_v(device, n=64, dtype=torch.float32):
+    return [torch.randn(1, 2, n, 16, dtype=dtype, device=device) for _ in range(3)]
+
+
+def test_one_layout_is_worked_out_once(device):
+    """Another mask, scale, dtype, length, stride or precision of products is another launch."""
+    forward_launch.cache_clear()
+    backward_launches.cache_clear()
+    x = q_k_v(device)
+    for q, k, v in (x, [y.clone() for y in x]):
+        o, lse = launch_forward(q, k, v, True, 0.25)
+        launch_backward(o, q, k, v, o, lse, True, 0.25)
+    assert forward_launch.cache_info().misses == backward_launches.cache_info().misses == 1
+    others = [
+        (*x, False, 0.25),
+        (*x, True, 0.5),
+        (*q_k_v(device, dtype=torch.float16), True, 0.25),
+        (*q_k_v(device, n=65), True, 0.25),
+        (*(y.transpose(2, 3).contiguous().transpose(2, 3) for y in x), True, 0.25),
+    ]
+    for count, inputs in enumerate(others, 2):
+        launch_forward(*inputs)
+        assert forward_launch.cache_info().misses == count
+
+
+def test_the_precision_of_products_is_asked_at_each_launch(device, monkeypatch):
+    x = q_k_v(device)
+    chosen = []
+    monkeypatch.setattr(flash_triton, "forward_launch", lambda kind, *_: chosen.append(kind) or (lambda *_: None))
+    for setting in ("highest", "high"):
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda setting=setting: setting)
+        launch_forward(*x, True, 0.25)
+    assert chosen == ["fp32", "tf32"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("offset", [0, 1])
+def test_the_second_launch_computes_the_same(offset):
+    """From memory that begins at a multiple of 16 bytes and from memory that doesn't."""
+    device = torch.device("cuda")
+    memory = torch.randn(3, 2 * 64 * 16 + 8, device=device, dtype=torch.bfloat16)
+    q, k, v = (row[offset:][: 2 * 64 * 16].view(1, 2, 64, 16) for row in memory)
+    first, lse = launch_forward(q, k, v, True, 0.25)
+    gradients = launch_backward(first, q, k, v, first, lse, True, 0.25)
+    second, lse = launch_forward(q, k, v, True, 0.25)
+    assert torch.equal(first, second)
+    again = launch_backward(first, q, k, v, first, lse, True, 0.25)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, again, strict=True))
