@@ -1,10 +1,21 @@
 """The kernels for Hopper: which inputs they take (on any machine), and that they compute right (on a Hopper GPU)."""
 
+import itertools
+
 import pytest
 import torch
 
 from systems.attention import FlashAttentionTriton, flash_hopper, flash_triton
-from systems.attention.flash_hopper import CONFIGS, MIN_SCORES, launch_backward, launch_forward, readable, takes
+from systems.attention.flash_hopper import (
+    CONFIGS,
+    ITEM_STEPS,
+    MIN_SCORES,
+    launch_backward,
+    launch_forward,
+    readable,
+    schedule,
+    takes,
+)
 from tests.attention_checks import NAMES, check_against_reference, gradients, make_inputs, run_class
 
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -63,6 +74,24 @@ def test_what_is_taken():
     assert not taken(1, 16, 16384, 64, dtype=torch.float32)
     assert not taken(1, 16, 16384, 64, device="cpu")
     assert MIN_SCORES == 8 * 4096**2 and taken(8, 4096, 64) and not taken(8, 4095, 64)
+
+
+@MASKS
+@pytest.mark.parametrize(
+    ("n_q", "n_k", "heads", "side_by_side"), [(1000, 1000, 5, 2), (130, 5000, 3, 1), (64, 64, 1, 1)]
+)
+def test_each_item_is_computed_once(n_q, n_k, heads, side_by_side, causal):
+    starts, items = schedule(n_q, n_k, heads, side_by_side, 128, 64, causal, 7, torch.device("cpu"))
+    assert sorted(items.tolist()) == list(range(-(-n_q // 128) * heads))
+    assert starts[0] == 0 and starts[-1] == len(items) and (starts.diff() > 0).all() and len(starts) <= 8
+
+
+def test_programs_end_together():
+    """Under a causal mask the longest item takes 32 times as long as the shortest; no program waits for another's."""
+    starts, items = schedule(4096, 4096, 64, 8, 128, 128, True, 132, torch.device("cpu"))
+    times = [(items[a:b] % 32 + 1 + ITEM_STEPS).sum() for a, b in itertools.pairwise(starts.tolist())]
+    assert len(times) == 132 and max(times) <= 1.01 * sum(times) / len(times)
+    assert (items[starts[:-1]] % 32 >= 15).all()
 
 
 @pytest.mark.usefixtures("a_hopper")

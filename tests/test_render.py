@@ -24,6 +24,7 @@ def found():
 AWAITED = {
     "compile",
     "kernel_profile",
+    "peak_memory",
     "flash_benchmarking",
     "flash_peers",
     "flash_leaderboard",

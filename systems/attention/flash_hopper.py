@@ -9,7 +9,9 @@ copy engine can read. `takes` decides; what it refuses runs on the plain kernels
 # Triton's decorator hides from the type checker that a kernel is called with a grid, options and plain constants.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
 
-from functools import cache
+from functools import cache, lru_cache, partial
+from heapq import heapreplace
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -19,9 +21,8 @@ from triton import knobs
 
 from systems.attention.inputs import with_heads
 
-# The last change to these kernels (a consumer waits also for the steps that it skips) compiles for sm_90 and has not
-# run yet. Until tests/test_attention_hopper.py passes on such a GPU, `takes` sends nobody here.
-VERIFIED = False
+# Off while a change to these kernels has not yet passed tests/test_attention_hopper.py on such a GPU.
+VERIFIED = True
 # Versions of Triton whose Gluon these kernels were tested with: the dialect changes from one to the next.
 VERSIONS = ("3.6.",)
 HEAD_DIMS = (64, 128)
@@ -29,8 +30,8 @@ DTYPES = (torch.float16, torch.bfloat16)
 # With fewer scores the GPU may be done before the host has described the tensors to the copy engine, which the plain
 # kernels' launches are spared.
 MIN_SCORES = 2**27
-# Of the L2 cache's 50 MiB, what keys and values may take.
-L2_BYTES = 2**24
+# Of the L2 cache's 50 MiB, what the keys and values of heads that are walked through side by side may take.
+L2_BYTES = 2**23
 LOG2E = 1.4426950408889634
 
 
@@ -47,6 +48,8 @@ class Config(NamedTuple):
     overlap: bool = True
     # dk and dv: k and v as the tensor cores' operands stay in registers.
     in_registers: bool = False
+    # Forward: programs on each multiprocessor at a time.
+    programs: int = 1
 
 
 # CONFIGS[kernel][head dimension]
@@ -57,7 +60,9 @@ CONFIGS = {
 }
 # Few keys: three small programs on each multiprocessor hide one another's beginning and end.
 SHORT = 1024
-SHORT_FORWARD = Config(1, 64, 3, 136, 80)
+SHORT_FORWARD = Config(1, 64, 3, 136, 80, programs=3)
+# What an item costs beside its steps, in steps.
+ITEM_STEPS = 1
 
 
 @cache
@@ -65,6 +70,12 @@ def available(device: torch.device) -> bool:
     """Whether this GPU is a Hopper, with a Triton whose Gluon was tested."""
     tested = triton.__version__.startswith(VERSIONS) and not knobs.runtime.interpret
     return tested and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """How many this GPU has."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 # --8<-- [start:takes]
@@ -115,10 +126,43 @@ def row_descriptor(x: Tensor, n: int, rows: int):
     return TensorDescriptor(x, [x.shape[0], n], [x.shape[1], 1], [1, rows], layout)
 
 
-def together(k: Tensor, heads: int, causal: bool) -> int:
-    """How many heads start their programs in order of length: those whose k and v (b, h, n, d) stay in the L2 cache.
+# --8<-- [start:schedule]
+@lru_cache(maxsize=256)
+def schedule(
+    n_q: int, n_k: int, batch_heads: int, heads_together: int, rows: int, keys: int, causal: bool, programs: int,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(starts, items): program i computes items[starts[i]] to items[starts[i + 1] - 1], in this order.
 
-    Without a mask all are as long, and short ones are many: then one head after the other reads less.
+    An item is a tile of `rows` queries + tiles · head. Long ones first, each to the program that is free first: under a
+    causal mask their lengths differ by the number of tiles. `heads_together` heads are walked through side by side.
+    """
+    tiles = triton.cdiv(n_q, rows)
+    steps = [triton.cdiv(min(n_k, (tile + 1) * rows) if causal else n_k, keys) for tile in range(tiles)]
+    order = (
+        tile + tiles * head
+        for start in range(0, batch_heads, heads_together)
+        for tile in reversed(range(tiles))
+        for head in range(start, min(start + heads_together, batch_heads))
+    )
+    taken: list[list[int]] = [[] for _ in range(min(programs, tiles * batch_heads))]
+    free = [(0, program) for program in range(len(taken))]
+    for item in order:
+        time, program = free[0]
+        taken[program].append(item)
+        heapreplace(free, (time + steps[item % tiles] + ITEM_STEPS, program))
+    starts = [0, *accumulate(len(items) for items in taken)]
+    as_tensor = partial(torch.tensor, dtype=torch.int32, device=device)
+    return as_tensor(starts), as_tensor([item for items in taken for item in items])
+
+
+# --8<-- [end:schedule]
+
+
+def together(k: Tensor, heads: int, causal: bool) -> int:
+    """How many heads are walked through side by side: those whose k and v (b, h, n, d) stay in the L2 cache.
+
+    Without a mask all items are as long, and short ones are many: then one head after the other reads less.
     """
     if not causal or k.shape[2] <= SHORT:
         return 1
@@ -134,12 +178,16 @@ def launch_forward(
     o, lse = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     qh, kh, vh, oh = with_heads(q), with_heads(k), with_heads(v), with_heads(o)
     batch, heads, n_q, d = qh.shape
-    short = d == 64 and kh.shape[2] <= SHORT
-    c = config or (SHORT_FORWARD if short else CONFIGS["forward"][d])
+    n_k = kh.shape[2]
+    c = config or (SHORT_FORWARD if d == 64 and n_k <= SHORT else CONFIGS["forward"][d])
+    programs = c.programs * multiprocessors(q.device)
+    starts, items = schedule(
+        n_q, n_k, batch * heads, together(kh, batch * heads, causal), 64 * c.groups, c.rows, causal, programs, q.device
+    )
     with torch.cuda.device_of(q):
-        forward_kernel[(triton.cdiv(n_q, 64 * c.groups) * batch * heads,)](
-            descriptor(qh, 64), descriptor(kh, c.rows), descriptor(vh, c.rows), descriptor(oh, 64), lse,
-            heads, together(kh, batch * heads, causal), n_q, kh.shape[2], scale * LOG2E,
+        forward_kernel[(len(starts) - 1,)](
+            descriptor(qh, 64), descriptor(kh, c.rows), descriptor(vh, c.rows), o, lse, starts, items,
+            *oh.stride()[:3], heads, n_q, n_k, scale * LOG2E,
             BK=c.rows, D=d, HEADS_PER_KV=heads // kh.shape[1], CAUSAL=causal, GROUPS=c.groups, STAGES=c.stages,
             OVERLAP=c.overlap, REGISTERS=c.registers, num_warps=4, maxnreg=c.maxnreg,
         )  # fmt: skip

@@ -1,6 +1,8 @@
 """The forward kernel for Hopper, in Gluon; `flash_hopper` says what it takes and launches it.
 
-One program computes GROUPS x 64 rows of o. Its warps have roles, and meet only at barriers in shared memory:
+One program on each multiprocessor computes one item after another: GROUPS x 64 rows of o of one head. A schedule made
+on the host says which (`flash_hopper.schedule`). Its warps have roles, and meet only at barriers in shared memory, so
+the keys and queries of the next item arrive while o of this one is finished:
 
     producer (1 warp)               copies tiles of k and v into a ring of STAGES slots, ahead of those who read them
     consumers (GROUPS x 4 warps)    64 rows of queries each: S = q kᵀ, online softmax, o += P v
@@ -21,7 +23,6 @@ wait for the next tiles stands where products and arithmetic shall overlap.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -96,31 +97,42 @@ def pass_over(of, i):
 
 
 @gluon.jit
-def place_of(tiles, batch_heads, together):
-    """(tile, batch · heads + head) of this program. The first tile of `together` heads comes first, then the second.
-
-    Programs start in order, and under a causal mask the first tile is the longest: none is left at the end. The keys
-    and values of so many heads fit into the L2 cache.
-    """
-    group = gl.program_id(0) // (tiles * together)
-    place = gl.program_id(0) % (tiles * together)
-    members = gl.minimum(together, batch_heads - group * together)
-    return place // members, group * together + place % members
+def place_of(item, n_q, n_k, heads, BQ: gl.constexpr, BK: gl.constexpr, CAUSAL: gl.constexpr):
+    """(batch, head, first row, steps) of an item of the schedule: tile of queries + tiles · (batch · heads + head)."""
+    tiles = gl.cdiv(n_q, BQ)
+    batch_head = item // tiles
+    q_start = item % tiles * BQ
+    seen_by_any = n_k
+    if CAUSAL:
+        seen_by_any = gl.minimum(n_k, q_start + BQ)
+    return batch_head // heads, batch_head % heads, q_start, gl.cdiv(seen_by_any, BK)
 
 
 # --8<-- [start:producer]
 @gluon.jit
 def forward_producer(
-    q_desc, k_desc, v_desc, pipes, batch, head, kv_head, q_start, steps, BK: gl.constexpr
+    q_desc, k_desc, v_desc, pipes, schedule, sizes,
+    BQ: gl.constexpr, BK: gl.constexpr, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    q_tiles, q_full, stream = pipes
+    q_tiles, q_full, q_empty, stream = pipes
+    items_ptr, first_item, end = schedule
+    n_q, n_k, heads = sizes
     GROUPS: gl.constexpr = q_tiles.shape[0]
-    for group in gl.static_range(GROUPS):
-        mbarrier.expect(q_full.index(group), q_desc.block_type.nbytes)
-        row = q_start + 64 * group
-        tma.async_copy_global_to_shared(q_desc, [batch, head, row, 0], q_full.index(group), q_tiles.index(group))
-    for i in range(steps):
-        fill(k_desc, v_desc, batch, kv_head, (steps - 1 - i) * BK, stream, i)
+    done = 0
+    item = gl.load(items_ptr + first_item)
+    for place in range(first_item, end):
+        batch, head, q_start, steps = place_of(item, n_q, n_k, heads, BQ, BK, CAUSAL)
+        item = gl.load(items_ptr + gl.minimum(place + 1, end - 1))
+        # Keys first: the consumers may still be reading the queries of the item before.
+        fill(k_desc, v_desc, batch, head // HEADS_PER_KV, (steps - 1) * BK, stream, done)
+        for group in gl.static_range(GROUPS):
+            mbarrier.wait(q_empty.index(group), (place - first_item & 1) ^ 1)
+            mbarrier.expect(q_full.index(group), q_desc.block_type.nbytes)
+            row = q_start + 64 * group
+            tma.async_copy_global_to_shared(q_desc, [batch, head, row, 0], q_full.index(group), q_tiles.index(group))
+        for i in range(1, steps):
+            fill(k_desc, v_desc, batch, head // HEADS_PER_KV, (steps - 1 - i) * BK, stream, done + i)
+        done += steps
 
 
 # --8<-- [end:producer]
@@ -129,109 +141,117 @@ def forward_producer(
 # --8<-- [start:consumer]
 @gluon.jit
 def forward_consumer(
-    common, GROUP: gl.constexpr, BK: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, OVERLAP: gl.constexpr
-):
-    """o and lse of 64 rows."""
+    common, GROUP: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
+    OVERLAP: gl.constexpr,
+):  # fmt: skip
+    """o and lse of 64 rows of each item."""
     S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BK, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
     P: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O, k_width=2)
-    o_desc, lse_ptr, pipes, place, scale_log2 = common
-    TYPE: gl.constexpr = o_desc.dtype
-    q_tiles, q_full, stream = pipes
-    batch, head, q_start, n_q, n_k, steps = place
-
-    q_start += 64 * GROUP
-    rows = q_start + gl.arange(0, 64, gl.SliceLayout(1, S))
-    columns = gl.arange(0, BK, gl.SliceLayout(0, S))
-    seen_by_any = n_k
-    if CAUSAL:
-        seen_by_any = gl.minimum(n_k, q_start + 64)
-    last = gl.cdiv(seen_by_any, BK) - 1
-    # The last tiles of keys may be for the other groups alone.
-    first = steps - 1 - last
-    for i in range(first):
-        pass_over(stream, i)
+    pipes, schedule, sizes, o_ptr, strides, lse_ptr, scale_log2 = common
+    TYPE: gl.constexpr = o_ptr.dtype.element_ty
+    q_tiles, q_full, q_empty, stream = pipes
+    items_ptr, first_item, end = schedule
+    n_q, n_k, heads = sizes
+    stride_ob, stride_oh, stride_on = strides
 
     q = q_tiles.index(GROUP)
-    mbarrier.wait(q_full.index(GROUP), 0)
     zeros = gl.zeros([64, BK], gl.float32, S)
-    acc = gl.zeros([64, D], gl.float32, O)
-    # [64, BK]
-    k, v = await_full(stream, first)
-    s = warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    s = warpgroup_mma_wait(0, deps=(s,))
-    visible = (last * BK + columns < n_k)[None, :]
-    if CAUSAL:
-        visible = visible & (rows[:, None] >= last * BK + columns[None, :])
-    s = gl.where(visible, s, -float("inf"))
-    m = gl.max(s, 1) * scale_log2
-    p = gl.exp2(s * scale_log2 - m[:, None])
-    l = gl.sum(p, 1)
-    p = gl.convert_layout(p.to(TYPE), P)
-    k, v_next = await_full(stream, first + 1, first + 1 < steps)
-    for i in range(first + 1, steps):
-        s_token = warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
-        acc_token = warpgroup_mma(p, v, acc, is_async=True)
-        if OVERLAP:
-            s = warpgroup_mma_wait(1, deps=(s_token,))
-        else:
-            s, acc = warpgroup_mma_wait(0, deps=(s_token, acc_token))
-            release(stream, i - 1)
-        m_new = gl.maximum(m, gl.max(s, 1) * scale_log2)
-        p_wide = gl.exp2(s * scale_log2 - m_new[:, None])
-        rescale = gl.exp2(m - m_new)
-        l = l * rescale + gl.sum(p_wide, 1)
-        m = m_new
-        p = gl.convert_layout(p_wide.to(TYPE), P)
-        v = v_next
-        k, v_next = await_full(stream, i + 1, i + 1 < steps)
-        if OVERLAP:
-            # That p goes through this wait, and the wait above, keep the compiler from computing p afterwards.
-            acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
-            release(stream, i - 1)
-        acc = acc * gl.convert_layout(rescale, gl.SliceLayout(1, O))[:, None]
-    acc = warpgroup_mma(p, v, acc)
+    columns = gl.arange(0, BK, gl.SliceLayout(0, S))
+    done = 0
+    item = gl.load(items_ptr + first_item)
+    for place in range(first_item, end):
+        batch, head, q_start, steps = place_of(item, n_q, n_k, heads, BQ, BK, CAUSAL)
+        # The next one is known when this one ends.
+        item = gl.load(items_ptr + gl.minimum(place + 1, end - 1))
+        q_start += 64 * GROUP
+        rows = q_start + gl.arange(0, 64, gl.SliceLayout(1, S))
+        seen_by_any = n_k
+        if CAUSAL:
+            seen_by_any = gl.minimum(n_k, q_start + 64)
+        last = gl.cdiv(seen_by_any, BK) - 1
+        # The last tiles of keys may be for the other groups alone.
+        first = done + steps - 1 - last
+        for i in range(done, first):
+            pass_over(stream, i)
+        done += steps
 
-    acc = acc / gl.convert_layout(l, gl.SliceLayout(1, O))[:, None]
-    gl.store(lse_ptr + rows, (m + gl.log2(l)) * LN2, mask=rows < n_q)
-    # The queries have been read: their memory takes o.
-    q.store(acc.to(TYPE))
-    fence_async_shared()
-    tma.async_copy_shared_to_global(o_desc, [batch, head, q_start, 0], q)
-    tma.store_wait(0)
+        mbarrier.wait(q_full.index(GROUP), place - first_item & 1)
+        # [64, BK]
+        k, v = await_full(stream, first)
+        s = warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(0, deps=(s,))
+        visible = (last * BK + columns < n_k)[None, :]
+        if CAUSAL:
+            visible = visible & (rows[:, None] >= last * BK + columns[None, :])
+        s = gl.where(visible, s, -float("inf"))
+        m = gl.max(s, 1) * scale_log2
+        p = gl.exp2(s * scale_log2 - m[:, None])
+        l = gl.sum(p, 1)
+        p = gl.convert_layout(p.to(TYPE), P)
+        acc = gl.zeros([64, D], gl.float32, O)
+        k, v_next = await_full(stream, first + 1, first + 1 < done)
+        for i in range(first + 1, done):
+            s_token = warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
+            acc_token = warpgroup_mma(p, v, acc, is_async=True)
+            if OVERLAP:
+                s = warpgroup_mma_wait(1, deps=(s_token,))
+            else:
+                s, acc = warpgroup_mma_wait(0, deps=(s_token, acc_token))
+                release(stream, i - 1)
+            m_new = gl.maximum(m, gl.max(s, 1) * scale_log2)
+            p_wide = gl.exp2(s * scale_log2 - m_new[:, None])
+            rescale = gl.exp2(m - m_new)
+            l = l * rescale + gl.sum(p_wide, 1)
+            m = m_new
+            p = gl.convert_layout(p_wide.to(TYPE), P)
+            v = v_next
+            k, v_next = await_full(stream, i + 1, i + 1 < done)
+            if OVERLAP:
+                # That p goes through this wait, and the wait above, keep the compiler from computing p afterwards.
+                acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
+                release(stream, i - 1)
+            acc = acc * gl.convert_layout(rescale, gl.SliceLayout(1, O))[:, None]
+        # The queries have been read: those of the next item may come while o is finished.
+        mbarrier.arrive(q_empty.index(GROUP), count=1)
+        acc = warpgroup_mma(p, v, acc)
+        release(stream, done - 1)
+
+        acc = acc * gl.convert_layout(1 / l, gl.SliceLayout(1, O))[:, None]
+        batch_head = (batch * heads + head).to(gl.int64)
+        gl.store(lse_ptr + batch_head * n_q + rows, (m + gl.log2(l)) * LN2, mask=rows < n_q)
+        # Straight from registers, for shared memory is full: each thread has pairs of columns.
+        o_rows = q_start + gl.arange(0, 64, gl.SliceLayout(1, O))
+        o_columns = gl.arange(0, D, gl.SliceLayout(0, O))
+        o_head = o_ptr + batch.to(gl.int64) * stride_ob + head.to(gl.int64) * stride_oh
+        o_tile = o_head + o_rows.to(gl.int64)[:, None] * stride_on + o_columns[None, :]
+        gl.store(o_tile, acc.to(TYPE), mask=(o_rows < n_q)[:, None])
 
 
 # --8<-- [end:consumer]
 
 
-@gluon.jit(do_not_specialize=["heads", "together", "n_q", "n_k"])
+@gluon.jit(do_not_specialize=["heads", "n_q", "n_k"])
 def forward_kernel(
-    q_desc, k_desc, v_desc, o_desc, lse_ptr, heads, together, n_q, n_k, scale_log2,
+    q_desc, k_desc, v_desc, o_ptr, lse_ptr, starts_ptr, items_ptr, stride_ob, stride_oh, stride_on,
+    heads, n_q, n_k, scale_log2,
     BK: gl.constexpr, D: gl.constexpr, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr, GROUPS: gl.constexpr,
     STAGES: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """o and lse of one tile of queries of one head. Grid: tiles of queries x batch x heads, on the one long axis."""
+    """o and lse of the items that the schedule has for this program: those from starts[program] to the next start."""
     BQ: gl.constexpr = 64 * GROUPS
-    tiles = gl.cdiv(n_q, BQ)
-    # The last tile sees the most keys under a causal mask: it comes first.
-    place, batch_head = place_of(tiles, gl.num_programs(0) // tiles, together)
-    q_start = (tiles - 1 - place) * BQ
-    batch, head = batch_head // heads, batch_head % heads
-    seen_by_any = n_k
-    if CAUSAL:
-        seen_by_any = gl.minimum(n_k, q_start + BQ)
-    steps = gl.cdiv(seen_by_any, BK)
+    program = gl.program_id(0)
+    schedule = (items_ptr, gl.load(starts_ptr + program), gl.load(starts_ptr + program + 1))
+    sizes = (n_q, n_k, heads)
 
     q_tiles = gl.allocate_shared_memory(q_desc.dtype, [GROUPS, 64, D], TILE)
-    pipes = (q_tiles, barriers(GROUPS, 1), ring(k_desc, STAGES, GROUPS))
-    # Row 0 of this head in lse, in 64 bits.
-    lse_ptr += batch_head.to(gl.int64) * n_q
-    load = (q_desc, k_desc, v_desc, pipes, batch, head, head // HEADS_PER_KV, q_start, steps, BK)
-    common = (o_desc, lse_ptr, pipes, (batch, head, q_start, n_q, n_k, steps), scale_log2)
+    pipes = (q_tiles, barriers(GROUPS, 1), barriers(GROUPS, 1), ring(k_desc, STAGES, GROUPS))
+    load = (q_desc, k_desc, v_desc, pipes, schedule, sizes, BQ, BK, HEADS_PER_KV, CAUSAL)
+    common = (pipes, schedule, sizes, o_ptr, (stride_ob, stride_oh, stride_on), lse_ptr, scale_log2)
     if GROUPS == 1:
         gl.warp_specialize(
             [
-                (forward_consumer, (common, 0, BK, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (common, 0, BQ, BK, D, CAUSAL, OVERLAP)),
                 (forward_producer, load),
             ],
             [1],
@@ -240,8 +260,8 @@ def forward_kernel(
     elif GROUPS == 2:
         gl.warp_specialize(
             [
-                (forward_consumer, (common, 0, BK, D, CAUSAL, OVERLAP)),
-                (forward_consumer, (common, 1, BK, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (common, 0, BQ, BK, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (common, 1, BQ, BK, D, CAUSAL, OVERLAP)),
                 (forward_producer, load),
             ],
             [4, 1],
@@ -250,9 +270,9 @@ def forward_kernel(
     else:
         gl.warp_specialize(
             [
-                (forward_consumer, (common, 0, BK, D, CAUSAL, OVERLAP)),
-                (forward_consumer, (common, 1, BK, D, CAUSAL, OVERLAP)),
-                (forward_consumer, (common, 2, BK, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (common, 0, BQ, BK, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (common, 1, BQ, BK, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (common, 2, BQ, BK, D, CAUSAL, OVERLAP)),
                 (forward_producer, load),
             ],
             [4, 4, 1],

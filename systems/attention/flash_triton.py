@@ -430,7 +430,7 @@ def launch_forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, tile: Tile | None = None
 ) -> tuple[Tensor, Tensor]:
     """(o, lse); `tile` overrides the table."""
-    o, lse = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+    o, lse = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
     launch = forward_launch(
         arithmetic(q.dtype), q.dtype, q.device, tile, causal, scale, layout(q), layout(k), layout(v), layout(o)
     )
@@ -590,6 +590,9 @@ def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) ->
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
     """`flash_attention` by these kernels, with its arguments and errors."""
     q, k, v = autocast_like_sdpa(q, k, v)
+    if isinstance(q, Tensor) and q.ndim in (3, 4) and not is_traced(q):
+        # The class checks for itself.
+        return FlashAttentionTriton.apply(q, k, v, causal, scale)
     check(q, k, v, causal, scale)
     shape = q.shape
     if q.ndim == 2:
@@ -598,12 +601,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: floa
         q, k, v = (x.flatten(0, -4) for x in (q, k, v))
     if is_traced(q):
         return flash_forward(q, k, v, causal, default_scale(scale, shape[-1]))[0].view(shape)
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        o = FlashAttentionTriton.apply(q, k, v, causal, scale)
-    else:
-        # Nobody will ask for gradients: autograd is not told.
-        o, _ = run_forward(q, k, v, causal, default_scale(scale, shape[-1]))
-    return o if len(shape) == o.ndim else o.view(shape)
+    return FlashAttentionTriton.apply(q, k, v, causal, scale).view(shape)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

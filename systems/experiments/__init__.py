@@ -20,6 +20,7 @@ STEMS = {
     "autocast": Stem("systems.experiments.autocast", full=("cuda",), quick=("cuda", "cpu")),
     "norm_precision": Stem("systems.experiments.norm_precision", full=("cuda",), quick=("cuda", "cpu")),
     "mixed_precision": Stem("systems.experiments.mixed_precision", full=("cuda",), quick=("cuda", "cpu")),
+    "peak_memory": Stem("systems.experiments.peak_memory", full=("cuda",), quick=("cuda",)),
     "attention": Stem("systems.experiments.attention", full=("cuda",), quick=("cuda", "cpu")),
     "compile": Stem("systems.experiments.compile", full=("cuda",), quick=("cuda",)),
     "kernel_profile": Stem("systems.experiments.kernel_profile", full=("cuda",), quick=("cuda",)),

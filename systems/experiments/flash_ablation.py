@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from systems import timing
+from systems.attention import flash_hopper
 from systems.attention.flash_triton import (
     LOG2E,
     launch_backward,
@@ -65,7 +66,7 @@ FORWARD = {
     "small_tiles": Switches(Tile(64, 64, 4, 4), skip=True, split=True, exp2=True, heavy_first=True),
 }
 # --8<-- [end:steps]
-STEPS = (*FORWARD, "plain_forward", "forward", "atomic_backward", "plain_backward", "backward")
+STEPS = (*FORWARD, "plain_forward", "one_item_forward", "forward", "atomic_backward", "plain_backward", "backward")
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,7 @@ def run(config: Config) -> dict[str, Any]:
         "time_ms": kernel_times_ms(work, device, warmup_ms=25, rep_ms=100),
         "relative_error": ((found - exact).norm() / exact.norm()).item(),
         "repeats": int(all(torch.equal(a, b) for a, b in zip(first, second, strict=True))),
-        "ran": path_of(q, k, v) if config.step in ("forward", "backward") else "triton",
+        "ran": path_of(q, k, v) if config.step in ("one_item_forward", "forward", "backward") else "triton",
     }
 
 
@@ -232,6 +233,12 @@ def prepare(step: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> Callable[
     if step in ("plain_forward", "forward"):
         launch = launch_forward if step == "plain_forward" else run_forward
         return lambda: launch(q, k, v, True, scale)[:1]
+    if step == "one_item_forward":
+        if path_of(q, k, v) != "hopper":
+            return lambda: launch_forward(q, k, v, True, scale)[:1]
+        # More programs than items.
+        one_item = flash_hopper.CONFIGS["forward"][q.shape[-1]]._replace(programs=q.shape[0] * q.shape[1])
+        return lambda: flash_hopper.launch_forward(q, k, v, True, scale, one_item)[:1]
     o, lse = launch_forward(q, k, v, True, scale)
     if step == "atomic_backward":
         return lambda: atomic_backward(do, q, k, v, o, lse)
