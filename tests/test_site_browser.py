@@ -36,9 +36,18 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 FLAGS += ["--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND"]
 SORTABLE = "table.data thead button:visible"
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
-# Contrast takes axe most of its time, and what repeats has the colours of its first: rows of a table, code beside code.
+# Contrast takes axe most of its time. Texts whose ancestors have the same tags and classes look alike: it reads one.
 CONTRAST = {"runOnly": ["color-contrast"]}
-REPEATED = [[".md-sidebar"], ["tbody tr:nth-child(n+4)"], [".highlight ~ .highlight"], [".doc-children .doc-children"]]
+MARK_FIRST = """() => {
+    const seen = new Set()
+    const kind = (element) => element && `${element.localName}.${element.className} ${kind(element.parentElement)}`
+    for (const element of document.body.querySelectorAll("*")) {
+        const said = [...element.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim())
+        if (!said || !element.checkVisibility() || seen.has(kind(element))) continue
+        seen.add(kind(element))
+        element.dataset.first = ""
+    }
+}"""
 ALL_BUT_CONTRAST = {"rules": {"color-contrast": {"enabled": False}}}
 # What a wider page hides or shows.
 SCROLLING = {"runOnly": ["scrollable-region-focusable"]}
@@ -141,16 +150,19 @@ def test_the_first_page_is_light_and_opens_at_once(page: Page, site: Path) -> No
     assert sum(len(gzip.compress(path.read_bytes())) for path in files) < 300_000
 
 
-@pytest.mark.parametrize("half", [0, 1])
-def test_every_page_fits_and_can_be_read(page: Page, pages: list[Path], half: int) -> None:
+@pytest.mark.parametrize("quarter", range(4))
+def test_every_page_fits_and_can_be_read(page: Page, pages: list[Path], quarter: int) -> None:
     """On a desk and on a phone, in light and in dark: nothing is cut off, and axe finds nothing serious."""
     # Otherwise colours would change slowly, and axe would read them half-way.
     page.emulate_media(reduced_motion="reduce")
     found = []
-    for path in pages[half::2]:
+    for path in pages[quarter::4]:
         page.goto(path.as_uri())
         expect(page.locator("article h1")).to_have_count(1)
         page.evaluate(AXE_SCRIPT)
+        # Over the shadows at the edges of a table axe can't tell a contrast, and would keep silent.
+        page.add_style_tag(content=".table-frame { background: none !important }")
+        page.evaluate(MARK_FIRST)
         problems = violations(page, SCROLLING)
         problems += violations(page, CONTRAST)
         page.emulate_media(color_scheme="dark")
@@ -174,8 +186,8 @@ def violations(page: Page, options: dict) -> list[str]:
     """What axe calls serious or critical, with the first element that it names."""
     # A page from a file may not read its style sheets, which axe would try to.
     options = {"resultTypes": ["violations"], "preload": False, **options}
-    context = {"include": [["html"]], "exclude": REPEATED if options.get("runOnly") == ["color-contrast"] else []}
-    answer = page.evaluate("([context, options]) => axe.run(context, options)", [context, options])
+    part = "[data-first]" if options.get("runOnly") == ["color-contrast"] else "html"
+    answer = page.evaluate("([part, options]) => axe.run({ include: [[part]] }, options)", [part, options])
     return [
         f"{one['id']} ({one['impact']}): {one['nodes'][0]['html'][:200]}"
         for one in answer["violations"]
