@@ -7,6 +7,7 @@ import pytest
 from systems.records import Record
 from systems.source_hash import ROOT
 from tests.test_render_attention import attention_row, model_record, model_row
+from tests.test_render_memory import memory_record
 from tools import render
 from tools.render import claims
 from tools.render.claims import CLAIMS
@@ -86,6 +87,34 @@ def worse_errors(*names: str):
     return alter
 
 
+def most_of(category: str, factor: float):
+    def alter(record: Record):
+        for row in rows(record, mode="step"):
+            for found in row.metrics["categories"]:
+                if found["category"] == category:
+                    found["most_bytes"] *= factor
+
+    return alter
+
+
+def raise_peaks(factor: float, **wanted):
+    def alter(record: Record):
+        for row in rows(record, **wanted):
+            row.metrics["peak_allocated_bytes"] *= factor
+
+    return alter
+
+
+def narrow_residual(record: Record):
+    for row in rows(record, precision="bf16"):
+        row.metrics["residual_bytes"] //= 2
+
+
+def larger_block(record: Record):
+    for row in rows(record, mode="forward"):
+        row.metrics["tenth"][0]["bytes"] *= 2
+
+
 # What makes each claim change sides.
 ALTERED = {
     "backward_about_twice": lambda r: stretch(rows(r, size="xl", mode="step"), 2, "backward_ms"),
@@ -101,6 +130,13 @@ ALTERED = {
     "gain_grows": lambda r: stretch(rows(r, size="2.7B", context=512, precision="bf16"), 9),
     "slower_where_launches_bind": lambda r: stretch(rows(r, size="2.7B", context=512, precision="bf16"), 9),
     "autocast_trains_alike": worse_autocast,
+    "memory_peak_moves": most_of("saved activations", 9),
+    "forward_peak_is_weights": raise_peaks(1.2, mode="forward"),
+    "two_graphs_exceed_training": raise_peaks(9, mode="forward_backward"),
+    "autocast_raises_forward": raise_peaks(1.5, mode="step", precision="bf16"),
+    "residual_as_derived": narrow_residual,
+    "largest_are_scores": larger_block,
+    "memory_as_predicted": most_of("gradients", 1.03),
     "two_matrices_saved": keep_more,
     "time_grows_with_square": lambda r: stretch(rows(r, n=16384), 3),
     "compiled_attention_faster": lambda r: stretch(rows(r, execution="compiled", n=8192), 9),
@@ -120,6 +156,8 @@ def record_for(claim, found) -> Record:
     if claim.stem == "attention":
         grid = [attention_row(n, execution) for n in (8192, 16384) for execution in ("eager", "compiled")]
         return model_record(*grid)
+    if claim.stem == "peak_memory":
+        return memory_record()
     if claim.stem == "compile":
         pairs = [model_row(e, t, size="2.7B") for e, t in (("eager", 100.0), ("compiled", 80.0))]
         for row in (half := copy.deepcopy(pairs)):
@@ -155,7 +193,7 @@ def test_without_its_rows_a_claim_is_not_judged(name, found):
 
 def test_rows_out_of_memory_are_no_numbers(found):
     """On a smaller GPU the largest models lack times: claims are judged by what ran, or not at all, and never raise."""
-    large = {"end_to_end", "attention", "compile", "flash_accuracy"}
+    large = {"end_to_end", "attention", "compile", "flash_accuracy", "peak_memory"}
     for claim in (claim for claim in CLAIMS if claim.stem in large):
         record = record_for(claim, found)
         for row in record.rows[len(record.rows) // 2 :]:

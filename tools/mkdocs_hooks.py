@@ -144,7 +144,9 @@ def _frame(match: re.Match[str]) -> str:
     more = f" and {len(heads) - 4} more columns" if len(heads) > 4 else ""
     named = match["caption"] or f"Table: {', '.join(heads[:4])}{more}"
     label = html.escape(" ".join(html.unescape(TAG.sub("", named)).split()))
+    # Nobody searches for a measured number, and the search would load all of them with every page.
+    numbers = " data-search-exclude" if "text-align: right" in match["body"] else ""
     return (
-        f'{match["caption"] or ""}<div class="table-frame" role="region" tabindex="0" aria-label="{label}">'
+        f'{match["caption"] or ""}<div class="table-frame" role="region" tabindex="0" aria-label="{label}"{numbers}>'
         f'<table class="data">{match["body"]}</table></div>'
     )

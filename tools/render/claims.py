@@ -156,6 +156,74 @@ CLAIMS = [
         judge=judges.autocast_trains_like_fp32,
     ),
     Claim(
+        name="memory_peak_moves",
+        problem="memory_profiling",
+        stem="peak_memory",
+        holds="The peak of a full fp32 step of 2.7B moves: at context 512 it holds most of the activations and few "
+        "gradients, at 128 most of the gradients and few activations.",
+        fails="The peak of a full fp32 step of 2.7B does not move from the gradients at context 128 to the activations "
+        "at 512.",
+        judge=judges.memory_peak_moves,
+    ),
+    Claim(
+        name="forward_peak_is_weights",
+        problem="memory_profiling",
+        stem="peak_memory",
+        holds="Without a graph a forward pass of 2.7B in fp32 needs little beyond its weights: less than a tenth "
+        "more, at every context.",
+        fails="Without a graph a forward pass of 2.7B in fp32 needs a tenth more than its weights, or more, somewhere.",
+        judge=judges.forward_peak_is_weights,
+    ),
+    Claim(
+        name="two_graphs_exceed_training",
+        problem="memory_profiling",
+        stem="peak_memory",
+        holds="At context 512 a forward pass of 2.7B while the previous graph is alive needs more than forward and "
+        "backward together, in fp32.",
+        fails="At context 512 a forward pass of 2.7B while the previous graph is alive does not need more than forward "
+        "and backward together, in fp32.",
+        judge=judges.two_graphs_exceed_training,
+    ),
+    Claim(
+        name="autocast_raises_forward",
+        problem="memory_profiling",
+        stem="peak_memory",
+        holds="At context 512 autocast raises the forward peak of 2.7B by more than a quarter and changes that of a "
+        "full step by less than a tenth.",
+        fails="At context 512 it is not so that autocast raises the forward peak of 2.7B by more than a quarter and "
+        "changes that of a full step by less than a tenth.",
+        judge=judges.autocast_raises_forward,
+    ),
+    Claim(
+        name="residual_as_derived",
+        problem="memory_profiling",
+        stem="peak_memory",
+        holds="A tensor of the residual stream has the derived size, batch x context x width x 4 bytes, under autocast "
+        "too.",
+        fails="Not every tensor of the residual stream has the derived size, batch x context x width x 4 bytes.",
+        judge=judges.residual_as_derived,
+    ),
+    Claim(
+        name="largest_are_scores",
+        problem="memory_profiling",
+        stem="peak_memory",
+        holds="At context 512 the largest allocations of a forward pass of 2.7B in fp32 are score matrices, made by "
+        "the code of attention.",
+        fails="At context 512 the largest allocations of a forward pass of 2.7B in fp32 are not score matrices made by "
+        "the code of attention.",
+        judge=judges.largest_are_scores,
+    ),
+    Claim(
+        name="memory_as_predicted",
+        problem="memory_profiling",
+        stem="peak_memory",
+        holds="Wherever a pass fits, the most of its weights, gradients and optimizer state is within two percent of "
+        "the prediction, that of its saved activations and weight copies within five.",
+        fails="Somewhere the most of a category is further from its prediction than two percent (weights, gradients, "
+        "optimizer state) or five (saved activations, weight copies).",
+        judge=judges.memory_as_predicted,
+    ),
+    Claim(
         name="two_matrices_saved",
         problem="pytorch_attention",
         stem="attention",

@@ -5,6 +5,7 @@ None means that the rows to judge by are missing. What a row says is read by the
 
 from collections.abc import Callable
 
+from systems.memory_costs import attention_saved, residual_bytes
 from systems.records import Record, summarize
 from systems.sizes import SIZES
 from tools.render import (
@@ -14,6 +15,7 @@ from tools.render import (
     attention_memory,
     autocast,
     flash_accuracy,
+    memory_rows,
     mixed_precision,
     norm_precision,
     speedup,
@@ -155,6 +157,79 @@ def autocast_trains_like_fp32(record: Record) -> Judgement:
         return None
     worst, seeds = max(map(abs, differences)), max(fp32) - min(fp32)
     return worst <= seeds, f"Final losses differ by {worst:.4f} at most, the seeds by {seeds:.4f}."
+
+
+# Memory -----------------------------------------------------------------------------------------------------------
+
+
+def memory_peak_moves(record: Record) -> Judgement:
+    rows = [memory_rows.cell(record, context, "step", "fp32") for context in (128, 512)]
+    if not all(map(memory_rows.fits, rows)):
+        return None
+    names = ("gradients", "saved activations")
+    shares = [[memory_rows.at_peak(r, n) / memory_rows.most_of(r, n) for n in names] for r in rows if r]
+    (early, kept_early), (late, kept_late) = shares
+    texts = [", ".join(f"{s:.0%} of the {n}" for s, n in zip(pair, names, strict=True)) for pair in shares]
+    holds = early > 0.5 > kept_early and kept_late > 0.5 > late
+    return holds, f"Alive at the peak: context 128 {texts[0]}; 512 {texts[1]}."
+
+
+def forward_peak_is_weights(record: Record) -> Judgement:
+    rows = [memory_rows.cell(record, context, "forward", "fp32") for context in memory_rows.CONTEXTS]
+    found = [peak / memory_rows.at_peak(row, "weights") for row in rows if row and (peak := memory_rows.allocated(row))]
+    if not found:
+        return None
+    return max(found) < 1.1, f"Peak over weights: {span(found)}."
+
+
+def two_graphs_exceed_training(record: Record) -> Judgement:
+    modes = ("forward_two_graphs", "forward_backward")
+    two, both = (memory_rows.allocated(memory_rows.cell(record, 512, mode, "fp32")) for mode in modes)
+    if two is None or both is None:
+        return None
+    return two > both, f"{two / 2**30:.1f} GiB against {both / 2**30:.1f} GiB."
+
+
+def autocast_raises_forward(record: Record) -> Judgement:
+    peaks = {
+        (mode, p): memory_rows.allocated(memory_rows.cell(record, 512, mode, p))
+        for mode in ("forward", "step")
+        for p in memory_rows.PRECISIONS
+    }
+    if None in peaks.values():
+        return None
+    forward, step = ((peaks[m, "bf16"] or 0) / (peaks[m, "fp32"] or 1) for m in ("forward", "step"))
+    return forward > 1.25 and abs(step - 1) < 0.1, f"bf16 over fp32: forward {forward:.2f}, full step {step:.2f}."
+
+
+def residual_as_derived(record: Record) -> Judgement:
+    rows = [row for row in record.rows if "residual_bytes" in row.metrics]
+    if not rows:
+        return None
+    same = sum(row.metrics["residual_bytes"] == residual_bytes(memory_rows.pass_of(row)) for row in rows)
+    sizes = sorted({row.metrics["residual_bytes"] for row in rows})
+    return same == len(rows), f"As derived in {same} of {len(rows)} rows, {sizes[0]:,} to {sizes[-1]:,} bytes."
+
+
+def largest_are_scores(record: Record) -> Judgement:
+    row = memory_rows.cell(record, 512, "forward", "fp32")
+    if row is None or not memory_rows.fits(row):
+        return None
+    derived = attention_saved(memory_rows.pass_of(row))["exponentials, fp32"]
+    largest = row.metrics["tenth"][0]["bytes"]
+    named = [g["code"] for g in row.metrics["tenth"] if g["bytes"] == largest]
+    holds = largest == derived and all("scaled_dot_product_attention" in code for code in named)
+    return holds, f"Largest {largest / 2**20:.0f} MiB, a score matrix {derived / 2**20:.0f} MiB."
+
+
+def memory_as_predicted(record: Record) -> Judgement:
+    rows = [row for row in record.rows if memory_rows.fits(row)]
+    if not rows:
+        return None
+    lasting, passing = ("weights", "gradients", "optimizer state"), ("saved activations", "weight copies")
+    worst = [memory_rows.worst(record, names) or 0.0 for names in (lasting, passing)]
+    numbers = f"Off by {worst[0]:.2%} and {worst[1]:.2%} at most over {len(rows)} rows."
+    return not memory_rows.misses(record), numbers
 
 
 # Attention --------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from matplotlib.patches import Patch
 from systems.memory_costs import Pass, peak
 from systems.memory_snapshot import CATEGORIES
 from systems.records import Record, Row
-from tools.render.figures import FAINT, INK, SERIES, canvas, svg_pair
+from tools.render.figures import INK, SERIES, canvas, svg_pair
 from tools.render.markdown import figure, gib
 from tools.render.memory_rows import (
     CONTEXTS,
@@ -19,6 +19,7 @@ from tools.render.memory_rows import (
     at_peak,
     cell,
     fits,
+    place,
     predicted,
     requested,
     used,
@@ -28,7 +29,7 @@ from tools.render.memory_rows import (
 LOOKS: dict[str, tuple[str, str]] = dict(
     zip(
         CATEGORIES,
-        zip((*SERIES[:4], SERIES[4], FAINT), ("", "//", "..", "xx", "\\\\", ""), strict=True),
+        zip((*SERIES, INK), ("", "//", "..", "xx", "\\\\", ""), strict=True),
         strict=True,
     )
 )
@@ -48,8 +49,7 @@ def timeline_body(record: Record, mode: str) -> str:
     if not rows:
         return ""
     parts = [
-        f"in {row.config['precision']} memory peaks at {gib(row.metrics['peak_requested_bytes'])} GiB "
-        f"in the phase {row.metrics['peak_phase']}"
+        f"in {row.config['precision']} memory peaks at {gib(row.metrics['peak_requested_bytes'])} GiB {place(row)}"
         for row in rows
     ]
     caption = (
@@ -143,6 +143,7 @@ def contexts_figure(record: Record) -> dict[str, str]:
             if i % 6 == 0:
                 axes.annotate(MODES[mode], (0, place + 0.62), va="bottom", fontsize=10, weight="bold")
         axes.set_yticks(places, labels, fontsize=8)
+        axes.set_xlim(right=1.04 * axes.get_xlim()[1])
         axes.set_xlabel("GiB")
         axes.grid(False, axis="y")
         legend(fig, used(rows))

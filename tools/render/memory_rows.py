@@ -3,7 +3,7 @@
 from systems.memory_costs import Pass, most, peak
 from systems.memory_snapshot import CATEGORIES
 from systems.records import Record, Row, summarize
-from tools.render.markdown import gib
+from tools.render.markdown import NOT_MEASURED, gib
 
 SIZE, CONTEXTS, PRECISIONS = "2.7B", (128, 256, 512), ("fp32", "bf16")
 LONGEST = CONTEXTS[-1]
@@ -100,6 +100,18 @@ def in_words(row: Row) -> str:
     """Why a row has no numbers: "out of memory, needs 65.3 GiB"."""
     words = row.status.replace("_", " ")
     return f"{words}, needs {gib(predicted(row))} GiB" if row.status == "out_of_memory" else words
+
+
+def place(row: Row | None) -> str:
+    """Where in a pass its peak is: "in the forward pass", "at the start of the backward pass"."""
+    if row is None or row.status != "ok":
+        return NOT_MEASURED if row is None else in_words(row)
+    phase = row.metrics["peak_phase"].replace("_", " ")
+    if phase != "backward":
+        return f"in the {phase}" + (" pass" if "forward" in phase else "")
+    # Gradients appear as the backward pass goes on.
+    start = at_peak(row, "gradients") < most_of(row, "gradients") / 2
+    return f"at the {'start' if start else 'end'} of the backward pass"
 
 
 def used(rows: list[Row]) -> list[str]:

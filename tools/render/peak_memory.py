@@ -34,6 +34,7 @@ from tools.render.memory_rows import (
     fits,
     in_words,
     most_of,
+    place,
     predicted,
     requested,
     step_ms,
@@ -82,7 +83,7 @@ def peaks_table(record: Record, precision: str) -> str:
             row = cell(record, context, mode, precision)
             if row is not None:
                 rows.append([label, str(context), *peak_cells(row)])
-    header = ["pass", "context", "peak, GiB", "reserved, GiB", "asked for, GiB", "predicted, GiB", "off", "peak in"]
+    header = ["pass", "context", "peak, GiB", "reserved, GiB", "asked for, GiB", "predicted, GiB", "off", "where"]
     return table(header, rows) if rows else ""
 
 
@@ -91,8 +92,7 @@ def peak_cells(row: Row) -> list[str]:
     if whole is None or asked is None:
         return [in_words(row), "", "", two(predicted(row)), "", ""]
     reserved, by_formula = row.metrics["peak_reserved_bytes"], predicted(row)
-    phase = row.metrics["peak_phase"].replace("_", " ")
-    return [two(whole), two(reserved), two(asked), two(by_formula), signed(asked / by_formula - 1), phase]
+    return [two(whole), two(reserved), two(asked), two(by_formula), signed(asked / by_formula - 1), place(row)]
 
 
 def categories_table(record: Record) -> str:
@@ -251,9 +251,7 @@ def facts(record: Record | None) -> dict[str, str]:
             found[f"{mode}_{LONGEST}_{precision}_predicted"] = (
                 f"{two(sum(peak(Pass(SIZE, LONGEST, mode, precision)).values()))} GiB"
             )
-            found[f"{mode}_phase_{precision}"] = (
-                row.metrics["peak_phase"] if row is not None and fits(row) else NOT_MEASURED
-            )
+            found[f"{mode}_place_{precision}"] = place(row)
             for name in CATEGORIES:
                 value = at_peak(row, name) if row is not None and fits(row) else None
                 found[f"{mode}_{name.replace(' ', '_')}_{precision}"] = in_gib(row, value)
@@ -272,11 +270,9 @@ def comparisons(record: Record | None) -> dict[str, str]:
         ends = [allocated(cell(record, c, mode, precision)) for c in (CONTEXTS[0], LONGEST)]
         growth = ends[1] / ends[0] if ends[0] and ends[1] else None
         found[f"{mode}_growth_{precision}"] = fact(growth, "{:.2f}".format)
-    row = cell(record, CONTEXTS[0], "step", "fp32")
-    phase = row.metrics["peak_phase"] if row is not None and fits(row) else NOT_MEASURED
     lasting = ("weights", "gradients", "optimizer state")
     return found | {
-        "step_phase_short": phase,
+        "step_place_short": place(cell(record, CONTEXTS[0], "step", "fp32")),
         "off_lasting": fact(worst(record, lasting), percent),
         "off_saved": fact(worst(record, ("saved activations",)), percent),
         "off_copies": fact(worst(record, ("weight copies",)), percent),
