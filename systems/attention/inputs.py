@@ -30,7 +30,7 @@ def check_inputs(
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
     # Shapes are symbols while a compiler traces, and symbols can't be looked up.
     check = check_described if is_traced(q) else check_described_once
-    check(*(Described(x.shape, x.dtype, x.device, x.layout) for x in (q, k, v)), dtypes)
+    check(*(Described(x.shape, x.dtype, x.device, x.layout) for x in (q, k, v)), dtypes)  # pyright: ignore[reportCallIssue]
     if not isinstance(causal, bool):
         raise TypeError(f"causal must be True or False, got {causal!r}")
     if scale is not None:

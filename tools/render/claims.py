@@ -284,4 +284,22 @@ CLAIMS = [
         "the same dtype somewhere.",
         judge=judges.errs_little("dq", "dk", "dv"),
     ),
+    Claim(
+        name="fused_wins_long",
+        problem="flash_benchmarking",
+        stem="flash_benchmarking",
+        holds="From 16,384 tokens on ours is faster than plain PyTorch in every pass, dtype and head dimension.",
+        fails="Ours is not faster than plain PyTorch in every pass, dtype and head dimension from 16,384 tokens on.",
+        judge=judges.fused_wins_long,
+    ),
+    Claim(
+        name="fused_memory_linear",
+        problem="flash_benchmarking",
+        stem="flash_benchmarking",
+        holds="What a forward and backward pass needs beyond its inputs doubles with N in ours, to within five "
+        "percent, and grows more than threefold in plain PyTorch: from 4,096 tokens on, in bf16 at head dimension 64.",
+        fails="What a forward and backward pass needs beyond its inputs does not grow with N in ours and with N² in "
+        "plain PyTorch, in bf16 at head dimension 64.",
+        judge=judges.fused_memory_is_linear,
+    ),
 ]

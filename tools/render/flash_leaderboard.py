@@ -3,7 +3,7 @@
 from systems.costs import EXPONENTIALS_PER_CLOCK, KERNELS, attention_flops, scores
 from systems.records import Record, Row, summarize
 from tools.render.figures import INK, SERIES, canvas, svg_pair
-from tools.render.markdown import fact, figure, milliseconds, per_device, percent, table
+from tools.render.markdown import NOT_MEASURED, fact, figure, milliseconds, per_device, percent, table
 
 NAMES = {
     "ours": "ours",
@@ -171,11 +171,11 @@ def kernels_figure(record: Record) -> dict[str, str]:
     times, floors = roles_ms(row_of(record, "ours")), floors_ms(record)
     with canvas(height=3.2) as fig:
         axes = fig.subplots()
-        labels = list(ROLES.values())
-        axes.barh(labels, [times.get(role, 0.0) for role in ROLES], color=SERIES[0], height=0.5, label="measured")
+        ran = {role: label for role, label in ROLES.items() if role in times}
+        axes.barh(list(ran.values()), [times[role] for role in ran], color=SERIES[0], height=0.5, label="measured")
         for limit, marker, color in (("matrix", "D", SERIES[1]), ("exponentials", "o", SERIES[4]), ("bytes", "s", INK)):
             # D multiplies no matrices: a mark at zero would say that it did.
-            marks = {label: floors[role][limit] for role, label in ROLES.items() if floors[role][limit]}
+            marks = {label: floors[role][limit] for role, label in ran.items() if floors[role][limit]}
             style = {"marker": marker, "color": color, "s": 45, "edgecolors": "#ffffff", "linewidths": 1.0, "zorder": 3}
             axes.scatter(list(marks.values()), list(marks), label=LIMITS[limit], **style)
         axes.invert_yaxis()
@@ -201,8 +201,11 @@ def facts(record: Record | None) -> dict[str, str]:
     times = roles_ms(row_of(record, "ours")) if record else {}
     floors = floors_ms(record) if record else {}
     total = sum(times.values())
-    for role in (*ROLES, "rest"):
-        found[f"time_{role}"] = fact(times.get(role), "{:.2f} ms".format)
+    # On Hopper D has no kernel of its own: that of dQ computes it.
+    kernels = [f"{label} {times[role]:.2f} ms" for role, label in ROLES.items() if role in times]
+    found["times"] = ", ".join(kernels) or NOT_MEASURED
+    found["time_rest"] = fact(times.get("rest"), "{:.2f} ms".format)
+    for role in ("forward", "dkdv", "dq", "rest"):
         found[f"share_{role}"] = fact(times[role] / total if role in times else None, percent)
     for role in ("forward", "dkdv", "dq"):
         limits = floors.get(role, {})

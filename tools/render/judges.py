@@ -3,6 +3,7 @@
 None means that the rows to judge by are missing. What a row says is read by the builder of its stem.
 """
 
+import itertools
 from collections.abc import Callable
 
 from systems.memory_costs import attention_saved, residual_bytes
@@ -15,6 +16,7 @@ from tools.render import (
     attention_memory,
     autocast,
     flash_accuracy,
+    flash_benchmarking,
     memory_rows,
     mixed_precision,
     norm_precision,
@@ -287,3 +289,30 @@ def errs_little(*results: str) -> Callable[[Record], Judgement]:
         return max(worst.values()) <= 2, "Largest ratios: " + ", ".join(f"{d} {w:.2f}" for d, w in worst.items()) + "."
 
     return judge
+
+
+def fused_wins_long(record: Record) -> Judgement:
+    shapes = [shape for shape in flash_benchmarking.shapes() if shape[2] >= 16384]
+    found = [
+        faster
+        for shape in shapes
+        for name in flash_benchmarking.PASSES
+        if (faster := flash_benchmarking.ratio(record, "plain", name, *shape)) is not None
+    ]
+    if not found:
+        return None
+    return min(found) > 1, f"Plain PyTorch's time over ours: {span(found)}, {len(found)} pairs."
+
+
+def fused_memory_is_linear(record: Record) -> Judgement:
+    def growth(name: str) -> list[float]:
+        lengths = (n for n in flash_benchmarking.LENGTHS if n >= 4096)
+        rows = (flash_benchmarking.cell(record, name, "bf16", flash_benchmarking.FIGURE_D, n) for n in lengths)
+        needs = [flash_benchmarking.memory_bytes(row) for row in rows]
+        return [after / before for before, after in itertools.pairwise(needs) if before and after]
+
+    ours, plain = growth("ours"), growth("plain")
+    if not ours or not plain:
+        return None
+    linear = all(1.9 <= factor <= 2.1 for factor in ours)
+    return linear and min(plain) > 3, f"Per doubling of N: ours {span(ours)}, plain {span(plain)}."

@@ -307,8 +307,8 @@ def remedies_in_words(record: Record | None) -> dict[str, str]:
         for remedy, name in names.items():
             row = cell(record, context, "step", "bf16", SIZE, *remedy)
             found[f"helps_{name}_{context}"] = in_gib(row, allocated(row))
-            time = step_ms(row)
-            found[f"helps_{name}_{context}_ms"] = fact(time, "{:.0f} ms".format)
+            if context == LONGEST:
+                found[f"helps_{name}_ms"] = fact(step_ms(row), "{:.0f} ms".format)
     return found
 
 
