@@ -25,7 +25,7 @@ test: .venv/all
 
 # Needs Chromium (Debian: apt-get install chromium).
 browser: .venv/all
-	$(BIN)/pytest -m browser
+	$(BIN)/pytest -n 2 --maxschedchunk 1 -m browser
 
 # Starts a Slurm of the tests' own; needs root (Debian: apt-get install slurm-wlm munge).
 slurm: .venv/all

@@ -19,7 +19,7 @@ ENTROPY = -sum(p * math.log(p) for p in PROBABILITIES)
 
 # --8<-- [start:sample]
 def sample(vocab: int, sequences: int, length: int, seed: int) -> Int[Tensor, "sequences length"]:
-    """Sequences of the language, whose table depends on the vocabulary alone and not on the seed."""
+    """Sequences of the language (int64, on the CPU). Its table depends on the vocabulary alone, not on the seed."""
     table = torch.rand(vocab, vocab, generator=torch.Generator().manual_seed(vocab)).topk(SUCCESSORS).indices
     generator = torch.Generator().manual_seed(seed)
     tokens = [torch.randint(vocab, (sequences,), generator=generator)]

@@ -90,7 +90,7 @@ class SwiGLU(nn.Module):
 
 
 class RotaryEmbedding(nn.Module):
-    """Turns each pair (2i, 2i+1) of x by the angle position · theta^(-2i/dim) (Su et al. 2021)."""
+    """Turns each pair (2i, 2i+1) of x by the angle position · theta^(-2i/dim) (Su et al. 2021, equation 15)."""
 
     def __init__(self, context_length: int, dim: int, theta: float = ROPE_THETA):
         super().__init__()
@@ -230,5 +230,8 @@ class BasicsTransformerLM(nn.Module):
 
 
 def build_model(size: str, context_length: int, vocab_size: int = VOCAB_SIZE, attention: str = "eager"):
-    """The model of this size on the current default device (`with torch.device("cuda"): ...`)."""
+    """The model of this size on the current default device (`with torch.device("cuda"): ...`), in float32.
+
+    `KeyError` for a size that is not in `SIZES`, `ValueError` for an unknown attention.
+    """
     return BasicsTransformerLM(vocab_size, context_length, **asdict(SIZES[size]), attention=attention)

@@ -14,7 +14,10 @@ from torch import Tensor
 
 # --8<-- [start:adamw]
 class AdamW(torch.optim.Optimizer):
-    """State per parameter: m (first moment), v (second moment), t (the number of the next step, from 1)."""
+    """State per parameter: m (first moment), v (second moment), t (the number of the next step, from 1).
+
+    m and v have the shape and dtype of their parameter. `ValueError` for options out of range.
+    """
 
     def __init__(
         self,

@@ -36,7 +36,10 @@ def synchronize(device: str) -> None:
 
 # --8<-- [start:clock]
 class Clock:
-    """Times named phases: `with clock.phase("forward"): ...` adds one sample to `samples_ms["forward_ms"]`."""
+    """Times named phases: `with clock.phase("forward"): ...` adds one sample to `samples_ms["forward_ms"]`.
+
+    Work that raises leaves no sample.
+    """
 
     def __init__(self, device: str):
         self.device = device
@@ -58,7 +61,8 @@ def measure(
 ) -> dict[str, list[float] | int]:
     """Run `step` warmup + repeats times; keep the repeats' samples, in ms by phase, and their peak memory in bytes.
 
-    `between` runs before each step, outside the clock (clearing gradients, say). Memory is absent on a CPU.
+    `between` runs before each step, outside the clock (clearing gradients, say). Memory is absent on a CPU. What the
+    step raises, running out of memory too, passes through.
     """
     warm, clock = Clock(device), Clock(device)
     for i in range(warmup + repeats):

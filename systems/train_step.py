@@ -19,6 +19,7 @@ def precision_context(precision: str, device: str) -> AbstractContextManager:
     """What wraps the forward pass and the loss: autocast for bf16, nothing for fp32 and tf32.
 
     Sets whether fp32 matrix products may round their inputs to TF32 (10 mantissa bits): only where "tf32" is asked for.
+    `ValueError` for a name that is not in `PRECISIONS`.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"no precision is named {precision!r}; there are: {', '.join(PRECISIONS)}")

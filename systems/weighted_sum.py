@@ -84,7 +84,7 @@ def columns_tile(d: int) -> int:
 
 # --8<-- [start:function]
 class WeightedSum(torch.autograd.Function):
-    """`WeightedSum.apply(x, w)`: x (n, d) and w (d,) -> (n,)."""
+    """`WeightedSum.apply(x, w)`: x (n, d) and w (d,) -> (n,). It checks nothing: `weighted_sum` does."""
 
     @staticmethod
     def forward(ctx, x: Tensor, w: Tensor) -> Tensor:
@@ -114,7 +114,10 @@ class WeightedSum(torch.autograd.Function):
 
 
 def weighted_sum(x: Float[Tensor, "... d"], w: Float[Tensor, " d"]) -> Float[Tensor, "..."]:
-    """Σ_d w_d x_d for each row of x. TypeError or ValueError names what can't be taken."""
+    """Σ_d w_d x_d for each row of x, added up in float32, in the dtype of x: float32, float16 or bfloat16.
+
+    `TypeError` or `ValueError` names what can't be taken. Differentiable once in x and w.
+    """
     for name, tensor in (("x", x), ("w", w)):
         if tensor.dtype not in DTYPES or tensor.dtype != x.dtype:
             raise TypeError(f"{name} must be float32, float16 or bfloat16, the same for both, got {tensor.dtype}")

@@ -26,7 +26,7 @@ def test_inline_and_display_maths_become_mathml() -> None:
     )
     built = hooks.on_page_content(page, PAGE)
     assert '<span class="arithmatex"><math xmlns="http://www.w3.org/1998/Math/MathML" display="inline"' in built
-    assert '<div class="arithmatex"><math xmlns="http://www.w3.org/1998/Math/MathML" display="block"' in built
+    assert 'aria-label="Formula"><math xmlns="http://www.w3.org/1998/Math/MathML" display="block"' in built
     assert r"<code>\(x\)</code>" in built
     assert built.count("\\(") == 1 and "\\[" not in built
 

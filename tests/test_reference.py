@@ -1,4 +1,4 @@
-"""The quick reference: each call that it lists is in the code, and on the page that it links."""
+"""The quick reference: each call is in the code and on the page that it links. The reference of the code is whole."""
 
 import re
 
@@ -36,3 +36,14 @@ def test_a_call_is_in_the_code_and_on_its_page(call, page):
     word = re.compile(rf"\b{name}\b")
     assert any(word.search(path.read_text(encoding="utf-8")) for path in (ROOT / "systems").rglob("*.py")), call
     assert word.search(page_text(page)), f"{page} does not show {call}"
+
+
+def test_the_reference_of_the_code_has_every_module_once():
+    pages = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
+    listed = re.findall(r"^::: (\S+)$", pages, re.MULTILINE)
+    files = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "systems").rglob("*.py")]
+    modules = {".".join(file.parts).removesuffix(".__init__") for file in files}
+    # The page on experiments lists the modules of their package by itself.
+    wanted = {name for name in modules if name != "systems" and not name.startswith("systems.experiments.")}
+    assert len(listed) == len(set(listed))
+    assert set(listed) == wanted, "each module of systems needs one line `::: name` on a page of docs/api"

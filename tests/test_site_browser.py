@@ -7,10 +7,12 @@ need Chromium; where there is none they are skipped, except where the variable C
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from pathlib import Path
 import pytest
 
 try:
+    from axe_playwright_python.base import AXE_SCRIPT
     from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 except ImportError:
     if os.environ.get("CI"):
@@ -32,16 +35,47 @@ REPOSITORY = Path(__file__).parents[1]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND"]
 SORTABLE = "table.data thead button:visible"
+DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+# Contrast takes axe most of its time. Texts whose ancestors have the same tags and classes look alike: it reads one.
+CONTRAST = {"runOnly": ["color-contrast"]}
+MARK_FIRST = """() => {
+    const seen = new Set()
+    const kind = (element) => element && `${element.localName}.${element.className} ${kind(element.parentElement)}`
+    for (const element of document.body.querySelectorAll("*")) {
+        const said = [...element.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim())
+        if (!said || !element.checkVisibility() || seen.has(kind(element))) continue
+        seen.add(kind(element))
+        element.dataset.first = ""
+    }
+}"""
+ALL_BUT_CONTRAST = {"rules": {"color-contrast": {"enabled": False}}}
+# What a wider page hides or shows.
+SCROLLING = {"runOnly": ["scrollable-region-focusable"]}
+MISSHAPEN = """() => [
+    ...(document.documentElement.scrollWidth > innerWidth ? ["wider than the screen"] : []),
+    ...[...document.querySelectorAll("article math")]
+        .filter((formula) => formula.checkVisibility() && formula.getBoundingClientRect().width < 2)
+        .map((formula) => `nothing to see of the formula ${formula.getAttribute("alttext")}`),
+]"""
+
+
+def build(folder: Path, **environment: str) -> float:
+    """Build the site; the seconds that the processors worked, which other work on the machine changes little."""
+    # Not --quiet: it silences the warnings before --strict can count them.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    # One day for all builds, also around midnight: the list of pages is dated.
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "SOURCE_DATE_EPOCH": "1750000000", **environment}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    built = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    # Not --quiet: it silences the warnings before --strict can count them.
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    built = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120)
-    assert built.returncode == 0, built.stdout + built.stderr
+    build(folder)
     return folder
 
 
@@ -64,7 +98,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     """A fresh browser profile, which must end without a remote request and without an error on the console."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light", offline=True)
+    context = browser.new_context(viewport=DESK, color_scheme="light", offline=True)
     remote: list[str] = []
     errors: list[str] = []
     context.on("request", lambda request: remote.append(request.url) if _is_remote(request.url) else None)
@@ -89,15 +123,76 @@ def open_first(page: Page, pages: list[Path], selector: str) -> Locator:
     return pytest.fail(f"no page has {selector}")
 
 
-def test_every_page_is_whole_and_fits_a_phone(page: Page, pages: list[Path]) -> None:
-    page.set_viewport_size({"width": 390, "height": 844})
-    too_wide = []
-    for path in pages:
+def test_two_builds_give_the_same_bytes_and_take_less_than_20_seconds(site: Path, tmp_path: Path) -> None:
+    seconds = build(tmp_path, PYTHONHASHSEED="1")
+    first, second = ({p.relative_to(root): p.read_bytes() for p in root.rglob("*.*")} for root in (site, tmp_path))
+    assert first.keys() == second.keys()
+    assert [path for path in first if first[path] != second[path]] == []
+    assert seconds < 20
+
+
+def test_the_site_is_small_enough_to_send(site: Path) -> None:
+    assert sum(path.stat().st_size for path in site.rglob("*.*")) < 12e6
+
+
+def test_the_first_page_is_light_and_opens_at_once(page: Page, site: Path) -> None:
+    loaded: set[str] = set()
+    page.context.on("request", lambda request: loaded.add(request.url) if request.resource_type != "image" else None)
+    times = []
+    # The best of a few: what else the machine does is not the page's fault.
+    for _ in range(3):
+        page.goto((site / "index.html").as_uri())
+        times.append(page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd"))
+    assert 0 < min(times) < 1000
+    files = [Path(url.removeprefix("file://")) for url in loaded if url.startswith("file://")]
+    assert {"index.html", "site.css", "tablesort.js", "search_index.js"} <= {path.name for path in files}
+    # As a server sends them, compressed; the words of the search are three fifths of it.
+    assert sum(len(gzip.compress(path.read_bytes())) for path in files) < 300_000
+
+
+@pytest.mark.parametrize("quarter", range(4))
+def test_every_page_fits_and_can_be_read(page: Page, pages: list[Path], quarter: int) -> None:
+    """On a desk and on a phone, in light and in dark: nothing is cut off, and axe finds nothing serious."""
+    # Otherwise colours would change slowly, and axe would read them half-way.
+    page.emulate_media(reduced_motion="reduce")
+    found = []
+    for path in pages[quarter::4]:
         page.goto(path.as_uri())
         expect(page.locator("article h1")).to_have_count(1)
-        if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
-            too_wide.append(path.name)
-    assert too_wide == []
+        page.evaluate(AXE_SCRIPT)
+        # Over the shadows at the edges of a table axe can't tell a contrast, and would keep silent.
+        page.add_style_tag(content=".table-frame { background: none !important }")
+        page.evaluate(MARK_FIRST)
+        problems = violations(page, SCROLLING)
+        problems += violations(page, CONTRAST)
+        page.emulate_media(color_scheme="dark")
+        expect(page.locator("body")).to_have_attribute("data-md-color-scheme", "slate")
+        problems += violations(page, CONTRAST)
+        # The frame of all pages, with its navigation, is looked through once.
+        problems += violations(page, {}) if path.name == "index.html" else []
+        page.emulate_media(color_scheme="light")
+        problems += [f"{one} at 1280 pixels" for one in page.evaluate(MISSHAPEN)]
+        page.set_viewport_size(PHONE)
+        # What scrolls becomes a stop for the keyboard once it has been laid out.
+        page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        problems += [f"{one} at 390 pixels" for one in page.evaluate(MISSHAPEN)]
+        problems += violations(page, ALL_BUT_CONTRAST)
+        page.set_viewport_size(DESK)
+        found += [f"{path.name}: {problem}" for problem in problems]
+    assert found == []
+
+
+def violations(page: Page, options: dict) -> list[str]:
+    """What axe calls serious or critical, with the first element that it names."""
+    # A page from a file may not read its style sheets, which axe would try to.
+    options = {"resultTypes": ["violations"], "preload": False, **options}
+    part = "[data-first]" if options.get("runOnly") == ["color-contrast"] else "html"
+    answer = page.evaluate("([part, options]) => axe.run({ include: [[part]] }, options)", [part, options])
+    return [
+        f"{one['id']} ({one['impact']}): {one['nodes'][0]['html'][:200]}"
+        for one in answer["violations"]
+        if one["impact"] in {"serious", "critical"}
+    ]
 
 
 def test_search_finds_a_page_by_its_title(page: Page, pages: list[Path]) -> None:
@@ -112,6 +207,13 @@ def test_search_finds_a_page_by_its_title(page: Page, pages: list[Path]) -> None
     expect(results.first).to_be_visible()
     addresses = results.evaluate_all("links => links.map(link => link.href)")
     assert any(address.startswith(target.as_uri()) for address in addresses), addresses
+
+
+def test_search_finds_a_phrase_of_the_text(page: Page, site: Path) -> None:
+    page.goto((site / "index.html").as_uri())
+    page.locator(".md-search__input").click()
+    page.locator(".md-search__input").press_sequentially("online softmax")
+    expect(page.locator('.md-search-result__link[href*="online_softmax.html"]').first).to_be_visible()
 
 
 def test_maths_is_drawn_without_a_script(page: Page, pages: list[Path]) -> None:

@@ -112,20 +112,10 @@
     show()
   })
   for (const [kind, write] of Object.entries(WRITERS)) root.querySelector(`[data-download=${kind}]`).addEventListener("click", write)
-  const heads = root.querySelectorAll("thead th")
-  heads.forEach((head) => {
-    const button = document.createElement("button")
-    button.type = "button"
-    button.append(...head.childNodes)
-    head.append(button)
-    button.addEventListener("click", () => {
-      const next = { ascending: "descending", descending: null }
-      const order = head.ariaSort in next ? next[head.ariaSort] : "ascending"
-      heads.forEach((other) => other.removeAttribute("aria-sort"))
-      if (order) head.ariaSort = order
-      Object.assign(state, { by: button.textContent, order })
-      show()
-    })
+  // tablesort.js, which every page loads before this, makes the buttons.
+  addSortButtons([...root.querySelectorAll("thead th")], (column, order) => {
+    Object.assign(state, { by: ORDER[column], order })
+    show()
   })
   changed()
 }

@@ -31,12 +31,8 @@ function compare(a, b, direction) {
   return direction * a.text.localeCompare(b.text, "en", { numeric: true })
 }
 
-function makeSortable(table) {
-  const body = table.tBodies[0]
-  const heads = [...(table.tHead?.rows[0]?.cells ?? [])]
-  const merged = table.querySelector("[rowspan], [colspan]")
-  if (!body || body.rows.length < 3 || table.tHead?.rows.length !== 1 || merged) return
-  const original = [...body.rows]
+// Make a button of each head that says something. `sort` is told its column and "ascending", "descending" or null (as it was).
+function addSortButtons(heads, sort) {
   heads.forEach((head, column) => {
     if (!head.textContent.trim()) return
     const button = document.createElement("button")
@@ -47,16 +43,28 @@ function makeSortable(table) {
       const next = { ascending: "descending", descending: null }
       const order = head.ariaSort in next ? next[head.ariaSort] : "ascending"
       heads.forEach((other) => other.removeAttribute("aria-sort"))
-      if (!order) return body.append(...original)
-      head.ariaSort = order
-      const rows = original.map((row) => ({ row, value: valueOf(row.cells[column]) }))
-      rows.sort((a, b) => compare(a.value, b.value, order === "ascending" ? 1 : -1))
-      body.append(...rows.map(({ row }) => row))
+      if (order) head.ariaSort = order
+      sort(column, order)
     })
   })
 }
 
-// A frame that has nothing to scroll is no stop for the Tab key. Frames in hidden tabs change size when they are shown.
+function makeSortable(table) {
+  const body = table.tBodies[0]
+  const heads = [...(table.tHead?.rows[0]?.cells ?? [])]
+  const merged = table.querySelector("[rowspan], [colspan]")
+  if (!body || body.rows.length < 3 || table.tHead?.rows.length !== 1 || merged) return
+  const original = [...body.rows]
+  addSortButtons(heads, (column, order) => {
+    if (!order) return body.append(...original)
+    const rows = original.map((row) => ({ row, value: valueOf(row.cells[column]) }))
+    rows.sort((a, b) => compare(a.value, b.value, order === "ascending" ? 1 : -1))
+    body.append(...rows.map(({ row }) => row))
+  })
+}
+
+// A frame, a formula or a row of tabs that has nothing to scroll is no stop for the Tab key. Frames in hidden tabs change size
+// when they are shown.
 const sizes = new ResizeObserver((entries) => {
   for (const { target } of entries) {
     if (target.scrollWidth > target.clientWidth) target.tabIndex = 0
@@ -65,4 +73,4 @@ const sizes = new ResizeObserver((entries) => {
 })
 
 for (const table of document.querySelectorAll("table.data")) makeSortable(table)
-for (const frame of document.querySelectorAll(".table-frame")) sizes.observe(frame)
+for (const frame of document.querySelectorAll(".table-frame, div.arithmatex, .tabbed-labels")) sizes.observe(frame)

@@ -14,9 +14,10 @@ def flash_attention(
 ) -> Float[Tensor, "... q d"]:
     """softmax(scale · q kᵀ) v without ever holding the scores. Leading dimensions are free, the last of them is heads.
 
-    Causal hides key j from query i where j > i, counted from the top left as PyTorch's `is_causal` does, also where
-    the numbers of queries and keys differ. k and v may have fewer heads, shared by neighbouring query heads. scale
-    None is 1 / sqrt(d). backend: "triton" or "torch". ValueError or TypeError names what can't be taken.
+    `causal` hides key j from query i where j > i, counted from the top left as PyTorch's `is_causal` does, also where
+    the numbers of queries and keys differ. k and v may have fewer heads, shared by neighbouring query heads. `scale`
+    None is 1 / sqrt(d). `backend` is "triton" (float32, float16, bfloat16) or "torch" (float64 too). The result has the
+    dtype of q; sums are kept in float32 or wider. `ValueError` or `TypeError` names what can't be taken.
     """
     # Imported here, so that the PyTorch tiles work where Triton is not installed.
     if backend == "triton":

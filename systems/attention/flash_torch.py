@@ -29,7 +29,10 @@ def wide_dtype(x: Tensor) -> torch.dtype:
 def forward_tiles(
     q: Float[Tensor, "... q d"], k: Float[Tensor, "... k d"], v: Float[Tensor, "... k d"], causal: bool, scale: float
 ) -> tuple[Float[Tensor, "... q d"], Float[Tensor, "... q"]]:
-    """(o, lse): one pass over the tiles of keys for each tile of queries, with online softmax."""
+    """(o, lse): one pass over the tiles of keys for each tile of queries, with online softmax (algorithm 1).
+
+    o has the dtype of q, lse is float32, or float64 for float64.
+    """
     n_q, n_k, wide = q.shape[-2], k.shape[-2], wide_dtype(q)
     o, lse = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=wide)
     for q_start in range(0, n_q, Q_TILE):
@@ -76,7 +79,7 @@ def backward_tiles(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv), one tile of keys at a time against every query that sees it."""
+    """(dq, dk, dv), one tile of keys at a time against every query that sees it (algorithm 2)."""
     n_q, n_k, wide = q.shape[-2], k.shape[-2], wide_dtype(q)
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
     # Scaled once, here: S = (scale q) kᵀ, and dk = dSᵀ (scale q).
@@ -124,7 +127,11 @@ def compiled_key_tile():
 
 
 class FlashAttentionPyTorch(torch.autograd.Function):
-    """`FlashAttentionPyTorch.apply(q, k, v, is_causal)`; (batch, n, d), or heads before n too."""
+    """`FlashAttentionPyTorch.apply(q, k, v, is_causal)`; (batch, n, d), or heads before n too.
+
+    Every float dtype; k and v have the heads of q. `ValueError` or `TypeError` names what can't be taken; a second
+    derivative can't.
+    """
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None) -> Tensor:
@@ -150,7 +157,7 @@ class FlashAttentionPyTorch(torch.autograd.Function):
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """`flash_attention` by these tiles."""
+    """`flash_attention` by these tiles, with its arguments and errors."""
     q, k, v = autocast_like_sdpa(q, k, v)
     check_inputs(q, k, v, causal, scale, DTYPES)
     if q.ndim > 2 and k.shape[-3] != q.shape[-3]:

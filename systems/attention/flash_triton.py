@@ -1,4 +1,4 @@
-"""FlashAttention-2 in Triton, forward and backward (Dao 2023, https://arxiv.org/abs/2307.08691, algorithms 1 and 2).
+"""FlashAttention-2 in Triton, forward and backward (Dao 2023, arXiv 2307.08691, algorithms 1 and 2).
 
 Forward: one program per tile of queries walks over the tiles of keys with online softmax; scores stay on chip, and
 only o and lse are written. Backward: delta = rowsum(o · do); then one program per tile of keys walks over the queries
@@ -550,7 +550,10 @@ flash_forward.register_autograd(differentiate_operator, setup_context=save_for_o
 
 
 class FlashAttentionTriton(torch.autograd.Function):
-    """`FlashAttentionTriton.apply(q, k, v, is_causal)`; (batch, n, d), or heads before n too."""
+    """`FlashAttentionTriton.apply(q, k, v, is_causal)`; (batch, n, d), or heads before n too, d up to 256.
+
+    float32, float16 or bfloat16. `ValueError` or `TypeError` names what can't be taken; a second derivative can't.
+    """
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None) -> Tensor:
@@ -585,7 +588,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) ->
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """`flash_attention` by these kernels."""
+    """`flash_attention` by these kernels, with its arguments and errors."""
     q, k, v = autocast_like_sdpa(q, k, v)
     if isinstance(q, Tensor) and q.ndim in (3, 4) and not is_traced(q):
         # The class checks for itself.

@@ -21,7 +21,8 @@ def attention_reference(
 ) -> tuple[Float[Tensor, "... q d"], Float[Tensor, "... q"]]:
     """(o, lse), lse with the natural logarithm. Causal keeps key j for query i where j ≤ i, counted from the top left.
 
-    Fewer heads (third dimension from the end) in k and v than in q: neighbouring query heads share one.
+    `scale` None is 1 / sqrt(d). Fewer heads (third dimension from the end) in k and v than in q: neighbouring query
+    heads share one. Checks nothing: what PyTorch's own operations refuse raises their errors.
     """
     if q.ndim > 2 and k.shape[-3] != q.shape[-3]:
         group = q.shape[-3] // k.shape[-3]

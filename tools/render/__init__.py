@@ -69,8 +69,10 @@ def render_all(results: Path) -> dict[str, str]:
             raise records.RecordError(
                 f"{results}/*/{stem}.json: a record lacks what its tables need ({error!r}); restore it or measure again"
             ) from error
-    # What spans stems: the write-up with its claims, the table of everything; and the drawings, which no record gives.
+    # What spans stems: the write-up with its claims, the table of everything, how long it took; and the drawings,
+    # which no record gives.
     files |= writeup.fragments(found) | import_module("tools.render.explorer").files(found)
+    files |= import_module("tools.render.durations").fragments(found)
     files |= import_module("tools.render.diagrams").diagrams()
     # JSON strings are YAML strings.
     lines = [
