@@ -111,8 +111,17 @@ def to_json(record: Record) -> str:
     lines = [
         f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}" for key, value in data.items()
     ]
+    for row in rows:
+        row["metrics"] = {name: to_nanoseconds(name, value) for name, value in row["metrics"].items()}
     body = ",\n".join(f"  {json.dumps(row, ensure_ascii=False, allow_nan=False)}" for row in rows)
     return "{\n" + ",\n".join([*lines, f' "rows": [\n{body}\n ]' if rows else ' "rows": []']) + "\n}\n"
+
+
+def to_nanoseconds(name: str, value: Any) -> Any:
+    """Samples in ms without the digits that subtracting clock readings leaves behind: no clock here reads less."""
+    if isinstance(value, list) and name.endswith("_ms"):
+        return [round(sample, 6) if isinstance(sample, float) else sample for sample in value]
+    return value
 
 
 def _checked(value: Any, annotation: Any, where: str) -> Any:

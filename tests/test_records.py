@@ -57,6 +57,14 @@ def test_the_schema_stands_first_and_each_row_on_a_line():
     ]
 
 
+def test_samples_are_kept_to_the_nanosecond():
+    record = example()
+    record.rows = [Row({}, "ok", {"forward_ms": [0.2016629999985753, 1], "loss": [0.1234567891], "last_ms": 0.1234567})]
+    (row,) = json.loads(records.to_json(record))["rows"]
+    # Losses, and whatever else isn't a clock's, keep all of their digits.
+    assert row["metrics"] == {"forward_ms": [0.201663, 1], "loss": [0.1234567891], "last_ms": 0.1234567}
+
+
 def test_complete_means_every_row_and_none_failed():
     record = example()
     assert record.complete
