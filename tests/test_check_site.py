@@ -81,6 +81,10 @@ FAULTS = {
     "admonition mark": ("<p>\n!!! note</p>", "tab or admonition mark left as text: "),
     "details mark": ("<p>\n??? question</p>", "tab or admonition mark left as text: "),
     "table without head": ("<table><tr><td>1</td></tr></table>", "table without header cells: '1'"),
+    "tabs run together": (
+        '<div class="tabbed-labels"><label>H200</label><label>A100</label><label>H200</label></div>',
+        "tabs that ran together, for no text stands between them: H200, A100, H200",
+    ),
     "undefined reference": ("<p>see [the <code>x</code>][nope]</p>", "undefined reference link: "),
     "undefined footnote": ("<p>x[^1]</p>", "undefined footnote: "),
     "Markdown link": ("<div>[x](setup.md)</div>", "Markdown link left as text: "),

@@ -117,7 +117,7 @@ def _around(text: str, match: re.Match[str]) -> str:
 
 
 def check_structure(page: Element, main: Element, is_page: bool) -> Iterator[str]:
-    """Ids, headings, images, tables and code blocks."""
+    """Ids, headings, images, tables, code blocks and tabs."""
     ids: list[str] = page.xpath("//@id")
     for name, count in Counter(ids).items():
         if count > 1:
@@ -140,6 +140,10 @@ def check_structure(page: Element, main: Element, is_page: bool) -> Iterator[str
     for pre in main.iter("pre"):
         if not pre.text_content().strip():
             yield "empty code block"
+    for tabs in main.find_class("tabbed-labels"):
+        labels = [label.text_content().strip() for label in tabs.iter("label")]
+        if len(set(labels)) < len(labels):
+            yield f"tabs that ran together, for no text stands between them: {', '.join(labels)}"
 
 
 def _words(element: Element) -> str:
