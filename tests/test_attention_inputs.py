@@ -96,7 +96,13 @@ def test_kernels_write_all_of_their_outputs_and_nothing_else(d, causal, device, 
         return memory[2048 : 2048 + count].view(shape)
 
     with monkeypatch.context() as patch:
-        patch.setattr(torch.Tensor, "new_empty", lambda x, shape, dtype: poisoned(shape, dtype, x.device))
+        new_empty = torch.Tensor.new_empty
+
+        def poisoned_like(x, shape, dtype=None, **options):
+            # The interpreter names a device for copies of its own.
+            return new_empty(x, shape, dtype=dtype, **options) if options else poisoned(shape, dtype, x.device)
+
+        patch.setattr(torch.Tensor, "new_empty", poisoned_like)
         patch.setattr(torch, "empty_like", lambda x: poisoned(x.shape, x.dtype, x.device))
         o, lse = flash_triton.launch_forward(q, k, v, causal, d**-0.5)
         outputs = (o, lse, *flash_triton.launch_backward(do, q, k, v, o, lse, causal, d**-0.5))

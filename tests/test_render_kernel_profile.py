@@ -163,7 +163,7 @@ def test_without_a_record_every_table_says_so():
 def test_the_record_is_one_that_can_be_read(record, tmp_path: Path):
     path = tmp_path / "nvidia-h200" / "kernel_profile.json"
     records.write(record, path)
-    assert records.read(path) == record
+    assert records.to_json(records.read(path)) == records.to_json(record)
     assert "kernel_profile-times.md" in render.render_all(tmp_path)
 
 

@@ -63,7 +63,7 @@
         for (const name of ORDER) {
           const cell = row.insertCell()
           cell.textContent = name === "context" ? (line[at(name)] ?? "") : format(line[at(name)])
-          if (typeof line[at(name)] === "number") cell.style.textAlign = "right"
+          if (typeof line[at(name)] === "number") cell.className = "r"
         }
         return row
       }),

@@ -25,6 +25,8 @@ DARK = dict(
 # matplotlib writes millionths of a point; a hundredth is finer than any screen, and the files are a third smaller.
 COORDINATES = re.compile(r'\s(?:d|x|y|transform)="[^"]*"')
 FINE = re.compile(r"(\.\d\d)\d+")
+# A curve of many points can do with tenths, and with one letter for all of its lines.
+LONG, TENTH = 500, re.compile(r"(\.\d)\d+")
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "systems",
     # Text stays text: smaller files that can be searched and read aloud.
@@ -65,12 +67,17 @@ def plain_log_scale(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
+def shortened(coordinates: re.Match[str]) -> str:
+    text = FINE.sub(r"\1", coordinates[0])
+    return TENTH.sub(r"\1", text).replace("\nL ", " ") if len(text) > LONG else text
+
+
 def svg_pair(name: str, figure: Figure) -> dict[str, str]:
     """`<name>.svg` and `<name>-dark.svg`, the same bytes on every machine."""
     buffer = io.StringIO()
     with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    drawing = COORDINATES.sub(lambda match: FINE.sub(r"\1", match[0]), buffer.getvalue())
+    drawing = COORDINATES.sub(shortened, buffer.getvalue())
     light = "\n".join(line.rstrip() for line in drawing.splitlines()) + "\n"
     dark = light
     for ours, theirs in DARK.items():
