@@ -424,6 +424,32 @@ def test_a_folder_that_cannot_be_written_is_a_line(tree, tmp_path):
     assert done.stderr.endswith(f"no log: can the node write {tree.results / '.slurm' / 'fake-full'}?\n")
 
 
+@needs_slurm
+def test_a_full_folder_is_a_line_and_loses_nothing(tree):
+    tree.results.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tree.results], check=True)
+    try:
+        tree.slow(6)
+        running = tree.start()
+        until(tree.began(3))
+        filler = tree.results / "filler"
+        with pytest.raises(OSError, match="No space left"), open(filler, "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(512))
+        output, _ = running.communicate(timeout=120)
+        where = tree.results / ".slurm"
+        line = f"fake: error: can't write to {where}: No space left on device; make room and run again to go on"
+        assert running.returncode == 2 and line in output.splitlines()
+        filler.unlink()
+        assert tree.run().returncode == 0 and tree.complete()
+        # When the third row began, the first two were written: they are not measured again.
+        first, second, *others = tree.measured()
+        assert {first, second}.isdisjoint(others) and len({first, second, *others}) == 6
+    finally:
+        tree.cluster.empty()
+        subprocess.run(["umount", "--lazy", tree.results], check=True)
+
+
 def test_options_come_from_the_file_and_flags_win(tmp_path):
     file = tmp_path / "pyproject.toml"
     table = "[tool.regen_tables.slurm]\n"

@@ -13,6 +13,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -266,9 +267,23 @@ def look(job: Job, state: State, options: Options, final: bool) -> Outcome | Non
             return None
         except SlurmError as error:
             return Outcome(job.stem, f"{how}; not queued again: {error}", 1)
+    if (why := refused(job.file.parent)) is not None:
+        return Outcome(job.stem, f"error: can't write to {job.file.parent}: {why}; make room and run again to go on", 2)
     if job.log.exists():
         return Outcome(job.stem, f"{how}; see {job.log}", 1)
     return Outcome(job.stem, f"error: {how}; no log: can the node write {job.log.parent}?", 2)
+
+
+def refused(folder: Path) -> str | None:
+    """Why nothing can be written there: a full disk or a quota tells a job's log least of all. None where it can."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(2**16))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.strerror
+    return None
 
 
 def cancelled(jobs: list[Job]) -> bool:
