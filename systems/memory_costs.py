@@ -98,9 +98,14 @@ def ends_saved(p: Pass) -> Bytes:
 
 
 def loss_saved(p: Pass) -> Bytes:
-    """What the loss keeps; the logits are held by whoever called the model."""
+    """What the loss keeps; the logits are held by whoever called the model.
+
+    CUDA's autocast casts `nll_loss` and not `cross_entropy`, which asks for a log-softmax in the dtype of the logits.
+    """
+    entries = p.batch * p.context * p.vocab
     return {
-        "log-softmax, fp32": p.batch * p.context * p.vocab * FP32_BYTES,
+        "log-softmax": entries * p.low,
+        "log-softmax, cast for the loss, fp32": entries * FP32_BYTES if p.low < FP32_BYTES else 0,
         "loss and its total weight, fp32": 2 * FP32_BYTES,
     }
 
@@ -210,13 +215,13 @@ def in_training(p: Pass) -> list[Bytes]:
         copies = 0
     largest = max(shape.d_model * shape.d_ff, p.vocab * shape.d_model) * FP32_BYTES
     return [
+        {"weight copies": copies, "saved activations": kept + loss},
         {
             "weight copies": copies,
-            "saved activations": kept + loss,
-            # Under autocast the logits are cast for the loss.
-            "temporaries": wide_logits if p.precision == "bf16" else 0,
+            "saved activations": kept - logits_bytes(p) + loss,
+            # The gradient of the log-softmax and that of the logits; under autocast its fp32 copy goes between them.
+            "temporaries": wide_logits if p.precision == "bf16" else 2 * wide_logits,
         },
-        {"weight copies": copies, "saved activations": kept - logits_bytes(p) + loss, "temporaries": 2 * wide_logits},
         *(half for blocks in {1, shape.num_layers} for half in block_backward(p, blocks)),
         {"gradients": weight_bytes(p), "temporaries": largest},
     ]

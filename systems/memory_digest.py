@@ -8,7 +8,8 @@ from systems.memory_snapshot import CATEGORIES, Block, History, in_use
 
 # Points of a timeline; between them its shape is lost, its highest and lowest points are not.
 POINTS = 240
-LARGEST = 8
+# Groups of blocks that are kept of a pass: those of a drawn one are shown.
+LARGEST, FEW = 8, 3
 Group = dict[str, Any]
 
 
@@ -20,6 +21,7 @@ def digest(history: History, timeline: bool = False) -> dict[str, Any]:
     peak = total.index(max(total))
     made = sorted((b for b in history.blocks if not b.older), key=lambda block: -block.bytes)
     tenth = made[: max(1, len(made) // 10)]
+    shown = LARGEST if timeline else FEW
     return {
         "peak_requested_bytes": total[peak],
         "peak_phase": next((p.name for p in history.phases if p.first <= peak <= p.last), "between phases"),
@@ -37,8 +39,8 @@ def digest(history: History, timeline: bool = False) -> dict[str, Any]:
         ],
         "allocations": len(made),
         "tenth_least_bytes": tenth[-1].bytes,
-        "tenth": groups(tenth)[:LARGEST],
-        "largest_at_peak": groups([b for b in history.blocks if b.lives_at(peak)])[:LARGEST],
+        "tenth": groups(tenth)[:shown],
+        "largest_at_peak": groups([b for b in history.blocks if b.lives_at(peak)])[:shown],
         **({"timeline": sampled(layers, total, history)} if timeline else {}),
     }
 

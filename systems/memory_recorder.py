@@ -86,6 +86,7 @@ class Recorder:
     def look_at_copies(self) -> None:
         """After the model, while autocast is still on: which copies of weights it holds."""
         if torch.is_autocast_enabled(self.device.type) and self.running:
+            drop_pause(self.device)
             self.mark(Mark(self.running[-1], "inside", cached_copies(self.model)))
 
     def history(self) -> History:
@@ -108,6 +109,11 @@ class Recorder:
 
 def drop_marker(device: torch.device) -> None:
     """One byte, allocated and freed: a point in the history that is found again by this function's name."""
+    torch.empty(1, dtype=torch.uint8, device=device)
+
+
+def drop_pause(device: torch.device) -> None:
+    """The same, before a look: what looking allocates until the next mark is no part of the pass."""
     torch.empty(1, dtype=torch.uint8, device=device)
 
 

@@ -24,6 +24,8 @@ CATEGORIES = ("weights", "optimizer state", "gradients", "weight copies", "saved
 SAVING_PHASES = ("forward", "second_forward", "loss")
 # The function whose allocations are the marks in the history: a clock would not tell on which side a block falls.
 MARKER = "drop_marker"
+# From an allocation of this function to the next mark somebody looks: no time passes.
+PAUSE = "drop_pause"
 Frame = tuple[str, str, int]
 
 
@@ -122,7 +124,7 @@ def replay(snapshot: dict[str, Any], device: int) -> tuple[list[Block], list[int
     blocks: list[Block] = []
     live: dict[int, Block] = {}
     marks: list[int] = []
-    event = 0
+    event, paused = 0, False
     for entry in traces[device]:
         # Segments of the pool come and go, and a request to free precedes the free: neither changes what is in use.
         if entry["action"] == "alloc":
@@ -131,18 +133,20 @@ def replay(snapshot: dict[str, Any], device: int) -> tuple[list[Block], list[int
                 raise SnapshotError(
                     f"the history allocates {block.address:#x} twice: entries are missing, record again"
                 )
-            if any(function == MARKER for function, _, _ in block.stack):
-                marks.append(event)
             live[block.address] = block
             blocks.append(block)
-            event += 1
+            functions = {function for function, _, _ in block.stack}
+            if MARKER in functions:
+                marks.append(event)
+            paused = MARKER not in functions and (paused or PAUSE in functions)
+            event += not paused
         elif entry["action"] == "free_completed":
             block = live.pop(entry["addr"], None)
             if block is None:
                 block = Block(entry["addr"], entry["size"], 0, stack=stack_of(entry), older=True)
                 blocks.append(block)
             block.end = event
-            event += 1
+            event += not paused
     for segment in snapshot["segments"]:
         if segment["device"] == device:
             blocks += survivors(segment, live)

@@ -5,6 +5,7 @@ reference its end. Autocast for the CPU is taught what autocast for CUDA does, s
 """
 
 import sys
+import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,9 @@ from systems import memory_recorder, model
 
 aten = torch.ops.aten
 
+# What the allocator rounds to.
+BLOCK_BYTES = 512
+
 
 class Allocator(TorchDispatchMode):
     """What `torch.cuda.memory` would have recorded."""
@@ -31,6 +35,7 @@ class Allocator(TorchDispatchMode):
         self.trace: list[dict[str, Any]] = []
         self.recording = False
         self.used = self.peak = 0
+        self.rounded = self.rounded_peak = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -50,12 +55,15 @@ class Allocator(TorchDispatchMode):
         self.note("alloc", address, storage.nbytes(), frames)
         self.used += storage.nbytes()
         self.peak = max(self.peak, self.used)
+        self.rounded += rounded(storage.nbytes())
+        self.rounded_peak = max(self.rounded_peak, self.rounded)
 
     def free(self, address: int) -> None:
         size, _ = self.live.pop(address)
         self.note("free_requested", address, size, [])
         self.note("free_completed", address, size, [])
         self.used -= size
+        self.rounded -= rounded(size)
 
     def note(self, action: str, address: int, size: int, frames: list) -> None:
         if self.recording:
@@ -66,7 +74,7 @@ class Allocator(TorchDispatchMode):
         self.trace = []
 
     def reset_peak(self) -> None:
-        self.peak = self.used
+        self.peak, self.rounded_peak = self.used, self.rounded
 
     def snapshot(self) -> dict[str, Any]:
         segments = [
@@ -74,6 +82,11 @@ class Allocator(TorchDispatchMode):
             for address, (size, frames) in self.live.items()
         ]
         return {"segments": segments, "device_traces": [self.trace]}
+
+
+def rounded(size: int) -> int:
+    """The block that holds `size` bytes where any rest can be split off, as with expandable segments."""
+    return -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def python_frames() -> list[dict[str, Any]]:
@@ -97,6 +110,8 @@ def allocator(monkeypatch) -> Iterator[Allocator]:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", found.reset_peak)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"requested_bytes.all.peak": found.peak})
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: found.rounded_peak)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", found.record)
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", found.snapshot)
     with cuda_autocast(monkeypatch), FakeTensorMode(), found:
@@ -141,9 +156,10 @@ def cuda_autocast(monkeypatch) -> Iterator[None]:
         with below():
             return aten.sum.dim_IntList(x, *arguments, dtype=dtype or torch.float32, **options)
 
-    def log_softmax(x, dim, dtype=None):
+    # As a whole it is on the CPU's list and not on CUDA's, where it asks for a log-softmax in the dtype of the logits.
+    def cross_entropy(logits, targets, *_):
         with below():
-            return aten.log_softmax.int(x, dim, dtype or torch.float32)
+            return aten.nll_loss_nd(aten.log_softmax.int(logits, 1, logits.dtype).float(), targets)
 
     library = torch.library.Library("aten", "IMPL")
     for name, function in {
@@ -152,9 +168,12 @@ def cuda_autocast(monkeypatch) -> Iterator[None]:
         "rsqrt": wide(aten.rsqrt.default),
         "exp": wide(aten.exp.default),
         "sum.dim_IntList": summed,
-        "log_softmax.int": log_softmax,
+        "cross_entropy_loss": cross_entropy,
     }.items():
-        library.impl(name, function, "AutocastCPU")
+        with warnings.catch_warnings():
+            # The CPU's own cast of the loss is overridden on purpose.
+            warnings.filterwarnings("ignore", message="Warning only once for all operators")
+            library.impl(name, function, "AutocastCPU")
     try:
         yield
     finally:

@@ -153,6 +153,35 @@ def test_a_sampled_timeline_keeps_every_peak():
     assert line["event"][0] == 0 and line["event"][-1] == len(total) - 1
 
 
+def test_no_time_passes_while_somebody_looks():
+    pool, marks = training_step()
+    plain = history(pool.snapshot(), marks)
+    trace = pool.trace
+    after_copy = next(i for i, e in enumerate(trace) if e["size"] == 20 * MIB) + 1
+    pool.trace = []
+    pool.make("pause", 1, [{"name": "drop_pause", "filename": "/x/systems/memory_recorder.py", "line": 2}])
+    pool.free("pause")
+    pool.make("probe", 500 * MIB)
+    pool.free("probe")
+    pool.trace = [*trace[:after_copy], *pool.trace, *trace[after_copy:]]
+    looked = history(pool.snapshot(), marks)
+    assert in_use(looked) == in_use(plain) and looked.phases == plain.phases
+
+
+def test_what_expandable_segments_add_to_a_history_changes_nothing():
+    """Pages of a segment are mapped and unmapped, and each stretch of mapped pages is listed as a segment."""
+    pool, marks = training_step()
+    plain = history(pool.snapshot(), marks)
+    actions = ("segment_map", "segment_unmap", "segment_alloc", "segment_free", "workspace_snapshot", "snapshot")
+    # At the address of a block that is alive, and from a marker's line.
+    address = pool.live["gradient"][0]
+    pages = [{"action": action, "addr": address, "size": 20 * MIB, "frames": MARKED} for action in actions]
+    # The one entry that has no address.
+    pages.append({"action": "oom", "size": MIB, "device_free": 0, "frames": MODEL})
+    pool.trace = [entry for one in pool.trace for entry in (*pages, one)] + pages
+    assert history(pool.snapshot(), marks) == plain
+
+
 # Histories that give no picture -----------------------------------------------------------------------------------
 
 
