@@ -44,7 +44,7 @@ def plain(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 def attention(name: str, causal: bool, n: int, device: str) -> Attention:
     """The implementation of this name for n queries and keys."""
-    if name in ("ours", "ours_tf32"):
+    if name in ("ours", "ours_high"):
         return lambda q, k, v: FlashAttentionTriton.apply(q, k, v, causal)
     if name == "plain":
         return lambda q, k, v: plain(q, k, v, causal)
@@ -60,7 +60,7 @@ def attention(name: str, causal: bool, n: int, device: str) -> Attention:
 @contextmanager
 def only(name: str) -> Iterator[None]:
     """Inside, this implementation runs alone: SDPA is held to one backend, and fp32 products to the named precision."""
-    torch.set_float32_matmul_precision("high" if name == "ours_tf32" else "highest")
+    torch.set_float32_matmul_precision("high" if name == "ours_high" else "highest")
     try:
         with sdpa_kernel(BACKENDS[name]) if name in BACKENDS else nullcontext():
             yield

@@ -8,8 +8,6 @@ from systems.attention import attention_reference
 NAMES = ("o", "lse", "dq", "dk", "dv")
 # However badly plain PyTorch does on an input, ours stays within this part of the largest value.
 CAP = {torch.float64: 1e-10, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-# Factors of TF32 have the 10 bits behind the point of float16's.
-CAP_TF32 = CAP[torch.float16]
 
 
 def make_inputs(
@@ -63,33 +61,39 @@ def run_reference(
     return dict(zip(NAMES, (o.detach(), lse.detach(), *gradients(o, (q, k, v), do.to(dtype))), strict=True))
 
 
-class Tf32Product(torch.autograd.Function):
-    """a b with factors rounded to TF32, in the gradient too: what a library does on some shapes and not on all."""
+class SplitProduct(torch.autograd.Function):
+    """a b with each factor the sum of two bfloat16 numbers, in the gradient too; low times low is left out."""
 
     @staticmethod
     def forward(ctx, a: Tensor, b: Tensor) -> Tensor:
         ctx.save_for_backward(a, b)
-        return round_to_tf32(a) @ round_to_tf32(b)
+        return split_product(a, b)
 
     @staticmethod
     def backward(ctx, g: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        a, b = (round_to_tf32(x) for x in ctx.saved_tensors)
-        g = round_to_tf32(g)
-        return g @ b.mT, a.mT @ g
+        a, b = ctx.saved_tensors
+        return split_product(g, b.mT), split_product(a.mT, g)
 
 
-def round_to_tf32(x: Tensor) -> Tensor:
-    """The nearest float32 with 10 bits behind the point."""
-    return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+def split_product(a: Tensor, b: Tensor) -> Tensor:
+    """a b by three products of bfloat16 parts, summed in float32."""
+    (a_high, a_low), (b_high, b_low) = two_parts(a), two_parts(b)
+    return a_low @ b_high + a_high @ b_low + a_high @ b_high
 
 
-def run_tf32(q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool, scale: float | None) -> dict[str, Tensor]:
-    """The same five by plain attention whose products are TF32's."""
+def two_parts(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The nearest bfloat16 and the bfloat16 nearest to what it leaves, both held as float32."""
+    high = x.bfloat16().float()
+    return high, (x - high).bfloat16().float()
+
+
+def run_split(q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool, scale: float | None) -> dict[str, Tensor]:
+    """The same five by plain attention whose products are `split_product`."""
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    s = Tf32Product.apply(q, k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    s = SplitProduct.apply(q, k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if causal:
         s = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1), float("-inf"))
-    o, lse = Tf32Product.apply(torch.softmax(s, -1), v), torch.logsumexp(s, -1)
+    o, lse = SplitProduct.apply(torch.softmax(s, -1), v), torch.logsumexp(s, -1)
     return dict(zip(NAMES, (o.detach(), lse.detach(), *gradients(o, (q, k, v), do)), strict=True))
 
 
@@ -122,20 +126,20 @@ def check_against_reference(
     do: Tensor,
     causal: bool,
     scale: float | None = None,
-    tf32: bool = False,
+    split: bool = False,
 ) -> None:
     """Each error is at most twice that of plain PyTorch in the same precision, plus a band for rounding, and capped.
 
     The band: one unit of the result's dtype at its largest value, what sums in float32 leave where the exact result
     cancels to nothing, what a sum of n terms gathers when each addition rounds (a walk of n steps of half a unit),
     and the rounding of the saved lse. lse is kept in float32 whatever the inputs are, so plain PyTorch in float32 is
-    its measure. With `tf32`, plain attention with products in TF32 is the measure of all, and the band has what delta
+    its measure. With `split`, plain attention with split products is the measure of all, and the band has what delta
     adds.
     """
     exact = run_reference(q, k, v, do, causal, scale)
     wide = q.dtype if q.dtype == torch.float64 else torch.float32
-    if tf32:
-        plain = run_tf32(q, k, v, do, causal, scale)
+    if split:
+        plain = run_split(q, k, v, do, causal, scale)
     else:
         plain = run_reference(q, k, v, do, causal, scale, dtype=q.dtype)
         plain["lse"] = run_reference(q, k, v, do, causal, scale, dtype=wide)["lse"]
@@ -152,9 +156,8 @@ def check_against_reference(
         summed = q.shape[-2] if name in ("dk", "dv") else k.shape[-2]
         walk = eps / 2 * summed**0.5 * largest
         band = torch.finfo(dtype).eps * largest + terms + walk + recomputed
-        if tf32 and name in ("dq", "dk"):
+        if split and name in ("dq", "dk"):
             band += of_delta(plain["o"] - exact["o"], q, k, do, causal, scale, exact["lse"])[name]
         error = worst(actual[name], exact[name])
-        cap = CAP_TF32 if tf32 else CAP[q.dtype]
-        bound = min(2 * worst(plain[name], exact[name]) + band, cap * max(1.0, largest))
+        bound = min(2 * worst(plain[name], exact[name]) + band, CAP[q.dtype] * max(1.0, largest))
         assert error <= bound, f"{name}: error {error:.3g} exceeds {bound:.3g} (largest value {largest:.3g})"

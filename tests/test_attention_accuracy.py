@@ -8,6 +8,7 @@ from torch import Tensor
 
 from systems.attention import FlashAttentionPyTorch, FlashAttentionTriton, flash_triton
 from systems.attention.flash_triton import launch_backward, launch_forward
+from systems.attention.flash_triton_forward import narrow
 from systems.attention.tiles import Tile
 from tests.attention_checks import NAMES, check_against_reference, make_inputs, run_class, run_reference, worst
 
@@ -21,7 +22,7 @@ PAIRS = [(1, 130), (130, 1), (65, 191), (191, 65), (63, 64)]
 @triton.jit
 def narrow_kernel(x_ptr, y_ptr, n: tl.constexpr):
     x = tl.load(x_ptr + tl.arange(0, n))
-    tl.store(y_ptr + tl.arange(0, n), flash_triton.narrow(x, y_ptr.dtype.element_ty))
+    tl.store(y_ptr + tl.arange(0, n), narrow(x, y_ptr.dtype.element_ty))
 
 
 def check(cls, inputs: tuple[Tensor, Tensor, Tensor, Tensor], causal: bool, scale: float | None = None):
@@ -89,7 +90,32 @@ def test_tiles_of_any_shape(tile, causal, device):
     check_against_reference(dict(zip(NAMES, outputs, strict=True)), *inputs, causal, 0.25)
 
 
-def test_float32_is_exact_or_tf32_as_torch_is_told(precision, device):
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("parts", [2, 3, 8])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_programs_that_share_a_loop(dtype, parts, causal, device):
+    """As many parts as steps and more: what has no step of its own adds nothing. Grouped heads, strided outputs."""
+    q, k, v, do = inputs = make_inputs(97, 130, 40, dtype, device, lead=(2, 4), lead_k=(2, 2))
+    q = q.transpose(1, 2).contiguous().transpose(1, 2)
+    t = Tile(32, 32, warps=4, stages=1)
+    o, lse = launch_forward(q, k, v, causal, 0.25, t, parts)
+    outputs = (o, lse, *launch_backward(do, q, k, v, o, lse, causal, 0.25, t, t, parts))
+    check_against_reference(dict(zip(NAMES, outputs, strict=True)), *inputs, causal, 0.25)
+
+
+@pytest.mark.parametrize("together", [1, 2, 3, 5, 9])
+def test_each_head_has_all_its_tiles_in_any_order(together, device, monkeypatch):
+    """Groups of heads that run together, the last of them smaller, and more than there are."""
+    inputs = make_inputs(97, 130, 16, device=device, lead=(5,))
+    monkeypatch.setattr(flash_triton, "heads_together", lambda *_: together)
+    for launches in (flash_triton.forward_launches, flash_triton.backward_launches):
+        launches.cache_clear()
+    check(FlashAttentionTriton, inputs, True)
+    for launches in (flash_triton.forward_launches, flash_triton.backward_launches):
+        launches.cache_clear()
+
+
+def test_float32_is_as_exact_as_torch_is_told(precision, device):
     inputs = make_inputs(97, 97, 64, torch.float32, device)
     exact = run_reference(*inputs, True)
     errors = {}
@@ -97,18 +123,19 @@ def test_float32_is_exact_or_tf32_as_torch_is_told(precision, device):
         precision(setting)
         actual = run_class(FlashAttentionTriton, *inputs, True)
         errors[setting] = max(worst(actual[name], exact[name]) for name in NAMES)
-    assert errors["highest"] < 1e-5 < 1e-4 < errors["high"] == errors["medium"] < 1e-2
+    assert errors["highest"] < 1e-5 and errors["high"] == errors["medium"] < 2e-4
+    # The interpreter multiplies as float32 whatever it is told.
+    assert device == "cpu" or errors["highest"] < errors["high"]
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("d", [16, 64, 80])
-def test_tf32_rounds_to_the_nearest(precision, d, causal, device):
-    """The matrix units alone would cut factors off, and err one way."""
+def test_high_precision_keeps_sixteen_bits(precision, d, causal, device):
     inputs = make_inputs(97, 130, d, torch.float32, device)
     precision("high")
     actual = run_class(FlashAttentionTriton, *inputs, causal)
     precision("highest")
-    check_against_reference(actual, *inputs, causal, tf32=True)
+    check_against_reference(actual, *inputs, causal, split=True)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])

@@ -51,13 +51,13 @@ def test_every_tile_of_the_tables(precision, arch, kind, d, causal):
     tiles = {name: by_d[d] for name, by_d in TILES[arch][kind].items()}
     # The two dtypes of 16 bits share their tiles: each mask takes one, so that compiling ends in time.
     dtype = torch.float32 if kind != "half" else torch.bfloat16 if causal else torch.float16
-    precision("high" if kind == "tf32" else "highest")
+    precision("high" if kind == "high" else "highest")
     for n_q, n_k, head in [(512, 512, d), (333, 461, d), (333, 461, d - 3)][: 3 if causal else 2]:
         q, k, v, do = inputs = make_inputs(n_q, n_k, head, dtype, "cuda", lead=(2,))
         scale = head**-0.5
         o, lse = launch_forward(q, k, v, causal, scale, tiles["forward"])
         outputs = (o, lse, *launch_backward(do, q, k, v, o, lse, causal, scale, tiles["dkdv"], tiles["dq"]))
-        check_against_reference(dict(zip(NAMES, outputs, strict=True)), *inputs, causal, tf32=kind == "tf32")
+        check_against_reference(dict(zip(NAMES, outputs, strict=True)), *inputs, causal, split=kind == "high")
 
 
 @COMPILED

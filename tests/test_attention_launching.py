@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from systems.attention import flash_triton
-from systems.attention.flash_triton import backward_launches, forward_launch, launch_backward, launch_forward
+from systems.attention.flash_triton import backward_launches, forward_launches, launch_backward, launch_forward
 from systems.attention.launching import Launch, layout
 
 
@@ -32,7 +32,7 @@ def aligned(offset: int = 0) -> torch.Tensor:
 
 def test_only_the_first_launch_asks():
     kernel, x, y = Kernel(), aligned(), aligned()
-    launch = Launch(kernel, 7, (3, 5), {"A": 1, "B": 2}, num_warps=4)
+    launch = Launch(kernel, (7,), (3, 5), {"A": 1, "B": 2}, num_warps=4)
     launch(x, y)
     launch(y, x)
     assert kernel.calls == [
@@ -44,7 +44,7 @@ def test_only_the_first_launch_asks():
 
 def test_tensors_that_begin_elsewhere_are_always_asked_about():
     kernel, x, y = Kernel(), aligned(), aligned(offset=1)
-    launch = Launch(kernel, 7, (3, 5), {"A": 1, "B": 2})
+    launch = Launch(kernel, (7,), (3, 5), {"A": 1, "B": 2})
     for tensors in ((x, y), (x, x), (y, x), (x, x)):
         launch(*tensors)
     assert [call[0] for call in kernel.calls] == ["asked", "asked", "asked", "again"]
@@ -63,13 +63,13 @@ def q_k_v(device, n=64, dtype=torch.float32):
 
 def test_one_layout_is_worked_out_once(device):
     """Another mask, scale, dtype, length, stride or precision of products is another launch."""
-    forward_launch.cache_clear()
+    forward_launches.cache_clear()
     backward_launches.cache_clear()
     x = q_k_v(device)
     for q, k, v in (x, [y.clone() for y in x]):
         o, lse = launch_forward(q, k, v, True, 0.25)
         launch_backward(o, q, k, v, o, lse, True, 0.25)
-    assert forward_launch.cache_info().misses == backward_launches.cache_info().misses == 1
+    assert forward_launches.cache_info().misses == backward_launches.cache_info().misses == 1
     others = [
         (*x, False, 0.25),
         (*x, True, 0.5),
@@ -79,17 +79,18 @@ def test_one_layout_is_worked_out_once(device):
     ]
     for count, inputs in enumerate(others, 2):
         launch_forward(*inputs)
-        assert forward_launch.cache_info().misses == count
+        assert forward_launches.cache_info().misses == count
 
 
 def test_the_precision_of_products_is_asked_at_each_launch(device, monkeypatch):
     x = q_k_v(device)
+    nothing = Launch(Kernel(), (1,), (), {"A": 1})
     chosen = []
-    monkeypatch.setattr(flash_triton, "forward_launch", lambda kind, *_: chosen.append(kind) or (lambda *_: None))
+    monkeypatch.setattr(flash_triton, "forward_launches", lambda kind, *_: chosen.append(kind) or (nothing, None))
     for setting in ("highest", "high"):
         monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda setting=setting: setting)
         launch_forward(*x, True, 0.25)
-    assert chosen == ["fp32", "tf32"]
+    assert chosen == ["highest", "high"]
 
 
 @pytest.mark.gpu

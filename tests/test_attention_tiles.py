@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
-from systems.attention import flash_triton
-from systems.attention.tiles import TILES, architecture, choose, padded
+from systems.attention import flash_triton, tiles
+from systems.attention.launching import Layout
+from systems.attention.tiles import TILES, architecture, choose, heads_together, padded, parts_for
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD_DIMS = {16, 32, 64, 128, 256}
@@ -17,12 +18,14 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from systems.attention import flash_triton
+from systems.attention.flash_triton_backward import dkdv_kernel, dq_kernel
+from systems.attention.flash_triton_forward import forward_kernel
 from systems.attention.tiles import TILES
 
+kernels = dict(forward=forward_kernel, dkdv=dkdv_kernel, dq=dq_kernel)
 for name in ("forward", "dkdv", "dq"):
-    kernel, tile = getattr(flash_triton, f"{name}_kernel"), TILES["sm_90"]["half"][name][64]
-    constants = dict(BQ=tile.q, BK=tile.k, HEAD=40, D=64, GROUP=2, CAUSAL=True, RAGGED=True, PRECISION="ieee")
+    kernel, tile = kernels[name], TILES["sm_90"]["half"][name][64]
+    constants = dict(BQ=tile.q, BK=tile.k, HEAD=40, D=64, GROUP=2, PARTS=1, CAUSAL=True, RAGGED=True, PRECISION="ieee")
     signature, constexprs, attributes = {}, {}, {}
     for i, argument in enumerate(kernel.arg_names):
         if argument in constants or argument.startswith("stride") and argument.endswith("d"):
@@ -43,9 +46,9 @@ def test_the_table_is_complete():
         assert set(by_arithmetic) == set(flash_triton.PRECISION), arch
         for by_kernel in by_arithmetic.values():
             assert set(by_kernel) == {"forward", "dkdv", "dq"}
-            for tiles in by_kernel.values():
-                assert set(tiles) == HEAD_DIMS
-                for tile in tiles.values():
+            for by_d in by_kernel.values():
+                assert set(by_d) == HEAD_DIMS
+                for tile in by_d.values():
                     assert {tile.q, tile.k} <= {16, 32, 64, 128, 256} and tile.warps in (4, 8) and tile.stages >= 1
 
 
@@ -64,6 +67,25 @@ def test_a_gpu_gets_the_tile_of_its_arithmetic(monkeypatch):
     cuda = torch.device("cuda")
     for kind in flash_triton.PRECISION:
         assert choose("dq", 80, kind, cuda) == TILES["sm_90"][kind]["dq"][128]
+
+
+def test_few_tiles_share_their_loops(monkeypatch):
+    """Until 16 warps run on each of 132 multiprocessors; never with less than a step for each, or for short loops."""
+    monkeypatch.setattr(tiles, "multiprocessors", lambda device: 132)
+    cuda = torch.device("cuda")
+    by_programs = [parts_for(programs, 4, 4096, 64, 64, "half", cuda) for programs in (1, 64, 132, 256, 264, 265, 1024)]
+    assert by_programs == [16, 8, 4, 2, 2, 1, 1]
+    assert parts_for(64, 8, 4096, 64, 64, "half", cuda) == 4
+    assert parts_for(8, 4, 4096, 1024, 64, "half", cuda) == 4
+    assert parts_for(32, 4, 2048, 64, 64, "half", cuda) == 1 < parts_for(32, 4, 2048, 64, 64, "highest", cuda)
+    assert parts_for(1, 4, 4096, 64, 64, "half", torch.device("cpu")) == 1
+
+
+def test_heads_run_together_while_their_keys_and_values_fit_the_cache():
+    k = Layout((1, 16, 16384, 64), (2**24, 2**20, 64, 1))
+    assert heads_together(k, True, torch.bfloat16) == 2 and heads_together(k, True, torch.float32) == 1
+    assert heads_together(k, False, torch.bfloat16) == 1
+    assert heads_together(k._replace(shape=(1, 1, 2**22, 64)), True, torch.bfloat16) == 1
 
 
 def test_kernels_compile_for_a_gpu_that_is_not_here(tmp_path):

@@ -45,8 +45,8 @@ def test_any_other_error_stays_itself():
         raise RuntimeError("shapes differ")
 
 
-@pytest.mark.parametrize("name, inside", [("ours_tf32", "high"), ("ours", "highest"), ("sdpa_efficient", "highest")])
-def test_tf32_is_on_for_what_is_named_so(name, inside, precision):
+@pytest.mark.parametrize("name, inside", [("ours_high", "high"), ("ours", "highest"), ("sdpa_efficient", "highest")])
+def test_products_are_as_precise_as_the_name_says(name, inside, precision):
     precision("medium")
     with pytest.raises(KeyError), only(name):
         assert torch.get_float32_matmul_precision() == inside

@@ -28,15 +28,20 @@ def layout(x: Tensor) -> Layout:
 
 
 class Launch:
-    """`kernel` over `programs` programs, with all that it takes but its tensors, which stand first among its arguments.
+    """`kernel` over a grid of programs, with all that it takes but its tensors, which stand first among its arguments.
 
     Valid for tensors of the dtypes, shapes, strides and device for which it was made.
     """
 
     def __init__(
-        self, kernel: Any, programs: int, numbers: tuple[float, ...], constants: dict[str, Any], **options: int
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        numbers: tuple[float, ...],
+        constants: dict[str, Any],
+        **options: int,
     ):
-        self.kernel, self.grid = kernel, (programs, 1, 1)
+        self.kernel, self.grid = kernel, (*grid, 1, 1)[:3]
         self.numbers, self.constants, self.options = numbers, constants, options
         self.again: Callable[..., None] | None = None
         self.rest: tuple[Any, ...] = ()

@@ -3,10 +3,13 @@
 A tile has `q` rows of queries and `k` rows of keys. `stages` is how many tiles of the inner loop are in flight.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
 import triton
+
+from systems.attention.launching import Layout
 
 
 class Tile(NamedTuple):
@@ -17,6 +20,15 @@ class Tile(NamedTuple):
     warps: int
     stages: int
 
+
+# Programs share a loop where tiles are few: until a multiprocessor has this many warps, which is what hides waiting.
+WARPS_PER_MULTIPROCESSOR = 16
+MOST_PARTS = 16
+# Length of a loop times head dimension, below which launching a second kernel takes longer than sharing saves.
+LEAST_SHARED = {"half": 2**18, "high": 2**15, "highest": 2**14}
+# Of the L2 cache's 40 MiB (A100) or 50 MiB (Hopper), what keys and values of the heads may take whose tiles run
+# together: with more, programs of one head no longer read the same keys at about the same time.
+L2_BYTES = 2**23
 
 # The interpreter runs one operation after another: warps and stages mean nothing to it.
 INTERPRETER_TILE = Tile(64, 64, 4, 1)
@@ -75,49 +87,49 @@ TILES: dict[str, dict[str, dict[str, dict[int, Tile]]]] = {
             "forward": {
                 16: Tile(64, 128, 4, 3),
                 32: Tile(64, 128, 4, 3),
-                64: Tile(64, 64, 4, 4),
+                64: Tile(64, 128, 4, 3),
                 128: Tile(128, 128, 8, 3),
                 256: Tile(128, 64, 8, 2),
             },
             "dkdv": {
                 16: Tile(128, 64, 4, 3),
                 32: Tile(128, 64, 4, 3),
-                64: Tile(64, 64, 4, 2),
-                128: Tile(64, 128, 8, 2),
+                64: Tile(128, 64, 4, 2),
+                128: Tile(64, 128, 8, 3),
                 256: Tile(64, 64, 8, 2),
             },
             "dq": {
                 16: Tile(64, 128, 4, 4),
                 32: Tile(64, 128, 4, 3),
-                64: Tile(64, 64, 4, 3),
-                128: Tile(128, 128, 8, 2),
+                64: Tile(64, 128, 4, 3),
+                128: Tile(128, 64, 8, 3),
                 256: Tile(128, 32, 8, 3),
             },
         },
-        "tf32": {
+        "high": {
             "forward": {
-                16: Tile(64, 32, 4, 2),
-                32: Tile(64, 32, 4, 2),
-                64: Tile(128, 64, 4, 2),
-                128: Tile(32, 64, 4, 2),
-                256: Tile(32, 32, 8, 1),
+                16: Tile(64, 64, 4, 1),
+                32: Tile(64, 64, 4, 1),
+                64: Tile(128, 64, 4, 1),
+                128: Tile(128, 64, 8, 1),
+                256: Tile(64, 64, 8, 1),
             },
             "dkdv": {
-                16: Tile(32, 64, 4, 2),
-                32: Tile(32, 64, 4, 2),
-                64: Tile(64, 128, 8, 1),
-                128: Tile(32, 32, 4, 1),
+                16: Tile(64, 64, 4, 1),
+                32: Tile(64, 64, 4, 1),
+                64: Tile(64, 64, 4, 1),
+                128: Tile(64, 128, 8, 1),
                 256: Tile(16, 32, 8, 1),
             },
             "dq": {
-                16: Tile(64, 32, 4, 2),
-                32: Tile(64, 32, 4, 2),
+                16: Tile(64, 64, 4, 2),
+                32: Tile(64, 64, 4, 1),
                 64: Tile(64, 64, 4, 1),
                 128: Tile(128, 64, 8, 1),
                 256: Tile(32, 16, 8, 1),
             },
         },
-        "fp32": {
+        "highest": {
             "forward": {
                 16: Tile(64, 64, 4, 1),
                 32: Tile(64, 64, 4, 1),
@@ -166,8 +178,8 @@ TILES: dict[str, dict[str, dict[str, dict[int, Tile]]]] = {
                 256: Tile(32, 32, 8, 1),
             },
         },
-        "tf32": FLOAT32_SM_80,
-        "fp32": FLOAT32_SM_80,
+        "high": FLOAT32_SM_80,
+        "highest": FLOAT32_SM_80,
     },
     # Every other GPU: small enough for 99 KiB.
     "other": {
@@ -194,8 +206,8 @@ TILES: dict[str, dict[str, dict[str, dict[int, Tile]]]] = {
                 256: Tile(32, 16, 8, 1),
             },
         },
-        "tf32": FLOAT32_OTHER,
-        "fp32": FLOAT32_OTHER,
+        "high": FLOAT32_OTHER,
+        "highest": FLOAT32_OTHER,
     },
 }
 
@@ -205,6 +217,12 @@ def architecture(capability: tuple[int, int]) -> str:
     if capability[0] == 9:
         return "sm_90"
     return "sm_80" if capability in ((8, 0), (10, 0), (10, 3)) else "other"
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """How many this GPU has."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def padded(d: int) -> int:
@@ -218,3 +236,25 @@ def choose(kernel: str, d: int, arithmetic: str, device: torch.device) -> Tile:
         return INTERPRETER_TILE
     capability = torch.cuda.get_device_capability(device)
     return TILES[architecture(capability)][arithmetic][kernel][padded(d)]
+
+
+def parts_for(programs: int, warps: int, n: int, rows: int, d: int, arithmetic: str, device: torch.device) -> int:
+    """How many programs share a loop over n rows in steps of `rows`: a power of two, so that few kernels are compiled.
+
+    There are `programs` tiles, for each of which one program alone would have `warps` warps.
+    """
+    if device.type == "cpu" or n * d < LEAST_SHARED[arithmetic]:
+        return 1
+    room = WARPS_PER_MULTIPROCESSOR * multiprocessors(device) // (programs * warps)
+    return 1 << (max(1, min(room, n // rows, MOST_PARTS)).bit_length() - 1)
+
+
+def heads_together(k: Layout, causal: bool, dtype: torch.dtype) -> int:
+    """Of how many heads the long tiles run before the short ones: of those whose k and v stay in the L2 cache.
+
+    Without a mask all tiles are as long, and one head after the other reads less.
+    """
+    if not causal:
+        return 1
+    _, _, n, d = k.shape
+    return max(1, L2_BYTES // (2 * n * d * dtype.itemsize))

@@ -21,15 +21,8 @@ from torch import Tensor
 
 from systems import timing
 from systems.attention import flash_hopper
-from systems.attention.flash_triton import (
-    LOG2E,
-    launch_backward,
-    launch_forward,
-    narrow,
-    product,
-    run_backward,
-    run_forward,
-)
+from systems.attention.flash_triton import launch_backward, launch_forward, run_backward, run_forward
+from systems.attention.flash_triton_forward import LOG2E, narrow, product
 from systems.attention.reference import attention_reference
 from systems.attention.tiles import Tile
 from systems.experiments.command import main, option

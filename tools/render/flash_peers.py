@@ -7,7 +7,7 @@ from tools.render.markdown import fact, figure, milliseconds, per_device, status
 
 NAMES = {
     "ours": "ours",
-    "ours_tf32": "ours, TF32",
+    "ours_high": "ours, TF32",
     "sdpa_cudnn": "cuDNN",
     "sdpa_flash": "FlashAttention-2",
     "sdpa_efficient": "memory-efficient",
@@ -203,7 +203,7 @@ def facts(record: Record | None) -> dict[str, str]:
                 lost if ratios else None, lambda n, ratios=ratios: f"{n} of {len(ratios)}"
             )
     beaten = [r for row in rows["bf16"] if (r := ratio(row, "sdpa_flash", "both")) is not None]
-    tf32 = [r for row in rows["fp32"] if (r := ratio(row, RIVAL["fp32"], "both", "ours_tf32")) is not None]
+    tf32 = [r for row in rows["fp32"] if (r := ratio(row, RIVAL["fp32"], "both", "ours_high")) is not None]
     short = short_row(record) if record else None
     return found | {
         "over_flash_most": fact(max(beaten, default=None), two),

@@ -1,0 +1,250 @@
+"""The backward kernels of FlashAttention-2 in Triton (Dao 2023, arXiv 2307.08691, algorithm 2).
+
+First delta = rowsum(o · do); then one program per tile of keys walks over the queries (dk, dv), and one per tile of
+queries walks over the keys (dq). Each recomputes P = exp(S - lse). Nobody adds to what another program writes, so there
+are no atomics and every result repeats bit by bit. PARTS and letters as in `flash_triton_forward`.
+"""
+
+import triton
+import triton.language as tl
+
+from systems.attention.flash_triton_forward import LOG2E, load_tile, narrow, offsets, place, product, skip, store_tile
+
+
+# --8<-- [start:delta]
+@triton.jit(do_not_specialize=["heads", "n_q"])
+def delta_kernel(
+    o_ptr, do_ptr, delta_ptr,
+    stride_ob, stride_oh, stride_on, stride_od,
+    stride_gb, stride_gh, stride_gn, stride_gd,
+    heads, n_q, ROWS: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """delta = rowsum(o · do), which is also rowsum(p · dp): what softmax takes off each dp. Strides of do: g."""
+    tiles = tl.cdiv(n_q, ROWS)
+    batch_head = (tl.program_id(0) // tiles).to(tl.int64)
+    batch, head = batch_head // heads, batch_head % heads
+    o_ptr += batch * stride_ob + head * stride_oh
+    do_ptr += batch * stride_gb + head * stride_gh
+    rows, columns = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
+    # [ROWS, D]
+    o = load_tile(o_ptr + offsets(rows, columns, stride_on, stride_od), rows, columns, n_q, HEAD, True)
+    do = load_tile(do_ptr + offsets(rows, columns, stride_gn, stride_gd), rows, columns, n_q, HEAD, True)
+    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    tl.store(delta_ptr + batch_head * n_q + rows, delta, mask=rows < n_q)
+
+
+# --8<-- [end:delta]
+
+
+# --8<-- [start:dkdv]
+@triton.jit
+def dkdv_steps(
+    dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_offsets, do_offsets, stride_qn, stride_gn, keys, columns,
+    first, last, n_q, scale_log2,
+    BQ: tl.constexpr, PARTS: tl.constexpr, HEAD: tl.constexpr, MASKED: tl.constexpr, RAGGED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dk (without its scale) and dv of one tile of keys over every PARTS-th tile of queries from `first` to `last`.
+
+    All is transposed.
+    """
+    for start in range(first, last, BQ * PARTS):
+        rows = start + tl.arange(0, BQ)
+        # [BQ, D]
+        q = load_tile(skip(q_ptr, start, stride_qn) + q_offsets, rows, columns, n_q, HEAD, RAGGED)
+        do = load_tile(skip(do_ptr, start, stride_gn) + do_offsets, rows, columns, n_q, HEAD, RAGGED)
+        # [BQ]; an infinite lse makes the probabilities of a row past the end zero.
+        if RAGGED:
+            lse = tl.load(lse_ptr + rows, mask=rows < n_q, other=float("inf"))
+            delta = tl.load(delta_ptr + rows, mask=rows < n_q, other=0.0)
+        else:
+            lse = tl.load(lse_ptr + rows)
+            delta = tl.load(delta_ptr + rows)
+        zeros = tl.zeros([k.shape[0], BQ], tl.float32)
+        # [BK, BQ]
+        s = product(k, tl.trans(q), zeros, PRECISION)
+        if MASKED:
+            s = tl.where(rows[None, :] >= keys[:, None], s, -float("inf"))
+        p = tl.exp2(s * scale_log2 - (lse * LOG2E)[None, :])
+        dv = product(narrow(p, do.dtype), do, dv, PRECISION)
+        # [BK, BQ]
+        dp = product(v, tl.trans(do), zeros, PRECISION)
+        ds = p * (dp - delta[None, :])
+        dk = product(narrow(ds, q.dtype), q, dk, PRECISION)
+    return dk, dv
+
+
+@triton.jit(do_not_specialize=["heads", "n_q", "n_k", "together"])
+def dkdv_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
+    stride_qb, stride_qh, stride_qn, stride_qd,
+    stride_kb, stride_kh, stride_kn, stride_kd,
+    stride_vb, stride_vh, stride_vn, stride_vd,
+    stride_gb, stride_gh, stride_gn, stride_gd,
+    stride_dkb, stride_dkh, stride_dkn, stride_dkd,
+    stride_dvb, stride_dvh, stride_dvn, stride_dvd,
+    heads, n_q, n_k, together, scale_log2, scale,
+    BQ: tl.constexpr, BK: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr,
+    PARTS: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of one tile of keys of one head of k and v. Grid: (tiles of keys x batch x heads of k and v, PARTS).
+
+    With PARTS > 1 dk_ptr and dv_ptr take (PARTS, batch, heads, n_k, HEAD), for `sum_kernel`.
+    """
+    tiles = tl.cdiv(n_k, BK)
+    # The first tile is seen by the most queries under a causal mask: it starts first as it is.
+    tile, batch_head = place(tiles, together)
+    k_start = tile * BK
+    kv_heads = heads // GROUP
+    batch, kv_head = batch_head // kv_heads, batch_head % kv_heads
+    part = tl.program_id(1)
+    to_batch = part * (tl.num_programs(0) // tiles // kv_heads) + batch
+    k_ptr += batch * stride_kb + kv_head * stride_kh
+    v_ptr += batch * stride_vb + kv_head * stride_vh
+    dk_ptr += to_batch * stride_dkb + kv_head * stride_dkh
+    dv_ptr += to_batch * stride_dvb + kv_head * stride_dvh
+
+    keys, columns = k_start + tl.arange(0, BK), tl.arange(0, D)
+    q_offsets = offsets(tl.arange(0, BQ), columns, stride_qn, stride_qd)
+    do_offsets = offsets(tl.arange(0, BQ), columns, stride_gn, stride_gd)
+    # [BK, D]; rows past n_k are zero, and what comes of them is never stored.
+    k = load_tile(k_ptr + offsets(keys, columns, stride_kn, stride_kd), keys, columns, n_k, HEAD, True)
+    v = load_tile(v_ptr + offsets(keys, columns, stride_vn, stride_vd), keys, columns, n_k, HEAD, True)
+    dk = tl.zeros([BK, D], tl.float32)
+    dv = tl.zeros([BK, D], tl.float32)
+
+    # No query before `first` sees a key of this tile, every query from `whole` on sees all of them.
+    first, whole = 0, 0
+    if CAUSAL:
+        first = k_start // BQ * BQ
+        whole = tl.minimum(tl.cdiv(k_start + BK - 1, BQ) * BQ, n_q)
+    for member in range(GROUP):
+        head = kv_head * GROUP + member
+        row = (batch * heads + head) * n_q
+        q_head, do_head = q_ptr + batch * stride_qb + head * stride_qh, do_ptr + batch * stride_gb + head * stride_gh
+        if CAUSAL:
+            dk, dv = dkdv_steps(
+                dk, dv, k, v, q_head, do_head, lse_ptr + row, delta_ptr + row, q_offsets, do_offsets, stride_qn,
+                stride_gn, keys, columns, first + part * BQ, whole, n_q, scale_log2, BQ, PARTS, HEAD, True, RAGGED,
+                PRECISION,
+            )  # fmt: skip
+        dk, dv = dkdv_steps(
+            dk, dv, k, v, q_head, do_head, lse_ptr + row, delta_ptr + row, q_offsets, do_offsets, stride_qn,
+            stride_gn, keys, columns, whole + part * BQ, n_q, n_q, scale_log2, BQ, PARTS, HEAD, False, RAGGED,
+            PRECISION,
+        )  # fmt: skip
+    store_tile(dk_ptr + offsets(keys, columns, stride_dkn, stride_dkd), dk * scale, keys, columns, n_k, HEAD)
+    store_tile(dv_ptr + offsets(keys, columns, stride_dvn, stride_dvd), dv, keys, columns, n_k, HEAD)
+
+
+# --8<-- [end:dkdv]
+
+
+# --8<-- [start:dq]
+@triton.jit
+def dq_steps(
+    dq, q, do, lse, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows, columns, first, last, n_k,
+    scale_log2,
+    BK: tl.constexpr, PARTS: tl.constexpr, HEAD: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dq (without its scale) of one tile of queries over every PARTS-th tile of keys from `first` to `last`."""
+    for start in range(first, last, BK * PARTS):
+        keys = start + tl.arange(0, BK)
+        # [BK, D]
+        k = load_tile(skip(k_ptr, start, stride_kn) + k_offsets, keys, columns, n_k, HEAD, MASKED)
+        v = load_tile(skip(v_ptr, start, stride_vn) + v_offsets, keys, columns, n_k, HEAD, MASKED)
+        zeros = tl.zeros([q.shape[0], BK], tl.float32)
+        # [BQ, BK]
+        s = product(q, tl.trans(k), zeros, PRECISION)
+        if MASKED:
+            visible = (keys < n_k)[None, :]
+            if CAUSAL:
+                visible = visible & (rows[:, None] >= keys[None, :])
+            s = tl.where(visible, s, -float("inf"))
+        p = tl.exp2(s * scale_log2 - lse[:, None])
+        # [BQ, BK]
+        dp = product(do, tl.trans(v), zeros, PRECISION)
+        ds = p * (dp - delta[:, None])
+        dq = product(narrow(ds, k.dtype), k, dq, PRECISION)
+    return dq
+
+
+@triton.jit(do_not_specialize=["heads", "n_q", "n_k", "together"])
+def dq_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr,
+    stride_qb, stride_qh, stride_qn, stride_qd,
+    stride_kb, stride_kh, stride_kn, stride_kd,
+    stride_vb, stride_vh, stride_vn, stride_vd,
+    stride_gb, stride_gh, stride_gn, stride_gd,
+    stride_dqb, stride_dqh, stride_dqn, stride_dqd,
+    heads, n_q, n_k, together, scale_log2, scale,
+    BQ: tl.constexpr, BK: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr,
+    PARTS: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dq of one tile of queries of one head. Grid and order are those of the forward kernel.
+
+    With PARTS > 1 dq_ptr takes (PARTS, batch, heads, n_q, HEAD), for `sum_kernel`.
+    """
+    tiles = tl.cdiv(n_q, BQ)
+    tile, batch_head = place(tiles, together)
+    q_start = (tiles - 1 - tile) * BQ
+    batch, head = batch_head // heads, batch_head % heads
+    part = tl.program_id(1)
+    to_batch = part * (tl.num_programs(0) // tiles // heads) + batch
+    q_ptr += batch * stride_qb + head * stride_qh
+    k_ptr += batch * stride_kb + head // GROUP * stride_kh
+    v_ptr += batch * stride_vb + head // GROUP * stride_vh
+    do_ptr += batch * stride_gb + head * stride_gh
+    dq_ptr += to_batch * stride_dqb + head * stride_dqh
+
+    rows, columns = q_start + tl.arange(0, BQ), tl.arange(0, D)
+    k_offsets = offsets(tl.arange(0, BK), columns, stride_kn, stride_kd)
+    v_offsets = offsets(tl.arange(0, BK), columns, stride_vn, stride_vd)
+    # [BQ, D]
+    q = load_tile(q_ptr + offsets(rows, columns, stride_qn, stride_qd), rows, columns, n_q, HEAD, True)
+    do = load_tile(do_ptr + offsets(rows, columns, stride_gn, stride_gd), rows, columns, n_q, HEAD, True)
+    # [BQ]
+    lse = tl.load(lse_ptr + batch_head * n_q + rows, mask=rows < n_q, other=float("inf")) * LOG2E
+    delta = tl.load(delta_ptr + batch_head * n_q + rows, mask=rows < n_q, other=0.0)
+    dq = tl.zeros([BQ, D], tl.float32)
+
+    seen_by_all, seen_by_any = n_k, n_k
+    if CAUSAL:
+        seen_by_all, seen_by_any = tl.minimum(n_k, q_start + 1), tl.minimum(n_k, q_start + BQ)
+    whole = seen_by_all // BK * BK
+    dq = dq_steps(
+        dq, q, do, lse, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows, columns, part * BK,
+        whole, n_k, scale_log2, BK, PARTS, HEAD, CAUSAL, False, PRECISION,
+    )  # fmt: skip
+    dq = dq_steps(
+        dq, q, do, lse, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows, columns,
+        whole + part * BK, seen_by_any, n_k, scale_log2, BK, PARTS, HEAD, CAUSAL, True, PRECISION,
+    )  # fmt: skip
+    store_tile(dq_ptr + offsets(rows, columns, stride_dqn, stride_dqd), dq * scale, rows, columns, n_q, HEAD)
+
+
+# --8<-- [end:dq]
+
+
+# --8<-- [start:sum]
+@triton.jit(do_not_specialize=["heads", "n"])
+def sum_kernel(
+    parts_ptr, out_ptr, stride_b, stride_h, stride_n, stride_d,
+    heads, n, PARTS: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows of a gradient as the sum of its parts (PARTS, batch, heads, n, HEAD), always in the same order."""
+    tiles = tl.cdiv(n, ROWS)
+    batch_head = (tl.program_id(0) // tiles).to(tl.int64)
+    batch, head = batch_head // heads, batch_head % heads
+    out_ptr += batch * stride_b + head * stride_h
+    rows, columns = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
+    part_rows, own = (tl.num_programs(0) // tiles).to(tl.int64) * n, batch_head * n + rows
+    total = tl.zeros([ROWS, D], tl.float32)
+    for part in range(PARTS):
+        here = part * part_rows + own
+        total += load_tile(parts_ptr + offsets(here, columns, HEAD, 1), rows, columns, n, HEAD, True)
+    store_tile(out_ptr + offsets(rows, columns, stride_n, stride_d), total, rows, columns, n, HEAD)
+
+
+# --8<-- [end:sum]
