@@ -74,6 +74,8 @@ def test_what_is_taken():
     assert not taken(1, 16, 16384, 64, dtype=torch.float32)
     assert not taken(1, 16, 16384, 64, device="cpu")
     assert MIN_SCORES == 8 * 4096**2 and taken(8, 4096, 64) and not taken(8, 4095, 64)
+    # One head needs more tiles than there are multiprocessors.
+    assert taken(1, 32768, 64) and not taken(1, 16384, 64)
 
 
 @MASKS
@@ -163,7 +165,8 @@ def test_the_configuration_for_long_sequences(dtype, causal):
 @MASKS
 @HEAD_DIMS
 def test_batches_heads_and_shared_heads(d, causal):
-    for lead, lead_k in [((3, 5), (3, 5)), ((2, 6), (2, 2)), ((6,), (1,)), ((1, 1), (1, 1))]:
+    """Up to 400 heads, so that a program computes several items."""
+    for lead, lead_k in [((3, 5), (3, 5)), ((2, 6), (2, 2)), ((6,), (1,)), ((1, 1), (1, 1)), ((2, 200), (2, 100))]:
         inputs = make_inputs(300, 200, d, torch.bfloat16, "cuda", lead=lead, lead_k=lead_k)
         check_against_reference(run(*inputs, causal), *inputs, causal)
 
@@ -237,6 +240,7 @@ def test_fifty_repeats_are_bit_equal(d, causal):
 def test_the_public_class_runs_them(monkeypatch):
     """Also for a gradient with strides of zero; too small a launch stays with the plain kernels."""
     monkeypatch.setattr(flash_hopper, "MIN_SCORES", 4 * 2048**2)
+    monkeypatch.setattr(flash_hopper, "MIN_ROWS", 4 * 2047)
     for name in ("launch_forward", "launch_backward"):
         monkeypatch.setattr(flash_triton, name, lambda *_: pytest.fail("the plain kernels ran"))
     q, k, v, _ = make_inputs(2048, 2048, 64, torch.bfloat16, "cuda", lead=(4,))

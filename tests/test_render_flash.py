@@ -92,7 +92,7 @@ def test_ratios_are_ours_over_theirs_in_one_row(peers):
     facts = flash_peers.facts(peers)
     # The short row is the host's: neither its ratio nor its loss counts.
     assert (facts["bf16_both_least"], facts["bf16_both_most"], facts["bf16_both_lost"]) == ("0.50", "1.50", "1 of 2")
-    assert (facts["fp32_both_most"], facts["fp32_both_lost"], facts["tf32_least"]) == ("0.75", "0 of 1", "0.25")
+    assert (facts["fp32_both_most"], facts["fp32_both_lost"], facts["high_least"]) == ("0.75", "0 of 1", "0.25")
     assert (facts["call"], facts["call_over_sdpa"]) == ("60 µs", "2.00")
     assert facts["error_over_rival_most"] == "2.00"
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from triton import knobs
 
 from systems.attention.inputs import with_heads
+from systems.attention.tiles import multiprocessors
 
 # Off while a change to these kernels has not yet passed tests/test_attention_hopper.py on such a GPU.
 VERIFIED = True
@@ -30,6 +31,9 @@ DTYPES = (torch.float16, torch.bfloat16)
 # With fewer scores the GPU may be done before the host has described the tensors to the copy engine, which the plain
 # kernels' launches are spared.
 MIN_SCORES = 2**27
+# With fewer queries of all heads together some multiprocessors would have no tile; the plain kernels share the loops of
+# theirs.
+MIN_ROWS = 2**15
 # Of the L2 cache's 50 MiB, what the keys and values of heads that are walked through side by side may take.
 L2_BYTES = 2**23
 LOG2E = 1.4426950408889634
@@ -72,12 +76,6 @@ def available(device: torch.device) -> bool:
     return tested and torch.cuda.get_device_capability(device) == (9, 0)
 
 
-@cache
-def multiprocessors(device: torch.device) -> int:
-    """How many this GPU has."""
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 # --8<-- [start:takes]
 def readable(x: Tensor) -> bool:
     """Whether the copy engine can read x: rows in one piece, and rows, heads and batches at multiples of 16 bytes."""
@@ -93,6 +91,7 @@ def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
         and q.device.type == "cuda"
         and q.dtype in DTYPES
         and q.shape[-1] in HEAD_DIMS
+        and q.shape[:-1].numel() >= MIN_ROWS
         and q.shape[:-1].numel() * k.shape[-2] >= MIN_SCORES
         and available(q.device)
         and readable(q)

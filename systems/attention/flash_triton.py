@@ -54,8 +54,8 @@ def strides_of(x: Layout, parts: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def forward_launches(
-    arithmetic: str, dtype: torch.dtype, device: torch.device, tile: Tile | None, parts: int | None, causal: bool,
-    scale: float, q: Layout, k: Layout, v: Layout, o: Layout,
+    arithmetic: str, dtype: torch.dtype, device: torch.device, tile: Tile | None, parts: int | None,
+    together: int | None, causal: bool, scale: float, q: Layout, k: Layout, v: Layout, o: Layout,
 ) -> tuple[Launch, Launch]:  # fmt: skip
     """The forward kernel for tensors of these layouts, and what merges its parts.
 
@@ -71,7 +71,7 @@ def forward_launches(
         Launch(
             forward_kernel, (programs, parts),
             (*q.strides, *k.strides, *v.strides, *strides_of(o, parts), heads, n_q, n_k,
-             heads_together(k, causal, dtype), scale * LOG2E.value),
+             together or heads_together(k, causal, arithmetic), scale * LOG2E.value),
             {"BQ": t.q, "BK": t.k, "GROUP": heads // kv_heads, "CAUSAL": causal, "PRECISION": PRECISION[arithmetic],
              **sizes},
             num_warps=t.warps, num_stages=t.stages,
@@ -84,13 +84,21 @@ def forward_launches(
 
 
 def launch_forward(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, tile: Tile | None = None, parts: int | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float,
+    tile: Tile | None = None,
+    parts: int | None = None,
+    together: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(o, lse); `tile` and `parts` override the table."""
+    """(o, lse); `tile`, `parts` and `together` override what `tiles` chooses."""
     o, lse = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
     forward, merge = forward_launches(
-        arithmetic(q.dtype), q.dtype, q.device, tile, parts, causal, scale, layout(q), layout(k), layout(v), layout(o)
-    )
+        arithmetic(q.dtype), q.dtype, q.device, tile, parts, together, causal, scale,
+        layout(q), layout(k), layout(v), layout(o),
+    )  # fmt: skip
     parts = forward.grid[1]
     # Triton launches on the current GPU, which need not be the tensor's.
     with torch.cuda.device_of(q):
@@ -117,8 +125,8 @@ class Backward(NamedTuple):
 @lru_cache(maxsize=4096)
 def backward_launches(
     arithmetic: str, dtype: torch.dtype, device: torch.device, dkdv_tile: Tile | None, dq_tile: Tile | None,
-    parts: int | None, causal: bool, scale: float, q: Layout, k: Layout, v: Layout, o: Layout, do: Layout, dq: Layout,
-    dk: Layout, dv: Layout,
+    parts: int | None, together: int | None, causal: bool, scale: float, q: Layout, k: Layout, v: Layout, o: Layout,
+    do: Layout, dq: Layout, dk: Layout, dv: Layout,
 ) -> Backward:  # fmt: skip
     """The kernels of a backward pass for tensors of these layouts."""
     batch, heads, n_q, d = q.shape
@@ -126,7 +134,8 @@ def backward_launches(
     sizes = {"HEAD": d, "D": padded(d)}
     constants = {**sizes, "GROUP": heads // kv_heads, "CAUSAL": causal, "PRECISION": PRECISION[arithmetic]}
     inputs = (*q.strides, *k.strides, *v.strides, *do.strides)
-    numbers = (heads, n_q, n_k, heads_together(k, causal, dtype), scale * LOG2E.value, scale)
+    together = together or heads_together(k, causal, arithmetic)
+    numbers = (heads, n_q, n_k, together, scale * LOG2E.value, scale)
     t, u = dkdv_tile or choose("dkdv", d, arithmetic, device), dq_tile or choose("dq", d, arithmetic, device)
     dkdv_programs, dq_programs = triton.cdiv(n_k, t.k) * batch * kv_heads, triton.cdiv(n_q, u.q) * batch * heads
     dkdv_parts = parts or parts_for(dkdv_programs, t.warps, n_q, t.q, d, arithmetic, device)
@@ -170,12 +179,13 @@ def launch_backward(
     dkdv_tile: Tile | None = None,
     dq_tile: Tile | None = None,
     parts: int | None = None,
+    together: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv); the tiles and `parts` override the table."""
+    """(dq, dk, dv); the tiles, `parts` and `together` override what `tiles` chooses."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     delta = torch.empty_like(lse)
     launch = backward_launches(
-        arithmetic(q.dtype), q.dtype, q.device, dkdv_tile, dq_tile, parts, causal, scale,
+        arithmetic(q.dtype), q.dtype, q.device, dkdv_tile, dq_tile, parts, together, causal, scale,
         layout(q), layout(k), layout(v), layout(o), layout(do), layout(dq), layout(dk), layout(dv),
     )  # fmt: skip
     dkdv_parts, dq_parts = launch.dkdv.grid[1], launch.dq.grid[1]

@@ -27,8 +27,9 @@ MOST_PARTS = 16
 # Length of a loop times head dimension, below which launching a second kernel takes longer than sharing saves.
 LEAST_SHARED = {"half": 2**18, "high": 2**15, "highest": 2**14}
 # Of the L2 cache's 40 MiB (A100) or 50 MiB (Hopper), what keys and values of the heads may take whose tiles run
-# together: with more, programs of one head no longer read the same keys at about the same time.
-L2_BYTES = 2**23
+# together: with more, programs of one head no longer read the same keys at about the same time. Float32 products take
+# so much longer that reading matters less.
+L2_BYTES = {"half": 2**23, "high": 2**25, "highest": 2**25}
 
 # The interpreter runs one operation after another: warps and stages mean nothing to it.
 INTERPRETER_TILE = Tile(64, 64, 4, 1)
@@ -249,7 +250,7 @@ def parts_for(programs: int, warps: int, n: int, rows: int, d: int, arithmetic: 
     return 1 << (max(1, min(room, n // rows, MOST_PARTS)).bit_length() - 1)
 
 
-def heads_together(k: Layout, causal: bool, dtype: torch.dtype) -> int:
+def heads_together(k: Layout, causal: bool, arithmetic: str) -> int:
     """Of how many heads the long tiles run before the short ones: of those whose k and v stay in the L2 cache.
 
     Without a mask all tiles are as long, and one head after the other reads less.
@@ -257,4 +258,5 @@ def heads_together(k: Layout, causal: bool, dtype: torch.dtype) -> int:
     if not causal:
         return 1
     _, _, n, d = k.shape
-    return max(1, L2_BYTES // (2 * n * d * dtype.itemsize))
+    bytes_of_head = 2 * n * d * (2 if arithmetic == "half" else 4)
+    return max(1, L2_BYTES[arithmetic] // bytes_of_head)

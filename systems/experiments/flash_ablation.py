@@ -1,5 +1,7 @@
 """What each technique of the kernels is worth: one at a time is added, at the leaderboard's shape.
 
+How tiles are spread over the GPU is measured where it matters: one head, whose tiles are few, and many short heads.
+
 The forward kernel here is the smallest that can be switched: whole tiles, contiguous (heads, n, d), no strides. Its
 last step has every technique of the plain kernel in `systems.attention.flash_triton`, which is measured after it. The
 backward pass has one alternative: five products instead of seven, with dq added up by atomics.
@@ -27,11 +29,11 @@ from systems.attention.reference import attention_reference
 from systems.attention.tiles import Tile
 from systems.experiments.command import main, option
 from systems.kernel_timing import kernel_times_ms
-from systems.peers import path_of
+from systems.peers import DTYPES, path_of
 
 PROTOCOL = {
     "clock": "triton.testing.do_bench, 25 ms of warm-up, 100 ms of calls, L2 cache emptied before each",
-    "inputs": "standard normal, seed 0; bf16, causal",
+    "inputs": "standard normal, seed 0; causal",
     "error": "norm of the difference from float64 over the norm of float64, first head, first rows",
 }
 CHECKED_ROWS = 2048
@@ -56,10 +58,24 @@ FORWARD = {
     "exp2": Switches(skip=True, split=True, exp2=True),
     "pipeline": Switches(Tile(128, 64, 8, 3), skip=True, split=True, exp2=True),
     "heavy_first": Switches(Tile(128, 64, 8, 3), skip=True, split=True, exp2=True, heavy_first=True),
-    "small_tiles": Switches(Tile(64, 64, 4, 4), skip=True, split=True, exp2=True, heavy_first=True),
+    "small_tiles": Switches(Tile(64, 128, 4, 3), skip=True, split=True, exp2=True, heavy_first=True),
 }
 # --8<-- [end:steps]
-STEPS = (*FORWARD, "plain_forward", "one_item_forward", "forward", "atomic_backward", "plain_backward", "backward")
+# --8<-- [start:spread]
+# What the launchers of the plain kernels are told, instead of choosing.
+SPREAD: dict[str, dict[str, int]] = {
+    "unshared": {"parts": 1},
+    "shared": {},
+    "in_turn": {"together": 1},
+    "together": {},
+}
+# --8<-- [end:spread]
+PASSES = ("forward", "backward")
+STEPS = (
+    *(*FORWARD, "plain_forward", "one_item_forward", "forward"),
+    *("atomic_backward", "plain_backward", "backward"),
+    *(f"{how}_{of}" for how in SPREAD for of in PASSES),
+)
 
 
 @dataclass(frozen=True)
@@ -68,13 +84,16 @@ class Config:
     heads: int = option(16, "heads")
     n: int = option(16384, "sequence length in tokens, a multiple of 128")
     d: int = option(64, "head dimension, a power of two from 16 on")
+    dtype: str = option("bf16", "dtype of q, k, v and the gradient", DTYPES)
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Every step at the leaderboard's shape."""
+    """Techniques at the leaderboard's shape, sharing at one head, the order of heads at sixteen short ones in fp32."""
     if quick:
         return [Config("tiles", 1, 128, 16), Config("split", 1, 128, 16)]
-    return [Config(step) for step in STEPS]
+    shapes = {"unshared": (1, 4096), "shared": (1, 4096), "in_turn": (16, 2048, 128, "fp32")}
+    shapes["together"] = shapes["in_turn"]
+    return [Config(step, *shapes.get(step.rpartition("_")[0], ())) for step in STEPS]
 
 
 @triton.jit
@@ -203,7 +222,7 @@ def run(config: Config) -> dict[str, Any]:
     device = timing.default_device()
     generator = torch.Generator(device).manual_seed(0)
     shape = (config.heads, config.n, config.d)
-    q, k, v, do = (torch.randn(shape, generator=generator, device=device).to(torch.bfloat16) for _ in range(4))
+    q, k, v, do = (torch.randn(shape, generator=generator, device=device).to(DTYPES[config.dtype]) for _ in range(4))
     work = prepare(config.step, q, k, v, do)
     first, second = work(), work()
     found, exact = first[0][0, :CHECKED_ROWS].double(), exact_result(config.step, q, k, v, do)
@@ -221,6 +240,9 @@ def run(config: Config) -> dict[str, Any]:
 def prepare(step: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> Callable[[], tuple[Tensor, ...]]:
     """The call that a step measures: (o,) or (dq, dk, dv)."""
     scale = q.shape[-1] ** -0.5
+    how, _, of = step.rpartition("_")
+    if how in SPREAD and of == "forward":
+        return lambda: launch_forward(q, k, v, True, scale, **SPREAD[how])[:1]
     if step in FORWARD:
         return lambda: (switched_forward(q, k, v, FORWARD[step]),)
     if step in ("plain_forward", "forward"):
@@ -235,6 +257,8 @@ def prepare(step: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> Callable[
     o, lse = launch_forward(q, k, v, True, scale)
     if step == "atomic_backward":
         return lambda: atomic_backward(do, q, k, v, o, lse)
+    if how in SPREAD:
+        return lambda: launch_backward(do, q, k, v, o, lse, True, scale, **SPREAD[how])
     launch = launch_backward if step == "plain_backward" else run_backward
     return lambda: launch(do, q, k, v, o, lse, True, scale)
 

@@ -11,7 +11,10 @@ FORWARD = {
     "exp2": ("exp2, its factor folded into the scale", "1.05: a multiplication less for each score"),
     "pipeline": ("three tiles of keys in flight", "1.3: loads hidden behind products"),
     "heavy_first": ("the longest rows start first", "1.02: no long program left at the end"),
-    "small_tiles": ("64 queries and four warps in a program", "1.1: more programs on a multiprocessor overlap"),
+    "small_tiles": (
+        "64 queries and four warps in a program",
+        "1.1: more programs on a multiprocessor overlap",
+    ),
     "plain_forward": ("the plain kernel: any strides, any length", "1.0: its generality is paid outside the loop"),
     "one_item_forward": (
         "warps with roles, copies by the copy engine (Hopper)",
@@ -27,12 +30,28 @@ BACKWARD = {
     "plain_backward": ("two passes, seven products, no atomics", "0.75: two products of seven more, no atomics"),
     "backward": ("two passes, warps with roles (Hopper)", "1.3: products and exponentials overlap"),
 }
+# (how it was, how it is, its case, predictions for the passes); written after trials of one tile size.
+SPREAD = [
+    (
+        "unshared",
+        "shared",
+        "programs share a loop: 1 head, N = 4096, d = 64, bf16",
+        ("2: 64 tiles for 132 multiprocessors", "1.5: and three launches more"),
+    ),
+    (
+        "in_turn",
+        "together",
+        "long tiles of several heads first: 16 heads, N = 2048, d = 128, fp32",
+        ("1.4: no heads' long tiles start last", "1.4: the same"),
+    ),
+]
 PATH_OF_HOPPER = ("one_item_forward", "forward", "backward")
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
-    """The steps of the forward pass, and the designs of the backward pass."""
+    """The steps of the forward pass, the designs of the backward pass, and how tiles are spread over the GPU."""
     return {
+        "spread.md": per_device(records, spread),
         "forward.md": per_device(records, lambda record: steps(record, FORWARD)),
         "backward.md": per_device(records, lambda record: steps(record, BACKWARD)),
     }
@@ -57,6 +76,17 @@ def steps(record: Record, described: dict[str, tuple[str, str]]) -> str:
         before = time
     header = ["added", "predicted gain", "median, ms", "gain", "error", "same bits each time"]
     return table(header, rows, left=2) if rows else ""
+
+
+def spread(record: Record) -> str:
+    """Each way to spread tiles, without and with it, in both passes."""
+    rows = []
+    for without, with_it, case, predictions in SPREAD:
+        for of, predicted in zip(("forward", "backward"), predictions, strict=True):
+            before, after = (median_ms(record.find(step=f"{how}_{of}")) for how in (without, with_it))
+            if before is not None and after is not None:
+                rows.append([case, of, predicted, f"{before:.3f}", f"{after:.3f}", f"{before / after:.2f}"])
+    return table(["what", "pass", "predicted gain", "without, ms", "with, ms", "gain"], rows, left=3) if rows else ""
 
 
 def facts(record: Record | None) -> dict[str, str]:

@@ -7,7 +7,7 @@ from tools.render.markdown import fact, figure, milliseconds, per_device, status
 
 NAMES = {
     "ours": "ours",
-    "ours_high": "ours, TF32",
+    "ours_high": 'ours, "high"',
     "sdpa_cudnn": "cuDNN",
     "sdpa_flash": "FlashAttention-2",
     "sdpa_efficient": "memory-efficient",
@@ -203,13 +203,13 @@ def facts(record: Record | None) -> dict[str, str]:
                 lost if ratios else None, lambda n, ratios=ratios: f"{n} of {len(ratios)}"
             )
     beaten = [r for row in rows["bf16"] if (r := ratio(row, "sdpa_flash", "both")) is not None]
-    tf32 = [r for row in rows["fp32"] if (r := ratio(row, RIVAL["fp32"], "both", "ours_high")) is not None]
+    high = [r for row in rows["fp32"] if (r := ratio(row, RIVAL["fp32"], "both", "ours_high")) is not None]
     short = short_row(record) if record else None
     return found | {
         "over_flash_most": fact(max(beaten, default=None), two),
         "over_flash_least": fact(min(beaten, default=None), two),
-        "tf32_least": fact(min(tf32, default=None), two),
-        "tf32_most": fact(max(tf32, default=None), two),
+        "high_least": fact(min(high, default=None), two),
+        "high_most": fact(max(high, default=None), two),
         "error_over_rival_most": fact(max(error_ratios(rows["bf16"]), default=None), two),
         "call": fact(median_ms(short, "ours", "call") if short else None, lambda t: f"{1e3 * t:.0f} µs"),
         "call_over_sdpa": fact(ratio(short, "sdpa_flash", "call"), two),
