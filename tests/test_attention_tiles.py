@@ -83,9 +83,11 @@ def test_few_tiles_share_their_loops(monkeypatch):
 
 def test_heads_run_together_while_their_keys_and_values_fit_the_cache():
     k = Layout((1, 16, 16384, 64), (2**24, 2**20, 64, 1))
-    assert heads_together(k, True, "half") == 2 and heads_together(k, True, "highest") == 4
-    assert heads_together(k, False, "half") == 1
-    assert heads_together(k._replace(shape=(1, 1, 2**22, 64)), True, "half") == 1
+    assert heads_together(k, 16, True, "half") == 2 and heads_together(k, 16, True, "highest") == 4
+    assert heads_together(k, 16, False, "half") == 1
+    assert heads_together(k._replace(shape=(1, 1, 2**22, 64)), 1, True, "half") == 1
+    # Never more than there are: the number of tiles of a group fits 32 bits.
+    assert heads_together(k._replace(shape=(1, 1, 1, 1)), 3, True, "half") == 3
 
 
 def test_kernels_compile_for_a_gpu_that_is_not_here(tmp_path):

@@ -41,6 +41,14 @@ def arithmetic(dtype: torch.dtype) -> str:
     return "highest" if torch.get_float32_matmul_precision() == "highest" else "high"
 
 
+def with_rows_in_one_piece(x: Tensor) -> Tensor:
+    """x, or a copy of it: each tile is read by many programs, and rows in pieces cost each of them many loads.
+
+    The gradient of a sum, one number with strides of zero, is written out here.
+    """
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 def memory_for(x: Tensor, parts: int) -> Tensor:
     """Where a kernel writes: x itself, or (parts, *x.shape) in float32 if programs share its loops."""
     return x if parts == 1 else x.new_empty((parts, *x.shape), dtype=torch.float32)
@@ -71,7 +79,7 @@ def forward_launches(
         Launch(
             forward_kernel, (programs, parts),
             (*q.strides, *k.strides, *v.strides, *strides_of(o, parts), heads, n_q, n_k,
-             together or heads_together(k, causal, arithmetic), scale * LOG2E.value),
+             together or heads_together(k, batch * heads, causal, arithmetic), scale * LOG2E.value),
             {"BQ": t.q, "BK": t.k, "GROUP": heads // kv_heads, "CAUSAL": causal, "PRECISION": PRECISION[arithmetic],
              **sizes},
             num_warps=t.warps, num_stages=t.stages,
@@ -95,6 +103,7 @@ def launch_forward(
 ) -> tuple[Tensor, Tensor]:
     """(o, lse); `tile`, `parts` and `together` override what `tiles` chooses."""
     o, lse = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+    q, k, v = with_rows_in_one_piece(q), with_rows_in_one_piece(k), with_rows_in_one_piece(v)
     forward, merge = forward_launches(
         arithmetic(q.dtype), q.dtype, q.device, tile, parts, together, causal, scale,
         layout(q), layout(k), layout(v), layout(o),
@@ -134,7 +143,7 @@ def backward_launches(
     sizes = {"HEAD": d, "D": padded(d)}
     constants = {**sizes, "GROUP": heads // kv_heads, "CAUSAL": causal, "PRECISION": PRECISION[arithmetic]}
     inputs = (*q.strides, *k.strides, *v.strides, *do.strides)
-    together = together or heads_together(k, causal, arithmetic)
+    together = together or heads_together(k, batch * heads, causal, arithmetic)
     numbers = (heads, n_q, n_k, together, scale * LOG2E.value, scale)
     t, u = dkdv_tile or choose("dkdv", d, arithmetic, device), dq_tile or choose("dq", d, arithmetic, device)
     dkdv_programs, dq_programs = triton.cdiv(n_k, t.k) * batch * kv_heads, triton.cdiv(n_q, u.q) * batch * heads
@@ -184,6 +193,7 @@ def launch_backward(
     """(dq, dk, dv); the tiles, `parts` and `together` override what `tiles` chooses."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     delta = torch.empty_like(lse)
+    q, k, v, do = (with_rows_in_one_piece(x) for x in (q, k, v, do))
     launch = backward_launches(
         arithmetic(q.dtype), q.dtype, q.device, dkdv_tile, dq_tile, parts, together, causal, scale,
         layout(q), layout(k), layout(v), layout(o), layout(do), layout(dq), layout(dk), layout(dv),

@@ -250,8 +250,8 @@ def parts_for(programs: int, warps: int, n: int, rows: int, d: int, arithmetic: 
     return 1 << (max(1, min(room, n // rows, MOST_PARTS)).bit_length() - 1)
 
 
-def heads_together(k: Layout, causal: bool, arithmetic: str) -> int:
-    """Of how many heads the long tiles run before the short ones: of those whose k and v stay in the L2 cache.
+def heads_together(k: Layout, heads: int, causal: bool, arithmetic: str) -> int:
+    """Of how many of all `heads` the long tiles run before the short ones: of those whose k and v stay in the L2 cache.
 
     Without a mask all tiles are as long, and one head after the other reads less.
     """
@@ -259,4 +259,4 @@ def heads_together(k: Layout, causal: bool, arithmetic: str) -> int:
         return 1
     _, _, n, d = k.shape
     bytes_of_head = 2 * n * d * (2 if arithmetic == "half" else 4)
-    return max(1, L2_BYTES[arithmetic] // bytes_of_head)
+    return min(heads, max(1, L2_BYTES[arithmetic] // bytes_of_head))
