@@ -87,17 +87,11 @@ def times_table(record: Record) -> str:
         if row.status != "ok":
             rows.append([*name, row.status.replace("_", " "), *[""] * 5])
             continue
-        times = [wall_ms(row), on_gpu_ms(row, "span"), on_gpu_ms(row, "busy")]
-        rows.append(
-            [
-                *name,
-                *map(number, times),
-                share_of(idle_share(row)),
-                number(wall_ms(row, "profiled_")),
-                number(slowdown(row)),
-            ]
-        )
-    header = [*CELL, "mode", "wall, ms", "GPU span, ms", "sum of kernels, ms", "idle", "wall, profiled, ms", "factor"]
+        times = [wall_ms(row), on_gpu_ms(row, "busy"), wall_ms(row, "profiled_"), on_gpu_ms(row, "span")]
+        wall, busy, profiled, span = map(number, times)
+        rows.append([*name, wall, busy, share_of(idle_share(row)), profiled, span, number(slowdown(row))])
+    measured = ["wall, ms", "sum of kernels, ms", "idle"]
+    header = [*CELL, "mode", *measured, "wall, profiled, ms", "GPU span, profiled, ms", "factor"]
     return whole_table(record, header, rows, left=4)
 
 
@@ -201,6 +195,7 @@ def facts(record: Record | None) -> dict[str, str]:
         step = cell(record, size, context, "step")
         found |= {
             f"wall_{key}": fact(wall_ms(forward), ms),
+            f"profiled_{key}": fact(wall_ms(forward, "profiled_"), ms),
             f"span_{key}": fact(on_gpu_ms(forward, "span"), ms),
             f"busy_{key}": fact(on_gpu_ms(forward, "busy"), ms),
             f"idle_{key}": fact(idle_share(forward), percent),
