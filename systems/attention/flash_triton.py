@@ -287,7 +287,7 @@ class FlashAttentionTriton(torch.autograd.Function):
     def backward(ctx, do: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_second_derivative()
         run = flash_backward if is_traced(do) else run_backward
-        gradients = run(do, *ctx.saved_tensors, ctx.causal, ctx.scale)
+        gradients = run(do, *ctx.saved_tensors, ctx.causal, ctx.scale)  # pyright: ignore[reportCallIssue]
         # apply() may be called without the options: one gradient for each argument that it got.
         return *gradients, *(None for _ in ctx.needs_input_grad[3:])
 

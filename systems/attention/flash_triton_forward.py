@@ -12,6 +12,9 @@ UPPER is known when the kernel is compiled: BQ, BK rows of a tile; HEAD the head
 power of two; GROUP query heads that share one head of k and v. On a CPU Triton's interpreter runs the same kernels.
 """
 
+# Triton's decorator hides from the type checker that arguments become constants.
+# pyright: reportArgumentType=false
+
 import triton
 import triton.language as tl
 from triton import knobs
