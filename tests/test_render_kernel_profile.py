@@ -83,6 +83,7 @@ def test_the_facts_by_hand(record):
     assert facts.keys() == kernel_profile.facts(None).keys() and "not measured" not in facts.values()
     # 10 of 12.5 ms are kernels, and the span is half a ms longer.
     assert (facts["wall_small"], facts["span_small"], facts["busy_small"]) == ("12.50 ms", "10.50 ms", "10.00 ms")
+    assert facts["profiled_small"] == "18.75 ms"
     assert facts["idle_small"] == "20 %" and facts["idle_step_small"] == "14 %"
     # 7 of 10 ms forward; 14.75 of 20 with loss and backward; of 25 with the optimizer.
     assert facts["forward_matmul_small"] == facts["matmul_small"] == "70 %"
