@@ -95,6 +95,30 @@ def test_ratios_are_ours_over_theirs_in_one_row(peers):
     assert (facts["fp32_both_most"], facts["fp32_both_lost"], facts["high_least"]) == ("0.75", "0 of 1", "0.25")
     assert (facts["call"], facts["call_over_sdpa"]) == ("60 µs", "2.00")
     assert facts["error_over_rival_most"] == "2.00"
+    assert (facts["high_error_most"], facts["test_over_cudnn"]) == ("1000", "1.50")
+
+
+def test_where_the_host_decides_both_passes_do_not_count(peers):
+    """Such a row is counted, and still counts for each pass by itself."""
+    row = peers.find(n=16384)
+    # Ten percent more than 3 ms and 3 ms is what the host may take; the clock is not as exact.
+    row.metrics["ours_both_ms"] = [6.5]
+    assert flash_peers.facts(peers)["bf16_both_most"] == "1.62"
+    row.metrics["ours_both_ms"] = [6.7]
+    facts = flash_peers.facts(peers)
+    assert (facts["bf16_both_most"], facts["bf16_both_lost"], facts["bf16_left_out"]) == ("0.50", "0 of 1", "1 of 2")
+    assert (facts["bf16_forward_most"], facts["bf16_forward_lost"]) == ("1.50", "1 of 2")
+    # The rival's host may decide as well.
+    row.metrics |= {"ours_both_ms": [6.0], "sdpa_cudnn_both_ms": [4.5]}
+    assert flash_peers.facts(peers)["bf16_left_out"] == "1 of 2"
+    assert (facts["fp32_left_out"], facts["high_left_out"]) == ("0 of 1", "0 of 1")
+    peers.find(dtype="fp32").metrics["ours_high_both_ms"] = [2.5]
+    facts = flash_peers.facts(peers)
+    assert (facts["high_left_out"], facts["high_most"]) == ("1 of 1", "not measured")
+    assert (facts["fp32_left_out"], facts["fp32_both_most"]) == ("0 of 1", "0.75")
+    # What the tables show is what was measured.
+    ratios = flash_peers.fragments([peers])["ratios.md"].replace("\N{NO-BREAK SPACE}", " ")
+    assert "| 1, 16, 16384, 64, causal | 1.50 | 1.50 | 1.33 |" in ratios
 
 
 def test_the_fastest_other_is_named(peers):
