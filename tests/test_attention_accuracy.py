@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from systems.attention import FlashAttentionPyTorch, FlashAttentionTriton
+from systems.attention import FlashAttentionPyTorch, FlashAttentionTriton, attention_reference
 from systems.attention.flash_triton import launch_backward, launch_forward
 from systems.attention.flash_triton_forward import narrow
 from systems.attention.tiles import Tile
@@ -156,6 +156,19 @@ def test_the_oracle_is_plain_attention():
         weights = torch.exp(scores) / torch.exp(scores).sum()
         assert torch.allclose(result["o"][0, i], weights @ v[0, : i + 1], atol=1e-12)
         assert torch.allclose(result["lse"][0, i], torch.log(torch.exp(scores).sum()), atol=1e-12)
+
+
+def test_uniform_inputs_would_hide_a_wrong_scale():
+    """Why inputs are normal: with uniform ones o is the mean of v within a percent, whatever the scores are."""
+
+    def changed_by_a_wrong_scale(draw) -> float:
+        generator = torch.Generator().manual_seed(0)
+        q, k, v = (draw(512, 64, generator=generator, dtype=torch.float64) for _ in range(3))
+        right, wrong = (attention_reference(q, k, v, scale=scale)[0] for scale in (64**-0.5, 1 / 64))
+        return ((right - wrong).norm() / right.norm()).item()
+
+    assert changed_by_a_wrong_scale(torch.rand) < 0.01
+    assert changed_by_a_wrong_scale(torch.randn) > 0.5
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

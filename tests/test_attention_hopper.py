@@ -16,6 +16,7 @@ from systems.attention.flash_hopper import (
     schedule,
     takes,
 )
+from systems.experiments import flash_accuracy
 from tests.attention_checks import NAMES, check_against_reference, gradients, make_inputs, run_class
 
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -76,6 +77,13 @@ def test_what_is_taken():
     assert MIN_SCORES == 8 * 4096**2 and taken(8, 4096, 64) and not taken(8, 4095, 64)
     # One head needs more tiles than there are multiprocessors.
     assert taken(1, 32768, 64) and not taken(1, 16384, 64)
+
+
+@pytest.mark.usefixtures("a_hopper")
+def test_the_page_on_accuracy_judges_the_plain_kernels():
+    """As it says; where one of its inputs is taken, the page must say so."""
+    shapes = {(flash_accuracy.HEADS, config.n, config.d) for config in flash_accuracy.configs()}
+    assert not any(takes(*(3 * [like(1, *shape)])) for shape in shapes)
 
 
 @MASKS

@@ -5,7 +5,7 @@ import pytest
 from systems.costs import KERNELS
 from systems.device import Device
 from systems.records import Record, Row
-from tools.render import flash_benchmarking, flash_leaderboard, flash_peers, model_attention
+from tools.render import flash_accuracy, flash_benchmarking, flash_leaderboard, flash_peers, model_attention
 
 GPU = Device("NVIDIA H200", "nvidia-h200", "9.0", 1, "580", 700.0, [1000, 2000])
 
@@ -68,6 +68,45 @@ def test_passes_stand_in_tabs_of_their_own_below_the_gpu(bench):
     lines = flash_benchmarking.fragments([bench])["passes.md"].splitlines()
     tabs = [line for line in lines if "===" in line]
     assert tabs == ['=== "NVIDIA H200"', '    === "Forward"', '    === "Backward"', '    === "Both"']
+
+
+def test_tables_tell_which_kernels_ran(bench):
+    """Of ours and of SDPA, each in a column of its own."""
+    bench.find(implementation="ours", n=65536).metrics["ran"] = "hopper"
+    bench.rows.append(bench_row("sdpa", 65536, 1.0, 2.0, 3.0))
+    files = flash_benchmarking.fragments([bench])
+    header, *rows = (line.strip() for line in files["table.md"].splitlines() if line.strip().startswith("| "))
+    (row,) = (row for row in rows if row.startswith("| bf16 | 64 | 65536 |"))
+    assert header.endswith("| ours ran |") and row.endswith("| hopper |")
+    assert files["passes.md"].count("| ours ran | SDPA ran |") == files["passes.md"].count("| hopper | flash |") == 3
+    # Where a row has no numbers nothing ran.
+    assert flash_benchmarking.what_ran(OUT) == flash_benchmarking.what_ran(None) == ""
+
+
+def test_times_of_short_sequences_stand_beside_sdpa_s(bench):
+    bench.rows.append(bench_row("sdpa", 1024, 1.0, 2.0, 2.5))
+    facts = flash_benchmarking.facts(bench)
+    assert (facts["both_ours_128"], facts["both_sdpa_1024"]) == ("4.000 ms", "2.500 ms")
+    assert facts["both_ours_1024"] == facts["both_sdpa_128"] == "not measured"
+
+
+def test_the_error_in_fp32_is_told_without_the_log_sum_exp_too():
+    def row(implementation: str, dtype: str, **errors: float) -> Row:
+        config = {"implementation": implementation, "dtype": dtype, "d": 64, "n": 1000, "causal": "yes"}
+        return Row(config, "ok", {f"{name}_relative_error": error for name, error in errors.items()})
+
+    plain = {"o": 1.0, "lse": 1.0, "dq": 1.0, "dk": 2.0, "dv": 1.0}
+    ours = {"o": 0.5, "lse": 1.9, "dq": 0.25, "dk": 1.5, "dv": 0.5}
+    facts = flash_accuracy.facts(
+        record(
+            "flash_accuracy",
+            row("triton", "fp32", **ours),
+            row("plain", "fp32", **plain),
+            row("triton", "bf16", **ours),
+            row("plain", "bf16", **plain),
+        )
+    )
+    assert (facts["worst_fp32"], facts["worst_fp32_without_lse"], facts["worst_bf16"]) == ("1.90", "0.75", "0.75")
 
 
 @pytest.fixture
@@ -176,11 +215,18 @@ def test_floors_by_hand(board):
     assert floors["delta"]["matrix"] == 0
 
 
+def test_how_far_the_product_slows_is_told(board):
+    assert flash_leaderboard.facts(board)["product_slows"] == "1.00"
+    board.find(implementation="ceiling").metrics["product_ms"] = [1.25, 1.0, 1.1]
+    assert flash_leaderboard.facts(board)["product_slows"] == "1.25"
+
+
 def test_without_a_ceiling_there_are_times_and_no_floors(board):
     board.rows = board.rows[1:]
     files = flash_leaderboard.fragments([board])
     assert "kernels-nvidia-h200.svg" not in files and "| dQ | 1.500 |" in files["kernels.md"]
-    assert flash_leaderboard.facts(board)["over_floor_dq"] == "not measured"
+    facts = flash_leaderboard.facts(board)
+    assert facts["over_floor_dq"] == facts["product_slows"] == "not measured"
 
 
 def test_a_step_adds_its_phases_and_an_eager_one_may_have_no_memory():

@@ -74,7 +74,7 @@ def steps(record: Record, described: dict[str, tuple[str, str]]) -> str:
         error = f"{row.metrics['relative_error']:.1e}"
         rows.append([added, predicted, f"{time:.3f}", gain, error, same])
         before = time
-    header = ["added", "predicted gain", "median, ms", "gain", "error", "same bits each time"]
+    header = ["added", "predicted gain", "median, ms", "gain", "error", "same bits in two calls"]
     return table(header, rows, left=2) if rows else ""
 
 

@@ -83,10 +83,10 @@ def latency_table(record: Record) -> str:
         ours, plain = (cell(record, name, *shape) for name in ("ours", "plain"))
         times = [time_or_status(row, name) for row in (ours, plain) for name in PASSES]
         faster = ratio(record, "plain", "both", *shape)
-        rows.append([*map(str, shape), *times, f"{faster:.2f}" if faster else ""])
+        rows.append([*map(str, shape), *times, f"{faster:.2f}" if faster else "", what_ran(ours)])
     header = ["dtype", "d", "N"]
     header += [f"{who}, {label}, ms" for who in ("ours", "plain") for label in PASSES]
-    return table([*header, "plain / ours, both"], rows)
+    return table([*header, "plain / ours, both", "ours ran"], rows)
 
 
 def pass_table(record: Record, name: str) -> str:
@@ -94,13 +94,18 @@ def pass_table(record: Record, name: str) -> str:
     rows = []
     for shape in shapes():
         found = {of: cell(record, of, *shape) for of in NAMES}
-        sdpa, ours, peak = found["sdpa"], rate(found["ours"], name), ceiling(record, shape[0])
-        ran = sdpa.metrics["ran"].removesuffix("_attention") if sdpa and sdpa.status == "ok" else ""
+        ours, peak = rate(found["ours"], name), ceiling(record, shape[0])
+        ran = [what_ran(found[of]) for of in ("ours", "sdpa")]
         cells = [time_or_status(row, name) for row in found.values()]
         rates = [f"{ours / 1e12:.1f}" if ours else "", percent(ours / peak) if ours and peak else ""]
-        rows.append([*map(str, shape), *cells, ran, *rates])
+        rows.append([*map(str, shape), *cells, *ran, *rates])
     header = ["dtype", "d", "N", *(f"{label}, ms" for label in NAMES.values())]
-    return table([*header, "SDPA ran", "ours, TFLOP/s", "ours, share of product"], rows)
+    return table([*header, "ours ran", "SDPA ran", "ours, TFLOP/s", "ours, share of product"], rows)
+
+
+def what_ran(row: Row | None) -> str:
+    """Which of our kernels, or of SDPA's: "triton", "hopper", "cudnn"."""
+    return row.metrics["ran"].removesuffix("_attention") if row is not None and row.status == "ok" else ""
 
 
 def time_or_status(row: Row | None, name: str) -> str:
@@ -254,6 +259,10 @@ def facts(record: Record | None) -> dict[str, str]:
     for over in ("plain", "compiled", "sdpa"):
         for name in PASSES:
             found[f"slower_than_{over}_{name}"] = fact(len(losses(record, over, name)) if record else None, str)
+    for name in ("ours", "sdpa"):
+        for n in (128, 1024):
+            time = median_ms(cell(record, name, "bf16", FIGURE_D, n), "both") if record else None
+            found[f"both_{name}_{n}"] = fact(time, lambda t: f"{milliseconds(t)} ms")
     for name in ("ours", "plain"):
         row = cell(record, name, "bf16", FIGURE_D, 65536) if record else None
         found[f"memory_{name}"] = in_words(row, fact(memory_bytes(row), lambda b: f"{b / 2**20:,.0f} MiB"))

@@ -128,7 +128,11 @@ def kernels_body(record: Record) -> str:
             over = f"{times[role] / floor:.2f}" if floor else ""
             rows.append([label, f"{times[role]:.3f}", percent(times[role] / total), *cells, over])
     if "rest" in times:
-        rest = ["the rest: sum, gradients gathered", f"{times['rest']:.3f}", percent(times["rest"] / total)]
+        rest = [
+            "the rest: sum, dO written out, gradients gathered",
+            f"{times['rest']:.3f}",
+            percent(times["rest"] / total),
+        ]
         rows.append([*rest, *[""] * 4])
     if not rows:
         return ""
@@ -190,7 +194,10 @@ def kernels_figure(record: Record) -> dict[str, str]:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """The test's medians, ours over the others, and each kernel's time, share and distance from its floor."""
+    """The test's medians, ours over the others, each kernel's time, share and distance from its floor.
+
+    And how steady the product was that one of the floors rests on: its slowest sample over its fastest.
+    """
     medians = {name: median_ms(row_of(record, name)) if record else None for name in NAMES}
     ours, found = medians["ours"], {}
     for name, time in medians.items():
@@ -198,6 +205,9 @@ def facts(record: Record | None) -> dict[str, str]:
         if name != "ours":
             found[f"over_{name}"] = fact(ours / time if ours and time else None, "{:.2f}".format)
     found["plain_over_ours"] = fact(medians["plain"] / ours if ours and medians["plain"] else None, "{:.0f}".format)
+    top = row_of(record, "ceiling") if record else None
+    samples = top.metrics["product_ms"] if top else None
+    found["product_slows"] = fact(max(samples) / min(samples) if samples else None, "{:.2f}".format)
     times = roles_ms(row_of(record, "ours")) if record else {}
     floors = floors_ms(record) if record else {}
     total = sum(times.values())
