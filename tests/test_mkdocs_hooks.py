@@ -7,6 +7,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from jinja2 import Environment, StrictUndefined
 from mkdocs.exceptions import PluginError
 
 from tools import mkdocs_hooks as hooks
@@ -112,3 +113,36 @@ def test_an_answer_is_copied_where_it_is_marked_with_its_links_to_its_own_page(t
     (tmp_path / "a.md").write_text("# T\n", encoding="utf-8")
     with pytest.raises(PluginError, match=r'a\.md has no section "## Answer"'):
         hooks.on_page_markdown("<!-- answer: a -->", PAGE, config)
+
+
+def filled_in(markdown: str, stale: dict[str, str]) -> str:
+    """The page as the macros plugin leaves it, with its delimiters."""
+    marks = ("{@", "@}", "{$", "$}", "{~", "~}")
+    facts = {"gpu": {"name": "GPU"}, "a": {"x": "1"}, "b": {"x": "2"}, "c": {"x": "3"}, "stale": stale}
+    return Environment(*marks, undefined=StrictUndefined).from_string(markdown).render(facts=facts)
+
+
+def test_a_page_says_under_its_title_which_of_its_numbers_are_stale() -> None:
+    sentence = "On {$ facts.gpu.name $} {$ facts.a.x $} and {$ facts.b.x $}, {$ facts.a.x $} again."
+    page = f"# Title\n\n{sentence}\n\n# Not a title\n"
+    built = hooks.on_page_markdown(page, PAGE, SimpleNamespace(docs_dir="docs"))  # pyright: ignore[reportArgumentType]
+    text = filled_in(built, {"a": "[a](results/gpu/a.json)", "b": "", "c": "[c](results/gpu/c.json)"})
+    head, rest = text.split("On GPU 1 and 2, 1 again.")
+    lines = [line for line in head.splitlines() if line]
+    assert lines[0] == "# Title" and lines[2] == "{ .stale }" and len(lines) == 3
+    assert lines[1].startswith("**Stale:** ") and lines[1].endswith(": [a](results/gpu/a.json).")
+    assert rest == "\n\n# Not a title"
+    both = filled_in(built, {"a": "[a](a)", "b": "[b](b)"})
+    assert "code: [a](a), [b](b).\n{ .stale }\n\n" in both
+    assert "tale" not in filled_in(built, {"a": "", "b": "", "c": "[c](c)"})
+
+
+def test_a_page_without_facts_is_left_alone() -> None:
+    assert hooks.with_stale_line("# Title\n\nText.\n") == "# Title\n\nText.\n"
+
+
+def test_answers_copied_into_a_page_are_among_its_sentences(tmp_path: Any) -> None:
+    (tmp_path / "a.md").write_text("# T\n\n## Answer\n\n{$ facts.a.x $}\n", encoding="utf-8")
+    config: Any = SimpleNamespace(docs_dir=str(tmp_path))
+    built = hooks.on_page_markdown("# All\n\n<!-- answer: a -->\n", PAGE, config)
+    assert "facts.stale.get" in built.split("facts.answers")[0]

@@ -115,6 +115,19 @@ def test_a_stale_record_wears_a_banner(found, monkeypatch):
     assert "Stale" in markdown.per_device([record], lambda r: "| a |")
 
 
+def test_sentences_learn_which_records_are_stale(found, monkeypatch):
+    """A link for each stem whose numbers stand in sentences; records of other GPUs and reported ones are not meant."""
+    monkeypatch.setattr(render, "is_fresh", lambda record: record.stem == "warmup")
+    elsewhere = copy.deepcopy(measured(found, "method"))
+    elsewhere.device.slug = "nvidia-a100"
+    stale = render.stale_facts({**found, "method": [elsewhere]})
+    assert stale.keys() == STEMS.keys() and stale["warmup"] == stale["method"] == ""
+    assert stale["end_to_end"] == "[end_to_end](results/nvidia-h200/end_to_end.json)"
+    assert stale["model_sizes"] == "[model_sizes](results/meta/model_sizes.json)"
+    elsewhere.kind, elsewhere.device.slug = "reported", "nvidia-h200"
+    assert render.stale_facts({"method": [elsewhere]})["method"] == ""
+
+
 def test_the_dark_figure_differs_in_colours_alone(found):
     files = import_module("tools.render.warmup").fragments(found["warmup"])
     light, dark = files["steps-nvidia-h200.svg"], files["steps-nvidia-h200-dark.svg"]

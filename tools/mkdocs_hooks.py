@@ -2,7 +2,7 @@
 
 Maths becomes MathML, so a page needs no script and no font to show it; a formula that can't be converted fails the
 build. Tables get a frame that scrolls sideways and can be reached by keyboard. The write-up takes each answer from the
-page that gives it, so that none is written twice.
+page that gives it, so that none is written twice. A page whose sentences hold numbers older than the code says so.
 
 mkdocs calls the functions `on_...`; the others are pure, from text to text.
 """
@@ -48,16 +48,19 @@ TAG = re.compile(r"<[^>]+>")
 ANSWER_MARK = re.compile(r"^<!-- answer: (\w+) -->$", re.MULTILINE)
 ANSWER = re.compile(r"^## Answer\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
 LINK_IN_PAGE = re.compile(r"(?<=\])\(#")
+TITLE = re.compile(r"^# .+\n", re.MULTILINE)
+STEM_OF_FACT = re.compile(r"\{\$ facts\.(\w+)\.")
 
 
 # Before the macros plugin, which then fills in the facts of the copied sentences.
 @event_priority(100)
 def on_page_markdown(markdown: str, /, page: Page, config: MkDocsConfig, **_: object) -> str:
-    """Copy the answers of other pages to where this one marks them."""
+    """Copy the answers of other pages to where this one marks them; under the title, say what is stale."""
     try:
-        return ANSWER_MARK.sub(lambda match: copied_answer(Path(config.docs_dir), match[1]), markdown)
+        text = ANSWER_MARK.sub(lambda match: copied_answer(Path(config.docs_dir), match[1]), markdown)
     except ValueError as error:
         raise PluginError(f"{page.file.src_uri}: {error}") from error
+    return with_stale_line(text)
 
 
 def copied_answer(docs: Path, name: str) -> str:
@@ -70,6 +73,23 @@ def copied_answer(docs: Path, name: str) -> str:
         raise ValueError(f'{path.name} has no section "## Answer" to copy')
     text = LINK_IN_PAGE.sub(f"({path.name}#", answer[1].strip())
     return f'{{@ if facts.answers.{name} == "yes" @}}\n{text}\n{{@ endif @}}'
+
+
+def with_stale_line(markdown: str) -> str:
+    """The page with a line below its title where a record is older than the code that its sentences take numbers from.
+
+    Which those are `facts.stale` says when the macros plugin fills in the facts. Tables have a line of their own.
+    """
+    stems = dict.fromkeys(STEM_OF_FACT.findall(markdown))
+    if not stems:
+        return markdown
+    links = ", ".join(f'facts.stale.get("{stem}", "")' for stem in stems)
+    line = (
+        f'{{@ set stale = [{links}] | select | join(", ") @}}{{@ if stale @}}\n'
+        "**Stale:** numbers in the sentences below, measured with an earlier version of the code: {$ stale $}.\n"
+        "{ .stale }\n{@ endif @}\n"
+    )
+    return TITLE.sub(lambda title: f"{title[0]}\n{line}", markdown, count=1)
 
 
 def on_page_content(page_html: str, /, page: Page, **_: object) -> str:

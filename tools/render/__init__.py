@@ -7,6 +7,7 @@ the numbers that its sentences name.
 import json
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
@@ -58,6 +59,7 @@ def render_all(results: Path) -> dict[str, str]:
     writeup = import_module("tools.render.writeup")
     facts = {"gpu": {"name": names.get(primary, primary)}, "answers": writeup.facts(found)}
     facts["reported"] = import_module("tools.render.errata").facts(found)
+    facts["stale"] = stale_facts(found)
     for stem in STEMS:
         builder = import_module(f"tools.render.{stem}")
         ours = [r for r in found[stem] if r.kind == "measured" and r.device.slug in (primary, "meta")]
@@ -79,6 +81,17 @@ def render_all(results: Path) -> dict[str, str]:
         line for stem in facts for line in (f"{stem}:", *(f"  {k}: {json.dumps(v)}" for k, v in facts[stem].items()))
     ]
     return files | {"facts.yml": "\n".join(lines) + "\n"}
+
+
+def stale_facts(found: Mapping[str, list[Record]]) -> dict[str, str]:
+    """For each stem a link to the record whose numbers stand in sentences, if that is older than the code; or nothing.
+
+    `tools/mkdocs_hooks.py` writes it under the title of every page with such sentences.
+    """
+    primary = primary_gpu()
+    stale = (r for of_stem in found.values() for r in of_stem if r.device.slug in (primary, "meta") and not is_fresh(r))
+    links = {r.stem: f"[{r.stem}](results/{r.device.slug}/{r.stem}.json)" for r in stale if r.kind == "measured"}
+    return {stem: links.get(stem, "") for stem in STEMS}
 
 
 def stale_records(results: Path) -> list[str]:
