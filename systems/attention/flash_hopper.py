@@ -22,6 +22,7 @@ from triton import knobs
 from systems.attention.inputs import with_heads
 from systems.attention.tiles import multiprocessors
 
+# --8<-- [start:limits]
 # Off while a change to these kernels has not yet passed tests/test_attention_hopper.py on such a GPU.
 VERIFIED = True
 # Versions of Triton whose Gluon these kernels were tested with: the dialect changes from one to the next.
@@ -31,14 +32,16 @@ DTYPES = (torch.float16, torch.bfloat16)
 # With fewer scores the GPU may be done before the host has described the tensors to the copy engine, which the plain
 # kernels' launches are spared.
 MIN_SCORES = 2**27
-# With fewer queries of all heads together some multiprocessors would have no tile; the plain kernels share the loops of
-# theirs.
+# With fewer queries of all heads together some multiprocessors would have no tile, or one where others have two; the
+# plain kernels share the loops of theirs.
 MIN_ROWS = 2**15
+# --8<-- [end:limits]
 # Of the L2 cache's 50 MiB, what the keys and values of heads that are walked through side by side may take.
 L2_BYTES = 2**23
 LOG2E = 1.4426950408889634
 
 
+# --8<-- [start:configs]
 class Config(NamedTuple):
     """GROUPS x 64 rows stay in a program; tiles of `rows` stream past it through `stages` slots."""
 
@@ -65,6 +68,7 @@ CONFIGS = {
 # Few keys: three small programs on each multiprocessor hide one another's beginning and end.
 SHORT = 1024
 SHORT_FORWARD = Config(1, 64, 3, 136, 80, programs=3)
+# --8<-- [end:configs]
 # What an item costs beside its steps, in steps.
 ITEM_STEPS = 1
 

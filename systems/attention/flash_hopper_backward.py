@@ -151,7 +151,7 @@ def dq_kernel(
     BK: gl.constexpr, D: gl.constexpr, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr, GROUPS: gl.constexpr,
     STAGES: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """dq, delta and lse in units of log 2 of one tile of queries. Grid: as of the forward kernel, head after head."""
+    """dq, delta and lse in units of log 2 of one tile of queries. Grid: tiles of queries x batch x heads."""
     BQ: gl.constexpr = 64 * GROUPS
     tiles = gl.cdiv(n_q, BQ)
     q_start = (tiles - 1 - gl.program_id(0) % tiles) * BQ
