@@ -130,10 +130,10 @@ def test_a_page_says_under_its_title_which_of_its_numbers_are_stale() -> None:
     head, rest = text.split("On GPU 1 and 2, 1 again.")
     lines = [line for line in head.splitlines() if line]
     assert lines[0] == "# Title" and lines[2] == "{ .stale }" and len(lines) == 3
-    assert lines[1].startswith("**Stale:** ") and lines[1].endswith(": [a](results/gpu/a.json).")
+    assert lines[1].startswith("**Stale:** ") and " numbers of [a](results/gpu/a.json) were " in lines[1]
     assert rest == "\n\n# Not a title"
     both = filled_in(built, {"a": "[a](a)", "b": "[b](b)"})
-    assert "code: [a](a), [b](b).\n{ .stale }\n\n" in both
+    assert " [a](a), [b](b) were measured with an earlier version of the code.\n{ .stale }\n\n" in both
     assert "tale" not in filled_in(built, {"a": "", "b": "", "c": "[c](c)"})
 
 

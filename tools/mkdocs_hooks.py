@@ -86,7 +86,7 @@ def with_stale_line(markdown: str) -> str:
     links = ", ".join(f'facts.stale.get("{stem}", "")' for stem in stems)
     line = (
         f'{{@ set stale = [{links}] | select | join(", ") @}}{{@ if stale @}}\n'
-        "**Stale:** numbers in the sentences below, measured with an earlier version of the code: {$ stale $}.\n"
+        "**Stale:** in the sentences below, numbers of {$ stale $} were measured with an earlier version of the code.\n"
         "{ .stale }\n{@ endif @}\n"
     )
     return TITLE.sub(lambda title: f"{title[0]}\n{line}", markdown, count=1)
