@@ -8,6 +8,7 @@ import hashlib
 import io
 import tokenize
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 
 from systems.attention import IMPLEMENTATIONS
@@ -17,6 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 NOT_MEASURING = {"systems.records", "systems.costs", "systems.source_hash", "systems.experiments.command"}
 
 
+# Records share most of their modules: each text is taken apart once.
+@lru_cache(maxsize=256)
 def code_only(source: str) -> str:
     """The source without comments, docstrings, blank lines and trailing spaces."""
     lines = source.splitlines()
@@ -71,7 +74,8 @@ def _file_of(module: str, root: Path) -> Path | None:
     return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
 
 
-def _imports(source: str) -> list[str]:
+@lru_cache(maxsize=256)
+def _imports(source: str) -> tuple[str, ...]:
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -79,4 +83,4 @@ def _imports(source: str) -> list[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             # `from systems import timing` names a module, `from systems.model import SIZES` something inside one.
             found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return [name for name in found if name.split(".")[0] == "systems"]
+    return tuple(name for name in found if name.split(".")[0] == "systems")

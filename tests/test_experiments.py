@@ -59,7 +59,7 @@ FULL_ROWS = {
     "attention": 4 * 5 * 2 * 2 * 2 + 2,
     # Sizes and precisions, eager and compiled; and AdamW compiled too.
     "compile": 5 * 2 * 2 + 1,
-    # Steps of the forward pass, the package's two, and three backward passes.
+    # Steps of the forward pass, the package's three, three backward passes; four ways to spread tiles in both passes.
     "flash_ablation": 7 + 3 + 3 + 4 * 2,
     # Sizes and contexts in fp32, two sizes in bf16, forward and step.
     "kernel_profile": (5 * 4 + 2 * 4) * 2,

@@ -67,6 +67,14 @@ def test_every_python_gives_this_hash(tree):
     assert tree(stem=SOURCE) == HASH
 
 
+def test_modules_that_records_share_are_taken_apart_once():
+    """Rendering asks for some two hundred hashes over the same few files."""
+    first = source_hash("systems.experiments.end_to_end", ["eager"])
+    misses = code_only.cache_info().misses
+    assert source_hash("systems.experiments.end_to_end", ["eager"]) == first
+    assert code_only.cache_info().misses == misses
+
+
 def test_what_remains_is_code():
     left = code_only(SOURCE)
     for gone in ("A comment", "docstring # with", "why", "On its own line", "A class", "Ümlaut", "raw", '"""inner"""'):

@@ -11,8 +11,8 @@ A consumer starts S of the next tile of keys together with P v of the present on
 consumer while another computes exponentials. It walks from the last tile of keys that its rows see to the first: the
 mask cuts only that first step, which stands before the loop.
 
-Letters as in `flash_triton`; i counts steps, and slot i % STAGES of the ring holds step i. The compiler moves a wait
-for products in front of arithmetic that does not need them; it does not move it over a wait for a barrier. So the
+Letters as in `flash_triton_forward`; i counts steps, and slot i % STAGES of the ring holds step i. The compiler moves a
+wait for products in front of arithmetic that does not need them; it does not move it over a wait for a barrier. So the
 wait for the next tiles stands where products and arithmetic shall overlap.
 """
 

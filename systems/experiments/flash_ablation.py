@@ -3,8 +3,8 @@
 How tiles are spread over the GPU is measured where it matters: one head, whose tiles are few, and many short heads.
 
 The forward kernel here is the smallest that can be switched: whole tiles, contiguous (heads, n, d), no strides. Its
-last step has every technique of the plain kernel in `systems.attention.flash_triton`, which is measured after it. The
-backward pass has one alternative: five products instead of seven, with dq added up by atomics.
+last step has every technique of the plain kernel in `systems.attention.flash_triton_forward`, which is measured after
+it. The backward pass has one alternative: five products instead of seven, with dq added up by atomics.
 
     python -m systems.experiments.flash_ablation --step skip
 """
