@@ -12,10 +12,13 @@ from systems.attention.flash_hopper import (
     MIN_SCORES,
     launch_backward,
     launch_forward,
+    of_numbers,
+    of_rows,
     readable,
     schedule,
     takes,
 )
+from systems.attention.launching import Layout, layout
 from systems.experiments import flash_accuracy
 from tests.attention_checks import NAMES, check_against_reference, gradients, make_inputs, run_class
 
@@ -102,6 +105,23 @@ def test_programs_end_together():
     times = [(items[a:b] % 32 + 1 + ITEM_STEPS).sum() for a, b in itertools.pairwise(starts.tolist())]
     assert len(times) == 132 and max(times) <= 1.01 * sum(times) / len(times)
     assert (items[starts[:-1]] % 32 >= 15).all()
+
+
+def test_a_descriptor_is_what_triton_makes_of_the_tensor():
+    """Checked once for a layout, then filled in."""
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    x = torch.empty(2, 70, 3, 64, dtype=torch.bfloat16).transpose(1, 2)
+    made = of_rows(layout(x), 16, x.dtype)(x)
+    theirs = TensorDescriptor(x, [2, 3, 70, 64], [13440, 64, 192, 1], [1, 1, 16, 64], made.layout)
+    assert made.base is x and vars(made).keys() == vars(theirs).keys()
+    assert all(vars(made)[name] == value for name, value in vars(theirs).items() if name != "base")
+    # Without a batch, and of one head: strides of nothing are not asked about.
+    assert of_rows(layout(x[0]), 16, x.dtype)(x[0]).shape == [1, 3, 70, 64]
+    numbers = torch.empty(6, 72)
+    assert vars(of_numbers(6, 70, 72, 16)(numbers))["strides"] == [72, 1]
+    with pytest.raises(AssertionError):
+        of_rows(Layout((1, 1, 8, 64), (0, 0, 65, 1)), 16, torch.bfloat16)
 
 
 @pytest.mark.usefixtures("a_hopper")

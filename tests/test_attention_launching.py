@@ -42,6 +42,16 @@ def test_only_the_first_launch_asks():
     ]
 
 
+def test_an_option_may_be_an_argument_of_the_kernel():
+    """As the number of warps is in Gluon. And what is not a tensor, but describes one, is never asked where it begins."""
+    kernel, x, described = Kernel(), aligned(), object()
+    kernel.arg_names = ("x_ptr", "y_desc", "n", "A", "num_warps")
+    launch = Launch(kernel, (7,), (3,), {"A": 1}, num_warps=4, maxnreg=168)
+    launch(x, described)
+    launch(x, described)
+    assert kernel.calls[1] == ("again", (7, 1, 1), (x, described, 3, 1, 4))
+
+
 def test_tensors_that_begin_elsewhere_are_always_asked_about():
     kernel, x, y = Kernel(), aligned(), aligned(offset=1)
     launch = Launch(kernel, (7,), (3, 5), {"A": 1, "B": 2})

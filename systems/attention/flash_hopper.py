@@ -19,7 +19,7 @@ import triton
 from torch import Tensor
 from triton import knobs
 
-from systems.attention.inputs import with_heads
+from systems.attention.launching import Launch, Layout, layout
 from systems.attention.tiles import multiprocessors
 
 # --8<-- [start:limits]
@@ -107,26 +107,40 @@ def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
 # --8<-- [end:takes]
 
 
-def descriptor(x: Tensor, rows: int):
-    """What the copy engine needs to know of x (b, h, n, d) to move `rows` rows; it fills and drops rows past n."""
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+class Descriptor:
+    """What the copy engine needs to know of tensors of one layout, checked once: called with a tensor, it describes it.
 
-    d = x.shape[-1]
-    # A dimension of size 1 may have any stride.
-    strides = [stride if size > 1 else d for size, stride in zip(x.shape, x.stride(), strict=True)]
-    strides[-1] = 1
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-    return TensorDescriptor(x, list(x.shape), strides, [1, 1, rows, d], layout)
+    It moves blocks of `block` elements, and fills or drops what lies outside the tensor's shape.
+    """
+
+    def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], block: list[int], dtype: torch.dtype):
+        from triton.experimental.gluon import language as gl
+        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+        d, bits = shape[-1], 8 * dtype.itemsize
+        # A dimension of size 1 may have any stride.
+        regular = [stride if size > 1 else d for size, stride in zip(shape, strides, strict=True)]
+        regular[-1] = 1
+        swizzle = 128 if bits == 16 else 0
+        layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=bits, rank=len(shape))
+        anything = torch.empty(1, dtype=dtype)
+        self.type = TensorDescriptor
+        self.fields = dict(vars(TensorDescriptor(anything, list(shape), regular, block, layout)))
+
+    def __call__(self, x: Tensor):
+        described = object.__new__(self.type)
+        described.__dict__.update(self.fields, base=x)
+        return described
 
 
-def row_descriptor(x: Tensor, n: int, rows: int):
-    """The same for numbers of rows: x (b · h, stride), of which the first n count."""
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+def of_rows(x: Layout, rows: int, dtype: torch.dtype) -> Descriptor:
+    """Of tensors (b, h, n, d) that are moved `rows` rows of one head at a time."""
+    return Descriptor(x.shape, x.strides, [1, 1, rows, x.shape[-1]], dtype)
 
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
-    return TensorDescriptor(x, [x.shape[0], n], [x.shape[1], 1], [1, rows], layout)
+
+def of_numbers(heads: int, n: int, stride: int, rows: int) -> Descriptor:
+    """Of float32 numbers of rows (heads, stride), of which the first n of each head count."""
+    return Descriptor((heads, n), (stride, 1), [1, rows], torch.float32)
 
 
 # --8<-- [start:schedule]
@@ -162,39 +176,118 @@ def schedule(
 # --8<-- [end:schedule]
 
 
-def together(k: Tensor, heads: int, causal: bool) -> int:
+def together(k: Layout, heads: int, causal: bool, dtype: torch.dtype) -> int:
     """How many heads are walked through side by side: those whose k and v (b, h, n, d) stay in the L2 cache.
 
     Without a mask all items are as long, and short ones are many: then one head after the other reads less.
     """
     if not causal or k.shape[2] <= SHORT:
         return 1
-    return min(heads, max(1, L2_BYTES // (2 * k.shape[2] * k.shape[3] * k.element_size())))
+    return min(heads, max(1, L2_BYTES // (2 * k.shape[2] * k.shape[3] * dtype.itemsize)))
+
+
+class Forward(NamedTuple):
+    """A forward launch, and what it reads besides o and lse."""
+
+    launch: Launch
+    q: Descriptor
+    k: Descriptor
+    v: Descriptor
+    starts: Tensor
+    items: Tensor
+
+
+@lru_cache(maxsize=1024)
+def forward_plan(
+    dtype: torch.dtype, device: torch.device, config: Config | None, causal: bool, scale: float, q: Layout, k: Layout,
+    v: Layout, o: Layout,
+) -> Forward:  # fmt: skip
+    """For tensors of these layouts."""
+    from systems.attention.flash_hopper_forward import forward_kernel
+
+    batch, heads, n_q, d = q.shape
+    kv_heads, n_k = k.shape[1:3]
+    c = config or (SHORT_FORWARD if d == 64 and n_k <= SHORT else CONFIGS["forward"][d])
+    side_by_side = together(k, batch * heads, causal, dtype)
+    starts, items = schedule(
+        n_q,
+        n_k,
+        batch * heads,
+        side_by_side,
+        64 * c.groups,
+        c.rows,
+        causal,
+        c.programs * multiprocessors(device),
+        device,
+    )
+    launch = Launch(
+        forward_kernel, (len(starts) - 1,), (*o.strides[:3], heads, n_q, n_k, scale * LOG2E),
+        {"BK": c.rows, "D": d, "HEADS_PER_KV": heads // kv_heads, "CAUSAL": causal, "GROUPS": c.groups,
+         "STAGES": c.stages, "OVERLAP": c.overlap, "REGISTERS": c.registers},
+        num_warps=4, maxnreg=c.maxnreg,
+    )  # fmt: skip
+    return Forward(launch, of_rows(q, 64, dtype), of_rows(k, c.rows, dtype), of_rows(v, c.rows, dtype), starts, items)
 
 
 def launch_forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, config: Config | None = None
 ) -> tuple[Tensor, Tensor]:
     """(o, lse); `config` overrides the table."""
-    from systems.attention.flash_hopper_forward import forward_kernel
-
     o, lse = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
-    qh, kh, vh, oh = with_heads(q), with_heads(k), with_heads(v), with_heads(o)
-    batch, heads, n_q, d = qh.shape
-    n_k = kh.shape[2]
-    c = config or (SHORT_FORWARD if d == 64 and n_k <= SHORT else CONFIGS["forward"][d])
-    programs = c.programs * multiprocessors(q.device)
-    starts, items = schedule(
-        n_q, n_k, batch * heads, together(kh, batch * heads, causal), 64 * c.groups, c.rows, causal, programs, q.device
-    )
+    plan = forward_plan(q.dtype, q.device, config, causal, scale, layout(q), layout(k), layout(v), layout(o))
     with torch.cuda.device_of(q):
-        forward_kernel[(len(starts) - 1,)](
-            descriptor(qh, 64), descriptor(kh, c.rows), descriptor(vh, c.rows), o, lse, starts, items,
-            *oh.stride()[:3], heads, n_q, n_k, scale * LOG2E,
-            BK=c.rows, D=d, HEADS_PER_KV=heads // kh.shape[1], CAUSAL=causal, GROUPS=c.groups, STAGES=c.stages,
-            OVERLAP=c.overlap, REGISTERS=c.registers, num_warps=4, maxnreg=c.maxnreg,
-        )  # fmt: skip
+        plan.launch(plan.q(q), plan.k(k), plan.v(v), o, lse, plan.starts, plan.items)
     return o, lse
+
+
+class Backward(NamedTuple):
+    """The launches of a backward pass, and what describes their tensors: by tensor, of dq's and of dkdv's tiles."""
+
+    dq: Launch
+    dq_of: dict[str, Descriptor]
+    dkdv: Launch
+    dkdv_of: dict[str, Descriptor]
+    stride: int
+
+
+@lru_cache(maxsize=1024)
+def backward_plan(
+    dtype: torch.dtype, device: torch.device, dkdv_config: Config | None, dq_config: Config | None, causal: bool,
+    scale: float, q: Layout, k: Layout, v: Layout, o: Layout, do: Layout, dq: Layout, dk: Layout, dv: Layout,
+) -> Backward:  # fmt: skip
+    """For tensors of these layouts."""
+    from systems.attention.flash_hopper_backward import dkdv_kernel, dq_kernel
+
+    batch, heads, n_q, d = q.shape
+    kv_heads, n_k = k.shape[1:3]
+    # Rows of lse and delta, 16 bytes aligned.
+    stride = triton.cdiv(n_q, 4) * 4
+    constants = {"D": d, "HEADS_PER_KV": heads // kv_heads, "CAUSAL": causal}
+
+    def described(tiles: dict[str, tuple[Layout, int]]) -> dict[str, Descriptor]:
+        return {name: of_rows(x, rows, dtype) for name, (x, rows) in tiles.items()}
+
+    c, e = dq_config or CONFIGS["dq"][d], dkdv_config or CONFIGS["dkdv"][d]
+    numbers = of_numbers(batch * heads, n_q, stride, e.rows)
+    return Backward(
+        Launch(
+            dq_kernel, (triton.cdiv(n_q, 64 * c.groups) * batch * heads,),
+            (heads, n_q, n_k, stride, scale * LOG2E, scale),
+            {"BK": c.rows, "GROUPS": c.groups, "STAGES": c.stages, "REGISTERS": c.registers, **constants},
+            num_warps=4, maxnreg=c.maxnreg,
+        ),
+        described({"q": (q, 64), "k": (k, c.rows), "v": (v, c.rows), "o": (o, 64), "do": (do, 64), "dq": (dq, 64)}),
+        Launch(
+            dkdv_kernel, (triton.cdiv(n_k, 64 * e.groups) * batch * kv_heads,),
+            (heads, n_q, n_k, scale * LOG2E, scale),
+            {"BQ": e.rows, "GROUPS": e.groups, "STAGES": e.stages, "IN_REGISTERS": e.in_registers,
+             "REGISTERS": e.registers, **constants},
+            num_warps=4, maxnreg=e.maxnreg,
+        ),
+        described({"q": (q, e.rows), "k": (k, 64), "v": (v, 64), "do": (do, e.rows), "dk": (dk, 64), "dv": (dv, 64)})
+        | {"numbers": numbers},
+        stride,
+    )  # fmt: skip
 
 
 def launch_backward(
@@ -210,32 +303,19 @@ def launch_backward(
     dq_config: Config | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv); the configs override the table."""
-    from systems.attention.flash_hopper_backward import dkdv_kernel, dq_kernel
-
     # The gradient of a sum is one number with strides of zero: it is written out.
     do, o = (x if readable(x) else x.contiguous() for x in (do, o))
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    qh, kh, vh, oh, doh, dqh, dkh, dvh = (with_heads(x) for x in (q, k, v, o, do, dq, dk, dv))
-    batch, heads, n_q, d = qh.shape
-    kv_heads, n_k = kh.shape[1:3]
-    # Rows of lse and delta, 16 bytes aligned.
-    stride = triton.cdiv(n_q, 4) * 4
-    lse_log2, delta = torch.empty((2, batch * heads, stride), dtype=torch.float32, device=q.device)
-    options = {"D": d, "HEADS_PER_KV": heads // kv_heads, "CAUSAL": causal, "num_warps": 4}
+    plan = backward_plan(
+        q.dtype, q.device, dkdv_config, dq_config, causal, scale,
+        layout(q), layout(k), layout(v), layout(o), layout(do), layout(dq), layout(dk), layout(dv),
+    )  # fmt: skip
+    lse_log2, delta = lse.new_empty((2, lse.numel() // lse.shape[-1], plan.stride))
+    by, of = plan.dq_of, plan.dkdv_of
     with torch.cuda.device_of(q):
-        c = dq_config or CONFIGS["dq"][d]
-        dq_kernel[(triton.cdiv(n_q, 64 * c.groups) * batch * heads,)](
-            descriptor(qh, 64), descriptor(kh, c.rows), descriptor(vh, c.rows), descriptor(oh, 64),
-            descriptor(doh, 64), descriptor(dqh, 64), lse, lse_log2, delta,
-            heads, n_q, n_k, stride, scale * LOG2E, scale,
-            BK=c.rows, GROUPS=c.groups, STAGES=c.stages, REGISTERS=c.registers, maxnreg=c.maxnreg, **options,
-        )  # fmt: skip
-        c = dkdv_config or CONFIGS["dkdv"][d]
-        dkdv_kernel[(triton.cdiv(n_k, 64 * c.groups) * batch * kv_heads,)](
-            descriptor(qh, c.rows), descriptor(kh, 64), descriptor(vh, 64), descriptor(doh, c.rows),
-            row_descriptor(lse_log2, n_q, c.rows), row_descriptor(delta, n_q, c.rows),
-            descriptor(dkh, 64), descriptor(dvh, 64), heads, n_q, n_k, scale * LOG2E, scale,
-            BQ=c.rows, GROUPS=c.groups, STAGES=c.stages, IN_REGISTERS=c.in_registers,
-            REGISTERS=c.registers, maxnreg=c.maxnreg, **options,
+        plan.dq(by["q"](q), by["k"](k), by["v"](v), by["o"](o), by["do"](do), by["dq"](dq), lse, lse_log2, delta)
+        plan.dkdv(
+            of["q"](q), of["k"](k), of["v"](v), of["do"](do), of["numbers"](lse_log2), of["numbers"](delta),
+            of["dk"](dk), of["dv"](dv),
         )  # fmt: skip
     return dq, dk, dv

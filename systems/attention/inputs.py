@@ -81,11 +81,6 @@ def is_traced(q: Tensor) -> bool:
     return torch.compiler.is_compiling() or type(q) not in (Tensor, torch.nn.Parameter)
 
 
-def with_heads(x: Tensor) -> Tensor:
-    """(h, n, d) as (1, h, n, d); (b, h, n, d) as it is."""
-    return x if x.ndim == 4 else x[None]
-
-
 def refuse_second_derivative() -> None:
     """ValueError inside a backward pass that records a graph of its own (`create_graph=True`)."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():

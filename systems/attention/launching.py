@@ -30,7 +30,8 @@ def layout(x: Tensor) -> Layout:
 class Launch:
     """`kernel` over a grid of programs, with all that it takes but its tensors, which stand first among its arguments.
 
-    Valid for tensors of the dtypes, shapes, strides and device for which it was made.
+    Valid for tensors of the dtypes, shapes, strides and device for which it was made. What the copy engine reads or
+    writes is described by a `Descriptor`, which stands in the tensor's place.
     """
 
     def __init__(
@@ -46,15 +47,18 @@ class Launch:
         self.again: Callable[..., None] | None = None
         self.rest: tuple[Any, ...] = ()
 
-    def __call__(self, *tensors: Tensor) -> None:
+    def __call__(self, *tensors: Any) -> None:
         """Launch on the current stream. The first call compiles."""
-        aligned = all(x.data_ptr() % ALIGNMENT == 0 for x in tensors)
+        # A descriptor is of aligned memory only.
+        aligned = all(x.data_ptr() % ALIGNMENT == 0 for x in tensors if isinstance(x, Tensor))
         if aligned and self.again is not None:
             return self.again(*tensors, *self.rest)
         compiled = self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **self.options)
         # The interpreter compiles nothing. Code for tensors that begin anywhere is looked up anew each time.
         if aligned and compiled is not None:
             names = self.kernel.arg_names[len(tensors) + len(self.numbers) :]
-            self.rest = (*self.numbers, *(self.constants[name] for name in names))
+            # A kernel in Gluon has the number of its warps among its arguments.
+            given = {**self.constants, **self.options}
+            self.rest = (*self.numbers, *(given[name] for name in names))
             self.again = compiled[self.grid]
         return None
