@@ -10,19 +10,21 @@ from systems.attention.flash_hopper import (
     CONFIGS,
     ITEM_STEPS,
     MIN_SCORES,
+    groups_in_one_pass,
     launch_backward,
     launch_forward,
-    of_numbers,
-    of_rows,
+    launch_one_pass,
     readable,
     schedule,
     takes,
 )
-from systems.attention.launching import Layout, layout
+from systems.attention.launching import Layout, layout, of_numbers, of_rows
 from systems.experiments import flash_accuracy
 from tests.attention_checks import NAMES, check_against_reference, gradients, make_inputs, run_class
 
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+# Tiles of queries beside one of keys, in the backward pass in one kernel.
+BESIDE = flash_hopper.ONE_PASS_KEYS // flash_hopper.ONE_PASS_QUERIES
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 HEAD_DIMS = pytest.mark.parametrize("d", flash_hopper.HEAD_DIMS)
 LENGTHS = [1, 17, 63, 64, 65, 128, 130, 191, 257, 1000, 2048, 4096]
@@ -163,6 +165,95 @@ def test_there_is_a_configuration_for_each_kernel():
         assert set(by_head_dim) == set(flash_hopper.HEAD_DIMS)
 
 
+def walk_of(program: int, tiles: int, heads: int, groups: int, causal: bool):
+    """(head, tile of queries, its turn) of each step of a program, by the kernel's own arithmetic."""
+    pytest.importorskip("triton.experimental.gluon")
+    from systems.attention.flash_hopper_one_pass import item_of, tile_of
+
+    group, column = divmod(program, tiles)
+    place = (group, groups, column, tiles)
+    for n in range(-(-(heads - group) // groups)):
+        head, keys, steps = (int(x) for x in item_of.fn(n, place, causal))
+        for step in range(steps):
+            tile, turn = (int(x) for x in tile_of.fn(step, n, keys, tiles, causal))
+            assert not causal or tile >= keys * BESIDE
+            yield head, tile, turn
+
+
+@MASKS
+@pytest.mark.parametrize(("tiles", "heads", "groups"), [(1, 3, 2), (8, 6, 3), (16, 4, 2), (5, 3, 1)])
+def test_in_one_pass_every_share_has_its_turn_and_nobody_waits(tiles, heads, groups, causal):
+    """Programs take a step each in turn: a share whose turn it is not would be a wait, and then all would stand."""
+    walks = [list(walk_of(program, tiles, heads, groups, causal)) for program in range(tiles * groups)]
+    shares: dict[tuple[int, int], int] = {}
+    waits = 0
+    at = [0] * len(walks)
+    while any(i < len(walk) for i, walk in zip(at, walks, strict=True)):
+        before, moved = dict(shares), False
+        for program, walk in enumerate(walks):
+            if at[program] < len(walk):
+                head, tile, turn = walk[at[program]]
+                # Added within the step of the others, not before it.
+                if before.get((head, tile), 0) == turn:
+                    shares[head, tile] = turn + 1
+                    at[program] += 1
+                    moved = True
+                else:
+                    waits += 1
+        assert moved
+    assert shares == {
+        (head, tile): tile // BESIDE + 1 if causal else tiles for head in range(heads) for tile in range(tiles * BESIDE)
+    }
+    assert waits == 0
+
+
+def test_one_pass_is_taken_where_it_is_faster():
+    def groups(n, lead=(1, 16), causal=True, n_q=None, lead_k=None, d=64):
+        q, k = Layout((*lead, n_q or n, d), ()), Layout((*(lead_k or lead), n, d), ())
+        return groups_in_one_pass(q, k, causal, 132)
+
+    assert groups(16384) == 1 and groups(16384, causal=False) == 1 and groups(4096, lead=(4, 16)) == 4
+    assert groups(2048, lead=(16, 16)) == 8
+    # Rows past the last whole tile, other lengths, shared heads, more tiles than multiprocessors, dk and dv too wide.
+    assert not groups(16320) and not groups(16384, n_q=8192) and not groups(4096, (4, 32), lead_k=(4, 8))
+    assert not groups(17024) and not groups(16384, d=128)
+    # A quarter of the multiprocessors idle; one head alone, whose late keys are done early; few steps each.
+    assert not groups(12288) and not groups(16384, lead=(1, 1)) and groups(16384, lead=(1, 1), causal=False)
+    assert not groups(1024, lead=(16, 32))
+
+
+@gpu
+@hopper
+@MASKS
+@DTYPES
+def test_in_one_pass(dtype, causal):
+    d = flash_hopper.ONE_PASS_HEAD_DIM
+    for n, lead, groups in [
+        (128, (1,), 1), (128, (3,), 2), (256, (2,), 1), (384, (2, 5), 4), (1024, (3,), 3), (2048, (2, 6), 4),
+        (640, (2, 8), 1), (4096, (4,), 4),
+    ]:  # fmt: skip
+        q, k, v, do = inputs = make_inputs(n, n, d, dtype, "cuda", lead=lead)
+        scale = d**-0.5
+        o, lse = launch_forward(q, k, v, causal, scale)
+        outputs = (o, lse, *launch_one_pass(do, q, k, v, o, lse, causal, scale, groups))
+        check_against_reference(dict(zip(NAMES, outputs, strict=True)), *inputs, causal)
+
+
+@gpu
+@hopper
+@MASKS
+def test_in_one_pass_fifty_repeats_are_bit_equal(causal):
+    d = flash_hopper.ONE_PASS_HEAD_DIM
+    for n, lead in [(2048, (8, 16)), (4096, (4, 16)), (16384, (2,))]:
+        q, k, v, do = make_inputs(n, n, d, torch.bfloat16, "cuda", lead=lead)
+        o, lse = launch_forward(q, k, v, causal, d**-0.5)
+        groups = groups_in_one_pass(layout(q), layout(k), causal, 132)
+        first = launch_one_pass(do, q, k, v, o, lse, causal, d**-0.5, groups)
+        for _ in range(50):
+            again = launch_one_pass(do, q, k, v, o, lse, causal, d**-0.5, groups)
+            assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True)), n
+
+
 @gpu
 @hopper
 @MASKS
@@ -229,8 +320,12 @@ def test_views_between_poisoned_rows(d, causal):
 @gpu
 @hopper
 @MASKS
-@HEAD_DIMS
-def test_every_element_is_written_and_no_other(d, causal, monkeypatch):
+@pytest.mark.parametrize(
+    ("n_q", "n_k", "lead", "d", "tensors"),
+    [(1000, 333, (2, 3), 64, 6), (1000, 333, (2, 3), 128, 6), (2048, 2048, (8, 8), 64, 7)],
+    ids=["64", "128", "in one pass"],
+)
+def test_every_element_is_written_and_no_other(n_q, n_k, lead, d, tensors, causal, monkeypatch):
     """Results land in the middle of memory that is not a number, and its rims stay so."""
     rims = []
 
@@ -240,13 +335,17 @@ def test_every_element_is_written_and_no_other(d, causal, monkeypatch):
         rims.extend((memory[:4096], memory[4096 + size :]))
         return memory[4096 : 4096 + size].view(shape)
 
-    inputs = make_inputs(1000, 333, d, torch.bfloat16, "cuda", lead=(2, 3))
+    def poisoned_beside(x, shape, dtype=None):
+        return poisoned(shape, dtype=dtype or x.dtype, device=x.device)
+
+    inputs = make_inputs(n_q, n_k, d, torch.bfloat16, "cuda", lead=lead)
     monkeypatch.setattr(torch, "empty", poisoned)
     monkeypatch.setattr(torch, "empty_like", lambda x: poisoned(x.shape, dtype=x.dtype, device=x.device))
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned_beside)
     actual = run(*inputs, causal)
     monkeypatch.undo()
     check_against_reference(actual, *inputs, causal)
-    assert len(rims) == 2 * 6 and all(rim.isnan().all() for rim in rims)
+    assert len(rims) == 2 * tensors and all(rim.isnan().all() for rim in rims)
 
 
 @gpu

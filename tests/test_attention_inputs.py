@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 
 from systems.attention import FlashAttentionPyTorch, FlashAttentionTriton, flash_attention, flash_torch, flash_triton
 from systems.attention.reference import attention_reference
@@ -281,6 +282,25 @@ def test_float32_products_follow_the_setting_of_torch(monkeypatch):
         monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda setting=setting: setting)
         assert flash_triton.arithmetic(torch.float32) == expected
         assert flash_triton.arithmetic(torch.bfloat16) == "half"
+
+
+def test_where_no_gradient_is_wanted_nothing_records_one(device, monkeypatch):
+    """Then the host is spared an autograd Function, and the result is the same."""
+    q, k, v, _ = make_inputs(20, 30, 16, device=device, lead=(2,))
+    expected = FlashAttentionTriton.apply(q, k, v, True)
+    monkeypatch.setattr(FlashAttentionTriton, "apply", lambda *_: pytest.fail("a Function ran"))
+    assert torch.equal(flash_attention(q, k, v, causal=True), expected)
+    v.requires_grad_()
+    with torch.no_grad():
+        assert torch.equal(flash_attention(q, k, v, causal=True), expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_forward_mode_is_refused(backend, device):
+    """Rather than a result without its tangent."""
+    q, k, v, tangent = make_inputs(20, 20, 16, device=device)
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="jvp"):
+        flash_attention(q, k, forward_ad.make_dual(v, tangent), backend=backend)
 
 
 @pytest.mark.parametrize("cls", CLASSES)

@@ -43,7 +43,7 @@ def test_only_the_first_launch_asks():
 
 
 def test_an_option_may_be_an_argument_of_the_kernel():
-    """As the number of warps is in Gluon. And what is not a tensor, but describes one, is never asked where it begins."""
+    """As the number of warps is in Gluon. What only describes a tensor is never asked where it begins."""
     kernel, x, described = Kernel(), aligned(), object()
     kernel.arg_names = ("x_ptr", "y_desc", "n", "A", "num_warps")
     launch = Launch(kernel, (7,), (3,), {"A": 1}, num_warps=4, maxnreg=168)

@@ -1,9 +1,9 @@
 """Flash attention for Hopper GPUs: which inputs these kernels take, their launch configurations, their launchers.
 
 The kernels stand in `flash_hopper_forward` and `flash_hopper_backward`, written in Gluon, the dialect of Triton in
-which warps have roles and each copy, barrier and product is placed by hand. They hold what `flash_triton` promises (no
-atomics, results that repeat bit by bit) and take less: 16-bit dtypes, head dimensions 64 and 128, tensors that the
-copy engine can read. `takes` decides; what it refuses runs on the plain kernels.
+which warps have roles and each copy, barrier and product is placed by hand. They hold what `flash_triton` promises
+(results that repeat bit by bit) and take less: 16-bit dtypes, head dimensions 64 and 128, tensors that the copy engine
+can read. `takes` decides; what it refuses runs on the plain kernels.
 """
 
 # Triton's decorator hides from the type checker that a kernel is called with a grid, options and plain constants.
@@ -19,7 +19,7 @@ import triton
 from torch import Tensor
 from triton import knobs
 
-from systems.attention.launching import Launch, Layout, layout
+from systems.attention.launching import Descriptor, Launch, Layout, layout, of_numbers, of_rows
 from systems.attention.tiles import multiprocessors
 
 # --8<-- [start:limits]
@@ -65,6 +65,17 @@ CONFIGS = {
     "dq": {64: Config(2, 64, 4), 128: Config(2, 64, 4)},
     "dkdv": {64: Config(2, 64, 4, in_registers=True), 128: Config(2, 64, 3)},
 }
+
+
+# The backward pass in one kernel: slots of the ring, registers of a key group's thread and of a share group's, and of
+# all on average. With 128 columns dk and dv leave those no room (three designs were slower than two passes).
+ONE_PASS = {"STAGES": 5, "REGISTERS": 192, "SHARE_REGISTERS": 80}
+ONE_PASS_MAXNREG = 128
+ONE_PASS_HEAD_DIM, ONE_PASS_KEYS, ONE_PASS_QUERIES = 64, 128, 64
+# With fewer, a program's beginning and end weigh more than the two products saved.
+ONE_PASS_MIN_KEYS = 2048
+# So much of all multiprocessors' time must go into steps, or two passes are faster.
+ONE_PASS_USE = 0.9
 # Few keys: three small programs on each multiprocessor hide one another's beginning and end.
 SHORT = 1024
 SHORT_FORWARD = Config(1, 64, 3, 136, 80, programs=3)
@@ -105,42 +116,6 @@ def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 # --8<-- [end:takes]
-
-
-class Descriptor:
-    """What the copy engine needs to know of tensors of one layout, checked once: called with a tensor, it describes it.
-
-    It moves blocks of `block` elements, and fills or drops what lies outside the tensor's shape.
-    """
-
-    def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], block: list[int], dtype: torch.dtype):
-        from triton.experimental.gluon import language as gl
-        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-        d, bits = shape[-1], 8 * dtype.itemsize
-        # A dimension of size 1 may have any stride.
-        regular = [stride if size > 1 else d for size, stride in zip(shape, strides, strict=True)]
-        regular[-1] = 1
-        swizzle = 128 if bits == 16 else 0
-        layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=bits, rank=len(shape))
-        anything = torch.empty(1, dtype=dtype)
-        self.type = TensorDescriptor
-        self.fields = dict(vars(TensorDescriptor(anything, list(shape), regular, block, layout)))
-
-    def __call__(self, x: Tensor):
-        described = object.__new__(self.type)
-        described.__dict__.update(self.fields, base=x)
-        return described
-
-
-def of_rows(x: Layout, rows: int, dtype: torch.dtype) -> Descriptor:
-    """Of tensors (b, h, n, d) that are moved `rows` rows of one head at a time."""
-    return Descriptor(x.shape, x.strides, [1, 1, rows, x.shape[-1]], dtype)
-
-
-def of_numbers(heads: int, n: int, stride: int, rows: int) -> Descriptor:
-    """Of float32 numbers of rows (heads, stride), of which the first n of each head count."""
-    return Descriptor((heads, n), (stride, 1), [1, rows], torch.float32)
 
 
 # --8<-- [start:schedule]
@@ -290,6 +265,93 @@ def backward_plan(
     )  # fmt: skip
 
 
+def groups_in_one_pass(q: Layout, k: Layout, causal: bool, processors: int) -> int:
+    """How many heads the kernel for one pass works on at a time; 0 where it can't, or would be slower than two passes.
+
+    All programs of a head run side by side, one on each multiprocessor, and wait for one another.
+    """
+    batch, heads, n, d = k.shape
+    tiles = n // ONE_PASS_KEYS
+    if q.shape != k.shape or d != ONE_PASS_HEAD_DIM or n % ONE_PASS_KEYS or n < ONE_PASS_MIN_KEYS or tiles > processors:
+        return 0
+    groups = min(processors // tiles, batch * heads)
+    walks = triton.cdiv(batch * heads, groups)
+    # Under a causal mask two heads take a program tiles + 1 steps, and one left over takes some program `tiles`.
+    longest = walks // 2 * (tiles + 1) + walks % 2 * tiles if causal else walks * tiles
+    steps = batch * heads * tiles * (tiles + 1) // 2 if causal else batch * heads * tiles**2
+    return groups if steps >= ONE_PASS_USE * processors * longest else 0
+
+
+class BackwardInOnePass(NamedTuple):
+    """The launches of a backward pass, and what describes their tensors."""
+
+    delta: Launch
+    main: Launch
+    of: dict[str, Descriptor]
+    rounded: Launch
+    counters: int
+
+
+@lru_cache(maxsize=1024)
+def one_pass_plan(
+    dtype: torch.dtype, device: torch.device, groups: int, causal: bool, scale: float,
+    q: Layout, k: Layout, v: Layout, o: Layout, do: Layout, dq: Layout, dk: Layout, dv: Layout,
+) -> BackwardInOnePass:  # fmt: skip
+    """For tensors of these layouts."""
+    from systems.attention.flash_hopper_one_pass import one_pass_kernel, round_kernel
+    from systems.attention.flash_triton_backward import delta_kernel
+
+    batch, heads, n, d = q.shape
+    tiles = n // ONE_PASS_KEYS
+    step = ONE_PASS_QUERIES
+    steps = batch * heads * n // step
+    return BackwardInOnePass(
+        Launch(
+            delta_kernel, (triton.cdiv(n, 64) * batch * heads,), (*o.strides, *do.strides, heads, n),
+            {"ROWS": 64, "HEAD": d, "D": d},
+        ),
+        Launch(
+            one_pass_kernel, (tiles * groups,),
+            (*dk.strides[:3], *dv.strides[:3], batch, heads, tiles, groups, scale * LOG2E, scale),
+            {"D": d, "CAUSAL": causal, **ONE_PASS},
+            # Programs wait for one another: a launch that the GPU can't hold whole must fail, not hang.
+            num_warps=4, maxnreg=ONE_PASS_MAXNREG, launch_cooperative_grid=True,
+        ),
+        {
+            "q": of_rows(q, step, dtype), "k": of_rows(k, ONE_PASS_KEYS, dtype),
+            "v": of_rows(v, ONE_PASS_KEYS, dtype), "do": of_rows(do, step, dtype),
+            "numbers": of_numbers(batch * heads, n, n, step),
+            # As held: 32 numbers a row, a step's rows at a time.
+            "dq": Descriptor((steps * step * d // 32, 32), (32, 1), [step * d // 32, 32], torch.float32, swizzle=128),
+        },
+        Launch(round_kernel, (steps,), (*dq.strides, heads, n), {"D": d}),
+        steps,
+    )  # fmt: skip
+
+
+def launch_one_pass(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float, groups: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv) with `groups` heads at a time."""
+    do = do if readable(do) else do.contiguous()
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    plan = one_pass_plan(
+        q.dtype, q.device, groups, causal, scale,
+        layout(q), layout(k), layout(v), layout(o), layout(do), layout(dq), layout(dk), layout(dv),
+    )  # fmt: skip
+    delta, held = torch.empty_like(lse), q.new_empty(q.shape, dtype=torch.float32)
+    counters = torch.zeros(plan.counters, dtype=torch.int32, device=q.device)
+    of = plan.of
+    with torch.cuda.device_of(q):
+        plan.delta(o, do, delta)
+        plan.main(
+            of["q"](q), of["k"](k), of["v"](v), of["do"](do), of["numbers"](lse), of["numbers"](delta),
+            of["dq"](held), dk, dv, counters,
+        )  # fmt: skip
+        plan.rounded(held, dq)
+    return dq, dk, dv
+
+
 def launch_backward(
     do: Tensor,
     q: Tensor,
@@ -303,6 +365,10 @@ def launch_backward(
     dq_config: Config | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv); the configs override the table."""
+    if dkdv_config is None and dq_config is None:
+        groups = groups_in_one_pass(layout(q), layout(k), causal, multiprocessors(q.device))
+        if groups:
+            return launch_one_pass(do, q, k, v, o, lse, causal, scale, groups)
     # The gradient of a sum is one number with strides of zero: it is written out.
     do, o = (x if readable(x) else x.contiguous() for x in (do, o))
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)

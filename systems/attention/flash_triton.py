@@ -18,6 +18,7 @@ from systems.attention.inputs import (
     autocast_like_sdpa,
     check_inputs,
     default_scale,
+    is_differentiated,
     is_traced,
     refuse_second_derivative,
 )
@@ -307,9 +308,13 @@ def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) ->
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
     """`flash_attention` by these kernels, with its arguments and errors."""
     q, k, v = autocast_like_sdpa(q, k, v)
-    if isinstance(q, Tensor) and q.ndim in (3, 4) and not is_traced(q):
-        # The class checks for itself.
-        return FlashAttentionTriton.apply(q, k, v, causal, scale)
+    if all(isinstance(x, Tensor) for x in (q, k, v)) and q.ndim in (3, 4) and not is_traced(q):
+        if is_differentiated(q, k, v):
+            # The class checks for itself.
+            return FlashAttentionTriton.apply(q, k, v, causal, scale)
+        check(q, k, v, causal, scale)
+        # An autograd Function costs the host as much as a launch.
+        return run_forward(q, k, v, causal, default_scale(scale, q.shape[-1]))[0]
     check(q, k, v, causal, scale)
     shape = q.shape
     if q.ndim == 2:

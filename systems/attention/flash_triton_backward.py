@@ -11,7 +11,17 @@ are no atomics and every result repeats bit by bit. PARTS and letters as in `fla
 import triton
 import triton.language as tl
 
-from systems.attention.flash_triton_forward import LOG2E, load_tile, narrow, offsets, place, product, skip, store_tile
+from systems.attention.flash_triton_forward import (
+    LOG2E,
+    load_tile,
+    narrow,
+    offsets,
+    place,
+    product,
+    rows_of_program,
+    skip,
+    store_tile,
+)
 
 
 # --8<-- [start:delta]
@@ -237,12 +247,7 @@ def sum_kernel(
     heads, n, PARTS: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows of a gradient as the sum of its parts (PARTS, batch, heads, n, HEAD), always in the same order."""
-    tiles = tl.cdiv(n, ROWS)
-    batch_head = (tl.program_id(0) // tiles).to(tl.int64)
-    batch, head = batch_head // heads, batch_head % heads
-    out_ptr += batch * stride_b + head * stride_h
-    rows, columns = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
-    part_rows, own = (tl.num_programs(0) // tiles).to(tl.int64) * n, batch_head * n + rows
+    out_ptr, rows, columns, own, part_rows = rows_of_program(out_ptr, stride_b, stride_h, heads, n, ROWS, D)
     total = tl.zeros([ROWS, D], tl.float32)
     for part in range(PARTS):
         here = part * part_rows + own

@@ -196,6 +196,16 @@ def forward_kernel(
 # --8<-- [end:forward_kernel]
 
 
+@triton.jit
+def rows_of_program(out_ptr, stride_b, stride_h, heads, n, ROWS: tl.constexpr, D: tl.constexpr):
+    """(head's output, rows, columns, where these rows stand among those of all heads, how many those are)."""
+    tiles = tl.cdiv(n, ROWS)
+    batch_head = (tl.program_id(0) // tiles).to(tl.int64)
+    rows, columns = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
+    out_ptr += batch_head // heads * stride_b + batch_head % heads * stride_h
+    return out_ptr, rows, columns, batch_head * n + rows, (tl.num_programs(0) // tiles).to(tl.int64) * n
+
+
 # --8<-- [start:merge]
 @triton.jit(do_not_specialize=["heads", "n_q"])
 def merge_kernel(
@@ -203,14 +213,7 @@ def merge_kernel(
     heads, n_q, PARTS: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """o and lse of ROWS rows of one head: the states of its parts meet as two steps of online softmax do."""
-    tiles = tl.cdiv(n_q, ROWS)
-    batch_head = (tl.program_id(0) // tiles).to(tl.int64)
-    batch, head = batch_head // heads, batch_head % heads
-    o_ptr += batch * stride_ob + head * stride_oh
-    rows, columns = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
-    # Rows of all heads: those of one part, and where these rows stand among them.
-    part_rows, own = (tl.num_programs(0) // tiles).to(tl.int64) * n_q, batch_head * n_q + rows
-
+    o_ptr, rows, columns, own, part_rows = rows_of_program(o_ptr, stride_ob, stride_oh, heads, n_q, ROWS, D)
     acc = tl.zeros([ROWS, D], tl.float32)
     m = tl.full([ROWS], LOWEST, tl.float32)
     l = tl.zeros([ROWS], tl.float32)

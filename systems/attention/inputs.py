@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 class Described(NamedTuple):
@@ -79,6 +80,13 @@ check_described_once = lru_cache(maxsize=4096)(check_described)
 def is_traced(q: Tensor) -> bool:
     """Whether a compiler looks on (torch.compile, torch.export), or q has no memory that a kernel could read."""
     return torch.compiler.is_compiling() or type(q) not in (Tensor, torch.nn.Parameter)
+
+
+def is_differentiated(*tensors: Tensor) -> bool:
+    """Whether autograd looks on: backwards or forwards through one of these."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return True
+    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
 def refuse_second_derivative() -> None:

@@ -2,12 +2,14 @@
 
 Each such call asks of every argument what compiled code may take for granted (a stride of one, an address that is a
 multiple of 16). With twenty strides that takes the host longer than a short kernel takes the GPU, and the answer is
-always the same: it follows from dtypes, shapes and strides, and from where the tensors begin.
+always the same: it follows from dtypes, shapes and strides, and from where the tensors begin. What Hopper's copy
+engine has to be told of a tensor follows from them too.
 """
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 # What Triton asks of an address, in bytes.
@@ -62,3 +64,40 @@ class Launch:
             self.rest = (*self.numbers, *(given[name] for name in names))
             self.again = compiled[self.grid]
         return None
+
+
+class Descriptor:
+    """What the copy engine needs to know of tensors of one layout, checked once: called with a tensor, it describes it.
+
+    It moves blocks of `block` elements, and fills or drops what lies outside the tensor's shape.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], block: list[int], dtype: torch.dtype, swizzle: int
+    ):
+        from triton.experimental.gluon import language as gl
+        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+        d, bits = shape[-1], 8 * dtype.itemsize
+        # A dimension of size 1 may have any stride.
+        regular = [stride if size > 1 else d for size, stride in zip(shape, strides, strict=True)]
+        regular[-1] = 1
+        layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=bits, rank=len(shape))
+        anything = torch.zeros(1, dtype=dtype)
+        self.type = TensorDescriptor
+        self.fields = dict(vars(TensorDescriptor(anything, list(shape), regular, block, layout)))
+
+    def __call__(self, x: Tensor):
+        described = object.__new__(self.type)
+        described.__dict__.update(self.fields, base=x)
+        return described
+
+
+def of_rows(x: Layout, rows: int, dtype: torch.dtype) -> Descriptor:
+    """Of tensors (b, h, n, d) that are moved `rows` rows of one head at a time."""
+    return Descriptor(x.shape, x.strides, [1, 1, rows, x.shape[-1]], dtype, swizzle=128)
+
+
+def of_numbers(heads: int, n: int, stride: int, rows: int) -> Descriptor:
+    """Of float32 numbers of rows (heads, stride), of which the first n of each head count."""
+    return Descriptor((heads, n), (stride, 1), [1, rows], torch.float32, swizzle=0)
