@@ -137,6 +137,9 @@ KERNELS = {
     "delta": KernelWork(products=0, exponentials=0, tensors=1, vectors=1),
     "dkdv": KernelWork(products=4, exponentials=1, tensors=5, vectors=2),
     "dq": KernelWork(products=3, exponentials=1, tensors=4, vectors=2),
+    # dQ in float32, which counts as two, and rounded by the last.
+    "one_pass": KernelWork(products=5, exponentials=1, tensors=7, vectors=2),
+    "round": KernelWork(products=0, exponentials=0, tensors=3, vectors=0),
 }
 # Of each multiprocessor, compute capability 8.0 and 9.0: CUDA C++ Programming Guide, arithmetic instructions.
 EXPONENTIALS_PER_CLOCK = 16

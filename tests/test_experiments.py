@@ -60,7 +60,7 @@ FULL_ROWS = {
     # Sizes and precisions, eager and compiled; and AdamW compiled too.
     "compile": 5 * 2 * 2 + 1,
     # Steps of the forward pass, the package's three, three backward passes; four ways to spread tiles in both passes.
-    "flash_ablation": 7 + 3 + 3 + 4 * 2,
+    "flash_ablation": 7 + 3 + 4 + 4 * 2,
     # Sizes and contexts in fp32, two sizes in bf16, forward and step.
     "kernel_profile": (5 * 4 + 2 * 4) * 2,
     # Modes of contexts and sizes in two precisions; and what helps, at two contexts (one of them is there already).

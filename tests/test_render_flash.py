@@ -203,6 +203,14 @@ def test_kernels_are_told_by_their_names(board):
     assert (facts["over_sdpa_cudnn"], facts["over_flex"]) == ("1.25", "not measured")
 
 
+def test_one_pass_is_a_kernel_of_its_own(board):
+    ours = board.find(implementation="ours")
+    ours.metrics = {"both_ms": [4.0], "one_pass_kernel kernel_ms": [2.0], "round_kernel kernel_ms": [0.1]}
+    assert flash_leaderboard.roles_ms(ours) == {"one_pass": 2.0, "round": 0.1}
+    assert "| dK, dV and dQ | 2.000 |" in flash_leaderboard.fragments([board])["kernels.md"]
+    assert flash_leaderboard.facts(board)["over_floor_one_pass"] != "not measured"
+
+
 def test_floors_by_hand(board):
     floors = flash_leaderboard.floors_ms(board)
     scores, rows = 16 * 1024**2 // 2, 16 * 1024

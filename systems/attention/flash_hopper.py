@@ -227,8 +227,8 @@ class Backward(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def backward_plan(
-    dtype: torch.dtype, device: torch.device, dkdv_config: Config | None, dq_config: Config | None, causal: bool,
-    scale: float, q: Layout, k: Layout, v: Layout, o: Layout, do: Layout, dq: Layout, dk: Layout, dv: Layout,
+    dtype: torch.dtype, device: torch.device, causal: bool, scale: float,
+    q: Layout, k: Layout, v: Layout, o: Layout, do: Layout, dq: Layout, dk: Layout, dv: Layout,
 ) -> Backward:  # fmt: skip
     """For tensors of these layouts."""
     from systems.attention.flash_hopper_backward import dkdv_kernel, dq_kernel
@@ -242,7 +242,7 @@ def backward_plan(
     def described(tiles: dict[str, tuple[Layout, int]]) -> dict[str, Descriptor]:
         return {name: of_rows(x, rows, dtype) for name, (x, rows) in tiles.items()}
 
-    c, e = dq_config or CONFIGS["dq"][d], dkdv_config or CONFIGS["dkdv"][d]
+    c, e = CONFIGS["dq"][d], CONFIGS["dkdv"][d]
     numbers = of_numbers(batch * heads, n_q, stride, e.rows)
     return Backward(
         Launch(
@@ -352,28 +352,15 @@ def launch_one_pass(
     return dq, dk, dv
 
 
-def launch_backward(
-    do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    causal: bool,
-    scale: float,
-    dkdv_config: Config | None = None,
-    dq_config: Config | None = None,
+def launch_two_passes(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv); the configs override the table."""
-    if dkdv_config is None and dq_config is None:
-        groups = groups_in_one_pass(layout(q), layout(k), causal, multiprocessors(q.device))
-        if groups:
-            return launch_one_pass(do, q, k, v, o, lse, causal, scale, groups)
+    """(dq, dk, dv)."""
     # The gradient of a sum is one number with strides of zero: it is written out.
     do, o = (x if readable(x) else x.contiguous() for x in (do, o))
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     plan = backward_plan(
-        q.dtype, q.device, dkdv_config, dq_config, causal, scale,
+        q.dtype, q.device, causal, scale,
         layout(q), layout(k), layout(v), layout(o), layout(do), layout(dq), layout(dk), layout(dv),
     )  # fmt: skip
     lse_log2, delta = lse.new_empty((2, lse.numel() // lse.shape[-1], plan.stride))
@@ -385,3 +372,13 @@ def launch_backward(
             of["dk"](dk), of["dv"](dv),
         )  # fmt: skip
     return dq, dk, dv
+
+
+def launch_backward(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv) in one pass where that is faster, else in two."""
+    groups = groups_in_one_pass(layout(q), layout(k), causal, multiprocessors(q.device))
+    if groups:
+        return launch_one_pass(do, q, k, v, o, lse, causal, scale, groups)
+    return launch_two_passes(do, q, k, v, o, lse, causal, scale)

@@ -4,7 +4,8 @@ How tiles are spread over the GPU is measured where it matters: one head, whose 
 
 The forward kernel here is the smallest that can be switched: whole tiles, contiguous (heads, n, d), no strides. Its
 last step has every technique of the plain kernel in `systems.attention.flash_triton_forward`, which is measured after
-it. The backward pass has one alternative: five products instead of seven, with dq added up by atomics.
+it. The backward pass has two alternatives with five products instead of seven: dq added up by atomics, in no fixed
+order, and on Hopper by the copy engine, in turns.
 
     python -m systems.experiments.flash_ablation --step skip
 """
@@ -71,9 +72,11 @@ SPREAD: dict[str, dict[str, int]] = {
 }
 # --8<-- [end:spread]
 PASSES = ("forward", "backward")
+# Where the kernels for Hopper don't run, these repeat what is measured before them.
+HOPPER_STEPS = ("one_item_forward", "forward", "two_passes_backward", "backward")
 STEPS = (
     *(*FORWARD, "plain_forward", "one_item_forward", "forward"),
-    *("atomic_backward", "plain_backward", "backward"),
+    *("atomic_backward", "plain_backward", "two_passes_backward", "backward"),
     *(f"{how}_{of}" for how in SPREAD for of in PASSES),
 )
 
@@ -230,7 +233,7 @@ def run(config: Config) -> dict[str, Any]:
         "time_ms": kernel_times_ms(work, device, warmup_ms=25, rep_ms=100),
         "relative_error": ((found - exact).norm() / exact.norm()).item(),
         "repeats": int(all(torch.equal(a, b) for a, b in zip(first, second, strict=True))),
-        "ran": path_of(q, k, v) if config.step in ("one_item_forward", "forward", "backward") else "triton",
+        "ran": path_of(q, k, v) if config.step in HOPPER_STEPS else "triton",
     }
 
 
@@ -259,7 +262,9 @@ def prepare(step: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> Callable[
         return lambda: atomic_backward(do, q, k, v, o, lse)
     if how in SPREAD:
         return lambda: launch_backward(do, q, k, v, o, lse, True, scale, **SPREAD[how])
-    launch = launch_backward if step == "plain_backward" else run_backward
+    if step == "two_passes_backward" and path_of(q, k, v) == "hopper":
+        return lambda: flash_hopper.launch_two_passes(do, q, k, v, o, lse, True, scale)
+    launch = run_backward if step == "backward" else launch_backward
     return lambda: launch(do, q, k, v, o, lse, True, scale)
 
 

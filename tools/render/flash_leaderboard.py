@@ -12,7 +12,15 @@ NAMES = {
     "flex": "FlexAttention, compiled",
     "plain": "plain PyTorch",
 }
-ROLES = {"forward": "forward", "delta": "D", "dkdv": "dK and dV", "dq": "dQ"}
+# On Hopper one kernel computes all gradients; with two passes, D has none of its own there.
+ROLES = {
+    "forward": "forward",
+    "delta": "D",
+    "one_pass": "dK, dV and dQ",
+    "dkdv": "dK and dV",
+    "dq": "dQ",
+    "round": "dQ rounded",
+}
 # What a floor is made of: the slowest of these that must be done.
 LIMITS = {"matrix": "matrix units", "exponentials": "exponentials", "bytes": "bytes"}
 HALF, SINGLE = 2, 4
@@ -44,7 +52,7 @@ def role_of(kernel: str) -> str | None:
     """Which of our kernels this is by its name; None for PyTorch's, whose C++ names have "::" or a return type."""
     if "::" in kernel or " " in kernel or kernel.startswith("triton_"):
         return None
-    return next((role for role in ("delta", "dkdv", "dq", "forward") if role in kernel), None)
+    return next((role for role in ("delta", "one_pass", "round", "dkdv", "dq", "forward") if role in kernel), None)
 
 
 def roles_ms(row: Row | None) -> dict[str, float]:
@@ -211,13 +219,12 @@ def facts(record: Record | None) -> dict[str, str]:
     times = roles_ms(row_of(record, "ours")) if record else {}
     floors = floors_ms(record) if record else {}
     total = sum(times.values())
-    # On Hopper D has no kernel of its own: that of dQ computes it.
     kernels = [f"{label} {times[role]:.2f} ms" for role, label in ROLES.items() if role in times]
     found["times"] = ", ".join(kernels) or NOT_MEASURED
     found["time_rest"] = fact(times.get("rest"), "{:.2f} ms".format)
-    for role in ("forward", "dkdv", "dq", "rest"):
+    for role in (*ROLES, "rest"):
         found[f"share_{role}"] = fact(times[role] / total if role in times else None, percent)
-    for role in ("forward", "dkdv", "dq"):
+    for role in ROLES:
         limits = floors.get(role, {})
         floor = max(limits.values()) if limits and role in times else None
         found[f"over_floor_{role}"] = fact(times[role] / floor if floor else None, "{:.1f}".format)
