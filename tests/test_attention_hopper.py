@@ -21,6 +21,7 @@ from systems.attention.flash_hopper import (
 from systems.attention.launching import Layout, layout, of_numbers, of_rows
 from systems.experiments import flash_accuracy
 from tests.attention_checks import NAMES, check_against_reference, gradients, make_inputs, run_class
+from tools.render import diagrams
 
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 # Tiles of queries beside one of keys, in the backward pass in one kernel.
@@ -205,6 +206,13 @@ def test_in_one_pass_every_share_has_its_turn_and_nobody_waits(tiles, heads, gro
         (head, tile): tile // BESIDE + 1 if causal else tiles for head in range(heads) for tile in range(tiles * BESIDE)
     }
     assert waits == 0
+
+
+@pytest.mark.parametrize("program", range(diagrams.PROGRAMS))
+def test_the_drawing_shows_the_walk(program):
+    """One head at a time, as many tiles as programs; a step of the drawing is BESIDE of the kernel's."""
+    walked = list(walk_of(program, diagrams.PROGRAMS, 2, 1, True))
+    assert [(head, tile // BESIDE, turn) for head, tile, turn in walked[::BESIDE]] == diagrams.walk(program)
 
 
 def test_one_pass_is_taken_where_it_is_faster():

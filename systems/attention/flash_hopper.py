@@ -1,9 +1,9 @@
 """Flash attention for Hopper GPUs: which inputs these kernels take, their launch configurations, their launchers.
 
-The kernels stand in `flash_hopper_forward` and `flash_hopper_backward`, written in Gluon, the dialect of Triton in
-which warps have roles and each copy, barrier and product is placed by hand. They hold what `flash_triton` promises
-(results that repeat bit by bit) and take less: 16-bit dtypes, head dimensions 64 and 128, tensors that the copy engine
-can read. `takes` decides; what it refuses runs on the plain kernels.
+The kernels stand in `flash_hopper_forward`, `flash_hopper_backward` and `flash_hopper_one_pass`, written in Gluon, the
+dialect of Triton in which warps have roles and each copy, barrier and product is placed by hand. They hold what
+`flash_triton` promises (results that repeat bit by bit) and take less: 16-bit dtypes, head dimensions 64 and 128,
+tensors that the copy engine can read. `takes` decides; what it refuses runs on the plain kernels.
 """
 
 # Triton's decorator hides from the type checker that a kernel is called with a grid, options and plain constants.
@@ -68,7 +68,7 @@ CONFIGS = {
 
 
 # The backward pass in one kernel: slots of the ring, registers of a key group's thread and of a share group's, and of
-# all on average. With 128 columns dk and dv leave those no room (three designs were slower than two passes).
+# all on average. With 128 columns dk and dv leave those no room (other designs were no faster than two passes).
 ONE_PASS = {"STAGES": 5, "REGISTERS": 192, "SHARE_REGISTERS": 80}
 ONE_PASS_MAXNREG = 128
 ONE_PASS_HEAD_DIM, ONE_PASS_KEYS, ONE_PASS_QUERIES = 64, 128, 64

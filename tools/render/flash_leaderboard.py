@@ -222,12 +222,14 @@ def facts(record: Record | None) -> dict[str, str]:
     kernels = [f"{label} {times[role]:.2f} ms" for role, label in ROLES.items() if role in times]
     found["times"] = ", ".join(kernels) or NOT_MEASURED
     found["time_rest"] = fact(times.get("rest"), "{:.2f} ms".format)
-    for role in (*ROLES, "rest"):
-        found[f"share_{role}"] = fact(times[role] / total if role in times else None, percent)
-    for role in ROLES:
+    found["share_rest"] = fact(times["rest"] / total if "rest" in times else None, percent)
+    over = []
+    for role, label in ROLES.items():
+        # D and rounding move bytes alone, and take next to nothing.
         limits = floors.get(role, {})
-        floor = max(limits.values()) if limits and role in times else None
-        found[f"over_floor_{role}"] = fact(times[role] / floor if floor else None, "{:.1f}".format)
-        found[f"limit_{role}"] = LIMITS[max(limits, key=limits.__getitem__)] if limits else fact(None, str)
+        if role in times and limits.get("matrix"):
+            limit = max(limits, key=limits.__getitem__)
+            over.append(f"{label} {times[role] / limits[limit]:.1f} ({LIMITS[limit]})")
+    found["over_floors"] = ", ".join(over) or NOT_MEASURED
     slowest = max((role for role in ROLES if role in times), key=times.__getitem__, default=None)
     return found | {"slowest": ROLES[slowest] if slowest else fact(None, str)}
