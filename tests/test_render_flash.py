@@ -251,10 +251,16 @@ def test_a_step_adds_its_phases_and_an_eager_one_may_have_no_memory():
     facts = model_attention.facts(measured)
     assert facts["faster_small_4096"] == facts["memory_eager_small_4096"] == "out of memory"
     assert (facts["step_flash_small_4096"], facts["sdpa_over_ours_most"]) == ("10 ms", "1.50")
+    assert facts["unsteady"] == "0 of 1"
     files = model_attention.fragments([measured])
     assert "| small | eager | 4096 | out of memory |" in files["table.md"]
-    assert "| small | ours (triton) | 4096 | 10.00 | 2.000 | 5.000 | 1,638,400 |  | 3.0 |" in files["table.md"]
+    assert "| small | ours (triton) | 4096 | 10.00 | 1.00 | 2.000 | 5.000 | 1,638,400 |  | 3.0 |" in files["table.md"]
     assert (
         "ours reaches context 4096 with 10 ms and 3.0 GiB" in files["table.md"]
         and "eager reaches" not in files["table.md"]
     )
+    # Steps of 10, 10 and 12 ms: the host was late.
+    measured.find(attention="flash").metrics["forward_ms"] = [2, 2, 4]
+    facts = model_attention.facts(measured)
+    assert (facts["unsteady"], facts["sdpa_over_ours_most"]) == ("1 of 1", "not measured")
+    assert "| 10.00 | 1.12 |" in model_attention.fragments([measured])["table.md"]

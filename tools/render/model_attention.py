@@ -1,6 +1,6 @@
 """Tables, figure and facts of `model_attention`: a training step with each attention in the model's slot."""
 
-from systems.records import Record, Row, summarize
+from systems.records import Record, Row, Summary, summarize
 from systems.sizes import SIZES
 from tools.render.figures import MARKERS, SERIES, canvas, plain_log_scale, svg_pair
 from tools.render.markdown import fact, figure, gib, in_words, milliseconds, per_device, status, table
@@ -8,6 +8,8 @@ from tools.render.markdown import fact, figure, gib, in_words, milliseconds, per
 NAMES = {"eager": "eager", "sdpa": "SDPA", "flash": "ours"}
 PHASES = ("forward", "loss", "backward", "optimizer")
 CONTEXTS = (1024, 4096, 16384)
+# A step whose spread is above this says more about the host than about attention.
+STEADY = 1.05
 CELLS = [(size, 1024) for size in SIZES] + [("small", context) for context in CONTEXTS[1:]]
 
 
@@ -15,11 +17,23 @@ def cell(record: Record | None, size: str, context: int, attention: str) -> Row 
     return record.find(size=size, context=context, attention=attention) if record else None
 
 
-def step_ms(row: Row | None) -> float | None:
-    """Median of the whole step; None where there is no such row or it has no numbers."""
+def step(row: Row | None) -> Summary | None:
+    """The whole step in ms; None where there is no such row or it has no numbers."""
     if row is None or row.status != "ok":
         return None
-    return summarize([sum(step) for step in zip(*(row.metrics[f"{p}_ms"] for p in PHASES), strict=True)]).median
+    return summarize([sum(phases) for phases in zip(*(row.metrics[f"{p}_ms"] for p in PHASES), strict=True)])
+
+
+def step_ms(row: Row | None) -> float | None:
+    """Its median."""
+    found = step(row)
+    return found.median if found else None
+
+
+def spread(row: Row | None) -> float | None:
+    """A slow step over a fast one, p80 over p20: far above one where the host falls behind the GPU."""
+    found = step(row)
+    return found.p80 / found.p20 if found else None
 
 
 def peak_bytes(row: Row | None) -> int | None:
@@ -48,17 +62,18 @@ def steps_table(record: Record) -> str:
             if row is None:
                 continue
             if row.status != "ok":
-                rows.append([size, label, str(context), status(row), *[""] * 5])
+                rows.append([size, label, str(context), status(row), *[""] * 6])
                 continue
             phases = [milliseconds(summarize(row.metrics[f"{p}_ms"]).median) for p in ("forward", "backward")]
-            step, faster, peak = step_ms(row), speedup(record, size, context, "eager", attention), peak_bytes(row)
-            assert step is not None and peak is not None
-            tokens = row.config["batch"] * context / (step / 1e3)
-            cells = [milliseconds(step), *phases, f"{tokens:,.0f}", f"{faster:.2f}" if faster else "", gib(peak)]
+            time, wide, peak = step_ms(row), spread(row), peak_bytes(row)
+            assert time is not None and wide is not None and peak is not None
+            faster = speedup(record, size, context, "eager", attention)
+            tokens = row.config["batch"] * context / (time / 1e3)
+            cells = [milliseconds(time), f"{wide:.2f}", *phases, f"{tokens:,.0f}", f"{faster:.2f}" if faster else ""]
             ran = row.metrics["ran"].removesuffix("_attention")
-            rows.append([size, label if attention == "eager" else f"{label} ({ran})", str(context), *cells])
-    header = ["size", "attention", "context", "step, ms", "forward, ms", "backward, ms", "tokens/s", "eager / this"]
-    return table([*header, "peak GiB"], rows, left=2)
+            rows.append([size, label if attention == "eager" else f"{label} ({ran})", str(context), *cells, gib(peak)])
+    times = ["step, ms", "p80 / p20", "forward, ms", "backward, ms", "tokens/s", "eager / this"]
+    return table(["size", "attention", "context", *times, "peak GiB"], rows, left=2)
 
 
 def drawn(record: Record) -> str:
@@ -75,9 +90,9 @@ def contexts_alt(record: Record) -> str:
         found = [context for context in CONTEXTS if peak_bytes(cell(record, "small", context, attention)) is not None]
         if found:
             row = cell(record, "small", found[-1], attention)
-            step, peak = step_ms(row), peak_bytes(row)
-            assert step is not None and peak is not None
-            parts.append(f"{label} reaches context {found[-1]} with {step:.0f} ms and {gib(peak)} GiB")
+            time, peak = step_ms(row), peak_bytes(row)
+            assert time is not None and peak is not None
+            parts.append(f"{label} reaches context {found[-1]} with {time:.0f} ms and {gib(peak)} GiB")
     return f"{'; '.join(parts) or 'Not measured'}."
 
 
@@ -86,7 +101,7 @@ def contexts_figure(record: Record) -> dict[str, str]:
         axes = fig.subplots(1, 2)
         for (attention, label), color, marker in zip(NAMES.items(), SERIES, MARKERS, strict=False):
             found = [(context, cell(record, "small", context, attention)) for context in CONTEXTS]
-            measured = [(c, step, peak) for c, row in found if (step := step_ms(row)) and (peak := peak_bytes(row))]
+            measured = [(c, time, peak) for c, row in found if (time := step_ms(row)) and (peak := peak_bytes(row))]
             dash = "--" if attention == "sdpa" else "-"
             for axis, values in zip(axes, ([m[1] for m in measured], [m[2] / 2**30 for m in measured]), strict=True):
                 shown = label if axis is axes[0] else None
@@ -112,8 +127,15 @@ def facts(record: Record | None) -> dict[str, str]:
             found[f"memory_{attention}_{key}"] = in_words(row, fact(peak_bytes(row), lambda b: f"{gib(b)} GiB"))
         eager = cell(record, size, context, "eager")
         found[f"faster_{key}"] = in_words(eager, fact(speedup(record, size, context, "eager"), "{:.2f}".format))
-    ratios = [r for size, context in CELLS if (r := speedup(record, size, context, "sdpa")) is not None]
+    both = [(size, context) for size, context in CELLS if speedup(record, size, context, "sdpa") is not None]
+    steady = [
+        place
+        for place in both
+        if all((spread(cell(record, *place, name)) or 0) <= STEADY for name in ("sdpa", "flash"))
+    ]
+    ratios = [r for place in steady if (r := speedup(record, *place, "sdpa")) is not None]
     return found | {
         "sdpa_over_ours_least": fact(min(ratios, default=None), "{:.2f}".format),
         "sdpa_over_ours_most": fact(max(ratios, default=None), "{:.2f}".format),
+        "unsteady": fact(len(both) - len(steady) if both else None, f"{{}} of {len(both)}".format),
     }
