@@ -136,7 +136,7 @@ def launch_slowly(record: Record):
 
 def hoard(record: Record):
     for row in rows(record, implementation="ours", n=8192):
-        row.metrics["peak_allocated_bytes"] += 2**24
+        row.metrics["peak_allocated_bytes"] += 2**26
 
 
 # What makes each claim change sides.

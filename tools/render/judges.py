@@ -379,5 +379,5 @@ def fused_memory_is_linear(record: Record) -> Judgement:
     ours, plain = growth("ours"), growth("plain")
     if not ours or not plain:
         return None
-    linear = all(1.9 <= factor <= 2.1 for factor in ours)
-    return linear and min(plain) > 3, f"Per doubling of N: ours {span(ours)}, plain {span(plain)}."
+    # Programs that share a loop leave parts, which take the more of so little memory the shorter the sequence is.
+    return max(ours) <= 2.1 and min(plain) > 3, f"Per doubling of N: ours {span(ours)}, plain {span(plain)}."
