@@ -151,7 +151,7 @@ def kernels_body(record: Record) -> str:
     drawn = figure(
         f"flash_leaderboard-kernels-{record.device.slug}",
         kernels_alt(record),
-        "Time of each kernel in one call. Marks: the least that matrix units, exponentials and memory allow.",
+        "Time of each kernel in one call. Marks: at the rates of a large product, of the exponential units, of a copy.",
     )
     return f"{drawn}\n\n{text}"
 

@@ -131,7 +131,9 @@ def facts(record: Record | None) -> dict[str, str]:
     steady = [
         place
         for place in both
-        if all((spread(cell(record, *place, name)) or 0) <= STEADY for name in ("sdpa", "flash"))
+        if all(
+            (wide := spread(cell(record, *place, name))) is not None and wide <= STEADY for name in ("sdpa", "flash")
+        )
     ]
     ratios = [r for place in steady if (r := speedup(record, *place, "sdpa")) is not None]
     return found | {
