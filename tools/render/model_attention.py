@@ -72,7 +72,7 @@ def steps_table(record: Record) -> str:
             cells = [milliseconds(time), f"{wide:.2f}", *phases, f"{tokens:,.0f}", f"{faster:.2f}" if faster else ""]
             ran = row.metrics["ran"].removesuffix("_attention")
             rows.append([size, label if attention == "eager" else f"{label} ({ran})", str(context), *cells, gib(peak)])
-    times = ["step, ms", "p80 / p20", "forward, ms", "backward, ms", "tokens/s", "eager / this"]
+    times = ["step, ms", "spread", "forward, ms", "backward, ms", "tokens/s", "eager / this"]
     return table(["size", "attention", "context", *times, "peak GiB"], rows, left=2)
 
 
