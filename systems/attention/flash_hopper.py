@@ -68,7 +68,7 @@ CONFIGS = {
 
 
 # The backward pass in one kernel: slots of the ring, registers of a key group's thread and of a share group's, and of
-# all on average. With 128 columns dk and dv leave too few (four designs were no faster than two passes).
+# all on average. With 128 columns dk and dv leave a share group too few.
 ONE_PASS = {"STAGES": 5, "REGISTERS": 192, "SHARE_REGISTERS": 80}
 ONE_PASS_MAXNREG = 128
 ONE_PASS_HEAD_DIM, ONE_PASS_KEYS, ONE_PASS_QUERIES = 64, 128, 64

@@ -52,7 +52,7 @@ def role_of(kernel: str) -> str | None:
     """Which of our kernels this is by its name; None for PyTorch's, whose C++ names have "::" or a return type."""
     if "::" in kernel or " " in kernel or kernel.startswith("triton_"):
         return None
-    return next((role for role in ("delta", "one_pass", "round", "dkdv", "dq", "forward") if role in kernel), None)
+    return next((role for role in ROLES if role in kernel), None)
 
 
 def roles_ms(row: Row | None) -> dict[str, float]:
@@ -202,7 +202,7 @@ def kernels_figure(record: Record) -> dict[str, str]:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """The test's medians, ours over the others, each kernel's time, share and distance from its floor.
+    """The test's medians, ours over the others, each kernel's time and distance from its floor.
 
     And how steady the product was that one of the floors rests on: its slowest sample over its fastest.
     """

@@ -31,9 +31,14 @@ def step_ms(row: Row | None) -> float | None:
 
 
 def spread(row: Row | None) -> float | None:
-    """A slow step over a fast one, p80 over p20: far above one where the host falls behind the GPU."""
+    """A slow step over a fast one, p80 over p20: near one where the GPU alone decides."""
     found = step(row)
     return found.p80 / found.p20 if found else None
+
+
+def steady(row: Row | None) -> bool:
+    wide = spread(row)
+    return wide is not None and wide <= STEADY
 
 
 def peak_bytes(row: Row | None) -> int | None:
@@ -128,16 +133,10 @@ def facts(record: Record | None) -> dict[str, str]:
         eager = cell(record, size, context, "eager")
         found[f"faster_{key}"] = in_words(eager, fact(speedup(record, size, context, "eager"), "{:.2f}".format))
     both = [(size, context) for size, context in CELLS if speedup(record, size, context, "sdpa") is not None]
-    steady = [
-        place
-        for place in both
-        if all(
-            (wide := spread(cell(record, *place, name))) is not None and wide <= STEADY for name in ("sdpa", "flash")
-        )
-    ]
-    ratios = [r for place in steady if (r := speedup(record, *place, "sdpa")) is not None]
+    trusted = [place for place in both if all(steady(cell(record, *place, name)) for name in ("sdpa", "flash"))]
+    ratios = [r for place in trusted if (r := speedup(record, *place, "sdpa")) is not None]
     return found | {
         "sdpa_over_ours_least": fact(min(ratios, default=None), "{:.2f}".format),
         "sdpa_over_ours_most": fact(max(ratios, default=None), "{:.2f}".format),
-        "unsteady": fact(len(both) - len(steady) if both else None, f"{{}} of {len(both)}".format),
+        "unsteady": fact(len(both) - len(trusted) if both else None, f"{{}} of {len(both)}".format),
     }
