@@ -14,13 +14,15 @@ from systems.attention.flash_hopper import (
     launch_backward,
     launch_forward,
     launch_one_pass,
+    launch_two_passes,
     readable,
     schedule,
     takes,
 )
 from systems.attention.launching import Layout, layout, of_numbers, of_rows
+from systems.attention.tiles import multiprocessors
 from systems.experiments import flash_accuracy
-from tests.attention_checks import NAMES, check_against_reference, gradients, make_inputs, run_class
+from tests.attention_checks import NAMES, check_against_reference, make_inputs, run_class
 from tools.render import diagrams
 
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -221,21 +223,22 @@ def test_one_pass_is_taken_where_it_is_faster():
         return groups_in_one_pass(q, k, causal, 132)
 
     assert groups(16384) == 1 and groups(16384, causal=False) == 1 and groups(4096, lead=(4, 16)) == 4
-    assert groups(2048, lead=(16, 16)) == 8
-    # Rows past the last whole tile, other lengths, shared heads, more tiles than multiprocessors, dk and dv too wide.
+    assert groups(2048, lead=(16, 16)) == 8 and groups(1024, lead=(16, 32), causal=False) == 16
+    assert groups(16384, d=128) == 1 and groups(2048, lead=(16, 16), causal=False, d=128) == 8
+    # Rows past the last whole tile, other lengths, shared heads, more tiles than multiprocessors.
     assert not groups(16320) and not groups(16384, n_q=8192) and not groups(4096, (4, 32), lead_k=(4, 8))
-    assert not groups(17024) and not groups(16384, d=128)
+    assert not groups(17024)
     # A quarter of the multiprocessors idle; one head alone, whose late keys are done early; few steps each.
     assert not groups(12288) and not groups(16384, lead=(1, 1)) and groups(16384, lead=(1, 1), causal=False)
-    assert not groups(1024, lead=(16, 32))
+    assert not groups(1024, lead=(16, 32)) and not groups(2048, lead=(16, 16), d=128)
 
 
 @gpu
 @hopper
 @MASKS
 @DTYPES
-def test_in_one_pass(dtype, causal):
-    d = flash_hopper.ONE_PASS_HEAD_DIM
+@HEAD_DIMS
+def test_in_one_pass(d, dtype, causal):
     for n, lead, groups in [
         (128, (1,), 1), (128, (3,), 2), (256, (2,), 1), (384, (2, 5), 4), (1024, (3,), 3), (2048, (2, 6), 4),
         (640, (2, 8), 1), (4096, (4,), 4),
@@ -250,8 +253,8 @@ def test_in_one_pass(dtype, causal):
 @gpu
 @hopper
 @MASKS
-def test_in_one_pass_fifty_repeats_are_bit_equal(causal):
-    d = flash_hopper.ONE_PASS_HEAD_DIM
+@HEAD_DIMS
+def test_in_one_pass_fifty_repeats_are_bit_equal(d, causal):
     for n, lead in [(2048, (8, 16)), (4096, (4, 16)), (16384, (2,))]:
         q, k, v, do = make_inputs(n, n, d, torch.bfloat16, "cuda", lead=lead)
         o, lse = launch_forward(q, k, v, causal, d**-0.5)
@@ -330,8 +333,13 @@ def test_views_between_poisoned_rows(d, causal):
 @MASKS
 @pytest.mark.parametrize(
     ("n_q", "n_k", "lead", "d", "tensors"),
-    [(1000, 333, (2, 3), 64, 6), (1000, 333, (2, 3), 128, 6), (2048, 2048, (8, 8), 64, 7)],
-    ids=["64", "128", "in one pass"],
+    [
+        (1000, 333, (2, 3), 64, 6),
+        (1000, 333, (2, 3), 128, 6),
+        (2048, 2048, (8, 8), 64, 7),
+        (4096, 4096, (2, 4), 128, 7),
+    ],
+    ids=["64", "128", "64 in one pass", "128 in one pass"],
 )
 def test_every_element_is_written_and_no_other(n_q, n_k, lead, d, tensors, causal, monkeypatch):
     """Results land in the middle of memory that is not a number, and its rims stay so."""
@@ -347,7 +355,9 @@ def test_every_element_is_written_and_no_other(n_q, n_k, lead, d, tensors, causa
         return poisoned(shape, dtype=dtype or x.dtype, device=x.device)
 
     inputs = make_inputs(n_q, n_k, d, torch.bfloat16, "cuda", lead=lead)
-    monkeypatch.setattr(torch, "empty", poisoned)
+    monkeypatch.setattr(
+        flash_hopper, "numbers_for", lambda x: poisoned(x.shape[:-1], dtype=torch.float32, device=x.device)
+    )
     monkeypatch.setattr(torch, "empty_like", lambda x: poisoned(x.shape, dtype=x.dtype, device=x.device))
     monkeypatch.setattr(torch.Tensor, "new_empty", poisoned_beside)
     actual = run(*inputs, causal)
@@ -387,15 +397,19 @@ def test_the_public_class_runs_them(monkeypatch):
 @gpu
 @hopper
 def test_long_tensors():
-    """The last head of more than 2³¹ elements."""
+    """The last head of more than 2³¹ elements: as if it were alone, but for the order of sums in one pass."""
     heads, n, d = 2**31 // (4096 * 128) + 2, 4096, 128
-    q, k, v = (torch.empty(heads, n, d, dtype=torch.bfloat16, device="cuda").normal_() for _ in range(3))
-    leaves = tuple(x.requires_grad_() for x in (q, k, v))
-    o = FlashAttentionTriton.apply(*leaves, True)
-    do = torch.empty_like(o).normal_()
+    q, k, v, do = (torch.empty(heads, n, d, dtype=torch.bfloat16, device="cuda").normal_() for _ in range(4))
     last = slice(heads - 1, heads)
-    actual = [o[last], *(x[last] for x in gradients(o, leaves, do))]
-    q, k, v, do = (x[last].detach().clone() for x in (q, k, v, do))
-    expected = run(q, k, v, do, True)
-    for name, x in zip(("o", "dq", "dk", "dv"), actual, strict=True):
-        assert torch.equal(x, expected[name]), name
+    q_last, k_last, v_last, do_last = alone = [x[last].clone() for x in (q, k, v, do)]
+    o, lse = launch_forward(q, k, v, True, d**-0.5)
+    o_last, lse_last = launch_forward(q_last, k_last, v_last, True, d**-0.5)
+    assert torch.equal(o[last], o_last) and torch.equal(lse[last], lse_last)
+    found = launch_two_passes(do, q, k, v, o, lse, True, d**-0.5)
+    expected = launch_two_passes(do_last, q_last, k_last, v_last, o_last, lse_last, True, d**-0.5)
+    for name, x, y in zip(("dq", "dk", "dv"), found, expected, strict=True):
+        assert torch.equal(x[last], y), name
+    del found
+    assert groups_in_one_pass(layout(q), layout(k), True, multiprocessors(q.device))
+    found = (o, lse, *launch_backward(do, q, k, v, o, lse, True, d**-0.5))
+    check_against_reference({name: x[last] for name, x in zip(NAMES, found, strict=True)}, *alone, True)

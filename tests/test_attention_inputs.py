@@ -105,6 +105,7 @@ def test_kernels_write_all_of_their_outputs_and_nothing_else(d, causal, device, 
 
         patch.setattr(torch.Tensor, "new_empty", poisoned_like)
         patch.setattr(torch, "empty_like", lambda x: poisoned(x.shape, x.dtype, x.device))
+        patch.setattr(flash_triton, "numbers_for", lambda x: poisoned(x.shape[:-1], torch.float32, x.device))
         o, lse = flash_triton.launch_forward(q, k, v, causal, d**-0.5)
         outputs = (o, lse, *flash_triton.launch_backward(do, q, k, v, o, lse, causal, d**-0.5))
     # o, lse, dq, dk, dv and delta.

@@ -1,15 +1,18 @@
 """A launch that is repeated goes past Triton's own, for the same result."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from triton import knobs
 
-from systems.attention import flash_triton
+from systems.attention import flash_triton, launching
 from systems.attention.flash_triton import backward_launches, forward_launches, launch_backward, launch_forward
-from systems.attention.launching import Launch, layout
+from systems.attention.launching import Launch, layout, numbers_for
 
 
 class Kernel:
-    """Stands for a compiled function: notes how it was called."""
+    """Stands for a function of Triton's: notes how it was called, and how what it compiled was."""
 
     arg_names = ("x_ptr", "y_ptr", "stride", "n", "B", "A")
 
@@ -19,9 +22,32 @@ class Kernel:
     def __getitem__(self, grid):
         def launch(*args, **options):
             self.calls.append(("asked", grid, args, options))
-            return {grid: lambda *args: self.calls.append(("again", grid, args))}
+            return Compiled(self.calls)
 
         return launch
+
+
+class Compiled:
+    function, packed_metadata = "function", "metadata"
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def run(self, *args):
+        self.calls.append(("again", *args))
+
+    def __getitem__(self, grid):
+        return lambda *args: self.calls.append(("told", grid, args))
+
+
+STREAM = 70
+
+
+@pytest.fixture
+def a_gpu(monkeypatch):
+    """The third of several, as Triton's driver tells of it."""
+    active = SimpleNamespace(get_current_device=lambda: 3, get_current_stream=lambda device: STREAM + device)
+    monkeypatch.setattr(launching, "driver", SimpleNamespace(active=active))
 
 
 def aligned(offset: int = 0) -> torch.Tensor:
@@ -30,6 +56,7 @@ def aligned(offset: int = 0) -> torch.Tensor:
     return memory[start + offset :][:8]
 
 
+@pytest.mark.usefixtures("a_gpu")
 def test_only_the_first_launch_asks():
     kernel, x, y = Kernel(), aligned(), aligned()
     launch = Launch(kernel, (7,), (3, 5), {"A": 1, "B": 2}, num_warps=4)
@@ -37,11 +64,12 @@ def test_only_the_first_launch_asks():
     launch(y, x)
     assert kernel.calls == [
         ("asked", (7, 1, 1), (x, y, 3, 5), {"A": 1, "B": 2, "num_warps": 4}),
-        # The constants in the order of the kernel's arguments.
-        ("again", (7, 1, 1), (y, x, 3, 5, 2, 1)),
+        # No hooks; addresses; the constants in the order of the kernel's arguments.
+        ("again", 7, 1, 1, STREAM + 3, "function", "metadata", *3 * [None], y.data_ptr(), x.data_ptr(), 3, 5, 2, 1),
     ]
 
 
+@pytest.mark.usefixtures("a_gpu")
 def test_an_option_may_be_an_argument_of_the_kernel():
     """As the number of warps is in Gluon. What only describes a tensor is never asked where it begins."""
     kernel, x, described = Kernel(), aligned(), object()
@@ -49,15 +77,38 @@ def test_an_option_may_be_an_argument_of_the_kernel():
     launch = Launch(kernel, (7,), (3,), {"A": 1}, num_warps=4, maxnreg=168)
     launch(x, described)
     launch(x, described)
-    assert kernel.calls[1] == ("again", (7, 1, 1), (x, described, 3, 1, 4))
+    assert kernel.calls[1][-5:] == (x.data_ptr(), described, 3, 1, 4)
 
 
+@pytest.mark.usefixtures("a_gpu")
 def test_tensors_that_begin_elsewhere_are_always_asked_about():
     kernel, x, y = Kernel(), aligned(), aligned(offset=1)
     launch = Launch(kernel, (7,), (3, 5), {"A": 1, "B": 2})
     for tensors in ((x, y), (x, x), (y, x), (x, x)):
         launch(*tensors)
     assert [call[0] for call in kernel.calls] == ["asked", "asked", "asked", "again"]
+
+
+@pytest.mark.usefixtures("a_gpu")
+@pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
+def test_a_profiler_is_told_of_each_launch(hook):
+    kernel, x, hook = Kernel(), aligned(), getattr(knobs.runtime, hook)
+    launch = Launch(kernel, (7,), (3, 5), {"A": 1, "B": 2})
+    launch(x, x)
+    hook.add(print)
+    try:
+        launch(x, x)
+    finally:
+        hook.remove(print)
+    launch(x, x)
+    assert [call[0] for call in kernel.calls] == ["asked", "told", "again"]
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 16), (2, 3, 8, 16), (1, 1, 1, 16)])
+def test_numbers_of_rows_lie_one_after_the_other(shape):
+    x = torch.zeros(shape, dtype=torch.bfloat16).transpose(0, 1)
+    numbers, expected = numbers_for(x), torch.empty(x.shape[:-1])
+    assert numbers.dtype == torch.float32 and numbers.is_contiguous() and numbers.stride() == expected.stride()
 
 
 def test_a_tensor_without_a_batch_has_a_batch_of_one():
@@ -92,6 +143,7 @@ def test_one_layout_is_worked_out_once(device):
         assert forward_launches.cache_info().misses == count
 
 
+@pytest.mark.usefixtures("a_gpu")
 def test_the_precision_of_products_is_asked_at_each_launch(device, monkeypatch):
     x = q_k_v(device)
     nothing = Launch(Kernel(), (1,), (), {"A": 1})
@@ -116,3 +168,18 @@ def test_the_second_launch_computes_the_same(offset):
     assert torch.equal(first, second)
     again = launch_backward(first, q, k, v, first, lse, True, 0.25)
     assert all(torch.equal(a, b) for a, b in zip(gradients, again, strict=True))
+
+
+@pytest.mark.gpu
+def test_hooks_hear_of_launches():
+    """As Triton's own profiler hangs them in."""
+    x = q_k_v(torch.device("cuda"))
+    launch_forward(*x, True, 0.25)
+    heard = []
+    knobs.runtime.launch_enter_hook.add(heard.append)
+    try:
+        launch_forward(*x, True, 0.25)
+    finally:
+        knobs.runtime.launch_enter_hook.remove(heard.append)
+    launch_forward(*x, True, 0.25)
+    assert [metadata.get()["name"] for metadata in heard] == ["forward_kernel"]

@@ -19,7 +19,7 @@ import triton
 from torch import Tensor
 from triton import knobs
 
-from systems.attention.launching import Descriptor, Launch, Layout, layout, of_numbers, of_rows
+from systems.attention.launching import Descriptor, Launch, Layout, layout, numbers_for, of_numbers, of_rows
 from systems.attention.tiles import multiprocessors
 
 # --8<-- [start:limits]
@@ -67,21 +67,27 @@ CONFIGS = {
 }
 
 
-# The backward pass in one kernel: slots of the ring, registers of a key group's thread and of a share group's, and of
-# all on average. With 128 columns dk and dv leave a share group too few.
-ONE_PASS = {"STAGES": 5, "REGISTERS": 192, "SHARE_REGISTERS": 80}
+# The backward pass in one kernel, by head dimension: slots of the ring, for dS and for shares of dq; registers of a key
+# group's thread and of a share group's, and of all on average.
+ONE_PASS = {
+    64: {"STAGES": 5, "BEHIND": 3, "ADDERS": 3, "REGISTERS": 192, "SHARE_REGISTERS": 80},
+    128: {"STAGES": 2, "BEHIND": 2, "ADDERS": 2, "REGISTERS": 208, "SHARE_REGISTERS": 72},
+}
 ONE_PASS_MAXNREG = 128
-ONE_PASS_HEAD_DIM, ONE_PASS_KEYS, ONE_PASS_QUERIES = 64, 128, 64
-# With fewer, a program's beginning and end weigh more than the two products saved.
-ONE_PASS_MIN_KEYS = 2048
+ONE_PASS_KEYS, ONE_PASS_QUERIES = 128, 64
+# With fewer under a causal mask, or half of them without, beginnings and ends weigh more than the two products saved.
+ONE_PASS_MIN_KEYS = {64: 2048, 128: 4096}
 # So much of all multiprocessors' time must go into steps, or two passes are faster.
 ONE_PASS_USE = 0.9
-# Few keys: three small programs on each multiprocessor hide one another's beginning and end.
-SHORT = 1024
-SHORT_FORWARD = Config(1, 64, 3, 136, 80, programs=3)
+# Few keys under a causal mask, or half of them without: four groups work while one begins or ends an item, on small
+# tiles, of which the mask wastes less.
+SHORT = 2048
+SHORT_FORWARD = Config(4, 64, 5, 112, 96, overlap=False)
 # --8<-- [end:configs]
 # What an item costs beside its steps, in steps.
 ITEM_STEPS = 1
+# So many items of each program are handed out longest first whatever head they are of: the last ones.
+LAST_ITEMS = 2
 
 
 @cache
@@ -101,13 +107,15 @@ def readable(x: Tensor) -> bool:
 
 def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether these kernels compute attention of q (..., n_q, d), k and v (..., n_k, d): with 3 or 4 dimensions."""
+    # What is asked first refuses the most.
+    rows = q.numel() // q.shape[-1]
     return (
         VERIFIED
+        and rows >= MIN_ROWS
+        and rows * k.shape[-2] >= MIN_SCORES
         and q.device.type == "cuda"
         and q.dtype in DTYPES
         and q.shape[-1] in HEAD_DIMS
-        and q.shape[:-1].numel() >= MIN_ROWS
-        and q.shape[:-1].numel() * k.shape[-2] >= MIN_SCORES
         and available(q.device)
         and readable(q)
         and readable(k)
@@ -127,15 +135,18 @@ def schedule(
     """(starts, items): program i computes items[starts[i]] to items[starts[i + 1] - 1], in this order.
 
     An item is a tile of `rows` queries + tiles · head. Long ones first, each to the program that is free first: under a
-    causal mask their lengths differ by the number of tiles. `heads_together` heads are walked through side by side.
+    causal mask their lengths differ by the number of tiles. `heads_together` heads are walked through side by side, and
+    so are the last ones, from which programs take what makes them end together.
     """
     tiles = triton.cdiv(n_q, rows)
     steps = [triton.cdiv(min(n_k, (tile + 1) * rows) if causal else n_k, keys) for tile in range(tiles)]
+    bulk = max(0, batch_heads - triton.cdiv(LAST_ITEMS * programs, tiles))
+    side_by_side = [range(start, min(start + heads_together, bulk)) for start in range(0, bulk, heads_together)]
     order = (
         tile + tiles * head
-        for start in range(0, batch_heads, heads_together)
+        for some in (*side_by_side, range(bulk, batch_heads))
         for tile in reversed(range(tiles))
-        for head in range(start, min(start + heads_together, batch_heads))
+        for head in some
     )
     taken: list[list[int]] = [[] for _ in range(min(programs, tiles * batch_heads))]
     free = [(0, program) for program in range(len(taken))]
@@ -156,7 +167,7 @@ def together(k: Layout, heads: int, causal: bool, dtype: torch.dtype) -> int:
 
     Without a mask all items are as long, and short ones are many: then one head after the other reads less.
     """
-    if not causal or k.shape[2] <= SHORT:
+    if not causal or k.shape[2] <= SHORT // 2:
         return 1
     return min(heads, max(1, L2_BYTES // (2 * k.shape[2] * k.shape[3] * dtype.itemsize)))
 
@@ -182,7 +193,8 @@ def forward_plan(
 
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]
-    c = config or (SHORT_FORWARD if d == 64 and n_k <= SHORT else CONFIGS["forward"][d])
+    short = d == 64 and n_k <= (SHORT if causal else SHORT // 2)
+    c = config or (SHORT_FORWARD if short else CONFIGS["forward"][d])
     side_by_side = together(k, batch * heads, causal, dtype)
     starts, items = schedule(
         n_q,
@@ -208,7 +220,7 @@ def launch_forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, config: Config | None = None
 ) -> tuple[Tensor, Tensor]:
     """(o, lse); `config` overrides the table."""
-    o, lse = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+    o, lse = torch.empty_like(q), numbers_for(q)
     plan = forward_plan(q.dtype, q.device, config, causal, scale, layout(q), layout(k), layout(v), layout(o))
     with torch.cuda.device_of(q):
         plan.launch(plan.q(q), plan.k(k), plan.v(v), o, lse, plan.starts, plan.items)
@@ -272,7 +284,8 @@ def groups_in_one_pass(q: Layout, k: Layout, causal: bool, processors: int) -> i
     """
     batch, heads, n, d = k.shape
     tiles = n // ONE_PASS_KEYS
-    if q.shape != k.shape or d != ONE_PASS_HEAD_DIM or n % ONE_PASS_KEYS or n < ONE_PASS_MIN_KEYS or tiles > processors:
+    few = ONE_PASS_MIN_KEYS[d] // (1 if causal else 2)
+    if q.shape != k.shape or n % ONE_PASS_KEYS or n < few or tiles > processors:
         return 0
     groups = min(processors // tiles, batch * heads)
     walks = triton.cdiv(batch * heads, groups)
@@ -313,7 +326,7 @@ def one_pass_plan(
         Launch(
             one_pass_kernel, (tiles * groups,),
             (*dk.strides[:3], *dv.strides[:3], batch, heads, tiles, groups, scale * LOG2E, scale),
-            {"D": d, "CAUSAL": causal, **ONE_PASS},
+            {"D": d, "CAUSAL": causal, **ONE_PASS[d]},
             # Programs wait for one another: a launch that the GPU can't hold whole must fail, not hang.
             num_warps=4, maxnreg=ONE_PASS_MAXNREG, launch_cooperative_grid=True,
         ),

@@ -32,11 +32,28 @@ from systems.attention.flash_hopper_forward import (
     pass_over,
     release,
     ring,
+    sees,
 )
 
 LOG2E = gl.constexpr(1.4426950408889634)
 # One number for each row of a tile.
 NUMBERS = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1))
+
+
+@gluon.jit
+def fill_with_numbers(of, to, lses, deltas, batch, head, batch_head, row, i):
+    """`fill` with tiles of q and do and the numbers of their rows: lse and delta travel with each tile."""
+    q_desc, do_desc, lse_desc, delta_desc = of
+    q_tiles, do_tiles, full, empty = to
+    STAGES: gl.constexpr = q_tiles.shape[0]
+    slot = i % STAGES
+    here = full.index(slot)
+    mbarrier.wait(empty.index(slot), (i // STAGES & 1) ^ 1)
+    mbarrier.expect(here, 2 * (q_desc.block_type.nbytes + lse_desc.block_type.nbytes))
+    tma.async_copy_global_to_shared(q_desc, [batch, head, row, 0], here, q_tiles.index(slot))
+    tma.async_copy_global_to_shared(do_desc, [batch, head, row, 0], here, do_tiles.index(slot))
+    tma.async_copy_global_to_shared(lse_desc, [batch_head, row], here, lses.index(slot))
+    tma.async_copy_global_to_shared(delta_desc, [batch_head, row], here, deltas.index(slot))
 
 
 @gluon.jit
@@ -121,10 +138,7 @@ def dq_consumer(
     k, v = await_full(stream, skip)
     s = warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(0, deps=(s,))
-    visible = (last * BK + columns < n_k)[None, :]
-    if CAUSAL:
-        visible = visible & (rows[:, None] >= last * BK + columns[None, :])
-    s = gl.where(visible, s, -float("inf"))
+    s = gl.where(sees(rows, last * BK + columns, n_k, CAUSAL), s, -float("inf"))
     dq, ds, k_before, s, k, v = dq_step(
         dq, ds, k, s, k, v, q, do, zeros, lse, delta, stream, skip, steps, scale_log2, True
     )
@@ -191,9 +205,8 @@ def dkdv_producer(
     BQ: gl.constexpr, HEADS_PER_KV: gl.constexpr,
 ):  # fmt: skip
     k_tiles, v_tiles, resident, stream, lses, deltas = pipes
-    q_tiles, do_tiles, full, empty = stream
     GROUPS: gl.constexpr = k_tiles.shape[0]
-    STAGES: gl.constexpr = q_tiles.shape[0]
+    of = (q_desc, do_desc, lse_desc, delta_desc)
     for group in gl.static_range(GROUPS):
         row, here = k_start + 64 * group, resident.index(group)
         mbarrier.expect(here, 2 * k_desc.block_type.nbytes)
@@ -202,15 +215,7 @@ def dkdv_producer(
     for i in range(steps * HEADS_PER_KV):
         head = kv_head * HEADS_PER_KV + i // steps
         start = (first + i % steps) * BQ
-        slot = i % STAGES
-        mbarrier.wait(empty.index(slot), (i // STAGES & 1) ^ 1)
-        # The numbers of its rows travel with each tile.
-        here, row = full.index(slot), batch * heads + head
-        mbarrier.expect(here, 2 * (q_desc.block_type.nbytes + lse_desc.block_type.nbytes))
-        tma.async_copy_global_to_shared(q_desc, [batch, head, start, 0], here, q_tiles.index(slot))
-        tma.async_copy_global_to_shared(do_desc, [batch, head, start, 0], here, do_tiles.index(slot))
-        tma.async_copy_global_to_shared(lse_desc, [row, start], here, lses.index(slot))
-        tma.async_copy_global_to_shared(delta_desc, [row, start], here, deltas.index(slot))
+        fill_with_numbers(of, stream, lses, deltas, batch, head, batch * heads + head, start, i)
 
 
 # --8<-- [start:dkdv]

@@ -138,6 +138,16 @@ def forward_producer(
 # --8<-- [end:producer]
 
 
+@gluon.jit
+def sees(rows, keys, n_k, CAUSAL: gl.constexpr):
+    """Which of `keys` each of `rows` sees."""
+    if CAUSAL:
+        visible = keys[None, :] <= gl.minimum(rows, n_k - 1)[:, None]
+    else:
+        visible = (keys < n_k)[None, :]
+    return visible
+
+
 # --8<-- [start:consumer]
 @gluon.jit
 def forward_consumer(
@@ -181,10 +191,7 @@ def forward_consumer(
         k, v = await_full(stream, first)
         s = warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
-        visible = (last * BK + columns < n_k)[None, :]
-        if CAUSAL:
-            visible = visible & (rows[:, None] >= last * BK + columns[None, :])
-        s = gl.where(visible, s, -float("inf"))
+        s = gl.where(sees(rows, last * BK + columns, n_k, CAUSAL), s, -float("inf"))
         m = gl.max(s, 1) * scale_log2
         p = gl.exp2(s * scale_log2 - m[:, None])
         l = gl.sum(p, 1)
@@ -248,16 +255,7 @@ def forward_kernel(
     pipes = (q_tiles, barriers(GROUPS, 1), barriers(GROUPS, 1), ring(k_desc, STAGES, GROUPS))
     load = (q_desc, k_desc, v_desc, pipes, schedule, sizes, BQ, BK, HEADS_PER_KV, CAUSAL)
     common = (pipes, schedule, sizes, o_ptr, (stride_ob, stride_oh, stride_on), lse_ptr, scale_log2)
-    if GROUPS == 1:
-        gl.warp_specialize(
-            [
-                (forward_consumer, (common, 0, BQ, BK, D, CAUSAL, OVERLAP)),
-                (forward_producer, load),
-            ],
-            [1],
-            [PRODUCER_REGISTERS],
-        )
-    elif GROUPS == 2:
+    if GROUPS == 2:
         gl.warp_specialize(
             [
                 (forward_consumer, (common, 0, BQ, BK, D, CAUSAL, OVERLAP)),
@@ -267,7 +265,7 @@ def forward_kernel(
             [4, 1],
             [REGISTERS, PRODUCER_REGISTERS],
         )
-    else:
+    elif GROUPS == 3:
         gl.warp_specialize(
             [
                 (forward_consumer, (common, 0, BQ, BK, D, CAUSAL, OVERLAP)),
@@ -277,4 +275,16 @@ def forward_kernel(
             ],
             [4, 4, 1],
             [REGISTERS, REGISTERS, PRODUCER_REGISTERS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (forward_consumer, (common, 0, BQ, BK, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (common, 1, BQ, BK, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (common, 2, BQ, BK, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (common, 3, BQ, BK, D, CAUSAL, OVERLAP)),
+                (forward_producer, load),
+            ],
+            [4, 4, 4, 1],
+            [REGISTERS, REGISTERS, REGISTERS, PRODUCER_REGISTERS],
         )

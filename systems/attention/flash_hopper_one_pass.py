@@ -5,7 +5,7 @@ A program owns 128 rows of keys and values; tiles of 64 queries stream past them
     producer (1 warp)            copies k and v, and tiles of q and do with their lse and delta into a ring
     two key groups (4 warps)     64 keys each: S and dP, transposed; dv += Pᵀ do, dk += dSᵀ q; dS into shared memory
     share group (4 warps)        dS k of all 128 keys: this program's share of dq, into shared memory
-    three adders (1 warp)        each third share: wait for its turn, have the copy engine add it to dq, count
+    adders (1 warp each)         one share each at a time: wait for its turn, have the copy engine add it to dq, count
 
 The shares of dq from all programs of a head have to be added up. Floating-point sums depend on their order, so each
 tile of dq has a counter that says how many shares it holds, and a share waits for its turn. The turns are laid out so
@@ -33,6 +33,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from systems.attention.flash_hopper_backward import LOG2E, NUMBERS, fill_with_numbers
 from systems.attention.flash_hopper_forward import (
     PRODUCER_REGISTERS,
     TILE,
@@ -42,16 +43,12 @@ from systems.attention.flash_hopper_forward import (
     ring,
 )
 
-LOG2E = gl.constexpr(1.4426950408889634)
 # Rows of keys of a program, and of queries of a step; so many tiles of queries lie beside one of keys.
 KEYS = gl.constexpr(128)
 QUERIES = gl.constexpr(64)
 BESIDE = gl.constexpr(2)
-# Tiles of dS that the share group may be behind.
-BEHIND = gl.constexpr(3)
-# One share of dq in shared memory for each.
-ADDERS = gl.constexpr(3)
-NUMBERS = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1))
+# Columns of a share that are computed at a time.
+PART = gl.constexpr(64)
 SHARE = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32))
 
 
@@ -123,8 +120,7 @@ def tile_of(step, n, keys, tiles, CAUSAL: gl.constexpr):
 def producer(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, common, CAUSAL: gl.constexpr):
     pipes, place, items, heads = common
     k_tile, v_tile, kv_full, kv_empty, stream, lses, deltas = pipes
-    q_tiles, do_tiles, full, empty = stream
-    STAGES: gl.constexpr = q_tiles.shape[0]
+    of = (q_desc, do_desc, lse_desc, delta_desc)
     done = 0
     for n in range(items):
         batch_head, keys, steps = item_of(n, place, CAUSAL)
@@ -135,16 +131,8 @@ def producer(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, common, CAUS
         tma.async_copy_global_to_shared(v_desc, [batch, head, keys * KEYS, 0], kv_full.index(0), v_tile)
         for i in range(steps):
             tile, turn = tile_of(i, n, keys, place[3], CAUSAL)
-            slot = done % STAGES
-            mbarrier.wait(empty.index(slot), (done // STAGES & 1) ^ 1)
-            # The numbers of its rows travel with each tile.
-            here = full.index(slot)
-            mbarrier.expect(here, 2 * (q_desc.block_type.nbytes + lse_desc.block_type.nbytes))
-            tma.async_copy_global_to_shared(q_desc, [batch, head, tile * QUERIES, 0], here, q_tiles.index(slot))
-            tma.async_copy_global_to_shared(do_desc, [batch, head, tile * QUERIES, 0], here, do_tiles.index(slot))
-            tma.async_copy_global_to_shared(lse_desc, [batch_head, tile * QUERIES], here, lses.index(slot))
-            tma.async_copy_global_to_shared(delta_desc, [batch_head, tile * QUERIES], here, deltas.index(slot))
-            done += 1
+            fill_with_numbers(of, stream, lses, deltas, batch, head, batch_head, tile * QUERIES, done + i)
+        done += steps
 
 
 # --8<-- [start:step]
@@ -156,14 +144,20 @@ def step(
     k, v, zeros = resident
     stream, lses, deltas = tiles
     ds_tiles, ds_full, ds_empty = ds_pipe
+    BEHIND: gl.constexpr = ds_tiles.shape[0]
     STAGES: gl.constexpr = lses.shape[0]
     COLUMNS: gl.constexpr = gl.SliceLayout(0, zeros.type.layout)
     A: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=dk.type.layout, k_width=2)
     TYPE: gl.constexpr = q.dtype
+    # With 128 columns dk and dv leave room for one of S and dP.
+    TOGETHER: gl.constexpr = dk.shape[1] == 64
     s_token = warpgroup_mma(k, q.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    dp_token = warpgroup_mma(v, do.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    # [64 keys, QUERIES]
-    s = warpgroup_mma_wait(1, deps=(s_token,))
+    if TOGETHER:
+        dp_token = warpgroup_mma(v, do.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        # [64 keys, QUERIES]
+        s = warpgroup_mma_wait(1, deps=(s_token,))
+    else:
+        s = warpgroup_mma_wait(0, deps=(s_token,))
     if MASKED:
         # Row x of the tile is a key, column y a query, and y sees x from y - x = hidden on.
         keys = gl.arange(0, s.shape[0], gl.SliceLayout(1, s.type.layout))
@@ -171,6 +165,8 @@ def step(
         s = gl.where(queries[None, :] - keys[:, None] >= hidden, s, -float("inf"))
     lse = lses.index(i % STAGES).load(COLUMNS) * LOG2E
     p = gl.exp2(s * scale_log2 - lse[None, :])
+    if not TOGETHER:
+        dp_token = warpgroup_mma(v, do.permute((1, 0)), zeros, use_acc=False, is_async=True)
     dp, p = warpgroup_mma_wait(0, deps=(dp_token, p))
     delta = deltas.index(i % STAGES).load(COLUMNS)
     # [64 keys, QUERIES]
@@ -247,8 +243,12 @@ def key_group(outputs, ds_pipe, common, scales, GROUP: gl.constexpr, D: gl.const
             cut, hidden, shift = steps - BESIDE, 64 * GROUP + (1 - steps) * QUERIES, QUERIES
         dk, dv = gl.zeros([64, D], gl.float32, O), gl.zeros([64, D], gl.float32, O)
         mbarrier.wait(kv_full.index(0), n & 1)
-        # [64, D]
-        resident = (k_tile.slice(64 * GROUP, 64, 0).load(A), v_tile.slice(64 * GROUP, 64, 0).load(A), zeros)
+        # [64, D], in registers where they have room.
+        k, v = k_tile.slice(64 * GROUP, 64, 0), v_tile.slice(64 * GROUP, 64, 0)
+        if D == 64:
+            resident = (k.load(A), v.load(A), zeros)
+        else:
+            resident = (k, v, zeros)
         q, do = await_full(stream, done)
         start = 0
         if CAUSAL:
@@ -272,23 +272,25 @@ def key_group(outputs, ds_pipe, common, scales, GROUP: gl.constexpr, D: gl.const
 # --8<-- [start:share]
 @gluon.jit
 def as_held(x):
-    """x [QUERIES, D] in the order in which threads hold it, 32 in a row: each its four, a warp's lanes, its columns.
+    """x [QUERIES, PART] in the order in which threads hold it, 32 in a row: each its four, a warp's lanes, its columns.
 
     Each thread stores 16 bytes beside the last one's, and no two meet in a bank.
     """
-    D: gl.constexpr = x.shape[1]
-    return x.reshape([4, 2, 8, D // 8, 4, 2]).permute([0, 3, 2, 4, 1, 5]).reshape([QUERIES * D // 32, 32])
+    N: gl.constexpr = x.shape[1]
+    return x.reshape([4, 2, 8, N // 8, 4, 2]).permute([0, 3, 2, 4, 1, 5]).reshape([QUERIES * N // 32, 32])
 
 
 @gluon.jit
 def share_group(pipe, ds_pipe, common, scale, D: gl.constexpr, CAUSAL: gl.constexpr):
     """This program's shares of dq."""
-    Q: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
+    Q: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, PART, 16])
     pipes, place, items, heads = common
     k, v, kv_full, kv_empty, stream, lses, deltas = pipes
     ds_tiles, ds_full, ds_empty = ds_pipe
     shares, full, empty = pipe
-    zeros = gl.zeros([QUERIES, D], gl.float32, Q)
+    BEHIND: gl.constexpr = ds_tiles.shape[0]
+    SLOTS: gl.constexpr = shares.shape[0]
+    zeros = gl.zeros([QUERIES, PART], gl.float32, Q)
     done = 0
     for n in range(items):
         batch_head, keys, steps = item_of(n, place, CAUSAL)
@@ -296,12 +298,19 @@ def share_group(pipe, ds_pipe, common, scale, D: gl.constexpr, CAUSAL: gl.conste
         for _ in range(steps):
             slot = done % BEHIND
             mbarrier.wait(ds_full.index(slot), done // BEHIND & 1)
-            dq_token = warpgroup_mma(ds_tiles.index(slot).permute((1, 0)), k, zeros, use_acc=False, is_async=True)
-            dq = warpgroup_mma_wait(0, deps=(dq_token,))
-            mbarrier.arrive(ds_empty.index(slot), count=1)
-            there = done % ADDERS
-            mbarrier.wait(empty.index(there), (done // ADDERS & 1) ^ 1)
-            shares.index(there).store(as_held(dq * scale))
+            there = done % SLOTS
+            for part in gl.static_range(D // PART):
+                columns = k.slice(part * PART, PART, 1)
+                dq_token = warpgroup_mma(
+                    ds_tiles.index(slot).permute((1, 0)), columns, zeros, use_acc=False, is_async=True
+                )
+                dq = warpgroup_mma_wait(0, deps=(dq_token,))
+                if part == D // PART - 1:
+                    mbarrier.arrive(ds_empty.index(slot), count=1)
+                if part == 0:
+                    mbarrier.wait(empty.index(there), (done // SLOTS & 1) ^ 1)
+                rows = as_held(dq * scale)
+                shares.index(there).slice(part * rows.shape[0], rows.shape[0], 0).store(rows)
             fence_async_shared()
             mbarrier.arrive(full.index(there), count=1)
             done += 1
@@ -314,11 +323,15 @@ def share_group(pipe, ds_pipe, common, scale, D: gl.constexpr, CAUSAL: gl.conste
 # --8<-- [start:adder]
 @gluon.jit
 def adder(dq_desc, counters_ptr, pipe, place, items, ME: gl.constexpr, CAUSAL: gl.constexpr):
-    """Adds each third share to dq when it is its turn."""
+    """Adds its shares to dq, one in as many as there are adders, each when it is its turn."""
     shares, full, empty = pipe
+    ADDERS: gl.constexpr = shares.shape[0]
     ROWS: gl.constexpr = shares.shape[1]
     tiles = place[3]
     done = 0
+    # A warp without a slot has nothing to do.
+    if ME >= ADDERS:
+        items = 0
     for n in range(items):
         batch_head, keys, steps = item_of(n, place, CAUSAL)
         for i in range((ME + ADDERS - done % ADDERS) % ADDERS, steps, ADDERS):
@@ -348,8 +361,8 @@ def one_pass_kernel(
     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dq_desc, dk_ptr, dv_ptr, counters_ptr,
     stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
     batch, heads, tiles, groups, scale_log2, scale,
-    D: gl.constexpr, CAUSAL: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
-    SHARE_REGISTERS: gl.constexpr, num_warps: gl.constexpr,
+    D: gl.constexpr, CAUSAL: gl.constexpr, STAGES: gl.constexpr, BEHIND: gl.constexpr, ADDERS: gl.constexpr,
+    REGISTERS: gl.constexpr, SHARE_REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """dq in float32 and as held, dk and dv. Grid: tiles of keys x groups; group g takes heads g, g + groups, ..."""
     group = gl.program_id(0) // tiles
@@ -390,8 +403,8 @@ def round_kernel(held_ptr, dq_ptr, stride_b, stride_h, stride_n, stride_d, heads
     batch_head = tl.program_id(0) // tiles
     rows, columns = tl.arange(0, 64)[:, None], tl.arange(0, D)[None, :]
     warp, half, lane_row = rows // 16, rows // 8 % 2, rows % 8
-    eight, lane_column, one = columns // 8, columns // 2 % 4, columns % 2
-    held = (((warp * (D // 8) + eight) * 8 + lane_row) * 4 + lane_column) * 4 + half * 2 + one
+    part, eight, lane_column, one = columns // 64, columns // 8 % 8, columns // 2 % 4, columns % 2
+    held = ((((part * 4 + warp) * 8 + eight) * 8 + lane_row) * 4 + lane_column) * 4 + half * 2 + one
     dq = tl.load(held_ptr + tl.program_id(0).to(tl.int64) * 64 * D + held)
     start = tl.program_id(0) % tiles * 64
     dq_ptr += (batch_head // heads).to(tl.int64) * stride_b + (batch_head % heads).to(tl.int64) * stride_h

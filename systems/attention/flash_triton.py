@@ -22,7 +22,7 @@ from systems.attention.inputs import (
     is_traced,
     refuse_second_derivative,
 )
-from systems.attention.launching import Launch, Layout, layout
+from systems.attention.launching import Launch, Layout, layout, numbers_for
 from systems.attention.tiles import Tile, choose, heads_together, padded, parts_for
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -103,7 +103,7 @@ def launch_forward(
     together: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(o, lse); `tile`, `parts` and `together` override what `tiles` chooses."""
-    o, lse = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+    o, lse = torch.empty_like(q), numbers_for(q)
     q, k, v = with_rows_in_one_piece(q), with_rows_in_one_piece(k), with_rows_in_one_piece(v)
     forward, merge = forward_launches(
         arithmetic(q.dtype), q.dtype, q.device, tile, parts, together, causal, scale,
@@ -308,7 +308,8 @@ def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) ->
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
     """`flash_attention` by these kernels, with its arguments and errors."""
     q, k, v = autocast_like_sdpa(q, k, v)
-    if all(isinstance(x, Tensor) for x in (q, k, v)) and q.ndim in (3, 4) and not is_traced(q):
+    tensors = isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)
+    if tensors and q.ndim in (3, 4) and not is_traced(q):
         if is_differentiated(q, k, v):
             # The class checks for itself.
             return FlashAttentionTriton.apply(q, k, v, causal, scale)

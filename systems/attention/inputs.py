@@ -6,20 +6,17 @@ the heads; n_q queries, n_k keys, d head dimension.
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+# What of a tensor decides whether attention can be computed with it: shape, dtype, device and layout.
+Described = tuple[torch.Size, torch.dtype, torch.device, torch.layout]
 
-class Described(NamedTuple):
-    """What of a tensor decides whether attention can be computed with it."""
 
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-    layout: torch.layout
+def described(x: Tensor) -> Described:
+    return x.shape, x.dtype, x.device, x.layout
 
 
 def check_inputs(
@@ -31,7 +28,7 @@ def check_inputs(
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
     # Shapes are symbols while a compiler traces, and symbols can't be looked up.
     check = check_described if is_traced(q) else check_described_once
-    check(*(Described(x.shape, x.dtype, x.device, x.layout) for x in (q, k, v)), dtypes)  # pyright: ignore[reportCallIssue]
+    check(described(q), described(k), described(v), dtypes)
     if not isinstance(causal, bool):
         raise TypeError(f"causal must be True or False, got {causal!r}")
     if scale is not None:
@@ -43,34 +40,36 @@ def check_inputs(
 
 def check_described(q: Described, k: Described, v: Described, dtypes: tuple[torch.dtype, ...]) -> None:
     """The part of `check_inputs` that looks at the tensors."""
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        rank = len(x.shape)
-        if x.layout != torch.strided:
-            raise TypeError(f"{name} must be a strided tensor, got layout {x.layout}")
-        if x.dtype not in dtypes:
-            takes = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-            raise TypeError(f"{name} must be one of {takes}, got {str(x.dtype).removeprefix('torch.')}")
-        if x.dtype != q.dtype:
-            raise TypeError(f"{name} must have the dtype of q, {q.dtype}, got {x.dtype}")
-        if x.device != q.device:
-            raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
+    q_shape, q_dtype, q_device, _ = q
+    for name, (shape, dtype, device, layout) in (("q", q), ("k", k), ("v", v)):
+        rank = len(shape)
+        if layout != torch.strided:
+            raise TypeError(f"{name} must be a strided tensor, got layout {layout}")
+        if dtype not in dtypes:
+            takes = ", ".join(str(taken).removeprefix("torch.") for taken in dtypes)
+            raise TypeError(f"{name} must be one of {takes}, got {str(dtype).removeprefix('torch.')}")
+        if dtype != q_dtype:
+            raise TypeError(f"{name} must have the dtype of q, {q_dtype}, got {dtype}")
+        if device != q_device:
+            raise ValueError(f"{name} must be on the device of q, {q_device}, got {device}")
         if rank < 2:
-            raise ValueError(f"{name} must have two or more dimensions (..., N, d), got shape {tuple(x.shape)}")
-        if rank != len(q.shape):
-            raise ValueError(f"{name} must have as many dimensions as q, {len(q.shape)}, got shape {tuple(x.shape)}")
-        if 0 in x.shape:
-            raise ValueError(f"{name} must not be empty, got shape {tuple(x.shape)}")
-        if x.shape[-1] != q.shape[-1]:
-            raise ValueError(f"{name} must have the head dimension of q, {q.shape[-1]}, got shape {tuple(x.shape)}")
-    if v.shape != k.shape:
-        raise ValueError(f"v must have the shape of k, {tuple(k.shape)}, got {tuple(v.shape)}")
-    if q.shape[:-3] != k.shape[:-3]:
+            raise ValueError(f"{name} must have two or more dimensions (..., N, d), got shape {tuple(shape)}")
+        if rank != len(q_shape):
+            raise ValueError(f"{name} must have as many dimensions as q, {len(q_shape)}, got shape {tuple(shape)}")
+        if 0 in shape:
+            raise ValueError(f"{name} must not be empty, got shape {tuple(shape)}")
+        if shape[-1] != q_shape[-1]:
+            raise ValueError(f"{name} must have the head dimension of q, {q_shape[-1]}, got shape {tuple(shape)}")
+    k_shape, v_shape = k[0], v[0]
+    if v_shape != k_shape:
+        raise ValueError(f"v must have the shape of k, {tuple(k_shape)}, got {tuple(v_shape)}")
+    if q_shape[:-3] != k_shape[:-3]:
         raise ValueError(
-            f"k must have the leading dimensions of q, {tuple(q.shape[:-3])}, got {tuple(k.shape[:-3])} "
-            f"in shape {tuple(k.shape)}"
+            f"k must have the leading dimensions of q, {tuple(q_shape[:-3])}, got {tuple(k_shape[:-3])} "
+            f"in shape {tuple(k_shape)}"
         )
-    if len(q.shape) > 2 and q.shape[-3] % k.shape[-3]:
-        raise ValueError(f"k must have as many heads as q, {q.shape[-3]}, or a divisor of them, got {k.shape[-3]}")
+    if len(q_shape) > 2 and q_shape[-3] % k_shape[-3]:
+        raise ValueError(f"k must have as many heads as q, {q_shape[-3]}, or a divisor of them, got {k_shape[-3]}")
 
 
 # What was taken once is taken again: only refusals are worked out anew.
@@ -82,11 +81,11 @@ def is_traced(q: Tensor) -> bool:
     return torch.compiler.is_compiling() or type(q) not in (Tensor, torch.nn.Parameter)
 
 
-def is_differentiated(*tensors: Tensor) -> bool:
+def is_differentiated(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether autograd looks on: backwards or forwards through one of these."""
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return True
-    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+    return any(forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v))
 
 
 def refuse_second_derivative() -> None:

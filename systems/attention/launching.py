@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from triton import knobs
+from triton.runtime import driver
 
 # What Triton asks of an address, in bytes.
 ALIGNMENT = 16
@@ -51,10 +53,17 @@ class Launch:
 
     def __call__(self, *tensors: Any) -> None:
         """Launch on the current stream. The first call compiles."""
-        # A descriptor is of aligned memory only.
-        aligned = all(x.data_ptr() % ALIGNMENT == 0 for x in tensors if isinstance(x, Tensor))
+        arguments, aligned = [], True
+        for x in tensors:
+            # A descriptor is of aligned memory only.
+            if isinstance(x, Tensor):
+                address = x.data_ptr()
+                aligned = aligned and address % ALIGNMENT == 0
+                arguments.append(address)
+            else:
+                arguments.append(x)
         if aligned and self.again is not None:
-            return self.again(*tensors, *self.rest)
+            return self.again(*arguments, *self.rest)
         compiled = self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **self.options)
         # The interpreter compiles nothing. Code for tensors that begin anywhere is looked up anew each time.
         if aligned and compiled is not None:
@@ -62,8 +71,34 @@ class Launch:
             # A kernel in Gluon has the number of its warps among its arguments.
             given = {**self.constants, **self.options}
             self.rest = (*self.numbers, *(given[name] for name in names))
-            self.again = compiled[self.grid]
+            self.again = launcher(compiled, self.grid)
         return None
+
+
+def launcher(compiled: Any, grid: tuple[int, ...]) -> Callable[..., None]:
+    """`compiled[grid]` on the current device, without what Triton asks and tells at each launch.
+
+    It looks the device up, and calls hooks also where nobody has hung one in.
+    """
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    active: Any = driver.active
+    device, stream_of = active.get_current_device(), active.get_current_stream
+    hooks, told = knobs.runtime, compiled[grid]
+
+    def launch(*arguments: Any) -> None:
+        if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
+            return told(*arguments)
+        return run(*grid, stream_of(device), function, metadata, None, None, None, *arguments)
+
+    return launch
+
+
+def numbers_for(x: Tensor) -> Tensor:
+    """Memory for a float32 number for each row of x (..., n, d), heads and batches one after the other."""
+    shape = x.shape[:-1]
+    strides = (shape[-1], 1) if len(shape) == 2 else (shape[-2] * shape[-1], shape[-1], 1)
+    # `torch.empty` takes twice as long: it parses sizes and works out the same strides.
+    return torch.empty_strided(shape, strides, dtype=torch.float32, device=x.device)
 
 
 class Descriptor:
