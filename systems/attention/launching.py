@@ -51,6 +51,7 @@ class Launch:
         self.again: Callable[..., None] | None = None
         self.rest: tuple[Any, ...] = ()
 
+    # --8<-- [start:launch]
     def __call__(self, *tensors: Any) -> None:
         """Launch on the current stream. The first call compiles."""
         arguments, aligned = [], True
@@ -74,7 +75,10 @@ class Launch:
             self.again = launcher(compiled, self.grid)
         return None
 
+    # --8<-- [end:launch]
 
+
+# --8<-- [start:launcher]
 def launcher(compiled: Any, grid: tuple[int, ...]) -> Callable[..., None]:
     """`compiled[grid]` on the current device, without what Triton asks and tells at each launch.
 
@@ -91,6 +95,9 @@ def launcher(compiled: Any, grid: tuple[int, ...]) -> Callable[..., None]:
         return run(*grid, stream_of(device), function, metadata, None, None, None, *arguments)
 
     return launch
+
+
+# --8<-- [end:launcher]
 
 
 def numbers_for(x: Tensor) -> Tensor:
