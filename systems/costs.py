@@ -129,6 +129,8 @@ class KernelWork:
     # Tensors (n, d) in the dtype of the inputs, and fp32 vectors of n numbers, of each head.
     tensors: int
     vectors: int
+    # Rows of keys whose share of dQ is added to memory together, in fp32; 0 where nothing is added.
+    keys_per_share: int = 0
 
 
 # dO is not counted: the gradient of a sum is one number, expanded.
@@ -138,7 +140,7 @@ KERNELS = {
     "dkdv": KernelWork(products=4, exponentials=1, tensors=5, vectors=2),
     "dq": KernelWork(products=3, exponentials=1, tensors=4, vectors=2),
     # dQ in float32, which counts as two, and rounded by the last.
-    "one_pass": KernelWork(products=5, exponentials=1, tensors=7, vectors=2),
+    "one_pass": KernelWork(products=5, exponentials=1, tensors=7, vectors=2, keys_per_share=128),
     "round": KernelWork(products=0, exponentials=0, tensors=3, vectors=0),
 }
 # Of each multiprocessor, compute capability 8.0 and 9.0: CUDA C++ Programming Guide, arithmetic instructions.

@@ -102,6 +102,7 @@ def test_a_profiler_is_told_of_each_launch(hook):
         hook.remove(print)
     launch(x, x)
     assert [call[0] for call in kernel.calls] == ["asked", "told", "again"]
+    assert kernel.calls[1] == ("told", (7, 1, 1), (x.data_ptr(), x.data_ptr(), 3, 5, 2, 1))
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 16), (2, 3, 8, 16), (1, 1, 1, 16)])

@@ -55,7 +55,7 @@ class Config(NamedTuple):
     overlap: bool = True
     # dk and dv: k and v as the tensor cores' operands stay in registers.
     in_registers: bool = False
-    # Forward: programs on each multiprocessor at a time.
+    # Forward: programs for each multiprocessor. More than one only to measure what the schedule is worth.
     programs: int = 1
 
 
@@ -67,26 +67,27 @@ CONFIGS = {
 }
 
 
-# The backward pass in one kernel, by head dimension: slots of the ring, for dS and for shares of dq; registers of a key
-# group's thread and of a share group's, and of all on average.
+# The backward pass in one kernel, by head dimension: slots of the ring (STAGES), for dS that the share group has yet to
+# read (BEHIND), and for shares of dq, each with an adder (ADDERS); registers of a key group's thread and of a share
+# group's, and of all on average.
 ONE_PASS = {
     64: {"STAGES": 5, "BEHIND": 3, "ADDERS": 3, "REGISTERS": 192, "SHARE_REGISTERS": 80},
     128: {"STAGES": 2, "BEHIND": 2, "ADDERS": 2, "REGISTERS": 208, "SHARE_REGISTERS": 72},
 }
 ONE_PASS_MAXNREG = 128
 ONE_PASS_KEYS, ONE_PASS_QUERIES = 128, 64
-# With fewer under a causal mask, or half of them without, beginnings and ends weigh more than the two products saved.
+# By head dimension, under a causal mask; without one, half as many. With fewer, two passes are taken.
 ONE_PASS_MIN_KEYS = {64: 2048, 128: 4096}
 # So much of all multiprocessors' time must go into steps, or two passes are faster.
 ONE_PASS_USE = 0.9
-# Few keys under a causal mask, or half of them without: four groups work while one begins or ends an item, on small
-# tiles, of which the mask wastes less.
+# Head dimension 64, up to so many keys under a causal mask, or half of them without: while one of four groups begins or
+# ends an item, three work. Small tiles waste less on the mask.
 SHORT = 2048
 SHORT_FORWARD = Config(4, 64, 5, 112, 96, overlap=False)
 # --8<-- [end:configs]
 # What an item costs beside its steps, in steps.
 ITEM_STEPS = 1
-# So many items of each program are handed out longest first whatever head they are of: the last ones.
+# The last heads, with about this many items for each program, are handed out together, longest items first.
 LAST_ITEMS = 2
 
 
@@ -107,7 +108,7 @@ def readable(x: Tensor) -> bool:
 
 def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether these kernels compute attention of q (..., n_q, d), k and v (..., n_k, d): with 3 or 4 dimensions."""
-    # What is asked first refuses the most.
+    # First what is cheap to ask and refuses small inputs, which wait for the host.
     rows = q.numel() // q.shape[-1]
     return (
         VERIFIED

@@ -149,7 +149,7 @@ def step(
     COLUMNS: gl.constexpr = gl.SliceLayout(0, zeros.type.layout)
     A: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=dk.type.layout, k_width=2)
     TYPE: gl.constexpr = q.dtype
-    # With 128 columns dk and dv leave room for one of S and dP.
+    # With 128 columns dk and dv leave no room for dP beside what the exponentials need.
     TOGETHER: gl.constexpr = dk.shape[1] == 64
     s_token = warpgroup_mma(k, q.permute((1, 0)), zeros, use_acc=False, is_async=True)
     if TOGETHER:
@@ -323,7 +323,7 @@ def share_group(pipe, ds_pipe, common, scale, D: gl.constexpr, CAUSAL: gl.conste
 # --8<-- [start:adder]
 @gluon.jit
 def adder(dq_desc, counters_ptr, pipe, place, items, ME: gl.constexpr, CAUSAL: gl.constexpr):
-    """Adds its shares to dq, one in as many as there are adders, each when it is its turn."""
+    """Adds every ADDERS-th share to dq, each when it is its turn."""
     shares, full, empty = pipe
     ADDERS: gl.constexpr = shares.shape[0]
     ROWS: gl.constexpr = shares.shape[1]

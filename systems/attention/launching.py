@@ -56,12 +56,12 @@ class Launch:
         """Launch on the current stream. The first call compiles."""
         arguments, aligned = [], True
         for x in tensors:
-            # A descriptor is of aligned memory only.
             if isinstance(x, Tensor):
                 address = x.data_ptr()
                 aligned = aligned and address % ALIGNMENT == 0
                 arguments.append(address)
             else:
+                # A descriptor is of aligned memory only.
                 arguments.append(x)
         if aligned and self.again is not None:
             return self.again(*arguments, *self.rest)
@@ -80,9 +80,9 @@ class Launch:
 
 # --8<-- [start:launcher]
 def launcher(compiled: Any, grid: tuple[int, ...]) -> Callable[..., None]:
-    """`compiled[grid]` on the current device, without what Triton asks and tells at each launch.
+    """`compiled[grid]` for the device that is current now, on whatever stream is current at a launch.
 
-    It looks the device up, and calls hooks also where nobody has hung one in.
+    Triton's own looks the device up each time, and calls hooks also where nobody has hung one in.
     """
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     active: Any = driver.active
@@ -101,10 +101,10 @@ def launcher(compiled: Any, grid: tuple[int, ...]) -> Callable[..., None]:
 
 
 def numbers_for(x: Tensor) -> Tensor:
-    """Memory for a float32 number for each row of x (..., n, d), heads and batches one after the other."""
+    """Memory in one piece for a float32 number for each row of x (h, n, d) or (b, h, n, d)."""
     shape = x.shape[:-1]
     strides = (shape[-1], 1) if len(shape) == 2 else (shape[-2] * shape[-1], shape[-1], 1)
-    # `torch.empty` takes twice as long: it parses sizes and works out the same strides.
+    # Strides are given, so that the host need not work them out.
     return torch.empty_strided(shape, strides, dtype=torch.float32, device=x.device)
 
 

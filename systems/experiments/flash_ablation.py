@@ -16,6 +16,7 @@ order, and on Hopper by the copy engine, in turns.
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 import triton
@@ -254,8 +255,11 @@ def prepare(step: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> Callable[
     if step == "one_item_forward":
         if path_of(q, k, v) != "hopper":
             return lambda: launch_forward(q, k, v, True, scale)[:1]
-        # More programs than items.
+        # More programs than items. A few heads at a time all the same: if all were last ones, all would be walked
+        # through side by side. The order is kept for later calls.
         one_item = flash_hopper.CONFIGS["forward"][q.shape[-1]]._replace(programs=q.shape[0] * q.shape[1])
+        with mock.patch.object(flash_hopper, "LAST_ITEMS", 0):
+            flash_hopper.launch_forward(q, k, v, True, scale, one_item)
         return lambda: flash_hopper.launch_forward(q, k, v, True, scale, one_item)[:1]
     o, lse = launch_forward(q, k, v, True, scale)
     if step == "atomic_backward":

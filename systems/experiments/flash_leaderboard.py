@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from systems import timing
+from systems.attention.flash_hopper import available
 from systems.attention.flash_triton import FlashAttentionTriton
 from systems.experiments.command import main, option
 from systems.kernel_timing import kernel_times_ms, kernels_ms, product_times_ms
@@ -24,8 +25,10 @@ PROTOCOL = {
 }
 IMPLEMENTATIONS = ("ours", "sdpa_cudnn", "sdpa_flash", "flex", "plain")
 PROFILED_CALLS = 10
-# Rows of the product and bytes of the copy that the kernels are held against.
-PRODUCT, COPY = 8192, 2**30
+# Rows of the product, bytes of the copy and bytes that are added, which the kernels are held against.
+PRODUCT, COPY, ADDED = 8192, 2**30, 2**31
+# Bytes that they are added to: dq of one head at the test's shape, in float32.
+SUMS = 2**22
 
 
 @dataclass(frozen=True)
@@ -88,16 +91,30 @@ def forward_backward(attend: Attention, q: Tensor, k: Tensor, v: Tensor):
 
 
 def ceiling(device: str) -> dict[str, Any]:
-    """Samples in ms of a large product and of a copy, what each of them does, and the number of multiprocessors."""
+    """Samples in ms of a large product, a copy, on Hopper additions in memory; what each does; the multiprocessors."""
     source = torch.empty(COPY, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count if device == "cuda" else 1
     return {
         "product_ms": product_times_ms("bf16", PRODUCT, PRODUCT, device),
         "product_flops": 2 * PRODUCT**3,
         "copy_ms": kernel_times_ms(lambda: target.copy_(source), device),
         # Read once and written once.
         "copied_bytes": 2 * COPY,
-        "multiprocessors": torch.cuda.get_device_properties(0).multi_processor_count if device == "cuda" else 1,
+        "multiprocessors": multiprocessors,
+        **(additions(multiprocessors) if device == "cuda" and available(torch.device(device)) else {}),
+    }
+
+
+def additions(multiprocessors: int) -> dict[str, Any]:
+    """Samples in ms of additions to memory by the copy engines of all multiprocessors, and their bytes."""
+    from systems.additions import ROWS, add_ones
+
+    sums = torch.zeros(SUMS // (ROWS * 32 * 4), ROWS, 32, device="cuda")
+    steps = ADDED // (multiprocessors * ROWS * 32 * 4)
+    return {
+        "addition_ms": kernel_times_ms(lambda: add_ones(sums, multiprocessors, steps), "cuda"),
+        "added_bytes": multiprocessors * steps * ROWS * 32 * 4,
     }
 
 

@@ -22,7 +22,19 @@ ROLES = {
     "round": "dQ rounded",
 }
 # What a floor is made of: the slowest of these that must be done.
-LIMITS = {"matrix": "matrix units", "exponentials": "exponentials", "bytes": "bytes"}
+LIMITS = {"matrix": "matrix units", "exponentials": "exponentials", "bytes": "bytes", "additions": "additions"}
+RATES = {
+    "matrix": "a large product",
+    "exponentials": "the exponential units",
+    "bytes": "a copy",
+    "additions": "additions in memory",
+}
+MARKS = {
+    "matrix": ("D", SERIES[1]),
+    "exponentials": ("o", SERIES[4]),
+    "bytes": ("s", INK),
+    "additions": ("^", SERIES[2]),
+}
 HALF, SINGLE = 2, 4
 SUFFIX = " kernel_ms"
 # Of a kernel's own name in a table: those of PyTorch's templates run on for lines.
@@ -75,7 +87,7 @@ def floors_ms(record: Record) -> dict[str, dict[str, float]]:
     clock = max(record.device.sm_clocks_mhz) * 1e6
     exponentials_per_s = EXPONENTIALS_PER_CLOCK * top.metrics["multiprocessors"] * clock
     entries, rows = scores(batch=1, heads=c["heads"], n=c["n"], causal=True), c["heads"] * c["n"]
-    return {
+    floors = {
         role: {
             "matrix": 1e3 * work.products * 2 * c["d"] * entries / flops_per_s,
             "exponentials": 1e3 * work.exponentials * entries / exponentials_per_s,
@@ -83,6 +95,12 @@ def floors_ms(record: Record) -> dict[str, dict[str, float]]:
         }
         for role, work in KERNELS.items()
     }
+    if "addition_ms" in top.metrics:
+        added_per_s = top.metrics["added_bytes"] / (summarize(top.metrics["addition_ms"]).median / 1e3)
+        for role, work in KERNELS.items():
+            if work.keys_per_share:
+                floors[role]["additions"] = 1e3 * entries / work.keys_per_share * c["d"] * SINGLE / added_per_s
+    return floors
 
 
 # Tables -----------------------------------------------------------------------------------------------------------
@@ -127,11 +145,12 @@ def kernels_body(record: Record) -> str:
     """Where the time of one call goes, and how far each kernel is from its floor."""
     times, floors = roles_ms(row_of(record, "ours")), floors_ms(record)
     total = sum(times.values())
+    shown = [limit for limit in LIMITS if any(floors.get(role, {}).get(limit) for role in times)]
     rows = []
     for role, label in ROLES.items():
         if role in times:
             limits = floors.get(role, {})
-            cells = [f"{limits[limit]:.3f}" if limits.get(limit) else "" for limit in LIMITS]
+            cells = [f"{limits[limit]:.3f}" if limits.get(limit) else "" for limit in shown]
             floor = max(limits.values(), default=0.0)
             over = f"{times[role] / floor:.2f}" if floor else ""
             rows.append([label, f"{times[role]:.3f}", percent(times[role] / total), *cells, over])
@@ -141,17 +160,17 @@ def kernels_body(record: Record) -> str:
             f"{times['rest']:.3f}",
             percent(times["rest"] / total),
         ]
-        rows.append([*rest, *[""] * 4])
+        rows.append([*rest, *[""] * (len(shown) + 1)])
     if not rows:
         return ""
-    header = ["kernel", "time, ms", "share", *(f"floor by {label}, ms" for label in LIMITS.values())]
+    header = ["kernel", "time, ms", "share", *(f"floor by {LIMITS[limit]}, ms" for limit in shown)]
     text = table([*header, "time / highest floor"], rows)
     if not floors:
         return text
     drawn = figure(
         f"flash_leaderboard-kernels-{record.device.slug}",
         kernels_alt(record),
-        "Time of each kernel in one call. Marks: at the rates of a large product, of the exponential units, of a copy.",
+        f"Time of each kernel in one call. Marks: at the rates of {', of '.join(RATES[limit] for limit in shown)}.",
     )
     return f"{drawn}\n\n{text}"
 
@@ -185,9 +204,11 @@ def kernels_figure(record: Record) -> dict[str, str]:
         axes = fig.subplots()
         ran = {role: label for role, label in ROLES.items() if role in times}
         axes.barh(list(ran.values()), [times[role] for role in ran], color=SERIES[0], height=0.5, label="measured")
-        for limit, marker, color in (("matrix", "D", SERIES[1]), ("exponentials", "o", SERIES[4]), ("bytes", "s", INK)):
+        for limit, (marker, color) in MARKS.items():
             # D multiplies no matrices: a mark at zero would say that it did.
-            marks = {label: floors[role][limit] for role, label in ran.items() if floors[role][limit]}
+            marks = {label: floors[role][limit] for role, label in ran.items() if floors[role].get(limit)}
+            if not marks:
+                continue
             style = {"marker": marker, "color": color, "s": 45, "edgecolors": "#ffffff", "linewidths": 1.0, "zorder": 3}
             axes.scatter(list(marks.values()), list(marks), label=LIMITS[limit], **style)
         axes.invert_yaxis()
