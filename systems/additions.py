@@ -16,9 +16,10 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from systems.attention.flash_hopper_one_pass import SHARE, add_shared_to_global
 from systems.attention.launching import Descriptor
 
-# float32 numbers of a tile, in rows of 32: a share of dq of 64 queries at head dimension 64.
+# A tile is a share of dq of 64 queries at head dimension 64: float32 numbers in rows of 32.
 ROWS = 128
-# Additions of a program that are under way at a time: as many as that kernel has slots.
+TILE_BYTES = ROWS * 32 * 4
+# Tiles of a program that its copy engine may be reading at a time: as many as that kernel has slots there.
 UNDER_WAY = gl.constexpr(3)
 
 

@@ -108,13 +108,13 @@ def ceiling(device: str) -> dict[str, Any]:
 
 def additions(multiprocessors: int) -> dict[str, Any]:
     """Samples in ms of additions to memory by the copy engines of all multiprocessors, and their bytes."""
-    from systems.additions import ROWS, add_ones
+    from systems.additions import ROWS, TILE_BYTES, add_ones
 
-    sums = torch.zeros(SUMS // (ROWS * 32 * 4), ROWS, 32, device="cuda")
-    steps = ADDED // (multiprocessors * ROWS * 32 * 4)
+    sums = torch.zeros(SUMS // TILE_BYTES, ROWS, 32, device="cuda")
+    steps = ADDED // (multiprocessors * TILE_BYTES)
     return {
         "addition_ms": kernel_times_ms(lambda: add_ones(sums, multiprocessors, steps), "cuda"),
-        "added_bytes": multiprocessors * steps * ROWS * 32 * 4,
+        "added_bytes": multiprocessors * steps * TILE_BYTES,
     }
 
 

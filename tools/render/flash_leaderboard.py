@@ -1,5 +1,7 @@
 """Tables, figure and facts of `flash_leaderboard`: the course's test, and each kernel against its floor."""
 
+from typing import NamedTuple
+
 from systems.costs import EXPONENTIALS_PER_CLOCK, KERNELS, attention_flops, scores
 from systems.records import Record, Row, summarize
 from tools.render.figures import INK, SERIES, canvas, svg_pair
@@ -21,19 +23,23 @@ ROLES = {
     "dq": "dQ",
     "round": "dQ rounded",
 }
+
+
+class Limit(NamedTuple):
+    """What a kernel must do, whose rate it is held against, and its mark in the figure."""
+
+    label: str
+    rate: str
+    marker: str
+    color: str
+
+
 # What a floor is made of: the slowest of these that must be done.
-LIMITS = {"matrix": "matrix units", "exponentials": "exponentials", "bytes": "bytes", "additions": "additions"}
-RATES = {
-    "matrix": "a large product",
-    "exponentials": "the exponential units",
-    "bytes": "a copy",
-    "additions": "additions in memory",
-}
-MARKS = {
-    "matrix": ("D", SERIES[1]),
-    "exponentials": ("o", SERIES[4]),
-    "bytes": ("s", INK),
-    "additions": ("^", SERIES[2]),
+LIMITS = {
+    "matrix": Limit("matrix units", "a large product", "D", SERIES[1]),
+    "exponentials": Limit("exponentials", "the exponential units", "o", SERIES[4]),
+    "bytes": Limit("bytes", "a copy", "s", INK),
+    "additions": Limit("additions", "additions in memory", "^", SERIES[2]),
 }
 HALF, SINGLE = 2, 4
 SUFFIX = " kernel_ms"
@@ -76,6 +82,13 @@ def roles_ms(row: Row | None) -> dict[str, float]:
     return found
 
 
+def additions_per_s(top: Row | None) -> float | None:
+    """Bytes of float32 that are added in memory per second; None where that was not measured."""
+    if top is None or "addition_ms" not in top.metrics:
+        return None
+    return top.metrics["added_bytes"] / (summarize(top.metrics["addition_ms"]).median / 1e3)
+
+
 def floors_ms(record: Record) -> dict[str, dict[str, float]]:
     """For each of our kernels the least time that each limit allows; empty where the limits were not measured."""
     ours, top = row_of(record, "ours"), row_of(record, "ceiling")
@@ -95,8 +108,8 @@ def floors_ms(record: Record) -> dict[str, dict[str, float]]:
         }
         for role, work in KERNELS.items()
     }
-    if "addition_ms" in top.metrics:
-        added_per_s = top.metrics["added_bytes"] / (summarize(top.metrics["addition_ms"]).median / 1e3)
+    added_per_s = additions_per_s(top)
+    if added_per_s is not None:
         for role, work in KERNELS.items():
             if work.keys_per_share:
                 floors[role]["additions"] = 1e3 * entries / work.keys_per_share * c["d"] * SINGLE / added_per_s
@@ -163,14 +176,15 @@ def kernels_body(record: Record) -> str:
         rows.append([*rest, *[""] * (len(shown) + 1)])
     if not rows:
         return ""
-    header = ["kernel", "time, ms", "share", *(f"floor by {LIMITS[limit]}, ms" for limit in shown)]
+    header = ["kernel", "time, ms", "share", *(f"floor by {LIMITS[limit].label}, ms" for limit in shown)]
     text = table([*header, "time / highest floor"], rows)
     if not floors:
         return text
+    rates = ", of ".join(LIMITS[limit].rate for limit in shown)
     drawn = figure(
         f"flash_leaderboard-kernels-{record.device.slug}",
         kernels_alt(record),
-        f"Time of each kernel in one call. Marks: at the rates of {', of '.join(RATES[limit] for limit in shown)}.",
+        f"Time of each kernel in one call. Marks: at the rates of {rates}.",
     )
     return f"{drawn}\n\n{text}"
 
@@ -204,13 +218,13 @@ def kernels_figure(record: Record) -> dict[str, str]:
         axes = fig.subplots()
         ran = {role: label for role, label in ROLES.items() if role in times}
         axes.barh(list(ran.values()), [times[role] for role in ran], color=SERIES[0], height=0.5, label="measured")
-        for limit, (marker, color) in MARKS.items():
+        for limit, (label, _, marker, color) in LIMITS.items():
             # D multiplies no matrices: a mark at zero would say that it did.
-            marks = {label: floors[role][limit] for role, label in ran.items() if floors[role].get(limit)}
+            marks = {ran[role]: floors[role][limit] for role in ran if floors[role].get(limit)}
             if not marks:
                 continue
             style = {"marker": marker, "color": color, "s": 45, "edgecolors": "#ffffff", "linewidths": 1.0, "zorder": 3}
-            axes.scatter(list(marks.values()), list(marks), label=LIMITS[limit], **style)
+            axes.scatter(list(marks.values()), list(marks), label=label, **style)
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
         axes.set_xlim(left=0)
@@ -237,8 +251,10 @@ def facts(record: Record | None) -> dict[str, str]:
     top = row_of(record, "ceiling") if record else None
     samples = top.metrics["product_ms"] if top else None
     found["product_slows"] = fact(max(samples) / min(samples) if samples else None, "{:.2f}".format)
+    found["additions_rate"] = fact(additions_per_s(top), lambda rate: f"{rate / 1e12:.1f} TB/s")
     times = roles_ms(row_of(record, "ours")) if record else {}
     floors = floors_ms(record) if record else {}
+    found["additions"] = fact(floors.get("one_pass", {}).get("additions"), "{:.2f} ms".format)
     total = sum(times.values())
     kernels = [f"{label} {times[role]:.2f} ms" for role, label in ROLES.items() if role in times]
     found["times"] = ", ".join(kernels) or NOT_MEASURED
@@ -250,7 +266,7 @@ def facts(record: Record | None) -> dict[str, str]:
         limits = floors.get(role, {})
         if role in times and limits.get("matrix"):
             limit = max(limits, key=limits.__getitem__)
-            over.append(f"{label} {times[role] / limits[limit]:.1f} ({LIMITS[limit]})")
+            over.append(f"{label} {times[role] / limits[limit]:.1f} ({LIMITS[limit].label})")
     found["over_floors"] = ", ".join(over) or NOT_MEASURED
     slowest = max((role for role in ROLES if role in times), key=times.__getitem__, default=None)
     return found | {"slowest": ROLES[slowest] if slowest else fact(None, str)}
