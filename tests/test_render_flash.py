@@ -216,20 +216,13 @@ def test_what_one_pass_adds_in_memory_is_a_floor_of_its_own(board):
     ours, top = board.find(implementation="ours"), board.find(implementation="ceiling")
     ours.metrics = {"both_ms": [4.0], "one_pass_kernel kernel_ms": [2.0], "forward_kernel kernel_ms": [1.0]}
     assert "additions" not in flash_leaderboard.fragments([board])["kernels.md"]
-    assert (
-        flash_leaderboard.facts(board)["additions"]
-        == flash_leaderboard.facts(board)["additions_rate"]
-        == "not measured"
-    )
     top.metrics |= {"addition_ms": [1.0], "added_bytes": 10**9}
     # Half of 16 heads of 1024² scores, a row of 64 numbers of 4 bytes for 128 of them: 16.8 MB at 10^12 bytes/s.
     assert flash_leaderboard.floors_ms(board)["one_pass"]["additions"] == pytest.approx(0.016777, rel=1e-4)
     kernels = flash_leaderboard.fragments([board])["kernels.md"].replace("\N{NO-BREAK SPACE}", " ")
     assert "floor by additions, ms" in kernels and "of a copy, of additions in memory." in kernels
     assert "| 0.005 | 0.003 | 0.015 | 0.017 | 119.21 |" in kernels
-    facts = flash_leaderboard.facts(board)
-    assert facts["over_floors"].endswith("dK, dV and dQ 119.2 (additions)")
-    assert (facts["additions"], facts["additions_rate"]) == ("0.02 ms", "1.0 TB/s")
+    assert flash_leaderboard.facts(board)["over_floors"].endswith("dK, dV and dQ 119.2 (additions)")
 
 
 def test_floors_by_hand(board):

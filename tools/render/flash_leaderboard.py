@@ -82,13 +82,6 @@ def roles_ms(row: Row | None) -> dict[str, float]:
     return found
 
 
-def additions_per_s(top: Row | None) -> float | None:
-    """Bytes of float32 that are added in memory per second; None where that was not measured."""
-    if top is None or "addition_ms" not in top.metrics:
-        return None
-    return top.metrics["added_bytes"] / (summarize(top.metrics["addition_ms"]).median / 1e3)
-
-
 def floors_ms(record: Record) -> dict[str, dict[str, float]]:
     """For each of our kernels the least time that each limit allows; empty where the limits were not measured."""
     ours, top = row_of(record, "ours"), row_of(record, "ceiling")
@@ -108,8 +101,8 @@ def floors_ms(record: Record) -> dict[str, dict[str, float]]:
         }
         for role, work in KERNELS.items()
     }
-    added_per_s = additions_per_s(top)
-    if added_per_s is not None:
+    if "addition_ms" in top.metrics:
+        added_per_s = top.metrics["added_bytes"] / (summarize(top.metrics["addition_ms"]).median / 1e3)
         for role, work in KERNELS.items():
             if work.keys_per_share:
                 floors[role]["additions"] = 1e3 * entries / work.keys_per_share * c["d"] * SINGLE / added_per_s
@@ -251,10 +244,8 @@ def facts(record: Record | None) -> dict[str, str]:
     top = row_of(record, "ceiling") if record else None
     samples = top.metrics["product_ms"] if top else None
     found["product_slows"] = fact(max(samples) / min(samples) if samples else None, "{:.2f}".format)
-    found["additions_rate"] = fact(additions_per_s(top), lambda rate: f"{rate / 1e12:.1f} TB/s")
     times = roles_ms(row_of(record, "ours")) if record else {}
     floors = floors_ms(record) if record else {}
-    found["additions"] = fact(floors.get("one_pass", {}).get("additions"), "{:.2f} ms".format)
     total = sum(times.values())
     kernels = [f"{label} {times[role]:.2f} ms" for role, label in ROLES.items() if role in times]
     found["times"] = ", ".join(kernels) or NOT_MEASURED
