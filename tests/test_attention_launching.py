@@ -105,6 +105,18 @@ def test_a_profiler_is_told_of_each_launch(hook):
     assert kernel.calls[1] == ("told", (7, 1, 1), (x.data_ptr(), x.data_ptr(), 3, 5, 2, 1))
 
 
+@pytest.mark.usefixtures("a_gpu")
+@pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
+@pytest.mark.parametrize(("put", "second"), [(print, "told"), (None, "again")])
+def test_a_hook_may_be_a_function_or_nothing(hook, put, second, monkeypatch):
+    monkeypatch.setattr(knobs.runtime, hook, put)
+    kernel, x = Kernel(), aligned()
+    launch = Launch(kernel, (7,), (3, 5), {"A": 1, "B": 2})
+    launch(x, x)
+    launch(x, x)
+    assert [call[0] for call in kernel.calls] == ["asked", second]
+
+
 @pytest.mark.parametrize("shape", [(3, 8, 16), (2, 3, 8, 16), (1, 1, 1, 16)])
 def test_numbers_of_rows_lie_one_after_the_other(shape):
     x = torch.zeros(shape, dtype=torch.bfloat16).transpose(0, 1)

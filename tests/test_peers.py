@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from systems import compiling, peers
+from systems.attention import flash_hopper
 from systems.attention.reference import attention_reference
 from systems.experiments.command import Unsupported
 from systems.peers import attention, only, random_inputs, what_ran
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("name", ["ours", "plain", "sdpa", "sdpa_flash"])
+@pytest.mark.parametrize("name", ["ours", "ours_triton", "plain", "sdpa", "sdpa_flash"])
 def test_each_computes_attention(name, causal, device):
     q, k, v, do = random_inputs((1, 2, 40, 16), torch.float32, device)
     if name == "sdpa_flash" and device == "cuda":
@@ -52,6 +53,16 @@ def test_products_are_as_precise_as_the_name_says(name, inside, precision):
         assert torch.get_float32_matmul_precision() == inside
         raise KeyError
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_the_plain_kernels_run_where_hopper_has_its_own(monkeypatch):
+    monkeypatch.setattr(flash_hopper, "VERIFIED", True)
+    with pytest.raises(KeyError), only("ours_triton"):
+        assert not flash_hopper.VERIFIED
+        raise KeyError
+    assert flash_hopper.VERIFIED
+    with only("ours"):
+        assert flash_hopper.VERIFIED
 
 
 def test_what_ran_is_what_pytorch_chooses():

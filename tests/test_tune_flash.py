@@ -10,7 +10,7 @@ import torch
 from systems.attention.tiles import TILES, Tile
 from systems.source_hash import ROOT
 from tools import tune_flash
-from tools.tune_flash import KERNELS, Candidate, candidates, verdict
+from tools.tune_flash import KERNELS, Candidate, candidates, entry, verdict
 
 
 @pytest.mark.parametrize("arithmetic", tune_flash.DTYPES)
@@ -28,8 +28,14 @@ def test_candidates_are_tiles_that_fit(kernel, arithmetic):
 
 def test_the_table_of_hopper_was_among_the_candidates():
     for kernel in KERNELS:
-        tried = [candidate.tile for candidate in candidates(kernel, "half", 64)]
-        assert TILES["sm_90"]["half"][kernel][64] in tried
+        for d in (16, 32, 64, 128):
+            tried = [candidate.tile for candidate in candidates(kernel, "half", d)]
+            assert TILES["sm_90"]["half"][kernel][d] in tried
+
+
+def test_an_entry_is_printed_as_it_is_written():
+    for tile in (Tile(64, 128, 4, 3), Tile(64, 64, 4, 3, registers=128)):
+        assert eval(entry(tile), {"Tile": Tile}) == tile
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -37,6 +37,9 @@ DTYPES = {"half": torch.bfloat16, "high": torch.float32, "highest": torch.float3
 TOLERANCE = {"half": 2e-2, "high": 1e-4, "highest": 1e-5}
 # Accumulators in registers of one thread, of 255 in all: more would spill, fewer leave the matrix units idle.
 MOST_ACCUMULATORS, LEAST_ACCUMULATORS = 200, 12
+# Limits of a thread's registers with which a third and a fourth program of four warps fit on a multiprocessor, and what
+# a thread needs beside its accumulators.
+LIMITS, BESIDE = (168, 128), 56
 SMALL = 512
 
 
@@ -62,7 +65,10 @@ def candidates(kernel: str, arithmetic: str, d: int) -> list[Candidate]:
         held = 2 * k * d if kernel == "dkdv" else q * d
         accumulators = (held + (1 if kernel == "forward" else 2) * q * k) / (32 * warps)
         if LEAST_ACCUMULATORS <= accumulators <= MOST_ACCUMULATORS:
-            found.append(Candidate(kernel, arithmetic, d, Tile(q, k, warps, depth)))
+            # Products in parts need so many registers that a limit only makes them spill.
+            limits = [limit for limit in LIMITS if accumulators + BESIDE <= limit] if arithmetic == "half" else []
+            tiles = [Tile(q, k, warps, depth, registers) for registers in (None, *limits)]
+            found += [Candidate(kernel, arithmetic, d, tile) for tile in tiles]
     return found
 
 
@@ -149,12 +155,18 @@ def main(
                 console.print(said, style="red")
 
 
+def entry(tile: Tile) -> str:
+    """As it stands in the table."""
+    limit = f", registers={tile.registers}" if tile.registers else ""
+    return f"Tile({tile.q}, {tile.k}, {tile.warps}, {tile.stages}{limit})"
+
+
 def report(console: Console, title: str, times: list[tuple[float, Tile]], show: int) -> None:
     """The fastest tiles, ready to be put into the table."""
     console.print(title, style="bold")
     table = Table("ms", "entry")
     for time_ms, tile in sorted(times)[:show]:
-        table.add_row(f"{time_ms:.4f}", f"Tile({tile.q}, {tile.k}, {tile.warps}, {tile.stages})")
+        table.add_row(f"{time_ms:.4f}", entry(tile))
     console.print(table)
 
 

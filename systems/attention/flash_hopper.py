@@ -142,10 +142,10 @@ def schedule(
     tiles = triton.cdiv(n_q, rows)
     steps = [triton.cdiv(min(n_k, (tile + 1) * rows) if causal else n_k, keys) for tile in range(tiles)]
     bulk = max(0, batch_heads - triton.cdiv(LAST_ITEMS * programs, tiles))
-    side_by_side = [range(start, min(start + heads_together, bulk)) for start in range(0, bulk, heads_together)]
+    groups = [range(start, min(start + heads_together, bulk)) for start in range(0, bulk, heads_together)]
     order = (
         tile + tiles * head
-        for some in (*side_by_side, range(bulk, batch_heads))
+        for some in (*groups, range(bulk, batch_heads))
         for tile in reversed(range(tiles))
         for head in some
     )
@@ -285,8 +285,8 @@ def groups_in_one_pass(q: Layout, k: Layout, causal: bool, processors: int) -> i
     """
     batch, heads, n, d = k.shape
     tiles = n // ONE_PASS_KEYS
-    few = ONE_PASS_MIN_KEYS[d] // (1 if causal else 2)
-    if q.shape != k.shape or n % ONE_PASS_KEYS or n < few or tiles > processors:
+    least = ONE_PASS_MIN_KEYS[d] // (1 if causal else 2)
+    if q.shape != k.shape or n % ONE_PASS_KEYS or n < least or tiles > processors:
         return 0
     groups = min(processors // tiles, batch * heads)
     walks = triton.cdiv(batch * heads, groups)
@@ -322,7 +322,7 @@ def one_pass_plan(
     return BackwardInOnePass(
         Launch(
             delta_kernel, (triton.cdiv(n, 64) * batch * heads,), (*o.strides, *do.strides, heads, n),
-            {"ROWS": 64, "HEAD": d, "D": d},
+            {"ROWS": 64, "HEAD": d, "D": d, "WITH_LSE": False},
         ),
         Launch(
             one_pass_kernel, (tiles * groups,),
@@ -357,7 +357,7 @@ def launch_one_pass(
     counters = torch.zeros(plan.counters, dtype=torch.int32, device=q.device)
     of = plan.of
     with torch.cuda.device_of(q):
-        plan.delta(o, do, delta)
+        plan.delta(o, do, lse, delta)
         plan.main(
             of["q"](q), of["k"](k), of["v"](v), of["do"](do), of["numbers"](lse), of["numbers"](delta),
             of["dq"](held), dk, dv, counters,

@@ -83,7 +83,7 @@ def forward_launches(
              together or heads_together(k, batch * heads, causal, arithmetic), scale * LOG2E.value),
             {"BQ": t.q, "BK": t.k, "GROUP": heads // kv_heads, "CAUSAL": causal, "PRECISION": PRECISION[arithmetic],
              **sizes},
-            num_warps=t.warps, num_stages=t.stages,
+            **t.options,
         ),
         Launch(
             merge_kernel, (triton.cdiv(n_q, MERGED_ROWS) * batch * heads,), (*o.strides, heads, n_q),
@@ -161,17 +161,17 @@ def backward_launches(
     return Backward(
         Launch(
             delta_kernel, (triton.cdiv(n_q, DELTA_ROWS) * batch * heads,),
-            (*o.strides, *do.strides, heads, n_q), {"ROWS": DELTA_ROWS, **sizes},
+            (*o.strides, *do.strides, heads, n_q), {"ROWS": DELTA_ROWS, **sizes, "WITH_LSE": True},
         ),
         Launch(
             dkdv_kernel, (dkdv_programs, dkdv_parts),
             (*inputs, *strides_of(dk, dkdv_parts), *strides_of(dv, dkdv_parts), *numbers),
             {"BQ": t.q, "BK": t.k, "PARTS": dkdv_parts, "RAGGED": n_q % t.q != 0, **constants},
-            num_warps=t.warps, num_stages=t.stages,
+            **t.options,
         ),
         Launch(
             dq_kernel, (dq_programs, dq_parts), (*inputs, *strides_of(dq, dq_parts), *numbers),
-            {"BQ": u.q, "BK": u.k, "PARTS": dq_parts, **constants}, num_warps=u.warps, num_stages=u.stages,
+            {"BQ": u.q, "BK": u.k, "PARTS": dq_parts, **constants}, **u.options,
         ),
         sums(dk, dkdv_parts), sums(dv, dkdv_parts), sums(dq, dq_parts),
     )  # fmt: skip
@@ -193,7 +193,7 @@ def launch_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv); the tiles, `parts` and `together` override what `tiles` chooses."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    delta = torch.empty_like(lse)
+    rows = lse.new_empty((*lse.shape, 2))
     q, k, v, do = (with_rows_in_one_piece(x) for x in (q, k, v, do))
     launch = backward_launches(
         arithmetic(q.dtype), q.dtype, q.device, dkdv_tile, dq_tile, parts, together, causal, scale,
@@ -201,14 +201,14 @@ def launch_backward(
     )  # fmt: skip
     dkdv_parts, dq_parts = launch.dkdv.grid[1], launch.dq.grid[1]
     with torch.cuda.device_of(q):
-        launch.delta(o, do, delta)
+        launch.delta(o, do, lse, rows)
         to_dk, to_dv = memory_for(dk, dkdv_parts), memory_for(dv, dkdv_parts)
-        launch.dkdv(q, k, v, do, lse, delta, to_dk, to_dv)
+        launch.dkdv(q, k, v, do, rows, to_dk, to_dv)
         if dkdv_parts > 1:
             launch.sum_dk(to_dk, dk)
             launch.sum_dv(to_dv, dv)
         to_dq = memory_for(dq, dq_parts)
-        launch.dq(q, k, v, do, lse, delta, to_dq)
+        launch.dq(q, k, v, do, rows, to_dq)
         if dq_parts > 1:
             launch.sum_dq(to_dq, dq)
     return dq, dk, dv

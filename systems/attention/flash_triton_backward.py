@@ -3,6 +3,9 @@
 First delta = rowsum(o · do); then one program per tile of keys walks over the queries (dk, dv), and one per tile of
 queries walks over the keys (dq). Each recomputes P = exp(S - lse). Nobody adds to what another program writes, so there
 are no atomics and every result repeats bit by bit. PARTS and letters as in `flash_triton_forward`.
+
+What both need of each row of queries, lse and delta, lies side by side in memory. Loaded apart, a tile's 64 numbers are
+fewer than its threads, and Triton 3.6 has each thread load all that it needs: 32 single numbers in a step.
 """
 
 # Triton's decorator hides from the type checker that arguments become constants.
@@ -27,12 +30,15 @@ from systems.attention.flash_triton_forward import (
 # --8<-- [start:delta]
 @triton.jit(do_not_specialize=["heads", "n_q"])
 def delta_kernel(
-    o_ptr, do_ptr, delta_ptr,
+    o_ptr, do_ptr, lse_ptr, rows_ptr,
     stride_ob, stride_oh, stride_on, stride_od,
     stride_gb, stride_gh, stride_gn, stride_gd,
-    heads, n_q, ROWS: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
+    heads, n_q, ROWS: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, WITH_LSE: tl.constexpr,
 ):  # fmt: skip
-    """delta = rowsum(o · do), which is also rowsum(p · dp): what softmax takes off each dp. Strides of do: g."""
+    """delta = rowsum(o · do), which is also rowsum(p · dp): what softmax takes off each dp. Strides of do: g.
+
+    rows_ptr takes delta (batch, heads, n_q), or WITH_LSE (batch, heads, n_q, 2): lse · log2(e) and delta.
+    """
     tiles = tl.cdiv(n_q, ROWS)
     batch_head = (tl.program_id(0) // tiles).to(tl.int64)
     batch, head = batch_head // heads, batch_head % heads
@@ -43,7 +49,12 @@ def delta_kernel(
     o = load_tile(o_ptr + offsets(rows, columns, stride_on, stride_od), rows, columns, n_q, HEAD, True)
     do = load_tile(do_ptr + offsets(rows, columns, stride_gn, stride_gd), rows, columns, n_q, HEAD, True)
     delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
-    tl.store(delta_ptr + batch_head * n_q + rows, delta, mask=rows < n_q)
+    own, inside = batch_head * n_q + rows, rows < n_q
+    if WITH_LSE:
+        tl.store(rows_ptr + 2 * own, tl.load(lse_ptr + own, mask=inside) * LOG2E, mask=inside)
+        tl.store(rows_ptr + 2 * own + 1, delta, mask=inside)
+    else:
+        tl.store(rows_ptr + own, delta, mask=inside)
 
 
 # --8<-- [end:delta]
@@ -52,7 +63,7 @@ def delta_kernel(
 # --8<-- [start:dkdv]
 @triton.jit
 def dkdv_steps(
-    dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_offsets, do_offsets, stride_qn, stride_gn, keys, columns,
+    dk, dv, k, v, q_ptr, do_ptr, rows_ptr, q_offsets, do_offsets, stride_qn, stride_gn, keys, columns,
     first, last, n_q, scale_log2,
     BQ: tl.constexpr, PARTS: tl.constexpr, HEAD: tl.constexpr, MASKED: tl.constexpr, RAGGED: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -67,21 +78,20 @@ def dkdv_steps(
         q = load_tile(skip(q_ptr, start, stride_qn) + q_offsets, rows, columns, n_q, HEAD, RAGGED)
         do = load_tile(skip(do_ptr, start, stride_gn) + do_offsets, rows, columns, n_q, HEAD, RAGGED)
         # [BQ]; an infinite lse makes the probabilities of a row past the end zero.
+        pairs = rows_ptr + 2 * rows[:, None] + tl.arange(0, 2)[None, :]
         if RAGGED:
-            lse = tl.load(lse_ptr + rows, mask=rows < n_q, other=float("inf"))
-            delta = tl.load(delta_ptr + rows, mask=rows < n_q, other=0.0)
+            lse_log2, delta = tl.split(tl.load(pairs, mask=(rows < n_q)[:, None], other=float("inf")))
+            delta = tl.where(rows < n_q, delta, 0.0)
         else:
-            lse = tl.load(lse_ptr + rows)
-            delta = tl.load(delta_ptr + rows)
+            lse_log2, delta = tl.split(tl.load(pairs))
         zeros = tl.zeros([k.shape[0], BQ], tl.float32)
-        # [BK, BQ]
+        # [BK, BQ]; both before the exponentials, so that the product for dv runs while ds is computed.
         s = product(k, tl.trans(q), zeros, PRECISION)
+        dp = product(v, tl.trans(do), zeros, PRECISION)
         if MASKED:
             s = tl.where(rows[None, :] >= keys[:, None], s, -float("inf"))
-        p = tl.exp2(s * scale_log2 - (lse * LOG2E)[None, :])
+        p = tl.exp2(s * scale_log2 - lse_log2[None, :])
         dv = product(narrow(p, do.dtype), do, dv, PRECISION)
-        # [BK, BQ]
-        dp = product(v, tl.trans(do), zeros, PRECISION)
         ds = p * (dp - delta[None, :])
         dk = product(narrow(ds, q.dtype), q, dk, PRECISION)
     return dk, dv
@@ -89,7 +99,7 @@ def dkdv_steps(
 
 @triton.jit(do_not_specialize=["heads", "n_q", "n_k", "together"])
 def dkdv_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, rows_ptr, dk_ptr, dv_ptr,
     stride_qb, stride_qh, stride_qn, stride_qd,
     stride_kb, stride_kh, stride_kn, stride_kd,
     stride_vb, stride_vh, stride_vn, stride_vd,
@@ -133,18 +143,16 @@ def dkdv_kernel(
         whole = tl.minimum(tl.cdiv(k_start + BK - 1, BQ) * BQ, n_q)
     for member in range(GROUP):
         head = kv_head * GROUP + member
-        row = (batch * heads + head) * n_q
+        rows_head = rows_ptr + 2 * (batch * heads + head) * n_q
         q_head, do_head = q_ptr + batch * stride_qb + head * stride_qh, do_ptr + batch * stride_gb + head * stride_gh
         if CAUSAL:
             dk, dv = dkdv_steps(
-                dk, dv, k, v, q_head, do_head, lse_ptr + row, delta_ptr + row, q_offsets, do_offsets, stride_qn,
-                stride_gn, keys, columns, first + part * BQ, whole, n_q, scale_log2, BQ, PARTS, HEAD, True, RAGGED,
-                PRECISION,
+                dk, dv, k, v, q_head, do_head, rows_head, q_offsets, do_offsets, stride_qn, stride_gn, keys, columns,
+                first + part * BQ, whole, n_q, scale_log2, BQ, PARTS, HEAD, True, RAGGED, PRECISION,
             )  # fmt: skip
         dk, dv = dkdv_steps(
-            dk, dv, k, v, q_head, do_head, lse_ptr + row, delta_ptr + row, q_offsets, do_offsets, stride_qn,
-            stride_gn, keys, columns, whole + part * BQ, n_q, n_q, scale_log2, BQ, PARTS, HEAD, False, RAGGED,
-            PRECISION,
+            dk, dv, k, v, q_head, do_head, rows_head, q_offsets, do_offsets, stride_qn, stride_gn, keys, columns,
+            whole + part * BQ, n_q, n_q, scale_log2, BQ, PARTS, HEAD, False, RAGGED, PRECISION,
         )  # fmt: skip
     store_tile(dk_ptr + offsets(keys, columns, stride_dkn, stride_dkd), dk * scale, keys, columns, n_k, HEAD)
     store_tile(dv_ptr + offsets(keys, columns, stride_dvn, stride_dvd), dv, keys, columns, n_k, HEAD)
@@ -156,8 +164,8 @@ def dkdv_kernel(
 # --8<-- [start:dq]
 @triton.jit
 def dq_steps(
-    dq, q, do, lse, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows, columns, first, last, n_k,
-    scale_log2,
+    dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows, columns, first, last,
+    n_k, scale_log2,
     BK: tl.constexpr, PARTS: tl.constexpr, HEAD: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -175,7 +183,7 @@ def dq_steps(
             if CAUSAL:
                 visible = visible & (rows[:, None] >= keys[None, :])
             s = tl.where(visible, s, -float("inf"))
-        p = tl.exp2(s * scale_log2 - lse[:, None])
+        p = tl.exp2(s * scale_log2 - lse_log2[:, None])
         # [BQ, BK]
         dp = product(do, tl.trans(v), zeros, PRECISION)
         ds = p * (dp - delta[:, None])
@@ -185,7 +193,7 @@ def dq_steps(
 
 @triton.jit(do_not_specialize=["heads", "n_q", "n_k", "together"])
 def dq_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, rows_ptr, dq_ptr,
     stride_qb, stride_qh, stride_qn, stride_qd,
     stride_kb, stride_kh, stride_kn, stride_kd,
     stride_vb, stride_vh, stride_vn, stride_vd,
@@ -218,8 +226,9 @@ def dq_kernel(
     q = load_tile(q_ptr + offsets(rows, columns, stride_qn, stride_qd), rows, columns, n_q, HEAD, True)
     do = load_tile(do_ptr + offsets(rows, columns, stride_gn, stride_gd), rows, columns, n_q, HEAD, True)
     # [BQ]
-    lse = tl.load(lse_ptr + batch_head * n_q + rows, mask=rows < n_q, other=float("inf")) * LOG2E
-    delta = tl.load(delta_ptr + batch_head * n_q + rows, mask=rows < n_q, other=0.0)
+    pairs = rows_ptr + 2 * (batch_head * n_q + rows)
+    lse_log2 = tl.load(pairs, mask=rows < n_q, other=float("inf"))
+    delta = tl.load(pairs + 1, mask=rows < n_q, other=0.0)
     dq = tl.zeros([BQ, D], tl.float32)
 
     seen_by_all, seen_by_any = n_k, n_k
@@ -227,11 +236,11 @@ def dq_kernel(
         seen_by_all, seen_by_any = tl.minimum(n_k, q_start + 1), tl.minimum(n_k, q_start + BQ)
     whole = seen_by_all // BK * BK
     dq = dq_steps(
-        dq, q, do, lse, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows, columns, part * BK,
+        dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows, columns, part * BK,
         whole, n_k, scale_log2, BK, PARTS, HEAD, CAUSAL, False, PRECISION,
     )  # fmt: skip
     dq = dq_steps(
-        dq, q, do, lse, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows, columns,
+        dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows, columns,
         whole + part * BK, seen_by_any, n_k, scale_log2, BK, PARTS, HEAD, CAUSAL, True, PRECISION,
     )  # fmt: skip
     store_tile(dq_ptr + offsets(rows, columns, stride_dqn, stride_dqd), dq * scale, rows, columns, n_q, HEAD)

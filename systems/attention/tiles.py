@@ -13,12 +13,22 @@ from systems.attention.launching import Layout
 
 
 class Tile(NamedTuple):
-    """The launch configuration of one kernel."""
+    """The launch configuration of one kernel.
+
+    `registers` is the most that a thread may have, if that is limited: with fewer, more programs run side by side.
+    """
 
     q: int
     k: int
     warps: int
     stages: int
+    registers: int | None = None
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What Triton is told beside the sizes of the tile."""
+        limit = {"maxnreg": self.registers} if self.registers else {}
+        return {"num_warps": self.warps, "num_stages": self.stages, **limit}
 
 
 # Programs share a loop where tiles are few: until a multiprocessor has this many warps, which is what hides waiting.
@@ -86,22 +96,22 @@ TILES: dict[str, dict[str, dict[str, dict[int, Tile]]]] = {
     "sm_90": {
         "half": {
             "forward": {
-                16: Tile(64, 128, 4, 3),
+                16: Tile(64, 128, 4, 3, registers=128),
                 32: Tile(64, 128, 4, 3),
-                64: Tile(64, 128, 4, 3),
-                128: Tile(128, 128, 8, 3),
+                64: Tile(64, 64, 4, 3, registers=128),
+                128: Tile(64, 64, 4, 3),
                 256: Tile(128, 64, 8, 2),
             },
             "dkdv": {
-                16: Tile(128, 64, 4, 3),
-                32: Tile(128, 64, 4, 3),
-                64: Tile(128, 64, 4, 2),
+                16: Tile(64, 64, 4, 3, registers=168),
+                32: Tile(64, 64, 4, 3, registers=168),
+                64: Tile(64, 64, 4, 3),
                 128: Tile(64, 128, 8, 3),
                 256: Tile(64, 64, 8, 2),
             },
             "dq": {
-                16: Tile(64, 128, 4, 4),
-                32: Tile(64, 128, 4, 3),
+                16: Tile(64, 64, 4, 3),
+                32: Tile(64, 64, 4, 3),
                 64: Tile(64, 128, 4, 3),
                 128: Tile(128, 64, 8, 3),
                 256: Tile(128, 32, 8, 3),

@@ -25,7 +25,7 @@ PROTOCOL = {
 }
 # Memory-efficient attention is what SDPA has in fp32.
 IMPLEMENTATIONS = {
-    "bf16": ("ours", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex"),
+    "bf16": ("ours", "ours_triton", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex"),
     "fp32": ("ours", "ours_high", "sdpa_efficient"),
 }
 ROUNDS = 3

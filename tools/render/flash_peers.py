@@ -8,6 +8,7 @@ from tools.render.markdown import fact, figure, milliseconds, per_device, status
 NAMES = {
     "ours": "ours",
     "ours_high": 'ours, "high"',
+    "ours_triton": "ours, plain Triton",
     "sdpa_cudnn": "cuDNN",
     "sdpa_flash": "FlashAttention-2",
     "sdpa_efficient": "memory-efficient",
