@@ -121,6 +121,7 @@ def peers():
     long = named("ours", 3.0, 2e-3) | named("sdpa_cudnn", 2.0, 1e-3) | named("flex", 1.5, 1e-3)
     late = named("ours", 1.0, 1e-3) | named("sdpa_cudnn", 2.0, 1e-3) | {"sdpa_flash_status": "unsupported"}
     short = named("ours", 9.0, 1e-3) | named("sdpa_cudnn", 1.0, 1e-3)
+    late |= named("ours_triton", 2.5, 1e-3)
     short |= {"ours_call_ms": [0.05, 0.06, 0.07], "sdpa_flash_call_ms": [0.03]}
     fp32 = named("ours", 3.0, 1e-6) | named("ours_high", 1.0, 1e-3) | named("sdpa_efficient", 4.0, 1e-6)
     return record("flash_peers", *(row(n, "bf16", m) for n, m in ((16384, long), (4096, late), (128, short))),
@@ -135,6 +136,11 @@ def test_ratios_are_ours_over_theirs_in_one_row(peers):
     assert (facts["call"], facts["call_over_sdpa"]) == ("60 µs", "2.00")
     assert facts["error_over_rival_most"] == "2.00"
     assert (facts["high_error_most"], facts["test_over_cudnn"]) == ("1000", "1.50")
+    assert (facts["triton_64_least"], facts["triton_64_most"], facts["triton_128_most"]) == (
+        "1.25",
+        "1.25",
+        "not measured",
+    )
 
 
 def test_where_the_host_decides_both_passes_do_not_count(peers):
@@ -222,7 +228,9 @@ def test_what_one_pass_adds_in_memory_is_a_floor_of_its_own(board):
     kernels = flash_leaderboard.fragments([board])["kernels.md"].replace("\N{NO-BREAK SPACE}", " ")
     assert "floor by additions, ms" in kernels and "of a copy, of additions in memory." in kernels
     assert "| 0.005 | 0.003 | 0.015 | 0.017 | 119.21 |" in kernels
-    assert flash_leaderboard.facts(board)["over_floors"].endswith("dK, dV and dQ 119.2 (additions)")
+    facts = flash_leaderboard.facts(board)
+    assert facts["over_floors"].endswith("dK, dV and dQ 119.2 (additions)")
+    assert (facts["additions_rate"], facts["additions"]) == ("1.0 TB/s", "0.02 ms")
 
 
 def test_floors_by_hand(board):

@@ -12,6 +12,7 @@ import triton
 from systems.attention.launching import Layout
 
 
+# --8<-- [start:tile]
 class Tile(NamedTuple):
     """The launch configuration of one kernel.
 
@@ -29,6 +30,9 @@ class Tile(NamedTuple):
         """What Triton is told beside the sizes of the tile."""
         limit = {"maxnreg": self.registers} if self.registers else {}
         return {"num_warps": self.warps, "num_stages": self.stages, **limit}
+
+
+# --8<-- [end:tile]
 
 
 # Programs share a loop where tiles are few: until a multiprocessor has this many warps, which is what hides waiting.

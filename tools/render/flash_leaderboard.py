@@ -101,12 +101,19 @@ def floors_ms(record: Record) -> dict[str, dict[str, float]]:
         }
         for role, work in KERNELS.items()
     }
-    if "addition_ms" in top.metrics:
-        added_per_s = top.metrics["added_bytes"] / (summarize(top.metrics["addition_ms"]).median / 1e3)
-        for role, work in KERNELS.items():
-            if work.keys_per_share:
-                floors[role]["additions"] = 1e3 * entries / work.keys_per_share * c["d"] * SINGLE / added_per_s
+    added_per_s = additions_per_s(record)
+    for role, work in KERNELS.items():
+        if work.keys_per_share and added_per_s:
+            floors[role]["additions"] = 1e3 * entries / work.keys_per_share * c["d"] * SINGLE / added_per_s
     return floors
+
+
+def additions_per_s(record: Record) -> float | None:
+    """Bytes per second that all multiprocessors add to memory which the L2 cache holds; None but on Hopper."""
+    top = row_of(record, "ceiling")
+    if top is None or "addition_ms" not in top.metrics:
+        return None
+    return top.metrics["added_bytes"] / (summarize(top.metrics["addition_ms"]).median / 1e3)
 
 
 # Tables -----------------------------------------------------------------------------------------------------------
@@ -232,7 +239,8 @@ def kernels_figure(record: Record) -> dict[str, str]:
 def facts(record: Record | None) -> dict[str, str]:
     """The test's medians, ours over the others, each kernel's time and distance from its floor.
 
-    And how steady the product was that one of the floors rests on: its slowest sample over its fastest.
+    And how steady the product was that one of the floors rests on: its slowest sample over its fastest; how fast the
+    copy engines add, and how long those additions of one backward pass take at that rate.
     """
     medians = {name: median_ms(row_of(record, name)) if record else None for name in NAMES}
     ours, found = medians["ours"], {}
@@ -246,6 +254,8 @@ def facts(record: Record | None) -> dict[str, str]:
     found["product_slows"] = fact(max(samples) / min(samples) if samples else None, "{:.2f}".format)
     times = roles_ms(row_of(record, "ours")) if record else {}
     floors = floors_ms(record) if record else {}
+    found["additions_rate"] = fact(additions_per_s(record) if record else None, lambda r: f"{r / 1e12:.1f} TB/s")
+    found["additions"] = fact(floors.get("one_pass", {}).get("additions"), "{:.2f} ms".format)
     total = sum(times.values())
     kernels = [f"{label} {times[role]:.2f} ms" for role, label in ROLES.items() if role in times]
     found["times"] = ", ".join(kernels) or NOT_MEASURED

@@ -211,6 +211,7 @@ def facts(record: Record | None) -> dict[str, str]:
     """The least and the most of our time over each rival's, how often ours loses, errors, and the host's ratio.
 
     Where the host decides, times of both passes together say nothing of the kernels: they are left out and counted.
+    The same of the plain Triton kernels over cuDNN, by head dimension.
     """
     rows = {dtype: long_rows(record, dtype) if record else [] for dtype in RIVAL}
     two, found = "{:.2f}".format, {}
@@ -224,6 +225,12 @@ def facts(record: Record | None) -> dict[str, str]:
                 lost if ratios else None, lambda n, ratios=ratios: f"{n} of {len(ratios)}"
             )
         found[f"{dtype}_left_out"] = left_out(rows[dtype], rival)
+    for d in (64, 128):
+        ratios = ratios_of_the_gpu(
+            [row for row in rows["bf16"] if row.config["d"] == d], RIVAL["bf16"], "both", "ours_triton"
+        )
+        found[f"triton_{d}_least"] = fact(min(ratios, default=None), two)
+        found[f"triton_{d}_most"] = fact(max(ratios, default=None), two)
     beaten = ratios_of_the_gpu(rows["bf16"], "sdpa_flash", "both")
     high = ratios_of_the_gpu(rows["fp32"], RIVAL["fp32"], "both", "ours_high")
     short = short_row(record) if record else None
