@@ -78,7 +78,7 @@ def svg_pair(name: str, figure: Figure) -> dict[str, str]:
     with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     drawing = COORDINATES.sub(shortened, buffer.getvalue())
-    light = "\n".join(line.rstrip() for line in drawing.splitlines()) + "\n"
+    light = "\n".join(line.strip() for line in drawing.splitlines()) + "\n"
     dark = light
     for ours, theirs in DARK.items():
         dark = dark.replace(ours, theirs)
