@@ -93,7 +93,7 @@ def test_every_stem_is_named_as_its_module():
     assert sorted(STEMS) == sorted(
         path.stem
         for path in (ROOT / "systems" / "experiments").glob("*.py")
-        if path.stem not in ("__init__", "measure", "command")
+        if path.stem not in ("__init__", "measure", "rehearse", "command")
     )
 
 
@@ -104,6 +104,8 @@ def test_a_stem_has_what_the_tools_ask_of_it(stem):
     assert callable(module.run) and module.PROTOCOL and module.__doc__
     for name in STEMS[stem].full + STEMS[stem].quick:
         assert name in ("cuda", "cpu", "meta")
+    for name in STEMS[stem].rehearsed:
+        assert any(config.implementation == name for config in module.configs())
 
 
 @pytest.mark.parametrize("stem", STEMS)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -328,3 +329,10 @@ def test_a_stale_record_is_a_warning_and_with_fresh_an_error(invoke, tmp_path):
     assert done.exit_code == 0 and done.stdout.startswith(f"warning: {message}\n")
     done = invoke("--check", "--fresh")
     assert done.exit_code == 1 and done.stdout == f"{message}\n1 findings\n"
+
+
+def test_the_bar_says_that_kernels_are_compiled():
+    shown = []
+    bar = SimpleNamespace(update=lambda task, **fields: shown.append(fields))
+    regen_tables.follow({"event": "compiling"}, regen_tables.Outcome("flash_accuracy", "measured"), bar, None)
+    assert shown == [{"now": "compiling"}]

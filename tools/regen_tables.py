@@ -218,6 +218,8 @@ def follow(event: dict[str, Any], outcome: Outcome, progress: Any, task: Any) ->
     """One report of the child: onto the progress bar and into the outcome."""
     if event["event"] == "start":
         progress.update(task, total=event["total"], completed=event["done"])
+    elif event["event"] == "compiling":
+        progress.update(task, now="compiling")
     elif event["event"] == "row":
         outcome.statuses[event["status"]] = outcome.statuses.get(event["status"], 0) + 1
         progress.update(task, advance=1, now=" ".join(str(value) for value in list(event["config"].values())[:4]))

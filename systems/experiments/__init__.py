@@ -5,11 +5,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Stem:
-    """Where an experiment is defined and what its grids run on: "cuda", "cpu", or "meta" (no hardware at all)."""
+    """Where an experiment is defined and what its grids run on: "cuda", "cpu", or "meta" (no hardware at all).
+
+    On a GPU rows of the implementations in `rehearsed` are compiled ahead, many at once.
+    """
 
     module: str
     full: tuple[str, ...]
     quick: tuple[str, ...]
+    rehearsed: tuple[str, ...] = ()
 
 
 STEMS = {
@@ -24,8 +28,12 @@ STEMS = {
     "attention": Stem("systems.experiments.attention", full=("cuda",), quick=("cuda", "cpu")),
     "compile": Stem("systems.experiments.compile", full=("cuda",), quick=("cuda",)),
     "kernel_profile": Stem("systems.experiments.kernel_profile", full=("cuda",), quick=("cuda",)),
-    "flash_accuracy": Stem("systems.experiments.flash_accuracy", full=("cuda",), quick=("cuda", "cpu")),
-    "flash_benchmarking": Stem("systems.experiments.flash_benchmarking", full=("cuda",), quick=("cuda", "cpu")),
+    "flash_accuracy": Stem(
+        "systems.experiments.flash_accuracy", full=("cuda",), quick=("cuda", "cpu"), rehearsed=("triton", "torch")
+    ),
+    "flash_benchmarking": Stem(
+        "systems.experiments.flash_benchmarking", full=("cuda",), quick=("cuda", "cpu"), rehearsed=("ours",)
+    ),
     "flash_peers": Stem("systems.experiments.flash_peers", full=("cuda",), quick=("cuda",)),
     "flash_leaderboard": Stem("systems.experiments.flash_leaderboard", full=("cuda",), quick=("cuda", "cpu")),
     "model_attention": Stem("systems.experiments.model_attention", full=("cuda",), quick=("cuda", "cpu")),

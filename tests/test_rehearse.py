@@ -1,0 +1,91 @@
+"""Compiling ahead: which rows, by how many processes, and that the time it takes is not lost."""
+
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from types import SimpleNamespace
+
+import pytest
+import typer
+
+from systems import records
+from systems.device import Device
+from systems.experiments import STEMS, Stem, measure, rehearse
+from systems.source_hash import ROOT
+from tests import fake_stem
+
+
+@dataclass(frozen=True)
+class Config:
+    implementation: str
+    n: int
+
+
+CONFIGS = [Config(name, n) for n in range(20) for name in ("ours", "plain")]
+OURS = [config for config in CONFIGS if config.implementation == "ours"]
+
+
+@pytest.fixture
+def stem(monkeypatch):
+    monkeypatch.setitem(STEMS, "fake", Stem("fake_module", full=("cuda",), quick=("cpu",), rehearsed=("ours",)))
+    module = SimpleNamespace(seen=[], configs=lambda quick: CONFIGS[:2] if quick else CONFIGS)
+    monkeypatch.setitem(sys.modules, "fake_module", module)
+    return module
+
+
+@pytest.fixture
+def started(monkeypatch):
+    found = []
+    monkeypatch.setattr(rehearse.os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: found.append(command) or SimpleNamespace(wait=int))
+    return found
+
+
+def test_all_rows_are_shared_out_among_the_processes(stem, started):
+    assert rehearse.rehearse("fake", "full", CONFIGS) > 0
+    stem.run = stem.seen.append
+    for command in started:
+        assert command[:3] == [sys.executable, "-m", "systems.experiments.rehearse"]
+        name, grid, first, step = command[3:]
+        rehearse.main(name, grid, int(first), int(step))
+    assert len(started) == 3 and sorted(stem.seen, key=OURS.index) == OURS
+
+
+def test_few_rows_or_one_core_are_not_worth_it(stem, started, monkeypatch):
+    assert rehearse.rehearse("fake", "full", CONFIGS[:14]) == 0.0
+    assert rehearse.rehearse("flash_peers", "full", CONFIGS) == 0.0
+    monkeypatch.setattr(rehearse.os, "cpu_count", lambda: 1)
+    assert rehearse.rehearse("fake", "full", CONFIGS) == 0.0
+    assert started == []
+
+
+def test_a_row_that_fails_does_not_keep_the_others(stem):
+    def run(config):
+        stem.seen.append(config)
+        raise RuntimeError("out of shared memory")
+
+    stem.run = run
+    rehearse.main("fake", "full", 1, 2)
+    assert stem.seen == OURS[1::2]
+
+
+def test_a_process_runs_rows_of_a_stem():
+    command = [sys.executable, "-m", "systems.experiments.rehearse", "flash_accuracy", "quick", "0", "1"]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
+
+
+def test_its_time_counts_with_the_first_row(monkeypatch, tmp_path):
+    gpu = Device("A GPU", "a-gpu", driver="1")
+    monkeypatch.setitem(STEMS, "fake", Stem("tests.fake_stem", full=("cuda",), quick=("cuda",)))
+    monkeypatch.setattr(measure, "device_for", lambda allowed: gpu)
+    for name in ("check_torch", "free_memory", "sm_clock_mhz"):
+        monkeypatch.setattr(measure, name, lambda *_: None)
+    asked = []
+    monkeypatch.setattr(measure, "rehearse", lambda *arguments: asked.append(arguments) or 100.0)
+    with pytest.raises(typer.Exit):
+        measure.main("fake", tmp_path)
+    assert asked == [("fake", "full", fake_stem.configs())]
+    rows = records.read(tmp_path / "a-gpu" / "fake.json").rows
+    assert [row.config for row in rows] == [asdict(config) for config in fake_stem.configs()]
+    first, *others = (row.seconds for row in rows)
+    assert first >= 100 > max(others)
