@@ -102,5 +102,6 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(tmp_path):
     needs, repeated = zip(*([int(number) for number in line.split()] for line in done.stdout.splitlines()), strict=True)
     # A block of a Hopper GPU has 227 KiB.
     assert len(needs) == 3 and max(needs) <= 227 * 1024
-    # dq loads the numbers of its rows once, before its loop; dk and dv need others in each step.
+    # dq loads the numbers of its rows once, before its loop; dk and dv need others in each step. Triton 3.8 lays few
+    # numbers out otherwise: there this holds for any kernel.
     assert repeated[1] == 0

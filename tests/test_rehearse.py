@@ -69,7 +69,7 @@ def test_a_row_that_fails_does_not_keep_the_others(stem):
     assert stem.seen == OURS[1::2]
 
 
-def test_a_process_runs_rows_of_a_stem():
+def test_the_command_line_is_understood():
     command = [sys.executable, "-m", "systems.experiments.rehearse", "flash_accuracy", "quick", "0", "1"]
     assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
 

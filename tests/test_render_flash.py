@@ -122,7 +122,7 @@ def peers():
     late = named("ours", 1.0, 1e-3) | named("sdpa_cudnn", 2.0, 1e-3) | {"sdpa_flash_status": "unsupported"}
     short = named("ours", 9.0, 1e-3) | named("sdpa_cudnn", 1.0, 1e-3)
     late |= named("ours_triton", 2.5, 1e-3)
-    short |= {"ours_call_ms": [0.05, 0.06, 0.07], "sdpa_flash_call_ms": [0.03]}
+    short |= {"ours_call_ms": [0.05, 0.06, 0.07], "ours_triton_call_ms": [0.045], "sdpa_flash_call_ms": [0.03]}
     fp32 = named("ours", 3.0, 1e-6) | named("ours_high", 1.0, 1e-3) | named("sdpa_efficient", 4.0, 1e-6)
     return record("flash_peers", *(row(n, "bf16", m) for n, m in ((16384, long), (4096, late), (128, short))),
                   row(2048, "fp32", fp32))  # fmt: skip
@@ -134,6 +134,7 @@ def test_ratios_are_ours_over_theirs_in_one_row(peers):
     assert (facts["bf16_both_least"], facts["bf16_both_most"], facts["bf16_both_lost"]) == ("0.50", "1.50", "1 of 2")
     assert (facts["fp32_both_most"], facts["fp32_both_lost"], facts["high_least"]) == ("0.75", "0 of 1", "0.25")
     assert (facts["call"], facts["call_over_sdpa"]) == ("60 µs", "2.00")
+    assert (facts["call_triton"], facts["call_triton_over_sdpa"]) == ("45 µs", "1.50")
     assert facts["error_over_rival_most"] == "2.00"
     assert (facts["high_error_most"], facts["test_over_cudnn"]) == ("1000", "1.50")
     assert (facts["triton_64_least"], facts["triton_64_most"], facts["triton_128_most"]) == (

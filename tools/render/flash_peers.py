@@ -246,9 +246,15 @@ def facts(record: Record | None) -> dict[str, str]:
         ),
         "error_over_rival_most": fact(max(error_ratios(rows["bf16"], RIVAL["bf16"]), default=None), two),
         "test_over_cudnn": fact(ratio(test, RIVAL["bf16"], "both"), two),
-        "call": fact(median_ms(short, "ours", "call") if short else None, lambda t: f"{1e3 * t:.0f} µs"),
+        "call": fact(median_ms(short, "ours", "call") if short else None, microseconds),
         "call_over_sdpa": fact(ratio(short, "sdpa_flash", "call"), two),
+        "call_triton": fact(median_ms(short, "ours_triton", "call") if short else None, microseconds),
+        "call_triton_over_sdpa": fact(ratio(short, "sdpa_flash", "call", "ours_triton"), two),
     }
+
+
+def microseconds(time_ms: float) -> str:
+    return f"{1e3 * time_ms:.0f} µs"
 
 
 def left_out(rows: list[Row], over: str, name: str = "ours") -> str:
