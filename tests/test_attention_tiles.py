@@ -9,7 +9,17 @@ import torch
 
 from systems.attention import flash_triton, tiles
 from systems.attention.launching import Layout
-from systems.attention.tiles import TILES, architecture, choose, heads_together, padded, parts_for
+from systems.attention.tiles import (
+    TILES,
+    ByMask,
+    Tile,
+    architecture,
+    choose,
+    for_mask,
+    heads_together,
+    padded,
+    parts_for,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD_DIMS = {16, 32, 64, 128, 256}
@@ -21,11 +31,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from systems.attention.flash_triton_backward import dkdv_kernel, dq_kernel
 from systems.attention.flash_triton_forward import forward_kernel
-from systems.attention.tiles import TILES
+from systems.attention.tiles import TILES, for_mask
 
 kernels = dict(forward=forward_kernel, dkdv=dkdv_kernel, dq=dq_kernel)
 for name in ("forward", "dkdv", "dq"):
-    kernel, tile = kernels[name], TILES["sm_90"]["half"][name][64]
+    kernel, tile = kernels[name], for_mask(TILES["sm_90"]["half"][name][64], causal=True)
     constants = dict(BQ=tile.q, BK=tile.k, HEAD=40, D=64, GROUP=2, PARTS=1, CAUSAL=True, RAGGED=True, PRECISION="ieee")
     signature, constexprs, attributes = {}, {}, {}
     for i, argument in enumerate(kernel.arg_names):
@@ -51,7 +61,7 @@ def test_the_table_is_complete():
             assert set(by_kernel) == {"forward", "dkdv", "dq"}
             for by_d in by_kernel.values():
                 assert set(by_d) == HEAD_DIMS
-                for tile in by_d.values():
+                for tile in (for_mask(entry, causal) for entry in by_d.values() for causal in (True, False)):
                     assert {tile.q, tile.k} <= {16, 32, 64, 128, 256} and tile.warps in (4, 8) and tile.stages >= 1
 
 
@@ -65,11 +75,14 @@ def test_head_dimensions_are_padded_to_powers_of_two():
     assert [padded(d) for d in (1, 16, 17, 64, 80, 129, 256)] == [16, 16, 32, 64, 128, 256, 256]
 
 
-def test_a_gpu_gets_the_tile_of_its_arithmetic(monkeypatch):
+def test_a_gpu_gets_the_tile_of_its_arithmetic_and_mask(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     cuda = torch.device("cuda")
-    for kind in flash_triton.PRECISION:
-        assert choose("dq", 80, kind, cuda) == TILES["sm_90"][kind]["dq"][128]
+    for kind, by_kernel in TILES["sm_90"].items():
+        monkeypatch.setitem(by_kernel["dq"], 128, tile := Tile(64, 64, 4, 2))
+        assert choose("dq", 80, kind, True, cuda) == choose("dq", 80, kind, False, cuda) == tile
+        monkeypatch.setitem(by_kernel["dq"], 128, both := ByMask(causal=tile, full=Tile(128, 64, 4, 2)))
+        assert (choose("dq", 80, kind, True, cuda), choose("dq", 80, kind, False, cuda)) == both
 
 
 def test_few_tiles_share_their_loops(monkeypatch):

@@ -55,7 +55,7 @@ class Candidate:
 
 def candidates(kernel: str, arithmetic: str, d: int) -> list[Candidate]:
     """Tiles whose accumulators fit into the registers."""
-    rows = (64, 128) if arithmetic == "half" else (32, 64, 128)
+    rows = (64, 128, 256) if arithmetic == "half" else (32, 64, 128)
     columns = (32, 64, 128) if arithmetic == "half" else (16, 32, 64)
     stages = (2, 3, 4) if arithmetic == "half" else (1, 2)
     # dk and dv are held for a tile of keys, o or dq for one of queries: that side is the longer one.

@@ -72,7 +72,7 @@ def forward_launches(
     """
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]
-    t = tile or choose("forward", d, arithmetic, device)
+    t = tile or choose("forward", d, arithmetic, causal, device)
     programs = triton.cdiv(n_q, t.q) * batch * heads
     parts = parts or parts_for(programs, t.warps, n_k, t.k, d, arithmetic, device)
     sizes = {"PARTS": parts, "HEAD": d, "D": padded(d)}
@@ -146,7 +146,8 @@ def backward_launches(
     inputs = (*q.strides, *k.strides, *v.strides, *do.strides)
     together = together or heads_together(k, batch * heads, causal, arithmetic)
     numbers = (heads, n_q, n_k, together, scale * LOG2E.value, scale)
-    t, u = dkdv_tile or choose("dkdv", d, arithmetic, device), dq_tile or choose("dq", d, arithmetic, device)
+    t = dkdv_tile or choose("dkdv", d, arithmetic, causal, device)
+    u = dq_tile or choose("dq", d, arithmetic, causal, device)
     dkdv_programs, dq_programs = triton.cdiv(n_k, t.k) * batch * kv_heads, triton.cdiv(n_q, u.q) * batch * heads
     dkdv_parts = parts or parts_for(dkdv_programs, t.warps, n_q, t.q, d, arithmetic, device)
     dq_parts = parts or parts_for(dq_programs, u.warps, n_k, u.k, d, arithmetic, device)

@@ -1,4 +1,4 @@
-"""Launch configurations of the Triton kernels: one literal table by GPU, arithmetic, pass and head dimension.
+"""Launch configurations of the Triton kernels: one literal table by GPU, arithmetic, pass, head dimension and mask.
 
 A tile has `q` rows of queries and `k` rows of keys. `stages` is how many tiles of the inner loop are in flight.
 """
@@ -30,6 +30,13 @@ class Tile(NamedTuple):
         """What Triton is told beside the sizes of the tile."""
         limit = {"maxnreg": self.registers} if self.registers else {}
         return {"num_warps": self.warps, "num_stages": self.stages, **limit}
+
+
+class ByMask(NamedTuple):
+    """Where the best tile under a causal mask is not the best without one."""
+
+    causal: Tile
+    full: Tile
 
 
 # --8<-- [end:tile]
@@ -94,8 +101,8 @@ FLOAT32_OTHER = {
         256: Tile(16, 16, 8, 1),
     },
 }
-# TILES[architecture][arithmetic][pass][padded head dimension]
-TILES: dict[str, dict[str, dict[str, dict[int, Tile]]]] = {
+# TILES[architecture][arithmetic][pass][padded head dimension], by the mask where that matters.
+TILES: dict[str, dict[str, dict[str, dict[int, Tile | ByMask]]]] = {
     # Hopper: 227 KiB of shared memory in a block.
     "sm_90": {
         "half": {
@@ -245,12 +252,19 @@ def padded(d: int) -> int:
     return max(16, triton.next_power_of_2(d))
 
 
-def choose(kernel: str, d: int, arithmetic: str, device: torch.device) -> Tile:
+def for_mask(entry: Tile | ByMask, causal: bool) -> Tile:
+    """What an entry of the table says for this mask."""
+    if isinstance(entry, ByMask):
+        return entry.causal if causal else entry.full
+    return entry
+
+
+def choose(kernel: str, d: int, arithmetic: str, causal: bool, device: torch.device) -> Tile:
     """The tile of this kernel ("forward", "dkdv" or "dq") for head dimension d and a kind of `arithmetic`."""
     if device.type == "cpu":
         return INTERPRETER_TILE
     capability = torch.cuda.get_device_capability(device)
-    return TILES[architecture(capability)][arithmetic][kernel][padded(d)]
+    return for_mask(TILES[architecture(capability)][arithmetic][kernel][padded(d)], causal)
 
 
 def parts_for(programs: int, warps: int, n: int, rows: int, d: int, arithmetic: str, device: torch.device) -> int:
