@@ -41,19 +41,12 @@ NUMBERS = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwid
 
 
 @gluon.jit
-def fill_with_numbers(of, to, lses, deltas, batch, head, batch_head, row, i):
+def fill_with_numbers(descs, to, lses, deltas, batch, head, batch_head, row, i):
     """`fill` with tiles of q and do and the numbers of their rows: lse and delta travel with each tile."""
-    q_desc, do_desc, lse_desc, delta_desc = of
-    q_tiles, do_tiles, full, empty = to
-    STAGES: gl.constexpr = q_tiles.shape[0]
-    slot = i % STAGES
-    here = full.index(slot)
-    mbarrier.wait(empty.index(slot), (i // STAGES & 1) ^ 1)
-    mbarrier.expect(here, 2 * (q_desc.block_type.nbytes + lse_desc.block_type.nbytes))
-    tma.async_copy_global_to_shared(q_desc, [batch, head, row, 0], here, q_tiles.index(slot))
-    tma.async_copy_global_to_shared(do_desc, [batch, head, row, 0], here, do_tiles.index(slot))
-    tma.async_copy_global_to_shared(lse_desc, [batch_head, row], here, lses.index(slot))
-    tma.async_copy_global_to_shared(delta_desc, [batch_head, row], here, deltas.index(slot))
+    q_desc, do_desc, lse_desc, delta_desc = descs
+    slot, arrived = fill(q_desc, do_desc, batch, head, row, to, i, 2 * lse_desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(lse_desc, [batch_head, row], arrived, lses.index(slot))
+    tma.async_copy_global_to_shared(delta_desc, [batch_head, row], arrived, deltas.index(slot))
 
 
 @gluon.jit
@@ -206,7 +199,7 @@ def dkdv_producer(
 ):  # fmt: skip
     k_tiles, v_tiles, resident, stream, lses, deltas = pipes
     GROUPS: gl.constexpr = k_tiles.shape[0]
-    of = (q_desc, do_desc, lse_desc, delta_desc)
+    descs = (q_desc, do_desc, lse_desc, delta_desc)
     for group in gl.static_range(GROUPS):
         row, here = k_start + 64 * group, resident.index(group)
         mbarrier.expect(here, 2 * k_desc.block_type.nbytes)
@@ -215,7 +208,7 @@ def dkdv_producer(
     for i in range(steps * HEADS_PER_KV):
         head = kv_head * HEADS_PER_KV + i // steps
         start = (first + i % steps) * BQ
-        fill_with_numbers(of, stream, lses, deltas, batch, head, batch * heads + head, start, i)
+        fill_with_numbers(descs, stream, lses, deltas, batch, head, batch * heads + head, start, i)
 
 
 # --8<-- [start:dkdv]

@@ -54,14 +54,19 @@ def ring(desc, STAGES: gl.constexpr, READERS: gl.constexpr):
 
 
 @gluon.jit
-def fill(a_desc, b_desc, batch, head, row, to, i):
-    """The producer's step i: wait until the slot is empty, then start the copies into it."""
+def fill(a_desc, b_desc, batch, head, row, to, i, MORE: gl.constexpr = 0):
+    """The producer's step i: wait until the slot is empty, then start the copies into it.
+
+    (slot, its barrier); it is full when MORE bytes than those of the two tiles have arrived.
+    """
     a, b, full, empty = to
     slot = i % a.shape[0]
+    arrived = full.index(slot)
     mbarrier.wait(empty.index(slot), (i // a.shape[0] & 1) ^ 1)
-    mbarrier.expect(full.index(slot), 2 * a_desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(a_desc, [batch, head, row, 0], full.index(slot), a.index(slot))
-    tma.async_copy_global_to_shared(b_desc, [batch, head, row, 0], full.index(slot), b.index(slot))
+    mbarrier.expect(arrived, 2 * a_desc.block_type.nbytes + MORE)
+    tma.async_copy_global_to_shared(a_desc, [batch, head, row, 0], arrived, a.index(slot))
+    tma.async_copy_global_to_shared(b_desc, [batch, head, row, 0], arrived, b.index(slot))
+    return slot, arrived
 
 
 @gluon.jit

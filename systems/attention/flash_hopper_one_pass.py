@@ -120,7 +120,7 @@ def tile_of(step, n, keys, tiles, CAUSAL: gl.constexpr):
 def producer(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, common, CAUSAL: gl.constexpr):
     pipes, place, items, heads = common
     k_tile, v_tile, kv_full, kv_empty, stream, lses, deltas = pipes
-    of = (q_desc, do_desc, lse_desc, delta_desc)
+    descs = (q_desc, do_desc, lse_desc, delta_desc)
     done = 0
     for n in range(items):
         batch_head, keys, steps = item_of(n, place, CAUSAL)
@@ -131,7 +131,7 @@ def producer(q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, common, CAUS
         tma.async_copy_global_to_shared(v_desc, [batch, head, keys * KEYS, 0], kv_full.index(0), v_tile)
         for i in range(steps):
             tile, turn = tile_of(i, n, keys, place[3], CAUSAL)
-            fill_with_numbers(of, stream, lses, deltas, batch, head, batch_head, tile * QUERIES, done + i)
+            fill_with_numbers(descs, stream, lses, deltas, batch, head, batch_head, tile * QUERIES, done + i)
         done += steps
 
 

@@ -109,14 +109,14 @@ TILES: dict[str, dict[str, dict[str, dict[int, Tile | ByMask]]]] = {
             "forward": {
                 16: Tile(64, 128, 4, 3, registers=128),
                 32: Tile(64, 128, 4, 3),
-                64: Tile(64, 64, 4, 3, registers=128),
-                128: Tile(64, 64, 4, 3),
+                64: ByMask(causal=Tile(64, 64, 4, 3, registers=128), full=Tile(64, 128, 4, 2, registers=168)),
+                128: ByMask(causal=Tile(64, 64, 4, 3), full=Tile(256, 64, 8, 3)),
                 256: Tile(128, 64, 8, 2),
             },
             "dkdv": {
                 16: Tile(64, 64, 4, 3, registers=168),
                 32: Tile(64, 64, 4, 3, registers=168),
-                64: Tile(64, 64, 4, 3),
+                64: ByMask(causal=Tile(64, 64, 4, 3), full=Tile(64, 64, 4, 3, registers=168)),
                 128: Tile(64, 128, 8, 3),
                 256: Tile(64, 64, 8, 2),
             },

@@ -1,9 +1,9 @@
 """Run some rows of a stem once and throw their results away, so that what they compile is found when they are measured.
 
 `measure` starts several of these at once: compilers use one core each, and a row's kernels are compiled one after the
-other. Each is given every n-th of the rows, and ends by itself if its parent was killed.
+other. Each is told which rows are its own, and ends by itself if its parent was killed.
 
-    python -m systems.experiments.rehearse flash_accuracy full 0 16
+    python -m systems.experiments.rehearse flash_accuracy full 0 16 32
 """
 
 import contextlib
@@ -25,32 +25,35 @@ MOST_PROCESSES = 16
 LEAST_ROWS = 8
 
 
-def rows_of(stem: str, configs: list[Any]) -> list[Any]:
-    """Those whose implementation compiles kernels for a shape of its own."""
-    return [c for c in configs if getattr(c, "implementation", None) in STEMS[stem].rehearsed]
+def configs_of(stem: str, grid: str) -> list[Any]:
+    """All rows of a stem."""
+    return import_module(STEMS[stem].module).configs(quick=grid == "quick")
 
 
 def rehearse(stem: str, grid: str, pending: list[Any]) -> float:
     """Compile in parallel what the pending rows of a stem will run. Returns how many seconds that took."""
     count = min(MOST_PROCESSES, os.cpu_count() or 1)
-    if len(rows_of(stem, pending)) < LEAST_ROWS or count < 2:
+    wanted = [c for c in pending if getattr(c, "implementation", None) in STEMS[stem].rehearsed]
+    if len(wanted) < LEAST_ROWS or count < 2:
         return 0.0
     started = time.monotonic()
+    rows = [i for i, config in enumerate(configs_of(stem, grid)) if config in wanted]
     command = [sys.executable, "-m", "systems.experiments.rehearse", stem, grid]
     quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    children = [subprocess.Popen([*command, str(i), str(count)], cwd=ROOT, **quiet) for i in range(count)]
+    shares = [[str(row) for row in rows[i::count]] for i in range(min(count, len(rows)))]
+    children = [subprocess.Popen([*command, *share], cwd=ROOT, **quiet) for share in shares]
     for child in children:
         child.wait()
     return time.monotonic() - started
 
 
-def main(stem: str, grid: str, first: int, step: int) -> None:
-    """Run rows FIRST, FIRST + STEP, ... of those of STEM that are rehearsed."""
-    module = import_module(STEMS[stem].module)
-    for config in rows_of(stem, module.configs(quick=grid == "quick"))[first::step]:
+def main(stem: str, grid: str, rows: list[int]) -> None:
+    """Run these rows of a stem, counted from 0."""
+    module, configs = import_module(STEMS[stem].module), configs_of(stem, grid)
+    for row in rows:
         # Whatever goes wrong goes wrong again where it is reported.
         with contextlib.suppress(Exception):
-            module.run(config)
+            module.run(configs[row])
 
 
 if __name__ == "__main__":
