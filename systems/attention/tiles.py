@@ -55,7 +55,10 @@ L2_BYTES = {"half": 2**23, "high": 2**25, "highest": 2**25}
 # The interpreter runs one operation after another: warps and stages mean nothing to it.
 INTERPRETER_TILE = Tile(64, 64, 4, 1)
 
-FLOAT32_SM_80 = {
+# By pass and padded head dimension, and by the mask where that matters.
+Passes = dict[str, dict[int, Tile | ByMask]]
+
+FLOAT32_SM_80: Passes = {
     "forward": {
         16: Tile(64, 32, 4, 2),
         32: Tile(64, 32, 4, 2),
@@ -78,7 +81,7 @@ FLOAT32_SM_80 = {
         256: Tile(16, 16, 8, 1),
     },
 }
-FLOAT32_OTHER = {
+FLOAT32_OTHER: Passes = {
     "forward": {
         16: Tile(32, 32, 4, 2),
         32: Tile(32, 32, 4, 2),
@@ -101,8 +104,8 @@ FLOAT32_OTHER = {
         256: Tile(16, 16, 8, 1),
     },
 }
-# TILES[architecture][arithmetic][pass][padded head dimension], by the mask where that matters.
-TILES: dict[str, dict[str, dict[str, dict[int, Tile | ByMask]]]] = {
+# By architecture and arithmetic.
+TILES: dict[str, dict[str, Passes]] = {
     # Hopper: 227 KiB of shared memory in a block.
     "sm_90": {
         "half": {
