@@ -18,6 +18,7 @@ from systems import model as model_module
 from systems.attention.reference import attention_reference
 from systems.device import CPU
 from systems.experiments import (
+    EVERY_ROW,
     STEMS,
     attention,
     command,
@@ -104,7 +105,7 @@ def test_a_stem_has_what_the_tools_ask_of_it(stem):
     assert callable(module.run) and module.PROTOCOL and module.__doc__
     for name in STEMS[stem].full + STEMS[stem].quick:
         assert name in ("cuda", "cpu", "meta")
-    for name in STEMS[stem].rehearsed:
+    for name in () if STEMS[stem].rehearsed == EVERY_ROW else STEMS[stem].rehearsed:
         assert any(config.implementation == name for config in module.configs())
 
 

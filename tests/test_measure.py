@@ -1,6 +1,7 @@
 """Measuring a stem: what is on disk whatever happens, and what the next run makes of it."""
 
 import errno
+import gc
 import json
 import os
 import random
@@ -101,6 +102,15 @@ def fail_at(monkeypatch, index: int, error: Exception) -> None:
         return real(config)
 
     monkeypatch.setattr(fake_stem, "run", run)
+
+
+def test_what_was_imported_is_not_looked_through_for_garbage_again(run):
+    gc.unfreeze()
+    try:
+        run()
+        assert gc.get_freeze_count() > 10_000
+    finally:
+        gc.unfreeze()
 
 
 def test_a_whole_run(run, record_file):

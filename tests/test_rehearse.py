@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +10,7 @@ import typer
 
 from systems import records
 from systems.device import Device
-from systems.experiments import STEMS, Stem, measure, rehearse
+from systems.experiments import EVERY_ROW, STEMS, Stem, measure, rehearse
 from systems.source_hash import ROOT
 from tests import fake_stem
 
@@ -53,9 +53,15 @@ def test_pending_rows_are_shared_out_among_the_processes(stem, started, done):
     assert sorted(stem.seen, key=OURS.index) == [config for config in CONFIGS[done:] if config in OURS]
 
 
+def test_where_a_row_has_all_implementations_every_row_is_compiled(stem, started, monkeypatch):
+    monkeypatch.setitem(STEMS, "fake", replace(STEMS["fake"], rehearsed=EVERY_ROW))
+    assert rehearse.rehearse("fake", "full", CONFIGS[1:]) > 0
+    assert sorted(int(row) for command in started for row in command[5:]) == list(range(1, len(CONFIGS)))
+
+
 def test_few_rows_or_one_core_are_not_worth_it(stem, started, monkeypatch):
     assert rehearse.rehearse("fake", "full", CONFIGS[:14]) == 0.0
-    assert rehearse.rehearse("flash_peers", "full", CONFIGS) == 0.0
+    assert rehearse.rehearse("warmup", "full", CONFIGS) == 0.0
     monkeypatch.setattr(rehearse.os, "cpu_count", lambda: 1)
     assert rehearse.rehearse("fake", "full", CONFIGS) == 0.0
     assert started == []

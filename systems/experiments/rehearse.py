@@ -16,7 +16,7 @@ from typing import Any
 
 import typer
 
-from systems.experiments import STEMS
+from systems.experiments import EVERY_ROW, STEMS
 from systems.source_hash import ROOT
 
 # Each holds a context and a row's tensors on the GPU.
@@ -33,15 +33,18 @@ def configs_of(stem: str, grid: str) -> list[Any]:
 def rehearse(stem: str, grid: str, pending: list[Any]) -> float:
     """Compile in parallel what the pending rows of a stem will run. Returns how many seconds that took."""
     count = min(MOST_PROCESSES, os.cpu_count() or 1)
-    wanted = [c for c in pending if getattr(c, "implementation", None) in STEMS[stem].rehearsed]
+    names = STEMS[stem].rehearsed
+    wanted = [c for c in pending if names == EVERY_ROW or getattr(c, "implementation", None) in names]
     if len(wanted) < LEAST_ROWS or count < 2:
         return 0.0
     started = time.monotonic()
     rows = [i for i, config in enumerate(configs_of(stem, grid)) if config in wanted]
     command = [sys.executable, "-m", "systems.experiments.rehearse", stem, grid]
-    quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    # There are processes enough without those of PyTorch's compiler.
+    environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    options: Any = {"cwd": ROOT, "env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     shares = [[str(row) for row in rows[i::count]] for i in range(min(count, len(rows)))]
-    children = [subprocess.Popen([*command, *share], cwd=ROOT, **quiet) for share in shares]
+    children = [subprocess.Popen([*command, *share], **options) for share in shares]
     for child in children:
         child.wait()
     return time.monotonic() - started
