@@ -58,8 +58,9 @@ class Record:
     source_hash: str | None = None
     # Hashes of later sources under which rows measured again agreed (see `tools/regen_tables.py --verify`).
     verified_hashes: list[str] = field(default_factory=list)
-    # Of a reported record: where the figures stand, and what a reader must know about them.
+    # Of a reported record: where the figures stand.
     source: str | None = None
+    # What a reader must know about the figures beside what the other fields say.
     notes: list[str] = field(default_factory=list)
     schema: int = SCHEMA
 

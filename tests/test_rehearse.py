@@ -77,6 +77,14 @@ def test_a_row_that_fails_does_not_keep_the_others(stem):
     assert stem.seen == [CONFIGS[2], CONFIGS[6]]
 
 
+def test_it_ends_when_its_parent_is_gone(stem, monkeypatch):
+    parents = iter([7, 7, 1])
+    monkeypatch.setattr(rehearse.os, "getppid", lambda: next(parents))
+    stem.run = stem.seen.append
+    rehearse.main("fake", "full", [0, 2, 4])
+    assert stem.seen == [CONFIGS[0]]
+
+
 def test_the_command_line_is_understood():
     command = [sys.executable, "-m", "systems.experiments.rehearse", "flash_accuracy", "quick", "0", "1"]
     assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0

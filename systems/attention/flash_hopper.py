@@ -32,8 +32,8 @@ DTYPES = (torch.float16, torch.bfloat16)
 # With fewer scores the GPU may be done before the host has described the tensors to the copy engine, which the plain
 # kernels' launches are spared.
 MIN_SCORES = 2**27
-# With fewer queries of all heads together some multiprocessors would have no tile, or one where others have two; the
-# plain kernels share the loops of theirs.
+# With fewer queries of all heads together there are few more tiles than multiprocessors, or fewer, so that some work on
+# alone; the plain kernels share the loops of theirs.
 MIN_ROWS = 2**15
 # --8<-- [end:limits]
 # Of the L2 cache's 50 MiB, what the keys and values of heads that are walked through side by side may take.

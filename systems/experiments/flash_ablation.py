@@ -2,10 +2,10 @@
 
 How tiles are spread over the GPU is measured where it matters: one head, whose tiles are few, and many short heads.
 
-The forward kernel here is the smallest that can be switched: whole tiles, contiguous (heads, n, d), no strides. Its
-last step has every technique of the plain kernel in `systems.attention.flash_triton_forward`, which is measured after
-it. The backward pass has two alternatives with five products instead of seven: dq added up by atomics, in no fixed
-order, and on Hopper by the copy engine, in turns.
+The forward kernel here is the smallest that can be switched: whole tiles, contiguous (heads, n, d), no strides. The
+plain kernel of `systems.attention.flash_triton_forward` is measured after it: any layout, its own tile with a limit of
+registers, and heads side by side. The backward pass has two alternatives with five products instead of seven: dq added
+up by atomics, in no fixed order, and on Hopper by the copy engine, in turns.
 
     python -m systems.experiments.flash_ablation --step skip
 """

@@ -15,7 +15,10 @@ FORWARD = {
         "64 queries and four warps in a program",
         "1.1: more programs on a multiprocessor overlap",
     ),
-    "plain_forward": ("the plain kernel: any strides, any length", "1.0: its generality is paid outside the loop"),
+    "plain_forward": (
+        "the plain kernel: any strides and length, its own tile, heads side by side",
+        "1.0: its generality is paid outside the loop",
+    ),
     "one_item_forward": (
         "warps with roles, copies by the copy engine (Hopper)",
         "1.3: products and exponentials overlap",

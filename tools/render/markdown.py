@@ -54,8 +54,9 @@ def provenance(record: Record) -> str:
         f"commit {record.git.commit[:10]}{' with changes' if record.git.dirty else ''}" if record.git else "no commit"
     )
     protocol = "; ".join(f"{name}: {value}" for name, value in record.protocol.items())
+    described = " · ".join([protocol, *record.notes])
     return (
-        f"Measured: {', '.join(device)} · {versions} · {commit}, {record.started_utc} UTC · {protocol} · {link}"
+        f"Measured: {', '.join(device)} · {versions} · {commit}, {record.started_utc} UTC · {described} · {link}"
         " · [what this line means](method.md#the-line-under-each-table)\n{ .provenance }"
     )
 
