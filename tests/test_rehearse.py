@@ -36,7 +36,7 @@ def stem(monkeypatch):
 @pytest.fixture
 def started(monkeypatch):
     found = []
-    monkeypatch.setattr(rehearse.os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(rehearse, "cores", lambda: 3)
     monkeypatch.setattr(subprocess, "Popen", lambda command, **_: found.append(command) or SimpleNamespace(wait=int))
     return found
 
@@ -62,9 +62,17 @@ def test_where_a_row_has_all_implementations_every_row_is_compiled(stem, started
 def test_few_rows_or_one_core_are_not_worth_it(stem, started, monkeypatch):
     assert rehearse.rehearse("fake", "full", CONFIGS[:14]) == 0.0
     assert rehearse.rehearse("warmup", "full", CONFIGS) == 0.0
-    monkeypatch.setattr(rehearse.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(rehearse, "cores", lambda: 1)
     assert rehearse.rehearse("fake", "full", CONFIGS) == 0.0
     assert started == []
+
+
+def test_cores_that_others_have_are_not_counted(monkeypatch):
+    monkeypatch.setattr(rehearse.os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(rehearse.os, "sched_getaffinity", lambda process: {3, 5}, raising=False)
+    assert rehearse.cores() == 2
+    monkeypatch.delattr(rehearse.os, "sched_getaffinity")
+    assert rehearse.cores() == 64
 
 
 def test_a_row_that_fails_does_not_keep_the_others(stem):

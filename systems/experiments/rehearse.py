@@ -25,6 +25,11 @@ MOST_PROCESSES = 16
 LEAST_ROWS = 8
 
 
+def cores() -> int:
+    """How many this process may use, which on a cluster are fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def configs_of(stem: str, grid: str) -> list[Any]:
     """All rows of a stem."""
     return import_module(STEMS[stem].module).configs(quick=grid == "quick")
@@ -32,7 +37,7 @@ def configs_of(stem: str, grid: str) -> list[Any]:
 
 def rehearse(stem: str, grid: str, pending: list[Any]) -> float:
     """Compile in parallel what the pending rows of a stem will run. Returns how many seconds that took."""
-    count = min(MOST_PROCESSES, os.cpu_count() or 1)
+    count = min(MOST_PROCESSES, cores())
     names = STEMS[stem].rehearsed
     wanted = [c for c in pending if names == EVERY_ROW or getattr(c, "implementation", None) in names]
     if len(wanted) < LEAST_ROWS or count < 2:
