@@ -115,6 +115,14 @@ def test_a_stale_record_wears_a_banner(found, monkeypatch):
     assert "Stale" in markdown.per_device([record], lambda r: "| a |")
 
 
+def test_what_a_reader_must_know_stands_in_the_line_under_the_table(found):
+    record = copy.deepcopy(measured(found, "warmup"))
+    record.notes = ["another experiment ran on a second GPU of the host"]
+    assert f" · {record.notes[0]} · [record](" in markdown.provenance(record)
+    record.notes = []
+    assert " ·  · " not in markdown.provenance(record)
+
+
 def test_sentences_learn_which_records_are_stale(found, monkeypatch):
     """A link for each stem whose numbers stand in sentences; records of other GPUs and reported ones are not meant."""
     monkeypatch.setattr(render, "is_fresh", lambda record: record.stem == "warmup")
