@@ -8,6 +8,7 @@ import pytest
 
 from systems import records
 from systems.experiments import STEMS
+from systems.host import NOTE
 from systems.source_hash import ROOT
 from tools import render
 from tools.render import figures, markdown
@@ -117,7 +118,7 @@ def test_a_stale_record_wears_a_banner(found, monkeypatch):
 
 def test_what_a_reader_must_know_stands_in_the_line_under_the_table(found):
     record = copy.deepcopy(measured(found, "warmup"))
-    record.notes = ["another experiment ran on a second GPU of the host"]
+    record.notes = [NOTE]
     assert f" · {record.notes[0]} · [record](" in markdown.provenance(record)
     record.notes = []
     assert " ·  · " not in markdown.provenance(record)

@@ -28,6 +28,7 @@ from systems.device import CPU, META, Device, find_gpu, sm_clock_mhz
 from systems.experiments import STEMS, Stem
 from systems.experiments.command import is_table, measure_row, options_of
 from systems.experiments.rehearse import rehearse
+from systems.host import NOTE, measuring
 from systems.records import PARTIAL_SUFFIX, SUFFIX, Git, Record, RecordError, Row, summarize
 from systems.source_hash import ROOT, source_hash
 
@@ -192,7 +193,7 @@ def measure_stem(name: str, results: Path, grid: str, force: bool, deadline: flo
     if device is None:
         raise CannotStart(f"{name} needs a GPU and none was found; --quick runs what a CPU can")
     path = record_path(results, device, name, grid)
-    with exclusive(path):
+    with exclusive(path), measuring() as others_measure:
         module = import_module(stem.module)
         check_torch(device)
         # What was imported stays: looking through it for garbage before each row would take a tenth of a second.
@@ -220,6 +221,8 @@ def measure_stem(name: str, results: Path, grid: str, force: bool, deadline: flo
             if device.driver and (clock := sm_clock_mhz()):
                 seen = [*record.device.sm_clocks_mhz, clock]
                 record.device.sm_clocks_mhz = [min(seen), max(seen)]
+            if device.driver and others_measure() and NOTE not in record.notes:
+                record.notes.append(NOTE)
             records.write(record, partial)
             report(event="row", config=row.config, status=row.status, reason=row.reason)
             if gpu_is_broken(row):

@@ -1,0 +1,38 @@
+"""Whether something else is measured on the host, as records note it."""
+
+from contextlib import nullcontext
+
+import pytest
+import typer
+
+from systems import host, records
+from systems.device import Device
+from systems.experiments import STEMS, Stem, measure
+from systems.host import NOTE, measuring
+from tests import fake_stem
+
+
+@pytest.fixture(autouse=True)
+def a_host_of_its_own(monkeypatch, tmp_path):
+    monkeypatch.setattr(host.tempfile, "gettempdir", lambda: str(tmp_path))
+
+
+def test_who_measures_sees_the_others_while_they_do():
+    with measuring() as others:
+        assert not others()
+        with measuring() as others_too:
+            assert others() and others_too() and others()
+        assert not others() and not others()
+
+
+@pytest.mark.parametrize("neighbour", [nullcontext, measuring])
+def test_a_record_notes_once_that_something_else_ran(neighbour, monkeypatch, tmp_path):
+    monkeypatch.setitem(STEMS, "fake", Stem("tests.fake_stem", full=("cuda",), quick=("cuda",)))
+    monkeypatch.setattr(measure, "device_for", lambda allowed: Device("A GPU", "a-gpu", driver="1"))
+    for name in ("check_torch", "free_memory", "sm_clock_mhz"):
+        monkeypatch.setattr(measure, name, lambda *_: None)
+    with neighbour(), pytest.raises(typer.Exit):
+        measure.main("fake", tmp_path)
+    record = records.read(tmp_path / "a-gpu" / "fake.json")
+    assert len(record.rows) == len(fake_stem.configs())
+    assert record.notes == ([NOTE] if neighbour is measuring else [])
