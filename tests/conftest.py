@@ -25,6 +25,19 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
 
 
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Path of the browser that the project itself would print with. In CI it must be there."""
+    from tools.submission import Missing, find_chromium
+
+    try:
+        return find_chromium()
+    except Missing as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+
+
 @pytest.fixture
 def precision():
     """A setter of torch's float32 precision, put back afterwards."""

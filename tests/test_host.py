@@ -25,12 +25,29 @@ def test_who_measures_sees_the_others_while_they_do():
         assert not others() and not others()
 
 
-@pytest.mark.parametrize("neighbour", [nullcontext, measuring])
-def test_a_record_notes_once_that_something_else_ran(neighbour, monkeypatch, tmp_path):
+@pytest.fixture
+def a_gpu(monkeypatch):
     monkeypatch.setitem(STEMS, "fake", Stem("tests.fake_stem", full=("cuda",), quick=("cuda",)))
     monkeypatch.setattr(measure, "device_for", lambda allowed: Device("A GPU", "a-gpu", driver="1"))
     for name in ("check_torch", "free_memory", "sm_clock_mhz"):
         monkeypatch.setattr(measure, name, lambda *_: None)
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_others_see_who_measures_and_who_measures_again(verify, a_gpu, monkeypatch, tmp_path):
+    if verify:
+        with pytest.raises(typer.Exit):
+            measure.main("fake", tmp_path)
+    seen, real = [], fake_stem.run
+    with measuring() as others:
+        monkeypatch.setattr(fake_stem, "run", lambda config: seen.append(others()) or real(config))
+        with pytest.raises(typer.Exit):
+            measure.main("fake", tmp_path, verify=verify)
+    assert seen and all(seen)
+
+
+@pytest.mark.parametrize("neighbour", [nullcontext, measuring])
+def test_a_record_notes_once_that_something_else_ran(neighbour, a_gpu, tmp_path):
     with neighbour(), pytest.raises(typer.Exit):
         measure.main("fake", tmp_path)
     record = records.read(tmp_path / "a-gpu" / "fake.json")

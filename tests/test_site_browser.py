@@ -13,7 +13,6 @@ import json
 import os
 import re
 import resource
-import shutil
 import subprocess
 import sys
 import time
@@ -86,12 +85,7 @@ def pages(site: Path) -> list[Path]:
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-    if not chromium:
-        if os.environ.get("CI"):
-            pytest.fail("no Chromium on PATH; install it or set CHROMIUM to its path")
-        pytest.skip("no Chromium on PATH; set CHROMIUM to the path of one to run these tests")
+def browser(chromium: str) -> Iterator[Browser]:
     with sync_playwright() as playwright:
         yield playwright.chromium.launch(executable_path=chromium, args=FLAGS)
 

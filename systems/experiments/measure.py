@@ -196,7 +196,7 @@ def measure_stem(name: str, results: Path, grid: str, force: bool, deadline: flo
     with exclusive(path), measuring() as others_measure:
         module = import_module(stem.module)
         check_torch(device)
-        # What was imported stays: looking through it for garbage before each row would take a tenth of a second.
+        # What was imported stays: it need not be looked through for garbage before each row.
         gc.freeze()
         configs = module.configs(quick=grid == "quick")
         record = new_record(name, device, grid, configs, module.PROTOCOL)
@@ -282,7 +282,7 @@ def verify_stem(name: str, results: Path) -> int:
     if device is None:
         raise CannotStart(f"{name} needs a GPU and none was found")
     path = record_path(results, device, name, "full")
-    with exclusive(path):
+    with exclusive(path), measuring():
         module = import_module(stem.module)
         check_torch(device)
         try:

@@ -85,7 +85,7 @@ def drawn(record: Record) -> str:
     return figure(
         f"model_attention-contexts-{record.device.slug}",
         contexts_alt(record),
-        "A training step of `small`, batch 4, bf16, by context. Eager ends where memory did, the others with the grid.",
+        "A training step of `small`, batch 4, bf16, by context. A line ends where memory or the grid does.",
     )
 
 
