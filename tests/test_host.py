@@ -1,5 +1,10 @@
 """Whether something else is measured on the host, as records note it."""
 
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import pytest
@@ -9,6 +14,7 @@ from systems import host, records
 from systems.device import Device
 from systems.experiments import STEMS, Stem, measure
 from systems.host import NOTE, measuring
+from systems.source_hash import ROOT
 from tests import fake_stem
 
 
@@ -17,12 +23,37 @@ def a_host_of_its_own(monkeypatch, tmp_path):
     monkeypatch.setattr(host.tempfile, "gettempdir", lambda: str(tmp_path))
 
 
-def test_who_measures_sees_the_others_while_they_do():
+def test_who_measures_sees_who_is_there_and_who_came_even_if_gone():
     with measuring() as others:
         assert not others()
         with measuring() as others_too:
-            assert others() and others_too() and others()
-        assert not others() and not others()
+            assert others() and others_too()
+        assert others() and others_too()
+    with measuring() as others:
+        assert not others()
+
+
+def test_who_was_killed_is_not_there(tmp_path):
+    code = "import os; from systems.host import measuring\nwith measuring(): os._exit(9)"
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment).returncode == 9
+    assert list(tmp_path.iterdir())
+    with measuring() as others:
+        assert not others()
+
+
+def test_many_who_start_at_once_all_see_that_they_are_not_alone():
+    inside = threading.Barrier(8)
+
+    def one() -> bool:
+        inside.wait()
+        with measuring() as others:
+            inside.wait()
+            return others()
+
+    for _ in range(20):
+        with ThreadPoolExecutor(8) as threads:
+            assert all([answer.result() for answer in [threads.submit(one) for _ in range(8)]])
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ class Config:
 
 
 CONFIGS = [Config(name, n) for n in range(20) for name in ("ours", "plain")]
+NEVER = float("inf")
 OURS = [config for config in CONFIGS if config.implementation == "ours"]
 
 
@@ -36,14 +38,20 @@ def stem(monkeypatch):
 @pytest.fixture
 def started(monkeypatch):
     found = []
+
+    def start(command, env, **_):
+        assert env["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
+        found.append(command)
+        return SimpleNamespace(wait=lambda timeout=None: 0, kill=lambda: None)
+
     monkeypatch.setattr(rehearse, "cores", lambda: 3)
-    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: found.append(command) or SimpleNamespace(wait=int))
+    monkeypatch.setattr(subprocess, "Popen", start)
     return found
 
 
 @pytest.mark.parametrize("done", [0, 5])
 def test_pending_rows_are_shared_out_among_the_processes(stem, started, done):
-    assert rehearse.rehearse("fake", "full", CONFIGS[done:]) > 0
+    assert rehearse.rehearse("fake", "full", CONFIGS[done:], NEVER) > 0
     stem.run = stem.seen.append
     for command in started:
         assert command[:3] == [sys.executable, "-m", "systems.experiments.rehearse"]
@@ -55,15 +63,34 @@ def test_pending_rows_are_shared_out_among_the_processes(stem, started, done):
 
 def test_where_a_row_has_all_implementations_every_row_is_compiled(stem, started, monkeypatch):
     monkeypatch.setitem(STEMS, "fake", replace(STEMS["fake"], rehearsed=EVERY_ROW))
-    assert rehearse.rehearse("fake", "full", CONFIGS[1:]) > 0
+    assert rehearse.rehearse("fake", "full", CONFIGS[1:], NEVER) > 0
     assert sorted(int(row) for command in started for row in command[5:]) == list(range(1, len(CONFIGS)))
 
 
+@pytest.mark.parametrize("name", ["flash_peers", "flash_accuracy", "flash_benchmarking"])
+def test_what_compiles_much_is_compiled_ahead(name, started):
+    assert rehearse.rehearse(name, "full", rehearse.configs_of(name, "full"), NEVER) > 0
+    assert len(started) == 3
+
+
+def test_at_the_deadline_it_ends(stem, monkeypatch):
+    monkeypatch.setattr(rehearse, "cores", lambda: 2)
+    children, popen = [], subprocess.Popen
+
+    def start(command, **options):
+        children.append(popen([sys.executable, "-c", "import time; time.sleep(60)"], **options))
+        return children[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    assert rehearse.rehearse("fake", "full", CONFIGS, time.time() + 0.2) < 30
+    assert len(children) == 2 and all(child.returncode < 0 for child in children)
+
+
 def test_few_rows_or_one_core_are_not_worth_it(stem, started, monkeypatch):
-    assert rehearse.rehearse("fake", "full", CONFIGS[:14]) == 0.0
-    assert rehearse.rehearse("warmup", "full", CONFIGS) == 0.0
+    assert rehearse.rehearse("fake", "full", CONFIGS[:14], NEVER) == 0.0
+    assert rehearse.rehearse("warmup", "full", CONFIGS, NEVER) == 0.0
     monkeypatch.setattr(rehearse, "cores", lambda: 1)
-    assert rehearse.rehearse("fake", "full", CONFIGS) == 0.0
+    assert rehearse.rehearse("fake", "full", CONFIGS, NEVER) == 0.0
     assert started == []
 
 
@@ -108,7 +135,7 @@ def test_its_time_counts_with_the_first_row(monkeypatch, tmp_path):
     monkeypatch.setattr(measure, "rehearse", lambda *arguments: asked.append(arguments) or 100.0)
     with pytest.raises(typer.Exit):
         measure.main("fake", tmp_path)
-    assert asked == [("fake", "full", fake_stem.configs())]
+    assert asked == [("fake", "full", fake_stem.configs(), 1e18)]
     rows = records.read(tmp_path / "a-gpu" / "fake.json").rows
     assert [row.config for row in rows] == [asdict(config) for config in fake_stem.configs()]
     first, *others = (row.seconds for row in rows)

@@ -208,7 +208,7 @@ def measure_stem(name: str, results: Path, grid: str, force: bool, deadline: flo
         rehearsed = 0.0
         if device.driver:
             report(event="compiling")
-            rehearsed = rehearse(name, grid, pending)
+            rehearsed = rehearse(name, grid, pending, deadline)
         for config in pending:
             if time.time() >= deadline:
                 report(event="out_of_time")

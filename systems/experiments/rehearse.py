@@ -35,8 +35,8 @@ def configs_of(stem: str, grid: str) -> list[Any]:
     return import_module(STEMS[stem].module).configs(quick=grid == "quick")
 
 
-def rehearse(stem: str, grid: str, pending: list[Any]) -> float:
-    """Compile in parallel what the pending rows of a stem will run. Returns how many seconds that took."""
+def rehearse(stem: str, grid: str, pending: list[Any], deadline: float) -> float:
+    """Compile in parallel what the pending rows of a stem will run, until `deadline`. Returns the seconds it took."""
     count = min(MOST_PROCESSES, cores())
     names = STEMS[stem].rehearsed
     wanted = [c for c in pending if names == EVERY_ROW or getattr(c, "implementation", None) in names]
@@ -51,6 +51,9 @@ def rehearse(stem: str, grid: str, pending: list[Any]) -> float:
     shares = [[str(row) for row in rows[i::count]] for i in range(min(count, len(rows)))]
     children = [subprocess.Popen([*command, *share], **options) for share in shares]
     for child in children:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=max(0.0, deadline - time.time()))
+        child.kill()
         child.wait()
     return time.monotonic() - started
 
