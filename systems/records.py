@@ -37,6 +37,7 @@ class Row:
     status: Literal["ok", "out_of_memory", "unsupported", "failed"]
     metrics: dict[str, Any] = field(default_factory=dict)
     reason: str | None = None
+    # Since the row before it ended, or the measuring began.
     seconds: float | None = None
 
 

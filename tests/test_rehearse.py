@@ -51,7 +51,7 @@ def started(monkeypatch):
 
 @pytest.mark.parametrize("done", [0, 5])
 def test_pending_rows_are_shared_out_among_the_processes(stem, started, done):
-    assert rehearse.rehearse("fake", "full", CONFIGS[done:], NEVER) > 0
+    rehearse.rehearse("fake", "full", CONFIGS[done:], NEVER)
     stem.run = stem.seen.append
     for command in started:
         assert command[:3] == [sys.executable, "-m", "systems.experiments.rehearse"]
@@ -63,13 +63,13 @@ def test_pending_rows_are_shared_out_among_the_processes(stem, started, done):
 
 def test_where_a_row_has_all_implementations_every_row_is_compiled(stem, started, monkeypatch):
     monkeypatch.setitem(STEMS, "fake", replace(STEMS["fake"], rehearsed=EVERY_ROW))
-    assert rehearse.rehearse("fake", "full", CONFIGS[1:], NEVER) > 0
+    rehearse.rehearse("fake", "full", CONFIGS[1:], NEVER)
     assert sorted(int(row) for command in started for row in command[5:]) == list(range(1, len(CONFIGS)))
 
 
 @pytest.mark.parametrize("name", ["flash_peers", "flash_accuracy", "flash_benchmarking"])
 def test_what_compiles_much_is_compiled_ahead(name, started):
-    assert rehearse.rehearse(name, "full", rehearse.configs_of(name, "full"), NEVER) > 0
+    rehearse.rehearse(name, "full", rehearse.configs_of(name, "full"), NEVER)
     assert len(started) == 3
 
 
@@ -82,15 +82,15 @@ def test_at_the_deadline_it_ends(stem, monkeypatch):
         return children[-1]
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    assert rehearse.rehearse("fake", "full", CONFIGS, time.time() + 0.2) < 30
+    rehearse.rehearse("fake", "full", CONFIGS, time.time() + 0.2)
     assert len(children) == 2 and all(child.returncode < 0 for child in children)
 
 
 def test_few_rows_or_one_core_are_not_worth_it(stem, started, monkeypatch):
-    assert rehearse.rehearse("fake", "full", CONFIGS[:14], NEVER) == 0.0
-    assert rehearse.rehearse("warmup", "full", CONFIGS, NEVER) == 0.0
+    rehearse.rehearse("fake", "full", CONFIGS[:14], NEVER)
+    rehearse.rehearse("warmup", "full", CONFIGS, NEVER)
     monkeypatch.setattr(rehearse, "cores", lambda: 1)
-    assert rehearse.rehearse("fake", "full", CONFIGS, NEVER) == 0.0
+    rehearse.rehearse("fake", "full", CONFIGS, NEVER)
     assert started == []
 
 
@@ -132,11 +132,11 @@ def test_its_time_counts_with_the_first_row(monkeypatch, tmp_path):
     for name in ("check_torch", "free_memory", "sm_clock_mhz"):
         monkeypatch.setattr(measure, name, lambda *_: None)
     asked = []
-    monkeypatch.setattr(measure, "rehearse", lambda *arguments: asked.append(arguments) or 100.0)
+    monkeypatch.setattr(measure, "rehearse", lambda *arguments: asked.append(arguments) or time.sleep(2))
     with pytest.raises(typer.Exit):
         measure.main("fake", tmp_path)
     assert asked == [("fake", "full", fake_stem.configs(), 1e18)]
     rows = records.read(tmp_path / "a-gpu" / "fake.json").rows
     assert [row.config for row in rows] == [asdict(config) for config in fake_stem.configs()]
     first, *others = (row.seconds for row in rows)
-    assert first >= 100 > max(others)
+    assert first >= 2 > max(others)

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, asdict, field, fields
 from enum import Enum
@@ -40,8 +39,6 @@ class Unsupported(Exception):
 
 def measure_row(config: Any, run: Callable[[Any], dict[str, Any]]) -> Row:
     """Run one configuration. Out of memory and `Unsupported` are results; anything else raises."""
-    # Bookkeeping for the progress bar, not a measurement: those come from systems.timing.
-    started = time.monotonic()
     metrics, status, reason = {}, "ok", None
     try:
         metrics = run(config)
@@ -51,7 +48,7 @@ def measure_row(config: Any, run: Callable[[Any], dict[str, Any]]) -> Row:
         if (reason := out_of_memory_reason(error)) is None:
             raise
         status = "out_of_memory"
-    return Row(asdict(config), status, metrics, reason, seconds=round(time.monotonic() - started, 3))
+    return Row(asdict(config), status, metrics, reason)
 
 
 def out_of_memory_reason(error: BaseException | None) -> str | None:

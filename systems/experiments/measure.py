@@ -188,7 +188,7 @@ def free_memory() -> None:
 
 def measure_stem(name: str, results: Path, grid: str, force: bool, deadline: float) -> int:
     """Measure the configurations that the work in progress lacks. Returns the exit code."""
-    stem = STEMS[name]
+    ended, stem = time.monotonic(), STEMS[name]
     device = device_for(stem.quick if grid == "quick" else stem.full)
     if device is None:
         raise CannotStart(f"{name} needs a GPU and none was found; --quick runs what a CPU can")
@@ -196,6 +196,9 @@ def measure_stem(name: str, results: Path, grid: str, force: bool, deadline: flo
     with exclusive(path), measuring() as others_measure:
         module = import_module(stem.module)
         check_torch(device)
+        if device.driver:
+            # Else imported by the first row that compiles, or steps an optimizer.
+            import_module("torch._inductor.compile_fx")
         # What was imported stays: it need not be looked through for garbage before each row.
         gc.freeze()
         configs = module.configs(quick=grid == "quick")
@@ -205,18 +208,18 @@ def measure_stem(name: str, results: Path, grid: str, force: bool, deadline: flo
             record = resume(partial, record)
         pending = [config for config in configs if record.row(asdict(config)) is None]
         report(event="start", total=len(configs), done=len(configs) - len(pending))
-        rehearsed = 0.0
         if device.driver:
             report(event="compiling")
-            rehearsed = rehearse(name, grid, pending, deadline)
+            rehearse(name, grid, pending, deadline)
         for config in pending:
             if time.time() >= deadline:
                 report(event="out_of_time")
                 return 0
             free_memory()
             row = measure_config(module, config)
-            # What was compiled ahead counts with the first row: together they say how long measuring takes.
-            row.seconds, rehearsed = round((row.seconds or 0) + rehearsed, 3), 0.0
+            # All since the row before ended, or since the start: together they say how long measuring takes.
+            now = time.monotonic()
+            row.seconds, ended = round(now - ended, 3), now
             record.rows.append(row)
             if device.driver and (clock := sm_clock_mhz()):
                 seen = [*record.device.sm_clocks_mhz, clock]
@@ -252,22 +255,33 @@ def check_torch(device: Device) -> None:
         )
 
 
+CUT_INTO_BLOCKS = {"peak_reserved_bytes": 0.1, "peak_allocated_bytes": 0.01}
+
+
 # --8<-- [start:verify]
 def agrees(name: str, old: Any, new: Any) -> bool:
     """Whether a metric measured again says the same: times within noise, everything else exactly. In a list of objects
     the times of one kernel are left to the times of its phase.
 
-    Noise is three times the wider spread (p80 - p20) of the two, or 5 % of the old median where that is more. What the
-    allocator reserves depends on what the process did before, so a tenth more or less is no difference either.
+    Noise is three times the wider spread (p80 - p20) of the two, or 5 % of the old median where that is more. How the
+    allocator cuts its memory into blocks depends on what the process did before, so neither is a tenth more or less
+    that it reserves, or a hundredth in the blocks that it hands out. What was asked of it must be the same.
     """
     if is_table(old) and is_table(new):
         return sorted(map(without_times, old)) == sorted(map(without_times, new))
-    if name == "peak_reserved_bytes" and new is not None:
-        return abs(old - new) <= 0.1 * old
+    if name in CUT_INTO_BLOCKS and new is not None:
+        return abs(old - new) <= CUT_INTO_BLOCKS[name] * old
     if not (name.endswith("_ms") and old and isinstance(old, list) and new and isinstance(new, list)):
         return old == new
     a, b = summarize(old), summarize(new)
     return abs(a.median - b.median) <= max(3 * max(a.p80 - a.p20, b.p80 - b.p20), 0.05 * a.median)
+
+
+def told(value: Any) -> str:
+    """A metric in a message: samples by their median, tables by their length."""
+    if is_table(value):
+        return f"{len(value)} entries"
+    return f"median {summarize(value).median:g}" if isinstance(value, list) and value else str(value)
 
 
 def without_times(item: dict[str, Any]) -> str:
@@ -301,8 +315,9 @@ def verify_stem(name: str, results: Path) -> int:
             report(event="row", config=new.config, status=new.status, reason=new.reason)
             differing = [key for key in old.metrics if not agrees(key, old.metrics[key], new.metrics.get(key))]
             if new.status != "ok" or differing:
+                changes = [f"{key} ({told(old.metrics[key])}, now {told(new.metrics.get(key))})" for key in differing]
                 raise CannotStart(
-                    f"{name} differs at {new.config} in {', '.join(differing) or new.reason}: measure it again"
+                    f"{name} differs at {new.config} in {', '.join(changes) or new.reason}: measure it again"
                 )
         present = hash_of(stem, configs)
         if present not in (record.source_hash, *record.verified_hashes):

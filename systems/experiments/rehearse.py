@@ -35,14 +35,13 @@ def configs_of(stem: str, grid: str) -> list[Any]:
     return import_module(STEMS[stem].module).configs(quick=grid == "quick")
 
 
-def rehearse(stem: str, grid: str, pending: list[Any], deadline: float) -> float:
-    """Compile in parallel what the pending rows of a stem will run, until `deadline`. Returns the seconds it took."""
+def rehearse(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
+    """Compile in parallel what the pending rows of a stem will run, until `deadline`."""
     count = min(MOST_PROCESSES, cores())
     names = STEMS[stem].rehearsed
     wanted = [c for c in pending if names == EVERY_ROW or getattr(c, "implementation", None) in names]
     if len(wanted) < LEAST_ROWS or count < 2:
-        return 0.0
-    started = time.monotonic()
+        return
     rows = [i for i, config in enumerate(configs_of(stem, grid)) if config in wanted]
     command = [sys.executable, "-m", "systems.experiments.rehearse", stem, grid]
     # There are processes enough without those of PyTorch's compiler.
@@ -55,7 +54,6 @@ def rehearse(stem: str, grid: str, pending: list[Any], deadline: float) -> float
             child.wait(timeout=max(0.0, deadline - time.time()))
         child.kill()
         child.wait()
-    return time.monotonic() - started
 
 
 def main(stem: str, grid: str, rows: list[int]) -> None:
