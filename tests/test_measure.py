@@ -113,6 +113,17 @@ def test_what_was_imported_is_not_looked_through_for_garbage_again(run):
         gc.unfreeze()
 
 
+def test_on_a_gpu_the_compiler_is_among_what_was_imported(run, monkeypatch, tmp_path):
+    real, order = measure.import_module, []
+    monkeypatch.setattr(measure, "import_module", lambda name: order.append(name) or real(name))
+    monkeypatch.setattr(measure, "device_for", lambda allowed: Device("A GPU", "a-gpu", driver="1"))
+    monkeypatch.setattr(gc, "freeze", lambda: order.append("freeze"))
+    for name in ("check_torch", "free_memory", "sm_clock_mhz"):
+        monkeypatch.setattr(measure, name, lambda *_: None)
+    assert run().code == 0
+    assert order[:3] == ["tests.fake_stem", "torch._inductor.compile_fx", "freeze"]
+
+
 def test_a_whole_run(run, record_file):
     outcome = run()
     assert outcome.code == 0 and outcome.events[0] == {"event": "start", "total": 6, "done": 0}
@@ -391,11 +402,9 @@ def test_what_is_no_time_must_be_the_same():
     assert not measure.agrees("forward_fused", ["triton_a"], ["triton_b"])
 
 
-def test_memory_in_blocks_may_differ_a_little_and_what_was_asked_for_may_not():
+def test_reserved_memory_may_differ_by_a_tenth():
     assert measure.agrees("peak_reserved_bytes", 1000, 1100) and measure.agrees("peak_reserved_bytes", 1000, 900)
-    assert not measure.agrees("peak_reserved_bytes", 1000, 1101)
-    assert measure.agrees("peak_allocated_bytes", 1000, 1010) and not measure.agrees("peak_allocated_bytes", 1000, 1011)
-    assert not measure.agrees("peak_requested_bytes", 1000, 1001)
+    assert not measure.agrees("peak_reserved_bytes", 1000, 1101) and not measure.agrees("peak_allocated_bytes", 9, 10)
     assert not measure.agrees("peak_reserved_bytes", 1000, None)
 
 

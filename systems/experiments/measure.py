@@ -76,7 +76,7 @@ def versions() -> dict[str, str]:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            pass
+            import_module("torch._inductor.compile_fx")
     if "torch" in sys.modules:
         import torch
 
@@ -255,22 +255,18 @@ def check_torch(device: Device) -> None:
         )
 
 
-CUT_INTO_BLOCKS = {"peak_reserved_bytes": 0.1, "peak_allocated_bytes": 0.01}
-
-
 # --8<-- [start:verify]
 def agrees(name: str, old: Any, new: Any) -> bool:
     """Whether a metric measured again says the same: times within noise, everything else exactly. In a list of objects
     the times of one kernel are left to the times of its phase.
 
-    Noise is three times the wider spread (p80 - p20) of the two, or 5 % of the old median where that is more. How the
-    allocator cuts its memory into blocks depends on what the process did before, so neither is a tenth more or less
-    that it reserves, or a hundredth in the blocks that it hands out. What was asked of it must be the same.
+    Noise is three times the wider spread (p80 - p20) of the two, or 5 % of the old median where that is more. What the
+    allocator reserves depends on what the process did before, so a tenth more or less is no difference either.
     """
     if is_table(old) and is_table(new):
         return sorted(map(without_times, old)) == sorted(map(without_times, new))
-    if name in CUT_INTO_BLOCKS and new is not None:
-        return abs(old - new) <= CUT_INTO_BLOCKS[name] * old
+    if name == "peak_reserved_bytes" and new is not None:
+        return abs(old - new) <= 0.1 * old
     if not (name.endswith("_ms") and old and isinstance(old, list) and new and isinstance(new, list)):
         return old == new
     a, b = summarize(old), summarize(new)
