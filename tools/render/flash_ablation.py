@@ -12,7 +12,7 @@ FORWARD = {
     "pipeline": ("three tiles of keys in flight", "1.3: loads hidden behind products"),
     "heavy_first": ("the longest rows start first", "1.02: no long program left at the end"),
     "small_tiles": (
-        "64 queries and four warps in a program",
+        "64 queries, 128 keys and four warps in a program",
         "1.1: more programs on a multiprocessor overlap",
     ),
     "plain_forward": (

@@ -2,11 +2,13 @@
 
 from systems.costs import ATTENTION_PRODUCTS, attention_flops
 from systems.records import Record, Row, summarize
+from tools.render.attention_passes import passes_wait
 from tools.render.figures import INK, MARKERS, SERIES, canvas, plain_log_scale, svg_pair
 from tools.render.markdown import fact, figure, in_words, milliseconds, per_device, percent, status, table, tabs
 
 NAMES = {"ours": "ours", "plain": "plain PyTorch", "compiled": "compiled PyTorch", "sdpa": "SDPA"}
 PASSES = ("forward", "backward", "both")
+OTHERS = ("plain", "compiled", "sdpa")
 DTYPES, HEAD_DIMENSIONS = ("bf16", "fp32"), (16, 32, 64, 128)
 LENGTHS = tuple(2**power for power in range(7, 17))
 # The shape of the figures.
@@ -113,19 +115,35 @@ def time_or_status(row: Row | None, name: str) -> str:
     return milliseconds(time) if time is not None else status(row)
 
 
+def host_decides(row: Row | None) -> bool:
+    """`passes_wait` of a row's passes; False where it was not measured."""
+    return row is not None and row.status == "ok" and passes_wait(*(median_ms(row, name) or 0.0 for name in PASSES))
+
+
+def compared(record: Record, over: str, name: str) -> dict[tuple[str, int, int], float]:
+    """Time of another implementation over ours at each shape that both could run and where the host decides neither."""
+    found = {}
+    for shape in shapes():
+        rows = [cell(record, of, *shape) for of in ("ours", over)]
+        faster = ratio(record, over, name, *shape)
+        if faster is not None and not any(map(host_decides, rows)):
+            found[shape] = faster
+    return found
+
+
 def losses(record: Record, over: str, name: str) -> list[tuple[str, int, int]]:
-    """The shapes where another implementation is faster than ours."""
-    return [shape for shape in shapes() if (faster := ratio(record, over, name, *shape)) is not None and faster < 1]
+    """The shapes of those compared where another implementation is faster than ours."""
+    return [shape for shape, faster in compared(record, over, name).items() if faster < 1]
 
 
 def lost_table(record: Record) -> str:
     """How often, up to which length and by how much each of the others is faster than ours."""
     rows = []
-    for over in ("plain", "compiled", "sdpa"):
+    for over in OTHERS:
         for name in PASSES:
             cells = []
             for dtype in DTYPES:
-                found = {s: r for s in shapes() if s[0] == dtype and (r := ratio(record, over, name, *s)) is not None}
+                found = {shape: r for shape, r in compared(record, over, name).items() if shape[0] == dtype}
                 lost = [n for (_, _, n), faster in found.items() if faster < 1]
                 cells += [f"{len(lost)} of {len(found)}", str(max(lost)) if lost else "none"]
                 cells += [f"{min(found.values()):.2f}" if found else ""]
@@ -256,9 +274,16 @@ def facts(record: Record | None) -> dict[str, str]:
         found[f"best_{dtype}"] = fact(best, lambda r: f"{r / 1e12:.0f} TFLOP/s")
         found[f"best_share_{dtype}"] = fact(best / peak if best and peak else None, percent)
         found[f"product_{dtype}"] = fact(peak, lambda r: f"{r / 1e12:.0f} TFLOP/s")
-    for over in ("plain", "compiled", "sdpa"):
+    for over in OTHERS:
         for name in PASSES:
             found[f"slower_than_{over}_{name}"] = fact(len(losses(record, over, name)) if record else None, str)
+        found[f"compared_{over}"] = fact(len(compared(record, over, "both")) if record else None, str)
+    for dtype in DTYPES:
+        waiting = [
+            n for kind, d, n in shapes() if kind == dtype and record and host_decides(cell(record, "ours", kind, d, n))
+        ]
+        found[f"host_decides_{dtype}"] = fact(len(waiting) if record else None, "{} of 40".format)
+        found[f"host_decides_to_{dtype}"] = str(max(waiting)) if waiting else "none"
     for name in ("ours", "sdpa"):
         for n in (128, 1024):
             time = median_ms(cell(record, name, "bf16", FIGURE_D, n), "both") if record else None

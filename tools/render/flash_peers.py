@@ -2,6 +2,7 @@
 
 from systems.costs import attention_flops
 from systems.records import Record, Row, summarize
+from tools.render.attention_passes import passes_wait
 from tools.render.figures import INK, SERIES, canvas, svg_pair
 from tools.render.markdown import fact, figure, milliseconds, per_device, status, table
 
@@ -21,8 +22,6 @@ SHAPE = ("batch", "heads", "n", "d")
 RIVAL = {"bf16": "sdpa_cudnn", "fp32": "sdpa_efficient"}
 # Of the row whose calls are so short that the host decides.
 SHORT = 128
-# Above this, both passes together over the sum of each by itself, the GPU waits for the host between its kernels.
-HOST_DECIDES = 1.1
 # What the leaderboard's test computes.
 TEST = {"batch": 1, "heads": 16, "n": 16384, "d": 64, "causal": "yes", "dtype": "bf16"}
 
@@ -45,9 +44,8 @@ def ratio(row: Row | None, over: str, of: str, name: str = "ours") -> float | No
 
 
 def host_decides(row: Row, name: str) -> bool:
-    """Whether both passes together take clearly longer than one and then the other, as no work of the GPU does."""
-    forward, backward, both = (median_ms(row, name, of) or 0.0 for of in PASSES)
-    return both > HOST_DECIDES * (forward + backward)
+    """`passes_wait` of an implementation's passes."""
+    return passes_wait(*(median_ms(row, name, of) or 0.0 for of in PASSES))
 
 
 def ratios_of_the_gpu(rows: list[Row], over: str, of: str, name: str = "ours") -> list[float]:

@@ -189,7 +189,9 @@ def blocks_table(row: Row | None, kind: str) -> str:
     if kind != "tenth":
         return lines
     least = f"{row.metrics['tenth_least_bytes'] / MIB:.1f} MiB"
-    return f"{lines}\n\nThe largest tenth of {row.metrics['allocations']:,} allocations: blocks of {least} or more."
+    return (
+        f"{lines}\n\nThe largest tenth of {row.metrics['allocations']:,} allocations; the smallest of it has {least}."
+    )
 
 
 # What helps -------------------------------------------------------------------------------------------------------
@@ -234,9 +236,12 @@ def signed(value: float) -> str:
 
 def in_gib(row: Row | None, value: float | None) -> str:
     """A peak for a sentence, or why there is none."""
-    if row is not None and not fits(row):
-        return in_words(row)
-    return fact(value, lambda v: f"{two(v)} GiB")
+    return or_why_not(row, fact(value, lambda v: f"{two(v)} GiB"))
+
+
+def or_why_not(row: Row | None, text: str) -> str:
+    """The text, unless the row has no numbers."""
+    return text if row is None or fits(row) else in_words(row)
 
 
 def facts(record: Record | None) -> dict[str, str]:
@@ -289,7 +294,6 @@ def blocks_in_words(record: Record | None) -> dict[str, str]:
         largest = [g for g in groups if g["bytes"] == groups[0]["bytes"]]
         found |= {
             f"{mode}_largest": f"{groups[0]['bytes'] / MIB:.0f} MiB" if ok else NOT_MEASURED,
-            f"{mode}_largest_count": str(sum(g["count"] for g in largest)) if ok else NOT_MEASURED,
             f"{mode}_allocations": f"{row.metrics['allocations']:,}" if row is not None and ok else NOT_MEASURED,
             f"{mode}_tenth": f"{row.metrics['tenth_least_bytes'] / MIB:.0f} MiB"
             if row is not None and ok
@@ -307,8 +311,7 @@ def remedies_in_words(record: Record | None) -> dict[str, str]:
         for remedy, name in names.items():
             row = cell(record, context, "step", "bf16", SIZE, *remedy)
             found[f"helps_{name}_{context}"] = in_gib(row, allocated(row))
-            if context == LONGEST:
-                found[f"helps_{name}_ms"] = fact(step_ms(row), "{:.0f} ms".format)
+            found[f"helps_{name}_{context}_ms"] = or_why_not(row, fact(step_ms(row), "{:.0f} ms".format))
     return found
 
 
