@@ -48,8 +48,9 @@ def test_rates_and_memory_by_hand(bench):
 
 
 def test_losing_is_said_and_counted(bench):
-    assert flash_benchmarking.losses(bench, "plain", "forward") == [("bf16", 64, 128)]
-    assert flash_benchmarking.losses(bench, "plain", "backward") == []
+    shape = ("bf16", 64, 128)
+    assert flash_benchmarking.compared(bench, "plain", "forward") == {shape: 0.5}
+    assert flash_benchmarking.losses({shape: 0.5, ("fp32", 64, 128): 1.0}) == [shape]
     facts = flash_benchmarking.facts(bench)
     assert [facts[f"slower_than_plain_{name}"] for name in ("forward", "backward", "both")] == ["1", "0", "1"]
     files = flash_benchmarking.fragments([bench])
@@ -70,6 +71,7 @@ def test_where_the_host_decides_nobody_loses(bench, name):
         row.metrics["both_ms"] = [both]
         facts = flash_benchmarking.facts(bench)
         assert facts["slower_than_plain_forward"] == facts["compared_plain"] == count
+        assert facts["slower_anywhere_than_plain_forward"] == "1"
         decides = name == "ours" and count == "0"
         assert facts["host_decides_bf16"] == ("1 of 40" if decides else "0 of 40")
         assert facts["host_decides_to_bf16"] == ("128" if decides else "none")

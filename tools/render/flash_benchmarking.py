@@ -120,20 +120,20 @@ def host_decides(row: Row | None) -> bool:
     return row is not None and row.status == "ok" and passes_wait(*(median_ms(row, name) or 0.0 for name in PASSES))
 
 
+def ratios(record: Record, over: str, name: str) -> dict[tuple[str, int, int], float]:
+    """Time of another implementation over ours at each shape that both could run."""
+    return {shape: found for shape in shapes() if (found := ratio(record, over, name, *shape)) is not None}
+
+
 def compared(record: Record, over: str, name: str) -> dict[tuple[str, int, int], float]:
-    """Time of another implementation over ours at each shape that both could run and where the host decides neither."""
-    found = {}
-    for shape in shapes():
-        rows = [cell(record, of, *shape) for of in ("ours", over)]
-        faster = ratio(record, over, name, *shape)
-        if faster is not None and not any(map(host_decides, rows)):
-            found[shape] = faster
-    return found
+    """`ratios`, but where the host decides the time of either."""
+    waiting = {shape for shape in shapes() for of in ("ours", over) if host_decides(cell(record, of, *shape))}
+    return {shape: found for shape, found in ratios(record, over, name).items() if shape not in waiting}
 
 
-def losses(record: Record, over: str, name: str) -> list[tuple[str, int, int]]:
-    """The shapes of those compared where another implementation is faster than ours."""
-    return [shape for shape, faster in compared(record, over, name).items() if faster < 1]
+def losses(found: dict[tuple[str, int, int], float]) -> list[tuple[str, int, int]]:
+    """The shapes where another implementation is faster than ours."""
+    return [shape for shape, faster in found.items() if faster < 1]
 
 
 def lost_table(record: Record) -> str:
@@ -144,7 +144,7 @@ def lost_table(record: Record) -> str:
             cells = []
             for dtype in DTYPES:
                 found = {shape: r for shape, r in compared(record, over, name).items() if shape[0] == dtype}
-                lost = [n for (_, _, n), faster in found.items() if faster < 1]
+                lost = [n for _, _, n in losses(found)]
                 cells += [f"{len(lost)} of {len(found)}", str(max(lost)) if lost else "none"]
                 cells += [f"{min(found.values()):.2f}" if found else ""]
             rows.append([NAMES[over].replace(" ", "\N{NO-BREAK SPACE}"), name, *cells])
@@ -276,7 +276,8 @@ def facts(record: Record | None) -> dict[str, str]:
         found[f"product_{dtype}"] = fact(peak, lambda r: f"{r / 1e12:.0f} TFLOP/s")
     for over in OTHERS:
         for name in PASSES:
-            found[f"slower_than_{over}_{name}"] = fact(len(losses(record, over, name)) if record else None, str)
+            for key, of in (("slower_than", compared), ("slower_anywhere_than", ratios)):
+                found[f"{key}_{over}_{name}"] = fact(len(losses(of(record, over, name))) if record else None, str)
         found[f"compared_{over}"] = fact(len(compared(record, over, "both")) if record else None, str)
     for dtype in DTYPES:
         waiting = [
