@@ -55,11 +55,7 @@ def test_losing_is_said_and_counted(bench):
     assert [facts[f"slower_than_plain_{name}"] for name in ("forward", "backward", "both")] == ["1", "0", "1"]
     files = flash_benchmarking.fragments([bench])
     assert "| plain\N{NO-BREAK SPACE}PyTorch | forward | 1 of 1 | 128 | 0.50 |" in files["lost.md"]
-    assert (facts["compared_plain"], facts["host_decides_bf16"], facts["host_decides_to_bf16"]) == (
-        "1",
-        "0 of 40",
-        "none",
-    )
+    assert (facts["compared_plain"], facts["host_decides_bf16"]) == ("1", "0 of 40 shapes")
 
 
 @pytest.mark.parametrize("name", ["ours", "plain"])
@@ -73,8 +69,7 @@ def test_where_the_host_decides_nobody_loses(bench, name):
         assert facts["slower_than_plain_forward"] == facts["compared_plain"] == count
         assert facts["slower_anywhere_than_plain_forward"] == "1"
         decides = name == "ours" and count == "0"
-        assert facts["host_decides_bf16"] == ("1 of 40" if decides else "0 of 40")
-        assert facts["host_decides_to_bf16"] == ("128" if decides else "none")
+        assert facts["host_decides_bf16"] == ("1 of 40 shapes, up to 128 tokens" if decides else "0 of 40 shapes")
 
 
 def test_a_shape_without_memory_is_a_row_and_a_fact(bench):

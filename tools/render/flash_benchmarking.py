@@ -4,7 +4,18 @@ from systems.costs import ATTENTION_PRODUCTS, attention_flops
 from systems.records import Record, Row, summarize
 from tools.render.attention_passes import passes_wait
 from tools.render.figures import INK, MARKERS, SERIES, canvas, plain_log_scale, svg_pair
-from tools.render.markdown import fact, figure, in_words, milliseconds, per_device, percent, status, table, tabs
+from tools.render.markdown import (
+    NOT_MEASURED,
+    fact,
+    figure,
+    in_words,
+    milliseconds,
+    per_device,
+    percent,
+    status,
+    table,
+    tabs,
+)
 
 NAMES = {"ours": "ours", "plain": "plain PyTorch", "compiled": "compiled PyTorch", "sdpa": "SDPA"}
 PASSES = ("forward", "backward", "both")
@@ -280,11 +291,7 @@ def facts(record: Record | None) -> dict[str, str]:
                 found[f"{key}_{over}_{name}"] = fact(len(losses(of(record, over, name))) if record else None, str)
         found[f"compared_{over}"] = fact(len(compared(record, over, "both")) if record else None, str)
     for dtype in DTYPES:
-        waiting = [
-            n for kind, d, n in shapes() if kind == dtype and record and host_decides(cell(record, "ours", kind, d, n))
-        ]
-        found[f"host_decides_{dtype}"] = fact(len(waiting) if record else None, "{} of 40".format)
-        found[f"host_decides_to_{dtype}"] = str(max(waiting)) if waiting else "none"
+        found[f"host_decides_{dtype}"] = where_the_host_decides(record, dtype) if record else NOT_MEASURED
     for name in ("ours", "sdpa"):
         for n in (128, 1024):
             time = median_ms(cell(record, name, "bf16", FIGURE_D, n), "both") if record else None
@@ -299,6 +306,13 @@ def facts(record: Record | None) -> dict[str, str]:
         "growth_128_1024": fact(longer / short if short and longer else None, "{:.1f}".format),
         "out_of_memory": fact(plain_out_of_memory(record) if record else None, str),
     }
+
+
+def where_the_host_decides(record: Record, dtype: str) -> str:
+    """For a sentence: in how many shapes of ours, and up to which length."""
+    of_dtype = [shape for shape in shapes() if shape[0] == dtype]
+    lengths = [shape[2] for shape in of_dtype if host_decides(cell(record, "ours", *shape))]
+    return f"{len(lengths)} of {len(of_dtype)} shapes" + (f", up to {max(lengths)} tokens" if lengths else "")
 
 
 def best_rate(record: Record, dtype: str) -> float | None:
