@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -102,6 +103,15 @@ def fail_at(monkeypatch, index: int, error: Exception) -> None:
         return real(config)
 
     monkeypatch.setattr(fake_stem, "run", run)
+
+
+def test_what_is_not_installed_has_no_version_and_imports_nothing(monkeypatch):
+    def absent(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(measure.metadata, "version", absent)
+    monkeypatch.setattr(measure, "import_module", lambda name: pytest.fail(f"imports {name}"))
+    assert "triton" not in measure.versions() and "python" in measure.versions()
 
 
 def test_what_was_imported_is_not_looked_through_for_garbage_again(run):
@@ -363,6 +373,7 @@ DIFFERENCES = {
     "count": (differs(count=9), "count (6, now 9)"),
     "no samples": (differs(work_ms=[]), "work_ms (median 6, now [])"),
     "metric gone": (lambda config: {"count": config.index}, "work_ms (median 6, now None)"),
+    "names": (differs(count=["triton_a", "triton_b"]), "count (6, now ['triton_a', 'triton_b'])"),
     "table": (lambda config: differs()(config) | {"count": [{"n": 1}]}, "count (6, now 1 entries)"),
     "status": (out_of_memory, "work_ms (median 6, now None), count (6, now None)"),
 }

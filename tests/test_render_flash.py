@@ -49,7 +49,8 @@ def test_rates_and_memory_by_hand(bench):
 
 def test_losing_is_said_and_counted(bench):
     shape = ("bf16", 64, 128)
-    assert flash_benchmarking.compared(bench, "plain", "forward") == {shape: 0.5}
+    compared = flash_benchmarking.shapes_of_the_gpu(bench, "plain")
+    assert flash_benchmarking.ratios(bench, "plain", "forward", compared) == {shape: 0.5}
     assert flash_benchmarking.losses({shape: 0.5, ("fp32", 64, 128): 1.0}) == [shape]
     facts = flash_benchmarking.facts(bench)
     assert [facts[f"slower_than_plain_{name}"] for name in ("forward", "backward", "both")] == ["1", "0", "1"]

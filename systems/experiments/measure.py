@@ -76,7 +76,7 @@ def versions() -> dict[str, str]:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            import_module("torch._inductor.compile_fx")
+            pass
     if "torch" in sys.modules:
         import torch
 
@@ -277,7 +277,8 @@ def told(value: Any) -> str:
     """A metric in a message: samples by their median, tables by their length."""
     if is_table(value):
         return f"{len(value)} entries"
-    return f"median {summarize(value).median:g}" if isinstance(value, list) and value else str(value)
+    samples = isinstance(value, list) and value and all(isinstance(item, int | float) for item in value)
+    return f"median {summarize(value).median:g}" if samples else str(value)
 
 
 def without_times(item: dict[str, Any]) -> str:

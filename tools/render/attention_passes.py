@@ -5,5 +5,5 @@ WAITS = 1.1
 
 
 def passes_wait(forward: float, backward: float, both: float) -> bool:
-    """Whether both passes together take clearly longer than one and then the other, as no work of the GPU does."""
+    """Whether both passes together take clearly longer than one and then the other, as the GPU's work does not."""
     return both > WAITS * (forward + backward)

@@ -22,6 +22,8 @@ PASSES = ("forward", "backward", "both")
 OTHERS = ("plain", "compiled", "sdpa")
 DTYPES, HEAD_DIMENSIONS = ("bf16", "fp32"), (16, 32, 64, 128)
 LENGTHS = tuple(2**power for power in range(7, 17))
+# (dtype, d, N).
+Shape = tuple[str, int, int]
 # The shape of the figures.
 FIGURE_D = 64
 
@@ -85,7 +87,7 @@ def fragments(records: list[Record]) -> dict[str, str]:
     }
 
 
-def shapes() -> list[tuple[str, int, int]]:
+def shapes() -> list[Shape]:
     return [(dtype, d, n) for dtype in DTYPES for d in HEAD_DIMENSIONS for n in LENGTHS]
 
 
@@ -131,18 +133,22 @@ def host_decides(row: Row | None) -> bool:
     return row is not None and row.status == "ok" and passes_wait(*(median_ms(row, name) or 0.0 for name in PASSES))
 
 
-def ratios(record: Record, over: str, name: str) -> dict[tuple[str, int, int], float]:
-    """Time of another implementation over ours at each shape that both could run."""
-    return {shape: found for shape in shapes() if (found := ratio(record, over, name, *shape)) is not None}
+def shapes_of_the_gpu(record: Record, over: str) -> list[Shape]:
+    """Those that ours and another implementation could run and where the host decides the time of neither."""
+    rows = {shape: [cell(record, of, *shape) for of in ("ours", over)] for shape in shapes()}
+    return [
+        shape
+        for shape, pair in rows.items()
+        if all(row is not None and row.status == "ok" for row in pair) and not any(map(host_decides, pair))
+    ]
 
 
-def compared(record: Record, over: str, name: str) -> dict[tuple[str, int, int], float]:
-    """`ratios`, but where the host decides the time of either."""
-    waiting = {shape for shape in shapes() for of in ("ours", over) if host_decides(cell(record, of, *shape))}
-    return {shape: found for shape, found in ratios(record, over, name).items() if shape not in waiting}
+def ratios(record: Record, over: str, name: str, among: list[Shape]) -> dict[Shape, float]:
+    """Time of another implementation over ours at each of these shapes that both could run."""
+    return {shape: found for shape in among if (found := ratio(record, over, name, *shape)) is not None}
 
 
-def losses(found: dict[tuple[str, int, int], float]) -> list[tuple[str, int, int]]:
+def losses(found: dict[Shape, float]) -> list[Shape]:
     """The shapes where another implementation is faster than ours."""
     return [shape for shape, faster in found.items() if faster < 1]
 
@@ -151,10 +157,11 @@ def lost_table(record: Record) -> str:
     """How often, up to which length and by how much each of the others is faster than ours."""
     rows = []
     for over in OTHERS:
+        compared = shapes_of_the_gpu(record, over)
         for name in PASSES:
             cells = []
             for dtype in DTYPES:
-                found = {shape: r for shape, r in compared(record, over, name).items() if shape[0] == dtype}
+                found = ratios(record, over, name, [shape for shape in compared if shape[0] == dtype])
                 lost = [n for _, _, n in losses(found)]
                 cells += [f"{len(lost)} of {len(found)}", str(max(lost)) if lost else "none"]
                 cells += [f"{min(found.values()):.2f}" if found else ""]
@@ -286,10 +293,12 @@ def facts(record: Record | None) -> dict[str, str]:
         found[f"best_share_{dtype}"] = fact(best / peak if best and peak else None, percent)
         found[f"product_{dtype}"] = fact(peak, lambda r: f"{r / 1e12:.0f} TFLOP/s")
     for over in OTHERS:
+        compared = shapes_of_the_gpu(record, over) if record else []
         for name in PASSES:
-            for key, of in (("slower_than", compared), ("slower_anywhere_than", ratios)):
-                found[f"{key}_{over}_{name}"] = fact(len(losses(of(record, over, name))) if record else None, str)
-        found[f"compared_{over}"] = fact(len(compared(record, over, "both")) if record else None, str)
+            for key, among in (("slower_than", compared), ("slower_anywhere_than", shapes())):
+                lost = len(losses(ratios(record, over, name, among))) if record else None
+                found[f"{key}_{over}_{name}"] = fact(lost, str)
+        found[f"compared_{over}"] = fact(len(compared) if record else None, str)
     for dtype in DTYPES:
         found[f"host_decides_{dtype}"] = where_the_host_decides(record, dtype) if record else NOT_MEASURED
     for name in ("ours", "sdpa"):
