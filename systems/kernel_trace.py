@@ -8,13 +8,14 @@ none: then the marks of the thread that waits for it do.
 Times inside are whole ns, of whatever clock the trace has; in rows they are ms. Imports no torch.
 """
 
+import gc
 import gzip
 import json
 import sqlite3
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable
-from contextlib import closing
+from collections.abc import Collection, Hashable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,19 @@ CALLS = {"cuda_runtime", "cuda_driver", "runtime", "driver"}
 ON_CPU = {"user_annotation", "cpu_op", "operator"}
 
 
+@contextmanager
+def no_garbage() -> Iterator[None]:
+    """Nothing inside makes any: each collection would only look through all that was read so far."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@no_garbage()
 def read_torch(path: Path, phases: Collection[str]) -> list[Kernel]:
     """Kernels of a Chrome trace that torch.profiler exported (`.json` or `.json.gz`), by start."""
     try:

@@ -1,6 +1,7 @@
 """What only a GPU can show: every tile of the tables, the whole grid, long tensors, repeats, memory, compilers.
 
-Compiling takes most of the time: `pytest -m gpu -n 8` does it in parallel.
+Compiling takes most of the time: `pytest -m "gpu and not alone" -n 8` does it in parallel. What remains times the
+compiler: `pytest -m "gpu and alone"`.
 """
 
 import os
@@ -196,6 +197,41 @@ def test_the_gpu_of_the_tensors_is_used():
     inputs = make_inputs(97, 97, 64, torch.bfloat16, "cuda:1")
     assert torch.cuda.current_device() == 0
     check_against_reference(run_class(FlashAttentionTriton, *inputs, True), *inputs, True)
+
+
+FIRST_CALL = """
+import sys, time
+import torch
+n, d, dtype = int(sys.argv[1]), int(sys.argv[2]), getattr(torch, sys.argv[3])
+q, k, v = (torch.randn(1, 16, n, d, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3))
+do = torch.randn_like(q)
+torch.cuda.synchronize()
+times = [time.perf_counter()]
+from systems.attention import flash_attention
+o = flash_attention(q, k, v, causal=True)
+torch.cuda.synchronize()
+times.append(time.perf_counter())
+o.backward(do)
+torch.cuda.synchronize()
+times.append(time.perf_counter())
+print(*(after - before for before, after in zip(times, times[1:])))
+"""
+MOST_SECONDS = 15
+
+
+# Compilers of other tests would take its cores.
+@pytest.mark.alone
+# The two paths on a Hopper, and what takes longest of the graded grid.
+@pytest.mark.parametrize(("dtype", "d", "n"), [("bfloat16", 128, 128), ("bfloat16", 128, 4096), ("float32", 128, 4096)])
+def test_the_first_call_does_not_wait_long_for_the_compiler(dtype, d, n, tmp_path):
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", FIRST_CALL, str(n), str(d), dtype]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    # The first one imports Triton too.
+    forward, backward = map(float, done.stdout.split())
+    print(f"{dtype}, d {d}, N {n}: first forward {forward:.1f} s, first backward {backward:.1f} s")
+    assert any(tmp_path.rglob("*.cubin")) and max(forward, backward) < MOST_SECONDS
 
 
 SANITIZER = shutil.which("compute-sanitizer", path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin")

@@ -19,7 +19,7 @@ from systems.attention.flash_hopper import (
     schedule,
     takes,
 )
-from systems.attention.launching import Layout, layout, of_numbers, of_rows
+from systems.attention.launching import Layout, layout, of_numbers, of_rows, shape_and_strides
 from systems.attention.tiles import multiprocessors
 from systems.experiments import flash_accuracy
 from tests.attention_checks import NAMES, check_against_reference, make_inputs, run_class
@@ -128,12 +128,12 @@ def test_a_descriptor_is_what_triton_makes_of_the_tensor():
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     x = torch.empty(2, 70, 3, 64, dtype=torch.bfloat16).transpose(1, 2)
-    made = of_rows(layout(x), 16, x.dtype)(x)
+    made = of_rows(layout(*shape_and_strides(x)), 16, x.dtype)(x)
     theirs = TensorDescriptor(x, [2, 3, 70, 64], [13440, 64, 192, 1], [1, 1, 16, 64], made.layout)
     assert made.base is x and vars(made).keys() == vars(theirs).keys()
     assert all(vars(made)[name] == value for name, value in vars(theirs).items() if name != "base")
     # Without a batch, and of one head: strides of nothing are not asked about.
-    assert of_rows(layout(x[0]), 16, x.dtype)(x[0]).shape == [1, 3, 70, 64]
+    assert of_rows(layout(*shape_and_strides(x[0])), 16, x.dtype)(x[0]).shape == [1, 3, 70, 64]
     numbers = torch.empty(6, 72)
     assert vars(of_numbers(6, 70, 72, 16)(numbers))["strides"] == [72, 1]
     with pytest.raises(AssertionError):
@@ -423,6 +423,6 @@ def test_long_tensors():
     for name, x, y in zip(("dq", "dk", "dv"), found, expected, strict=True):
         assert torch.equal(x[last], y), name
     del found
-    assert groups_in_one_pass(layout(q), layout(k), True, multiprocessors(q.device))
+    assert groups_in_one_pass(*(layout(*shape_and_strides(x)) for x in (q, k)), True, multiprocessors(q.device))
     found = (o, lse, *launch_backward(do, q, k, v, o, lse, True, d**-0.5))
     check_against_reference({name: x[last] for name, x in zip(NAMES, found, strict=True)}, *alone, True)

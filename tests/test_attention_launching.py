@@ -8,7 +8,7 @@ from triton import knobs
 
 from systems.attention import flash_triton, launching
 from systems.attention.flash_triton import backward_launches, forward_launches, launch_backward, launch_forward
-from systems.attention.launching import Launch, layout, numbers_for
+from systems.attention.launching import NOTHING, Launch, layout, numbers_for, on_device_of, shape_and_strides
 
 
 class Kernel:
@@ -117,6 +117,25 @@ def test_a_hook_may_be_a_function_or_nothing(hook, put, second, monkeypatch):
     assert [call[0] for call in kernel.calls] == ["asked", second]
 
 
+class On:
+    """A tensor on the GPU of this number."""
+
+    is_cuda = True
+
+    def __init__(self, index):
+        self.index, self.device = index, f"cuda:{index}"
+
+    def get_device(self):
+        return self.index
+
+
+def test_the_device_of_a_tensor_is_made_current_where_it_is_not(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: device)
+    assert on_device_of(On(0)) == "cuda:0"
+    assert on_device_of(On(1)) is on_device_of(torch.zeros(1)) is NOTHING
+
+
 @pytest.mark.parametrize("shape", [(3, 8, 16), (2, 3, 8, 16), (1, 1, 1, 16)])
 def test_numbers_of_rows_lie_one_after_the_other(shape):
     x = torch.zeros(shape, dtype=torch.bfloat16).transpose(0, 1)
@@ -126,9 +145,9 @@ def test_numbers_of_rows_lie_one_after_the_other(shape):
 
 def test_a_tensor_without_a_batch_has_a_batch_of_one():
     x = torch.zeros(4, 8, 16).transpose(0, 1)
-    assert layout(x) == ((1, 8, 4, 16), (0, 16, 128, 1))
-    assert layout(x[None])[0] == layout(x)[0]
-    assert layout(x.unflatten(0, (2, 4)))[1] == (64, 16, 128, 1)
+    assert layout(*shape_and_strides(x)) == ((1, 8, 4, 16), (0, 16, 128, 1))
+    assert layout(*shape_and_strides(x[None])).shape == (1, 8, 4, 16)
+    assert layout(*shape_and_strides(x.unflatten(0, (2, 4)))).strides == (64, 16, 128, 1)
 
 
 def q_k_v(device, n=64, dtype=torch.float32):

@@ -456,17 +456,21 @@ def test_flash_benchmarking_times_three_passes(on_the_cpu):
 @pytest.mark.parametrize(("n", "rounds"), [(flash_peers.SHORT, 10), (flash_peers.SHORT + 1, 3)])
 def test_flash_peers_measures_all_of_a_shape_in_turns(on_the_cpu, monkeypatch, n, rounds):
     """A rival that can't run is named in the row, and takes nothing from the others."""
-    turns = []
+    turns, calls, alone, real, timed = [], [], [], flash_peers.only, flash_peers.call_ms
     fake = {name: [1.0] for name in PASS_TIMES}
     monkeypatch.setitem(flash_peers.IMPLEMENTATIONS, "fp32", ("plain", "sdpa_efficient", "sdpa_flash"))
     monkeypatch.setattr(flash_peers, "pass_times_ms", lambda attend, *_: turns.append(attend) or dict(fake))
+    monkeypatch.setattr(flash_peers, "only", lambda name: alone.append(name) or real(name))
+    monkeypatch.setattr(flash_peers, "call_ms", lambda *given: calls.append(alone[-1]) or timed(*given))
     metrics = flash_peers.run(flash_peers.Config(1, 3, n, 16, "yes", "fp32"))
     assert metrics["sdpa_efficient_status"] == "unsupported" and "sdpa_efficient_both_ms" not in metrics
     assert turns == [turns[0], turns[1]] * rounds
     assert metrics["plain_both_ms"] == [1.0] * rounds and metrics["sdpa_flash_ran"] == "flash_attention"
     assert all(0 < metrics[f"plain_{name}_relative_error"] < 1e-6 for name in ("o", "dq", "dk", "dv"))
     # If it is short enough, calls time the host.
-    assert len(metrics.get("plain_call_ms", [])) == (rounds if n <= flash_peers.SHORT else 0)
+    assert calls == ["plain", "sdpa_flash"] * (flash_peers.ROUNDS_OF_CALLS if n <= flash_peers.SHORT else 0)
+    times = metrics.get("plain_call_ms", [])
+    assert len(times) == len(calls) / 2 and all(0 < time < 1000 for time in times)
 
 
 @pytest.mark.parametrize("causal", [True, False])

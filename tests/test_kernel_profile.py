@@ -5,12 +5,14 @@ A CPU launches no kernels. Here the profiler's own operations stand for them, an
 
 import gzip
 import json
+from contextlib import nullcontext
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
 
-from systems import kernel_trace, model, nsys, phases, timing
+from systems import inspection, kernel_trace, model, nsys, phases, timing
 from systems.attention import eager_annotated
 from systems.experiments import command, kernel_profile, measure
 from systems.experiments.kernel_profile import Config
@@ -38,6 +40,16 @@ def cpu(monkeypatch, tmp_path):
 
     monkeypatch.setattr(kernel_trace, "read_torch", leaves)
     return tmp_path
+
+
+def test_the_profiler_makes_no_table_of_its_events_and_no_ado_about_that(cpu, monkeypatch, recwarn):
+    monkeypatch.setattr(torch.profiler.profiler, "_WARNINGS_SHOWN", set())
+    monkeypatch.setattr(inspection.Kernels, "phase", lambda *_: nullcontext())
+    table = mock.Mock()
+    monkeypatch.setattr(torch.autograd.profiler.profile, "_ensure_function_events", table)
+    samples, kernels = kernel_profile.under_torch(CONFIG, "cpu", lambda: {"sum": torch.ones(2, 2).sum().tolist()})
+    assert samples == {"sum": 4.0} and "aten::sum" in {kernel.name for kernel in kernels}
+    assert not table.called and not recwarn.list
 
 
 def test_marked_attention_gives_the_same_bits():

@@ -1,7 +1,10 @@
 """The kernels' clock: what it asks of Triton's benchmark, and what it makes of a trace."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from triton.runtime import driver
 
 from systems import kernel_timing
 from systems.kernel_timing import by_kernel_ms, kernel_times_ms, kernels_ms, pass_times_ms, product_times_ms
@@ -22,6 +25,20 @@ def test_samples_are_those_of_do_bench(do_bench):
     times[:] = [0.123456789, 2.0]
     assert kernel_times_ms(lambda: None, "cuda", warmup_ms=7, rep_ms=9) == [0.123457, 2.0]
     assert calls == [{"warmup": 7, "rep": 9, "return_mode": "all"}]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_the_buffer_is_overwritten_as_often_as_asked(monkeypatch, times):
+    import triton.testing
+
+    written = []
+    active = SimpleNamespace(clear_cache=written.append)
+    monkeypatch.setattr(driver, "_active", active)
+    monkeypatch.setattr(triton.testing, "do_bench", lambda work, **_: [driver.active.clear_cache("buffer"), 1.0][1:])
+    assert kernel_times_ms(lambda: None, "cuda", overwritten=times) == [1.0]
+    assert written == ["buffer"] * times
+    driver.active.clear_cache("after")
+    assert written[times:] == ["after"]
 
 
 @pytest.mark.parametrize("count", [1, 29, 30, 31, 1000])

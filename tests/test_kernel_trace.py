@@ -1,9 +1,10 @@
 """Both readers against traces in the documented forms, made here: right phases and rows, one clear line if broken."""
 
+import gc
 import gzip
 import json
 import sqlite3
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import pytest
 import torch
@@ -109,6 +110,15 @@ def test_what_the_profiler_itself_writes_is_read(tmp_path, monkeypatch):
     rows = rows_of(read_torch(tmp_path / "t.json", MARKS))
     assert {row.path for row in rows if row.name == "aten::mm"} == {("step", "forward"), ("step", "backward")}
     assert [(row.path, row.calls) for row in rows if row.name == "aten::exp"] == [(("step", "forward"), 1)]
+
+
+@pytest.mark.parametrize("text", [json.dumps(torch_trace()), "{"])
+def test_while_a_trace_is_read_nothing_looks_for_garbage(tmp_path, monkeypatch, text):
+    seen, real = [], json.load
+    monkeypatch.setattr(kernel_trace.json, "load", lambda file: seen.append(gc.isenabled()) or real(file))
+    with nullcontext() if text != "{" else pytest.raises(TraceError):
+        read_torch(write(tmp_path / "t.json", text), MARKS)
+    assert seen == [False] and gc.isenabled()
 
 
 BROKEN_TORCH = {

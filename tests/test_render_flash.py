@@ -139,7 +139,9 @@ def peers():
     late = named("ours", 1.0, 1e-3) | named("sdpa_cudnn", 2.0, 1e-3) | {"sdpa_flash_status": "unsupported"}
     short = named("ours", 9.0, 1e-3) | named("sdpa_cudnn", 1.0, 1e-3)
     late |= named("ours_triton", 2.5, 1e-3)
-    short |= {"ours_call_ms": [0.05, 0.06, 0.07], "ours_triton_call_ms": [0.045], "sdpa_flash_call_ms": [0.03]}
+    # The host is twice as slow in the second round.
+    calls = {"ours": [0.05, 0.12, 0.06], "ours_triton": [0.04, 0.09, 0.045], "sdpa_flash": [0.03, 0.06, 0.03]}
+    short |= {f"{name}_call_ms": samples for name, samples in calls.items()}
     fp32 = named("ours", 3.0, 1e-6) | named("ours_high", 1.0, 1e-3) | named("sdpa_efficient", 4.0, 1e-6)
     return record("flash_peers", *(row(n, "bf16", m) for n, m in ((16384, long), (4096, late), (128, short))),
                   row(2048, "fp32", fp32))  # fmt: skip

@@ -19,7 +19,18 @@ import triton
 from torch import Tensor
 from triton import knobs
 
-from systems.attention.launching import Descriptor, Launch, Layout, layout, numbers_for, of_numbers, of_rows
+from systems.attention.launching import (
+    Descriptor,
+    Launch,
+    Layout,
+    ShapeAndStrides,
+    layout,
+    numbers_for,
+    of_numbers,
+    of_rows,
+    on_device_of,
+    shape_and_strides,
+)
 from systems.attention.tiles import multiprocessors
 
 # --8<-- [start:limits]
@@ -186,12 +197,13 @@ class Forward(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def forward_plan(
-    dtype: torch.dtype, device: torch.device, config: Config | None, causal: bool, scale: float, q: Layout, k: Layout,
-    v: Layout, o: Layout,
+    dtype: torch.dtype, device: torch.device, config: Config | None, causal: bool, scale: float,
+    *tensors: ShapeAndStrides,
 ) -> Forward:  # fmt: skip
-    """For tensors of these layouts."""
+    """For q, k, v and o that lie so."""
     from systems.attention.flash_hopper_forward import forward_kernel
 
+    q, k, v, o = (layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]
     short = d == 64 and n_k <= (SHORT if causal else SHORT // 2)
@@ -222,8 +234,8 @@ def launch_forward(
 ) -> tuple[Tensor, Tensor]:
     """(o, lse); `config` overrides the table."""
     o, lse = torch.empty_like(q), numbers_for(q)
-    plan = forward_plan(q.dtype, q.device, config, causal, scale, layout(q), layout(k), layout(v), layout(o))
-    with torch.cuda.device_of(q):
+    plan = forward_plan(q.dtype, q.device, config, causal, scale, *map(shape_and_strides, (q, k, v, o)))
+    with on_device_of(q):
         plan.launch(plan.q(q), plan.k(k), plan.v(v), o, lse, plan.starts, plan.items)
     return o, lse
 
@@ -240,12 +252,12 @@ class Backward(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def backward_plan(
-    dtype: torch.dtype, device: torch.device, causal: bool, scale: float,
-    q: Layout, k: Layout, v: Layout, o: Layout, do: Layout, dq: Layout, dk: Layout, dv: Layout,
-) -> Backward:  # fmt: skip
-    """For tensors of these layouts."""
+    dtype: torch.dtype, device: torch.device, causal: bool, scale: float, *tensors: ShapeAndStrides
+) -> Backward:
+    """For q, k, v, o, do, dq, dk and dv that lie so."""
     from systems.attention.flash_hopper_backward import dkdv_kernel, dq_kernel
 
+    q, k, v, o, do, dq, dk, dv = (layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]
     # Rows of lse and delta, 16 bytes aligned.
@@ -308,13 +320,13 @@ class BackwardInOnePass(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def one_pass_plan(
-    dtype: torch.dtype, device: torch.device, groups: int, causal: bool, scale: float,
-    q: Layout, k: Layout, v: Layout, o: Layout, do: Layout, dq: Layout, dk: Layout, dv: Layout,
-) -> BackwardInOnePass:  # fmt: skip
-    """For tensors of these layouts."""
+    dtype: torch.dtype, device: torch.device, groups: int, causal: bool, scale: float, *tensors: ShapeAndStrides
+) -> BackwardInOnePass:
+    """For q, k, v, o, do, dq, dk and dv that lie so."""
     from systems.attention.flash_hopper_one_pass import one_pass_kernel, round_kernel
     from systems.attention.flash_triton_backward import delta_kernel
 
+    q, k, v, o, do, dq, dk, dv = (layout(*lies) for lies in tensors)
     batch, heads, n, d = q.shape
     tiles = n // ONE_PASS_KEYS
     step = ONE_PASS_QUERIES
@@ -349,14 +361,12 @@ def launch_one_pass(
     """(dq, dk, dv) with `groups` heads at a time."""
     do = do if readable(do) else do.contiguous()
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    plan = one_pass_plan(
-        q.dtype, q.device, groups, causal, scale,
-        layout(q), layout(k), layout(v), layout(o), layout(do), layout(dq), layout(dk), layout(dv),
-    )  # fmt: skip
+    lies = map(shape_and_strides, (q, k, v, o, do, dq, dk, dv))
+    plan = one_pass_plan(q.dtype, q.device, groups, causal, scale, *lies)
     delta, held = torch.empty_like(lse), q.new_empty(q.shape, dtype=torch.float32)
     counters = torch.zeros(plan.counters, dtype=torch.int32, device=q.device)
     of = plan.of
-    with torch.cuda.device_of(q):
+    with on_device_of(q):
         plan.delta(o, do, lse, delta)
         plan.main(
             of["q"](q), of["k"](k), of["v"](v), of["do"](do), of["numbers"](lse), of["numbers"](delta),
@@ -373,13 +383,10 @@ def launch_two_passes(
     # The gradient of a sum is one number with strides of zero: it is written out.
     do, o = (x if readable(x) else x.contiguous() for x in (do, o))
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    plan = backward_plan(
-        q.dtype, q.device, causal, scale,
-        layout(q), layout(k), layout(v), layout(o), layout(do), layout(dq), layout(dk), layout(dv),
-    )  # fmt: skip
+    plan = backward_plan(q.dtype, q.device, causal, scale, *map(shape_and_strides, (q, k, v, o, do, dq, dk, dv)))
     lse_log2, delta = lse.new_empty((2, lse.numel() // lse.shape[-1], plan.stride))
     by, of = plan.dq_of, plan.dkdv_of
-    with torch.cuda.device_of(q):
+    with on_device_of(q):
         plan.dq(by["q"](q), by["k"](k), by["v"](v), by["o"](o), by["do"](do), by["dq"](dq), lse, lse_log2, delta)
         plan.dkdv(
             of["q"](q), of["k"](k), of["v"](v), of["do"](do), of["numbers"](lse_log2), of["numbers"](delta),
@@ -392,7 +399,8 @@ def launch_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv) in one pass where that is faster, else in two."""
-    groups = groups_in_one_pass(layout(q), layout(k), causal, multiprocessors(q.device))
+    layouts = (layout(*shape_and_strides(x)) for x in (q, k))
+    groups = groups_in_one_pass(*layouts, causal, multiprocessors(q.device))
     if groups:
         return launch_one_pass(do, q, k, v, o, lse, causal, scale, groups)
     return launch_two_passes(do, q, k, v, o, lse, causal, scale)

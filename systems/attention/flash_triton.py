@@ -22,7 +22,15 @@ from systems.attention.inputs import (
     is_traced,
     refuse_second_derivative,
 )
-from systems.attention.launching import Launch, Layout, layout, numbers_for
+from systems.attention.launching import (
+    Launch,
+    Layout,
+    ShapeAndStrides,
+    layout,
+    numbers_for,
+    on_device_of,
+    shape_and_strides,
+)
 from systems.attention.tiles import Tile, choose, heads_together, padded, parts_for
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -42,12 +50,15 @@ def arithmetic(dtype: torch.dtype) -> str:
     return "highest" if torch.get_float32_matmul_precision() == "highest" else "high"
 
 
-def with_rows_in_one_piece(x: Tensor) -> Tensor:
-    """x, or a copy of it: each tile is read by many programs, and rows in pieces cost each of them many loads.
-
-    The gradient of a sum, one number with strides of zero, is written out here.
+def rows_in_one_piece(x: Tensor) -> tuple[Tensor, ShapeAndStrides]:
+    """x, or a copy of it, and how that lies: each tile is read by many programs, and rows in pieces cost each of them
+    many loads. The gradient of a sum, one number with strides of zero, is written out here.
     """
-    return x if x.stride(-1) == 1 else x.contiguous()
+    lies = shape_and_strides(x)
+    if lies[1][-1] == 1:
+        return x, lies
+    x = x.contiguous()
+    return x, shape_and_strides(x)
 
 
 def memory_for(x: Tensor, parts: int) -> Tensor:
@@ -64,12 +75,13 @@ def strides_of(x: Layout, parts: int) -> tuple[int, ...]:
 @lru_cache(maxsize=4096)
 def forward_launches(
     arithmetic: str, dtype: torch.dtype, device: torch.device, tile: Tile | None, parts: int | None,
-    together: int | None, causal: bool, scale: float, q: Layout, k: Layout, v: Layout, o: Layout,
+    together: int | None, causal: bool, scale: float, *tensors: ShapeAndStrides,
 ) -> tuple[Launch, Launch]:  # fmt: skip
-    """The forward kernel for tensors of these layouts, and what merges its parts.
+    """The forward kernel for q, k, v and o that lie so, and what merges its parts.
 
     What isn't used here decides what Triton compiles.
     """
+    q, k, v, o = (layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]
     t = tile or choose("forward", d, arithmetic, causal, device)
@@ -104,14 +116,13 @@ def launch_forward(
 ) -> tuple[Tensor, Tensor]:
     """(o, lse); `tile`, `parts` and `together` override what `tiles` chooses."""
     o, lse = torch.empty_like(q), numbers_for(q)
-    q, k, v = with_rows_in_one_piece(q), with_rows_in_one_piece(k), with_rows_in_one_piece(v)
+    (q, q_lies), (k, k_lies), (v, v_lies) = rows_in_one_piece(q), rows_in_one_piece(k), rows_in_one_piece(v)
     forward, merge = forward_launches(
         arithmetic(q.dtype), q.dtype, q.device, tile, parts, together, causal, scale,
-        layout(q), layout(k), layout(v), layout(o),
+        q_lies, k_lies, v_lies, shape_and_strides(o),
     )  # fmt: skip
     parts = forward.grid[1]
-    # Triton launches on the current GPU, which need not be the tensor's.
-    with torch.cuda.device_of(q):
+    with on_device_of(q):
         if parts == 1:
             forward(q, k, v, o, lse)
         else:
@@ -135,10 +146,10 @@ class Backward(NamedTuple):
 @lru_cache(maxsize=4096)
 def backward_launches(
     arithmetic: str, dtype: torch.dtype, device: torch.device, dkdv_tile: Tile | None, dq_tile: Tile | None,
-    parts: int | None, together: int | None, causal: bool, scale: float, q: Layout, k: Layout, v: Layout, o: Layout,
-    do: Layout, dq: Layout, dk: Layout, dv: Layout,
+    parts: int | None, together: int | None, causal: bool, scale: float, *tensors: ShapeAndStrides,
 ) -> Backward:  # fmt: skip
-    """The kernels of a backward pass for tensors of these layouts."""
+    """The kernels of a backward pass for q, k, v, o, do, dq, dk and dv that lie so."""
+    q, k, v, o, do, dq, dk, dv = (layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]
     sizes = {"HEAD": d, "D": padded(d)}
@@ -195,13 +206,13 @@ def launch_backward(
     """(dq, dk, dv); the tiles, `parts` and `together` override what `tiles` chooses."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     rows = lse.new_empty((*lse.shape, 2))
-    q, k, v, do = (with_rows_in_one_piece(x) for x in (q, k, v, do))
+    (q, q_lies), (k, k_lies), (v, v_lies), (do, do_lies) = map(rows_in_one_piece, (q, k, v, do))
     launch = backward_launches(
         arithmetic(q.dtype), q.dtype, q.device, dkdv_tile, dq_tile, parts, together, causal, scale,
-        layout(q), layout(k), layout(v), layout(o), layout(do), layout(dq), layout(dk), layout(dv),
+        q_lies, k_lies, v_lies, shape_and_strides(o), do_lies, *map(shape_and_strides, (dq, dk, dv)),
     )  # fmt: skip
     dkdv_parts, dq_parts = launch.dkdv.grid[1], launch.dq.grid[1]
-    with torch.cuda.device_of(q):
+    with on_device_of(q):
         launch.delta(o, do, lse, rows)
         to_dk, to_dv = memory_for(dk, dkdv_parts), memory_for(dv, dkdv_parts)
         launch.dkdv(q, k, v, do, rows, to_dk, to_dv)
@@ -299,7 +310,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) ->
     check_inputs(q, k, v, causal, scale, DTYPES)
     if q.shape[-1] > MAX_HEAD:
         raise ValueError(f"q must have a head dimension from 1 to {MAX_HEAD}, got {q.shape[-1]}")
-    if q.device.type != "cuda" and not (q.device.type == "cpu" and INTERPRETED.value):
+    if not q.is_cuda and not (q.is_cpu and INTERPRETED.value):
         raise ValueError(
             f"q must be on a CUDA device, got {q.device}; the CPU is taken where TRITON_INTERPRET=1 is set before "
             "triton is first imported"

@@ -100,8 +100,11 @@ def autocast_like_sdpa(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor,
     """Under autocast, cast as PyTorch does for its own attention: floating dtypes but float64 become autocast's."""
     # What isn't a tensor is refused later. So are other devices, and asking whether they know autocast would break a
     # graph of torch.compile.
-    device = q.device.type if isinstance(q, Tensor) else None
-    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+    if not isinstance(q, Tensor) or not (q.is_cuda or q.is_cpu):
+        return q, k, v
+    # The device's own name for its type costs the host more than both questions.
+    device = "cuda" if q.is_cuda else "cpu"
+    if not torch.is_autocast_enabled(device):
         return q, k, v
     dtype = torch.get_autocast_dtype(device)
 

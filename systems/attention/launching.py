@@ -7,6 +7,7 @@ engine has to be told of a tensor follows from them too.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -25,10 +26,27 @@ class Layout(NamedTuple):
     strides: tuple[int, ...]
 
 
-def layout(x: Tensor) -> Layout:
-    """That of x (batch, heads, n, d), or (heads, n, d) with a batch of one."""
-    shape, strides = x.shape, x.stride()
+# What a layout follows from: all that is asked of a tensor in a call whose launch is known.
+ShapeAndStrides = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def shape_and_strides(x: Tensor) -> ShapeAndStrides:
+    return x.shape, x.stride()
+
+
+def layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
+    """That of a tensor (batch, heads, n, d), or (heads, n, d) with a batch of one."""
     return Layout(shape, strides) if len(shape) == 4 else Layout((1, *shape), (0, *strides))
+
+
+NOTHING = nullcontext()
+
+
+def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
+    """Triton launches on the current GPU, which need not be the one of x; making it so where it is takes time."""
+    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
+        return NOTHING
+    return torch.cuda.device(x.device)
 
 
 class Launch:
@@ -49,7 +67,6 @@ class Launch:
         self.kernel, self.grid = kernel, (*grid, 1, 1)[:3]
         self.numbers, self.constants, self.options = numbers, constants, options
         self.again: Callable[..., None] | None = None
-        self.rest: tuple[Any, ...] = ()
 
     # --8<-- [start:launch]
     def __call__(self, *tensors: Any) -> None:
@@ -64,39 +81,39 @@ class Launch:
                 # A descriptor is of aligned memory only.
                 arguments.append(x)
         if aligned and self.again is not None:
-            return self.again(*arguments, *self.rest)
+            return self.again(*arguments)
         compiled = self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **self.options)
         # The interpreter compiles nothing. Code for tensors that begin anywhere is looked up anew each time.
         if aligned and compiled is not None:
             names = self.kernel.arg_names[len(tensors) + len(self.numbers) :]
             # A kernel in Gluon has the number of its warps among its arguments.
             given = {**self.constants, **self.options}
-            self.rest = (*self.numbers, *(given[name] for name in names))
-            self.again = launcher(compiled, self.grid)
+            rest = (*self.numbers, *(given[name] for name in names))
+            self.again = launcher(compiled, self.grid, rest)
         return None
 
     # --8<-- [end:launch]
 
 
 # --8<-- [start:launcher]
-def launcher(compiled: Any, grid: tuple[int, ...]) -> Callable[..., None]:
-    """`compiled[grid]` for the device that is current now, on whatever stream is current at a launch.
+def launcher(compiled: Any, grid: tuple[int, ...], rest: tuple[Any, ...]) -> Callable[..., None]:
+    """`compiled[grid]` for the device that is current now, on whatever stream is current at a launch; called with the
+    first of its arguments, since the `rest` is always the same.
 
     Triton's own looks the device up each time, and calls hooks also where nobody has hung one in.
     """
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     active: Any = driver.active
     device, stream_of = active.get_current_device(), active.get_current_stream
+    x, y, z = grid
     hooks, told = knobs.runtime, compiled[grid]
 
-    def hung_in(hook: Any) -> Any:
-        # Triton's own is a chain of calls; a function or None may have been put in its place.
-        return getattr(hook, "calls", hook)
-
     def launch(*arguments: Any) -> None:
-        if hung_in(hooks.launch_enter_hook) or hung_in(hooks.launch_exit_hook):
-            return told(*arguments)
-        return run(*grid, stream_of(device), function, metadata, None, None, None, *arguments)
+        enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
+        # Triton's own hook is a chain of calls; a function or None may have been put in its place.
+        if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
+            return told(*arguments, *rest)
+        return run(x, y, z, stream_of(device), function, metadata, None, None, None, *arguments, *rest)
 
     return launch
 

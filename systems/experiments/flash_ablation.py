@@ -35,10 +35,13 @@ from systems.peers import DTYPES, path_of
 
 PROTOCOL = {
     "clock": "triton.testing.do_bench, 25 ms of warm-up, 100 ms of calls, L2 cache emptied before each",
+    "one head": "L2 cache emptied eight times over",
     "inputs": "standard normal, seed 0; causal",
     "error": "norm of the difference from float64 over the norm of float64, first head, first rows",
 }
 CHECKED_ROWS = 2048
+# As in `flash_benchmarking`, so that the host has issued all launches before the first one runs.
+OVERWRITTEN = 8
 
 
 @dataclass(frozen=True)
@@ -231,7 +234,9 @@ def run(config: Config) -> dict[str, Any]:
     first, second = work(), work()
     found, exact = first[0][0, :CHECKED_ROWS].double(), exact_result(config.step, q, k, v, do)
     return {
-        "time_ms": kernel_times_ms(work, device, warmup_ms=25, rep_ms=100),
+        "time_ms": kernel_times_ms(
+            work, device, warmup_ms=25, rep_ms=100, overwritten=OVERWRITTEN if config.heads == 1 else 1
+        ),
         "relative_error": ((found - exact).norm() / exact.norm()).item(),
         "repeats": int(all(torch.equal(a, b) for a, b in zip(first, second, strict=True))),
         "ran": path_of(q, k, v) if config.step in HOPPER_STEPS else "triton",

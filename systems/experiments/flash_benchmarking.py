@@ -16,10 +16,12 @@ from systems.kernel_timing import pass_times_ms, product_times_ms
 from systems.peers import DTYPES, attention, only, random_inputs, what_ran
 
 PROTOCOL = {
-    "clock": "triton.testing.do_bench, 5 ms of warm-up, 20 ms of calls, L2 cache emptied before each",
+    "clock": "triton.testing.do_bench, 5 ms of warm-up, 20 ms of calls, L2 cache emptied before each, eight times over",
     "inputs": "standard normal, seed 0, batch 1, one head, causal",
     "tf32": "off but for the row named so",
 }
+# One head is soon computed: in the half millisecond that this takes the host issues both passes.
+OVERWRITTEN = 8
 IMPLEMENTATIONS = ("ours", "plain", "compiled", "sdpa")
 # What the others are held against: one large matrix product, (n, d) by (d, n).
 CEILING = 8192
@@ -73,7 +75,7 @@ def run(config: Config) -> dict[str, Any]:
         torch.autograd.grad(attend(q, k, v), (q, k, v), do)
         memory |= timing.peak_memory(device)
         ran = what_ran(config.implementation, q, k, v, causal=True)
-        return {**pass_times_ms(attend, q, k, v, do), "ran": ran, **memory}
+        return {**pass_times_ms(attend, q, k, v, do, overwritten=OVERWRITTEN), "ran": ran, **memory}
 
 
 # --8<-- [end:run]

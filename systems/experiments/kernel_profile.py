@@ -11,6 +11,7 @@ import gzip
 import json
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -214,8 +215,12 @@ def under_torch(
         torch.zeros(1, device=device)
     # What the CPU does is needed too: the marks, the launches and the operations.
     activities = {ProfilerActivity.CPU, ProfilerActivity.CUDA} if device == "cuda" else {ProfilerActivity.CPU}
-    with profile(activities=activities, acc_events=True) as profiler:
-        samples = measure()
+    with warnings.catch_warnings():
+        # Up to PyTorch 2.11 it says that another cycle would forget this one. With acc_events=True it would not, but
+        # make a table of all events when it stops, which takes many times as long as the trace.
+        warnings.filterwarnings("ignore", "Warning: Profiler clears events")
+        with profile(activities=activities) as profiler:
+            samples = measure()
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))

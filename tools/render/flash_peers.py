@@ -43,6 +43,12 @@ def ratio(row: Row | None, over: str, of: str, name: str = "ours") -> float | No
     return ours / theirs if ours and theirs else None
 
 
+def call_ratio(row: Row | None, over: str, name: str = "ours") -> float | None:
+    """Our wall time of a call over another's: the median over rounds, for all in a round meet the same host."""
+    ours, theirs = ([] if row is None else row.metrics.get(f"{who}_call_ms", []) for who in (name, over))
+    return summarize([a / b for a, b in zip(ours, theirs, strict=True)]).median if ours and theirs else None
+
+
 def host_decides(row: Row, name: str) -> bool:
     """`passes_wait` of an implementation's passes."""
     return passes_wait(*(median_ms(row, name, of) or 0.0 for of in PASSES))
@@ -155,7 +161,7 @@ def calls_table(record: Record) -> str:
     if row is None or not found:
         return ""
     rows = [
-        [label, f"{1e3 * found[name]:.1f}", f"{over:.2f}" if (over := ratio(row, "sdpa_flash", "call", name)) else ""]
+        [label, f"{1e3 * found[name]:.1f}", f"{over:.2f}" if (over := call_ratio(row, "sdpa_flash", name)) else ""]
         for name, label in NAMES.items()
         if name in found
     ]
@@ -245,9 +251,9 @@ def facts(record: Record | None) -> dict[str, str]:
         "error_over_rival_most": fact(max(error_ratios(rows["bf16"], RIVAL["bf16"]), default=None), two),
         "test_over_cudnn": fact(ratio(test, RIVAL["bf16"], "both"), two),
         "call": fact(median_ms(short, "ours", "call") if short else None, microseconds),
-        "call_over_sdpa": fact(ratio(short, "sdpa_flash", "call"), two),
+        "call_over_sdpa": fact(call_ratio(short, "sdpa_flash"), two),
         "call_triton": fact(median_ms(short, "ours_triton", "call") if short else None, microseconds),
-        "call_triton_over_sdpa": fact(ratio(short, "sdpa_flash", "call", "ours_triton"), two),
+        "call_triton_over_sdpa": fact(call_ratio(short, "sdpa_flash", "ours_triton"), two),
     }
 
 
