@@ -136,9 +136,10 @@ class KernelWork:
 # dO is not counted: the gradient of a sum is one number, expanded.
 KERNELS = {
     "forward": KernelWork(products=2, exponentials=1, tensors=4, vectors=1),
-    "delta": KernelWork(products=0, exponentials=0, tensors=1, vectors=1),
     "dkdv": KernelWork(products=4, exponentials=1, tensors=5, vectors=2),
-    "dq": KernelWork(products=3, exponentials=1, tensors=4, vectors=2),
+    # It computes D too.
+    "dq": KernelWork(products=3, exponentials=1, tensors=5, vectors=3),
+    "delta": KernelWork(products=0, exponentials=0, tensors=1, vectors=1),
     # dQ in float32, which counts as two, and rounded by the last.
     "one_pass": KernelWork(products=5, exponentials=1, tensors=7, vectors=2, keys_per_share=128),
     "round": KernelWork(products=0, exponentials=0, tensors=3, vectors=0),

@@ -323,8 +323,7 @@ def one_pass_plan(
     dtype: torch.dtype, device: torch.device, groups: int, causal: bool, scale: float, *tensors: ShapeAndStrides
 ) -> BackwardInOnePass:
     """For q, k, v, o, do, dq, dk and dv that lie so."""
-    from systems.attention.flash_hopper_one_pass import one_pass_kernel, round_kernel
-    from systems.attention.flash_triton_backward import delta_kernel
+    from systems.attention.flash_hopper_one_pass import delta_kernel, one_pass_kernel, round_kernel
 
     q, k, v, o, do, dq, dk, dv = (layout(*lies) for lies in tensors)
     batch, heads, n, d = q.shape
@@ -333,8 +332,7 @@ def one_pass_plan(
     steps = batch * heads * n // step
     return BackwardInOnePass(
         Launch(
-            delta_kernel, (triton.cdiv(n, 64) * batch * heads,), (*o.strides, *do.strides, heads, n),
-            {"ROWS": 64, "HEAD": d, "D": d, "WITH_LSE": False},
+            delta_kernel, (n // 64 * batch * heads,), (*o.strides, *do.strides, heads, n), {"D": d},
         ),
         Launch(
             one_pass_kernel, (tiles * groups,),
@@ -367,7 +365,7 @@ def launch_one_pass(
     counters = torch.zeros(plan.counters, dtype=torch.int32, device=q.device)
     of = plan.of
     with on_device_of(q):
-        plan.delta(o, do, lse, delta)
+        plan.delta(o, do, delta)
         plan.main(
             of["q"](q), of["k"](k), of["v"](v), of["do"](do), of["numbers"](lse), of["numbers"](delta),
             of["dq"](held), dk, dv, counters,

@@ -397,6 +397,25 @@ def one_pass_kernel(
 
 
 @triton.jit
+def delta_kernel(
+    o_ptr, do_ptr, delta_ptr, stride_ob, stride_oh, stride_on, stride_od, stride_gb, stride_gh, stride_gn, stride_gd,
+    heads, n, D: tl.constexpr,
+):  # fmt: skip
+    """delta = rowsum(o · do), which is also rowsum(p · dp): what softmax takes off each dp. Strides of do: g.
+
+    Grid: tiles of 64 queries x batch x heads.
+    """
+    tiles = n // 64
+    batch_head = (tl.program_id(0) // tiles).to(tl.int64)
+    batch, head = batch_head // heads, batch_head % heads
+    rows, columns = (tl.program_id(0) % tiles * 64 + tl.arange(0, 64)).to(tl.int64), tl.arange(0, D)
+    at_o = o_ptr + batch * stride_ob + head * stride_oh + rows[:, None] * stride_on + columns[None, :] * stride_od
+    at_do = do_ptr + batch * stride_gb + head * stride_gh + rows[:, None] * stride_gn + columns[None, :] * stride_gd
+    delta = tl.sum(tl.load(at_o).to(tl.float32) * tl.load(at_do).to(tl.float32), 1)
+    tl.store(delta_ptr + batch_head * n + rows, delta)
+
+
+@triton.jit
 def round_kernel(held_ptr, dq_ptr, stride_b, stride_h, stride_n, stride_d, heads, n, D: tl.constexpr):
     """dq in its own dtype, from float32 as held. Grid: tiles of 64 queries x batch x heads."""
     tiles = n // 64

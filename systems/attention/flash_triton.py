@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from systems.attention import flash_hopper
-from systems.attention.flash_triton_backward import delta_kernel, dkdv_kernel, dq_kernel, sum_kernel
+from systems.attention.flash_triton_backward import dkdv_kernel, dq_kernel, sum_kernel
 from systems.attention.flash_triton_forward import INTERPRETED, LOG2E, forward_kernel, merge_kernel
 from systems.attention.inputs import (
     autocast_like_sdpa,
@@ -35,8 +35,7 @@ from systems.attention.tiles import Tile, choose, heads_together, padded, parts_
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_HEAD = 256
-# Rows that one program of the delta kernel sums, and of those that put parts together.
-DELTA_ROWS = 64
+# Rows that one program puts together from parts.
 MERGED_ROWS = 16
 # What tl.dot is told. Float32 is cut into parts of bfloat16, whose products the matrix units add up: six products are
 # as good as float32's own ("ieee" would leave those units idle), three keep 16 bits.
@@ -135,12 +134,11 @@ def launch_forward(
 class Backward(NamedTuple):
     """The launches of one backward pass: of `sum_kernel` one for each gradient."""
 
-    delta: Launch
-    dkdv: Launch
     dq: Launch
+    dkdv: Launch
+    sum_dq: Launch
     sum_dk: Launch
     sum_dv: Launch
-    sum_dq: Launch
 
 
 @lru_cache(maxsize=4096)
@@ -154,7 +152,7 @@ def backward_launches(
     kv_heads, n_k = k.shape[1:3]
     sizes = {"HEAD": d, "D": padded(d)}
     constants = {**sizes, "GROUP": heads // kv_heads, "CAUSAL": causal, "PRECISION": PRECISION[arithmetic]}
-    inputs = (*q.strides, *k.strides, *v.strides, *do.strides)
+    inputs = (*q.strides, *k.strides, *v.strides)
     together = together or heads_together(k, batch * heads, causal, arithmetic)
     numbers = (heads, n_q, n_k, together, scale * LOG2E.value, scale)
     t = dkdv_tile or choose("dkdv", d, arithmetic, causal, device)
@@ -172,20 +170,17 @@ def backward_launches(
 
     return Backward(
         Launch(
-            delta_kernel, (triton.cdiv(n_q, DELTA_ROWS) * batch * heads,),
-            (*o.strides, *do.strides, heads, n_q), {"ROWS": DELTA_ROWS, **sizes, "WITH_LSE": True},
+            dq_kernel, (dq_programs, dq_parts),
+            (*inputs, *o.strides, *do.strides, *strides_of(dq, dq_parts), *numbers),
+            {"BQ": u.q, "BK": u.k, "PARTS": dq_parts, **constants}, **u.options,
         ),
         Launch(
             dkdv_kernel, (dkdv_programs, dkdv_parts),
-            (*inputs, *strides_of(dk, dkdv_parts), *strides_of(dv, dkdv_parts), *numbers),
+            (*inputs, *do.strides, *strides_of(dk, dkdv_parts), *strides_of(dv, dkdv_parts), *numbers),
             {"BQ": t.q, "BK": t.k, "PARTS": dkdv_parts, "RAGGED": n_q % t.q != 0, **constants},
             **t.options,
         ),
-        Launch(
-            dq_kernel, (dq_programs, dq_parts), (*inputs, *strides_of(dq, dq_parts), *numbers),
-            {"BQ": u.q, "BK": u.k, "PARTS": dq_parts, **constants}, **u.options,
-        ),
-        sums(dk, dkdv_parts), sums(dv, dkdv_parts), sums(dq, dq_parts),
+        sums(dq, dq_parts), sums(dk, dkdv_parts), sums(dv, dkdv_parts),
     )  # fmt: skip
 
 
@@ -213,16 +208,15 @@ def launch_backward(
     )  # fmt: skip
     dkdv_parts, dq_parts = launch.dkdv.grid[1], launch.dq.grid[1]
     with on_device_of(q):
-        launch.delta(o, do, lse, rows)
+        to_dq = memory_for(dq, dq_parts)
+        launch.dq(q, k, v, o, do, lse, rows, to_dq)
+        if dq_parts > 1:
+            launch.sum_dq(to_dq, dq)
         to_dk, to_dv = memory_for(dk, dkdv_parts), memory_for(dv, dkdv_parts)
         launch.dkdv(q, k, v, do, rows, to_dk, to_dv)
         if dkdv_parts > 1:
             launch.sum_dk(to_dk, dk)
             launch.sum_dv(to_dv, dv)
-        to_dq = memory_for(dq, dq_parts)
-        launch.dq(q, k, v, do, rows, to_dq)
-        if dq_parts > 1:
-            launch.sum_dq(to_dq, dq)
     return dq, dk, dv
 
 

@@ -1,11 +1,12 @@
 """The backward kernels of FlashAttention-2 in Triton (Dao 2023, arXiv 2307.08691, algorithm 2).
 
-First delta = rowsum(o · do); then one program per tile of keys walks over the queries (dk, dv), and one per tile of
-queries walks over the keys (dq). Each recomputes P = exp(S - lse). Nobody adds to what another program writes, so there
-are no atomics and every result repeats bit by bit. PARTS and letters as in `flash_triton_forward`.
+First one program per tile of queries walks over the keys (dq); it holds rows of do, so it also computes their
+delta = rowsum(o · do). Then one per tile of keys walks over the queries (dk, dv). Each recomputes P = exp(S - lse).
+Nobody adds to what another program writes, so there are no atomics and every result repeats bit by bit. PARTS and
+letters as in `flash_triton_forward`.
 
-What both need of each row of queries, lse and delta, lies side by side in memory. Loaded apart, a tile's 64 numbers are
-fewer than its threads, and Triton 3.6 has each thread load all that it needs: 32 single numbers in a step.
+What the second needs of each row of queries, lse and delta, lies side by side in memory. Loaded apart, a tile's 64
+numbers are fewer than its threads, and Triton 3.6 has each thread load all that it needs: 32 single numbers in a step.
 """
 
 # Triton's decorator hides from the type checker that arguments become constants.
@@ -27,37 +28,99 @@ from systems.attention.flash_triton_forward import (
 )
 
 
-# --8<-- [start:delta]
-@triton.jit(do_not_specialize=["heads", "n_q"])
-def delta_kernel(
-    o_ptr, do_ptr, lse_ptr, rows_ptr,
+# --8<-- [start:dq]
+@triton.jit
+def dq_steps(
+    dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows, columns, first, last,
+    n_k, scale_log2,
+    BK: tl.constexpr, PARTS: tl.constexpr, HEAD: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dq (without its scale) of one tile of queries over every PARTS-th tile of keys from `first` to `last`."""
+    for start in range(first, last, BK * PARTS):
+        keys = start + tl.arange(0, BK)
+        # [BK, D]
+        k = load_tile(skip(k_ptr, start, stride_kn) + k_offsets, keys, columns, n_k, HEAD, MASKED)
+        v = load_tile(skip(v_ptr, start, stride_vn) + v_offsets, keys, columns, n_k, HEAD, MASKED)
+        zeros = tl.zeros([q.shape[0], BK], tl.float32)
+        # [BQ, BK]
+        s = product(q, tl.trans(k), zeros, PRECISION)
+        if MASKED:
+            visible = (keys < n_k)[None, :]
+            if CAUSAL:
+                visible = visible & (rows[:, None] >= keys[None, :])
+            s = tl.where(visible, s, -float("inf"))
+        p = tl.exp2(s * scale_log2 - lse_log2[:, None])
+        # [BQ, BK]
+        dp = product(do, tl.trans(v), zeros, PRECISION)
+        ds = p * (dp - delta[:, None])
+        dq = product(narrow(ds, k.dtype), k, dq, PRECISION)
+    return dq
+
+
+@triton.jit(do_not_specialize=["heads", "n_q", "n_k", "together"])
+def dq_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, do_ptr, lse_ptr, rows_ptr, dq_ptr,
+    stride_qb, stride_qh, stride_qn, stride_qd,
+    stride_kb, stride_kh, stride_kn, stride_kd,
+    stride_vb, stride_vh, stride_vn, stride_vd,
     stride_ob, stride_oh, stride_on, stride_od,
     stride_gb, stride_gh, stride_gn, stride_gd,
-    heads, n_q, ROWS: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, WITH_LSE: tl.constexpr,
+    stride_dqb, stride_dqh, stride_dqn, stride_dqd,
+    heads, n_q, n_k, together, scale_log2, scale,
+    BQ: tl.constexpr, BK: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr,
+    PARTS: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """delta = rowsum(o · do), which is also rowsum(p · dp): what softmax takes off each dp. Strides of do: g.
+    """dq of one tile of queries of one head. Grid and order are those of the forward kernel.
 
-    rows_ptr takes delta (batch, heads, n_q), or WITH_LSE (batch, heads, n_q, 2): lse · log2(e) and delta.
+    rows_ptr takes (batch, heads, n_q, 2) for `dkdv_kernel`: lse · log2(e), and delta, what softmax takes off each dp.
+    With PARTS > 1 dq_ptr takes (PARTS, batch, heads, n_q, HEAD), for `sum_kernel`.
     """
-    tiles = tl.cdiv(n_q, ROWS)
-    batch_head = (tl.program_id(0) // tiles).to(tl.int64)
+    tiles = tl.cdiv(n_q, BQ)
+    tile, batch_head = place(tiles, together)
+    q_start = (tiles - 1 - tile) * BQ
     batch, head = batch_head // heads, batch_head % heads
+    part = tl.program_id(1)
+    to_batch = part * (tl.num_programs(0) // tiles // heads) + batch
+    q_ptr += batch * stride_qb + head * stride_qh
+    k_ptr += batch * stride_kb + head // GROUP * stride_kh
+    v_ptr += batch * stride_vb + head // GROUP * stride_vh
     o_ptr += batch * stride_ob + head * stride_oh
     do_ptr += batch * stride_gb + head * stride_gh
-    rows, columns = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
-    # [ROWS, D]
-    o = load_tile(o_ptr + offsets(rows, columns, stride_on, stride_od), rows, columns, n_q, HEAD, True)
+    dq_ptr += to_batch * stride_dqb + head * stride_dqh
+
+    rows, columns = q_start + tl.arange(0, BQ), tl.arange(0, D)
+    k_offsets = offsets(tl.arange(0, BK), columns, stride_kn, stride_kd)
+    v_offsets = offsets(tl.arange(0, BK), columns, stride_vn, stride_vd)
+    # [BQ, D]
+    q = load_tile(q_ptr + offsets(rows, columns, stride_qn, stride_qd), rows, columns, n_q, HEAD, True)
     do = load_tile(do_ptr + offsets(rows, columns, stride_gn, stride_gd), rows, columns, n_q, HEAD, True)
+    o = load_tile(o_ptr + offsets(rows, columns, stride_on, stride_od), rows, columns, n_q, HEAD, True)
+    # [BQ]
     delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     own, inside = batch_head * n_q + rows, rows < n_q
-    if WITH_LSE:
-        tl.store(rows_ptr + 2 * own, tl.load(lse_ptr + own, mask=inside) * LOG2E, mask=inside)
-        tl.store(rows_ptr + 2 * own + 1, delta, mask=inside)
-    else:
-        tl.store(rows_ptr + own, delta, mask=inside)
+    lse_log2 = tl.load(lse_ptr + own, mask=inside, other=float("inf")) * LOG2E
+    # Programs that share this tile's loop have the same numbers.
+    tl.store(rows_ptr + 2 * own, lse_log2, mask=inside & (part == 0))
+    tl.store(rows_ptr + 2 * own + 1, delta, mask=inside & (part == 0))
+    dq = tl.zeros([BQ, D], tl.float32)
+
+    seen_by_all, seen_by_any = n_k, n_k
+    if CAUSAL:
+        seen_by_all, seen_by_any = tl.minimum(n_k, q_start + 1), tl.minimum(n_k, q_start + BQ)
+    whole = seen_by_all // BK * BK
+    dq = dq_steps(
+        dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows, columns, part * BK,
+        whole, n_k, scale_log2, BK, PARTS, HEAD, CAUSAL, False, PRECISION,
+    )  # fmt: skip
+    dq = dq_steps(
+        dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows, columns,
+        whole + part * BK, seen_by_any, n_k, scale_log2, BK, PARTS, HEAD, CAUSAL, True, PRECISION,
+    )  # fmt: skip
+    store_tile(dq_ptr + offsets(rows, columns, stride_dqn, stride_dqd), dq * scale, rows, columns, n_q, HEAD)
 
 
-# --8<-- [end:delta]
+# --8<-- [end:dq]
 
 
 # --8<-- [start:dkdv]
@@ -159,94 +222,6 @@ def dkdv_kernel(
 
 
 # --8<-- [end:dkdv]
-
-
-# --8<-- [start:dq]
-@triton.jit
-def dq_steps(
-    dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows, columns, first, last,
-    n_k, scale_log2,
-    BK: tl.constexpr, PARTS: tl.constexpr, HEAD: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """dq (without its scale) of one tile of queries over every PARTS-th tile of keys from `first` to `last`."""
-    for start in range(first, last, BK * PARTS):
-        keys = start + tl.arange(0, BK)
-        # [BK, D]
-        k = load_tile(skip(k_ptr, start, stride_kn) + k_offsets, keys, columns, n_k, HEAD, MASKED)
-        v = load_tile(skip(v_ptr, start, stride_vn) + v_offsets, keys, columns, n_k, HEAD, MASKED)
-        zeros = tl.zeros([q.shape[0], BK], tl.float32)
-        # [BQ, BK]
-        s = product(q, tl.trans(k), zeros, PRECISION)
-        if MASKED:
-            visible = (keys < n_k)[None, :]
-            if CAUSAL:
-                visible = visible & (rows[:, None] >= keys[None, :])
-            s = tl.where(visible, s, -float("inf"))
-        p = tl.exp2(s * scale_log2 - lse_log2[:, None])
-        # [BQ, BK]
-        dp = product(do, tl.trans(v), zeros, PRECISION)
-        ds = p * (dp - delta[:, None])
-        dq = product(narrow(ds, k.dtype), k, dq, PRECISION)
-    return dq
-
-
-@triton.jit(do_not_specialize=["heads", "n_q", "n_k", "together"])
-def dq_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, rows_ptr, dq_ptr,
-    stride_qb, stride_qh, stride_qn, stride_qd,
-    stride_kb, stride_kh, stride_kn, stride_kd,
-    stride_vb, stride_vh, stride_vn, stride_vd,
-    stride_gb, stride_gh, stride_gn, stride_gd,
-    stride_dqb, stride_dqh, stride_dqn, stride_dqd,
-    heads, n_q, n_k, together, scale_log2, scale,
-    BQ: tl.constexpr, BK: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr,
-    PARTS: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """dq of one tile of queries of one head. Grid and order are those of the forward kernel.
-
-    With PARTS > 1 dq_ptr takes (PARTS, batch, heads, n_q, HEAD), for `sum_kernel`.
-    """
-    tiles = tl.cdiv(n_q, BQ)
-    tile, batch_head = place(tiles, together)
-    q_start = (tiles - 1 - tile) * BQ
-    batch, head = batch_head // heads, batch_head % heads
-    part = tl.program_id(1)
-    to_batch = part * (tl.num_programs(0) // tiles // heads) + batch
-    q_ptr += batch * stride_qb + head * stride_qh
-    k_ptr += batch * stride_kb + head // GROUP * stride_kh
-    v_ptr += batch * stride_vb + head // GROUP * stride_vh
-    do_ptr += batch * stride_gb + head * stride_gh
-    dq_ptr += to_batch * stride_dqb + head * stride_dqh
-
-    rows, columns = q_start + tl.arange(0, BQ), tl.arange(0, D)
-    k_offsets = offsets(tl.arange(0, BK), columns, stride_kn, stride_kd)
-    v_offsets = offsets(tl.arange(0, BK), columns, stride_vn, stride_vd)
-    # [BQ, D]
-    q = load_tile(q_ptr + offsets(rows, columns, stride_qn, stride_qd), rows, columns, n_q, HEAD, True)
-    do = load_tile(do_ptr + offsets(rows, columns, stride_gn, stride_gd), rows, columns, n_q, HEAD, True)
-    # [BQ]
-    pairs = rows_ptr + 2 * (batch_head * n_q + rows)
-    lse_log2 = tl.load(pairs, mask=rows < n_q, other=float("inf"))
-    delta = tl.load(pairs + 1, mask=rows < n_q, other=0.0)
-    dq = tl.zeros([BQ, D], tl.float32)
-
-    seen_by_all, seen_by_any = n_k, n_k
-    if CAUSAL:
-        seen_by_all, seen_by_any = tl.minimum(n_k, q_start + 1), tl.minimum(n_k, q_start + BQ)
-    whole = seen_by_all // BK * BK
-    dq = dq_steps(
-        dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows, columns, part * BK,
-        whole, n_k, scale_log2, BK, PARTS, HEAD, CAUSAL, False, PRECISION,
-    )  # fmt: skip
-    dq = dq_steps(
-        dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows, columns,
-        whole + part * BK, seen_by_any, n_k, scale_log2, BK, PARTS, HEAD, CAUSAL, True, PRECISION,
-    )  # fmt: skip
-    store_tile(dq_ptr + offsets(rows, columns, stride_dqn, stride_dqd), dq * scale, rows, columns, n_q, HEAD)
-
-
-# --8<-- [end:dq]
 
 
 # --8<-- [start:sum]

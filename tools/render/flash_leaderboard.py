@@ -14,7 +14,7 @@ NAMES = {
     "flex": "FlexAttention, compiled",
     "plain": "plain PyTorch",
 }
-# On Hopper one kernel computes all gradients; with two passes, D has none of its own there.
+# One pass on Hopper has kernels for D and for rounding dQ; in two passes dQ's kernel computes D.
 ROLES = {
     "forward": "forward",
     "delta": "D",
