@@ -133,19 +133,9 @@ def host_decides(row: Row | None) -> bool:
     return row is not None and row.status == "ok" and passes_wait(*(median_ms(row, name) or 0.0 for name in PASSES))
 
 
-def shapes_of_the_gpu(record: Record, over: str) -> list[Shape]:
-    """Those that ours and another implementation could run and where the host decides the time of neither."""
-    rows = {shape: [cell(record, of, *shape) for of in ("ours", over)] for shape in shapes()}
-    return [
-        shape
-        for shape, pair in rows.items()
-        if all(row is not None and row.status == "ok" for row in pair) and not any(map(host_decides, pair))
-    ]
-
-
-def ratios(record: Record, over: str, name: str, among: list[Shape]) -> dict[Shape, float]:
-    """Time of another implementation over ours at each of these shapes that both could run."""
-    return {shape: found for shape in among if (found := ratio(record, over, name, *shape)) is not None}
+def ratios(record: Record, over: str, name: str) -> dict[Shape, float]:
+    """Time of another implementation over ours at each shape that both could run."""
+    return {shape: found for shape in shapes() if (found := ratio(record, over, name, *shape)) is not None}
 
 
 def losses(found: dict[Shape, float]) -> list[Shape]:
@@ -157,11 +147,10 @@ def lost_table(record: Record) -> str:
     """How often, up to which length and by how much each of the others is faster than ours."""
     rows = []
     for over in OTHERS:
-        compared = shapes_of_the_gpu(record, over)
         for name in PASSES:
             cells = []
             for dtype in DTYPES:
-                found = ratios(record, over, name, [shape for shape in compared if shape[0] == dtype])
+                found = {shape: of for shape, of in ratios(record, over, name).items() if shape[0] == dtype}
                 lost = [n for _, _, n in losses(found)]
                 cells += [f"{len(lost)} of {len(found)}", str(max(lost)) if lost else "none"]
                 cells += [f"{min(found.values()):.2f}" if found else ""]
@@ -293,14 +282,12 @@ def facts(record: Record | None) -> dict[str, str]:
         found[f"best_share_{dtype}"] = fact(best / peak if best and peak else None, percent)
         found[f"product_{dtype}"] = fact(peak, lambda r: f"{r / 1e12:.0f} TFLOP/s")
     for over in OTHERS:
-        compared = shapes_of_the_gpu(record, over) if record else []
         for name in PASSES:
-            for key, among in (("slower_than", compared), ("slower_anywhere_than", shapes())):
-                lost = len(losses(ratios(record, over, name, among))) if record else None
-                found[f"{key}_{over}_{name}"] = fact(lost, str)
-        found[f"compared_{over}"] = fact(len(compared) if record else None, str)
-    for dtype in DTYPES:
-        found[f"host_decides_{dtype}"] = where_the_host_decides(record, dtype) if record else NOT_MEASURED
+            compared = ratios(record, over, name) if record else {}
+            found[f"slower_than_{over}_{name}"] = fact(len(losses(compared)) if record else None, str)
+            found[f"compared_{over}"] = fact(len(compared) if record else None, str)
+    for name in NAMES:
+        found[f"host_decides_{name}"] = where_the_host_decides(record, name) if record else NOT_MEASURED
     for name in ("ours", "sdpa"):
         for n in (128, 1024):
             time = median_ms(cell(record, name, "bf16", FIGURE_D, n), "both") if record else None
@@ -317,11 +304,10 @@ def facts(record: Record | None) -> dict[str, str]:
     }
 
 
-def where_the_host_decides(record: Record, dtype: str) -> str:
-    """For a sentence: in how many shapes of ours, and up to which length."""
-    of_dtype = [shape for shape in shapes() if shape[0] == dtype]
-    lengths = [shape[2] for shape in of_dtype if host_decides(cell(record, "ours", *shape))]
-    return f"{len(lengths)} of {len(of_dtype)} shapes" + (f", up to {max(lengths)} tokens" if lengths else "")
+def where_the_host_decides(record: Record, name: str) -> str:
+    """For a sentence: at how many shapes of an implementation, and up to which length."""
+    lengths = [shape[2] for shape in shapes() if host_decides(cell(record, name, *shape))]
+    return f"{len(lengths)}" + (f" (N up to {max(lengths)})" if lengths else "")
 
 
 def best_rate(record: Record, dtype: str) -> float | None:
