@@ -70,6 +70,15 @@ def test_where_the_host_decides_is_told_and_a_loss_still_counts(bench, name):
         assert facts["slower_than_plain_forward"] == facts["compared_plain"] == "1"
 
 
+def test_a_late_host_makes_nobody_slower(bench):
+    """Neither for some calls nor between two passes."""
+    row = bench.find(implementation="plain", n=128)
+    row.metrics |= {"forward_ms": [0.5] * 5 + [9.0] * 6, "both_ms": [7.0]}
+    assert [flash_benchmarking.gpu_ms(row, name) for name in ("forward", "backward", "both")] == [0.5, 4.0, 4.5]
+    assert flash_benchmarking.ratio(bench, "plain", "both", "bf16", 64, 128) == 1.5
+    assert flash_benchmarking.gpu_ms(OUT, "both") is None
+
+
 def test_a_shape_without_memory_is_a_row_and_a_fact(bench):
     facts, files = flash_benchmarking.facts(bench), flash_benchmarking.fragments([bench])
     assert facts["faster_bf16_65536"] == facts["memory_plain"] == "out of memory" and facts["out_of_memory"] == "1"

@@ -250,6 +250,7 @@ def facts(record: Record | None) -> dict[str, str]:
         ),
         "error_over_rival_most": fact(max(error_ratios(rows["bf16"], RIVAL["bf16"]), default=None), two),
         "test_over_cudnn": fact(ratio(test, RIVAL["bf16"], "both"), two),
+        "short_over_cudnn": fact(ratio(short, RIVAL["bf16"], "both"), two),
         "call": fact(median_ms(short, "ours", "call") if short else None, microseconds),
         "call_over_sdpa": fact(call_ratio(short, "sdpa_flash"), two),
         "call_triton": fact(median_ms(short, "ours_triton", "call") if short else None, microseconds),
