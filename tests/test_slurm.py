@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from signal import SIGINT
+from signal import SIGINT, default_int_handler, signal
 
 import pytest
 
@@ -289,6 +289,8 @@ def test_rows_of_two_gpu_models_never_meet(tree):
 
 @needs_slurm
 def test_ctrl_c_asks_and_leaves_or_cancels(tree):
+    # What a shell runs in the background ignores Ctrl-C, and so does whatever that starts.
+    signal(SIGINT, default_int_handler)
     tree.slow(rows=100)
     watching = tree.start()
     until(tree.began(2))
