@@ -33,9 +33,10 @@ def kernel_times_ms(
 
     On a GPU this is `triton.testing.do_bench`: a call, five more to estimate its time, as many as fill `warmup_ms`,
     then as many as fill `rep_ms`, at least one each. Before each measured call it overwrites a buffer larger than the
-    L2 cache, so inputs come from memory; a CUDA event stands right before the call and right after it. While the buffer
-    is written the host runs ahead: launches show only where issuing them takes longer than that. With `overwritten`
-    times as many writes it has as many times as long.
+    L2 cache, so inputs come from memory, and counts that with the call where it estimates how many calls fill a time. A
+    CUDA event stands right before the call and right after it. While the buffer is written the host runs ahead:
+    launches show only where issuing them takes longer than that. With `overwritten` times as many writes it has as many
+    times as long.
     """
     if device == "cpu":
         clock = Clock(device)

@@ -65,8 +65,8 @@ def test_the_course_compiles_the_apply_method(device):
     o = torch.compile(FlashAttentionTriton.apply, backend=COMPILER, fullgraph=True)(*leaves, True)
     actual = torch.autograd.grad(o.sum(), leaves)
     expected = torch.autograd.grad(FlashAttentionTriton.apply(*leaves, True).sum(), leaves)
-    # Not the same bits: the sum's gradient arrives expanded or written out, and its strides choose how delta is summed.
-    torch.testing.assert_close(actual, expected)
+    # The sum's gradient arrives expanded or written out; it is written out in any case.
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(actual, expected, strict=True))
 
 
 def test_autocast_under_compile(device):

@@ -453,6 +453,17 @@ def test_flash_benchmarking_times_three_passes(on_the_cpu):
         flash_benchmarking.run(flash_benchmarking.Config("plain", "tf32"))
 
 
+def test_for_one_head_the_cache_is_emptied_more_often(on_the_cpu, monkeypatch):
+    """As the records say, so that the host can run ahead."""
+    asked = []
+    monkeypatch.setattr(flash_benchmarking, "pass_times_ms", lambda *_, **how: asked.append(how["overwritten"]) or {})
+    flash_benchmarking.run(flash_benchmarking.Config("sdpa", "fp32", d=16, n=64))
+    monkeypatch.setattr(flash_ablation, "kernel_times_ms", lambda *_, **how: asked.append(how["overwritten"]) or [])
+    for heads in (1, 2):
+        flash_ablation.run(flash_ablation.Config(step="tiles", heads=heads, n=128, d=16))
+    assert asked == [8, 8, 1]
+
+
 @pytest.mark.parametrize(("n", "rounds"), [(flash_peers.SHORT, 10), (flash_peers.SHORT + 1, 3)])
 def test_flash_peers_measures_all_of_a_shape_in_turns(on_the_cpu, monkeypatch, n, rounds):
     """A rival that can't run is named in the row, and takes nothing from the others."""

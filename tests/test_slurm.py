@@ -287,10 +287,17 @@ def test_rows_of_two_gpu_models_never_meet(tree):
     assert Counter(tree.measured())[8] == 2
 
 
+@pytest.fixture
+def ctrl_c():
+    """What a shell runs in the background ignores Ctrl-C, and so would whatever that starts."""
+    before = signal(SIGINT, default_int_handler)
+    yield
+    signal(SIGINT, before)
+
+
 @needs_slurm
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_asks_and_leaves_or_cancels(tree):
-    # What a shell runs in the background ignores Ctrl-C, and so does whatever that starts.
-    signal(SIGINT, default_int_handler)
     tree.slow(rows=100)
     watching = tree.start()
     until(tree.began(2))

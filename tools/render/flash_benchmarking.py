@@ -64,12 +64,12 @@ def memory_bytes(row: Row | None) -> int | None:
 
 
 def gpu_ms(row: Row | None, name: str) -> float | None:
-    """What the GPU needs for a pass, as nearly as these times tell: a host that is late for some calls, or between two
-    passes, makes nobody slower. The p20; and for both passes no more than one and then the other.
+    """What the GPU needs for a pass, as nearly as these times tell: the fastest sample, and for both passes no more than
+    one and then the other. So a host makes nobody slower unless it is late for every call.
     """
     if row is None or row.status != "ok":
         return None
-    forward, backward, both = (summarize(row.metrics[f"{of}_ms"]).p20 for of in PASSES)
+    forward, backward, both = (min(row.metrics[f"{of}_ms"]) for of in PASSES)
     return {"forward": forward, "backward": backward, "both": min(both, forward + backward)}[name]
 
 
