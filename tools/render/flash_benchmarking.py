@@ -64,8 +64,9 @@ def memory_bytes(row: Row | None) -> int | None:
 
 
 def gpu_ms(row: Row | None, name: str) -> float | None:
-    """What the GPU needs for a pass, as nearly as these times tell: the fastest sample, and for both passes no more than
-    one and then the other. So a host makes nobody slower unless it is late for every call.
+    """What the GPU needs for a pass, as nearly as these times tell: the fastest sample.
+
+    Both passes need no more than one and then the other: a host makes nobody slower unless it is late for every call.
     """
     if row is None or row.status != "ok":
         return None
