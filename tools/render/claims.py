@@ -342,6 +342,16 @@ CLAIMS = [
         judge=judges.fused_wins_long,
     ),
     Claim(
+        name="fused_keeps_up",
+        problem="flash_benchmarking",
+        stem="flash_benchmarking",
+        holds="From 512 tokens on in bf16 and from 4,096 on in fp32 no pass of ours takes more of the GPU's time than "
+        "plain PyTorch's, and in fp32 below that at most 1.3 times as much.",
+        fails="From 512 tokens on in bf16, or from 4,096 on in fp32, some pass of ours takes more of the GPU's time "
+        "than plain PyTorch's, or below that in fp32 more than 1.3 times as much.",
+        judge=judges.fused_keeps_up,
+    ),
+    Claim(
         name="fused_memory_linear",
         problem="flash_benchmarking",
         stem="flash_benchmarking",

@@ -293,10 +293,10 @@ def facts(record: Record | None) -> dict[str, str]:
         found[f"best_share_{dtype}"] = fact(best / peak if best and peak else None, percent)
         found[f"product_{dtype}"] = fact(peak, lambda r: f"{r / 1e12:.0f} TFLOP/s")
     for over in OTHERS:
+        compared = {name: ratios(record, over, name) for name in PASSES} if record else {}
         for name in PASSES:
-            compared = ratios(record, over, name) if record else {}
-            found[f"slower_than_{over}_{name}"] = fact(len(losses(compared)) if record else None, str)
-            found[f"compared_{over}"] = fact(len(compared) if record else None, str)
+            found[f"slower_than_{over}_{name}"] = fact(len(losses(compared[name])) if record else None, str)
+        found[f"compared_{over}"] = fact(len(compared["both"]) if record else None, str)
     for name in NAMES:
         found[f"host_decides_{name}"] = where_the_host_decides(record, name) if record else NOT_MEASURED
     for name in ("ours", "sdpa"):

@@ -357,16 +357,27 @@ def kernels_are_attributed(record: Record) -> Judgement:
 
 
 def fused_wins_long(record: Record) -> Judgement:
-    shapes = [shape for shape in flash_benchmarking.shapes() if shape[2] >= 16384]
-    found = [
-        faster
-        for shape in shapes
-        for name in flash_benchmarking.PASSES
-        if (faster := flash_benchmarking.ratio(record, "plain", name, *shape)) is not None
-    ]
+    found = [faster for (_, _, n), faster in over_plain(record) if n >= 16384]
     if not found:
         return None
     return min(found) > 1, f"Plain PyTorch's time over ours: {span(found)}, {len(found)} pairs."
+
+
+def fused_keeps_up(record: Record) -> Judgement:
+    found = over_plain(record)
+    full = [faster for (dtype, _, n), faster in found if n >= (512 if dtype == "bf16" else 4096)]
+    short = [faster for (dtype, _, n), faster in found if dtype == "fp32" and n < 4096]
+    if not full or not short:
+        return None
+    lost = sum(faster < 1 for faster in full) + sum(1.3 * faster < 1 for faster in short)
+    said = f"Plain PyTorch's time over ours: {span(full)}, and below 4,096 tokens in fp32 {span(short)}; "
+    return lost == 0, said + f"{lost} of {len(full) + len(short)} pairs."
+
+
+def over_plain(record: Record) -> list[tuple[flash_benchmarking.Shape, float]]:
+    """Of each pass and shape, plain PyTorch's time over ours."""
+    passes = (flash_benchmarking.ratios(record, "plain", name) for name in flash_benchmarking.PASSES)
+    return [pair for found in passes for pair in found.items()]
 
 
 def fused_memory_is_linear(record: Record) -> Judgement:
