@@ -35,8 +35,9 @@ from systems.attention.tiles import Tile, choose, heads_together, padded, parts_
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_HEAD = 256
-# Rows that one program puts together from parts.
-MERGED_ROWS = 16
+# Numbers that one program puts together from parts: four of each part for each of its threads, one load. With fewer
+# programs and more loads one after the other, waiting for them would take longer than they do.
+MERGED_NUMBERS = 512
 # What tl.dot is told. Float32 is cut into parts of bfloat16, whose products the matrix units add up: six products are
 # as good as float32's own ("ieee" would leave those units idle), three keep 16 bits.
 PRECISION = {"half": "ieee", "high": "bf16x3", "highest": "bf16x6"}
@@ -86,7 +87,7 @@ def forward_launches(
     t = tile or choose("forward", d, arithmetic, causal, device)
     programs = triton.cdiv(n_q, t.q) * batch * heads
     parts = parts or parts_for(programs, t.warps, n_k, t.k, d, arithmetic, device)
-    sizes = {"PARTS": parts, "HEAD": d, "D": padded(d)}
+    sizes, merged = {"PARTS": parts, "HEAD": d, "D": padded(d)}, MERGED_NUMBERS // padded(d)
     return (
         Launch(
             forward_kernel, (programs, parts),
@@ -97,8 +98,8 @@ def forward_launches(
             **t.options,
         ),
         Launch(
-            merge_kernel, (triton.cdiv(n_q, MERGED_ROWS) * batch * heads,), (*o.strides, heads, n_q),
-            {"ROWS": MERGED_ROWS, **sizes},
+            merge_kernel, (triton.cdiv(n_q, merged) * batch * heads,), (*o.strides, heads, n_q),
+            {"ROWS": merged, **sizes},
         ),
     )  # fmt: skip
 
@@ -113,7 +114,7 @@ def launch_forward(
     parts: int | None = None,
     together: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(o, lse); `tile`, `parts` and `together` override what `tiles` chooses."""
+    """(o, lse); `tile`, `parts` (a power of two) and `together` override what `tiles` chooses."""
     o, lse = torch.empty_like(q), numbers_for(q)
     (q, q_lies), (k, k_lies), (v, v_lies) = rows_in_one_piece(q), rows_in_one_piece(k), rows_in_one_piece(v)
     forward, merge = forward_launches(
@@ -163,9 +164,10 @@ def backward_launches(
 
     def sums(x: Layout, parts: int) -> Launch:
         batch, heads, n, _ = x.shape
+        rows = MERGED_NUMBERS // padded(d)
         return Launch(
-            sum_kernel, (triton.cdiv(n, MERGED_ROWS) * batch * heads,), (*x.strides, heads, n),
-            {"PARTS": parts, "ROWS": MERGED_ROWS, **sizes},
+            sum_kernel, (triton.cdiv(n, rows) * batch * heads,), (*x.strides, heads, n),
+            {"PARTS": parts, "ROWS": rows, **sizes},
         )  # fmt: skip
 
     return Backward(
@@ -198,7 +200,7 @@ def launch_backward(
     parts: int | None = None,
     together: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv); the tiles, `parts` and `together` override what `tiles` chooses."""
+    """(dq, dk, dv); the tiles, `parts` (a power of two) and `together` override what `tiles` chooses."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     rows = lse.new_empty((*lse.shape, 2))
     (q, q_lies), (k, k_lies), (v, v_lies), (do, do_lies) = map(rows_in_one_piece, (q, k, v, do))

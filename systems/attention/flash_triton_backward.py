@@ -17,6 +17,7 @@ import triton.language as tl
 
 from systems.attention.flash_triton_forward import (
     LOG2E,
+    load_parts,
     load_tile,
     narrow,
     offsets,
@@ -232,10 +233,7 @@ def sum_kernel(
 ):  # fmt: skip
     """ROWS rows of a gradient as the sum of its parts (PARTS, batch, heads, n, HEAD), always in the same order."""
     out_ptr, rows, columns, own, part_rows = rows_of_program(out_ptr, stride_b, stride_h, heads, n, ROWS, D)
-    total = tl.zeros([ROWS, D], tl.float32)
-    for part in range(PARTS):
-        here = part * part_rows + own
-        total += load_tile(parts_ptr + offsets(here, columns, HEAD, 1), rows, columns, n, HEAD, True)
+    total = tl.sum(load_parts(parts_ptr, own, part_rows, columns, rows < n, PARTS, HEAD), 0)
     store_tile(out_ptr + offsets(rows, columns, stride_n, stride_d), total, rows, columns, n, HEAD)
 
 

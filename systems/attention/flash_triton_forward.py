@@ -207,28 +207,34 @@ def rows_of_program(out_ptr, stride_b, stride_h, heads, n, ROWS: tl.constexpr, D
 
 
 # --8<-- [start:merge]
+@triton.jit
+def load_parts(ptr, own, part_rows, columns, inside, PARTS: tl.constexpr, HEAD: tl.constexpr):
+    """[PARTS, ROWS, D]: these rows of all parts, (PARTS, batch, heads, n, HEAD), asked of memory at once."""
+    at = tl.arange(0, PARTS)[:, None] * part_rows + own[None, :]
+    mask = inside[None, :, None] & (columns < HEAD)[None, None, :]
+    return tl.load(ptr + at[:, :, None] * HEAD + columns[None, None, :], mask=mask, other=0.0)
+
+
 @triton.jit(do_not_specialize=["heads", "n_q"])
 def merge_kernel(
     acc_ptr, m_l_ptr, o_ptr, lse_ptr, stride_ob, stride_oh, stride_on, stride_od,
     heads, n_q, PARTS: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """o and lse of ROWS rows of one head: the states of its parts meet as two steps of online softmax do."""
+    """o and lse of ROWS rows of one head: the states of its parts, rescaled to one maximum, are added up."""
     o_ptr, rows, columns, own, part_rows = rows_of_program(o_ptr, stride_ob, stride_oh, heads, n_q, ROWS, D)
-    acc = tl.zeros([ROWS, D], tl.float32)
-    m = tl.full([ROWS], LOWEST, tl.float32)
-    l = tl.zeros([ROWS], tl.float32)
-    for part in range(PARTS):
-        here = part * part_rows + own
-        m_part = tl.load(m_l_ptr + here, mask=rows < n_q, other=0.0)
-        l_part = tl.load(m_l_ptr + PARTS * part_rows + here, mask=rows < n_q, other=1.0)
-        acc_part = load_tile(acc_ptr + offsets(here, columns, HEAD, 1), rows, columns, n_q, HEAD, True)
-        m_new = tl.maximum(m, m_part)
-        rescale, weight = tl.exp2(m - m_new), tl.exp2(m_part - m_new)
-        l = l * rescale + l_part * weight
-        acc = acc * rescale[:, None] + acc_part * weight[:, None]
-        m = m_new
-    store_tile(o_ptr + offsets(rows, columns, stride_on, stride_od), acc / l[:, None], rows, columns, n_q, HEAD)
-    tl.store(lse_ptr + own, (m + tl.log2(l)) * LN2, mask=rows < n_q)
+    inside = rows < n_q
+    acc = load_parts(acc_ptr, own, part_rows, columns, inside, PARTS, HEAD)
+    # [PARTS, ROWS]
+    own_parts = tl.arange(0, PARTS)[:, None] * part_rows + own[None, :]
+    m_parts = tl.load(m_l_ptr + own_parts, mask=inside[None, :], other=0.0)
+    l_parts = tl.load(m_l_ptr + PARTS * part_rows + own_parts, mask=inside[None, :], other=1.0)
+    # [ROWS]
+    m = tl.max(m_parts, 0)
+    weights = tl.exp2(m_parts - m[None, :])
+    l = tl.sum(l_parts * weights, 0)
+    o = tl.sum(acc * weights[:, :, None], 0) / l[:, None]
+    store_tile(o_ptr + offsets(rows, columns, stride_on, stride_od), o, rows, columns, n_q, HEAD)
+    tl.store(lse_ptr + own, (m + tl.log2(l)) * LN2, mask=inside)
 
 
 # --8<-- [end:merge]
