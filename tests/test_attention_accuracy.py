@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from systems.attention import FlashAttentionPyTorch, FlashAttentionTriton, attention_reference
+from systems.attention import FlashAttentionPyTorch, FlashAttentionTriton, attention_reference, flash_triton
 from systems.attention.flash_triton import launch_backward, launch_forward
 from systems.attention.flash_triton_forward import narrow
 from systems.attention.tiles import Tile
@@ -101,6 +101,19 @@ def test_programs_that_share_a_loop(dtype, parts, causal, device):
     o, lse = launch_forward(q, k, v, causal, 0.25, t, parts)
     outputs = (o, lse, *launch_backward(do, q, k, v, o, lse, causal, 0.25, t, t, parts))
     check_against_reference(dict(zip(NAMES, outputs, strict=True)), *inputs, causal, 0.25)
+
+
+@pytest.mark.parametrize(("dq_parts", "dkdv_parts"), [(1, 4), (4, 1), (2, 8)])
+def test_gradients_have_parts_of_their_own(dq_parts, dkdv_parts, device, monkeypatch):
+    """One kernel adds up those of dq, dk and dv, of which some may be whole."""
+    q, k, v, do = inputs = make_inputs(97, 130, 40, device=device, lead=(2, 4), lead_k=(2, 2))
+    parts = {16: dq_parts, 32: dkdv_parts}
+    monkeypatch.setattr(flash_triton, "parts_for", lambda programs, warps, n, rows, *_: parts[rows])
+    o, lse = launch_forward(q, k, v, True, 0.25, parts=1)
+    flash_triton.backward_launches.cache_clear()
+    outputs = (o, lse, *launch_backward(do, q, k, v, o, lse, True, 0.25, Tile(32, 16, 4, 1), Tile(32, 16, 4, 1)))
+    flash_triton.backward_launches.cache_clear()
+    check_against_reference(dict(zip(NAMES, outputs, strict=True)), *inputs, True, 0.25)
 
 
 @pytest.mark.parametrize("together", [1, 2, 3, 5, 9])

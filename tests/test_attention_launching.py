@@ -178,7 +178,7 @@ def test_one_layout_is_worked_out_once(device):
 @pytest.mark.usefixtures("a_gpu")
 def test_the_precision_of_products_is_asked_at_each_launch(device, monkeypatch):
     x = q_k_v(device)
-    nothing = Launch(Kernel(), (1,), (), {"A": 1})
+    nothing = Launch(Kernel(), (1,), (), {"PARTS": 1, "A": 1})
     chosen = []
     monkeypatch.setattr(flash_triton, "forward_launches", lambda kind, *_: chosen.append(kind) or (nothing, None))
     for setting in ("highest", "high"):

@@ -10,6 +10,7 @@ import torch
 from systems.attention import flash_triton, tiles
 from systems.attention.launching import Layout
 from systems.attention.tiles import (
+    SMALL_TILES,
     TILES,
     ByMask,
     Tile,
@@ -23,6 +24,7 @@ from systems.attention.tiles import (
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD_DIMS = {16, 32, 64, 128, 256}
+CUDA = torch.device("cuda")
 # Prints for each kernel the shared memory in bytes that it needs on a Hopper GPU, and how many of its loads many
 # threads repeat: bfloat16, causal, d = 40 padded to 64.
 COMPILE = """
@@ -77,24 +79,37 @@ def test_head_dimensions_are_padded_to_powers_of_two():
 
 def test_a_gpu_gets_the_tile_of_its_arithmetic_and_mask(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    cuda = torch.device("cuda")
+    many = 2**20
     for kind, by_kernel in TILES["sm_90"].items():
         monkeypatch.setitem(by_kernel["dq"], 128, tile := Tile(64, 64, 4, 2))
-        assert choose("dq", 80, kind, True, cuda) == choose("dq", 80, kind, False, cuda) == tile
+        assert choose("dq", 80, kind, True, many, CUDA) == choose("dq", 80, kind, False, many, CUDA) == tile
         monkeypatch.setitem(by_kernel["dq"], 128, both := ByMask(causal=tile, full=Tile(128, 64, 4, 2)))
-        assert (choose("dq", 80, kind, True, cuda), choose("dq", 80, kind, False, cuda)) == both
+        assert (choose("dq", 80, kind, True, many, CUDA), choose("dq", 80, kind, False, many, CUDA)) == both
+
+
+def test_few_rows_get_small_tiles_where_there_are_some(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    for kind, (most_rows, by_kernel) in SMALL_TILES["sm_90"].items():
+        for kernel in ("forward", "dkdv", "dq"):
+            for d, tile in by_kernel[kernel].items():
+                assert choose(kernel, d, kind, False, most_rows, CUDA) == tile
+                table = for_mask(TILES["sm_90"][kind][kernel][d], causal=False)
+                assert choose(kernel, d, kind, False, most_rows + 1, CUDA) == table != tile
+            assert choose(kernel, 16, kind, False, 1, CUDA) == for_mask(TILES["sm_90"][kind][kernel][16], causal=False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert choose("dq", 128, "highest", True, 1, CUDA) == for_mask(TILES["sm_80"]["highest"]["dq"][128], causal=True)
 
 
 def test_few_tiles_share_their_loops(monkeypatch):
-    """Until 16 warps run on each of 132 multiprocessors; never with less than a step for each, or for short loops."""
+    """Until 8 warps run on each of 132 multiprocessors; never with less than a step or 100 rows for each."""
     monkeypatch.setattr(tiles, "multiprocessors", lambda device: 132)
-    cuda = torch.device("cuda")
-    by_programs = [parts_for(programs, 4, 4096, 64, 64, "half", cuda) for programs in (1, 64, 132, 256, 264, 265, 1024)]
-    assert by_programs == [16, 8, 4, 2, 2, 1, 1]
-    assert parts_for(64, 8, 4096, 64, 64, "half", cuda) == 4
-    assert parts_for(8, 4, 4096, 1024, 64, "half", cuda) == 4
-    assert parts_for(32, 4, 2048, 64, 64, "half", cuda) == 1 < parts_for(32, 4, 2048, 64, 64, "highest", cuda)
-    assert parts_for(1, 4, 4096, 64, 64, "half", torch.device("cpu")) == 1
+    monkeypatch.setitem(tiles.SHARING, "half", tiles.Sharing(warps=8, most_parts=16, least_rows=100))
+    by_programs = [parts_for(programs, 4, 4096, 64, "half", CUDA) for programs in (1, 16, 17, 66, 67, 132, 133, 1024)]
+    assert by_programs == [16, 16, 8, 4, 2, 2, 1, 1]
+    assert parts_for(66, 8, 4096, 64, "half", CUDA) == 2
+    assert parts_for(1, 4, 4096, 1024, "half", CUDA) == 4
+    assert parts_for(1, 4, 400, 64, "half", CUDA) == 4 > parts_for(1, 4, 399, 64, "half", CUDA) == 2
+    assert parts_for(1, 4, 4096, 64, "half", torch.device("cpu")) == 1
 
 
 def test_heads_run_together_while_their_keys_and_values_fit_the_cache():

@@ -41,6 +41,12 @@ def test_the_buffer_is_overwritten_as_often_as_asked(monkeypatch, times):
     assert written[times:] == ["after"]
 
 
+def test_a_triton_that_empties_no_cache_is_refused(do_bench, monkeypatch):
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(clear_cache=None))
+    with pytest.raises(RuntimeError, match="does not empty the cache"):
+        kernel_times_ms(lambda: None, "cuda", overwritten=2)
+
+
 @pytest.mark.parametrize("count", [1, 29, 30, 31, 1000])
 def test_few_samples_are_kept_and_they_span_the_run(do_bench, count):
     do_bench[1][:] = [float(i) for i in range(count)]

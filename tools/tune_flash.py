@@ -3,10 +3,11 @@
 Every candidate first computes a small case, whose result is compared with plain attention in float64; many processes
 compile at once. Those that are right are timed one after another at the given size, and the fastest is printed as a
 line of `TILES` in systems/attention/tiles.py: of what runs under a causal mask, or with --full without one. Nothing is
-changed by itself, and nothing is tuned at run time.
+changed by itself, and nothing is tuned at run time. With few rows they are entries of `SMALL_TILES`.
 
     python tools/tune_flash.py --arithmetic half --d 64 --d 128
     python tools/tune_flash.py --d 64 --heads 128 --full
+    python tools/tune_flash.py --d 128 --heads 1 --n 1024
 """
 
 import os
@@ -57,7 +58,7 @@ class Candidate:
 
 def candidates(kernel: str, arithmetic: str, d: int) -> list[Candidate]:
     """Tiles whose accumulators fit into the registers."""
-    rows = (64, 128, 256) if arithmetic == "half" else (32, 64, 128)
+    rows = (32, 64, 128, 256) if arithmetic == "half" else (32, 64, 128)
     columns = (32, 64, 128) if arithmetic == "half" else (16, 32, 64)
     stages = (2, 3, 4) if arithmetic == "half" else (1, 2)
     # dk and dv are held for a tile of keys, o or dq for one of queries: that side is the longer one.

@@ -84,13 +84,13 @@ def forward_launches(
     q, k, v, o = (layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]
-    t = tile or choose("forward", d, arithmetic, causal, device)
+    t = tile or choose("forward", d, arithmetic, causal, batch * heads * n_q, device)
     programs = triton.cdiv(n_q, t.q) * batch * heads
-    parts = parts or parts_for(programs, t.warps, n_k, t.k, d, arithmetic, device)
+    parts = parts or parts_for(programs, t.warps, n_k, t.k, arithmetic, device)
     sizes, merged = {"PARTS": parts, "HEAD": d, "D": padded(d)}, MERGED_NUMBERS // padded(d)
     return (
         Launch(
-            forward_kernel, (programs, parts),
+            forward_kernel, (programs * parts,),
             (*q.strides, *k.strides, *v.strides, *strides_of(o, parts), heads, n_q, n_k,
              together or heads_together(k, batch * heads, causal, arithmetic), scale * LOG2E.value),
             {"BQ": t.q, "BK": t.k, "GROUP": heads // kv_heads, "CAUSAL": causal, "PRECISION": PRECISION[arithmetic],
@@ -121,25 +121,23 @@ def launch_forward(
         arithmetic(q.dtype), q.dtype, q.device, tile, parts, together, causal, scale,
         q_lies, k_lies, v_lies, shape_and_strides(o),
     )  # fmt: skip
-    parts = forward.grid[1]
+    shares: int = forward.constants["PARTS"]
     with on_device_of(q):
-        if parts == 1:
+        if shares == 1:
             forward(q, k, v, o, lse)
         else:
-            acc, m_l = memory_for(o, parts), lse.new_empty((2, parts, *lse.shape))
+            acc, m_l = memory_for(o, shares), lse.new_empty((2, shares, *lse.shape))
             forward(q, k, v, acc, m_l)
             merge(acc, m_l, o, lse)
     return o, lse
 
 
 class Backward(NamedTuple):
-    """The launches of one backward pass: of `sum_kernel` one for each gradient."""
+    """The launches of one backward pass; sums follow where there are parts to add up."""
 
     dq: Launch
     dkdv: Launch
-    sum_dq: Launch
-    sum_dk: Launch
-    sum_dv: Launch
+    sums: Launch
 
 
 @lru_cache(maxsize=4096)
@@ -156,33 +154,32 @@ def backward_launches(
     inputs = (*q.strides, *k.strides, *v.strides)
     together = together or heads_together(k, batch * heads, causal, arithmetic)
     numbers = (heads, n_q, n_k, together, scale * LOG2E.value, scale)
-    t = dkdv_tile or choose("dkdv", d, arithmetic, causal, device)
-    u = dq_tile or choose("dq", d, arithmetic, causal, device)
+    t = dkdv_tile or choose("dkdv", d, arithmetic, causal, batch * kv_heads * n_k, device)
+    u = dq_tile or choose("dq", d, arithmetic, causal, batch * heads * n_q, device)
     dkdv_programs, dq_programs = triton.cdiv(n_k, t.k) * batch * kv_heads, triton.cdiv(n_q, u.q) * batch * heads
-    dkdv_parts = parts or parts_for(dkdv_programs, t.warps, n_q, t.q, d, arithmetic, device)
-    dq_parts = parts or parts_for(dq_programs, u.warps, n_k, u.k, d, arithmetic, device)
+    dkdv_parts = parts or parts_for(dkdv_programs, t.warps, n_q, t.q, arithmetic, device)
+    dq_parts = parts or parts_for(dq_programs, u.warps, n_k, u.k, arithmetic, device)
 
-    def sums(x: Layout, parts: int) -> Launch:
-        batch, heads, n, _ = x.shape
-        rows = MERGED_NUMBERS // padded(d)
-        return Launch(
-            sum_kernel, (triton.cdiv(n, rows) * batch * heads,), (*x.strides, heads, n),
-            {"PARTS": parts, "ROWS": rows, **sizes},
-        )  # fmt: skip
-
+    rows = MERGED_NUMBERS // padded(d)
+    dq_sums = triton.cdiv(n_q, rows) * batch * heads if dq_parts > 1 else 0
+    dkdv_sums = 2 * triton.cdiv(n_k, rows) * batch * kv_heads if dkdv_parts > 1 else 0
     return Backward(
         Launch(
-            dq_kernel, (dq_programs, dq_parts),
+            dq_kernel, (dq_programs * dq_parts,),
             (*inputs, *o.strides, *do.strides, *strides_of(dq, dq_parts), *numbers),
             {"BQ": u.q, "BK": u.k, "PARTS": dq_parts, **constants}, **u.options,
         ),
         Launch(
-            dkdv_kernel, (dkdv_programs, dkdv_parts),
+            dkdv_kernel, (dkdv_programs * dkdv_parts,),
             (*inputs, *do.strides, *strides_of(dk, dkdv_parts), *strides_of(dv, dkdv_parts), *numbers),
             {"BQ": t.q, "BK": t.k, "PARTS": dkdv_parts, "RAGGED": n_q % t.q != 0, **constants},
             **t.options,
         ),
-        sums(dq, dq_parts), sums(dk, dkdv_parts), sums(dv, dkdv_parts),
+        Launch(
+            sum_kernel, (dq_sums + dkdv_sums,),
+            (*dq.strides, *dk.strides, *dv.strides, batch, heads, kv_heads, n_q, n_k),
+            {"DQ_PARTS": dq_parts, "DKDV_PARTS": dkdv_parts, "ROWS": rows, **sizes},
+        ),
     )  # fmt: skip
 
 
@@ -208,17 +205,13 @@ def launch_backward(
         arithmetic(q.dtype), q.dtype, q.device, dkdv_tile, dq_tile, parts, together, causal, scale,
         q_lies, k_lies, v_lies, shape_and_strides(o), do_lies, *map(shape_and_strides, (dq, dk, dv)),
     )  # fmt: skip
-    dkdv_parts, dq_parts = launch.dkdv.grid[1], launch.dq.grid[1]
+    dkdv_parts, dq_parts = launch.dkdv.constants["PARTS"], launch.dq.constants["PARTS"]
     with on_device_of(q):
-        to_dq = memory_for(dq, dq_parts)
+        to_dq, to_dk, to_dv = memory_for(dq, dq_parts), memory_for(dk, dkdv_parts), memory_for(dv, dkdv_parts)
         launch.dq(q, k, v, o, do, lse, rows, to_dq)
-        if dq_parts > 1:
-            launch.sum_dq(to_dq, dq)
-        to_dk, to_dv = memory_for(dk, dkdv_parts), memory_for(dv, dkdv_parts)
         launch.dkdv(q, k, v, do, rows, to_dk, to_dv)
-        if dkdv_parts > 1:
-            launch.sum_dk(to_dk, dk)
-            launch.sum_dv(to_dv, dv)
+        if dq_parts > 1 or dkdv_parts > 1:
+            launch.sums(to_dq, to_dk, to_dv, dq, dk, dv)
     return dq, dk, dv
 
 

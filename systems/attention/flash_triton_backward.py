@@ -26,6 +26,7 @@ from systems.attention.flash_triton_forward import (
     rows_of_program,
     skip,
     store_tile,
+    turn,
 )
 
 
@@ -78,11 +79,10 @@ def dq_kernel(
     With PARTS > 1 dq_ptr takes (PARTS, batch, heads, n_q, HEAD), for `sum_kernel`.
     """
     tiles = tl.cdiv(n_q, BQ)
-    tile, batch_head = place(tiles, together)
+    tile, batch_head, batch_heads, part = place(tiles, together, PARTS)
     q_start = (tiles - 1 - tile) * BQ
     batch, head = batch_head // heads, batch_head % heads
-    part = tl.program_id(1)
-    to_batch = part * (tl.num_programs(0) // tiles // heads) + batch
+    to_batch = part * (batch_heads // heads) + batch
     q_ptr += batch * stride_qb + head * stride_qh
     k_ptr += batch * stride_kb + head // GROUP * stride_kh
     v_ptr += batch * stride_vb + head // GROUP * stride_vh
@@ -116,7 +116,8 @@ def dq_kernel(
     )  # fmt: skip
     dq = dq_steps(
         dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows, columns,
-        whole + part * BK, seen_by_any, n_k, scale_log2, BK, PARTS, HEAD, CAUSAL, True, PRECISION,
+        whole + turn(part, whole // BK, PARTS) * BK, seen_by_any, n_k, scale_log2, BK, PARTS, HEAD, CAUSAL, True,
+        PRECISION,
     )  # fmt: skip
     store_tile(dq_ptr + offsets(rows, columns, stride_dqn, stride_dqd), dq * scale, rows, columns, n_q, HEAD)
 
@@ -174,18 +175,17 @@ def dkdv_kernel(
     BQ: tl.constexpr, BK: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr,
     PARTS: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of one tile of keys of one head of k and v. Grid: (tiles of keys x batch x heads of k and v, PARTS).
+    """dk and dv of one tile of keys of one head of k and v. Grid: tiles of keys x batch x heads of k and v x PARTS.
 
     With PARTS > 1 dk_ptr and dv_ptr take (PARTS, batch, heads, n_k, HEAD), for `sum_kernel`.
     """
     tiles = tl.cdiv(n_k, BK)
     # The first tile is seen by the most queries under a causal mask: it starts first as it is.
-    tile, batch_head = place(tiles, together)
+    tile, batch_head, batch_heads, part = place(tiles, together, PARTS)
     k_start = tile * BK
     kv_heads = heads // GROUP
     batch, kv_head = batch_head // kv_heads, batch_head % kv_heads
-    part = tl.program_id(1)
-    to_batch = part * (tl.num_programs(0) // tiles // kv_heads) + batch
+    to_batch = part * (batch_heads // kv_heads) + batch
     k_ptr += batch * stride_kb + kv_head * stride_kh
     v_ptr += batch * stride_vb + kv_head * stride_vh
     dk_ptr += to_batch * stride_dkb + kv_head * stride_dkh
@@ -216,7 +216,8 @@ def dkdv_kernel(
             )  # fmt: skip
         dk, dv = dkdv_steps(
             dk, dv, k, v, q_head, do_head, rows_head, q_offsets, do_offsets, stride_qn, stride_gn, keys, columns,
-            whole + part * BQ, n_q, n_q, scale_log2, BQ, PARTS, HEAD, False, RAGGED, PRECISION,
+            whole + turn(part, (whole - first) // BQ, PARTS) * BQ, n_q, n_q, scale_log2, BQ, PARTS, HEAD, False,
+            RAGGED, PRECISION,
         )  # fmt: skip
     store_tile(dk_ptr + offsets(keys, columns, stride_dkn, stride_dkd), dk * scale, keys, columns, n_k, HEAD)
     store_tile(dv_ptr + offsets(keys, columns, stride_dvn, stride_dvd), dv, keys, columns, n_k, HEAD)
@@ -226,15 +227,45 @@ def dkdv_kernel(
 
 
 # --8<-- [start:sum]
-@triton.jit(do_not_specialize=["heads", "n"])
-def sum_kernel(
-    parts_ptr, out_ptr, stride_b, stride_h, stride_n, stride_d,
-    heads, n, PARTS: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
+@triton.jit
+def sum_parts(
+    program, parts_ptr, out_ptr, stride_b, stride_h, stride_n, stride_d,
+    batch, heads, n, PARTS: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows of a gradient as the sum of its parts (PARTS, batch, heads, n, HEAD), always in the same order."""
-    out_ptr, rows, columns, own, part_rows = rows_of_program(out_ptr, stride_b, stride_h, heads, n, ROWS, D)
-    total = tl.sum(load_parts(parts_ptr, own, part_rows, columns, rows < n, PARTS, HEAD), 0)
+    out_ptr, rows, columns, own = rows_of_program(program, out_ptr, stride_b, stride_h, heads, n, ROWS, D)
+    total = tl.sum(load_parts(parts_ptr, own, batch * heads * n, columns, rows < n, PARTS, HEAD), 0)
     store_tile(out_ptr + offsets(rows, columns, stride_n, stride_d), total, rows, columns, n, HEAD)
+
+
+@triton.jit(do_not_specialize=["batch", "heads", "kv_heads", "n_q", "n_k"])
+def sum_kernel(
+    dq_parts_ptr, dk_parts_ptr, dv_parts_ptr, dq_ptr, dk_ptr, dv_ptr,
+    stride_dqb, stride_dqh, stride_dqn, stride_dqd,
+    stride_dkb, stride_dkh, stride_dkn, stride_dkd,
+    stride_dvb, stride_dvh, stride_dvn, stride_dvd,
+    batch, heads, kv_heads, n_q, n_k,
+    DQ_PARTS: tl.constexpr, DKDV_PARTS: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """All gradients that have more than one part. Grid: first the programs for dq, then those for dk, then for dv."""
+    program = tl.program_id(0)
+    of_dq = tl.cdiv(n_q, ROWS) * batch * heads if DQ_PARTS > 1 else 0
+    of_dk = tl.cdiv(n_k, ROWS) * batch * kv_heads
+    if program < of_dq:
+        sum_parts(
+            program, dq_parts_ptr, dq_ptr, stride_dqb, stride_dqh, stride_dqn, stride_dqd,
+            batch, heads, n_q, DQ_PARTS, ROWS, HEAD, D,
+        )  # fmt: skip
+    elif program < of_dq + of_dk:
+        sum_parts(
+            program - of_dq, dk_parts_ptr, dk_ptr, stride_dkb, stride_dkh, stride_dkn, stride_dkd,
+            batch, kv_heads, n_k, DKDV_PARTS, ROWS, HEAD, D,
+        )  # fmt: skip
+    else:
+        sum_parts(
+            program - of_dq - of_dk, dv_parts_ptr, dv_ptr, stride_dvb, stride_dvh, stride_dvn, stride_dvd,
+            batch, kv_heads, n_k, DKDV_PARTS, ROWS, HEAD, D,
+        )  # fmt: skip
 
 
 # --8<-- [end:sum]

@@ -12,8 +12,8 @@ UPPER is known when the kernel is compiled: BQ, BK rows of a tile; HEAD the head
 power of two; GROUP query heads that share one head of k and v. On a CPU Triton's interpreter runs the same kernels.
 """
 
-# Triton's decorator hides from the type checker that arguments become constants.
-# pyright: reportArgumentType=false
+# The type checker does not see that arguments become constants, nor that a reduction gives a tensor.
+# pyright: reportArgumentType=false, reportCallIssue=false
 
 import triton
 import triton.language as tl
@@ -28,16 +28,19 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 # --8<-- [start:tiles]
 @triton.jit
-def place(tiles, together):
-    """(tile, batch · heads + head) of this program: of `together` heads first the first tile of each, then the second.
+def place(tiles, together, PARTS: tl.constexpr):
+    """(tile, batch · heads + head, how many heads there are, part) of this program.
 
-    Then the next heads. So the long tiles of the last heads don't start when all other work is done.
+    Of `together` heads first come all parts of the first tile of each, then of the second; then the next heads. So no
+    long tile, nor a part of one, starts when all other work is done.
     """
-    program, heads = tl.program_id(0), tl.num_programs(0) // tiles
+    # A part known to be zero when the kernel is compiled makes its second loop take up to 1.4 times as long.
+    part = tl.program_id(0) % PARTS if PARTS > 1 else tl.program_id(1)
+    program, heads = tl.program_id(0) // PARTS, tl.num_programs(0) // PARTS // tiles
     group = program // (tiles * together)
     members = tl.minimum(together, heads - group * together)
     rest = program - group * tiles * together
-    return rest // members, (group * together + rest % members).to(tl.int64)
+    return rest // members, (group * together + rest % members).to(tl.int64), heads, part
 
 
 @triton.jit
@@ -50,6 +53,12 @@ def offsets(rows, columns, stride_n, stride_d):
 def skip(ptr, rows, stride_n):
     """The pointer moved on by this many rows, in 64 bits."""
     return ptr + tl.cast(rows, tl.int64) * stride_n
+
+
+@triton.jit
+def turn(part, steps, PARTS: tl.constexpr):
+    """Which step of a second loop is the first of this part, where the first loop had so many: dealt out on and on."""
+    return (part + PARTS - steps % PARTS) % PARTS if PARTS > 1 else part
 
 
 @triton.jit
@@ -144,17 +153,16 @@ def forward_kernel(
     BQ: tl.constexpr, BK: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr,
     PARTS: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """o and lse of one tile of queries of one head. Grid: (tiles of queries x batch x heads, PARTS).
+    """o and lse of one tile of queries of one head. Grid: tiles of queries x batch x heads x PARTS.
 
     With PARTS > 1 the state of online softmax for `merge_kernel` instead: o_ptr takes acc (PARTS, batch, heads, n_q,
     HEAD), and lse_ptr takes m and l (2, PARTS, batch, heads, n_q).
     """
     tiles = tl.cdiv(n_q, BQ)
     # The last tile sees the most keys under a causal mask: it starts first, so that no long one is left at the end.
-    tile, batch_head = place(tiles, together)
+    tile, batch_head, batch_heads, part = place(tiles, together, PARTS)
     q_start = (tiles - 1 - tile) * BQ
     batch, head = batch_head // heads, batch_head % heads
-    part, batch_heads = tl.program_id(1), tl.num_programs(0) // tiles
     q_ptr += batch * stride_qb + head * stride_qh
     k_ptr += batch * stride_kb + head // GROUP * stride_kh
     v_ptr += batch * stride_vb + head // GROUP * stride_vh
@@ -179,8 +187,9 @@ def forward_kernel(
         n_k, scale_log2, BK, PARTS, HEAD, CAUSAL, False, PRECISION,
     )  # fmt: skip
     acc, m, l = forward_steps(
-        acc, m, l, q, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows, columns, whole + part * BK,
-        seen_by_any, n_k, scale_log2, BK, PARTS, HEAD, CAUSAL, True, PRECISION,
+        acc, m, l, q, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows, columns,
+        whole + turn(part, whole // BK, PARTS) * BK, seen_by_any, n_k, scale_log2, BK, PARTS, HEAD, CAUSAL, True,
+        PRECISION,
     )  # fmt: skip
     o_ptrs = o_ptr + offsets(rows, columns, stride_on, stride_od)
     lse_ptrs = lse_ptr + (part * batch_heads + batch_head) * n_q + rows
@@ -197,20 +206,24 @@ def forward_kernel(
 
 
 @triton.jit
-def rows_of_program(out_ptr, stride_b, stride_h, heads, n, ROWS: tl.constexpr, D: tl.constexpr):
-    """(head's output, rows, columns, where these rows stand among those of all heads, how many those are)."""
+def rows_of_program(program, out_ptr, stride_b, stride_h, heads, n, ROWS: tl.constexpr, D: tl.constexpr):
+    """(head's output, rows, columns, where these rows stand among those of all heads)."""
     tiles = tl.cdiv(n, ROWS)
-    batch_head = (tl.program_id(0) // tiles).to(tl.int64)
-    rows, columns = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
-    out_ptr += batch_head // heads * stride_b + batch_head % heads * stride_h
-    return out_ptr, rows, columns, batch_head * n + rows, (tl.num_programs(0) // tiles).to(tl.int64) * n
+    batch_head = (program // tiles).to(tl.int64)
+    rows, columns = program % tiles * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
+    return (
+        out_ptr + batch_head // heads * stride_b + batch_head % heads * stride_h,
+        rows,
+        columns,
+        batch_head * n + rows,
+    )
 
 
 # --8<-- [start:merge]
 @triton.jit
 def load_parts(ptr, own, part_rows, columns, inside, PARTS: tl.constexpr, HEAD: tl.constexpr):
-    """[PARTS, ROWS, D]: these rows of all parts, (PARTS, batch, heads, n, HEAD), asked of memory at once."""
-    at = tl.arange(0, PARTS)[:, None] * part_rows + own[None, :]
+    """[PARTS, ROWS, D]: these rows of all parts, (PARTS, part_rows, HEAD), asked of memory at once."""
+    at = tl.arange(0, PARTS)[:, None].to(tl.int64) * part_rows + own[None, :]
     mask = inside[None, :, None] & (columns < HEAD)[None, None, :]
     return tl.load(ptr + at[:, :, None] * HEAD + columns[None, None, :], mask=mask, other=0.0)
 
@@ -221,11 +234,12 @@ def merge_kernel(
     heads, n_q, PARTS: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """o and lse of ROWS rows of one head: the states of its parts, rescaled to one maximum, are added up."""
-    o_ptr, rows, columns, own, part_rows = rows_of_program(o_ptr, stride_ob, stride_oh, heads, n_q, ROWS, D)
-    inside = rows < n_q
+    program = tl.program_id(0)
+    o_ptr, rows, columns, own = rows_of_program(program, o_ptr, stride_ob, stride_oh, heads, n_q, ROWS, D)
+    inside, part_rows = rows < n_q, tl.num_programs(0) // tl.cdiv(n_q, ROWS) * n_q
     acc = load_parts(acc_ptr, own, part_rows, columns, inside, PARTS, HEAD)
     # [PARTS, ROWS]
-    own_parts = tl.arange(0, PARTS)[:, None] * part_rows + own[None, :]
+    own_parts = tl.arange(0, PARTS)[:, None].to(tl.int64) * part_rows + own[None, :]
     m_parts = tl.load(m_l_ptr + own_parts, mask=inside[None, :], other=0.0)
     l_parts = tl.load(m_l_ptr + PARTS * part_rows + own_parts, mask=inside[None, :], other=1.0)
     # [ROWS]

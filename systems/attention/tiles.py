@@ -42,11 +42,25 @@ class ByMask(NamedTuple):
 # --8<-- [end:tile]
 
 
-# Programs share a loop where tiles are few: until a multiprocessor has this many warps, which is what hides waiting.
-WARPS_PER_MULTIPROCESSOR = 16
-MOST_PARTS = 16
-# Length of a loop times head dimension, below which launching a second kernel takes longer than sharing saves.
-LEAST_SHARED = {"half": 2**18, "high": 2**15, "highest": 2**14}
+# --8<-- [start:sharing]
+class Sharing(NamedTuple):
+    """Where tiles are few, programs share their loops: until a multiprocessor has so many `warps`.
+
+    That hides waiting, and lets long and short tiles end together. But parts are written, read and added up, which
+    takes longer than they save if there are more than `most_parts`, or a loop over fewer than `least_rows` in each.
+    """
+
+    warps: int
+    most_parts: int
+    least_rows: int
+
+
+SHARING = {
+    "half": Sharing(warps=8, most_parts=4, least_rows=512),
+    "high": Sharing(warps=16, most_parts=16, least_rows=1),
+    "highest": Sharing(warps=16, most_parts=16, least_rows=1),
+}
+# --8<-- [end:sharing]
 # Of the L2 cache's 40 MiB (A100) or 50 MiB (Hopper), what keys and values of the heads may take whose tiles run
 # together: with more, programs of one head no longer read the same keys at about the same time. Float32 products take
 # so much longer that reading matters less.
@@ -237,6 +251,31 @@ TILES: dict[str, dict[str, Passes]] = {
 }
 
 
+class SmallTiles(NamedTuple):
+    """What is faster where all heads together have at most so many rows: smaller tiles keep more of the GPU busy."""
+
+    most_rows: int
+    tiles: Passes
+
+
+SMALL_FLOAT32_SM_90: Passes = {
+    "forward": {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1)},
+    "dkdv": {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1)},
+    "dq": {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1)},
+}
+# By architecture and arithmetic; other head dimensions have none.
+SMALL_TILES: dict[str, dict[str, SmallTiles]] = {
+    "sm_90": {
+        "half": SmallTiles(
+            2048,
+            {"forward": {128: Tile(64, 64, 4, 3)}, "dkdv": {128: Tile(64, 32, 4, 3)}, "dq": {128: Tile(64, 64, 4, 3)}},
+        ),
+        "high": SmallTiles(512, SMALL_FLOAT32_SM_90),
+        "highest": SmallTiles(512, SMALL_FLOAT32_SM_90),
+    }
+}
+
+
 def architecture(capability: tuple[int, int]) -> str:
     """The part of the table for a GPU of this compute capability."""
     if capability[0] == 9:
@@ -262,23 +301,31 @@ def for_mask(entry: Tile | ByMask, causal: bool) -> Tile:
     return entry
 
 
-def choose(kernel: str, d: int, arithmetic: str, causal: bool, device: torch.device) -> Tile:
-    """The tile of this kernel ("forward", "dkdv" or "dq") for head dimension d and a kind of `arithmetic`."""
+def choose(kernel: str, d: int, arithmetic: str, causal: bool, rows: int, device: torch.device) -> Tile:
+    """The tile of this kernel ("forward", "dkdv" or "dq") for head dimension d and a kind of `arithmetic`.
+
+    Tiles are cut from so many `rows` of all heads together: of queries, or for dkdv of keys.
+    """
     if device.type == "cpu":
         return INTERPRETER_TILE
-    capability = torch.cuda.get_device_capability(device)
-    return for_mask(TILES[architecture(capability)][arithmetic][kernel][padded(d)], causal)
+    part = architecture(torch.cuda.get_device_capability(device))
+    small = SMALL_TILES.get(part, {}).get(arithmetic)
+    if small and rows <= small.most_rows and padded(d) in small.tiles[kernel]:
+        return for_mask(small.tiles[kernel][padded(d)], causal)
+    return for_mask(TILES[part][arithmetic][kernel][padded(d)], causal)
 
 
-def parts_for(programs: int, warps: int, n: int, rows: int, d: int, arithmetic: str, device: torch.device) -> int:
+def parts_for(programs: int, warps: int, n: int, rows: int, arithmetic: str, device: torch.device) -> int:
     """How many programs share a loop over n rows in steps of `rows`: a power of two, so that few kernels are compiled.
 
     There are `programs` tiles, for each of which one program alone would have `warps` warps.
     """
-    if device.type == "cpu" or n * d < LEAST_SHARED[arithmetic]:
+    if device.type == "cpu":
         return 1
-    room = WARPS_PER_MULTIPROCESSOR * multiprocessors(device) // (programs * warps)
-    return 1 << (max(1, min(room, n // rows, MOST_PARTS)).bit_length() - 1)
+    sharing = SHARING[arithmetic]
+    room = sharing.warps * multiprocessors(device) // (programs * warps)
+    parts = max(1, min(room, n // max(rows, sharing.least_rows), sharing.most_parts))
+    return 1 << (parts.bit_length() - 1)
 
 
 def heads_together(k: Layout, heads: int, causal: bool, arithmetic: str) -> int:

@@ -30,18 +30,16 @@ from systems.attention.flash_triton_forward import LOG2E, narrow, product
 from systems.attention.reference import attention_reference
 from systems.attention.tiles import Tile
 from systems.experiments.command import main, option
-from systems.kernel_timing import kernel_times_ms
+from systems.kernel_timing import OVERWRITTEN, kernel_times_ms
 from systems.peers import DTYPES, path_of
 
 PROTOCOL = {
-    "clock": "triton.testing.do_bench, 25 ms of warm-up, 100 ms of calls, L2 cache emptied before each",
+    "clock": "triton.testing.do_bench, 25 ms of warm-up, 100 ms of calls with the emptying of the L2 cache before each",
     "one head": "L2 cache emptied eight times over",
     "inputs": "standard normal, seed 0; causal",
     "error": "norm of the difference from float64 over the norm of float64, first head, first rows",
 }
 CHECKED_ROWS = 2048
-# As in `flash_benchmarking`, so that the host has issued all launches before the first one runs.
-OVERWRITTEN = 8
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,15 @@ import torch
 
 from systems import timing
 from systems.experiments.command import main, option
-from systems.kernel_timing import pass_times_ms, product_times_ms
+from systems.kernel_timing import OVERWRITTEN, pass_times_ms, product_times_ms
 from systems.peers import DTYPES, attention, only, random_inputs, what_ran
 
 PROTOCOL = {
-    "clock": "triton.testing.do_bench, 5 ms of warm-up, 20 ms of calls, L2 cache emptied before each, eight times over",
+    "clock": "triton.testing.do_bench, 5 ms of warm-up, 20 ms of calls with the emptying of the L2 cache before each, "
+    "eight times over",
     "inputs": "standard normal, seed 0, batch 1, one head, causal",
     "tf32": "off but for the row named so",
 }
-# One head is soon computed: in the half millisecond that this takes the host issues both passes.
-OVERWRITTEN = 8
 IMPLEMENTATIONS = ("ours", "plain", "compiled", "sdpa")
 # What the others are held against: one large matrix product, (n, d) by (d, n).
 CEILING = 8192

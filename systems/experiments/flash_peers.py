@@ -17,7 +17,7 @@ from systems.kernel_timing import pass_times_ms
 from systems.peers import DTYPES, Attention, attention, only, random_inputs, what_ran
 
 PROTOCOL = {
-    "clock": "triton.testing.do_bench, 5 ms of warm-up, 20 ms of calls, L2 cache emptied before each",
+    "clock": "triton.testing.do_bench, 5 ms of warm-up, 20 ms of calls with the emptying of the L2 cache before each",
     "order": "every implementation in turn, three rounds, ten where the host decides",
     "calls": "a hundred rounds of a hundred calls of every implementation in turn",
     "inputs": "standard normal, seed 0",
