@@ -101,14 +101,22 @@ def test_few_rows_get_small_tiles_where_there_are_some(monkeypatch):
 
 
 def test_few_tiles_share_their_loops(monkeypatch):
-    """Until 8 warps run on each of 132 multiprocessors; never with less than a step or 100 rows for each."""
+    """Until 4 warps run on each of 132 multiprocessors, or 16 where each part has a long loop; never without a step."""
     monkeypatch.setattr(tiles, "multiprocessors", lambda device: 132)
-    monkeypatch.setitem(tiles.SHARING, "half", tiles.Sharing(warps=8, most_parts=16, least_rows=100))
-    by_programs = [parts_for(programs, 4, 4096, 64, "half", CUDA) for programs in (1, 16, 17, 66, 67, 132, 133, 1024)]
-    assert by_programs == [16, 16, 8, 4, 2, 2, 1, 1]
-    assert parts_for(66, 8, 4096, 64, "half", CUDA) == 2
-    assert parts_for(1, 4, 4096, 1024, "half", CUDA) == 4
-    assert parts_for(1, 4, 400, 64, "half", CUDA) == 4 > parts_for(1, 4, 399, 64, "half", CUDA) == 2
+    monkeypatch.setitem(tiles.MOST_PARTS, "half", 16)
+    monkeypatch.setitem(tiles.SHARING, "half", (tiles.Sharing(warps=4, least_rows=100),))
+
+    def parts(programs: int, n: int, warps: int = 4, rows: int = 64) -> int:
+        return parts_for(programs, warps, n, rows, "half", CUDA)
+
+    assert [parts(programs, 4096) for programs in (1, 8, 9, 33, 34, 66, 67, 1024)] == [16, 16, 8, 4, 2, 2, 1, 1]
+    assert parts(33, 4096, warps=8) == 2 and parts(1, 4096, rows=1024) == 4
+    assert parts(1, 400) == 4 > parts(1, 399) == 2
+    monkeypatch.setitem(tiles.SHARING, "half", (tiles.Sharing(4, 100), tiles.Sharing(16, 1000)))
+    assert [parts(programs, 4000) for programs in (1, 33, 34, 132, 133, 264, 265)] == [16, 4, 4, 4, 2, 2, 1]
+    assert parts(132, 1999) == 1 < parts(132, 2000) == 2
+    monkeypatch.setitem(tiles.MOST_PARTS, "half", 2)
+    assert parts(1, 4096) == 2
     assert parts_for(1, 4, 4096, 64, "half", torch.device("cpu")) == 1
 
 

@@ -35,8 +35,8 @@ from systems.attention.tiles import Tile, choose, heads_together, padded, parts_
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_HEAD = 256
-# Numbers that one program puts together from parts: four of each part for each of its threads, one load. With fewer
-# programs and more loads one after the other, waiting for them would take longer than they do.
+# Numbers that one program puts together from parts: four of each part for each of its threads, one load. With more,
+# fewer programs wait for more loads.
 MERGED_NUMBERS = 512
 # What tl.dot is told. Float32 is cut into parts of bfloat16, whose products the matrix units add up: six products are
 # as good as float32's own ("ieee" would leave those units idle), three keep 16 bits.
@@ -114,7 +114,7 @@ def launch_forward(
     parts: int | None = None,
     together: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(o, lse); `tile`, `parts` (a power of two) and `together` override what `tiles` chooses."""
+    """(o, lse); `tile`, `parts` and `together` override what `tiles` chooses."""
     o, lse = torch.empty_like(q), numbers_for(q)
     (q, q_lies), (k, k_lies), (v, v_lies) = rows_in_one_piece(q), rows_in_one_piece(k), rows_in_one_piece(v)
     forward, merge = forward_launches(
@@ -197,7 +197,7 @@ def launch_backward(
     parts: int | None = None,
     together: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv); the tiles, `parts` (a power of two) and `together` override what `tiles` chooses."""
+    """(dq, dk, dv); the tiles, `parts` and `together` override what `tiles` chooses."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     rows = lse.new_empty((*lse.shape, 2))
     (q, q_lies), (k, k_lies), (v, v_lies), (do, do_lies) = map(rows_in_one_piece, (q, k, v, do))

@@ -9,15 +9,14 @@ What the second needs of each row of queries, lse and delta, lies side by side i
 numbers are fewer than its threads, and Triton 3.6 has each thread load all that it needs: 32 single numbers in a step.
 """
 
-# Triton's decorator hides from the type checker that arguments become constants.
-# pyright: reportArgumentType=false
+# Triton hides from the type checker that arguments become constants and what its loops run over.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl
 
 from systems.attention.flash_triton_forward import (
     LOG2E,
-    load_parts,
     load_tile,
     narrow,
     offsets,
@@ -234,7 +233,10 @@ def sum_parts(
 ):  # fmt: skip
     """ROWS rows of a gradient as the sum of its parts (PARTS, batch, heads, n, HEAD), always in the same order."""
     out_ptr, rows, columns, own = rows_of_program(program, out_ptr, stride_b, stride_h, heads, n, ROWS, D)
-    total = tl.sum(load_parts(parts_ptr, own, batch * heads * n, columns, rows < n, PARTS, HEAD), 0)
+    total = tl.zeros([ROWS, D], tl.float32)
+    for part in tl.static_range(PARTS):
+        here = part * batch * heads * n + own
+        total += load_tile(parts_ptr + offsets(here, columns, HEAD, 1), rows, columns, n, HEAD, True)
     store_tile(out_ptr + offsets(rows, columns, stride_n, stride_d), total, rows, columns, n, HEAD)
 
 

@@ -12,8 +12,8 @@ UPPER is known when the kernel is compiled: BQ, BK rows of a tile; HEAD the head
 power of two; GROUP query heads that share one head of k and v. On a CPU Triton's interpreter runs the same kernels.
 """
 
-# The type checker does not see that arguments become constants, nor that a reduction gives a tensor.
-# pyright: reportArgumentType=false, reportCallIssue=false
+# Triton hides from the type checker that arguments become constants and what its loops run over.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl
@@ -220,14 +220,6 @@ def rows_of_program(program, out_ptr, stride_b, stride_h, heads, n, ROWS: tl.con
 
 
 # --8<-- [start:merge]
-@triton.jit
-def load_parts(ptr, own, part_rows, columns, inside, PARTS: tl.constexpr, HEAD: tl.constexpr):
-    """[PARTS, ROWS, D]: these rows of all parts, (PARTS, part_rows, HEAD), asked of memory at once."""
-    at = tl.arange(0, PARTS)[:, None].to(tl.int64) * part_rows + own[None, :]
-    mask = inside[None, :, None] & (columns < HEAD)[None, None, :]
-    return tl.load(ptr + at[:, :, None] * HEAD + columns[None, None, :], mask=mask, other=0.0)
-
-
 @triton.jit(do_not_specialize=["heads", "n_q"])
 def merge_kernel(
     acc_ptr, m_l_ptr, o_ptr, lse_ptr, stride_ob, stride_oh, stride_on, stride_od,
@@ -236,18 +228,21 @@ def merge_kernel(
     """o and lse of ROWS rows of one head: the states of its parts, rescaled to one maximum, are added up."""
     program = tl.program_id(0)
     o_ptr, rows, columns, own = rows_of_program(program, o_ptr, stride_ob, stride_oh, heads, n_q, ROWS, D)
-    inside, part_rows = rows < n_q, tl.num_programs(0) // tl.cdiv(n_q, ROWS) * n_q
-    acc = load_parts(acc_ptr, own, part_rows, columns, inside, PARTS, HEAD)
-    # [PARTS, ROWS]
-    own_parts = tl.arange(0, PARTS)[:, None].to(tl.int64) * part_rows + own[None, :]
-    m_parts = tl.load(m_l_ptr + own_parts, mask=inside[None, :], other=0.0)
-    l_parts = tl.load(m_l_ptr + PARTS * part_rows + own_parts, mask=inside[None, :], other=1.0)
-    # [ROWS]
-    m = tl.max(m_parts, 0)
-    weights = tl.exp2(m_parts - m[None, :])
-    l = tl.sum(l_parts * weights, 0)
-    o = tl.sum(acc * weights[:, :, None], 0) / l[:, None]
-    store_tile(o_ptr + offsets(rows, columns, stride_on, stride_od), o, rows, columns, n_q, HEAD)
+    part_rows = tl.num_programs(0) // tl.cdiv(n_q, ROWS) * n_q
+    l_ptr, inside = skip(m_l_ptr, PARTS, part_rows), rows < n_q
+    # Unrolled, and the maximum first: so memory is asked for parts that don't wait for each other.
+    m = tl.full([ROWS], LOWEST, tl.float32)
+    for part in tl.static_range(PARTS):
+        m = tl.maximum(m, tl.load(m_l_ptr + part * part_rows + own, mask=inside, other=0.0))
+    acc = tl.zeros([ROWS, D], tl.float32)
+    l = tl.zeros([ROWS], tl.float32)
+    for part in tl.static_range(PARTS):
+        here = part * part_rows + own
+        weight = tl.exp2(tl.load(m_l_ptr + here, mask=inside, other=0.0) - m)
+        l += weight * tl.load(l_ptr + here, mask=inside, other=1.0)
+        acc_part = load_tile(acc_ptr + offsets(here, columns, HEAD, 1), rows, columns, n_q, HEAD, True)
+        acc += weight[:, None] * acc_part
+    store_tile(o_ptr + offsets(rows, columns, stride_on, stride_od), acc / l[:, None], rows, columns, n_q, HEAD)
     tl.store(lse_ptr + own, (m + tl.log2(l)) * LN2, mask=inside)
 
 

@@ -44,22 +44,22 @@ class ByMask(NamedTuple):
 
 # --8<-- [start:sharing]
 class Sharing(NamedTuple):
-    """Where tiles are few, programs share their loops: until a multiprocessor has so many `warps`.
+    """Programs share loops until a multiprocessor has so many `warps`; a part has `least_rows` of its loop or more.
 
-    That hides waiting, and lets long and short tiles end together. But parts are written, read and added up, which
-    takes longer than they save if there are more than `most_parts`, or a loop over fewer than `least_rows` in each.
+    Parts must be written, read and added up. The more of the loop each has, the more of them are worth that.
     """
 
     warps: int
-    most_parts: int
     least_rows: int
 
 
+# Waiting is hidden, and long and short tiles end together, where there are more programs than the GPU has room for.
 SHARING = {
-    "half": Sharing(warps=8, most_parts=4, least_rows=512),
-    "high": Sharing(warps=16, most_parts=16, least_rows=1),
-    "highest": Sharing(warps=16, most_parts=16, least_rows=1),
+    "half": (Sharing(warps=4, least_rows=256), Sharing(warps=16, least_rows=1024)),
+    "high": (Sharing(warps=16, least_rows=1),),
+    "highest": (Sharing(warps=16, least_rows=1),),
 }
+MOST_PARTS = {"half": 4, "high": 16, "highest": 16}
 # --8<-- [end:sharing]
 # Of the L2 cache's 40 MiB (A100) or 50 MiB (Hopper), what keys and values of the heads may take whose tiles run
 # together: with more, programs of one head no longer read the same keys at about the same time. Float32 products take
@@ -322,9 +322,10 @@ def parts_for(programs: int, warps: int, n: int, rows: int, arithmetic: str, dev
     """
     if device.type == "cpu":
         return 1
-    sharing = SHARING[arithmetic]
-    room = sharing.warps * multiprocessors(device) // (programs * warps)
-    parts = max(1, min(room, n // max(rows, sharing.least_rows), sharing.most_parts))
+    parts = 1
+    for sharing in SHARING[arithmetic]:
+        room = sharing.warps * multiprocessors(device) // (programs * warps)
+        parts = max(parts, min(room, n // max(rows, sharing.least_rows), MOST_PARTS[arithmetic]))
     return 1 << (parts.bit_length() - 1)
 
 
