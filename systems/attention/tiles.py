@@ -1,4 +1,6 @@
-"""Launch configurations of the Triton kernels: one literal table by GPU, arithmetic, pass, head dimension and mask.
+"""Launch configurations of the Triton kernels: a literal table by GPU, arithmetic, pass, head dimension and mask.
+
+A second one has smaller tiles for few rows.
 
 A tile has `q` rows of queries and `k` rows of keys. `stages` is how many tiles of the inner loop are in flight.
 """
@@ -44,16 +46,18 @@ class ByMask(NamedTuple):
 
 # --8<-- [start:sharing]
 class Sharing(NamedTuple):
-    """Programs share loops until a multiprocessor has so many `warps`; a part has `least_rows` of its loop or more.
+    """Programs share loops until a multiprocessor has so many `warps`, with `least_rows` or more for each.
 
-    Parts must be written, read and added up. The more of the loop each has, the more of them are worth that.
+    Rows are those of a whole loop: a causal mask leaves half of them on average. Parts must be written, read and added
+    up. The more of the loop each has, the more of them are worth that.
     """
 
     warps: int
     least_rows: int
 
 
-# Waiting is hidden, and long and short tiles end together, where there are more programs than the GPU has room for.
+# Many warps hide waiting, and let long and short tiles end together. The less time products take, the more it matters
+# what adding up costs.
 SHARING = {
     "half": (Sharing(warps=4, least_rows=256), Sharing(warps=16, least_rows=1024)),
     "high": (Sharing(warps=16, least_rows=1),),

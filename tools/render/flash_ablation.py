@@ -40,7 +40,7 @@ SPREAD = [
         "unshared",
         "shared",
         "programs share a loop: 1 head, N = 4096, d = 64, bf16",
-        ("2: 64 tiles for 132 multiprocessors", "1.5: and another launch"),
+        ("2: 64 tiles for 132 multiprocessors", "1.5: and three launches more"),
     ),
     (
         "in_turn",

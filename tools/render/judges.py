@@ -390,5 +390,5 @@ def fused_memory_is_linear(record: Record) -> Judgement:
     ours, plain = growth("ours"), growth("plain")
     if not ours or not plain:
         return None
-    # Where programs share a loop their parts take most of it, and as much at any length: it may grow less, never more.
+    # Where programs share a loop their parts take most of it, never more of them from here on: it may grow less than N.
     return max(ours) <= 2.1 and min(plain) > 3, f"Per doubling of N: ours {span(ours)}, plain {span(plain)}."
