@@ -8,7 +8,7 @@ from torch import Tensor
 
 from systems.attention import FlashAttentionPyTorch, FlashAttentionTriton, attention_reference, flash_triton
 from systems.attention.flash_triton import launch_backward, launch_forward
-from systems.attention.flash_triton_forward import narrow
+from systems.attention.flash_triton_forward import narrow, place, turn
 from systems.attention.tiles import Tile
 from tests.attention_checks import NAMES, check_against_reference, make_inputs, run_class, run_reference, worst
 
@@ -23,6 +23,16 @@ PAIRS = [(1, 130), (130, 1), (65, 191), (191, 65), (63, 64)]
 def narrow_kernel(x_ptr, y_ptr, n: tl.constexpr):
     x = tl.load(x_ptr + tl.arange(0, n))
     tl.store(y_ptr + tl.arange(0, n), narrow(x, y_ptr.dtype.element_ty))
+
+
+@triton.jit
+def place_kernel(out_ptr, tiles, together, PARTS: tl.constexpr):
+    tile, head, heads, part = place(tiles, together, PARTS)
+    out_ptr += 4 * tl.program_id(0)
+    tl.store(out_ptr, tile)
+    tl.store(out_ptr + 1, head)
+    tl.store(out_ptr + 2, heads)
+    tl.store(out_ptr + 3, part)
 
 
 def check(cls, inputs: tuple[Tensor, Tensor, Tensor, Tensor], causal: bool, scale: float | None = None):
@@ -101,6 +111,29 @@ def test_programs_that_share_a_loop(dtype, parts, causal, device):
     o, lse = launch_forward(q, k, v, causal, 0.25, t, parts)
     outputs = (o, lse, *launch_backward(do, q, k, v, o, lse, causal, 0.25, t, t, parts))
     check_against_reference(dict(zip(NAMES, outputs, strict=True)), *inputs, causal, 0.25)
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_all_parts_of_a_tile_start_next_to_each_other(parts, device):
+    """Of the heads that run together first those of the first tile, then those of the second."""
+    tiles, groups = 3, [(0, 1), (2, 3), (4,)]
+    expected = [[t, h, 5, p] for group in groups for t in range(tiles) for h in group for p in range(parts)]
+    found = torch.zeros(len(expected), 4, dtype=torch.int32, device=device)
+    place_kernel[(len(expected),)](found, tiles, 2, PARTS=parts)
+    assert found.tolist() == expected
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 16])
+def test_no_part_has_more_than_one_step_more_than_another(parts):
+    """Over both loops of a tile, each step once."""
+    for whole in range(20):
+        for cut in range(4):
+            shares = [
+                [*range(part, whole, parts), *range(whole + turn.fn(part, whole, parts), whole + cut, parts)]
+                for part in range(parts)
+            ]
+            assert sorted(step for share in shares for step in share) == list(range(whole + cut))
+            assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 @pytest.mark.parametrize(("dq_parts", "dkdv_parts"), [(1, 4), (4, 1), (2, 8)])

@@ -30,8 +30,10 @@ def test_the_table_of_hopper_was_among_the_candidates():
     for kernel in KERNELS:
         for d in (16, 32, 64, 128):
             tried = [candidate.tile for candidate in candidates(kernel, "half", d)]
-            entries = [TILES["sm_90"]["half"][kernel][d], SMALL_TILES["sm_90"]["half"].tiles[kernel].get(d)]
-            assert {for_mask(e, causal) for e in entries if e for causal in (True, False)} <= set(tried)
+            assert {for_mask(TILES["sm_90"]["half"][kernel][d], causal) for causal in (True, False)} <= set(tried)
+            for arithmetic, small in SMALL_TILES["sm_90"].items():
+                tried = [candidate.tile for candidate in candidates(kernel, arithmetic, d)]
+                assert d not in small.tiles[kernel] or small.tiles[kernel][d] in tried
 
 
 def test_an_entry_is_printed_as_it_is_written():
