@@ -114,7 +114,6 @@ def test_few_rows_get_small_tiles_where_there_are_some(monkeypatch):
 def test_few_tiles_share_their_loops(monkeypatch):
     """Until 4 warps run on each of 132 multiprocessors, or 16 if loops are long; never more parts than steps."""
     monkeypatch.setattr(tiles, "multiprocessors", lambda device: 132)
-    monkeypatch.setitem(tiles.MOST_PARTS, "half", 16)
     monkeypatch.setitem(tiles.SHARING, "half", (tiles.Sharing(warps=4, least_rows=100),))
 
     def parts(programs: int, n: int, warps: int = 4, rows: int = 64) -> int:
@@ -126,7 +125,7 @@ def test_few_tiles_share_their_loops(monkeypatch):
     monkeypatch.setitem(tiles.SHARING, "half", (tiles.Sharing(4, 100), tiles.Sharing(16, 1000)))
     assert [parts(programs, 4000) for programs in (1, 33, 34, 132, 133, 264, 265)] == [16, 4, 4, 4, 2, 2, 1]
     assert parts(132, 1999) == 1 < parts(132, 2000) == 2
-    monkeypatch.setitem(tiles.MOST_PARTS, "half", 2)
+    monkeypatch.setattr(tiles, "MOST_PARTS", 2)
     assert parts(1, 4096) == 2
     assert parts_for(1, 4, 4096, 64, "half", torch.device("cpu")) == 1
 

@@ -157,7 +157,7 @@ def backward_launches(
     t = dkdv_tile or choose("dkdv", d, arithmetic, causal, batch * kv_heads * n_k, device)
     u = dq_tile or choose("dq", d, arithmetic, causal, batch * heads * n_q, device)
     dkdv_programs, dq_programs = triton.cdiv(n_k, t.k) * batch * kv_heads, triton.cdiv(n_q, u.q) * batch * heads
-    dkdv_parts = parts or parts_for(dkdv_programs, t.warps, n_q, t.q, arithmetic, device)
+    dkdv_parts = parts or parts_for(dkdv_programs, t.warps, heads // kv_heads * n_q, t.q, arithmetic, device)
     dq_parts = parts or parts_for(dq_programs, u.warps, n_k, u.k, arithmetic, device)
 
     rows = MERGED_NUMBERS // padded(d)

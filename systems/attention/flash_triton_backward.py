@@ -204,6 +204,8 @@ def dkdv_kernel(
     if CAUSAL:
         first = k_start // BQ * BQ
         whole = tl.minimum(tl.cdiv(k_start + BK - 1, BQ) * BQ, n_q)
+    # Parts take turns from loop to loop and from head to head.
+    cut, steps, dealt = tl.cdiv(whole - first, BQ), tl.cdiv(n_q - first, BQ), 0
     for member in range(GROUP):
         head = kv_head * GROUP + member
         rows_head = rows_ptr + 2 * (batch * heads + head) * n_q
@@ -211,13 +213,15 @@ def dkdv_kernel(
         if CAUSAL:
             dk, dv = dkdv_steps(
                 dk, dv, k, v, q_head, do_head, rows_head, q_offsets, do_offsets, stride_qn, stride_gn, keys, columns,
-                first + part * BQ, whole, n_q, scale_log2, BQ, PARTS, HEAD, True, RAGGED, PRECISION,
+                first + turn(part, dealt, PARTS) * BQ, whole, n_q, scale_log2, BQ, PARTS, HEAD, True, RAGGED,
+                PRECISION,
             )  # fmt: skip
         dk, dv = dkdv_steps(
             dk, dv, k, v, q_head, do_head, rows_head, q_offsets, do_offsets, stride_qn, stride_gn, keys, columns,
-            whole + turn(part, (whole - first) // BQ, PARTS) * BQ, n_q, n_q, scale_log2, BQ, PARTS, HEAD, False,
-            RAGGED, PRECISION,
+            whole + turn(part, dealt + cut, PARTS) * BQ, n_q, n_q, scale_log2, BQ, PARTS, HEAD, False, RAGGED,
+            PRECISION,
         )  # fmt: skip
+        dealt += steps
     store_tile(dk_ptr + offsets(keys, columns, stride_dkn, stride_dkd), dk * scale, keys, columns, n_k, HEAD)
     store_tile(dv_ptr + offsets(keys, columns, stride_dvn, stride_dvd), dv, keys, columns, n_k, HEAD)
 
@@ -233,9 +237,10 @@ def sum_parts(
 ):  # fmt: skip
     """ROWS rows of a gradient as the sum of its parts (PARTS, batch, heads, n, HEAD), always in the same order."""
     out_ptr, rows, columns, own = rows_of_program(program, out_ptr, stride_b, stride_h, heads, n, ROWS, D)
+    all_rows = tl.cast(batch, tl.int64) * heads * n
     total = tl.zeros([ROWS, D], tl.float32)
     for part in tl.static_range(PARTS):
-        here = part * batch * heads * n + own
+        here = part * all_rows + own
         total += load_tile(parts_ptr + offsets(here, columns, HEAD, 1), rows, columns, n, HEAD, True)
     store_tile(out_ptr + offsets(rows, columns, stride_n, stride_d), total, rows, columns, n, HEAD)
 

@@ -228,7 +228,7 @@ def merge_kernel(
     """o and lse of ROWS rows of one head: the states of its parts, rescaled to one maximum, are added up."""
     program = tl.program_id(0)
     o_ptr, rows, columns, own = rows_of_program(program, o_ptr, stride_ob, stride_oh, heads, n_q, ROWS, D)
-    part_rows = tl.num_programs(0) // tl.cdiv(n_q, ROWS) * n_q
+    part_rows = tl.cast(tl.num_programs(0) // tl.cdiv(n_q, ROWS), tl.int64) * n_q
     l_ptr, inside = skip(m_l_ptr, PARTS, part_rows), rows < n_q
     # Unrolled, and the maximum first: so memory is asked for parts that don't wait for each other.
     m = tl.full([ROWS], LOWEST, tl.float32)

@@ -63,7 +63,7 @@ SHARING = {
     "high": (Sharing(warps=16, least_rows=1),),
     "highest": (Sharing(warps=16, least_rows=1),),
 }
-MOST_PARTS = {"half": 4, "high": 16, "highest": 16}
+MOST_PARTS = 16
 # --8<-- [end:sharing]
 # Of the L2 cache's 40 MiB (A100) or 50 MiB (Hopper), what keys and values of the heads may take whose tiles run
 # together: with more, programs of one head no longer read the same keys at about the same time. Float32 products take
@@ -329,7 +329,7 @@ def parts_for(programs: int, warps: int, n: int, rows: int, arithmetic: str, dev
     parts = 1
     for sharing in SHARING[arithmetic]:
         room = sharing.warps * multiprocessors(device) // (programs * warps)
-        parts = max(parts, min(room, n // max(rows, sharing.least_rows), MOST_PARTS[arithmetic]))
+        parts = max(parts, min(room, n // max(rows, sharing.least_rows), MOST_PARTS))
     return 1 << (parts.bit_length() - 1)
 
 
