@@ -72,8 +72,11 @@ def test_pytorch_tiles_with_a_compiled_backward(dtype, causal):
 
 @MASKS
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_two_hundred_repeats_are_bit_equal(dtype, causal):
+def test_two_hundred_repeats_are_bit_equal(dtype, causal, monkeypatch):
     """Of many heads, and of one, whose tiles are so few that programs share their loops."""
+    shared = []
+    memory_for = flash_triton.memory_for
+    monkeypatch.setattr(flash_triton, "memory_for", lambda x, parts: shared.append(parts) or memory_for(x, parts))
     for n, lead, lead_k in [(1000, (4, 8), (4, 2)), (2048, (1,), (1,))]:
         inputs = make_inputs(n, n, 64, dtype, "cuda", lead=lead, lead_k=lead_k)
         first = run_class(FlashAttentionTriton, *inputs, causal)
@@ -81,6 +84,7 @@ def test_two_hundred_repeats_are_bit_equal(dtype, causal):
             again = run_class(FlashAttentionTriton, *inputs, causal)
             for name in NAMES:
                 assert torch.equal(first[name], again[name]), (name, n)
+    assert max(shared) > 1
 
 
 @MASKS

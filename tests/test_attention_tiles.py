@@ -112,7 +112,10 @@ def test_few_rows_get_small_tiles_where_there_are_some(monkeypatch):
 
 
 def test_few_tiles_share_their_loops(monkeypatch):
-    """Until 4 warps run on each of 132 multiprocessors, or 16 if loops are long; never more parts than steps."""
+    """Until 4 warps run on each of 132 multiprocessors, or 16 if loops are long; never more parts than steps.
+
+    Two parts only where two are worth it.
+    """
     monkeypatch.setattr(tiles, "multiprocessors", lambda device: 132)
     monkeypatch.setitem(tiles.SHARING, "half", (tiles.Sharing(warps=4, least_rows=100),))
 
@@ -122,6 +125,9 @@ def test_few_tiles_share_their_loops(monkeypatch):
     assert [parts(programs, 4096) for programs in (1, 8, 9, 33, 34, 66, 67, 1024)] == [16, 16, 8, 4, 2, 2, 1, 1]
     assert parts(33, 4096, warps=8) == 2 and parts(1, 4096, rows=1024) == 4
     assert parts(1, 400) == 4 > parts(1, 399) == 2
+    monkeypatch.setitem(tiles.SHARING, "half", (tiles.Sharing(4, 100, least_parts=4),))
+    assert [parts(programs, 4096) for programs in (9, 33, 34, 66)] == [8, 4, 1, 1]
+    assert parts(1, 400) == 4 > parts(1, 399) == 1
     monkeypatch.setitem(tiles.SHARING, "half", (tiles.Sharing(4, 100), tiles.Sharing(16, 1000)))
     assert [parts(programs, 4000) for programs in (1, 33, 34, 132, 133, 264, 265)] == [16, 4, 4, 4, 2, 2, 1]
     assert parts(132, 1999) == 1 < parts(132, 2000) == 2

@@ -48,18 +48,20 @@ class ByMask(NamedTuple):
 class Sharing(NamedTuple):
     """Programs share loops until a multiprocessor has so many `warps`, with `least_rows` or more for each.
 
-    Rows are those of a whole loop: a causal mask leaves half of them on average. Parts must be written, read and added
-    up. The more of the loop each has, the more of them are worth that.
+    Where that gives fewer than `least_parts`, it takes less time not to share. Rows are those of a whole loop: a causal
+    mask leaves half of them on average. Parts must be written, read and added up. The more of the loop each has, the
+    more of them are worth that.
     """
 
     warps: int
     least_rows: int
+    least_parts: int = 2
 
 
 # Many warps hide waiting, and let long and short tiles end together. The less time products take, the more it matters
-# what adding up costs.
+# what adding up costs: two parts save half of a loop, four save three quarters, and both take one launch more.
 SHARING = {
-    "half": (Sharing(warps=4, least_rows=256), Sharing(warps=16, least_rows=1024)),
+    "half": (Sharing(warps=8, least_rows=128, least_parts=4), Sharing(warps=16, least_rows=768)),
     "high": (Sharing(warps=16, least_rows=1),),
     "highest": (Sharing(warps=16, least_rows=1),),
 }
@@ -326,11 +328,13 @@ def parts_for(programs: int, warps: int, n: int, rows: int, arithmetic: str, dev
     """
     if device.type == "cpu":
         return 1
-    parts = 1
+    most = 1
     for sharing in SHARING[arithmetic]:
         room = sharing.warps * multiprocessors(device) // (programs * warps)
-        parts = max(parts, min(room, n // max(rows, sharing.least_rows), MOST_PARTS))
-    return 1 << (parts.bit_length() - 1)
+        parts = min(room, n // max(rows, sharing.least_rows), MOST_PARTS)
+        if parts >= sharing.least_parts:
+            most = max(most, parts)
+    return 1 << (most.bit_length() - 1)
 
 
 def heads_together(k: Layout, heads: int, causal: bool, arithmetic: str) -> int:
