@@ -63,10 +63,10 @@ def test_where_the_host_decides_is_told_and_a_loss_still_counts(bench, name):
     """Both passes together a tenth longer than one and then the other; a little less is the GPU's."""
     row, other = bench.find(implementation=name, n=128), {"ours": "plain", "plain": "ours"}[name]
     limit = 1.1 * sum(row.metrics[of][0] for of in ("forward_ms", "backward_ms"))
-    for both, told in ((limit + 0.01, "1 shape (N up to 128)"), (limit - 0.01, "0 shapes")):
+    for both, told in ((limit + 0.01, "1 shape (N up to 128)"), (limit - 0.01, "no shape")):
         row.metrics["both_ms"] = [both]
         facts = flash_benchmarking.facts(bench)
-        assert (facts[f"host_decides_{name}"], facts[f"host_decides_{other}"]) == (told, "0 shapes")
+        assert (facts[f"host_decides_{name}"], facts[f"host_decides_{other}"]) == (told, "no shape")
         assert facts["slower_than_plain_forward"] == facts["compared_plain"] == "1"
 
 
@@ -157,7 +157,7 @@ def test_ratios_are_ours_over_theirs_in_one_row(peers):
     facts = flash_peers.facts(peers)
     # The short row is the host's: neither its ratio nor its loss counts.
     assert (facts["bf16_both_least"], facts["bf16_both_most"], facts["bf16_both_lost"]) == ("0.50", "1.50", "1 of 2")
-    assert (facts["fp32_both_most"], facts["fp32_both_lost"], facts["high_least"]) == ("0.75", "0 of 1", "0.25")
+    assert (facts["fp32_both_most"], facts["fp32_both_lost"], facts["high_least"]) == ("0.75", "none of 1", "0.25")
     assert (facts["call"], facts["call_over_sdpa"]) == ("60 µs", "2.00")
     assert (facts["call_triton"], facts["call_triton_over_sdpa"]) == ("45 µs", "1.50")
     assert facts["error_over_rival_most"] == "2.00"
@@ -177,16 +177,16 @@ def test_where_the_host_decides_both_passes_do_not_count(peers):
     assert flash_peers.facts(peers)["bf16_both_most"] == "1.62"
     row.metrics["ours_both_ms"] = [6.7]
     facts = flash_peers.facts(peers)
-    assert (facts["bf16_both_most"], facts["bf16_both_lost"], facts["bf16_left_out"]) == ("0.50", "0 of 1", "1 of 2")
+    assert (facts["bf16_both_most"], facts["bf16_both_lost"], facts["bf16_left_out"]) == ("0.50", "none of 1", "1 of 2")
     assert (facts["bf16_forward_most"], facts["bf16_forward_lost"]) == ("1.50", "1 of 2")
     # The rival's host may decide as well.
     row.metrics |= {"ours_both_ms": [6.0], "sdpa_cudnn_both_ms": [4.5]}
     assert flash_peers.facts(peers)["bf16_left_out"] == "1 of 2"
-    assert (facts["fp32_left_out"], facts["high_left_out"]) == ("0 of 1", "0 of 1")
+    assert (facts["fp32_left_out"], facts["high_left_out"]) == ("none of 1", "none of 1")
     peers.find(dtype="fp32").metrics["ours_high_both_ms"] = [2.5]
     facts = flash_peers.facts(peers)
     assert (facts["high_left_out"], facts["high_most"]) == ("1 of 1", "not measured")
-    assert (facts["fp32_left_out"], facts["fp32_both_most"]) == ("0 of 1", "0.75")
+    assert (facts["fp32_left_out"], facts["fp32_both_most"]) == ("none of 1", "0.75")
     # What the tables show is what was measured.
     ratios = flash_peers.fragments([peers])["ratios.md"].replace("\N{NO-BREAK SPACE}", " ")
     assert "| 1, 16, 16384, 64, causal | 1.50 | 1.50 | 1.33 |" in ratios

@@ -57,7 +57,7 @@ def skip(ptr, rows, stride_n):
 
 @triton.jit
 def turn(part, steps, PARTS: tl.constexpr):
-    """Which step of a second loop is the first of this part, where the first loop had so many: dealt out on and on."""
+    """Which step of a loop is the first of this part, where the loops before had so many: dealt out on and on."""
     return (part + PARTS - steps % PARTS) % PARTS if PARTS > 1 else part
 
 

@@ -318,8 +318,9 @@ def facts(record: Record | None) -> dict[str, str]:
 def where_the_host_decides(record: Record, name: str) -> str:
     """For a sentence: at how many shapes of an implementation, and up to which length."""
     lengths = [shape[2] for shape in shapes() if host_decides(cell(record, name, *shape))]
-    count = f"{len(lengths)} shape{'s' * (len(lengths) != 1)}"
-    return count + (f" (N up to {max(lengths)})" if lengths else "")
+    if not lengths:
+        return "no shape"
+    return f"{len(lengths)} shape{'s' * (len(lengths) > 1)} (N up to {max(lengths)})"
 
 
 def best_rate(record: Record, dtype: str) -> float | None:

@@ -225,9 +225,7 @@ def facts(record: Record | None) -> dict[str, str]:
             found[f"{dtype}_{of}_least"] = fact(min(ratios, default=None), two)
             found[f"{dtype}_{of}_most"] = fact(max(ratios, default=None), two)
             lost = sum(r > 1 for r in ratios)
-            found[f"{dtype}_{of}_lost"] = fact(
-                lost if ratios else None, lambda n, ratios=ratios: f"{n} of {len(ratios)}"
-            )
+            found[f"{dtype}_{of}_lost"] = out_of(lost, len(ratios))
         found[f"{dtype}_left_out"] = left_out(rows[dtype], rival)
     for d in (64, 128):
         ratios = ratios_of_the_gpu(
@@ -262,11 +260,16 @@ def microseconds(time_ms: float) -> str:
     return f"{1e3 * time_ms:.0f} µs"
 
 
+def out_of(count: int, total: int) -> str:
+    """ "1 of 8" or "none of 8"."""
+    return fact(total or None, lambda total: f"{count or 'none'} of {total}")
+
+
 def left_out(rows: list[Row], over: str, name: str = "ours") -> str:
-    """ "1 of 8": the shapes where the host decides, of those that both measured."""
+    """The shapes where the host decides, of those that both measured."""
     measured = [row for row in rows if ratio(row, over, "both", name) is not None]
     kept = len(ratios_of_the_gpu(measured, over, "both", name))
-    return fact(len(measured) - kept if measured else None, lambda n: f"{n} of {len(measured)}")
+    return out_of(len(measured) - kept, len(measured))
 
 
 def error_ratios(rows: list[Row], over: str, name: str = "ours") -> list[float]:
