@@ -5,6 +5,7 @@ takes instead.
 """
 
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from systems.attention import flash_hopper
 from systems.attention.flash_triton_backward import dkdv_kernel, dq_kernel, sum_kernel
-from systems.attention.flash_triton_forward import INTERPRETED, LOG2E, forward_kernel, merge_kernel
+from systems.attention.flash_triton_forward import forward_kernel, merge_kernel
+from systems.attention.flash_triton_tiles import INTERPRETED, LOG2E, cut_kernel
 from systems.attention.inputs import (
     autocast_like_sdpa,
     check_inputs,
@@ -38,8 +40,12 @@ MAX_HEAD = 256
 # Numbers that one program puts together from parts: four of each part for each of its threads, one load. With more,
 # fewer programs wait for more loads.
 MERGED_NUMBERS = 512
-# What tl.dot is told. Float32 is cut into parts of bfloat16, whose products the matrix units add up: six products are
-# as good as float32's own ("ieee" would leave those units idle), three keep 16 bits.
+# Numbers that one program cuts into pieces.
+CUT_NUMBERS = 2048
+# Of how many bfloat16 pieces a float32 is taken as the sum: products of three are as good as float32's own, of which
+# the matrix units know nothing; products of two keep 16 bits.
+PIECES = {"half": 1, "high": 2, "highest": 3}
+# What tl.dot is told to do with factors that have not been cut ahead: the same in each step.
 PRECISION = {"half": "ieee", "high": "bf16x3", "highest": "bf16x6"}
 
 
@@ -72,12 +78,48 @@ def strides_of(x: Layout, parts: int) -> tuple[int, ...]:
     return x.strides if parts == 1 else (heads * n * d, n * d, d, 1)
 
 
+def cutting(q: Layout, k: Layout, v: Layout, do: Layout | None, pieces: int) -> Launch:
+    """What cuts all that a pass reads into pieces."""
+    batch, heads, n_q, d = q.shape
+    kv_heads, n_k = k.shape[1:3]
+    rows = CUT_NUMBERS // padded(d)
+    programs = triton.cdiv(n_q, rows) * heads * (2 if do else 1) + 2 * triton.cdiv(n_k, rows) * kv_heads
+    return Launch(
+        cut_kernel, (programs * batch,),
+        (*q.strides, *k.strides, *v.strides, *(do or q).strides, batch, heads, kv_heads, n_q, n_k),
+        {"ROWS": rows, "HEAD": d, "D": padded(d), "PIECES": pieces},
+    )  # fmt: skip
+
+
+def in_pieces(x: Layout, pieces: int) -> Layout:
+    """How the pieces of x (b, h, n, d) lie: those of a row side by side."""
+    _, heads, n, d = x.shape
+    return Layout(x.shape, (heads * n * pieces * d, n * pieces * d, pieces * d, 1))
+
+
+def cut_by(launch: Launch, *tensors: Tensor) -> list[Tensor]:
+    """q, k, v, and in a backward pass do, (..., d), as bfloat16 pieces (..., pieces · d)."""
+    pieces = launch.constants["PIECES"]
+    cut = [x.new_empty((*x.shape[:-1], pieces * x.shape[-1]), dtype=torch.bfloat16) for x in tensors]
+    # In place of a missing do stands q, of which no program asks there.
+    launch(*(*tensors, *tensors[:1])[:4], *(*cut, *cut[:1])[:4])
+    return cut
+
+
+class Forward(NamedTuple):
+    """The launches of a forward pass: what cuts float32 ahead, if the tile says so; what merges parts, if there are."""
+
+    cut: Launch | None
+    kernel: Launch
+    merge: Launch
+
+
 @lru_cache(maxsize=4096)
 def forward_launches(
     arithmetic: str, dtype: torch.dtype, device: torch.device, tile: Tile | None, parts: int | None,
     together: int | None, causal: bool, scale: float, *tensors: ShapeAndStrides,
-) -> tuple[Launch, Launch]:  # fmt: skip
-    """The forward kernel for q, k, v and o that lie so, and what merges its parts.
+) -> Forward:  # fmt: skip
+    """The kernels of a forward pass for q, k, v and o that lie so.
 
     What isn't used here decides what Triton compiles.
     """
@@ -88,13 +130,20 @@ def forward_launches(
     programs = triton.cdiv(n_q, t.q) * batch * heads
     parts = parts or parts_for(programs, t.warps, n_k, t.k, arithmetic, device)
     sizes, merged = {"PARTS": parts, "HEAD": d, "D": padded(d)}, MERGED_NUMBERS // padded(d)
-    return (
+    together = together or heads_together(k, batch * heads, causal, arithmetic)
+    pieces, cut = 1, None
+    if t.ahead:
+        pieces = PIECES[arithmetic]
+        cut = cutting(q, k, v, None, pieces)
+        q, k, v = (in_pieces(x, pieces) for x in (q, k, v))
+    return Forward(
+        cut,
         Launch(
             forward_kernel, (programs * parts,),
-            (*q.strides, *k.strides, *v.strides, *strides_of(o, parts), heads, n_q, n_k,
-             together or heads_together(k, batch * heads, causal, arithmetic), scale * LOG2E.value),
-            {"BQ": t.q, "BK": t.k, "GROUP": heads // kv_heads, "CAUSAL": causal, "PRECISION": PRECISION[arithmetic],
-             **sizes},
+            (*q.strides, *k.strides, *v.strides, *strides_of(o, parts), heads, n_q, n_k, together,
+             scale * LOG2E.value),
+            {"BQ": t.q, "BK": t.k, "GROUP": heads // kv_heads, "CAUSAL": causal, "PIECES": pieces,
+             "PRECISION": PRECISION[arithmetic], **sizes},
             **t.options,
         ),
         Launch(
@@ -117,24 +166,27 @@ def launch_forward(
     """(o, lse); `tile`, `parts` and `together` override what `tiles` chooses."""
     o, lse = torch.empty_like(q), numbers_for(q)
     (q, q_lies), (k, k_lies), (v, v_lies) = rows_in_one_piece(q), rows_in_one_piece(k), rows_in_one_piece(v)
-    forward, merge = forward_launches(
+    launch = forward_launches(
         arithmetic(q.dtype), q.dtype, q.device, tile, parts, together, causal, scale,
         q_lies, k_lies, v_lies, shape_and_strides(o),
     )  # fmt: skip
-    shares: int = forward.constants["PARTS"]
+    shares: int = launch.kernel.constants["PARTS"]
     with on_device_of(q):
+        if launch.cut:
+            q, k, v = cut_by(launch.cut, q, k, v)
         if shares == 1:
-            forward(q, k, v, o, lse)
+            launch.kernel(q, k, v, o, lse)
         else:
             acc, m_l = memory_for(o, shares), lse.new_empty((2, shares, *lse.shape))
-            forward(q, k, v, acc, m_l)
-            merge(acc, m_l, o, lse)
+            launch.kernel(q, k, v, acc, m_l)
+            launch.merge(acc, m_l, o, lse)
     return o, lse
 
 
 class Backward(NamedTuple):
-    """The launches of one backward pass; sums follow where there are parts to add up."""
+    """The launches of a backward pass: what cuts float32 ahead, if a tile says so; what sums parts, if there are."""
 
+    cut: Launch | None
     dq: Launch
     dkdv: Launch
     sums: Launch
@@ -151,7 +203,6 @@ def backward_launches(
     kv_heads, n_k = k.shape[1:3]
     sizes = {"HEAD": d, "D": padded(d)}
     constants = {**sizes, "GROUP": heads // kv_heads, "CAUSAL": causal, "PRECISION": PRECISION[arithmetic]}
-    inputs = (*q.strides, *k.strides, *v.strides)
     together = together or heads_together(k, batch * heads, causal, arithmetic)
     numbers = (heads, n_q, n_k, together, scale * LOG2E.value, scale)
     t = dkdv_tile or choose("dkdv", d, arithmetic, causal, batch * kv_heads * n_k, device)
@@ -160,19 +211,28 @@ def backward_launches(
     dkdv_parts = parts or parts_for(dkdv_programs, t.warps, heads // kv_heads * n_q, t.q, arithmetic, device)
     dq_parts = parts or parts_for(dq_programs, u.warps, n_k, u.k, arithmetic, device)
 
+    inputs, cut = (q, k, v, do), None
+    of_dq, of_dkdv = (PIECES[arithmetic] if tile.ahead else 1 for tile in (u, t))
+    if u.ahead or t.ahead:
+        cut = cutting(*inputs, PIECES[arithmetic])
+    pieces = tuple(in_pieces(x, PIECES[arithmetic]) for x in inputs)
+    dq_reads, dkdv_reads = ([x.strides for x in (pieces if tile.ahead else inputs)] for tile in (u, t))
+
     rows = MERGED_NUMBERS // padded(d)
     dq_sums = triton.cdiv(n_q, rows) * batch * heads if dq_parts > 1 else 0
     dkdv_sums = 2 * triton.cdiv(n_k, rows) * batch * kv_heads if dkdv_parts > 1 else 0
     return Backward(
+        cut,
         Launch(
             dq_kernel, (dq_programs * dq_parts,),
-            (*inputs, *o.strides, *do.strides, *strides_of(dq, dq_parts), *numbers),
-            {"BQ": u.q, "BK": u.k, "PARTS": dq_parts, **constants}, **u.options,
+            (*chain(*dq_reads[:3]), *o.strides, *dq_reads[3], *strides_of(dq, dq_parts), *numbers),
+            {"BQ": u.q, "BK": u.k, "PARTS": dq_parts, "PIECES": of_dq, **constants}, **u.options,
         ),
         Launch(
             dkdv_kernel, (dkdv_programs * dkdv_parts,),
-            (*inputs, *do.strides, *strides_of(dk, dkdv_parts), *strides_of(dv, dkdv_parts), *numbers),
-            {"BQ": t.q, "BK": t.k, "PARTS": dkdv_parts, "RAGGED": n_q % t.q != 0, **constants},
+            (*chain(*dkdv_reads), *strides_of(dk, dkdv_parts), *strides_of(dv, dkdv_parts), *numbers),
+            {"BQ": t.q, "BK": t.k, "PARTS": dkdv_parts, "RAGGED": n_q % t.q != 0, "PIECES": of_dkdv,
+             **constants},
             **t.options,
         ),
         Launch(
@@ -208,8 +268,11 @@ def launch_backward(
     dkdv_parts, dq_parts = launch.dkdv.constants["PARTS"], launch.dq.constants["PARTS"]
     with on_device_of(q):
         to_dq, to_dk, to_dv = memory_for(dq, dq_parts), memory_for(dk, dkdv_parts), memory_for(dv, dkdv_parts)
+        inputs = [q, k, v, do]
+        pieces = cut_by(launch.cut, *inputs) if launch.cut else inputs
+        q, k, v, do = inputs if launch.dq.constants["PIECES"] == 1 else pieces
         launch.dq(q, k, v, o, do, lse, rows, to_dq)
-        launch.dkdv(q, k, v, do, rows, to_dk, to_dv)
+        launch.dkdv(*(inputs if launch.dkdv.constants["PIECES"] == 1 else pieces), rows, to_dk, to_dv)
         if dq_parts > 1 or dkdv_parts > 1:
             launch.sums(to_dq, to_dk, to_dv, dq, dk, dv)
     return dq, dk, dv
