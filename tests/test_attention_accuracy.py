@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from systems.attention import FlashAttentionPyTorch, FlashAttentionTriton, attention_reference, flash_triton
-from systems.attention.flash_triton import launch_backward, launch_forward
+from systems.attention import FlashAttentionPyTorch, FlashAttentionTriton, attention_reference, flash_triton_launches
+from systems.attention.flash_triton_launches import launch_backward, launch_forward
 from systems.attention.flash_triton_tiles import cut, joined, narrow, place, turn
 from systems.attention.tiles import Tile
 from tests.attention_checks import NAMES, check_against_reference, make_inputs, run_class, run_reference, worst
@@ -150,11 +150,11 @@ def test_gradients_have_parts_of_their_own(dq_parts, dkdv_parts, device, monkeyp
     """One kernel adds up those of dq, dk and dv, of which some may be whole."""
     q, k, v, do = inputs = make_inputs(97, 130, 40, device=device, lead=(2, 4), lead_k=(2, 2))
     parts = {16: dq_parts, 32: dkdv_parts}
-    monkeypatch.setattr(flash_triton, "parts_for", lambda programs, warps, n, rows, *_: parts[rows])
+    monkeypatch.setattr(flash_triton_launches, "parts_for", lambda programs, warps, n, rows, *_: parts[rows])
     o, lse = launch_forward(q, k, v, True, 0.25, parts=1)
-    flash_triton.backward_launches.cache_clear()
+    flash_triton_launches.backward_launches.cache_clear()
     outputs = (o, lse, *launch_backward(do, q, k, v, o, lse, True, 0.25, Tile(32, 16, 4, 1), Tile(32, 16, 4, 1)))
-    flash_triton.backward_launches.cache_clear()
+    flash_triton_launches.backward_launches.cache_clear()
     check_against_reference(dict(zip(NAMES, outputs, strict=True)), *inputs, True, 0.25)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from systems.attention import flash_triton, tiles
+from systems.attention import flash_triton_launches, tiles
 from systems.attention.launching import Layout
 from systems.attention.tiles import (
     FEW_ROWS,
@@ -84,7 +84,7 @@ for dq_parts, dkdv_parts in ((1, 4), (4, 1), (4, 4)):
 
 def test_the_table_is_complete():
     for arch, by_arithmetic in TILES.items():
-        assert set(by_arithmetic) == set(flash_triton.PIECES), arch
+        assert set(by_arithmetic) == set(flash_triton_launches.PIECES), arch
         for by_kernel in by_arithmetic.values():
             assert set(by_kernel) == {"forward", "dkdv", "dq"}
             for by_d in by_kernel.values():

@@ -29,7 +29,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from systems.attention.flash_triton import launch_backward, launch_forward
+from systems.attention.flash_triton_launches import launch_backward, launch_forward
 from systems.attention.reference import attention_reference
 from systems.attention.tiles import Tile
 from systems.timing import default_device

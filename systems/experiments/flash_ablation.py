@@ -25,7 +25,8 @@ from torch import Tensor
 
 from systems import timing
 from systems.attention import flash_hopper
-from systems.attention.flash_triton import launch_backward, launch_forward, run_backward, run_forward
+from systems.attention.flash_triton import run_backward, run_forward
+from systems.attention.flash_triton_launches import launch_backward, launch_forward
 from systems.attention.flash_triton_tiles import LOG2E, dot, narrow
 from systems.attention.reference import attention_reference
 from systems.attention.tiles import Tile
