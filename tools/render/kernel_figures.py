@@ -14,7 +14,7 @@ from tools.render.markdown import figure, per_device, percent
 LOOKS: dict[str, tuple[str, str]] = dict(
     zip(
         CATEGORIES,
-        zip((*SERIES, INK, SERIES[2], FAINT), ("", "//", "..", "xx", "\\\\", "", "--", ""), strict=True),
+        zip((*SERIES, INK, SERIES[2], FAINT), ("", "//", "++", "xx", "\\\\", "", "--", ""), strict=True),
         strict=True,
     )
 )

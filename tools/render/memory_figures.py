@@ -29,7 +29,7 @@ from tools.render.memory_rows import (
 LOOKS: dict[str, tuple[str, str]] = dict(
     zip(
         CATEGORIES,
-        zip((*SERIES, INK), ("", "//", "..", "xx", "\\\\", ""), strict=True),
+        zip((*SERIES, INK), ("", "//", "++", "xx", "\\\\", ""), strict=True),
         strict=True,
     )
 )
