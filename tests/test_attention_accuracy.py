@@ -6,9 +6,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from systems.attention import FlashAttentionPyTorch, FlashAttentionTriton, attention_reference, flash_triton
-from systems.attention.flash_triton import launch_backward, launch_forward
-from systems.attention.flash_triton_forward import narrow, place, turn
+from systems.attention import FlashAttentionPyTorch, FlashAttentionTriton, attention_reference, flash_triton_launches
+from systems.attention.flash_triton_launches import launch_backward, launch_forward
+from systems.attention.flash_triton_tiles import cut, joined, narrow, place, turn
 from systems.attention.tiles import Tile
 from tests.attention_checks import NAMES, check_against_reference, make_inputs, run_class, run_reference, worst
 
@@ -23,6 +23,15 @@ PAIRS = [(1, 130), (130, 1), (65, 191), (191, 65), (63, 64)]
 def narrow_kernel(x_ptr, y_ptr, n: tl.constexpr):
     x = tl.load(x_ptr + tl.arange(0, n))
     tl.store(y_ptr + tl.arange(0, n), narrow(x, y_ptr.dtype.element_ty))
+
+
+@triton.jit
+def cut_kernel(x_ptr, pieces_ptr, joined_ptr, n: tl.constexpr, PIECES: tl.constexpr):
+    at = tl.arange(0, n)
+    pieces = cut(tl.load(x_ptr + at), tl.bfloat16, PIECES)
+    for i in tl.static_range(PIECES):
+        tl.store(pieces_ptr + i * n + at, pieces[i].to(tl.float32))
+    tl.store(joined_ptr + at, joined(pieces))
 
 
 @triton.jit
@@ -127,12 +136,12 @@ def test_all_parts_of_a_tile_start_next_to_each_other(parts, device):
 def test_no_part_has_more_than_one_step_more_than_another(parts):
     """Over both loops of a tile, each step once."""
     for whole in range(20):
-        for cut in range(4):
+        for crossed in range(4):
             shares = [
-                [*range(part, whole, parts), *range(whole + turn.fn(part, whole, parts), whole + cut, parts)]
+                [*range(part, whole, parts), *range(whole + turn.fn(part, whole, parts), whole + crossed, parts)]
                 for part in range(parts)
             ]
-            assert sorted(step for share in shares for step in share) == list(range(whole + cut))
+            assert sorted(step for share in shares for step in share) == list(range(whole + crossed))
             assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
@@ -141,11 +150,11 @@ def test_gradients_have_parts_of_their_own(dq_parts, dkdv_parts, device, monkeyp
     """One kernel adds up those of dq, dk and dv, of which some may be whole."""
     q, k, v, do = inputs = make_inputs(97, 130, 40, device=device, lead=(2, 4), lead_k=(2, 2))
     parts = {16: dq_parts, 32: dkdv_parts}
-    monkeypatch.setattr(flash_triton, "parts_for", lambda programs, warps, n, rows, *_: parts[rows])
+    monkeypatch.setattr(flash_triton_launches, "parts_for", lambda programs, warps, n, rows, *_: parts[rows])
     o, lse = launch_forward(q, k, v, True, 0.25, parts=1)
-    flash_triton.backward_launches.cache_clear()
+    flash_triton_launches.backward_launches.cache_clear()
     outputs = (o, lse, *launch_backward(do, q, k, v, o, lse, True, 0.25, Tile(32, 16, 4, 1), Tile(32, 16, 4, 1)))
-    flash_triton.backward_launches.cache_clear()
+    flash_triton_launches.backward_launches.cache_clear()
     check_against_reference(dict(zip(NAMES, outputs, strict=True)), *inputs, True, 0.25)
 
 
@@ -204,6 +213,39 @@ def test_high_precision_keeps_sixteen_bits(precision, d, causal, device):
     actual = run_class(FlashAttentionTriton, *inputs, causal)
     precision("highest")
     check_against_reference(actual, *inputs, causal, split=True)
+
+
+@pytest.mark.parametrize("pieces", [2, 3])
+def test_pieces_are_the_nearest_to_what_is_left(pieces, device):
+    """Three are all of a float32."""
+    x = torch.randn(512, device=device) * torch.logspace(-6, 4, 512, device=device)
+    found, whole = torch.empty(pieces, 512, device=device), torch.empty(512, device=device)
+    cut_kernel[(1,)](x, found, whole, n=512, PIECES=pieces)  # pyright: ignore[reportArgumentType]
+    left = x
+    for piece in found:
+        assert torch.equal(piece, left.bfloat16().float())
+        left = left - piece
+    assert torch.equal(whole, x - left)
+    assert left.abs().max() == 0 if pieces == 3 else ((left.abs() <= 2**-17 * x.abs()).all() and left.any())
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("ahead", [(True, True, True), (True, True, False), (False, False, True)], ids=str)
+@pytest.mark.parametrize("setting", ["high", "highest"])
+def test_float32_cut_ahead(precision, setting, ahead, parts, causal, device):
+    """By each kernel or only by some; heads that share keys, in rows that lie apart, with padded columns."""
+    # The measure of "high" knows no heads that share keys.
+    shared = (1, 1) if setting == "highest" else None
+    q, k, v, do = make_inputs(65, 97, 40, device=device, lead=(1, 2), lead_k=shared)
+    k, do = k.mT.contiguous().mT, do[..., :1, :].expand_as(do)
+    forward, dkdv, dq = (Tile(32, 32, 4, 1, ahead=each) for each in ahead)
+    precision(setting)
+    o, lse = launch_forward(q, k, v, causal, 0.25, forward, parts)
+    outputs = (o, lse, *launch_backward(do, q, k, v, o, lse, causal, 0.25, dkdv, dq, parts))
+    precision("highest")
+    actual = dict(zip(NAMES, outputs, strict=True))
+    check_against_reference(actual, q, k, v, do, causal, 0.25, split=setting == "high")
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])

@@ -14,8 +14,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from systems.attention import FlashAttentionPyTorch, FlashAttentionTriton, flash_attention, flash_triton
-from systems.attention.flash_triton import launch_backward, launch_forward
+from systems.attention import FlashAttentionPyTorch, FlashAttentionTriton, flash_attention, flash_triton_launches
+from systems.attention.flash_triton_launches import launch_backward, launch_forward
+from systems.attention.flash_triton_tiles import INTERPRETED
 from systems.attention.tiles import TILES, for_mask
 from tests.attention_checks import NAMES, check_against_reference, gradients, make_inputs, run_class
 
@@ -75,8 +76,10 @@ def test_pytorch_tiles_with_a_compiled_backward(dtype, causal):
 def test_two_hundred_repeats_are_bit_equal(dtype, causal, monkeypatch):
     """Of many heads, and of one, whose tiles are so few that programs share their loops."""
     shared = []
-    memory_for = flash_triton.memory_for
-    monkeypatch.setattr(flash_triton, "memory_for", lambda x, parts: shared.append(parts) or memory_for(x, parts))
+    memory_for = flash_triton_launches.memory_for
+    monkeypatch.setattr(
+        flash_triton_launches, "memory_for", lambda x, parts: shared.append(parts) or memory_for(x, parts)
+    )
     for n, lead, lead_k in [(1000, (4, 8), (4, 2)), (2048, (1,), (1,))]:
         inputs = make_inputs(n, n, 64, dtype, "cuda", lead=lead, lead_k=lead_k)
         first = run_class(FlashAttentionTriton, *inputs, causal)
@@ -195,7 +198,7 @@ def test_the_cpu_is_refused_beside_a_gpu():
         flash_attention(x, x, x)
     with pytest.raises(ValueError, match="k must be on the device of q, cuda:0, got cpu"):
         flash_attention(x.cuda(), x, x)
-    assert not flash_triton.INTERPRETED.value
+    assert not INTERPRETED.value
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

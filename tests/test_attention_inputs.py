@@ -12,7 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 
-from systems.attention import FlashAttentionPyTorch, FlashAttentionTriton, flash_attention, flash_torch, flash_triton
+from systems.attention import (
+    FlashAttentionPyTorch,
+    FlashAttentionTriton,
+    flash_attention,
+    flash_torch,
+    flash_triton,
+    flash_triton_launches,
+)
 from systems.attention.reference import attention_reference
 from tests.attention_checks import NAMES, check_against_reference, gradients, make_inputs, run_class, run_reference
 
@@ -105,9 +112,9 @@ def test_kernels_write_all_of_their_outputs_and_nothing_else(d, causal, device, 
 
         patch.setattr(torch.Tensor, "new_empty", poisoned_like)
         patch.setattr(torch, "empty_like", lambda x: poisoned(x.shape, x.dtype, x.device))
-        patch.setattr(flash_triton, "numbers_for", lambda x: poisoned(x.shape[:-1], torch.float32, x.device))
-        o, lse = flash_triton.launch_forward(q, k, v, causal, d**-0.5)
-        outputs = (o, lse, *flash_triton.launch_backward(do, q, k, v, o, lse, causal, d**-0.5))
+        patch.setattr(flash_triton_launches, "numbers_for", lambda x: poisoned(x.shape[:-1], torch.float32, x.device))
+        o, lse = flash_triton_launches.launch_forward(q, k, v, causal, d**-0.5)
+        outputs = (o, lse, *flash_triton_launches.launch_backward(do, q, k, v, o, lse, causal, d**-0.5))
     # o, lse, dq, dk, dv and delta.
     assert len(memories) == 6
     for memory in memories:
@@ -281,8 +288,8 @@ def test_float32_products_follow_the_setting_of_torch(monkeypatch):
     """Never Triton's own default, which is TF32."""
     for setting, expected in (("highest", "highest"), ("high", "high"), ("medium", "high")):
         monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda setting=setting: setting)
-        assert flash_triton.arithmetic(torch.float32) == expected
-        assert flash_triton.arithmetic(torch.bfloat16) == "half"
+        assert flash_triton_launches.arithmetic(torch.float32) == expected
+        assert flash_triton_launches.arithmetic(torch.bfloat16) == "half"
 
 
 def test_where_no_gradient_is_wanted_nothing_records_one(device, monkeypatch):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from triton import knobs
 
-from systems.attention import flash_triton, launching
-from systems.attention.flash_triton import backward_launches, forward_launches, launch_backward, launch_forward
+from systems.attention import flash_triton_launches, launching
+from systems.attention.flash_triton_launches import backward_launches, forward_launches, launch_backward, launch_forward
 from systems.attention.launching import NOTHING, Launch, layout, numbers_for, on_device_of, shape_and_strides
 
 
@@ -179,8 +179,8 @@ def test_one_layout_is_worked_out_once(device):
 def test_the_precision_of_products_is_asked_at_each_launch(device, monkeypatch):
     x = q_k_v(device)
     nothing = Launch(Kernel(), (1,), (), {"PARTS": 1, "A": 1})
-    chosen = []
-    monkeypatch.setattr(flash_triton, "forward_launches", lambda kind, *_: chosen.append(kind) or (nothing, None))
+    launches, chosen = flash_triton_launches.Forward(None, nothing, nothing), []
+    monkeypatch.setattr(flash_triton_launches, "forward_launches", lambda kind, *_: chosen.append(kind) or launches)
     for setting in ("highest", "high"):
         monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda setting=setting: setting)
         launch_forward(*x, True, 0.25)

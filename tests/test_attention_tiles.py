@@ -3,14 +3,15 @@
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 
-from systems.attention import flash_triton, tiles
+from systems.attention import flash_triton_launches, tiles
 from systems.attention.launching import Layout
 from systems.attention.tiles import (
-    SMALL_TILES,
+    FEW_ROWS,
     TILES,
     ByMask,
     Tile,
@@ -26,25 +27,30 @@ ROOT = Path(__file__).resolve().parent.parent
 HEAD_DIMS = {16, 32, 64, 128, 256}
 CUDA = torch.device("cuda")
 # Prints for each kernel, alone and sharing loops, the shared memory in bytes that it needs on a Hopper GPU, and how
-# many of its loads many threads repeat: bfloat16, causal, d = 40 padded to 64. Then what adds up the parts.
+# many of its loads many threads repeat: bfloat16, causal, d = 40 padded to 64. The same of float32 cut ahead, and
+# what cuts it. Then what adds up the parts.
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from systems.attention.flash_triton_backward import dkdv_kernel, dq_kernel, sum_kernel
 from systems.attention.flash_triton_forward import forward_kernel, merge_kernel
+from systems.attention.flash_triton_tiles import cut_kernel
 from systems.attention.tiles import TILES, for_mask
 
+# Of a kernel that reads float32 cut ahead, what is float32 all the same; of the cutting one, what it reads.
+WHOLE = ("o_ptr", "dq_ptr", "dk_ptr", "dv_ptr")
+UNCUT = ("q_ptr", "k_ptr", "v_ptr", "do_ptr")
 FLOAT32 = ("lse_ptr", "rows_ptr", "acc_ptr", "m_l_ptr", "dq_parts_ptr", "dk_parts_ptr", "dv_parts_ptr")
 kernels = dict(forward=forward_kernel, dkdv=dkdv_kernel, dq=dq_kernel)
 
-def compile(kernel, options, **constants):
+def compile(kernel, options, float32=(), **constants):
     signature, constexprs, attributes = {}, {}, {}
     for i, argument in enumerate(kernel.arg_names):
         if argument in constants or argument.startswith("stride") and argument.endswith("d"):
             signature[argument], constexprs[(i,)] = "constexpr", constants.get(argument, 1)
         elif argument.endswith("_ptr"):
-            signature[argument] = "*fp32" if argument in FLOAT32 else "*bf16"
+            signature[argument] = "*fp32" if argument in (*FLOAT32, *float32) else "*bf16"
             attributes[(i,)] = [["tt.divisibility", 16]]
         else:
             signature[argument] = "fp32" if argument.startswith("scale") else "i32"
@@ -59,8 +65,17 @@ for parts in (1, 4):
         tile = for_mask(TILES["sm_90"]["half"][name][64], causal=True)
         compile(
             kernels[name], tile.options, BQ=tile.q, BK=tile.k, HEAD=40, D=64, GROUP=2, PARTS=parts, CAUSAL=True,
-            RAGGED=True, PRECISION="ieee",
+            RAGGED=True, PIECES=1, PRECISION="ieee",
         )
+for name in ("forward", "dkdv", "dq"):
+    for kind, pieces in (("high", 2), ("highest", 3)):
+        tile = TILES["sm_90"][kind][name][64]
+        assert tile.ahead
+        compile(
+            kernels[name], tile.options, WHOLE, BQ=tile.q, BK=tile.k, HEAD=40, D=64, GROUP=2, PARTS=1, CAUSAL=True,
+            RAGGED=True, PIECES=pieces, PRECISION="ieee",
+        )
+compile(cut_kernel, {}, UNCUT, ROWS=32, HEAD=40, D=64, PIECES=3)
 compile(merge_kernel, {}, PARTS=4, ROWS=8, HEAD=40, D=64)
 for dq_parts, dkdv_parts in ((1, 4), (4, 1), (4, 4)):
     compile(sum_kernel, {}, DQ_PARTS=dq_parts, DKDV_PARTS=dkdv_parts, ROWS=8, HEAD=40, D=64)
@@ -69,7 +84,7 @@ for dq_parts, dkdv_parts in ((1, 4), (4, 1), (4, 4)):
 
 def test_the_table_is_complete():
     for arch, by_arithmetic in TILES.items():
-        assert set(by_arithmetic) == set(flash_triton.PRECISION), arch
+        assert set(by_arithmetic) == set(flash_triton_launches.PIECES), arch
         for by_kernel in by_arithmetic.values():
             assert set(by_kernel) == {"forward", "dkdv", "dq"}
             for by_d in by_kernel.values():
@@ -100,13 +115,16 @@ def test_a_gpu_gets_the_tile_of_its_arithmetic_and_mask(monkeypatch):
 
 def test_few_rows_get_small_tiles_where_there_are_some(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    for kind, (most_rows, by_kernel) in SMALL_TILES["sm_90"].items():
+    for kind, tiers in FEW_ROWS["sm_90"].items():
+        assert [few.most_rows for few in tiers] == sorted({few.most_rows for few in tiers})
         for kernel in ("forward", "dkdv", "dq"):
-            for d, tile in by_kernel[kernel].items():
-                assert choose(kernel, d, kind, False, most_rows, CUDA) == tile
+            for d in HEAD_DIMS:
                 table = for_mask(TILES["sm_90"][kind][kernel][d], causal=False)
-                assert choose(kernel, d, kind, False, most_rows + 1, CUDA) == table != tile
-            assert choose(kernel, 16, kind, False, 1, CUDA) == for_mask(TILES["sm_90"][kind][kernel][16], causal=False)
+                entries = [(few.most_rows, few.tiles[kernel][d]) for few in tiers if d in few.tiles[kernel]]
+                for (most_rows, tile), (_, larger) in pairwise([*entries, (0, table)]):
+                    assert choose(kernel, d, kind, False, most_rows, CUDA) == tile
+                    assert choose(kernel, d, kind, False, most_rows + 1, CUDA) == larger != tile
+                assert entries or choose(kernel, d, kind, False, 1, CUDA) == table
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert choose("dq", 128, "highest", True, 1, CUDA) == for_mask(TILES["sm_80"]["highest"]["dq"][128], causal=True)
 
@@ -153,7 +171,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(tmp_path):
     assert done.returncode == 0, done.stderr
     needs, repeated = zip(*([int(number) for number in line.split()] for line in done.stdout.splitlines()), strict=True)
     # A block of a Hopper GPU has 227 KiB.
-    assert len(needs) == 10 and max(needs) <= 227 * 1024
+    assert len(needs) == 17 and max(needs) <= 227 * 1024
     # dq loads the numbers of its rows once, before its loop; dk and dv need others in each step. Triton 3.8 lays few
     # numbers out otherwise: there this holds for any kernel.
     assert repeated[1] == repeated[4] == 0

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from systems.attention.tiles import SMALL_TILES, TILES, Tile, for_mask
+from systems.attention.tiles import FEW_ROWS, TILES, Tile, for_mask
 from systems.source_hash import ROOT
 from tools import tune_flash
 from tools.tune_flash import KERNELS, Candidate, candidates, entry, verdict
@@ -31,13 +31,14 @@ def test_the_table_of_hopper_was_among_the_candidates():
         for d in (16, 32, 64, 128):
             tried = [candidate.tile for candidate in candidates(kernel, "half", d)]
             assert {for_mask(TILES["sm_90"]["half"][kernel][d], causal) for causal in (True, False)} <= set(tried)
-            for arithmetic, small in SMALL_TILES["sm_90"].items():
+            for arithmetic, tiers in FEW_ROWS["sm_90"].items():
                 tried = [candidate.tile for candidate in candidates(kernel, arithmetic, d)]
-                assert d not in small.tiles[kernel] or small.tiles[kernel][d] in tried
+                for few in tiers:
+                    assert d not in few.tiles[kernel] or few.tiles[kernel][d] in tried
 
 
 def test_an_entry_is_printed_as_it_is_written():
-    for tile in (Tile(64, 128, 4, 3), Tile(64, 64, 4, 3, registers=128)):
+    for tile in (Tile(64, 128, 4, 3), Tile(64, 64, 4, 3, registers=128), Tile(64, 64, 4, 3, ahead=True)):
         assert eval(entry(tile), {"Tile": Tile}) == tile
 
 

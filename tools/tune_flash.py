@@ -3,7 +3,7 @@
 Every candidate first computes a small case, whose result is compared with plain attention in float64; many processes
 compile at once. Those that are right are timed one after another at the given size, and the fastest is printed as a
 line of `TILES` in systems/attention/tiles.py: of what runs under a causal mask, or with --full without one. Nothing is
-changed by itself, and nothing is tuned at run time. With few rows they are entries of `SMALL_TILES`.
+changed by itself, and nothing is tuned at run time. With few rows they are entries of `FEW_ROWS`.
 
     python tools/tune_flash.py --arithmetic half --d 64 --d 128
     python tools/tune_flash.py --d 64 --heads 128 --full
@@ -29,7 +29,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from systems.attention.flash_triton import launch_backward, launch_forward
+from systems.attention.flash_triton_launches import launch_backward, launch_forward
 from systems.attention.reference import attention_reference
 from systems.attention.tiles import Tile
 from systems.timing import default_device
@@ -60,7 +60,7 @@ def candidates(kernel: str, arithmetic: str, d: int) -> list[Candidate]:
     """Tiles whose accumulators fit into the registers."""
     rows = (32, 64, 128, 256) if arithmetic == "half" else (32, 64, 128)
     columns = (32, 64, 128) if arithmetic == "half" else (16, 32, 64)
-    stages = (2, 3, 4) if arithmetic == "half" else (1, 2)
+    stages = (2, 3, 4) if arithmetic == "half" else (1, 2, 3)
     # dk and dv are held for a tile of keys, o or dq for one of queries: that side is the longer one.
     sides = [(b, a) if kernel == "dkdv" else (a, b) for a, b in product(rows, columns)]
     found = []
@@ -70,7 +70,8 @@ def candidates(kernel: str, arithmetic: str, d: int) -> list[Candidate]:
         if LEAST_ACCUMULATORS <= accumulators <= MOST_ACCUMULATORS:
             # Products in parts need so many registers that a limit only makes them spill.
             limits = [limit for limit in LIMITS if accumulators + BESIDE <= limit] if arithmetic == "half" else []
-            tiles = [Tile(q, k, warps, depth, registers) for registers in (None, *limits)]
+            cuts = (False,) if arithmetic == "half" else (False, True)
+            tiles = [Tile(q, k, warps, depth, registers, ahead) for registers in (None, *limits) for ahead in cuts]
             found += [Candidate(kernel, arithmetic, d, tile) for tile in tiles]
     return found
 
@@ -161,7 +162,8 @@ def main(
 def entry(tile: Tile) -> str:
     """As it stands in the table."""
     limit = f", registers={tile.registers}" if tile.registers else ""
-    return f"Tile({tile.q}, {tile.k}, {tile.warps}, {tile.stages}{limit})"
+    ahead = ", ahead=True" if tile.ahead else ""
+    return f"Tile({tile.q}, {tile.k}, {tile.warps}, {tile.stages}{limit}{ahead})"
 
 
 def report(console: Console, title: str, times: list[tuple[float, Tile]], show: int) -> None:

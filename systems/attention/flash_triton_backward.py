@@ -15,10 +15,13 @@ numbers are fewer than its threads, and Triton 3.6 has each thread load all that
 import triton
 import triton.language as tl
 
-from systems.attention.flash_triton_forward import (
+from systems.attention.flash_triton_tiles import (
     LOG2E,
+    add_product,
+    cut,
+    joined,
+    load_pieces,
     load_tile,
-    narrow,
     offsets,
     place,
     product,
@@ -26,6 +29,7 @@ from systems.attention.flash_triton_forward import (
     skip,
     store_tile,
     turn,
+    turned,
 )
 
 
@@ -35,17 +39,16 @@ def dq_steps(
     dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows, columns, first, last,
     n_k, scale_log2,
     BK: tl.constexpr, PARTS: tl.constexpr, HEAD: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PIECES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq (without its scale) of one tile of queries over every PARTS-th tile of keys from `first` to `last`."""
     for start in range(first, last, BK * PARTS):
         keys = start + tl.arange(0, BK)
         # [BK, D]
-        k = load_tile(skip(k_ptr, start, stride_kn) + k_offsets, keys, columns, n_k, HEAD, MASKED)
-        v = load_tile(skip(v_ptr, start, stride_vn) + v_offsets, keys, columns, n_k, HEAD, MASKED)
-        zeros = tl.zeros([q.shape[0], BK], tl.float32)
+        k = load_pieces(skip(k_ptr, start, stride_kn) + k_offsets, keys, columns, n_k, HEAD, MASKED, PIECES)
+        v = load_pieces(skip(v_ptr, start, stride_vn) + v_offsets, keys, columns, n_k, HEAD, MASKED, PIECES)
         # [BQ, BK]
-        s = product(q, tl.trans(k), zeros, PRECISION)
+        s = product(q, turned(k), PRECISION)
         if MASKED:
             visible = (keys < n_k)[None, :]
             if CAUSAL:
@@ -53,9 +56,9 @@ def dq_steps(
             s = tl.where(visible, s, -float("inf"))
         p = tl.exp2(s * scale_log2 - lse_log2[:, None])
         # [BQ, BK]
-        dp = product(do, tl.trans(v), zeros, PRECISION)
+        dp = product(do, turned(v), PRECISION)
         ds = p * (dp - delta[:, None])
-        dq = product(narrow(ds, k.dtype), k, dq, PRECISION)
+        dq = add_product(cut(ds, k[0].dtype, PIECES), k, dq, PRECISION)
     return dq
 
 
@@ -70,7 +73,7 @@ def dq_kernel(
     stride_dqb, stride_dqh, stride_dqn, stride_dqd,
     heads, n_q, n_k, together, scale_log2, scale,
     BQ: tl.constexpr, BK: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr,
-    PARTS: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    PARTS: tl.constexpr, CAUSAL: tl.constexpr, PIECES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq of one tile of queries of one head. Grid and order are those of the forward kernel.
 
@@ -93,11 +96,11 @@ def dq_kernel(
     k_offsets = offsets(tl.arange(0, BK), columns, stride_kn, stride_kd)
     v_offsets = offsets(tl.arange(0, BK), columns, stride_vn, stride_vd)
     # [BQ, D]
-    q = load_tile(q_ptr + offsets(rows, columns, stride_qn, stride_qd), rows, columns, n_q, HEAD, True)
-    do = load_tile(do_ptr + offsets(rows, columns, stride_gn, stride_gd), rows, columns, n_q, HEAD, True)
+    q = load_pieces(q_ptr + offsets(rows, columns, stride_qn, stride_qd), rows, columns, n_q, HEAD, True, PIECES)
+    do = load_pieces(do_ptr + offsets(rows, columns, stride_gn, stride_gd), rows, columns, n_q, HEAD, True, PIECES)
     o = load_tile(o_ptr + offsets(rows, columns, stride_on, stride_od), rows, columns, n_q, HEAD, True)
     # [BQ]
-    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    delta = tl.sum(o.to(tl.float32) * joined(do), 1)
     own, inside = batch_head * n_q + rows, rows < n_q
     lse_log2 = tl.load(lse_ptr + own, mask=inside, other=float("inf")) * LOG2E
     # Programs that share this tile's loop have the same numbers.
@@ -111,12 +114,12 @@ def dq_kernel(
     whole = seen_by_all // BK * BK
     dq = dq_steps(
         dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows, columns, part * BK,
-        whole, n_k, scale_log2, BK, PARTS, HEAD, CAUSAL, False, PRECISION,
+        whole, n_k, scale_log2, BK, PARTS, HEAD, CAUSAL, False, PIECES, PRECISION,
     )  # fmt: skip
     dq = dq_steps(
         dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows, columns,
         whole + turn(part, whole // BK, PARTS) * BK, seen_by_any, n_k, scale_log2, BK, PARTS, HEAD, CAUSAL, True,
-        PRECISION,
+        PIECES, PRECISION,
     )  # fmt: skip
     store_tile(dq_ptr + offsets(rows, columns, stride_dqn, stride_dqd), dq * scale, rows, columns, n_q, HEAD)
 
@@ -130,7 +133,7 @@ def dkdv_steps(
     dk, dv, k, v, q_ptr, do_ptr, rows_ptr, q_offsets, do_offsets, stride_qn, stride_gn, keys, columns,
     first, last, n_q, scale_log2,
     BQ: tl.constexpr, PARTS: tl.constexpr, HEAD: tl.constexpr, MASKED: tl.constexpr, RAGGED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PIECES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk (without its scale) and dv of one tile of keys over every PARTS-th tile of queries from `first` to `last`.
 
@@ -139,8 +142,8 @@ def dkdv_steps(
     for start in range(first, last, BQ * PARTS):
         rows = start + tl.arange(0, BQ)
         # [BQ, D]
-        q = load_tile(skip(q_ptr, start, stride_qn) + q_offsets, rows, columns, n_q, HEAD, RAGGED)
-        do = load_tile(skip(do_ptr, start, stride_gn) + do_offsets, rows, columns, n_q, HEAD, RAGGED)
+        q = load_pieces(skip(q_ptr, start, stride_qn) + q_offsets, rows, columns, n_q, HEAD, RAGGED, PIECES)
+        do = load_pieces(skip(do_ptr, start, stride_gn) + do_offsets, rows, columns, n_q, HEAD, RAGGED, PIECES)
         # [BQ]; an infinite lse makes the probabilities of a row past the end zero.
         pairs = rows_ptr + 2 * rows[:, None] + tl.arange(0, 2)[None, :]
         if RAGGED:
@@ -148,16 +151,15 @@ def dkdv_steps(
             delta = tl.where(rows < n_q, delta, 0.0)
         else:
             lse_log2, delta = tl.split(tl.load(pairs))
-        zeros = tl.zeros([k.shape[0], BQ], tl.float32)
         # [BK, BQ]; both before the exponentials, so that the product for dv runs while ds is computed.
-        s = product(k, tl.trans(q), zeros, PRECISION)
-        dp = product(v, tl.trans(do), zeros, PRECISION)
+        s = product(k, turned(q), PRECISION)
+        dp = product(v, turned(do), PRECISION)
         if MASKED:
             s = tl.where(rows[None, :] >= keys[:, None], s, -float("inf"))
         p = tl.exp2(s * scale_log2 - lse_log2[None, :])
-        dv = product(narrow(p, do.dtype), do, dv, PRECISION)
+        dv = add_product(cut(p, do[0].dtype, PIECES), do, dv, PRECISION)
         ds = p * (dp - delta[None, :])
-        dk = product(narrow(ds, q.dtype), q, dk, PRECISION)
+        dk = add_product(cut(ds, q[0].dtype, PIECES), q, dk, PRECISION)
     return dk, dv
 
 
@@ -172,7 +174,8 @@ def dkdv_kernel(
     stride_dvb, stride_dvh, stride_dvn, stride_dvd,
     heads, n_q, n_k, together, scale_log2, scale,
     BQ: tl.constexpr, BK: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr,
-    PARTS: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
+    PARTS: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PIECES: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of one tile of keys of one head of k and v. Grid: tiles of keys x batch x heads of k and v x PARTS.
 
@@ -194,8 +197,8 @@ def dkdv_kernel(
     q_offsets = offsets(tl.arange(0, BQ), columns, stride_qn, stride_qd)
     do_offsets = offsets(tl.arange(0, BQ), columns, stride_gn, stride_gd)
     # [BK, D]; rows past n_k are zero, and what comes of them is never stored.
-    k = load_tile(k_ptr + offsets(keys, columns, stride_kn, stride_kd), keys, columns, n_k, HEAD, True)
-    v = load_tile(v_ptr + offsets(keys, columns, stride_vn, stride_vd), keys, columns, n_k, HEAD, True)
+    k = load_pieces(k_ptr + offsets(keys, columns, stride_kn, stride_kd), keys, columns, n_k, HEAD, True, PIECES)
+    v = load_pieces(v_ptr + offsets(keys, columns, stride_vn, stride_vd), keys, columns, n_k, HEAD, True, PIECES)
     dk = tl.zeros([BK, D], tl.float32)
     dv = tl.zeros([BK, D], tl.float32)
 
@@ -214,12 +217,12 @@ def dkdv_kernel(
             dk, dv = dkdv_steps(
                 dk, dv, k, v, q_head, do_head, rows_head, q_offsets, do_offsets, stride_qn, stride_gn, keys, columns,
                 first + turn(part, dealt, PARTS) * BQ, whole, n_q, scale_log2, BQ, PARTS, HEAD, True, RAGGED,
-                PRECISION,
+                PIECES, PRECISION,
             )  # fmt: skip
         dk, dv = dkdv_steps(
             dk, dv, k, v, q_head, do_head, rows_head, q_offsets, do_offsets, stride_qn, stride_gn, keys, columns,
             whole + turn(part, dealt + cut, PARTS) * BQ, n_q, n_q, scale_log2, BQ, PARTS, HEAD, False, RAGGED,
-            PRECISION,
+            PIECES, PRECISION,
         )  # fmt: skip
         dealt += steps
     store_tile(dk_ptr + offsets(keys, columns, stride_dkn, stride_dkd), dk * scale, keys, columns, n_k, HEAD)

@@ -1,6 +1,6 @@
 """Launch configurations of the Triton kernels: a literal table by GPU, arithmetic, pass, head dimension and mask.
 
-A second one has smaller tiles for few rows.
+A second one has tiles for few rows.
 
 A tile has `q` rows of queries and `k` rows of keys. `stages` is how many tiles of the inner loop are in flight.
 """
@@ -19,6 +19,7 @@ class Tile(NamedTuple):
     """The launch configuration of one kernel.
 
     `registers` is the most that a thread may have, if that is limited: with fewer, more programs run side by side.
+    `ahead`: float32 that the loop reads has been cut into pieces before, so that no step does it again.
     """
 
     q: int
@@ -26,6 +27,7 @@ class Tile(NamedTuple):
     warps: int
     stages: int
     registers: int | None = None
+    ahead: bool = False
 
     @property
     def options(self) -> dict[str, int]:
@@ -153,46 +155,46 @@ TILES: dict[str, dict[str, Passes]] = {
         },
         "high": {
             "forward": {
-                16: Tile(64, 64, 4, 1),
-                32: Tile(64, 64, 4, 1),
-                64: Tile(128, 64, 4, 1),
-                128: Tile(128, 64, 8, 1),
+                16: Tile(64, 64, 4, 3, ahead=True),
+                32: Tile(64, 64, 4, 3, ahead=True),
+                64: Tile(64, 64, 4, 3, ahead=True),
+                128: Tile(128, 64, 8, 2, ahead=True),
                 256: Tile(64, 64, 8, 1),
             },
             "dkdv": {
-                16: Tile(64, 64, 4, 1),
-                32: Tile(64, 64, 4, 1),
-                64: Tile(64, 64, 4, 1),
-                128: Tile(64, 128, 8, 1),
+                16: Tile(64, 64, 4, 2, ahead=True),
+                32: Tile(64, 64, 4, 2, ahead=True),
+                64: Tile(64, 64, 4, 2, ahead=True),
+                128: Tile(32, 128, 8, 2, ahead=True),
                 256: Tile(16, 32, 8, 1),
             },
             "dq": {
-                16: Tile(64, 64, 4, 2),
-                32: Tile(64, 64, 4, 1),
-                64: Tile(64, 64, 4, 1),
-                128: Tile(128, 64, 8, 1),
+                16: Tile(64, 64, 4, 2, ahead=True),
+                32: Tile(64, 64, 4, 2, ahead=True),
+                64: Tile(64, 64, 4, 2, ahead=True),
+                128: Tile(128, 32, 8, 3, ahead=True),
                 256: Tile(32, 16, 8, 1),
             },
         },
         "highest": {
             "forward": {
-                16: Tile(64, 64, 4, 1),
-                32: Tile(64, 64, 4, 1),
-                64: Tile(128, 64, 4, 1),
-                128: Tile(64, 64, 4, 1),
+                16: Tile(64, 64, 4, 3, ahead=True),
+                32: Tile(64, 64, 4, 3, ahead=True),
+                64: Tile(128, 64, 8, 2, ahead=True),
+                128: Tile(128, 64, 8, 1, ahead=True),
                 256: Tile(64, 64, 8, 1),
             },
             "dkdv": {
-                16: Tile(64, 64, 4, 1),
-                32: Tile(64, 64, 4, 1),
-                64: Tile(64, 128, 8, 1),
+                16: Tile(64, 64, 4, 2, ahead=True),
+                32: Tile(64, 64, 4, 2, ahead=True),
+                64: Tile(32, 64, 4, 2, ahead=True),
                 128: Tile(32, 128, 8, 1),
                 256: Tile(16, 32, 8, 1),
             },
             "dq": {
-                16: Tile(64, 64, 4, 2),
-                32: Tile(64, 64, 4, 1),
-                64: Tile(64, 64, 4, 1),
+                16: Tile(64, 64, 4, 2, ahead=True),
+                32: Tile(64, 64, 4, 2, ahead=True),
+                64: Tile(64, 64, 4, 1, ahead=True),
                 128: Tile(128, 32, 8, 1),
                 256: Tile(32, 16, 8, 1),
             },
@@ -257,27 +259,76 @@ TILES: dict[str, dict[str, Passes]] = {
 }
 
 
-class SmallTiles(NamedTuple):
-    """What is faster where all heads together have at most so many rows: smaller tiles keep more of the GPU busy."""
+class FewRows(NamedTuple):
+    """What is faster where all heads together have at most so many rows.
+
+    Smaller tiles keep more of the GPU busy, and float32 that few programs read is not worth cutting ahead.
+    """
 
     most_rows: int
     tiles: Passes
 
 
-SMALL_FLOAT32_SM_90: Passes = {
+SMALLEST_FLOAT32_SM_90: Passes = {
     "forward": {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1)},
     "dkdv": {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1)},
     "dq": {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1)},
 }
-# By architecture and arithmetic; other head dimensions have none.
-SMALL_TILES: dict[str, dict[str, SmallTiles]] = {
+# By architecture and arithmetic, the fewest rows first. What has no entry is as with many rows.
+FEW_ROWS: dict[str, dict[str, tuple[FewRows, ...]]] = {
     "sm_90": {
-        "half": SmallTiles(
-            2048,
-            {"forward": {128: Tile(64, 64, 4, 3)}, "dkdv": {128: Tile(64, 32, 4, 3)}, "dq": {128: Tile(64, 64, 4, 3)}},
+        "half": (
+            FewRows(
+                2048,
+                {
+                    "forward": {128: Tile(64, 64, 4, 3)},
+                    "dkdv": {128: Tile(64, 32, 4, 3)},
+                    "dq": {128: Tile(64, 64, 4, 3)},
+                },
+            ),
         ),
-        "high": SmallTiles(512, SMALL_FLOAT32_SM_90),
-        "highest": SmallTiles(512, SMALL_FLOAT32_SM_90),
+        "high": (
+            FewRows(512, SMALLEST_FLOAT32_SM_90),
+            FewRows(
+                2048,
+                {
+                    "forward": {
+                        16: Tile(64, 64, 4, 1),
+                        32: Tile(64, 64, 4, 1),
+                        64: Tile(128, 64, 4, 1),
+                        128: Tile(128, 64, 8, 1),
+                    },
+                    "dkdv": {
+                        16: Tile(64, 64, 4, 1),
+                        32: Tile(64, 64, 4, 1),
+                        64: Tile(64, 64, 4, 1),
+                        128: Tile(64, 128, 8, 1),
+                    },
+                    "dq": {
+                        16: Tile(64, 64, 4, 2),
+                        32: Tile(64, 64, 4, 1),
+                        64: Tile(64, 64, 4, 1),
+                        128: Tile(128, 64, 8, 1),
+                    },
+                },
+            ),
+        ),
+        "highest": (
+            FewRows(512, SMALLEST_FLOAT32_SM_90),
+            FewRows(
+                2048,
+                {
+                    "forward": {
+                        16: Tile(64, 64, 4, 1),
+                        32: Tile(64, 64, 4, 1),
+                        64: Tile(128, 64, 4, 1),
+                        128: Tile(64, 64, 4, 1),
+                    },
+                    "dkdv": {16: Tile(64, 64, 4, 1), 32: Tile(64, 64, 4, 1), 64: Tile(64, 128, 8, 1)},
+                    "dq": {16: Tile(64, 64, 4, 2), 32: Tile(64, 64, 4, 1), 64: Tile(64, 64, 4, 1)},
+                },
+            ),
+        ),
     }
 }
 
@@ -315,9 +366,9 @@ def choose(kernel: str, d: int, arithmetic: str, causal: bool, rows: int, device
     if device.type == "cpu":
         return INTERPRETER_TILE
     part = architecture(torch.cuda.get_device_capability(device))
-    small = SMALL_TILES.get(part, {}).get(arithmetic)
-    if small and rows <= small.most_rows and padded(d) in small.tiles[kernel]:
-        return for_mask(small.tiles[kernel][padded(d)], causal)
+    for few in FEW_ROWS.get(part, {}).get(arithmetic, ()):
+        if rows <= few.most_rows and padded(d) in few.tiles[kernel]:
+            return for_mask(few.tiles[kernel][padded(d)], causal)
     return for_mask(TILES[part][arithmetic][kernel][padded(d)], causal)
 
 

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from systems import timing
 from systems.attention import flash_hopper
-from systems.attention.flash_triton import launch_backward, launch_forward, run_backward, run_forward
-from systems.attention.flash_triton_forward import LOG2E, narrow, product
+from systems.attention.flash_triton import run_backward, run_forward
+from systems.attention.flash_triton_launches import launch_backward, launch_forward
+from systems.attention.flash_triton_tiles import LOG2E, dot, narrow
 from systems.attention.reference import attention_reference
 from systems.attention.tiles import Tile
 from systems.experiments.command import main, option
@@ -113,7 +114,7 @@ def steps(
         k = tl.load(k_ptr + keys[:, None] * D + columns[None, :])
         v = tl.load(v_ptr + keys[:, None] * D + columns[None, :])
         # [BQ, BK]
-        s = product(q, tl.trans(k), tl.zeros([q.shape[0], BK], tl.float32), "ieee")
+        s = dot(q, tl.trans(k), tl.zeros([q.shape[0], BK], tl.float32), "ieee")
         if MASKED:
             s = tl.where(rows[:, None] >= keys[None, :], s, -float("inf"))
         if EXP2:
@@ -126,7 +127,7 @@ def steps(
             p = tl.exp(s - m_new[:, None])
             rescale = tl.exp(m - m_new)
         l = l * rescale + tl.sum(p, 1)
-        acc = product(narrow(p, v.dtype), v, acc * rescale[:, None], "ieee")
+        acc = dot(narrow(p, v.dtype), v, acc * rescale[:, None], "ieee")
         m = m_new
     return acc, m, l
 
@@ -195,14 +196,14 @@ def atomic_kernel(
         lse, delta = tl.load(lse_ptr + head * n + rows), tl.load(delta_ptr + head * n + rows)
         zeros = tl.zeros([BK, BQ], tl.float32)
         # [BK, BQ]
-        s = product(k, tl.trans(q), zeros, "ieee")
+        s = dot(k, tl.trans(q), zeros, "ieee")
         p = tl.exp2(s * scale_log2 - (lse * LOG2)[None, :])
         p = tl.where(rows[None, :] >= keys[:, None], p, 0.0)
-        dv = product(narrow(p, do.dtype), do, dv, "ieee")
-        dp = product(v, tl.trans(do), zeros, "ieee")
+        dv = dot(narrow(p, do.dtype), do, dv, "ieee")
+        dp = dot(v, tl.trans(do), zeros, "ieee")
         ds = narrow(p * (dp - delta[None, :]), q.dtype)
-        dk = product(ds, q, dk, "ieee")
-        dq = product(tl.trans(ds), k, tl.zeros([BQ, D], tl.float32), "ieee")
+        dk = dot(ds, q, dk, "ieee")
+        dq = dot(tl.trans(ds), k, tl.zeros([BQ, D], tl.float32), "ieee")
         tl.atomic_add(dq_ptr + at, dq * scale, sem="relaxed")
     tl.store(dk_ptr + own, narrow(dk * scale, k.dtype))
     tl.store(dv_ptr + own, narrow(dv, v.dtype))
