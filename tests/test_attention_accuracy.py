@@ -164,7 +164,7 @@ def test_parts_take_turns_from_head_to_head(causal, device, monkeypatch):
     q, do = torch.zeros(1, 3, 96, 16, device=device), torch.ones(1, 3, 96, 16, device=device)
     k, lse = torch.zeros(1, 1, 96, 16, device=device), torch.zeros(1, 3, 96, device=device)
     memory, right = [], flash_triton_launches.memory_for
-    monkeypatch.setattr(flash_triton_launches, "memory_for", lambda x, parts: memory.append(right(x, parts)) or memory[-1])
+    monkeypatch.setattr(flash_triton_launches, "memory_for", lambda *x: memory.append(right(*x)) or memory[-1])
     tile = Tile(32, 16, 4, 1)
     launch_backward(do, q, k, k, q, lse, causal, 1.0, tile, tile, parts=4)
     # Of the first key, which every row sees: memory is for dq, dk and dv.
@@ -175,7 +175,7 @@ def test_parts_take_turns_from_head_to_head(causal, device, monkeypatch):
 def test_the_loop_of_dk_and_dv_is_as_long_as_all_heads_of_a_group(device, monkeypatch):
     q, k, v, do = make_inputs(97, 130, 16, device=device, lead=(2, 6), lead_k=(2, 2))
     loops = {}
-    monkeypatch.setattr(flash_triton_launches, "parts_for", lambda _, __, n, rows, *___: loops.setdefault(rows, n) and 1)
+    monkeypatch.setattr(flash_triton_launches, "parts_for", lambda *x: loops.setdefault(x[3], x[2]) and 1)
     flash_triton_launches.backward_launches.cache_clear()
     o, lse = launch_forward(q, k, v, True, 0.25, parts=1)
     launch_backward(do, q, k, v, o, lse, True, 0.25, Tile(32, 16, 4, 1), Tile(32, 16, 4, 1))

@@ -208,9 +208,10 @@ def dkdv_kernel(
         first = k_start // BQ * BQ
         whole = tl.minimum(tl.cdiv(k_start + BK - 1, BQ) * BQ, n_q)
     # Parts take turns from loop to loop and from head to head.
-    cut, steps, dealt = tl.cdiv(whole - first, BQ), tl.cdiv(n_q - first, BQ), 0
+    cut, steps = tl.cdiv(whole - first, BQ), tl.cdiv(n_q - first, BQ)
     for member in range(GROUP):
-        head = kv_head * GROUP + member
+        # Not counted up from head to head: Triton 3.6 takes such a sum for zero.
+        head, dealt = kv_head * GROUP + member, member * steps
         rows_head = rows_ptr + 2 * (batch * heads + head) * n_q
         q_head, do_head = q_ptr + batch * stride_qb + head * stride_qh, do_ptr + batch * stride_gb + head * stride_gh
         if CAUSAL:
@@ -224,7 +225,6 @@ def dkdv_kernel(
             whole + turn(part, dealt + cut, PARTS) * BQ, n_q, n_q, scale_log2, BQ, PARTS, HEAD, False, RAGGED,
             PIECES, PRECISION,
         )  # fmt: skip
-        dealt += steps
     store_tile(dk_ptr + offsets(keys, columns, stride_dkn, stride_dkd), dk * scale, keys, columns, n_k, HEAD)
     store_tile(dv_ptr + offsets(keys, columns, stride_dvn, stride_dvd), dv, keys, columns, n_k, HEAD)
 

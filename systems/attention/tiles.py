@@ -64,8 +64,8 @@ class Sharing(NamedTuple):
 # what adding up costs: two parts save half of a loop, four save three quarters, and both take one launch more.
 SHARING = {
     "half": (Sharing(warps=8, least_rows=128, least_parts=4), Sharing(warps=16, least_rows=768)),
-    "high": (Sharing(warps=16, least_rows=1),),
-    "highest": (Sharing(warps=16, least_rows=1),),
+    "high": (Sharing(warps=8, least_rows=64), Sharing(warps=16, least_rows=256)),
+    "highest": (Sharing(warps=8, least_rows=64), Sharing(warps=16, least_rows=128)),
 }
 MOST_PARTS = 16
 # --8<-- [end:sharing]
@@ -162,15 +162,15 @@ TILES: dict[str, dict[str, Passes]] = {
                 256: Tile(64, 64, 8, 1),
             },
             "dkdv": {
-                16: Tile(64, 64, 4, 2, ahead=True),
-                32: Tile(64, 64, 4, 2, ahead=True),
+                16: Tile(64, 64, 4, 3, ahead=True),
+                32: Tile(64, 64, 4, 3, ahead=True),
                 64: Tile(64, 64, 4, 2, ahead=True),
                 128: Tile(32, 128, 8, 2, ahead=True),
                 256: Tile(16, 32, 8, 1),
             },
             "dq": {
-                16: Tile(64, 64, 4, 2, ahead=True),
-                32: Tile(64, 64, 4, 2, ahead=True),
+                16: Tile(64, 64, 4, 3, ahead=True),
+                32: Tile(64, 64, 4, 3, ahead=True),
                 64: Tile(64, 64, 4, 2, ahead=True),
                 128: Tile(128, 32, 8, 3, ahead=True),
                 256: Tile(32, 16, 8, 1),
@@ -179,22 +179,22 @@ TILES: dict[str, dict[str, Passes]] = {
         "highest": {
             "forward": {
                 16: Tile(64, 64, 4, 3, ahead=True),
-                32: Tile(64, 64, 4, 3, ahead=True),
-                64: Tile(128, 64, 8, 2, ahead=True),
+                32: Tile(64, 32, 4, 3, ahead=True),
+                64: Tile(128, 64, 8, 3, ahead=True),
                 128: Tile(128, 64, 8, 1, ahead=True),
                 256: Tile(64, 64, 8, 1),
             },
             "dkdv": {
-                16: Tile(64, 64, 4, 2, ahead=True),
-                32: Tile(64, 64, 4, 2, ahead=True),
+                16: Tile(64, 64, 4, 3, ahead=True),
+                32: Tile(64, 64, 4, 3, ahead=True),
                 64: Tile(32, 64, 4, 2, ahead=True),
                 128: Tile(32, 128, 8, 1),
                 256: Tile(16, 32, 8, 1),
             },
             "dq": {
-                16: Tile(64, 64, 4, 2, ahead=True),
-                32: Tile(64, 64, 4, 2, ahead=True),
-                64: Tile(64, 64, 4, 1, ahead=True),
+                16: Tile(64, 64, 4, 3, ahead=True),
+                32: Tile(64, 64, 4, 3, ahead=True),
+                64: Tile(128, 64, 8, 2, ahead=True),
                 128: Tile(128, 32, 8, 1),
                 256: Tile(32, 16, 8, 1),
             },
@@ -269,12 +269,25 @@ class FewRows(NamedTuple):
     tiles: Passes
 
 
-SMALLEST_FLOAT32_SM_90: Passes = {
-    "forward": {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1)},
-    "dkdv": {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1)},
-    "dq": {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1)},
-}
 # By architecture and arithmetic, the fewest rows first. What has no entry is as with many rows.
+FLOAT32_FEW_ROWS_SM_90 = (
+    FewRows(
+        512,
+        {
+            "forward": {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1)},
+            "dkdv": {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1)},
+            "dq": {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1)},
+        },
+    ),
+    FewRows(
+        2048,
+        {
+            "forward": {16: Tile(64, 64, 4, 1), 32: Tile(64, 64, 4, 1)},
+            "dkdv": {16: Tile(64, 64, 4, 1), 32: Tile(64, 64, 4, 1)},
+            "dq": {16: Tile(64, 64, 4, 2), 32: Tile(64, 64, 4, 1)},
+        },
+    ),
+)
 FEW_ROWS: dict[str, dict[str, tuple[FewRows, ...]]] = {
     "sm_90": {
         "half": (
@@ -287,48 +300,8 @@ FEW_ROWS: dict[str, dict[str, tuple[FewRows, ...]]] = {
                 },
             ),
         ),
-        "high": (
-            FewRows(512, SMALLEST_FLOAT32_SM_90),
-            FewRows(
-                2048,
-                {
-                    "forward": {
-                        16: Tile(64, 64, 4, 1),
-                        32: Tile(64, 64, 4, 1),
-                        64: Tile(128, 64, 4, 1),
-                        128: Tile(128, 64, 8, 1),
-                    },
-                    "dkdv": {
-                        16: Tile(64, 64, 4, 1),
-                        32: Tile(64, 64, 4, 1),
-                        64: Tile(64, 64, 4, 1),
-                        128: Tile(64, 128, 8, 1),
-                    },
-                    "dq": {
-                        16: Tile(64, 64, 4, 2),
-                        32: Tile(64, 64, 4, 1),
-                        64: Tile(64, 64, 4, 1),
-                        128: Tile(128, 64, 8, 1),
-                    },
-                },
-            ),
-        ),
-        "highest": (
-            FewRows(512, SMALLEST_FLOAT32_SM_90),
-            FewRows(
-                2048,
-                {
-                    "forward": {
-                        16: Tile(64, 64, 4, 1),
-                        32: Tile(64, 64, 4, 1),
-                        64: Tile(128, 64, 4, 1),
-                        128: Tile(64, 64, 4, 1),
-                    },
-                    "dkdv": {16: Tile(64, 64, 4, 1), 32: Tile(64, 64, 4, 1), 64: Tile(64, 128, 8, 1)},
-                    "dq": {16: Tile(64, 64, 4, 2), 32: Tile(64, 64, 4, 1), 64: Tile(64, 64, 4, 1)},
-                },
-            ),
-        ),
+        "high": FLOAT32_FEW_ROWS_SM_90,
+        "highest": FLOAT32_FEW_ROWS_SM_90,
     }
 }
 
