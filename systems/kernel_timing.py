@@ -17,7 +17,7 @@ from torch import Tensor
 from systems.timing import Clock
 
 # How many times over the cache is emptied before the calls of one head, which the GPU has soon computed: that takes
-# half a millisecond, in which the host issues both passes.
+# half a millisecond, in which the host mostly issues both passes.
 OVERWRITTEN = 8
 # Enough for quantiles; a record of a thousand rows stays readable.
 SAMPLES_KEPT = 30

@@ -68,7 +68,7 @@ def candidates(kernel: str, arithmetic: str, d: int) -> list[Candidate]:
         held = 2 * k * d if kernel == "dkdv" else q * d
         accumulators = (held + (1 if kernel == "forward" else 2) * q * k) / (32 * warps)
         if LEAST_ACCUMULATORS <= accumulators <= MOST_ACCUMULATORS:
-            # Products in parts need so many registers that a limit only makes them spill.
+            # Products in pieces need so many registers that a limit only makes them spill.
             limits = [limit for limit in LIMITS if accumulators + BESIDE <= limit] if arithmetic == "half" else []
             cuts = (False,) if arithmetic == "half" else (False, True)
             tiles = [Tile(q, k, warps, depth, registers, ahead) for registers in (None, *limits) for ahead in cuts]

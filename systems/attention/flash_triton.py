@@ -1,7 +1,7 @@
 """FlashAttention-2 by Triton kernels, forward and backward: the autograd Function, the operators.
 
-The kernels stand in `flash_triton_forward` and `flash_triton_backward`, their launches in `flash_triton_launches`. On a
-Hopper GPU `flash_hopper` runs what it takes instead.
+The kernels stand in `flash_triton_forward` and `flash_triton_backward`, what they share in `flash_triton_tiles`, their
+launches in `flash_triton_launches`. On a Hopper GPU `flash_hopper` runs what it takes instead.
 """
 
 import torch

@@ -1,7 +1,8 @@
 """How the Triton kernels are launched: which run for inputs that lie so, in what memory, with what for constants.
 
-All that follows from dtypes, shapes and strides is found once and kept (`launching`). A pass of the plain kernels is up
-to three launches: what cuts float32 into pieces, the kernels themselves, and what puts together what they shared.
+All that follows from dtypes, shapes and strides is found once and kept (`launching`). A pass of the plain kernels is
+what cuts float32 into pieces, if it is cut ahead, then one kernel (forward) or two (dq; dk and dv), then what puts
+together what programs shared, if they did.
 """
 
 from functools import lru_cache
@@ -68,7 +69,7 @@ def strides_of(x: Layout, parts: int) -> tuple[int, ...]:
 
 
 def cutting(q: Layout, k: Layout, v: Layout, do: Layout | None, pieces: int) -> Launch:
-    """What cuts all that a pass reads into pieces."""
+    """What cuts q, k, v and, of a backward pass, do into pieces."""
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]
     rows = CUT_NUMBERS // padded(d)

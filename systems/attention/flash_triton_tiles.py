@@ -204,7 +204,7 @@ def cut_kernel(
     batch, heads, kv_heads, n_q, n_k,
     ROWS: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """What a pass reads of float32, cut into pieces. Grid: programs for q, then k, then v, then do if there is one."""
+    """q, k, v and, if there is one, do of float32, cut into pieces. Grid: programs for q, then k, then v, then do."""
     program = tl.program_id(0)
     of_q = tl.cdiv(n_q, ROWS) * batch * heads
     of_k = tl.cdiv(n_k, ROWS) * batch * kv_heads

@@ -19,7 +19,7 @@ class Tile(NamedTuple):
     """The launch configuration of one kernel.
 
     `registers` is the most that a thread may have, if that is limited: with fewer, more programs run side by side.
-    `ahead`: float32 that the loop reads has been cut into pieces before, so that no step does it again.
+    `ahead`: float32 q, k, v and do have been cut into pieces before; a step cuts only p and ds.
     """
 
     q: int
@@ -71,7 +71,7 @@ MOST_PARTS = 16
 # --8<-- [end:sharing]
 # Of the L2 cache's 40 MiB (A100) or 50 MiB (Hopper), what keys and values of the heads may take whose tiles run
 # together: with more, programs of one head no longer read the same keys at about the same time. Float32 products take
-# so much longer that reading matters less.
+# so much longer that reading matters less; they count as float32, in three pieces they take half as much again.
 L2_BYTES = {"half": 2**23, "high": 2**25, "highest": 2**25}
 
 # The interpreter runs one operation after another: warps and stages mean nothing to it.

@@ -303,9 +303,9 @@ def facts(record: Record | None) -> dict[str, str]:
         for n in (128, 1024):
             time = median_ms(cell(record, name, "bf16", FIGURE_D, n), "both") if record else None
             found[f"both_{name}_{n}"] = fact(time, lambda t: f"{milliseconds(t)} ms")
-    for name in ("ours", "plain"):
-        row = cell(record, name, "bf16", FIGURE_D, 65536) if record else None
-        found[f"memory_{name}"] = in_words(row, fact(memory_bytes(row), lambda b: f"{b / 2**20:,.0f} MiB"))
+    for name, dtype in (("ours", "bf16"), ("plain", "bf16"), ("ours", "fp32"), ("sdpa", "fp32")):
+        row = cell(record, name, dtype, FIGURE_D, 65536) if record else None
+        found[f"memory_{name}_{dtype}"] = in_words(row, fact(memory_bytes(row), lambda b: f"{b / 2**20:,.0f} MiB"))
     short, longer = (
         median_ms(cell(record, "ours", "bf16", FIGURE_D, n), "forward") if record else None for n in (128, 1024)
     )
