@@ -81,7 +81,7 @@ def test_a_late_host_makes_nobody_slower(bench):
 
 def test_a_shape_without_memory_is_a_row_and_a_fact(bench):
     facts, files = flash_benchmarking.facts(bench), flash_benchmarking.fragments([bench])
-    assert facts["faster_bf16_65536"] == facts["memory_plain"] == "out of memory" and facts["out_of_memory"] == "1"
+    assert facts["faster_bf16_65536"] == facts["memory_plain_bf16"] == "out of memory" and facts["out_of_memory"] == "1"
     line = "| bf16 | 64 | 65536 | 1.000 | 2.000 | 3.000 | out of memory | out of memory | out of memory |  |"
     assert line in files["table.md"]
     assert files["table.md"].count("| bf16 |") == files["table.md"].count("| fp32 |") == 40
