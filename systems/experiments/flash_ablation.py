@@ -274,7 +274,9 @@ def prepare(step: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> Callable[
             return lambda: launch_forward(q, k, v, True, scale)[:1]
         # More programs than items. A few heads at a time all the same: if all were last ones, all would be walked
         # through side by side. The order is kept for later calls.
-        one_item = flash_hopper.CONFIGS["forward"][q.shape[-1]]._replace(programs=q.shape[0] * q.shape[1])
+        one_item = flash_hopper.CONFIGS["forward"][flash_hopper.TILE_DIMS[q.shape[-1]]]._replace(
+            programs=q.shape[0] * q.shape[1]
+        )
         with mock.patch.object(flash_hopper, "LAST_ITEMS", 0):
             flash_hopper.launch_forward(q, k, v, True, scale, one_item)
         return lambda: flash_hopper.launch_forward(q, k, v, True, scale, one_item)[:1]
