@@ -76,12 +76,12 @@ class SplitProduct(torch.autograd.Function):
 
 
 def split_product(a: Tensor, b: Tensor) -> Tensor:
-    """a b by three products of bfloat16 parts, summed in float32."""
-    (a_high, a_low), (b_high, b_low) = two_parts(a), two_parts(b)
+    """a b by three products of bfloat16 pieces, summed in float32."""
+    (a_high, a_low), (b_high, b_low) = two_pieces(a), two_pieces(b)
     return a_low @ b_high + a_high @ b_low + a_high @ b_high
 
 
-def two_parts(x: Tensor) -> tuple[Tensor, Tensor]:
+def two_pieces(x: Tensor) -> tuple[Tensor, Tensor]:
     """The nearest bfloat16 and the bfloat16 nearest to what it leaves, both held as float32."""
     high = x.bfloat16().float()
     return high, (x - high).bfloat16().float()

@@ -233,7 +233,7 @@ def test_pieces_are_the_nearest_to_what_is_left(pieces, device):
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("ahead", [(True, True, True), (True, True, False), (False, False, True)], ids=str)
 @pytest.mark.parametrize("setting", ["high", "highest"])
-def test_float32_cut_ahead(precision, setting, ahead, parts, causal, device):
+def test_float32_cut_ahead(precision, setting, ahead, parts, causal, device, monkeypatch):
     """By each kernel or only by some; heads that share keys, in rows that lie apart, with padded columns."""
     # The measure of "high" knows no heads that share keys.
     shared = (1, 1) if setting == "highest" else None
@@ -241,9 +241,13 @@ def test_float32_cut_ahead(precision, setting, ahead, parts, causal, device):
     k, do = k.mT.contiguous().mT, do[..., :1, :].expand_as(do)
     forward, dkdv, dq = (Tile(32, 32, 4, 1, ahead=each) for each in ahead)
     precision(setting)
+    done, cut_by = [], flash_triton_launches.cut_by
+    monkeypatch.setattr(flash_triton_launches, "cut_by", lambda *x: done.append(len(x) - 1) or cut_by(*x))
     o, lse = launch_forward(q, k, v, causal, 0.25, forward, parts)
     outputs = (o, lse, *launch_backward(do, q, k, v, o, lse, causal, 0.25, dkdv, dq, parts))
     precision("highest")
+    # q, k and v once for the forward kernel; with do once for the backward kernels, one or both.
+    assert done == [3] * ahead[0] + [4]
     actual = dict(zip(NAMES, outputs, strict=True))
     check_against_reference(actual, q, k, v, do, causal, 0.25, split=setting == "high")
 

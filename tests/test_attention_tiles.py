@@ -113,7 +113,7 @@ def test_a_gpu_gets_the_tile_of_its_arithmetic_and_mask(monkeypatch):
         assert (choose("dq", 80, kind, True, many, CUDA), choose("dq", 80, kind, False, many, CUDA)) == both
 
 
-def test_few_rows_get_small_tiles_where_there_are_some(monkeypatch):
+def test_few_rows_get_tiles_of_their_own_where_there_are_some(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     for kind, tiers in FEW_ROWS["sm_90"].items():
         assert [few.most_rows for few in tiers] == sorted({few.most_rows for few in tiers})

@@ -269,7 +269,6 @@ class FewRows(NamedTuple):
     tiles: Passes
 
 
-# By architecture and arithmetic, the fewest rows first. What has no entry is as with many rows.
 FLOAT32_FEW_ROWS_SM_90 = (
     FewRows(
         512,
@@ -288,6 +287,7 @@ FLOAT32_FEW_ROWS_SM_90 = (
         },
     ),
 )
+# By architecture and arithmetic, the fewest rows first. What has no entry is as with many rows.
 FEW_ROWS: dict[str, dict[str, tuple[FewRows, ...]]] = {
     "sm_90": {
         "half": (
