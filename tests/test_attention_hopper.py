@@ -29,7 +29,8 @@ MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 # Tiles of queries beside one of keys, in the backward pass in one kernel.
 BESIDE = flash_hopper.ONE_PASS_KEYS // flash_hopper.ONE_PASS_QUERIES
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-HEAD_DIMS = pytest.mark.parametrize("d", flash_hopper.HEAD_DIMS)
+# 80 numbers in tiles of 128.
+HEAD_DIMS = pytest.mark.parametrize("d", (64, 80, 128))
 LENGTHS = [1, 17, 63, 64, 65, 128, 130, 191, 257, 1000, 2048, 4096]
 PAIRS = [(1, 1000), (1000, 1), (65, 191), (191, 65), (128, 2048), (1000, 130)]
 
@@ -79,7 +80,8 @@ def test_what_is_taken():
         return takes(*(3 * [like(*shape, **options)]))
 
     assert taken(1, 16, 16384, 64) and taken(128, 1024, 128) and taken(8, 17, 1023, 64, dtype=torch.float16)
-    assert not taken(1, 16, 16384, 32) and not taken(1, 16, 16384, 256) and not taken(1, 16, 16384, 80)
+    assert taken(1, 16, 16384, 40) and taken(1, 16, 16384, 80) and not taken(1, 16, 16384, 84)
+    assert not taken(1, 16, 16384, 32) and not taken(1, 16, 16384, 256)
     assert not taken(1, 16, 16384, 64, dtype=torch.float32)
     assert not taken(1, 16, 16384, 64, device="cpu")
     assert MIN_SCORES == 8 * 4096**2 and taken(8, 4096, 64) and not taken(8, 4095, 64)
@@ -128,16 +130,16 @@ def test_a_descriptor_is_what_triton_makes_of_the_tensor():
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     x = torch.empty(2, 70, 3, 64, dtype=torch.bfloat16).transpose(1, 2)
-    made = of_rows(layout(*shape_and_strides(x)), 16, x.dtype)(x)
+    made = of_rows(layout(*shape_and_strides(x)), 16, 64, x.dtype)(x)
     theirs = TensorDescriptor(x, [2, 3, 70, 64], [13440, 64, 192, 1], [1, 1, 16, 64], made.layout)
     assert made.base is x and vars(made).keys() == vars(theirs).keys()
     assert all(vars(made)[name] == value for name, value in vars(theirs).items() if name != "base")
     # Without a batch, and of one head: strides of nothing are not asked about.
-    assert of_rows(layout(*shape_and_strides(x[0])), 16, x.dtype)(x[0]).shape == [1, 3, 70, 64]
+    assert of_rows(layout(*shape_and_strides(x[0])), 16, 64, x.dtype)(x[0]).shape == [1, 3, 70, 64]
     numbers = torch.empty(6, 72)
     assert vars(of_numbers(6, 70, 72, 16)(numbers))["strides"] == [72, 1]
     with pytest.raises(AssertionError):
-        of_rows(Layout((1, 1, 8, 64), (0, 0, 65, 1)), 16, torch.bfloat16)
+        of_rows(Layout((1, 1, 8, 64), (0, 0, 65, 1)), 16, 64, torch.bfloat16)
 
 
 @pytest.mark.usefixtures("a_hopper")
@@ -176,7 +178,7 @@ def test_what_the_copy_engine_can_read():
 def test_there_is_a_configuration_for_each_kernel():
     assert set(CONFIGS) == {"forward", "dq", "dkdv"}
     for by_head_dim in (*CONFIGS.values(), flash_hopper.ONE_PASS, flash_hopper.ONE_PASS_MIN_KEYS):
-        assert set(by_head_dim) == set(flash_hopper.HEAD_DIMS)
+        assert set(by_head_dim) == set(flash_hopper.TILE_DIMS.values())
     # As many as the kernels have consumers written out.
     assert all(c.groups in (2, 3, 4) for c in (*CONFIGS["forward"].values(), flash_hopper.SHORT_FORWARD))
     assert all(c.groups == 2 for kernel in ("dq", "dkdv") for c in CONFIGS[kernel].values())
@@ -316,6 +318,15 @@ def test_batches_heads_and_shared_heads(d, causal):
 
 @gpu
 @hopper
+@pytest.mark.parametrize("d", sorted(set(flash_hopper.TILE_DIMS) - {64, 80, 128}))
+def test_other_head_dimensions(d):
+    for n, lead in [(333, (2,)), (2048, (8, 8))]:
+        inputs = make_inputs(n, n, d, torch.bfloat16, "cuda", lead=lead)
+        check_against_reference(run(*inputs, True), *inputs, True)
+
+
+@gpu
+@hopper
 @MASKS
 def test_other_scales_and_large_scores(causal):
     for scale, sigma in [(0.02, 1.0), (1.0, 1.0), (0.125, 8.0)]:
@@ -348,11 +359,13 @@ def test_views_between_poisoned_rows(d, causal):
     ("n_q", "n_k", "lead", "d", "tensors"),
     [
         (1000, 333, (2, 3), 64, 6),
+        (1000, 333, (2, 3), 80, 6),
         (1000, 333, (2, 3), 128, 6),
         (2048, 2048, (8, 8), 64, 7),
+        (2048, 2048, (8, 8), 48, 7),
         (4096, 4096, (2, 4), 128, 7),
     ],
-    ids=["64", "128", "64 in one pass", "128 in one pass"],
+    ids=["64", "80", "128", "64 in one pass", "48 in one pass", "128 in one pass"],
 )
 def test_every_element_is_written_and_no_other(n_q, n_k, lead, d, tensors, causal, monkeypatch):
     """Results land in the middle of memory that is not a number, and its rims stay so."""

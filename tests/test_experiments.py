@@ -60,8 +60,8 @@ FULL_ROWS = {
     "attention": 4 * 5 * 2 * 2 * 2 + 2,
     # Sizes and precisions, eager and compiled; and AdamW compiled too.
     "compile": 5 * 2 * 2 + 1,
-    # Steps of the forward pass, the package's three, three backward passes; four ways to spread tiles in both passes.
-    "flash_ablation": 7 + 3 + 4 + 4 * 2,
+    # Steps of the forward pass, the package's three, three backward passes; six ways to launch in both passes.
+    "flash_ablation": 7 + 3 + 4 + 6 * 2,
     # Sizes and contexts in fp32, two sizes in bf16, forward and step.
     "kernel_profile": (5 * 4 + 2 * 4) * 2,
     # Modes of contexts and sizes in two precisions; and what helps, at two contexts (one of them is there already).

@@ -2,7 +2,7 @@
 
 The kernels stand in `flash_hopper_forward`, `flash_hopper_backward` and `flash_hopper_one_pass`, written in Gluon, the
 dialect of Triton in which warps have roles and each copy, barrier and product is placed by hand. They hold what
-`flash_triton` promises (results that repeat bit by bit) and take less: 16-bit dtypes, head dimensions 64 and 128,
+`flash_triton` promises (results that repeat bit by bit) and take less: 16-bit dtypes, head dimensions from 40 to 128,
 tensors that the copy engine can read. `takes` decides; what it refuses runs on the plain kernels.
 """
 
@@ -38,7 +38,9 @@ from systems.attention.tiles import multiprocessors
 VERIFIED = True
 # Versions of Triton whose Gluon these kernels were tested with: the dialect changes from one to the next.
 VERSIONS = ("3.6.",)
-HEAD_DIMS = (64, 128)
+# By head dimension that of its tiles, which the tables below go by: the copy engine fills them up with zeros. It needs
+# rows that begin at multiples of 16 bytes. Smaller head dimensions have smaller tiles in the plain kernels.
+TILE_DIMS = {d: 64 if d <= 64 else 128 for d in range(40, 129, 8)}
 DTYPES = (torch.float16, torch.bfloat16)
 # With fewer scores the GPU may be done before the host has described the tensors to the copy engine, which the plain
 # kernels' launches are spared.
@@ -127,7 +129,7 @@ def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
         and rows * k.shape[-2] >= MIN_SCORES
         and q.device.type == "cuda"
         and q.dtype in DTYPES
-        and q.shape[-1] in HEAD_DIMS
+        and q.shape[-1] in TILE_DIMS
         and available(q.device)
         and readable(q)
         and readable(k)
@@ -206,8 +208,9 @@ def forward_plan(
     q, k, v, o = (layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]
-    short = d == 64 and n_k <= (SHORT if causal else SHORT // 2)
-    c = config or (SHORT_FORWARD if short else CONFIGS["forward"][d])
+    tile_d = TILE_DIMS[d]
+    short = tile_d == 64 and n_k <= (SHORT if causal else SHORT // 2)
+    c = config or (SHORT_FORWARD if short else CONFIGS["forward"][tile_d])
     side_by_side = together(k, batch * heads, causal, dtype)
     starts, items = schedule(
         n_q,
@@ -222,11 +225,12 @@ def forward_plan(
     )
     launch = Launch(
         forward_kernel, (len(starts) - 1,), (*o.strides[:3], heads, n_q, n_k, scale * LOG2E),
-        {"BK": c.rows, "D": d, "HEADS_PER_KV": heads // kv_heads, "CAUSAL": causal, "GROUPS": c.groups,
-         "STAGES": c.stages, "OVERLAP": c.overlap, "REGISTERS": c.registers},
+        {"BK": c.rows, "HEAD": d, "D": tile_d, "HEADS_PER_KV": heads // kv_heads, "CAUSAL": causal,
+         "GROUPS": c.groups, "STAGES": c.stages, "OVERLAP": c.overlap, "REGISTERS": c.registers},
         num_warps=4, maxnreg=c.maxnreg,
     )  # fmt: skip
-    return Forward(launch, of_rows(q, 64, dtype), of_rows(k, c.rows, dtype), of_rows(v, c.rows, dtype), starts, items)
+    described = (of_rows(x, rows, tile_d, dtype) for x, rows in ((q, 64), (k, c.rows), (v, c.rows)))
+    return Forward(launch, *described, starts, items)
 
 
 def launch_forward(
@@ -262,12 +266,13 @@ def backward_plan(
     kv_heads, n_k = k.shape[1:3]
     # Rows of lse and delta, 16 bytes aligned.
     stride = triton.cdiv(n_q, 4) * 4
-    constants = {"D": d, "HEADS_PER_KV": heads // kv_heads, "CAUSAL": causal}
+    tile_d = TILE_DIMS[d]
+    constants = {"D": tile_d, "HEADS_PER_KV": heads // kv_heads, "CAUSAL": causal}
 
     def described(tiles: dict[str, tuple[Layout, int]]) -> dict[str, Descriptor]:
-        return {name: of_rows(x, rows, dtype) for name, (x, rows) in tiles.items()}
+        return {name: of_rows(x, rows, tile_d, dtype) for name, (x, rows) in tiles.items()}
 
-    c, e = CONFIGS["dq"][d], CONFIGS["dkdv"][d]
+    c, e = CONFIGS["dq"][tile_d], CONFIGS["dkdv"][tile_d]
     numbers = of_numbers(batch * heads, n_q, stride, e.rows)
     return Backward(
         Launch(
@@ -297,7 +302,7 @@ def groups_in_one_pass(q: Layout, k: Layout, causal: bool, processors: int) -> i
     """
     batch, heads, n, d = k.shape
     tiles = n // ONE_PASS_KEYS
-    least = ONE_PASS_MIN_KEYS[d] // (1 if causal else 2)
+    least = ONE_PASS_MIN_KEYS[TILE_DIMS[d]] // (1 if causal else 2)
     if q.shape != k.shape or n % ONE_PASS_KEYS or n < least or tiles > processors:
         return 0
     groups = min(processors // tiles, batch * heads)
@@ -328,27 +333,30 @@ def one_pass_plan(
     q, k, v, o, do, dq, dk, dv = (layout(*lies) for lies in tensors)
     batch, heads, n, d = q.shape
     tiles = n // ONE_PASS_KEYS
-    step = ONE_PASS_QUERIES
+    step, tile_d = ONE_PASS_QUERIES, TILE_DIMS[d]
     steps = batch * heads * n // step
     return BackwardInOnePass(
         Launch(
-            delta_kernel, (n // 64 * batch * heads,), (*o.strides, *do.strides, heads, n), {"D": d},
+            delta_kernel, (n // 64 * batch * heads,), (*o.strides, *do.strides, heads, n),
+            {"HEAD": d, "D": tile_d},
         ),
         Launch(
             one_pass_kernel, (tiles * groups,),
             (*dk.strides[:3], *dv.strides[:3], batch, heads, tiles, groups, scale * LOG2E, scale),
-            {"D": d, "CAUSAL": causal, **ONE_PASS[d]},
+            {"HEAD": d, "D": tile_d, "CAUSAL": causal, **ONE_PASS[tile_d]},
             # Programs wait for one another: a launch that the GPU can't hold whole must fail, not hang.
             num_warps=4, maxnreg=ONE_PASS_MAXNREG, launch_cooperative_grid=True,
         ),
         {
-            "q": of_rows(q, step, dtype), "k": of_rows(k, ONE_PASS_KEYS, dtype),
-            "v": of_rows(v, ONE_PASS_KEYS, dtype), "do": of_rows(do, step, dtype),
+            "q": of_rows(q, step, tile_d, dtype), "k": of_rows(k, ONE_PASS_KEYS, tile_d, dtype),
+            "v": of_rows(v, ONE_PASS_KEYS, tile_d, dtype), "do": of_rows(do, step, tile_d, dtype),
             "numbers": of_numbers(batch * heads, n, n, step),
             # As held: 32 numbers a row, a step's rows at a time.
-            "dq": Descriptor((steps * step * d // 32, 32), (32, 1), [step * d // 32, 32], torch.float32, swizzle=128),
+            "dq": Descriptor(
+                (steps * step * tile_d // 32, 32), (32, 1), [step * tile_d // 32, 32], torch.float32, swizzle=128
+            ),
         },
-        Launch(round_kernel, (steps,), (*dq.strides, heads, n), {"D": d}),
+        Launch(round_kernel, (steps,), (*dq.strides, heads, n), {"HEAD": d, "D": tile_d}),
         steps,
     )  # fmt: skip
 
@@ -361,7 +369,7 @@ def launch_one_pass(
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     lies = map(shape_and_strides, (q, k, v, o, do, dq, dk, dv))
     plan = one_pass_plan(q.dtype, q.device, groups, causal, scale, *lies)
-    delta, held = torch.empty_like(lse), q.new_empty(q.shape, dtype=torch.float32)
+    delta, held = torch.empty_like(lse), q.new_empty((*q.shape[:-1], TILE_DIMS[q.shape[-1]]), dtype=torch.float32)
     counters = torch.zeros(plan.counters, dtype=torch.int32, device=q.device)
     of = plan.of
     with on_device_of(q):

@@ -156,8 +156,8 @@ def sees(rows, keys, n_k, CAUSAL: gl.constexpr):
 # --8<-- [start:consumer]
 @gluon.jit
 def forward_consumer(
-    common, GROUP: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
-    OVERLAP: gl.constexpr,
+    common, GROUP: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, HEAD: gl.constexpr, D: gl.constexpr,
+    CAUSAL: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """o and lse of 64 rows of each item."""
     S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BK, 16])
@@ -237,7 +237,10 @@ def forward_consumer(
         o_columns = gl.arange(0, D, gl.SliceLayout(0, O))
         o_head = o_ptr + batch.to(gl.int64) * stride_ob + head.to(gl.int64) * stride_oh
         o_tile = o_head + o_rows.to(gl.int64)[:, None] * stride_on + o_columns[None, :]
-        gl.store(o_tile, acc.to(TYPE), mask=(o_rows < n_q)[:, None])
+        inside = (o_rows < n_q)[:, None]
+        if HEAD < D:
+            inside = inside & (o_columns < HEAD)[None, :]
+        gl.store(o_tile, acc.to(TYPE), mask=inside)
 
 
 # --8<-- [end:consumer]
@@ -247,8 +250,8 @@ def forward_consumer(
 def forward_kernel(
     q_desc, k_desc, v_desc, o_ptr, lse_ptr, starts_ptr, items_ptr, stride_ob, stride_oh, stride_on,
     heads, n_q, n_k, scale_log2,
-    BK: gl.constexpr, D: gl.constexpr, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr, GROUPS: gl.constexpr,
-    STAGES: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
+    BK: gl.constexpr, HEAD: gl.constexpr, D: gl.constexpr, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr,
+    GROUPS: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """o and lse of the items that the schedule has for this program: those from starts[program] to the next start."""
     BQ: gl.constexpr = 64 * GROUPS
@@ -263,8 +266,8 @@ def forward_kernel(
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (forward_consumer, (common, 0, BQ, BK, D, CAUSAL, OVERLAP)),
-                (forward_consumer, (common, 1, BQ, BK, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (common, 0, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (common, 1, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
                 (forward_producer, load),
             ],
             [4, 1],
@@ -273,9 +276,9 @@ def forward_kernel(
     elif GROUPS == 3:
         gl.warp_specialize(
             [
-                (forward_consumer, (common, 0, BQ, BK, D, CAUSAL, OVERLAP)),
-                (forward_consumer, (common, 1, BQ, BK, D, CAUSAL, OVERLAP)),
-                (forward_consumer, (common, 2, BQ, BK, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (common, 0, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (common, 1, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (common, 2, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
                 (forward_producer, load),
             ],
             [4, 4, 1],
@@ -284,10 +287,10 @@ def forward_kernel(
     else:
         gl.warp_specialize(
             [
-                (forward_consumer, (common, 0, BQ, BK, D, CAUSAL, OVERLAP)),
-                (forward_consumer, (common, 1, BQ, BK, D, CAUSAL, OVERLAP)),
-                (forward_consumer, (common, 2, BQ, BK, D, CAUSAL, OVERLAP)),
-                (forward_consumer, (common, 3, BQ, BK, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (common, 0, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (common, 1, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (common, 2, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (common, 3, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
                 (forward_producer, load),
             ],
             [4, 4, 4, 1],

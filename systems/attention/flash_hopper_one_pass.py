@@ -42,6 +42,7 @@ from systems.attention.flash_hopper_forward import (
     release,
     ring,
 )
+from systems.attention.flash_triton_tiles import load_tile
 
 # Rows of keys of a program, and of queries of a step; so many tiles of queries lie beside one of keys.
 KEYS = gl.constexpr(128)
@@ -213,17 +214,22 @@ def steps_from(
 
 
 @gluon.jit
-def store_rows(x, ptr, strides, batch, head, start):
-    """x [64, D], straight from registers: shared memory is full."""
+def store_rows(x, ptr, strides, batch, head, start, HEAD: gl.constexpr):
+    """HEAD columns of x [64, D], straight from registers: shared memory is full."""
     stride_b, stride_h, stride_n = strides
     rows = start + gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))
     columns = gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
     ptr += batch.to(gl.int64) * stride_b + head.to(gl.int64) * stride_h
-    gl.store(ptr + rows.to(gl.int64)[:, None] * stride_n + columns[None, :], x.to(ptr.dtype.element_ty))
+    ptrs, inside = ptr + rows.to(gl.int64)[:, None] * stride_n + columns[None, :], None
+    if HEAD < x.shape[1]:
+        inside = (columns < HEAD)[None, :]
+    gl.store(ptrs, x.to(ptr.dtype.element_ty), mask=inside)
 
 
 @gluon.jit
-def key_group(outputs, ds_pipe, common, scales, GROUP: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr):
+def key_group(
+    outputs, ds_pipe, common, scales, GROUP: gl.constexpr, HEAD: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr
+):
     """dk and dv of 64 rows of this program's items, and their dS."""
     S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, QUERIES, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
@@ -265,8 +271,8 @@ def key_group(outputs, ds_pipe, common, scales, GROUP: gl.constexpr, D: gl.const
         done += steps
         mbarrier.arrive(kv_empty.index(0), count=1)
         batch, head = batch_head // heads, batch_head % heads
-        store_rows(dk * scale, dk_ptr, dk_strides, batch, head, keys * KEYS + 64 * GROUP)
-        store_rows(dv, dv_ptr, dv_strides, batch, head, keys * KEYS + 64 * GROUP)
+        store_rows(dk * scale, dk_ptr, dk_strides, batch, head, keys * KEYS + 64 * GROUP, HEAD)
+        store_rows(dv, dv_ptr, dv_strides, batch, head, keys * KEYS + 64 * GROUP, HEAD)
 
 
 # --8<-- [start:share]
@@ -361,8 +367,8 @@ def one_pass_kernel(
     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dq_desc, dk_ptr, dv_ptr, counters_ptr,
     stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
     batch, heads, tiles, groups, scale_log2, scale,
-    D: gl.constexpr, CAUSAL: gl.constexpr, STAGES: gl.constexpr, BEHIND: gl.constexpr, ADDERS: gl.constexpr,
-    REGISTERS: gl.constexpr, SHARE_REGISTERS: gl.constexpr, num_warps: gl.constexpr,
+    HEAD: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, STAGES: gl.constexpr, BEHIND: gl.constexpr,
+    ADDERS: gl.constexpr, REGISTERS: gl.constexpr, SHARE_REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """dq in float32 and as held, dk and dv. Grid: tiles of keys x groups; group g takes heads g, g + groups, ..."""
     group = gl.program_id(0) // tiles
@@ -383,8 +389,8 @@ def one_pass_kernel(
     common, scales = (pipes, place, items, heads), (scale_log2, scale)
     gl.warp_specialize(
         [
-            (key_group, (outputs, ds_pipe, common, scales, 0, D, CAUSAL)),
-            (key_group, (outputs, ds_pipe, common, scales, 1, D, CAUSAL)),
+            (key_group, (outputs, ds_pipe, common, scales, 0, HEAD, D, CAUSAL)),
+            (key_group, (outputs, ds_pipe, common, scales, 1, HEAD, D, CAUSAL)),
             (share_group, (pipe, ds_pipe, common, scale, D, CAUSAL)),
             (producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, common, CAUSAL)),
             (adder, (dq_desc, counters_ptr, pipe, place, items, 0, CAUSAL)),
@@ -399,7 +405,7 @@ def one_pass_kernel(
 @triton.jit
 def delta_kernel(
     o_ptr, do_ptr, delta_ptr, stride_ob, stride_oh, stride_on, stride_od, stride_gb, stride_gh, stride_gn, stride_gd,
-    heads, n, D: tl.constexpr,
+    heads, n, HEAD: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """delta = rowsum(o · do), which is also rowsum(p · dp): what softmax takes off each dp. Strides of do: g.
 
@@ -411,12 +417,15 @@ def delta_kernel(
     rows, columns = (tl.program_id(0) % tiles * 64 + tl.arange(0, 64)).to(tl.int64), tl.arange(0, D)
     at_o = o_ptr + batch * stride_ob + head * stride_oh + rows[:, None] * stride_on + columns[None, :] * stride_od
     at_do = do_ptr + batch * stride_gb + head * stride_gh + rows[:, None] * stride_gn + columns[None, :] * stride_gd
-    delta = tl.sum(tl.load(at_o).to(tl.float32) * tl.load(at_do).to(tl.float32), 1)
+    o, do = load_tile(at_o, rows, columns, n, HEAD, False), load_tile(at_do, rows, columns, n, HEAD, False)
+    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     tl.store(delta_ptr + batch_head * n + rows, delta)
 
 
 @triton.jit
-def round_kernel(held_ptr, dq_ptr, stride_b, stride_h, stride_n, stride_d, heads, n, D: tl.constexpr):
+def round_kernel(
+    held_ptr, dq_ptr, stride_b, stride_h, stride_n, stride_d, heads, n, HEAD: tl.constexpr, D: tl.constexpr
+):
     """dq in its own dtype, from float32 as held. Grid: tiles of 64 queries x batch x heads."""
     tiles = n // 64
     batch_head = tl.program_id(0) // tiles
@@ -427,4 +436,7 @@ def round_kernel(held_ptr, dq_ptr, stride_b, stride_h, stride_n, stride_d, heads
     dq = tl.load(held_ptr + tl.program_id(0).to(tl.int64) * 64 * D + held)
     start = tl.program_id(0) % tiles * 64
     dq_ptr += (batch_head // heads).to(tl.int64) * stride_b + (batch_head % heads).to(tl.int64) * stride_h
-    tl.store(dq_ptr + (start + rows).to(tl.int64) * stride_n + columns * stride_d, dq.to(dq_ptr.dtype.element_ty))
+    dq_ptrs, inside = dq_ptr + (start + rows).to(tl.int64) * stride_n + columns * stride_d, None
+    if HEAD < D:
+        inside = columns < HEAD
+    tl.store(dq_ptrs, dq.to(dq_ptr.dtype.element_ty), mask=inside)

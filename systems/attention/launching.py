@@ -156,9 +156,9 @@ class Descriptor:
         return described
 
 
-def of_rows(x: Layout, rows: int, dtype: torch.dtype) -> Descriptor:
-    """Of tensors (b, h, n, d) that are moved `rows` rows of one head at a time."""
-    return Descriptor(x.shape, x.strides, [1, 1, rows, x.shape[-1]], dtype, swizzle=128)
+def of_rows(x: Layout, rows: int, columns: int, dtype: torch.dtype) -> Descriptor:
+    """Of tensors (b, h, n, d) that are moved `rows` rows of one head at a time, as `columns` columns: d or more."""
+    return Descriptor(x.shape, x.strides, [1, 1, rows, columns], dtype, swizzle=128)
 
 
 def of_numbers(heads: int, n: int, stride: int, rows: int) -> Descriptor:

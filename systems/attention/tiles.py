@@ -64,8 +64,8 @@ class Sharing(NamedTuple):
 # what adding up costs: two parts save half of a loop, four save three quarters, and both take one launch more.
 SHARING = {
     "half": (Sharing(warps=8, least_rows=128, least_parts=4), Sharing(warps=16, least_rows=768)),
-    "high": (Sharing(warps=8, least_rows=64), Sharing(warps=16, least_rows=256)),
-    "highest": (Sharing(warps=8, least_rows=64), Sharing(warps=16, least_rows=128)),
+    "high": (Sharing(warps=8, least_rows=32), Sharing(warps=16, least_rows=256)),
+    "highest": (Sharing(warps=8, least_rows=32), Sharing(warps=16, least_rows=128)),
 }
 MOST_PARTS = 16
 # --8<-- [end:sharing]

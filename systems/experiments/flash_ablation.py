@@ -1,6 +1,7 @@
 """What each technique of the kernels is worth: one at a time is added, at the leaderboard's shape.
 
-How tiles are spread over the GPU is measured where it matters: one head, whose tiles are few, and many short heads.
+How tiles are spread over the GPU is measured where it matters: one head, whose tiles are few, and many short heads. So
+is what cutting float32 ahead is worth.
 
 The forward kernel here is the smallest that can be switched: whole tiles, contiguous (heads, n, d), no strides. The
 plain kernel of `systems.attention.flash_triton_forward` is measured after it: any layout, its own tile with a limit of
@@ -26,10 +27,10 @@ from torch import Tensor
 from systems import timing
 from systems.attention import flash_hopper
 from systems.attention.flash_triton import run_backward, run_forward
-from systems.attention.flash_triton_launches import launch_backward, launch_forward
+from systems.attention.flash_triton_launches import arithmetic, launch_backward, launch_forward
 from systems.attention.flash_triton_tiles import LOG2E, dot, narrow
 from systems.attention.reference import attention_reference
-from systems.attention.tiles import Tile
+from systems.attention.tiles import Tile, choose
 from systems.experiments.command import main, option
 from systems.kernel_timing import OVERWRITTEN, kernel_times_ms
 from systems.peers import DTYPES, path_of
@@ -65,22 +66,25 @@ FORWARD = {
     "small_tiles": Switches(Tile(64, 128, 4, 3), skip=True, split=True, exp2=True, heavy_first=True),
 }
 # --8<-- [end:steps]
-# --8<-- [start:spread]
-# What the launchers of the plain kernels are told, instead of choosing.
-SPREAD: dict[str, dict[str, int]] = {
-    "unshared": {"parts": 1},
-    "shared": {},
-    "in_turn": {"together": 1},
-    "together": {},
+# --8<-- [start:told]
+# What the launchers of the plain kernels are told in either pass, instead of choosing.
+TOLD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "unshared": ({"parts": 1}, {"parts": 1}),
+    "shared": ({}, {}),
+    "in_turn": ({"together": 1}, {"together": 1}),
+    "together": ({}, {}),
+    # The fastest tiles on Hopper, at head dimension 64, of what is cut in each step.
+    "cut_in_steps": ({"tile": Tile(128, 64, 4, 1)}, {"dkdv_tile": Tile(64, 128, 8, 1), "dq_tile": Tile(64, 64, 4, 1)}),
+    "cut_ahead": ({}, {}),
 }
-# --8<-- [end:spread]
+# --8<-- [end:told]
 PASSES = ("forward", "backward")
 # Where the kernels for Hopper don't run, these repeat what is measured before them.
 HOPPER_STEPS = ("one_item_forward", "forward", "two_passes_backward", "backward")
 STEPS = (
     *(*FORWARD, "plain_forward", "one_item_forward", "forward"),
     *("atomic_backward", "plain_backward", "two_passes_backward", "backward"),
-    *(f"{how}_{of}" for how in SPREAD for of in PASSES),
+    *(f"{how}_{of}" for how in TOLD for of in PASSES),
 )
 
 
@@ -94,11 +98,11 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Techniques at the leaderboard's shape, sharing at one head, the order of heads at sixteen short ones in fp32."""
+    """Techniques at the leaderboard's shape, sharing at one head, the order and the cutting of many heads in fp32."""
     if quick:
         return [Config("tiles", 1, 128, 16), Config("split", 1, 128, 16)]
-    shapes = {"unshared": (1, 4096), "shared": (1, 4096), "in_turn": (16, 2048, 128, "fp32")}
-    shapes["together"] = shapes["in_turn"]
+    one, short, long = (1, 4096), (16, 2048, 128, "fp32"), (16, 4096, 64, "fp32")
+    shapes = dict(zip(TOLD, (one, one, short, short, long, long), strict=True))
     return [Config(step, *shapes.get(step.rpartition("_")[0], ())) for step in STEPS]
 
 
@@ -245,12 +249,21 @@ def run(config: Config) -> dict[str, Any]:
 # --8<-- [end:run]
 
 
+def options(how: str, of: str, q: Tensor) -> dict[str, Any]:
+    """What the launcher of a pass is told. Where nothing is cut ahead, tiles of what is cut in steps may not fit."""
+    heads, n, d = q.shape
+    if how == "cut_in_steps" and not choose("forward", d, arithmetic(q.dtype), True, heads * n, q.device).ahead:
+        return {}
+    return TOLD[how][PASSES.index(of)]
+
+
 def prepare(step: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> Callable[[], tuple[Tensor, ...]]:
     """The call that a step measures: (o,) or (dq, dk, dv)."""
     scale = q.shape[-1] ** -0.5
     how, _, of = step.rpartition("_")
-    if how in SPREAD and of == "forward":
-        return lambda: launch_forward(q, k, v, True, scale, **SPREAD[how])[:1]
+    told = options(how, of, q) if how in TOLD else {}
+    if how in TOLD and of == "forward":
+        return lambda: launch_forward(q, k, v, True, scale, **told)[:1]
     if step in FORWARD:
         return lambda: (switched_forward(q, k, v, FORWARD[step]),)
     if step in ("plain_forward", "forward"):
@@ -261,15 +274,17 @@ def prepare(step: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> Callable[
             return lambda: launch_forward(q, k, v, True, scale)[:1]
         # More programs than items. A few heads at a time all the same: if all were last ones, all would be walked
         # through side by side. The order is kept for later calls.
-        one_item = flash_hopper.CONFIGS["forward"][q.shape[-1]]._replace(programs=q.shape[0] * q.shape[1])
+        one_item = flash_hopper.CONFIGS["forward"][flash_hopper.TILE_DIMS[q.shape[-1]]]._replace(
+            programs=q.shape[0] * q.shape[1]
+        )
         with mock.patch.object(flash_hopper, "LAST_ITEMS", 0):
             flash_hopper.launch_forward(q, k, v, True, scale, one_item)
         return lambda: flash_hopper.launch_forward(q, k, v, True, scale, one_item)[:1]
     o, lse = launch_forward(q, k, v, True, scale)
     if step == "atomic_backward":
         return lambda: atomic_backward(do, q, k, v, o, lse)
-    if how in SPREAD:
-        return lambda: launch_backward(do, q, k, v, o, lse, True, scale, **SPREAD[how])
+    if how in TOLD:
+        return lambda: launch_backward(do, q, k, v, o, lse, True, scale, **told)
     if step == "two_passes_backward" and path_of(q, k, v) == "hopper":
         return lambda: flash_hopper.launch_two_passes(do, q, k, v, o, lse, True, scale)
     launch = run_backward if step == "backward" else launch_backward

@@ -35,7 +35,7 @@ BACKWARD = {
     "backward": ("one pass, shares of dq added in turns (Hopper)", "1.4: five products instead of seven"),
 }
 # (how it was, how it is, its case, predictions for the passes); written after trials of one tile size.
-SPREAD = [
+TOLD = [
     (
         "unshared",
         "shared",
@@ -48,14 +48,20 @@ SPREAD = [
         "long tiles of several heads first: 16 heads, N = 2048, d = 128, fp32",
         ("1.4: no heads' long tiles start last", "1.4: the same"),
     ),
+    (
+        "cut_in_steps",
+        "cut_ahead",
+        "a kernel cuts what others multiply (Hopper): 16 heads, N = 4096, d = 64, fp32",
+        ("1.1: each program cuts all keys again", "1.2: the same, for more products"),
+    ),
 ]
 PATH_OF_HOPPER = ("one_item_forward", "forward", "two_passes_backward", "backward")
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
-    """The steps of the forward pass, the designs of the backward pass, and how tiles are spread over the GPU."""
+    """The steps of the forward pass, the designs of the backward pass, and what the launchers choose."""
     return {
-        "spread.md": per_device(records, spread),
+        "told.md": per_device(records, told),
         "forward.md": per_device(records, lambda record: steps(record, FORWARD)),
         "backward.md": per_device(records, lambda record: steps(record, BACKWARD)),
     }
@@ -82,10 +88,10 @@ def steps(record: Record, described: dict[str, tuple[str, str]]) -> str:
     return table(header, rows, left=2) if rows else ""
 
 
-def spread(record: Record) -> str:
-    """Each way to spread tiles, without and with it, in both passes."""
+def told(record: Record) -> str:
+    """Each choice of the launchers, without and with it, in both passes."""
     rows = []
-    for without, with_it, case, predictions in SPREAD:
+    for without, with_it, case, predictions in TOLD:
         for of, predicted in zip(("forward", "backward"), predictions, strict=True):
             before, after = (median_ms(record.find(step=f"{how}_{of}")) for how in (without, with_it))
             if before is not None and after is not None:
