@@ -58,10 +58,11 @@ class Candidate:
 
 def candidates(kernel: str, arithmetic: str, d: int) -> list[Candidate]:
     """Tiles whose accumulators fit into the registers."""
-    rows = (32, 64, 128, 256) if arithmetic == "half" else (32, 64, 128)
+    rows = (32, 64, 128, 256) if arithmetic == "half" else (16, 32, 64, 128)
     columns = (32, 64, 128) if arithmetic == "half" else (16, 32, 64)
     stages = (2, 3, 4) if arithmetic == "half" else (1, 2, 3)
-    # dk and dv are held for a tile of keys, o or dq for one of queries: that side is the longer one.
+    # dk and dv are held for a tile of keys, o or dq for one of queries: that side is the longer
+    # one, unless rows are few.
     sides = [(b, a) if kernel == "dkdv" else (a, b) for a, b in product(rows, columns)]
     found = []
     for (q, k), warps, depth in product(sides, (4, 8), stages):

@@ -208,7 +208,7 @@ def dkdv_kernel(
         first = k_start // BQ * BQ
         whole = tl.minimum(tl.cdiv(k_start + BK - 1, BQ) * BQ, n_q)
     # Parts take turns from loop to loop and from head to head.
-    cut, steps = tl.cdiv(whole - first, BQ), tl.cdiv(n_q - first, BQ)
+    crossed, steps = tl.cdiv(whole - first, BQ), tl.cdiv(n_q - first, BQ)
     for member in range(GROUP):
         # Not counted up from head to head: Triton 3.6 takes such a sum for zero.
         head, dealt = kv_head * GROUP + member, member * steps
@@ -222,7 +222,7 @@ def dkdv_kernel(
             )  # fmt: skip
         dk, dv = dkdv_steps(
             dk, dv, k, v, q_head, do_head, rows_head, q_offsets, do_offsets, stride_qn, stride_gn, keys, columns,
-            whole + turn(part, dealt + cut, PARTS) * BQ, n_q, n_q, scale_log2, BQ, PARTS, HEAD, False, RAGGED,
+            whole + turn(part, dealt + crossed, PARTS) * BQ, n_q, n_q, scale_log2, BQ, PARTS, HEAD, False, RAGGED,
             PIECES, PRECISION,
         )  # fmt: skip
     store_tile(dk_ptr + offsets(keys, columns, stride_dkn, stride_dkd), dk * scale, keys, columns, n_k, HEAD)

@@ -262,30 +262,28 @@ TILES: dict[str, dict[str, Passes]] = {
 class FewRows(NamedTuple):
     """What is faster where all heads together have at most so many rows.
 
-    Smaller tiles keep more of the GPU busy, and float32 that few programs read is not worth cutting ahead.
+    Smaller tiles keep more of the GPU busy, and float32 that few programs read is seldom worth cutting ahead.
     """
 
     most_rows: int
     tiles: Passes
 
 
-FLOAT32_FEW_ROWS_SM_90 = (
-    FewRows(
-        512,
-        {
-            "forward": {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1)},
-            "dkdv": {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1)},
-            "dq": {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1)},
-        },
-    ),
-    FewRows(
-        2048,
-        {
-            "forward": {16: Tile(64, 64, 4, 1), 32: Tile(64, 64, 4, 1)},
-            "dkdv": {16: Tile(64, 64, 4, 1), 32: Tile(64, 64, 4, 1)},
-            "dq": {16: Tile(64, 64, 4, 2), 32: Tile(64, 64, 4, 1)},
-        },
-    ),
+FLOAT32_512_ROWS_SM_90 = FewRows(
+    512,
+    {
+        "forward": {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1)},
+        "dkdv": {64: Tile(32, 16, 4, 1), 128: Tile(32, 16, 4, 1)},
+        "dq": {64: Tile(16, 32, 4, 1), 128: Tile(16, 32, 4, 1)},
+    },
+)
+FLOAT32_2048_ROWS_SM_90 = FewRows(
+    2048,
+    {
+        "forward": {16: Tile(64, 64, 4, 1), 32: Tile(64, 64, 4, 1)},
+        "dkdv": {16: Tile(64, 64, 4, 1), 32: Tile(64, 64, 4, 1)},
+        "dq": {16: Tile(64, 64, 4, 2), 32: Tile(64, 64, 4, 1)},
+    },
 )
 # By architecture and arithmetic, the fewest rows first. What has no entry is as with many rows.
 FEW_ROWS: dict[str, dict[str, tuple[FewRows, ...]]] = {
@@ -300,8 +298,19 @@ FEW_ROWS: dict[str, dict[str, tuple[FewRows, ...]]] = {
                 },
             ),
         ),
-        "high": FLOAT32_FEW_ROWS_SM_90,
-        "highest": FLOAT32_FEW_ROWS_SM_90,
+        "high": (FLOAT32_512_ROWS_SM_90, FLOAT32_2048_ROWS_SM_90),
+        "highest": (
+            FLOAT32_512_ROWS_SM_90,
+            FewRows(
+                1024,
+                {
+                    "forward": {},
+                    "dkdv": {128: Tile(32, 16, 4, 1, ahead=True)},
+                    "dq": {128: Tile(16, 32, 4, 1, ahead=True)},
+                },
+            ),
+            FLOAT32_2048_ROWS_SM_90,
+        ),
     }
 }
 
