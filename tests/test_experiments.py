@@ -464,18 +464,25 @@ def test_for_one_head_the_cache_is_emptied_more_often(on_the_cpu, monkeypatch):
     assert asked == [8, 8, 1]
 
 
-@pytest.mark.parametrize(("n", "rounds"), [(flash_peers.SHORT, 10), (flash_peers.SHORT + 1, 3)])
-def test_flash_peers_measures_all_of_a_shape_in_turns(on_the_cpu, monkeypatch, n, rounds):
+@pytest.mark.parametrize(
+    ("n", "rounds", "overwritten"),
+    [(flash_peers.SHORT, 10, 1), (flash_peers.SHORT + 1, 3, 8), (flash_peers.MIDDLING + 1, 3, 1)],
+)
+def test_flash_peers_measures_all_of_a_shape_in_turns(on_the_cpu, monkeypatch, n, rounds, overwritten):
     """A rival that can't run is named in the row, and takes nothing from the others."""
-    turns, calls, alone, real, timed = [], [], [], flash_peers.only, flash_peers.call_ms
+    turns, how, calls, alone, real, timed = [], [], [], [], flash_peers.only, flash_peers.call_ms
     fake = {name: [1.0] for name in PASS_TIMES}
     monkeypatch.setitem(flash_peers.IMPLEMENTATIONS, "fp32", ("plain", "sdpa_efficient", "sdpa_flash"))
-    monkeypatch.setattr(flash_peers, "pass_times_ms", lambda attend, *_: turns.append(attend) or dict(fake))
+    monkeypatch.setattr(
+        flash_peers,
+        "pass_times_ms",
+        lambda attend, *_, **options: turns.append(attend) or how.append(options) or dict(fake),
+    )
     monkeypatch.setattr(flash_peers, "only", lambda name: alone.append(name) or real(name))
     monkeypatch.setattr(flash_peers, "call_ms", lambda *given: calls.append(alone[-1]) or timed(*given))
     metrics = flash_peers.run(flash_peers.Config(1, 3, n, 16, "yes", "fp32"))
     assert metrics["sdpa_efficient_status"] == "unsupported" and "sdpa_efficient_both_ms" not in metrics
-    assert turns == [turns[0], turns[1]] * rounds
+    assert turns == [turns[0], turns[1]] * rounds and how == [{"overwritten": overwritten}] * len(turns)
     assert metrics["plain_both_ms"] == [1.0] * rounds and metrics["sdpa_flash_ran"] == "flash_attention"
     assert all(0 < metrics[f"plain_{name}_relative_error"] < 1e-6 for name in ("o", "dq", "dk", "dv"))
     # If it is short enough, calls time the host.
