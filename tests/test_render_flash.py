@@ -312,4 +312,5 @@ def test_a_step_adds_its_phases_and_an_eager_one_may_have_no_memory():
     measured.find(attention="flash").metrics["forward_ms"] = [2, 2, 4]
     facts = model_attention.facts(measured)
     assert (facts["unsteady"], facts["sdpa_over_ours_most"]) == ("1 of 1", "not measured")
+    assert (facts["step_flash_small_4096"], facts["step_sdpa_small_4096"]) == ("10 ms (unsteady)", "15 ms")
     assert "| 10.00 | 1.12 |" in model_attention.fragments([measured])["table.md"]

@@ -41,6 +41,11 @@ def steady(row: Row | None) -> bool:
     return wide is not None and wide <= STEADY
 
 
+def unsteady(row: Row | None) -> str:
+    """What is put behind a number that a step's spread makes doubtful."""
+    return "" if spread(row) is None or steady(row) else " (unsteady)"
+
+
 def peak_bytes(row: Row | None) -> int | None:
     return row.metrics["peak_allocated_bytes"] if row is not None and row.status == "ok" else None
 
@@ -122,16 +127,18 @@ def contexts_figure(record: Record) -> dict[str, str]:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Steps, speed-ups and memory of the cells that the pages name."""
+    """Steps, speed-ups and memory of the cells that the pages name; what is not steady says so."""
     found: dict[str, str] = {}
     for size, context in (("small", 1024), ("2.7B", 1024), ("small", 4096), ("small", 16384)):
         key = f"{size.replace('.', '_')}_{context}"
         for attention in NAMES:
             row = cell(record, size, context, attention)
-            found[f"step_{attention}_{key}"] = in_words(row, fact(step_ms(row), "{:.0f} ms".format))
+            found[f"step_{attention}_{key}"] = in_words(row, fact(step_ms(row), "{:.0f} ms".format)) + unsteady(row)
             found[f"memory_{attention}_{key}"] = in_words(row, fact(peak_bytes(row), lambda b: f"{gib(b)} GiB"))
         eager = cell(record, size, context, "eager")
-        found[f"faster_{key}"] = in_words(eager, fact(speedup(record, size, context, "eager"), "{:.2f}".format))
+        ours = cell(record, size, context, "flash")
+        faster = in_words(eager, fact(speedup(record, size, context, "eager"), "{:.2f}".format))
+        found[f"faster_{key}"] = faster + (unsteady(eager) or unsteady(ours))
     both = [(size, context) for size, context in CELLS if speedup(record, size, context, "sdpa") is not None]
     trusted = [place for place in both if all(steady(cell(record, *place, name)) for name in ("sdpa", "flash"))]
     ratios = [r for place in trusted if (r := speedup(record, *place, "sdpa")) is not None]
