@@ -16,8 +16,8 @@ from torch import Tensor
 
 from systems.timing import Clock
 
-# How many times over the cache is emptied before the calls of one head, which the GPU has soon computed: that takes
-# half a millisecond, in which the host mostly issues both passes.
+# How many times over the cache is emptied before calls that the GPU has soon computed, of one head or of middling
+# lengths: that takes half a millisecond, in which the host mostly issues both passes.
 OVERWRITTEN = 8
 # Enough for quantiles; a record of a thousand rows stays readable.
 SAMPLES_KEPT = 30

@@ -1,11 +1,20 @@
 """Builders of the attention benchmarks, on records small enough to reckon by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from systems.costs import KERNELS
 from systems.device import Device
 from systems.records import Record, Row
-from tools.render import flash_accuracy, flash_benchmarking, flash_leaderboard, flash_peers, model_attention
+from tools.render import (
+    flash_ablation,
+    flash_accuracy,
+    flash_benchmarking,
+    flash_leaderboard,
+    flash_peers,
+    model_attention,
+)
 
 GPU = Device("NVIDIA H200", "nvidia-h200", "9.0", 1, "580", 700.0, [1000, 2000])
 
@@ -314,3 +323,14 @@ def test_a_step_adds_its_phases_and_an_eager_one_may_have_no_memory():
     assert (facts["unsteady"], facts["sdpa_over_ours_most"]) == ("1 of 1", "not measured")
     assert (facts["step_flash_small_4096"], facts["step_sdpa_small_4096"]) == ("10 ms (unsteady)", "15 ms")
     assert "| 10.00 | 1.12 |" in model_attention.fragments([measured])["table.md"]
+
+
+def test_cutting_ahead_is_shown_where_it_is_done():
+    times = {"shared": 2.0, "unshared": 3.0, "cut_ahead": 4.0, "cut_in_steps": 5.0}
+    rows = (Row({"step": f"{how}_forward"}, "ok", {"time_ms": [time]}) for how, time in times.items())
+    measured = record("flash_ablation", *rows)
+    shown = flash_ablation.fragments([measured])["told.md"]
+    assert "| 5.000 | 4.000 | 1.25 |" in shown and "| 3.000 | 2.000 | 1.50 |" in shown
+    elsewhere = replace(measured, device=replace(GPU, capability="8.0"))
+    shown = flash_ablation.fragments([elsewhere])["told.md"]
+    assert "| 5.000 |" not in shown and "| 3.000 | 2.000 | 1.50 |" in shown

@@ -2,8 +2,8 @@
 
 The kernels stand in `flash_hopper_forward`, `flash_hopper_backward` and `flash_hopper_one_pass`, written in Gluon, the
 dialect of Triton in which warps have roles and each copy, barrier and product is placed by hand. They hold what
-`flash_triton` promises (results that repeat bit by bit) and take less: 16-bit dtypes, head dimensions from 40 to 128,
-tensors that the copy engine can read. `takes` decides; what it refuses runs on the plain kernels.
+`flash_triton` promises (results that repeat bit by bit) and take less: 16-bit dtypes, head dimensions from 40 to 128
+in steps of 8, tensors that the copy engine can read. `takes` decides; what it refuses runs on the plain kernels.
 """
 
 # Triton's decorator hides from the type checker that a kernel is called with a grid, options and plain constants.
@@ -38,8 +38,9 @@ from systems.attention.tiles import multiprocessors
 VERIFIED = True
 # Versions of Triton whose Gluon these kernels were tested with: the dialect changes from one to the next.
 VERSIONS = ("3.6.",)
-# By head dimension that of its tiles, which the tables below go by: the copy engine fills them up with zeros. It needs
-# rows that begin at multiples of 16 bytes. Smaller head dimensions have smaller tiles in the plain kernels.
+# By head dimension that of its tiles, which the tables below go by: the copy engine fills them up with zeros, and
+# leaves these out where it writes. It needs rows that begin at multiples of 16 bytes. Smaller head dimensions have
+# smaller tiles in the plain kernels.
 TILE_DIMS = {d: 64 if d <= 64 else 128 for d in range(40, 129, 8)}
 DTYPES = (torch.float16, torch.bfloat16)
 # With fewer scores the GPU may be done before the host has described the tensors to the copy engine, which the plain
@@ -72,7 +73,7 @@ class Config(NamedTuple):
     programs: int = 1
 
 
-# CONFIGS[kernel][head dimension]
+# CONFIGS[kernel][head dimension of the tiles]
 CONFIGS = {
     "forward": {64: Config(3, 128, 3, 160, 128, overlap=False), 128: Config(2, 128, 3)},
     "dq": {64: Config(2, 64, 4), 128: Config(2, 64, 4)},
@@ -80,7 +81,7 @@ CONFIGS = {
 }
 
 
-# The backward pass in one kernel, by head dimension: slots of the ring (STAGES), for dS that the share group has yet to
+# The backward pass in one kernel, also by tiles: slots of the ring (STAGES), for dS that the share group has yet to
 # read (BEHIND), and for shares of dq, each with an adder (ADDERS); registers of a key group's thread and of a share
 # group's, and of all on average.
 ONE_PASS = {
@@ -89,12 +90,12 @@ ONE_PASS = {
 }
 ONE_PASS_MAXNREG = 128
 ONE_PASS_KEYS, ONE_PASS_QUERIES = 128, 64
-# By head dimension, under a causal mask; without one, half as many. With fewer, two passes are taken.
+# Also by tiles, under a causal mask; without one, half as many. With fewer, two passes are taken.
 ONE_PASS_MIN_KEYS = {64: 2048, 128: 4096}
 # So much of all multiprocessors' time must go into steps, or two passes are faster.
 ONE_PASS_USE = 0.9
-# Head dimension 64, up to so many keys under a causal mask, or half of them without: while one of four groups begins or
-# ends an item, three work. Small tiles waste less on the mask.
+# Tiles of head dimension 64, up to so many keys under a causal mask, or half of them without: while one of four groups
+# begins or ends an item, three work. Small tiles waste less on the mask.
 SHORT = 2048
 SHORT_FORWARD = Config(4, 64, 5, 112, 96, overlap=False)
 # --8<-- [end:configs]

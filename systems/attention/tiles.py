@@ -262,7 +262,7 @@ TILES: dict[str, dict[str, Passes]] = {
 class FewRows(NamedTuple):
     """What is faster where all heads together have at most so many rows.
 
-    Smaller tiles keep more of the GPU busy, and float32 that few programs read is seldom worth cutting ahead.
+    Smaller tiles mostly keep more of the GPU busy, and float32 that few programs read is seldom worth cutting ahead.
     """
 
     most_rows: int

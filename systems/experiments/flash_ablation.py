@@ -1,7 +1,7 @@
 """What each technique of the kernels is worth: one at a time is added, at the leaderboard's shape.
 
-How tiles are spread over the GPU is measured where it matters: one head, whose tiles are few, and many short heads. So
-is what cutting float32 ahead is worth.
+How tiles are spread over the GPU is measured where it matters: one head, whose tiles are few, and many short heads.
+What cutting float32 ahead is worth is measured at one shape.
 
 The forward kernel here is the smallest that can be switched: whole tiles, contiguous (heads, n, d), no strides. The
 plain kernel of `systems.attention.flash_triton_forward` is measured after it: any layout, its own tile with a limit of

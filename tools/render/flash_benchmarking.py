@@ -249,7 +249,7 @@ def memory_alt(record: Record) -> str:
     n = LENGTHS[-1]
     found = {of: memory_bytes(cell(record, of, "bf16", FIGURE_D, n)) for of in ("ours", "plain")}
     parts = [f"{NAMES[of]} {value / 2**20:,.0f} MiB" for of, value in found.items() if value]
-    return f"Peak memory at {n} tokens: {', '.join(parts) or 'not measured'}."
+    return f"Peak memory above the inputs at {n} tokens: {', '.join(parts) or 'not measured'}."
 
 
 def memory_figure(record: Record) -> dict[str, str]:
