@@ -322,7 +322,11 @@ def test_a_step_adds_its_phases_and_an_eager_one_may_have_no_memory():
     facts = model_attention.facts(measured)
     assert (facts["unsteady"], facts["sdpa_over_ours_most"]) == ("1 of 1", "not measured")
     assert (facts["step_flash_small_4096"], facts["step_sdpa_small_4096"]) == ("10 ms (unsteady)", "15 ms")
-    assert "| 10.00 | 1.12 |" in model_attention.fragments([measured])["table.md"]
+    unsteady = model_attention.fragments([measured])
+    assert "| 10.00 | 1.12 |" in unsteady["table.md"]
+    # Its mark is hollow.
+    drawing = "contexts-nvidia-h200.svg"
+    assert "fill-opacity: 0" in unsteady[drawing] and "fill-opacity: 0" not in files[drawing]
 
 
 def test_cutting_ahead_is_shown_where_it_is_done():

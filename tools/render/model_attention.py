@@ -1,5 +1,7 @@
 """Tables, figure and facts of `model_attention`: a training step with each attention in the model's slot."""
 
+from typing import Any
+
 from systems.records import Record, Row, Summary, summarize
 from systems.sizes import SIZES
 from tools.render.figures import MARKERS, SERIES, canvas, plain_log_scale, svg_pair
@@ -90,7 +92,8 @@ def drawn(record: Record) -> str:
     return figure(
         f"model_attention-contexts-{record.device.slug}",
         contexts_alt(record),
-        "A training step of `small`, batch 4, bf16, by context. A line ends where memory or the grid does.",
+        "A training step of `small`, batch 4, bf16, by context. A line ends where memory or the grid does; hollow "
+        "marks are steps that are not steady.",
     )
 
 
@@ -112,10 +115,15 @@ def contexts_figure(record: Record) -> dict[str, str]:
         for (attention, label), color, marker in zip(NAMES.items(), SERIES, MARKERS, strict=False):
             found = [(context, cell(record, "small", context, attention)) for context in CONTEXTS]
             measured = [(c, time, peak) for c, row in found if (time := step_ms(row)) and (peak := peak_bytes(row))]
-            dash = "--" if attention == "sdpa" else "-"
-            for axis, values in zip(axes, ([m[1] for m in measured], [m[2] / 2**30 for m in measured]), strict=True):
-                shown = label if axis is axes[0] else None
-                axis.plot([m[0] for m in measured], values, dash, marker=marker, color=color, label=shown)
+            style: dict[str, Any] = {"ls": "--" if attention == "sdpa" else "-", "marker": marker, "color": color}
+            contexts = [context for context, *_ in measured]
+            doubtful = [bool(unsteady(cell(record, "small", context, attention))) for context in contexts]
+            filled = [not hollow for hollow in doubtful]
+            axes[0].plot(contexts, [time for _, time, _ in measured], **style, label=label, markevery=filled)
+            late = [point for point, hollow in zip(measured, doubtful, strict=True) if hollow]
+            hollow_style: dict[str, Any] = {"ls": "none", "marker": marker, "color": color, "markerfacecolor": "none"}
+            axes[0].plot([context for context, *_ in late], [time for _, time, _ in late], **hollow_style)
+            axes[1].plot(contexts, [peak / 2**30 for *_, peak in measured], **style)
         for axis, text in zip(axes, ("step, ms", "peak memory, GiB"), strict=True):
             axis.set_xscale("log", base=2)
             plain_log_scale(axis.yaxis)
