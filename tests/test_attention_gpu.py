@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from systems.attention import FlashAttentionPyTorch, FlashAttentionTriton, flash_attention, flash_triton_launches
 from systems.attention.flash_triton_launches import launch_backward, launch_forward
 from systems.attention.flash_triton_tiles import INTERPRETED
-from systems.attention.tiles import TILES, for_mask
+from systems.attention.tiles import FEW_ROWS, TILES, for_mask
 from tests.attention_checks import NAMES, check_against_reference, gradients, make_inputs, run_class
 
 pytestmark = pytest.mark.gpu
@@ -30,8 +30,22 @@ PAIRS = [(1, 1000), (1000, 1), (65, 191), (191, 65), (128, 4096), (1000, 130)]
 # What compilers warn of is not ours.
 COMPILED = pytest.mark.filterwarnings("ignore")
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-# (architecture, arithmetic, head dimension): the three kernels of one entry are checked together.
-ENTRIES = [(arch, kind, d) for arch, kinds in TILES.items() for kind in kinds for d in (16, 32, 64, 128, 256)]
+# Every tile by (part of a table, arithmetic, head dimension): the three kernels of one entry are checked together. What
+# few rows have no tile for is as with many.
+ENTRIES = {
+    (arch, kind, d): {name: by_d[d] for name, by_d in passes.items()}
+    for arch, kinds in TILES.items()
+    for kind, passes in kinds.items()
+    for d in passes["forward"]
+} | {
+    (f"{arch} {few.most_rows} rows", kind, d): {
+        name: by_d[d] if d in by_d else TILES[arch][kind][name][d] for name, by_d in few.tiles.items()
+    }
+    for arch, kinds in FEW_ROWS.items()
+    for kind, tiers in kinds.items()
+    for few in tiers
+    for d in sorted({d for by_d in few.tiles.values() for d in by_d})
+}
 
 
 @MASKS
@@ -47,10 +61,10 @@ def test_all_lengths(dtype, d, causal):
 
 
 @MASKS
-@pytest.mark.parametrize(("arch", "kind", "d"), ENTRIES, ids=str)
-def test_every_tile_of_the_tables(precision, arch, kind, d, causal):
+@pytest.mark.parametrize(("part", "kind", "d"), ENTRIES, ids=str)
+def test_every_tile_of_the_tables(precision, part, kind, d, causal):
     """Each entry, not only those of this GPU, on whole and on ragged lengths, unpadded and padded."""
-    tiles = {name: for_mask(by_d[d], causal) for name, by_d in TILES[arch][kind].items()}
+    tiles = {name: for_mask(tile, causal) for name, tile in ENTRIES[part, kind, d].items()}
     # The two dtypes of 16 bits share their tiles: each mask takes one, so that compiling ends in time.
     dtype = torch.float32 if kind != "half" else torch.bfloat16 if causal else torch.float16
     precision("high" if kind == "high" else "highest")
