@@ -16,6 +16,7 @@ import torch
 from systems import compiling, inspection, records, timing
 from systems import model as model_module
 from systems.attention.reference import attention_reference
+from systems.attention.tiles import Tile
 from systems.device import CPU
 from systems.experiments import (
     EVERY_ROW,
@@ -545,6 +546,21 @@ def test_each_step_of_the_ablation_computes_attention(step):
     # Probabilities and results have the 8 significant bits of bf16.
     assert 1e-4 < metrics["relative_error"] < 6e-3 and metrics["ran"] == "triton"
     assert metrics["repeats"] or step == "atomic_backward"
+
+
+def test_the_ablation_cuts_in_steps_only_what_is_cut_ahead_otherwise(monkeypatch):
+    q = torch.zeros(16, 4096, 64)
+    launched = []
+    monkeypatch.setattr(flash_ablation, "launch_forward", lambda *_, **told: launched.append(told) or (q, q))
+    monkeypatch.setattr(flash_ablation, "launch_backward", lambda *_, **told: launched.append(told))
+    for ahead, of_cut_in_steps in ((False, ({}, {})), (True, flash_ablation.TOLD["cut_in_steps"])):
+        monkeypatch.setattr(flash_ablation, "choose", lambda *_, ahead=ahead: Tile(64, 64, 4, 1, ahead=ahead))
+        for how, expected in (("cut_in_steps", of_cut_in_steps), ("unshared", flash_ablation.TOLD["unshared"])):
+            for of, told in zip(flash_ablation.PASSES, expected, strict=True):
+                flash_ablation.prepare(f"{how}_{of}", q, q, q, q)()
+                assert launched[-1] == told
+    # What is told differs from what would be chosen: it is cut in each step.
+    assert not any(tile.ahead for told in flash_ablation.TOLD["cut_in_steps"] for tile in told.values())
 
 
 TINY = ["--size", "small", "--context", "8", "--batch", "1", "--warmup", "0", "--steps", "1", "--vocab", "100"]

@@ -9,8 +9,8 @@ each; what they leave is put together by a second kernel, in a fixed order.
 
 Letters: q k v o, d for gradients; s scores, p probabilities, m running maximum, l running sum, lse = log Σ exp s.
 UPPER is known when the kernel is compiled: BQ, BK rows of a tile; HEAD the head dimension, D the same padded to a
-power of two; GROUP query heads that share one head of k and v; PIECES in which memory holds
-a factor of a product (`flash_triton_tiles`). On a CPU Triton's interpreter runs the same kernels.
+power of two; GROUP query heads that share one head of k and v; PIECES in which memory holds a factor of a product
+(`flash_triton_tiles`). On a CPU Triton's interpreter runs the same kernels.
 """
 
 # Triton hides from the type checker that arguments become constants and what its loops run over.

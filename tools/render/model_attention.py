@@ -116,13 +116,11 @@ def contexts_figure(record: Record) -> dict[str, str]:
             found = [(context, cell(record, "small", context, attention)) for context in CONTEXTS]
             measured = [(c, time, peak) for c, row in found if (time := step_ms(row)) and (peak := peak_bytes(row))]
             style: dict[str, Any] = {"ls": "--" if attention == "sdpa" else "-", "marker": marker, "color": color}
-            contexts = [context for context, *_ in measured]
-            doubtful = [bool(unsteady(cell(record, "small", context, attention))) for context in contexts]
-            filled = [not hollow for hollow in doubtful]
-            axes[0].plot(contexts, [time for _, time, _ in measured], **style, label=label, markevery=filled)
-            late = [point for point, hollow in zip(measured, doubtful, strict=True) if hollow]
-            hollow_style: dict[str, Any] = {"ls": "none", "marker": marker, "color": color, "markerfacecolor": "none"}
-            axes[0].plot([context for context, *_ in late], [time for _, time, _ in late], **hollow_style)
+            contexts, times = [context for context, *_ in measured], [time for _, time, _ in measured]
+            filled = [steady(cell(record, "small", context, attention)) for context in contexts]
+            axes[0].plot(contexts, times, **style, label=label, markevery=filled)
+            hollow = style | {"ls": "none", "markerfacecolor": "none"}
+            axes[0].plot(contexts, times, **hollow, markevery=[not mark for mark in filled])
             axes[1].plot(contexts, [peak / 2**30 for *_, peak in measured], **style)
         for axis, text in zip(axes, ("step, ms", "peak memory, GiB"), strict=True):
             axis.set_xscale("log", base=2)
