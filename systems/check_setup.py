@@ -1,4 +1,5 @@
-"""Is everything there? Prints versions and the device, then runs a small model forward and backward once.
+"""Is everything there? Prints versions and the device, then runs a small model forward
+and backward once.
 
 python -m systems.check_setup
 """
@@ -9,25 +10,40 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from systems.device import find_gpu
-from systems.experiments.measure import versions
-from systems.model import BasicsTransformerLM
-from systems.timing import Clock, default_device
-from systems.train_step import precision_context, training_step
+from systems.benchmarking.timing import Clock, default_device
+from systems.model.train_step import precision_context, training_step
+from systems.model.transformer import BasicsTransformerLM
+from systems.records.device import find_gpu
+from systems.running.measure import versions
 
 
 # --8<-- [start:check]
 def run_once(device: str) -> dict[str, list[float]]:
-    """One forward and backward pass of a model of two layers; the time of each phase in ms."""
+    """One forward and backward pass of a model of two layers; the time of each phase in
+    ms.
+    """
     torch.manual_seed(0)
     with torch.device(device):
         model = BasicsTransformerLM(
-            vocab_size=1000, context_length=64, d_model=128, num_layers=2, num_heads=4, d_ff=512
+            vocab_size=1000,
+            context_length=64,
+            d_model=128,
+            num_layers=2,
+            num_heads=4,
+            d_ff=512,
         )
         token_ids, targets = torch.randint(1000, (2, 4, 64))
     clock = Clock(device)
-    training_step(model, token_ids, targets, precision_context("fp32", device), phase=clock.phase)
-    norm = math.sqrt(sum(p.grad.square().sum().item() for p in model.parameters() if p.grad is not None))
+    training_step(
+        model, token_ids, targets, precision_context("fp32", device), phase=clock.phase
+    )
+    norm = math.sqrt(
+        sum(
+            p.grad.square().sum().item()
+            for p in model.parameters()
+            if p.grad is not None
+        )
+    )
     if not (math.isfinite(norm) and norm > 0):
         raise RuntimeError(
             f"the gradients of a small model have norm {norm}: this build of torch computes wrongly here"
@@ -44,16 +60,26 @@ def main() -> None:
     table = Table("what", "found")
     for name, version in versions().items():
         table.add_row(name, version)
-    table.add_row("GPU by the driver", f"{gpu.name}, driver {gpu.driver}" if gpu else "none")
-    table.add_row("torch runs on", torch.cuda.get_device_name() if device == "cuda" else "CPU")
+    table.add_row(
+        "GPU by the driver", f"{gpu.name}, driver {gpu.driver}" if gpu else "none"
+    )
+    table.add_row(
+        "torch runs on", torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    )
     for name, samples in run_once(device).items():
         table.add_row(f"first {name.removesuffix('_ms')}", f"{samples[0]:.1f} ms")
     console = Console()
     console.print(table)
     if gpu and device == "cpu":
-        console.print(f"torch {torch.__version__} can't use the {gpu.name}: install a CUDA build of torch")
+        console.print(
+            f"torch {torch.__version__} can't use the {gpu.name}: install a CUDA build of torch"
+        )
         raise SystemExit(2)
-    console.print("ready" if gpu else "ready, without a GPU: everything but the GPU measurements runs")
+    console.print(
+        "ready"
+        if gpu
+        else "ready, without a GPU: everything but the GPU measurements runs"
+    )
 
 
 if __name__ == "__main__":

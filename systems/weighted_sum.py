@@ -1,15 +1,19 @@
-"""The first Triton kernel: y = Σ_d w_d x_d, the weighted sum of each row, forward and backward.
+"""The first Triton kernel: y = Σ_d w_d x_d, the weighted sum of each row, forward and
+backward.
 
-One program owns ROWS rows and walks over their columns in tiles, adding products to a sum that stays on the chip.
-Backward: dx_nd = dy_n w_d is written tile by tile. dw_d = Σ_n x_nd dy_n sums over rows that other programs own, so
-each program writes its own partial row, and PyTorch adds the partial rows: no atomics, the same bits every time.
+One program owns ROWS rows and walks over their columns in tiles, adding products to a
+sum that stays on the chip. Backward: dx_nd = dy_n w_d is written tile by tile. dw_d =
+Σ_n x_nd dy_n sums over rows that other programs own, so each program writes its own
+partial row, and PyTorch adds the partial rows: no atomics, the same bits every time.
 
     weighted_sum(x, w)      # x (..., d), w (d,) -> (...)
 
-A mask stands wherever a tile may reach past the end. Offsets are explicit: start + row · stride + column · stride.
+A mask stands wherever a tile may reach past the end. Offsets are explicit: start + row
+· stride + column · stride.
 """
 
-# Triton's decorator hides from the type checker that a kernel is called with a grid, options and plain constants.
+# Triton's decorator hides from the type checker that a kernel is called with a grid,
+# options and plain constants.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
 import torch
@@ -27,7 +31,8 @@ MAX_COLUMNS_TILE = 128
 # --8<-- [start:forward]
 @triton.jit
 def weighted_sum_forward_kernel(
-    x_ptr, w_ptr, y_ptr, stride_xn, stride_xd, stride_w, n, d, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    x_ptr, w_ptr, y_ptr, stride_xn, stride_xd, stride_w, n, d, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr
 ):  # fmt: skip
     """y of ROWS rows."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -52,7 +57,8 @@ def weighted_sum_forward_kernel(
 # --8<-- [start:backward]
 @triton.jit
 def weighted_sum_backward_kernel(
-    x_ptr, w_ptr, dy_ptr, dx_ptr, partial_dw_ptr, stride_xn, stride_xd, stride_w, stride_dy, n, d,
+    x_ptr, w_ptr, dy_ptr, dx_ptr, partial_dw_ptr, stride_xn, stride_xd, stride_w,
+    stride_dy, n, d,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """dx of ROWS rows, and what these rows add to dw."""
@@ -64,12 +70,22 @@ def weighted_sum_backward_kernel(
         columns = start + tl.arange(0, COLUMNS).to(tl.int64)
         inside = (rows < n)[:, None] & (columns < d)[None, :]
         # [COLUMNS]
-        w = tl.load(w_ptr + columns * stride_w, mask=columns < d, other=0.0).to(tl.float32)
+        w = tl.load(w_ptr + columns * stride_w, mask=columns < d, other=0.0).to(
+            tl.float32
+        )
         # [ROWS, COLUMNS]
         dx = dy[:, None] * w[None, :]
-        tl.store(dx_ptr + rows[:, None] * d + columns[None, :], dx.to(dx_ptr.dtype.element_ty), mask=inside)
+        tl.store(
+            dx_ptr + rows[:, None] * d + columns[None, :],
+            dx.to(dx_ptr.dtype.element_ty),
+            mask=inside,
+        )
         # [ROWS, COLUMNS]
-        x = tl.load(x_ptr + rows[:, None] * stride_xn + columns[None, :] * stride_xd, mask=inside, other=0.0)
+        x = tl.load(
+            x_ptr + rows[:, None] * stride_xn + columns[None, :] * stride_xd,
+            mask=inside,
+            other=0.0,
+        )
         dw = tl.sum(x.to(tl.float32) * dy[:, None], 0)
         tl.store(partial_dw_ptr + program * d + columns, dw, mask=columns < d)
 
@@ -84,14 +100,24 @@ def columns_tile(d: int) -> int:
 
 # --8<-- [start:function]
 class WeightedSum(torch.autograd.Function):
-    """`WeightedSum.apply(x, w)`: x (n, d) and w (d,) -> (n,). It checks nothing: `weighted_sum` does."""
+    """`WeightedSum.apply(x, w)`: x (n, d) and w (d,) -> (n,). It checks nothing:
+    `weighted_sum` does.
+    """
 
     @staticmethod
     def forward(ctx, x: Tensor, w: Tensor) -> Tensor:
         n, d = x.shape
         y = x.new_empty(n)
         weighted_sum_forward_kernel[(triton.cdiv(n, ROWS_TILE),)](
-            x, w, y, *x.stride(), w.stride(0), n, d, ROWS=ROWS_TILE, COLUMNS=columns_tile(d)
+            x,
+            w,
+            y,
+            *x.stride(),
+            w.stride(0),
+            n,
+            d,
+            ROWS=ROWS_TILE,
+            COLUMNS=columns_tile(d),
         )
         ctx.save_for_backward(x, w)
         return y
@@ -113,21 +139,37 @@ class WeightedSum(torch.autograd.Function):
 # --8<-- [end:function]
 
 
-def weighted_sum(x: Float[Tensor, "... d"], w: Float[Tensor, " d"]) -> Float[Tensor, "..."]:
-    """Σ_d w_d x_d for each row of x, added up in float32, in the dtype of x: float32, float16 or bfloat16.
+def weighted_sum(
+    x: Float[Tensor, "... d"], w: Float[Tensor, " d"]
+) -> Float[Tensor, "..."]:
+    """Σ_d w_d x_d for each row of x, added up in float32, in the dtype of x: float32,
+    float16 or bfloat16.
 
-    `TypeError` or `ValueError` names what can't be taken. Differentiable once in x and w.
+    `TypeError` or `ValueError` names what can't be taken. Differentiable once in x and
+    w.
     """
     for name, tensor in (("x", x), ("w", w)):
         if tensor.dtype not in DTYPES or tensor.dtype != x.dtype:
-            raise TypeError(f"{name} must be float32, float16 or bfloat16, the same for both, got {tensor.dtype}")
+            raise TypeError(
+                f"{name} must be float32, float16 or bfloat16, the same for both, got {tensor.dtype}"
+            )
         if tensor.device != x.device:
-            raise ValueError(f"{name} must be on the device of x, {x.device}, got {tensor.device}")
+            raise ValueError(
+                f"{name} must be on the device of x, {x.device}, got {tensor.device}"
+            )
         if 0 in tensor.shape:
-            raise ValueError(f"{name} must not be empty, got shape {tuple(tensor.shape)}")
+            raise ValueError(
+                f"{name} must not be empty, got shape {tuple(tensor.shape)}"
+            )
     if x.ndim < 1 or w.shape != x.shape[-1:]:
-        raise ValueError(f"w must have the shape of a row of x, {tuple(x.shape[-1:])}, got {tuple(w.shape)}")
-    if x.device.type != "cuda" and not (x.device.type == "cpu" and knobs.runtime.interpret):
-        raise ValueError(f"x must be on a CUDA device, or on the CPU with TRITON_INTERPRET=1, got {x.device}")
+        raise ValueError(
+            f"w must have the shape of a row of x, {tuple(x.shape[-1:])}, got {tuple(w.shape)}"
+        )
+    if x.device.type != "cuda" and not (
+        x.device.type == "cpu" and knobs.runtime.interpret
+    ):
+        raise ValueError(
+            f"x must be on a CUDA device, or on the CPU with TRITON_INTERPRET=1, got {x.device}"
+        )
     with torch.cuda.device_of(x):
         return WeightedSum.apply(x.reshape(-1, x.shape[-1]), w).view(x.shape[:-1])

@@ -1,9 +1,16 @@
-"""Without a CUDA GPU, Triton's kernels run in its interpreter: it must be told before triton is first imported."""
+"""Without a CUDA GPU, Triton's kernels run in its interpreter, which has to be chosen
+before triton is first imported.
+"""
 
 import os
 import sys
 
 import pytest
+
+if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
+    # torch would start a thread for each core in each worker, to wait for one another.
+    threads = max(1, (os.cpu_count() or 1) // int(workers))
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 
 try:
     import torch
@@ -13,12 +20,30 @@ except ImportError:
     HAS_GPU = False
 
 if not HAS_GPU:
-    assert "triton.language" not in sys.modules, "triton was imported before its interpreter could be chosen"
+    assert "triton.language" not in sys.modules, (
+        "triton was imported before its interpreter could be chosen"
+    )
     os.environ["TRITON_INTERPRET"] = "1"
 
 
-def pytest_collection_modifyitems(items):
-    """Tests that need a GPU are skipped, with the reason, where there is none."""
+def pytest_addoption(parser):
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="one case of each test, and no test that is slow or needs a program",
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    """Tests that need a GPU are skipped, with the reason, where there is none. Of those
+    that --quick selects the first case is kept.
+    """
+    if config.getoption("--quick"):
+        cases, left_out = {}, {"slow", "alone", "browser", "slurm", "gpu"}
+        for item in items:
+            if not left_out & {mark.name for mark in item.iter_markers()}:
+                cases.setdefault((item.path, item.originalname), item)
+        items[:] = cases.values()
     if not HAS_GPU:
         for item in items:
             if item.get_closest_marker("gpu"):
@@ -27,7 +52,9 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """Path of the browser that the project itself would print with. In CI it must be there."""
+    """Path of the browser that the project itself would print with. In CI it must be
+    there.
+    """
     from tools.submission import Missing, find_chromium
 
     try:
@@ -52,3 +79,24 @@ def precision():
 def device() -> str:
     """Where Triton's kernels run here: on the GPU, or on the CPU by the interpreter."""
     return "cuda" if HAS_GPU else "cpu"
+
+
+@pytest.fixture
+def on_cpu(monkeypatch) -> None:
+    """Experiments that choose the GPU where there is one run on the CPU."""
+    from systems.benchmarking import timing
+
+    monkeypatch.setattr(timing, "default_device", lambda: "cpu")
+
+
+@pytest.fixture
+def fake_on_gpu(monkeypatch) -> None:
+    """The stem `fake` is measured on "A GPU", which this machine seems to have."""
+    from systems.experiments import STEMS
+    from systems.running import measure
+    from tests.factories import fake_stem_on, make_gpu
+
+    monkeypatch.setitem(STEMS, "fake", fake_stem_on("cuda"))
+    monkeypatch.setattr(measure, "device_for", lambda allowed: make_gpu())
+    for name in ("check_torch", "free_memory", "sm_clock_mhz"):
+        monkeypatch.setattr(measure, name, lambda *_: None)

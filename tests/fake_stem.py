@@ -1,4 +1,5 @@
-"""An experiment of the tests' own that needs no torch: it sleeps, and its metrics follow from its configuration.
+"""An experiment of the tests' own that needs no torch: it sleeps, and its metrics
+follow from its configuration.
 
 python -m tests.fake_stem --index 3
 """
@@ -7,7 +8,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from systems.experiments.command import main, option
+from systems.running.command import main, option
 
 FRESH_PROCESS = bool(os.environ.get("FAKE_FRESH_PROCESS"))
 PROTOCOL = {"clock": "none"}
@@ -20,9 +21,14 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    rows, sleep = int(os.environ.get("FAKE_ROWS", "6")), int(os.environ.get("FAKE_SLEEP", "3"))
+    rows, sleep = (
+        int(os.environ.get("FAKE_ROWS", "6")),
+        int(os.environ.get("FAKE_SLEEP", "3")),
+    )
     # Not in the order of their numbers, so that sorting by anything but the grid shows.
-    return [Config(index, sleep) for index in range(rows, 0, -1)][: 2 if quick else rows]
+    return [Config(index, sleep) for index in range(rows, 0, -1)][
+        : 2 if quick else rows
+    ]
 
 
 def run(config: Config) -> dict[str, object]:
@@ -30,7 +36,10 @@ def run(config: Config) -> dict[str, object]:
         with open(log, "a") as file:
             file.write(f"{config.index} {os.getpid()}\n")
     time.sleep(config.sleep / 1e3)
-    return {"work_ms": [config.index * t for t in (1.0, 1.0, 1.5)], "count": config.index}
+    return {
+        "work_ms": [config.index * t for t in (1.0, 1.0, 1.5)],
+        "count": config.index,
+    }
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""The course's checks, written as ours: seed 0, (4, 128, 64) in float32, tolerance 1e-2, exactly one saved LSE."""
+"""The course's checks, written as ours: seed 0, (4, 128, 64) in float32, tolerance
+1e-2, exactly one saved LSE.
+"""
 
 import pytest
 import torch
 
 from tests import adapters
-from tests.attention_checks import NAMES, run_reference, saved_lse
+from tests.attention.checks import NAMES, run_reference, saved_lse
 
 
 @pytest.fixture(params=["pytorch", "triton"])
@@ -28,12 +30,18 @@ def test_forward_and_backward_as_graded(graded, causal):
     lse = saved_lse(o, (4, 128))
     o.backward(do)
     for name, actual in zip(NAMES, (o, lse, q.grad, k.grad, v.grad), strict=True):
-        torch.testing.assert_close(actual, expected[name], rtol=1e-2, atol=1e-2, msg=name)
+        torch.testing.assert_close(
+            actual, expected[name], rtol=1e-2, atol=1e-2, msg=name
+        )
 
 
 def test_the_mask_is_optional_and_off(graded):
     cls, where = graded
-    q, k, v = (torch.randn(2, 20, 16, device=where, requires_grad=True) for _ in range(3))
+    q, k, v = (
+        torch.randn(2, 20, 16, device=where, requires_grad=True) for _ in range(3)
+    )
     o = cls.apply(q, k, v)
-    assert torch.equal(o, cls.apply(q, k, v, False)) and not torch.equal(o, cls.apply(q, k, v, True))
+    assert torch.equal(o, cls.apply(q, k, v, False)) and not torch.equal(
+        o, cls.apply(q, k, v, True)
+    )
     assert torch.autograd.grad(o.sum(), q)[0].abs().max() > 0

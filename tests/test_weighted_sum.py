@@ -10,11 +10,14 @@ def plain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return (x * w).sum(-1)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (16, 128), (17, 129), (3, 5, 300), (33,)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (16, 128), (17, 129), (3, 5, 300), (33,)], ids=str
+)
 def test_values_and_gradients(shape, device):
     generator = torch.Generator().manual_seed(0)
     x, w, dy = (
-        torch.randn(s, generator=generator).to(device).requires_grad_() for s in (shape, shape[-1:], shape[:-1])
+        torch.randn(s, generator=generator).to(device).requires_grad_()
+        for s in (shape, shape[-1:], shape[:-1])
     )
     exact = plain(x.double(), w.double())
     expected = torch.autograd.grad(exact, (x, w), dy.double())
@@ -26,7 +29,9 @@ def test_values_and_gradients(shape, device):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_sums_in_float32(dtype, device):
-    """2048 + 1 is 2048 in half precision: sixteen tiles that add one each would add nothing."""
+    """2048 + 1 is 2048 in half precision: sixteen tiles that add one each would add
+    nothing.
+    """
     x = torch.zeros(2, 17 * MAX_COLUMNS_TILE, dtype=dtype, device=device)
     x[:, ::MAX_COLUMNS_TILE] = 1
     x[:, 0] = 2048
@@ -40,14 +45,21 @@ def test_strides_and_an_expanded_gradient(device):
     x.copy_(torch.randn(37, 45))
     x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
     y, expected = weighted_sum(x, w), plain(x, w)
-    ours, theirs = (torch.autograd.grad(result.sum(), (x, w)) for result in (y, expected))
+    ours, theirs = (
+        torch.autograd.grad(result.sum(), (x, w)) for result in (y, expected)
+    )
     for a, b in zip((y, *ours), (expected, *theirs), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
 def test_repeats_are_bit_equal(device):
-    x, w = torch.randn(5 * ROWS_TILE + 3, 200, device=device), torch.randn(200, device=device, requires_grad=True)
-    gradients = [torch.autograd.grad(weighted_sum(x, w).cos().sum(), w)[0] for _ in range(3)]
+    x, w = (
+        torch.randn(5 * ROWS_TILE + 3, 200, device=device),
+        torch.randn(200, device=device, requires_grad=True),
+    )
+    gradients = [
+        torch.autograd.grad(weighted_sum(x, w).cos().sum(), w)[0] for _ in range(3)
+    ]
     assert all(torch.equal(gradient, gradients[0]) for gradient in gradients)
 
 
@@ -55,7 +67,9 @@ def test_bad_input_is_refused():
     x = torch.zeros(3, 4)
     with pytest.raises(TypeError, match="w must be float32, .* got torch.float16"):
         weighted_sum(x, torch.zeros(4).half())
-    with pytest.raises(ValueError, match=r"w must have the shape of a row of x, \(4,\), got \(5,\)"):
+    with pytest.raises(
+        ValueError, match=r"w must have the shape of a row of x, \(4,\), got \(5,\)"
+    ):
         weighted_sum(x, torch.zeros(5))
     with pytest.raises(ValueError, match=r"x must not be empty, got shape \(0, 4\)"):
         weighted_sum(torch.zeros(0, 4), torch.zeros(4))

@@ -1,273 +1,278 @@
-"""Measure on this machine what is missing or stale, then rewrite every table, figure and number of the guide.
+"""Measure on this machine what is missing or stale, then rewrite every table, figure
+and number of the guide.
 
-Each experiment is measured in a process of its own, row by row; stop it at any time and run it again to go on.
-Examples:
+Each experiment is measured in a process of its own, row by row; stop it at any time and
+run it again to go on. Examples:
 
-\b
-    python tools/regen_tables.py                      measure, then render
-    python tools/regen_tables.py --list               what is fresh, stale or missing
+    python tools/regen_tables.py                    measure, then render
+    python tools/regen_tables.py --list             what is fresh, stale or missing
     python tools/regen_tables.py --only end_to_end --time-limit 30
-    python tools/regen_tables.py --quick              a reduced grid, on a CPU too
-    python tools/regen_tables.py --check              is everything committed what the records give?
-    python tools/regen_tables.py --slurm --gpus 1     on a cluster: one job per experiment
+    python tools/regen_tables.py --quick            a reduced grid, on a CPU too
+    python tools/regen_tables.py --check            is all as the records give it?
+    python tools/regen_tables.py --slurm --gpus 1   on a cluster: a job per experiment
 """
 
-import json
-import subprocess
+import argparse
 import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import typer
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+# The line above makes these importable from a plain source tree. What takes long to
+# import is imported where it is used, so that --help answers at once.
+from systems import ROOT  # noqa: E402
+from systems.experiments import STEMS  # noqa: E402
+from tools.measuring import Outcome, measure_if_stale, run_child, state_of  # noqa: E402
+from tools.slurm.options import FLAGS, Options  # noqa: E402
 
-from systems.experiments import STEMS  # noqa: E402 (the line above makes it importable from a plain source tree)
-
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-
-
-@dataclass
-class Outcome:
-    """What came of measuring one stem."""
-
-    stem: str
-    said: str
-    code: int = 0
-    statuses: dict[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
+GRID = {"only", "force", "quick", "time_limit"}
+# The flags that each action reads, besides --results. An action would ignore any other,
+# so giving one is an error.
+READS = {
+    "measuring": GRID,
+    "--slurm": {*GRID, "no_wait", *FLAGS},
+    "--list": set(),
+    "--render": set(),
+    "--check": {"fresh"},
+    "--verify": set(),
+}
 
 
-@app.command(help=__doc__)
-def main(
-    only: list[str] = typer.Option([], metavar="STEM", help="Only this experiment; may be given more than once."),
-    force: bool = typer.Option(False, "--force", help="Measure again even what is fresh."),
-    quick: bool = typer.Option(False, "--quick", help="A reduced grid, kept apart and never published."),
-    time_limit: float = typer.Option(0, metavar="MIN", help="Stop between configurations after MIN minutes."),
-    show_list: bool = typer.Option(False, "--list", help="Show the state of each experiment on each device."),
-    render: bool = typer.Option(False, "--render", help="Only render: records to tables, figures and facts."),
-    check: bool = typer.Option(False, "--check", help="Fail if rendering again would change a committed file."),
-    fresh: bool = typer.Option(False, "--fresh", help="With --check: a stale record is an error too."),
-    verify: str = typer.Option(
-        "", metavar="STEM", help="Measure three rows again; if they agree, the record is fresh."
-    ),
-    results: Path = typer.Option(ROOT / "docs" / "results", help="Folder of the records.", show_default="docs/results"),
-    slurm: bool = typer.Option(False, "--slurm", help="Measure in Slurm jobs, one per experiment, and follow them."),
-    no_wait: bool = typer.Option(False, "--no-wait", help="With --slurm: submit or look, and return at once."),
-    partition: str = typer.Option("", help="With --slurm: partition of the jobs."),
-    account: str = typer.Option("", help="With --slurm: account that pays."),
-    gres: str = typer.Option("", help="With --slurm: resources, as gpu:a100:1."),
-    gpus: str = typer.Option("", help="With --slurm: GPUs, as 1 or a100:1."),
-    constraint: str = typer.Option("", help="With --slurm: features of the node."),
-    time_: int | None = typer.Option(None, "--time", metavar="MIN", help="With --slurm: time limit of a job."),
-    memory: str = typer.Option("", help="With --slurm: memory, as 64G."),
-    setup: list[str] = typer.Option([], metavar="LINE", help="With --slurm: a line of shell to run first; repeatable."),
-    prefix: str = typer.Option("", help="With --slurm: what goes before python, as 'singularity exec --nv IMAGE'."),
-    python: str = typer.Option("", help="With --slurm: the python on the node, if it is not this one."),
-    restarts: int | None = typer.Option(None, help="With --slurm: how often a job that was interrupted starts again."),
-) -> None:
-    from systems.records import RecordError
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line asks. Returns the exit code."""
+    given = vars(command_line().parse_args(arguments))
+    results: Path = given.pop("results")
+    action = next((a for a in READS if a.removeprefix("--") in given), "measuring")
+    value = given.pop(action.removeprefix("--"), None)
+    for name in sorted(given.keys() - READS[action]):
+        readers = " or ".join(a for a, reads in READS.items() if name in reads)
+        stop(f"{flag(name)} goes with {readers}, not with {action}")
+    from systems.records.store import RecordError
 
-    flags = dict(partition=partition, account=account, gres=gres, gpus=gpus, constraint=constraint, time=time_)
-    flags |= dict(memory=memory, setup=setup, prefix=prefix, python=python, restarts=restarts)
-    for stem in [*only, *([verify] if verify else [])]:
-        if stem not in STEMS:
-            stop(f"no experiment is named {stem!r}; there are: {', '.join(STEMS)}")
-    if time_limit < 0:
-        stop(f"--time-limit must be a number of minutes, not {time_limit:g}")
-    if not slurm and (no_wait or any(value not in (None, "", []) for value in flags.values())):
-        stop("--no-wait and the options of a job go with --slurm")
-    stems = only or list(STEMS)
     try:
-        if show_list:
-            print_states(results)
-        elif check:
-            raise typer.Exit(check_tree(results, fresh))
-        elif render:
-            write_rendered(results)
-        elif verify:
-            outcome = run_child(verify, results, "--verify")
-            print(f"{verify}: {outcome.said if outcome.code else 'rows measured again agree, the record is fresh'}")
-            write_rendered(results)
-            raise typer.Exit(outcome.code)
-        elif slurm:
-            raise typer.Exit(measure_by_slurm(stems, results, quick, force, time_limit, flags, not no_wait))
-        else:
-            raise typer.Exit(measure(stems, results, quick, force, time_limit))
+        match action:
+            case "--list":
+                print_states(results)
+                return 0
+            case "--render":
+                write_rendered(results)
+                return 0
+            case "--check":
+                return check_tree(results, **given)
+            case "--verify":
+                return verify(value, results)
+            case "--slurm":
+                return measure_by_slurm(results, **given)
+            case _:
+                return measure(results, **given)
     except RecordError as error:
         stop(str(error))
     except OSError as error:
         stop(f"can't use {error.filename}: {error.strerror}")
     except KeyboardInterrupt:
-        stop("stopped; every finished configuration is kept, run the same command to go on")
+        stop(
+            "stopped; every finished configuration is kept, "
+            "run the same command to go on"
+        )
 
 
 def stop(message: str) -> NoReturn:
     """One line that says what is wrong, exit code 2."""
     print(f"error: {message}", file=sys.stderr)
-    raise typer.Exit(2)
+    raise SystemExit(2)
 
 
-def measure(stems: list[str], results: Path, quick: bool, force: bool, time_limit: float) -> int:
-    """Measure what is missing or stale, show a summary, render. Returns the exit code."""
+class OneLineErrors(argparse.ArgumentParser):
+    """Says what is wrong without the usage around it."""
+
+    def error(self, message: str) -> NoReturn:
+        stop(message)
+
+
+def command_line() -> argparse.ArgumentParser:
+    """The parser. Its result has the flags that were given, and --results."""
+    parser = OneLineErrors(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--results",
+        metavar="FOLDER",
+        type=Path,
+        default=ROOT / "docs" / "results",
+        help="where the records are (docs/results)",
+    )
+    switch: Any = {"action": "store_true"}
+    one_of = parser.add_argument_group("actions, instead of measuring here")
+    action = one_of.add_mutually_exclusive_group().add_argument
+    action("--list", **switch, help="show the state of each experiment on each device")
+    action("--render", **switch, help="rewrite tables, figures and facts from records")
+    action("--check", **switch, help="fail if rendering would change a committed file")
+    action(
+        "--verify",
+        metavar="STEM",
+        type=stem,
+        help="measure three rows again; if they agree, the record is fresh",
+    )
+    action("--slurm", **switch, help="measure in Slurm jobs, one per experiment")
+
+    measuring = parser.add_argument_group("measuring, here or by --slurm").add_argument
+    measuring(
+        "--only",
+        metavar="STEM",
+        type=stem,
+        action="append",
+        help="only this experiment; may be given more than once",
+    )
+    measuring("--force", **switch, help="measure again even what is fresh")
+    measuring("--quick", **switch, help="a reduced grid, kept apart and not published")
+    measuring(
+        "--time-limit",
+        metavar="MIN",
+        type=minutes,
+        help="stop between configurations after MIN minutes",
+    )
+
+    checking = parser.add_argument_group("with --check").add_argument
+    checking("--fresh", **switch, help="a stale record is an error too")
+
+    jobs = parser.add_argument_group("with --slurm").add_argument
+    jobs("--no-wait", **switch, help="submit or look, and return at once")
+    for name, (metavar, text) in FLAGS.items():
+        default = getattr(Options(), name)
+        kind: Any = {"type": int} if isinstance(default, int) else {}
+        kind |= {"action": "append"} if isinstance(default, list) else {}
+        jobs(flag(name), metavar=metavar, help=text, **kind)
+    return parser
+
+
+def flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def stem(text: str) -> str:
+    """An experiment's name as a flag's value."""
+    if text not in STEMS:
+        raise argparse.ArgumentTypeError(
+            f"no experiment is named {text!r}; there are: {', '.join(STEMS)}"
+        )
+    return text
+
+
+def minutes(text: str) -> float:
+    """A time limit as a flag's value."""
+    try:
+        if (value := float(text)) > 0:
+            return value
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text} is no number of minutes above 0")
+
+
+def measure(
+    results: Path,
+    only: Sequence[str] = tuple(STEMS),
+    quick: bool = False,
+    force: bool = False,
+    time_limit: float = 0,
+) -> int:
+    """Measure what is missing or stale, show a summary, and render. Returns the exit
+    code.
+    """
     deadline = time.time() + time_limit * 60 if time_limit else 1e18
-    return conclude([measure_one(stem, results, quick, force, deadline) for stem in stems], results, quick)
+    outcomes = [
+        measure_if_stale(stem, results, quick, force, deadline) for stem in only
+    ]
+    return conclude(outcomes, results, quick)
 
 
 def measure_by_slurm(
-    stems: list[str],
     results: Path,
-    quick: bool,
-    force: bool,
-    time_limit: float,
-    flags: dict[str, Any],
-    wait: bool,
+    only: Sequence[str] = tuple(STEMS),
+    quick: bool = False,
+    force: bool = False,
+    time_limit: float = 0,
+    no_wait: bool = False,
+    **flags: Any,
 ) -> int:
-    """The same in jobs of a cluster. Where some go on when it returns, nothing is rendered yet."""
-    from tools import slurm
-    from tools.slurm_options import SlurmError, read_options
+    """The same in jobs of a cluster. Where some are still running when it returns,
+    nothing is rendered yet. Returns the exit code.
+    """
+    from tools.slurm import jobs
+    from tools.slurm.options import SlurmError, read_options
 
     try:
-        outcomes, ended = slurm.measure(stems, results, quick, force, time_limit, read_options(flags), wait)
+        outcomes, all_ended = jobs.measure(
+            only, results, quick, force, time_limit, read_options(flags), not no_wait
+        )
     except SlurmError as error:
         stop(str(error))
-    return conclude(outcomes, results, quick, ended)
+    return conclude(outcomes, results, quick, all_ended)
 
 
-def measure_one(
-    stem: str, results: Path, quick: bool, force: bool, deadline: float, restarted: bool = False
-) -> Outcome:
-    """Measure one stem unless its record is fresh. A restarted run goes on from its last row, even with `force`."""
-    from systems.experiments.measure import device_for, record_path
-
-    grid = "quick" if quick else "full"
-    device = device_for(STEMS[stem].quick if quick else STEMS[stem].full)
-    if device is None:
-        remedy = "; --quick runs it on a CPU" if "cpu" in STEMS[stem].quick and not quick else ""
-        return Outcome(stem, f"skipped: needs a GPU and none was found{remedy}")
-    if not force and state_of(record_path(results, device, stem, grid))[0] == "fresh":
-        return Outcome(stem, "fresh already (--force measures again)")
-    flags = ["--grid", grid, "--deadline", str(deadline), *(["--force"] if force and not restarted else [])]
-    return run_child(stem, results, *flags)
+def verify(stem: str, results: Path) -> int:
+    """Measure three rows of a stale record again; where they agree it is fresh. Returns
+    the exit code.
+    """
+    outcome = run_child(stem, results, "--verify")
+    agreed = "rows measured again agree, the record is fresh"
+    print(f"{stem}: {outcome.message if outcome.code else agreed}")
+    write_rendered(results)
+    return outcome.code
 
 
-def conclude(outcomes: list[Outcome], results: Path, quick: bool, ended: bool = True) -> int:
-    """Show the summary and, where all has ended, render. Returns the exit code."""
+def conclude(
+    outcomes: list[Outcome], results: Path, quick: bool, all_ended: bool = True
+) -> int:
+    """Show the summary and, where all have ended, render. Returns the exit code."""
     print_outcomes(outcomes)
     for outcome in outcomes:
         if outcome.code:
-            print(f"{outcome.stem}: {outcome.said}", file=sys.stderr)
+            print(f"{outcome.stem}: {outcome.message}", file=sys.stderr)
     code = max(outcome.code for outcome in outcomes)
-    if not ended:
+    if not all_ended:
         print("jobs go on; run the same command to see where they stand")
     elif quick:
-        print("reduced grid: its records stay in", results / "quick", "and are not rendered")
+        quick_results = results / "quick"
+        print(f"reduced grid: its records stay in {quick_results} and are not rendered")
     elif code != 2:
         write_rendered(results)
     return code
 
 
-def run_child(stem: str, results: Path, *flags: str) -> Outcome:
-    """Measure one stem in a child process, with a progress bar fed by what the child reports."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    command = [sys.executable, "-m", "systems.experiments.measure", stem, str(results.resolve()), *flags]
-    outcome, started = Outcome(stem, "measured"), time.monotonic()
-    columns = (
-        TextColumn("{task.description:>12}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[now]}"),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
-    )
-    with (
-        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child,
-        Progress(*columns) as progress,
-    ):
-        assert child.stdout is not None
-        task = progress.add_task(stem, total=None, now="starting")
-        try:
-            for line in child.stdout:
-                # Whatever an experiment prints of its own is no report.
-                if line.startswith('{"event"'):
-                    follow(json.loads(line), outcome, progress, task)
-        except BaseException:
-            # Ctrl-C, or what warns a job of a cluster.
-            child.terminate()
-            raise
-    outcome.seconds = time.monotonic() - started
-    outcome.code = child.returncode
-    if child.returncode < 0 or (child.returncode == 1 and outcome.said == "measured"):
-        outcome.code, outcome.said = 1, f"crashed (exit code {child.returncode}); run again to go on from the last row"
-    return outcome
-
-
-def follow(event: dict[str, Any], outcome: Outcome, progress: Any, task: Any) -> None:
-    """One report of the child: onto the progress bar and into the outcome."""
-    if event["event"] == "start":
-        progress.update(task, total=event["total"], completed=event["done"])
-    elif event["event"] == "compiling":
-        progress.update(task, now="compiling")
-    elif event["event"] == "row":
-        outcome.statuses[event["status"]] = outcome.statuses.get(event["status"], 0) + 1
-        progress.update(task, advance=1, now=" ".join(str(value) for value in list(event["config"].values())[:4]))
-        if event["status"] != "ok":
-            progress.console.print(f"{outcome.stem} {event['config']}: {event['status']}: {event['reason']}")
-    elif event["event"] == "out_of_time":
-        outcome.said = "out of time; run again to go on"
-    elif event["event"] == "failed":
-        outcome.said = f"{event['failed']} failed, {event['missing']} missing; run again to retry them"
-    elif event["event"] == "error":
-        outcome.said = f"error: {event['message']}"
-
-
-def state_of(path: Path) -> tuple[str, Any]:
-    """fresh, stale, partial or missing; and the record, if there is one."""
-    from systems import records
-    from systems.experiments.measure import partial_path
-    from tools.render import is_fresh
-
-    if path.exists():
-        record = records.read(path)
-        return ("fresh" if is_fresh(record) else "stale"), record
-    try:
-        return "partial", records.read(partial_path(path))
-    except (FileNotFoundError, NotADirectoryError, records.RecordError):
-        # Work in progress that can't be read is started over, as `measure` says when it does.
-        return "missing", None
-
-
 def print_states(results: Path) -> None:
-    """The --list table: every stem on every device that has a record or could have one here."""
+    """The --list table: every stem on every device that has a record of it, and on the
+    device of this machine.
+    """
     from rich.console import Console
     from rich.table import Table
 
-    from systems.experiments.measure import device_for
+    from systems.running.measure import device_for
 
     table = Table("experiment", "device", "state", "rows", "measured (UTC)", "took")
     for stem, entry in STEMS.items():
         here = device_for(entry.full)
-        slugs = {path.parent.name for path in results.glob(f"*/{stem}*.json")} | ({here.slug} if here else set())
+        slugs = {path.parent.name for path in results.glob(f"*/{stem}*.json")}
+        slugs |= {here.slug} if here else set()
         for slug in sorted(slugs) or ["-"]:
             state, record = state_of(results / slug / f"{stem}.json")
             if record is None:
-                table.add_row(stem, slug, state if here else "missing (needs a GPU)", "", "", "")
+                table.add_row(stem, slug, state if here else "missing (needs a GPU)")
                 continue
-            took = sum(row.seconds or 0 for row in record.rows)
-            cells = (f"{len(record.rows)}/{record.expected_rows}", record.started_utc or "", f"{took / 60:.1f} min")
-            table.add_row(stem, slug, "reported" if record.kind == "reported" else state, *cells)
+            seconds = sum(row.seconds or 0 for row in record.rows)
+            table.add_row(
+                stem,
+                slug,
+                "reported" if record.kind == "reported" else state,
+                f"{len(record.rows)}/{record.expected_rows}",
+                record.started_utc,
+                f"{seconds / 60:.1f} min",
+            )
     Console().print(table)
 
 
@@ -278,57 +283,74 @@ def print_outcomes(outcomes: list[Outcome]) -> None:
 
     table = Table("experiment", "outcome", "rows", "took")
     for outcome in outcomes:
-        rows = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in outcome.statuses.items())
-        table.add_row(outcome.stem, outcome.said, rows, f"{outcome.seconds:.0f} s" if outcome.seconds else "")
+        counts = outcome.rows.items()
+        rows = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in counts)
+        took = f"{outcome.seconds:.0f} s" if outcome.seconds else ""
+        table.add_row(outcome.stem, outcome.message, rows, took)
     Console().print(table)
 
 
+def generated_files() -> dict[str, str]:
+    """What docs/generated holds now, by name."""
+    from tools.render.load import GENERATED
+
+    return {
+        path.name: path.read_text(encoding="utf-8", errors="replace")
+        for path in GENERATED.glob("*")
+    }
+
+
 def write_rendered(results: Path) -> None:
-    """Rewrite docs/generated so that it holds what the records give, and nothing else."""
-    from tools.render import GENERATED, render_all
+    """Rewrite docs/generated: it holds what the records give, and nothing else."""
+    from tools.render.everything import render_all
+    from tools.render.load import GENERATED
 
-    wanted = render_all(results)
+    wanted, present = render_all(results), generated_files()
+    changed = [name for name in wanted if wanted[name] != present.get(name)]
+    extra = present.keys() - wanted.keys()
     GENERATED.mkdir(parents=True, exist_ok=True)
-    changed = 0
-    for name, text in wanted.items():
-        path = GENERATED / name
-        if not path.exists() or path.read_text(encoding="utf-8", errors="replace") != text:
-            path.write_text(text, encoding="utf-8")
-            changed += 1
-    for path in GENERATED.iterdir():
-        if path.name not in wanted:
-            path.unlink()
-            changed += 1
-    print(f"rendered {len(wanted)} files, {changed} changed")
+    for name in changed:
+        (GENERATED / name).write_text(wanted[name], encoding="utf-8")
+    for name in extra:
+        (GENERATED / name).unlink()
+    print(f"rendered {len(wanted)} files, {len(changed) + len(extra)} changed")
 
 
-def check_tree(results: Path, fresh: bool) -> int:
-    """Print every difference between the tree and its records. 0 if there is none, otherwise 1."""
-    from tools.check_pages import check_pages
-    from tools.render import GENERATED, render_all, stale_records
+def check_tree(results: Path, fresh: bool = False) -> int:
+    """Print every difference between the tree and its records; with `fresh`, stale
+    records too. 0 if there is none, otherwise 1.
+    """
+    from tools.checks.pages import check_pages
+    from tools.render.everything import render_all
+    from tools.render.load import stale_records
 
-    wanted = render_all(results)
-    present = {path.name: path.read_text(encoding="utf-8", errors="replace") for path in sorted(GENERATED.glob("*"))}
-    findings = [f"docs/generated/{name}: missing; run --render" for name in wanted.keys() - present.keys()]
-    findings += [
-        f"docs/generated/{name}: no record gives this file; run --render" for name in present.keys() - wanted.keys()
-    ]
-    findings += [
-        f"docs/generated/{name}: differs from what the records give; run --render"
+    wanted, present = render_all(results), generated_files()
+    faults = {name: "missing" for name in wanted.keys() - present.keys()}
+    faults |= {
+        name: "no record gives this file" for name in present.keys() - wanted.keys()
+    }
+    faults |= {
+        name: "differs from what the records give"
         for name in wanted.keys() & present.keys()
         if wanted[name] != present[name]
+    }
+    findings = [
+        f"docs/generated/{name}: {fault}; run --render"
+        for name, fault in faults.items()
     ]
     findings += check_pages(ROOT)
-    for message in stale_records(results):
-        if fresh:
-            findings.append(message)
-        else:
-            print(f"warning: {message}")
+    stale = stale_records(results)
+    findings += stale if fresh else []
+    for message in [] if fresh else stale:
+        print(f"warning: {message}")
     for finding in sorted(findings):
         print(finding)
-    print(f"{len(findings)} findings" if findings else f"{len(wanted)} generated files, all as the records give them")
+    if findings:
+        print(f"{len(findings)} findings")
+    else:
+        print(f"{len(wanted)} generated files, all as the records give them")
     return 1 if findings else 0
 
 
 if __name__ == "__main__":
-    app()
+    sys.exit(main())

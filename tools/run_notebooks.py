@@ -1,8 +1,10 @@
-"""Execute the notebooks of the guide and write their outputs into them: the site build itself runs no code.
+"""Execute the notebooks of the guide and write their outputs into them: the site build
+itself runs no code.
 
     python tools/run_notebooks.py
 
-A test executes them again and compares. What differs between machines (versions, times) is not kept.
+A test executes them again and compares. What differs between machines (versions, times)
+is not kept.
 """
 
 from __future__ import annotations
@@ -22,13 +24,20 @@ METADATA = {
 
 
 def executed(path: Path) -> str:
-    """The text of the notebook as a fresh kernel leaves it; an error in a cell raises."""
+    """The notebook's text after a fresh kernel ran it. An error in a cell raises."""
     notebook = nbformat.read(path, as_version=4)
     with TemporaryDirectory() as folder:
         # Sockets that are files: no port that another process could take or listen to.
-        sockets = Config(ConnectionFileMixin=Config(transport="ipc", ip=f"{folder}/kernel"))
-        # What a cell prints comes in pieces that depend on its pace: they are kept as one.
-        options = {"kernel_name": "python3", "timeout": 120, "record_timing": False, "coalesce_streams": True}
+        sockets = Config(
+            ConnectionFileMixin=Config(transport="ipc", ip=f"{folder}/kernel")
+        )
+        # The pieces in which a cell's output arrives depend on its pace: join them.
+        options = {
+            "kernel_name": "python3",
+            "timeout": 120,
+            "record_timing": False,
+            "coalesce_streams": True,
+        }
         NotebookClient(notebook, config=sockets, **options).execute()
     notebook.metadata = nbformat.from_dict(METADATA)
     return nbformat.writes(notebook) + "\n"

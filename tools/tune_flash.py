@@ -1,9 +1,12 @@
-"""Search launch configurations of the Triton flash-attention kernels on this GPU, and print the entries of the table.
+"""Search launch configurations of the Triton flash-attention kernels on this GPU, and
+print the entries of the table.
 
-Every candidate first computes a small case, whose result is compared with plain attention in float64; many processes
-compile at once. Those that are right are timed one after another at the given size, and the fastest is printed as a
-line of `TILES` in systems/attention/tiles.py: of what runs under a causal mask, or with --full without one. Nothing is
-changed by itself, and nothing is tuned at run time. With few rows they are entries of `FEW_ROWS`.
+Every candidate first computes a small case, whose result is compared with plain
+attention in float64; many processes compile at once. Those that are right are timed one
+after another at the given size, and the fastest is printed as a line of `TILES` in
+systems/attention/triton/configs.py: of what runs under a causal mask, or with --full without
+one. Nothing is changed by itself, and nothing is tuned at run time. With few rows they
+are entries of `FEW_ROWS`.
 
     python tools/tune_flash.py --arithmetic half --d 64 --d 128
     python tools/tune_flash.py --d 64 --heads 128 --full
@@ -29,19 +32,21 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from systems.attention.flash_triton_launches import launch_backward, launch_forward
 from systems.attention.reference import attention_reference
-from systems.attention.tiles import Tile
-from systems.timing import default_device
+from systems.attention.triton.configs import Tile
+from systems.attention.triton.launches import launch_backward, launch_forward
+from systems.benchmarking.timing import default_device
 
 KERNELS = ("forward", "dkdv", "dq")
 DTYPES = {"half": torch.bfloat16, "high": torch.float32, "highest": torch.float32}
-# What a candidate may err, relative to the norm of the exact result: far more than rounding, far less than a mistake.
+# What a candidate may err, relative to the norm of the exact result: far more than
+# rounding, far less than a mistake.
 TOLERANCE = {"half": 2e-2, "high": 1e-4, "highest": 1e-5}
-# Accumulators in registers of one thread, of 255 in all: more would spill, fewer leave the matrix units idle.
+# Accumulators in registers of one thread, of 255 in all: more would spill, fewer leave
+# the matrix units idle.
 MOST_ACCUMULATORS, LEAST_ACCUMULATORS = 200, 12
-# Limits of a thread's registers with which a third and a fourth program of four warps fit on a multiprocessor, and what
-# a thread needs beside its accumulators.
+# Limits of a thread's registers with which a third and a fourth program of four warps
+# fit on a multiprocessor, and what a thread needs beside its accumulators.
 LIMITS, BESIDE = (168, 128), 40
 SMALL = 512
 
@@ -61,18 +66,27 @@ def candidates(kernel: str, arithmetic: str, d: int) -> list[Candidate]:
     rows = (32, 64, 128, 256) if arithmetic == "half" else (16, 32, 64, 128)
     columns = (32, 64, 128) if arithmetic == "half" else (16, 32, 64)
     stages = (2, 3, 4) if arithmetic == "half" else (1, 2, 3)
-    # dk and dv are held for a tile of keys, o or dq for one of queries: that side is the longer
-    # one, unless rows are few.
+    # dk and dv are held for a tile of keys, o or dq for one of queries: that side is
+    # the longer one, unless rows are few.
     sides = [(b, a) if kernel == "dkdv" else (a, b) for a, b in product(rows, columns)]
     found = []
     for (q, k), warps, depth in product(sides, (4, 8), stages):
         held = 2 * k * d if kernel == "dkdv" else q * d
         accumulators = (held + (1 if kernel == "forward" else 2) * q * k) / (32 * warps)
         if LEAST_ACCUMULATORS <= accumulators <= MOST_ACCUMULATORS:
-            # Products in pieces need so many registers that a limit only makes them spill.
-            limits = [limit for limit in LIMITS if accumulators + BESIDE <= limit] if arithmetic == "half" else []
+            # Products in pieces need so many registers that a limit only makes them
+            # spill.
+            limits = (
+                [limit for limit in LIMITS if accumulators + BESIDE <= limit]
+                if arithmetic == "half"
+                else []
+            )
             cuts = (False,) if arithmetic == "half" else (False, True)
-            tiles = [Tile(q, k, warps, depth, registers, ahead) for registers in (None, *limits) for ahead in cuts]
+            tiles = [
+                Tile(q, k, warps, depth, registers, ahead)
+                for registers in (None, *limits)
+                for ahead in cuts
+            ]
             found += [Candidate(kernel, arithmetic, d, tile) for tile in tiles]
     return found
 
@@ -82,12 +96,23 @@ def inputs(heads: int, n: int, candidate: Candidate) -> list[torch.Tensor]:
     device = default_device()
     generator = torch.Generator(device).manual_seed(0)
     shape = (1, heads, n, candidate.d)
-    return [torch.randn(shape, generator=generator, device=device).to(DTYPES[candidate.arithmetic]) for _ in range(4)]
+    return [
+        torch.randn(shape, generator=generator, device=device).to(
+            DTYPES[candidate.arithmetic]
+        )
+        for _ in range(4)
+    ]
 
 
-def prepare(candidate: Candidate, heads: int, n: int, causal: bool) -> Callable[[], tuple[torch.Tensor, ...]]:
-    """A call that launches the kernel with its tile (and, of a backward pass, the others with their own)."""
-    torch.set_float32_matmul_precision("high" if candidate.arithmetic == "high" else "highest")
+def prepare(
+    candidate: Candidate, heads: int, n: int, causal: bool
+) -> Callable[[], tuple[torch.Tensor, ...]]:
+    """A call that launches the kernel with its tile (and, of a backward pass, the
+    others with their own).
+    """
+    torch.set_float32_matmul_precision(
+        "high" if candidate.arithmetic == "high" else "highest"
+    )
     q, k, v, do = inputs(heads, n, candidate)
     scale, tile = candidate.d**-0.5, candidate.tile
     if candidate.kernel == "forward":
@@ -98,19 +123,33 @@ def prepare(candidate: Candidate, heads: int, n: int, causal: bool) -> Callable[
 
 
 def verdict(candidate: Candidate, causal: bool) -> str:
-    """What is wrong with a candidate, or nothing. Runs in another process, which leaves the kernel in the cache."""
+    """What is wrong with a candidate, or nothing. Runs in another process, which leaves
+    the kernel in the cache.
+    """
     try:
         found = prepare(candidate, 1, SMALL, causal)()
         q, k, v, do = (x.double() for x in inputs(1, SMALL, candidate))
         for leaf in (q, k, v):
             leaf.requires_grad_()
         o, _ = attention_reference(q, k, v, causal)
-        exact = (o,) if candidate.kernel == "forward" else torch.autograd.grad(o, (q, k, v), do)
-        errors = [((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, exact, strict=True)]
+        exact = (
+            (o,)
+            if candidate.kernel == "forward"
+            else torch.autograd.grad(o, (q, k, v), do)
+        )
+        errors = [
+            ((a.double() - b).norm() / b.norm()).item()
+            for a, b in zip(found, exact, strict=True)
+        ]
     except Exception as error:
-        # A tile that does not fit is an answer; the message of the compiler's error is long.
+        # A tile that does not fit is an answer; the message of the compiler's error is
+        # long.
         return f"{type(error).__name__}: {error}".splitlines()[0][:100]
-    return "" if max(errors) <= TOLERANCE[candidate.arithmetic] else f"wrong: relative error {max(errors):.1e}"
+    return (
+        ""
+        if max(errors) <= TOLERANCE[candidate.arithmetic]
+        else f"wrong: relative error {max(errors):.1e}"
+    )
 
 
 def milliseconds(call: Callable[[], object]) -> float:
@@ -123,39 +162,78 @@ def milliseconds(call: Callable[[], object]) -> float:
 
 
 def main(
-    arithmetic: Annotated[list[str], typer.Option(help="half, high or highest; may be repeated.")] = ["half"],  # noqa: B006
-    d: Annotated[list[int], typer.Option(help="Head dimension: 16, 32, 64, 128 or 256; may be repeated.")] = [64],  # noqa: B006
-    kernel: Annotated[list[str], typer.Option(help="forward, dkdv or dq; may be repeated.")] = list(KERNELS),  # noqa: B006
+    arithmetic: Annotated[
+        list[str], typer.Option(help="half, high or highest; may be repeated.")
+    ] = ["half"],  # noqa: B006
+    d: Annotated[
+        list[int],
+        typer.Option(help="Head dimension: 16, 32, 64, 128 or 256; may be repeated."),
+    ] = [64],  # noqa: B006
+    kernel: Annotated[
+        list[str], typer.Option(help="forward, dkdv or dq; may be repeated.")
+    ] = list(KERNELS),  # noqa: B006
     heads: Annotated[int, typer.Option(help="Heads of the timed case.")] = 16,
     n: Annotated[int, typer.Option(help="Length of the timed case.")] = 4096,
-    full: Annotated[bool, typer.Option("--full", help="Without a causal mask.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Without a causal mask.")
+    ] = False,
     show: Annotated[int, typer.Option(help="How many of the fastest to list.")] = 3,
 ) -> None:
     """Search launch configurations on this GPU and print the fastest as lines of TILES."""
-    wrong = [x for x in arithmetic if x not in DTYPES] + [x for x in kernel if x not in KERNELS]
+    wrong = [x for x in arithmetic if x not in DTYPES] + [
+        x for x in kernel if x not in KERNELS
+    ]
     if wrong:
-        raise typer.BadParameter(f"{wrong[0]} is none of {', '.join((*DTYPES, *KERNELS))}")
+        raise typer.BadParameter(
+            f"{wrong[0]} is none of {', '.join((*DTYPES, *KERNELS))}"
+        )
     if not torch.cuda.is_available():
-        print("error: tiles are searched on a GPU, and torch sees none here", file=sys.stderr)
+        print(
+            "error: tiles are searched on a GPU, and torch sees none here",
+            file=sys.stderr,
+        )
         raise typer.Exit(2)
     console, causal = Console(), not full
-    searches = {(a, x, k): candidates(k, a, x) for a, x, k in product(arithmetic, d, kernel)}
+    searches = {
+        (a, x, k): candidates(k, a, x) for a, x, k in product(arithmetic, d, kernel)
+    }
     everything = [candidate for found in searches.values() for candidate in found]
-    with Progress(console=console) as progress, ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+    with (
+        Progress(console=console) as progress,
+        ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool,
+    ):
         checking = progress.add_task("compile and check", total=len(everything))
         verdicts = {}
-        for candidate, said in zip(everything, pool.map(verdict, everything, [causal] * len(everything)), strict=True):
+        for candidate, said in zip(
+            everything,
+            pool.map(verdict, everything, [causal] * len(everything)),
+            strict=True,
+        ):
             verdicts[candidate] = said
             progress.advance(checking)
-        timing = progress.add_task("time", total=sum(not said for said in verdicts.values()))
+        timing = progress.add_task(
+            "time", total=sum(not said for said in verdicts.values())
+        )
         for (kind, head, name), found in searches.items():
             times = []
             for candidate in found:
                 if not verdicts[candidate]:
-                    times.append((milliseconds(prepare(candidate, heads, n, causal)), candidate.tile))
+                    times.append(
+                        (
+                            milliseconds(prepare(candidate, heads, n, causal)),
+                            candidate.tile,
+                        )
+                    )
                     progress.advance(timing)
-            refused = [verdicts[candidate] for candidate in found if verdicts[candidate]]
-            report(console, f"{kind} {name} d={head}: {len(times)} right, {len(refused)} refused", times, show)
+            refused = [
+                verdicts[candidate] for candidate in found if verdicts[candidate]
+            ]
+            report(
+                console,
+                f"{kind} {name} d={head}: {len(times)} right, {len(refused)} refused",
+                times,
+                show,
+            )
             for said in sorted({said for said in refused if said.startswith("wrong")}):
                 console.print(said, style="red")
 
@@ -167,7 +245,9 @@ def entry(tile: Tile) -> str:
     return f"Tile({tile.q}, {tile.k}, {tile.warps}, {tile.stages}{limit}{ahead})"
 
 
-def report(console: Console, title: str, times: list[tuple[float, Tile]], show: int) -> None:
+def report(
+    console: Console, title: str, times: list[tuple[float, Tile]], show: int
+) -> None:
     """The fastest tiles, ready to be put into the table."""
     console.print(title, style="bold")
     table = Table("ms", "entry")
@@ -177,6 +257,8 @@ def report(console: Console, title: str, times: list[tuple[float, Tile]], show: 
 
 
 if __name__ == "__main__":
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app = typer.Typer(
+        add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+    )
     app.command()(main)
     app()

@@ -1,6 +1,8 @@
-"""Attention implementations by name, each loaded when it is first asked for: importing this package loads no torch.
+"""Attention implementations by name, each loaded when it is first asked for: importing
+this package loads no torch.
 
-`from systems.attention import attention_reference, flash_attention, FlashAttentionPyTorch, FlashAttentionTriton`
+`from systems.attention import attention_reference, flash_attention,
+FlashAttentionPyTorch, FlashAttentionTriton`
 """
 
 from importlib import import_module
@@ -8,26 +10,33 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from systems.attention.flash import flash_attention
-    from systems.attention.flash_torch import FlashAttentionPyTorch
-    from systems.attention.flash_triton import FlashAttentionTriton
     from systems.attention.reference import attention_reference
+    from systems.attention.torch_tiles import FlashAttentionPyTorch
+    from systems.attention.triton.function import FlashAttentionTriton
 
-__all__ = ["IMPLEMENTATIONS", "FlashAttentionPyTorch", "FlashAttentionTriton", "attention_reference", "flash_attention"]
+__all__ = [
+    "IMPLEMENTATIONS",
+    "FlashAttentionPyTorch",
+    "FlashAttentionTriton",
+    "attention_reference",
+    "flash_attention",
+]
 
-# name -> "module:function"; the function takes q, k, v of shape (b, h, s, e) and is causal.
+# name -> "module:function"; the function takes q, k, v of shape (b, h, s, e) and is
+# causal.
 IMPLEMENTATIONS = {
-    "eager": "systems.model:eager",
-    "eager_annotated": "systems.attention.eager_annotated:causal_attention",
+    "eager": "systems.model.transformer:eager",
+    "eager_annotated": "systems.profiling.annotated_attention:causal_attention",
     "sdpa": "systems.attention.sdpa:causal_attention",
-    "flash": "systems.attention.flash_triton:causal_attention",
-    "flash_torch": "systems.attention.flash_torch:causal_attention",
+    "flash": "systems.attention.triton.function:causal_attention",
+    "flash_torch": "systems.attention.torch_tiles:causal_attention",
 }
 # What `from systems.attention import NAME` loads.
 EXPORTS = {
     "attention_reference": "systems.attention.reference",
     "flash_attention": "systems.attention.flash",
-    "FlashAttentionPyTorch": "systems.attention.flash_torch",
-    "FlashAttentionTriton": "systems.attention.flash_triton",
+    "FlashAttentionPyTorch": "systems.attention.torch_tiles",
+    "FlashAttentionTriton": "systems.attention.triton.function",
 }
 
 

@@ -1,7 +1,7 @@
 """What flash attention takes, said before anything runs, and how autocast changes it.
 
-Every refusal names the argument, what it got and what it takes. Shapes: ... any leading dimensions, the last of them
-the heads; n_q queries, n_k keys, d head dimension.
+Every refusal names the argument, what it got and what it takes. Shapes: ... any leading
+dimensions, the last of them the heads; n_q queries, n_k keys, d head dimension.
 """
 
 import math
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-# What of a tensor decides whether attention can be computed with it: shape, dtype, device and layout.
+# What of a tensor decides whether attention can be computed with it: shape, dtype,
+# device and layout.
 Described = tuple[torch.Size, torch.dtype, torch.device, torch.layout]
 
 
@@ -20,9 +21,16 @@ def described(x: Tensor) -> Described:
 
 
 def check_inputs(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, dtypes: tuple[torch.dtype, ...]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float | None,
+    dtypes: tuple[torch.dtype, ...],
 ) -> None:
-    """TypeError or ValueError unless q (..., n_q, d), k and v (..., n_k, d) and the options can be computed with."""
+    """TypeError or ValueError unless q (..., n_q, d), k and v (..., n_k, d) and the
+    options can be computed with.
+    """
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
@@ -33,12 +41,16 @@ def check_inputs(
         raise TypeError(f"causal must be True or False, got {causal!r}")
     if scale is not None:
         if not isinstance(scale, int | float) or isinstance(scale, bool):
-            raise TypeError(f"scale must be a number or None, got {type(scale).__name__}")
+            raise TypeError(
+                f"scale must be a number or None, got {type(scale).__name__}"
+            )
         if not 0 < scale < math.inf:
             raise ValueError(f"scale must be positive and finite, got {scale}")
 
 
-def check_described(q: Described, k: Described, v: Described, dtypes: tuple[torch.dtype, ...]) -> None:
+def check_described(
+    q: Described, k: Described, v: Described, dtypes: tuple[torch.dtype, ...]
+) -> None:
     """The part of `check_inputs` that looks at the tensors."""
     q_shape, q_dtype, q_device, _ = q
     for name, (shape, dtype, device, layout) in (("q", q), ("k", k), ("v", v)):
@@ -47,29 +59,43 @@ def check_described(q: Described, k: Described, v: Described, dtypes: tuple[torc
             raise TypeError(f"{name} must be a strided tensor, got layout {layout}")
         if dtype not in dtypes:
             takes = ", ".join(str(taken).removeprefix("torch.") for taken in dtypes)
-            raise TypeError(f"{name} must be one of {takes}, got {str(dtype).removeprefix('torch.')}")
+            raise TypeError(
+                f"{name} must be one of {takes}, got {str(dtype).removeprefix('torch.')}"
+            )
         if dtype != q_dtype:
             raise TypeError(f"{name} must have the dtype of q, {q_dtype}, got {dtype}")
         if device != q_device:
-            raise ValueError(f"{name} must be on the device of q, {q_device}, got {device}")
+            raise ValueError(
+                f"{name} must be on the device of q, {q_device}, got {device}"
+            )
         if rank < 2:
-            raise ValueError(f"{name} must have two or more dimensions (..., N, d), got shape {tuple(shape)}")
+            raise ValueError(
+                f"{name} must have two or more dimensions (..., N, d), got shape {tuple(shape)}"
+            )
         if rank != len(q_shape):
-            raise ValueError(f"{name} must have as many dimensions as q, {len(q_shape)}, got shape {tuple(shape)}")
+            raise ValueError(
+                f"{name} must have as many dimensions as q, {len(q_shape)}, got shape {tuple(shape)}"
+            )
         if 0 in shape:
             raise ValueError(f"{name} must not be empty, got shape {tuple(shape)}")
         if shape[-1] != q_shape[-1]:
-            raise ValueError(f"{name} must have the head dimension of q, {q_shape[-1]}, got shape {tuple(shape)}")
+            raise ValueError(
+                f"{name} must have the head dimension of q, {q_shape[-1]}, got shape {tuple(shape)}"
+            )
     k_shape, v_shape = k[0], v[0]
     if v_shape != k_shape:
-        raise ValueError(f"v must have the shape of k, {tuple(k_shape)}, got {tuple(v_shape)}")
+        raise ValueError(
+            f"v must have the shape of k, {tuple(k_shape)}, got {tuple(v_shape)}"
+        )
     if q_shape[:-3] != k_shape[:-3]:
         raise ValueError(
             f"k must have the leading dimensions of q, {tuple(q_shape[:-3])}, got {tuple(k_shape[:-3])} "
             f"in shape {tuple(k_shape)}"
         )
     if len(q_shape) > 2 and q_shape[-3] % k_shape[-3]:
-        raise ValueError(f"k must have as many heads as q, {q_shape[-3]}, or a divisor of them, got {k_shape[-3]}")
+        raise ValueError(
+            f"k must have as many heads as q, {q_shape[-3]}, or a divisor of them, got {k_shape[-3]}"
+        )
 
 
 # What was taken once is taken again: only refusals are worked out anew.
@@ -77,29 +103,39 @@ check_described_once = lru_cache(maxsize=4096)(check_described)
 
 
 def is_traced(q: Tensor) -> bool:
-    """Whether a compiler looks on (torch.compile, torch.export), or q has no memory that a kernel could read."""
+    """Whether a compiler looks on (torch.compile, torch.export), or q has no memory
+    that a kernel could read.
+    """
     return torch.compiler.is_compiling() or type(q) not in (Tensor, torch.nn.Parameter)
 
 
 def is_differentiated(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether autograd looks on: backwards or forwards through one of these."""
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    if torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad
+    ):
         return True
     return any(forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v))
 
 
 def refuse_second_derivative() -> None:
-    """ValueError inside a backward pass that records a graph of its own (`create_graph=True`)."""
+    """ValueError inside a backward pass that records a graph of its own
+    (`create_graph=True`).
+    """
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise ValueError(
             "the gradient of flash attention can't be differentiated again: backward got create_graph=True, takes False"
         )
 
 
-def autocast_like_sdpa(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Under autocast, cast as PyTorch does for its own attention: floating dtypes but float64 become autocast's."""
-    # What isn't a tensor is refused later. So are other devices, and asking whether they know autocast would break a
-    # graph of torch.compile.
+def autocast_like_sdpa(
+    q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Under autocast, cast as PyTorch does for its own attention: floating dtypes but
+    float64 become autocast's.
+    """
+    # What isn't a tensor is refused later. So are other devices, and asking whether
+    # they know autocast would break a graph of torch.compile.
     if not isinstance(q, Tensor) or not (q.is_cuda or q.is_cpu):
         return q, k, v
     # The device's own name for its type costs the host more than both questions.
@@ -109,7 +145,9 @@ def autocast_like_sdpa(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor,
     dtype = torch.get_autocast_dtype(device)
 
     def cast(x: Tensor) -> Tensor:
-        eligible = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
+        eligible = (
+            isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
+        )
         return x.to(dtype) if eligible and x.device.type == device else x
 
     return cast(q), cast(k), cast(v)

@@ -1,4 +1,6 @@
-"""Every experiment by its stem: the name of its module, record, fragments and page. Imports nothing heavy."""
+"""Every experiment by its stem: the name of its module, record, fragments and page.
+Imports nothing heavy.
+"""
 
 from dataclasses import dataclass
 
@@ -7,9 +9,11 @@ EVERY_ROW = ("every row",)
 
 @dataclass(frozen=True)
 class Stem:
-    """Where an experiment is defined and what its grids run on: "cuda", "cpu", or "meta" (no hardware at all).
+    """Where an experiment is defined and what its grids run on: "cuda", "cpu", or
+    "meta" (no hardware at all).
 
-    On a GPU rows of the implementations in `rehearsed` are compiled ahead, many at once; EVERY_ROW where a row has all.
+    On a GPU rows of the implementations in `rehearsed` are compiled ahead, many at
+    once; EVERY_ROW where a row has all.
     """
 
     module: str
@@ -19,26 +23,61 @@ class Stem:
 
 
 STEMS = {
-    "model_sizes": Stem("systems.experiments.model_sizes", full=("meta",), quick=("meta",)),
-    "end_to_end": Stem("systems.experiments.end_to_end", full=("cuda",), quick=("cuda", "cpu")),
+    "model_sizes": Stem(
+        "systems.experiments.model_sizes", full=("meta",), quick=("meta",)
+    ),
+    "end_to_end": Stem(
+        "systems.experiments.end_to_end", full=("cuda",), quick=("cuda", "cpu")
+    ),
     "warmup": Stem("systems.experiments.warmup", full=("cuda",), quick=("cuda", "cpu")),
-    "accumulation": Stem("systems.experiments.accumulation", full=("cuda",), quick=("cuda", "cpu")),
-    "autocast": Stem("systems.experiments.autocast", full=("cuda",), quick=("cuda", "cpu")),
-    "norm_precision": Stem("systems.experiments.norm_precision", full=("cuda",), quick=("cuda", "cpu")),
-    "mixed_precision": Stem("systems.experiments.mixed_precision", full=("cuda",), quick=("cuda", "cpu")),
-    "peak_memory": Stem("systems.experiments.peak_memory", full=("cuda",), quick=("cuda",)),
-    "attention": Stem("systems.experiments.attention", full=("cuda",), quick=("cuda", "cpu")),
+    "accumulation": Stem(
+        "systems.experiments.accumulation", full=("cuda",), quick=("cuda", "cpu")
+    ),
+    "autocast": Stem(
+        "systems.experiments.autocast", full=("cuda",), quick=("cuda", "cpu")
+    ),
+    "norm_precision": Stem(
+        "systems.experiments.norm_precision", full=("cuda",), quick=("cuda", "cpu")
+    ),
+    "mixed_precision": Stem(
+        "systems.experiments.mixed_precision", full=("cuda",), quick=("cuda", "cpu")
+    ),
+    "peak_memory": Stem(
+        "systems.experiments.peak_memory", full=("cuda",), quick=("cuda",)
+    ),
+    "attention": Stem(
+        "systems.experiments.attention", full=("cuda",), quick=("cuda", "cpu")
+    ),
     "compile": Stem("systems.experiments.compile", full=("cuda",), quick=("cuda",)),
-    "kernel_profile": Stem("systems.experiments.kernel_profile", full=("cuda",), quick=("cuda",)),
+    "kernel_profile": Stem(
+        "systems.experiments.kernel_profile", full=("cuda",), quick=("cuda",)
+    ),
     "flash_accuracy": Stem(
-        "systems.experiments.flash_accuracy", full=("cuda",), quick=("cuda", "cpu"), rehearsed=("triton", "torch")
+        "systems.experiments.flash_accuracy",
+        full=("cuda",),
+        quick=("cuda", "cpu"),
+        rehearsed=("triton", "torch"),
     ),
     "flash_benchmarking": Stem(
-        "systems.experiments.flash_benchmarking", full=("cuda",), quick=("cuda", "cpu"), rehearsed=("ours",)
+        "systems.experiments.flash_benchmarking",
+        full=("cuda",),
+        quick=("cuda", "cpu"),
+        rehearsed=("ours",),
     ),
-    "flash_peers": Stem("systems.experiments.flash_peers", full=("cuda",), quick=("cuda",), rehearsed=EVERY_ROW),
-    "flash_leaderboard": Stem("systems.experiments.flash_leaderboard", full=("cuda",), quick=("cuda", "cpu")),
-    "model_attention": Stem("systems.experiments.model_attention", full=("cuda",), quick=("cuda", "cpu")),
-    "flash_ablation": Stem("systems.experiments.flash_ablation", full=("cuda",), quick=("cuda", "cpu")),
+    "flash_peers": Stem(
+        "systems.experiments.flash_peers",
+        full=("cuda",),
+        quick=("cuda",),
+        rehearsed=EVERY_ROW,
+    ),
+    "flash_leaderboard": Stem(
+        "systems.experiments.flash_leaderboard", full=("cuda",), quick=("cuda", "cpu")
+    ),
+    "model_attention": Stem(
+        "systems.experiments.model_attention", full=("cuda",), quick=("cuda", "cpu")
+    ),
+    "flash_ablation": Stem(
+        "systems.experiments.flash_ablation", full=("cuda",), quick=("cuda", "cpu")
+    ),
     "method": Stem("systems.experiments.method", full=("cuda",), quick=("cuda",)),
 }

@@ -1,4 +1,5 @@
-"""A thousand times 0.01: what a running sum gives in each number format, on the CPU and on the GPU.
+"""A thousand times 0.01: what a running sum gives in each number format, on the CPU and
+on the GPU.
 
 The assignment's four snippets, the same in bf16, and 10 000 times 0.001.
 
@@ -11,10 +12,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from systems import timing
-from systems.experiments.command import main, option
+from systems.benchmarking import timing
+from systems.running.command import main, option
 
-PROTOCOL = {"sum": "one addition per step, on the CPU and on the GPU", "agreement": "every bit of every step"}
+PROTOCOL = {
+    "sum": "one addition per step, on the CPU and on the GPU",
+    "agreement": "every bit of every step",
+}
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # A record keeps this many of the running sums, evenly spaced and ending with the last.
 KEPT = 250
@@ -24,13 +28,19 @@ KEPT = 250
 class Config:
     value: str = option("fp32", "dtype of the term", choices=DTYPES)
     accumulator: str = option("fp32", "dtype of the sum", choices=DTYPES)
-    cast: str = option("implicit", "is the term cast by hand before it is added?", choices=("implicit", "explicit"))
+    cast: str = option(
+        "implicit",
+        "is the term cast by hand before it is added?",
+        choices=("implicit", "explicit"),
+    )
     term: float = option(0.01, "number that is added")
     steps: int = option(1000, "how many times it is added")
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """The four snippets in their order, two more for bf16, then smaller steps in each format."""
+    """The four snippets in their order, two more for bf16, then smaller steps in each
+    format.
+    """
     if quick:
         return [Config(dtype, dtype, steps=500) for dtype in ("fp16", "bf16")]
     snippets = [
@@ -61,7 +71,9 @@ def running_sums(config: Config, device: str) -> Float[Tensor, "steps"]:
 
 
 def run(config: Config) -> dict[str, object]:
-    """The term as stored, the last sum on each device, how many steps differ, and which step changed the sum last."""
+    """The term as stored, the last sum on each device, how many steps differ, and which
+    step changed the sum last.
+    """
     device = timing.default_device()
     on_cpu, on_device = running_sums(config, "cpu"), running_sums(config, device)
     every = max(1, config.steps // KEPT)

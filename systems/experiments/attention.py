@@ -1,7 +1,9 @@
-"""Plain attention by itself: time forward, time backward, and the memory kept in between, eager and compiled.
+"""Plain attention by itself: time forward, time backward, and the memory kept in
+between, eager and compiled.
 
-The model's own `scaled_dot_product_attention` with one head, over head width d and sequence length n. The backward
-pass is timed alone: its graph is built by the forward pass before it, outside its clock.
+The model's own `scaled_dot_product_attention` with one head, over head width d and
+sequence length n. The backward pass is timed alone: its graph is built by the forward
+pass before it, outside its clock.
 
     python -m systems.experiments.attention --d 64 --n 4096 --causal no --dtype fp32 --execution compiled
 """
@@ -14,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from systems import compiling, inspection, model, phases, timing
-from systems.experiments.command import main, option
-from systems.train_step import Phase
+from systems.benchmarking import compiling, phases, timing
+from systems.model import transformer
+from systems.model.train_step import Phase
+from systems.profiling import probes
+from systems.running.command import main, option
 
 PROTOCOL = {
     "clock": "wall time between two synchronisations, one pair around each pass",
@@ -28,7 +32,8 @@ PROTOCOL = {
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 WIDTHS = (16, 32, 64, 128)
 LENGTHS = (256, 1024, 4096, 8192, 16384)
-# Twice the longest of the assignment: eager attention keeps too much for a GPU of 140 GiB there.
+# Twice the longest of the assignment: eager attention keeps too much for a GPU of 140
+# GiB there.
 TOO_LONG = 32768
 
 
@@ -37,18 +42,27 @@ class Config:
     d: int = option(64, "width of the head")
     n: int = option(4096, "sequence length in tokens")
     causal: str = option("no", "causal mask", ("yes", "no"))
-    dtype: str = option("fp32", "dtype of q, k, v and the gradient: fp32 (TF32 off) or bf16", DTYPES)
-    execution: str = option("eager", "as written, or through torch.compile", ("eager", "compiled"))
+    dtype: str = option(
+        "fp32", "dtype of q, k, v and the gradient: fp32 (TF32 off) or bf16", DTYPES
+    )
+    execution: str = option(
+        "eager", "as written, or through torch.compile", ("eager", "compiled")
+    )
     batch: int = option(8, "sequences in a batch")
     warmup: int = option(5, "passes before the clock counts, timed apart")
     passes: int = option(100, "forward passes and backward passes that are measured")
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """The assignment's 20 cells, with and without a mask, in two dtypes, eager and compiled; and one length beyond."""
+    """The assignment's 20 cells, with and without a mask, in two dtypes, eager and
+    compiled; and one length beyond.
+    """
     both = ("eager", "compiled")
     if quick:
-        return [Config(16, 256, "no", "fp32", execution, warmup=2, passes=3) for execution in both]
+        return [
+            Config(16, 256, "no", "fp32", execution, warmup=2, passes=3)
+            for execution in both
+        ]
     grid = [
         Config(d, n, causal, dtype, execution)
         for dtype in DTYPES
@@ -57,17 +71,28 @@ def configs(quick: bool = False) -> list[Config]:
         for n in LENGTHS
         for execution in both
     ]
-    return grid + [Config(64, TOO_LONG, "no", "fp32", execution, warmup=1, passes=10) for execution in both]
+    return grid + [
+        Config(64, TOO_LONG, "no", "fp32", execution, warmup=1, passes=10)
+        for execution in both
+    ]
 
 
 def attention_of(causal: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """The model's attention: with its causal mask, which it builds in each call, or without a mask."""
-    return model.eager if causal == "yes" else model.scaled_dot_product_attention
+    """The model's attention: with its causal mask, which it builds in each call, or
+    without a mask.
+    """
+    return (
+        transformer.eager
+        if causal == "yes"
+        else transformer.scaled_dot_product_attention
+    )
 
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Samples in ms of both passes, memory in bytes (on a GPU), the tensors kept for the backward pass, and kernels."""
+    """Samples in ms of both passes, memory in bytes (on a GPU), the tensors kept for
+    the backward pass, and kernels.
+    """
     if config.execution == "compiled" and config.warmup < 1:
         raise ValueError("--warmup must be 1 or more where the first pass compiles")
     device = timing.default_device()
@@ -92,14 +117,23 @@ def run(config: Config) -> dict[str, Any]:
         if config.execution == "compiled":
             attention = compiling.compiled(attention)
         metrics: dict[str, Any] = compiling.measure(
-            step, warmup=config.warmup, repeats=config.passes, device=device, between=clear_gradients
+            step,
+            warmup=config.warmup,
+            repeats=config.passes,
+            device=device,
+            between=clear_gradients,
         )
-        saved, memory = inspection.SavedTensors(inputs), inspection.MemoryInUse(device)
+        saved, memory = probes.SavedTensors(inputs), probes.MemoryInUse(device)
         for look in (saved, memory):
             clear_gradients()
             step(look.phase)
         clear_gradients()
-        return {**metrics, **memory.bytes, "saved": saved.tensors, **inspection.kernel_counts(step, device)}
+        return {
+            **metrics,
+            **memory.bytes,
+            "saved": saved.tensors,
+            **probes.kernel_counts(step, device),
+        }
 
 
 # --8<-- [end:run]

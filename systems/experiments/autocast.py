@@ -1,4 +1,5 @@
-"""Which dtype each part of a model computes in under autocast, found by hooks, and which list each operation is on.
+"""Which dtype each part of a model computes in under autocast, found by hooks, and
+which list each operation is on.
 
 python -m systems.experiments.autocast --part toy --dtype fp16
 """
@@ -10,14 +11,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from systems import timing
-from systems.dtype_trace import NAMES, DtypeTrace
-from systems.experiments.command import main, option
-from systems.model import BasicsTransformerLM
-from systems.optimizer import AdamW
-from systems.sizes import SIZES
+from systems.benchmarking import timing
+from systems.model.optimizer import AdamW
+from systems.model.sizes import SIZES
+from systems.model.transformer import BasicsTransformerLM
+from systems.precision.dtype_trace import NAMES, DtypeTrace
+from systems.running.command import main, option
 
-PROTOCOL = {"found by": "hooks on modules, gradients and the optimizer, and a trace of every operation"}
+PROTOCOL = {
+    "found by": "hooks on modules, gradients and the optimizer, and a trace of every operation"
+}
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 PARTS = ("toy", "transformer", "operations")
 
@@ -25,19 +28,27 @@ PARTS = ("toy", "transformer", "operations")
 @dataclass(frozen=True)
 class Config:
     part: str = option("toy", "what is looked at", choices=PARTS)
-    dtype: str = option("fp16", "dtype of autocast; fp32 is no autocast", choices=DTYPES)
+    dtype: str = option(
+        "fp16", "dtype of autocast; fp32 is no autocast", choices=DTYPES
+    )
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Both dtypes of autocast for each part, and the Transformer without autocast for its number of operations."""
+    """Both dtypes of autocast for each part, and the Transformer without autocast for
+    its number of operations.
+    """
     if quick:
         return [Config(part, "bf16") for part in PARTS]
-    return [Config(part, dtype) for part in PARTS for dtype in ("fp16", "bf16")] + [Config("transformer", "fp32")]
+    return [Config(part, dtype) for part in PARTS for dtype in ("fp16", "bf16")] + [
+        Config("transformer", "fp32")
+    ]
 
 
 # --8<-- [start:toy]
 class ToyModel(nn.Module):
-    """The model of the assignment: two matrices with a ReLU and a layer norm between them."""
+    """The model of the assignment: two matrices with a ReLU and a layer norm between
+    them.
+    """
 
     def __init__(self, in_features: int, out_features: int):
         super().__init__()
@@ -54,10 +65,16 @@ class ToyModel(nn.Module):
 
 
 # --8<-- [start:run]
-def trace_step(model: nn.Module, inputs: Tensor, targets: Tensor, config: Config, device: str) -> DtypeTrace:
-    """One training step under autocast, forward and loss inside it, backward and optimizer outside."""
+def trace_step(
+    model: nn.Module, inputs: Tensor, targets: Tensor, config: Config, device: str
+) -> DtypeTrace:
+    """One training step under autocast, forward and loss inside it, backward and
+    optimizer outside.
+    """
     loss_function, optimizer = nn.CrossEntropyLoss(), AdamW(model.parameters())
-    autocast = torch.autocast(device, dtype=DTYPES[config.dtype], enabled=config.dtype != "fp32")
+    autocast = torch.autocast(
+        device, dtype=DTYPES[config.dtype], enabled=config.dtype != "fp32"
+    )
     with DtypeTrace(model, loss_function, optimizer) as trace:
         with autocast:
             logits = model(inputs)
@@ -73,18 +90,33 @@ def trace_step(model: nn.Module, inputs: Tensor, targets: Tensor, config: Config
 
 
 def run(config: Config) -> dict[str, object]:
-    """Names of dtypes by part; for the Transformer also the operations of a forward pass and how many are casts."""
+    """Names of dtypes by part; for the Transformer also the operations of a forward
+    pass and how many are casts.
+    """
     device = timing.default_device()
     torch.manual_seed(0)
     if config.part == "operations":
         return dtypes_of_operations(DTYPES[config.dtype], device)
     if config.part == "toy":
         model = ToyModel(16, 4).to(device)
-        trace = trace_step(model, torch.randn(8, 16, device=device), torch.arange(8, device=device) % 4, config, device)
+        trace = trace_step(
+            model,
+            torch.randn(8, 16, device=device),
+            torch.arange(8, device=device) % 4,
+            config,
+            device,
+        )
         return toy_dtypes(trace)
     # As deep as `small`, which is what the number of operations depends on, and narrow.
     with torch.device(device):
-        model = BasicsTransformerLM(64, 16, d_model=32, num_layers=SIZES["small"].num_layers, num_heads=2, d_ff=64)
+        model = BasicsTransformerLM(
+            64,
+            16,
+            d_model=32,
+            num_layers=SIZES["small"].num_layers,
+            num_heads=2,
+            d_ff=64,
+        )
         token_ids, targets = torch.randint(64, (2, 2, 16))
     return transformer_dtypes(trace_step(model, token_ids, targets, config, device))
 
@@ -142,15 +174,18 @@ def transformer_dtypes(trace: DtypeTrace) -> dict[str, object]:
     }
 
 
-# Each takes two or three (8, 8) matrices of positive numbers; `t` is a row of class numbers.
+# Each takes two or three (8, 8) matrices of positive numbers; `t` is a row of class
+# numbers.
 OPERATIONS = {
     "matmul": lambda a, b, c, t: a @ b,
     "bmm": lambda a, b, c, t: torch.bmm(a[None], b[None]),
     "addmm": lambda a, b, c, t: torch.addmm(a, b, c),
     "einsum": lambda a, b, c, t: torch.einsum("ij,kj->ik", a, b),
     "linear": lambda a, b, c, t: functional.linear(a, b),
-    "scaled_dot_product_attention": lambda a, b, c, t: functional.scaled_dot_product_attention(
-        a[None, None], b[None, None], c[None, None]
+    "scaled_dot_product_attention": lambda a, b, c, t: (
+        functional.scaled_dot_product_attention(
+            a[None, None], b[None, None], c[None, None]
+        )
     ),
     "exp": lambda a, b, c, t: a.exp(),
     "log": lambda a, b, c, t: a.log(),
@@ -187,15 +222,21 @@ OPERATIONS = {
 
 
 def dtypes_of_operations(low: torch.dtype, device: str) -> dict[str, object]:
-    """For each operation its result for low, for fp32 and for mixed inputs, and for mixed ones without autocast."""
+    """For each operation its result for low, for fp32 and for mixed inputs, and for
+    mixed ones without autocast.
+    """
     wide = torch.rand(3, 8, 8, device=device) + 0.5
     narrow, t = wide.to(low), torch.arange(8, device=device)
     found: dict[str, object] = {}
     for name, operation in OPERATIONS.items():
-        # a and c decide what an operation with one input sees, so mixed means a low first input.
+        # a and c decide what an operation with one input sees, so mixed means a low
+        # first input.
         mixed = (narrow[0], wide[1], narrow[2], t)
         with torch.autocast(device, dtype=low):
-            inside = [result(operation, *inputs) for inputs in ((*narrow, t), (*wide, t), mixed)]
+            inside = [
+                result(operation, *inputs)
+                for inputs in ((*narrow, t), (*wide, t), mixed)
+            ]
         found[name] = [*inside, result(operation, *mixed)]
     return found
 

@@ -1,6 +1,8 @@
-"""The whole model through `torch.compile`: each phase of a training step, eager and compiled, and what compiling costs.
+"""The whole model through `torch.compile`: each phase of a training step, eager and
+compiled, and what compiling costs.
 
-`compiled` compiles the model; the loss and AdamW stay as they are. `compiled_optimizer` compiles AdamW's step as well.
+`compiled` compiles the model; the loss and AdamW stay as they are. `compiled_optimizer`
+compiles AdamW's step as well.
 
     python -m systems.experiments.compile --size small --precision bf16 --execution compiled
 """
@@ -12,12 +14,14 @@ from typing import Any
 import torch
 from torch._dynamo.exc import TorchDynamoException
 
-from systems import compiling, inspection, timing
-from systems.experiments.command import Unsupported, main, option, out_of_memory_reason
-from systems.model import build_model
-from systems.optimizer import AdamW
-from systems.sizes import SIZES, VOCAB_SIZE
-from systems.train_step import Phase, precision_context, training_step
+from systems.benchmarking import compiling, timing
+from systems.model.optimizer import AdamW
+from systems.model.sizes import SIZES, VOCAB_SIZE
+from systems.model.train_step import Phase, precision_context, training_step
+from systems.model.transformer import build_model
+from systems.profiling import probes
+from systems.records.outcome import Unsupported, out_of_memory_reason
+from systems.running.command import main, option
 
 PROTOCOL = {
     "clock": "wall time between two synchronisations, one pair around each phase",
@@ -25,16 +29,20 @@ PROTOCOL = {
     "tf32": "off",
     "compiler": "torch.compile, one graph, static shapes, caches empty before each row",
 }
-# The steps in which each of them compiles. AdamW's first step creates its state, its second finds t a constant, its
-# third finds that t changes and compiles for any t.
+# The steps in which each of them compiles. AdamW's first step creates its state, its
+# second finds t a constant, its third finds that t changes and compiles for any t.
 EXECUTIONS = {"eager": 0, "compiled": 1, "compiled_optimizer": 3}
 
 
 @dataclass(frozen=True)
 class Config:
     size: str = option("small", "model size of Table 1", choices=SIZES)
-    precision: str = option("fp32", "precision: fp32 (TF32 off) or bf16 autocast", choices=("fp32", "bf16"))
-    execution: str = option("eager", "what goes through torch.compile", choices=EXECUTIONS)
+    precision: str = option(
+        "fp32", "precision: fp32 (TF32 off) or bf16 autocast", choices=("fp32", "bf16")
+    )
+    execution: str = option(
+        "eager", "what goes through torch.compile", choices=EXECUTIONS
+    )
     context: int = option(512, "sequence length in tokens")
     batch: int = option(4, "sequences in a batch")
     vocab: int = option(VOCAB_SIZE, "vocabulary size")
@@ -43,22 +51,35 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Every size in fp32 and bf16, eager and compiled; AdamW too for the smallest, where it takes a minute, not ten."""
+    """Every size in fp32 and bf16, eager and compiled; AdamW too for the smallest,
+    where it takes a minute, not ten.
+    """
     sizes = ("small",) if quick else tuple(SIZES)
-    rows = [Config(s, p, execution) for s in sizes for p in ("fp32", "bf16") for execution in ("eager", "compiled")]
+    rows = [
+        Config(s, p, execution)
+        for s in sizes
+        for p in ("fp32", "bf16")
+        for execution in ("eager", "compiled")
+    ]
     return rows if quick else [*rows, Config("small", "fp32", "compiled_optimizer")]
 
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Samples in ms for each phase, of the warm-up steps too; peak memory in bytes; graphs, recompiles and kernels."""
+    """Samples in ms for each phase, of the warm-up steps too; peak memory in bytes;
+    graphs, recompiles and kernels.
+    """
     if config.warmup < EXECUTIONS[config.execution]:
-        raise ValueError(f"--warmup must be {EXECUTIONS[config.execution]} or more, the steps that compile")
+        raise ValueError(
+            f"--warmup must be {EXECUTIONS[config.execution]} or more, the steps that compile"
+        )
     device = timing.default_device()
     torch.manual_seed(0)
     with torch.device(device):
         model = build_model(config.size, config.context, config.vocab)
-        token_ids, targets = torch.randint(config.vocab, (2, config.batch, config.context))
+        token_ids, targets = torch.randint(
+            config.vocab, (2, config.batch, config.context)
+        )
     autocast = precision_context(config.precision, device)
     optimizer = AdamW(model.parameters())
     forward = model
@@ -74,17 +95,31 @@ def run(config: Config) -> dict[str, Any]:
             optimizer.step = compiling.compiled(optimizer.step, dynamic=None)
         try:
             metrics: dict[str, Any] = compiling.measure(
-                step, warmup=config.warmup, repeats=config.steps, device=device, between=lambda: model.zero_grad()
+                step,
+                warmup=config.warmup,
+                repeats=config.steps,
+                device=device,
+                between=lambda: model.zero_grad(),
             )
         except TorchDynamoException as error:
-            if config.execution != "compiled_optimizer" or out_of_memory_reason(error) is not None:
+            if (
+                config.execution != "compiled_optimizer"
+                or out_of_memory_reason(error) is not None
+            ):
                 raise
             # A step over Python numbers is not what compilers are made for.
             said = " ".join(str(error).splitlines()[:2])
             raise Unsupported(f"AdamW's step does not compile: {said}") from error
         model.zero_grad()
-        counted = inspection.kernel_counts(step, device)
-        return {**metrics, **{name: count for name, count in counted.items() if name.endswith("_kernels")}}
+        counted = probes.kernel_counts(step, device)
+        return {
+            **metrics,
+            **{
+                name: count
+                for name, count in counted.items()
+                if name.endswith("_kernels")
+            },
+        }
 
 
 # --8<-- [end:run]

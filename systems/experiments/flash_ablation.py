@@ -1,17 +1,21 @@
-"""What each technique of the kernels is worth: one at a time is added, at the leaderboard's shape.
+"""What each technique of the kernels is worth: one at a time is added, at the
+leaderboard's shape.
 
-How tiles are spread over the GPU is measured where it matters: one head, whose tiles are few, and many short heads.
-What cutting float32 ahead is worth is measured at one shape.
+How tiles are spread over the GPU is measured where it matters: one head, whose tiles
+are few, and many short heads. What cutting float32 ahead is worth is measured at one
+shape.
 
-The forward kernel here is the smallest that can be switched: whole tiles, contiguous (heads, n, d), no strides. The
-plain kernel of `systems.attention.flash_triton_forward` is measured after it: any layout, its own tile with a limit of
-registers, and heads side by side. The backward pass has two alternatives with five products instead of seven: dq added
-up by atomics, in no fixed order, and on Hopper by the copy engine, in turns.
+The forward kernel here is the smallest that can be switched: whole tiles, contiguous
+(heads, n, d), no strides. The plain kernel of `systems.attention.triton.forward`
+is measured after it: any layout, its own tile with a limit of registers, and heads side
+by side. The backward pass has two alternatives with five products instead of seven: dq
+added up by atomics, in no fixed order, and on Hopper by the copy engine, in turns.
 
     python -m systems.experiments.flash_ablation --step skip
 """
 
-# Triton's decorator hides from the type checker that a kernel is called with a grid, options and plain constants.
+# Triton's decorator hides from the type checker that a kernel is called with a grid,
+# options and plain constants.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
 from collections.abc import Callable
@@ -24,16 +28,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from systems import timing
-from systems.attention import flash_hopper
-from systems.attention.flash_triton import run_backward, run_forward
-from systems.attention.flash_triton_launches import arithmetic, launch_backward, launch_forward
-from systems.attention.flash_triton_tiles import LOG2E, dot, narrow
+from systems.attention.hopper import launches
 from systems.attention.reference import attention_reference
-from systems.attention.tiles import Tile, choose
-from systems.experiments.command import main, option
-from systems.kernel_timing import OVERWRITTEN, kernel_times_ms
-from systems.peers import DTYPES, path_of
+from systems.attention.triton.configs import Tile, choose
+from systems.attention.triton.function import run_backward, run_forward
+from systems.attention.triton.launches import (
+    arithmetic,
+    launch_backward,
+    launch_forward,
+)
+from systems.attention.triton.primitives import LOG2E, dot, narrow
+from systems.benchmarking import timing
+from systems.benchmarking.gpu_timing import OVERWRITTEN, kernel_times_ms
+from systems.benchmarking.peers import DTYPES, path_of
+from systems.running.command import main, option
 
 PROTOCOL = {
     "clock": "triton.testing.do_bench, 25 ms of warm-up, 100 ms of calls with the emptying of the L2 cache before each",
@@ -62,8 +70,12 @@ FORWARD = {
     "split": Switches(skip=True, split=True),
     "exp2": Switches(skip=True, split=True, exp2=True),
     "pipeline": Switches(Tile(128, 64, 8, 3), skip=True, split=True, exp2=True),
-    "heavy_first": Switches(Tile(128, 64, 8, 3), skip=True, split=True, exp2=True, heavy_first=True),
-    "small_tiles": Switches(Tile(64, 128, 4, 3), skip=True, split=True, exp2=True, heavy_first=True),
+    "heavy_first": Switches(
+        Tile(128, 64, 8, 3), skip=True, split=True, exp2=True, heavy_first=True
+    ),
+    "small_tiles": Switches(
+        Tile(64, 128, 4, 3), skip=True, split=True, exp2=True, heavy_first=True
+    ),
 }
 # --8<-- [end:steps]
 # --8<-- [start:told]
@@ -74,7 +86,10 @@ TOLD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "in_turn": ({"together": 1}, {"together": 1}),
     "together": ({}, {}),
     # The fastest tiles on Hopper, at head dimension 64, of what is cut in each step.
-    "cut_in_steps": ({"tile": Tile(128, 64, 4, 1)}, {"dkdv_tile": Tile(64, 128, 8, 1), "dq_tile": Tile(64, 64, 4, 1)}),
+    "cut_in_steps": (
+        {"tile": Tile(128, 64, 4, 1)},
+        {"dkdv_tile": Tile(64, 128, 8, 1), "dq_tile": Tile(64, 64, 4, 1)},
+    ),
     "cut_ahead": ({}, {}),
 }
 # --8<-- [end:told]
@@ -90,7 +105,9 @@ STEPS = (
 
 @dataclass(frozen=True)
 class Config:
-    step: str = option("tiles", "technique that was added last, or a kernel of the package", STEPS)
+    step: str = option(
+        "tiles", "technique that was added last, or a kernel of the package", STEPS
+    )
     heads: int = option(16, "heads")
     n: int = option(16384, "sequence length in tokens, a multiple of 128")
     d: int = option(64, "head dimension, a power of two from 16 on")
@@ -98,7 +115,9 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Techniques at the leaderboard's shape, sharing at one head, the order and the cutting of many heads in fp32."""
+    """Techniques at the leaderboard's shape, sharing at one head, the order and the
+    cutting of many heads in fp32.
+    """
     if quick:
         return [Config("tiles", 1, 128, 16), Config("split", 1, 128, 16)]
     one, short, long = (1, 4096), (16, 2048, 128, "fp32"), (16, 4096, 64, "fp32")
@@ -111,7 +130,9 @@ def steps(
     acc, m, l, q, k_ptr, v_ptr, rows, columns, first, last, scale,
     BK: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr, EXP2: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax over the keys from `first` to `last`; scores in units of log 2 only if EXP2."""
+    """Online softmax over the keys from `first` to `last`; scores in units of log 2
+    only if EXP2.
+    """
     for start in range(first, last, BK):
         keys = start + tl.arange(0, BK)
         # [BK, D]
@@ -140,7 +161,8 @@ def steps(
 def switched_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, n, scale,
     BQ: tl.constexpr, BK: tl.constexpr, D: tl.constexpr,
-    SKIP: tl.constexpr, SPLIT: tl.constexpr, EXP2: tl.constexpr, HEAVY_FIRST: tl.constexpr,
+    SKIP: tl.constexpr, SPLIT: tl.constexpr, EXP2: tl.constexpr,
+    HEAVY_FIRST: tl.constexpr,
 ):  # fmt: skip
     """o of one tile of queries of one head, causal."""
     tile = tl.program_id(0)
@@ -158,8 +180,40 @@ def switched_kernel(
         end = tile * BQ + BQ
     if SPLIT:
         whole = tile * BQ // BK * BK
-        acc, m, l = steps(acc, m, l, q, k_ptr + head, v_ptr + head, rows, columns, 0, whole, scale, BK, D, False, EXP2)
-    acc, m, l = steps(acc, m, l, q, k_ptr + head, v_ptr + head, rows, columns, whole, end, scale, BK, D, True, EXP2)
+        acc, m, l = steps(
+            acc,
+            m,
+            l,
+            q,
+            k_ptr + head,
+            v_ptr + head,
+            rows,
+            columns,
+            0,
+            whole,
+            scale,
+            BK,
+            D,
+            False,
+            EXP2,
+        )
+    acc, m, l = steps(
+        acc,
+        m,
+        l,
+        q,
+        k_ptr + head,
+        v_ptr + head,
+        rows,
+        columns,
+        whole,
+        end,
+        scale,
+        BK,
+        D,
+        True,
+        EXP2,
+    )
     o = narrow(acc / l[:, None], o_ptr.dtype.element_ty)
     tl.store(o_ptr + head + rows[:, None] * D + columns[None, :], o)
 
@@ -170,7 +224,8 @@ def switched_forward(q: Tensor, k: Tensor, v: Tensor, switches: Switches) -> Ten
     t, o = switches.tile, torch.empty_like(q)
     scale = d**-0.5 * (LOG2E.value if switches.exp2 else 1.0)
     switched_kernel[(n // t.q, heads)](
-        q, k, v, o, n, scale, BQ=t.q, BK=t.k, D=d, SKIP=switches.skip, SPLIT=switches.split, EXP2=switches.exp2,
+        q, k, v, o, n, scale, BQ=t.q, BK=t.k, D=d, SKIP=switches.skip,
+        SPLIT=switches.split, EXP2=switches.exp2,
         HEAVY_FIRST=switches.heavy_first, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     return o
@@ -178,10 +233,13 @@ def switched_forward(q: Tensor, k: Tensor, v: Tensor, switches: Switches) -> Ten
 
 @triton.jit
 def atomic_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dk_ptr, dv_ptr, n, scale_log2, scale,
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dk_ptr, dv_ptr, n,
+    scale_log2, scale,
     BQ: tl.constexpr, BK: tl.constexpr, D: tl.constexpr, LOG2: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of one tile of keys, and what this tile adds to dq: five products, in no fixed order of addition."""
+    """dk and dv of one tile of keys, and what this tile adds to dq: five products, in
+    no fixed order of addition.
+    """
     head = tl.program_id(1).to(tl.int64)
     q_ptr += head * n * D
     do_ptr += head * n * D
@@ -197,7 +255,10 @@ def atomic_kernel(
         at = rows[:, None] * D + columns[None, :]
         # [BQ, D]
         q, do = tl.load(q_ptr + at), tl.load(do_ptr + at)
-        lse, delta = tl.load(lse_ptr + head * n + rows), tl.load(delta_ptr + head * n + rows)
+        lse, delta = (
+            tl.load(lse_ptr + head * n + rows),
+            tl.load(delta_ptr + head * n + rows),
+        )
         zeros = tl.zeros([BK, BQ], tl.float32)
         # [BK, BQ]
         s = dot(k, tl.trans(q), zeros, "ieee")
@@ -213,14 +274,23 @@ def atomic_kernel(
     tl.store(dv_ptr + own, narrow(dv, v.dtype))
 
 
-def atomic_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor) -> tuple[Tensor, ...]:
-    """(dq, dk, dv) of causal attention; dq is added up in float32, in another order each time."""
+def atomic_backward(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
+) -> tuple[Tensor, ...]:
+    """(dq, dk, dv) of causal attention; dq is added up in float32, in another order
+    each time.
+    """
     heads, n, d = q.shape
     delta = (o.float() * do.float()).sum(-1)
-    dq, dk, dv = torch.zeros(q.shape, device=q.device), torch.empty_like(k), torch.empty_like(v)
+    dq, dk, dv = (
+        torch.zeros(q.shape, device=q.device),
+        torch.empty_like(k),
+        torch.empty_like(v),
+    )
     scale = d**-0.5
     atomic_kernel[(n // 64, heads)](
-        q, k, v, do, lse, delta, dq, dk, dv, n, scale * LOG2E.value, scale, BQ=64, BK=64, D=d, LOG2=LOG2E.value,
+        q, k, v, do, lse, delta, dq, dk, dv, n, scale * LOG2E.value, scale, BQ=64,
+        BK=64, D=d, LOG2=LOG2E.value,
         num_warps=4, num_stages=2,
     )  # fmt: skip
     return dq.to(q.dtype), dk, dv
@@ -228,20 +298,34 @@ def atomic_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Samples of the step in ms, its error on the first rows of a head, whether it repeats bit by bit, and its path."""
+    """Samples of the step in ms, its error on the first rows of a head, whether it
+    repeats bit by bit, and its path.
+    """
     device = timing.default_device()
     generator = torch.Generator(device).manual_seed(0)
     shape = (config.heads, config.n, config.d)
-    q, k, v, do = (torch.randn(shape, generator=generator, device=device).to(DTYPES[config.dtype]) for _ in range(4))
+    q, k, v, do = (
+        torch.randn(shape, generator=generator, device=device).to(DTYPES[config.dtype])
+        for _ in range(4)
+    )
     work = prepare(config.step, q, k, v, do)
     first, second = work(), work()
-    found, exact = first[0][0, :CHECKED_ROWS].double(), exact_result(config.step, q, k, v, do)
+    found, exact = (
+        first[0][0, :CHECKED_ROWS].double(),
+        exact_result(config.step, q, k, v, do),
+    )
     return {
         "time_ms": kernel_times_ms(
-            work, device, warmup_ms=25, rep_ms=100, overwritten=OVERWRITTEN if config.heads == 1 else 1
+            work,
+            device,
+            warmup_ms=25,
+            rep_ms=100,
+            overwritten=OVERWRITTEN if config.heads == 1 else 1,
         ),
         "relative_error": ((found - exact).norm() / exact.norm()).item(),
-        "repeats": int(all(torch.equal(a, b) for a, b in zip(first, second, strict=True))),
+        "repeats": int(
+            all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+        ),
         "ran": path_of(q, k, v) if config.step in HOPPER_STEPS else "triton",
     }
 
@@ -250,14 +334,23 @@ def run(config: Config) -> dict[str, Any]:
 
 
 def options(how: str, of: str, q: Tensor) -> dict[str, Any]:
-    """What the launcher of a pass is told. Where nothing is cut ahead, tiles of what is cut in steps may not fit."""
+    """What the launcher of a pass is told. Where nothing is cut ahead, tiles of what is
+    cut in steps may not fit.
+    """
     heads, n, d = q.shape
-    if how == "cut_in_steps" and not choose("forward", d, arithmetic(q.dtype), True, heads * n, q.device).ahead:
+    if (
+        how == "cut_in_steps"
+        and not choose(
+            "forward", d, arithmetic(q.dtype), True, heads * n, q.device
+        ).ahead
+    ):
         return {}
     return TOLD[how][PASSES.index(of)]
 
 
-def prepare(step: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+def prepare(
+    step: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor
+) -> Callable[[], tuple[Tensor, ...]]:
     """The call that a step measures: (o,) or (dq, dk, dv)."""
     scale = q.shape[-1] ** -0.5
     how, _, of = step.rpartition("_")
@@ -272,30 +365,37 @@ def prepare(step: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> Callable[
     if step == "one_item_forward":
         if path_of(q, k, v) != "hopper":
             return lambda: launch_forward(q, k, v, True, scale)[:1]
-        # More programs than items. A few heads at a time all the same: if all were last ones, all would be walked
-        # through side by side. The order is kept for later calls.
-        one_item = flash_hopper.CONFIGS["forward"][flash_hopper.TILE_DIMS[q.shape[-1]]]._replace(
-            programs=q.shape[0] * q.shape[1]
-        )
-        with mock.patch.object(flash_hopper, "LAST_ITEMS", 0):
-            flash_hopper.launch_forward(q, k, v, True, scale, one_item)
-        return lambda: flash_hopper.launch_forward(q, k, v, True, scale, one_item)[:1]
+        # More programs than items. A few heads at a time all the same: if all were last
+        # ones, all would be walked through side by side. The order is kept for later
+        # calls.
+        one_item = launches.CONFIGS["forward"][
+            launches.TILE_DIMS[q.shape[-1]]
+        ]._replace(programs=q.shape[0] * q.shape[1])
+        with mock.patch.object(launches, "LAST_ITEMS", 0):
+            launches.launch_forward(q, k, v, True, scale, one_item)
+        return lambda: launches.launch_forward(q, k, v, True, scale, one_item)[:1]
     o, lse = launch_forward(q, k, v, True, scale)
     if step == "atomic_backward":
         return lambda: atomic_backward(do, q, k, v, o, lse)
     if how in TOLD:
         return lambda: launch_backward(do, q, k, v, o, lse, True, scale, **told)
     if step == "two_passes_backward" and path_of(q, k, v) == "hopper":
-        return lambda: flash_hopper.launch_two_passes(do, q, k, v, o, lse, True, scale)
+        return lambda: launches.launch_two_passes(do, q, k, v, o, lse, True, scale)
     launch = run_backward if step == "backward" else launch_backward
     return lambda: launch(do, q, k, v, o, lse, True, scale)
 
 
 def exact_result(step: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> Tensor:
-    """The first rows of o, or of dq, of the first head in float64: under a causal mask they see no later key."""
-    q, k, v, do = (x[:1, :CHECKED_ROWS].double().requires_grad_() for x in (q, k, v, do))
+    """The first rows of o, or of dq, of the first head in float64: under a causal mask
+    they see no later key.
+    """
+    q, k, v, do = (
+        x[:1, :CHECKED_ROWS].double().requires_grad_() for x in (q, k, v, do)
+    )
     o, _ = attention_reference(q, k, v, True)
-    return (torch.autograd.grad(o, q, do)[0] if step.endswith("backward") else o.detach())[0]
+    return (
+        torch.autograd.grad(o, q, do)[0] if step.endswith("backward") else o.detach()
+    )[0]
 
 
 if __name__ == "__main__":

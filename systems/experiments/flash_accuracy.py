@@ -1,6 +1,8 @@
-"""How far each attention is from float64: o, lse, dq, dk and dv, ours beside PyTorch's own.
+"""How far each attention is from float64: o, lse, dq, dk and dv, ours beside PyTorch's
+own.
 
-Errors come from one random normal input per configuration; the oracle is plain attention in float64 on the same inputs.
+Errors come from one random normal input per configuration; the oracle is plain
+attention in float64 on the same inputs.
 
     python -m systems.experiments.flash_accuracy --implementation triton --dtype bf16 --d 64 --n 4096 --causal yes
 """
@@ -13,11 +15,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from systems import timing
-from systems.attention.flash_torch import FlashAttentionPyTorch
-from systems.attention.flash_triton import FlashAttentionTriton
 from systems.attention.reference import attention_reference
-from systems.experiments.command import Unsupported, main, option
+from systems.attention.torch_tiles import FlashAttentionPyTorch
+from systems.attention.triton.function import FlashAttentionTriton
+from systems.benchmarking import timing
+from systems.records.outcome import Unsupported
+from systems.running.command import main, option
 
 PROTOCOL = {
     "inputs": "standard normal, seed 0, 1 batch of 4 heads",
@@ -38,7 +41,11 @@ RESULTS = ("o", "lse", "dq", "dk", "dv")
 
 @dataclass(frozen=True)
 class Config:
-    implementation: str = option("triton", "ours in Triton or in PyTorch, plain, or a backend of SDPA", IMPLEMENTATIONS)
+    implementation: str = option(
+        "triton",
+        "ours in Triton or in PyTorch, plain, or a backend of SDPA",
+        IMPLEMENTATIONS,
+    )
     dtype: str = option("bf16", "dtype of q, k, v and the gradient", DTYPES)
     d: int = option(64, "head dimension, 256 at most")
     n: int = option(1000, "sequence length in tokens")
@@ -46,7 +53,9 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Every implementation over dtypes, head dimensions, a ragged and a long sequence, with and without a mask."""
+    """Every implementation over dtypes, head dimensions, a ragged and a long sequence,
+    with and without a mask.
+    """
     if quick:
         return [Config(name, "fp32", 32, 130) for name in ("torch", "plain")]
     return [
@@ -61,21 +70,30 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, float]:
-    """Relative error of each result against float64, and the largest absolute one. SDPA returns no lse."""
+    """Relative error of each result against float64, and the largest absolute one. SDPA
+    returns no lse.
+    """
     device, causal = timing.default_device(), config.causal == "yes"
     torch.set_float32_matmul_precision("highest")
     generator = torch.Generator(device).manual_seed(0)
     shape = (1, HEADS, config.n, config.d)
     inputs = [
-        torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(DTYPES[config.dtype])
+        torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(
+            DTYPES[config.dtype]
+        )
         for _ in range(4)
     ]
-    expected = results(lambda q, k, v: attention_reference(q, k, v, causal), *(x.double() for x in inputs))
+    expected = results(
+        lambda q, k, v: attention_reference(q, k, v, causal),
+        *(x.double() for x in inputs),
+    )
     found = results(implementation(config.implementation, causal), *inputs)
     errors = {}
     for name, value in found.items():
         difference = value.double() - expected[name]
-        errors[f"{name}_relative_error"] = (difference.norm() / expected[name].norm()).item()
+        errors[f"{name}_relative_error"] = (
+            difference.norm() / expected[name].norm()
+        ).item()
         errors[f"{name}_largest_error"] = difference.abs().max().item()
     return errors
 
@@ -83,7 +101,9 @@ def run(config: Config) -> dict[str, float]:
 # --8<-- [end:run]
 
 
-def results(attention: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> dict[str, Tensor]:
+def results(
+    attention: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor
+) -> dict[str, Tensor]:
     """o, lse where it can be had, and the gradients for the output gradient do."""
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     o, lse = attention(q, k, v)
@@ -93,7 +113,9 @@ def results(attention: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor) ->
 
 
 def implementation(name: str, causal: bool) -> Callable:
-    """(q, k, v) -> (o, lse or None). The one that is named runs, or the configuration is unsupported."""
+    """(q, k, v) -> (o, lse or None). The one that is named runs, or the configuration
+    is unsupported.
+    """
     if name in ("triton", "torch"):
         function = FlashAttentionTriton if name == "triton" else FlashAttentionPyTorch
         return lambda q, k, v: with_saved_lse(function.apply(q, k, v, causal))
@@ -107,15 +129,22 @@ def implementation(name: str, causal: bool) -> Callable:
                 return scaled_dot_product_attention(q, k, v, is_causal=causal), None
         except RuntimeError as error:
             # How CUDA and the CPU say it.
-            if not any(words in str(error) for words in ("No available kernel", "No viable backend")):
+            if not any(
+                words in str(error)
+                for words in ("No available kernel", "No viable backend")
+            ):
                 raise
-            raise Unsupported(f"SDPA has no {name.removeprefix('sdpa_')} kernel for this input") from error
+            raise Unsupported(
+                f"SDPA has no {name.removeprefix('sdpa_')} kernel for this input"
+            ) from error
 
     return sdpa
 
 
 def with_saved_lse(o: Tensor) -> tuple[Tensor, Tensor]:
-    """The output and the lse that its Function saved: the one saved tensor with a dimension less."""
+    """The output and the lse that its Function saved: the one saved tensor with a
+    dimension less.
+    """
     assert o.grad_fn is not None
     saved = o.grad_fn.saved_tensors  # pyright: ignore[reportAttributeAccessIssue]
     (lse,) = (x for x in saved if x.shape == o.shape[:-1])

@@ -1,6 +1,8 @@
-"""Flash attention against plain PyTorch: forward, backward and both, over the assignment's 80 configurations.
+"""Flash attention against plain PyTorch: forward, backward and both, over the
+assignment's 80 configurations.
 
-Batch 1, one head, causal. Compiled PyTorch and PyTorch's own fused attention are measured beside them.
+Batch 1, one head, causal. Compiled PyTorch and PyTorch's own fused attention are
+measured beside them.
 
     python -m systems.experiments.flash_benchmarking --implementation ours --dtype bf16 --d 64 --n 16384
 """
@@ -10,10 +12,10 @@ from typing import Any
 
 import torch
 
-from systems import timing
-from systems.experiments.command import main, option
-from systems.kernel_timing import OVERWRITTEN, pass_times_ms, product_times_ms
-from systems.peers import DTYPES, attention, only, random_inputs, what_ran
+from systems.benchmarking import timing
+from systems.benchmarking.gpu_timing import OVERWRITTEN, pass_times_ms, product_times_ms
+from systems.benchmarking.peers import DTYPES, attention, only, random_inputs, what_ran
+from systems.running.command import main, option
 
 PROTOCOL = {
     "clock": "triton.testing.do_bench, 5 ms of warm-up, 20 ms of calls with the emptying of the L2 cache before each, "
@@ -30,18 +32,28 @@ CEILING = 8192
 @dataclass(frozen=True)
 class Config:
     implementation: str = option(
-        "ours", "ours, plain or compiled PyTorch, SDPA, or a matrix product", (*IMPLEMENTATIONS, "ceiling")
+        "ours",
+        "ours, plain or compiled PyTorch, SDPA, or a matrix product",
+        (*IMPLEMENTATIONS, "ceiling"),
     )
-    dtype: str = option("bf16", "dtype of q, k, v and the gradient; tf32 for the product alone", (*DTYPES, "tf32"))
+    dtype: str = option(
+        "bf16",
+        "dtype of q, k, v and the gradient; tf32 for the product alone",
+        (*DTYPES, "tf32"),
+    )
     d: int = option(64, "head dimension")
     n: int = option(1024, "sequence length in tokens")
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Lengths from 2^7 to 2^16, four head dimensions, two dtypes, four implementations; and three matrix products."""
+    """Lengths from 2^7 to 2^16, four head dimensions, two dtypes, four implementations;
+    and three matrix products.
+    """
     if quick:
         return [Config(name, "fp32", 16, 128) for name in ("plain", "sdpa")]
-    ceilings = [Config("ceiling", dtype, CEILING, CEILING) for dtype in (*DTYPES, "tf32")]
+    ceilings = [
+        Config("ceiling", dtype, CEILING, CEILING) for dtype in (*DTYPES, "tf32")
+    ]
     return ceilings + [
         Config(name, dtype, d, 2**power)
         for dtype in ("bf16", "fp32")
@@ -56,13 +68,21 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Samples in ms of the three passes, what ran, and the memory that forward and backward need above their inputs."""
+    """Samples in ms of the three passes, what ran, and the memory that forward and
+    backward need above their inputs.
+    """
     device = timing.default_device()
     if config.implementation == "ceiling":
-        return {"product_ms": product_times_ms(config.dtype, config.n, config.d, device)}
+        return {
+            "product_ms": product_times_ms(config.dtype, config.n, config.d, device)
+        }
     if config.dtype not in DTYPES:
-        raise ValueError(f"attention is measured in {' and '.join(DTYPES)}, not in {config.dtype}")
-    q, k, v, do = random_inputs((1, 1, config.n, config.d), DTYPES[config.dtype], device)
+        raise ValueError(
+            f"attention is measured in {' and '.join(DTYPES)}, not in {config.dtype}"
+        )
+    q, k, v, do = random_inputs(
+        (1, 1, config.n, config.d), DTYPES[config.dtype], device
+    )
     attend = attention(config.implementation, causal=True, n=config.n, device=device)
     with only(config.implementation):
         # Compiles, and lets libraries take the workspace that they keep.
@@ -74,7 +94,11 @@ def run(config: Config) -> dict[str, Any]:
         torch.autograd.grad(attend(q, k, v), (q, k, v), do)
         memory |= timing.peak_memory(device)
         ran = what_ran(config.implementation, q, k, v, causal=True)
-        return {**pass_times_ms(attend, q, k, v, do, overwritten=OVERWRITTEN), "ran": ran, **memory}
+        return {
+            **pass_times_ms(attend, q, k, v, do, overwritten=OVERWRITTEN),
+            "ran": ran,
+            **memory,
+        }
 
 
 # --8<-- [end:run]

@@ -1,6 +1,8 @@
-"""The course's leaderboard test: forward and backward of 16 heads, 16384 tokens, head dimension 64, bf16, causal.
+"""The course's leaderboard test: forward and backward of 16 heads, 16384 tokens, head
+dimension 64, bf16, causal.
 
-Ours under torch.compile as the test prescribes, the libraries by the same test, and where the time of each goes.
+Ours under torch.compile as the test prescribes, the libraries by the same test, and
+where the time of each goes.
 
     python -m systems.experiments.flash_leaderboard --implementation ours --warmup-ms 1000 --rep-ms 10000
 """
@@ -11,12 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from systems import timing
-from systems.attention.flash_hopper import available
-from systems.attention.flash_triton import FlashAttentionTriton
-from systems.experiments.command import main, option
-from systems.kernel_timing import kernel_times_ms, kernels_ms, product_times_ms
-from systems.peers import Attention, attention, only, what_ran
+from systems.attention.hopper.launches import available
+from systems.attention.triton.function import FlashAttentionTriton
+from systems.benchmarking import timing
+from systems.benchmarking.gpu_timing import (
+    kernel_times_ms,
+    kernels_ms,
+    product_times_ms,
+)
+from systems.benchmarking.peers import Attention, attention, only, what_ran
+from systems.running.command import main, option
 
 PROTOCOL = {
     "clock": "triton.testing.do_bench, L2 cache emptied before each call",
@@ -25,7 +31,8 @@ PROTOCOL = {
 }
 IMPLEMENTATIONS = ("ours", "sdpa_cudnn", "sdpa_flash", "flex", "plain")
 PROFILED_CALLS = 10
-# Rows of the product, bytes of the copy and bytes that are added, which the kernels are held against.
+# Rows of the product, bytes of the copy and bytes that are added, which the kernels are
+# held against.
 PRODUCT, COPY, ADDED = 8192, 2**30, 2**31
 # Bytes that they are added to: dq of one head at the test's shape, in float32.
 SUMS = 2**22
@@ -56,29 +63,53 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Samples in ms of the test, what ran, and the time of each kernel in one call, by the kernel's own name."""
+    """Samples in ms of the test, what ran, and the time of each kernel in one call, by
+    the kernel's own name.
+    """
     device = timing.default_device()
     if config.implementation == "ceiling":
         return ceiling(device)
     torch.manual_seed(0)
-    # As the test makes them: parts of one tensor, which gathers the gradients of all calls.
-    q, k, v = torch.randn(3, config.heads, config.n, config.d, device=device, dtype=torch.bfloat16, requires_grad=True)
+    # As the test makes them: parts of one tensor, which gathers the gradients of all
+    # calls.
+    q, k, v = torch.randn(
+        3,
+        config.heads,
+        config.n,
+        config.d,
+        device=device,
+        dtype=torch.bfloat16,
+        requires_grad=True,
+    )
     if config.implementation == "ours":
         compiled = torch.compile(FlashAttentionTriton.apply)
         step = forward_backward(lambda q, k, v: compiled(q, k, v, True), q, k, v)  # pyright: ignore[reportArgumentType]
     else:
-        attend = attention(config.implementation, causal=True, n=config.n, device=device)
-        # Libraries take (b, h, n, d). The sum needs no way back, which would make a tensor of the expanded gradient.
-        step = forward_backward(lambda q, k, v: attend(q[None], k[None], v[None]), q, k, v)
+        attend = attention(
+            config.implementation, causal=True, n=config.n, device=device
+        )
+        # Libraries take (b, h, n, d). The sum needs no way back, which would make a
+        # tensor of the expanded gradient.
+        step = forward_backward(
+            lambda q, k, v: attend(q[None], k[None], v[None]), q, k, v
+        )
     with only(config.implementation):
         ran = what_ran(config.implementation, q[None], k[None], v[None], causal=True)
-        times = kernel_times_ms(step, device, warmup_ms=config.warmup_ms, rep_ms=config.rep_ms)
+        times = kernel_times_ms(
+            step, device, warmup_ms=config.warmup_ms, rep_ms=config.rep_ms
+        )
         kernels = kernels_ms(step, PROFILED_CALLS, device)
-    return {"both_ms": times, "ran": ran, **{f"{name} kernel_ms": samples for name, samples in kernels.items()}}
+    return {
+        "both_ms": times,
+        "ran": ran,
+        **{f"{name} kernel_ms": samples for name, samples in kernels.items()},
+    }
 
 
 def forward_backward(attend: Attention, q: Tensor, k: Tensor, v: Tensor):
-    """What the test times. The gradient of a sum is a single one, expanded: all strides of do are 0."""
+    """What the test times. The gradient of a sum is a single one, expanded: all strides
+    of do are 0.
+    """
 
     def step() -> None:
         o = attend(q, k, v)
@@ -91,10 +122,16 @@ def forward_backward(attend: Attention, q: Tensor, k: Tensor, v: Tensor):
 
 
 def ceiling(device: str) -> dict[str, Any]:
-    """Samples in ms of a large product, a copy, on Hopper additions in memory; what each does; the multiprocessors."""
+    """Samples in ms of a large product, a copy, on Hopper additions in memory; what
+    each does; the multiprocessors.
+    """
     source = torch.empty(COPY, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count if device == "cuda" else 1
+    multiprocessors = (
+        torch.cuda.get_device_properties(0).multi_processor_count
+        if device == "cuda"
+        else 1
+    )
     return {
         "product_ms": product_times_ms("bf16", PRODUCT, PRODUCT, device),
         "product_flops": 2 * PRODUCT**3,
@@ -102,18 +139,26 @@ def ceiling(device: str) -> dict[str, Any]:
         # Read once and written once.
         "copied_bytes": 2 * COPY,
         "multiprocessors": multiprocessors,
-        **(additions(multiprocessors) if device == "cuda" and available(torch.device(device)) else {}),
+        **(
+            additions(multiprocessors)
+            if device == "cuda" and available(torch.device(device))
+            else {}
+        ),
     }
 
 
 def additions(multiprocessors: int) -> dict[str, Any]:
-    """Samples in ms of additions to memory by the copy engines of all multiprocessors, and their bytes."""
-    from systems.additions import ROWS, TILE_BYTES, add_ones
+    """Samples in ms of additions to memory by the copy engines of all multiprocessors,
+    and their bytes.
+    """
+    from systems.attention.hopper.reduce_rate import ROWS, TILE_BYTES, add_ones
 
     sums = torch.zeros(SUMS // TILE_BYTES, ROWS, 32, device="cuda")
     steps = ADDED // (multiprocessors * TILE_BYTES)
     return {
-        "addition_ms": kernel_times_ms(lambda: add_ones(sums, multiprocessors, steps), "cuda"),
+        "addition_ms": kernel_times_ms(
+            lambda: add_ones(sums, multiprocessors, steps), "cuda"
+        ),
         "added_bytes": multiprocessors * steps * TILE_BYTES,
     }
 

@@ -1,6 +1,8 @@
-"""Flash attention beside the libraries: time and error of ours and of PyTorch's fused attentions, shape by shape.
+"""Flash attention beside the libraries: time and error of ours and of PyTorch's fused
+attentions, shape by shape.
 
-All implementations of a shape are measured in one row, in turns, so that their ratios don't depend on when each ran.
+All implementations of a shape are measured in one row, in turns, so that their ratios
+don't depend on when each ran.
 
     python -m systems.experiments.flash_peers --batch 4 --heads 16 --n 4096 --d 128 --causal yes --dtype bf16
 """
@@ -11,10 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from systems import timing
-from systems.experiments.command import Unsupported, main, option, out_of_memory_reason
-from systems.kernel_timing import OVERWRITTEN, pass_times_ms
-from systems.peers import DTYPES, Attention, attention, only, random_inputs, what_ran
+from systems.benchmarking import timing
+from systems.benchmarking.gpu_timing import OVERWRITTEN, pass_times_ms
+from systems.benchmarking.peers import (
+    DTYPES,
+    Attention,
+    attention,
+    only,
+    random_inputs,
+    what_ran,
+)
+from systems.records.outcome import Unsupported, out_of_memory_reason
+from systems.running.command import main, option
 
 PROTOCOL = {
     "clock": "triton.testing.do_bench, 5 ms of warm-up, 20 ms of calls with the emptying of the L2 cache before each",
@@ -27,20 +37,31 @@ PROTOCOL = {
 }
 # Memory-efficient attention is what SDPA has in fp32.
 IMPLEMENTATIONS = {
-    "bf16": ("ours", "ours_triton", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex"),
+    "bf16": (
+        "ours",
+        "ours_triton",
+        "sdpa_flash",
+        "sdpa_cudnn",
+        "sdpa_efficient",
+        "flex",
+    ),
     "fp32": ("ours", "ours_high", "sdpa_efficient"),
 }
 ROUNDS = 3
 # The host may have something else to do for seconds.
 ROUNDS_OF_HOST = 10
 CHECKED_HEADS = 2
-# Queries of the exact attention that are in memory at once: 1 GiB of scores in float64 at 65536 keys.
+# Queries of the exact attention that are in memory at once: 1 GiB of scores in float64
+# at 65536 keys.
 EXACT_ROWS = 2048
-# Up to this length launching takes longer than computing, so that calls in a row time the host.
+# Up to this length launching takes longer than computing, so that calls in a row time
+# the host.
 SHORT = 128
-# Up to this length a slow host may take longer to issue both passes than the GPU to compute them.
+# Up to this length a slow host may take longer to issue both passes than the GPU to
+# compute them.
 MIDDLING = 2048
-# The host is now fast, now slow, for parts of a second: rounds this short lie in one or the other.
+# The host is now fast, now slow, for parts of a second: rounds this short lie in one or
+# the other.
 ROUNDS_OF_CALLS = 100
 CALLS = 100
 
@@ -56,7 +77,9 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Long, middling and short sequences in bf16, four shapes in fp32, and one so short that the host decides."""
+    """Long, middling and short sequences in bf16, four shapes in fp32, and one so short
+    that the host decides.
+    """
     if quick:
         return [Config(1, 1, 128, 16, dtype="fp32")]
     shapes = [
@@ -76,10 +99,16 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """For each implementation samples in ms of the three passes, and its errors; or why there are none."""
+    """For each implementation samples in ms of the three passes, and its errors; or why
+    there are none.
+    """
     device, causal = timing.default_device(), config.causal == "yes"
-    q, k, v, do = random_inputs((config.batch, config.heads, config.n, config.d), DTYPES[config.dtype], device)
-    expected = exact(*(x.detach()[:1, :CHECKED_HEADS].double() for x in (q, k, v, do)), causal=causal)
+    q, k, v, do = random_inputs(
+        (config.batch, config.heads, config.n, config.d), DTYPES[config.dtype], device
+    )
+    expected = exact(
+        *(x.detach()[:1, :CHECKED_HEADS].double() for x in (q, k, v, do)), causal=causal
+    )
     # What an earlier shape compiled must not make this one compile for any shape.
     torch.compiler.reset()
     metrics: dict[str, Any] = {}
@@ -88,7 +117,10 @@ def run(config: Config) -> dict[str, Any]:
         try:
             with only(name):
                 attend = attention(name, causal, config.n, device)
-                metrics |= {f"{name}_{key}": value for key, value in errors(attend, q, k, v, do, expected).items()}
+                metrics |= {
+                    f"{name}_{key}": value
+                    for key, value in errors(attend, q, k, v, do, expected).items()
+                }
                 metrics[f"{name}_ran"] = what_ran(name, q, k, v, causal)
                 running[name] = attend
         except Exception as error:
@@ -108,34 +140,52 @@ def run(config: Config) -> dict[str, Any]:
     for _ in range(ROUNDS_OF_CALLS if config.n <= SHORT else 0):
         for name, attend in running.items():
             with only(name):
-                metrics.setdefault(f"{name}_call_ms", []).append(call_ms(attend, q, k, v, device))
+                metrics.setdefault(f"{name}_call_ms", []).append(
+                    call_ms(attend, q, k, v, device)
+                )
     return metrics
 
 
 # --8<-- [end:run]
 
 
-def errors(attend: Attention, q: Tensor, k: Tensor, v: Tensor, do: Tensor, expected: tuple[Tensor, ...]):
+def errors(
+    attend: Attention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    do: Tensor,
+    expected: tuple[Tensor, ...],
+):
     """Relative error of o, dq, dk and dv on the heads that were computed exactly."""
     o = attend(q, k, v)
     found = (o.detach(), *torch.autograd.grad(o, (q, k, v), do))
     relative = {}
-    for name, value, exactly in zip(("o", "dq", "dk", "dv"), found, expected, strict=True):
+    for name, value, exactly in zip(
+        ("o", "dq", "dk", "dv"), found, expected, strict=True
+    ):
         difference = value[:1, :CHECKED_HEADS].double() - exactly
         relative[f"{name}_relative_error"] = (difference.norm() / exactly.norm()).item()
     return relative
 
 
 # --8<-- [start:exact]
-def exact(q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """o, dq, dk and dv by the formulas, a few thousand queries at a time: all scores at once would not fit."""
+def exact(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """o, dq, dk and dv by the formulas, a few thousand queries at a time: all scores at
+    once would not fit.
+    """
     scale, (o, dq) = q.shape[-1] ** -0.5, (torch.empty_like(q) for _ in range(2))
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
     for start in range(0, q.shape[-2], EXACT_ROWS):
         rows = slice(start, start + EXACT_ROWS)
         s = q[..., rows, :] @ k.mT * scale
         if causal:
-            s.masked_fill_(s.new_ones(s.shape[-2:], dtype=torch.bool).triu(start + 1), float("-inf"))
+            s.masked_fill_(
+                s.new_ones(s.shape[-2:], dtype=torch.bool).triu(start + 1),
+                float("-inf"),
+            )
         p = torch.softmax(s, -1)
         o[..., rows, :] = p @ v
         dp = do[..., rows, :] @ v.mT
@@ -151,7 +201,9 @@ def exact(q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool) -> tuple[Te
 
 # --8<-- [start:call]
 def call_ms(attend: Attention, q: Tensor, k: Tensor, v: Tensor, device: str) -> float:
-    """Wall time in ms of one forward call, as the mean of many that the host issues without waiting for the GPU."""
+    """Wall time in ms of one forward call, as the mean of many that the host issues
+    without waiting for the GPU.
+    """
     calls = CALLS if device == "cuda" else 1
     clock = timing.Clock(device)
     with clock.phase("calls"):

@@ -1,7 +1,9 @@
-"""Which kernels a forward pass and a training step run, phase by phase, and how long the GPU idles between them.
+"""Which kernels a forward pass and a training step run, phase by phase, and how long
+the GPU idles between them.
 
-The step is timed first without a profiler. Then a few passes run under one, with every part marked: Nsight Systems
-where `nsys` is installed, otherwise torch.profiler. Both give the same rows.
+The step is timed first without a profiler. Then a few passes run under one, with every
+part marked: Nsight Systems where `nsys` is installed, otherwise torch.profiler. Both
+give the same rows.
 
     python -m systems.experiments.kernel_profile --size small --context 512 --mode step --profiler torch
 """
@@ -23,17 +25,18 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from systems import inspection, kernel_trace, nsys, phases, timing
-from systems.attention.eager_annotated import PARTS, causal_attention
-from systems.experiments.command import main, option, options_of
-from systems.kernel_digest import LAYER, STEP, on_the_gpu, timeline
-from systems.kernel_trace import Kernel
-from systems.model import TransformerBlock, build_model
-from systems.optimizer import AdamW
-from systems.sizes import SIZES, VOCAB_SIZE
-from systems.source_hash import ROOT
-from systems.timing import Step
-from systems.train_step import Phase, precision_context, training_step
+from systems import ROOT
+from systems.benchmarking import phases, timing
+from systems.benchmarking.timing import Step
+from systems.model.optimizer import AdamW
+from systems.model.sizes import SIZES, VOCAB_SIZE
+from systems.model.train_step import Phase, precision_context, training_step
+from systems.model.transformer import TransformerBlock, build_model
+from systems.profiling import nsys, probes, trace
+from systems.profiling.annotated_attention import PARTS, causal_attention
+from systems.profiling.digest import LAYER, STEP, on_the_gpu, timeline
+from systems.profiling.trace import Kernel
+from systems.running.command import main, option, options_of
 
 PROTOCOL = {
     "clock": "wall time between two synchronisations, one pair around each phase, before any profiler starts",
@@ -41,7 +44,10 @@ PROTOCOL = {
     "data": "random tokens and targets, seed 0",
     "tf32": "off",
 }
-MODES = {"forward": "no gradients recorded", "step": "forward, loss, backward and AdamW"}
+MODES = {
+    "forward": "no gradients recorded",
+    "step": "forward, loss, backward and AdamW",
+}
 PROFILERS = {
     "auto": "nsys where it is installed, otherwise torch",
     "nsys": "Nsight Systems",
@@ -49,7 +55,8 @@ PROFILERS = {
     "capture": "none: only tell a profiler around this process what to capture",
 }
 MARKS = (STEP, *phases.PHASES, LAYER, *PARTS)
-# Where reports and traces are kept. Not committed: they are large, and name the machine.
+# Where reports and traces are kept. Not committed: they are large, and name the
+# machine.
 TRACES = ROOT / "traces"
 
 
@@ -58,9 +65,15 @@ class Config:
     size: str = option("small", "model size of Table 1", choices=SIZES)
     context: int = option(128, "sequence length in tokens")
     mode: str = option("step", "what to profile", choices=MODES)
-    precision: str = option("fp32", "precision: fp32 (TF32 off) or bf16 autocast", choices=("fp32", "bf16"))
+    precision: str = option(
+        "fp32", "precision: fp32 (TF32 off) or bf16 autocast", choices=("fp32", "bf16")
+    )
     profiler: str = option("auto", "who watches", choices=PROFILERS)
-    keep_traces: str = option("no", "keep the trace of torch.profiler, for ui.perfetto.dev", choices=("yes", "no"))
+    keep_traces: str = option(
+        "no",
+        "keep the trace of torch.profiler, for ui.perfetto.dev",
+        choices=("yes", "no"),
+    )
     batch: int = option(4, "sequences in a batch")
     vocab: int = option(VOCAB_SIZE, "vocabulary size")
     warmup: int = option(5, "passes before the clock counts")
@@ -71,21 +84,42 @@ class Config:
 def configs(quick: bool = False) -> list[Config]:
     """All sizes and contexts in fp32; the smallest and the largest in bf16 too."""
     if quick:
-        return [Config("small", 128, mode, batch=1, warmup=1, steps=2, passes=2) for mode in MODES]
-    cells = [(size, context, "fp32") for size in SIZES for context in (128, 256, 512, 1024)]
-    cells += [(size, context, "bf16") for size in ("small", "2.7B") for context in (128, 256, 512, 1024)]
-    return [Config(size, context, mode, precision) for size, context, precision in cells for mode in MODES]
+        return [
+            Config("small", 128, mode, batch=1, warmup=1, steps=2, passes=2)
+            for mode in MODES
+        ]
+    cells = [
+        (size, context, "fp32") for size in SIZES for context in (128, 256, 512, 1024)
+    ]
+    cells += [
+        (size, context, "bf16")
+        for size in ("small", "2.7B")
+        for context in (128, 256, 512, 1024)
+    ]
+    return [
+        Config(size, context, mode, precision)
+        for size, context, precision in cells
+        for mode in MODES
+    ]
 
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Samples in ms without and with the profiler, each phase's time on the GPU, and its kernels, per pass."""
+    """Samples in ms without and with the profiler, each phase's time on the GPU, and
+    its kernels, per pass.
+    """
     device, profiler = gpu(), chosen(config.profiler)
     step, model = prepare(config, device)
 
     def measure(step: Step, warmup: int, repeats: int) -> dict[str, list[float]]:
-        measured = timing.measure(step, warmup=warmup, repeats=repeats, device=device, between=model.zero_grad)
-        return {name: samples for name, samples in measured.items() if isinstance(samples, list)}
+        measured = timing.measure(
+            step, warmup=warmup, repeats=repeats, device=device, between=model.zero_grad
+        )
+        return {
+            name: samples
+            for name, samples in measured.items()
+            if isinstance(samples, list)
+        }
 
     metrics: dict[str, Any] = {"profiler": profiler, "passes": config.passes}
     if profiler != "capture":
@@ -105,7 +139,9 @@ def run(config: Config) -> dict[str, Any]:
             with captured():
                 watched = measure(marked, 0, config.passes)
             return metrics | watched
-        watched, kernels = under_torch(config, device, lambda: measure(marked, 0, config.passes))
+        watched, kernels = under_torch(
+            config, device, lambda: measure(marked, 0, config.passes)
+        )
     metrics |= {f"profiled_{name}": samples for name, samples in watched.items()}
     return metrics | on_the_gpu(kernels, config.passes) | timeline(kernels, config.mode)
 
@@ -121,7 +157,9 @@ def gpu() -> str:
 
 
 def chosen(profiler: str) -> str:
-    """Who watches: `auto` takes nsys if there is one, and then doesn't fall back where that one fails."""
+    """Who watches: `auto` takes nsys if there is one, and then doesn't fall back where
+    that one fails.
+    """
     if profiler == "auto":
         return "nsys" if nsys.is_installed() else "torch"
     return profiler
@@ -132,7 +170,9 @@ def prepare(config: Config, device: str) -> tuple[Step, nn.Module]:
     torch.manual_seed(0)
     with torch.device(device):
         model = build_model(config.size, config.context, config.vocab)
-        token_ids, targets = torch.randint(config.vocab, (2, config.batch, config.context))
+        token_ids, targets = torch.randint(
+            config.vocab, (2, config.batch, config.context)
+        )
     autocast = precision_context(config.precision, device)
     optimizer = AdamW(model.parameters()) if config.mode == "step" else None
 
@@ -181,12 +221,14 @@ def cost_of_marks(device: str) -> dict[str, list[float]]:
                 with phases.mark(LAYER):
                     pass
 
-    samples = timing.measure(marks, warmup=1, repeats=5, device=device)["thousand_marks_ms"]
+    samples = timing.measure(marks, warmup=1, repeats=5, device=device)[
+        "thousand_marks_ms"
+    ]
     assert isinstance(samples, list)
     return {"thousand_marks_ms": samples}
 
 
-# Who watches ------------------------------------------------------------------------------------------------------
+# Who watches --------------------------------------------------------------------------
 
 
 @contextmanager
@@ -201,8 +243,15 @@ def captured() -> Iterator[None]:
 
 
 def trace_path(config: Config, suffix: str) -> Path:
-    """A file of its own for each configuration; no point but the suffix's, which programs would cut off."""
-    parts = (config.size.replace(".", "_"), config.context, config.mode, config.precision)
+    """A file of its own for each configuration; no point but the suffix's, which
+    programs would cut off.
+    """
+    parts = (
+        config.size.replace(".", "_"),
+        config.context,
+        config.mode,
+        config.precision,
+    )
     return TRACES / ("-".join(["kernel_profile", *map(str, parts)]) + suffix)
 
 
@@ -211,42 +260,68 @@ def under_torch(
 ) -> tuple[dict[str, list[float]], list[Kernel]]:
     """The samples and the kernels of what `measure` runs."""
     # The first profile of a process may miss kernels while the profiler loads.
-    with inspection.Kernels(device).phase("load"):
+    with probes.Kernels(device).phase("load"):
         torch.zeros(1, device=device)
     # What the CPU does is needed too: the marks, the launches and the operations.
-    activities = {ProfilerActivity.CPU, ProfilerActivity.CUDA} if device == "cuda" else {ProfilerActivity.CPU}
+    activities = (
+        {ProfilerActivity.CPU, ProfilerActivity.CUDA}
+        if device == "cuda"
+        else {ProfilerActivity.CPU}
+    )
     with warnings.catch_warnings():
-        # Up to PyTorch 2.11 it says that another cycle would forget this one. With acc_events=True it would not, but
-        # make a table of all events when it stops, which takes many times as long as the trace.
+        # Up to PyTorch 2.11 it says that another cycle would forget this one. With
+        # acc_events=True it would not, but make a table of all events when it stops,
+        # which takes many times as long as the trace.
         warnings.filterwarnings("ignore", "Warning: Profiler clears events")
         with profile(activities=activities) as profiler:
             samples = measure()
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        kernels = kernel_trace.read_torch(path, MARKS)
+        kernels = trace.read_torch(path, MARKS)
         if config.keep_traces == "yes":
             TRACES.mkdir(exist_ok=True)
-            with open(path, "rb") as plain, gzip.open(trace_path(config, ".json.gz"), "wb") as packed:
+            with (
+                open(path, "rb") as plain,
+                gzip.open(trace_path(config, ".json.gz"), "wb") as packed,
+            ):
                 shutil.copyfileobj(plain, packed)
     return samples, kernels
 
 
 def under_nsys(config: Config) -> tuple[dict[str, list[float]], list[Kernel], str]:
-    """The same from a process that nsys starts, and its report, which is kept to be opened."""
+    """The same from a process that nsys starts, and its report, which is kept to be
+    opened.
+    """
     report = trace_path(config, nsys.REPORT)
     options = options_of(replace(config, profiler="capture"))
-    work = [sys.executable, "-m", "systems.experiments.kernel_profile", *options, "--json"]
+    work = [
+        sys.executable,
+        "-m",
+        "systems.experiments.kernel_profile",
+        *options,
+        "--json",
+    ]
     printed, export = nsys.profile(work, report, ROOT)
     # nsys prints among the lines of the process that it watches.
-    line = next((line for line in printed.splitlines() if line.startswith('{"config"')), None)
+    line = next(
+        (line for line in printed.splitlines() if line.startswith('{"config"')), None
+    )
     if line is None:
-        raise nsys.NsysError("the process that nsys started printed no row: run it by itself with --profiler capture")
+        raise nsys.NsysError(
+            "the process that nsys started printed no row: run it by itself with --profiler capture"
+        )
     row = json.loads(line)
     if row["status"] == "out_of_memory":
         raise torch.OutOfMemoryError(row["reason"])
-    samples = {name: value for name, value in row["metrics"].items() if name.endswith("_ms")}
-    return samples, kernel_trace.read_nsys(export, MARKS), report.relative_to(ROOT).as_posix()
+    samples = {
+        name: value for name, value in row["metrics"].items() if name.endswith("_ms")
+    }
+    return (
+        samples,
+        trace.read_nsys(export, MARKS),
+        report.relative_to(ROOT).as_posix(),
+    )
 
 
 if __name__ == "__main__":

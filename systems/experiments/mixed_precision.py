@@ -1,7 +1,8 @@
-"""What precision costs in training: loss curves in fp32, under bf16 autocast, and with everything in bf16.
+"""What precision costs in training: loss curves in fp32, under bf16 autocast, and with
+everything in bf16.
 
-The language is generated and its entropy known, so the curves have a floor. A seed fixes the initial weights and the
-data for all three precisions.
+The language is generated and its entropy known, so the curves have a floor. A seed
+fixes the initial weights and the data for all three precisions.
 
     python -m systems.experiments.mixed_precision --precision bf16 --seed 0 --steps 300
 """
@@ -12,16 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from systems import language, timing
-from systems.experiments.command import main, option
-from systems.model import build_model
-from systems.optimizer import AdamW
-from systems.sizes import SIZES
-from systems.train_step import Phase, precision_context
+from systems.benchmarking import timing
+from systems.model import synthetic_language
+from systems.model.optimizer import AdamW
+from systems.model.sizes import SIZES
+from systems.model.train_step import Phase, precision_context
+from systems.model.transformer import build_model
+from systems.running.command import main, option
 
 LEARNING_RATE, LEARNING_RATE_WARMUP = 3e-4, 20
 PROTOCOL = {
-    "language": f"Markov chain of {language.SUCCESSORS} successors per token, new sequences in each step",
+    "language": f"Markov chain of {synthetic_language.SUCCESSORS} successors per token, new sequences in each step",
     "optimizer": f"AdamW, learning rate {LEARNING_RATE:g} after {LEARNING_RATE_WARMUP} rising steps",
     "tf32": "off",
 }
@@ -30,8 +32,13 @@ PRECISIONS = {
     "bf16": "bf16 autocast; weights, gradients and optimizer state in fp32",
     "bf16_pure": "weights, gradients and optimizer state in bf16",
 }
-# Tensors whose elements have sizes of their own: about 1 the first and the last, a few hundredths the matrix.
-WATCHED = {"embedding": "token_embeddings.weight", "matrix": "layers.0.ffn.w1.weight", "gain": "layers.0.ln1.weight"}
+# Tensors whose elements have sizes of their own: about 1 the first and the last, a few
+# hundredths the matrix.
+WATCHED = {
+    "embedding": "token_embeddings.weight",
+    "matrix": "layers.0.ffn.w1.weight",
+    "gain": "layers.0.ln1.weight",
+}
 WATCH_EVERY = 10
 
 
@@ -49,35 +56,49 @@ class Config:
 def configs(quick: bool = False) -> list[Config]:
     """Three seeds in each precision."""
     if quick:
-        return [Config(precision, context=16, batch=1, vocab=64, steps=2) for precision in PRECISIONS]
+        return [
+            Config(precision, context=16, batch=1, vocab=64, steps=2)
+            for precision in PRECISIONS
+        ]
     return [Config(precision, seed) for seed in (1, 2, 3) for precision in PRECISIONS]
 
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, object]:
-    """Loss of each step, the floor, shares of weights that a step leaves as they are, time and memory."""
+    """Loss of each step, the floor, shares of weights that a step leaves as they are,
+    time and memory.
+    """
     device = timing.default_device()
     torch.manual_seed(config.seed)
     with torch.device(device):
         model = build_model(config.size, config.context, config.vocab)
     if config.precision == "bf16_pure":
         model.to(torch.bfloat16)
-    autocast = precision_context("bf16" if config.precision == "bf16" else "fp32", device)
+    autocast = precision_context(
+        "bf16" if config.precision == "bf16" else "fp32", device
+    )
     optimizer = AdamW(model.parameters())
-    sequences = language.sample(config.vocab, config.steps * config.batch, config.context + 1, config.seed)
+    sequences = synthetic_language.sample(
+        config.vocab, config.steps * config.batch, config.context + 1, config.seed
+    )
     batches = iter(sequences.to(device).split(config.batch))
     losses: list[Tensor] = []
     watch = Watch(model)
 
     def step(phase: Phase) -> None:
         tokens = next(batches)
-        optimizer.param_groups[0]["lr"] = LEARNING_RATE * min(1, (len(losses) + 1) / LEARNING_RATE_WARMUP)
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * min(
+            1, (len(losses) + 1) / LEARNING_RATE_WARMUP
+        )
         watch.before(len(losses))
         with phase("step"):
             with autocast:
                 logits = model(tokens[:, :-1])
-            # The loss in fp32 in each precision: rounded to bf16 it would have two digits.
-            loss = functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+            # The loss in fp32 in each precision: rounded to bf16 it would have two
+            # digits.
+            loss = functional.cross_entropy(
+                logits.flatten(0, 1).float(), tokens[:, 1:].flatten()
+            )
             loss.backward()
             optimizer.step()
             model.zero_grad()
@@ -87,7 +108,7 @@ def run(config: Config) -> dict[str, object]:
     measured = timing.measure(step, warmup=0, repeats=config.steps, device=device)
     return {
         "loss": [round(value, 5) for value in torch.stack(losses).tolist()],
-        "floor": language.ENTROPY,
+        "floor": synthetic_language.ENTROPY,
         **watch.unchanged,
         **measured,
     }
@@ -97,16 +118,24 @@ def run(config: Config) -> dict[str, object]:
 
 
 class Watch:
-    """Share of the elements of a few tensors that a step leaves exactly as they were, every so many steps."""
+    """Share of the elements of a few tensors that a step leaves exactly as they were,
+    every so many steps.
+    """
 
     def __init__(self, model: nn.Module):
-        self.tensors = {name: model.get_parameter(path) for name, path in WATCHED.items()}
-        self.unchanged: dict[str, list[float]] = {f"unchanged_{name}": [] for name in WATCHED}
+        self.tensors = {
+            name: model.get_parameter(path) for name, path in WATCHED.items()
+        }
+        self.unchanged: dict[str, list[float]] = {
+            f"unchanged_{name}": [] for name in WATCHED
+        }
         self.old: dict[str, Tensor] = {}
 
     def before(self, step: int) -> None:
         if step % WATCH_EVERY == WATCH_EVERY - 1:
-            self.old = {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
+            self.old = {
+                name: tensor.detach().clone() for name, tensor in self.tensors.items()
+            }
 
     def after(self, step: int) -> None:
         if step % WATCH_EVERY == WATCH_EVERY - 1:

@@ -1,6 +1,8 @@
-"""What attention changes in a whole training step: eager, PyTorch's fused one and ours in the model's slot.
+"""What attention changes in a whole training step: eager, PyTorch's fused one and ours
+in the model's slot.
 
-The step of `end_to_end` in bf16, with its protocol, for every size at context 1024 and for `small` on to 16384.
+The step of `end_to_end` in bf16, with its protocol, for every size at context 1024 and
+for `small` on to 16384.
 
     python -m systems.experiments.model_attention --size small --context 4096 --attention flash
 """
@@ -10,15 +12,16 @@ from typing import Any
 
 import torch
 
-from systems import timing
+from systems.benchmarking import timing
+from systems.benchmarking.peers import what_ran
 from systems.experiments import end_to_end
-from systems.experiments.command import main, option
-from systems.peers import what_ran
-from systems.sizes import SIZES
+from systems.model.sizes import SIZES
+from systems.running.command import main, option
 
 PROTOCOL = end_to_end.PROTOCOL
 BATCH = 4
-# Entries of the model's slot, and the name by which `peers` knows what each of them runs.
+# Entries of the model's slot, and the name by which `peers` knows what each of them
+# runs.
 ATTENTIONS = {"eager": "eager", "sdpa": "sdpa", "flash": "ours"}
 
 
@@ -33,25 +36,43 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Every size at context 1024, `small` at 4096 and 16384, each with the three attentions."""
+    """Every size at context 1024, `small` at 4096 and 16384, each with the three
+    attentions.
+    """
     if quick:
-        return [Config("small", 32, name, 1, warmup=1, steps=3) for name in ("eager", "sdpa")]
+        return [
+            Config("small", 32, name, 1, warmup=1, steps=3)
+            for name in ("eager", "sdpa")
+        ]
     cells = [(size, 1024) for size in SIZES] + [("small", 4096), ("small", 16384)]
-    return [Config(size, context, name) for size, context in cells for name in ATTENTIONS]
+    return [
+        Config(size, context, name) for size, context in cells for name in ATTENTIONS
+    ]
 
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Samples in ms for each phase of a training step, peak memory in bytes, and what attention ran."""
+    """Samples in ms for each phase of a training step, peak memory in bytes, and what
+    attention ran.
+    """
     c, shape = config, SIZES[config.size]
     measured = end_to_end.run(
         end_to_end.Config(
-            c.size, c.context, "step", "bf16", c.batch, warmup=c.warmup, steps=c.steps, attention=c.attention
+            c.size,
+            c.context,
+            "step",
+            "bf16",
+            c.batch,
+            warmup=c.warmup,
+            steps=c.steps,
+            attention=c.attention,
         )
     )
     heads = (c.batch, shape.num_heads, c.context, shape.d_model // shape.num_heads)
     # What attention gets under autocast.
-    q = torch.empty(heads, dtype=torch.bfloat16, device=timing.default_device(), requires_grad=True)
+    q = torch.empty(
+        heads, dtype=torch.bfloat16, device=timing.default_device(), requires_grad=True
+    )
     return {**measured, "ran": what_ran(ATTENTIONS[c.attention], q, q, q, causal=True)}
 
 

@@ -1,4 +1,5 @@
-"""How large each model is: parameters by part, and the FLOPs of one forward pass, counted by PyTorch itself.
+"""How large each model is: parameters by part, and the FLOPs of one forward pass,
+counted by PyTorch itself.
 
 Built on the meta device, where tensors have shapes but no memory, so no GPU is needed:
 
@@ -10,9 +11,9 @@ from dataclasses import asdict, dataclass
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from systems.experiments.command import main, option
-from systems.model import build_model
-from systems.sizes import SIZES, VOCAB_SIZE
+from systems.model.sizes import SIZES, VOCAB_SIZE
+from systems.model.transformer import build_model
+from systems.running.command import main, option
 
 PROTOCOL = {"statistic": "exact counts", "device": "meta"}
 
@@ -38,12 +39,18 @@ class Config:
 
 def configs(quick: bool = False) -> list[Config]:
     """Every size at every context of the assignment; quick: one context."""
-    return [Config(size, context) for size in SIZES for context in ((512,) if quick else (128, 256, 512, 1024))]
+    return [
+        Config(size, context)
+        for size in SIZES
+        for context in ((512,) if quick else (128, 256, 512, 1024))
+    ]
 
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, int]:
-    """The hyperparameters, the parameters of each part (their sum is the model), and matrix FLOPs of a forward pass."""
+    """The hyperparameters, the parameters of each part (their sum is the model), and
+    matrix FLOPs of a forward pass.
+    """
     with torch.device("meta"):
         model = build_model(config.size, config.context, config.vocab)
         token_ids = torch.zeros(config.batch, config.context, dtype=torch.int64)
@@ -54,7 +61,11 @@ def run(config: Config) -> dict[str, int]:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(token_ids)
     parameters = {f"{part}_parameters": n for part, n in counts.items()}
-    return {**asdict(SIZES[config.size]), **parameters, "forward_flops": counter.get_total_flops()}
+    return {
+        **asdict(SIZES[config.size]),
+        **parameters,
+        "forward_flops": counter.get_total_flops(),
+    }
 
 
 # --8<-- [end:run]

@@ -1,6 +1,8 @@
-"""Which part of a norm loses precision: every stage of LayerNorm and RMSNorm against float64, in three formats.
+"""Which part of a norm loses precision: every stage of LayerNorm and RMSNorm against
+float64, in three formats.
 
-python -m systems.experiments.norm_precision --norm layer --dtype bf16 --width 4096 --compute running
+python -m systems.experiments.norm_precision --norm layer --dtype bf16 --width 4096
+--compute running
 """
 
 import math
@@ -11,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from systems import timing
-from systems.experiments.command import main, option
+from systems.benchmarking import timing
+from systems.running.command import main, option
 
 MAGNITUDES = tuple(10.0**exponent for exponent in range(-4, 6))
 VECTORS = 64
@@ -43,7 +45,11 @@ class Config:
 def configs(quick: bool = False) -> list[Config]:
     """Every norm, format, width and way to compute; fp32 has nothing to be cast up to."""
     if quick:
-        return [Config(norm, dtype, 64, "running") for norm in ("layer", "rms") for dtype in ("fp16", "bf16")]
+        return [
+            Config(norm, dtype, 64, "running")
+            for norm in ("layer", "rms")
+            for dtype in ("fp16", "bf16")
+        ]
     return [
         Config(norm, dtype, width, compute)
         for norm in ("layer", "rms")
@@ -56,7 +62,9 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:stages]
 def stages(x: Float[Tensor, "m v d"], norm: str, running: bool) -> dict[str, Tensor]:
-    """Each stage of the norm of each vector, computed and rounded in the dtype of x. RMSNorm subtracts no mean."""
+    """Each stage of the norm of each vector, computed and rounded in the dtype of x.
+    RMSNorm subtracts no mean.
+    """
     average = running_mean if running else torch.mean
     found = {}
     if norm == "layer":
@@ -70,7 +78,9 @@ def stages(x: Float[Tensor, "m v d"], norm: str, running: bool) -> dict[str, Ten
     return found
 
 
-def running_mean(x: Float[Tensor, "m v d"], dim: int, keepdim: bool) -> Float[Tensor, "m v 1"]:
+def running_mean(
+    x: Float[Tensor, "m v d"], dim: int, keepdim: bool
+) -> Float[Tensor, "m v 1"]:
     """The mean by one addition after another, each rounded to the dtype of x."""
     total, *rest = x.split(1, dim)
     total = total.clone()
@@ -83,7 +93,9 @@ def running_mean(x: Float[Tensor, "m v d"], dim: int, keepdim: bool) -> Float[Te
 
 
 def computed(x: Float[Tensor, "m v d"], config: Config) -> dict[str, Tensor]:
-    """The stages as the configuration computes them; only the output where PyTorch keeps the others to itself."""
+    """The stages as the configuration computes them; only the output where PyTorch
+    keeps the others to itself.
+    """
     if config.compute == "fused":
         fused = functional.layer_norm if config.norm == "layer" else functional.rms_norm
         return {"output": fused(x, x.shape[-1:], eps=EPS)}
@@ -95,19 +107,29 @@ def computed(x: Float[Tensor, "m v d"], config: Config) -> dict[str, Tensor]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, list[float | None]]:
-    """For each stage, by magnitude: its error, and which shares of it are not finite or wrongly zero.
+    """For each stage, by magnitude: its error, and which shares of it are not finite or
+    wrongly zero.
 
     There is no error where something is not finite.
     """
     device = timing.default_device()
-    z = 1 + torch.randn(VECTORS, config.width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    z = 1 + torch.randn(
+        VECTORS,
+        config.width,
+        generator=torch.Generator().manual_seed(0),
+        dtype=torch.float64,
+    )
     magnitudes = torch.tensor(MAGNITUDES, dtype=torch.float64)[:, None, None]
     x = (magnitudes * z).to(device=device, dtype=DTYPES[config.dtype])
     exact, found = stages(x.double(), config.norm, running=False), computed(x, config)
     metrics: dict[str, list[float | None]] = {"input_nonfinite": share(~x.isfinite())}
     for stage, value in found.items():
-        difference = (value.double() - exact[stage]).norm(dim=(1, 2)) / exact[stage].norm(dim=(1, 2))
-        metrics[f"{stage}_error"] = [rounded(e) if e < math.inf else None for e in difference.tolist()]
+        difference = (value.double() - exact[stage]).norm(dim=(1, 2)) / exact[
+            stage
+        ].norm(dim=(1, 2))
+        metrics[f"{stage}_error"] = [
+            rounded(e) if e < math.inf else None for e in difference.tolist()
+        ]
         metrics[f"{stage}_nonfinite"] = share(~value.isfinite())
         metrics[f"{stage}_zero"] = share((value == 0) & (exact[stage] != 0))
     return metrics

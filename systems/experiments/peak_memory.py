@@ -1,7 +1,9 @@
-"""How much memory a pass of the model needs at its peak, and what holds it: weights, gradients, activations, and so on.
+"""How much memory a pass of the model needs at its peak, and what holds it: weights,
+gradients, activations, and so on.
 
-The pass runs first as it is, timed, for the peak that the allocator counts. Then once more while the allocator's
-history is recorded, for the categories. With --keep-snapshots yes that history stays, for pytorch.org/memory_viz.
+The pass runs first as it is, timed, for the peak that the allocator counts. Then once
+more while the allocator's history is recorded, for the categories. With
+--keep-snapshots yes that history stays, for pytorch.org/memory_viz.
 
     python -m systems.experiments.peak_memory --size small --context 512 --mode step --precision bf16
 """
@@ -14,17 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from systems import phases, timing
-from systems.checkpointing import checkpoint_blocks
-from systems.experiments.command import main, option
-from systems.memory_digest import digest
-from systems.memory_recorder import Recorder
-from systems.model import build_model
-from systems.optimizer import AdamW
-from systems.sizes import SIZES, VOCAB_SIZE
-from systems.source_hash import ROOT
-from systems.timing import Step
-from systems.train_step import Phase, precision_context, training_step
+from systems import ROOT
+from systems.benchmarking import phases, timing
+from systems.benchmarking.timing import Step
+from systems.model.checkpointing import checkpoint_blocks
+from systems.model.optimizer import AdamW
+from systems.model.sizes import SIZES, VOCAB_SIZE
+from systems.model.train_step import Phase, precision_context, training_step
+from systems.model.transformer import build_model
+from systems.profiling.memory.digest import digest
+from systems.profiling.memory.recorder import Recorder
+from systems.running.command import main, option
 
 PROTOCOL = {
     "peak": "of the allocator, over passes after the warm-up, nothing recorded",
@@ -52,11 +54,19 @@ class Config:
     size: str = option("small", "model size of Table 1", choices=SIZES)
     context: int = option(512, "sequence length in tokens")
     mode: str = option("step", "which passes", choices=MODES)
-    precision: str = option("fp32", "precision: fp32 (TF32 off) or bf16 autocast", choices=("fp32", "bf16"))
+    precision: str = option(
+        "fp32", "precision: fp32 (TF32 off) or bf16 autocast", choices=("fp32", "bf16")
+    )
     attention: str = option("eager", "attention implementation", choices=ATTENTIONS)
-    checkpoint: str = option("no", "compute each block again in the backward pass", choices=("yes", "no"))
-    timeline: str = option("no", "keep memory over time in the row", choices=("yes", "no"))
-    keep_snapshots: str = option("no", "keep the snapshot, for pytorch.org/memory_viz", choices=("yes", "no"))
+    checkpoint: str = option(
+        "no", "compute each block again in the backward pass", choices=("yes", "no")
+    )
+    timeline: str = option(
+        "no", "keep memory over time in the row", choices=("yes", "no")
+    )
+    keep_snapshots: str = option(
+        "no", "keep the snapshot, for pytorch.org/memory_viz", choices=("yes", "no")
+    )
     batch: int = option(4, "sequences in a batch")
     vocab: int = option(VOCAB_SIZE, "vocabulary size")
     warmup: int = option(1, "passes before the peak counts")
@@ -67,13 +77,29 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """2.7B at three contexts and every size at 512, in every mode; and what helps 2.7B, at 512 and 2048."""
+    """2.7B at three contexts and every size at 512, in every mode; and what helps 2.7B,
+    at 512 and 2048.
+    """
     if quick:
-        return [Config("small", 128, mode, p, batch=1, timeline="yes") for p in ("fp32", "bf16") for mode in MODES]
-    cells = [("2.7B", context) for context in (128, 256, 512)] + [(size, 512) for size in SIZES if size != "2.7B"]
+        return [
+            Config("small", 128, mode, p, batch=1, timeline="yes")
+            for p in ("fp32", "bf16")
+            for mode in MODES
+        ]
+    cells = [("2.7B", context) for context in (128, 256, 512)] + [
+        (size, 512) for size in SIZES if size != "2.7B"
+    ]
     drawn = ("forward", "step")
     passes = [
-        Config(size, context, mode, p, timeline="yes" if (size, context) == ("2.7B", 512) and mode in drawn else "no")
+        Config(
+            size,
+            context,
+            mode,
+            p,
+            timeline="yes"
+            if (size, context) == ("2.7B", 512) and mode in drawn
+            else "no",
+        )
         for size, context in cells
         for p in ("fp32", "bf16")
         for mode in MODES
@@ -91,12 +117,16 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Samples in ms by phase; peaks in bytes, as the allocator counts them and by category; the largest blocks."""
+    """Samples in ms by phase; peaks in bytes, as the allocator counts them and by
+    category; the largest blocks.
+    """
     device = gpu()
     torch.manual_seed(0)
     with torch.device(device):
         model = build_model(config.size, config.context, config.vocab, config.attention)
-        token_ids, targets = torch.randint(config.vocab, (2, config.batch, config.context))
+        token_ids, targets = torch.randint(
+            config.vocab, (2, config.batch, config.context)
+        )
     if config.checkpoint == "yes":
         checkpoint_blocks(model)
     autocast = precision_context(config.precision, device)
@@ -113,7 +143,8 @@ def run(config: Config) -> dict[str, Any]:
         elif config.mode == "forward_two_graphs":
             with phase(phases.FORWARD), autocast:
                 logits = model(token_ids)
-            # As in a loop that times the forward pass: the name lets go of the first graph when the second is there.
+            # As in a loop that times the forward pass: the name lets go of the first
+            # graph when the second is there.
             with phase(SECOND_FORWARD), autocast:
                 logits = model(token_ids)
             del logits
@@ -121,9 +152,17 @@ def run(config: Config) -> dict[str, Any]:
             training_step(model, token_ids, targets, autocast, optimizer, phase)
 
     measured = timing.measure(
-        step, warmup=config.warmup, repeats=config.steps, device=device, between=lambda: model.zero_grad()
+        step,
+        warmup=config.warmup,
+        repeats=config.steps,
+        device=device,
+        between=lambda: model.zero_grad(),
     )
-    return {**measured, "allocator": allocator_settings(), **recorded(config, step, model, optimizer)}
+    return {
+        **measured,
+        "allocator": allocator_settings(),
+        **recorded(config, step, model, optimizer),
+    }
 
 
 # --8<-- [end:run]
@@ -132,17 +171,29 @@ def run(config: Config) -> dict[str, Any]:
 def gpu() -> str:
     """ "cuda". ValueError where there is none."""
     if timing.default_device() != "cuda":
-        raise ValueError("the allocator whose history is recorded is the GPU's, and torch sees no GPU here")
+        raise ValueError(
+            "the allocator whose history is recorded is the GPU's, and torch sees no GPU here"
+        )
     return "cuda"
 
 
-def recorded(config: Config, step: Step, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    """The digest of one pass under the recorder, a block's output, and where the snapshot lies if it is kept."""
+def recorded(
+    config: Config,
+    step: Step,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+) -> dict[str, Any]:
+    """The digest of one pass under the recorder, a block's output, and where the
+    snapshot lies if it is kept.
+    """
     model.zero_grad()
     seen: dict[str, Any] = {}
 
     def look(block: nn.Module, inputs: Any, output: Tensor) -> None:
-        seen.update(residual_bytes=output.untyped_storage().nbytes(), residual_dtype=str(output.dtype))
+        seen.update(
+            residual_bytes=output.untyped_storage().nbytes(),
+            residual_dtype=str(output.dtype),
+        )
 
     hook = model.get_submodule("layers.0").register_forward_hook(look)
     try:
@@ -154,19 +205,38 @@ def recorded(config: Config, step: Step, model: nn.Module, optimizer: torch.opti
     if config.keep_snapshots == "yes":
         path = snapshot_path(config)
         recorder.keep(path)
-        metrics["snapshot"] = f"{path.relative_to(ROOT).as_posix()}, for pytorch.org/memory_viz"
+        metrics["snapshot"] = (
+            f"{path.relative_to(ROOT).as_posix()}, for pytorch.org/memory_viz"
+        )
     return metrics
 
 
 def snapshot_path(config: Config) -> Path:
-    """A file of its own for each configuration; no point but the suffix's, which programs would cut off."""
-    parts = [config.size.replace(".", "_"), str(config.context), config.mode, config.precision, config.attention]
-    return SNAPSHOTS / ("-".join(["peak_memory", *parts, *(["checkpoint"] * (config.checkpoint == "yes"))]) + ".pickle")
+    """A file of its own for each configuration; no point but the suffix's, which
+    programs would cut off.
+    """
+    parts = [
+        config.size.replace(".", "_"),
+        str(config.context),
+        config.mode,
+        config.precision,
+        config.attention,
+    ]
+    return SNAPSHOTS / (
+        "-".join(
+            ["peak_memory", *parts, *(["checkpoint"] * (config.checkpoint == "yes"))]
+        )
+        + ".pickle"
+    )
 
 
 def allocator_settings() -> str:
     """What the environment tells PyTorch's allocator; "default" where it says nothing."""
-    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "default"
+    return (
+        os.environ.get("PYTORCH_ALLOC_CONF")
+        or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
+        or "default"
+    )
 
 
 if __name__ == "__main__":

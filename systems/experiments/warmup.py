@@ -1,4 +1,5 @@
-"""What the first steps of a process cost: forward and backward after 0, 1, 2 or 5 warm-up steps.
+"""What the first steps of a process cost: forward and backward after 0, 1, 2 or 5
+warm-up steps.
 
 Each configuration runs in a process of its own, or the first would warm up the others.
 
@@ -9,11 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
-from systems import timing
-from systems.experiments.command import main, option
-from systems.model import build_model
-from systems.sizes import SIZES, VOCAB_SIZE
-from systems.train_step import Phase, precision_context, training_step
+from systems.benchmarking import timing
+from systems.model.sizes import SIZES, VOCAB_SIZE
+from systems.model.train_step import Phase, precision_context, training_step
+from systems.model.transformer import build_model
+from systems.running.command import main, option
 
 FRESH_PROCESS = True
 PROTOCOL = {
@@ -41,19 +42,27 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, list[float] | int]:
-    """Samples in ms for each phase, the first measured step first; and what building the model took (`setup_ms`)."""
+    """Samples in ms for each phase, the first measured step first; and what building
+    the model took (`setup_ms`).
+    """
     setup, device = timing.Clock(timing.default_device()), timing.default_device()
     with setup.phase("setup"), torch.device(device):
         torch.manual_seed(0)
         model = build_model(config.size, config.context)
-        token_ids, targets = torch.randint(VOCAB_SIZE, (2, config.batch, config.context))
+        token_ids, targets = torch.randint(
+            VOCAB_SIZE, (2, config.batch, config.context)
+        )
     autocast = precision_context("fp32", device)
 
     def step(phase: Phase) -> None:
         training_step(model, token_ids, targets, autocast, phase=phase)
 
     samples = timing.measure(
-        step, warmup=config.warmup, repeats=config.steps, device=device, between=lambda: model.zero_grad()
+        step,
+        warmup=config.warmup,
+        repeats=config.steps,
+        device=device,
+        between=lambda: model.zero_grad(),
     )
     return {**setup.samples_ms, **samples}
 

@@ -1,4 +1,6 @@
-"""Figures as SVG: drawn once in the light palette, the dark twin made by exchanging its colours."""
+"""Figures as SVG: drawn once in the light palette, the dark twin made by exchanging its
+colours.
+"""
 
 import io
 import re
@@ -22,7 +24,8 @@ DARK = dict(
         strict=True,
     )
 )
-# matplotlib writes millionths of a point; a hundredth is finer than any screen, and the files are a third smaller.
+# matplotlib writes millionths of a point; a hundredth is finer than any screen, and the
+# files are a third smaller.
 COORDINATES = re.compile(r'\s(?:d|x|y|transform)="[^"]*"')
 FINE = re.compile(r"(\.\d\d)\d+")
 # A curve of many points can do with tenths, and with one letter for all of its lines.
@@ -32,7 +35,8 @@ STYLE: dict[Any, Any] = {
     # Text stays text: smaller files that can be searched and read aloud.
     "svg.fonttype": "none",
     "font.family": "sans-serif",
-    # Each text of a drawing repeats the list; the first is measured for the layout, a reader without it has the next.
+    # Each text of a drawing repeats the list; the first is measured for the layout, a
+    # reader without it has the next.
     "font.sans-serif": ["DejaVu Sans", "Verdana"],
     "font.size": 11,
     "text.color": INK,
@@ -54,13 +58,17 @@ STYLE: dict[Any, Any] = {
 
 @contextmanager
 def canvas(width: float = 5.6, height: float = 3.8) -> Iterator[Figure]:
-    """A figure in the house style, sized in inches so that its text stays readable on a telephone."""
+    """A figure in the house style, sized in inches so that its text stays readable on a
+    telephone.
+    """
     with matplotlib.rc_context(STYLE):
         yield Figure(figsize=(width, height), layout="constrained")
 
 
 def plain_log_scale(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
-    """Ticks at 1, 2 and 5 of each decade, or at what is given, written as plain numbers."""
+    """Ticks at 1, 2 and 5 of each decade, or at what is given, written as plain
+    numbers.
+    """
     axis.axes.set_yscale("log")
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -76,7 +84,12 @@ def svg_pair(name: str, figure: Figure) -> dict[str, str]:
     """`<name>.svg` and `<name>-dark.svg`, the same bytes on every machine."""
     buffer = io.StringIO()
     with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(
+            buffer,
+            format="svg",
+            transparent=True,
+            metadata={"Date": None, "Creator": None},
+        )
     drawing = COORDINATES.sub(shortened, buffer.getvalue())
     light = "\n".join(line.strip() for line in drawing.splitlines()) + "\n"
     dark = light

@@ -1,0 +1,535 @@
+"""Flash attention for Hopper GPUs: which inputs these kernels take, their launch
+configurations, their launchers.
+
+The kernels stand in `flash_hopper_forward`, `flash_hopper_backward` and
+`flash_hopper_one_pass`, written in Gluon, the dialect of Triton in which warps have
+roles and each copy, barrier and product is placed by hand. They hold what
+the plain kernels promise (results that repeat bit by bit) and take less: 16-bit dtypes,
+head dimensions from 40 to 128 in steps of 8, tensors that the copy engine can read.
+`takes` decides; what it refuses runs on the plain kernels.
+"""
+
+from functools import cache, lru_cache, partial
+from heapq import heapreplace
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton import knobs
+
+from systems.attention.relaunch import (
+    Descriptor,
+    Launch,
+    Layout,
+    ShapeAndStrides,
+    layout,
+    numbers_for,
+    of_numbers,
+    of_rows,
+    on_device_of,
+    shape_and_strides,
+)
+from systems.attention.triton.configs import multiprocessors
+
+# --8<-- [start:limits]
+# Off while a change to these kernels has not yet passed tests/attention/test_hopper.py
+# on such a GPU.
+VERIFIED = True
+# Versions of Triton whose Gluon these kernels were tested with: the dialect changes
+# from one to the next.
+VERSIONS = ("3.6.",)
+# By head dimension that of its tiles, which the tables below go by: the copy engine
+# fills them up with zeros, and leaves these out where it writes. It needs rows that
+# begin at multiples of 16 bytes. Smaller head dimensions have smaller tiles in the
+# plain kernels.
+TILE_DIMS = {d: 64 if d <= 64 else 128 for d in range(40, 129, 8)}
+DTYPES = (torch.float16, torch.bfloat16)
+# With fewer scores the GPU may be done before the host has described the tensors to the
+# copy engine, which the plain kernels' launches are spared.
+MIN_SCORES = 2**27
+# With fewer queries of all heads together there are few more tiles than
+# multiprocessors, or fewer, so that some work on alone; the plain kernels share the
+# loops of theirs.
+MIN_ROWS = 2**15
+# --8<-- [end:limits]
+# Of the L2 cache's 50 MiB, what the keys and values of heads that are walked through
+# side by side may take.
+L2_BYTES = 2**23
+LOG2E = 1.4426950408889634
+
+
+# --8<-- [start:configs]
+class Config(NamedTuple):
+    """GROUPS x 64 rows stay in a program; tiles of `rows` stream past it through
+    `stages` slots.
+    """
+
+    groups: int
+    rows: int
+    stages: int
+    # Of each consumer's thread, and of all threads on average.
+    registers: int = 240
+    maxnreg: int = 168
+    # Forward: P v of a step runs beside the softmax of the next in one consumer, not
+    # only in the others.
+    overlap: bool = True
+    # dk and dv: k and v as the tensor cores' operands stay in registers.
+    in_registers: bool = False
+    # Forward: programs for each multiprocessor. More than one only to measure what the
+    # schedule is worth.
+    programs: int = 1
+
+
+# CONFIGS[kernel][head dimension of the tiles]
+CONFIGS = {
+    "forward": {64: Config(3, 128, 3, 160, 128, overlap=False), 128: Config(2, 128, 3)},
+    "dq": {64: Config(2, 64, 4), 128: Config(2, 64, 4)},
+    "dkdv": {64: Config(2, 64, 4, in_registers=True), 128: Config(2, 64, 3)},
+}
+
+
+# The backward pass in one kernel, also by tiles: slots of the ring (STAGES), for dS
+# that the share group has yet to read (BEHIND), and for shares of dq, each with an
+# adder (ADDERS); registers of a key group's thread and of a share group's, and of all
+# on average.
+ONE_PASS = {
+    64: {
+        "STAGES": 5,
+        "BEHIND": 3,
+        "ADDERS": 3,
+        "REGISTERS": 192,
+        "SHARE_REGISTERS": 80,
+    },
+    128: {
+        "STAGES": 2,
+        "BEHIND": 2,
+        "ADDERS": 2,
+        "REGISTERS": 208,
+        "SHARE_REGISTERS": 72,
+    },
+}
+ONE_PASS_MAXNREG = 128
+ONE_PASS_KEYS, ONE_PASS_QUERIES = 128, 64
+# Also by tiles, under a causal mask; without one, half as many. With fewer, two passes
+# are taken.
+ONE_PASS_MIN_KEYS = {64: 2048, 128: 4096}
+# So much of all multiprocessors' time must go into steps, or two passes are faster.
+ONE_PASS_USE = 0.9
+# Tiles of head dimension 64, up to so many keys under a causal mask, or half of them
+# without: while one of four groups begins or ends an item, three work. Small tiles
+# waste less on the mask.
+SHORT = 2048
+SHORT_FORWARD = Config(4, 64, 5, 112, 96, overlap=False)
+# --8<-- [end:configs]
+# What an item costs beside its steps, in steps.
+ITEM_STEPS = 1
+# The last heads, with about this many items for each program, are handed out together,
+# longest items first.
+LAST_ITEMS = 2
+
+
+@cache
+def available(device: torch.device) -> bool:
+    """Whether this GPU is a Hopper, with a Triton whose Gluon was tested."""
+    tested = triton.__version__.startswith(VERSIONS) and not knobs.runtime.interpret
+    return tested and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+# --8<-- [start:takes]
+def readable(x: Tensor) -> bool:
+    """Whether the copy engine can read x: rows in one piece, and rows, heads and
+    batches at multiples of 16 bytes.
+    """
+    *outer, last = zip(x.shape, x.stride(), strict=True)
+    aligned = all(
+        size == 1 or stride > 0 and stride * x.element_size() % 16 == 0
+        for size, stride in outer
+    )
+    return last[1] == 1 and x.data_ptr() % 16 == 0 and aligned
+
+
+def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether these kernels compute attention of q (..., n_q, d), k and v (..., n_k,
+    d): with 3 or 4 dimensions.
+    """
+    # First what is cheap to ask and refuses small inputs, which wait for the host.
+    rows = q.numel() // q.shape[-1]
+    return (
+        VERIFIED
+        and rows >= MIN_ROWS
+        and rows * k.shape[-2] >= MIN_SCORES
+        and q.device.type == "cuda"
+        and q.dtype in DTYPES
+        and q.shape[-1] in TILE_DIMS
+        and available(q.device)
+        and readable(q)
+        and readable(k)
+        and readable(v)
+    )
+
+
+# --8<-- [end:takes]
+
+
+# --8<-- [start:schedule]
+@lru_cache(maxsize=256)
+def schedule(
+    n_q: int, n_k: int, batch_heads: int, heads_together: int, rows: int, keys: int,
+    causal: bool, programs: int,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(starts, items): program i computes items[starts[i]] to items[starts[i + 1] - 1],
+    in this order.
+
+    An item is a tile of `rows` queries + tiles · head. Long ones first, each to the
+    program that is free first: under a causal mask their lengths differ by the number
+    of tiles. `heads_together` heads are walked through side by side, and so are the
+    last ones, from which programs take what makes them end together.
+    """
+    tiles = triton.cdiv(n_q, rows)
+    steps = [
+        triton.cdiv(min(n_k, (tile + 1) * rows) if causal else n_k, keys)
+        for tile in range(tiles)
+    ]
+    bulk = max(0, batch_heads - triton.cdiv(LAST_ITEMS * programs, tiles))
+    groups = [
+        range(start, min(start + heads_together, bulk))
+        for start in range(0, bulk, heads_together)
+    ]
+    order = (
+        tile + tiles * head
+        for some in (*groups, range(bulk, batch_heads))
+        for tile in reversed(range(tiles))
+        for head in some
+    )
+    taken: list[list[int]] = [[] for _ in range(min(programs, tiles * batch_heads))]
+    free = [(0, program) for program in range(len(taken))]
+    for item in order:
+        time, program = free[0]
+        taken[program].append(item)
+        heapreplace(free, (time + steps[item % tiles] + ITEM_STEPS, program))
+    starts = [0, *accumulate(len(items) for items in taken)]
+    as_tensor = partial(torch.tensor, dtype=torch.int32, device=device)
+    return as_tensor(starts), as_tensor([item for items in taken for item in items])
+
+
+# --8<-- [end:schedule]
+
+
+def together(k: Layout, heads: int, causal: bool, dtype: torch.dtype) -> int:
+    """How many heads are walked through side by side: those whose k and v (b, h, n, d)
+    stay in the L2 cache.
+
+    Without a mask all items are as long, and short ones are many: then one head after
+    the other reads less.
+    """
+    if not causal or k.shape[2] <= SHORT // 2:
+        return 1
+    return min(
+        heads, max(1, L2_BYTES // (2 * k.shape[2] * k.shape[3] * dtype.itemsize))
+    )
+
+
+class Forward(NamedTuple):
+    """A forward launch, and what it reads besides o and lse."""
+
+    launch: Launch
+    q: Descriptor
+    k: Descriptor
+    v: Descriptor
+    starts: Tensor
+    items: Tensor
+
+
+@lru_cache(maxsize=1024)
+def forward_plan(
+    dtype: torch.dtype, device: torch.device, config: Config | None, causal: bool,
+    scale: float,
+    *tensors: ShapeAndStrides,
+) -> Forward:  # fmt: skip
+    """For q, k, v and o that lie so."""
+    from systems.attention.hopper.forward import forward_kernel
+
+    q, k, v, o = (layout(*lies) for lies in tensors)
+    batch, heads, n_q, d = q.shape
+    kv_heads, n_k = k.shape[1:3]
+    tile_d = TILE_DIMS[d]
+    short = tile_d == 64 and n_k <= (SHORT if causal else SHORT // 2)
+    c = config or (SHORT_FORWARD if short else CONFIGS["forward"][tile_d])
+    side_by_side = together(k, batch * heads, causal, dtype)
+    starts, items = schedule(
+        n_q,
+        n_k,
+        batch * heads,
+        side_by_side,
+        64 * c.groups,
+        c.rows,
+        causal,
+        c.programs * multiprocessors(device),
+        device,
+    )
+    launch = Launch(
+        forward_kernel, (len(starts) - 1,),
+        (*o.strides[:3], heads, n_q, n_k, scale * LOG2E),
+        {"BK": c.rows, "HEAD": d, "D": tile_d, "HEADS_PER_KV": heads // kv_heads, "CAUSAL": causal,
+         "GROUPS": c.groups, "STAGES": c.stages, "OVERLAP": c.overlap, "REGISTERS": c.registers},
+        num_warps=4, maxnreg=c.maxnreg,
+    )  # fmt: skip
+    described = (
+        of_rows(x, rows, tile_d, dtype)
+        for x, rows in ((q, 64), (k, c.rows), (v, c.rows))
+    )
+    return Forward(launch, *described, starts, items)
+
+
+def launch_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float,
+    config: Config | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(o, lse); `config` overrides the table."""
+    o, lse = torch.empty_like(q), numbers_for(q)
+    plan = forward_plan(
+        q.dtype, q.device, config, causal, scale, *map(shape_and_strides, (q, k, v, o))
+    )
+    with on_device_of(q):
+        plan.launch(plan.q(q), plan.k(k), plan.v(v), o, lse, plan.starts, plan.items)
+    return o, lse
+
+
+class Backward(NamedTuple):
+    """The launches of a backward pass, and what describes their tensors: by tensor, of
+    dq's and of dkdv's tiles.
+    """
+
+    dq: Launch
+    dq_of: dict[str, Descriptor]
+    dkdv: Launch
+    dkdv_of: dict[str, Descriptor]
+    stride: int
+
+
+@lru_cache(maxsize=1024)
+def backward_plan(
+    dtype: torch.dtype,
+    device: torch.device,
+    causal: bool,
+    scale: float,
+    *tensors: ShapeAndStrides,
+) -> Backward:
+    """For q, k, v, o, do, dq, dk and dv that lie so."""
+    from systems.attention.hopper.backward import dkdv_kernel, dq_kernel
+
+    q, k, v, o, do, dq, dk, dv = (layout(*lies) for lies in tensors)
+    batch, heads, n_q, d = q.shape
+    kv_heads, n_k = k.shape[1:3]
+    # Rows of lse and delta, 16 bytes aligned.
+    stride = triton.cdiv(n_q, 4) * 4
+    tile_d = TILE_DIMS[d]
+    constants = {"D": tile_d, "HEADS_PER_KV": heads // kv_heads, "CAUSAL": causal}
+
+    def described(tiles: dict[str, tuple[Layout, int]]) -> dict[str, Descriptor]:
+        return {
+            name: of_rows(x, rows, tile_d, dtype) for name, (x, rows) in tiles.items()
+        }
+
+    c, e = CONFIGS["dq"][tile_d], CONFIGS["dkdv"][tile_d]
+    numbers = of_numbers(batch * heads, n_q, stride, e.rows)
+    return Backward(
+        Launch(
+            dq_kernel, (triton.cdiv(n_q, 64 * c.groups) * batch * heads,),
+            (heads, n_q, n_k, stride, scale * LOG2E, scale),
+            {"BK": c.rows, "GROUPS": c.groups, "STAGES": c.stages, "REGISTERS": c.registers, **constants},
+            num_warps=4, maxnreg=c.maxnreg,
+        ),
+        described({"q": (q, 64), "k": (k, c.rows), "v": (v, c.rows), "o": (o, 64), "do": (do, 64), "dq": (dq, 64)}),
+        Launch(
+            dkdv_kernel, (triton.cdiv(n_k, 64 * e.groups) * batch * kv_heads,),
+            (heads, n_q, n_k, scale * LOG2E, scale),
+            {"BQ": e.rows, "GROUPS": e.groups, "STAGES": e.stages, "IN_REGISTERS": e.in_registers,
+             "REGISTERS": e.registers, **constants},
+            num_warps=4, maxnreg=e.maxnreg,
+        ),
+        described({"q": (q, e.rows), "k": (k, 64), "v": (v, 64), "do": (do, e.rows), "dk": (dk, 64), "dv": (dv, 64)})
+        | {"numbers": numbers},
+        stride,
+    )  # fmt: skip
+
+
+def groups_in_one_pass(q: Layout, k: Layout, causal: bool, processors: int) -> int:
+    """How many heads the kernel for one pass works on at a time; 0 where it can't, or
+    would be slower than two passes.
+
+    All programs of a head run side by side, one on each multiprocessor, and wait for
+    one another.
+    """
+    batch, heads, n, d = k.shape
+    tiles = n // ONE_PASS_KEYS
+    least = ONE_PASS_MIN_KEYS[TILE_DIMS[d]] // (1 if causal else 2)
+    if q.shape != k.shape or n % ONE_PASS_KEYS or n < least or tiles > processors:
+        return 0
+    groups = min(processors // tiles, batch * heads)
+    walks = triton.cdiv(batch * heads, groups)
+    # Under a causal mask two heads take a program tiles + 1 steps, and one left over
+    # takes some program `tiles`.
+    longest = walks // 2 * (tiles + 1) + walks % 2 * tiles if causal else walks * tiles
+    steps = (
+        batch * heads * tiles * (tiles + 1) // 2 if causal else batch * heads * tiles**2
+    )
+    return groups if steps >= ONE_PASS_USE * processors * longest else 0
+
+
+class BackwardInOnePass(NamedTuple):
+    """The launches of a backward pass, and what describes their tensors."""
+
+    delta: Launch
+    main: Launch
+    of: dict[str, Descriptor]
+    rounded: Launch
+    counters: int
+
+
+@lru_cache(maxsize=1024)
+def one_pass_plan(
+    dtype: torch.dtype,
+    device: torch.device,
+    groups: int,
+    causal: bool,
+    scale: float,
+    *tensors: ShapeAndStrides,
+) -> BackwardInOnePass:
+    """For q, k, v, o, do, dq, dk and dv that lie so."""
+    from systems.attention.hopper.one_pass import (
+        delta_kernel,
+        one_pass_kernel,
+        round_kernel,
+    )
+
+    q, k, v, o, do, dq, dk, dv = (layout(*lies) for lies in tensors)
+    batch, heads, n, d = q.shape
+    tiles = n // ONE_PASS_KEYS
+    step, tile_d = ONE_PASS_QUERIES, TILE_DIMS[d]
+    steps = batch * heads * n // step
+    return BackwardInOnePass(
+        Launch(
+            delta_kernel, (n // 64 * batch * heads,), (*o.strides, *do.strides, heads, n),
+            {"HEAD": d, "D": tile_d},
+        ),
+        Launch(
+            one_pass_kernel, (tiles * groups,),
+            (*dk.strides[:3], *dv.strides[:3], batch, heads, tiles, groups, scale * LOG2E, scale),
+            {"HEAD": d, "D": tile_d, "CAUSAL": causal, **ONE_PASS[tile_d]},
+            # Programs wait for one another: a launch that the GPU can't hold whole must
+            # fail, not hang.
+            num_warps=4, maxnreg=ONE_PASS_MAXNREG, launch_cooperative_grid=True,
+        ),
+        {
+            "q": of_rows(q, step, tile_d, dtype), "k": of_rows(k, ONE_PASS_KEYS, tile_d, dtype),
+            "v": of_rows(v, ONE_PASS_KEYS, tile_d, dtype), "do": of_rows(do, step, tile_d, dtype),
+            "numbers": of_numbers(batch * heads, n, n, step),
+            # As held: 32 numbers a row, a step's rows at a time.
+            "dq": Descriptor(
+                (steps * step * tile_d // 32, 32), (32, 1), [step * tile_d // 32, 32],
+                torch.float32, swizzle=128
+            ),
+        },
+        Launch(round_kernel, (steps,), (*dq.strides, heads, n), {"HEAD": d, "D": tile_d}),
+        steps,
+    )  # fmt: skip
+
+
+def launch_one_pass(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float,
+    groups: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv) with `groups` heads at a time."""
+    do = do if readable(do) else do.contiguous()
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    lies = map(shape_and_strides, (q, k, v, o, do, dq, dk, dv))
+    plan = one_pass_plan(q.dtype, q.device, groups, causal, scale, *lies)
+    delta, held = (
+        torch.empty_like(lse),
+        q.new_empty((*q.shape[:-1], TILE_DIMS[q.shape[-1]]), dtype=torch.float32),
+    )
+    counters = torch.zeros(plan.counters, dtype=torch.int32, device=q.device)
+    of = plan.of
+    with on_device_of(q):
+        plan.delta(o, do, delta)
+        plan.main(
+            of["q"](q), of["k"](k), of["v"](v), of["do"](do), of["numbers"](lse), of["numbers"](delta),
+            of["dq"](held), dk, dv, counters,
+        )  # fmt: skip
+        plan.rounded(held, dq)
+    return dq, dk, dv
+
+
+def launch_two_passes(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv)."""
+    # The gradient of a sum is one number with strides of zero: it is written out.
+    do, o = (x if readable(x) else x.contiguous() for x in (do, o))
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    plan = backward_plan(
+        q.dtype,
+        q.device,
+        causal,
+        scale,
+        *map(shape_and_strides, (q, k, v, o, do, dq, dk, dv)),
+    )
+    lse_log2, delta = lse.new_empty((2, lse.numel() // lse.shape[-1], plan.stride))
+    by, of = plan.dq_of, plan.dkdv_of
+    with on_device_of(q):
+        plan.dq(
+            by["q"](q),
+            by["k"](k),
+            by["v"](v),
+            by["o"](o),
+            by["do"](do),
+            by["dq"](dq),
+            lse,
+            lse_log2,
+            delta,
+        )
+        plan.dkdv(
+            of["q"](q), of["k"](k), of["v"](v), of["do"](do), of["numbers"](lse_log2), of["numbers"](delta),
+            of["dk"](dk), of["dv"](dv),
+        )  # fmt: skip
+    return dq, dk, dv
+
+
+def launch_backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv) in one pass where that is faster, else in two."""
+    layouts = (layout(*shape_and_strides(x)) for x in (q, k))
+    groups = groups_in_one_pass(*layouts, causal, multiprocessors(q.device))
+    if groups:
+        return launch_one_pass(do, q, k, v, o, lse, causal, scale, groups)
+    return launch_two_passes(do, q, k, v, o, lse, causal, scale)

@@ -1,0 +1,54 @@
+"""How fast the copy engines of a Hopper GPU add to memory that the L2 cache holds.
+
+Programs that share a sum have to carry their parts to it. `flash_hopper_one_pass` has
+the copy engine add them (`cp.reduce`); here every multiprocessor does nothing else, so
+that there is a rate to hold that kernel against.
+"""
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+
+from systems.attention.hopper.one_pass import SHARE, add_shared_to_global
+from systems.attention.relaunch import Descriptor
+
+# A tile is a share of dq of 64 queries at head dimension 64: float32 numbers in rows of
+# 32.
+ROWS = 128
+TILE_BYTES = ROWS * 32 * 4
+# Tiles of a program that its copy engine may be reading at a time: as many as that
+# kernel has slots there.
+UNDER_WAY = gl.constexpr(3)
+
+
+# --8<-- [start:additions]
+@gluon.jit
+def add_kernel(sum_desc, tiles, steps, num_warps: gl.constexpr):
+    """Adds tiles of ones to `steps` tiles in turn, each program from another one on."""
+    ROWS: gl.constexpr = sum_desc.block_shape[0]
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [num_warps, 1], [1, 0])
+    ones = gl.allocate_shared_memory(
+        gl.float32, [ROWS, 32], SHARE, gl.full([ROWS, 32], 1.0, gl.float32, LAYOUT)
+    )
+    fence_async_shared()
+    first = gl.program_id(0) * tiles // gl.num_programs(0)
+    for i in range(steps):
+        add_shared_to_global(sum_desc, [(first + i) % tiles * ROWS, 0], ones)
+        tma.store_wait(UNDER_WAY - 1)
+    tma.store_wait(0)
+
+
+def add_ones(sums: Tensor, programs: int, steps: int) -> None:
+    """Add `programs` x `steps` tiles of ones to sums (tiles, ROWS, 32), each tile about
+    as often.
+    """
+    tiles = len(sums)
+    described = Descriptor(
+        (tiles * ROWS, 32), (32, 1), [ROWS, 32], torch.float32, swizzle=128
+    )
+    add_kernel[(programs,)](described(sums), tiles, steps, num_warps=4)
+
+
+# --8<-- [end:additions]

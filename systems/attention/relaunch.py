@@ -1,0 +1,219 @@
+"""A Triton kernel launched again and again for tensors of one layout, at a fraction of
+what `kernel[grid](...)` costs.
+
+Each such call asks of every argument what compiled code may take for granted (a stride
+of one, an address that is a multiple of 16). With twenty strides that takes the host
+longer than a short kernel takes the GPU, and the answer is always the same: it follows
+from dtypes, shapes and strides, and from where the tensors begin. What Hopper's copy
+engine has to be told of a tensor follows from them too.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from triton import knobs
+from triton.runtime import driver
+
+# What Triton asks of an address, in bytes.
+ALIGNMENT = 16
+
+
+class Layout(NamedTuple):
+    """How a tensor (batch, heads, n, d) lies in memory, counted in elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+# What a layout follows from: all that is asked of a tensor in a call whose launch is
+# known.
+ShapeAndStrides = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def shape_and_strides(x: Tensor) -> ShapeAndStrides:
+    return x.shape, x.stride()
+
+
+def layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
+    """That of a tensor (batch, heads, n, d), or (heads, n, d) with a batch of one."""
+    return (
+        Layout(shape, strides)
+        if len(shape) == 4
+        else Layout((1, *shape), (0, *strides))
+    )
+
+
+NOTHING = nullcontext()
+
+
+def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
+    """Triton launches on the current GPU, which need not be the one of x; making it so
+    where it is takes time.
+    """
+    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
+        return NOTHING
+    return torch.cuda.device(x.device)
+
+
+class Launch:
+    """`kernel` over a grid of programs, with all that it takes but its tensors, which
+    stand first among its arguments.
+
+    Valid for tensors of the dtypes, shapes, strides and device for which it was made.
+    What the copy engine reads or writes is described by a `Descriptor`, which stands in
+    the tensor's place.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        numbers: tuple[float, ...],
+        constants: dict[str, Any],
+        **options: int,
+    ):
+        self.kernel, self.grid = kernel, (*grid, 1, 1)[:3]
+        self.numbers, self.constants, self.options = numbers, constants, options
+        self.again: Callable[..., None] | None = None
+
+    # --8<-- [start:launch]
+    def __call__(self, *tensors: Any) -> None:
+        """Launch on the current stream. The first call compiles."""
+        arguments, aligned = [], True
+        for x in tensors:
+            if isinstance(x, Tensor):
+                address = x.data_ptr()
+                aligned = aligned and address % ALIGNMENT == 0
+                arguments.append(address)
+            else:
+                # A descriptor is of aligned memory only.
+                arguments.append(x)
+        if aligned and self.again is not None:
+            return self.again(*arguments)
+        compiled = self.kernel[self.grid](
+            *tensors, *self.numbers, **self.constants, **self.options
+        )
+        # The interpreter compiles nothing. Code for tensors that begin anywhere is
+        # looked up anew each time.
+        if aligned and compiled is not None:
+            names = self.kernel.arg_names[len(tensors) + len(self.numbers) :]
+            # A kernel in Gluon has the number of its warps among its arguments.
+            given = {**self.constants, **self.options}
+            rest = (*self.numbers, *(given[name] for name in names))
+            self.again = launcher(compiled, self.grid, rest)
+        return None
+
+    # --8<-- [end:launch]
+
+
+# --8<-- [start:launcher]
+def launcher(
+    compiled: Any, grid: tuple[int, ...], rest: tuple[Any, ...]
+) -> Callable[..., None]:
+    """`compiled[grid]` for the device that is current now, on whatever stream is
+    current at a launch; called with the first of its arguments, since the `rest` is
+    always the same.
+
+    Triton's own looks the device up each time, and calls hooks also where nobody has
+    hung one in.
+    """
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    active: Any = driver.active
+    device, stream_of = active.get_current_device(), active.get_current_stream
+    x, y, z = grid
+    hooks, told = knobs.runtime, compiled[grid]
+
+    def launch(*arguments: Any) -> None:
+        enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
+        # Triton's own hook is a chain of calls; a function or None may have been put in
+        # its place.
+        if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
+            return told(*arguments, *rest)
+        return run(
+            x,
+            y,
+            z,
+            stream_of(device),
+            function,
+            metadata,
+            None,
+            None,
+            None,
+            *arguments,
+            *rest,
+        )
+
+    return launch
+
+
+# --8<-- [end:launcher]
+
+
+def numbers_for(x: Tensor) -> Tensor:
+    """Memory in one piece for a float32 number for each row of x (h, n, d) or (b, h, n,
+    d).
+    """
+    shape = x.shape[:-1]
+    strides = (
+        (shape[-1], 1) if len(shape) == 2 else (shape[-2] * shape[-1], shape[-1], 1)
+    )
+    # Strides are given, so that the host need not work them out.
+    return torch.empty_strided(shape, strides, dtype=torch.float32, device=x.device)
+
+
+class Descriptor:
+    """What the copy engine needs to know of tensors of one layout, checked once: called
+    with a tensor, it describes it.
+
+    It moves blocks of `block` elements, and fills or drops what lies outside the
+    tensor's shape.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        block: list[int],
+        dtype: torch.dtype,
+        swizzle: int,
+    ):
+        from triton.experimental.gluon import language as gl
+        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+        d, bits = shape[-1], 8 * dtype.itemsize
+        # A dimension of size 1 may have any stride.
+        regular = [
+            stride if size > 1 else d
+            for size, stride in zip(shape, strides, strict=True)
+        ]
+        regular[-1] = 1
+        layout = gl.NVMMASharedLayout(
+            swizzle_byte_width=swizzle, element_bitwidth=bits, rank=len(shape)
+        )
+        anything = torch.zeros(1, dtype=dtype)
+        self.type = TensorDescriptor
+        self.fields = dict(
+            vars(TensorDescriptor(anything, list(shape), regular, block, layout))
+        )
+
+    def __call__(self, x: Tensor):
+        described = object.__new__(self.type)
+        described.__dict__.update(self.fields, base=x)
+        return described
+
+
+def of_rows(x: Layout, rows: int, columns: int, dtype: torch.dtype) -> Descriptor:
+    """Of tensors (b, h, n, d) that are moved `rows` rows of one head at a time, as
+    `columns` columns: d or more.
+    """
+    return Descriptor(x.shape, x.strides, [1, 1, rows, columns], dtype, swizzle=128)
+
+
+def of_numbers(heads: int, n: int, stride: int, rows: int) -> Descriptor:
+    """Of float32 numbers of rows (heads, stride), of which the first n of each head
+    count.
+    """
+    return Descriptor((heads, n), (stride, 1), [1, rows], torch.float32, swizzle=0)

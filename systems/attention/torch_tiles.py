@@ -1,0 +1,222 @@
+"""FlashAttention-2 in PyTorch, tile by tile: the algorithm without a GPU language (Dao
+2023, algorithms 1 and 2).
+
+Forward keeps, for each query row, the running maximum m of its scores, the running sum
+l of exp(score - m) and the unnormalised output. A new tile of keys may raise m: what
+was summed before is then multiplied by exp(m_old - m_new). Backward recomputes P =
+exp(S - lse) tile by tile from the saved lse, so nothing of size n_q x n_k is ever
+stored.
+
+Letters: q k v o as usual; s scores, p probabilities, m maximum, l sum, lse = m + log l,
+delta = rowsum(o · do).
+"""
+
+from functools import cache
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from systems.attention.inputs import (
+    autocast_like_sdpa,
+    check_inputs,
+    default_scale,
+    refuse_second_derivative,
+)
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+# Rows of queries and of keys in a tile.
+Q_TILE, K_TILE = 64, 64
+
+
+def wide_dtype(x: Tensor) -> torch.dtype:
+    """What sums are kept in: float32, or float64 for float64."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+# --8<-- [start:forward]
+def forward_tiles(
+    q: Float[Tensor, "... q d"],
+    k: Float[Tensor, "... k d"],
+    v: Float[Tensor, "... k d"],
+    causal: bool,
+    scale: float,
+) -> tuple[Float[Tensor, "... q d"], Float[Tensor, "... q"]]:
+    """(o, lse): one pass over the tiles of keys for each tile of queries, with online
+    softmax (algorithm 1).
+
+    o has the dtype of q, lse is float32, or float64 for float64.
+    """
+    n_q, n_k, wide = q.shape[-2], k.shape[-2], wide_dtype(q)
+    o, lse = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=wide)
+    for q_start in range(0, n_q, Q_TILE):
+        rows = slice(q_start, min(q_start + Q_TILE, n_q))
+        q_i = q[..., rows, :].to(wide) * scale
+        m = q_i.new_full(q_i.shape[:-1], float("-inf"))
+        l = torch.zeros_like(m)
+        acc = torch.zeros_like(q_i)
+        # Tiles of keys that lie whole above the diagonal are never visited.
+        for k_start in range(0, min(n_k, rows.stop) if causal else n_k, K_TILE):
+            keys = slice(k_start, min(k_start + K_TILE, n_k))
+            s = q_i @ k[..., keys, :].to(wide).mT
+            if causal and keys.stop > rows.start + 1:
+                s = s.masked_fill(hidden(rows, keys, s.device), float("-inf"))
+            m_new = torch.maximum(m, s.amax(-1))
+            p = torch.exp(s - m_new[..., None])
+            rescale = torch.exp(m - m_new)
+            l = l * rescale + p.sum(-1)
+            acc = acc * rescale[..., None] + p @ v[..., keys, :].to(wide)
+            m = m_new
+        o[..., rows, :] = (acc / l[..., None]).to(o.dtype)
+        lse[..., rows] = m + torch.log(l)
+    return o, lse
+
+
+# --8<-- [end:forward]
+
+
+def hidden(rows: slice, keys: slice, device: torch.device) -> Tensor:
+    """True where a query may not see a key: above the diagonal that starts at the top
+    left.
+    """
+    return torch.arange(rows.start, rows.stop, device=device)[:, None] < torch.arange(
+        keys.start, keys.stop, device=device
+    )
+
+
+# --8<-- [start:backward]
+def backward_tiles(
+    q: Float[Tensor, "... q d"],
+    k: Float[Tensor, "... k d"],
+    v: Float[Tensor, "... k d"],
+    o: Float[Tensor, "... q d"],
+    lse: Float[Tensor, "... q"],
+    do: Float[Tensor, "... q d"],
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv), one tile of keys at a time against every query that sees it
+    (algorithm 2).
+    """
+    n_q, n_k, wide = q.shape[-2], k.shape[-2], wide_dtype(q)
+    dk, dv = torch.zeros_like(k), torch.zeros_like(v)
+    # Scaled once, here: S = (scale q) kᵀ, and dk = dSᵀ (scale q).
+    q, do = q.to(wide) * scale, do.to(wide)
+    dq = torch.zeros_like(q)
+    delta = (o.to(wide) * do).sum(-1)
+    step = compiled_key_tile() if q.is_cuda else key_tile
+    for k_start in range(0, min(n_k, n_q) if causal else n_k, K_TILE):
+        keys = slice(k_start, min(k_start + K_TILE, n_k))
+        # The first query that sees a key of this tile stands at the tile's own first
+        # position.
+        rows = slice(k_start if causal else 0, n_q)
+        tiles = (
+            q[..., rows, :],
+            k[..., keys, :],
+            v[..., keys, :],
+            lse[..., rows],
+            delta[..., rows],
+            do[..., rows, :],
+        )
+        # Contiguous: a compiled step is compiled anew for each new relation between
+        # strides, and given up at the ninth.
+        dq_j, dk_j, dv_j = step(
+            *(x.to(wide).contiguous() for x in tiles), causal=causal
+        )
+        dq[..., rows, :] += dq_j
+        dk[..., keys, :] = dk_j.to(dk.dtype)
+        dv[..., keys, :] = dv_j.to(dv.dtype)
+    return (dq * scale).to(o.dtype), dk, dv
+
+
+# --8<-- [end:backward]
+
+
+# --8<-- [start:key_tile]
+def key_tile(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    do: Tensor,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What one tile of keys adds to dq, and its dk and dv; q is scaled. Under a causal
+    mask query 0 is beside key 0.
+    """
+    p = torch.exp(q @ k.mT - lse[..., None])
+    if causal:
+        p = p.tril()
+    dv = p.mT @ do
+    dp = do @ v.mT
+    ds = p * (dp - delta[..., None])
+    return ds @ k, ds.mT @ q, dv
+
+
+# --8<-- [end:key_tile]
+
+
+@cache
+def compiled_key_tile():
+    """The same, fused by torch.compile; one compilation serves every length."""
+    return torch.compile(key_tile, dynamic=True)
+
+
+class FlashAttentionPyTorch(torch.autograd.Function):
+    """`FlashAttentionPyTorch.apply(q, k, v, is_causal)`; (batch, n, d), or heads before
+    n too.
+
+    Every float dtype; k and v have the heads of q. `ValueError` or `TypeError` names
+    what can't be taken; a second derivative can't.
+    """
+
+    @staticmethod
+    def forward(
+        ctx,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        is_causal: bool = False,
+        scale: float | None = None,
+    ) -> Tensor:
+        check_inputs(q, k, v, is_causal, scale, DTYPES)
+        if k.shape[:-2] != q.shape[:-2]:
+            raise ValueError(
+                f"k must have the batch and heads of q, {tuple(q.shape[:-2])}, got {tuple(k.shape[:-2])}"
+            )
+        ctx.causal, ctx.scale = is_causal, default_scale(scale, q.shape[-1])
+        # Otherwise autocast would round the products of the tiles.
+        with torch.autocast(q.device.type, enabled=False):
+            o, lse = forward_tiles(q, k, v, ctx.causal, ctx.scale)
+        ctx.save_for_backward(q, k, v, o, lse)
+        return o
+
+    @staticmethod
+    def backward(ctx, do: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        refuse_second_derivative()
+        # Detached: torch 2.11 would look for a .grad on each input of the compiled
+        # step, and warn of it.
+        q, k, v, o, lse = (x.detach() for x in ctx.saved_tensors)
+        with torch.autocast(q.device.type, enabled=False):
+            gradients = backward_tiles(q, k, v, o, lse, do, ctx.causal, ctx.scale)
+        # apply() may be called without the options: one gradient for each argument that
+        # it got.
+        return *gradients, *(None for _ in ctx.needs_input_grad[3:])
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """`flash_attention` by these tiles, with its arguments and errors."""
+    q, k, v = autocast_like_sdpa(q, k, v)
+    check_inputs(q, k, v, causal, scale, DTYPES)
+    if q.ndim > 2 and k.shape[-3] != q.shape[-3]:
+        group = q.shape[-3] // k.shape[-3]
+        k, v = k.repeat_interleave(group, -3), v.repeat_interleave(group, -3)
+    return FlashAttentionPyTorch.apply(q, k, v, causal, scale)
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The model's attention slot: (b, h, s, e) three times -> (b, h, s, e)."""
+    return attention(q, k, v, causal=True)

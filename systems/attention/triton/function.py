@@ -1,0 +1,194 @@
+"""FlashAttention-2 by Triton kernels, forward and backward: the autograd Function, the
+operators.
+
+The kernels stand in `flash_triton_forward` and `flash_triton_backward`, what they share
+in `flash_triton_tiles`, their launches in `flash_triton_launches`. On a Hopper GPU
+`hopper` runs what it takes instead.
+"""
+
+import torch
+from torch import Tensor
+
+from systems.attention.hopper import launches
+from systems.attention.inputs import (
+    autocast_like_sdpa,
+    check_inputs,
+    default_scale,
+    is_differentiated,
+    is_traced,
+    refuse_second_derivative,
+)
+from systems.attention.triton.launches import launch_backward, launch_forward
+from systems.attention.triton.primitives import INTERPRETED
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+MAX_HEAD = 256
+
+
+def run_forward(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """(o, lse) by the kernels for Hopper where they take the inputs, else by the plain
+    ones.
+    """
+    launch = launches.launch_forward if launches.takes(q, k, v) else launch_forward
+    return launch(q, k, v, causal, scale)
+
+
+def run_backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv), chosen as `run_forward` chooses; what either saved serves the
+    other.
+    """
+    launch = launches.launch_backward if launches.takes(q, k, v) else launch_backward
+    return launch(do, q, k, v, o, lse, causal, scale)
+
+
+@torch.library.custom_op("systems::flash_forward", mutates_args=())
+def flash_forward(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """What torch.compile and torch.export see of the forward pass: (o, lse)."""
+    return run_forward(q, k, v, causal, scale)
+
+
+@torch.library.custom_op("systems::flash_backward", mutates_args=())
+def flash_backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What torch.compile and torch.export see of the backward pass: (dq, dk, dv)."""
+    return run_backward(do, q, k, v, o, lse, causal, scale)
+
+
+@flash_forward.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+@flash_backward.register_fake
+def _(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float,
+):
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def save_for_operator(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, ctx.causal, ctx.scale = inputs
+    o, lse = output
+    ctx.mark_non_differentiable(lse)
+    ctx.save_for_backward(q, k, v, o, lse)
+
+
+def differentiate_operator(ctx, do: Tensor, dlse: Tensor | None):
+    refuse_second_derivative()
+    return *flash_backward(do, *ctx.saved_tensors, ctx.causal, ctx.scale), None, None
+
+
+flash_forward.register_autograd(differentiate_operator, setup_context=save_for_operator)
+
+
+class FlashAttentionTriton(torch.autograd.Function):
+    """`FlashAttentionTriton.apply(q, k, v, is_causal)`; (batch, n, d), or heads before
+    n too, d up to 256.
+
+    float32, float16 or bfloat16. `ValueError` or `TypeError` names what can't be taken;
+    a second derivative can't.
+    """
+
+    @staticmethod
+    def forward(
+        ctx,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        is_causal: bool = False,
+        scale: float | None = None,
+    ) -> Tensor:
+        check(q, k, v, is_causal, scale)
+        if q.ndim not in (3, 4):
+            raise ValueError(
+                f"q must be (batch, N, d) or (batch, heads, N, d), got shape {tuple(q.shape)}"
+            )
+        ctx.causal, ctx.scale = is_causal, default_scale(scale, q.shape[-1])
+        run = flash_forward if is_traced(q) else run_forward
+        o, lse = run(q, k, v, ctx.causal, ctx.scale)
+        ctx.save_for_backward(q, k, v, o, lse)
+        return o
+
+    @staticmethod
+    def backward(ctx, do: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        refuse_second_derivative()
+        run = flash_backward if is_traced(do) else run_backward
+        gradients = run(do, *ctx.saved_tensors, ctx.causal, ctx.scale)  # pyright: ignore[reportCallIssue]
+        # apply() may be called without the options: one gradient for each argument that
+        # it got.
+        return *gradients, *(None for _ in ctx.needs_input_grad[3:])
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> None:
+    """TypeError or ValueError unless these kernels can run on this."""
+    check_inputs(q, k, v, causal, scale, DTYPES)
+    if q.shape[-1] > MAX_HEAD:
+        raise ValueError(
+            f"q must have a head dimension from 1 to {MAX_HEAD}, got {q.shape[-1]}"
+        )
+    if not q.is_cuda and not (q.is_cpu and INTERPRETED.value):
+        raise ValueError(
+            f"q must be on a CUDA device, got {q.device}; the CPU is taken where TRITON_INTERPRET=1 is set before "
+            "triton is first imported"
+        )
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """`flash_attention` by these kernels, with its arguments and errors."""
+    q, k, v = autocast_like_sdpa(q, k, v)
+    tensors = isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)
+    if tensors and q.ndim in (3, 4) and not is_traced(q):
+        if is_differentiated(q, k, v):
+            # The class checks for itself.
+            return FlashAttentionTriton.apply(q, k, v, causal, scale)
+        check(q, k, v, causal, scale)
+        # An autograd Function costs the host as much as a launch.
+        return run_forward(q, k, v, causal, default_scale(scale, q.shape[-1]))[0]
+    check(q, k, v, causal, scale)
+    shape = q.shape
+    if q.ndim == 2:
+        q, k, v = q[None], k[None], v[None]
+    elif q.ndim > 4:
+        q, k, v = (x.flatten(0, -4) for x in (q, k, v))
+    if is_traced(q):
+        return flash_forward(q, k, v, causal, default_scale(scale, shape[-1]))[0].view(
+            shape
+        )
+    return FlashAttentionTriton.apply(q, k, v, causal, scale).view(shape)
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The model's attention slot: (b, h, s, e) three times -> (b, h, s, e)."""
+    return attention(q, k, v, causal=True)

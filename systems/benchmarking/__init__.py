@@ -1,0 +1,1 @@
+"""How time is measured: clocks, phases, the GPU by itself, attention of others beside ours."""

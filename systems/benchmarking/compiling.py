@@ -1,0 +1,92 @@
+"""`torch.compile`, measured honestly: nothing cached from before, no compile in a timed
+step, recompiles counted.
+
+Compiling happens in the first calls. So warm-up steps are timed as well, in samples of
+their own: what they take beyond as many settled steps is the price of compiling. The
+timed steps then run where a recompile is an error.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_inductor_cache
+
+from systems.benchmarking import timing
+from systems.benchmarking.timing import Step
+
+BACKEND = "inductor"
+
+
+# --8<-- [start:compiled]
+def compiled(work: Any, dynamic: bool | None = False) -> Any:
+    """`work` compiled as one graph (a break in it is an error), for the shapes that it
+    meets unless `dynamic`.
+    """
+    return torch.compile(work, fullgraph=True, dynamic=dynamic, backend=BACKEND)
+
+
+@contextmanager
+def fresh(device: str) -> Iterator[None]:
+    """The compiler as a new process has it: nothing compiled, no cache on disk; its own
+    loading is done before.
+    """
+    load(device)
+    torch.compiler.reset()
+    try:
+        with fresh_inductor_cache():
+            yield
+    finally:
+        # What was compiled may hold on to tensors, which the next configuration would
+        # count as its own.
+        torch.compiler.reset()
+
+
+@cache
+def load(device: str) -> None:
+    """Import the compiler and start its worker processes, which the first compilation
+    of a process would pay for.
+    """
+    x = torch.ones(8, device=device, requires_grad=True)
+    torch.compile(lambda x: (x.exp() + 1).sum(), backend=BACKEND)(x).backward()
+
+
+def graphs() -> int:
+    """How many graphs this process has compiled, recompiled ones included."""
+    return counters["stats"]["unique_graphs"]
+
+
+def measure(
+    step: Step, *, warmup: int, repeats: int, device: str, between: Callable[[], None]
+) -> dict[str, list[float] | int]:
+    """As `timing.measure`, with the warm-up steps as samples too (`warmup_..._ms`), and
+    a count of the graphs compiled.
+
+    RuntimeError where a measured step would compile again.
+    """
+    before = graphs()
+    first = timing.measure(
+        step, warmup=0, repeats=warmup, device=device, between=between
+    )
+    settled = graphs()
+    with torch.compiler.set_stance("fail_on_recompile"):
+        timed = timing.measure(
+            step, warmup=0, repeats=repeats, device=device, between=between
+        )
+    warmup_ms = {
+        f"warmup_{name}": samples
+        for name, samples in first.items()
+        if name.endswith("_ms")
+    }
+    return {
+        **warmup_ms,
+        **timed,
+        "graphs": settled - before,
+        "recompiles": graphs() - settled,
+    }
+
+
+# --8<-- [end:compiled]

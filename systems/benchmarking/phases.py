@@ -1,0 +1,31 @@
+"""The phases of a training step, and the one mark that profilers see.
+
+`mark("forward")` is an NVTX range (Nsight Systems) and a profiler record
+(torch.profiler) in one context manager.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+FORWARD, LOSS, BACKWARD, OPTIMIZER = PHASES = (
+    "forward",
+    "loss",
+    "backward",
+    "optimizer",
+)
+
+
+@contextmanager
+def mark(name: str) -> Iterator[None]:
+    """Name the work launched inside, for whoever is listening."""
+    on_gpu = torch.cuda.is_initialized()
+    if on_gpu:
+        torch.cuda.nvtx.range_push(name)
+    try:
+        with torch.profiler.record_function(name):
+            yield
+    finally:
+        if on_gpu:
+            torch.cuda.nvtx.range_pop()

@@ -1,0 +1,103 @@
+"""The only clock, and the only reader of peak memory.
+
+A CUDA call returns before the GPU has done its work, so the clock waits for the GPU
+before it starts and before it stops. The time of a phase is wall time between two such
+waits: what a user waits for, launches included.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+
+from systems.benchmarking import phases
+from systems.model.train_step import Phase
+
+now = time.perf_counter
+
+
+class Step(Protocol):
+    """A piece of work that names its phases: called once per warm-up and once per
+    measured step.
+    """
+
+    def __call__(self, phase: Phase) -> None: ...
+
+
+def default_device() -> str:
+    """ "cuda" where torch sees a GPU, otherwise "cpu"."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def synchronize(device: str) -> None:
+    """Wait until the device has done everything that it was given. A CPU always has."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+# --8<-- [start:clock]
+class Clock:
+    """Times named phases: `with clock.phase("forward"): ...` adds one sample to
+    `samples_ms["forward_ms"]`.
+
+    Work that raises leaves no sample.
+    """
+
+    def __init__(self, device: str):
+        self.device = device
+        self.samples_ms: dict[str, list[float]] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        with phases.mark(name):
+            synchronize(self.device)
+            start = now()
+            yield
+            synchronize(self.device)
+            elapsed_ms = (now() - start) * 1e3
+        self.samples_ms.setdefault(f"{name}_ms", []).append(elapsed_ms)
+
+
+def measure(
+    step: Step,
+    *,
+    warmup: int,
+    repeats: int,
+    device: str,
+    between: Callable[[], None] | None = None,
+) -> dict[str, list[float] | int]:
+    """Run `step` warmup + repeats times; keep the repeats' samples, in ms by phase, and
+    their peak memory in bytes.
+
+    `between` runs before each step, outside the clock (clearing gradients, say). Memory
+    is absent on a CPU. What the step raises, running out of memory too, passes through.
+    """
+    warm, clock = Clock(device), Clock(device)
+    for i in range(warmup + repeats):
+        if i == warmup and device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        if between is not None:
+            between()
+        step((warm if i < warmup else clock).phase)
+    return {**clock.samples_ms, **peak_memory(device)}
+
+
+# --8<-- [end:clock]
+
+
+# --8<-- [start:peak]
+def peak_memory(device: str) -> dict[str, int]:
+    """Bytes at the peak since the counters were reset: held by tensors, and held from
+    the driver by the allocator.
+    """
+    if device != "cuda":
+        return {}
+    return {
+        "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+        "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+    }
+
+
+# --8<-- [end:peak]

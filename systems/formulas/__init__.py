@@ -1,0 +1,1 @@
+"""What follows from shapes: FLOPs, bytes, floors. Arithmetic alone, without torch."""

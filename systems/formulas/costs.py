@@ -1,0 +1,298 @@
+"""What a model must cost, by formula: parameters, FLOPs, bytes; and what a device can
+do at best, with its source.
+
+Arithmetic only: imports no torch, so that the pages can be rendered anywhere. Tests
+hold the formulas to PyTorch's own counts (`numel()` and `torch.utils.flop_counter`).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+FP32_BYTES = 4
+INT64_BYTES = 8
+
+
+# --8<-- [start:parameters]
+def parameters_by_part(
+    *, vocab_size: int, d_model: int, d_ff: int, num_layers: int, **_: int
+) -> dict[str, int]:
+    """Parameters of each part of the model; their sum is the whole.
+
+    Attention has four d x d projections, SwiGLU three d x d_ff matrices, each block two
+    norms of d, and one norm ends the model: 2·V·d + L·(4·d² + 3·d·d_ff + 2·d) + d.
+    """
+    return {
+        "embedding": vocab_size * d_model,
+        "attention": num_layers * 4 * d_model**2,
+        "feed_forward": num_layers * 3 * d_model * d_ff,
+        "norms": num_layers * 2 * d_model + d_model,
+        "head": vocab_size * d_model,
+    }
+
+
+# --8<-- [end:parameters]
+
+
+# --8<-- [start:flops]
+def forward_flops(
+    *,
+    vocab_size: int,
+    d_model: int,
+    d_ff: int,
+    num_layers: int,
+    context: int,
+    batch: int,
+    **_: int,
+) -> dict[str, int]:
+    """FLOPs of the matrix products in one forward pass, by part.
+
+    A product of (m, k) by (k, n) is m·n·k multiplications and as many additions:
+    2·m·n·k FLOPs. So a weight matrix costs 2 FLOPs per parameter and token. Attention
+    multiplies Q Kᵀ and P V, each 2·s²·d over all heads, per sequence and layer; eager
+    attention computes the masked half too, so it is counted. Softmax, norms,
+    activations and the embedding look-up are not: less than a percent of the
+    arithmetic, however much of the time.
+    """
+    tokens = batch * context
+    return {
+        "projections": tokens * num_layers * 2 * 4 * d_model**2,
+        "feed_forward": tokens * num_layers * 2 * 3 * d_model * d_ff,
+        "attention": batch * num_layers * 2 * 2 * context**2 * d_model,
+        "head": tokens * 2 * d_model * vocab_size,
+    }
+
+
+# The backward pass of C = A B forms dA = dC Bᵀ and dB = Aᵀ dC: two products of the same
+# size for each one.
+BACKWARD_OVER_FORWARD = 2
+# --8<-- [end:flops]
+
+
+def pass_flops(forward: int, *phases: str) -> int:
+    """Matrix FLOPs of the named phases together. Loss and optimizer multiply no
+    matrices.
+    """
+    per_phase = {"forward": 1, "backward": BACKWARD_OVER_FORWARD}
+    return forward * sum(per_phase.get(phase, 0) for phase in phases)
+
+
+# --8<-- [start:attention_memory]
+def attention_saved_bytes(
+    *, batch: int, n: int, d: int, element_bytes: int, causal: bool
+) -> dict[str, int]:
+    """What unfused eager attention keeps between its passes, by tensor, beyond q, k and
+    v. One head.
+
+    `exp` keeps its result, which the division keeps too; the division's own result, the
+    probabilities, is kept by the product with v. The maxima are kept as positions, the
+    mask as booleans. Every name ends in the shape of its tensor.
+    """
+    rows = batch * n
+    return {
+        "exponentials (b, n, n)": rows * n * element_bytes,
+        "probabilities (b, n, n)": rows * n * element_bytes,
+        "row sums (b, n)": rows * element_bytes,
+        "positions of the maxima (b, n)": rows * INT64_BYTES,
+        **({"mask (n, n)": n * n} if causal else {}),
+        "output (b, n, d)": rows * d * element_bytes,
+    }
+
+
+def attention_peak_bytes(
+    *, batch: int, n: int, d: int, element_bytes: int, causal: bool
+) -> dict[str, int]:
+    """All tensors at the peak of eager attention, by tensor: its backward pass, inside
+    p = e / l.
+
+    With dp the gradient of p, the gradient of l is -dp · ((e / l) / l) summed over
+    rows. The probabilities are free by then, but dp, de = dp / l, e / l², -dp and the
+    product of the last two stand beside the exponentials: six matrices.
+    """
+    rows = batch * n
+    matrices = ("dp", "de = dp / l", "e / l²", "-dp", "their product")
+    saved = attention_saved_bytes(
+        batch=batch, n=n, d=d, element_bytes=element_bytes, causal=causal
+    )
+    del saved["probabilities (b, n, n)"]
+    return {
+        **saved,
+        **{f"{name} (b, n, n)": rows * n * element_bytes for name in matrices},
+        "q, k, v, do and dv (b, n, d)": 5 * rows * d * element_bytes,
+    }
+
+
+# --8<-- [end:attention_memory]
+
+
+# --8<-- [start:attention]
+# Products of all scores with rows of d numbers: S = Q Kᵀ and P V; backward S again, dP,
+# dV, dK and dQ.
+ATTENTION_PRODUCTS = {"forward": 2, "backward": 5, "both": 7}
+
+
+def scores(*, batch: int, heads: int, n: int, causal: bool) -> int:
+    """Entries of the score matrices that count: n² per head, half of them under a
+    causal mask.
+    """
+    return batch * heads * n**2 // (2 if causal else 1)
+
+
+def attention_flops(name: str, *, d: int, **shape: Any) -> int:
+    """Matrix FLOPs that a pass of attention needs, the same for every implementation
+    whatever it does beyond them.
+    """
+    return ATTENTION_PRODUCTS[name] * 2 * d * scores(**shape)
+
+
+# --8<-- [end:attention]
+
+
+# --8<-- [start:kernels]
+@dataclass(frozen=True)
+class KernelWork:
+    """What a kernel can't do without: products and exponentials per score, and what it
+    reads and writes once.
+    """
+
+    products: int
+    exponentials: int
+    # Tensors (n, d) in the dtype of the inputs, and fp32 vectors of n numbers, of each
+    # head.
+    tensors: int
+    vectors: int
+    # Rows of keys whose share of dQ is added to memory together, in fp32; 0 where
+    # nothing is added.
+    keys_per_share: int = 0
+
+
+# dO is not counted: the gradient of a sum is one number, expanded.
+KERNELS = {
+    "forward": KernelWork(products=2, exponentials=1, tensors=4, vectors=1),
+    "dkdv": KernelWork(products=4, exponentials=1, tensors=5, vectors=2),
+    # It computes D too.
+    "dq": KernelWork(products=3, exponentials=1, tensors=5, vectors=3),
+    "delta": KernelWork(products=0, exponentials=0, tensors=1, vectors=1),
+    # dQ in float32, which counts as two, and rounded by the last.
+    "one_pass": KernelWork(
+        products=5, exponentials=1, tensors=7, vectors=2, keys_per_share=128
+    ),
+    "round": KernelWork(products=0, exponentials=0, tensors=3, vectors=0),
+}
+# Of each multiprocessor, compute capability 8.0 and 9.0: CUDA C++ Programming Guide,
+# arithmetic instructions.
+EXPONENTIALS_PER_CLOCK = 16
+# --8<-- [end:kernels]
+
+
+# --8<-- [start:attention_parts]
+def attention_part_costs(
+    *,
+    context: int,
+    batch: int,
+    d_model: int,
+    num_layers: int,
+    num_heads: int,
+    element_bytes: int,
+    **_: int,
+) -> dict[str, tuple[int, int]]:
+    """(FLOPs, bytes moved) of each part of eager attention in a forward pass, over all
+    layers and heads.
+
+    n counts the scores. A product reads its operands and writes its result once.
+    Softmax is five kernels: maximum (reads n), subtraction and exponential (each reads
+    and writes n), sum (reads n), division (reads and writes n): 8 n moved and 5 n
+    FLOPs. The mask's two, scale and choice, move 4 n. What has one number per row is
+    left out.
+    """
+    layers = num_layers * batch
+    n, heads, inputs = (
+        layers * num_heads * context**2,
+        d_model // num_heads,
+        layers * context * d_model,
+    )
+    return {
+        "attention scores": (2 * n * heads, element_bytes * (2 * inputs + n)),
+        "attention mask": (n, element_bytes * 4 * n),
+        "attention softmax": (5 * n, element_bytes * 8 * n),
+        "attention output": (2 * n * heads, element_bytes * (2 * inputs + n)),
+    }
+
+
+# --8<-- [end:attention_parts]
+
+
+@dataclass(frozen=True)
+class Peak:
+    """A device's dense rates and memory bandwidth by its maker's data sheet, in FLOP/s
+    and bytes/s.
+    """
+
+    fp32: float
+    tf32: float
+    bf16: float
+    bandwidth: float
+    source: str
+
+
+# --8<-- [start:peaks]
+# Dense rates (a data sheet's "with sparsity" figure is twice as high). Keys are slugs;
+# the longest that begins a device's own slug counts, so "nvidia-a100-sxm4" serves both
+# memory sizes unless one is listed.
+PEAKS = {
+    "nvidia-h200-nvl": Peak(
+        60e12, 417.5e12, 835.5e12, 4.8e12, "NVIDIA H200 Tensor Core GPU data sheet, NVL"
+    ),
+    "nvidia-h200": Peak(
+        67e12, 494.5e12, 989.5e12, 4.8e12, "NVIDIA H200 Tensor Core GPU data sheet, SXM"
+    ),
+    "nvidia-h100-pcie": Peak(
+        51e12, 378e12, 756e12, 2.0e12, "NVIDIA H100 Tensor Core GPU data sheet, PCIe"
+    ),
+    "nvidia-h100-nvl": Peak(
+        60e12, 417.5e12, 835.5e12, 3.9e12, "NVIDIA H100 Tensor Core GPU data sheet, NVL"
+    ),
+    "nvidia-h100": Peak(
+        67e12,
+        494.5e12,
+        989.5e12,
+        3.35e12,
+        "NVIDIA H100 Tensor Core GPU data sheet, SXM",
+    ),
+    "nvidia-a100-sxm4-40gb": Peak(
+        19.5e12,
+        156e12,
+        312e12,
+        1.555e12,
+        "NVIDIA A100 Tensor Core GPU data sheet, 40 GB",
+    ),
+    "nvidia-a100-sxm4": Peak(
+        19.5e12,
+        156e12,
+        312e12,
+        2.039e12,
+        "NVIDIA A100 Tensor Core GPU data sheet, 80 GB SXM",
+    ),
+    "nvidia-a100-pcie-40gb": Peak(
+        19.5e12,
+        156e12,
+        312e12,
+        1.555e12,
+        "NVIDIA A100 Tensor Core GPU data sheet, 40 GB",
+    ),
+    "nvidia-a100": Peak(
+        19.5e12,
+        156e12,
+        312e12,
+        1.935e12,
+        "NVIDIA A100 Tensor Core GPU data sheet, 80 GB PCIe",
+    ),
+}
+# --8<-- [end:peaks]
+
+
+def peak_of(slug: str) -> Peak | None:
+    """The peaks of the device with this slug, or None where no data sheet is listed
+    above.
+    """
+    keys = [key for key in PEAKS if slug.startswith(key)]
+    return PEAKS[max(keys, key=len)] if keys else None

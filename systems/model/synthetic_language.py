@@ -1,0 +1,45 @@
+"""A language that a model can learn in minutes and whose best possible loss is known: a
+seeded sparse Markov chain.
+
+Each token has a few successors of its own, drawn at random once, with the same
+probabilities 1, 1/2, 1/3, ... (scaled). So whatever came before, the next token has the
+same entropy, and no model's expected loss is below it.
+"""
+
+import math
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+SUCCESSORS = 8
+WEIGHTS = [1 / rank for rank in range(1, SUCCESSORS + 1)]
+PROBABILITIES = [weight / sum(WEIGHTS) for weight in WEIGHTS]
+# In nats per token, as cross-entropy counts.
+ENTROPY = -sum(p * math.log(p) for p in PROBABILITIES)
+
+
+# --8<-- [start:sample]
+def sample(
+    vocab: int, sequences: int, length: int, seed: int
+) -> Int[Tensor, "sequences length"]:
+    """Sequences of the language (int64, on the CPU). Its table depends on the
+    vocabulary alone, not on the seed.
+    """
+    table = (
+        torch.rand(vocab, vocab, generator=torch.Generator().manual_seed(vocab))
+        .topk(SUCCESSORS)
+        .indices
+    )
+    generator = torch.Generator().manual_seed(seed)
+    tokens = [torch.randint(vocab, (sequences,), generator=generator)]
+    probabilities = torch.tensor(PROBABILITIES)
+    for _ in range(length - 1):
+        choice = torch.multinomial(
+            probabilities, sequences, replacement=True, generator=generator
+        )
+        tokens.append(table[tokens[-1], choice])
+    return torch.stack(tokens, dim=1)
+
+
+# --8<-- [end:sample]

@@ -1,0 +1,305 @@
+"""The Transformer language model that everything here measures, written as the course
+writes it.
+
+Pre-norm blocks, RMSNorm, rotary embedding, SwiGLU, untied embedding and head, no
+biases. Names, signatures and state-dict keys are those of the course's package, so a
+checkpoint loads in either. The model is *eager* on purpose: softmax is max, subtract,
+exp, sum, divide and SiLU is two operations, each a kernel of its own, because that is
+what the measurements are about. Fused attention comes in through the slot
+`BasicsTransformerLM(..., attention=NAME)`.
+
+Shapes: b batch, s sequence, v vocabulary, d model width, h heads, e width of one head,
+f feed-forward width.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib import import_module
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from systems.attention import IMPLEMENTATIONS
+from systems.model.sizes import SIZES, VOCAB_SIZE
+
+AttentionFn = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+ROPE_THETA = 10_000.0
+
+
+def truncated_normal(shape: tuple[int, ...], std: float) -> nn.Parameter:
+    """Parameter drawn from a normal distribution of mean 0, cut at three standard
+    deviations.
+    """
+    return nn.Parameter(
+        nn.init.trunc_normal_(torch.empty(shape), std=std, a=-3 * std, b=3 * std)
+    )
+
+
+class Linear(nn.Module):
+    """y = x Wᵀ without bias; weight (d_out, d_in)."""
+
+    def __init__(self, d_in: int, d_out: int):
+        super().__init__()
+        self.weight = truncated_normal((d_out, d_in), std=math.sqrt(2 / (d_in + d_out)))
+
+    def forward(self, x: Float[Tensor, "... d_in"]) -> Float[Tensor, "... d_out"]:
+        return torch.einsum("...i,oi->...o", x, self.weight)
+
+
+class Embedding(nn.Module):
+    """A row of weight (vocab_size, d_model) for each token id."""
+
+    def __init__(self, vocab_size: int, d_model: int):
+        super().__init__()
+        self.weight = truncated_normal((vocab_size, d_model), std=1.0)
+
+    def forward(self, token_ids: Int[Tensor, "..."]) -> Float[Tensor, "... d"]:
+        return self.weight[token_ids]
+
+
+# --8<-- [start:rmsnorm]
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x²) + eps) · weight, computed in fp32, returned in the dtype of x
+    (Zhang and Sennrich 2019).
+    """
+
+    def __init__(self, hidden_size: int, eps: float = 1e-5):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden_size))
+        self.eps = eps
+
+    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        wide = x.to(torch.float32)
+        inverse_rms = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (self.weight * (wide * inverse_rms)).to(x.dtype)
+
+
+# --8<-- [end:rmsnorm]
+
+
+def silu(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """x · sigmoid(x) as two kernels, as the course writes it."""
+    return x * torch.sigmoid(x)
+
+
+class SwiGLU(nn.Module):
+    """w2(silu(w1 x) · w3 x): w1 is the gate, w3 the value, w2 the way down (Shazeer
+    2020, equation 6).
+    """
+
+    def __init__(self, d_model: int, d_ff: int):
+        super().__init__()
+        self.w1 = Linear(d_model, d_ff)
+        self.w2 = Linear(d_ff, d_model)
+        self.w3 = Linear(d_model, d_ff)
+
+    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        return self.w2(silu(self.w1(x)) * self.w3(x))
+
+
+class RotaryEmbedding(nn.Module):
+    """Turns each pair (2i, 2i+1) of x by the angle position · theta^(-2i/dim) (Su et
+    al. 2021, equation 15).
+    """
+
+    def __init__(self, context_length: int, dim: int, theta: float = ROPE_THETA):
+        super().__init__()
+        frequency = theta ** -(torch.arange(0, dim, 2) / dim)
+        angle = torch.outer(torch.arange(context_length), frequency)
+        # (2, context_length, dim / 2): cosines, then sines. Derived, so it is not part
+        # of a checkpoint.
+        self.register_buffer(
+            "cos_sin", torch.stack((angle.cos(), angle.sin())), persistent=False
+        )
+
+    def forward(
+        self, x: Float[Tensor, "... s e"], positions: Int[Tensor, "... s"]
+    ) -> Float[Tensor, "... s e"]:
+        cos, sin = self.get_buffer("cos_sin")[:, positions]
+        even, odd = x[..., 0::2], x[..., 1::2]
+        return torch.stack(
+            (cos * even - sin * odd, sin * even + cos * odd), dim=-1
+        ).flatten(-2)
+
+
+# --8<-- [start:attention]
+def softmax(x: Float[Tensor, "..."], dim: int = -1) -> Float[Tensor, "..."]:
+    """Unfused: max, subtract, exp, sum, divide. Each is a kernel that reads and writes
+    all of x.
+    """
+    exponentials = torch.exp(x - torch.max(x, dim=dim, keepdim=True).values)
+    return exponentials / torch.sum(exponentials, dim=dim, keepdim=True)
+
+
+def scaled_dot_product_attention(
+    Q: Float[Tensor, "... q e"],
+    K: Float[Tensor, "... k e"],
+    V: Float[Tensor, "... k e"],
+    mask: Bool[Tensor, "... q k"] | None = None,
+) -> Float[Tensor, "... q e"]:
+    """softmax(Q Kᵀ / sqrt(e)) V; mask True keeps a score, False makes it -inf (Vaswani
+    et al. 2017, equation 1).
+    """
+    scores = torch.einsum("...qe,...ke->...qk", Q, K) / math.sqrt(K.shape[-1])
+    if mask is not None:
+        scores = torch.where(mask, scores, float("-inf"))
+    return torch.einsum("...qk,...ke->...qe", softmax(scores), V)
+
+
+def eager(
+    q: Float[Tensor, "b h s e"],
+    k: Float[Tensor, "b h s e"],
+    v: Float[Tensor, "b h s e"],
+) -> Tensor:
+    """Causal attention through the module's `scaled_dot_product_attention`, looked up
+    at each call.
+
+    So assigning another function to `systems.model.transformer.scaled_dot_product_attention` swaps
+    it in every layer.
+    """
+    position = torch.arange(q.shape[-2], device=q.device)
+    return scaled_dot_product_attention(q, k, v, mask=position[:, None] >= position)
+
+
+# --8<-- [end:attention]
+
+
+def load_attention(name: str) -> AttentionFn:
+    """The causal attention function of this name: (b, h, s, e) three times -> (b, h, s,
+    e). ValueError if unknown.
+    """
+    # By itself, not by its name: what every model can run belongs to what it measures.
+    if name == "eager":
+        return eager
+    if name not in IMPLEMENTATIONS:
+        raise ValueError(
+            f"no attention implementation is named {name!r}; there are: {', '.join(IMPLEMENTATIONS)}"
+        )
+    module, function = IMPLEMENTATIONS[name].split(":")
+    return getattr(import_module(module), function)
+
+
+class CausalMultiHeadSelfAttention(nn.Module):
+    """Projections, rotary embedding of q and k, then the implementation in the
+    attention slot.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        rotary: RotaryEmbedding,
+        attention: AttentionFn,
+    ):
+        super().__init__()
+        self.num_heads = num_heads
+        self.q_proj = Linear(d_model, d_model)
+        self.k_proj = Linear(d_model, d_model)
+        self.v_proj = Linear(d_model, d_model)
+        self.output_proj = Linear(d_model, d_model)
+        self.rotary = rotary
+        self.attention = attention
+
+    def forward(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b s d"]:
+        batch, sequence, d_model = x.shape
+
+        # (b, s, d) -> (b, h, s, e)
+        def heads(projected: Tensor) -> Tensor:
+            return projected.view(batch, sequence, self.num_heads, -1).transpose(1, 2)
+
+        q, k, v = heads(self.q_proj(x)), heads(self.k_proj(x)), heads(self.v_proj(x))
+        positions = torch.arange(sequence, device=x.device)
+        o = self.attention(self.rotary(q, positions), self.rotary(k, positions), v)
+        return self.output_proj(o.transpose(1, 2).reshape(batch, sequence, d_model))
+
+
+class TransformerBlock(nn.Module):
+    """x + attention(norm(x)), then x + feed-forward(norm(x))."""
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        d_ff: int,
+        rotary: RotaryEmbedding,
+        attention: AttentionFn,
+    ):
+        super().__init__()
+        self.attn = CausalMultiHeadSelfAttention(d_model, num_heads, rotary, attention)
+        self.ffn = SwiGLU(d_model, d_ff)
+        self.ln1 = RMSNorm(d_model)
+        self.ln2 = RMSNorm(d_model)
+
+    def forward(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b s d"]:
+        x = x + self.attn(self.ln1(x))
+        return x + self.ffn(self.ln2(x))
+
+
+# --8<-- [start:model]
+class BasicsTransformerLM(nn.Module):
+    """Token ids (b, s) -> logits (b, s, v). `attention` names an entry of
+    `systems.attention.IMPLEMENTATIONS`.
+
+    ValueError where the heads don't divide the width, a sequence is longer than the
+    context, or the name is unknown.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        context_length: int,
+        d_model: int,
+        num_layers: int,
+        num_heads: int,
+        d_ff: int,
+        rope_theta: float = ROPE_THETA,
+        attention: str = "eager",
+    ):
+        super().__init__()
+        if d_model % num_heads or (d_model // num_heads) % 2:
+            raise ValueError(
+                f"d_model {d_model} must split into {num_heads} heads of even width"
+            )
+        self.context_length = context_length
+        self.token_embeddings = Embedding(vocab_size, d_model)
+        rotary = RotaryEmbedding(context_length, d_model // num_heads, rope_theta)
+        attention_fn = load_attention(attention)
+        self.layers = nn.ModuleList(
+            TransformerBlock(d_model, num_heads, d_ff, rotary, attention_fn)
+            for _ in range(num_layers)
+        )
+        self.ln_final = RMSNorm(d_model)
+        self.lm_head = Linear(d_model, vocab_size)
+
+    def forward(self, token_ids: Int[Tensor, "b s"]) -> Float[Tensor, "b s v"]:
+        if token_ids.shape[-1] > self.context_length:
+            raise ValueError(
+                f"a sequence of {token_ids.shape[-1]} tokens exceeds the context of {self.context_length}"
+            )
+        x = self.token_embeddings(token_ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.lm_head(self.ln_final(x))
+
+
+# --8<-- [end:model]
+
+
+def build_model(
+    size: str,
+    context_length: int,
+    vocab_size: int = VOCAB_SIZE,
+    attention: str = "eager",
+):
+    """The model of this size on the current default device (`with torch.device("cuda"):
+    ...`), in float32.
+
+    `KeyError` for a size that is not in `SIZES`, `ValueError` for an unknown attention.
+    """
+    return BasicsTransformerLM(
+        vocab_size, context_length, **asdict(SIZES[size]), attention=attention
+    )

@@ -1,0 +1,144 @@
+"""Who computes in which dtype, without touching the model: hooks on modules, gradients
+and the optimizer, and a trace.
+
+The trace stands below autocast: it sees each operation with the inputs that autocast
+made for it, casts included.
+"""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+NAMES = {
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+}
+
+
+# --8<-- [start:trace]
+class DtypeTrace(TorchDispatchMode):
+    """While it is entered, notes dtypes of `model`, of its loss function and of its
+    optimizer, by name.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_function: nn.Module,
+        optimizer: torch.optim.Optimizer,
+    ):
+        super().__init__()
+        self.outputs: dict[str, str] = {}
+        self.parameters: dict[str, str] = {}
+        self.gradients: dict[str, str] = {}
+        self.output_gradients: dict[str, str] = {}
+        self.optimizer_state: dict[str, str] = {}
+        # (module, "optimizer" or "", operation, dtype of the result), in the order of
+        # execution.
+        self.operations: list[tuple[str, str, str]] = []
+        self.forward_operations = self.forward_casts = 0
+        self.scopes: list[str] = []
+        for name, module in [*model.named_modules(), ("loss", loss_function)]:
+            module.register_forward_pre_hook(partial(self.enter, name))
+            module.register_forward_hook(partial(self.leave, name))
+        for name, parameter in model.named_parameters():
+            parameter.register_post_accumulate_grad_hook(
+                partial(self.note_gradient, name)
+            )
+        optimizer.register_step_pre_hook(lambda *_: self.scopes.append("optimizer"))
+        optimizer.register_step_post_hook(
+            lambda optimizer, *_: self.note_state(optimizer)
+        )
+
+    def enter(self, name: str, module: nn.Module, inputs: tuple) -> None:
+        self.scopes.append(name)
+
+    def leave(
+        self, name: str, module: nn.Module, inputs: tuple, output: Tensor
+    ) -> None:
+        self.scopes.pop()
+        self.outputs[name] = NAMES[output.dtype]
+        if own := [NAMES[p.dtype] for p in module.parameters(recurse=False)]:
+            self.parameters[name] = joined(own)
+        if output.requires_grad:
+            output.register_hook(partial(self.note_output_gradient, name))
+
+    def note_output_gradient(self, name: str, gradient: Tensor) -> None:
+        self.output_gradients[name] = NAMES[gradient.dtype]
+
+    def note_gradient(self, name: str, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        self.gradients[name] = NAMES[parameter.grad.dtype]
+
+    def note_state(self, optimizer: torch.optim.Optimizer) -> None:
+        self.scopes.pop()
+        for state in optimizer.state.values():
+            tensors = {name: x for name, x in state.items() if isinstance(x, Tensor)}
+            self.optimizer_state |= {
+                name: NAMES[x.dtype] for name, x in tensors.items()
+            }
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        first = next((x for x in tree_leaves(result) if isinstance(x, Tensor)), None)
+        # A view computes nothing; indices and masks have no dtype to lose bits in.
+        if first is not None and not is_view(func):
+            scope = self.scopes[-1] if self.scopes else ""
+            dtype = NAMES.get(first.dtype, "other")
+            self.operations.append((scope, func.overloadpacket.__name__, dtype))
+        return result
+
+    # --8<-- [end:trace]
+
+    def end_forward(self) -> None:
+        """Count what has run so far: operations that compute, and those of them that
+        only change a dtype.
+        """
+        self.forward_operations = len(self.operations)
+        self.forward_casts = sum(name == "_to_copy" for _, name, _ in self.operations)
+
+    def dtype_of(self, scope: str, operation: str, last: bool = False) -> str:
+        """The dtype of the result of the first (or last) operation of this name in the
+        forward pass of a module.
+        """
+        found = [
+            dtype
+            for where, name, dtype in self.operations
+            if (where, name) == (scope, operation)
+        ]
+        if not found:
+            ran = sorted({name for where, name, _ in self.operations if where == scope})
+            raise ValueError(
+                f"no {operation} ran in {scope}, which ran {', '.join(ran) or 'nothing'}"
+            )
+        return found[-1 if last else 0]
+
+    @staticmethod
+    def one(dtypes: dict[str, str]) -> str:
+        """The dtype that all of these have, or all that occur."""
+        return joined(dtypes.values())
+
+
+def joined(dtypes: Iterable[str]) -> str:
+    return ", ".join(sorted(set(dtypes)))
+
+
+def is_view(func: Any) -> bool:
+    """Whether an operation's result is its input under another shape: by its schema an
+    alias that is not written.
+    """
+    aliases = any(
+        a.alias_info is not None and not a.alias_info.is_write
+        for a in func._schema.arguments
+    )
+    # The schema of this one hides that it is a view, for autograd's sake.
+    return aliases or func.overloadpacket.__name__ == "_unsafe_view"

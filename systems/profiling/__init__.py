@@ -1,0 +1,1 @@
+"""Where time and memory go: kernels, launches and phases of a profiled step."""

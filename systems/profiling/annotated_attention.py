@@ -1,0 +1,48 @@
+"""The model's eager attention with its four parts marked, for profilers to tell them
+apart. Never timed: marks cost.
+
+The same operations in the same order as `systems.model.transformer.eager`, so the same bits.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from systems.benchmarking.phases import mark
+from systems.model import transformer
+
+PARTS = SCORES, MASK, SOFTMAX, OUTPUT = (
+    "attention scores",
+    "attention mask",
+    "attention softmax",
+    "attention output",
+)
+
+
+# --8<-- [start:attention]
+def causal_attention(
+    q: Float[Tensor, "b h s e"],
+    k: Float[Tensor, "b h s e"],
+    v: Float[Tensor, "b h s e"],
+) -> Float[Tensor, "b h s e"]:
+    """The scale belongs to the mask: both are visits to the score matrix that multiply
+    no matrices.
+    """
+    with mark(SCORES):
+        scores = torch.einsum("...qe,...ke->...qk", q, k)
+    with mark(MASK):
+        position = torch.arange(q.shape[-2], device=q.device)
+        scores = torch.where(
+            position[:, None] >= position,
+            scores / math.sqrt(k.shape[-1]),
+            float("-inf"),
+        )
+    with mark(SOFTMAX):
+        weights = transformer.softmax(scores)
+    with mark(OUTPUT):
+        return torch.einsum("...qk,...ke->...qe", weights, v)
+
+
+# --8<-- [end:attention]

@@ -1,0 +1,164 @@
+"""Kernel names for people: a short name and a category for what a profiler calls a
+kernel.
+
+A library's kernel says in its own name what it does (`ampere_sgemm_128x64_tn`).
+PyTorch's generic kernels say it in a template argument: `elementwise_kernel<128, 2, ...
+exp_kernel_cuda(...) ...>` is an exponential. Names are taken as profilers give them,
+demangled or mangled. Pure text: imports no torch.
+"""
+
+import re
+from functools import cache
+
+CATEGORIES = (
+    MATMUL,
+    SOFTMAX,
+    ELEMENTWISE,
+    REDUCTION,
+    COPY,
+    OPTIMIZER,
+    ATTENTION,
+    OTHER,
+) = (
+    "matmul",
+    "softmax",
+    "elementwise",
+    "reduction",
+    "copy",
+    "optimizer",
+    "attention",
+    "other",
+)
+
+# --8<-- [start:categories]
+# The first that is found anywhere in the name counts. So what a kernel is for stands
+# before how it is built: fused attention may be a cutlass kernel, and a copy an
+# element-wise one.
+RULES = (
+    (ATTENTION, r"flash|fmha|sdpa|flex_attention|^(?:forward|delta|dkdv|dq)_kernel$"),
+    (OPTIMIZER, r"adam|fusedsgd|lamb_"),
+    (SOFTMAX, r"softmax"),
+    (MATMUL, r"gemm|gemv|nvjet|cutlass|cublas|splitkreduce|triton_tem_|triton_mm"),
+    # The compiler names a kernel after all that it fused, a scatter too; its kind
+    # stands in front.
+    (REDUCTION, r"^triton_(?:red|per)_"),
+    (ELEMENTWISE, r"^triton_poi_"),
+    (
+        COPY,
+        r"memcpy|memset|copy_kernel|catarray|fillfunctor|gather|scatter|index_elementwise|(?:large|small)index",
+    ),
+    (REDUCTION, r"reduc|layer_?norm|rms_?norm|cumsum|scan"),
+    (ELEMENTWISE, r"elementwise|multi_tensor_apply|triu_tril|where_kernel"),
+)
+# --8<-- [end:categories]
+
+# What names the operation inside a generic kernel, most telling first. `BinaryFunctor`
+# and its kind only wrap another.
+WRAPPER = r"(?:Binary|BUnary|AUnary|Unary|Opaque|Compare)"
+OPERATIONS = (
+    r"(\w+?)_kernel_cuda",
+    r"\b(?!gpu_)(\w+?)_kernel_impl",
+    r"CUDAFunctorOn\w+_(\w+)",
+    r"CUDAFunctor_(\w+)",
+    rf"\b(?!{WRAPPER}Functor)(\w+?)_?[Ff]unctor(?:_t)?\b",
+    r"(\w+?)Ops\b",
+    r"(\w+?)_?[Ff]unctor",
+)
+GENERIC = re.compile(
+    r"\b(\w*elementwise\w*kernel\w*|reduce_kernel|multi_tensor_apply_kernel)\b"
+)
+# What the parts of a name mean that nobody would guess.
+SPOKEN = {
+    "direct_copy": "copy",
+    "bfloat16_copy": "copy to bf16",
+    "launch_clamp_scalar": "clamp",
+}
+LONGEST = 64
+
+
+def category_of(name: str, path: tuple[str, ...] = ()) -> str:
+    """What a kernel is for. Inside a phase that is named for it, a softmax or an
+    optimizer is every kernel there: unfused, both are made of element-wise kernels and
+    reductions like any other.
+    """
+    for word in (OPTIMIZER, SOFTMAX):
+        if path and word in path[-1]:
+            return word
+    return _category(name)
+
+
+@cache
+def _category(name: str) -> str:
+    text = readable(name).lower()
+    return next(
+        (category for category, pattern in RULES if re.search(pattern, text)), OTHER
+    )
+
+
+@cache
+def short_name(name: str) -> str:
+    """At most 64 characters: `elementwise exp`, `reduce max`, `ampere_sgemm_128x64_tn`."""
+    text = readable(name)
+    if generic := GENERIC.search(text):
+        kind = {
+            "reduce_kernel": "reduce",
+            "multi_tensor_apply_kernel": "multi-tensor",
+        }.get(generic[1], "elementwise")
+        # The operation stands inside the arguments, behind the name of the generic
+        # kernel.
+        operation = _operation(text[generic.end() :])
+        if kind == "elementwise" and generic[1].startswith(("index", "_scatter")):
+            return "index" if generic[1].startswith("index") else "scatter or gather"
+        return f"{kind} {operation}".strip()[:LONGEST]
+    if inner := re.search(r"\b(cutlass\w*(?:gemm|fprop|wgrad)\w*)", text):
+        return inner[1][:LONGEST]
+    plain = re.sub(r"\(anonymous namespace\)::", "", text)
+    if plain.startswith(("Memcpy", "Memset")):
+        return plain.split(" (")[0]
+    # Up to the template's or the call's arguments, without the return type and the
+    # namespaces.
+    base = (
+        re.split(r"[<(]", plain.removeprefix("void "))[0]
+        .strip()
+        .split("::")[-1]
+        .split(" ")[-1]
+    )
+    # The tile of an xmma kernel tells it from its neighbours, its schedule does not.
+    base = re.sub(
+        r"(_tilesize\w+?)_(?:stage|warpgroup|warpsize|cluster).*", r"\1", base
+    )
+    return (base or plain)[:LONGEST]
+
+
+def _operation(arguments: str) -> str:
+    for pattern in OPERATIONS:
+        if found := re.search(pattern, arguments):
+            words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", found[1]).lower().strip("_")
+            return SPOKEN.get(
+                words, "sum" if words == "func_wrapper" else words.replace("_", " ")
+            )
+    return ""
+
+
+@cache
+def readable(name: str) -> str:
+    """The identifiers of a mangled name (`_ZN2at6native...`), one after the other; any
+    other name as it is.
+    """
+    if not name.startswith("_Z"):
+        return name
+    found, at = [], 2
+    # A literal, a substitution or a template parameter has digits that count no
+    # characters.
+    token = re.compile(r"L[a-z]n?\d+E|[ST][0-9A-Z]*_|(?P<length>\d+)|.", re.DOTALL)
+    while at < len(name):
+        match = token.match(name, at)
+        assert match is not None
+        at = match.end()
+        if match["length"]:
+            word = name[at : at + int(match["length"])]
+            at += len(word)
+            # Compilers name an unnamed namespace so.
+            if not word.startswith(("_GLOBAL__N", "_INTERNAL")):
+                found.append(word)
+    return " ".join(found) or name

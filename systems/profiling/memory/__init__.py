@@ -1,0 +1,1 @@
+"""What holds memory: the allocator's history recorded, read and summed up."""

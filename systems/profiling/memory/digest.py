@@ -1,0 +1,199 @@
+"""What a record keeps of a memory history: peaks by category and by phase, the largest
+blocks, the timeline.
+"""
+
+import sys
+from collections import Counter
+from pathlib import PurePath
+from typing import Any
+
+from systems.profiling.memory.snapshot import (
+    CATEGORIES,
+    Block,
+    History,
+    SnapshotError,
+    history,
+    in_use,
+    marks_of,
+    read,
+)
+
+# Points of a timeline; between them its shape is lost, its highest and lowest points
+# are not.
+POINTS = 240
+# Groups of blocks that are kept of a pass: those of a drawn one are shown.
+LARGEST, FEW = 8, 3
+Group = dict[str, Any]
+
+
+# --8<-- [start:digest]
+def digest(history: History, timeline: bool = False) -> dict[str, Any]:
+    """Bytes by category at the peak and at most, the peak of each phase, and the
+    largest blocks; no times.
+    """
+    layers = by_category(history)
+    total = in_use(history)
+    peak = total.index(max(total))
+    made = sorted(
+        (b for b in history.blocks if not b.older), key=lambda block: -block.bytes
+    )
+    tenth = made[: max(1, len(made) // 10)]
+    shown = LARGEST if timeline else FEW
+    return {
+        "peak_requested_bytes": total[peak],
+        "peak_phase": next(
+            (p.name for p in history.phases if p.first <= peak <= p.last),
+            "between phases",
+        ),
+        "categories": [
+            {"category": name, "at_peak_bytes": layer[peak], "most_bytes": max(layer)}
+            for name, layer in layers.items()
+        ],
+        "phases": [
+            {
+                "phase": phase.name,
+                "first_event": phase.first,
+                "last_event": phase.last,
+                "peak_bytes": max(total[phase.first : phase.last + 1]),
+            }
+            for phase in history.phases
+        ],
+        "allocations": len(made),
+        "tenth_least_bytes": tenth[-1].bytes,
+        "tenth": groups(tenth)[:shown],
+        "largest_at_peak": groups([b for b in history.blocks if b.lives_at(peak)])[
+            :shown
+        ],
+        **({"timeline": sampled(layers, total, history)} if timeline else {}),
+    }
+
+
+# --8<-- [end:digest]
+
+
+def by_category(history: History) -> dict[str, list[int]]:
+    """Bytes of each category in use after each event."""
+    return {
+        name: in_use(
+            History(
+                [b for b in history.blocks if b.category == name],
+                history.phases,
+                history.events,
+            )
+        )
+        for name in CATEGORIES
+    }
+
+
+def sampled(
+    layers: dict[str, list[int]], total: list[int], history: History
+) -> dict[str, list[int]]:
+    """The timeline at about POINTS events: of each stretch its highest and its lowest,
+    and both ends of each phase.
+    """
+    length = max(1, -(-2 * len(total) // POINTS))
+    chosen = {0, len(total) - 1} | {
+        event for phase in history.phases for event in (phase.first, phase.last)
+    }
+    for first in range(0, len(total), length):
+        stretch = range(first, min(first + length, len(total)))
+        chosen |= {
+            max(stretch, key=total.__getitem__),
+            min(stretch, key=total.__getitem__),
+        }
+    events = sorted(chosen)
+    return {
+        "event": events,
+        **{name: [layer[event] for event in events] for name, layer in layers.items()},
+    }
+
+
+def groups(blocks: list[Block]) -> list[Group]:
+    """Alike blocks together: of one size and category, from one line of code or kind of
+    owner. The largest first.
+    """
+    counted = Counter(
+        (b.bytes, b.category, b.phase or "before", kind(b.owner), code(b))
+        for b in blocks
+    )
+    found = [
+        {
+            "bytes": size,
+            "count": count,
+            "category": category,
+            "phase": phase,
+            "owner": owner,
+            "code": where,
+        }
+        for (size, category, phase, owner, where), count in counted.items()
+    ]
+    return sorted(
+        found,
+        key=lambda group: (
+            -group["bytes"],
+            -group["count"],
+            group["code"],
+            group["owner"],
+        ),
+    )
+
+
+def kind(owner: str | None) -> str:
+    """The name of an owner without the number of its layer: `layers.*.ffn.w1.weight`."""
+    return (
+        ".".join("*" if part.isdigit() else part for part in owner.split("."))
+        if owner
+        else ""
+    )
+
+
+def code(block: Block) -> str:
+    """The first two frames of `systems` in the stack, innermost first: `model.py:46
+    forward, model.py:92 forward`.
+    """
+    frames = [(function, PurePath(file), line) for function, file, line in block.stack]
+    # In `systems` itself or in a package of it.
+    ours = [
+        f"{file.name}:{line} {function}"
+        for function, file, line in frames
+        if "systems" in file.parts[-3:-1]
+    ]
+    return ", ".join(ours[:2])
+
+
+def text(history: History) -> str:
+    """The digest of a kept snapshot for a terminal."""
+    found = digest(history)
+    lines = [
+        f"peak {found['peak_requested_bytes'] / 2**30:.2f} GiB in {found['peak_phase']}"
+    ]
+    lines += [
+        f"{c['at_peak_bytes'] / 2**30:10.2f} GiB  {c['category']}"
+        for c in found["categories"]
+    ]
+    lines += ["largest blocks at the peak:"]
+    for g in found["largest_at_peak"]:
+        where = g["owner"] or g["code"] or "no Python stack"
+        lines.append(
+            f"{g['bytes'] / 2**20:10.1f} MiB x {g['count']:<4} {g['category']}: {where}"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    """Print what a kept snapshot says. Exit code 2 where it can't be read."""
+    if len(arguments) != 1:
+        print("usage: python -m systems.profiling.memory.digest FILE", file=sys.stderr)
+        return 2
+    try:
+        with open(arguments[0], "rb") as file:
+            kept = read(file)
+        print(text(history(kept, marks_of(kept))))
+    except (SnapshotError, OSError) as error:
+        print(f"error: {arguments[0]}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,171 @@
+"""Record one pass of a model on the GPU: the allocator's history, with a mark and a
+look at owners around each phase.
+
+with Recorder(model, optimizer) as recorder:
+    training_step(model, token_ids, targets, autocast, optimizer, recorder.phase)
+recorded = recorder.history()
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from systems.benchmarking import phases
+from systems.model.transformer import Linear
+from systems.profiling.memory import snapshot
+from systems.profiling.memory.snapshot import History, Mark, SnapshotError
+
+# A step of the largest model needs about 12,000; each entry holds a stack.
+MAX_ENTRIES = 300_000
+
+
+def address_of(tensor: Tensor) -> int:
+    """Where the memory behind a tensor begins."""
+    return tensor.untyped_storage().data_ptr()
+
+
+# --8<-- [start:recorder]
+class Recorder:
+    """Takes the place of a clock: its `phase` marks the phases of one pass. Whoever
+    looks sees the pass unchanged.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        max_entries: int = MAX_ENTRIES,
+    ):
+        self.model, self.optimizer, self.max_entries = model, optimizer, max_entries
+        self.device = next(model.parameters()).device
+        self.marks: list[Mark] = []
+        self.running: list[str] = []
+        self.snapshot: dict[str, Any] = {}
+        self.peak_requested_bytes = 0
+
+    def __enter__(self) -> "Recorder":
+        torch.cuda.synchronize()
+        self.hook = self.model.register_forward_hook(lambda *_: self.look_at_copies())
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.memory._record_memory_history(
+            "all", context="alloc", stacks="python", max_entries=self.max_entries
+        )
+        return self
+
+    def __exit__(self, failed: object, *_: object) -> None:
+        try:
+            if failed is None:
+                torch.cuda.synchronize()
+                self.peak_requested_bytes = torch.cuda.memory_stats()[
+                    "requested_bytes.all.peak"
+                ]
+                self.snapshot = torch.cuda.memory._snapshot()
+        finally:
+            torch.cuda.memory._record_memory_history(None)
+            self.hook.remove()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.mark(Mark(name, "begin", self.owners()))
+        self.running.append(name)
+        with phases.mark(name):
+            yield
+        self.running.pop()
+        self.mark(Mark(name, "end", self.owners()))
+
+    def mark(self, mark: Mark) -> None:
+        self.marks.append(mark)
+        drop_marker(self.device)
+
+    def owners(self) -> dict[int, tuple[str, str]]:
+        """Who owns what at this moment."""
+        found: dict[int, tuple[str, str]] = {}
+        for name, tensor in [
+            *self.model.named_parameters(),
+            *self.model.named_buffers(),
+        ]:
+            found[address_of(tensor)] = ("weights", name)
+            if tensor.grad is not None:
+                found[address_of(tensor.grad)] = ("gradients", name)
+            for key, state in (
+                self.optimizer.state.get(tensor, {}).items() if self.optimizer else ()
+            ):
+                if isinstance(state, Tensor):
+                    found[address_of(state)] = ("optimizer state", f"{name}, {key}")
+        return found
+
+    def look_at_copies(self) -> None:
+        """After the model, while autocast is still on: which copies of weights it
+        holds.
+        """
+        if torch.is_autocast_enabled(self.device.type) and self.running:
+            drop_pause(self.device)
+            self.mark(Mark(self.running[-1], "inside", cached_copies(self.model)))
+
+    def history(self) -> History:
+        """What was recorded. SnapshotError where it does not explain the allocator's
+        own peak.
+        """
+        recorded = snapshot.history(
+            self.snapshot, self.marks, torch.cuda.current_device()
+        )
+        peak = max(snapshot.in_use(recorded))
+        if peak != self.peak_requested_bytes:
+            raise SnapshotError(
+                f"the history peaks at {peak} bytes, the allocator at {self.peak_requested_bytes}: blocks are missing; "
+                "record again with nothing else on this GPU's allocator"
+            )
+        return recorded
+
+    def keep(self, path: Path) -> None:
+        snapshot.keep(self.snapshot, self.marks, path)
+
+
+# --8<-- [end:recorder]
+
+
+def drop_marker(device: torch.device) -> None:
+    """One byte, allocated and freed: a point in the history that is found again by this
+    function's name.
+    """
+    torch.empty(1, dtype=torch.uint8, device=device)
+
+
+def drop_pause(device: torch.device) -> None:
+    """The same, before a look: what looking allocates until the next mark is no part of
+    the pass.
+    """
+    torch.empty(1, dtype=torch.uint8, device=device)
+
+
+def cached_copies(model: nn.Module) -> dict[int, tuple[str, str]]:
+    """The low-precision copies of weights in autocast's cache. A product asks for each;
+    what it saves is the copy.
+
+    Asking adds nothing to the cache: a copy is there, and the other operand has the low
+    precision already.
+    """
+    found: dict[int, tuple[str, str]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Linear):
+            weight = module.weight
+            dtype = torch.get_autocast_dtype(weight.device.type)
+            x = torch.zeros(
+                weight.shape[1], dtype=dtype, device=weight.device, requires_grad=True
+            )
+
+            def note(
+                saved: Tensor, name: str = name, weight: Tensor = weight
+            ) -> Tensor:
+                if saved.numel() == weight.numel() and saved.dtype != weight.dtype:
+                    found[address_of(saved)] = ("weight copies", f"{name}.weight")
+                return saved
+
+            with torch.enable_grad(), saved_tensors_hooks(note, lambda saved: saved):
+                module(x)
+    return found

@@ -1,0 +1,299 @@
+"""Who holds the GPU's memory, moment by moment: the allocator's own history as blocks,
+each with an owner and a phase.
+
+PyTorch's allocator can record every allocation and every free with the Python stack
+that asked for it: the history that pytorch.org/memory_viz draws. Here it becomes blocks
+from allocation to free. What a block is follows from who owns it (a parameter, a
+gradient, a state of the optimizer, a copy that autocast made of a weight) and from when
+it lives: what the forward pass or the loss makes and leaves behind is saved for the
+backward pass. Sizes decide nothing.
+
+`systems.profiling.memory.recorder` records; this module needs no GPU and no torch. A snapshot
+that was kept is read again by
+
+    python -m systems.profiling.memory.digest snapshots/FILE.pickle
+"""
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+# The layers of a timeline from the bottom up: what lives longest comes first.
+CATEGORIES = (
+    "weights",
+    "optimizer state",
+    "gradients",
+    "weight copies",
+    "saved activations",
+    "temporaries",
+)
+# What these phases make and leave behind waits for the backward pass.
+SAVING_PHASES = ("forward", "second_forward", "loss")
+# The function whose allocations are the marks in the history: a clock would not tell on
+# which side a block falls.
+MARKER = "drop_marker"
+# From an allocation of this function to the next mark somebody looks: no time passes.
+PAUSE = "drop_pause"
+Frame = tuple[str, str, int]
+
+
+class SnapshotError(ValueError):
+    """Why a snapshot gives no picture, and what to do about it."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A moment in the history, and who owned which block then: address -> (category,
+    name).
+    """
+
+    phase: str
+    edge: Literal["begin", "inside", "end"]
+    owners: dict[int, tuple[str, str]]
+
+
+@dataclass
+class Block:
+    """One allocation, of `bytes` as asked for. It lives from event `start` up to but
+    not at event `end`.
+    """
+
+    address: int
+    bytes: int
+    start: int
+    # None: it is still there after the last event.
+    end: int | None = None
+    # (function, file, line), innermost first; empty where no Python ran, as in
+    # autograd's own thread.
+    stack: tuple[Frame, ...] = ()
+    # Whether it was there before the history began.
+    older: bool = False
+    phase: str | None = None
+    category: str = "temporaries"
+    owner: str | None = None
+
+    def lives_at(self, event: int) -> bool:
+        return self.start <= event and (self.end is None or event < self.end)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A phase, between the events of its two marks."""
+
+    name: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class History:
+    """Every block of a recorded pass, its phases, and how many events (allocations and
+    frees) there are.
+    """
+
+    blocks: list[Block]
+    phases: list[Span]
+    events: int
+
+
+# --8<-- [start:history]
+def history(snapshot: dict[str, Any], marks: list[Mark], device: int = 0) -> History:
+    """The blocks of a snapshot, each in its category. `marks` are those dropped while
+    it was recorded, in order.
+
+    SnapshotError where the history is empty or incomplete.
+    """
+    blocks, found, events = replay(snapshot, device)
+    if len(found) != len(marks):
+        raise SnapshotError(
+            f"{len(found)} of {len(marks)} marks are in the history, so it overflowed: record it with more max_entries"
+        )
+    at: dict[int, list[Block]] = {}
+    for block in blocks:
+        at.setdefault(block.address, []).append(block)
+    phases: list[Span] = []
+    begin = 0
+    for mark, event in zip(marks, found, strict=True):
+        for address, (category, name) in mark.owners.items():
+            # An address has other blocks, and other owners, at other times.
+            for block in at.get(address, ()):
+                if block.lives_at(event) and block.owner is None:
+                    block.category, block.owner = category, name
+        if mark.edge == "begin":
+            begin = event
+        elif mark.edge == "end":
+            phases.append(Span(mark.phase, begin, event))
+    for block in blocks:
+        made_in = next(
+            (p for p in phases if not block.older and p.first <= block.start <= p.last),
+            None,
+        )
+        if made_in is not None:
+            block.phase = made_in.name
+            if (
+                block.owner is None
+                and made_in.name in SAVING_PHASES
+                and block.lives_at(made_in.last + 1)
+            ):
+                block.category = "saved activations"
+    return History(blocks, phases, events)
+
+
+def replay(snapshot: dict[str, Any], device: int) -> tuple[list[Block], list[int], int]:
+    """All blocks of a device, the events at which marks stand, and the number of
+    events.
+    """
+    traces = snapshot.get("device_traces", [])
+    if device >= len(traces) or not traces[device]:
+        raise SnapshotError("the snapshot holds no history: enable it before the pass")
+    blocks: list[Block] = []
+    live: dict[int, Block] = {}
+    marks: list[int] = []
+    event, paused = 0, False
+    for entry in traces[device]:
+        # Segments of the pool come and go, and a request to free precedes the free:
+        # neither changes what is in use.
+        if entry["action"] == "alloc":
+            block = Block(entry["addr"], entry["size"], event, stack=stack_of(entry))
+            if block.address in live:
+                raise SnapshotError(
+                    f"the history allocates {block.address:#x} twice: entries are missing, record again"
+                )
+            live[block.address] = block
+            blocks.append(block)
+            functions = {function for function, _, _ in block.stack}
+            if MARKER in functions:
+                marks.append(event)
+            paused = MARKER not in functions and (paused or PAUSE in functions)
+            event += not paused
+        elif entry["action"] == "free_completed":
+            block = live.pop(entry["addr"], None)
+            if block is None:
+                block = Block(
+                    entry["addr"], entry["size"], 0, stack=stack_of(entry), older=True
+                )
+                blocks.append(block)
+            block.end = event
+            event += not paused
+    for segment in snapshot["segments"]:
+        if segment["device"] == device:
+            blocks += survivors(segment, live)
+    if live:
+        raise SnapshotError(
+            f"{len(live)} blocks of the history are not in the pool that it ended with: record again"
+        )
+    return blocks, marks, event
+
+
+# --8<-- [end:history]
+
+
+def survivors(segment: dict[str, Any], live: dict[int, Block]) -> Iterator[Block]:
+    """The blocks of a segment in use since before the history. Those that it made are
+    taken out of `live`.
+    """
+    address = segment["address"]
+    for entry in segment["blocks"]:
+        if entry["state"].startswith("active"):
+            size = entry.get("requested_size", entry["size"])
+            known = live.pop(address, None)
+            if known is None:
+                yield Block(address, size, 0, stack=stack_of(entry), older=True)
+            elif known.bytes != size:
+                raise SnapshotError(
+                    f"{address:#x} has {size} bytes, in the history {known.bytes}: record again"
+                )
+        address += entry["size"]
+
+
+def in_use(history: History) -> list[int]:
+    """Bytes in use after each event."""
+    change = [0] * (history.events + 1)
+    for block in history.blocks:
+        change[block.start] += block.bytes
+        if block.end is not None:
+            change[block.end] -= block.bytes
+    return list(accumulate(change[: history.events]))
+
+
+def stack_of(entry: dict[str, Any]) -> tuple[Frame, ...]:
+    return tuple(
+        (frame["name"], frame["filename"], frame["line"])
+        for frame in entry.get("frames") or ()
+    )
+
+
+# Files --------------------------------------------------------------------------------
+
+
+# --8<-- [start:read]
+class PlainUnpickler(pickle.Unpickler):
+    """Reads dictionaries, lists, tuples, strings and numbers. A pickle that asks for
+    anything else is refused.
+
+    A pickle is a program: whatever class or function it names is imported and may be
+    called while it is read.
+    """
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        raise SnapshotError(
+            f"the file asks for {module_name}.{global_name}, which no snapshot needs: it was not read"
+        )
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise SnapshotError(
+            "the file asks for an object outside itself, which no snapshot needs: it was not read"
+        )
+
+
+def read(file: BinaryIO) -> dict[str, Any]:
+    """The snapshot in a pickle, from PyTorch or from `keep`. SnapshotError where it is
+    anything else.
+    """
+    try:
+        snapshot = PlainUnpickler(file).load()
+    except SnapshotError:
+        raise
+    except Exception as error:
+        # Bytes that are no pickle can make the unpickler raise almost anything.
+        raise SnapshotError(
+            f"the file is no pickle ({error}): record it again"
+        ) from None
+    if (
+        not isinstance(snapshot, dict)
+        or not {"segments", "device_traces"} <= snapshot.keys()
+    ):
+        raise SnapshotError(
+            "the file holds no snapshot of PyTorch's allocator: record it again"
+        )
+    return snapshot
+
+
+# --8<-- [end:read]
+
+
+def keep(snapshot: dict[str, Any], marks: list[Mark], path: Path) -> None:
+    """Write a snapshot for pytorch.org/memory_viz and for `read`, with its marks beside
+    what PyTorch puts there.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    plain = [
+        {"phase": mark.phase, "edge": mark.edge, "owners": mark.owners}
+        for mark in marks
+    ]
+    with open(path, "wb") as file:
+        # The viewer reads protocols up to 4.
+        pickle.dump({**snapshot, "marks": plain}, file, protocol=4)
+
+
+def marks_of(snapshot: dict[str, Any]) -> list[Mark]:
+    """The marks that `keep` wrote."""
+    try:
+        return [Mark(**mark) for mark in snapshot["marks"]]
+    except (KeyError, TypeError):
+        raise SnapshotError(
+            "the snapshot has no marks of phases: record it with --keep-snapshots yes"
+        ) from None

@@ -1,0 +1,332 @@
+"""The hash of the code that a stem measures with. It sees statements, not the house.
+
+It starts from the stem's own module and follows names: each top-level statement that
+defines a name in use counts, wherever it stands. Modules, folders, our own import
+lines, comments, docstrings, layout and line breaks don't count, so code can be moved,
+split and reformatted and no record becomes stale. A reference counts with the text of
+the statement it leads to: two functions of one name in two modules are told apart.
+
+What it can't see: names that are looked up as strings (IMPLEMENTATIONS is passed in),
+and assignments whose name nobody reads.
+"""
+
+import ast
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from systems import ROOT
+from systems.attention import IMPLEMENTATIONS
+
+# None of these can change what is measured: rows are stored, options parsed, formulas
+# evaluated.
+NOT_MEASURING = ("systems.records.", "systems.formulas.", "systems.running.")
+PACKAGE = "systems"
+# Stands for the module of what is not ours; the name is whole then.
+OTHERS = ""
+# Fields of a syntax tree that say where code stands or differ between Pythons.
+UNSEEN = {"ctx", "kind", "type_comment", "type_ignores"}
+
+# A name in a module; without a name, the whole module.
+Place = tuple[str, str | None]
+
+
+def source_hash(module: str, attention: Iterable[str] = (), root: Path = ROOT) -> str:
+    """Hash over what `module` and the named attention implementations reach."""
+    reached = Reach(root)
+    reached.follow((module, None))
+    for name in attention:
+        where, function = IMPLEMENTATIONS[name].split(":")
+        reached.follow((where, function))
+    return digest_of("\n".join(sorted(set(reached.entries()))))[:16]
+
+
+@dataclass(eq=False)
+class Statement:
+    """A top-level statement: its code, what it refers to, whether it acts on import."""
+
+    code: str
+    # In the order in which the code names them.
+    references: list[Place]
+    acts: bool
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.digest = digest_of(self.code)
+
+
+@dataclass
+class Module:
+    """The statements of a file, and which of them define each name."""
+
+    imports: dict[str, Place]
+    statements: list[Statement] = field(default_factory=list)
+    defines: dict[str, list[Statement]] = field(default_factory=dict)
+
+
+class Reach:
+    """The statements that are reached so far. A statement is taken once."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self.places: set[Place] = set()
+        self.read: dict[str, Module | None] = {}
+        self.imported: set[str] = set()
+        self.statements: dict[Statement, None] = {}
+
+    def follow(self, place: Place) -> None:
+        """Take what this place leads to, and what that refers to."""
+        pending = [place]
+        while pending:
+            place = pending.pop()
+            if place not in self.places:
+                self.places.add(place)
+                for statement in [*self.at(place), *self.run_by_importing(place[0])]:
+                    self.statements[statement] = None
+                    pending += statement.references
+
+    def at(self, place: Place) -> list[Statement]:
+        """The statements behind a place."""
+        module = self.module(place[0])
+        if module is None or place[1] is None:
+            return module.statements if module else []
+        if place[1] in module.imports:
+            return self.at(resolve(module.imports[place[1]], self.root))
+        # A name that the module makes up at run time could be any part of it.
+        return module.defines.get(place[1], module.statements)
+
+    def run_by_importing(self, name: str) -> Iterator[Statement]:
+        """What a module does beside binding names, and those that it imports."""
+        module = self.module(name)
+        if module is None or name in self.imported:
+            return
+        self.imported.add(name)
+        yield from (s for s in module.statements if s.acts)
+        for place in module.imports.values():
+            yield from self.run_by_importing(resolve(place, self.root)[0])
+
+    def module(self, name: str) -> Module | None:
+        if name not in self.read:
+            counts = not name.startswith(NOT_MEASURING)
+            self.read[name] = read(name, self.root) if counts else None
+        return self.read[name]
+
+    def entries(self) -> Iterator[str]:
+        """A line for each statement: its code, and that of what it refers to."""
+        for statement in self.statements:
+            targets = (self.at(place) for place in statement.references)
+            named = (" ".join(target.digest for target in each) for each in targets)
+            yield digest_of("\n".join([statement.digest, *named]))
+
+
+def digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# Reading a module ---------------------------------------------------------------------
+
+
+def read(name: str, root: Path) -> Module | None:
+    """The module of this name; None where there is none below `root`, or a package."""
+    # A package's __init__ holds only names: listing a new one changes no measurement.
+    path = file_of(name, root)
+    if not path.is_file():
+        return None
+    return parsed(name, path.read_text(encoding="utf-8"), root)
+
+
+def file_of(name: str, root: Path) -> Path:
+    return root.joinpath(*name.split(".")).with_suffix(".py")
+
+
+# Records share most of their modules: each text is taken apart once.
+@lru_cache(maxsize=256)
+def parsed(name: str, source: str, root: Path) -> Module:
+    tree = ast.parse(source)
+    module = Module(dict(imports(tree.body)))
+    defined = bindings(node for node in tree.body if not is_import(node))
+    known = {each: (name, each) for each in defined} | module.imports
+    for node in tree.body:
+        if is_import(node) or is_docstring(node) or is_for_others(node):
+            continue
+        canonical = Canonical(known | dict(imports(ast.walk(node))), root)
+        code = canonical.text(node)
+        statement = Statement(code, canonical.references, acts(node, known))
+        module.statements.append(statement)
+        for each in set(bindings([node])):
+            module.defines.setdefault(each, []).append(statement)
+    return module
+
+
+def resolve(place: Place, root: Path) -> Place:
+    """`from systems import timing` names a module, not something inside one."""
+    inner = ".".join(filter(None, place))
+    return (inner, None) if file_of(inner, root).is_file() else place
+
+
+def imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, Place]]:
+    """(name in use, what it stands for) of these nodes, not of those inside them."""
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                module = f"{'.' * node.level}{node.module or ''}"
+                place = (module, alias.name)
+                if not is_own(module):
+                    place = (OTHERS, ".".join(place))
+                yield alias.asname or alias.name, place
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                # Without `as` only the first package is bound.
+                module = alias.name if alias.asname else alias.name.split(".")[0]
+                place = (module, None) if is_own(module) else (OTHERS, module)
+                yield alias.asname or module, place
+
+
+def is_own(module: str) -> bool:
+    return module.split(".")[0] == PACKAGE
+
+
+def is_import(node: ast.AST) -> bool:
+    return isinstance(node, ast.Import | ast.ImportFrom)
+
+
+def is_docstring(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def is_for_others(node: ast.AST) -> bool:
+    """What runs only for a type checker, or only when the module is the program."""
+    return isinstance(node, ast.If) and any(
+        isinstance(name, ast.Name) and name.id in ("TYPE_CHECKING", "__name__")
+        for name in ast.walk(node.test)
+    )
+
+
+def acts(node: ast.stmt, known: Mapping[str, Place]) -> bool:
+    """Whether importing it does more than bind names.
+
+    A call does, and so does a decorator that is an attribute of something of ours,
+    which registers what it decorates (`operator.register_fake`).
+    """
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return any(
+            isinstance(part, ast.Attribute)
+            and isinstance(part.value, ast.Name)
+            and known.get(part.value.id, (OTHERS,))[0] != OTHERS
+            for decorator in node.decorator_list
+            for part in ast.walk(decorator)
+        )
+    if isinstance(node, ast.Assign):
+        return any(isinstance(t, ast.Attribute | ast.Subscript) for t in node.targets)
+    if isinstance(node, ast.AugAssign | ast.AnnAssign):
+        return not isinstance(node.target, ast.Name)
+    return not is_import(node)
+
+
+def bindings(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Names that these nodes bind in their own scope."""
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            for alias in node.names:
+                yield alias.asname or alias.name.split(".")[0]
+        elif not isinstance(node, SCOPES):
+            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+                yield node.id
+            elif isinstance(node, ast.ExceptHandler) and node.name:
+                yield node.name
+            yield from bindings(ast.iter_child_nodes(node))
+
+
+OUTSIDE = ("args", "returns", "decorator_list")
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+class Canonical:
+    """Code as text that is the same on every Python, however it is laid out.
+
+    A reference to something of ours is written as its own name, whether it is imported
+    by name, under another or reached through its module.
+    """
+
+    def __init__(self, known: dict[str, Place], root: Path):
+        self.known, self.root = known, root
+        self.references: list[Place] = []
+
+    def text(self, node: Any) -> str:
+        if isinstance(node, list):
+            return f"[{','.join(self.text(item) for item in statements_of(node))}]"
+        if not isinstance(node, ast.AST):
+            return repr(node)
+        if (place := self.place_of(node)) is not None:
+            name = place[1] or "module"
+            if place[0] != OTHERS:
+                self.references.append(place)
+            return f"name({name})"
+        if isinstance(node, ast.JoinedStr):
+            return f"JoinedStr({self.text(merged(node.values))})"
+        inner = self.inside(node) if isinstance(node, FUNCTIONS + SCOPES) else self
+        fields = [
+            # Defaults, annotations and decorators belong to the scope around.
+            f"{name}={(self if name in OUTSIDE else inner).text(value)}"
+            for name, value in ast.iter_fields(node)
+            if name not in UNSEEN and value is not None and value != []
+        ]
+        return f"{type(node).__name__}({','.join(fields)})"
+
+    def inside(self, node: ast.AST) -> "Canonical":
+        """The same where local names hide others. What is imported here is known."""
+        hidden: set[str] = set()
+        if isinstance(node, (*FUNCTIONS, ast.Lambda)):
+            of = node.args
+            named = [*of.posonlyargs, *of.args, of.vararg, *of.kwonlyargs, of.kwarg]
+            hidden |= {argument.arg for argument in named if argument is not None}
+        if isinstance(node, FUNCTIONS):
+            hidden |= set(bindings(node.body)) - dict(imports(ast.walk(node))).keys()
+        hidden |= set(bindings(g.target for g in getattr(node, "generators", ())))
+        if hidden.isdisjoint(self.known):
+            return self
+        known = {name: p for name, p in self.known.items() if name not in hidden}
+        inner = Canonical(known, self.root)
+        inner.references = self.references
+        return inner
+
+    def place_of(self, node: ast.AST) -> Place | None:
+        """Where a name, or an attribute of one of our modules, is defined."""
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            place = self.known.get(node.id)
+            return resolve(place, self.root) if place else None
+        if isinstance(node, ast.Attribute):
+            inner = self.place_of(node.value)
+            # `systems.a.b` walks down packages until there is a module.
+            if inner is not None and inner[1] is None:
+                return resolve((inner[0], node.attr), self.root)
+        return None
+
+
+def statements_of(nodes: list[Any]) -> list[Any]:
+    """A body without its docstring and without imports: names in use say what of."""
+    if nodes and is_docstring(nodes[0]) and isinstance(nodes[0], ast.stmt):
+        nodes = nodes[1:]
+    return [node for node in nodes if not is_import(node)]
+
+
+def merged(values: list[ast.expr]) -> list[ast.expr]:
+    """Parts of an f-string; Pythons cut its plain text differently."""
+    out: list[ast.expr] = []
+    for value in values:
+        last = out[-1] if out else None
+        if isinstance(value, ast.Constant) and isinstance(last, ast.Constant):
+            out[-1] = ast.Constant(str(last.value) + str(value.value))
+        elif not (isinstance(value, ast.Constant) and value.value == ""):
+            out.append(value)
+    return out

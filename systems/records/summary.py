@@ -1,0 +1,48 @@
+"""What a list of samples says."""
+
+import statistics
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a list of samples says. `std` is the sample standard deviation (n - 1), 0
+    for one sample.
+    """
+
+    n: int
+    mean: float
+    std: float
+    median: float
+    p20: float
+    p80: float
+    min: float
+    max: float
+
+    @property
+    def variation(self) -> float:
+        """Standard deviation over mean."""
+        return self.std / self.mean
+
+
+def summarize(samples: list[float]) -> Summary:
+    """Mean, deviation and quantiles (linear between samples). ValueError for an empty
+    list.
+    """
+    if not samples:
+        raise ValueError("no samples to summarize")
+    fifths = (
+        statistics.quantiles(samples, n=5, method="inclusive")
+        if len(samples) > 1
+        else [samples[0]] * 4
+    )
+    return Summary(
+        n=len(samples),
+        mean=statistics.fmean(samples),
+        std=statistics.stdev(samples) if len(samples) > 1 else 0.0,
+        median=statistics.median(samples),
+        p20=fifths[0],
+        p80=fifths[3],
+        min=min(samples),
+        max=max(samples),
+    )

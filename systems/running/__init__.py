@@ -1,0 +1,1 @@
+"""Measuring a stem row by row, one row by hand, and compiling ahead."""

@@ -1,0 +1,461 @@
+"""Measure one stem on this machine, row by row, into its record.
+`tools/regen_tables.py` runs this in a child process.
+
+The work in progress is `<stem>.partial.json`, whole after every row; a complete one
+takes the record's name. Progress goes to standard output, one JSON object a line. Exit
+codes: 0 complete or out of time, 1 rows failed, 2 can't start.
+"""
+
+import fcntl
+import gc
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any, NoReturn
+
+import typer
+
+from systems import ROOT
+from systems.experiments import STEMS, Stem
+from systems.records import store
+from systems.records.device import CPU, META, Device, find_gpu, sm_clock_mhz
+from systems.records.neighbours import NOTE, measuring
+from systems.records.outcome import measure_row
+from systems.records.record import Git, Record, Row
+from systems.records.source_hash import source_hash
+from systems.records.store import PARTIAL_SUFFIX, SUFFIX, RecordError
+from systems.records.summary import summarize
+from systems.running.command import is_table, options_of
+from systems.running.precompile import rehearse
+
+
+class CannotStart(Exception):
+    """Why this stem can't be measured now, and what to do about it."""
+
+
+def device_for(allowed: tuple[str, ...]) -> Device | None:
+    """The best of the allowed kinds of device that this machine has, or None."""
+    if "meta" in allowed:
+        return META
+    gpu = find_gpu()
+    if gpu is not None and "cuda" in allowed:
+        return gpu
+    return CPU if "cpu" in allowed else None
+
+
+def record_path(results: Path, device: Device, stem: str, grid: str) -> Path:
+    """Where this stem's record for this device lives; reduced runs are kept apart."""
+    return (
+        (results / "quick" if grid == "quick" else results)
+        / device.slug
+        / f"{stem}{SUFFIX}"
+    )
+
+
+def partial_path(path: Path) -> Path:
+    """The work in progress beside a record."""
+    return path.with_name(path.name.removesuffix(SUFFIX) + PARTIAL_SUFFIX)
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold the one right to write this record. The kernel releases it however the
+    process ends.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name(f".{path.name}.lock"), "w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CannotStart(
+                f"{path} is being measured by another run: wait for it, or stop it"
+            ) from None
+        yield
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the measured time depends on."""
+    found = {"python": platform.python_version()}
+    for name in ("torch", "triton"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            pass
+    if "torch" in sys.modules:
+        import torch
+
+        found["torch"] = torch.__version__
+        if torch.version.cuda:
+            found |= {
+                "cuda": torch.version.cuda,
+                "cudnn": str(torch.backends.cudnn.version()),
+            }
+    return found
+
+
+def git_state() -> Git | None:
+    """The commit of the tree and whether what measures differed from it; None outside a
+    repository.
+    """
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ("git", "-C", ROOT, *arguments), capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        return Git(
+            git("rev-parse", "HEAD"),
+            dirty=bool(git("status", "--porcelain", "--", "systems")),
+        )
+    except (OSError, subprocess.CalledProcessError):
+        # A tree without its repository (an archive, say) may name the commit that it
+        # was made from.
+        commit = os.environ.get("GIT_COMMIT")
+        return Git(commit, dirty=False) if commit else None
+
+
+def hash_of(stem: Stem, configs: list[Any]) -> str:
+    """The hash of the source that these configurations run."""
+    return source_hash(
+        stem.module, sorted({c.attention for c in configs if hasattr(c, "attention")})
+    )
+
+
+def new_record(
+    stem_name: str,
+    device: Device,
+    grid: str,
+    configs: list[Any],
+    protocol: dict[str, Any],
+) -> Record:
+    """An empty record of what is about to be measured."""
+    return Record(
+        stem=stem_name,
+        kind="measured",
+        device=device,
+        rows=[],
+        expected_rows=len(configs),
+        grid=grid,  # pyright: ignore[reportArgumentType]
+        protocol=protocol,
+        software=versions(),
+        started_utc=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
+        command=f"python tools/regen_tables.py --only {stem_name}"
+        + (" --quick" if grid == "quick" else ""),
+        git=git_state(),
+        source_hash=hash_of(STEMS[stem_name], configs),
+    )
+
+
+def may_continue(old: Record, new: Record) -> bool:
+    """Whether rows of `old` may stand beside new ones: same code, versions, device and
+    grid.
+    """
+    same = ("stem", "kind", "grid", "software", "source_hash", "expected_rows")
+    return (
+        all(getattr(old, name) == getattr(new, name) for name in same)
+        and old.device.name == new.device.name
+    )
+
+
+def resume(partial: Path, fresh: Record) -> Record:
+    """The work in progress if it may go on (failed rows are tried again), otherwise
+    `fresh`.
+    """
+    try:
+        old = store.read(partial)
+    except FileNotFoundError:
+        return fresh
+    except RecordError as error:
+        print(f"starting over: {error}", file=sys.stderr)
+        return fresh
+    if not may_continue(old, fresh):
+        print(
+            f"starting over: {partial} was measured with other code, versions or device",
+            file=sys.stderr,
+        )
+        return fresh
+    old.rows = [row for row in old.rows if row.status != "failed"]
+    return old
+
+
+def measure_config(module: Any, config: Any) -> Row:
+    """One row. What goes wrong is a failed row that names the cause, tried again by the
+    next run.
+    """
+    try:
+        if not getattr(module, "FRESH_PROCESS", False):
+            return measure_row(config, module.run)
+        command = [sys.executable, "-m", module.__name__, *options_of(config), "--json"]
+        child = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if child.returncode:
+            last = (child.stderr.strip().splitlines() or ["no message"])[-1]
+            return Row(
+                asdict(config), "failed", reason=f"exit code {child.returncode}: {last}"
+            )
+        return Row(**json.loads(child.stdout.splitlines()[-1]))
+    except Exception as error:
+        traceback.print_exc()
+        return Row(
+            asdict(config),
+            "failed",
+            reason=f"{type(error).__name__}: {error}".splitlines()[0],
+        )
+
+
+def gpu_is_broken(row: Row) -> bool:
+    """Whether a failure leaves CUDA unusable in this process, so that later rows could
+    not be trusted.
+    """
+    return row.status == "failed" and "CUDA error" in (row.reason or "")
+
+
+def report(**event: Any) -> None:
+    """Tell the parent. Without one (it was killed) stop: every row measured so far is
+    on disk.
+    """
+    try:
+        print(json.dumps(event), flush=True)
+    except BrokenPipeError:
+        os._exit(1)
+
+
+def free_memory() -> None:
+    """Give back what the last configuration left, so that each starts alike."""
+    gc.collect()
+    if "torch" in sys.modules:
+        import torch
+
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+
+def measure_stem(
+    name: str, results: Path, grid: str, force: bool, deadline: float
+) -> int:
+    """Measure the configurations that the work in progress lacks. Returns the exit
+    code.
+    """
+    ended, stem = time.monotonic(), STEMS[name]
+    device = device_for(stem.quick if grid == "quick" else stem.full)
+    if device is None:
+        raise CannotStart(
+            f"{name} needs a GPU and none was found; --quick runs what a CPU can"
+        )
+    path = record_path(results, device, name, grid)
+    with exclusive(path), measuring() as others_measure:
+        module = import_module(stem.module)
+        check_torch(device)
+        if device.driver:
+            # Else imported by the first row that compiles, or steps an optimizer.
+            import_module("torch._inductor.compile_fx")
+        # What was imported stays: it need not be looked through for garbage before each
+        # row.
+        gc.freeze()
+        configs = module.configs(quick=grid == "quick")
+        record = new_record(name, device, grid, configs, module.PROTOCOL)
+        partial = partial_path(path)
+        if not force:
+            record = resume(partial, record)
+        pending = [config for config in configs if record.row(asdict(config)) is None]
+        report(event="start", total=len(configs), done=len(configs) - len(pending))
+        if device.driver:
+            report(event="compiling")
+            rehearse(name, grid, pending, deadline)
+        for config in pending:
+            if time.time() >= deadline:
+                report(event="out_of_time")
+                return 0
+            free_memory()
+            row = measure_config(module, config)
+            # All since the row before ended, or since the start: together they say how
+            # long measuring takes.
+            now = time.monotonic()
+            row.seconds, ended = round(now - ended, 3), now
+            record.rows.append(row)
+            if device.driver and (clock := sm_clock_mhz()):
+                seen = [*record.device.sm_clocks_mhz, clock]
+                record.device.sm_clocks_mhz = [min(seen), max(seen)]
+            if device.driver and others_measure() and NOTE not in record.notes:
+                record.notes.append(NOTE)
+            store.write(record, partial)
+            report(event="row", config=row.config, status=row.status, reason=row.reason)
+            if gpu_is_broken(row):
+                break
+        if not record.complete:
+            failed = sum(row.status == "failed" for row in record.rows)
+            report(
+                event="failed",
+                failed=failed,
+                missing=record.expected_rows - len(record.rows),
+            )
+            return 1
+        order = {json.dumps(asdict(config)): i for i, config in enumerate(configs)}
+        record.rows.sort(key=lambda row: order[json.dumps(row.config)])
+        store.write(record, path)
+        partial.unlink(missing_ok=True)
+    return 0
+
+
+def check_torch(device: Device) -> None:
+    """A GPU that torch can't use would silently become a CPU measurement."""
+    if device.driver is None or "torch" not in sys.modules:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        raise CannotStart(
+            f"torch {torch.__version__} can't use the {device.name}: install a CUDA build of torch"
+        )
+    if torch.cuda.get_device_name(0) != device.name:
+        raise CannotStart(
+            f"torch would use {torch.cuda.get_device_name(0)}, not {device.name}: set CUDA_VISIBLE_DEVICES"
+        )
+
+
+# --8<-- [start:verify]
+def agrees(name: str, old: Any, new: Any) -> bool:
+    """Whether a metric measured again says the same: times within noise, everything
+    else exactly. In a list of objects the times of one kernel are left to the times of
+    its phase.
+
+    Noise is three times the wider spread (p80 - p20) of the two, or 5 % of the old
+    median where that is more. What the allocator reserves depends on what the process
+    did before, so a tenth more or less is no difference either.
+    """
+    if is_table(old) and is_table(new):
+        return sorted(map(without_times, old)) == sorted(map(without_times, new))
+    if name == "peak_reserved_bytes" and new is not None:
+        return abs(old - new) <= 0.1 * old
+    if not (
+        name.endswith("_ms")
+        and old
+        and isinstance(old, list)
+        and new
+        and isinstance(new, list)
+    ):
+        return old == new
+    a, b = summarize(old), summarize(new)
+    return abs(a.median - b.median) <= max(
+        3 * max(a.p80 - a.p20, b.p80 - b.p20), 0.05 * a.median
+    )
+
+
+def told(value: Any) -> str:
+    """A metric in a message: samples by their median, tables by their length."""
+    if is_table(value):
+        return f"{len(value)} entries"
+    samples = (
+        isinstance(value, list)
+        and value
+        and all(isinstance(item, int | float) for item in value)
+    )
+    return f"median {summarize(value).median:g}" if samples else str(value)
+
+
+def without_times(item: dict[str, Any]) -> str:
+    """All of an object but its times in ms, as text that can be sorted."""
+    return json.dumps(
+        {key: value for key, value in item.items() if not key.endswith("_ms")},
+        sort_keys=True,
+    )
+
+
+def verify_stem(name: str, results: Path) -> int:
+    """Measure three rows of a stale record again; where all agree, note the present
+    source's hash in the record.
+    """
+    stem = STEMS[name]
+    device = device_for(stem.full)
+    if device is None:
+        raise CannotStart(f"{name} needs a GPU and none was found")
+    path = record_path(results, device, name, "full")
+    with exclusive(path), measuring():
+        module = import_module(stem.module)
+        check_torch(device)
+        try:
+            record = store.read(path)
+        except FileNotFoundError:
+            raise CannotStart(
+                f"{path} does not exist: there is nothing to verify, measure it first"
+            ) from None
+        configs = [
+            c
+            for c in module.configs()
+            if (row := record.row(asdict(c))) and row.status == "ok"
+        ]
+        if not configs:
+            raise CannotStart(
+                f"{path} has no row to measure again: measure it with --force"
+            )
+        chosen = [configs[i] for i in sorted({0, len(configs) // 2, len(configs) - 1})]
+        report(event="start", total=len(chosen), done=0)
+        for config in chosen:
+            free_memory()
+            old, new = record.row(asdict(config)), measure_config(module, config)
+            assert old is not None
+            report(event="row", config=new.config, status=new.status, reason=new.reason)
+            differing = [
+                key
+                for key in old.metrics
+                if not agrees(key, old.metrics[key], new.metrics.get(key))
+            ]
+            if new.status != "ok" or differing:
+                changes = [
+                    f"{key} ({told(old.metrics[key])}, now {told(new.metrics.get(key))})"
+                    for key in differing
+                ]
+                raise CannotStart(
+                    f"{name} differs at {new.config} in {', '.join(changes) or new.reason}: measure it again"
+                )
+        present = hash_of(stem, configs)
+        if present not in (record.source_hash, *record.verified_hashes):
+            record.verified_hashes.append(present)
+            store.write(record, path)
+    return 0
+
+
+# --8<-- [end:verify]
+
+
+def main(
+    stem: str,
+    results: Path,
+    grid: str = "full",
+    force: bool = False,
+    deadline: float = 1e18,
+    verify: bool = False,
+):
+    """Measure STEM into RESULTS."""
+    try:
+        code = (
+            verify_stem(stem, results)
+            if verify
+            else measure_stem(stem, results, grid, force, deadline)
+        )
+    except (CannotStart, RecordError) as error:
+        stop(str(error))
+    except OSError as error:
+        stop(
+            f"can't write {error.filename or results}: {error.strerror}; free space or give another --results"
+        )
+    raise typer.Exit(code)
+
+
+def stop(message: str) -> NoReturn:
+    report(event="error", message=message)
+    raise typer.Exit(2)
+
+
+if __name__ == "__main__":
+    typer.run(main)

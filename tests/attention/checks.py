@@ -1,0 +1,239 @@
+"""How the attention tests judge: errors against float64, bounds from plain PyTorch in
+the same precision.
+"""
+
+import torch
+from torch import Tensor
+
+from systems.attention import attention_reference
+
+NAMES = ("o", "lse", "dq", "dk", "dv")
+# However badly plain PyTorch does on an input, ours stays within this part of the
+# largest value.
+CAP = {
+    torch.float64: 1e-10,
+    torch.float32: 1e-3,
+    torch.float16: 2e-2,
+    torch.bfloat16: 1e-1,
+}
+
+
+def make_inputs(
+    n_q: int,
+    n_k: int,
+    d: int,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    lead: tuple[int, ...] = (1,),
+    lead_k: tuple[int, ...] | None = None,
+    sigma: float = 1.0,
+    seed: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Normal q, k, v, do. Scores have a standard deviation of sigma."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    lead_k = lead if lead_k is None else lead_k
+    tensors = (
+        normal(*lead, n_q, d) * sigma,
+        normal(*lead_k, n_k, d),
+        normal(*lead_k, n_k, d),
+        normal(*lead, n_q, d),
+    )
+    q, k, v, do = (x.to(device, dtype) for x in tensors)
+    return q, k, v, do
+
+
+def gradients(o: Tensor, inputs: tuple[Tensor, ...], do: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(o, inputs, do, retain_graph=True)
+
+
+def saved_lse(o: Tensor, rows: tuple[int, ...]) -> Tensor:
+    """The one saved tensor with a number for each row of queries."""
+    saved = o.grad_fn.saved_tensors  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+    (lse,) = [x for x in saved if x.shape == rows]
+    return lse
+
+
+def run_class(
+    cls, q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool, *options
+) -> dict[str, Tensor]:
+    """o, lse, dq, dk, dv of an autograd Function, by name."""
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    o = cls.apply(q, k, v, causal, *options)
+    lse = saved_lse(o, q.shape[:-1])
+    return dict(
+        zip(NAMES, (o.detach(), lse, *gradients(o, (q, k, v), do)), strict=True)
+    )
+
+
+def run_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    do: Tensor,
+    causal: bool,
+    scale: float | None = None,
+    dtype=torch.float64,
+) -> dict[str, Tensor]:
+    """The same five by plain attention in this dtype."""
+    q, k, v = (x.detach().to(dtype).requires_grad_() for x in (q, k, v))
+    o, lse = attention_reference(q, k, v, causal, scale)
+    return dict(
+        zip(
+            NAMES,
+            (o.detach(), lse.detach(), *gradients(o, (q, k, v), do.to(dtype))),
+            strict=True,
+        )
+    )
+
+
+class SplitProduct(torch.autograd.Function):
+    """a b with each factor the sum of two bfloat16 numbers, in the gradient too; low
+    times low is left out.
+    """
+
+    @staticmethod
+    def forward(ctx, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return split_product(a, b)
+
+    @staticmethod
+    def backward(ctx, g: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        a, b = ctx.saved_tensors
+        return split_product(g, b.mT), split_product(a.mT, g)
+
+
+def split_product(a: Tensor, b: Tensor) -> Tensor:
+    """a b by three products of bfloat16 pieces, summed in float32."""
+    (a_high, a_low), (b_high, b_low) = two_pieces(a), two_pieces(b)
+    return a_low @ b_high + a_high @ b_low + a_high @ b_high
+
+
+def two_pieces(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The nearest bfloat16 and the bfloat16 nearest to what it leaves, both held as
+    float32.
+    """
+    high = x.bfloat16().float()
+    return high, (x - high).bfloat16().float()
+
+
+def run_split(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool, scale: float | None
+) -> dict[str, Tensor]:
+    """The same five by plain attention whose products are `split_product`."""
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    s = SplitProduct.apply(q, k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if causal:
+        s = s.masked_fill(
+            torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1),
+            float("-inf"),
+        )
+    o, lse = SplitProduct.apply(torch.softmax(s, -1), v), torch.logsumexp(s, -1)
+    return dict(
+        zip(
+            NAMES, (o.detach(), lse.detach(), *gradients(o, (q, k, v), do)), strict=True
+        )
+    )
+
+
+def of_delta(
+    o_error: Tensor,
+    q: Tensor,
+    k: Tensor,
+    do: Tensor,
+    causal: bool,
+    scale: float | None,
+    lse: Tensor,
+) -> dict[str, float]:
+    """How far dq and dk move where delta = rowsum(o · do) is taken of an o with this
+    error.
+
+    Flash attention takes it so; plain attention sums p · dp, in which the errors of p
+    and dp are its own. In 16 bits the unit of the result is larger.
+    """
+    q, k, do = q.double(), k.double(), do.double()
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    s = q @ k.mT * scale
+    if causal:
+        s = s.masked_fill(
+            torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1),
+            float("-inf"),
+        )
+    ds = torch.exp(s - lse[..., None]) * (o_error * do).sum(-1, keepdim=True)
+    return {
+        "dq": (ds @ k * scale).abs().max().item(),
+        "dk": (ds.mT @ q * scale).abs().max().item(),
+    }
+
+
+def worst(actual: Tensor, exact: Tensor) -> float:
+    return (actual.double() - exact.double()).abs().max().item()
+
+
+def check_against_reference(
+    actual: dict[str, Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    do: Tensor,
+    causal: bool,
+    scale: float | None = None,
+    split: bool = False,
+) -> None:
+    """Each error is at most twice that of plain PyTorch in the same precision, plus a
+    band for rounding, and capped.
+
+    The band: one unit of the result's dtype at its largest value, what sums in float32
+    leave where the exact result cancels to nothing, what a sum of n terms gathers when
+    each addition rounds (a walk of n steps of half a unit), and the rounding of the
+    saved lse. lse is kept in float32 whatever the inputs are, so plain PyTorch in
+    float32 is its measure. With `split`, plain attention with split products is the
+    measure of all, and the band has what delta adds.
+    """
+    exact = run_reference(q, k, v, do, causal, scale)
+    wide = q.dtype if q.dtype == torch.float64 else torch.float32
+    if split:
+        plain = run_split(q, k, v, do, causal, scale)
+    else:
+        plain = run_reference(q, k, v, do, causal, scale, dtype=q.dtype)
+        plain["lse"] = run_reference(q, k, v, do, causal, scale, dtype=wide)["lse"]
+    for name in NAMES:
+        assert torch.isfinite(actual[name]).all(), f"{name} is not finite"
+        dtype = wide if name == "lse" else q.dtype
+        assert (
+            actual[name].dtype == dtype and actual[name].shape == exact[name].shape
+        ), name
+        largest = exact[name].abs().max().item()
+        eps = torch.finfo(wide).eps
+        # A gradient is a difference of sums of d products: it is exact to their size,
+        # not to its own.
+        terms = (
+            8
+            * eps
+            * q.shape[-1] ** 0.5
+            * (q.abs().max().item() if name in ("dk", "lse") else 1.0)
+        )
+        # Probabilities come back as exp(s - lse): rounding an lse of 200 changes them
+        # by 200 eps.
+        recomputed = (
+            0.0
+            if name in ("o", "lse")
+            else eps * exact["lse"].abs().max().item() * largest
+        )
+        summed = q.shape[-2] if name in ("dk", "dv") else k.shape[-2]
+        walk = eps / 2 * summed**0.5 * largest
+        band = torch.finfo(dtype).eps * largest + terms + walk + recomputed
+        if split and name in ("dq", "dk"):
+            band += of_delta(
+                plain["o"] - exact["o"], q, k, do, causal, scale, exact["lse"]
+            )[name]
+        error = worst(actual[name], exact[name])
+        bound = min(
+            2 * worst(plain[name], exact[name]) + band, CAP[q.dtype] * max(1.0, largest)
+        )
+        assert error <= bound, (
+            f"{name}: error {error:.3g} exceeds {bound:.3g} (largest value {largest:.3g})"
+        )

@@ -1,0 +1,426 @@
+"""Every output of both flash attentions against float64: dtypes, masks, head
+dimensions, lengths, sizes of scores.
+"""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from systems.attention import (
+    FlashAttentionPyTorch,
+    FlashAttentionTriton,
+    attention_reference,
+)
+from systems.attention.triton import launches
+from systems.attention.triton.configs import Tile
+from systems.attention.triton.launches import launch_backward, launch_forward
+from systems.attention.triton.primitives import cut, joined, narrow, place, turn
+from tests.attention.checks import (
+    NAMES,
+    check_against_reference,
+    make_inputs,
+    run_class,
+    run_reference,
+    worst,
+)
+
+CLASSES = [FlashAttentionPyTorch, FlashAttentionTriton]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+HEAD_DIMS = [16, 32, 64, 80, 96, 128, 256]
+LENGTHS = [1, 17, 63, 64, 97, 128, 130, 191, 257]
+PAIRS = [(1, 130), (130, 1), (65, 191), (191, 65), (63, 64)]
+
+
+@triton.jit
+def narrow_kernel(x_ptr, y_ptr, n: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, n))
+    tl.store(y_ptr + tl.arange(0, n), narrow(x, y_ptr.dtype.element_ty))
+
+
+@triton.jit
+def cut_kernel(x_ptr, pieces_ptr, joined_ptr, n: tl.constexpr, PIECES: tl.constexpr):
+    at = tl.arange(0, n)
+    pieces = cut(tl.load(x_ptr + at), tl.bfloat16, PIECES)
+    for i in tl.static_range(PIECES):
+        tl.store(pieces_ptr + i * n + at, pieces[i].to(tl.float32))
+    tl.store(joined_ptr + at, joined(pieces))
+
+
+@triton.jit
+def place_kernel(out_ptr, tiles, together, PARTS: tl.constexpr):
+    tile, head, heads, part = place(tiles, together, PARTS)
+    out_ptr += 4 * tl.program_id(0)
+    tl.store(out_ptr, tile)
+    tl.store(out_ptr + 1, head)
+    tl.store(out_ptr + 2, heads)
+    tl.store(out_ptr + 3, part)
+
+
+def check(
+    cls,
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor],
+    causal: bool,
+    scale: float | None = None,
+):
+    check_against_reference(
+        run_class(cls, *inputs, causal, scale), *inputs, causal, scale
+    )
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("d", HEAD_DIMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("cls", CLASSES)
+def test_dtypes_and_head_dimensions(cls, dtype, d, causal, device):
+    check(cls, make_inputs(97, 97, d, dtype, device), causal)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("cls", CLASSES)
+def test_lengths(cls, n, causal, device):
+    check(cls, make_inputs(n, n, 16, device=device), causal)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(("n_q", "n_k"), PAIRS)
+@pytest.mark.parametrize("cls", CLASSES)
+def test_causal_starts_at_the_top_left_where_lengths_differ(
+    cls, n_q, n_k, causal, device
+):
+    inputs = make_inputs(n_q, n_k, 32, torch.float16, device)
+    check(cls, inputs, causal)
+    q, k, v = (x.double() for x in inputs[:3])
+    sdpa = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    assert worst(run_class(cls, *inputs, causal)["o"], sdpa) < 0.01
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_a_thousand_positions(cls, device):
+    check(cls, make_inputs(1000, 1000, 64, device=device), True)
+
+
+@pytest.mark.parametrize("d", [1, 3, 40, 129, 255])
+def test_odd_head_dimensions(d, device):
+    check(FlashAttentionTriton, make_inputs(40, 70, d, device=device), True)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("sigma", [8.0, 60.0])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("cls", CLASSES)
+def test_large_scores(cls, dtype, sigma, causal, device):
+    check(cls, make_inputs(70, 97, 32, dtype, device, sigma=sigma), causal)
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0])
+@pytest.mark.parametrize("cls", CLASSES)
+def test_a_scale_of_ones_own(cls, scale, device):
+    check(cls, make_inputs(33, 70, 16, device=device), True, scale)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(
+    "tile", [(16, 32), (32, 16), (64, 16), (16, 64), (32, 32)], ids=str
+)
+def test_tiles_of_any_shape(tile, causal, device):
+    """The causal loops split where the diagonal enters a tile, which depends on both
+    sides of the tile.
+    """
+    q, k, v, do = inputs = make_inputs(97, 70, 16, device=device)
+    t = Tile(*tile, warps=4, stages=2)
+    o, lse = launch_forward(q, k, v, causal, 0.25, t)
+    outputs = (o, lse, *launch_backward(do, q, k, v, o, lse, causal, 0.25, t, t))
+    check_against_reference(
+        dict(zip(NAMES, outputs, strict=True)), *inputs, causal, 0.25
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("parts", [2, 3, 8])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_programs_that_share_a_loop(dtype, parts, causal, device):
+    """As many parts as steps and more: what has no step of its own adds nothing.
+    Grouped heads, strided outputs.
+    """
+    q, k, v, do = inputs = make_inputs(
+        97, 130, 40, dtype, device, lead=(2, 4), lead_k=(2, 2)
+    )
+    q = q.transpose(1, 2).contiguous().transpose(1, 2)
+    t = Tile(32, 32, warps=4, stages=1)
+    o, lse = launch_forward(q, k, v, causal, 0.25, t, parts)
+    outputs = (o, lse, *launch_backward(do, q, k, v, o, lse, causal, 0.25, t, t, parts))
+    check_against_reference(
+        dict(zip(NAMES, outputs, strict=True)), *inputs, causal, 0.25
+    )
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_all_parts_of_a_tile_start_next_to_each_other(parts, device):
+    """Of the heads that run together first those of the first tile, then those of the
+    second.
+    """
+    tiles, groups = 3, [(0, 1), (2, 3), (4,)]
+    expected = [
+        [t, h, 5, p]
+        for group in groups
+        for t in range(tiles)
+        for h in group
+        for p in range(parts)
+    ]
+    found = torch.zeros(len(expected), 4, dtype=torch.int32, device=device)
+    place_kernel[(len(expected),)](found, tiles, 2, PARTS=parts)
+    assert found.tolist() == expected
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 16])
+def test_no_part_has_more_than_one_step_more_than_another(parts):
+    """Over both loops of a tile, each step once."""
+    for whole in range(20):
+        for crossed in range(4):
+            shares = [
+                [
+                    *range(part, whole, parts),
+                    *range(whole + turn.fn(part, whole, parts), whole + crossed, parts),
+                ]
+                for part in range(parts)
+            ]
+            assert sorted(step for share in shares for step in share) == list(
+                range(whole + crossed)
+            )
+            assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dq_parts", "dkdv_parts"), [(1, 4), (4, 1), (2, 8)])
+def test_gradients_have_parts_of_their_own(dq_parts, dkdv_parts, device, monkeypatch):
+    """One kernel adds up those of dq, dk and dv, of which some may be whole."""
+    q, k, v, do = inputs = make_inputs(
+        97, 130, 40, device=device, lead=(2, 4), lead_k=(2, 2)
+    )
+    parts = {16: dq_parts, 32: dkdv_parts}
+    monkeypatch.setattr(
+        launches,
+        "parts_for",
+        lambda programs, warps, n, rows, *_: parts[rows],
+    )
+    o, lse = launch_forward(q, k, v, True, 0.25, parts=1)
+    launches.backward_launches.cache_clear()
+    outputs = (
+        o,
+        lse,
+        *launch_backward(
+            do, q, k, v, o, lse, True, 0.25, Tile(32, 16, 4, 1), Tile(32, 16, 4, 1)
+        ),
+    )
+    launches.backward_launches.cache_clear()
+    check_against_reference(dict(zip(NAMES, outputs, strict=True)), *inputs, True, 0.25)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_parts_take_turns_from_head_to_head(causal, device, monkeypatch):
+    """Three heads of three steps each for four parts: with each probability one, dv of
+    a part counts its rows.
+    """
+    q, do = (
+        torch.zeros(1, 3, 96, 16, device=device),
+        torch.ones(1, 3, 96, 16, device=device),
+    )
+    k, lse = (
+        torch.zeros(1, 1, 96, 16, device=device),
+        torch.zeros(1, 3, 96, device=device),
+    )
+    memory, right = [], launches.memory_for
+    monkeypatch.setattr(
+        launches,
+        "memory_for",
+        lambda *x: memory.append(right(*x)) or memory[-1],
+    )
+    tile = Tile(32, 16, 4, 1)
+    launch_backward(do, q, k, k, q, lse, causal, 1.0, tile, tile, parts=4)
+    # Of the first key, which every row sees: memory is for dq, dk and dv.
+    rows = memory[2][:, 0, 0, 0, 0]
+    assert rows.sum() == 3 * 96 and rows.max() - rows.min() == 32
+
+
+@pytest.mark.slow
+def test_the_loop_of_dk_and_dv_is_as_long_as_all_heads_of_a_group(device, monkeypatch):
+    q, k, v, do = make_inputs(97, 130, 16, device=device, lead=(2, 6), lead_k=(2, 2))
+    loops = {}
+    monkeypatch.setattr(
+        launches,
+        "parts_for",
+        lambda *x: loops.setdefault(x[3], x[2]) and 1,
+    )
+    launches.backward_launches.cache_clear()
+    o, lse = launch_forward(q, k, v, True, 0.25, parts=1)
+    launch_backward(
+        do, q, k, v, o, lse, True, 0.25, Tile(32, 16, 4, 1), Tile(32, 16, 4, 1)
+    )
+    launches.backward_launches.cache_clear()
+    assert loops == {32: 3 * 97, 16: 130}
+
+
+@pytest.mark.parametrize("together", [1, 2, 3, 5, 9])
+def test_each_head_has_all_its_tiles_in_any_order(together, device):
+    """Groups of heads that run together, the last of them smaller, and more than there
+    are.
+    """
+    q, k, v, do = inputs = make_inputs(97, 130, 16, device=device, lead=(5,))
+    o, lse = launch_forward(q, k, v, True, 0.25, together=together)
+    outputs = (
+        o,
+        lse,
+        *launch_backward(do, q, k, v, o, lse, True, 0.25, together=together),
+    )
+    check_against_reference(dict(zip(NAMES, outputs, strict=True)), *inputs, True, 0.25)
+
+
+def test_float32_is_as_exact_as_torch_is_told(precision, device):
+    inputs = make_inputs(97, 97, 64, torch.float32, device)
+    exact = run_reference(*inputs, True)
+    errors = {}
+    for setting in ("highest", "high", "medium"):
+        precision(setting)
+        actual = run_class(FlashAttentionTriton, *inputs, True)
+        errors[setting] = max(worst(actual[name], exact[name]) for name in NAMES)
+    assert errors["highest"] < 1e-5 and errors["high"] == errors["medium"] < 2e-4
+    # The interpreter multiplies as float32 whatever it is told.
+    assert device == "cpu" or errors["highest"] < errors["high"]
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("d", [16, 64, 80])
+def test_high_precision_keeps_sixteen_bits(precision, d, causal, device):
+    inputs = make_inputs(97, 130, d, torch.float32, device)
+    precision("high")
+    actual = run_class(FlashAttentionTriton, *inputs, causal)
+    precision("highest")
+    check_against_reference(actual, *inputs, causal, split=True)
+
+
+@pytest.mark.parametrize("pieces", [2, 3])
+def test_pieces_are_the_nearest_to_what_is_left(pieces, device):
+    """Three are all of a float32."""
+    x = torch.randn(512, device=device) * torch.logspace(-6, 4, 512, device=device)
+    found, whole = (
+        torch.empty(pieces, 512, device=device),
+        torch.empty(512, device=device),
+    )
+    cut_kernel[(1,)](x, found, whole, n=512, PIECES=pieces)  # pyright: ignore[reportArgumentType]
+    left = x
+    for piece in found:
+        assert torch.equal(piece, left.bfloat16().float())
+        left = left - piece
+    assert torch.equal(whole, x - left)
+    assert (
+        left.abs().max() == 0
+        if pieces == 3
+        else ((left.abs() <= 2**-17 * x.abs()).all() and left.any())
+    )
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize(
+    "ahead", [(True, True, True), (True, True, False), (False, False, True)], ids=str
+)
+@pytest.mark.parametrize("setting", ["high", "highest"])
+def test_float32_cut_ahead(
+    precision, setting, ahead, parts, causal, device, monkeypatch
+):
+    """By each kernel or only by some; heads that share keys, in rows that lie apart,
+    with padded columns.
+    """
+    # The measure of "high" knows no heads that share keys.
+    shared = (1, 1) if setting == "highest" else None
+    q, k, v, do = make_inputs(65, 97, 40, device=device, lead=(1, 2), lead_k=shared)
+    k, do = k.mT.contiguous().mT, do[..., :1, :].expand_as(do)
+    forward, dkdv, dq = (Tile(32, 32, 4, 1, ahead=each) for each in ahead)
+    precision(setting)
+    done, cut_by = [], launches.cut_by
+    monkeypatch.setattr(
+        launches,
+        "cut_by",
+        lambda *x: done.append(len(x) - 1) or cut_by(*x),
+    )
+    o, lse = launch_forward(q, k, v, causal, 0.25, forward, parts)
+    outputs = (
+        o,
+        lse,
+        *launch_backward(do, q, k, v, o, lse, causal, 0.25, dkdv, dq, parts),
+    )
+    precision("highest")
+    # q, k and v once for the forward kernel; with do once for the backward kernels, one
+    # or both.
+    assert done == [3] * ahead[0] + [4]
+    actual = dict(zip(NAMES, outputs, strict=True))
+    check_against_reference(actual, q, k, v, do, causal, 0.25, split=setting == "high")
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_gradcheck_of_the_pytorch_tiles(causal):
+    q, k, v, _ = make_inputs(7, 5, 3, torch.float64, lead=(2,))
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    assert torch.autograd.gradcheck(
+        lambda q, k, v: FlashAttentionPyTorch.apply(q, k, v, causal), inputs
+    )
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_float64_tiles_are_exact(causal):
+    check(FlashAttentionPyTorch, make_inputs(130, 97, 24, torch.float64), causal)
+
+
+def test_the_oracle_is_plain_attention():
+    """The oracle itself, row by row from the definition."""
+    q, k, v, do = make_inputs(5, 4, 3, torch.float64)
+    result = run_reference(q, k, v, do, causal=True)
+    for i in range(5):
+        scores = (k[0, : i + 1] @ q[0, i]) / 3**0.5
+        weights = torch.exp(scores) / torch.exp(scores).sum()
+        assert torch.allclose(result["o"][0, i], weights @ v[0, : i + 1], atol=1e-12)
+        assert torch.allclose(
+            result["lse"][0, i], torch.log(torch.exp(scores).sum()), atol=1e-12
+        )
+
+
+def test_uniform_inputs_would_hide_a_wrong_scale():
+    """Why inputs are normal: with uniform ones o is the mean of v within a percent,
+    whatever the scores are.
+    """
+
+    def changed_by_a_wrong_scale(draw) -> float:
+        generator = torch.Generator().manual_seed(0)
+        q, k, v = (
+            draw(512, 64, generator=generator, dtype=torch.float64) for _ in range(3)
+        )
+        right, wrong = (
+            attention_reference(q, k, v, scale=scale)[0] for scale in (64**-0.5, 1 / 64)
+        )
+        return ((right - wrong).norm() / right.norm()).item()
+
+    assert changed_by_a_wrong_scale(torch.rand) < 0.01
+    assert changed_by_a_wrong_scale(torch.randn) > 0.5
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rounding_is_to_the_nearest(dtype, device):
+    """Ties go to even, as on a GPU: the interpreter alone would cut bfloat16 off."""
+    x = torch.randn(512, device=device) * torch.logspace(-6, 4, 512, device=device)
+    x[:8] = torch.tensor(
+        [1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 2 - 2**-9, 0.5, -3.0, 1.0, 65000.0]
+    )
+    y = torch.empty(512, dtype=dtype, device=device)
+    narrow_kernel[(1,)](x, y, n=512)  # pyright: ignore[reportArgumentType]
+    assert torch.equal(y, x.to(dtype))
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_repeats_are_bit_equal(cls, device):
+    inputs = make_inputs(97, 130, 32, torch.float16, device)
+    first, second = run_class(cls, *inputs, True), run_class(cls, *inputs, True)
+    assert all(torch.equal(first[name], second[name]) for name in NAMES)

@@ -1,0 +1,397 @@
+"""What only a GPU can show: every tile of the tables, the whole grid, long tensors,
+repeats, memory, compilers.
+
+Compiling takes most of the time: `pytest -m "gpu and not alone" -n 8` does it in
+parallel. What remains times the compiler: `pytest -m "gpu and alone"`.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from systems.attention import (
+    FlashAttentionPyTorch,
+    FlashAttentionTriton,
+    flash_attention,
+)
+from systems.attention.triton import launches
+from systems.attention.triton.configs import FEW_ROWS, TILES, for_mask
+from systems.attention.triton.launches import launch_backward, launch_forward
+from systems.attention.triton.primitives import INTERPRETED
+from tests.attention.checks import (
+    NAMES,
+    check_against_reference,
+    gradients,
+    make_inputs,
+    run_class,
+)
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).resolve().parent.parent
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+HEAD_DIMS = [16, 32, 64, 80, 96, 128, 256]
+LENGTHS = [1, 17, 63, 64, 97, 128, 130, 191, 257, 1000, 4096]
+PAIRS = [(1, 1000), (1000, 1), (65, 191), (191, 65), (128, 4096), (1000, 130)]
+# What compilers warn of is not ours.
+COMPILED = pytest.mark.filterwarnings("ignore")
+MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+# Every tile by (part of a table, arithmetic, head dimension): the three kernels of one
+# entry are checked together. What few rows have no tile for is as with many.
+ENTRIES = {
+    (arch, kind, d): {name: by_d[d] for name, by_d in passes.items()}
+    for arch, kinds in TILES.items()
+    for kind, passes in kinds.items()
+    for d in passes["forward"]
+} | {
+    (f"{arch} {few.most_rows} rows", kind, d): {
+        name: by_d[d] if d in by_d else TILES[arch][kind][name][d]
+        for name, by_d in few.tiles.items()
+    }
+    for arch, kinds in FEW_ROWS.items()
+    for kind, tiers in kinds.items()
+    for few in tiers
+    for d in sorted({d for by_d in few.tiles.values() for d in by_d})
+}
+
+
+@MASKS
+@pytest.mark.parametrize("d", HEAD_DIMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_all_lengths(dtype, d, causal):
+    for n in LENGTHS:
+        inputs = make_inputs(n, n, d, dtype, "cuda", lead=(2,))
+        check_against_reference(
+            run_class(FlashAttentionTriton, *inputs, causal), *inputs, causal
+        )
+    for n_q, n_k in PAIRS:
+        inputs = make_inputs(n_q, n_k, d, dtype, "cuda", lead=(2,))
+        check_against_reference(
+            run_class(FlashAttentionTriton, *inputs, causal), *inputs, causal
+        )
+
+
+@MASKS
+@pytest.mark.parametrize(("part", "kind", "d"), ENTRIES, ids=str)
+def test_every_tile_of_the_tables(precision, part, kind, d, causal):
+    """Each entry, not only those of this GPU, on whole and on ragged lengths, unpadded
+    and padded.
+    """
+    tiles = {
+        name: for_mask(tile, causal) for name, tile in ENTRIES[part, kind, d].items()
+    }
+    # The two dtypes of 16 bits share their tiles: each mask takes one, so that
+    # compiling ends in time.
+    dtype = (
+        torch.float32 if kind != "half" else torch.bfloat16 if causal else torch.float16
+    )
+    precision("high" if kind == "high" else "highest")
+    for n_q, n_k, head in [(512, 512, d), (333, 461, d), (333, 461, d - 3)][
+        : 3 if causal else 2
+    ]:
+        q, k, v, do = inputs = make_inputs(n_q, n_k, head, dtype, "cuda", lead=(2,))
+        scale = head**-0.5
+        o, lse = launch_forward(q, k, v, causal, scale, tiles["forward"])
+        outputs = (
+            o,
+            lse,
+            *launch_backward(
+                do, q, k, v, o, lse, causal, scale, tiles["dkdv"], tiles["dq"]
+            ),
+        )
+        check_against_reference(
+            dict(zip(NAMES, outputs, strict=True)),
+            *inputs,
+            causal,
+            split=kind == "high",
+        )
+
+
+@COMPILED
+@MASKS
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_pytorch_tiles_with_a_compiled_backward(dtype, causal):
+    for n_q, n_k in ((128, 128), (257, 97)):
+        inputs = make_inputs(n_q, n_k, 64, dtype, "cuda", lead=(2,))
+        check_against_reference(
+            run_class(FlashAttentionPyTorch, *inputs, causal), *inputs, causal
+        )
+
+
+@MASKS
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_two_hundred_repeats_are_bit_equal(dtype, causal, monkeypatch):
+    """Of many heads, and of one, whose tiles are so few that programs share their
+    loops.
+    """
+    shared = []
+    memory_for = launches.memory_for
+    monkeypatch.setattr(
+        launches,
+        "memory_for",
+        lambda x, parts: shared.append(parts) or memory_for(x, parts),
+    )
+    for n, lead, lead_k in [(1000, (4, 8), (4, 2)), (2048, (1,), (1,))]:
+        inputs = make_inputs(n, n, 64, dtype, "cuda", lead=lead, lead_k=lead_k)
+        first = run_class(FlashAttentionTriton, *inputs, causal)
+        for _ in range(200):
+            again = run_class(FlashAttentionTriton, *inputs, causal)
+            for name in NAMES:
+                assert torch.equal(first[name], again[name]), (name, n)
+    assert max(shared) > 1
+
+
+@MASKS
+def test_offsets_beyond_two_to_the_31(causal):
+    """The last head of one long tensor, and rows so far apart that one tile spans more
+    than 2³¹ elements.
+    """
+    heads, n, d = 2**31 // (4096 * 128) + 2, 4096, 128
+    q, k, v = (
+        torch.empty(heads, n, d, dtype=torch.bfloat16, device="cuda").normal_()
+        for _ in range(3)
+    )
+    assert q.numel() > 2**31
+    leaves = tuple(x.requires_grad_() for x in (q, k, v))
+    o = FlashAttentionTriton.apply(*leaves, causal)
+    do = torch.empty_like(o).normal_()
+    last = slice(heads - 1, heads)
+    actual = [o[last], *(x[last] for x in gradients(o, leaves, do))]
+    q, k, v, do = (x[last].detach().clone() for x in (q, k, v, do))
+    expected = run_class(FlashAttentionTriton, q, k, v, do, causal)
+    for name, x in zip(("o", "dq", "dk", "dv"), actual, strict=True):
+        torch.testing.assert_close(x, expected[name], rtol=0.01, atol=0.01, msg=name)
+
+
+@MASKS
+def test_rows_far_apart(causal):
+    """The row stride alone takes a tile past 2³¹ elements: rows are 2²⁵ apart."""
+    n, d, stride = 80, 16, 2**25
+    memory = torch.full(
+        (n * stride,), float("nan"), dtype=torch.bfloat16, device="cuda"
+    )
+    parts = make_inputs(n, n, d, torch.bfloat16, "cuda")
+    views = []
+    for i, x in enumerate(parts):
+        view = memory.as_strided((1, n, d), (n * stride, stride, 1), 64 * i)
+        view.copy_(x)
+        views.append(view)
+    expected = run_class(FlashAttentionTriton, *parts, causal)
+    q, k, v, do = views
+    actual = run_class(FlashAttentionTriton, q, k, v, do, causal)
+    for name in NAMES:
+        torch.testing.assert_close(
+            actual[name], expected[name], rtol=0.01, atol=0.01, msg=name
+        )
+
+
+def test_more_heads_than_a_launch_grid_has_rows():
+    """CUDA's second and third grid axes end at 65 535."""
+    inputs = make_inputs(16, 16, 16, torch.bfloat16, "cuda", lead=(70_000,))
+    check_against_reference(
+        run_class(FlashAttentionTriton, *inputs, True), *inputs, True
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_memory_is_linear_in_the_length(dtype):
+    def peak(n: int) -> int:
+        leaves = [
+            torch.randn(1, 4, n, 64, device="cuda", dtype=dtype, requires_grad=True)
+            for _ in range(3)
+        ]
+        torch.cuda.reset_peak_memory_stats()
+        flash_attention(*leaves, causal=True).sum().backward()
+        return torch.cuda.max_memory_allocated()
+
+    peak(1024)
+    assert peak(16384) / peak(8192) <= 2.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_as_sdpa_at_full_size(dtype):
+    q, k, v, do = make_inputs(4096, 4096, 128, dtype, "cuda", lead=(2, 4))
+    leaves = tuple(x.requires_grad_() for x in (q, k, v))
+    ours = flash_attention(q, k, v, causal=True)
+    theirs = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    for a, b in zip(
+        (ours, *gradients(ours, leaves, do)),
+        (theirs, *gradients(theirs, leaves, do)),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
+
+
+@COMPILED
+def test_the_leaderboard_program():
+    """The class compiled whole, a gradient with strides of zero, gradients that add up
+    over calls.
+    """
+    torch.compiler.reset()
+    q, k, v = (
+        torch.randn(
+            16, 512, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True
+        )
+        for _ in range(3)
+    )
+    flash = torch.compile(FlashAttentionTriton.apply)
+    for _ in range(2):
+        flash(q, k, v, True).sum().backward()
+    one = run_class(
+        FlashAttentionTriton,
+        q,
+        k,
+        v,
+        torch.ones((), device="cuda", dtype=q.dtype).expand_as(q),
+        True,
+    )
+    for leaf, name in ((q, "dq"), (k, "dk"), (v, "dv")):
+        torch.testing.assert_close(
+            leaf.grad, 2 * one[name], rtol=0.02, atol=0.02, msg=name
+        )
+
+
+@COMPILED
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_one_graph_under_the_default_compiler(dynamic):
+    torch.compiler.reset()
+
+    def function(q, k, v):
+        return flash_attention(q * 2, k, v, causal=True).cos()
+
+    compiled = torch.compile(function, fullgraph=True, dynamic=dynamic)
+    for n in (200, 333):
+        q, k, v, do = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(2, 4))
+        leaves = tuple(x.requires_grad_() for x in (q, k, v))
+        expected = torch.autograd.grad(function(*leaves), leaves, do)
+        for ours, theirs in zip(
+            torch.autograd.grad(compiled(*leaves), leaves, do), expected, strict=True
+        ):
+            torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
+
+
+def test_autocast_as_sdpa():
+    q, k = (
+        torch.randn(2, 4, 200, 64, device="cuda", requires_grad=True) for _ in range(2)
+    )
+    v = torch.randn(
+        2, 4, 200, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True
+    )
+    with torch.autocast("cuda", dtype=torch.float16):
+        ours, theirs = flash_attention(q, k, v), F.scaled_dot_product_attention(q, k, v)
+    assert ours.dtype == theirs.dtype == torch.float16
+    torch.testing.assert_close(ours, theirs, rtol=0.01, atol=0.01)
+
+
+def test_the_cpu_is_refused_beside_a_gpu():
+    x = torch.zeros(1, 8, 16)
+    with pytest.raises(ValueError, match="q must be on a CUDA device, got cpu"):
+        flash_attention(x, x, x)
+    with pytest.raises(
+        ValueError, match="k must be on the device of q, cuda:0, got cpu"
+    ):
+        flash_attention(x.cuda(), x, x)
+    assert not INTERPRETED.value
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_the_gpu_of_the_tensors_is_used():
+    inputs = make_inputs(97, 97, 64, torch.bfloat16, "cuda:1")
+    assert torch.cuda.current_device() == 0
+    check_against_reference(
+        run_class(FlashAttentionTriton, *inputs, True), *inputs, True
+    )
+
+
+FIRST_CALL = """
+import sys, time
+import torch
+n, d, dtype = int(sys.argv[1]), int(sys.argv[2]), getattr(torch, sys.argv[3])
+q, k, v = (torch.randn(1, 16, n, d, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3))
+do = torch.randn_like(q)
+torch.cuda.synchronize()
+times = [time.perf_counter()]
+from systems.attention import flash_attention
+o = flash_attention(q, k, v, causal=True)
+torch.cuda.synchronize()
+times.append(time.perf_counter())
+o.backward(do)
+torch.cuda.synchronize()
+times.append(time.perf_counter())
+print(*(after - before for before, after in zip(times, times[1:])))
+"""
+MOST_SECONDS = 15
+
+
+# Compilers of other tests would take its cores.
+@pytest.mark.alone
+# The two paths on a Hopper, and what takes longest of the graded grid.
+@pytest.mark.parametrize(
+    ("dtype", "d", "n"),
+    [("bfloat16", 128, 128), ("bfloat16", 128, 4096), ("float32", 128, 4096)],
+)
+def test_the_first_call_does_not_wait_long_for_the_compiler(dtype, d, n, tmp_path):
+    environment = os.environ | {
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": str(ROOT),
+    }
+    command = [sys.executable, "-c", FIRST_CALL, str(n), str(d), dtype]
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    # The first one imports Triton too.
+    forward, backward = map(float, done.stdout.split())
+    print(
+        f"{dtype}, d {d}, N {n}: first forward {forward:.1f} s, first backward {backward:.1f} s"
+    )
+    assert any(tmp_path.rglob("*.cubin")) and max(forward, backward) < MOST_SECONDS
+
+
+SANITIZER = shutil.which(
+    "compute-sanitizer", path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin"
+)
+SMALL = """
+import torch
+from systems.attention import flash_attention
+from systems.weighted_sum import weighted_sum
+for causal in (False, True):
+    for dtype in (torch.float32, torch.bfloat16):
+        q = torch.randn(1, 2, 70, 24, device="cuda", dtype=dtype, requires_grad=True)
+        k = torch.randn(1, 1, 97, 24, device="cuda", dtype=dtype, requires_grad=True)
+        flash_attention(q, k, k, causal=causal).sum().backward()
+weighted_sum(q, torch.randn(24, device="cuda", dtype=dtype, requires_grad=True)).sum().backward()
+torch.cuda.synchronize()
+"""
+
+
+@pytest.mark.skipif(SANITIZER is None, reason="compute-sanitizer is not installed")
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+def test_the_sanitizer_finds_nothing(tool):
+    assert SANITIZER is not None
+    command = [
+        SANITIZER,
+        "--tool",
+        tool,
+        "--error-exitcode",
+        "9",
+        sys.executable,
+        "-c",
+        SMALL,
+    ]
+    # PyTorch's allocator hands out parts of large blocks, in which a stray access would
+    # go unseen.
+    environment = os.environ | {
+        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -1,0 +1,622 @@
+"""The kernels for Hopper: which inputs they take (on any machine), and that they
+compute right (on a Hopper GPU).
+"""
+
+import itertools
+
+import pytest
+import torch
+
+from systems.attention import FlashAttentionTriton
+from systems.attention.hopper import launches
+from systems.attention.hopper.launches import (
+    CONFIGS,
+    ITEM_STEPS,
+    MIN_SCORES,
+    groups_in_one_pass,
+    launch_backward,
+    launch_forward,
+    launch_one_pass,
+    launch_two_passes,
+    readable,
+    schedule,
+    takes,
+)
+from systems.attention.relaunch import (
+    Layout,
+    layout,
+    of_numbers,
+    of_rows,
+    shape_and_strides,
+)
+from systems.attention.triton import function
+from systems.attention.triton.configs import multiprocessors
+from systems.experiments import flash_accuracy
+from tests.attention.checks import (
+    NAMES,
+    check_against_reference,
+    make_inputs,
+    run_class,
+)
+from tools.render.spanning import diagrams
+
+MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+# Tiles of queries beside one of keys, in the backward pass in one kernel.
+BESIDE = launches.ONE_PASS_KEYS // launches.ONE_PASS_QUERIES
+DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+# 80 numbers in tiles of 128.
+HEAD_DIMS = pytest.mark.parametrize("d", (64, 80, 128))
+LENGTHS = [1, 17, 63, 64, 65, 128, 130, 191, 257, 1000, 2048, 4096]
+PAIRS = [(1, 1000), (1000, 1), (65, 191), (191, 65), (128, 2048), (1000, 130)]
+
+
+def on_hopper() -> bool:
+    return torch.cuda.is_available() and launches.available(torch.device("cuda"))
+
+
+gpu = pytest.mark.gpu
+hopper = pytest.mark.skipif(
+    not on_hopper(), reason="needs a Hopper GPU and a Triton whose Gluon was tested"
+)
+
+
+def run(
+    q, k, v, do, causal: bool, scale: float | None = None
+) -> dict[str, torch.Tensor]:
+    """The five results by these kernels, however small the inputs are."""
+    scale = scale or q.shape[-1] ** -0.5
+    o, lse = launch_forward(q, k, v, causal, scale)
+    return dict(
+        zip(
+            NAMES,
+            (o, lse, *launch_backward(do, q, k, v, o, lse, causal, scale)),
+            strict=True,
+        )
+    )
+
+
+class Like:
+    """As much of a tensor on a GPU as the predicate looks at."""
+
+    def __init__(self, x: torch.Tensor, device: str = "cuda:0"):
+        self.x, self.device = x, torch.device(device)
+
+    def __getattr__(self, name: str):
+        return getattr(self.x, name)
+
+
+@pytest.fixture(autouse=True)
+def verified(monkeypatch):
+    monkeypatch.setattr(launches, "VERIFIED", True)
+
+
+@pytest.fixture
+def a_hopper(monkeypatch):
+    monkeypatch.setattr(launches, "available", lambda device: True)
+
+
+def like(*shape: int, dtype=torch.bfloat16, device: str = "cuda:0"):
+    return Like(torch.empty(shape, dtype=dtype, device="meta"), device)
+
+
+@pytest.mark.usefixtures("a_hopper")
+def test_what_is_taken():
+    def taken(*shape: int, **options) -> bool:
+        return takes(*(3 * [like(*shape, **options)]))
+
+    assert (
+        taken(1, 16, 16384, 64)
+        and taken(128, 1024, 128)
+        and taken(8, 17, 1023, 64, dtype=torch.float16)
+    )
+    assert (
+        taken(1, 16, 16384, 40)
+        and taken(1, 16, 16384, 80)
+        and not taken(1, 16, 16384, 84)
+    )
+    assert not taken(1, 16, 16384, 32) and not taken(1, 16, 16384, 256)
+    assert not taken(1, 16, 16384, 64, dtype=torch.float32)
+    assert not taken(1, 16, 16384, 64, device="cpu")
+    assert MIN_SCORES == 8 * 4096**2 and taken(8, 4096, 64) and not taken(8, 4095, 64)
+    # One head needs more tiles than there are multiprocessors.
+    assert taken(1, 32768, 64) and not taken(1, 16384, 64)
+
+
+@pytest.mark.usefixtures("a_hopper")
+def test_the_page_on_accuracy_judges_the_plain_kernels():
+    """As it says; where one of its inputs is taken, the page must say so."""
+    shapes = {
+        (flash_accuracy.HEADS, config.n, config.d)
+        for config in flash_accuracy.configs()
+    }
+    assert not any(takes(*(3 * [like(1, *shape)])) for shape in shapes)
+
+
+@MASKS
+@pytest.mark.parametrize(
+    ("n_q", "n_k", "heads", "side_by_side"),
+    [(1000, 1000, 5, 2), (130, 5000, 3, 1), (64, 64, 1, 1)],
+)
+def test_each_item_is_computed_once(n_q, n_k, heads, side_by_side, causal):
+    starts, items = schedule(
+        n_q, n_k, heads, side_by_side, 128, 64, causal, 7, torch.device("cpu")
+    )
+    assert sorted(items.tolist()) == list(range(-(-n_q // 128) * heads))
+    assert (
+        starts[0] == 0
+        and starts[-1] == len(items)
+        and (starts.diff() > 0).all()
+        and len(starts) <= 8
+    )
+
+
+def test_programs_end_together():
+    """Under a causal mask the longest item takes 32 times as long as the shortest; no
+    program waits for another's.
+    """
+    starts, items = schedule(
+        4096, 4096, 64, 8, 128, 128, True, 132, torch.device("cpu")
+    )
+    times = [
+        (items[a:b] % 32 + 1 + ITEM_STEPS).sum()
+        for a, b in itertools.pairwise(starts.tolist())
+    ]
+    assert len(times) == 132 and max(times) <= 1.01 * sum(times) / len(times)
+    assert (items[starts[:-1]] % 32 >= 15).all()
+
+
+@pytest.mark.parametrize(
+    ("n", "heads", "side_by_side", "rows", "keys"),
+    [(16384, 16, 2, 192, 128), (1024, 512, 1, 256, 64)],
+)
+def test_short_items_of_the_last_heads_even_out_the_end(
+    n, heads, side_by_side, rows, keys
+):
+    """A head at a time to the end, the last item of some program would come 4 to 6 %
+    later than those of the others.
+    """
+    starts, items = schedule(
+        n, n, heads, side_by_side, rows, keys, True, 132, torch.device("cpu")
+    )
+    steps = torch.tensor(
+        [
+            -(-min(n, (tile + 1) * rows) // keys) + ITEM_STEPS
+            for tile in range(-(-n // rows))
+        ]
+    )
+    times = [
+        steps[items[a:b] % len(steps)].sum()
+        for a, b in itertools.pairwise(starts.tolist())
+    ]
+    assert max(times) <= 1.02 * sum(times) / len(times)
+
+
+def test_a_descriptor_is_what_triton_makes_of_the_tensor():
+    """Checked once for a layout, then filled in."""
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    x = torch.empty(2, 70, 3, 64, dtype=torch.bfloat16).transpose(1, 2)
+    made = of_rows(layout(*shape_and_strides(x)), 16, 64, x.dtype)(x)
+    theirs = TensorDescriptor(
+        x, [2, 3, 70, 64], [13440, 64, 192, 1], [1, 1, 16, 64], made.layout
+    )
+    assert made.base is x and vars(made).keys() == vars(theirs).keys()
+    assert all(
+        vars(made)[name] == value
+        for name, value in vars(theirs).items()
+        if name != "base"
+    )
+    # Without a batch, and of one head: strides of nothing are not asked about.
+    assert of_rows(layout(*shape_and_strides(x[0])), 16, 64, x.dtype)(x[0]).shape == [
+        1,
+        3,
+        70,
+        64,
+    ]
+    numbers = torch.empty(6, 72)
+    assert vars(of_numbers(6, 70, 72, 16)(numbers))["strides"] == [72, 1]
+    with pytest.raises(AssertionError):
+        of_rows(Layout((1, 1, 8, 64), (0, 0, 65, 1)), 16, 64, torch.bfloat16)
+
+
+@pytest.mark.usefixtures("a_hopper")
+def test_nothing_is_taken_before_these_tests_have_passed(monkeypatch):
+    monkeypatch.setattr(launches, "VERIFIED", False)
+    assert not takes(*(3 * [like(1, 16, 16384, 64)]))
+
+
+def test_nothing_is_taken_by_another_gpu_or_triton(monkeypatch):
+    q = like(1, 16, 16384, 64)
+    monkeypatch.setattr(launches.knobs.runtime, "interpret", False)
+    for capability, version, expected in [
+        ((9, 0), "3.6.0", True),
+        ((8, 0), "3.6.0", False),
+        ((10, 0), "3.6.0", False),
+        ((9, 0), "3.7.1", False),
+    ]:
+        launches.available.cache_clear()
+        monkeypatch.setattr(
+            torch.cuda,
+            "get_device_capability",
+            lambda device, capability=capability: capability,
+        )
+        monkeypatch.setattr(launches.triton, "__version__", version)
+        assert takes(q, q, q) == expected
+    launches.available.cache_clear()
+
+
+def test_what_the_copy_engine_can_read():
+    x = torch.empty(4, 8, 100, 64, dtype=torch.bfloat16)
+    assert (
+        readable(x)
+        and readable(x[0])
+        and readable(x[:, ::2, 3:])
+        and readable(x.transpose(1, 2))
+    )
+    # Rows 65 elements apart, a base two bytes off, the head dimension strided, one row
+    # for all.
+    assert not readable(torch.empty(2, 100, 65, dtype=torch.bfloat16)[..., :64])
+    assert not readable(torch.empty(6401, dtype=torch.bfloat16)[1:].view(1, 100, 64))
+    assert not readable(x.mT) and not readable(x[:, :, :1].expand_as(x))
+    # The stride of a dimension of size 1 means nothing.
+    assert readable(
+        torch.empty(6400, dtype=torch.bfloat16).as_strided((1, 100, 64), (3, 64, 1))
+    )
+
+
+def test_there_is_a_configuration_for_each_kernel():
+    assert set(CONFIGS) == {"forward", "dq", "dkdv"}
+    for by_head_dim in (
+        *CONFIGS.values(),
+        launches.ONE_PASS,
+        launches.ONE_PASS_MIN_KEYS,
+    ):
+        assert set(by_head_dim) == set(launches.TILE_DIMS.values())
+    # As many as the kernels have consumers written out.
+    assert all(
+        c.groups in (2, 3, 4)
+        for c in (*CONFIGS["forward"].values(), launches.SHORT_FORWARD)
+    )
+    assert all(
+        c.groups == 2 for kernel in ("dq", "dkdv") for c in CONFIGS[kernel].values()
+    )
+
+
+def walk_of(program: int, tiles: int, heads: int, groups: int, causal: bool):
+    """(head, tile of queries, its turn) of each step of a program, by the kernel's own
+    arithmetic.
+    """
+    pytest.importorskip("triton.experimental.gluon")
+    from systems.attention.hopper.one_pass import item_of, tile_of
+
+    group, column = divmod(program, tiles)
+    place = (group, groups, column, tiles)
+    for n in range(-(-(heads - group) // groups)):
+        head, keys, steps = (int(x) for x in item_of.fn(n, place, causal))
+        for step in range(steps):
+            tile, turn = (int(x) for x in tile_of.fn(step, n, keys, tiles, causal))
+            assert not causal or tile >= keys * BESIDE
+            yield head, tile, turn
+
+
+@MASKS
+@pytest.mark.parametrize(
+    ("tiles", "heads", "groups"), [(1, 3, 2), (8, 6, 3), (16, 4, 2), (5, 3, 1)]
+)
+def test_in_one_pass_every_share_has_its_turn_and_nobody_waits(
+    tiles, heads, groups, causal
+):
+    """Programs take a step each in turn: a share whose turn it is not would be a wait,
+    and then all would stand.
+    """
+    walks = [
+        list(walk_of(program, tiles, heads, groups, causal))
+        for program in range(tiles * groups)
+    ]
+    shares: dict[tuple[int, int], int] = {}
+    waits = 0
+    at = [0] * len(walks)
+    while any(i < len(walk) for i, walk in zip(at, walks, strict=True)):
+        before, moved = dict(shares), False
+        for program, walk in enumerate(walks):
+            if at[program] < len(walk):
+                head, tile, turn = walk[at[program]]
+                # Added within the step of the others, not before it.
+                if before.get((head, tile), 0) == turn:
+                    shares[head, tile] = turn + 1
+                    at[program] += 1
+                    moved = True
+                else:
+                    waits += 1
+        assert moved
+    assert shares == {
+        (head, tile): tile // BESIDE + 1 if causal else tiles
+        for head in range(heads)
+        for tile in range(tiles * BESIDE)
+    }
+    assert waits == 0
+
+
+@pytest.mark.parametrize("program", range(diagrams.PROGRAMS))
+def test_the_drawing_shows_the_walk(program):
+    """One head at a time, as many tiles as programs; a step of the drawing is BESIDE of
+    the kernel's.
+    """
+    walked = list(walk_of(program, diagrams.PROGRAMS, 2, 1, True))
+    assert [
+        (head, tile // BESIDE, turn) for head, tile, turn in walked[::BESIDE]
+    ] == diagrams.walk(program)
+
+
+def test_one_pass_is_taken_where_it_is_faster():
+    def groups(n, lead=(1, 16), causal=True, n_q=None, lead_k=None, d=64):
+        q, k = Layout((*lead, n_q or n, d), ()), Layout((*(lead_k or lead), n, d), ())
+        return groups_in_one_pass(q, k, causal, 132)
+
+    assert (
+        groups(16384) == 1
+        and groups(16384, causal=False) == 1
+        and groups(4096, lead=(4, 16)) == 4
+    )
+    assert (
+        groups(2048, lead=(16, 16)) == 8
+        and groups(1024, lead=(16, 32), causal=False) == 16
+    )
+    assert (
+        groups(16384, d=128) == 1
+        and groups(2048, lead=(16, 16), causal=False, d=128) == 8
+    )
+    # Rows past the last whole tile, other lengths, shared heads, more tiles than
+    # multiprocessors.
+    assert (
+        not groups(16320)
+        and not groups(16384, n_q=8192)
+        and not groups(4096, (4, 32), lead_k=(4, 8))
+    )
+    assert not groups(17024)
+    # A quarter of the multiprocessors idle; one head alone, whose late keys are done
+    # early; few steps each.
+    assert (
+        not groups(12288)
+        and not groups(16384, lead=(1, 1))
+        and groups(16384, lead=(1, 1), causal=False)
+    )
+    assert not groups(1024, lead=(16, 32)) and not groups(2048, lead=(16, 16), d=128)
+
+
+@gpu
+@hopper
+@MASKS
+@DTYPES
+@HEAD_DIMS
+def test_in_one_pass(d, dtype, causal):
+    for n, lead, groups in [
+        (128, (1,), 1), (128, (3,), 2), (256, (2,), 1), (384, (2, 5), 4),
+        (1024, (3,), 3), (2048, (2, 6), 4),
+        (640, (2, 8), 1), (4096, (4,), 4),
+    ]:  # fmt: skip
+        q, k, v, do = inputs = make_inputs(n, n, d, dtype, "cuda", lead=lead)
+        scale = d**-0.5
+        o, lse = launch_forward(q, k, v, causal, scale)
+        outputs = (o, lse, *launch_one_pass(do, q, k, v, o, lse, causal, scale, groups))
+        check_against_reference(dict(zip(NAMES, outputs, strict=True)), *inputs, causal)
+
+
+@gpu
+@hopper
+@MASKS
+@HEAD_DIMS
+def test_in_one_pass_fifty_repeats_are_bit_equal(d, causal):
+    for n, lead, groups in [(2048, (8, 16), 8), (4096, (4, 16), 4), (16384, (2,), 1)]:
+        q, k, v, do = make_inputs(n, n, d, torch.bfloat16, "cuda", lead=lead)
+        o, lse = launch_forward(q, k, v, causal, d**-0.5)
+        first = launch_one_pass(do, q, k, v, o, lse, causal, d**-0.5, groups)
+        for _ in range(50):
+            again = launch_one_pass(do, q, k, v, o, lse, causal, d**-0.5, groups)
+            assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True)), n
+
+
+@gpu
+@hopper
+@MASKS
+@DTYPES
+@HEAD_DIMS
+def test_all_lengths(d, dtype, causal):
+    for n_q, n_k in [*((n, n) for n in LENGTHS), *PAIRS]:
+        inputs = make_inputs(n_q, n_k, d, dtype, "cuda", lead=(2,))
+        check_against_reference(run(*inputs, causal), *inputs, causal)
+
+
+@gpu
+@hopper
+@MASKS
+@DTYPES
+def test_both_forward_configurations_of_head_dimension_64(dtype, causal):
+    """Few keys have one of their own; here both see ragged lengths."""
+    for config in (launches.SHORT_FORWARD, CONFIGS["forward"][64]):
+        for n_q, n_k in [(1000, 1000), (65, 2000), (2000, 130)]:
+            q, k, v, do = inputs = make_inputs(n_q, n_k, 64, dtype, "cuda", lead=(2,))
+            o, lse = launch_forward(q, k, v, causal, 0.125, config)
+            outputs = (o, lse, *launch_backward(do, q, k, v, o, lse, causal, 0.125))
+            check_against_reference(
+                dict(zip(NAMES, outputs, strict=True)), *inputs, causal
+            )
+
+
+@gpu
+@hopper
+@MASKS
+@HEAD_DIMS
+def test_batches_heads_and_shared_heads(d, causal):
+    """Up to 400 heads, so that a program computes several items."""
+    for lead, lead_k in [
+        ((3, 5), (3, 5)),
+        ((2, 6), (2, 2)),
+        ((6,), (1,)),
+        ((1, 1), (1, 1)),
+        ((2, 200), (2, 100)),
+    ]:
+        inputs = make_inputs(
+            300, 200, d, torch.bfloat16, "cuda", lead=lead, lead_k=lead_k
+        )
+        check_against_reference(run(*inputs, causal), *inputs, causal)
+
+
+@gpu
+@hopper
+@pytest.mark.parametrize("d", sorted(set(launches.TILE_DIMS) - {64, 80, 128}))
+def test_other_head_dimensions(d):
+    for n, lead in [(333, (2,)), (2048, (8, 8))]:
+        inputs = make_inputs(n, n, d, torch.bfloat16, "cuda", lead=lead)
+        check_against_reference(run(*inputs, True), *inputs, True)
+
+
+@gpu
+@hopper
+@MASKS
+def test_other_scales_and_large_scores(causal):
+    for scale, sigma in [(0.02, 1.0), (1.0, 1.0), (0.125, 8.0)]:
+        inputs = make_inputs(
+            333, 461, 64, torch.bfloat16, "cuda", lead=(2,), sigma=sigma
+        )
+        check_against_reference(run(*inputs, causal, scale), *inputs, causal, scale)
+
+
+@gpu
+@hopper
+@MASKS
+@HEAD_DIMS
+def test_views_between_poisoned_rows(d, causal):
+    """Heads between rows, as a projection leaves them, in memory that is not a number
+    wherever it is not ours.
+    """
+    b, h, n = 2, 3, 333
+    parts = make_inputs(n, n, d, torch.bfloat16, "cuda", lead=(b, h))
+    memory = torch.full(
+        (b, n + 70, 5, h, d), float("nan"), dtype=torch.bfloat16, device="cuda"
+    )
+    views = [memory[:, 5 : 5 + n, i].transpose(1, 2) for i in range(4)]
+    for view, part in zip(views, parts, strict=True):
+        view.copy_(part)
+    assert all(readable(view) for view in views)
+    expected, actual = run(*parts, causal), run(*views, causal)
+    for name in NAMES:
+        assert torch.equal(actual[name], expected[name]), name
+
+
+@gpu
+@hopper
+@MASKS
+@pytest.mark.parametrize(
+    ("n_q", "n_k", "lead", "d", "tensors"),
+    [
+        (1000, 333, (2, 3), 64, 6),
+        (1000, 333, (2, 3), 80, 6),
+        (1000, 333, (2, 3), 128, 6),
+        (2048, 2048, (8, 8), 64, 7),
+        (2048, 2048, (8, 8), 48, 7),
+        (4096, 4096, (2, 4), 128, 7),
+    ],
+    ids=["64", "80", "128", "64 in one pass", "48 in one pass", "128 in one pass"],
+)
+def test_every_element_is_written_and_no_other(
+    n_q, n_k, lead, d, tensors, causal, monkeypatch
+):
+    """Results land in the middle of memory that is not a number, and its rims stay so."""
+    rims = []
+
+    def poisoned(shape, **options):
+        size = torch.Size(shape).numel()
+        memory = torch.full((size + 8192,), float("nan"), **options)
+        rims.extend((memory[:4096], memory[4096 + size :]))
+        return memory[4096 : 4096 + size].view(shape)
+
+    def poisoned_beside(x, shape, dtype=None):
+        return poisoned(shape, dtype=dtype or x.dtype, device=x.device)
+
+    inputs = make_inputs(n_q, n_k, d, torch.bfloat16, "cuda", lead=lead)
+    monkeypatch.setattr(
+        launches,
+        "numbers_for",
+        lambda x: poisoned(x.shape[:-1], dtype=torch.float32, device=x.device),
+    )
+    monkeypatch.setattr(
+        torch, "empty_like", lambda x: poisoned(x.shape, dtype=x.dtype, device=x.device)
+    )
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned_beside)
+    actual = run(*inputs, causal)
+    monkeypatch.undo()
+    check_against_reference(actual, *inputs, causal)
+    assert len(rims) == 2 * tensors and all(rim.isnan().all() for rim in rims)
+
+
+@gpu
+@hopper
+@MASKS
+@HEAD_DIMS
+def test_fifty_repeats_are_bit_equal(d, causal):
+    for n, lead, lead_k in [
+        (1000, (4, 8), (4, 4)),
+        (1024, (16, 16), (16, 16)),
+        (3000, (8,), (8,)),
+    ]:
+        inputs = make_inputs(n, n, d, torch.bfloat16, "cuda", lead=lead, lead_k=lead_k)
+        first = run(*inputs, causal)
+        for _ in range(50):
+            again = run(*inputs, causal)
+            for name in NAMES:
+                assert torch.equal(first[name], again[name]), (name, n)
+
+
+@gpu
+@hopper
+def test_the_public_class_runs_them(monkeypatch):
+    """Also for a gradient with strides of zero; too small a launch stays with the plain
+    kernels.
+    """
+    monkeypatch.setattr(launches, "MIN_SCORES", 4 * 2048**2)
+    monkeypatch.setattr(launches, "MIN_ROWS", 4 * 2047)
+    for name in ("launch_forward", "launch_backward"):
+        monkeypatch.setattr(
+            function, name, lambda *_: pytest.fail("the plain kernels ran")
+        )
+    q, k, v, _ = make_inputs(2048, 2048, 64, torch.bfloat16, "cuda", lead=(4,))
+    one = torch.ones((), device="cuda", dtype=q.dtype).expand_as(q)
+    check_against_reference(
+        run_class(FlashAttentionTriton, q, k, v, one, True), q, k, v, one, True
+    )
+    assert not takes(q[:, :2047], k[:, :2047], v[:, :2047])
+
+
+@gpu
+@hopper
+def test_long_tensors():
+    """The last head of more than 2³¹ elements: as if it were alone, but for the order
+    of sums in one pass.
+    """
+    heads, n, d = 2**31 // (4096 * 128) + 2, 4096, 128
+    q, k, v, do = (
+        torch.empty(heads, n, d, dtype=torch.bfloat16, device="cuda").normal_()
+        for _ in range(4)
+    )
+    last = slice(heads - 1, heads)
+    q_last, k_last, v_last, do_last = alone = [x[last].clone() for x in (q, k, v, do)]
+    o, lse = launch_forward(q, k, v, True, d**-0.5)
+    o_last, lse_last = launch_forward(q_last, k_last, v_last, True, d**-0.5)
+    assert torch.equal(o[last], o_last) and torch.equal(lse[last], lse_last)
+    found = launch_two_passes(do, q, k, v, o, lse, True, d**-0.5)
+    expected = launch_two_passes(
+        do_last, q_last, k_last, v_last, o_last, lse_last, True, d**-0.5
+    )
+    for name, x, y in zip(("dq", "dk", "dv"), found, expected, strict=True):
+        assert torch.equal(x[last], y), name
+    del found
+    assert groups_in_one_pass(
+        *(layout(*shape_and_strides(x)) for x in (q, k)),
+        True,
+        multiprocessors(q.device),
+    )
+    found = (o, lse, *launch_backward(do, q, k, v, o, lse, True, d**-0.5))
+    check_against_reference(
+        {name: x[last] for name, x in zip(NAMES, found, strict=True)}, *alone, True
+    )

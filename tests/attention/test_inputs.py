@@ -1,0 +1,478 @@
+"""What flash attention takes and refuses: strides, poison around them, grouped heads,
+leading dimensions, bad input.
+"""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.autograd import forward_ad
+
+from systems.attention import (
+    FlashAttentionPyTorch,
+    FlashAttentionTriton,
+    flash_attention,
+    torch_tiles,
+)
+from systems.attention.reference import attention_reference
+from systems.attention.triton import function, launches
+from tests.attention.checks import (
+    NAMES,
+    check_against_reference,
+    gradients,
+    make_inputs,
+    run_class,
+    run_reference,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+CLASSES = [FlashAttentionPyTorch, FlashAttentionTriton]
+BACKENDS = ["torch", "triton"]
+
+
+def amid_nan(x: torch.Tensor) -> torch.Tensor:
+    """The same values as a view into memory that is NaN everywhere else: before, after
+    and between the rows.
+    """
+    *lead, n, d = x.shape
+    memory = torch.full(
+        (*lead, n + 70, d + 9), float("nan"), dtype=x.dtype, device=x.device
+    )
+    view = memory[..., 3 : n + 3, 2 : d + 2]
+    view.copy_(x)
+    return view
+
+
+LAYOUTS = {
+    "head dimension outermost": lambda x: x.mT.contiguous().mT,
+    "heads beside the head dimension": lambda x: (
+        x.transpose(1, 2).contiguous().transpose(1, 2)
+    ),
+    "every other column": lambda x: torch.stack((x, x), -1).flatten(-2)[..., ::2],
+    "amid NaN": amid_nan,
+}
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("cls", CLASSES)
+def test_strides_and_what_lies_between_them(cls, layout, causal, device):
+    """Contiguous or not, the same result: nothing is read but the elements themselves."""
+    inputs = make_inputs(37, 70, 24, device=device, lead=(1, 2))
+    expected = run_class(cls, *inputs, causal)
+    views = tuple(LAYOUTS[layout](x) for x in inputs)
+    assert all(
+        not x.is_contiguous() and torch.equal(x, y)
+        for x, y in zip(views, inputs, strict=True)
+    )
+    actual = run_class(cls, *views, causal)
+    for name in NAMES:
+        # Another layout may be summed in another order.
+        torch.testing.assert_close(
+            actual[name], expected[name], rtol=0, atol=1e-5, msg=name
+        )
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_slices_of_one_qkv_tensor(cls, device):
+    qkv = torch.randn(2, 40, 3, 2, 16, device=device)
+    q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))
+    do = torch.randn(2, 2, 40, 16, device=device)
+    check_against_reference(run_class(cls, q, k, v, do, True), q, k, v, do, True)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_a_gradient_that_is_one_number_expanded(cls, device):
+    """The backward pass of o.sum() hands over a do whose strides are all zero."""
+    q, k, v, _ = make_inputs(40, 70, 16, device=device)
+    do = torch.ones((), device=device).expand_as(q)
+    assert do.stride() == (0, 0, 0)
+    check_against_reference(run_class(cls, q, k, v, do, True), q, k, v, do, True)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    _, dk, _ = torch.autograd.grad(cls.apply(*leaves, True).sum(), leaves)
+    assert torch.allclose(
+        dk.double(), run_reference(q, k, v, do, True)["dk"], atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_a_key_shared_by_expanding(cls, device):
+    """Stride 0 over the batch in k and v; autograd sums their gradients."""
+    q, k, v, do = make_inputs(33, 40, 16, device=device, lead=(3,))
+    k, v = k[:1].expand(3, -1, -1), v[:1].expand(3, -1, -1)
+    check_against_reference(run_class(cls, q, k, v, do, False), q, k, v, do, False)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("d", [16, 24])
+def test_kernels_write_all_of_their_outputs_and_nothing_else(
+    d, causal, device, monkeypatch
+):
+    """Every fresh buffer is NaN, inside and around; the borders must stay as they were."""
+    q, k, v, do = inputs = make_inputs(37, 70, d, device=device, lead=(2,))
+    expected = run_class(FlashAttentionTriton, *inputs, causal)
+    memories = []
+
+    def poisoned(shape, dtype, device):
+        count = math.prod(shape)
+        memory = torch.full((count + 4096,), float("nan"), dtype=dtype, device=device)
+        memory[:2048] = memory[-2048:] = 123.0
+        memories.append(memory)
+        return memory[2048 : 2048 + count].view(shape)
+
+    with monkeypatch.context() as patch:
+        new_empty = torch.Tensor.new_empty
+
+        def poisoned_like(x, shape, dtype=None, **options):
+            # The interpreter names a device for copies of its own.
+            return (
+                new_empty(x, shape, dtype=dtype, **options)
+                if options
+                else poisoned(shape, dtype, x.device)
+            )
+
+        patch.setattr(torch.Tensor, "new_empty", poisoned_like)
+        patch.setattr(
+            torch, "empty_like", lambda x: poisoned(x.shape, x.dtype, x.device)
+        )
+        patch.setattr(
+            launches,
+            "numbers_for",
+            lambda x: poisoned(x.shape[:-1], torch.float32, x.device),
+        )
+        o, lse = launches.launch_forward(q, k, v, causal, d**-0.5)
+        outputs = (
+            o,
+            lse,
+            *launches.launch_backward(do, q, k, v, o, lse, causal, d**-0.5),
+        )
+    # o, lse, dq, dk, dv and delta.
+    assert len(memories) == 6
+    for memory in memories:
+        assert (memory[:2048] == 123).all() and (memory[-2048:] == 123).all()
+        assert torch.isfinite(memory).all()
+    for name, output in zip(NAMES, outputs, strict=True):
+        assert torch.equal(output, expected[name]), name
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_grouped_heads(backend, kv_heads, causal, device):
+    """Gradients of k and v are sums over the query heads that share them."""
+    q, k, v, do = make_inputs(
+        33, 40, 16, device=device, lead=(2, 4), lead_k=(2, kv_heads)
+    )
+    leaves = tuple(x.requires_grad_() for x in (q, k, v))
+    o = flash_attention(*leaves, causal=causal, backend=backend)
+    expected = run_reference(q, k, v, do, causal)
+    for name, actual in zip(
+        ("o", "dq", "dk", "dv"), (o, *gradients(o, leaves, do)), strict=True
+    ):
+        torch.testing.assert_close(
+            actual.double(), expected[name], rtol=0, atol=2e-5, msg=name
+        )
+    sdpa = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+    torch.testing.assert_close(o, sdpa, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 1, 3), (1, 2, 1, 3)], ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_leading_dimensions(backend, lead, device):
+    q, k, v, do = make_inputs(20, 20, 16, device=device, lead=lead)
+    leaves = tuple(x.requires_grad_() for x in (q, k, v))
+    o = flash_attention(*leaves, causal=True, backend=backend)
+    assert o.shape == q.shape
+    expected = run_reference(q, k, v, do, True)
+    for name, actual in zip(
+        ("o", "dq", "dk", "dv"), (o, *gradients(o, leaves, do)), strict=True
+    ):
+        torch.testing.assert_close(
+            actual.double(), expected[name], rtol=0, atol=2e-5, msg=name
+        )
+
+
+def test_a_permuted_q_gives_an_o_laid_out_alike(device):
+    """The model's heads come as a transposed view: its way back must not cost a copy."""
+    x = torch.randn(2, 20, 3, 16, device=device)
+    q = x.transpose(1, 2)
+    assert flash_attention(q, q, q).transpose(1, 2).is_contiguous()
+
+
+def x(*shape: int, **options) -> Any:
+    return torch.zeros(*shape, **options)
+
+
+BAD = {
+    "q is no tensor": (
+        lambda: ([1.0], x(2, 8, 4), x(2, 8, 4)),
+        {},
+        TypeError,
+        "q must be a torch.Tensor, got list",
+    ),
+    "sparse": (
+        lambda: (x(8, 4), x(8, 4).to_sparse(), x(8, 4)),
+        {},
+        TypeError,
+        "k must be a strided .* torch.sparse",
+    ),
+    "integers": (
+        lambda: [x(2, 8, 4, dtype=torch.int64)] * 3,
+        {},
+        TypeError,
+        "q must be one of .*float32.*, got int64",
+    ),
+    "dtypes differ": (
+        lambda: (x(2, 8, 4), x(2, 8, 4), x(2, 8, 4).half()),
+        {},
+        TypeError,
+        "v must have the dtype of q, torch.float32, got torch.float16",
+    ),
+    "devices differ": (
+        lambda: (x(2, 8, 4), x(2, 8, 4, device="meta"), x(2, 8, 4)),
+        {},
+        ValueError,
+        "k must be on the device of q, cpu, got meta",
+    ),
+    "one dimension": (
+        lambda: [x(4)] * 3,
+        {},
+        ValueError,
+        r"q must have two or more .* got shape \(4,\)",
+    ),
+    "ranks differ": (
+        lambda: (x(2, 8, 4), x(8, 4), x(8, 4)),
+        {},
+        ValueError,
+        r"k must have as many dimensions as q, 3, got shape \(8, 4\)",
+    ),
+    "empty": (
+        lambda: (x(2, 8, 4), x(2, 0, 4), x(2, 0, 4)),
+        {},
+        ValueError,
+        r"k must not be empty, got .*2, 0, 4",
+    ),
+    "head dimensions differ": (
+        lambda: (x(2, 8, 4), x(2, 8, 4), x(2, 8, 5)),
+        {},
+        ValueError,
+        r"v must have the head dimension of q, 4, got shape \(2, 8, 5\)",
+    ),
+    "k and v differ": (
+        lambda: (x(2, 8, 4), x(2, 8, 4), x(2, 9, 4)),
+        {},
+        ValueError,
+        r"v must have the shape of k, \(2, 8, 4\), got \(2, 9, 4\)",
+    ),
+    "batches differ": (
+        lambda: (x(2, 1, 8, 4), x(3, 1, 8, 4), x(3, 1, 8, 4)),
+        {},
+        ValueError,
+        r"k must have the leading dimensions of q, \(2,\), got \(3,\)",
+    ),
+    "heads don't divide": (
+        lambda: (x(1, 4, 8, 4), x(1, 3, 8, 4), x(1, 3, 8, 4)),
+        {},
+        ValueError,
+        "k must have as many heads as q, 4, or a divisor of them, got 3",
+    ),
+    "causal is a number": (
+        lambda: [x(8, 4)] * 3,
+        {"causal": 1},
+        TypeError,
+        "causal must be True or False, got 1",
+    ),
+    "scale is text": (
+        lambda: [x(8, 4)] * 3,
+        {"scale": "1"},
+        TypeError,
+        "scale must be a number or None, got str",
+    ),
+    "scale is negative": (
+        lambda: [x(8, 4)] * 3,
+        {"scale": -1.0},
+        ValueError,
+        "scale must be positive and .*-1.0",
+    ),
+    "scale is not a number": (
+        lambda: [x(8, 4)] * 3,
+        {"scale": math.nan},
+        ValueError,
+        "scale must be .* got nan",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bad_input_is_refused_before_anything_runs(backend, case, monkeypatch):
+    make, options, error, message = BAD[case]
+    for module, name in (
+        (function, "launch_forward"),
+        (torch_tiles, "forward_tiles"),
+    ):
+        monkeypatch.setattr(module, name, lambda *_: pytest.fail("it ran"))
+    with pytest.raises(error, match=message):
+        flash_attention(*make(), **options, backend=backend)
+
+
+def test_what_only_the_kernels_refuse(device):
+    with pytest.raises(
+        TypeError, match="q must be one of float32, float16, bfloat16, got float64"
+    ):
+        flash_attention(*[x(8, 4, dtype=torch.float64)] * 3)
+    with pytest.raises(
+        ValueError, match="q must have a head dimension from 1 to 256, got 257"
+    ):
+        flash_attention(*[x(8, 257)] * 3)
+    with pytest.raises(ValueError, match="q must be on a CUDA device, got meta"):
+        flash_attention(*[x(8, 4, device="meta")] * 3)
+    with pytest.raises(
+        ValueError, match=r"q must be \(batch, N, d\).* got shape \(8, 4\)"
+    ):
+        FlashAttentionTriton.apply(*[x(8, 4, device=device)] * 3)
+    with pytest.raises(
+        ValueError, match="backend must be 'triton' or 'torch', got 'cuda'"
+    ):
+        flash_attention(*[x(8, 4)] * 3, backend="cuda")
+
+
+def test_without_gpu_and_interpreter_the_kernels_refuse_and_nothing_stands_in():
+    code = """
+import torch
+from systems.attention import flash_attention
+x = torch.zeros(8, 4)
+assert flash_attention(x, x, x, backend="torch").shape == (8, 4)
+try:
+    flash_attention(x, x, x)
+except ValueError as error:
+    print(error)
+"""
+    environment = {
+        key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.startswith(
+        "q must be on a CUDA device, got cpu; the CPU is taken where TRITON_INTERPRET=1"
+    ), done
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_second_derivatives_are_refused(backend, device):
+    q = torch.randn(1, 8, 4, device=device, requires_grad=True)
+    o = flash_attention(q, q, q, backend=backend)
+    with pytest.raises(
+        ValueError,
+        match="can't be differentiated again: backward got create_graph=True",
+    ):
+        torch.autograd.grad(o.sum(), q, create_graph=True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "dtypes",
+    [(torch.float32,) * 3, (torch.float32, torch.float32, torch.bfloat16)],
+    ids=str,
+)
+def test_autocast_is_that_of_sdpa(dtypes, backend, device):
+    """Cast on the way in, gradients in the dtypes that came: rotary embeddings leave q,
+    k in float32, v in bfloat16.
+    """
+    leaves = [
+        torch.randn(1, 2, 40, 16, device=device, dtype=dtype, requires_grad=True)
+        for dtype in dtypes
+    ]
+    results = []
+    for attention in (
+        lambda q, k, v: flash_attention(q, k, v, causal=True, backend=backend),
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+    ):
+        with torch.autocast(device, dtype=torch.bfloat16):
+            o = attention(*leaves)
+        results.append((o, *torch.autograd.grad(o, leaves, torch.ones_like(o))))
+    for ours, theirs in zip(*results, strict=True):
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.05)
+
+
+def test_float32_products_follow_the_setting_of_torch(monkeypatch):
+    """Never Triton's own default, which is TF32."""
+    for setting, expected in (
+        ("highest", "highest"),
+        ("high", "high"),
+        ("medium", "high"),
+    ):
+        monkeypatch.setattr(
+            torch, "get_float32_matmul_precision", lambda setting=setting: setting
+        )
+        assert launches.arithmetic(torch.float32) == expected
+        assert launches.arithmetic(torch.bfloat16) == "half"
+
+
+def test_where_no_gradient_is_wanted_nothing_records_one(device, monkeypatch):
+    """Then the host is spared an autograd Function, and the result is the same."""
+    q, k, v, _ = make_inputs(20, 30, 16, device=device, lead=(2,))
+    expected = FlashAttentionTriton.apply(q, k, v, True)
+    monkeypatch.setattr(
+        FlashAttentionTriton, "apply", lambda *_: pytest.fail("a Function ran")
+    )
+    assert torch.equal(flash_attention(q, k, v, causal=True), expected)
+    v.requires_grad_()
+    with torch.no_grad():
+        assert torch.equal(flash_attention(q, k, v, causal=True), expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_forward_mode_is_refused(backend, device):
+    """Rather than a result without its tangent."""
+    q, k, v, tangent = make_inputs(20, 20, 16, device=device)
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="jvp"):
+        flash_attention(q, k, forward_ad.make_dual(v, tangent), backend=backend)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_only_what_backward_needs_is_saved(cls, device):
+    q, k, v, _ = make_inputs(20, 30, 16, device=device, lead=(2,))
+    o = cls.apply(*(x.requires_grad_() for x in (q, k, v)), True)
+    assert sorted(x.shape for x in o.grad_fn.saved_tensors) == sorted(
+        [q.shape, k.shape, v.shape, o.shape, q.shape[:-1]]
+    )
+
+
+def test_gradients_of_only_some_inputs(device):
+    q, k, v, do = make_inputs(20, 30, 16, device=device)
+    v.requires_grad_()
+    (dv,) = torch.autograd.grad(flash_attention(q, k, v), v, do)
+    assert torch.allclose(
+        dv.double(), run_reference(q, k, v, do, False)["dv"], atol=1e-5
+    )
+
+
+def test_the_package_is_cheap_and_the_oracle_stands_alone():
+    """Importing the names loads no torch; no fast path imports the reference."""
+    code = (
+        "import sys, systems.attention; assert 'torch' not in sys.modules and 'triton' not in sys.modules; "
+        "import systems.attention.torch_tiles; assert 'systems.attention.triton.function' not in sys.modules; "
+        "import systems.attention.flash, systems.attention.triton.function; "
+        "assert 'systems.attention.reference' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    import systems.attention as package
+
+    for name in package.EXPORTS:
+        assert getattr(package, name).__name__ == name
+    assert package.attention_reference is attention_reference
+    with pytest.raises(AttributeError, match="no attribute 'flash9'"):
+        _ = package.flash9

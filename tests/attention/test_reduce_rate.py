@@ -1,0 +1,25 @@
+"""Additions in memory by the copy engine: that what is timed adds."""
+
+import pytest
+import torch
+
+from systems.attention.hopper import launches
+
+HOPPER = torch.cuda.is_available() and launches.available(torch.device("cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not HOPPER, reason="needs a Hopper GPU and a Triton whose Gluon was tested"
+)
+@pytest.mark.parametrize(("programs", "steps", "each"), [(4, 6, 3), (132, 993, 16384)])
+def test_all_programs_add(programs, steps, each):
+    """Each tile as often as any other, or once more. Float32 counts exactly up to 2²⁴;
+    their sum is more.
+    """
+    from systems.attention.hopper.reduce_rate import ROWS, add_ones
+
+    sums = torch.zeros(8, ROWS, 32, device="cuda")
+    add_ones(sums, programs, steps)
+    assert sums.double().sum().item() == programs * steps * ROWS * 32
+    assert ((sums == each) | (sums == each + 1)).all()

@@ -1,0 +1,276 @@
+"""A launch that is repeated goes past Triton's own, for the same result."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from triton import knobs
+
+from systems.attention import relaunch
+from systems.attention.relaunch import (
+    NOTHING,
+    Launch,
+    layout,
+    numbers_for,
+    on_device_of,
+    shape_and_strides,
+)
+from systems.attention.triton import launches
+from systems.attention.triton.launches import (
+    backward_launches,
+    forward_launches,
+    launch_backward,
+    launch_forward,
+)
+
+
+class Kernel:
+    """Stands for a function of Triton's: notes how it was called, and how what it
+    compiled was.
+    """
+
+    arg_names = ("x_ptr", "y_ptr", "stride", "n", "B", "A")
+
+    def __init__(self):
+        self.calls = []
+
+    def __getitem__(self, grid):
+        def launch(*args, **options):
+            self.calls.append(("asked", grid, args, options))
+            return Compiled(self.calls)
+
+        return launch
+
+
+class Compiled:
+    function, packed_metadata = "function", "metadata"
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def run(self, *args):
+        self.calls.append(("again", *args))
+
+    def __getitem__(self, grid):
+        return lambda *args: self.calls.append(("told", grid, args))
+
+
+STREAM = 70
+
+
+@pytest.fixture
+def a_gpu(monkeypatch):
+    """The third of several, as Triton's driver tells of it."""
+    active = SimpleNamespace(
+        get_current_device=lambda: 3, get_current_stream=lambda device: STREAM + device
+    )
+    monkeypatch.setattr(relaunch, "driver", SimpleNamespace(active=active))
+
+
+def aligned(offset: int = 0) -> torch.Tensor:
+    memory = torch.zeros(64)
+    start = -memory.data_ptr() // 4 % 4
+    return memory[start + offset :][:8]
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_only_the_first_launch_asks():
+    kernel, x, y = Kernel(), aligned(), aligned()
+    launch = Launch(kernel, (7,), (3, 5), {"A": 1, "B": 2}, num_warps=4)
+    launch(x, y)
+    launch(y, x)
+    assert kernel.calls == [
+        ("asked", (7, 1, 1), (x, y, 3, 5), {"A": 1, "B": 2, "num_warps": 4}),
+        # No hooks; addresses; the constants in the order of the kernel's arguments.
+        (
+            "again",
+            7,
+            1,
+            1,
+            STREAM + 3,
+            "function",
+            "metadata",
+            *3 * [None],
+            y.data_ptr(),
+            x.data_ptr(),
+            3,
+            5,
+            2,
+            1,
+        ),
+    ]
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_an_option_may_be_an_argument_of_the_kernel():
+    """As the number of warps is in Gluon. What only describes a tensor is never asked
+    where it begins.
+    """
+    kernel, x, described = Kernel(), aligned(), object()
+    kernel.arg_names = ("x_ptr", "y_desc", "n", "A", "num_warps")
+    launch = Launch(kernel, (7,), (3,), {"A": 1}, num_warps=4, maxnreg=168)
+    launch(x, described)
+    launch(x, described)
+    assert kernel.calls[1][-5:] == (x.data_ptr(), described, 3, 1, 4)
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_tensors_that_begin_elsewhere_are_always_asked_about():
+    kernel, x, y = Kernel(), aligned(), aligned(offset=1)
+    launch = Launch(kernel, (7,), (3, 5), {"A": 1, "B": 2})
+    for tensors in ((x, y), (x, x), (y, x), (x, x)):
+        launch(*tensors)
+    assert [call[0] for call in kernel.calls] == ["asked", "asked", "asked", "again"]
+
+
+@pytest.mark.usefixtures("a_gpu")
+@pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
+def test_a_profiler_is_told_of_each_launch(hook):
+    kernel, x, hook = Kernel(), aligned(), getattr(knobs.runtime, hook)
+    launch = Launch(kernel, (7,), (3, 5), {"A": 1, "B": 2})
+    launch(x, x)
+    hook.add(print)
+    try:
+        launch(x, x)
+    finally:
+        hook.remove(print)
+    launch(x, x)
+    assert [call[0] for call in kernel.calls] == ["asked", "told", "again"]
+    assert kernel.calls[1] == (
+        "told",
+        (7, 1, 1),
+        (x.data_ptr(), x.data_ptr(), 3, 5, 2, 1),
+    )
+
+
+@pytest.mark.usefixtures("a_gpu")
+@pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
+@pytest.mark.parametrize(("put", "second"), [(print, "told"), (None, "again")])
+def test_a_hook_may_be_a_function_or_nothing(hook, put, second, monkeypatch):
+    monkeypatch.setattr(knobs.runtime, hook, put)
+    kernel, x = Kernel(), aligned()
+    launch = Launch(kernel, (7,), (3, 5), {"A": 1, "B": 2})
+    launch(x, x)
+    launch(x, x)
+    assert [call[0] for call in kernel.calls] == ["asked", second]
+
+
+class On:
+    """A tensor on the GPU of this number."""
+
+    is_cuda = True
+
+    def __init__(self, index):
+        self.index, self.device = index, f"cuda:{index}"
+
+    def get_device(self):
+        return self.index
+
+
+def test_the_device_of_a_tensor_is_made_current_where_it_is_not(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: device)
+    assert on_device_of(On(0)) == "cuda:0"
+    assert on_device_of(On(1)) is on_device_of(torch.zeros(1)) is NOTHING
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 16), (2, 3, 8, 16), (1, 1, 1, 16)])
+def test_numbers_of_rows_lie_one_after_the_other(shape):
+    x = torch.zeros(shape, dtype=torch.bfloat16).transpose(0, 1)
+    numbers, expected = numbers_for(x), torch.empty(x.shape[:-1])
+    assert (
+        numbers.dtype == torch.float32
+        and numbers.is_contiguous()
+        and numbers.stride() == expected.stride()
+    )
+
+
+def test_a_tensor_without_a_batch_has_a_batch_of_one():
+    x = torch.zeros(4, 8, 16).transpose(0, 1)
+    assert layout(*shape_and_strides(x)) == ((1, 8, 4, 16), (0, 16, 128, 1))
+    assert layout(*shape_and_strides(x[None])).shape == (1, 8, 4, 16)
+    assert layout(*shape_and_strides(x.unflatten(0, (2, 4)))).strides == (
+        64,
+        16,
+        128,
+        1,
+    )
+
+
+def q_k_v(device, n=64, dtype=torch.float32):
+    return [torch.randn(1, 2, n, 16, dtype=dtype, device=device) for _ in range(3)]
+
+
+def test_one_layout_is_worked_out_once(device):
+    """Another mask, scale, dtype, length, stride or precision of products is another
+    launch.
+    """
+    forward_launches.cache_clear()
+    backward_launches.cache_clear()
+    x = q_k_v(device)
+    for q, k, v in (x, [y.clone() for y in x]):
+        o, lse = launch_forward(q, k, v, True, 0.25)
+        launch_backward(o, q, k, v, o, lse, True, 0.25)
+    assert (
+        forward_launches.cache_info().misses
+        == backward_launches.cache_info().misses
+        == 1
+    )
+    others = [
+        (*x, False, 0.25),
+        (*x, True, 0.5),
+        (*q_k_v(device, dtype=torch.float16), True, 0.25),
+        (*q_k_v(device, n=65), True, 0.25),
+        (*(y.transpose(2, 3).contiguous().transpose(2, 3) for y in x), True, 0.25),
+    ]
+    for count, inputs in enumerate(others, 2):
+        launch_forward(*inputs)
+        assert forward_launches.cache_info().misses == count
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_the_precision_of_products_is_asked_at_each_launch(device, monkeypatch):
+    x = q_k_v(device)
+    nothing = Launch(Kernel(), (1,), (), {"PARTS": 1, "A": 1})
+    made, chosen = launches.Forward(None, nothing, nothing), []
+    monkeypatch.setattr(
+        launches,
+        "forward_launches",
+        lambda kind, *_: chosen.append(kind) or made,
+    )
+    for setting in ("highest", "high"):
+        monkeypatch.setattr(
+            torch, "get_float32_matmul_precision", lambda setting=setting: setting
+        )
+        launch_forward(*x, True, 0.25)
+    assert chosen == ["highest", "high"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("offset", [0, 1])
+def test_the_second_launch_computes_the_same(offset):
+    """From memory that begins at a multiple of 16 bytes and from memory that doesn't."""
+    device = torch.device("cuda")
+    memory = torch.randn(3, 2 * 64 * 16 + 8, device=device, dtype=torch.bfloat16)
+    q, k, v = (row[offset:][: 2 * 64 * 16].view(1, 2, 64, 16) for row in memory)
+    first, lse = launch_forward(q, k, v, True, 0.25)
+    gradients = launch_backward(first, q, k, v, first, lse, True, 0.25)
+    second, lse = launch_forward(q, k, v, True, 0.25)
+    assert torch.equal(first, second)
+    again = launch_backward(first, q, k, v, first, lse, True, 0.25)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, again, strict=True))
+
+
+@pytest.mark.gpu
+def test_hooks_hear_of_launches():
+    """As Triton's own profiler hangs them in."""
+    x = q_k_v(torch.device("cuda"))
+    launch_forward(*x, True, 0.25)
+    heard = []
+    knobs.runtime.launch_enter_hook.add(heard.append)
+    try:
+        launch_forward(*x, True, 0.25)
+    finally:
+        knobs.runtime.launch_enter_hook.remove(heard.append)
+    launch_forward(*x, True, 0.25)
+    assert [metadata.get()["name"] for metadata in heard] == ["forward_kernel"]

@@ -1,0 +1,202 @@
+"""Flash attention under torch.compile and torch.export, and in the model's slot."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from systems.attention import (
+    FlashAttentionPyTorch,
+    FlashAttentionTriton,
+    flash_attention,
+    torch_tiles,
+)
+from systems.attention.triton import function
+from systems.attention.triton.function import flash_backward, flash_forward
+from systems.model.transformer import BasicsTransformerLM
+from tests.attention.checks import (
+    check_against_reference,
+    make_inputs,
+    run_class,
+    worst,
+)
+
+# Fuses nothing, so it needs no compiler of C++; tests that need a GPU use the default
+# backend.
+COMPILER = "aot_eager"
+# Tracing any autograd Function makes torch warn of itself.
+quiet = pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_operators_pass_opcheck(dtype, device):
+    q, k, v, do = make_inputs(5, 9, 16, dtype, device, lead=(1, 4), lead_k=(1, 2))
+    # Strides that a fake kernel has to follow.
+    q = q.transpose(1, 2).contiguous().transpose(1, 2)
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    torch.library.opcheck(flash_forward, (*leaves, True, 0.25))
+    torch.library.opcheck(flash_forward, (q, k, v, False, 0.25))
+    o, lse = flash_forward(q, k, v, True, 0.25)
+    torch.library.opcheck(flash_backward, (do, q, k, v, o, lse, True, 0.25))
+
+
+def loss_of_function(q, k, v):
+    return flash_attention(q * 2, k, v, causal=True).cos()
+
+
+def loss_of_class(q, k, v):
+    return FlashAttentionTriton.apply(q * 2, k, v, True).cos()
+
+
+@quiet
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", [loss_of_function, loss_of_class])
+def test_one_graph_under_compile(function, dynamic, device):
+    """No graph break, and the same bits as without compiling."""
+    torch.compiler.reset()
+    compiled = torch.compile(
+        function, fullgraph=True, backend=COMPILER, dynamic=dynamic
+    )
+    for n in (20, 33):
+        q, k, v, do = make_inputs(n, n, 16, device=device)
+        leaves = tuple(x.requires_grad_() for x in (q, k, v))
+        expected, actual = function(*leaves), compiled(*leaves)
+        assert torch.equal(actual, expected)
+        pairs = zip(
+            torch.autograd.grad(actual, leaves, do),
+            torch.autograd.grad(expected, leaves, do),
+            strict=True,
+        )
+        assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
+@quiet
+def test_the_course_compiles_the_apply_method(device):
+    torch.compiler.reset()
+    q, k, v, _ = make_inputs(33, 33, 16, device=device, lead=(2,))
+    leaves = tuple(x.requires_grad_() for x in (q, k, v))
+    o = torch.compile(FlashAttentionTriton.apply, backend=COMPILER, fullgraph=True)(
+        *leaves, True
+    )
+    actual = torch.autograd.grad(o.sum(), leaves)
+    expected = torch.autograd.grad(
+        FlashAttentionTriton.apply(*leaves, True).sum(), leaves
+    )
+    # The sum's gradient arrives expanded or written out; it is written out in any case.
+    assert all(
+        torch.equal(ours, theirs) for ours, theirs in zip(actual, expected, strict=True)
+    )
+
+
+def test_autocast_under_compile(device):
+    torch.compiler.reset()
+    q, k, v, _ = make_inputs(20, 20, 16, device=device)
+
+    def run(q, k, v):
+        with torch.autocast(device, dtype=torch.bfloat16):
+            return flash_attention(q, k, v, causal=True)
+
+    actual = torch.compile(run, fullgraph=True, backend=COMPILER)(q, k, v)
+    assert actual.dtype == torch.bfloat16 and torch.equal(actual, run(q, k, v))
+
+
+def test_one_compilation_of_the_pytorch_step_serves_most_lengths(monkeypatch):
+    """As on a GPU, where it is compiled: too many compilations of one function would
+    leave it eager, unnoticed.
+    """
+    torch.compiler.reset()
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(
+        torch_tiles,
+        "key_tile",
+        torch.compile(torch_tiles.key_tile, backend=count, dynamic=True),
+    )
+    for causal in (False, True):
+        for n_q, n_k, d in (
+            (128, 128, 64),
+            (257, 97, 64),
+            (63, 130, 32),
+            (200, 200, 48),
+            (20, 333, 128),
+        ):
+            inputs = make_inputs(n_q, n_k, d, lead=(2,))
+            check_against_reference(
+                run_class(FlashAttentionPyTorch, *inputs, causal), *inputs, causal
+            )
+    assert 1 <= len(graphs) <= 6
+
+
+class Attend(torch.nn.Module):
+    def forward(self, q, k, v):
+        return flash_attention(q, k, v, causal=True)
+
+
+def test_export_holds_the_operator(device):
+    q, k, v, _ = make_inputs(20, 20, 16, device=device, lead=(1, 2))
+    program = torch.export.export(Attend(), (q, k, v))
+    operators = [
+        str(node.target) for node in program.graph.nodes if node.op == "call_function"
+    ]
+    assert "systems.flash_forward.default" in operators
+    assert torch.equal(program.module()(q, k, v), flash_attention(q, k, v, causal=True))
+
+
+def test_eager_mode_goes_past_the_operator(device, monkeypatch):
+    """The dispatcher costs time at each launch: eager mode calls the kernels directly."""
+    monkeypatch.setattr(
+        function, "flash_forward", lambda *_: pytest.fail("the operator ran")
+    )
+    monkeypatch.setattr(
+        function, "flash_backward", lambda *_: pytest.fail("the operator ran")
+    )
+    q = torch.randn(1, 8, 16, device=device, requires_grad=True)
+    flash_attention(q, q, q).sum().backward()
+
+
+def test_a_second_derivative_of_the_operator_is_refused(device):
+    q = torch.randn(1, 8, 16, device=device, requires_grad=True)
+    o, _ = flash_forward(q, q, q, False, 0.25)
+    with pytest.raises(ValueError, match="can't be differentiated again"):
+        torch.autograd.grad(o.sum(), q, create_graph=True)
+
+
+def loss_and_gradients(
+    model: BasicsTransformerLM, ids: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    return {
+        "loss": loss.detach(),
+        **dict(zip(names, torch.autograd.grad(loss, parameters), strict=True)),
+    }
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "flash", "flash_torch"])
+def test_the_model_learns_the_same_with_each_attention(attention, device):
+    """Loss and every gradient: at most twice the error of the eager model, both against
+    the eager model in float64.
+    """
+
+    def build(name: str) -> BasicsTransformerLM:
+        torch.manual_seed(0)
+        return BasicsTransformerLM(
+            50, 80, d_model=48, num_layers=2, num_heads=3, d_ff=64, attention=name
+        ).to(device)
+
+    ids = torch.randint(50, (2, 71), generator=torch.Generator().manual_seed(1)).to(
+        device
+    )
+    exact = loss_and_gradients(build("eager").double(), ids)
+    eager = loss_and_gradients(build("eager"), ids)
+    actual = loss_and_gradients(build(attention), ids)
+    for name, value in exact.items():
+        band = 32 * torch.finfo(torch.float32).eps * value.abs().max().item()
+        bound = 2 * worst(eager[name], value) + band
+        assert worst(actual[name], value) <= bound, name

@@ -1,0 +1,111 @@
+"""Compiling is counted, kept out of the measured steps, and begins anew for each
+configuration.
+"""
+
+import os
+
+import pytest
+import torch
+
+from systems.benchmarking import compiling
+
+
+@pytest.fixture(autouse=True)
+def no_code_written(monkeypatch):
+    """Graphs are captured and differentiated but run as they are: seconds instead of a
+    minute.
+    """
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    compiling.load.cache_clear()
+    yield
+    torch.compiler.reset()
+
+
+def step_over(function, sizes):
+    """A step of a forward and a backward phase, of the next size at each call."""
+    left = list(sizes)
+
+    def step(phase):
+        x = torch.ones(left.pop(0), requires_grad=True)
+        with phase("forward"):
+            y = function(x)
+        with phase("backward"):
+            y.sum().backward()
+
+    return step
+
+
+def test_warm_up_steps_are_samples_apart():
+    with compiling.fresh("cpu"):
+        step = step_over(compiling.compiled(torch.sin), [4] * 5)
+        metrics = compiling.measure(
+            step, warmup=2, repeats=3, device="cpu", between=lambda: None
+        )
+    lengths = {name: len(metrics[name]) for name in metrics if name.endswith("_ms")}
+    assert lengths == {
+        "warmup_forward_ms": 2,
+        "warmup_backward_ms": 2,
+        "forward_ms": 3,
+        "backward_ms": 3,
+    }
+    assert (metrics["graphs"], metrics["recompiles"]) == (1, 0)
+    # The first call compiles, and no later one.
+    assert metrics["warmup_forward_ms"][0] > 5 * min(metrics["forward_ms"])
+
+
+def test_a_recompile_while_warming_up_is_counted_and_one_while_measuring_is_an_error():
+    with compiling.fresh("cpu"):
+        step = step_over(compiling.compiled(torch.sin), [4, 5, 5])
+        metrics = compiling.measure(
+            step, warmup=2, repeats=1, device="cpu", between=lambda: None
+        )
+        assert (metrics["graphs"], metrics["recompiles"]) == (2, 0)
+        step = step_over(compiling.compiled(torch.cos), [4, 5])
+        with pytest.raises(RuntimeError, match="recompile"):
+            compiling.measure(
+                step, warmup=1, repeats=1, device="cpu", between=lambda: None
+            )
+
+
+def test_eager_work_compiles_nothing():
+    metrics = compiling.measure(
+        step_over(torch.sin, [3, 4]),
+        warmup=1,
+        repeats=1,
+        device="cpu",
+        between=lambda: None,
+    )
+    assert (metrics["graphs"], metrics["recompiles"]) == (0, 0)
+
+
+def test_a_break_in_the_graph_is_an_error():
+    def broken(x):
+        torch._dynamo.graph_break()
+        return x
+
+    with pytest.raises(Exception, match="graph"):
+        compiling.compiled(broken)(torch.ones(2))
+
+
+def test_each_configuration_finds_an_empty_compiler_and_leaves_one():
+    square, folders = (lambda x: x * x), []
+    for _ in range(2):
+        before = compiling.graphs()
+        with compiling.fresh("cpu"):
+            folders.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+            assert not os.path.exists(os.environ["TRITON_CACHE_DIR"])
+            before = compiling.graphs()
+            for _ in range(2):
+                compiling.compiled(square)(torch.ones(3))
+        assert compiling.graphs() - before == 1
+    assert folders[0] != folders[1] and not any(map(os.path.exists, folders))
+    before = compiling.graphs()
+    compiling.compiled(square)(torch.ones(3))
+    assert compiling.graphs() - before == 1
+
+
+def test_loading_the_compiler_happens_once():
+    compiling.load("cpu")
+    before = compiling.graphs()
+    compiling.load("cpu")
+    assert compiling.graphs() == before

@@ -1,0 +1,149 @@
+"""The kernels' clock: what it asks of Triton's benchmark, and how it reads a trace."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from triton.runtime import driver
+
+from systems.benchmarking import gpu_timing
+from systems.benchmarking.gpu_timing import (
+    by_kernel_ms,
+    kernel_times_ms,
+    kernels_ms,
+    pass_times_ms,
+    product_times_ms,
+)
+
+
+@pytest.fixture
+def do_bench(monkeypatch):
+    """Stands in for Triton's benchmark: keeps its options, answers with `times`."""
+    import triton.testing
+
+    calls, times = [], [1.0]
+    monkeypatch.setattr(
+        triton.testing,
+        "do_bench",
+        lambda work, **options: calls.append(options) or times,
+    )
+    return calls, times
+
+
+def test_samples_are_those_of_do_bench(do_bench):
+    calls, times = do_bench
+    times[:] = [0.123456789, 2.0]
+    assert kernel_times_ms(lambda: None, "cuda", warmup_ms=7, rep_ms=9) == [
+        0.123457,
+        2.0,
+    ]
+    assert calls == [{"warmup": 7, "rep": 9, "return_mode": "all"}]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_the_buffer_is_overwritten_as_often_as_asked(monkeypatch, times):
+    import triton.testing
+
+    written = []
+    active = SimpleNamespace(clear_cache=written.append)
+    monkeypatch.setattr(driver, "_active", active)
+    monkeypatch.setattr(
+        triton.testing,
+        "do_bench",
+        lambda work, **_: [driver.active.clear_cache("buffer"), 1.0][1:],
+    )
+    assert kernel_times_ms(lambda: None, "cuda", overwritten=times) == [1.0]
+    assert written == ["buffer"] * times
+    driver.active.clear_cache("after")
+    assert written[times:] == ["after"]
+
+
+def test_a_triton_that_empties_no_cache_is_refused(do_bench, monkeypatch):
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(clear_cache=None))
+    with pytest.raises(RuntimeError, match="does not empty the cache"):
+        kernel_times_ms(lambda: None, "cuda", overwritten=2)
+
+
+@pytest.mark.parametrize("count", [1, 29, 30, 31, 1000])
+def test_few_samples_are_kept_and_they_span_the_run(do_bench, count):
+    do_bench[1][:] = [float(i) for i in range(count)]
+    kept = kernel_times_ms(lambda: None, "cuda")
+    assert len(kept) <= gpu_timing.SAMPLES_KEPT and len(kept) >= min(
+        count, gpu_timing.SAMPLES_KEPT // 2
+    )
+    # Evenly: the largest gap is the step between any two.
+    steps = {b - a for a, b in zip(kept, kept[1:], strict=False)}
+    assert (
+        len(steps) <= 1 and kept[0] == 0.0 and count - kept[-1] <= max(steps, default=1)
+    )
+
+
+def test_passes_are_told_apart():
+    """Forward alone makes no gradients; the backward passes share one graph; gradients
+    are not accumulated.
+    """
+    forwards, grads = [], []
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            forwards.append(torch.is_grad_enabled())
+            return q * 1
+
+        @staticmethod
+        def backward(ctx, do):  # pyright: ignore[reportIncompatibleMethodOverride]
+            grads.append(len(forwards))
+            return do, do, do
+
+    q, k, v = (torch.ones(2, requires_grad=True) for _ in range(3))
+    times = pass_times_ms(Product.apply, q, k, v, torch.ones(2))
+    calls = gpu_timing.CPU_CALLS
+    assert [len(samples) for samples in times.values()] == [calls] * 3
+    assert len(forwards) == calls + calls + 1
+    assert grads == [calls + 1 + i for i in range(calls)] + [2 * calls + 1] * calls
+    assert q.grad is None
+
+
+def test_a_product_leaves_the_precision_as_it_was(precision):
+    precision("medium")
+    assert len(product_times_ms("tf32", 4, 2, "cpu")) == gpu_timing.CPU_CALLS
+    assert torch.get_float32_matmul_precision() == "medium"
+
+
+def test_a_trace_adds_up_by_kernel_and_call():
+    def event(name: str, ts: float, dur: float, cat: str = "kernel") -> dict:
+        return {"name": name, "ts": ts, "dur": dur, "cat": cat}
+
+    # Two calls; `twice` is launched twice in each, the trace is not in order, and hosts
+    # and annotations don't count.
+    events = [
+        event("twice", 30, 3000),
+        event("twice", 0, 1000),
+        event("twice", 10, 2000),
+        event("twice", 40, 4000),
+        event("once", 20, 500),
+        event("once", 50, 700),
+        event("Memset", 60, 100, "gpu_memset"),
+        event("forward", 0, 9000, "gpu_user_annotation"),
+        event("aten::mm", 0, 9000, "cpu_op"),
+        {"name": "process"},
+    ]
+    assert by_kernel_ms(events, 2) == {
+        "twice": [3.0, 7.0],
+        "once": [0.5, 0.7],
+        "Memset": [0.1, 0.0],
+    }
+
+
+def test_a_cpu_runs_no_kernels():
+    calls = []
+    assert kernels_ms(lambda: calls.append(1), 3, "cpu") == {} and len(calls) == 4
+
+
+@pytest.mark.gpu
+def test_kernels_of_a_product_are_found():
+    a = torch.randn(1024, 1024, device="cuda")
+    found = kernels_ms(lambda: a @ a, 5, "cuda")
+    assert found and all(len(samples) == 5 for samples in found.values())
+    assert sum(sum(samples) for samples in found.values()) > 0
+    assert min(kernel_times_ms(lambda: a @ a, "cuda")) > 0

@@ -1,0 +1,103 @@
+"""Peers by name: each computes attention, the one that is named runs, and what the
+names set is put back.
+"""
+
+import pytest
+import torch
+
+from systems.attention.hopper import launches
+from systems.attention.reference import attention_reference
+from systems.benchmarking import compiling, peers
+from systems.benchmarking.peers import attention, only, random_inputs, what_ran
+from systems.records.outcome import Unsupported
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", ["ours", "ours_triton", "plain", "sdpa", "sdpa_flash"])
+def test_each_computes_attention(name, causal, device):
+    q, k, v, do = random_inputs((1, 2, 40, 16), torch.float32, device)
+    if name == "sdpa_flash" and device == "cuda":
+        q, k, v, do = random_inputs((1, 2, 40, 16), torch.bfloat16, device)
+    with only(name):
+        o = attention(name, causal, 40, device)(q, k, v)
+        gradients = torch.autograd.grad(o, (q, k, v), do)
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    expected, _ = attention_reference(*exact, causal)
+    bound = 2e-2 if q.dtype == torch.bfloat16 else 1e-5
+    for ours, theirs in zip(
+        (o, *gradients),
+        (expected, *torch.autograd.grad(expected, exact, do.double())),
+        strict=True,
+    ):
+        assert (ours.double() - theirs).norm() < bound * theirs.norm()
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(ValueError, match="no attention is named 'flash9'"):
+        attention("flash9", True, 8, "cpu")
+
+
+@pytest.mark.parametrize("name", ["sdpa_cudnn", "sdpa_efficient"])
+def test_a_backend_that_can_not_run_is_unsupported(name):
+    """A CPU has neither, and nothing may run in their place."""
+    q, k, v, _ = random_inputs((1, 1, 8, 16), torch.float32, "cpu")
+    with pytest.raises(Unsupported, match=name.removeprefix("sdpa_")), only(name):
+        attention(name, True, 8, "cpu")(q, k, v)
+
+
+def test_any_other_error_stays_itself():
+    with pytest.raises(RuntimeError, match="shapes differ"), only("sdpa_flash"):
+        raise RuntimeError("shapes differ")
+
+
+@pytest.mark.parametrize(
+    "name, inside",
+    [("ours_high", "high"), ("ours", "highest"), ("sdpa_efficient", "highest")],
+)
+def test_products_are_as_precise_as_the_name_says(name, inside, precision):
+    precision("medium")
+    with pytest.raises(KeyError), only(name):
+        assert torch.get_float32_matmul_precision() == inside
+        raise KeyError
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_the_plain_kernels_run_where_hopper_has_its_own(monkeypatch):
+    monkeypatch.setattr(launches, "VERIFIED", True)
+    with pytest.raises(KeyError), only("ours_triton"):
+        assert not launches.VERIFIED
+        raise KeyError
+    assert launches.VERIFIED
+    with only("ours"):
+        assert launches.VERIFIED
+
+
+def test_what_ran_is_what_pytorch_chooses():
+    q, k, v, _ = random_inputs((1, 1, 8, 16), torch.float32, "cpu")
+    assert what_ran("sdpa", q, k, v, True) == "flash_attention"
+    # The answer follows the context that surrounds it.
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert what_ran("sdpa", q, k, v, True) == "math"
+    assert what_ran("plain", q, k, v, True) == "plain"
+
+
+def test_one_compilation_serves_every_length_and_a_graph_serves_twice(monkeypatch):
+    # Fuses nothing, so it needs no compiler of C++.
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    torch.compiler.reset()
+    peers.compiled_plain.cache_clear()
+    before, run = compiling.graphs(), peers.compiled_plain(True)
+    try:
+        for n in (16, 24, 40):
+            q, k, v, do = random_inputs((1, 1, n, 8), torch.float32, "cpu")
+            o = run(q, k, v)
+            first, second = (
+                torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
+                for _ in range(2)
+            )
+            assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+            torch.testing.assert_close(o, peers.plain(q, k, v, True))
+        assert compiling.graphs() == before + 1
+    finally:
+        peers.compiled_plain.cache_clear()
+        torch.compiler.reset()

@@ -1,0 +1,200 @@
+"""The clock: what it counts, what it leaves out, and what a training step tells it."""
+
+import time
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from systems.benchmarking import timing
+from systems.model.optimizer import AdamW
+from systems.model.train_step import precision_context, training_step
+from systems.model.transformer import BasicsTransformerLM
+
+
+def test_phases_are_kept_by_name_in_order():
+    clock = timing.Clock("cpu")
+    for name in ("b", "a", "b"):
+        with clock.phase(name):
+            pass
+    assert list(clock.samples_ms) == ["b_ms", "a_ms"]
+    assert [len(samples) for samples in clock.samples_ms.values()] == [2, 1]
+
+
+@pytest.mark.alone
+def test_a_sample_is_the_time_inside_the_phase_in_ms():
+    clock = timing.Clock("cpu")
+    for _ in range(3):
+        with clock.phase("sleep"):
+            time.sleep(0.02)
+        time.sleep(0.01)
+    # A sleep is never shorter; a busy machine makes it longer, but hardly each of
+    # three.
+    assert all(sample >= 20 for sample in clock.samples_ms["sleep_ms"])
+    assert min(clock.samples_ms["sleep_ms"]) < 29
+
+
+def test_the_clock_waits_for_the_device_before_and_after(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        timing, "synchronize", lambda device: calls.append(f"wait for {device}")
+    )
+    monkeypatch.setattr(timing, "now", lambda: calls.append("now") or 0.0)
+    with timing.Clock("cuda").phase("work"):
+        calls.append("work")
+    assert calls == ["wait for cuda", "now", "work", "wait for cuda", "now"]
+
+
+def test_an_exception_leaves_no_sample():
+    clock = timing.Clock("cpu")
+    with pytest.raises(KeyError, match="gone"), clock.phase("work"):
+        raise KeyError("gone")
+    assert clock.samples_ms == {}
+    with clock.phase("work"):
+        pass
+    assert len(clock.samples_ms["work_ms"]) == 1
+
+
+@pytest.mark.alone
+def test_measure_counts_the_repeats_and_not_the_warm_ups():
+    calls = []
+
+    def step(phase):
+        calls.append("step")
+        with phase("one"):
+            # Slow while warming up: none of it may be seen.
+            time.sleep(0.05 if calls.count("step") <= 2 else 0.001)
+        with phase("two"):
+            pass
+
+    samples = timing.measure(
+        step, warmup=2, repeats=3, device="cpu", between=lambda: calls.append("between")
+    )
+    assert calls == ["between", "step"] * 5
+    assert list(samples) == ["one_ms", "two_ms"] and all(
+        len(values) == 3 for values in samples.values()
+    )
+    assert 1 <= min(samples["one_ms"]) and sorted(samples["one_ms"])[1] < 50
+
+
+@pytest.mark.alone
+def test_between_is_outside_the_clock():
+    def step(phase):
+        with phase("work"):
+            pass
+
+    samples = timing.measure(
+        step, warmup=0, repeats=3, device="cpu", between=lambda: time.sleep(0.02)
+    )
+    assert sorted(samples["work_ms"])[1] < 20
+
+
+def test_an_exception_in_a_step_ends_the_measuring():
+    def step(phase):
+        with phase("work"):
+            raise MemoryError("full")
+
+    with pytest.raises(MemoryError, match="full"):
+        timing.measure(step, warmup=1, repeats=1, device="cpu")
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["no optimizer", "optimizer"])
+def test_a_training_step_names_its_phases_in_order(train):
+    model = BasicsTransformerLM(
+        50, 16, d_model=24, num_layers=2, num_heads=3, d_ff=40, rope_theta=10_000.0
+    )
+    ids = torch.randint(50, (2, 11))
+    before = model.lm_head.weight.detach().clone()
+    seen = []
+
+    @contextmanager
+    def phase(name):
+        seen.append(name)
+        has_gradient = model.lm_head.weight.grad is not None
+        yield
+        seen.append((model.lm_head.weight.grad is not None) - has_gradient)
+
+    optimizer = AdamW(model.parameters()) if train else None
+    training_step(model, ids, ids, precision_context("fp32", "cpu"), optimizer, phase)
+    # The number behind each phase: 1 where it made the gradients.
+    expected = ["forward", 0, "loss", 0, "backward", 1]
+    assert seen == expected + ["optimizer", 0] * train
+    assert torch.equal(model.lm_head.weight, before) != train
+
+
+@pytest.fixture
+def restored_precision():
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize(
+    "precision, rounding", [("fp32", "highest"), ("tf32", "high"), ("bf16", "highest")]
+)
+def test_a_precision_sets_tf32_and_autocast(restored_precision, precision, rounding):
+    for before in ("highest", "high"):
+        torch.set_float32_matmul_precision(before)
+        context = precision_context(precision, "cpu")
+        assert torch.get_float32_matmul_precision() == rounding
+    for _ in range(2):
+        # One context wraps every step of a measurement.
+        with context:
+            product = torch.ones(2, 2) @ torch.ones(2, 2)
+        assert product.dtype == (
+            torch.bfloat16 if precision == "bf16" else torch.float32
+        )
+
+
+def test_an_unknown_precision_is_refused_and_changes_nothing(restored_precision):
+    torch.set_float32_matmul_precision("high")
+    with pytest.raises(
+        ValueError, match="no precision is named 'fp8'; there are: fp32, tf32, bf16"
+    ):
+        precision_context("fp8", "cpu")
+    assert torch.get_float32_matmul_precision() == "high"
+
+
+def test_a_cpu_has_no_peak_memory():
+    assert timing.peak_memory("cpu") == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+def test_the_clock_waits_for_the_gpu():
+    a = torch.randn(8192, 8192, device="cuda")
+
+    def step(phase):
+        with phase("matmul"):
+            a @ a
+
+    clocked = timing.measure(step, warmup=3, repeats=5, device="cuda")["matmul_ms"]
+    events = []
+    for _ in range(5):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        a @ a
+        end.record()
+        torch.cuda.synchronize()
+        events.append(start.elapsed_time(end))
+    # The launch alone takes a hundredth of it.
+    assert sorted(clocked)[2] == pytest.approx(sorted(events)[2], rel=0.1)
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+def test_peak_memory_is_that_of_the_measured_steps():
+    size, calls = 2**28, []
+
+    def step(phase):
+        calls.append("step")
+        with phase("allocate"):
+            # The first of the warm-ups holds four times as much.
+            torch.empty(
+                4 * size if len(calls) == 1 else size, dtype=torch.uint8, device="cuda"
+            )
+
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_allocated()
+    peak = timing.measure(step, warmup=1, repeats=2, device="cuda")
+    assert peak["peak_allocated_bytes"] == held + size
+    assert peak["peak_reserved_bytes"] >= held + size

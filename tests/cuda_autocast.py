@@ -1,0 +1,77 @@
+"""Autocast as CUDA has it, on a CPU: inside, `torch.autocast("cpu", torch.bfloat16)`
+casts what CUDA's does and keeps what its cache keeps.
+
+The lists are those of PyTorch's documentation, "CUDA Ops that can autocast to float16 /
+float32", as far as the model needs them. test_autocast.py holds the outcome to the
+record of a GPU.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+@contextmanager
+def cuda_autocast(monkeypatch) -> Iterator[None]:
+    copies: dict[int, Tensor] = {}
+    monkeypatch.setattr(torch, "clear_autocast_cache", copies.clear)
+
+    def narrow(x: Tensor) -> Tensor:
+        if x.dtype != torch.float32:
+            return x
+        # The cache keeps copies of leaves that need a gradient.
+        if not (x.is_leaf and x.requires_grad):
+            return x.to(torch.bfloat16)
+        if id(x) not in copies:
+            copies[id(x)] = x.to(torch.bfloat16)
+        return copies[id(x)]
+
+    def einsum(equation, tensors, *, path=None):
+        return aten.einsum(equation, [narrow(x) for x in tensors], path=path)
+
+    def total(x, *arguments, dtype=None, **options):
+        wide = dtype or torch.float32
+        return aten.sum.dim_IntList(x, *arguments, dtype=wide, **options)
+
+    def cross_entropy(logits, targets, *_):
+        # As a whole it is on the CPU's list and not on CUDA's, where it asks for a
+        # log-softmax in the dtype of the logits.
+        logarithms = aten.log_softmax.int(logits, 1, logits.dtype)
+        return aten.nll_loss_nd(logarithms.float(), targets)
+
+    def wide(operation):
+        return lambda x, *arguments: operation(x.float(), *arguments)
+
+    library = torch.library.Library("aten", "IMPL")
+    for name, function in {
+        "einsum": einsum,
+        "pow.Tensor_Scalar": wide(aten.pow.Tensor_Scalar),
+        "rsqrt": wide(aten.rsqrt.default),
+        "exp": wide(aten.exp.default),
+        "sum.dim_IntList": total,
+        "cross_entropy_loss": cross_entropy,
+    }.items():
+        with warnings.catch_warnings():
+            # The CPU's own cast of the loss is overridden on purpose.
+            warnings.filterwarnings("ignore", "Warning only once for all operators")
+            library.impl(name, below_autocast(function), "AutocastCPU")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def below_autocast(function):
+    """The function, whose own operations autocast leaves alone."""
+    autocast = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+    def run(*arguments, **options):
+        with torch._C._ExcludeDispatchKeyGuard(autocast):
+            return function(*arguments, **options)
+
+    return run

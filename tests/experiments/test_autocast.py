@@ -1,0 +1,224 @@
+"""Every dtype cell of `autocast`: on the GPU by CUDA's lists, on a CPU by the same ones
+but for what is named here.
+"""
+
+from dataclasses import asdict
+
+import pytest
+import torch
+from torch import nn
+
+from systems.benchmarking import timing
+from systems.experiments import autocast
+from systems.experiments.autocast import Config
+from systems.model.optimizer import AdamW
+from systems.precision.dtype_trace import DtypeTrace
+from tests.cuda_autocast import cuda_autocast
+from tests.factories import committed
+from tools.render.stems import autocast as builder
+
+LOW = "the dtype of autocast"
+TOY = {
+    "parameters": "fp32",
+    "fc1": LOW,
+    "relu": LOW,
+    "ln": "fp32",
+    "logits": LOW,
+    "loss": "fp32",
+    "gradients": "fp32",
+    "logits_gradient": LOW,
+    "fc1_output_gradient": LOW,
+    "optimizer_state": "fp32",
+    "optimizer_update": "fp32",
+}
+TRANSFORMER = {
+    "parameters": "fp32",
+    "embedding": "fp32",
+    "rmsnorm_square": "fp32",
+    "rmsnorm_rsqrt": "fp32",
+    "rmsnorm": "fp32",
+    "q_projection": LOW,
+    "rotary": "fp32",
+    "scores": LOW,
+    "softmax_max": LOW,
+    "softmax_subtract": LOW,
+    "softmax_exp": "fp32",
+    "softmax_sum": "fp32",
+    "softmax_divide": "fp32",
+    "weighted_values": LOW,
+    "attention": LOW,
+    "residual": "fp32",
+    "swiglu_gate": LOW,
+    "swiglu_sigmoid": LOW,
+    "swiglu_product": LOW,
+    "swiglu": LOW,
+    "logits": LOW,
+    "loss": "fp32",
+    "gradients": "fp32",
+    "logits_gradient": LOW,
+    "optimizer_state": "fp32",
+    "optimizer_update": "fp32",
+}
+# The CPU's fp32 list is shorter: these stay in the dtype that they meet.
+CPU_LEAVES = {"ln", "softmax_exp", "softmax_sum", "softmax_divide"}
+CPU_LEAVES_OPERATIONS = set(
+    "exp log pow rsqrt reciprocal softmax log_softmax sum cumsum norm softplus"
+    " layer_norm".split()
+)
+CPU_PROMOTES_NOT = {"dot", "cross", "scatter_add"}
+
+
+# Here, on a GPU, and as the H200 found it: the record that the page shows.
+EVERYWHERE = pytest.mark.parametrize(
+    "device", ["cpu", "record", pytest.param("cuda", marks=pytest.mark.gpu)]
+)
+
+
+def cells_of(config: Config, device: str, monkeypatch) -> dict:
+    if device == "record":
+        row = committed("autocast").row(asdict(config))
+        assert row is not None and row.status == "ok"
+        return row.metrics
+    monkeypatch.setattr(timing, "default_device", lambda: device)
+    return autocast.run(config)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize(
+    "part, expected",
+    [("toy", TOY), ("transformer", TRANSFORMER)],
+    ids=["toy", "transformer"],
+)
+@EVERYWHERE
+def test_each_cell(part, expected, dtype, device, monkeypatch):
+    found = cells_of(Config(part, dtype), device, monkeypatch)
+    for name, text in expected.items():
+        wanted = (
+            dtype if text == LOW or (device == "cpu" and name in CPU_LEAVES) else text
+        )
+        assert found[name] == wanted, name
+    assert found.keys() - expected.keys() <= {"forward_operations", "forward_casts"}
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@EVERYWHERE
+def test_each_operation_is_on_the_list_that_we_say(dtype, device, monkeypatch):
+    for name, cells in cells_of(
+        Config("operations", dtype), device, monkeypatch
+    ).items():
+        if device == "cpu" and name in CPU_LEAVES_OPERATIONS | CPU_PROMOTES_NOT:
+            kind = (
+                "mixed inputs raise"
+                if name in CPU_PROMOTES_NOT
+                else "dtype of its input"
+            )
+            assert builder.behaviour(cells, dtype) == kind, name
+        elif name != "rms_norm":
+            # On no list of the documentation, and newer than it: its cells are shown as
+            # found.
+            assert builder.as_documented(name, cells, dtype), (name, cells)
+
+
+def test_every_documented_operation_is_tried():
+    assert builder.DOCUMENTED.keys() < autocast.OPERATIONS.keys()
+
+
+def test_autocast_adds_casts_and_nothing_else(on_cpu):
+    plain, cast = (
+        autocast.run(Config("transformer", dtype)) for dtype in ("fp32", "bf16")
+    )
+    assert plain["forward_casts"] == 0 < cast["forward_casts"]
+    assert (
+        cast["forward_operations"] - cast["forward_casts"]
+        == plain["forward_operations"]
+    )
+    # Seven matrices a layer and the head, each weight once and most inputs once.
+    assert cast["forward_casts"] >= 12 * 7 + 1
+
+
+def test_the_autocast_of_the_memory_tests_is_that_of_a_gpu(on_cpu, monkeypatch):
+    """Every dtype, and as many operations and casts as an H200 counted."""
+    config = Config("transformer", "bf16")
+    row = committed("autocast").row(asdict(config))
+    assert row is not None
+    with cuda_autocast(monkeypatch):
+        assert autocast.run(config) == row.metrics
+    assert autocast.run(config) != row.metrics
+
+
+class Odd(nn.Module):
+    """Half of it in fp16, so that what the trace says can't come from the first
+    parameter alone.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = (
+            nn.Linear(4, 4, bias=False),
+            nn.Linear(4, 4, bias=False).half(),
+        )
+
+    def forward(self, x):
+        return self.narrow(self.wide(x).half())
+
+
+def test_the_trace_tells_modules_gradients_and_states_apart():
+    model, loss = Odd(), nn.CrossEntropyLoss()
+    optimizer = AdamW(model.parameters())
+    with DtypeTrace(model, loss, optimizer) as trace:
+        logits = model(torch.randn(3, 4))
+        trace.end_forward()
+        loss(logits.float(), torch.tensor([0, 1, 2])).backward()
+        optimizer.step()
+    assert trace.outputs == {
+        "wide": "fp32",
+        "narrow": "fp16",
+        "": "fp16",
+        "loss": "fp32",
+    }
+    assert trace.parameters == {"wide": "fp32", "narrow": "fp16"}
+    assert trace.gradients == {"wide.weight": "fp32", "narrow.weight": "fp16"}
+    assert (
+        trace.output_gradients["wide"] == "fp32"
+        and trace.output_gradients["narrow"] == "fp16"
+    )
+    assert trace.one(trace.gradients) == "fp16, fp32"
+    assert trace.forward_casts == 1 and trace.dtype_of("", "_to_copy") == "fp16"
+    # One state of each kind is kept by name, of the last parameter.
+    assert trace.optimizer_state == {"m": "fp16", "v": "fp16"}
+    with pytest.raises(ValueError, match="no exp ran in narrow, which ran"):
+        trace.dtype_of("narrow", "exp")
+
+
+def test_views_are_no_operations():
+    model, loss = nn.Linear(4, 4, bias=False), nn.CrossEntropyLoss()
+    with DtypeTrace(model, loss, AdamW(model.parameters())) as trace:
+        x = torch.ones(4, 4)
+        x.T.reshape(2, 8)[None].transpose(0, 1)
+        trace.end_forward()
+    # The ones, and the copy that reshaping a transposed matrix needs.
+    assert [name for _, name, _ in trace.operations] == [
+        "ones",
+        "clone",
+    ] and trace.forward_operations == 2
+
+
+BEHAVIOURS = {
+    ("bf16", "bf16", "bf16", "raises"): builder.LOWER,
+    ("fp32", "fp32", "fp32", "bf16"): builder.WIDE,
+    ("bf16", "fp32", "fp32", "raises"): builder.PROMOTE,
+    ("bf16", "fp32", "fp32", "fp32"): "widest input",
+    ("bf16", "fp32", "bf16", "bf16"): "dtype of its input",
+    ("bf16", "fp32", "raises", "raises"): "mixed inputs raise",
+}
+
+
+@pytest.mark.parametrize("cells, kind", BEHAVIOURS.items(), ids=BEHAVIOURS.values())
+def test_a_behaviour_by_its_cells(cells, kind):
+    assert builder.behaviour(list(cells), "bf16") == kind
+
+
+def test_what_differs_from_the_list_is_shown():
+    assert not builder.as_documented("exp", ["bf16", "fp32", "bf16", "bf16"], "bf16")
+    assert not builder.as_documented("mul", ["fp32", "fp32", "fp32", "fp32"], "bf16")
+    assert builder.as_documented("mul", ["bf16", "fp32", "fp32", "fp32"], "bf16")

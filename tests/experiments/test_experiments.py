@@ -1,0 +1,842 @@
+"""The experiments: their grids, their command lines, and the phases that their modes
+promise.
+"""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import weakref
+from dataclasses import asdict, is_dataclass, replace
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+
+import pytest
+import torch
+
+from systems import ROOT
+from systems.attention.reference import attention_reference
+from systems.attention.triton.configs import Tile
+from systems.benchmarking import compiling, timing
+from systems.experiments import (
+    EVERY_ROW,
+    STEMS,
+    attention,
+    end_to_end,
+    flash_ablation,
+    flash_accuracy,
+    flash_benchmarking,
+    flash_leaderboard,
+    flash_peers,
+    method,
+    model_attention,
+    model_sizes,
+    warmup,
+)
+from systems.experiments import compile as compile_experiment
+from systems.model import transformer as model_module
+from systems.model.sizes import SIZES, ModelSize
+from systems.profiling import probes
+from systems.records import store
+from systems.records.outcome import Unsupported, measure_row, out_of_memory_reason
+from systems.records.record import Row
+from systems.running import command
+from systems.running.command import options_of
+from tests.factories import committed, make_record
+from tools.render.load import primary_gpu
+
+
+def run_line(
+    capsys, monkeypatch, config_class, run, *options: str
+) -> tuple[int, str, str]:
+    """The experiment's command line in this process: exit code, standard output,
+    standard error.
+    """
+    monkeypatch.setattr(sys, "argv", ["experiment", *options])
+    monkeypatch.setattr(
+        sys.modules["__main__"],
+        "__doc__",
+        "What it does.\n\nAn example.",
+        raising=False,
+    )
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        command.main(config_class, run)
+    return ended.value.code, *capsys.readouterr()  # pyright: ignore[reportReturnType]
+
+
+def test_every_stem_is_named_as_its_module():
+    assert all(
+        entry.module == f"systems.experiments.{stem}" for stem, entry in STEMS.items()
+    )
+    assert sorted(STEMS) == sorted(
+        path.stem
+        for path in (ROOT / "systems" / "experiments").glob("*.py")
+        if path.stem != "__init__"
+    )
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_stem_has_what_the_tools_ask_of_it(stem):
+    module = import_module(STEMS[stem].module)
+    assert is_dataclass(module.Config) and module.Config.__dataclass_params__.frozen
+    assert callable(module.run) and module.PROTOCOL and module.__doc__
+    for name in STEMS[stem].full + STEMS[stem].quick:
+        assert name in ("cuda", "cpu", "meta")
+    for name in () if STEMS[stem].rehearsed == EVERY_ROW else STEMS[stem].rehearsed:
+        assert any(config.implementation == name for config in module.configs())
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_the_grids_have_their_rows_once_and_the_full_one_is_what_was_measured(stem):
+    configs = import_module(STEMS[stem].module).configs
+    full, quick = configs(), configs(quick=True)
+    assert len(full) == len(set(full)) > len(quick) == len(set(quick)) > 0
+    measured = committed(stem, "meta" if "meta" in STEMS[stem].full else primary_gpu())
+    assert [row.config for row in measured.rows] == [asdict(c) for c in full]
+
+
+def test_the_grid_of_end_to_end_is_the_one_asked_for():
+    rows = [
+        (c.size, c.context, c.precision, c.batch)
+        for c in end_to_end.configs()
+        if c.mode == "step"
+    ]
+    cells = {
+        (size, context, p, 4)
+        for size in SIZES
+        for context in (128, 256, 512, 1024)
+        for p in ("fp32", "bf16")
+    }
+    cells |= {(size, 512, "tf32", 4) for size in SIZES}
+    cells |= {
+        (size, 256, p, n)
+        for size, n in (("small", 64), ("large", 32))
+        for p in ("fp32", "tf32", "bf16")
+    }
+    assert set(rows) == cells and {c.mode for c in end_to_end.configs()} == set(
+        end_to_end.MODES
+    )
+    assert {
+        (c.vocab, c.warmup, c.steps, c.attention) for c in end_to_end.configs()
+    } == {(10_000, 5, 10, "eager")}
+
+
+def test_the_grid_of_warmup_is_the_one_asked_for():
+    assert [(c.warmup, c.size, c.context) for c in warmup.configs()] == [
+        (n, "small", 128) for n in (0, 1, 2, 5)
+    ]
+    assert warmup.FRESH_PROCESS
+
+
+def test_the_grid_of_flash_benchmarking_is_the_one_asked_for():
+    grid = {(c.implementation, c.dtype, c.d, c.n) for c in flash_benchmarking.configs()}
+    for name in ("ours", "plain"):
+        asked = {
+            (name, t, d, 2**p)
+            for t in ("bf16", "fp32")
+            for d in (16, 32, 64, 128)
+            for p in range(7, 17)
+        }
+        assert len(asked) == 80 and asked <= grid
+    assert {
+        (c, t, 8192, 8192) for c in ("ceiling",) for t in ("bf16", "fp32", "tf32")
+    } <= grid
+
+
+def test_the_leaderboard_measures_ours_as_its_test_does():
+    ours = next(c for c in flash_leaderboard.configs() if c.implementation == "ours")
+    assert asdict(ours) == {
+        "implementation": "ours",
+        "warmup_ms": 1000,
+        "rep_ms": 10_000,
+        "heads": 16,
+        "n": 16384,
+        "d": 64,
+    }
+
+
+def test_a_longer_context_keeps_everything_else():
+    cells = {(c.size, c.context) for c in model_attention.configs()}
+    assert cells == {
+        *((size, 1024) for size in SIZES),
+        ("small", 4096),
+        ("small", 16384),
+    }
+    assert {(c.batch, c.warmup, c.steps) for c in model_attention.configs()} == {
+        (4, 5, 10)
+    }
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_every_configuration_comes_back_from_its_options(stem, capsys, monkeypatch):
+    module = import_module(STEMS[stem].module)
+    for config in {
+        *module.configs()[::7],
+        *module.configs()[-3:],
+        *module.configs(quick=True),
+    }:
+        seen = []
+        monkeypatch.setattr(
+            module, "run", lambda c, seen=seen: seen.append(c) or {"count": 1}
+        )
+        code, out, _ = run_line(
+            capsys,
+            monkeypatch,
+            module.Config,
+            module.run,
+            *options_of(config),
+            "--json",
+        )
+        assert code == 0 and seen == [config] and type(seen[0]) is type(config)
+        assert Row(**json.loads(out)).config == asdict(config)
+
+
+def test_help_names_every_option_with_its_choices(capsys, monkeypatch):
+    code, out, _ = run_line(
+        capsys, monkeypatch, end_to_end.Config, end_to_end.run, "--help"
+    )
+    assert code == 0 and "What it does." in out and "An example." in out
+    for name in asdict(end_to_end.Config()):
+        assert f"--{name}" in out
+    for choices in (SIZES, end_to_end.MODES, end_to_end.PRECISIONS):
+        assert "|".join(choices) in "".join(out.split())
+
+
+BAD = {
+    ("--size", "huge"): "'huge' is not one of 'small', 'medium', 'large', 'xl', '2.7B'",
+    ("--mode", "backward"): "'backward' is not one of",
+    ("--context", "ten"): "Invalid value for '--context'",
+    ("--context", "0"): "--context must be 1 or more, not 0",
+    ("--steps", "0"): "--steps must be 1 or more, not 0",
+    ("--warmup", "-1"): "--warmup must be 0 or more, not -1",
+    ("--attention", "flash9"): "'flash9' is not",
+    ("--colour", "red"): "No such option: --colour",
+}
+
+
+@pytest.mark.parametrize("options", BAD, ids=" ".join)
+def test_a_bad_value_is_one_clear_line(options, capsys, monkeypatch):
+    def run(config):
+        raise AssertionError("it must not run")
+
+    code, out, err = run_line(capsys, monkeypatch, end_to_end.Config, run, *options)
+    assert code == 2 and out == "" and BAD[options] in err.strip().splitlines()[-1]
+
+
+def test_an_error_of_the_experiment_is_not_hidden(capsys, monkeypatch):
+    def run(config):
+        raise RuntimeError("no such kernel")
+
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        run_line(capsys, monkeypatch, end_to_end.Config, run)
+
+
+def test_out_of_memory_is_a_row(capsys, monkeypatch):
+    def run(config):
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.50 GiB. See the manual."
+        )
+
+    reason = "CUDA out of memory. Tried to allocate 2.50 GiB"
+    code, out, _ = run_line(capsys, monkeypatch, end_to_end.Config, run)
+    assert code == 0 and out.splitlines()[-1] == f"out of memory: {reason}"
+    code, out, _ = run_line(capsys, monkeypatch, end_to_end.Config, run, "--json")
+    row = Row(**json.loads(out))
+    assert code == 0 and (row.status, row.reason, row.metrics) == (
+        "out_of_memory",
+        reason,
+        {},
+    )
+
+
+def test_what_can_not_run_is_a_row(capsys, monkeypatch):
+    def run(config):
+        raise Unsupported("no kernel for this dtype")
+
+    code, out, _ = run_line(capsys, monkeypatch, end_to_end.Config, run, "--json")
+    row = Row(**json.loads(out))
+    assert code == 0 and (row.status, row.reason) == (
+        "unsupported",
+        "no kernel for this dtype",
+    )
+
+
+def test_out_of_memory_inside_the_compiler_is_a_row_too():
+    """The compiler wraps what its backend raises, and an error about anything else
+    stays an error.
+    """
+
+    def wrapping(error):
+        def backend(graph, inputs):
+            raise error
+
+        def run(config):
+            torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+            return {}
+
+        return run
+
+    reason = "CUDA out of memory. Tried to allocate 2.50 GiB"
+    row = measure_row(
+        end_to_end.Config(),
+        wrapping(torch.OutOfMemoryError(f"{reason}. See the manual.")),
+    )
+    assert (row.status, row.reason) == ("out_of_memory", reason)
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        measure_row(end_to_end.Config(), wrapping(ValueError("no such kernel")))
+
+
+def test_a_failed_import_of_torch_is_not_asked_for_memory(monkeypatch):
+    """A stem without torch has no out-of-memory error to look for."""
+    monkeypatch.delitem(sys.modules, "torch")
+    assert out_of_memory_reason(MemoryError()) is None
+
+
+def test_method_needs_a_gpu_and_says_so(capsys, monkeypatch, on_cpu):
+    code, _, err = run_line(capsys, monkeypatch, method.Config, method.run)
+    assert (
+        code == 2
+        and err == "error: CUDA events exist on a GPU only, and torch sees none here\n"
+    )
+
+
+@pytest.fixture
+def tiny(monkeypatch, on_cpu):
+    """`small` is a model of a few thousand parameters, on the CPU; the calls of its
+    attention are kept.
+    """
+    monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 1, 2))
+    calls, attend = [], model_module.scaled_dot_product_attention
+
+    def spy(Q, K, V, mask=None):
+        calls.append(
+            (torch.is_grad_enabled(), (Q @ K.transpose(-1, -2)).dtype, Q.shape)
+        )
+        return attend(Q, K, V, mask)
+
+    monkeypatch.setattr(model_module, "scaled_dot_product_attention", spy)
+    yield calls
+    torch.set_float32_matmul_precision("highest")
+
+
+PHASES = {
+    "forward": ["forward_ms"],
+    "forward_graph": ["forward_ms"],
+    "forward_backward": ["forward_ms", "loss_ms", "backward_ms"],
+    "step": ["forward_ms", "loss_ms", "backward_ms", "optimizer_ms"],
+}
+
+
+@pytest.mark.parametrize("mode", end_to_end.MODES)
+@pytest.mark.parametrize(
+    "precision, rounding", [("fp32", "highest"), ("tf32", "high"), ("bf16", "highest")]
+)
+def test_a_mode_measures_the_phases_that_it_names(tiny, mode, precision, rounding):
+    metrics = end_to_end.run(
+        end_to_end.Config(
+            "small", 6, mode, precision, batch=3, vocab=50, warmup=2, steps=4
+        )
+    )
+    assert list(metrics) == PHASES[mode]
+    assert all(len(samples) == 4 and min(samples) > 0 for samples in metrics.values())
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    assert tiny == [(mode != "forward", dtype, torch.Size([3, 2, 6, 4]))] * 6
+    assert torch.get_float32_matmul_precision() == rounding
+
+
+def test_warmup_lists_the_first_steps_and_the_setup(tiny):
+    metrics = warmup.run(warmup.Config(warmup=1, steps=3, context=6, batch=2))
+    assert list(metrics) == ["setup_ms", "forward_ms", "loss_ms", "backward_ms"]
+    assert [len(samples) for samples in metrics.values()] == [1, 3, 3, 3] and len(
+        tiny
+    ) == 4
+
+
+def test_model_sizes_counts_parts_that_add_up():
+    metrics = model_sizes.run(model_sizes.Config("small", 512))
+    assert {name: metrics[name] for name in asdict(SIZES["small"])} == asdict(
+        SIZES["small"]
+    )
+    # Table 1's small: 12 layers of 4 d² and 3 d d_ff, two norms each and one after,
+    # embedding and head of V d.
+    d, d_ff, layers, vocab = 768, 3072, 12, 10_000
+    assert metrics["embedding_parameters"] == metrics["head_parameters"] == vocab * d
+    assert metrics["attention_parameters"] == layers * 4 * d * d
+    assert metrics["feed_forward_parameters"] == layers * 3 * d * d_ff
+    assert metrics["norms_parameters"] == (2 * layers + 1) * d
+    assert metrics["forward_flops"] > 2 * 4 * 512 * (
+        metrics["attention_parameters"] + vocab * d
+    )
+
+
+@pytest.fixture
+def quick_compiler(monkeypatch, on_cpu):
+    """On the CPU, graphs are captured and differentiated but run as they are; `small`
+    is tiny, its attention no spy.
+
+    The model is loaded again without the checks of shapes at run time that `make test`
+    adds: no compiler follows them.
+    """
+    spec = spec_from_file_location("systems.model.transformer", model_module.__file__)
+    assert spec is not None and spec.loader is not None
+    plain = module_from_spec(spec)
+    spec.loader.exec_module(plain)
+    monkeypatch.setitem(sys.modules, "systems.model.transformer", plain)
+    monkeypatch.setattr(attention, "transformer", plain)
+    monkeypatch.setattr(compile_experiment, "build_model", plain.build_model)
+    monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 1, 2))
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    compiling.load.cache_clear()
+    yield
+    torch.compiler.reset()
+
+
+def test_the_grid_of_attention_is_the_one_asked_for():
+    configs = attention.configs()
+    cells = {(c.d, c.n) for c in configs if c.n != attention.TOO_LONG}
+    assert cells == {
+        (d, n) for d in (16, 32, 64, 128) for n in (256, 1024, 4096, 8192, 16384)
+    }
+    assert {(c.batch, c.passes) for c in configs if c.n != attention.TOO_LONG} == {
+        (8, 100)
+    }
+    # Eager and compiled are measured one after the other.
+    assert all(
+        a.execution != b.execution and a.n == b.n
+        for a, b in zip(configs[::2], configs[1::2], strict=True)
+    )
+
+
+@pytest.mark.parametrize("execution", ["eager", "compiled"])
+@pytest.mark.parametrize("causal", ["no", "yes"])
+def test_attention_times_both_passes_and_lists_what_is_kept(
+    quick_compiler, causal, execution
+):
+    config = attention.Config(
+        8, 24, causal, "fp32", execution, batch=2, warmup=2, passes=3
+    )
+    metrics = attention.run(config)
+    lengths = {
+        name: len(value) for name, value in metrics.items() if name.endswith("_ms")
+    }
+    assert lengths == {
+        "warmup_forward_ms": 2,
+        "warmup_backward_ms": 2,
+        "forward_ms": 3,
+        "backward_ms": 3,
+    }
+    assert (metrics["graphs"], metrics["recompiles"]) == (
+        int(execution == "compiled"),
+        0,
+    )
+    # Two score matrices of 2 x 24 x 24 numbers stay, and eagerly a mask; a CPU has no
+    # memory in use to report.
+    kept = [tensor for tensor in metrics["saved"] if tensor["adds_bytes"] >= 24 * 24]
+    matrices = [tensor for tensor in kept if tensor["adds_bytes"] == 2 * 24 * 24 * 4]
+    assert len(matrices) == 2 and (len(kept) == 3) == (
+        causal == "yes" and execution == "eager"
+    )
+    assert not any(name.endswith(("_bytes", "_kernels")) for name in metrics)
+
+
+def test_attention_masks_where_it_says_so():
+    q, k, v = torch.randn(3, 2, 1, 5, 4)
+    plain, masked = (
+        attention.attention_of(causal)(q, k, v) for causal in ("no", "yes")
+    )
+    # The last query sees every key in both, the first sees one under the mask.
+    assert torch.equal(plain[..., -1, :], masked[..., -1, :]) and torch.allclose(
+        masked[..., 0, :], v[..., 0, :]
+    )
+
+
+@pytest.mark.parametrize(
+    "execution, graphs", [("eager", 0), ("compiled", 1), ("compiled_optimizer", 4)]
+)
+def test_compile_times_every_phase_and_counts_graphs(
+    quick_compiler, monkeypatch, execution, graphs
+):
+    """AdamW compiles three times: with no state, for the t that it finds, and for any
+    t.
+    """
+    monkeypatch.setattr(
+        probes,
+        "kernel_counts",
+        lambda step, device: {"forward_kernels": 7, "forward_fused": []},
+    )
+    config = compile_experiment.Config(
+        "small", "fp32", execution, context=6, batch=2, vocab=50, warmup=4, steps=3
+    )
+    metrics = compile_experiment.run(config)
+    lengths = {
+        name: len(value) for name, value in metrics.items() if name.endswith("_ms")
+    }
+    assert lengths == {
+        **{f"warmup_{name}": 4 for name in PHASES["step"]},
+        **dict.fromkeys(PHASES["step"], 3),
+    }
+    assert (metrics["graphs"], metrics["recompiles"]) == (graphs, 0)
+    assert metrics["forward_kernels"] == 7 and "forward_fused" not in metrics
+
+
+def test_an_adamw_that_does_not_compile_is_a_row_and_a_model_that_does_not_is_an_error(
+    quick_compiler, monkeypatch
+):
+    """The model is plain PyTorch, which must compile; whether a step over Python
+    numbers does is a result.
+    """
+
+    def backend(graph, inputs):
+        if any(node.target == "mul_" for node in graph.graph.nodes) == broken_optimizer:
+            raise ValueError("no such kernel")
+        return graph
+
+    monkeypatch.setattr(compiling, "BACKEND", backend)
+    monkeypatch.setattr(compiling, "load", lambda device: None)
+    config = compile_experiment.Config(
+        "small", "fp32", "compiled_optimizer", context=6, batch=2, vocab=50, warmup=3
+    )
+    broken_optimizer = True
+    row = measure_row(config, compile_experiment.run)
+    assert (
+        row.status == "unsupported"
+        and row.reason is not None
+        and "no such kernel" in row.reason
+    )
+    broken_optimizer = False
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        measure_row(replace(config, execution="compiled"), compile_experiment.run)
+
+
+NO_TIME_TO_COMPILE = [
+    (attention, attention.Config(execution="compiled", warmup=0)),
+    (compile_experiment, compile_experiment.Config(execution="compiled", warmup=0)),
+    (
+        compile_experiment,
+        compile_experiment.Config(execution="compiled_optimizer", warmup=2),
+    ),
+]
+
+
+@pytest.mark.parametrize("module, config", NO_TIME_TO_COMPILE)
+def test_too_few_warm_up_steps_to_compile_in_are_refused(module, config):
+    with pytest.raises(ValueError, match="--warmup must be [13] or more"):
+        module.run(config)
+
+
+def test_nothing_of_a_compiled_model_outlives_its_row(quick_compiler, monkeypatch):
+    """It would count in the peak of the next one."""
+    models, build = [], compile_experiment.build_model
+
+    def spy(*arguments):
+        model = build(*arguments)
+        models.append(weakref.ref(model.lm_head.weight))
+        return model
+
+    monkeypatch.setattr(compile_experiment, "build_model", spy)
+    compile_experiment.run(
+        compile_experiment.Config(
+            "small", "fp32", "compiled", context=6, batch=2, vocab=50, warmup=1, steps=1
+        )
+    )
+    gc.collect()
+    assert [model() for model in models] == [None]
+
+
+@pytest.mark.parametrize("name", flash_accuracy.IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", flash_accuracy.DTYPES)
+def test_each_attention_is_near_float64_or_unsupported(name, dtype, monkeypatch):
+    """The backend that is named runs, or none does: a CPU has PyTorch's flash and math
+    kernels alone.
+    """
+    config = flash_accuracy.Config(name, dtype, d=16, n=40)
+    row = measure_row(config, flash_accuracy.run)
+    if name in ("sdpa_cudnn", "sdpa_efficient") and timing.default_device() == "cpu":
+        assert row.status == "unsupported" and name.removeprefix("sdpa_") in (
+            row.reason or ""
+        )
+        return
+    names = {"o", "dq", "dk", "dv"} | (set() if name.startswith("sdpa") else {"lse"})
+    assert set(row.metrics) == {
+        f"{result}_{kind}_error" for result in names for kind in ("relative", "largest")
+    }
+    least, most = {"fp32": (1e-9, 1e-6), "fp16": (1e-9, 2e-3), "bf16": (1e-9, 2e-2)}[
+        dtype
+    ]
+    assert all(
+        least < row.metrics[f"{result}_relative_error"] < most for result in names
+    )
+
+
+PASS_TIMES = ["forward_ms", "backward_ms", "both_ms"]
+
+
+def test_flash_benchmarking_times_three_passes(on_cpu):
+    metrics = flash_benchmarking.run(
+        flash_benchmarking.Config("sdpa", "fp32", d=16, n=64)
+    )
+    assert list(metrics) == [*PASS_TIMES, "ran"] and metrics["ran"] == "flash_attention"
+    assert all(min(metrics[name]) > 0 for name in PASS_TIMES)
+    product = flash_benchmarking.run(
+        flash_benchmarking.Config("ceiling", "tf32", d=8, n=8)
+    )
+    assert (
+        list(product) == ["product_ms"]
+        and torch.get_float32_matmul_precision() == "highest"
+    )
+    with pytest.raises(ValueError, match="fp32 and bf16, not in tf32"):
+        flash_benchmarking.run(flash_benchmarking.Config("plain", "tf32"))
+
+
+def test_for_one_head_the_cache_is_emptied_more_often(on_cpu, monkeypatch):
+    """As the records say, so that the host can run ahead."""
+    asked = []
+    monkeypatch.setattr(
+        flash_benchmarking,
+        "pass_times_ms",
+        lambda *_, **how: asked.append(how["overwritten"]) or {},
+    )
+    flash_benchmarking.run(flash_benchmarking.Config("sdpa", "fp32", d=16, n=64))
+    monkeypatch.setattr(
+        flash_ablation,
+        "kernel_times_ms",
+        lambda *_, **how: asked.append(how["overwritten"]) or [],
+    )
+    for heads in (1, 2):
+        flash_ablation.run(
+            flash_ablation.Config(step="tiles", heads=heads, n=128, d=16)
+        )
+    assert asked == [8, 8, 1]
+
+
+@pytest.mark.parametrize(
+    ("n", "rounds", "overwritten"),
+    [
+        (flash_peers.SHORT, 10, 1),
+        (flash_peers.SHORT + 1, 3, 8),
+        (flash_peers.MIDDLING + 1, 3, 1),
+    ],
+)
+def test_flash_peers_measures_all_of_a_shape_in_turns(
+    on_cpu, monkeypatch, n, rounds, overwritten
+):
+    """A rival that can't run is named in the row, and takes nothing from the others."""
+    turns, how, calls, alone, real, timed = (
+        [],
+        [],
+        [],
+        [],
+        flash_peers.only,
+        flash_peers.call_ms,
+    )
+    fake = {name: [1.0] for name in PASS_TIMES}
+    monkeypatch.setitem(
+        flash_peers.IMPLEMENTATIONS, "fp32", ("plain", "sdpa_efficient", "sdpa_flash")
+    )
+    monkeypatch.setattr(
+        flash_peers,
+        "pass_times_ms",
+        lambda attend, *_, **options: (
+            turns.append(attend) or how.append(options) or dict(fake)
+        ),
+    )
+    monkeypatch.setattr(
+        flash_peers, "only", lambda name: alone.append(name) or real(name)
+    )
+    monkeypatch.setattr(
+        flash_peers, "call_ms", lambda *given: calls.append(alone[-1]) or timed(*given)
+    )
+    metrics = flash_peers.run(flash_peers.Config(1, 3, n, 16, "yes", "fp32"))
+    assert (
+        metrics["sdpa_efficient_status"] == "unsupported"
+        and "sdpa_efficient_both_ms" not in metrics
+    )
+    assert turns == [turns[0], turns[1]] * rounds and how == [
+        {"overwritten": overwritten}
+    ] * len(turns)
+    assert (
+        metrics["plain_both_ms"] == [1.0] * rounds
+        and metrics["sdpa_flash_ran"] == "flash_attention"
+    )
+    assert all(
+        0 < metrics[f"plain_{name}_relative_error"] < 1e-6
+        for name in ("o", "dq", "dk", "dv")
+    )
+    # If it is short enough, calls time the host.
+    assert calls == ["plain", "sdpa_flash"] * (
+        flash_peers.ROUNDS_OF_CALLS if n <= flash_peers.SHORT else 0
+    )
+    times = metrics.get("plain_call_ms", [])
+    assert len(times) == len(calls) / 2 and all(0 < time < 1000 for time in times)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_exact_gradients_are_those_of_autograd(causal, monkeypatch):
+    """In pieces that don't divide the length."""
+    monkeypatch.setattr(flash_peers, "EXACT_ROWS", 7)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, do = (
+        torch.randn(1, 2, 30, 8, generator=generator, dtype=torch.float64)
+        for _ in range(4)
+    )
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    o, _ = attention_reference(*leaves, causal)
+    expected = (o, *torch.autograd.grad(o, leaves, do))
+    for ours, theirs in zip(
+        flash_peers.exact(q, k, v, do, causal=causal), expected, strict=True
+    ):
+        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_the_leaderboard_step_gathers_gradients_of_an_expanded_one(on_cpu, monkeypatch):
+    seen = []
+    monkeypatch.setattr(flash_leaderboard, "attention", lambda *_, **__: Watched.apply)
+    monkeypatch.setattr(Watched, "seen", seen)
+    metrics = flash_leaderboard.run(
+        flash_leaderboard.Config("plain", heads=2, n=8, d=4)
+    )
+    assert list(metrics) == ["both_ms", "ran"] and set(seen) == {
+        ((1, 2, 8, 4), (0, 0, 0, 0))
+    }
+    monkeypatch.setattr(flash_leaderboard, "COPY", 16)
+    monkeypatch.setattr(flash_leaderboard, "PRODUCT", 4)
+    top = flash_leaderboard.run(flash_leaderboard.Config("ceiling"))
+    assert (top["product_flops"], top["copied_bytes"]) == (2 * 4**3, 2 * 16)
+
+
+class Watched(torch.autograd.Function):
+    """Notes the shape and the strides of the gradient that it is given."""
+
+    seen: list = []
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        return q + k + v
+
+    @staticmethod
+    def backward(ctx, do):  # pyright: ignore[reportIncompatibleMethodOverride]
+        Watched.seen.append((tuple(do.shape), do.stride()))
+        return do, do, do
+
+
+@pytest.mark.parametrize("name, ran", [("eager", "eager"), ("sdpa", "flash_attention")])
+def test_a_step_names_the_attention_that_ran(tiny, name, ran):
+    metrics = model_attention.run(
+        model_attention.Config("small", 6, name, 1, warmup=0, steps=2)
+    )
+    assert list(metrics) == [*PHASES["step"], "ran"] and metrics["ran"] == ran
+    # Autocast, and the slot: SDPA does not pass through the function that the fixture
+    # watches.
+    assert bool(tiny) == (name == "eager") and all(
+        dtype == torch.bfloat16 for _, dtype, _ in tiny
+    )
+
+
+@pytest.mark.parametrize("step", flash_ablation.STEPS)
+def test_each_step_of_the_ablation_computes_attention(step):
+    metrics = flash_ablation.run(flash_ablation.Config(step, heads=2, n=256, d=16))
+    # Probabilities and results have the 8 significant bits of bf16.
+    assert 1e-4 < metrics["relative_error"] < 6e-3 and metrics["ran"] == "triton"
+    assert metrics["repeats"] or step == "atomic_backward"
+
+
+def test_the_ablation_cuts_in_steps_only_what_is_cut_ahead_otherwise(monkeypatch):
+    q = torch.zeros(16, 4096, 64)
+    launched = []
+    monkeypatch.setattr(
+        flash_ablation,
+        "launch_forward",
+        lambda *_, **told: launched.append(told) or (q, q),
+    )
+    monkeypatch.setattr(
+        flash_ablation, "launch_backward", lambda *_, **told: launched.append(told)
+    )
+    for ahead, of_cut_in_steps in (
+        (False, ({}, {})),
+        (True, flash_ablation.TOLD["cut_in_steps"]),
+    ):
+        monkeypatch.setattr(
+            flash_ablation,
+            "choose",
+            lambda *_, ahead=ahead: Tile(64, 64, 4, 1, ahead=ahead),
+        )
+        for how, expected in (
+            ("cut_in_steps", of_cut_in_steps),
+            ("unshared", flash_ablation.TOLD["unshared"]),
+        ):
+            for of, told in zip(flash_ablation.PASSES, expected, strict=True):
+                flash_ablation.prepare(f"{how}_{of}", q, q, q, q)()
+                assert launched[-1] == told
+    # What is told differs from what would be chosen: it is cut in each step.
+    assert not any(
+        tile.ahead
+        for told in flash_ablation.TOLD["cut_in_steps"]
+        for tile in told.values()
+    )
+
+
+TINY = [
+    "--size",
+    "small",
+    "--context",
+    "8",
+    "--batch",
+    "1",
+    "--warmup",
+    "0",
+    "--steps",
+    "1",
+    "--vocab",
+    "100",
+]
+
+
+@pytest.mark.slow
+def test_the_script_prints_a_table():
+    line = [
+        sys.executable,
+        "-m",
+        "systems.experiments.end_to_end",
+        *TINY,
+        "--mode",
+        "forward_backward",
+    ]
+    environment = {**os.environ, "COLUMNS": "120", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        line, cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    out = done.stdout
+    assert out.startswith(
+        "size small, context 8, mode forward_backward, precision fp32, batch 1, "
+    )
+    cells = [line.split("│")[1:-1] for line in out.splitlines() if line.startswith("│")]
+    assert [name.strip() for name, *_ in cells] == [
+        "forward",
+        "loss",
+        "backward",
+        "total",
+    ]
+    means = {name.strip(): float(mean) for name, mean, *_ in cells}
+    assert means["total"] == pytest.approx(
+        means["forward"] + means["loss"] + means["backward"], abs=0.002
+    )
+    # One step has no deviation.
+    assert {float(std) for _, _, std, *_ in cells} == {0.0}
+
+
+def test_the_script_prints_a_row_that_a_record_takes(
+    tiny, capsys, monkeypatch, tmp_path
+):
+    options = [*TINY, "--mode", "step", "--precision", "bf16", "--json"]
+    code, out, _ = run_line(
+        capsys, monkeypatch, end_to_end.Config, end_to_end.run, *options
+    )
+    assert code == 0 and out.count("\n") == 1
+    row = Row(**json.loads(out))
+    made = make_record("end_to_end", row)
+    store.write(made, tmp_path / "r.json")
+    assert store.to_json(store.read(tmp_path / "r.json")) == store.to_json(made)
+    assert list(row.metrics) == PHASES["step"] and row.config["precision"] == "bf16"

@@ -1,0 +1,385 @@
+"""The profiled step: which kernels it counts, in which phase, and what it hands to
+whoever watches.
+
+A CPU launches no kernels. Here the profiler's own operations stand for them, and the
+rest of the path is the same.
+"""
+
+import gzip
+import json
+import warnings
+from contextlib import nullcontext
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+import torch
+
+from systems.benchmarking import phases, timing
+from systems.experiments import kernel_profile
+from systems.experiments.kernel_profile import Config
+from systems.model import transformer
+from systems.model.sizes import SIZES, ModelSize
+from systems.profiling import annotated_attention, nsys, probes, trace
+from systems.profiling.digest import on_the_gpu, timeline
+from systems.profiling.trace import Kernel, Span
+from systems.records.outcome import measure_row
+from systems.running import command, measure
+
+CONFIG = Config(
+    "small", 6, "step", "fp32", "torch", batch=2, vocab=50, warmup=1, steps=3, passes=2
+)
+
+
+@pytest.fixture
+def cpu(monkeypatch, tmp_path):
+    """Two layers of a few thousand parameters, on the CPU; operations are what the
+    trace calls kernels.
+    """
+    monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 2, 2))
+    monkeypatch.setattr(kernel_profile, "gpu", lambda: "cpu")
+    monkeypatch.setattr(trace, "ON_GPU", {"cpu_op"})
+    monkeypatch.setattr(kernel_profile, "ROOT", tmp_path)
+    monkeypatch.setattr(kernel_profile, "TRACES", tmp_path / "traces")
+    # An operation inside another would be counted twice: only the innermost of those
+    # that matter are kept.
+    kept = (
+        "aten::mm",
+        "aten::bmm",
+        "aten::exp",
+        "aten::amax",
+        "aten::max",
+        "aten::sub",
+        "aten::sum",
+        "aten::div",
+    )
+    read = trace.read_torch
+
+    def leaves(path, marks):
+        return [kernel for kernel in read(path, marks) if kernel.name in kept]
+
+    monkeypatch.setattr(trace, "read_torch", leaves)
+    return tmp_path
+
+
+def test_the_profiler_makes_no_table_of_its_events_and_no_ado_about_that(
+    cpu, monkeypatch, recwarn
+):
+    monkeypatch.setattr(torch.profiler.profiler, "_WARNINGS_SHOWN", set())
+    monkeypatch.setattr(probes.Kernels, "phase", lambda *_: nullcontext())
+    table = mock.Mock()
+    monkeypatch.setattr(
+        torch.autograd.profiler.profile, "_ensure_function_events", table
+    )
+
+    def measure():
+        # PyTorch up to 2.11 does.
+        warnings.warn(
+            "Warning: Profiler clears events at the end of each cycle.",
+            UserWarning,
+            stacklevel=1,
+        )
+        return {"sum": torch.ones(2, 2).sum().tolist()}
+
+    samples, kernels = kernel_profile.under_torch(CONFIG, "cpu", measure)
+    assert samples == {"sum": 4.0} and "aten::sum" in {
+        kernel.name for kernel in kernels
+    }
+    assert not table.called and not recwarn.list
+
+
+def test_marked_attention_gives_the_same_bits():
+    q, k, v = (x.requires_grad_() for x in torch.randn(3, 2, 3, 7, 4))
+    outputs = [
+        attention(q, k, v)
+        for attention in (transformer.eager, annotated_attention.causal_attention)
+    ]
+    assert torch.equal(*outputs)
+    ours, theirs = (torch.autograd.grad(o.square().sum(), (q, k, v)) for o in outputs)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_model_takes_the_marked_attention_by_name(monkeypatch):
+    monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 1, 2))
+    built = transformer.build_model("small", 8, 20, "eager_annotated")
+    assert built.layers[0].attn.attention is annotated_attention.causal_attention
+
+
+@pytest.mark.parametrize("mode", kernel_profile.MODES)
+def test_a_step_is_timed_then_looked_at(cpu, mode):
+    metrics = kernel_profile.run(replace(CONFIG, mode=mode))
+    names = ["forward"] if mode == "forward" else list(phases.PHASES)
+    for name in names:
+        assert (
+            len(metrics[f"{name}_ms"]) == 3 and len(metrics[f"profiled_{name}_ms"]) == 2
+        )
+    assert (
+        metrics["profiler"] == "torch"
+        and metrics["passes"] == 2
+        and len(metrics["thousand_marks_ms"]) == 5
+    )
+    rows = metrics["kernels"]
+    calls = {(row["phase"], row["name"]): row["calls"] for row in rows}
+    # Two layers. Each has four projections and three matrices of the feed-forward part,
+    # and one matrix ends the model. `einsum` makes each a product of a batch of one.
+    assert calls["forward", "bmm"] == 2 * 7 + 1
+    for part in ("scores", "output"):
+        assert calls[f"forward/attention {part}", "bmm"] == 2
+    softmax = {
+        row["name"]: row["category"]
+        for row in rows
+        if row["phase"] == "forward/attention softmax"
+    }
+    assert {"max", "sub", "exp", "sum", "div"} == set(softmax) and set(
+        softmax.values()
+    ) == {"softmax"}
+    if mode == "step":
+        assert calls["backward", "bmm"] == 2 * (2 * (7 + 2) + 1)
+        assert {row["category"] for row in rows if row["phase"] == "optimizer"} <= {
+            "optimizer"
+        }
+
+
+def test_what_the_rows_say_adds_up(cpu):
+    metrics = kernel_profile.run(CONFIG)
+    busy = [name for name in metrics if name.endswith("_gpu_busy_ms")]
+    total = sum(sum(metrics[name]) for name in busy) / CONFIG.passes
+    assert sum(row["total_ms"] for row in metrics["kernels"]) == pytest.approx(
+        total, rel=1e-3
+    )
+    assert all(row["phase"] for row in metrics["kernels"])
+    # What operations launched is what their names say, here exactly.
+    products = sum(
+        row["total_ms"] for row in metrics["kernels"] if row["name"] in ("mm", "bmm")
+    )
+    assert sum(metrics["matmul_ops_ms"]) / CONFIG.passes == pytest.approx(
+        products, rel=1e-3
+    )
+    json.dumps(metrics, allow_nan=False)
+
+
+def test_traces_are_kept_where_asked(cpu):
+    kernel_profile.run(CONFIG)
+    assert not (cpu / "traces").exists()
+    kernel_profile.run(replace(CONFIG, keep_traces="yes", mode="forward"))
+    with gzip.open(
+        cpu / "traces" / "kernel_profile-small-6-forward-fp32.json.gz", "rt"
+    ) as file:
+        assert json.load(file)["traceEvents"]
+
+
+def test_a_size_with_a_point_names_a_file_without_one():
+    path = kernel_profile.trace_path(replace(CONFIG, size="2.7B"), nsys.REPORT)
+    assert path.name == "kernel_profile-2_7B-6-step-fp32.nsys-rep"
+
+
+def span(name, start, end):
+    return Span(name, start, end, 1)
+
+
+def kernel(name, start, end, *marks):
+    return Kernel(name, start * 1000, end * 1000, marks)
+
+
+FIRST, SECOND = span("step", 0, 50), span("step", 60, 110)
+LAYERS = [span("layer", 61, 70), span("layer", 71, 80)]
+
+
+def test_spans_and_sums_are_of_each_pass_and_counts_per_pass():
+    forward, backward = span("forward", 60, 90), span("backward", 91, 100)
+    kernels = [
+        kernel("ampere_sgemm_128x64_tn", 0, 10, FIRST, forward),
+        kernel("ampere_sgemm_128x64_tn", 15, 20, FIRST, forward),
+        kernel("ampere_sgemm_128x64_tn", 100, 120, SECOND, forward),
+        kernel("ampere_sgemm_128x64_tn", 130, 140, SECOND, backward),
+        kernel("stray", 150, 151, SECOND),
+    ]
+    metrics = on_the_gpu(kernels, 2)
+    assert metrics["forward_gpu_span_ms"] == pytest.approx([0.020, 0.020])
+    assert metrics["forward_gpu_busy_ms"] == pytest.approx([0.015, 0.020])
+    assert (
+        metrics["backward_gpu_span_ms"] == pytest.approx([0, 0.010])
+        and "loss_gpu_span_ms" not in metrics
+    )
+    top = metrics["kernels"][0]
+    assert (top["phase"], top["calls"], top["category"]) == ("forward", 1.5, "matmul")
+    assert (top["total_ms"], top["median_ms"], top["max_ms"], top["start_ms"]) == (
+        0.0175,
+        0.01,
+        0.02,
+        0.0,
+    )
+    # What nobody marked is shown, not lost.
+    assert [row["total_ms"] for row in metrics["kernels"] if row["phase"] == ""] == [
+        0.0005
+    ]
+    with pytest.raises(
+        trace.TraceError,
+        match="the trace has 2 steps with kernels, not 3: profile again",
+    ):
+        on_the_gpu(kernels, 3)
+
+
+def test_the_timeline_is_of_the_second_layer_of_the_last_pass():
+    first, second = LAYERS
+    early = span("layer", 5, 9)
+    forward = span("forward", 60, 90)
+    kernels = [
+        kernel("early", 6, 7, FIRST, early),
+        kernel("embedding", 62, 63, SECOND, forward),
+        kernel("a", 64, 70, SECOND, forward, first),
+        kernel("b", 75, 80, SECOND, forward, second),
+        kernel("c", 82, 83, SECOND, forward, second, span("attention softmax", 76, 77)),
+    ]
+    shown = timeline(kernels, "forward")["timeline"]
+    assert [(k["name"], k["phase"], k["category"]) for k in shown] == [
+        ("b", "forward", "other"),
+        ("c", "forward/attention softmax", "softmax"),
+    ]
+    assert [(k["start_ms"], k["duration_ms"]) for k in shown] == [
+        (0, 0.005),
+        (0.007, 0.001),
+    ]
+    assert timeline(kernels, "step") == {}
+
+
+def test_auto_is_nsys_where_it_is_installed(monkeypatch):
+    for installed, profiler in ((True, "nsys"), (False, "torch")):
+        monkeypatch.setattr(nsys, "is_installed", lambda installed=installed: installed)
+        assert kernel_profile.chosen("auto") == profiler
+        assert (
+            kernel_profile.chosen("torch") == "torch"
+            and kernel_profile.chosen("nsys") == "nsys"
+        )
+
+
+def nsys_says(monkeypatch, tmp_path, row, kernels=()):
+    asked = []
+
+    def profile(work, report, cwd):
+        asked.append((work, report, cwd))
+        printed = (
+            "Capture range started in the application.\n"
+            + (json.dumps(row) if row else "")
+            + "\nGenerated:\n"
+        )
+        return printed, report.with_suffix(".sqlite")
+
+    monkeypatch.setattr(nsys, "profile", profile)
+    monkeypatch.setattr(trace, "read_nsys", lambda path, marks: list(kernels))
+    return asked
+
+
+def test_nsys_watches_a_process_of_the_same_configuration(cpu, monkeypatch):
+    forward = span("forward", 60, 90)
+    kernels = [
+        kernel("gemm", 0, 10, FIRST, forward),
+        kernel("gemm", 100, 110, SECOND, forward),
+    ]
+    row = {
+        "config": {},
+        "status": "ok",
+        "metrics": {"forward_ms": [1.0, 2.0], "passes": 2},
+        "reason": None,
+    }
+    asked = nsys_says(monkeypatch, cpu, row, kernels)
+    metrics = kernel_profile.run(replace(CONFIG, mode="forward", profiler="nsys"))
+    ((work, report, cwd),) = asked
+    assert (
+        work[1:3] == ["-m", "systems.experiments.kernel_profile"]
+        and work[-1] == "--json"
+    )
+    assert (
+        work[work.index("--profiler") + 1] == "capture"
+        and work[work.index("--passes") + 1] == "2"
+        and cwd == cpu
+    )
+    assert metrics["profiler"] == "nsys" and metrics["profiled_forward_ms"] == [
+        1.0,
+        2.0,
+    ]
+    assert (
+        metrics["report"]
+        == "traces/kernel_profile-small-6-forward-fp32.nsys-rep"
+        == str(report.relative_to(cpu))
+    )
+    assert metrics["kernels"][0]["calls"] == 1 and len(metrics["forward_ms"]) == 3
+    assert "matmul_ops_ms" not in metrics
+
+
+def test_what_goes_wrong_in_that_process_is_told(cpu, monkeypatch):
+    config = replace(CONFIG, mode="forward", profiler="nsys")
+    nsys_says(
+        monkeypatch,
+        cpu,
+        {
+            "config": {},
+            "status": "out_of_memory",
+            "metrics": {},
+            "reason": "CUDA out of memory",
+        },
+    )
+    row = measure_row(config, kernel_profile.run)
+    assert (row.status, row.reason) == ("out_of_memory", "CUDA out of memory")
+    nsys_says(monkeypatch, cpu, None)
+    with pytest.raises(
+        nsys.NsysError, match="printed no row: run it by itself with --profiler capture"
+    ):
+        kernel_profile.run(config)
+
+
+def test_capture_marks_the_range_and_looks_at_nothing(cpu, monkeypatch):
+    said = []
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: said.append("start"))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: said.append("stop"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: said.append("wait"))
+    metrics = kernel_profile.run(replace(CONFIG, profiler="capture"))
+    assert said == ["start", "wait", "stop"]
+    assert {
+        name: len(samples) for name, samples in metrics.items() if name.endswith("_ms")
+    } == {f"{name}_ms": 2 for name in phases.PHASES}
+    assert "kernels" not in metrics
+
+
+def test_without_a_gpu_it_says_so(monkeypatch):
+    monkeypatch.setattr(timing, "default_device", lambda: "cpu")
+    with pytest.raises(
+        ValueError, match="kernels run on a GPU, and torch sees none here"
+    ):
+        kernel_profile.run(CONFIG)
+
+
+def test_the_grid_is_the_one_asked_for():
+    cells = {(c.size, c.context, c.precision) for c in kernel_profile.configs()}
+    contexts = (128, 256, 512, 1024)
+    asked = {(size, context, "fp32") for size in SIZES for context in contexts}
+    assert cells == asked | {
+        (size, context, "bf16") for size in ("small", "2.7B") for context in contexts
+    }
+    assert {(c.profiler, c.keep_traces) for c in kernel_profile.configs()} == {
+        ("auto", "no")
+    }
+
+
+def test_rows_measured_again_agree_in_all_but_their_times():
+    row = {"phase": "forward", "name": "gemm", "calls": 3, "total_ms": 1.0}
+    other = {"phase": "loss", "name": "exp", "calls": 1, "total_ms": 0.9}
+    assert measure.agrees("kernels", [row, other], [{**other, "total_ms": 1.1}, row])
+    assert not measure.agrees("kernels", [row, other], [{**row, "calls": 4}, other])
+    assert not measure.agrees("kernels", [row, other], [row])
+
+
+def test_the_script_prints_its_kernels_as_a_table(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
+    rows = [
+        {"phase": "forward", "name": f"kernel {i}", "calls": i, "total_ms": 0.25}
+        for i in range(40)
+    ]
+    command._print_table(command.Row({"size": "small"}, "ok", {"kernels": rows}))
+    out = capsys.readouterr().out
+    assert (
+        "kernels, 30 of 40" in out
+        and "kernel 29" in out
+        and "kernel 30" not in out
+        and "0.2500" in out
+    )

@@ -1,0 +1,247 @@
+"""The language has the entropy that it claims, each precision is what it is called, the
+speed-ups are right.
+"""
+
+import copy
+import math
+from collections import defaultdict
+from statistics import median
+
+import pytest
+import torch
+
+from systems.experiments import mixed_precision
+from systems.experiments.mixed_precision import Config
+from systems.model import synthetic_language
+from systems.model.sizes import SIZES, ModelSize
+from systems.records.record import Record
+from tests.factories import committed, make_record, make_row
+from tools.render.stems import mixed_precision as builder
+from tools.render.stems.end_to_end import gains
+
+
+def test_no_model_can_beat_the_entropy_of_the_language():
+    """The model that knows the table, from counts of half of the text, needs ENTROPY
+    nats for the other half.
+    """
+    text = synthetic_language.sample(vocab=32, sequences=600, length=120, seed=5)
+    counts: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    for sequence in text[:300].tolist():
+        for a, b in zip(sequence, sequence[1:], strict=False):
+            counts[a][b] += 1
+    assert all(
+        len(successors) == synthetic_language.SUCCESSORS
+        for successors in counts.values()
+    )
+    losses = [
+        -math.log(counts[a][b] / sum(counts[a].values()))
+        for sequence in text[300:].tolist()
+        for a, b in zip(sequence, sequence[1:], strict=False)
+    ]
+    assert sum(losses) / len(losses) == pytest.approx(
+        synthetic_language.ENTROPY, rel=0.01
+    )
+    assert (
+        synthetic_language.ENTROPY
+        < math.log(synthetic_language.SUCCESSORS)
+        < math.log(32)
+    )
+
+
+def test_a_seed_changes_the_text_and_not_the_language():
+    one, same, other = (
+        synthetic_language.sample(64, 200, 40, seed) for seed in (1, 1, 2)
+    )
+    assert torch.equal(one, same) and not torch.equal(one, other)
+
+    def pairs(text):
+        return {
+            (a, b)
+            for sequence in text.tolist()
+            for a, b in zip(sequence, sequence[1:], strict=False)
+        }
+
+    assert (
+        len(pairs(one) | pairs(other)) <= 64 * synthetic_language.SUCCESSORS < 64 * 64
+    )
+
+
+@pytest.fixture
+def tiny(monkeypatch, on_cpu):
+    """`small` is a model of a few thousand parameters on the CPU; the optimizers that
+    were made are kept.
+    """
+    monkeypatch.setitem(SIZES, "small", ModelSize(16, 32, 1, 2))
+    made, optimizer = [], mixed_precision.AdamW
+    monkeypatch.setattr(
+        mixed_precision,
+        "AdamW",
+        lambda parameters: made.append(optimizer(parameters)) or made[-1],
+    )
+    return made
+
+
+def config(precision: str, **changes) -> Config:
+    return Config(
+        precision, **({"context": 16, "batch": 8, "vocab": 32, "steps": 40} | changes)
+    )
+
+
+DTYPES = {
+    # Of weights, gradients and optimizer state; of the products.
+    "fp32": (torch.float32, torch.float32),
+    "bf16": (torch.float32, torch.bfloat16),
+    "bf16_pure": (torch.bfloat16, torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("precision", mixed_precision.PRECISIONS)
+def test_a_precision_is_what_it_is_called(tiny, precision, monkeypatch):
+    products, einsum = set(), torch.einsum
+
+    def spy(equation, *operands):
+        result = einsum(equation, *operands)
+        products.add(result.dtype)
+        return result
+
+    monkeypatch.setattr(torch, "einsum", spy)
+    metrics = mixed_precision.run(config(precision))
+    (optimizer,) = tiny
+    held, product = DTYPES[precision]
+    assert products == {product}
+    for parameter in optimizer.param_groups[0]["params"]:
+        state = optimizer.state[parameter]
+        assert {parameter.dtype, state["m"].dtype, state["v"].dtype} == {held}
+    assert (
+        len(metrics["loss"]) == len(metrics["step_ms"]) == 40
+        and metrics["floor"] == synthetic_language.ENTROPY
+    )
+    assert optimizer.param_groups[0]["lr"] == mixed_precision.LEARNING_RATE
+
+
+def test_fp32_learns_and_twins_begin_alike(tiny):
+    runs = {
+        precision: mixed_precision.run(config(precision, steps=60))
+        for precision in mixed_precision.PRECISIONS
+    }
+    first = [metrics["loss"][0] for metrics in runs.values()]
+    assert max(first) - min(first) < 0.05
+    assert sum(runs["fp32"]["loss"][-5:]) < sum(runs["fp32"]["loss"][:5]) - 0.5
+    assert mixed_precision.run(config("fp32", steps=60))["loss"] == runs["fp32"]["loss"]
+    assert (
+        mixed_precision.run(config("fp32", steps=60, seed=2))["loss"]
+        != runs["fp32"]["loss"]
+    )
+
+
+def test_a_seed_sets_the_weights_too(tiny, monkeypatch):
+    sample = synthetic_language.sample
+    monkeypatch.setattr(
+        synthetic_language,
+        "sample",
+        lambda vocab, sequences, length, seed: sample(vocab, sequences, length, 0),
+    )
+    first = [
+        mixed_precision.run(config("fp32", steps=1, seed=seed))["loss"]
+        for seed in (1, 2, 1)
+    ]
+    assert first[0] == first[2] != first[1]
+
+
+def test_in_pure_bf16_small_updates_of_large_weights_are_lost(tiny):
+    shares = {p: mixed_precision.run(config(p)) for p in mixed_precision.PRECISIONS}
+    assert [
+        len(shares["fp32"][f"unchanged_{name}"]) for name in mixed_precision.WATCHED
+    ] == [4, 4, 4]
+    # A gain begins at 1, where an update of the learning rate is far below half the
+    # spacing.
+    assert shares["bf16_pure"]["unchanged_gain"] == [1.0] * 4
+    assert (
+        max(shares["fp32"]["unchanged_gain"] + shares["bf16"]["unchanged_gain"]) < 0.2
+    )
+    assert (
+        min(shares["bf16_pure"]["unchanged_embedding"])
+        > 0.5
+        > max(shares["fp32"]["unchanged_embedding"])
+    )
+
+
+def test_a_run_is_compared_with_its_own_twin():
+    finals = {"fp32": [2.0, 2.5, 2.2], "bf16": [2.1, 2.4, 2.2]}
+    rows = [
+        make_row({"precision": precision, "seed": seed}, loss=[9.0] * 30 + [loss] * 20)
+        for precision, losses in finals.items()
+        for seed, loss in enumerate(losses, start=1)
+    ]
+    # Not in the order of the seeds.
+    found = make_record("mixed_precision", *reversed(rows))
+    assert builder.against_fp32(found, "bf16") == pytest.approx([0.1, -0.1, 0.0])
+    assert builder.spread(builder.finals(found, "fp32")) == "2.233 (2.000 to 2.500)"
+
+
+@pytest.mark.parametrize(
+    ("differences", "verdict"),
+    [
+        ([0.1, -0.1, 0.2], "closer to fp32 than the seeds are to one another"),
+        (
+            [0.6, 0.7, 0.8],
+            "worse than fp32 with every seed, by more than a seed changes",
+        ),
+        ([0.1, 0.7, 0.8], "worse than fp32 with every seed"),
+        ([-0.1, -0.7, -0.8], "better than fp32 with every seed"),
+        ([-0.6, 0.7, 0.8], "better than fp32 with one seed and worse with another"),
+    ],
+)
+def test_verdicts(differences, verdict):
+    assert builder.verdict(differences, [2.0, 2.5, 2.2]) == verdict
+
+
+@pytest.fixture(scope="module")
+def times() -> Record:
+    return committed("end_to_end")
+
+
+def test_a_speed_up_by_hand(times):
+    fp32, bf16 = (
+        times.find(size="xl", context=256, mode="step", precision=p, batch=4)
+        for p in ("fp32", "bf16")
+    )
+    backward = [median(row.metrics["backward_ms"]) for row in (fp32, bf16)]
+    assert gains.speedup(times, "xl", 256, "backward") == pytest.approx(
+        backward[0] / backward[1]
+    )
+    assert f"{backward[0] / backward[1]:.2f} |" in gains.speedup_table(times)
+
+
+def test_doubling_compares_a_context_with_twice_it(times):
+    rows = [
+        times.find(size="large", context=c, mode="step", precision="bf16", batch=4)
+        for c in (256, 512)
+    ]
+    both = [
+        median(
+            f + b
+            for f, b in zip(*(r.metrics[f"{p}_ms"] for p in gains.PASSES), strict=True)
+        )
+        for r in rows
+    ]
+    assert gains.doubling(times, "large", 256, "bf16") == pytest.approx(
+        both[1] / both[0]
+    )
+    assert gains.doubling(times, "large", 1024, "bf16") is None
+
+
+def test_a_cell_that_ran_out_of_memory_has_no_speed_up(times):
+    smaller = copy.deepcopy(times)
+    for row in smaller.rows:
+        if (row.config["size"], row.config["context"]) == ("2.7B", 512):
+            row.status, row.metrics = "out_of_memory", {}
+    facts = gains.facts(smaller)
+    assert (
+        facts["gain_forward_2_7B_512"]
+        == facts["doubling_fp32_2_7B_512"]
+        == "not measured"
+    )
+    assert facts["slower_cells"].endswith(
+        " of 19"
+    ) and "| 2.7B | 512 |  |" not in gains.reasons_table(smaller)

@@ -1,0 +1,130 @@
+"""What tests build more than once: devices, records, an experiment of their own, and a
+copy of the project whose command they run.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from systems import ROOT
+from systems.experiments import Stem
+from systems.records import store
+from systems.records.device import CPU, Device, slug_of
+from systems.records.record import Record, Row
+
+RESULTS = ROOT / "docs" / "results"
+
+
+def make_gpu(name: str = "A GPU", **fields: Any) -> Device:
+    """A GPU as its driver describes it."""
+    return Device(name, slug_of(name), **{"driver": "1"} | fields)
+
+
+def make_row(config: Any, **metrics: Any) -> Row:
+    """A measured row of a configuration, given as a dataclass or a dictionary."""
+    return Row(asdict(config) if is_dataclass(config) else config, "ok", metrics)
+
+
+def make_record(stem: str, *rows: Row, device: Device = CPU, **fields: Any) -> Record:
+    """A complete record of these rows."""
+    return Record(
+        stem, "measured", device, list(rows), expected_rows=len(rows), **fields
+    )
+
+
+def committed(stem: str, device: str = "nvidia-h200") -> Record:
+    """The record in docs/results."""
+    return store.read(RESULTS / device / f"{stem}.json")
+
+
+# An experiment of the tests' own ------------------------------------------------------
+
+
+def fake_stem_on(*kinds: str) -> Stem:
+    """The entry of tests/fake_stem.py among the STEMS, to be measured on these kinds of
+    device.
+    """
+    return Stem("tests.fake_stem", full=kinds, quick=kinds)
+
+
+# The only experiments of a copied tree: one that works, one that kills its own process
+# at its second row, and one that a CPU can't measure in full. None needs torch.
+STEMS_OF_A_TREE = """
+from dataclasses import replace
+
+STEMS = {
+    name: Stem(f"systems.experiments.{name}", full=("meta",), quick=("meta",))
+    for name in ("crash", "fake")
+}
+STEMS["gpu_only"] = replace(STEMS["fake"], full=("cuda",), quick=("cuda", "cpu"))
+"""
+KILL = """\
+    if config.index == 5 and not os.environ.get("FAKE_MENDED"):
+        os.kill(os.getpid(), 9)
+"""
+BUILDER = """
+def fragments(records):
+    return {"table.md": "".join(f"{len(record.rows)} rows" for record in records)}
+
+
+def facts(record):
+    return {"rows": str(len(record.rows)) if record else "not measured"}
+"""
+
+
+def copied_tree(root: Path) -> Path:
+    """A copy of the code at `root`, without records and pages. Its experiments are
+    those of the tests.
+    """
+    for folder in ("systems", "tools"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, root / folder, ignore=ignored)
+    shutil.copy(ROOT / "mkdocs.yml", root)
+    (root / "docs").mkdir()
+    experiments = root / "systems" / "experiments"
+    with open(experiments / "__init__.py", "a") as file:
+        file.write(STEMS_OF_A_TREE)
+    source = (ROOT / "tests" / "fake_stem.py").read_text()
+    (experiments / "fake.py").write_text(source)
+    work = "    time.sleep"
+    (experiments / "crash.py").write_text(source.replace(work, KILL + work))
+    for stem in ("crash", "fake", "gpu_only"):
+        (root / "tools" / "render" / "stems" / f"{stem}.py").write_text(BUILDER)
+    return root
+
+
+def command(tree: Path, *options: str, **environment: str) -> dict[str, Any]:
+    """What `subprocess` needs to run tools/regen_tables.py in this tree, on a machine
+    that shows no GPU.
+    """
+    fixed = {
+        "CUDA_VISIBLE_DEVICES": "",
+        "COLUMNS": "200",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    return {
+        "args": [sys.executable, str(tree / "tools" / "regen_tables.py"), *options],
+        "env": os.environ | fixed | environment,
+        "text": True,
+    }
+
+
+def regen_tables(
+    tree: Path, *options: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    given = command(tree, *options, **environment)
+    return subprocess.run(**given, capture_output=True, timeout=120)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, by its path there."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }

@@ -1,0 +1,180 @@
+"""The model: the course's counts, keys and values."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import silu
+
+from systems.model import transformer as model_module
+from systems.model.sizes import SIZES
+from systems.model.transformer import (
+    BasicsTransformerLM,
+    RotaryEmbedding,
+    build_model,
+    load_attention,
+)
+
+PARAMETERS = {
+    "small": 128_625_408,
+    "medium": 423_183_360,
+    "large": 969_411_840,
+    "xl": 1_998_235_200,
+    "2.7B": 3_406_809_600,
+}
+
+
+@pytest.fixture
+def tiny() -> BasicsTransformerLM:
+    torch.manual_seed(1)
+    return BasicsTransformerLM(
+        50, 16, d_model=24, num_layers=2, num_heads=3, d_ff=40, rope_theta=10_000.0
+    )
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_parameter_counts_are_those_of_the_table(size):
+    with torch.device("meta"):
+        assert (
+            sum(p.numel() for p in build_model(size, 128).parameters())
+            == PARAMETERS[size]
+        )
+
+
+def test_state_dict_has_the_keys_of_the_course(tiny):
+    keys = {"token_embeddings.weight", "ln_final.weight", "lm_head.weight"}
+    for i in range(2):
+        keys |= {f"layers.{i}.attn.{p}_proj.weight" for p in ("q", "k", "v", "output")}
+        keys |= {f"layers.{i}.ffn.w{j}.weight" for j in (1, 2, 3)} | {
+            f"layers.{i}.ln{j}.weight" for j in (1, 2)
+        }
+    assert set(tiny.state_dict()) == keys
+    assert tiny.state_dict()["layers.0.ffn.w2.weight"].shape == (24, 40)
+
+
+def plain_forward(
+    weights: dict[str, torch.Tensor], ids: torch.Tensor, heads: int, layers: int
+) -> torch.Tensor:
+    """The same network by loops and complex numbers, sharing no code with the model."""
+
+    def norm(x, weight):
+        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5) * weight
+
+    def rotate(x):
+        width = x.shape[-1]
+        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], width // 2, 2))
+        angle = torch.arange(x.shape[0])[:, None] * 10_000.0 ** (
+            -2 * torch.arange(width // 2) / width
+        )
+        return torch.view_as_real(
+            pairs * torch.polar(torch.ones_like(angle), angle)
+        ).flatten(-2)
+
+    logits = []
+    for sequence in ids:
+        x = weights["token_embeddings.weight"][sequence]
+        for i in range(layers):
+            w = {
+                key.removeprefix(f"layers.{i}."): value
+                for key, value in weights.items()
+            }
+            h = norm(x, w["ln1.weight"])
+            q, k, v = (h @ w[f"attn.{p}_proj.weight"].T for p in "qkv")
+            width = q.shape[-1] // heads
+            outputs = []
+            for head in range(heads):
+                part = slice(head * width, (head + 1) * width)
+                scores = rotate(q[:, part]) @ rotate(k[:, part]).T / math.sqrt(width)
+                scores += torch.full_like(scores, float("-inf")).triu(1)
+                outputs.append(torch.softmax(scores, -1) @ v[:, part])
+            x = x + torch.cat(outputs, -1) @ w["attn.output_proj.weight"].T
+            h = norm(x, w["ln2.weight"])
+            x = (
+                x
+                + (silu(h @ w["ffn.w1.weight"].T) * (h @ w["ffn.w3.weight"].T))
+                @ w["ffn.w2.weight"].T
+            )
+        logits.append(norm(x, weights["ln_final.weight"]) @ weights["lm_head.weight"].T)
+    return torch.stack(logits)
+
+
+def test_forward_equals_a_plain_implementation(tiny):
+    ids = torch.randint(50, (3, 11))
+    with torch.no_grad():
+        for parameter in tiny.parameters():
+            if parameter.ndim == 1:
+                parameter.uniform_(0.5, 1.5)
+        expected = plain_forward(dict(tiny.state_dict()), ids, heads=3, layers=2)
+        assert torch.allclose(tiny(ids), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_later_tokens_do_not_change_earlier_logits(tiny):
+    ids = torch.randint(50, (1, 10))
+    changed = ids.clone()
+    changed[0, 7:] = (changed[0, 7:] + 1) % 50
+    before, after = tiny(ids), tiny(changed)
+    assert torch.equal(before[:, :7], after[:, :7]) and not torch.equal(
+        before[:, 7:], after[:, 7:]
+    )
+
+
+def test_eager_attention_follows_a_swapped_function(tiny, monkeypatch):
+    """The course swaps `scaled_dot_product_attention` in the module: every layer must
+    see it at its next call.
+    """
+    calls = []
+
+    def zeros(Q, K, V, mask):
+        calls.append(mask.shape)
+        return torch.zeros_like(V)
+
+    monkeypatch.setattr(model_module, "scaled_dot_product_attention", zeros)
+    tiny(torch.randint(50, (1, 5)))
+    assert calls == [(5, 5)] * 2
+
+
+def test_unknown_attention_names_what_there_is():
+    with pytest.raises(
+        ValueError,
+        match="no attention implementation is named 'flash9'; there are: eager",
+    ):
+        load_attention("flash9")
+
+
+def test_wrong_shapes_are_refused(tiny):
+    with pytest.raises(ValueError, match="17 tokens exceeds the context of 16"):
+        tiny(torch.zeros(1, 17, dtype=torch.int64))
+    with pytest.raises(ValueError, match="split into 5 heads"):
+        BasicsTransformerLM(
+            50, 16, d_model=24, num_layers=1, num_heads=5, d_ff=40, rope_theta=1e4
+        )
+
+
+def test_initialisation_is_a_normal_cut_at_three_deviations():
+    torch.manual_seed(0)
+    linear, embedding = model_module.Linear(300, 500), model_module.Embedding(400, 300)
+    for weight, std in ((linear.weight, math.sqrt(2 / 800)), (embedding.weight, 1.0)):
+        # Cutting at three deviations takes 1.4 % off the standard deviation.
+        assert weight.std().item() == pytest.approx(0.986 * std, rel=0.01)
+        assert 2.8 * std < weight.abs().max().item() <= 3 * std
+
+
+def test_norm_computes_in_fp32_and_returns_the_input_dtype():
+    norm = model_module.RMSNorm(8)
+    x = torch.full((1, 8), 1000.0, dtype=torch.float16)
+    # 1000² overflows fp16, whose largest number is 65504.
+    assert norm(x).dtype == torch.float16 and torch.allclose(
+        norm(x).float(), torch.ones(8), atol=1e-3
+    )
+
+
+def test_rotation_keeps_length_and_depends_on_distance_alone():
+    rotary = RotaryEmbedding(64, 8)
+    q, k = torch.randn(8), torch.randn(8)
+
+    def score(i, j):
+        return rotary(q[None], torch.tensor([i])) @ rotary(k[None], torch.tensor([j])).T
+
+    assert torch.allclose(score(5, 2), score(41, 38), atol=1e-5)
+    assert not torch.allclose(score(5, 2), score(5, 3), atol=1e-3)
+    assert "cos_sin" not in rotary.state_dict()

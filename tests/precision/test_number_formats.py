@@ -1,0 +1,104 @@
+"""Formats by arithmetic, against numpy's and PyTorch's own; stalls predicted, against
+sums done one by one.
+"""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from systems.precision.number_formats import FORMATS, binade, stall
+
+TORCH = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+}
+NUMPY = {"fp64": np.float64, "fp32": np.float32, "fp16": np.float16}
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_the_limits_are_those_of_torch(name):
+    ours, theirs = FORMATS[name], torch.finfo(TORCH[name])
+    assert 1 + ours.exponent_bits + ours.fraction_bits == theirs.bits
+    assert (float(ours.largest), float(ours.smallest_normal)) == (
+        theirs.max,
+        theirs.smallest_normal,
+    )
+    assert float(ours.spacing(Fraction(1))) == theirs.eps
+
+
+@pytest.mark.parametrize("name", NUMPY)
+def test_the_spacing_is_that_of_numpy(name):
+    for value in (1e-7, 6.2e-5, 0.01, 1.0, 1.5, 4.0, 1000.0, 65000.0):
+        rounded = NUMPY[name](value)
+        assert float(FORMATS[name].spacing(Fraction(float(rounded)))) == np.spacing(
+            rounded
+        )
+    assert float(FORMATS[name].smallest) == np.nextafter(NUMPY[name](0), NUMPY[name](1))
+
+
+@pytest.mark.parametrize("name", ["fp32", "fp16", "bf16"])
+def test_rounding_is_that_of_torch_ties_included(name):
+    spread = (
+        torch.rand(
+            2000, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+        )
+        * 10.5
+        - 6
+    )
+    values = (
+        [float(10**x) for x in spread]
+        + [1 + k / 2**12 for k in range(64)]
+        + [1 + k / 2**9 for k in range(64)]
+    )
+    for value in values:
+        assert (
+            float(FORMATS[name].nearest(Fraction(value)))
+            == torch.tensor(value, dtype=TORCH[name]).item()
+        )
+
+
+def test_a_binade_begins_at_its_power_of_two():
+    for value, power in (
+        (1, 1),
+        (Fraction(2**24 - 1, 2**23), 1),
+        (2, 2),
+        (Fraction(1, 3), Fraction(1, 4)),
+        (7, 4),
+    ):
+        assert binade(Fraction(value)) == power
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_a_stall_is_where_adding_one_by_one_stalls(name):
+    """Over terms of all sizes, among them ones that tie: a tie goes one way from an odd
+    sum, the other from an even.
+    """
+    dtype = TORCH[name]
+    draws = torch.rand(
+        40, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    ).tolist()
+    terms = [
+        0.01,
+        0.001,
+        1.0,
+        3.0,
+        2**-7,
+        3 * 2**-9,
+        1 + 2**-7,
+        1.5,
+        1.25,
+        *(10 ** (4 * u - 3) for u in draws),
+    ]
+    for term in terms:
+        x = torch.tensor(term, dtype=dtype)
+        total, step = x.clone(), 1
+        while (following := total + x) != total:
+            total, step = following, step + 1
+        assert stall(FORMATS[name], Fraction(x.item())) == (
+            step,
+            Fraction(total.item()),
+        ), term

@@ -1,0 +1,395 @@
+"""Memory histories made by hand: every block's life, owner and category; and files that
+must not be read.
+"""
+
+import io
+import os
+import pickle
+from typing import Any
+
+import pytest
+
+from systems.profiling.memory import digest as memory_digest
+from systems.profiling.memory.digest import POINTS, digest, sampled, text
+from systems.profiling.memory.snapshot import (
+    CATEGORIES,
+    History,
+    Mark,
+    SnapshotError,
+    history,
+    in_use,
+    keep,
+    marks_of,
+    read,
+)
+
+MIB = 2**20
+MODEL = [{"name": "forward", "filename": "/x/systems/model/transformer.py", "line": 46}]
+MARKED = [
+    {
+        "name": "drop_marker",
+        "filename": "/x/systems/profiling/memory/recorder.py",
+        "line": 1,
+    }
+]
+
+
+class Pool:
+    """Writes a history as PyTorch's allocator does: what was there before, then
+    allocations and frees, then the end.
+    """
+
+    def __init__(self, **older: int):
+        self.live = {
+            name: (1000 * MIB * (i + 1), size)
+            for i, (name, size) in enumerate(older.items())
+        }
+        self.trace: list[dict[str, Any]] = []
+        self.next = 2**40
+
+    def make(
+        self, name: str, size: int, frames: list = MODEL, address: int | None = None
+    ) -> int:
+        self.next += size
+        self.live[name] = (address or self.next, size)
+        self.trace.append(
+            {
+                "action": "alloc",
+                "addr": self.live[name][0],
+                "size": size,
+                "frames": frames,
+            }
+        )
+        return self.live[name][0]
+
+    def free(self, name: str) -> None:
+        address, size = self.live.pop(name)
+        self.trace.append(
+            {"action": "free_requested", "addr": address, "size": size, "frames": []}
+        )
+        self.trace.append(
+            {"action": "free_completed", "addr": address, "size": size, "frames": []}
+        )
+
+    def mark(self) -> None:
+        self.make("mark", 1, MARKED)
+        self.free("mark")
+
+    def snapshot(self) -> dict[str, Any]:
+        segments = [
+            {
+                "device": 0,
+                "address": address - 512,
+                "blocks": [
+                    {"state": "inactive", "size": 512},
+                    {
+                        "state": "active_allocated",
+                        "size": size + 100,
+                        "requested_size": size,
+                    },
+                ],
+            }
+            for address, size in self.live.values()
+        ]
+        # Of another GPU: no concern of this one.
+        other = {
+            "device": 1,
+            "address": 1,
+            "blocks": [{"state": "active_allocated", "size": 9 * MIB}],
+        }
+        return {"segments": [*segments, other], "device_traces": [self.trace, []]}
+
+
+def training_step() -> tuple[Pool, list[Mark]]:
+    """A weight, its states, and a step; the gradient gets the address that a temporary
+    of the forward pass had.
+    """
+    pool = Pool(weight=40 * MIB, m=40 * MIB, v=40 * MIB, workspace=8 * MIB)
+    address = {name: place for name, (place, _) in pool.live.items()}
+    owners = {address["weight"]: ("weights", "layers.0.w")}
+    owners |= {
+        address[name]: ("optimizer state", f"layers.0.w, {name}") for name in ("m", "v")
+    }
+    pool.mark()
+    reused = pool.make("temporary", 40 * MIB)
+    pool.make("kept", 30 * MIB)
+    pool.free("temporary")
+    pool.make("copy", 20 * MIB)
+    copies = {pool.live["copy"][0]: ("weight copies", "layers.0.w")}
+    pool.mark()
+    pool.mark()
+    pool.mark()
+    pool.make("gradient", 40 * MIB, [], reused)
+    pool.make("work", 60 * MIB, [])
+    pool.free("kept")
+    pool.free("copy")
+    pool.free("work")
+    pool.mark()
+    done = owners | {reused: ("gradients", "layers.0.w")}
+    marks = [
+        Mark("forward", "begin", owners),
+        Mark("forward", "inside", copies),
+        Mark("forward", "end", owners),
+        Mark("backward", "begin", owners),
+        Mark("backward", "end", done),
+    ]
+    return pool, marks
+
+
+@pytest.fixture
+def step() -> History:
+    pool, marks = training_step()
+    return history(pool.snapshot(), marks)
+
+
+def test_each_block_is_in_the_category_of_its_owner_and_phase(step):
+    found = {
+        (b.bytes // MIB, b.category, b.phase, b.older)
+        for b in step.blocks
+        if b.bytes > 1
+    }
+    assert found == {
+        (40, "weights", None, True),
+        (40, "optimizer state", None, True),
+        (8, "temporaries", None, True),
+        # One address, two blocks: the temporary that was there first is no gradient.
+        (40, "temporaries", "forward", False),
+        (40, "gradients", "backward", False),
+        (30, "saved activations", "forward", False),
+        (20, "weight copies", "forward", False),
+        (60, "temporaries", "backward", False),
+    }
+    assert [(p.name, p.first, p.last) for p in step.phases] == [
+        ("forward", 0, 8),
+        ("backward", 10, 17),
+    ]
+
+
+def test_memory_over_time_by_hand(step):
+    total = in_use(step)
+    assert len(total) == step.events == 19
+    assert total[-1] == 168 * MIB and max(total) == (128 + 30 + 20 + 40 + 60) * MIB
+    assert total.index(max(total)) == 13
+    # After the forward pass: what it saved, and the mark itself.
+    assert total[8] == (128 + 30 + 20) * MIB + 1
+
+
+def test_the_digest_by_hand(step):
+    found = digest(step, timeline=True)
+    assert (
+        found["peak_requested_bytes"] == 278 * MIB and found["peak_phase"] == "backward"
+    )
+    categories = {
+        c["category"]: (c["at_peak_bytes"], c["most_bytes"])
+        for c in found["categories"]
+    }
+    assert list(categories) == list(CATEGORIES)
+    assert categories["weights"] == (40 * MIB, 40 * MIB) and categories[
+        "optimizer state"
+    ] == (80 * MIB, 80 * MIB)
+    assert categories["gradients"] == (40 * MIB, 40 * MIB) and categories[
+        "weight copies"
+    ] == (20 * MIB, 20 * MIB)
+    assert categories["saved activations"] == (30 * MIB, 30 * MIB)
+    assert categories["temporaries"] == (68 * MIB, 68 * MIB)
+    assert [p["peak_bytes"] for p in found["phases"]] == [198 * MIB, 278 * MIB]
+    # Of ten allocations the largest tenth is one, made in autograd's thread.
+    assert found["allocations"] == 10 and found["tenth_least_bytes"] == 60 * MIB
+    assert [(g["bytes"], g["code"], g["phase"]) for g in found["tenth"]] == [
+        (60 * MIB, "", "backward")
+    ]
+    largest = found["largest_at_peak"][0]
+    assert (largest["bytes"], largest["count"], largest["owner"]) == (60 * MIB, 1, "")
+    kept = next(
+        g for g in found["largest_at_peak"] if g["category"] == "saved activations"
+    )
+    assert kept["code"] == "transformer.py:46 forward" and kept["phase"] == "forward"
+    line = found["timeline"]
+    assert [
+        sum(line[name][i] for name in CATEGORIES) for i in range(len(line["event"]))
+    ] == [in_use(step)[event] for event in line["event"]]
+    assert "timeline" not in digest(step)
+    assert "278" not in text(step) and "0.27 GiB in backward" in text(step)
+
+
+def test_a_sampled_timeline_keeps_every_peak():
+    total = [(7919 * i) % 10_007 for i in range(20_000)]
+    total[12_345] = 99_999
+    layers = {name: total for name in CATEGORIES}
+    line = sampled(layers, total, History([], [], len(total)))
+    assert (
+        99_999 in line["weights"]
+        and min(total) in line["weights"]
+        and len(line["event"]) <= POINTS + 2
+    )
+    assert line["event"][0] == 0 and line["event"][-1] == len(total) - 1
+
+
+def test_no_time_passes_while_somebody_looks():
+    pool, marks = training_step()
+    plain = history(pool.snapshot(), marks)
+    trace = pool.trace
+    after_copy = next(i for i, e in enumerate(trace) if e["size"] == 20 * MIB) + 1
+    pool.trace = []
+    pool.make(
+        "pause",
+        1,
+        [
+            {
+                "name": "drop_pause",
+                "filename": "/x/systems/profiling/memory/recorder.py",
+                "line": 2,
+            }
+        ],
+    )
+    pool.free("pause")
+    pool.make("probe", 500 * MIB)
+    pool.free("probe")
+    pool.trace = [*trace[:after_copy], *pool.trace, *trace[after_copy:]]
+    looked = history(pool.snapshot(), marks)
+    assert in_use(looked) == in_use(plain) and looked.phases == plain.phases
+
+
+def test_what_expandable_segments_add_to_a_history_changes_nothing():
+    """Pages of a segment are mapped and unmapped, and each stretch of mapped pages is
+    listed as a segment.
+    """
+    pool, marks = training_step()
+    plain = history(pool.snapshot(), marks)
+    actions = (
+        "segment_map",
+        "segment_unmap",
+        "segment_alloc",
+        "segment_free",
+        "workspace_snapshot",
+        "snapshot",
+    )
+    # At the address of a block that is alive, and from a marker's line.
+    address = pool.live["gradient"][0]
+    pages = [
+        {"action": action, "addr": address, "size": 20 * MIB, "frames": MARKED}
+        for action in actions
+    ]
+    # The one entry that has no address.
+    pages.append({"action": "oom", "size": MIB, "device_free": 0, "frames": MODEL})
+    pool.trace = [entry for one in pool.trace for entry in (*pages, one)] + pages
+    assert history(pool.snapshot(), marks) == plain
+
+
+# Histories that give no picture -------------------------------------------------------
+
+
+def test_a_history_that_is_not_there_is_an_error():
+    with pytest.raises(SnapshotError, match="holds no history"):
+        history({"segments": [], "device_traces": [[]]}, [])
+    with pytest.raises(SnapshotError, match="holds no history"):
+        history({"segments": [], "device_traces": []}, [])
+
+
+def test_an_overflowed_history_is_an_error():
+    pool, marks = training_step()
+    snapshot = pool.snapshot()
+    # The allocator overwrites its oldest entries.
+    snapshot["device_traces"][0] = snapshot["device_traces"][0][3:]
+    with pytest.raises(
+        SnapshotError, match="4 of 5 marks are in the history, so it overflowed"
+    ):
+        history(snapshot, marks)
+
+
+def test_a_missing_free_is_an_error():
+    pool, marks = training_step()
+    snapshot = pool.snapshot()
+    trace = snapshot["device_traces"][0]
+    freed = next(
+        i
+        for i, e in enumerate(trace)
+        if e["action"] == "free_completed" and e["size"] == 40 * MIB
+    )
+    del trace[freed]
+    with pytest.raises(SnapshotError, match="twice"):
+        history(snapshot, marks)
+
+
+def test_a_block_that_the_pool_lacks_is_an_error():
+    pool, marks = training_step()
+    snapshot = pool.snapshot()
+    snapshot["segments"] = [
+        s
+        for s in snapshot["segments"]
+        if s["blocks"][-1].get("requested_size") != 40 * MIB
+    ]
+    with pytest.raises(
+        SnapshotError, match="1 blocks of the history are not in the pool"
+    ):
+        history(snapshot, marks)
+    snapshot = pool.snapshot()
+    snapshot["segments"][-2]["blocks"][-1]["requested_size"] += 1
+    with pytest.raises(SnapshotError, match="in the history"):
+        history(snapshot, marks)
+
+
+# Files --------------------------------------------------------------------------------
+
+
+class Hostile:
+    """Runs a command while it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_hostile_pickle_is_refused_and_does_nothing(tmp_path, protocol):
+    path = tmp_path / "made"
+    data = pickle.dumps({"segments": [Hostile(path)], "device_traces": []}, protocol)
+    with pytest.raises(
+        SnapshotError, match=r"asks for \w+\.mkdir, which no snapshot needs"
+    ):
+        read(io.BytesIO(data))
+    assert not path.exists()
+    # It would have worked.
+    pickle.loads(data)
+    assert path.exists()
+
+
+def test_a_file_that_is_no_snapshot_is_refused():
+    for data, said in (
+        (b"", "no pickle"),
+        (b"hello", "no pickle"),
+        (pickle.dumps([1]), "no snapshot"),
+    ):
+        with pytest.raises(SnapshotError, match=said):
+            read(io.BytesIO(data))
+    with pytest.raises(SnapshotError, match="outside itself"):
+        read(io.BytesIO(b"\x80\x02X\x01\x00\x00\x00aQ."))
+
+
+def test_a_kept_snapshot_reads_back_with_its_marks(tmp_path, capsys):
+    pool, marks = training_step()
+    path = tmp_path / "folder" / "kept.pickle"
+    keep(pool.snapshot(), marks, path)
+    with open(path, "rb") as file:
+        snapshot = read(file)
+    assert marks_of(snapshot) == marks and history(snapshot, marks) == history(
+        pool.snapshot(), marks
+    )
+    assert memory_digest.main([str(path)]) == 0
+    assert "peak 0.27 GiB in backward" in capsys.readouterr().out
+
+
+def test_the_command_says_what_is_wrong_in_one_line(tmp_path, capsys):
+    assert memory_digest.main([]) == 2 and "usage" in capsys.readouterr().err
+    assert memory_digest.main([str(tmp_path / "none")]) == 2
+    path = tmp_path / "plain.pickle"
+    path.write_bytes(pickle.dumps(training_step()[0].snapshot()))
+    assert memory_digest.main([str(path)]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert (
+        len(errors) == 2
+        and "No such file" in errors[0]
+        and "--keep-snapshots yes" in errors[1]
+    )

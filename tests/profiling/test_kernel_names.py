@@ -1,0 +1,202 @@
+"""Kernel names as profilers give them, from the A100 notes, from H200 records, and from
+PyTorch's own sources.
+"""
+
+import json
+
+import pytest
+
+from systems import ROOT
+from systems.profiling.kernel_names import (
+    CATEGORIES,
+    LONGEST,
+    category_of,
+    readable,
+    short_name,
+)
+
+COPY = (
+    "void at::native::elementwise_kernel<(int)128, (int)2, void at::native::gpu_kernel_"
+    "impl_nocast<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase &)::"
+    "[lambda() (instance 3)]::operator ()() const::[lambda() (instance 7)]::operator "
+    "()() const::[lambda(float) (instance 1)]>(at::TensorIteratorBase &, const T1 &)::"
+    "[lambda(int) (instance 1)]>(int, T3)"
+)
+MUL = (
+    "void at::native::vectorized_elementwise_kernel<(int)4, at::native::BinaryFunctor<"
+    "float, float, float, at::native::binary_internal::MulFunctor<float>>, std::array<"
+    "char *, (unsigned long)3>>(int, T2, T3)"
+)
+MUL_STRIDED = (
+    "void at::native::elementwise_kernel<(int)128, (int)2, void at::native::gpu_kernel_"
+    "impl_nocast<at::native::BinaryFunctor<float, float, float, at::native::binary_"
+    "internal::MulFunctor<float>>>(at::TensorIteratorBase &, const T1 &)::[lambda(int) "
+    "(instance 1)]>(int, T3)"
+)
+ADD = (
+    "void at::native::vectorized_elementwise_kernel<(int)4, at::native::CUDAFunctor_"
+    "add<float>, std::array<char *, (unsigned long)3>>(int, T2, T3)"
+)
+EXP = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::exp_kernel_"
+    "cuda(at::TensorIteratorBase&)::{lambda()#2}::operator()() const::{lambda()#2}::"
+    "operator()() const::{lambda(float)#1}, std::array<char*, 2ul> >(int, at::native::"
+    "exp_kernel_cuda(at::TensorIteratorBase&)::{lambda()#2})"
+)
+MAX = (
+    "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::"
+    "MaxOps<float>, unsigned int, float, 4, 4> >(at::native::ReduceOp<float, at::"
+    "native::MaxOps<float>, unsigned int, float, 4, 4>)"
+)
+SUM = (
+    "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::"
+    "func_wrapper_t<float, at::native::sum_functor<float, float, float>::"
+    "operator()(at::TensorIterator&)::{lambda(float, float)#1}>, unsigned int, float, "
+    "4, 4> >(at::native::ReduceOp<float, float>)"
+)
+WHERE = (
+    "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl_nocast<"
+    "at::native::(anonymous namespace)::where_kernel_impl(at::TensorIterator&)::"
+    "{lambda()#1}::operator()() const>(at::TensorIteratorBase&)>(int)"
+)
+CUTLASS = (
+    "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_nt_align1>(T1::Params)"
+)
+XMMA = (
+    "sm90_xmma_gemm_bf16f32_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1"
+    "_execute_segment_k_off_kernel__5x_cublas"
+)
+MANGLED_ADD = (
+    "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_15CUDAFunctor_"
+    "addIfEESt5arrayIPcLm3EEEEviT0_T1_"
+)
+REDUCED = (
+    "void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float>(cublasLt::"
+    "cublasSplitKParams<float>)"
+)
+SOFT = (
+    "void (anonymous namespace)::softmax_warp_forward<float, float, float, 7, false, "
+    "false>(float*, float const*)"
+)
+LOG = (
+    "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float, float, "
+    "float, at::native::(anonymous namespace)::LogSoftMaxForwardEpilogue>(float*, "
+    "float const*, int)"
+)
+FLASH = (
+    "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, "
+    "false>>(Flash_fwd_params)"
+)
+EFFICIENT = (
+    "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<"
+    "float, cutlass::Sm80>)"
+)
+FILL = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, "
+    "std::array<char*, 1ul> >(int)"
+)
+INDEX = (
+    "void at::native::index_elementwise_kernel<128, 4, at::native::gpu_index_kernel<"
+    "int>(at::TensorIterator&)>(int)"
+)
+CAT = (
+    "void at::native::(anonymous namespace)::CatArrayBatchedCopy<at::native::"
+    "OpaqueType<4u>, unsigned int, 4, 64>()"
+)
+FUSED_ADAM = (
+    "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::"
+    "(anonymous namespace)::FusedOptimizerTensorListMetadata<4>, at::native::"
+    "FusedAdamMathFunctor<float, 4>>()"
+)
+BF16 = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::bfloat16_copy_"
+    "kernel_cuda(at::TensorIteratorBase&)::{lambda(float)#1}, std::array<char*, 2ul> "
+    ">(int)"
+)
+
+KNOWN = {
+    COPY: ("elementwise copy", "copy"),
+    MUL: ("elementwise mul", "elementwise"),
+    MUL_STRIDED: ("elementwise mul", "elementwise"),
+    ADD: ("elementwise add", "elementwise"),
+    EXP: ("elementwise exp", "elementwise"),
+    MAX: ("reduce max", "reduction"),
+    SUM: ("reduce sum", "reduction"),
+    WHERE: ("elementwise where", "elementwise"),
+    FILL: ("elementwise fill", "copy"),
+    BF16: ("elementwise copy to bf16", "copy"),
+    INDEX: ("index", "copy"),
+    CAT: ("CatArrayBatchedCopy", "copy"),
+    CUTLASS: ("cutlass_80_simt_sgemm_128x32_8x5_nt_align1", "matmul"),
+    XMMA: ("sm90_xmma_gemm_bf16f32_bf16f32_f32_tn_n_tilesize128x128x64", "matmul"),
+    MANGLED_ADD: ("elementwise add", "elementwise"),
+    REDUCED: ("splitKreduce_kernel", "matmul"),
+    SOFT: ("softmax_warp_forward", "softmax"),
+    LOG: ("cunn_SoftMaxForward", "softmax"),
+    FLASH: ("flash_fwd_kernel", "attention"),
+    EFFICIENT: ("fmha_cutlassF_f32_aligned_64x64_rf_sm80", "attention"),
+    FUSED_ADAM: ("multi-tensor fused adam math", "optimizer"),
+    "ampere_sgemm_128x64_tn": ("ampere_sgemm_128x64_tn", "matmul"),
+    "ampere_sgemm_128x32_sliced1x4_nn": ("ampere_sgemm_128x32_sliced1x4_nn", "matmul"),
+    "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT": (
+        "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT",
+        "matmul",
+    ),
+    "Memcpy DtoD (Device -> Device)": ("Memcpy DtoD", "copy"),
+    "Memset (Device)": ("Memset", "copy"),
+    # Ours, and the compiler's, which names what it fused.
+    "dkdv_kernel": ("dkdv_kernel", "attention"),
+    "triton_poi_fused_add_div_2": ("triton_poi_fused_add_div_2", "elementwise"),
+    "triton_red_fused_div_exp_max_permute_sub_sum_view_0": (
+        "triton_red_fused_div_exp_max_permute_sub_sum_view_0",
+        "reduction",
+    ),
+    "nobody_knows_this": ("nobody_knows_this", "other"),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_name_is_short_and_has_its_category(name):
+    assert (short_name(name), category_of(name)) == KNOWN[name]
+
+
+def test_the_phase_says_what_unfused_parts_are_for():
+    assert category_of(EXP, ("forward", "attention softmax")) == "softmax"
+    assert category_of(MUL, ("optimizer",)) == "optimizer"
+    assert (
+        category_of(EXP, ("forward",))
+        == category_of(EXP, ("forward", "attention mask"))
+        == "elementwise"
+    )
+    # The loss of a step with an optimizer is no optimizer.
+    assert category_of(LOG, ("step", "loss")) == "softmax"
+
+
+def test_names_of_the_compiler_in_the_records_are_known():
+    """They hold the word for everything that was fused, `scatter` and `max` side by
+    side.
+    """
+    names: set[str] = set()
+    for path in (ROOT / "docs" / "results").glob("*/attention*.json"):
+        for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+            names |= {
+                name
+                for key, value in row["metrics"].items()
+                if key.endswith("_fused")
+                for name in value
+            }
+    assert len(names) > 5 and all(
+        category_of(name) in ("elementwise", "reduction") for name in names
+    )
+
+
+def test_anything_is_a_name():
+    for name in ("", "<>", "_Z", "_Z99", "void ", "((", "at::", "é" * 500, "_ZN2at"):
+        assert category_of(name) in CATEGORIES and len(short_name(name)) <= LONGEST
+
+
+def test_a_literal_in_a_mangled_name_is_no_length():
+    assert (
+        readable(MANGLED_ADD)
+        == "at native vectorized_elementwise_kernel CUDAFunctor_add array"
+    )

@@ -1,0 +1,176 @@
+"""Nsight Systems driven by its command line, against a stand-in that keeps what it was
+asked and fails on request.
+"""
+
+import json
+import os
+import sys
+
+import pytest
+
+from systems.profiling import nsys
+from systems.profiling.nsys import NsysError
+
+FAKE = """#!{python}
+import json, os, pathlib, subprocess, sys
+plan = json.loads(pathlib.Path({plan!r}).read_text())
+arguments = sys.argv[1:]
+with open({log!r}, "a") as log:
+    log.write(json.dumps(arguments) + "\\n")
+if arguments == ["--version"]:
+    print(plan["version"])
+    sys.exit(plan.get("version_code", 0))
+what = arguments[0]
+if plan.get(what):
+    print("Generating ...")
+    sys.exit(plan[what])
+output = arguments[arguments.index("--output") + 1]
+if what == "profile":
+    work = arguments[arguments.index("--output") + 2:]
+    code = subprocess.run(work).returncode
+    if code == 0 and plan["report"]:
+        pathlib.Path(output + ".nsys-rep").write_text("report")
+    sys.exit(code)
+pathlib.Path(output).write_bytes(b"export")
+"""
+VERSION = "NVIDIA Nsight Systems version 2024.6.2.225-246235244400v0"
+
+
+class Fake:
+    """An `nsys` on the PATH whose behaviour is `plan`."""
+
+    def __init__(self, folder, monkeypatch):
+        self.folder, self.log = folder, folder / "log"
+        program = folder / "nsys"
+        program.write_text(
+            FAKE.format(
+                python=sys.executable, plan=str(folder / "plan"), log=str(self.log)
+            )
+        )
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+        self.plan()
+
+    def plan(self, **changes):
+        (self.folder / "plan").write_text(
+            json.dumps({"version": VERSION, "report": True, **changes})
+        )
+
+    def calls(self):
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    return Fake(folder, monkeypatch)
+
+
+WORK = [sys.executable, "-c", "print('measured')"]
+
+
+def test_the_command_captures_the_range_and_exports_what_it_kept(fake, tmp_path):
+    report = tmp_path / "traces" / "small.nsys-rep"
+    printed, export = nsys.profile(WORK, report, tmp_path)
+    assert printed.strip() == "measured" and report.read_text() == "report"
+    assert export == report.with_suffix(".sqlite") and export.read_bytes() == b"export"
+    asked, profiled, exported = fake.calls()
+    assert asked == ["--version"]
+    assert profiled == [
+        *("profile", "--trace", "cuda,nvtx", "--sample", "none", "--cpuctxsw", "none"),
+        *(
+            "--capture-range",
+            "cudaProfilerApi",
+            "--capture-range-end",
+            "stop",
+            "--force-overwrite",
+            "true",
+        ),
+        *("--output", str(tmp_path / "traces" / "small"), *WORK),
+    ]
+    assert exported[:5] == ["export", "--type", "sqlite", "--force-overwrite", "true"]
+    assert exported[5:] == ["--output", str(export), str(report)]
+
+
+def test_a_report_with_points_in_its_name_keeps_them(fake, tmp_path):
+    """`2.7B` is no suffix."""
+    report = tmp_path / "2.7B-128.nsys-rep"
+    nsys.profile(WORK, report, tmp_path)
+    assert report.exists() and (tmp_path / "2.7B-128.sqlite").exists()
+
+
+def test_a_missing_nsys_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not nsys.is_installed()
+    with pytest.raises(
+        NsysError,
+        match="no nsys on the PATH: install Nsight Systems .*or give --profiler torch",
+    ):
+        nsys.profile(WORK, tmp_path / "r.nsys-rep", tmp_path)
+
+
+OLD_OR_ODD = {
+    "NVIDIA Nsight Systems version 2020.3.4.32-52657a0": "is version 2020.3, too old .*"
+    " install 2022.1 or later",
+    "NVIDIA Nsight Systems version 2021.5.1.0": "is version 2021.5, too old",
+    "bash: something else": "does not tell its version: install Nsight Systems again",
+}
+
+
+@pytest.mark.parametrize("version", OLD_OR_ODD)
+def test_a_version_that_can_not_do_it_is_refused(fake, tmp_path, version):
+    fake.plan(version=version)
+    with pytest.raises(NsysError, match=OLD_OR_ODD[version]):
+        nsys.profile(WORK, tmp_path / "r.nsys-rep", tmp_path)
+    assert fake.calls() == [["--version"]]
+
+
+@pytest.mark.parametrize("version", ["version 2022.1.1", "version 2025.10.0"])
+def test_a_version_that_can_do_it_is_taken(fake, version):
+    fake.plan(version=version)
+    assert nsys.find() == str(fake.folder / "nsys")
+
+
+def test_a_failure_is_named_with_its_last_words(fake, tmp_path):
+    report = tmp_path / "r.nsys-rep"
+    for plan, said in (
+        ({"version_code": 3}, "nsys --version failed"),
+        (
+            {"profile": "no rights to profile"},
+            "nsys profile failed (exit code 1): no rights to profile; repair that",
+        ),
+        (
+            {"export": "the report is damaged"},
+            "nsys export failed (exit code 1): the report is damaged",
+        ),
+        (
+            {"report": False},
+            "nsys profile wrote no r.nsys-rep: no CUDA work ran while it captured",
+        ),
+    ):
+        fake.plan(**plan)
+        with pytest.raises(NsysError) as error:
+            nsys.profile(WORK, report, tmp_path)
+        assert said in str(error.value) and "\n" not in str(error.value)
+    with pytest.raises(
+        NsysError, match=r"nsys profile failed \(exit code 1\): ValueError: of the work"
+    ):
+        fake.plan()
+        nsys.profile(
+            [sys.executable, "-c", "raise ValueError('of the work')"], report, tmp_path
+        )
+
+
+def test_an_earlier_report_is_not_taken_for_this_one(fake, tmp_path):
+    report = tmp_path / "r.nsys-rep"
+    nsys.profile(WORK, report, tmp_path)
+    fake.plan(report=False)
+    with pytest.raises(NsysError, match="wrote no r.nsys-rep"):
+        nsys.profile(WORK, report, tmp_path)
+
+
+def test_a_program_that_can_not_run_is_a_clear_line(fake, tmp_path):
+    (fake.folder / "nsys").write_text("#!/no/such/interpreter\n")
+    with pytest.raises(NsysError, match=r"nsys --version can't be run \(No such file"):
+        nsys.find()

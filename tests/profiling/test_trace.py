@@ -1,0 +1,430 @@
+"""Both readers against traces in the documented forms, made here: right phases and
+rows, one clear line if broken.
+"""
+
+import gc
+import gzip
+import json
+import sqlite3
+from contextlib import closing, nullcontext
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from systems.benchmarking import phases
+from systems.profiling import trace
+from systems.profiling.trace import (
+    Kernel,
+    TraceError,
+    read_nsys,
+    read_torch,
+    rows_of,
+    span_ms,
+)
+
+MARKS = ("step", "forward", "attention softmax", "backward")
+MAIN, AUTOGRAD = 100, 107
+
+# One step as the CPU sees it, in us: (mark, start, end); all on the main thread.
+PHASES = [
+    ("step", 0, 100),
+    ("forward", 10, 40),
+    ("attention softmax", 20, 30),
+    ("backward", 50, 90),
+]
+# (name, launched by, launched at, runs from, runs for, correlation): the GPU is late,
+# so that by its own clock the forward kernels run while the CPU is in the backward
+# phase already.
+KERNELS = [
+    ("gemm", MAIN, 12, 55, 10, 1),
+    ("exp", MAIN, 25, 65, 4, 2),
+    ("gemm", MAIN, 35, 69, 12, 3),
+    ("gemm", AUTOGRAD, 60, 81, 30, 4),
+    ("stray", MAIN, 95, 111, 1, 5),
+]
+EXPECTED = {
+    ("gemm", ("step", "forward")): (2, 0.022),
+    ("exp", ("step", "forward", "attention softmax")): (1, 0.004),
+    ("gemm", ("step", "backward")): (1, 0.030),
+    ("stray", ("step",)): (1, 0.001),
+}
+
+
+def found(kernels):
+    return {
+        (row.name, row.path): (row.calls, pytest.approx(row.total_ms))
+        for row in rows_of(kernels)
+    }
+
+
+def torch_trace(old=False):
+    """As PyTorch 2 writes it, or with the categories and the spelling of 1.9."""
+    cats = dict(
+        zip(
+            ("kernel", "call", "op", "id"),
+            ("Kernel", "Runtime", "Operator", "external id"),
+            strict=True,
+        )
+    )
+    if not old:
+        cats = {
+            "kernel": "kernel",
+            "call": "cuda_runtime",
+            "op": "cpu_op",
+            "id": "External id",
+        }
+    mark = "Operator" if old else "user_annotation"
+
+    def event(cat, name, tid, ts, dur, **args):
+        return {
+            "ph": "X",
+            "cat": cat,
+            "name": name,
+            "pid": 1,
+            "tid": tid,
+            "ts": ts,
+            "dur": dur,
+            "args": args,
+        }
+
+    events = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}}]
+    events += [
+        event(mark, name, MAIN, start, end - start) for name, start, end in PHASES
+    ]
+    # The GPU's own copy of a mark, an operation's, and a range of somebody else: none
+    # is a phase.
+    events += [event("gpu_user_annotation", "backward", 7, 55, 30)]
+    events += [event(mark, "Optimizer.step#AdamW.step", MAIN, 0, 100)]
+    for name, thread, at, start, duration, number in KERNELS:
+        launch = "cudaLaunchKernel" if number % 2 else "cuLaunchKernelEx"
+        call = cats["call"] if old or number % 2 else "cuda_driver"
+        op = "aten::mm" if name == "gemm" else "aten::exp"
+        events.append(
+            event(cats["op"], op, thread, at - 1, 3, **{cats["id"]: 70 + number})
+        )
+        events.append(event(call, launch, thread, at, 1, correlation=number))
+        args = {"correlation": number, cats["id"]: 70 + number, "stream": 7}
+        events.append(
+            {**event(cats["kernel"], name, 7, start, duration, **args), "pid": 0}
+        )
+    return {"schemaVersion": 1, "traceEvents": events}
+
+
+def write(path, content):
+    path.write_text(
+        json.dumps(content) if not isinstance(content, str) else content,
+        encoding="utf-8",
+    )
+    return path
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_torch_kernels_belong_to_the_phase_that_launched_them(tmp_path, old):
+    kernels = read_torch(write(tmp_path / "t.json", torch_trace(old)), MARKS)
+    assert found(kernels) == EXPECTED
+    assert [k.op for k in kernels] == ["aten::mm", None, "aten::mm", "aten::mm", None]
+    assert [k.start for k in kernels] == [55_000, 65_000, 69_000, 81_000, 111_000]
+    assert span_ms(kernels) == pytest.approx(0.057) and sum(
+        k.ms for k in kernels
+    ) == pytest.approx(0.057)
+
+
+def test_a_compressed_trace_is_the_same(tmp_path):
+    with gzip.open(tmp_path / "t.json.gz", "wt") as file:
+        json.dump(torch_trace(), file)
+    assert found(read_torch(tmp_path / "t.json.gz", MARKS)) == EXPECTED
+
+
+def test_a_kernel_without_its_call_is_found_through_its_operation(tmp_path):
+    trace = torch_trace()
+    trace["traceEvents"] = [
+        e for e in trace["traceEvents"] if not e["name"].startswith("cu")
+    ]
+    kernels = read_torch(write(tmp_path / "t.json", trace), MARKS)
+    assert found(kernels) == EXPECTED
+    # Without that too it belongs to no phase, and is not lost.
+    trace["traceEvents"] = [
+        e for e in trace["traceEvents"] if not e["name"].startswith("aten")
+    ]
+    kernels = read_torch(write(tmp_path / "t.json", trace), MARKS)
+    assert {k.path for k in kernels} == {()} and len(kernels) == len(KERNELS)
+
+
+def test_what_the_profiler_itself_writes_is_read(tmp_path, monkeypatch):
+    """On the CPU the profiler's operations stand for kernels: marks, threads and times
+    are its own.
+    """
+    monkeypatch.setattr(trace, "ON_GPU", {"cpu_op"})
+    x = torch.ones(4, 4, requires_grad=True)
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
+        with phases.mark("step"):
+            with phases.mark("forward"):
+                y = (x @ x).exp().sum()
+            with phases.mark("backward"):
+                y.backward()
+    profiler.export_chrome_trace(str(tmp_path / "t.json"))
+    rows = rows_of(read_torch(tmp_path / "t.json", MARKS))
+    assert {row.path for row in rows if row.name == "aten::mm"} == {
+        ("step", "forward"),
+        ("step", "backward"),
+    }
+    assert [(row.path, row.calls) for row in rows if row.name == "aten::exp"] == [
+        (("step", "forward"), 1)
+    ]
+
+
+@pytest.mark.parametrize("text", [json.dumps(torch_trace()), "{"])
+def test_while_a_trace_is_read_nothing_looks_for_garbage(tmp_path, monkeypatch, text):
+    seen, real = [], json.load
+    monkeypatch.setattr(
+        trace.json,
+        "load",
+        lambda file: seen.append(gc.isenabled()) or real(file),
+    )
+    with nullcontext() if text != "{" else pytest.raises(TraceError):
+        read_torch(write(tmp_path / "t.json", text), MARKS)
+    assert seen == [False] and gc.isenabled()
+
+
+BROKEN_TORCH = {
+    "{": "is no whole trace .*: profile again",
+    json.dumps(torch_trace())[:-40]: "is no whole trace .*: profile again",
+    "[1, 2]": "has no traceEvents: give what",
+    '{"traceEvents": {}}': "has no traceEvents: give what",
+    '{"traceEvents": []}': "has no kernel of a GPU: profile with ProfilerActivity.CUDA",
+    '{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k"}]}': "has an event that "
+    "is none of torch.profiler's",
+    '{"traceEvents": [7]}': "has an event that is none of torch.profiler's",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN_TORCH, ids=range(len(BROKEN_TORCH)))
+def test_a_broken_torch_trace_is_one_clear_line(tmp_path, text):
+    with pytest.raises(TraceError, match=rf"t\.json {BROKEN_TORCH[text]}") as error:
+        read_torch(write(tmp_path / "t.json", text), MARKS)
+    assert "\n" not in str(error.value)
+
+
+def test_bytes_that_are_no_text_and_no_file_at_all_are_clear_lines(tmp_path):
+    (tmp_path / "t.json").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "t.json.gz").write_bytes(gzip.compress(b"{}" * 999)[:-9])
+    for name in ("t.json", "t.json.gz"):
+        with pytest.raises(TraceError, match="is no whole trace"):
+            read_torch(tmp_path / name, MARKS)
+    with pytest.raises(TraceError, match="does not exist: give a trace"):
+        read_torch(tmp_path / "none.json", MARKS)
+
+
+# Process 5 in the bits above the thread's 24, as Nsight Systems packs them.
+PID = 5 << 24
+
+# What versions differ in: where a range's text is, whether kernels name their process,
+# how their names are kept.
+VERSIONS = {
+    "2021": {"text": "text", "process": False, "mangled": False, "driver": True},
+    "2023": {"text": "both", "process": True, "mangled": True, "driver": False},
+    "2025": {"text": "textId", "process": True, "mangled": True, "driver": False},
+}
+
+
+def export(path, text="textId", process=True, mangled=True, driver=False, without=()):
+    """An SQLite export with the documented tables and columns."""
+    numbers: dict[str, int] = {}
+
+    def number(word):
+        return numbers.setdefault(word, len(numbers) + 1)
+
+    with closing(sqlite3.connect(path)) as db, db:
+        extra = ", mangledName INTEGER" if mangled else ""
+        pid = ", globalPid INTEGER" if process else ""
+        db.execute(
+            "CREATE TABLE StringIds "
+            "(id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL)"
+        )
+        db.execute(
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL "
+            "(start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER, "
+            f"streamId INTEGER, correlationId INTEGER{pid}, "
+            f"demangledName INTEGER, shortName INTEGER{extra})"
+        )
+        for kind, own in (
+            ("MEMCPY", "copyKind INTEGER, bytes INTEGER"),
+            ("MEMSET", "value INTEGER"),
+        ):
+            columns = f"start INTEGER, end INTEGER, correlationId INTEGER{pid}, {own}"
+            db.execute(f"CREATE TABLE CUPTI_ACTIVITY_KIND_{kind} ({columns})")
+        calls = (
+            "(start INTEGER, end INTEGER, globalTid INTEGER, correlationId INTEGER, "
+            "nameId INTEGER)"
+        )
+        db.execute(f"CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME {calls}")
+        if driver:
+            db.execute(f"CREATE TABLE CUPTI_ACTIVITY_KIND_DRIVER {calls}")
+        has = {
+            "text": "text TEXT",
+            "textId": "textId INTEGER",
+            "both": "text TEXT, textId INTEGER",
+        }[text]
+        db.execute(
+            "CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, "
+            f"eventType INTEGER, {has}, globalTid INTEGER)"
+        )
+
+        def mark(name, start, end, kind=59):
+            words = {
+                "text": [name],
+                "textId": [number(name)],
+                "both": [None, number(name)],
+            }[text]
+            row = (start * 1000, end and end * 1000, kind, *words, PID + MAIN)
+            db.execute(
+                f"INSERT INTO NVTX_EVENTS VALUES ({', '.join('?' * len(row))})", row
+            )
+
+        for name, start, end in PHASES:
+            # The last step was open when the capture ended.
+            mark(name, start, None if name == "step" else end)
+        mark("aten::mm", 11, 14)
+        # A point in time with a phase's name is no range.
+        mark("backward", 11, None, kind=34)
+        for name, thread, at, start, duration, correlation in KERNELS:
+            table = "DRIVER" if driver and correlation % 2 else "RUNTIME"
+            call = (
+                at * 1000,
+                at * 1000 + 500,
+                PID + thread,
+                correlation,
+                number("cudaLaunchKernel_v7000"),
+            )
+            db.execute(
+                f"INSERT INTO CUPTI_ACTIVITY_KIND_{table} VALUES (?, ?, ?, ?, ?)", call
+            )
+            row = [start * 1000, (start + duration) * 1000, 0, 7, correlation]
+            row += [PID] if process else []
+            row += [number(name), number(f"short {name}")] + (
+                [number(f"_Z{name}")] if mangled else []
+            )
+            values = ", ".join("?" * len(row))
+            db.execute(f"INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ({values})", row)
+        if process:
+            # Another process has used the same correlation id, outside of every phase
+            # of ours.
+            other = (
+                1_000_000,
+                1_000_001,
+                (6 << 24) + MAIN,
+                1,
+                number("cudaLaunchKernel_v7000"),
+            )
+            db.execute(
+                "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, ?)", other
+            )
+        db.executemany(
+            "INSERT INTO StringIds VALUES (?, ?)",
+            [(i, word) for word, i in numbers.items()],
+        )
+        for table in without:
+            db.execute(f"DROP TABLE {table}")
+    return path
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_nsys_kernels_belong_to_the_phase_that_launched_them(tmp_path, version):
+    kernels = read_nsys(export(tmp_path / "r.sqlite", **VERSIONS[version]), MARKS)
+    assert found(kernels) == EXPECTED
+    assert [k.start for k in kernels] == [55_000, 65_000, 69_000, 81_000, 111_000]
+
+
+def test_both_readers_give_the_same_rows(tmp_path):
+    ours = rows_of(read_torch(write(tmp_path / "t.json", torch_trace()), MARKS))
+    assert rows_of(read_nsys(export(tmp_path / "r.sqlite"), MARKS)) == ours
+    first = ours[0]
+    assert (first.name, first.path, first.calls) == ("gemm", ("step", "backward"), 1)
+    assert (
+        first.total_ms,
+        first.median_ms,
+        first.min_ms,
+        first.max_ms,
+        first.start_ms,
+    ) == (0.03,) * 4 + (0.026,)
+
+
+def test_copies_and_fills_are_rows_too_and_may_be_absent(tmp_path):
+    path = export(tmp_path / "r.sqlite")
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(
+            "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (26000, 26500, ?, 8, 1)",
+            (PID + MAIN,),
+        )
+        db.execute(
+            "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (27000, 27500, ?, 9, 1)",
+            (PID + MAIN,),
+        )
+        db.execute(
+            "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY "
+            "VALUES (70000, 71000, 8, ?, 2, 400)",
+            (PID,),
+        )
+        db.execute(
+            "INSERT INTO CUPTI_ACTIVITY_KIND_MEMSET VALUES (71000, 72000, 9, ?, 0)",
+            (PID,),
+        )
+    names = {k.name: k.path[-1] for k in read_nsys(path, MARKS)}
+    assert names["Memcpy DtoH"] == names["Memset"] == "attention softmax"
+    bare = export(
+        tmp_path / "s.sqlite",
+        without=("CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"),
+    )
+    assert found(read_nsys(bare, MARKS)) == EXPECTED
+
+
+AGAIN = "profile again with --trace cuda,nvtx"
+WITHOUT = {
+    "StringIds": "has no table StringIds, so Nsight Systems did not write it",
+    "CUPTI_ACTIVITY_KIND_KERNEL": f"has no GPU kernels .*: {AGAIN}",
+    "CUPTI_ACTIVITY_KIND_RUNTIME": f"has no CUDA calls .*: {AGAIN}",
+    "NVTX_EVENTS": f"has no NVTX ranges .*: {AGAIN}",
+}
+
+
+@pytest.mark.parametrize("table", WITHOUT)
+def test_an_export_without_a_table_is_one_clear_line(tmp_path, table):
+    with pytest.raises(TraceError, match=WITHOUT[table]):
+        read_nsys(export(tmp_path / "r.sqlite", without=(table,)), MARKS)
+
+
+def test_a_truncated_or_foreign_export_is_one_clear_line(tmp_path):
+    whole = export(tmp_path / "r.sqlite").read_bytes()
+    for name, content in (
+        ("cut", whole[: len(whole) // 2]),
+        ("foreign", b"PK\x03\x04" * 300),
+    ):
+        path = tmp_path / f"{name}.sqlite"
+        path.write_bytes(content)
+        with pytest.raises(
+            TraceError, match="is no whole SQLite export .*: export the report again"
+        ):
+            read_nsys(path, MARKS)
+    with pytest.raises(TraceError, match="does not exist: write it with `nsys export"):
+        read_nsys(tmp_path / "none.sqlite", MARKS)
+    (tmp_path / "empty.sqlite").write_bytes(b"")
+    with pytest.raises(TraceError, match="has no table StringIds"):
+        read_nsys(tmp_path / "empty.sqlite", MARKS)
+    # The tables are there, and nothing was traced.
+    path = export(tmp_path / "nothing.sqlite")
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL")
+    with pytest.raises(TraceError, match="has an empty table of GPU kernels"):
+        read_nsys(path, MARKS)
+
+
+def test_a_path_with_marks_of_an_address_is_a_file(tmp_path):
+    folder = tmp_path / "50 % of what?"
+    folder.mkdir()
+    assert found(read_nsys(export(folder / "r#1.sqlite"), MARKS)) == EXPECTED
+
+
+def test_rows_of_nothing():
+    assert rows_of([]) == [] and span_ms([]) == 0.0
+    assert Kernel("k", 0, 1_000_000).ms == 1.0

@@ -1,0 +1,379 @@
+"""The hash of the measured code: the same on every Python, blind to words, layout and
+the house, sharp on code."""
+
+import ast
+import shutil
+from pathlib import Path
+
+import pytest
+
+from systems import ROOT
+from systems.experiments import STEMS
+from systems.records import source_hash as module
+from systems.records.source_hash import Reach, bindings, parsed, source_hash
+
+SOURCE = '''# A comment first, with "quotes" and größer
+"""A docstring # with a hash,
+    over two lines — and ü before its end."""  # and a comment behind
+from __future__ import annotations
+
+import re
+
+TEXT = """not a docstring # kept,
+
+   with a blank line"""
+f"{TEXT!r:>{10}} # no comment"
+
+
+@staticmethod  # why
+def decorated(x: int = 3, *, y: "str | None" = None) -> dict[str, list[int]]:
+    \'\'\'One line.\'\'\'
+
+    # On its own line.
+    if (n := x + 1) > 2:  # behind code
+        return {"ä # ö": [n], 'it\\'s "quoted"': [ord(f'{"#"}')]}
+    return {f"{x=}#{y!s}": []}
+
+
+class Thing:
+    """A class."""; z = "ü"  # after a docstring on its line
+
+    async def größe(self): "Ümlaut only"
+
+    def nested(self) -> str:
+        r"""raw \\d docstring"""
+        "a second string, which is code"
+
+        def inner():
+            """inner"""
+            return rb"# bytes"
+
+        return "%s" % inner
+'''
+HASH = "171d212b6feb7346"
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    """Writes modules below a scratch root; gives the hash of `systems.stem` there."""
+    monkeypatch.setattr(
+        module,
+        "IMPLEMENTATIONS",
+        {
+            "eager": "systems.model:eager",
+            "fast": "systems.attention.fast:fast",
+        },
+    )
+
+    def hash_of(attention=(), **sources: str) -> str:
+        for name, source in sources.items():
+            path = tmp_path / "systems" / f"{name.replace('__', '/')}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(source, encoding="utf-8")
+        # Which modules there are is part of what a text means.
+        parsed.cache_clear()
+        return source_hash("systems.stem", attention, root=tmp_path)
+
+    return hash_of
+
+
+def test_every_python_gives_this_hash(tree):
+    assert tree(stem=SOURCE) == HASH
+
+
+def test_modules_that_records_share_are_taken_apart_once():
+    """Rendering asks for some two hundred hashes over the same few files."""
+    first = source_hash("systems.experiments.end_to_end", ["eager"])
+    misses = parsed.cache_info().misses
+    assert source_hash("systems.experiments.end_to_end", ["eager"]) == first
+    assert parsed.cache_info().misses == misses
+
+
+WORDS = {
+    "comment reworded": ("# why", "# why not"),
+    "comment deleted": ("  # behind code", ""),
+    "comment added": ("import re\n", "import re  # to match\n# more\n"),
+    "docstring reworded": ("A class.", "A very fine class — größer."),
+    "docstring made longer": (
+        "'''One line.'''",
+        "'''One line.\n\n    # And more.\n    '''",
+    ),
+    "docstring before code on its line": ('"""A class."""', '"""Ä"""'),
+    "blank lines": ("import re\n", "\n\nimport re\n\n   \n"),
+    "spaces at the end": ("import re\n", "import re   \n"),
+    "an import that nothing uses": ("import re\n", "import re\nimport io\n"),
+    "line breaks": ("(x: int = 3, *,", "(\n    x: int = 3,\n    *,\n   "),
+    "quotes": ("'it\\'s \"quoted\"'", '"it\'s \\"quoted\\""'),
+    "a string in two parts": ('"ä # ö"', '"ä " "# ö"'),
+    "parentheses": ("if (n := x + 1) > 2:", "if ((n := (x + 1)) > 2):"),
+}
+CODE = {
+    "number": ("= 3", "= 4"),
+    "operator": ("x + 1", "x - 1"),
+    "hash in a string": ('"ä # ö"', '"ä # o"'),
+    "hash in an f-string": ("# no comment", "# a comment"),
+    "line of a text": ("   with a blank", "   without a blank"),
+    "annotation": ("int = 3", "float = 3"),
+    "decorator": ("@staticmethod", "@classmethod"),
+    "indentation": ("    return {f", "        return {f"),
+    "second string": ("a second string", "a 2nd string"),
+    "bytes": ('rb"# bytes"', 'rb"# Bytes"'),
+    "name": ("inner", "outer"),
+    "keyword": ("async def", "def"),
+    "line added": ("import re\n", "import re\nre.purge()\n"),
+}
+
+
+@pytest.mark.parametrize("change", WORDS)
+def test_words_and_layout_do_not_count(tree, change):
+    assert SOURCE.count(WORDS[change][0]) == 1
+    assert tree(stem=SOURCE.replace(*WORDS[change])) == HASH
+
+
+@pytest.mark.parametrize("change", CODE)
+def test_code_counts(tree, change):
+    source = SOURCE.replace(*CODE[change])
+    assert source != SOURCE and tree(stem=source) != HASH
+
+
+# How a name of another module is reached, and the name by which it is then used.
+IMPORTS = {
+    "import systems.a": "systems.a.x",
+    "import systems.a as b": "b.x",
+    "from systems import a": "a.x",
+    "from systems import (\n    os,\n    a as b,\n)": "b.x",
+    "from systems.a import x": "x",
+    "from systems.a import x as y": "y",
+}
+
+
+@pytest.mark.parametrize("line", IMPORTS)
+def test_what_is_used_counts_however_it_is_imported(tree, line):
+    used = IMPORTS[line]
+    before = tree(stem=f"{line}\ndef run():\n    return {used}", a="x = 1\nz = 1")
+    assert tree(a="x = 1\nz = 2") == before != tree(a="x = 2\nz = 1")
+    inside = f"def run():\n    {line.replace(chr(10), '')}\n    return {used}"
+    assert tree(stem=inside, a="x = 1") == before
+
+
+def test_what_is_reached_indirectly_counts(tree):
+    sources = dict(
+        stem="from systems import a\na.f()",
+        a="from systems.c.d import x\ndef f():\n    return x",
+        c__d="from systems.b import z as x",
+        b="z = 1",
+    )
+    before = tree(**sources)
+    assert tree(b="z = 2") != before == tree(b="z = 1\nother = 1")
+
+
+def test_a_module_that_is_handed_on_counts_whole(tree):
+    before = tree(stem="import systems.a as b\ngetattr(b, 'x')", a="x = 1\nz = 1")
+    assert tree(a="x = 1\nz = 2") != before
+
+
+def test_what_an_import_runs_counts(tree):
+    a = "def f(): ...\ndef unused(): ..."
+    before = tree(stem="from systems.a import f\nf()", a=a)
+    assert tree(a=f"{a}\nregister(f)") != before
+    decorated = f"{a}\n@f.register_fake\ndef _(): ..."
+    assert before != tree(a=decorated) != tree(a=decorated.replace("_()", "_(x)"))
+    guarded = f'{a}\nif __name__ == "__main__":\n    f()'
+    assert tree(a=guarded) == before
+
+
+def test_a_local_name_hides_that_of_the_module(tree):
+    a = "def f(x):\n    return [y for y in x] + [lambda z: z]\n"
+    before = tree(stem="from systems.a import f\nf()", a=f"{a}x = y = z = 1")
+    assert tree(a=f"{a}x = y = z = 2") == before
+    # But not where it is not local: here only the function inside has it.
+    a = "def f():\n    return x, lambda x: x\n"
+    assert tree(a=f"{a}x = 1") != tree(a=f"{a}x = 2")
+
+
+def test_modules_that_import_each_other_end(tree):
+    circle = dict(stem="import systems.a\nsystems.a.f", a="import systems.stem\nf = 1")
+    assert tree(**circle) != tree(a="import systems.stem\nf = systems.stem")
+
+
+def test_other_modules_and_packages_do_not_count(tree):
+    sources = dict(stem="import json\nfrom systems.a import x\nx", a="x = 1")
+    before = tree(**sources, unused="x = 1", __init__="")
+    assert tree(unused="x = 2", __init__="STEMS = {}") == before
+    assert tree(a="x = 1  # said") == before != tree(a="x = 2")
+
+
+@pytest.mark.parametrize(
+    "name", ["records__store", "formulas__costs", "running__command"]
+)
+def test_what_cannot_change_a_measurement_does_not_count(tree, name):
+    stem = f"from systems.{name.replace('__', '.')} import f\nf()"
+    before = tree(stem=stem, **{name: "from systems.a import f"}, a="f = 1")
+    assert tree(**{name: "from systems.a import f\nf()"}, a="f = 2") == before
+
+
+def test_an_attention_implementation_counts_only_when_named(tree):
+    sources = dict(
+        stem="",
+        model="eager = 1",
+        attention__fast="from systems.a import x as fast",
+        a="x = 1",
+    )
+    eager, fast = tree(["eager"], **sources), tree(["fast"])
+    assert len({tree(), eager, fast}) == 3
+    assert tree(["eager"], a="x = 2") == eager and tree(["fast"]) != fast
+    assert tree(["fast", "eager"]) == tree(["eager", "fast"])
+
+
+# The house ----------------------------------------------------------------------------
+
+
+def test_what_is_moved_split_and_reached_otherwise_has_the_same_hash(tree):
+    before = tree(
+        stem="from systems import a\ndef run():\n    return a.f() + a.g()",
+        a="N = 3\ndef f():\n    return N\ndef g():\n    return f() + N",
+    )
+    body = "    return f() + h()"
+    after = tree(
+        stem="from systems.deep.f import f\n"
+        f"def run():\n    from systems.g import h\n{body}",
+        deep__f="def f():\n    return N\nN = 3",
+        g="from systems.deep import f as of\ndef g():\n    return of.f() + of.N\nh = 1",
+    )
+    assert after != before
+    after = tree(
+        stem="from systems.deep.f import f\nfrom systems.g import g as h\n"
+        f"def run():\n{body}"
+    )
+    assert after == before
+
+
+def test_two_equal_names_that_change_places_are_noticed(tree):
+    a, b = "def f():\n    return 1", "def f():\n    return 2"
+    stem = "from systems import a, b\ndef run():\n    return a.f() - b.f()"
+    before = tree(stem=stem, a=a, b=b)
+    assert tree(a=b, b=a) != before
+
+
+@pytest.fixture
+def house(tmp_path):
+    """A copy of the package, to be rebuilt."""
+    shutil.copytree(ROOT / "systems", tmp_path / "systems")
+    return tmp_path
+
+
+def hashes(root: Path) -> dict[str, str]:
+    parsed.cache_clear()
+    names = ("eager", "flash", "sdpa")
+    return {s: source_hash(f"systems.experiments.{s}", names, root) for s in STEMS}
+
+
+def move(root: Path, old: str, new: str) -> None:
+    """A module to another place, and every import with it."""
+    source, target = (
+        root.joinpath(*name.split(".")).with_suffix(".py") for name in (old, new)
+    )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    source.rename(target)
+    (package, name), (new_package, new_name) = (n.rsplit(".", 1) for n in (old, new))
+    alias = "" if name == new_name else f" as {name}"
+    for path in root.rglob("*.py"):
+        lines = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            line = line.replace(f"from {old} import", f"from {new} import")
+            # `from systems import a, b` becomes a line for each.
+            start, separator, names = line.partition(f"from {package} import ")
+            listed = [n.strip() for n in names.split(",")]
+            if separator and not start.strip() and name in listed:
+                listed.remove(name)
+                lines += [f"{start}{separator}{', '.join(listed)}"] if listed else []
+                line = f"{start}from {new_package} import {new_name}{alias}"
+            lines.append(line)
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def test_moving_eight_modules_into_a_folder_changes_no_hash(house):
+    before = hashes(house)
+    for name in (
+        "benchmarking.timing",
+        "benchmarking.phases",
+        "benchmarking.gpu_timing",
+        "model.train_step",
+        "model.optimizer",
+        "profiling.probes",
+        "profiling.trace",
+        "profiling.nsys",
+    ):
+        moved = name.replace(".", "_")
+        move(house, f"systems.{name}", f"systems.measuring.deep.{moved}")
+    assert hashes(house) == before
+
+
+def split(root: Path, name: str) -> None:
+    """The second half of a module into `<name>_rest`; each half imports the other."""
+    path = root.joinpath(*name.split(".")).with_suffix(".py")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    body = ast.parse("\n".join(lines)).body
+    imported = [n for n in body if isinstance(n, ast.Import | ast.ImportFrom)]
+    defined = [n for n in body if n not in imported][1:]
+
+    def written(nodes: list[ast.stmt], other: str, others: list[ast.stmt]) -> str:
+        names = ", ".join(bindings(others))
+        text = (ast.get_source_segment("\n".join(lines), n) for n in imported + nodes)
+        decorated = (
+            "\n".join(f"@{ast.unparse(d)}" for d in getattr(n, "decorator_list", []))
+            for n in imported + nodes
+        )
+        parts = (f"{d}\n{t}" for d, t in zip(decorated, text, strict=True))
+        return "\n".join([*parts, f"from {other} import {names}\n"])
+
+    half = len(defined) // 2
+    rest = path.with_name(f"{path.stem}_rest.py")
+    path.write_text(written(defined[:half], f"{name}_rest", defined[half:]), "utf-8")
+    rest.write_text(written(defined[half:], name, defined[:half]), "utf-8")
+
+
+@pytest.mark.parametrize(
+    "name", ["benchmarking.timing", "profiling.trace", "attention.triton.function"]
+)
+def test_splitting_a_module_in_two_changes_no_hash(house, name):
+    before = hashes(house)
+    split(house, f"systems.{name}")
+    assert hashes(house) == before
+
+
+def test_exactly_the_stems_that_reach_a_changed_statement_become_stale(house):
+    before = hashes(house)
+    path = house / "systems" / "model" / "optimizer.py"
+    path.write_text(
+        path.read_text(encoding="utf-8").replace("t=1)", "t=2)"), encoding="utf-8"
+    )
+    after = hashes(house)
+    changed = {stem for stem in STEMS if after[stem] != before[stem]}
+    assert changed == {
+        "end_to_end",
+        "autocast",
+        "mixed_precision",
+        "peak_memory",
+        "compile",
+        "kernel_profile",
+        "model_attention",
+    }
+
+
+def test_real_stems_have_hashes_of_their_own():
+    assert len(set(hashes(ROOT).values())) == len(STEMS)
+
+
+def test_what_runs_without_being_named_is_reached():
+    """The operators that are registered, and the attention that every model can run."""
+    code = {}
+    for stem in ("flash_leaderboard", "warmup"):
+        reach = Reach(ROOT)
+        reach.follow((f"systems.experiments.{stem}", None))
+        code[stem] = "\n".join(statement.code for statement in reach.statements)
+    assert "one_pass_kernel" in code["flash_leaderboard"]
+    assert "register_autograd" in code["flash_leaderboard"]
+    assert (
+        "name='softmax'" in code["warmup"] and "register_autograd" not in code["warmup"]
+    )

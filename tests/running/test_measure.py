@@ -1,0 +1,586 @@
+"""Measuring a stem: what is on disk whatever happens, and what the next run makes of
+it.
+"""
+
+import errno
+import gc
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict, replace
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import typer
+
+from systems import ROOT
+from systems.experiments import STEMS
+from systems.records import store
+from systems.records.device import CPU
+from systems.records.record import Record
+from systems.records.source_hash import source_hash
+from systems.running import measure
+from tests import fake_stem
+from tests.factories import fake_stem_on, make_gpu
+
+FAKE = fake_stem_on("meta")
+DRIVER = f"""
+import typer
+from systems.experiments import STEMS, Stem
+STEMS["fake"] = {FAKE}
+from systems.running.measure import main
+typer.run(main)
+"""
+
+
+class Run:
+    """One run in this process: its exit code, its reports and what it said besides."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], results: Path, **options):
+        capsys.readouterr()
+        with pytest.raises(typer.Exit) as ended:
+            measure.main("fake", results, **options)
+        captured = capsys.readouterr()
+        self.code = ended.value.exit_code
+        self.events = [json.loads(line) for line in captured.out.splitlines()]
+        self.stderr = captured.err
+        self.measured = [
+            event["config"]["index"] for event in self.events if event["event"] == "row"
+        ]
+
+    @property
+    def error(self) -> str:
+        """The one line of a run that could not start or go on."""
+        assert (
+            self.code == 2
+            and self.events[-1]["event"] == "error"
+            and "Traceback" not in self.stderr
+        )
+        message = self.events[-1]["message"]
+        assert "\n" not in message
+        return message
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(STEMS, "fake", FAKE)
+    # Collecting garbage is slow in a process that has imported as much as this one.
+    monkeypatch.setattr(measure, "free_memory", lambda: None)
+    return lambda **options: Run(capsys, options.pop("results", tmp_path), **options)
+
+
+@pytest.fixture
+def record_file(tmp_path) -> Path:
+    return tmp_path / "meta" / "fake.json"
+
+
+@pytest.fixture
+def partial_file(tmp_path) -> Path:
+    return tmp_path / "meta" / "fake.partial.json"
+
+
+def start(results: Path, **environment: str) -> subprocess.Popen[str]:
+    """A run in a process of its own, which has reported that it starts."""
+    command = [sys.executable, "-c", DRIVER, "fake", str(results)]
+    child = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert (
+        child.stdout is not None
+        and json.loads(child.stdout.readline())["event"] == "start"
+    )
+    return child
+
+
+def indices(path: Path) -> list[int]:
+    return [row.config["index"] for row in store.read(path).rows]
+
+
+def fail_at(monkeypatch, index: int, error: Exception) -> None:
+    real = fake_stem.run
+
+    def run(config):
+        if config.index == index:
+            raise error
+        return real(config)
+
+    monkeypatch.setattr(fake_stem, "run", run)
+
+
+def test_what_is_not_installed_has_no_version_and_imports_nothing(monkeypatch):
+    def absent(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(measure.metadata, "version", absent)
+    monkeypatch.setattr(
+        measure, "import_module", lambda name: pytest.fail(f"imports {name}")
+    )
+    assert "triton" not in measure.versions() and "python" in measure.versions()
+
+
+def test_no_row_looks_for_garbage_in_what_was_there_before(run, monkeypatch):
+    older, collected, real = [], [], fake_stem.run
+
+    def look(config):
+        collected.append(any(one is older for one in gc.get_objects()))
+        return real(config)
+
+    monkeypatch.setattr(fake_stem, "run", look)
+    try:
+        run()
+    finally:
+        gc.unfreeze()
+    assert collected == [False] * 6
+
+
+def test_on_a_gpu_the_compiler_is_there_before(run, fake_on_gpu, monkeypatch):
+    real, order = measure.import_module, []
+    monkeypatch.setattr(
+        measure, "import_module", lambda name: order.append(name) or real(name)
+    )
+    monkeypatch.setattr(gc, "freeze", lambda: order.append("freeze"))
+    assert run().code == 0
+    assert order.index("torch._inductor.compile_fx") < order.index("freeze")
+
+
+def test_a_whole_run(run, record_file):
+    outcome = run()
+    assert outcome.code == 0
+    assert outcome.events[0] == {"event": "start", "total": 6, "done": 0}
+    record = store.read(record_file)
+    assert [row.config for row in record.rows] == [
+        asdict(config) for config in fake_stem.configs()
+    ]
+    assert (
+        record.rows[0].metrics == {"work_ms": [6.0, 6.0, 9.0], "count": 6}
+        and record.rows[0].status == "ok"
+    )
+    assert (
+        record.complete
+        and record.grid == "full"
+        and record.protocol == fake_stem.PROTOCOL
+    )
+    assert record.source_hash == source_hash("tests.fake_stem")
+    # The lock is held by flock, so its file may stay.
+    assert sorted(os.listdir(record_file.parent)) == [".fake.json.lock", "fake.json"]
+
+
+def test_a_reduced_run_is_kept_apart(run, tmp_path, record_file):
+    assert run(grid="quick").code == 0
+    record = store.read(tmp_path / "quick" / "meta" / "fake.json")
+    assert record.grid == "quick" and len(record.rows) == record.expected_rows == 2
+    assert not record_file.exists()
+
+
+@pytest.mark.slow
+def test_killed_at_any_instant_it_loses_only_the_row_in_flight(
+    tmp_path, record_file, partial_file
+):
+    instants, kills, rows = random.Random(20), 20, 400
+    log = tmp_path / "log"
+    environment = {"FAKE_ROWS": str(rows), "FAKE_LOG": str(log)}
+    finished: list[int] = []
+    for _ in range(kills):
+        child = start(tmp_path, **environment)
+        time.sleep(instants.uniform(0, 0.06))
+        child.send_signal(signal.SIGKILL)
+        output, _ = child.communicate(timeout=30)
+        assert child.returncode == -signal.SIGKILL, (
+            "it must be killed at work: give it more rows"
+        )
+        reported = finished + [
+            json.loads(line)["config"]["index"]
+            for line in output.splitlines()
+            if '"row"' in line
+        ]
+        assert not record_file.exists()
+        if partial_file.exists():
+            finished = indices(partial_file)
+        # Written before it is reported, and at most one further row is written and not
+        # reported.
+        assert (
+            finished[: len(reported)] == reported and len(finished) - len(reported) <= 1
+        )
+    child = start(tmp_path, **environment)
+    child.communicate(timeout=60)
+    assert child.returncode == 0 and not partial_file.exists()
+    assert (
+        indices(record_file) == list(range(rows, 0, -1))
+        and store.read(record_file).complete
+    )
+    times_measured = Counter(line.split()[0] for line in log.read_text().splitlines())
+    assert rows <= times_measured.total() <= rows + kills
+
+
+def test_the_next_run_measures_only_what_is_missing(run, record_file, partial_file):
+    run()
+    record = store.read(record_file)
+    # In another order than the grid's, which the finished record has again.
+    record.rows = record.rows[:1:-1]
+    store.write(record, partial_file)
+    outcome = run()
+    assert outcome.events[0] == {"event": "start", "total": 6, "done": 4}
+    assert outcome.measured == [6, 5]
+    assert indices(record_file) == [6, 5, 4, 3, 2, 1] and not partial_file.exists()
+
+
+OTHERS = {
+    "code": {"source_hash": "0123"},
+    "versions": {"software": {"python": "3.0"}},
+    "device": {"device": CPU},
+    "grid": {"grid": "quick"},
+    "number of rows": {"expected_rows": 7},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_rows_of_something_else_are_never_mixed_in(
+    run, record_file, partial_file, other
+):
+    run()
+    record = store.read(record_file)
+    for name, value in OTHERS[other].items():
+        setattr(record, name, value)
+    record.rows = record.rows[:3]
+    store.write(record, partial_file)
+    outcome = run()
+    reason = "was measured with other code, versions or device"
+    assert outcome.stderr == f"starting over: {partial_file} {reason}\n"
+    assert outcome.code == 0 and len(outcome.measured) == 6
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", '{"schema": 1, "rows": []}', '{"schema": 2}']
+)
+def test_work_in_progress_that_cannot_be_read_is_started_over(
+    run, partial_file, content
+):
+    partial_file.parent.mkdir()
+    partial_file.write_text(content)
+    outcome = run()
+    assert (
+        outcome.stderr.startswith(f"starting over: {partial_file}: ")
+        and outcome.stderr.count("\n") == 1
+    )
+    assert outcome.code == 0 and len(outcome.measured) == 6
+
+
+def test_of_two_runs_at_once_the_second_is_refused_by_name(run, tmp_path, record_file):
+    first = start(tmp_path, FAKE_SLEEP="60000")
+    try:
+        message = "is being measured by another run: wait for it, or stop it"
+        assert run().error == f"{record_file} {message}"
+    finally:
+        first.kill()
+        first.communicate()
+    # The lock went with the process, however it ended.
+    assert run().code == 0
+
+
+def test_out_of_time_it_stops_between_rows_and_keeps_them(
+    run, monkeypatch, record_file, partial_file
+):
+    outcome = run(deadline=time.time() - 1)
+    assert outcome.code == 0 and [event["event"] for event in outcome.events] == [
+        "start",
+        "out_of_time",
+    ]
+    assert not partial_file.exists()
+    ticks = iter(range(10))
+    with monkeypatch.context() as slow:
+        slow.setattr(
+            measure,
+            "time",
+            SimpleNamespace(time=lambda: next(ticks), monotonic=time.monotonic),
+        )
+        outcome = run(deadline=3)
+    # Asked before each row, at 0, 1, 2 and, too late, at 3.
+    assert outcome.code == 0 and outcome.events[-1] == {"event": "out_of_time"}
+    assert (
+        indices(partial_file) == outcome.measured == [6, 5, 4]
+        and not record_file.exists()
+    )
+    assert run(deadline=time.time() + 60).measured == [3, 2, 1] and record_file.exists()
+
+
+def test_a_failed_row_is_tried_again_and_never_published(
+    run, monkeypatch, record_file, partial_file
+):
+    with monkeypatch.context() as broken:
+        fail_at(broken, 4, RuntimeError("no such kernel\nand more"))
+        outcome = run()
+        failed = {"event": "failed", "failed": 1, "missing": 0}
+        assert outcome.code == 1 and outcome.events[-1] == failed
+        assert len(outcome.measured) == 6 and "no such kernel" in outcome.stderr
+        row = store.read(partial_file).find(index=4)
+        assert row is not None and (row.status, row.reason) == (
+            "failed",
+            "RuntimeError: no such kernel",
+        )
+        assert run().measured == [4] and not record_file.exists()
+    assert run().measured == [4]
+    assert store.read(record_file).complete and not partial_file.exists()
+
+
+def test_after_a_cuda_error_no_further_row_is_trusted(run, monkeypatch, partial_file):
+    fail_at(
+        monkeypatch,
+        4,
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+    )
+    outcome = run()
+    assert outcome.code == 1 and outcome.measured == [6, 5, 4]
+    assert outcome.events[-1] == {"event": "failed", "failed": 1, "missing": 3}
+
+
+def test_out_of_memory_is_a_result(run, monkeypatch, record_file):
+    reason = "CUDA out of memory. Tried to allocate 2.50 GiB"
+    error = torch.OutOfMemoryError(f"{reason}. GPU 0 has a total capacity of 139 GiB.")
+    fail_at(monkeypatch, 4, error)
+    assert run().code == 0
+    row = store.read(record_file).find(index=4)
+    assert row is not None and (row.status, row.metrics) == ("out_of_memory", {})
+    assert row.reason == reason
+
+
+def test_force_measures_all_again_and_the_old_record_stands_until_then(
+    run, monkeypatch, record_file, partial_file
+):
+    run()
+    old = store.read(record_file)
+    old.command = "an earlier one"
+    store.write(old, record_file)
+    assert run(force=True, deadline=time.time() - 1).code == 0
+    with monkeypatch.context() as broken:
+        fail_at(broken, 1, RuntimeError("no"))
+        assert len(run(force=True).measured) == 6
+    assert store.read(record_file) == old and partial_file.exists()
+    assert len(run(force=True).measured) == 6
+    assert store.read(record_file).command != old.command and not partial_file.exists()
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_full_disk_is_one_line_and_costs_no_finished_row(
+    run, monkeypatch, partial_file, call
+):
+    calls, real = [], getattr(os, call)
+
+    def full(*arguments):
+        calls.append(arguments)
+        if len(calls) > 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(*arguments)
+
+    monkeypatch.setattr(os, call, full)
+    message = run().error
+    assert (
+        message.startswith("can't write ")
+        and "No space left on device; free space or give another" in message
+    )
+    assert (
+        indices(partial_file) == [6, 5, 4] and len(os.listdir(partial_file.parent)) == 2
+    )
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(run, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    message = run(results=tmp_path / "file").error
+    assert (
+        message.startswith(f"can't write {tmp_path}/file")
+        and "; free space or give another --results" in message
+    )
+    (tmp_path / "meta").write_text("in the way")
+    assert run().error.startswith(f"can't write {tmp_path}/meta")
+    assert (
+        (tmp_path / "file").read_text()
+        == (tmp_path / "meta").read_text()
+        == "in the way"
+    )
+
+
+def test_it_ends_when_nobody_listens_any_more(tmp_path, partial_file):
+    child = start(tmp_path, FAKE_ROWS="1000", FAKE_SLEEP="20")
+    assert child.stdout is not None
+    reported = [
+        json.loads(child.stdout.readline())["config"]["index"] for _ in range(3)
+    ]
+    child.stdout.close()
+    assert child.wait(timeout=10) == 1
+    assert (
+        indices(partial_file)[:3] == reported == [1000, 999, 998]
+        and len(indices(partial_file)) < 1000
+    )
+
+
+def test_rows_may_have_a_process_each(run, monkeypatch, tmp_path, record_file):
+    log = tmp_path / "log"
+    monkeypatch.setattr(fake_stem, "FRESH_PROCESS", True)
+    monkeypatch.setenv("FAKE_ROWS", "3")
+    monkeypatch.setenv("FAKE_LOG", str(log))
+    assert run().code == 0
+    processes = [line.split()[1] for line in log.read_text().splitlines()]
+    assert len({*processes, str(os.getpid())}) == 4
+    assert [row.metrics["count"] for row in store.read(record_file).rows] == [3, 2, 1]
+
+
+def test_a_process_of_a_row_that_ends_badly_is_a_failed_row(
+    run, monkeypatch, tmp_path, partial_file
+):
+    monkeypatch.setattr(fake_stem, "FRESH_PROCESS", True)
+    monkeypatch.setenv("FAKE_ROWS", "1")
+    monkeypatch.setenv("FAKE_LOG", str(tmp_path / "no folder" / "log"))
+    assert run().code == 1
+    (row,) = store.read(partial_file).rows
+    assert row.status == "failed" and row.reason is not None
+    assert row.reason.startswith("exit code 1: FileNotFoundError: ")
+
+
+@pytest.fixture
+def stale(run, record_file) -> Record:
+    run()
+    record = store.read(record_file)
+    record.source_hash = "older"
+    store.write(record, record_file)
+    return record
+
+
+def test_verify_stamps_a_stale_record_whose_rows_agree(run, stale, record_file):
+    outcome = run(verify=True)
+    assert outcome.code == 0 and outcome.measured == [6, 3, 1]
+    stale.verified_hashes = [source_hash("tests.fake_stem")]
+    assert store.read(record_file) == stale
+    assert run(verify=True).code == 0 and store.read(record_file) == stale
+
+
+def differs(**metrics):
+    return lambda config: (
+        {"work_ms": [config.index * t for t in (1.0, 1.0, 1.5)], "count": config.index}
+        | metrics
+    )
+
+
+def out_of_memory(config):
+    raise torch.OutOfMemoryError("CUDA out of memory. It is full.")
+
+
+DIFFERENCES = {
+    "time": (differs(work_ms=[60.0, 60.0, 60.0]), "work_ms (median 6, now median 60)"),
+    "count": (differs(count=9), "count (6, now 9)"),
+    "no samples": (differs(work_ms=[]), "work_ms (median 6, now [])"),
+    "metric gone": (
+        lambda config: {"count": config.index},
+        "work_ms (median 6, now None)",
+    ),
+    "names": (
+        differs(count=["triton_a", "triton_b"]),
+        "count (6, now ['triton_a', 'triton_b'])",
+    ),
+    "table": (
+        lambda config: differs()(config) | {"count": [{"n": 1}]},
+        "count (6, now 1 entries)",
+    ),
+    "status": (out_of_memory, "work_ms (median 6, now None), count (6, now None)"),
+}
+
+
+@pytest.mark.parametrize("difference", DIFFERENCES)
+def test_verify_refuses_a_record_whose_rows_differ(
+    run, monkeypatch, stale, record_file, difference
+):
+    replaced, named = DIFFERENCES[difference]
+    monkeypatch.setattr(fake_stem, "run", replaced)
+    where = "fake differs at {'index': 6, 'sleep': 3}"
+    assert run(verify=True).error == f"{where} in {named}: measure it again"
+    assert store.read(record_file) == stale
+
+
+@pytest.mark.parametrize(
+    "old, new, same",
+    [
+        ([10.0, 10.0], [10.4, 10.4], True),
+        ([10.0, 10.0], [10.6, 10.6], False),
+        ([10.0, 10.0], [9.4, 9.4], False),
+        # Noise of three times the spread is allowed, whichever run was the noisier: p80
+        # - p20 is 0.6 of 1.
+        ([10.0, 11.0], [12.0, 12.0], True),
+        ([12.0, 12.0], [10.0, 11.0], True),
+        ([10.0, 11.0], [12.5, 12.5], False),
+        (3, 3, True),
+        (3, 4, False),
+        ([1.0], None, False),
+        (1.0, [1.0], False),
+    ],
+)
+def test_agreement_is_within_noise(old, new, same):
+    assert measure.agrees("forward_ms", old, new) == same
+
+
+def test_what_is_no_time_must_be_the_same():
+    old = [{"dtype": "float32", "bytes": 8}]
+    assert measure.agrees("saved", old, [dict(old[0])]) and not measure.agrees(
+        "saved", old, [old[0] | {"bytes": 9}]
+    )
+    assert not measure.agrees("forward_fused", ["triton_a"], ["triton_b"])
+
+
+def test_reserved_memory_may_differ_by_a_tenth():
+    assert measure.agrees("peak_reserved_bytes", 1000, 1100) and measure.agrees(
+        "peak_reserved_bytes", 1000, 900
+    )
+    assert not measure.agrees("peak_reserved_bytes", 1000, 1101) and not measure.agrees(
+        "peak_allocated_bytes", 9, 10
+    )
+    assert not measure.agrees("peak_reserved_bytes", 1000, None)
+
+
+def test_verify_needs_a_record_with_rows(run, record_file):
+    assert run(verify=True).error.startswith(
+        f"{record_file} does not exist: there is nothing to verify"
+    )
+    run()
+    record = store.read(record_file)
+    for row in record.rows:
+        row.status = "unsupported"
+    store.write(record, record_file)
+    assert run(verify=True).error.startswith(
+        f"{record_file} has no row to measure again"
+    )
+
+
+def test_a_stem_that_needs_a_gpu_says_so(run, monkeypatch):
+    only_quick_on_cpu = replace(fake_stem_on("cuda"), quick=("cuda", "cpu"))
+    monkeypatch.setitem(STEMS, "fake", only_quick_on_cpu)
+    monkeypatch.setattr(measure, "find_gpu", lambda: None)
+    assert (
+        run().error
+        == "fake needs a GPU and none was found; --quick runs what a CPU can"
+    )
+    assert run(verify=True).error == "fake needs a GPU and none was found"
+    assert run(grid="quick").code == 0
+
+
+def test_a_gpu_that_torch_cannot_use_is_no_cpu_measurement(run, monkeypatch, tmp_path):
+    monkeypatch.setitem(STEMS, "fake", fake_stem_on("cuda"))
+    monkeypatch.setattr(measure, "find_gpu", lambda: make_gpu("NVIDIA X"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert run().error.endswith("can't use the NVIDIA X: install a CUDA build of torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA Y")
+    assert (
+        run().error
+        == "torch would use NVIDIA Y, not NVIDIA X: set CUDA_VISIBLE_DEVICES"
+    )
+    assert not list(tmp_path.rglob("*.json"))

@@ -1,0 +1,283 @@
+"""Each finding of the site checker on a site of one or two pages that has exactly this
+fault.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools.checks import built_site
+
+PAGE = """<!doctype html><html><head><title>t</title>{head}</head>
+<body><a href="index.html">home</a>
+<article><h1 id="top">Title</h1>{body}</article></body></html>"""
+
+CLEAN = r"""
+<h2 id="a">A</h2>
+<p>Costs $5, a set {a}, a list [1, 2] and <code>{{ x }} \( === "a" [x][y]</code>.</p>
+<p><a href="other.html#there">other</a>
+<a href="https://example.org/paper">paper</a> <a href="#a">up</a></p>
+<p><a href="results/h200.json">record</a>
+<img src="fig.svg#only-light" alt="It grows"></p>
+<pre><code>x = "--8&lt;"</code></pre>
+<p><math alttext="\frac{{a}}{b}"><mi>a</mi><mo>&lt;</mo><mi>b</mi></math></p>
+<table><thead><tr><th>n</th></tr></thead>
+<tbody><tr><td>[0, 1]</td><td>[2]</td></tr></tbody></table>
+<h3>B</h3><h2>C</h2>
+"""
+
+
+def write_site(root: Path, body: str, head: str = "", **files: str) -> Path:
+    (root / "results").mkdir()
+    (root / "results/h200.json").write_text("{}")
+    (root / "fig.svg").write_text(
+        '<svg xmlns="http://www.w3.org/2000/svg"><use href="#p" fill="url(#c)"/></svg>'
+    )
+    (root / "index.html").write_text(
+        PAGE.format(head=head, body=body), encoding="utf-8"
+    )
+    (root / "other.html").write_text(
+        PAGE.format(head="", body='<h2 id="there">There</h2>'), encoding="utf-8"
+    )
+    # The theme's 404 page has root-absolute paths, and its links can't be followed from
+    # a file.
+    (root / "404.html").write_text(
+        '<html><head><script src="/a.js"></script></head>'
+        "<body><h3>No</h3></body></html>"
+    )
+    for name, text in files.items():
+        (root / name).write_text(text, encoding="utf-8")
+    return root
+
+
+def findings(root: Path) -> list[str]:
+    return built_site.check(built_site.Site(root))
+
+
+def test_a_clean_site_has_no_findings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert findings(write_site(tmp_path, CLEAN)) == []
+    assert built_site.main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "3 pages checked, no findings\n"
+
+
+FAULTS = {
+    "snippet": (
+        '<p>--8&lt;-- "systems/model/transformer.py:x"</p>',
+        "snippet marker left as text: ",
+    ),
+    "snippet in code": (
+        "<pre><i>--</i><i>8</i><i>&lt;--</i></pre>",
+        "snippet marker left as text: ",
+    ),
+    "empty code": ("<pre><code>\n</code></pre>", "empty code block"),
+    "dead link": ('<a href="nope.html">x</a>', "dead link: nope.html"),
+    "dead asset": ('<a href="results/a100.json">x</a>', "dead link: results/a100.json"),
+    "dead image": (
+        '<img alt="x" src="nope.svg#only-dark">',
+        "dead link: nope.svg#only-dark",
+    ),
+    "link to a folder": (
+        '<a href="results/">x</a>',
+        "dead link: results/ (a folder; name its index.html)",
+    ),
+    "dead anchor": ('<a href="other.html#nope">x</a>', "dead anchor: other.html#nope"),
+    "dead anchor here": ('<a href="#nope">x</a>', "dead anchor: #nope"),
+    "absolute link": (
+        '<a href="/index.html">x</a>',
+        "absolute path, dead when read from a file: /index.html",
+    ),
+    "link out": ('<a href="../x.html">x</a>', "points out of the site: ../x.html"),
+    "file link": (
+        '<a href="file:///tmp/x">x</a>',
+        "address of one machine: file:///tmp/x",
+    ),
+    "duplicate id": ('<h2 id="top">A</h2>', "id 'top' occurs 2 times"),
+    "no alt": ('<img src="fig.svg">', "image without alternative text: fig.svg"),
+    "empty alt": (
+        '<img src="fig.svg" alt=" ">',
+        "image without alternative text: fig.svg",
+    ),
+    "remote image": (
+        '<img alt="x" src="https://e.org/x.png">',
+        "fetched from another host: https://e.org/x.png",
+    ),
+    "remote srcset": (
+        '<img alt="x" srcset="//e.org/x.png 2x">',
+        "fetched from another host: //e.org/x.png",
+    ),
+    "remote frame": (
+        '<iframe src="https://e.org"></iframe>',
+        "fetched from another host: https://e.org",
+    ),
+    "remote style": (
+        '<p style="background: url(https://e.org/x)">x</p>',
+        "fetched from another host: https://e.org/x",
+    ),
+    "injecting script": (
+        '<script>load("https://unpkg.com/x")</script>',
+        "script names another host: https://unpkg.com/x",
+    ),
+    "mermaid": (
+        '<pre class="mermaid">a</pre>',
+        "class 'mermaid' makes the theme fetch a library from another host",
+    ),
+    "fact": ("<pre>{$ facts.a.b $}</pre>", "template variable left as text: "),
+    "braces": ("<p>{{ x</p>", "template mark left as text: "),
+    "inline maths": (r"<p>\(N^2\)</p>", r"maths delimiter left as text: "),
+    "display maths": (r"<p>\[ N</p>", r"maths delimiter left as text: "),
+    "stray backslash": (
+        r"<math><mi>\foo</mi></math>",
+        r"stray '\\' inside a formula: '\\foo'",
+    ),
+    "stray ampersand": (
+        "<math><mi>a</mi>&amp;</math>",
+        "stray '&' inside a formula: 'a&'",
+    ),
+    "merror": ("<math><merror>x</merror></math>", "error inside a formula: 'x'"),
+    "heading jump": ("<h3>A</h3>", "heading jumps from level 1 to 3: 'A'"),
+    "second title": ("<h1>A</h1>", "2 headings of level 1 instead of one"),
+    "tab mark": ('<p>\n=== "H200"</p>', "tab or admonition mark left as text: "),
+    "admonition mark": ("<p>\n!!! note</p>", "tab or admonition mark left as text: "),
+    "details mark": ("<p>\n??? question</p>", "tab or admonition mark left as text: "),
+    "table without head": (
+        "<table><tr><td>1</td></tr></table>",
+        "table without header cells: '1'",
+    ),
+    "tabs run together": (
+        '<div class="tabbed-labels">'
+        "<label>H200</label><label>A100</label><label>H200</label></div>",
+        "tabs that ran together, for no text stands between them: H200, A100, H200",
+    ),
+    "undefined reference": (
+        "<p>see [the <code>x</code>][nope]</p>",
+        "undefined reference link: ",
+    ),
+    "undefined footnote": ("<p>x[^1]</p>", "undefined footnote: "),
+    "Markdown link": ("<div>[x](setup.md)</div>", "Markdown link left as text: "),
+    "attribute list": ("<p>Table 1.{ .caption }</p>", "attribute list left as text: "),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_a_page_is_found(tmp_path: Path, fault: str) -> None:
+    body, finding = FAULTS[fault]
+    found = findings(
+        write_site(tmp_path, body if fault == "heading jump" else CLEAN + body)
+    )
+    assert found and all(one.startswith(f"index.html: {finding}") for one in found)
+
+
+def test_a_finding_in_the_text_shows_its_surroundings(tmp_path: Path) -> None:
+    write_site(tmp_path, "<p>see the [page of <code>x</code>][nope] for more</p>")
+    finding = (
+        "undefined reference link: 'Title see the [page of \ufffc][nope] for more'"
+    )
+    assert findings(tmp_path) == [f"index.html: {finding}"]
+
+
+@pytest.mark.parametrize(
+    ("head", "finding"),
+    [
+        (
+            '<script src="https://e.org/x.js"></script>',
+            "fetched from another host: https://e.org/x.js",
+        ),
+        (
+            '<link rel="stylesheet" href="//e.org/x.css">',
+            "fetched from another host: //e.org/x.css",
+        ),
+        (
+            '<link rel="preconnect" href="https://e.org">',
+            "fetched from another host: https://e.org",
+        ),
+        (
+            "<style>@import 'https://e.org/x.css';</style>",
+            "fetched from another host: https://e.org/x.css",
+        ),
+        ('<link rel="stylesheet" href="nope.css">', "dead link: nope.css"),
+    ],
+)
+def test_a_fault_in_a_head_is_found(tmp_path: Path, head: str, finding: str) -> None:
+    assert findings(write_site(tmp_path, CLEAN, head)) == [f"index.html: {finding}"]
+
+
+def test_a_canonical_link_is_not_fetched(tmp_path: Path) -> None:
+    assert (
+        findings(
+            write_site(tmp_path, CLEAN, '<link rel="canonical" href="https://e.org/">')
+        )
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "finding"),
+    [
+        (
+            "x.css",
+            "p { background: url(https://e.org/x.png) }",
+            "fetched from another host: https://e.org/x.png",
+        ),
+        ("x.css", "@import url('nope.css');", "dead link: nope.css"),
+        (
+            "x.js",
+            'import("https://unpkg.com/x")',
+            "script names another host: https://unpkg.com/x",
+        ),
+        (
+            "x.svg",
+            '<svg><image href="https://e.org/x"/></svg>',
+            "fetched from another host: https://e.org/x",
+        ),
+    ],
+)
+def test_a_fault_in_an_asset_is_found(
+    tmp_path: Path, name: str, text: str, finding: str
+) -> None:
+    assert findings(write_site(tmp_path, CLEAN, **{name: text})) == [
+        f"{name}: {finding}"
+    ]
+
+
+def test_a_comment_or_a_namespace_is_no_request(tmp_path: Path) -> None:
+    script = (
+        '// see https://e.org\nconst ns = "http://www.w3.org/2000/svg" /* //e.org/x */'
+    )
+    drawing = (
+        '<svg xmlns:xlink="http://www.w3.org/1999/xlink">'
+        '<a xlink:href="https://e.org"><path/></a></svg>'
+    )
+    assert (
+        findings(write_site(tmp_path, CLEAN, **{"x.js": script, "x.svg": drawing}))
+        == []
+    )
+
+
+def test_findings_are_printed_once_with_their_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_site(
+        tmp_path, '<p><a href="nope.html">x</a><a href="nope.html">x</a></p><pre></pre>'
+    )
+    assert built_site.main([str(tmp_path)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == [
+        "index.html: empty code block",
+        "index.html: dead link: nope.html",
+    ]
+    assert printed.err == "2 findings in 3 pages\n"
+
+
+@pytest.mark.parametrize("folder", ["missing", "."])
+def test_nothing_to_check_names_the_remedy(
+    tmp_path: Path, folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert built_site.main([str(tmp_path / folder)]) == 2
+    assert (
+        "no pages to check; build them first with `mkdocs build --strict`"
+        in capsys.readouterr().err
+    )

@@ -1,0 +1,234 @@
+"""Each finding of the page checker, on a tree of one page and one source file that has
+exactly this fault.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tools.checks.pages import check_pages
+
+SOURCE = '''"""A string may say # --8<-- [start:nothing]."""
+
+
+# --8<-- [start:one]
+def one():
+    # --8<-- [start:inner]
+    return 1
+    # --8<-- [end:inner]
+
+
+# --8<-- [end:one]
+'''
+PAGE = """# Title
+
+A step takes {$ facts.stem.time $}, {$ facts.stem.share $} of the peak, which is
+`3.2 TB/s`; 10 steps, a 16×16 tile.
+
+``` python title="12 ms"
+--8<-- "systems/a.py:one"
+--8<-- "systems/a.py:inner"
+sleep(12)  # 12 ms
+```
+
+=== "NVIDIA A100-SXM4-40GB"
+
+    --8<-- "generated/a-table.md"
+
+[a link](other.md#12-ms "no") goes there; <!-- 12 ms --> \\(2x + 4s\\), in 1990, p20,
+min, fp32 s.
+{ .caption }
+
+```` text
+```
+12 ms
+````
+
+;--8<-- "shown/as/text.md" and `--8<-- "x"`, ``a ` b 12 ms``, 4 x 512, 2 × width,
+\\(\\text{loss} = 3\\), https://a.org/5%20ms
+"""
+
+
+def tree(root: Path, page: str = PAGE, source: str = SOURCE) -> Path:
+    for folder in ("docs/generated", "systems"):
+        (root / folder).mkdir(parents=True)
+    (root / "docs/page.md").write_text(page, encoding="utf-8")
+    (root / "systems/a.py").write_text(source, encoding="utf-8")
+    # Fragments hold measured numbers: that is what they are for.
+    (root / "docs/generated/a-table.md").write_text("| 12 ms |\n")
+    (root / "Makefile").write_text(
+        "# --8<-- [start:serve]\nserve:\n# --8<-- [end:serve]\n"
+    )
+    return root
+
+
+LAST = PAGE.count("\n") + 2
+
+
+def test_a_clean_tree_has_no_findings(tmp_path):
+    assert check_pages(tree(tmp_path)) == []
+
+
+NUMBERS = r"""
+12 ms, 1.5 µs, 3.5us, 0.25 s, 40 seconds, 5 min, 10-20 ms, 12&nbsp;ms, **2.5** ms,
+51.2 TFLOP/s, 9 GFLOP/s, 8 FLOP/s, 4.8 TB/s, 900 GB/s, 20 GiB/s, 12,345 tokens/s,
+8 KiB, 8 MiB, 8 GiB, 1 KB, 1 MB, 80GB, 2 TB, 700 W, 1980 MHz,
+42 %, 42%, 7.5 percent, \(12\,\text{ms}\), \(40\,\%\),
+3 times faster, 2 times slower, 2.1×, 2.1 x, 2.1× faster, 1.8 x as fast, 9.1x (best)
+"""
+
+
+@pytest.mark.parametrize("number", re.split(r",\s+", NUMBERS.strip()))
+def test_a_measured_number_typed_by_hand(tmp_path, number):
+    page = PAGE + f"\nIt takes {number}.\n"
+    (finding,) = check_pages(tree(tmp_path, page))
+    assert (
+        finding.startswith(f"docs/page.md:{LAST}: the measured number ")
+        and "typed by hand" in finding
+    )
+
+
+def test_a_number_and_its_unit_on_two_lines_and_in_every_kind_of_text(tmp_path):
+    page = "# In 12 ms\n\nIt takes 12\nms.\n\n| a |\n| 13 ms |\n\n"
+    page += '=== "14 ms"\n\n    15 ms\n\n'
+    page += "![16 ms](a.png) [17 ms](b.md)\n"
+    findings = check_pages(tree(tmp_path, page, source=""))
+    assert [finding.split("'")[1] for finding in findings] == [
+        f"{n} ms" for n in (12, 12, 13, 14, 15, 16, 17)
+    ]
+    assert [int(finding.split(":")[1]) for finding in findings] == [
+        1,
+        3,
+        7,
+        9,
+        11,
+        13,
+        13,
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`12 ms`",
+        "a 12 and ms",
+        "12\n\nms",
+        "{$ f.x $} ms",
+        "7 {$ f.x $} ms",
+        "H200 s",
+        "4 sizes",
+    ],
+)
+def test_what_is_no_measured_number(tmp_path, text):
+    page = PAGE + f"\n{text}\n"
+    assert check_pages(tree(tmp_path, page)) == []
+
+
+def test_a_code_block_that_is_never_closed_would_hide_numbers(tmp_path):
+    (finding,) = check_pages(tree(tmp_path, "```\n12 ms\n", source=""))
+    assert (
+        finding
+        == "docs/page.md:1: this code block is never closed: end it with the same marks"
+    )
+
+
+NOWHERE = "which is neither in the repository nor in docs/"
+OF_A = "of systems/a.py, which has: one, inner"
+OF_MAKEFILE = "of Makefile, which has: serve"
+INCLUDES = {
+    '--8<-- "systems/b.py:one"': f"includes 'systems/b.py', {NOWHERE}: correct",
+    '--8<-- "generated/b.md"': f"includes 'generated/b.md', {NOWHERE}: run tools",
+    '--8<-- "systems/a.py:two"': f"includes the section 'two' {OF_A}",
+    '--8<-- "systems/a.py:1:3"': f"includes the section '1:3' {OF_A}",
+    '--8<-- "Makefile:test"': f"includes the section 'test' {OF_MAKEFILE}",
+    '--8<-- "systems/a.py:one" ': "badly formed include: the whole line must be",
+    "--8<-- 'systems/a.py:one'": "badly formed include",
+    '--8<--"systems/a.py:one"': "badly formed include",
+    'see --8<-- "systems/a.py:one"': "badly formed include",
+    "--8<--": "badly formed include",
+}
+
+
+@pytest.mark.parametrize("line", INCLUDES)
+@pytest.mark.parametrize("fenced", [False, True], ids=["prose", "code"])
+def test_an_include_that_shows_nothing(tmp_path, line, fenced):
+    page = PAGE + (f"```\n{line}\n```\n" if fenced else f"\n{line}\n")
+    (finding,) = check_pages(tree(tmp_path, page))
+    assert finding.startswith(f"docs/page.md:{LAST}: {INCLUDES[line]}")
+
+
+def test_sections_of_other_files_and_of_docs_resolve(tmp_path):
+    page = PAGE + '--8<-- "Makefile:serve"\n--8<-- "systems/a.py"\n'
+    assert check_pages(tree(tmp_path, page)) == []
+
+
+MARKERS = {
+    "never ends": (
+        SOURCE.replace("# --8<-- [end:one]\n", ""),
+        4,
+        "section 'one' never ends, and a page",
+    ),
+    "never started": (
+        SOURCE + "# --8<-- [end:two]\n",
+        12,
+        "section 'two' ends but never started",
+    ),
+    "twice": (
+        SOURCE + "# --8<-- [start:one]\nx = 1\n# --8<-- [end:one]\n",
+        12,
+        "section 'one' starts twice (first on line 4), and pages show the first",
+    ),
+    "empty": (
+        SOURCE.replace("    return 1\n", "\n"),
+        6,
+        "section 'inner' is empty, and a page would show an empty",
+    ),
+    "text after": (
+        SOURCE + "# --8<-- [start:two] here\n",
+        12,
+        "badly formed marker: the whole line must be",
+    ),
+    "text before": (
+        SOURCE + "x = 1  # --8<-- [start:two]\n",
+        12,
+        "badly formed marker",
+    ),
+    "quotes": (SOURCE + '# --8<-- "start:two"\n', 12, "badly formed marker"),
+    "spaces": (SOURCE + "# --8<-- [start: two]\n", 12, "badly formed marker"),
+    "name": (SOURCE + "# --8<-- [start:2.two]\n", 12, "badly formed marker"),
+    "orphan": (
+        SOURCE + "# --8<-- [start:two]\nx = 1\n# --8<-- [end:two]\n",
+        12,
+        "no page shows the section 'two': include it "
+        '(--8<-- "systems/a.py:two") or delete it',
+    ),
+    "no python": (SOURCE + "'''\n", 1, "can't be read as Python"),
+}
+
+
+@pytest.mark.parametrize("fault", MARKERS)
+def test_a_marker_in_a_source_file(tmp_path, fault):
+    source, line, expected = MARKERS[fault]
+    findings = check_pages(tree(tmp_path, PAGE, source))
+    assert len(findings) == 1 and findings[0].startswith(
+        f"systems/a.py:{line}: {expected}"
+    ), findings
+
+
+def test_an_inner_marker_alone_is_no_code(tmp_path):
+    source = SOURCE.replace("def one():\n", "").replace("    return 1\n", "")
+    findings = check_pages(tree(tmp_path, PAGE, source))
+    assert [finding.split(": ", 1)[1][:24] for finding in findings] == [
+        "section 'inner' is empty",
+        "section 'one' is empty, ",
+    ]
+
+
+@pytest.mark.parametrize("folder", ["tools", "tests/sub"])
+def test_markers_in_other_folders_of_sources_count(tmp_path, folder):
+    root = tree(tmp_path, PAGE)
+    (root / folder).mkdir(parents=True)
+    (root / folder / "b.py").write_text("# --8<-- [start:b]\nx = 1\n# --8<-- [end:b]\n")
+    (finding,) = check_pages(root)
+    assert finding.startswith(f"{folder}/b.py:1: no page shows the section 'b'")

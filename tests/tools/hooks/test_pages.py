@@ -1,0 +1,207 @@
+"""The hooks of the site build, on the HTML that the Markdown extensions give them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from jinja2 import Environment, StrictUndefined
+from mkdocs.exceptions import PluginError
+
+from tools.hooks import pages as hooks
+
+NAMESPACE = {"m": "http://www.w3.org/1998/Math/MathML"}
+PAGE: Any = SimpleNamespace(file=SimpleNamespace(src_uri="end_to_end.md"))
+
+
+def formula(tex: str, display: str = "inline") -> ElementTree.Element:
+    return ElementTree.fromstring(hooks.to_mathml(tex, display))
+
+
+def test_inline_and_display_maths_become_mathml() -> None:
+    page = (
+        r'<p>At <span class="arithmatex">\(a &lt; b\)</span> and</p>'
+        '<div class="arithmatex">\\[\n\\sum_i x_i\n\\]</div><p><code>\\(x\\)</code></p>'
+    )
+    built = hooks.on_page_content(page, PAGE)
+    math = '<math xmlns="http://www.w3.org/1998/Math/MathML"'
+    assert f'<span class="arithmatex">{math} display="inline"' in built
+    assert f'aria-label="Formula">{math} display="block"' in built
+    assert r"<code>\(x\)</code>" in built
+    assert built.count("\\(") == 1 and "\\[" not in built
+
+
+def test_the_source_is_kept_for_copying_and_reading_aloud() -> None:
+    assert formula("a <\n  b").get("alttext") == "a < b"
+
+
+def test_lines_are_aligned_and_not_numbered() -> None:
+    math = formula(r"\begin{aligned} m &= 1 \\ l &= 2 \end{aligned}", "block")
+    assert len(math.findall(".//m:mtr", NAMESPACE)) == 2
+    assert "(1)" not in "".join(math.itertext())
+
+
+@pytest.mark.parametrize(
+    "tex",
+    [
+        r"I = \frac{4BHN^2d}{\text{bytes}}",
+        r"\operatorname{softmax}\left(QK^\top/\sqrt{d}\right)V",
+        r"P_{ij} = e^{s_{ij} - \ell_i}, \quad \ell_i = \log\sum_{j=1}^{N} e^{s_{ij}}",
+        r"dS = P \odot (dP - \mathbf{D}\mathbf{1}^\top)",
+        r"\mathbb{R}^{N \times d} \ni \tilde{x} \approx 10\,\% \le \lceil N/B \rceil",
+        r"\begin{cases} 0 & j \le i \\ -\infty & \text{otherwise} \end{cases}",
+        r"\frac{{a}}{{b}}",
+    ],
+)
+def test_the_formulas_of_a_transformer_convert(tex: str) -> None:
+    assert not set("\\&") & set("".join(formula(tex).itertext()))
+
+
+@pytest.mark.parametrize(
+    "tex",
+    [
+        r"\softmax(x)",
+        r"\frac{a",
+        r"a & b",
+        r"\left( a",
+        "a}",
+        "x_",
+        r"\begin{nope} a \end{nope}",
+    ],
+)
+def test_a_formula_that_does_not_convert_fails_naming_page_and_formula(
+    tex: str,
+) -> None:
+    escaped = tex.replace("&", "&amp;")
+    with pytest.raises(PluginError) as error:
+        hooks.on_page_content(rf'<span class="arithmatex">\({escaped}\)</span>', PAGE)
+    assert str(error.value).startswith("end_to_end.md: ") and f"`{tex}`" in str(
+        error.value
+    )
+
+
+TABLE = (
+    "<table>\n<thead><tr><th>size</th><th>forward <em>(ms)</em></th></tr></thead>"
+    "</table>"
+)
+
+
+def test_a_table_is_framed_and_named_after_its_columns() -> None:
+    framed = hooks.frame_tables(f"<p>x</p>{TABLE}")
+    assert framed.startswith(
+        '<p>x</p><div class="table-frame" role="region" tabindex="0" '
+    )
+    assert 'aria-label="Table: size, forward (ms)"' in framed
+    assert '<table class="data">' in framed and framed.endswith("</table></div>")
+
+
+def test_a_table_of_many_columns_has_a_short_name() -> None:
+    framed = hooks.frame_tables("<table><tr>" + "<th>a</th>" * 12 + "</tr></table>")
+    assert 'aria-label="Table: a, a, a, a and 8 more columns"' in framed
+
+
+def test_a_caption_above_names_the_table() -> None:
+    framed = hooks.frame_tables(
+        f'<p class="caption">Table 1. Time &amp; "memory".</p>\n{TABLE}'
+    )
+    assert framed.startswith('<p class="caption">')
+    assert 'aria-label="Table 1. Time &amp; &quot;memory&quot;."' in framed
+
+
+def test_a_caption_further_up_is_not_this_table_s() -> None:
+    framed = hooks.frame_tables(f'<p class="caption">Far</p><p>text</p>{TABLE}')
+    assert 'aria-label="Table: size, forward (ms)"' in framed
+
+
+def test_each_table_has_its_own_frame_and_code_has_none() -> None:
+    framed = hooks.frame_tables(
+        f'{TABLE}<p class="caption">B</p>{TABLE}<table class="highlighttable"></table>'
+    )
+    assert framed.count("table-frame") == 2
+    assert framed.count("aria-label") == 2 and 'aria-label="B"' in framed
+
+
+def test_an_answer_is_copied_where_it_is_marked_with_its_links_to_its_own_page(
+    tmp_path: Any,
+) -> None:
+    page = (
+        "# T\n\n## Answer\n\n"
+        "It takes {$ facts.a.b $}, see [there](#idea) and [b](b.md).\n\n"
+        "## Run it yourself\n\nrun\n"
+    )
+    (tmp_path / "a.md").write_text(page, encoding="utf-8")
+    config: Any = SimpleNamespace(docs_dir=str(tmp_path))
+    built = hooks.on_page_markdown(
+        "before\n\n<!-- answer: a -->\n\n<!-- answer: to_come -->\n", PAGE, config
+    )
+    assert (
+        "It takes {$ facts.a.b $}, see [there](a.md#idea) and [b](b.md).\n{@ endif @}"
+        in built
+    )
+    assert (
+        built.startswith('before\n\n{@ if facts.answers.a == "yes" @}\n')
+        and "run" not in built
+    )
+    assert "answer: to_come" not in built and "to_come.md" not in built
+    (tmp_path / "a.md").write_text("# T\n", encoding="utf-8")
+    with pytest.raises(PluginError, match=r'a\.md has no section "## Answer"'):
+        hooks.on_page_markdown("<!-- answer: a -->", PAGE, config)
+
+
+def filled_in(markdown: str, stale: dict[str, str]) -> str:
+    """The page as the macros plugin leaves it, with its delimiters."""
+    marks = ("{@", "@}", "{$", "$}", "{~", "~}")
+    facts = {
+        "gpu": {"name": "GPU"},
+        "a": {"x": "1"},
+        "b": {"x": "2"},
+        "c": {"x": "3"},
+        "stale": stale,
+    }
+    return (
+        Environment(*marks, undefined=StrictUndefined)
+        .from_string(markdown)
+        .render(facts=facts)
+    )
+
+
+def test_a_page_says_under_its_title_which_of_its_numbers_are_stale() -> None:
+    sentence = (
+        "On {$ facts.gpu.name $} {$ facts.a.x $} and {$ facts.b.x $}, "
+        "{$ facts.a.x $} again."
+    )
+    page = f"# Title\n\n{sentence}\n\n# Not a title\n"
+    config: Any = SimpleNamespace(docs_dir="docs")
+    built = hooks.on_page_markdown(page, PAGE, config)
+    text = filled_in(
+        built, {"a": "[a](results/gpu/a.json)", "b": "", "c": "[c](results/gpu/c.json)"}
+    )
+    head, rest = text.split("On GPU 1 and 2, 1 again.")
+    lines = [line for line in head.splitlines() if line]
+    assert lines[0] == "# Title" and lines[2] == "{ .stale }" and len(lines) == 3
+    assert (
+        lines[1].startswith("**Stale:** ")
+        and " numbers of [a](results/gpu/a.json) were " in lines[1]
+    )
+    assert rest == "\n\n# Not a title"
+    both = filled_in(built, {"a": "[a](a)", "b": "[b](b)"})
+    assert (
+        " [a](a), [b](b) were measured with an earlier version of the code."
+        "\n{ .stale }\n\n" in both
+    )
+    assert "tale" not in filled_in(built, {"a": "", "b": "", "c": "[c](c)"})
+
+
+def test_a_page_without_facts_is_left_alone() -> None:
+    assert hooks.with_stale_line("# Title\n\nText.\n") == "# Title\n\nText.\n"
+
+
+def test_answers_copied_into_a_page_are_among_its_sentences(tmp_path: Any) -> None:
+    (tmp_path / "a.md").write_text(
+        "# T\n\n## Answer\n\n{$ facts.a.x $}\n", encoding="utf-8"
+    )
+    config: Any = SimpleNamespace(docs_dir=str(tmp_path))
+    built = hooks.on_page_markdown("# All\n\n<!-- answer: a -->\n", PAGE, config)
+    assert "facts.stale.get" in built.split("facts.answers")[0]

@@ -1,0 +1,339 @@
+"""What `attention` and `compile` derive when rendered, from records made here whose
+answers are known by hand.
+"""
+
+import re
+
+import pytest
+
+from systems import ROOT
+from systems.records.device import Device
+from systems.records.record import Record, Row
+from tools.render import load
+from tools.render.stems import attention
+from tools.render.stems import compile as compile_builder
+from tools.render.stems.attention import compiled as attention_compiled
+from tools.render.stems.attention import memory as attention_memory
+from tools.render.stems.attention.rows import cell, in_words
+
+MIB, GIB = 2**20, 2**30
+
+
+def device(gib: int) -> Device:
+    return Device(
+        "NVIDIA X", "nvidia-x", "9.0", gib * GIB, driver="1", power_limit_w=700.0
+    )
+
+
+def attention_row(
+    n: int, execution: str, d: int = 64, dtype: str = "fp32", causal: str = "no"
+) -> Row:
+    """Times grow with N²; compiled, forward takes half and backward the same; what is
+    kept is what the formula says.
+    """
+    config = {
+        "d": d,
+        "n": n,
+        "causal": causal,
+        "dtype": dtype,
+        "execution": execution,
+        "batch": 8,
+        "warmup": 2,
+    }
+    if n > 16384 and execution == "eager":
+        return Row(
+            {**config, "passes": 3},
+            "out_of_memory",
+            {},
+            "CUDA out of memory. Tried to allocate 32.00 GiB",
+        )
+    compiled = execution == "compiled"
+    element, rows = 4 if dtype == "fp32" else 2, 8 * n
+    matrix, output = rows * n * element, rows * d * element
+    forward, backward = n**2 / 1e6 / (2 if compiled else 1), 3 * n**2 / 1e6
+    sizes = [
+        matrix,
+        matrix,
+        rows * element,
+        rows * 8,
+        *([n * n] if causal == "yes" else []),
+    ]
+    saved = [
+        {"dtype": "any", "shape": [size], "bytes": size, "adds_bytes": size}
+        for size in sizes
+    ]
+    metrics = {
+        # The first pass compiles, for 2 s forward and 1 s backward.
+        "warmup_forward_ms": [forward + 2000 * compiled, forward],
+        "warmup_backward_ms": [backward + 1000 * compiled, backward],
+        "forward_ms": [forward] * 3,
+        "backward_ms": [backward] * 3,
+        "peak_allocated_bytes": (3 if compiled else 6) * matrix,
+        "graphs": int(compiled),
+        "recompiles": 0,
+        "before_forward_bytes": MIB,
+        "before_backward_bytes": MIB + sum(sizes) + output,
+        "saved": saved,
+        "forward_kernels": 4 if compiled else 8,
+        "backward_kernels": 9 if compiled else 25,
+        **({"forward_fused": ["triton_red_fused_div_exp_0"]} if compiled else {}),
+    }
+    return Row({**config, "passes": 3}, "ok", metrics)
+
+
+@pytest.fixture
+def record() -> Record:
+    both = ("eager", "compiled")
+    grid = [
+        (n, d, t, c)
+        for t in ("fp32", "bf16")
+        for c in ("no", "yes")
+        for d in (16, 64)
+        for n in (8192, 16384)
+    ]
+    rows = [
+        attention_row(n, e, d, t, c)
+        for n, d, t, c in [*grid, (4096, 64, "fp32", "no")]
+        for e in both
+    ]
+    rows += [attention_row(32768, e) for e in both]
+    return Record(
+        "attention",
+        "measured",
+        device(140),
+        rows,
+        len(rows),
+        started_utc="2026-01-01 00:00",
+    )
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.setattr("tools.render.markdown.is_fresh", lambda record: True)
+
+
+def test_facts_of_attention_by_hand(record):
+    facts, none = attention.facts(record), attention.facts(None)
+    assert facts.keys() == none.keys() and "not measured" in none.values()
+    # 16384² / 10⁶ ms forward, three times that backward.
+    assert (facts["forward"], facts["backward"]) == ("268.4 ms", "805.3 ms")
+    assert facts["growth_forward"] == facts["growth_backward"] == "4.00"
+    # Forward twice as fast and backward equally fast: (1 + 3) / (0.5 + 3).
+    assert (facts["speedup_forward"], facts["speedup_backward"]) == ("2.00", "1.00")
+    assert facts["speedup_least"] == facts["speedup_most"] == "1.14"
+    assert (
+        facts["compile_least"] == facts["compile_most"] == "3.0 s"
+        and facts["recompiles"] == "0"
+    )
+    assert [
+        facts[f"{p}_kernels_{e}"]
+        for p in ("forward", "backward")
+        for e in ("eager", "compiled")
+    ] == list("84") + [
+        "25",
+        "9",
+    ]
+    # Two matrices of 8 GiB, and 64 bytes for each pair of positions.
+    assert (facts["one_matrix"], facts["kept"], facts["per_square_limit"]) == (
+        "8.0 GiB",
+        "16.0 GiB",
+        "64",
+    )
+    assert facts["per_square_eager"] == "64.1"
+
+
+def test_the_prediction_is_compared_with_the_measurement(record):
+    assert attention_memory.largest_error(record) == pytest.approx(0, abs=0.001)
+    row = cell(record, 8192, 16, "bf16")
+    row.metrics["before_backward_bytes"] += attention_memory.kept_bytes(row) // 50
+    assert attention.facts(record)["prediction_off_most"] == "2.0 %"
+    # At short sequences other things count, and nobody promised anything.
+    short = attention_row(256, "eager")
+    short.metrics["before_backward_bytes"] *= 9
+    record.rows.append(short)
+    assert attention.facts(record)["prediction_off_most"] == "2.0 %"
+
+
+def test_the_first_length_that_does_not_fit(record):
+    facts = attention.facts(record)
+    n = int(facts["shortest_out"])
+    assert (
+        attention_memory.needed_at(n - 1) <= 140 * GIB < attention_memory.needed_at(n)
+    )
+    assert facts["tried_length"] == "32768" and facts["tried_need"] == "192.4 GiB"
+    assert (
+        facts["tried_eager"] == "ran out of memory"
+        and facts["tried_compiled"] == "ran with a peak of 96.0 GiB"
+    )
+    table = attention_memory.accounting(record)
+    cells = [
+        float(line.split("|")[2])
+        for line in table.splitlines()[2:]
+        if line.startswith("|")
+    ]
+    assert (
+        sum(cells[:-1]) == pytest.approx(cells[-1], abs=0.01) and cells.count(32.0) == 6
+    )
+    # Where nothing ran out, it is the first doubled length that must.
+    record.rows = [row for row in record.rows if row.config["n"] <= 16384]
+    assert attention_memory.accounted_length(record) == 32768
+    record.device = device(2000)
+    assert attention_memory.accounted_length(record) == 131072
+    assert attention.facts(record)["tried_eager"] == "was not measured"
+
+
+def test_on_a_smaller_gpu_a_row_that_does_not_fit_names_its_need(record):
+    for row in record.rows:
+        if row.config["n"] == 16384 and row.config["dtype"] == "fp32":
+            row.status, row.metrics, row.reason = (
+                "out_of_memory",
+                {},
+                "CUDA out of memory",
+            )
+    record.device = device(40)
+    facts, files = attention.facts(record), attention.fragments([record])
+    assert facts["forward"] == facts["speedup_forward"] == "not measured"
+    assert facts["tried_length"] == "16384" and facts["tried_need"] == "48.2 GiB"
+    assert (
+        "| 64 | 16384 | out of memory, needs 48.2 GiB |  |  |  |" in files["table.md"]
+    )
+    # A compiled row's need grows with N² from its longest one that fitted: 4 times 3
+    # matrices of 2 GiB.
+    compiled = cell(record, 16384, execution="compiled")
+    assert in_words(record, compiled) == "out of memory, needs 24.0 GiB"
+    assert not re.search(
+        r"\bnan\b|None",
+        "".join(text for name, text in files.items() if name.endswith(".md")),
+    )
+
+
+def test_figures_have_twins_and_every_cell_of_the_map_its_number(record):
+    files = attention.fragments([record])
+    for name in ("times", "memory", "speedup"):
+        assert f"{name}-nvidia-x.svg" in files and f"{name}-nvidia-x-dark.svg" in files
+    # Four maps of two widths and two or three lengths that were measured.
+    assert files["speedup-nvidia-x.svg"].count(">1.14<") == 4 * 4 + 1
+    assert "slope of N²" in files["times-nvidia-x.svg"]
+
+
+def test_kernels_tell_what_they_fuse(record):
+    assert (
+        "| fp32 | no | forward | 8 | 4 | reduction:\N{NO-BREAK SPACE}div\N{NO-BREAK SPACE}exp |"
+        in (attention_compiled.kernels_table(record))
+    )
+    words = attention_compiled.fused_words("triton_poi_fused__to_copy_add_12").split(
+        "\N{NO-BREAK SPACE}"
+    )
+    assert words == ["pointwise:", "to", "copy", "add"]
+    assert attention_compiled.fused_words("triton_mm") == "triton_mm"
+
+
+def test_reported_grids_are_shown_as_reported():
+    found = load.load(ROOT / "docs" / "results")
+    files = attention.fragments(found["attention"])
+    # The notes' own figures, from GB and from MiB.
+    assert "| 16 | 16384 | 56.91 | 140.36 | 8.048 | 32.070 |" in files["table.md"]
+    assert (
+        "| 16 | 16384 | 58.65 ± 0.41 | 142.65 ± 0.26 | 8.047 | 32.078 |"
+        in files["table.md"]
+    )
+    assert files["compiled.md"].count("| apparently ran eager |") == 1
+    assert (
+        "| 128 | 16384 | 81.476 | 81.510 | 1.00 | 165.394 | 165.312 | 1.00 | apparently ran eager |"
+        in (files["compiled.md"])
+    )
+    table = compile_builder.fragments(found["compile"])["table.md"]
+    assert "| large | not said | model | 283.66 | 640.30 | 922.44 |" in table
+
+
+# The whole model ----------------------------------------------------------------------
+
+
+def model_row(
+    execution: str, step_ms: float, compile_ms: float = 0.0, size: str = "small"
+) -> Row:
+    """A step of four phases: 30 % forward, 10 % loss, 40 % backward, 20 % optimizer;
+    forward compiles in the first.
+    """
+    shares = {"forward": 0.3, "loss": 0.1, "backward": 0.4, "optimizer": 0.2}
+    metrics: dict = {
+        f"{phase}_ms": [share * step_ms] * 3 for phase, share in shares.items()
+    }
+    metrics |= {
+        f"warmup_{phase}_ms": [share * step_ms] * 2 for phase, share in shares.items()
+    }
+    metrics["warmup_forward_ms"][0] += compile_ms
+    metrics |= {
+        "graphs": int(execution != "eager"),
+        "recompiles": 0,
+        "peak_allocated_bytes": 3 * GIB,
+    }
+    metrics |= {
+        f"{phase}_kernels": 10 if execution == "eager" else 4 for phase in shares
+    }
+    config = {
+        "size": size,
+        "precision": "fp32",
+        "execution": execution,
+        "context": 512,
+        "batch": 4,
+    }
+    return Row(config, "ok", metrics)
+
+
+def model_record(*rows: Row) -> Record:
+    return Record("compile", "measured", device(140), list(rows), len(rows))
+
+
+def test_steps_that_pay_for_compiling_by_hand():
+    record = model_record(
+        model_row("eager", 100.0), model_row("compiled", 80.0, compile_ms=5001.0)
+    )
+    facts = compile_builder.facts(record)
+    assert facts.keys() == compile_builder.facts(None).keys()
+    assert (
+        facts["speedup_small_fp32"]
+        == facts["speedup_least"]
+        == facts["speedup_most"]
+        == "1.25"
+    )
+    # 5001 ms at 20 ms a step: the 251st step makes it even.
+    assert (facts["compile_small_fp32"], facts["steps_small_fp32"]) == ("5 s", "251")
+    assert (
+        "| small | fp32 | model | 5.0 | 1 | 20.00 | 251 | 40 to 16 | 3.0 to 3.0 |"
+        in (compile_builder.price_table(record))
+    )
+
+
+def test_compiling_that_gains_nothing_never_pays():
+    record = model_record(
+        model_row("eager", 80.0), model_row("compiled", 80.1, compile_ms=5000.0)
+    )
+    assert compile_builder.facts(record)["steps_small_fp32"] == "never"
+    assert compile_builder.facts(record)["steps_2_7B_fp32"] == "not measured"
+
+
+def test_a_model_that_does_not_fit_is_a_row():
+    out = model_row("compiled", 80.0, size="2.7B")
+    out.status, out.metrics = "out_of_memory", {}
+    record = model_record(
+        model_row("eager", 100.0), model_row("eager", 900.0, size="2.7B"), out
+    )
+    files = compile_builder.fragments([record])
+    assert re.search(
+        r"\| 2.7B \| fp32 \| model \|(  \|){4} out of memory \|", files["table.md"]
+    )
+    assert compile_builder.facts(record)["speedup_2_7B_fp32"] == "not measured"
+    assert "speedup-nvidia-x-dark.svg" in files
+
+
+def test_compiled_adamw_counts_its_own_compile_time():
+    both = model_row("compiled_optimizer", 60.0, compile_ms=2000.0)
+    both.metrics["warmup_optimizer_ms"] = [4012.0, 3012.0]
+    facts = compile_builder.facts(model_record(model_row("eager", 100.0), both))
+    # 7 s of optimizer, 9 s in all, at 40 ms a step.
+    assert facts["optimizer_compile"] == "7 s" and facts["optimizer_steps"] == "225"
+    assert (facts["optimizer_eager"], facts["optimizer_compiled"]) == (
+        "20.0 ms",
+        "12.0 ms",
+    )

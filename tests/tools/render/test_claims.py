@@ -1,0 +1,281 @@
+"""Claims: each holds or fails by its record, and a record altered just so turns its
+sentence over.
+"""
+
+import copy
+
+import pytest
+
+from systems import ROOT
+from systems.records.record import Record
+from tests.tools.render.test_attention import attention_row, model_record, model_row
+from tests.tools.render.test_kernel_profile import kernel_record
+from tests.tools.render.test_memory import memory_record
+from tools.render import load
+from tools.render.spanning import claims
+from tools.render.spanning.claims import CLAIMS
+
+BY_NAME = {claim.name: claim for claim in CLAIMS}
+
+
+@pytest.fixture(scope="module")
+def found():
+    return load.load(ROOT / "docs" / "results")
+
+
+def rows(record: Record, **wanted):
+    return [row for row in record.rows if wanted.items() <= row.config.items()]
+
+
+def stretch(chosen, factor: float, *names: str):
+    """These samples, times a factor; those of a step by default."""
+    for row in chosen:
+        for name in names or ("forward_ms", "loss_ms", "backward_ms", "optimizer_ms"):
+            if name in row.metrics:
+                row.metrics[name] = [factor * time for time in row.metrics[name]]
+
+
+def jolt(record: Record):
+    """Every second sample twice as long."""
+    for row in rows(record, mode="forward"):
+        row.metrics["forward_ms"] = [
+            t * (1 + i % 2) for i, t in enumerate(row.metrics["forward_ms"])
+        ]
+
+
+def swift_start(record: Record):
+    (cold,) = rows(record, warmup=0)
+    for name in ("forward_ms", "loss_ms", "backward_ms"):
+        cold.metrics[name][0] = cold.metrics[name][-1]
+
+
+def sums(record: Record, result: float, **wanted):
+    for row in rows(record, **wanted):
+        row.metrics["device_result"] = result
+
+
+def stall_never(record: Record):
+    for row in rows(record, value="bf16", accumulator="bf16"):
+        row.metrics["last_change"] = row.config["steps"]
+
+
+def as_on_a_cpu(record: Record):
+    rows(record, part="toy", dtype="fp16")[0].metrics["ln"] = "fp16"
+
+
+def overflow(record: Record):
+    for row in rows(record, norm="layer", dtype="bf16", compute="library"):
+        row.metrics["square_nonfinite"] = [1.0] * 10
+
+
+def careful_sums(record: Record):
+    for row in rows(record, norm="layer", dtype="bf16", compute="running"):
+        row.metrics["output_error"] = [1e-3] * 10
+
+
+def worse_autocast(record: Record):
+    for row in rows(record, precision="bf16"):
+        row.metrics["loss"] = [loss + 1 for loss in row.metrics["loss"]]
+
+
+def keep_more(record: Record):
+    for row in rows(record, n=16384):
+        row.metrics["before_backward_bytes"] *= 2
+
+
+def worse_errors(*names: str):
+    def alter(record: Record):
+        for row in rows(record, implementation="triton", dtype="bf16"):
+            for name in names:
+                row.metrics[f"{name}_relative_error"] *= 9
+
+    return alter
+
+
+def most_of(category: str, factor: float):
+    def alter(record: Record):
+        for row in rows(record, mode="step"):
+            for found in row.metrics["categories"]:
+                if found["category"] == category:
+                    found["most_bytes"] *= factor
+
+    return alter
+
+
+def raise_peaks(factor: float, **wanted):
+    def alter(record: Record):
+        for row in rows(record, **wanted):
+            row.metrics["peak_allocated_bytes"] *= factor
+
+    return alter
+
+
+def narrow_residual(record: Record):
+    for row in rows(record, precision="bf16"):
+        row.metrics["residual_bytes"] //= 2
+
+
+def larger_block(record: Record):
+    for row in rows(record, mode="forward"):
+        row.metrics["tenth"][0]["bytes"] *= 2
+
+
+def slow_kernels(chosen, category: str, factor: float):
+    for row in chosen:
+        for kernel in row.metrics["kernels"]:
+            if kernel["category"] == category:
+                kernel["total_ms"] *= factor
+
+
+def rename_products(record: Record):
+    for kernel in rows(record, size="large", context=512, mode="step")[0].metrics[
+        "kernels"
+    ]:
+        if kernel["category"] == "matmul" and kernel["phase"] == "backward":
+            kernel["category"] = "copy"
+
+
+def launch_slowly(record: Record):
+    stretch(rows(record, size="small"), 2)
+    stretch(rows(record, size="2.7B"), 0.82)
+
+
+def hoard(record: Record):
+    for row in rows(record, implementation="ours", n=8192):
+        row.metrics["peak_allocated_bytes"] += 2**26
+
+
+# What makes each claim change sides.
+ALTERED = {
+    "backward_about_twice": lambda r: stretch(
+        rows(r, size="xl", mode="step"), 2, "backward_ms"
+    ),
+    "passes_steady": jolt,
+    "first_step_slow": swift_start,
+    "two_steps_warm_up": lambda r: stretch(rows(r, warmup=2), 1.2),
+    "small_is_launch_bound": launch_slowly,
+    "top_kernel_multiplies": rename_products,
+    "training_dilutes_products": lambda r: slow_kernels(
+        rows(r, mode="forward"), "softmax", 9
+    ),
+    "softmax_is_memory_traffic": lambda r: slow_kernels(
+        rows(r, mode="forward", context=512), "matmul", 20
+    ),
+    "kernels_are_attributed": lambda r: slow_kernels(
+        rows(r, size="xl", context=256), "matmul", 1.05
+    ),
+    "wide_sums_add_no_error": lambda r: sums(r, 10.5, value="fp16", accumulator="fp32"),
+    "narrow_sums_worse": lambda r: sums(r, 10.0, value="fp16", accumulator="fp16"),
+    "bf16_stalls": stall_never,
+    "autocast_dtypes": as_on_a_cpu,
+    "bf16_squares_fit": overflow,
+    "bf16_sums_need_fp32": careful_sums,
+    "gain_grows": lambda r: stretch(
+        rows(r, size="2.7B", context=512, precision="bf16"), 9
+    ),
+    "slower_where_launches_bind": lambda r: stretch(
+        rows(r, size="2.7B", context=512, precision="bf16"), 9
+    ),
+    "autocast_trains_alike": worse_autocast,
+    "memory_peak_moves": most_of("saved activations", 9),
+    "forward_peak_is_weights": raise_peaks(1.2, mode="forward"),
+    "two_graphs_exceed_training": raise_peaks(9, mode="forward_backward"),
+    "autocast_raises_forward": raise_peaks(1.5, mode="step", precision="bf16"),
+    "residual_as_derived": narrow_residual,
+    "largest_are_scores": larger_block,
+    "memory_as_predicted": most_of("gradients", 1.03),
+    "two_matrices_saved": keep_more,
+    "time_grows_with_square": lambda r: stretch(rows(r, n=16384), 3),
+    "compiled_attention_faster": lambda r: stretch(
+        rows(r, execution="compiled", n=8192), 9
+    ),
+    "compiling_gains": lambda r: stretch(rows(r, execution="compiled"), 2),
+    "bf16_gains_more": lambda r: stretch(
+        rows(r, execution="compiled", precision="bf16"), 2
+    ),
+    "forward_accurate": worse_errors("o"),
+    "backward_accurate": worse_errors("dk"),
+    "fused_wins_long": lambda r: stretch(
+        rows(r, implementation="ours", n=32768), 99, "backward_ms"
+    ),
+    "fused_keeps_up": lambda r: stretch(
+        rows(r, implementation="ours", d=16, n=128), 99, "forward_ms"
+    ),
+    "fused_memory_linear": hoard,
+}
+
+
+def test_every_claim_has_a_name_of_its_own_and_is_turned_over_here():
+    assert len(BY_NAME) == len(CLAIMS) and BY_NAME.keys() == ALTERED.keys()
+
+
+def record_for(claim, found) -> Record:
+    """The record of the primary GPU; where there is none yet, one made for the claim."""
+    if claim.stem == "attention":
+        grid = [
+            attention_row(n, execution)
+            for n in (8192, 16384)
+            for execution in ("eager", "compiled")
+        ]
+        return model_record(*grid)
+    if claim.stem == "peak_memory":
+        return memory_record()
+    if claim.stem == "kernel_profile":
+        return kernel_record()
+    if claim.stem == "compile":
+        pairs = [
+            model_row(e, t, size="2.7B")
+            for e, t in (("eager", 100.0), ("compiled", 80.0))
+        ]
+        for row in (half := copy.deepcopy(pairs)):
+            row.config["precision"] = "bf16"
+        stretch(half[1:], 0.9)
+        return model_record(*pairs, *half)
+    return copy.deepcopy(next(r for r in found[claim.stem] if r.kind == "measured"))
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_an_altered_record_turns_the_claim_over(name, found, monkeypatch):
+    monkeypatch.setattr(claims, "is_fresh", lambda record: True)
+    claim = BY_NAME[name]
+    record = record_for(claim, found)
+    before, text = claim.judge(record), claims.verdict(claim, record)
+    assert (
+        before
+        and (claim.holds if before[0] else claim.fails) in text
+        and before[1] in text
+    )
+    ALTERED[name](record)
+    after, text = claim.judge(record), claims.verdict(claim, record)
+    assert after and after[0] != before[0] and after[1] != before[1]
+    assert (claim.holds if after[0] else claim.fails) in text
+    assert text.startswith("**Holds:**" if after[0] else "**Does not hold here:**")
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_without_its_rows_a_claim_is_not_judged(name, found):
+    claim = BY_NAME[name]
+    record = record_for(claim, found)
+    record.rows = []
+    assert claim.judge(record) is None
+    assert claims.verdict(claim, record).startswith("**Not judged here:**")
+    assert claims.verdict(claim, None).startswith("**Not judged here:**")
+
+
+def test_rows_out_of_memory_are_no_numbers(found):
+    """On a smaller GPU the largest models lack times: claims are judged by what ran, or
+    not at all, and never raise.
+    """
+    small = {"warmup", "accumulation", "autocast", "norm_precision", "mixed_precision"}
+    for claim in (claim for claim in CLAIMS if claim.stem not in small):
+        record = record_for(claim, found)
+        for row in record.rows[len(record.rows) // 2 :]:
+            row.status, row.metrics = "out_of_memory", {}
+        judgement = claim.judge(record)
+        assert judgement is None or "nan" not in judgement[1]
+
+
+def test_a_stale_record_says_so_beside_its_claim(found, monkeypatch):
+    claim = BY_NAME["bf16_stalls"]
+    monkeypatch.setattr(claims, "is_fresh", lambda record: False)
+    assert claims.verdict(claim, record_for(claim, found)).endswith(", stale)")

@@ -1,0 +1,582 @@
+"""Builders of the attention benchmarks, on records small enough to reckon by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from systems.formulas.costs import KERNELS
+from systems.records.device import Device
+from systems.records.record import Record, Row
+from tools.render.stems import (
+    flash_ablation,
+    flash_accuracy,
+    flash_benchmarking,
+    flash_leaderboard,
+    flash_peers,
+    model_attention,
+)
+
+GPU = Device("NVIDIA H200", "nvidia-h200", "9.0", 1, "580", 700.0, [1000, 2000])
+
+
+def record(stem: str, *rows: Row) -> Record:
+    return Record(stem, "measured", GPU, list(rows), expected_rows=len(rows))
+
+
+def times(forward: float, backward: float, both: float) -> dict[str, list[float]]:
+    return {"forward_ms": [forward], "backward_ms": [backward], "both_ms": [both]}
+
+
+def bench_row(
+    name: str, n: int, *passes: float, dtype: str = "bf16", **memory: int
+) -> Row:
+    config = {"implementation": name, "dtype": dtype, "d": 64, "n": n}
+    return Row(
+        config,
+        "ok",
+        {
+            **times(*passes),
+            "ran": "flash_attention",
+            "held_bytes": 0,
+            "peak_allocated_bytes": 0,
+        }
+        | memory,
+    )
+
+
+OUT = Row(
+    {"implementation": "plain", "dtype": "bf16", "d": 64, "n": 65536},
+    "out_of_memory",
+    reason="CUDA out of memory",
+)
+
+
+@pytest.fixture
+def bench():
+    product = Row(
+        {"implementation": "ceiling", "dtype": "bf16", "d": 1000, "n": 1000},
+        "ok",
+        {"product_ms": [0.01]},
+    )
+    ours = [
+        bench_row(
+            "ours", n, 1.0, 2.0, 3.0, held_bytes=2**20, peak_allocated_bytes=5 * 2**20
+        )
+        for n in (128, 65536)
+    ]
+    return record(
+        "flash_benchmarking",
+        product,
+        *ours,
+        bench_row("plain", 128, 0.5, 4.0, 2.5),
+        OUT,
+    )
+
+
+def test_rates_and_memory_by_hand(bench):
+    row = bench.find(implementation="ours", n=65536)
+    # 7 products of 2 · 64 FLOPs for half of 65536² scores, in 3 ms.
+    assert flash_benchmarking.rate(row, "both") == pytest.approx(
+        7 * 2 * 64 * 65536**2 / 2 / 3e-3
+    )
+    # 2 GFLOP in 10 µs.
+    assert flash_benchmarking.ceiling(bench, "bf16") == pytest.approx(2e14)
+    assert flash_benchmarking.memory_bytes(row) == 4 * 2**20
+    assert (
+        flash_benchmarking.memory_bytes(OUT)
+        is flash_benchmarking.rate(OUT, "both")
+        is None
+    )
+
+
+def test_losing_is_said_and_counted(bench):
+    shape = ("bf16", 64, 128)
+    assert flash_benchmarking.ratios(bench, "plain", "forward") == {shape: 0.5}
+    assert flash_benchmarking.losses({shape: 0.5, ("fp32", 64, 128): 1.0}) == [shape]
+    facts = flash_benchmarking.facts(bench)
+    assert [
+        facts[f"slower_than_plain_{name}"] for name in ("forward", "backward", "both")
+    ] == ["1", "0", "1"]
+    files = flash_benchmarking.fragments([bench])
+    assert (
+        "| plain\N{NO-BREAK SPACE}PyTorch | forward | 1 of 1 | 128 | 0.50 |"
+        in files["lost.md"]
+    )
+    assert facts["compared_plain"] == "1"
+
+
+@pytest.mark.parametrize("name", ["ours", "plain"])
+def test_where_the_host_decides_is_told_and_a_loss_still_counts(bench, name):
+    """Both passes together a tenth longer than one and then the other; a little less is
+    the GPU's.
+    """
+    row, other = (
+        bench.find(implementation=name, n=128),
+        {"ours": "plain", "plain": "ours"}[name],
+    )
+    limit = 1.1 * sum(row.metrics[of][0] for of in ("forward_ms", "backward_ms"))
+    for both, told in (
+        (limit + 0.01, "1 shape (N up to 128)"),
+        (limit - 0.01, "no shape"),
+    ):
+        row.metrics["both_ms"] = [both]
+        facts = flash_benchmarking.facts(bench)
+        assert (facts[f"host_decides_{name}"], facts[f"host_decides_{other}"]) == (
+            told,
+            "no shape",
+        )
+        assert facts["slower_than_plain_forward"] == facts["compared_plain"] == "1"
+
+
+def test_a_late_host_makes_nobody_slower(bench):
+    """Neither for some calls nor between two passes."""
+    row = bench.find(implementation="plain", n=128)
+    row.metrics |= {"forward_ms": [9.0, 0.5, 9.0, 9.0], "both_ms": [7.0]}
+    assert [
+        flash_benchmarking.gpu_ms(row, name) for name in ("forward", "backward", "both")
+    ] == [0.5, 4.0, 4.5]
+    assert flash_benchmarking.ratio(bench, "plain", "both", "bf16", 64, 128) == 1.5
+    assert flash_benchmarking.gpu_ms(OUT, "both") is None
+
+
+def test_a_shape_without_memory_is_a_row_and_a_fact(bench):
+    facts, files = (
+        flash_benchmarking.facts(bench),
+        flash_benchmarking.fragments([bench]),
+    )
+    assert (
+        facts["faster_bf16_65536"] == facts["memory_plain_bf16"] == "out of memory"
+        and facts["out_of_memory"] == "1"
+    )
+    line = "| bf16 | 64 | 65536 | 1.000 | 2.000 | 3.000 | out of memory | out of memory | out of memory |  |"
+    assert line in files["table.md"]
+    assert (
+        files["table.md"].count("| bf16 |") == files["table.md"].count("| fp32 |") == 40
+    )
+
+
+def test_passes_stand_in_tabs_of_their_own_below_the_gpu(bench):
+    lines = flash_benchmarking.fragments([bench])["passes.md"].splitlines()
+    tabs = [line for line in lines if "===" in line]
+    assert tabs == [
+        '=== "NVIDIA H200"',
+        '    === "Forward"',
+        '    === "Backward"',
+        '    === "Both"',
+    ]
+
+
+def test_tables_tell_which_kernels_ran(bench):
+    """Of ours and of SDPA, each in a column of its own."""
+    bench.find(implementation="ours", n=65536).metrics["ran"] = "hopper"
+    bench.rows.append(bench_row("sdpa", 65536, 1.0, 2.0, 3.0))
+    files = flash_benchmarking.fragments([bench])
+    header, *rows = (
+        line.strip()
+        for line in files["table.md"].splitlines()
+        if line.strip().startswith("| ")
+    )
+    (row,) = (row for row in rows if row.startswith("| bf16 | 64 | 65536 |"))
+    assert header.endswith("| ours ran |") and row.endswith("| hopper |")
+    assert (
+        files["passes.md"].count("| ours ran | SDPA ran |")
+        == files["passes.md"].count("| hopper | flash |")
+        == 3
+    )
+    # Where a row has no numbers nothing ran.
+    assert flash_benchmarking.what_ran(OUT) == flash_benchmarking.what_ran(None) == ""
+
+
+def test_times_of_short_sequences_stand_beside_sdpa_s(bench):
+    bench.rows.append(bench_row("sdpa", 1024, 1.0, 2.0, 2.5))
+    facts = flash_benchmarking.facts(bench)
+    assert (facts["both_ours_128"], facts["both_sdpa_1024"]) == ("3.000 ms", "2.500 ms")
+    assert facts["both_ours_1024"] == facts["both_sdpa_128"] == "not measured"
+
+
+def test_the_error_in_fp32_is_told_without_the_log_sum_exp_too():
+    def row(implementation: str, dtype: str, **errors: float) -> Row:
+        config = {
+            "implementation": implementation,
+            "dtype": dtype,
+            "d": 64,
+            "n": 1000,
+            "causal": "yes",
+        }
+        return Row(
+            config,
+            "ok",
+            {f"{name}_relative_error": error for name, error in errors.items()},
+        )
+
+    plain = {"o": 1.0, "lse": 1.0, "dq": 1.0, "dk": 2.0, "dv": 1.0}
+    ours = {"o": 0.5, "lse": 1.9, "dq": 0.25, "dk": 1.5, "dv": 0.5}
+    facts = flash_accuracy.facts(
+        record(
+            "flash_accuracy",
+            row("triton", "fp32", **ours),
+            row("plain", "fp32", **plain),
+            row("triton", "bf16", **ours),
+            row("plain", "bf16", **plain),
+        )
+    )
+    assert (
+        facts["worst_fp32"],
+        facts["worst_fp32_without_lse"],
+        facts["worst_bf16"],
+    ) == ("1.90", "0.75", "0.75")
+
+
+@pytest.fixture
+def peers():
+    def row(n: int, dtype: str, metrics: dict) -> Row:
+        return Row(
+            {"batch": 1, "heads": 16, "n": n, "d": 64, "causal": "yes", "dtype": dtype},
+            "ok",
+            metrics,
+        )
+
+    def named(name: str, forward: float, error: float) -> dict:
+        found = {
+            f"{name}_{key}": samples
+            for key, samples in times(forward, forward, 2 * forward).items()
+        }
+        return found | {
+            f"{name}_{of}_relative_error": error for of in ("o", "dq", "dk", "dv")
+        }
+
+    long = (
+        named("ours", 3.0, 2e-3)
+        | named("sdpa_cudnn", 2.0, 1e-3)
+        | named("flex", 1.5, 1e-3)
+    )
+    late = (
+        named("ours", 1.0, 1e-3)
+        | named("sdpa_cudnn", 2.0, 1e-3)
+        | {"sdpa_flash_status": "unsupported"}
+    )
+    short = named("ours", 9.0, 1e-3) | named("sdpa_cudnn", 1.0, 1e-3)
+    late |= named("ours_triton", 2.5, 1e-3)
+    # The host is twice as slow in the second round.
+    calls = {
+        "ours": [0.05, 0.12, 0.06],
+        "ours_triton": [0.04, 0.09, 0.045],
+        "sdpa_flash": [0.03, 0.06, 0.03],
+    }
+    short |= {f"{name}_call_ms": samples for name, samples in calls.items()}
+    fp32 = (
+        named("ours", 3.0, 1e-6)
+        | named("ours_high", 1.0, 1e-3)
+        | named("sdpa_efficient", 4.0, 1e-6)
+    )
+    return record("flash_peers", *(row(n, "bf16", m) for n, m in ((16384, long), (4096, late), (128, short))),
+                  row(2048, "fp32", fp32))  # fmt: skip
+
+
+def test_ratios_are_ours_over_theirs_in_one_row(peers):
+    facts = flash_peers.facts(peers)
+    # The short row is the host's: neither its ratio nor its loss counts.
+    assert (
+        facts["bf16_both_least"],
+        facts["bf16_both_most"],
+        facts["bf16_both_lost"],
+    ) == ("0.50", "1.50", "1 of 2")
+    assert (facts["fp32_both_most"], facts["fp32_both_lost"], facts["high_least"]) == (
+        "0.75",
+        "none of 1",
+        "0.25",
+    )
+    assert (facts["call"], facts["call_over_sdpa"]) == ("60 µs", "2.00")
+    assert (facts["call_triton"], facts["call_triton_over_sdpa"]) == ("45 µs", "1.50")
+    assert facts["error_over_rival_most"] == "2.00"
+    assert (facts["high_error_most"], facts["test_over_cudnn"]) == ("1000", "1.50")
+    assert (
+        facts["triton_64_least"],
+        facts["triton_64_most"],
+        facts["triton_128_most"],
+    ) == (
+        "1.25",
+        "1.25",
+        "not measured",
+    )
+
+
+def test_where_the_host_decides_both_passes_do_not_count(peers):
+    """Such a row is counted, and still counts for each pass by itself."""
+    row = peers.find(n=16384)
+    # Ten percent more than 3 ms and 3 ms is what the host may take; the clock is not as
+    # exact.
+    row.metrics["ours_both_ms"] = [6.5]
+    assert flash_peers.facts(peers)["bf16_both_most"] == "1.62"
+    row.metrics["ours_both_ms"] = [6.7]
+    facts = flash_peers.facts(peers)
+    assert (
+        facts["bf16_both_most"],
+        facts["bf16_both_lost"],
+        facts["bf16_left_out"],
+    ) == ("0.50", "none of 1", "1 of 2")
+    assert (facts["bf16_forward_most"], facts["bf16_forward_lost"]) == (
+        "1.50",
+        "1 of 2",
+    )
+    # The rival's host may decide as well.
+    row.metrics |= {"ours_both_ms": [6.0], "sdpa_cudnn_both_ms": [4.5]}
+    assert flash_peers.facts(peers)["bf16_left_out"] == "1 of 2"
+    assert (facts["fp32_left_out"], facts["high_left_out"]) == (
+        "none of 1",
+        "none of 1",
+    )
+    peers.find(dtype="fp32").metrics["ours_high_both_ms"] = [2.5]
+    facts = flash_peers.facts(peers)
+    assert (facts["high_left_out"], facts["high_most"]) == ("1 of 1", "not measured")
+    assert (facts["fp32_left_out"], facts["fp32_both_most"]) == ("none of 1", "0.75")
+    # What the tables show is what was measured.
+    ratios = flash_peers.fragments([peers])["ratios.md"].replace(
+        "\N{NO-BREAK SPACE}", " "
+    )
+    assert "| 1, 16, 16384, 64, causal | 1.50 | 1.50 | 1.33 |" in ratios
+
+
+def test_the_fastest_other_is_named(peers):
+    ratios = flash_peers.fragments([peers])["ratios.md"].replace(
+        "\N{NO-BREAK SPACE}", " "
+    )
+    assert (
+        "| 1, 16, 16384, 64, causal | 1.50 | 1.50 | 1.50 | 2.00 | FlexAttention |"
+        in ratios
+    )
+    assert (
+        "| 1, 16, 4096, 64, causal | 0.50 | 0.50 | 0.50 | 0.50 | cuDNN |" in ratios
+        and "128, 64" not in ratios
+    )
+
+
+def test_a_peer_that_can_not_run_stands_in_the_table(peers):
+    lines = (
+        flash_peers.fragments([peers])["bf16.md"]
+        .replace("\N{NO-BREAK SPACE}", " ")
+        .splitlines()
+    )
+    (line,) = (line.strip() for line in lines if "unsupported" in line)
+    assert line.startswith(
+        "| 1, 16, 4096, 64, causal | FlashAttention-2 | unsupported |"
+    )
+    assert {line.count("|") for line in lines if "|" in line} == {10}
+
+
+HOPPER = "attention_dkdv_hopper"
+ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >(int, forward)"
+
+
+@pytest.fixture
+def board():
+    def row(name: str, **metrics) -> Row:
+        return Row(
+            {"implementation": name, "rep_ms": 1000, "heads": 16, "n": 1024, "d": 64},
+            "ok",
+            metrics,
+        )
+
+    kernels = {
+        "forward_kernel": 1.0,
+        HOPPER: 2.0,
+        "dq_kernel": 1.5,
+        ADD: 0.3,
+        "triton_red_forward": 0.1,
+    }
+    ours = row(
+        "ours",
+        both_ms=[5.0],
+        ran="triton",
+        **{f"{name} kernel_ms": [t] for name, t in kernels.items()},
+    )
+    top = row(
+        "ceiling",
+        product_ms=[1.0],
+        product_flops=10**12,
+        copy_ms=[1.0],
+        copied_bytes=10**9,
+        multiprocessors=100,
+    )
+    return record(
+        "flash_leaderboard",
+        top,
+        ours,
+        row("sdpa_cudnn", both_ms=[4.0], ran="cudnn_attention"),
+    )
+
+
+def test_kernels_are_told_by_their_names(board):
+    found = flash_leaderboard.roles_ms(flash_leaderboard.row_of(board, "ours"))
+    assert found == pytest.approx({"forward": 1.0, "dkdv": 2.0, "dq": 1.5, "rest": 0.4})
+    facts = flash_leaderboard.facts(board)
+    assert (facts["time_rest"], facts["share_rest"], facts["slowest"]) == (
+        "0.40 ms",
+        "8.2 %",
+        "dK and dV",
+    )
+    assert (facts["over_sdpa_cudnn"], facts["over_flex"]) == ("1.25", "not measured")
+
+
+def test_one_pass_is_a_kernel_of_its_own(board):
+    ours = board.find(implementation="ours")
+    kernels = {"delta_kernel": 0.2, "one_pass_kernel": 2.0, "round_kernel": 0.1}
+    ours.metrics = {
+        "both_ms": [4.0],
+        **{f"{name} kernel_ms": [t] for name, t in kernels.items()},
+    }
+    assert flash_leaderboard.roles_ms(ours) == {
+        "delta": 0.2,
+        "one_pass": 2.0,
+        "round": 0.1,
+    }
+    assert (
+        "| dK, dV and dQ | 2.000 |"
+        in flash_leaderboard.fragments([board])["kernels.md"]
+    )
+    # Seven tensors in 16 bits and two vectors in 32, at 10^12 bytes/s: 0.0148 ms.
+    assert (
+        flash_leaderboard.facts(board)["over_floors"] == "dK, dV and dQ 135.0 (bytes)"
+    )
+
+
+def test_what_one_pass_adds_in_memory_is_a_floor_of_its_own(board):
+    ours, top = board.find(implementation="ours"), board.find(implementation="ceiling")
+    ours.metrics = {
+        "both_ms": [4.0],
+        "one_pass_kernel kernel_ms": [2.0],
+        "forward_kernel kernel_ms": [1.0],
+    }
+    assert "additions" not in flash_leaderboard.fragments([board])["kernels.md"]
+    top.metrics |= {"addition_ms": [1.0], "added_bytes": 10**9}
+    # Half of 16 heads of 1024² scores, a row of 64 numbers of 4 bytes for 128 of them:
+    # 16.8 MB at 10^12 bytes/s.
+    assert flash_leaderboard.floors_ms(board)["one_pass"]["additions"] == pytest.approx(
+        0.016777, rel=1e-4
+    )
+    kernels = flash_leaderboard.fragments([board])["kernels.md"].replace(
+        "\N{NO-BREAK SPACE}", " "
+    )
+    assert (
+        "floor by additions, ms" in kernels
+        and "of a copy, of additions in memory." in kernels
+    )
+    assert "| 0.005 | 0.003 | 0.015 | 0.017 | 119.21 |" in kernels
+    facts = flash_leaderboard.facts(board)
+    assert facts["over_floors"].endswith("dK, dV and dQ 119.2 (additions)")
+    assert (facts["additions_rate"], facts["additions"]) == ("1.0 TB/s", "0.02 ms")
+
+
+def test_floors_by_hand(board):
+    floors = flash_leaderboard.floors_ms(board)
+    scores, rows = 16 * 1024**2 // 2, 16 * 1024
+    assert floors.keys() == KERNELS.keys()
+    # Four products at 10^15 FLOP/s; 16 exponentials per clock of 100 multiprocessors at
+    # the highest clock, 2 GHz.
+    assert floors["dkdv"]["matrix"] == pytest.approx(4 * 2 * 64 * scores / 1e15 * 1e3)
+    assert floors["dkdv"]["exponentials"] == pytest.approx(
+        scores / (16 * 100 * 2e9) * 1e3
+    )
+    # q, k, v, o in 16 bits and lse in 32, at 10^12 bytes/s.
+    assert floors["forward"]["bytes"] == pytest.approx(
+        rows * (4 * 64 * 2 + 4) / 1e12 * 1e3
+    )
+    assert floors["delta"]["matrix"] == 0
+    # q, k, v, o and dq; lse is read, and written for the other kernel together with D.
+    assert floors["dq"]["bytes"] == pytest.approx(
+        rows * (5 * 64 * 2 + 3 * 4) / 1e12 * 1e3
+    )
+
+
+def test_how_far_the_product_slows_is_told(board):
+    assert flash_leaderboard.facts(board)["product_slows"] == "1.00"
+    board.find(implementation="ceiling").metrics["product_ms"] = [1.25, 1.0, 1.1]
+    assert flash_leaderboard.facts(board)["product_slows"] == "1.25"
+
+
+def test_without_a_ceiling_there_are_times_and_no_floors(board):
+    board.rows = board.rows[1:]
+    files = flash_leaderboard.fragments([board])
+    assert (
+        "kernels-nvidia-h200.svg" not in files
+        and "| dQ | 1.500 |" in files["kernels.md"]
+    )
+    facts = flash_leaderboard.facts(board)
+    assert facts["over_floors"] == facts["product_slows"] == "not measured"
+
+
+def test_a_step_adds_its_phases_and_an_eager_one_may_have_no_memory():
+    def row(attention: str, status, *phases: float) -> Row:
+        names = ("forward_ms", "loss_ms", "backward_ms", "optimizer_ms")
+        metrics = {name: [t, t, t] for name, t in zip(names, phases, strict=False)}
+        found = (
+            metrics | {"peak_allocated_bytes": 3 * 2**30, "ran": "triton"}
+            if phases
+            else {}
+        )
+        return Row(
+            {"size": "small", "context": 4096, "attention": attention, "batch": 4},
+            status,
+            found,
+        )
+
+    measured = record(
+        "model_attention",
+        row("eager", "out_of_memory"),
+        row("sdpa", "ok", 4, 1, 8, 2),
+        row("flash", "ok", 2, 1, 5, 2),
+    )
+    facts = model_attention.facts(measured)
+    assert (
+        facts["faster_small_4096"]
+        == facts["memory_eager_small_4096"]
+        == "out of memory"
+    )
+    assert (facts["step_flash_small_4096"], facts["sdpa_over_ours_most"]) == (
+        "10 ms",
+        "1.50",
+    )
+    assert facts["unsteady"] == "0 of 1"
+    files = model_attention.fragments([measured])
+    assert "| small | eager | 4096 | out of memory |" in files["table.md"]
+    assert (
+        "| small | ours (triton) | 4096 | 10.00 | 1.00 | 2.000 | 5.000 | 1,638,400 |  | 3.0 |"
+        in files["table.md"]
+    )
+    assert (
+        "ours reaches context 4096 with 10 ms and 3.0 GiB" in files["table.md"]
+        and "eager reaches" not in files["table.md"]
+    )
+    # Steps of 10, 10 and 12 ms: the host was late.
+    measured.find(attention="flash").metrics["forward_ms"] = [2, 2, 4]
+    facts = model_attention.facts(measured)
+    assert (facts["unsteady"], facts["sdpa_over_ours_most"]) == (
+        "1 of 1",
+        "not measured",
+    )
+    assert (facts["step_flash_small_4096"], facts["step_sdpa_small_4096"]) == (
+        "10 ms (unsteady)",
+        "15 ms",
+    )
+    unsteady = model_attention.fragments([measured])
+    assert "| 10.00 | 1.12 |" in unsteady["table.md"]
+    # Its mark is hollow.
+    drawing = "contexts-nvidia-h200.svg"
+    assert (
+        "fill-opacity: 0" in unsteady[drawing]
+        and "fill-opacity: 0" not in files[drawing]
+    )
+
+
+def test_cutting_ahead_is_shown_where_it_is_done():
+    times = {"shared": 2.0, "unshared": 3.0, "cut_ahead": 4.0, "cut_in_steps": 5.0}
+    rows = (
+        Row({"step": f"{how}_forward"}, "ok", {"time_ms": [time]})
+        for how, time in times.items()
+    )
+    measured = record("flash_ablation", *rows)
+    shown = flash_ablation.fragments([measured])["told.md"]
+    assert "| 5.000 | 4.000 | 1.25 |" in shown and "| 3.000 | 2.000 | 1.50 |" in shown
+    elsewhere = replace(measured, device=replace(GPU, capability="8.0"))
+    shown = flash_ablation.fragments([elsewhere])["told.md"]
+    assert "| 5.000 |" not in shown and "| 3.000 | 2.000 | 1.50 |" in shown

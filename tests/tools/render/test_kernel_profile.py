@@ -1,0 +1,301 @@
+"""Tables, facts and figures of `kernel_profile` from a record made here: every number
+can be followed by hand.
+"""
+
+import copy
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from systems import ROOT
+from systems.experiments import kernel_profile as experiment
+from systems.formulas.costs import attention_part_costs
+from systems.model import transformer
+from systems.model.sizes import SIZES
+from systems.records import store
+from systems.records.device import Device
+from systems.records.record import Record, Row
+from tools.render import everything, load
+from tools.render.stems import kernel_profile
+from tools.render.stems.kernel_profile import rows as kernel_rows
+
+GEMM, EXP = "sm80_xmma_gemm_f32f32", "elementwise exp"
+# (phase, kernel, category, calls, ms) per pass of a step; a forward pass is its first
+# five.
+KERNELS = [
+    ("forward", GEMM, "matmul", 85, 6.0),
+    ("forward", "elementwise mul", "elementwise", 60, 1.0),
+    ("forward/attention scores", GEMM, "matmul", 12, 0.5),
+    ("forward/attention softmax", EXP, "softmax", 60, 2.0),
+    ("forward/attention output", GEMM, "matmul", 12, 0.5),
+    ("loss", "cunn_SoftMaxForward", "softmax", 1, 0.25),
+    ("backward", "other_gemm", "matmul", 170, 7.5),
+    ("backward", GEMM, "matmul", 24, 0.25),
+    ("backward", "elementwise copy", "copy", 40, 2.0),
+    ("optimizer", "elementwise add", "optimizer", 1000, 5.0),
+]
+WALL = {"forward": 12.5, "loss": 0.5, "backward": 10.0, "optimizer": 6.0}
+
+
+def metrics_of(mode: str) -> dict:
+    names = ["forward"] if mode == "forward" else list(WALL)
+    seen = [kernel for kernel in KERNELS if kernel[0].split("/")[0] in names]
+    busy = {
+        name: sum(kernel[4] for kernel in seen if kernel[0].split("/")[0] == name)
+        for name in names
+    }
+    kernels = [
+        {"phase": p, "name": n, "category": c, "calls": k, "total_ms": ms}
+        | dict.fromkeys(("median_ms", "min_ms", "max_ms", "start_ms"), 0.1)
+        for p, n, c, k, ms in seen
+    ]
+    layer = [
+        ("forward", "matmul"),
+        ("forward/attention scores", "matmul"),
+        ("forward/attention softmax", "softmax"),
+    ]
+    return {
+        **{
+            "profiler": "torch",
+            "passes": 3,
+            "thousand_marks_ms": [9.0, 8.0, 7.0, 8.0, 8.0],
+        },
+        **{f"{name}_ms": [WALL[name]] * 10 for name in names},
+        **{f"profiled_{name}_ms": [1.5 * WALL[name]] * 3 for name in names},
+        **{f"{name}_gpu_span_ms": [busy[name] + 0.5] * 3 for name in names},
+        **{f"{name}_gpu_busy_ms": [busy[name]] * 3 for name in names},
+        "matmul_ops_ms": [sum(k[4] for k in seen if k[2] == "matmul") / 1.02] * 3,
+        "kernels": kernels,
+        **(
+            {
+                "timeline": [
+                    {
+                        "phase": p,
+                        "name": "k",
+                        "category": c,
+                        "start_ms": i * 0.1,
+                        "duration_ms": 0.08,
+                    }
+                    for i, (p, c) in enumerate(layer)
+                ]
+            }
+            if mode == "forward"
+            else {}
+        ),
+    }
+
+
+def kernel_record() -> Record:
+    rows = [Row(asdict(c), "ok", metrics_of(c.mode)) for c in experiment.configs()]
+    device = Device("NVIDIA H200", "nvidia-h200", driver="580", power_limit_w=700.0)
+    return Record(
+        "kernel_profile",
+        "measured",
+        device,
+        rows,
+        len(rows),
+        software={"torch": "2.11"},
+        source_hash="x",
+    )
+
+
+@pytest.fixture(scope="module")
+def record():
+    return kernel_record()
+
+
+def test_the_facts_by_hand(record):
+    facts = kernel_profile.facts(record)
+    assert (
+        facts.keys() == kernel_profile.facts(None).keys()
+        and "not measured" not in facts.values()
+    )
+    # 10 of 12.5 ms are kernels, and the span is half a ms longer.
+    assert (facts["wall_small"], facts["span_small"], facts["busy_small"]) == (
+        "12.50 ms",
+        "10.50 ms",
+        "10.00 ms",
+    )
+    assert facts["profiled_small"] == "18.75 ms"
+    assert facts["idle_small"] == "20 %" and facts["idle_step_small"] == "14 %"
+    # 7 of 10 ms forward; 14.75 of 20 with loss and backward; of 25 with the optimizer.
+    assert facts["forward_matmul_small"] == facts["matmul_small"] == "70 %"
+    assert (
+        facts["forward_and_backward_matmul_small"],
+        facts["full_step_matmul_small"],
+    ) == ("74 %", "59 %")
+    # Calls of a kernel are those of all its phases.
+    assert (facts["top_forward_small"], facts["top_forward_calls_small"]) == (
+        GEMM,
+        "109",
+    )
+    assert (facts["top_both_small"], facts["top_both_calls_small"]) == (
+        "other_gemm",
+        "170",
+    )
+    assert (
+        facts["top_same_small"] == "another kernel"
+        and facts["top_both_share_small"] == "38 %"
+    )
+    assert facts["softmax_small"] == "20 %" and facts["softmax_kernels_small"] == "60"
+    assert (facts["products_ms_small"], facts["time_ratio_small"]) == (
+        "1.00 ms",
+        "0.50",
+    )
+    # Two products of 2 e FLOPs per score against five, e being 64.
+    assert facts["flops_ratio_small"] == f"{4 * 64 / 5:.0f}"
+    assert (
+        facts["factor_least"] == facts["factor_most"] == "1.50"
+        and facts["disagreement_most"] == "2.0 %"
+    )
+    assert facts["unattributed_most"] == "0.0 %" and facts["mark_us"] == "8.0 µs"
+    assert facts["profiler"] == "torch.profiler"
+
+
+def test_categories_add_up_to_the_whole(record):
+    for row in record.rows:
+        shares = [
+            kernel_rows.share(row, category) or 0
+            for category in kernel_profile.CATEGORIES
+        ]
+        assert sum(shares) == pytest.approx(1)
+
+
+def test_what_nobody_marked_shows(record):
+    stray = copy.deepcopy(record)
+    stray.rows[0].metrics["kernels"].append(
+        {**stray.rows[0].metrics["kernels"][0], "phase": "", "total_ms": 2.5}
+    )
+    assert kernel_rows.unattributed(stray.rows[0]) == pytest.approx(0.2)
+    assert kernel_profile.facts(stray)["unattributed_most"] == "20 %"
+
+
+def test_every_question_has_its_table_and_every_figure_its_file(record):
+    files = kernel_profile.fragments([record])
+    # The pass as it runs stands before the same pass under the profiler: idle is of the
+    # first, the span of the second.
+    assert (
+        "| wall, ms | sum of kernels, ms | idle | wall, profiled, ms | GPU span, profiled, ms |"
+        in files["times.md"]
+    )
+    assert (
+        "| small | 128 | fp32 | forward | 12.50 | 10.00 | 20 % | 18.75 | 10.50 | 1.50 |"
+        in files["times.md"]
+    )
+    assert (
+        f"| small | 512 | fp32 | forward | `{GEMM}` | 109 | 70 % | 109 |"
+        in files["top.md"]
+    )
+    assert (
+        f"| `{EXP}` | softmax | 60 | 2.000 | 20 % |" in files["others.md"]
+        and GEMM not in files["others.md"]
+    )
+    assert "| small | 512 | bf16 | 70 % | 74 % | 59 % | 5.00 |" in files["matmul.md"]
+    assert "Kernels seen by torch.profiler." in files["times.md"]
+    # bf16 moves other bytes, so attention's rates are of fp32 alone.
+    assert files["attention.md"].count("attention softmax") == 20
+    for name in ("shares", "layer", "roofline"):
+        assert (
+            f"kernel_profile-{name}-nvidia-h200.svg" in files[f"{name}.md"]
+            and f"{name}-nvidia-h200.svg" in files
+        )
+    assert not any(re.search(r"\bnan\b", text) for text in files.values())
+
+
+def test_out_of_memory_is_a_row_and_facts_say_so(record):
+    smaller = copy.deepcopy(record)
+    for row in smaller.rows:
+        if row.config["size"] == "2.7B":
+            row.status, row.metrics, row.reason = (
+                "out_of_memory",
+                {},
+                "CUDA out of memory",
+            )
+    files = kernel_profile.fragments([smaller])
+    assert (
+        "| 2.7B | 512 | fp32 | step | out of memory |" in files["times.md"]
+        and "2.7B" not in files["matmul.md"]
+    )
+    assert kernel_profile.facts(smaller)["wall_2_7B"] == "not measured"
+
+
+def test_a_gpu_without_a_data_sheet_has_no_roofline(record):
+    unknown = copy.deepcopy(record)
+    unknown.device.slug = "acme-gpu"
+    files = kernel_profile.fragments([unknown])
+    assert "layer-acme-gpu.svg" in files and "roofline-acme-gpu.svg" not in files
+    assert "roofline-acme-gpu" not in files["roofline.md"]
+
+
+def test_under_nsys_no_operation_is_known(record):
+    seen = copy.deepcopy(record)
+    for row in seen.rows:
+        row.metrics["profiler"] = "nsys"
+        del row.metrics["matmul_ops_ms"]
+    assert kernel_profile.facts(seen)["disagreement_most"] == "not measured"
+    assert (
+        "Kernels seen by Nsight Systems."
+        in kernel_profile.fragments([seen])["checks.md"]
+    )
+
+
+def test_without_a_record_every_table_says_so():
+    files = kernel_profile.fragments([])
+    assert all("Not measured yet" in text for text in files.values())
+    assert set(kernel_profile.facts(None).values()) == {"not measured"}
+
+
+def test_the_record_is_one_that_can_be_read(record, tmp_path: Path):
+    path = tmp_path / "nvidia-h200" / "kernel_profile.json"
+    store.write(record, path)
+    assert store.to_json(store.read(path)) == store.to_json(record)
+    assert "kernel_profile-times.md" in everything.render_all(tmp_path)
+
+
+def test_reported_tables_carry_their_caveats():
+    found = [
+        r
+        for r in load.load(ROOT / "docs" / "results")["kernel_profile"]
+        if r.kind == "reported"
+    ]
+    files = kernel_profile.fragments(found)
+    assert "calls, in several passes" in files["reported-forward-kernel.md"]
+    assert (
+        "launching forward, ms" in files["reported-ranges.md"]
+        and "| medium | 1024 | 92.8 | 621.5 |" in (files["reported-ranges.md"])
+    )
+    tables = "".join(
+        text for name, text in files.items() if name.startswith("reported")
+    )
+    assert tables.count("Reported, not measured here:") == tables.count('=== "')
+    assert files["reported-wall.md"].count("out of memory") == 6
+    # The five shares that a fused softmax gave.
+    assert "fused softmax, ms" in files["reported-softmax.md"]
+
+
+def test_products_of_attention_cost_what_pytorch_counts(monkeypatch):
+    """And the model's other products cost the rest."""
+
+    size = SIZES["small"]
+    small = type(size)(d_model=16, d_ff=32, num_layers=2, num_heads=2)
+    q, k, v = torch.randn(3, 3, 2, 8, 8)
+    with FlopCounterMode(display=False) as counter:
+        transformer.eager(q, k, v)
+    costs = attention_part_costs(context=8, batch=3, element_bytes=4, **asdict(small))
+    per_layer = (
+        costs["attention scores"][0] + costs["attention output"][0]
+    ) / small.num_layers
+    assert per_layer == counter.get_total_flops()
+    # n = 2 layers x 3 sequences x 2 heads x 64 scores.
+    assert costs["attention softmax"] == (5 * 768, 8 * 768 * 4)
+    assert costs["attention scores"][1] == 4 * (768 + 2 * 2 * 3 * 8 * 16)
+
+
+def test_no_two_sets_of_tabs_stand_side_by_side():
+    """Markdown would join them into one, with the same GPU twice."""
+    page = (ROOT / "docs" / "kernel_profile.md").read_text(encoding="utf-8")
+    assert not re.search(r'--8<-- "generated/[^"]+"\s+--8<-- "generated/', page)

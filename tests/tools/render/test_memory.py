@@ -1,0 +1,247 @@
+"""Tables, facts and figures of `peak_memory` from a record made here: every category is
+what the formulas say.
+"""
+
+import copy
+import re
+
+import pytest
+
+from systems import ROOT
+from systems.experiments import peak_memory as experiment
+from systems.formulas.memory_costs import (
+    Pass,
+    attention_saved,
+    most,
+    peak,
+    residual_bytes,
+)
+from systems.profiling.memory.snapshot import CATEGORIES
+from systems.records.device import Device
+from systems.records.record import Record, Row
+from tools.render import load
+from tools.render.stems import peak_memory
+from tools.render.stems.peak_memory import rows as memory_rows
+
+GIB = 2**30
+
+
+def memory_row(
+    size: str,
+    context: int,
+    mode: str,
+    precision: str,
+    attention: str = "eager",
+    checkpoint: str = "no",
+) -> Row:
+    """A pass that needs what the formulas say, and an eighth of a GiB of workspace."""
+    config = {
+        "size": size,
+        "context": context,
+        "mode": mode,
+        "precision": precision,
+        "attention": attention,
+    }
+    config |= {"checkpoint": checkpoint, "batch": 4, "vocab": 10_000}
+    p = Pass(**config)
+    moment, highest = peak(p), most(p)
+    moment["temporaries"] += GIB // 8
+    total = sum(moment.values())
+    phase = (
+        "forward"
+        if mode.startswith("forward") and mode != "forward_backward"
+        else "backward"
+    )
+    scores = attention_saved(p).get("exponentials, fp32", 1)
+    group = {
+        "bytes": scores,
+        "count": 9,
+        "category": "temporaries",
+        "phase": "forward",
+        "owner": "",
+    }
+    group["code"] = "model.py:111 softmax, model.py:125 scaled_dot_product_attention"
+    owned = {**group, "owner": "layers.*.w", "code": "", "bytes": 7}
+    line = {
+        "event": [0, 5, 9],
+        **{name: [0, value, highest.get(name, 0)] for name, value in moment.items()},
+    }
+    metrics = {
+        "forward_ms": [10.0, 11.0, 12.0],
+        "peak_allocated_bytes": total + 2**20,
+        "peak_reserved_bytes": total + GIB,
+        "residual_bytes": residual_bytes(p),
+        "peak_requested_bytes": total,
+        "peak_phase": phase,
+        "categories": [
+            {
+                "category": n,
+                "at_peak_bytes": moment[n],
+                "most_bytes": highest.get(n, moment[n]),
+            }
+            for n in CATEGORIES
+        ],
+        "phases": [
+            {"phase": phase, "first_event": 0, "last_event": 9, "peak_bytes": total}
+        ],
+        "allocations": 1234,
+        "tenth_least_bytes": 2**20,
+        "tenth": [group, owned],
+        "largest_at_peak": [group, {**owned, "owner": "", "category": "gradients"}],
+        "timeline": line,
+    }
+    return Row(config, "ok", metrics)
+
+
+def memory_record() -> Record:
+    names = ("size", "context", "mode", "precision", "attention", "checkpoint")
+    rows = [
+        memory_row(*(getattr(config, name) for name in names))
+        for config in experiment.configs()
+    ]
+    device = Device("NVIDIA H200", "nvidia-h200", memory_bytes=140 * GIB)
+    return Record(
+        "peak_memory",
+        "measured",
+        device,
+        rows,
+        len(rows),
+        software={"torch": "2.11"},
+        source_hash="x",
+    )
+
+
+@pytest.fixture
+def record() -> Record:
+    return memory_record()
+
+
+def test_every_fact_has_a_number(record):
+    facts = peak_memory.facts(record)
+    assert (
+        facts.keys() == peak_memory.facts(None).keys()
+        and "not measured" not in facts.values()
+    )
+    assert (
+        facts["residual_512"] == facts["residual_measured_bf16"] == "20 MiB"
+        and facts["residual_1024"] == "40 MiB"
+    )
+    assert facts["forward_largest"] == facts["scores"] == "128 MiB"
+    assert facts["forward_largest_code"] == "`model.py:111 softmax`"
+    assert facts["off_lasting"] == facts["off_saved"] == "0.0 %"
+    # 2.7B, fp32, context 512: 66.5 GiB by the formula, an eighth for the workspace, a
+    # MiB of rounding.
+    assert facts["forward_two_graphs_512_fp32"] == "66.67 GiB"
+    assert facts["step_weights_fp32"] == "12.69 GiB"
+
+
+def test_the_modes_are_those_of_the_experiment():
+    assert tuple(memory_rows.MODES) == tuple(experiment.MODES)
+    remedies = {(c.attention, c.checkpoint) for c in experiment.configs()}
+    assert remedies == set(memory_rows.REMEDIES)
+
+
+def test_tables_and_figures(record):
+    files = peak_memory.fragments([record])
+    for name in ("forward", "step", "contexts"):
+        assert (
+            f"{name}-nvidia-h200.svg" in files
+            and f"{name}-nvidia-h200-dark.svg" in files
+        )
+    assert "| forward, previous graph alive | 512 | 66.67 |" in files["peaks-fp32.md"]
+    assert files["peaks-bf16.md"].count("\n    | ") == 2 + 15
+    assert (
+        "autograd's thread" in files["live.md"]
+        and "`layers.*.w`" in files["largest.md"]
+    )
+    assert (
+        "The largest tenth of 1,234 allocations; the smallest of it has 1.0 MiB."
+        in files["largest.md"]
+    )
+    assert (
+        "checkpointing by block" in files["helps.md"]
+        and "(+0.0 %)" in files["prediction.md"]
+    )
+    assert files["helps.md"].count("\n    | ") == 2 + 8
+    # By hand: 4 · 32 · 512² scores of 4 bytes; five tensors of 4 · 512 · 10240.
+    assert (
+        "| attention half | exponentials, fp32 | 128.00 | 128.00 |" in files["saved.md"]
+    )
+    assert files["saved.md"].count("| 80.00 | 40.00 |") == 5
+
+
+def test_out_of_memory_is_a_row_with_the_need_beside_it(record):
+    for row in record.rows:
+        if row.config["size"] == "2.7B" and row.config["mode"] != "forward":
+            row.status, row.metrics = "out_of_memory", {}
+    files, facts = peak_memory.fragments([record]), peak_memory.facts(record)
+    assert (
+        "| full step, AdamW | 512 | out of memory, needs 65.3 GiB |"
+        in files["peaks-fp32.md"]
+    )
+    assert (
+        facts["step_512_fp32"] == "out of memory, needs 65.3 GiB"
+        and facts["step_growth_fp32"] == "not measured"
+    )
+    assert "step-nvidia-h200.svg" not in files and "forward-nvidia-h200.svg" in files
+    assert "Not measured yet" in files["timeline-step.md"] and "nan" not in "".join(
+        facts.values()
+    )
+    assert (
+        "out of memory, needs" in files["prediction.md"]
+        and "out of memory" in files["contexts-nvidia-h200.svg"]
+    )
+
+
+def test_a_category_off_its_prediction_is_named(record):
+    assert memory_rows.misses(record) == []
+    row = memory_rows.cell(record, 512, "step", "fp32")
+    assert row
+    row.metrics["categories"][CATEGORIES.index("gradients")]["most_bytes"] *= 1.03
+    ((found, name, off),) = memory_rows.misses(record)
+    assert found is row and name == "gradients" and off == pytest.approx(0.03)
+    assert peak_memory.facts(record)["off_lasting"] == "3.0 %"
+
+
+def test_a_row_without_its_timeline_is_not_drawn(record):
+    other = copy.deepcopy(record)
+    for row in other.rows:
+        row.metrics.pop("timeline")
+    assert not [
+        name
+        for name in peak_memory.fragments([other])
+        if name.startswith(("forward-", "step-"))
+    ]
+
+
+def test_without_a_record_every_table_says_so():
+    files = peak_memory.fragments([])
+    assert all(
+        "Not measured yet" in text for name, text in files.items() if name != "saved.md"
+    )
+    assert "not measured" in peak_memory.facts(None).values()
+
+
+def test_reported_peaks_say_so():
+    found = [
+        r
+        for r in load.load(ROOT / "docs" / "results")["peak_memory"]
+        if r.kind == "reported"
+    ]
+    text = peak_memory.fragments(found)["reported.md"]
+    assert (
+        "Reported, not measured here:" in text
+        and "| training | fp32 | 512 | about 70 |" in text
+    )
+
+
+def test_the_experiment_refuses_a_machine_without_gpu(monkeypatch):
+    monkeypatch.setattr(experiment.timing, "default_device", lambda: "cpu")
+    with pytest.raises(ValueError, match="torch sees no GPU here"):
+        experiment.run(experiment.Config())
+
+
+def test_a_snapshot_has_a_name_of_its_own():
+    paths = {experiment.snapshot_path(config) for config in experiment.configs()}
+    assert len(paths) == len(experiment.configs())
+    assert all(re.fullmatch(r"peak_memory-[\w-]+\.pickle", path.name) for path in paths)

@@ -1,0 +1,219 @@
+"""Builders of fragments: every fact always there, every GPU in a tab, the same bytes
+each time.
+"""
+
+import copy
+import re
+from importlib import import_module
+
+import pytest
+
+from systems import ROOT
+from systems.experiments import STEMS
+from systems.records import store
+from systems.records.neighbours import NOTE
+from tools.render import everything, figures, load, markdown
+
+RESULTS = ROOT / "docs" / "results"
+
+
+@pytest.fixture(scope="module")
+def found():
+    return load.load(RESULTS)
+
+
+# Experiments that no GPU has run whole yet: their pages say so.
+AWAITED: set[str] = set()
+
+
+def test_what_is_awaited_has_no_record(found):
+    assert {
+        stem for stem in STEMS if all(r.kind == "reported" for r in found.get(stem, []))
+    } == AWAITED
+
+
+def measured(found, stem):
+    return next(record for record in found[stem] if record.kind == "measured")
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_every_fact_exists_without_a_record(found, stem):
+    builder = import_module(f"tools.render.stems.{stem}")
+    none = builder.facts(None)
+    if stem in AWAITED:
+        assert "not measured" in none.values() and all(
+            isinstance(text, str) for text in none.values()
+        )
+        return
+    ours = builder.facts(measured(found, stem))
+    assert ours.keys() == none.keys()
+    assert all(
+        isinstance(text, str) and "nan" not in text
+        for text in [*ours.values(), *none.values()]
+    )
+    assert "not measured" in none.values() and "not measured" not in ours.values()
+
+
+def test_pages_use_only_facts_that_exist(found):
+    """The build fails on an unknown fact; this names it in milliseconds, whatever GPU
+    is primary.
+    """
+    known = {
+        f"{stem}.{name}"
+        for stem in STEMS
+        for name in import_module(f"tools.render.stems.{stem}").facts(None)
+    }
+    known |= {
+        f"reported.{name}"
+        for name in import_module("tools.render.spanning.errata").facts({})
+    }
+    used = set()
+    for page in (ROOT / "docs").glob("*.md"):
+        used |= set(
+            re.findall(r"facts\.([a-z_]+\.\w+)", page.read_text(encoding="utf-8"))
+        )
+    assert used - known <= {"gpu.name"}
+
+
+def test_another_gpu_gets_a_tab_figures_and_its_own_peak(found):
+    ours = measured(found, "end_to_end")
+    other = copy.deepcopy(ours)
+    other.device.name, other.device.slug = (
+        "NVIDIA A100-SXM4-80GB",
+        "nvidia-a100-sxm4-80gb",
+    )
+    files = import_module("tools.render.stems.end_to_end").fragments([ours, other])
+    assert (
+        '=== "NVIDIA H200"' in files["fp32.md"]
+        and '=== "NVIDIA A100-SXM4-80GB"' in files["fp32.md"]
+    )
+    assert files["times-nvidia-a100-sxm4-80gb.svg"] == files["times-nvidia-h200.svg"]
+    # The same times are another share of another peak.
+    assert files["shares-nvidia-a100-sxm4-80gb.svg"] != files["shares-nvidia-h200.svg"]
+
+
+def test_a_gpu_without_a_data_sheet_shows_times_and_no_shares(found):
+    unknown = copy.deepcopy(measured(found, "end_to_end"))
+    unknown.device.slug = "acme-gpu"
+    builder = import_module("tools.render.stems.end_to_end")
+    files = builder.fragments([unknown])
+    assert "times-acme-gpu.svg" in files and "shares-acme-gpu.svg" not in files
+    assert "shares-acme-gpu" not in files["figures.md"]
+    assert builder.facts(unknown)["share_small_128_fp32"] == "not measured"
+
+
+def test_out_of_memory_is_a_row_and_a_fact(found):
+    smaller = copy.deepcopy(measured(found, "end_to_end"))
+    for row in smaller.rows:
+        if row.config["size"] == "2.7B":
+            row.status, row.metrics, row.reason = (
+                "out_of_memory",
+                {},
+                "CUDA out of memory",
+            )
+    builder = import_module("tools.render.stems.end_to_end")
+    facts = builder.facts(smaller)
+    assert (
+        facts["step_2_7B_512_fp32"] == facts["memory_2_7B_512_fp32"] == "out of memory"
+    )
+    assert facts["growth_2_7B_fp32"] == "not measured"
+    files = builder.fragments([smaller])
+    assert (
+        "| 2.7B | 512 | out of memory | out of memory | out of memory | out of memory |"
+        in files["fp32.md"]
+    )
+    assert not re.search(r"\bnan\b", files["figures.md"])
+
+
+def test_share_of_peak_by_hand(found):
+    builder = import_module("tools.render.stems.end_to_end")
+    record = measured(found, "end_to_end")
+    row = builder.cell(record, "small", 512, "forward", "fp32")
+    seconds = sorted(row.metrics["forward_ms"])[4:6]
+    # 0.534 TFLOP is what PyTorch's counter gives for this pass (record of model_sizes).
+    flops = (
+        found["model_sizes"][0].find(size="small", context=512).metrics["forward_flops"]
+    )
+    assert builder.share_of_peak(record, row) == pytest.approx(
+        flops / (sum(seconds) / 2 / 1e3) / 67e12
+    )
+
+
+def test_reported_figures_say_so_and_stand_last(found):
+    files = import_module("tools.render.stems.end_to_end").fragments(
+        found["end_to_end"]
+    )
+    labels = re.findall(r'^=== "(.*)"', files["fp32.md"], re.MULTILINE)
+    assert (
+        labels[0] == "NVIDIA H200"
+        and all(label.endswith(", reported") for label in labels[1:])
+        and len(labels) > 2
+    )
+    assert files["fp32.md"].count("Reported, not measured here:") == len(labels) - 1
+    assert "out of memory" in files["batches.md"]
+
+
+def test_a_stale_record_wears_a_banner(found, monkeypatch):
+    record = measured(found, "warmup")
+    assert markdown.banner(record) == []
+    monkeypatch.setattr(markdown, "is_fresh", lambda record: False)
+    assert "Stale" in markdown.per_device([record], lambda r: "| a |")
+
+
+def test_what_a_reader_must_know_stands_in_the_line_under_the_table(found):
+    record = copy.deepcopy(measured(found, "warmup"))
+    record.notes = [NOTE]
+    assert f" · {record.notes[0]} · [record](" in markdown.provenance(record)
+    record.notes = []
+    assert " ·  · " not in markdown.provenance(record)
+
+
+def test_sentences_learn_which_records_are_stale(found, monkeypatch):
+    """A link for each stem whose numbers stand in sentences; records of other GPUs and
+    reported ones are not meant.
+    """
+    monkeypatch.setattr(everything, "is_fresh", lambda record: record.stem == "warmup")
+    elsewhere = copy.deepcopy(measured(found, "method"))
+    elsewhere.device.slug = "nvidia-a100"
+    stale = everything.stale_facts({**found, "method": [elsewhere]})
+    assert stale.keys() == STEMS.keys() and stale["warmup"] == stale["method"] == ""
+    assert stale["end_to_end"] == "[end_to_end](results/nvidia-h200/end_to_end.json)"
+    assert stale["model_sizes"] == "[model_sizes](results/meta/model_sizes.json)"
+    elsewhere.kind, elsewhere.device.slug = "reported", "nvidia-h200"
+    assert everything.stale_facts({"method": [elsewhere]})["method"] == ""
+
+
+def test_the_dark_figure_differs_in_colours_alone(found):
+    files = import_module("tools.render.stems.warmup").fragments(found["warmup"])
+    light, dark = files["steps-nvidia-h200.svg"], files["steps-nvidia-h200-dark.svg"]
+    for ours, theirs in figures.DARK.items():
+        assert ours not in dark
+        light = light.replace(ours, theirs)
+    assert light == dark
+
+
+@pytest.mark.slow
+def test_rendering_twice_gives_the_same_bytes():
+    assert everything.render_all(RESULTS) == everything.render_all(RESULTS)
+
+
+def test_a_misplaced_record_is_refused(tmp_path, found):
+    record = measured(found, "warmup")
+    store.write(record, tmp_path / "nvidia-a100" / "warmup.json")
+    with pytest.raises(store.RecordError, match="misplaced"):
+        load.load(tmp_path)
+    (tmp_path / "nvidia-a100" / "warmup.json").unlink()
+    store.write(record, tmp_path / record.device.slug / "method.json")
+    with pytest.raises(store.RecordError, match="not this file's experiment"):
+        load.load(tmp_path)
+
+
+def test_a_record_edited_by_hand_is_refused_by_name(tmp_path, found):
+    record = copy.deepcopy(measured(found, "warmup"))
+    for row in record.rows:
+        row.metrics["forwrad_ms"] = row.metrics.pop("forward_ms")
+    store.write(record, tmp_path / record.device.slug / "warmup.json")
+    with pytest.raises(
+        store.RecordError, match=r"warmup\.json: a record lacks what its tables need"
+    ):
+        everything.render_all(tmp_path)

@@ -1,0 +1,177 @@
+"""The write-up: problems, page and records name the same things, and a status says what
+the records say.
+"""
+
+import copy
+import re
+
+import pytest
+
+from systems import ROOT
+from systems.experiments import STEMS
+from tools.render import load
+from tools.render.spanning import errata, writeup
+from tools.render.spanning.claims import CLAIMS
+
+DOCS = ROOT / "docs"
+PAGE = (DOCS / "writeup.md").read_text(encoding="utf-8")
+PROBLEMS = writeup.load_problems()
+ANSWERS = [answer for problem in PROBLEMS for answer in problem.answers]
+# Stems that measure what no problem asks for.
+UNASKED = {
+    "model_sizes",
+    "method",
+    "flash_peers",
+    "flash_leaderboard",
+    "model_attention",
+    "flash_ablation",
+}
+
+
+@pytest.fixture(scope="module")
+def found():
+    return load.load(DOCS / "results")
+
+
+def test_the_points_are_those_of_the_assignment():
+    assert sum(problem.points for problem in PROBLEMS) == 98 and len(PROBLEMS) == 10
+
+
+def test_page_and_problems_are_the_same_in_the_same_order():
+    assert re.findall(r"^## (.+)$", PAGE, re.MULTILINE) == [
+        problem.name for problem in PROBLEMS
+    ]
+    asked = [
+        f"{problem.name}-{answer.page}"
+        for problem in PROBLEMS
+        for answer in problem.answers
+    ]
+    assert re.findall(r"generated/writeup-(\w+-\w+)\.md", PAGE) == asked
+    assert re.findall(r"<!-- answer: (\w+) -->", PAGE) == [
+        answer.page for answer in ANSWERS
+    ]
+    assert re.findall(r"generated/claims-(\w+)\.md", PAGE) == [
+        problem.name for problem in PROBLEMS
+    ]
+
+
+def test_every_stem_answers_a_problem_or_is_named_as_asked_by_none():
+    assert set(STEMS) - UNASKED == {
+        stem for answer in ANSWERS if answer.built for stem in answer.stems
+    }
+    assert set(STEMS) >= UNASKED
+
+
+def test_a_page_exists_where_its_stems_do_and_has_an_answer():
+    for answer in ANSWERS:
+        path = DOCS / f"{answer.page}.md"
+        assert path.is_file() == answer.built, (
+            f"{answer.page}.md and its stems {answer.stems} come together"
+        )
+        assert not answer.built or "\n## Answer\n" in path.read_text(encoding="utf-8")
+
+
+def test_every_answer_stands_on_evidence():
+    """A table or figure of the stems that it rests on follows each answer whose page
+    exists.
+    """
+    for part in re.split(r"(?=<!-- answer: )", PAGE)[1:]:
+        answer = next(a for a in ANSWERS if f"answer: {a.page} " in part)
+        shown = re.findall(
+            r"generated/(\w+?)-[\w-]+\.md", part.split("generated/writeup-")[0]
+        )
+        assert not answer.built or set(answer.stems) & set(shown), (
+            f"no evidence follows the answer of {answer.page}"
+        )
+
+
+def test_every_answered_problem_has_a_claim_and_every_claim_a_problem(found):
+    for problem in PROBLEMS:
+        claimed = {claim.stem for claim in CLAIMS if claim.problem == problem.name}
+        assert claimed <= {stem for answer in problem.answers for stem in answer.stems}
+        for answer in problem.answers:
+            measured = answer.built and writeup.measured_on(answer.stems, found)
+            assert not measured or claimed & set(answer.stems), (
+                f"{problem.name} has no claim for {answer.page}"
+            )
+    assert {claim.problem for claim in CLAIMS} <= {problem.name for problem in PROBLEMS}
+
+
+def test_the_status_follows_the_records(found, monkeypatch):
+    monkeypatch.setattr(
+        writeup, "is_fresh", lambda record: record.device.slug == "nvidia-h200"
+    )
+    answer = next(a for a in ANSWERS if a.page == "mixed_precision")
+    assert writeup.status(answer, found) == "answered on NVIDIA H200, fresh"
+    assert writeup.facts(found)["mixed_precision"] == "yes"
+    # Another GPU counts once it has every stem.
+    others = {stem: list(records) for stem, records in found.items()}
+    for stem in ("end_to_end", "mixed_precision"):
+        other = copy.deepcopy(others[stem][0])
+        other.device.name, other.device.slug = "NVIDIA X", "nvidia-x"
+        others[stem].append(other)
+        both = stem == "mixed_precision"
+        assert ("NVIDIA X, stale" in writeup.status(answer, others)) == both
+    # Reported figures are no answer, and neither is one stem of two.
+    others["end_to_end"] = [
+        record for record in found["end_to_end"] if record.kind == "reported"
+    ]
+    assert writeup.status(answer, others) == "not measured yet"
+    assert writeup.facts(others)["mixed_precision"] == "no"
+    assert (
+        writeup.status(writeup.Answer("new", ("a_stem_to_come",), "", ""), found)
+        == "not built yet"
+    )
+
+
+def test_the_overview_counts_points(found):
+    text = writeup.overview(PROBLEMS, {})
+    assert "0 of 98 points" in text and text.count("not measured yet") + text.count(
+        "not built yet"
+    ) == len(PROBLEMS)
+    rows = [
+        line
+        for line in writeup.overview(PROBLEMS, found).splitlines()
+        if line.startswith("| [")
+    ]
+    points = [int(line.split("|")[-2]) for line in rows if "not " not in line]
+    assert f"{sum(points)} of 98 points" in writeup.overview(PROBLEMS, found)
+
+
+def test_what_follows_from_reported_figures_by_hand(found):
+    facts = errata.facts(found)
+    # medium, 154.60 over 76.59, and 2.7B, 672.30 over 219.24; the deviation is that of
+    # large, 3.71 over 273.11.
+    assert (facts["total_over_forward_least"], facts["total_over_forward_most"]) == (
+        "2.02",
+        "3.07",
+    )
+    assert (
+        facts["backward_over_forward_least"],
+        facts["backward_over_forward_most"],
+    ) == ("1.02", "2.07")
+    assert facts["spread_most"] == "1.4 %"
+    # More than an A100 can do in fp32, which is 19.5.
+    assert (
+        float(facts["rate_least"].split()[0]) > 19.5
+        and facts["rate_most"] == "47 TFLOP/s"
+    )
+    none = errata.facts({})
+    assert none.keys() == facts.keys() and none["rate_most"] == "not measured"
+
+
+def test_the_picture_on_the_index_shows_every_answer_with_its_problem():
+    picture = (
+        (DOCS / "index.md")
+        .read_text(encoding="utf-8")
+        .split('<div class="path" markdown>')[1]
+        .split("</div>")[0]
+    )
+    shown = set(re.findall(r"\((\w+)\.md\) (\w+)$", picture, re.MULTILINE))
+    wanted = {
+        (answer.page, problem.name)
+        for problem in PROBLEMS
+        for answer in problem.answers
+        if answer.built
+    }
+    assert shown == wanted

@@ -1,0 +1,102 @@
+"""The quick reference: each call is in the code and in the section that it links; that
+of the code is whole.
+"""
+
+import re
+
+import pytest
+from markdown.extensions.toc import slugify
+
+from systems import ROOT
+
+DOCS = ROOT / "docs"
+ROWS = re.findall(
+    r"^\| `([^`]+)` \| .+ \| \[[^\]]+\]\((\w+\.md)#([\w-]+)\) \|$",
+    (DOCS / "reference.md").read_text(),
+    re.M,
+)
+INCLUDE = re.compile(r'^\s*--8<-- "(systems/[\w/]+\.py):(\w+)"$', re.MULTILINE)
+
+
+HEADING = re.compile(r"^(#+) (.+)$", re.MULTILINE)
+
+
+def under_heading(page: str, anchor: str) -> str:
+    """What stands between the heading with this anchor and the next one of its rank,
+    with the code that it shows.
+    """
+    text = (DOCS / page).read_text(encoding="utf-8")
+    # Lines of code that begin with # are no headings, nor is what is included.
+    headings = list(
+        HEADING.finditer(
+            re.sub(r"^```.*?^```", lambda m: "." * len(m[0]), text, flags=re.M | re.S)
+        )
+    )
+    (first,) = (
+        i for i, heading in enumerate(headings) if slugify(heading[2], "-") == anchor
+    )
+    ends = (
+        heading.start()
+        for heading in headings[first + 1 :]
+        if len(heading[1]) <= len(headings[first][1])
+    )
+    return INCLUDE.sub(
+        lambda match: section(*match.groups()),
+        text[headings[first].end() : next(ends, len(text))],
+    )
+
+
+def section(path: str, name: str) -> str:
+    source = (ROOT / path).read_text(encoding="utf-8")
+    return source.split(f"[start:{name}]")[1].split(f"[end:{name}]")[0]
+
+
+def test_every_row_is_read():
+    lines = [
+        line
+        for line in (DOCS / "reference.md").read_text().splitlines()
+        if line.startswith("| `")
+    ]
+    assert len(ROWS) == len(lines) > 30
+    assert len({call for call, *_ in ROWS}) == len(ROWS)
+
+
+@pytest.mark.parametrize(("call", "page", "anchor"), ROWS)
+def test_a_call_is_in_the_code_and_in_its_section(call, page, anchor):
+    name = re.sub(r"\(.*", "", call)
+    # Code writes tl.max out, and a formula has its own max; of torch's long names it
+    # may have imported the last part.
+    word = re.compile(
+        rf"\b{re.escape(name if name.startswith('tl.') else name.split('.')[-1])}\b"
+    )
+    assert any(
+        word.search(path.read_text(encoding="utf-8"))
+        for path in (ROOT / "systems").rglob("*.py")
+    ), call
+    assert word.search(under_heading(page, anchor)), (
+        f"{page}#{anchor} does not show {call}"
+    )
+
+
+def test_the_reference_of_the_code_has_every_module_once():
+    pages = "".join(
+        page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md")
+    )
+    listed = re.findall(r"^::: (\S+)$", pages, re.MULTILINE)
+    # A package that says only what is in it has no entry of its own.
+    files = [
+        path.relative_to(ROOT).with_suffix("")
+        for path in (ROOT / "systems").rglob("*.py")
+        if len(path.read_text(encoding="utf-8").splitlines()) > 1
+    ]
+    modules = {".".join(file.parts).removesuffix(".__init__") for file in files}
+    # The page on experiments lists the modules of their package by itself.
+    wanted = {
+        name
+        for name in modules
+        if name != "systems" and not name.startswith("systems.experiments.")
+    }
+    assert len(listed) == len(set(listed))
+    assert set(listed) == wanted, (
+        "each module of systems needs one line `::: name` on a page of docs/api"
+    )

@@ -1,0 +1,400 @@
+"""The one command: what it says, what it leaves alone, and that a check finds every
+difference.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from systems import ROOT
+from systems.experiments import STEMS
+from systems.records import store
+from systems.records.source_hash import source_hash
+from systems.running.measure import versions
+from tests.factories import committed, contents, regen_tables
+from tools import measuring
+from tools.checks import pages
+from tools.measuring import Outcome
+from tools.regen_tables import main
+from tools.render import load
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path, capsys):
+    """The command in this process, on a machine without a GPU, whose pages are in
+    order. Records and generated files are below a scratch folder.
+    """
+    monkeypatch.setattr(load, "GENERATED", tmp_path / "generated")
+    monkeypatch.setattr(pages, "check_pages", lambda root: [])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*options: str) -> SimpleNamespace:
+        options = ("--results", str(tmp_path / "results"), *options)
+        try:
+            code = main(options)
+        except SystemExit as ended:
+            code = ended.code
+        said = capsys.readouterr()
+        return SimpleNamespace(code=code, out=said.out, err=said.err)
+
+    return run
+
+
+def state(listed: str, stem: str) -> str:
+    """What the table of --list says of a stem."""
+    return next(line.split()[5] for line in listed.splitlines() if f" {stem} " in line)
+
+
+# The command line ---------------------------------------------------------------------
+
+
+def test_help_shows_the_flags_and_imports_nothing_that_takes_long():
+    line = [sys.executable, "-X", "importtime", "tools/regen_tables.py", "--help"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "--time-limit MIN" in done.stdout
+    assert "python tools/regen_tables.py --list" in done.stdout
+    names = {
+        line.split("|")[-1].strip().split(".")[0] for line in done.stderr.splitlines()
+    }
+    assert "argparse" in names and not names & {"torch", "matplotlib", "numpy", "rich"}
+
+
+UNKNOWN = f"no experiment is named 'nope'; there are: {', '.join(STEMS)}"
+MEASURES = "goes with measuring or --slurm, not with"
+WRONG = {
+    "--only nope": f"argument --only: {UNKNOWN}",
+    "--verify nope": f"argument --verify: {UNKNOWN}",
+    "--time-limit -1": "argument --time-limit: -1 is no number of minutes above 0",
+    "--time-limit x": "argument --time-limit: x is no number of minutes above 0",
+    "--list --render": "argument --render: not allowed with argument --list",
+    "--list --quick": f"--quick {MEASURES} --list",
+    "--render --only warmup": f"--only {MEASURES} --render",
+    "--check --force": f"--force {MEASURES} --check",
+    "--verify warmup --quick": f"--quick {MEASURES} --verify",
+    "--fresh": "--fresh goes with --check, not with measuring",
+    "--slurm --fresh": "--fresh goes with --check, not with --slurm",
+    "--no-wait": "--no-wait goes with --slurm, not with measuring",
+    "--list --restarts 0": "--restarts goes with --slurm, not with --list",
+}
+
+
+@pytest.mark.parametrize("options", WRONG)
+def test_a_flag_that_would_be_ignored_or_is_wrong_is_one_line(run, options):
+    done = run(*options.split())
+    assert (done.code, done.out, done.err) == (2, "", f"error: {WRONG[options]}\n")
+
+
+# Measuring ----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_run_measures_renders_and_says_what_it_skipped(tree):
+    done = regen_tables(tree, "--only", "fake", "--only", "gpu_only")
+    assert done.returncode == 0, done.stderr
+    skipped = "skipped: needs a GPU and none was found; --quick runs it on a CPU"
+    assert skipped in done.stdout
+    assert "measured" in done.stdout and "6 ok" in done.stdout
+    rendered = len(contents(tree / "docs/generated"))
+    assert f"rendered {rendered} files, {rendered} changed" in done.stdout
+    assert store.read(tree / "docs/results/meta/fake.json").complete
+    assert (tree / "docs/generated/fake-table.md").read_text() == "6 rows"
+    facts = (tree / "docs/generated/facts.yml").read_text()
+    # Strings of JSON are strings of YAML. A stem that nobody measured has facts too.
+    assert facts.endswith(
+        'crash:\n  rows: "not measured"\n'
+        'fake:\n  rows: "6"\n'
+        'gpu_only:\n  rows: "not measured"\n'
+    )
+    log = tree / "log"
+    again = regen_tables(tree, "--only", "fake", FAKE_LOG=str(log))
+    assert "fresh already (--force measures again)" in again.stdout and not log.exists()
+    forced = regen_tables(tree, "--only", "fake", "--force", FAKE_LOG=str(log))
+    assert forced.returncode == 0 and len(log.read_text().splitlines()) == 6
+
+
+@pytest.mark.slow
+def test_a_stem_that_crashes_leaves_the_others(tree):
+    done = regen_tables(tree)
+    message = "crashed (exit code -9); run again to go on from the last row"
+    assert done.returncode == 1 and message in done.stdout
+    assert store.read(tree / "docs/results/meta/fake.json").complete
+    partial = tree / "docs/results/meta/crash.partial.json"
+    assert [row.config["index"] for row in store.read(partial).rows] == [6]
+    # Work in progress is never shown.
+    assert not (tree / "docs/generated/crash-table.md").read_text()
+    assert state(regen_tables(tree, "--list").stdout, "crash") == "partial"
+    assert regen_tables(tree, FAKE_MENDED="1").returncode == 0 and not partial.exists()
+    whole = store.read(partial.with_name("crash.json"))
+    assert [row.config["index"] for row in whole.rows] == [6, 5, 4, 3, 2, 1]
+
+
+def test_a_reduced_grid_is_neither_published_nor_rendered(tree):
+    done = regen_tables(tree, "--quick", "--only", "fake", "--only", "gpu_only")
+    assert done.returncode == 0 and "are not rendered" in done.stdout
+    # On a CPU the quick grid runs what the full one skips.
+    assert sorted(contents(tree / "docs")) == [
+        "results/quick/cpu/.gpu_only.json.lock",
+        "results/quick/cpu/gpu_only.json",
+        "results/quick/meta/.fake.json.lock",
+        "results/quick/meta/fake.json",
+    ]
+    # A reduced record in a place of full ones is refused.
+    shutil.copytree(tree / "docs/results/quick/meta", tree / "docs/results/meta")
+    done = regen_tables(tree, "--render")
+    path = tree / "docs/results/meta/fake.json"
+    message = f"error: {path}: is a quick record of meta, misplaced here\n"
+    assert (done.returncode, done.stderr) == (2, message)
+
+
+@pytest.mark.slow
+def test_out_of_time_it_stops_and_the_next_run_goes_on(tree):
+    slow = {"FAKE_ROWS": "4", "FAKE_SLEEP": "400"}
+    first = regen_tables(tree, "--only", "fake", "--time-limit", "0.001", **slow)
+    assert first.returncode == 0 and "out of time; run again to go on" in first.stdout
+    partial = tree / "docs/results/meta/fake.partial.json"
+    done = len(store.read(partial).rows) if partial.exists() else 0
+    assert done < 4
+    log = tree / "log"
+    regen_tables(tree, "--only", "fake", FAKE_LOG=str(log), **slow)
+    assert len(log.read_text().splitlines()) == 4 - done
+
+
+@pytest.mark.slow
+def test_verify_makes_a_stale_record_fresh(tree):
+    regen_tables(tree, "--only", "fake")
+    with open(tree / "systems/experiments/fake.py", "a") as file:
+        file.write("EXTRA = 1\n")
+    assert state(regen_tables(tree, "--list").stdout, "fake") == "stale"
+    done = regen_tables(tree, "--verify", "fake")
+    message = "rows measured again agree, the record is fresh"
+    assert done.returncode == 0 and message in done.stdout
+    assert state(regen_tables(tree, "--list").stdout, "fake") == "fresh"
+    done = regen_tables(tree, "--verify", "crash")
+    message = "does not exist: there is nothing to verify"
+    assert done.returncode == 2 and message in done.stdout
+
+
+def test_a_folder_that_cannot_be_written_is_named(tree, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("in the way")
+    done = regen_tables(tree, "--only", "fake", "--results", str(file))
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert f"error: can't write {file}" in done.stdout
+    assert file.read_text() == "in the way"
+
+
+def test_the_bar_says_that_kernels_are_compiled():
+    shown = []
+    bar = SimpleNamespace(update=lambda task, **fields: shown.append(fields))
+    outcome = Outcome("flash_accuracy", "measured")
+    measuring.take_report({"event": "compiling"}, outcome, bar, None)
+    assert shown == [{"now": "compiling"}]
+
+
+@pytest.mark.slow
+def test_model_sizes_needs_no_hardware(run, tmp_path):
+    """Its counts are exact wherever they are made, so all but two of the committed rows
+    pass as work in progress.
+    """
+    ours = committed("model_sizes", "meta")
+    partial = replace(
+        ours,
+        software=versions(),
+        source_hash=source_hash(STEMS["model_sizes"].module),
+        rows=ours.rows[2:],
+    )
+    folder = tmp_path / "results/meta"
+    store.write(partial, folder / "model_sizes.partial.json")
+    done = run("--only", "model_sizes")
+    assert done.code == 0 and "2 ok" in done.out
+    record = store.read(folder / "model_sizes.json")
+    assert record.complete and record.device.slug == "meta"
+    # Measured here or there, the rows are the same.
+    assert [(row.config, row.metrics) for row in record.rows] == [
+        (row.config, row.metrics) for row in ours.rows
+    ]
+    generated = contents(tmp_path / "generated")
+    assert b"3,406,809,600" in generated["model_sizes-table.md"]
+    assert "model_sizes-parts-dark.svg" in generated
+
+
+# Records that are there ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_list_works_on_an_empty_and_on_an_absent_folder(run, tmp_path, exists):
+    results = tmp_path / "results"
+    if exists:
+        results.mkdir()
+    done = run("--list")
+    assert done.code == 0
+    for stem, entry in STEMS.items():
+        (line,) = [line for line in done.out.splitlines() if f" {stem} " in line]
+        assert "missing" in line
+        assert ("missing (needs a GPU)" in line) == ("meta" not in entry.full)
+    assert results.exists() == exists
+
+
+def written_record(**changes: object) -> str:
+    data = {
+        "schema": 1,
+        "stem": "model_sizes",
+        "kind": "measured",
+        "device": {"name": "m", "slug": "meta"},
+        "rows": [],
+        "expected_rows": 0,
+    }
+    return json.dumps(data | changes)
+
+
+BROKEN = {
+    "cut off": (written_record()[:-9], "is not JSON ("),
+    "foreign": (
+        '{"name": "package.json"}',
+        "schema is None, this version reads 1; measure again",
+    ),
+    "edited": (
+        written_record(expected_rows="six"),
+        "expected_rows: is 'six', not int",
+    ),
+    "unknown field": (written_record(colour=1), "has the unknown field 'colour'"),
+}
+READERS = {
+    "measure": ("--only", "model_sizes"),
+    "render": ("--render",),
+    "check": ("--check",),
+    "list": ("--list",),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_record_that_cannot_be_read_is_one_line_and_nothing_changes(
+    run, tmp_path, broken, reader
+):
+    text, message = BROKEN[broken]
+    path = tmp_path / "results/meta/model_sizes.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    (tmp_path / "generated").mkdir()
+    (tmp_path / "generated/model_sizes-table.md").write_text("as it was")
+    before = contents(tmp_path)
+    done = run(*READERS[reader])
+    assert done.code == 2 and done.err.startswith(f"error: {path}: {message}")
+    assert done.err.count("\n") == 1 and contents(tmp_path) == before
+
+
+def test_a_record_of_another_stem_is_refused(run, tmp_path):
+    path = tmp_path / "results/meta/model_sizes.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(written_record(stem="warmup"))
+    done = run("--render")
+    message = "stem is 'warmup', which is not this file's experiment"
+    assert (done.code, done.err) == (2, f"error: {path}: {message}\n")
+
+
+# Rendering and checking ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def model_sizes(tmp_path_factory) -> Path:
+    """A folder with one record, of this source, and what it renders to."""
+    folder = tmp_path_factory.mktemp("model_sizes")
+    record = committed("model_sizes", "meta")
+    record.source_hash = source_hash(STEMS["model_sizes"].module)
+    store.write(record, folder / "results/meta/model_sizes.json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load, "GENERATED", folder / "generated")
+        assert main(("--render", "--results", str(folder / "results"))) == 0
+    return folder
+
+
+@pytest.fixture
+def rendered(run, model_sizes, tmp_path):
+    """The command on copies of those records and rendered files."""
+    for name in ("generated", "results"):
+        shutil.copytree(model_sizes / name, tmp_path / name)
+    return run
+
+
+def test_a_tree_in_order_passes(rendered):
+    done = rendered("--check", "--fresh")
+    assert done.code == 0
+    assert done.out.endswith("generated files, all as the records give them\n")
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+DIFFERS = "differs from what the records give; run --render"
+FAULTS = {
+    "edited table": (
+        "model_sizes-table.md",
+        lambda path: edit(path, "3,406,809,600", "3,406,809,601"),
+        DIFFERS,
+    ),
+    "edited figure": (
+        "model_sizes-parts.svg",
+        lambda path: edit(path, "</svg>\n", "</svg>\n\n"),
+        DIFFERS,
+    ),
+    "edited fact": ("facts.yml", lambda path: edit(path, "%", "percent"), DIFFERS),
+    "missing": ("model_sizes-parts.md", Path.unlink, "missing; run --render"),
+    "extra": (
+        "old-table.md",
+        lambda path: path.write_text("left"),
+        "no record gives this file; run --render",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_check_fails_where_a_generated_file_is_not_what_the_records_give(
+    rendered, tmp_path, fault
+):
+    name, break_it, message = FAULTS[fault]
+    before = contents(tmp_path / "generated")
+    break_it(tmp_path / "generated" / name)
+    assert contents(tmp_path / "generated") != before
+    done = rendered("--check")
+    assert done.code == 1
+    assert done.out == f"docs/generated/{name}: {message}\n1 findings\n"
+    assert rendered("--render").out.endswith(", 1 changed\n")
+    assert contents(tmp_path / "generated") == before
+
+
+def test_check_fails_where_a_page_is_not_in_order(rendered, monkeypatch):
+    monkeypatch.setattr(
+        pages, "check_pages", lambda root: [f"{root.name}/a.md:1: typed"]
+    )
+    done = rendered("--check")
+    assert done.code == 1 and done.out == f"{ROOT.name}/a.md:1: typed\n1 findings\n"
+
+
+def test_a_stale_record_is_a_warning_and_with_fresh_an_error(rendered, tmp_path):
+    path = tmp_path / "results/meta/model_sizes.json"
+    record = store.read(path)
+    record.source_hash = "older"
+    store.write(record, path)
+    # The pages show it, too.
+    assert rendered("--check").code == 1
+    assert rendered("--render").code == 0
+    assert "**Stale:**" in (tmp_path / "generated/model_sizes-table.md").read_text()
+    message = (
+        "results/meta/model_sizes.json is stale: its source has changed since; "
+        "measure or --verify model_sizes"
+    )
+    done = rendered("--check")
+    assert done.code == 0 and done.out.startswith(f"warning: {message}\n")
+    done = rendered("--check", "--fresh")
+    assert done.code == 1 and done.out == f"{message}\n1 findings\n"

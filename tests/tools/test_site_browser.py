@@ -1,0 +1,478 @@
+"""The built site in a browser, read from file:// without any network.
+
+What these tests look for they find in whichever page has it first, so that pages may be
+added and renamed freely. They need Chromium; where there is none they are skipped,
+except where the variable CI is set.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from systems import ROOT
+
+try:
+    from axe_playwright_python.base import AXE_SCRIPT
+    from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+except ImportError:
+    if os.environ.get("CI"):
+        raise
+    pytest.skip("playwright is not installed", allow_module_level=True)
+
+pytestmark = pytest.mark.browser
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+]
+FLAGS += [
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+]
+SORTABLE = "table.data thead button:visible"
+DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+# Contrast takes axe most of its time. Texts whose ancestors have the same tags and
+# classes look alike: it reads one.
+CONTRAST = {"runOnly": ["color-contrast"]}
+MARK_FIRST = """() => {
+    const seen = new Set()
+    const own = (element) => `${element.localName}.${element.className}`
+    const kind = (one) => one && `${own(one)} ${kind(one.parentElement)}`
+    const isText = (node) => node.nodeType === Node.TEXT_NODE && node.data.trim()
+    for (const element of document.body.querySelectorAll("*")) {
+        const hasText = [...element.childNodes].some(isText)
+        if (!hasText || !element.checkVisibility() || seen.has(kind(element))) continue
+        seen.add(kind(element))
+        element.dataset.first = ""
+    }
+}"""
+ALL_BUT_CONTRAST = {"rules": {"color-contrast": {"enabled": False}}}
+# What a wider page hides or shows.
+SCROLLING = {"runOnly": ["scrollable-region-focusable"]}
+MISSHAPEN = """() => {
+    const isWide = document.documentElement.scrollWidth > innerWidth
+    const isEmpty = (formula) =>
+        formula.checkVisibility() && formula.getBoundingClientRect().width < 2
+    const empty = [...document.querySelectorAll("article math")].filter(isEmpty)
+    const tex = (formula) => formula.getAttribute("alttext")
+    return [
+        ...(isWide ? ["wider than the screen"] : []),
+        ...empty.map((formula) => `nothing to see of the formula ${tex(formula)}`),
+    ]
+}"""
+TWO_FRAMES = """new Promise(
+    (done) => requestAnimationFrame(() => requestAnimationFrame(done))
+)"""
+
+
+def build(folder: Path, **environment: str) -> float:
+    """Build the site; the seconds that the processors worked, which other work on the
+    machine changes little.
+    """
+    # Not --quiet: it silences the warnings before --strict can count them.
+    mkdocs = [sys.executable, "-m", "mkdocs"]
+    command = [*mkdocs, "build", "--strict", "--site-dir", str(folder)]
+    # One day for all builds, also around midnight: the list of pages is dated.
+    fixed = {"NO_MKDOCS_2_WARNING": "1", "SOURCE_DATE_EPOCH": "1750000000"}
+    environment = os.environ | fixed | environment
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    built = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    build(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pages(site: Path) -> list[Path]:
+    return sorted(path for path in site.rglob("*.html") if path.name != "404.html")
+
+
+@pytest.fixture(scope="session")
+def browser(chromium: str) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A fresh browser profile, which must end without a remote request and without an
+    error on the console.
+    """
+    context = browser.new_context(viewport=DESK, color_scheme="light", offline=True)
+    remote: list[str] = []
+    errors: list[str] = []
+    context.on(
+        "request",
+        lambda request: remote.append(request.url) if _is_remote(request.url) else None,
+    )
+    context.on(
+        "console",
+        lambda message: (
+            errors.append(message.text)
+            if message.type in {"error", "warning"}
+            else None
+        ),
+    )
+    context.on("weberror", lambda error: errors.append(str(error.error)))
+    yield context.new_page()
+    context.close()
+    assert remote == []
+    assert errors == []
+
+
+def _is_remote(url: str) -> bool:
+    return not url.startswith(("file:", "data:", "blob:", "about:"))
+
+
+def open_first(page: Page, pages: list[Path], selector: str) -> Locator:
+    """Open the first page that has the selector, and return what it selects."""
+    for path in pages:
+        page.goto(path.as_uri())
+        if page.locator(selector).count():
+            return page.locator(selector)
+    return pytest.fail(f"no page has {selector}")
+
+
+def slowness() -> float:
+    """How many times as long as usual this machine takes now, at least 1: others may
+    share its processors.
+
+    Usual is 0.33 s for this loop, on the two cores for which the limit was set.
+    """
+    start, total = time.process_time(), 0
+    for i in range(5_000_000):
+        total += i
+    return max(1.0, (time.process_time() - start) / 0.33)
+
+
+def test_two_builds_give_the_same_bytes_and_take_less_than_20_seconds(
+    site: Path, tmp_path: Path
+) -> None:
+    before = slowness()
+    seconds = build(tmp_path, PYTHONHASHSEED="1") / max(before, slowness())
+    first, second = (
+        {p.relative_to(root): p.read_bytes() for p in root.rglob("*.*")}
+        for root in (site, tmp_path)
+    )
+    assert first.keys() == second.keys()
+    assert [path for path in first if first[path] != second[path]] == []
+    assert seconds < 20
+
+
+def test_the_site_is_small_enough_to_send(site: Path) -> None:
+    assert sum(path.stat().st_size for path in site.rglob("*.*")) < 12e6
+
+
+def test_the_first_page_is_light_and_opens_at_once(page: Page, site: Path) -> None:
+    loaded: set[str] = set()
+    page.context.on(
+        "request",
+        lambda request: (
+            loaded.add(request.url) if request.resource_type != "image" else None
+        ),
+    )
+    times = []
+    # The best of a few: what else the machine does is not the page's fault.
+    for _ in range(3):
+        page.goto((site / "index.html").as_uri())
+        times.append(
+            page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
+        )
+    assert 0 < min(times) < 1000
+    files = [
+        Path(url.removeprefix("file://")) for url in loaded if url.startswith("file://")
+    ]
+    assert {"index.html", "site.css", "tablesort.js", "search_index.js"} <= {
+        path.name for path in files
+    }
+    # As a server sends them, compressed; the words of the search are three fifths of
+    # it.
+    assert sum(len(gzip.compress(path.read_bytes())) for path in files) < 300_000
+
+
+@pytest.mark.parametrize("quarter", range(4))
+def test_every_page_fits_and_can_be_read(
+    page: Page, pages: list[Path], quarter: int
+) -> None:
+    """On a desk and on a phone, in light and in dark: nothing is cut off, and axe finds
+    nothing serious.
+    """
+    # Otherwise colours would change slowly, and axe would read them half-way.
+    page.emulate_media(reduced_motion="reduce")
+    found = []
+    for path in pages[quarter::4]:
+        page.goto(path.as_uri())
+        expect(page.locator("article h1")).to_have_count(1)
+        page.evaluate(AXE_SCRIPT)
+        # Over the shadows at the edges of a table axe can't tell a contrast, and would
+        # keep silent.
+        page.add_style_tag(content=".table-frame { background: none !important }")
+        page.evaluate(MARK_FIRST)
+        problems = violations(page, SCROLLING)
+        problems += violations(page, CONTRAST)
+        page.emulate_media(color_scheme="dark")
+        expect(page.locator("body")).to_have_attribute("data-md-color-scheme", "slate")
+        problems += violations(page, CONTRAST)
+        # The frame of all pages, with its navigation, is looked through once.
+        problems += violations(page, {}) if path.name == "index.html" else []
+        page.emulate_media(color_scheme="light")
+        problems += [f"{one} at 1280 pixels" for one in page.evaluate(MISSHAPEN)]
+        page.set_viewport_size(PHONE)
+        # What scrolls becomes a stop for the keyboard once it has been laid out.
+        page.evaluate(TWO_FRAMES)
+        problems += [f"{one} at 390 pixels" for one in page.evaluate(MISSHAPEN)]
+        problems += violations(page, ALL_BUT_CONTRAST)
+        page.set_viewport_size(DESK)
+        found += [f"{path.name}: {problem}" for problem in problems]
+    assert found == []
+
+
+def violations(page: Page, options: dict) -> list[str]:
+    """What axe calls serious or critical, with the first element that it names."""
+    # A page from a file may not read its style sheets, which axe would try to.
+    options = {"resultTypes": ["violations"], "preload": False, **options}
+    part = "[data-first]" if options.get("runOnly") == ["color-contrast"] else "html"
+    answer = page.evaluate(
+        "([part, options]) => axe.run({ include: [[part]] }, options)", [part, options]
+    )
+    return [
+        f"{one['id']} ({one['impact']}): {one['nodes'][0]['html'][:200]}"
+        for one in answer["violations"]
+        if one["impact"] in {"serious", "critical"}
+    ]
+
+
+def test_search_finds_a_page_by_its_title(page: Page, pages: list[Path]) -> None:
+    target = pages[-1]
+    page.goto(target.as_uri())
+    title = page.locator("article h1").evaluate(
+        "heading => heading.firstChild.textContent"
+    )
+    page.goto(pages[0].as_uri())
+    page.locator(".md-search__input").click()
+    # The theme listens for keys, so the word is typed; half of "write-up" would be an
+    # operator without its word.
+    page.locator(".md-search__input").press_sequentially(
+        max(re.findall(r"\w+", title), key=len)
+    )
+    results = page.locator(".md-search-result__link")
+    expect(results.first).to_be_visible()
+    addresses = results.evaluate_all("links => links.map(link => link.href)")
+    assert any(address.startswith(target.as_uri()) for address in addresses), addresses
+
+
+def test_search_finds_a_phrase_of_the_text(page: Page, site: Path) -> None:
+    page.goto((site / "index.html").as_uri())
+    page.locator(".md-search__input").click()
+    page.locator(".md-search__input").press_sequentially("online softmax")
+    expect(
+        page.locator('.md-search-result__link[href*="online_softmax.html"]').first
+    ).to_be_visible()
+
+
+def test_maths_is_drawn_without_a_script(page: Page, pages: list[Path]) -> None:
+    formula = open_first(page, pages, "article math").first
+    box = formula.bounding_box()
+    assert box and box["width"] > 5 and box["height"] > 5
+    assert formula.get_attribute("alttext")
+    assert "\\(" not in page.locator("article").inner_text()
+
+
+def test_a_chosen_tab_is_kept_across_pages(page: Page, pages: list[Path]) -> None:
+    tabs = ".tabbed-labels label:nth-child(2):visible"
+    label = open_first(page, pages, tabs).first
+    name = label.inner_text()
+    second = (
+        page.locator(".tabbed-set", has=page.locator(tabs))
+        .first.locator(".tabbed-block")
+        .nth(1)
+    )
+    expect(second).to_be_hidden()
+    label.click()
+    expect(second).to_be_visible()
+    # Any later page with a tab of this name; the same page again if it is the only one.
+    same = page.locator(".tabbed-labels label").filter(
+        has_text=re.compile(f"^{re.escape(name)}$")
+    )
+    first = page.url
+    for path in [path for path in pages if path.as_uri() != first] + [
+        Path(first.removeprefix("file://"))
+    ]:
+        page.goto(path.as_uri())
+        if same.count():
+            break
+    chosen = same.first.evaluate(
+        "label => document.getElementById(label.htmlFor).checked"
+    )
+    assert chosen, f"{page.url} forgot the tab {name}"
+
+
+def column(page: Page, button: Locator) -> list[str]:
+    """The texts of the column below a sort button."""
+    script = """button => {
+        const head = button.closest("th")
+        const rows = [...head.closest("table").tBodies[0].rows]
+        return rows.map(row => row.cells[head.cellIndex].textContent.trim())
+    }"""
+    texts: list[str] = button.evaluate(script)
+    return texts
+
+
+def test_a_table_sorts_by_mouse_and_keyboard(page: Page, pages: list[Path]) -> None:
+    buttons = open_first(page, pages, SORTABLE)
+    button = buttons.first
+    head = (
+        page.locator("th", has=page.locator("button"))
+        .and_(page.locator("th:visible"))
+        .first
+    )
+    before = column(page, button)
+    button.click()
+    expect(head).to_have_attribute("aria-sort", "ascending")
+    assert sorted(column(page, button)) == sorted(before)
+    button.focus()
+    page.keyboard.press("Enter")
+    expect(head).to_have_attribute("aria-sort", "descending")
+    page.keyboard.press("Enter")
+    expect(head).not_to_have_attribute("aria-sort", re.compile("."))
+    assert column(page, button) == before
+
+
+@pytest.mark.parametrize(
+    ("numbers", "others"),
+    [
+        (["9", "10.5", "1,234.5", "12,000"], ["out of memory"]),
+        (["0.92 ± 0.01 ms", "12.4 ± 9.0 ms", "1.2 s"], ["—"]),
+        (["512 KiB", "900 MiB", "1.2 GiB", "1.3 GB"], []),
+        (["124 M", "770 M", "2.6 B"], []),
+        (["−3", "-1e-3", "1.5", "~80 %"], []),
+        (["2.13×", "3.0× (best)", "11x"], []),
+        (["2.6B", "10B"], ["large"]),
+        # No numbers, but sorted as a reader expects.
+        (["2024-12-31", "2025-01-02", "2025-11-21"], []),
+        (["flash 2", "flash 10", "plain"], []),
+    ],
+)
+def test_cells_sort_by_value_and_other_text_stands_last(
+    page: Page, numbers: list[str], others: list[str]
+) -> None:
+    rows = "".join(
+        f"<tr><td>{text}</td></tr>" for text in [*others, *numbers[1:], numbers[0]]
+    )
+    head = "<thead><tr><th>n</th></tr></thead>"
+    page.set_content(f'<table class="data">{head}<tbody>{rows}</tbody></table>')
+    page.add_script_tag(path=ROOT / "docs/assets/tablesort.js")
+    button = page.locator("button")
+    button.click()
+    assert column(page, button) == numbers + others
+    button.click()
+    assert column(page, button) == numbers[::-1] + others
+
+
+def test_a_wide_table_scrolls_by_keyboard_and_a_narrow_one_is_no_stop(
+    page: Page,
+) -> None:
+    wide = "<tr>" + "<td>1234567890</td>" * 40 + "</tr>"
+    frame = (
+        '<div class="table-frame" tabindex="0" style="overflow: auto">'
+        '<table class="data">{}</table></div>'
+    )
+    page.set_content(frame.format(wide) + frame.format("<tr><td>1</td></tr>"))
+    page.add_script_tag(path=ROOT / "docs/assets/tablesort.js")
+    frames = page.locator(".table-frame")
+    expect(frames.nth(1)).not_to_have_attribute("tabindex", "0")
+    page.keyboard.press("Tab")
+    expect(frames.first).to_be_focused()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("document.querySelector('.table-frame').scrollLeft > 0")
+
+
+def test_the_toggle_changes_the_figure_and_print_is_light(
+    page: Page, pages: list[Path]
+) -> None:
+    dark = open_first(page, pages, 'article img[src$="#only-dark"]').first
+    light = page.locator('article img[src$="#only-light"]').first
+    expect(light).to_be_visible()
+    expect(dark).to_be_hidden()
+    for _ in range(3):
+        page.locator(
+            ".md-header label.md-header__button[for^=__palette]:visible"
+        ).click()
+        if page.locator("body").get_attribute("data-md-color-scheme") == "slate":
+            break
+    expect(dark).to_be_visible()
+    expect(light).to_be_hidden()
+    page.emulate_media(media="print")
+    expect(light).to_be_visible()
+    expect(dark).to_be_hidden()
+
+
+def test_the_explorer_filters_sorts_and_downloads(page: Page, site: Path) -> None:
+    page.goto((site / "explorer.html").as_uri())
+    status, rows = (
+        page.locator("#explorer [role=status]"),
+        page.locator("#explorer tbody tr"),
+    )
+    expect(status).to_contain_text(
+        re.compile(r"^([\d,]+) of \1 lines match; 100 are shown")
+    )
+    page.locator("#explorer .more").click()
+    expect(rows).to_have_count(200)
+    page.locator("#explorer select[name=stem]").select_option("end_to_end")
+    page.locator("#explorer select[name=metric]").select_option("forward")
+    page.locator("#explorer input[name=words]").fill("mode step")
+    expect(rows.first).to_contain_text("mode step")
+    # A list offers only what the other filters leave.
+    assert "d_model" not in page.locator("#explorer select[name=metric]").inner_text()
+    button = page.locator("#explorer th button", has_text="value")
+    for direction in (1, -1):
+        button.press("Enter")
+        values = [float(text.replace(",", "")) for text in column(page, button)]
+        assert values == sorted(values, reverse=direction < 0) and len(values) > 50
+    texts = {}
+    for kind in ("csv", "json"):
+        with page.expect_download() as waited:
+            page.locator(f"#explorer [data-download={kind}]").click()
+        assert waited.value.suggested_filename == f"results.{kind}"
+        texts[kind] = Path(waited.value.path()).read_text(encoding="utf-8")
+    lines, objects = (
+        list(csv.DictReader(io.StringIO(texts["csv"]))),
+        json.loads(texts["json"]),
+    )
+    assert len(lines) == len(objects) == len(values)
+    assert [float(line["value"]) for line in lines] == [
+        line["value"] for line in objects
+    ]
+    assert (
+        objects[0]["metric"] == "forward" and "mode step" in lines[0]["configuration"]
+    )
+    page.locator("#explorer button[type=reset]").click()
+    expect(status).to_contain_text(re.compile(r"^([\d,]+) of \1 lines match"))
+    page.locator("#explorer input[name=words]").fill("no such words")
+    expect(rows).to_have_count(0)

@@ -1,0 +1,219 @@
+"""Hooks of the site build: what Markdown and the theme leave undone, done once at build
+time.
+
+Maths becomes MathML, so a page needs no script and no font to show it; a formula that
+can't be converted fails the build. Tables get a frame that scrolls sideways and can be
+reached by keyboard. The write-up takes each answer from the page that gives it, so that
+none is written twice. A page whose sentences hold numbers older than the code says so.
+
+mkdocs calls the functions `on_...`; the others are pure, from text to text.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+from latex2mathml.converter import convert
+from mkdocs.exceptions import PluginError
+from mkdocs.plugins import event_priority
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+MATHML = "{http://www.w3.org/1998/Math/MathML}"
+# How many children MathML demands; latex2mathml turns `\frac{a` into a fraction with
+# one.
+CHILDREN = dict.fromkeys(("mfrac", "mroot", "msub", "msup", "munder", "mover"), 2) | {
+    "msubsup": 3,
+    "munderover": 3,
+}
+
+# The exact output of pymdownx.arithmatex with `generic: true`. In code samples the same
+# text is escaped.
+INLINE_MATHS = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
+DISPLAY_MATHS = re.compile(
+    r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL
+)
+# Long formulas scroll sideways as tables do, and by keyboard too.
+DISPLAY_FRAME = (
+    '<div class="arithmatex" role="group" tabindex="0" aria-label="Formula">'
+)
+# Tables of the tables extension have no class; a caption is a paragraph written with `{
+# .caption }` above.
+TABLE = re.compile(
+    r'(?P<caption><p class="caption"[^>]*>(?:(?!</p>).)*</p>\s*)?'
+    r"<table>(?P<body>.*?)</table>",
+    re.DOTALL,
+)
+# What the theme brings for search in other languages than English, and for debugging
+# its own scripts.
+UNUSED = re.compile(r"assets/javascripts/lunr/|.*\.map$")
+BRACE = re.compile(r"(?<!\\)[{}]")
+HEADER_CELL = re.compile(r"<th\b[^>]*>(.*?)</th>", re.DOTALL)
+TAG = re.compile(r"<[^>]+>")
+
+# `<!-- answer: warmup -->`, alone on its line, stands for what docs/warmup.md says
+# under its heading "Answer".
+ANSWER_MARK = re.compile(r"^<!-- answer: (\w+) -->$", re.MULTILINE)
+ANSWER = re.compile(r"^## Answer\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+LINK_IN_PAGE = re.compile(r"(?<=\])\(#")
+TITLE = re.compile(r"^# .+\n", re.MULTILINE)
+STEM_OF_FACT = re.compile(r"\{\$ facts\.(\w+)\.")
+
+
+# Before the macros plugin, which then fills in the facts of the copied sentences.
+@event_priority(100)
+def on_page_markdown(
+    markdown: str, /, page: Page, config: MkDocsConfig, **_: object
+) -> str:
+    """Copy the answers of other pages to where this one marks them; under the title,
+    say what is stale.
+    """
+    try:
+        text = ANSWER_MARK.sub(
+            lambda match: copied_answer(Path(config.docs_dir), match[1]), markdown
+        )
+    except ValueError as error:
+        raise PluginError(f"{page.file.src_uri}: {error}") from error
+    return with_stale_line(text)
+
+
+def copied_answer(docs: Path, name: str) -> str:
+    """The answer of one page, shown where the GPU of the sentences measured it; nothing
+    while there is no such page.
+    """
+    path = docs / f"{name}.md"
+    if not path.is_file():
+        return ""
+    answer = ANSWER.search(path.read_text(encoding="utf-8"))
+    if answer is None:
+        raise ValueError(f'{path.name} has no section "## Answer" to copy')
+    text = LINK_IN_PAGE.sub(f"({path.name}#", answer[1].strip())
+    return f'{{@ if facts.answers.{name} == "yes" @}}\n{text}\n{{@ endif @}}'
+
+
+def with_stale_line(markdown: str) -> str:
+    """The page with a line below its title where a record is older than the code that
+    its sentences take numbers from.
+
+    Which those are `facts.stale` says when the macros plugin fills in the facts. Tables
+    have a line of their own.
+    """
+    stems = dict.fromkeys(STEM_OF_FACT.findall(markdown))
+    if not stems:
+        return markdown
+    links = ", ".join(f'facts.stale.get("{stem}", "")' for stem in stems)
+    line = (
+        f'{{@ set stale = [{links}] | select | join(", ") @}}{{@ if stale @}}\n'
+        "**Stale:** in the sentences below, numbers of {$ stale $} were measured with "
+        "an earlier version of the code.\n"
+        "{ .stale }\n{@ endif @}\n"
+    )
+    return TITLE.sub(lambda title: f"{title[0]}\n{line}", markdown, count=1)
+
+
+def on_page_content(page_html: str, /, page: Page, **_: object) -> str:
+    """Convert the maths of one page and frame its tables."""
+    try:
+        return frame_tables(convert_maths(page_html))
+    except ValueError as error:
+        raise PluginError(f"{page.file.src_uri}: {error}") from error
+
+
+def on_post_page(output: str, /, **_: object) -> str:
+    """Name the theme's search dialog for screen readers, which the theme leaves out."""
+    return output.replace('role="dialog">', 'role="dialog" aria-label="Search">', 1)
+
+
+def on_files(files: Files, /, **_: object) -> Files:
+    """Leave out what no page loads: a fifth of the site."""
+    for file in [file for file in files if UNUSED.match(file.dest_uri)]:
+        files.remove(file)
+    return files
+
+
+def convert_maths(page_html: str) -> str:
+    """Replace every arithmatex element by MathML inside the same element."""
+
+    def display(match: re.Match[str]) -> str:
+        return f"{DISPLAY_FRAME}{to_mathml(html.unescape(match[1]), 'block')}</div>"
+
+    def inline(match: re.Match[str]) -> str:
+        math = to_mathml(html.unescape(match[1]), "inline")
+        return f'<span class="arithmatex">{math}</span>'
+
+    return INLINE_MATHS.sub(inline, DISPLAY_MATHS.sub(display, page_html))
+
+
+def to_mathml(tex: str, display: str) -> str:
+    """One formula as MathML, with its source in `alttext`.
+
+    latex2mathml prints what it does not know instead of raising, so its output is
+    parsed and looked through.
+    """
+    tex = " ".join(tex.split())
+    braces = Counter(BRACE.findall(tex))
+    if braces["{"] != braces["}"]:
+        raise ValueError(f"unbalanced braces in the formula `{tex}`")
+    # It knows split but not aligned, which is what a formula of several lines is called
+    # inside maths.
+    source = re.sub(r"\\(begin|end)\{aligned\}", r"\\\1{split}", tex)
+    try:
+        root = ElementTree.fromstring(convert(source, display=display))
+    except Exception as error:
+        # The library has no common base class for its errors, and a stray & makes its
+        # output no XML.
+        raise ValueError(
+            f"can't convert the formula `{tex}` ({type(error).__name__})"
+        ) from error
+    for element in root.iter():
+        name = element.tag.removeprefix(MATHML)
+        if "\\" in (element.text or ""):
+            raise ValueError(f"unknown command `{element.text}` in the formula `{tex}`")
+        if name == "merror" or len(element) != CHILDREN.get(name, len(element)):
+            size = f"<{name}> with {len(element)} parts"
+            raise ValueError(f"the formula `{tex}` is incomplete ({size})")
+    if sum(1 for _ in root.iter(f"{MATHML}mtable")) < source.count(r"\begin"):
+        raise ValueError(f"unknown environment in the formula `{tex}`")
+    root.set("alttext", tex)
+    ElementTree.register_namespace("", MATHML.strip("{}"))
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+# What Markdown writes into each cell of an aligned column.
+RIGHT, LEFT = ' style="text-align: right;"', ' style="text-align: left;"'
+
+
+def frame_tables(page_html: str) -> str:
+    """Put every Markdown table into a region that is focusable, named and scrolls
+    sideways.
+
+    The class on the table also keeps the theme from adding its own frame, which no
+    keyboard reaches.
+    """
+    return TABLE.sub(_frame, page_html)
+
+
+def _frame(match: re.Match[str]) -> str:
+    heads = HEADER_CELL.findall(match["body"])
+    more = f" and {len(heads) - 4} more columns" if len(heads) > 4 else ""
+    named = match["caption"] or f"Table: {', '.join(heads[:4])}{more}"
+    label = html.escape(" ".join(html.unescape(TAG.sub("", named)).split()))
+    # Nobody searches for a measured number, and the search would load all of them with
+    # every page.
+    numbers = " data-search-exclude" if RIGHT in match["body"] else ""
+    # Tens of thousands of cells: a class is shorter than a style, and left is where
+    # text stands by itself.
+    body = match["body"].replace(RIGHT, ' class="r"').replace(LEFT, "")
+    region = f'role="region" tabindex="0" aria-label="{label}"{numbers}'
+    return (
+        f'{match["caption"] or ""}<div class="table-frame" {region}>'
+        f'<table class="data">{body}</table></div>'
+    )

@@ -1,0 +1,153 @@
+"""Measure one experiment in a child process: its progress on the screen, its outcome
+returned.
+
+The child is `systems.running.measure`. It reports by lines of JSON on its standard
+output, so this process imports no torch.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from systems import ROOT
+from systems.experiments import STEMS
+
+
+@dataclass
+class Outcome:
+    """What came of measuring one stem: a line for the user, the exit code (0 complete
+    or out of time, 1 rows failed, 2 could not start), and how many rows were measured
+    by their status.
+    """
+
+    stem: str
+    message: str
+    code: int = 0
+    rows: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def measure_if_stale(
+    stem: str,
+    results: Path,
+    quick: bool,
+    force: bool,
+    deadline: float,
+    restarted: bool = False,
+) -> Outcome:
+    """Measure one stem until `deadline` (in seconds of `time.time`), unless its record
+    is fresh. A restarted run goes on from its last row, even with `force`.
+    """
+    from systems.running.measure import device_for, record_path
+
+    grid = "quick" if quick else "full"
+    device = device_for(STEMS[stem].quick if quick else STEMS[stem].full)
+    if device is None:
+        cpu_can = "cpu" in STEMS[stem].quick and not quick
+        remedy = "; --quick runs it on a CPU" if cpu_can else ""
+        return Outcome(stem, f"skipped: needs a GPU and none was found{remedy}")
+    if not force and state_of(record_path(results, device, stem, grid))[0] == "fresh":
+        return Outcome(stem, "fresh already (--force measures again)")
+    flags = ["--grid", grid, "--deadline", str(deadline)]
+    return run_child(
+        stem, results, *flags, *(["--force"] if force and not restarted else [])
+    )
+
+
+def run_child(stem: str, results: Path, *flags: str) -> Outcome:
+    """Run `systems.running.measure` with these flags and show its reports as a progress
+    bar.
+    """
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    module = "systems.running.measure"
+    command = [sys.executable, "-m", module, stem, str(results.resolve()), *flags]
+    columns = (
+        TextColumn("{task.description:>12}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[now]}"),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+    )
+    outcome, started = Outcome(stem, "measured"), time.monotonic()
+    with (
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child,
+        Progress(*columns) as progress,
+    ):
+        assert child.stdout is not None
+        task = progress.add_task(stem, total=None, now="starting")
+        try:
+            for line in child.stdout:
+                # Whatever an experiment prints of its own is no report.
+                if line.startswith('{"event"'):
+                    take_report(json.loads(line), outcome, progress, task)
+        except BaseException:
+            # Ctrl-C, or the warning of a cluster that ends the job.
+            child.terminate()
+            raise
+    outcome.seconds = time.monotonic() - started
+    outcome.code = child.returncode
+    if child.returncode < 0 or (
+        child.returncode == 1 and outcome.message == "measured"
+    ):
+        outcome.code = 1
+        outcome.message = (
+            f"crashed (exit code {child.returncode}); "
+            "run again to go on from the last row"
+        )
+    return outcome
+
+
+def take_report(
+    report: dict[str, Any], outcome: Outcome, progress: Any, task: Any
+) -> None:
+    """Show one report of the child on the progress bar, and keep it in the outcome."""
+    match report["event"]:
+        case "start":
+            progress.update(task, total=report["total"], completed=report["done"])
+        case "compiling":
+            progress.update(task, now="compiling")
+        case "row":
+            status, config = report["status"], report["config"]
+            outcome.rows[status] = outcome.rows.get(status, 0) + 1
+            values = [str(value) for value in config.values()]
+            progress.update(task, advance=1, now=" ".join(values[:4]))
+            if status != "ok":
+                row = f"{outcome.stem} {config}"
+                progress.console.print(f"{row}: {status}: {report['reason']}")
+        case "out_of_time":
+            outcome.message = "out of time; run again to go on"
+        case "failed":
+            counts = f"{report['failed']} failed, {report['missing']} missing"
+            outcome.message = f"{counts}; run again to retry them"
+        case "error":
+            outcome.message = f"error: {report['message']}"
+
+
+def state_of(path: Path) -> tuple[str, Any]:
+    """`fresh`, `stale`, `partial` or `missing`, and the record, if there is one."""
+    from systems.records import store
+    from systems.running.measure import partial_path
+    from tools.render.load import is_fresh
+
+    if path.exists():
+        record = store.read(path)
+        return ("fresh" if is_fresh(record) else "stale"), record
+    try:
+        return "partial", store.read(partial_path(path))
+    except (FileNotFoundError, NotADirectoryError, store.RecordError):
+        # Work in progress that can't be read is started over; `measure` says so then.
+        return "missing", None

@@ -1,0 +1,54 @@
+"""How long measuring takes, experiment by experiment: the seconds of each row, which
+every record keeps.
+"""
+
+from collections.abc import Mapping
+
+from systems.experiments import STEMS
+from systems.records.record import Record
+from tools.render.load import primary_gpu
+from tools.render.markdown import NOT_MEASURED, table
+
+# The time of a row is from before its set-up to after its last sample; starting a
+# process is not in it.
+PER_GPU = [stem for stem, where in STEMS.items() if where.full == ("cuda",)]
+
+
+def seconds(record: Record) -> float:
+    return sum(row.seconds or 0 for row in record.rows)
+
+
+def fragments(found: Mapping[str, list[Record]]) -> dict[str, str]:
+    """A row for each experiment and a column for each GPU, the primary one first; the
+    sums are the last row.
+    """
+    times = {
+        (record.device.slug, stem): seconds(record)
+        for stem in PER_GPU
+        for record in found.get(stem, [])
+        if record.kind == "measured"
+    }
+    names = {
+        r.device.slug: r.device.name for of_stem in found.values() for r in of_stem
+    }
+    slugs = sorted(
+        {slug for slug, _ in times}, key=lambda slug: (slug != primary_gpu(), slug)
+    )
+    rows = [
+        [f"`{stem}`", *(minutes(times.get((slug, stem))) for slug in slugs)]
+        for stem in PER_GPU
+    ]
+    sums = [
+        sum(time for (of, _), time in times.items() if of == slug) for slug in slugs
+    ]
+    rows.append(["**measured so far**", *(f"**{minutes(total)}**" for total in sums)])
+    return {
+        "method-durations.md": table(
+            ["experiment", *(f"{names[slug]}, minutes" for slug in slugs)], rows
+        )
+        + "\n"
+    }
+
+
+def minutes(time: float | None) -> str:
+    return NOT_MEASURED if time is None else f"{time / 60:.1f}"

@@ -1,0 +1,70 @@
+"""Facts of the errata page: what follows from figures that others reported, worked out
+from the records of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from systems.formulas.costs import PEAKS, forward_flops, pass_flops
+from systems.model.sizes import SIZES
+from systems.records.record import Record, Row
+from tools.render.markdown import fact, percent
+
+SXM, PCIE = "a100-sxm4-40gb", "a100-80gb-pcie"
+
+
+def facts(found: Mapping[str, list[Record]]) -> dict[str, str]:
+    """Ratios, deviations and rates of the reported passes; "not measured" where a
+    record is gone.
+    """
+    reported = {
+        r.device.slug.removeprefix("reported-"): r
+        for r in found.get("end_to_end", [])
+        if r.kind == "reported"
+    }
+    sxm, pcie = (
+        reported[name].rows if name in reported else [] for name in (SXM, PCIE)
+    )
+    totals = [
+        row.metrics["total_mean_ms"] / row.metrics["forward_mean_ms"] for row in sxm
+    ]
+    spreads = [
+        row.metrics[f"{p}_std_ms"] / row.metrics[f"{p}_mean_ms"]
+        for row in sxm
+        for p in ("forward", "total")
+    ]
+    rates = [
+        rate
+        for row in pcie
+        if row.config["precision"] == "tf32" and (rate := teraflops(row)) is not None
+    ]
+    two, whole = "{:.2f}".format, "{:.0f} TFLOP/s".format
+    return {
+        "total_over_forward_least": fact(min(totals, default=None), two),
+        "total_over_forward_most": fact(max(totals, default=None), two),
+        "backward_over_forward_least": fact(
+            min((t - 1 for t in totals), default=None), two
+        ),
+        "backward_over_forward_most": fact(
+            max((t - 1 for t in totals), default=None), two
+        ),
+        "spread_most": fact(max(spreads, default=None), percent),
+        "rate_least": fact(min(rates, default=None), whole),
+        "rate_most": fact(max(rates, default=None), whole),
+        "a100_fp32": f"{PEAKS['nvidia-a100'].fp32 / 1e12:.1f} TFLOP/s",
+    }
+
+
+def teraflops(row: Row) -> float | None:
+    """Matrix FLOPs over the reported mean; None where it ran out of memory."""
+    c, m = row.config, row.metrics
+    shape = {
+        "vocab_size": c["vocab"],
+        **asdict(SIZES[c["size"]]),
+        "context": c["context"],
+        "batch": c["batch"],
+    }
+    forward = sum(forward_flops(**shape).values())
+    if "total_mean_ms" in m:
+        return pass_flops(forward, "forward", "backward") / m["total_mean_ms"] / 1e9
+    return forward / m["forward_mean_ms"] / 1e9 if "forward_mean_ms" in m else None

@@ -1,0 +1,109 @@
+"""The data of the results explorer: one line for each metric of each row of every
+record.
+
+It is a script, because a page read from file:// can load a script and no JSON. Texts
+occur over and over, so they are listed once, and lines hold their numbers in that list.
+Curves (losses by step, errors by magnitude) stay in records.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from systems.experiments import STEMS
+from systems.records.record import Record, Row
+from systems.records.summary import summarize
+from tools.render.markdown import device_label
+
+# The first columns are texts; `value` is a number or, for dtypes and the like, a text
+# of its own.
+TEXTS = ("GPU", "stem", "size", "precision", "configuration", "metric", "unit")
+COLUMNS = (*TEXTS, "context", "value", "samples")
+PRECISION, CONTEXT = ("precision", "dtype"), ("context", "n")
+UNITS = {"_ms": "ms", "_bytes": "bytes", "_flops": "FLOP", "_parameters": "parameters"}
+SAMPLES = "_ms"
+
+
+def files(found: Mapping[str, list[Record]]) -> dict[str, str]:
+    """`explorer.js`."""
+    texts: dict[str, int] = {}
+    lines = []
+    for stem in STEMS:
+        for record in found.get(stem, []):
+            for line in lines_of(record):
+                numbered = [
+                    texts.setdefault(text, len(texts)) for text in line[: len(TEXTS)]
+                ]
+                lines.append(
+                    json.dumps(
+                        [*numbered, *line[len(TEXTS) :]],
+                        ensure_ascii=False,
+                        separators=(",", ":"),
+                    )
+                )
+    listed = json.dumps(list(texts), ensure_ascii=False, indent=0)
+    columns = json.dumps(COLUMNS)
+    rows = ",\n".join(lines)
+    return {
+        "explorer.js": f'window.RESULTS = {{"columns": {columns}, "texts": {listed}, "rows": [\n{rows}\n]}}\n'
+    }
+
+
+def lines_of(record: Record) -> Iterator[list[Any]]:
+    """The cells of COLUMNS for each metric; one line that gives the status where a row
+    has no metrics.
+    """
+    for row in record.rows:
+        name = [
+            device_label(record).partition(" (")[0],
+            record.stem,
+            row.config.get("size", ""),
+            first_of(row, PRECISION),
+            rest_of(row),
+        ]
+        context = first_of(row, CONTEXT) or None
+        if row.status != "ok":
+            yield [*name, "status", "", context, row.status.replace("_", " "), None]
+            continue
+        for metric, value in row.metrics.items():
+            found = value_of(metric, value)
+            if found is not None:
+                unit = next(
+                    (unit for ending, unit in UNITS.items() if metric.endswith(ending)),
+                    "",
+                )
+                yield [*name, metric.removesuffix(SAMPLES), unit, context, *found]
+
+
+def first_of(row: Row, keys: tuple[str, ...]) -> Any:
+    return next(
+        (row.config[key] for key in keys if row.config.get(key) is not None), ""
+    )
+
+
+def rest_of(row: Row) -> str:
+    """ "mode forward, batch 4": what no column of its own says."""
+    shown = {"size", *PRECISION, *CONTEXT}
+    return ", ".join(
+        f"{key} {value}"
+        for key, value in row.config.items()
+        if key not in shown and value is not None
+    )
+
+
+def value_of(metric: str, value: Any) -> tuple[Any, int | None] | None:
+    """The median of samples and their number; anything else that is one number or text
+    as it is; None for curves.
+    """
+    if isinstance(value, list):
+        return (
+            (short(summarize(value).median), len(value))
+            if metric.endswith(SAMPLES) and value
+            else None
+        )
+    return None if isinstance(value, dict) else (short(value), None)
+
+
+def short(value: Any) -> Any:
+    """Six significant digits, of fractions only: bytes and counts stay exact."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value

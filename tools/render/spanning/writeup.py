@@ -1,0 +1,181 @@
+"""The write-up: every graded problem of problems.toml with its status, which follows
+from STEMS and the records.
+
+The answers themselves stand in their pages; `tools/hooks/pages.py` copies them into
+docs/writeup.md when the site is built, where `facts` here says that they are measured.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from systems.experiments import STEMS
+from systems.records.record import Record
+from tools.render.load import is_fresh, primary_gpu
+from tools.render.markdown import table, tabs
+from tools.render.spanning.claims import CLAIMS, claims_list
+
+PROBLEMS_FILE = Path(__file__).with_name("problems.toml")
+NOT_BUILT, NOT_MEASURED_YET = "not built yet", "not measured yet"
+Found = Mapping[str, list[Record]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One page's part in a problem."""
+
+    page: str
+    stems: tuple[str, ...]
+    parts: str
+    question: str
+
+    @property
+    def built(self) -> bool:
+        return all(stem in STEMS for stem in self.stems)
+
+
+@dataclass(frozen=True)
+class Problem:
+    name: str
+    section: str
+    points: int
+    answers: tuple[Answer, ...]
+
+
+def load_problems(path: Path = PROBLEMS_FILE) -> list[Problem]:
+    """In the assignment's order. TypeError where a field is missing or unknown."""
+    listed = tomllib.loads(path.read_text(encoding="utf-8"))["problem"]
+    problems = []
+    for problem in listed:
+        answers = tuple(
+            Answer(**{**answer, "stems": tuple(answer["stems"])})
+            for answer in problem.pop("answer")
+        )
+        problems.append(Problem(**problem, answers=answers))
+    return problems
+
+
+# Status -------------------------------------------------------------------------------
+
+
+def measured_on(stems: tuple[str, ...], found: Found) -> dict[str, list[Record]]:
+    """The records by GPU, of those GPUs that have one of every stem; in the order of
+    `found`, the primary GPU first.
+    """
+    of_stem = [
+        {r.device.slug: r for r in found.get(stem, []) if r.kind == "measured"}
+        for stem in stems
+    ]
+    return {
+        slug: [by_gpu[slug] for by_gpu in of_stem]
+        for slug in of_stem[0]
+        if all(slug in gpus for gpus in of_stem)
+    }
+
+
+def status(answer: Answer, found: Found) -> str:
+    """ "answered on NVIDIA H200, fresh", for each GPU; or why there is no answer."""
+    if not answer.built:
+        return NOT_BUILT
+    gpus = measured_on(answer.stems, found)
+    each = [
+        f"{rs[0].device.name}, {'fresh' if all(map(is_fresh, rs)) else 'stale'}"
+        for rs in gpus.values()
+    ]
+    return f"answered on {'; '.join(each)}" if each else NOT_MEASURED_YET
+
+
+def facts(found: Found) -> dict[str, str]:
+    """For each page, whether the GPU whose numbers stand in its sentences has measured
+    what its answer rests on.
+    """
+    answers = (answer for problem in load_problems() for answer in problem.answers)
+    return {
+        a.page: "yes"
+        if a.built and primary_gpu() in measured_on(a.stems, found)
+        else "no"
+        for a in answers
+    }
+
+
+# Fragments ----------------------------------------------------------------------------
+
+
+def fragments(found: Found) -> dict[str, str]:
+    """The overview, what each answer was asked and how it stands, and the claims of
+    each problem.
+    """
+    problems = load_problems()
+    return {
+        "writeup-overview.md": overview(problems, found),
+        **{
+            f"writeup-{p.name}-{a.page}.md": asked(a, found)
+            for p in problems
+            for a in p.answers
+        },
+        **{f"claims-{p.name}.md": claims_of(p, found) for p in problems},
+    }
+
+
+def overview(problems: list[Problem], found: Found) -> str:
+    rows = []
+    for problem in problems:
+        stands = {a.parts: status(a, found) for a in problem.answers}
+        same = len(set(stands.values())) == 1
+        words = (
+            [stands[problem.answers[0].parts]]
+            if same
+            else [f"{parts}: {text}" for parts, text in stands.items()]
+        )
+        rows.append(
+            [
+                f"[{problem.name}](#{problem.name})",
+                problem.section,
+                "<br>".join(words),
+                str(problem.points),
+            ]
+        )
+    answered = sum(
+        p.points
+        for p in problems
+        if all(status(a, found).startswith("answered") for a in p.answers)
+    )
+    total = sum(problem.points for problem in problems)
+    lines = table(["problem", "section", "status", "points"], rows, left=3)
+    return f"{lines}\n\nAnswered from records, stale ones included: {answered} of {total} points.\n"
+
+
+def asked(answer: Answer, found: Found) -> str:
+    """The question, its status, and where the rest stands."""
+    parts = f" {answer.parts}" if answer.parts else ""
+    link = (
+        f" · [code, all tables and how it was measured]({answer.page}.md)"
+        if answer.built
+        else ""
+    )
+    return f"**Asked{parts}.** {answer.question}\n\n**Status:** {status(answer, found)}{link}\n{{ .status }}\n"
+
+
+def claims_of(problem: Problem, found: Found) -> str:
+    """A tab for each GPU with what its records say of the problem's claims."""
+    claims = [claim for claim in CLAIMS if claim.problem == problem.name]
+    measured = [
+        r
+        for stem in dict.fromkeys(c.stem for c in claims)
+        for r in found.get(stem, [])
+        if r.kind == "measured"
+    ]
+    by_gpu: dict[str, list[Record]] = {}
+    for record in sorted(measured, key=lambda r: r.device.slug != primary_gpu()):
+        by_gpu.setdefault(record.device.slug, []).append(record)
+    if not by_gpu:
+        return "No claim: nothing was measured yet.\n"
+    return (
+        "**Claims, judged by the record:**\n\n"
+        + tabs(
+            (records[0].device.name, claims_list(claims, {r.stem: r for r in records}))
+            for records in by_gpu.values()
+        )
+        + "\n"
+    )
