@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 # What of a tensor decides whether attention can be computed with it: shape, dtype,
 # device and layout.
 Described = tuple[torch.Size, torch.dtype, torch.device, torch.layout]
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**128
 
 
 def described(x: Tensor) -> Described:
@@ -44,8 +45,13 @@ def check_inputs(
             raise TypeError(
                 f"scale must be a number or None, got {type(scale).__name__}"
             )
-        if not 0 < scale < math.inf:
-            raise ValueError(f"scale must be positive and finite, got {scale}")
+        # A kernel gets it as float32. Below the normal numbers it could become 0 there,
+        # and a score that is masked by -inf times 0 is no number.
+        if not SMALLEST_SCALE <= scale < LARGEST_SCALE:
+            raise ValueError(
+                "scale must be positive and finite, a normal number of float32 "
+                f"(1.2e-38 to 3.4e+38), got {scale!r:.30}"
+            )
 
 
 def check_described(

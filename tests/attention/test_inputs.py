@@ -306,6 +306,18 @@ BAD = {
         ValueError,
         "scale must be .* got nan",
     ),
+    "scale is no normal float32": (
+        lambda: [x(8, 4)] * 3,
+        {"scale": 1e-46},
+        ValueError,
+        r"scale must be .* normal number of float32 .* got 1e-46",
+    ),
+    "scale is infinite in float32": (
+        lambda: [x(8, 4)] * 3,
+        {"scale": 10**400},
+        ValueError,
+        "scale must be .* got 1000",
+    ),
 }
 
 
@@ -320,6 +332,14 @@ def test_bad_input_is_refused_before_anything_runs(backend, case, monkeypatch):
         monkeypatch.setattr(module, name, lambda *_: pytest.fail("it ran"))
     with pytest.raises(error, match=message):
         flash_attention(*make(), **options, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_smallest_scale_gives_the_average_of_the_values(backend, device):
+    q, k, v = (torch.randn(8, 4, device=device) for _ in range(3))
+    o = flash_attention(q, k, v, causal=True, scale=2.0**-126, backend=backend)
+    counts = torch.arange(1, 9, device=device)[:, None]
+    torch.testing.assert_close(o, v.cumsum(0) / counts)
 
 
 def test_what_only_the_kernels_refuse(device):
