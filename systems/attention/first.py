@@ -1,0 +1,254 @@
+"""FlashAttention as a first kernel: the whole algorithm, forward and backward, for
+contiguous (batch, n, d).
+
+Milakov and Gimelshein (2018) showed that a softmax can be summed while its scores still
+arrive; Dao (2022) built attention on that, so that no score is ever written to memory;
+Dao (2023) divides once, at the end, and gives each tile of queries a program of its
+own. Left out is what only some inputs need: other lengths and strides, shared loops,
+exact float32 on tensor cores. `systems/attention/triton` has all of it.
+
+    first_attention(q, k, v, causal)      # (batch, n, d) three times -> (batch, n, d)
+
+Letters of the papers: s scores, p probabilities, m largest score so far, l sum so far,
+a output so far, not yet divided; lse = m + log l; delta = rowsum(o · do). i is the
+first query of a tile and j the first key; `head` is the row where a head begins, for
+all heads lie one below the other. TILE rows make a tile.
+"""
+
+# Triton's decorator hides from the type checker that a kernel is called with a grid,
+# options and plain constants.
+# pyright: reportCallIssue=false, reportArgumentType=false
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+from triton import knobs
+
+from systems.attention.inputs import (
+    autocast_like_sdpa,
+    check_inputs,
+    default_scale,
+    refuse_second_derivative,
+)
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+HEAD_DIMS = (16, 32, 64, 128)
+# Every length is a multiple of it, so no tile is cut off and no load needs a mask.
+LENGTH = 64
+
+
+@triton.jit
+def tile(first, TILE: tl.constexpr, D: tl.constexpr):
+    """Offsets of TILE rows from row `first` on: [TILE, D]."""
+    return (first + tl.arange(0, TILE))[:, None] * D + tl.arange(0, D)[None, :]
+
+
+@triton.jit
+def product(x, y):
+    """x y, summed in float32; "ieee" keeps float32 from being rounded to TF32."""
+    return tl.dot(x, y, input_precision="ieee")
+
+
+@triton.jit
+def scores(q, k, i, j, scale, TILE: tl.constexpr, CAUSAL: tl.constexpr):
+    """s of a tile of queries and one of keys, -∞ where the key comes later."""
+    s = product(q, tl.trans(k)) * scale
+    if CAUSAL:
+        t = tl.arange(0, TILE)
+        s = tl.where((i + t)[:, None] >= (j + t)[None, :], s, float("-inf"))
+    return s
+
+
+@triton.jit
+def forward_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, n, scale,
+    TILE: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """o and lse of one tile of queries."""
+    head = tl.program_id(0).to(tl.int64) * n
+    i = tl.program_id(1) * TILE
+    # [TILE, D]
+    q = tl.load(q_ptr + tile(head + i, TILE, D))
+    m = tl.full([TILE], float("-inf"), tl.float32)
+    l = tl.zeros([TILE], tl.float32)
+    a = tl.zeros([TILE, D], tl.float32)
+    for j in range(0, i + TILE if CAUSAL else n, TILE):
+        # [TILE, D]
+        k = tl.load(k_ptr + tile(head + j, TILE, D))
+        v = tl.load(v_ptr + tile(head + j, TILE, D))
+        # [TILE queries, TILE keys]
+        s = scores(q, k, i, j, scale, TILE, CAUSAL)
+        m_new = tl.maximum(m, tl.max(s, 1))
+        shrink = tl.exp(m - m_new)
+        p = tl.exp(s - m_new[:, None])
+        l = shrink * l + tl.sum(p, 1)
+        a = shrink[:, None] * a + product(p.to(v.dtype), v)
+        m = m_new
+    o = a / l[:, None]
+    lse = m + tl.log(l)
+    tl.store(o_ptr + tile(head + i, TILE, D), o.to(o_ptr.dtype.element_ty))
+    tl.store(lse_ptr + head + i + tl.arange(0, TILE), lse)
+
+
+@triton.jit
+def p_and_ds(
+    q, k, v, do, lse, delta, i, j, scale, TILE: tl.constexpr, CAUSAL: tl.constexpr
+):  # fmt: skip
+    """A tile of p, computed again, and of ds, the gradient of the scores."""
+    s = scores(q, k, i, j, scale, TILE, CAUSAL)
+    p = tl.exp(s - lse[:, None])
+    dp = product(do, tl.trans(v))
+    return p, p * (dp - delta[:, None])
+
+
+@triton.jit
+def dk_dv_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, n, scale,
+    TILE: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of one tile of keys, down the column of its queries."""
+    head = tl.program_id(0).to(tl.int64) * n
+    j = tl.program_id(1) * TILE
+    # [TILE, D]
+    k = tl.load(k_ptr + tile(head + j, TILE, D))
+    v = tl.load(v_ptr + tile(head + j, TILE, D))
+    dk = tl.zeros([TILE, D], tl.float32)
+    dv = tl.zeros([TILE, D], tl.float32)
+    for i in range(j if CAUSAL else 0, n, TILE):
+        # [TILE, D]
+        q = tl.load(q_ptr + tile(head + i, TILE, D))
+        do = tl.load(do_ptr + tile(head + i, TILE, D))
+        # [TILE]
+        lse = tl.load(lse_ptr + head + i + tl.arange(0, TILE))
+        delta = tl.load(delta_ptr + head + i + tl.arange(0, TILE))
+        # [TILE queries, TILE keys]
+        p, ds = p_and_ds(q, k, v, do, lse, delta, i, j, scale, TILE, CAUSAL)
+        dv += product(tl.trans(p.to(do.dtype)), do)
+        dk += product(tl.trans(ds.to(q.dtype)), q)
+    tl.store(dk_ptr + tile(head + j, TILE, D), (dk * scale).to(dk_ptr.dtype.element_ty))
+    tl.store(dv_ptr + tile(head + j, TILE, D), dv.to(dv_ptr.dtype.element_ty))
+
+
+@triton.jit
+def dq_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, n, scale,
+    TILE: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """dq of one tile of queries, along the row of its keys."""
+    head = tl.program_id(0).to(tl.int64) * n
+    i = tl.program_id(1) * TILE
+    # [TILE, D]
+    q = tl.load(q_ptr + tile(head + i, TILE, D))
+    do = tl.load(do_ptr + tile(head + i, TILE, D))
+    # [TILE]
+    lse = tl.load(lse_ptr + head + i + tl.arange(0, TILE))
+    delta = tl.load(delta_ptr + head + i + tl.arange(0, TILE))
+    dq = tl.zeros([TILE, D], tl.float32)
+    for j in range(0, i + TILE if CAUSAL else n, TILE):
+        # [TILE, D]
+        k = tl.load(k_ptr + tile(head + j, TILE, D))
+        v = tl.load(v_ptr + tile(head + j, TILE, D))
+        # [TILE queries, TILE keys]
+        _, ds = p_and_ds(q, k, v, do, lse, delta, i, j, scale, TILE, CAUSAL)
+        dq += product(ds.to(k.dtype), k)
+    tl.store(dq_ptr + tile(head + i, TILE, D), (dq * scale).to(dq_ptr.dtype.element_ty))
+
+
+def launch_options(q: Tensor) -> dict[str, int]:
+    """64 rows to a tile of 16 bits and 32 to one of float32: the tiles of the backward
+    pass then fit into the shared memory of every GPU from the A100 on.
+    """
+    return {"TILE": 128 // q.element_size(), "D": q.shape[-1], "num_stages": 2}
+
+
+class FlashAttentionFirst(torch.autograd.Function):
+    """`FlashAttentionFirst.apply(q, k, v, is_causal)` for inputs that `first_attention`
+    takes; `ValueError` or `TypeError` names what can't be. A second derivative can't.
+    """
+
+    @staticmethod
+    def forward(
+        ctx,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        is_causal: bool = False,
+        scale: float | None = None,
+    ) -> Tensor:
+        check(q, k, v, is_causal, scale)
+        batch, n, d = q.shape
+        options = launch_options(q) | {"CAUSAL": is_causal}
+        scale = default_scale(scale, d)
+        o, lse = torch.empty_like(q), q.new_empty((batch, n), dtype=torch.float32)
+        with torch.cuda.device_of(q):
+            forward_kernel[batch, n // options["TILE"]](
+                q, k, v, o, lse, n, scale, **options
+            )
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.scale, ctx.options = scale, options
+        return o
+
+    @staticmethod
+    def backward(ctx, do: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        refuse_second_derivative()
+        q, k, v, o, lse = ctx.saved_tensors
+        batch, n, _ = q.shape
+        grid = (batch, n // ctx.options["TILE"])
+        # The gradient of a sum is one number, expanded; kernels read it written out.
+        do = do.contiguous()
+        delta = (o.float() * do.float()).sum(-1)
+        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+        inputs = (q, k, v, do, lse, delta)
+        with torch.cuda.device_of(q):
+            dk_dv_kernel[grid](*inputs, dk, dv, n, ctx.scale, **ctx.options)
+            dq_kernel[grid](*inputs, dq, n, ctx.scale, **ctx.options)
+        return dq, dk, dv, *(None for _ in ctx.needs_input_grad[3:])
+
+
+def first_attention(
+    q: Float[Tensor, "batch n d"],
+    k: Float[Tensor, "batch n d"],
+    v: Float[Tensor, "batch n d"],
+    causal: bool = False,
+    scale: float | None = None,
+) -> Float[Tensor, "batch n d"]:
+    """softmax(scale · q kᵀ) v without ever holding the scores, differentiable once.
+
+    q, k and v are contiguous and of one shape: n a multiple of 64, d 16, 32, 64 or 128;
+    float32, float16, or on a GPU bfloat16. `causal` hides key j from query i where
+    j > i; `scale` None is 1 / sqrt(d). The result has the dtype of q; sums are kept in
+    float32. `ValueError` or `TypeError` names what can't be taken.
+    """
+    q, k, v = autocast_like_sdpa(q, k, v)
+    return FlashAttentionFirst.apply(q, k, v, causal, scale)
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> None:
+    """TypeError or ValueError unless these kernels can run on this."""
+    check_inputs(q, k, v, causal, scale, DTYPES)
+    shape = tuple(q.shape)
+    if len(shape) != 3 or shape[1] % LENGTH or shape[2] not in HEAD_DIMS:
+        raise ValueError(
+            f"q must be (batch, n, d) with n a multiple of {LENGTH} and d one of "
+            f"{HEAD_DIMS}, got shape {shape}: backend 'triton' takes any"
+        )
+    if k.shape != q.shape:
+        raise ValueError(
+            f"k must have the shape of q, {shape}, got {tuple(k.shape)}: "
+            "backend 'triton' takes other lengths and fewer heads"
+        )
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not x.is_contiguous():
+            raise ValueError(f"{name} must be contiguous: call {name}.contiguous()")
+    if not q.is_cuda and not (q.is_cpu and knobs.runtime.interpret):
+        raise ValueError(
+            f"q must be on a CUDA device, got {q.device}; the CPU is taken where "
+            "TRITON_INTERPRET=1 is set before triton is first imported"
+        )
+    if not q.is_cuda and q.dtype == torch.bfloat16:
+        raise TypeError(
+            "q must be float32 or float16 on the CPU: Triton's interpreter can't "
+            "multiply bfloat16"
+        )

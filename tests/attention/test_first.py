@@ -1,0 +1,87 @@
+"""The first kernel, the one that the guide teaches: every output against float64, what
+it refuses, and that its gradients repeat.
+"""
+
+import pytest
+import torch
+
+from systems.attention.first import HEAD_DIMS, FlashAttentionFirst, first_attention
+from tests.attention.checks import check_against_reference, make_inputs, run_class
+
+# Triton's interpreter multiplies the bit patterns of bfloat16.
+DTYPES = [
+    torch.float32,
+    torch.float16,
+    pytest.param(torch.bfloat16, marks=pytest.mark.gpu),
+]
+MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+
+
+def check(causal: bool, *shape, **options) -> None:
+    inputs = make_inputs(*shape, **options)
+    outputs = run_class(FlashAttentionFirst, *inputs, causal)
+    check_against_reference(outputs, *inputs, causal)
+
+
+@MASKS
+@pytest.mark.parametrize("d", HEAD_DIMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dtypes_and_head_dimensions(dtype, d, causal, device):
+    check(causal, 128, 128, d, dtype, device)
+
+
+@MASKS
+@pytest.mark.parametrize("n", [64, 192, 320])
+def test_lengths_and_heads(n, causal, device):
+    check(causal, n, n, 16, device=device, lead=(3,))
+
+
+@MASKS
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_large_scores_do_not_overflow(dtype, causal, device):
+    """e to the power of the largest of these is no number of any of the dtypes."""
+    check(causal, 128, 128, 32, dtype, device, sigma=60.0)
+
+
+def test_a_scale_of_ones_own(device):
+    inputs = make_inputs(64, 64, 16, device=device)
+    outputs = run_class(FlashAttentionFirst, *inputs, True, 0.7)
+    check_against_reference(outputs, *inputs, True, 0.7)
+
+
+def test_the_gradient_of_a_sum_is_one_number_expanded(device):
+    q, k, v, _ = make_inputs(64, 64, 16, device=device)
+    inputs = tuple(x.requires_grad_() for x in (q, k, v))
+    o = first_attention(*inputs)
+    ours = torch.autograd.grad(o.sum(), inputs, retain_graph=True)
+    written_out = torch.autograd.grad(o, inputs, torch.ones_like(o))
+    assert all(torch.equal(a, b) for a, b in zip(ours, written_out, strict=True))
+
+
+def test_gradients_are_the_same_bits_each_time(device):
+    """No program adds to what another one writes."""
+    inputs = make_inputs(192, 192, 16, device=device, lead=(2,))
+    first, *others = (run_class(FlashAttentionFirst, *inputs, True) for _ in range(3))
+    for other in others:
+        assert all(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_what_it_refuses(device):
+    q = torch.zeros(2, 64, 16, device=device)
+    for x in (q[0], q[:, :63].contiguous(), q[..., :8].contiguous()):
+        with pytest.raises(ValueError, match="multiple of 64 .* 'triton' takes any"):
+            first_attention(x, x, x)
+    with pytest.raises(ValueError, match="k must have the shape of q"):
+        first_attention(torch.cat([q, q], 1), q, q)
+    with pytest.raises(ValueError, match=r"v must be contiguous: call v\.contiguous"):
+        first_attention(q, q, q.mT.contiguous().mT)
+    with pytest.raises(TypeError, match="q must be one of float32"):
+        first_attention(q.double(), q.double(), q.double())
+    with pytest.raises(ValueError, match="q must be on a CUDA device, got meta"):
+        first_attention(*(q.to("meta"),) * 3)
+    # With a GPU there is no interpreter, and the CPU is refused with every dtype.
+    with pytest.raises((TypeError, ValueError), match="multiply bfloat16|CUDA device"):
+        first_attention(*(q.cpu().bfloat16(),) * 3)
+    o = first_attention(*(q.requires_grad_(),) * 3)
+    with pytest.raises(ValueError, match="can't be differentiated again"):
+        torch.autograd.grad(o.sum(), q, create_graph=True)
