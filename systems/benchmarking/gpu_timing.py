@@ -1,16 +1,13 @@
 """How long the GPU works, apart from the host that launches the work: a call, a forward
-and backward pass, each kernel.
+and backward pass, a matrix product.
 
-`systems.benchmarking.timing` measures what a user waits for. Here the samples are Triton's own
-benchmark's, as the assignment asks, and PyTorch's profiler says which kernels the time
-goes to.
+`systems.benchmarking.timing` measures what a user waits for. Here the samples are
+Triton's own benchmark's, as the assignment asks. Which kernels the time goes to,
+`systems.profiling.probes` tells.
 """
 
-import json
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,8 +23,6 @@ OVERWRITTEN = 8
 SAMPLES_KEPT = 30
 # Calls that a CPU is given: it has no events, and its times are for trying things out.
 CPU_CALLS = 3
-# What a trace calls work of the GPU.
-GPU_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 # --8<-- [start:kernel_times]
@@ -93,7 +88,8 @@ def buffer_overwritten(times: int) -> Iterator[None]:
         active.clear_cache = once
     if not asked:
         raise RuntimeError(
-            "this Triton's do_bench does not empty the cache as 3.6's does; install triton 3.6"
+            "this Triton's do_bench does not empty the cache as 3.6's does; install "
+            "triton 3.6"
         )
 
 
@@ -141,47 +137,3 @@ def product_times_ms(dtype: str, m: int, k: int, device: str) -> list[float]:
         return kernel_times_ms(lambda: a @ b, device, warmup_ms=50, rep_ms=100)
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def kernels_ms(
-    work: Callable[[], object], repeats: int, device: str
-) -> dict[str, list[float]]:
-    """Time on the GPU in ms by kernel name, one sample for each of `repeats` calls; the
-    launches of a call add up.
-
-    From PyTorch's profiler, whose trace holds the duration of each kernel; the L2 cache
-    is not emptied between calls. A CPU runs no kernels, so the dictionary is empty
-    there.
-    """
-    activity = torch.profiler.ProfilerActivity
-    chosen = activity.CUDA if device == "cuda" else activity.CPU
-    work()
-    with torch.profiler.profile(activities=[chosen]) as profiler:
-        for _ in range(repeats):
-            work()
-        if device == "cuda":
-            torch.cuda.synchronize()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        trace = json.loads(
-            path.read_text(encoding="utf-8", errors="replace"), strict=False
-        )
-    return by_kernel_ms(trace["traceEvents"], repeats)
-
-
-def by_kernel_ms(events: list[dict], repeats: int) -> dict[str, list[float]]:
-    """The durations (in µs) of a trace's GPU work as samples in ms: a name's launches,
-    in order, shared out evenly.
-    """
-    durations: dict[str, list[float]] = {}
-    for event in sorted(
-        (e for e in events if e.get("cat") in GPU_WORK), key=lambda e: e["ts"]
-    ):
-        durations.setdefault(event["name"], []).append(event["dur"])
-    samples = {}
-    for name, found in durations.items():
-        launches = max(1, len(found) // repeats)
-        calls = [found[i * launches : (i + 1) * launches] for i in range(repeats)]
-        samples[name] = [round(sum(call) / 1e3, 6) for call in calls]
-    return samples

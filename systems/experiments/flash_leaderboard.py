@@ -16,12 +16,9 @@ from torch import Tensor
 from systems.attention.hopper.launches import available
 from systems.attention.triton.function import FlashAttentionTriton
 from systems.benchmarking import timing
-from systems.benchmarking.gpu_timing import (
-    kernel_times_ms,
-    kernels_ms,
-    product_times_ms,
-)
+from systems.benchmarking.gpu_timing import kernel_times_ms, product_times_ms
 from systems.benchmarking.peers import Attention, attention, only, what_ran
+from systems.profiling.probes import kernels_ms
 from systems.running.command import main, option
 
 PROTOCOL = {

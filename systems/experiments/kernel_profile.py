@@ -9,21 +9,16 @@ give the same rows.
 """
 
 import gc
-import gzip
 import json
-import shutil
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 
 from systems import ROOT
 from systems.benchmarking import phases, timing
@@ -32,7 +27,7 @@ from systems.model.optimizer import AdamW
 from systems.model.sizes import SIZES, VOCAB_SIZE
 from systems.model.train_step import Phase, precision_context, training_step
 from systems.model.transformer import TransformerBlock, build_model
-from systems.profiling import nsys, probes, trace
+from systems.profiling import nsys, torch_trace
 from systems.profiling.annotated_attention import PARTS, causal_attention
 from systems.profiling.digest import LAYER, STEP, on_the_gpu, timeline
 from systems.profiling.trace import Kernel
@@ -259,34 +254,8 @@ def under_torch(
     config: Config, device: str, measure: Callable[[], dict[str, list[float]]]
 ) -> tuple[dict[str, list[float]], list[Kernel]]:
     """The samples and the kernels of what `measure` runs."""
-    # The first profile of a process may miss kernels while the profiler loads.
-    with probes.Kernels(device).phase("load"):
-        torch.zeros(1, device=device)
-    # What the CPU does is needed too: the marks, the launches and the operations.
-    activities = (
-        {ProfilerActivity.CPU, ProfilerActivity.CUDA}
-        if device == "cuda"
-        else {ProfilerActivity.CPU}
-    )
-    with warnings.catch_warnings():
-        # Up to PyTorch 2.11 it says that another cycle would forget this one. With
-        # acc_events=True it would not, but make a table of all events when it stops,
-        # which takes many times as long as the trace.
-        warnings.filterwarnings("ignore", "Warning: Profiler clears events")
-        with profile(activities=activities) as profiler:
-            samples = measure()
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        kernels = trace.read_torch(path, MARKS)
-        if config.keep_traces == "yes":
-            TRACES.mkdir(exist_ok=True)
-            with (
-                open(path, "rb") as plain,
-                gzip.open(trace_path(config, ".json.gz"), "wb") as packed,
-            ):
-                shutil.copyfileobj(plain, packed)
-    return samples, kernels
+    kept = trace_path(config, ".json.gz") if config.keep_traces == "yes" else None
+    return torch_trace.profiled(measure, device, MARKS, kept)
 
 
 def under_nsys(config: Config) -> tuple[dict[str, list[float]], list[Kernel], str]:
@@ -319,7 +288,7 @@ def under_nsys(config: Config) -> tuple[dict[str, list[float]], list[Kernel], st
     }
     return (
         samples,
-        trace.read_nsys(export, MARKS),
+        nsys.read(export, MARKS),
         report.relative_to(ROOT).as_posix(),
     )
 

@@ -1,5 +1,5 @@
-"""Run a command under Nsight Systems and export what it saw: one report to open in its
-window, one SQLite file to read.
+"""Run a command under Nsight Systems, export what it saw (one report to open in its
+window, one SQLite file), and read the kernels from that.
 
 `nsys` is a program of its own, not a library: it starts the process that it watches.
 Only what runs between `cudaProfilerStart` and `cudaProfilerStop` is kept, so that
@@ -8,9 +8,22 @@ warm-up is never in a report. Imports no torch.
 
 import re
 import shutil
+import sqlite3
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
+
+from systems.profiling.trace import (
+    Kernel,
+    Launch,
+    Span,
+    TraceError,
+    attribute,
+    checked,
+    explained,
+)
 
 # The first whose --capture-range-end lets a process go on to its own end; exports have
 # all columns read here.
@@ -32,18 +45,21 @@ def find() -> str:
     program = shutil.which("nsys")
     if program is None:
         raise NsysError(
-            "no nsys on the PATH: install Nsight Systems (nsys.md says how), or give --profiler torch"
+            "no nsys on the PATH: install Nsight Systems (nsys.md says how), or give "
+            "--profiler torch"
         )
     said = _run([program, "--version"], "nsys --version")
     version = re.search(r"version (\d{4})\.(\d+)", said)
     if version is None:
         raise NsysError(
-            f"{program} does not tell its version: install Nsight Systems again, or give --profiler torch"
+            f"{program} does not tell its version: install Nsight Systems again, or "
+            "give --profiler torch"
         )
     if (int(version[1]), int(version[2])) < OLDEST:
         raise NsysError(
-            f"{program} is version {version[1]}.{version[2]}, too old to be told what to capture: install "
-            f"{OLDEST[0]}.{OLDEST[1]} or later, or give --profiler torch"
+            f"{program} is version {version[1]}.{version[2]}, too old to be told what "
+            f"to capture: install {OLDEST[0]}.{OLDEST[1]} or later, or give --profiler "
+            "torch"
         )
     return program
 
@@ -81,23 +97,11 @@ def profile(work: Sequence[str], report: Path, cwd: Path) -> tuple[str, Path]:
     printed = _run(command_line(program, report, work), "nsys profile", cwd)
     if not report.exists():
         raise NsysError(
-            f"nsys profile wrote no {report.name}: no CUDA work ran while it captured; run the command by itself, or "
-            "give --profiler torch"
+            f"nsys profile wrote no {report.name}: no CUDA work ran while it captured; "
+            "run the command by itself, or give --profiler torch"
         )
-    _run(
-        [
-            program,
-            "export",
-            "--type",
-            "sqlite",
-            "--force-overwrite",
-            "true",
-            "--output",
-            str(export),
-            str(report),
-        ],
-        "nsys export",
-    )
+    into = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(export)]
+    _run([program, "export", *into, str(report)], "nsys export")
     return printed, export
 
 
@@ -111,13 +115,138 @@ def _run(command: list[str], what: str, cwd: Path | None = None) -> str:
         )
     except OSError as error:
         raise NsysError(
-            f"{what} can't be run ({error.strerror}): repair it, or give --profiler torch"
+            f"{what} can't be run ({error.strerror}): repair it, or give --profiler "
+            "torch"
         ) from error
     if done.returncode:
         words = (
             done.stderr.strip() or done.stdout.strip() or "it said nothing"
         ).splitlines()[-1]
         raise NsysError(
-            f"{what} failed (exit code {done.returncode}): {words}; repair that, or give --profiler torch"
+            f"{what} failed (exit code {done.returncode}): {words}; repair that, or "
+            "give --profiler torch"
         )
     return done.stdout
+
+
+# Reading an export --------------------------------------------------------------------
+
+# NVTX_EVENTS.eventType of a range pushed and popped, and of one started and ended.
+RANGES = (59, 60)
+OUTERMOST_END = 2**63 - 1
+COPY_KINDS = {
+    **{1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA"},
+    **{6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP"},
+}
+NEEDED = {
+    "CUPTI_ACTIVITY_KIND_KERNEL": "GPU kernels",
+    "CUPTI_ACTIVITY_KIND_RUNTIME": "CUDA calls",
+    "NVTX_EVENTS": "NVTX ranges",
+}
+# The columns that every kind of work on the GPU has.
+RUN = ("start", "end", "correlationId", "globalPid")
+AGAIN = "profile again with --trace cuda,nvtx on a machine with a GPU"
+
+
+def read(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
+    """Kernels of an SQLite file that `nsys export --type sqlite` wrote, by start, each
+    within those of the `marks` that were open at its launch. TraceError where the file
+    is anything else.
+
+    Versions differ: a text is a string or the number of one, and tables are absent
+    where they would be empty.
+    """
+    if not path.is_file():
+        raise TraceError(
+            f"{path} does not exist: write it with `nsys export --type sqlite "
+            "REPORT.nsys-rep`"
+        )
+    address = f"{path.resolve().as_uri()}?mode=ro"
+    with (
+        explained(
+            f"{path} is no whole SQLite export", "export the report again with nsys"
+        ),
+        closing(sqlite3.connect(address, uri=True)) as database,
+    ):
+        return kernels_of(database, marks, str(path))
+
+
+def kernels_of(
+    database: sqlite3.Connection, marks: Collection[str], name: str
+) -> list[Kernel]:
+    """Kernels of an open export. One of MALFORMED for a wrong row."""
+    names = database.execute(
+        "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')"
+    ).fetchall()
+    tables = {
+        table: {
+            column
+            for _, column, *_ in database.execute(f'PRAGMA table_info("{table}")')
+        }
+        for (table,) in names
+    }
+    if "StringIds" not in tables:
+        raise TraceError(
+            f"{name} has no table StringIds, so Nsight Systems did not write it: give "
+            "its SQLite export"
+        )
+    for table, what in NEEDED.items():
+        if table not in tables:
+            raise TraceError(f"{name} has no {what} (table {table}): {AGAIN}")
+
+    def select(table: str, *columns: str) -> Iterable[tuple[Any, ...]]:
+        """These columns of a table, None for one that this version lacks."""
+        known = tables.get(table)
+        if not known:
+            return []
+        present = (column if column in known else "NULL" for column in columns)
+        return database.execute(f'SELECT {", ".join(present)} FROM "{table}"')
+
+    strings = {number: value for number, value in select("StringIds", "id", "value")}
+    launched: dict[Any, Launch] = {}
+    for table in ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_DRIVER"):
+        for at, number, thread in select(table, "start", "correlationId", "globalTid"):
+            launch = Launch(thread, round(at))
+            launched[number, process_of(thread)] = launched[number, None] = launch
+    kernel_names = ("demangledName", "mangledName", "shortName")
+    on_gpu = [
+        (
+            strings.get(long) or strings.get(mangled) or strings.get(short),
+            *rest,
+        )
+        for long, mangled, short, *rest in select(
+            "CUPTI_ACTIVITY_KIND_KERNEL", *kernel_names, *RUN
+        )
+    ]
+    if not on_gpu:
+        raise TraceError(f"{name} has an empty table of GPU kernels: {AGAIN}")
+    on_gpu += [
+        (f"Memcpy {COPY_KINDS.get(kind, 'of another kind')}", *rest)
+        for kind, *rest in select("CUPTI_ACTIVITY_KIND_MEMCPY", "copyKind", *RUN)
+    ]
+    on_gpu += [("Memset", *rest) for rest in select("CUPTI_ACTIVITY_KIND_MEMSET", *RUN)]
+    ranges = select(
+        "NVTX_EVENTS", "start", "end", "eventType", "text", "textId", "globalTid"
+    )
+    marked = [
+        # A range that was still open when the capture ended has no end.
+        Span(*checked(said, start, OUTERMOST_END if end is None else end), thread)
+        for start, end, kind, text, number, thread in ranges
+        if (said := text or strings.get(number, "")) in marks
+        and kind in (*RANGES, None)
+    ]
+    runs = [
+        (
+            *checked(said or "a kernel without a name", start, end),
+            launched.get((number, process_of(process))),
+        )
+        for said, start, end, number, process in on_gpu
+    ]
+    return attribute(runs, marked)
+
+
+def process_of(identifier: int | None) -> int | None:
+    """The part of a globalTid or globalPid that both have: all but the 24 bits of the
+    thread.
+    """
+    return None if identifier is None else identifier >> 24

@@ -1,83 +1,89 @@
-"""Look at a step instead of timing it: the kernels of each phase, and what stays in
-memory for the backward pass.
+"""Look at a step instead of timing it: the kernels of each phase, the time of each
+kernel, and what stays in memory for the backward pass.
 
-Each class has a `phase` that a step takes in place of the clock's, so the step that is
-looked at is the one that is timed, in a pass of its own.
+A step takes a probe's `phase` in place of the clock's, so the step that is looked at is
+the one that is timed, in a pass of its own.
 """
 
-import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.profiler import ProfilerActivity, profile
 
 from systems.benchmarking import phases
-from systems.benchmarking.timing import Step, synchronize
+from systems.benchmarking.timing import Step
+from systems.profiling.torch_trace import profiled
+from systems.profiling.trace import Kernel, TraceError
 
-# How the profiler's trace calls a kernel; copies and fills of memory have categories of
-# their own.
-KERNEL = "kernel"
 # How TorchInductor begins the name of a kernel that it wrote.
 FUSED = "triton_"
 
 
 # --8<-- [start:kernels]
-class Kernels:
-    """Names of the kernels that each phase launched, in their order on the GPU."""
+def kernel_counts(step: Step, device: str) -> dict[str, int | list[str]]:
+    """How many kernels each phase launches, and the names of those that the compiler
+    wrote. Copies and fills of memory don't count. Empty on a CPU.
+    """
+    if device != "cuda":
+        return {}
+    names: dict[str, list[str]] = {}
 
-    def __init__(self, device: str):
-        self.device = device
-        self.names: dict[str, list[str]] = {}
+    def phase(name: str) -> AbstractContextManager[None]:
+        names[name] = []
+        return phases.mark(name)
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        synchronize(self.device)
-        activity = (
-            ProfilerActivity.CUDA if self.device == "cuda" else ProfilerActivity.CPU
-        )
-        with profile(activities=[activity], acc_events=True) as profiler:
-            yield
-            synchronize(self.device)
-        with TemporaryDirectory() as folder:
-            path = Path(folder) / "trace.json"
-            profiler.export_chrome_trace(str(path))
-            self.names[name] = kernels_of(json.loads(path.read_text(encoding="utf-8")))
-
-
-def kernels_of(trace: dict[str, Any]) -> list[str]:
-    """Names of the kernels in a trace of the profiler, by start."""
-    events = [event for event in trace["traceEvents"] if event.get("cat") == KERNEL]
-    return [event["name"] for event in sorted(events, key=lambda event: event["ts"])]
+    # The names of the marks are there when they are looked for: after the step.
+    _, kernels = profiled(lambda: step(phase), device, marks=names.keys())
+    for kernel in kernels:
+        if kernel.path and not kernel.is_copy:
+            names[kernel.path[0]].append(kernel.name)
+    counts = {f"{name}_kernels": len(found) for name, found in names.items()}
+    fused = {
+        f"{name}_fused": ours
+        for name, found in names.items()
+        if (ours := [each for each in found if each.startswith(FUSED)])
+    }
+    return counts | fused
 
 
 # --8<-- [end:kernels]
 
 
-def kernel_counts(step: Step, device: str) -> dict[str, int | list[str]]:
-    """How many kernels each phase launches, and the names of those that the compiler
-    wrote. Empty on a CPU.
+def kernels_ms(
+    work: Callable[[], object], calls: int, device: str
+) -> dict[str, list[float]]:
+    """Time on the GPU in ms by kernel name, one sample for each of `calls` calls; the
+    launches of a call add up. Empty on a CPU, which runs no kernels.
+
+    The L2 cache is not emptied between calls. TraceError where calls differ in what
+    they launch.
     """
+    work()
     if device != "cuda":
         return {}
-    kernels = Kernels(device)
-    # The first profile of a process may miss kernels while the profiler loads.
-    with Kernels(device).phase("load"):
-        torch.zeros(1, device=device)
-    step(kernels.phase)
-    counts: dict[str, int | list[str]] = {
-        f"{name}_kernels": len(names) for name, names in kernels.names.items()
-    }
-    fused = {
-        name: [n for n in names if n.startswith(FUSED)]
-        for name, names in kernels.names.items()
-    }
-    return counts | {f"{name}_fused": names for name, names in fused.items() if names}
+    _, kernels = profiled(lambda: [work() for _ in range(calls)], device)
+    return by_call_ms(kernels, calls)
+
+
+def by_call_ms(kernels: Iterable[Kernel], calls: int) -> dict[str, list[float]]:
+    """The durations of each name's kernels, in order, shared out among the calls."""
+    by_name: dict[str, list[float]] = {}
+    for kernel in kernels:
+        by_name.setdefault(kernel.name, []).append(kernel.ms)
+    samples = {}
+    for name, times in by_name.items():
+        launches, left = divmod(len(times), calls)
+        if left:
+            raise TraceError(
+                f"{len(times)} launches of {name} in {calls} calls: the profile lost "
+                "some, or calls differ; profile again"
+            )
+        each = (times[i * launches : (i + 1) * launches] for i in range(calls))
+        samples[name] = [round(sum(call), 6) for call in each]
+    return samples
 
 
 # --8<-- [start:saved]

@@ -1,4 +1,4 @@
-"""The kernels' clock: what it asks of Triton's benchmark, and how it reads a trace."""
+"""The kernels' clock: what it asks of Triton's benchmark."""
 
 from types import SimpleNamespace
 
@@ -8,9 +8,7 @@ from triton.runtime import driver
 
 from systems.benchmarking import gpu_timing
 from systems.benchmarking.gpu_timing import (
-    by_kernel_ms,
     kernel_times_ms,
-    kernels_ms,
     pass_times_ms,
     product_times_ms,
 )
@@ -110,40 +108,7 @@ def test_a_product_leaves_the_precision_as_it_was(precision):
     assert torch.get_float32_matmul_precision() == "medium"
 
 
-def test_a_trace_adds_up_by_kernel_and_call():
-    def event(name: str, ts: float, dur: float, cat: str = "kernel") -> dict:
-        return {"name": name, "ts": ts, "dur": dur, "cat": cat}
-
-    # Two calls; `twice` is launched twice in each, the trace is not in order, and hosts
-    # and annotations don't count.
-    events = [
-        event("twice", 30, 3000),
-        event("twice", 0, 1000),
-        event("twice", 10, 2000),
-        event("twice", 40, 4000),
-        event("once", 20, 500),
-        event("once", 50, 700),
-        event("Memset", 60, 100, "gpu_memset"),
-        event("forward", 0, 9000, "gpu_user_annotation"),
-        event("aten::mm", 0, 9000, "cpu_op"),
-        {"name": "process"},
-    ]
-    assert by_kernel_ms(events, 2) == {
-        "twice": [3.0, 7.0],
-        "once": [0.5, 0.7],
-        "Memset": [0.1, 0.0],
-    }
-
-
-def test_a_cpu_runs_no_kernels():
-    calls = []
-    assert kernels_ms(lambda: calls.append(1), 3, "cpu") == {} and len(calls) == 4
-
-
 @pytest.mark.gpu
-def test_kernels_of_a_product_are_found():
+def test_a_product_takes_time():
     a = torch.randn(1024, 1024, device="cuda")
-    found = kernels_ms(lambda: a @ a, 5, "cuda")
-    assert found and all(len(samples) == 5 for samples in found.values())
-    assert sum(sum(samples) for samples in found.values()) > 0
     assert min(kernel_times_ms(lambda: a @ a, "cuda")) > 0

@@ -8,7 +8,6 @@ rest of the path is the same.
 import gzip
 import json
 import warnings
-from contextlib import nullcontext
 from dataclasses import replace
 from unittest import mock
 
@@ -20,9 +19,9 @@ from systems.experiments import kernel_profile
 from systems.experiments.kernel_profile import Config
 from systems.model import transformer
 from systems.model.sizes import SIZES, ModelSize
-from systems.profiling import annotated_attention, nsys, probes, trace
+from systems.profiling import annotated_attention, nsys, torch_trace
 from systems.profiling.digest import on_the_gpu, timeline
-from systems.profiling.trace import Kernel, Span
+from systems.profiling.trace import Kernel, Span, TraceError
 from systems.records.outcome import measure_row
 from systems.running import command, measure
 
@@ -38,7 +37,7 @@ def cpu(monkeypatch, tmp_path):
     """
     monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 2, 2))
     monkeypatch.setattr(kernel_profile, "gpu", lambda: "cpu")
-    monkeypatch.setattr(trace, "ON_GPU", {"cpu_op"})
+    monkeypatch.setattr(torch_trace, "ON_GPU", {"cpu_op"})
     monkeypatch.setattr(kernel_profile, "ROOT", tmp_path)
     monkeypatch.setattr(kernel_profile, "TRACES", tmp_path / "traces")
     # An operation inside another would be counted twice: only the innermost of those
@@ -53,12 +52,12 @@ def cpu(monkeypatch, tmp_path):
         "aten::sum",
         "aten::div",
     )
-    read = trace.read_torch
+    read = torch_trace.read
 
     def leaves(path, marks):
         return [kernel for kernel in read(path, marks) if kernel.name in kept]
 
-    monkeypatch.setattr(trace, "read_torch", leaves)
+    monkeypatch.setattr(torch_trace, "read", leaves)
     return tmp_path
 
 
@@ -66,7 +65,6 @@ def test_the_profiler_makes_no_table_of_its_events_and_no_ado_about_that(
     cpu, monkeypatch, recwarn
 ):
     monkeypatch.setattr(torch.profiler.profiler, "_WARNINGS_SHOWN", set())
-    monkeypatch.setattr(probes.Kernels, "phase", lambda *_: nullcontext())
     table = mock.Mock()
     monkeypatch.setattr(
         torch.autograd.profiler.profile, "_ensure_function_events", table
@@ -214,7 +212,7 @@ def test_spans_and_sums_are_of_each_pass_and_counts_per_pass():
         0.0005
     ]
     with pytest.raises(
-        trace.TraceError,
+        TraceError,
         match="the trace has 2 steps with kernels, not 3: profile again",
     ):
         on_the_gpu(kernels, 3)
@@ -266,7 +264,7 @@ def nsys_says(monkeypatch, tmp_path, row, kernels=()):
         return printed, report.with_suffix(".sqlite")
 
     monkeypatch.setattr(nsys, "profile", profile)
-    monkeypatch.setattr(trace, "read_nsys", lambda path, marks: list(kernels))
+    monkeypatch.setattr(nsys, "read", lambda path, marks: list(kernels))
     return asked
 
 

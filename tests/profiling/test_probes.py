@@ -1,67 +1,101 @@
-"""What a look at a step must see: each kernel in its phase, each saved tensor's memory
-once.
+"""What a look at a step must see: each kernel in its phase, all launches of a call,
+each saved tensor's memory once.
 """
 
 import pytest
 import torch
 
-from systems.profiling import probes
-from systems.profiling.probes import Kernels, SavedTensors, kernel_counts, kernels_of
+from systems.profiling import probes, torch_trace
+from systems.profiling.probes import (
+    SavedTensors,
+    by_call_ms,
+    kernel_counts,
+    kernels_ms,
+)
+from systems.profiling.trace import Kernel, TraceError
 
 
-def test_kernels_are_told_from_copies_ranges_and_calls():
-    events = [
-        {"cat": "kernel", "name": "second", "ts": 7.5},
-        {"cat": "gpu_memcpy", "name": "copy", "ts": 1},
-        {"cat": "gpu_user_annotation", "name": "forward", "ts": 0},
-        {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 2},
-        {"cat": "kernel", "name": "first", "ts": 3},
-        {"ph": "M", "name": "process_name"},
-    ]
-    assert kernels_of({"traceEvents": events}) == ["first", "second"]
-
-
-def test_each_phase_has_its_own_kernels(monkeypatch):
+@pytest.fixture
+def gpu(monkeypatch):
     """On the CPU the profiler's operations stand for kernels: the path from profile to
     names is the same.
     """
-    monkeypatch.setattr(probes, "KERNEL", "cpu_op")
-    kernels, x = Kernels("cpu"), torch.ones(4, 4)
-    with kernels.phase("forward"):
-        y = x @ x
-    torch.exp(y)
-    with kernels.phase("backward"):
-        torch.sin(y)
-    assert [
-        name
-        for name in kernels.names["forward"]
-        if name in ("aten::mm", "aten::sin", "aten::exp")
-    ] == ["aten::mm"]
-    assert kernels.names["backward"] == ["aten::sin"]
+    monkeypatch.setattr(torch_trace, "ON_GPU", {"cpu_op"})
+    monkeypatch.setattr(
+        probes, "profiled", lambda work, _, marks=(): profiled(work, "cpu", marks)
+    )
 
 
-def test_counts_name_what_the_compiler_wrote(monkeypatch):
-    launched = {"forward": ["gemm", "triton_poi_fused_add_0"], "optimizer": ["gemm"]}
+profiled = torch_trace.profiled
 
-    class Fake(Kernels):
-        def phase(self, name):
-            self.names[name] = launched.get(name, [])
-            return torch.no_grad()
+
+def test_each_phase_has_its_own_kernels(gpu, monkeypatch):
+    monkeypatch.setattr(probes, "FUSED", "aten::s")
+    x = torch.ones(4, 4)
 
     def step(phase):
-        for name in launched:
-            with phase(name):
-                pass
+        with phase("forward"):
+            y = x.cos().sin()
+        torch.exp(y)
+        with phase("optimizer"):
+            pass
+        with phase("backward"):
+            y.sqrt().sin().exp()
 
-    monkeypatch.setattr(probes, "Kernels", Fake)
-    monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
-    counted = {
+    assert kernel_counts(step, "cuda") == {
         "forward_kernels": 2,
-        "optimizer_kernels": 1,
-        "forward_fused": ["triton_poi_fused_add_0"],
+        "optimizer_kernels": 0,
+        "backward_kernels": 3,
+        "forward_fused": ["aten::sin"],
+        "backward_fused": ["aten::sqrt", "aten::sin"],
     }
-    assert kernel_counts(step, "cuda") == counted
     assert kernel_counts(step, "cpu") == {}
+
+
+def test_copies_are_no_kernels(monkeypatch):
+    names = ["Memcpy DtoD (Device -> Device)", "k", "Memset (Device)"]
+
+    def step(phase):
+        with phase("forward") as mark:
+            return mark
+
+    def fake(work, device, marks):
+        work()
+        (forward,) = marks
+        mark = torch_trace.Span(forward, 0, 9, "main")
+        return None, [Kernel(name, 0, 1, (mark,)) for name in names]
+
+    monkeypatch.setattr(probes, "profiled", fake)
+    assert kernel_counts(step, "cuda") == {"forward_kernels": 1}
+
+
+def kernels(*runs: tuple[str, int]) -> list[Kernel]:
+    """Kernels of these names and durations in us, one after the other."""
+    return [Kernel(name, 0, 1000 * us) for name, us in runs]
+
+
+def test_launches_add_up_by_kernel_and_call():
+    found = kernels(("a", 1), ("a", 2), ("b", 5), ("a", 3), ("a", 4), ("b", 7))
+    assert by_call_ms(found, 2) == {"a": [0.003, 0.007], "b": [0.005, 0.007]}
+
+
+def test_a_lost_kernel_shifts_no_sample():
+    """Of four launches in two calls one is missing: no call's time can be told."""
+    lost = kernels(("gemm", 1), ("gemm", 2), ("exp", 5), ("gemm", 3), ("exp", 7))
+    with pytest.raises(TraceError, match="3 launches of gemm in 2 calls: .*again$"):
+        by_call_ms(lost, 2)
+
+
+def test_calls_are_profiled_after_one_that_is_not(gpu):
+    calls, x = [], torch.ones(4, 4)
+
+    def work():
+        calls.append(x @ x)
+
+    assert kernels_ms(work, 3, "cpu") == {} and len(calls) == 1
+    calls.clear()
+    times = kernels_ms(work, 3, "cuda")["aten::mm"]
+    assert len(times) == 3 and min(times) > 0 and len(calls) == 4
 
 
 def test_a_saved_tensor_adds_its_memory_once_and_an_input_never():
@@ -104,3 +138,11 @@ def test_a_gpu_names_its_kernels_and_its_memory_before_each_phase():
     )
     x.grad = None
     assert kernel_counts(step, "cuda") == {"forward_kernels": 1, "backward_kernels": 1}
+
+
+@pytest.mark.gpu
+def test_kernels_of_a_product_are_found():
+    a = torch.randn(1024, 1024, device="cuda")
+    found = kernels_ms(lambda: a @ a, 5, "cuda")
+    assert found and all(len(samples) == 5 for samples in found.values())
+    assert sum(sum(samples) for samples in found.values()) > 0

@@ -5,23 +5,18 @@ rows, one clear line if broken.
 import gc
 import gzip
 import json
+import math
+import random
 import sqlite3
+from collections import Counter
 from contextlib import closing, nullcontext
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from systems.benchmarking import phases
-from systems.profiling import trace
-from systems.profiling.trace import (
-    Kernel,
-    TraceError,
-    read_nsys,
-    read_torch,
-    rows_of,
-    span_ms,
-)
+from systems.profiling import nsys, torch_trace
+from systems.profiling.trace import Kernel, TraceError, rows_of, span_ms
 
 MARKS = ("step", "forward", "attention softmax", "backward")
 MAIN, AUTOGRAD = 100, 107
@@ -58,7 +53,7 @@ def found(kernels):
     }
 
 
-def torch_trace(old=False):
+def a_trace(old=False):
     """As PyTorch 2 writes it, or with the categories and the spelling of 1.9."""
     cats = dict(
         zip(
@@ -121,7 +116,7 @@ def write(path, content):
 
 @pytest.mark.parametrize("old", [False, True])
 def test_torch_kernels_belong_to_the_phase_that_launched_them(tmp_path, old):
-    kernels = read_torch(write(tmp_path / "t.json", torch_trace(old)), MARKS)
+    kernels = torch_trace.read(write(tmp_path / "t.json", a_trace(old)), MARKS)
     assert found(kernels) == EXPECTED
     assert [k.op for k in kernels] == ["aten::mm", None, "aten::mm", "aten::mm", None]
     assert [k.start for k in kernels] == [55_000, 65_000, 69_000, 81_000, 111_000]
@@ -132,22 +127,22 @@ def test_torch_kernels_belong_to_the_phase_that_launched_them(tmp_path, old):
 
 def test_a_compressed_trace_is_the_same(tmp_path):
     with gzip.open(tmp_path / "t.json.gz", "wt") as file:
-        json.dump(torch_trace(), file)
-    assert found(read_torch(tmp_path / "t.json.gz", MARKS)) == EXPECTED
+        json.dump(a_trace(), file)
+    assert found(torch_trace.read(tmp_path / "t.json.gz", MARKS)) == EXPECTED
 
 
 def test_a_kernel_without_its_call_is_found_through_its_operation(tmp_path):
-    trace = torch_trace()
+    trace = a_trace()
     trace["traceEvents"] = [
         e for e in trace["traceEvents"] if not e["name"].startswith("cu")
     ]
-    kernels = read_torch(write(tmp_path / "t.json", trace), MARKS)
+    kernels = torch_trace.read(write(tmp_path / "t.json", trace), MARKS)
     assert found(kernels) == EXPECTED
     # Without that too it belongs to no phase, and is not lost.
     trace["traceEvents"] = [
         e for e in trace["traceEvents"] if not e["name"].startswith("aten")
     ]
-    kernels = read_torch(write(tmp_path / "t.json", trace), MARKS)
+    kernels = torch_trace.read(write(tmp_path / "t.json", trace), MARKS)
     assert {k.path for k in kernels} == {()} and len(kernels) == len(KERNELS)
 
 
@@ -155,16 +150,22 @@ def test_what_the_profiler_itself_writes_is_read(tmp_path, monkeypatch):
     """On the CPU the profiler's operations stand for kernels: marks, threads and times
     are its own.
     """
-    monkeypatch.setattr(trace, "ON_GPU", {"cpu_op"})
+    monkeypatch.setattr(torch_trace, "ON_GPU", {"cpu_op"})
     x = torch.ones(4, 4, requires_grad=True)
-    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
+
+    def work():
         with phases.mark("step"):
             with phases.mark("forward"):
                 y = (x @ x).exp().sum()
             with phases.mark("backward"):
                 y.backward()
-    profiler.export_chrome_trace(str(tmp_path / "t.json"))
-    rows = rows_of(read_torch(tmp_path / "t.json", MARKS))
+        return y.item()
+
+    kept = tmp_path / "new" / "t.json.gz"
+    result, kernels = torch_trace.profiled(work, "cpu", MARKS, keep=kept)
+    assert result == pytest.approx(16 * math.exp(4))
+    assert torch_trace.read(kept, MARKS) == kernels
+    rows = rows_of(kernels)
     assert {row.path for row in rows if row.name == "aten::mm"} == {
         ("step", "forward"),
         ("step", "backward"),
@@ -174,22 +175,22 @@ def test_what_the_profiler_itself_writes_is_read(tmp_path, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize("text", [json.dumps(torch_trace()), "{"])
+@pytest.mark.parametrize("text", [json.dumps(a_trace()), "{"])
 def test_while_a_trace_is_read_nothing_looks_for_garbage(tmp_path, monkeypatch, text):
     seen, real = [], json.load
     monkeypatch.setattr(
-        trace.json,
+        torch_trace.json,
         "load",
-        lambda file: seen.append(gc.isenabled()) or real(file),
+        lambda *file, **how: seen.append(gc.isenabled()) or real(*file, **how),
     )
     with nullcontext() if text != "{" else pytest.raises(TraceError):
-        read_torch(write(tmp_path / "t.json", text), MARKS)
+        torch_trace.read(write(tmp_path / "t.json", text), MARKS)
     assert seen == [False] and gc.isenabled()
 
 
 BROKEN_TORCH = {
     "{": "is no whole trace .*: profile again",
-    json.dumps(torch_trace())[:-40]: "is no whole trace .*: profile again",
+    json.dumps(a_trace())[:-40]: "is no whole trace .*: profile again",
     "[1, 2]": "has no traceEvents: give what",
     '{"traceEvents": {}}': "has no traceEvents: give what",
     '{"traceEvents": []}': "has no kernel of a GPU: profile with ProfilerActivity.CUDA",
@@ -202,18 +203,62 @@ BROKEN_TORCH = {
 @pytest.mark.parametrize("text", BROKEN_TORCH, ids=range(len(BROKEN_TORCH)))
 def test_a_broken_torch_trace_is_one_clear_line(tmp_path, text):
     with pytest.raises(TraceError, match=rf"t\.json {BROKEN_TORCH[text]}") as error:
-        read_torch(write(tmp_path / "t.json", text), MARKS)
+        torch_trace.read(write(tmp_path / "t.json", text), MARKS)
     assert "\n" not in str(error.value)
 
 
-def test_bytes_that_are_no_text_and_no_file_at_all_are_clear_lines(tmp_path):
-    (tmp_path / "t.json").write_bytes(b"\xff\xfe\x00")
-    (tmp_path / "t.json.gz").write_bytes(gzip.compress(b"{}" * 999)[:-9])
-    for name in ("t.json", "t.json.gz"):
-        with pytest.raises(TraceError, match="is no whole trace"):
-            read_torch(tmp_path / name, MARKS)
+# What is wrong with one event of a trace that is right otherwise.
+WRONG_EVENTS = {
+    "a time as text": ("kernel", {"ts": "55"}),
+    "no time": ("kernel", {"ts": None}),
+    "NaN": ("kernel", {"ts": math.nan}),
+    "infinity": ("kernel", {"ts": math.inf}),
+    "a duration as text": ("kernel", {"dur": "10"}),
+    "an endless duration": ("kernel", {"dur": math.inf}),
+    "an end before the start": ("kernel", {"dur": -1}),
+    "no name": ("kernel", {"name": None}),
+    "a number as name": ("kernel", {"name": 7}),
+    "no arguments": ("kernel", {"args": None}),
+    "arguments of text": ("cuda_runtime", {"args": "correlation"}),
+    "a list as correlation": ("cuda_runtime", {"args": {"correlation": [1]}}),
+    "a list as operation": ("cpu_op", {"args": {"External id": [1]}}),
+    "a list as thread": ("cuda_runtime", {"tid": [1]}),
+    "a mark that ends before": ("user_annotation", {"dur": -5}),
+    "a mark at no time": ("user_annotation", {"ts": None}),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_EVENTS)
+def test_a_wrong_event_is_one_clear_line(tmp_path, wrong):
+    category, change = WRONG_EVENTS[wrong]
+    content = a_trace()
+    event = next(e for e in content["traceEvents"] if e.get("cat") == category)
+    event |= change
+    said = r"t\.json has an event that is none of torch.profiler's .*: profile again$"
+    with pytest.raises(TraceError, match=said) as error:
+        torch_trace.read(write(tmp_path / "t.json", content), MARKS)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
+def test_what_is_no_text_is_one_clear_line(tmp_path):
+    contents = {
+        "foreign.json": b"\xff\xfe\x00",
+        "bytes.json": b'{"traceEvents": ["\xff"]}',
+        "deep.json": b"[" * 100_000,
+        "cut.json.gz": gzip.compress(b"{}" * 999)[:-9],
+        "plain.json.gz": b"{}",
+        # The header is right and what follows is not compressed at all.
+        "spoilt.json.gz": gzip.compress(b"")[:10] + b"\xff" * 50,
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(TraceError, match="is no whole trace .*: profile") as error:
+            torch_trace.read(tmp_path / name, MARKS)
+        assert "\n" not in str(error.value) and len(str(error.value)) < 500
+    with pytest.raises(TraceError, match="is no whole trace"):
+        torch_trace.read(tmp_path, MARKS)
     with pytest.raises(TraceError, match="does not exist: give a trace"):
-        read_torch(tmp_path / "none.json", MARKS)
+        torch_trace.read(tmp_path / "none.json", MARKS)
 
 
 # Process 5 in the bits above the thread's 24, as Nsight Systems packs them.
@@ -331,14 +376,14 @@ def export(path, text="textId", process=True, mangled=True, driver=False, withou
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_nsys_kernels_belong_to_the_phase_that_launched_them(tmp_path, version):
-    kernels = read_nsys(export(tmp_path / "r.sqlite", **VERSIONS[version]), MARKS)
+    kernels = nsys.read(export(tmp_path / "r.sqlite", **VERSIONS[version]), MARKS)
     assert found(kernels) == EXPECTED
     assert [k.start for k in kernels] == [55_000, 65_000, 69_000, 81_000, 111_000]
 
 
 def test_both_readers_give_the_same_rows(tmp_path):
-    ours = rows_of(read_torch(write(tmp_path / "t.json", torch_trace()), MARKS))
-    assert rows_of(read_nsys(export(tmp_path / "r.sqlite"), MARKS)) == ours
+    ours = rows_of(torch_trace.read(write(tmp_path / "t.json", a_trace()), MARKS))
+    assert rows_of(nsys.read(export(tmp_path / "r.sqlite"), MARKS)) == ours
     first = ours[0]
     assert (first.name, first.path, first.calls) == ("gemm", ("step", "backward"), 1)
     assert (
@@ -370,13 +415,13 @@ def test_copies_and_fills_are_rows_too_and_may_be_absent(tmp_path):
             "INSERT INTO CUPTI_ACTIVITY_KIND_MEMSET VALUES (71000, 72000, 9, ?, 0)",
             (PID,),
         )
-    names = {k.name: k.path[-1] for k in read_nsys(path, MARKS)}
+    names = {k.name: k.path[-1] for k in nsys.read(path, MARKS)}
     assert names["Memcpy DtoH"] == names["Memset"] == "attention softmax"
     bare = export(
         tmp_path / "s.sqlite",
         without=("CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"),
     )
-    assert found(read_nsys(bare, MARKS)) == EXPECTED
+    assert found(nsys.read(bare, MARKS)) == EXPECTED
 
 
 AGAIN = "profile again with --trace cuda,nvtx"
@@ -391,7 +436,7 @@ WITHOUT = {
 @pytest.mark.parametrize("table", WITHOUT)
 def test_an_export_without_a_table_is_one_clear_line(tmp_path, table):
     with pytest.raises(TraceError, match=WITHOUT[table]):
-        read_nsys(export(tmp_path / "r.sqlite", without=(table,)), MARKS)
+        nsys.read(export(tmp_path / "r.sqlite", without=(table,)), MARKS)
 
 
 def test_a_truncated_or_foreign_export_is_one_clear_line(tmp_path):
@@ -405,24 +450,73 @@ def test_a_truncated_or_foreign_export_is_one_clear_line(tmp_path):
         with pytest.raises(
             TraceError, match="is no whole SQLite export .*: export the report again"
         ):
-            read_nsys(path, MARKS)
+            nsys.read(path, MARKS)
     with pytest.raises(TraceError, match="does not exist: write it with `nsys export"):
-        read_nsys(tmp_path / "none.sqlite", MARKS)
+        nsys.read(tmp_path / "none.sqlite", MARKS)
     (tmp_path / "empty.sqlite").write_bytes(b"")
     with pytest.raises(TraceError, match="has no table StringIds"):
-        read_nsys(tmp_path / "empty.sqlite", MARKS)
+        nsys.read(tmp_path / "empty.sqlite", MARKS)
     # The tables are there, and nothing was traced.
     path = export(tmp_path / "nothing.sqlite")
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL")
     with pytest.raises(TraceError, match="has an empty table of GPU kernels"):
-        read_nsys(path, MARKS)
+        nsys.read(path, MARKS)
+
+
+# What is wrong with one table of an export that is right otherwise. SQLite keeps text
+# in a column of numbers.
+KERNEL, CALL = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
+WRONG_ROWS = {
+    "times as text": f"UPDATE {KERNEL} SET start = 'soon'",
+    "an end before the start": f"UPDATE {KERNEL} SET end = start - 1",
+    "an endless end": f"UPDATE {KERNEL} SET end = 9e999",
+    "bytes as times": f"UPDATE {KERNEL} SET start = x'00ff'",
+    "bytes as names": "UPDATE StringIds SET value = x'ff'",
+    "names that are no UTF-8": "UPDATE StringIds SET value = CAST(x'ff' AS TEXT)",
+    "a process as text": f"UPDATE {KERNEL} SET globalPid = 'mine'",
+    "a call at no time": f"UPDATE {CALL} SET start = NULL",
+    "a call at a text": f"UPDATE {CALL} SET start = 'soon'",
+    "a thread as text": f"UPDATE {CALL} SET globalTid = 'main'",
+    "a range from no time": "UPDATE NVTX_EVENTS SET start = NULL",
+    "a range from a text": "UPDATE NVTX_EVENTS SET start = 'soon'",
+    "a range that ends before": "UPDATE NVTX_EVENTS SET end = start - 1",
+    "no column of starts": f"ALTER TABLE {KERNEL} DROP COLUMN start",
+    "no column of times of calls": f"ALTER TABLE {CALL} DROP COLUMN start",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_ROWS)
+def test_a_wrong_row_of_an_export_is_one_clear_line(tmp_path, wrong):
+    path = export(tmp_path / "r.sqlite")
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(WRONG_ROWS[wrong])
+    said = r"r\.sqlite is no whole SQLite export .*: export the report again with nsys$"
+    with pytest.raises(TraceError, match=said) as error:
+        nsys.read(path, MARKS)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
+def test_an_export_with_flipped_bytes_is_read_or_one_clear_line(tmp_path):
+    whole = export(tmp_path / "r.sqlite").read_bytes()
+    path, outcomes = tmp_path / "flipped.sqlite", Counter()
+    for seed in range(40):
+        dice, content = random.Random(seed), bytearray(whole)
+        for _ in range(20):
+            content[dice.randrange(len(content))] = dice.randrange(256)
+        path.write_bytes(content)
+        try:
+            outcomes["read"] += bool(nsys.read(path, MARKS))
+        except TraceError as error:
+            outcomes["refused"] += 1
+            assert "\n" not in str(error)
+    assert sum(outcomes.values()) == 40 and len(outcomes) == 2
 
 
 def test_a_path_with_marks_of_an_address_is_a_file(tmp_path):
     folder = tmp_path / "50 % of what?"
     folder.mkdir()
-    assert found(read_nsys(export(folder / "r#1.sqlite"), MARKS)) == EXPECTED
+    assert found(nsys.read(export(folder / "r#1.sqlite"), MARKS)) == EXPECTED
 
 
 def test_rows_of_nothing():

@@ -1,0 +1,178 @@
+"""Run work under torch.profiler, and read the kernels from the trace that it exports.
+
+The one way to PyTorch's profiler: who wants names, counts or times groups the kernels
+that come back.
+"""
+
+import gc
+import gzip
+import json
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from systems.benchmarking.timing import synchronize
+from systems.profiling.trace import (
+    Kernel,
+    Launch,
+    Span,
+    TraceError,
+    attribute,
+    checked,
+    explained,
+)
+
+# Categories of events, in lower case: before PyTorch 1.12 they began with a capital and
+# had shorter names.
+ON_GPU = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
+CALLS = {"cuda_runtime", "cuda_driver", "runtime", "driver"}
+ON_CPU = {"user_annotation", "cpu_op", "operator"}
+# What launches a matrix product, by PyTorch's own name; `einsum`, `matmul` and `linear`
+# end in one of them.
+MATMUL_OPS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::addbmm")
+
+Result = TypeVar("Result")
+
+
+def profiled(
+    work: Callable[[], Result],
+    device: str,
+    marks: Collection[str] = (),
+    keep: Path | None = None,
+) -> tuple[Result, list[Kernel]]:
+    """What `work` returns, and the kernels that it launched, by start, each within
+    those of the `marks` that were open at its launch.
+
+    The trace stays at `keep` (`.json` or `.json.gz`), for ui.perfetto.dev. TraceError
+    where nothing ran on the GPU.
+    """
+    if device == "cuda":
+        load_profiler()
+    result, profiler = watched(work, device)
+    with TemporaryDirectory() as folder:
+        path = keep or Path(folder) / "trace.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(path))
+        return result, read(path, marks)
+
+
+@cache
+def load_profiler() -> None:
+    """The first profile of a process may miss kernels while the profiler loads."""
+    watched(lambda: torch.zeros(1, device="cuda"), "cuda")
+
+
+def watched(work: Callable[[], Result], device: str) -> tuple[Result, profile]:
+    """What `work` returns, and the profiler that has stopped watching it."""
+    # What the CPU does is needed too: the marks, the launches and the operations.
+    activities = [ProfilerActivity.CPU]
+    if device == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with warnings.catch_warnings():
+        # Up to PyTorch 2.11 it says that another cycle would forget this one. With
+        # acc_events=True it would not, but make a table of all events when it stops,
+        # which takes many times as long as the trace.
+        warnings.filterwarnings("ignore", "Warning: Profiler clears events")
+        with profile(activities=activities) as profiler:
+            result = work()
+            synchronize(device)
+    return result, profiler
+
+
+@contextmanager
+def no_garbage() -> Iterator[None]:
+    """Nothing inside makes any: each collection would only look through all that was
+    read so far.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@no_garbage()
+def read(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
+    """Kernels of a Chrome trace that torch.profiler exported (`.json` or `.json.gz`),
+    by start. TraceError where it is anything else.
+    """
+    if not path.exists():
+        raise TraceError(
+            f"{path} does not exist: give a trace that torch.profiler exported"
+        )
+    opened = gzip.open if path.suffix == ".gz" else open
+    with explained(
+        f"{path} is no whole trace", "profile again, and let the export finish"
+    ):
+        with opened(path, "rt", encoding="utf-8") as file:
+            # A kernel's name is its author's: it may have a line break or a tab.
+            trace = json.load(file, strict=False)
+    events = trace.get("traceEvents") if isinstance(trace, dict) else None
+    if not isinstance(events, list):
+        raise TraceError(
+            f"{path} has no traceEvents: give what `export_chrome_trace` of "
+            "torch.profiler writes"
+        )
+    with explained(
+        f"{path} has an event that is none of torch.profiler's", "profile again"
+    ):
+        kernels = kernels_of(events, marks)
+    if not kernels:
+        raise TraceError(
+            f"{path} has no kernel of a GPU: profile with ProfilerActivity.CUDA and no "
+            "other profiler, as one who may (a driver can keep profiling to "
+            "administrators)"
+        )
+    return kernels
+
+
+def kernels_of(events: list[Any], marks: Collection[str]) -> list[Kernel]:
+    """Kernels of a trace's events, by start. One of MALFORMED for a wrong event."""
+    launched: dict[Any, Launch] = {}
+    operated: dict[Any, Launch] = {}
+    on_gpu, marked, ops = [], [], []
+    kinds = ON_GPU | CALLS | ON_CPU
+    for event in (event for event in events if event.get("ph") == "X"):
+        kind, known = str(event.get("cat", "")).lower(), event.get("args", {})
+        if kind not in kinds:
+            continue
+        start, thread = round(event["ts"] * 1e3), (event.get("pid"), event.get("tid"))
+        end = start + round(event.get("dur", 0) * 1e3)
+        run = checked(event["name"], start, end)
+        if kind in ON_GPU:
+            on_gpu.append((run, known))
+        if kind in CALLS and "correlation" in known:
+            launched[known["correlation"]] = Launch(thread, start)
+        if kind in ON_CPU:
+            span = Span(*run, thread)
+            if span.name in marks:
+                marked.append(span)
+            elif span.name in MATMUL_OPS:
+                ops.append(span)
+            if (number := external_id(known)) is not None:
+                operated[number] = Launch(thread, start)
+    # Where the call was not recorded, the operation that the kernel names was.
+    runs = [
+        (
+            *run,
+            launched.get(known.get("correlation")) or operated.get(external_id(known)),
+        )
+        for run, known in on_gpu
+    ]
+    return attribute(runs, marked, ops)
+
+
+def external_id(known: dict[str, Any]) -> Any:
+    """The number by which operations and kernels name each other; its spelling differs
+    between versions.
+    """
+    return known.get("External id", known.get("external id", known.get("External Id")))
