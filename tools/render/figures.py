@@ -4,14 +4,18 @@ colours.
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from systems.records.record import Record
+from tools.render.rows import Missing
 
 INK, FAINT = "#1f2428", "#d5d9dc"
 # Told apart by marker and dash as well as by colour.
@@ -73,6 +77,40 @@ def plain_log_scale(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
+
+
+def power_of_two_axis(axis: Axis, ticks: Sequence[int], label: str) -> None:
+    """A logarithmic axis of lengths, with these ticks."""
+    axis.axes.set_xscale("log", base=2)
+    axis.set_ticks(ticks, [str(tick) for tick in ticks])
+    axis.set_label_text(label)
+
+
+def line(axes: Axes, xs: Iterable[float], ys: Iterable[float], **style: Any) -> None:
+    """A curve through the points that have numbers; nothing where none has."""
+    points = [
+        (x, y)
+        for x, y in zip(xs, ys, strict=True)
+        if not isinstance(x, Missing) and not isinstance(y, Missing)
+    ]
+    if points:
+        axes.plot(*zip(*points, strict=True), **style)
+
+
+def legend_above(figure: Figure, ncols: int, **more: Any) -> None:
+    """The legend of all axes, over them."""
+    figure.legend(loc="outside upper center", ncols=ncols, **more)
+
+
+def of_each(
+    records: Iterable[Record], *draw: Callable[[Record], dict[str, str]]
+) -> dict[str, str]:
+    """The files of these figures of each record."""
+    drawn: dict[str, str] = {}
+    for record in records:
+        for figure in draw:
+            drawn |= figure(record)
+    return drawn
 
 
 def shortened(coordinates: re.Match[str]) -> str:

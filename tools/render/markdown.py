@@ -4,18 +4,49 @@ under each: where from.
 
 import textwrap
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from systems.records.record import Record, Row
 from systems.records.summary import summarize
 from tools.render.load import is_fresh
-
-NOT_MEASURED = "not measured"
+from tools.render.rows import NOT_MEASURED, Cell, Missing, say
 
 
 def table(header: list[str], rows: Iterable[list[str]], left: int = 1) -> str:
     """A Markdown table; the first `left` columns are aligned left, the others right."""
     rule = [":---" if i < left else "---:" for i in range(len(header))]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *rows))
+
+
+def columns(items: Iterable[Any], *described: Any, left: int = 1) -> str:
+    """A table with a line for each item. A column is the name of a field of its
+    configuration; or the head, what it shows of the item, and how that is printed.
+
+    The line of a cell without numbers says why once, where the first would stand.
+    """
+    full = [
+        (column, lambda c, key=column: c.config[key])
+        if isinstance(column, str)
+        else column
+        for column in described
+    ]
+    rows = [printed(item, full) for item in items]
+    return table([head for head, *_ in full], rows, left)
+
+
+def printed(item: Any, described: list[tuple[Any, ...]]) -> list[str]:
+    """One line of a table, cell by cell."""
+    line: list[str] = []
+    # What a cell that ran lacks is a number of another, which it is compared with.
+    silent = isinstance(item, Cell) and bool(item)
+    for _, read, *text in described:
+        value = read(item)
+        if isinstance(value, Missing):
+            line.append("" if silent or value.words == NOT_MEASURED else value.words)
+            silent = isinstance(item, Cell)
+        else:
+            line.append(say(value, *text))
+    return line
 
 
 def device_label(record: Record) -> str:
@@ -55,16 +86,16 @@ def banner(record: Record) -> list[str]:
     """What a reader must see above numbers older than the code."""
     if record.kind == "reported" or is_fresh(record):
         return []
-    return [
-        "**Stale:** measured with an earlier version of the code shown here.\n{ .stale }"
-    ]
+    stale = "**Stale:** measured with an earlier version of the code shown here."
+    return [f"{stale}\n{{ .stale }}"]
 
 
 def provenance(record: Record) -> str:
-    """Where the numbers above come from, in one line. `method.md` explains its parts."""
+    """Where the numbers above come from, in a line. `method.md` explains its parts."""
     link = f"[record](results/{record.device.slug}/{record.stem}.json)"
     if record.kind == "reported":
-        return f"Reported, not measured here: {record.source} {' '.join(record.notes)} {link}\n{{ .provenance }}"
+        told = " ".join([record.source or "", *record.notes])
+        return f"Reported, not measured here: {told} {link}\n{{ .provenance }}"
     versions = ", ".join(
         f"{name} {version}" for name, version in record.software.items()
     )
@@ -82,11 +113,16 @@ def provenance(record: Record) -> str:
         else "no commit"
     )
     protocol = "; ".join(f"{name}: {value}" for name, value in record.protocol.items())
-    described = " · ".join([protocol, *record.notes])
-    return (
-        f"Measured: {', '.join(device)} · {versions} · {commit}, {record.started_utc} UTC · {described} · {link}"
-        " · [what this line means](method.md#the-line-under-each-table)\n{ .provenance }"
-    )
+    parts = [
+        f"Measured: {', '.join(device)}",
+        versions,
+        f"{commit}, {record.started_utc} UTC",
+        protocol,
+        *record.notes,
+        link,
+        "[what this line means](method.md#the-line-under-each-table)",
+    ]
+    return f"{' · '.join(parts)}\n{{ .provenance }}"
 
 
 def figure(name: str, alt: str, caption: str) -> str:
@@ -95,7 +131,8 @@ def figure(name: str, alt: str, caption: str) -> str:
     """
     return (
         "<figure markdown>\n"
-        f"![{alt}](generated/{name}.svg#only-light)\n![{alt}](generated/{name}-dark.svg#only-dark)\n"
+        f"![{alt}](generated/{name}.svg#only-light)\n"
+        f"![{alt}](generated/{name}-dark.svg#only-dark)\n"
         f'<figcaption markdown="span">{caption}</figcaption>\n</figure>'
     )
 

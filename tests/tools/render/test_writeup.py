@@ -11,7 +11,6 @@ from systems import ROOT
 from systems.experiments import STEMS
 from tools.render import load
 from tools.render.spanning import errata, writeup
-from tools.render.spanning.claims import CLAIMS
 
 DOCS = ROOT / "docs"
 PAGE = (DOCS / "writeup.md").read_text(encoding="utf-8")
@@ -87,14 +86,20 @@ def test_every_answer_stands_on_evidence():
 
 def test_every_answered_problem_has_a_claim_and_every_claim_a_problem(found):
     for problem in PROBLEMS:
-        claimed = {claim.stem for claim in CLAIMS if claim.problem == problem.name}
+        claimed = {
+            claim.stem
+            for claim in writeup.all_claims()
+            if claim.problem == problem.name
+        }
         assert claimed <= {stem for answer in problem.answers for stem in answer.stems}
         for answer in problem.answers:
             measured = answer.built and writeup.measured_on(answer.stems, found)
             assert not measured or claimed & set(answer.stems), (
                 f"{problem.name} has no claim for {answer.page}"
             )
-    assert {claim.problem for claim in CLAIMS} <= {problem.name for problem in PROBLEMS}
+    assert {claim.problem for claim in writeup.all_claims()} <= {
+        problem.name for problem in PROBLEMS
+    }
 
 
 def test_the_status_follows_the_records(found, monkeypatch):

@@ -1,63 +1,16 @@
-"""Claims: sentences of the write-up that a record can confirm or refute.
+"""Claims that do not stand beside the builder of their stem yet."""
 
-A claim reads one record and says whether it holds there, with the numbers that decide
-it. Both outcomes have a sentence, so measuring again on another GPU never leaves a
-false one behind.
-"""
-
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-
-from systems.records.record import Record
-from tools.render.load import is_fresh
+from tools.render.claims import Claim
 from tools.render.spanning import judges
-from tools.render.spanning.judges import Judgement
-
-
-@dataclass(frozen=True)
-class Claim:
-    """`holds` and `fails` are sentences; `judge` gives which of them is true of a
-    record, and the numbers.
-    """
-
-    name: str
-    problem: str
-    stem: str
-    holds: str
-    fails: str
-    judge: Callable[[Record], Judgement]
-
-
-def claims_list(claims: list[Claim], records: Mapping[str, Record]) -> str:
-    """One line for each claim: the outcome, the sentence that is true, its numbers, the
-    record that they are of.
-    """
-    return "\n".join(f"- {verdict(claim, records.get(claim.stem))}" for claim in claims)
-
-
-def verdict(claim: Claim, record: Record | None) -> str:
-    judgement = claim.judge(record) if record else None
-    if record is None or judgement is None:
-        return f"**Not judged here:** the rows are missing that would show whether this is so: {claim.holds}"
-    holds, numbers = judgement
-    age = "" if is_fresh(record) else ", stale"
-    link = f"([record](results/{record.device.slug}/{record.stem}.json){age})"
-    outcome = (
-        f"**Holds:** {claim.holds}"
-        if holds
-        else f"**Does not hold here:** {claim.fails}"
-    )
-    return f"{outcome} {numbers} {link}"
-
 
 CLAIMS = [
     Claim(
         name="backward_about_twice",
         problem="benchmarking_script",
         stem="end_to_end",
-        holds="In fp32 a backward pass takes about twice as long as the forward pass of the same step, which "
+        sentence="In fp32 a backward pass takes about twice as long as the forward pass of the same step, which "
         "is the ratio of their FLOPs: between 1.5 and 2.5 times.",
-        fails="In fp32 a backward pass does not always take about twice as long as the forward pass of the "
+        otherwise="In fp32 a backward pass does not always take about twice as long as the forward pass of the "
         "same step (between 1.5 and 2.5 times), although it has twice the FLOPs.",
         judge=judges.backward_is_about_twice,
     ),
@@ -65,35 +18,18 @@ CLAIMS = [
         name="passes_steady",
         problem="benchmarking_script",
         stem="end_to_end",
-        holds="Passes vary little: in at least three of four rows the standard deviation is below a fiftieth "
+        sentence="Passes vary little: in at least three of four rows the standard deviation is below a fiftieth "
         "of the mean.",
-        fails="Passes vary: in more than one of four rows the standard deviation is a fiftieth of the mean or more.",
+        otherwise="Passes vary: in more than one of four rows the standard deviation is a fiftieth of the mean or more.",
         judge=judges.passes_are_steady,
-    ),
-    Claim(
-        name="first_step_slow",
-        problem="benchmarking_script",
-        stem="warmup",
-        holds="The first step of a process takes more than twice as long as a settled one.",
-        fails="The first step of a process takes at most twice as long as a settled one.",
-        judge=judges.first_step_is_slow,
-    ),
-    Claim(
-        name="two_steps_warm_up",
-        problem="benchmarking_script",
-        stem="warmup",
-        holds="Two warm-up steps are enough: after them the mean is within a twentieth of the mean after five.",
-        fails="Two warm-up steps are not enough: after them the mean differs by a twentieth or more from the "
-        "mean after five.",
-        judge=judges.two_steps_warm_up,
     ),
     Claim(
         name="small_is_launch_bound",
         problem="nsys_profile",
         stem="kernel_profile",
-        holds="In a forward pass of small at context 128 the GPU is idle for more than a third of the time; in one of "
+        sentence="In a forward pass of small at context 128 the GPU is idle for more than a third of the time; in one of "
         "2.7B at 512 for less than a twentieth.",
-        fails="It is not so that the GPU is idle for more than a third of a forward pass of small at context 128 and "
+        otherwise="It is not so that the GPU is idle for more than a third of a forward pass of small at context 128 and "
         "for less than a twentieth of one of 2.7B at 512.",
         judge=judges.small_is_launch_bound,
     ),
@@ -101,18 +37,18 @@ CLAIMS = [
         name="top_kernel_multiplies",
         problem="nsys_profile",
         stem="kernel_profile",
-        holds="In fp32 the kernel with the most time is a matrix product: in every forward pass, and in every forward "
+        sentence="In fp32 the kernel with the most time is a matrix product: in every forward pass, and in every forward "
         "and backward pass together.",
-        fails="In fp32 the kernel with the most time is not a matrix product in every pass.",
+        otherwise="In fp32 the kernel with the most time is not a matrix product in every pass.",
         judge=judges.top_kernel_multiplies,
     ),
     Claim(
         name="training_dilutes_products",
         problem="nsys_profile",
         stem="kernel_profile",
-        holds="In fp32 matrix products take a smaller share of kernel time in a full step than in inference, at every "
+        sentence="In fp32 matrix products take a smaller share of kernel time in a full step than in inference, at every "
         "size and context.",
-        fails="In fp32 matrix products do not take a smaller share of kernel time in a full step than in inference at "
+        otherwise="In fp32 matrix products do not take a smaller share of kernel time in a full step than in inference at "
         "every size and context.",
         judge=judges.training_dilutes_products,
     ),
@@ -120,9 +56,9 @@ CLAIMS = [
         name="softmax_is_memory_traffic",
         problem="nsys_profile",
         stem="kernel_profile",
-        holds="The two products of attention do more than ten times the FLOPs of softmax and take less than twice "
+        sentence="The two products of attention do more than ten times the FLOPs of softmax and take less than twice "
         "its time, in every fp32 forward pass.",
-        fails="It is not so in every fp32 forward pass that the two products of attention do more than ten times the "
+        otherwise="It is not so in every fp32 forward pass that the two products of attention do more than ten times the "
         "FLOPs of softmax and take less than twice its time.",
         judge=judges.softmax_is_memory_traffic,
     ),
@@ -130,9 +66,9 @@ CLAIMS = [
         name="kernels_are_attributed",
         problem="nsys_profile",
         stem="kernel_profile",
-        holds="Of every row at least 99 percent of the kernel time belongs to a marked phase, and products by kernel "
+        sentence="Of every row at least 99 percent of the kernel time belongs to a marked phase, and products by kernel "
         "name agree with products by operation within three percent.",
-        fails="In some row more than a percent of the kernel time has no phase, or products by kernel name and by "
+        otherwise="In some row more than a percent of the kernel time has no phase, or products by kernel name and by "
         "operation differ by more than three percent.",
         judge=judges.kernels_are_attributed,
     ),
@@ -140,50 +76,50 @@ CLAIMS = [
         name="wide_sums_add_no_error",
         problem="mixed_precision_accumulation",
         stem="accumulation",
-        holds="fp16 terms in an fp32 sum lose nothing by adding: the whole error was made when the term was stored.",
-        fails="fp16 terms in an fp32 sum lose something by adding too.",
+        sentence="fp16 terms in an fp32 sum lose nothing by adding: the whole error was made when the term was stored.",
+        otherwise="fp16 terms in an fp32 sum lose something by adding too.",
         judge=judges.wide_sums_add_no_error,
     ),
     Claim(
         name="narrow_sums_worse",
         problem="mixed_precision_accumulation",
         stem="accumulation",
-        holds="The same fp16 terms summed in fp16 end further from the truth than summed in fp32.",
-        fails="The same fp16 terms summed in fp16 do not end further from the truth than summed in fp32.",
+        sentence="The same fp16 terms summed in fp16 end further from the truth than summed in fp32.",
+        otherwise="The same fp16 terms summed in fp16 do not end further from the truth than summed in fp32.",
         judge=judges.narrow_sums_are_worse,
     ),
     Claim(
         name="bf16_stalls",
         problem="mixed_precision_accumulation",
         stem="accumulation",
-        holds="A bf16 sum stops growing before the last term.",
-        fails="A bf16 sum grows up to the last term.",
+        sentence="A bf16 sum stops growing before the last term.",
+        otherwise="A bf16 sum grows up to the last term.",
         judge=judges.bf16_stalls,
     ),
     Claim(
         name="autocast_dtypes",
         problem="benchmarking_mixed_precision",
         stem="autocast",
-        holds="Under FP16 autocast the products (first layer, logits) are fp16; parameters, layer norm, loss "
+        sentence="Under FP16 autocast the products (first layer, logits) are fp16; parameters, layer norm, loss "
         "and gradients are fp32.",
-        fails="Under FP16 autocast the dtypes are not those that PyTorch documents for a CUDA GPU.",
+        otherwise="Under FP16 autocast the dtypes are not those that PyTorch documents for a CUDA GPU.",
         judge=judges.autocast_keeps_fp32_where_it_matters,
     ),
     Claim(
         name="bf16_squares_fit",
         problem="benchmarking_mixed_precision",
         stem="norm_precision",
-        holds="The squares in a layer norm overflow in fp16 and not in bf16, over the magnitudes measured.",
-        fails="It is not so that the squares in a layer norm overflow in fp16 alone.",
+        sentence="The squares in a layer norm overflow in fp16 and not in bf16, over the magnitudes measured.",
+        otherwise="It is not so that the squares in a layer norm overflow in fp16 alone.",
         judge=judges.bf16_squares_do_not_overflow,
     ),
     Claim(
         name="bf16_sums_need_fp32",
         problem="benchmarking_mixed_precision",
         stem="norm_precision",
-        holds="Sums kept in bf16 still spoil a wide layer norm: its error is more than ten times that with "
+        sentence="Sums kept in bf16 still spoil a wide layer norm: its error is more than ten times that with "
         "sums in fp32.",
-        fails="Sums kept in bf16 do not spoil a wide layer norm: its error is at most ten times that with "
+        otherwise="Sums kept in bf16 do not spoil a wide layer norm: its error is at most ten times that with "
         "sums in fp32.",
         judge=judges.bf16_sums_need_fp32,
     ),
@@ -191,8 +127,8 @@ CLAIMS = [
         name="gain_grows",
         problem="benchmarking_mixed_precision",
         stem="end_to_end",
-        holds="At context 512 the gain from bf16 (forward and backward) grows with each step from small to 2.7B.",
-        fails="At context 512 the gain from bf16 (forward and backward) does not grow with each step from "
+        sentence="At context 512 the gain from bf16 (forward and backward) grows with each step from small to 2.7B.",
+        otherwise="At context 512 the gain from bf16 (forward and backward) does not grow with each step from "
         "small to 2.7B.",
         judge=judges.gain_grows_with_the_model,
     ),
@@ -200,9 +136,9 @@ CLAIMS = [
         name="slower_where_launches_bind",
         problem="benchmarking_mixed_precision",
         stem="end_to_end",
-        holds="Wherever bf16 is slower than fp32, launches bind: twice the context changes its time by "
+        sentence="Wherever bf16 is slower than fp32, launches bind: twice the context changes its time by "
         "less than a fifth.",
-        fails="bf16 is slower than fp32 also where twice the context changes the time by a fifth or more, so launches "
+        otherwise="bf16 is slower than fp32 also where twice the context changes the time by a fifth or more, so launches "
         "are not the whole reason.",
         judge=judges.slower_where_launches_bind,
     ),
@@ -210,17 +146,17 @@ CLAIMS = [
         name="autocast_trains_alike",
         problem="benchmarking_mixed_precision",
         stem="mixed_precision",
-        holds="In a short training bf16 autocast ends closer to fp32 than the seeds are to one another.",
-        fails="In a short training bf16 autocast ends further from fp32 than the seeds are from one another.",
+        sentence="In a short training bf16 autocast ends closer to fp32 than the seeds are to one another.",
+        otherwise="In a short training bf16 autocast ends further from fp32 than the seeds are from one another.",
         judge=judges.autocast_trains_like_fp32,
     ),
     Claim(
         name="memory_peak_moves",
         problem="memory_profiling",
         stem="peak_memory",
-        holds="The peak of a full fp32 step of 2.7B moves: at context 512 it holds most of the activations and few "
+        sentence="The peak of a full fp32 step of 2.7B moves: at context 512 it holds most of the activations and few "
         "gradients, at 128 most of the gradients and few activations.",
-        fails="The peak of a full fp32 step of 2.7B does not move from the gradients at context 128 to the activations "
+        otherwise="The peak of a full fp32 step of 2.7B does not move from the gradients at context 128 to the activations "
         "at 512.",
         judge=judges.memory_peak_moves,
     ),
@@ -228,18 +164,18 @@ CLAIMS = [
         name="forward_peak_is_weights",
         problem="memory_profiling",
         stem="peak_memory",
-        holds="Without a graph a forward pass of 2.7B in fp32 needs little beyond its weights: less than a tenth "
+        sentence="Without a graph a forward pass of 2.7B in fp32 needs little beyond its weights: less than a tenth "
         "more, at every context.",
-        fails="Without a graph a forward pass of 2.7B in fp32 needs a tenth more than its weights, or more, somewhere.",
+        otherwise="Without a graph a forward pass of 2.7B in fp32 needs a tenth more than its weights, or more, somewhere.",
         judge=judges.forward_peak_is_weights,
     ),
     Claim(
         name="two_graphs_exceed_training",
         problem="memory_profiling",
         stem="peak_memory",
-        holds="At context 512 a forward pass of 2.7B while the previous graph is alive needs more than forward and "
+        sentence="At context 512 a forward pass of 2.7B while the previous graph is alive needs more than forward and "
         "backward together, in fp32.",
-        fails="At context 512 a forward pass of 2.7B while the previous graph is alive does not need more than forward "
+        otherwise="At context 512 a forward pass of 2.7B while the previous graph is alive does not need more than forward "
         "and backward together, in fp32.",
         judge=judges.two_graphs_exceed_training,
     ),
@@ -247,9 +183,9 @@ CLAIMS = [
         name="autocast_raises_forward",
         problem="memory_profiling",
         stem="peak_memory",
-        holds="At context 512 autocast raises the forward peak of 2.7B by more than a quarter and changes that of a "
+        sentence="At context 512 autocast raises the forward peak of 2.7B by more than a quarter and changes that of a "
         "full step by less than a tenth.",
-        fails="At context 512 it is not so that autocast raises the forward peak of 2.7B by more than a quarter and "
+        otherwise="At context 512 it is not so that autocast raises the forward peak of 2.7B by more than a quarter and "
         "changes that of a full step by less than a tenth.",
         judge=judges.autocast_raises_forward,
     ),
@@ -257,18 +193,18 @@ CLAIMS = [
         name="residual_as_derived",
         problem="memory_profiling",
         stem="peak_memory",
-        holds="A tensor of the residual stream has the derived size, batch x context x width x 4 bytes, under autocast "
+        sentence="A tensor of the residual stream has the derived size, batch x context x width x 4 bytes, under autocast "
         "too.",
-        fails="Not every tensor of the residual stream has the derived size, batch x context x width x 4 bytes.",
+        otherwise="Not every tensor of the residual stream has the derived size, batch x context x width x 4 bytes.",
         judge=judges.residual_as_derived,
     ),
     Claim(
         name="largest_are_scores",
         problem="memory_profiling",
         stem="peak_memory",
-        holds="At context 512 the largest allocations of a forward pass of 2.7B in fp32 are score matrices, made by "
+        sentence="At context 512 the largest allocations of a forward pass of 2.7B in fp32 are score matrices, made by "
         "the code of attention.",
-        fails="At context 512 the largest allocations of a forward pass of 2.7B in fp32 are not score matrices made by "
+        otherwise="At context 512 the largest allocations of a forward pass of 2.7B in fp32 are not score matrices made by "
         "the code of attention.",
         judge=judges.largest_are_scores,
     ),
@@ -276,9 +212,9 @@ CLAIMS = [
         name="memory_as_predicted",
         problem="memory_profiling",
         stem="peak_memory",
-        holds="Wherever a pass fits, the most of its weights, gradients and optimizer state is within two percent of "
+        sentence="Wherever a pass fits, the most of its weights, gradients and optimizer state is within two percent of "
         "the prediction, that of its saved activations and weight copies within five.",
-        fails="Somewhere the most of a category is further from its prediction than two percent (weights, gradients, "
+        otherwise="Somewhere the most of a category is further from its prediction than two percent (weights, gradients, "
         "optimizer state) or five (saved activations, weight copies).",
         judge=judges.memory_as_predicted,
     ),
@@ -286,60 +222,60 @@ CLAIMS = [
         name="two_matrices_saved",
         problem="pytorch_attention",
         stem="attention",
-        holds="Eager attention keeps two fp32 score matrices of the batch for its backward pass: about 64 "
+        sentence="Eager attention keeps two fp32 score matrices of the batch for its backward pass: about 64 "
         "bytes per N².",
-        fails="Eager attention does not keep the predicted 64 bytes per N² for its backward pass.",
+        otherwise="Eager attention does not keep the predicted 64 bytes per N² for its backward pass.",
         judge=judges.saved_memory_is_two_matrices,
     ),
     Claim(
         name="time_grows_with_square",
         problem="pytorch_attention",
         stem="attention",
-        holds="At the end of the grid the time of both passes grows with N²: by three to five times from one "
+        sentence="At the end of the grid the time of both passes grows with N²: by three to five times from one "
         "length to twice that.",
-        fails="At the end of the grid the time of a pass does not grow with N².",
+        otherwise="At the end of the grid the time of a pass does not grow with N².",
         judge=judges.time_grows_with_the_square,
     ),
     Claim(
         name="compiled_attention_faster",
         problem="torch_compile",
         stem="attention",
-        holds="Compiled attention is faster than eager attention, forward and backward together, in every cell.",
-        fails="Compiled attention is not faster than eager attention in every cell.",
+        sentence="Compiled attention is faster than eager attention, forward and backward together, in every cell.",
+        otherwise="Compiled attention is not faster than eager attention in every cell.",
         judge=judges.compiled_attention_is_faster,
     ),
     Claim(
         name="compiling_gains",
         problem="torch_compile",
         stem="compile",
-        holds="Compiling the model makes the training step faster in every size and precision measured.",
-        fails="Compiling the model does not make the training step faster in every size and precision measured.",
+        sentence="Compiling the model makes the training step faster in every size and precision measured.",
+        otherwise="Compiling the model does not make the training step faster in every size and precision measured.",
         judge=judges.compiling_the_model_gains,
     ),
     Claim(
         name="bf16_gains_more",
         problem="torch_compile",
         stem="compile",
-        holds="For 2.7B, compiling gains more in bf16 than in fp32, where products take most of the time.",
-        fails="For 2.7B, compiling does not gain more in bf16 than in fp32.",
+        sentence="For 2.7B, compiling gains more in bf16 than in fp32, where products take most of the time.",
+        otherwise="For 2.7B, compiling does not gain more in bf16 than in fp32.",
         judge=judges.bf16_gains_more_from_compiling,
     ),
     Claim(
         name="forward_accurate",
         problem="flash_forward",
         stem="flash_accuracy",
-        holds="The Triton forward pass errs at most twice as much as plain attention in the same dtype, over "
+        sentence="The Triton forward pass errs at most twice as much as plain attention in the same dtype, over "
         "every configuration.",
-        fails="The Triton forward pass errs more than twice as much as plain attention in the same dtype somewhere.",
+        otherwise="The Triton forward pass errs more than twice as much as plain attention in the same dtype somewhere.",
         judge=judges.errs_little("o", "lse"),
     ),
     Claim(
         name="backward_accurate",
         problem="flash_backward",
         stem="flash_accuracy",
-        holds="The gradients of the Triton kernels err at most twice as much as those of plain attention in "
+        sentence="The gradients of the Triton kernels err at most twice as much as those of plain attention in "
         "the same dtype, over every configuration.",
-        fails="The gradients of the Triton kernels err more than twice as much as those of plain attention in "
+        otherwise="The gradients of the Triton kernels err more than twice as much as those of plain attention in "
         "the same dtype somewhere.",
         judge=judges.errs_little("dq", "dk", "dv"),
     ),
@@ -347,26 +283,26 @@ CLAIMS = [
         name="fused_wins_long",
         problem="flash_benchmarking",
         stem="flash_benchmarking",
-        holds="From 16,384 tokens on ours is faster than plain PyTorch in every pass, dtype and head dimension.",
-        fails="Ours is not faster than plain PyTorch in every pass, dtype and head dimension from 16,384 tokens on.",
+        sentence="From 16,384 tokens on ours is faster than plain PyTorch in every pass, dtype and head dimension.",
+        otherwise="Ours is not faster than plain PyTorch in every pass, dtype and head dimension from 16,384 tokens on.",
         judge=judges.fused_wins_long,
     ),
     Claim(
         name="fused_keeps_up",
         problem="flash_benchmarking",
         stem="flash_benchmarking",
-        holds="By the fastest samples, ours takes no longer than plain PyTorch in any pass, at any length, dtype and "
+        sentence="By the fastest samples, ours takes no longer than plain PyTorch in any pass, at any length, dtype and "
         "head dimension.",
-        fails="By the fastest samples, ours takes longer than plain PyTorch in some pass.",
+        otherwise="By the fastest samples, ours takes longer than plain PyTorch in some pass.",
         judge=judges.fused_keeps_up,
     ),
     Claim(
         name="fused_memory_linear",
         problem="flash_benchmarking",
         stem="flash_benchmarking",
-        holds="What a forward and backward pass needs beyond its inputs at most doubles with N in ours, to within five "
+        sentence="What a forward and backward pass needs beyond its inputs at most doubles with N in ours, to within five "
         "percent, and grows more than threefold in plain PyTorch: from 4,096 tokens on, in bf16 at head dimension 64.",
-        fails="What a forward and backward pass needs beyond its inputs grows faster than N in ours, or slower than N² "
+        otherwise="What a forward and backward pass needs beyond its inputs grows faster than N in ours, or slower than N² "
         "in plain PyTorch, in bf16 at head dimension 64.",
         judge=judges.fused_memory_is_linear,
     ),

@@ -13,6 +13,7 @@ from systems.model.sizes import SIZES
 from systems.profiling.kernel_names import MATMUL
 from systems.records.record import Record, Row
 from systems.records.summary import summarize
+from tools.render.claims import Judgement
 from tools.render.markdown import percent
 from tools.render.stems import (
     accumulation,
@@ -22,7 +23,6 @@ from tools.render.stems import (
     flash_benchmarking,
     mixed_precision,
     norm_precision,
-    warmup,
 )
 from tools.render.stems import compile as compiled_model
 from tools.render.stems.attention import compiled as attention_compiled
@@ -33,8 +33,6 @@ from tools.render.stems.end_to_end import gains as of_bf16
 from tools.render.stems.end_to_end.rows import BATCH, CONTEXTS, median_ms, samples_ms
 from tools.render.stems.kernel_profile import rows as kernel_rows
 from tools.render.stems.peak_memory import rows as memory_rows
-
-Judgement = tuple[bool, str] | None
 
 
 def span(values: list[float]) -> str:
@@ -74,29 +72,6 @@ def passes_are_steady(record: Record) -> Judgement:
         return None
     steady = sum(summarize(samples_ms(r)).variation < 0.02 for r in timed)
     return steady >= 0.75 * len(timed), f"Rows below it: {steady} of {len(timed)}."
-
-
-def first_step_is_slow(record: Record) -> Judgement:
-    cold, warm = record.find(warmup=0), record.find(warmup=5)
-    if cold is None or warm is None:
-        return None
-    first, settled = (
-        warmup.step_times(cold)[0],
-        summarize(warmup.step_times(warm)).median,
-    )
-    return (
-        first > 2 * settled,
-        f"First step {first:.1f} ms, settled step {settled:.1f} ms.",
-    )
-
-
-def two_steps_warm_up(record: Record) -> Judgement:
-    two, five = (warmup.mean_after(record, n) for n in (2, 5))
-    if two is None or five is None:
-        return None
-    return abs(
-        two / five - 1
-    ) < 0.05, f"Mean after two {two:.1f} ms, after five {five:.1f} ms."
 
 
 # Precision ----------------------------------------------------------------------------

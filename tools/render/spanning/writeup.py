@@ -8,13 +8,15 @@ docs/writeup.md when the site is built, where `facts` here says that they are me
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from systems.experiments import STEMS
 from systems.records.record import Record
+from tools.render.claims import Claim, claims_in, verdict
 from tools.render.load import is_fresh, primary_gpu
 from tools.render.markdown import table, tabs
-from tools.render.spanning.claims import CLAIMS, claims_list
+from tools.render.spanning.claims import CLAIMS
 
 PROBLEMS_FILE = Path(__file__).with_name("problems.toml")
 NOT_BUILT, NOT_MEASURED_YET = "not built yet", "not measured yet"
@@ -157,9 +159,16 @@ def asked(answer: Answer, found: Found) -> str:
     return f"**Asked{parts}.** {answer.question}\n\n**Status:** {status(answer, found)}{link}\n{{ .status }}\n"
 
 
+def all_claims() -> list[Claim]:
+    builders = (import_module(f"tools.render.stems.{stem}") for stem in STEMS)
+    return [*CLAIMS, *(claim for builder in builders for claim in claims_in(builder))]
+
+
 def claims_of(problem: Problem, found: Found) -> str:
     """A tab for each GPU with what its records say of the problem's claims."""
-    claims = [claim for claim in CLAIMS if claim.problem == problem.name]
+    stems = [stem for answer in problem.answers for stem in answer.stems]
+    claims = [claim for claim in all_claims() if claim.problem == problem.name]
+    claims.sort(key=lambda claim: stems.index(claim.stem))
     measured = [
         r
         for stem in dict.fromkeys(c.stem for c in claims)
@@ -174,8 +183,13 @@ def claims_of(problem: Problem, found: Found) -> str:
     return (
         "**Claims, judged by the record:**\n\n"
         + tabs(
-            (records[0].device.name, claims_list(claims, {r.stem: r for r in records}))
+            (records[0].device.name, verdicts(claims, {r.stem: r for r in records}))
             for records in by_gpu.values()
         )
         + "\n"
     )
+
+
+def verdicts(claims: list[Claim], records: Mapping[str, Record]) -> str:
+    """One line for each claim."""
+    return "\n".join(f"- {verdict(claim, records.get(claim.stem))}" for claim in claims)

@@ -1,19 +1,18 @@
 """Table of `method`: our clock beside bare CUDA events."""
 
-from systems.records.record import Record, Row
-from systems.records.summary import summarize
-from tools.render.markdown import fact, per_device, percent, table
+from systems.records.record import Record
+from tools.render.markdown import columns, per_device, percent
+from tools.render.rows import Cell, cells, most, say
 
 
-def medians(row: Row) -> tuple[float, float, float]:
-    """Medians in ms: by our clock, by events with a wait after each pass, by events
-    with the queue kept full.
-    """
-    clock, events, queued = (
-        summarize(row.metrics[f"{name}_ms"]).median
-        for name in ("clock", "events", "queued_events")
-    )
-    return clock, events, queued
+def clock_adds(c: Cell) -> float:
+    """What our clock reads beyond CUDA events with a wait after each pass."""
+    return c.ms("clock") / c.ms("events") - 1
+
+
+def waiting_adds(c: Cell) -> float:
+    """What waiting costs: those events over events with the queue kept full."""
+    return c.ms("events") / c.ms("queued_events") - 1
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
@@ -22,38 +21,25 @@ def fragments(records: list[Record]) -> dict[str, str]:
 
 
 def body(record: Record) -> str:
-    rows = []
-    for row in record.rows:
-        clock, events, queued = medians(row)
-        times = [
-            f"{clock:.3f}",
-            f"{events:.3f}",
-            f"{100 * (clock / events - 1):+.2f} %",
-        ]
-        times += [f"{queued:.3f}", f"{100 * (events / queued - 1):+.2f} %"]
-        rows.append([str(row.config["context"]), row.config["precision"], *times])
-    header = [
+    return columns(
+        cells(record),
         "context",
         "precision",
-        "our clock, ms",
-        "events, ms",
-        "clock adds",
-        "events, queue full, ms",
-        "waiting adds",
-    ]
-    return table(header, rows, left=0)
+        ("our clock, ms", lambda c: c.ms("clock"), "{:.3f}"),
+        ("events, ms", lambda c: c.ms("events"), "{:.3f}"),
+        ("clock adds", lambda c: 100 * clock_adds(c), "{:+.2f} %"),
+        ("events, queue full, ms", lambda c: c.ms("queued_events"), "{:.3f}"),
+        ("waiting adds", lambda c: 100 * waiting_adds(c), "{:+.2f} %"),
+        left=0,
+    )
 
 
 def facts(record: Record | None) -> dict[str, str]:
     """The largest difference between our clock and the bare loop, and what waiting
     after each pass costs at most.
     """
-    ratios = [medians(row) for row in record.rows] if record else []
+    found = cells(record)
     return {
-        "clock_adds_at_most": fact(
-            max((abs(c / e - 1) for c, e, _ in ratios), default=None), percent
-        ),
-        "waiting_adds_at_most": fact(
-            max((e / q - 1 for _, e, q in ratios), default=None), percent
-        ),
+        "clock_adds_at_most": say(most(abs(clock_adds(c)) for c in found), percent),
+        "waiting_adds_at_most": say(most(waiting_adds(c) for c in found), percent),
     }

@@ -1,90 +1,76 @@
 """Table and figure of `warmup`: the first steps of a process beside the later ones."""
 
-from systems.records.record import Record, Row
-from systems.records.summary import summarize
-from tools.render.figures import MARKERS, SERIES, canvas, plain_log_scale, svg_pair
-from tools.render.markdown import fact, figure, mean_std, per_device, table
+from typing import Any
 
-PHASES = ("forward_ms", "loss_ms", "backward_ms")
+from systems.records.record import Record
+from tools.render.claims import Judgement, claim
+from tools.render.figures import (
+    MARKERS,
+    SERIES,
+    canvas,
+    of_each,
+    plain_log_scale,
+    svg_pair,
+)
+from tools.render.markdown import columns, figure, per_device
+from tools.render.rows import Cell, cell, cells, measured, say
 
-
-def step_times(row: Row) -> list[float]:
-    """Forward, loss and backward of each measured step together, in ms."""
-    return [
-        sum(phases)
-        for phases in zip(*(row.metrics[name] for name in PHASES), strict=True)
-    ]
+PASSES = ("forward", "loss", "backward")
+ORDINALS = ("1st step, ms", "2nd step, ms", "3rd step, ms")
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
     """`table.md` for all devices, and a figure for each measured one."""
-    figures: dict[str, str] = {}
-    for record in records:
-        if record.kind == "measured":
-            figures |= steps_figure(record)
+    figures = of_each(measured(records), steps_figure)
     return {"table.md": per_device(records, body), **figures}
 
 
+def nth(c: Cell, n: int) -> float:
+    """The time of one measured step: forward, loss and backward."""
+    return dict(enumerate(c.samples(*PASSES))).get(n, c.missing)
+
+
 def body(record: Record) -> str:
+    skipped = ("warm-up steps", lambda c: c.config["warmup"])
     if record.kind == "reported":
-        rows = [
-            [
-                str(row.config["warmup"]),
-                f"{m['mean_ms']:.2f} ± {m['std_ms']:.2f}",
-                *(f"{t:.2f}" for t in m["first_ms"]),
-            ]
-            for row in record.rows
-            for m in (row.metrics,)
-        ]
-        return table(
-            ["warm-up steps", "mean ± std, ms", "1st step, ms", "2nd step, ms"], rows
+        return columns(
+            cells(record),
+            skipped,
+            ("mean ± std, ms", lambda c: f"{c['mean_ms']:.2f} ± {c['std_ms']:.2f}"),
+            *(
+                (head, lambda c, n=n: c["first_ms"][n], "{:.2f}")
+                for n, head in enumerate(ORDINALS[:2])
+            ),
         )
-    rows = []
-    for row in record.rows:
-        times = step_times(row)
-        first = [f"{time:.2f}" for time in times[:3]]
-        rows.append(
-            [
-                str(row.config["warmup"]),
-                mean_std(times),
-                f"{summarize(times).median:.2f}",
-                *first,
-            ]
-        )
-    header = [
-        "warm-up steps",
-        "mean ± std, ms",
-        "median, ms",
-        "1st step, ms",
-        "2nd step, ms",
-        "3rd step, ms",
-    ]
-    cold, settled = (
-        step_times(record.rows[0])[0],
-        summarize(step_times(record.rows[-1])).median,
+    shown = columns(
+        cells(record),
+        skipped,
+        ("mean ± std, ms", lambda c: c.mean_std(*PASSES)),
+        ("median, ms", lambda c: c.ms(*PASSES), "{:.2f}"),
+        *(
+            (head, lambda c, n=n: nth(c, n), "{:.2f}")
+            for n, head in enumerate(ORDINALS)
+        ),
     )
-    alt = f"Without warm-up the first step takes {cold / settled:.0f} times as long as a settled one."
+    ratio = say(
+        nth(cell(record, warmup=0), 0) / cell(record, warmup=5).ms(*PASSES), "{:.0f}"
+    )
     drawn = figure(
         f"warmup-steps-{record.device.slug}",
-        alt,
+        f"Without warm-up the first step takes {ratio} times as long as a settled one.",
         "Time of each measured step; the vertical axis is logarithmic.",
     )
-    return f"{table(header, rows)}\n\n{drawn}"
+    return f"{shown}\n\n{drawn}"
 
 
 def steps_figure(record: Record) -> dict[str, str]:
     with canvas() as fig:
         axes = fig.subplots()
-        for row, color, marker in zip(record.rows, SERIES, MARKERS, strict=False):
-            times, skipped = step_times(row), row.config["warmup"]
-            label = f"{skipped} warm-up steps"
-            axes.plot(
-                range(skipped + 1, skipped + 1 + len(times)),
-                times,
-                color=color,
-                marker=marker,
-                label=label,
-            )
+        for c, color, marker in zip(cells(record), SERIES, MARKERS, strict=False):
+            times, skipped = c.samples(*PASSES), c.config["warmup"]
+            steps = range(skipped + 1, skipped + 1 + len(times))
+            style: dict[str, Any] = {"color": color, "marker": marker}
+            axes.plot(steps, times, label=f"{skipped} warm-up steps", **style)
         plain_log_scale(axes.yaxis)
         axes.set_xlabel("step of the process")
         axes.set_ylabel("forward and backward, ms")
@@ -92,31 +78,47 @@ def steps_figure(record: Record) -> dict[str, str]:
         return svg_pair(f"steps-{record.device.slug}", fig)
 
 
-def mean_after(record: Record | None, warmup: int) -> float | None:
+def mean_after(record: Record | None, warmup: int) -> float:
     """Mean of the steps measured after so many warm-up steps."""
-    row = record.find(warmup=warmup) if record else None
-    return summarize(step_times(row)).mean if row else None
+    return cell(record, warmup=warmup).summary(*PASSES).mean
 
 
 def facts(record: Record | None) -> dict[str, str]:
     """The first step of a cold process against settled ones."""
-    cold = record.find(warmup=0) if record else None
-    warm = record.find(warmup=5) if record else None
-    first, second, *_ = step_times(cold) if cold else (None, None)
-    all_cold = summarize(step_times(cold)) if cold else None
-    settled = summarize(step_times(warm)) if warm else None
-    ms, ratio = "{:.1f} ms".format, "{:.1f}".format
-    return {
-        "first_step": fact(first, ms),
-        "second_step": fact(second, ms),
-        "cold_std": fact(all_cold and all_cold.std, ms),
-        "settled_median": fact(settled and settled.median, ms),
-        "first_over_settled": fact(
-            first / settled.median if first and settled else None, "{:.0f}".format
-        ),
-        "mean_over_settled": fact(
-            all_cold.mean / settled.median if all_cold and settled else None, ratio
-        ),
-        **{f"mean_after_{n}": fact(mean_after(record, n), ms) for n in (1, 2, 5)},
-        "setup": fact(cold.metrics["setup_ms"][0] if cold else None, ms),
+    cold, settled = cell(record, warmup=0), cell(record, warmup=5).ms(*PASSES)
+    times = {
+        "first_step": nth(cold, 0),
+        "second_step": nth(cold, 1),
+        "cold_std": cold.summary(*PASSES).std,
+        "settled_median": settled,
+        **{f"mean_after_{n}": mean_after(record, n) for n in (1, 2, 5)},
+        "setup": cold.ms("setup"),
     }
+    return {name: say(time, "{:.1f} ms") for name, time in times.items()} | {
+        "first_over_settled": say(nth(cold, 0) / settled, "{:.0f}"),
+        "mean_over_settled": say(cold.summary(*PASSES).mean / settled, "{:.1f}"),
+    }
+
+
+# Claims -------------------------------------------------------------------------------
+
+
+@claim(
+    "benchmarking_script",
+    "The first step of a process takes more than twice as long as a settled one.",
+)
+def first_step_slow(record: Record) -> Judgement:
+    first, settled = nth(cell(record, warmup=0), 0), cell(record, warmup=5).ms(*PASSES)
+    numbers = f"First step {first:.1f} ms, settled step {settled:.1f} ms."
+    return first / settled and (first > 2 * settled, numbers)
+
+
+@claim(
+    "benchmarking_script",
+    "Two warm-up steps are enough: after them the mean is within a twentieth of the "
+    "mean after five.",
+)
+def two_steps_warm_up(record: Record) -> Judgement:
+    two, five = mean_after(record, 2), mean_after(record, 5)
+    numbers = f"Mean after two {two:.1f} ms, after five {five:.1f} ms."
+    return two / five and (abs(two / five - 1) < 0.05, numbers)

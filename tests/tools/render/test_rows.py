@@ -1,0 +1,102 @@
+"""Rows as builders see them: a number, or the words for why there is none."""
+
+import math
+
+import pytest
+
+from systems.records.record import Row
+from tests.factories import make_record, make_row
+from tools.render.markdown import columns
+from tools.render.rows import (
+    MISSING,
+    Cell,
+    Missing,
+    axis,
+    cell,
+    cells,
+    least,
+    most,
+    say,
+    span,
+)
+
+FULL = Missing("out of memory")
+
+
+@pytest.fixture
+def record():
+    return make_record(
+        "end_to_end",
+        make_row({"n": 1}, forward_ms=[1.0, 3.0], loss_ms=[1.0, 1.0], kept=7),
+        Row({"n": 2}, "out_of_memory"),
+        make_row({"n": 4, "only": "here"}, forward_ms=[4.0]),
+    )
+
+
+@pytest.mark.parametrize(
+    "result",
+    [1 / FULL, FULL / 2, 2 + FULL, FULL - 1, 3 * FULL, FULL**2, 2**FULL, -FULL]
+    + [abs(FULL), round(FULL, 2), math.ceil(FULL), FULL / MISSING, FULL // 2],
+)
+def test_what_is_computed_with_a_missing_number_is_missing_for_its_reason(result):
+    assert not result and say(result, "{:.2f} ms") == "out of memory"
+    assert f"{result:,.3f}" == str(result) == "out of memory"
+    assert not (result > 0 or result <= 0)
+
+
+def test_missing_numbers_are_not_counted():
+    assert (least([3, FULL, 2]), most([FULL, 3, 2])) == (2, 3)
+    assert say(least([FULL])) == "not measured" and span([FULL, 2.0]) == "2.00 to 2.00"
+
+
+def test_a_cell_adds_phases_sample_by_sample(record):
+    found = cell(record, n=1)
+    assert found and (found.samples(), found.ms()) == ([2.0, 4.0], 3.0)
+    assert found.ms("loss") == 1.0 and found.mean_std("loss") == "1.00 ± 0.00"
+    assert found.unsteady and not cell(record, n=4).unsteady
+
+
+def test_a_cell_without_numbers_says_why(record):
+    full, absent = cell(record, n=2), cell(None, n=2)
+    assert not full and not absent and not full.unsteady
+    assert [say(c.ms(), "{:.1f}") for c in (full, absent)] == [
+        "out of memory",
+        "not measured",
+    ]
+    assert say(full["kept"]) == say(full.mean_std()) == "out of memory"
+    assert (
+        full.get("kept", 0) == 0
+        and say(cell(record, n=4).get("kept")) == "not measured"
+    )
+
+
+def test_a_row_with_numbers_that_lacks_one_was_edited(record):
+    with pytest.raises(KeyError):
+        cell(record, n=4)["kept"]
+    with pytest.raises(KeyError):
+        cell(record, n=4).ms("loss")
+
+
+def test_an_axis_is_what_the_record_has(record):
+    assert (axis(record, "n"), axis(record, "only"), axis(None, "n")) == (
+        [1, 2, 4],
+        ["here"],
+        [],
+    )
+
+
+def test_a_table_says_once_why_a_line_is_empty(record):
+    shown = columns(
+        cells(record),
+        "n",
+        ("ms", Cell.ms, "{:.1f}"),
+        ("kept", lambda c: c.get("kept")),
+        ("over the next", lambda c: cell(record, n=2 * c.config["n"]).ms() / c.ms()),
+    )
+    assert shown.splitlines()[2:] == [
+        "| 1 | 3.0 | 7 |  |",
+        "| 2 | out of memory |  |  |",
+        "| 4 | 4.0 |  |  |",
+    ]
+    pairs = columns([1, 2], ("ms", lambda n: cell(record, n=n).ms(), "{:.1f}"))
+    assert pairs.splitlines()[2:] == ["| 3.0 |", "| out of memory |"]

@@ -1,0 +1,65 @@
+"""Claims: sentences of the write-up that a record can confirm or refute.
+
+A claim stands beside the builder of its stem. It reads one record and says whether it
+holds there, with the numbers that decide it. Both outcomes are printed, so measuring
+again on another GPU never leaves a false sentence behind.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+
+from systems.records.record import Record
+from tools.render.load import is_fresh
+
+# Whether it holds, and the numbers as a sentence. Anything false (an empty list, a
+# missing number): the rows to judge by are not there.
+Judgement = tuple[bool, str] | list[float] | float | None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`sentence` says what holds. `otherwise` is what else is so where it does not, if
+    that is more than "does not hold here".
+    """
+
+    name: str
+    stem: str
+    problem: str
+    sentence: str
+    judge: Callable[[Record], Judgement]
+    otherwise: str = ""
+
+
+def claim(
+    problem: str, sentence: str, otherwise: str = ""
+) -> Callable[[Callable[[Record], Judgement]], Claim]:
+    """Makes the claim that a function of a record judges, in the module of its stem."""
+
+    def of(judge: Callable[[Record], Judgement]) -> Claim:
+        stem = judge.__module__.split(".")[3]
+        return Claim(judge.__name__, stem, problem, sentence, judge, otherwise)
+
+    return of
+
+
+def claims_in(builder: ModuleType) -> list[Claim]:
+    """The claims of a stem, in their order."""
+    return [value for value in vars(builder).values() if isinstance(value, Claim)]
+
+
+def verdict(claim: Claim, record: Record | None) -> str:
+    """The outcome, the sentence that it is of, its numbers, the record that they are
+    of.
+    """
+    judgement = claim.judge(record) if record else None
+    if record is None or not isinstance(judgement, tuple):
+        return (
+            "**Not judged here:** the rows are missing that would show whether this is "
+            f"so: {claim.sentence}"
+        )
+    holds, numbers = judgement
+    age = "" if is_fresh(record) else ", stale"
+    link = f"([record](results/{record.device.slug}/{record.stem}.json){age})"
+    said = claim.sentence if holds else claim.otherwise or claim.sentence
+    return f"**{'Holds' if holds else 'Does not hold here'}:** {said} {numbers} {link}"

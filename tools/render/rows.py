@@ -1,0 +1,182 @@
+"""Rows of a record, as builders ask for them.
+
+A row may be missing, out of memory, unsupported or failed. That is decided here: where
+there is no number there is a `Missing`, which knows the words for why not, and whatever
+is computed with it is missing for the same reason. So builders divide, compare and
+print without asking first:
+
+    step = cell(record, size="small", mode="step")
+    say(step.ms("backward") / step.ms("forward"), "{:.2f}")  # or "out of memory"
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from systems.records.record import Record, Row
+from systems.records.summary import Summary, summarize
+
+NOT_MEASURED = "not measured"
+# The parts of a training step, in order.
+PHASES = ("forward", "loss", "backward", "optimizer")
+# A step whose slow fifth is this much above its fast fifth says more about the host
+# than about the GPU.
+STEADY = 1.05
+
+# How a number is printed: "{:.1f} ms", or a function.
+Text = str | Callable[[Any], str]
+
+
+class Missing(float):
+    """No number, and the words that stand in its place. It is false, compares as NaN
+    does, formats as its words, and arithmetic with it gives it back.
+    """
+
+    words: str
+
+    def __new__(cls, words: str = NOT_MEASURED) -> "Missing":
+        missing = super().__new__(cls, "nan")
+        missing.words = words
+        return missing
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __format__(self, spec: str, /) -> str:
+        return self.words
+
+    def itself(self, *_: object) -> "Missing":
+        return self
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = itself
+    __truediv__ = __rtruediv__ = __floordiv__ = __pow__ = __rpow__ = itself
+    __neg__ = __abs__ = __round__ = __ceil__ = __floor__ = itself  # pyright: ignore
+
+    def __str__(self) -> str:
+        return self.words
+
+    __repr__ = __str__
+
+
+MISSING = Missing()
+
+
+def say(value: Any, text: Text = "{}") -> str:
+    """The value as text, or the words for why there is none."""
+    if isinstance(value, Missing):
+        return value.words
+    return text.format(value) if isinstance(text, str) else text(value)
+
+
+def known(values: Iterable[float]) -> list[float]:
+    """Those that are numbers."""
+    return [value for value in values if not isinstance(value, Missing)]
+
+
+def least(values: Iterable[float]) -> float:
+    return min(known(values), default=MISSING)
+
+
+def most(values: Iterable[float]) -> float:
+    return max(known(values), default=MISSING)
+
+
+def span(values: Iterable[float], text: str = "{:.2f}") -> str:
+    """ "1.20 to 3.40"."""
+    found = list(values)
+    return f"{say(least(found), text)} to {say(most(found), text)}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One configuration of a record: false where it has no numbers."""
+
+    row: Row | None
+
+    def __bool__(self) -> bool:
+        return self.row is not None and self.row.status == "ok"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.row.config if self.row else {}
+
+    @property
+    def why(self) -> str:
+        """Why it has no numbers. Nothing where it has, or was never tried."""
+        tried = self.row is not None and not self
+        return self.row.status.replace("_", " ") if self.row and tried else ""
+
+    @property
+    def missing(self) -> Missing:
+        """What stands for each of its numbers where it has none."""
+        return Missing(self.why or NOT_MEASURED)
+
+    def __getitem__(self, metric: str) -> Any:
+        """KeyError where the row has numbers and not this one: it was edited."""
+        return self.row.metrics[metric] if self.row and self else self.missing
+
+    def get(self, metric: str, default: Any = MISSING) -> Any:
+        """A metric that not every row has."""
+        has = self.row is not None and self and metric in self.row.metrics
+        return self[metric] if has or default is MISSING and not self else default
+
+    def samples(self, *names: str) -> list[float]:
+        """In ms, the named parts of each repetition added up; without names, those
+        phases of a step that were timed.
+        """
+        if not (self.row and self):
+            return []
+        timed = names or [p for p in PHASES if f"{p}_ms" in self.row.metrics]
+        parts = [self.row.metrics[f"{name}_ms"] for name in timed]
+        return [sum(times) for times in zip(*parts, strict=True)]
+
+    def summary(self, *names: str) -> Summary:
+        """Of `samples`. Its fields are Missing where there are none."""
+        samples = self.samples(*names)
+        return summarize(samples) if samples else Summary(0, *[self.missing] * 7)
+
+    def ms(self, *names: str) -> float:
+        """The median of `samples`."""
+        return self.summary(*names).median
+
+    def mean_std(self, *names: str) -> Any:
+        """ "38.32 ± 0.36"."""
+        s = self.summary(*names)
+        return f"{s.mean:.2f} ± {s.std:.2f}" if self else self.missing
+
+    @property
+    def spread(self) -> float:
+        """A slow step over a fast one: near one where the GPU alone decides."""
+        whole = self.summary()
+        return whole.p80 / whole.p20
+
+    @property
+    def unsteady(self) -> bool:
+        return self.spread > STEADY
+
+
+def cell(record: Record | None, **config: Any) -> Cell:
+    """The first row whose configuration has these values."""
+    return Cell(record.find(**config) if record else None)
+
+
+def cells(record: Record | None, **config: Any) -> list[Cell]:
+    """All such rows, in the order of the grid, with numbers or without."""
+    rows = record.rows if record else []
+    return [Cell(row) for row in rows if config.items() <= row.config.items()]
+
+
+def axis(record: Record | None, key: str, **config: Any) -> list[Any]:
+    """The values that the configuration takes there, in the order of the grid."""
+    found = (c.config[key] for c in cells(record, **config) if key in c.config)
+    return list(dict.fromkeys(found))
+
+
+def faster(before: Cell, after: Cell, *names: str) -> float:
+    """Time of one over that of the other, of the named parts."""
+    return before.ms(*names) / after.ms(*names)
+
+
+def measured(records: Iterable[Record]) -> list[Record]:
+    """Those that were measured, not reported."""
+    return [record for record in records if record.kind == "measured"]
