@@ -60,8 +60,8 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Samples in ms of the test, what ran, and the time of each kernel in one call, by
-    the kernel's own name.
+    """Samples in ms of the test, what ran, and of each kernel its own name and its
+    samples in ms of one call.
     """
     device = timing.default_device()
     if config.implementation == "ceiling":
@@ -99,7 +99,9 @@ def run(config: Config) -> dict[str, Any]:
     return {
         "both_ms": times,
         "ran": ran,
-        **{f"{name} kernel_ms": samples for name, samples in kernels.items()},
+        "kernels": [
+            {"name": name, "time_ms": samples} for name, samples in kernels.items()
+        ],
     }
 
 

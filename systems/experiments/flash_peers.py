@@ -1,13 +1,14 @@
 """Flash attention beside the libraries: time and error of ours and of PyTorch's fused
 attentions, shape by shape.
 
-All implementations of a shape are measured in one row, in turns, so that their ratios
-don't depend on when each ran.
+All implementations of a shape are measured in turns, so that their ratios don't depend
+on when each ran: `run` ends each turn with a `yield`.
 
-    python -m systems.experiments.flash_peers --batch 4 --heads 16 --n 4096 --d 128 --causal yes --dtype bf16
+    python -m systems.experiments.flash_peers --implementation ours --n 4096 --d 128
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -23,9 +24,11 @@ from systems.benchmarking.peers import (
     random_inputs,
     what_ran,
 )
-from systems.records.outcome import Unsupported, out_of_memory_reason
+from systems.records.outcome import Turns
 from systems.running.command import main, option
 
+# The rows that differ in this field alone are measured in turns.
+IN_TURNS = "implementation"
 PROTOCOL = {
     "clock": "triton.testing.do_bench, 5 ms of warm-up, 20 ms of calls with the emptying of the L2 cache before each",
     "middling lengths": "L2 cache emptied eight times over",
@@ -68,6 +71,11 @@ CALLS = 100
 
 @dataclass(frozen=True)
 class Config:
+    implementation: str = option(
+        "ours",
+        "ours, a backend of SDPA or FlexAttention",
+        sorted({*IMPLEMENTATIONS["bf16"], *IMPLEMENTATIONS["fp32"]}),
+    )
     batch: int = option(4, "sequences in a batch")
     heads: int = option(16, "heads")
     n: int = option(4096, "sequence length in tokens")
@@ -80,73 +88,72 @@ def configs(quick: bool = False) -> list[Config]:
     """Long, middling and short sequences in bf16, four shapes in fp32, and one so short
     that the host decides.
     """
-    if quick:
-        return [Config(1, 1, 128, 16, dtype="fp32")]
     shapes = [
-        (1, 16, 16384, 64, "yes"),
-        (1, 16, 16384, 128, "yes"),
-        (4, 16, 4096, 128, "yes"),
-        (4, 16, 4096, 128, "no"),
-        (4, 32, 4096, 64, "yes"),
-        (4, 32, 4096, 64, "no"),
-        (16, 32, 1024, 64, "yes"),
-        (1, 1, 65536, 64, "yes"),
-        (1, 16, SHORT, 64, "yes"),
+        (1, 16, 16384, 64, "yes", "bf16"),
+        (1, 16, 16384, 128, "yes", "bf16"),
+        (4, 16, 4096, 128, "yes", "bf16"),
+        (4, 16, 4096, 128, "no", "bf16"),
+        (4, 32, 4096, 64, "yes", "bf16"),
+        (4, 32, 4096, 64, "no", "bf16"),
+        (16, 32, 1024, 64, "yes", "bf16"),
+        (1, 1, 65536, 64, "yes", "bf16"),
+        (1, 16, SHORT, 64, "yes", "bf16"),
     ]
-    fp32 = [Config(1, 16, n, d, dtype="fp32") for n in (2048, 4096) for d in (64, 128)]
-    return [Config(*shape) for shape in shapes] + fp32
+    shapes += [(1, 16, n, d, "yes", "fp32") for n in (2048, 4096) for d in (64, 128)]
+    if quick:
+        shapes = [(1, 1, SHORT, 16, "yes", "fp32")]
+    return [
+        Config(name, *shape) for shape in shapes for name in IMPLEMENTATIONS[shape[-1]]
+    ]
 
 
 # --8<-- [start:run]
-def run(config: Config) -> dict[str, Any]:
-    """For each implementation samples in ms of the three passes, and its errors; or why
-    there are none.
+def run(config: Config) -> Turns:
+    """Samples in ms of the three passes, and errors. The first turn compiles and
+    checks, each other one times.
     """
-    device, causal = timing.default_device(), config.causal == "yes"
-    q, k, v, do = random_inputs(
-        (config.batch, config.heads, config.n, config.d), DTYPES[config.dtype], device
+    name, device, causal = (
+        config.implementation,
+        timing.default_device(),
+        config.causal == "yes",
     )
-    expected = exact(
-        *(x.detach()[:1, :CHECKED_HEADS].double() for x in (q, k, v, do)), causal=causal
-    )
-    # What an earlier shape compiled must not make this one compile for any shape.
-    torch.compiler.reset()
-    metrics: dict[str, Any] = {}
-    running: dict[str, Attention] = {}
-    for name in IMPLEMENTATIONS[config.dtype]:
-        try:
-            with only(name):
-                attend = attention(name, causal, config.n, device)
-                metrics |= {
-                    f"{name}_{key}": value
-                    for key, value in errors(attend, q, k, v, do, expected).items()
-                }
-                metrics[f"{name}_ran"] = what_ran(name, q, k, v, causal)
-                running[name] = attend
-        except Exception as error:
-            if isinstance(error, Unsupported):
-                metrics[f"{name}_status"] = "unsupported"
-            elif out_of_memory_reason(error) is not None:
-                metrics[f"{name}_status"] = "out_of_memory"
-            else:
-                raise
+    shape = config.batch, config.heads, config.n, config.d
+    q, k, v, do, expected = problem(shape, config.dtype, causal, device)
+    with only(name):
+        attend = attention(name, causal, config.n, device)
+        metrics = errors(attend, q, k, v, do, expected)
+        metrics |= {"ran": what_ran(name, q, k, v, causal)}
+    yield
     overwritten = OVERWRITTEN if SHORT < config.n <= MIDDLING else 1
     for _ in range(ROUNDS if config.n > SHORT else ROUNDS_OF_HOST):
-        for name, attend in running.items():
-            with only(name):
-                times = pass_times_ms(attend, q, k, v, do, overwritten=overwritten)
-            for key, samples in times.items():
-                metrics.setdefault(f"{name}_{key}", []).extend(samples)
+        with only(name):
+            times = pass_times_ms(attend, q, k, v, do, overwritten=overwritten)
+        for key, samples in times.items():
+            metrics.setdefault(key, []).extend(samples)
+        yield
     for _ in range(ROUNDS_OF_CALLS if config.n <= SHORT else 0):
-        for name, attend in running.items():
-            with only(name):
-                metrics.setdefault(f"{name}_call_ms", []).append(
-                    call_ms(attend, q, k, v, device)
-                )
+        with only(name):
+            time = call_ms(attend, q, k, v, device)
+        metrics.setdefault("call_ms", []).append(time)
+        yield
     return metrics
 
 
 # --8<-- [end:run]
+
+
+@lru_cache(maxsize=1)
+def problem(
+    shape: tuple[int, int, int, int], dtype: str, causal: bool, device: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
+    """q, k, v, do and the exact results of their first heads: made once for all
+    implementations of a shape.
+    """
+    # What an earlier shape compiled must not make this one compile for any shape.
+    torch.compiler.reset()
+    q, k, v, do = random_inputs(shape, DTYPES[dtype], device)
+    first = (x.detach()[:1, :CHECKED_HEADS].double() for x in (q, k, v, do))
+    return q, k, v, do, exact(*first, causal=causal)
 
 
 def errors(
@@ -156,7 +163,7 @@ def errors(
     v: Tensor,
     do: Tensor,
     expected: tuple[Tensor, ...],
-):
+) -> dict[str, Any]:
     """Relative error of o, dq, dk and dv on the heads that were computed exactly."""
     o = attend(q, k, v)
     found = (o.detach(), *torch.autograd.grad(o, (q, k, v), do))

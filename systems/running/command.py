@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import MISSING, asdict, field, fields
 from enum import Enum
 from inspect import Parameter, Signature
@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from systems.records.outcome import measure_row
+from systems.records.outcome import Run, measure_row
 from systems.records.record import Row
 from systems.records.summary import summarize
 
@@ -44,7 +44,7 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def main(config_class: type, run: Callable[[Any], dict[str, Any]]) -> NoReturn:
+def main(config_class: type, run: Run) -> NoReturn:
     """Parse the options, measure one configuration, print a table or, with --json, the
     row.
     """

@@ -30,7 +30,7 @@ from systems.experiments import STEMS, Stem
 from systems.records import store
 from systems.records.device import CPU, META, Device, find_gpu, sm_clock_mhz
 from systems.records.neighbours import NOTE, measuring
-from systems.records.outcome import measure_row
+from systems.records.outcome import turns_of
 from systems.records.record import Git, Record, Row
 from systems.records.source_hash import source_hash
 from systems.records.store import PARTIAL_SUFFIX, SUFFIX, RecordError
@@ -189,28 +189,53 @@ def resume(partial: Path, fresh: Record) -> Record:
     return old
 
 
-def measure_config(module: Any, config: Any) -> Row:
-    """One row. What goes wrong is a failed row that names the cause, tried again by the
-    next run.
+def groups_of(module: Any, configs: list[Any]) -> list[list[Any]]:
+    """Configurations that are measured together: those that differ in the field
+    IN_TURNS of their experiment alone; in others each by itself.
     """
+    varied, groups = getattr(module, "IN_TURNS", None), {}
+    for config in configs:
+        same = {k: v for k, v in asdict(config).items() if k != varied}
+        key = config if varied is None else tuple(same.items())
+        groups.setdefault(key, []).append(config)
+    return list(groups.values())
+
+
+def measure_group(module: Any, configs: list[Any]) -> list[Row]:
+    """Their rows, measured in turns. What goes wrong is a failed row that names the
+    cause, tried again by the next run; it takes nothing from the others.
+    """
+    if getattr(module, "FRESH_PROCESS", False):
+        return [measure_in_process(module, config) for config in configs]
+    going = {config: turns_of(config, module.run) for config in configs}
+    rows: dict[Any, Row] = {}
+    while going:
+        for config, turns in list(going.items()):
+            if (row := next_turn(config, turns)) is not None:
+                rows[config] = row
+                del going[config]
+    return [rows[config] for config in configs]
+
+
+def next_turn(config: Any, turns: Iterator[Row | None]) -> Row | None:
+    """The row, where this was its last turn."""
     try:
-        if not getattr(module, "FRESH_PROCESS", False):
-            return measure_row(config, module.run)
-        command = [sys.executable, "-m", module.__name__, *options_of(config), "--json"]
-        child = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        if child.returncode:
-            last = (child.stderr.strip().splitlines() or ["no message"])[-1]
-            return Row(
-                asdict(config), "failed", reason=f"exit code {child.returncode}: {last}"
-            )
-        return Row(**json.loads(child.stdout.splitlines()[-1]))
+        return next(turns)
     except Exception as error:
         traceback.print_exc()
-        return Row(
-            asdict(config),
-            "failed",
-            reason=f"{type(error).__name__}: {error}".splitlines()[0],
-        )
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Row(asdict(config), "failed", reason=reason)
+
+
+def measure_in_process(module: Any, config: Any) -> Row:
+    """The row of a process of its own."""
+    command = [sys.executable, "-m", module.__name__, *options_of(config), "--json"]
+    child = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if child.returncode:
+        last = (child.stderr.strip().splitlines() or ["no message"])[-1]
+        reason = f"exit code {child.returncode}: {last}"
+        return Row(asdict(config), "failed", reason=reason)
+    return Row(**json.loads(child.stdout.splitlines()[-1]))
 
 
 def gpu_is_broken(row: Row) -> bool:
@@ -267,30 +292,42 @@ def measure_stem(
         partial = partial_path(path)
         if not force:
             record = resume(partial, record)
-        pending = [config for config in configs if record.row(asdict(config)) is None]
+        # Where one row of a group is missing, all were not measured in turns.
+        groups = [
+            group
+            for group in groups_of(module, configs)
+            if any(record.row(asdict(config)) is None for config in group)
+        ]
+        pending = [config for group in groups for config in group]
+        again = [asdict(config) for config in pending]
+        record.rows = [row for row in record.rows if row.config not in again]
         report(event="start", total=len(configs), done=len(configs) - len(pending))
         if device.driver:
             report(event="compiling")
             rehearse(name, grid, pending, deadline)
-        for config in pending:
+        for group in groups:
             if time.time() >= deadline:
                 report(event="out_of_time")
                 return 0
             free_memory()
-            row = measure_config(module, config)
-            # All since the row before ended, or since the start: together they say how
-            # long measuring takes.
+            rows = measure_group(module, group)
+            # All since the group before ended, or since the start, counts with its first
+            # row: together they say how long measuring takes.
             now = time.monotonic()
-            row.seconds, ended = round(now - ended, 3), now
-            record.rows.append(row)
+            for row in rows:
+                row.seconds, ended = round(now - ended, 3), now
+            record.rows += rows
             if device.driver and (clock := sm_clock_mhz()):
                 seen = [*record.device.sm_clocks_mhz, clock]
                 record.device.sm_clocks_mhz = [min(seen), max(seen)]
             if device.driver and others_measure() and NOTE not in record.notes:
                 record.notes.append(NOTE)
             store.write(record, partial)
-            report(event="row", config=row.config, status=row.status, reason=row.reason)
-            if gpu_is_broken(row):
+            for row in rows:
+                report(
+                    event="row", config=row.config, status=row.status, reason=row.reason
+                )
+            if any(map(gpu_is_broken, rows)):
                 break
         if not record.complete:
             failed = sum(row.status == "failed" for row in record.rows)
@@ -402,7 +439,7 @@ def verify_stem(name: str, results: Path) -> int:
         report(event="start", total=len(chosen), done=0)
         for config in chosen:
             free_memory()
-            old, new = record.row(asdict(config)), measure_config(module, config)
+            old, (new,) = record.row(asdict(config)), measure_group(module, [config])
             assert old is not None
             report(event="row", config=new.config, status=new.status, reason=new.reason)
             differing = [

@@ -20,6 +20,7 @@ import typer
 
 from systems import ROOT
 from systems.experiments import EVERY_ROW, STEMS
+from systems.records.outcome import measure_row
 
 # Each holds a context and a row's tensors on the GPU.
 MOST_PROCESSES = 16
@@ -86,7 +87,7 @@ def main(stem: str, grid: str, rows: list[int]) -> None:
             break
         # Whatever goes wrong goes wrong again where it is reported.
         with contextlib.suppress(Exception):
-            module.run(configs[row])
+            measure_row(configs[row], module.run)
 
 
 if __name__ == "__main__":

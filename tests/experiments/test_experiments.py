@@ -41,7 +41,7 @@ from systems.profiling import probes
 from systems.records import store
 from systems.records.outcome import Unsupported, measure_row, out_of_memory_reason
 from systems.records.record import Row
-from systems.running import command
+from systems.running import command, measure
 from systems.running.command import options_of
 from tests.factories import committed, make_record
 from tools.render.load import primary_gpu
@@ -622,7 +622,10 @@ def test_for_one_head_the_cache_is_emptied_more_often(on_cpu, monkeypatch):
 def test_flash_peers_measures_all_of_a_shape_in_turns(
     on_cpu, monkeypatch, n, rounds, overwritten
 ):
-    """A rival that can't run is named in the row, and takes nothing from the others."""
+    """A rival that can't run has a row that says so, and takes nothing from the
+    others.
+    """
+    flash_peers.problem.cache_clear()
     turns, how, calls, alone, real, timed = (
         [],
         [],
@@ -632,9 +635,6 @@ def test_flash_peers_measures_all_of_a_shape_in_turns(
         flash_peers.call_ms,
     )
     fake = {name: [1.0] for name in PASS_TIMES}
-    monkeypatch.setitem(
-        flash_peers.IMPLEMENTATIONS, "fp32", ("plain", "sdpa_efficient", "sdpa_flash")
-    )
     monkeypatch.setattr(
         flash_peers,
         "pass_times_ms",
@@ -648,28 +648,31 @@ def test_flash_peers_measures_all_of_a_shape_in_turns(
     monkeypatch.setattr(
         flash_peers, "call_ms", lambda *given: calls.append(alone[-1]) or timed(*given)
     )
-    metrics = flash_peers.run(flash_peers.Config(1, 3, n, 16, "yes", "fp32"))
-    assert (
-        metrics["sdpa_efficient_status"] == "unsupported"
-        and "sdpa_efficient_both_ms" not in metrics
-    )
+    configs = [
+        flash_peers.Config(name, 1, 3, n, 16, "yes", "fp32")
+        for name in ("plain", "sdpa_efficient", "sdpa_flash")
+    ]
+    (group,) = measure.groups_of(flash_peers, configs)
+    plain, efficient, flash = measure.measure_group(flash_peers, group)
+    assert (efficient.status, efficient.metrics) == ("unsupported", {})
+    assert efficient.reason == "SDPA has no efficient kernel for this input"
     assert turns == [turns[0], turns[1]] * rounds and how == [
         {"overwritten": overwritten}
     ] * len(turns)
-    assert (
-        metrics["plain_both_ms"] == [1.0] * rounds
-        and metrics["sdpa_flash_ran"] == "flash_attention"
-    )
+    assert plain.metrics["both_ms"] == [1.0] * rounds
+    assert flash.metrics["ran"] == "flash_attention"
     assert all(
-        0 < metrics[f"plain_{name}_relative_error"] < 1e-6
+        0 < plain.metrics[f"{name}_relative_error"] < 1e-6
         for name in ("o", "dq", "dk", "dv")
     )
     # If it is short enough, calls time the host.
     assert calls == ["plain", "sdpa_flash"] * (
         flash_peers.ROUNDS_OF_CALLS if n <= flash_peers.SHORT else 0
     )
-    times = metrics.get("plain_call_ms", [])
+    times = plain.metrics.get("call_ms", [])
     assert len(times) == len(calls) / 2 and all(0 < time < 1000 for time in times)
+    # What the shape has in common was made once.
+    assert flash_peers.problem.cache_info().misses == 1
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -697,7 +700,7 @@ def test_the_leaderboard_step_gathers_gradients_of_an_expanded_one(on_cpu, monke
     metrics = flash_leaderboard.run(
         flash_leaderboard.Config("plain", heads=2, n=8, d=4)
     )
-    assert list(metrics) == ["both_ms", "ran"] and set(seen) == {
+    assert list(metrics) == ["both_ms", "ran", "kernels"] and set(seen) == {
         ((1, 2, 8, 4), (0, 0, 0, 0))
     }
     monkeypatch.setattr(flash_leaderboard, "COPY", 16)

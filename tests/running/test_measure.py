@@ -25,6 +25,7 @@ from systems import ROOT
 from systems.experiments import STEMS
 from systems.records import store
 from systems.records.device import CPU
+from systems.records.outcome import measure_row
 from systems.records.record import Record
 from systems.records.source_hash import source_hash
 from systems.running import measure
@@ -434,6 +435,50 @@ def test_rows_may_have_a_process_each(run, monkeypatch, tmp_path, record_file):
     processes = [line.split()[1] for line in log.read_text().splitlines()]
     assert len({*processes, str(os.getpid())}) == 4
     assert [row.metrics["count"] for row in store.read(record_file).rows] == [3, 2, 1]
+
+
+@pytest.fixture
+def turns(monkeypatch):
+    """Makes rows of the fake stem turns that differ in their number alone; returns the
+    numbers in the order of their turns.
+    """
+    seen = []
+
+    def run(config):
+        for turn in range(3):
+            seen.append(config.index)
+            if config.index == 4 and turn == 1:
+                raise RuntimeError("no such kernel")
+            yield
+        return {"count": config.index}
+
+    monkeypatch.setattr(fake_stem, "IN_TURNS", "index", raising=False)
+    monkeypatch.setattr(fake_stem, "run", run)
+    return seen
+
+
+def test_rows_in_turns_are_measured_round_by_round(run, turns, partial_file):
+    assert run().code == 1
+    assert turns == [6, 5, 4, 3, 2, 1] * 2 + [6, 5, 3, 2, 1]
+    rows = store.read(partial_file).rows
+    assert [row.status for row in rows] == ["ok", "ok", "failed", "ok", "ok", "ok"]
+    assert [row.metrics.get("count") for row in rows] == [6, 5, None, 3, 2, 1]
+    # Their time counts once.
+    assert [row.seconds for row in rows[1:]] == [0, 0, 0, 0, 0]
+
+
+def test_where_one_row_of_a_round_is_missing_all_are_measured_again(
+    run, turns, partial_file
+):
+    run()
+    turns.clear()
+    assert run().events[0] == {"event": "start", "total": 6, "done": 0}
+    assert turns[:6] == [6, 5, 4, 3, 2, 1] and len(store.read(partial_file).rows) == 6
+
+
+def test_a_row_in_turns_is_measured_alone_by_its_command(turns):
+    row = measure_row(fake_stem.Config(5), fake_stem.run)
+    assert (row.metrics, turns) == ({"count": 5}, [5, 5, 5])
 
 
 def test_a_process_of_a_row_that_ends_badly_is_a_failed_row(

@@ -229,51 +229,37 @@ def test_the_error_in_fp32_is_told_without_the_log_sum_exp_too():
 
 @pytest.fixture
 def peers():
-    def row(n: int, dtype: str, metrics: dict) -> Row:
-        return Row(
-            {"batch": 1, "heads": 16, "n": n, "d": 64, "causal": "yes", "dtype": dtype},
-            "ok",
-            metrics,
-        )
+    def row(name: str, n: int, dtype: str, status="ok", **metrics) -> Row:
+        shape = {"batch": 1, "heads": 16, "n": n, "d": 64}
+        config = {"implementation": name, **shape, "causal": "yes", "dtype": dtype}
+        return Row(config, status, metrics, None if status == "ok" else "no kernel")
 
-    def named(name: str, forward: float, error: float) -> dict:
-        found = {
-            f"{name}_{key}": samples
-            for key, samples in times(forward, forward, 2 * forward).items()
-        }
-        return found | {
-            f"{name}_{of}_relative_error": error for of in ("o", "dq", "dk", "dv")
-        }
+    def timed(name: str, n: int, forward: float, error: float, dtype="bf16", **more):
+        errors = {f"{of}_relative_error": error for of in ("o", "dq", "dk", "dv")}
+        passes = times(forward, forward, 2 * forward)
+        return row(name, n, dtype, **passes, **errors, **more)
 
-    long = (
-        named("ours", 3.0, 2e-3)
-        | named("sdpa_cudnn", 2.0, 1e-3)
-        | named("flex", 1.5, 1e-3)
+    return record(
+        "flash_peers",
+        timed("ours", 16384, 3.0, 2e-3),
+        timed("sdpa_cudnn", 16384, 2.0, 1e-3),
+        timed("flex", 16384, 1.5, 1e-3),
+        timed("ours", 4096, 1.0, 1e-3),
+        timed("sdpa_cudnn", 4096, 2.0, 1e-3),
+        timed("ours_triton", 4096, 2.5, 1e-3),
+        row("sdpa_flash", 4096, "bf16", "unsupported"),
+        # The host is twice as slow in the second round.
+        timed("ours", 128, 9.0, 1e-3, call_ms=[0.05, 0.12, 0.06]),
+        timed("sdpa_cudnn", 128, 1.0, 1e-3),
+        timed("ours_triton", 128, 9.0, 1e-3, call_ms=[0.04, 0.09, 0.045]),
+        timed("sdpa_flash", 128, 2.0, 1e-3, call_ms=[0.03, 0.06, 0.03]),
+        timed("ours", 2048, 3.0, 1e-6, "fp32"),
+        timed("ours_high", 2048, 1.0, 1e-3, "fp32"),
+        timed("sdpa_efficient", 2048, 4.0, 1e-6, "fp32"),
     )
-    late = (
-        named("ours", 1.0, 1e-3)
-        | named("sdpa_cudnn", 2.0, 1e-3)
-        | {"sdpa_flash_status": "unsupported"}
-    )
-    short = named("ours", 9.0, 1e-3) | named("sdpa_cudnn", 1.0, 1e-3)
-    late |= named("ours_triton", 2.5, 1e-3)
-    # The host is twice as slow in the second round.
-    calls = {
-        "ours": [0.05, 0.12, 0.06],
-        "ours_triton": [0.04, 0.09, 0.045],
-        "sdpa_flash": [0.03, 0.06, 0.03],
-    }
-    short |= {f"{name}_call_ms": samples for name, samples in calls.items()}
-    fp32 = (
-        named("ours", 3.0, 1e-6)
-        | named("ours_high", 1.0, 1e-3)
-        | named("sdpa_efficient", 4.0, 1e-6)
-    )
-    return record("flash_peers", *(row(n, "bf16", m) for n, m in ((16384, long), (4096, late), (128, short))),
-                  row(2048, "fp32", fp32))  # fmt: skip
 
 
-def test_ratios_are_ours_over_theirs_in_one_row(peers):
+def test_ratios_are_ours_over_theirs_at_one_shape(peers):
     facts = flash_peers.facts(peers)
     # The short row is the host's: neither its ratio nor its loss counts.
     assert (
@@ -302,13 +288,16 @@ def test_ratios_are_ours_over_theirs_in_one_row(peers):
 
 
 def test_where_the_host_decides_both_passes_do_not_count(peers):
-    """Such a row is counted, and still counts for each pass by itself."""
-    row = peers.find(n=16384)
+    """Such a shape is counted, and still counts for each pass by itself."""
+    ours, cudnn = (
+        peers.find(n=16384, implementation=name).metrics
+        for name in ("ours", "sdpa_cudnn")
+    )
     # Ten percent more than 3 ms and 3 ms is what the host may take; the clock is not as
     # exact.
-    row.metrics["ours_both_ms"] = [6.5]
+    ours["both_ms"] = [6.5]
     assert flash_peers.facts(peers)["bf16_both_most"] == "1.62"
-    row.metrics["ours_both_ms"] = [6.7]
+    ours["both_ms"] = [6.7]
     facts = flash_peers.facts(peers)
     assert (
         facts["bf16_both_most"],
@@ -320,13 +309,13 @@ def test_where_the_host_decides_both_passes_do_not_count(peers):
         "1 of 2",
     )
     # The rival's host may decide as well.
-    row.metrics |= {"ours_both_ms": [6.0], "sdpa_cudnn_both_ms": [4.5]}
+    ours["both_ms"], cudnn["both_ms"] = [6.0], [4.5]
     assert flash_peers.facts(peers)["bf16_left_out"] == "1 of 2"
     assert (facts["fp32_left_out"], facts["high_left_out"]) == (
         "none of 1",
         "none of 1",
     )
-    peers.find(dtype="fp32").metrics["ours_high_both_ms"] = [2.5]
+    peers.find(implementation="ours_high").metrics["both_ms"] = [2.5]
     facts = flash_peers.facts(peers)
     assert (facts["high_left_out"], facts["high_most"]) == ("1 of 1", "not measured")
     assert (facts["fp32_left_out"], facts["fp32_both_most"]) == ("none of 1", "0.75")
@@ -368,6 +357,10 @@ HOPPER = "attention_dkdv_hopper"
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >(int, forward)"
 
 
+def listed(kernels: dict[str, float]) -> list[dict]:
+    return [{"name": name, "time_ms": [time]} for name, time in kernels.items()]
+
+
 @pytest.fixture
 def board():
     def row(name: str, **metrics) -> Row:
@@ -388,7 +381,7 @@ def board():
         "ours",
         both_ms=[5.0],
         ran="triton",
-        **{f"{name} kernel_ms": [t] for name, t in kernels.items()},
+        kernels=listed(kernels),
     )
     top = row(
         "ceiling",
@@ -421,10 +414,7 @@ def test_kernels_are_told_by_their_names(board):
 def test_one_pass_is_a_kernel_of_its_own(board):
     ours = board.find(implementation="ours")
     kernels = {"delta_kernel": 0.2, "one_pass_kernel": 2.0, "round_kernel": 0.1}
-    ours.metrics = {
-        "both_ms": [4.0],
-        **{f"{name} kernel_ms": [t] for name, t in kernels.items()},
-    }
+    ours.metrics = {"both_ms": [4.0], "kernels": listed(kernels)}
     assert flash_leaderboard.roles_ms(ours) == {
         "delta": 0.2,
         "one_pass": 2.0,
@@ -442,11 +432,8 @@ def test_one_pass_is_a_kernel_of_its_own(board):
 
 def test_what_one_pass_adds_in_memory_is_a_floor_of_its_own(board):
     ours, top = board.find(implementation="ours"), board.find(implementation="ceiling")
-    ours.metrics = {
-        "both_ms": [4.0],
-        "one_pass_kernel kernel_ms": [2.0],
-        "forward_kernel kernel_ms": [1.0],
-    }
+    kernels = {"one_pass_kernel": 2.0, "forward_kernel": 1.0}
+    ours.metrics = {"both_ms": [4.0], "kernels": listed(kernels)}
     assert "additions" not in flash_leaderboard.fragments([board])["kernels.md"]
     top.metrics |= {"addition_ms": [1.0], "added_bytes": 10**9}
     # Half of 16 heads of 1024² scores, a row of 64 numbers of 4 bytes for 128 of them:

@@ -59,7 +59,6 @@ LIMITS = {
     "additions": Limit("additions", "additions in memory", "^", SERIES[2]),
 }
 HALF, SINGLE = 2, 4
-SUFFIX = " kernel_ms"
 # Of a kernel's own name in a table: those of PyTorch's templates run on for lines.
 SHOWN = 64
 
@@ -78,12 +77,8 @@ def median_ms(row: Row | None) -> float | None:
 
 def kernels_ms(row: Row | None) -> dict[str, float]:
     """Median time in one call of each kernel by name, longest first."""
-    metrics = row.metrics if row is not None else {}
-    found = {
-        k.removesuffix(SUFFIX): summarize(v).median
-        for k, v in metrics.items()
-        if k.endswith(SUFFIX)
-    }
+    kernels = row.metrics.get("kernels", []) if row is not None else []
+    found = {k["name"]: summarize(k["time_ms"]).median for k in kernels}
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 

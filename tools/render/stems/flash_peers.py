@@ -1,6 +1,8 @@
 """Tables, figure and facts of `flash_peers`: ours beside each library at each shape,
-ratios within a row.
+ratios of rows that were measured in turns.
 """
+
+from typing import Any
 
 from systems.formulas.costs import attention_flops
 from systems.records.record import Record, Row
@@ -29,31 +31,51 @@ SHORT = 128
 TEST = {"batch": 1, "heads": 16, "n": 16384, "d": 64, "causal": "yes", "dtype": "bf16"}
 
 
-# What a row says ----------------------------------------------------------------------
+# The rows of one shape by implementation: they were measured in turns.
+Shape = dict[str, Row]
 
 
-def median_ms(row: Row, name: str, of: str) -> float | None:
+# What a shape says --------------------------------------------------------------------
+
+
+def shapes(record: Record, **wanted: Any) -> list[Shape]:
+    """The shapes whose configurations have these values, in order."""
+    found: dict[tuple[Any, ...], Shape] = {}
+    for row in record.rows:
+        if wanted.items() <= row.config.items():
+            key = tuple(row.config[name] for name in (*SHAPE, "causal", "dtype"))
+            found.setdefault(key, {})[row.config["implementation"]] = row
+    return list(found.values())
+
+
+def config(shape: Shape) -> dict[str, Any]:
+    """What all of its rows have in common, and one's implementation."""
+    return next(iter(shape.values())).config
+
+
+def metric(shape: Shape | None, name: str, key: str) -> Any:
+    """A metric of an implementation; None where it has none."""
+    row = (shape or {}).get(name)
+    return row.metrics.get(key) if row is not None else None
+
+
+def median_ms(shape: Shape | None, name: str, of: str) -> float | None:
     """Median of a pass of an implementation over all rounds; None where it did not run."""
-    samples = row.metrics.get(f"{name}_{of}_ms")
+    samples = metric(shape, name, f"{of}_ms")
     return summarize(samples).median if samples else None
 
 
-def ratio(row: Row | None, over: str, of: str, name: str = "ours") -> float | None:
-    """Our time over another's in the same row: below one, ours is faster."""
-    if row is None:
-        return None
-    ours, theirs = median_ms(row, name, of), median_ms(row, over, of)
+def ratio(shape: Shape | None, over: str, of: str, name: str = "ours") -> float | None:
+    """Our time over another's at the same shape: below one, ours is faster."""
+    ours, theirs = median_ms(shape, name, of), median_ms(shape, over, of)
     return ours / theirs if ours and theirs else None
 
 
-def call_ratio(row: Row | None, over: str, name: str = "ours") -> float | None:
+def call_ratio(shape: Shape | None, over: str, name: str = "ours") -> float | None:
     """Our wall time of a call over another's: the median over rounds, for all in a
     round meet the same host.
     """
-    ours, theirs = (
-        [] if row is None else row.metrics.get(f"{who}_call_ms", [])
-        for who in (name, over)
-    )
+    ours, theirs = metric(shape, name, "call_ms"), metric(shape, over, "call_ms")
     return (
         summarize([a / b for a, b in zip(ours, theirs, strict=True)]).median
         if ours and theirs
@@ -61,61 +83,47 @@ def call_ratio(row: Row | None, over: str, name: str = "ours") -> float | None:
     )
 
 
-def host_decides(row: Row, name: str) -> bool:
+def host_decides(shape: Shape, name: str) -> bool:
     """`passes_wait` of an implementation's passes."""
-    return passes_wait(*(median_ms(row, name, of) or 0.0 for of in PASSES))
+    return passes_wait(*(median_ms(shape, name, of) or 0.0 for of in PASSES))
 
 
 def ratios_of_the_gpu(
-    rows: list[Row], over: str, of: str, name: str = "ours"
+    shapes: list[Shape], over: str, of: str, name: str = "ours"
 ) -> list[float]:
     """Our time over another's, but where the host decides the time of both passes
     together of either.
     """
     kept = [
-        row
-        for row in rows
-        if of != "both" or not (host_decides(row, name) or host_decides(row, over))
+        shape
+        for shape in shapes
+        if of != "both" or not (host_decides(shape, name) or host_decides(shape, over))
     ]
-    return [r for row in kept if (r := ratio(row, over, of, name)) is not None]
+    return [r for shape in kept if (r := ratio(shape, over, of, name)) is not None]
 
 
-def flops(row: Row, of: str) -> int:
-    c = row.config
-    shape = {
-        "batch": c["batch"],
-        "heads": c["heads"],
-        "n": c["n"],
-        "causal": c["causal"] == "yes",
-    }
-    return attention_flops(of, d=c["d"], **shape)
+def flops(shape: Shape, of: str) -> int:
+    c = config(shape)
+    sizes = {name: c[name] for name in SHAPE}
+    return attention_flops(of, causal=c["causal"] == "yes", **sizes)
 
 
-def error(row: Row, name: str, *results: str) -> float | None:
+def error(shape: Shape, name: str, *results: str) -> float | None:
     """The largest relative error of the named results."""
-    return max(
-        (
-            e
-            for r in results
-            if (e := row.metrics.get(f"{name}_{r}_relative_error")) is not None
-        ),
-        default=None,
-    )
+    found = (metric(shape, name, f"{result}_relative_error") for result in results)
+    return max((e for e in found if e is not None), default=None)
 
 
-def long_rows(record: Record, dtype: str) -> list[Row]:
-    """All rows but the one so short that the host decides every pass, in order."""
-    return [
-        r
-        for r in record.rows
-        if r.status == "ok" and r.config["dtype"] == dtype and r.config["n"] > SHORT
-    ]
+def long_shapes(record: Record, dtype: str) -> list[Shape]:
+    """All shapes but the one so short that the host decides every pass, in order."""
+    return [s for s in shapes(record, dtype=dtype) if config(s)["n"] > SHORT]
 
 
-def shape_of(row: Row) -> str:
+def shape_text(shape: Shape) -> str:
     """ "1, 16, 16384, 64, causal", on one line."""
-    mask = "causal" if row.config["causal"] == "yes" else "full"
-    return ",\N{NO-BREAK SPACE}".join([*(str(row.config[key]) for key in SHAPE), mask])
+    c = config(shape)
+    mask = "causal" if c["causal"] == "yes" else "full"
+    return ",\N{NO-BREAK SPACE}".join([*(str(c[key]) for key in SHAPE), mask])
 
 
 # Tables -------------------------------------------------------------------------------
@@ -140,12 +148,12 @@ def fragments(records: list[Record]) -> dict[str, str]:
 def ratios_body(record: Record) -> str:
     """Ours over cuDNN, and over the fastest of all others, with the figure."""
     rows = []
-    for row in long_rows(record, "bf16"):
-        ratios = [ratio(row, RIVAL["bf16"], of) for of in PASSES]
-        best = fastest(row)
-        over = ratio(row, best, "both") if best else None
+    for shape in long_shapes(record, "bf16"):
+        ratios = [ratio(shape, RIVAL["bf16"], of) for of in PASSES]
+        best = fastest(shape)
+        over = ratio(shape, best, "both") if best else None
         cells = [f"{value:.2f}" if value else "" for value in (*ratios, over)]
-        rows.append([shape_of(row), *cells, NAMES[best] if best else ""])
+        rows.append([shape_text(shape), *cells, NAMES[best] if best else ""])
     header = [
         "B, H, N, d, mask",
         "forward",
@@ -162,12 +170,12 @@ def ratios_body(record: Record) -> str:
     return f"{drawn}\n\n{table(header, rows)}"
 
 
-def fastest(row: Row) -> str | None:
+def fastest(shape: Shape) -> str | None:
     """The other implementation that takes least for forward and backward."""
     others = {
         n: t
         for n in NAMES
-        if not n.startswith("ours") and (t := median_ms(row, n, "both")) is not None
+        if not n.startswith("ours") and (t := median_ms(shape, n, "both")) is not None
     }
     return min(others, key=others.__getitem__) if others else None
 
@@ -175,17 +183,15 @@ def fastest(row: Row) -> str | None:
 def shapes_table(record: Record, dtype: str) -> str:
     """A line for each implementation of each shape: times, rate, ratio, errors."""
     rows, rival = [], RIVAL[dtype]
-    for row in record.rows:
-        if row.config["dtype"] != dtype:
-            continue
-        if row.status != "ok":
-            rows.append([shape_of(row), "all", status(row), *[""] * 6])
-            continue
+    for shape in shapes(record, dtype=dtype):
         for name, label in NAMES.items():
-            if f"{name}_both_ms" in row.metrics:
-                rows.append([shape_of(row), label, *measured_cells(row, name, rival)])
-            elif reason := row.metrics.get(f"{name}_status"):
-                rows.append([shape_of(row), label, reason.replace("_", " "), *[""] * 6])
+            if name in shape:
+                cells = (
+                    measured_cells(shape, name, rival)
+                    if shape[name].status == "ok"
+                    else [status(shape[name]), *[""] * 6]
+                )
+                rows.append([shape_text(shape), label, *cells])
     header = [
         "B, H, N, d, mask",
         "implementation",
@@ -199,14 +205,14 @@ def shapes_table(record: Record, dtype: str) -> str:
     )
 
 
-def measured_cells(row: Row, name: str, rival: str) -> list[str]:
-    times = [median_ms(row, name, of) for of in PASSES]
-    both, over = times[2], ratio(row, rival, "both", name)
+def measured_cells(shape: Shape, name: str, rival: str) -> list[str]:
+    times = [median_ms(shape, name, of) for of in PASSES]
+    both, over = times[2], ratio(shape, rival, "both", name)
     assert both is not None
-    errors = [error(row, name, "o"), error(row, name, *RESULTS[1:])]
+    errors = [error(shape, name, "o"), error(shape, name, *RESULTS[1:])]
     return [
         *(milliseconds(time) if time is not None else "" for time in times),
-        f"{flops(row, 'both') / (both / 1e3) / 1e12:.0f}",
+        f"{flops(shape, 'both') / (both / 1e3) / 1e12:.0f}",
         f"{over:.2f}" if over else "",
         *(f"{e:.1e}" if e is not None else "" for e in errors),
     ]
@@ -214,31 +220,22 @@ def measured_cells(row: Row, name: str, rival: str) -> list[str]:
 
 def calls_table(record: Record) -> str:
     """Wall time of a forward call whose work is too short to hide it."""
-    row = short_row(record)
-    found = {
-        name: t
-        for name in NAMES
-        if row is not None and (t := median_ms(row, name, "call")) is not None
-    }
-    if row is None or not found:
-        return ""
+    shape = short_shape(record)
+    found = {n: t for n in NAMES if (t := median_ms(shape, n, "call")) is not None}
     rows = [
         [
-            label,
-            f"{1e3 * found[name]:.1f}",
-            f"{over:.2f}" if (over := call_ratio(row, "sdpa_flash", name)) else "",
+            NAMES[name],
+            f"{1e3 * time:.1f}",
+            f"{over:.2f}" if (over := call_ratio(shape, "sdpa_flash", name)) else "",
         ]
-        for name, label in NAMES.items()
-        if name in found
+        for name, time in found.items()
     ]
-    return table(
-        ["implementation", "wall time of a call, µs", "over FlashAttention-2"], rows
-    )
+    header = ["implementation", "wall time of a call, µs", "over FlashAttention-2"]
+    return table(header, rows) if rows else ""
 
 
-def short_row(record: Record) -> Row | None:
-    row = record.find(n=SHORT, dtype="bf16")
-    return row if row is not None and row.status == "ok" else None
+def short_shape(record: Record) -> Shape | None:
+    return next(iter(shapes(record, n=SHORT, dtype="bf16")), None)
 
 
 # Figure -------------------------------------------------------------------------------
@@ -249,8 +246,8 @@ def ratios_alt(record: Record) -> str:
     for of in ("forward", "backward"):
         found = [
             r
-            for row in long_rows(record, "bf16")
-            if (r := ratio(row, RIVAL["bf16"], of)) is not None
+            for shape in long_shapes(record, "bf16")
+            if (r := ratio(shape, RIVAL["bf16"], of)) is not None
         ]
         if found:
             parts.append(f"{of} {min(found):.2f} to {max(found):.2f}")
@@ -258,8 +255,8 @@ def ratios_alt(record: Record) -> str:
 
 
 def ratios_figure(record: Record) -> dict[str, str]:
-    rows = long_rows(record, "bf16")
-    with canvas(width=6.4, height=1.2 + 0.5 * len(rows)) as fig:
+    drawn = long_shapes(record, "bf16")
+    with canvas(width=6.4, height=1.2 + 0.5 * len(drawn)) as fig:
         axes = fig.subplots()
         for of, color, hatch, shift in (
             ("forward", SERIES[0], "", -0.19),
@@ -267,8 +264,8 @@ def ratios_figure(record: Record) -> dict[str, str]:
         ):
             found = [
                 (i + shift, r)
-                for i, row in enumerate(rows)
-                if (r := ratio(row, RIVAL["bf16"], of)) is not None
+                for i, shape in enumerate(drawn)
+                if (r := ratio(shape, RIVAL["bf16"], of)) is not None
             ]
             if found:
                 style = {
@@ -294,7 +291,7 @@ def ratios_figure(record: Record) -> dict[str, str]:
                         **beside,
                     )
         axes.axvline(1, color=INK, linewidth=1.2)
-        axes.set_yticks(range(len(rows)), [shape_of(row) for row in rows])
+        axes.set_yticks(range(len(drawn)), [shape_text(shape) for shape in drawn])
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("our time over cuDNN's")
@@ -314,49 +311,47 @@ def facts(record: Record | None) -> dict[str, str]:
     they are left out and counted. The same of the plain Triton kernels over cuDNN, by
     head dimension.
     """
-    rows = {dtype: long_rows(record, dtype) if record else [] for dtype in RIVAL}
+    long = {dtype: long_shapes(record, dtype) if record else [] for dtype in RIVAL}
     two, found = "{:.2f}".format, {}
     for dtype, rival in RIVAL.items():
         for of in PASSES:
-            ratios = ratios_of_the_gpu(rows[dtype], rival, of)
+            ratios = ratios_of_the_gpu(long[dtype], rival, of)
             found[f"{dtype}_{of}_least"] = fact(min(ratios, default=None), two)
             found[f"{dtype}_{of}_most"] = fact(max(ratios, default=None), two)
             lost = sum(r > 1 for r in ratios)
             found[f"{dtype}_{of}_lost"] = out_of(lost, len(ratios))
-        found[f"{dtype}_left_out"] = left_out(rows[dtype], rival)
+        found[f"{dtype}_left_out"] = left_out(long[dtype], rival)
     for d in (64, 128):
         ratios = ratios_of_the_gpu(
-            [row for row in rows["bf16"] if row.config["d"] == d],
+            [shape for shape in long["bf16"] if config(shape)["d"] == d],
             RIVAL["bf16"],
             "both",
             "ours_triton",
         )
         found[f"triton_{d}_least"] = fact(min(ratios, default=None), two)
         found[f"triton_{d}_most"] = fact(max(ratios, default=None), two)
-    beaten = ratios_of_the_gpu(rows["bf16"], "sdpa_flash", "both")
-    high = ratios_of_the_gpu(rows["fp32"], RIVAL["fp32"], "both", "ours_high")
-    short = short_row(record) if record else None
-    test = record.find(**TEST) if record else None
+    beaten = ratios_of_the_gpu(long["bf16"], "sdpa_flash", "both")
+    high = ratios_of_the_gpu(long["fp32"], RIVAL["fp32"], "both", "ours_high")
+    short = short_shape(record) if record else None
+    test = next(iter(shapes(record, **TEST)), None) if record else None
     return found | {
         "over_flash_most": fact(max(beaten, default=None), two),
         "over_flash_least": fact(min(beaten, default=None), two),
         "high_least": fact(min(high, default=None), two),
         "high_most": fact(max(high, default=None), two),
-        "high_left_out": left_out(rows["fp32"], RIVAL["fp32"], "ours_high"),
+        "high_left_out": left_out(long["fp32"], RIVAL["fp32"], "ours_high"),
         "high_error_most": fact(
-            max(error_ratios(rows["fp32"], RIVAL["fp32"], "ours_high"), default=None),
+            max(error_ratios(long["fp32"], RIVAL["fp32"], "ours_high"), default=None),
             "{:.0f}".format,
         ),
         "error_over_rival_most": fact(
-            max(error_ratios(rows["bf16"], RIVAL["bf16"]), default=None), two
+            max(error_ratios(long["bf16"], RIVAL["bf16"]), default=None), two
         ),
         "test_over_cudnn": fact(ratio(test, RIVAL["bf16"], "both"), two),
         "short_over_cudnn": fact(ratio(short, RIVAL["bf16"], "both"), two),
-        "call": fact(median_ms(short, "ours", "call") if short else None, microseconds),
+        "call": fact(median_ms(short, "ours", "call"), microseconds),
         "call_over_sdpa": fact(call_ratio(short, "sdpa_flash"), two),
-        "call_triton": fact(
-            median_ms(short, "ours_triton", "call") if short else None, microseconds
-        ),
+        "call_triton": fact(median_ms(short, "ours_triton", "call"), microseconds),
         "call_triton_over_sdpa": fact(
             call_ratio(short, "sdpa_flash", "ours_triton"), two
         ),
@@ -372,16 +367,14 @@ def out_of(count: int, total: int) -> str:
     return fact(total or None, lambda total: f"{count or 'none'} of {total}")
 
 
-def left_out(rows: list[Row], over: str, name: str = "ours") -> str:
+def left_out(shapes: list[Shape], over: str, name: str = "ours") -> str:
     """The shapes where the host decides, of those that both measured."""
-    measured = [row for row in rows if ratio(row, over, "both", name) is not None]
+    measured = [s for s in shapes if ratio(s, over, "both", name) is not None]
     kept = len(ratios_of_the_gpu(measured, over, "both", name))
     return out_of(len(measured) - kept, len(measured))
 
 
-def error_ratios(rows: list[Row], over: str, name: str = "ours") -> list[float]:
-    """Our error over another's, for each result of each row."""
-    pairs = (
-        (error(row, name, r), error(row, over, r)) for row in rows for r in RESULTS
-    )
+def error_ratios(shapes: list[Shape], over: str, name: str = "ours") -> list[float]:
+    """Our error over another's, for each result of each shape."""
+    pairs = ((error(s, name, r), error(s, over, r)) for s in shapes for r in RESULTS)
     return [ours / theirs for ours, theirs in pairs if ours is not None and theirs]
