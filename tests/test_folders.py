@@ -115,7 +115,6 @@ def test_the_top_floor_of_systems_is_small():
     assert len(entries) <= 12, sorted(entries)
 
 
-@pytest.mark.xfail(reason="two are left, in peers and in flash_ablation")
 def test_nothing_is_replaced_in_what_runs():
     """Patching is for tests: what is measured is chosen by arguments."""
     patched = {

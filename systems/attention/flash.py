@@ -1,9 +1,11 @@
-"""`flash_attention`, the public function. The named backend runs or the call fails:
-none stands in for another.
+"""`flash_attention`, the public function. A named backend runs or the call fails: none
+stands in for another.
 """
 
 from jaxtyping import Float
 from torch import Tensor
+
+BACKENDS = ("auto", "hopper", "triton", "torch")
 
 
 def flash_attention(
@@ -12,7 +14,7 @@ def flash_attention(
     v: Float[Tensor, "... k d"],
     causal: bool = False,
     scale: float | None = None,
-    backend: str = "triton",
+    backend: str = "auto",
 ) -> Float[Tensor, "... q d"]:
     """softmax(scale · q kᵀ) v without ever holding the scores. Leading dimensions are
     free, the last of them is heads.
@@ -20,17 +22,28 @@ def flash_attention(
     `causal` hides key j from query i where j > i, counted from the top left as
     PyTorch's `is_causal` does, also where the numbers of queries and keys differ. k and
     v may have fewer heads, shared by neighbouring query heads. `scale` None is 1 /
-    sqrt(d). `backend` is "triton" (float32, float16, bfloat16) or "torch" (float64
-    too). The result has the dtype of q; sums are kept in float32 or wider. `ValueError`
-    or `TypeError` names what can't be taken.
+    sqrt(d). The result has the dtype of q; sums are kept in float32 or wider.
+
+    `backend` is one of
+
+    - "triton": the Triton kernels, for any GPU from the A100 on. float32, float16 and
+      bfloat16, d up to 256, any strides.
+    - "hopper": the Gluon kernels for a Hopper GPU. float16 and bfloat16, d from 40 to
+      128 that 8 divides, rows without gaps that begin at multiples of 16 bytes.
+    - "torch": the same algorithm in PyTorch, slow, on any device; float64 too.
+    - "auto": "hopper" where it can run and the inputs are large enough for it to be
+      faster, else "triton".
+
+    `TypeError` or `ValueError` names what can't be taken, and what a backend needs that
+    was not found.
     """
     # Imported here, so that the PyTorch tiles work where Triton is not installed.
-    if backend == "triton":
+    if backend in ("auto", "hopper", "triton"):
         from systems.attention.triton import function
 
-        return function.attention(q, k, v, causal, scale)
+        return function.attention(q, k, v, causal, scale, backend)
     if backend == "torch":
         from systems.attention import torch_tiles
 
         return torch_tiles.attention(q, k, v, causal, scale)
-    raise ValueError(f"backend must be 'triton' or 'torch', got {backend!r}")
+    raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")

@@ -10,15 +10,13 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
-from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from systems.attention.hopper import launches
-from systems.attention.triton.function import FlashAttentionTriton
+from systems.attention.triton.function import FlashAttentionTriton, chosen
 from systems.records.outcome import Unsupported
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -28,6 +26,8 @@ BACKENDS = {
     "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
     "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
+# Of ours by name: "ours_triton" runs on a Hopper GPU what ours runs on any other.
+OURS = {"ours": "auto", "ours_high": "auto", "ours_triton": "triton"}
 # How CUDA and the CPU say that a forced backend can't run.
 NO_BACKEND = ("No available kernel", "No viable backend")
 
@@ -49,8 +49,11 @@ def plain(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 def attention(name: str, causal: bool, n: int, device: str) -> Attention:
     """The implementation of this name for n queries and keys."""
-    if name in ("ours", "ours_high", "ours_triton"):
-        return lambda q, k, v: FlashAttentionTriton.apply(q, k, v, causal)
+    if name in OURS:
+        backend = OURS[name]
+        return lambda q, k, v: FlashAttentionTriton.apply(
+            q, k, v, causal, None, backend
+        )
     if name == "plain":
         return lambda q, k, v: plain(q, k, v, causal)
     if name == "compiled":
@@ -66,18 +69,11 @@ def attention(name: str, causal: bool, n: int, device: str) -> Attention:
 def only(name: str) -> Iterator[None]:
     """Inside, this implementation runs alone: SDPA is held to one backend, and fp32
     products to the named precision.
-
-    "ours_triton" runs on a Hopper GPU what ours runs on any other.
     """
     torch.set_float32_matmul_precision("high" if name == "ours_high" else "highest")
     backend = sdpa_kernel(BACKENDS[name]) if name in BACKENDS else nullcontext()
-    kernels = (
-        mock.patch.object(launches, "VERIFIED", False)
-        if name == "ours_triton"
-        else nullcontext()
-    )
     try:
-        with backend, kernels:
+        with backend:
             yield
     except RuntimeError as error:
         if not any(words in str(error) for words in NO_BACKEND):
@@ -90,22 +86,17 @@ def only(name: str) -> Iterator[None]:
 
 
 def what_ran(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
-    """What computes these inputs inside `only`: our path, or the backend that SDPA
-    chooses.
+    """What computes these inputs inside `only`: our kernels' name, or the backend that
+    SDPA chooses.
     """
-    if name.startswith("ours"):
-        return path_of(q, k, v)
+    if name in OURS:
+        return chosen(OURS[name], q, k, v)
     if name == "sdpa" or name in BACKENDS:
         # The function by which PyTorch itself decides, on the same inputs and in the
         # same context.
         choice = torch._fused_sdp_choice(q, k, v, None, 0.0, causal)  # pyright: ignore[reportPrivateImportUsage]
         return SDPBackend(choice).name.lower()
     return name
-
-
-def path_of(q: Tensor, k: Tensor, v: Tensor) -> str:
-    """Which of our kernels these inputs take."""
-    return "hopper" if launches.takes(q, k, v) else "triton"
 
 
 def allow_shared_graphs() -> None:

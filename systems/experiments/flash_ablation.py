@@ -21,7 +21,6 @@ added up by atomics, in no fixed order, and on Hopper by the copy engine, in tur
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 import triton
@@ -31,7 +30,7 @@ from torch import Tensor
 from systems.attention.hopper import launches
 from systems.attention.reference import attention_reference
 from systems.attention.triton.configs import Tile, choose
-from systems.attention.triton.function import run_backward, run_forward
+from systems.attention.triton.function import chosen, run_backward, run_forward
 from systems.attention.triton.launches import (
     arithmetic,
     launch_backward,
@@ -40,7 +39,7 @@ from systems.attention.triton.launches import (
 from systems.attention.triton.primitives import LOG2E, dot, narrow
 from systems.benchmarking import timing
 from systems.benchmarking.gpu_timing import OVERWRITTEN, kernel_times_ms
-from systems.benchmarking.peers import DTYPES, path_of
+from systems.benchmarking.peers import DTYPES
 from systems.running.command import main, option
 
 PROTOCOL = {
@@ -326,7 +325,7 @@ def run(config: Config) -> dict[str, Any]:
         "repeats": int(
             all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
         ),
-        "ran": path_of(q, k, v) if config.step in HOPPER_STEPS else "triton",
+        "ran": chosen("auto", q, k, v) if config.step in HOPPER_STEPS else "triton",
     }
 
 
@@ -363,23 +362,19 @@ def prepare(
         launch = launch_forward if step == "plain_forward" else run_forward
         return lambda: launch(q, k, v, True, scale)[:1]
     if step == "one_item_forward":
-        if path_of(q, k, v) != "hopper":
+        if chosen("auto", q, k, v) != "hopper":
             return lambda: launch_forward(q, k, v, True, scale)[:1]
         # More programs than items. A few heads at a time all the same: if all were last
-        # ones, all would be walked through side by side. The order is kept for later
-        # calls.
-        one_item = launches.CONFIGS["forward"][
-            launches.TILE_DIMS[q.shape[-1]]
-        ]._replace(programs=q.shape[0] * q.shape[1])
-        with mock.patch.object(launches, "LAST_ITEMS", 0):
-            launches.launch_forward(q, k, v, True, scale, one_item)
+        # ones, all would be walked through side by side.
+        config = launches.CONFIGS["forward"][launches.TILE_DIMS[q.shape[-1]]]
+        one_item = config._replace(programs=q.shape[0] * q.shape[1], last_items=0)
         return lambda: launches.launch_forward(q, k, v, True, scale, one_item)[:1]
     o, lse = launch_forward(q, k, v, True, scale)
     if step == "atomic_backward":
         return lambda: atomic_backward(do, q, k, v, o, lse)
     if how in TOLD:
         return lambda: launch_backward(do, q, k, v, o, lse, True, scale, **told)
-    if step == "two_passes_backward" and path_of(q, k, v) == "hopper":
+    if step == "two_passes_backward" and chosen("auto", q, k, v) == "hopper":
         return lambda: launches.launch_two_passes(do, q, k, v, o, lse, True, scale)
     launch = run_backward if step == "backward" else launch_backward
     return lambda: launch(do, q, k, v, o, lse, True, scale)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from systems.attention.hopper.launches import available
+from systems.attention.hopper.launches import missing_here
 from systems.attention.triton.function import FlashAttentionTriton
 from systems.benchmarking import timing
 from systems.benchmarking.gpu_timing import kernel_times_ms, product_times_ms
@@ -140,7 +140,7 @@ def ceiling(device: str) -> dict[str, Any]:
         "multiprocessors": multiprocessors,
         **(
             additions(multiprocessors)
-            if device == "cuda" and available(torch.device(device))
+            if device == "cuda" and not missing_here(torch.device(device))
             else {}
         ),
     }

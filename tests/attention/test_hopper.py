@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from systems.attention import FlashAttentionTriton
+from systems.attention import FlashAttentionTriton, flash_attention
 from systems.attention.hopper import launches
 from systems.attention.hopper.launches import (
     CONFIGS,
@@ -18,9 +18,9 @@ from systems.attention.hopper.launches import (
     launch_forward,
     launch_one_pass,
     launch_two_passes,
+    missing,
     readable,
     schedule,
-    takes,
 )
 from systems.attention.relaunch import (
     Layout,
@@ -31,6 +31,7 @@ from systems.attention.relaunch import (
 )
 from systems.attention.triton import function
 from systems.attention.triton.configs import multiprocessors
+from systems.attention.triton.function import chosen
 from systems.experiments import flash_accuracy
 from tests.attention.checks import (
     NAMES,
@@ -41,6 +42,7 @@ from tests.attention.checks import (
 from tools.render.spanning import diagrams
 
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+LAST_ITEMS = CONFIGS["forward"][64].last_items
 # Tiles of queries beside one of keys, in the backward pass in one kernel.
 BESIDE = launches.ONE_PASS_KEYS // launches.ONE_PASS_QUERIES
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -51,13 +53,12 @@ PAIRS = [(1, 1000), (1000, 1), (65, 191), (191, 65), (128, 2048), (1000, 130)]
 
 
 def on_hopper() -> bool:
-    return torch.cuda.is_available() and launches.available(torch.device("cuda"))
+    """Whatever Triton is installed: it is these tests that judge its Gluon."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 
 
 gpu = pytest.mark.gpu
-hopper = pytest.mark.skipif(
-    not on_hopper(), reason="needs a Hopper GPU and a Triton whose Gluon was tested"
-)
+hopper = pytest.mark.skipif(not on_hopper(), reason="needs a Hopper GPU")
 
 
 def run(
@@ -85,24 +86,24 @@ class Like:
         return getattr(self.x, name)
 
 
-@pytest.fixture(autouse=True)
-def verified(monkeypatch):
-    monkeypatch.setattr(launches, "VERIFIED", True)
-
-
 @pytest.fixture
 def a_hopper(monkeypatch):
-    monkeypatch.setattr(launches, "available", lambda device: True)
+    """The GPU and the Triton that these kernels need."""
+    monkeypatch.setattr(launches, "missing_here", lambda device: "")
 
 
 def like(*shape: int, dtype=torch.bfloat16, device: str = "cuda:0"):
     return Like(torch.empty(shape, dtype=dtype, device="meta"), device)
 
 
+def is_chosen(*shape: int, **options) -> bool:
+    """Whether "auto" means these kernels for q, k and v of this shape."""
+    return chosen("auto", *(3 * [like(*shape, **options)])) == "hopper"
+
+
 @pytest.mark.usefixtures("a_hopper")
-def test_what_is_taken():
-    def taken(*shape: int, **options) -> bool:
-        return takes(*(3 * [like(*shape, **options)]))
+def test_where_auto_means_these_kernels():
+    taken = is_chosen
 
     assert (
         taken(1, 16, 16384, 64)
@@ -129,7 +130,7 @@ def test_the_page_on_accuracy_judges_the_plain_kernels():
         (flash_accuracy.HEADS, config.n, config.d)
         for config in flash_accuracy.configs()
     }
-    assert not any(takes(*(3 * [like(1, *shape)])) for shape in shapes)
+    assert not any(is_chosen(1, *shape) for shape in shapes)
 
 
 @MASKS
@@ -137,9 +138,19 @@ def test_the_page_on_accuracy_judges_the_plain_kernels():
     ("n_q", "n_k", "heads", "side_by_side"),
     [(1000, 1000, 5, 2), (130, 5000, 3, 1), (64, 64, 1, 1)],
 )
-def test_each_item_is_computed_once(n_q, n_k, heads, side_by_side, causal):
+@pytest.mark.parametrize("last_items", [0, 2])
+def test_each_item_is_computed_once(n_q, n_k, heads, side_by_side, last_items, causal):
     starts, items = schedule(
-        n_q, n_k, heads, side_by_side, 128, 64, causal, 7, torch.device("cpu")
+        n_q,
+        n_k,
+        heads,
+        side_by_side,
+        128,
+        64,
+        causal,
+        7,
+        last_items,
+        torch.device("cpu"),
     )
     assert sorted(items.tolist()) == list(range(-(-n_q // 128) * heads))
     assert (
@@ -155,7 +166,7 @@ def test_programs_end_together():
     program waits for another's.
     """
     starts, items = schedule(
-        4096, 4096, 64, 8, 128, 128, True, 132, torch.device("cpu")
+        4096, 4096, 64, 8, 128, 128, True, 132, LAST_ITEMS, torch.device("cpu")
     )
     times = [
         (items[a:b] % 32 + 1 + ITEM_STEPS).sum()
@@ -176,8 +187,9 @@ def test_short_items_of_the_last_heads_even_out_the_end(
     later than those of the others.
     """
     starts, items = schedule(
-        n, n, heads, side_by_side, rows, keys, True, 132, torch.device("cpu")
-    )
+        n, n, heads, side_by_side, rows, keys, True, 132, LAST_ITEMS,
+        torch.device("cpu"),
+    )  # fmt: skip
     steps = torch.tensor(
         [
             -(-min(n, (tile + 1) * rows) // keys) + ITEM_STEPS
@@ -219,30 +231,51 @@ def test_a_descriptor_is_what_triton_makes_of_the_tensor():
         of_rows(Layout((1, 1, 8, 64), (0, 0, 65, 1)), 16, 64, torch.bfloat16)
 
 
+NEEDS = {
+    "another device": (
+        like(1, 1, 8, 64, device="cpu"),
+        "needs a CUDA GPU, found cpu",
+    ),
+    "another dtype": (
+        like(1, 1, 8, 64, dtype=torch.float32),
+        "needs float16 or bfloat16, found torch.float32",
+    ),
+    "another head dimension": (
+        like(1, 1, 8, 32),
+        "needs a head dimension from 40 to 128 that 8 divides, found 32",
+    ),
+    "rows apart": (
+        Like(torch.empty(1, 8, 65, dtype=torch.bfloat16)[..., :64]),
+        r"needs rows .* 16 bytes, found q with strides \(520, 65, 1\)",
+    ),
+}
+
+
 @pytest.mark.usefixtures("a_hopper")
-def test_nothing_is_taken_before_these_tests_have_passed(monkeypatch):
-    monkeypatch.setattr(launches, "VERIFIED", False)
-    assert not takes(*(3 * [like(1, 16, 16384, 64)]))
+@pytest.mark.parametrize("case", NEEDS)
+def test_by_name_they_run_or_say_what_they_need(case):
+    """However few the scores are; "auto" means other kernels then, without a word."""
+    small, (bad, message) = like(1, 1, 8, 64), NEEDS[case]
+    assert chosen("hopper", small, small, small) == "hopper"
+    with pytest.raises(ValueError, match=f"hopper: {message}"):
+        chosen("hopper", bad, bad, bad)
+    assert chosen("auto", bad, bad, bad) == "triton"
 
 
-def test_nothing_is_taken_by_another_gpu_or_triton(monkeypatch):
-    q = like(1, 16, 16384, 64)
-    monkeypatch.setattr(launches.knobs.runtime, "interpret", False)
-    for capability, version, expected in [
-        ((9, 0), "3.6.0", True),
-        ((8, 0), "3.6.0", False),
-        ((10, 0), "3.6.0", False),
-        ((9, 0), "3.7.1", False),
-    ]:
-        launches.available.cache_clear()
-        monkeypatch.setattr(
-            torch.cuda,
-            "get_device_capability",
-            lambda device, capability=capability: capability,
-        )
-        monkeypatch.setattr(launches.triton, "__version__", version)
-        assert takes(q, q, q) == expected
-    launches.available.cache_clear()
+def test_what_they_need_of_the_machine():
+    assert missing((9, 0), "3.6.0") == ""
+    assert missing((8, 0), "3.6.0").endswith("9.0, found 8.0")
+    assert missing((10, 0), "3.6.0").endswith("9.0, found 10.0")
+    assert missing((9, 0), "3.9.1").endswith("found 3.9.1")
+
+
+@pytest.mark.skipif(on_hopper(), reason="there is a Hopper GPU")
+@pytest.mark.parametrize("differentiated", [False, True])
+def test_elsewhere_nothing_stands_in_for_them(differentiated, device):
+    x = torch.zeros(1, 64, 64, dtype=torch.bfloat16, device=device)
+    x.requires_grad_(differentiated)
+    with pytest.raises(ValueError, match="hopper: needs .* found"):
+        flash_attention(x, x, x, backend="hopper")
 
 
 def test_what_the_copy_engine_can_read():
@@ -570,22 +603,18 @@ def test_fifty_repeats_are_bit_equal(d, causal):
 
 @gpu
 @hopper
-def test_the_public_class_runs_them(monkeypatch):
-    """Also for a gradient with strides of zero; too small a launch stays with the plain
-    kernels.
+@pytest.mark.parametrize(("backend", "n"), [("hopper", 100), ("auto", 8192)])
+def test_the_public_class_runs_them(backend, n, monkeypatch):
+    """By name however small, else where they are faster; also for a gradient with
+    strides of zero.
     """
-    monkeypatch.setattr(launches, "MIN_SCORES", 4 * 2048**2)
-    monkeypatch.setattr(launches, "MIN_ROWS", 4 * 2047)
-    for name in ("launch_forward", "launch_backward"):
-        monkeypatch.setattr(
-            function, name, lambda *_: pytest.fail("the plain kernels ran")
-        )
-    q, k, v, _ = make_inputs(2048, 2048, 64, torch.bfloat16, "cuda", lead=(4,))
+    if reason := launches.missing_here(torch.device("cuda", 0)):
+        pytest.skip(reason)
+    monkeypatch.delitem(function.LAUNCHERS, "triton")
+    q, k, v, _ = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(4,))
     one = torch.ones((), device="cuda", dtype=q.dtype).expand_as(q)
-    check_against_reference(
-        run_class(FlashAttentionTriton, q, k, v, one, True), q, k, v, one, True
-    )
-    assert not takes(q[:, :2047], k[:, :2047], v[:, :2047])
+    actual = run_class(FlashAttentionTriton, q, k, v, one, True, None, backend)
+    check_against_reference(actual, q, k, v, one, True)
 
 
 @gpu

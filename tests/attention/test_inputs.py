@@ -33,7 +33,7 @@ from tests.attention.checks import (
 
 ROOT = Path(__file__).resolve().parent.parent
 CLASSES = [FlashAttentionPyTorch, FlashAttentionTriton]
-BACKENDS = ["torch", "triton"]
+BACKENDS = ["torch", "triton", "auto"]
 
 
 def amid_nan(x: torch.Tensor) -> torch.Tensor:
@@ -325,11 +325,8 @@ BAD = {
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bad_input_is_refused_before_anything_runs(backend, case, monkeypatch):
     make, options, error, message = BAD[case]
-    for module, name in (
-        (function, "launch_forward"),
-        (torch_tiles, "forward_tiles"),
-    ):
-        monkeypatch.setattr(module, name, lambda *_: pytest.fail("it ran"))
+    monkeypatch.setattr(torch_tiles, "forward_tiles", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setattr(function, "LAUNCHERS", {})
     with pytest.raises(error, match=message):
         flash_attention(*make(), **options, backend=backend)
 
@@ -358,9 +355,16 @@ def test_what_only_the_kernels_refuse(device):
     ):
         FlashAttentionTriton.apply(*[x(8, 4, device=device)] * 3)
     with pytest.raises(
-        ValueError, match="backend must be 'triton' or 'torch', got 'cuda'"
+        ValueError,
+        match="backend must be one of auto, hopper, triton, torch, got 'cuda'",
     ):
         flash_attention(*[x(8, 4)] * 3, backend="cuda")
+    with pytest.raises(
+        ValueError, match="backend must be one of auto, hopper, triton, got 'cuda'"
+    ):
+        FlashAttentionTriton.apply(
+            *[x(1, 8, 4, device=device)] * 3, False, None, "cuda"
+        )
 
 
 def test_without_gpu_and_interpreter_the_kernels_refuse_and_nothing_stands_in():

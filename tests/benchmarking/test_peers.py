@@ -5,8 +5,9 @@ names set is put back.
 import pytest
 import torch
 
-from systems.attention.hopper import launches
+from systems.attention.hopper import launches as hopper
 from systems.attention.reference import attention_reference
+from systems.attention.triton import function
 from systems.benchmarking import compiling, peers
 from systems.benchmarking.peers import attention, only, random_inputs, what_ran
 from systems.records.outcome import Unsupported
@@ -62,14 +63,16 @@ def test_products_are_as_precise_as_the_name_says(name, inside, precision):
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-def test_the_plain_kernels_run_where_hopper_has_its_own(monkeypatch):
-    monkeypatch.setattr(launches, "VERIFIED", True)
-    with pytest.raises(KeyError), only("ours_triton"):
-        assert not launches.VERIFIED
-        raise KeyError
-    assert launches.VERIFIED
-    with only("ours"):
-        assert launches.VERIFIED
+def test_the_plain_kernels_run_where_hopper_has_its_own(device, monkeypatch):
+    """By their name, forwards and backwards."""
+    monkeypatch.setattr(hopper, "is_faster", lambda q, k: True)
+    monkeypatch.setattr(hopper, "refusal", lambda q, k, v: "")
+    q, k, v, do = random_inputs((1, 1, 8, 16), torch.float32, device)
+    assert what_ran("ours", q, k, v, True) == "hopper"
+    assert what_ran("ours_triton", q, k, v, True) == "triton"
+    monkeypatch.delitem(function.LAUNCHERS, "hopper")
+    o = attention("ours_triton", True, 8, device)(q, k, v)
+    torch.autograd.grad(o, (q, k, v), do)
 
 
 def test_what_ran_is_what_pytorch_chooses():

@@ -6,7 +6,7 @@ The kernels stand in `flash_hopper_forward`, `flash_hopper_backward` and
 roles and each copy, barrier and product is placed by hand. They hold what
 the plain kernels promise (results that repeat bit by bit) and take less: 16-bit dtypes,
 head dimensions from 40 to 128 in steps of 8, tensors that the copy engine can read.
-`takes` decides; what it refuses runs on the plain kernels.
+`refusal` says what is missing for others, `is_faster` where it pays.
 """
 
 from functools import cache, lru_cache, partial
@@ -34,9 +34,6 @@ from systems.attention.relaunch import (
 from systems.attention.triton.configs import multiprocessors
 
 # --8<-- [start:limits]
-# Off while a change to these kernels has not yet passed tests/attention/test_hopper.py
-# on such a GPU.
-VERIFIED = True
 # Versions of Triton whose Gluon these kernels were tested with: the dialect changes
 # from one to the next.
 VERSIONS = ("3.6.",)
@@ -80,6 +77,9 @@ class Config(NamedTuple):
     # Forward: programs for each multiprocessor. More than one only to measure what the
     # schedule is worth.
     programs: int = 1
+    # Forward: the last heads, with about this many items for each program, are handed
+    # out together, longest items first.
+    last_items: int = 2
 
 
 # CONFIGS[kernel][head dimension of the tiles]
@@ -125,16 +125,27 @@ SHORT_FORWARD = Config(4, 64, 5, 112, 96, overlap=False)
 # --8<-- [end:configs]
 # What an item costs beside its steps, in steps.
 ITEM_STEPS = 1
-# The last heads, with about this many items for each program, are handed out together,
-# longest items first.
-LAST_ITEMS = 2
+
+
+def missing(capability: tuple[int, int], version: str) -> str:
+    """What these kernels need of a GPU of this compute capability and of Triton, and
+    what was found; nothing where they run.
+    """
+    if capability != (9, 0):
+        found = ".".join(map(str, capability))
+        return f"needs a GPU of compute capability 9.0, found {found}"
+    if not version.startswith(VERSIONS):
+        tested = ", ".join(x.rstrip(".") for x in VERSIONS)
+        return f"needs Triton {tested}, with which it was tested, found {version}"
+    return ""
 
 
 @cache
-def available(device: torch.device) -> bool:
-    """Whether this GPU is a Hopper, with a Triton whose Gluon was tested."""
-    tested = triton.__version__.startswith(VERSIONS) and not knobs.runtime.interpret
-    return tested and torch.cuda.get_device_capability(device) == (9, 0)
+def missing_here(device: torch.device) -> str:
+    """`missing` of this GPU and the Triton that is installed."""
+    if knobs.runtime.interpret:
+        return "needs a compiler, found the interpreter of TRITON_INTERPRET=1"
+    return missing(torch.cuda.get_device_capability(device), triton.__version__)
 
 
 # --8<-- [start:takes]
@@ -150,24 +161,34 @@ def readable(x: Tensor) -> bool:
     return last[1] == 1 and x.data_ptr() % 16 == 0 and aligned
 
 
-def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether these kernels compute attention of q (..., n_q, d), k and v (..., n_k,
-    d): with 3 or 4 dimensions.
+def refusal(q: Tensor, k: Tensor, v: Tensor) -> str:
+    """What these kernels need and didn't find, to compute attention of q (..., n_q, d),
+    k and v (..., n_k, d) with 3 or 4 dimensions; nothing where they can.
     """
-    # First what is cheap to ask and refuses small inputs, which wait for the host.
+    if q.device.type != "cuda":
+        return f"needs a CUDA GPU, found {q.device.type}"
+    if missing_here(q.device):
+        return missing_here(q.device)
+    if q.dtype not in DTYPES:
+        return f"needs float16 or bfloat16, found {q.dtype}"
+    if q.shape[-1] not in TILE_DIMS:
+        found = q.shape[-1]
+        return f"needs a head dimension from 40 to 128 that 8 divides, found {found}"
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not readable(x):
+            return (
+                "needs rows without gaps that begin at multiples of 16 bytes, "
+                f"found {name} with strides {x.stride()} at address {x.data_ptr()}"
+            )
+    return ""
+
+
+def is_faster(q: Tensor, k: Tensor) -> bool:
+    """Whether q (..., n_q, d) and k (..., n_k, d) are large enough for these kernels to
+    be faster than the plain ones.
+    """
     rows = q.numel() // q.shape[-1]
-    return (
-        VERIFIED
-        and rows >= MIN_ROWS
-        and rows * k.shape[-2] >= MIN_SCORES
-        and q.device.type == "cuda"
-        and q.dtype in DTYPES
-        and q.shape[-1] in TILE_DIMS
-        and available(q.device)
-        and readable(q)
-        and readable(k)
-        and readable(v)
-    )
+    return rows >= MIN_ROWS and rows * k.shape[-2] >= MIN_SCORES
 
 
 # --8<-- [end:takes]
@@ -177,8 +198,7 @@ def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
 @lru_cache(maxsize=256)
 def schedule(
     n_q: int, n_k: int, batch_heads: int, heads_together: int, rows: int, keys: int,
-    causal: bool, programs: int,
-    device: torch.device,
+    causal: bool, programs: int, last_items: int, device: torch.device,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(starts, items): program i computes items[starts[i]] to items[starts[i + 1] - 1],
     in this order.
@@ -193,7 +213,7 @@ def schedule(
         triton.cdiv(min(n_k, (tile + 1) * rows) if causal else n_k, keys)
         for tile in range(tiles)
     ]
-    bulk = max(0, batch_heads - triton.cdiv(LAST_ITEMS * programs, tiles))
+    bulk = max(0, batch_heads - triton.cdiv(last_items * programs, tiles))
     groups = [
         range(start, min(start + heads_together, bulk))
         for start in range(0, bulk, heads_together)
@@ -268,6 +288,7 @@ def forward_plan(
         c.rows,
         causal,
         c.programs * multiprocessors(device),
+        c.last_items,
         device,
     )
     launch = Launch(

@@ -1,15 +1,13 @@
-"""FlashAttention-2 by Triton kernels, forward and backward: the autograd Function, the
-operators.
+"""Flash attention by our kernels, chosen by name: the autograd Function, the operators.
 
-The kernels stand in `flash_triton_forward` and `flash_triton_backward`, what they share
-in `flash_triton_tiles`, their launches in `flash_triton_launches`. On a Hopper GPU
-`hopper` runs what it takes instead.
+"triton" are the kernels of this folder, "hopper" those of the folder beside it. Which of
+them ran the forward pass makes no difference to the backward pass: both save o and lse.
 """
 
 import torch
 from torch import Tensor
 
-from systems.attention.hopper import launches
+from systems.attention.hopper import launches as hopper
 from systems.attention.inputs import (
     autocast_like_sdpa,
     check_inputs,
@@ -18,21 +16,42 @@ from systems.attention.inputs import (
     is_traced,
     refuse_second_derivative,
 )
-from systems.attention.triton.launches import launch_backward, launch_forward
+from systems.attention.triton import launches as triton
 from systems.attention.triton.primitives import INTERPRETED
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_HEAD = 256
 
 
-def run_forward(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    """(o, lse) by the kernels for Hopper where they take the inputs, else by the plain
-    ones.
+# --8<-- [start:chosen]
+LAUNCHERS = {"hopper": hopper, "triton": triton}
+
+
+def chosen(backend: str, q: Tensor, k: Tensor, v: Tensor) -> str:
+    """Which kernels run for this backend: those it names, or for "auto" the faster ones.
+
+    ValueError says what the named ones need that was not found.
     """
-    launch = launches.launch_forward if launches.takes(q, k, v) else launch_forward
-    return launch(q, k, v, causal, scale)
+    if backend == "auto":
+        large = hopper.is_faster(q, k)
+        return "hopper" if large and not hopper.refusal(q, k, v) else "triton"
+    if backend not in LAUNCHERS:
+        names = ", ".join(("auto", *LAUNCHERS))
+        raise ValueError(f"backend must be one of {names}, got {backend!r}")
+    if backend == "hopper" and (reason := hopper.refusal(q, k, v)):
+        raise ValueError(f"hopper: {reason}")
+    return backend
+
+
+# --8<-- [end:chosen]
+
+
+def run_forward(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, backend: str = "auto"
+) -> tuple[Tensor, Tensor]:
+    """(o, lse) by the kernels that are `chosen`."""
+    launcher = LAUNCHERS[chosen(backend, q, k, v)]
+    return launcher.launch_forward(q, k, v, causal, scale)
 
 
 def run_backward(
@@ -44,20 +63,19 @@ def run_backward(
     lse: Tensor,
     causal: bool,
     scale: float,
+    backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv), chosen as `run_forward` chooses; what either saved serves the
-    other.
-    """
-    launch = launches.launch_backward if launches.takes(q, k, v) else launch_backward
-    return launch(do, q, k, v, o, lse, causal, scale)
+    """(dq, dk, dv) by the kernels that are `chosen`."""
+    launcher = LAUNCHERS[chosen(backend, q, k, v)]
+    return launcher.launch_backward(do, q, k, v, o, lse, causal, scale)
 
 
 @torch.library.custom_op("systems::flash_forward", mutates_args=())
 def flash_forward(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, backend: str = "auto"
 ) -> tuple[Tensor, Tensor]:
     """What torch.compile and torch.export see of the forward pass: (o, lse)."""
-    return run_forward(q, k, v, causal, scale)
+    return run_forward(q, k, v, causal, scale, backend)
 
 
 @torch.library.custom_op("systems::flash_backward", mutates_args=())
@@ -70,14 +88,15 @@ def flash_backward(
     lse: Tensor,
     causal: bool,
     scale: float,
+    backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What torch.compile and torch.export see of the backward pass: (dq, dk, dv)."""
-    return run_backward(do, q, k, v, o, lse, causal, scale)
+    return run_backward(do, q, k, v, o, lse, causal, scale, backend)
 
 
 @flash_forward.register_fake
 def _(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, backend: str = "auto"
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
@@ -92,12 +111,13 @@ def _(
     lse: Tensor,
     causal: bool,
     scale: float,
+    backend: str = "auto",
 ):
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
 def save_for_operator(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, ctx.causal, ctx.scale = inputs
+    q, k, v, *ctx.options = inputs
     o, lse = output
     ctx.mark_non_differentiable(lse)
     ctx.save_for_backward(q, k, v, o, lse)
@@ -105,7 +125,8 @@ def save_for_operator(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None
 
 def differentiate_operator(ctx, do: Tensor, dlse: Tensor | None):
     refuse_second_derivative()
-    return *flash_backward(do, *ctx.saved_tensors, ctx.causal, ctx.scale), None, None
+    gradients = flash_backward(do, *ctx.saved_tensors, *ctx.options)
+    return *gradients, *(None for _ in ctx.options)
 
 
 flash_forward.register_autograd(differentiate_operator, setup_context=save_for_operator)
@@ -115,8 +136,8 @@ class FlashAttentionTriton(torch.autograd.Function):
     """`FlashAttentionTriton.apply(q, k, v, is_causal)`; (batch, n, d), or heads before
     n too, d up to 256.
 
-    float32, float16 or bfloat16. `ValueError` or `TypeError` names what can't be taken;
-    a second derivative can't.
+    float32, float16 or bfloat16. `backend` is as in `flash_attention`. `ValueError` or
+    `TypeError` names what can't be taken; a second derivative can't.
     """
 
     @staticmethod
@@ -127,15 +148,16 @@ class FlashAttentionTriton(torch.autograd.Function):
         v: Tensor,
         is_causal: bool = False,
         scale: float | None = None,
+        backend: str = "auto",
     ) -> Tensor:
         check(q, k, v, is_causal, scale)
         if q.ndim not in (3, 4):
             raise ValueError(
                 f"q must be (batch, N, d) or (batch, heads, N, d), got shape {tuple(q.shape)}"
             )
-        ctx.causal, ctx.scale = is_causal, default_scale(scale, q.shape[-1])
+        ctx.options = is_causal, default_scale(scale, q.shape[-1]), backend
         run = flash_forward if is_traced(q) else run_forward
-        o, lse = run(q, k, v, ctx.causal, ctx.scale)
+        o, lse = run(q, k, v, *ctx.options)
         ctx.save_for_backward(q, k, v, o, lse)
         return o
 
@@ -143,7 +165,7 @@ class FlashAttentionTriton(torch.autograd.Function):
     def backward(ctx, do: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_second_derivative()
         run = flash_backward if is_traced(do) else run_backward
-        gradients = run(do, *ctx.saved_tensors, ctx.causal, ctx.scale)  # pyright: ignore[reportCallIssue]
+        gradients = run(do, *ctx.saved_tensors, *ctx.options)
         # apply() may be called without the options: one gradient for each argument that
         # it got.
         return *gradients, *(None for _ in ctx.needs_input_grad[3:])
@@ -164,7 +186,12 @@ def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) ->
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """`flash_attention` by these kernels, with its arguments and errors."""
     q, k, v = autocast_like_sdpa(q, k, v)
@@ -172,10 +199,11 @@ def attention(
     if tensors and q.ndim in (3, 4) and not is_traced(q):
         if is_differentiated(q, k, v):
             # The class checks for itself.
-            return FlashAttentionTriton.apply(q, k, v, causal, scale)
+            return FlashAttentionTriton.apply(q, k, v, causal, scale, backend)
         check(q, k, v, causal, scale)
         # An autograd Function costs the host as much as a launch.
-        return run_forward(q, k, v, causal, default_scale(scale, q.shape[-1]))[0]
+        scale = default_scale(scale, q.shape[-1])
+        return run_forward(q, k, v, causal, scale, backend)[0]
     check(q, k, v, causal, scale)
     shape = q.shape
     if q.ndim == 2:
@@ -183,10 +211,9 @@ def attention(
     elif q.ndim > 4:
         q, k, v = (x.flatten(0, -4) for x in (q, k, v))
     if is_traced(q):
-        return flash_forward(q, k, v, causal, default_scale(scale, shape[-1]))[0].view(
-            shape
-        )
-    return FlashAttentionTriton.apply(q, k, v, causal, scale).view(shape)
+        scale = default_scale(scale, shape[-1])
+        return flash_forward(q, k, v, causal, scale, backend)[0].view(shape)
+    return FlashAttentionTriton.apply(q, k, v, causal, scale, backend).view(shape)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
