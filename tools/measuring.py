@@ -21,13 +21,14 @@ from systems.experiments import STEMS
 class Outcome:
     """What came of measuring one stem: a line for the user, the exit code (0 complete
     or out of time, 1 rows failed, 2 could not start), and how many rows were measured
-    by their status.
+    by their status. A stem is `skipped` where this machine can't measure it.
     """
 
     stem: str
     message: str
     code: int = 0
     rows: dict[str, int] = field(default_factory=dict)
+    skipped: bool = False
     seconds: float = 0.0
 
 
@@ -49,7 +50,8 @@ def measure_if_stale(
     if device is None:
         cpu_can = "cpu" in STEMS[stem].quick and not quick
         remedy = "; --quick runs it on a CPU" if cpu_can else ""
-        return Outcome(stem, f"skipped: needs a GPU and none was found{remedy}")
+        message = f"skipped: needs a GPU and none was found{remedy}"
+        return Outcome(stem, message, skipped=True)
     if not force and state_of(record_path(results, device, stem, grid))[0] == "fresh":
         return Outcome(stem, "fresh already (--force measures again)")
     flags = ["--grid", grid, "--deadline", str(deadline)]

@@ -13,6 +13,7 @@ run it again to go on. Examples:
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -28,23 +29,24 @@ from systems.experiments import STEMS  # noqa: E402
 from tools.measuring import Outcome, measure_if_stale, run_child, state_of  # noqa: E402
 from tools.slurm.options import FLAGS, Options  # noqa: E402
 
-GRID = {"only", "force", "quick", "time_limit"}
+RESULTS = ROOT / "docs" / "results"
+GRID = {"only", "force", "quick", "time_limit", "generated"}
 # The flags that each action reads, besides --results. An action would ignore any other,
 # so giving one is an error.
 READS = {
     "measuring": GRID,
     "--slurm": {*GRID, "no_wait", *FLAGS},
     "--list": set(),
-    "--render": set(),
-    "--check": {"fresh"},
-    "--verify": set(),
+    "--render": {"generated"},
+    "--check": {"fresh", "generated"},
+    "--verify": {"generated"},
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line asks. Returns the exit code."""
     given = vars(command_line().parse_args(arguments))
-    results: Path = given.pop("results")
+    results: Path = given.pop("results", RESULTS)
     action = next((a for a in READS if a.removeprefix("--") in given), "measuring")
     value = given.pop(action.removeprefix("--"), None)
     for name in sorted(given.keys() - READS[action]):
@@ -53,30 +55,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from systems.records.store import RecordError
 
     try:
+        tree = same(results, RESULTS)
+        if action not in ("measuring", "--slurm") and not (tree or results.is_dir()):
+            stop(f"--results {results}: no such folder")
+        if action == "--render" and not tree and "generated" not in given:
+            stop(
+                f"--render would put {results} in place of this guide's own tables: "
+                "add --generated FOLDER to say where its tables go"
+            )
         match action:
             case "--list":
                 print_states(results)
                 return 0
             case "--render":
-                write_rendered(results)
+                write_rendered(results, **given)
                 return 0
             case "--check":
                 return check_tree(results, **given)
             case "--verify":
-                return verify(value, results)
+                return verify(value, results, **given)
             case "--slurm":
                 return measure_by_slurm(results, **given)
             case _:
                 return measure(results, **given)
     except RecordError as error:
         stop(str(error))
+    except BrokenPipeError:
+        # Who read our output has seen enough: `| head`. Python would complain once more
+        # when it flushes what is left.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except OSError as error:
-        stop(f"can't use {error.filename}: {error.strerror}")
+        used = f"can't use {error.filename}" if error.filename else "can't write"
+        stop(f"{used}: {error.strerror}")
     except KeyboardInterrupt:
         stop(
             "stopped; every finished configuration is kept, "
             "run the same command to go on"
         )
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether both name one folder, by whatever way, be it there or not."""
+    return one.resolve() == other.resolve()
 
 
 def stop(message: str) -> NoReturn:
@@ -104,8 +125,14 @@ def command_line() -> argparse.ArgumentParser:
         "--results",
         metavar="FOLDER",
         type=Path,
-        default=ROOT / "docs" / "results",
         help="where the records are (docs/results)",
+    )
+    parser.add_argument(
+        "--generated",
+        metavar="FOLDER",
+        type=Path,
+        help="where tables are rendered to (docs/generated); without it the records of "
+        "another --results are not rendered",
     )
     switch: Any = {"action": "store_true"}
     one_of = parser.add_argument_group("actions, instead of measuring here")
@@ -180,6 +207,7 @@ def measure(
     quick: bool = False,
     force: bool = False,
     time_limit: float = 0,
+    generated: Path | None = None,
 ) -> int:
     """Measure what is missing or stale, show a summary, and render. Returns the exit
     code.
@@ -188,7 +216,7 @@ def measure(
     outcomes = [
         measure_if_stale(stem, results, quick, force, deadline) for stem in only
     ]
-    return conclude(outcomes, results, quick)
+    return conclude(outcomes, results, quick, generated)
 
 
 def measure_by_slurm(
@@ -198,6 +226,7 @@ def measure_by_slurm(
     force: bool = False,
     time_limit: float = 0,
     no_wait: bool = False,
+    generated: Path | None = None,
     **flags: Any,
 ) -> int:
     """The same in jobs of a cluster. Where some are still running when it returns,
@@ -212,24 +241,34 @@ def measure_by_slurm(
         )
     except SlurmError as error:
         stop(str(error))
-    return conclude(outcomes, results, quick, all_ended)
+    return conclude(outcomes, results, quick, generated, all_ended)
 
 
-def verify(stem: str, results: Path) -> int:
+def verify(stem: str, results: Path, generated: Path | None = None) -> int:
     """Measure three rows of a stale record again; where they agree it is fresh. Returns
     the exit code.
     """
     outcome = run_child(stem, results, "--verify")
     agreed = "rows measured again agree, the record is fresh"
     print(f"{stem}: {outcome.message if outcome.code else agreed}")
-    write_rendered(results)
+    if not outcome.code:
+        render_if_told(results, generated)
     return outcome.code
 
 
 def conclude(
-    outcomes: list[Outcome], results: Path, quick: bool, all_ended: bool = True
+    outcomes: list[Outcome],
+    results: Path,
+    quick: bool,
+    generated: Path | None,
+    all_ended: bool = True,
 ) -> int:
-    """Show the summary and, where all have ended, render. Returns the exit code."""
+    """Show the summary and, where all have ended, render. Returns the exit code: 2,
+    where none of what was asked for could be measured here.
+    """
+    if all(outcome.skipped for outcome in outcomes):
+        reasons = (o.stem + o.message.removeprefix("skipped:") for o in outcomes)
+        stop(f"nothing was measured: {', '.join(reasons)}")
     print_outcomes(outcomes)
     for outcome in outcomes:
         if outcome.code:
@@ -241,47 +280,54 @@ def conclude(
         quick_results = results / "quick"
         print(f"reduced grid: its records stay in {quick_results} and are not rendered")
     elif code != 2:
-        write_rendered(results)
+        render_if_told(results, generated)
     return code
 
 
-def print_states(results: Path) -> None:
-    """The --list table: every stem on every device that has a record of it, and on the
-    device of this machine.
-    """
-    from rich.console import Console
-    from rich.table import Table
+def render_if_told(results: Path, generated: Path | None) -> None:
+    """Render after measuring: the guide's own records, or where a folder is named."""
+    if generated or same(results, RESULTS):
+        write_rendered(results, generated)
+    else:
+        print(f"the records are in {results}; --render --generated FOLDER shows them")
 
+
+def print_states(results: Path) -> None:
+    """What --list says: every stem on every device that has a record of it, and on the
+    device of this machine. Lines are as long as the names need, also through a pipe.
+    """
     from systems.running.measure import device_for
 
-    table = Table("experiment", "device", "state", "rows", "measured (UTC)", "took")
+    lines = [("experiment", "device", "state", "rows", "measured", "min")]
     for stem, entry in STEMS.items():
         here = device_for(entry.full)
         slugs = {path.parent.name for path in results.glob(f"*/{stem}*.json")}
         slugs |= {here.slug} if here else set()
-        for slug in sorted(slugs) or ["-"]:
+        if not slugs:
+            lines.append((stem, "-", "no GPU", "", "", ""))
+        for slug in sorted(slugs):
             state, record = state_of(results / slug / f"{stem}.json")
             if record is None:
-                table.add_row(stem, slug, state if here else "missing (needs a GPU)")
+                lines.append((stem, slug, state, "", "", ""))
                 continue
-            seconds = sum(row.seconds or 0 for row in record.rows)
-            table.add_row(
-                stem,
-                slug,
-                "reported" if record.kind == "reported" else state,
-                f"{len(record.rows)}/{record.expected_rows}",
-                record.started_utc,
-                f"{seconds / 60:.1f} min",
-            )
-    Console().print(table)
+            state = "reported" if record.kind == "reported" else state
+            rows = f"{len(record.rows)}/{record.expected_rows}"
+            minutes = sum(row.seconds or 0 for row in record.rows) / 60
+            took = f"{minutes:.1f}" if record.kind == "measured" else ""
+            date = (record.started_utc or "").split(" ")[0]
+            lines.append((stem, slug, state, rows, date, took))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = zip(line, widths, strict=True)
+        print(" ".join(cell.ljust(width) for cell, width in cells).rstrip())
 
 
 def print_outcomes(outcomes: list[Outcome]) -> None:
     """The summary at the end."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("experiment", "outcome", "rows", "took")
+    table = Table(Column("experiment", no_wrap=True), "outcome", "rows", "took")
     for outcome in outcomes:
         counts = outcome.rows.items()
         rows = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in counts)
@@ -290,41 +336,61 @@ def print_outcomes(outcomes: list[Outcome]) -> None:
     Console().print(table)
 
 
-def generated_files() -> dict[str, str]:
-    """What docs/generated holds now, by name."""
-    from tools.render.load import GENERATED
-
+def files_in(generated: Path) -> dict[str, str]:
+    """What a folder of rendered files holds now, by name."""
     return {
         path.name: path.read_text(encoding="utf-8", errors="replace")
-        for path in GENERATED.glob("*")
+        for path in generated.glob("*")
+        if path.is_file()
     }
 
 
-def write_rendered(results: Path) -> None:
-    """Rewrite docs/generated: it holds what the records give, and nothing else."""
-    from tools.render.everything import render_all
-    from tools.render.load import GENERATED
+def rendered(results: Path) -> dict[str, str]:
+    """What the records give, by file name; on a terminal something moves meanwhile."""
+    from rich.console import Console
 
-    wanted, present = render_all(results), generated_files()
+    with Console(stderr=True).status("rendering tables and figures"):
+        from tools.render.everything import render_all
+
+        return render_all(results)
+
+
+def write_rendered(results: Path, generated: Path | None = None) -> None:
+    """Rewrite docs/generated, or the folder named: it then holds what the records give,
+    and nothing else. A folder of other files is refused.
+    """
+    from tools.render import load
+
+    folder = generated or load.GENERATED
+    present = files_in(folder)
+    if generated and present and "facts.yml" not in present:
+        stop(f"--generated {generated}: holds files that were not rendered")
+    wanted = rendered(results)
     changed = [name for name in wanted if wanted[name] != present.get(name)]
     extra = present.keys() - wanted.keys()
-    GENERATED.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name in changed:
-        (GENERATED / name).write_text(wanted[name], encoding="utf-8")
+        try:
+            (folder / name).write_text(wanted[name], encoding="utf-8")
+        except OSError as error:
+            # On a full disk the error itself names no file.
+            raise OSError(error.errno, error.strerror, str(folder / name)) from None
     for name in extra:
-        (GENERATED / name).unlink()
+        (folder / name).unlink()
     print(f"rendered {len(wanted)} files, {len(changed) + len(extra)} changed")
 
 
-def check_tree(results: Path, fresh: bool = False) -> int:
+def check_tree(
+    results: Path, fresh: bool = False, generated: Path | None = None
+) -> int:
     """Print every difference between the tree and its records; with `fresh`, stale
     records too. 0 if there is none, otherwise 1.
     """
     from tools.checks.pages import check_pages
-    from tools.render.everything import render_all
-    from tools.render.load import stale_records
+    from tools.render import load
 
-    wanted, present = render_all(results), generated_files()
+    folder = generated or load.GENERATED
+    wanted, present = rendered(results), files_in(folder)
     faults = {name: "missing" for name in wanted.keys() - present.keys()}
     faults |= {
         name: "no record gives this file" for name in present.keys() - wanted.keys()
@@ -335,11 +401,11 @@ def check_tree(results: Path, fresh: bool = False) -> int:
         if wanted[name] != present[name]
     }
     findings = [
-        f"docs/generated/{name}: {fault}; run --render"
+        f"{generated or 'docs/generated'}/{name}: {fault}; run --render"
         for name, fault in faults.items()
     ]
     findings += check_pages(ROOT)
-    stale = stale_records(results)
+    stale = load.stale_records(results)
     findings += stale if fresh else []
     for message in [] if fresh else stale:
         print(f"warning: {message}")

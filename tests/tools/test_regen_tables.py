@@ -3,10 +3,12 @@ difference.
 """
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from errno import ENOSPC
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,8 +19,10 @@ from systems.experiments import STEMS
 from systems.records import store
 from systems.records.source_hash import source_hash
 from systems.running.measure import versions
-from tests.factories import committed, contents, regen_tables
+from tests.factories import RESULTS, committed, contents, regen_tables
+from tests.factories import command as regen_command
 from tools import measuring
+from tools import regen_tables as command
 from tools.checks import pages
 from tools.measuring import Outcome
 from tools.regen_tables import main
@@ -28,15 +32,15 @@ from tools.render import load
 @pytest.fixture
 def run(monkeypatch, tmp_path, capsys):
     """The command in this process, on a machine without a GPU, whose pages are in
-    order. Records and generated files are below a scratch folder.
+    order. Records and generated files of the tree are below a scratch folder.
     """
     monkeypatch.setattr(load, "GENERATED", tmp_path / "generated")
+    monkeypatch.setattr(command, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(pages, "check_pages", lambda root: [])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*options: str) -> SimpleNamespace:
-        options = ("--results", str(tmp_path / "results"), *options)
         try:
             code = main(options)
         except SystemExit as ended:
@@ -49,7 +53,8 @@ def run(monkeypatch, tmp_path, capsys):
 
 def state(listed: str, stem: str) -> str:
     """What the table of --list says of a stem."""
-    return next(line.split()[5] for line in listed.splitlines() if f" {stem} " in line)
+    lines = (line.split() for line in listed.splitlines())
+    return next(cells[2] for cells in lines if cells[0] == stem)
 
 
 # The command line ---------------------------------------------------------------------
@@ -82,12 +87,23 @@ WRONG = {
     "--slurm --fresh": "--fresh goes with --check, not with --slurm",
     "--no-wait": "--no-wait goes with --slurm, not with measuring",
     "--list --restarts 0": "--restarts goes with --slurm, not with --list",
+    "--time-limit nan": "argument --time-limit: nan is no number of minutes above 0",
+    "--list --generated x": (
+        "--generated goes with measuring or --slurm or --render or --check or --verify, "
+        "not with --list"
+    ),
+    # Of shells, a variable that is not set.
+    "--verify ''": f"argument --verify: {UNKNOWN.replace('nope', '')}",
+    "--only warmup --only compile": (
+        "nothing was measured: warmup needs a GPU and none was found; --quick runs it "
+        "on a CPU, compile needs a GPU and none was found"
+    ),
 }
 
 
 @pytest.mark.parametrize("options", WRONG)
 def test_a_flag_that_would_be_ignored_or_is_wrong_is_one_line(run, options):
-    done = run(*options.split())
+    done = run(*shlex.split(options))
     assert (done.code, done.out, done.err) == (2, "", f"error: {WRONG[options]}\n")
 
 
@@ -176,9 +192,13 @@ def test_verify_makes_a_stale_record_fresh(tree):
     message = "rows measured again agree, the record is fresh"
     assert done.returncode == 0 and message in done.stdout
     assert state(regen_tables(tree, "--list").stdout, "fake") == "fresh"
+    table = tree / "docs/generated/fake-table.md"
+    table.write_text("as it was")
     done = regen_tables(tree, "--verify", "crash")
     message = "does not exist: there is nothing to verify"
     assert done.returncode == 2 and message in done.stdout
+    # What failed changes nothing.
+    assert table.read_text() == "as it was"
 
 
 def test_a_folder_that_cannot_be_written_is_named(tree, tmp_path):
@@ -236,10 +256,17 @@ def test_list_works_on_an_empty_and_on_an_absent_folder(run, tmp_path, exists):
     done = run("--list")
     assert done.code == 0
     for stem, entry in STEMS.items():
-        (line,) = [line for line in done.out.splitlines() if f" {stem} " in line]
-        assert "missing" in line
-        assert ("missing (needs a GPU)" in line) == ("meta" not in entry.full)
+        assert state(done.out, stem) == ("missing" if "meta" in entry.full else "no")
     assert results.exists() == exists
+
+
+def test_list_shows_names_whole_in_eighty_columns():
+    """As a pipe shows it too: these names are what --only and primary_gpu take."""
+    done = regen_tables(ROOT, "--list", COLUMNS="80")
+    words = done.stdout.split()
+    slugs = {path.parent.name for path in RESULTS.glob("*/*.json")}
+    assert {*STEMS, *slugs} <= set(words)
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
 
 
 def written_record(**changes: object) -> str:
@@ -300,6 +327,57 @@ def test_a_record_of_another_stem_is_refused(run, tmp_path):
     assert (done.code, done.err) == (2, f"error: {path}: {message}\n")
 
 
+# Records that are not the guide's own -------------------------------------------------
+
+
+@pytest.mark.parametrize("action", ["--list", "--render", "--check", "--verify warmup"])
+@pytest.mark.parametrize("name", ["typo", "file"])
+def test_a_folder_of_records_that_is_none_is_refused(rendered, tmp_path, action, name):
+    (tmp_path / "file").touch()
+    before, other = contents(tmp_path), tmp_path / name
+    done = rendered(*action.split(), "--results", str(other))
+    message = f"error: --results {other}: no such folder\n"
+    assert (done.code, done.out, done.err) == (2, "", message)
+    assert contents(tmp_path) == before
+
+
+def test_records_elsewhere_leave_the_guides_own_tables(rendered, tmp_path):
+    other, shown = tmp_path / "other", tmp_path / "shown"
+    other.mkdir()
+    before = contents(tmp_path / "generated")
+    done = rendered("--render", "--results", str(other))
+    assert done.code == 2 and "add --generated FOLDER" in done.err
+    assert done.err.count("\n") == 1
+    # Elsewhere, or here if told so.
+    assert not rendered(
+        "--render", "--results", str(other), "--generated", str(shown)
+    ).code
+    assert contents(tmp_path / "generated") == before
+    table = "model_sizes-table.md"
+    assert (shown / table).read_bytes() != before[table]
+    assert not rendered(
+        "--render", "--results", str(tmp_path / "results"), "--generated", str(shown)
+    ).code
+    assert contents(shown) == before
+
+
+@pytest.mark.slow
+def test_measuring_into_another_folder_renders_nothing(tree, tmp_path):
+    other = tmp_path / "other"
+    done = regen_tables(tree, "--only", "fake", "--results", str(other))
+    assert done.returncode == 0 and f"the records are in {other}" in done.stdout
+    assert contents(tree / "docs") == {}
+    assert store.read(other / "meta/fake.json").complete
+
+
+def test_a_folder_of_other_files_is_not_rendered_into(rendered, tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/thesis.tex").touch()
+    done = rendered("--render", "--generated", str(tmp_path / "home"))
+    assert done.code == 2 and "holds files that were not rendered" in done.err
+    assert list(contents(tmp_path / "home")) == ["thesis.tex"]
+
+
 # Rendering and checking ---------------------------------------------------------------
 
 
@@ -312,7 +390,8 @@ def model_sizes(tmp_path_factory) -> Path:
     store.write(record, folder / "results/meta/model_sizes.json")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(load, "GENERATED", folder / "generated")
-        assert main(("--render", "--results", str(folder / "results"))) == 0
+        patch.setattr(command, "RESULTS", folder / "results")
+        assert main(("--render",)) == 0
     return folder
 
 
@@ -398,3 +477,24 @@ def test_a_stale_record_is_a_warning_and_with_fresh_an_error(rendered, tmp_path)
     assert done.code == 0 and done.out.startswith(f"warning: {message}\n")
     done = rendered("--check", "--fresh")
     assert done.code == 1 and done.out == f"{message}\n1 findings\n"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    given = regen_command(ROOT, "--list")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(**given, stdout=pipe, stderr=pipe) as child:
+        assert child.stdout and child.stderr
+        child.stdout.close()
+        assert child.stderr.read() == ""
+
+
+def test_a_full_disk_names_the_file(rendered, tmp_path, monkeypatch):
+    def full(path: Path, *_, **__):
+        raise OSError(ENOSPC, "No space left on device")
+
+    (tmp_path / "generated/facts.yml").unlink()
+    monkeypatch.setattr(Path, "write_text", full)
+    done = rendered("--render")
+    path = tmp_path / "generated/facts.yml"
+    message = f"error: can't use {path}: No space left on device\n"
+    assert (done.code, done.err) == (2, message)

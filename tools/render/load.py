@@ -1,8 +1,10 @@
 """Records from their folders, in the order in which pages show them, and their age."""
 
-import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
+
+import yaml
 
 from systems import ROOT
 from systems.experiments import STEMS
@@ -13,18 +15,34 @@ from systems.records.source_hash import source_hash
 GENERATED = ROOT / "docs" / "generated"
 
 
+class PlainYaml(yaml.SafeLoader):
+    """Reads mkdocs.yml whose tags ask for Python objects; what they ask for is None."""
+
+
+PlainYaml.add_multi_constructor("", lambda loader, suffix, node: None)
+
+
 def primary_gpu() -> str:
     """The GPU whose numbers stand in the prose: `extra.primary_gpu` of mkdocs.yml."""
-    match = re.search(
-        r"^\s+primary_gpu:\s*(\S+)",
-        (ROOT / "mkdocs.yml").read_text(encoding="utf-8"),
-        re.MULTILINE,
-    )
-    if match is None:
-        raise ValueError(
-            "mkdocs.yml names no extra.primary_gpu: give the name of a folder of docs/results"
+    return _primary_gpu_in((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+
+
+@cache
+def _primary_gpu_in(config: str) -> str:
+    try:
+        name = yaml.load(config, PlainYaml)["extra"]["primary_gpu"]
+    except yaml.YAMLError as error:
+        line = " ".join(str(error).split())
+        raise store.RecordError(f"mkdocs.yml is not YAML: {line}") from error
+    except (KeyError, TypeError):
+        name = None
+    if not isinstance(name, str):
+        given = "" if name is None else f", got {name!r}"
+        raise store.RecordError(
+            "mkdocs.yml: extra.primary_gpu must name a GPU's folder of docs/results"
+            + given
         )
-    return match[1]
+    return name
 
 
 def is_fresh(record: Record) -> bool:
@@ -40,7 +58,7 @@ def is_fresh(record: Record) -> bool:
 
 def load(results: Path) -> dict[str, list[Record]]:
     """Complete records by stem: the primary GPU's first, then other measured ones, then
-    reported ones.
+    reported ones. RecordError where there are GPUs, but not the primary one.
     """
     primary, found = primary_gpu(), defaultdict(list)
     for path in sorted(results.glob("*/*.json")):
@@ -56,6 +74,12 @@ def load(results: Path) -> dict[str, list[Record]]:
                 f"{path}: is a {record.grid} record of {record.device.slug}, misplaced here"
             )
         found[record.stem].append(record)
+    measured = {r.device.slug for rs in found.values() for r in rs if is_of_gpu(r)}
+    if measured and primary not in measured:
+        raise store.RecordError(
+            f"mkdocs.yml: extra.primary_gpu is {primary!r}, and no record in {results} "
+            f"is of that GPU; there are: {', '.join(sorted(measured))}"
+        )
     for of_stem in found.values():
         of_stem.sort(
             key=lambda r: (
@@ -65,6 +89,11 @@ def load(results: Path) -> dict[str, list[Record]]:
             )
         )
     return found
+
+
+def is_of_gpu(record: Record) -> bool:
+    """Whether it was measured on a GPU."""
+    return record.kind == "measured" and record.device.slug != "meta"
 
 
 def stale_records(results: Path) -> list[str]:

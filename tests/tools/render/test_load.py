@@ -1,0 +1,56 @@
+"""Which GPU's numbers stand in sentences: what mkdocs.yml may say of it."""
+
+import pytest
+
+from systems.records import store
+from systems.records.store import RecordError
+from tests.factories import make_gpu, make_record
+from tools.render import load
+
+
+@pytest.fixture
+def primary(monkeypatch, tmp_path):
+    """What is read of this text under `extra` of mkdocs.yml."""
+    monkeypatch.setattr(load, "ROOT", tmp_path)
+
+    def read(text: str) -> str:
+        tag = "slugify: !!python/object/apply:os.system [exit]"
+        (tmp_path / "mkdocs.yml").write_text(f"{tag}\nextra:\n  {text}\n  other: 1\n")
+        return load.primary_gpu()
+
+    return read
+
+
+@pytest.mark.parametrize(
+    "text", ["a-gpu", '"a-gpu"', "'a-gpu'", "a-gpu  # ours", "\n    a-gpu"]
+)
+def test_primary_gpu_is_read_as_yaml(primary, text):
+    assert primary(f"primary_gpu: {text}") == "a-gpu"
+
+
+@pytest.mark.parametrize(
+    "text", ["primary_gpu:", "primary_gpu: [a]", "primary_gpu: 3", "primary: a-gpu"]
+)
+def test_a_primary_gpu_that_is_no_name_is_refused(primary, text):
+    with pytest.raises(RecordError, match=r"mkdocs.yml: extra.primary_gpu must name"):
+        primary(text)
+
+
+def test_a_primary_gpu_without_records_is_refused_by_those_that_there_are(
+    primary, tmp_path
+):
+    primary("primary_gpu: A-GPU")
+    reported = make_record("warmup", device=make_gpu("Theirs"))
+    reported.kind = "reported"
+    measured = make_record("warmup", device=make_gpu("A GPU"))
+    for record in (reported, measured):
+        store.write(record, tmp_path / "results" / record.device.slug / "warmup.json")
+    with pytest.raises(RecordError, match=r"'A-GPU', and no .*; there are: a-gpu$"):
+        load.load(tmp_path / "results")
+    primary("primary_gpu: a-gpu")
+    assert len(load.load(tmp_path / "results")["warmup"]) == 2
+
+
+def test_before_anything_was_measured_any_gpu_may_be_named(primary, tmp_path):
+    primary("primary_gpu: later")
+    assert load.load(tmp_path / "results") == {}
