@@ -15,6 +15,7 @@ from systems.precision.number_formats import FORMATS, stall
 from systems.records.outcome import measure_row
 from systems.records.record import Record
 from tests.factories import committed, make_gpu, make_record
+from tools.render.rows import cells
 from tools.render.stems import accumulation as builder
 
 # Fraction bits and the exponent of the smallest number, which every finite number is a
@@ -137,15 +138,14 @@ def measured() -> Record:
 
 
 def test_the_two_parts_of_an_error_add_up(measured):
-    for row in measured.rows:
-        c = row.config
-        meant = Fraction(str(c["term"])) * c["steps"]
-        before, adding = builder.final_errors(row)
-        assert before + adding == Fraction(builder.result(row)) - meant
+    for c in cells(measured):
+        meant = Fraction(str(c.config["term"])) * c.config["steps"]
+        before, adding = builder.final_parts(c)
+        assert before + adding == Fraction(builder.total(c)) - meant == builder.error(c)
     # Terms of 16 bits leave an fp32 sum room: adding them costs nothing at all.
-    assert builder.final_errors(builder.named(measured, "fp16_in_fp32"))[1] == 0
-    assert builder.final_errors(builder.named(measured, "bf16_in_fp32"))[1] == 0
-    assert builder.final_errors(builder.named(measured, "fp32_in_fp32"))[1] != 0
+    assert builder.final_parts(builder.named(measured, "fp16_in_fp32"))[1] == 0
+    assert builder.final_parts(builder.named(measured, "bf16_in_fp32"))[1] == 0
+    assert builder.final_parts(builder.named(measured, "fp32_in_fp32"))[1] != 0
 
 
 def test_the_page_says_where_devices_differ(measured):

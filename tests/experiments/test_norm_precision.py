@@ -10,6 +10,7 @@ from systems.experiments.norm_precision import MAGNITUDES, Config, running_mean,
 from systems.records.outcome import measure_row
 from systems.records.record import Row
 from tests.factories import make_record
+from tools.render.rows import Cell
 from tools.render.stems import norm_precision as builder
 
 X = torch.randn(
@@ -57,88 +58,75 @@ def test_each_stage_is_in_the_dtype_that_the_configuration_says(config):
     )
 
 
-def row(norm: str, dtype: str, width: int, compute: str) -> Row:
-    return measure_row(Config(norm, dtype, width, compute), norm_precision.run)
+def measured(norm: str, dtype: str, width: int, compute: str) -> Cell:
+    config = Config(norm, dtype, width, compute)
+    return Cell(measure_row(config, norm_precision.run))
 
 
 def test_in_fp16_the_square_overflows_and_the_root_does_not_underflow():
-    fp16 = row("rms", "fp16", 64, "library")
+    fp16 = measured("rms", "fp16", 64, "library")
     at = MAGNITUDES.index(1e3)
-    assert [
-        builder.mark(fp16, stage, at)
-        for stage in ("square", "variance", "rsqrt", "output")
-    ] == [
-        "∞",
-        "∞",
-        "=0",
-        "=0",
-    ]
+    stages = ("square", "variance", "rsqrt", "output")
+    found = [builder.marks(fp16, stage)[at] for stage in stages]
+    assert found == ["∞", "∞", "=0", "=0"]
     # The root of the true mean square is about a thousandth, an ordinary number of the
     # format.
     root = torch.rsqrt(torch.tensor(2e6)).half()
     assert root > torch.finfo(torch.float16).smallest_normal
     # Computed in fp32 inside, the same inputs give an output as good as any.
     for compute in ("upcast", "fused"):
-        assert builder.mark(row("rms", "fp16", 64, compute), "output", at) == "-4"
+        found = builder.marks(measured("rms", "fp16", 64, compute), "output")
+        assert found[at] == "-4"
 
 
 def test_at_the_lower_end_eps_hides_what_vanished():
-    fp16 = row("rms", "fp16", 64, "library")
-    assert (
-        builder.mark(fp16, "square", 0) == "=0"
-        and fp16.metrics["output_error"][0] < 1e-3
-    )
+    fp16 = measured("rms", "fp16", 64, "library")
+    assert builder.marks(fp16, "square")[0] == "=0"
+    assert fp16["output_error"][0] < 1e-3
 
 
 def test_bf16_overflows_nowhere_and_a_sum_in_it_is_wrong():
     errors = {}
     for compute in ("running", "library", "upcast"):
-        bf16 = row("layer", "bf16", 1024, compute)
-        assert not any(bf16.metrics["square_nonfinite"]) and not any(
-            bf16.metrics["output_nonfinite"]
-        )
-        errors[compute] = builder.error_at_one(bf16, "output")
+        bf16 = measured("layer", "bf16", 1024, compute)
+        assert not any(bf16["square_nonfinite"]) and not any(bf16["output_nonfinite"])
+        errors[compute] = builder.output_error(bf16)
     assert (
         errors["running"] > 30 * errors["library"] > 30 * errors["upcast"] > 30 * 1e-3
     )
 
 
 def test_inputs_that_do_not_fit_are_counted():
-    fp16 = row("rms", "fp16", 64, "library")
-    assert fp16.metrics["input_nonfinite"][-1] > 0.3
-    assert {
-        builder.mark(fp16, stage, -1)
-        for stage in ("square", "variance", "eps", "rsqrt", "output")
-    } == {"∞"}
-    assert row("rms", "bf16", 64, "library").metrics["input_nonfinite"] == [0] * 10
+    fp16 = measured("rms", "fp16", 64, "library")
+    assert fp16["input_nonfinite"][-1] > 0.3
+    stages = ("square", "variance", "eps", "rsqrt", "output")
+    assert {builder.marks(fp16, stage)[-1] for stage in stages} == {"∞"}
+    assert measured("rms", "bf16", 64, "library")["input_nonfinite"] == [0] * 10
 
 
 def test_marks():
     metrics = {
-        "x_error": [None, 1.0, 0.02, 0.0],
-        "x_nonfinite": [0.1, 0, 0, 0],
-        "x_zero": [0, 1.0, 0.4, 0],
-        "input_nonfinite": [0, 0, 0, 0],
+        "x_error": [None, None, 1.0, 0.02, 0.0],
+        "x_nonfinite": [0, 0.1, 0, 0, 0],
+        "x_zero": [0, 0, 1.0, 0.4, 0],
+        "input_nonfinite": [0.1, 0, 0, 0, 0],
     }
-    assert [builder.mark(Row({}, "ok", metrics), "x", i) for i in range(4)] == [
-        "∞",
-        "=0",
-        "-2",
-        "exact",
-    ]
-    assert (
-        builder.darkness("∞")
-        == builder.darkness("=0")
-        == 1
-        == builder.darkness("0")
-        > builder.darkness("-3")
-        > builder.darkness("exact")
-        == 0
-    )
+    found = builder.marks(Cell(Row({}, "ok", metrics)), "x")
+    assert found == ["∞", "∞", "=0", "-2", "exact"]
+    assert builder.marks(Cell(None), "x") == [""] * len(MAGNITUDES)
+    shades = [builder.darkness(mark) for mark in ("∞", "=0", "0", "-3", "exact", "")]
+    assert shades[:3] == [1, 1, 1] and 1 > shades[3] > 0 and shades[4:] == [0, 0]
+
+
+def test_the_table_has_the_magnitudes_that_were_measured():
+    assert builder.MAGNITUDES == MAGNITUDES
 
 
 def test_the_facts_name_the_first_magnitude_that_fails():
-    rows = [row("layer", dtype, builder.WIDTH, "library") for dtype in ("fp16", "bf16")]
+    both = [
+        Config("layer", dtype, builder.WIDTH, "library") for dtype in ("fp16", "bf16")
+    ]
+    rows = [measure_row(config, norm_precision.run) for config in both]
     facts = builder.facts(make_record("norm_precision", *rows))
     assert facts["fp16_square_overflows"] == facts["fp16_output_zero"] == "100"
     assert (

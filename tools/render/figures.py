@@ -98,8 +98,9 @@ def line(axes: Axes, xs: Iterable[float], ys: Iterable[float], **style: Any) -> 
 
 
 def legend_above(figure: Figure, ncols: int, **more: Any) -> None:
-    """The legend of all axes, over them."""
-    figure.legend(loc="outside upper center", ncols=ncols, **more)
+    """The legend of all axes, over them; none where nothing is drawn."""
+    if any(axes.get_legend_handles_labels()[1] for axes in figure.axes):
+        figure.legend(loc="outside upper center", ncols=ncols, **more)
 
 
 def of_each(

@@ -13,9 +13,13 @@ from tools.render.rows import NOT_MEASURED, Cell, Missing, say
 
 
 def table(header: list[str], rows: Iterable[list[str]], left: int = 1) -> str:
-    """A Markdown table; the first `left` columns are aligned left, the others right."""
+    """A Markdown table, or nothing where it has no rows; the first `left` columns are
+    aligned left, the others right.
+    """
     rule = [":---" if i < left else "---:" for i in range(len(header))]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *rows))
+    lines = [header, rule, *rows]
+    texts = ["| " + " | ".join(cells) + " |" for cells in lines]
+    return "\n".join(texts) if len(lines) > 2 else ""
 
 
 def columns(items: Iterable[Any], *described: Any, left: int = 1) -> str:

@@ -83,8 +83,9 @@ def most(values: Iterable[float]) -> float:
 
 def span(values: Iterable[float], text: str = "{:.2f}") -> str:
     """ "1.20 to 3.40"."""
-    found = list(values)
-    return f"{say(least(found), text)} to {say(most(found), text)}"
+    found = known(values)
+    both = f"{text} to {text}"
+    return both.format(min(found), max(found)) if found else NOT_MEASURED
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,11 @@ class Cell:
     @property
     def config(self) -> dict[str, Any]:
         return self.row.config if self.row else {}
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """All numbers by name, none where it has none."""
+        return self.row.metrics if self.row and self else {}
 
     @property
     def why(self) -> str:
@@ -180,3 +186,9 @@ def faster(before: Cell, after: Cell, *names: str) -> float:
 def measured(records: Iterable[Record]) -> list[Record]:
     """Those that were measured, not reported."""
     return [record for record in records if record.kind == "measured"]
+
+
+def counted(flags: Iterable[bool]) -> Any:
+    """ "8 of 9" are true."""
+    found = list(flags)
+    return f"{sum(found)} of {len(found)}" if found else MISSING

@@ -73,57 +73,6 @@ CLAIMS = [
         judge=judges.kernels_are_attributed,
     ),
     Claim(
-        name="wide_sums_add_no_error",
-        problem="mixed_precision_accumulation",
-        stem="accumulation",
-        sentence="fp16 terms in an fp32 sum lose nothing by adding: the whole error was made when the term was stored.",
-        otherwise="fp16 terms in an fp32 sum lose something by adding too.",
-        judge=judges.wide_sums_add_no_error,
-    ),
-    Claim(
-        name="narrow_sums_worse",
-        problem="mixed_precision_accumulation",
-        stem="accumulation",
-        sentence="The same fp16 terms summed in fp16 end further from the truth than summed in fp32.",
-        otherwise="The same fp16 terms summed in fp16 do not end further from the truth than summed in fp32.",
-        judge=judges.narrow_sums_are_worse,
-    ),
-    Claim(
-        name="bf16_stalls",
-        problem="mixed_precision_accumulation",
-        stem="accumulation",
-        sentence="A bf16 sum stops growing before the last term.",
-        otherwise="A bf16 sum grows up to the last term.",
-        judge=judges.bf16_stalls,
-    ),
-    Claim(
-        name="autocast_dtypes",
-        problem="benchmarking_mixed_precision",
-        stem="autocast",
-        sentence="Under FP16 autocast the products (first layer, logits) are fp16; parameters, layer norm, loss "
-        "and gradients are fp32.",
-        otherwise="Under FP16 autocast the dtypes are not those that PyTorch documents for a CUDA GPU.",
-        judge=judges.autocast_keeps_fp32_where_it_matters,
-    ),
-    Claim(
-        name="bf16_squares_fit",
-        problem="benchmarking_mixed_precision",
-        stem="norm_precision",
-        sentence="The squares in a layer norm overflow in fp16 and not in bf16, over the magnitudes measured.",
-        otherwise="It is not so that the squares in a layer norm overflow in fp16 alone.",
-        judge=judges.bf16_squares_do_not_overflow,
-    ),
-    Claim(
-        name="bf16_sums_need_fp32",
-        problem="benchmarking_mixed_precision",
-        stem="norm_precision",
-        sentence="Sums kept in bf16 still spoil a wide layer norm: its error is more than ten times that with "
-        "sums in fp32.",
-        otherwise="Sums kept in bf16 do not spoil a wide layer norm: its error is at most ten times that with "
-        "sums in fp32.",
-        judge=judges.bf16_sums_need_fp32,
-    ),
-    Claim(
         name="gain_grows",
         problem="benchmarking_mixed_precision",
         stem="end_to_end",
@@ -141,14 +90,6 @@ CLAIMS = [
         otherwise="bf16 is slower than fp32 also where twice the context changes the time by a fifth or more, so launches "
         "are not the whole reason.",
         judge=judges.slower_where_launches_bind,
-    ),
-    Claim(
-        name="autocast_trains_alike",
-        problem="benchmarking_mixed_precision",
-        stem="mixed_precision",
-        sentence="In a short training bf16 autocast ends closer to fp32 than the seeds are to one another.",
-        otherwise="In a short training bf16 autocast ends further from fp32 than the seeds are from one another.",
-        judge=judges.autocast_trains_like_fp32,
     ),
     Claim(
         name="memory_peak_moves",
@@ -259,51 +200,5 @@ CLAIMS = [
         sentence="For 2.7B, compiling gains more in bf16 than in fp32, where products take most of the time.",
         otherwise="For 2.7B, compiling does not gain more in bf16 than in fp32.",
         judge=judges.bf16_gains_more_from_compiling,
-    ),
-    Claim(
-        name="forward_accurate",
-        problem="flash_forward",
-        stem="flash_accuracy",
-        sentence="The Triton forward pass errs at most twice as much as plain attention in the same dtype, over "
-        "every configuration.",
-        otherwise="The Triton forward pass errs more than twice as much as plain attention in the same dtype somewhere.",
-        judge=judges.errs_little("o", "lse"),
-    ),
-    Claim(
-        name="backward_accurate",
-        problem="flash_backward",
-        stem="flash_accuracy",
-        sentence="The gradients of the Triton kernels err at most twice as much as those of plain attention in "
-        "the same dtype, over every configuration.",
-        otherwise="The gradients of the Triton kernels err more than twice as much as those of plain attention in "
-        "the same dtype somewhere.",
-        judge=judges.errs_little("dq", "dk", "dv"),
-    ),
-    Claim(
-        name="fused_wins_long",
-        problem="flash_benchmarking",
-        stem="flash_benchmarking",
-        sentence="From 16,384 tokens on ours is faster than plain PyTorch in every pass, dtype and head dimension.",
-        otherwise="Ours is not faster than plain PyTorch in every pass, dtype and head dimension from 16,384 tokens on.",
-        judge=judges.fused_wins_long,
-    ),
-    Claim(
-        name="fused_keeps_up",
-        problem="flash_benchmarking",
-        stem="flash_benchmarking",
-        sentence="By the fastest samples, ours takes no longer than plain PyTorch in any pass, at any length, dtype and "
-        "head dimension.",
-        otherwise="By the fastest samples, ours takes longer than plain PyTorch in some pass.",
-        judge=judges.fused_keeps_up,
-    ),
-    Claim(
-        name="fused_memory_linear",
-        problem="flash_benchmarking",
-        stem="flash_benchmarking",
-        sentence="What a forward and backward pass needs beyond its inputs at most doubles with N in ours, to within five "
-        "percent, and grows more than threefold in plain PyTorch: from 4,096 tokens on, in bf16 at head dimension 64.",
-        otherwise="What a forward and backward pass needs beyond its inputs grows faster than N in ours, or slower than N² "
-        "in plain PyTorch, in bf16 at head dimension 64.",
-        judge=judges.fused_memory_is_linear,
     ),
 ]

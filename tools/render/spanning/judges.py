@@ -5,9 +5,6 @@ None means that the rows to judge by are missing. What a row says is read by the
 of its stem.
 """
 
-import itertools
-from collections.abc import Callable
-
 from systems.formulas.memory_costs import attention_saved, residual_bytes
 from systems.model.sizes import SIZES
 from systems.profiling.kernel_names import MATMUL
@@ -16,13 +13,7 @@ from systems.records.summary import summarize
 from tools.render.claims import Judgement
 from tools.render.markdown import percent
 from tools.render.stems import (
-    accumulation,
     attention,
-    autocast,
-    flash_accuracy,
-    flash_benchmarking,
-    mixed_precision,
-    norm_precision,
 )
 from tools.render.stems import compile as compiled_model
 from tools.render.stems.attention import compiled as attention_compiled
@@ -77,91 +68,6 @@ def passes_are_steady(record: Record) -> Judgement:
 # Precision ----------------------------------------------------------------------------
 
 
-def wide_sums_add_no_error(record: Record) -> Judgement:
-    row = accumulation.named(record, "fp16_in_fp32")
-    if row is None:
-        return None
-    term, adding = accumulation.final_errors(row)
-    return (
-        adding == 0,
-        f"Error from the term {float(term):+.6f}, from adding {float(adding):+.6f}.",
-    )
-
-
-def narrow_sums_are_worse(record: Record) -> Judgement:
-    rows = [
-        accumulation.named(record, name) for name in ("fp16_in_fp16", "fp16_in_fp32")
-    ]
-    narrow, wide = (
-        abs(float(accumulation.error(row))) if row else None for row in rows
-    )
-    if narrow is None or wide is None:
-        return None
-    return narrow > wide, f"Off by {narrow:.6f} in fp16, by {wide:.6f} in fp32."
-
-
-def bf16_stalls(record: Record) -> Judgement:
-    row = accumulation.named(record, "bf16_in_bf16")
-    if row is None:
-        return None
-    last, steps = row.metrics["last_change"], row.config["steps"]
-    return (
-        last < steps,
-        f"The last step that changes the sum is {last:,} of {steps:,}; it ends at {row.metrics['device_result']:g}.",
-    )
-
-
-FP16_TOY = {
-    "parameters": "fp32",
-    "fc1": "fp16",
-    "ln": "fp32",
-    "logits": "fp16",
-    "loss": "fp32",
-    "gradients": "fp32",
-}
-
-
-def autocast_keeps_fp32_where_it_matters(record: Record) -> Judgement:
-    row = autocast.row_of(record, "toy", "fp16")
-    if row is None:
-        return None
-    found = {name: row.metrics[name] for name in FP16_TOY}
-    return found == FP16_TOY, "Found: " + ", ".join(
-        f"{name} {dtype}" for name, dtype in found.items()
-    ) + "."
-
-
-def bf16_squares_do_not_overflow(record: Record) -> Judgement:
-    rows = [
-        norm_precision.row_of(record, "layer", dtype, "library")
-        for dtype in ("fp16", "bf16")
-    ]
-    if None in rows:
-        return None
-    first = [norm_precision.first_with(row, "square", "∞") for row in rows]
-    words = ["none" if size is None else f"from {size:,.6g}" for size in first]
-    return first[0] is not None and first[
-        1
-    ] is None, f"Magnitudes that overflow: fp16 {words[0]}, bf16 {words[1]}."
-
-
-def bf16_sums_need_fp32(record: Record) -> Judgement:
-    widest = norm_precision.WIDTHS[-1]
-    rows = [
-        norm_precision.row_of(record, "layer", "bf16", way, widest)
-        for way in ("running", "library")
-    ]
-    errors = [
-        norm_precision.error_at_one(row, "output") if row else None for row in rows
-    ]
-    if errors[0] is None or errors[1] is None:
-        return None
-    texts = [norm_precision.in_percent(error) for error in errors if error is not None]
-    return errors[0] > 10 * errors[
-        1
-    ], f"Off by {texts[0]} and by {texts[1]} at width {widest:,}."
-
-
 def gains(record: Record, context: int) -> list[float]:
     found = [of_bf16.speedup(record, size, context, *of_bf16.PASSES) for size in SIZES]
     return [gain for gain in found if gain is not None]
@@ -195,20 +101,6 @@ def slower_where_launches_bind(record: Record) -> Judgement:
         else "No cell is slower."
     )
     return all(0.8 < d < 1.2 for d in doubled), numbers
-
-
-def autocast_trains_like_fp32(record: Record) -> Judgement:
-    differences, fp32 = (
-        mixed_precision.against_fp32(record, "bf16"),
-        mixed_precision.finals(record, "fp32"),
-    )
-    if not differences or len(fp32) < 2:
-        return None
-    worst, seeds = max(map(abs, differences)), max(fp32) - min(fp32)
-    return (
-        worst <= seeds,
-        f"Final losses differ by {worst:.4f} at most, the seeds by {seeds:.4f}.",
-    )
 
 
 # Memory -------------------------------------------------------------------------------
@@ -371,25 +263,6 @@ def bf16_gains_more_from_compiling(record: Record) -> Judgement:
     return bf16 > fp32, f"fp32 {fp32:.2f}, bf16 {bf16:.2f}."
 
 
-def errs_little(*results: str) -> Callable[[Record], Judgement]:
-    """Errors of our Triton kernels over those of plain attention in the same dtype, for
-    these results.
-    """
-
-    def judge(record: Record) -> Judgement:
-        worst = {}
-        for dtype in ("fp32", "fp16", "bf16"):
-            found = flash_accuracy.ratios(record, "triton", dtype, results)
-            if not found:
-                return None
-            worst[dtype] = max(found)
-        return max(worst.values()) <= 2, "Largest ratios: " + ", ".join(
-            f"{d} {w:.2f}" for d, w in worst.items()
-        ) + "."
-
-    return judge
-
-
 def forward_passes(record: Record) -> list[Row]:
     wanted = {"mode": "forward", "precision": "fp32"}
     return [
@@ -473,58 +346,3 @@ def kernels_are_attributed(record: Record) -> Judgement:
     ]
     said = f"Without a phase at most {percent(lost)}; names against operations at most {percent(max(gaps, default=0))}."
     return lost < 0.01 and all(gap < 0.03 for gap in gaps), said
-
-
-def fused_wins_long(record: Record) -> Judgement:
-    found = [faster for (_, _, n), faster in over_plain(record) if n >= 16384]
-    if not found:
-        return None
-    return min(
-        found
-    ) > 1, f"Plain PyTorch's time over ours: {span(found)}, {len(found)} pairs."
-
-
-def fused_keeps_up(record: Record) -> Judgement:
-    found = [faster for _, faster in over_plain(record)]
-    if not found:
-        return None
-    lost = sum(faster < 1 for faster in found)
-    return (
-        lost == 0,
-        f"Plain PyTorch's time over ours: {span(found)}; below one in {lost} of {len(found)} pairs.",
-    )
-
-
-def over_plain(record: Record) -> list[tuple[flash_benchmarking.Shape, float]]:
-    """Of each pass and shape, plain PyTorch's time over ours."""
-    passes = (
-        flash_benchmarking.ratios(record, "plain", name)
-        for name in flash_benchmarking.PASSES
-    )
-    return [pair for found in passes for pair in found.items()]
-
-
-def fused_memory_is_linear(record: Record) -> Judgement:
-    def growth(name: str) -> list[float]:
-        lengths = (n for n in flash_benchmarking.LENGTHS if n >= 4096)
-        rows = (
-            flash_benchmarking.cell(
-                record, name, "bf16", flash_benchmarking.FIGURE_D, n
-            )
-            for n in lengths
-        )
-        needs = [flash_benchmarking.memory_bytes(row) for row in rows]
-        return [
-            after / before
-            for before, after in itertools.pairwise(needs)
-            if before and after
-        ]
-
-    ours, plain = growth("ours"), growth("plain")
-    if not ours or not plain:
-        return None
-    # Where programs share a loop their parts take most of it, never more of them from
-    # here on: it may grow less than N.
-    return max(ours) <= 2.1 and min(
-        plain
-    ) > 3, f"Per doubling of N: ours {span(ours)}, plain {span(plain)}."

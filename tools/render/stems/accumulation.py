@@ -1,15 +1,22 @@
-"""Tables, figures and facts of `accumulation`: what running sums give, and which of
-their errors adding made.
-"""
+"""Tables, figures and facts of `accumulation`: running sums, and what adding costs."""
 
 from fractions import Fraction
-
-from matplotlib.axes import Axes
+from typing import Any
 
 from systems.precision.number_formats import FORMATS, stall
-from systems.records.record import Record, Row
-from tools.render.figures import INK, MARKERS, SERIES, canvas, svg_pair
-from tools.render.markdown import NOT_MEASURED, fact, figure, per_device, table
+from systems.records.record import Record
+from tools.render.claims import Judgement, claim
+from tools.render.figures import (
+    INK,
+    MARKERS,
+    SERIES,
+    canvas,
+    legend_above,
+    of_each,
+    svg_pair,
+)
+from tools.render.markdown import columns, figure, per_device
+from tools.render.rows import Cell, axis, cell, cells, counted, measured, say
 
 # The rows that the page names, by the name of their facts: value, accumulator, cast,
 # term; the four snippets first.
@@ -25,302 +32,234 @@ NAMED = {
     "bf16_small_steps": ("bf16", "bf16", "implicit", 0.001),
 }
 SNIPPETS = tuple(NAMED)[:4]
-PURE = ("fp32", "fp16", "bf16")
 
 
 # What a row says ----------------------------------------------------------------------
 
 
-def named(record: Record | None, name: str) -> Row | None:
-    value, accumulator, cast, term = NAMED[name]
-    return (
-        record.find(value=value, accumulator=accumulator, cast=cast, term=term)
-        if record
-        else None
-    )
+def named(record: Record | None, name: str) -> Cell:
+    keys = ("value", "accumulator", "cast", "term")
+    return cell(record, **dict(zip(keys, NAMED[name], strict=True)))
 
 
-def label(row: Row) -> str:
-    c = row.config
-    if c["value"] == c["accumulator"]:
-        return f"{c['value']} in {c['accumulator']}"
-    return f"{c['value']} into {c['accumulator']}" + (
-        ", cast by hand" if c["cast"] == "explicit" else ""
-    )
+def label(c: Cell) -> str:
+    value, accumulator = c.config["value"], c.config["accumulator"]
+    by_hand = ", cast by hand" if c.config["cast"] == "explicit" else ""
+    return f"{value} {'in' if value == accumulator else 'into'} {accumulator}{by_hand}"
 
 
-def term(row: Row) -> Fraction:
-    """The term as it was meant: 0.01 is one hundredth here, whatever a format makes of
-    it.
-    """
-    return Fraction(str(row.config["term"]))
+def added(c: Cell) -> str:
+    return f"{c.config['steps']:,} × {c.config['term']:g}"
 
 
-def result(row: Row) -> float:
-    return row.metrics["device_result"]
+def total(c: Cell) -> float:
+    return c.get("device_result", c.get("result"))
 
 
-def errors(
-    stored: float, total: float, meant: Fraction, step: int
-) -> tuple[Fraction, Fraction]:
-    """Error of the sum after this step, in its two parts: from rounding the term, and
-    from rounding the sums.
-    """
-    exact = Fraction(stored)
-    return step * (exact - meant), Fraction(total) - step * exact
+def meant(c: Cell) -> Fraction:
+    """The term: 0.01 is one hundredth here, whatever a format makes of it."""
+    return Fraction(str(c.config["term"]))
 
 
-def final_errors(row: Row) -> tuple[Fraction, Fraction]:
-    """The two parts of the error of the last sum."""
-    return errors(row.metrics["stored"], result(row), term(row), row.config["steps"])
+def error(c: Cell) -> Any:
+    """Of the last sum, exactly."""
+    return Fraction(total(c)) - c.config["steps"] * meant(c) if c else c.missing
 
 
-def error(row: Row) -> Fraction:
-    before, adding = final_errors(row)
-    return before + adding
+def parts(c: Cell, step: int, reached: float) -> tuple[Fraction, Fraction]:
+    """Of the error of the sum at this step: from rounding the term, and from adding."""
+    stored = Fraction(c["stored"])
+    return step * (stored - meant(c)), Fraction(reached) - step * stored
 
 
-def predicted(row: Row) -> tuple[int, Fraction]:
+def final_parts(c: Cell) -> tuple[Any, Any]:
+    return parts(c, c.config["steps"], total(c)) if c else (c.missing, c.missing)
+
+
+def predicted(c: Cell) -> tuple[Any, Any]:
     """The last step that changes the sum, and the sum there, from the spacing of the
     accumulator's format alone.
     """
-    return stall(FORMATS[row.config["accumulator"]], Fraction(row.metrics["stored"]))
+    if not c:
+        return c.missing, c.missing
+    return stall(FORMATS[c.config["accumulator"]], Fraction(c["stored"]))
 
 
-def as_predicted(row: Row) -> bool:
-    return row.metrics["last_change"] == min(predicted(row)[0], row.config["steps"])
+def as_predicted(c: Cell) -> bool:
+    return c["last_change"] == min(predicted(c)[0], c.config["steps"])
+
+
+def stalled(c: Cell) -> bool:
+    return bool(c) and c["last_change"] < c.config["steps"]
 
 
 # Tables -------------------------------------------------------------------------------
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
-    """The formats, which nobody measures; results and stalls for all devices; two
-    figures for each measured one.
-    """
-    measured = [record for record in records if record.kind == "measured"]
-    figures: dict[str, str] = {}
-    for record in measured:
-        figures |= sums_figure(record) | errors_figure(record)
+    """The formats, which nobody measures; results and stalls; two figures."""
+    ours = measured(records)
     return {
         "formats.md": formats_table() + "\n",
         "results.md": per_device(records, results_table),
-        "stalls.md": per_device(measured, stalls_table),
-        "sums.md": per_device(measured, sums_body),
-        "errors.md": per_device(measured, errors_body),
-        **figures,
+        "stalls.md": per_device(ours, stalls_table),
+        "sums.md": per_device(ours, sums_body),
+        "errors.md": per_device(ours, errors_body),
+        **of_each(ours, sums_figure, errors_figure),
     }
 
 
 def formats_table() -> str:
-    rows = []
-    for name, f in FORMATS.items():
-        sizes = [float(x) for x in (f.largest, f.smallest_normal, f.smallest)]
-        spacings = [float(f.spacing(Fraction(x))) for x in (1, 8)]
-        bits = f"1 + {f.exponent_bits} + {f.fraction_bits}"
-        hundredth = float(f.nearest(Fraction(1, 100)))
-        rows.append(
-            [name, bits, *(f"{x:.3g}" for x in (*sizes, *spacings)), f"{hundredth:.9f}"]
-        )
-    header = [
-        "format",
-        "sign + exponent + fraction bits",
-        "largest",
-        "smallest normal",
-        "smallest",
-    ]
-    return table([*header, "spacing at 1", "spacing at 8", "0.01 becomes"], rows)
+    return columns(
+        FORMATS.items(),
+        ("format", lambda f: f[0]),
+        (
+            "sign + exponent + fraction bits",
+            lambda f: f"1 + {f[1].exponent_bits} + {f[1].fraction_bits}",
+        ),
+        ("largest", lambda f: float(f[1].largest), "{:.3g}"),
+        ("smallest normal", lambda f: float(f[1].smallest_normal), "{:.3g}"),
+        ("smallest", lambda f: float(f[1].smallest), "{:.3g}"),
+        ("spacing at 1", lambda f: float(f[1].spacing(Fraction(1))), "{:.3g}"),
+        ("spacing at 8", lambda f: float(f[1].spacing(Fraction(8))), "{:.3g}"),
+        ("0.01 becomes", lambda f: float(f[1].nearest(Fraction(1, 100))), "{:.9f}"),
+    )
 
 
 def results_table(record: Record) -> str:
     """Each sum with its error; for those measured here also the two parts of it and
     whether the devices agree.
     """
-    rows = []
-    for row in record.rows:
-        c, meant = row.config, term(row)
-        total = row.metrics["result"] if record.kind == "reported" else result(row)
-        name = next((n for n in SNIPPETS if named(record, n) is row), None)
-        cells = [
-            str(SNIPPETS.index(name) + 1) if name else "",
-            label(row),
-            f"{c['steps']:,} × {c['term']:g}",
-        ]
-        cells += [f"{total:.6f}", signed(Fraction(total) - c["steps"] * meant)]
-        if record.kind == "measured":
-            before, adding = final_errors(row)
-            agree = (
-                "yes"
-                if row.metrics["differing_steps"] == 0
-                else f"{row.metrics['differing_steps']} steps differ"
-            )
-            cells += [
-                signed(before),
-                signed(adding),
-                agree if row.metrics["device"] != "cpu" else "one device only",
-            ]
-        rows.append(cells)
-    header = ["snippet", "sum", "added", "result", "error"]
-    if record.kind == "measured":
-        header += [
-            "of it, rounding the term",
-            "of it, adding",
-            "same bits on CPU and GPU",
-        ]
-    return table(header, rows, left=2)
+    snippets = [named(record, name) for name in SNIPPETS]
+    here = (
+        ("of it, rounding the term", lambda c: final_parts(c)[0], signed),
+        ("of it, adding", lambda c: final_parts(c)[1], signed),
+        ("same bits on CPU and GPU", agreement),
+    )
+    return columns(
+        cells(record),
+        ("snippet", lambda c: snippets.index(c) + 1 if c in snippets else ""),
+        ("sum", label),
+        ("added", added),
+        ("result", total, "{:.6f}"),
+        ("error", error, signed),
+        *(here if record.kind == "measured" else ()),
+        left=2,
+    )
+
+
+def agreement(c: Cell) -> Any:
+    if not c or c["device"] == "cpu":
+        return "one device only" if c else c.missing
+    differing = c["differing_steps"]
+    return f"{differing} steps differ" if differing else "yes"
 
 
 def signed(value: Fraction) -> str:
     """Six decimals, or the size of what they would not show."""
-    if not value:
-        return "0"
-    return (
-        f"{float(value):+.6f}"
-        if abs(value) >= Fraction(1, 10**5)
-        else f"{float(value):+.1e}"
-    )
+    shown = "{:+.6f}" if abs(value) >= Fraction(1, 10**5) else "{:+.1e}"
+    return shown.format(float(value)) if value else "0"
 
 
 def stalls_table(record: Record) -> str:
-    rows = []
-    for row in record.rows:
-        c = row.config
-        if c["cast"] == "explicit":
-            continue
-        step, total = predicted(row)
-        found = row.metrics["last_change"]
-        rows.append(
-            [
-                label(row),
-                f"{c['steps']:,} × {c['term']:g}",
-                f"{float(total):,.6g}",
-                f"{float(FORMATS[c['accumulator']].spacing(total)):.4g}",
-                f"{step:,}",
-                f"{found:,}" if found < c["steps"] else f"not within {c['steps']:,}",
-            ]
-        )
-    header = [
-        "sum",
-        "added",
-        "stalls at",
-        "spacing there",
-        "last step that adds, predicted",
-        "found",
-    ]
-    return table(header, rows, left=2)
+    def spacing(c: Cell) -> float:
+        accumulator = FORMATS[c.config["accumulator"]]
+        return float(accumulator.spacing(predicted(c)[1])) if c else c.missing
+
+    def found(c: Cell) -> Any:
+        late = c and not stalled(c)
+        return f"not within {c.config['steps']:,}" if late else c["last_change"]
+
+    return columns(
+        cells(record, cast="implicit"),
+        ("sum", label),
+        ("added", added),
+        ("stalls at", lambda c: predicted(c)[1], lambda s: f"{float(s):,.6g}"),
+        ("spacing there", spacing, "{:.4g}"),
+        ("last step that adds, predicted", lambda c: predicted(c)[0], "{:,}"),
+        ("found", found, lambda step: step if isinstance(step, str) else f"{step:,}"),
+        left=2,
+    )
 
 
 # Figures ------------------------------------------------------------------------------
 
 
-def pure_rows(record: Record, meant: float) -> list[Row]:
-    """The sums of one term in one format each, in the order of PURE."""
-    found = (record.find(value=name, accumulator=name, term=meant) for name in PURE)
-    return [row for row in found if row is not None]
-
-
-def steps_kept(row: Row) -> list[int]:
-    every = row.metrics["kept_every"]
-    return [every * (i + 1) for i in range(len(row.metrics["sums"]))]
+def kept(c: Cell) -> list[tuple[int, float]]:
+    """(step, sum) of the sums that the record keeps."""
+    return [(c["kept_every"] * (i + 1), s) for i, s in enumerate(c["sums"])]
 
 
 def sums_body(record: Record) -> str:
-    stalled = [
-        f"{row.config['accumulator']} stops at {result(row):g} when adding {row.config['term']:g}"
-        for row in record.rows
-        if row.metrics["last_change"] < row.config["steps"]
+    stops = [
+        f"{c.config['accumulator']} stops at {total(c):g} when adding "
+        f"{c.config['term']:g}"
+        for c in cells(record)
+        if stalled(c)
     ]
-    alt = f"Running sums against the step: {'; '.join(stalled) or 'none stops'}; the others reach about 10."
-    caption = (
-        "Running sum in each format. A cross marks the last step that changed the sum."
+    return figure(
+        f"accumulation-sums-{record.device.slug}",
+        f"Running sums against the step: {'; '.join(stops) or 'none stops'}; the "
+        "others reach about 10.",
+        "Running sum in each format. A cross marks the last step that changed the sum.",
     )
-    return figure(f"accumulation-sums-{record.device.slug}", alt, caption)
 
 
 def sums_figure(record: Record) -> dict[str, str]:
     with canvas(height=5.6) as fig:
-        for axes, meant in zip(fig.subplots(2, 1), (0.01, 0.001), strict=True):
-            for row, color, marker in zip(
-                pure_rows(record, meant), SERIES, MARKERS, strict=False
-            ):
-                steps, sums = steps_kept(row), row.metrics["sums"]
-                name = row.config["accumulator"]
-                axes.plot(
-                    steps,
-                    sums,
-                    color=color,
-                    marker=marker,
-                    markevery=0.2,
-                    label=name if meant == 0.01 else None,
-                )
-                if row.metrics["last_change"] < row.config["steps"]:
+        panels = zip(fig.subplots(2, 1), axis(record, "term"), strict=False)
+        looks = list(zip(axis(record, "accumulator"), SERIES, MARKERS, strict=False))
+        for i, (axes, term) in enumerate(panels):
+            for name, color, marker in looks:
+                c = cell(record, value=name, accumulator=name, term=term)
+                if c:
+                    style = {"color": color, "marker": marker, "markevery": 0.2}
                     axes.plot(
-                        row.metrics["last_change"],
-                        result(row),
-                        "x",
-                        color=INK,
-                        markersize=9,
-                        markeredgewidth=2,
+                        *zip(*kept(c), strict=True), **style, label=None if i else name
                     )
-            axes.set_title(f"adding {meant:g}", fontsize=11)
+                if stalled(c):
+                    cross = {"color": INK, "markersize": 9, "markeredgewidth": 2}
+                    axes.plot(c["last_change"], total(c), "x", **cross)
+            axes.set_title(f"adding {term:g}", fontsize=11)
             axes.set_xlabel("step")
             axes.set_ylabel("running sum")
-        fig.legend(loc="outside upper center", ncols=3)
+        legend_above(fig, ncols=3)
         return svg_pair(f"sums-{record.device.slug}", fig)
 
 
 def errors_body(record: Record) -> str:
-    row = named(record, "fp16_in_fp32")
-    exact = row is not None and final_errors(row)[1] == 0
-    alt = (
-        "Error of the running sum of 0.01, split in two: rounding the term gives errors that grow evenly, "
-        "rounding the sums gives errors that grow in jumps"
-        + (
-            ", and fp16 terms into an fp32 sum have none of the second."
-            if exact
-            else "."
-        )
+    exact = final_parts(named(record, "fp16_in_fp32"))[1] == 0
+    return figure(
+        f"accumulation-errors-{record.device.slug}",
+        "Error of the running sum of 0.01, split in two: rounding the term gives "
+        "errors that grow evenly, rounding the sums gives errors that grow in jumps"
+        f"{', and fp16 terms into an fp32 sum have none of the second' * exact}.",
+        "Error against the step, 1,000 × 0.01. Above: what rounding the term alone "
+        "would cost. Below: what adding cost.",
     )
-    caption = "Error against the step, 1,000 × 0.01. Above: what rounding the term alone would cost. Below: what adding cost."
-    return figure(f"accumulation-errors-{record.device.slug}", alt, caption)
 
 
 def errors_figure(record: Record) -> dict[str, str]:
-    drawn = [
-        row
-        for row in record.rows
-        if row.config["term"] == 0.01 and row.config["cast"] == "implicit"
-    ]
     with canvas(height=5.6) as fig:
-        before, adding = fig.subplots(2, 1, sharex=True)
-        for row, color, marker in zip(drawn, SERIES, MARKERS, strict=False):
-            steps, sums = steps_kept(row), row.metrics["sums"]
-            parts = [
-                errors(row.metrics["stored"], s, term(row), n)
-                for n, s in zip(steps, sums, strict=True)
-            ]
-            style = {"color": color, "marker": marker, "markevery": 0.2}
-            before.plot(
-                steps, [abs(float(p)) for p, _ in parts], label=label(row), **style
-            )
-            adding.plot(steps, [abs(float(a)) for _, a in parts], **style)
-        for axes, title in (
-            (before, "from rounding the term"),
-            (adding, "from adding"),
-        ):
-            draw_error_axes(axes, title)
-        adding.set_xlabel("step")
-        fig.legend(loc="outside upper center", ncols=2)
+        panels = fig.subplots(2, 1, sharex=True)
+        drawn = cells(record, term=0.01, cast="implicit")
+        for c, color, marker in zip(drawn, SERIES, MARKERS, strict=False):
+            for i, axes in enumerate(panels if c else ()):
+                steps = [step for step, _ in kept(c)]
+                ys = [abs(float(parts(c, *point)[i])) for point in kept(c)]
+                style = {"color": color, "marker": marker, "markevery": 0.2}
+                axes.plot(steps, ys, **style, label=None if i else label(c))
+        titles = ("from rounding the term", "from adding")
+        for axes, title in zip(panels, titles, strict=True):
+            axes.set_title(title, fontsize=11)
+            # Zero, which some sums keep to, is on a scale that is linear near it.
+            axes.set_yscale("symlog", linthresh=1e-7)
+            axes.set_yticks([0, 1e-6, 1e-4, 1e-2, 1])
+            axes.set_ylim(0, 20)
+            axes.set_ylabel("absolute error")
+        panels[1].set_xlabel("step")
+        legend_above(fig, ncols=2)
         return svg_pair(f"errors-{record.device.slug}", fig)
-
-
-def draw_error_axes(axes: Axes, title: str) -> None:
-    axes.set_title(title, fontsize=11)
-    # Zero, which some sums keep to, is on a scale that is linear near it.
-    axes.set_yscale("symlog", linthresh=1e-7)
-    axes.set_yticks([0, 1e-6, 1e-4, 1e-2, 1])
-    axes.set_ylim(0, 20)
-    axes.set_ylabel("absolute error")
 
 
 # Facts --------------------------------------------------------------------------------
@@ -330,24 +269,58 @@ def facts(record: Record | None) -> dict[str, str]:
     """Results and errors of the rows that the page names, one stall, and whether
     devices and predictions agree.
     """
-    found: dict[str, str] = {}
-    for name in NAMED:
-        row = named(record, name)
-        found[name] = fact(result(row) if row else None, "{:.6f}".format)
+    ran = [c for c in cells(record) if c]
+    found = {name: say(total(named(record, name)), "{:.6f}") for name in NAMED}
     for name in SNIPPETS[:3]:
-        row = named(record, name)
-        found[f"{name}_error"] = signed(error(row)) if row else NOT_MEASURED
-    wide, stalled = named(record, "fp16_in_fp32"), named(record, "bf16_in_bf16")
-    rows = record.rows if record else []
-    on_gpu = [row for row in rows if row.metrics["device"] != "cpu"]
-    agreeing = sum(row.metrics["differing_steps"] == 0 for row in on_gpu)
+        found[f"{name}_error"] = say(error(named(record, name)), signed)
+    adding = final_parts(named(record, "fp16_in_fp32"))[1]
+    last = named(record, "bf16_in_bf16")["last_change"]
+    on_gpu = [c["differing_steps"] == 0 for c in ran if c["device"] != "cpu"]
     return found | {
-        "fp16_in_fp32_adding": signed(final_errors(wide)[1]) if wide else NOT_MEASURED,
-        "bf16_last_change": f"step {stalled.metrics['last_change']:,}"
-        if stalled
-        else NOT_MEASURED,
-        "agreeing": f"{agreeing} of {len(on_gpu)}" if on_gpu else NOT_MEASURED,
-        "stalls_as_predicted": f"{sum(map(as_predicted, rows))} of {len(rows)}"
-        if rows
-        else NOT_MEASURED,
+        "fp16_in_fp32_adding": say(adding, signed),
+        "bf16_last_change": say(last, "step {:,}"),
+        "agreeing": say(counted(on_gpu)),
+        "stalls_as_predicted": say(counted(map(as_predicted, ran))),
     }
+
+
+# Claims -------------------------------------------------------------------------------
+
+
+@claim(
+    "mixed_precision_accumulation",
+    "fp16 terms in an fp32 sum lose nothing by adding: the whole error was made when "
+    "the term was stored.",
+)
+def wide_sums_add_no_error(record: Record) -> Judgement:
+    c = named(record, "fp16_in_fp32")
+    term, adding = map(float, final_parts(c))
+    numbers = f"Error from the term {term:+.6f}, from adding {adding:+.6f}."
+    return bool(c) and (adding == 0, numbers)
+
+
+@claim(
+    "mixed_precision_accumulation",
+    "The same fp16 terms summed in fp16 end further from the truth than summed in "
+    "fp32.",
+)
+def narrow_sums_worse(record: Record) -> Judgement:
+    both = [named(record, name) for name in ("fp16_in_fp16", "fp16_in_fp32")]
+    narrow, wide = (abs(float(error(c))) for c in both)
+    numbers = f"Off by {narrow:.6f} in fp16, by {wide:.6f} in fp32."
+    return all(both) and (narrow > wide, numbers)
+
+
+@claim(
+    "mixed_precision_accumulation",
+    "A bf16 sum stops growing before the last term.",
+    "A bf16 sum grows up to the last term.",
+)
+def bf16_stalls(record: Record) -> Judgement:
+    c = named(record, "bf16_in_bf16")
+    steps = c.config.get("steps", 0)
+    return bool(c) and (
+        stalled(c),
+        f"The last step that changes the sum is {c['last_change']:,} of {steps:,}; it "
+        f"ends at {total(c):g}.",
+    )

@@ -2,24 +2,18 @@
 operations against what was found.
 """
 
-from systems.records.record import Record, Row
-from tools.render.markdown import NOT_MEASURED, per_device, table
+from functools import partial
 
-TOY = {
+from systems.records.record import Record
+from tools.render.claims import Judgement, claim
+from tools.render.markdown import columns, per_device, table
+from tools.render.rows import cell, cells, counted, say
+
+NAMES = {
     "parameters": "parameters, inside autocast",
     "fc1": "output of fc1",
     "relu": "output of ReLU",
     "ln": "output of the layer norm",
-    "logits": "logits",
-    "loss": "loss",
-    "gradients": "gradients of the parameters",
-    "logits_gradient": "gradient of the logits",
-    "fc1_output_gradient": "gradient of the output of fc1",
-    "optimizer_state": "optimizer state",
-    "optimizer_update": "optimizer update",
-}
-TRANSFORMER = {
-    "parameters": "parameters, inside autocast",
     "embedding": "token embedding",
     "rmsnorm_square": "RMSNorm: x²",
     "rmsnorm_rsqrt": "RMSNorm: 1 / rms",
@@ -40,13 +34,14 @@ TRANSFORMER = {
     "swiglu_product": "SwiGLU: gate × value",
     "swiglu": "SwiGLU: output",
     "logits": "logits",
-    "loss": "cross-entropy",
+    "loss": "loss",
     "gradients": "gradients of the parameters",
     "logits_gradient": "gradient of the logits",
+    "fc1_output_gradient": "gradient of the output of fc1",
     "optimizer_state": "optimizer state",
     "optimizer_update": "optimizer update",
 }
-# The parts that the page's sentences name, by (part, dtype of autocast).
+# What the page's sentences name, by (part, dtype of autocast).
 ASKED = ("parameters", "fc1", "ln", "logits", "loss", "gradients")
 NAMED = {
     ("toy", "fp16"): (*ASKED, "logits_gradient", "optimizer_update"),
@@ -57,66 +52,36 @@ LOWER, WIDE, PROMOTE, NOT_LISTED = "lower precision", "fp32", "promote", "not li
 # What PyTorch's documentation lists for CUDA: operations that autocast to float16, that
 # autocast to float32, and that promote to the widest input type. Of einsum and
 # scaled_dot_product_attention only PyTorch's source says it.
-DOCUMENTED = {
-    **dict.fromkeys(
-        ("matmul", "bmm", "addmm", "einsum", "linear", "scaled_dot_product_attention"),
-        LOWER,
-    ),
-    **dict.fromkeys(
-        (
-            "exp",
-            "log",
-            "pow",
-            "rsqrt",
-            "reciprocal",
-            "softmax",
-            "log_softmax",
-            "sum",
-            "cumsum",
-        ),
-        WIDE,
-    ),
-    **dict.fromkeys(
-        ("norm", "softplus", "layer_norm", "cross_entropy", "mse_loss"), WIDE
-    ),
-    **dict.fromkeys(("addcmul", "atan2", "dot", "cross", "scatter_add"), PROMOTE),
+LISTS = {
+    LOWER: "matmul bmm addmm einsum linear scaled_dot_product_attention",
+    WIDE: "exp log pow rsqrt reciprocal softmax log_softmax sum cumsum norm softplus "
+    "layer_norm cross_entropy mse_loss",
+    PROMOTE: "addcmul atan2 dot cross scatter_add",
 }
+DOCUMENTED = {name: kind for kind, names in LISTS.items() for name in names.split()}
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
-    """Dtypes of the toy model and of the Transformer, and of single operations, for all
-    devices.
-    """
+    """Dtypes of the toy model, of the Transformer and of single operations."""
     return {
-        "toy.md": per_device(records, lambda r: parts_table(r, "toy", TOY)),
-        "transformer.md": per_device(
-            records, lambda r: parts_table(r, "transformer", TRANSFORMER)
-        ),
+        "toy.md": per_device(records, partial(parts_table, "toy")),
+        "transformer.md": per_device(records, partial(parts_table, "transformer")),
         "operations.md": per_device(records, operations_table),
         "counts.md": per_device(records, counts_table),
     }
 
 
-def row_of(record: Record | None, part: str, dtype: str) -> Row | None:
-    return record.find(part=part, dtype=dtype) if record else None
-
-
-def parts_table(record: Record, part: str, names: dict[str, str]) -> str:
+def parts_table(part: str, record: Record) -> str:
     """A line for each part that the record has, a column for each dtype of autocast."""
-    found = {
-        dtype: row
-        for dtype in ("fp16", "bf16")
-        if (row := row_of(record, part, dtype)) is not None
-    }
-    lines = [
-        [text, *(row.metrics.get(name, "") for row in found.values())]
-        for name, text in names.items()
-        if any(name in row.metrics for row in found.values())
-    ]
-    return (
-        table(["part", *(f"under {dtype} autocast" for dtype in found)], lines)
-        if lines
-        else ""
+    found = [c for c in cells(record, part=part) if c.config["dtype"] != "fp32"]
+    has = {name for c in found if c for name in c.metrics}
+    return columns(
+        [name for name in NAMES if name in has],
+        ("part", NAMES.__getitem__),
+        *(
+            (f"under {c.config['dtype']} autocast", lambda name, c=c: c.get(name))
+            for c in found
+        ),
     )
 
 
@@ -146,51 +111,30 @@ def as_documented(name: str, cells: list[str], low: str) -> bool:
     return found == listed or (listed == PROMOTE and found == "widest input")
 
 
+def operations(record: Record | None) -> dict[str, list[str]]:
+    """What each operation gave under bf16 autocast."""
+    return cell(record, part="operations", dtype="bf16").metrics
+
+
 def operations_table(record: Record) -> str:
     rows = []
-    row = row_of(record, "operations", "bf16")
-    for name, cells in row.metrics.items() if row else ():
-        agrees = "yes" if as_documented(name, cells, "bf16") else "no"
-        rows.append(
-            [
-                f"`{name}`",
-                DOCUMENTED.get(name, NOT_LISTED),
-                behaviour(cells, "bf16"),
-                *cells,
-                agrees,
-            ]
-        )
-    header = [
-        "operation",
-        "PyTorch's list",
-        "found",
-        "bf16 in",
-        "fp32 in",
-        "mixed in",
-        "mixed, no autocast",
-        "agrees",
-    ]
-    return table(header, rows, left=3) if rows else ""
+    for name, found in operations(record).items():
+        listed, kind = DOCUMENTED.get(name, NOT_LISTED), behaviour(found, "bf16")
+        agrees = "yes" if as_documented(name, found, "bf16") else "no"
+        rows.append([f"`{name}`", listed, kind, *found, agrees])
+    header = ["operation", "PyTorch's list", "found", "bf16 in", "fp32 in", "mixed in"]
+    return table([*header, "mixed, no autocast", "agrees"], rows, left=3)
 
 
 def counts_table(record: Record) -> str:
-    rows = []
-    for dtype in ("fp32", "fp16", "bf16"):
-        row = row_of(record, "transformer", dtype)
-        if row is not None and "forward_operations" in row.metrics:
-            operations, casts = (
-                row.metrics["forward_operations"],
-                row.metrics["forward_casts"],
-            )
-            name = "none (fp32)" if dtype == "fp32" else dtype
-            rows.append([name, str(operations), str(casts), str(operations - casts)])
-    return (
-        table(
-            ["autocast", "operations in a forward pass", "of them casts", "others"],
-            rows,
-        )
-        if rows
-        else ""
+    tried = cells(record, part="transformer")
+    return columns(
+        # Without autocast first.
+        sorted(tried, key=lambda c: c.config["dtype"] != "fp32"),
+        ("autocast", lambda c: c.config["dtype"].replace("fp32", "none (fp32)")),
+        ("operations in a forward pass", lambda c: c["forward_operations"]),
+        ("of them casts", lambda c: c["forward_casts"]),
+        ("others", lambda c: c["forward_operations"] - c["forward_casts"]),
     )
 
 
@@ -200,33 +144,28 @@ def facts(record: Record | None) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for (part, dtype), names in NAMED.items():
-        row = row_of(record, part, dtype)
-        found |= {
-            f"{part}_{name}_{dtype}": row.metrics[name] if row else NOT_MEASURED
-            for name in names
-        }
-    plain, cast = (
-        row_of(record, "transformer", "fp32"),
-        row_of(record, "transformer", "bf16"),
-    )
-    operations = row_of(record, "operations", "bf16")
-    agreeing = (
-        [
-            as_documented(name, cells, "bf16")
-            for name, cells in operations.metrics.items()
-        ]
-        if operations
-        else []
-    )
+        c = cell(record, part=part, dtype=dtype)
+        found |= {f"{part}_{name}_{dtype}": say(c[name]) for name in names}
+    plain, cast = (cell(record, part="transformer", dtype=d) for d in ("fp32", "bf16"))
+    agreeing = (as_documented(*item, "bf16") for item in operations(record).items())
     return found | {
-        "operations_fp32": str(plain.metrics["forward_operations"])
-        if plain
-        else NOT_MEASURED,
-        "operations_bf16": str(cast.metrics["forward_operations"])
-        if cast
-        else NOT_MEASURED,
-        "casts_bf16": str(cast.metrics["forward_casts"]) if cast else NOT_MEASURED,
-        "as_documented": f"{sum(agreeing)} of {len(agreeing)}"
-        if agreeing
-        else NOT_MEASURED,
+        "operations_fp32": say(plain["forward_operations"]),
+        "operations_bf16": say(cast["forward_operations"]),
+        "casts_bf16": say(cast["forward_casts"]),
+        "as_documented": say(counted(agreeing)),
     }
+
+
+@claim(
+    "benchmarking_mixed_precision",
+    "Under FP16 autocast the products (first layer, logits) are fp16; parameters, "
+    "layer norm, loss and gradients are fp32.",
+)
+def autocast_dtypes(record: Record) -> Judgement:
+    c = cell(record, part="toy", dtype="fp16")
+    found = {name: c[name] for name in ASKED}
+    narrow = [name for name, dtype in found.items() if dtype == "fp16"]
+    wide = [name for name, dtype in found.items() if dtype == "fp32"]
+    holds = narrow == ["fc1", "logits"] and len(narrow) + len(wide) == len(ASKED)
+    told = ", ".join(f"{name} {dtype}" for name, dtype in found.items())
+    return bool(c) and (holds, f"Found: {told}.")

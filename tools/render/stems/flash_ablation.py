@@ -2,9 +2,9 @@
 what it gained.
 """
 
-from systems.records.record import Record, Row
-from systems.records.summary import summarize
-from tools.render.markdown import fact, per_device, table
+from systems.records.record import Record
+from tools.render.markdown import columns, per_device
+from tools.render.rows import Cell, cell, faster, say
 
 # Written down before this experiment ran, and kept as they are. Those of the path for
 # Hopper knew earlier trials.
@@ -79,6 +79,14 @@ TOLD = [
     ),
 ]
 PATH_OF_HOPPER = ("one_item_forward", "forward", "two_passes_backward", "backward")
+# The gains that sentences name: from which step to which.
+GAINS = {
+    "plain_gain": ("tiles", "plain_forward"),
+    "hopper_forward_gain": ("plain_forward", "forward"),
+    "hopper_backward_gain": ("plain_backward", "backward"),
+    "one_pass_gain": ("two_passes_backward", "backward"),
+    "atomic_over_plain": ("atomic_backward", "plain_backward"),
+}
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
@@ -92,73 +100,60 @@ def fragments(records: list[Record]) -> dict[str, str]:
     }
 
 
-def median_ms(row: Row | None) -> float | None:
-    return (
-        summarize(row.metrics["time_ms"]).median
-        if row is not None and row.status == "ok"
-        else None
-    )
+def name(c: Cell) -> str:
+    return c.config["step"]
+
+
+def gain(record: Record | None, before: str, after: str) -> float:
+    """Time of one step over that of another."""
+    return faster(cell(record, step=before), cell(record, step=after), "time")
 
 
 def steps(record: Record, described: dict[str, tuple[str, str]]) -> str:
-    rows, before = [], None
-    for step, (added, predicted) in described.items():
-        row = record.find(step=step)
-        time = median_ms(row)
-        # Where the kernels for Hopper don't run, their step would repeat the one
-        # before.
-        if (
-            row is None
-            or time is None
-            or (step in PATH_OF_HOPPER and row.metrics["ran"] != "hopper")
-        ):
-            continue
-        gain = f"{before / time:.2f}" if before else ""
-        same = "yes" if row.metrics["repeats"] else "no"
-        error = f"{row.metrics['relative_error']:.1e}"
-        rows.append([added, predicted, f"{time:.3f}", gain, error, same])
-        before = time
-    header = [
-        "added",
-        "predicted gain",
-        "median, ms",
-        "gain",
-        "error",
-        "same bits in two calls",
-    ]
-    return table(header, rows, left=2) if rows else ""
+    """A line for each step, with its gain over the last one that ran."""
+
+    def repeats_another(c: Cell) -> bool:
+        """Where the kernels for Hopper don't run, their step is the one before."""
+        return bool(c) and name(c) in PATH_OF_HOPPER and c["ran"] != "hopper"
+
+    tried = [c for step in described if (c := cell(record, step=step)).row]
+    shown = [c for c in tried if not repeats_another(c)]
+    ran = [name(c) for c in shown if c]
+    before = dict(zip(ran[1:], ran, strict=False))
+    return columns(
+        shown,
+        ("added", lambda c: described[name(c)][0]),
+        ("predicted gain", lambda c: described[name(c)][1]),
+        ("median, ms", lambda c: c.ms("time"), "{:.3f}"),
+        ("gain", lambda c: gain(record, before.get(name(c), ""), name(c)), "{:.2f}"),
+        ("error", lambda c: c["relative_error"], "{:.1e}"),
+        (
+            "same bits in two calls",
+            lambda c: c["repeats"],
+            lambda same: ("no", "yes")[same],
+        ),
+        left=2,
+    )
 
 
 def told(record: Record) -> str:
     """Each choice of the launchers, without and with it, in both passes."""
-    rows = []
-    for without, with_it, case, predictions in TOLD:
+    lines = [
+        (case, of, predicted, f"{without}_{of}", f"{with_it}_{of}")
+        for without, with_it, case, predictions in TOLD
         # Elsewhere nothing is cut ahead: both rows measured the same.
-        if with_it == "cut_ahead" and record.device.capability != "9.0":
-            continue
-        for of, predicted in zip(("forward", "backward"), predictions, strict=True):
-            before, after = (
-                median_ms(record.find(step=f"{how}_{of}")) for how in (without, with_it)
-            )
-            if before is not None and after is not None:
-                rows.append(
-                    [
-                        case,
-                        of,
-                        predicted,
-                        f"{before:.3f}",
-                        f"{after:.3f}",
-                        f"{before / after:.2f}",
-                    ]
-                )
-    return (
-        table(
-            ["what", "pass", "predicted gain", "without, ms", "with, ms", "gain"],
-            rows,
-            left=3,
-        )
-        if rows
-        else ""
+        if with_it != "cut_ahead" or record.device.capability == "9.0"
+        for of, predicted in zip(("forward", "backward"), predictions, strict=True)
+    ]
+    return columns(
+        [line for line in lines if cell(record, step=line[3]).row],
+        ("what", lambda line: line[0]),
+        ("pass", lambda line: line[1]),
+        ("predicted gain", lambda line: line[2]),
+        ("without, ms", lambda line: cell(record, step=line[3]).ms("time"), "{:.3f}"),
+        ("with, ms", lambda line: cell(record, step=line[4]).ms("time"), "{:.3f}"),
+        ("gain", lambda line: gain(record, *line[3:]), "{:.2f}"),
+        left=3,
     )
 
 
@@ -166,24 +161,8 @@ def facts(record: Record | None) -> dict[str, str]:
     """From the first step to the last, what the path for Hopper adds, and one pass with
     atomics against two.
     """
-
-    def ratio(first: str, last: str) -> float | None:
-        a, b = (
-            median_ms(record.find(step=step)) if record else None
-            for step in (first, last)
-        )
-        return a / b if a and b else None
-
+    text = {"plain_gain": "{:.1f}"}
     return {
-        "plain_gain": fact(ratio("tiles", "plain_forward"), "{:.1f}".format),
-        "hopper_forward_gain": fact(ratio("plain_forward", "forward"), "{:.2f}".format),
-        "hopper_backward_gain": fact(
-            ratio("plain_backward", "backward"), "{:.2f}".format
-        ),
-        "one_pass_gain": fact(
-            ratio("two_passes_backward", "backward"), "{:.2f}".format
-        ),
-        "atomic_over_plain": fact(
-            ratio("atomic_backward", "plain_backward"), "{:.2f}".format
-        ),
+        fact: say(gain(record, *steps), text.get(fact, "{:.2f}"))
+        for fact, steps in GAINS.items()
     }

@@ -1,11 +1,14 @@
-"""Tables and facts of `flash_accuracy`: errors against float64, ours beside PyTorch's."""
+"""Tables and facts of `flash_accuracy`: errors against float64, beside PyTorch's."""
 
-import math
+from statistics import geometric_mean
 
-from systems.records.record import Record, Row
-from tools.render.markdown import fact, per_device, table
+from systems.records.record import Record
+from tools.render.claims import Judgement, claim
+from tools.render.markdown import columns, per_device, table
+from tools.render.rows import MISSING, Cell, axis, cell, cells, known, most, say
 
 RESULTS = ("o", "lse", "dq", "dk", "dv")
+DTYPES = ("fp32", "fp16", "bf16")
 NAMES = {
     "triton": "ours, Triton",
     "torch": "ours, PyTorch tiles",
@@ -21,47 +24,36 @@ def fragments(records: list[Record]) -> dict[str, str]:
     """Errors at d = 64, N = 4096; how ours compare with plain attention over the grid;
     everything.
     """
+
+    def telling(record: Record) -> str:
+        return error_table(record, d=64, n=4096, causal="yes")
+
     return {
-        "table.md": per_device(
-            records, lambda r: error_table(r, d=64, n=4096, causal="yes")
-        ),
+        "table.md": per_device(records, telling),
         "ratios.md": per_device(records, ratio_table),
         "all.md": per_device(records, error_table),
     }
 
 
 def error_table(record: Record, **wanted: object) -> str:
-    rows = []
-    for row in record.rows:
-        if wanted.items() <= row.config.items():
-            c = row.config
-            cells = [
-                f"{error(row, name):.1e}" if error(row, name) is not None else ""
-                for name in RESULTS
-            ]
-            if row.status != "ok":
-                cells[0] = row.status.replace("_", " ")
-            rows.append(
-                [
-                    NAMES[c["implementation"]],
-                    c["dtype"],
-                    str(c["d"]),
-                    str(c["n"]),
-                    c["causal"],
-                    *cells,
-                ]
-            )
-    return table(
-        ["implementation", "dtype", "d", "N", "causal", *RESULTS], rows, left=2
+    return columns(
+        cells(record, **wanted),
+        ("implementation", lambda c: NAMES[c.config["implementation"]]),
+        "dtype",
+        "d",
+        ("N", lambda c: c.config["n"]),
+        "causal",
+        *((name, lambda c, name=name: error(c, name), "{:.1e}") for name in RESULTS),
+        left=2,
     )
 
 
-def error(row: Row | None, name: str) -> float | None:
-    return row.metrics.get(f"{name}_relative_error") if row is not None else None
+def error(c: Cell, result: str) -> float:
+    return c.get(f"{result}_relative_error")
 
 
 def ratios(
-    record: Record, implementation: str, dtype: str, results: tuple[str, ...] = RESULTS
+    record: Record | None, name: str, dtype: str, results: tuple[str, ...] = RESULTS
 ) -> list[float]:
     """Error of an implementation over that of plain attention in the same dtype, for
     each result and configuration.
@@ -69,63 +61,61 @@ def ratios(
     lse counts in fp32 alone: plain attention in 16 bits rounds it to 16 bits, which
     ours never do.
     """
-    compared = [name for name in results if name != "lse" or dtype == "fp32"]
     found = []
-    for row in record.rows:
-        if (
-            row.config["implementation"] == implementation
-            and row.config["dtype"] == dtype
-        ):
-            plain = record.row(row.config | {"implementation": "plain"})
-            pairs = ((error(row, name), error(plain, name)) for name in compared)
-            found += [
-                ours / theirs for ours, theirs in pairs if ours is not None and theirs
-            ]
-    return found
+    for c in cells(record, implementation=name, dtype=dtype):
+        plain = cell(record, **c.config | {"implementation": "plain"})
+        for result in results:
+            if result != "lse" or dtype == "fp32":
+                found.append(error(c, result) / (error(plain, result) or MISSING))
+    return known(found)
 
 
 def ratio_table(record: Record) -> str:
     rows = []
     for name, label in NAMES.items():
-        for dtype in ("fp32", "fp16", "bf16"):
+        for dtype in axis(record, "dtype"):
             found = ratios(record, name, dtype)
             if found and name != "plain":
-                middle = math.exp(sum(map(math.log, found)) / len(found))
-                rows.append(
-                    [
-                        label,
-                        dtype,
-                        f"{min(found):.2f}",
-                        f"{middle:.2f}",
-                        f"{max(found):.2f}",
-                        str(len(found)),
-                    ]
-                )
-    return table(
-        [
-            "implementation",
-            "dtype",
-            "least",
-            "geometric mean",
-            "most",
-            "results compared",
-        ],
-        rows,
-        left=2,
-    )
+                shown = (min(found), geometric_mean(found), max(found))
+                numbers = [f"{ratio:.2f}" for ratio in shown]
+                rows.append([label, dtype, *numbers, str(len(found))])
+    header = ["implementation", "dtype", "least", "geometric mean", "most"]
+    return table([*header, "results compared"], rows, left=2)
 
 
 def facts(record: Record | None) -> dict[str, str]:
     """The worst error of ours over plain attention's, by dtype; in fp32 also without
     the log-sum-exp.
     """
+    worst = {dtype: most(ratios(record, "triton", dtype)) for dtype in DTYPES}
+    without_lse = most(ratios(record, "triton", "fp32", ("o", "dq", "dk", "dv")))
+    named = worst | {"fp32_without_lse": without_lse}
+    return {f"worst_{name}": say(ratio, "{:.2f}") for name, ratio in named.items()}
 
-    def worst(dtype: str, results: tuple[str, ...] = RESULTS) -> str:
-        found = ratios(record, "triton", dtype, results) if record else []
-        return fact(max(found, default=None), "{:.2f}".format)
 
-    without_lse = tuple(name for name in RESULTS if name != "lse")
-    return {
-        **{f"worst_{dtype}": worst(dtype) for dtype in ("fp32", "fp16", "bf16")},
-        "worst_fp32_without_lse": worst("fp32", without_lse),
-    }
+# Claims -------------------------------------------------------------------------------
+
+
+def errs_little(record: Record, *results: str) -> Judgement:
+    worst = {d: most(ratios(record, "triton", d, results)) for d in DTYPES}
+    told = ", ".join(f"{dtype} {ratio:.2f}" for dtype, ratio in worst.items())
+    holds = max(worst.values()) <= 2
+    return all(worst.values()) and (holds, f"Largest ratios: {told}.")
+
+
+@claim(
+    "flash_forward",
+    "The Triton forward pass errs at most twice as much as plain attention in the same "
+    "dtype, over every configuration.",
+)
+def forward_accurate(record: Record) -> Judgement:
+    return errs_little(record, "o", "lse")
+
+
+@claim(
+    "flash_backward",
+    "The gradients of the Triton kernels err at most twice as much as those of plain "
+    "attention in the same dtype, over every configuration.",
+)
+def backward_accurate(record: Record) -> Judgement:
+    return errs_little(record, "dq", "dk", "dv")

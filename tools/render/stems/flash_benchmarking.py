@@ -2,21 +2,47 @@
 fused PyTorch, 80 shapes.
 """
 
-from systems.formulas.costs import ATTENTION_PRODUCTS, attention_flops
-from systems.records.record import Record, Row
-from systems.records.summary import summarize
-from tools.render.figures import INK, MARKERS, SERIES, canvas, plain_log_scale, svg_pair
+from collections.abc import Callable
+from itertools import pairwise
+from operator import itemgetter
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from systems.formulas.costs import attention_flops
+from systems.records.record import Record
+from tools.render.claims import Judgement, claim
+from tools.render.figures import (
+    INK,
+    MARKERS,
+    SERIES,
+    canvas,
+    legend_above,
+    line,
+    of_each,
+    plain_log_scale,
+    svg_pair,
+)
 from tools.render.markdown import (
-    NOT_MEASURED,
-    fact,
+    columns,
     figure,
-    in_words,
     milliseconds,
     per_device,
     percent,
-    status,
     table,
     tabs,
+)
+from tools.render.rows import (
+    MISSING,
+    NOT_MEASURED,
+    Cell,
+    cell,
+    cells,
+    known,
+    least,
+    most,
+    say,
+    span,
 )
 from tools.render.stems.flash_passes import passes_wait
 
@@ -26,88 +52,83 @@ NAMES = {
     "compiled": "compiled PyTorch",
     "sdpa": "SDPA",
 }
-PASSES = ("forward", "backward", "both")
 OTHERS = ("plain", "compiled", "sdpa")
-DTYPES, HEAD_DIMENSIONS = ("bf16", "fp32"), (16, 32, 64, 128)
-LENGTHS = tuple(2**power for power in range(7, 17))
+PASSES = ("forward", "backward", "both")
+DTYPES = ("bf16", "fp32")
+# Of the figures, and of the shapes that sentences name.
+D = 64
+TFLOPS, MIB = 1e12, 2**20
 # (dtype, d, N).
-Shape = tuple[str, int, int]
-# The shape of the figures.
-FIGURE_D = 64
+Shape = tuple[Any, ...]
+SIZES = tuple((head, itemgetter(i)) for i, head in enumerate(("dtype", "d", "N")))
 
 
-# What a row says ----------------------------------------------------------------------
+# What a record says -------------------------------------------------------------------
 
 
-def cell(record: Record, name: str, dtype: str, d: int, n: int) -> Row | None:
-    return record.find(implementation=name, dtype=dtype, d=d, n=n)
+def shapes(record: Record | None) -> list[Shape]:
+    """Those of the grid, in its order. The ceiling is no shape of attention."""
+    found = [c.config for c in cells(record) if c.config["implementation"] in NAMES]
+    return list(dict.fromkeys((c["dtype"], c["d"], c["n"]) for c in found))
 
 
-def median_ms(row: Row | None, name: str) -> float | None:
-    """Median of a pass; None where it was not measured."""
-    return (
-        summarize(row.metrics[f"{name}_ms"]).median
-        if row is not None and row.status == "ok"
-        else None
-    )
+def at(record: Record | None, name: str, dtype: str, d: int, n: int) -> Cell:
+    return cell(record, implementation=name, dtype=dtype, d=d, n=n)
 
 
-def rate(row: Row | None, name: str) -> float | None:
+def rate(c: Cell, name: str) -> float:
     """FLOP/s of a pass by the FLOPs that attention needs."""
-    time = median_ms(row, name)
-    if row is None or time is None:
-        return None
-    return attention_flops(
-        name, d=row.config["d"], batch=1, heads=1, n=row.config["n"], causal=True
-    ) / (time / 1e3)
+    if not c:
+        return c.missing
+    sizes = {"n": c.config["n"], "d": c.config["d"], "batch": 1, "heads": 1}
+    return attention_flops(name, causal=True, **sizes) / (c.ms(name) / 1e3)
 
 
-def ceiling(record: Record, dtype: str) -> float | None:
+def ceiling(record: Record | None, dtype: str) -> float:
     """FLOP/s of the large matrix product in this dtype."""
-    row = record.find(implementation="ceiling", dtype=dtype)
-    if row is None or row.status != "ok":
-        return None
-    return (
-        2
-        * row.config["n"] ** 2
-        * row.config["d"]
-        / (summarize(row.metrics["product_ms"]).median / 1e3)
-    )
+    c = cell(record, implementation="ceiling", dtype=dtype)
+    flops = 2 * c.config["n"] ** 2 * c.config["d"] if c else c.missing
+    return flops / (c.ms("product") / 1e3)
 
 
-def memory_bytes(row: Row | None) -> int | None:
+def memory_bytes(c: Cell) -> float:
     """Peak of forward and backward above what was held before: results, what is saved
     between, what is in passing.
     """
-    if row is None or row.status != "ok":
-        return None
-    return row.metrics["peak_allocated_bytes"] - row.metrics["held_bytes"]
+    return c["peak_allocated_bytes"] - c["held_bytes"]
 
 
-def gpu_ms(row: Row | None, name: str) -> float | None:
+def gpu_ms(c: Cell, name: str) -> float:
     """What the GPU needs for a pass, as nearly as these times tell: the fastest sample.
 
     Both passes need no more than one and then the other: a host makes nobody slower
     unless it is late for every call.
     """
-    if row is None or row.status != "ok":
-        return None
-    forward, backward, both = (min(row.metrics[f"{of}_ms"]) for of in PASSES)
-    return {
-        "forward": forward,
-        "backward": backward,
-        "both": min(both, forward + backward),
-    }[name]
+    fastest = {of: min(c.samples(of), default=c.missing) for of in PASSES}
+    fastest["both"] = min(fastest["both"], fastest["forward"] + fastest["backward"])
+    return fastest[name]
 
 
-def ratio(
-    record: Record, over: str, name: str, dtype: str, d: int, n: int
-) -> float | None:
+def ratio(record: Record | None, over: str, name: str, *shape: Any) -> float:
     """`gpu_ms` of another implementation over ours: above one, ours is faster."""
-    ours, theirs = (
-        gpu_ms(cell(record, of, dtype, d, n), name) for of in ("ours", over)
-    )
-    return theirs / ours if ours and theirs else None
+    theirs, ours = (gpu_ms(at(record, of, *shape), name) for of in (over, "ours"))
+    return theirs / ours
+
+
+def ratios(
+    record: Record | None, over: str, name: str, *dtypes: str
+) -> dict[Shape, float]:
+    """`ratio` at each shape that both could run, in these dtypes or in all."""
+    found = {s: ratio(record, over, name, *s) for s in shapes(record)}
+    wanted = dtypes or DTYPES
+    return {
+        s: faster for s, faster in found.items() if s[0] in wanted and known([faster])
+    }
+
+
+def losses(found: dict[Shape, float]) -> list[Shape]:
+    """The shapes where another implementation is faster than ours."""
+    return [shape for shape, faster in found.items() if faster < 1]
 
 
 # Tables -------------------------------------------------------------------------------
@@ -117,103 +138,71 @@ def fragments(records: list[Record]) -> dict[str, str]:
     """The 80 shapes: ours and plain PyTorch; every implementation by pass; every
     statistic; and the figures.
     """
-    figures: dict[str, str] = {}
-    for record in records:
-        figures |= rates_figure(record) | memory_figure(record)
+
+    def passes(record: Record) -> str:
+        return tabs((name.capitalize(), pass_table(record, name)) for name in PASSES)
+
     return {
         "table.md": per_device(records, latency_table),
-        "passes.md": per_device(
-            records,
-            lambda r: tabs((name.capitalize(), pass_table(r, name)) for name in PASSES),
-        ),
+        "passes.md": per_device(records, passes),
         "lost.md": per_device(records, lost_table),
         "figures.md": per_device(records, figures_body),
         "all.md": per_device(records, all_table),
-        **figures,
+        **of_each(records, rates_figure, memory_figure),
     }
 
 
-def shapes() -> list[Shape]:
-    return [(dtype, d, n) for dtype in DTYPES for d in HEAD_DIMENSIONS for n in LENGTHS]
+def what_ran(c: Cell) -> str:
+    """Which of our kernels, or of SDPA's: "triton", "hopper", "cudnn"."""
+    return c["ran"].removesuffix("_attention") if c else ""
+
+
+def time(record: Record, name: str, of: str, head: str) -> tuple[Any, ...]:
+    """A column: the time of a pass of an implementation at a shape."""
+    return head, lambda shape: at(record, name, *shape).ms(of), milliseconds
 
 
 def latency_table(record: Record) -> str:
     """The table that the assignment asks for."""
-    rows = []
-    for shape in shapes():
-        ours, plain = (cell(record, name, *shape) for name in ("ours", "plain"))
-        times = [time_or_status(row, name) for row in (ours, plain) for name in PASSES]
-        faster = ratio(record, "plain", "both", *shape)
-        rows.append(
-            [
-                *map(str, shape),
-                *times,
-                f"{faster:.2f}" if faster else "",
-                what_ran(ours),
-            ]
-        )
-    header = ["dtype", "d", "N"]
-    header += [f"{who}, {label}, ms" for who in ("ours", "plain") for label in PASSES]
-    return table([*header, "plain / ours, both", "ours ran"], rows)
+    return columns(
+        shapes(record),
+        *SIZES,
+        *(
+            time(record, name, of, f"{name}, {of}, ms")
+            for name in ("ours", "plain")
+            for of in PASSES
+        ),
+        (
+            "plain / ours, both",
+            lambda shape: ratio(record, "plain", "both", *shape) or MISSING,
+            "{:.2f}",
+        ),
+        ("ours ran", lambda shape: what_ran(at(record, "ours", *shape))),
+    )
 
 
 def pass_table(record: Record, name: str) -> str:
     """Every implementation in one pass, with the rate of ours and its share of the
     large product.
     """
-    rows = []
-    for shape in shapes():
-        found = {of: cell(record, of, *shape) for of in NAMES}
-        ours, peak = rate(found["ours"], name), ceiling(record, shape[0])
-        ran = [what_ran(found[of]) for of in ("ours", "sdpa")]
-        cells = [time_or_status(row, name) for row in found.values()]
-        rates = [
-            f"{ours / 1e12:.1f}" if ours else "",
-            percent(ours / peak) if ours and peak else "",
-        ]
-        rows.append([*map(str, shape), *cells, *ran, *rates])
-    header = ["dtype", "d", "N", *(f"{label}, ms" for label in NAMES.values())]
-    return table(
-        [*header, "ours ran", "SDPA ran", "ours, TFLOP/s", "ours, share of product"],
-        rows,
+    products = {dtype: ceiling(record, dtype) for dtype in DTYPES}
+
+    def ours(shape: Shape) -> float:
+        return rate(at(record, "ours", *shape), name) or MISSING
+
+    return columns(
+        shapes(record),
+        *SIZES,
+        *(time(record, of, name, f"{label}, ms") for of, label in NAMES.items()),
+        ("ours ran", lambda shape: what_ran(at(record, "ours", *shape))),
+        ("SDPA ran", lambda shape: what_ran(at(record, "sdpa", *shape))),
+        ("ours, TFLOP/s", lambda shape: ours(shape) / TFLOPS, "{:.1f}"),
+        (
+            "ours, share of product",
+            lambda shape: ours(shape) / products[shape[0]] or MISSING,
+            percent,
+        ),
     )
-
-
-def what_ran(row: Row | None) -> str:
-    """Which of our kernels, or of SDPA's: "triton", "hopper", "cudnn"."""
-    return (
-        row.metrics["ran"].removesuffix("_attention")
-        if row is not None and row.status == "ok"
-        else ""
-    )
-
-
-def time_or_status(row: Row | None, name: str) -> str:
-    time = median_ms(row, name)
-    return milliseconds(time) if time is not None else status(row)
-
-
-def host_decides(row: Row | None) -> bool:
-    """`passes_wait` of a row's passes; False where it was not measured."""
-    return (
-        row is not None
-        and row.status == "ok"
-        and passes_wait(*(median_ms(row, name) or 0.0 for name in PASSES))
-    )
-
-
-def ratios(record: Record, over: str, name: str) -> dict[Shape, float]:
-    """Time of another implementation over ours at each shape that both could run."""
-    return {
-        shape: found
-        for shape in shapes()
-        if (found := ratio(record, over, name, *shape)) is not None
-    }
-
-
-def losses(found: dict[Shape, float]) -> list[Shape]:
-    """The shapes where another implementation is faster than ours."""
-    return [shape for shape, faster in found.items() if faster < 1]
 
 
 def lost_table(record: Record) -> str:
@@ -223,20 +212,14 @@ def lost_table(record: Record) -> str:
     rows = []
     for over in OTHERS:
         for name in PASSES:
-            cells = []
+            line = [NAMES[over].replace(" ", "\N{NO-BREAK SPACE}"), name]
             for dtype in DTYPES:
-                found = {
-                    shape: of
-                    for shape, of in ratios(record, over, name).items()
-                    if shape[0] == dtype
-                }
-                lost = [n for _, _, n in losses(found)]
-                cells += [
-                    f"{len(lost)} of {len(found)}",
-                    str(max(lost)) if lost else "none",
-                ]
-                cells += [f"{min(found.values()):.2f}" if found else ""]
-            rows.append([NAMES[over].replace(" ", "\N{NO-BREAK SPACE}"), name, *cells])
+                found = ratios(record, over, name, dtype)
+                lost = losses(found)
+                longest = str(max((n for _, _, n in lost), default="none"))
+                slowest = say(least(found.values()), "{:.2f}")
+                line += [f"{len(lost)} of {len(found)}", longest, slowest]
+            rows.append(line)
     header = ["beside", "pass"]
     for dtype in DTYPES:
         header += [f"{dtype}: ours slower at", "longest such N", "least theirs / ours"]
@@ -245,133 +228,103 @@ def lost_table(record: Record) -> str:
 
 def all_table(record: Record) -> str:
     """Every row: median, p20 and p80 of each pass, the rate of both, and memory."""
-    rows = []
-    for row in record.rows:
-        c = row.config
-        if c["implementation"] == "ceiling":
-            continue
-        name = [NAMES[c["implementation"]], c["dtype"], str(c["d"]), str(c["n"])]
-        if row.status != "ok":
-            rows.append([*name, status(row), *[""] * 10])
-            continue
-        found = [summarize(row.metrics[f"{of}_ms"]) for of in PASSES]
-        times = [
-            milliseconds(value) for s in found for value in (s.median, s.p20, s.p80)
+
+    def statistics(of: str) -> list[tuple[Any, ...]]:
+        return [
+            (f"{of}, ms", lambda c: c.ms(of), milliseconds),
+            ("p20", lambda c: c.summary(of).p20, milliseconds),
+            ("p80", lambda c: c.summary(of).p80, milliseconds),
         ]
-        flops, memory = rate(row, "both"), memory_bytes(row)
-        assert flops is not None and memory is not None
-        rows.append([*name, *times, f"{flops / 1e12:.1f}", f"{memory / 2**20:,.1f}"])
-    header = ["implementation", "dtype", "d", "N"]
-    header += [text for name in PASSES for text in (f"{name}, ms", "p20", "p80")]
-    return table([*header, "TFLOP/s, both", "memory, MiB"], rows, left=2)
+
+    return columns(
+        [c for c in cells(record) if c.config["implementation"] in NAMES],
+        ("implementation", lambda c: NAMES[c.config["implementation"]]),
+        "dtype",
+        "d",
+        ("N", lambda c: c.config["n"]),
+        *(column for of in PASSES for column in statistics(of)),
+        ("TFLOP/s, both", lambda c: rate(c, "both") / TFLOPS, "{:.1f}"),
+        ("memory, MiB", lambda c: memory_bytes(c) / MIB, "{:,.1f}"),
+        left=2,
+    )
 
 
 # Figures ------------------------------------------------------------------------------
 
 
+def lengths(record: Record | None) -> list[int]:
+    return list(dict.fromkeys(n for _, _, n in shapes(record)))
+
+
 def figures_body(record: Record) -> str:
-    rates = figure(
-        f"flash_benchmarking-rates-{record.device.slug}",
-        rates_alt(record),
-        f"Rate of forward and backward together at head dimension {FIGURE_D}, by the FLOPs that attention needs. "
-        "Dashed: the large matrix product of that dtype.",
-    )
-    memory = figure(
-        f"flash_benchmarking-memory-{record.device.slug}",
-        memory_alt(record),
-        f"Peak memory of forward and backward above their inputs, bf16, head dimension {FIGURE_D}. Both axes are "
-        "logarithmic: a line twice as steep grows with the square.",
-    )
-    return f"{rates}\n\n{memory}"
-
-
-def rates_alt(record: Record) -> str:
-    said = []
+    slug, longest = record.device.slug, max(lengths(record), default=0)
+    rates, memory = [], []
     for dtype in DTYPES:
-        best = {
-            of: rate(cell(record, of, dtype, FIGURE_D, LENGTHS[-1]), "both")
-            for of in NAMES
+        best = {of: rate(at(record, of, dtype, D, longest), "both") for of in NAMES}
+        parts = [f"{NAMES[of]} {r / TFLOPS:.0f}" for of, r in best.items() if r]
+        rates.append(f"in {dtype} {', '.join(parts) or 'nothing was measured'}")
+    for of in ("ours", "plain"):
+        if needs := memory_bytes(at(record, of, "bf16", D, longest)):
+            memory.append(f"{NAMES[of]} {needs / MIB:,.0f} MiB")
+    drawn = figure(
+        f"flash_benchmarking-rates-{slug}",
+        f"At {longest} tokens, in TFLOP/s: {'; '.join(rates)}.",
+        f"Rate of forward and backward together at head dimension {D}, by the FLOPs "
+        "that attention needs. Dashed: the large matrix product of that dtype.",
+    )
+    needed = figure(
+        f"flash_benchmarking-memory-{slug}",
+        f"Peak memory above the inputs at {longest} tokens: "
+        f"{', '.join(memory) or 'not measured'}.",
+        "Peak memory of forward and backward above their inputs, bf16, head dimension "
+        f"{D}. Both axes are logarithmic: a line twice as steep grows with the square.",
+    )
+    return f"{drawn}\n\n{needed}"
+
+
+def draw(
+    axes: Axes, record: Record, dtype: str, of: Callable[[Cell], float], **dashes: str
+) -> None:
+    """A line for each implementation, by length."""
+    ns = lengths(record)
+    for (name, label), color, marker in zip(
+        NAMES.items(), SERIES, MARKERS, strict=False
+    ):
+        ys = [of(at(record, name, dtype, D, n)) for n in ns]
+        look: dict[str, Any] = {
+            "color": color,
+            "marker": marker,
+            "ls": dashes.get(name, "-"),
         }
-        parts = [
-            f"{NAMES[of]} {value / 1e12:.0f}" for of, value in best.items() if value
-        ]
-        said.append(f"in {dtype} {', '.join(parts) or 'nothing was measured'}")
-    return f"At {LENGTHS[-1]} tokens, in TFLOP/s: {'; '.join(said)}."
-
-
-def series(record: Record, name: str, dtype: str, value) -> list[tuple[int, float]]:
-    """(length, value of the row) where it was measured."""
-    found = [(n, value(cell(record, name, dtype, FIGURE_D, n))) for n in LENGTHS]
-    return [(n, y) for n, y in found if y is not None]
+        line(axes, ns, ys, **look, label=label if dtype == DTYPES[0] else None)
+    axes.set_xscale("log", base=2)
+    texts = [str(n) if n < 1024 else f"{n // 1024}k" for n in ns]
+    axes.set_xticks(ns[1::2], texts[1::2])
+    axes.set_xlabel("sequence length N")
 
 
 def rates_figure(record: Record) -> dict[str, str]:
     with canvas(width=7.2, height=4.2) as fig:
         for axes, dtype in zip(fig.subplots(1, 2), DTYPES, strict=True):
-            for (of, label), color, marker in zip(
-                NAMES.items(), SERIES, MARKERS, strict=False
-            ):
-                points = series(record, of, dtype, lambda row: rate(row, "both"))
-                if points:
-                    axes.plot(*zip(*((n, y / 1e12) for n, y in points), strict=True), marker, ls="-", color=color,
-                              label=label if dtype == DTYPES[0] else None)  # fmt: skip
+            draw(axes, record, dtype, lambda c: rate(c, "both") / TFLOPS)
             if peak := ceiling(record, dtype):
-                axes.axhline(peak / 1e12, color=INK, linestyle="--", linewidth=1.2)
-            length_axis(axes)
+                axes.axhline(peak / TFLOPS, color=INK, linestyle="--", linewidth=1.2)
             plain_log_scale(axes.yaxis)
             axes.set_title(dtype, fontsize=11)
             axes.set_ylabel("TFLOP/s" if dtype == DTYPES[0] else "")
-        fig.legend(
-            loc="outside upper center", ncols=4, columnspacing=1.0, handlelength=1.6
-        )
+        legend_above(fig, ncols=4, columnspacing=1.0, handlelength=1.6)
         return svg_pair(f"rates-{record.device.slug}", fig)
-
-
-def memory_alt(record: Record) -> str:
-    n = LENGTHS[-1]
-    found = {
-        of: memory_bytes(cell(record, of, "bf16", FIGURE_D, n))
-        for of in ("ours", "plain")
-    }
-    parts = [
-        f"{NAMES[of]} {value / 2**20:,.0f} MiB" for of, value in found.items() if value
-    ]
-    return f"Peak memory above the inputs at {n} tokens: {', '.join(parts) or 'not measured'}."
 
 
 def memory_figure(record: Record) -> dict[str, str]:
     with canvas(height=4.2) as fig:
         axes = fig.subplots()
-        for (of, label), color, marker in zip(
-            NAMES.items(), SERIES, MARKERS, strict=False
-        ):
-            points = series(record, of, "bf16", memory_bytes)
-            if points:
-                # Ours and SDPA can need the same to the byte: dashes over a line let
-                # both show.
-                dash = "--" if of == "sdpa" else "-"
-                mib = [(n, y / 2**20) for n, y in points]
-                axes.plot(
-                    *zip(*mib, strict=True),
-                    dash,
-                    marker=marker,
-                    color=color,
-                    label=label,
-                )
-        length_axis(axes)
+        # Ours and SDPA can need the same to the byte: dashes over a line let both show.
+        draw(axes, record, "bf16", lambda c: memory_bytes(c) / MIB, sdpa="--")
         plain_log_scale(axes.yaxis, subs=(1,))
         axes.set_ylabel("memory, MiB")
-        fig.legend(
-            loc="outside upper center", ncols=2, columnspacing=1.0, handlelength=1.6
-        )
+        legend_above(fig, ncols=2, columnspacing=1.0, handlelength=1.6)
         return svg_pair(f"memory-{record.device.slug}", fig)
-
-
-def length_axis(axes) -> None:
-    axes.set_xscale("log", base=2)
-    ticks = LENGTHS[1::2]
-    axes.set_xticks(ticks, [str(n) if n < 1024 else f"{n // 1024}k" for n in ticks])
-    axes.set_xlabel("sequence length N")
 
 
 # Facts --------------------------------------------------------------------------------
@@ -384,85 +337,107 @@ def facts(record: Record | None) -> dict[str, str]:
     found: dict[str, str] = {}
     for dtype in DTYPES:
         for n in (1024, 16384, 65536):
-            plain = cell(record, "plain", dtype, FIGURE_D, n) if record else None
-            faster = (
-                ratio(record, "plain", "both", dtype, FIGURE_D, n) if record else None
-            )
-            found[f"faster_{dtype}_{n}"] = in_words(
-                plain, fact(faster, "{:.1f}".format)
-            )
-        best = best_rate(record, dtype) if record else None
-        peak = ceiling(record, dtype) if record else None
-        found[f"best_{dtype}"] = fact(best, lambda r: f"{r / 1e12:.0f} TFLOP/s")
-        found[f"best_share_{dtype}"] = fact(
-            best / peak if best and peak else None, percent
-        )
-        found[f"product_{dtype}"] = fact(peak, lambda r: f"{r / 1e12:.0f} TFLOP/s")
+            faster = ratio(record, "plain", "both", dtype, D, n)
+            found[f"faster_{dtype}_{n}"] = say(faster, "{:.1f}")
+        best, product = best_rate(record, dtype), ceiling(record, dtype)
+        found[f"best_{dtype}"] = say(best / TFLOPS, "{:.0f} TFLOP/s")
+        found[f"best_share_{dtype}"] = say(best / product, percent)
+        found[f"product_{dtype}"] = say(product / TFLOPS, "{:.0f} TFLOP/s")
     for over in OTHERS:
-        compared = (
-            {name: ratios(record, over, name) for name in PASSES} if record else {}
-        )
-        for name in PASSES:
-            found[f"slower_than_{over}_{name}"] = fact(
-                len(losses(compared[name])) if record else None, str
-            )
-        found[f"compared_{over}"] = fact(len(compared["both"]) if record else None, str)
+        compared = {of: ratios(record, over, of) for of in PASSES}
+        for name, pairs in compared.items():
+            lost = len(losses(pairs)) if record else MISSING
+            found[f"slower_than_{over}_{name}"] = say(lost)
+        found[f"compared_{over}"] = say(len(compared["both"]) if record else MISSING)
     for name in NAMES:
-        found[f"host_decides_{name}"] = (
-            where_the_host_decides(record, name) if record else NOT_MEASURED
-        )
+        found[f"host_decides_{name}"] = where_the_host_decides(record, name)
     for name in ("ours", "sdpa"):
         for n in (128, 1024):
-            time = (
-                median_ms(cell(record, name, "bf16", FIGURE_D, n), "both")
-                if record
-                else None
-            )
-            found[f"both_{name}_{n}"] = fact(time, lambda t: f"{milliseconds(t)} ms")
+            time = at(record, name, "bf16", D, n).ms("both")
+            found[f"both_{name}_{n}"] = say(time, lambda t: f"{milliseconds(t)} ms")
     for name, dtype in (
         ("ours", "bf16"),
         ("plain", "bf16"),
         ("ours", "fp32"),
         ("sdpa", "fp32"),
     ):
-        row = cell(record, name, dtype, FIGURE_D, 65536) if record else None
-        found[f"memory_{name}_{dtype}"] = in_words(
-            row, fact(memory_bytes(row), lambda b: f"{b / 2**20:,.0f} MiB")
-        )
+        needs = memory_bytes(at(record, name, dtype, D, 65536)) / MIB
+        found[f"memory_{name}_{dtype}"] = say(needs, "{:,.0f} MiB")
     short, longer = (
-        median_ms(cell(record, "ours", "bf16", FIGURE_D, n), "forward")
-        if record
-        else None
-        for n in (128, 1024)
+        at(record, "ours", "bf16", D, n).ms("forward") for n in (128, 1024)
     )
+    plain = cells(record, implementation="plain")
+    out = sum(c.why == "out of memory" for c in plain) if plain else MISSING
     return found | {
-        "growth_128_1024": fact(
-            longer / short if short and longer else None, "{:.1f}".format
-        ),
-        "out_of_memory": fact(plain_out_of_memory(record) if record else None, str),
+        "growth_128_1024": say(longer / short, "{:.1f}"),
+        "out_of_memory": say(out),
     }
 
 
-def where_the_host_decides(record: Record, name: str) -> str:
-    """For a sentence: at how many shapes of an implementation, and up to which length."""
-    lengths = [
-        shape[2] for shape in shapes() if host_decides(cell(record, name, *shape))
-    ]
-    if not lengths:
-        return "no shape"
-    return f"{len(lengths)} shape{'s' * (len(lengths) > 1)} (N up to {max(lengths)})"
+def where_the_host_decides(record: Record | None, name: str) -> str:
+    """At how many shapes of an implementation, and up to which length."""
+    tried = cells(record, implementation=name)
+    late = [c.config["n"] for c in tried if passes_wait(*map(c.ms, PASSES))]
+    if not late:
+        return "no shape" if tried else NOT_MEASURED
+    return f"{len(late)} shape{'s' * (len(late) > 1)} (N up to {max(late)})"
 
 
-def best_rate(record: Record, dtype: str) -> float | None:
+def best_rate(record: Record | None, dtype: str) -> float:
     """The highest rate of ours over all shapes and passes."""
-    rows = (cell(record, "ours", *shape) for shape in shapes() if shape[0] == dtype)
-    return max(
-        (r for row in rows for name in ATTENTION_PRODUCTS if (r := rate(row, name))),
-        default=None,
+    ours = cells(record, implementation="ours", dtype=dtype)
+    return most(rate(c, name) for c in ours for name in PASSES)
+
+
+# Claims -------------------------------------------------------------------------------
+
+
+def over_plain(record: Record) -> list[tuple[Shape, float]]:
+    """Of each pass and shape, plain PyTorch's time over ours."""
+    return [pair for of in PASSES for pair in ratios(record, "plain", of).items()]
+
+
+@claim(
+    "flash_benchmarking",
+    "From 16,384 tokens on ours is faster than plain PyTorch in every pass, dtype and "
+    "head dimension.",
+)
+def fused_wins_long(record: Record) -> Judgement:
+    found = [faster for (_, _, n), faster in over_plain(record) if n >= 16384]
+    numbers = f"Plain PyTorch's time over ours: {span(found)}, {len(found)} pairs."
+    return found and (min(found) > 1, numbers)
+
+
+@claim(
+    "flash_benchmarking",
+    "By the fastest samples, ours takes no longer than plain PyTorch in any pass, at "
+    "any length, dtype and head dimension.",
+)
+def fused_keeps_up(record: Record) -> Judgement:
+    found = [faster for _, faster in over_plain(record)]
+    lost = sum(faster < 1 for faster in found)
+    numbers = (
+        f"Plain PyTorch's time over ours: {span(found)}; below one in {lost} of "
+        f"{len(found)} pairs."
     )
+    return found and (lost == 0, numbers)
 
 
-def plain_out_of_memory(record: Record) -> int:
-    """Shapes that plain PyTorch has no memory for."""
-    rows = (cell(record, "plain", *shape) for shape in shapes())
-    return sum(row is not None and row.status == "out_of_memory" for row in rows)
+@claim(
+    "flash_benchmarking",
+    "What a forward and backward pass needs beyond its inputs at most doubles with N "
+    "in ours, to within five percent, and grows more than threefold in plain PyTorch: "
+    "from 4,096 tokens on, in bf16 at head dimension 64.",
+)
+def fused_memory_linear(record: Record) -> Judgement:
+    def growth(name: str) -> list[float]:
+        long = [n for n in lengths(record) if n >= 4096]
+        needs = [memory_bytes(at(record, name, "bf16", D, n)) for n in long]
+        return known(after / before for before, after in pairwise(needs))
+
+    ours, plain = growth("ours"), growth("plain")
+    # Where programs share a loop their parts take most of it, never more of them from
+    # here on: it may grow less than N.
+    holds = most(ours) <= 2.1 and least(plain) > 3
+    numbers = f"Per doubling of N: ours {span(ours)}, plain {span(plain)}."
+    return ours and plain and (holds, numbers)

@@ -1,15 +1,38 @@
 """Figures, tables and facts of `mixed_precision`: loss curves, updates that are lost,
 and what others report.
 
-How much faster bf16 is stands in `end_to_end`'s record: see `tools/render/stems/end_to_end/speedup.py`.
+How much faster bf16 is stands in the record of `end_to_end`: see its `gains`.
 """
 
-import statistics
+from collections.abc import Callable
+from statistics import fmean, median
+from typing import Any
 
-from systems.records.record import Record, Row
-from systems.records.summary import summarize
-from tools.render.figures import FAINT, INK, MARKERS, SERIES, canvas, svg_pair
-from tools.render.markdown import NOT_MEASURED, fact, figure, gib, per_device, table
+from systems.records.record import Record
+from tools.render.claims import Judgement, claim
+from tools.render.figures import (
+    FAINT,
+    INK,
+    MARKERS,
+    SERIES,
+    canvas,
+    legend_above,
+    line,
+    of_each,
+    svg_pair,
+)
+from tools.render.markdown import columns, figure, gib, per_device
+from tools.render.rows import (
+    MISSING,
+    NOT_MEASURED,
+    Cell,
+    cell,
+    cells,
+    measured,
+    most,
+    say,
+    span,
+)
 
 PRECISIONS = {"fp32": "fp32", "bf16": "bf16 autocast", "bf16_pure": "pure bf16"}
 WATCHED = {
@@ -25,291 +48,73 @@ LAST = 20
 # What a record says -------------------------------------------------------------------
 
 
-def runs(record: Record | None, precision: str) -> list[Row]:
+def runs(record: Record | None, precision: str) -> list[Cell]:
     """The finished runs in this precision, by seed."""
-    rows = (
-        [
-            r
-            for r in record.rows
-            if r.config["precision"] == precision and r.status == "ok"
-        ]
-        if record
-        else []
-    )
-    return sorted(rows, key=lambda row: row.config["seed"])
+    found = [c for c in cells(record, precision=precision) if c]
+    return sorted(found, key=lambda c: c.config["seed"])
 
 
-def final(row: Row) -> float:
-    return statistics.fmean(row.metrics["loss"][-LAST:])
+def together(
+    record: Record | None, precision: str, of: Callable[[list[Cell]], Any]
+) -> Any:
+    """What the runs in this precision say together, or why there are none."""
+    found = runs(record, precision)
+    return of(found) if found else cell(record, precision=precision).missing
+
+
+def final(c: Cell) -> float:
+    return fmean(c["loss"][-LAST:])
 
 
 def finals(record: Record | None, precision: str) -> list[float]:
-    return [final(row) for row in runs(record, precision)]
+    return [final(c) for c in runs(record, precision)]
 
 
 def against_fp32(record: Record | None, precision: str) -> list[float]:
     """Final loss minus that of fp32 with the same seed, so with the same weights to
     start from and the same data.
     """
-    fp32 = {row.config["seed"]: final(row) for row in runs(record, "fp32")}
-    return [
-        final(row) - fp32[row.config["seed"]]
-        for row in runs(record, precision)
-        if row.config["seed"] in fp32
-    ]
-
-
-def unchanged(record: Record | None, precision: str, name: str) -> float | None:
-    """Mean share of the elements that a step leaves as they are, over the second half
-    of the steps watched.
-    """
-    shares = [
-        s
-        for row in runs(record, precision)
-        for s in half(row.metrics[f"unchanged_{name}"])
-    ]
-    return statistics.fmean(shares) if shares else None
+    fp32 = {c.config["seed"]: final(c) for c in runs(record, "fp32")}
+    ended = {c.config["seed"]: final(c) for c in runs(record, precision)}
+    return [loss - fp32[seed] for seed, loss in ended.items() if seed in fp32]
 
 
 def half(values: list[float]) -> list[float]:
+    """The second one."""
     return values[len(values) // 2 :]
+
+
+def unchanged(record: Record | None, precision: str, name: str) -> float:
+    """Mean percentage of the elements that a step leaves as they are, over the second
+    half of the steps watched.
+    """
+
+    def mean(found: list[Cell]) -> float:
+        return 100 * fmean(s for c in found for s in half(c[f"unchanged_{name}"]))
+
+    return together(record, precision, mean)
+
+
+def floor(record: Record | None) -> float:
+    """The entropy of the language."""
+    return next((c["floor"] for c in cells(record) if c), MISSING)
 
 
 def spread(values: list[float]) -> str:
     """Mean, least and most."""
-    return f"{statistics.fmean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+    return f"{fmean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
-# Fragments ----------------------------------------------------------------------------
-
-
-def fragments(records: list[Record]) -> dict[str, str]:
-    """Curves and tables of measured devices; the speed-ups that others report."""
-    measured = [record for record in records if record.kind == "measured"]
-    figures: dict[str, str] = {}
-    for record in measured:
-        figures |= loss_figure(record) | unchanged_figure(record)
-    return {
-        "loss.md": per_device(measured, loss_body),
-        "unchanged.md": per_device(measured, unchanged_body),
-        "reported.md": per_device(
-            [r for r in records if r.kind == "reported"], reported_table
-        ),
-        **figures,
-    }
-
-
-def loss_body(record: Record) -> str:
-    parts = [
-        f"{text} ends at {spread(finals(record, p))}"
-        for p, text in PRECISIONS.items()
-        if runs(record, p)
-    ]
-    alt = f"Training loss: {', '.join(parts)}; the floor is {floor(record):.3f}."
-    caption = (
-        "Training loss in nats per token. Lines: mean over the seeds; bands: least to most; dotted: the entropy of the "
-        "language, below which no model can stay."
-    )
-    drawn = figure(f"mixed_precision-loss-{record.device.slug}", alt, caption)
-    return f"{drawn}\n\n{loss_table(record)}"
-
-
-def floor(record: Record) -> float:
-    return record.rows[0].metrics["floor"]
-
-
-def loss_table(record: Record) -> str:
-    rows = []
-    for precision, text in PRECISIONS.items():
-        of_precision = runs(record, precision)
-        if not of_precision:
-            continue
-        losses = finals(record, precision)
-        differences = (
-            [f"{d:+.4f}" for d in against_fp32(record, precision)]
-            if precision != "fp32"
-            else []
-        )
-        steps = [t for row in of_precision for t in half(row.metrics["step_ms"])]
-        peak = max(
-            (row.metrics.get("peak_allocated_bytes", 0) for row in of_precision),
-            default=0,
-        )
-        cells = [
-            spread(losses),
-            f"{statistics.fmean(losses) - floor(record):.3f}",
-            ", ".join(differences),
-        ]
-        rows.append(
-            [text, *cells, f"{summarize(steps).median:.1f}", gib(peak) if peak else ""]
-        )
-    header = [
-        "precision",
-        f"loss, mean of the last {LAST} steps",
-        "above the floor",
-        "against fp32, by seed",
-    ]
-    return table([*header, "step, ms", "peak GiB"], rows)
-
-
-def loss_figure(record: Record) -> dict[str, str]:
-    with canvas(height=4.4) as fig:
-        axes = fig.subplots()
-        for (precision, text), color, dash in zip(
-            PRECISIONS.items(), SERIES, ("-", "--", "-."), strict=False
-        ):
-            curves = [row.metrics["loss"] for row in runs(record, precision)]
-            if curves:
-                steps = range(1, len(curves[0]) + 1)
-                by_step = list(zip(*curves, strict=True))
-                axes.fill_between(
-                    steps,
-                    [min(v) for v in by_step],
-                    [max(v) for v in by_step],
-                    color=color,
-                    alpha=0.25,
-                    lw=0,
-                )
-                axes.plot(
-                    steps,
-                    [statistics.fmean(v) for v in by_step],
-                    dash,
-                    color=color,
-                    label=text,
-                )
-        axes.axhline(floor(record), color=INK, linestyle=":", linewidth=1.2)
-        axes.set_xlabel("step")
-        axes.set_ylabel("training loss, nats per token")
-        axes.set_ylim(bottom=0)
-        fig.legend(loc="outside upper center", ncols=3)
-        return svg_pair(f"loss-{record.device.slug}", fig)
-
-
-def unchanged_body(record: Record) -> str:
-    shares = [
-        (text, unchanged(record, "bf16_pure", name)) for name, text in WATCHED.items()
-    ]
-    alt = (
-        "Pure bf16 leaves unchanged in a step, in the second half of training: "
-        + ", ".join(
-            f"{100 * share:.0f} percent of the {text}"
-            for text, share in shares
-            if share is not None
-        )
-    )
-    caption = (
-        "Share of the elements that a training step leaves exactly as they were, in pure bf16; mean over the seeds. "
-        "The table has the second half of the steps, and the other precisions."
-    )
-    drawn = figure(
-        f"mixed_precision-unchanged-{record.device.slug}", f"{alt}.", caption
-    )
-    return f"{drawn}\n\n{unchanged_table(record)}"
-
-
-def unchanged_table(record: Record) -> str:
-    rows = []
-    for name, text in WATCHED.items():
-        shares = [unchanged(record, precision, name) for precision in PRECISIONS]
-        rows.append(
-            [
-                text,
-                *("" if share is None else f"{100 * share:.1f} %" for share in shares),
-            ]
-        )
-    return table(
-        ["weights", *(f"unchanged in a step, {text}" for text in PRECISIONS.values())],
-        rows,
-    )
-
-
-def unchanged_figure(record: Record) -> dict[str, str]:
-    with canvas(height=3.8) as fig:
-        axes = fig.subplots()
-        for (name, text), color, marker in zip(
-            WATCHED.items(), SERIES, MARKERS, strict=False
-        ):
-            curves = [
-                row.metrics[f"unchanged_{name}"] for row in runs(record, "bf16_pure")
-            ]
-            if curves:
-                means = [
-                    100 * statistics.fmean(values)
-                    for values in zip(*curves, strict=True)
-                ]
-                steps = [WATCH_EVERY * (i + 1) for i in range(len(means))]
-                axes.plot(
-                    steps, means, color=color, marker=marker, markevery=0.1, label=text
-                )
-        axes.axhline(100, color=FAINT, linewidth=1)
-        axes.set_xlabel("step")
-        axes.set_ylabel("unchanged elements, %")
-        axes.set_ylim(0, 105)
-        fig.legend(loc="outside upper center", ncols=2)
-        return svg_pair(f"unchanged-{record.device.slug}", fig)
-
-
-def reported_table(record: Record) -> str:
-    """Mean ± deviation of each pass, as they report it, and the ratio of their means."""
-    rows = []
-    for row in record.rows:
-        if row.config["precision"] != "bf16":
-            continue
-        c, fp32 = row.config, record.row(row.config | {"precision": "fp32"})
-        cells = [c["size"], str(c["context"])]
-        for phase in ("forward", "backward"):
-            theirs = [r.metrics if r else {} for r in (fp32, row)]
-            cells += [
-                f"{m[f'{phase}_mean_ms']:.1f} ± {m[f'{phase}_std_ms']:.1f}" if m else ""
-                for m in theirs
-            ]
-            if all(theirs):
-                cells.append(
-                    f"{theirs[0][f'{phase}_mean_ms'] / theirs[1][f'{phase}_mean_ms']:.2f}"
-                )
-            else:
-                cells.append("")
-        rows.append(cells)
-    header = ["size", "context"]
-    header += [
-        f"{phase}, {text}"
-        for phase in ("forward", "backward")
-        for text in ("fp32, ms", "bf16, ms", "fp32 / bf16")
-    ]
-    return table(header, rows)
-
-
-def facts(record: Record | None) -> dict[str, str]:
-    """Final losses, differences from fp32, whether those are larger than what a seed
-    changes, and lost updates.
-    """
-    found: dict[str, str] = {
-        "floor": f"{floor(record):.3f}" if record else NOT_MEASURED
-    }
-    for precision in PRECISIONS:
-        losses = finals(record, precision)
-        found[f"final_{precision}"] = spread(losses) if losses else NOT_MEASURED
-    for precision in ("bf16", "bf16_pure"):
-        for name in WATCHED:
-            share = unchanged(record, precision, name)
-            found[f"unchanged_{precision}_{name}"] = fact(
-                share, lambda value: f"{100 * value:.1f} %"
-            )
-        differences = against_fp32(record, precision)
-        found[f"{precision}_against_fp32"] = NOT_MEASURED
-        found[f"{precision}_verdict"] = NOT_MEASURED
-        if differences:
-            found[f"{precision}_against_fp32"] = (
-                f"{min(differences):+.4f} to {max(differences):+.4f}"
-            )
-            found[f"{precision}_verdict"] = verdict(differences, finals(record, "fp32"))
-    return found
+def ended(record: Record | None, precision: str) -> Any:
+    return together(record, precision, lambda found: spread([final(c) for c in found]))
 
 
 def verdict(differences: list[float], fp32: list[float]) -> str:
     """How the differences from fp32 compare with what a seed changes: the distance of
     the seeds in fp32.
     """
+    if not differences:
+        return NOT_MEASURED
     seeds = max(fp32) - min(fp32)
     if all(abs(difference) <= seeds for difference in differences):
         return "closer to fp32 than the seeds are to one another"
@@ -320,3 +125,182 @@ def verdict(differences: list[float], fp32: list[float]) -> str:
     if all(difference < 0 for difference in differences):
         return "better than fp32 with every seed"
     return "better than fp32 with one seed and worse with another"
+
+
+# Fragments ----------------------------------------------------------------------------
+
+
+def fragments(records: list[Record]) -> dict[str, str]:
+    """Curves and tables of measured devices; the speed-ups that others report."""
+    ours = measured(records)
+    theirs = [record for record in records if record not in ours]
+    return {
+        "loss.md": per_device(ours, loss_body),
+        "unchanged.md": per_device(ours, unchanged_body),
+        "reported.md": per_device(theirs, reported_table),
+        **of_each(ours, loss_figure, unchanged_figure),
+    }
+
+
+def loss_body(record: Record) -> str:
+    ends = [f"{text} ends at {ended(record, p)}" for p, text in PRECISIONS.items()]
+    drawn = figure(
+        f"mixed_precision-loss-{record.device.slug}",
+        f"Training loss: {', '.join(ends)}; the floor is {floor(record):.3f}.",
+        "Training loss in nats per token. Lines: mean over the seeds; bands: least to "
+        "most; dotted: the entropy of the language, below which no model can stay.",
+    )
+    return f"{drawn}\n\n{loss_table(record)}"
+
+
+def loss_table(record: Record) -> str:
+    def column(head: str, of: Callable[[list[Cell]], Any], text: Any) -> tuple:
+        return head, lambda precision: together(record, precision, of), text
+
+    return columns(
+        PRECISIONS,
+        ("precision", PRECISIONS.__getitem__),
+        (f"loss, mean of the last {LAST} steps", lambda p: ended(record, p)),
+        column(
+            "above the floor",
+            lambda found: fmean(map(final, found)) - floor(record),
+            "{:.3f}",
+        ),
+        (
+            "against fp32, by seed",
+            lambda p: ", ".join(
+                f"{d:+.4f}" for d in against_fp32(record, p) if p != "fp32"
+            ),
+        ),
+        column(
+            "step, ms",
+            lambda found: median(t for c in found for t in half(c.samples("step"))),
+            "{:.1f}",
+        ),
+        column(
+            "peak GiB",
+            lambda found: most(c.get("peak_allocated_bytes") for c in found),
+            gib,
+        ),
+    )
+
+
+def loss_figure(record: Record) -> dict[str, str]:
+    with canvas(height=4.4) as fig:
+        axes = fig.subplots()
+        looks = zip(PRECISIONS.items(), SERIES, ("-", "--", "-."), strict=False)
+        for (precision, text), color, dash in looks:
+            curves = [c["loss"] for c in runs(record, precision)]
+            by_step = list(zip(*curves, strict=True))
+            least, mean, most = (list(map(of, by_step)) for of in (min, fmean, max))
+            if curves:
+                steps = range(1, len(by_step) + 1)
+                axes.fill_between(steps, least, most, color=color, alpha=0.25, lw=0)
+                axes.plot(steps, mean, dash, color=color, label=text)
+        if entropy := floor(record):
+            axes.axhline(entropy, color=INK, linestyle=":", linewidth=1.2)
+        axes.set_xlabel("step")
+        axes.set_ylabel("training loss, nats per token")
+        axes.set_ylim(bottom=0)
+        legend_above(fig, ncols=3)
+        return svg_pair(f"loss-{record.device.slug}", fig)
+
+
+def unchanged_body(record: Record) -> str:
+    shares = {text: unchanged(record, "bf16_pure", n) for n, text in WATCHED.items()}
+    told = (f"{say(s, '{:.0f} percent')} of the {text}" for text, s in shares.items())
+    drawn = figure(
+        f"mixed_precision-unchanged-{record.device.slug}",
+        "Pure bf16 leaves unchanged in a step, in the second half of training: "
+        f"{', '.join(told)}.",
+        "Share of the elements that a training step leaves exactly as they were, in "
+        "pure bf16; mean over the seeds. The table has the second half of the steps, "
+        "and the other precisions.",
+    )
+    shown = columns(
+        WATCHED,
+        ("weights", WATCHED.__getitem__),
+        *(
+            (
+                f"unchanged in a step, {text}",
+                lambda n, p=p: unchanged(record, p, n),
+                "{:.1f} %",
+            )
+            for p, text in PRECISIONS.items()
+        ),
+    )
+    return f"{drawn}\n\n{shown}"
+
+
+def unchanged_figure(record: Record) -> dict[str, str]:
+    with canvas(height=3.8) as fig:
+        axes = fig.subplots()
+        for (name, text), color, marker in zip(
+            WATCHED.items(), SERIES, MARKERS, strict=False
+        ):
+            curves = [c[f"unchanged_{name}"] for c in runs(record, "bf16_pure")]
+            means = [100 * fmean(values) for values in zip(*curves, strict=True)]
+            steps = [WATCH_EVERY * (i + 1) for i in range(len(means))]
+            style = {"color": color, "marker": marker, "markevery": 0.1}
+            line(axes, steps, means, label=text, **style)
+        axes.axhline(100, color=FAINT, linewidth=1)
+        axes.set_xlabel("step")
+        axes.set_ylabel("unchanged elements, %")
+        axes.set_ylim(0, 105)
+        legend_above(fig, ncols=2)
+        return svg_pair(f"unchanged-{record.device.slug}", fig)
+
+
+def reported_table(record: Record) -> str:
+    """Mean ± deviation of each pass, as reported, and the ratio of the means."""
+
+    def passes(phase: str) -> list[tuple[Any, ...]]:
+        def fp32(c: Cell) -> Cell:
+            return cell(record, **c.config | {"precision": "fp32"})
+
+        def mean(c: Cell) -> float:
+            return c[f"{phase}_mean_ms"]
+
+        def shown(c: Cell) -> Any:
+            return f"{mean(c):.1f} ± {c[f'{phase}_std_ms']:.1f}" if c else c.missing
+
+        return [
+            (f"{phase}, fp32, ms", lambda c: shown(fp32(c))),
+            (f"{phase}, bf16, ms", shown),
+            (f"{phase}, fp32 / bf16", lambda c: mean(fp32(c)) / mean(c), "{:.2f}"),
+        ]
+
+    both = [*passes("forward"), *passes("backward")]
+    return columns(cells(record, precision="bf16"), "size", "context", *both)
+
+
+def facts(record: Record | None) -> dict[str, str]:
+    """Final losses, differences from fp32, whether those are larger than what a seed
+    changes, and lost updates.
+    """
+    found = {"floor": say(floor(record), "{:.3f}")}
+    for precision in PRECISIONS:
+        found[f"final_{precision}"] = say(ended(record, precision))
+    for p in ("bf16", "bf16_pure"):
+        for name in WATCHED:
+            found[f"unchanged_{p}_{name}"] = say(unchanged(record, p, name), "{:.1f} %")
+        differences = against_fp32(record, p)
+        found[f"{p}_against_fp32"] = span(differences, "{:+.4f}")
+        found[f"{p}_verdict"] = verdict(differences, finals(record, "fp32"))
+    return found
+
+
+@claim(
+    "benchmarking_mixed_precision",
+    "In a short training bf16 autocast ends closer to fp32 than the seeds are to one "
+    "another.",
+    "In a short training bf16 autocast ends further from fp32 than the seeds are from "
+    "one another.",
+)
+def autocast_trains_alike(record: Record) -> Judgement:
+    differences, fp32 = against_fp32(record, "bf16"), finals(record, "fp32")
+    if not differences or len(fp32) < 2:
+        return None
+    worst, seeds = max(map(abs, differences)), max(fp32) - min(fp32)
+    numbers = f"Final losses differ by {worst:.4f} at most, the seeds by {seeds:.4f}."
+    return worst <= seeds, numbers
