@@ -13,13 +13,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from systems.benchmarking import timing
+from systems.precision.dtypes import DTYPES
 from systems.running.command import main, option
 
 PROTOCOL = {
     "sum": "one addition per step, on the CPU and on the GPU",
     "agreement": "every bit of every step",
 }
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # A record keeps this many of the running sums, evenly spaced and ending with the last.
 KEPT = 250
 

@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from systems.benchmarking import compiling, phases, timing
+from systems.benchmarking.workload import random_inputs
 from systems.model import transformer
 from systems.model.train_step import Phase
+from systems.precision.dtypes import DTYPES
 from systems.profiling import probes
 from systems.running.command import main, option
 
@@ -29,7 +31,7 @@ PROTOCOL = {
     "tf32": "off",
     "compiler": "torch.compile, one graph, static shapes, caches empty before each row",
 }
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+FORMATS = ("fp32", "bf16")
 WIDTHS = (16, 32, 64, 128)
 LENGTHS = (256, 1024, 4096, 8192, 16384)
 # Twice the longest of the assignment: eager attention keeps too much for a GPU of 140
@@ -43,7 +45,7 @@ class Config:
     n: int = option(4096, "sequence length in tokens")
     causal: str = option("no", "causal mask", ("yes", "no"))
     dtype: str = option(
-        "fp32", "dtype of q, k, v and the gradient: fp32 (TF32 off) or bf16", DTYPES
+        "fp32", "dtype of q, k, v and the gradient: fp32 (TF32 off) or bf16", FORMATS
     )
     execution: str = option(
         "eager", "as written, or through torch.compile", ("eager", "compiled")
@@ -65,7 +67,7 @@ def configs(quick: bool = False) -> list[Config]:
         ]
     grid = [
         Config(d, n, causal, dtype, execution)
-        for dtype in DTYPES
+        for dtype in FORMATS
         for causal in ("no", "yes")
         for d in WIDTHS
         for n in LENGTHS
@@ -96,11 +98,9 @@ def run(config: Config) -> dict[str, Any]:
     if config.execution == "compiled" and config.warmup < 1:
         raise ValueError("--warmup must be 1 or more where the first pass compiles")
     device = timing.default_device()
-    torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")
-    shape, dtype = (config.batch, 1, config.n, config.d), DTYPES[config.dtype]
-    q, k, v, do = (torch.randn(shape, dtype=dtype, device=device) for _ in range(4))
-    inputs = [x.requires_grad_() for x in (q, k, v)]
+    shape = (config.batch, 1, config.n, config.d)
+    q, k, v, do = random_inputs(shape, DTYPES[config.dtype], device)
     attention = attention_of(config.causal)
 
     def step(phase: Phase) -> None:
@@ -110,7 +110,7 @@ def run(config: Config) -> dict[str, Any]:
             o.backward(do)
 
     def clear_gradients() -> None:
-        for x in inputs:
+        for x in (q, k, v):
             x.grad = None
 
     with compiling.fresh(device) if config.execution == "compiled" else nullcontext():
@@ -123,7 +123,7 @@ def run(config: Config) -> dict[str, Any]:
             device=device,
             between=clear_gradients,
         )
-        saved, memory = probes.SavedTensors(inputs), probes.MemoryInUse(device)
+        saved, memory = probes.SavedTensors((q, k, v)), probes.MemoryInUse(device)
         for look in (saved, memory):
             clear_gradients()
             step(look.phase)

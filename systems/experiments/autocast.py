@@ -15,13 +15,13 @@ from systems.benchmarking import timing
 from systems.model.optimizer import AdamW
 from systems.model.sizes import SIZES
 from systems.model.transformer import BasicsTransformerLM
-from systems.precision.dtype_trace import NAMES, DtypeTrace
+from systems.precision.dtype_trace import DtypeTrace
+from systems.precision.dtypes import DTYPES, NAMES
 from systems.running.command import main, option
 
 PROTOCOL = {
     "found by": "hooks on modules, gradients and the optimizer, and a trace of every operation"
 }
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 PARTS = ("toy", "transformer", "operations")
 
 

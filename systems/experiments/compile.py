@@ -11,14 +11,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch._dynamo.exc import TorchDynamoException
 
 from systems.benchmarking import compiling, timing
-from systems.model.optimizer import AdamW
+from systems.benchmarking.workload import Workload
 from systems.model.sizes import SIZES, VOCAB_SIZE
-from systems.model.train_step import Phase, precision_context, training_step
-from systems.model.transformer import build_model
 from systems.profiling import probes
 from systems.records.outcome import Unsupported, out_of_memory_reason
 from systems.running.command import main, option
@@ -74,32 +71,22 @@ def run(config: Config) -> dict[str, Any]:
             f"--warmup must be {EXECUTIONS[config.execution]} or more, the steps that compile"
         )
     device = timing.default_device()
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = build_model(config.size, config.context, config.vocab)
-        token_ids, targets = torch.randint(
-            config.vocab, (2, config.batch, config.context)
-        )
-    autocast = precision_context(config.precision, device)
-    optimizer = AdamW(model.parameters())
-    forward = model
-
-    def step(phase: Phase) -> None:
-        training_step(forward, token_ids, targets, autocast, optimizer, phase)
-
-    with nullcontext() if config.execution == "eager" else compiling.fresh(device):
-        if config.execution != "eager":
-            forward = compiling.compiled(model)
+    c = config
+    work = Workload(device, c.size, c.context, "step", c.precision, c.batch, c.vocab)
+    with nullcontext() if c.execution == "eager" else compiling.fresh(device):
+        if c.execution != "eager":
+            work.forward = compiling.compiled(work.model)
         if config.execution == "compiled_optimizer":
+            assert work.optimizer is not None
             # Not for one value of t: it would be compiled anew at each step.
-            optimizer.step = compiling.compiled(optimizer.step, dynamic=None)
+            work.optimizer.step = compiling.compiled(work.optimizer.step, dynamic=None)
         try:
             metrics: dict[str, Any] = compiling.measure(
-                step,
+                work.step,
                 warmup=config.warmup,
                 repeats=config.steps,
                 device=device,
-                between=lambda: model.zero_grad(),
+                between=work.model.zero_grad,
             )
         except TorchDynamoException as error:
             if (
@@ -110,8 +97,8 @@ def run(config: Config) -> dict[str, Any]:
             # A step over Python numbers is not what compilers are made for.
             said = " ".join(str(error).splitlines()[:2])
             raise Unsupported(f"AdamW's step does not compile: {said}") from error
-        model.zero_grad()
-        counted = probes.kernel_counts(step, device)
+        work.model.zero_grad()
+        counted = probes.kernel_counts(work.step, device)
         return {
             **metrics,
             **{

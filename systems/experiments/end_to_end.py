@@ -9,14 +9,11 @@ size and context as a table.
 
 from dataclasses import dataclass
 
-import torch
-
 from systems.attention import IMPLEMENTATIONS
-from systems.benchmarking import phases, timing
-from systems.model.optimizer import AdamW
+from systems.benchmarking import timing
+from systems.benchmarking.workload import Workload
 from systems.model.sizes import SIZES, VOCAB_SIZE
-from systems.model.train_step import PRECISIONS, Phase, precision_context, training_step
-from systems.model.transformer import build_model
+from systems.model.train_step import PRECISIONS
 from systems.running.command import main, option
 
 PROTOCOL = {
@@ -24,12 +21,7 @@ PROTOCOL = {
     "data": "random tokens and targets, seed 0",
     "tf32": "off for fp32 and bf16, on for tf32",
 }
-MODES = {
-    "forward": "no gradients recorded",
-    "forward_graph": "graph built, freed before the next pass",
-    "forward_backward": "forward, loss and backward, timed by phase",
-    "step": "forward, loss, backward and AdamW, timed by phase",
-}
+MODES = ("forward", "forward_graph", "forward_backward", "step")
 
 
 # --8<-- [start:config]
@@ -85,34 +77,16 @@ def configs(quick: bool = False) -> list[Config]:
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, list[float] | int]:
     """Samples in ms for each phase of the mode, and peak memory in bytes (on a GPU)."""
-    device = timing.default_device()
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = build_model(config.size, config.context, config.vocab, config.attention)
-        token_ids, targets = torch.randint(
-            config.vocab, (2, config.batch, config.context)
-        )
-    autocast = precision_context(config.precision, device)
-    optimizer = AdamW(model.parameters()) if config.mode == "step" else None
-
-    def step(phase: Phase) -> None:
-        if config.mode == "forward":
-            with phase(phases.FORWARD), torch.no_grad(), autocast:
-                model(token_ids)
-        elif config.mode == "forward_graph":
-            with phase(phases.FORWARD), autocast:
-                logits = model(token_ids)
-            # Freed here, outside the clock and before the next graph is built.
-            del logits
-        else:
-            training_step(model, token_ids, targets, autocast, optimizer, phase)
-
+    c, device = config, timing.default_device()
+    work = Workload(
+        device, c.size, c.context, c.mode, c.precision, c.batch, c.vocab, c.attention
+    )
     return timing.measure(
-        step,
-        warmup=config.warmup,
-        repeats=config.steps,
+        work.step,
+        warmup=c.warmup,
+        repeats=c.steps,
         device=device,
-        between=lambda: model.zero_grad(),
+        between=work.model.zero_grad,
     )
 
 

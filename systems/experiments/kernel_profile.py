@@ -23,10 +23,10 @@ from torch import nn
 from systems import ROOT
 from systems.benchmarking import phases, timing
 from systems.benchmarking.timing import Step
-from systems.model.optimizer import AdamW
+from systems.benchmarking.workload import Workload
 from systems.model.sizes import SIZES, VOCAB_SIZE
-from systems.model.train_step import Phase, precision_context, training_step
-from systems.model.transformer import TransformerBlock, build_model
+from systems.model.train_step import Phase
+from systems.model.transformer import TransformerBlock
 from systems.profiling import nsys, torch_trace
 from systems.profiling.annotated_attention import PARTS, causal_attention
 from systems.profiling.digest import LAYER, STEP, on_the_gpu, timeline
@@ -39,10 +39,7 @@ PROTOCOL = {
     "data": "random tokens and targets, seed 0",
     "tf32": "off",
 }
-MODES = {
-    "forward": "no gradients recorded",
-    "step": "forward, loss, backward and AdamW",
-}
+MODES = ("forward", "step")
 PROFILERS = {
     "auto": "nsys where it is installed, otherwise torch",
     "nsys": "Nsight Systems",
@@ -104,11 +101,13 @@ def run(config: Config) -> dict[str, Any]:
     its kernels, per pass.
     """
     device, profiler = gpu(), chosen(config.profiler)
-    step, model = prepare(config, device)
+    c = config
+    work = Workload(device, c.size, c.context, c.mode, c.precision, c.batch, c.vocab)
+    clear = work.model.zero_grad
 
     def measure(step: Step, warmup: int, repeats: int) -> dict[str, list[float]]:
         measured = timing.measure(
-            step, warmup=warmup, repeats=repeats, device=device, between=model.zero_grad
+            step, warmup=warmup, repeats=repeats, device=device, between=clear
         )
         return {
             name: samples
@@ -118,16 +117,18 @@ def run(config: Config) -> dict[str, Any]:
 
     metrics: dict[str, Any] = {"profiler": profiler, "passes": config.passes}
     if profiler != "capture":
-        metrics |= measure(step, config.warmup, config.steps) | cost_of_marks(device)
+        metrics |= measure(work.step, config.warmup, config.steps) | cost_of_marks(
+            device
+        )
     if profiler == "nsys":
         # The process that nsys starts needs the memory.
-        del step, model
+        del work, clear
         gc.collect()
         torch.cuda.empty_cache()
         watched, kernels, metrics["report"] = under_nsys(config)
     else:
-        annotate(model)
-        marked = whole(step)
+        annotate(work.model)
+        marked = whole(work.step)
         # The marked step has never run, and a profiler in its warm-up would trace it.
         measure(marked, config.warmup if profiler == "capture" else 1, 1)
         if profiler == "capture":
@@ -158,27 +159,6 @@ def chosen(profiler: str) -> str:
     if profiler == "auto":
         return "nsys" if nsys.is_installed() else "torch"
     return profiler
-
-
-def prepare(config: Config, device: str) -> tuple[Step, nn.Module]:
-    """The pass or step that the mode names, unmarked, and its model."""
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = build_model(config.size, config.context, config.vocab)
-        token_ids, targets = torch.randint(
-            config.vocab, (2, config.batch, config.context)
-        )
-    autocast = precision_context(config.precision, device)
-    optimizer = AdamW(model.parameters()) if config.mode == "step" else None
-
-    def step(phase: Phase) -> None:
-        if config.mode == "forward":
-            with phase(phases.FORWARD), torch.no_grad(), autocast:
-                model(token_ids)
-        else:
-            training_step(model, token_ids, targets, autocast, optimizer, phase)
-
-    return step, model
 
 
 def whole(step: Step) -> Step:

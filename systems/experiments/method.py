@@ -4,14 +4,14 @@ CUDA events, taking turns.
 python -m systems.experiments.method --context 128 --precision fp32
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 
-from systems.benchmarking import phases, timing
-from systems.model.sizes import SIZES, VOCAB_SIZE
-from systems.model.train_step import Phase, precision_context
-from systems.model.transformer import build_model
+from systems.benchmarking import timing
+from systems.benchmarking.workload import Workload
+from systems.model.sizes import SIZES
 from systems.running.command import main, option
 
 PROTOCOL = {
@@ -52,11 +52,7 @@ def run(config: Config) -> dict[str, list[float]]:
     device = timing.default_device()
     if device != "cuda":
         raise ValueError("CUDA events exist on a GPU only, and torch sees none here")
-    with torch.device(device):
-        torch.manual_seed(0)
-        model = build_model(config.size, config.context)
-        token_ids = torch.randint(VOCAB_SIZE, (4, config.context))
-    autocast = precision_context(config.precision, device)
+    work = Workload(device, config.size, config.context, "forward", config.precision)
 
     def passes_by_events(count: int) -> list[float]:
         pairs = [
@@ -65,24 +61,21 @@ def run(config: Config) -> dict[str, list[float]]:
         ]
         for start, end in pairs:
             start.record()
-            with torch.no_grad(), autocast:
-                model(token_ids)
+            work.step(lambda _: nullcontext())
             end.record()
         torch.cuda.synchronize()
         return [start.elapsed_time(end) for start, end in pairs]
 
-    def step(phase: Phase) -> None:
-        with phase(phases.FORWARD), torch.no_grad(), autocast:
-            model(token_ids)
-
-    timing.measure(step, warmup=0, repeats=5, device=device)
+    timing.measure(work.step, warmup=0, repeats=5, device=device)
     samples: dict[str, list[float]] = {
         "clock_ms": [],
         "events_ms": [],
         "queued_events_ms": [],
     }
     for _ in range(config.repeats):
-        clocked = timing.measure(step, warmup=0, repeats=1, device=device)["forward_ms"]
+        clocked = timing.measure(work.step, warmup=0, repeats=1, device=device)[
+            "forward_ms"
+        ]
         assert isinstance(clocked, list)
         samples["clock_ms"] += clocked
         samples["events_ms"] += passes_by_events(1)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from systems.benchmarking import timing
+from systems.precision.dtypes import DTYPES
 from systems.running.command import main, option
 
 MAGNITUDES = tuple(10.0**exponent for exponent in range(-4, 6))
@@ -24,7 +25,6 @@ PROTOCOL = {
     "error": "norm of the difference from float64 on the same rounded inputs over the norm of float64",
     "eps": f"{EPS:g}",
 }
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 COMPUTE = {
     "running": "each stage in the dtype, means by a running sum in the dtype",
     "library": "each stage in the dtype, means by torch.mean, which adds in fp32 inside",

@@ -13,17 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from systems import ROOT
-from systems.benchmarking import phases, timing
-from systems.benchmarking.timing import Step
+from systems.benchmarking import timing
+from systems.benchmarking.workload import MODES, Workload
 from systems.model.checkpointing import checkpoint_blocks
-from systems.model.optimizer import AdamW
 from systems.model.sizes import SIZES, VOCAB_SIZE
-from systems.model.train_step import Phase, precision_context, training_step
-from systems.model.transformer import build_model
 from systems.profiling.memory.digest import digest
 from systems.profiling.memory.recorder import Recorder
 from systems.running.command import main, option
@@ -33,14 +29,6 @@ PROTOCOL = {
     "categories": "of one pass more, from the allocator's history, in bytes as asked for",
     "data": "random tokens and targets, seed 0",
     "tf32": "off",
-}
-SECOND_FORWARD = "second_forward"
-MODES = {
-    "forward": "forward without a graph",
-    "forward_graph": "forward with the graph kept",
-    "forward_two_graphs": "forward while the previous graph is alive",
-    "forward_backward": "forward and backward, no optimizer",
-    "step": "full step with AdamW",
 }
 # What needs less memory: nothing, blocks computed twice, fused attention.
 ATTENTIONS = ("eager", "flash")
@@ -120,48 +108,23 @@ def run(config: Config) -> dict[str, Any]:
     """Samples in ms by phase; peaks in bytes, as the allocator counts them and by
     category; the largest blocks.
     """
-    device = gpu()
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = build_model(config.size, config.context, config.vocab, config.attention)
-        token_ids, targets = torch.randint(
-            config.vocab, (2, config.batch, config.context)
-        )
-    if config.checkpoint == "yes":
-        checkpoint_blocks(model)
-    autocast = precision_context(config.precision, device)
-    optimizer = AdamW(model.parameters()) if config.mode == "step" else None
-
-    def step(phase: Phase) -> None:
-        if config.mode == "forward":
-            with phase(phases.FORWARD), torch.no_grad(), autocast:
-                model(token_ids)
-        elif config.mode == "forward_graph":
-            with phase(phases.FORWARD), autocast:
-                logits = model(token_ids)
-            del logits
-        elif config.mode == "forward_two_graphs":
-            with phase(phases.FORWARD), autocast:
-                logits = model(token_ids)
-            # As in a loop that times the forward pass: the name lets go of the first
-            # graph when the second is there.
-            with phase(SECOND_FORWARD), autocast:
-                logits = model(token_ids)
-            del logits
-        else:
-            training_step(model, token_ids, targets, autocast, optimizer, phase)
-
+    c, device = config, gpu()
+    work = Workload(
+        device, c.size, c.context, c.mode, c.precision, c.batch, c.vocab, c.attention
+    )
+    if c.checkpoint == "yes":
+        checkpoint_blocks(work.model)
     measured = timing.measure(
-        step,
-        warmup=config.warmup,
-        repeats=config.steps,
+        work.step,
+        warmup=c.warmup,
+        repeats=c.steps,
         device=device,
-        between=lambda: model.zero_grad(),
+        between=work.model.zero_grad,
     )
     return {
         **measured,
         "allocator": allocator_settings(),
-        **recorded(config, step, model, optimizer),
+        **recorded(config, work),
     }
 
 
@@ -177,16 +140,11 @@ def gpu() -> str:
     return "cuda"
 
 
-def recorded(
-    config: Config,
-    step: Step,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-) -> dict[str, Any]:
+def recorded(config: Config, work: Workload) -> dict[str, Any]:
     """The digest of one pass under the recorder, a block's output, and where the
     snapshot lies if it is kept.
     """
-    model.zero_grad()
+    work.model.zero_grad()
     seen: dict[str, Any] = {}
 
     def look(block: nn.Module, inputs: Any, output: Tensor) -> None:
@@ -195,10 +153,10 @@ def recorded(
             residual_dtype=str(output.dtype),
         )
 
-    hook = model.get_submodule("layers.0").register_forward_hook(look)
+    hook = work.model.get_submodule("layers.0").register_forward_hook(look)
     try:
-        with Recorder(model, optimizer) as recorder:
-            step(recorder.phase)
+        with Recorder(work.model, work.optimizer) as recorder:
+            work.step(recorder.phase)
     finally:
         hook.remove()
     metrics = seen | digest(recorder.history(), timeline=config.timeline == "yes")

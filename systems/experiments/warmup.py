@@ -8,12 +8,9 @@ Each configuration runs in a process of its own, or the first would warm up the 
 
 from dataclasses import dataclass
 
-import torch
-
 from systems.benchmarking import timing
-from systems.model.sizes import SIZES, VOCAB_SIZE
-from systems.model.train_step import Phase, precision_context, training_step
-from systems.model.transformer import build_model
+from systems.benchmarking.workload import Workload
+from systems.model.sizes import SIZES
 from systems.running.command import main, option
 
 FRESH_PROCESS = True
@@ -45,24 +42,19 @@ def run(config: Config) -> dict[str, list[float] | int]:
     """Samples in ms for each phase, the first measured step first; and what building
     the model took (`setup_ms`).
     """
-    setup, device = timing.Clock(timing.default_device()), timing.default_device()
-    with setup.phase("setup"), torch.device(device):
-        torch.manual_seed(0)
-        model = build_model(config.size, config.context)
-        token_ids, targets = torch.randint(
-            VOCAB_SIZE, (2, config.batch, config.context)
+    device = timing.default_device()
+    setup = timing.Clock(device)
+    with setup.phase("setup"):
+        work = Workload(
+            *(device, config.size, config.context, "forward_backward", "fp32"),
+            batch=config.batch,
         )
-    autocast = precision_context("fp32", device)
-
-    def step(phase: Phase) -> None:
-        training_step(model, token_ids, targets, autocast, phase=phase)
-
     samples = timing.measure(
-        step,
+        work.step,
         warmup=config.warmup,
         repeats=config.steps,
         device=device,
-        between=lambda: model.zero_grad(),
+        between=work.model.zero_grad,
     )
     return {**setup.samples_ms, **samples}
 

@@ -18,7 +18,7 @@ import torch
 from systems import ROOT
 from systems.attention.reference import attention_reference
 from systems.attention.triton.configs import Tile
-from systems.benchmarking import compiling, timing
+from systems.benchmarking import compiling, timing, workload
 from systems.experiments import (
     EVERY_ROW,
     STEMS,
@@ -385,7 +385,7 @@ def quick_compiler(monkeypatch, on_cpu):
     spec.loader.exec_module(plain)
     monkeypatch.setitem(sys.modules, "systems.model.transformer", plain)
     monkeypatch.setattr(attention, "transformer", plain)
-    monkeypatch.setattr(compile_experiment, "build_model", plain.build_model)
+    monkeypatch.setattr(workload, "build_model", plain.build_model)
     monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 1, 2))
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
     compiling.load.cache_clear()
@@ -528,14 +528,14 @@ def test_too_few_warm_up_steps_to_compile_in_are_refused(module, config):
 
 def test_nothing_of_a_compiled_model_outlives_its_row(quick_compiler, monkeypatch):
     """It would count in the peak of the next one."""
-    models, build = [], compile_experiment.build_model
+    models, build = [], workload.build_model
 
     def spy(*arguments):
         model = build(*arguments)
         models.append(weakref.ref(model.lm_head.weight))
         return model
 
-    monkeypatch.setattr(compile_experiment, "build_model", spy)
+    monkeypatch.setattr(workload, "build_model", spy)
     compile_experiment.run(
         compile_experiment.Config(
             "small", "fp32", "compiled", context=6, batch=2, vocab=50, warmup=1, steps=1

@@ -1,0 +1,92 @@
+"""What is measured, set up once for every experiment: a pass of the model, and the
+inputs of an attention.
+
+So times, memory and kernels of one configuration are of the same pass.
+"""
+
+import torch
+from torch import Tensor
+
+from systems.benchmarking import phases
+from systems.model.optimizer import AdamW
+from systems.model.sizes import VOCAB_SIZE
+from systems.model.train_step import Phase, precision_context, training_step
+from systems.model.transformer import build_model
+
+MODES = {
+    "forward": "no gradients recorded",
+    "forward_graph": "graph built, freed before the next pass",
+    "forward_two_graphs": "forward twice, the first graph still alive",
+    "forward_backward": "forward, loss and backward",
+    "step": "forward, loss, backward and AdamW",
+}
+SECOND_FORWARD = "second_forward"
+
+
+# --8<-- [start:workload]
+class Workload:
+    """A model on the device, random tokens and targets (seed 0), and one pass over
+    them: `step`, which goes where a clock or a probe asks for one.
+
+    `forward` computes the logits: the model, unless something compiled takes its place.
+    There is an optimizer in mode "step" alone. ValueError for an unknown precision or
+    attention.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        size: str,
+        context: int,
+        mode: str = "step",
+        precision: str = "fp32",
+        batch: int = 4,
+        vocab: int = VOCAB_SIZE,
+        attention: str = "eager",
+    ):
+        torch.manual_seed(0)
+        with torch.device(device):
+            self.model = build_model(size, context, vocab, attention)
+            self.token_ids, self.targets = torch.randint(vocab, (2, batch, context))
+        self.mode, self.forward = mode, self.model
+        self.autocast = precision_context(precision, device)
+        self.optimizer = AdamW(self.model.parameters()) if mode == "step" else None
+
+    def step(self, phase: Phase) -> None:
+        """One pass of the mode. Gradients must be empty: `model.zero_grad()`."""
+        if self.mode == "forward":
+            with phase(phases.FORWARD), torch.no_grad(), self.autocast:
+                self.forward(self.token_ids)
+        elif self.mode == "forward_graph":
+            with phase(phases.FORWARD), self.autocast:
+                logits = self.forward(self.token_ids)
+            # Freed here, outside the clock and before the next graph is built.
+            del logits
+        elif self.mode == "forward_two_graphs":
+            with phase(phases.FORWARD), self.autocast:
+                logits = self.forward(self.token_ids)
+            # As in a loop that times the forward pass: the name lets go of the first
+            # graph when the second is there.
+            with phase(SECOND_FORWARD), self.autocast:
+                logits = self.forward(self.token_ids)
+            del logits
+        else:
+            batch = (self.token_ids, self.targets)
+            training_step(self.forward, *batch, self.autocast, self.optimizer, phase)
+
+
+# --8<-- [end:workload]
+
+
+def random_inputs(
+    shape: tuple[int, ...], dtype: torch.dtype, device: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v that require gradients and the output gradient do: standard normal, seed
+    0.
+    """
+    generator = torch.Generator(device).manual_seed(0)
+    q, k, v, do = (
+        torch.randn(shape, generator=generator, device=device, dtype=dtype)
+        for _ in range(4)
+    )
+    return q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), do
