@@ -36,6 +36,8 @@ from systems.attention.reference import attention_reference
 from systems.attention.triton.configs import Tile
 from systems.attention.triton.launches import launch_backward, launch_forward
 from systems.benchmarking.timing import default_device
+from systems.benchmarking.workload import random_inputs
+from systems.precision.dtypes import relative_error
 
 KERNELS = ("forward", "dkdv", "dq")
 DTYPES = {"half": torch.bfloat16, "high": torch.float32, "highest": torch.float32}
@@ -93,15 +95,8 @@ def candidates(kernel: str, arithmetic: str, d: int) -> list[Candidate]:
 
 def inputs(heads: int, n: int, candidate: Candidate) -> list[torch.Tensor]:
     """Normal q, k, v, do: (1, heads, n, d)."""
-    device = default_device()
-    generator = torch.Generator(device).manual_seed(0)
-    shape = (1, heads, n, candidate.d)
-    return [
-        torch.randn(shape, generator=generator, device=device).to(
-            DTYPES[candidate.arithmetic]
-        )
-        for _ in range(4)
-    ]
+    shape, dtype = (1, heads, n, candidate.d), DTYPES[candidate.arithmetic]
+    return [x.detach() for x in random_inputs(shape, dtype, default_device())]
 
 
 def prepare(
@@ -137,10 +132,7 @@ def verdict(candidate: Candidate, causal: bool) -> str:
             if candidate.kernel == "forward"
             else torch.autograd.grad(o, (q, k, v), do)
         )
-        errors = [
-            ((a.double() - b).norm() / b.norm()).item()
-            for a, b in zip(found, exact, strict=True)
-        ]
+        errors = [relative_error(*pair) for pair in zip(found, exact, strict=True)]
     except Exception as error:
         # A tile that does not fit is an answer; the message of the compiler's error is
         # long.

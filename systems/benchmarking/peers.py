@@ -20,11 +20,11 @@ from systems.attention.triton.function import FlashAttentionTriton, chosen
 from systems.records.outcome import Unsupported
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 BACKENDS = {
     "sdpa_flash": SDPBackend.FLASH_ATTENTION,
     "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
     "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "sdpa_math": SDPBackend.MATH,
 }
 # Of ours by name: "ours_triton" runs on a Hopper GPU what ours runs on any other.
 OURS = {"ours": "auto", "ours_high": "auto", "ours_triton": "triton"}
@@ -147,17 +147,3 @@ def flex(causal: bool, n: int, device: str) -> Attention:
     )
     whole = compiled(flex_attention)
     return lambda q, k, v: whole(q, k, v, block_mask=mask)
-
-
-def random_inputs(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, device: str
-) -> tuple[Tensor, ...]:
-    """q, k, v that require gradients and the output gradient do: standard normal, seed
-    0.
-    """
-    generator = torch.Generator(device).manual_seed(0)
-    made = [
-        torch.randn(shape, generator=generator, device=device, dtype=dtype)
-        for _ in range(4)
-    ]
-    return *(x.requires_grad_() for x in made[:3]), made[3]

@@ -82,11 +82,11 @@ def random_inputs(
     shape: tuple[int, ...], dtype: torch.dtype, device: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """q, k, v that require gradients and the output gradient do: standard normal, seed
-    0.
+    0, the same numbers in every dtype but for rounding.
     """
     generator = torch.Generator(device).manual_seed(0)
     q, k, v, do = (
-        torch.randn(shape, generator=generator, device=device, dtype=dtype)
+        torch.randn(shape, generator=generator, device=device).to(dtype)
         for _ in range(4)
     )
     return q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), do

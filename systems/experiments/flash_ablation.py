@@ -39,7 +39,8 @@ from systems.attention.triton.launches import (
 from systems.attention.triton.primitives import LOG2E, dot, narrow
 from systems.benchmarking import timing
 from systems.benchmarking.gpu_timing import OVERWRITTEN, kernel_times_ms
-from systems.benchmarking.peers import DTYPES
+from systems.benchmarking.workload import random_inputs
+from systems.precision.dtypes import DTYPES, relative_error
 from systems.running.command import main, option
 
 PROTOCOL = {
@@ -110,7 +111,7 @@ class Config:
     heads: int = option(16, "heads")
     n: int = option(16384, "sequence length in tokens, a multiple of 128")
     d: int = option(64, "head dimension, a power of two from 16 on")
-    dtype: str = option("bf16", "dtype of q, k, v and the gradient", DTYPES)
+    dtype: str = option("bf16", "dtype of q, k, v and the gradient", ("fp32", "bf16"))
 
 
 def configs(quick: bool = False) -> list[Config]:
@@ -301,18 +302,12 @@ def run(config: Config) -> dict[str, Any]:
     repeats bit by bit, and its path.
     """
     device = timing.default_device()
-    generator = torch.Generator(device).manual_seed(0)
     shape = (config.heads, config.n, config.d)
-    q, k, v, do = (
-        torch.randn(shape, generator=generator, device=device).to(DTYPES[config.dtype])
-        for _ in range(4)
-    )
+    inputs = random_inputs(shape, DTYPES[config.dtype], device)
+    q, k, v, do = (x.detach() for x in inputs)
     work = prepare(config.step, q, k, v, do)
     first, second = work(), work()
-    found, exact = (
-        first[0][0, :CHECKED_ROWS].double(),
-        exact_result(config.step, q, k, v, do),
-    )
+    found, exact = first[0][0, :CHECKED_ROWS], exact_result(config.step, q, k, v, do)
     return {
         "time_ms": kernel_times_ms(
             work,
@@ -321,7 +316,7 @@ def run(config: Config) -> dict[str, Any]:
             rep_ms=100,
             overwritten=OVERWRITTEN if config.heads == 1 else 1,
         ),
-        "relative_error": ((found - exact).norm() / exact.norm()).item(),
+        "relative_error": relative_error(found, exact),
         "repeats": int(
             all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
         ),

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
 
 from systems.attention.reference import attention_reference
 from systems.attention.torch_tiles import FlashAttentionPyTorch
 from systems.attention.triton.function import FlashAttentionTriton
 from systems.benchmarking import timing
-from systems.records.outcome import Unsupported
+from systems.benchmarking.peers import BACKENDS, attention, only
+from systems.benchmarking.workload import random_inputs
+from systems.precision.dtypes import DTYPES, relative_error
 from systems.running.command import main, option
 
 PROTOCOL = {
@@ -28,14 +28,7 @@ PROTOCOL = {
     "tf32": "off",
 }
 HEADS = 4
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-SDPA_BACKENDS = {
-    "sdpa_flash": SDPBackend.FLASH_ATTENTION,
-    "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
-    "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "sdpa_math": SDPBackend.MATH,
-}
-IMPLEMENTATIONS = ("triton", "torch", "plain", *SDPA_BACKENDS)
+IMPLEMENTATIONS = ("triton", "torch", "plain", *BACKENDS)
 RESULTS = ("o", "lse", "dq", "dk", "dv")
 
 
@@ -74,27 +67,20 @@ def run(config: Config) -> dict[str, float]:
     returns no lse.
     """
     device, causal = timing.default_device(), config.causal == "yes"
-    torch.set_float32_matmul_precision("highest")
-    generator = torch.Generator(device).manual_seed(0)
     shape = (1, HEADS, config.n, config.d)
-    inputs = [
-        torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(
-            DTYPES[config.dtype]
-        )
-        for _ in range(4)
-    ]
+    inputs = random_inputs(shape, DTYPES[config.dtype], device)
     expected = results(
         lambda q, k, v: attention_reference(q, k, v, causal),
         *(x.double() for x in inputs),
     )
-    found = results(implementation(config.implementation, causal), *inputs)
+    with only(config.implementation):
+        tested = implementation(config.implementation, causal, config.n, device)
+        found = results(tested, *inputs)
     errors = {}
     for name, value in found.items():
-        difference = value.double() - expected[name]
-        errors[f"{name}_relative_error"] = (
-            difference.norm() / expected[name].norm()
-        ).item()
-        errors[f"{name}_largest_error"] = difference.abs().max().item()
+        errors[f"{name}_relative_error"] = relative_error(value, expected[name])
+        largest = (value.double() - expected[name]).abs().max()
+        errors[f"{name}_largest_error"] = largest.item()
     return errors
 
 
@@ -112,33 +98,15 @@ def results(
     return found if lse is None else found | {"lse": lse.detach()}
 
 
-def implementation(name: str, causal: bool) -> Callable:
-    """(q, k, v) -> (o, lse or None). The one that is named runs, or the configuration
-    is unsupported.
-    """
+def implementation(name: str, causal: bool, n: int, device: str) -> Callable:
+    """(q, k, v) -> (o, lse or None)."""
     if name in ("triton", "torch"):
         function = FlashAttentionTriton if name == "triton" else FlashAttentionPyTorch
         return lambda q, k, v: with_saved_lse(function.apply(q, k, v, causal))
     if name == "plain":
         return lambda q, k, v: attention_reference(q, k, v, causal)
-    backend = SDPA_BACKENDS[name]
-
-    def sdpa(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, None]:
-        try:
-            with sdpa_kernel(backend):
-                return scaled_dot_product_attention(q, k, v, is_causal=causal), None
-        except RuntimeError as error:
-            # How CUDA and the CPU say it.
-            if not any(
-                words in str(error)
-                for words in ("No available kernel", "No viable backend")
-            ):
-                raise
-            raise Unsupported(
-                f"SDPA has no {name.removeprefix('sdpa_')} kernel for this input"
-            ) from error
-
-    return sdpa
+    fused = attention(name, causal, n, device)
+    return lambda q, k, v: (fused(q, k, v), None)
 
 
 def with_saved_lse(o: Tensor) -> tuple[Tensor, Tensor]:

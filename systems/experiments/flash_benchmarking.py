@@ -14,7 +14,9 @@ import torch
 
 from systems.benchmarking import timing
 from systems.benchmarking.gpu_timing import OVERWRITTEN, pass_times_ms, product_times_ms
-from systems.benchmarking.peers import DTYPES, attention, only, random_inputs, what_ran
+from systems.benchmarking.peers import attention, only, what_ran
+from systems.benchmarking.workload import random_inputs
+from systems.precision.dtypes import DTYPES
 from systems.running.command import main, option
 
 PROTOCOL = {
@@ -24,6 +26,7 @@ PROTOCOL = {
     "tf32": "off but for the row named so",
 }
 IMPLEMENTATIONS = ("ours", "plain", "compiled", "sdpa")
+FORMATS = ("fp32", "bf16")
 # What the others are held against: one large matrix product, (n, d) by (d, n).
 CEILING = 8192
 
@@ -39,7 +42,7 @@ class Config:
     dtype: str = option(
         "bf16",
         "dtype of q, k, v and the gradient; tf32 for the product alone",
-        (*DTYPES, "tf32"),
+        (*FORMATS, "tf32"),
     )
     d: int = option(64, "head dimension")
     n: int = option(1024, "sequence length in tokens")
@@ -52,7 +55,7 @@ def configs(quick: bool = False) -> list[Config]:
     if quick:
         return [Config(name, "fp32", 16, 128) for name in ("plain", "sdpa")]
     ceilings = [
-        Config("ceiling", dtype, CEILING, CEILING) for dtype in (*DTYPES, "tf32")
+        Config("ceiling", dtype, CEILING, CEILING) for dtype in (*FORMATS, "tf32")
     ]
     return ceilings + [
         Config(name, dtype, d, 2**power)
@@ -76,9 +79,9 @@ def run(config: Config) -> dict[str, Any]:
         return {
             "product_ms": product_times_ms(config.dtype, config.n, config.d, device)
         }
-    if config.dtype not in DTYPES:
+    if config.dtype not in FORMATS:
         raise ValueError(
-            f"attention is measured in {' and '.join(DTYPES)}, not in {config.dtype}"
+            f"attention is measured in {' and '.join(FORMATS)}, not in {config.dtype}"
         )
     q, k, v, do = random_inputs(
         (1, 1, config.n, config.d), DTYPES[config.dtype], device

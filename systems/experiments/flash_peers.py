@@ -16,14 +16,9 @@ from torch import Tensor
 
 from systems.benchmarking import timing
 from systems.benchmarking.gpu_timing import OVERWRITTEN, pass_times_ms
-from systems.benchmarking.peers import (
-    DTYPES,
-    Attention,
-    attention,
-    only,
-    random_inputs,
-    what_ran,
-)
+from systems.benchmarking.peers import Attention, attention, only, what_ran
+from systems.benchmarking.workload import random_inputs
+from systems.precision.dtypes import DTYPES, relative_error
 from systems.records.outcome import Turns
 from systems.running.command import main, option
 
@@ -171,8 +166,8 @@ def errors(
     for name, value, exactly in zip(
         ("o", "dq", "dk", "dv"), found, expected, strict=True
     ):
-        difference = value[:1, :CHECKED_HEADS].double() - exactly
-        relative[f"{name}_relative_error"] = (difference.norm() / exactly.norm()).item()
+        first = value[:1, :CHECKED_HEADS]
+        relative[f"{name}_relative_error"] = relative_error(first, exactly)
     return relative
 
 

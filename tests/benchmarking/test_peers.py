@@ -9,7 +9,8 @@ from systems.attention.hopper import launches as hopper
 from systems.attention.reference import attention_reference
 from systems.attention.triton import function
 from systems.benchmarking import compiling, peers
-from systems.benchmarking.peers import attention, only, random_inputs, what_ran
+from systems.benchmarking.peers import attention, only, what_ran
+from systems.benchmarking.workload import random_inputs
 from systems.records.outcome import Unsupported
 
 
