@@ -62,7 +62,11 @@ def states() -> dict[str, State]:
     columns = "JobID:|,State:|,Reason:60|,RestartCnt:|,NodeList:60|"
     lines = run("squeue", "--noheader", "--me", "--states=all", "-O", columns)
     cells = [[cell.strip() for cell in line.split("|")] for line in lines.splitlines()]
-    return {
-        job: State(name, reason, int(restarts), node)
-        for job, name, reason, restarts, node, *_ in cells
-    }
+    try:
+        return {
+            job: State(name, reason, int(restarts), node)
+            for job, name, reason, restarts, node, *_ in cells
+        }
+    except ValueError:
+        first = lines.splitlines()[0][:60]
+        raise SlurmError(f"squeue answered what is no list of jobs: {first}") from None

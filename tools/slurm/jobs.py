@@ -2,9 +2,9 @@
 have ended.
 
 A job measures as `regen_tables.py` does on a GPU of its own, so records, rows in
-progress and messages are the same. What is known of jobs stands beside the records, in
-`.slurm/`: `<stem>-<grid>.job` holds the id of a job until its outcome was shown, and
-the folder of that name holds its log and its outcome.
+progress and messages are the same. What is known of jobs stands in a folder of the
+user's own (see `private_folder`): `<stem>-<grid>.job` holds the id of a job until its
+outcome was shown, and the folder of that name holds its log and its outcome.
 """
 
 import fcntl
@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -100,8 +101,8 @@ def measure(
             "log in to the cluster"
         )
     results = results.resolve()
-    folder = results / ".slurm"
-    folder.mkdir(parents=True, exist_ok=True)
+    results.mkdir(parents=True, exist_ok=True)
+    folder = private_folder(results)
     grid = "quick" if quick else "full"
     jobs, outcomes = [], {}
     with one_at_a_time(folder):
@@ -109,7 +110,7 @@ def measure(
         controller.states()
         for stem in stems:
             file = folder / f"{stem}-{grid}.job"
-            if file.exists() and (id := file.read_text()):
+            if file.exists() and (id := file.read_text(errors="replace")):
                 job = Job(stem, id, file)
                 print(f"{stem}: job {id} was submitted earlier, log {job.log}")
             else:
@@ -130,6 +131,27 @@ def measure(
         job.file.unlink(missing_ok=True)
     outcomes |= watch.outcomes
     return [outcomes[stem] for stem in stems], not watch.running
+
+
+def private_folder(results: Path) -> Path:
+    """Where the jobs that measure into `results` have their files: below the user's
+    home, which a cluster's nodes share, or XDG_STATE_HOME.
+
+    Tasks and outcomes are pickles, and reading one runs what it says. A group may write
+    to `results`, so they lie where nobody else can; SlurmError where others could.
+    """
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    name = sha256(str(results).encode()).hexdigest()[:16]
+    ours = Path(home) / "transformer-systems"
+    for folder in (ours, ours / name):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+        if found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise SlurmError(
+                f"{folder} holds files of jobs that others could replace: "
+                f"make it yours alone (chmod 700), or set XDG_STATE_HOME"
+            )
+    return ours / name
 
 
 @contextmanager
@@ -186,7 +208,8 @@ def submit(task: Task, file: Path, options: Options) -> Job:
         with redirect_stderr(io.StringIO()):
             job = Job(task.stem, executor.submit(task).job_id, file)
     except (FailedJobError, FailedSubmissionError) as error:
-        reason = controller.reason_in(str(error))
+        # submitit's last line says how its own callers go on.
+        reason = controller.reason_in(str(error).split("\n(you may")[0])
         raise SlurmError(f"not submitted: {reason}") from None
     file.write_text(job.id)
     return job

@@ -66,10 +66,12 @@ def read_options(
     try:
         document = tomllib.loads(pyproject.read_text(encoding="utf-8"))
         options = document["tool"]["regen_tables"]["slurm"]
-    except (FileNotFoundError, KeyError):
+    except (FileNotFoundError, KeyError, TypeError):
         options = {}
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SlurmError(f"{pyproject.name} is not TOML: {error}") from None
+    if not isinstance(options, dict):
+        raise SlurmError(f"{table} is {options!r}, not a table")
     types = {name: type(default) for name, default in asdict(Options()).items()}
     for name, value in options.items():
         if name not in types:
@@ -82,6 +84,8 @@ def read_options(
             raise SlurmError(
                 f"{table}: {name} is {value!r}, not {types[name].__name__}"
             )
+    if not all(isinstance(line, str) for line in options.get("setup", ())):
+        raise SlurmError(f"{table}: setup is {options['setup']!r}, not lines of text")
     read = Options(**options | flags)
     for name, least in (("time", 1), ("restarts", 0), ("poll", 1), ("patience", 0)):
         if (value := getattr(read, name)) < least:

@@ -7,6 +7,7 @@ its id.
 """
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -182,8 +183,15 @@ class Tree:
             "SLURM_CONF": str(cluster.conf),
             "FAKE_LOG": str(self.log),
             "FAKE_ROWS": "6",
+            "XDG_STATE_HOME": str(root / "state"),
         }
         self.options("poll = 1")
+
+    @property
+    def jobs(self) -> Path:
+        """Where the jobs have their files."""
+        (folder,) = (self.root / "state/transformer-systems").iterdir()
+        return folder
 
     def options(self, text: str) -> None:
         (self.root / "pyproject.toml").write_text(
@@ -530,17 +538,17 @@ def test_a_folder_that_cannot_be_written_is_a_line(tree, tmp_path):
     done = tree.run("--results", str(tmp_path / "file"))
     assert (done.returncode, done.stderr) == (
         2,
-        f"error: can't use {tmp_path / 'file' / '.slurm'}: Not a directory\n",
+        f"error: can't use {tmp_path / 'file'}: File exists\n",
     )
     # Seen here, but not by the node: it is gone when the job starts.
     tree.cluster("scontrol", "update", "nodename=node1", "state=drain", "reason=test")
     tree.run("--no-wait")
-    shutil.rmtree(tree.results / ".slurm" / "fake-full")
+    shutil.rmtree(tree.jobs / "fake-full")
     tree.cluster("scontrol", "update", "nodename=node1", "state=resume")
     done = tree.run()
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert done.stderr.endswith(
-        f"no log: can the node write {tree.results / '.slurm' / 'fake-full'}?\n"
+        f"no log: can the node write {tree.jobs / 'fake-full'}?\n"
     )
 
 
@@ -562,12 +570,9 @@ def test_a_full_folder_is_a_line_and_loses_nothing(tree):
             while True:
                 file.write(bytes(512))
         output, _ = running.communicate(timeout=120)
-        where = tree.results / ".slurm"
-        line = (
-            f"fake: error: can't write to {where}: No space left on device; "
-            "make room and run again to go on"
-        )
-        assert running.returncode == 2 and line in output.splitlines()
+        line = f"fake: error: can't write {tree.results}"
+        assert running.returncode == 2 and f"\n{line}" in output
+        assert "No space left on device; free space" in output
         filler.unlink()
         assert tree.run().returncode == 0 and tree.complete()
         # When the third row began, the first two were written: they are not measured
@@ -600,6 +605,7 @@ BAD = {
     "time = 0": "time must be 1 or more, not 0",
     "restarts = -1": "restarts must be 0 or more, not -1",
     "poll =": "pyproject.toml is not TOML: ",
+    "setup = [1]": f"{TABLE}: setup is [1], not lines of text",
 }
 
 
@@ -610,6 +616,57 @@ def test_a_wrong_option_is_one_line(tmp_path, text):
     with pytest.raises(SlurmError) as refused:
         read_options({}, file)
     assert str(refused.value).startswith(BAD[text])
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"[tool.regen_tables]\nslurm = 3", f"{TABLE} is 3, not a table"),
+        (b"\xff", "pyproject.toml is not TOML: "),
+    ],
+)
+def test_a_file_that_is_no_table_of_options_is_one_line(tmp_path, content, message):
+    (tmp_path / "pyproject.toml").write_bytes(content)
+    with pytest.raises(SlurmError, match=re.escape(message)):
+        read_options({}, tmp_path / "pyproject.toml")
+
+
+def test_a_controller_that_answers_garbage_is_one_line(monkeypatch):
+    monkeypatch.setattr(controller, "run", lambda *_: "who are you?\nno")
+    with pytest.raises(SlurmError, match="is no list of jobs: who are you"):
+        controller.states()
+
+
+def test_what_lies_in_the_results_folder_is_never_unpickled(tmp_path, monkeypatch):
+    """Others may write there. The files of jobs lie in a folder of the user's own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "results").mkdir()
+    folder = jobs.private_folder(tmp_path / "results")
+    assert folder.is_relative_to(tmp_path / "state")
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (folder, folder.parent))
+    assert jobs.private_folder(tmp_path / "others") != folder
+    assert jobs.private_folder(tmp_path / "results") == folder
+
+
+@pytest.mark.parametrize("which", ["folder", "parent"])
+@pytest.mark.parametrize("change", ["mode", "owner", "link"])
+def test_a_folder_of_jobs_that_others_could_change_is_refused(
+    tmp_path, monkeypatch, which, change
+):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    made = jobs.private_folder(tmp_path)
+    path = made if which == "folder" else made.parent
+    match change:
+        case "mode":
+            path.chmod(0o770)
+        case "owner":
+            uid = os.getuid() + 1
+            monkeypatch.setattr(jobs.os, "getuid", lambda: uid)
+        case "link":
+            path.rename(tmp_path / "elsewhere")
+            path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SlurmError, match=r"others could replace: .*chmod 700"):
+        jobs.private_folder(tmp_path)
 
 
 @pytest.fixture
