@@ -6,8 +6,9 @@ code.zip, the sources and the tests.
 or `make submission GPU=nvidia-h200`.
 
 The PDF needs Chromium, which prints the page of a site built for it. Every tab is
-printed, or those of one GPU alone. The archive holds what git tracks, without generated
-files and without the results of others.
+printed, or those of one GPU alone. The archive holds what git tracks, so that every
+command of its README works where it is unpacked. Each replaces an older one only when
+it is whole.
 """
 
 import argparse
@@ -17,12 +18,16 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+# The line above makes these importable from a plain source tree.
 from systems import ROOT  # noqa: E402
-from tools.render.load import load, primary_gpu  # noqa: E402 (the line above makes it importable from a plain source tree)
+from systems.records.store import RecordError  # noqa: E402
+from tools.render.load import load  # noqa: E402
 
 FOOTER = (
     '<div style="font: 8pt sans-serif; width: 100%; text-align: center; '
@@ -49,7 +54,7 @@ PREPARE = """gpu => {
 
 
 class Missing(RuntimeError):
-    """Something that this machine lacks; the message says what to install."""
+    """What keeps it from being written, and what to do about it."""
 
 
 def gpu_name(slug: str) -> str:
@@ -78,11 +83,21 @@ def find_chromium() -> str:
     return path
 
 
-def write_pdf(target: Path, gpu: str | None) -> None:
-    """Build the site apart from site/, and print its page of the write-up."""
-    chromium, label = find_chromium(), gpu_name(gpu) if gpu else None
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """A file beside the target, which takes its place once it is whole."""
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".writing-") as folder:
+        yield (written := Path(folder) / target.name)
+        os.replace(written, target)
+
+
+def write_pdf(target: Path, label: str | None) -> None:
+    """Build the site apart from site/, and print its page of the write-up: the tabs of
+    this label, or all.
+    """
+    chromium = find_chromium()
     try:
-        from playwright.sync_api import sync_playwright
+        from playwright.sync_api import Error, sync_playwright
     except ImportError as error:
         raise Missing(
             "playwright is not installed, which drives Chromium: make test installs it"
@@ -92,11 +107,16 @@ def write_pdf(target: Path, gpu: str | None) -> None:
         command = [*mkdocs, "build", "--strict", "--site-dir", folder]
         built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if built.returncode:
-            raise Missing(f"the site does not build:\n{built.stderr}")
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(
-                executable_path=chromium, args=["--no-sandbox"]
-            )
+            last = (built.stderr.strip().splitlines() or ["no message"])[-1]
+            raise Missing(f"the site does not build, see make build: {last}")
+        with replacing(target) as written, sync_playwright() as playwright:
+            try:
+                browser = playwright.chromium.launch(
+                    executable_path=chromium, args=["--no-sandbox"]
+                )
+            except Error as error:
+                last = error.message.strip().splitlines()[0]
+                raise Missing(f"{chromium} does not start: {last}") from error
             page = browser.new_page(color_scheme="light", offline=True)
             page.goto((Path(folder) / "writeup.html").as_uri())
             page.evaluate(PREPARE, label)
@@ -110,7 +130,7 @@ def write_pdf(target: Path, gpu: str | None) -> None:
                 "tagged": True,
             }
             page.pdf(
-                path=target,
+                path=written,
                 display_header_footer=True,
                 header_template="<i></i>",
                 footer_template=FOOTER,
@@ -119,33 +139,26 @@ def write_pdf(target: Path, gpu: str | None) -> None:
             browser.close()
 
 
-def code_files(gpu: str) -> list[Path]:
-    """What git tracks, without what is generated and without results but those of this
-    GPU (and of none).
-    """
+def listed(*options: str) -> list[Path]:
+    """Files of the repository that git lists."""
     try:
-        command = ("git", "ls-files", "-z")
-        listed = subprocess.check_output(command, cwd=ROOT, text=True)
+        command = ("git", "ls-files", "-z", *options)
+        names = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=True
+        )
     except (OSError, subprocess.CalledProcessError) as error:
+        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[0]
         raise Missing(
-            "code.zip holds what git tracks, and this is no git repository"
+            f"code.zip holds what git tracks, and git lists nothing here: {said}"
         ) from error
-    paths = [Path(name) for name in sorted(listed.split("\0")) if name]
-    return [path for path in paths if (ROOT / path).is_file() and is_ours(path, gpu)]
+    return [Path(name) for name in sorted(names.stdout.split("\0")) if name]
 
 
-def is_ours(path: Path, gpu: str) -> bool:
-    """Whether it is neither generated nor a result of another GPU."""
-    folder = path.parts[:2]
-    if folder == ("docs", "generated"):
-        return False
-    return folder != ("docs", "results") or path.parts[2] in (gpu, "meta")
-
-
-def write_zip(target: Path, gpu: str) -> None:
-    """The same bytes each time."""
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in code_files(gpu):
+def write_zip(target: Path) -> None:
+    """What git tracks; the same bytes each time."""
+    paths = [path for path in listed() if (ROOT / path).is_file()]
+    with replacing(target) as written, zipfile.ZipFile(written, "w") as archive:
+        for path in paths:
             entry = zipfile.ZipInfo(f"code/{path.as_posix()}")
             entry.external_attr = (ROOT / path).stat().st_mode << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
@@ -153,6 +166,7 @@ def write_zip(target: Path, gpu: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Write both. Returns the exit code."""
     parser = argparse.ArgumentParser(description="Write code.zip and writeup.pdf.")
     parser.add_argument(
         "--gpu", help="print the tabs of this GPU alone (a folder of docs/results)"
@@ -165,12 +179,26 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        write_zip(options.into / "code.zip", options.gpu or primary_gpu())
+        # What may be wrong is looked at before anything is written.
+        label = gpu_name(options.gpu) if options.gpu else None
+        if not options.into.is_dir():
+            raise Missing(f"--into {options.into}: no such folder")
+        untracked = listed("--others", "--exclude-standard")
+        write_zip(options.into / "code.zip")
         print("wrote code.zip")
-        write_pdf(options.into / "writeup.pdf", options.gpu)
+        for path in untracked:
+            print(f"not in it, for git does not track it: {path}", file=sys.stderr)
+        write_pdf(options.into / "writeup.pdf", label)
         print("wrote writeup.pdf")
-    except Missing as error:
+    except (Missing, RecordError) as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        file = error.filename or options.into
+        print(f"error: can't write {file}: {error.strerror}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("error: stopped; what was written is whole", file=sys.stderr)
         return 2
     return 0
 

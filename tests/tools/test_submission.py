@@ -1,12 +1,15 @@
-"""What is handed in: the archive holds the sources and no results of others, and the
-PDF holds the write-up.
+"""What is handed in: the archive holds what git tracks, the PDF holds the write-up, and
+what goes wrong costs neither.
 """
 
+import errno
+import os
 import subprocess
 import sys
 import unicodedata
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pypdf import PdfReader
@@ -15,46 +18,127 @@ from systems import ROOT
 from tools import submission
 from tools.render.spanning.writeup import load_problems
 
+# An unpacked archive has none.
+needs_git = pytest.mark.skipif(
+    not (ROOT / ".git").exists(), reason="the archive holds what git tracks"
+)
 
-def test_the_archive_holds_sources_and_tests_and_no_results_of_others(tmp_path):
-    submission.write_zip(tmp_path / "code.zip", "nvidia-h200")
+
+@needs_git
+def test_the_archive_holds_what_git_tracks(tmp_path):
+    submission.write_zip(tmp_path / "code.zip")
     names = set(zipfile.ZipFile(tmp_path / "code.zip").namelist())
-    assert {
-        "code/systems/model/transformer.py",
-        "code/tests/adapters.py",
-        "code/Makefile",
-        "code/docs/writeup.md",
-    } <= names
-    folders = {
-        Path(name).parts[3] for name in names if name.startswith("code/docs/results/")
-    }
-    assert folders == {"nvidia-h200", "meta"}
-    assert not any(
-        name.startswith(("code/docs/generated", "code/site/index")) for name in names
-    )
+    tracked = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True)
+    assert names == {f"code/{name}" for name in tracked.splitlines()}
+    # What its site is built from without a GPU, torch or git.
+    assert {"code/docs/generated/facts.yml", "code/Makefile"} <= names
     first = (tmp_path / "code.zip").read_bytes()
-    submission.write_zip(tmp_path / "code.zip", "nvidia-h200")
+    submission.write_zip(tmp_path / "code.zip")
     assert (tmp_path / "code.zip").read_bytes() == first
 
 
-def test_without_chromium_the_archive_is_written_and_the_message_says_what_to_install(
-    tmp_path, monkeypatch, capsys
-):
+@needs_git
+@pytest.mark.slow
+def test_the_site_builds_where_the_archive_is_unpacked(tmp_path):
+    submission.write_zip(tmp_path / "code.zip")
+    zipfile.ZipFile(tmp_path / "code.zip").extractall(tmp_path)
+    line = [sys.executable, "-m", "mkdocs", "build", "--strict"]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(
+        line, cwd=tmp_path / "code", env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "code/site/writeup.html").is_file()
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """The command in this process, on a machine without Chromium."""
     monkeypatch.delenv("CHROMIUM", raising=False)
     monkeypatch.setattr(submission.shutil, "which", lambda name: None)
-    assert submission.main(["--into", str(tmp_path)]) == 2
+
+    def run(*options: str) -> tuple[int, str]:
+        code = submission.main(["--into", str(tmp_path), *options])
+        return code, capsys.readouterr().err
+
+    return run
+
+
+@needs_git
+def test_without_chromium_the_archive_is_written_and_the_message_says_what_to_install(
+    run, tmp_path
+):
+    code, said = run()
+    assert code == 2 and "error: no Chromium to print with: install it" in said
     assert (tmp_path / "code.zip").is_file() and not (tmp_path / "writeup.pdf").exists()
-    assert capsys.readouterr().err.startswith(
-        "error: no Chromium to print with: install it"
+
+
+def test_a_mistyped_gpu_or_folder_leaves_the_archive_as_it_was(run, tmp_path):
+    (tmp_path / "code.zip").write_text("a good one")
+    code, said = run("--gpu", "nope")
+    assert code == 2 and said.count("\n") == 1
+    assert said.startswith("error: no record is of the GPU 'nope'; there are: ")
+    assert "nvidia-h200" in said
+    code, said = run("--into", str(tmp_path / "nowhere"))
+    assert (code, said) == (
+        2,
+        f"error: --into {tmp_path / 'nowhere'}: no such folder\n",
     )
+    assert [path.name for path in tmp_path.iterdir()] == ["code.zip"]
+    assert (tmp_path / "code.zip").read_text() == "a good one"
 
 
-def test_a_gpu_without_records_is_refused_by_name():
-    with pytest.raises(
-        submission.Missing,
-        match=r"no record is of the GPU 'nope'; there are: .*nvidia-h200",
-    ):
-        submission.gpu_name("nope")
+@needs_git
+def test_a_disk_that_fills_leaves_the_archive_as_it_was(run, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "code.zip").write_text("a good one")
+    monkeypatch.setattr(zipfile.ZipFile, "writestr", full)
+    message = f"error: can't write {tmp_path}: No space left on device\n"
+    assert run() == (2, message)
+    assert [path.name for path in tmp_path.iterdir()] == ["code.zip"]
+    assert (tmp_path / "code.zip").read_text() == "a good one"
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch) -> Path:
+    """A repository of one tracked and one untracked file."""
+    root = tmp_path / "repository"
+    root.mkdir()
+    for name in ("tracked", "forgotten"):
+        (root / name).touch()
+    for command in ("init -q", "add tracked"):
+        subprocess.run(["git", *command.split()], cwd=root, check=True)
+    monkeypatch.setattr(submission, "ROOT", root)
+    return root
+
+
+def test_files_that_git_does_not_track_are_named(run, repository, tmp_path):
+    _, said = run()
+    assert said.startswith("not in it, for git does not track it: forgotten\nerror: ")
+    names = zipfile.ZipFile(tmp_path / "code.zip").namelist()
+    assert names == ["code/tracked"]
+
+
+def test_without_a_repository_it_is_one_line(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(submission, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    code, said = run()
+    assert code == 2 and said.startswith("error: code.zip holds what git tracks, and ")
+    assert said.count("\n") == 1 and not any(tmp_path.iterdir())
+
+
+def test_a_browser_that_does_not_start_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CHROMIUM", "/nonexistent/chromium")
+    monkeypatch.setattr(submission, "write_zip", lambda target: None)
+    monkeypatch.setattr(submission, "listed", lambda *_: [])
+    built = SimpleNamespace(returncode=0)
+    monkeypatch.setattr(submission.subprocess, "run", lambda *_, **__: built)
+    assert submission.main(["--into", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: /nonexistent/chromium does not start: ")
+    assert said.count("\n") == 1 and not any(tmp_path.iterdir())
 
 
 @pytest.mark.browser
