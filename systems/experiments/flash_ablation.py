@@ -36,7 +36,7 @@ from systems.attention.triton.launches import (
     launch_backward,
     launch_forward,
 )
-from systems.attention.triton.primitives import LOG2E, dot, narrow
+from systems.attention.triton.primitives import INTERPRETED, LOG2E, dot, narrow
 from systems.benchmarking import timing
 from systems.benchmarking.gpu_timing import OVERWRITTEN, kernel_times_ms
 from systems.benchmarking.workload import random_inputs
@@ -302,6 +302,11 @@ def run(config: Config) -> dict[str, Any]:
     repeats bit by bit, and its path.
     """
     device = timing.default_device()
+    if device == "cpu" and not INTERPRETED.value:
+        raise ValueError(
+            "its kernels need a CUDA GPU, and torch sees none here; "
+            "TRITON_INTERPRET=1 runs them on the CPU, slowly"
+        )
     shape = (config.heads, config.n, config.d)
     inputs = random_inputs(shape, DTYPES[config.dtype], device)
     q, k, v, do = (x.detach() for x in inputs)

@@ -23,8 +23,8 @@ Run = Callable[[Any], Metrics | Turns]
 
 
 def measure_row(config: Any, run: Run) -> Row:
-    """Run one configuration, all its turns at once. Out of memory and `Unsupported`
-    are results; anything else raises.
+    """Run one configuration, all its turns at once. Out of memory, `Unsupported` and a
+    C++ compiler that torch.compile can't use are results; anything else raises.
     """
     *_, row = turns_of(config, run)
     assert row is not None
@@ -42,9 +42,12 @@ def turns_of(config: Any, run: Run) -> Iterator[Row | None]:
     except Unsupported as error:
         status, reason = "unsupported", str(error)
     except Exception as error:
-        if (reason := out_of_memory_reason(error)) is None:
+        if (reason := out_of_memory_reason(error)) is not None:
+            status = "out_of_memory"
+        elif (reason := compiler_reason(error)) is not None:
+            status = "unsupported"
+        else:
             raise
-        status = "out_of_memory"
     yield Row(asdict(config), status, metrics, reason)
 
 
@@ -55,10 +58,34 @@ def out_of_memory_reason(error: BaseException | None) -> str | None:
     Asks torch only where an experiment has imported it.
     """
     torch = sys.modules.get("torch")
-    while torch is not None and error is not None:
-        if isinstance(error, torch.OutOfMemoryError):
+    for cause in causes(error):
+        if torch is not None and isinstance(cause, torch.OutOfMemoryError):
             # "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total
             # capacity ...": two sentences of it.
-            return ". ".join(str(error).split(". ")[:2])
-        error = getattr(error, "inner_exception", None) or error.__cause__
+            return ". ".join(str(cause).split(". ")[:2])
     return None
+
+
+def compiler_reason(error: BaseException) -> str | None:
+    """What says that torch.compile found no C++ compiler for the CPU, or one that fails
+    on its code. None if not.
+    """
+    inductor = sys.modules.get("torch._inductor.exc")
+    if inductor is None:
+        return None
+    for cause in causes(error):
+        if isinstance(cause, inductor.InvalidCxxCompiler):
+            return "torch.compile needs a C++ compiler, and found none: install g++"
+        if isinstance(cause, inductor.CppCompileError):
+            # It hands paths to the compiler unquoted.
+            space = f": it can't in a path with a space, {sys.prefix}"
+            failed = "torch.compile could not compile its C++ code"
+            return failed + (space if " " in sys.prefix else "")
+    return None
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what it wraps, as the compiler's do."""
+    while error is not None:
+        yield error
+        error = getattr(error, "inner_exception", None) or error.__cause__

@@ -11,6 +11,7 @@ import weakref
 from dataclasses import asdict, is_dataclass, replace
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -286,6 +287,42 @@ def test_out_of_memory_inside_the_compiler_is_a_row_too():
     assert (row.status, row.reason) == ("out_of_memory", reason)
     with pytest.raises(RuntimeError, match="no such kernel"):
         measure_row(end_to_end.Config(), wrapping(ValueError("no such kernel")))
+
+
+def test_the_ablation_refuses_a_cpu_without_the_interpreter(on_cpu, monkeypatch):
+    compiled = SimpleNamespace(value=False)
+    monkeypatch.setattr(flash_ablation, "INTERPRETED", compiled)
+    with pytest.raises(ValueError, match="need a CUDA GPU.*TRITON_INTERPRET=1"):
+        flash_ablation.run(flash_ablation.configs(quick=True)[0])
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        ("InvalidCxxCompiler", "torch.compile needs a C++ compiler, and found none"),
+        ("CppCompileError", "torch.compile could not compile its C++ code"),
+    ],
+)
+def test_a_row_that_the_cpus_compiler_refuses_is_unsupported(error, said, monkeypatch):
+    from torch._inductor import exc
+
+    refusal = {
+        "InvalidCxxCompiler": exc.InvalidCxxCompiler,
+        "CppCompileError": lambda: exc.CppCompileError(["g++", "a.cpp"], "no such"),
+    }[error]
+
+    def backend(graph, inputs):
+        raise refusal()
+
+    def run(config):
+        torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+        return {}
+
+    row = measure_row(end_to_end.Config(), run)
+    assert row.status == "unsupported" and (row.reason or "").startswith(said)
+    monkeypatch.setattr(sys, "prefix", "/home/my clone")
+    reason = measure_row(end_to_end.Config(), run).reason or ""
+    assert ("path with a space" in reason) == (error == "CppCompileError")
 
 
 def test_a_failed_import_of_torch_is_not_asked_for_memory(monkeypatch):
