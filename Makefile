@@ -2,43 +2,51 @@
 # a CPU can prove. They work from a bare machine.
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest
 # On several cores, four of them at most: each process needs about 1 GB.
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 # Shapes in signatures are checked while tests run.
 SHAPES := --jaxtyping-packages=systems.model.transformer,beartype.beartype
 export NO_MKDOCS_2_WARNING = 1
+# Where `make serve` answers.
+PORT ?= 8000
 
 .PHONY: serve build lint quick test browser slurm submission clean
 
+# Programs run as modules: their scripts in .venv/bin name the folder where they were
+# installed, and fail once the clone is moved.
 serve: .venv/docs
-	$(BIN)/mkdocs serve
+	@$(BIN)/python -c 'import socket, sys; address = ("127.0.0.1", $(PORT)); \
+		sys.exit(not socket.socket().connect_ex(address) and \
+		"port $(PORT) is taken: make serve PORT=8001")'
+	$(BIN)/python -m mkdocs serve --dev-addr 127.0.0.1:$(PORT)
 
 build: .venv/docs
-	$(BIN)/mkdocs build --strict
+	$(BIN)/python -m mkdocs build --strict
 	$(BIN)/python tools/checks/built_site.py
 
 lint: .venv/all
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/basedpyright
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m basedpyright
 
 # One case of each test that takes no seconds, of every folder.
 quick: lint
-	$(BIN)/pytest --quick $(PARALLEL)
+	$(PYTEST) --quick $(PARALLEL)
 
 test: lint
-	$(BIN)/pytest -m "not browser and not alone and not slurm" $(PARALLEL) $(SHAPES)
-	$(BIN)/pytest -m alone $(SHAPES)
+	$(PYTEST) -m "not browser and not alone and not slurm" $(PARALLEL) $(SHAPES)
+	$(PYTEST) -m alone $(SHAPES)
 	$(BIN)/python tools/regen_tables.py --check
 	$(MAKE) build
 
 # Needs Chromium (Debian: apt-get install chromium).
 browser: .venv/all
-	$(BIN)/pytest -n 2 --maxschedchunk 1 -m browser
+	$(PYTEST) -n 2 --maxschedchunk 1 -m browser
 
 # Starts a Slurm of the tests' own; needs root (Debian: apt-get install slurm-wlm munge).
 slurm: .venv/all
-	$(BIN)/pytest -m slurm
+	$(PYTEST) -m slurm
 
 # code.zip and writeup.pdf; `make submission GPU=nvidia-h200` prints the tabs of one GPU
 # alone. Needs Chromium.
@@ -59,9 +67,10 @@ submission: .venv/all
 	touch $@
 
 .venv/all: .venv/docs
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[torch]'
+	@echo "torch with its CUDA libraries makes .venv 5.5 GB; its CPU build, far less"
+	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[torch]'
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[docs,dev,slurm]'
 	touch $@
 
 clean:
-	rm -rf .venv site/* *.egg-info
+	rm -rf .venv build site/* *.egg-info

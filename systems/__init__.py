@@ -2,7 +2,19 @@
 experiments.
 """
 
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 # The project's folder, which holds this package.
 ROOT = Path(__file__).resolve().parent.parent
+
+# Python is about to run a module of ours (`python -m systems...`), and each of those
+# computes. Reading records and rendering them needs no torch.
+if sys.argv[:1] == ["-m"] and find_spec("torch") is None:
+    print(
+        "error: torch is not installed here: run `make .venv/all`, then "
+        "`source .venv/bin/activate`",
+        file=sys.stderr,
+    )
+    raise SystemExit(2)

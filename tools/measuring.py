@@ -6,9 +6,12 @@ output, so this process imports no torch.
 """
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,12 +58,13 @@ def measure_if_stale(
     if not force and state_of(record_path(results, device, stem, grid))[0] == "fresh":
         return Outcome(stem, "fresh already (--force measures again)")
     flags = ["--grid", grid, "--deadline", str(deadline)]
-    return run_child(
-        stem, results, *flags, *(["--force"] if force and not restarted else [])
-    )
+    flags += ["--force"] if force and not restarted else []
+    # On a CPU Triton's kernels run in its interpreter, chosen before triton is imported.
+    environment = {"TRITON_INTERPRET": "1"} if device.slug == "cpu" else {}
+    return run_child(stem, results, *flags, **environment)
 
 
-def run_child(stem: str, results: Path, *flags: str) -> Outcome:
+def run_child(stem: str, results: Path, *flags: str, **environment: str) -> Outcome:
     """Run `systems.running.measure` with these flags and show its reports as a progress
     bar.
     """
@@ -86,7 +90,15 @@ def run_child(stem: str, results: Path, *flags: str) -> Outcome:
     )
     outcome, started = Outcome(stem, "measured"), time.monotonic()
     with (
-        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child,
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=os.environ | environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            # With the processes of its rows a group of its own, to be ended together.
+            process_group=0,
+        ) as child,
         Progress(*columns) as progress,
     ):
         assert child.stdout is not None
@@ -98,10 +110,14 @@ def run_child(stem: str, results: Path, *flags: str) -> Outcome:
                     take_report(json.loads(line), outcome, progress, task)
         except BaseException:
             # Ctrl-C, or the warning of a cluster that ends the job.
-            child.terminate()
+            os.killpg(child.pid, signal.SIGTERM)
             raise
     outcome.seconds = time.monotonic() - started
     outcome.code = child.returncode
+    if child.returncode < 0:
+        # It was killed; the process of its row would go on beside what runs next.
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGTERM)
     if child.returncode < 0 or (
         child.returncode == 1 and outcome.message == "measured"
     ):

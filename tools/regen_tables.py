@@ -17,6 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -88,6 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         used = f"can't use {error.filename}" if error.filename else "can't write"
         stop(f"{used}: {error.strerror}")
+    except ModuleNotFoundError as error:
+        stop(
+            f"{error.name} is not installed for {sys.executable}: run `make .venv/all`, "
+            "then `source .venv/bin/activate`"
+        )
     except KeyboardInterrupt:
         stop(
             "stopped; every finished configuration is kept, "
@@ -212,11 +218,18 @@ def measure(
     """Measure what is missing or stale, show a summary, and render. Returns the exit
     code.
     """
+    require_torch()
     deadline = time.time() + time_limit * 60 if time_limit else 1e18
     outcomes = [
         measure_if_stale(stem, results, quick, force, deadline) for stem in only
     ]
     return conclude(outcomes, results, quick, generated)
+
+
+def require_torch() -> None:
+    """ModuleNotFoundError where it is not installed; to look for it imports nothing."""
+    if find_spec("torch") is None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
 
 def measure_by_slurm(
@@ -248,6 +261,7 @@ def verify(stem: str, results: Path, generated: Path | None = None) -> int:
     """Measure three rows of a stale record again; where they agree it is fresh. Returns
     the exit code.
     """
+    require_torch()
     outcome = run_child(stem, results, "--verify")
     agreed = "rows measured again agree, the record is fresh"
     print(f"{stem}: {outcome.message if outcome.code else agreed}")

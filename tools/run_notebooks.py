@@ -9,6 +9,7 @@ is not kept.
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -44,6 +45,7 @@ def executed(path: Path) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description="Execute the notebooks.").parse_args()
     for notebook in sorted(NOTEBOOKS.glob("*.ipynb")):
         notebook.write_text(executed(notebook), encoding="utf-8")
         print(notebook.name)

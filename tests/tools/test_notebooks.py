@@ -5,6 +5,8 @@ of this site.
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +31,13 @@ x
 $$
 
 ## A section"""
+
+
+def test_help_runs_no_notebook() -> None:
+    line = [sys.executable, run_notebooks.__file__, "--help"]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and "usage" in done.stdout
+    assert ".ipynb" not in done.stdout
 
 
 @pytest.mark.slow

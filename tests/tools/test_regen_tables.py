@@ -3,10 +3,14 @@ difference.
 """
 
 import json
+import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from errno import ENOSPC
 from pathlib import Path
@@ -210,12 +214,57 @@ def test_a_folder_that_cannot_be_written_is_named(tree, tmp_path):
     assert file.read_text() == "in the way"
 
 
+@pytest.mark.slow
+def test_stopping_the_command_ends_the_process_of_a_row(tree, tmp_path):
+    log = tmp_path / "log"
+    settings = {"FAKE_FRESH_PROCESS": "1", "FAKE_SLEEP": "600000", "FAKE_LOG": str(log)}
+    given = regen_command(tree, "--only", "fake", **settings)
+    with subprocess.Popen(**given, stderr=subprocess.PIPE) as running:
+        until(lambda: log.exists() and log.read_text().endswith("\n"))
+        row = int(log.read_text().split()[1])
+        os.kill(row, 0)
+        running.send_signal(signal.SIGINT)
+        assert running.stderr and "stopped; every finished" in running.stderr.read()
+    until(lambda: not Path(f"/proc/{row}/cmdline").exists() or not cmdline(row))
+
+
+def until(true: Callable[[], object]) -> None:
+    """Wait for it."""
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.1)
+
+
+def cmdline(pid: int) -> bytes:
+    """Nothing, where the process has ended and nobody has asked how."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 def test_the_bar_says_that_kernels_are_compiled():
     shown = []
     bar = SimpleNamespace(update=lambda task, **fields: shown.append(fields))
     outcome = Outcome("flash_accuracy", "measured")
     measuring.take_report({"event": "compiling"}, outcome, bar, None)
     assert shown == [{"now": "compiling"}]
+
+
+def test_on_a_cpu_tritons_kernels_are_interpreted(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(measuring, "run_child", lambda *_, **environment: environment)
+    told = {
+        stem: measuring.measure_if_stale(stem, tmp_path, True, False, 1e18)
+        for stem in ("flash_ablation", "model_sizes")
+    }
+    assert told == {"flash_ablation": {"TRITON_INTERPRET": "1"}, "model_sizes": {}}
+
+
+@pytest.mark.slow
+def test_the_reduced_grid_of_kernels_runs_on_a_cpu(tmp_path):
+    options = ("--quick", "--only", "flash_ablation", "--results", str(tmp_path))
+    done = regen_tables(ROOT, *options, TRITON_INTERPRET="0")
+    assert done.returncode == 0 and "2 ok" in done.stdout
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow

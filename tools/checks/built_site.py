@@ -313,8 +313,8 @@ def main(arguments: list[str] | None = None) -> int:
         "site",
         nargs="?",
         type=Path,
-        default=Path("site"),
-        help="the built folder (default: site)",
+        default=Path(__file__).resolve().parents[2] / "site",
+        help="the built folder (default: the repository's site)",
     )
     folder = parser.parse_args(arguments).site
     site = Site(folder)
