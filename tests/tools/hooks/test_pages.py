@@ -20,6 +20,15 @@ def formula(tex: str, display: str = "inline") -> ElementTree.Element:
     return ElementTree.fromstring(hooks.to_mathml(tex, display))
 
 
+def test_a_tree_that_was_not_rendered_says_how(tmp_path) -> None:
+    config: Any = SimpleNamespace(docs_dir=str(tmp_path))
+    with pytest.raises(PluginError, match=r"regen_tables.py --render"):
+        hooks.on_config(config)
+    (tmp_path / "generated").mkdir()
+    (tmp_path / "generated/facts.yml").touch()
+    hooks.on_config(config)
+
+
 def test_inline_and_display_maths_become_mathml() -> None:
     page = (
         r'<p>At <span class="arithmatex">\(a &lt; b\)</span> and</p>'
