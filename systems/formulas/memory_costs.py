@@ -1,42 +1,74 @@
-"""What a pass must keep in memory, by formula: every saved tensor by name, and the peak
-of each mode by category.
+"""What a pass must keep in memory, by formula: every saved tensor by name. When it needs
+most is `memory_peak`.
 
 Arithmetic only, as in `costs`: the renderer sets it beside what was measured, and
-beside what ran out of memory. Tests hold it to what autograd saves in passes of several
-sizes.
+beside what ran out of memory. Tests hold it to what autograd saves and to the peak of
+passes of many shapes.
 
 Letters: b sequences of s tokens, n = b·s; d model width, f feed-forward width, h heads
 of width e, v vocabulary.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 
 from systems.formulas.costs import FP32_BYTES, INT64_BYTES, parameters_by_part
-from systems.model.sizes import SIZES, VOCAB_SIZE
-from systems.profiling.memory.snapshot import CATEGORIES
+from systems.model.sizes import SIZES, VOCAB_SIZE, ModelSize
 
 BF16_BYTES = 2
 BOOL_BYTES = 1
+# What cuBLAS is given for each thread that multiplies matrices, on compute capability
+# 9.0 and 10.0, and elsewhere: aten/src/ATen/cuda/CublasHandlePool.cpp of PyTorch.
+HOPPER_WORKSPACE = 32 * 2**20
+WORKSPACE = 8_320 * 2**10
 Bytes = dict[str, int]
 
 
 @dataclass(frozen=True)
 class Pass:
-    """What is run: fields as in the `Config` of `peak_memory`."""
+    """What is run: fields as in the `Config` of `peak_memory`.
 
-    size: str
+    A size is a name of Table 1 or a shape of one's own. Every formula below is
+    arithmetic on the shape's numbers, so they may also be symbols (`systems.formulas.
+    symbols`): what is told apart by `if` are words and switches alone.
+    """
+
+    size: str | ModelSize
     context: int
     mode: str
+    # "fp32", "bf16" (autocast), or "pure_bf16": weights, gradients, optimizer and
+    # activations in bf16.
     precision: str
     attention: str = "eager"
-    checkpoint: str = "no"
+    # Blocks that are computed again together; 0 where all is kept.
+    checkpoint: int = 0
+    # The scores alone are computed again: from q, k and v, of each block.
+    recompute_attention: bool = False
     batch: int = 4
     vocab: int = VOCAB_SIZE
+    # What cuBLAS takes for each thread that multiplies matrices.
+    workspace_bytes: int = HOPPER_WORKSPACE
+
+    @property
+    def shape(self) -> ModelSize:
+        return SIZES[self.size] if isinstance(self.size, str) else self.size
+
+    @property
+    def tokens(self) -> int:
+        return self.batch * self.context
+
+    @property
+    def autocast(self) -> bool:
+        return self.precision == "bf16"
 
     @property
     def low(self) -> int:
         """Bytes of an element that a matrix product reads and writes."""
         return FP32_BYTES if self.precision == "fp32" else BF16_BYTES
+
+    @property
+    def wide(self) -> int:
+        """Bytes of an element of weights, gradients, the residual stream and softmax."""
+        return BF16_BYTES if self.precision == "pure_bf16" else FP32_BYTES
 
 
 # --8<-- [start:saved]
@@ -44,72 +76,92 @@ def attention_saved(p: Pass) -> Bytes:
     """What the attention half of one block keeps for the backward pass, by tensor; the
     norm before it included.
     """
-    shape = SIZES[p.size]
-    n, d, h, s = p.batch * p.context, shape.d_model, shape.num_heads, p.context
-    low, fp32, scores = p.low, FP32_BYTES, p.batch * h * s * s
+    n, d, h, s = p.tokens, p.shape.d_model, p.shape.num_heads, p.context
+    low, wide, fp32 = p.low, p.wide, FP32_BYTES
     # Under autocast q, k and v each cast the norm's output, which is fp32, and each
     # keeps its copy.
     inputs = (
-        {"input of q, k, v": n * d * fp32}
-        if low == fp32
-        else {"inputs of q, k, v, cast three times": 3 * n * d * low}
+        {"inputs of q, k, v, cast three times": 3 * n * d * low}
+        if p.autocast
+        else {"input of q, k, v": n * d * low}
     )
     kept = {
         "norm before its weight, fp32": n * d * fp32,
         "inverse rms, fp32": n * fp32,
         **inputs,
-        "cosines and sines for q and k, fp32": 2 * s * d // h * fp32,
-        "q and k, rotated": 2 * n * d * low,
-        "v": n * d * low,
+        "cosines and sines for q and k": 2 * s * (d // h) * wide,
     }
-    if p.attention == "eager":
-        kept |= {
-            "mask": s * s * BOOL_BYTES,
-            "positions of the maxima, int64": n * h * INT64_BYTES,
-            "exponentials, fp32": scores * fp32,
-            "row sums, fp32": n * h * fp32,
-            "probabilities": scores * low,
-        }
+    if p.recompute_attention:
+        # What goes in: q and k as the rotation leaves them.
+        kept |= {"q and k, rotated": 2 * n * d * wide, "v": n * d * low}
     else:
-        kept |= {"output of the kernel": n * d * low, "log-sum-exp, fp32": n * h * fp32}
+        kept |= {"q and k, rotated": 2 * n * d * low, "v": n * d * low}
+        kept |= scores_saved(p)
     return kept | {
         "input of the output projection": n * d * low,
         "residual stream, fp32": n * d * fp32,
     }
 
 
+def scores_saved(p: Pass) -> Bytes:
+    """What softmax and the two products keep beside q, k and v."""
+    n, d, h, s = p.tokens, p.shape.d_model, p.shape.num_heads, p.context
+    if p.attention == "flash":
+        return {
+            "output of the kernel": n * d * p.low,
+            "log-sum-exp, fp32": n * h * FP32_BYTES,
+        }
+    return {
+        "mask": s * s * BOOL_BYTES,
+        "positions of the maxima, int64": n * h * INT64_BYTES,
+        "exponentials": n * h * s * p.wide,
+        "row sums": n * h * p.wide,
+        "probabilities": n * h * s * p.low,
+    }
+
+
+def attention_again(p: Pass) -> Bytes:
+    """The same while the backward pass is inside it: what is computed again is there,
+    beside what it is computed from.
+    """
+    if not p.recompute_attention:
+        return attention_saved(p)
+    n, d = p.tokens, p.shape.d_model
+    again = attention_saved(replace(p, recompute_attention=False))
+    # Under autocast the products keep copies of q and k.
+    rotated = 2 * n * d * p.wide if p.autocast else 0
+    return again | {"arguments of what is computed again": n * d * p.low + rotated}
+
+
 def feed_forward_saved(p: Pass) -> Bytes:
     """The same of the feed-forward half."""
-    shape = SIZES[p.size]
-    n, d, f, low, fp32 = (
-        p.batch * p.context,
-        shape.d_model,
-        shape.d_ff,
-        p.low,
-        FP32_BYTES,
-    )
+    n, d, f, low = p.tokens, p.shape.d_model, p.shape.d_ff, p.low
     inputs = (
-        {"input of w1, w3": n * d * fp32}
-        if low == fp32
-        else {"inputs of w1, w3, cast twice": 2 * n * d * low}
+        {"inputs of w1, w3, cast twice": 2 * n * d * low}
+        if p.autocast
+        else {"input of w1, w3": n * d * low}
     )
     return {
-        "norm before its weight, fp32": n * d * fp32,
-        "inverse rms, fp32": n * fp32,
+        "norm before its weight, fp32": n * d * FP32_BYTES,
+        "inverse rms, fp32": n * FP32_BYTES,
         **inputs,
         "gate w1 x": n * f * low,
         "sigmoid": n * f * low,
         "silu": n * f * low,
         "value w3 x": n * f * low,
         "gated value, the input of w2": n * f * low,
-        "residual stream, fp32": n * d * fp32,
+        "residual stream, fp32": n * d * FP32_BYTES,
     }
+
+
+def block_saved(p: Pass) -> int:
+    """What one block keeps where nothing is computed again."""
+    return sum(attention_saved(p).values()) + sum(feed_forward_saved(p).values())
 
 
 def ends_saved(p: Pass) -> Bytes:
     """What is kept before the first block and after the last, up to the logits."""
-    shape = SIZES[p.size]
-    n, d = p.batch * p.context, shape.d_model
+    n, d = p.tokens, p.shape.d_model
     return {
         "embedded tokens, fp32": n * d * FP32_BYTES,
         "final norm before its weight, fp32": n * d * FP32_BYTES,
@@ -124,256 +176,72 @@ def loss_saved(p: Pass) -> Bytes:
     CUDA's autocast casts `nll_loss` and not `cross_entropy`, which asks for a
     log-softmax in the dtype of the logits.
     """
-    entries = p.batch * p.context * p.vocab
+    entries = p.tokens * p.vocab
     return {
         "log-softmax": entries * p.low,
         "log-softmax, cast for the loss, fp32": entries * FP32_BYTES
-        if p.low < FP32_BYTES
+        if p.autocast
         else 0,
-        "loss and its total weight, fp32": 2 * FP32_BYTES,
+        "loss and its total weight": 2 * p.wide,
     }
 
 
 def logits_bytes(p: Pass) -> int:
-    return p.batch * p.context * p.vocab * p.low
+    return p.tokens * p.vocab * p.low
 
 
 def residual_bytes(p: Pass) -> int:
-    """One tensor of the residual stream, (b, s, d) in fp32, under autocast too: sums
+    """One tensor of the residual stream, (b, s, d). It is fp32 under autocast too: sums
     with fp32 are fp32.
     """
-    return p.batch * p.context * SIZES[p.size].d_model * FP32_BYTES
+    return p.tokens * p.shape.d_model * p.wide
 
 
 # --8<-- [end:saved]
 
 
 def weight_bytes(p: Pass) -> int:
-    """All parameters in fp32."""
-    return (
-        sum(parameters_by_part(vocab_size=p.vocab, **asdict(SIZES[p.size])).values())
-        * FP32_BYTES
-    )
+    """All parameters. Their gradients need as much, and each of AdamW's two moments."""
+    parts = parameters_by_part(vocab_size=p.vocab, **vars(p.shape))
+    return sum(parts.values()) * p.wide
 
 
 def table_bytes(p: Pass) -> int:
-    """The cosines and sines of every position, fp32: no parameter, but as lasting as
-    one.
-    """
-    return p.context * SIZES[p.size].d_model // SIZES[p.size].num_heads * FP32_BYTES
+    """The cosines and sines of every position: no parameter, but as lasting as one."""
+    return p.context * (p.shape.d_model // p.shape.num_heads) * p.wide
+
+
+def block_matrices(p: Pass) -> int:
+    """Entries of the weight matrices of one block."""
+    return 4 * p.shape.d_model**2 + 3 * p.shape.d_model * p.shape.d_ff
 
 
 def copied_bytes(p: Pass) -> int:
     """The bf16 copies of all weight matrices that autocast makes, the embedding not
     among them.
     """
-    shape = SIZES[p.size]
-    matrices = (
-        shape.num_layers * (4 * shape.d_model**2 + 3 * shape.d_model * shape.d_ff)
-        + p.vocab * shape.d_model
-    )
-    return matrices * BF16_BYTES if p.precision == "bf16" else 0
+    if not p.autocast:
+        return 0
+    head = p.vocab * p.shape.d_model
+    return (p.shape.num_layers * block_matrices(p) + head) * BF16_BYTES
+
+
+def segments(p: Pass) -> int:
+    """Into how many runs of `checkpoint` blocks the layers fall; the last may be
+    shorter.
+    """
+    return (p.shape.num_layers + p.checkpoint - 1) // p.checkpoint
 
 
 def kept_bytes(p: Pass) -> int:
-    """What one forward pass keeps with its graph, the logits included."""
-    block = sum(attention_saved(p).values()) + sum(feed_forward_saved(p).values())
-    if p.checkpoint == "yes":
-        # The input of each block alone, which is the output of the one before.
-        block = residual_bytes(p)
-    return (
-        SIZES[p.size].num_layers * block + sum(ends_saved(p).values()) + logits_bytes(p)
-    )
+    """What one forward pass keeps with its graph, the logits included.
 
-
-# --8<-- [start:most]
-def most(p: Pass) -> Bytes:
-    """The most that each category holds at any moment of the pass. Temporaries are left
-    to `peak`.
+    Of blocks that are computed again their input alone, which is the output of those
+    before.
     """
-    graphs = {"forward": 0, "forward_two_graphs": 2}.get(p.mode, 1)
-    trains = p.mode in ("forward_backward", "step")
-    return {
-        "weights": weight_bytes(p) + table_bytes(p),
-        # m and v.
-        "optimizer state": 2 * weight_bytes(p) if p.mode == "step" else 0,
-        "gradients": weight_bytes(p) if trains else 0,
-        # Until autocast ends, or as long as a graph needs them.
-        "weight copies": max(1, graphs) * copied_bytes(p),
-        "saved activations": graphs * kept_bytes(p)
-        + (sum(loss_saved(p).values()) if trains else 0),
-    }
-
-
-# --8<-- [end:most]
-
-
-# --8<-- [start:peak]
-def peak(p: Pass) -> Bytes:
-    """All categories at the moment of the pass that needs most, temporaries included."""
-    moments = (
-        at_rest(p)
-        if p.mode == "forward"
-        else in_training(p)
-        if most(p)["gradients"]
-        else [after_forward(p)]
+    blocks = (
+        segments(p) * residual_bytes(p)
+        if p.checkpoint
+        else p.shape.num_layers * block_saved(p)
     )
-    lasting = {name: most(p)[name] for name in ("weights", "optimizer state")}
-    found = [
-        {name: {**lasting, **moment}.get(name, 0) for name in CATEGORIES}
-        for moment in moments
-    ]
-    return max(found, key=lambda moment: sum(moment.values()))
-
-
-def at_rest(p: Pass) -> list[Bytes]:
-    """A forward pass that keeps nothing: inside the last block's attention, inside its
-    feed-forward half, at the head.
-
-    The scores are 12 bytes per entry in either precision: three fp32 matrices, or two
-    in bf16 and two in fp32.
-    """
-    shape = SIZES[p.size]
-    n, d, f, low, fp32 = (
-        p.batch * p.context,
-        shape.d_model,
-        shape.d_ff,
-        p.low,
-        FP32_BYTES,
-    )
-    scores = n * shape.num_heads * p.context if p.attention == "eager" else 0
-    head = p.vocab * d * BF16_BYTES if p.precision == "bf16" else 0
-    last = (3 * d * f + d * d) * BF16_BYTES if p.precision == "bf16" else 0
-    copies = copied_bytes(p)
-    return [
-        {
-            "weight copies": copies - head - last,
-            "temporaries": n * d * (4 * fp32 + 3 * low) + 12 * scores,
-        },
-        {
-            "weight copies": copies - head,
-            "temporaries": n * d * 3 * fp32 + n * f * 3 * low,
-        },
-        {
-            "weight copies": copies,
-            "temporaries": n * d * (2 * fp32 + low) + logits_bytes(p),
-        },
-    ]
-
-
-def after_forward(p: Pass) -> Bytes:
-    """The end of a forward pass with a graph. All is kept but, under autocast, the fp32
-    norm before the head's cast.
-
-    True while the scores of one block are smaller than the rest that it keeps; beyond,
-    its softmax is the peak.
-    """
-    work = residual_bytes(p) if p.precision == "bf16" else 0
-    return {name: most(p)[name] for name in ("weight copies", "saved activations")} | {
-        "temporaries": work
-    }
-
-
-def in_training(p: Pass) -> list[Bytes]:
-    """The loss, its gradient, the gradients of the last and of the first block, and the
-    optimizer.
-
-    From block to block activations go and gradients come, both by the same amount: the
-    peak is at one of the two ends.
-    """
-    shape = SIZES[p.size]
-    wide_logits = p.batch * p.context * p.vocab * FP32_BYTES
-    kept, loss, copies = kept_bytes(p), sum(loss_saved(p).values()), copied_bytes(p)
-    if p.checkpoint == "yes":
-        copies = 0
-    largest = max(shape.d_model * shape.d_ff, p.vocab * shape.d_model) * FP32_BYTES
-    return [
-        {"weight copies": copies, "saved activations": kept + loss},
-        {
-            "weight copies": copies,
-            "saved activations": kept - logits_bytes(p) + loss,
-            # The gradient of the log-softmax and that of the logits; under autocast its
-            # fp32 copy goes between them.
-            "temporaries": wide_logits if p.precision == "bf16" else 2 * wide_logits,
-        },
-        *(
-            half
-            for blocks in {1, shape.num_layers}
-            for half in block_backward(p, blocks)
-        ),
-        {"gradients": weight_bytes(p), "temporaries": largest},
-    ]
-
-
-def block_backward(p: Pass, blocks: int) -> list[Bytes]:
-    """Inside the backward pass of a block with `blocks` - 1 before it: in its
-    feed-forward half, and in its attention.
-
-    Eager attention needs most where it divides by the row sums: five fp32 matrices
-    beside the exponentials, as `costs.attention_peak_bytes` counts them.
-    """
-    shape = SIZES[p.size]
-    n, d, f, low, fp32 = (
-        p.batch * p.context,
-        shape.d_model,
-        shape.d_ff,
-        p.low,
-        FP32_BYTES,
-    )
-    scores = n * shape.num_heads * p.context if p.attention == "eager" else 0
-    attention, feed_forward = attention_saved(p), feed_forward_saved(p)
-    # Gone by then: what the output projection, the product with v and the norm after it
-    # needed.
-    done = (
-        "probabilities",
-        "v",
-        "input of the output projection",
-        "residual stream, fp32",
-    )
-    left = sum(size for name, size in attention.items() if name not in done)
-    whole = sum(attention.values()) + sum(feed_forward.values())
-    before = (blocks - 1) * (
-        residual_bytes(p) if p.checkpoint == "yes" else whole
-    ) + residual_bytes(p)
-    # Parameters of this block and of those before it have no gradient yet, nor has the
-    # embedding.
-    block = 4 * d * d + 3 * d * f + 2 * d
-    ungraded = blocks * block + p.vocab * d
-    gradients = weight_bytes(p) - ungraded * fp32
-    copy = BF16_BYTES if p.precision == "bf16" else 0
-    copies = (
-        (blocks - 1) * (4 * d * d + 3 * d * f) * copy if p.checkpoint == "no" else 0
-    )
-    # Where a block is computed again, what it keeps is as short-lived as the rest of
-    # the backward pass.
-    now = "temporaries" if p.checkpoint == "yes" else "saved activations"
-    own_copies = "temporaries" if p.checkpoint == "yes" else "weight copies"
-    halves = [
-        (
-            whole - residual_bytes(p),
-            (4 * d * d + 3 * d * f) * copy,
-            0,
-            n * d * fp32 + 3 * n * f * low,
-        ),
-        (
-            left,
-            3 * d * d * copy,
-            d * d + 3 * d * f + d,
-            n * d * (fp32 + low) + 5 * scores * fp32,
-        ),
-    ]
-    moments = []
-    for kept, needed, graded, work in halves:
-        moment = {
-            "gradients": gradients + graded * fp32,
-            "saved activations": before,
-            "weight copies": copies,
-        }
-        moment["temporaries"] = work
-        moment[now] += kept
-        moment[own_copies] += needed
-        moments.append(moment)
-    return moments
-
-
-# --8<-- [end:peak]
+    return blocks + sum(ends_saved(p).values()) + logits_bytes(p)

@@ -1,14 +1,23 @@
-"""Formulas of memory against passes that ran: every category to the byte, the peak
-within a percent or two.
+"""Formulas of memory against passes that ran, over fake tensors as on a GPU: every
+category to the byte, the peak within a thousandth.
 """
 
+import random
+from contextlib import contextmanager
+
 import pytest
+import torch
 
 from systems.experiments import peak_memory
 from systems.experiments.peak_memory import MODES, Config, run
 from systems.formulas import memory_costs
-from systems.formulas.memory_costs import Pass, most, peak, residual_bytes
+from systems.formulas.memory_costs import Pass, residual_bytes
+from systems.formulas.memory_peak import most, peak
+from systems.model.checkpointing import checkpoint_attention, checkpoint_blocks
+from systems.model.optimizer import AdamW
 from systems.model.sizes import SIZES, ModelSize
+from systems.model.train_step import precision_context, training_step
+from systems.model.transformer import build_model
 from tests.cpu_allocator import allocator
 
 # One where scores count, one where matrices do.
@@ -26,6 +35,37 @@ def recorded(monkeypatch, *fields, **others) -> dict:
         return run(Config(*fields, batch=2, vocab=1000, warmup=0, steps=1, **others))
 
 
+def allocated(monkeypatch, p: Pass) -> int:
+    """The allocator's peak over the second step of a run like `p`."""
+    monkeypatch.setitem(SIZES, "tested", p.shape)
+    precision = "bf16" if p.autocast else "fp32"
+    with allocator(monkeypatch) as memory:
+        with default_dtype(torch.float32 if p.wide == 4 else torch.bfloat16):
+            model = build_model("tested", p.context, p.vocab, p.attention)
+        token_ids, targets = torch.randint(p.vocab, (2, p.batch, p.context))
+        if p.checkpoint:
+            checkpoint_blocks(model, p.checkpoint)
+        if p.recompute_attention:
+            checkpoint_attention(model)
+        optimizer = AdamW(model.parameters())
+        for _ in range(2):
+            model.zero_grad()
+            memory.reset_peak()
+            autocast = precision_context(precision, "cpu")
+            training_step(model, token_ids, targets, autocast, optimizer)
+        found = memory.peak
+        # Before the allocator goes that their storages tell of their end.
+        del model, token_ids, targets, optimizer
+    return found
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype):
+    torch.set_default_dtype(dtype)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("mode", "precision", "attention", "checkpoint"), CASES)
 def test_formulas_and_passes_agree(
@@ -34,16 +74,54 @@ def test_formulas_and_passes_agree(
     if attention == "flash":
         pytest.importorskip("triton")
     monkeypatch.setitem(SIZES, "tested", SHAPES[shape])
-    fields = ("tested", 256, mode, precision, attention, checkpoint)
-    row, p = recorded(monkeypatch, *fields), Pass(*fields, batch=2, vocab=1000)
+    fields = ("tested", 256, mode, precision, attention)
+    row = recorded(monkeypatch, *fields, checkpoint)
+    p = Pass(*fields, int(checkpoint == "yes"), batch=2, vocab=1000, workspace_bytes=0)
     measured = {c["category"]: c for c in row["categories"]}
     assert {name: measured[name]["most_bytes"] for name in most(p)} == most(p)
     predicted = peak(p)
     assert predicted.keys() == measured.keys()
-    # The two approximate moments are inside a feed-forward half.
+    # A forward pass that keeps nothing is the one whose small tensors are not counted.
     assert sum(predicted.values()) == pytest.approx(
-        row["peak_requested_bytes"], rel=0.06 if checkpoint == "yes" else 0.03
+        row["peak_requested_bytes"], rel=0.01 if mode == "forward" else 0.001
     )
+
+
+def passes() -> list[Pass]:
+    """Steps drawn at random: every precision, kernel and remedy, blocks computed again
+    in runs that divide the layers and in runs that don't.
+    """
+    draw = random.Random(0)
+    drawn = []
+    for number in range(12):
+        heads = draw.choice((2, 4, 8))
+        width = heads * draw.choice((32, 64))
+        layers = draw.randint(2, 7)
+        shape = ModelSize(width, draw.choice((2, 4)) * width, layers, heads)
+        plain = number % 3 == 0
+        drawn.append(
+            Pass(
+                shape,
+                draw.choice((128, 256)),
+                "step",
+                ("fp32", "bf16", "pure_bf16")[number % 3],
+                "eager" if plain else draw.choice(("eager", "flash")),
+                0 if plain else draw.randint(0, layers),
+                plain and draw.random() < 0.7,
+                batch=draw.choice((2, 4)),
+                vocab=draw.choice((300, 1000)),
+                workspace_bytes=0,
+            )
+        )
+    return drawn
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("p", passes(), ids=str)
+def test_any_step_s_peak_is_its_formula(monkeypatch, p):
+    if p.attention == "flash":
+        pytest.importorskip("triton")
+    assert sum(peak(p).values()) == pytest.approx(allocated(monkeypatch, p), rel=0.005)
 
 
 def test_the_residual_stream_is_as_large_as_its_tensor(monkeypatch):
@@ -65,7 +143,7 @@ def test_what_is_known_of_the_largest_model():
     }
     assert gib["forward"] == pytest.approx(13.2, abs=0.1)
     assert gib["forward_graph"] == pytest.approx(39.6, abs=0.1)
-    assert gib["forward_two_graphs"] == pytest.approx(66.5, abs=0.1)
+    assert gib["forward_two_graphs"] == pytest.approx(66.6, abs=0.1)
     assert gib["step"] == pytest.approx(65.3, abs=0.1)
     assert residual_bytes(Pass("2.7B", 512, "forward", "fp32")) == 20 * 2**20
     assert (

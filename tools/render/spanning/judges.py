@@ -185,7 +185,7 @@ def largest_are_scores(record: Record) -> Judgement:
     row = memory_rows.cell(record, 512, "forward", "fp32")
     if row is None or not memory_rows.fits(row):
         return None
-    derived = attention_saved(memory_rows.pass_of(row))["exponentials, fp32"]
+    derived = attention_saved(memory_rows.pass_of(row))["exponentials"]
     largest = row.metrics["tenth"][0]["bytes"]
     named = [g["code"] for g in row.metrics["tenth"] if g["bytes"] == largest]
     holds = largest == derived and all(

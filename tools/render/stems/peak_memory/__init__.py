@@ -12,10 +12,9 @@ from systems.formulas.memory_costs import (
     kept_bytes,
     logits_bytes,
     loss_saved,
-    most,
-    peak,
     residual_bytes,
 )
+from systems.formulas.memory_peak import most, peak
 from systems.model.sizes import SIZES
 from systems.profiling.memory.snapshot import CATEGORIES
 from systems.records.record import Record, Row
@@ -478,7 +477,7 @@ def from_shapes() -> dict[str, str]:
         found[f"kept_{precision}"] = f"{two(most(p)['saved activations'])} GiB"
         found[f"copies_{precision}"] = f"{two(most(p)['weight copies'])} GiB"
     p = Pass(SIZE, LONGEST, "step", "fp32")
-    found["scores"] = f"{attention_saved(p)['exponentials, fp32'] / MIB:.0f} MiB"
+    found["scores"] = f"{attention_saved(p)['exponentials'] / MIB:.0f} MiB"
     found["weights"] = f"{two(most(p)['weights'])} GiB"
     found["kept_1024"] = (
         f"{two(most(Pass(SIZE, 1024, 'step', 'fp32'))['saved activations'])} GiB"

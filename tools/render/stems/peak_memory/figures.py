@@ -7,7 +7,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from systems.formulas.memory_costs import Pass, peak
+from systems.formulas.memory_costs import Pass
+from systems.formulas.memory_peak import peak
 from systems.profiling.memory.snapshot import CATEGORIES
 from systems.records.record import Record, Row
 from tools.render.figures import INK, SERIES, canvas, svg_pair

@@ -2,7 +2,8 @@
 apart the two are.
 """
 
-from systems.formulas.memory_costs import Pass, most, peak
+from systems.formulas.memory_costs import Pass
+from systems.formulas.memory_peak import most, peak
 from systems.profiling.memory.snapshot import CATEGORIES
 from systems.records.record import Record, Row
 from systems.records.summary import summarize
@@ -94,11 +95,13 @@ def pass_of(row: Row) -> Pass:
         "mode",
         "precision",
         "attention",
-        "checkpoint",
         "batch",
         "vocab",
     )
-    return Pass(**{name: row.config[name] for name in names})
+    return Pass(
+        **{name: row.config[name] for name in names},
+        checkpoint=int(row.config["checkpoint"] == "yes"),
+    )
 
 
 def predicted(row: Row) -> int:

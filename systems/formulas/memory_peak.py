@@ -1,0 +1,251 @@
+"""When a pass needs most memory, by formula: the bytes of each category at every moment
+that may be the peak.
+
+Arithmetic only, with the letters of `memory_costs`. The renderer sets it beside what was
+measured, and beside what ran out of memory; tests hold it to the peaks of passes of many
+shapes.
+"""
+
+from systems.formulas.costs import FP32_BYTES, INT64_BYTES
+from systems.formulas.memory_costs import (
+    BF16_BYTES,
+    Bytes,
+    Pass,
+    attention_again,
+    block_matrices,
+    block_saved,
+    copied_bytes,
+    ends_saved,
+    kept_bytes,
+    logits_bytes,
+    loss_saved,
+    residual_bytes,
+    segments,
+    table_bytes,
+    weight_bytes,
+)
+from systems.formulas.symbols import larger, smaller
+from systems.profiling.memory.snapshot import CATEGORIES
+
+
+# --8<-- [start:most]
+def most(p: Pass) -> Bytes:
+    """The most that each category holds at any moment of the pass. Temporaries are left
+    to `peak`.
+    """
+    graphs = {"forward": 0, "forward_two_graphs": 2}.get(p.mode, 1)
+    trains = p.mode in ("forward_backward", "step")
+    return {
+        "weights": weight_bytes(p) + table_bytes(p),
+        # m and v.
+        "optimizer state": 2 * weight_bytes(p) if p.mode == "step" else 0,
+        "gradients": weight_bytes(p) if trains else 0,
+        # Until autocast ends, or as long as a graph needs them.
+        "weight copies": max(1, graphs) * copied_bytes(p),
+        "saved activations": graphs * kept_bytes(p)
+        + (sum(loss_saved(p).values()) if trains else 0),
+    }
+
+
+# --8<-- [end:most]
+
+
+# --8<-- [start:peak]
+def peak(p: Pass) -> Bytes:
+    """All categories at the moment of the pass that needs most, temporaries included."""
+    return max(moments(p), key=lambda moment: sum(moment.values()))
+
+
+def moments(p: Pass) -> list[Bytes]:
+    """Every moment that may be the peak, by category."""
+    trains = p.mode in ("forward_backward", "step")
+    found = (
+        in_training(p)
+        if trains
+        else at_rest(p)
+        if p.mode == "forward"
+        else [after_forward(p)]
+    )
+    lasting = {name: most(p)[name] for name in ("weights", "optimizer state")}
+    # The thread that calls has a workspace, and autograd's, once there was a backward
+    # pass. Token ids and targets are int64.
+    always = 2 * p.workspace_bytes + 2 * p.tokens * INT64_BYTES
+    return [
+        {name: {**lasting, **moment}.get(name, 0) for name in CATEGORIES}
+        | {"temporaries": moment.get("temporaries", 0) + always}
+        for moment in found
+    ]
+
+
+def at_rest(p: Pass) -> list[Bytes]:
+    """A forward pass that keeps nothing: inside the last block's attention, inside its
+    feed-forward half, at the head.
+
+    The scores are 12 bytes per entry in fp32 and under autocast: three fp32 matrices,
+    or two in bf16 and two in fp32. In pure bf16 they are three matrices of 2 bytes.
+    """
+    n, d, f, low, fp32 = p.tokens, p.shape.d_model, p.shape.d_ff, p.low, FP32_BYTES
+    scores = n * p.shape.num_heads * p.context if p.attention == "eager" else 0
+    copies = copied_bytes(p)
+    head = p.vocab * d * BF16_BYTES if p.autocast else 0
+    last = (3 * d * f + d * d) * BF16_BYTES if p.autocast else 0
+    return [
+        {
+            "weight copies": copies - head - last,
+            "temporaries": n * d * (4 * p.wide + 3 * low) + 3 * p.wide * scores,
+        },
+        {
+            "weight copies": copies - head,
+            "temporaries": n * d * 3 * p.wide + n * f * 3 * low,
+        },
+        {
+            "weight copies": copies,
+            "temporaries": n * d * (2 * fp32 + low) + logits_bytes(p),
+        },
+    ]
+
+
+def after_forward(p: Pass) -> Bytes:
+    """The end of a forward pass with a graph. All is kept but, under autocast, the fp32
+    norm before the head's cast.
+
+    True while the scores of one block are smaller than the rest that it keeps; beyond,
+    its softmax is the peak.
+    """
+    work = residual_bytes(p) if p.autocast else 0
+    return {name: most(p)[name] for name in ("weight copies", "saved activations")} | {
+        "temporaries": work
+    }
+
+
+def in_training(p: Pass) -> list[Bytes]:
+    """The loss, its gradient, the gradients of the blocks that may be the peak, and the
+    optimizer.
+
+    From block to block activations go and gradients come, both by the same amount: the
+    peak is at one of the two ends, of the model or of a segment that is computed again.
+    """
+    n, d, f, layers = p.tokens, p.shape.d_model, p.shape.d_ff, p.shape.num_layers
+    kept, loss, copies = kept_bytes(p), sum(loss_saved(p).values()), copied_bytes(p)
+    head = p.vocab * d
+    if p.checkpoint:
+        # A segment's copies end with its forward pass.
+        copies = head * BF16_BYTES if p.autocast else 0
+        last = segments(p) - 1
+        full = larger(last - 1, 0)
+        ends = [
+            (last, layers),
+            (last, last * p.checkpoint + 1),
+            (full, smaller((full + 1) * p.checkpoint, layers)),
+            (full, full * p.checkpoint + 1),
+            (0, smaller(p.checkpoint, layers)),
+            (0, 1),
+        ]
+    else:
+        ends = [(0, layers), (0, 1)]
+    found = [
+        {"weight copies": copies, "saved activations": kept + loss},
+        {
+            "weight copies": copies,
+            "saved activations": kept - logits_bytes(p) + loss,
+            # The gradient of the log-softmax and that of the logits; under autocast its
+            # fp32 copy goes between them.
+            "temporaries": p.tokens * p.vocab * (4 if p.autocast else 2 * p.low),
+        },
+        # The last norm's backward pass has five fp32 tensors at once.
+        {
+            "gradients": head * p.wide,
+            "weight copies": copies - (head * BF16_BYTES if p.autocast else 0),
+            "saved activations": kept
+            - logits_bytes(p)
+            - sum(ends_saved(p).values())
+            + n * d * FP32_BYTES,
+            "temporaries": 5 * n * d * FP32_BYTES,
+        },
+        *(half for end in ends for half in block_backward(p, *end)),
+        # The gradient of the embedding, from that of its rows.
+        {"gradients": weight_bytes(p), "temporaries": residual_bytes(p)},
+    ]
+    if p.mode == "step":
+        # The root of AdamW's second moment, of one parameter after the other.
+        for largest in (d * f, head):
+            found.append(
+                {"gradients": weight_bytes(p), "temporaries": largest * p.wide}
+            )
+    return found
+
+
+def block_backward(p: Pass, segment: int, block: int) -> list[Bytes]:
+    """Inside the backward pass of a block, counted from 1, in a segment, counted from
+    0: in its feed-forward half, and in its attention.
+
+    Eager attention needs most where it divides by the row sums: five matrices beside
+    the exponentials, as `costs.attention_peak_bytes` counts them.
+    """
+    n, d, f = p.tokens, p.shape.d_model, p.shape.d_ff
+    low, wide = p.low, p.wide
+    entries = block_matrices(p) + 2 * d
+    whole = block_saved(p)
+    # Parameters of this block and of those before it have no gradient yet, nor has the
+    # embedding.
+    gradients = weight_bytes(p) - (block * entries + p.vocab * d) * wide
+    copy = BF16_BYTES if p.autocast else 0
+    before = block - 1 - segment * p.checkpoint
+    computed_again = before * whole if p.checkpoint else 0
+    copies = before * block_matrices(p) * copy
+    # The input of this segment or, where all is kept, the first block's: in fp32, as
+    # the norm keeps it. In pure bf16 the norm's is a copy of what a segment keeps.
+    stream = n * d * FP32_BYTES
+    saved = (
+        (segment + 1) * residual_bytes(p) if p.checkpoint else before * whole + stream
+    )
+    if p.checkpoint and p.precision == "pure_bf16":
+        computed_again += stream
+    if p.checkpoint:
+        # What the block gave to the next one of its segment is freed with the segment.
+        last = smaller((segment + 1) * p.checkpoint, p.shape.num_layers)
+        computed_again += smaller(last - block, 1) * residual_bytes(p)
+    # The gradient of the gated value and of its two factors. The gated value is gone,
+    # w2 has its gradient.
+    in_feed_forward = (
+        whole - stream - n * f * low,
+        (block_matrices(p) - d * f) * copy,
+        d * f,
+        n * d * wide + 3 * n * f * low,
+    )
+    # Gone by then: what the output projection, the product with v and the norm after it
+    # needed.
+    done = (
+        "probabilities",
+        "v",
+        "input of the output projection",
+        "residual stream, fp32",
+    )
+    left = sum(size for name, size in attention_again(p).items() if name not in done)
+    scores = n * p.shape.num_heads * p.context if p.attention == "eager" else 0
+    in_attention = (
+        left,
+        3 * d * d * copy,
+        d * d + 3 * d * f + d,
+        n * d * (wide + low) + 5 * scores * wide,
+    )
+    found = []
+    for kept, needed, graded, work in (in_feed_forward, in_attention):
+        moment = {
+            "gradients": gradients + graded * wide,
+            "saved activations": saved,
+            "weight copies": 0 if p.checkpoint else copies,
+            "temporaries": work,
+        }
+        # Where blocks are computed again, what they keep is as short-lived as the rest
+        # of the backward pass.
+        if p.checkpoint:
+            moment["temporaries"] += computed_again + copies + kept + needed
+        else:
+            moment["saved activations"] += kept
+            moment["weight copies"] += needed
+        found.append(moment)
+    return found
+
+
+# --8<-- [end:peak]

@@ -1,0 +1,129 @@
+"""Numbers that are not known yet: formulas called with them give expressions, which
+another program can evaluate.
+
+The calculator's script is handed the formulas of this package as data, so there is no
+second implementation that could differ. What a formula may do to its numbers: add,
+subtract, multiply, square, divide rounding down, and take the `smaller` or `larger` of
+two. All are whole numbers.
+"""
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+OPERATORS: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "//": operator.floordiv,
+    "min": min,
+    "max": max,
+}
+
+
+@dataclass(frozen=True)
+class Expression:
+    """An operator and its operands, each a whole number or an expression; or a name,
+    without operands.
+    """
+
+    operator: str
+    operands: tuple[Any, ...] = ()
+
+    def __add__(self, other: Any) -> Any:
+        return joined("+", self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return joined("+", other, self)
+
+    def __sub__(self, other: Any) -> Any:
+        return joined("-", self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return joined("-", other, self)
+
+    def __mul__(self, other: Any) -> Any:
+        return joined("*", self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return joined("*", other, self)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return joined("//", self, other)
+
+    def __pow__(self, exponent: int) -> Any:
+        if exponent != 2:
+            raise TypeError(f"an expression is squared, not raised to {exponent}")
+        return joined("*", self, self)
+
+
+# What leaves an expression as it is: (operator, the right operand).
+NEUTRAL = {("+", 0), ("-", 0), ("*", 1), ("//", 1)}
+
+
+def joined(name: str, left: Any, right: Any) -> Any:
+    """The expression of the two, or one of them where the other changes nothing.
+    `TypeError` for what is no whole number.
+    """
+    for value in (left, right):
+        if not isinstance(value, (int, Expression)):
+            raise TypeError(f"an expression has no operand of {type(value).__name__}")
+    if name == "*" and 0 in (left, right):
+        return 0
+    if (name, right) in NEUTRAL:
+        return left
+    if name in "+*" and (name, left) in NEUTRAL:
+        return right
+    return Expression(name, (left, right))
+
+
+def smaller(left: Any, right: Any) -> Any:
+    """The smaller of two numbers, of which either may be an expression."""
+    return _chosen("min", left, right)
+
+
+def larger(left: Any, right: Any) -> Any:
+    """The larger of two numbers, of which either may be an expression."""
+    return _chosen("max", left, right)
+
+
+def _chosen(name: str, left: Any, right: Any) -> Any:
+    if isinstance(left, Expression) or isinstance(right, Expression):
+        return Expression(name, (left, right))
+    return OPERATORS[name](left, right)
+
+
+class Program:
+    """Expressions as a list of instructions, each of which stands there once: a whole
+    number, a name, or [operator, index, index] of earlier instructions.
+    """
+
+    def __init__(self) -> None:
+        self.instructions: list[Any] = []
+        self.indices: dict[Any, int] = {}
+
+    def index(self, value: Any) -> int:
+        """Where the instructions give this number or expression; added if they don't."""
+        if value not in self.indices:
+            if isinstance(value, Expression) and value.operands:
+                operands = [self.index(operand) for operand in value.operands]
+                instruction: Any = [value.operator, *operands]
+            else:
+                instruction = value.operator if isinstance(value, Expression) else value
+            self.indices[value] = len(self.instructions)
+            self.instructions.append(instruction)
+        return self.indices[value]
+
+    def values(self, names: dict[str, int]) -> list[int]:
+        """What each instruction gives where the names have these values."""
+        values: list[int] = []
+        for instruction in self.instructions:
+            match instruction:
+                case [name, left, right]:
+                    values.append(OPERATORS[name](values[left], values[right]))
+                case str(name):
+                    values.append(names[name])
+                case number:
+                    values.append(number)
+        return values

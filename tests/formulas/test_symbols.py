@@ -1,0 +1,78 @@
+"""Formulas of symbols give what formulas of numbers give."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from systems.formulas.memory_costs import Pass
+from systems.formulas.memory_peak import moments
+from systems.formulas.symbols import Expression, Program, larger, smaller
+from systems.model.sizes import ModelSize
+
+NAMES = ("d_model", "d_ff", "num_layers", "num_heads", "context", "batch", "vocab")
+SYMBOLS = {name: Expression(name) for name in (*NAMES, "checkpoint", "workspace_bytes")}
+counts = st.integers(1, 10**6)
+
+
+def pass_of(precision, attention, remedy, numbers) -> Pass:
+    shape = ModelSize(*(numbers[name] for name in NAMES[:4]))
+    return Pass(
+        shape,
+        numbers["context"],
+        "step",
+        precision,
+        attention,
+        numbers["checkpoint"] if remedy == "blocks" else 0,
+        remedy == "attention",
+        numbers["batch"],
+        numbers["vocab"],
+        numbers["workspace_bytes"],
+    )
+
+
+@given(
+    st.sampled_from(("fp32", "bf16", "pure_bf16")),
+    st.sampled_from(("eager", "flash")),
+    st.sampled_from(("none", "blocks", "attention")),
+    st.fixed_dictionaries({name: counts for name in SYMBOLS}),
+)
+def test_a_step_s_peak_in_symbols_is_its_peak_in_numbers(
+    precision, attention, remedy, numbers
+):
+    in_symbols = moments(pass_of(precision, attention, remedy, SYMBOLS))
+    program = Program()
+    places = [
+        {category: program.index(value) for category, value in moment.items()}
+        for moment in in_symbols
+    ]
+    values = program.values(numbers)
+    assert [
+        {category: values[place] for category, place in moment.items()}
+        for moment in places
+    ] == moments(pass_of(precision, attention, remedy, numbers))
+
+
+def test_an_instruction_stands_once():
+    d = Expression("d")
+    program = Program()
+    assert program.index(d**2 + 1) == program.index(d * d + 1)
+    assert program.instructions == ["d", ["*", 0, 0], 1, ["+", 1, 2]]
+
+
+def test_what_changes_nothing_is_left_out():
+    d = Expression("d")
+    assert d + 0 == 0 + d == d - 0 == 1 * d == d * 1 == d // 1 == d
+    assert 0 * d == d * 0 == 0
+    assert smaller(2, 3) == 2
+    assert larger(2, 3) == 3
+
+
+@pytest.mark.parametrize("wrong", [1.5, "3", None])
+def test_an_expression_takes_whole_numbers(wrong):
+    with pytest.raises(TypeError, match=type(wrong).__name__):
+        Expression("d") + wrong
+
+
+def test_a_formula_may_square_alone():
+    with pytest.raises(TypeError, match="raised to 3"):
+        Expression("d") ** 3
