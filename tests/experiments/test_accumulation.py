@@ -140,12 +140,18 @@ def measured() -> Record:
 def test_the_two_parts_of_an_error_add_up(measured):
     for c in cells(measured):
         meant = Fraction(str(c.config["term"])) * c.config["steps"]
-        before, adding = builder.final_parts(c)
-        assert before + adding == Fraction(builder.total(c)) - meant == builder.error(c)
+        found = builder.numbers(c)
+        total = Fraction(c["device_result"])
+        assert found["of_term"] + found["of_adding"] == total - meant == found["error"]
     # Terms of 16 bits leave an fp32 sum room: adding them costs nothing at all.
-    assert builder.final_parts(builder.named(measured, "fp16_in_fp32"))[1] == 0
-    assert builder.final_parts(builder.named(measured, "bf16_in_fp32"))[1] == 0
-    assert builder.final_parts(builder.named(measured, "fp32_in_fp32"))[1] != 0
+    named = builder.named(measured)
+    assert builder.numbers(named["fp16_in_fp32"])["of_adding"] == 0
+    assert builder.numbers(named["bf16_in_fp32"])["of_adding"] == 0
+    assert builder.numbers(named["fp32_in_fp32"])["of_adding"] != 0
+
+
+def test_sums_are_named_in_the_order_of_the_grid(measured):
+    assert tuple(builder.named(measured)) == builder.NAMED
 
 
 def test_the_page_says_where_devices_differ(measured):

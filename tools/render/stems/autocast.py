@@ -1,6 +1,4 @@
-"""Tables and facts of `autocast`: dtypes by part of a model, and the lists of
-operations against what was found.
-"""
+"""Tables and facts of `autocast`: dtypes by part of a model and by operation."""
 
 from functools import partial
 
@@ -139,9 +137,7 @@ def counts_table(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """The cells that the page names, the counts, and how many operations are as
-    documented.
-    """
+    """The cells that the page names, counts, and how much is as documented."""
     found: dict[str, str] = {}
     for (part, dtype), names in NAMED.items():
         c = cell(record, part=part, dtype=dtype)

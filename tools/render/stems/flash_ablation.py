@@ -1,10 +1,10 @@
-"""Table and facts of `flash_ablation`: what each technique was expected to gain, and
-what it gained.
-"""
+"""Tables and facts of `flash_ablation`: what each technique gained."""
+
+from itertools import pairwise
 
 from systems.records.record import Record
-from tools.render.markdown import columns, per_device
-from tools.render.rows import Cell, cell, faster, say
+from tools.render.markdown import columns, per_device, table
+from tools.render.rows import cell, faster, say
 
 # Written down before this experiment ran, and kept as they are. Those of the path for
 # Hopper knew earlier trials.
@@ -79,20 +79,10 @@ TOLD = [
     ),
 ]
 PATH_OF_HOPPER = ("one_item_forward", "forward", "two_passes_backward", "backward")
-# The gains that sentences name: from which step to which.
-GAINS = {
-    "plain_gain": ("tiles", "plain_forward"),
-    "hopper_forward_gain": ("plain_forward", "forward"),
-    "hopper_backward_gain": ("plain_backward", "backward"),
-    "one_pass_gain": ("two_passes_backward", "backward"),
-    "atomic_over_plain": ("atomic_backward", "plain_backward"),
-}
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
-    """The steps of the forward pass, the designs of the backward pass, and what the
-    launchers choose.
-    """
+    """Steps forward, designs of the backward pass, and what the launchers choose."""
     return {
         "told.md": per_device(records, told),
         "forward.md": per_device(records, lambda record: steps(record, FORWARD)),
@@ -100,37 +90,27 @@ def fragments(records: list[Record]) -> dict[str, str]:
     }
 
 
-def name(c: Cell) -> str:
-    return c.config["step"]
-
-
-def gain(record: Record | None, before: str, after: str) -> float:
-    """Time of one step over that of another."""
-    return faster(cell(record, step=before), cell(record, step=after), "time")
-
-
 def steps(record: Record, described: dict[str, tuple[str, str]]) -> str:
-    """A line for each step, with its gain over the last one that ran."""
+    """A line for each step, with its gain over the one before."""
 
-    def repeats_another(c: Cell) -> bool:
-        """Where the kernels for Hopper don't run, their step is the one before."""
-        return bool(c) and name(c) in PATH_OF_HOPPER and c["ran"] != "hopper"
+    def tried(step: str) -> bool:
+        """Where the kernels for Hopper don't run, their step repeats the one before."""
+        c = cell(record, step=step)
+        repeats = c and step in PATH_OF_HOPPER and c["ran"] != "hopper"
+        return c.row is not None and not repeats
 
-    tried = [c for step in described if (c := cell(record, step=step)).row]
-    shown = [c for c in tried if not repeats_another(c)]
-    ran = [name(c) for c in shown if c]
-    before = dict(zip(ran[1:], ran, strict=False))
+    shown = [step for step in described if tried(step)]
     return columns(
-        shown,
-        ("added", lambda c: described[name(c)][0]),
-        ("predicted gain", lambda c: described[name(c)][1]),
-        ("median, ms", lambda c: c.ms("time"), "{:.3f}"),
-        ("gain", lambda c: gain(record, before.get(name(c), ""), name(c)), "{:.2f}"),
-        ("error", lambda c: c["relative_error"], "{:.1e}"),
+        pairwise(["", *shown]),
+        ("added", lambda pair: described[pair[1]][0]),
+        ("predicted gain", lambda pair: described[pair[1]][1]),
+        ("median, ms", lambda pair: cell(record, step=pair[1]).ms("time"), "{:.3f}"),
+        ("gain", lambda pair: gain(record, *pair), "{:.2f}"),
+        ("error", lambda pair: cell(record, step=pair[1])["relative_error"], "{:.1e}"),
         (
             "same bits in two calls",
-            lambda c: c["repeats"],
-            lambda same: ("no", "yes")[same],
+            lambda pair: cell(record, step=pair[1])["repeats"],
+            lambda same: "yes" if same else "no",
         ),
         left=2,
     )
@@ -138,31 +118,33 @@ def steps(record: Record, described: dict[str, tuple[str, str]]) -> str:
 
 def told(record: Record) -> str:
     """Each choice of the launchers, without and with it, in both passes."""
-    lines = [
-        (case, of, predicted, f"{without}_{of}", f"{with_it}_{of}")
-        for without, with_it, case, predictions in TOLD
-        # Elsewhere nothing is cut ahead: both rows measured the same.
-        if with_it != "cut_ahead" or record.device.capability == "9.0"
-        for of, predicted in zip(("forward", "backward"), predictions, strict=True)
-    ]
-    return columns(
-        [line for line in lines if cell(record, step=line[3]).row],
-        ("what", lambda line: line[0]),
-        ("pass", lambda line: line[1]),
-        ("predicted gain", lambda line: line[2]),
-        ("without, ms", lambda line: cell(record, step=line[3]).ms("time"), "{:.3f}"),
-        ("with, ms", lambda line: cell(record, step=line[4]).ms("time"), "{:.3f}"),
-        ("gain", lambda line: gain(record, *line[3:]), "{:.2f}"),
-        left=3,
-    )
+    rows = []
+    for without, with_it, case, predictions in TOLD:
+        for of, predicted in zip(("forward", "backward"), predictions, strict=True):
+            pair = [f"{how}_{of}" for how in (without, with_it)]
+            times = [cell(record, step=step).ms("time") for step in pair]
+            # Elsewhere nothing is cut ahead: both rows measured the same.
+            cut = with_it == "cut_ahead" and record.device.capability != "9.0"
+            if cell(record, step=pair[0]).row and not cut:
+                shown = (f"{time:.3f}" for time in times)
+                rows.append([case, of, predicted, *shown, f"{gain(record, *pair):.2f}"])
+    header = ["what", "pass", "predicted gain", "without, ms", "with, ms", "gain"]
+    return table(header, rows, left=3)
+
+
+def gain(record: Record | None, before: str, after: str) -> float:
+    """Time of one step over that of another."""
+    return faster(cell(record, step=before), cell(record, step=after), "time")
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """From the first step to the last, what the path for Hopper adds, and one pass with
-    atomics against two.
-    """
-    text = {"plain_gain": "{:.1f}"}
-    return {
-        fact: say(gain(record, *steps), text.get(fact, "{:.2f}"))
-        for fact, steps in GAINS.items()
+    """From the first step to the last, and one design against another."""
+    pairs = {
+        "hopper_forward_gain": ("plain_forward", "forward"),
+        "hopper_backward_gain": ("plain_backward", "backward"),
+        "one_pass_gain": ("two_passes_backward", "backward"),
+        "atomic_over_plain": ("atomic_backward", "plain_backward"),
     }
+    plain = say(gain(record, "tiles", "plain_forward"), "{:.1f}")
+    gains = {name: say(gain(record, *pair), "{:.2f}") for name, pair in pairs.items()}
+    return {"plain_gain": plain, **gains}

@@ -4,7 +4,9 @@ and what others report.
 How much faster bf16 is stands in the record of `end_to_end`: see its `gains`.
 """
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import partial
 from statistics import fmean, median
 from typing import Any
 
@@ -45,38 +47,10 @@ WATCH_EVERY = 10
 LAST = 20
 
 
-# What a record says -------------------------------------------------------------------
-
-
 def runs(record: Record | None, precision: str) -> list[Cell]:
     """The finished runs in this precision, by seed."""
     found = [c for c in cells(record, precision=precision) if c]
     return sorted(found, key=lambda c: c.config["seed"])
-
-
-def together(
-    record: Record | None, precision: str, of: Callable[[list[Cell]], Any]
-) -> Any:
-    """What the runs in this precision say together, or why there are none."""
-    found = runs(record, precision)
-    return of(found) if found else cell(record, precision=precision).missing
-
-
-def final(c: Cell) -> float:
-    return fmean(c["loss"][-LAST:])
-
-
-def finals(record: Record | None, precision: str) -> list[float]:
-    return [final(c) for c in runs(record, precision)]
-
-
-def against_fp32(record: Record | None, precision: str) -> list[float]:
-    """Final loss minus that of fp32 with the same seed, so with the same weights to
-    start from and the same data.
-    """
-    fp32 = {c.config["seed"]: final(c) for c in runs(record, "fp32")}
-    ended = {c.config["seed"]: final(c) for c in runs(record, precision)}
-    return [loss - fp32[seed] for seed, loss in ended.items() if seed in fp32]
 
 
 def half(values: list[float]) -> list[float]:
@@ -84,15 +58,16 @@ def half(values: list[float]) -> list[float]:
     return values[len(values) // 2 :]
 
 
-def unchanged(record: Record | None, precision: str, name: str) -> float:
-    """Mean percentage of the elements that a step leaves as they are, over the second
-    half of the steps watched.
-    """
+def finals(record: Record | None, precision: str) -> dict[int, float]:
+    """The final loss of each run, by seed."""
+    found = runs(record, precision)
+    return {c.config["seed"]: fmean(c["loss"][-LAST:]) for c in found}
 
-    def mean(found: list[Cell]) -> float:
-        return 100 * fmean(s for c in found for s in half(c[f"unchanged_{name}"]))
 
-    return together(record, precision, mean)
+def against_fp32(record: Record | None, precision: str) -> list[float]:
+    """Final loss minus that of fp32 with the same seed: the same weights and data."""
+    ours, fp32 = finals(record, precision), finals(record, "fp32")
+    return [loss - fp32[seed] for seed, loss in ours.items() if seed in fp32]
 
 
 def floor(record: Record | None) -> float:
@@ -100,19 +75,27 @@ def floor(record: Record | None) -> float:
     return next((c["floor"] for c in cells(record) if c), MISSING)
 
 
-def spread(values: list[float]) -> str:
-    """Mean, least and most."""
-    return f"{fmean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
-
-
-def ended(record: Record | None, precision: str) -> Any:
-    return together(record, precision, lambda found: spread([final(c) for c in found]))
+def numbers(record: Record | None, precision: str) -> Mapping[str, Any]:
+    """What the runs in this precision say together; for a tensor that was watched, the
+    mean percentage of its elements that a step of the second half leaves as they are.
+    """
+    found, losses = runs(record, precision), [*finals(record, precision).values()]
+    if not found:
+        why = cell(record, precision=precision).missing
+        return defaultdict(lambda: why)
+    mean = fmean(losses)
+    steps = [time for c in found for time in half(c.samples("step"))]
+    kept = {n: [s for c in found for s in half(c[f"unchanged_{n}"])] for n in WATCHED}
+    return {name: 100 * fmean(shares) for name, shares in kept.items()} | {
+        "ended": f"{mean:.3f} ({min(losses):.3f} to {max(losses):.3f})",
+        "above": mean - floor(record),
+        "step": median(steps),
+        "peak": most(c.get("peak_allocated_bytes") for c in found),
+    }
 
 
 def verdict(differences: list[float], fp32: list[float]) -> str:
-    """How the differences from fp32 compare with what a seed changes: the distance of
-    the seeds in fp32.
-    """
+    """How the differences from fp32 compare with what a seed changes there."""
     if not differences:
         return NOT_MEASURED
     seeds = max(fp32) - min(fp32)
@@ -125,9 +108,6 @@ def verdict(differences: list[float], fp32: list[float]) -> str:
     if all(difference < 0 for difference in differences):
         return "better than fp32 with every seed"
     return "better than fp32 with one seed and worse with another"
-
-
-# Fragments ----------------------------------------------------------------------------
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
@@ -143,7 +123,10 @@ def fragments(records: list[Record]) -> dict[str, str]:
 
 
 def loss_body(record: Record) -> str:
-    ends = [f"{text} ends at {ended(record, p)}" for p, text in PRECISIONS.items()]
+    ends = [
+        f"{text} ends at {numbers(record, p)['ended']}"
+        for p, text in PRECISIONS.items()
+    ]
     drawn = figure(
         f"mixed_precision-loss-{record.device.slug}",
         f"Training loss: {', '.join(ends)}; the floor is {floor(record):.3f}.",
@@ -154,34 +137,21 @@ def loss_body(record: Record) -> str:
 
 
 def loss_table(record: Record) -> str:
-    def column(head: str, of: Callable[[list[Cell]], Any], text: Any) -> tuple:
-        return head, lambda precision: together(record, precision, of), text
+    def against(precision: str) -> str:
+        found = against_fp32(record, precision) if precision != "fp32" else []
+        return ", ".join(f"{difference:+.4f}" for difference in found)
 
     return columns(
         PRECISIONS,
         ("precision", PRECISIONS.__getitem__),
-        (f"loss, mean of the last {LAST} steps", lambda p: ended(record, p)),
-        column(
-            "above the floor",
-            lambda found: fmean(map(final, found)) - floor(record),
-            "{:.3f}",
-        ),
         (
-            "against fp32, by seed",
-            lambda p: ", ".join(
-                f"{d:+.4f}" for d in against_fp32(record, p) if p != "fp32"
-            ),
+            f"loss, mean of the last {LAST} steps",
+            lambda p: numbers(record, p)["ended"],
         ),
-        column(
-            "step, ms",
-            lambda found: median(t for c in found for t in half(c.samples("step"))),
-            "{:.1f}",
-        ),
-        column(
-            "peak GiB",
-            lambda found: most(c.get("peak_allocated_bytes") for c in found),
-            gib,
-        ),
+        ("above the floor", lambda p: numbers(record, p)["above"], "{:.3f}"),
+        ("against fp32, by seed", against),
+        ("step, ms", lambda p: numbers(record, p)["step"], "{:.1f}"),
+        ("peak GiB", lambda p: numbers(record, p)["peak"], gib),
     )
 
 
@@ -207,8 +177,8 @@ def loss_figure(record: Record) -> dict[str, str]:
 
 
 def unchanged_body(record: Record) -> str:
-    shares = {text: unchanged(record, "bf16_pure", n) for n, text in WATCHED.items()}
-    told = (f"{say(s, '{:.0f} percent')} of the {text}" for text, s in shares.items())
+    shares = numbers(record, "bf16_pure")
+    told = (f"{say(shares[n], '{:.0f} percent')} of the {WATCHED[n]}" for n in WATCHED)
     drawn = figure(
         f"mixed_precision-unchanged-{record.device.slug}",
         "Pure bf16 leaves unchanged in a step, in the second half of training: "
@@ -221,11 +191,7 @@ def unchanged_body(record: Record) -> str:
         WATCHED,
         ("weights", WATCHED.__getitem__),
         *(
-            (
-                f"unchanged in a step, {text}",
-                lambda n, p=p: unchanged(record, p, n),
-                "{:.1f} %",
-            )
+            (f"unchanged in a step, {text}", numbers(record, p).__getitem__, "{:.1f} %")
             for p, text in PRECISIONS.items()
         ),
     )
@@ -254,39 +220,40 @@ def unchanged_figure(record: Record) -> dict[str, str]:
 def reported_table(record: Record) -> str:
     """Mean ± deviation of each pass, as reported, and the ratio of the means."""
 
-    def passes(phase: str) -> list[tuple[Any, ...]]:
-        def fp32(c: Cell) -> Cell:
-            return cell(record, **c.config | {"precision": "fp32"})
+    def both(phase: str, precision: str, c: Cell) -> Any:
+        found = cell(record, **c.config | {"precision": precision})
+        mean, std = found[f"{phase}_mean_ms"], found[f"{phase}_std_ms"]
+        return f"{mean:.1f} ± {std:.1f}" if found else found.missing
 
-        def mean(c: Cell) -> float:
-            return c[f"{phase}_mean_ms"]
+    def gain(phase: str, c: Cell) -> float:
+        fp32 = cell(record, **c.config | {"precision": "fp32"})
+        return fp32[f"{phase}_mean_ms"] / c[f"{phase}_mean_ms"]
 
-        def shown(c: Cell) -> Any:
-            return f"{mean(c):.1f} ± {c[f'{phase}_std_ms']:.1f}" if c else c.missing
-
-        return [
-            (f"{phase}, fp32, ms", lambda c: shown(fp32(c))),
-            (f"{phase}, bf16, ms", shown),
-            (f"{phase}, fp32 / bf16", lambda c: mean(fp32(c)) / mean(c), "{:.2f}"),
-        ]
-
-    both = [*passes("forward"), *passes("backward")]
-    return columns(cells(record, precision="bf16"), "size", "context", *both)
+    passes = [
+        column
+        for phase in ("forward", "backward")
+        for column in (
+            (f"{phase}, fp32, ms", partial(both, phase, "fp32")),
+            (f"{phase}, bf16, ms", partial(both, phase, "bf16")),
+            (f"{phase}, fp32 / bf16", partial(gain, phase), "{:.2f}"),
+        )
+    ]
+    return columns(cells(record, precision="bf16"), "size", "context", *passes)
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Final losses, differences from fp32, whether those are larger than what a seed
-    changes, and lost updates.
-    """
+    """Final losses, how they differ from fp32, and lost updates."""
     found = {"floor": say(floor(record), "{:.3f}")}
     for precision in PRECISIONS:
-        found[f"final_{precision}"] = say(ended(record, precision))
-    for p in ("bf16", "bf16_pure"):
-        for name in WATCHED:
-            found[f"unchanged_{p}_{name}"] = say(unchanged(record, p, name), "{:.1f} %")
-        differences = against_fp32(record, p)
-        found[f"{p}_against_fp32"] = span(differences, "{:+.4f}")
-        found[f"{p}_verdict"] = verdict(differences, finals(record, "fp32"))
+        of = numbers(record, precision)
+        found[f"final_{precision}"] = say(of["ended"])
+        if precision != "fp32":
+            differences = against_fp32(record, precision)
+            fp32 = list(finals(record, "fp32").values())
+            found[f"{precision}_against_fp32"] = span(differences, "{:+.4f}")
+            found[f"{precision}_verdict"] = verdict(differences, fp32)
+            for name in WATCHED:
+                found[f"unchanged_{precision}_{name}"] = say(of[name], "{:.1f} %")
     return found
 
 
@@ -294,13 +261,11 @@ def facts(record: Record | None) -> dict[str, str]:
     "benchmarking_mixed_precision",
     "In a short training bf16 autocast ends closer to fp32 than the seeds are to one "
     "another.",
-    "In a short training bf16 autocast ends further from fp32 than the seeds are from "
-    "one another.",
 )
 def autocast_trains_alike(record: Record) -> Judgement:
-    differences, fp32 = against_fp32(record, "bf16"), finals(record, "fp32")
+    fp32, differences = finals(record, "fp32").values(), against_fp32(record, "bf16")
     if not differences or len(fp32) < 2:
         return None
     worst, seeds = max(map(abs, differences)), max(fp32) - min(fp32)
-    numbers = f"Final losses differ by {worst:.4f} at most, the seeds by {seeds:.4f}."
-    return worst <= seeds, numbers
+    told = f"Final losses differ by {worst:.4f} at most, the seeds by {seeds:.4f}."
+    return worst <= seeds, told

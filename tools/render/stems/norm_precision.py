@@ -1,13 +1,9 @@
-"""Heat maps, tables and facts of `norm_precision`: where each stage of a norm loses
-digits, overflows or vanishes.
-"""
+"""Heat maps, tables and facts of `norm_precision`: where norms lose digits."""
 
 import math
-from collections.abc import Mapping, Sequence
 from functools import partial
 
 from matplotlib import colormaps
-from matplotlib.axes import Axes
 
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
@@ -41,9 +37,6 @@ WORST, BEST = 0, -8
 LOST = ("∞", "=0")
 
 
-# What a row says ----------------------------------------------------------------------
-
-
 def at(
     record: Record | None, norm: str, dtype: str, compute: str, width: int = WIDTH
 ) -> Cell:
@@ -56,34 +49,23 @@ def marks(c: Cell, stage: str) -> list[str]:
     """
     if not c:
         return [""] * len(MAGNITUDES)
-    kinds = ("nonfinite", "zero", "error")
-    found = zip(c["input_nonfinite"], *(c[f"{stage}_{k}"] for k in kinds), strict=True)
-    return [mark(*of) for of in found]
+
+    def mark(inputs: float, nonfinite: float, zero: float, error: float | None) -> str:
+        # Where inputs overflowed already, float64 has nothing finite to compare with
+        # either.
+        if inputs > 0 or nonfinite > 0 or zero > 0.5:
+            return "∞" if inputs > 0 or nonfinite > 0 else "=0"
+        return str(round(math.log10(error))) if error else "exact"
+
+    kinds = (c[f"{stage}_{kind}"] for kind in ("nonfinite", "zero", "error"))
+    return list(map(mark, c["input_nonfinite"], *kinds))
 
 
-def mark(inputs: float, nonfinite: float, zero: float, error: float | None) -> str:
-    # Where inputs overflowed already, float64 has nothing finite to compare with
-    # either.
-    if inputs > 0 or nonfinite > 0:
-        return "∞"
-    if zero > 0.5:
-        return "=0"
-    return str(round(math.log10(error))) if error else "exact"
-
-
-def darkness(text: str) -> float:
-    """Of a cell with this mark, from 0 (exact) to 1."""
-    if text in (*LOST, "", "exact"):
-        return float(text in LOST)
-    return min(1.0, max(0.0, (int(text) - BEST) / (WORST - BEST)))
-
-
-def first_with(c: Cell, stage: str, text: str) -> float | None:
-    """The smallest magnitude at which the stage has this mark, if any."""
-    if not c:
-        return c.missing
+def first_with(c: Cell, stage: str, text: str) -> str:
+    """The smallest magnitude at which the stage has this mark."""
     found = zip(MAGNITUDES, marks(c, stage), strict=True)
-    return next((size for size, marked in found if marked == text), None)
+    first = next((f"{size:,.6g}" for size, mark in found if mark == text), "none")
+    return say(first if c else c.missing)
 
 
 def output_error(c: Cell, magnitude: int = ONE) -> float | None:
@@ -91,13 +73,18 @@ def output_error(c: Cell, magnitude: int = ONE) -> float | None:
     return c["output_error"][magnitude] if c else c.missing
 
 
-# Fragments ----------------------------------------------------------------------------
+def power(error: float | None) -> str:
+    return "not finite" if error is None else f"{error:.1e}"
+
+
+def in_percent(error: float | None) -> str:
+    if error is None:
+        return power(error)
+    return f"{100 * error:.0f} %" if error >= 0.1 else f"{100 * error:.2f} %"
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
-    """For each norm its stages, for both the output by width, and the numbers as
-    tables.
-    """
+    """For each norm its stages and its output by width, and the numbers as tables."""
     files = {
         "output.md": per_device(records, output_table),
         "all.md": per_device(records, all_table),
@@ -116,13 +103,24 @@ def stages_body(norm: str, record: Record) -> str:
     return figure(
         f"norm_precision-{norm}-{record.device.slug}",
         f"{NORMS[norm]}, stage by stage: in fp16 x² overflows from magnitude "
-        f"{say(first_with(fp16, 'square', '∞'), size)} on and the output is zero from "
-        f"{say(first_with(fp16, 'output', '=0'), size)} on; in bf16 x² overflows from "
-        f"{say(first_with(bf16, 'square', '∞'), size)} on.",
+        f"{first_with(fp16, 'square', '∞')} on and the output is zero from "
+        f"{first_with(fp16, 'output', '=0')} on; in bf16 x² overflows from "
+        f"{first_with(bf16, 'square', '∞')} on.",
         f"{NORMS[norm]} of width {WIDTH}, each stage rounded to its format, means by "
         "torch.mean. A number n says that the relative error is about 10<sup>n</sup>; "
         "∞: not finite; =0: wrongly zero. Darker is worse.",
     )
+
+
+def stages_figure(norm: str, record: Record) -> dict[str, str]:
+    panels = {dtype: {} for dtype in DTYPES}
+    for dtype, lines in panels.items():
+        c = at(record, norm, dtype, "library")
+        stages = (s for s in STAGES if norm == "layer" or s != "mean")
+        lines |= {STAGES[stage]: marks(c, stage) for stage in stages}
+    sizes = [f"1e{round(math.log10(size))}" for size in MAGNITUDES]
+    name = f"{norm}-{record.device.slug}"
+    return heat_maps(name, panels, sizes, "magnitude of x", height=7.2)
 
 
 def widths_body(norm: str, record: Record) -> str:
@@ -139,111 +137,77 @@ def widths_body(norm: str, record: Record) -> str:
     )
 
 
-def stages_figure(norm: str, record: Record) -> dict[str, str]:
-    stages = {s: text for s, text in STAGES.items() if norm == "layer" or s != "mean"}
-    panels = {}
-    for dtype in DTYPES:
-        c = at(record, norm, dtype, "library")
-        panels[dtype] = {text: marks(c, stage) for stage, text in stages.items()}
-    sizes = [f"1e{round(math.log10(m))}" for m in MAGNITUDES]
-    name = f"{norm}-{record.device.slug}"
-    return heat_maps(name, panels, sizes, "magnitude of x", height=7.2)
-
-
 def widths_figure(norm: str, record: Record) -> dict[str, str]:
-    widths = axis(record, "width")
-    panels = {
-        dtype: {
-            COMPUTE[c]: [
-                marks(at(record, norm, dtype, c, w), "output")[ONE] for w in widths
-            ]
-            for c in axis(record, "compute", norm=norm, dtype=dtype)
-        }
-        for dtype in DTYPES
-    }
+    widths, panels = axis(record, "width"), {dtype: {} for dtype in DTYPES}
+    for dtype, lines in panels.items():
+        for compute in axis(record, "compute", norm=norm, dtype=dtype):
+            found = (at(record, norm, dtype, compute, width) for width in widths)
+            lines[COMPUTE[compute]] = [marks(c, "output")[ONE] for c in found]
     name = f"{norm}-widths-{record.device.slug}"
-    return heat_maps(name, panels, [str(w) for w in widths], "width", height=6.2)
-
-
-Panel = Mapping[str, Sequence[str]]
+    return heat_maps(name, panels, list(map(str, widths)), "width", height=6.2)
 
 
 def heat_maps(
-    name: str, panels: Mapping[str, Panel], heads: list[str], label: str, height: float
+    name: str,
+    panels: dict[str, dict[str, list[str]]],
+    heads: list[str],
+    label: str,
+    height: float,
 ) -> dict[str, str]:
-    """A panel for each dtype, a line of marks for each key of it, under these heads."""
+    """A panel for each dtype, in it a line of shaded marks for each key, under these
+    heads. The shade is the same by day and by night, and so is its text.
+    """
     with canvas(height=height) as fig:
-        for axes, (dtype, lines) in zip(
-            fig.subplots(len(panels), 1), panels.items(), strict=True
-        ):
-            draw_cells(axes, list(lines.values()))
+        drawn = zip(fig.subplots(len(panels), 1), panels.items(), strict=True)
+        for axes, (dtype, lines) in drawn:
+            shades = [[darkness(text) for text in line] for line in lines.values()]
+            if any(shades):
+                look = {"edgecolors": "#ffffff", "linewidth": 1}
+                axes.pcolormesh(
+                    shades, cmap=colormaps["YlOrBr"], vmin=0, vmax=1.15, **look
+                )
+            for y, line in enumerate(lines.values()):
+                for x, text in enumerate(line):
+                    color = "#ffffff" if shades[y][x] > 0.75 else "#000000"
+                    place = {"ha": "center", "va": "center", "fontsize": 9}
+                    axes.text(
+                        x + 0.5, y + 0.5, text.replace("-", "−"), color=color, **place
+                    )
             axes.set_yticks([i + 0.5 for i in range(len(lines))], list(lines))
             axes.set_xticks([i + 0.5 for i in range(len(heads))], heads)
             axes.set_title(dtype, fontsize=11)
+            axes.invert_yaxis()
+            axes.grid(False)
+            axes.spines[:].set_visible(False)
+            axes.tick_params(length=0)
         fig.supxlabel(label, fontsize=11)
         return svg_pair(name, fig)
 
 
-def draw_cells(axes: Axes, lines: Sequence[Sequence[str]]) -> None:
-    """A grid of shaded marks, the first row on top. The shade is the same by day and by
-    night, and so is its text.
-    """
-    if not any(lines):
-        return
-    shades = [[darkness(text) for text in line] for line in lines]
-    look = {"edgecolors": "#ffffff", "linewidth": 1}
-    axes.pcolormesh(shades, cmap=colormaps["YlOrBr"], vmin=0, vmax=1.15, **look)
-    for y, line in enumerate(lines):
-        for x, text in enumerate(line):
-            color = "#ffffff" if shades[y][x] > 0.75 else "#000000"
-            centred = {"ha": "center", "va": "center", "fontsize": 9}
-            axes.text(x + 0.5, y + 0.5, text.replace("-", "−"), color=color, **centred)
-    axes.invert_yaxis()
-    axes.grid(False)
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
-
-
-# Tables and facts ---------------------------------------------------------------------
-
-
-def power(error: float | None) -> str:
-    return "not finite" if error is None else f"{error:.1e}"
-
-
-def in_percent(error: float | None) -> str:
-    if error is None:
-        return power(error)
-    return f"{100 * error:.0f} %" if error >= 0.1 else f"{100 * error:.2f} %"
-
-
-def size(magnitude: float | None) -> str:
-    return "none" if magnitude is None else f"{magnitude:,.6g}"
+def darkness(text: str) -> float:
+    """Of a cell with this mark, from 0 (exact) to 1."""
+    if text in (*LOST, "", "exact"):
+        return float(text in LOST)
+    return min(1.0, max(0.0, (int(text) - BEST) / (WORST - BEST)))
 
 
 def output_table(record: Record) -> str:
-    """Error of the output at magnitude 1, a line for each norm, format and way to
-    compute.
-    """
-    lines: list[tuple[str, str, str]] = [
-        (norm, dtype, compute)
-        for norm in NORMS
-        for dtype in DTYPES
-        for compute in axis(record, "compute", norm=norm, dtype=dtype)
-    ]
+    """Error of the output at magnitude 1, for each norm, format and way to compute."""
+
+    def of(line: tuple[str, str, str], width: int) -> float | None:
+        return output_error(at(record, *line, width=width))
+
     return columns(
-        lines,
+        [
+            (n, d, c)
+            for n in NORMS
+            for d in DTYPES
+            for c in axis(record, "compute", norm=n, dtype=d)
+        ],
         ("norm", lambda line: NORMS[line[0]]),
         ("format", lambda line: line[1]),
         ("computed", lambda line: COMPUTE[line[2]]),
-        *(
-            (
-                f"width {w}",
-                lambda line, w=w: output_error(at(record, *line, width=w)),
-                power,
-            )
-            for w in axis(record, "width")
-        ),
+        *((f"width {w}", partial(of, width=w), power) for w in axis(record, "width")),
         left=3,
     )
 
@@ -267,54 +231,39 @@ def all_table(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """From which magnitude what fails in a layer norm, and what each way to compute
-    makes of the widest one.
-    """
+    """Where a layer norm fails, and what each way makes of the widest one."""
     fp16, bf16 = (at(record, "layer", dtype, "library") for dtype in ("fp16", "bf16"))
-    smallest = at(record, "rms", "fp16", "library")
-    found = {
-        f"bf16_{c}": say(
-            output_error(at(record, "layer", "bf16", c, WIDEST)), in_percent
-        )
-        for c in COMPUTE
+    widest = {c: output_error(at(record, "layer", "bf16", c, WIDEST)) for c in COMPUTE}
+    smallest = output_error(at(record, "rms", "fp16", "library"), 0)
+    return {f"bf16_{c}": say(error, in_percent) for c, error in widest.items()} | {
+        "fp16_square_overflows": first_with(fp16, "square", "∞"),
+        "fp16_output_zero": first_with(fp16, "output", "=0"),
+        "bf16_square_overflows": first_with(bf16, "square", "∞"),
+        "fp16_smallest_output": say(smallest, in_percent),
     }
-    return found | {
-        "fp16_square_overflows": say(first_with(fp16, "square", "∞"), size),
-        "fp16_output_zero": say(first_with(fp16, "output", "=0"), size),
-        "bf16_square_overflows": say(first_with(bf16, "square", "∞"), size),
-        "fp16_smallest_output": say(output_error(smallest, 0), in_percent),
-    }
-
-
-# Claims -------------------------------------------------------------------------------
 
 
 @claim(
     "benchmarking_mixed_precision",
     "The squares in a layer norm overflow in fp16 and not in bf16, over the magnitudes "
     "measured.",
-    "It is not so that the squares in a layer norm overflow in fp16 alone.",
 )
 def bf16_squares_fit(record: Record) -> Judgement:
     both = [at(record, "layer", dtype, "library") for dtype in ("fp16", "bf16")]
     first = [first_with(c, "square", "∞") for c in both]
-    words = ["none" if m is None else f"from {m:,.6g}" for m in first]
-    numbers = f"Magnitudes that overflow: fp16 {words[0]}, bf16 {words[1]}."
-    return all(both) and (first[0] is not None and first[1] is None, numbers)
+    fp16, bf16 = (size if size == "none" else f"from {size}" for size in first)
+    numbers = f"Magnitudes that overflow: fp16 {fp16}, bf16 {bf16}."
+    return all(both) and (bf16 == "none" != fp16, numbers)
 
 
 @claim(
     "benchmarking_mixed_precision",
     "Sums kept in bf16 still spoil a wide layer norm: its error is more than ten times "
     "that with sums in fp32.",
-    "Sums kept in bf16 do not spoil a wide layer norm: its error is at most ten times "
-    "that with sums in fp32.",
 )
 def bf16_sums_need_fp32(record: Record) -> Judgement:
-    running, library = (
-        output_error(at(record, "layer", "bf16", way, WIDEST))
-        for way in ("running", "library")
-    )
+    ways = (at(record, "layer", "bf16", way, WIDEST) for way in ("running", "library"))
+    running, library = map(output_error, ways)
     if not (running and library):
         return None
     texts = f"Off by {in_percent(running)} and by {in_percent(library)}"
