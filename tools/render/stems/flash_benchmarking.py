@@ -206,20 +206,21 @@ def lost_table(record: Record) -> str:
 def all_table(record: Record) -> str:
     """Every row: median, p20 and p80 of each pass, the rate of both, and memory."""
 
-    def quantiles(of: str) -> list[tuple[Any, ...]]:
-        wanted = {f"{of}, ms": "median", "p20": "p20", "p80": "p80"}
-        return [
-            (head, lambda c, name=name: getattr(c.summary(of), name), milliseconds)
-            for head, name in wanted.items()
-        ]
-
+    named = {"{}, ms": "median", "p20": "p20", "p80": "p80"}
     return columns(
         [c for c in cells(record) if c.config["implementation"] in NAMES],
         ("implementation", lambda c: NAMES[c.config["implementation"]]),
         "dtype",
         "d",
         ("N", lambda c: c.config["n"]),
-        *(column for of in PASSES for column in quantiles(of)),
+        *(
+            (
+                head.format(of),
+                lambda c, of=of, s=s: getattr(c.summary(of), s),
+                milliseconds,
+            )
+            for of, (head, s) in product(PASSES, named.items())
+        ),
         ("TFLOP/s, both", lambda c: rate(c, "both") / TFLOPS, "{:.1f}"),
         ("memory, MiB", lambda c: memory_bytes(c) / MIB, "{:,.1f}"),
         left=2,
@@ -304,9 +305,6 @@ def memory_figure(record: Record) -> dict[str, str]:
         return svg_pair(f"memory-{record.device.slug}", fig)
 
 
-# Facts --------------------------------------------------------------------------------
-
-
 def facts(record: Record | None) -> dict[str, str]:
     """Gains over plain PyTorch, rates, memory, and where ours loses."""
     found: dict[str, str] = {}
@@ -351,9 +349,6 @@ def where_the_host_decides(record: Record | None, name: str) -> str:
     if not late:
         return "no shape" if tried else NOT_MEASURED
     return f"{len(late)} shape{'s' * (len(late) > 1)} (N up to {max(late)})"
-
-
-# Claims -------------------------------------------------------------------------------
 
 
 def beside_plain(record: Record, shortest: int = 0) -> tuple[list[float], str]:
