@@ -359,8 +359,9 @@ def beside_plain(record: Record, shortest: int = 0) -> tuple[list[float], str]:
         for (_, _, n), faster in ratios(record, "plain", of).items()
         if n >= shortest
     ]
-    slower = f"below one in {sum(faster < 1 for faster in found)} of {len(found)} pairs"
-    numbers = f"Plain PyTorch's time over ours: {span(found)}; {slower}."
+    lost = sum(faster < 1 for faster in found)
+    said = f"{len(found)} pairs{f', {lost} of them below one' if lost else ''}"
+    numbers = f"Plain PyTorch's time over ours: {span(found)}, {said}."
     return found, numbers
 
 
