@@ -286,6 +286,24 @@ PEAKS = {
         1.935e12,
         "NVIDIA A100 Tensor Core GPU data sheet, 80 GB PCIe",
     ),
+    "nvidia-b200": Peak(
+        75e12, 1.1e15, 2.25e15, 8.0e12, "NVIDIA DGX B200 data sheet, an eighth"
+    ),
+    "nvidia-l40s": Peak(91.6e12, 183e12, 362e12, 864e9, "NVIDIA L40S data sheet"),
+    # Of consumer cards the rates of tensor cores that add in fp32.
+    "nvidia-geforce-rtx-3090": Peak(
+        35.6e12, 35.6e12, 71e12, 936e9, "NVIDIA GA102 architecture white paper"
+    ),
+    "nvidia-geforce-rtx-4090": Peak(
+        82.6e12, 82.6e12, 165.2e12, 1.008e12, "NVIDIA Ada architecture white paper"
+    ),
+    "nvidia-geforce-rtx-5090": Peak(
+        104.8e12,
+        104.8e12,
+        209.5e12,
+        1.792e12,
+        "NVIDIA RTX Blackwell architecture white paper",
+    ),
 }
 # --8<-- [end:peaks]
 

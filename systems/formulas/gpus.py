@@ -1,0 +1,49 @@
+"""GPUs by the short names that people type: how much memory each has, and which data
+sheet in `PEAKS` of `costs` tells its rates.
+"""
+
+from dataclasses import dataclass
+
+from systems.formulas.costs import Peak, peak_of
+from systems.formulas.memory_costs import HOPPER_WORKSPACE, WORKSPACE
+
+# What CUDA's context, its libraries and the kernels take before the first tensor: 0.5
+# to 0.7 GiB, depending on the driver.
+CONTEXT_BYTES = 640 * 2**20
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that is sold under this name."""
+
+    name: str
+    slug: str
+    # All of it, as `nvidia-smi` reports: a maker's gigabytes are rounded.
+    memory_mib: int
+    workspace_bytes: int = WORKSPACE
+
+    @property
+    def free_bytes(self) -> int:
+        """What tensors may fill."""
+        return self.memory_mib * 2**20 - CONTEXT_BYTES
+
+    @property
+    def peak(self) -> Peak:
+        found = peak_of(self.slug)
+        assert found is not None
+        return found
+
+
+# --8<-- [start:gpus]
+GPUS = {
+    "a100-40": Gpu("A100 40 GB", "nvidia-a100-sxm4-40gb", 40_960),
+    "a100-80": Gpu("A100 80 GB", "nvidia-a100-sxm4", 81_920),
+    "h100": Gpu("H100 80 GB", "nvidia-h100", 81_559, HOPPER_WORKSPACE),
+    "h200": Gpu("H200", "nvidia-h200", 143_771, HOPPER_WORKSPACE),
+    "b200": Gpu("B200", "nvidia-b200", 183_359, HOPPER_WORKSPACE),
+    "l40s": Gpu("L40S", "nvidia-l40s", 46_068),
+    "rtx3090": Gpu("RTX 3090", "nvidia-geforce-rtx-3090", 24_576),
+    "rtx4090": Gpu("RTX 4090", "nvidia-geforce-rtx-4090", 24_564),
+    "rtx5090": Gpu("RTX 5090", "nvidia-geforce-rtx-5090", 32_607),
+}
+# --8<-- [end:gpus]

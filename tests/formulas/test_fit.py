@@ -1,0 +1,131 @@
+"""What fits: the search finds the last that does, the command says so or says what is
+wrong.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+from systems import ROOT
+from systems.formulas.costs import forward_flops
+from systems.formulas.fit import (
+    checked,
+    floor_seconds,
+    largest,
+    peak_bytes,
+    remedies,
+    step_flops,
+)
+from systems.formulas.gpus import CONTEXT_BYTES, GPUS
+from systems.formulas.memory_costs import Pass
+from systems.model.sizes import SIZES, ModelSize
+
+XL = Pass("xl", 2048, "step", "bf16", "flash")
+
+
+def fit(*options: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "systems.formulas.fit", *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("field", ["batch", "context"])
+@pytest.mark.parametrize("gpu", GPUS)
+def test_the_largest_is_the_last_that_fits(field, gpu):
+    room = GPUS[gpu].free_bytes
+    most = largest(XL, field, room)
+    fields = {"batch": XL.batch, "context": XL.context}
+    more = Pass(
+        "xl",
+        mode="step",
+        precision="bf16",
+        attention="flash",
+        **fields | {field: most + 1},
+    )
+    assert peak_bytes(more) > room
+    if most:
+        fits = Pass(
+            "xl",
+            mode="step",
+            precision="bf16",
+            attention="flash",
+            **fields | {field: most},
+        )
+        assert peak_bytes(fits) <= room
+
+
+def test_a_gpu_holds_what_its_record_says():
+    """The driver's figure for the GPU that was measured, and what a step of 65 GiB did
+    on it.
+    """
+    measured = GPUS["h200"].memory_mib * 2**20
+    assert measured == pytest.approx(150_754_820_096, abs=2**20)
+    assert CONTEXT_BYTES < 2**30
+
+
+def test_every_remedy_needs_less():
+    p = Pass("xl", 2048, "step", "fp32")
+    found = remedies(p)
+    assert len(found) >= 6
+    assert all(peak_bytes(remedy) < peak_bytes(p) for remedy in found.values())
+
+
+def test_what_is_computed_again_is_counted():
+    p = Pass("small", 512, "step", "fp32")
+    parts = forward_flops(
+        **vars(SIZES["small"]), vocab_size=10_000, context=512, batch=4
+    )
+    forward = sum(parts.values())
+    assert step_flops(p) == 3 * forward
+    again = Pass("small", 512, "step", "fp32", checkpoint=1)
+    assert step_flops(again) == 4 * forward - parts["head"]
+    scores = Pass("small", 512, "step", "fp32", recompute_attention=True)
+    assert step_flops(scores) == 3 * forward + parts["attention"]
+    a100 = GPUS["a100-80"]
+    assert floor_seconds(p, a100) == 3 * forward / 19.5e12
+
+
+@pytest.mark.parametrize(
+    ("p", "words"),
+    [
+        (Pass("xl", 0, "step", "fp32"), "--context must be from 1"),
+        (Pass(ModelSize(100, 1, 1, 3), 8, "step", "fp32"), "--heads 3 heads"),
+        (Pass("small", 8, "step", "fp32", checkpoint=13), "from 1 to 12, not 13"),
+    ],
+)
+def test_a_pass_that_no_model_can_run_is_refused(p, words):
+    with pytest.raises(ValueError, match=words):
+        checked(p)
+
+
+def test_the_command_needs_no_torch():
+    code = "import sys, systems.formulas.fit; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_the_command_prints_what_fits():
+    printed = fit("--size", "xl", "--context", "4096", "--gpu", "a100-80").stdout
+    assert "does not fit" in printed
+    assert "saved activations" in printed
+    assert "flash attention" in printed
+    assert "TFLOP a step" in printed
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--heads", "7"),
+        ("--batch", "0"),
+        ("--checkpoint", "some"),
+        ("--checkpoint", "99"),
+    ],
+)
+def test_a_wrong_option_is_one_line(wrong):
+    ended = fit(*wrong)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: --")
+    assert ended.stderr.count("\n") == 1
