@@ -51,7 +51,7 @@ def configs(quick: bool = False) -> list[Config]:
     """
     if quick:
         return [
-            Config("small", 32, mode, precision, 1, warmup=1, steps=1)
+            Config("small", 32, mode, precision, 1, warmup=0, steps=1)
             for mode, precision in (("forward", "fp32"), ("step", "bf16"))
         ]
     cells = [

@@ -40,7 +40,7 @@ def configs(quick: bool = False) -> list[Config]:
     attentions.
     """
     if quick:
-        return [Config("small", 32, "sdpa", 1, warmup=1, steps=1)]
+        return [Config("small", 32, "sdpa", 1, warmup=0, steps=1)]
     cells = [(size, 1024) for size in SIZES] + [("small", 4096), ("small", 16384)]
     return [
         Config(size, context, name) for size, context in cells for name in ATTENTIONS
