@@ -11,6 +11,7 @@ from types import ModuleType
 
 from systems.records.record import Record
 from tools.render.load import is_fresh
+from tools.render.markdown import inert
 
 # Whether it holds, and the numbers as a sentence. Anything false (an empty list, a
 # missing number): the rows to judge by are not there.
@@ -62,4 +63,4 @@ def verdict(claim: Claim, record: Record | None) -> str:
     age = "" if is_fresh(record) else ", stale"
     link = f"([record](results/{record.device.slug}/{record.stem}.json){age})"
     said = claim.sentence if holds else claim.otherwise or claim.sentence
-    return f"**{'Holds' if holds else 'Does not hold here'}:** {said} {numbers} {link}"
+    return f"**{'Holds' if holds else 'Does not hold here'}:** {said} {inert(numbers)} {link}"

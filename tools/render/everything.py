@@ -14,6 +14,7 @@ from systems.experiments import STEMS
 from systems.records import store
 from systems.records.record import Record
 from tools.render.load import is_fresh, load, primary_gpu
+from tools.render.markdown import Markup, inert
 
 
 def render_all(results: Path) -> dict[str, str]:
@@ -69,7 +70,7 @@ def render_all(results: Path) -> dict[str, str]:
         for stem in facts
         for line in (
             f"{stem}:",
-            *(f"  {k}: {json.dumps(v)}" for k, v in facts[stem].items()),
+            *(f"  {k}: {json.dumps(inert(v))}" for k, v in facts[stem].items()),
         )
     ]
     return files | {"facts.yml": "\n".join(lines) + "\n"}
@@ -89,7 +90,7 @@ def stale_facts(found: Mapping[str, list[Record]]) -> dict[str, str]:
         if r.device.slug in (primary, "meta") and not is_fresh(r)
     )
     links = {
-        r.stem: f"[{r.stem}](results/{r.device.slug}/{r.stem}.json)"
+        r.stem: Markup(f"[{r.stem}](results/{r.device.slug}/{r.stem}.json)")
         for r in stale
         if r.kind == "measured"
     }

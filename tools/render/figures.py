@@ -12,6 +12,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from systems.records.record import Record
@@ -99,8 +100,11 @@ def line(axes: Axes, xs: Iterable[float], ys: Iterable[float], **style: Any) -> 
 
 def legend_above(figure: Figure, ncols: int, **more: Any) -> None:
     """The legend of all axes, over them; none where nothing is drawn."""
-    if any(axes.get_legend_handles_labels()[1] for axes in figure.axes):
-        figure.legend(loc="outside upper center", ncols=ncols, **more)
+    style = {"columnspacing": 1.0, "handlelength": 1.6} | more
+    if "handles" in more or any(
+        axes.get_legend_handles_labels()[1] for axes in figure.axes
+    ):
+        figure.legend(loc="outside upper center", ncols=ncols, **style)
 
 
 def of_each(
@@ -122,6 +126,10 @@ def shortened(coordinates: re.Match[str]) -> str:
 def svg_pair(name: str, figure: Figure) -> dict[str, str]:
     """`<name>.svg` and `<name>-dark.svg`, the same bytes on every machine."""
     buffer = io.StringIO()
+    # A dollar sign is no formula, but for the powers of ten that matplotlib writes.
+    for text in figure.findobj(Text):
+        if "$" in text.get_text() and "mathdefault" not in text.get_text():
+            text.set_parse_math(False)
     with matplotlib.rc_context(STYLE):
         figure.savefig(
             buffer,

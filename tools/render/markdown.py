@@ -2,6 +2,7 @@
 under each: where from.
 """
 
+import re
 import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,22 +12,62 @@ from systems.records.summary import summarize
 from tools.render.load import is_fresh
 from tools.render.rows import NOT_MEASURED, Cell, Missing, say
 
+# What can begin markup, an attribute, a formula, a macro or a new line, in Markdown or
+# in the HTML that it becomes; an underscore only where it begins or ends a word.
+LIVE = re.compile(r'[<>&$|`*\[\]{}\\"]|(?<![^\W_])_|_(?![^\W_])')
+# Code in which nothing of that stands.
+CODE = re.compile(r"(`[^`]*`)")
+INVISIBLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+
+
+class Markup(str):
+    """Markdown of ours, which is printed as it is."""
+
+
+def inert(text: str) -> str:
+    """Text of a record as text: nothing in it is markup but `code`.
+
+    Everything that pages print of a record goes through here: cells of tables,
+    provenance, facts, labels of tabs, what images show.
+    """
+    if isinstance(text, Markup):
+        return text
+    parts = CODE.split(INVISIBLE.sub(" ", text))
+    return "".join(map(coded, parts))
+
+
+def coded(part: str) -> str:
+    """A part of a text: code, or what stands between."""
+    if not CODE.fullmatch(part):
+        return LIVE.sub(lambda character: f"&#{ord(character[0])};", part)
+    bare = part.strip("`")
+    return f"<code>{coded(bare)}</code>" if re.search(r"[<>&|{}\\]", bare) else part
+
+
+def lines(texts: Iterable[str]) -> Markup:
+    """Several lines in one cell."""
+    return Markup("<br>".join(map(inert, texts)))
+
+
+def bold(text: str) -> Markup:
+    return Markup(f"**{inert(text)}**")
+
 
 def table(header: list[str], rows: Iterable[list[str]], left: int = 1) -> str:
     """A Markdown table, or nothing where it has no rows; the first `left` columns are
     aligned left, the others right.
     """
-    rule = [":---" if i < left else "---:" for i in range(len(header))]
-    lines = [header, rule, *rows]
+    rule = [Markup(":---" if i < left else "---:") for i in range(len(header))]
+    lines = [map(inert, cells) for cells in (header, rule, *rows)]
     texts = ["| " + " | ".join(cells) + " |" for cells in lines]
-    return "\n".join(texts) if len(lines) > 2 else ""
+    return "\n".join(texts) if len(texts) > 2 else ""
 
 
 def columns(items: Iterable[Any], *described: Any, left: int = 1) -> str:
-    """A table with a line for each item. A column is the name of a field of its
+    """A table with a line for each item, or nothing. A column is the name of a field of its
     configuration; or the head, what it shows of the item, and how that is printed.
 
-    The line of a cell without numbers says why once, where the first would stand.
+    A line says once why a row has no numbers, where the first would stand.
     """
     full = [
         (column, lambda c, key=column: c.config[key])
@@ -40,16 +81,18 @@ def columns(items: Iterable[Any], *described: Any, left: int = 1) -> str:
 
 def printed(item: Any, described: list[tuple[Any, ...]]) -> list[str]:
     """One line of a table, cell by cell."""
-    line: list[str] = []
-    # What a cell that ran lacks is a number of another, which it is compared with.
-    silent = isinstance(item, Cell) and bool(item)
+    line, said = [], []
     for _, read, *text in described:
         value = read(item)
+        words = say(value, *text)
         if isinstance(value, Missing):
-            line.append("" if silent or value.words == NOT_MEASURED else value.words)
-            silent = isinstance(item, Cell)
-        else:
-            line.append(say(value, *text))
+            # What a cell that ran lacks is a number of another one, beside which it is
+            # shown.
+            compared = isinstance(item, Cell) and item
+            known = words == NOT_MEASURED or any(row is value.row for row in said)
+            words = "" if compared or known else words
+            said.append(value.row)
+        line.append(words)
     return line
 
 
@@ -65,25 +108,25 @@ def device_label(record: Record) -> str:
 def tabs(parts: Iterable[tuple[str, str]]) -> str:
     """One tab for each (label, Markdown)."""
     return "\n\n".join(
-        f'=== "{label}"\n\n{textwrap.indent(body, "    ")}' for label, body in parts
+        f'=== "{inert(label)}"\n\n{textwrap.indent(body, "    ")}'
+        for label, body in parts
     )
 
 
-def per_device(records: Iterable[Record], body: Callable[[Record], str]) -> str:
+def per_device(
+    records: Iterable[Record], body: Callable[[Record], str], tabbed: bool = True
+) -> str:
     """A tab for each record that has something to show (an empty body has not), with
-    its provenance below.
+    its provenance below. Without tabs, the first.
     """
-    parts = [(r, body(r)) for r in records]
     shown = [
         (device_label(r), "\n\n".join([*banner(r), text, provenance(r)]))
-        for r, text in parts
-        if text
+        for r in records
+        if (text := body(r))
     ]
-    return (
-        tabs(shown)
-        if shown
-        else "Not measured yet: run `python tools/regen_tables.py`."
-    ) + "\n"
+    if not shown:
+        return "Not measured yet: run `python tools/regen_tables.py`.\n"
+    return f"{tabs(shown) if tabbed else shown[0][1]}\n"
 
 
 def banner(record: Record) -> list[str]:
@@ -94,12 +137,15 @@ def banner(record: Record) -> list[str]:
     return [f"{stale}\n{{ .stale }}"]
 
 
+WHAT_IT_MEANS = "[what this line means](method.md#the-line-under-each-table)"
+
+
 def provenance(record: Record) -> str:
     """Where the numbers above come from, in a line. `method.md` explains its parts."""
     link = f"[record](results/{record.device.slug}/{record.stem}.json)"
     if record.kind == "reported":
         told = " ".join([record.source or "", *record.notes])
-        return f"Reported, not measured here: {told} {link}\n{{ .provenance }}"
+        return f"Reported, not measured here: {inert(told)} {link}\n{{ .provenance }}"
     versions = ", ".join(
         f"{name} {version}" for name, version in record.software.items()
     )
@@ -108,8 +154,9 @@ def provenance(record: Record) -> str:
         clocks = sorted(set(record.device.sm_clocks_mhz))
         device += [
             f"driver {record.device.driver}",
-            f"{record.device.power_limit_w:.0f} W",
         ]
+        watts = record.device.power_limit_w
+        device += [f"{watts:.0f} W"] if watts else []
         device += [f"SM clock {' to '.join(map(str, clocks))} MHz"] if clocks else []
     commit = (
         f"commit {record.git.commit[:10]}{' with changes' if record.git.dirty else ''}"
@@ -123,10 +170,10 @@ def provenance(record: Record) -> str:
         f"{commit}, {record.started_utc} UTC",
         protocol,
         *record.notes,
-        link,
-        "[what this line means](method.md#the-line-under-each-table)",
+        Markup(link),
+        Markup(WHAT_IT_MEANS),
     ]
-    return f"{' · '.join(parts)}\n{{ .provenance }}"
+    return f"{' · '.join(map(inert, parts))}\n{{ .provenance }}"
 
 
 def figure(name: str, alt: str, caption: str) -> str:
@@ -135,9 +182,9 @@ def figure(name: str, alt: str, caption: str) -> str:
     """
     return (
         "<figure markdown>\n"
-        f"![{alt}](generated/{name}.svg#only-light)\n"
-        f"![{alt}](generated/{name}-dark.svg#only-dark)\n"
-        f'<figcaption markdown="span">{caption}</figcaption>\n</figure>'
+        f"![{inert(alt)}](generated/{name}.svg#only-light)\n"
+        f"![{inert(alt)}](generated/{name}-dark.svg#only-dark)\n"
+        f'<figcaption markdown="span">{inert(caption)}</figcaption>\n</figure>'
     )
 
 

@@ -33,10 +33,12 @@ class Missing(float):
     """
 
     words: str
+    # The row that it is missing from.
+    row: Row | None
 
-    def __new__(cls, words: str = NOT_MEASURED) -> "Missing":
+    def __new__(cls, words: str = NOT_MEASURED, row: Row | None = None) -> "Missing":
         missing = super().__new__(cls, "nan")
-        missing.words = words
+        missing.words, missing.row = words, row
         return missing
 
     def __bool__(self) -> bool:
@@ -65,6 +67,8 @@ def say(value: Any, text: Text = "{}") -> str:
     """The value as text, or the words for why there is none."""
     if isinstance(value, Missing):
         return value.words
+    if isinstance(value, str) and text == "{}":
+        return value
     return text.format(value) if isinstance(text, str) else text(value)
 
 
@@ -115,7 +119,7 @@ class Cell:
     @property
     def missing(self) -> Missing:
         """What stands for each of its numbers where it has none."""
-        return Missing(self.why or NOT_MEASURED)
+        return Missing(self.why or NOT_MEASURED, self.row)
 
     def __getitem__(self, metric: str) -> Any:
         """KeyError where the row has numbers and not this one: it was edited."""

@@ -14,7 +14,7 @@ from tools.render.stems import attention
 from tools.render.stems import compile as compile_builder
 from tools.render.stems.attention import compiled as attention_compiled
 from tools.render.stems.attention import memory as attention_memory
-from tools.render.stems.attention.rows import cell, in_words
+from tools.render.stems.attention.rows import at
 
 MIB, GIB = 2**20, 2**30
 
@@ -144,8 +144,9 @@ def test_facts_of_attention_by_hand(record):
 
 def test_the_prediction_is_compared_with_the_measurement(record):
     assert attention_memory.largest_error(record) == pytest.approx(0, abs=0.001)
-    row = cell(record, 8192, 16, "bf16")
-    row.metrics["before_backward_bytes"] += attention_memory.kept_bytes(row) // 50
+    cell = at(record, 8192, 16, "bf16")
+    more = int(attention_memory.kept_bytes(cell)) // 50
+    cell.row.metrics["before_backward_bytes"] += more
     assert attention.facts(record)["prediction_off_most"] == "2.0 %"
     # At short sequences other things count, and nobody promised anything.
     short = attention_row(256, "eager")
@@ -192,15 +193,16 @@ def test_on_a_smaller_gpu_a_row_that_does_not_fit_names_its_need(record):
             )
     record.device = device(40)
     facts, files = attention.facts(record), attention.fragments([record])
-    assert facts["forward"] == facts["speedup_forward"] == "not measured"
+    assert facts["forward"] == facts["speedup_forward"]
+    assert facts["forward"] == "out of memory, needs 48.2 GiB"
     assert facts["tried_length"] == "16384" and facts["tried_need"] == "48.2 GiB"
     assert (
         "| 64 | 16384 | out of memory, needs 48.2 GiB |  |  |  |" in files["table.md"]
     )
     # A compiled row's need grows with N² from its longest one that fitted: 4 times 3
     # matrices of 2 GiB.
-    compiled = cell(record, 16384, execution="compiled")
-    assert in_words(record, compiled) == "out of memory, needs 24.0 GiB"
+    compiled = at(record, 16384, execution="compiled")
+    assert compiled.why == "out of memory, needs 24.0 GiB"
     assert not re.search(
         r"\bnan\b|None",
         "".join(text for name, text in files.items() if name.endswith(".md")),
@@ -321,9 +323,9 @@ def test_a_model_that_does_not_fit_is_a_row():
     )
     files = compile_builder.fragments([record])
     assert re.search(
-        r"\| 2.7B \| fp32 \| model \|(  \|){4} out of memory \|", files["table.md"]
+        r"\| 2.7B \| fp32 \| model \| out of memory \|(  \|){4}", files["table.md"]
     )
-    assert compile_builder.facts(record)["speedup_2_7B_fp32"] == "not measured"
+    assert compile_builder.facts(record)["speedup_2_7B_fp32"] == "out of memory"
     assert "speedup-nvidia-x-dark.svg" in files
 
 
@@ -332,7 +334,7 @@ def test_compiled_adamw_counts_its_own_compile_time():
     both.metrics["warmup_optimizer_ms"] = [4012.0, 3012.0]
     facts = compile_builder.facts(model_record(model_row("eager", 100.0), both))
     # 7 s of optimizer, 9 s in all, at 40 ms a step.
-    assert facts["optimizer_compile"] == "7 s" and facts["optimizer_steps"] == "225"
+    assert facts["optimizer_compile"] == "7 s"
     assert (facts["optimizer_eager"], facts["optimizer_compiled"]) == (
         "20.0 ms",
         "12.0 ms",

@@ -20,6 +20,7 @@ from systems.records import store
 from systems.records.device import Device
 from systems.records.record import Record, Row
 from tools.render import everything, load
+from tools.render.rows import Cell, cells
 from tools.render.stems import kernel_profile
 from tools.render.stems.kernel_profile import rows as kernel_rows
 
@@ -115,13 +116,13 @@ def test_the_facts_by_hand(record):
         and "not measured" not in facts.values()
     )
     # 10 of 12.5 ms are kernels, and the span is half a ms longer.
-    assert (facts["wall_small"], facts["span_small"], facts["busy_small"]) == (
+    assert (facts["wall_2_7B"], facts["span_2_7B"], facts["busy_2_7B"]) == (
         "12.50 ms",
         "10.50 ms",
         "10.00 ms",
     )
-    assert facts["profiled_small"] == "18.75 ms"
-    assert facts["idle_small"] == "20 %" and facts["idle_step_small"] == "14 %"
+    assert facts["profiled_2_7B"] == "18.75 ms"
+    assert facts["idle_2_7B"] == "20 %"
     # 7 of 10 ms forward; 14.75 of 20 with loss and backward; of 25 with the optimizer.
     assert facts["forward_matmul_small"] == facts["matmul_small"] == "70 %"
     assert (
@@ -130,11 +131,11 @@ def test_the_facts_by_hand(record):
     ) == ("74 %", "59 %")
     # Calls of a kernel are those of all its phases.
     assert (facts["top_forward_small"], facts["top_forward_calls_small"]) == (
-        GEMM,
+        f"`{GEMM}`",
         "109",
     )
     assert (facts["top_both_small"], facts["top_both_calls_small"]) == (
-        "other_gemm",
+        "`other_gemm`",
         "170",
     )
     assert (
@@ -157,11 +158,8 @@ def test_the_facts_by_hand(record):
 
 
 def test_categories_add_up_to_the_whole(record):
-    for row in record.rows:
-        shares = [
-            kernel_rows.share(row, category) or 0
-            for category in kernel_profile.CATEGORIES
-        ]
+    for c in cells(record):
+        shares = [kernel_rows.share(c, name) for name in kernel_profile.CATEGORIES]
         assert sum(shares) == pytest.approx(1)
 
 
@@ -170,7 +168,7 @@ def test_what_nobody_marked_shows(record):
     stray.rows[0].metrics["kernels"].append(
         {**stray.rows[0].metrics["kernels"][0], "phase": "", "total_ms": 2.5}
     )
-    assert kernel_rows.unattributed(stray.rows[0]) == pytest.approx(0.2)
+    assert kernel_rows.unattributed(Cell(stray.rows[0])) == pytest.approx(0.2)
     assert kernel_profile.facts(stray)["unattributed_most"] == "20 %"
 
 
@@ -220,7 +218,7 @@ def test_out_of_memory_is_a_row_and_facts_say_so(record):
         "| 2.7B | 512 | fp32 | step | out of memory |" in files["times.md"]
         and "2.7B" not in files["matmul.md"]
     )
-    assert kernel_profile.facts(smaller)["wall_2_7B"] == "not measured"
+    assert kernel_profile.facts(smaller)["wall_2_7B"] == "out of memory"
 
 
 def test_a_gpu_without_a_data_sheet_has_no_roofline(record):

@@ -99,7 +99,7 @@ def test_a_gpu_without_a_data_sheet_shows_times_and_no_shares(found):
     files = builder.fragments([unknown])
     assert "times-acme-gpu.svg" in files and "shares-acme-gpu.svg" not in files
     assert "shares-acme-gpu" not in files["figures.md"]
-    assert builder.facts(unknown)["share_small_128_fp32"] == "not measured"
+    assert builder.facts(unknown)["share_small_128_bf16"] == "not measured"
 
 
 def test_out_of_memory_is_a_row_and_a_fact(found):
@@ -114,9 +114,11 @@ def test_out_of_memory_is_a_row_and_a_fact(found):
     builder = import_module("tools.render.stems.end_to_end")
     facts = builder.facts(smaller)
     assert (
-        facts["step_2_7B_512_fp32"] == facts["memory_2_7B_512_fp32"] == "out of memory"
+        facts["forward_2_7B_128_fp32"]
+        == facts["memory_2_7B_512_fp32"]
+        == facts["growth_2_7B_fp32"]
+        == "out of memory"
     )
-    assert facts["growth_2_7B_fp32"] == "not measured"
     files = builder.fragments([smaller])
     assert (
         "| 2.7B | 512 | out of memory | out of memory | out of memory | out of memory |"
@@ -128,13 +130,13 @@ def test_out_of_memory_is_a_row_and_a_fact(found):
 def test_share_of_peak_by_hand(found):
     builder = import_module("tools.render.stems.end_to_end")
     record = measured(found, "end_to_end")
-    row = builder.cell(record, "small", 512, "forward", "fp32")
-    seconds = sorted(row.metrics["forward_ms"])[4:6]
+    cell = builder.at(record, "small", 512, "forward", "fp32")
+    seconds = sorted(cell["forward_ms"])[4:6]
     # 0.534 TFLOP is what PyTorch's counter gives for this pass (record of model_sizes).
     flops = (
         found["model_sizes"][0].find(size="small", context=512).metrics["forward_flops"]
     )
-    assert builder.share_of_peak(record, row) == pytest.approx(
+    assert builder.share_of_peak(record, cell) == pytest.approx(
         flops / (sum(seconds) / 2 / 1e3) / 67e12
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.load import primary_gpu
-from tools.render.markdown import NOT_MEASURED, table
+from tools.render.markdown import NOT_MEASURED, bold, table
 
 # The time of a row is from before its set-up to after its last sample; starting a
 # process is not in it.
@@ -41,7 +41,8 @@ def fragments(found: Mapping[str, list[Record]]) -> dict[str, str]:
     sums = [
         sum(time for (of, _), time in times.items() if of == slug) for slug in slugs
     ]
-    rows.append(["**measured so far**", *(f"**{minutes(total)}**" for total in sums)])
+    sum_line = ["measured so far", *map(minutes, sums)]
+    rows.append(list(map(bold, sum_line)))
     return {
         "method-durations.md": table(
             ["experiment", *(f"{names[slug]}, minutes" for slug in slugs)], rows

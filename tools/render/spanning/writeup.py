@@ -15,8 +15,7 @@ from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.claims import Claim, claims_in, verdict
 from tools.render.load import is_fresh, primary_gpu
-from tools.render.markdown import table, tabs
-from tools.render.spanning.claims import CLAIMS
+from tools.render.markdown import Markup, inert, lines, table, tabs
 
 PROBLEMS_FILE = Path(__file__).with_name("problems.toml")
 NOT_BUILT, NOT_MEASURED_YET = "not built yet", "not measured yet"
@@ -132,9 +131,9 @@ def overview(problems: list[Problem], found: Found) -> str:
         )
         rows.append(
             [
-                f"[{problem.name}](#{problem.name})",
+                Markup(f"[{problem.name}](#{problem.name})"),
                 problem.section,
-                "<br>".join(words),
+                lines(words),
                 str(problem.points),
             ]
         )
@@ -144,8 +143,8 @@ def overview(problems: list[Problem], found: Found) -> str:
         if all(status(a, found).startswith("answered") for a in p.answers)
     )
     total = sum(problem.points for problem in problems)
-    lines = table(["problem", "section", "status", "points"], rows, left=3)
-    return f"{lines}\n\nAnswered from records, stale ones included: {answered} of {total} points.\n"
+    listed = table(["problem", "section", "status", "points"], rows, left=3)
+    return f"{listed}\n\nAnswered from records, stale ones included: {answered} of {total} points.\n"
 
 
 def asked(answer: Answer, found: Found) -> str:
@@ -156,12 +155,12 @@ def asked(answer: Answer, found: Found) -> str:
         if answer.built
         else ""
     )
-    return f"**Asked{parts}.** {answer.question}\n\n**Status:** {status(answer, found)}{link}\n{{ .status }}\n"
+    return f"**Asked{parts}.** {answer.question}\n\n**Status:** {inert(status(answer, found))}{link}\n{{ .status }}\n"
 
 
 def all_claims() -> list[Claim]:
     builders = (import_module(f"tools.render.stems.{stem}") for stem in STEMS)
-    return [*CLAIMS, *(claim for builder in builders for claim in claims_in(builder))]
+    return [claim for builder in builders for claim in claims_in(builder)]
 
 
 def claims_of(problem: Problem, found: Found) -> str:

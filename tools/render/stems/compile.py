@@ -3,117 +3,97 @@ many steps pay for compiling.
 """
 
 import math
+from typing import Any
 
 from systems.model.sizes import SIZES
-from systems.records.record import Record, Row
-from systems.records.summary import summarize
-from tools.render.figures import MARKERS, SERIES, canvas, svg_pair
-from tools.render.markdown import fact, figure, gib, mean_std, per_device, table
+from systems.records.record import Record
+from tools.render import figures
+from tools.render.claims import Judgement, claim
+from tools.render.markdown import columns, figure, gib, per_device
+from tools.render.rows import (
+    MISSING,
+    PHASES,
+    Cell,
+    cell,
+    cells,
+    known,
+    least,
+    measured,
+    most,
+    say,
+    span,
+)
 
 PRECISIONS = ("fp32", "bf16")
-PHASES = ("forward", "loss", "backward", "optimizer")
 # What the column "compiled" says.
 EXECUTIONS = {
     "eager": "nothing",
     "compiled": "model",
     "compiled_optimizer": "model, AdamW",
 }
-
-
-# What a row says ----------------------------------------------------------------------
-
-
-def cell(
-    record: Record | None, size: str, precision: str, execution: str = "eager"
-) -> Row | None:
-    return (
-        record.find(size=size, precision=precision, execution=execution)
-        if record
-        else None
-    )
-
-
-def samples_ms(row: Row, *phases: str) -> list[float]:
-    """The named phases of each measured step added up; without names, all of them."""
-    return [
-        sum(step)
-        for step in zip(
-            *(row.metrics[f"{phase}_ms"] for phase in phases or PHASES), strict=True
-        )
-    ]
-
-
-def median_ms(row: Row | None, *phases: str) -> float | None:
-    """None where there is no such row or it ran out of memory."""
-    return (
-        summarize(samples_ms(row, *phases)).median
-        if row is not None and row.status == "ok"
-        else None
-    )
-
-
-def speedup(record: Record | None, row: Row | None, *phases: str) -> float | None:
-    """Eager time over the time of this row; None where either is missing."""
-    if row is None:
-        return None
-    eager, ours = (
-        median_ms(cell(record, row.config["size"], row.config["precision"]), *phases),
-        median_ms(row, *phases),
-    )
-    return eager / ours if eager and ours else None
-
-
 COMPILED_PHASES = {
     "compiled": ("forward", "backward"),
     "compiled_optimizer": ("forward", "backward", "optimizer"),
 }
 
 
-def compile_seconds(row: Row | None, *phases: str) -> float | None:
+# What a row says ----------------------------------------------------------------------
+
+
+def at(
+    record: Record | None, size: Any, precision: Any, execution: str = "compiled"
+) -> Cell:
+    return cell(record, size=size, precision=precision, execution=execution)
+
+
+def eager_of(record: Record | None, c: Cell) -> Cell:
+    """The same step, eager."""
+    return at(record, c.config.get("size"), c.config.get("precision"), "eager")
+
+
+def speedup(record: Record | None, c: Cell, *phases: str) -> float:
+    """Eager time over the time of this row."""
+    return eager_of(record, c).ms(*phases) / c.ms(*phases)
+
+
+def saved_ms(record: Record | None, c: Cell) -> float:
+    return eager_of(record, c).ms() - c.ms()
+
+
+def compile_seconds(c: Cell, *phases: str) -> float:
     """What the warm-up steps took beyond as many settled ones: in these phases, or in
     all that this row compiles.
     """
-    if (
-        row is None
-        or row.status != "ok"
-        or row.config["execution"] not in COMPILED_PHASES
-    ):
-        return None
-    chosen = phases or COMPILED_PHASES[row.config["execution"]]
-    pairs = [
-        (row.metrics[f"warmup_{phase}_ms"], summarize(samples_ms(row, phase)).median)
-        for phase in chosen
-    ]
-    return sum(sum(warm) - len(warm) * settled for warm, settled in pairs) / 1e3
+    seconds = 0.0
+    for phase in phases or COMPILED_PHASES.get(c.config.get("execution", ""), ()):
+        warm = c.samples(f"warmup_{phase}")
+        seconds += (sum(warm) - len(warm) * c.ms(phase)) / 1e3
+    return seconds if c else c.missing
 
 
-def steps_to_pay(record: Record | None, row: Row | None) -> int | None:
-    """Steps after which compiling has paid for itself; None where it never does or
-    something is missing.
-    """
-    seconds, ours = compile_seconds(row), median_ms(row)
-    eager = (
-        median_ms(cell(record, row.config["size"], row.config["precision"]))
-        if row
-        else None
+def steps_to_pay(record: Record | None, c: Cell) -> Any:
+    """Steps after which compiling has paid for itself, or "never"."""
+    saved = saved_ms(record, c)
+    return (
+        math.ceil(compile_seconds(c) / (saved / 1e3))
+        if saved > 0
+        else ("never" if saved <= 0 else saved)
     )
-    if seconds is None or eager is None or ours is None or eager <= ours:
-        return None
-    return math.ceil(seconds / ((eager - ours) / 1e3))
 
 
-def steps_in_words(record: Record | None, row: Row | None) -> str | None:
-    """How many steps, or "never"; None where that was not measured."""
-    if speedup(record, row) is None:
-        return None
-    steps = steps_to_pay(record, row)
-    return f"{steps:,}" if steps is not None else "never"
+def steps(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:,}"
 
 
-def rows_of(record: Record) -> list[Row]:
-    """Rows by size, precision and execution, so that those to compare stand together."""
-    cells = [(s, p, e) for s in SIZES for p in PRECISIONS for e in EXECUTIONS]
-    return [row for c in cells if (row := cell(record, *c)) is not None]
+def grid(record: Record | None, *executions: str) -> list[Cell]:
+    """By size, precision and execution, so that those to compare stand together."""
+    found = [
+        at(record, size, precision, execution)
+        for size in SIZES
+        for precision in PRECISIONS
+        for execution in executions or EXECUTIONS
+    ]
+    return [c for c in found if c.row]
 
 
 # Tables -------------------------------------------------------------------------------
@@ -123,194 +103,120 @@ def fragments(records: list[Record]) -> dict[str, str]:
     """Times, speed-ups and price for each measured device, and the figure; the reported
     comparison among the times.
     """
-    measured = [record for record in records if record.kind == "measured"]
-    figures: dict[str, str] = {}
-    for record in measured:
-        figures |= speedup_figure(record)
+    ours = measured(records)
     return {
         "table.md": per_device(records, times_table),
-        "speedups.md": per_device(measured, speedups_body),
-        "price.md": per_device(measured, price_table),
-        **figures,
+        "speedups.md": per_device(ours, speedups_body),
+        "price.md": per_device(ours, price_table),
+        **figures.of_each(ours, speedup_figure),
     }
 
 
-def name_of(row: Row) -> list[str]:
-    return [
-        row.config["size"],
-        row.config["precision"],
-        EXECUTIONS[row.config["execution"]],
-    ]
-
-
-NAME = ["size", "precision", "compiled"]
+NAME = (
+    "size",
+    "precision",
+    ("compiled", lambda c: EXECUTIONS.get(c.config["execution"], "")),
+)
 
 
 def times_table(record: Record) -> str:
     """Mean ± standard deviation of each phase and of the step."""
     if record.kind == "reported":
-        return reported_table(record)
-    rows = []
-    for row in rows_of(record):
-        if row.status == "ok":
-            times = [
-                mean_std(samples_ms(row, *phases)) for phases in ((p,) for p in PHASES)
-            ]
-            rows.append([*name_of(row), *times, mean_std(samples_ms(row))])
-        else:
-            rows.append(
-                [*name_of(row), *[""] * len(PHASES), row.status.replace("_", " ")]
-            )
-    return table(
-        [*NAME, *(f"{phase}, ms" for phase in PHASES), "step, ms"], rows, left=3
-    )
+        # What others report, as they report it: one number for each.
+        parts = ("forward", "backward_and_optimizer", "step")
+        shown = [
+            (f"{p.replace('_', ' ')}, ms", lambda c, p=p: c[f"{p}_mean_ms"], "{:.2f}")
+            for p in parts
+        ]
+        return columns(cells(record), *NAME, *shown, left=3)
+    phases = [(f"{p}, ms", lambda c, p=p: c.mean_std(p)) for p in PHASES]
+    step = ("step, ms", Cell.mean_std)
+    return columns(grid(record), *NAME, *phases, step, left=3)
 
 
-def reported_table(record: Record) -> str:
-    """What others report, as they report it: one number for each."""
-    parts = ("forward", "backward_and_optimizer", "step")
-    rows = [
-        [*name_of(row), *(f"{row.metrics[f'{part}_mean_ms']:.2f}" for part in parts)]
-        for row in record.rows
-    ]
-    return table(
-        [*NAME, *(f"{part.replace('_', ' ')}, ms" for part in parts)], rows, left=3
-    )
+COMPARED = {"forward": "forward", "backward": "backward", "optimizer": "AdamW"}
 
 
 def speedups_body(record: Record) -> str:
     """Figure and table of eager time over compiled time."""
-    rows = []
-    for row in rows_of(record):
-        if row.config["execution"] != "eager" and speedup(record, row):
-            ratios = [
-                speedup(record, row, phase)
-                for phase in ("forward", "backward", "optimizer")
-            ]
-            cells = [
-                f"{ratio:.2f}" if ratio else ""
-                for ratio in (*ratios, speedup(record, row))
-            ]
-            rows.append([*name_of(row), *cells])
+    found = [c for c in grid(record, *COMPILED_PHASES) if speedup(record, c)]
+    told = f"goes from {span(step_speedups(record))}" if found else "was not measured"
     drawn = figure(
-        f"compile-speedup-{record.device.slug}", speedup_alt(record), SPEEDUP
+        f"compile-speedup-{record.device.slug}",
+        f"Eager time over compiled time of a whole step {told}, by size and precision.",
+        "Eager time over compiled time of each size at context 512. Solid: fp32; "
+        "dashed: bf16. Above 1 compiling gains.",
     )
-    return f"{drawn}\n\n{table([*NAME, 'forward', 'backward', 'AdamW', 'step'], rows, left=3)}"
+    shown = columns(
+        found,
+        *NAME,
+        *(
+            (head, lambda c, phase=phase: speedup(record, c, phase), "{:.2f}")
+            for phase, head in COMPARED.items()
+        ),
+        ("step", lambda c: speedup(record, c), "{:.2f}"),
+        left=3,
+    )
+    return f"{drawn}\n\n{shown}"
 
 
 def price_table(record: Record) -> str:
     """What compiling takes, what it saves per step, and when that is even; kernels and
     memory, eager and compiled.
     """
-    rows = []
-    for row in rows_of(record):
-        seconds = compile_seconds(row)
-        if seconds is None:
-            continue
-        eager = cell(record, row.config["size"], row.config["precision"])
-        times, steps = (median_ms(eager), median_ms(row)), steps_in_words(record, row)
-        saved = f"{times[0] - times[1]:.2f}" if times[0] and times[1] else ""
-        pairs = [pair_of(eager, row, kernels_of), pair_of(eager, row, peak_of)]
-        graphs = str(row.metrics["graphs"])
-        rows.append(
-            [*name_of(row), f"{seconds:.1f}", graphs, saved, steps or "", *pairs]
-        )
-    header = ["compiling, s", "graphs", "saved per step, ms", "pays after steps"]
-    return table([*NAME, *header, "kernels per step", "peak, GiB"], rows, left=3)
 
+    def pair(read):
+        def both(c: Cell) -> str:
+            eager = eager_of(record, c)
+            return f"{read(eager)} to {read(c)}" if eager else ""
 
-def pair_of(eager: Row | None, ours: Row, read) -> str:
-    """ "before to after", or nothing where one is missing."""
-    texts = [read(row) if row is not None else "" for row in (eager, ours)]
-    return " to ".join(texts) if all(texts) else ""
+        return both
 
-
-def kernels_of(row: Row) -> str:
-    counts = [
-        row.metrics[f"{phase}_kernels"]
-        for phase in PHASES
-        if f"{phase}_kernels" in row.metrics
-    ]
-    return f"{sum(counts):,}" if counts else ""
-
-
-def peak_of(row: Row) -> str:
-    return (
-        gib(row.metrics["peak_allocated_bytes"])
-        if "peak_allocated_bytes" in row.metrics
-        else ""
+    return columns(
+        filter(None, grid(record, *COMPILED_PHASES)),
+        *NAME,
+        ("compiling, s", compile_seconds, "{:.1f}"),
+        ("graphs", lambda c: c["graphs"]),
+        ("saved per step, ms", lambda c: saved_ms(record, c), "{:.2f}"),
+        ("pays after steps", lambda c: steps_to_pay(record, c), steps),
+        ("kernels per step", pair(kernels_of)),
+        ("peak, GiB", pair(lambda c: gib(c["peak_allocated_bytes"]))),
+        left=3,
     )
+
+
+def kernels_of(c: Cell) -> str:
+    return say(sum(c.get(f"{phase}_kernels", 0) for phase in PHASES), "{:,}")
 
 
 # Figure -------------------------------------------------------------------------------
 
-SPEEDUP = "Eager time over compiled time of each size at context 512. Solid: fp32; dashed: bf16. Above 1 compiling gains."
 
-
-def step_speedups(record: Record | None) -> list[float]:
-    """Of the whole step, where the model is compiled and AdamW is not."""
-    rows = [cell(record, size, p, "compiled") for size in SIZES for p in PRECISIONS]
-    return [ratio for row in rows if (ratio := speedup(record, row)) is not None]
-
-
-def phase_speedups(record: Record) -> list[float]:
-    """Of forward and backward, for the same rows."""
-    rows = [cell(record, size, p, "compiled") for size in SIZES for p in PRECISIONS]
-    pairs = [(row, phase) for row in rows for phase in ("forward", "backward")]
-    return [
-        ratio
-        for row, phase in pairs
-        if (ratio := speedup(record, row, phase)) is not None
-    ]
-
-
-def speedup_alt(record: Record) -> str:
-    found = step_speedups(record)
-    span = (
-        f"goes from {min(found):.2f} to {max(found):.2f}"
-        if found
-        else "was not measured"
-    )
-    return (
-        f"Eager time over compiled time of a whole step {span}, by size and precision."
-    )
+def step_speedups(record: Record | None, *phases: str) -> list[float]:
+    """Where the model is compiled and AdamW is not."""
+    return known(speedup(record, c, *phases) for c in grid(record, "compiled"))
 
 
 def speedup_figure(record: Record) -> dict[str, str]:
-    with canvas(height=4.2) as fig:
+    lines = {"forward": ("forward",), "backward": ("backward",), "step": ()}
+    looks = zip(lines.items(), figures.SERIES, figures.MARKERS, strict=False)
+    with figures.canvas(height=4.2) as fig:
         axes = fig.subplots()
-        lines = {"forward": ("forward",), "backward": ("backward",), "step": ()}
-        for (name, phases), color, marker in zip(
-            lines.items(), SERIES, MARKERS, strict=False
-        ):
+        for (name, phases), color, marker in looks:
             for precision, dash in zip(PRECISIONS, ("-", "--"), strict=True):
-                ratios = [
-                    speedup(record, cell(record, size, precision, "compiled"), *phases)
-                    for size in SIZES
-                ]
-                points = [
-                    (i, ratio if ratio is not None else math.nan)
-                    for i, ratio in enumerate(ratios)
-                ]
+                found = [at(record, size, precision) for size in SIZES]
+                ratios = [float(speedup(record, c, *phases)) for c in found]
+                style: dict[str, Any] = {"ls": dash, "color": color, "marker": marker}
                 label = name if precision == "fp32" else None
-                axes.plot(
-                    *zip(*points, strict=True),
-                    dash,
-                    color=color,
-                    marker=marker,
-                    label=label,
-                )
-        axes.axhline(1.0, color=SERIES[3], linewidth=1, linestyle=":")
+                axes.plot(range(len(SIZES)), ratios, label=label, **style)
+        axes.axhline(1.0, color=figures.SERIES[3], linewidth=1, linestyle=":")
         axes.set_xticks(range(len(SIZES)), list(SIZES))
-        axes.set_ylim(
-            0, 1.1 * max([1.0, *step_speedups(record), *phase_speedups(record)])
-        )
+        drawn = [r for phases in lines.values() for r in step_speedups(record, *phases)]
+        axes.set_ylim(0, 1.1 * max([1.0, *drawn]))
         axes.set_xlabel("model size")
         axes.set_ylabel("eager time / compiled time")
-        fig.legend(
-            loc="outside upper center", ncols=3, columnspacing=1.0, handlelength=1.6
-        )
-        return svg_pair(f"speedup-{record.device.slug}", fig)
+        figures.legend_above(fig, ncols=3)
+        return figures.svg_pair(f"speedup-{record.device.slug}", fig)
 
 
 # Facts --------------------------------------------------------------------------------
@@ -320,32 +226,51 @@ def facts(record: Record | None) -> dict[str, str]:
     """The range of the gains, the largest and smallest model in words, and what
     compiling AdamW does.
     """
-    found = step_speedups(record)
-    two, ms, seconds = "{:.2f}".format, "{:.1f} ms".format, "{:.0f} s".format
-    ends: dict[str, str] = {}
+    found: dict[str, str] = {}
     for size in ("small", "2.7B"):
         for precision in PRECISIONS:
-            key, row = (
+            key, c = (
                 f"{size.replace('.', '_')}_{precision}",
-                cell(record, size, precision, "compiled"),
+                at(record, size, precision),
             )
-            ends[f"speedup_{key}"] = fact(speedup(record, row), two)
-            ends[f"compile_{key}"] = fact(compile_seconds(row), seconds)
-            ends[f"steps_{key}"] = steps_in_words(record, row) or "not measured"
-    optimizer = cell(record, "small", "fp32", "compiled_optimizer")
-    rows = [row for row in record.rows if row.status == "ok"] if record else []
+            found[f"speedup_{key}"] = say(speedup(record, c), "{:.2f}")
+            found[f"compile_{key}"] = say(compile_seconds(c), "{:.0f} s")
+            found[f"steps_{key}"] = say(steps_to_pay(record, c), steps)
+    eager, adamw = (
+        at(record, "small", "fp32", e) for e in ("eager", "compiled_optimizer")
+    )
+    ran = [c for c in cells(record) if c]
+    recompiles = sum(c["recompiles"] for c in ran) if ran else MISSING
     return {
-        **ends,
-        "speedup_least": fact(min(found, default=None), two),
-        "speedup_most": fact(max(found, default=None), two),
-        "recompiles": fact(
-            sum(row.metrics["recompiles"] for row in rows) if rows else None,
-            "{:.0f}".format,
-        ),
-        "optimizer_eager": fact(
-            median_ms(cell(record, "small", "fp32"), "optimizer"), ms
-        ),
-        "optimizer_compiled": fact(median_ms(optimizer, "optimizer"), ms),
-        "optimizer_compile": fact(compile_seconds(optimizer, "optimizer"), seconds),
-        "optimizer_steps": steps_in_words(record, optimizer) or "not measured",
+        **found,
+        "speedup_least": say(least(step_speedups(record)), "{:.2f}"),
+        "speedup_most": say(most(step_speedups(record)), "{:.2f}"),
+        "recompiles": say(recompiles),
+        "optimizer_eager": say(eager.ms("optimizer"), "{:.1f} ms"),
+        "optimizer_compiled": say(adamw.ms("optimizer"), "{:.1f} ms"),
+        "optimizer_compile": say(compile_seconds(adamw, "optimizer"), "{:.0f} s"),
     }
+
+
+# Claims -------------------------------------------------------------------------------
+
+
+@claim(
+    "torch_compile",
+    "Compiling the model makes the training step faster in every size and precision "
+    "measured.",
+)
+def compiling_gains(record: Record) -> Judgement:
+    found = step_speedups(record)
+    numbers = f"Eager time over compiled time of a step: {span(found)}."
+    return found and (min(found) > 1, numbers)
+
+
+@claim(
+    "torch_compile",
+    "For 2.7B, compiling gains more in bf16 than in fp32, where products take most of "
+    "the time.",
+)
+def bf16_gains_more(record: Record) -> Judgement:
+    fp32, bf16 = (speedup(record, at(record, "2.7B", p)) for p in PRECISIONS)
+    return fp32 / bf16 and (bf16 > fp32, f"fp32 {fp32:.2f}, bf16 {bf16:.2f}.")

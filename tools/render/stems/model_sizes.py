@@ -1,130 +1,106 @@
 """Tables and figure of `model_sizes`: what each model is made of."""
 
+from typing import Any
+
 from systems.formulas.costs import FP32_BYTES
-from systems.model.sizes import SIZES
 from systems.records.record import Record
-from tools.render.figures import SERIES, canvas, svg_pair
-from tools.render.markdown import NOT_MEASURED, banner, figure, gib, provenance, table
+from tools.render import figures
+from tools.render.markdown import columns, figure, gib, per_device
+from tools.render.rows import axis, cell, say
 
 PARTS = ("embedding", "attention", "feed_forward", "norms", "head")
-CONTEXTS = (128, 256, 512, 1024)
+SHAPE = {"d_model": "d_model", "d_ff": "d_ff", "num_layers": "layers"}
+SHAPE["num_heads"] = "heads"
 
 
-def parameters(record: Record, size: str, *parts: str) -> int:
-    row = record.find(size=size)
-    assert row is not None
-    return sum(row.metrics[f"{part}_parameters"] for part in parts or PARTS)
+def parameters(record: Record | None, size: str, *parts: str) -> int:
+    c = cell(record, size=size)
+    return sum(c[f"{part}_parameters"] for part in parts or PARTS)
+
+
+def share(record: Record | None, size: str, part: str) -> float:
+    """In percent."""
+    return 100 * parameters(record, size, part) / parameters(record, size)
+
+
+def weights(record: Record | None, size: str) -> float:
+    return FP32_BYTES * parameters(record, size)
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
     """`table.md`, `parts.md`, and the figure of the parts."""
-    if not records:
-        return {
-            name: "Not counted yet: run `python tools/regen_tables.py`.\n"
-            for name in ("table.md", "parts.md")
-        }
-    record = records[0]
+    ours = records[:1]
     return {
-        "table.md": sizes_table(record),
-        "parts.md": parts_table(record),
-        **parts_figure(record),
+        "table.md": per_device(ours, sizes_table, tabbed=False),
+        "parts.md": per_device(ours, parts_body, tabbed=False),
+        **figures.of_each(ours, parts_figure),
     }
 
 
 def sizes_table(record: Record) -> str:
-    rows = []
-    for size in SIZES:
-        of_size = {
-            row.config["context"]: row.metrics
-            for row in record.rows
-            if row.config["size"] == size
-        }
-        first, total = of_size[CONTEXTS[0]], parameters(record, size)
-        shape = [
-            str(first[key]) for key in ("d_model", "d_ff", "num_layers", "num_heads")
-        ]
-        flops = [
-            f"{of_size[context]['forward_flops'] / 1e12:.2f}" for context in CONTEXTS
-        ]
-        rows.append([size, *shape, f"{total:,}", gib(FP32_BYTES * total), *flops])
-    header = [
-        "size",
-        "d_model",
-        "d_ff",
-        "layers",
-        "heads",
-        "parameters",
-        "fp32 weights, GiB",
-    ]
-    header += [f"forward TFLOP at {context}" for context in CONTEXTS]
-    return (
-        "\n\n".join([*banner(record), table(header, rows), provenance(record)]) + "\n"
+    def tera(context: int):
+        return lambda s: cell(record, size=s, context=context)["forward_flops"] / 1e12
+
+    return columns(
+        axis(record, "size"),
+        ("size", str),
+        *((head, lambda s, k=k: cell(record, size=s)[k]) for k, head in SHAPE.items()),
+        ("parameters", lambda s: parameters(record, s), "{:,}"),
+        ("fp32 weights, GiB", lambda s: weights(record, s), gib),
+        *(
+            (f"forward TFLOP at {context}", tera(context), "{:.2f}")
+            for context in axis(record, "context")
+        ),
     )
 
 
-def parts_table(record: Record) -> str:
-    rows = [
-        [
-            size,
-            *(f"{parameters(record, size, p):,}" for p in PARTS),
-            f"{parameters(record, size):,}",
-        ]
-        for size in SIZES
-    ]
-    header = ["size", *(part.replace("_", "-") for part in PARTS), "all"]
-    name = "model_sizes-parts"
-    share = (
-        100 * parameters(record, "2.7B", "feed_forward") / parameters(record, "2.7B")
-    )
-    alt = f"Share of parameters by part: the feed-forward matrices hold {share:.0f} percent of the 2.7B model."
+def parts_body(record: Record) -> str:
+    held = say(share(record, "2.7B", "feed_forward"), "{:.0f}")
     drawn = figure(
-        name, alt, "Share of the parameters by part. Norms are too few to see."
+        "model_sizes-parts",
+        "Share of parameters by part: the feed-forward matrices hold "
+        f"{held} percent of the 2.7B model.",
+        "Share of the parameters by part. Norms are too few to see.",
     )
-    return (
-        "\n\n".join([*banner(record), drawn, table(header, rows), provenance(record)])
-        + "\n"
+    shown = columns(
+        axis(record, "size"),
+        ("size", str),
+        *(
+            (p.replace("_", "-"), lambda s, p=p: parameters(record, s, p), "{:,}")
+            for p in PARTS
+        ),
+        ("all", lambda s: parameters(record, s), "{:,}"),
     )
+    return f"{drawn}\n\n{shown}"
 
 
 def parts_figure(record: Record) -> dict[str, str]:
-    with canvas(height=2.9) as fig:
+    sizes = [size for size in axis(record, "size") if parameters(record, size)]
+    hatches = ("", "//", "", "", "\\\\")
+    with figures.canvas(height=2.9) as fig:
         axes = fig.subplots()
-        left = [0.0] * len(SIZES)
-        hatches = ("", "//", "", "", "\\\\")
-        for part, color, hatch in zip(PARTS, SERIES, hatches, strict=True):
-            shares = [
-                100 * parameters(record, size, part) / parameters(record, size)
-                for size in SIZES
-            ]
-            style = {
-                "color": color,
-                "hatch": hatch,
-                "edgecolor": "#ffffff",
-                "linewidth": 0,
-            }
-            axes.barh(
-                list(SIZES), shares, left=left, label=part.replace("_", "-"), **style
-            )
+        left = [0.0] * len(sizes)
+        for part, color, hatch in zip(PARTS, figures.SERIES, hatches, strict=True):
+            shares = [share(record, size, part) for size in sizes]
+            style: dict[str, Any] = {"hatch": hatch, "edgecolor": "#ffffff"}
+            look = {"color": color, "linewidth": 0, "label": part.replace("_", "-")}
+            axes.barh(sizes, shares, left=left, **style, **look)
             left = [a + b for a, b in zip(left, shares, strict=True)]
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("share of parameters, %")
-        fig.legend(loc="outside upper center", ncols=3)
-        return svg_pair("parts", fig)
+        figures.legend_above(fig, ncols=3)
+        return figures.svg_pair("parts", fig)
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Total parameters by size, and how much of the largest model the feed-forward
-    matrices hold.
+    """How large the largest model is, and how much of it the feed-forward matrices
+    hold.
     """
-    names = {f"parameters_{size.replace('.', '_')}": size for size in SIZES}
-    if record is None:
-        return dict.fromkeys(
-            [*names, "feed_forward_share_2_7B", "weights_2_7B"], NOT_MEASURED
-        )
-    total = parameters(record, "2.7B")
     return {
-        **{name: f"{parameters(record, size):,}" for name, size in names.items()},
-        "feed_forward_share_2_7B": f"{100 * parameters(record, '2.7B', 'feed_forward') / total:.0f} %",
-        "weights_2_7B": f"{gib(FP32_BYTES * total)} GiB",
+        "parameters_2_7B": say(parameters(record, "2.7B"), "{:,}"),
+        "feed_forward_share_2_7B": say(
+            share(record, "2.7B", "feed_forward"), "{:.0f} %"
+        ),
+        "weights_2_7B": say(weights(record, "2.7B"), lambda v: f"{gib(v)} GiB"),
     }

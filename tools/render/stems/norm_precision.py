@@ -107,7 +107,7 @@ def stages_body(norm: str, record: Record) -> str:
         f"{first_with(fp16, 'output', '=0')} on; in bf16 x² overflows from "
         f"{first_with(bf16, 'square', '∞')} on.",
         f"{NORMS[norm]} of width {WIDTH}, each stage rounded to its format, means by "
-        "torch.mean. A number n says that the relative error is about 10<sup>n</sup>; "
+        "torch.mean. A number n says that the relative error is about 10ⁿ; "
         "∞: not finite; =0: wrongly zero. Darker is worse.",
     )
 

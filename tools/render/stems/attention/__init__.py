@@ -1,197 +1,150 @@
 """Tables, figures and facts of `attention`: time and memory of plain attention over d
 and N.
 
-Two pages include them. `attention_memory` builds what is about memory,
-`attention_compiled` what compares eager with compiled.
+Two pages include them. `memory` builds what is about memory, `compiled` what compares
+eager with compiled.
 """
 
-from systems.records.record import Record, Row
-from systems.records.summary import summarize
-from tools.render.figures import MARKERS, SERIES, canvas, plain_log_scale, svg_pair
-from tools.render.markdown import (
-    NOT_MEASURED,
-    fact,
-    figure,
-    mean_std,
-    per_device,
-    table,
-)
-from tools.render.stems.attention import compiled as attention_compiled
-from tools.render.stems.attention import memory as attention_memory
-from tools.render.stems.attention.rows import (
-    EXECUTIONS,
-    LENGTHS,
-    VARIANTS,
-    WIDTH,
-    WIDTHS,
-    cell,
-    gib3,
-    in_words,
-    median_ms,
-    samples_ms,
-)
+from collections.abc import Iterable
+from typing import Any
 
-PASSES = ("forward", "backward")
-MEMORY = ("before_backward_bytes", "peak_allocated_bytes")
-HEADER = ["forward, ms", "backward, ms", "memory before backward, GiB", "peak, GiB"]
+from systems.records.record import Record
+from tools.render import figures
+from tools.render.claims import Judgement, claim
+from tools.render.markdown import columns, figure, per_device
+from tools.render.rows import Cell, axis, measured, say
+from tools.render.stems.attention import compiled, memory
+from tools.render.stems.attention.compiled import (  # noqa: F401
+    compiled_attention_faster,
+)
+from tools.render.stems.attention.memory import two_matrices_saved  # noqa: F401
+from tools.render.stems.attention.rows import (
+    BEFORE_BACKWARD,
+    EXECUTIONS,
+    LONGEST,
+    PASSES,
+    PEAK,
+    WIDTH,
+    Tried,
+    at,
+    gib3,
+    lengths,
+    tried,
+    variants,
+)
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
     """Tables for all devices; figures for each measured one."""
-    measured = [record for record in records if record.kind == "measured"]
-    figures: dict[str, str] = {}
-    for record in measured:
-        figures |= times_figure(record)
+    ours = measured(records)
     return {
         "table.md": per_device(records, grid_table),
-        "variants.md": per_device(measured, variants_table),
-        "times.md": per_device(measured, times_body),
-        "all.md": per_device(measured, all_table),
-        **attention_memory.fragments(measured),
-        **attention_compiled.fragments(records),
-        **figures,
+        "variants.md": per_device(ours, variants_table),
+        "times.md": per_device(ours, times_body),
+        "all.md": per_device(ours, all_table),
+        **memory.fragments(ours),
+        **compiled.fragments(records),
+        **figures.of_each(ours, times_figure),
     }
 
 
 # Tables -------------------------------------------------------------------------------
+
+LENGTH = ("N", lambda c: c.config["n"])
+MASK = ("causal mask", lambda c: c.config["causal"])
+MEMORY = (
+    ("memory before backward, GiB", lambda c: c.get(BEFORE_BACKWARD), gib3),
+    ("peak, GiB", lambda c: c.get(PEAK), gib3),
+)
+TIMES = [(f"{p}, ms", lambda c, p=p: c.mean_std(p)) for p in PASSES]
 
 
 def grid_table(record: Record) -> str:
     """The assignment's 20 cells: fp32, no mask, eager; those of others as they report
     them.
     """
-    cells = reported_cells if record.kind == "reported" else measured_cells
-    found = [row for d in WIDTHS for n in LENGTHS if (row := cell(record, n, d))]
-    rows = [
-        [str(row.config["d"]), str(row.config["n"]), *cells(record, row)]
-        for row in found
-    ]
-    return table(["d", "N", *HEADER], rows, left=0) if rows else ""
+    found = [at(record, n, d) for d in axis(record, "d") for n in lengths(record)]
+    found = [c for c in found if c.row]
+    times = TIMES
+    if record.kind == "reported":
+        times = [(f"{p}, ms", lambda c, p=p: reported_ms(c, p)) for p in PASSES]
+    return columns(found, "d", LENGTH, *times, *MEMORY, left=0)
 
 
-def measured_cells(record: Record, row: Row) -> list[str]:
-    if row.status != "ok":
-        return [in_words(record, row), "", "", ""]
-    return [
-        *(mean_std(samples_ms(row, p)) for p in PASSES),
-        *(gib3(row.metrics.get(key)) for key in MEMORY),
-    ]
-
-
-def reported_cells(record: Record, row: Row) -> list[str]:
-    m = row.metrics
-    deviation = {
-        p: f" ± {m[f'{p}_std_ms']:.2f}" if f"{p}_std_ms" in m else "" for p in PASSES
-    }
-    return [
-        *(f"{m[f'{p}_mean_ms']:.2f}{deviation[p]}" for p in PASSES),
-        *(gib3(m.get(key)) for key in MEMORY),
-    ]
+def reported_ms(c: Cell, name: str) -> str:
+    deviation = c.get(f"{name}_std_ms", None)
+    mean = f"{c[f'{name}_mean_ms']:.2f}"
+    return mean if deviation is None else f"{mean} ± {deviation:.2f}"
 
 
 def variants_table(record: Record) -> str:
     """Both dtypes, with and without a mask, at one width."""
-    rows = [
-        [dtype, causal, str(n), *measured_cells(record, row)]
-        for dtype, causal in VARIANTS
-        for n in LENGTHS
-        if (row := cell(record, n, WIDTH, dtype, causal))
+    found = [
+        at(record, n, WIDTH, *v) for v in variants(record) for n in lengths(record)
     ]
-    return table(["dtype", "causal mask", "N", *HEADER], rows, left=2)
+    shown = filter(lambda c: c.row, found)
+    return columns(shown, "dtype", MASK, LENGTH, *TIMES, *MEMORY, left=2)
 
 
 def all_table(record: Record) -> str:
     """Every row with every statistic."""
-    rows = []
-    for row in record.rows:
-        name = [
-            str(row.config[key]) for key in ("dtype", "causal", "execution", "d", "n")
-        ]
-        if row.status != "ok":
-            rows.append([*name, in_words(record, row), *[""] * 11])
-            continue
-        summaries = [summarize(samples_ms(row, name)) for name in PASSES]
-        times = [
-            f"{value:.3f}"
-            for s in summaries
-            for value in (s.mean, s.std, s.median, s.min, s.max)
-        ]
-        rows.append([*name, *times, *(gib3(row.metrics.get(key)) for key in MEMORY)])
+    statistics = {f: f for f in ("mean", "std", "median", "min", "max")}
+    statistics["mean"] = "mean, ms"
     times = [
-        f"{name} {statistic}"
-        for name in PASSES
-        for statistic in ("mean, ms", "std", "median", "min", "max")
+        (f"{p} {head}", lambda c, p=p, f=f: getattr(c.summary(p), f), "{:.3f}")
+        for p in PASSES
+        for f, head in statistics.items()
     ]
-    return table(
-        ["dtype", "causal mask", "execution", "d", "N", *times, *HEADER[2:]],
-        rows,
-        left=3,
-    )
+    name = ("dtype", MASK, "execution", "d", LENGTH)
+    return columns(tried(record), *name, *times, *MEMORY, left=3)
 
 
 # Figure -------------------------------------------------------------------------------
 
-TIMES = (
-    f"Median time of a pass against N: fp32, d = {WIDTH}, no mask. Solid: eager; dashed: compiled. What grows with N² "
-    "runs parallel to the dotted line."
-)
 
-
-def growth(record: Record | None, name: str) -> float | None:
+def growth(record: Record | None, name: str) -> float:
     """Eager time at the longest length of the grid over that at half of it: 4 where it
     grows with N².
     """
-    half, whole = (median_ms(cell(record, n), name) for n in LENGTHS[-2:])
-    return whole / half if half and whole else None
+    return at(record, LONGEST).ms(name) / at(record, LONGEST // 2).ms(name)
 
 
 def times_body(record: Record) -> str:
-    grown = [
-        f"{name} by {factor:.2f}"
-        for name in PASSES
-        if (factor := growth(record, name)) is not None
-    ]
-    factors = ", ".join(grown) or NOT_MEASURED
-    alt = f"From N = {LENGTHS[-2]} to twice that, the time of an eager pass grows by a factor: {factors}."
-    return figure(f"attention-times-{record.device.slug}", alt, TIMES)
+    factors = {name: growth(record, name) for name in PASSES}
+    grown = [f"{name} by {factor:.2f}" for name, factor in factors.items() if factor]
+    return figure(
+        f"attention-times-{record.device.slug}",
+        f"From N = {LONGEST // 2} to twice that, the time of an eager pass grows by a "
+        f"factor: {', '.join(grown) or 'not measured'}.",
+        f"Median time of a pass against N: fp32, d = {WIDTH}, no mask. Solid: eager; "
+        "dashed: compiled. What grows with N² runs parallel to the dotted line.",
+    )
 
 
 def times_figure(record: Record) -> dict[str, str]:
-    with canvas(height=4.4) as fig:
+    ns = lengths(record)
+    looks: Iterable[Any] = zip(
+        ((name, execution) for name in PASSES for execution in EXECUTIONS),
+        ("-", "--", "-", "--"),
+        figures.MARKERS,
+        [figures.SERIES[i] for i in (0, 0, 1, 1)],
+        strict=False,
+    )
+    with figures.canvas(height=4.4) as fig:
         axes = fig.subplots()
-        for name, color, markers in zip(
-            PASSES, SERIES, (MARKERS[:2], MARKERS[2:]), strict=False
-        ):
-            for execution, dash, marker in zip(
-                EXECUTIONS, ("-", "--"), markers, strict=False
-            ):
-                rows = ((n, cell(record, n, execution=execution)) for n in LENGTHS)
-                points = [
-                    (n, time) for n, row in rows if (time := median_ms(row, name))
-                ]
-                if points:
-                    label = f"{name}, {execution}"
-                    axes.plot(
-                        *zip(*points, strict=True),
-                        dash,
-                        color=color,
-                        marker=marker,
-                        label=label,
-                    )
-        if time := median_ms(cell(record, 4096), "forward"):
-            slope = [(n, time / 2 * (n / 4096) ** 2) for n in LENGTHS[1:]]
-            axes.plot(
-                *zip(*slope, strict=True), ":", color=SERIES[2], label="slope of N²"
-            )
-        axes.set_xscale("log", base=2)
-        plain_log_scale(axes.yaxis)
-        axes.set_xticks(LENGTHS, [str(n) for n in LENGTHS])
-        axes.set_xlabel("sequence length N")
+        for (name, execution), dash, marker, color in looks:
+            style = {"ls": dash, "color": color, "marker": marker}
+            times = [at(record, n, execution=execution).ms(name) for n in ns]
+            figures.line(axes, ns, times, label=f"{name}, {execution}", **style)
+        middle = at(record, 4096).ms("forward")
+        slope = [middle / 2 * (n / 4096) ** 2 for n in ns[1:]]
+        dotted = {"ls": ":", "color": figures.SERIES[2]}
+        figures.line(axes, ns[1:], slope, label="slope of N²", **dotted)
+        figures.plain_log_scale(axes.yaxis)
+        figures.power_of_two_axis(axes.xaxis, ns, "sequence length N")
         axes.set_ylabel("one pass, ms")
-        fig.legend(
-            loc="outside upper center", ncols=3, columnspacing=1.0, handlelength=2.2
-        )
-        return svg_pair(f"times-{record.device.slug}", fig)
+        figures.legend_above(fig, ncols=3, handlelength=2.2)
+        return figures.svg_pair(f"times-{record.device.slug}", fig)
 
 
 # Facts --------------------------------------------------------------------------------
@@ -201,13 +154,24 @@ def facts(record: Record | None) -> dict[str, str]:
     """Times at one width and the longest length, and how they grow; what memory and
     compiling have to say.
     """
-    longest = cell(record, LENGTHS[-1])
-    ms, two = "{:.1f} ms".format, "{:.2f}".format
+    longest: Tried = at(record, LONGEST)
     return {
-        "forward": fact(median_ms(longest, "forward"), ms),
-        "backward": fact(median_ms(longest, "backward"), ms),
-        "growth_forward": fact(growth(record, "forward"), two),
-        "growth_backward": fact(growth(record, "backward"), two),
-        **attention_memory.facts(record),
-        **attention_compiled.facts(record),
+        **{name: say(longest.ms(name), "{:.1f} ms") for name in PASSES},
+        **{f"growth_{p}": say(growth(record, p), "{:.2f}") for p in PASSES},
+        **memory.facts(record),
+        **compiled.facts(record),
     }
+
+
+@claim(
+    "pytorch_attention",
+    "At the end of the grid the time of both passes grows with N²: by three to five "
+    "times from one length to twice that.",
+)
+def time_grows_with_square(record: Record) -> Judgement:
+    forward, backward = (growth(record, name) for name in PASSES)
+    numbers = (
+        f"From N = {LONGEST // 2:,} to twice that: forward {forward:.2f}, backward "
+        f"{backward:.2f}."
+    )
+    return forward / backward and (3 <= forward <= 5 and 3 <= backward <= 5, numbers)

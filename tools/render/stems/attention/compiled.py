@@ -4,83 +4,88 @@ and after, a map of gains.
 
 import re
 from math import log
+from typing import Any
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
-from systems.records.record import Record, Row
-from systems.records.summary import summarize
-from tools.render.figures import INK, canvas, svg_pair
-from tools.render.markdown import fact, figure, per_device, table
+from systems.records.record import Record
+from tools.render import figures
+from tools.render.claims import Judgement, claim
+from tools.render.markdown import columns, figure, lines, per_device
+from tools.render.rows import (
+    MISSING,
+    Cell,
+    axis,
+    known,
+    least,
+    measured,
+    most,
+    say,
+    span,
+)
 from tools.render.stems.attention.rows import (
     EXECUTIONS,
-    LENGTHS,
-    VARIANTS,
-    WIDTHS,
-    cell,
-    in_words,
-    median_ms,
+    LONGEST,
+    PASSES,
+    Tried,
+    at,
+    lengths,
+    tried,
+    variants,
 )
 
-PASSES = ("forward", "backward")
 # Where kernels are shown: long enough for every kernel of the passes to have work.
 KERNELS_AT = 4096
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
     """Eager beside compiled for all devices; speed-ups and kernels for measured ones."""
-    measured = [record for record in records if record.kind == "measured"]
-    figures: dict[str, str] = {}
-    for record in measured:
-        figures |= speedup_figure(record)
+    ours = measured(records)
     return {
         "compiled.md": per_device(records, compiled_table),
-        "speedups.md": per_device(measured, speedups_body),
-        "kernels.md": per_device(measured, kernels_table),
-        **figures,
+        "speedups.md": per_device(ours, speedups_body),
+        "kernels.md": per_device(ours, kernels_table),
+        **figures.of_each(ours, speedup_figure),
     }
 
 
 # What a pair of rows says -------------------------------------------------------------
 
-
-def speedup(record: Record | None, row: Row | None, *passes: str) -> float | None:
-    """Eager time over compiled time of the cell of this row; None where either is
-    missing.
-    """
-    if record is None or row is None:
-        return None
-    pair = [
-        record.row(row.config | {"execution": execution}) for execution in EXECUTIONS
-    ]
-    eager, compiled = (median_ms(row, *passes) for row in pair)
-    return eager / compiled if eager and compiled else None
+Pair = tuple[Tried, Tried]
 
 
-def compile_seconds(row: Row) -> float:
+def pair(record: Record | None, n: int, *variant: Any) -> Pair:
+    """A cell eager and compiled."""
+    eager, compiled = (at(record, n, *variant, execution=e) for e in EXECUTIONS)
+    return eager, compiled
+
+
+def speedup(both: Pair, *passes: str) -> float:
+    """Eager time over compiled time."""
+    return both[0].ms(*passes or PASSES) / both[1].ms(*passes or PASSES)
+
+
+def speedups(record: Record | None) -> list[float]:
+    """Of all cells of the grid, forward and backward together."""
+    names = ("n", "d", "dtype", "causal")
+    places = ([c.config[name] for name in names] for c in compiled_rows(record))
+    return known(speedup(pair(record, *place)) for place in places)
+
+
+def compile_seconds(c: Cell) -> float:
     """What the warm-up passes took beyond as many settled ones."""
-    times = [
-        (row.metrics[f"warmup_{name}_ms"], row.metrics[f"{name}_ms"]) for name in PASSES
-    ]
-    return (
-        sum(
-            sum(warm) - len(warm) * summarize(settled).median for warm, settled in times
-        )
-        / 1e3
-    )
+    warm = {name: c.samples(f"warmup_{name}") for name in PASSES}
+    beyond = (sum(times) - len(times) * c.ms(name) for name, times in warm.items())
+    return sum(beyond) / 1e3
 
 
-def compiled_rows(record: Record | None) -> list[Row]:
+def compiled_rows(record: Record | None) -> list[Tried]:
     """The compiled rows of the grid that ran."""
-    rows = record.rows if record else []
-    return [
-        r
-        for r in rows
-        if (r.config["execution"], r.status) == ("compiled", "ok")
-        and r.config["n"] in LENGTHS
-    ]
+    found = tried(record, execution="compiled")
+    return [c for c in found if c and c.config["n"] <= LONGEST]
 
 
 # Tables -------------------------------------------------------------------------------
@@ -90,76 +95,59 @@ def compiled_table(record: Record) -> str:
     """The assignment's 20 cells, fp32 without a mask: eager and compiled times, their
     ratio, and the compile time.
     """
-    rows = []
-    for d in WIDTHS:
-        for n in LENGTHS:
-            eager, compiled = (
-                cell(record, n, d, execution=execution) for execution in EXECUTIONS
-            )
-            if eager is not None and compiled is not None:
-                cells = reported_cells if record.kind == "reported" else measured_cells
-                rows.append([str(d), str(n), *cells(record, eager, compiled)])
-    header = [
-        f"{name} {what}"
-        for name in PASSES
-        for what in ("eager, ms", "compiled, ms", "speed-up")
+    found = [pair(record, n, d) for d in axis(record, "d") for n in lengths(record)]
+    found = [both for both in found if both[0].row and both[1].row]
+    reported = record.kind == "reported"
+
+    def time(name: str, which: int):
+        if reported:
+            return lambda both: both[which][f"{name}_mean_ms"]
+        return lambda both: both[which].ms(name)
+
+    def ratio(name: str):
+        return lambda both: time(name, 0)(both) / time(name, 1)(both)
+
+    times = [
+        column
+        for p in PASSES
+        for column in (
+            (f"{p} eager, ms", time(p, 0), "{:.3f}"),
+            (f"{p} compiled, ms", time(p, 1), "{:.3f}"),
+            (f"{p} speed-up", ratio(p), "{:.2f}"),
+        )
     ]
-    last = "remark" if record.kind == "reported" else "compiling, s"
-    return table(["d", "N", *header, last], rows, left=0) if rows else ""
-
-
-def measured_cells(record: Record, eager: Row, compiled: Row) -> list[str]:
-    texts = []
-    for name in PASSES:
-        for row in (eager, compiled):
-            time = median_ms(row, name)
-            texts.append(in_words(record, row) if time is None else f"{time:.3f}")
-        ratio = speedup(record, eager, name)
-        texts.append(f"{ratio:.2f}" if ratio else "")
-    return [
-        *texts,
-        f"{compile_seconds(compiled):.1f}" if compiled.status == "ok" else "",
+    name = [
+        (head, lambda both, k=head.lower(): both[0].config[k]) for head in ("d", "N")
     ]
-
-
-def reported_cells(record: Record, eager: Row, compiled: Row) -> list[str]:
-    texts = []
-    for name in PASSES:
-        times = [row.metrics[f"{name}_mean_ms"] for row in (eager, compiled)]
-        texts += [*(f"{time:.3f}" for time in times), f"{times[0] / times[1]:.2f}"]
-    return [*texts, compiled.reason or ""]
+    last = ("compiling, s", lambda both: compile_seconds(both[1]), "{:.1f}")
+    if reported:
+        last = ("remark", lambda both: both[1].row.reason or "")
+    return columns(found, *name, *times, last, left=0)
 
 
 def kernels_table(record: Record) -> str:
     """Kernels of each pass, eager and compiled, and what those do that the compiler
     wrote.
     """
-    rows = []
-    for dtype, causal in VARIANTS:
-        for name in PASSES:
-            pair = [
-                cell(record, KERNELS_AT, dtype=dtype, causal=causal, execution=e)
-                for e in EXECUTIONS
-            ]
-            counts = [
-                str(row.metrics.get(f"{name}_kernels", "")) if row else ""
-                for row in pair
-            ]
-            written = pair[1].metrics.get(f"{name}_fused", []) if pair[1] else []
-            rows.append(
-                [dtype, causal, name, *counts, "<br>".join(map(fused_words, written))]
-            )
-    header = [
-        "dtype",
-        "causal mask",
-        "pass",
-        "eager kernels",
-        "compiled kernels",
-        "of these, fused by the compiler",
+    found = [
+        (*variant, name, *pair(record, KERNELS_AT, 64, *variant))
+        for variant in variants(record)
+        for name in PASSES
     ]
-    return table(header, rows, left=len(header))
+    return columns(
+        found,
+        *((head, lambda of, i=i: of[i]) for i, head in enumerate(NAME)),
+        ("eager kernels", lambda of: of[3].get(f"{of[2]}_kernels")),
+        ("compiled kernels", lambda of: of[4].get(f"{of[2]}_kernels")),
+        (
+            "of these, fused by the compiler",
+            lambda of: lines(map(fused_words, of[4].get(f"{of[2]}_fused", []))),
+        ),
+        left=len(NAME) + 3,
+    )
 
 
+NAME = ("dtype", "causal mask", "pass")
 KINDS = {"poi": "pointwise", "red": "reduction", "per": "reduction"}
 
 
@@ -174,101 +162,73 @@ def fused_words(kernel: str) -> str:
 
 # The map ------------------------------------------------------------------------------
 
-MAP = "Eager time over compiled time, both passes together: above 1 compiling gains (green), below 1 it loses (brown)."
+MAP = (
+    "Eager time over compiled time, both passes together: above 1 compiling gains "
+    "(green), below 1 it loses (brown)."
+)
 # Colours end at a factor of 4 either way.
 LARGEST = 4.0
 
 
-def speedups(record: Record | None) -> list[float]:
-    """Of all cells of the grid, forward and backward together."""
-    return [
-        ratio
-        for row in compiled_rows(record)
-        if (ratio := speedup(record, row)) is not None
-    ]
-
-
 def speedups_body(record: Record) -> str:
     found = speedups(record)
-    span = (
-        f"goes from {min(found):.2f} to {max(found):.2f}"
-        if found
-        else "was not measured"
-    )
-    alt = f"Eager time over compiled time {span}, by d and N."
-    rows = []
-    for dtype, causal in VARIANTS:
-        for d in WIDTHS:
-            ratios = [
-                speedup(record, cell(record, n, d, dtype, causal)) for n in LENGTHS
-            ]
-            rows.append(
-                [
-                    dtype,
-                    causal,
-                    str(d),
-                    *(f"{ratio:.2f}" if ratio else "" for ratio in ratios),
-                ]
-            )
-    data = table(
-        ["dtype", "causal mask", "d", *(f"N = {n}" for n in LENGTHS)], rows, left=2
-    )
+    told = f"goes from {span(found)}" if found else "was not measured"
+    alt = f"Eager time over compiled time {told}, by d and N."
     drawn = figure(f"attention-speedup-{record.device.slug}", alt, MAP)
+    data = columns(
+        [(*variant, d) for variant in variants(record) for d in axis(record, "d")],
+        *((head, lambda of, i=i: of[i]) for i, head in enumerate((*NAME[:2], "d"))),
+        *(
+            (
+                f"N = {n}",
+                lambda of, n=n: speedup(pair(record, n, of[2], *of[:2])) or "",
+                lambda ratio: f"{ratio:.2f}" if ratio else "",
+            )
+            for n in lengths(record)
+        ),
+        left=2,
+    )
     return f"{drawn}\n\n{data}"
 
 
 def speedup_figure(record: Record) -> dict[str, str]:
-    with canvas(width=6.4, height=5.0) as fig:
-        for axes, (dtype, causal) in zip(
-            fig.subplots(2, 2).flat, VARIANTS, strict=True
-        ):
-            for i, d in enumerate(WIDTHS):
-                for j, n in enumerate(LENGTHS):
-                    draw_cell(
-                        axes, j, i, speedup(record, cell(record, n, d, dtype, causal))
-                    )
-            axes.set_title(
-                f"{dtype}, {'causal mask' if causal == 'yes' else 'no mask'}",
-                fontsize=11,
-            )
-            axes.set(xlim=(0, len(LENGTHS)), ylim=(len(WIDTHS), 0))
-            axes.set_xticks(
-                [j + 0.5 for j in range(len(LENGTHS))],
-                [str(n) for n in LENGTHS],
-                fontsize=9,
-            )
-            axes.set_yticks(
-                [i + 0.5 for i in range(len(WIDTHS))], [str(d) for d in WIDTHS]
-            )
+    widths, ns = axis(record, "d"), lengths(record)
+    with figures.canvas(width=6.4, height=5.0) as fig:
+        panels = fig.subplots(2, 2).flat
+        for axes, (dtype, causal) in zip(panels, variants(record), strict=False):
+            for i, d in enumerate(widths):
+                for j, n in enumerate(ns):
+                    draw_cell(axes, j, i, speedup(pair(record, n, d, dtype, causal)))
+            mask = "causal mask" if causal == "yes" else "no mask"
+            axes.set_title(f"{dtype}, {mask}", fontsize=11)
+            axes.set(xlim=(0, len(ns)), ylim=(len(widths), 0))
+            middles = [j + 0.5 for j in range(len(ns))]
+            axes.set_xticks(middles, [str(n) for n in ns], fontsize=9)
+            middles = [i + 0.5 for i in range(len(widths))]
+            axes.set_yticks(middles, [str(d) for d in widths])
             axes.tick_params(length=0)
             axes.grid(False)
             axes.spines[:].set_visible(False)
         fig.supxlabel("sequence length N", fontsize=11)
         fig.supylabel("width d", fontsize=11)
-        return svg_pair(f"speedup-{record.device.slug}", fig)
+        return figures.svg_pair(f"speedup-{record.device.slug}", fig)
 
 
-def draw_cell(axes: Axes, x: int, y: int, ratio: float | None) -> None:
+def draw_cell(axes: Axes, x: int, y: int, ratio: float) -> None:
     """One cell with its number, in black or white, whichever reads on its colour, light
     page or dark.
     """
-    if ratio is None:
-        axes.text(x + 0.5, y + 0.5, "-", ha="center", va="center", color=INK)
+    centre: dict[str, Any] = {"ha": "center", "va": "center"}
+    if not ratio:
+        axes.text(x + 0.5, y + 0.5, "-", color=figures.INK, **centre)
         return
     place = 0.5 + 0.5 * max(-1.0, min(1.0, log(ratio) / log(LARGEST)))
     red, green, blue, _ = colormaps["BrBG"](place)
+    color = to_hex((red, green, blue))
+    axes.add_patch(Rectangle((x, y), 1, 1, facecolor=color, edgecolor="none"))
     bright = 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
-    axes.add_patch(
-        Rectangle((x, y), 1, 1, facecolor=to_hex((red, green, blue)), edgecolor="none")
-    )
-    axes.text(
-        x + 0.5,
-        y + 0.5,
-        f"{ratio:.2f}",
-        ha="center",
-        va="center",
-        color="#000000" if bright else "#ffffff",
-    )
+    ink = "#000000" if bright else "#ffffff"
+    axes.text(x + 0.5, y + 0.5, f"{ratio:.2f}", color=ink, **centre)
 
 
 # Facts --------------------------------------------------------------------------------
@@ -277,29 +237,30 @@ def draw_cell(axes: Axes, x: int, y: int, ratio: float | None) -> None:
 def facts(record: Record | None) -> dict[str, str]:
     """The range of the speed-ups, the price of compiling, and kernels before and after."""
     rows, found = compiled_rows(record), speedups(record)
-    seconds = [compile_seconds(row) for row in rows]
-    pair = {
-        execution: cell(record, KERNELS_AT, execution=execution)
-        for execution in EXECUTIONS
-    }
-    longest = cell(record, LENGTHS[-1])
-    two = "{:.2f}".format
+    seconds = [compile_seconds(c) for c in rows]
+    longest = pair(record, LONGEST)
+    recompiles = sum(c["recompiles"] for c in rows) if rows else MISSING
     return {
-        "speedup_least": fact(min(found, default=None), two),
-        "speedup_most": fact(max(found, default=None), two),
-        "speedup_forward": fact(speedup(record, longest, "forward"), two),
-        "speedup_backward": fact(speedup(record, longest, "backward"), two),
-        "compile_least": fact(min(seconds, default=None), "{:.1f} s".format),
-        "compile_most": fact(max(seconds, default=None), "{:.1f} s".format),
-        "recompiles": fact(
-            sum(row.metrics["recompiles"] for row in rows) if rows else None,
-            "{:.0f}".format,
-        ),
+        "speedup_least": say(least(found), "{:.2f}"),
+        "speedup_most": say(most(found), "{:.2f}"),
+        **{f"speedup_{p}": say(speedup(longest, p), "{:.2f}") for p in PASSES},
+        "compile_least": say(least(seconds), "{:.1f} s"),
+        "compile_most": say(most(seconds), "{:.1f} s"),
+        "recompiles": say(recompiles),
         **{
-            f"{name}_kernels_{execution}": fact(
-                row.metrics.get(f"{name}_kernels") if row else None, "{:.0f}".format
-            )
-            for execution, row in pair.items()
+            f"{name}_kernels_{execution}": say(c.get(f"{name}_kernels"))
+            for execution, c in zip(EXECUTIONS, pair(record, KERNELS_AT), strict=True)
             for name in PASSES
         },
     }
+
+
+@claim(
+    "torch_compile",
+    "Compiled attention is faster than eager attention, forward and backward together, "
+    "in every cell.",
+)
+def compiled_attention_faster(record: Record) -> Judgement:
+    found = speedups(record)
+    numbers = f"Eager time over compiled time: {span(found)} over {len(found)} cells."
+    return found and (min(found) > 1, numbers)

@@ -2,28 +2,32 @@
 and where a GPU is full.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from matplotlib.ticker import LogLocator
 
 from systems.formulas.costs import attention_peak_bytes, attention_saved_bytes
-from systems.records.record import Record, Row
-from tools.render.figures import MARKERS, SERIES, canvas, plain_log_scale, svg_pair
-from tools.render.markdown import fact, figure, gib, per_device, percent, table
+from systems.records.record import Record
+from tools.render import figures
+from tools.render.claims import Judgement, claim
+from tools.render.markdown import columns, figure, gib, per_device, percent, table
+from tools.render.rows import MISSING, Cell, most, say
 from tools.render.stems.attention.rows import (
     BATCH,
+    BEFORE_BACKWARD,
     ELEMENT_BYTES,
     EXECUTIONS,
-    LENGTHS,
-    VARIANTS,
+    LONGEST,
+    PEAK,
     WIDTH,
-    cell,
+    at,
     gib3,
-    in_words,
+    lengths,
     matrix_bytes,
     shape,
     shape_of,
+    tried,
+    variants,
 )
 
 # From here on what grows with N² hides everything else.
@@ -34,61 +38,53 @@ def fragments(measured: list[Record]) -> dict[str, str]:
     """The list of kept tensors, prediction beside measurement with its figure, and the
     accounting at the peak.
     """
-    figures: dict[str, str] = {}
-    for record in measured:
-        figures |= memory_figure(record)
     return {
         "saved.md": per_device(measured, saved_table),
         "memory.md": per_device(measured, lambda r: f"{memory_table(r)}\n\n{drawn(r)}"),
         "accounting.md": per_device(measured, accounting),
-        **figures,
+        **figures.of_each(measured, memory_figure),
     }
 
 
 # What is kept -------------------------------------------------------------------------
 
 
-def kept_bytes(row: Row | None) -> int | None:
+def kept_bytes(c: Cell) -> float:
     """Measured: what the forward pass adds to the memory in use."""
-    m = row.metrics if row else {}
-    return (
-        m["before_backward_bytes"] - m["before_forward_bytes"]
-        if "before_backward_bytes" in m
-        else None
-    )
+    return c.get(BEFORE_BACKWARD) - c.get("before_forward_bytes")
 
 
-def listed_bytes(row: Row) -> int:
-    """Predicted from the list of saved tensors, each memory once, and the output."""
-    c = row.config
-    output = c["batch"] * c["n"] * c["d"] * ELEMENT_BYTES[c["dtype"]]
-    return sum(tensor["adds_bytes"] for tensor in row.metrics["saved"]) + output
-
-
-def formula_bytes(row: Row) -> int:
-    """Predicted by formula, for eager attention."""
-    return sum(attention_saved_bytes(**shape_of(row)).values())
-
-
-def predicted_bytes(row: Row) -> int:
-    return (
-        formula_bytes(row) if row.config["execution"] == "eager" else listed_bytes(row)
-    )
+def predicted_bytes(c: Cell) -> float:
+    """Eager by formula; compiled from the list of its saved tensors, each memory once,
+    and the output.
+    """
+    if not c:
+        return c.missing
+    if c.config["execution"] == "eager":
+        return sum(attention_saved_bytes(**shape_of(c)).values())
+    rows = c.config["batch"] * c.config["n"]
+    output = rows * c.config["d"] * ELEMENT_BYTES[c.config["dtype"]]
+    return sum(tensor["adds_bytes"] for tensor in c["saved"]) + output
 
 
 def saved_table(record: Record) -> str:
     """Every saved tensor at N = 4096 under the causal mask, eager beside compiled."""
-    rows = []
-    for execution in EXECUTIONS:
-        row = cell(record, LONG, causal="yes", execution=execution)
-        for tensor in row.metrics.get("saved", []) if row else []:
-            dimensions = "\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}".join(
-                map(str, tensor["shape"])
-            )
-            sizes = [f"{tensor[key] / 2**20:.1f}" for key in ("bytes", "adds_bytes")]
-            rows.append([execution, tensor["dtype"], dimensions, *sizes])
-    return table(
-        ["execution", "dtype", "shape", "size, MiB", "adds, MiB"], rows, left=3
+    found = [
+        (execution, tensor)
+        for execution in EXECUTIONS
+        for tensor in at(record, LONG, causal="yes", execution=execution).get(
+            "saved", []
+        )
+    ]
+    times = "\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}"
+    return columns(
+        found,
+        ("execution", lambda of: of[0]),
+        ("dtype", lambda of: of[1]["dtype"]),
+        ("shape", lambda of: times.join(map(str, of[1]["shape"]))),
+        ("size, MiB", lambda of: of[1]["bytes"] / 2**20, "{:.1f}"),
+        ("adds, MiB", lambda of: of[1]["adds_bytes"] / 2**20, "{:.1f}"),
+        left=3,
     )
 
 
@@ -96,115 +92,86 @@ def memory_table(record: Record) -> str:
     """Prediction and measurement at one width: eager by formula, compiled from the list
     of its saved tensors.
     """
-    rows = []
-    for dtype, causal in VARIANTS:
-        for n in LENGTHS:
-            found = [
-                cell(record, n, WIDTH, dtype, causal, execution)
-                for execution in EXECUTIONS
-            ]
-            rows.append(
-                [
-                    dtype,
-                    causal,
-                    str(n),
-                    *(text for row in found for text in memory_cells(record, row)),
-                ]
-            )
-    columns = ["predicted, GiB", "measured, GiB", "measured / predicted", "bytes / N²"]
-    header = [
-        f"{execution}: {column}" for execution in EXECUTIONS for column in columns
-    ]
-    return table(["dtype", "causal mask", "N", *header], rows, left=2)
+
+    def of(execution: str):
+        def found(place: tuple[str, str, int]) -> Cell:
+            dtype, causal, n = place
+            return at(record, n, WIDTH, dtype, causal, execution)
+
+        return (
+            ("predicted, GiB", lambda p: predicted_bytes(found(p)), gib3),
+            ("measured, GiB", lambda p: kept_bytes(found(p)), gib3),
+            ("measured / predicted", lambda p: over_predicted(found(p)), "{:.3f}"),
+            ("bytes / N²", lambda p: kept_bytes(found(p)) / p[2] ** 2, "{:.2f}"),
+        )
+
+    return columns(
+        [(*v, n) for v in variants(record) for n in lengths(record)],
+        ("dtype", lambda place: place[0]),
+        ("causal mask", lambda place: place[1]),
+        ("N", lambda place: place[2]),
+        *((f"{e}: {head}", *rest) for e in EXECUTIONS for head, *rest in of(e)),
+        left=2,
+    )
 
 
-def memory_cells(record: Record, row: Row | None) -> list[str]:
-    kept = kept_bytes(row)
-    if row is None or row.status != "ok" or kept is None:
-        return [in_words(record, row) if row else "", "", "", ""]
-    predicted = predicted_bytes(row)
-    ratio = f"{kept / predicted:.3f}"
-    return [gib3(predicted), gib3(kept), ratio, f"{kept / row.config['n'] ** 2:.2f}"]
+def over_predicted(c: Cell) -> float:
+    return kept_bytes(c) / predicted_bytes(c)
 
 
-def largest_error(record: Record | None) -> float | None:
+def largest_error(record: Record | None) -> float:
     """Largest |measured / predicted - 1| over all rows of long sequences."""
-    rows = [row for row in record.rows if row.config["n"] >= LONG] if record else []
-    pairs = [
-        (kept, predicted_bytes(row))
-        for row in rows
-        if (kept := kept_bytes(row)) is not None
-    ]
-    return max((abs(kept / predicted - 1) for kept, predicted in pairs), default=None)
+    return most(
+        abs(over_predicted(c) - 1) for c in tried(record) if c.config["n"] >= LONG
+    )
 
 
 # Figure -------------------------------------------------------------------------------
 
-GROWTH = (
-    f"Memory against N: fp32, d = {WIDTH}, no mask. Marks: measured (filled: eager, hollow: compiled). Lines: eager, "
-    "predicted."
-)
-SERIES_OF: dict[str, Callable[[Row], int | None]] = {
-    "peak": lambda row: row.metrics.get("peak_allocated_bytes"),
-    "kept for the backward pass": kept_bytes,
-}
-PREDICTED: dict[str, Callable[..., dict[str, int]]] = {
-    "peak": attention_peak_bytes,
-    "kept for the backward pass": attention_saved_bytes,
+
+def peak_bytes(c: Cell) -> float:
+    return c.get(PEAK)
+
+
+CURVES: dict[str, Any] = {
+    "peak": (peak_bytes, attention_peak_bytes),
+    "kept for the backward pass": (kept_bytes, attention_saved_bytes),
 }
 
 
 def drawn(record: Record) -> str:
-    off = fact(largest_error(record), percent)
-    alt = f"Kept memory grows with N² and differs from its prediction by {off} at most from N = {LONG} on."
-    return figure(f"attention-memory-{record.device.slug}", alt, GROWTH)
+    off = say(largest_error(record), percent)
+    return figure(
+        f"attention-memory-{record.device.slug}",
+        "Kept memory grows with N² and differs from its prediction by "
+        f"{off} at most from N = {LONG} on.",
+        f"Memory against N: fp32, d = {WIDTH}, no mask. Marks: measured (filled: "
+        "eager, hollow: compiled). Lines: eager, predicted.",
+    )
 
 
 def memory_figure(record: Record) -> dict[str, str]:
-    with canvas(height=4.4) as fig:
+    ns = lengths(record)
+    looks = zip(CURVES.items(), figures.SERIES, figures.MARKERS, strict=False)
+    with figures.canvas(height=4.4) as fig:
         axes = fig.subplots()
-        for (name, read), color, marker in zip(
-            SERIES_OF.items(), SERIES, MARKERS, strict=False
-        ):
-            line = [
-                (n, sum(PREDICTED[name](**shape(n)).values()) / 2**30) for n in LENGTHS
-            ]
-            axes.plot(
-                *zip(*line, strict=True),
-                "-",
-                color=color,
-                linewidth=1.2,
-                label=f"{name}, predicted",
-            )
+        for (name, (read, formula)), color, marker in looks:
+            predicted = [sum(formula(**shape(n)).values()) / 2**30 for n in ns]
+            label = f"{name}, predicted"
+            axes.plot(ns, predicted, "-", color=color, linewidth=1.2, label=label)
             for execution, face in zip(EXECUTIONS, (color, "none"), strict=True):
-                rows = [
-                    row
-                    for n in LENGTHS
-                    if (row := cell(record, n, execution=execution))
+                read_gib = [
+                    read(at(record, n, execution=execution)) / 2**30 for n in ns
                 ]
-                points = [
-                    (row.config["n"], value / 2**30)
-                    for row in rows
-                    if (value := read(row)) is not None
-                ]
-                if points:
-                    style: dict[str, Any] = {"color": color, "markerfacecolor": face}
-                    axes.plot(
-                        *zip(*points, strict=True),
-                        marker,
-                        label=f"{name}, {execution}",
-                        **style,
-                    )
-        axes.set_xscale("log", base=2)
-        plain_log_scale(axes.yaxis)
+                style = {"ls": "none", "color": color, "markerfacecolor": face}
+                label = f"{name}, {execution}"
+                figures.line(axes, ns, read_gib, marker=marker, label=label, **style)
+        figures.plain_log_scale(axes.yaxis)
         axes.yaxis.set_major_locator(LogLocator())
-        axes.set_xticks(LENGTHS, [str(n) for n in LENGTHS])
-        axes.set_xlabel("sequence length N")
+        figures.power_of_two_axis(axes.xaxis, ns, "sequence length N")
         axes.set_ylabel("GiB")
-        fig.legend(
-            loc="outside upper center", ncols=2, columnspacing=1.0, handlelength=1.6
-        )
-        return svg_pair(f"memory-{record.device.slug}", fig)
+        figures.legend_above(fig, ncols=2)
+        return figures.svg_pair(f"memory-{record.device.slug}", fig)
 
 
 # Where a GPU is full ------------------------------------------------------------------
@@ -214,23 +181,15 @@ def accounted_length(record: Record) -> int:
     """The shortest measured length that ran out of memory; where none did, the first
     doubled one that must.
     """
-    out = [
-        r.config["n"]
-        for r in record.rows
-        if r.status == "out_of_memory" and is_plain(r)
-    ]
+    plain = {"d": WIDTH, "dtype": "fp32", "causal": "no", "execution": "eager"}
+    found = tried(record, **plain)
+    out = [c.config["n"] for c in found if c.row and c.row.status == "out_of_memory"]
     if out:
         return min(out)
-    n = LENGTHS[-1]
+    n = LONGEST
     while needed_at(n) <= (record.device.memory_bytes or 0):
         n *= 2
     return n
-
-
-def is_plain(row: Row) -> bool:
-    """Eager fp32 attention without a mask at the width that the page speaks of."""
-    wanted = {"d": WIDTH, "dtype": "fp32", "causal": "no", "execution": "eager"}
-    return wanted.items() <= row.config.items()
 
 
 def needed_at(n: int) -> int:
@@ -244,9 +203,8 @@ def shortest_out(memory_bytes: int) -> int:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (
-            (middle, high) if needed_at(middle) <= memory_bytes else (low, middle)
-        )
+        fits = needed_at(middle) <= memory_bytes
+        low, high = (middle, high) if fits else (low, middle)
     return high
 
 
@@ -256,31 +214,24 @@ def accounting(record: Record) -> str:
     """
     n = accounted_length(record)
     parts = attention_peak_bytes(**shape(n))
-    rows = [[name, gib3(size)] for name, size in parts.items()]
-    rows.append(
-        [f"all, N = {n}, d = {WIDTH}, b = {BATCH}, fp32", gib3(sum(parts.values()))]
-    )
-    tried = "; ".join(
-        f"{execution} {outcome(record, n, execution)}" for execution in EXECUTIONS
-    )
+    whole = {f"all, N = {n}, d = {WIDTH}, b = {BATCH}, fp32": sum(parts.values())}
+    rows = [[name, gib3(size)] for name, size in (parts | whole).items()]
+    tried = "; ".join(f"{e} {outcome(record, n, e)}" for e in EXECUTIONS)
     memory = record.device.memory_bytes
     holds = f" This GPU has {gib(memory)} GiB." if memory else ""
-    return f"{table(['tensor at the peak', 'GiB'], rows)}\n\nTried at N = {n}: {tried}.{holds}"
+    listed = table(["tensor at the peak", "GiB"], rows)
+    return f"{listed}\n\nTried at N = {n}: {tried}.{holds}"
 
 
 def outcome(record: Record | None, n: int, execution: str) -> str:
     """What a run at this length came to, in words that follow the name of an execution."""
-    row = cell(record, n, execution=execution)
-    if row is None:
+    c = at(record, n, execution=execution)
+    if c.row is None:
         return "was not measured"
-    if row.status != "ok":
-        return (
-            "ran " + row.status.replace("_", " ")
-            if row.status == "out_of_memory"
-            else f"was {row.status}"
-        )
-    peak = row.metrics.get("peak_allocated_bytes")
-    return "ran" + (f" with a peak of {gib(peak)} GiB" if peak else "")
+    if not c:
+        full = c.row.status == "out_of_memory"
+        return "ran out of memory" if full else f"was {c.row.status}"
+    return "ran" + (f" with a peak of {gib(c[PEAK])} GiB" if c.get(PEAK) else "")
 
 
 # Facts --------------------------------------------------------------------------------
@@ -288,29 +239,30 @@ def outcome(record: Record | None, n: int, execution: str) -> str:
 
 def facts(record: Record | None) -> dict[str, str]:
     """Bytes per N², predicted and measured, and the configuration that does not fit."""
-    longest = LENGTHS[-1]
-    memory = record.device.memory_bytes if record else None
-    n = accounted_length(record) if record and memory else None
-    found = {
-        execution: cell(record, longest, execution=execution)
-        for execution in EXECUTIONS
-    }
-    kept = {execution: kept_bytes(row) for execution, row in found.items()}
-    per_square = {
-        e: bytes_ / longest**2 if bytes_ else None for e, bytes_ in kept.items()
-    }
-    words = {e: outcome(record, n, e) if n else "was not measured" for e in EXECUTIONS}
+    memory = (record.device.memory_bytes if record else None) or MISSING
+    n = accounted_length(record) if record and memory else 0
+    kept = {e: kept_bytes(at(record, LONGEST, execution=e)) for e in EXECUTIONS}
+    gibibytes = lambda v: f"{gib(v)} GiB"  # noqa: E731
     return {
-        "one_matrix": f"{gib(matrix_bytes(longest))} GiB",
-        "kept": fact(kept["eager"], lambda v: f"{gib(v)} GiB"),
+        "one_matrix": gibibytes(matrix_bytes(LONGEST)),
+        "kept": say(kept["eager"], gibibytes),
         "per_square_limit": f"{2 * BATCH * ELEMENT_BYTES['fp32']}",
-        "per_square_eager": fact(per_square["eager"], "{:.1f}".format),
-        "per_square_compiled": fact(per_square["compiled"], "{:.1f}".format),
-        "prediction_off_most": fact(largest_error(record), percent),
-        "gpu_memory": fact(memory, lambda v: f"{gib(v)} GiB"),
-        "shortest_out": fact(shortest_out(memory) if memory else None, "{:.0f}".format),
-        "tried_length": fact(n, "{:.0f}".format),
-        "tried_need": fact(needed_at(n) if n else None, lambda v: f"{gib(v)} GiB"),
-        "tried_eager": words["eager"],
-        "tried_compiled": words["compiled"],
+        **{f"per_square_{e}": say(kept[e] / LONGEST**2, "{:.1f}") for e in EXECUTIONS},
+        "prediction_off_most": say(largest_error(record), percent),
+        "gpu_memory": say(memory, gibibytes),
+        "shortest_out": say(shortest_out(int(memory)) if memory else memory),
+        "tried_length": say(n or MISSING),
+        "tried_need": say(needed_at(n) if n else MISSING, gibibytes),
+        **{f"tried_{e}": outcome(record, n, e) for e in EXECUTIONS},
     }
+
+
+@claim(
+    "pytorch_attention",
+    "Eager attention keeps two fp32 score matrices of the batch for its backward pass: "
+    "about 64 bytes per N².",
+)
+def two_matrices_saved(record: Record) -> Judgement:
+    per_square = kept_bytes(at(record, LONGEST)) / LONGEST**2
+    numbers = f"Kept per N²: {per_square:.1f} bytes at N = {LONGEST:,}."
+    return per_square and (abs(per_square / 64 - 1) < 0.05, numbers)

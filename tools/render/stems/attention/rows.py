@@ -1,56 +1,68 @@
-"""What the rows of an `attention` record say: cells by name, medians, and the memory
-that a configuration needs.
+"""What the rows of an `attention` record say: cells by name, and the memory that a
+configuration needs.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from systems.formulas.costs import attention_peak_bytes
-from systems.records.record import Record, Row
-from systems.records.summary import summarize
-from tools.render.markdown import gib
+from systems.records.record import Record
+from tools.render.rows import Cell, axis, cell, cells, say
 
-WIDTHS = (16, 32, 64, 128)
-LENGTHS = (256, 1024, 4096, 8192, 16384)
-VARIANTS = [(dtype, causal) for dtype in ("fp32", "bf16") for causal in ("no", "yes")]
+PASSES = ("forward", "backward")
 EXECUTIONS = ("eager", "compiled")
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
 BATCH = 8
-# The width that tables and figures over N show, and that the sentences name.
-WIDTH = 64
+# What tables and figures over N show, and what sentences name.
+WIDTH, LONGEST = 64, 16384
 
 
-def cell(
+@dataclass(frozen=True)
+class Tried(Cell):
+    """A cell that says what it needs where that was too much."""
+
+    record: Record | None
+
+    @property
+    def why(self) -> str:
+        """ "out of memory, needs 48.2 GiB"."""
+        out = self.row is not None and self.row.status == "out_of_memory"
+        needed = needed_bytes(self.record, self) if out else 0.0
+        return super().why + (f", needs {needed / 2**30:.1f} GiB" if needed else "")
+
+
+def at(
     record: Record | None,
     n: int,
     d: int = WIDTH,
     dtype: str = "fp32",
     causal: str = "no",
     execution: str = "eager",
-) -> Row | None:
-    return (
-        record.find(d=d, n=n, dtype=dtype, causal=causal, execution=execution)
-        if record
-        else None
-    )
+) -> Tried:
+    named = {"d": d, "n": n, "dtype": dtype, "causal": causal, "execution": execution}
+    return Tried(cell(record, **named).row, record)
 
 
-def samples_ms(row: Row, *passes: str) -> list[float]:
-    """The named passes of each repetition added up; without names, forward and
-    backward.
-    """
-    names = [f"{name}_ms" for name in passes or ("forward", "backward")]
+def tried(record: Record | None, **config: Any) -> list[Tried]:
+    return [Tried(c.row, record) for c in cells(record, **config)]
+
+
+def lengths(record: Record | None) -> list[int]:
+    """Those of the grid. Longer ones were tried at one width."""
+    return [n for n in sorted(axis(record, "n")) if n <= LONGEST]
+
+
+def variants(record: Record | None) -> list[tuple[str, str]]:
+    """dtype and causal mask."""
     return [
-        sum(times) for times in zip(*(row.metrics[name] for name in names), strict=True)
+        (dtype, causal)
+        for dtype in axis(record, "dtype")
+        for causal in axis(record, "causal")
     ]
 
 
-def median_ms(row: Row | None, *passes: str) -> float | None:
-    """None where there is no such row or it ran out of memory."""
-    return (
-        summarize(samples_ms(row, *passes)).median
-        if row is not None and row.status == "ok"
-        else None
-    )
+def both_ms(c: Cell) -> float:
+    return c.ms(*PASSES)
 
 
 def matrix_bytes(n: int, dtype: str = "fp32") -> int:
@@ -62,48 +74,29 @@ def shape(
     n: int, d: int = WIDTH, dtype: str = "fp32", causal: str = "no"
 ) -> dict[str, Any]:
     """What the formulas of `systems.formulas.costs` ask for."""
-    return {
-        "batch": BATCH,
-        "n": n,
-        "d": d,
-        "element_bytes": ELEMENT_BYTES[dtype],
-        "causal": causal == "yes",
-    }
+    sizes = {"batch": BATCH, "n": n, "d": d, "element_bytes": ELEMENT_BYTES[dtype]}
+    return {**sizes, "causal": causal == "yes"}
 
 
-def shape_of(row: Row) -> dict[str, Any]:
-    return shape(*(row.config[key] for key in ("n", "d", "dtype", "causal")))
+def shape_of(c: Cell) -> dict[str, Any]:
+    return shape(*(c.config[key] for key in ("n", "d", "dtype", "causal")))
 
 
-def needed_bytes(record: Record, row: Row) -> float | None:
+def needed_bytes(record: Record | None, c: Cell) -> float:
     """Peak memory by prediction: eager by formula; compiled by growth with N² from its
-    longest row that fitted.
+    longest row that fitted, 0 where none did.
     """
-    if row.config["execution"] == "eager":
-        return sum(attention_peak_bytes(**shape_of(row)).values())
-    series = {key: row.config[key] for key in ("d", "dtype", "causal", "execution")}
-    fitted = [
-        r
-        for r in record.rows
-        if series.items() <= r.config.items() and "peak_allocated_bytes" in r.metrics
-    ]
-    longest = max(fitted, key=lambda r: r.config["n"], default=None)
-    if longest is None:
-        return None
-    return (
-        longest.metrics["peak_allocated_bytes"]
-        * (row.config["n"] / longest.config["n"]) ** 2
-    )
+    if c.config["execution"] == "eager":
+        return sum(attention_peak_bytes(**shape_of(c)).values())
+    series = {key: c.config[key] for key in ("d", "dtype", "causal", "execution")}
+    peaks = {o.config["n"]: o.get(PEAK, 0) for o in cells(record, **series) if o}
+    longest = max((n for n, peak in peaks.items() if peak), default=0)
+    return peaks[longest] * (c.config["n"] / longest) ** 2 if longest else 0.0
 
 
-def in_words(record: Record, row: Row) -> str:
-    """Why a row has no times: "out of memory, needs 48.2 GiB"."""
-    needed = needed_bytes(record, row) if row.status == "out_of_memory" else None
-    return row.status.replace("_", " ") + (
-        f", needs {gib(needed)} GiB" if needed else ""
-    )
+BEFORE_BACKWARD, PEAK = "before_backward_bytes", "peak_allocated_bytes"
 
 
-def gib3(value: float | None) -> str:
+def gib3(value: float) -> str:
     """GiB, to three decimals, since the shortest sequences need little."""
-    return "" if value is None else f"{value / 2**30:.3f}"
+    return say(value / 2**30, "{:.3f}")

@@ -5,80 +5,75 @@ A step's phases are compared, each timed in the same run. A time that does not g
 the work was spent on launches.
 """
 
-from systems.formulas.costs import peak_of
 from systems.model.sizes import SIZES
 from systems.records.record import Record
-from tools.render.figures import INK, MARKERS, SERIES, canvas, svg_pair
-from tools.render.markdown import NOT_MEASURED, fact, figure, per_device, percent, table
+from tools.render.claims import Judgement, claim
+from tools.render.figures import (
+    INK,
+    MARKERS,
+    SERIES,
+    canvas,
+    legend_above,
+    line,
+    of_each,
+    svg_pair,
+)
+from tools.render.markdown import columns, figure, per_device, percent
+from tools.render.rows import MISSING, Cell, known, most, say, span
 from tools.render.stems.end_to_end.rows import (
-    CONTEXTS,
-    PRECISIONS,
-    cell,
+    at,
     flops,
-    median_ms,
+    of_grid,
+    share_of_peak,
+    steps_at_512,
 )
 
 PASSES = ("forward", "backward")
+# What is compared in a table: its name and its phases.
+COMPARED = (("forward", ("forward",)), ("backward", ("backward",)), ("step", ()))
 CAPTION = (
-    "fp32 time over bf16 time of forward and backward pass against their matrix FLOPs; each line is a model size, its "
-    "points are the contexts. The dotted line is no change."
+    "fp32 time over bf16 time of forward and backward pass against their matrix FLOPs; "
+    "each line is a model size, its points are the contexts. The dotted line is no "
+    "change."
 )
+Place = tuple[str, int]
 
 
-def time_ms(
-    record: Record | None, size: str, context: int, precision: str, *phases: str
-) -> float | None:
-    """Median time of these phases of a training step; all of them without names."""
-    return (
-        median_ms(cell(record, size, context, "step", precision), *phases)
-        if record
-        else None
-    )
+def step(record: Record | None, place: Place, precision: str) -> Cell:
+    return at(record, *place, "step", precision)
 
 
-def ratio(above: float | None, below: float | None) -> float | None:
-    return above / below if above and below else None
+def places(record: Record | None) -> list[Place]:
+    """Size and context of each step that was tried in bf16."""
+    steps = of_grid(record, mode="step", precision="bf16")
+    return [(c.config["size"], c.config["context"]) for c in steps]
 
 
 def speedup(
     record: Record | None,
-    size: str,
-    context: int,
+    place: Place,
     *phases: str,
     of: str = "fp32",
-    over: str = "bf16",
-) -> float | None:
-    times = (
-        time_ms(record, size, context, precision, *phases) for precision in (of, over)
-    )
-    return ratio(*times)
+    to: str = "bf16",
+) -> float:
+    """Time of these phases of a step in one precision over that in another."""
+    return step(record, place, of).ms(*phases) / step(record, place, to).ms(*phases)
 
 
-def doubling(
-    record: Record | None, size: str, context: int, precision: str
-) -> float | None:
+def gain(record: Record | None, place: Place) -> float:
+    return speedup(record, place, *PASSES)
+
+
+def doubling(record: Record | None, place: Place, precision: str) -> float:
     """Time of forward and backward at twice the context over that at this one: 1 where
     only launches count.
     """
-    return ratio(
-        *(time_ms(record, size, c, precision, *PASSES) for c in (2 * context, context))
-    )
+    twice = step(record, (place[0], 2 * place[1]), precision)
+    return twice.ms(*PASSES) / step(record, place, precision).ms(*PASSES)
 
 
-def share(
-    record: Record | None, size: str, context: int, precision: str
-) -> float | None:
-    """Matrix FLOPs of forward and backward over their time, as a share of the data
-    sheet's rate in this precision.
-    """
-    row = cell(record, size, context, "step", precision) if record else None
-    peak, time = (
-        peak_of(record.device.slug) if record else None,
-        median_ms(row, *PASSES),
-    )
-    if row is None or peak is None or time is None:
-        return None
-    return flops(row) / (time / 1e3) / getattr(peak, precision)
+def share(record: Record | None, place: Place, precision: str) -> float:
+    return share_of_peak(record, step(record, place, precision), *PASSES)
 
 
 # Fragments ----------------------------------------------------------------------------
@@ -88,128 +83,93 @@ def fragments(measured: list[Record]) -> dict[str, str]:
     """Speed-ups of every cell with a figure for each device, the reasons beside them,
     and TF32 as a third precision.
     """
-    figures: dict[str, str] = {}
-    for record in measured:
-        figures |= speedup_figure(record)
     return {
         "speedup.md": per_device(measured, speedup_body),
         "speedup-reasons.md": per_device(measured, reasons_table),
         "speedup-tf32.md": per_device(measured, tf32_table),
-        **figures,
+        **of_each(measured, speedup_figure),
     }
 
 
-def shown(value: float | None, text: str = ".2f") -> str:
-    return "" if value is None else format(value, text)
+SIZE = ("size", lambda place: place[0])
+NAME = (SIZE, ("context", lambda place: place[1]))
 
 
 def speedup_table(record: Record) -> str:
-    rows = []
-    for size in SIZES:
-        for context in CONTEXTS:
-            cells = []
-            for phases in (("forward",), ("backward",), ()):
-                fp32, bf16 = (
-                    time_ms(record, size, context, precision, *phases)
-                    for precision in ("fp32", "bf16")
-                )
-                cells += [shown(fp32), shown(bf16), shown(ratio(fp32, bf16))]
-            if any(cells):
-                rows.append([size, str(context), *cells])
-    header = ["size", "context"]
-    for phase in ("forward", "backward", "step"):
-        header += [f"{phase} in fp32, ms", "in bf16, ms", "fp32 / bf16"]
-    return table(header, rows)
+    def time(precision: str, phases: tuple[str, ...]):
+        return lambda place: step(record, place, precision).ms(*phases)
+
+    described = [
+        column
+        for name, phases in COMPARED
+        for column in (
+            (f"{name} in fp32, ms", time("fp32", phases), "{:.2f}"),
+            ("in bf16, ms", time("bf16", phases), "{:.2f}"),
+            ("fp32 / bf16", lambda p, of=phases: speedup(record, p, *of), "{:.2f}"),
+        )
+    ]
+    return columns(places(record), *NAME, *described)
 
 
 def reasons_table(record: Record) -> str:
-    rows = []
-    for size in SIZES:
-        for context in CONTEXTS:
-            shares = [
-                share(record, size, context, precision)
-                for precision in ("fp32", "bf16")
-            ]
-            doublings = [
-                doubling(record, size, context, precision)
-                for precision in ("fp32", "bf16")
-            ]
-            gain = speedup(record, size, context, *PASSES)
-            if gain is not None:
-                cells = [shown(gain), *(shown(value) for value in doublings)]
-                rows.append(
-                    [
-                        size,
-                        str(context),
-                        *cells,
-                        *(percent(value) if value else "" for value in shares),
-                    ]
-                )
-    header = ["size", "context", "fp32 / bf16, forward and backward"]
-    header += [f"{p}: time at twice the context over this" for p in ("fp32", "bf16")]
-    return table([*header, "fp32: share of peak", "bf16: share of peak"], rows)
+    twice = "time at twice the context over this"
+    return columns(
+        [place for place in places(record) if gain(record, place)],
+        *NAME,
+        ("fp32 / bf16, forward and backward", lambda p: gain(record, p), "{:.2f}"),
+        (f"fp32: {twice}", lambda p: doubling(record, p, "fp32"), "{:.2f}"),
+        (f"bf16: {twice}", lambda p: doubling(record, p, "bf16"), "{:.2f}"),
+        ("fp32: share of peak", lambda p: share(record, p, "fp32"), percent),
+        ("bf16: share of peak", lambda p: share(record, p, "bf16"), percent),
+    )
 
 
 def tf32_table(record: Record) -> str:
-    """Context 512, where TF32 was measured."""
-    rows = []
-    for size in SIZES:
-        for precision in PRECISIONS:
-            cells = []
-            for phases in (("forward",), ("backward",), ()):
-                time = time_ms(record, size, 512, precision, *phases)
-                cells += [
-                    shown(time),
-                    shown(ratio(time_ms(record, size, 512, "fp32", *phases), time)),
-                ]
-            if any(cells):
-                rows.append([size, precision, *cells])
-    header = ["size", "precision"]
-    for phase in ("forward", "backward", "step"):
-        header += [f"{phase}, ms", "fp32 over it"]
-    return table(header, rows, left=2)
+    described = [
+        column
+        for name, phases in COMPARED
+        for column in (
+            (f"{name}, ms", lambda c, of=phases: c.ms(*of), "{:.2f}"),
+            ("fp32 over it", lambda c, of=phases: over(record, c, *of), "{:.2f}"),
+        )
+    ]
+    return columns(steps_at_512(record), "size", "precision", *described, left=2)
+
+
+def over(record: Record, c: Cell, *phases: str) -> float:
+    fp32 = step(record, (c.config["size"], c.config["context"]), "fp32")
+    return fp32.ms(*phases) / c.ms(*phases)
 
 
 def speedup_body(record: Record) -> str:
-    """The figure with its table; nothing where no cell was measured in both precisions."""
-    gains = {
-        (size, c): speedup(record, size, c, *PASSES) for size in SIZES for c in CONTEXTS
-    }
-    found = {where: gain for where, gain in gains.items() if gain is not None}
+    """The figure with its table; nothing where no cell was measured in both."""
+    found = {p: g for p in places(record) if (g := gain(record, p))}
     if not found:
         return ""
-    (least, low), (most, high) = (
-        pick(found.items(), key=lambda item: item[1]) for pick in (min, max)
-    )
+    least, most = (pick(found, key=lambda place: found[place]) for pick in (min, max))
     alt = (
-        f"fp32 time over bf16 time of forward and backward ranges from {low:.2f} for {least[0]} at context {least[1]} "
-        f"to {high:.2f} for {most[0]} at context {most[1]}."
+        "fp32 time over bf16 time of forward and backward ranges from "
+        f"{found[least]:.2f} for {least[0]} at context {least[1]} to "
+        f"{found[most]:.2f} for {most[0]} at context {most[1]}."
     )
-    return f"{figure(f'end_to_end-speedup-{record.device.slug}', alt, CAPTION)}\n\n{speedup_table(record)}"
+    drawn = figure(f"end_to_end-speedup-{record.device.slug}", alt, CAPTION)
+    return f"{drawn}\n\n{speedup_table(record)}"
 
 
 def speedup_figure(record: Record) -> dict[str, str]:
     with canvas(height=4.2) as fig:
         axes = fig.subplots()
         for size, color, marker in zip(SIZES, SERIES, MARKERS, strict=True):
-            points = [
-                (flops(row), gain)
-                for context in CONTEXTS
-                if (row := cell(record, size, context, "step", "bf16")) is not None
-                and (gain := speedup(record, size, context, *PASSES)) is not None
-            ]
-            if points:
-                axes.plot(
-                    *zip(*points, strict=True), color=color, marker=marker, label=size
-                )
+            found = [p for p in places(record) if p[0] == size and gain(record, p)]
+            work = [flops(step(record, place, "bf16")) for place in found]
+            gains = [gain(record, place) for place in found]
+            line(axes, work, gains, color=color, marker=marker, label=size)
         axes.axhline(1, color=INK, linestyle=":", linewidth=1.2)
         axes.set_xscale("log")
         axes.set_ylim(bottom=0)
         axes.set_xlabel("matrix FLOPs of forward and backward")
         axes.set_ylabel("fp32 time / bf16 time")
-        fig.legend(
-            loc="outside upper center", ncols=5, columnspacing=1.0, handlelength=1.6
-        )
+        legend_above(fig, ncols=5)
         return svg_pair(f"speedup-{record.device.slug}", fig)
 
 
@@ -217,35 +177,55 @@ def facts(record: Record | None) -> dict[str, str]:
     """Two corners of the table with the reasons beside them, the extremes, and TF32 at
     context 512.
     """
-    two = "{:.2f}".format
-    found: dict[str, str] = {}
-    for size, context in (("small", 128), ("2.7B", 512)):
-        key = f"{size.replace('.', '_')}_{context}"
+    ratios: dict[str, float] = {}
+    shares: dict[str, float] = {}
+    for place in (("small", 128), ("2.7B", 512)):
+        key = f"{place[0].replace('.', '_')}_{place[1]}"
         for phase in PASSES:
-            found[f"gain_{phase}_{key}"] = fact(
-                speedup(record, size, context, phase), two
-            )
-        for precision in ("fp32", "bf16"):
-            found[f"doubling_{precision}_{key}"] = fact(
-                doubling(record, size, context, precision), two
-            )
-            found[f"pass_share_{precision}_{key}"] = fact(
-                share(record, size, context, precision), percent
-            )
+            ratios[f"gain_{phase}_{key}"] = speedup(record, place, phase)
+        for p in ("fp32", "bf16"):
+            ratios[f"doubling_{p}_{key}"] = doubling(record, place, p)
+            shares[f"pass_share_{p}_{key}"] = share(record, place, p)
     for size in ("small", "2.7B"):
-        key = size.replace(".", "_")
-        found[f"gain_tf32_{key}"] = fact(speedup(record, size, 512, over="tf32"), two)
-        found[f"gain_bf16_over_tf32_{key}"] = fact(
-            speedup(record, size, 512, of="tf32"), two
-        )
-    gains = [
-        gain
-        for size in SIZES
-        for c in CONTEXTS
-        if (gain := speedup(record, size, c, *PASSES)) is not None
-    ]
-    slower = sum(gain < 1 for gain in gains)
-    return found | {
-        "slower_cells": f"{slower} of {len(gains)}" if gains else NOT_MEASURED,
-        "gain_most": fact(max(gains, default=None), two),
+        key, place = size.replace(".", "_"), (size, 512)
+        ratios[f"gain_tf32_{key}"] = speedup(record, place, to="tf32")
+        ratios[f"gain_bf16_over_tf32_{key}"] = speedup(record, place, of="tf32")
+    gains = known(gain(record, place) for place in places(record))
+    slower = sum(g < 1 for g in gains) if gains else MISSING
+    return {
+        **{name: say(ratio, "{:.2f}") for name, ratio in ratios.items()},
+        **{name: say(value, percent) for name, value in shares.items()},
+        "slower_cells": say(slower, f"{{}} of {len(gains)}"),
+        "gain_most": say(most(gains), "{:.2f}"),
     }
+
+
+# Claims -------------------------------------------------------------------------------
+
+
+@claim(
+    "benchmarking_mixed_precision",
+    "At context 512 the gain from bf16 (forward and backward) grows with each step "
+    "from small to 2.7B.",
+)
+def gain_grows(record: Record) -> Judgement:
+    found = known(gain(record, (size, 512)) for size in SIZES)
+    texts = ", ".join(f"{g:.2f}" for g in found)
+    whole = len(found) == len(SIZES)
+    return whole and (found == sorted(found), f"fp32 time over bf16 time: {texts}.")
+
+
+@claim(
+    "benchmarking_mixed_precision",
+    "Wherever bf16 is slower than fp32, launches bind: twice the context changes its "
+    "time by less than a fifth.",
+)
+def slower_where_launches_bind(record: Record) -> Judgement:
+    gains = {place: gain(record, place) for place in places(record)}
+    doubled = known(doubling(record, p, "bf16") for p, g in gains.items() if g < 1)
+    numbers = f"Time at twice the context over this: {span(doubled)}."
+    holds = all(0.8 < d < 1.2 for d in doubled)
+    return known(gains.values()) and (
+        holds,
+        numbers if doubled else "No cell is slower.",
+    )

@@ -2,44 +2,59 @@
 categories, attention's parts.
 """
 
-from collections.abc import Callable
+from typing import Any
 
-from systems.model.sizes import SIZES
 from systems.profiling.kernel_names import CATEGORIES, MATMUL
-from systems.records.record import Record, Row
-from systems.records.summary import summarize
-from tools.render.markdown import fact, per_device, percent, table
+from systems.records.record import Record
+from tools.render.claims import Judgement, claim
+from tools.render.markdown import columns, per_device, percent
+from tools.render.rows import (
+    MISSING,
+    Cell,
+    cells,
+    known,
+    least,
+    measured,
+    most,
+    say,
+    span,
+)
 from tools.render.stems.kernel_profile import figures, reported
 from tools.render.stems.kernel_profile.rows import (
-    CONTEXTS,
     PARTS,
     PASSES,
-    PRECISIONS,
     PRODUCTS,
+    SOFTMAX,
+    at,
+    busy_ms,
     by_name,
-    cell,
     disagreement,
     idle_share,
+    inference,
     kernels,
     matmul_share,
-    on_gpu_ms,
+    of_passes,
+    over_softmax,
     part,
     part_costs,
+    products_ms,
+    profiled_ms,
     ran,
     rates,
     share,
     slowdown,
+    span_ms,
     total_ms,
     unattributed,
     wall_ms,
 )
 
-CELL = ["size", "context", "precision"]
+CELL = ("size", "context", "precision")
 PROFILERS = {"nsys": "Nsight Systems", "torch": "torch.profiler"}
-# The cell whose kernels are listed one by one, and the two whose numbers stand in
+# The cell whose kernels are listed one by one, and those whose numbers stand in
 # sentences.
 LISTED = ("small", 512)
-ENDS = {"small": ("small", 512), "small_128": ("small", 128), "2_7B": ("2.7B", 512)}
+SHORT, LARGEST = ("small", 128), ("2.7B", 512)
 # Kernels that take less are not listed.
 LISTED_SHARE = 0.005
 
@@ -48,137 +63,104 @@ def fragments(records: list[Record]) -> dict[str, str]:
     """A table for each question, the checks, what others report, and the figures of
     each measured device.
     """
-    measured = [record for record in records if record.kind == "measured"]
+    ours = measured(records)
+    tables = {
+        "times.md": times_table,
+        "top.md": top_table,
+        "others.md": others_table,
+        "categories.md": categories_table,
+        "matmul.md": matmul_table,
+        "attention.md": attention_table,
+        "checks.md": checks_table,
+    }
     return {
-        "times.md": per_device(measured, times_table),
-        "top.md": per_device(measured, top_table),
-        "others.md": per_device(measured, others_table),
-        "categories.md": per_device(measured, categories_table),
-        "matmul.md": per_device(measured, matmul_table),
-        "attention.md": per_device(measured, attention_table),
-        "checks.md": per_device(measured, checks_table),
-        **figures.fragments(measured),
-        **reported.fragments(
-            [record for record in records if record.kind == "reported"]
-        ),
+        **{
+            name: per_device(ours, lambda r, body=body: watched(r, body(r)))
+            for name, body in tables.items()
+        },
+        **figures.fragments(ours),
+        **reported.fragments([r for r in records if r.kind == "reported"]),
     }
 
 
-def name_of(row: Row) -> list[str]:
-    return [str(row.config[key]) for key in ("size", "context", "precision")]
+def watched(record: Record, shown: str) -> str:
+    """The table and, above it, which profiler saw the kernels. Nothing where it has no
+    lines.
+    """
+    seen = profilers(ran(record))
+    line = f"Kernels seen by {say(seen)}.\n\n" if seen else "\n\n"
+    return f"{line}{shown}" if shown else ""
 
 
-def source_line(record: Record) -> str:
-    """Which profiler the tables come from."""
-    seen = sorted({PROFILERS[row.metrics["profiler"]] for row in ran(record)})
-    return f"Kernels seen by {' and '.join(seen)}." if seen else ""
+def profilers(found: list[Cell]) -> Any:
+    names = sorted({PROFILERS[c["profiler"]] for c in found})
+    return " and ".join(names) if names else MISSING
 
 
-def whole_table(
-    record: Record, header: list[str], rows: list[list[str]], left: int = 3
-) -> str:
-    """The table and, above it, who watched. Nothing where it has no lines."""
-    return f"{source_line(record)}\n\n{table(header, rows, left)}" if rows else ""
-
-
-def number(value: float | None, text: str = "{:.2f}") -> str:
-    return "" if value is None else text.format(value)
-
-
-def share_of(value: float | None) -> str:
-    return "" if value is None else percent(value)
+# Tables -------------------------------------------------------------------------------
 
 
 def times_table(record: Record) -> str:
     """(a) Wall time, with and without the profiler, span and sum of the kernels, and
     what is idle.
     """
-    rows = []
-    for row in record.rows:
-        name = [*name_of(row), row.config["mode"]]
-        if row.status != "ok":
-            rows.append([*name, row.status.replace("_", " "), *[""] * 5])
-            continue
-        times = [
-            wall_ms(row),
-            on_gpu_ms(row, "busy"),
-            wall_ms(row, "profiled_"),
-            on_gpu_ms(row, "span"),
-        ]
-        wall, busy, profiled, span = map(number, times)
-        rows.append(
-            [
-                *name,
-                wall,
-                busy,
-                share_of(idle_share(row)),
-                profiled,
-                span,
-                number(slowdown(row)),
-            ]
-        )
-    measured = ["wall, ms", "sum of kernels, ms", "idle"]
-    header = [
+    return columns(
+        cells(record),
         *CELL,
         "mode",
-        *measured,
-        "wall, profiled, ms",
-        "GPU span, profiled, ms",
-        "factor",
-    ]
-    return whole_table(record, header, rows, left=4)
+        ("wall, ms", wall_ms, "{:.2f}"),
+        ("sum of kernels, ms", busy_ms, "{:.2f}"),
+        ("idle", idle_share, percent),
+        ("wall, profiled, ms", profiled_ms, "{:.2f}"),
+        ("GPU span, profiled, ms", span_ms, "{:.2f}"),
+        ("factor", slowdown, "{:.2f}"),
+        left=4,
+    )
+
+
+def forward_passes(record: Record | None, **config: Any) -> list[Cell]:
+    return ran(record, mode="forward", **config)
 
 
 def top_table(record: Record) -> str:
     """(b) The kernel that takes longest in the forward pass, and in forward and
     backward together.
     """
-    rows = []
-    for size in SIZES:
-        for context in CONTEXTS:
-            for precision in PRECISIONS:
-                for passes in ("forward", "forward and backward"):
-                    mode, phases = PASSES[passes]
-                    row = cell(record, size, context, mode, precision)
-                    if row is None or not (found := by_name(row, phases)):
-                        continue
-                    name, _, calls, ms = found[0]
-                    products = sum(
-                        item["calls"]
-                        for item in kernels(row, phases)
-                        if item["category"] == MATMUL
-                    )
-                    told = [
-                        f"`{name}`",
-                        f"{calls:g}",
-                        percent(ms / (total_ms(row, phases) or 1)),
-                        f"{products:g}",
-                    ]
-                    rows.append([size, str(context), precision, passes, *told])
-    header = [
-        *CELL,
-        "pass",
-        "top kernel",
-        "calls",
-        "share of kernel time",
-        "kernels of products",
-    ]
-    return whole_table(record, header, rows, left=5)
+    found = []
+    for c in inference(record):
+        for passes in ("forward", "forward and backward"):
+            row, phases = of_passes(record, c, passes)
+            if names := by_name(row, phases):
+                products = [k for k in kernels(row, phases) if k["category"] == MATMUL]
+                calls = sum(kernel["calls"] for kernel in products)
+                found.append((c, passes, names[0], total_ms(row, phases), calls))
+    return columns(
+        found,
+        *((key, lambda of, key=key: of[0].config[key]) for key in CELL),
+        ("pass", lambda of: of[1]),
+        ("top kernel", lambda of: f"`{of[2].name}`"),
+        ("calls", lambda of: of[2].calls, "{:g}"),
+        ("share of kernel time", lambda of: of[2].ms / (of[3] or 1), percent),
+        ("kernels of products", lambda of: of[4], "{:g}"),
+        left=5,
+    )
 
 
 def others_table(record: Record) -> str:
     """(c) What else takes time in one forward pass, kernel by kernel."""
-    row = cell(record, *LISTED, "forward")
-    whole = total_ms(row)
-    rows = [
-        [f"`{name}`", category, f"{calls:g}", f"{ms:.3f}", percent(ms / whole)]
-        for name, category, calls, ms in by_name(row)
-        if whole and category != MATMUL and ms / whole >= LISTED_SHARE
-    ]
-    return whole_table(
-        record,
-        ["kernel", "category", "calls", "ms", "share of kernel time"],
-        rows,
+    c = at(record, *LISTED, "forward")
+    whole = total_ms(c)
+    return columns(
+        [
+            k
+            for k in by_name(c)
+            if k.category != MATMUL and k.ms / whole >= LISTED_SHARE
+        ],
+        ("kernel", lambda k: f"`{k.name}`"),
+        ("category", lambda k: k.category),
+        ("calls", lambda k: k.calls, "{:g}"),
+        ("ms", lambda k: k.ms, "{:.3f}"),
+        ("share of kernel time", lambda k: k.ms / whole, percent),
         left=2,
     )
 
@@ -187,102 +169,63 @@ def categories_table(record: Record) -> str:
     """(c) The share of every category in the forward pass; the last column is what they
     add up to.
     """
-    rows = []
-    for row in ran(record):
-        if row.config["mode"] == "forward":
-            shares = [share_of(share(row, category)) for category in CATEGORIES]
-            rows.append([*name_of(row), *shares, number(total_ms(row))])
-    return whole_table(record, [*CELL, *CATEGORIES, "all, ms"], rows)
+    shares = [(n, lambda c, n=n: share(c, n), percent) for n in CATEGORIES]
+    whole = ("all, ms", total_ms, "{:.2f}")
+    return columns(forward_passes(record), *CELL, *shares, whole, left=3)
 
 
 def matmul_table(record: Record) -> str:
     """(d) The share of matrix products in inference, in forward and backward, and in a
     full step.
     """
-    rows = []
-    for size in SIZES:
-        for context in CONTEXTS:
-            for precision in PRECISIONS:
-                shares = [
-                    matmul_share(record, size, context, passes, precision)
-                    for passes in PASSES
-                ]
-                if any(shares):
-                    step = cell(record, size, context, "step", precision)
-                    optimizer = total_ms(step, ("optimizer",))
-                    rows.append(
-                        [
-                            size,
-                            str(context),
-                            precision,
-                            *map(share_of, shares),
-                            number(optimizer),
-                        ]
-                    )
-    return whole_table(record, [*CELL, *PASSES, "optimizer's kernels, ms"], rows)
+
+    def optimizer_ms(c: Cell) -> float:
+        return total_ms(of_passes(record, c, "full step")[0], ("optimizer",))
+
+    return columns(
+        [
+            c
+            for c in inference(record)
+            if any(matmul_share(record, c, p) for p in PASSES)
+        ],
+        *CELL,
+        *((p, lambda c, p=p: matmul_share(record, c, p), percent) for p in PASSES),
+        ("optimizer's kernels, ms", optimizer_ms, "{:.2f}"),
+        left=3,
+    )
 
 
 def attention_table(record: Record) -> str:
     """(e) Each part of attention in an fp32 forward pass: kernels, time, FLOPs, bytes,
     and the rates reached.
     """
-    rows = []
-    for row in ran(record):
-        if (row.config["mode"], row.config["precision"]) != ("forward", "fp32"):
-            continue
-        for name in PARTS:
-            if (seen := part(row, name)) and (reached := rates(row, name)):
-                flops, moved = part_costs(row)[name]
-                cells = [
-                    f"{seen[0]:g}",
-                    f"{seen[1]:.3f}",
-                    f"{flops / 1e9:.2f}",
-                    f"{moved / 1e9:.2f}",
-                ]
-                rates_shown = [f"{reached[0] / 1e12:.2f}", f"{reached[1] / 1e12:.2f}"]
-                rows.append(
-                    [
-                        row.config["size"],
-                        str(row.config["context"]),
-                        name,
-                        *cells,
-                        *rates_shown,
-                    ]
-                )
-    header = [
-        "size",
-        "context",
-        "part",
-        "kernels",
-        "ms",
-        "GFLOP",
-        "GB moved",
-        "TFLOP/s",
-        "TB/s",
-    ]
-    return whole_table(record, header, rows)
+    passes = forward_passes(record, precision="fp32")
+    return columns(
+        [(c, name) for c in passes for name in PARTS if part(c, name)[1]],
+        ("size", lambda of: of[0].config["size"]),
+        ("context", lambda of: of[0].config["context"]),
+        ("part", lambda of: of[1]),
+        ("kernels", lambda of: part(*of)[0], "{:g}"),
+        ("ms", lambda of: part(*of)[1], "{:.3f}"),
+        ("GFLOP", lambda of: part_costs(of[0])[of[1]][0] / 1e9, "{:.2f}"),
+        ("GB moved", lambda of: part_costs(of[0])[of[1]][1] / 1e9, "{:.2f}"),
+        ("TFLOP/s", lambda of: rates(*of)[0] / 1e12, "{:.2f}"),
+        ("TB/s", lambda of: rates(*of)[1] / 1e12, "{:.2f}"),
+        left=3,
+    )
 
 
 def checks_table(record: Record) -> str:
     """What must hold, row by row."""
-    rows = [
-        [
-            *name_of(row),
-            row.config["mode"],
-            percent(unattributed(row)),
-            share_of(disagreement(row)),
-            number(slowdown(row)),
-        ]
-        for row in ran(record)
-    ]
-    header = [
+    return columns(
+        ran(record),
         *CELL,
         "mode",
-        "unattributed",
-        "products by name against by operation",
-        "profiler's factor",
-    ]
-    return whole_table(record, header, rows, left=4)
+        ("unattributed", unattributed, percent),
+        ("products by name against by operation", disagreement, percent),
+        ("profiler's factor", slowdown, "{:.2f}"),
+        left=4,
+    )
 
 
 # Facts --------------------------------------------------------------------------------
@@ -292,112 +235,151 @@ def facts(record: Record | None) -> dict[str, str]:
     """The answers' numbers: small at two contexts and 2.7B at one, in fp32 unless
     named; and the checks' worst.
     """
-    ms, two = "{:.2f} ms".format, "{:.2f}".format
-    rows = ran(record)
+    ms = "{:.2f} ms"
+    small, largest = (at(record, *place, "forward") for place in (LISTED, LARGEST))
+    low = at(record, *LARGEST, "forward", "bf16")
     found: dict[str, str] = {}
-    for key, (size, context) in ENDS.items():
-        forward = cell(record, size, context, "forward")
-        step = cell(record, size, context, "step")
-        found |= {
-            f"wall_{key}": fact(wall_ms(forward), ms),
-            f"profiled_{key}": fact(wall_ms(forward, "profiled_"), ms),
-            f"span_{key}": fact(on_gpu_ms(forward, "span"), ms),
-            f"busy_{key}": fact(on_gpu_ms(forward, "busy"), ms),
-            f"idle_{key}": fact(idle_share(forward), percent),
-            f"idle_step_{key}": fact(idle_share(step), percent),
-            **{
-                f"{passes.replace(' ', '_')}_matmul_{key}": text
-                for passes, text in matmul_facts(record, size, context)
-            },
-            **top_facts(key, record, size, context),
-            **attention_facts(key, forward),
-        }
-        for category in CATEGORIES:
-            found[f"{category}_{key}"] = fact(share(forward, category), percent)
-    for passes, text in matmul_facts(record, "2.7B", 512, "bf16"):
-        found[f"{passes.replace(' ', '_')}_matmul_2_7B_bf16"] = text
-    gaps = [abs(gap) for row in rows if (gap := disagreement(row)) is not None]
-    factors = [factor for row in rows if (factor := slowdown(row)) is not None]
-    marks = [summarize(row.metrics["thousand_marks_ms"]).median for row in rows]
-    seen = sorted({PROFILERS[row.metrics["profiler"]] for row in rows})
-    return found | {
-        "profiler": " and ".join(seen) or "not measured",
-        "unattributed_most": fact(max(map(unattributed, rows), default=None), percent),
-        "disagreement_most": fact(max(gaps, default=None), percent),
-        "factor_least": fact(min(factors, default=None), two),
-        "factor_most": fact(max(factors, default=None), two),
+    for key, c in {
+        "small_128": at(record, *SHORT, "forward"),
+        "2_7B": largest,
+    }.items():
+        found[f"wall_{key}"] = say(wall_ms(c), ms)
+        found[f"profiled_{key}"] = say(profiled_ms(c), ms)
+        found[f"span_{key}"] = say(span_ms(c), ms)
+        found[f"busy_{key}"] = say(busy_ms(c), ms)
+        found[f"idle_{key}"] = say(idle_share(c), percent)
+    for key, c in {"small": small, "2_7B": largest, "2_7B_bf16": low}.items():
+        for passes in PASSES:
+            name = f"{passes.replace(' ', '_')}_matmul_{key}"
+            found[name] = say(matmul_share(record, c, passes), percent)
+    for name in ("matmul", "softmax", "elementwise", "reduction", "copy"):
+        found[f"{name}_small"] = say(share(small, name), percent)
+    rows = ran(record)
+    factors = [slowdown(c) for c in rows]
+    return {
+        **found,
+        **top_facts(record, small, "small"),
+        **top_facts(record, largest, "2_7B"),
+        **attention_facts(small),
+        "profiler": say(profilers(rows)),
+        "unattributed_most": say(most(map(unattributed, rows)), percent),
+        "disagreement_most": say(most(abs(disagreement(c)) for c in rows), percent),
+        "factor_least": say(least(factors), "{:.2f}"),
+        "factor_most": say(most(factors), "{:.2f}"),
         # Of a thousand marks in ms, which is one in µs.
-        "mark_us": fact(max(marks, default=None), "{:.1f} µs".format),
+        "mark_us": say(most(c.ms("thousand_marks") for c in rows), "{:.1f} µs"),
     }
 
 
-def matmul_facts(
-    record: Record | None, size: str, context: int, precision: str = "fp32"
-) -> list[tuple[str, str]]:
-    return [
-        (passes, fact(matmul_share(record, size, context, passes, precision), percent))
-        for passes in PASSES
-    ]
-
-
-def top_facts(
-    key: str, record: Record | None, size: str, context: int
-) -> dict[str, str]:
+def top_facts(record: Record | None, c: Cell, key: str) -> dict[str, str]:
     """The top kernel of the forward pass and of both passes, and whether it is the
     same.
     """
     told: dict[str, str] = {}
     names = []
     for short, passes in (("forward", "forward"), ("both", "forward and backward")):
-        mode, phases = PASSES[passes]
-        row = cell(record, size, context, mode)
+        row, phases = of_passes(record, c, passes)
         found = by_name(row, phases)
-        name, calls, ms = (
-            (found[0][0], found[0][2], found[0][3]) if found else (None, None, None)
-        )
-        whole = total_ms(row, phases)
-        names.append(name)
-        told |= {
-            f"top_{short}_{key}": name or "not measured",
-            f"top_{short}_calls_{key}": fact(calls, "{:g}".format),
-            f"top_{short}_share_{key}": fact(
-                ms / whole if ms is not None and whole else None, percent
-            ),
-        }
+        top = found[0] if found else None
+        names.append(top and top.name)
+        of_top = top.ms / total_ms(row, phases) if top else row.missing
+        told[f"top_{short}_{key}"] = f"`{top.name}`" if top else say(row.missing)
+        told[f"top_{short}_calls_{key}"] = say(top.calls if top else MISSING, "{:g}")
+        told[f"top_{short}_share_{key}"] = say(of_top, percent)
     same = "the same kernel" if names[0] == names[1] else "another kernel"
-    return told | {f"top_same_{key}": same if all(names) else "not measured"}
+    told[f"top_same_{key}"] = same if all(names) else say(MISSING)
+    unused = ("both", "both_calls", "both_share") if key == "2_7B" else ()
+    return {n: text for n, text in told.items() if n[4 : -len(key) - 1] not in unused}
 
 
-def attention_facts(key: str, row: Row | None) -> dict[str, str]:
+def attention_facts(c: Cell) -> dict[str, str]:
     """Softmax against the two products: time, FLOPs, bytes, and rates."""
-    softmax, products = (
-        part(row, "attention softmax"),
-        [part(row, name) for name in PRODUCTS],
-    )
-    costs = part_costs(row) if row is not None else None
-    time = sum(p[1] for p in products if p) if all(products) else None
-    ratio: Callable[[int], float | None] = lambda i: (  # noqa: E731
-        sum(costs[name][i] for name in PRODUCTS) / costs["attention softmax"][i]
-        if costs
-        else None
-    )
-    of_softmax, of_products = rates(row, "attention softmax"), rates(row, *PRODUCTS)
+    count, time = part(c, SOFTMAX)
+    (softmax_flops, softmax_bytes) = rates(c, SOFTMAX)
+    flops, moved, times = over_softmax(c)
+    products_flops = rates(c, *PRODUCTS)[0]
     return {
-        f"softmax_ms_{key}": fact(softmax and softmax[1], "{:.2f} ms".format),
-        f"softmax_kernels_{key}": fact(softmax and softmax[0], "{:g}".format),
-        f"products_ms_{key}": fact(time, "{:.2f} ms".format),
-        f"time_ratio_{key}": fact(
-            time / softmax[1] if time and softmax else None, "{:.2f}".format
-        ),
-        f"flops_ratio_{key}": fact(ratio(0), "{:.0f}".format),
-        f"bytes_ratio_{key}": fact(ratio(1), "{:.2f}".format),
-        f"softmax_bytes_rate_{key}": fact(
-            of_softmax and of_softmax[1] / 1e12, "{:.2f} TB/s".format
-        ),
-        f"softmax_flops_rate_{key}": fact(
-            of_softmax and of_softmax[0] / 1e12, "{:.2f} TFLOP/s".format
-        ),
-        f"products_flops_rate_{key}": fact(
-            of_products and of_products[0] / 1e12, "{:.1f} TFLOP/s".format
-        ),
+        "softmax_ms_small": say(time, "{:.2f} ms"),
+        "softmax_kernels_small": say(count, "{:g}"),
+        "products_ms_small": say(products_ms(c), "{:.2f} ms"),
+        "time_ratio_small": say(times, "{:.2f}"),
+        "flops_ratio_small": say(flops, "{:.0f}"),
+        "bytes_ratio_small": say(moved, "{:.2f}"),
+        "softmax_bytes_rate_small": say(softmax_bytes / 1e12, "{:.2f} TB/s"),
+        "softmax_flops_rate_small": say(softmax_flops / 1e12, "{:.2f} TFLOP/s"),
+        "products_flops_rate_small": say(products_flops / 1e12, "{:.1f} TFLOP/s"),
     }
+
+
+# Claims -------------------------------------------------------------------------------
+
+
+@claim(
+    "nsys_profile",
+    "In a forward pass of small at context 128 the GPU is idle for more than a third of "
+    "the time; in one of 2.7B at 512 for less than a twentieth.",
+)
+def small_is_launch_bound(record: Record) -> Judgement:
+    places = (SHORT, LARGEST)
+    small, large = (idle_share(at(record, *place, "forward")) for place in places)
+    numbers = f"Idle: small {say(small, percent)}, 2.7B {say(large, percent)}."
+    return known([small + large]) and (small > 1 / 3 and large < 1 / 20, numbers)
+
+
+@claim(
+    "nsys_profile",
+    "In fp32 the kernel with the most time is a matrix product: in every forward pass, "
+    "and in every forward and backward pass together.",
+)
+def top_kernel_multiplies(record: Record) -> Judgement:
+    passes = [
+        of_passes(record, c, name)
+        for c in cells(record, mode="forward", precision="fp32")
+        for name in ("forward", "forward and backward")
+    ]
+    tops = [found[0].category for of in passes if (found := by_name(*of))]
+    numbers = f"{tops.count(MATMUL)} of {len(tops)} passes."
+    return (set(tops) == {MATMUL}, numbers) if tops else None
+
+
+@claim(
+    "nsys_profile",
+    "In fp32 matrix products take a smaller share of kernel time in a full step than in "
+    "inference, at every size and context.",
+)
+def training_dilutes_products(record: Record) -> Judgement:
+    found = known(
+        matmul_share(record, c, "full step") / matmul_share(record, c, "forward")
+        for c in forward_passes(record, precision="fp32")
+    )
+    told = f"{span(found)}, {len(found)} cells."
+    numbers = f"Share in a full step over share in inference: {told}"
+    return found and (max(found) < 1, numbers)
+
+
+@claim(
+    "nsys_profile",
+    "The two products of attention do more than ten times the FLOPs of softmax and take "
+    "less than twice its time, in every fp32 forward pass.",
+)
+def softmax_is_memory_traffic(record: Record) -> Judgement:
+    found = [over_softmax(c) for c in forward_passes(record, precision="fp32")]
+    flops = [of for of, _, time in found if time]
+    times = known(time for *_, time in found)
+    numbers = f"Products over softmax: FLOPs {span(flops)}, time {span(times)}."
+    return times and (min(flops) > 10 and max(times) < 2, numbers)
+
+
+@claim(
+    "nsys_profile",
+    "Of every row at least 99 percent of the kernel time belongs to a marked phase, and "
+    "products by kernel name agree with products by operation within three percent.",
+)
+def kernels_are_attributed(record: Record) -> Judgement:
+    lost = most(map(unattributed, ran(record)))
+    gap = most([0.0, *(abs(disagreement(c)) for c in ran(record))])
+    numbers = (
+        f"Without a phase at most {say(lost, percent)}; names against operations at "
+        f"most {say(gap, percent)}."
+    )
+    return known([lost]) and (lost < 0.01 and gap < 0.03, numbers)

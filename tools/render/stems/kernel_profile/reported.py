@@ -2,47 +2,34 @@
 must know about each.
 """
 
-from systems.records.record import Record, Row
-from tools.render.markdown import per_device, table
+from systems.records.record import Record
+from tools.render.markdown import columns, per_device
+from tools.render.rows import Cell, cells
 
-# By `config["table"]` of the rows: the header, and the metrics of each column.
+KERNEL = {"kernel": "kernel", "share": "share"}
+# By `config["table"]` of the rows: the head of each metric's column.
 TABLES = {
-    "forward_kernel": (
-        [
-            "size",
-            "context",
-            "top kernel",
-            "share",
-            "calls, in several passes",
-            "all `sgemm`",
-        ],
-        ("kernel", "share", "calls", "matmul_share"),
-    ),
-    "both_kernel": (["size", "context", "kernel", "share"], ("kernel", "share")),
-    "other_kernel": (["size", "context", "kernel", "share"], ("kernel", "share")),
-    "softmax": (
-        [
-            "size",
-            "context",
-            "fused softmax, ms",
-            "share",
-            "all products of the model, ms",
-            "share of products",
-        ],
-        ("softmax_ms", "softmax_share", "products_ms", "matmul_share"),
-    ),
-    "ranges": (
-        [
-            "size",
-            "context",
-            "launching forward, ms",
-            "launching backward and waiting, ms",
-            "both, ms",
-        ],
-        ("forward_ms", "backward_ms", "both_ms"),
-    ),
-    "wall": (["size", "context", "wall, ms", "“nsys”, ms"], ("wall_ms", "range_ms")),
-    "parts": (["size", "context", "part", "ms"], ("part", "ms")),
+    "forward_kernel": {
+        "kernel": "top kernel",
+        "share": "share",
+        "calls": "calls, in several passes",
+        "matmul_share": "all `sgemm`",
+    },
+    "both_kernel": KERNEL,
+    "other_kernel": KERNEL,
+    "softmax": {
+        "softmax_ms": "fused softmax, ms",
+        "softmax_share": "share",
+        "products_ms": "all products of the model, ms",
+        "matmul_share": "share of products",
+    },
+    "ranges": {
+        "forward_ms": "launching forward, ms",
+        "backward_ms": "launching backward and waiting, ms",
+        "both_ms": "both, ms",
+    },
+    "wall": {"wall_ms": "wall, ms", "range_ms": "“nsys”, ms"},
+    "parts": {"part": "part", "ms": "ms"},
 }
 
 
@@ -56,19 +43,15 @@ def fragments(reported: list[Record]) -> dict[str, str]:
 
 
 def reported_table(record: Record, name: str) -> str:
-    header, keys = TABLES[name]
-    rows = [row for row in record.rows if row.config["table"] == name]
-    lines = [
-        [shown(row.config["size"]), shown(row.config["context"]), *cells(row, keys)]
-        for row in rows
-    ]
-    return table(header, lines, left=3) if lines else ""
+    def config(key: str):
+        return key, lambda c: shown(c.config[key])
 
+    def metric(key: str):
+        return lambda c: shown(c.get(key, None)) if c else c.missing
 
-def cells(row: Row, keys: tuple[str, ...]) -> list[str]:
-    if row.status != "ok":
-        return [row.status.replace("_", " "), *[""] * (len(keys) - 1)]
-    return [shown(row.metrics.get(key)) for key in keys]
+    described = [(head, metric(key)) for key, head in TABLES[name].items()]
+    found: list[Cell] = cells(record, table=name)
+    return columns(found, config("size"), config("context"), *described, left=3)
 
 
 def shown(value: object) -> str:

@@ -4,187 +4,187 @@ name. Times in ms, per pass.
 
 from collections import defaultdict
 from dataclasses import asdict
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 from systems.formulas.costs import FP32_BYTES, attention_part_costs
 from systems.model.sizes import SIZES
 from systems.profiling.kernel_names import MATMUL
-from systems.records.record import Record, Row
-from systems.records.summary import summarize
+from systems.records.record import Record
+from tools.render.rows import PHASES, Cell, axis, cell, cells
 
-CONTEXTS = (128, 256, 512, 1024)
-PHASES = ("forward", "loss", "backward", "optimizer")
-PRECISIONS = ("fp32", "bf16")
 # What (b) and (d) compare: a row's mode, and which of its phases.
 PASSES = {
     "forward": ("forward", ("forward",)),
     "forward and backward": ("step", ("forward", "loss", "backward")),
     "full step": ("step", PHASES),
 }
-PARTS = ("attention scores", "attention mask", "attention softmax", "attention output")
+SOFTMAX = "attention softmax"
 PRODUCTS = ("attention scores", "attention output")
+PARTS = (PRODUCTS[0], "attention mask", SOFTMAX, PRODUCTS[1])
 
 
-def cell(
+def at(
     record: Record | None, size: str, context: int, mode: str, precision: str = "fp32"
-) -> Row | None:
-    """A row that ran, or None."""
-    row = (
-        record.find(size=size, context=context, mode=mode, precision=precision)
-        if record
-        else None
+) -> Cell:
+    named = {"size": size, "context": context, "mode": mode, "precision": precision}
+    return cell(record, **named)
+
+
+def ran(record: Record | None, **config: Any) -> list[Cell]:
+    return [c for c in cells(record, **config) if c]
+
+
+def inference(record: Record | None) -> list[Cell]:
+    """Every forward pass; the precisions of a size and context stand together."""
+    places = [axis(record, key) for key in ("size", "context")]
+    return sorted(
+        cells(record, mode="forward"),
+        key=lambda c: [
+            values.index(c.config[key])
+            for key, values in zip(("size", "context"), places, strict=True)
+        ],
     )
-    return row if row is not None and row.status == "ok" else None
 
 
-def ran(record: Record | None) -> list[Row]:
-    return [row for row in record.rows if row.status == "ok"] if record else []
+def of_passes(record: Record | None, c: Cell, passes: str) -> tuple[Cell, Any]:
+    """The row of the same size, context and precision that these passes are read from,
+    and their phases.
+    """
+    mode, phases = PASSES[passes]
+    same = {k: c.config.get(k) for k in ("size", "context", "precision")}
+    return cell(record, **same, mode=mode), phases
 
 
-def kernels(row: Row, phases: tuple[str, ...] = PHASES) -> list[dict[str, Any]]:
+def kernels(c: Cell, phases: tuple[str, ...] = PHASES) -> list[dict[str, Any]]:
     """Rows of kernels launched in these phases or in parts of them."""
-    return [
-        item for item in row.metrics["kernels"] if item["phase"].split("/")[0] in phases
-    ]
+    found = c["kernels"] if c else []
+    return [item for item in found if item["phase"].split("/")[0] in phases]
 
 
 def total_ms(
-    row: Row | None, phases: tuple[str, ...] = PHASES, category: str | None = None
-) -> float | None:
+    c: Cell, phases: tuple[str, ...] = PHASES, category: str | None = None
+) -> float:
     """Sum of kernel times."""
-    if row is None:
-        return None
-    return sum(
-        item["total_ms"]
-        for item in kernels(row, phases)
-        if category in (None, item["category"])
-    )
+    chosen = (k for k in kernels(c, phases) if category in (None, k["category"]))
+    return sum(k["total_ms"] for k in chosen) if c else c.missing
 
 
-def share(
-    row: Row | None, category: str, phases: tuple[str, ...] = PHASES
-) -> float | None:
+def share(c: Cell, category: str, phases: tuple[str, ...] = PHASES) -> float:
     """Of the sum of kernel times of these phases."""
-    whole, part = total_ms(row, phases), total_ms(row, phases, category)
-    return part / whole if whole and part is not None else None
+    whole = total_ms(c, phases)
+    return total_ms(c, phases, category) / whole if whole else c.missing
 
 
-def matmul_share(
-    record: Record | None, size: str, context: int, passes: str, precision: str = "fp32"
-) -> float | None:
-    mode, phases = PASSES[passes]
-    return share(cell(record, size, context, mode, precision), MATMUL, phases)
+def matmul_share(record: Record | None, c: Cell, passes: str) -> float:
+    row, phases = of_passes(record, c, passes)
+    return share(row, MATMUL, phases)
 
 
-def by_name(
-    row: Row | None, phases: tuple[str, ...] = PHASES
-) -> list[tuple[str, str, float, float]]:
-    """(name, category, calls, ms) of each kernel, whatever its phase among these; the
-    one that takes longest first.
-    """
+class Kernel(NamedTuple):
+    """All launches of a kernel in one pass."""
+
+    name: str
+    category: str
+    calls: float
+    ms: float
+
+
+def by_name(c: Cell, phases: tuple[str, ...] = PHASES) -> list[Kernel]:
+    """Each kernel, whatever its phase among these; the one that takes longest first."""
     found: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
-    for item in kernels(row, phases) if row is not None else []:
+    for item in kernels(c, phases):
         sums = found[item["name"], item["category"]]
         sums[0] += item["calls"]
         sums[1] += item["total_ms"]
-    rows = [
-        (name, category, calls, ms) for (name, category), (calls, ms) in found.items()
-    ]
-    return sorted(rows, key=lambda item: (-item[3], item[0]))
+    summed = [Kernel(*names, *sums) for names, sums in found.items()]
+    return sorted(summed, key=lambda kernel: (-kernel.ms, kernel.name))
 
 
-def wall_ms(row: Row | None, prefix: str = "") -> float | None:
-    """Median over passes of all phases together: `profiled_` under the profiler,
-    without it by itself.
-    """
-    if row is None:
-        return None
-    names = [
-        f"{prefix}{phase}_ms"
-        for phase in PHASES
-        if f"{prefix}{phase}_ms" in row.metrics
-    ]
-    return summarize(
-        [sum(step) for step in zip(*(row.metrics[name] for name in names), strict=True)]
-    ).median
+def phases_ms(c: Cell, metric: str) -> float:
+    """Median over passes of all phases together, of a metric such as "profiled_{}"."""
+    names = [metric.format(phase) for phase in PHASES]
+    return c.ms(*(name for name in names if c.get(f"{name}_ms", None)))
 
 
-def on_gpu_ms(row: Row | None, what: str) -> float | None:
-    """Median over passes: `span`, from a phase's first kernel to its last, or `busy`,
-    the sum of its kernels.
-    """
-    if row is None:
-        return None
-    names = [
-        f"{phase}_gpu_{what}_ms"
-        for phase in PHASES
-        if f"{phase}_gpu_{what}_ms" in row.metrics
-    ]
-    return summarize(
-        [sum(step) for step in zip(*(row.metrics[name] for name in names), strict=True)]
-    ).median
+def wall_ms(c: Cell) -> float:
+    return phases_ms(c, "{}")
 
 
-def idle_share(row: Row | None) -> float | None:
+def profiled_ms(c: Cell) -> float:
+    """Wall time under the profiler."""
+    return phases_ms(c, "profiled_{}")
+
+
+def span_ms(c: Cell) -> float:
+    """From a phase's first kernel to its last."""
+    return phases_ms(c, "{}_gpu_span")
+
+
+def busy_ms(c: Cell) -> float:
+    """The sum of its kernels."""
+    return phases_ms(c, "{}_gpu_busy")
+
+
+def idle_share(c: Cell) -> float:
     """Of the wall time, without a profiler, what no kernel fills."""
-    wall, busy = wall_ms(row), on_gpu_ms(row, "busy")
-    return 1 - busy / wall if wall and busy is not None else None
+    return 1 - busy_ms(c) / wall_ms(c)
 
 
-def slowdown(row: Row | None) -> float | None:
+def slowdown(c: Cell) -> float:
     """Wall time under the profiler over wall time without."""
-    wall, profiled = wall_ms(row), wall_ms(row, "profiled_")
-    return profiled / wall if wall and profiled else None
+    return profiled_ms(c) / wall_ms(c)
 
 
-def unattributed(row: Row) -> float:
+def unattributed(c: Cell) -> float:
     """The share of kernel time whose launch nobody had marked."""
-    every = sum(item["total_ms"] for item in row.metrics["kernels"])
-    return 1 - (total_ms(row) or 0.0) / every if every else 0.0
+    every = sum(item["total_ms"] for item in c["kernels"])
+    return 1 - total_ms(c) / every if every else 0.0
 
 
-def disagreement(row: Row) -> float | None:
+def disagreement(c: Cell) -> float:
     """How far the time of kernels named as products is from that of kernels launched by
-    products. None under nsys.
+    products. Nsight Systems does not tell operations.
     """
-    if "matmul_ops_ms" not in row.metrics:
-        return None
-    launched = summarize(row.metrics["matmul_ops_ms"]).mean
-    return (total_ms(row, category=MATMUL) or 0.0) / launched - 1
+    launched = c.get("matmul_ops_ms", None)
+    return total_ms(c, category=MATMUL) / fmean(launched) - 1 if launched else c.missing
 
 
-def part(row: Row | None, name: str) -> tuple[float, float] | None:
+def part(c: Cell, name: str) -> tuple[float, float]:
     """(kernels launched, ms) of one part of attention in a forward pass, all layers
     together.
     """
-    items = (
-        [item for item in row.metrics["kernels"] if item["phase"] == f"forward/{name}"]
-        if row is not None
-        else []
-    )
-    return (
-        (sum(item["calls"] for item in items), sum(item["total_ms"] for item in items))
-        if items
-        else None
-    )
+    found = [k for k in kernels(c) if k["phase"] == f"forward/{name}"]
+    if not found:
+        return c.missing, c.missing
+    return sum(k["calls"] for k in found), sum(k["total_ms"] for k in found)
 
 
-def part_costs(row: Row) -> dict[str, tuple[int, int]]:
+def part_costs(c: Cell) -> dict[str, tuple[float, float]]:
     """(FLOPs, bytes) of each part of attention, in fp32."""
-    size = SIZES[row.config["size"]]
-    return attention_part_costs(
-        context=row.config["context"],
-        batch=row.config["batch"],
-        element_bytes=FP32_BYTES,
-        **asdict(size),
-    )
+    if not c:
+        return dict.fromkeys(PARTS, (c.missing, c.missing))
+    shape = {key: c.config[key] for key in ("context", "batch")}
+    size = asdict(SIZES[c.config["size"]])
+    return dict(attention_part_costs(**shape, element_bytes=FP32_BYTES, **size))
 
 
-def rates(row: Row | None, *names: str) -> tuple[float, float] | None:
+def rates(c: Cell, *names: str) -> tuple[float, float]:
     """(FLOP/s, bytes/s) that these parts of attention reach together."""
-    parts = [part(row, name) for name in names]
-    if row is None or not all(parts):
-        return None
-    seconds = sum(found[1] for found in parts if found) / 1e3
-    flops, moved = (sum(part_costs(row)[name][i] for name in names) for i in (0, 1))
+    seconds = sum(part(c, name)[1] for name in names) / 1e3
+    costs = part_costs(c)
+    flops, moved = (sum(costs[name][i] for name in names) for i in (0, 1))
     return flops / seconds, moved / seconds
+
+
+def over_softmax(c: Cell) -> tuple[float, float, float]:
+    """The two products' FLOPs, bytes and time, over those of softmax."""
+    costs = part_costs(c)
+    flops, moved = (
+        sum(costs[name][i] for name in PRODUCTS) / costs[SOFTMAX][i] for i in (0, 1)
+    )
+    return flops, moved, products_ms(c) / part(c, SOFTMAX)[1]
+
+
+def products_ms(c: Cell) -> float:
+    return sum(part(c, name)[1] for name in PRODUCTS)

@@ -3,6 +3,7 @@ beside predicted.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from systems.formulas.memory_costs import (
     Pass,
@@ -14,38 +15,41 @@ from systems.formulas.memory_costs import (
     loss_saved,
     residual_bytes,
 )
-from systems.formulas.memory_peak import most, peak
+from systems.formulas.memory_peak import most
+from systems.formulas.memory_peak import peak as peak_by_formula
 from systems.model.sizes import SIZES
 from systems.profiling.memory.snapshot import CATEGORIES
-from systems.records.record import Record, Row
+from systems.records.record import Record
+from tools.render.claims import Judgement, claim
+from tools.render.figures import of_each
 from tools.render.markdown import (
-    NOT_MEASURED,
-    fact,
+    bold,
+    columns,
     milliseconds,
     per_device,
     percent,
     table,
 )
-from tools.render.stems.peak_memory import figures as memory_figures
+from tools.render.rows import MISSING, cells, known, measured, say, span
+from tools.render.stems.peak_memory import figures
 from tools.render.stems.peak_memory.rows import (
     BARS,
     CONTEXTS,
+    LASTING,
     LONGEST,
     MODES,
     PRECISIONS,
     REMEDIES,
     SIZE,
-    allocated,
-    at_peak,
-    cell,
+    Tried,
+    at,
     deviations,
-    fits,
-    in_words,
-    most_of,
+    misses,
+    of_modes,
+    pass_of,
     place,
     predicted,
-    requested,
-    step_ms,
+    tried,
     worst,
 )
 
@@ -56,160 +60,104 @@ def fragments(records: list[Record]) -> dict[str, str]:
     """Timelines, peaks with their predictions and categories, saved tensors, the
     largest blocks, and what helps.
     """
-    measured = [r for r in records if r.kind == "measured"]
-    figures: dict[str, str] = {}
-    for record in measured:
-        figures |= memory_figures.contexts_figure(record)
-        for mode in memory_figures.DRAWN:
-            figures |= memory_figures.timeline_figure(record, mode)
+    ours = measured(records)
+    reported = [record for record in records if record.kind == "reported"]
+
+    def blocks(mode: str, kind: str) -> str:
+        return per_device(
+            ours, lambda r: blocks_table(at(r, LONGEST, mode, "fp32"), kind)
+        )
+
+    tables: dict[str, Any] = {
+        "contexts.md": figures.contexts_body,
+        "categories.md": categories_table,
+        "prediction.md": prediction_table,
+        "sizes.md": sizes_table,
+        "helps.md": helps_table,
+        **{f"peaks-{p}.md": lambda r, p=p: peaks_table(r, p) for p in PRECISIONS},
+    }
+    drawings: dict[str, str] = {}
+    for mode in figures.DRAWN:
+        tables[f"timeline-{mode}.md"] = lambda r, m=mode: figures.timeline_body(r, m)
+        drawings |= of_each(ours, lambda r, m=mode: figures.timeline_figure(r, m))
     return {
-        **{
-            f"timeline-{mode}.md": per_device(
-                measured, lambda r, mode=mode: memory_figures.timeline_body(r, mode)
-            )
-            for mode in memory_figures.DRAWN
-        },
-        **{
-            f"peaks-{p}.md": per_device(measured, lambda r, p=p: peaks_table(r, p))
-            for p in PRECISIONS
-        },
-        "contexts.md": per_device(measured, memory_figures.contexts_body),
-        "categories.md": per_device(measured, categories_table),
-        "prediction.md": per_device(measured, prediction_table),
-        "sizes.md": per_device(measured, sizes_table),
+        **{name: per_device(ours, body) for name, body in tables.items()},
         "saved.md": saved_table() + "\n",
-        "largest.md": per_device(
-            measured,
-            lambda r: blocks_table(cell(r, LONGEST, "forward", "fp32"), "tenth"),
-        ),
-        "largest-step.md": per_device(
-            measured, lambda r: blocks_table(cell(r, LONGEST, "step", "fp32"), "tenth")
-        ),
-        "live.md": per_device(
-            measured,
-            lambda r: blocks_table(cell(r, LONGEST, "step", "fp32"), "largest_at_peak"),
-        ),
-        "helps.md": per_device(measured, helps_table),
-        "reported.md": per_device(
-            [r for r in records if r.kind == "reported"], reported_table
-        ),
-        **figures,
+        "largest.md": blocks("forward", "tenth"),
+        "largest-step.md": blocks("step", "tenth"),
+        "live.md": blocks("step", "largest_at_peak"),
+        "reported.md": per_device(reported, reported_table),
+        **drawings,
+        **of_each(ours, figures.contexts_figure),
     }
 
 
 # Peaks --------------------------------------------------------------------------------
+
+MODE = ("pass", lambda c: MODES[c.config["mode"]])
+PEAK = ("peak, GiB", lambda c: c.allocated, lambda v: two(v))
 
 
 def peaks_table(record: Record, precision: str) -> str:
     """2.7B: the allocator's peak, what it reserved, the peak as asked for beside its
     prediction, and its phase.
     """
-    rows = []
-    for mode, label in MODES.items():
-        for context in CONTEXTS:
-            row = cell(record, context, mode, precision)
-            if row is not None:
-                rows.append([label, str(context), *peak_cells(row)])
-    header = [
-        "pass",
+    found = of_modes(record, precision)
+    return columns(
+        found,
+        MODE,
         "context",
-        "peak, GiB",
-        "reserved, GiB",
-        "asked for, GiB",
-        "predicted, GiB",
-        "off",
-        "where",
-    ]
-    return table(header, rows) if rows else ""
-
-
-def peak_cells(row: Row) -> list[str]:
-    whole, asked = allocated(row), requested(row)
-    if whole is None or asked is None:
-        return [in_words(row), "", "", two(predicted(row)), "", ""]
-    reserved, by_formula = row.metrics["peak_reserved_bytes"], predicted(row)
-    return [
-        two(whole),
-        two(reserved),
-        two(asked),
-        two(by_formula),
-        signed(asked / by_formula - 1),
-        place(row),
-    ]
+        PEAK,
+        ("reserved, GiB", lambda c: c["peak_reserved_bytes"], two),
+        ("asked for, GiB", lambda c: c.requested, two),
+        ("predicted, GiB", predicted, two),
+        ("off", lambda c: c.requested / predicted(c) - 1, signed),
+        ("where", lambda c: place(c) if c else ""),
+    )
 
 
 def categories_table(record: Record) -> str:
     """2.7B: what the peak is made of."""
-    rows = []
-    for mode, label in MODES.items():
-        for precision in PRECISIONS:
-            for context in CONTEXTS:
-                row = cell(record, context, mode, precision)
-                if row is not None and fits(row):
-                    rows.append(
-                        [
-                            label,
-                            precision,
-                            str(context),
-                            *(two(at_peak(row, name)) for name in CATEGORIES),
-                        ]
-                    )
-    return (
-        table(["pass", "precision", "context", *CATEGORIES], rows, left=2)
-        if rows
-        else ""
-    )
+    found = [c for c in of_modes(record, *PRECISIONS) if c]
+    shown = [(n, lambda c, n=n: c.category(n), two) for n in CATEGORIES]
+    return columns(found, MODE, "precision", "context", *shown, left=2)
 
 
 def prediction_table(record: Record) -> str:
     """For every row the most of each category: measured in GiB, and how far the formula
     is off.
     """
-    rows = []
-    for row in record.rows:
-        c = row.config
-        remedy = REMEDIES[c["attention"], c["checkpoint"]]
-        name = MODES[c["mode"]] + ("" if remedy == "as written" else f", {remedy}")
-        lead = [c["size"], name, c["precision"], str(c["context"])]
-        if not fits(row):
-            rows.append([*lead, in_words(row), *[""] * (len(BARS) - 1)])
-            continue
-        off = deviations(row)
-        rows.append(
-            [
-                *lead,
-                *(
-                    f"{two(most_of(row, n))} ({signed(off[n])})" if n in off else ""
-                    for n in BARS
-                ),
-            ]
-        )
-    return (
-        table(["size", "pass", "precision", "context", *BARS], rows, left=3)
-        if rows
-        else ""
-    )
+
+    def name(c: Tried) -> str:
+        remedy = REMEDIES[c.config["attention"], c.config["checkpoint"]]
+        extra = "" if remedy == "as written" else f", {remedy}"
+        return MODES[c.config["mode"]] + extra
+
+    def reached(c: Tried, category: str) -> Any:
+        off = deviations(c).get(category)
+        if not c:
+            return c.missing
+        return "" if off is None else f"{two(c.most(category))} ({signed(off)})"
+
+    shown = [(n, lambda c, n=n: reached(c, n)) for n in BARS]
+    described = ("size", ("pass", name), "precision", "context", *shown)
+    return columns(tried(record), *described, left=3)
 
 
 def sizes_table(record: Record) -> str:
     """Every size at context 512: peak of each mode, the prediction in brackets."""
-    rows = []
-    for size in SIZES:
-        for precision in PRECISIONS:
-            cells = []
-            for mode in MODES:
-                row = cell(record, LONGEST, mode, precision, size)
-                whole = allocated(row)
-                if row is None:
-                    cells.append("")
-                else:
-                    cells.append(
-                        in_words(row)
-                        if whole is None
-                        else f"{two(whole)} ({two(predicted(row))})"
-                    )
-            rows.append([size, precision, *cells])
-    return table(["size", "precision", *MODES.values()], rows, left=2)
+
+    def reached(place: tuple[str, str], mode: str) -> Any:
+        c = at(record, LONGEST, mode, place[1], place[0])
+        return f"{two(c.allocated)} ({two(predicted(c))})" if c else c.missing
+
+    return columns(
+        [(size, precision) for size in SIZES for precision in PRECISIONS],
+        ("size", lambda place: place[0]),
+        ("precision", lambda place: place[1]),
+        *((head, lambda place, m=m: reached(place, m)) for m, head in MODES.items()),
+        left=2,
+    )
 
 
 def saved_table() -> str:
@@ -217,125 +165,98 @@ def saved_table() -> str:
     512, by formula, in MiB.
     """
     passes = [Pass(SIZE, LONGEST, "step", precision) for precision in PRECISIONS]
-    rows = []
     parts: dict[str, Callable[[Pass], dict[str, int]]] = {
         "attention half": attention_saved,
         "feed-forward half": feed_forward_saved,
         "rest of the model": ends_saved,
         "loss": loss_saved,
     }
+    rows = []
     for part, kept in parts.items():
-        wide, low = (kept(p) for p in passes)
-        for (name, size), (name_low, size_low) in zip(
-            wide.items(), low.items(), strict=True
-        ):
+        wide, low = (kept(p).items() for p in passes)
+        for (name, size), (name_low, size_low) in zip(wide, low, strict=True):
             label = name if name == name_low else f"{name}; under autocast: {name_low}"
             rows.append([part, label, f"{size / MIB:.2f}", f"{size_low / MIB:.2f}"])
-    totals = [
-        [
-            sum(sum(kept(p).values()) for kept in (attention_saved, feed_forward_saved))
-            for p in passes
-        ]
-    ]
-    rows += [["**one block**", "", *(f"{total / MIB:.2f}" for total in totals[0])]]
-    everything = [
-        kept_bytes(p) - logits_bytes(p) + sum(loss_saved(p).values()) for p in passes
-    ]
-    rows += [
-        [
-            f"**{SIZES[SIZE].num_layers} blocks and the rest**",
-            "",
-            *(f"{total / MIB:,.2f}" for total in everything),
-        ]
-    ]
-    copies = [most(p)["weight copies"] for p in passes]
-    rows += [
-        ["**bf16 copies of weights**", "", *(f"{total / MIB:,.2f}" for total in copies)]
-    ]
-    return table(
-        ["part", "kept tensor", "fp32, MiB", "bf16 autocast, MiB"], rows, left=2
-    )
+
+    def whole(p: Pass) -> int:
+        return kept_bytes(p) - logits_bytes(p) + sum(loss_saved(p).values())
+
+    totals: dict[str, Callable[[Pass], int]] = {
+        "one block": lambda p: sum(
+            sum(kept(p).values()) for kept in (attention_saved, feed_forward_saved)
+        ),
+        f"{SIZES[SIZE].num_layers} blocks and the rest": whole,
+        "bf16 copies of weights": lambda p: most(p)["weight copies"],
+    }
+    for name, total in totals.items():
+        rows.append([bold(name), "", *(f"{total(p) / MIB:,.2f}" for p in passes)])
+    header = ["part", "kept tensor", "fp32, MiB", "bf16 autocast, MiB"]
+    return table(header, rows, left=2)
 
 
 # Blocks -------------------------------------------------------------------------------
 
 
-def blocks_table(row: Row | None, kind: str) -> str:
+def blocks_table(c: Tried, kind: str) -> str:
     """Groups of alike blocks, the largest first, and who asked for them."""
-    if row is None or not fits(row):
+    if not c:
         return ""
-    rows = []
-    for group in row.metrics[kind]:
-        where = (
-            f"`{group['owner']}`"
-            if group["owner"]
-            else f"`{group['code']}`"
-            if group["code"]
-            else "autograd's thread"
-        )
-        cells = [
-            f"{group['bytes'] / MIB:.1f}",
-            str(group["count"]),
-            group["category"],
-            group["phase"].replace("_", " "),
-        ]
-        rows.append([*cells, where])
-    lines = table(
-        ["MiB each", "blocks", "category", "made in", "owner, or the code that asked"],
-        rows,
+
+    def asked(group: dict[str, str]) -> str:
+        who = group["owner"] or group["code"]
+        return f"`{who}`" if who else "autograd's thread"
+
+    listed = columns(
+        c[kind],
+        ("MiB each", lambda group: group["bytes"] / MIB, "{:.1f}"),
+        ("blocks", lambda group: group["count"]),
+        ("category", lambda group: group["category"]),
+        ("made in", lambda group: group["phase"].replace("_", " ")),
+        ("owner, or the code that asked", asked),
         left=5,
     )
     if kind != "tenth":
-        return lines
-    least = f"{row.metrics['tenth_least_bytes'] / MIB:.1f} MiB"
-    return f"{lines}\n\nThe largest tenth of {row.metrics['allocations']:,} allocations; the smallest of it has {least}."
+        return listed
+    return (
+        f"{listed}\n\nThe largest tenth of {c['allocations']:,} allocations; the "
+        f"smallest of it has {c['tenth_least_bytes'] / MIB:.1f} MiB."
+    )
 
 
 # What helps ---------------------------------------------------------------------------
 
 
+def helped(record: Record | None) -> dict[tuple[int, tuple[str, str]], Tried]:
+    """A bf16 step of 2.7B by context and remedy."""
+    return {
+        (context, remedy): at(record, context, "step", "bf16", SIZE, *remedy)
+        for context in (LONGEST, 4 * LONGEST)
+        for remedy in REMEDIES
+    }
+
+
 def helps_table(record: Record) -> str:
-    """A bf16 step of 2.7B with each remedy: memory with its prediction, and time."""
-    rows = []
-    for context in (LONGEST, 4 * LONGEST):
-        for remedy, label in REMEDIES.items():
-            row = cell(record, context, "step", "bf16", SIZE, *remedy)
-            if row is None:
-                continue
-            time = step_ms(row)
-            kept = two(most_of(row, "saved activations")) if fits(row) else ""
-            lead = [
-                str(context),
-                label,
-                *peak_cells(row)[:1],
-                two(predicted(row)),
-                kept,
-            ]
-            rows.append([*lead, milliseconds(time) if time else ""])
-    header = [
-        "context",
-        "attention and blocks",
-        "peak, GiB",
-        "predicted, GiB",
-        "saved activations, GiB",
-        "step, ms",
-    ]
-    return table(header, rows, left=2) if rows else ""
+    """Memory with its prediction, and time."""
+    found = [(*key, c) for key, c in helped(record).items() if c.row]
+    return columns(
+        found,
+        ("context", lambda of: of[0]),
+        ("attention and blocks", lambda of: REMEDIES[of[1]]),
+        ("peak, GiB", lambda of: of[2].allocated, two),
+        ("predicted, GiB", lambda of: predicted(of[2]), two),
+        ("saved activations, GiB", lambda of: of[2].most("saved activations"), two),
+        ("step, ms", lambda of: of[2].ms(), milliseconds),
+        left=2,
+    )
 
 
 def reported_table(record: Record) -> str:
-    rows = [
-        [
-            row.config["pass"],
-            row.config["precision"],
-            str(row.config["context"] or "not said"),
-            row.metrics["peak"],
-        ]
-        for row in record.rows
-    ]
-    return table(
-        ["pass, as they call it", "precision", "context", "peak, GB as they call it"],
-        rows,
+    return columns(
+        cells(record),
+        ("pass, as they call it", lambda c: c.config["pass"]),
+        "precision",
+        ("context", lambda c: c.config["context"] or "not said"),
+        ("peak, GB as they call it", lambda c: c["peak"]),
         left=2,
     )
 
@@ -345,7 +266,15 @@ def reported_table(record: Record) -> str:
 
 def two(value: float) -> str:
     """GiB, to two decimals."""
-    return f"{value / 2**30:.2f}"
+    return say(value / 2**30, "{:.2f}")
+
+
+def in_gib(value: float) -> str:
+    return say(value / 2**30, "{:.2f} GiB")
+
+
+def in_mib(value: float) -> str:
+    return say(value / MIB, "{:.0f} MiB")
 
 
 def signed(value: float) -> str:
@@ -353,133 +282,183 @@ def signed(value: float) -> str:
     return f"{100 * value:+.1f} %".replace("-0.0", "+0.0")
 
 
-def in_gib(row: Row | None, value: float | None) -> str:
-    """A peak for a sentence, or why there is none."""
-    return or_why_not(row, fact(value, lambda v: f"{two(v)} GiB"))
-
-
-def or_why_not(row: Row | None, text: str) -> str:
-    """The text, unless the row has no numbers."""
-    return text if row is None or fits(row) else in_words(row)
-
-
 def facts(record: Record | None) -> dict[str, str]:
     """Peaks, categories and largest blocks that the pages name, and what follows from
     shapes alone.
     """
-    found = {}
-    for mode in MODES:
-        for precision in PRECISIONS:
-            for context in CONTEXTS:
-                row = cell(record, context, mode, precision)
-                found[f"{mode}_{context}_{precision}"] = in_gib(row, allocated(row))
-            row = cell(record, LONGEST, mode, precision)
-            found[f"{mode}_{LONGEST}_{precision}_predicted"] = (
-                f"{two(sum(peak(Pass(SIZE, LONGEST, mode, precision)).values()))} GiB"
-            )
-            found[f"{mode}_place_{precision}"] = place(row)
-            for name in CATEGORIES:
-                value = at_peak(row, name) if row is not None and fits(row) else None
-                found[f"{mode}_{name.replace(' ', '_')}_{precision}"] = in_gib(
-                    row, value
-                )
-            residual = (
-                row.metrics.get("residual_bytes")
-                if row is not None and fits(row)
-                else None
-            )
-            found[f"residual_measured_{precision}"] = fact(
-                residual, lambda v: f"{v / MIB:.0f} MiB"
-            )
-    return (
-        found
-        | comparisons(record)
-        | blocks_in_words(record)
-        | remedies_in_words(record)
-        | from_shapes()
-    )
 
+    def peak(mode: str, context: int, precision: str) -> float:
+        return at(record, context, mode, precision).allocated
 
-def comparisons(record: Record | None) -> dict[str, str]:
-    """bf16 against fp32, contexts against one another, and how far the formulas are
-    off.
-    """
-    found = {}
-    for mode in ("forward", "step"):
-        pair = [allocated(cell(record, LONGEST, mode, p)) for p in PRECISIONS]
-        found[f"{mode}_bf16_over_fp32"] = fact(
-            pair[1] / pair[0] if pair[0] and pair[1] else None, "{:.2f}".format
-        )
-    for mode, precision in (("forward", "fp32"), ("step", "fp32"), ("step", "bf16")):
-        ends = [
-            allocated(cell(record, c, mode, precision)) for c in (CONTEXTS[0], LONGEST)
-        ]
-        growth = ends[1] / ends[0] if ends[0] and ends[1] else None
-        found[f"{mode}_growth_{precision}"] = fact(growth, "{:.2f}".format)
-    lasting = ("weights", "gradients", "optimizer state")
-    return found | {
-        "step_place_short": place(cell(record, CONTEXTS[0], "step", "fp32")),
-        "off_lasting": fact(worst(record, lasting), percent),
-        "off_saved": fact(worst(record, ("saved activations",)), percent),
-        "off_copies": fact(worst(record, ("weight copies",)), percent),
+    def bf16_over_fp32(mode: str) -> str:
+        ratio = peak(mode, LONGEST, "bf16") / peak(mode, LONGEST, "fp32")
+        return say(ratio, "{:.2f}")
+
+    named = [(m, c, "fp32") for m in ("forward", "step") for c in CONTEXTS]
+    named += [(m, LONGEST, "bf16") for m in ("forward", "step")]
+    named += [(m, LONGEST, "fp32") for m in ("forward_graph", "forward_two_graphs")]
+    found = {f"{m}_{c}_{p}": in_gib(peak(m, c, p)) for m, c, p in named}
+    for mode in ("forward", "forward_graph", "forward_two_graphs"):
+        by_formula = sum(peak_by_formula(Pass(SIZE, LONGEST, mode, "fp32")).values())
+        found[f"{mode}_{LONGEST}_fp32_predicted"] = in_gib(by_formula)
+    for precision in PRECISIONS:
+        residual = at(record, LONGEST, "step", precision).get("residual_bytes")
+        found[f"residual_measured_{precision}"] = in_mib(residual)
+    for (context, _), c in (of_help := helped(record)).items():
+        name = dict(zip(of_help, 2 * HELPS, strict=True))[context, _]
+        found[f"helps_{name}_{context}"] = in_gib(c.allocated)
+        if (name, context) != ("plain", 4 * LONGEST):
+            found[f"helps_{name}_{context}_ms"] = say(c.ms(), "{:.0f} ms")
+    low = at(record, LONGEST, "forward", "bf16")
+    return {
+        **found,
+        "forward_weight_copies_bf16": in_gib(low.category("weight copies")),
+        "forward_place_fp32": place(at(record, LONGEST, "forward", "fp32")),
+        "step_place_fp32": place(at(record, LONGEST, "step", "fp32")),
+        "step_place_short": place(at(record, CONTEXTS[0], "step", "fp32")),
+        "forward_bf16_over_fp32": bf16_over_fp32("forward"),
+        "step_bf16_over_fp32": bf16_over_fp32("step"),
+        "off_lasting": say(worst(record, *LASTING), percent),
+        "off_saved": say(worst(record, "saved activations"), percent),
+        **blocks_in_words(at(record, LONGEST, "forward", "fp32")),
+        **from_shapes(),
     }
 
 
-def blocks_in_words(record: Record | None) -> dict[str, str]:
-    """(e): the largest allocations of a forward pass and of a step, and where they come
-    from.
-    """
-    found = {}
-    for mode in ("forward", "step"):
-        row = cell(record, LONGEST, mode, "fp32")
-        ok = row is not None and fits(row)
-        groups = row.metrics["tenth"] if row is not None and ok else []
-        largest = [g for g in groups if g["bytes"] == groups[0]["bytes"]]
-        found |= {
-            f"{mode}_largest": f"{groups[0]['bytes'] / MIB:.0f} MiB"
-            if ok
-            else NOT_MEASURED,
-            f"{mode}_allocations": f"{row.metrics['allocations']:,}"
-            if row is not None and ok
-            else NOT_MEASURED,
-            f"{mode}_tenth": f"{row.metrics['tenth_least_bytes'] / MIB:.0f} MiB"
-            if row is not None and ok
-            else NOT_MEASURED,
-        }
-        named = dict.fromkeys(g["code"].split(",")[0] for g in largest if g["code"])
-        found[f"{mode}_largest_code"] = (
-            ", ".join(f"`{code}`" for code in named) or NOT_MEASURED
-        )
-    return found
+HELPS = ("plain", "checkpoint", "flash", "both")
 
 
-def remedies_in_words(record: Record | None) -> dict[str, str]:
-    found = {}
-    names = dict(zip(REMEDIES, ("plain", "checkpoint", "flash", "both"), strict=True))
-    for context in (LONGEST, 4 * LONGEST):
-        for remedy, name in names.items():
-            row = cell(record, context, "step", "bf16", SIZE, *remedy)
-            found[f"helps_{name}_{context}"] = in_gib(row, allocated(row))
-            found[f"helps_{name}_{context}_ms"] = or_why_not(
-                row, fact(step_ms(row), "{:.0f} ms".format)
-            )
-    return found
+def largest(c: Tried) -> list[dict[str, Any]]:
+    """The groups of the largest allocations of a pass."""
+    groups = c.get("tenth", [])
+    return [group for group in groups if group["bytes"] == groups[0]["bytes"]]
+
+
+def blocks_in_words(c: Tried) -> dict[str, str]:
+    """(e): the largest allocations of a forward pass, and where they come from."""
+    found = largest(c)
+    named = dict.fromkeys(g["code"].split(",")[0] for g in found if g["code"])
+    return {
+        "forward_largest": in_mib(found[0]["bytes"] if found else c.missing),
+        "forward_allocations": say(c["allocations"], "{:,}"),
+        "forward_tenth": in_mib(c["tenth_least_bytes"]),
+        "forward_largest_code": ", ".join(f"`{code}`" for code in named)
+        or say(MISSING),
+    }
 
 
 def from_shapes() -> dict[str, str]:
     """What needs no record: sizes by formula."""
-    found = {
-        f"residual_{c}": f"{residual_bytes(Pass(SIZE, c, 'forward', 'fp32')) / MIB:.0f} MiB"
-        for c in (*CONTEXTS, 1024)
+    fp32, bf16 = (Pass(SIZE, LONGEST, "step", precision) for precision in PRECISIONS)
+    kept, long = "saved activations", Pass(SIZE, 1024, "step", "fp32")
+    residual = {c: residual_bytes(Pass(SIZE, c, "forward", "fp32")) for c in CONTEXTS}
+    return {
+        **{f"residual_{context}": in_mib(size) for context, size in residual.items()},
+        "kept_fp32": in_gib(most(fp32)[kept]),
+        "kept_bf16": in_gib(most(bf16)[kept]),
+        "kept_1024": in_gib(most(long)[kept]),
+        "copies_bf16": in_gib(most(bf16)["weight copies"]),
+        "weights": in_gib(most(fp32)["weights"]),
+        "scores": in_mib(attention_saved(fp32)["exponentials"]),
     }
-    for precision in PRECISIONS:
-        p = Pass(SIZE, LONGEST, "step", precision)
-        found[f"kept_{precision}"] = f"{two(most(p)['saved activations'])} GiB"
-        found[f"copies_{precision}"] = f"{two(most(p)['weight copies'])} GiB"
-    p = Pass(SIZE, LONGEST, "step", "fp32")
-    found["scores"] = f"{attention_saved(p)['exponentials'] / MIB:.0f} MiB"
-    found["weights"] = f"{two(most(p)['weights'])} GiB"
-    found["kept_1024"] = (
-        f"{two(most(Pass(SIZE, 1024, 'step', 'fp32'))['saved activations'])} GiB"
+
+
+# Claims -------------------------------------------------------------------------------
+
+
+@claim(
+    "memory_profiling",
+    "The peak of a full fp32 step of 2.7B moves: at context 512 it holds most of the "
+    "activations and few gradients, at 128 most of the gradients and few activations.",
+)
+def memory_peak_moves(record: Record) -> Judgement:
+    names = ("gradients", "saved activations")
+    ends = [at(record, context, "step", "fp32") for context in (128, 512)]
+    short, long = ([c.category(n) / c.most(n) for n in names] for c in ends)
+    said = [
+        ", ".join(f"{s:.0%} of the {n}" for s, n in zip(shares, names, strict=True))
+        for shares in (short, long)
+    ]
+    holds = short[0] > 0.5 > short[1] and long[1] > 0.5 > long[0]
+    numbers = f"Alive at the peak: context 128 {said[0]}; 512 {said[1]}."
+    return (holds, numbers) if all(ends) else None
+
+
+@claim(
+    "memory_profiling",
+    "Without a graph a forward pass of 2.7B in fp32 needs little beyond its weights: "
+    "less than a tenth more, at every context.",
+)
+def forward_peak_is_weights(record: Record) -> Judgement:
+    passes = [at(record, context, "forward", "fp32") for context in CONTEXTS]
+    found = known(c.allocated / c.category("weights") for c in passes)
+    return found and (max(found) < 1.1, f"Peak over weights: {span(found)}.")
+
+
+@claim(
+    "memory_profiling",
+    "At context 512 a forward pass of 2.7B while the previous graph is alive needs "
+    "more than forward and backward together, in fp32.",
+)
+def two_graphs_exceed_training(record: Record) -> Judgement:
+    two_graphs, both = (
+        at(record, 512, mode, "fp32").allocated / 2**30
+        for mode in ("forward_two_graphs", "forward_backward")
     )
-    return found
+    numbers = f"{two_graphs:.1f} GiB against {both:.1f} GiB."
+    return two_graphs / both and (two_graphs > both, numbers)
+
+
+@claim(
+    "memory_profiling",
+    "At context 512 autocast raises the forward peak of 2.7B by more than a quarter "
+    "and changes that of a full step by less than a tenth.",
+)
+def autocast_raises_forward(record: Record) -> Judgement:
+    forward, step = (
+        at(record, 512, m, "bf16").allocated / at(record, 512, m, "fp32").allocated
+        for m in ("forward", "step")
+    )
+    numbers = f"bf16 over fp32: forward {forward:.2f}, full step {step:.2f}."
+    return forward / step and (forward > 1.25 and abs(step - 1) < 0.1, numbers)
+
+
+@claim(
+    "memory_profiling",
+    "A tensor of the residual stream has the derived size, batch x context x width x 4 "
+    "bytes, under autocast too.",
+)
+def residual_as_derived(record: Record) -> Judgement:
+    found = [c for c in tried(record) if c.get("residual_bytes", None)]
+    same = sum(c["residual_bytes"] == residual_bytes(pass_of(c)) for c in found)
+    sizes = span([c["residual_bytes"] for c in found], "{:,}")
+    numbers = f"As derived in {same} of {len(found)} rows, {sizes} bytes."
+    return (same == len(found), numbers) if found else None
+
+
+@claim(
+    "memory_profiling",
+    "At context 512 the largest allocations of a forward pass of 2.7B in fp32 are "
+    "score matrices, made by the code of attention.",
+)
+def largest_are_scores(record: Record) -> Judgement:
+    c = at(record, 512, "forward", "fp32")
+    if not (found := largest(c)):
+        return None
+    derived, size = attention_saved(pass_of(c))["exponentials"], found[0]["bytes"]
+    attention = all("scaled_dot_product_attention" in g["code"] for g in found)
+    numbers = f"Largest {in_mib(size)}, a score matrix {in_mib(derived)}."
+    return size == derived and attention, numbers
+
+
+@claim(
+    "memory_profiling",
+    "Wherever a pass fits, the most of its weights, gradients and optimizer state is "
+    "within two percent of the prediction, that of its saved activations and weight "
+    "copies within five.",
+)
+def memory_as_predicted(record: Record) -> Judgement:
+    ran = sum(map(bool, tried(record)))
+    lasting, passing = worst(record, *LASTING), worst(record, *BARS.keys() - LASTING)
+    numbers = f"Off by {lasting:.2%} and {passing:.2%} at most over {ran} rows."
+    return ran and (not misses(record), numbers)

@@ -2,12 +2,14 @@
 apart the two are.
 """
 
+from dataclasses import dataclass, fields
+
 from systems.formulas.memory_costs import Pass
 from systems.formulas.memory_peak import most, peak
 from systems.profiling.memory.snapshot import CATEGORIES
-from systems.records.record import Record, Row
-from systems.records.summary import summarize
-from tools.render.markdown import NOT_MEASURED, gib
+from systems.records.record import Record
+from tools.render import rows
+from tools.render.rows import Cell, cell, cells
 
 SIZE, CONTEXTS, PRECISIONS = "2.7B", (128, 256, 512), ("fp32", "bf16")
 LONGEST = CONTEXTS[-1]
@@ -25,16 +27,41 @@ REMEDIES = {
     ("flash", "yes"): "both",
 }
 # What the prediction answers for, with the largest deviation that it may have.
-BARS = {
-    "weights": 0.02,
-    "gradients": 0.02,
-    "optimizer state": 0.02,
-    "weight copies": 0.05,
-    "saved activations": 0.05,
-}
+LASTING = {"weights": 0.02, "gradients": 0.02, "optimizer state": 0.02}
+BARS = LASTING | {"weight copies": 0.05, "saved activations": 0.05}
 
 
-def cell(
+@dataclass(frozen=True)
+class Tried(Cell):
+    """A cell that says what it needs where that was too much."""
+
+    @property
+    def why(self) -> str:
+        """ "out of memory, needs 65.3 GiB"."""
+        words = super().why
+        full = self.row is not None and self.row.status == "out_of_memory"
+        return f"{words}, needs {predicted(self) / 2**30:.1f} GiB" if full else words
+
+    def category(self, name: str, which: str = "at_peak_bytes") -> float:
+        """Bytes at the peak, or the most that there ever were."""
+        found = {c["category"]: c[which] for c in self["categories"]} if self else {}
+        return found[name] if self else self.missing
+
+    def most(self, name: str) -> float:
+        return self.category(name, "most_bytes")
+
+    @property
+    def allocated(self) -> float:
+        """The allocator's own peak."""
+        return self["peak_allocated_bytes"]
+
+    @property
+    def requested(self) -> float:
+        """The same in bytes as asked for, before the allocator rounds."""
+        return self["peak_requested_bytes"]
+
+
+def at(
     record: Record | None,
     context: int,
     mode: str,
@@ -42,148 +69,70 @@ def cell(
     size: str = SIZE,
     attention: str = "eager",
     checkpoint: str = "no",
-) -> Row | None:
-    wanted = {
-        "attention": attention,
-        "checkpoint": checkpoint,
-        "mode": mode,
-        "precision": precision,
-    }
-    return record.find(size=size, context=context, **wanted) if record else None
+) -> Tried:
+    model = {"size": size, "attention": attention, "checkpoint": checkpoint}
+    named = {"context": context, "mode": mode, "precision": precision, **model}
+    return Tried(cell(record, **named).row)
 
 
-def fits(row: Row | None) -> bool:
-    return row is not None and row.status == "ok"
+def tried(record: Record | None) -> list[Tried]:
+    return [Tried(c.row) for c in cells(record)]
 
 
-def allocated(row: Row | None) -> int | None:
-    """The allocator's own peak; None where the row has no numbers."""
-    return (
-        row.metrics["peak_allocated_bytes"]
-        if row is not None and row.status == "ok"
-        else None
-    )
+def of_modes(record: Record, *precisions: str) -> list[Tried]:
+    """2.7B, by mode, precision and context; what was tried of it."""
+    found = [at(record, c, m, p) for m in MODES for p in precisions for c in CONTEXTS]
+    return [c for c in found if c.row]
 
 
-def requested(row: Row | None) -> int | None:
-    """The same in bytes as asked for, before the allocator rounds."""
-    return (
-        row.metrics["peak_requested_bytes"]
-        if row is not None and row.status == "ok"
-        else None
-    )
+def pass_of(c: Cell) -> Pass:
+    named = {f.name: c.config[f.name] for f in fields(Pass) if f.name in c.config}
+    return Pass(**named | {"checkpoint": int(named["checkpoint"] == "yes")})
 
 
-def at_peak(row: Row, category: str) -> int:
-    return next(
-        c["at_peak_bytes"]
-        for c in row.metrics["categories"]
-        if c["category"] == category
-    )
-
-
-def most_of(row: Row, category: str) -> int:
-    return next(
-        c["most_bytes"] for c in row.metrics["categories"] if c["category"] == category
-    )
-
-
-def pass_of(row: Row) -> Pass:
-    names = (
-        "size",
-        "context",
-        "mode",
-        "precision",
-        "attention",
-        "batch",
-        "vocab",
-    )
-    return Pass(
-        **{name: row.config[name] for name in names},
-        checkpoint=int(row.config["checkpoint"] == "yes"),
-    )
-
-
-def predicted(row: Row) -> int:
+def predicted(c: Cell) -> float:
     """Peak by formula."""
-    return sum(peak(pass_of(row)).values())
+    return sum(peak(pass_of(c)).values()) if c.row else c.missing
 
 
-def deviations(row: Row) -> dict[str, float]:
+def deviations(c: Tried) -> dict[str, float]:
     """Measured over predicted, minus one, for the most of each category that the pass
     has.
     """
-    by_formula = most(pass_of(row))
-    return {
-        name: most_of(row, name) / value - 1
-        for name, value in by_formula.items()
-        if value
-    }
+    by_formula = most(pass_of(c)) if c else {}
+    return {n: c.most(n) / value - 1 for n, value in by_formula.items() if value}
 
 
-def worst(
-    record: Record | None, categories: tuple[str, ...] = tuple(BARS)
-) -> float | None:
+def worst(record: Record | None, *categories: str) -> float:
     """The largest deviation in these categories over all rows that fitted."""
-    rows = (
-        [row for row in record.rows if row.status == "ok"]
-        if record and record.kind == "measured"
-        else []
-    )
-    found = [
-        abs(off)
-        for row in rows
-        for name, off in deviations(row).items()
-        if name in categories
-    ]
-    return max(found, default=None)
+    found = [deviations(c) for c in tried(record)]
+    return rows.most(abs(of[n]) for of in found for n in categories if n in of)
 
 
-def misses(record: Record) -> list[tuple[Row, str, float]]:
+def misses(record: Record) -> list[tuple[Tried, str, float]]:
     """Every category of every row that is further from its prediction than the bar
     allows.
     """
-    rows = [row for row in record.rows if row.status == "ok"]
-    return [
-        (row, name, off)
-        for row in rows
-        for name, off in deviations(row).items()
-        if abs(off) > BARS[name]
+    found = [
+        (c, name, off) for c in tried(record) for name, off in deviations(c).items()
     ]
+    return [miss for miss in found if abs(miss[2]) > BARS[miss[1]]]
 
 
-def step_ms(row: Row | None) -> float | None:
-    """Median time of the whole pass."""
-    if row is None or row.status != "ok":
-        return None
-    times = [samples for name, samples in row.metrics.items() if name.endswith("_ms")]
-    return summarize([sum(step) for step in zip(*times, strict=True)]).median
-
-
-def in_words(row: Row) -> str:
-    """Why a row has no numbers: "out of memory, needs 65.3 GiB"."""
-    words = row.status.replace("_", " ")
-    return (
-        f"{words}, needs {gib(predicted(row))} GiB"
-        if row.status == "out_of_memory"
-        else words
-    )
-
-
-def place(row: Row | None) -> str:
+def place(c: Tried) -> str:
     """Where in a pass its peak is: "in the forward pass", "at the start of the backward
     pass".
     """
-    if row is None or row.status != "ok":
-        return NOT_MEASURED if row is None else in_words(row)
-    phase = row.metrics["peak_phase"].replace("_", " ")
+    if not c:
+        return c.missing.words
+    phase = c["peak_phase"].replace("_", " ")
     if phase != "backward":
         return f"in the {phase}" + (" pass" if "forward" in phase else "")
     # Gradients appear as the backward pass goes on.
-    start = at_peak(row, "gradients") < most_of(row, "gradients") / 2
+    start = c.category("gradients") < c.most("gradients") / 2
     return f"at the {'start' if start else 'end'} of the backward pass"
 
 
-def used(rows: list[Row]) -> list[str]:
+def used(found: list[Tried]) -> list[str]:
     """The categories that any of these rows has, in the order of the timeline."""
-    return [name for name in CATEGORIES if any(most_of(row, name) for row in rows)]
+    return [name for name in CATEGORIES if any(c.most(name) for c in found)]
