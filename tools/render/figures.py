@@ -123,13 +123,22 @@ def shortened(coordinates: re.Match[str]) -> str:
     return TENTH.sub(r"\1", text).replace("\nL ", " ") if len(text) > LONG else text
 
 
+def texts_of(figure: Figure) -> Iterator[Text]:
+    """Every text of a figure but the labels of ticks."""
+    yield from figure.texts
+    legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes)]
+    for legend in filter(None, legends):
+        yield from legend.get_texts()
+    for axes in figure.axes:
+        yield from (*axes.texts, axes.title, axes.xaxis.label, axes.yaxis.label)
+
+
 def svg_pair(name: str, figure: Figure) -> dict[str, str]:
     """`<name>.svg` and `<name>-dark.svg`, the same bytes on every machine."""
     buffer = io.StringIO()
-    # A dollar sign is no formula, but for the powers of ten that matplotlib writes.
-    for text in figure.findobj(Text):
-        if "$" in text.get_text() and "mathdefault" not in text.get_text():
-            text.set_parse_math(False)
+    for text in texts_of(figure):
+        # A dollar sign is no formula.
+        text.set_parse_math(False)
     with matplotlib.rc_context(STYLE):
         figure.savefig(
             buffer,

@@ -296,7 +296,7 @@ def ratios_figure(record: Record) -> dict[str, str]:
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("our time over cuDNN's")
         axes.set_ylabel("B, H, N, d, mask")
-        fig.legend(loc="outside upper center", ncols=2)
+        legend_above(fig, ncols=2)
         return svg_pair(f"ratios-{record.device.slug}", fig)
 
 

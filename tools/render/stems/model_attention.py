@@ -37,7 +37,7 @@ def marked(*cells: Cell) -> str:
 
 def fragments(records: list[Record]) -> dict[str, str]:
     """`table.md`: the figure of `small` over contexts, and every step."""
-    shown = per_device(records, lambda r: f"{drawn(r)}\n\n{steps_table(r)}")
+    shown = per_device(records, lambda r: f"{drawn(r)}\n\n{steps_table(r)}".strip())
     return {"table.md": shown, **of_each(records, contexts_figure)}
 
 
@@ -73,6 +73,9 @@ def tokens_per_second(c: Cell) -> float:
 
 
 def drawn(record: Record) -> str:
+    """The figure; nothing where no step of `small` ran."""
+    if not any(of_small(record, attention) for attention in NAMES):
+        return ""
     return figure(
         f"model_attention-contexts-{record.device.slug}",
         contexts_alt(record),
@@ -93,10 +96,12 @@ def contexts_alt(record: Record) -> str:
         f"{gib(c[PEAK])} GiB"
         for name, c in ends
     ]
-    return f"{'; '.join(parts) or 'Not measured'}."
+    return f"{'; '.join(parts)}."
 
 
 def contexts_figure(record: Record) -> dict[str, str]:
+    if not drawn(record):
+        return {}
     with canvas(width=7.2, height=3.8) as fig:
         times, memory = fig.subplots(1, 2)
         looks = zip(NAMES.items(), SERIES, MARKERS, strict=False)

@@ -10,19 +10,11 @@ from importlib import import_module
 
 import pytest
 
+from systems.experiments import STEMS
 from systems.records.record import Record
 from tests.factories import committed
 from tools.render.claims import claims_in, verdict
 
-STEMS = (
-    "accumulation",
-    "autocast",
-    "mixed_precision",
-    "norm_precision",
-    "flash_ablation",
-    "flash_accuracy",
-    "flash_benchmarking",
-)
 # Which of n rows are lost.
 LOST = {
     "all": lambda n: range(n),
@@ -33,6 +25,10 @@ LOST = {
     "some": lambda n: random.Random(0).sample(range(n), n // 2),
     "most": lambda n: random.Random(0).sample(range(n), n - n // 5),
 }
+
+
+def record_of(stem: str) -> Record:
+    return committed(stem, "meta" if stem == "model_sizes" else "nvidia-h200")
 
 
 def without(record: Record, pattern: str, status: str | None) -> Record:
@@ -52,7 +48,7 @@ def without(record: Record, pattern: str, status: str | None) -> Record:
 @pytest.mark.parametrize("stem", STEMS)
 def test_numbers_and_claims_do_without_them(stem, pattern, status):
     builder = import_module(f"tools.render.stems.{stem}")
-    smaller = without(committed(stem), pattern, status)
+    smaller = without(record_of(stem), pattern, status)
     facts = builder.facts(smaller)
     assert facts.keys() == builder.facts(None).keys()
     told = [*facts.values()]
@@ -69,7 +65,7 @@ def test_numbers_and_claims_do_without_them(stem, pattern, status):
 def test_tables_and_figures_do_without_them(stem, pattern, status):
     """On the GPU of the sentences, and on a second one."""
     builder = import_module(f"tools.render.stems.{stem}")
-    full = committed(stem)
+    full = record_of(stem)
     smaller = without(full, pattern, status)
     second = replace(smaller, device=replace(full.device, name="X", slug="x"))
     records = [smaller, second] if pattern == "some" else [smaller]
