@@ -359,7 +359,7 @@ def files_in(generated: Path) -> dict[str, str]:
     }
 
 
-def rendered(results: Path) -> dict[str, str]:
+def rendered(results: Path) -> Any:
     """What the records give, by file name; on a terminal something moves meanwhile."""
     from rich.console import Console
 
@@ -392,6 +392,8 @@ def write_rendered(results: Path, generated: Path | None = None) -> None:
     for name in extra:
         (folder / name).unlink()
     print(f"rendered {len(wanted)} files, {len(changed) + len(extra)} changed")
+    if wanted.broken:
+        stop("\n       ".join(map(str, wanted.broken)))
 
 
 def check_tree(
@@ -419,6 +421,7 @@ def check_tree(
         for name, fault in faults.items()
     ]
     findings += check_pages(ROOT)
+    findings += [str(broken) for broken in wanted.broken]
     stale = load.stale_records(results)
     findings += stale if fresh else []
     for message in [] if fresh else stale:

@@ -1,6 +1,7 @@
 """Records from their folders, in the order in which pages show them, and their age."""
 
 from collections import defaultdict
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import yaml
 from systems import ROOT
 from systems.experiments import STEMS
 from systems.records import store
+from systems.records.device import slug_of
 from systems.records.record import Record
 from systems.records.source_hash import source_hash
 
@@ -56,26 +58,49 @@ def is_fresh(record: Record) -> bool:
     return present in (record.source_hash, *record.verified_hashes)
 
 
+@dataclass(frozen=True)
+class Broken:
+    """A file that is no record, or a record that its tables can't be made from."""
+
+    stem: str
+    path: Path
+    why: str
+
+    def __str__(self) -> str:
+        return self.why if str(self.path) in self.why else f"{self.path}: {self.why}"
+
+    @property
+    def note(self) -> str:
+        """What its tables say in its place."""
+        place = f"`{self.path.parent.name}/{self.path.name}`"
+        return f"**Missing:** the record {place} can't be read.\n{{ .stale }}"
+
+
 def load(results: Path) -> dict[str, list[Record]]:
+    """As `load_sound`. RecordError where a file is broken."""
+    found, broken = load_sound(results)
+    if broken:
+        raise store.RecordError("\n".join(map(str, broken)))
+    return found
+
+
+def load_sound(results: Path) -> tuple[dict[str, list[Record]], list[Broken]]:
     """Complete records by stem: the primary GPU's first, then other measured ones, then
-    reported ones. RecordError where there are GPUs, but not the primary one.
+    reported ones; and what is broken. RecordError where there are GPUs, but not the
+    primary one.
     """
     primary, found = primary_gpu(), defaultdict(list)
+    broken: list[Broken] = []
     for path in sorted(results.glob("*/*.json")):
         if path.name.endswith(store.PARTIAL_SUFFIX) or path.parent.name == "quick":
             continue
-        record = store.read(path)
-        if record.stem not in STEMS or path.stem != record.stem:
-            raise store.RecordError(
-                f"{path}: stem is {record.stem!r}, which is not this file's experiment"
-            )
-        if path.parent.name != record.device.slug or record.grid != "full":
-            raise store.RecordError(
-                f"{path}: is a {record.grid} record of {record.device.slug}, misplaced here"
-            )
-        found[record.stem].append(record)
+        try:
+            found[path.stem].append(read(path))
+        except store.RecordError as error:
+            broken.append(Broken(path.stem, path, str(error)))
     measured = {r.device.slug for rs in found.values() for r in rs if is_of_gpu(r)}
-    if measured and primary not in measured:
+    there = measured | {b.path.parent.name for b in broken}
+    if measured and primary not in there:
         raise store.RecordError(
             f"mkdocs.yml: extra.primary_gpu is {primary!r}, and no record in {results} "
             f"is of that GPU; there are: {', '.join(sorted(measured))}"
@@ -88,7 +113,22 @@ def load(results: Path) -> dict[str, list[Record]]:
                 r.device.slug,
             )
         )
-    return found
+    return found, broken
+
+
+def read(path: Path) -> Record:
+    """The record in this file, if that is its place."""
+    record = store.read(path)
+    if record.stem not in STEMS or path.stem != record.stem:
+        raise store.RecordError(
+            f"{path}: stem is {record.stem!r}, which is not this file's experiment"
+        )
+    slug = record.device.slug
+    if path.parent.name != slug or slug != slug_of(slug) or record.grid != "full":
+        raise store.RecordError(
+            f"{path}: is a {record.grid} record of {slug}, misplaced here"
+        )
+    return record
 
 
 def is_of_gpu(record: Record) -> bool:
@@ -99,8 +139,9 @@ def is_of_gpu(record: Record) -> bool:
 def stale_records(results: Path) -> list[str]:
     """A line for each measured record that is older than the source."""
     return [
-        f"{results.name}/{r.device.slug}/{stem}.json is stale: its source has changed since; measure or --verify {stem}"
-        for stem, of_stem in load(results).items()
+        f"{results.name}/{r.device.slug}/{stem}.json is stale: its source has changed "
+        f"since; measure or --verify {stem}"
+        for stem, of_stem in load_sound(results)[0].items()
         for r in of_stem
         if r.kind == "measured" and not is_fresh(r)
     ]

@@ -1,5 +1,5 @@
-"""Any rows may be missing, or lack numbers: whatever is rendered says so, and never
-raises.
+"""Any rows may be missing or lack numbers, and any text may stand in a record: whatever
+is rendered says so, and never raises.
 """
 
 import copy
@@ -14,6 +14,7 @@ from systems.experiments import STEMS
 from systems.records.record import Record
 from tests.factories import committed
 from tools.render.claims import claims_in, verdict
+from tools.render.markdown import inert, provenance
 
 # Which of n rows are lost.
 LOST = {
@@ -77,3 +78,50 @@ def test_tables_and_figures_do_without_them(stem, pattern, status):
     assert drawn <= files.keys()
     if status and pattern == "all":
         assert "out of memory" in shown
+
+
+# What a page must not take as it is, in one text.
+HOSTILE = (
+    '<img src=x onerror=alert(1)> {{ 1 }} {$ x $} [x](javascript:y) | `b **c** "q" '
+    '\n\n--8<-- ".git/config"\n\n=== "tab"\n'
+)
+LIVE = ("<img src=x", "{{", "{$", "](javascript", "**c**", "--8<--", '=== "tab"')
+
+
+def with_hostile_text(record: Record, inside: bool) -> Record:
+    """Around its rows in every text that is not a name of ours; inside them in every
+    metric that is text, and every reason.
+    """
+    hostile = copy.deepcopy(record)
+    if inside:
+        for row in hostile.rows:
+            row.reason = HOSTILE
+            row.metrics = {
+                name: HOSTILE if isinstance(value, str) else value
+                for name, value in row.metrics.items()
+            }
+        return hostile
+    hostile.device.name = hostile.device.driver = HOSTILE
+    hostile.software = hostile.protocol = {HOSTILE: HOSTILE}
+    hostile.notes, hostile.started_utc, hostile.git = [HOSTILE], HOSTILE, None
+    return hostile
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("stem", STEMS)
+def test_no_text_of_a_record_is_live(stem, inside):
+    builder = import_module(f"tools.render.stems.{stem}")
+    hostile = with_hostile_text(record_of(stem), inside)
+    reported = replace(hostile, kind="reported", source=HOSTILE)
+    try:
+        files = builder.fragments([hostile])
+        told = [inert(text) for text in builder.facts(hostile).values()]
+    except (KeyError, ValueError) as error:
+        assert inside, error
+        return  # It is named as broken.
+    told += [text for name, text in files.items() if name.endswith(".md")]
+    told += [verdict(claim, hostile) for claim in claims_in(builder)]
+    told.append(provenance(reported))
+    for text in told:
+        assert not [mark for mark in LIVE if mark in text], text[:2000]

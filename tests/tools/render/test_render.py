@@ -4,14 +4,18 @@ each time.
 
 import copy
 import re
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
+import yaml
 
 from systems import ROOT
 from systems.experiments import STEMS
 from systems.records import store
 from systems.records.neighbours import NOTE
+from systems.records.record import Record
+from tools import regen_tables
 from tools.render import everything, figures, load, markdown
 
 RESULTS = ROOT / "docs" / "results"
@@ -211,12 +215,43 @@ def test_a_misplaced_record_is_refused(tmp_path, found):
         load.load(tmp_path)
 
 
-def test_a_record_edited_by_hand_is_refused_by_name(tmp_path, found):
-    record = copy.deepcopy(measured(found, "warmup"))
-    for row in record.rows:
+def edited(record: Record) -> Record:
+    """Of a record, what lacks a metric that its tables need."""
+    broken = copy.deepcopy(record)
+    for row in broken.rows:
         row.metrics["forwrad_ms"] = row.metrics.pop("forward_ms")
-    store.write(record, tmp_path / record.device.slug / "warmup.json")
-    with pytest.raises(
-        store.RecordError, match=r"warmup\.json: a record lacks what its tables need"
-    ):
-        everything.render_all(tmp_path)
+    return broken
+
+
+def test_a_broken_record_costs_its_own_tables_alone(tmp_path, found):
+    ours = measured(found, "warmup")
+    other = replace(ours, device=replace(ours.device, name="X", slug="x"))
+    for record in (edited(ours), other, measured(found, "method")):
+        store.write(record, tmp_path / record.device.slug / f"{record.stem}.json")
+    cut = tmp_path / "nvidia-h200" / "autocast.json"
+    cut.write_text("{")
+    files = everything.render_all(tmp_path)
+    assert [(b.stem, b.path.parent.name) for b in files.broken] == [
+        ("autocast", "nvidia-h200"),
+        ("warmup", "nvidia-h200"),
+    ]
+    lines = [str(broken) for broken in files.broken]
+    assert lines[0].startswith(f"{cut}: is not JSON")
+    assert re.search(r"warmup\.json: a record lacks what its tables need", lines[1])
+    assert '=== "X"' in files["warmup-table.md"]
+    for name in ("warmup-table.md", "autocast-toy.md"):
+        assert files[name].startswith("**Missing:** the record `nvidia-h200/")
+    assert files["method-table.md"].startswith('=== "NVIDIA H200"')
+    facts = yaml.safe_load(files["facts.yml"])
+    assert facts["warmup"]["first_step"] == "not measured"
+    assert facts["method"]["clock_adds_at_most"] != "not measured"
+
+
+def test_a_broken_record_is_named_at_the_end(tmp_path, found, capsys):
+    record = edited(measured(found, "warmup"))
+    store.write(record, tmp_path / "results" / "nvidia-h200" / "warmup.json")
+    folder = tmp_path / "generated"
+    with pytest.raises(SystemExit) as end:
+        regen_tables.write_rendered(tmp_path / "results", folder)
+    assert end.value.code == 2 and (folder / "warmup-table.md").exists()
+    assert "nvidia-h200/warmup.json: a record lacks" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from typing import Any
 from systems.formulas.costs import attention_flops
 from systems.records.record import Record, Row
 from systems.records.summary import summarize
-from tools.render.figures import INK, SERIES, canvas, svg_pair
+from tools.render.figures import INK, SERIES, canvas, legend_above, svg_pair
 from tools.render.markdown import fact, figure, milliseconds, per_device, status, table
 from tools.render.stems.flash_passes import passes_wait
 
