@@ -3,6 +3,7 @@ apart the two are.
 """
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from systems.formulas.memory_costs import Pass
 from systems.formulas.memory_peak import most, peak
@@ -86,8 +87,10 @@ def of_modes(record: Record, *precisions: str) -> list[Tried]:
 
 
 def pass_of(c: Cell) -> Pass:
+    named: dict[str, Any]
     named = {f.name: c.config[f.name] for f in fields(Pass) if f.name in c.config}
-    return Pass(**named | {"checkpoint": int(named["checkpoint"] == "yes")})
+    named["checkpoint"] = int(named["checkpoint"] == "yes")
+    return Pass(**named)
 
 
 def predicted(c: Cell) -> float:
