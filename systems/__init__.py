@@ -9,12 +9,15 @@ from pathlib import Path
 # The project's folder, which holds this package.
 ROOT = Path(__file__).resolve().parent.parent
 
-# Python is about to run a module of ours (`python -m systems...`), and each of those
-# computes. Reading records and rendering them needs no torch.
-if sys.argv[:1] == ["-m"] and find_spec("torch") is None:
-    print(
-        "error: torch is not installed here: run `make .venv/all`, then "
-        "`source .venv/bin/activate`",
-        file=sys.stderr,
-    )
-    raise SystemExit(2)
+
+def need_torch() -> None:
+    """End a command that computes by one line where torch is not installed. Formulas,
+    records and rendering need none.
+    """
+    if find_spec("torch") is None:
+        print(
+            "error: torch is not installed here: run `make .venv/all`, then "
+            "`source .venv/bin/activate`",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)

@@ -6,6 +6,11 @@ python -m systems.check_setup
 
 import math
 
+from systems import need_torch
+
+if __name__ == "__main__":
+    need_torch()
+
 import torch
 from rich.console import Console
 from rich.table import Table

@@ -32,6 +32,12 @@ def test_a_command_without_its_packages_is_one_line(command):
     assert COMMANDS[command] in done.stderr
 
 
+def test_formulas_need_no_torch():
+    line = [sys.executable, "-S", "-m", "systems.formulas.fit", "--help"]
+    done = subprocess.run(line, cwd=ROOT, env={}, capture_output=True, text=True)
+    assert "torch is not installed" not in done.stderr
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="without make")
 def test_where_the_port_is_taken_serving_says_so_before_it_builds():
     with socket.create_server(("127.0.0.1", 0)) as server:

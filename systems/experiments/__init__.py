@@ -2,7 +2,14 @@
 Imports nothing heavy.
 """
 
+import sys
 from dataclasses import dataclass
+
+from systems import need_torch
+
+if sys.argv[:1] == ["-m"]:
+    # Python is about to run an experiment: `python -m systems.experiments.<stem>`.
+    need_torch()
 
 EVERY_ROW = ("every row",)
 
