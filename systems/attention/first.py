@@ -39,6 +39,7 @@ HEAD_DIMS = (16, 32, 64, 128)
 LENGTH = 64
 
 
+# --8<-- [start:helpers]
 @triton.jit
 def tile(first, TILE: tl.constexpr, D: tl.constexpr):
     """Offsets of TILE rows from row `first` on: [TILE, D]."""
@@ -51,6 +52,10 @@ def product(x, y):
     return tl.dot(x, y, input_precision="ieee")
 
 
+# --8<-- [end:helpers]
+
+
+# --8<-- [start:scores]
 @triton.jit
 def scores(q, k, i, j, scale, TILE: tl.constexpr, CAUSAL: tl.constexpr):
     """s of a tile of queries and one of keys, -∞ where the key comes later."""
@@ -61,6 +66,11 @@ def scores(q, k, i, j, scale, TILE: tl.constexpr, CAUSAL: tl.constexpr):
     return s
 
 
+# --8<-- [end:scores]
+
+
+# --8<-- [start:forward]
+# --8<-- [start:forward_start]
 @triton.jit
 def forward_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, n, scale,
@@ -74,6 +84,8 @@ def forward_kernel(
     m = tl.full([TILE], float("-inf"), tl.float32)
     l = tl.zeros([TILE], tl.float32)
     a = tl.zeros([TILE, D], tl.float32)
+    # --8<-- [end:forward_start]
+    # --8<-- [start:forward_loop]
     for j in range(0, i + TILE if CAUSAL else n, TILE):
         # [TILE, D]
         k = tl.load(k_ptr + tile(head + j, TILE, D))
@@ -86,12 +98,19 @@ def forward_kernel(
         l = shrink * l + tl.sum(p, 1)
         a = shrink[:, None] * a + product(p.to(v.dtype), v)
         m = m_new
+    # --8<-- [end:forward_loop]
+    # --8<-- [start:forward_end]
     o = a / l[:, None]
     lse = m + tl.log(l)
     tl.store(o_ptr + tile(head + i, TILE, D), o.to(o_ptr.dtype.element_ty))
     tl.store(lse_ptr + head + i + tl.arange(0, TILE), lse)
 
 
+# --8<-- [end:forward_end]
+# --8<-- [end:forward]
+
+
+# --8<-- [start:p_and_ds]
 @triton.jit
 def p_and_ds(
     q, k, v, do, lse, delta, i, j, scale, TILE: tl.constexpr, CAUSAL: tl.constexpr
@@ -103,6 +122,10 @@ def p_and_ds(
     return p, p * (dp - delta[:, None])
 
 
+# --8<-- [end:p_and_ds]
+
+
+# --8<-- [start:dk_dv]
 @triton.jit
 def dk_dv_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, n, scale,
@@ -116,6 +139,7 @@ def dk_dv_kernel(
     v = tl.load(v_ptr + tile(head + j, TILE, D))
     dk = tl.zeros([TILE, D], tl.float32)
     dv = tl.zeros([TILE, D], tl.float32)
+    # --8<-- [start:dk_dv_loop]
     for i in range(j if CAUSAL else 0, n, TILE):
         # [TILE, D]
         q = tl.load(q_ptr + tile(head + i, TILE, D))
@@ -127,10 +151,15 @@ def dk_dv_kernel(
         p, ds = p_and_ds(q, k, v, do, lse, delta, i, j, scale, TILE, CAUSAL)
         dv += product(tl.trans(p.to(do.dtype)), do)
         dk += product(tl.trans(ds.to(q.dtype)), q)
+    # --8<-- [end:dk_dv_loop]
     tl.store(dk_ptr + tile(head + j, TILE, D), (dk * scale).to(dk_ptr.dtype.element_ty))
     tl.store(dv_ptr + tile(head + j, TILE, D), dv.to(dv_ptr.dtype.element_ty))
 
 
+# --8<-- [end:dk_dv]
+
+
+# --8<-- [start:dq]
 @triton.jit
 def dq_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, n, scale,
@@ -146,6 +175,7 @@ def dq_kernel(
     lse = tl.load(lse_ptr + head + i + tl.arange(0, TILE))
     delta = tl.load(delta_ptr + head + i + tl.arange(0, TILE))
     dq = tl.zeros([TILE, D], tl.float32)
+    # --8<-- [start:dq_loop]
     for j in range(0, i + TILE if CAUSAL else n, TILE):
         # [TILE, D]
         k = tl.load(k_ptr + tile(head + j, TILE, D))
@@ -153,7 +183,11 @@ def dq_kernel(
         # [TILE queries, TILE keys]
         _, ds = p_and_ds(q, k, v, do, lse, delta, i, j, scale, TILE, CAUSAL)
         dq += product(ds.to(k.dtype), k)
+    # --8<-- [end:dq_loop]
     tl.store(dq_ptr + tile(head + i, TILE, D), (dq * scale).to(dq_ptr.dtype.element_ty))
+
+
+# --8<-- [end:dq]
 
 
 def launch_options(q: Tensor) -> dict[str, int]:
@@ -163,6 +197,7 @@ def launch_options(q: Tensor) -> dict[str, int]:
     return {"TILE": 128 // q.element_size(), "D": q.shape[-1], "num_stages": 2}
 
 
+# --8<-- [start:function]
 class FlashAttentionFirst(torch.autograd.Function):
     """`FlashAttentionFirst.apply(q, k, v, is_causal)` for inputs that `first_attention`
     takes; `ValueError` or `TypeError` names what can't be. A second derivative can't.
@@ -205,6 +240,9 @@ class FlashAttentionFirst(torch.autograd.Function):
             dk_dv_kernel[grid](*inputs, dk, dv, n, ctx.scale, **ctx.options)
             dq_kernel[grid](*inputs, dq, n, ctx.scale, **ctx.options)
         return dq, dk, dv, *(None for _ in ctx.needs_input_grad[3:])
+
+
+# --8<-- [end:function]
 
 
 def first_attention(

@@ -5,7 +5,7 @@ stands in for another.
 from jaxtyping import Float
 from torch import Tensor
 
-BACKENDS = ("auto", "hopper", "triton", "torch")
+BACKENDS = ("auto", "hopper", "triton", "torch", "first")
 
 
 def flash_attention(
@@ -31,6 +31,8 @@ def flash_attention(
     - "hopper": the Gluon kernels for a Hopper GPU. float16 and bfloat16, d from 40 to
       128 that 8 divides, rows without gaps that begin at multiples of 16 bytes.
     - "torch": the same algorithm in PyTorch, slow, on any device; float64 too.
+    - "first": the kernel that the guide teaches, for contiguous (batch, n, d): n a
+      multiple of 64, d 16, 32, 64 or 128.
     - "auto": "hopper" where it can run and the inputs are large enough for it to be
       faster, else "triton".
 
@@ -46,4 +48,8 @@ def flash_attention(
         from systems.attention import torch_tiles
 
         return torch_tiles.attention(q, k, v, causal, scale)
+    if backend == "first":
+        from systems.attention import first
+
+        return first.first_attention(q, k, v, causal, scale)
     raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")

@@ -5,6 +5,7 @@ it refuses, and that its gradients repeat.
 import pytest
 import torch
 
+from systems.attention import flash_attention
 from systems.attention.first import HEAD_DIMS, FlashAttentionFirst, first_attention
 from tests.attention.checks import check_against_reference, make_inputs, run_class
 
@@ -56,6 +57,12 @@ def test_the_gradient_of_a_sum_is_one_number_expanded(device):
     ours = torch.autograd.grad(o.sum(), inputs, retain_graph=True)
     written_out = torch.autograd.grad(o, inputs, torch.ones_like(o))
     assert all(torch.equal(a, b) for a, b in zip(ours, written_out, strict=True))
+
+
+def test_the_public_function_runs_it_by_name(device):
+    q, k, v, _ = make_inputs(64, 64, 16, device=device)
+    named = flash_attention(q, k, v, causal=True, scale=0.5, backend="first")
+    assert torch.equal(named, first_attention(q, k, v, True, 0.5))
 
 
 def test_gradients_are_the_same_bits_each_time(device):

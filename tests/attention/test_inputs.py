@@ -356,7 +356,7 @@ def test_what_only_the_kernels_refuse(device):
         FlashAttentionTriton.apply(*[x(8, 4, device=device)] * 3)
     with pytest.raises(
         ValueError,
-        match="backend must be one of auto, hopper, triton, torch, got 'cuda'",
+        match="backend must be one of auto, hopper, triton, torch, first, got 'cuda'",
     ):
         flash_attention(*[x(8, 4)] * 3, backend="cuda")
     with pytest.raises(

@@ -433,6 +433,29 @@ def test_the_toggle_changes_the_figure_and_print_is_light(
     expect(dark).to_be_hidden()
 
 
+def test_a_drawing_is_stepped_through_by_keyboard_and_prints_its_last_step(
+    page: Page, pages: list[Path]
+) -> None:
+    figure = open_first(page, pages, "figure.steps").first
+    frames, sentences = figure.locator(".frame"), figure.locator("ol > li")
+    expect(frames.first).to_be_visible()
+    expect(frames.last).to_be_hidden()
+    figure.get_by_role("button", name="Next").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    expect(frames.nth(2)).to_be_visible()
+    expect(sentences.nth(2)).to_be_visible()
+    expect(frames.first).to_be_hidden()
+    expect(sentences.first).to_be_hidden()
+    page.keyboard.press("ArrowLeft")
+    expect(frames.nth(1)).to_be_visible()
+    page.emulate_media(media="print")
+    expect(frames.last).to_be_visible()
+    expect(frames.nth(1)).to_be_hidden()
+    for sentence in sentences.all():
+        expect(sentence).to_be_visible()
+
+
 def test_the_explorer_filters_sorts_and_downloads(page: Page, site: Path) -> None:
     page.goto((site / "explorer.html").as_uri())
     status, rows = (

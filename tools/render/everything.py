@@ -48,11 +48,16 @@ def render_all(results: Path) -> Rendered:
     )
     files |= writeup.fragments(found) | explorer.files(found)
     files |= durations.fragments(found) | diagrams.diagrams()
+    first_kernel = import_module("tools.render.spanning.first_kernel")
+    files |= first_kernel.fragments(found)
+    for name in ("attention_drawings", "weighted_sum_drawings"):
+        files |= import_module(f"tools.render.spanning.{name}").fragments()
     gpus = {r.device.slug: r.device.name for rs in found.values() for r in rs}
     facts: dict[str, Mapping[str, str]] = {
         "gpu": {"name": gpus.get(primary_gpu(), primary_gpu())},
         "answers": writeup.facts(found),
         "reported": errata.facts(found),
+        "first_kernel": first_kernel.facts(found),
         "stale": stale_facts(found),
         **of_stems,
     }

@@ -68,8 +68,9 @@ def test_pages_use_only_facts_that_exist(found):
         for name in import_module(f"tools.render.stems.{stem}").facts(None)
     }
     known |= {
-        f"reported.{name}"
-        for name in import_module("tools.render.spanning.errata").facts({})
+        f"{group}.{name}"
+        for group, module in (("reported", "errata"), ("first_kernel", "first_kernel"))
+        for name in import_module(f"tools.render.spanning.{module}").facts({})
     }
     used = set()
     for page in (ROOT / "docs").glob("*.md"):

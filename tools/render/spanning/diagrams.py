@@ -1,94 +1,16 @@
 """Drawings that explain rather than measure, in the style of the figures."""
 
-from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from tools.render.figures import FAINT, INK, SERIES, canvas, svg_pair
 
-TILES = 6
-WHOLE, DIAGONAL = SERIES[0], SERIES[1]
 PROGRAMS = 5
 FIRST_HEAD, SECOND_HEAD = SERIES[0], SERIES[1]
 
 
 def diagrams() -> dict[str, str]:
     """Every drawing by file name."""
-    return causal_tiles() | turns()
-
-
-def causal_tiles() -> dict[str, str]:
-    """Which tiles of the score matrix a causal kernel visits, by rows (forward, dQ) and
-    by columns (dK, dV).
-    """
-    with canvas(width=6.2, height=3.6) as fig:
-        by_row, by_column = fig.subplots(1, 2)
-        draw_tiles(by_row, "forward and dQ", row=3)
-        draw_tiles(by_column, "dK and dV", column=2)
-        handles = [
-            Rectangle(
-                (0, 0), 1, 1, facecolor=WHOLE, alpha=0.35, label="whole tile, no mask"
-            ),
-            Rectangle(
-                (0, 0),
-                1,
-                1,
-                facecolor=DIAGONAL,
-                alpha=0.55,
-                hatch="//",
-                edgecolor=INK,
-                label="diagonal, masked",
-            ),
-            Rectangle(
-                (0, 0), 1, 1, facecolor="none", edgecolor=FAINT, label="never visited"
-            ),
-        ]
-        fig.legend(
-            handles=handles,
-            loc="outside lower center",
-            ncols=3,
-            handlelength=1.2,
-            columnspacing=1.2,
-        )
-        return svg_pair("diagram-causal-tiles", fig)
-
-
-def draw_tiles(axes: Axes, title: str, row: int = -1, column: int = -1) -> None:
-    """The grid of tiles; the program of `row` or `column` framed."""
-    for i in range(TILES):
-        for j in range(TILES):
-            style: dict = {"facecolor": "none", "edgecolor": FAINT}
-            if j < i:
-                style = {"facecolor": WHOLE, "alpha": 0.35, "edgecolor": FAINT}
-            elif j == i:
-                style = {
-                    "facecolor": DIAGONAL,
-                    "alpha": 0.55,
-                    "edgecolor": INK,
-                    "hatch": "//",
-                    "linewidth": 0.5,
-                }
-            axes.add_patch(Rectangle((j, i), 1, 1, **style))
-    if row >= 0:
-        axes.add_patch(
-            Rectangle((0, row), row + 1, 1, fill=False, edgecolor=INK, linewidth=2.2)
-        )
-    if column >= 0:
-        axes.add_patch(
-            Rectangle(
-                (column, column),
-                1,
-                TILES - column,
-                fill=False,
-                edgecolor=INK,
-                linewidth=2.2,
-            )
-        )
-    axes.set(xlim=(0, TILES), ylim=(TILES, 0), aspect="equal", xticks=[], yticks=[])
-    axes.set_title(title, fontsize=11)
-    axes.set_xlabel("key tiles")
-    axes.set_ylabel("query tiles")
-    axes.grid(False)
-    axes.spines[:].set_visible(False)
+    return turns()
 
 
 def walk(program: int) -> list[tuple[int, int, int]]:

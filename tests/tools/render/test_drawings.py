@@ -1,0 +1,88 @@
+"""The drawings of the attention pages: their numbers are attention's, each step has its
+sentence, and what the pages quote of the first kernel is in it.
+"""
+
+import math
+import re
+
+import pytest
+import torch
+
+from systems import ROOT
+from systems.attention import attention_reference
+from tests.factories import committed
+from tools.render.spanning import (
+    attention_drawings,
+    first_kernel,
+    weighted_sum_drawings,
+)
+from tools.render.spanning.attention_drawings import (
+    KEYS,
+    SCORES,
+    VALUES,
+    online_softmax,
+    result,
+)
+from tools.render.spanning.svg import WIDTH
+
+DRAWINGS = attention_drawings.fragments() | weighted_sum_drawings.fragments()
+
+
+@pytest.mark.parametrize("s", SCORES, ids=["rising", "falling"])
+def test_the_walk_is_attention_over_the_keys_seen_so_far(s):
+    seen = online_softmax(s, VALUES, KEYS)
+    assert seen[0].m == -math.inf and len(seen) == 1 + len(s) // KEYS
+    for t, state in enumerate(seen[1:], 1):
+        keys = KEYS * t
+        # One query, of head dimension one, which is log 2: its scores are the keys.
+        q = torch.tensor([[math.log(2)]], dtype=torch.float64)
+        k, v = (torch.tensor(x[:keys], dtype=q.dtype)[:, None] for x in (s, VALUES))
+        o, lse = attention_reference(q, k, v, scale=1.0)
+        ours = torch.tensor(result(state), dtype=q.dtype)
+        torch.testing.assert_close(ours[0], o[0, 0])
+        torch.testing.assert_close(ours[1] * math.log(2), lse[0])
+
+
+def test_a_maximum_rises_and_another_does_not():
+    """The page's sentences tell of both."""
+    first, second = (online_softmax(s, VALUES, KEYS)[2:] for s in SCORES)
+    assert min(state.shrink for state in first) < 1
+    assert max(state.shrink for state in first) == 1
+    assert all(state.shrink == 1 for state in second)
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_each_step_has_its_sentence_and_nothing_lies_outside(name):
+    drawing = DRAWINGS[name]
+    frames, sentences = drawing.count('class="frame"'), drawing.count("<li>")
+    assert frames == sentences and (frames > 1) == ("steps" in drawing)
+    height = float(re.findall(rf'viewBox="0 0 {WIDTH} (\d+)"', drawing)[0])
+    shapes = re.findall(r'<rect x="(\S+)" y="(\S+)" width="(\S+)" height="(\S+)"', drawing)  # fmt: skip
+    assert shapes
+    for x, y, w, h in (map(float, shape) for shape in shapes):
+        assert 0 <= x <= x + w <= WIDTH and 0 <= y <= y + h <= height
+    for x, y in re.findall(r'<text x="(\S+)" y="(\S+)"', drawing):
+        assert 0 <= float(x) <= WIDTH and 0 < float(y) <= height
+
+
+@pytest.mark.parametrize(
+    ("page", "lines"), [("flash_forward", 6), ("flash_backward", 6)]
+)
+def test_the_lines_beside_the_equations_are_lines_of_the_kernel(page, lines):
+    source = (ROOT / "systems" / "attention" / "first.py").read_text()
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    quoted = re.findall(r"^\| \\\(.*\\\) \| `(.+)` \|$", text, re.MULTILINE)
+    assert len(quoted) == lines
+    assert [line for line in quoted if line not in source] == []
+
+
+def test_predictions_need_no_record_and_measurements_do():
+    stems = ("flash_benchmarking", "flash_ablation")
+    without, found = first_kernel.facts({}), {stem: [committed(stem)] for stem in stems}
+    # 14 numbers of two bytes for each of 16384² scores, and some rows; 4.8 TB/s.
+    assert without["plain_bytes"] == "7.5 GB" and without["plain_moved"] == "1.57 ms"
+    assert without["plain"] == without["two_passes"] == "not measured"
+    assert "not measured" not in first_kernel.facts(found).values()
+    (drawn,) = first_kernel.fragments(found).values()
+    (empty,) = first_kernel.fragments({}).values()
+    assert "not measured" in empty and "not measured" not in drawn

@@ -1,0 +1,129 @@
+"""What the pages on the first kernels predict on the back of an envelope, beside what
+was measured: from `systems.formulas`, a data sheet and the records.
+"""
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+from systems.formulas.costs import (
+    KERNELS,
+    attention_flops,
+    attention_part_costs,
+    peak_of,
+)
+from systems.records.record import Record
+from tools.render.load import primary_gpu
+from tools.render.rows import MISSING, cell, known, measured, say
+from tools.render.spanning.svg import drawing, rect, svg, text
+
+# One head under a causal mask, as `flash_benchmarking` measures it; `flash_ablation`
+# measures 16.
+N, D, BYTES, HEADS = 16384, 64, 2, 16
+Found = Mapping[str, list[Record]]
+
+# The steps of `flash_ablation` from the first kernel's design to the kernel for any
+# shape, and what each adds.
+LADDER = {
+    "skip": "the first kernel's design",
+    "split": "masks only the diagonal",
+    "exp2": "exp2 instead of exp",
+    "pipeline": "loads three tiles ahead",
+    "heavy_first": "longest rows first",
+    "small_tiles": "smaller tiles",
+    "plain_forward": "any shape",
+}
+
+
+def ladder(found: Found) -> str:
+    """What each step from the first kernel to the one for any shape takes, as bars."""
+    ablation = primary(found, "flash_ablation")
+    times = {step: cell(ablation, step=step).ms("time") for step in LADDER}
+    longest = max(known(times.values()), default=1.0)
+    bars = []
+    for i, (step, words) in enumerate(LADDER.items()):
+        y, width = 4 + 26 * i, 150 * (times[step] or 0) / longest
+        kind = "second" if step == "skip" else "first"
+        bars += [
+            text(140, y + 14, words, "", "end"),
+            rect(148, y, width, 20, kind),
+            text(154 + width, y + 14, say(times[step], "{:.2f} ms"), "", "start"),
+        ]
+    first, last = times["skip"], times["plain_forward"]
+    slower = [
+        LADDER[step]
+        for before, step in pairwise(LADDER)
+        if times[step] > 1.02 * times[before]
+    ]
+    losses = f" Slower than the step above: {', '.join(slower)}." if slower else ""
+    conclusion = (
+        f"The forward pass takes {say(first, '{:.2f} ms')} by the first kernel's design "
+        f"and {say(last, '{:.2f} ms')} by the kernel for any shape."
+    )
+    return drawing(
+        svg(188, conclusion, *bars),
+        f"Six steps make the same algorithm {say(first / last, '{:.1f}')} times as "
+        "fast.",
+        f"Forward pass, {HEADS} heads of {N:,} tokens, head dimension {D}, bf16, causal; "
+        f"each step keeps those above it.{losses}",
+    )
+
+
+def fragments(found: Found) -> dict[str, str]:
+    return {"first-ladder.md": ladder(found)}
+
+
+def primary(found: Found, stem: str) -> Record | None:
+    """What the GPU whose numbers stand in sentences measured."""
+    gpu = primary_gpu()
+    ours = measured(found.get(stem, []))
+    return next((r for r in ours if r.device.slug == gpu), None)
+
+
+def facts(found: Found) -> dict[str, str]:
+    """What one forward pass moves and multiplies with the scores in memory and without,
+    how long the primary GPU would take by its data sheet, and what was measured.
+    """
+    peak = peak_of(primary_gpu())
+    bandwidth, rate = (peak.bandwidth, peak.bf16) if peak else (MISSING, MISSING)
+    parts = attention_part_costs(
+        context=N, batch=1, d_model=D, num_layers=1, num_heads=1, element_bytes=BYTES
+    )
+    plain_bytes = sum(moved for _, moved in parts.values())
+    work = KERNELS["forward"]
+    flash_bytes = N * (work.tensors * D * BYTES + work.vectors * 4)
+    shape = {"d": D, "batch": 1, "n": N, "causal": True}
+    forward = attention_flops("forward", heads=1, **shape)
+    backward = attention_flops("backward", heads=HEADS, **shape)
+
+    benchmark = primary(found, "flash_benchmarking")
+    ablation = primary(found, "flash_ablation")
+    plain, ours = (
+        cell(benchmark, implementation=name, dtype="bf16", d=D, n=N).ms("forward")
+        for name in ("plain", "ours")
+    )
+
+    def step(name: str) -> float:
+        return cell(ablation, step=name).ms("time")
+
+    ms = "{:.3g} ms"
+    return {
+        "plain_bytes": f"{plain_bytes / 1e9:.1f} GB",
+        "flash_bytes": f"{flash_bytes / 1e6:.1f} MB",
+        "bytes_ratio": f"{plain_bytes / flash_bytes:,.0f}",
+        "bandwidth": say(bandwidth / 1e12, "{:g} TB/s"),
+        "rate": say(rate / 1e12, "{:.0f} TFLOP/s"),
+        "plain_moved": say(1e3 * plain_bytes / bandwidth, ms),
+        "flash_moved": say(1e3 * flash_bytes / bandwidth, "{:.4f} ms"),
+        "multiplied": say(1e3 * forward / rate, "{:.3f} ms"),
+        "plain": say(plain, ms),
+        "ours": say(ours, ms),
+        "plain_over_predicted": say(plain / (1e3 * plain_bytes / bandwidth), "{:.1f}"),
+        "plain_over_ours": say(plain / ours, "{:.0f}"),
+        "design": say(step("skip"), ms),
+        "any_shape": say(step("plain_forward"), ms),
+        "design_over_any_shape": say(step("skip") / step("plain_forward"), "{:.1f}"),
+        "five": say(1e3 * backward / rate, "{:.2f} ms"),
+        "seven": say(1e3 * backward * 7 / 5 / rate, "{:.2f} ms"),
+        "atomic": say(step("atomic_backward"), ms),
+        "two_passes": say(step("plain_backward"), ms),
+    }
