@@ -56,6 +56,7 @@ NOT_PROSE = re.compile(
     re.DOTALL | re.MULTILINE | re.VERBOSE,
 )
 MATHS = re.compile(r"\\\(.*?\\\)|\\\[.*?\\\]", re.DOTALL)
+FACT = re.compile(r"\bfacts\.(\w+\.\w+)")
 MARK = re.compile(r"-+8<-+")
 INCLUDE = re.compile(r'\s*--8<-- "([^":]+)(?::([^"]*))?"$')
 SECTION = re.compile(r"# --8<-- \[(start|end):([A-Za-z][-\w]*)\]$")
@@ -94,6 +95,36 @@ def check_pages(root: Path) -> list[str]:
             for section, line in starts.items()
             if (name, section) not in included
         ]
+    return findings + _unused_facts(root)
+
+
+# Facts --------------------------------------------------------------------------------
+
+
+def _unused_facts(root: Path) -> list[str]:
+    """Facts of experiments that no sentence uses. `answers` and `stale` are for
+    `tools/hooks/pages.py`.
+    """
+    path = root / "docs/generated/facts.yml"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    pages = [root / "README.md", *(root / "docs").rglob("*.md")]
+    pages += (root / "docs").rglob("*.ipynb")
+    used = {
+        fact
+        for page in pages
+        if page.is_file() and not page.is_relative_to(path.parent)
+        for fact in FACT.findall(page.read_text(encoding="utf-8"))
+    }
+    findings, stem = [], ""
+    for number, line in enumerate(lines, 1):
+        name, _, text = line.strip().partition(":")
+        if not text:
+            stem = name
+        elif stem not in ("answers", "stale") and f"{stem}.{name}" not in used:
+            findings.append(
+                f"docs/generated/facts.yml:{number}: no page uses the fact "
+                f"{stem}.{name}: use it, or delete it in tools/render"
+            )
     return findings
 
 

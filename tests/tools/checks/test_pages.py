@@ -66,6 +66,17 @@ def tree(root: Path, page: str = PAGE, source: str = SOURCE) -> Path:
 LAST = PAGE.count("\n") + 2
 
 
+def test_a_fact_that_no_page_uses_is_found(tmp_path):
+    root = tree(tmp_path)
+    facts = 'stale:\n  stem: ""\nstem:\n  time: "1"\n  share: "2"\n'
+    (root / "docs/generated/facts.yml").write_text(facts)
+    assert check_pages(root) == []
+    (root / "docs/generated/facts.yml").write_text(facts + '  never: "3"\n')
+    (finding,) = check_pages(root)
+    assert finding.startswith("docs/generated/facts.yml:6: no page uses the fact")
+    assert "stem.never" in finding
+
+
 def test_a_clean_tree_has_no_findings(tmp_path):
     assert check_pages(tree(tmp_path)) == []
 

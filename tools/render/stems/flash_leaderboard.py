@@ -338,7 +338,7 @@ def facts(record: Record | None) -> dict[str, str]:
     ours, found = medians["ours"], {}
     for name, time in medians.items():
         found[name] = fact(time, lambda t: f"{milliseconds(t)} ms")
-        if name != "ours":
+        if name not in ("ours", "plain"):
             found[f"over_{name}"] = fact(
                 ours / time if ours and time else None, "{:.2f}".format
             )

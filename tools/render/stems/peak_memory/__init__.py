@@ -307,7 +307,7 @@ def facts(record: Record | None) -> dict[str, str]:
     for (context, _), c in (of_help := helped(record)).items():
         name = dict(zip(of_help, 2 * HELPS, strict=True))[context, _]
         found[f"helps_{name}_{context}"] = in_gib(c.allocated)
-        if (name, context) != ("plain", 4 * LONGEST):
+        if context == LONGEST or name in ("flash", "both"):
             found[f"helps_{name}_{context}_ms"] = say(c.ms(), "{:.0f} ms")
     low = at(record, LONGEST, "forward", "bf16")
     return {
