@@ -150,7 +150,7 @@ def test_a_shape_without_memory_is_a_row_and_a_fact(bench):
         facts["faster_bf16_65536"] == facts["memory_plain_bf16"] == "out of memory"
         and facts["out_of_memory"] == "1"
     )
-    line = f"| bf16 | 64 | 65536 | 1.000 | 2.000 | 3.000 |{' out of memory |' * 3}  |"
+    line = "| bf16 | 64 | 65536 | 1.000 | 2.000 | 3.000 | out of memory |  |  |  |"
     assert line in files["table.md"]
     # A line for each shape of the record, of which there are two.
     assert files["table.md"].count("| bf16 |") == 2
