@@ -3,10 +3,10 @@ print the entries of the table.
 
 Every candidate first computes a small case, whose result is compared with plain
 attention in float64; many processes compile at once. Those that are right are timed one
-after another at the given size, and the fastest is printed as a line of `TILES` in
-systems/attention/triton/configs.py: of what runs under a causal mask, or with --full without
-one. Nothing is changed by itself, and nothing is tuned at run time. With few rows they
-are entries of `FEW_ROWS`.
+after another at the given size, and the fastest is printed as a line of `CONFIGS` in
+systems/attention/triton/configs.py: of what runs under a causal mask, or with --full
+without one. Nothing is changed by itself, and nothing is tuned at run time. With few
+rows they are entries of `FEW_ROWS`.
 
     python tools/tune_flash.py --arithmetic half --d 64 --d 128
     python tools/tune_flash.py --d 64 --heads 128 --full
@@ -33,7 +33,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from systems.attention.reference import attention_reference
-from systems.attention.triton.configs import Tile
+from systems.attention.triton.configs import Config
 from systems.attention.triton.launches import launch_backward, launch_forward
 from systems.benchmarking.timing import default_device
 from systems.benchmarking.workload import random_inputs
@@ -60,7 +60,7 @@ class Candidate:
     kernel: str
     arithmetic: str
     d: int
-    tile: Tile
+    config: Config
 
 
 def candidates(kernel: str, arithmetic: str, d: int) -> list[Candidate]:
@@ -84,12 +84,12 @@ def candidates(kernel: str, arithmetic: str, d: int) -> list[Candidate]:
                 else []
             )
             cuts = (False,) if arithmetic == "half" else (False, True)
-            tiles = [
-                Tile(q, k, warps, depth, registers, ahead)
+            configs = [
+                Config(q, k, warps, depth, registers, ahead)
                 for registers in (None, *limits)
                 for ahead in cuts
             ]
-            found += [Candidate(kernel, arithmetic, d, tile) for tile in tiles]
+            found += [Candidate(kernel, arithmetic, d, config) for config in configs]
     return found
 
 
@@ -109,11 +109,11 @@ def prepare(
         "high" if candidate.arithmetic == "high" else "highest"
     )
     q, k, v, do = inputs(heads, n, candidate)
-    scale, tile = candidate.d**-0.5, candidate.tile
+    scale, config = candidate.d**-0.5, candidate.config
     if candidate.kernel == "forward":
-        return lambda: launch_forward(q, k, v, causal, scale, tile)[:1]
+        return lambda: launch_forward(q, k, v, causal, scale, config)[:1]
     o, lse = launch_forward(q, k, v, causal, scale)
-    options: Any = {f"{candidate.kernel}_tile": tile}
+    options: Any = {f"{candidate.kernel}_config": config}
     return lambda: launch_backward(do, q, k, v, o, lse, causal, scale, **options)
 
 
@@ -171,7 +171,9 @@ def main(
     ] = False,
     show: Annotated[int, typer.Option(help="How many of the fastest to list.")] = 3,
 ) -> None:
-    """Search launch configurations on this GPU and print the fastest as lines of TILES."""
+    """Search launch configurations on this GPU and print the fastest as lines of
+    CONFIGS.
+    """
     wrong = [x for x in arithmetic if x not in DTYPES] + [
         x for x in kernel if x not in KERNELS
     ]
@@ -213,7 +215,7 @@ def main(
                     times.append(
                         (
                             milliseconds(prepare(candidate, heads, n, causal)),
-                            candidate.tile,
+                            candidate.config,
                         )
                     )
                     progress.advance(timing)
@@ -230,21 +232,22 @@ def main(
                 console.print(said, style="red")
 
 
-def entry(tile: Tile) -> str:
+def entry(config: Config) -> str:
     """As it stands in the table."""
-    limit = f", registers={tile.registers}" if tile.registers else ""
-    ahead = ", ahead=True" if tile.ahead else ""
-    return f"Tile({tile.q}, {tile.k}, {tile.warps}, {tile.stages}{limit}{ahead})"
+    limit = f", registers={config.registers}" if config.registers else ""
+    ahead = ", ahead=True" if config.ahead else ""
+    c = config
+    return f"Config({c.q}, {c.k}, {c.warps}, {c.stages}{limit}{ahead})"
 
 
 def report(
-    console: Console, title: str, times: list[tuple[float, Tile]], show: int
+    console: Console, title: str, times: list[tuple[float, Config]], show: int
 ) -> None:
     """The fastest tiles, ready to be put into the table."""
     console.print(title, style="bold")
     table = Table("ms", "entry")
-    for time_ms, tile in sorted(times)[:show]:
-        table.add_row(f"{time_ms:.4f}", entry(tile))
+    for time_ms, config in sorted(times)[:show]:
+        table.add_row(f"{time_ms:.4f}", entry(config))
     console.print(table)
 
 

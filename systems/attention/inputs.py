@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-# What of a tensor decides whether attention can be computed with it: shape, dtype,
-# device and layout.
+# The properties of a tensor that decide whether attention can be computed with it.
 Described = tuple[torch.Size, torch.dtype, torch.device, torch.layout]
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**128
 
@@ -64,10 +63,8 @@ def check_described(
         if layout != torch.strided:
             raise TypeError(f"{name} must be a strided tensor, got layout {layout}")
         if dtype not in dtypes:
-            takes = ", ".join(str(taken).removeprefix("torch.") for taken in dtypes)
-            raise TypeError(
-                f"{name} must be one of {takes}, got {str(dtype).removeprefix('torch.')}"
-            )
+            found, *taken = (str(x).removeprefix("torch.") for x in (dtype, *dtypes))
+            raise TypeError(f"{name} must be one of {', '.join(taken)}, got {found}")
         if dtype != q_dtype:
             raise TypeError(f"{name} must have the dtype of q, {q_dtype}, got {dtype}")
         if device != q_device:
@@ -76,17 +73,20 @@ def check_described(
             )
         if rank < 2:
             raise ValueError(
-                f"{name} must have two or more dimensions (..., N, d), got shape {tuple(shape)}"
+                f"{name} must have two or more dimensions (..., N, d), "
+                f"got shape {tuple(shape)}"
             )
         if rank != len(q_shape):
             raise ValueError(
-                f"{name} must have as many dimensions as q, {len(q_shape)}, got shape {tuple(shape)}"
+                f"{name} must have as many dimensions as q, {len(q_shape)}, "
+                f"got shape {tuple(shape)}"
             )
         if 0 in shape:
             raise ValueError(f"{name} must not be empty, got shape {tuple(shape)}")
         if shape[-1] != q_shape[-1]:
             raise ValueError(
-                f"{name} must have the head dimension of q, {q_shape[-1]}, got shape {tuple(shape)}"
+                f"{name} must have the head dimension of q, {q_shape[-1]}, "
+                f"got shape {tuple(shape)}"
             )
     k_shape, v_shape = k[0], v[0]
     if v_shape != k_shape:
@@ -95,12 +95,13 @@ def check_described(
         )
     if q_shape[:-3] != k_shape[:-3]:
         raise ValueError(
-            f"k must have the leading dimensions of q, {tuple(q_shape[:-3])}, got {tuple(k_shape[:-3])} "
-            f"in shape {tuple(k_shape)}"
+            f"k must have the leading dimensions of q, {tuple(q_shape[:-3])}, "
+            f"got {tuple(k_shape[:-3])} in shape {tuple(k_shape)}"
         )
     if len(q_shape) > 2 and q_shape[-3] % k_shape[-3]:
         raise ValueError(
-            f"k must have as many heads as q, {q_shape[-3]}, or a divisor of them, got {k_shape[-3]}"
+            f"k must have as many heads as q, {q_shape[-3]}, or a divisor of them, "
+            f"got {k_shape[-3]}"
         )
 
 
@@ -130,7 +131,8 @@ def refuse_second_derivative() -> None:
     """
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise ValueError(
-            "the gradient of flash attention can't be differentiated again: backward got create_graph=True, takes False"
+            "the gradient of flash attention can't be differentiated again: "
+            "backward got create_graph=True, takes False"
         )
 
 

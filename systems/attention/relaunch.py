@@ -4,8 +4,8 @@ what `kernel[grid](...)` costs.
 Each such call asks of every argument what compiled code may take for granted (a stride
 of one, an address that is a multiple of 16). With twenty strides that takes the host
 longer than a short kernel takes the GPU, and the answer is always the same: it follows
-from dtypes, shapes and strides, and from where the tensors begin. What Hopper's copy
-engine has to be told of a tensor follows from them too.
+from dtypes, shapes and strides, and from where the tensors begin. TMA's descriptor of a
+tensor follows from them too.
 """
 
 from collections.abc import Callable
@@ -28,8 +28,7 @@ class Layout(NamedTuple):
     strides: tuple[int, ...]
 
 
-# What a layout follows from: all that is asked of a tensor in a call whose launch is
-# known.
+# A layout follows from these: all that is asked of a tensor whose launch is known.
 ShapeAndStrides = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -59,24 +58,23 @@ def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
 
 
 class Launch:
-    """`kernel` over a grid of programs, with all that it takes but its tensors, which
-    stand first among its arguments.
+    """`kernel` over a grid of programs, with all of its arguments but the tensors,
+    which come first.
 
     Valid for tensors of the dtypes, shapes, strides and device for which it was made.
-    What the copy engine reads or writes is described by a `Descriptor`, which stands in
-    the tensor's place.
+    What TMA reads or writes is passed as the tensor's `Descriptor`.
     """
 
     def __init__(
         self,
         kernel: Any,
         grid: tuple[int, ...],
-        numbers: tuple[float, ...],
+        scalars: tuple[float, ...],
         constants: dict[str, Any],
         **options: int,
     ):
         self.kernel, self.grid = kernel, (*grid, 1, 1)[:3]
-        self.numbers, self.constants, self.options = numbers, constants, options
+        self.scalars, self.constants, self.options = scalars, constants, options
         self.again: Callable[..., None] | None = None
 
     # --8<-- [start:launch]
@@ -94,15 +92,15 @@ class Launch:
         if aligned and self.again is not None:
             return self.again(*arguments)
         compiled = self.kernel[self.grid](
-            *tensors, *self.numbers, **self.constants, **self.options
+            *tensors, *self.scalars, **self.constants, **self.options
         )
         # The interpreter compiles nothing. Code for tensors that begin anywhere is
         # looked up anew each time.
         if aligned and compiled is not None:
-            names = self.kernel.arg_names[len(tensors) + len(self.numbers) :]
+            names = self.kernel.arg_names[len(tensors) + len(self.scalars) :]
             # A kernel in Gluon has the number of its warps among its arguments.
             given = {**self.constants, **self.options}
-            rest = (*self.numbers, *(given[name] for name in names))
+            rest = (*self.scalars, *(given[name] for name in names))
             self.again = launcher(compiled, self.grid, rest)
         return None
 
@@ -124,14 +122,14 @@ def launcher(
     active: Any = driver.active
     device, stream_of = active.get_current_device(), active.get_current_stream
     x, y, z = grid
-    hooks, told = knobs.runtime, compiled[grid]
+    hooks, with_hooks = knobs.runtime, compiled[grid]
 
     def launch(*arguments: Any) -> None:
         enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
         # Triton's own hook is a chain of calls; a function or None may have been put in
         # its place.
         if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
-            return told(*arguments, *rest)
+            return with_hooks(*arguments, *rest)
         return run(
             x,
             y,
@@ -152,8 +150,8 @@ def launcher(
 # --8<-- [end:launcher]
 
 
-def numbers_for(x: Tensor) -> Tensor:
-    """Memory in one piece for a float32 number for each row of x (h, n, d) or (b, h, n,
+def empty_row_statistics(x: Tensor) -> Tensor:
+    """Contiguous memory for a float32 number for each row of x (h, n, d) or (b, h, n,
     d).
     """
     shape = x.shape[:-1]
@@ -165,11 +163,11 @@ def numbers_for(x: Tensor) -> Tensor:
 
 
 class Descriptor:
-    """What the copy engine needs to know of tensors of one layout, checked once: called
-    with a tensor, it describes it.
+    """TMA's descriptor of tensors of one layout, checked once and then called with each
+    tensor.
 
-    It moves blocks of `block` elements, and fills or drops what lies outside the
-    tensor's shape.
+    TMA moves blocks of `block` elements. What lies outside the tensor's shape is read
+    as zero and never written.
     """
 
     def __init__(
@@ -205,15 +203,17 @@ class Descriptor:
         return described
 
 
-def of_rows(x: Layout, rows: int, columns: int, dtype: torch.dtype) -> Descriptor:
+def rows_descriptor(
+    x: Layout, rows: int, columns: int, dtype: torch.dtype
+) -> Descriptor:
     """Of tensors (b, h, n, d) that are moved `rows` rows of one head at a time, as
     `columns` columns: d or more.
     """
     return Descriptor(x.shape, x.strides, [1, 1, rows, columns], dtype, swizzle=128)
 
 
-def of_numbers(heads: int, n: int, stride: int, rows: int) -> Descriptor:
-    """Of float32 numbers of rows (heads, stride), of which the first n of each head
+def statistics_descriptor(heads: int, n: int, stride: int, rows: int) -> Descriptor:
+    """Of float32 row statistics (heads, stride), of which the first n of each head
     count.
     """
     return Descriptor((heads, n), (stride, 1), [1, rows], torch.float32, swizzle=0)

@@ -183,7 +183,8 @@ class FlashAttentionPyTorch(torch.autograd.Function):
         check_inputs(q, k, v, is_causal, scale, DTYPES)
         if k.shape[:-2] != q.shape[:-2]:
             raise ValueError(
-                f"k must have the batch and heads of q, {tuple(q.shape[:-2])}, got {tuple(k.shape[:-2])}"
+                f"k must have the batch and heads of q, {tuple(q.shape[:-2])}, "
+                f"got {tuple(k.shape[:-2])}"
             )
         ctx.causal, ctx.scale = is_causal, default_scale(scale, q.shape[-1])
         # Otherwise autocast would round the products of the tiles.

@@ -2,14 +2,14 @@
 leaderboard's shape.
 
 How tiles are spread over the GPU is measured where it matters: one head, whose tiles
-are few, and many short heads. What cutting float32 ahead is worth is measured at one
-shape.
+are few, and many short heads. What splitting float32 into limbs ahead is worth is
+measured at one shape.
 
 The forward kernel here is the smallest that can be switched: whole tiles, contiguous
-(heads, n, d), no strides. The plain kernel of `systems.attention.triton.forward`
-is measured after it: any layout, its own tile with a limit of registers, and heads side
-by side. The backward pass has two alternatives with five products instead of seven: dq
-added up by atomics, in no fixed order, and on Hopper by the copy engine, in turns.
+(heads, n, d), no strides. The plain kernel of `systems.attention.triton.forward` is
+measured after it: any layout, its own configuration with a limit of registers, and head
+swizzle. The backward pass has two alternatives with five products instead of seven: dq
+added up by atomics, in no fixed order, and on Hopper by TMA, in a fixed order.
 
     python -m systems.experiments.flash_ablation --step skip
 """
@@ -29,10 +29,11 @@ from torch import Tensor
 
 from systems.attention.hopper import launches
 from systems.attention.reference import attention_reference
-from systems.attention.triton.configs import Tile, choose
+from systems.attention.triton.configs import Config as LaunchConfig
+from systems.attention.triton.configs import choose
 from systems.attention.triton.function import chosen, run_backward, run_forward
 from systems.attention.triton.launches import (
-    arithmetic,
+    arithmetic_of,
     launch_backward,
     launch_forward,
 )
@@ -44,10 +45,12 @@ from systems.precision.dtypes import DTYPES, relative_error
 from systems.running.command import main, option
 
 PROTOCOL = {
-    "clock": "triton.testing.do_bench, 25 ms of warm-up, 100 ms of calls with the emptying of the L2 cache before each",
+    "clock": "triton.testing.do_bench, 25 ms of warm-up, 100 ms of calls "
+    "with the emptying of the L2 cache before each",
     "one head": "L2 cache emptied eight times over",
     "inputs": "standard normal, seed 0; causal",
-    "error": "norm of the difference from float64 over the norm of float64, first head, first rows",
+    "error": "norm of the difference from float64 over the norm of float64, "
+    "first head, first rows",
 }
 CHECKED_ROWS = 2048
 
@@ -56,7 +59,7 @@ CHECKED_ROWS = 2048
 class Switches:
     """What the forward kernel of this page does; each step turns one more on."""
 
-    tile: Tile = Tile(128, 64, 8, 1)
+    config: LaunchConfig = LaunchConfig(128, 64, 8, 1)
     skip: bool = False
     split: bool = False
     exp2: bool = False
@@ -69,37 +72,41 @@ FORWARD = {
     "skip": Switches(skip=True),
     "split": Switches(skip=True, split=True),
     "exp2": Switches(skip=True, split=True, exp2=True),
-    "pipeline": Switches(Tile(128, 64, 8, 3), skip=True, split=True, exp2=True),
+    "pipeline": Switches(LaunchConfig(128, 64, 8, 3), skip=True, split=True, exp2=True),
     "heavy_first": Switches(
-        Tile(128, 64, 8, 3), skip=True, split=True, exp2=True, heavy_first=True
+        LaunchConfig(128, 64, 8, 3), skip=True, split=True, exp2=True, heavy_first=True
     ),
     "small_tiles": Switches(
-        Tile(64, 128, 4, 3), skip=True, split=True, exp2=True, heavy_first=True
+        LaunchConfig(64, 128, 4, 3), skip=True, split=True, exp2=True, heavy_first=True
     ),
 }
 # --8<-- [end:steps]
-# --8<-- [start:told]
-# What the launchers of the plain kernels are told in either pass, instead of choosing.
-TOLD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "unshared": ({"parts": 1}, {"parts": 1}),
+# --8<-- [start:overrides]
+# What the launchers of the plain kernels get in either pass, in place of what they
+# would choose.
+OVERRIDES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "unshared": ({"splits": 1}, {"dkdv_splits": 1, "dq_splits": 1}),
     "shared": ({}, {}),
-    "in_turn": ({"together": 1}, {"together": 1}),
+    "in_turn": ({"head_swizzle": 1}, {"head_swizzle": 1}),
     "together": ({}, {}),
-    # The fastest tiles on Hopper, at head dimension 64, of what is cut in each step.
+    # The fastest on Hopper, at head dimension 64, of what is split in each step.
     "cut_in_steps": (
-        {"tile": Tile(128, 64, 4, 1)},
-        {"dkdv_tile": Tile(64, 128, 8, 1), "dq_tile": Tile(64, 64, 4, 1)},
+        {"config": LaunchConfig(128, 64, 4, 1)},
+        {
+            "dkdv_config": LaunchConfig(64, 128, 8, 1),
+            "dq_config": LaunchConfig(64, 64, 4, 1),
+        },
     ),
     "cut_ahead": ({}, {}),
 }
-# --8<-- [end:told]
+# --8<-- [end:overrides]
 PASSES = ("forward", "backward")
 # Where the kernels for Hopper don't run, these repeat what is measured before them.
 HOPPER_STEPS = ("one_item_forward", "forward", "two_passes_backward", "backward")
 STEPS = (
     *(*FORWARD, "plain_forward", "one_item_forward", "forward"),
     *("atomic_backward", "plain_backward", "two_passes_backward", "backward"),
-    *(f"{how}_{of}" for how in TOLD for of in PASSES),
+    *(f"{how}_{of}" for how in OVERRIDES for of in PASSES),
 )
 
 
@@ -115,13 +122,13 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Techniques at the leaderboard's shape, sharing at one head, the order and the
-    cutting of many heads in fp32.
+    """Techniques at the leaderboard's shape, splits at one head, the order of many
+    heads and the limbs of fp32.
     """
     if quick:
         return [Config("tiles", 1, 128, 16), Config("split", 1, 128, 16)]
     one, short, long = (1, 4096), (16, 2048, 128, "fp32"), (16, 4096, 64, "fp32")
-    shapes = dict(zip(TOLD, (one, one, short, short, long, long), strict=True))
+    shapes = dict(zip(OVERRIDES, (one, one, short, short, long, long), strict=True))
     return [Config(step, *shapes.get(step.rpartition("_")[0], ())) for step in STEPS]
 
 
@@ -221,12 +228,12 @@ def switched_kernel(
 def switched_forward(q: Tensor, k: Tensor, v: Tensor, switches: Switches) -> Tensor:
     """o of causal attention, (heads, n, d), n a multiple of both sides of the tile."""
     heads, n, d = q.shape
-    t, o = switches.tile, torch.empty_like(q)
+    c, o = switches.config, torch.empty_like(q)
     scale = d**-0.5 * (LOG2E.value if switches.exp2 else 1.0)
-    switched_kernel[(n // t.q, heads)](
-        q, k, v, o, n, scale, BQ=t.q, BK=t.k, D=d, SKIP=switches.skip,
+    switched_kernel[(n // c.q, heads)](
+        q, k, v, o, n, scale, BQ=c.q, BK=c.k, D=d, SKIP=switches.skip,
         SPLIT=switches.split, EXP2=switches.exp2,
-        HEAVY_FIRST=switches.heavy_first, num_warps=t.warps, num_stages=t.stages,
+        HEAVY_FIRST=switches.heavy_first, num_warps=c.warps, num_stages=c.stages,
     )  # fmt: skip
     return o
 
@@ -333,18 +340,18 @@ def run(config: Config) -> dict[str, Any]:
 
 
 def options(how: str, of: str, q: Tensor) -> dict[str, Any]:
-    """What the launcher of a pass is told. Where nothing is cut ahead, tiles of what is
-    cut in steps may not fit.
+    """What the launcher of a pass gets. Where nothing is split ahead, the
+    configurations for splitting in each step may not fit.
     """
     heads, n, d = q.shape
     if (
         how == "cut_in_steps"
         and not choose(
-            "forward", d, arithmetic(q.dtype), True, heads * n, q.device
+            "forward", d, arithmetic_of(q.dtype), True, heads * n, q.device
         ).ahead
     ):
         return {}
-    return TOLD[how][PASSES.index(of)]
+    return OVERRIDES[how][PASSES.index(of)]
 
 
 def prepare(
@@ -353,9 +360,9 @@ def prepare(
     """The call that a step measures: (o,) or (dq, dk, dv)."""
     scale = q.shape[-1] ** -0.5
     how, _, of = step.rpartition("_")
-    told = options(how, of, q) if how in TOLD else {}
-    if how in TOLD and of == "forward":
-        return lambda: launch_forward(q, k, v, True, scale, **told)[:1]
+    overrides = options(how, of, q) if how in OVERRIDES else {}
+    if how in OVERRIDES and of == "forward":
+        return lambda: launch_forward(q, k, v, True, scale, **overrides)[:1]
     if step in FORWARD:
         return lambda: (switched_forward(q, k, v, FORWARD[step]),)
     if step in ("plain_forward", "forward"):
@@ -372,8 +379,8 @@ def prepare(
     o, lse = launch_forward(q, k, v, True, scale)
     if step == "atomic_backward":
         return lambda: atomic_backward(do, q, k, v, o, lse)
-    if how in TOLD:
-        return lambda: launch_backward(do, q, k, v, o, lse, True, scale, **told)
+    if how in OVERRIDES:
+        return lambda: launch_backward(do, q, k, v, o, lse, True, scale, **overrides)
     if step == "two_passes_backward" and chosen("auto", q, k, v) == "hopper":
         return lambda: launches.launch_two_passes(do, q, k, v, o, lse, True, scale)
     launch = run_backward if step == "backward" else launch_backward

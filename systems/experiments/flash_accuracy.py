@@ -4,7 +4,7 @@ own.
 Errors come from one random normal input per configuration; the oracle is plain
 attention in float64 on the same inputs.
 
-    python -m systems.experiments.flash_accuracy --implementation triton --dtype bf16 --d 64 --n 4096 --causal yes
+    python -m systems.experiments.flash_accuracy --implementation triton --d 64 --n 4096
 """
 
 from collections.abc import Callable

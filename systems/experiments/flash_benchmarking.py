@@ -4,7 +4,7 @@ assignment's 80 configurations.
 Batch 1, one head, causal. Compiled PyTorch and PyTorch's own fused attention are
 measured beside them.
 
-    python -m systems.experiments.flash_benchmarking --implementation ours --dtype bf16 --d 64 --n 16384
+    python -m systems.experiments.flash_benchmarking --dtype bf16 --d 64 --n 16384
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from systems.precision.dtypes import DTYPES
 from systems.running.command import main, option
 
 PROTOCOL = {
-    "clock": "triton.testing.do_bench, 5 ms of warm-up, 20 ms of calls with the emptying of the L2 cache before each, "
-    "eight times over",
+    "clock": "triton.testing.do_bench, 5 ms of warm-up, 20 ms of calls "
+    "with the emptying of the L2 cache before each, eight times over",
     "inputs": "standard normal, seed 0, batch 1, one head, causal",
     "tf32": "off but for the row named so",
 }

@@ -52,7 +52,7 @@ def gradients(o: Tensor, inputs: tuple[Tensor, ...], do: Tensor) -> tuple[Tensor
 
 def saved_lse(o: Tensor, rows: tuple[int, ...]) -> Tensor:
     """The one saved tensor with a number for each row of queries."""
-    saved = o.grad_fn.saved_tensors  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+    saved = o.grad_fn.saved_tensors  # pyright: ignore
     (lse,) = [x for x in saved if x.shape == rows]
     return lse
 
@@ -107,12 +107,12 @@ class SplitProduct(torch.autograd.Function):
 
 
 def split_product(a: Tensor, b: Tensor) -> Tensor:
-    """a b by three products of bfloat16 pieces, summed in float32."""
-    (a_high, a_low), (b_high, b_low) = two_pieces(a), two_pieces(b)
+    """a b by three products of bfloat16 limbs, summed in float32."""
+    (a_high, a_low), (b_high, b_low) = two_limbs(a), two_limbs(b)
     return a_low @ b_high + a_high @ b_low + a_high @ b_high
 
 
-def two_pieces(x: Tensor) -> tuple[Tensor, Tensor]:
+def two_limbs(x: Tensor) -> tuple[Tensor, Tensor]:
     """The nearest bfloat16 and the bfloat16 nearest to what it leaves, both held as
     float32.
     """
@@ -235,5 +235,5 @@ def check_against_reference(
             2 * worst(plain[name], exact[name]) + band, CAP[q.dtype] * max(1.0, largest)
         )
         assert error <= bound, (
-            f"{name}: error {error:.3g} exceeds {bound:.3g} (largest value {largest:.3g})"
+            f"{name}: error {error:.3g} exceeds {bound:.3g} (largest {largest:.3g})"
         )

@@ -13,10 +13,17 @@ from systems.attention import (
     FlashAttentionTriton,
     attention_reference,
 )
-from systems.attention.triton import launches
-from systems.attention.triton.configs import Tile
+from systems.attention.relaunch import shape_and_strides
+from systems.attention.triton import configs, launches
+from systems.attention.triton.configs import Config
 from systems.attention.triton.launches import launch_backward, launch_forward
-from systems.attention.triton.primitives import cut, joined, narrow, place, turn
+from systems.attention.triton.primitives import (
+    first_step,
+    from_limbs,
+    narrow,
+    program_tile,
+    to_limbs,
+)
 from tests.attention.checks import (
     NAMES,
     check_against_reference,
@@ -40,22 +47,22 @@ def narrow_kernel(x_ptr, y_ptr, n: tl.constexpr):
 
 
 @triton.jit
-def cut_kernel(x_ptr, pieces_ptr, joined_ptr, n: tl.constexpr, PIECES: tl.constexpr):
+def limbs_kernel(x_ptr, limbs_ptr, whole_ptr, n: tl.constexpr, LIMBS: tl.constexpr):
     at = tl.arange(0, n)
-    pieces = cut(tl.load(x_ptr + at), tl.bfloat16, PIECES)
-    for i in tl.static_range(PIECES):
-        tl.store(pieces_ptr + i * n + at, pieces[i].to(tl.float32))
-    tl.store(joined_ptr + at, joined(pieces))
+    limbs = to_limbs(tl.load(x_ptr + at), tl.bfloat16, LIMBS)
+    for i in tl.static_range(LIMBS):
+        tl.store(limbs_ptr + i * n + at, limbs[i].to(tl.float32))
+    tl.store(whole_ptr + at, from_limbs(limbs))
 
 
 @triton.jit
-def place_kernel(out_ptr, tiles, together, PARTS: tl.constexpr):
-    tile, head, heads, part = place(tiles, together, PARTS)
+def program_tile_kernel(out_ptr, tiles, head_swizzle, SPLITS: tl.constexpr):
+    tile, head, heads, split = program_tile(tiles, head_swizzle, SPLITS)
     out_ptr += 4 * tl.program_id(0)
     tl.store(out_ptr, tile)
     tl.store(out_ptr + 1, head)
     tl.store(out_ptr + 2, heads)
-    tl.store(out_ptr + 3, part)
+    tl.store(out_ptr + 3, split)
 
 
 def check(
@@ -130,7 +137,7 @@ def test_tiles_of_any_shape(tile, causal, device):
     sides of the tile.
     """
     q, k, v, do = inputs = make_inputs(97, 70, 16, device=device)
-    t = Tile(*tile, warps=4, stages=2)
+    t = Config(*tile, warps=4, stages=2)
     o, lse = launch_forward(q, k, v, causal, 0.25, t)
     outputs = (o, lse, *launch_backward(do, q, k, v, o, lse, causal, 0.25, t, t))
     check_against_reference(
@@ -140,26 +147,30 @@ def test_tiles_of_any_shape(tile, causal, device):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("parts", [2, 3, 8])
+@pytest.mark.parametrize("splits", [2, 3, 8])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_programs_that_share_a_loop(dtype, parts, causal, device):
-    """As many parts as steps and more: what has no step of its own adds nothing.
+def test_loops_that_are_split(dtype, splits, causal, device):
+    """As many splits as steps and more: one without a step adds nothing.
     Grouped heads, strided outputs.
     """
     q, k, v, do = inputs = make_inputs(
         97, 130, 40, dtype, device, lead=(2, 4), lead_k=(2, 2)
     )
     q = q.transpose(1, 2).contiguous().transpose(1, 2)
-    t = Tile(32, 32, warps=4, stages=1)
-    o, lse = launch_forward(q, k, v, causal, 0.25, t, parts)
-    outputs = (o, lse, *launch_backward(do, q, k, v, o, lse, causal, 0.25, t, t, parts))
+    t = Config(32, 32, warps=4, stages=1)
+    o, lse = launch_forward(q, k, v, causal, 0.25, t, splits)
+    outputs = (
+        o,
+        lse,
+        *launch_backward(do, q, k, v, o, lse, causal, 0.25, t, t, splits, splits),
+    )
     check_against_reference(
         dict(zip(NAMES, outputs, strict=True)), *inputs, causal, 0.25
     )
 
 
-@pytest.mark.parametrize("parts", [1, 4])
-def test_all_parts_of_a_tile_start_next_to_each_other(parts, device):
+@pytest.mark.parametrize("splits", [1, 4])
+def test_all_splits_of_a_tile_start_next_to_each_other(splits, device):
     """Of the heads that run together first those of the first tile, then those of the
     second.
     """
@@ -169,112 +180,99 @@ def test_all_parts_of_a_tile_start_next_to_each_other(parts, device):
         for group in groups
         for t in range(tiles)
         for h in group
-        for p in range(parts)
+        for p in range(splits)
     ]
     found = torch.zeros(len(expected), 4, dtype=torch.int32, device=device)
-    place_kernel[(len(expected),)](found, tiles, 2, PARTS=parts)
+    program_tile_kernel[(len(expected),)](found, tiles, 2, SPLITS=splits)
     assert found.tolist() == expected
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3, 16])
-def test_no_part_has_more_than_one_step_more_than_another(parts):
+@pytest.mark.parametrize("splits", [1, 2, 3, 16])
+def test_no_split_has_more_than_one_step_more_than_another(splits):
     """Over both loops of a tile, each step once."""
     for whole in range(20):
         for crossed in range(4):
-            shares = [
+            steps = [
                 [
-                    *range(part, whole, parts),
-                    *range(whole + turn.fn(part, whole, parts), whole + crossed, parts),
+                    *range(split, whole, splits),
+                    *range(
+                        whole + first_step.fn(split, whole, splits),
+                        whole + crossed,
+                        splits,
+                    ),
                 ]
-                for part in range(parts)
+                for split in range(splits)
             ]
-            assert sorted(step for share in shares for step in share) == list(
+            assert sorted(step for own in steps for step in own) == list(
                 range(whole + crossed)
             )
-            assert max(map(len, shares)) - min(map(len, shares)) <= 1
+            assert max(map(len, steps)) - min(map(len, steps)) <= 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dq_parts", "dkdv_parts"), [(1, 4), (4, 1), (2, 8)])
-def test_gradients_have_parts_of_their_own(dq_parts, dkdv_parts, device, monkeypatch):
-    """One kernel adds up those of dq, dk and dv, of which some may be whole."""
+@pytest.mark.parametrize(("dq_splits", "dkdv_splits"), [(1, 4), (4, 1), (2, 8)])
+def test_gradients_have_splits_of_their_own(dq_splits, dkdv_splits, device):
+    """One kernel sums those of dq, dk and dv, of which some may be whole."""
     q, k, v, do = inputs = make_inputs(
         97, 130, 40, device=device, lead=(2, 4), lead_k=(2, 2)
     )
-    parts = {16: dq_parts, 32: dkdv_parts}
-    monkeypatch.setattr(
-        launches,
-        "parts_for",
-        lambda programs, warps, n, rows, *_: parts[rows],
+    c = Config(32, 16, 4, 1)
+    o, lse = launch_forward(q, k, v, True, 0.25)
+    gradients = launch_backward(
+        do, q, k, v, o, lse, True, 0.25, c, c, dkdv_splits, dq_splits
     )
-    o, lse = launch_forward(q, k, v, True, 0.25, parts=1)
-    launches.backward_launches.cache_clear()
-    outputs = (
-        o,
-        lse,
-        *launch_backward(
-            do, q, k, v, o, lse, True, 0.25, Tile(32, 16, 4, 1), Tile(32, 16, 4, 1)
-        ),
-    )
-    launches.backward_launches.cache_clear()
-    check_against_reference(dict(zip(NAMES, outputs, strict=True)), *inputs, True, 0.25)
+    outputs = dict(zip(NAMES, (o, lse, *gradients), strict=True))
+    check_against_reference(outputs, *inputs, True, 0.25)
+
+
+def backward_plan(q, k, causal=False, dkdv_splits=None) -> launches.Backward:
+    """The launches for q and k of these layouts, in tiles of 32 queries and 16 keys."""
+    c, of_q, of_k = Config(32, 16, 4, 1), shape_and_strides(q), shape_and_strides(k)
+    return launches.backward_launches(
+        "half", q.dtype, q.device, c, c, dkdv_splits, None, None, causal, 1.0,
+        of_q, of_k, of_k, of_q, of_q, of_q, of_k, of_k,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-def test_parts_take_turns_from_head_to_head(causal, device, monkeypatch):
-    """Three heads of three steps each for four parts: with each probability one, dv of
-    a part counts its rows.
+def test_steps_are_dealt_to_splits_on_from_head_to_head(causal, device):
+    """Three heads of three steps each for four splits: with each probability one, dv of
+    a split counts its rows.
     """
-    q, do = (
-        torch.zeros(1, 3, 96, 16, device=device),
-        torch.ones(1, 3, 96, 16, device=device),
-    )
-    k, lse = (
-        torch.zeros(1, 1, 96, 16, device=device),
-        torch.zeros(1, 3, 96, device=device),
-    )
-    memory, right = [], launches.memory_for
-    monkeypatch.setattr(
-        launches,
-        "memory_for",
-        lambda *x: memory.append(right(*x)) or memory[-1],
-    )
-    tile = Tile(32, 16, 4, 1)
-    launch_backward(do, q, k, k, q, lse, causal, 1.0, tile, tile, parts=4)
-    # Of the first key, which every row sees: memory is for dq, dk and dv.
-    rows = memory[2][:, 0, 0, 0, 0]
+    q, k = (torch.zeros(1, h, 96, 16, device=device) for h in (3, 1))
+    statistics = torch.zeros(1, 3, 96, 2, device=device)
+    dk, dv = torch.empty(2, 4, 1, 1, 96, 16, device=device)
+    plan = backward_plan(q, k, causal, dkdv_splits=4)
+    plan.dkdv(q, k, k, torch.ones_like(q), statistics, dk, dv)
+    # Of the first key, which every row sees.
+    rows = dv[:, 0, 0, 0, 0]
     assert rows.sum() == 3 * 96 and rows.max() - rows.min() == 32
 
 
-@pytest.mark.slow
-def test_the_loop_of_dk_and_dv_is_as_long_as_all_heads_of_a_group(device, monkeypatch):
-    q, k, v, do = make_inputs(97, 130, 16, device=device, lead=(2, 6), lead_k=(2, 2))
-    loops = {}
-    monkeypatch.setattr(
-        launches,
-        "parts_for",
-        lambda *x: loops.setdefault(x[3], x[2]) and 1,
-    )
-    launches.backward_launches.cache_clear()
-    o, lse = launch_forward(q, k, v, True, 0.25, parts=1)
-    launch_backward(
-        do, q, k, v, o, lse, True, 0.25, Tile(32, 16, 4, 1), Tile(32, 16, 4, 1)
-    )
-    launches.backward_launches.cache_clear()
-    assert loops == {32: 3 * 97, 16: 130}
+def test_the_loop_of_dk_and_dv_is_as_long_as_all_heads_of_a_group(monkeypatch):
+    """Four heads on one of k and v are split as one head that is four times as long."""
+    monkeypatch.setattr(configs, "sm_count", lambda device: 132)
+
+    def splits(heads: int, n_q: int) -> int:
+        q, k = (
+            torch.empty(1, h, n, 16, device="meta") for h, n in ((heads, n_q), (1, 64))
+        )
+        return backward_plan(q, k).dkdv.constants["SPLITS"]
+
+    assert splits(4, 512) == splits(1, 2048) > splits(1, 512) > 1
 
 
-@pytest.mark.parametrize("together", [1, 2, 3, 5, 9])
-def test_each_head_has_all_its_tiles_in_any_order(together, device):
+@pytest.mark.parametrize("head_swizzle", [1, 2, 3, 5, 9])
+def test_each_head_has_all_its_tiles_in_any_order(head_swizzle, device):
     """Groups of heads that run together, the last of them smaller, and more than there
     are.
     """
     q, k, v, do = inputs = make_inputs(97, 130, 16, device=device, lead=(5,))
-    o, lse = launch_forward(q, k, v, True, 0.25, together=together)
+    o, lse = launch_forward(q, k, v, True, 0.25, head_swizzle=head_swizzle)
     outputs = (
         o,
         lse,
-        *launch_backward(do, q, k, v, o, lse, True, 0.25, together=together),
+        *launch_backward(do, q, k, v, o, lse, True, 0.25, head_swizzle=head_swizzle),
     )
     check_against_reference(dict(zip(NAMES, outputs, strict=True)), *inputs, True, 0.25)
 
@@ -302,35 +300,35 @@ def test_high_precision_keeps_sixteen_bits(precision, d, causal, device):
     check_against_reference(actual, *inputs, causal, split=True)
 
 
-@pytest.mark.parametrize("pieces", [2, 3])
-def test_pieces_are_the_nearest_to_what_is_left(pieces, device):
+@pytest.mark.parametrize("limbs", [2, 3])
+def test_limbs_are_the_nearest_to_what_is_left(limbs, device):
     """Three are all of a float32."""
     x = torch.randn(512, device=device) * torch.logspace(-6, 4, 512, device=device)
     found, whole = (
-        torch.empty(pieces, 512, device=device),
+        torch.empty(limbs, 512, device=device),
         torch.empty(512, device=device),
     )
-    cut_kernel[(1,)](x, found, whole, n=512, PIECES=pieces)  # pyright: ignore[reportArgumentType]
+    limbs_kernel[(1,)](x, found, whole, n=512, LIMBS=limbs)  # pyright: ignore
     left = x
-    for piece in found:
-        assert torch.equal(piece, left.bfloat16().float())
-        left = left - piece
+    for limb in found:
+        assert torch.equal(limb, left.bfloat16().float())
+        left = left - limb
     assert torch.equal(whole, x - left)
     assert (
         left.abs().max() == 0
-        if pieces == 3
+        if limbs == 3
         else ((left.abs() <= 2**-17 * x.abs()).all() and left.any())
     )
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize(
     "ahead", [(True, True, True), (True, True, False), (False, False, True)], ids=str
 )
 @pytest.mark.parametrize("setting", ["high", "highest"])
-def test_float32_cut_ahead(
-    precision, setting, ahead, parts, causal, device, monkeypatch
+def test_float32_split_ahead(
+    precision, setting, ahead, splits, causal, device, monkeypatch
 ):
     """By each kernel or only by some; heads that share keys, in rows that lie apart,
     with padded columns.
@@ -339,19 +337,19 @@ def test_float32_cut_ahead(
     shared = (1, 1) if setting == "highest" else None
     q, k, v, do = make_inputs(65, 97, 40, device=device, lead=(1, 2), lead_k=shared)
     k, do = k.mT.contiguous().mT, do[..., :1, :].expand_as(do)
-    forward, dkdv, dq = (Tile(32, 32, 4, 1, ahead=each) for each in ahead)
+    forward, dkdv, dq = (Config(32, 32, 4, 1, ahead=each) for each in ahead)
     precision(setting)
-    done, cut_by = [], launches.cut_by
+    done, as_limbs = [], launches.as_limbs
     monkeypatch.setattr(
         launches,
-        "cut_by",
-        lambda *x: done.append(len(x) - 1) or cut_by(*x),
+        "as_limbs",
+        lambda *x: done.append(len(x) - 1) or as_limbs(*x),
     )
-    o, lse = launch_forward(q, k, v, causal, 0.25, forward, parts)
+    o, lse = launch_forward(q, k, v, causal, 0.25, forward, splits)
     outputs = (
         o,
         lse,
-        *launch_backward(do, q, k, v, o, lse, causal, 0.25, dkdv, dq, parts),
+        *launch_backward(do, q, k, v, o, lse, causal, 0.25, dkdv, dq, splits, splits),
     )
     precision("highest")
     # q, k and v once for the forward kernel; with do once for the backward kernels, one
@@ -409,7 +407,7 @@ def test_uniform_inputs_would_hide_a_wrong_scale():
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rounding_is_to_the_nearest(dtype, device):
-    """Ties go to even, as on a GPU: the interpreter alone would cut bfloat16 off."""
+    """Ties go to even, as on a GPU: the interpreter alone would truncate bfloat16."""
     x = torch.randn(512, device=device) * torch.logspace(-6, 4, 512, device=device)
     x[:8] = torch.tensor(
         [1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 2 - 2**-9, 0.5, -3.0, 1.0, 65000.0]

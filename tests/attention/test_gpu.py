@@ -21,7 +21,7 @@ from systems.attention import (
     flash_attention,
 )
 from systems.attention.triton import launches
-from systems.attention.triton.configs import FEW_ROWS, TILES, for_mask
+from systems.attention.triton.configs import CONFIGS, FEW_ROWS, for_mask
 from systems.attention.triton.launches import launch_backward, launch_forward
 from systems.attention.triton.primitives import INTERPRETED
 from tests.attention.checks import (
@@ -42,22 +42,22 @@ PAIRS = [(1, 1000), (1000, 1), (65, 191), (191, 65), (128, 4096), (1000, 130)]
 # What compilers warn of is not ours.
 COMPILED = pytest.mark.filterwarnings("ignore")
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-# Every tile by (part of a table, arithmetic, head dimension): the three kernels of one
-# entry are checked together. What few rows have no tile for is as with many.
+# Every configuration by (GPU, arithmetic, head dimension): the three kernels of one
+# entry are checked together. Where few rows have no entry, it is that of many.
 ENTRIES = {
     (arch, kind, d): {name: by_d[d] for name, by_d in passes.items()}
-    for arch, kinds in TILES.items()
+    for arch, kinds in CONFIGS.items()
     for kind, passes in kinds.items()
     for d in passes["forward"]
 } | {
     (f"{arch} {few.most_rows} rows", kind, d): {
-        name: by_d[d] if d in by_d else TILES[arch][kind][name][d]
-        for name, by_d in few.tiles.items()
+        name: by_d[d] if d in by_d else CONFIGS[arch][kind][name][d]
+        for name, by_d in few.configs.items()
     }
     for arch, kinds in FEW_ROWS.items()
     for kind, tiers in kinds.items()
     for few in tiers
-    for d in sorted({d for by_d in few.tiles.values() for d in by_d})
+    for d in sorted({d for by_d in few.configs.values() for d in by_d})
 }
 
 
@@ -78,15 +78,15 @@ def test_all_lengths(dtype, d, causal):
 
 
 @MASKS
-@pytest.mark.parametrize(("part", "kind", "d"), ENTRIES, ids=str)
-def test_every_tile_of_the_tables(precision, part, kind, d, causal):
+@pytest.mark.parametrize(("gpu", "kind", "d"), ENTRIES, ids=str)
+def test_every_configuration_of_the_tables(precision, gpu, kind, d, causal):
     """Each entry, not only those of this GPU, on whole and on ragged lengths, unpadded
     and padded.
     """
-    tiles = {
-        name: for_mask(tile, causal) for name, tile in ENTRIES[part, kind, d].items()
+    configs = {
+        name: for_mask(config, causal) for name, config in ENTRIES[gpu, kind, d].items()
     }
-    # The two dtypes of 16 bits share their tiles: each mask takes one, so that
+    # The two dtypes of 16 bits share their entries: each mask takes one, so that
     # compiling ends in time.
     dtype = (
         torch.float32 if kind != "half" else torch.bfloat16 if causal else torch.float16
@@ -97,12 +97,12 @@ def test_every_tile_of_the_tables(precision, part, kind, d, causal):
     ]:
         q, k, v, do = inputs = make_inputs(n_q, n_k, head, dtype, "cuda", lead=(2,))
         scale = head**-0.5
-        o, lse = launch_forward(q, k, v, causal, scale, tiles["forward"])
+        o, lse = launch_forward(q, k, v, causal, scale, configs["forward"])
         outputs = (
             o,
             lse,
             *launch_backward(
-                do, q, k, v, o, lse, causal, scale, tiles["dkdv"], tiles["dq"]
+                do, q, k, v, o, lse, causal, scale, configs["dkdv"], configs["dq"]
             ),
         )
         check_against_reference(
@@ -127,15 +127,13 @@ def test_pytorch_tiles_with_a_compiled_backward(dtype, causal):
 @MASKS
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_two_hundred_repeats_are_bit_equal(dtype, causal, monkeypatch):
-    """Of many heads, and of one, whose tiles are so few that programs share their
-    loops.
-    """
-    shared = []
-    memory_for = launches.memory_for
+    """Of many heads, and of one, whose tiles are so few that their loops are split."""
+    used = []
+    output_for = launches.output_for
     monkeypatch.setattr(
         launches,
-        "memory_for",
-        lambda x, parts: shared.append(parts) or memory_for(x, parts),
+        "output_for",
+        lambda x, splits: used.append(splits) or output_for(x, splits),
     )
     for n, lead, lead_k in [(1000, (4, 8), (4, 2)), (2048, (1,), (1,))]:
         inputs = make_inputs(n, n, 64, dtype, "cuda", lead=lead, lead_k=lead_k)
@@ -144,7 +142,7 @@ def test_two_hundred_repeats_are_bit_equal(dtype, causal, monkeypatch):
             again = run_class(FlashAttentionTriton, *inputs, causal)
             for name in NAMES:
                 assert torch.equal(first[name], again[name]), (name, n)
-    assert max(shared) > 1
+    assert max(used) > 1
 
 
 @MASKS
@@ -176,13 +174,13 @@ def test_rows_far_apart(causal):
     memory = torch.full(
         (n * stride,), float("nan"), dtype=torch.bfloat16, device="cuda"
     )
-    parts = make_inputs(n, n, d, torch.bfloat16, "cuda")
+    inputs = make_inputs(n, n, d, torch.bfloat16, "cuda")
     views = []
-    for i, x in enumerate(parts):
+    for i, x in enumerate(inputs):
         view = memory.as_strided((1, n, d), (n * stride, stride, 1), 64 * i)
         view.copy_(x)
         views.append(view)
-    expected = run_class(FlashAttentionTriton, *parts, causal)
+    expected = run_class(FlashAttentionTriton, *inputs, causal)
     q, k, v, do = views
     actual = run_class(FlashAttentionTriton, q, k, v, do, causal)
     for name in NAMES:
@@ -313,7 +311,8 @@ FIRST_CALL = """
 import sys, time
 import torch
 n, d, dtype = int(sys.argv[1]), int(sys.argv[2]), getattr(torch, sys.argv[3])
-q, k, v = (torch.randn(1, 16, n, d, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3))
+options = dict(device="cuda", dtype=dtype, requires_grad=True)
+q, k, v = (torch.randn(1, 16, n, d, **options) for _ in range(3))
 do = torch.randn_like(q)
 torch.cuda.synchronize()
 times = [time.perf_counter()]
@@ -349,7 +348,8 @@ def test_the_first_call_does_not_wait_long_for_the_compiler(dtype, d, n, tmp_pat
     # The first one imports Triton too.
     forward, backward = map(float, done.stdout.split())
     print(
-        f"{dtype}, d {d}, N {n}: first forward {forward:.1f} s, first backward {backward:.1f} s"
+        f"{dtype}, d {d}, N {n}: "
+        f"first forward {forward:.1f} s, first backward {backward:.1f} s"
     )
     assert any(tmp_path.rglob("*.cubin")) and max(forward, backward) < MOST_SECONDS
 
@@ -366,7 +366,8 @@ for causal in (False, True):
         q = torch.randn(1, 2, 70, 24, device="cuda", dtype=dtype, requires_grad=True)
         k = torch.randn(1, 1, 97, 24, device="cuda", dtype=dtype, requires_grad=True)
         flash_attention(q, k, k, causal=causal).sum().backward()
-weighted_sum(q, torch.randn(24, device="cuda", dtype=dtype, requires_grad=True)).sum().backward()
+weight = torch.randn(24, device="cuda", dtype=dtype, requires_grad=True)
+weighted_sum(q, weight).sum().backward()
 torch.cuda.synchronize()
 """
 

@@ -25,12 +25,12 @@ from systems.attention.hopper.launches import (
 from systems.attention.relaunch import (
     Layout,
     layout,
-    of_numbers,
-    of_rows,
+    rows_descriptor,
     shape_and_strides,
+    statistics_descriptor,
 )
 from systems.attention.triton import function
-from systems.attention.triton.configs import multiprocessors
+from systems.attention.triton.configs import sm_count
 from systems.attention.triton.function import chosen
 from systems.experiments import flash_accuracy
 from tests.attention.checks import (
@@ -135,16 +135,16 @@ def test_the_page_on_accuracy_judges_the_plain_kernels():
 
 @MASKS
 @pytest.mark.parametrize(
-    ("n_q", "n_k", "heads", "side_by_side"),
+    ("n_q", "n_k", "heads", "head_swizzle"),
     [(1000, 1000, 5, 2), (130, 5000, 3, 1), (64, 64, 1, 1)],
 )
 @pytest.mark.parametrize("last_items", [0, 2])
-def test_each_item_is_computed_once(n_q, n_k, heads, side_by_side, last_items, causal):
+def test_each_item_is_computed_once(n_q, n_k, heads, head_swizzle, last_items, causal):
     starts, items = schedule(
         n_q,
         n_k,
         heads,
-        side_by_side,
+        head_swizzle,
         128,
         64,
         causal,
@@ -177,17 +177,17 @@ def test_programs_end_together():
 
 
 @pytest.mark.parametrize(
-    ("n", "heads", "side_by_side", "rows", "keys"),
+    ("n", "heads", "head_swizzle", "rows", "keys"),
     [(16384, 16, 2, 192, 128), (1024, 512, 1, 256, 64)],
 )
 def test_short_items_of_the_last_heads_even_out_the_end(
-    n, heads, side_by_side, rows, keys
+    n, heads, head_swizzle, rows, keys
 ):
     """A head at a time to the end, the last item of some program would come 4 to 6 %
     later than those of the others.
     """
     starts, items = schedule(
-        n, n, heads, side_by_side, rows, keys, True, 132, LAST_ITEMS,
+        n, n, heads, head_swizzle, rows, keys, True, 132, LAST_ITEMS,
         torch.device("cpu"),
     )  # fmt: skip
     steps = torch.tensor(
@@ -208,7 +208,7 @@ def test_a_descriptor_is_what_triton_makes_of_the_tensor():
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     x = torch.empty(2, 70, 3, 64, dtype=torch.bfloat16).transpose(1, 2)
-    made = of_rows(layout(*shape_and_strides(x)), 16, 64, x.dtype)(x)
+    made = rows_descriptor(layout(*shape_and_strides(x)), 16, 64, x.dtype)(x)
     theirs = TensorDescriptor(
         x, [2, 3, 70, 64], [13440, 64, 192, 1], [1, 1, 16, 64], made.layout
     )
@@ -219,16 +219,18 @@ def test_a_descriptor_is_what_triton_makes_of_the_tensor():
         if name != "base"
     )
     # Without a batch, and of one head: strides of nothing are not asked about.
-    assert of_rows(layout(*shape_and_strides(x[0])), 16, 64, x.dtype)(x[0]).shape == [
+    assert rows_descriptor(layout(*shape_and_strides(x[0])), 16, 64, x.dtype)(
+        x[0]
+    ).shape == [
         1,
         3,
         70,
         64,
     ]
-    numbers = torch.empty(6, 72)
-    assert vars(of_numbers(6, 70, 72, 16)(numbers))["strides"] == [72, 1]
+    statistics = torch.empty(6, 72)
+    assert vars(statistics_descriptor(6, 70, 72, 16)(statistics))["strides"] == [72, 1]
     with pytest.raises(AssertionError):
-        of_rows(Layout((1, 1, 8, 64), (0, 0, 65, 1)), 16, 64, torch.bfloat16)
+        rows_descriptor(Layout((1, 1, 8, 64), (0, 0, 65, 1)), 16, 64, torch.bfloat16)
 
 
 NEEDS = {
@@ -555,7 +557,7 @@ def test_views_between_poisoned_rows(d, causal):
 def test_every_element_is_written_and_no_other(
     n_q, n_k, lead, d, tensors, causal, monkeypatch
 ):
-    """Results land in the middle of memory that is not a number, and its rims stay so."""
+    """Results land in the middle of memory that is NaN, and its rims stay so."""
     rims = []
 
     def poisoned(shape, **options):
@@ -570,7 +572,7 @@ def test_every_element_is_written_and_no_other(
     inputs = make_inputs(n_q, n_k, d, torch.bfloat16, "cuda", lead=lead)
     monkeypatch.setattr(
         launches,
-        "numbers_for",
+        "empty_row_statistics",
         lambda x: poisoned(x.shape[:-1], dtype=torch.float32, device=x.device),
     )
     monkeypatch.setattr(
@@ -643,7 +645,7 @@ def test_long_tensors():
     assert groups_in_one_pass(
         *(layout(*shape_and_strides(x)) for x in (q, k)),
         True,
-        multiprocessors(q.device),
+        sm_count(q.device),
     )
     found = (o, lse, *launch_backward(do, q, k, v, o, lse, True, d**-0.5))
     check_against_reference(

@@ -63,7 +63,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("cls", CLASSES)
 def test_strides_and_what_lies_between_them(cls, layout, causal, device):
-    """Contiguous or not, the same result: nothing is read but the elements themselves."""
+    """Contiguous or not, the same result: only the elements themselves are read."""
     inputs = make_inputs(37, 70, 24, device=device, lead=(1, 2))
     expected = run_class(cls, *inputs, causal)
     views = tuple(LAYOUTS[layout](x) for x in inputs)
@@ -114,7 +114,7 @@ def test_a_key_shared_by_expanding(cls, device):
 def test_kernels_write_all_of_their_outputs_and_nothing_else(
     d, causal, device, monkeypatch
 ):
-    """Every fresh buffer is NaN, inside and around; the borders must stay as they were."""
+    """Every fresh buffer is NaN, inside and around; its borders must stay so."""
     q, k, v, do = inputs = make_inputs(37, 70, d, device=device, lead=(2,))
     expected = run_class(FlashAttentionTriton, *inputs, causal)
     memories = []
@@ -143,7 +143,7 @@ def test_kernels_write_all_of_their_outputs_and_nothing_else(
         )
         patch.setattr(
             launches,
-            "numbers_for",
+            "empty_row_statistics",
             lambda x: poisoned(x.shape[:-1], torch.float32, x.device),
         )
         o, lse = launches.launch_forward(q, k, v, causal, d**-0.5)
@@ -199,7 +199,7 @@ def test_leading_dimensions(backend, lead, device):
 
 
 def test_a_permuted_q_gives_an_o_laid_out_alike(device):
-    """The model's heads come as a transposed view: its way back must not cost a copy."""
+    """The model's heads are a transposed view: its way back must not cost a copy."""
     x = torch.randn(2, 20, 3, 16, device=device)
     q = x.transpose(1, 2)
     assert flash_attention(q, q, q).transpose(1, 2).is_contiguous()
@@ -441,8 +441,8 @@ def test_float32_products_follow_the_setting_of_torch(monkeypatch):
         monkeypatch.setattr(
             torch, "get_float32_matmul_precision", lambda setting=setting: setting
         )
-        assert launches.arithmetic(torch.float32) == expected
-        assert launches.arithmetic(torch.bfloat16) == "half"
+        assert launches.arithmetic_of(torch.float32) == expected
+        assert launches.arithmetic_of(torch.bfloat16) == "half"
 
 
 def test_where_no_gradient_is_wanted_nothing_records_one(device, monkeypatch):
@@ -487,8 +487,10 @@ def test_gradients_of_only_some_inputs(device):
 def test_the_package_is_cheap_and_the_oracle_stands_alone():
     """Importing the names loads no torch; no fast path imports the reference."""
     code = (
-        "import sys, systems.attention; assert 'torch' not in sys.modules and 'triton' not in sys.modules; "
-        "import systems.attention.torch_tiles; assert 'systems.attention.triton.function' not in sys.modules; "
+        "import sys, systems.attention; "
+        "assert 'torch' not in sys.modules and 'triton' not in sys.modules; "
+        "import systems.attention.torch_tiles; "
+        "assert 'systems.attention.triton.function' not in sys.modules; "
         "import systems.attention.flash, systems.attention.triton.function; "
         "assert 'systems.attention.reference' not in sys.modules"
     )

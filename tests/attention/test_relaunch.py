@@ -10,8 +10,8 @@ from systems.attention import relaunch
 from systems.attention.relaunch import (
     NOTHING,
     Launch,
+    empty_row_statistics,
     layout,
-    numbers_for,
     on_device_of,
     shape_and_strides,
 )
@@ -52,7 +52,7 @@ class Compiled:
         self.calls.append(("again", *args))
 
     def __getitem__(self, grid):
-        return lambda *args: self.calls.append(("told", grid, args))
+        return lambda *args: self.calls.append(("with hooks", grid, args))
 
 
 STREAM = 70
@@ -135,9 +135,9 @@ def test_a_profiler_is_told_of_each_launch(hook):
     finally:
         hook.remove(print)
     launch(x, x)
-    assert [call[0] for call in kernel.calls] == ["asked", "told", "again"]
+    assert [call[0] for call in kernel.calls] == ["asked", "with hooks", "again"]
     assert kernel.calls[1] == (
-        "told",
+        "with hooks",
         (7, 1, 1),
         (x.data_ptr(), x.data_ptr(), 3, 5, 2, 1),
     )
@@ -145,7 +145,7 @@ def test_a_profiler_is_told_of_each_launch(hook):
 
 @pytest.mark.usefixtures("a_gpu")
 @pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
-@pytest.mark.parametrize(("put", "second"), [(print, "told"), (None, "again")])
+@pytest.mark.parametrize(("put", "second"), [(print, "with hooks"), (None, "again")])
 def test_a_hook_may_be_a_function_or_nothing(hook, put, second, monkeypatch):
     monkeypatch.setattr(knobs.runtime, hook, put)
     kernel, x = Kernel(), aligned()
@@ -177,11 +177,11 @@ def test_the_device_of_a_tensor_is_made_current_where_it_is_not(monkeypatch):
 @pytest.mark.parametrize("shape", [(3, 8, 16), (2, 3, 8, 16), (1, 1, 1, 16)])
 def test_numbers_of_rows_lie_one_after_the_other(shape):
     x = torch.zeros(shape, dtype=torch.bfloat16).transpose(0, 1)
-    numbers, expected = numbers_for(x), torch.empty(x.shape[:-1])
+    statistics, expected = empty_row_statistics(x), torch.empty(x.shape[:-1])
     assert (
-        numbers.dtype == torch.float32
-        and numbers.is_contiguous()
-        and numbers.stride() == expected.stride()
+        statistics.dtype == torch.float32
+        and statistics.is_contiguous()
+        and statistics.stride() == expected.stride()
     )
 
 
@@ -231,7 +231,7 @@ def test_one_layout_is_worked_out_once(device):
 @pytest.mark.usefixtures("a_gpu")
 def test_the_precision_of_products_is_asked_at_each_launch(device, monkeypatch):
     x = q_k_v(device)
-    nothing = Launch(Kernel(), (1,), (), {"PARTS": 1, "A": 1})
+    nothing = Launch(Kernel(), (1,), (), {"SPLITS": 1, "A": 1})
     made, chosen = launches.Forward(None, nothing, nothing), []
     monkeypatch.setattr(
         launches,
@@ -249,7 +249,7 @@ def test_the_precision_of_products_is_asked_at_each_launch(device, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("offset", [0, 1])
 def test_the_second_launch_computes_the_same(offset):
-    """From memory that begins at a multiple of 16 bytes and from memory that doesn't."""
+    """From memory that begins at a multiple of 16 bytes, and from other memory."""
     device = torch.device("cuda")
     memory = torch.randn(3, 2 * 64 * 16 + 8, device=device, dtype=torch.bfloat16)
     q, k, v = (row[offset:][: 2 * 64 * 16].view(1, 2, 64, 16) for row in memory)

@@ -149,7 +149,7 @@ def test_export_holds_the_operator(device):
 
 
 def test_eager_mode_goes_past_the_operator(device, monkeypatch):
-    """The dispatcher costs time at each launch: eager mode calls the kernels directly."""
+    """The dispatcher costs time at each launch: eager mode calls kernels directly."""
     monkeypatch.setattr(
         function, "flash_forward", lambda *_: pytest.fail("the operator ran")
     )

@@ -18,7 +18,7 @@ import torch
 
 from systems import ROOT
 from systems.attention.reference import attention_reference
-from systems.attention.triton.configs import Tile
+from systems.attention.triton.configs import Config as LaunchConfig
 from systems.benchmarking import compiling, timing, workload
 from systems.experiments import (
     EVERY_ROW,
@@ -788,32 +788,32 @@ def test_the_ablation_cuts_in_steps_only_what_is_cut_ahead_otherwise(monkeypatch
     monkeypatch.setattr(
         flash_ablation,
         "launch_forward",
-        lambda *_, **told: launched.append(told) or (q, q),
+        lambda *_, **given: launched.append(given) or (q, q),
     )
     monkeypatch.setattr(
-        flash_ablation, "launch_backward", lambda *_, **told: launched.append(told)
+        flash_ablation, "launch_backward", lambda *_, **given: launched.append(given)
     )
     for ahead, of_cut_in_steps in (
         (False, ({}, {})),
-        (True, flash_ablation.TOLD["cut_in_steps"]),
+        (True, flash_ablation.OVERRIDES["cut_in_steps"]),
     ):
         monkeypatch.setattr(
             flash_ablation,
             "choose",
-            lambda *_, ahead=ahead: Tile(64, 64, 4, 1, ahead=ahead),
+            lambda *_, ahead=ahead: LaunchConfig(64, 64, 4, 1, ahead=ahead),
         )
         for how, expected in (
             ("cut_in_steps", of_cut_in_steps),
-            ("unshared", flash_ablation.TOLD["unshared"]),
+            ("unshared", flash_ablation.OVERRIDES["unshared"]),
         ):
-            for of, told in zip(flash_ablation.PASSES, expected, strict=True):
+            for of, overrides in zip(flash_ablation.PASSES, expected, strict=True):
                 flash_ablation.prepare(f"{how}_{of}", q, q, q, q)()
-                assert launched[-1] == told
-    # What is told differs from what would be chosen: it is cut in each step.
+                assert launched[-1] == overrides
+    # What is given differs from what would be chosen: it is cut in each step.
     assert not any(
-        tile.ahead
-        for told in flash_ablation.TOLD["cut_in_steps"]
-        for tile in told.values()
+        config.ahead
+        for overrides in flash_ablation.OVERRIDES["cut_in_steps"]
+        for config in overrides.values()
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from systems import ROOT
-from systems.attention.triton.configs import FEW_ROWS, TILES, Tile, for_mask
+from systems.attention.triton.configs import CONFIGS, FEW_ROWS, Config, for_mask
 from tools import tune_flash
 from tools.tune_flash import KERNELS, Candidate, candidates, entry, verdict
 
@@ -22,39 +22,39 @@ def test_candidates_are_tiles_that_fit(kernel, arithmetic):
         found = candidates(kernel, arithmetic, d)
         assert len(found) == len(set(found)) > 10
         for candidate in found:
-            tile = candidate.tile
+            config = candidate.config
             # The kernel's own accumulators, in 32-bit registers of a thread.
-            owned = 2 * tile.k * d if kernel == "dkdv" else tile.q * d
-            assert owned / (32 * tile.warps) < 200 and tile.warps in (4, 8)
+            owned = 2 * config.k * d if kernel == "dkdv" else config.q * d
+            assert owned / (32 * config.warps) < 200 and config.warps in (4, 8)
 
 
 def test_the_table_of_hopper_was_among_the_candidates():
     for kernel in KERNELS:
         for d in (16, 32, 64, 128, 256):
-            for arithmetic, by_kernel in TILES["sm_90"].items():
+            for arithmetic, by_kernel in CONFIGS["sm_90"].items():
                 tried = {
-                    candidate.tile for candidate in candidates(kernel, arithmetic, d)
+                    candidate.config for candidate in candidates(kernel, arithmetic, d)
                 }
-                few = [tier.tiles[kernel] for tier in FEW_ROWS["sm_90"][arithmetic]]
+                few = [tier.configs[kernel] for tier in FEW_ROWS["sm_90"][arithmetic]]
                 assert {
                     for_mask(by_kernel[kernel][d], causal) for causal in (True, False)
                 } <= tried
-                assert {tiles[d] for tiles in few if d in tiles} <= tried
+                assert {configs[d] for configs in few if d in configs} <= tried
 
 
 def test_an_entry_is_printed_as_it_is_written():
-    for tile in (
-        Tile(64, 128, 4, 3),
-        Tile(64, 64, 4, 3, registers=128),
-        Tile(64, 64, 4, 3, ahead=True),
+    for config in (
+        Config(64, 128, 4, 3),
+        Config(64, 64, 4, 3, registers=128),
+        Config(64, 64, 4, 3, ahead=True),
     ):
-        assert eval(entry(tile), {"Tile": Tile}) == tile
+        assert eval(entry(config), {"Config": Config}) == config
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_wrong_result_is_named(kernel, monkeypatch):
     monkeypatch.setattr(tune_flash, "SMALL", 80)
-    candidate = Candidate(kernel, "half", 16, Tile(32, 32, 4, 1))
+    candidate = Candidate(kernel, "half", 16, Config(32, 32, 4, 1))
     assert verdict(candidate, causal=True) == ""
     right = tune_flash.prepare
 
@@ -72,7 +72,7 @@ def test_a_tile_that_can_not_be_launched_says_why(monkeypatch):
 
     monkeypatch.setattr(tune_flash, "prepare", refuse)
     assert (
-        verdict(Candidate("dq", "half", 16, Tile(32, 32, 4, 1)), True)
+        verdict(Candidate("dq", "half", 16, Config(32, 32, 4, 1)), True)
         == "RuntimeError: out of shared memory"
     )
 

@@ -245,8 +245,8 @@ def dq_kernel(
     q_desc, k_desc, v_desc, o_desc, do_desc, dq_desc, lse_ptr, lse_log2_ptr, delta_ptr,
     heads, n_q, n_k, row_stride, scale_log2, scale,
     BK: gl.constexpr, D: gl.constexpr, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr,
-    GROUPS: gl.constexpr,
-    STAGES: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
+    GROUPS: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+    num_warps: gl.constexpr,
 ):  # fmt: skip
     """dq, delta and lse in units of log 2 of one tile of queries. Grid: tiles of
     queries x batch x heads.
@@ -379,10 +379,9 @@ def dkdv_step(
 @gluon.jit
 def dkdv_consumer(
     common, GROUP: gl.constexpr, BQ: gl.constexpr, D: gl.constexpr,
-    HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr,
-    IN_REGISTERS: gl.constexpr,
+    HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr, IN_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """dk and dv of 64 rows, over the tiles of queries that see them; all is transposed."""
+    """dk and dv of 64 rows, over the tiles of queries that see them. Transposed."""
     S: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BQ, 16]
     )
@@ -450,9 +449,8 @@ def dkdv_kernel(
     n_k,
     scale_log2, scale,
     BQ: gl.constexpr, D: gl.constexpr, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr,
-    GROUPS: gl.constexpr,
-    STAGES: gl.constexpr, IN_REGISTERS: gl.constexpr, REGISTERS: gl.constexpr,
-    num_warps: gl.constexpr,
+    GROUPS: gl.constexpr, STAGES: gl.constexpr, IN_REGISTERS: gl.constexpr,
+    REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """dk and dv of one tile of keys of one head of k and v. Grid: tiles of keys x batch
     x heads of k and v.

@@ -1,19 +1,24 @@
-"""The forward kernel for Hopper, in Gluon; `flash_hopper` says what it takes and launches it.
+"""The forward kernel for Hopper, in Gluon; `flash_hopper` says what it takes and
+launches it.
 
-One program on each multiprocessor computes one item after another: GROUPS x 64 rows of o of one head. A schedule made
-on the host says which (`flash_hopper.schedule`). Its warps have roles, and meet only at barriers in shared memory, so
-the keys and queries of the next item arrive while o of this one is finished:
+One program on each multiprocessor computes one item after another: GROUPS x 64 rows of
+o of one head. A schedule made on the host says which (`flash_hopper.schedule`). Its
+warps have roles, and meet only at barriers in shared memory, so the keys and queries of
+the next item arrive while o of this one is finished:
 
-    producer (1 warp)               copies tiles of k and v into a ring of STAGES slots, ahead of those who read them
-    consumers (GROUPS x 4 warps)    64 rows of queries each: S = q kᵀ, online softmax, o += P v
+producer (1 warp)               copies tiles of k and v into a ring of STAGES slots,
+ahead of those who read them consumers (GROUPS x 4 warps)    64 rows of queries each: S
+= q kᵀ, online softmax, o += P v
 
-A consumer starts S of the next tile of keys together with P v of the present one, and the tensor cores work for one
-consumer while another computes exponentials. It walks from the last tile of keys that its rows see to the first: the
-mask cuts only that first step, which stands before the loop.
+A consumer starts S of the next tile of keys together with P v of the present one, and
+the tensor cores work for one consumer while another computes exponentials. It walks
+from the last tile of keys that its rows see to the first: the mask cuts only that first
+step, which stands before the loop.
 
-Letters as in `flash_triton_forward`; i counts steps, and slot i % STAGES of the ring holds step i. The compiler moves a
-wait for products in front of arithmetic that does not need them; it does not move it over a wait for a barrier. So the
-wait for the next tiles stands where products and arithmetic shall overlap.
+Letters as in `flash_triton_forward`; i counts steps, and slot i % STAGES of the ring
+holds step i. The compiler moves a wait for products in front of arithmetic that does
+not need them; it does not move it over a wait for a barrier. So the wait for the next
+tiles stands where products and arithmetic shall overlap.
 """
 
 from triton.experimental import gluon
@@ -27,7 +32,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 LN2 = gl.constexpr(0.6931471805599453)
 PRODUCER_REGISTERS = gl.constexpr(24)
-# Rows of 64 elements of 16 bits, in the order that the copy engine writes and the tensor cores read.
+# Rows of 64 elements of 16 bits, in the order that the copy engine writes and the
+# tensor cores read.
 TILE = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16))
 
 
@@ -43,7 +49,9 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 @gluon.jit
 def ring(desc, STAGES: gl.constexpr, READERS: gl.constexpr):
-    """(a, b, full, empty): a slot takes two tiles; it is full when both have arrived, empty when all have read them."""
+    """(a, b, full, empty): a slot takes two tiles; it is full when both have arrived,
+    empty when all have read them.
+    """
     a = gl.allocate_shared_memory(
         desc.dtype, [STAGES, desc.block_shape[2], desc.block_shape[3]], TILE
     )
@@ -55,9 +63,11 @@ def ring(desc, STAGES: gl.constexpr, READERS: gl.constexpr):
 
 @gluon.jit
 def fill(a_desc, b_desc, batch, head, row, to, i, MORE: gl.constexpr = 0):
-    """The producer's step i: wait until the slot is empty, then start the copies into it.
+    """The producer's step i: wait until the slot is empty, then start the copies into
+    it.
 
-    (slot, its barrier); it is full when MORE bytes than those of the two tiles have arrived.
+    (slot, its barrier); it is full when MORE bytes than those of the two tiles have
+    arrived.
     """
     a, b, full, empty = to
     slot = i % a.shape[0]
@@ -97,7 +107,9 @@ def release(of, i, needed=True):
 
 @gluon.jit
 def pass_over(of, i):
-    """Let go of step i unread. Its phase must have ended all the same: a later wait tells phases by parity only."""
+    """Let go of step i unread. Its phase must have ended all the same: a later wait
+    tells phases by parity only.
+    """
     await_full(of, i)
     release(of, i)
 
@@ -109,7 +121,9 @@ def pass_over(of, i):
 def place_of(
     item, n_q, n_k, heads, BQ: gl.constexpr, BK: gl.constexpr, CAUSAL: gl.constexpr
 ):
-    """(batch, head, first row, steps) of an item of the schedule: tile of queries + tiles · (batch · heads + head)."""
+    """(batch, head, first row, steps) of an item of the schedule: tile of queries +
+    tiles · (batch · heads + head).
+    """
     tiles = gl.cdiv(n_q, BQ)
     batch_head = item // tiles
     q_start = item % tiles * BQ
@@ -123,7 +137,8 @@ def place_of(
 @gluon.jit
 def forward_producer(
     q_desc, k_desc, v_desc, pipes, schedule, sizes,
-    BQ: gl.constexpr, BK: gl.constexpr, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr,
+    BQ: gl.constexpr, BK: gl.constexpr, HEADS_PER_KV: gl.constexpr,
+    CAUSAL: gl.constexpr,
 ):  # fmt: skip
     q_tiles, q_full, q_empty, stream = pipes
     items_ptr, first_item, end = schedule
@@ -174,8 +189,8 @@ def sees(rows, keys, n_k, CAUSAL: gl.constexpr):
 # --8<-- [start:consumer]
 @gluon.jit
 def forward_consumer(
-    common, GROUP: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, HEAD: gl.constexpr, D: gl.constexpr,
-    CAUSAL: gl.constexpr, OVERLAP: gl.constexpr,
+    common, GROUP: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, HEAD: gl.constexpr,
+    D: gl.constexpr, CAUSAL: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """o and lse of 64 rows of each item."""
     S: gl.constexpr = gl.NVMMADistributedLayout(
@@ -244,11 +259,13 @@ def forward_consumer(
             v = v_next
             k, v_next = await_full(stream, i + 1, i + 1 < done)
             if OVERLAP:
-                # That p goes through this wait, and the wait above, keep the compiler from computing p afterwards.
+                # That p goes through this wait, and the wait above, keep the compiler
+                # from computing p afterwards.
                 acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
                 release(stream, i - 1)
             acc = acc * gl.convert_layout(rescale, gl.SliceLayout(1, O))[:, None]
-        # The queries have been read: those of the next item may come while o is finished.
+        # The queries have been read: those of the next item may come while o is
+        # finished.
         mbarrier.arrive(q_empty.index(GROUP), count=1)
         acc = warpgroup_mma(p, v, acc)
         release(stream, done - 1)
@@ -258,7 +275,8 @@ def forward_consumer(
         gl.store(
             lse_ptr + batch_head * n_q + rows, (m + gl.log2(l)) * LN2, mask=rows < n_q
         )
-        # Straight from registers, for shared memory is full: each thread has pairs of columns.
+        # Straight from registers, for shared memory is full: each thread has pairs of
+        # columns.
         o_rows = q_start + gl.arange(0, 64, gl.SliceLayout(1, O))
         o_columns = gl.arange(0, D, gl.SliceLayout(0, O))
         o_head = o_ptr + batch.to(gl.int64) * stride_ob + head.to(gl.int64) * stride_oh
@@ -274,12 +292,16 @@ def forward_consumer(
 
 @gluon.jit(do_not_specialize=["heads", "n_q", "n_k"])
 def forward_kernel(
-    q_desc, k_desc, v_desc, o_ptr, lse_ptr, starts_ptr, items_ptr, stride_ob, stride_oh, stride_on,
+    q_desc, k_desc, v_desc, o_ptr, lse_ptr, starts_ptr, items_ptr, stride_ob, stride_oh,
+    stride_on,
     heads, n_q, n_k, scale_log2,
-    BK: gl.constexpr, HEAD: gl.constexpr, D: gl.constexpr, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr,
-    GROUPS: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
+    BK: gl.constexpr, HEAD: gl.constexpr, D: gl.constexpr, HEADS_PER_KV: gl.constexpr,
+    CAUSAL: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
+    OVERLAP: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """o and lse of the items that the schedule has for this program: those from starts[program] to the next start."""
+    """o and lse of the items that the schedule has for this program: those from
+    starts[program] to the next start.
+    """
     BQ: gl.constexpr = 64 * GROUPS
     program = gl.program_id(0)
     schedule = (

@@ -24,14 +24,14 @@ from systems.attention.relaunch import (
     Launch,
     Layout,
     ShapeAndStrides,
+    empty_row_statistics,
     layout,
-    numbers_for,
-    of_numbers,
-    of_rows,
     on_device_of,
+    rows_descriptor,
     shape_and_strides,
+    statistics_descriptor,
 )
-from systems.attention.triton.configs import multiprocessors
+from systems.attention.triton.configs import sm_count
 
 # --8<-- [start:limits]
 # Versions of Triton whose Gluon these kernels were tested with: the dialect changes
@@ -197,7 +197,7 @@ def is_faster(q: Tensor, k: Tensor) -> bool:
 # --8<-- [start:schedule]
 @lru_cache(maxsize=256)
 def schedule(
-    n_q: int, n_k: int, batch_heads: int, heads_together: int, rows: int, keys: int,
+    n_q: int, n_k: int, batch_heads: int, head_swizzle: int, rows: int, keys: int,
     causal: bool, programs: int, last_items: int, device: torch.device,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(starts, items): program i computes items[starts[i]] to items[starts[i + 1] - 1],
@@ -205,7 +205,7 @@ def schedule(
 
     An item is a tile of `rows` queries + tiles · head. Long ones first, each to the
     program that is free first: under a causal mask their lengths differ by the number
-    of tiles. `heads_together` heads are walked through side by side, and so are the
+    of tiles. `head_swizzle` heads are walked through side by side, and so are the
     last ones, from which programs take what makes them end together.
     """
     tiles = triton.cdiv(n_q, rows)
@@ -215,8 +215,8 @@ def schedule(
     ]
     bulk = max(0, batch_heads - triton.cdiv(last_items * programs, tiles))
     groups = [
-        range(start, min(start + heads_together, bulk))
-        for start in range(0, bulk, heads_together)
+        range(start, min(start + head_swizzle, bulk))
+        for start in range(0, bulk, head_swizzle)
     ]
     order = (
         tile + tiles * head
@@ -238,7 +238,7 @@ def schedule(
 # --8<-- [end:schedule]
 
 
-def together(k: Layout, heads: int, causal: bool, dtype: torch.dtype) -> int:
+def head_swizzle_for(k: Layout, heads: int, causal: bool, dtype: torch.dtype) -> int:
     """How many heads are walked through side by side: those whose k and v (b, h, n, d)
     stay in the L2 cache.
 
@@ -278,28 +278,29 @@ def forward_plan(
     tile_d = TILE_DIMS[d]
     short = tile_d == 64 and n_k <= (SHORT if causal else SHORT // 2)
     c = config or (SHORT_FORWARD if short else CONFIGS["forward"][tile_d])
-    side_by_side = together(k, batch * heads, causal, dtype)
+    head_swizzle = head_swizzle_for(k, batch * heads, causal, dtype)
     starts, items = schedule(
         n_q,
         n_k,
         batch * heads,
-        side_by_side,
+        head_swizzle,
         64 * c.groups,
         c.rows,
         causal,
-        c.programs * multiprocessors(device),
+        c.programs * sm_count(device),
         c.last_items,
         device,
     )
     launch = Launch(
         forward_kernel, (len(starts) - 1,),
         (*o.strides[:3], heads, n_q, n_k, scale * LOG2E),
-        {"BK": c.rows, "HEAD": d, "D": tile_d, "HEADS_PER_KV": heads // kv_heads, "CAUSAL": causal,
-         "GROUPS": c.groups, "STAGES": c.stages, "OVERLAP": c.overlap, "REGISTERS": c.registers},
+        {"BK": c.rows, "HEAD": d, "D": tile_d, "HEADS_PER_KV": heads // kv_heads,
+         "CAUSAL": causal, "GROUPS": c.groups, "STAGES": c.stages,
+         "OVERLAP": c.overlap, "REGISTERS": c.registers},
         num_warps=4, maxnreg=c.maxnreg,
     )  # fmt: skip
     described = (
-        of_rows(x, rows, tile_d, dtype)
+        rows_descriptor(x, rows, tile_d, dtype)
         for x, rows in ((q, 64), (k, c.rows), (v, c.rows))
     )
     return Forward(launch, *described, starts, items)
@@ -314,7 +315,7 @@ def launch_forward(
     config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(o, lse); `config` overrides the table."""
-    o, lse = torch.empty_like(q), numbers_for(q)
+    o, lse = torch.empty_like(q), empty_row_statistics(q)
     plan = forward_plan(
         q.dtype, q.device, config, causal, scale, *map(shape_and_strides, (q, k, v, o))
     )
@@ -356,28 +357,32 @@ def backward_plan(
 
     def described(tiles: dict[str, tuple[Layout, int]]) -> dict[str, Descriptor]:
         return {
-            name: of_rows(x, rows, tile_d, dtype) for name, (x, rows) in tiles.items()
+            name: rows_descriptor(x, rows, tile_d, dtype)
+            for name, (x, rows) in tiles.items()
         }
 
     c, e = CONFIGS["dq"][tile_d], CONFIGS["dkdv"][tile_d]
-    numbers = of_numbers(batch * heads, n_q, stride, e.rows)
+    statistics = statistics_descriptor(batch * heads, n_q, stride, e.rows)
     return Backward(
         Launch(
             dq_kernel, (triton.cdiv(n_q, 64 * c.groups) * batch * heads,),
             (heads, n_q, n_k, stride, scale * LOG2E, scale),
-            {"BK": c.rows, "GROUPS": c.groups, "STAGES": c.stages, "REGISTERS": c.registers, **constants},
+            {"BK": c.rows, "GROUPS": c.groups, "STAGES": c.stages,
+             "REGISTERS": c.registers, **constants},
             num_warps=4, maxnreg=c.maxnreg,
         ),
-        described({"q": (q, 64), "k": (k, c.rows), "v": (v, c.rows), "o": (o, 64), "do": (do, 64), "dq": (dq, 64)}),
+        described({"q": (q, 64), "k": (k, c.rows), "v": (v, c.rows), "o": (o, 64),
+                   "do": (do, 64), "dq": (dq, 64)}),
         Launch(
             dkdv_kernel, (triton.cdiv(n_k, 64 * e.groups) * batch * kv_heads,),
             (heads, n_q, n_k, scale * LOG2E, scale),
-            {"BQ": e.rows, "GROUPS": e.groups, "STAGES": e.stages, "IN_REGISTERS": e.in_registers,
-             "REGISTERS": e.registers, **constants},
+            {"BQ": e.rows, "GROUPS": e.groups, "STAGES": e.stages,
+             "IN_REGISTERS": e.in_registers, "REGISTERS": e.registers, **constants},
             num_warps=4, maxnreg=e.maxnreg,
         ),
-        described({"q": (q, e.rows), "k": (k, 64), "v": (v, 64), "do": (do, e.rows), "dk": (dk, 64), "dv": (dv, 64)})
-        | {"numbers": numbers},
+        described({"q": (q, e.rows), "k": (k, 64), "v": (v, 64), "do": (do, e.rows),
+                   "dk": (dk, 64), "dv": (dv, 64)})
+        | {"statistics": statistics},
         stride,
     )  # fmt: skip
 
@@ -438,28 +443,34 @@ def one_pass_plan(
     steps = batch * heads * n // step
     return BackwardInOnePass(
         Launch(
-            delta_kernel, (n // 64 * batch * heads,), (*o.strides, *do.strides, heads, n),
+            delta_kernel, (n // 64 * batch * heads,),
+            (*o.strides, *do.strides, heads, n),
             {"HEAD": d, "D": tile_d},
         ),
         Launch(
             one_pass_kernel, (tiles * groups,),
-            (*dk.strides[:3], *dv.strides[:3], batch, heads, tiles, groups, scale * LOG2E, scale),
+            (*dk.strides[:3], *dv.strides[:3], batch, heads, tiles, groups,
+             scale * LOG2E, scale),
             {"HEAD": d, "D": tile_d, "CAUSAL": causal, **ONE_PASS[tile_d]},
             # Programs wait for one another: a launch that the GPU can't hold whole must
             # fail, not hang.
             num_warps=4, maxnreg=ONE_PASS_MAXNREG, launch_cooperative_grid=True,
         ),
         {
-            "q": of_rows(q, step, tile_d, dtype), "k": of_rows(k, ONE_PASS_KEYS, tile_d, dtype),
-            "v": of_rows(v, ONE_PASS_KEYS, tile_d, dtype), "do": of_rows(do, step, tile_d, dtype),
-            "numbers": of_numbers(batch * heads, n, n, step),
+            "q": rows_descriptor(q, step, tile_d, dtype),
+            "k": rows_descriptor(k, ONE_PASS_KEYS, tile_d, dtype),
+            "v": rows_descriptor(v, ONE_PASS_KEYS, tile_d, dtype),
+            "do": rows_descriptor(do, step, tile_d, dtype),
+            "statistics": statistics_descriptor(batch * heads, n, n, step),
             # As held: 32 numbers a row, a step's rows at a time.
             "dq": Descriptor(
                 (steps * step * tile_d // 32, 32), (32, 1), [step * tile_d // 32, 32],
                 torch.float32, swizzle=128
             ),
         },
-        Launch(round_kernel, (steps,), (*dq.strides, heads, n), {"HEAD": d, "D": tile_d}),
+        Launch(
+            round_kernel, (steps,), (*dq.strides, heads, n), {"HEAD": d, "D": tile_d},
+        ),
         steps,
     )  # fmt: skip
 
@@ -489,7 +500,8 @@ def launch_one_pass(
     with on_device_of(q):
         plan.delta(o, do, delta)
         plan.main(
-            of["q"](q), of["k"](k), of["v"](v), of["do"](do), of["numbers"](lse), of["numbers"](delta),
+            of["q"](q), of["k"](k), of["v"](v), of["do"](do),
+            of["statistics"](lse), of["statistics"](delta),
             of["dq"](held), dk, dv, counters,
         )  # fmt: skip
         plan.rounded(held, dq)
@@ -532,7 +544,8 @@ def launch_two_passes(
             delta,
         )
         plan.dkdv(
-            of["q"](q), of["k"](k), of["v"](v), of["do"](do), of["numbers"](lse_log2), of["numbers"](delta),
+            of["q"](q), of["k"](k), of["v"](v), of["do"](do),
+            of["statistics"](lse_log2), of["statistics"](delta),
             of["dk"](dk), of["dv"](dv),
         )  # fmt: skip
     return dq, dk, dv
@@ -550,7 +563,7 @@ def launch_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv) in one pass where that is faster, else in two."""
     layouts = (layout(*shape_and_strides(x)) for x in (q, k))
-    groups = groups_in_one_pass(*layouts, causal, multiprocessors(q.device))
+    groups = groups_in_one_pass(*layouts, causal, sm_count(q.device))
     if groups:
         return launch_one_pass(do, q, k, v, o, lse, causal, scale, groups)
     return launch_two_passes(do, q, k, v, o, lse, causal, scale)

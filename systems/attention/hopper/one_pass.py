@@ -1,19 +1,23 @@
-"""The backward pass for Hopper in one kernel: five products where two passes need seven, and the same bits every time.
+"""The backward pass for Hopper in one kernel: five products where two passes need
+seven, and the same bits every time.
 
 A program owns 128 rows of keys and values; tiles of 64 queries stream past them:
 
-    producer (1 warp)            copies k and v, and tiles of q and do with their lse and delta into a ring
-    two key groups (4 warps)     64 keys each: S and dP, transposed; dv += Pᵀ do, dk += dSᵀ q; dS into shared memory
-    share group (4 warps)        dS k of all 128 keys: this program's share of dq, into shared memory
-    adders (1 warp each)         one share each at a time: wait for its turn, have the copy engine add it to dq, count
+producer (1 warp)            copies k and v, and tiles of q and do with their lse and
+delta into a ring two key groups (4 warps)     64 keys each: S and dP, transposed; dv +=
+Pᵀ do, dk += dSᵀ q; dS into shared memory share group (4 warps)        dS k of all 128
+keys: this program's share of dq, into shared memory adders (1 warp each)         one
+share each at a time: wait for its turn, have the copy engine add it to dq, count
 
-The shares of dq from all programs of a head have to be added up. Floating-point sums depend on their order, so each
-tile of dq has a counter that says how many shares it holds, and a share waits for its turn. The turns are laid out so
-that nobody waits. All programs of a head run at once and each starts at another tile: while the program of keys j
-works on the tiles beside keys j + s, those beside keys t get their shares from keys t, t - 1, t - 2, ..., one after
-the other. Under a causal mask programs of early keys have the longer way. Then each takes the mirrored keys of the
-next head and walks from the last tile back: there the shares come from keys 0, 1, 2, ..., again one after the other,
-and after two heads all programs end together.
+The shares of dq from all programs of a head have to be added up. Floating-point sums
+depend on their order, so each tile of dq has a counter that says how many shares it
+holds, and a share waits for its turn. The turns are laid out so that nobody waits. All
+programs of a head run at once and each starts at another tile: while the program of
+keys j works on the tiles beside keys j + s, those beside keys t get their shares from
+keys t, t - 1, t - 2, ..., one after the other. Under a causal mask programs of early
+keys have the longer way. Then each takes the mirrored keys of the next head and walks
+from the last tile back: there the shares come from keys 0, 1, 2, ..., again one after
+the other, and after two heads all programs end together.
 """
 
 import triton
@@ -40,7 +44,8 @@ from systems.attention.hopper.forward import (
 )
 from systems.attention.triton.primitives import load_tile
 
-# Rows of keys of a program, and of queries of a step; so many tiles of queries lie beside one of keys.
+# Rows of keys of a program, and of queries of a step; so many tiles of queries lie
+# beside one of keys.
 KEYS = gl.constexpr(128)
 QUERIES = gl.constexpr(64)
 BESIDE = gl.constexpr(2)
@@ -51,7 +56,9 @@ SHARE = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwid
 
 @builtin
 def add_shared_to_global(desc, coord, src, _semantic=None):
-    """The copy engine's sum: global memory += src. Gluon of Triton 3.6 has the operation but no name for it."""
+    """The copy engine's sum: global memory += src. Gluon of Triton 3.6 has the
+    operation but no name for it.
+    """
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(
         ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle
@@ -73,7 +80,9 @@ def counted(counter_ptr):
 
 @gluon.jit
 def others_written():
-    """What others' copy engines wrote before the last acquire is what this one's will add to."""
+    """What others' copy engines wrote before the last acquire is what this one's will
+    add to.
+    """
     gl.inline_asm_elementwise(
         "{ fence.proxy.async.global; mov.u32 $0, 0; }",
         "=r,r",
@@ -86,9 +95,12 @@ def others_written():
 
 @gluon.jit
 def written():
-    """Wait until what the copy engine was given has arrived in global memory, for the other multiprocessors as well."""
+    """Wait until what the copy engine was given has arrived in global memory, for the
+    other multiprocessors as well.
+    """
     gl.inline_asm_elementwise(
-        "{ cp.async.bulk.wait_group 0; fence.proxy.async.global; bar.warp.sync 0xffffffff; mov.u32 $0, 0; }",
+        "{ cp.async.bulk.wait_group 0; fence.proxy.async.global; "
+        "bar.warp.sync 0xffffffff; mov.u32 $0, 0; }",
         "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1,
     )  # fmt: skip
 
@@ -177,7 +189,9 @@ def step(
     GROUP: gl.constexpr,
     MASKED: gl.constexpr,
 ):
-    """One tile of queries: dk, dv, this group's half of dS, and the tiles of the next step."""
+    """One tile of queries: dk, dv, this group's half of dS, and the tiles of the next
+    step.
+    """
     k, v, zeros = resident
     stream, lses, deltas = tiles
     ds_tiles, ds_full, ds_empty = ds_pipe
@@ -200,7 +214,8 @@ def step(
     else:
         s = warpgroup_mma_wait(0, deps=(s_token,))
     if MASKED:
-        # Row x of the tile is a key, column y a query, and y sees x from y - x = hidden on.
+        # Row x of the tile is a key, column y a query, and y sees x from y - x = hidden
+        # on.
         keys = gl.arange(0, s.shape[0], gl.SliceLayout(1, s.type.layout))
         queries = gl.arange(0, s.shape[1], COLUMNS)
         s = gl.where(queries[None, :] - keys[:, None] >= hidden, s, -float("inf"))
@@ -232,10 +247,13 @@ def step(
 
 @gluon.jit
 def steps_from(
-    start, stop, dk, dv, q, do, resident, tiles, ds_pipe, done, steps, hidden, shift, scale_log2,
+    start, stop, dk, dv, q, do, resident, tiles, ds_pipe, done, steps, hidden, shift,
+    scale_log2,
     GROUP: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
-    """Steps `start` to `stop` - 1 of an item, after `done` of those before; `hidden` moves by `shift` with each."""
+    """Steps `start` to `stop` - 1 of an item, after `done` of those before; `hidden`
+    moves by `shift` with each.
+    """
     for i in range(start, stop):
         dk, dv, q, do = step(
             dk,
@@ -296,7 +314,8 @@ def key_group(
     done = 0
     for n in range(items):
         batch_head, keys, steps = item_of(n, place, CAUSAL)
-        # The mask cuts as many steps as lie beside the keys: the first ones forwards, the last ones backwards.
+        # The mask cuts as many steps as lie beside the keys: the first ones forwards,
+        # the last ones backwards.
         cut, hidden, shift = 0, 64 * GROUP, -QUERIES
         if n % 2 == 1:
             cut, hidden, shift = (
@@ -382,7 +401,8 @@ def key_group(
 # --8<-- [start:share]
 @gluon.jit
 def as_held(x):
-    """x [QUERIES, PART] in the order in which threads hold it, 32 in a row: each its four, a warp's lanes, its columns.
+    """x [QUERIES, PART] in the order in which threads hold it, 32 in a row: each its
+    four, a warp's lanes, its columns.
 
     Each thread stores 16 bytes beside the last one's, and no two meet in a bank.
     """
@@ -484,13 +504,17 @@ def adder(
 
 @gluon.jit(do_not_specialize=["batch", "heads", "tiles", "groups"])
 def one_pass_kernel(
-    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dq_desc, dk_ptr, dv_ptr, counters_ptr,
+    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dq_desc, dk_ptr, dv_ptr,
+    counters_ptr,
     stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
     batch, heads, tiles, groups, scale_log2, scale,
-    HEAD: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, STAGES: gl.constexpr, BEHIND: gl.constexpr,
-    ADDERS: gl.constexpr, REGISTERS: gl.constexpr, SHARE_REGISTERS: gl.constexpr, num_warps: gl.constexpr,
+    HEAD: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, STAGES: gl.constexpr,
+    BEHIND: gl.constexpr, ADDERS: gl.constexpr, REGISTERS: gl.constexpr,
+    SHARE_REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """dq in float32 and as held, dk and dv. Grid: tiles of keys x groups; group g takes heads g, g + groups, ..."""
+    """dq in float32 and as held, dk and dv. Grid: tiles of keys x groups; group g takes
+    heads g, g + groups, ...
+    """
     group = gl.program_id(0) // tiles
     items = gl.cdiv(batch * heads - group, groups)
     place = (group, groups, gl.program_id(0) % tiles, tiles)
@@ -549,10 +573,12 @@ def one_pass_kernel(
 
 @triton.jit
 def delta_kernel(
-    o_ptr, do_ptr, delta_ptr, stride_ob, stride_oh, stride_on, stride_od, stride_gb, stride_gh, stride_gn, stride_gd,
+    o_ptr, do_ptr, delta_ptr, stride_ob, stride_oh, stride_on, stride_od, stride_gb,
+    stride_gh, stride_gn, stride_gd,
     heads, n, HEAD: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """delta = rowsum(o · do), which is also rowsum(p · dp): what softmax takes off each dp. Strides of do: g.
+    """delta = rowsum(o · do), which is also rowsum(p · dp): what softmax takes off each
+    dp. Strides of do: g.
 
     Grid: tiles of 64 queries x batch x heads.
     """
@@ -598,7 +624,9 @@ def round_kernel(
     HEAD: tl.constexpr,
     D: tl.constexpr,
 ):
-    """dq in its own dtype, from float32 as held. Grid: tiles of 64 queries x batch x heads."""
+    """dq in its own dtype, from float32 as held. Grid: tiles of 64 queries x batch x
+    heads.
+    """
     tiles = n // 64
     batch_head = tl.program_id(0) // tiles
     rows, columns = tl.arange(0, 64)[:, None], tl.arange(0, D)[None, :]

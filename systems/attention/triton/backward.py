@@ -1,12 +1,15 @@
-"""The backward kernels of FlashAttention-2 in Triton (Dao 2023, arXiv 2307.08691, algorithm 2).
+"""The backward kernels of FlashAttention-2 in Triton (Dao 2023, arXiv 2307.08691,
+algorithm 2).
 
-First one program per tile of queries walks over the keys (dq); it holds rows of do, so it also computes their
-delta = rowsum(o · do). Then one per tile of keys walks over the queries (dk, dv). Each recomputes P = exp(S - lse).
-Nobody adds to what another program writes, so there are no atomics and every result repeats bit by bit. PARTS and
-letters as in `flash_triton_forward`.
+First one program per tile of queries walks over the keys (dq); it holds rows of do, so
+it also computes their delta = rowsum(o · do). Then one per tile of keys walks over the
+queries (dk, dv). Each recomputes P = exp(S - lse). No program adds to what another
+writes, so there are no atomics and every result repeats bit by bit. SPLITS and letters
+as in `forward`.
 
-What the second needs of each row of queries, lse and delta, lies side by side in memory. Loaded apart, a tile's 64
-numbers are fewer than its threads, and Triton 3.6 has each thread load all that it needs: 32 single numbers in a step.
+The row statistics that the second kernel needs of each query, lse and delta, lie side
+by side in memory. Loaded apart, a tile's 64 numbers are fewer than its threads, and
+Triton 3.6 has each thread load all that it needs: 32 single numbers in a step.
 """
 
 import triton
@@ -15,53 +18,56 @@ import triton.language as tl
 from systems.attention.triton.primitives import (
     LOG2E,
     add_product,
-    cut,
-    joined,
-    load_pieces,
+    first_step,
+    from_limbs,
+    load_limbs,
     load_tile,
     offsets,
-    place,
     product,
+    program_tile,
     rows_of_program,
     skip,
     store_tile,
-    turn,
-    turned,
+    to_limbs,
+    transposed,
 )
 
 
 # --8<-- [start:dq]
 @triton.jit
 def dq_steps(
-    dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows, columns, first, last,
+    dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn,
+    stride_vn, rows, columns, first, last,
     n_k, scale_log2,
-    BK: tl.constexpr, PARTS: tl.constexpr, HEAD: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr,
-    PIECES: tl.constexpr, PRECISION: tl.constexpr,
+    BK: tl.constexpr, SPLITS: tl.constexpr, HEAD: tl.constexpr, CAUSAL: tl.constexpr,
+    MASKED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq (without its scale) of one tile of queries over every PARTS-th tile of keys from `first` to `last`."""
-    for start in range(first, last, BK * PARTS):
+    """dq (without its scale) of one tile of queries over every SPLITS-th tile of keys
+    from `first` to `last`.
+    """
+    for start in range(first, last, BK * SPLITS):
         keys = start + tl.arange(0, BK)
         # [BK, D]
-        k = load_pieces(
+        k = load_limbs(
             skip(k_ptr, start, stride_kn) + k_offsets,
             keys,
             columns,
             n_k,
             HEAD,
             MASKED,
-            PIECES,
+            LIMBS,
         )
-        v = load_pieces(
+        v = load_limbs(
             skip(v_ptr, start, stride_vn) + v_offsets,
             keys,
             columns,
             n_k,
             HEAD,
             MASKED,
-            PIECES,
+            LIMBS,
         )
         # [BQ, BK]
-        s = product(q, turned(k), PRECISION)
+        s = product(q, transposed(k), PRECISION)
         if MASKED:
             visible = (keys < n_k)[None, :]
             if CAUSAL:
@@ -69,35 +75,38 @@ def dq_steps(
             s = tl.where(visible, s, -float("inf"))
         p = tl.exp2(s * scale_log2 - lse_log2[:, None])
         # [BQ, BK]
-        dp = product(do, turned(v), PRECISION)
+        dp = product(do, transposed(v), PRECISION)
         ds = p * (dp - delta[:, None])
-        dq = add_product(cut(ds, k[0].dtype, PIECES), k, dq, PRECISION)
+        dq = add_product(to_limbs(ds, k[0].dtype, LIMBS), k, dq, PRECISION)
     return dq
 
 
-@triton.jit(do_not_specialize=["heads", "n_q", "n_k", "together"])
+@triton.jit(do_not_specialize=["heads", "n_q", "n_k", "head_swizzle"])
 def dq_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, do_ptr, lse_ptr, rows_ptr, dq_ptr,
+    q_ptr, k_ptr, v_ptr, o_ptr, do_ptr, lse_ptr, statistics_ptr, dq_ptr,
     stride_qb, stride_qh, stride_qn, stride_qd,
     stride_kb, stride_kh, stride_kn, stride_kd,
     stride_vb, stride_vh, stride_vn, stride_vd,
     stride_ob, stride_oh, stride_on, stride_od,
     stride_gb, stride_gh, stride_gn, stride_gd,
     stride_dqb, stride_dqh, stride_dqn, stride_dqd,
-    heads, n_q, n_k, together, scale_log2, scale,
-    BQ: tl.constexpr, BK: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr,
-    PARTS: tl.constexpr, CAUSAL: tl.constexpr, PIECES: tl.constexpr, PRECISION: tl.constexpr,
+    heads, n_q, n_k, head_swizzle, scale_log2, scale,
+    BQ: tl.constexpr, BK: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
+    GROUP: tl.constexpr, SPLITS: tl.constexpr, CAUSAL: tl.constexpr,
+    LIMBS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq of one tile of queries of one head. Grid and order are those of the forward kernel.
+    """dq of one tile of queries of one head. Grid and order are those of the forward
+    kernel.
 
-    rows_ptr takes (batch, heads, n_q, 2) for `dkdv_kernel`: lse · log2(e), and delta, what softmax takes off each dp.
-    With PARTS > 1 dq_ptr takes (PARTS, batch, heads, n_q, HEAD), for `sum_kernel`.
+    statistics_ptr takes (batch, heads, n_q, 2) for `dkdv_kernel`: lse · log2(e), and
+    delta, which softmax subtracts from each dp. With SPLITS > 1 dq_ptr takes (SPLITS,
+    batch, heads, n_q, HEAD), for `sum_kernel`.
     """
     tiles = tl.cdiv(n_q, BQ)
-    tile, batch_head, batch_heads, part = place(tiles, together, PARTS)
+    tile, batch_head, batch_heads, split = program_tile(tiles, head_swizzle, SPLITS)
     q_start = (tiles - 1 - tile) * BQ
     batch, head = batch_head // heads, batch_head % heads
-    to_batch = part * (batch_heads // heads) + batch
+    to_batch = split * (batch_heads // heads) + batch
     q_ptr += batch * stride_qb + head * stride_qh
     k_ptr += batch * stride_kb + head // GROUP * stride_kh
     v_ptr += batch * stride_vb + head // GROUP * stride_vh
@@ -109,23 +118,23 @@ def dq_kernel(
     k_offsets = offsets(tl.arange(0, BK), columns, stride_kn, stride_kd)
     v_offsets = offsets(tl.arange(0, BK), columns, stride_vn, stride_vd)
     # [BQ, D]
-    q = load_pieces(
+    q = load_limbs(
         q_ptr + offsets(rows, columns, stride_qn, stride_qd),
         rows,
         columns,
         n_q,
         HEAD,
         True,
-        PIECES,
+        LIMBS,
     )
-    do = load_pieces(
+    do = load_limbs(
         do_ptr + offsets(rows, columns, stride_gn, stride_gd),
         rows,
         columns,
         n_q,
         HEAD,
         True,
-        PIECES,
+        LIMBS,
     )
     o = load_tile(
         o_ptr + offsets(rows, columns, stride_on, stride_od),
@@ -136,12 +145,12 @@ def dq_kernel(
         True,
     )
     # [BQ]
-    delta = tl.sum(o.to(tl.float32) * joined(do), 1)
+    delta = tl.sum(o.to(tl.float32) * from_limbs(do), 1)
     own, inside = batch_head * n_q + rows, rows < n_q
     lse_log2 = tl.load(lse_ptr + own, mask=inside, other=float("inf")) * LOG2E
-    # Programs that share this tile's loop have the same numbers.
-    tl.store(rows_ptr + 2 * own, lse_log2, mask=inside & (part == 0))
-    tl.store(rows_ptr + 2 * own + 1, delta, mask=inside & (part == 0))
+    # The other splits of this tile have the same numbers.
+    tl.store(statistics_ptr + 2 * own, lse_log2, mask=inside & (split == 0))
+    tl.store(statistics_ptr + 2 * own + 1, delta, mask=inside & (split == 0))
     dq = tl.zeros([BQ, D], tl.float32)
 
     seen_by_all, seen_by_any = n_k, n_k
@@ -152,13 +161,14 @@ def dq_kernel(
         )
     whole = seen_by_all // BK * BK
     dq = dq_steps(
-        dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows, columns, part * BK,
-        whole, n_k, scale_log2, BK, PARTS, HEAD, CAUSAL, False, PIECES, PRECISION,
+        dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn,
+        stride_vn, rows, columns, split * BK, whole, n_k, scale_log2, BK, SPLITS, HEAD,
+        CAUSAL, False, LIMBS, PRECISION,
     )  # fmt: skip
     dq = dq_steps(
-        dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows, columns,
-        whole + turn(part, whole // BK, PARTS) * BK, seen_by_any, n_k, scale_log2, BK, PARTS, HEAD, CAUSAL, True,
-        PIECES, PRECISION,
+        dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn,
+        stride_vn, rows, columns, whole + first_step(split, whole // BK, SPLITS) * BK,
+        seen_by_any, n_k, scale_log2, BK, SPLITS, HEAD, CAUSAL, True, LIMBS, PRECISION,
     )  # fmt: skip
     store_tile(
         dq_ptr + offsets(rows, columns, stride_dqn, stride_dqd),
@@ -176,38 +186,38 @@ def dq_kernel(
 # --8<-- [start:dkdv]
 @triton.jit
 def dkdv_steps(
-    dk, dv, k, v, q_ptr, do_ptr, rows_ptr, q_offsets, do_offsets, stride_qn, stride_gn, keys, columns,
+    dk, dv, k, v, q_ptr, do_ptr, statistics_ptr, q_offsets, do_offsets, stride_qn,
+    stride_gn, keys, columns,
     first, last, n_q, scale_log2,
-    BQ: tl.constexpr, PARTS: tl.constexpr, HEAD: tl.constexpr, MASKED: tl.constexpr, RAGGED: tl.constexpr,
-    PIECES: tl.constexpr, PRECISION: tl.constexpr,
+    BQ: tl.constexpr, SPLITS: tl.constexpr, HEAD: tl.constexpr, MASKED: tl.constexpr,
+    RAGGED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dk (without its scale) and dv of one tile of keys over every PARTS-th tile of queries from `first` to `last`.
-
-    All is transposed.
+    """dk (without its scale) and dv of one tile of keys over every SPLITS-th tile of
+    queries from `first` to `last`. All is transposed.
     """
-    for start in range(first, last, BQ * PARTS):
+    for start in range(first, last, BQ * SPLITS):
         rows = start + tl.arange(0, BQ)
         # [BQ, D]
-        q = load_pieces(
+        q = load_limbs(
             skip(q_ptr, start, stride_qn) + q_offsets,
             rows,
             columns,
             n_q,
             HEAD,
             RAGGED,
-            PIECES,
+            LIMBS,
         )
-        do = load_pieces(
+        do = load_limbs(
             skip(do_ptr, start, stride_gn) + do_offsets,
             rows,
             columns,
             n_q,
             HEAD,
             RAGGED,
-            PIECES,
+            LIMBS,
         )
         # [BQ]; an infinite lse makes the probabilities of a row past the end zero.
-        pairs = rows_ptr + 2 * rows[:, None] + tl.arange(0, 2)[None, :]
+        pairs = statistics_ptr + 2 * rows[:, None] + tl.arange(0, 2)[None, :]
         if RAGGED:
             lse_log2, delta = tl.split(
                 tl.load(pairs, mask=(rows < n_q)[:, None], other=float("inf"))
@@ -215,43 +225,47 @@ def dkdv_steps(
             delta = tl.where(rows < n_q, delta, 0.0)
         else:
             lse_log2, delta = tl.split(tl.load(pairs))
-        # [BK, BQ]; both before the exponentials, so that the product for dv runs while ds is computed.
-        s = product(k, turned(q), PRECISION)
-        dp = product(v, turned(do), PRECISION)
+        # [BK, BQ]; both before the exponentials, so that the product for dv runs while
+        # ds is computed.
+        s = product(k, transposed(q), PRECISION)
+        dp = product(v, transposed(do), PRECISION)
         if MASKED:
             s = tl.where(rows[None, :] >= keys[:, None], s, -float("inf"))
         p = tl.exp2(s * scale_log2 - lse_log2[None, :])
-        dv = add_product(cut(p, do[0].dtype, PIECES), do, dv, PRECISION)
+        dv = add_product(to_limbs(p, do[0].dtype, LIMBS), do, dv, PRECISION)
         ds = p * (dp - delta[None, :])
-        dk = add_product(cut(ds, q[0].dtype, PIECES), q, dk, PRECISION)
+        dk = add_product(to_limbs(ds, q[0].dtype, LIMBS), q, dk, PRECISION)
     return dk, dv
 
 
-@triton.jit(do_not_specialize=["heads", "n_q", "n_k", "together"])
+@triton.jit(do_not_specialize=["heads", "n_q", "n_k", "head_swizzle"])
 def dkdv_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, rows_ptr, dk_ptr, dv_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, statistics_ptr, dk_ptr, dv_ptr,
     stride_qb, stride_qh, stride_qn, stride_qd,
     stride_kb, stride_kh, stride_kn, stride_kd,
     stride_vb, stride_vh, stride_vn, stride_vd,
     stride_gb, stride_gh, stride_gn, stride_gd,
     stride_dkb, stride_dkh, stride_dkn, stride_dkd,
     stride_dvb, stride_dvh, stride_dvn, stride_dvd,
-    heads, n_q, n_k, together, scale_log2, scale,
-    BQ: tl.constexpr, BK: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr,
-    PARTS: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PIECES: tl.constexpr,
-    PRECISION: tl.constexpr,
+    heads, n_q, n_k, head_swizzle, scale_log2, scale,
+    BQ: tl.constexpr, BK: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
+    GROUP: tl.constexpr, SPLITS: tl.constexpr, CAUSAL: tl.constexpr,
+    RAGGED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of one tile of keys of one head of k and v. Grid: tiles of keys x batch x heads of k and v x PARTS.
+    """dk and dv of one tile of keys of one head of k and v. Grid: tiles of keys x batch
+    x heads of k and v x SPLITS.
 
-    With PARTS > 1 dk_ptr and dv_ptr take (PARTS, batch, heads, n_k, HEAD), for `sum_kernel`.
+    With SPLITS > 1 dk_ptr and dv_ptr take (SPLITS, batch, heads, n_k, HEAD), for
+    `sum_kernel`.
     """
     tiles = tl.cdiv(n_k, BK)
-    # The first tile is seen by the most queries under a causal mask: it starts first as it is.
-    tile, batch_head, batch_heads, part = place(tiles, together, PARTS)
+    # The first tile is seen by the most queries under a causal mask: it starts first as
+    # it is.
+    tile, batch_head, batch_heads, split = program_tile(tiles, head_swizzle, SPLITS)
     k_start = tile * BK
     kv_heads = heads // GROUP
     batch, kv_head = batch_head // kv_heads, batch_head % kv_heads
-    to_batch = part * (batch_heads // kv_heads) + batch
+    to_batch = split * (batch_heads // kv_heads) + batch
     k_ptr += batch * stride_kb + kv_head * stride_kh
     v_ptr += batch * stride_vb + kv_head * stride_vh
     dk_ptr += to_batch * stride_dkb + kv_head * stride_dkh
@@ -261,52 +275,55 @@ def dkdv_kernel(
     q_offsets = offsets(tl.arange(0, BQ), columns, stride_qn, stride_qd)
     do_offsets = offsets(tl.arange(0, BQ), columns, stride_gn, stride_gd)
     # [BK, D]; rows past n_k are zero, and what comes of them is never stored.
-    k = load_pieces(
+    k = load_limbs(
         k_ptr + offsets(keys, columns, stride_kn, stride_kd),
         keys,
         columns,
         n_k,
         HEAD,
         True,
-        PIECES,
+        LIMBS,
     )
-    v = load_pieces(
+    v = load_limbs(
         v_ptr + offsets(keys, columns, stride_vn, stride_vd),
         keys,
         columns,
         n_k,
         HEAD,
         True,
-        PIECES,
+        LIMBS,
     )
     dk = tl.zeros([BK, D], tl.float32)
     dv = tl.zeros([BK, D], tl.float32)
 
-    # No query before `first` sees a key of this tile, every query from `whole` on sees all of them.
+    # No query before `first` sees a key of this tile, every query from `whole` on sees
+    # all of them.
     first, whole = 0, 0
     if CAUSAL:
         first = k_start // BQ * BQ
         whole = tl.minimum(tl.cdiv(k_start + BK - 1, BQ) * BQ, n_q)
-    # Parts take turns from loop to loop and from head to head.
+    # Steps are dealt out to the splits in turn, on from loop to loop and head to head.
     crossed, steps = tl.cdiv(whole - first, BQ), tl.cdiv(n_q - first, BQ)
     for member in range(GROUP):
         # Not counted up from head to head: Triton 3.6 takes such a sum for zero.
         head, dealt = kv_head * GROUP + member, member * steps
-        rows_head = rows_ptr + 2 * (batch * heads + head) * n_q
+        statistics_head = statistics_ptr + 2 * (batch * heads + head) * n_q
         q_head, do_head = (
             q_ptr + batch * stride_qb + head * stride_qh,
             do_ptr + batch * stride_gb + head * stride_gh,
         )
         if CAUSAL:
             dk, dv = dkdv_steps(
-                dk, dv, k, v, q_head, do_head, rows_head, q_offsets, do_offsets, stride_qn, stride_gn, keys, columns,
-                first + turn(part, dealt, PARTS) * BQ, whole, n_q, scale_log2, BQ, PARTS, HEAD, True, RAGGED,
-                PIECES, PRECISION,
+                dk, dv, k, v, q_head, do_head, statistics_head, q_offsets, do_offsets,
+                stride_qn, stride_gn, keys, columns,
+                first + first_step(split, dealt, SPLITS) * BQ, whole, n_q, scale_log2,
+                BQ, SPLITS, HEAD, True, RAGGED, LIMBS, PRECISION,
             )  # fmt: skip
         dk, dv = dkdv_steps(
-            dk, dv, k, v, q_head, do_head, rows_head, q_offsets, do_offsets, stride_qn, stride_gn, keys, columns,
-            whole + turn(part, dealt + crossed, PARTS) * BQ, n_q, n_q, scale_log2, BQ, PARTS, HEAD, False, RAGGED,
-            PIECES, PRECISION,
+            dk, dv, k, v, q_head, do_head, statistics_head, q_offsets, do_offsets,
+            stride_qn, stride_gn, keys, columns,
+            whole + first_step(split, dealt + crossed, SPLITS) * BQ, n_q, n_q,
+            scale_log2, BQ, SPLITS, HEAD, False, RAGGED, LIMBS, PRECISION,
         )  # fmt: skip
     store_tile(
         dk_ptr + offsets(keys, columns, stride_dkn, stride_dkd),
@@ -331,20 +348,23 @@ def dkdv_kernel(
 
 # --8<-- [start:sum]
 @triton.jit
-def sum_parts(
-    program, parts_ptr, out_ptr, stride_b, stride_h, stride_n, stride_d,
-    batch, heads, n, PARTS: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
+def sum_splits(
+    program, splits_ptr, out_ptr, stride_b, stride_h, stride_n, stride_d,
+    batch, heads, n, SPLITS: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr,
+    D: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows of a gradient as the sum of its parts (PARTS, batch, heads, n, HEAD), always in the same order."""
+    """ROWS rows of a gradient as the sum of its splits (SPLITS, batch, heads, n, HEAD),
+    always in the same order.
+    """
     out_ptr, rows, columns, own = rows_of_program(
         program, out_ptr, stride_b, stride_h, heads, n, ROWS, D
     )
     all_rows = tl.cast(batch, tl.int64) * heads * n
     total = tl.zeros([ROWS, D], tl.float32)
-    for part in tl.static_range(PARTS):
-        here = part * all_rows + own
+    for split in tl.static_range(SPLITS):
+        here = split * all_rows + own
         total += load_tile(
-            parts_ptr + offsets(here, columns, HEAD, 1), rows, columns, n, HEAD, True
+            splits_ptr + offsets(here, columns, HEAD, 1), rows, columns, n, HEAD, True
         )
     store_tile(
         out_ptr + offsets(rows, columns, stride_n, stride_d),
@@ -358,31 +378,34 @@ def sum_parts(
 
 @triton.jit(do_not_specialize=["batch", "heads", "kv_heads", "n_q", "n_k"])
 def sum_kernel(
-    dq_parts_ptr, dk_parts_ptr, dv_parts_ptr, dq_ptr, dk_ptr, dv_ptr,
+    dq_splits_ptr, dk_splits_ptr, dv_splits_ptr, dq_ptr, dk_ptr, dv_ptr,
     stride_dqb, stride_dqh, stride_dqn, stride_dqd,
     stride_dkb, stride_dkh, stride_dkn, stride_dkd,
     stride_dvb, stride_dvh, stride_dvn, stride_dvd,
     batch, heads, kv_heads, n_q, n_k,
-    DQ_PARTS: tl.constexpr, DKDV_PARTS: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
+    DQ_SPLITS: tl.constexpr, DKDV_SPLITS: tl.constexpr, ROWS: tl.constexpr,
+    HEAD: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """All gradients that have more than one part. Grid: first the programs for dq, then those for dk, then for dv."""
+    """All gradients that have more than one split. Grid: first the programs for dq,
+    then those for dk, then for dv.
+    """
     program = tl.program_id(0)
-    of_dq = tl.cdiv(n_q, ROWS) * batch * heads if DQ_PARTS > 1 else 0
+    of_dq = tl.cdiv(n_q, ROWS) * batch * heads if DQ_SPLITS > 1 else 0
     of_dk = tl.cdiv(n_k, ROWS) * batch * kv_heads
     if program < of_dq:
-        sum_parts(
-            program, dq_parts_ptr, dq_ptr, stride_dqb, stride_dqh, stride_dqn, stride_dqd,
-            batch, heads, n_q, DQ_PARTS, ROWS, HEAD, D,
+        sum_splits(
+            program, dq_splits_ptr, dq_ptr, stride_dqb, stride_dqh, stride_dqn,
+            stride_dqd, batch, heads, n_q, DQ_SPLITS, ROWS, HEAD, D,
         )  # fmt: skip
     elif program < of_dq + of_dk:
-        sum_parts(
-            program - of_dq, dk_parts_ptr, dk_ptr, stride_dkb, stride_dkh, stride_dkn, stride_dkd,
-            batch, kv_heads, n_k, DKDV_PARTS, ROWS, HEAD, D,
+        sum_splits(
+            program - of_dq, dk_splits_ptr, dk_ptr, stride_dkb, stride_dkh, stride_dkn,
+            stride_dkd, batch, kv_heads, n_k, DKDV_SPLITS, ROWS, HEAD, D,
         )  # fmt: skip
     else:
-        sum_parts(
-            program - of_dq - of_dk, dv_parts_ptr, dv_ptr, stride_dvb, stride_dvh, stride_dvn, stride_dvd,
-            batch, kv_heads, n_k, DKDV_PARTS, ROWS, HEAD, D,
+        sum_splits(
+            program - of_dq - of_dk, dv_splits_ptr, dv_ptr, stride_dvb, stride_dvh,
+            stride_dvn, stride_dvd, batch, kv_heads, n_k, DKDV_SPLITS, ROWS, HEAD, D,
         )  # fmt: skip
 
 

@@ -1,10 +1,7 @@
 """Launch configurations of the Triton kernels: a literal table by GPU, arithmetic,
 pass, head dimension and mask.
 
-A second one has tiles for few rows.
-
-A tile has `q` rows of queries and `k` rows of keys. `stages` is how many tiles of the
-inner loop are in flight.
+A second one has configurations for few rows.
 """
 
 from functools import cache
@@ -16,13 +13,14 @@ import triton
 from systems.attention.relaunch import Layout
 
 
-# --8<-- [start:tile]
-class Tile(NamedTuple):
-    """The launch configuration of one kernel.
+# --8<-- [start:config]
+class Config(NamedTuple):
+    """The launch configuration of one kernel: tiles of `q` rows of queries and `k` rows
+    of keys, and `stages` tiles of the inner loop in flight.
 
     `registers` is the most that a thread may have, if that is limited: with fewer, more
-    programs run side by side. `ahead`: float32 q, k, v and do have been cut into pieces
-    before; a step cuts only p and ds.
+    programs run side by side. `ahead`: float32 q, k, v and do have been split into
+    limbs before; a step splits only p and ds.
     """
 
     q: int
@@ -34,184 +32,185 @@ class Tile(NamedTuple):
 
     @property
     def options(self) -> dict[str, int]:
-        """What Triton is told beside the sizes of the tile."""
+        """Triton's options of a launch."""
         limit = {"maxnreg": self.registers} if self.registers else {}
         return {"num_warps": self.warps, "num_stages": self.stages, **limit}
 
 
 class ByMask(NamedTuple):
-    """Where the best tile under a causal mask is not the best without one."""
+    """Where the best configuration under a causal mask is not the best without one."""
 
-    causal: Tile
-    full: Tile
-
-
-# --8<-- [end:tile]
+    causal: Config
+    full: Config
 
 
-# --8<-- [start:sharing]
-class Sharing(NamedTuple):
-    """Programs share loops until a multiprocessor has so many `warps`, with
-    `least_rows` or more for each.
+# --8<-- [end:config]
 
-    Where that gives fewer than `least_parts`, it takes less time not to share. Rows are
-    those of a whole loop: a causal mask leaves half of them on average. Parts must be
-    written, read and added up. The more of the loop each has, the more of them are
-    worth that.
+
+# --8<-- [start:splits]
+class SplitRule(NamedTuple):
+    """Loops are split until an SM has so many `warps`, with `least_rows` or more for
+    each split.
+
+    Where that gives fewer than `least_splits`, it takes less time not to split. Rows
+    are those of a whole loop: a causal mask leaves half of them on average. What splits
+    compute must be written, read and combined: that pays the more, the longer their
+    loops are.
     """
 
     warps: int
     least_rows: int
-    least_parts: int = 2
+    least_splits: int = 2
 
 
 # Many warps hide waiting, and let long and short tiles end together. The less time
-# products take, the more it matters what adding up costs: two parts save half of a
+# products take, the more it matters what combining costs: two splits save half of a
 # loop, four save three quarters, and both take one launch more.
-SHARING = {
+SPLIT_RULES = {
     "half": (
-        Sharing(warps=8, least_rows=128, least_parts=4),
-        Sharing(warps=16, least_rows=768),
+        SplitRule(warps=8, least_rows=128, least_splits=4),
+        SplitRule(warps=16, least_rows=768),
     ),
-    "high": (Sharing(warps=8, least_rows=32), Sharing(warps=16, least_rows=256)),
-    "highest": (Sharing(warps=8, least_rows=32), Sharing(warps=16, least_rows=128)),
+    "high": (SplitRule(warps=8, least_rows=32), SplitRule(warps=16, least_rows=256)),
+    "highest": (SplitRule(warps=8, least_rows=32), SplitRule(warps=16, least_rows=128)),
 }
-MOST_PARTS = 16
-# --8<-- [end:sharing]
+MOST_SPLITS = 16
+# --8<-- [end:splits]
 # Of the L2 cache's 40 MiB (A100) or 50 MiB (Hopper), what keys and values of the heads
 # may take whose tiles run together: with more, programs of one head no longer read the
 # same keys at about the same time. Float32 products take so much longer that reading
-# matters less; they count as float32, in three pieces they take half as much again.
+# matters less; they count as float32, in three limbs they take half as much again.
 L2_BYTES = {"half": 2**23, "high": 2**25, "highest": 2**25}
 
 # The interpreter runs one operation after another: warps and stages mean nothing to it.
-INTERPRETER_TILE = Tile(64, 64, 4, 1)
+INTERPRETER_CONFIG = Config(64, 64, 4, 1)
 
 # By pass and padded head dimension, and by the mask where that matters.
-Passes = dict[str, dict[int, Tile | ByMask]]
+Passes = dict[str, dict[int, Config | ByMask]]
 
 FLOAT32_SM_80: Passes = {
     "forward": {
-        16: Tile(64, 32, 4, 2),
-        32: Tile(64, 32, 4, 2),
-        64: Tile(64, 32, 4, 2),
-        128: Tile(32, 32, 4, 1),
-        256: Tile(32, 16, 4, 1),
+        16: Config(64, 32, 4, 2),
+        32: Config(64, 32, 4, 2),
+        64: Config(64, 32, 4, 2),
+        128: Config(32, 32, 4, 1),
+        256: Config(32, 16, 4, 1),
     },
     "dkdv": {
-        16: Tile(32, 32, 4, 2),
-        32: Tile(32, 32, 4, 2),
-        64: Tile(32, 32, 4, 1),
-        128: Tile(16, 32, 8, 1),
-        256: Tile(16, 16, 8, 1),
+        16: Config(32, 32, 4, 2),
+        32: Config(32, 32, 4, 2),
+        64: Config(32, 32, 4, 1),
+        128: Config(16, 32, 8, 1),
+        256: Config(16, 16, 8, 1),
     },
     "dq": {
-        16: Tile(32, 32, 4, 2),
-        32: Tile(32, 32, 4, 2),
-        64: Tile(32, 32, 4, 1),
-        128: Tile(32, 16, 8, 1),
-        256: Tile(16, 16, 8, 1),
+        16: Config(32, 32, 4, 2),
+        32: Config(32, 32, 4, 2),
+        64: Config(32, 32, 4, 1),
+        128: Config(32, 16, 8, 1),
+        256: Config(16, 16, 8, 1),
     },
 }
 FLOAT32_OTHER: Passes = {
     "forward": {
-        16: Tile(32, 32, 4, 2),
-        32: Tile(32, 32, 4, 2),
-        64: Tile(32, 32, 4, 1),
-        128: Tile(32, 16, 4, 1),
-        256: Tile(16, 16, 4, 1),
+        16: Config(32, 32, 4, 2),
+        32: Config(32, 32, 4, 2),
+        64: Config(32, 32, 4, 1),
+        128: Config(32, 16, 4, 1),
+        256: Config(16, 16, 4, 1),
     },
     "dkdv": {
-        16: Tile(32, 32, 4, 1),
-        32: Tile(32, 32, 4, 1),
-        64: Tile(16, 32, 4, 1),
-        128: Tile(16, 16, 4, 1),
-        256: Tile(16, 16, 8, 1),
+        16: Config(32, 32, 4, 1),
+        32: Config(32, 32, 4, 1),
+        64: Config(16, 32, 4, 1),
+        128: Config(16, 16, 4, 1),
+        256: Config(16, 16, 8, 1),
     },
     "dq": {
-        16: Tile(32, 32, 4, 1),
-        32: Tile(32, 32, 4, 1),
-        64: Tile(32, 16, 4, 1),
-        128: Tile(16, 16, 4, 1),
-        256: Tile(16, 16, 8, 1),
+        16: Config(32, 32, 4, 1),
+        32: Config(32, 32, 4, 1),
+        64: Config(32, 16, 4, 1),
+        128: Config(16, 16, 4, 1),
+        256: Config(16, 16, 8, 1),
     },
 }
 # By architecture and arithmetic.
-TILES: dict[str, dict[str, Passes]] = {
+CONFIGS: dict[str, dict[str, Passes]] = {
     # Hopper: 227 KiB of shared memory in a block.
     "sm_90": {
         "half": {
             "forward": {
-                16: Tile(64, 128, 4, 3, registers=128),
-                32: Tile(64, 128, 4, 3),
+                16: Config(64, 128, 4, 3, registers=128),
+                32: Config(64, 128, 4, 3),
                 64: ByMask(
-                    causal=Tile(64, 64, 4, 3, registers=128),
-                    full=Tile(64, 128, 4, 2, registers=168),
+                    causal=Config(64, 64, 4, 3, registers=128),
+                    full=Config(64, 128, 4, 2, registers=168),
                 ),
-                128: ByMask(causal=Tile(64, 64, 4, 3), full=Tile(256, 64, 8, 3)),
-                256: Tile(128, 64, 8, 2),
+                128: ByMask(causal=Config(64, 64, 4, 3), full=Config(256, 64, 8, 3)),
+                256: Config(128, 64, 8, 2),
             },
             "dkdv": {
-                16: Tile(64, 64, 4, 3, registers=168),
-                32: Tile(64, 64, 4, 3, registers=168),
+                16: Config(64, 64, 4, 3, registers=168),
+                32: Config(64, 64, 4, 3, registers=168),
                 64: ByMask(
-                    causal=Tile(64, 64, 4, 3), full=Tile(64, 64, 4, 3, registers=168)
+                    causal=Config(64, 64, 4, 3),
+                    full=Config(64, 64, 4, 3, registers=168),
                 ),
-                128: Tile(64, 128, 8, 3),
-                256: Tile(64, 64, 8, 2),
+                128: Config(64, 128, 8, 3),
+                256: Config(64, 64, 8, 2),
             },
             "dq": {
-                16: Tile(64, 64, 4, 3),
-                32: Tile(64, 64, 4, 3),
-                64: Tile(64, 128, 4, 3),
-                128: Tile(128, 64, 8, 3),
-                256: Tile(128, 32, 8, 3),
+                16: Config(64, 64, 4, 3),
+                32: Config(64, 64, 4, 3),
+                64: Config(64, 128, 4, 3),
+                128: Config(128, 64, 8, 3),
+                256: Config(128, 32, 8, 3),
             },
         },
         "high": {
             "forward": {
-                16: Tile(64, 64, 4, 3, ahead=True),
-                32: Tile(64, 64, 4, 3, ahead=True),
-                64: Tile(64, 64, 4, 3, ahead=True),
-                128: Tile(128, 64, 8, 2, ahead=True),
-                256: Tile(64, 64, 8, 1),
+                16: Config(64, 64, 4, 3, ahead=True),
+                32: Config(64, 64, 4, 3, ahead=True),
+                64: Config(64, 64, 4, 3, ahead=True),
+                128: Config(128, 64, 8, 2, ahead=True),
+                256: Config(64, 64, 8, 1),
             },
             "dkdv": {
-                16: Tile(64, 64, 4, 3, ahead=True),
-                32: Tile(64, 64, 4, 3, ahead=True),
-                64: Tile(64, 64, 4, 2, ahead=True),
-                128: Tile(32, 128, 8, 2, ahead=True),
-                256: Tile(16, 32, 8, 1),
+                16: Config(64, 64, 4, 3, ahead=True),
+                32: Config(64, 64, 4, 3, ahead=True),
+                64: Config(64, 64, 4, 2, ahead=True),
+                128: Config(32, 128, 8, 2, ahead=True),
+                256: Config(16, 32, 8, 1),
             },
             "dq": {
-                16: Tile(64, 64, 4, 3, ahead=True),
-                32: Tile(64, 64, 4, 3, ahead=True),
-                64: Tile(64, 64, 4, 2, ahead=True),
-                128: Tile(128, 32, 8, 3, ahead=True),
-                256: Tile(32, 16, 8, 1),
+                16: Config(64, 64, 4, 3, ahead=True),
+                32: Config(64, 64, 4, 3, ahead=True),
+                64: Config(64, 64, 4, 2, ahead=True),
+                128: Config(128, 32, 8, 3, ahead=True),
+                256: Config(32, 16, 8, 1),
             },
         },
         "highest": {
             "forward": {
-                16: Tile(64, 64, 4, 3, ahead=True),
-                32: Tile(64, 32, 4, 3, ahead=True),
-                64: Tile(128, 64, 8, 3, ahead=True),
-                128: Tile(128, 64, 8, 1, ahead=True),
-                256: Tile(64, 64, 8, 1),
+                16: Config(64, 64, 4, 3, ahead=True),
+                32: Config(64, 32, 4, 3, ahead=True),
+                64: Config(128, 64, 8, 3, ahead=True),
+                128: Config(128, 64, 8, 1, ahead=True),
+                256: Config(64, 64, 8, 1),
             },
             "dkdv": {
-                16: Tile(64, 64, 4, 3, ahead=True),
-                32: Tile(64, 64, 4, 3, ahead=True),
-                64: Tile(32, 64, 4, 2, ahead=True),
-                128: Tile(32, 128, 8, 1),
-                256: Tile(16, 32, 8, 1),
+                16: Config(64, 64, 4, 3, ahead=True),
+                32: Config(64, 64, 4, 3, ahead=True),
+                64: Config(32, 64, 4, 2, ahead=True),
+                128: Config(32, 128, 8, 1),
+                256: Config(16, 32, 8, 1),
             },
             "dq": {
-                16: Tile(64, 64, 4, 3, ahead=True),
-                32: Tile(64, 64, 4, 3, ahead=True),
-                64: Tile(128, 64, 8, 2, ahead=True),
-                128: Tile(128, 32, 8, 1),
-                256: Tile(32, 16, 8, 1),
+                16: Config(64, 64, 4, 3, ahead=True),
+                32: Config(64, 64, 4, 3, ahead=True),
+                64: Config(128, 64, 8, 2, ahead=True),
+                128: Config(128, 32, 8, 1),
+                256: Config(32, 16, 8, 1),
             },
         },
     },
@@ -219,25 +218,25 @@ TILES: dict[str, dict[str, Passes]] = {
     "sm_80": {
         "half": {
             "forward": {
-                16: Tile(128, 64, 4, 3),
-                32: Tile(128, 64, 4, 3),
-                64: Tile(128, 64, 4, 3),
-                128: Tile(128, 64, 8, 3),
-                256: Tile(64, 32, 4, 2),
+                16: Config(128, 64, 4, 3),
+                32: Config(128, 64, 4, 3),
+                64: Config(128, 64, 4, 3),
+                128: Config(128, 64, 8, 3),
+                256: Config(64, 32, 4, 2),
             },
             "dkdv": {
-                16: Tile(64, 64, 4, 2),
-                32: Tile(64, 64, 4, 2),
-                64: Tile(64, 64, 4, 2),
-                128: Tile(64, 64, 8, 2),
-                256: Tile(32, 32, 8, 1),
+                16: Config(64, 64, 4, 2),
+                32: Config(64, 64, 4, 2),
+                64: Config(64, 64, 4, 2),
+                128: Config(64, 64, 8, 2),
+                256: Config(32, 32, 8, 1),
             },
             "dq": {
-                16: Tile(64, 64, 4, 2),
-                32: Tile(64, 64, 4, 2),
-                64: Tile(64, 64, 4, 2),
-                128: Tile(64, 64, 8, 2),
-                256: Tile(32, 32, 8, 1),
+                16: Config(64, 64, 4, 2),
+                32: Config(64, 64, 4, 2),
+                64: Config(64, 64, 4, 2),
+                128: Config(64, 64, 8, 2),
+                256: Config(32, 32, 8, 1),
             },
         },
         "high": FLOAT32_SM_80,
@@ -247,25 +246,25 @@ TILES: dict[str, dict[str, Passes]] = {
     "other": {
         "half": {
             "forward": {
-                16: Tile(64, 64, 4, 2),
-                32: Tile(64, 64, 4, 2),
-                64: Tile(64, 64, 4, 2),
-                128: Tile(64, 32, 4, 2),
-                256: Tile(32, 32, 4, 1),
+                16: Config(64, 64, 4, 2),
+                32: Config(64, 64, 4, 2),
+                64: Config(64, 64, 4, 2),
+                128: Config(64, 32, 4, 2),
+                256: Config(32, 32, 4, 1),
             },
             "dkdv": {
-                16: Tile(32, 64, 4, 2),
-                32: Tile(32, 64, 4, 2),
-                64: Tile(32, 64, 4, 2),
-                128: Tile(32, 32, 4, 1),
-                256: Tile(16, 32, 8, 1),
+                16: Config(32, 64, 4, 2),
+                32: Config(32, 64, 4, 2),
+                64: Config(32, 64, 4, 2),
+                128: Config(32, 32, 4, 1),
+                256: Config(16, 32, 8, 1),
             },
             "dq": {
-                16: Tile(64, 32, 4, 2),
-                32: Tile(64, 32, 4, 2),
-                64: Tile(64, 32, 4, 2),
-                128: Tile(32, 32, 4, 1),
-                256: Tile(32, 16, 8, 1),
+                16: Config(64, 32, 4, 2),
+                32: Config(64, 32, 4, 2),
+                64: Config(64, 32, 4, 2),
+                128: Config(32, 32, 4, 1),
+                256: Config(32, 16, 8, 1),
             },
         },
         "high": FLOAT32_OTHER,
@@ -278,27 +277,27 @@ class FewRows(NamedTuple):
     """What is faster where all heads together have at most so many rows.
 
     Smaller tiles mostly keep more of the GPU busy, and float32 that few programs read
-    is seldom worth cutting ahead.
+    is seldom worth splitting into limbs ahead.
     """
 
     most_rows: int
-    tiles: Passes
+    configs: Passes
 
 
 FLOAT32_512_ROWS_SM_90 = FewRows(
     512,
     {
-        "forward": {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1)},
-        "dkdv": {64: Tile(32, 16, 4, 1), 128: Tile(32, 16, 4, 1)},
-        "dq": {64: Tile(16, 32, 4, 1), 128: Tile(16, 32, 4, 1)},
+        "forward": {64: Config(32, 32, 4, 1), 128: Config(32, 32, 4, 1)},
+        "dkdv": {64: Config(32, 16, 4, 1), 128: Config(32, 16, 4, 1)},
+        "dq": {64: Config(16, 32, 4, 1), 128: Config(16, 32, 4, 1)},
     },
 )
 FLOAT32_2048_ROWS_SM_90 = FewRows(
     2048,
     {
-        "forward": {16: Tile(64, 64, 4, 1), 32: Tile(64, 64, 4, 1)},
-        "dkdv": {16: Tile(64, 64, 4, 1), 32: Tile(64, 64, 4, 1)},
-        "dq": {16: Tile(64, 64, 4, 2), 32: Tile(64, 64, 4, 1)},
+        "forward": {16: Config(64, 64, 4, 1), 32: Config(64, 64, 4, 1)},
+        "dkdv": {16: Config(64, 64, 4, 1), 32: Config(64, 64, 4, 1)},
+        "dq": {16: Config(64, 64, 4, 2), 32: Config(64, 64, 4, 1)},
     },
 )
 # By architecture and arithmetic, the fewest rows first. What has no entry is as with
@@ -309,9 +308,9 @@ FEW_ROWS: dict[str, dict[str, tuple[FewRows, ...]]] = {
             FewRows(
                 2048,
                 {
-                    "forward": {128: Tile(64, 64, 4, 3)},
-                    "dkdv": {128: Tile(64, 32, 4, 3)},
-                    "dq": {128: Tile(64, 64, 4, 3)},
+                    "forward": {128: Config(64, 64, 4, 3)},
+                    "dkdv": {128: Config(64, 32, 4, 3)},
+                    "dq": {128: Config(64, 64, 4, 3)},
                 },
             ),
         ),
@@ -322,8 +321,8 @@ FEW_ROWS: dict[str, dict[str, tuple[FewRows, ...]]] = {
                 1024,
                 {
                     "forward": {},
-                    "dkdv": {128: Tile(32, 16, 4, 1, ahead=True)},
-                    "dq": {128: Tile(16, 32, 4, 1, ahead=True)},
+                    "dkdv": {128: Config(32, 16, 4, 1, ahead=True)},
+                    "dq": {128: Config(16, 32, 4, 1, ahead=True)},
                 },
             ),
             FLOAT32_2048_ROWS_SM_90,
@@ -333,15 +332,15 @@ FEW_ROWS: dict[str, dict[str, tuple[FewRows, ...]]] = {
 
 
 def architecture(capability: tuple[int, int]) -> str:
-    """The part of the table for a GPU of this compute capability."""
+    """The key of the table for a GPU of this compute capability."""
     if capability[0] == 9:
         return "sm_90"
     return "sm_80" if capability in ((8, 0), (10, 0), (10, 3)) else "other"
 
 
 @cache
-def multiprocessors(device: torch.device) -> int:
-    """How many this GPU has."""
+def sm_count(device: torch.device) -> int:
+    """Streaming multiprocessors of this GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
@@ -352,7 +351,7 @@ def padded(d: int) -> int:
     return max(16, triton.next_power_of_2(d))
 
 
-def for_mask(entry: Tile | ByMask, causal: bool) -> Tile:
+def for_mask(entry: Config | ByMask, causal: bool) -> Config:
     """What an entry of the table says for this mask."""
     if isinstance(entry, ByMask):
         return entry.causal if causal else entry.full
@@ -361,27 +360,26 @@ def for_mask(entry: Tile | ByMask, causal: bool) -> Tile:
 
 def choose(
     kernel: str, d: int, arithmetic: str, causal: bool, rows: int, device: torch.device
-) -> Tile:
-    """The tile of this kernel ("forward", "dkdv" or "dq") for head dimension d and a
-    kind of `arithmetic`.
+) -> Config:
+    """The configuration of this kernel ("forward", "dkdv" or "dq") for head dimension d
+    and a kind of `arithmetic`.
 
-    Tiles are cut from so many `rows` of all heads together: of queries, or for dkdv of
-    keys.
+    `rows` of all heads together are tiled: those of queries, or for dkdv of keys.
     """
     if device.type == "cpu":
-        return INTERPRETER_TILE
-    part = architecture(torch.cuda.get_device_capability(device))
-    for few in FEW_ROWS.get(part, {}).get(arithmetic, ()):
-        if rows <= few.most_rows and padded(d) in few.tiles[kernel]:
-            return for_mask(few.tiles[kernel][padded(d)], causal)
-    return for_mask(TILES[part][arithmetic][kernel][padded(d)], causal)
+        return INTERPRETER_CONFIG
+    gpu = architecture(torch.cuda.get_device_capability(device))
+    for few in FEW_ROWS.get(gpu, {}).get(arithmetic, ()):
+        if rows <= few.most_rows and padded(d) in few.configs[kernel]:
+            return for_mask(few.configs[kernel][padded(d)], causal)
+    return for_mask(CONFIGS[gpu][arithmetic][kernel][padded(d)], causal)
 
 
-def parts_for(
+def splits_for(
     programs: int, warps: int, n: int, rows: int, arithmetic: str, device: torch.device
 ) -> int:
-    """How many programs share a loop over n rows in steps of `rows`: a power of two, so
-    that few kernels are compiled.
+    """Into how many splits a loop over n rows in steps of `rows` goes: a power of two,
+    so that few kernels are compiled.
 
     There are `programs` tiles, for each of which one program alone would have `warps`
     warps.
@@ -389,17 +387,17 @@ def parts_for(
     if device.type == "cpu":
         return 1
     most = 1
-    for sharing in SHARING[arithmetic]:
-        room = sharing.warps * multiprocessors(device) // (programs * warps)
-        parts = min(room, n // max(rows, sharing.least_rows), MOST_PARTS)
-        if parts >= sharing.least_parts:
-            most = max(most, parts)
+    for rule in SPLIT_RULES[arithmetic]:
+        room = rule.warps * sm_count(device) // (programs * warps)
+        splits = min(room, n // max(rows, rule.least_rows), MOST_SPLITS)
+        if splits >= rule.least_splits:
+            most = max(most, splits)
     return 1 << (most.bit_length() - 1)
 
 
-def heads_together(k: Layout, heads: int, causal: bool, arithmetic: str) -> int:
-    """Of how many of all `heads` the long tiles run before the short ones: of those
-    whose k and v stay in the L2 cache.
+def head_swizzle_for(k: Layout, heads: int, causal: bool, arithmetic: str) -> int:
+    """Head swizzle: of how many of all `heads` the long tiles run before the short
+    ones. It is as many as keep their k and v in the L2 cache.
 
     Without a mask all tiles are as long, and one head after the other reads less.
     """

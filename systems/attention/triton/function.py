@@ -1,7 +1,8 @@
 """Flash attention by our kernels, chosen by name: the autograd Function, the operators.
 
-"triton" are the kernels of this folder, "hopper" those of the folder beside it. Which of
-them ran the forward pass makes no difference to the backward pass: both save o and lse.
+"triton" are the kernels of this folder, "hopper" those of the folder beside it. Which
+of them ran the forward pass makes no difference to the backward pass: both save o and
+lse.
 """
 
 import torch
@@ -28,7 +29,8 @@ LAUNCHERS = {"hopper": hopper, "triton": triton}
 
 
 def chosen(backend: str, q: Tensor, k: Tensor, v: Tensor) -> str:
-    """Which kernels run for this backend: those it names, or for "auto" the faster ones.
+    """Which kernels run for this backend: those it names, or for "auto" the faster
+    ones.
 
     ValueError says what the named ones need that was not found.
     """
@@ -153,7 +155,8 @@ class FlashAttentionTriton(torch.autograd.Function):
         check(q, k, v, is_causal, scale)
         if q.ndim not in (3, 4):
             raise ValueError(
-                f"q must be (batch, N, d) or (batch, heads, N, d), got shape {tuple(q.shape)}"
+                "q must be (batch, N, d) or (batch, heads, N, d), "
+                f"got shape {tuple(q.shape)}"
             )
         ctx.options = is_causal, default_scale(scale, q.shape[-1]), backend
         run = flash_forward if is_traced(q) else run_forward
@@ -180,8 +183,8 @@ def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) ->
         )
     if not q.is_cuda and not (q.is_cpu and INTERPRETED.value):
         raise ValueError(
-            f"q must be on a CUDA device, got {q.device}; the CPU is taken where TRITON_INTERPRET=1 is set before "
-            "triton is first imported"
+            f"q must be on a CUDA device, got {q.device}; the CPU is taken where "
+            "TRITON_INTERPRET=1 is set before triton is first imported"
         )
 
 

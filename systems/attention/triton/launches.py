@@ -1,10 +1,9 @@
-"""How the Triton kernels are launched: which run for inputs that lie so, in what
-memory, with what for constants.
+"""The launchers of the Triton kernels: which kernels run for tensors of this layout,
+with which constants, into which memory.
 
-All that follows from dtypes, shapes and strides is found once and kept (`launching`). A
-pass of the plain kernels is what cuts float32 into pieces, if it is cut ahead, then one
-kernel (forward) or two (dq; dk and dv), then what puts together what programs shared,
-if they did.
+All that follows from dtypes, shapes and strides is worked out once and kept. A pass
+launches: float32 into bfloat16 limbs (where the configuration says `ahead`); forward,
+or dq and then dk and dv; combine or sum (where loops are split).
 """
 
 from functools import lru_cache
@@ -19,37 +18,35 @@ from systems.attention.relaunch import (
     Launch,
     Layout,
     ShapeAndStrides,
+    empty_row_statistics,
     layout,
-    numbers_for,
     on_device_of,
     shape_and_strides,
 )
 from systems.attention.triton.backward import dkdv_kernel, dq_kernel, sum_kernel
 from systems.attention.triton.configs import (
-    Tile,
+    Config,
     choose,
-    heads_together,
+    head_swizzle_for,
     padded,
-    parts_for,
+    splits_for,
 )
-from systems.attention.triton.forward import forward_kernel, merge_kernel
-from systems.attention.triton.primitives import LOG2E, cut_kernel
+from systems.attention.triton.forward import combine_kernel, forward_kernel
+from systems.attention.triton.primitives import LOG2E, limbs_kernel
 
-# Numbers that one program puts together from parts: four of each part for each of its
-# threads, one load. With more, fewer programs wait for more loads.
-MERGED_NUMBERS = 512
-# Numbers that one program cuts into pieces.
-CUT_NUMBERS = 2048
-# Of how many bfloat16 pieces a float32 is taken as the sum: products of three are as
-# good as float32's own, of which the matrix units know nothing; products of two keep 16
-# bits.
-PIECES = {"half": 1, "high": 2, "highest": 3}
-# What tl.dot is told to do with factors that have not been cut ahead: the same in each
-# step.
+# Elements of the result that one program combines: each of its threads loads four of
+# each split at once. With more, fewer programs wait for more loads.
+COMBINED_ELEMENTS = 512
+# Elements that one program splits into limbs.
+LIMB_ELEMENTS = 2048
+# bfloat16 limbs of a float32: products of three are as good as those of float32, which
+# tensor cores can't multiply; products of two keep 16 bits.
+LIMBS = {"half": 1, "high": 2, "highest": 3}
+# How tl.dot multiplies what has not been split ahead: it splits in each step.
 PRECISION = {"half": "ieee", "high": "bf16x3", "highest": "bf16x6"}
 
 
-def arithmetic(dtype: torch.dtype) -> str:
+def arithmetic_of(dtype: torch.dtype) -> str:
     """How products are formed: "half" of 16 bits; float32 as
     `torch.set_float32_matmul_precision` says.
     """
@@ -58,9 +55,9 @@ def arithmetic(dtype: torch.dtype) -> str:
     return "highest" if torch.get_float32_matmul_precision() == "highest" else "high"
 
 
-def rows_in_one_piece(x: Tensor) -> tuple[Tensor, ShapeAndStrides]:
-    """x, or a copy of it, and how that lies: each tile is read by many programs, and
-    rows in pieces cost each of them many loads. The gradient of a sum, one number with
+def with_contiguous_rows(x: Tensor) -> tuple[Tensor, ShapeAndStrides]:
+    """x, or a copy of it, and its layout: each tile is read by many programs, and rows
+    with gaps cost each of them many loads. The gradient of a sum, one number with
     strides of zero, is written out here.
     """
     lies = shape_and_strides(x)
@@ -70,107 +67,108 @@ def rows_in_one_piece(x: Tensor) -> tuple[Tensor, ShapeAndStrides]:
     return x, shape_and_strides(x)
 
 
-def memory_for(x: Tensor, parts: int) -> Tensor:
-    """Where a kernel writes: x itself, or (parts, *x.shape) in float32 if programs
-    share its loops.
+def output_for(x: Tensor, splits: int) -> Tensor:
+    """Where a kernel writes: x itself, or (splits, *x.shape) in float32 where its loops
+    are split.
     """
-    return x if parts == 1 else x.new_empty((parts, *x.shape), dtype=torch.float32)
+    return x if splits == 1 else x.new_empty((splits, *x.shape), dtype=torch.float32)
 
 
-def strides_of(x: Layout, parts: int) -> tuple[int, ...]:
-    """Those of x (b, h, n, d), or of what `memory_for` makes, where b counts on from
-    part to part.
+def output_strides(x: Layout, splits: int) -> tuple[int, ...]:
+    """The strides of x (b, h, n, d), or of what `output_for` makes, where b counts on
+    from split to split.
     """
     _, heads, n, d = x.shape
-    return x.strides if parts == 1 else (heads * n * d, n * d, d, 1)
+    return x.strides if splits == 1 else (heads * n * d, n * d, d, 1)
 
 
-def cutting(q: Layout, k: Layout, v: Layout, do: Layout | None, pieces: int) -> Launch:
-    """What cuts q, k, v and, of a backward pass, do into pieces."""
+def limbs_launch(
+    q: Layout, k: Layout, v: Layout, do: Layout | None, limbs: int
+) -> Launch:
+    """The launch of the kernel that splits q, k, v and, of a backward pass, do into
+    limbs.
+    """
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]
-    rows = CUT_NUMBERS // padded(d)
+    rows = LIMB_ELEMENTS // padded(d)
     programs = (
         triton.cdiv(n_q, rows) * heads * (2 if do else 1)
         + 2 * triton.cdiv(n_k, rows) * kv_heads
     )
     return Launch(
-        cut_kernel, (programs * batch,),
-        (*q.strides, *k.strides, *v.strides, *(do or q).strides, batch, heads, kv_heads, n_q, n_k),
-        {"ROWS": rows, "HEAD": d, "D": padded(d), "PIECES": pieces},
+        limbs_kernel, (programs * batch,),
+        (*q.strides, *k.strides, *v.strides, *(do or q).strides,
+         batch, heads, kv_heads, n_q, n_k),
+        {"ROWS": rows, "HEAD": d, "D": padded(d), "LIMBS": limbs},
     )  # fmt: skip
 
 
-def in_pieces(x: Layout, pieces: int) -> Layout:
-    """How the pieces of x (b, h, n, d) lie: those of a row side by side."""
+def in_limbs(x: Layout, limbs: int) -> Layout:
+    """The layout of the limbs of x (b, h, n, d): those of a row lie side by side."""
     _, heads, n, d = x.shape
-    return Layout(x.shape, (heads * n * pieces * d, n * pieces * d, pieces * d, 1))
+    return Layout(x.shape, (heads * n * limbs * d, n * limbs * d, limbs * d, 1))
 
 
-def cut_by(launch: Launch, *tensors: Tensor) -> list[Tensor]:
-    """q, k, v, and in a backward pass do, (..., d), as bfloat16 pieces (..., pieces ·
-    d).
-    """
-    pieces = launch.constants["PIECES"]
-    cut = [
-        x.new_empty((*x.shape[:-1], pieces * x.shape[-1]), dtype=torch.bfloat16)
+def as_limbs(launch: Launch, *tensors: Tensor) -> list[Tensor]:
+    """q, k, v and, of a backward pass, do (..., d) as bfloat16 (..., limbs · d)."""
+    count = launch.constants["LIMBS"]
+    limbs = [
+        x.new_empty((*x.shape[:-1], count * x.shape[-1]), dtype=torch.bfloat16)
         for x in tensors
     ]
-    # In place of a missing do stands q, of which no program asks there.
-    launch(*(*tensors, *tensors[:1])[:4], *(*cut, *cut[:1])[:4])
-    return cut
+    # A missing do is replaced by q: no program reads it there.
+    launch(*(*tensors, *tensors[:1])[:4], *(*limbs, *limbs[:1])[:4])
+    return limbs
 
 
 class Forward(NamedTuple):
-    """The launches of a forward pass: what cuts float32 ahead, if the tile says so;
-    what merges parts, if there are.
+    """The launches of a forward pass; `limbs` where float32 is split ahead, `combine`
+    where loops are split.
     """
 
-    cut: Launch | None
+    limbs: Launch | None
     kernel: Launch
-    merge: Launch
+    combine: Launch
 
 
 @lru_cache(maxsize=4096)
 def forward_launches(
-    arithmetic: str, dtype: torch.dtype, device: torch.device, tile: Tile | None,
-    parts: int | None,
-    together: int | None, causal: bool, scale: float, *tensors: ShapeAndStrides,
+    arithmetic: str, dtype: torch.dtype, device: torch.device, config: Config | None,
+    splits: int | None, head_swizzle: int | None, causal: bool, scale: float,
+    *tensors: ShapeAndStrides,
 ) -> Forward:  # fmt: skip
-    """The kernels of a forward pass for q, k, v and o that lie so.
+    """The kernels of a forward pass, for q, k, v and o that lie so.
 
-    What isn't used here decides what Triton compiles.
+    Arguments that aren't used here decide what Triton compiles.
     """
     q, k, v, o = (layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]
-    t = tile or choose("forward", d, arithmetic, causal, batch * heads * n_q, device)
-    programs = triton.cdiv(n_q, t.q) * batch * heads
-    parts = parts or parts_for(programs, t.warps, n_k, t.k, arithmetic, device)
-    sizes, merged = (
-        {"PARTS": parts, "HEAD": d, "D": padded(d)},
-        MERGED_NUMBERS // padded(d),
-    )
-    together = together or heads_together(k, batch * heads, causal, arithmetic)
-    pieces, cut = 1, None
-    if t.ahead:
-        pieces = PIECES[arithmetic]
-        cut = cutting(q, k, v, None, pieces)
-        q, k, v = (in_pieces(x, pieces) for x in (q, k, v))
+    c = config or choose("forward", d, arithmetic, causal, batch * heads * n_q, device)
+    programs = triton.cdiv(n_q, c.q) * batch * heads
+    splits = splits or splits_for(programs, c.warps, n_k, c.k, arithmetic, device)
+    sizes = {"SPLITS": splits, "HEAD": d, "D": padded(d)}
+    rows = COMBINED_ELEMENTS // padded(d)
+    swizzle = head_swizzle or head_swizzle_for(k, batch * heads, causal, arithmetic)
+    limbs, split_ahead = 1, None
+    if c.ahead:
+        limbs = LIMBS[arithmetic]
+        split_ahead = limbs_launch(q, k, v, None, limbs)
+        q, k, v = (in_limbs(x, limbs) for x in (q, k, v))
     return Forward(
-        cut,
+        split_ahead,
         Launch(
-            forward_kernel, (programs * parts,),
-            (*q.strides, *k.strides, *v.strides, *strides_of(o, parts), heads, n_q, n_k, together,
-             scale * LOG2E.value),
-            {"BQ": t.q, "BK": t.k, "GROUP": heads // kv_heads, "CAUSAL": causal, "PIECES": pieces,
-             "PRECISION": PRECISION[arithmetic], **sizes},
-            **t.options,
+            forward_kernel, (programs * splits,),
+            (*q.strides, *k.strides, *v.strides, *output_strides(o, splits),
+             heads, n_q, n_k, swizzle, scale * LOG2E.value),
+            {"BQ": c.q, "BK": c.k, "GROUP": heads // kv_heads, "CAUSAL": causal,
+             "LIMBS": limbs, "PRECISION": PRECISION[arithmetic], **sizes},
+            **c.options,
         ),
         Launch(
-            merge_kernel, (triton.cdiv(n_q, merged) * batch * heads,),
+            combine_kernel, (triton.cdiv(n_q, rows) * batch * heads,),
             (*o.strides, heads, n_q),
-            {"ROWS": merged, **sizes},
+            {"ROWS": rows, **sizes},
         ),
     )  # fmt: skip
 
@@ -181,40 +179,40 @@ def launch_forward(
     v: Tensor,
     causal: bool,
     scale: float,
-    tile: Tile | None = None,
-    parts: int | None = None,
-    together: int | None = None,
+    config: Config | None = None,
+    splits: int | None = None,
+    head_swizzle: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(o, lse); `tile`, `parts` and `together` override what `tiles` chooses."""
-    o, lse = torch.empty_like(q), numbers_for(q)
+    """(o, lse). `config`, `splits` and `head_swizzle` override what is chosen."""
+    o, lse = torch.empty_like(q), empty_row_statistics(q)
     (q, q_lies), (k, k_lies), (v, v_lies) = (
-        rows_in_one_piece(q),
-        rows_in_one_piece(k),
-        rows_in_one_piece(v),
+        with_contiguous_rows(q),
+        with_contiguous_rows(k),
+        with_contiguous_rows(v),
     )
     launch = forward_launches(
-        arithmetic(q.dtype), q.dtype, q.device, tile, parts, together, causal, scale,
-        q_lies, k_lies, v_lies, shape_and_strides(o),
+        arithmetic_of(q.dtype), q.dtype, q.device, config, splits, head_swizzle,
+        causal, scale, q_lies, k_lies, v_lies, shape_and_strides(o),
     )  # fmt: skip
-    shares: int = launch.kernel.constants["PARTS"]
+    count: int = launch.kernel.constants["SPLITS"]
     with on_device_of(q):
-        if launch.cut:
-            q, k, v = cut_by(launch.cut, q, k, v)
-        if shares == 1:
+        if launch.limbs:
+            q, k, v = as_limbs(launch.limbs, q, k, v)
+        if count == 1:
             launch.kernel(q, k, v, o, lse)
         else:
-            acc, m_l = memory_for(o, shares), lse.new_empty((2, shares, *lse.shape))
+            acc, m_l = output_for(o, count), lse.new_empty((2, count, *lse.shape))
             launch.kernel(q, k, v, acc, m_l)
-            launch.merge(acc, m_l, o, lse)
+            launch.combine(acc, m_l, o, lse)
     return o, lse
 
 
 class Backward(NamedTuple):
-    """The launches of a backward pass: what cuts float32 ahead, if a tile says so; what
-    sums parts, if there are.
+    """The launches of a backward pass; `limbs` where float32 is split ahead, `sums`
+    where loops are split.
     """
 
-    cut: Launch | None
+    limbs: Launch | None
     dq: Launch
     dkdv: Launch
     sums: Launch
@@ -222,12 +220,12 @@ class Backward(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def backward_launches(
-    arithmetic: str, dtype: torch.dtype, device: torch.device, dkdv_tile: Tile | None,
-    dq_tile: Tile | None,
-    parts: int | None, together: int | None, causal: bool, scale: float,
+    arithmetic: str, dtype: torch.dtype, device: torch.device,
+    dkdv_config: Config | None, dq_config: Config | None, dkdv_splits: int | None,
+    dq_splits: int | None, head_swizzle: int | None, causal: bool, scale: float,
     *tensors: ShapeAndStrides,
 ) -> Backward:  # fmt: skip
-    """The kernels of a backward pass for q, k, v, o, do, dq, dk and dv that lie so."""
+    """The kernels of a backward pass, for q, k, v, o, do, dq, dk, dv that lie so."""
     q, k, v, o, do, dq, dk, dv = (layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]
@@ -238,51 +236,54 @@ def backward_launches(
         "CAUSAL": causal,
         "PRECISION": PRECISION[arithmetic],
     }
-    together = together or heads_together(k, batch * heads, causal, arithmetic)
-    numbers = (heads, n_q, n_k, together, scale * LOG2E.value, scale)
-    t = dkdv_tile or choose(
+    swizzle = head_swizzle or head_swizzle_for(k, batch * heads, causal, arithmetic)
+    scalars = (heads, n_q, n_k, swizzle, scale * LOG2E.value, scale)
+    c = dq_config or choose("dq", d, arithmetic, causal, batch * heads * n_q, device)
+    e = dkdv_config or choose(
         "dkdv", d, arithmetic, causal, batch * kv_heads * n_k, device
     )
-    u = dq_tile or choose("dq", d, arithmetic, causal, batch * heads * n_q, device)
-    dkdv_programs, dq_programs = (
-        triton.cdiv(n_k, t.k) * batch * kv_heads,
-        triton.cdiv(n_q, u.q) * batch * heads,
+    dq_programs = triton.cdiv(n_q, c.q) * batch * heads
+    dkdv_programs = triton.cdiv(n_k, e.k) * batch * kv_heads
+    dq_splits = dq_splits or splits_for(
+        dq_programs, c.warps, n_k, c.k, arithmetic, device
     )
-    dkdv_parts = parts or parts_for(
-        dkdv_programs, t.warps, heads // kv_heads * n_q, t.q, arithmetic, device
+    dkdv_splits = dkdv_splits or splits_for(
+        dkdv_programs, e.warps, heads // kv_heads * n_q, e.q, arithmetic, device
     )
-    dq_parts = parts or parts_for(dq_programs, u.warps, n_k, u.k, arithmetic, device)
 
-    inputs, cut = (q, k, v, do), None
-    of_dq, of_dkdv = (PIECES[arithmetic] if tile.ahead else 1 for tile in (u, t))
-    if u.ahead or t.ahead:
-        cut = cutting(*inputs, PIECES[arithmetic])
-    pieces = tuple(in_pieces(x, PIECES[arithmetic]) for x in inputs)
+    inputs, split_ahead, limbs = (q, k, v, do), None, LIMBS[arithmetic]
+    if c.ahead or e.ahead:
+        split_ahead = limbs_launch(*inputs, limbs)
     dq_reads, dkdv_reads = (
-        [x.strides for x in (pieces if tile.ahead else inputs)] for tile in (u, t)
+        [(in_limbs(x, limbs) if ahead else x).strides for x in inputs]
+        for ahead in (c.ahead, e.ahead)
     )
 
-    rows = MERGED_NUMBERS // padded(d)
-    dq_sums = triton.cdiv(n_q, rows) * batch * heads if dq_parts > 1 else 0
-    dkdv_sums = 2 * triton.cdiv(n_k, rows) * batch * kv_heads if dkdv_parts > 1 else 0
+    rows = COMBINED_ELEMENTS // padded(d)
+    dq_sums = triton.cdiv(n_q, rows) * batch * heads if dq_splits > 1 else 0
+    dkdv_sums = 2 * triton.cdiv(n_k, rows) * batch * kv_heads if dkdv_splits > 1 else 0
     return Backward(
-        cut,
+        split_ahead,
         Launch(
-            dq_kernel, (dq_programs * dq_parts,),
-            (*chain(*dq_reads[:3]), *o.strides, *dq_reads[3], *strides_of(dq, dq_parts), *numbers),
-            {"BQ": u.q, "BK": u.k, "PARTS": dq_parts, "PIECES": of_dq, **constants}, **u.options,
+            dq_kernel, (dq_programs * dq_splits,),
+            (*chain(*dq_reads[:3]), *o.strides, *dq_reads[3],
+             *output_strides(dq, dq_splits), *scalars),
+            {"BQ": c.q, "BK": c.k, "SPLITS": dq_splits,
+             "LIMBS": limbs if c.ahead else 1, **constants},
+            **c.options,
         ),
         Launch(
-            dkdv_kernel, (dkdv_programs * dkdv_parts,),
-            (*chain(*dkdv_reads), *strides_of(dk, dkdv_parts), *strides_of(dv, dkdv_parts), *numbers),
-            {"BQ": t.q, "BK": t.k, "PARTS": dkdv_parts, "RAGGED": n_q % t.q != 0, "PIECES": of_dkdv,
-             **constants},
-            **t.options,
+            dkdv_kernel, (dkdv_programs * dkdv_splits,),
+            (*chain(*dkdv_reads), *output_strides(dk, dkdv_splits),
+             *output_strides(dv, dkdv_splits), *scalars),
+            {"BQ": e.q, "BK": e.k, "SPLITS": dkdv_splits, "RAGGED": n_q % e.q != 0,
+             "LIMBS": limbs if e.ahead else 1, **constants},
+            **e.options,
         ),
         Launch(
             sum_kernel, (dq_sums + dkdv_sums,),
             (*dq.strides, *dk.strides, *dv.strides, batch, heads, kv_heads, n_q, n_k),
-            {"DQ_PARTS": dq_parts, "DKDV_PARTS": dkdv_parts, "ROWS": rows, **sizes},
+            {"DQ_SPLITS": dq_splits, "DKDV_SPLITS": dkdv_splits, "ROWS": rows, **sizes},
         ),
     )  # fmt: skip
 
@@ -296,40 +297,38 @@ def launch_backward(
     lse: Tensor,
     causal: bool,
     scale: float,
-    dkdv_tile: Tile | None = None,
-    dq_tile: Tile | None = None,
-    parts: int | None = None,
-    together: int | None = None,
+    dkdv_config: Config | None = None,
+    dq_config: Config | None = None,
+    dkdv_splits: int | None = None,
+    dq_splits: int | None = None,
+    head_swizzle: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv); the tiles, `parts` and `together` override what `tiles` chooses."""
+    """(dq, dk, dv). What is given from `dkdv_config` on overrides what is chosen."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    rows = lse.new_empty((*lse.shape, 2))
+    statistics = lse.new_empty((*lse.shape, 2))
     (q, q_lies), (k, k_lies), (v, v_lies), (do, do_lies) = map(
-        rows_in_one_piece, (q, k, v, do)
+        with_contiguous_rows, (q, k, v, do)
     )
     launch = backward_launches(
-        arithmetic(q.dtype), q.dtype, q.device, dkdv_tile, dq_tile, parts, together,
-        causal, scale,
+        arithmetic_of(q.dtype), q.dtype, q.device, dkdv_config, dq_config,
+        dkdv_splits, dq_splits, head_swizzle, causal, scale,
         q_lies, k_lies, v_lies, shape_and_strides(o), do_lies,
         *map(shape_and_strides, (dq, dk, dv)),
     )  # fmt: skip
-    dkdv_parts, dq_parts = launch.dkdv.constants["PARTS"], launch.dq.constants["PARTS"]
+    of_dq, of_dkdv = launch.dq.constants, launch.dkdv.constants
+    splits_of_dq, splits_of_dkdv = of_dq["SPLITS"], of_dkdv["SPLITS"]
     with on_device_of(q):
         to_dq, to_dk, to_dv = (
-            memory_for(dq, dq_parts),
-            memory_for(dk, dkdv_parts),
-            memory_for(dv, dkdv_parts),
+            output_for(dq, splits_of_dq),
+            output_for(dk, splits_of_dkdv),
+            output_for(dv, splits_of_dkdv),
         )
         inputs = [q, k, v, do]
-        pieces = cut_by(launch.cut, *inputs) if launch.cut else inputs
-        q, k, v, do = inputs if launch.dq.constants["PIECES"] == 1 else pieces
-        launch.dq(q, k, v, o, do, lse, rows, to_dq)
-        launch.dkdv(
-            *(inputs if launch.dkdv.constants["PIECES"] == 1 else pieces),
-            rows,
-            to_dk,
-            to_dv,
-        )
-        if dq_parts > 1 or dkdv_parts > 1:
+        limbs = as_limbs(launch.limbs, *inputs) if launch.limbs else inputs
+        q, k, v, do = inputs if of_dq["LIMBS"] == 1 else limbs
+        launch.dq(q, k, v, o, do, lse, statistics, to_dq)
+        inputs = inputs if of_dkdv["LIMBS"] == 1 else limbs
+        launch.dkdv(*inputs, statistics, to_dk, to_dv)
+        if splits_of_dq > 1 or splits_of_dkdv > 1:
             launch.sums(to_dq, to_dk, to_dv, dq, dk, dv)
     return dq, dk, dv
