@@ -318,53 +318,53 @@ def test_there_is_a_configuration_for_each_kernel():
 
 
 def walk_of(program: int, tiles: int, heads: int, groups: int, causal: bool):
-    """(head, tile of queries, its turn) of each step of a program, by the kernel's own
-    arithmetic.
+    """(head, tile of queries, partial dq before its own) of each step of a program, by
+    the kernel's own arithmetic.
     """
     pytest.importorskip("triton.experimental.gluon")
-    from systems.attention.hopper.one_pass import item_of, tile_of
+    from systems.attention.hopper.one_pass import Place, item_of, tile_of
 
     group, column = divmod(program, tiles)
-    place = (group, groups, column, tiles)
+    place = Place(group, groups, column, tiles)
     for n in range(-(-(heads - group) // groups)):
         head, keys, steps = (int(x) for x in item_of.fn(n, place, causal))
         for step in range(steps):
-            tile, turn = (int(x) for x in tile_of.fn(step, n, keys, tiles, causal))
+            tile, order = (int(x) for x in tile_of.fn(step, n, keys, tiles, causal))
             assert not causal or tile >= keys * BESIDE
-            yield head, tile, turn
+            yield head, tile, order
 
 
 @MASKS
 @pytest.mark.parametrize(
     ("tiles", "heads", "groups"), [(1, 3, 2), (8, 6, 3), (16, 4, 2), (5, 3, 1)]
 )
-def test_in_one_pass_every_share_has_its_turn_and_nobody_waits(
+def test_in_one_pass_partial_dq_come_in_order_and_nobody_waits(
     tiles, heads, groups, causal
 ):
-    """Programs take a step each in turn: a share whose turn it is not would be a wait,
-    and then all would stand.
+    """Programs take a step each: a partial dq before its time would be a wait, and then
+    all would stand.
     """
     walks = [
         list(walk_of(program, tiles, heads, groups, causal))
         for program in range(tiles * groups)
     ]
-    shares: dict[tuple[int, int], int] = {}
+    held: dict[tuple[int, int], int] = {}
     waits = 0
     at = [0] * len(walks)
     while any(i < len(walk) for i, walk in zip(at, walks, strict=True)):
-        before, moved = dict(shares), False
+        before, moved = dict(held), False
         for program, walk in enumerate(walks):
             if at[program] < len(walk):
-                head, tile, turn = walk[at[program]]
+                head, tile, order = walk[at[program]]
                 # Added within the step of the others, not before it.
-                if before.get((head, tile), 0) == turn:
-                    shares[head, tile] = turn + 1
+                if before.get((head, tile), 0) == order:
+                    held[head, tile] = order + 1
                     at[program] += 1
                     moved = True
                 else:
                     waits += 1
         assert moved
-    assert shares == {
+    assert held == {
         (head, tile): tile // BESIDE + 1 if causal else tiles
         for head in range(heads)
         for tile in range(tiles * BESIDE)
@@ -379,7 +379,7 @@ def test_the_drawing_shows_the_walk(program):
     """
     walked = list(walk_of(program, diagrams.PROGRAMS, 2, 1, True))
     assert [
-        (head, tile // BESIDE, turn) for head, tile, turn in walked[::BESIDE]
+        (head, tile // BESIDE, order) for head, tile, order in walked[::BESIDE]
     ] == diagrams.walk(program)
 
 

@@ -1,5 +1,5 @@
 """The backward kernels for Hopper in Gluon; the roles of the warps are those of
-`flash_hopper_forward`.
+`forward`.
 
 dq first: 64 x GROUPS rows of queries stay, tiles of keys and values stream past. It has
 o and do at hand, so it also writes delta = rowsum(o · do). Then dk and dv: rows of keys
@@ -11,6 +11,8 @@ Each step starts with the product into the accumulator that the step before left
 is under way when the loop turns, else the compiler would run them all one after
 another.
 """
+
+from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -25,93 +27,101 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from systems.attention.hopper.forward import (
     PRODUCER_REGISTERS,
     TILE,
+    Problem,
     await_full,
     barriers,
     fill,
+    make_ring,
     pass_over,
     release,
-    ring,
     sees,
 )
 
 LOG2E = gl.constexpr(1.4426950408889634)
-# One number for each row of a tile.
-NUMBERS = gl.constexpr(
+# A float32 number for each row of a tile.
+STATISTICS = gl.constexpr(
     gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
 )
 
 
+class Statistics(NamedTuple):
+    """lse and delta of the rows of each stage."""
+
+    lse: gl.shared_memory_descriptor
+    delta: gl.shared_memory_descriptor
+
+
 @gluon.jit
-def fill_with_numbers(descs, to, lses, deltas, batch, head, batch_head, row, i):
-    """`fill` with tiles of q and do and the numbers of their rows: lse and delta travel
-    with each tile.
-    """
-    q_desc, do_desc, lse_desc, delta_desc = descs
-    slot, arrived = fill(
-        q_desc, do_desc, batch, head, row, to, i, 2 * lse_desc.block_type.nbytes
+def make_statistics(STAGES: gl.constexpr, ROWS: gl.constexpr):
+    return Statistics(
+        gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], STATISTICS),
+        gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], STATISTICS),
     )
+
+
+class Streamed(NamedTuple):
+    """Descriptors of what streams past a tile of keys."""
+
+    q: tma.tensor_descriptor
+    do: tma.tensor_descriptor
+    lse: tma.tensor_descriptor
+    delta: tma.tensor_descriptor
+
+
+@gluon.jit
+def fill_with_statistics(ring, statistics, i, descs, batch, head, batch_head, row):
+    """`fill` with tiles of q and do and the statistics of their rows."""
+    MORE: gl.constexpr = 2 * descs.lse.block_type.nbytes
+    stage, full = fill(ring, i, descs.q, descs.do, batch, head, row, MORE)
+    at = [batch_head, row]
+    tma.async_copy_global_to_shared(descs.lse, at, full, statistics.lse.index(stage))
     tma.async_copy_global_to_shared(
-        lse_desc, [batch_head, row], arrived, lses.index(slot)
+        descs.delta, at, full, statistics.delta.index(stage)
     )
-    tma.async_copy_global_to_shared(
-        delta_desc, [batch_head, row], arrived, deltas.index(slot)
-    )
+
+
+class Queries(NamedTuple):
+    """What a program of dq holds of its queries in shared memory, by consumer."""
+
+    q: gl.shared_memory_descriptor
+    do: gl.shared_memory_descriptor
+    o: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+
+
+class QueryTile(NamedTuple):
+    """The first row of a program's queries, and the steps over the keys they see."""
+
+    batch: gl.tensor
+    head: gl.tensor
+    q_start: gl.tensor
+    steps: gl.tensor
 
 
 @gluon.jit
 def dq_producer(
-    q_desc,
-    k_desc,
-    v_desc,
-    o_desc,
-    do_desc,
-    pipes,
-    batch,
-    head,
-    kv_head,
-    q_start,
-    steps,
+    q_desc, k_desc, v_desc, o_desc, do_desc, queries, ring, tile, kv_head,
     BK: gl.constexpr,
-):
-    q_tiles, do_tiles, o_tiles, resident, stream = pipes
-    GROUPS: gl.constexpr = q_tiles.shape[0]
+):  # fmt: skip
+    GROUPS: gl.constexpr = queries.q.shape[0]
     for group in gl.static_range(GROUPS):
-        row, full = q_start + 64 * group, resident.index(group)
+        at = [tile.batch, tile.head, tile.q_start + 64 * group, 0]
+        full = queries.full.index(group)
         mbarrier.expect(full, 3 * q_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(
-            q_desc, [batch, head, row, 0], full, q_tiles.index(group)
-        )
-        tma.async_copy_global_to_shared(
-            do_desc, [batch, head, row, 0], full, do_tiles.index(group)
-        )
-        tma.async_copy_global_to_shared(
-            o_desc, [batch, head, row, 0], full, o_tiles.index(group)
-        )
-    for i in range(steps):
-        start = (steps - 1 - i) * BK
-        fill(k_desc, v_desc, batch, kv_head, start, stream, i)
+        tma.async_copy_global_to_shared(q_desc, at, full, queries.q.index(group))
+        tma.async_copy_global_to_shared(do_desc, at, full, queries.do.index(group))
+        tma.async_copy_global_to_shared(o_desc, at, full, queries.o.index(group))
+    for i in range(tile.steps):
+        start = (tile.steps - 1 - i) * BK
+        fill(ring, i, k_desc, v_desc, tile.batch, kv_head, start)
 
 
 # --8<-- [start:dq]
 @gluon.jit
 def dq_step(
-    dq,
-    ds,
-    k_before,
-    s,
-    k,
-    v,
-    q,
-    do,
-    zeros,
-    lse,
-    delta,
-    stream,
-    i,
-    steps,
-    scale_log2,
+    dq, ds, k_before, s, k, v, q, do, zeros, lse, delta, ring, i, steps, scale_log2,
     FIRST: gl.constexpr,
-):
+):  # fmt: skip
     """One tile of keys, whose scores are s: dq of the step before, ds, and the scores
     and tiles of the next step.
     """
@@ -124,9 +134,8 @@ def dq_step(
     # [64, BK]
     p = gl.exp2(s * scale_log2 - lse[:, None])
     # This wait also keeps the compiler from computing p after the next one.
-    k_next, v_next = await_full(stream, i + 1, i + 1 < steps)
-    # After the last step this computes with what the slot held before, and nobody looks
-    # at it.
+    k_next, v_next = await_full(ring, i + 1, i + 1 < steps)
+    # After the last step this multiplies what the stage held before, for nobody.
     s_token = warpgroup_mma(
         q, k_next.permute((1, 0)), zeros, use_acc=False, is_async=True
     )
@@ -134,7 +143,7 @@ def dq_step(
         dp, p = warpgroup_mma_wait(1, deps=(dp_token, p))
     else:
         dp, dq, p = warpgroup_mma_wait(1, deps=(dp_token, dq_token, p))
-        release(stream, i - 1)
+        release(ring, i - 1)
     # [64, BK]
     ds = gl.convert_layout((p * (dp - delta[:, None])).to(k.dtype), A)
     s, ds = warpgroup_mma_wait(0, deps=(s_token, ds))
@@ -143,8 +152,8 @@ def dq_step(
 
 @gluon.jit
 def dq_consumer(
-    common, GROUP: gl.constexpr, BK: gl.constexpr, D: gl.constexpr,
-    CAUSAL: gl.constexpr,
+    dq_desc, rows_out, work, scale,
+    GROUP: gl.constexpr, BK: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """dq of 64 rows, from the last tile of keys that they see to the first."""
     S: gl.constexpr = gl.NVMMADistributedLayout(
@@ -154,14 +163,12 @@ def dq_consumer(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16]
     )
     A: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O, k_width=2)
-    dq_desc, row_ptrs, pipes, place, scales = common
     TYPE: gl.constexpr = dq_desc.dtype
-    q_tiles, do_tiles, o_tiles, resident, stream = pipes
-    lse_ptr, lse_log2_ptr, delta_ptr = row_ptrs
-    batch, head, q_start, n_q, n_k, steps = place
-    scale_log2, scale = scales
+    queries, ring, tile, problem = work
+    n_q, n_k, _, scale_log2 = problem
+    steps = tile.steps
 
-    q_start += 64 * GROUP
+    q_start = tile.q_start + 64 * GROUP
     rows = q_start + gl.arange(0, 64, gl.SliceLayout(1, S))
     columns = gl.arange(0, BK, gl.SliceLayout(0, S))
     seen_by_any = n_k
@@ -171,73 +178,50 @@ def dq_consumer(
     # The last tiles of keys may be for the other groups alone.
     skip = steps - 1 - last
     for i in range(skip):
-        pass_over(stream, i)
+        pass_over(ring, i)
 
-    lse = gl.load(lse_ptr + rows, mask=rows < n_q, other=0.0) * LOG2E
-    q, do = q_tiles.index(GROUP), do_tiles.index(GROUP)
-    mbarrier.wait(resident.index(GROUP), 0)
+    lse = gl.load(rows_out.lse_ptr + rows, mask=rows < n_q, other=0.0) * LOG2E
+    q, do, o = queries.q.index(GROUP), queries.do.index(GROUP), queries.o.index(GROUP)
+    mbarrier.wait(queries.full.index(GROUP), 0)
     # [64]
-    delta = gl.sum(
-        o_tiles.index(GROUP).load(O).to(gl.float32) * do.load(O).to(gl.float32), 1
-    )
+    delta = gl.sum(o.load(O).to(gl.float32) * do.load(O).to(gl.float32), 1)
     delta = gl.convert_layout(delta, gl.SliceLayout(1, S))
-    gl.store(lse_log2_ptr + rows, lse, mask=rows < n_q)
-    gl.store(delta_ptr + rows, delta, mask=rows < n_q)
+    gl.store(rows_out.lse_log2_ptr + rows, lse, mask=rows < n_q)
+    gl.store(rows_out.delta_ptr + rows, delta, mask=rows < n_q)
     zeros = gl.zeros([64, BK], gl.float32, S)
     dq, ds = gl.zeros([64, D], gl.float32, O), gl.zeros([64, BK], TYPE, A)
 
     # The mask cuts the first step only.
-    k, v = await_full(stream, skip)
+    k, v = await_full(ring, skip)
     s = warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(0, deps=(s,))
     s = gl.where(sees(rows, last * BK + columns, n_k, CAUSAL), s, -float("inf"))
     dq, ds, k_before, s, k, v = dq_step(
-        dq,
-        ds,
-        k,
-        s,
-        k,
-        v,
-        q,
-        do,
-        zeros,
-        lse,
-        delta,
-        stream,
-        skip,
-        steps,
-        scale_log2,
+        dq, ds, k, s, k, v, q, do, zeros, lse, delta, ring, skip, steps, scale_log2,
         True,
-    )
+    )  # fmt: skip
     for i in range(skip + 1, steps):
         dq, ds, k_before, s, k, v = dq_step(
-            dq,
-            ds,
-            k_before,
-            s,
-            k,
-            v,
-            q,
-            do,
-            zeros,
-            lse,
-            delta,
-            stream,
-            i,
-            steps,
-            scale_log2,
-            False,
-        )
+            dq, ds, k_before, s, k, v, q, do, zeros, lse, delta, ring, i, steps,
+            scale_log2, False,
+        )  # fmt: skip
     dq = warpgroup_mma(ds, k_before, dq)
     # The queries have been read: their memory takes dq.
-    out = q_tiles.index(GROUP)
-    out.store((dq * scale).to(TYPE))
+    q.store((dq * scale).to(TYPE))
     fence_async_shared()
-    tma.async_copy_shared_to_global(dq_desc, [batch, head, q_start, 0], out)
+    tma.async_copy_shared_to_global(dq_desc, [tile.batch, tile.head, q_start, 0], q)
     tma.store_wait(0)
 
 
 # --8<-- [end:dq]
+
+
+class Rows(NamedTuple):
+    """The row statistics of a head: lse, and what `dkdv_kernel` reads of it."""
+
+    lse_ptr: gl.tensor
+    lse_log2_ptr: gl.tensor
+    delta_ptr: gl.tensor
 
 
 @gluon.jit(do_not_specialize=["heads", "n_q", "n_k", "row_stride"])
@@ -259,43 +243,30 @@ def dq_kernel(
     seen_by_any = n_k
     if CAUSAL:
         seen_by_any = gl.minimum(n_k, q_start + BQ)
-    steps = gl.cdiv(seen_by_any, BK)
+    tile = QueryTile(batch, head, q_start, gl.cdiv(seen_by_any, BK))
 
-    q_tiles = gl.allocate_shared_memory(q_desc.dtype, [GROUPS, 64, D], TILE)
-    do_tiles = gl.allocate_shared_memory(q_desc.dtype, [GROUPS, 64, D], TILE)
-    o_tiles = gl.allocate_shared_memory(q_desc.dtype, [GROUPS, 64, D], TILE)
-    pipes = (
-        q_tiles,
-        do_tiles,
-        o_tiles,
+    queries = Queries(
+        gl.allocate_shared_memory(q_desc.dtype, [GROUPS, 64, D], TILE),
+        gl.allocate_shared_memory(q_desc.dtype, [GROUPS, 64, D], TILE),
+        gl.allocate_shared_memory(q_desc.dtype, [GROUPS, 64, D], TILE),
         barriers(GROUPS, 1),
-        ring(k_desc, STAGES, GROUPS),
     )
-    lse_ptr += batch_head.to(gl.int64) * n_q
-    lse_log2_ptr += batch_head.to(gl.int64) * row_stride
-    delta_ptr += batch_head.to(gl.int64) * row_stride
-    rows = (lse_ptr, lse_log2_ptr, delta_ptr)
-    place = (batch, head, q_start, n_q, n_k, steps)
+    ring = make_ring(k_desc, STAGES, GROUPS)
+    rows = Rows(
+        lse_ptr + batch_head.to(gl.int64) * n_q,
+        lse_log2_ptr + batch_head.to(gl.int64) * row_stride,
+        delta_ptr + batch_head.to(gl.int64) * row_stride,
+    )
+    problem = Problem(n_q, n_k, heads, scale_log2)
     load = (
-        q_desc,
-        k_desc,
-        v_desc,
-        o_desc,
-        do_desc,
-        pipes,
-        batch,
-        head,
-        head // HEADS_PER_KV,
-        q_start,
-        steps,
-        BK,
-    )
-    scales = (scale_log2, scale)
-    common = (dq_desc, rows, pipes, place, scales)
+        q_desc, k_desc, v_desc, o_desc, do_desc, queries, ring, tile,
+        head // HEADS_PER_KV, BK,
+    )  # fmt: skip
+    work = (queries, ring, tile, problem)
     gl.warp_specialize(
         [
-            (dq_consumer, (common, 0, BK, D, CAUSAL)),
-            (dq_consumer, (common, 1, BK, D, CAUSAL)),
+            (dq_consumer, (dq_desc, rows, work, scale, 0, BK, D, CAUSAL)),
+            (dq_consumer, (dq_desc, rows, work, scale, 1, BK, D, CAUSAL)),
             (dq_producer, load),
         ],
         [4, 1],
@@ -303,43 +274,54 @@ def dq_kernel(
     )
 
 
+class Keys(NamedTuple):
+    """What a program of dk and dv holds of its keys in shared memory, by consumer."""
+
+    k: gl.shared_memory_descriptor
+    v: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+
+
+class KeyTile(NamedTuple):
+    """The first row of a program's keys, and the steps over the queries they meet."""
+
+    batch: gl.tensor
+    kv_head: gl.tensor
+    k_start: gl.tensor
+    first: gl.tensor
+    steps: gl.tensor
+
+
 @gluon.jit
 def dkdv_producer(
-    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, pipes, batch, kv_head, heads,
-    k_start, first, steps,
+    descs, k_desc, v_desc, keys, ring, statistics, tile, heads,
     BQ: gl.constexpr, HEADS_PER_KV: gl.constexpr,
 ):  # fmt: skip
-    k_tiles, v_tiles, resident, stream, lses, deltas = pipes
-    GROUPS: gl.constexpr = k_tiles.shape[0]
-    descs = (q_desc, do_desc, lse_desc, delta_desc)
+    GROUPS: gl.constexpr = keys.k.shape[0]
+    batch, kv_head, k_start, first, steps = tile
     for group in gl.static_range(GROUPS):
-        row, here = k_start + 64 * group, resident.index(group)
-        mbarrier.expect(here, 2 * k_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(
-            k_desc, [batch, kv_head, row, 0], here, k_tiles.index(group)
-        )
-        tma.async_copy_global_to_shared(
-            v_desc, [batch, kv_head, row, 0], here, v_tiles.index(group)
-        )
+        at, full = [batch, kv_head, k_start + 64 * group, 0], keys.full.index(group)
+        mbarrier.expect(full, 2 * k_desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(k_desc, at, full, keys.k.index(group))
+        tma.async_copy_global_to_shared(v_desc, at, full, keys.v.index(group))
     for i in range(steps * HEADS_PER_KV):
         head = kv_head * HEADS_PER_KV + i // steps
         start = (first + i % steps) * BQ
-        fill_with_numbers(
-            descs, stream, lses, deltas, batch, head, batch * heads + head, start, i
+        fill_with_statistics(
+            ring, statistics, i, descs, batch, head, batch * heads + head, start
         )
 
 
 # --8<-- [start:dkdv]
 @gluon.jit
 def dkdv_step(
-    dk, dv, ds, q_before, q, do, k, v, zeros, lses, deltas, stream, i, end, hidden,
-    scale_log2,
-    FIRST: gl.constexpr, CAUSAL: gl.constexpr,
+    dk, dv, ds, q_before, q, do, k, v, zeros, statistics, ring, i, end, hidden,
+    scale_log2, FIRST: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """One tile of queries: dv, dk of the step before, ds, and the tiles of the next
     step.
     """
-    STAGES: gl.constexpr = lses.shape[0]
+    STAGES: gl.constexpr = statistics.lse.shape[0]
     COLUMNS: gl.constexpr = gl.SliceLayout(0, zeros.type.layout)
     A: gl.constexpr = gl.DotOperandLayout(
         operand_index=0, parent=dk.type.layout, k_width=2
@@ -359,27 +341,28 @@ def dkdv_step(
         keys = gl.arange(0, zeros.shape[0], gl.SliceLayout(1, zeros.type.layout))
         rows = gl.arange(0, zeros.shape[1], COLUMNS)
         s = gl.where(rows[None, :] - keys[:, None] >= hidden, s, -float("inf"))
-    lse = lses.index(i % STAGES).load(COLUMNS)
+    lse = statistics.lse.index(i % STAGES).load(COLUMNS)
     p = gl.exp2(s * scale_log2 - lse[None, :])
     dv_token = warpgroup_mma(gl.convert_layout(p.to(TYPE), A), do, dv, is_async=True)
     if not FIRST:
         dp, dk = warpgroup_mma_wait(1, deps=(dp_token, dk_token))
-        release(stream, i - 1)
+        release(ring, i - 1)
     else:
         dp = warpgroup_mma_wait(1, deps=(dp_token,))
-    delta = deltas.index(i % STAGES).load(COLUMNS)
+    delta = statistics.delta.index(i % STAGES).load(COLUMNS)
     # [64, BQ]
     ds = gl.convert_layout((p * (dp - delta[None, :])).to(TYPE), A)
     # This wait also keeps the compiler from computing ds after the next one.
-    q_next, do_next = await_full(stream, i + 1, i + 1 < end)
+    q_next, do_next = await_full(ring, i + 1, i + 1 < end)
     dv, ds = warpgroup_mma_wait(0, deps=(dv_token, ds))
     return dk, dv, ds, q, q_next, do_next
 
 
 @gluon.jit
 def dkdv_consumer(
-    common, GROUP: gl.constexpr, BQ: gl.constexpr, D: gl.constexpr,
-    HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr, IN_REGISTERS: gl.constexpr,
+    out, work, scales,
+    GROUP: gl.constexpr, BQ: gl.constexpr, D: gl.constexpr, HEADS_PER_KV: gl.constexpr,
+    CAUSAL: gl.constexpr, IN_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dk and dv of 64 rows, over the tiles of queries that see them. Transposed."""
     S: gl.constexpr = gl.NVMMADistributedLayout(
@@ -389,19 +372,19 @@ def dkdv_consumer(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16]
     )
     A: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O, k_width=2)
-    dk_desc, dv_desc, pipes, place, scales = common
-    TYPE: gl.constexpr = dk_desc.dtype
-    k_tiles, v_tiles, resident, stream, lses, deltas = pipes
-    batch, kv_head, k_start, first, steps = place
+    keys, ring, statistics, tile = work
+    batch, kv_head, k_start, first, steps = tile
+    dk_desc, dv_desc = out
     scale_log2, scale = scales
+    TYPE: gl.constexpr = dk_desc.dtype
 
     k_start += 64 * GROUP
     # The first tiles of queries may be for the other groups alone.
     skip = 0
     if CAUSAL:
         skip = gl.minimum(k_start // BQ - first, steps)
-    k, v = k_tiles.index(GROUP), v_tiles.index(GROUP)
-    mbarrier.wait(resident.index(GROUP), 0)
+    k, v = keys.k.index(GROUP), keys.v.index(GROUP)
+    mbarrier.wait(keys.full.index(GROUP), 0)
     if IN_REGISTERS:
         # [64, D]
         k = k.load(gl.DotOperandLayout(operand_index=0, parent=S, k_width=2))
@@ -413,25 +396,23 @@ def dkdv_consumer(
     for member in range(HEADS_PER_KV):
         begin, end = member * steps + skip, (member + 1) * steps
         for i in range(member * steps, begin):
-            pass_over(stream, i)
+            pass_over(ring, i)
         # With more keys than queries no query may see them.
         if begin < end:
-            q, do = await_full(stream, begin)
+            q, do = await_full(ring, begin)
             dk, dv, ds, q_before, q, do = dkdv_step(
-                dk, dv, ds, q, q, do, k, v, zeros, lses, deltas, stream, begin, end,
-                hidden, scale_log2,
-                True, CAUSAL,
+                dk, dv, ds, q, q, do, k, v, zeros, statistics, ring, begin, end, hidden,
+                scale_log2, True, CAUSAL,
             )  # fmt: skip
             for i in range(begin + 1, end):
                 dk, dv, ds, q_before, q, do = dkdv_step(
-                    dk, dv, ds, q_before, q, do, k, v, zeros, lses, deltas, stream, i,
-                    end, hidden, scale_log2,
-                    False, CAUSAL,
+                    dk, dv, ds, q_before, q, do, k, v, zeros, statistics, ring, i, end,
+                    hidden, scale_log2, False, CAUSAL,
                 )  # fmt: skip
             dk = warpgroup_mma(ds, q_before, dk)
-            release(stream, end - 1)
+            release(ring, end - 1)
     # Keys and values have been read: their memory takes dk and dv.
-    dk_out, dv_out = k_tiles.index(GROUP), v_tiles.index(GROUP)
+    dk_out, dv_out = keys.k.index(GROUP), keys.v.index(GROUP)
     dk_out.store((dk * scale).to(TYPE))
     dv_out.store(dv.to(TYPE))
     fence_async_shared()
@@ -445,9 +426,8 @@ def dkdv_consumer(
 
 @gluon.jit(do_not_specialize=["heads", "n_q", "n_k"])
 def dkdv_kernel(
-    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dk_desc, dv_desc, heads, n_q,
-    n_k,
-    scale_log2, scale,
+    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dk_desc, dv_desc,
+    heads, n_q, n_k, scale_log2, scale,
     BQ: gl.constexpr, D: gl.constexpr, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr,
     GROUPS: gl.constexpr, STAGES: gl.constexpr, IN_REGISTERS: gl.constexpr,
     REGISTERS: gl.constexpr, num_warps: gl.constexpr,
@@ -469,29 +449,29 @@ def dkdv_kernel(
     # With more keys than queries, no query sees the last keys.
     steps = gl.maximum(gl.cdiv(n_q, BQ) - first, 0)
 
-    k_tiles = gl.allocate_shared_memory(k_desc.dtype, [GROUPS, 64, D], TILE)
-    v_tiles = gl.allocate_shared_memory(k_desc.dtype, [GROUPS, 64, D], TILE)
-    lses = gl.allocate_shared_memory(gl.float32, [STAGES, BQ], NUMBERS)
-    deltas = gl.allocate_shared_memory(gl.float32, [STAGES, BQ], NUMBERS)
-    pipes = (
-        k_tiles,
-        v_tiles,
+    keys = Keys(
+        gl.allocate_shared_memory(k_desc.dtype, [GROUPS, 64, D], TILE),
+        gl.allocate_shared_memory(k_desc.dtype, [GROUPS, 64, D], TILE),
         barriers(GROUPS, 1),
-        ring(q_desc, STAGES, GROUPS),
-        lses,
-        deltas,
     )
+    statistics, ring = make_statistics(STAGES, BQ), make_ring(q_desc, STAGES, GROUPS)
+    tile = KeyTile(batch, kv_head, k_start, first, steps)
+    descs = Streamed(q_desc, do_desc, lse_desc, delta_desc)
     load = (
-        q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, pipes, batch, kv_head,
-        heads, k_start, first, steps, BQ,
-        HEADS_PER_KV,
+        descs, k_desc, v_desc, keys, ring, statistics, tile, heads, BQ, HEADS_PER_KV,
     )  # fmt: skip
-    place, scales = (batch, kv_head, k_start, first, steps), (scale_log2, scale)
-    common = (dk_desc, dv_desc, pipes, place, scales)
+    work, scales = (keys, ring, statistics, tile), (scale_log2, scale)
+    out = (dk_desc, dv_desc)
     gl.warp_specialize(
         [
-            (dkdv_consumer, (common, 0, BQ, D, HEADS_PER_KV, CAUSAL, IN_REGISTERS)),
-            (dkdv_consumer, (common, 1, BQ, D, HEADS_PER_KV, CAUSAL, IN_REGISTERS)),
+            (
+                dkdv_consumer,
+                (out, work, scales, 0, BQ, D, HEADS_PER_KV, CAUSAL, IN_REGISTERS),
+            ),
+            (
+                dkdv_consumer,
+                (out, work, scales, 1, BQ, D, HEADS_PER_KV, CAUSAL, IN_REGISTERS),
+            ),
             (dkdv_producer, load),
         ],
         [4, 1],

@@ -1,25 +1,28 @@
-"""The forward kernel for Hopper, in Gluon; `flash_hopper` says what it takes and
-launches it.
+"""The forward kernel for Hopper, in Gluon; `launches` says what it takes and launches
+it.
 
-One program on each multiprocessor computes one item after another: GROUPS x 64 rows of
-o of one head. A schedule made on the host says which (`flash_hopper.schedule`). Its
-warps have roles, and meet only at barriers in shared memory, so the keys and queries of
-the next item arrive while o of this one is finished:
+One program on each SM computes one item after another: GROUPS x 64 rows of o of one
+head. A schedule made on the host says which (`launches.schedule`). Its warps have
+roles, and meet only at barriers in shared memory, so the keys and queries of the next
+item arrive while o of this one is finished:
 
-producer (1 warp)               copies tiles of k and v into a ring of STAGES slots,
-ahead of those who read them consumers (GROUPS x 4 warps)    64 rows of queries each: S
-= q kᵀ, online softmax, o += P v
+    producer (1 warp)             copies tiles of k and v into a ring of STAGES stages,
+                                  ahead of those who read them
+    consumers (GROUPS warp        64 rows of queries each: S = q kᵀ, online softmax,
+    groups of 4 warps)            o += P v
 
 A consumer starts S of the next tile of keys together with P v of the present one, and
 the tensor cores work for one consumer while another computes exponentials. It walks
 from the last tile of keys that its rows see to the first: the mask cuts only that first
 step, which stands before the loop.
 
-Letters as in `flash_triton_forward`; i counts steps, and slot i % STAGES of the ring
-holds step i. The compiler moves a wait for products in front of arithmetic that does
-not need them; it does not move it over a wait for a barrier. So the wait for the next
-tiles stands where products and arithmetic shall overlap.
+Letters as in `triton.forward`; i counts steps, and stage i % STAGES of the ring holds
+step i. The compiler moves a wait for products in front of arithmetic that does not need
+them; it does not move it over a wait for a barrier. So the wait for the next tiles
+stands where products and arithmetic shall overlap.
 """
+
+from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -32,8 +35,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 LN2 = gl.constexpr(0.6931471805599453)
 PRODUCER_REGISTERS = gl.constexpr(24)
-# Rows of 64 elements of 16 bits, in the order that the copy engine writes and the
-# tensor cores read.
+# Rows of 64 elements of 16 bits, in the order that TMA writes and the tensor cores
+# read.
 TILE = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16))
 
 
@@ -47,130 +50,155 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
     return memory
 
 
-@gluon.jit
-def ring(desc, STAGES: gl.constexpr, READERS: gl.constexpr):
-    """(a, b, full, empty): a slot takes two tiles; it is full when both have arrived,
-    empty when all have read them.
+class Ring(NamedTuple):
+    """Each stage holds two tiles, a and b: it is full when both have arrived, empty
+    when all consumers have read them.
     """
-    a = gl.allocate_shared_memory(
-        desc.dtype, [STAGES, desc.block_shape[2], desc.block_shape[3]], TILE
-    )
-    b = gl.allocate_shared_memory(
-        desc.dtype, [STAGES, desc.block_shape[2], desc.block_shape[3]], TILE
-    )
-    return a, b, barriers(STAGES, 1), barriers(STAGES, READERS)
+
+    a: gl.shared_memory_descriptor
+    b: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+
+
+class Staged(NamedTuple):
+    """Tiles in shared memory, each with a barrier that says it is full and one that
+    says it is empty.
+    """
+
+    tiles: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
 
 
 @gluon.jit
-def fill(a_desc, b_desc, batch, head, row, to, i, MORE: gl.constexpr = 0):
-    """The producer's step i: wait until the slot is empty, then start the copies into
+def make_ring(desc, STAGES: gl.constexpr, READERS: gl.constexpr):
+    SHAPE: gl.constexpr = [STAGES, desc.block_shape[2], desc.block_shape[3]]
+    return Ring(
+        gl.allocate_shared_memory(desc.dtype, SHAPE, TILE),
+        gl.allocate_shared_memory(desc.dtype, SHAPE, TILE),
+        barriers(STAGES, 1),
+        barriers(STAGES, READERS),
+    )
+
+
+@gluon.jit
+def fill(ring, i, a_desc, b_desc, batch, head, row, MORE: gl.constexpr = 0):
+    """The producer's step i: wait until the stage is empty, then start the copies into
     it.
 
-    (slot, its barrier); it is full when MORE bytes than those of the two tiles have
-    arrived.
+    (stage, its barrier); it is full when MORE bytes than those of both tiles have come.
     """
-    a, b, full, empty = to
-    slot = i % a.shape[0]
-    arrived = full.index(slot)
-    mbarrier.wait(empty.index(slot), (i // a.shape[0] & 1) ^ 1)
-    mbarrier.expect(arrived, 2 * a_desc.block_type.nbytes + MORE)
-    tma.async_copy_global_to_shared(
-        a_desc, [batch, head, row, 0], arrived, a.index(slot)
-    )
-    tma.async_copy_global_to_shared(
-        b_desc, [batch, head, row, 0], arrived, b.index(slot)
-    )
-    return slot, arrived
+    STAGES: gl.constexpr = ring.a.shape[0]
+    stage = i % STAGES
+    full = ring.full.index(stage)
+    mbarrier.wait(ring.empty.index(stage), (i // STAGES & 1) ^ 1)
+    mbarrier.expect(full, 2 * a_desc.block_type.nbytes + MORE)
+    at = [batch, head, row, 0]
+    tma.async_copy_global_to_shared(a_desc, at, full, ring.a.index(stage))
+    tma.async_copy_global_to_shared(b_desc, at, full, ring.b.index(stage))
+    return stage, full
 
 
 @gluon.jit
-def tiles_of(of, i):
-    """The two tiles in the slot of step i."""
-    a, b, _, _ = of
-    return a.index(i % a.shape[0]), b.index(i % a.shape[0])
-
-
-@gluon.jit
-def await_full(of, i, needed=True):
+def await_full(ring, i, needed=True):
     """The two tiles of step i, once they have arrived."""
-    a, _, full, _ = of
-    mbarrier.wait(full.index(i % a.shape[0]), i // a.shape[0] & 1, pred=needed)
-    return tiles_of(of, i)
+    STAGES: gl.constexpr = ring.a.shape[0]
+    mbarrier.wait(ring.full.index(i % STAGES), i // STAGES & 1, pred=needed)
+    return ring.a.index(i % STAGES), ring.b.index(i % STAGES)
 
 
 @gluon.jit
-def release(of, i, needed=True):
+def release(ring, i):
     """A consumer has read the tiles of step i."""
-    a, _, _, empty = of
-    mbarrier.arrive(empty.index(i % a.shape[0]), count=1, pred=needed)
+    mbarrier.arrive(ring.empty.index(i % ring.a.shape[0]), count=1)
 
 
 @gluon.jit
-def pass_over(of, i):
-    """Let go of step i unread. Its phase must have ended all the same: a later wait
-    tells phases by parity only.
+def pass_over(ring, i):
+    """Release step i unread. Its phase must have ended all the same: a later wait tells
+    phases by parity only.
     """
-    await_full(of, i)
-    release(of, i)
+    await_full(ring, i)
+    release(ring, i)
 
 
 # --8<-- [end:ring]
 
 
+class Problem(NamedTuple):
+    """Queries, keys, heads of queries, and scale · log2(e)."""
+
+    n_q: gl.tensor
+    n_k: gl.tensor
+    heads: gl.tensor
+    scale_log2: gl.tensor
+
+
+class Schedule(NamedTuple):
+    """The items of this program: those at items_ptr from `first` to `end` - 1."""
+
+    items_ptr: gl.tensor
+    first: gl.tensor
+    end: gl.tensor
+
+
+class Item(NamedTuple):
+    """A tile of queries of one head, and the steps over the keys that it sees."""
+
+    batch: gl.tensor
+    head: gl.tensor
+    q_start: gl.tensor
+    steps: gl.tensor
+
+
 @gluon.jit
-def place_of(
-    item, n_q, n_k, heads, BQ: gl.constexpr, BK: gl.constexpr, CAUSAL: gl.constexpr
-):
-    """(batch, head, first row, steps) of an item of the schedule: tile of queries +
-    tiles · (batch · heads + head).
-    """
-    tiles = gl.cdiv(n_q, BQ)
-    batch_head = item // tiles
-    q_start = item % tiles * BQ
-    seen_by_any = n_k
+def item_of(number, problem, BQ: gl.constexpr, BK: gl.constexpr, CAUSAL: gl.constexpr):
+    """The item of this number: tile of queries + tiles · (batch · heads + head)."""
+    tiles = gl.cdiv(problem.n_q, BQ)
+    batch_head = number // tiles
+    q_start = number % tiles * BQ
+    seen_by_any = problem.n_k
     if CAUSAL:
-        seen_by_any = gl.minimum(n_k, q_start + BQ)
-    return batch_head // heads, batch_head % heads, q_start, gl.cdiv(seen_by_any, BK)
+        seen_by_any = gl.minimum(problem.n_k, q_start + BQ)
+    batch, head = batch_head // problem.heads, batch_head % problem.heads
+    return Item(batch, head, q_start, gl.cdiv(seen_by_any, BK))
 
 
 # --8<-- [start:producer]
 @gluon.jit
 def forward_producer(
-    q_desc, k_desc, v_desc, pipes, schedule, sizes,
+    work, q_desc, k_desc, v_desc,
     BQ: gl.constexpr, BK: gl.constexpr, HEADS_PER_KV: gl.constexpr,
     CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    q_tiles, q_full, q_empty, stream = pipes
-    items_ptr, first_item, end = schedule
-    n_q, n_k, heads = sizes
-    GROUPS: gl.constexpr = q_tiles.shape[0]
+    problem, schedule, queries, ring = work
+    GROUPS: gl.constexpr = queries.tiles.shape[0]
     done = 0
-    item = gl.load(items_ptr + first_item)
-    for place in range(first_item, end):
-        batch, head, q_start, steps = place_of(item, n_q, n_k, heads, BQ, BK, CAUSAL)
-        item = gl.load(items_ptr + gl.minimum(place + 1, end - 1))
-        # Keys first: the consumers may still be reading the queries of the item before.
-        fill(
-            k_desc, v_desc, batch, head // HEADS_PER_KV, (steps - 1) * BK, stream, done
+    number = gl.load(schedule.items_ptr + schedule.first)
+    for position in range(schedule.first, schedule.end):
+        item = item_of(number, problem, BQ, BK, CAUSAL)
+        number = gl.load(
+            schedule.items_ptr + gl.minimum(position + 1, schedule.end - 1)
         )
+        kv_head = item.head // HEADS_PER_KV
+        # Keys first: the consumers may still be reading the queries of the item before.
+        last = (item.steps - 1) * BK
+        fill(ring, done, k_desc, v_desc, item.batch, kv_head, last)
         for group in gl.static_range(GROUPS):
-            mbarrier.wait(q_empty.index(group), (place - first_item & 1) ^ 1)
-            mbarrier.expect(q_full.index(group), q_desc.block_type.nbytes)
-            row = q_start + 64 * group
+            full = queries.full.index(group)
+            mbarrier.wait(
+                queries.empty.index(group), (position - schedule.first & 1) ^ 1
+            )
+            mbarrier.expect(full, q_desc.block_type.nbytes)
+            at = [item.batch, item.head, item.q_start + 64 * group, 0]
             tma.async_copy_global_to_shared(
-                q_desc, [batch, head, row, 0], q_full.index(group), q_tiles.index(group)
+                q_desc, at, full, queries.tiles.index(group)
             )
-        for i in range(1, steps):
-            fill(
-                k_desc,
-                v_desc,
-                batch,
-                head // HEADS_PER_KV,
-                (steps - 1 - i) * BK,
-                stream,
-                done + i,
-            )
-        done += steps
+        for i in range(1, item.steps):
+            start = (item.steps - 1 - i) * BK
+            fill(ring, done + i, k_desc, v_desc, item.batch, kv_head, start)
+        done += item.steps
 
 
 # --8<-- [end:producer]
@@ -186,10 +214,21 @@ def sees(rows, keys, n_k, CAUSAL: gl.constexpr):
     return visible
 
 
+class Output(NamedTuple):
+    """o with the strides of its batches, heads and rows, and lse."""
+
+    o_ptr: gl.tensor
+    stride_b: gl.tensor
+    stride_h: gl.tensor
+    stride_n: gl.tensor
+    lse_ptr: gl.tensor
+
+
 # --8<-- [start:consumer]
 @gluon.jit
 def forward_consumer(
-    common, GROUP: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, HEAD: gl.constexpr,
+    work, out,
+    GROUP: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, HEAD: gl.constexpr,
     D: gl.constexpr, CAUSAL: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """o and lse of 64 rows of each item."""
@@ -200,37 +239,36 @@ def forward_consumer(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16]
     )
     P: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O, k_width=2)
-    pipes, schedule, sizes, o_ptr, strides, lse_ptr, scale_log2 = common
-    TYPE: gl.constexpr = o_ptr.dtype.element_ty
-    q_tiles, q_full, q_empty, stream = pipes
-    items_ptr, first_item, end = schedule
-    n_q, n_k, heads = sizes
-    stride_ob, stride_oh, stride_on = strides
+    TYPE: gl.constexpr = out.o_ptr.dtype.element_ty
+    problem, schedule, queries, ring = work
+    n_q, n_k, _, scale_log2 = problem
 
-    q = q_tiles.index(GROUP)
+    q = queries.tiles.index(GROUP)
     zeros = gl.zeros([64, BK], gl.float32, S)
     columns = gl.arange(0, BK, gl.SliceLayout(0, S))
     done = 0
-    item = gl.load(items_ptr + first_item)
-    for place in range(first_item, end):
-        batch, head, q_start, steps = place_of(item, n_q, n_k, heads, BQ, BK, CAUSAL)
+    number = gl.load(schedule.items_ptr + schedule.first)
+    for position in range(schedule.first, schedule.end):
+        item = item_of(number, problem, BQ, BK, CAUSAL)
         # The next one is known when this one ends.
-        item = gl.load(items_ptr + gl.minimum(place + 1, end - 1))
-        q_start += 64 * GROUP
+        number = gl.load(
+            schedule.items_ptr + gl.minimum(position + 1, schedule.end - 1)
+        )
+        q_start = item.q_start + 64 * GROUP
         rows = q_start + gl.arange(0, 64, gl.SliceLayout(1, S))
         seen_by_any = n_k
         if CAUSAL:
             seen_by_any = gl.minimum(n_k, q_start + 64)
         last = gl.cdiv(seen_by_any, BK) - 1
         # The last tiles of keys may be for the other groups alone.
-        first = done + steps - 1 - last
+        first = done + item.steps - 1 - last
         for i in range(done, first):
-            pass_over(stream, i)
-        done += steps
+            pass_over(ring, i)
+        done += item.steps
 
-        mbarrier.wait(q_full.index(GROUP), place - first_item & 1)
+        mbarrier.wait(queries.full.index(GROUP), position - schedule.first & 1)
         # [64, BK]
-        k, v = await_full(stream, first)
+        k, v = await_full(ring, first)
         s = warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
         s = gl.where(sees(rows, last * BK + columns, n_k, CAUSAL), s, -float("inf"))
@@ -239,7 +277,7 @@ def forward_consumer(
         l = gl.sum(p, 1)
         p = gl.convert_layout(p.to(TYPE), P)
         acc = gl.zeros([64, D], gl.float32, O)
-        k, v_next = await_full(stream, first + 1, first + 1 < done)
+        k, v_next = await_full(ring, first + 1, first + 1 < done)
         for i in range(first + 1, done):
             s_token = warpgroup_mma(
                 q, k.permute((1, 0)), zeros, use_acc=False, is_async=True
@@ -249,7 +287,7 @@ def forward_consumer(
                 s = warpgroup_mma_wait(1, deps=(s_token,))
             else:
                 s, acc = warpgroup_mma_wait(0, deps=(s_token, acc_token))
-                release(stream, i - 1)
+                release(ring, i - 1)
             m_new = gl.maximum(m, gl.max(s, 1) * scale_log2)
             p_wide = gl.exp2(s * scale_log2 - m_new[:, None])
             rescale = gl.exp2(m - m_new)
@@ -257,30 +295,33 @@ def forward_consumer(
             m = m_new
             p = gl.convert_layout(p_wide.to(TYPE), P)
             v = v_next
-            k, v_next = await_full(stream, i + 1, i + 1 < done)
+            k, v_next = await_full(ring, i + 1, i + 1 < done)
             if OVERLAP:
                 # That p goes through this wait, and the wait above, keep the compiler
                 # from computing p afterwards.
                 acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
-                release(stream, i - 1)
+                release(ring, i - 1)
             acc = acc * gl.convert_layout(rescale, gl.SliceLayout(1, O))[:, None]
         # The queries have been read: those of the next item may come while o is
         # finished.
-        mbarrier.arrive(q_empty.index(GROUP), count=1)
+        mbarrier.arrive(queries.empty.index(GROUP), count=1)
         acc = warpgroup_mma(p, v, acc)
-        release(stream, done - 1)
+        release(ring, done - 1)
 
         acc = acc * gl.convert_layout(1 / l, gl.SliceLayout(1, O))[:, None]
-        batch_head = (batch * heads + head).to(gl.int64)
-        gl.store(
-            lse_ptr + batch_head * n_q + rows, (m + gl.log2(l)) * LN2, mask=rows < n_q
+        lse_ptr = (
+            out.lse_ptr + (item.batch * problem.heads + item.head).to(gl.int64) * n_q
         )
+        gl.store(lse_ptr + rows, (m + gl.log2(l)) * LN2, mask=rows < n_q)
         # Straight from registers, for shared memory is full: each thread has pairs of
         # columns.
         o_rows = q_start + gl.arange(0, 64, gl.SliceLayout(1, O))
         o_columns = gl.arange(0, D, gl.SliceLayout(0, O))
-        o_head = o_ptr + batch.to(gl.int64) * stride_ob + head.to(gl.int64) * stride_oh
-        o_tile = o_head + o_rows.to(gl.int64)[:, None] * stride_on + o_columns[None, :]
+        o_ptr = out.o_ptr + item.batch.to(gl.int64) * out.stride_b
+        o_ptr += item.head.to(gl.int64) * out.stride_h
+        o_tile = (
+            o_ptr + o_rows.to(gl.int64)[:, None] * out.stride_n + o_columns[None, :]
+        )
         inside = (o_rows < n_q)[:, None]
         if HEAD < D:
             inside = inside & (o_columns < HEAD)[None, :]
@@ -292,9 +333,8 @@ def forward_consumer(
 
 @gluon.jit(do_not_specialize=["heads", "n_q", "n_k"])
 def forward_kernel(
-    q_desc, k_desc, v_desc, o_ptr, lse_ptr, starts_ptr, items_ptr, stride_ob, stride_oh,
-    stride_on,
-    heads, n_q, n_k, scale_log2,
+    q_desc, k_desc, v_desc, o_ptr, lse_ptr, starts_ptr, items_ptr,
+    stride_ob, stride_oh, stride_on, heads, n_q, n_k, scale_log2,
     BK: gl.constexpr, HEAD: gl.constexpr, D: gl.constexpr, HEADS_PER_KV: gl.constexpr,
     CAUSAL: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
     OVERLAP: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
@@ -303,47 +343,24 @@ def forward_kernel(
     starts[program] to the next start.
     """
     BQ: gl.constexpr = 64 * GROUPS
-    program = gl.program_id(0)
-    schedule = (
-        items_ptr,
-        gl.load(starts_ptr + program),
-        gl.load(starts_ptr + program + 1),
-    )
-    sizes = (n_q, n_k, heads)
-
-    q_tiles = gl.allocate_shared_memory(q_desc.dtype, [GROUPS, 64, D], TILE)
-    pipes = (
-        q_tiles,
+    start_ptr = starts_ptr + gl.program_id(0)
+    schedule = Schedule(items_ptr, gl.load(start_ptr), gl.load(start_ptr + 1))
+    problem = Problem(n_q, n_k, heads, scale_log2)
+    queries = Staged(
+        gl.allocate_shared_memory(q_desc.dtype, [GROUPS, 64, D], TILE),
         barriers(GROUPS, 1),
         barriers(GROUPS, 1),
-        ring(k_desc, STAGES, GROUPS),
     )
-    load = (
-        q_desc,
-        k_desc,
-        v_desc,
-        pipes,
-        schedule,
-        sizes,
-        BQ,
-        BK,
-        HEADS_PER_KV,
-        CAUSAL,
-    )
-    common = (
-        pipes,
-        schedule,
-        sizes,
-        o_ptr,
-        (stride_ob, stride_oh, stride_on),
-        lse_ptr,
-        scale_log2,
-    )
+    ring = make_ring(k_desc, STAGES, GROUPS)
+    # What all warps of the program have in common.
+    work = (problem, schedule, queries, ring)
+    load = (work, q_desc, k_desc, v_desc, BQ, BK, HEADS_PER_KV, CAUSAL)
+    out = Output(o_ptr, stride_ob, stride_oh, stride_on, lse_ptr)
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (forward_consumer, (common, 0, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
-                (forward_consumer, (common, 1, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (work, out, 0, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (work, out, 1, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
                 (forward_producer, load),
             ],
             [4, 1],
@@ -352,9 +369,9 @@ def forward_kernel(
     elif GROUPS == 3:
         gl.warp_specialize(
             [
-                (forward_consumer, (common, 0, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
-                (forward_consumer, (common, 1, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
-                (forward_consumer, (common, 2, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (work, out, 0, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (work, out, 1, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (work, out, 2, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
                 (forward_producer, load),
             ],
             [4, 4, 1],
@@ -363,10 +380,10 @@ def forward_kernel(
     else:
         gl.warp_specialize(
             [
-                (forward_consumer, (common, 0, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
-                (forward_consumer, (common, 1, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
-                (forward_consumer, (common, 2, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
-                (forward_consumer, (common, 3, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (work, out, 0, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (work, out, 1, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (work, out, 2, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
+                (forward_consumer, (work, out, 3, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
                 (forward_producer, load),
             ],
             [4, 4, 4, 1],

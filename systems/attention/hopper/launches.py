@@ -1,12 +1,11 @@
 """Flash attention for Hopper GPUs: which inputs these kernels take, their launch
 configurations, their launchers.
 
-The kernels stand in `flash_hopper_forward`, `flash_hopper_backward` and
-`flash_hopper_one_pass`, written in Gluon, the dialect of Triton in which warps have
-roles and each copy, barrier and product is placed by hand. They hold what
-the plain kernels promise (results that repeat bit by bit) and take less: 16-bit dtypes,
-head dimensions from 40 to 128 in steps of 8, tensors that the copy engine can read.
-`refusal` says what is missing for others, `is_faster` where it pays.
+The kernels stand in `forward`, `backward` and `one_pass`, written in Gluon, the dialect
+of Triton in which warps have roles and each copy, barrier and product is placed by
+hand. They hold what the plain kernels promise (results that repeat bit by bit) and take
+less: 16-bit dtypes, head dimensions from 40 to 128 in steps of 8, tensors that TMA can
+read. `refusal` says what is missing for others, `is_faster` where it pays.
 """
 
 from functools import cache, lru_cache, partial
@@ -37,18 +36,17 @@ from systems.attention.triton.configs import sm_count
 # Versions of Triton whose Gluon these kernels were tested with: the dialect changes
 # from one to the next.
 VERSIONS = ("3.6.",)
-# By head dimension that of its tiles, which the tables below go by: the copy engine
-# fills them up with zeros, and leaves these out where it writes. It needs rows that
-# begin at multiples of 16 bytes. Smaller head dimensions have smaller tiles in the
-# plain kernels.
+# By head dimension that of its tiles, which the tables below go by: TMA fills them up
+# with zeros, and leaves these out where it writes. It needs rows that begin at
+# multiples of 16 bytes. Smaller head dimensions have smaller tiles in the plain
+# kernels.
 TILE_DIMS = {d: 64 if d <= 64 else 128 for d in range(40, 129, 8)}
 DTYPES = (torch.float16, torch.bfloat16)
-# With fewer scores the GPU may be done before the host has described the tensors to the
-# copy engine, which the plain kernels' launches are spared.
+# With fewer scores the GPU may be done before the host has made TMA's descriptors,
+# which the plain kernels don't need.
 MIN_SCORES = 2**27
-# With fewer queries of all heads together there are few more tiles than
-# multiprocessors, or fewer, so that some work on alone; the plain kernels share the
-# loops of theirs.
+# With fewer queries of all heads together there are few more tiles than SMs, or fewer:
+# some SMs would idle while others finish. The plain kernels split their loops then.
 MIN_ROWS = 2**15
 # --8<-- [end:limits]
 # Of the L2 cache's 50 MiB, what the keys and values of heads that are walked through
@@ -59,8 +57,8 @@ LOG2E = 1.4426950408889634
 
 # --8<-- [start:configs]
 class Config(NamedTuple):
-    """GROUPS x 64 rows stay in a program; tiles of `rows` stream past it through
-    `stages` slots.
+    """`groups` x 64 rows stay in a program; tiles of `rows` stream past them through a
+    ring of `stages`.
     """
 
     groups: int
@@ -74,8 +72,8 @@ class Config(NamedTuple):
     overlap: bool = True
     # dk and dv: k and v as the tensor cores' operands stay in registers.
     in_registers: bool = False
-    # Forward: programs for each multiprocessor. More than one only to measure what the
-    # schedule is worth.
+    # Forward: programs for each SM. More than one only to measure what the schedule is
+    # worth.
     programs: int = 1
     # Forward: the last heads, with about this many items for each program, are handed
     # out together, longest items first.
@@ -90,24 +88,23 @@ CONFIGS = {
 }
 
 
-# The backward pass in one kernel, also by tiles: slots of the ring (STAGES), for dS
-# that the share group has yet to read (BEHIND), and for shares of dq, each with an
-# adder (ADDERS); registers of a key group's thread and of a share group's, and of all
-# on average.
+# The backward pass in one kernel, also by tiles: stages of the ring of q and do, of dS
+# that the dq group has yet to read, and of partial dq, each with a writer; registers of
+# a key group's thread and of the dq group's.
 ONE_PASS = {
     64: {
         "STAGES": 5,
-        "BEHIND": 3,
-        "ADDERS": 3,
+        "DS_STAGES": 3,
+        "DQ_STAGES": 3,
         "REGISTERS": 192,
-        "SHARE_REGISTERS": 80,
+        "DQ_REGISTERS": 80,
     },
     128: {
         "STAGES": 2,
-        "BEHIND": 2,
-        "ADDERS": 2,
+        "DS_STAGES": 2,
+        "DQ_STAGES": 2,
         "REGISTERS": 208,
-        "SHARE_REGISTERS": 72,
+        "DQ_REGISTERS": 72,
     },
 }
 ONE_PASS_MAXNREG = 128
@@ -115,7 +112,7 @@ ONE_PASS_KEYS, ONE_PASS_QUERIES = 128, 64
 # Also by tiles, under a causal mask; without one, half as many. With fewer, two passes
 # are taken.
 ONE_PASS_MIN_KEYS = {64: 2048, 128: 4096}
-# So much of all multiprocessors' time must go into steps, or two passes are faster.
+# So much of all SMs' time must go into steps, or two passes are faster.
 ONE_PASS_USE = 0.9
 # Tiles of head dimension 64, up to so many keys under a causal mask, or half of them
 # without: while one of four groups begins or ends an item, three work. Small tiles
@@ -150,8 +147,8 @@ def missing_here(device: torch.device) -> str:
 
 # --8<-- [start:takes]
 def readable(x: Tensor) -> bool:
-    """Whether the copy engine can read x: rows in one piece, and rows, heads and
-    batches at multiples of 16 bytes.
+    """Whether TMA can read x: rows without gaps, and rows, heads and batches at
+    multiples of 16 bytes.
     """
     *outer, last = zip(x.shape, x.stride(), strict=True)
     aligned = all(
@@ -391,8 +388,7 @@ def groups_in_one_pass(q: Layout, k: Layout, causal: bool, processors: int) -> i
     """How many heads the kernel for one pass works on at a time; 0 where it can't, or
     would be slower than two passes.
 
-    All programs of a head run side by side, one on each multiprocessor, and wait for
-    one another.
+    All programs of a head run side by side, one on each SM, and wait for one another.
     """
     batch, heads, n, d = k.shape
     tiles = n // ONE_PASS_KEYS
@@ -417,7 +413,7 @@ class BackwardInOnePass(NamedTuple):
     main: Launch
     of: dict[str, Descriptor]
     rounded: Launch
-    counters: int
+    semaphores: int
 
 
 @lru_cache(maxsize=1024)
@@ -495,14 +491,14 @@ def launch_one_pass(
         torch.empty_like(lse),
         q.new_empty((*q.shape[:-1], TILE_DIMS[q.shape[-1]]), dtype=torch.float32),
     )
-    counters = torch.zeros(plan.counters, dtype=torch.int32, device=q.device)
+    semaphores = torch.zeros(plan.semaphores, dtype=torch.int32, device=q.device)
     of = plan.of
     with on_device_of(q):
         plan.delta(o, do, delta)
         plan.main(
             of["q"](q), of["k"](k), of["v"](v), of["do"](do),
             of["statistics"](lse), of["statistics"](delta),
-            of["dq"](held), dk, dv, counters,
+            of["dq"](held), dk, dv, semaphores,
         )  # fmt: skip
         plan.rounded(held, dq)
     return dq, dk, dv

@@ -1,8 +1,8 @@
-"""How fast the copy engines of a Hopper GPU add to memory that the L2 cache holds.
+"""How fast TMA adds to memory that the L2 cache of a Hopper GPU holds.
 
-Programs that share a sum have to carry their parts to it. `flash_hopper_one_pass` has
-the copy engine add them (`cp.reduce`); here every multiprocessor does nothing else, so
-that there is a rate to hold that kernel against.
+Programs that share a sum have to carry their partial sums to it. `one_pass` has TMA add
+them (`cp.reduce`); here every SM does nothing else, so that there is a rate to hold
+that kernel against.
 """
 
 import torch
@@ -11,15 +11,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from systems.attention.hopper.one_pass import SHARE, add_shared_to_global
+from systems.attention.hopper.one_pass import DQ_LAYOUT, add_shared_to_global
 from systems.attention.relaunch import Descriptor
 
-# A tile is a share of dq of 64 queries at head dimension 64: float32 numbers in rows of
-# 32.
+# A tile is a partial dq of 64 queries at head dimension 64: float32 in rows of 32.
 ROWS = 128
 TILE_BYTES = ROWS * 32 * 4
-# Tiles of a program that its copy engine may be reading at a time: as many as that
-# kernel has slots there.
+# Tiles of a program that TMA may be reading at a time: as many as that kernel has
+# stages of them.
 UNDER_WAY = gl.constexpr(3)
 
 
@@ -30,7 +29,7 @@ def add_kernel(sum_desc, tiles, steps, num_warps: gl.constexpr):
     ROWS: gl.constexpr = sum_desc.block_shape[0]
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [num_warps, 1], [1, 0])
     ones = gl.allocate_shared_memory(
-        gl.float32, [ROWS, 32], SHARE, gl.full([ROWS, 32], 1.0, gl.float32, LAYOUT)
+        gl.float32, [ROWS, 32], DQ_LAYOUT, gl.full([ROWS, 32], 1.0, gl.float32, LAYOUT)
     )
     fence_async_shared()
     first = gl.program_id(0) * tiles // gl.num_programs(0)
