@@ -150,12 +150,15 @@ def readable(x: Tensor) -> bool:
     """Whether TMA can read x: rows without gaps, and rows, heads and batches at
     multiples of 16 bytes.
     """
-    *outer, last = zip(x.shape, x.stride(), strict=True)
-    aligned = all(
-        size == 1 or stride > 0 and stride * x.element_size() % 16 == 0
-        for size, stride in outer
-    )
-    return last[1] == 1 and x.data_ptr() % 16 == 0 and aligned
+    *outer, last = x.stride()
+    if last != 1 or x.data_ptr() % 16:
+        return False
+    unit = 16 // x.element_size()
+    # A loop, not `all`: asked of each tensor in each call.
+    for size, stride in zip(x.shape, outer, strict=False):
+        if size > 1 and (stride <= 0 or stride % unit):
+            return False
+    return True
 
 
 def refusal(q: Tensor, k: Tensor, v: Tensor) -> str:
