@@ -407,6 +407,8 @@ def check_tree(
 
     folder = generated or load.GENERATED
     wanted, present = rendered(results), files_in(folder)
+    if wanted.broken:
+        stop("\n       ".join(map(str, wanted.broken)))
     faults = {name: "missing" for name in wanted.keys() - present.keys()}
     faults |= {
         name: "no record gives this file" for name in present.keys() - wanted.keys()
@@ -421,7 +423,6 @@ def check_tree(
         for name, fault in faults.items()
     ]
     findings += check_pages(ROOT)
-    findings += [str(broken) for broken in wanted.broken]
     stale = load.stale_records(results)
     findings += stale if fresh else []
     for message in [] if fresh else stale:
