@@ -3,13 +3,13 @@ no GPU.
 
     python -m systems.formulas.fit --size xl --context 4096 --gpu a100-80
     python -m systems.formulas.fit --size 2.7B --attention flash --checkpoint 4
-    python -m systems.formulas.fit --d-model 2048 --d-ff 5632 --layers 22 --heads 32 --vocab 32000
+    python -m systems.formulas.fit --d-model 2048 --d-ff 5632 --layers 22 --heads 32
 """
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
-from enum import Enum
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -17,7 +17,7 @@ from rich.table import Table
 
 from systems.formulas.costs import BACKWARD_OVER_FORWARD, forward_flops
 from systems.formulas.gpus import GPUS, Gpu
-from systems.formulas.memory_costs import Pass
+from systems.formulas.memory_costs import Pass, weight_bytes
 from systems.formulas.memory_peak import peak
 from systems.model.sizes import SIZES, VOCAB_SIZE, ModelSize
 
@@ -78,10 +78,19 @@ def step_flops(p: Pass) -> int:
     return (1 + BACKWARD_OVER_FORWARD) * forward + again
 
 
+def optimizer_moved_bytes(p: Pass) -> int:
+    """What an update must read and write: the parameter, its gradient and each state
+    are read, all but the gradient written.
+    """
+    return (3 + 2 * p.optimizer_states) * weight_bytes(p)
+
+
 def floor_seconds(p: Pass, gpu: Gpu) -> float:
-    """Below this no step can be: its products at the data sheet's rate."""
+    """No step is faster: its products at the data sheet's rate and then, which can't
+    begin before the last gradient is there, the optimizer's traffic at its bandwidth.
+    """
     rate = gpu.peak.fp32 if p.precision == "fp32" else gpu.peak.bf16
-    return step_flops(p) / rate
+    return step_flops(p) / rate + optimizer_moved_bytes(p) / gpu.peak.bandwidth
 
 
 # --8<-- [end:fit]
@@ -104,11 +113,13 @@ def checked(p: Pass) -> Pass:
             raise ValueError(f"{name} must be from 1 to {LIMIT:,}, not {value:,}")
     if shape.d_model % (2 * shape.num_heads):
         raise ValueError(
-            f"--d-model {shape.d_model} must split into --heads {shape.num_heads} heads of even width"
+            f"--d-model {shape.d_model} must split into --heads {shape.num_heads} "
+            "heads of even width"
         )
     if not 0 <= p.checkpoint <= shape.num_layers:
         raise ValueError(
-            f"--checkpoint takes none, attention, or blocks from 1 to {shape.num_layers}, not {p.checkpoint}"
+            f"--checkpoint takes none, attention, or blocks from 1 to "
+            f"{shape.num_layers}, not {p.checkpoint}"
         )
     return p
 
@@ -148,33 +159,36 @@ def show(p: Pass, gpu: Gpu, console: Console) -> None:
     console.print(table)
     seconds = floor_seconds(p, gpu)
     console.print(
-        f"{step_flops(p) / 1e12:,.2f} TFLOP a step; at the data sheet's rate {seconds * 1e3:,.1f} ms, "
-        f"{p.tokens / seconds:,.0f} tokens/s. No step is faster; how far from it steps are is measured in the guide."
+        f"{step_flops(p) / 1e12:,.2f} TFLOP a step; at the data sheet's rates "
+        f"{seconds * 1e3:,.1f} ms, {p.tokens / seconds:,.0f} tokens/s. No step is "
+        "faster; how far from it steps are is measured in the guide."
     )
 
 
-def names(title: str, values: dict) -> type[Enum]:
-    """An option that takes these names alone."""
-    return Enum(title, {value: value for value in values}, type=str)
-
-
-Sizes, Gpus = names("Sizes", SIZES), names("Gpus", GPUS)
-Precisions = names("Precisions", dict.fromkeys(("fp32", "bf16", "pure_bf16")))
-Attentions = names("Attentions", dict.fromkeys(("eager", "flash")))
+def named(values: Mapping[str, Any], option: str, name: str) -> Any:
+    """The value of this name. `ValueError` names those that there are."""
+    if name not in values:
+        raise ValueError(f"{option} takes {', '.join(values)}, not {name!r}")
+    return values[name]
 
 
 def command(
-    size: Annotated[Sizes, typer.Option(help="Model of Table 1.")] = Sizes["xl"],
+    size: Annotated[
+        str, typer.Option(help=f"Model of Table 1: {', '.join(SIZES)}.")
+    ] = "xl",
     context: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 512,
     batch: Annotated[int, typer.Option(help="Sequences of a batch.")] = 4,
-    gpu: Annotated[Gpus, typer.Option(help="Which GPU.")] = Gpus["a100-80"],
+    gpu: Annotated[
+        str, typer.Option(help=f"Which GPU: {', '.join(GPUS)}.")
+    ] = "a100-80",
     precision: Annotated[
-        Precisions,
+        Literal["fp32", "bf16", "pure_bf16"],
         typer.Option(help="bf16 is autocast; pure_bf16 has no fp32 weights."),
-    ] = Precisions["fp32"],
+    ] = "fp32",
     attention: Annotated[
-        Attentions, typer.Option(help="eager keeps the scores, flash does not.")
-    ] = Attentions["eager"],
+        Literal["eager", "flash"],
+        typer.Option(help="eager keeps the scores, flash does not."),
+    ] = "eager",
     checkpoint: Annotated[
         str,
         typer.Option(help="none, attention, or how many blocks are computed again."),
@@ -187,31 +201,31 @@ def command(
     heads: Annotated[int | None, typer.Option(help="Heads of attention.")] = None,
     vocab: Annotated[int, typer.Option(help="Entries of the vocabulary.")] = VOCAB_SIZE,
 ) -> None:
-    base = SIZES[size.value]
-    shape = ModelSize(
-        d_model or base.d_model,
-        d_ff or base.d_ff,
-        layers or base.num_layers,
-        heads or base.num_heads,
-    )
     try:
+        base, device = named(SIZES, "--size", size), named(GPUS, "--gpu", gpu)
         if checkpoint not in ("none", "attention") and not checkpoint.isdecimal():
             raise ValueError(
-                f"--checkpoint takes none, attention or a number of blocks, not {checkpoint!r}"
+                f"--checkpoint takes none, attention or blocks, not {checkpoint!r}"
             )
+        shape = ModelSize(
+            base.d_model if d_model is None else d_model,
+            base.d_ff if d_ff is None else d_ff,
+            base.num_layers if layers is None else layers,
+            base.num_heads if heads is None else heads,
+        )
         p = Pass(
             shape,
             context,
             "step",
-            precision.value,
-            attention.value,
+            precision,
+            attention,
             int(checkpoint) if checkpoint.isdecimal() else 0,
             checkpoint == "attention",
             batch,
             vocab,
-            GPUS[gpu.value].workspace_bytes,
+            workspace_bytes=device.workspace_bytes,
         )
-        show(checked(p), GPUS[gpu.value], Console())
+        show(checked(p), device, Console())
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from None

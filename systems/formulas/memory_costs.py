@@ -1,5 +1,5 @@
-"""What a pass must keep in memory, by formula: every saved tensor by name. When it needs
-most is `memory_peak`.
+"""What a pass must keep in memory, by formula: every saved tensor by name. When it
+needs most is `memory_peak`.
 
 Arithmetic only, as in `costs`: the renderer sets it beside what was measured, and
 beside what ran out of memory. Tests hold it to what autograd saves and to the peak of
@@ -45,6 +45,8 @@ class Pass:
     recompute_attention: bool = False
     batch: int = 4
     vocab: int = VOCAB_SIZE
+    # Tensors as large as its parameter that the optimizer keeps: AdamW's two moments.
+    optimizer_states: int = 2
     # What cuBLAS takes for each thread that multiplies matrices.
     workspace_bytes: int = HOPPER_WORKSPACE
 
@@ -67,7 +69,7 @@ class Pass:
 
     @property
     def wide(self) -> int:
-        """Bytes of an element of weights, gradients, the residual stream and softmax."""
+        """Bytes of an element of weights, gradients, residual stream and softmax."""
         return BF16_BYTES if self.precision == "pure_bf16" else FP32_BYTES
 
 

@@ -1,9 +1,9 @@
 """When a pass needs most memory, by formula: the bytes of each category at every moment
 that may be the peak.
 
-Arithmetic only, with the letters of `memory_costs`. The renderer sets it beside what was
-measured, and beside what ran out of memory; tests hold it to the peaks of passes of many
-shapes.
+Arithmetic only, with the letters of `memory_costs`. The renderer sets it beside what
+was measured, and beside what ran out of memory; tests hold it to the peaks of passes of
+many shapes.
 """
 
 from systems.formulas.costs import FP32_BYTES, INT64_BYTES
@@ -37,8 +37,9 @@ def most(p: Pass) -> Bytes:
     trains = p.mode in ("forward_backward", "step")
     return {
         "weights": weight_bytes(p) + table_bytes(p),
-        # m and v.
-        "optimizer state": 2 * weight_bytes(p) if p.mode == "step" else 0,
+        "optimizer state": p.optimizer_states * weight_bytes(p)
+        if p.mode == "step"
+        else 0,
         "gradients": weight_bytes(p) if trains else 0,
         # Until autocast ends, or as long as a graph needs them.
         "weight copies": max(1, graphs) * copied_bytes(p),
@@ -52,11 +53,11 @@ def most(p: Pass) -> Bytes:
 
 # --8<-- [start:peak]
 def peak(p: Pass) -> Bytes:
-    """All categories at the moment of the pass that needs most, temporaries included."""
-    return max(moments(p), key=lambda moment: sum(moment.values()))
+    """All categories, temporaries too, at the moment that needs most."""
+    return max(moments(p).values(), key=lambda moment: sum(moment.values()))
 
 
-def moments(p: Pass) -> list[Bytes]:
+def moments(p: Pass) -> dict[str, Bytes]:
     """Every moment that may be the peak, by category."""
     trains = p.mode in ("forward_backward", "step")
     found = (
@@ -64,20 +65,20 @@ def moments(p: Pass) -> list[Bytes]:
         if trains
         else at_rest(p)
         if p.mode == "forward"
-        else [after_forward(p)]
+        else {"after the forward pass": after_forward(p)}
     )
     lasting = {name: most(p)[name] for name in ("weights", "optimizer state")}
     # The thread that calls has a workspace, and autograd's, once there was a backward
     # pass. Token ids and targets are int64.
     always = 2 * p.workspace_bytes + 2 * p.tokens * INT64_BYTES
-    return [
-        {name: {**lasting, **moment}.get(name, 0) for name in CATEGORIES}
+    return {
+        when: {name: {**lasting, **moment}.get(name, 0) for name in CATEGORIES}
         | {"temporaries": moment.get("temporaries", 0) + always}
-        for moment in found
-    ]
+        for when, moment in found.items()
+    }
 
 
-def at_rest(p: Pass) -> list[Bytes]:
+def at_rest(p: Pass) -> dict[str, Bytes]:
     """A forward pass that keeps nothing: inside the last block's attention, inside its
     feed-forward half, at the head.
 
@@ -89,20 +90,20 @@ def at_rest(p: Pass) -> list[Bytes]:
     copies = copied_bytes(p)
     head = p.vocab * d * BF16_BYTES if p.autocast else 0
     last = (3 * d * f + d * d) * BF16_BYTES if p.autocast else 0
-    return [
-        {
+    return {
+        "in the last attention": {
             "weight copies": copies - head - last,
             "temporaries": n * d * (4 * p.wide + 3 * low) + 3 * p.wide * scores,
         },
-        {
+        "in the last feed-forward half": {
             "weight copies": copies - head,
             "temporaries": n * d * 3 * p.wide + n * f * 3 * low,
         },
-        {
+        "at the head": {
             "weight copies": copies,
             "temporaries": n * d * (2 * fp32 + low) + logits_bytes(p),
         },
-    ]
+    }
 
 
 def after_forward(p: Pass) -> Bytes:
@@ -118,7 +119,7 @@ def after_forward(p: Pass) -> Bytes:
     }
 
 
-def in_training(p: Pass) -> list[Bytes]:
+def in_training(p: Pass) -> dict[str, Bytes]:
     """The loss, its gradient, the gradients of the blocks that may be the peak, and the
     optimizer.
 
@@ -133,27 +134,33 @@ def in_training(p: Pass) -> list[Bytes]:
         copies = head * BF16_BYTES if p.autocast else 0
         last = segments(p) - 1
         full = larger(last - 1, 0)
-        ends = [
-            (last, layers),
-            (last, last * p.checkpoint + 1),
-            (full, smaller((full + 1) * p.checkpoint, layers)),
-            (full, full * p.checkpoint + 1),
-            (0, smaller(p.checkpoint, layers)),
-            (0, 1),
-        ]
+        ends = {
+            "last block": (last, layers),
+            "first block of the last run": (last, last * p.checkpoint + 1),
+            "last block of a whole run": (
+                full,
+                smaller((full + 1) * p.checkpoint, layers),
+            ),
+            "first block of that run": (full, full * p.checkpoint + 1),
+            "last block of the first run": (0, smaller(p.checkpoint, layers)),
+            "first block": (0, 1),
+        }
     else:
-        ends = [(0, layers), (0, 1)]
-    found = [
-        {"weight copies": copies, "saved activations": kept + loss},
-        {
+        ends = {"last block": (0, layers), "first block": (0, 1)}
+    found = {
+        "after the forward pass": {
+            "weight copies": copies,
+            "saved activations": kept + loss,
+        },
+        "backward, the loss": {
             "weight copies": copies,
             "saved activations": kept - logits_bytes(p) + loss,
             # The gradient of the log-softmax and that of the logits; under autocast its
             # fp32 copy goes between them.
             "temporaries": p.tokens * p.vocab * (4 if p.autocast else 2 * p.low),
         },
-        # The last norm's backward pass has five fp32 tensors at once.
-        {
+        # Five fp32 tensors at once.
+        "backward, the last norm": {
             "gradients": head * p.wide,
             "weight copies": copies - (head * BF16_BYTES if p.autocast else 0),
             "saved activations": kept
@@ -162,20 +169,30 @@ def in_training(p: Pass) -> list[Bytes]:
             + n * d * FP32_BYTES,
             "temporaries": 5 * n * d * FP32_BYTES,
         },
-        *(half for end in ends for half in block_backward(p, *end)),
-        # The gradient of the embedding, from that of its rows.
-        {"gradients": weight_bytes(p), "temporaries": residual_bytes(p)},
-    ]
+        **{
+            f"backward, {half} of the {where}": moment
+            for where, end in ends.items()
+            for half, moment in block_backward(p, *end).items()
+        },
+        # From the gradient of its rows.
+        "backward, the embedding": {
+            "gradients": weight_bytes(p),
+            "temporaries": residual_bytes(p),
+        },
+    }
     if p.mode == "step":
-        # The root of AdamW's second moment, of one parameter after the other.
-        for largest in (d * f, head):
-            found.append(
-                {"gradients": weight_bytes(p), "temporaries": largest * p.wide}
-            )
+        # The root of AdamW's second moment, of one parameter after the other. Whoever
+        # keeps one state or none has no such root.
+        root = p.wide * (p.optimizer_states // 2)
+        for name, largest in {"a feed-forward matrix": d * f, "the head": head}.items():
+            found[f"optimizer, {name}"] = {
+                "gradients": weight_bytes(p),
+                "temporaries": largest * root,
+            }
     return found
 
 
-def block_backward(p: Pass, segment: int, block: int) -> list[Bytes]:
+def block_backward(p: Pass, segment: int, block: int) -> dict[str, Bytes]:
     """Inside the backward pass of a block, counted from 1, in a segment, counted from
     0: in its feed-forward half, and in its attention.
 
@@ -229,8 +246,9 @@ def block_backward(p: Pass, segment: int, block: int) -> list[Bytes]:
         d * d + 3 * d * f + d,
         n * d * (wide + low) + 5 * scores * wide,
     )
-    found = []
-    for kept, needed, graded, work in (in_feed_forward, in_attention):
+    found = {}
+    halves = {"feed-forward half": in_feed_forward, "attention": in_attention}
+    for half, (kept, needed, graded, work) in halves.items():
         moment = {
             "gradients": gradients + graded * wide,
             "saved activations": saved,
@@ -244,7 +262,7 @@ def block_backward(p: Pass, segment: int, block: int) -> list[Bytes]:
         else:
             moment["saved activations"] += kept
             moment["weight copies"] += needed
-        found.append(moment)
+        found[half] = moment
     return found
 
 

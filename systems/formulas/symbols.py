@@ -104,7 +104,7 @@ class Program:
         self.indices: dict[Any, int] = {}
 
     def index(self, value: Any) -> int:
-        """Where the instructions give this number or expression; added if they don't."""
+        """Where the instructions give this; added if they don't."""
         if value not in self.indices:
             if isinstance(value, Expression) and value.operands:
                 operands = [self.index(operand) for operand in value.operands]

@@ -18,7 +18,7 @@ from systems.formulas.fit import (
     step_flops,
 )
 from systems.formulas.gpus import CONTEXT_BYTES, GPUS
-from systems.formulas.memory_costs import Pass
+from systems.formulas.memory_costs import Pass, weight_bytes
 from systems.model.sizes import SIZES, ModelSize
 
 XL = Pass("xl", 2048, "step", "bf16", "flash")
@@ -86,7 +86,8 @@ def test_what_is_computed_again_is_counted():
     scores = Pass("small", 512, "step", "fp32", recompute_attention=True)
     assert step_flops(scores) == 3 * forward + parts["attention"]
     a100 = GPUS["a100-80"]
-    assert floor_seconds(p, a100) == 3 * forward / 19.5e12
+    moved = 7 * weight_bytes(p)
+    assert floor_seconds(p, a100) == 3 * forward / 19.5e12 + moved / 2.039e12
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,10 @@ from systems.formulas.symbols import Expression, Program, larger, smaller
 from systems.model.sizes import ModelSize
 
 NAMES = ("d_model", "d_ff", "num_layers", "num_heads", "context", "batch", "vocab")
-SYMBOLS = {name: Expression(name) for name in (*NAMES, "checkpoint", "workspace_bytes")}
+SYMBOLS = {
+    name: Expression(name)
+    for name in (*NAMES, "checkpoint", "optimizer_states", "workspace_bytes")
+}
 counts = st.integers(1, 10**6)
 
 
@@ -26,7 +29,8 @@ def pass_of(precision, attention, remedy, numbers) -> Pass:
         remedy == "attention",
         numbers["batch"],
         numbers["vocab"],
-        numbers["workspace_bytes"],
+        optimizer_states=numbers["optimizer_states"],
+        workspace_bytes=numbers["workspace_bytes"],
     )
 
 
@@ -41,15 +45,15 @@ def test_a_step_s_peak_in_symbols_is_its_peak_in_numbers(
 ):
     in_symbols = moments(pass_of(precision, attention, remedy, SYMBOLS))
     program = Program()
-    places = [
-        {category: program.index(value) for category, value in moment.items()}
-        for moment in in_symbols
-    ]
+    places = {
+        when: {category: program.index(value) for category, value in moment.items()}
+        for when, moment in in_symbols.items()
+    }
     values = program.values(numbers)
-    assert [
-        {category: values[place] for category, place in moment.items()}
-        for moment in places
-    ] == moments(pass_of(precision, attention, remedy, numbers))
+    assert {
+        when: {category: values[place] for category, place in moment.items()}
+        for when, moment in places.items()
+    } == moments(pass_of(precision, attention, remedy, numbers))
 
 
 def test_an_instruction_stands_once():

@@ -42,11 +42,11 @@ def render_all(results: Path) -> Rendered:
             files[f"{stem}-{name}"] = (notes if name.endswith(".md") else "") + text
     # What spans stems: the write-up with its claims, the table of everything, how long
     # it took; and the drawings, which no record gives.
-    names = ("writeup", "errata", "explorer", "durations", "diagrams")
-    writeup, errata, explorer, durations, diagrams = (
+    names = ("writeup", "errata", "explorer", "calculator", "durations", "diagrams")
+    writeup, errata, explorer, calculator, durations, diagrams = (
         import_module(f"tools.render.spanning.{name}") for name in names
     )
-    files |= writeup.fragments(found) | explorer.files(found)
+    files |= writeup.fragments(found) | explorer.files(found) | calculator.files(found)
     files |= durations.fragments(found) | diagrams.diagrams()
     first_kernel = import_module("tools.render.spanning.first_kernel")
     files |= first_kernel.fragments(found)
@@ -59,6 +59,7 @@ def render_all(results: Path) -> Rendered:
         "reported": errata.facts(found),
         "first_kernel": first_kernel.facts(found),
         "stale": stale_facts(found),
+        "calculator": calculator.facts(found),
         **of_stems,
     }
     lines: list[str] = []

@@ -1,0 +1,178 @@
+"""What the calculator's page computes with: the formulas of `systems.formulas` as
+programs, the GPUs, and the points that were measured.
+
+It is a script, because a page read from file:// can load a script and no JSON. The page's
+own script evaluates these programs and knows no formula itself.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from systems.formulas.fit import optimizer_moved_bytes, peak_bytes, step_flops
+from systems.formulas.gpus import CONTEXT_BYTES, GPUS
+from systems.formulas.memory_costs import Pass
+from systems.formulas.memory_peak import moments
+from systems.formulas.symbols import Expression, Program
+from systems.model.sizes import SIZES, VOCAB_SIZE, ModelSize
+from systems.profiling.memory.snapshot import CATEGORIES
+from systems.records.record import Record
+from tools.render.load import primary_gpu
+from tools.render.rows import span
+from tools.render.stems.end_to_end import rows as end_to_end
+from tools.render.stems.peak_memory import rows as peak_memory
+
+SHAPE = ("d_model", "d_ff", "num_layers", "num_heads")
+# What the programs of the page are given.
+NAMES = (
+    *SHAPE,
+    "context",
+    "batch",
+    "vocab",
+    "checkpoint",
+    "optimizer_states",
+    "workspace_bytes",
+)
+PRECISIONS = ("fp32", "bf16", "pure_bf16")
+ATTENTIONS = ("eager", "flash")
+# What is computed again: nothing, blocks in runs of `checkpoint`, attention's scores.
+RECOMPUTED = ("none", "blocks", "attention")
+
+
+def files(found: Mapping[str, list[Record]]) -> dict[str, str]:
+    """`calculator.js`, and the table that stands there without JavaScript."""
+    data = {
+        "categories": CATEGORIES,
+        "sizes": {name: asdict(size) for name, size in SIZES.items()},
+        "vocab": VOCAB_SIZE,
+        "context_bytes": CONTEXT_BYTES,
+        "gpus": {name: gpu_of(name) for name in GPUS},
+        "measured_on": next(
+            (n for n, g in GPUS.items() if g.slug == primary_gpu()), ""
+        ),
+        "programs": dict(programs()),
+        "memory": memory_points(found),
+        "steps": step_points(found),
+    }
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return {
+        "calculator.js": f"window.CALCULATOR = {text}\n",
+        "calculator-sizes.md": sizes_table(),
+    }
+
+
+def gpu_of(name: str) -> dict[str, Any]:
+    gpu = GPUS[name]
+    return {
+        "name": gpu.name,
+        "memory_bytes": gpu.memory_mib * 2**20,
+        "workspace_bytes": gpu.workspace_bytes,
+        **asdict(gpu.peak),
+    }
+
+
+def programs() -> Iterator[tuple[str, dict[str, Any]]]:
+    """For each choice of words the formulas of a step in symbols."""
+    symbols: dict[str, Any] = {name: Expression(name) for name in NAMES}
+    shape = ModelSize(*(symbols[name] for name in SHAPE))
+    numbers = {name: symbols[name] for name in ("context", "batch", "vocab")}
+    for precision in PRECISIONS:
+        for attention in ATTENTIONS:
+            for recomputed in RECOMPUTED:
+                if (attention, recomputed) == ("flash", "attention"):
+                    continue
+                p = Pass(
+                    shape,
+                    mode="step",
+                    precision=precision,
+                    attention=attention,
+                    checkpoint=symbols["checkpoint"] if recomputed == "blocks" else 0,
+                    recompute_attention=recomputed == "attention",
+                    optimizer_states=symbols["optimizer_states"],
+                    workspace_bytes=symbols["workspace_bytes"],
+                    **numbers,
+                )
+                yield f"{precision} {attention} {recomputed}", program(p)
+
+
+def program(p: Pass) -> dict[str, Any]:
+    """The instructions of a pass, and which of their results are what."""
+    made = Program()
+    return {
+        "moments": {
+            when: [made.index(moment[category]) for category in CATEGORIES]
+            for when, moment in moments(p).items()
+        },
+        "flops": made.index(step_flops(p)),
+        "moved_bytes": made.index(optimizer_moved_bytes(p)),
+        "instructions": made.instructions,
+    }
+
+
+def measured(found: Mapping[str, list[Record]], stem: str) -> Record | None:
+    """The record of the guide's own GPU."""
+    ours = (r for r in found.get(stem, []) if r.kind == "measured")
+    return next((r for r in ours if r.device.slug == primary_gpu()), None)
+
+
+def steps(found: Mapping[str, list[Record]]) -> list[peak_memory.Tried]:
+    """Every training step whose memory was measured."""
+    tried = peak_memory.tried(measured(found, "peak_memory"))
+    return [c for c in tried if c and c.config["mode"] == "step"]
+
+
+def memory_points(found: Mapping[str, list[Record]]) -> list[dict[str, Any]]:
+    """Peaks that were measured, in bytes as asked for, beside their configuration."""
+    points = []
+    for c in steps(found):
+        p = peak_memory.pass_of(c)
+        point = {name: c.config[name] for name in ("size", "context", "batch")}
+        point |= {"precision": p.precision, "attention": p.attention}
+        points.append({**point, "checkpoint": p.checkpoint, "bytes": c.requested})
+    return points
+
+
+def step_points(found: Mapping[str, list[Record]]) -> list[dict[str, Any]]:
+    """Steps that were timed: how long, and which share of the floor's rate that is."""
+    record = measured(found, "end_to_end")
+    points = []
+    for c in end_to_end.of_grid(record, mode="step"):
+        if not c or c.config["precision"] not in PRECISIONS:
+            continue
+        names = ("size", "context", "batch", "precision")
+        points.append({name: c.config[name] for name in names} | {"ms": c.ms()})
+    return points
+
+
+def worst(found: Mapping[str, list[Record]]) -> float | None:
+    """How far the formula is off a measured peak, at worst, as a share of it."""
+    off = [
+        abs(peak_bytes(peak_memory.pass_of(c)) / c.requested - 1) for c in steps(found)
+    ]
+    return max(off, default=None)
+
+
+def facts(found: Mapping[str, list[Record]]) -> dict[str, str]:
+    off = worst(found)
+    return {
+        "steps": str(len(steps(found))),
+        "worst": "not measured" if off is None else f"{off * 100:.2f} %",
+        "rounding": span(
+            (100 * (c.allocated / c.requested - 1) for c in steps(found)), "{:.1f}"
+        ),
+    }
+
+
+def sizes_table() -> str:
+    """The peak of a step of each size, by formula, for readers without JavaScript."""
+    head = "| size | parameters in fp32 | step, fp32 | bf16 autocast | flash, bf16 | flash, bf16, blocks again |"
+    lines = [head, "| --- |" + " ---: |" * 5]
+    for size in SIZES:
+        p = Pass(size, 512, "step", "fp32")
+        flash = replace(p, precision="bf16", attention="flash")
+        passes = (p, replace(p, precision="bf16"), flash, replace(flash, checkpoint=1))
+        needs = [f"{peak_bytes(x) / 2**30:.1f}" for x in passes]
+        weights = sum(moments(p)["optimizer, the head"][c] for c in ("weights",))
+        lines.append(f"| {size} | {weights / 2**30:.1f} | " + " | ".join(needs) + " |")
+    return "\n".join(lines) + "\n"
