@@ -49,6 +49,7 @@ class Clock:
         self.device = device
         self.samples_ms: dict[str, list[float]] = {}
 
+    # --8<-- [start:phase]
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         with phases.mark(name):
@@ -58,6 +59,8 @@ class Clock:
             synchronize(self.device)
             elapsed_ms = (now() - start) * 1e3
         self.samples_ms.setdefault(f"{name}_ms", []).append(elapsed_ms)
+
+    # --8<-- [end:phase]
 
 
 def measure(

@@ -53,6 +53,7 @@ def forward_flops(
     activations and the embedding look-up are not: less than a percent of the
     arithmetic, however much of the time.
     """
+    # --8<-- [start:products]
     tokens = batch * context
     return {
         "projections": tokens * num_layers * 2 * 4 * d_model**2,
@@ -60,6 +61,7 @@ def forward_flops(
         "attention": batch * num_layers * 2 * 2 * context**2 * d_model,
         "head": tokens * 2 * d_model * vocab_size,
     }
+    # --8<-- [end:products]
 
 
 # The backward pass of C = A B forms dA = dC Bᵀ and dB = Aᵀ dC: two products of the same

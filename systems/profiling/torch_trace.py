@@ -69,6 +69,7 @@ def load_profiler() -> None:
     watched(lambda: torch.zeros(1, device="cuda"), "cuda")
 
 
+# --8<-- [start:watched]
 def watched(work: Callable[[], Result], device: str) -> tuple[Result, profile]:
     """What `work` returns, and the profiler that has stopped watching it."""
     # What the CPU does is needed too: the marks, the launches and the operations.
@@ -84,6 +85,9 @@ def watched(work: Callable[[], Result], device: str) -> tuple[Result, profile]:
             result = work()
             synchronize(device)
     return result, profiler
+
+
+# --8<-- [end:watched]
 
 
 @contextmanager

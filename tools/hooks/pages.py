@@ -3,7 +3,7 @@ time.
 
 Maths becomes MathML, so a page needs no script and no font to show it; a formula that
 can't be converted fails the build. Tables get a frame that scrolls sideways and can be
-reached by keyboard. The write-up takes each answer from the page that gives it, so that
+reached by keyboard. Words of the glossary are explained once in a section. The write-up takes each answer from the page that gives it, so that
 none is written twice. A page whose sentences hold numbers older than the code says so.
 
 mkdocs calls the functions `on_...`; the others are pure, from text to text.
@@ -51,6 +51,14 @@ TABLE = re.compile(
     r'(?P<caption><p class="caption"[^>]*>(?:(?!</p>).)*</p>\s*)?'
     r"<table>(?P<body>.*?)</table>",
     re.DOTALL,
+)
+# Where numbers come from is not read word by word.
+PROVENANCE = re.compile(r'<p class="provenance">.*?</p>', re.DOTALL)
+TOOLTIP = re.compile(r'<abbr title="[^"]*">([^<]*)</abbr>')
+# A word with its explanation, or the start or end of what must not hold one.
+TOOLTIP_OR_TAG = re.compile(
+    r'<abbr title="(?P<title>[^"]*)">(?P<word>[^<]*)</abbr>'
+    r"|<(?P<end>/?)(?P<tag>h[1-6]|a|summary|label|button|th|svg)\b[^>]*>"
 )
 # What the theme brings for search in other languages than English, and for debugging
 # its own scripts.
@@ -128,9 +136,9 @@ def with_stale_line(markdown: str) -> str:
 
 
 def on_page_content(page_html: str, /, page: Page, **_: object) -> str:
-    """Convert the maths of one page and frame its tables."""
+    """Convert the maths of one page, frame its tables, thin out its tooltips."""
     try:
-        return frame_tables(convert_maths(page_html))
+        return frame_tables(convert_maths(few_tooltips(page_html)))
     except ValueError as error:
         raise PluginError(f"{page.file.src_uri}: {error}") from error
 
@@ -193,6 +201,30 @@ def to_mathml(tex: str, display: str) -> str:
     root.set("alttext", tex)
     ElementTree.register_namespace("", MATHML.strip("{}"))
     return ElementTree.tostring(root, encoding="unicode")
+
+
+def few_tooltips(page_html: str) -> str:
+    """Explain a word where it first stands in a section, and never in a heading, a
+    link or a button, which do something themselves, nor in the line of provenance.
+    """
+    seen: set[str] = set()
+    inside = 0
+    page_html = PROVENANCE.sub(lambda line: TOOLTIP.sub(r"\1", line[0]), page_html)
+
+    def kept(match: re.Match[str]) -> str:
+        nonlocal inside
+        if match["title"] is not None:
+            word = match["word"]
+            if inside or match["title"] in seen:
+                return word
+            seen.add(match["title"])
+            return match[0]
+        if match["tag"] == "h2" and not match["end"]:
+            seen.clear()
+        inside += -1 if match["end"] else 1
+        return match[0]
+
+    return TOOLTIP_OR_TAG.sub(kept, page_html)
 
 
 # What Markdown writes into each cell of an aligned column.

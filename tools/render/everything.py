@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from systems.experiments import STEMS
 from systems.records.record import Record
@@ -43,15 +44,20 @@ def render_all(results: Path) -> Rendered:
     # What spans stems: the write-up with its claims, the table of everything, how long
     # it took; and the drawings, which no record gives.
     names = ("writeup", "errata", "explorer", "calculator", "durations", "diagrams")
-    writeup, errata, explorer, calculator, durations, diagrams = (
-        import_module(f"tools.render.spanning.{name}") for name in names
-    )
+    writeup, errata, explorer, calculator, durations, diagrams = map(spanning, names)
+    names = ("gpu", "glossary", "sketches", "envelope", "index")
+    gpu, glossary, sketches, envelope, index = map(spanning, names)
     files |= writeup.fragments(found) | explorer.files(found) | calculator.files(found)
     files |= durations.fragments(found) | diagrams.diagrams()
     first_kernel = import_module("tools.render.spanning.first_kernel")
     files |= first_kernel.fragments(found)
     for name in ("attention_drawings", "weighted_sum_drawings"):
         files |= import_module(f"tools.render.spanning.{name}").fragments()
+    files |= gpu.fragments(found) | glossary.fragments() | sketches.fragments()
+    predicted = envelope.facts(found)
+    for stem in of_stems:
+        of_stems[stem] = {**of_stems[stem], **predicted.pop(stem, {})}
+    files |= index.fragments(found, files, of_stems)
     gpus = {r.device.slug: r.device.name for rs in found.values() for r in rs}
     facts: dict[str, Mapping[str, str]] = {
         "gpu": {"name": gpus.get(primary_gpu(), primary_gpu())},
@@ -60,6 +66,7 @@ def render_all(results: Path) -> Rendered:
         "first_kernel": first_kernel.facts(found),
         "stale": stale_facts(found),
         "calculator": calculator.facts(found),
+        **predicted,
         **of_stems,
     }
     lines: list[str] = []
@@ -68,6 +75,10 @@ def render_all(results: Path) -> Rendered:
         told = (f"  {key}: {json.dumps(inert(of_stem[key]))}" for key in of_stem)
         lines += [f"{stem}:", *told]
     return Rendered({**files, "facts.yml": "\n".join(lines) + "\n"}, broken)
+
+
+def spanning(name: str) -> ModuleType:
+    return import_module(f"tools.render.spanning.{name}")
 
 
 def build(stem: str, records: list[Record]) -> tuple[dict[str, str], Mapping[str, str]]:

@@ -214,3 +214,15 @@ def test_answers_copied_into_a_page_are_among_its_sentences(tmp_path: Any) -> No
     config: Any = SimpleNamespace(docs_dir=str(tmp_path))
     built = hooks.on_page_markdown("# All\n\n<!-- answer: a -->\n", PAGE, config)
     assert "facts.stale.get" in built.split("facts.answers")[0]
+
+
+def test_a_word_is_explained_once_in_a_section_and_never_in_a_link():
+    word = '<abbr title="A queue.">stream</abbr>'
+    built = hooks.few_tooltips(
+        f"<h2>A {word}</h2><p>{word}, {word}</p><p><a href='x'>{word}</a></p>"
+        f'<h2>B</h2><p class="provenance">{word}</p><p>{word}</p>'
+    )
+    assert built == (
+        f"<h2>A stream</h2><p>{word}, stream</p><p><a href='x'>stream</a></p>"
+        f'<h2>B</h2><p class="provenance">stream</p><p>{word}</p>'
+    )

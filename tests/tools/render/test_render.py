@@ -17,6 +17,7 @@ from systems.records.neighbours import NOTE
 from systems.records.record import Record
 from tools import regen_tables
 from tools.render import everything, figures, load, markdown
+from tools.render.spanning import envelope
 
 RESULTS = ROOT / "docs" / "results"
 
@@ -71,6 +72,11 @@ def test_pages_use_only_facts_that_exist(found):
         f"{group}.{name}"
         for group, module in (("reported", "errata"), ("first_kernel", "first_kernel"))
         for name in import_module(f"tools.render.spanning.{module}").facts({})
+    }
+    known |= {
+        f"{group}.{name}"
+        for group, of_group in envelope.facts({}).items()
+        for name in of_group
     }
     used = set()
     for page in (ROOT / "docs").glob("*.md"):

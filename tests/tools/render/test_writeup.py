@@ -10,7 +10,7 @@ import pytest
 from systems import ROOT
 from systems.experiments import STEMS
 from tools.render import load
-from tools.render.spanning import errata, writeup
+from tools.render.spanning import errata, index, writeup
 
 DOCS = ROOT / "docs"
 PAGE = (DOCS / "writeup.md").read_text(encoding="utf-8")
@@ -129,9 +129,9 @@ def test_the_status_follows_the_records(found, monkeypatch):
     )
 
 
-def test_the_overview_counts_points(found):
+def test_the_overview_counts_problems(found):
     text = writeup.overview(PROBLEMS, {})
-    assert "0 of 98 points" in text and text.count("not measured yet") + text.count(
+    assert "0 of 10 problems" in text and text.count("not measured yet") + text.count(
         "not built yet"
     ) == len(PROBLEMS)
     rows = [
@@ -139,8 +139,8 @@ def test_the_overview_counts_points(found):
         for line in writeup.overview(PROBLEMS, found).splitlines()
         if line.startswith("| [")
     ]
-    points = [int(line.split("|")[-2]) for line in rows if "not " not in line]
-    assert f"{sum(points)} of 98 points" in writeup.overview(PROBLEMS, found)
+    answered = sum("not " not in line for line in rows)
+    assert f"{answered} of 10 problems" in writeup.overview(PROBLEMS, found)
 
 
 def test_what_follows_from_reported_figures_by_hand(found):
@@ -165,18 +165,28 @@ def test_what_follows_from_reported_figures_by_hand(found):
     assert none.keys() == facts.keys() and none["rate_most"] == "not measured"
 
 
-def test_the_picture_on_the_index_shows_every_answer_with_its_problem():
-    picture = (
-        (DOCS / "index.md")
-        .read_text(encoding="utf-8")
-        .split('<div class="path" markdown>')[1]
-        .split("</div>")[0]
+def test_the_overview_shows_every_page_by_its_own_title():
+    """One name for a page: its title, in the navigation, and on the overview."""
+    picture = (DOCS / "index.md").read_text(encoding="utf-8")
+    shown = re.findall(
+        r"^    - \[(.+)\]\((\w+\.md)\)$", picture.split('class="path"')[1], re.MULTILINE
     )
-    shown = set(re.findall(r"\((\w+)\.md\) (\w+)$", picture, re.MULTILINE))
-    wanted = {
-        (answer.page, problem.name)
-        for problem in PROBLEMS
-        for answer in problem.answers
-        if answer.built
-    }
-    assert shown == wanted
+    named = re.findall(
+        r'^ +- (?:"(.+)"|(.+)): (\w+\.md)$',
+        (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    in_navigation = {page: quoted or name for quoted, name, page in named}
+    for title, page in shown:
+        assert f"# {title}\n" in (DOCS / page).read_text(encoding="utf-8"), page
+        assert in_navigation.pop(page) == title, page
+    assert in_navigation.keys() == {"index.md"}
+
+
+def test_the_editions_name_every_problem_and_every_page_that_answers_it():
+    text = index.editions()
+    for problem in PROBLEMS:
+        line = next(ln for ln in text.splitlines() if f"`{problem.name}`" in ln)
+        assert f"{problem.section} · {problem.points}" in line
+        assert problem.stanford.keys() == {"2025", "2026"}
+        assert all(f"({answer.page}.md)" in line for answer in problem.answers)

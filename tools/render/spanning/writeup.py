@@ -7,7 +7,7 @@ docs/writeup.md when the site is built, where `facts` here says that they are me
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
@@ -42,6 +42,8 @@ class Problem:
     section: str
     points: int
     answers: tuple[Answer, ...]
+    # Section and points in CS336, by year; none where a year did not ask it.
+    stanford: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_problems(path: Path = PROBLEMS_FILE) -> list[Problem]:
@@ -138,13 +140,14 @@ def overview(problems: list[Problem], found: Found) -> str:
             ]
         )
     answered = sum(
-        p.points
+        all(status(a, found).startswith("answered") for a in p.answers)
         for p in problems
-        if all(status(a, found).startswith("answered") for a in p.answers)
     )
-    total = sum(problem.points for problem in problems)
     listed = table(["problem", "section", "status", "points"], rows, left=3)
-    return f"{listed}\n\nAnswered from records, stale ones included: {answered} of {total} points.\n"
+    return (
+        f"{listed}\n\nAnswered from records, stale ones included: {answered} of "
+        f"{len(problems)} problems.\n"
+    )
 
 
 def asked(answer: Answer, found: Found) -> str:

@@ -1,0 +1,64 @@
+"""What a GPU is made of, by its maker's documents: the parts that a kernel's author has
+to share out. Their rates per second stand in `PEAKS` of `costs`.
+"""
+
+from dataclasses import dataclass
+
+from systems.formulas.costs import EXPONENTIALS_PER_CLOCK
+
+
+@dataclass(frozen=True)
+class Chip:
+    """Counts, bytes and FLOPs a clock; everything but `sms`, `l2_bytes` and the clock
+    is of one streaming multiprocessor (SM).
+    """
+
+    sms: int
+    # The highest clock of the plain fp32 units, in Hz.
+    clock: float
+    l2_bytes: int
+    shared_bytes: int
+    register_bytes: int
+    warps: int
+    tensor_cores: int
+    bf16_flops_per_clock: int
+    fp32_flops_per_clock: int
+    exponentials_per_clock: int
+    source: str
+
+
+HOPPER = {
+    "l2_bytes": 50 * 2**20,
+    "shared_bytes": 228 * 2**10,
+    "register_bytes": 256 * 2**10,
+    "warps": 64,
+    "tensor_cores": 4,
+    "bf16_flops_per_clock": 4096,
+    "fp32_flops_per_clock": 256,
+    "exponentials_per_clock": EXPONENTIALS_PER_CLOCK,
+    "source": "NVIDIA H100 architecture white paper and Hopper tuning guide",
+}
+AMPERE = {
+    "l2_bytes": 40 * 2**20,
+    "shared_bytes": 164 * 2**10,
+    "register_bytes": 256 * 2**10,
+    "warps": 64,
+    "tensor_cores": 4,
+    "bf16_flops_per_clock": 2048,
+    "fp32_flops_per_clock": 128,
+    "exponentials_per_clock": EXPONENTIALS_PER_CLOCK,
+    "source": "NVIDIA A100 architecture white paper and Ampere tuning guide",
+}
+# Keys as in `PEAKS`: the longest that begins a device's slug counts.
+CHIPS = {
+    "nvidia-h200": Chip(sms=132, clock=1.98e9, **HOPPER),
+    "nvidia-h100": Chip(sms=132, clock=1.98e9, **HOPPER),
+    "nvidia-h100-pcie": Chip(sms=114, clock=1.755e9, **HOPPER),
+    "nvidia-a100": Chip(sms=108, clock=1.41e9, **AMPERE),
+}
+
+
+def chip_of(slug: str) -> Chip | None:
+    """The chip of the device with this slug, or None where none is listed above."""
+    keys = [key for key in CHIPS if slug.startswith(key)]
+    return CHIPS[max(keys, key=len)] if keys else None

@@ -1,0 +1,43 @@
+"""Chips add up to their data sheets, and a floor is the slower of two roads."""
+
+import pytest
+
+from systems.formulas.chips import CHIPS, chip_of
+from systems.formulas.costs import Peak, peak_of
+from systems.formulas.floors import Work, floor_seconds, product, ridge
+
+PEAK = Peak(fp32=10.0, tf32=20.0, bf16=40.0, bandwidth=2.0, source="made up")
+
+
+@pytest.mark.parametrize("slug", CHIPS)
+def test_units_times_clock_are_the_data_sheets_rate(slug):
+    chip, peak = CHIPS[slug], peak_of(slug)
+    assert peak is not None
+    rate = chip.sms * chip.fp32_flops_per_clock * chip.clock
+    assert rate == pytest.approx(peak.fp32, rel=0.01)
+    # Tensor cores run at a lower clock.
+    fastest = chip.sms * chip.bf16_flops_per_clock * chip.clock
+    assert 0.9 * fastest < peak.bf16 < 1.01 * fastest
+
+
+def test_the_longest_name_counts():
+    plain, pcie = chip_of("nvidia-h100"), chip_of("nvidia-h100-pcie")
+    assert plain and pcie and plain.sms > pcie.sms
+    assert chip_of("nvidia-a100-sxm4-80gb") is CHIPS["nvidia-a100"]
+    assert chip_of("acme-gpu") is None
+
+
+def test_the_floor_is_what_binds():
+    assert floor_seconds(Work(100, 1), PEAK, "fp32") == 10
+    assert floor_seconds(Work(100, 1), PEAK, "bf16") == 2.5
+    assert floor_seconds(Work(1, 100), PEAK, "bf16") == 50
+
+
+def test_at_the_ridge_both_bind():
+    work = Work(flops=100, moved_bytes=20)
+    assert work.intensity == ridge(PEAK, "fp32")
+    assert work.flops / PEAK.fp32 == work.moved_bytes / PEAK.bandwidth
+
+
+def test_a_product_reads_and_writes_three_matrices():
+    assert product(2, 3, 5, element_bytes=4) == Work(60, 4 * (10 + 15 + 6))

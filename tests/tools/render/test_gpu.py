@@ -1,0 +1,89 @@
+"""The drawings and predictions of docs/gpu.md, and the words that its glossary explains."""
+
+import copy
+import re
+
+import pytest
+from lxml import html
+
+from systems import ROOT
+from tools.render import load
+from tools.render.drawing import NARROW, WIDE
+from tools.render.rows import NOT_MEASURED
+from tools.render.spanning import envelope, glossary, gpu
+
+
+@pytest.fixture(scope="module")
+def found():
+    return load.load(ROOT / "docs" / "results")
+
+
+# About the width of a letter, in sizes of its font.
+LETTER = 0.56
+
+
+def test_no_word_leaves_its_drawing(found):
+    for name, text in gpu.fragments(found).items():
+        wide, narrow = html.fragment_fromstring(text).findall("svg")
+        for svg, width in ((wide, WIDE), (narrow, NARROW)):
+            assert svg.get("viewbox").split()[2] == str(width)
+            for word in svg.iter("text"):
+                size, x = float(word.get("font-size")), float(word.get("x"))
+                long = LETTER * size * len(word.text)
+                left = {"start": x, "middle": x - long / 2, "end": x - long}
+                begin = left[word.get("text-anchor")]
+                assert size >= 10
+                assert -1 <= begin and begin + long <= width + 1, (name, word.text)
+
+
+def test_the_timelines_say_what_the_record_says(found):
+    ours = envelope.regimes(found)
+    assert ours is not None
+    text = gpu.fragments(found)["gpu-timelines.md"]
+    assert f"{ours.all_kernels.calls:.0f} kernels" in text
+    # Launches bind where kernels are shorter than launches, and only there.
+    assert ours.all_kernels.each_us < ours.launch_us
+    assert ours.launch_us < ours.softmax.each_us < ours.products.each_us
+    memory, arithmetic = ours.shares(ours.softmax, ours.softmax_work)
+    assert memory > arithmetic
+    memory, arithmetic = ours.shares(ours.products, ours.products_work)
+    assert arithmetic > memory
+
+
+def test_softmax_moves_what_its_five_kernels_read_and_write():
+    scores = 12 * 12 * 4 * 512**2
+    assert envelope.softmax("small", 512).moved_bytes == 4 * 8 * scores
+
+
+def test_the_products_of_a_pass_read_each_weight_once():
+    work = envelope.all_products("2.7B", 512)
+    weights = 4 * (3_406_809_600 - 10_000 * 2560)
+    assert weights < work.moved_bytes < 4 * weights
+
+
+def test_no_prediction_needs_a_record(found):
+    without = envelope.facts({})
+    assert without.keys() == envelope.facts(found).keys()
+    assert without["kernel_profile"]["softmax_bytes"] == "4.83 GB"
+    assert without["kernel_profile"]["softmax_over_floor"] == NOT_MEASURED
+    assert "Not measured yet" in gpu.fragments({})["gpu-timelines.md"]
+
+
+def test_another_gpu_is_not_drawn_with_the_parts_of_this_one(found, monkeypatch):
+    other = copy.deepcopy(found["kernel_profile"][0])
+    other.device.slug, other.device.name = "acme-gpu", "ACME GPU"
+    for module in (gpu, envelope):
+        monkeypatch.setattr(module, "primary_gpu", lambda: "acme-gpu")
+    files = gpu.fragments({"kernel_profile": [other]})
+    assert (
+        "ACME" not in files["gpu-machine.md"] and "132 SMs" in files["gpu-machine.md"]
+    )
+    assert envelope.facts({"kernel_profile": [other]})["chip"]["sms"] == NOT_MEASURED
+
+
+def test_every_word_is_explained_once():
+    files = glossary.fragments()
+    forms = re.findall(r"^\*\[(.+?)\]: ", files["glossary-tooltips.md"], re.MULTILINE)
+    assert len(forms) == len(set(forms)) and {"warps", "Warps", "TMA"} <= set(forms)
+    terms = re.findall(r'<dt id="(.+?)">', files["glossary-terms.md"])
+    assert len(terms) == len(set(terms)) >= 25

@@ -1,0 +1,256 @@
+"""The back of an envelope: what formulas and data sheets predict, beside what was
+measured.
+
+A prediction needs no record. A ratio does, and reads "not measured" without one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from systems.formulas.chips import Chip, chip_of
+from systems.formulas.costs import (
+    FP32_BYTES,
+    Peak,
+    attention_part_costs,
+    forward_flops,
+    parameters_by_part,
+    pass_flops,
+    peak_of,
+)
+from systems.formulas.floors import Work, floor_seconds, product, ridge
+from systems.model.sizes import SIZES, VOCAB_SIZE
+from systems.records.record import Record
+from tools.render.load import primary_gpu
+from tools.render.markdown import percent
+from tools.render.rows import MISSING, Cell, cell, say
+
+BATCH = 4
+# Where nobody lists the primary GPU, the drawing shows this one, and says so.
+SHOWN = "nvidia-h200"
+Found = Mapping[str, list[Record]]
+
+
+def measured(found: Found, stem: str) -> Record | None:
+    """The record whose numbers stand in sentences."""
+    return next(
+        (
+            r
+            for r in found.get(stem, [])
+            if r.kind == "measured" and r.device.slug in (primary_gpu(), "meta")
+        ),
+        None,
+    )
+
+
+def shape(size: str, context: int) -> dict[str, int]:
+    return {**asdict(SIZES[size]), "context": context, "batch": BATCH}
+
+
+def of_forward(size: str, context: int) -> int:
+    """Matrix FLOPs of a forward pass."""
+    return sum(forward_flops(vocab_size=VOCAB_SIZE, **shape(size, context)).values())
+
+
+def all_products(size: str, context: int) -> Work:
+    """Every matrix product of a forward pass in fp32, operands read and results written
+    once by each.
+    """
+    model, tokens = SIZES[size], BATCH * context
+    d, wide, layers = model.d_model, model.d_ff, model.num_layers
+    projection = product(tokens, d, d, FP32_BYTES)
+    feed_forward = product(tokens, wide, d, FP32_BYTES)
+    head = product(tokens, VOCAB_SIZE, d, FP32_BYTES)
+    parts = attention_part_costs(element_bytes=FP32_BYTES, **shape(size, context))
+    attention = sum(parts[f"attention {name}"][1] for name in ("scores", "output"))
+    by_layer = 4 * projection.moved_bytes + 3 * feed_forward.moved_bytes
+    moved = layers * by_layer + head.moved_bytes + attention
+    return Work(of_forward(size, context), moved)
+
+
+def softmax(size: str, context: int) -> Work:
+    """Softmax as the model writes it, all layers, in fp32."""
+    parts = attention_part_costs(element_bytes=FP32_BYTES, **shape(size, context))
+    return Work(*parts["attention softmax"])
+
+
+# What was measured of them ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Some kernels of one forward pass: how many, and their times added up."""
+
+    calls: float
+    ms: float
+
+    @property
+    def each_us(self) -> float:
+        return 1e3 * self.ms / self.calls
+
+
+def kernels(c: Cell, phase: str = "forward", category: str = "") -> Kernels | None:
+    """Those of a phase and its parts, or only those of a category."""
+    items = [
+        item
+        for item in (c["kernels"] if c else [])
+        if item["phase"].startswith(phase) and item["category"].startswith(category)
+    ]
+    calls, ms = (sum(item[key] for item in items) for key in ("calls", "total_ms"))
+    return Kernels(calls, ms) if calls else None
+
+
+@dataclass(frozen=True)
+class Regimes:
+    """One row of ours for each way of being slow, or None where it was not measured."""
+
+    peak: Peak
+    chip: Chip
+    # `small` at context 128 under bf16, a forward pass: bound by launches.
+    wall_ms: float
+    all_kernels: Kernels
+    # `small` at 512 in fp32: bound by memory.
+    softmax: Kernels
+    softmax_work: Work
+    # 2.7B at 512 in fp32: bound by arithmetic.
+    products: Kernels
+    products_work: Work
+
+    @property
+    def launch_us(self) -> float:
+        """From one launch to the next, where the GPU waits for launches."""
+        return 1e3 * self.wall_ms / self.all_kernels.calls
+
+    @property
+    def busy(self) -> float:
+        """The share of the pass in which some kernel runs."""
+        return self.all_kernels.ms / self.wall_ms
+
+    def shares(self, kernels: Kernels, work: Work) -> tuple[float, float]:
+        """Of the memory's rate and of fp32's that these kernels reach."""
+        seconds = kernels.ms / 1e3
+        return (
+            work.moved_bytes / seconds / self.peak.bandwidth,
+            work.flops / seconds / self.peak.fp32,
+        )
+
+
+def regimes(found: Found) -> Regimes | None:
+    profile, clock = (measured(found, s) for s in ("kernel_profile", "end_to_end"))
+    forward = {"mode": "forward", "batch": BATCH}
+    launches = {"size": "small", "context": 128, "precision": "bf16", **forward}
+    at_512 = {"context": 512, "precision": "fp32", **forward}
+    small, large = (cell(profile, size=size, **at_512) for size in ("small", "2.7B"))
+    every = kernels(cell(profile, **launches))
+    of_softmax = kernels(small, "forward/attention softmax")
+    products = kernels(large, category="matmul")
+    timed = cell(clock, **launches)
+    slug = primary_gpu()
+    peak, chip = peak_of(slug), chip_of(slug)
+    if not (timed and every and of_softmax and products and peak and chip):
+        return None
+    return Regimes(
+        peak,
+        chip,
+        timed.ms("forward"),
+        every,
+        of_softmax,
+        softmax("small", 512),
+        products,
+        all_products("2.7B", 512),
+    )
+
+
+# Facts --------------------------------------------------------------------------------
+
+
+def facts(found: Found) -> dict[str, dict[str, str]]:
+    """For each stem what pages say of its predictions; and `chip`, the data sheet."""
+    return {
+        "chip": chip_facts(),
+        "kernel_profile": regime_facts(regimes(found)),
+        "end_to_end": step_facts(measured(found, "end_to_end")),
+        "warmup": warmup_facts(measured(found, "warmup")),
+        "peak_memory": memory_facts(measured(found, "peak_memory")),
+    }
+
+
+def chip_facts() -> dict[str, str]:
+    slug = primary_gpu()
+    peak, chip = peak_of(slug), chip_of(slug)
+    rates = {
+        "bandwidth": ("{:.1f} TB/s", peak and peak.bandwidth / 1e12),
+        "fp32": ("{:g} TFLOP/s", peak and peak.fp32 / 1e12),
+        "bf16": ("{:g} TFLOP/s", peak and peak.bf16 / 1e12),
+        "fp32_per_number": ("{:.0f}", peak and FP32_BYTES * ridge(peak, "fp32")),
+        "bf16_per_number": ("{:.0f}", peak and FP32_BYTES * ridge(peak, "bf16")),
+        "ridge_fp32": ("{:.0f}", peak and ridge(peak, "fp32")),
+        "ridge_bf16": ("{:.0f}", peak and ridge(peak, "bf16")),
+        "sms": ("{}", chip and chip.sms),
+    }
+    return {name: say(value or MISSING, text) for name, (text, value) in rates.items()}
+
+
+def regime_facts(r: Regimes | None) -> dict[str, str]:
+    work, products = softmax("small", 512), all_products("2.7B", 512)
+    peak = peak_of(primary_gpu())
+    floor = 1e3 * floor_seconds(work, peak, "fp32") if peak else MISSING
+    shares = r.shares(r.softmax, r.softmax_work) if r else (MISSING, MISSING)
+    reached = r.shares(r.products, r.products_work)[1] if r else MISSING
+    return {
+        "launched": say(r.all_kernels.calls if r else MISSING, "{:,.0f}"),
+        "launch_every": say(r.launch_us if r else MISSING, "{:.1f} µs"),
+        "kernel_each": say(r.all_kernels.each_us if r else MISSING, "{:.1f} µs"),
+        "busy": say(r.busy if r else MISSING, percent),
+        "softmax_bytes": f"{work.moved_bytes / 1e9:.2f} GB",
+        "softmax_intensity": f"{work.intensity:.2f}",
+        "softmax_floor": say(floor, "{:.2f} ms"),
+        "softmax_over_floor": say((r.softmax.ms if r else MISSING) / floor, "{:.1f}"),
+        "softmax_of_fp32": say(shares[1], percent),
+        "products_intensity": f"{products.intensity:.0f}",
+        "products_of_fp32": say(reached, percent),
+    }
+
+
+def step_facts(record: Record | None) -> dict[str, str]:
+    """Floors of passes of 2.7B at context 512, by FLOPs alone, and time over floor."""
+    peak, forward = peak_of(primary_gpu()), of_forward("2.7B", 512)
+    found = {"flops_forward_2_7B_512": f"{forward / 1e12:.1f} TFLOP"}
+    for mode, phases in {
+        "forward": ("forward",),
+        "step": ("forward", "backward"),
+    }.items():
+        for precision in ("fp32", "bf16"):
+            key = f"{mode}_2_7B_512_{precision}"
+            flops = pass_flops(forward, *phases)
+            floor = 1e3 * flops / getattr(peak, precision) if peak else MISSING
+            at = {"size": "2.7B", "context": 512, "batch": BATCH, "mode": mode}
+            took = cell(record, precision=precision, **at).ms()
+            found[f"floor_{key}"] = say(floor, "{:.0f} ms")
+            found[f"over_floor_{key}"] = say(took / floor, "{:.1f}")
+    for context in (128, 256, 512, 1024):
+        at = {"size": "small", "context": context, "mode": "forward", "batch": BATCH}
+        took = cell(record, precision="bf16", **at).ms()
+        found[f"forward_small_{context}_bf16"] = say(took, "{:.1f} ms")
+    at = {"size": "2.7B", "context": 512, "mode": "forward", "batch": BATCH}
+    took = cell(record, precision="fp32", **at).ms()
+    found["forward_2_7B_512_fp32"] = say(took, "{:.0f} ms")
+    return found
+
+
+def warmup_facts(record: Record | None) -> dict[str, str]:
+    """What one slow step does to the mean of ten."""
+    names = ("forward", "loss", "backward")
+    cold, warm = cell(record, warmup=0), cell(record, warmup=5)
+    first = cold.samples(*names)[0] if cold else cold.missing
+    return {"mean_predicted": say((first / warm.ms(*names) + 9) / 10, "{:.1f}")}
+
+
+def memory_facts(record: Record | None) -> dict[str, str]:
+    """What a training step of 2.7B needs beside its weights."""
+    at = {"size": "2.7B", "context": 512, "precision": "fp32", "attention": "eager"}
+    step = cell(record, mode="step", checkpoint="no", batch=BATCH, **at)
+    weights = FP32_BYTES * sum(
+        parameters_by_part(vocab_size=VOCAB_SIZE, **asdict(SIZES["2.7B"])).values()
+    )
+    beyond = step["peak_allocated_bytes"] - weights
+    return {"beyond_weights": say(beyond / 2**30, "{:.0f}")}

@@ -1,0 +1,291 @@
+"""The drawings of docs/gpu.md: what a GPU is made of, and three ways to be slow."""
+
+from dataclasses import dataclass
+
+from systems.formulas.chips import Chip, chip_of
+from systems.formulas.costs import Peak, peak_of
+from tools.render.drawing import NARROW, SMALL, TEXT, TITLE, Drawing, drawn
+from tools.render.load import primary_gpu
+from tools.render.markdown import percent
+from tools.render.spanning.envelope import SHOWN, Found, Regimes, measured, regimes
+
+MACHINE = (
+    "<strong>From your Python to the arithmetic units.</strong> The nearer to the "
+    "arithmetic, the smaller and the faster: memory serves all SMs, "
+    "a register one thread. Sizes and rates: {source}."
+)
+TIMELINES = (
+    "<strong>Three ways to be slow.</strong> Above the CPU, which launches; below "
+    "the GPU, which runs the kernels. Lengths are averages of the record, each panel to its "
+    "own scale. Green bars: how much of the data sheet's rates the kernels reach."
+)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the first drawing shows."""
+
+    name: str
+    chip: Chip
+    peak: Peak
+    memory: str
+
+
+def fragments(found: Found) -> dict[str, str]:
+    """`gpu-machine.md` and `gpu-timelines.md`."""
+    ours = regimes(found)
+    return {
+        "gpu-machine.md": machine_figure(shown_machine(found)),
+        "gpu-timelines.md": timelines(ours)
+        if ours
+        else "Not measured yet: run `python tools/regen_tables.py`.\n",
+    }
+
+
+def shown_machine(found: Found) -> Machine:
+    """The primary GPU, or a listed one where nobody lists the primary one's parts."""
+    slug, record = primary_gpu(), measured(found, "kernel_profile")
+    name, memory = slug, ""
+    if record:
+        name = record.device.name
+        memory = f"{(record.device.memory_bytes or 0) / 2**30:.0f} GiB"
+    if not (chip_of(slug) and peak_of(slug)):
+        slug, name, memory = SHOWN, "NVIDIA H200", ""
+    chip, peak = chip_of(slug), peak_of(slug)
+    assert chip and peak
+    return Machine(name, chip, peak, memory)
+
+
+# The machine --------------------------------------------------------------------------
+
+
+def machine_figure(m: Machine) -> str:
+    alt = (
+        f"One {m.name} has {m.chip.sms} SMs. Memory feeds them {bandwidth(m)} through an"
+        f" L2 cache of {mib(m)}; each SM has {m.chip.register_bytes >> 10} KiB of registers"
+        f" and {m.chip.shared_bytes >> 10} KiB of shared memory. The CPU only queues"
+        " launches."
+    )
+
+    def draw(d: Drawing) -> None:
+        (wide_machine if d.width > NARROW else narrow_machine)(d, m)
+
+    return drawn(draw, alt, MACHINE.format(source=f"{m.peak.source}; {m.chip.source}"))
+
+
+def bandwidth(m: Machine) -> str:
+    return f"{m.peak.bandwidth / 1e12:.1f} TB/s"
+
+
+def mib(m: Machine) -> str:
+    return f"{m.chip.l2_bytes >> 20} MiB"
+
+
+def wide_machine(d: Drawing, m: Machine) -> None:
+    host(d, 1, 14, 132)
+    d.arrow(134, 82, 184, 82)
+    d.text(159, 72, "launch", SMALL, "middle")
+    d.box(186, 1, 533, 342, "ink")
+    d.text(198, 22, m.name, TITLE, bold=True)
+    grid(d, 198, 54, 204, m.chip.sms)
+    d.line(402, 54, 424, 34, "faint")
+    d.line(402, 146, 424, 204, "faint")
+    one_sm(d, 424, 34, 284, m.chip)
+    d.arrow(300, 204, 300, 222, both=True)
+    d.arrow(560, 206, 560, 222, both=True)
+    storage(d, 198, 224, 510, m)
+
+
+def narrow_machine(d: Drawing, m: Machine) -> None:
+    host(d, 1, 1, 338)
+    d.arrow(60, 72, 60, 100)
+    d.text(70, 90, "launch", SMALL)
+    d.box(1, 102, 338, 484, "ink")
+    d.text(12, 123, m.name, TITLE, bold=True)
+    grid(d, 12, 154, 316, m.chip.sms)
+    d.line(12, 229, 12, 252, "faint")
+    d.line(24, 229, 328, 252, "faint")
+    one_sm(d, 12, 252, 316, m.chip)
+    d.arrow(170, 426, 170, 466, both=True)
+    storage(d, 12, 468, 316, m)
+
+
+def host(d: Drawing, x: float, y: float, width: float) -> None:
+    """The CPU and its queue of launches."""
+    tall = width < 200
+    d.box(x, y, width, 136 if tall else 68, "ink")
+    d.text(x + 10, y + 21, "CPU (the host)", TITLE, bold=True)
+    lines = ["runs your Python", "and queues kernels"]
+    if tall:
+        for i, words in enumerate(lines):
+            d.text(x + 10, y + 40 + 15 * i, words, SMALL)
+    else:
+        d.text(x + 10, y + 38, " ".join(lines), SMALL)
+    # Launches wait in line: the one on the right goes first.
+    for i in range(5):
+        d.box(x + 12 + 22 * i, y + (66 if tall else 46), 18, 14, "fill-blue")
+    if tall:
+        d.text(x + 10, y + 98, "the queue: a stream", SMALL)
+    else:
+        d.text(x + 128, y + 57, "the queue: a stream", SMALL)
+
+
+def grid(d: Drawing, x: float, y: float, width: float, sms: int) -> None:
+    """A square for each SM, one of them marked."""
+    d.text(x, y - 8, f"{sms} SMs, all alike", TEXT, bold=True)
+    columns = 22 if width > 250 else 14
+    step = width / columns
+    for i in range(sms):
+        row, column = divmod(i, columns)
+        style = "fill-orange" if i == 0 else "fill-faint"
+        d.box(x + step * column, y + step * row, step - 2, step - 2, style)
+
+
+def one_sm(d: Drawing, x: float, y: float, width: float, chip: Chip) -> None:
+    """What is in one SM."""
+    d.box(x, y, width, 172, "orange")
+    d.text(x + 10, y + 19, "One SM", TEXT, bold=True)
+    d.text(x + width - 10, y + 19, f"holds up to {chip.warps} warps", SMALL, "end")
+    rows = (
+        ("registers", f"{chip.register_bytes >> 10} KiB", "fill-green"),
+        ("shared memory and L1", f"{chip.shared_bytes >> 10} KiB", "fill-green"),
+        (
+            f"{chip.tensor_cores} tensor cores",
+            f"{chip.bf16_flops_per_clock:,} bf16 FLOPs a clock",
+            "fill-blue",
+        ),
+        ("fp32 units", f"{chip.fp32_flops_per_clock} FLOPs a clock", "fill-blue"),
+        ("exponentials", f"{chip.exponentials_per_clock} a clock", "fill-blue"),
+    )
+    for i, (what, amount, style) in enumerate(rows):
+        top = y + 28 + 28 * i
+        d.box(x + 8, top, width - 16, 24, style)
+        d.text(x + 16, top + 16, what, SMALL)
+        d.text(x + width - 16, top + 16, amount, SMALL, "end")
+
+
+def storage(d: Drawing, x: float, y: float, width: float, m: Machine) -> None:
+    """L2 and memory, and the rate between them."""
+    d.box(x, y, width, 34, "fill-green")
+    d.text(x + 10, y + 21, "L2 cache, for all SMs", TEXT, bold=True)
+    d.text(x + width - 10, y + 21, mib(m), TEXT, "end")
+    d.arrow(x + width / 4, y + 34, x + width / 4, y + 68, both=True)
+    d.text(x + width / 4 + 10, y + 55, bandwidth(m), TEXT, bold=True)
+    d.box(x, y + 70, width, 40, "fill-green")
+    d.text(x + 10, y + 94, "Memory (HBM)", TEXT, bold=True)
+    d.text(x + width - 10, y + 94, m.memory, TEXT, "end")
+
+
+# The timelines ------------------------------------------------------------------------
+
+
+def timelines(r: Regimes) -> str:
+    softmax, products = (
+        r.shares(r.softmax, r.softmax_work),
+        r.shares(r.products, r.products_work),
+    )
+    alt = (
+        f"Bound by launches, the GPU is busy {percent(r.busy)} of the time. Bound by memory,"
+        f" it is always busy and softmax reaches {percent(softmax[0])} of the memory's rate"
+        f" but {percent(softmax[1])} of the arithmetic. Bound by arithmetic, products reach"
+        f" {percent(products[1])} of it and {percent(products[0])} of the memory's rate."
+    )
+
+    def draw(d: Drawing) -> None:
+        # Panel by panel: what, launch every, kernel takes, kernels shown, shares.
+        y = panel(
+            d,
+            0,
+            "1  Bound by launches",
+            f"small, context 128, bf16: {r.all_kernels.calls:.0f} kernels",
+            r.launch_us,
+            r.all_kernels.each_us,
+            5,
+            [("GPU busy", r.busy)],
+        )
+        y = panel(
+            d,
+            y + 26,
+            "2  Bound by memory",
+            "softmax of small, context 512, fp32",
+            r.launch_us,
+            r.softmax.each_us,
+            5,
+            [("memory", softmax[0]), ("arithmetic", softmax[1])],
+        )
+        panel(
+            d,
+            y + 26,
+            "3  Bound by arithmetic",
+            "products of 2.7B, context 512, fp32",
+            r.launch_us,
+            r.products.each_us,
+            3,
+            [("memory", products[0]), ("arithmetic", products[1])],
+        )
+
+    return drawn(draw, alt, TIMELINES)
+
+
+def panel(
+    d: Drawing,
+    y: float,
+    title: str,
+    row: str,
+    launch_us: float,
+    kernel_us: float,
+    count: int,
+    shares: list[tuple[str, float]],
+) -> float:
+    """Two lanes and their time axis, in microseconds. Returns where the panel ends."""
+    wide = d.width > NARROW
+    d.text(0, y + 15, title, TITLE, bold=True)
+    d.text(200 if wide else 18, y + (15 if wide else 32), row, SMALL)
+    top = y + (26 if wide else 42)
+    left, right = 40, (500 if wide else d.width - 4)
+    starts, free = [], 0.0
+    for i in range(count):
+        start = max((i + 1) * launch_us, free)
+        starts.append(start)
+        free = start + kernel_us
+    scale = (right - left) / (1.04 * free)
+    d.text(0, top + 16, "CPU", SMALL)
+    d.text(0, top + 44, "GPU", SMALL)
+    d.line(left, top + 24, right, top + 24, "faint")
+    d.line(left, top + 52, right, top + 52, "faint")
+    gap = min(1.0, launch_us * scale / 4)
+    for i in range(count):
+        x = left + i * launch_us * scale
+        d.box(x, top + 4, max(launch_us * scale - gap, 0.8), 18, "fill-orange")
+    for start in starts:
+        x = left + start * scale
+        d.box(x, top + 30, max(kernel_us * scale - gap, 0.8), 20, "fill-blue")
+    if count * launch_us < 0.6 * free:
+        d.text(
+            left + count * launch_us * scale + 8, top + 17, "is done, runs ahead", SMALL
+        )
+    d.text(left, top + 66, f"a launch {duration(launch_us)}", SMALL)
+    d.text(right, top + 66, f"a kernel {duration(kernel_us)}", SMALL, "end")
+    return bars(d, 530, top, shares) if wide else bars(d, 0, top + 78, shares)
+
+
+def duration(us: float) -> str:
+    return (
+        f"{us / 1e3:.1f} ms"
+        if us >= 1000
+        else f"{us:.0f} µs"
+        if us >= 10
+        else f"{us:.1f} µs"
+    )
+
+
+def bars(d: Drawing, x: float, y: float, shares: list[tuple[str, float]]) -> float:
+    """How full each resource is; the frame is all of it. Returns the end."""
+    label, end = (x + 66, d.width - 44)
+    for i, (what, share) in enumerate(shares):
+        top = y + 4 + 26 * i
+        d.text(x, top + 13, what, SMALL)
+        d.box(label, top, end - label, 18, "faint")
+        d.box(label, top, max(share * (end - label), 1), 18, "fill-green")
+        d.text(d.width - 2, top + 13, percent(share), SMALL, "end", bold=True)
+    return y + max(26 * len(shares), 66 if x else 0) + 4

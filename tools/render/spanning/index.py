@@ -1,0 +1,130 @@
+"""The figures of docs/index.md: memory over a step, and a few bars for each question;
+and in which edition of the assignment each problem stands.
+"""
+
+import re
+from collections.abc import Mapping
+
+from systems import ROOT
+from systems.model.sizes import SIZES
+from tools.render.drawing import SMALL, Drawing
+from tools.render.load import primary_gpu
+from tools.render.markdown import Markup, figure, table
+from tools.render.rows import NOT_MEASURED, Missing, cell, faster, say
+from tools.render.spanning.envelope import BATCH, Found, measured
+from tools.render.spanning.writeup import load_problems
+
+WIDTH, ROW = 250, 24
+TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
+HOOK = Markup(
+    "**A training step of the largest model, byte by byte.** Memory in use, from the "
+    "allocator's own history; [Who holds the memory](peak_memory.md) explains each colour."
+)
+Facts = Mapping[str, Mapping[str, str]]
+Bar = tuple[str, float, str]
+
+
+def fragments(found: Found, files: Mapping[str, str], facts: Facts) -> dict[str, str]:
+    """`index-hook.md`, `index-editions.md`, and bars: `index-speed.md`, `-bytes.md`
+    and `-kernels.md`."""
+    return {
+        "index-hook.md": hook(files, facts.get("peak_memory", {})) + "\n",
+        "index-editions.md": editions(),
+        "index-speed.md": bars(
+            "Speed-up of a bf16 training step over fp32, by model size", speed(found)
+        ),
+        "index-bytes.md": bars(
+            "Memory above the inputs of attention over 65,536 tokens",
+            of_facts(
+                facts.get("flash_benchmarking", {}),
+                ("plain", "memory_plain_bf16"),
+                ("ours", "memory_ours_bf16"),
+            ),
+        ),
+        "index-kernels.md": bars(
+            "Time of forward and backward of attention over cuDNN's",
+            [
+                ("cuDNN", 1.0, "1"),
+                *of_facts(facts.get("flash_peers", {}), ("ours", "test_over_cudnn")),
+            ],
+        ),
+    }
+
+
+def hook(files: Mapping[str, str], facts: Mapping[str, str]) -> str:
+    """The timeline of the primary GPU; nothing where it was not measured."""
+    name = f"peak_memory-step-{primary_gpu()}"
+    if f"{name}.svg" not in files:
+        return "Not measured yet: run `python tools/regen_tables.py`."
+    peak, weights = (
+        facts.get(key, NOT_MEASURED) for key in ("step_512_fp32", "weights")
+    )
+    alt = (
+        f"Of {peak} at the peak of a training step in fp32, weights are"
+        f" {weights}; optimizer state is twice that, and saved activations are most of the rest."
+    )
+    return figure(name, alt, HOOK)
+
+
+def editions() -> str:
+    """Section and points of each problem, and the pages that answer it."""
+    years = ("2025", "2026")
+    rows = [
+        [
+            f"`{problem.name}`",
+            f"{problem.section} · {problem.points}",
+            *(problem.stanford.get(year, "") for year in years),
+            Markup(", ".join(linked(answer.page) for answer in problem.answers)),
+        ]
+        for problem in load_problems()
+    ]
+    head = ["problem", "NYU 2026", *(f"CS336 {year}" for year in years), "here"]
+    return table(head, rows, left=len(head)) + "\n"
+
+
+def linked(page: str) -> str:
+    """A link by the page's own title."""
+    title = TITLE.search((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
+    return f"[{title[1] if title else page}]({page}.md)"
+
+
+def speed(found: Found) -> list[Bar]:
+    """fp32 over bf16 for a training step at context 512, from the smallest model up."""
+    record = measured(found, "end_to_end")
+    at = {"context": 512, "mode": "step", "batch": BATCH}
+    gains = {
+        size: faster(
+            cell(record, size=size, precision="fp32", **at),
+            cell(record, size=size, precision="bf16", **at),
+        )
+        for size in SIZES
+    }
+    return [(size, gain, say(gain, "{:.1f} ×")) for size, gain in gains.items()]
+
+
+def of_facts(facts: Mapping[str, str], *named: tuple[str, str]) -> list[Bar]:
+    """A bar shows what a sentence says."""
+    found = []
+    for label, name in named:
+        told = facts.get(name, NOT_MEASURED)
+        number = re.match(r"[\d,.]*\d", told)
+        value = float(number[0].replace(",", "")) if number else Missing()
+        found.append((label, value, told))
+    return found
+
+
+def bars(alt: str, shown: list[Bar]) -> str:
+    """One line each, to the scale of the longest."""
+    d = Drawing(WIDTH)
+    known = [value for _, value, _ in shown if not isinstance(value, Missing)]
+    left, right = 56, 84
+    for i, (label, value, text) in enumerate(shown):
+        y = ROW * i
+        d.text(0, y + 15, label, SMALL)
+        length = 0.0
+        if not isinstance(value, Missing):
+            length = max((WIDTH - left - right) * value / max(known), 1)
+            d.box(left, y + 3, length, ROW - 8, "fill-blue")
+        d.text(left + length + 6, y + 15, text, SMALL, bold=True)
+    told = ", ".join(f"{label} {text}" for label, _, text in shown)
+    return f'<div class="bars">\n{d.svg(f"{alt}: {told}.", "small")}\n</div>\n'

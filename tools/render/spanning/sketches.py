@@ -1,0 +1,115 @@
+"""Sketches that need no record: what a clock reads, and what a block of the model does."""
+
+from dataclasses import dataclass
+
+from systems.formulas.costs import forward_flops
+from systems.model.sizes import SIZES, VOCAB_SIZE
+from tools.render.drawing import NARROW, SMALL, TEXT, Drawing, drawn
+from tools.render.markdown import percent
+from tools.render.spanning.envelope import BATCH, shape
+
+CLOCK = (
+    "<strong>A clock that does not wait times the queueing.</strong> The CPU has queued all "
+    "five kernels when the GPU has hardly begun."
+)
+BLOCK = (
+    "<strong>One of the {layers} blocks of {size}, from top to bottom,</strong> with the "
+    "shape of each weight matrix and its share of the block's matrix FLOPs at context "
+    "{context}. What has no bar multiplies no matrices."
+)
+
+
+def fragments() -> dict[str, str]:
+    """`sketch-clock.md` and `sketch-block.md`."""
+    return {"sketch-clock.md": clock(), "sketch-block.md": block("2.7B", 512)}
+
+
+def clock() -> str:
+    def draw(d: Drawing) -> None:
+        left, right, launch = 40, d.width - 8, 0.045 * d.width
+        kernel, start = (right - left - 1.4 * launch) / 5, left + launch
+        for lane, y in (("CPU", 30), ("GPU", 60)):
+            d.text(0, y + 14, lane, SMALL)
+            d.line(left, y + 22, right, y + 22, "faint")
+        for i in range(5):
+            d.box(left + i * launch, 32, launch - 2, 18, "fill-orange")
+            d.box(start + i * kernel, 60, kernel - 2, 20, "fill-blue")
+        returned, done = left + 5 * launch, start + 5 * kernel - 2
+        for x in (left, returned, done):
+            d.line(x, 20, x, 96, "ink thick")
+        d.text(left, 14, "start", SMALL)
+        wide = d.width > NARROW
+        d.text(
+            returned + 4,
+            14,
+            "without waiting, it stops here" if wide else "stops too early",
+            SMALL,
+        )
+        d.text(done, 14 if wide else 112, "after synchronize, here", SMALL, "end")
+        d.text(returned + 8, 46, "waits", SMALL)
+
+    alt = "The CPU queues five kernels in a fraction of the time in which the GPU runs them."
+    return drawn(draw, alt, CLOCK)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One operation of a block, and its matrix FLOPs."""
+
+    name: str
+    weight: str = ""
+    flops: float = 0.0
+
+
+def parts(size: str, context: int) -> list[Part]:
+    """Of one block, in order. Their FLOPs are those of `forward_flops`."""
+    model = SIZES[size]
+    total = forward_flops(vocab_size=VOCAB_SIZE, **shape(size, context))
+    projections, feed_forward, attention = (
+        total[part] / model.num_layers
+        for part in ("projections", "feed_forward", "attention")
+    )
+    square = f"{model.d_model} × {model.d_model}"
+    wide = f"{model.d_model} × {model.d_ff}"
+    return [
+        Part("RMSNorm"),
+        Part("q, k, v", f"3 × ({square})", 3 / 4 * projections),
+        Part("Q Kᵀ, all heads", "", attention / 2),
+        Part("mask, softmax"),
+        Part("P V, all heads", "", attention / 2),
+        Part("output, + input", square, projections / 4),
+        Part("RMSNorm"),
+        Part("w1 and w3", f"2 × ({wide})", 2 / 3 * feed_forward),
+        Part("SiLU, product"),
+        Part("w2, + input", wide, feed_forward / 3),
+    ]
+
+
+def block(size: str, context: int) -> str:
+    listed = parts(size, context)
+    whole = sum(part.flops for part in listed)
+    most = max(part.flops for part in listed)
+
+    def draw(d: Drawing) -> None:
+        narrow = d.width <= NARROW
+        name, left = (108, 218) if narrow else (150, 320)
+        for i, part in enumerate(listed):
+            y = 26 * i
+            d.box(0, y + 1, name, 21, "fill-green" if part.flops else "faint")
+            d.text(8, y + 16, part.name, SMALL if narrow else TEXT)
+            if i:
+                d.line(name / 2, y - 4, name / 2, y + 1, "ink")
+            d.text(name + 8, y + 16, part.weight, SMALL if narrow else TEXT)
+            if part.flops:
+                length = (d.width - left - 44) * part.flops / most
+                d.box(left, y + 4, length, 15, "fill-blue")
+                share = percent(part.flops / whole)
+                d.text(left + length + 5, y + 16, share, SMALL, bold=True)
+
+    feed_forward = sum(part.flops for part in listed[6:]) / whole
+    alt = (
+        f"The three feed-forward matrices do {percent(feed_forward)} of the matrix FLOPs of"
+        f" a block of {size} at context {context} and batch {BATCH}."
+    )
+    layers = SIZES[size].num_layers
+    return drawn(draw, alt, BLOCK.format(layers=layers, size=size, context=context))
