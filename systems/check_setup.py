@@ -65,9 +65,8 @@ def main() -> None:
     table = Table("what", "found")
     for name, version in versions().items():
         table.add_row(name, version)
-    table.add_row(
-        "GPU by the driver", f"{gpu.name}, driver {gpu.driver}" if gpu else "none"
-    )
+    driver = f", driver {gpu.driver}" if gpu and gpu.driver else ""
+    table.add_row("GPU by the driver", f"{gpu.name}{driver}" if gpu else "none")
     table.add_row(
         "torch runs on", torch.cuda.get_device_name() if device == "cuda" else "CPU"
     )

@@ -41,11 +41,11 @@ def measure_if_stale(
     quick: bool,
     force: bool,
     deadline: float,
-    restarted: bool = False,
 ) -> Outcome:
     """Measure one stem until `deadline` (in seconds of `time.time`), unless its record
-    is fresh. A restarted run goes on from its last row, even with `force`.
+    is fresh. With `force` too it goes on from where it was stopped.
     """
+    from systems.records.store import RecordError
     from systems.running.measure import device_for, record_path
 
     grid = "quick" if quick else "full"
@@ -55,10 +55,14 @@ def measure_if_stale(
         remedy = "; --quick runs it on a CPU" if cpu_can else ""
         message = f"skipped: needs a GPU and none was found{remedy}"
         return Outcome(stem, message, skipped=True)
-    if not force and state_of(record_path(results, device, stem, grid))[0] == "fresh":
-        return Outcome(stem, "fresh already (--force measures again)")
+    path = record_path(results, device, stem, grid)
+    try:
+        if not force and state_of(path)[0] == "fresh":
+            return Outcome(stem, "fresh already (--force measures again)")
+    except RecordError as error:
+        # The other experiments can be measured all the same.
+        return Outcome(stem, f"error: {error} (--force measures again)", 2)
     flags = ["--grid", grid, "--deadline", str(deadline)]
-    flags += ["--force"] if force and not restarted else []
     # On a CPU Triton's kernels run in its interpreter, chosen before triton is imported.
     environment = {"TRITON_INTERPRET": "1"} if device.slug == "cpu" else {}
     return run_child(stem, results, *flags, **environment)
@@ -88,7 +92,7 @@ def run_child(stem: str, results: Path, *flags: str, **environment: str) -> Outc
         TextColumn("left:"),
         TimeRemainingColumn(),
     )
-    outcome, started = Outcome(stem, "measured"), time.monotonic()
+    outcome, started = Outcome(stem, ""), time.monotonic()
     with (
         subprocess.Popen(
             command,
@@ -118,9 +122,8 @@ def run_child(stem: str, results: Path, *flags: str, **environment: str) -> Outc
         # It was killed; the process of its row would go on beside what runs next.
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGTERM)
-    if child.returncode < 0 or (
-        child.returncode == 1 and outcome.message == "measured"
-    ):
+    # Only a child that reached its end said what came of it.
+    if not outcome.message:
         outcome.code = 1
         outcome.message = (
             f"crashed (exit code {child.returncode}); "
@@ -146,6 +149,8 @@ def take_report(
             if status != "ok":
                 row = f"{outcome.stem} {config}"
                 progress.console.print(f"{row}: {status}: {report['reason']}")
+        case "complete":
+            outcome.message = "measured"
         case "out_of_time":
             outcome.message = "out of time; run again to go on"
         case "failed":
@@ -156,13 +161,17 @@ def take_report(
 
 
 def state_of(path: Path) -> tuple[str, Any]:
-    """`fresh`, `stale`, `partial` or `missing`, and the record, if there is one."""
+    """`fresh`, `stale`, `edited by hand`, `partial` or `missing`, and the record, if
+    there is one. RecordError for one that can't be read.
+    """
     from systems.records import store
     from systems.running.measure import partial_path
-    from tools.render.load import is_fresh
+    from tools.render.load import is_fresh, read
 
-    if path.exists():
-        record = store.read(path)
+    if os.path.lexists(path):
+        record = read(path)
+        if record.edited:
+            return "edited by hand", record
         return ("fresh" if is_fresh(record) else "stale"), record
     try:
         return "partial", store.read(partial_path(path))

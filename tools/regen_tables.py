@@ -53,7 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in sorted(given.keys() - READS[action]):
         readers = " or ".join(a for a, reads in READS.items() if name in reads)
         stop(f"{flag(name)} goes with {readers}, not with {action}")
-    from systems.records.store import RecordError
+    try:
+        from systems.records.store import RecordError
+    except ModuleNotFoundError as error:
+        not_installed(error)
 
     try:
         tree = same(results, RESULTS)
@@ -66,8 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         match action:
             case "--list":
-                print_states(results)
-                return 0
+                return print_states(results)
             case "--render":
                 write_rendered(results, **given)
                 return 0
@@ -81,6 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return measure(results, **given)
     except RecordError as error:
         stop(str(error))
+    except ModuleNotFoundError as error:
+        not_installed(error)
     except BrokenPipeError:
         # Who read our output has seen enough: `| head`. Python would complain once more
         # when it flushes what is left.
@@ -89,11 +93,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         used = f"can't use {error.filename}" if error.filename else "can't write"
         stop(f"{used}: {error.strerror}")
-    except ModuleNotFoundError as error:
-        stop(
-            f"{error.name} is not installed for {sys.executable}: run `make .venv/all`, "
-            "then `source .venv/bin/activate`"
-        )
     except KeyboardInterrupt:
         stop(
             "stopped; every finished configuration is kept, "
@@ -110,6 +109,13 @@ def stop(message: str) -> NoReturn:
     """One line that says what is wrong, exit code 2."""
     print(f"error: {message}", file=sys.stderr)
     raise SystemExit(2)
+
+
+def not_installed(error: ModuleNotFoundError) -> NoReturn:
+    stop(
+        f"{error.name} is not installed for {sys.executable}: run `make .venv/all`, "
+        "then `source .venv/bin/activate`"
+    )
 
 
 class OneLineErrors(argparse.ArgumentParser):
@@ -306,12 +312,15 @@ def render_if_told(results: Path, generated: Path | None) -> None:
         print(f"the records are in {results}; --render --generated FOLDER shows them")
 
 
-def print_states(results: Path) -> None:
+def print_states(results: Path) -> int:
     """What --list says: every stem on every device that has a record of it, and on the
     device of this machine. Lines are as long as the names need, also through a pipe.
+    Returns the exit code: 2 if a record can't be read or was edited by hand.
     """
+    from systems.records.store import RecordError
     from systems.running.measure import device_for
 
+    faults = []
     lines = [("experiment", "device", "state", "rows", "measured", "min")]
     for stem, entry in STEMS.items():
         here = device_for(entry.full)
@@ -320,11 +329,19 @@ def print_states(results: Path) -> None:
         if not slugs:
             lines.append((stem, "-", "no GPU", "", "", ""))
         for slug in sorted(slugs):
-            state, record = state_of(results / slug / f"{stem}.json")
+            path = results / slug / f"{stem}.json"
+            try:
+                state, record = state_of(path)
+            except RecordError as error:
+                state, record = "unreadable", None
+                faults.append(f"error: {error}")
+            if state == "edited by hand":
+                faults.append(f"error: {path} was edited by hand")
+            elif record is not None and record.kind == "reported":
+                state = "reported"
             if record is None:
                 lines.append((stem, slug, state, "", "", ""))
                 continue
-            state = "reported" if record.kind == "reported" else state
             rows = f"{len(record.rows)}/{record.expected_rows}"
             minutes = sum(row.seconds or 0 for row in record.rows) / 60
             took = f"{minutes:.1f}" if record.kind == "measured" else ""
@@ -334,6 +351,9 @@ def print_states(results: Path) -> None:
     for line in lines:
         cells = zip(line, widths, strict=True)
         print(" ".join(cell.ljust(width) for cell, width in cells).rstrip())
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    return 2 if faults else 0
 
 
 def print_outcomes(outcomes: list[Outcome]) -> None:
@@ -400,7 +420,8 @@ def check_tree(
     results: Path, fresh: bool = False, generated: Path | None = None
 ) -> int:
     """Print every difference between the tree and its records; with `fresh`, stale
-    records too. 0 if there is none, otherwise 1.
+    records too. 0 if there is none, 2 if a record can't be read or was edited by hand,
+    otherwise 1.
     """
     from tools.checks.pages import check_pages
     from tools.render import load
@@ -425,6 +446,7 @@ def check_tree(
     findings += check_pages(ROOT)
     stale = load.stale_records(results)
     findings += stale if fresh else []
+    findings += (edited := load.edited_records(results))
     for message in [] if fresh else stale:
         print(f"warning: {message}")
     for finding in sorted(findings):
@@ -433,7 +455,7 @@ def check_tree(
         print(f"{len(findings)} findings")
     else:
         print(f"{len(wanted)} generated files, all as the records give them")
-    return 1 if findings else 0
+    return 2 if edited or wanted.broken else 1 if findings else 0
 
 
 if __name__ == "__main__":

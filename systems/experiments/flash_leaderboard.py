@@ -4,7 +4,7 @@ dimension 64, bf16, causal.
 Ours under torch.compile as the test prescribes, the libraries by the same test, and
 where the time of each goes.
 
-    python -m systems.experiments.flash_leaderboard --implementation ours --warmup-ms 1000 --rep-ms 10000
+    python -m systems.experiments.flash_leaderboard --warmup-ms 1000 --rep-ms 10000
 """
 
 from dataclasses import dataclass

@@ -25,12 +25,14 @@ from systems.running.command import main, option
 # The rows that differ in this field alone are measured in turns.
 IN_TURNS = "implementation"
 PROTOCOL = {
-    "clock": "triton.testing.do_bench, 5 ms of warm-up, 20 ms of calls with the emptying of the L2 cache before each",
+    "clock": "triton.testing.do_bench, 5 ms of warm-up, 20 ms of calls with the "
+    "emptying of the L2 cache before each",
     "middling lengths": "L2 cache emptied eight times over",
     "order": "every implementation in turn, three rounds, ten where the host decides",
     "calls": "a hundred rounds of a hundred calls of every implementation in turn",
     "inputs": "standard normal, seed 0",
-    "error": "norm of the difference from float64 over the norm of float64, first batch, two heads",
+    "error": "norm of the difference from float64 over the norm of float64, "
+    "first batch, two heads",
     "fp32": "products in full precision but for what is named high",
 }
 # Memory-efficient attention is what SDPA has in fp32.

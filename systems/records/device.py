@@ -4,20 +4,33 @@ torch to know.
 
 import os
 import re
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+# Text of a record stands in pages: no markup, no lines.
+Plain = Annotated[str, Meta(max_length=2000, pattern=r"^[^<>\n\r]*$")]
+Name = Annotated[Plain, Meta(min_length=1)]
+Megahertz = Annotated[int, Meta(ge=0, le=100_000)]
 
 
-@dataclass
-class Device:
-    """A device as a record names it. Fields that only a GPU has are None elsewhere."""
+class Device(Struct, forbid_unknown_fields=True):
+    """A device as a record names it. Fields that only a GPU has are None elsewhere, and
+    where its driver does not tell them.
+    """
 
-    name: str
-    slug: str
-    capability: str | None = None
-    memory_bytes: int | None = None
-    driver: str | None = None
-    power_limit_w: float | None = None
-    sm_clocks_mhz: list[int] = field(default_factory=list)
+    name: Name
+    slug: Annotated[str, Meta(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
+    capability: Annotated[str, Meta(pattern=r"^\d+\.\d+$")] | None = None
+    memory_bytes: Annotated[int, Meta(ge=0, le=2**60)] | None = None
+    driver: Name | None = None
+    power_limit_w: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+    sm_clocks_mhz: list[Megahertz] = []
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.slug not in (CPU.slug, META.slug)
 
 
 # Parameters can be counted without any memory behind them, on PyTorch's "meta" device.
@@ -25,32 +38,38 @@ META = Device("meta device (no hardware needed)", "meta")
 CPU = Device("CPU", "cpu")
 
 
+# Folders of docs/results that are no GPU's.
+RESERVED = ("", "cpu", "meta", "quick")
+
+
 def slug_of(name: str) -> str:
     """A name as a folder: "NVIDIA A100-SXM4-40GB" -> "nvidia-a100-sxm4-40gb"."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return f"gpu-{slug}".strip("-") if slug in RESERVED else slug
 
 
 def find_gpu() -> Device | None:
-    """The first GPU that CUDA_VISIBLE_DEVICES leaves visible, or None: no GPU, no
-    driver, or no NVML.
+    """The first GPU (or part of one, by MIG) that CUDA_VISIBLE_DEVICES leaves visible,
+    or None: no GPU, no driver, or no NVML.
     """
     handle = _nvml_handle()
     if handle is None:
         return None
     import pynvml
 
-    name = pynvml.nvmlDeviceGetName(handle)
-    try:
-        power_limit_w = pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000
-    except pynvml.NVMLError:
-        power_limit_w = None
+    name = told(pynvml.nvmlDeviceGetName, handle)
+    if name is None:
+        return None
+    capability = told(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
+    memory = told(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    power = told(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     return Device(
         name=name,
         slug=slug_of(name),
-        capability="{}.{}".format(*pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
-        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-        driver=pynvml.nvmlSystemGetDriverVersion(),
-        power_limit_w=power_limit_w,
+        capability="{}.{}".format(*capability) if capability else None,
+        memory_bytes=int(memory.total) if memory else None,
+        driver=told(pynvml.nvmlSystemGetDriverVersion),
+        power_limit_w=power / 1000 if power is not None else None,
     )
 
 
@@ -61,13 +80,22 @@ def sm_clock_mhz() -> int | None:
         return None
     import pynvml
 
+    return told(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM)
+
+
+def told(ask: Callable[..., Any], *arguments: Any) -> Any:
+    """What the driver answers; None where it does not: boards with unified memory tell
+    no memory, virtual GPUs no power limit, MIG devices no clock.
+    """
+    import pynvml
+
     try:
-        return pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
+        return ask(*arguments)
     except pynvml.NVMLError:
         return None
 
 
-def _nvml_handle():
+def _nvml_handle() -> Any:
     try:
         import pynvml
     except ImportError:
@@ -75,12 +103,10 @@ def _nvml_handle():
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
     try:
         pynvml.nvmlInit()
-        if visible.isdigit():
-            return pynvml.nvmlDeviceGetHandleByIndex(int(visible))
-        return (
-            pynvml.nvmlDeviceGetHandleByUUID(visible)
-            if visible.startswith("GPU-")
-            else None
-        )
     except pynvml.NVMLError:
         return None
+    if visible.isdigit():
+        return told(pynvml.nvmlDeviceGetHandleByIndex, int(visible))
+    if visible.startswith(("GPU-", "MIG-")):
+        return told(pynvml.nvmlDeviceGetHandleByUUID, visible)
+    return None

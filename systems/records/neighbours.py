@@ -2,6 +2,7 @@
 takes longer then.
 """
 
+import errno
 import fcntl
 import os
 import tempfile
@@ -9,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from systems.records.files import open_plain
 
 NOTE = "another experiment ran on this host"
 
@@ -19,11 +22,13 @@ def measuring() -> Iterator[Callable[[], bool]]:
     another of this user did since then.
 
     One that measures holds a shared lock, of which the kernel lets go however the
-    process ends, and dates the file.
+    process ends, and dates the file. OSError where something else lies in its place:
+    a link, a FIFO, another user's file.
     """
-    with open(
-        Path(tempfile.gettempdir()) / f"transformer-systems-{os.getuid()}.lock", "a"
-    ) as file:
+    path = Path(tempfile.gettempdir()) / f"transformer-systems-{os.getuid()}.lock"
+    with open_plain(path, os.O_RDWR | os.O_CREAT) as file:
+        if os.fstat(file.fileno()).st_uid != os.getuid():
+            raise PermissionError(errno.EPERM, "it is another user's", str(path))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             was_there = False

@@ -1,11 +1,16 @@
 """What comes of one configuration: numbers, or why there are none."""
 
+import re
 import sys
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict
 from typing import Any
 
 from systems.records.record import Row
+from systems.records.rules import faults_in_metrics
+
+# How PyTorch says on a CPU that a tensor has no place: in memory, or in any memory.
+NO_HOST_MEMORY = ("can't allocate memory", "Storage size calculation overflowed")
 
 
 class Unsupported(Exception):
@@ -24,7 +29,8 @@ Run = Callable[[Any], Metrics | Turns]
 
 def measure_row(config: Any, run: Run) -> Row:
     """Run one configuration, all its turns at once. Out of memory, `Unsupported` and a
-    C++ compiler that torch.compile can't use are results; anything else raises.
+    C++ compiler that torch.compile can't use are results; anything else raises, and so
+    does a metric that is none (ValueError).
     """
     *_, row = turns_of(config, run)
     assert row is not None
@@ -48,6 +54,8 @@ def turns_of(config: Any, run: Run) -> Iterator[Row | None]:
             status = "unsupported"
         else:
             raise
+    for fault in faults_in_metrics(metrics):
+        raise ValueError(fault)
     yield Row(asdict(config), status, metrics, reason)
 
 
@@ -59,10 +67,14 @@ def out_of_memory_reason(error: BaseException | None) -> str | None:
     """
     torch = sys.modules.get("torch")
     for cause in causes(error):
+        text = str(cause)
         if torch is not None and isinstance(cause, torch.OutOfMemoryError):
             # "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total
             # capacity ...": two sentences of it.
-            return ". ".join(str(cause).split(". ")[:2])
+            return ". ".join(text.split(". ")[:2])
+        if isinstance(cause, RuntimeError) and any(w in text for w in NO_HOST_MEMORY):
+            # Without the place in PyTorch's source before it, and the C++ frames after.
+            return re.sub(r"^\[[^]]*\] ", "", text.splitlines()[0])
     return None
 
 

@@ -1,59 +1,65 @@
-"""A record: where a measurement comes from, and its rows."""
+"""A record: where a measurement comes from, and its rows.
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+The types say what a file may hold: `systems.records.store` reads it into them and
+refuses anything else. What types can't say stands in `systems.records.rules`.
+"""
 
-from systems.records.device import Device
+from typing import Annotated, Any, Literal
 
-SCHEMA = 1
+from msgspec import Meta, Struct
+
+from systems.records.device import Device, Name, Plain
+
+Count = Annotated[int, Meta(ge=0, le=100_000)]
+# Four months: longer than any row took, shorter than a clock that was set anew.
+Seconds = Annotated[float, Meta(ge=0, le=1e7)]
 
 
-@dataclass
-class Git:
-    commit: str
+class Git(Struct, forbid_unknown_fields=True):
+    commit: Annotated[str, Meta(pattern=r"^[0-9A-Za-z._-]{1,64}$")]
     dirty: bool
 
 
-@dataclass
-class Row:
+class Row(Struct, forbid_unknown_fields=True):
     """One configuration and what came of it. Times are lists of samples in ms, memory
     is bytes.
     """
 
     config: dict[str, Any]
     status: Literal["ok", "out_of_memory", "unsupported", "failed"]
-    metrics: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = {}
     reason: str | None = None
     # Since the row before it ended, or the measuring began.
-    seconds: float | None = None
+    seconds: Seconds | None = None
 
 
-@dataclass
-class Record:
+class Record(Struct, forbid_unknown_fields=True, dict=True):
     """All rows of one stem on one device by one source and one set of versions (or as
     reported by one source text).
     """
 
-    stem: str
+    # No field, so not in the file: whether reading found a digest of other content.
+    edited = False
+
+    stem: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*$")]
     kind: Literal["measured", "reported"]
     device: Device
     rows: list[Row]
-    expected_rows: int
+    expected_rows: Count
     grid: Literal["full", "quick"] = "full"
-    protocol: dict[str, Any] = field(default_factory=dict)
-    software: dict[str, str] = field(default_factory=dict)
-    started_utc: str | None = None
-    command: str | None = None
+    protocol: dict[Plain, Plain] = {}
+    software: dict[Plain, Plain] = {}
+    started_utc: Plain | None = None
+    command: Plain | None = None
     git: Git | None = None
-    source_hash: str | None = None
+    source_hash: Plain | None = None
     # Hashes of later sources under which rows measured again agreed (see
     # `tools/regen_tables.py --verify`).
-    verified_hashes: list[str] = field(default_factory=list)
+    verified_hashes: list[Plain] = []
     # Of a reported record: where the figures stand.
-    source: str | None = None
+    source: Name | None = None
     # What a reader must know about the figures beside what the other fields say.
-    notes: list[str] = field(default_factory=list)
-    schema: int = SCHEMA
+    notes: list[Plain] = []
 
     @property
     def complete(self) -> bool:

@@ -1,21 +1,26 @@
 """Records as files: JSON in and out, checked field by field.
 
 A file on disk is always whole: it is written beside its place, flushed, then renamed
-over it.
+over it. It carries a digest of its content, so that a number changed by hand is seen.
 """
 
+import hashlib
 import json
-import math
 import os
-import types
-import typing
-from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from systems.records.record import SCHEMA, Record
+import msgspec
+from msgspec import structs
 
+from systems.records.files import open_plain
+from systems.records.record import Record
+from systems.records.rules import faults_of
+
+SCHEMA = 2
 SUFFIX, PARTIAL_SUFFIX = ".json", ".partial.json"
+# Twenty times the largest record; a file this long, read, takes less than 1 GB.
+LONGEST_BYTES = 2**24
 
 
 class RecordError(ValueError):
@@ -29,28 +34,51 @@ def read(path: Path) -> Record:
     FileNotFoundError if absent.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise RecordError(
-            f"{path}: is not JSON ({error}); delete it to measure again"
-        ) from error
-    if isinstance(data, dict) and data.get("schema") != SCHEMA:
-        raise RecordError(
-            f"{path}: schema is {data.get('schema')!r}, this version reads {SCHEMA}; measure again"
-        )
-    return _checked(data, Record, str(path))
+        data = msgspec.json.decode(_content(path), type=dict[str, Any])
+        schema, digest = data.pop("schema", None), data.pop("digest", None)
+        if schema != SCHEMA:
+            found = f"schema is {schema!r:.60}, this version reads {SCHEMA}"
+            raise RecordError(f"{path}: {found}; measure again")
+        record = msgspec.convert(data, Record)
+    except msgspec.ValidationError as error:
+        raise RecordError(f"{path}: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        message = f"is not JSON ({error}); delete it to measure again"
+        raise RecordError(f"{path}: {message}") from None
+    for fault in faults_of(record):
+        raise RecordError(f"{path}: {fault}")
+    record.edited = digest != digest_of(data)
+    return record
+
+
+def _content(path: Path) -> bytes:
+    """What is in a file, if it is one and not too long."""
+    try:
+        with open_plain(path, os.O_RDONLY) as file:
+            if (size := os.fstat(file.fileno()).st_size) > LONGEST_BYTES:
+                limit = f"no record is longer than {LONGEST_BYTES}"
+                raise RecordError(f"{path}: has {size} bytes, {limit}")
+            return file.read(LONGEST_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
+        raise RecordError(f"{path}: can't be read: {error.strerror}") from None
 
 
 def write(record: Record, path: Path) -> None:
     """Put the record at `path` in one step: a reader sees the old file or the new one,
-    never a part.
+    never a part. RecordError for what `read` would refuse.
     """
+    for fault in faults_of(record):
+        raise RecordError(f"{path}: {fault}")
     text = to_json(record)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
+        # Whatever lies there (a link, say) is not written through.
+        temporary.unlink(missing_ok=True)
+        with open_plain(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+            file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -63,25 +91,28 @@ def to_json(record: Record) -> str:
     """The record as text: one field a line, one row a line, so that a change shows as
     the rows that changed.
     """
-    data = asdict(record)
-    rows = data.pop("rows")
-    data = {"schema": data.pop("schema"), **data}
-    lines = [
-        f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}"
-        for key, value in data.items()
-    ]
-    for row in rows:
+    # What experiments and libraries gave (a torch version, a shape) becomes plain JSON.
+    data = json.loads(json.dumps(record, default=structs.asdict, allow_nan=False))
+    for row in data["rows"]:
         row["metrics"] = {
             name: to_nanoseconds(name, value) for name, value in row["metrics"].items()
         }
-    body = ",\n".join(
-        f"  {json.dumps(row, ensure_ascii=False, allow_nan=False)}" for row in rows
-    )
-    return (
-        "{\n"
-        + ",\n".join([*lines, f' "rows": [\n{body}\n ]' if rows else ' "rows": []'])
-        + "\n}\n"
-    )
+    rows, data = data["rows"], {"schema": SCHEMA, "digest": digest_of(data)} | data
+    del data["rows"]
+    lines = [f" {json.dumps(key)}: {_text(value)}" for key, value in data.items()]
+    body = ",\n".join(f"  {_text(row)}" for row in rows)
+    lines.append(f' "rows": [\n{body}\n ]' if rows else ' "rows": []')
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def digest_of(data: dict[str, Any]) -> str:
+    """SHA-256 of a record's content, however it is laid out."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def to_nanoseconds(name: str, value: Any) -> Any:
@@ -94,68 +125,3 @@ def to_nanoseconds(name: str, value: Any) -> Any:
             for sample in value
         ]
     return value
-
-
-def _checked(value: Any, annotation: Any, where: str) -> Any:
-    """`value` as `annotation` says, with dictionaries made into dataclasses.
-    RecordError names what differs.
-    """
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if is_dataclass(annotation) and isinstance(annotation, type):
-        return _checked_fields(value, annotation, where)
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        return _checked(value, next(a for a in arguments if a is not type(None)), where)
-    if origin is Literal:
-        if value not in arguments:
-            raise RecordError(
-                f"{where}: is {value!r}, not one of {', '.join(map(str, arguments))}"
-            )
-        return value
-    if origin is list and isinstance(value, list):
-        return [
-            _checked(item, arguments[0], f"{where}[{i}]")
-            for i, item in enumerate(value)
-        ]
-    if origin is dict and isinstance(value, dict):
-        return {
-            key: _checked(item, arguments[1], f"{where}.{key}")
-            for key, item in value.items()
-        }
-    if isinstance(value, float) and not math.isfinite(value):
-        raise RecordError(f"{where}: is {value}, not a finite number")
-    if annotation is Any and isinstance(value, list | dict):
-        return _checked(
-            value, list[Any] if isinstance(value, list) else dict[str, Any], where
-        )
-    plain = origin or annotation
-    if plain is Any or type(value) is plain or (plain is float and type(value) is int):
-        return value
-    raise RecordError(
-        f"{where}: is {value!r:.60}, not {getattr(plain, '__name__', plain)}"
-    )
-
-
-def _checked_fields(value: Any, cls: type, where: str) -> Any:
-    if not isinstance(value, dict):
-        raise RecordError(
-            f"{where}: is {value!r:.60}, not an object with the fields of {cls.__name__}"
-        )
-    hints = typing.get_type_hints(cls)
-    known = {f.name: f for f in fields(cls)}
-    if unknown := sorted(value.keys() - known.keys()):
-        raise RecordError(f"{where}: has the unknown field {unknown[0]!r}")
-    for name, spec in known.items():
-        if (
-            name not in value
-            and spec.default is MISSING
-            and spec.default_factory is MISSING
-        ):
-            raise RecordError(f"{where}: lacks the field {name!r}")
-    return cls(
-        **{
-            name: _checked(item, hints[name], f"{where}: {name}")
-            for name, item in value.items()
-        }
-    )

@@ -1,6 +1,7 @@
 """An experiment from the command line: the fields of its `Config` are the options."""
 
 import json
+import math
 import sys
 from collections.abc import Iterable
 from dataclasses import MISSING, asdict, field, fields
@@ -9,6 +10,7 @@ from inspect import Parameter, Signature
 from typing import Any, NoReturn
 
 import typer
+from msgspec import structs
 from rich.console import Console
 from rich.table import Table
 
@@ -63,14 +65,17 @@ def main(config_class: type, run: Run) -> NoReturn:
         try:
             for name, value in plain.items():
                 if type(value) is int and value < (0 if name == "warmup" else 1):
+                    least = 0 if name == "warmup" else 1
                     raise ValueError(
-                        f"{flag(name)} must be {0 if name == 'warmup' else 1} or more, not {value}"
+                        f"{flag(name)} must be {least} or more, not {value}"
                     )
+                if isinstance(value, float) and not math.isfinite(value):
+                    raise ValueError(f"{flag(name)} must be finite, not {value}")
             row = measure_row(config_class(**plain), run)
         except ValueError as error:
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(2) from None
-        print(json.dumps(asdict(row))) if as_json else _print_table(row)
+        print(json.dumps(row, default=structs.asdict)) if as_json else _print_table(row)
 
     command.__doc__ = _help_text(module.__doc__)
     parameters = [_parameter(f) for f in fields(config_class)]

@@ -6,6 +6,7 @@ takes the record's name. Progress goes to standard output, one JSON object a lin
 codes: 0 complete or out of time, 1 rows failed, 2 can't start.
 """
 
+import errno
 import fcntl
 import gc
 import json
@@ -19,16 +20,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
 import typer
 
 from systems import ROOT
 from systems.experiments import STEMS, Stem
 from systems.records import store
 from systems.records.device import CPU, META, Device, find_gpu, sm_clock_mhz
+from systems.records.files import open_plain
 from systems.records.neighbours import NOTE, measuring
 from systems.records.outcome import turns_of
 from systems.records.record import Git, Record, Row
@@ -73,7 +77,8 @@ def exclusive(path: Path) -> Iterator[None]:
     process ends.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_name(f".{path.name}.lock"), "w") as handle:
+    lock = path.with_name(f".{path.name}.lock")
+    with open_plain(lock, os.O_RDWR | os.O_CREAT) as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -94,7 +99,7 @@ def versions() -> dict[str, str]:
     if "torch" in sys.modules:
         import torch
 
-        found["torch"] = torch.__version__
+        found["torch"] = str(torch.__version__)
         if torch.version.cuda:
             found |= {
                 "cuda": torch.version.cuda,
@@ -118,11 +123,14 @@ def git_state() -> Git | None:
             git("rev-parse", "HEAD"),
             dirty=bool(git("status", "--porcelain", "--", "systems")),
         )
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.CalledProcessError) as error:
         # A tree without its repository (an archive, say) may name the commit that it
         # was made from.
-        commit = os.environ.get("GIT_COMMIT")
-        return Git(commit, dirty=False) if commit else None
+        if commit := os.environ.get("GIT_COMMIT"):
+            return Git(commit, dirty=False)
+        lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        print(f"no commit is noted ({lines[0]}); set GIT_COMMIT", file=sys.stderr)
+        return None
 
 
 def hash_of(stem: Stem, configs: list[Any]) -> str:
@@ -157,18 +165,22 @@ def new_record(
     )
 
 
-def may_continue(old: Record, new: Record) -> bool:
-    """Whether rows of `old` may stand beside new ones: same code, versions, device and
-    grid.
+def may_continue(old: Record, new: Record, configs: list[Any]) -> str | None:
+    """Why rows of `old` may not stand beside new ones; None if they may: same code,
+    versions, device and grid.
     """
     same = ("stem", "kind", "grid", "software", "source_hash", "expected_rows")
-    return (
-        all(getattr(old, name) == getattr(new, name) for name in same)
-        and old.device.name == new.device.name
-    )
+    if old.device.name != new.device.name or any(
+        getattr(old, name) != getattr(new, name) for name in same
+    ):
+        return "was measured with other code, versions or device"
+    grid = [asdict(config) for config in configs]
+    if odd := [row.config for row in old.rows if row.config not in grid]:
+        return f"has a row that is not in the grid, {odd[0]}"
+    return "was edited by hand" if old.edited else None
 
 
-def resume(partial: Path, fresh: Record) -> Record:
+def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:
     """The work in progress if it may go on (failed rows are tried again), otherwise
     `fresh`.
     """
@@ -179,11 +191,8 @@ def resume(partial: Path, fresh: Record) -> Record:
     except RecordError as error:
         print(f"starting over: {error}", file=sys.stderr)
         return fresh
-    if not may_continue(old, fresh):
-        print(
-            f"starting over: {partial} was measured with other code, versions or device",
-            file=sys.stderr,
-        )
+    if reason := may_continue(old, fresh, configs):
+        print(f"starting over: {partial} {reason}", file=sys.stderr)
         return fresh
     old.rows = [row for row in old.rows if row.status != "failed"]
     return old
@@ -205,9 +214,11 @@ def measure_group(module: Any, configs: list[Any]) -> list[Row]:
     """Their rows, measured in turns. What goes wrong is a failed row that names the
     cause, tried again by the next run; it takes nothing from the others.
     """
-    if getattr(module, "FRESH_PROCESS", False):
-        return [measure_in_process(module, config) for config in configs]
-    going = {config: turns_of(config, module.run) for config in configs}
+    fresh = getattr(module, "FRESH_PROCESS", False)
+    start = (
+        partial(in_a_process, module) if fresh else partial(turns_of, run=module.run)
+    )
+    going = {config: start(config) for config in configs}
     rows: dict[Any, Row] = {}
     while going:
         for config, turns in list(going.items()):
@@ -227,15 +238,16 @@ def next_turn(config: Any, turns: Iterator[Row | None]) -> Row | None:
         return Row(asdict(config), "failed", reason=reason)
 
 
-def measure_in_process(module: Any, config: Any) -> Row:
+def in_a_process(module: Any, config: Any) -> Iterator[Row]:
     """The row of a process of its own."""
     command = [sys.executable, "-m", module.__name__, *options_of(config), "--json"]
     child = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if child.returncode:
         last = (child.stderr.strip().splitlines() or ["no message"])[-1]
         reason = f"exit code {child.returncode}: {last}"
-        return Row(asdict(config), "failed", reason=reason)
-    return Row(**json.loads(child.stdout.splitlines()[-1]))
+        yield Row(asdict(config), "failed", reason=reason)
+    else:
+        yield msgspec.json.decode(child.stdout.splitlines()[-1], type=Row)
 
 
 def gpu_is_broken(row: Row) -> bool:
@@ -265,9 +277,7 @@ def free_memory() -> None:
             torch.cuda.empty_cache()
 
 
-def measure_stem(
-    name: str, results: Path, grid: str, force: bool, deadline: float
-) -> int:
+def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
     """Measure the configurations that the work in progress lacks. Returns the exit
     code.
     """
@@ -281,7 +291,7 @@ def measure_stem(
     with exclusive(path), measuring() as others_measure:
         module = import_module(stem.module)
         check_torch(device)
-        if device.driver:
+        if device.is_gpu:
             # Else imported by the first row that compiles, or steps an optimizer.
             import_module("torch._inductor.compile_fx")
         # What was imported stays: it need not be looked through for garbage before each
@@ -289,9 +299,8 @@ def measure_stem(
         gc.freeze()
         configs = module.configs(quick=grid == "quick")
         record = new_record(name, device, grid, configs, module.PROTOCOL)
-        partial = partial_path(path)
-        if not force:
-            record = resume(partial, record)
+        progress = partial_path(path)
+        record = resume(progress, record, configs)
         # Where one row of a group is missing, all were not measured in turns.
         groups = [
             group
@@ -302,7 +311,7 @@ def measure_stem(
         again = [asdict(config) for config in pending]
         record.rows = [row for row in record.rows if row.config not in again]
         report(event="start", total=len(configs), done=len(configs) - len(pending))
-        if device.driver:
+        if device.is_gpu:
             report(event="compiling")
             rehearse(name, grid, pending, deadline)
         for group in groups:
@@ -311,18 +320,18 @@ def measure_stem(
                 return 0
             free_memory()
             rows = measure_group(module, group)
-            # All since the group before ended, or since the start, counts with its first
-            # row: together they say how long measuring takes.
+            # All since the group before ended, or since the start, counts with its
+            # first row: together they say how long measuring takes.
             now = time.monotonic()
             for row in rows:
                 row.seconds, ended = round(now - ended, 3), now
             record.rows += rows
-            if device.driver and (clock := sm_clock_mhz()):
+            if device.is_gpu and (clock := sm_clock_mhz()):
                 seen = [*record.device.sm_clocks_mhz, clock]
                 record.device.sm_clocks_mhz = [min(seen), max(seen)]
-            if device.driver and others_measure() and NOTE not in record.notes:
+            if device.is_gpu and others_measure() and NOTE not in record.notes:
                 record.notes.append(NOTE)
-            store.write(record, partial)
+            store.write(record, progress)
             for row in rows:
                 report(
                     event="row", config=row.config, status=row.status, reason=row.reason
@@ -339,25 +348,26 @@ def measure_stem(
             return 1
         order = {json.dumps(asdict(config)): i for i, config in enumerate(configs)}
         record.rows.sort(key=lambda row: order[json.dumps(row.config)])
-        store.write(record, path)
-        partial.unlink(missing_ok=True)
+        store.write(record, progress)
+        # In one step: work that is complete never lies beside its record, where it
+        # would be taken for a new one once the record is deleted.
+        os.replace(progress, path)
+    report(event="complete")
     return 0
 
 
 def check_torch(device: Device) -> None:
     """A GPU that torch can't use would silently become a CPU measurement."""
-    if device.driver is None or "torch" not in sys.modules:
+    if not device.is_gpu or "torch" not in sys.modules:
         return
     import torch
 
     if not torch.cuda.is_available():
-        raise CannotStart(
-            f"torch {torch.__version__} can't use the {device.name}: install a CUDA build of torch"
-        )
-    if torch.cuda.get_device_name(0) != device.name:
-        raise CannotStart(
-            f"torch would use {torch.cuda.get_device_name(0)}, not {device.name}: set CUDA_VISIBLE_DEVICES"
-        )
+        fault = f"torch {torch.__version__} can't use the {device.name}"
+        raise CannotStart(f"{fault}: install a CUDA build of torch")
+    if (name := torch.cuda.get_device_name(0)) != device.name:
+        fault = f"torch would use {name}, not {device.name}"
+        raise CannotStart(f"{fault}: set CUDA_VISIBLE_DEVICES")
 
 
 # --8<-- [start:verify]
@@ -426,6 +436,8 @@ def verify_stem(name: str, results: Path) -> int:
             raise CannotStart(
                 f"{path} does not exist: there is nothing to verify, measure it first"
             ) from None
+        if record.edited:
+            raise CannotStart(f"{path} was edited by hand: measure it again")
         configs = [
             c
             for c in module.configs()
@@ -448,17 +460,18 @@ def verify_stem(name: str, results: Path) -> int:
                 if not agrees(key, old.metrics[key], new.metrics.get(key))
             ]
             if new.status != "ok" or differing:
-                changes = [
-                    f"{key} ({told(old.metrics[key])}, now {told(new.metrics.get(key))})"
+                changes = ", ".join(
+                    f"{key} ({told(old.metrics[key])}, "
+                    f"now {told(new.metrics.get(key))})"
                     for key in differing
-                ]
-                raise CannotStart(
-                    f"{name} differs at {new.config} in {', '.join(changes) or new.reason}: measure it again"
                 )
+                where = f"{name} differs at {new.config} in {changes or new.reason}"
+                raise CannotStart(f"{where}: measure it again")
         present = hash_of(stem, configs)
         if present not in (record.source_hash, *record.verified_hashes):
             record.verified_hashes.append(present)
             store.write(record, path)
+    report(event="complete")
     return 0
 
 
@@ -469,7 +482,6 @@ def main(
     stem: str,
     results: Path,
     grid: str = "full",
-    force: bool = False,
     deadline: float = 1e18,
     verify: bool = False,
 ):
@@ -478,14 +490,15 @@ def main(
         code = (
             verify_stem(stem, results)
             if verify
-            else measure_stem(stem, results, grid, force, deadline)
+            else measure_stem(stem, results, grid, deadline)
         )
     except (CannotStart, RecordError) as error:
         stop(str(error))
     except OSError as error:
-        stop(
-            f"can't write {error.filename or results}: {error.strerror}; free space or give another --results"
-        )
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free space or give" if full else "remove it, or give"
+        where = error.filename or results
+        stop(f"can't write {where}: {error.strerror}; {remedy} another --results")
     raise typer.Exit(code)
 
 

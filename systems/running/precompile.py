@@ -43,7 +43,7 @@ def configs_of(stem: str, grid: str) -> list[Any]:
 
 
 def rehearse(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
-    """Compile in parallel what the pending rows of a stem will run, until `deadline`."""
+    """Compile in parallel what pending rows of a stem will run, until `deadline`."""
     count = min(MOST_PROCESSES, cores())
     names = STEMS[stem].rehearsed
     wanted = [

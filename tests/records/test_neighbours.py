@@ -85,3 +85,29 @@ def test_a_record_notes_once_that_something_else_ran(neighbour, tmp_path):
     record = store.read(tmp_path / "a-gpu" / "fake.json")
     assert len(record.rows) == len(fake_stem.configs())
     assert record.notes == ([NOTE] if neighbour is measuring else [])
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder", "another user's"])
+@pytest.mark.usefixtures("fake_on_gpu")
+def test_what_others_put_in_the_place_of_the_lock_is_refused(
+    kind, monkeypatch, tmp_path, capsys
+):
+    """At once, with the way out, and nothing behind a link is touched."""
+    lock = tmp_path / f"transformer-systems-{os.getuid()}.lock"
+    other = tmp_path / "other"
+    other.write_text("not ours")
+    before = other.stat().st_mtime_ns
+    {
+        "link": lambda: lock.symlink_to(other),
+        "fifo": lambda: os.mkfifo(lock),
+        "folder": lock.mkdir,
+        "another user's": lock.touch,
+    }[kind]()
+    if kind == "another user's":
+        monkeypatch.setattr(neighbours.os, "getuid", lambda: os.geteuid() + 1)
+        lock.rename(lock.with_name(f"transformer-systems-{os.getuid()}.lock"))
+    with pytest.raises(typer.Exit) as ended:
+        measure.main("fake", tmp_path / "results")
+    said = capsys.readouterr().out
+    assert ended.value.exit_code == 2 and "; remove it" in said
+    assert other.stat().st_mtime_ns == before

@@ -264,7 +264,7 @@ def test_rows_of_something_else_are_never_mixed_in(
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", '{"schema": 1, "rows": []}', '{"schema": 2}']
+    "content", ["", "{", '{"schema": 2, "rows": []}', '{"schema": 1}']
 )
 def test_work_in_progress_that_cannot_be_read_is_started_over(
     run, partial_file, content
@@ -357,20 +357,128 @@ def test_out_of_memory_is_a_result(run, monkeypatch, record_file):
     assert row.reason == reason
 
 
-def test_force_measures_all_again_and_the_old_record_stands_until_then(
+def test_measured_again_the_old_record_stands_until_all_rows_are_there(
     run, monkeypatch, record_file, partial_file
 ):
+    """What is done goes on where it was stopped, as if nothing had been measured."""
     run()
     old = store.read(record_file)
     old.command = "an earlier one"
     store.write(old, record_file)
-    assert run(force=True, deadline=time.time() - 1).code == 0
+    assert run(deadline=time.time() - 1).code == 0
     with monkeypatch.context() as broken:
         fail_at(broken, 1, RuntimeError("no"))
-        assert len(run(force=True).measured) == 6
+        assert len(run().measured) == 6
     assert store.read(record_file) == old and partial_file.exists()
-    assert len(run(force=True).measured) == 6
+    assert run().measured == [1]
     assert store.read(record_file).command != old.command and not partial_file.exists()
+    assert len(run().measured) == 6
+
+
+def test_a_metric_that_is_not_finite_is_a_failed_row_that_names_it(
+    run, monkeypatch, partial_file
+):
+    """The rows after it are measured, and the next run tries it again."""
+    real = fake_stem.run
+    with monkeypatch.context() as diverged:
+        diverged.setattr(
+            fake_stem,
+            "run",
+            lambda config: (
+                real(config)
+                | ({"loss": [1.0, float("nan")]} if config.index == 4 else {})
+            ),
+        )
+        outcome = run()
+    assert outcome.code == 1 and outcome.measured == [6, 5, 4, 3, 2, 1]
+    row = store.read(partial_file).find(index=4)
+    assert row is not None and row.status == "failed"
+    assert row.reason == "ValueError: loss[1]: is nan, not a finite number"
+    assert run().measured == [4] and not partial_file.exists()
+
+
+def test_a_time_that_can_not_be_is_a_failed_row(run, monkeypatch, partial_file):
+    monkeypatch.setattr(fake_stem, "run", lambda config: {"work_ms": [-1.0]})
+    assert run().code == 1
+    reasons = {row.reason for row in store.read(partial_file).rows}
+    assert reasons == {"ValueError: work_ms[0]: is -1.0, no time in ms above 0"}
+
+
+def test_work_in_progress_with_foreign_or_double_rows_is_started_over(
+    run, record_file, partial_file
+):
+    run()
+    record = store.read(record_file)
+    record.rows = record.rows[:2]
+    record.rows[1].config = {"index": 9, "sleep": 3}
+    store.write(record, partial_file)
+    outcome = run()
+    assert "has a row that is not in the grid, {'index': 9" in outcome.stderr
+    assert outcome.code == 0 and len(outcome.measured) == 6
+    record.rows[1] = record.rows[0]
+    partial_file.write_text(store.to_json(record))
+    outcome = run()
+    assert "rows[1].config: is that of rows[0]" in outcome.stderr
+    assert outcome.code == 0 and len(outcome.measured) == 6
+
+
+def test_work_in_progress_that_was_edited_is_started_over(
+    run, record_file, partial_file
+):
+    run()
+    partial_file.write_text(record_file.read_text().replace("[6.0, 6.0", "[1.0, 6.0"))
+    outcome = run()
+    assert outcome.stderr.endswith("was edited by hand\n")
+    assert len(outcome.measured) == 6
+
+
+def test_complete_work_never_lies_beside_its_record(run, monkeypatch, partial_file):
+    """A record that is deleted to measure again is measured again."""
+    run()
+    seen, replaced = [], os.replace
+
+    def replace_and_look(source, target):
+        replaced(source, target)
+        names = sorted(path.name for path in partial_file.parent.glob("fake*.json"))
+        seen.append((Path(target).name, names))
+
+    monkeypatch.setattr(os, "replace", replace_and_look)
+    run()
+    assert seen[-1] == ("fake.json", ["fake.json"])
+    partial_file.with_name("fake.json").unlink()
+    assert len(run().measured) == 6
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
+def test_a_lock_that_is_no_file_is_refused_and_not_followed(run, tmp_path, kind):
+    lock, other = tmp_path / "meta" / ".fake.json.lock", tmp_path / "other"
+    lock.parent.mkdir()
+    other.write_text("not ours")
+    {
+        "link": lambda: lock.symlink_to(other),
+        "fifo": lambda: os.mkfifo(lock),
+        "folder": lock.mkdir,
+    }[kind]()
+    message = run().error
+    assert message.startswith(f"can't write {lock}: ") and "remove it" in message
+    assert other.read_text() == "not ours"
+
+
+def test_a_tree_without_a_commit_says_so(run, monkeypatch, record_file):
+    monkeypatch.setenv("GIT_DIR", "/nonexistent")
+    monkeypatch.delenv("GIT_COMMIT", raising=False)
+    outcome = run()
+    assert "no commit is noted (fatal: not a git repo" in outcome.stderr
+    assert outcome.stderr.endswith("; set GIT_COMMIT\n") and outcome.code == 0
+    assert store.read(record_file).git is None
+
+
+def test_an_edited_record_is_never_verified(run, stale, record_file):
+    text = record_file.read_text()
+    record_file.write_text(text.replace("[6.0, 6.0", "[1.0, 6.0"))
+    assert (
+        run(verify=True).error == f"{record_file} was edited by hand: measure it again"
+    )
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
@@ -401,7 +509,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(run, tmp_path):
     message = run(results=tmp_path / "file").error
     assert (
         message.startswith(f"can't write {tmp_path}/file")
-        and "; free space or give another --results" in message
+        and "; remove it, or give another --results" in message
     )
     (tmp_path / "meta").write_text("in the way")
     assert run().error.startswith(f"can't write {tmp_path}/meta")
@@ -524,7 +632,6 @@ def out_of_memory(config):
 DIFFERENCES = {
     "time": (differs(work_ms=[60.0, 60.0, 60.0]), "work_ms (median 6, now median 60)"),
     "count": (differs(count=9), "count (6, now 9)"),
-    "no samples": (differs(work_ms=[]), "work_ms (median 6, now [])"),
     "metric gone": (
         lambda config: {"count": config.index},
         "work_ms (median 6, now None)",
@@ -598,7 +705,7 @@ def test_verify_needs_a_record_with_rows(run, record_file):
     run()
     record = store.read(record_file)
     for row in record.rows:
-        row.status = "unsupported"
+        row.status, row.metrics, row.reason = "unsupported", {}, "no kernel"
     store.write(record, record_file)
     assert run(verify=True).error.startswith(
         f"{record_file} has no row to measure again"

@@ -1,16 +1,19 @@
 """Records from their folders, in the order in which pages show them, and their age."""
 
+import ast
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from systems import ROOT
+from systems.attention import IMPLEMENTATIONS
 from systems.experiments import STEMS
 from systems.records import store
-from systems.records.device import slug_of
 from systems.records.record import Record
 from systems.records.source_hash import source_hash
 
@@ -76,6 +79,70 @@ class Broken:
         return f"**Missing:** the record {place} can't be read.\n{{ .stale }}"
 
 
+def read(path: Path) -> Record:
+    """The whole record in this file. RecordError where it is not the one that belongs
+    there, or its rows are not of the experiment; FileNotFoundError where there is none.
+    """
+    record = store.read(path)
+    folder = path.parent.parent.name
+    for wrong, fault in (
+        (
+            record.stem not in STEMS or path.stem != record.stem,
+            f"stem is {record.stem!r}, which is not this file's experiment",
+        ),
+        (
+            path.parent.name != record.device.slug
+            or record.grid != ("quick" if folder == "quick" else "full"),
+            f"is a {record.grid} record of {record.device.slug}, misplaced here",
+        ),
+        (
+            not record.complete,
+            f"has {len(record.rows)} rows that did not fail, "
+            f"expected_rows is {record.expected_rows}",
+        ),
+    ):
+        if wrong:
+            raise store.RecordError(f"{path}: {fault}")
+    if record.kind == "measured":
+        for i, row in enumerate(record.rows):
+            for fault in faults_of_config(record.stem, row.config):
+                raise store.RecordError(f"{path}: rows[{i}].config{fault}")
+    return record
+
+
+def faults_of_config(stem: str, config: dict[str, Any]) -> Iterator[str]:
+    """How a configuration differs from the fields of the experiment's `Config`."""
+    fields = config_fields(stem)
+    if odd := sorted(fields.keys() ^ config.keys()):
+        yield f": {odd[0]!r} is {'missing' if odd[0] in fields else 'no field of it'}"
+    for name, value in config.items():
+        wanted = fields.get(name, "")
+        if type(value).__name__ not in (wanted, "int" if wanted == "float" else wanted):
+            yield f".{name}: is {value!r:.60}, not {wanted}"
+    if config.get("attention", "eager") not in IMPLEMENTATIONS:
+        known = ", ".join(IMPLEMENTATIONS)
+        yield f".attention: is {config['attention']!r:.60}, not one of {known}"
+
+
+@cache
+def config_fields(stem: str) -> dict[str, str]:
+    """The fields of an experiment's `Config` and their types, read from its text:
+    importing it would import torch.
+    """
+    path = ROOT / f"{STEMS[stem].module.replace('.', '/')}.py"
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    (config,) = (
+        node
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name == "Config"
+    )
+    return {
+        ast.unparse(field.target): ast.unparse(field.annotation)
+        for field in config.body
+        if isinstance(field, ast.AnnAssign)
+    }
+
+
 def load(results: Path) -> dict[str, list[Record]]:
     """As `load_sound`. RecordError where a file is broken."""
     found, broken = load_sound(results)
@@ -116,21 +183,6 @@ def load_sound(results: Path) -> tuple[dict[str, list[Record]], list[Broken]]:
     return found, broken
 
 
-def read(path: Path) -> Record:
-    """The record in this file, if that is its place."""
-    record = store.read(path)
-    if record.stem not in STEMS or path.stem != record.stem:
-        raise store.RecordError(
-            f"{path}: stem is {record.stem!r}, which is not this file's experiment"
-        )
-    slug = record.device.slug
-    if path.parent.name != slug or slug != slug_of(slug) or record.grid != "full":
-        raise store.RecordError(
-            f"{path}: is a {record.grid} record of {slug}, misplaced here"
-        )
-    return record
-
-
 def is_of_gpu(record: Record) -> bool:
     """Whether it was measured on a GPU."""
     return record.kind == "measured" and record.device.slug != "meta"
@@ -144,4 +196,15 @@ def stale_records(results: Path) -> list[str]:
         for stem, of_stem in load_sound(results)[0].items()
         for r in of_stem
         if r.kind == "measured" and not is_fresh(r)
+    ]
+
+
+def edited_records(results: Path) -> list[str]:
+    """A line for each record whose content is not what was written."""
+    return [
+        f"{results.name}/{r.device.slug}/{stem}.json was edited by hand: "
+        "its digest is of other content; restore it or measure again"
+        for stem, of_stem in load_sound(results)[0].items()
+        for r in of_stem
+        if r.edited
     ]

@@ -130,11 +130,18 @@ def per_device(
 
 
 def banner(record: Record) -> list[str]:
-    """What a reader must see above numbers older than the code."""
-    if record.kind == "reported" or is_fresh(record):
-        return []
-    stale = "**Stale:** measured with an earlier version of the code shown here."
-    return [f"{stale}\n{{ .stale }}"]
+    """What a reader must see above numbers that are not what was measured, or are older
+    than the code.
+    """
+    warnings = {
+        "**Edited by hand:** not all of these numbers are what was measured.": (
+            record.edited
+        ),
+        "**Stale:** measured with an earlier version of the code shown here.": (
+            record.kind == "measured" and not is_fresh(record)
+        ),
+    }
+    return [f"{text}\n{{ .stale }}" for text, holds in warnings.items() if holds]
 
 
 WHAT_IT_MEANS = "[what this line means](method.md#the-line-under-each-table)"
@@ -143,21 +150,17 @@ WHAT_IT_MEANS = "[what this line means](method.md#the-line-under-each-table)"
 def provenance(record: Record) -> str:
     """Where the numbers above come from, in a line. `method.md` explains its parts."""
     link = f"[record](results/{record.device.slug}/{record.stem}.json)"
+    edited = ["edited by hand"] if record.edited else []
     if record.kind == "reported":
-        told = " ".join([record.source or "", *record.notes])
+        told = " ".join([record.source or "", *record.notes, *edited])
         return f"Reported, not measured here: {inert(told)} {link}\n{{ .provenance }}"
-    versions = ", ".join(
-        f"{name} {version}" for name, version in record.software.items()
-    )
-    device = [record.device.name]
-    if record.device.driver:
-        clocks = sorted(set(record.device.sm_clocks_mhz))
-        device += [
-            f"driver {record.device.driver}",
-        ]
-        watts = record.device.power_limit_w
-        device += [f"{watts:.0f} W"] if watts else []
-        device += [f"SM clock {' to '.join(map(str, clocks))} MHz"] if clocks else []
+    gpu = record.device
+    known = [
+        (gpu.name, gpu.name),
+        (gpu.driver, f"driver {gpu.driver}"),
+        (gpu.power_limit_w, f"{gpu.power_limit_w or 0:.0f} W"),
+        (clocks := sorted({*gpu.sm_clocks_mhz}), f"SM clock {span_of(clocks)} MHz"),
+    ]
     commit = (
         f"commit {record.git.commit[:10]}{' with changes' if record.git.dirty else ''}"
         if record.git
@@ -165,15 +168,21 @@ def provenance(record: Record) -> str:
     )
     protocol = "; ".join(f"{name}: {value}" for name, value in record.protocol.items())
     parts = [
-        f"Measured: {', '.join(device)}",
-        versions,
+        f"Measured: {', '.join(text for value, text in known if value)}",
+        ", ".join(f"{name} {version}" for name, version in record.software.items()),
         f"{commit}, {record.started_utc} UTC",
         protocol,
         *record.notes,
+        *edited,
         Markup(link),
         Markup(WHAT_IT_MEANS),
     ]
     return f"{' · '.join(map(inert, parts))}\n{{ .provenance }}"
+
+
+def span_of(values: list[int]) -> str:
+    """ "1875 to 1980"."""
+    return " to ".join(map(str, values))
 
 
 def figure(name: str, alt: str, caption: str) -> str:

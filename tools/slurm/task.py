@@ -50,14 +50,14 @@ class Task:
         try:
             if restarted > self.restarts:
                 raise Interrupted
-            return self._measure(restarted > 0)
+            return self._measure()
         except Interrupted:
             if restarted < self.restarts:
                 sys.exit(AGAIN)
             message = f"interrupted after {restarted} restarts; run again to go on"
             return Outcome(self.stem, message, 1)
 
-    def _measure(self, restarted: bool) -> Outcome:
+    def _measure(self) -> Outcome:
         stem = STEMS[self.stem]
         if device_for(stem.quick if self.quick else stem.full) is None:
             node = os.environ.get("SLURMD_NODENAME", socket.gethostname())
@@ -65,7 +65,7 @@ class Task:
             return Outcome(self.stem, f"error: {message}", 2)
         deadline = time.time() + self.minutes * 60 if self.minutes else 1e18
         return measure_if_stale(
-            self.stem, self.results, self.quick, self.force, deadline, restarted
+            self.stem, self.results, self.quick, self.force, deadline
         )
 
     def _interrupt(self, *_: Any) -> None:

@@ -5,10 +5,10 @@ is rendered says so, and never raises.
 import copy
 import random
 import re
-from dataclasses import replace
 from importlib import import_module
 
 import pytest
+from msgspec.structs import replace
 
 from systems.experiments import STEMS
 from systems.records.record import Record

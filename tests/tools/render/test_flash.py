@@ -1,8 +1,7 @@
 """Builders of the attention benchmarks, on records small enough to reckon by hand."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from systems.formulas.costs import KERNELS
 from systems.records.device import Device

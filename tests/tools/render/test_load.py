@@ -41,7 +41,7 @@ def test_a_primary_gpu_without_records_is_refused_by_those_that_there_are(
 ):
     primary("primary_gpu: A-GPU")
     reported = make_record("warmup", device=make_gpu("Theirs"))
-    reported.kind = "reported"
+    reported.kind, reported.source = "reported", "a paper"
     measured = make_record("warmup", device=make_gpu("A GPU"))
     for record in (reported, measured):
         store.write(record, tmp_path / "results" / record.device.slug / "warmup.json")

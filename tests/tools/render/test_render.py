@@ -4,11 +4,11 @@ each time.
 
 import copy
 import re
-from dataclasses import replace
 from importlib import import_module
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from systems import ROOT
 from systems.experiments import STEMS

@@ -43,7 +43,7 @@ ROLES = {
 
 
 class Limit(NamedTuple):
-    """What a kernel must do, whose rate it is held against, and its mark in the figure."""
+    """What a kernel must do, whose rate it is held against, its mark in the figure."""
 
     label: str
     rate: str
@@ -273,11 +273,11 @@ def names_table(record: Record) -> str:
 
 def kernels_alt(record: Record) -> str:
     times, floors = roles_ms(row_of(record, "ours")), floors_ms(record)
-    parts = [
-        f"{label} {times[role]:.2f} ms, {times[role] / max(floors[role].values()):.1f} times its floor"
-        for role, label in ROLES.items()
-        if role in times
-    ]
+    parts = []
+    for role, label in ROLES.items():
+        if role in times:
+            over = times[role] / max(floors[role].values())
+            parts.append(f"{label} {times[role]:.2f} ms, {over:.1f} times its floor")
     return f"{'; '.join(parts) or 'No kernel of ours was seen'}."
 
 

@@ -60,7 +60,7 @@ def metric(shape: Shape | None, name: str, key: str) -> Any:
 
 
 def median_ms(shape: Shape | None, name: str, of: str) -> float | None:
-    """Median of a pass of an implementation over all rounds; None where it did not run."""
+    """Median of a pass over all rounds; None where the implementation did not run."""
     samples = metric(shape, name, f"{of}_ms")
     return summarize(samples).median if samples else None
 

@@ -1,0 +1,90 @@
+"""What a record must fulfil beside the types of its fields: rules of rows, and of
+metrics by the unit in their name.
+
+A metric that breaks one is no result: `systems.records.outcome` refuses it where it is
+measured, `systems.records.store` where it is read.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from systems.records.record import Record
+
+# Eleven days in ms, and more than any machine's memory in bytes.
+LONGEST_MS, MOST_BYTES = 1e9, 2**60
+
+
+def faults_of(record: Record) -> Iterator[str]:
+    """What is wrong, each by its field."""
+    reported, first = record.kind == "reported", {}
+    if reported != (record.source is not None):
+        yield f"source is {record.source!r}, which no {record.kind} record has"
+    if len(record.rows) > record.expected_rows:
+        yield f"has {len(record.rows)} rows, expected_rows is {record.expected_rows}"
+    for i, row in enumerate(record.rows):
+        where = f"rows[{i}]"
+        for name, value in row.config.items():
+            if isinstance(value, list | dict):
+                yield f"{where}.config.{name}: is {value!r:.60}, not one value"
+        if not reported and row.config.keys() != record.rows[0].config.keys():
+            odd = sorted(row.config.keys() ^ record.rows[0].config.keys())[0]
+            yield f"{where}.config: {odd!r} is not in all rows"
+        # Reported tables may have several lines for one configuration.
+        key = repr(sorted(row.config.items()))
+        if not reported and first.setdefault(key, i) != i:
+            yield f"{where}.config: is that of rows[{first[key]}]"
+        # A reported number may come with a remark.
+        if bool(row.reason) != (row.status != "ok") and not (reported and row.reason):
+            yield f"{where}.reason: is {row.reason!r}, the status {row.status}"
+        if (row.status == "ok") != bool(row.metrics):
+            yield f"{where}: is {row.status} with {len(row.metrics)} metrics"
+        for fault in faults_in_metrics(row.metrics, reported):
+            yield f"{where}.metrics.{fault}"
+
+
+def faults_in_metrics(metrics: dict[str, Any], reported: bool = False) -> Iterator[str]:
+    """The metrics that are no results: numbers that aren't finite, times and bytes that
+    can't be. A reported one may be text ("about 14").
+    """
+    for name, value in metrics.items():
+        yield from (f"{name}{fault}" for fault in _not_finite(value))
+        if reported and isinstance(value, str):
+            continue
+        if name.endswith("_ms"):
+            yield from _wrong_times(name, value)
+        if name.endswith("_bytes") and not _within(value, 0, MOST_BYTES, int):
+            yield f"{name}: is {value!r:.60}, no number of bytes"
+        for item in value if isinstance(value, list) else ():
+            if isinstance(item, dict):
+                yield from (
+                    f"{name}.{f}" for f in faults_in_metrics(item, reported=reported)
+                )
+
+
+def _wrong_times(name: str, value: Any) -> Iterator[str]:
+    """Samples are positive; a single time may be 0, as where a timeline starts."""
+    if not isinstance(value, list):
+        if not _within(value, 0, LONGEST_MS):
+            yield f"{name}: is {value!r:.60}, no time in ms"
+    elif not value:
+        yield f"{name}: has no samples"
+    else:
+        for i, sample in enumerate(value):
+            if not (_within(sample, 0, LONGEST_MS) and sample > 0):
+                yield f"{name}[{i}]: is {sample!r:.60}, no time in ms above 0"
+                return
+
+
+def _within(value: Any, least: float, most: float, *kinds: type) -> bool:
+    """Whether it is a number in these bounds; True and False are none."""
+    return type(value) in (kinds or (int, float)) and least <= value <= most
+
+
+def _not_finite(value: Any) -> Iterator[str]:
+    """Where a value holds NaN or an infinity."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield f": is {value}, not a finite number"
+    items = value.items() if isinstance(value, dict) else ()
+    for key, item in enumerate(value) if isinstance(value, list) else items:
+        yield from (f"[{key}]{fault}" for fault in _not_finite(item))

@@ -1,0 +1,161 @@
+"""The GPU as its driver describes it; a driver of the tests' own may tell less."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+from msgspec import structs
+
+from systems.records import device
+from systems.records.device import Device, find_gpu, slug_of, sm_clock_mhz
+from systems.records.record import Git
+from tests.factories import make_record, make_row
+from tools.render.markdown import provenance
+
+UUID = "MIG-6d0e1f6c-0000-5555-aaaa-111122223333"
+ANSWERS = {
+    "nvmlDeviceGetName": "NVIDIA Stub",
+    "nvmlDeviceGetCudaComputeCapability": (9, 0),
+    "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=2**37),
+    "nvmlDeviceGetEnforcedPowerLimit": 700_000,
+    "nvmlDeviceGetClockInfo": 1980,
+    "nvmlSystemGetDriverVersion": "580.1",
+}
+
+
+class NVMLError(Exception):
+    pass
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """A pynvml module with one GPU, 0, and a part of it by MIG. What is listed in
+    `refused` it does not tell.
+    """
+    stub = SimpleNamespace(NVMLError=NVMLError, NVML_CLOCK_SM=1, refused=set())
+
+    def answering(name, answer):
+        def ask(*arguments):
+            if name in stub.refused:
+                raise NVMLError("Not Supported")
+            return answer(*arguments)
+
+        return ask
+
+    def by_uuid(uuid):
+        if uuid != UUID:
+            raise NVMLError("Not Found")
+        return "part"
+
+    def by_index(index):
+        if index != 0:
+            raise NVMLError("Invalid Argument")
+        return "whole"
+
+    known = {name: lambda *_, a=answer: a for name, answer in ANSWERS.items()}
+    known |= {
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetHandleByIndex": by_index,
+        "nvmlDeviceGetHandleByUUID": by_uuid,
+    }
+    for name, answer in known.items():
+        setattr(stub, name, answering(name, answer))
+    monkeypatch.setitem(sys.modules, "pynvml", stub)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return stub
+
+
+WHOLE = Device("NVIDIA Stub", "nvidia-stub", "9.0", 2**37, "580.1", 700.0)
+# What each refusal leaves unknown.
+LESS = {
+    "nvmlDeviceGetCudaComputeCapability": "capability",
+    "nvmlDeviceGetMemoryInfo": "memory_bytes",
+    "nvmlDeviceGetEnforcedPowerLimit": "power_limit_w",
+    "nvmlSystemGetDriverVersion": "driver",
+}
+
+
+def test_a_driver_that_tells_all(driver):
+    assert find_gpu() == WHOLE and sm_clock_mhz() == 1980
+
+
+@pytest.mark.parametrize("refused", LESS)
+def test_what_a_driver_does_not_tell_is_unknown_and_the_rest_known(driver, refused):
+    driver.refused = {refused}
+    assert find_gpu() == structs.replace(WHOLE, **{LESS[refused]: None})
+
+
+def test_a_driver_that_tells_nothing_but_a_name_has_a_gpu(driver):
+    driver.refused = {*LESS, "nvmlDeviceGetClockInfo"}
+    gpu = find_gpu()
+    assert gpu == Device("NVIDIA Stub", "nvidia-stub") and sm_clock_mhz() is None
+    assert gpu.is_gpu and not device.CPU.is_gpu and not device.META.is_gpu
+
+
+@pytest.mark.parametrize(
+    "refused", ["nvmlInit", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetName"]
+)
+def test_without_a_driver_a_handle_or_a_name_there_is_no_gpu(driver, refused):
+    driver.refused = {refused}
+    assert find_gpu() is None
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [
+        (UUID, True),
+        (f"{UUID},GPU-1", True),
+        ("0", True),
+        (" 0 ", True),
+        ("1", False),
+        ("MIG-another", False),
+        ("GPU-another", False),
+        ("", False),
+        ("-1", False),
+        ("nonsense", False),
+    ],
+)
+def test_the_visible_device_is_found_parts_by_mig_too(
+    driver, monkeypatch, visible, found
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert (find_gpu() is not None) == (sm_clock_mhz() is not None) == found
+
+
+def test_a_uuid_that_the_driver_does_not_take_is_no_gpu(driver, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", UUID)
+    driver.refused = {"nvmlDeviceGetHandleByUUID"}
+    assert find_gpu() is None
+
+
+@pytest.mark.parametrize("name", ["🔥🔥", "...", "quick", "Meta", "CPU"])
+def test_no_gpu_takes_a_folder_that_is_not_its_own(name):
+    slug = slug_of(name)
+    assert slug.startswith("gpu") and slug not in ("cpu", "meta", "quick")
+
+
+KNOWN = {
+    "driver": ("580.1", "driver 580.1"),
+    "power_limit_w": (700.0, "700 W"),
+    "sm_clocks_mhz": ([1875, 1980], "SM clock 1875 to 1980 MHz"),
+}
+
+
+@pytest.mark.parametrize("left_out", [None, *KNOWN])
+def test_the_line_under_a_table_says_what_is_known(left_out):
+    known = {name: value for name, (value, _) in KNOWN.items() if name != left_out}
+    gpu = Device("NVIDIA Stub", "nvidia-stub", **known)  # pyright: ignore
+    git = Git("0123456789abcdef", dirty=False)
+    line = provenance(
+        make_record("warmup", make_row({}, a_ms=[1.0]), device=gpu, git=git)
+    )
+    shown = [text for name, (_, text) in KNOWN.items() if name != left_out]
+    assert line.startswith(f"Measured: {', '.join(['NVIDIA Stub', *shown])} · ")
+    assert "None" not in line.partition(" · ")[0]
+
+
+def test_a_gpu_of_which_only_the_name_is_known_is_rendered():
+    record = make_record(
+        "warmup", make_row({}, a_ms=[1.0]), device=Device("A GPU", "a-gpu")
+    )
+    assert provenance(record).startswith("Measured: A GPU · ")
