@@ -14,7 +14,8 @@ import pytest
 from systems import ROOT
 
 COMMANDS = {
-    "python -m systems.check_setup": "torch is not installed here: run `make .venv/all`",
+    "python -m systems.check_setup": "torch is not installed here: "
+    "run `make .venv/all`",
     "python -m systems.experiments.warmup": "torch is not installed here: run `make",
     "python tools/regen_tables.py --only model_sizes": " is not installed for ",
     "python tools/regen_tables.py --verify model_sizes": " is not installed for ",

@@ -93,8 +93,8 @@ WRONG = {
     "--list --restarts 0": "--restarts goes with --slurm, not with --list",
     "--time-limit nan": "argument --time-limit: nan is no number of minutes above 0",
     "--list --generated x": (
-        "--generated goes with measuring or --slurm or --render or --check or --verify, "
-        "not with --list"
+        "--generated goes with measuring or --slurm or --render or --check or "
+        "--verify, not with --list"
     ),
     # Of shells, a variable that is not set.
     "--verify ''": f"argument --verify: {UNKNOWN.replace('nope', '')}",

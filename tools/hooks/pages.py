@@ -78,7 +78,9 @@ STEM_OF_FACT = re.compile(r"\{\$ facts\.(\w+)\.")
 
 # Before the macros plugin, which then fills in the facts of the copied sentences.
 def on_config(config: MkDocsConfig, /, **_: object) -> None:
-    """Say what to do where nothing was rendered yet, before a page asks for a number."""
+    """Say what to do where nothing was rendered yet, before a page asks for a
+    number.
+    """
     if not (Path(config.docs_dir) / "generated" / "facts.yml").is_file():
         raise PluginError(
             "docs/generated is not there: run `python tools/regen_tables.py --render`"

@@ -63,4 +63,5 @@ def verdict(claim: Claim, record: Record | None) -> str:
     age = "" if is_fresh(record) else ", stale"
     link = f"([record](results/{record.device.slug}/{record.stem}.json){age})"
     said = claim.sentence if holds else claim.otherwise or claim.sentence
-    return f"**{'Holds' if holds else 'Does not hold here'}:** {said} {inert(numbers)} {link}"
+    judged = "Holds" if holds else "Does not hold here"
+    return f"**{judged}:** {said} {inert(numbers)} {link}"

@@ -64,8 +64,8 @@ def table(header: list[str], rows: Iterable[list[str]], left: int = 1) -> str:
 
 
 def columns(items: Iterable[Any], *described: Any, left: int = 1) -> str:
-    """A table with a line for each item, or nothing. A column is the name of a field of its
-    configuration; or the head, what it shows of the item, and how that is printed.
+    """A table with a line for each item, or nothing. A column is the name of a field of
+    its configuration; or the head, what it shows of the item, and how that is printed.
 
     A line says once why a row has no numbers, where the first would stand.
     """

@@ -220,7 +220,8 @@ def test_figures_have_twins_and_every_cell_of_the_map_its_number(record):
 
 def test_kernels_tell_what_they_fuse(record):
     assert (
-        "| fp32 | no | forward | 8 | 4 | reduction:\N{NO-BREAK SPACE}div\N{NO-BREAK SPACE}exp |"
+        "| fp32 | no | forward | 8 | 4 | reduction:"
+        "\N{NO-BREAK SPACE}div\N{NO-BREAK SPACE}exp |"
         in (attention_compiled.kernels_table(record))
     )
     words = attention_compiled.fused_words("triton_poi_fused__to_copy_add_12").split(
@@ -241,8 +242,8 @@ def test_reported_grids_are_shown_as_reported():
     )
     assert files["compiled.md"].count("| apparently ran eager |") == 1
     assert (
-        "| 128 | 16384 | 81.476 | 81.510 | 1.00 | 165.394 | 165.312 | 1.00 | apparently ran eager |"
-        in (files["compiled.md"])
+        "| 128 | 16384 | 81.476 | 81.510 | 1.00 | 165.394 | 165.312 | 1.00 | "
+        "apparently ran eager |" in (files["compiled.md"])
     )
     table = compile_builder.fragments(found["compile"])["table.md"]
     assert "| large | not said | model | 283.66 | 640.30 | 922.44 |" in table

@@ -1,4 +1,6 @@
-"""What the calculator's script is given: whole programs, and points that were measured."""
+"""What the calculator's script is given: whole programs, and points that were
+measured.
+"""
 
 import json
 

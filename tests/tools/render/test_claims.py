@@ -210,7 +210,9 @@ def test_every_claim_has_a_name_of_its_own_and_is_turned_over_here():
 
 
 def record_for(claim, found) -> Record:
-    """The record of the primary GPU; where there is none yet, one made for the claim."""
+    """The record of the primary GPU; where there is none yet, one made for the
+    claim.
+    """
     if claim.stem == "attention":
         grid = [
             attention_row(n, execution)

@@ -57,7 +57,8 @@ def test_each_step_has_its_sentence_and_nothing_lies_outside(name):
     frames, sentences = drawing.count('class="frame"'), drawing.count("<li>")
     assert frames == sentences and (frames > 1) == ("steps" in drawing)
     height = float(re.findall(rf'viewBox="0 0 {WIDTH} (\d+)"', drawing)[0])
-    shapes = re.findall(r'<rect x="(\S+)" y="(\S+)" width="(\S+)" height="(\S+)"', drawing)  # fmt: skip
+    numbers = (rf'{name}="(\S+)"' for name in ("x", "y", "width", "height"))
+    shapes = re.findall(f"<rect {' '.join(numbers)}", drawing)
     assert shapes
     for x, y, w, h in (map(float, shape) for shape in shapes):
         assert 0 <= x <= x + w <= WIDTH and 0 <= y <= y + h <= height

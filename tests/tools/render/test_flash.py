@@ -355,7 +355,10 @@ def test_a_peer_that_can_not_run_stands_in_the_table(peers):
 
 
 HOPPER = "attention_dkdv_hopper"
-ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >(int, forward)"
+ADD = (
+    "void at::native::vectorized_elementwise_kernel"
+    "<4, at::native::CUDAFunctor_add<float> >(int, forward)"
+)
 
 
 def listed(kernels: dict[str, float]) -> list[dict]:
@@ -528,8 +531,8 @@ def test_a_step_adds_its_phases_and_an_eager_one_may_have_no_memory():
     files = model_attention.fragments([measured])
     assert "| small | eager | 4096 | out of memory |" in files["table.md"]
     assert (
-        "| small | ours (triton) | 4096 | 10.00 | 1.00 | 2.000 | 5.000 | 1,638,400 |  | 3.0 |"
-        in files["table.md"]
+        "| small | ours (triton) | 4096 | 10.00 | 1.00 | 2.000 | 5.000 | 1,638,400 |  "
+        "| 3.0 |" in files["table.md"]
     )
     assert (
         "ours reaches context 4096 with 10 ms and 3.0 GiB" in files["table.md"]

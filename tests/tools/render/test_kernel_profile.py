@@ -177,8 +177,8 @@ def test_every_question_has_its_table_and_every_figure_its_file(record):
     # The pass as it runs stands before the same pass under the profiler: idle is of the
     # first, the span of the second.
     assert (
-        "| wall, ms | sum of kernels, ms | idle | wall, profiled, ms | GPU span, profiled, ms |"
-        in files["times.md"]
+        "| wall, ms | sum of kernels, ms | idle | wall, profiled, ms | GPU span, "
+        "profiled, ms |" in files["times.md"]
     )
     assert (
         "| small | 128 | fp32 | forward | 12.50 | 10.00 | 20 % | 18.75 | 10.50 | 1.50 |"

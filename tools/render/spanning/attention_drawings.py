@@ -212,13 +212,15 @@ def forward_walk() -> str:
         says,
         "Three numbers per row replace the row.",
         "Scores exist only in the tile that is being visited (orange). They are given "
-        "in units of log 2, so each power of e is one of 2: you can check every number.",
+        "in units of log 2, so each power of e is one of 2: you can check every "
+        "number.",
     )
 
 
 def values(keys: range, kind: str) -> str:
     """v of these keys."""
-    return "".join(box(LEFT + CELL * j, 18, CELL, 24, f"{VALUES[j]:g}", kind) for j in keys)  # fmt: skip
+    cells = ((LEFT + CELL * j, f"{VALUES[j]:g}") for j in keys)
+    return "".join(box(x, 18, CELL, 24, value, kind) for x, value in cells)
 
 
 def result(seen: Seen) -> tuple[float, float]:
@@ -281,7 +283,8 @@ def causal_grid(
         parts.append(rect(x, y + cell * row, cell * (row + 1), cell, "frame-line"))
     if column >= 0:
         height = cell * (GRID - column)
-        parts.append(rect(x + cell * column, y + cell * column, cell, height, "frame-line"))  # fmt: skip
+        step = cell * column
+        parts.append(rect(x + step, y + step, cell, height, "frame-line"))
     return "".join(parts)
 
 
@@ -300,8 +303,8 @@ def causal_rows() -> str:
     ]
     picture = svg(
         188,
-        "A program of the forward pass walks along one row of tiles up to the diagonal; "
-        "tiles above the diagonal are never visited.",
+        "A program of the forward pass walks along one row of tiles up to the "
+        "diagonal; tiles above the diagonal are never visited.",
         text(96, 12, "tiles of keys →", "note"),
         text(4, 34, "queries ↓", "note", "start"),
         causal_grid(4, 40, 24, row=3),
@@ -314,7 +317,8 @@ def causal_both() -> str:
     """What the two programs of the backward pass visit."""
     picture = svg(
         176,
-        "The program of dk and dv walks down a column of tiles, that of dq along a row.",
+        "The program of dk and dv walks down a column of tiles, that of dq along a "
+        "row.",
         text(84, 12, "dk and dv: a column", "title"),
         causal_grid(12, 24, 24, column=2),
         text(276, 12, "dq: a row", "title"),
@@ -362,10 +366,10 @@ FLOWS = (
 STEPS = (
     (("column s",), "<b>Product 1.</b> A program that owns a tile of keys takes a tile "
      "of queries and computes their scores again."),
-    (("column p", "column dp"), "<b>Product 2.</b> It has p from the saved lse, without "
-     "a pass for the maximum, and multiplies for dp."),
-    (("column ds", "dv"), "<b>Product 3.</b> dv is summed over the queries, so over this "
-     "program's own walk down the column."),
+    (("column p", "column dp"), "<b>Product 2.</b> It has p from the saved lse, "
+     "without a pass for the maximum, and multiplies for dp."),
+    (("column ds", "dv"), "<b>Product 3.</b> dv is summed over the queries, so over "
+     "this program's own walk down the column."),
     (("dk",), "<b>Product 4.</b> So is dk. But dq is summed over <em>keys</em>, which "
      "other programs own."),
     (("row s",), "<b>Product 5.</b> A second kernel owns tiles of queries. It computes "
@@ -408,9 +412,9 @@ def products() -> str:
         frames.append(frame(filled, *(outline(name, "frame-line") for name in now)))
     picture = svg(
         284,
-        "In two passes a tile takes seven products, of which the two that compute s and "
-        "dp again are done twice. One pass takes five, but then all programs add to the "
-        "same dq.",
+        "In two passes a tile takes seven products, of which the two that compute s "
+        "and dp again are done twice. One pass takes five, but then all programs add "
+        "to the same dq.",
         *still,
         *frames,
         *(arrow(*flow) for flow in FLOWS),
@@ -420,6 +424,6 @@ def products() -> str:
         picture,
         (says for _, says in STEPS),
         "Seven products instead of five, and nothing is shared.",
-        "Filled: matrix products of one tile; orange: those done a second time; dashed: a "
-        "sum that many programs share.",
+        "Filled: matrix products of one tile; orange: those done a second time; "
+        "dashed: a sum that many programs share.",
     )

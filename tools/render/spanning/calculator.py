@@ -1,8 +1,8 @@
 """What the calculator's page computes with: the formulas of `systems.formulas` as
 programs, the GPUs, and the points that were measured.
 
-It is a script, because a page read from file:// can load a script and no JSON. The page's
-own script evaluates these programs and knows no formula itself.
+It is a script, because a page read from file:// can load a script and no JSON. The
+page's own script evaluates these programs and knows no formula itself.
 """
 
 import json
@@ -166,8 +166,9 @@ def facts(found: Mapping[str, list[Record]]) -> dict[str, str]:
 
 def sizes_table() -> str:
     """The peak of a step of each size, by formula, for readers without JavaScript."""
-    head = "| size | parameters in fp32 | step, fp32 | bf16 autocast | flash, bf16 | flash, bf16, blocks again |"
-    lines = [head, "| --- |" + " ---: |" * 5]
+    precisions = ("step, fp32", "bf16 autocast", "flash, bf16")
+    head = ("size", "parameters in fp32", *precisions, "flash, bf16, blocks again")
+    lines = [f"| {' | '.join(head)} |", "| --- |" + " ---: |" * 5]
     for size in SIZES:
         p = Pass(size, 512, "step", "fp32")
         flash = replace(p, precision="bf16", attention="flash")

@@ -45,7 +45,8 @@ def files(found: Mapping[str, list[Record]]) -> dict[str, str]:
     columns = json.dumps(COLUMNS)
     rows = ",\n".join(lines)
     return {
-        "explorer.js": f'window.RESULTS = {{"columns": {columns}, "texts": {listed}, "rows": [\n{rows}\n]}}\n'
+        "explorer.js": f'window.RESULTS = {{"columns": {columns}, "texts": {listed}, '
+        f'"rows": [\n{rows}\n]}}\n'
     }
 
 

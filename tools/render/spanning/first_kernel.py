@@ -56,15 +56,15 @@ def ladder(found: Found) -> str:
     ]
     losses = f" Slower than the step above: {', '.join(slower)}." if slower else ""
     conclusion = (
-        f"The forward pass takes {say(first, '{:.2f} ms')} by the first kernel's design "
-        f"and {say(last, '{:.2f} ms')} by the kernel for any shape."
+        f"The forward pass takes {say(first, '{:.2f} ms')} by the first kernel's "
+        f"design and {say(last, '{:.2f} ms')} by the kernel for any shape."
     )
     return drawing(
         svg(188, conclusion, *bars),
         f"Six steps make the same algorithm {say(first / last, '{:.1f}')} times as "
         "fast.",
-        f"Forward pass, {HEADS} heads of {N:,} tokens, head dimension {D}, bf16, causal; "
-        f"each step keeps those above it.{losses}",
+        f"Forward pass, {HEADS} heads of {N:,} tokens, head dimension {D}, bf16, "
+        f"causal; each step keeps those above it.{losses}",
     )
 
 

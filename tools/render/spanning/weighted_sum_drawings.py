@@ -44,7 +44,8 @@ def weighted_sum_grid() -> str:
     picture = svg(
         196,
         "Three programs own two rows each and walk over three tiles of four columns. "
-        "The last row and the last two columns of tiles lie outside of x and are masked.",
+        "The last row and the last two columns of tiles lie outside of x and are "
+        "masked.",
         text(left + 100, 14, "w", "title"),
         text(340, 42, "y", "title"),
         *w,
@@ -76,12 +77,13 @@ def weighted_sum_offsets() -> str:
         for j in range(8):
             inside = i >= 2 and j >= 4
             kind = "first" if inside else "array"
-            parts.append(box(left + cell * j, top + 24 * i, cell, 24, str(8 * i + j), kind))  # fmt: skip
+            x, y = left + cell * j, top + 24 * i
+            parts.append(box(x, y, cell, 24, str(8 * i + j), kind))
     parts += [text(left + cell * (j + 0.5), 30, f"{j}", "note") for j in range(8)]
     picture = svg(
         140,
-        "Rows 2 and 3 times the row stride of 8 plus columns 4 to 7 give the offsets 20 "
-        "to 23 and 28 to 31.",
+        "Rows 2 and 3 times the row stride of 8 plus columns 4 to 7 give the offsets "
+        "20 to 23 and 28 to 31.",
         text(left + cell * 4, 13, "column", "note"),
         *parts,
     )

@@ -158,7 +158,8 @@ def asked(answer: Answer, found: Found) -> str:
         if answer.built
         else ""
     )
-    return f"**Asked{parts}.** {answer.question}\n\n**Status:** {inert(status(answer, found))}{link}\n{{ .status }}\n"
+    said = f"**Status:** {inert(status(answer, found))}{link}\n{{ .status }}\n"
+    return f"**Asked{parts}.** {answer.question}\n\n{said}"
 
 
 def all_claims() -> list[Claim]:

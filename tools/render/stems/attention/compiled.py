@@ -42,7 +42,9 @@ KERNELS_AT = 4096
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
-    """Eager beside compiled for all devices; speed-ups and kernels for measured ones."""
+    """Eager beside compiled for all devices; speed-ups and kernels for measured
+    ones.
+    """
     ours = measured(records)
     return {
         "compiled.md": per_device(records, compiled_table),
@@ -152,7 +154,9 @@ KINDS = {"poi": "pointwise", "red": "reduction", "per": "reduction"}
 
 
 def fused_words(kernel: str) -> str:
-    """ "triton_red_fused_div_exp_3" -> "reduction: div exp", on one line of its cell."""
+    """ "triton_red_fused_div_exp_3" -> "reduction: div exp", on one line of its
+    cell.
+    """
     match = re.fullmatch(r"triton_([a-z]+)_fused_(.*?)_?\d*", kernel)
     if match is None:
         return kernel
@@ -235,7 +239,9 @@ def draw_cell(axes: Axes, x: int, y: int, ratio: float) -> None:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """The range of the speed-ups, the price of compiling, and kernels before and after."""
+    """The range of the speed-ups, the price of compiling, and kernels before and
+    after.
+    """
     rows, found = compiled_rows(record), speedups(record)
     seconds = [compile_seconds(c) for c in rows]
     longest = pair(record, LONGEST)

@@ -224,7 +224,9 @@ def accounting(record: Record) -> str:
 
 
 def outcome(record: Record | None, n: int, execution: str) -> str:
-    """What a run at this length came to, in words that follow the name of an execution."""
+    """What a run at this length came to, in words that follow the name of an
+    execution.
+    """
     c = at(record, n, execution=execution)
     if c.row is None:
         return "was not measured"

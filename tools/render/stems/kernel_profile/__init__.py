@@ -316,8 +316,8 @@ def attention_facts(c: Cell) -> dict[str, str]:
 
 @claim(
     "nsys_profile",
-    "In a forward pass of small at context 128 the GPU is idle for more than a third of "
-    "the time; in one of 2.7B at 512 for less than a twentieth.",
+    "In a forward pass of small at context 128 the GPU is idle for more than a third "
+    "of the time; in one of 2.7B at 512 for less than a twentieth.",
 )
 def small_is_launch_bound(record: Record) -> Judgement:
     places = (SHORT, LARGEST)
@@ -344,8 +344,8 @@ def top_kernel_multiplies(record: Record) -> Judgement:
 
 @claim(
     "nsys_profile",
-    "In fp32 matrix products take a smaller share of kernel time in a full step than in "
-    "inference, at every size and context.",
+    "In fp32 matrix products take a smaller share of kernel time in a full step than "
+    "in inference, at every size and context.",
 )
 def training_dilutes_products(record: Record) -> Judgement:
     found = known(
@@ -359,8 +359,8 @@ def training_dilutes_products(record: Record) -> Judgement:
 
 @claim(
     "nsys_profile",
-    "The two products of attention do more than ten times the FLOPs of softmax and take "
-    "less than twice its time, in every fp32 forward pass.",
+    "The two products of attention do more than ten times the FLOPs of softmax and "
+    "take less than twice its time, in every fp32 forward pass.",
 )
 def softmax_is_memory_traffic(record: Record) -> Judgement:
     found = [over_softmax(c) for c in forward_passes(record, precision="fp32")]
@@ -372,8 +372,9 @@ def softmax_is_memory_traffic(record: Record) -> Judgement:
 
 @claim(
     "nsys_profile",
-    "Of every row at least 99 percent of the kernel time belongs to a marked phase, and "
-    "products by kernel name agree with products by operation within three percent.",
+    "Of every row at least 99 percent of the kernel time belongs to a marked phase, "
+    "and products by kernel name agree with products by operation within three "
+    "percent.",
 )
 def kernels_are_attributed(record: Record) -> Judgement:
     lost = most(map(unattributed, ran(record)))
