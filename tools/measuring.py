@@ -63,7 +63,8 @@ def measure_if_stale(
         # The other experiments can be measured all the same.
         return Outcome(stem, f"error: {error} (--force measures again)", 2)
     flags = ["--grid", grid, "--deadline", str(deadline)]
-    # On a CPU Triton's kernels run in its interpreter, chosen before triton is imported.
+    # On a CPU Triton's kernels run in its interpreter, chosen before triton is
+    # imported.
     environment = {"TRITON_INTERPRET": "1"} if device.slug == "cpu" else {}
     return run_child(stem, results, *flags, **environment)
 

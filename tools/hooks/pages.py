@@ -3,8 +3,9 @@ time.
 
 Maths becomes MathML, so a page needs no script and no font to show it; a formula that
 can't be converted fails the build. Tables get a frame that scrolls sideways and can be
-reached by keyboard. Words of the glossary are explained once in a section. The write-up takes each answer from the page that gives it, so that
-none is written twice. A page whose sentences hold numbers older than the code says so.
+reached by keyboard. Words of the glossary are explained once in a section. The write-up
+takes each answer from the page that gives it, so that none is written twice. A page
+whose sentences hold numbers older than the code says so.
 
 mkdocs calls the functions `on_...`; the others are pure, from text to text.
 """

@@ -78,7 +78,7 @@ class Drawing:
         self.parts.append(f'<polygon class="fill-ink" points="{points}"/>')
 
     def svg(self, alt: str, shown: str) -> str:
-        """One line for each part: Markdown takes a block without empty lines as it is."""
+        """One line for each part: Markdown leaves a block without empty lines alone."""
         head = (
             f'<svg class="drawing {shown}" role="img" aria-label="{escape(alt)}"'
             f' viewBox="0 0 {self.width} {self.height:.0f}"'
@@ -88,8 +88,8 @@ class Drawing:
 
 
 def drawn(draw: Callable[[Drawing], None], alt: str, caption: str) -> str:
-    """The figure with both drawings, its conclusion as their alternative text; all of it
-    HTML, the caption too, since Markdown would read words in a drawing as its own.
+    """The figure with both drawings, its conclusion as their alternative text; all of
+    it HTML, the caption too: Markdown would read words in a drawing as its own.
     """
     pictures = []
     for width, shown in ((WIDE, "wide"), (NARROW, "narrow")):

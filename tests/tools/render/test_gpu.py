@@ -1,4 +1,6 @@
-"""The drawings and predictions of docs/gpu.md, and the words that its glossary explains."""
+"""The drawings and predictions of docs/gpu.md, and the words that its glossary
+explains.
+"""
 
 import copy
 import re

@@ -15,9 +15,9 @@ MACHINE = (
     "a register one thread. Sizes and rates: {source}."
 )
 TIMELINES = (
-    "<strong>Three ways to be slow.</strong> Above the CPU, which launches; below "
-    "the GPU, which runs the kernels. Lengths are averages of the record, each panel to its "
-    "own scale. Green bars: how much of the data sheet's rates the kernels reach."
+    "<strong>Three ways to be slow.</strong> Above the CPU, which launches; below the "
+    "GPU, which runs the kernels. Lengths are averages of the record, each panel to "
+    "its own scale. Green bars: how much of the data sheet's rates the kernels reach."
 )
 
 
@@ -61,10 +61,10 @@ def shown_machine(found: Found) -> Machine:
 
 def machine_figure(m: Machine) -> str:
     alt = (
-        f"One {m.name} has {m.chip.sms} SMs. Memory feeds them {bandwidth(m)} through an"
-        f" L2 cache of {mib(m)}; each SM has {m.chip.register_bytes >> 10} KiB of registers"
-        f" and {m.chip.shared_bytes >> 10} KiB of shared memory. The CPU only queues"
-        " launches."
+        f"One {m.name} has {m.chip.sms} SMs. Memory feeds them {bandwidth(m)} through "
+        f"an L2 cache of {mib(m)}; each SM has {m.chip.register_bytes >> 10} KiB of "
+        f"registers and {m.chip.shared_bytes >> 10} KiB of shared memory. The CPU only "
+        "queues launches."
     )
 
     def draw(d: Drawing) -> None:
@@ -185,10 +185,11 @@ def timelines(r: Regimes) -> str:
         r.shares(r.products, r.products_work),
     )
     alt = (
-        f"Bound by launches, the GPU is busy {percent(r.busy)} of the time. Bound by memory,"
-        f" it is always busy and softmax reaches {percent(softmax[0])} of the memory's rate"
-        f" but {percent(softmax[1])} of the arithmetic. Bound by arithmetic, products reach"
-        f" {percent(products[1])} of it and {percent(products[0])} of the memory's rate."
+        f"Bound by launches, the GPU is busy {percent(r.busy)} of the time. Bound by "
+        f"memory, it is always busy and softmax reaches {percent(softmax[0])} of the "
+        f"memory's rate but {percent(softmax[1])} of the arithmetic. Bound by "
+        f"arithmetic, products reach {percent(products[1])} of it and "
+        f"{percent(products[0])} of the memory's rate."
     )
 
     def draw(d: Drawing) -> None:

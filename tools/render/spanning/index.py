@@ -18,7 +18,8 @@ WIDTH, ROW = 250, 24
 TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 HOOK = Markup(
     "**A training step of the largest model, byte by byte.** Memory in use, from the "
-    "allocator's own history; [Who holds the memory](peak_memory.md) explains each colour."
+    "allocator's own history; [Who holds the memory](peak_memory.md) explains each "
+    "colour."
 )
 Facts = Mapping[str, Mapping[str, str]]
 Bar = tuple[str, float, str]
@@ -60,8 +61,8 @@ def hook(files: Mapping[str, str], facts: Mapping[str, str]) -> str:
         facts.get(key, NOT_MEASURED) for key in ("step_512_fp32", "weights")
     )
     alt = (
-        f"Of {peak} at the peak of a training step in fp32, weights are"
-        f" {weights}; optimizer state is twice that, and saved activations are most of the rest."
+        f"Of {peak} at the peak of a training step in fp32, weights are {weights}; "
+        "optimizer state is twice that, and saved activations are most of the rest."
     )
     return figure(name, alt, HOOK)
 

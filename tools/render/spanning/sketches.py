@@ -1,4 +1,6 @@
-"""Sketches that need no record: what a clock reads, and what a block of the model does."""
+"""Sketches that need no record: what a clock reads, and what a block of the model
+does.
+"""
 
 from dataclasses import dataclass
 
@@ -9,13 +11,13 @@ from tools.render.markdown import percent
 from tools.render.spanning.envelope import BATCH, shape
 
 CLOCK = (
-    "<strong>A clock that does not wait times the queueing.</strong> The CPU has queued all "
-    "five kernels when the GPU has hardly begun."
+    "<strong>A clock that does not wait times the queueing.</strong> The CPU has "
+    "queued all five kernels when the GPU has hardly begun."
 )
 BLOCK = (
-    "<strong>One of the {layers} blocks of {size}, from top to bottom,</strong> with the "
-    "shape of each weight matrix and its share of the block's matrix FLOPs at context "
-    "{context}. What has no bar multiplies no matrices."
+    "<strong>One of the {layers} blocks of {size}, from top to bottom,</strong> with "
+    "the shape of each weight matrix and its share of the block's matrix FLOPs at "
+    "context {context}. What has no bar multiplies no matrices."
 )
 
 
@@ -48,7 +50,10 @@ def clock() -> str:
         d.text(done, 14 if wide else 112, "after synchronize, here", SMALL, "end")
         d.text(returned + 8, 46, "waits", SMALL)
 
-    alt = "The CPU queues five kernels in a fraction of the time in which the GPU runs them."
+    alt = (
+        "The CPU queues five kernels in a fraction of the time in which the GPU runs "
+        "them."
+    )
     return drawn(draw, alt, CLOCK)
 
 
@@ -108,8 +113,8 @@ def block(size: str, context: int) -> str:
 
     feed_forward = sum(part.flops for part in listed[6:]) / whole
     alt = (
-        f"The three feed-forward matrices do {percent(feed_forward)} of the matrix FLOPs of"
-        f" a block of {size} at context {context} and batch {BATCH}."
+        f"The three feed-forward matrices do {percent(feed_forward)} of the matrix "
+        f"FLOPs of a block of {size} at context {context} and batch {BATCH}."
     )
     layers = SIZES[size].num_layers
     return drawn(draw, alt, BLOCK.format(layers=layers, size=size, context=context))
