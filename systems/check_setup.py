@@ -51,7 +51,8 @@ def run_once(device: str) -> dict[str, list[float]]:
     )
     if not (math.isfinite(norm) and norm > 0):
         raise RuntimeError(
-            f"the gradients of a small model have norm {norm}: this build of torch computes wrongly here"
+            f"the gradients of a small model have norm {norm}: this build of torch "
+            "computes wrongly here"
         )
     return clock.samples_ms
 
@@ -76,7 +77,8 @@ def main() -> None:
     console.print(table)
     if gpu and device == "cpu":
         console.print(
-            f"torch {torch.__version__} can't use the {gpu.name}: install a CUDA build of torch"
+            f"torch {torch.__version__} can't use the {gpu.name}: install a CUDA build "
+            "of torch"
         )
         raise SystemExit(2)
     console.print(

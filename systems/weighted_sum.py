@@ -151,7 +151,8 @@ def weighted_sum(
     for name, tensor in (("x", x), ("w", w)):
         if tensor.dtype not in DTYPES or tensor.dtype != x.dtype:
             raise TypeError(
-                f"{name} must be float32, float16 or bfloat16, the same for both, got {tensor.dtype}"
+                f"{name} must be float32, float16 or bfloat16, the same for both, got "
+                f"{tensor.dtype}"
             )
         if tensor.device != x.device:
             raise ValueError(
@@ -163,13 +164,15 @@ def weighted_sum(
             )
     if x.ndim < 1 or w.shape != x.shape[-1:]:
         raise ValueError(
-            f"w must have the shape of a row of x, {tuple(x.shape[-1:])}, got {tuple(w.shape)}"
+            f"w must have the shape of a row of x, {tuple(x.shape[-1:])}, got "
+            f"{tuple(w.shape)}"
         )
     if x.device.type != "cuda" and not (
         x.device.type == "cpu" and knobs.runtime.interpret
     ):
         raise ValueError(
-            f"x must be on a CUDA device, or on the CPU with TRITON_INTERPRET=1, got {x.device}"
+            "x must be on a CUDA device, or on the CPU with TRITON_INTERPRET=1, got "
+            f"{x.device}"
         )
     with torch.cuda.device_of(x):
         return WeightedSum.apply(x.reshape(-1, x.shape[-1]), w).view(x.shape[:-1])

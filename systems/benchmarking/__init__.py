@@ -1,1 +1,1 @@
-"""How time is measured: clocks, phases, the GPU by itself, attention of others beside ours."""
+"""How time is measured: clocks, phases, workloads, the GPU by itself, rivals."""

@@ -3,7 +3,7 @@ on the GPU.
 
 The assignment's four snippets, the same in bf16, and 10 000 times 0.001.
 
-    python -m systems.experiments.accumulation --value fp16 --accumulator fp32 --term 0.01 --steps 1000
+    python -m systems.experiments.accumulation --value fp16 --accumulator fp32
 """
 
 from dataclasses import dataclass

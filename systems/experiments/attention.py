@@ -5,7 +5,7 @@ The model's own `scaled_dot_product_attention` with one head, over head width d 
 sequence length n. The backward pass is timed alone: its graph is built by the forward
 pass before it, outside its clock.
 
-    python -m systems.experiments.attention --d 64 --n 4096 --causal no --dtype fp32 --execution compiled
+    python -m systems.experiments.attention --d 64 --n 4096 --execution compiled
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ TOO_LONG = 32768
 class Config:
     d: int = option(64, "width of the head")
     n: int = option(4096, "sequence length in tokens")
-    causal: str = option("no", "causal mask", ("yes", "no"))
+    causal: bool = option(False, "causal mask")
     dtype: str = option(
         "fp32", "dtype of q, k, v and the gradient: fp32 (TF32 off) or bf16", FORMATS
     )
@@ -62,32 +62,28 @@ def configs(quick: bool = False) -> list[Config]:
     both = ("eager", "compiled")
     if quick:
         return [
-            Config(16, 256, "no", "fp32", execution, warmup=2, passes=3)
+            Config(16, 256, False, "fp32", execution, warmup=2, passes=3)
             for execution in both
         ]
     grid = [
         Config(d, n, causal, dtype, execution)
         for dtype in FORMATS
-        for causal in ("no", "yes")
+        for causal in (False, True)
         for d in WIDTHS
         for n in LENGTHS
         for execution in both
     ]
     return grid + [
-        Config(64, TOO_LONG, "no", "fp32", execution, warmup=1, passes=10)
+        Config(64, TOO_LONG, False, "fp32", execution, warmup=1, passes=10)
         for execution in both
     ]
 
 
-def attention_of(causal: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def attention_of(causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """The model's attention: with its causal mask, which it builds in each call, or
     without a mask.
     """
-    return (
-        transformer.eager
-        if causal == "yes"
-        else transformer.scaled_dot_product_attention
-    )
+    return transformer.eager if causal else transformer.scaled_dot_product_attention
 
 
 # --8<-- [start:run]

@@ -20,7 +20,8 @@ from systems.precision.dtypes import DTYPES, NAMES
 from systems.running.command import main, option
 
 PROTOCOL = {
-    "found by": "hooks on modules, gradients and the optimizer, and a trace of every operation"
+    "found by": "hooks on modules, gradients and the optimizer, and a trace of every "
+    "operation"
 }
 PARTS = ("toy", "transformer", "operations")
 

@@ -4,7 +4,7 @@ compiled, and what compiling costs.
 `compiled` compiles the model; the loss and AdamW stay as they are. `compiled_optimizer`
 compiles AdamW's step as well.
 
-    python -m systems.experiments.compile --size small --precision bf16 --execution compiled
+    python -m systems.experiments.compile --precision bf16 --execution compiled
 """
 
 from contextlib import nullcontext
@@ -68,7 +68,8 @@ def run(config: Config) -> dict[str, Any]:
     """
     if config.warmup < EXECUTIONS[config.execution]:
         raise ValueError(
-            f"--warmup must be {EXECUTIONS[config.execution]} or more, the steps that compile"
+            f"--warmup must be {EXECUTIONS[config.execution]} or more, the steps that "
+            "compile"
         )
     device = timing.default_device()
     c = config

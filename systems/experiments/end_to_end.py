@@ -4,7 +4,7 @@ memory they hold at the peak.
 The assignment's benchmarking script: one configuration from the command line, or every
 size and context as a table.
 
-    python -m systems.experiments.end_to_end --size small --context 128 --mode step --precision bf16
+    python -m systems.experiments.end_to_end --size small --mode step --precision bf16
 """
 
 from dataclasses import dataclass

@@ -42,7 +42,7 @@ class Config:
     dtype: str = option("bf16", "dtype of q, k, v and the gradient", DTYPES)
     d: int = option(64, "head dimension, 256 at most")
     n: int = option(1000, "sequence length in tokens")
-    causal: str = option("yes", "causal mask", ("yes", "no"))
+    causal: bool = option(True, "causal mask")
 
 
 def configs(quick: bool = False) -> list[Config]:
@@ -56,7 +56,7 @@ def configs(quick: bool = False) -> list[Config]:
         for dtype in DTYPES
         for d in (16, 32, 64, 128, 256)
         for n in (1000, 4096)
-        for causal in ("yes", "no")
+        for causal in (True, False)
         for name in IMPLEMENTATIONS
     ]
 
@@ -66,7 +66,7 @@ def run(config: Config) -> dict[str, float]:
     """Relative error of each result against float64, and the largest absolute one. SDPA
     returns no lse.
     """
-    device, causal = timing.default_device(), config.causal == "yes"
+    device, causal = timing.default_device(), config.causal
     shape = (1, HEADS, config.n, config.d)
     inputs = random_inputs(shape, DTYPES[config.dtype], device)
     expected = results(

@@ -77,7 +77,7 @@ class Config:
     heads: int = option(16, "heads")
     n: int = option(4096, "sequence length in tokens")
     d: int = option(128, "head dimension")
-    causal: str = option("yes", "causal mask", ("yes", "no"))
+    causal: bool = option(True, "causal mask")
     dtype: str = option("bf16", "dtype of q, k, v and the gradient", IMPLEMENTATIONS)
 
 
@@ -86,19 +86,19 @@ def configs(quick: bool = False) -> list[Config]:
     that the host decides.
     """
     shapes = [
-        (1, 16, 16384, 64, "yes", "bf16"),
-        (1, 16, 16384, 128, "yes", "bf16"),
-        (4, 16, 4096, 128, "yes", "bf16"),
-        (4, 16, 4096, 128, "no", "bf16"),
-        (4, 32, 4096, 64, "yes", "bf16"),
-        (4, 32, 4096, 64, "no", "bf16"),
-        (16, 32, 1024, 64, "yes", "bf16"),
-        (1, 1, 65536, 64, "yes", "bf16"),
-        (1, 16, SHORT, 64, "yes", "bf16"),
+        (1, 16, 16384, 64, True, "bf16"),
+        (1, 16, 16384, 128, True, "bf16"),
+        (4, 16, 4096, 128, True, "bf16"),
+        (4, 16, 4096, 128, False, "bf16"),
+        (4, 32, 4096, 64, True, "bf16"),
+        (4, 32, 4096, 64, False, "bf16"),
+        (16, 32, 1024, 64, True, "bf16"),
+        (1, 1, 65536, 64, True, "bf16"),
+        (1, 16, SHORT, 64, True, "bf16"),
     ]
-    shapes += [(1, 16, n, d, "yes", "fp32") for n in (2048, 4096) for d in (64, 128)]
+    shapes += [(1, 16, n, d, True, "fp32") for n in (2048, 4096) for d in (64, 128)]
     if quick:
-        shapes = [(1, 1, SHORT, 16, "yes", "fp32")]
+        shapes = [(1, 1, SHORT, 16, True, "fp32")]
     return [
         Config(name, *shape) for shape in shapes for name in IMPLEMENTATIONS[shape[-1]]
     ]
@@ -109,11 +109,8 @@ def run(config: Config) -> Turns:
     """Samples in ms of the three passes, and errors. The first turn compiles and
     checks, each other one times.
     """
-    name, device, causal = (
-        config.implementation,
-        timing.default_device(),
-        config.causal == "yes",
-    )
+    name, causal = config.implementation, config.causal
+    device = timing.default_device()
     shape = config.batch, config.heads, config.n, config.d
     q, k, v, do, expected = problem(shape, config.dtype, causal, device)
     with only(name):

@@ -5,7 +5,7 @@ The step is timed first without a profiler. Then a few passes run under one, wit
 part marked: Nsight Systems where `nsys` is installed, otherwise torch.profiler. Both
 give the same rows.
 
-    python -m systems.experiments.kernel_profile --size small --context 512 --mode step --profiler torch
+    python -m systems.experiments.kernel_profile --mode step --profiler torch
 """
 
 import gc
@@ -34,8 +34,10 @@ from systems.profiling.trace import Kernel
 from systems.running.command import main, option, options_of
 
 PROTOCOL = {
-    "clock": "wall time between two synchronisations, one pair around each phase, before any profiler starts",
-    "kernels": "of passes after those, per pass; a kernel's phase is the one that launched it",
+    "clock": "wall time between two synchronisations, one pair around each phase, "
+    "before any profiler starts",
+    "kernels": "of passes after those, per pass; a kernel's phase is the one that "
+    "launched it",
     "data": "random tokens and targets, seed 0",
     "tf32": "off",
 }
@@ -61,10 +63,8 @@ class Config:
         "fp32", "precision: fp32 (TF32 off) or bf16 autocast", choices=("fp32", "bf16")
     )
     profiler: str = option("auto", "who watches", choices=PROFILERS)
-    keep_traces: str = option(
-        "no",
-        "keep the trace of torch.profiler, for ui.perfetto.dev",
-        choices=("yes", "no"),
+    keep_traces: bool = option(
+        False, "keep the trace of torch.profiler, for ui.perfetto.dev"
     )
     batch: int = option(4, "sequences in a batch")
     vocab: int = option(VOCAB_SIZE, "vocabulary size")
@@ -234,7 +234,7 @@ def under_torch(
     config: Config, device: str, measure: Callable[[], dict[str, list[float]]]
 ) -> tuple[dict[str, list[float]], list[Kernel]]:
     """The samples and the kernels of what `measure` runs."""
-    kept = trace_path(config, ".json.gz") if config.keep_traces == "yes" else None
+    kept = trace_path(config, ".json.gz") if config.keep_traces else None
     return torch_trace.profiled(measure, device, MARKS, kept)
 
 
@@ -258,7 +258,8 @@ def under_nsys(config: Config) -> tuple[dict[str, list[float]], list[Kernel], st
     )
     if line is None:
         raise nsys.NsysError(
-            "the process that nsys started printed no row: run it by itself with --profiler capture"
+            "the process that nsys started printed no row: run it by itself with "
+            "--profiler capture"
         )
     row = json.loads(line)
     if row["status"] == "out_of_memory":

@@ -23,8 +23,10 @@ from systems.running.command import main, option
 
 LEARNING_RATE, LEARNING_RATE_WARMUP = 3e-4, 20
 PROTOCOL = {
-    "language": f"Markov chain of {synthetic_language.SUCCESSORS} successors per token, new sequences in each step",
-    "optimizer": f"AdamW, learning rate {LEARNING_RATE:g} after {LEARNING_RATE_WARMUP} rising steps",
+    "language": f"Markov chain of {synthetic_language.SUCCESSORS} successors per "
+    "token, new sequences in each step",
+    "optimizer": f"AdamW, learning rate {LEARNING_RATE:g} after "
+    f"{LEARNING_RATE_WARMUP} rising steps",
     "tf32": "off",
 }
 PRECISIONS = {

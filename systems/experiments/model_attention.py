@@ -4,7 +4,7 @@ in the model's slot.
 The step of `end_to_end` in bf16, with its protocol, for every size at context 1024 and
 for `small` on to 16384.
 
-    python -m systems.experiments.model_attention --size small --context 4096 --attention flash
+    python -m systems.experiments.model_attention --context 4096 --attention flash
 """
 
 from dataclasses import dataclass

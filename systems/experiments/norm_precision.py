@@ -1,8 +1,7 @@
 """Which part of a norm loses precision: every stage of LayerNorm and RMSNorm against
 float64, in three formats.
 
-python -m systems.experiments.norm_precision --norm layer --dtype bf16 --width 4096
---compute running
+    python -m systems.experiments.norm_precision --norm layer --compute running
 """
 
 import math
@@ -21,13 +20,16 @@ MAGNITUDES = tuple(10.0**exponent for exponent in range(-4, 6))
 VECTORS = 64
 EPS = 1e-5
 PROTOCOL = {
-    "inputs": f"{VECTORS} vectors, normal, mean and deviation 1, times the magnitude, seed 0, rounded to the dtype",
-    "error": "norm of the difference from float64 on the same rounded inputs over the norm of float64",
+    "inputs": f"{VECTORS} vectors, normal, mean and deviation 1, times the magnitude, "
+    "seed 0, rounded to the dtype",
+    "error": "norm of the difference from float64 on the same rounded inputs over the "
+    "norm of float64",
     "eps": f"{EPS:g}",
 }
 COMPUTE = {
     "running": "each stage in the dtype, means by a running sum in the dtype",
-    "library": "each stage in the dtype, means by torch.mean, which adds in fp32 inside",
+    "library": "each stage in the dtype, means by torch.mean, which adds in fp32 "
+    "inside",
     "upcast": "fp32 throughout, the output rounded to the dtype",
     "fused": "PyTorch's own layer_norm or rms_norm on the dtype",
 }
@@ -43,7 +45,9 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Every norm, format, width and way to compute; fp32 has nothing to be cast up to."""
+    """Every norm, format, width and way to compute; fp32 has nothing to be cast up
+    to.
+    """
     if quick:
         return [
             Config(norm, dtype, 64, "running")

@@ -3,9 +3,9 @@ gradients, activations, and so on.
 
 The pass runs first as it is, timed, for the peak that the allocator counts. Then once
 more while the allocator's history is recorded, for the categories. With
---keep-snapshots yes that history stays, for pytorch.org/memory_viz.
+--keep-snapshots that history stays, for pytorch.org/memory_viz.
 
-    python -m systems.experiments.peak_memory --size small --context 512 --mode step --precision bf16
+    python -m systems.experiments.peak_memory --size small --precision bf16
 """
 
 import os
@@ -26,7 +26,8 @@ from systems.running.command import main, option
 
 PROTOCOL = {
     "peak": "of the allocator, over passes after the warm-up, nothing recorded",
-    "categories": "of one pass more, from the allocator's history, in bytes as asked for",
+    "categories": "of one pass more, from the allocator's history, in bytes as asked "
+    "for",
     "data": "random tokens and targets, seed 0",
     "tf32": "off",
 }
@@ -46,14 +47,10 @@ class Config:
         "fp32", "precision: fp32 (TF32 off) or bf16 autocast", choices=("fp32", "bf16")
     )
     attention: str = option("eager", "attention implementation", choices=ATTENTIONS)
-    checkpoint: str = option(
-        "no", "compute each block again in the backward pass", choices=("yes", "no")
-    )
-    timeline: str = option(
-        "no", "keep memory over time in the row", choices=("yes", "no")
-    )
-    keep_snapshots: str = option(
-        "no", "keep the snapshot, for pytorch.org/memory_viz", choices=("yes", "no")
+    checkpoint: bool = option(False, "compute each block again in the backward pass")
+    timeline: bool = option(False, "keep memory over time in the row")
+    keep_snapshots: bool = option(
+        False, "keep the snapshot, for pytorch.org/memory_viz"
     )
     batch: int = option(4, "sequences in a batch")
     vocab: int = option(VOCAB_SIZE, "vocabulary size")
@@ -70,7 +67,7 @@ def configs(quick: bool = False) -> list[Config]:
     """
     if quick:
         return [
-            Config("small", 128, mode, p, batch=1, timeline="yes")
+            Config("small", 128, mode, p, batch=1, timeline=True)
             for p in ("fp32", "bf16")
             for mode in MODES
         ]
@@ -84,21 +81,19 @@ def configs(quick: bool = False) -> list[Config]:
             context,
             mode,
             p,
-            timeline="yes"
-            if (size, context) == ("2.7B", 512) and mode in drawn
-            else "no",
+            timeline=(size, context) == ("2.7B", 512) and mode in drawn,
         )
         for size, context in cells
         for p in ("fp32", "bf16")
         for mode in MODES
     ]
-    remedies = [("eager", "no"), ("eager", "yes"), ("flash", "no"), ("flash", "yes")]
+    remedies = [(name, again) for name in ATTENTIONS for again in (False, True)]
     helped = [
         Config("2.7B", context, "step", "bf16", attention, checkpoint)
         for context in (512, 2048)
         for attention, checkpoint in remedies
         # This one is drawn above.
-        if (context, attention, checkpoint) != (512, "eager", "no")
+        if (context, attention, checkpoint) != (512, "eager", False)
     ]
     return passes + helped
 
@@ -112,7 +107,7 @@ def run(config: Config) -> dict[str, Any]:
     work = Workload(
         device, c.size, c.context, c.mode, c.precision, c.batch, c.vocab, c.attention
     )
-    if c.checkpoint == "yes":
+    if c.checkpoint:
         checkpoint_blocks(work.model)
     measured = timing.measure(
         work.step,
@@ -135,7 +130,8 @@ def gpu() -> str:
     """ "cuda". ValueError where there is none."""
     if timing.default_device() != "cuda":
         raise ValueError(
-            "the allocator whose history is recorded is the GPU's, and torch sees no GPU here"
+            "the allocator whose history is recorded is the GPU's, and torch sees no "
+            "GPU here"
         )
     return "cuda"
 
@@ -159,8 +155,8 @@ def recorded(config: Config, work: Workload) -> dict[str, Any]:
             work.step(recorder.phase)
     finally:
         hook.remove()
-    metrics = seen | digest(recorder.history(), timeline=config.timeline == "yes")
-    if config.keep_snapshots == "yes":
+    metrics = seen | digest(recorder.history(), timeline=config.timeline)
+    if config.keep_snapshots:
         path = snapshot_path(config)
         recorder.keep(path)
         metrics["snapshot"] = (
@@ -181,15 +177,15 @@ def snapshot_path(config: Config) -> Path:
         config.attention,
     ]
     return SNAPSHOTS / (
-        "-".join(
-            ["peak_memory", *parts, *(["checkpoint"] * (config.checkpoint == "yes"))]
-        )
+        "-".join(["peak_memory", *parts, *(["checkpoint"] * config.checkpoint)])
         + ".pickle"
     )
 
 
 def allocator_settings() -> str:
-    """What the environment tells PyTorch's allocator; "default" where it says nothing."""
+    """What the environment tells PyTorch's allocator; "default" where it says
+    nothing.
+    """
     return (
         os.environ.get("PYTORCH_ALLOC_CONF")
         or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")

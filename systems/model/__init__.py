@@ -1,1 +1,1 @@
-"""What is measured: the Transformer, its sizes, the optimizer, a training step, its data."""
+"""What is measured: the Transformer, its sizes, the optimizer, a step, its data."""

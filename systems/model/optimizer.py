@@ -43,7 +43,9 @@ class AdamW(torch.optim.Optimizer):
         )
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def step(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
         """One update of every parameter that has a gradient."""
         loss = None
         if closure is not None:

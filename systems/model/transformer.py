@@ -158,8 +158,7 @@ def eager(
     """Causal attention through the module's `scaled_dot_product_attention`, looked up
     at each call.
 
-    So assigning another function to `systems.model.transformer.scaled_dot_product_attention` swaps
-    it in every layer.
+    So assigning another function to that name in this module swaps it in every layer.
     """
     position = torch.arange(q.shape[-2], device=q.device)
     return scaled_dot_product_attention(q, k, v, mask=position[:, None] >= position)
@@ -177,7 +176,8 @@ def load_attention(name: str) -> AttentionFn:
         return eager
     if name not in IMPLEMENTATIONS:
         raise ValueError(
-            f"no attention implementation is named {name!r}; there are: {', '.join(IMPLEMENTATIONS)}"
+            f"no attention implementation is named {name!r}; there are: "
+            f"{', '.join(IMPLEMENTATIONS)}"
         )
     module, function = IMPLEMENTATIONS[name].split(":")
     return getattr(import_module(module), function)
@@ -278,7 +278,8 @@ class BasicsTransformerLM(nn.Module):
     def forward(self, token_ids: Int[Tensor, "b s"]) -> Float[Tensor, "b s v"]:
         if token_ids.shape[-1] > self.context_length:
             raise ValueError(
-                f"a sequence of {token_ids.shape[-1]} tokens exceeds the context of {self.context_length}"
+                f"a sequence of {token_ids.shape[-1]} tokens exceeds the context of "
+                f"{self.context_length}"
             )
         x = self.token_embeddings(token_ids)
         for layer in self.layers:

@@ -113,7 +113,8 @@ class DtypeTrace(TorchDispatchMode):
         if not found:
             ran = sorted({name for where, name, _ in self.operations if where == scope})
             raise ValueError(
-                f"no {operation} ran in {scope}, which ran {', '.join(ran) or 'nothing'}"
+                f"no {operation} ran in {scope}, which ran "
+                f"{', '.join(ran) or 'nothing'}"
             )
         return found[-1 if last else 0]
 

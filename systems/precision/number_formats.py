@@ -45,7 +45,9 @@ class Format:
         return max(binade(value), self.smallest_normal) / 2**self.fraction_bits
 
     def nearest(self, value: Fraction) -> Fraction:
-        """`value` rounded to this format, ties to even; it must be far below `largest`."""
+        """`value` rounded to this format, ties to even; it must be far below
+        `largest`.
+        """
         unit = self.spacing(value)
         return round(value / unit) * unit
 

@@ -1,7 +1,8 @@
 """The model's eager attention with its four parts marked, for profilers to tell them
 apart. Never timed: marks cost.
 
-The same operations in the same order as `systems.model.transformer.eager`, so the same bits.
+The same operations in the same order as `systems.model.transformer.eager`, so the same
+bits.
 """
 
 import math

@@ -35,7 +35,8 @@ def on_the_gpu(kernels: list[Kernel], passes: int) -> dict[str, Any]:
             by_pass[kernel.marks[kernel.path.index(STEP)].start].append(kernel)
     if len(by_pass) != passes:
         raise TraceError(
-            f"the trace has {len(by_pass)} steps with kernels, not {passes}: profile again"
+            f"the trace has {len(by_pass)} steps with kernels, not {passes}: profile "
+            "again"
         )
     metrics: dict[str, Any] = {}
     for name in phases.PHASES:

@@ -45,7 +45,8 @@ RULES = (
     (ELEMENTWISE, r"^triton_poi_"),
     (
         COPY,
-        r"memcpy|memset|copy_kernel|catarray|fillfunctor|gather|scatter|index_elementwise|(?:large|small)index",
+        r"memcpy|memset|copy_kernel|catarray|fillfunctor|gather|scatter|"
+        r"index_elementwise|(?:large|small)index",
     ),
     (REDUCTION, r"reduc|layer_?norm|rms_?norm|cumsum|scan"),
     (ELEMENTWISE, r"elementwise|multi_tensor_apply|triu_tril|where_kernel"),
@@ -97,7 +98,9 @@ def _category(name: str) -> str:
 
 @cache
 def short_name(name: str) -> str:
-    """At most 64 characters: `elementwise exp`, `reduce max`, `ampere_sgemm_128x64_tn`."""
+    """At most 64 characters: `elementwise exp`, `reduce max`,
+    `ampere_sgemm_128x64_tn`.
+    """
     text = readable(name)
     if generic := GENERIC.search(text):
         kind = {

@@ -41,7 +41,9 @@ def is_installed() -> bool:
 
 
 def find() -> str:
-    """Where `nsys` is. NsysError where there is none, or one that is too old or broken."""
+    """Where `nsys` is. NsysError where there is none, or one that is too old or
+    broken.
+    """
     program = shutil.which("nsys")
     if program is None:
         raise NsysError(

@@ -34,16 +34,23 @@ def option(default: Any, help: str, choices: Iterable[str] | None = None) -> Any
 
 def options_of(config: Any) -> list[str]:
     """The command-line options that give this configuration."""
-    return [
-        part
-        for name, value in asdict(config).items()
-        for part in (flag(name), str(value))
-    ]
+    given = []
+    for name, value in asdict(config).items():
+        if isinstance(value, bool):
+            given.append(flag(name) if value else no_flag(name))
+        else:
+            given += [flag(name), str(value)]
+    return given
 
 
 def flag(name: str) -> str:
     """The option of a field: `keep_traces` is `--keep-traces`."""
     return f"--{name.replace('_', '-')}"
+
+
+def no_flag(name: str) -> str:
+    """What switches off a field that is true or false: `--no-keep-traces`."""
+    return flag(f"no_{name}")
 
 
 def main(config_class: type, run: Run) -> NoReturn:
@@ -99,7 +106,7 @@ def _parameter(f: Any) -> Parameter:
         default = annotation(default)
     shown = typer.Option(
         default,
-        flag(f.name),
+        f"{flag(f.name)}/{no_flag(f.name)}" if f.type is bool else flag(f.name),
         help=f.metadata["help"][0].upper() + f.metadata["help"][1:] + ".",
     )
     return Parameter(

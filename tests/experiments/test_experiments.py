@@ -205,6 +205,16 @@ def test_help_names_every_option_with_its_choices(capsys, monkeypatch):
         assert "|".join(choices) in "".join(out.split())
 
 
+def test_what_is_true_or_false_is_switched_on_and_off(capsys, monkeypatch):
+    seen = []
+    for options in ([], ["--causal"], ["--no-causal"]):
+        run_line(
+            *(capsys, monkeypatch, attention.Config),
+            *(lambda config: seen.append(config.causal) or {}, *options),
+        )
+    assert seen == [False, True, False]
+
+
 BAD = {
     ("--size", "huge"): "'huge' is not one of 'small', 'medium', 'large', 'xl', '2.7B'",
     ("--mode", "backward"): "'backward' is not one of",
@@ -447,7 +457,7 @@ def test_the_grid_of_attention_is_the_one_asked_for():
 
 
 @pytest.mark.parametrize("execution", ["eager", "compiled"])
-@pytest.mark.parametrize("causal", ["no", "yes"])
+@pytest.mark.parametrize("causal", [False, True])
 def test_attention_times_both_passes_and_lists_what_is_kept(
     quick_compiler, causal, execution
 ):
@@ -472,16 +482,14 @@ def test_attention_times_both_passes_and_lists_what_is_kept(
     # memory in use to report.
     kept = [tensor for tensor in metrics["saved"] if tensor["adds_bytes"] >= 24 * 24]
     matrices = [tensor for tensor in kept if tensor["adds_bytes"] == 2 * 24 * 24 * 4]
-    assert len(matrices) == 2 and (len(kept) == 3) == (
-        causal == "yes" and execution == "eager"
-    )
+    assert len(matrices) == 2 and (len(kept) == 3) == (causal and execution == "eager")
     assert not any(name.endswith(("_bytes", "_kernels")) for name in metrics)
 
 
 def test_attention_masks_where_it_says_so():
     q, k, v = torch.randn(3, 2, 1, 5, 4)
     plain, masked = (
-        attention.attention_of(causal)(q, k, v) for causal in ("no", "yes")
+        attention.attention_of(causal)(q, k, v) for causal in (False, True)
     )
     # The last query sees every key in both, the first sees one under the mask.
     assert torch.equal(plain[..., -1, :], masked[..., -1, :]) and torch.allclose(
@@ -686,7 +694,7 @@ def test_flash_peers_measures_all_of_a_shape_in_turns(
         flash_peers, "call_ms", lambda *given: calls.append(alone[-1]) or timed(*given)
     )
     configs = [
-        flash_peers.Config(name, 1, 3, n, 16, "yes", "fp32")
+        flash_peers.Config(name, 1, 3, n, 16, True, "fp32")
         for name in ("plain", "sdpa_efficient", "sdpa_flash")
     ]
     (group,) = measure.groups_of(flash_peers, configs)

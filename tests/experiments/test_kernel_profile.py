@@ -159,7 +159,7 @@ def test_what_the_rows_say_adds_up(cpu):
 def test_traces_are_kept_where_asked(cpu):
     kernel_profile.run(CONFIG)
     assert not (cpu / "traces").exists()
-    kernel_profile.run(replace(CONFIG, keep_traces="yes", mode="forward"))
+    kernel_profile.run(replace(CONFIG, keep_traces=True, mode="forward"))
     with gzip.open(
         cpu / "traces" / "kernel_profile-small-6-forward-fp32.json.gz", "rt"
     ) as file:
@@ -355,7 +355,7 @@ def test_the_grid_is_the_one_asked_for():
         (size, context, "bf16") for size in ("small", "2.7B") for context in contexts
     }
     assert {(c.profiler, c.keep_traces) for c in kernel_profile.configs()} == {
-        ("auto", "no")
+        ("auto", False)
     }
 
 

@@ -50,7 +50,7 @@ def test_the_longest_slug_names_the_device():
     assert costs.peak_of("cpu") is None
 
 
-@pytest.mark.parametrize("causal", ["no", "yes"])
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_memory_is_what_pytorch_keeps_and_what_lives_at_its_peak(
     dtype, causal
@@ -60,7 +60,7 @@ def test_attention_memory_is_what_pytorch_keeps_and_what_lives_at_its_peak(
         "n": 160,
         "d": 16,
         "element_bytes": dtype.itemsize,
-        "causal": causal == "yes",
+        "causal": causal,
     }
     q, k, v, do = (torch.randn(3, 1, 160, 16, dtype=dtype) for _ in range(4))
     inputs = [x.requires_grad_() for x in (q, k, v)]

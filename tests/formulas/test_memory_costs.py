@@ -22,8 +22,8 @@ from tests.cpu_allocator import allocator
 
 # One where scores count, one where matrices do.
 SHAPES = {"scores": ModelSize(256, 1024, 3, 8), "matrices": ModelSize(512, 2048, 2, 8)}
-PLAIN = ("eager", "no")
-REMEDIES = [("eager", "yes"), ("flash", "no"), ("flash", "yes")]
+PLAIN = ("eager", False)
+REMEDIES = [("eager", True), ("flash", False), ("flash", True)]
 CASES = [(mode, p, *PLAIN) for mode in MODES for p in ("fp32", "bf16")]
 CASES += [("step", p, *remedy) for remedy in REMEDIES for p in ("fp32", "bf16")]
 
@@ -76,7 +76,7 @@ def test_formulas_and_passes_agree(
     monkeypatch.setitem(SIZES, "tested", SHAPES[shape])
     fields = ("tested", 256, mode, precision, attention)
     row = recorded(monkeypatch, *fields, checkpoint)
-    p = Pass(*fields, int(checkpoint == "yes"), batch=2, vocab=1000, workspace_bytes=0)
+    p = Pass(*fields, int(checkpoint), batch=2, vocab=1000, workspace_bytes=0)
     measured = {c["category"]: c for c in row["categories"]}
     assert {name: measured[name]["most_bytes"] for name in most(p)} == most(p)
     predicted = peak(p)

@@ -67,6 +67,8 @@ def say(value: Any, text: Text = "{}") -> str:
     """The value as text, or the words for why there is none."""
     if isinstance(value, Missing):
         return value.words
+    if isinstance(value, bool) and text == "{}":
+        return "yes" if value else "no"
     if isinstance(value, str) and text == "{}":
         return value
     return text.format(value) if isinstance(text, str) else text(value)

@@ -139,7 +139,9 @@ def groups(blocks: list[Block]) -> list[Group]:
 
 
 def kind(owner: str | None) -> str:
-    """The name of an owner without the number of its layer: `layers.*.ffn.w1.weight`."""
+    """The name of an owner without the number of its layer:
+    `layers.*.ffn.w1.weight`.
+    """
     return (
         ".".join("*" if part.isdigit() else part for part in owner.split("."))
         if owner

@@ -117,8 +117,9 @@ class Recorder:
         peak = max(snapshot.in_use(recorded))
         if peak != self.peak_requested_bytes:
             raise SnapshotError(
-                f"the history peaks at {peak} bytes, the allocator at {self.peak_requested_bytes}: blocks are missing; "
-                "record again with nothing else on this GPU's allocator"
+                f"the history peaks at {peak} bytes, the allocator at "
+                f"{self.peak_requested_bytes}: blocks are missing; record again with "
+                "nothing else on this GPU's allocator"
             )
         return recorded
 

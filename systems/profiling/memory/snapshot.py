@@ -8,8 +8,8 @@ gradient, a state of the optimizer, a copy that autocast made of a weight) and f
 it lives: what the forward pass or the loss makes and leaves behind is saved for the
 backward pass. Sizes decide nothing.
 
-`systems.profiling.memory.recorder` records; this module needs no GPU and no torch. A snapshot
-that was kept is read again by
+`systems.profiling.memory.recorder` records; this module needs no GPU and no torch. A
+snapshot that was kept is read again by
 
     python -m systems.profiling.memory.digest snapshots/FILE.pickle
 """
@@ -109,7 +109,8 @@ def history(snapshot: dict[str, Any], marks: list[Mark], device: int = 0) -> His
     blocks, found, events = replay(snapshot, device)
     if len(found) != len(marks):
         raise SnapshotError(
-            f"{len(found)} of {len(marks)} marks are in the history, so it overflowed: record it with more max_entries"
+            f"{len(found)} of {len(marks)} marks are in the history, so it overflowed: "
+            "record it with more max_entries"
         )
     at: dict[int, list[Block]] = {}
     for block in blocks:
@@ -160,7 +161,8 @@ def replay(snapshot: dict[str, Any], device: int) -> tuple[list[Block], list[int
             block = Block(entry["addr"], entry["size"], event, stack=stack_of(entry))
             if block.address in live:
                 raise SnapshotError(
-                    f"the history allocates {block.address:#x} twice: entries are missing, record again"
+                    f"the history allocates {block.address:#x} twice: entries are "
+                    "missing, record again"
                 )
             live[block.address] = block
             blocks.append(block)
@@ -183,7 +185,8 @@ def replay(snapshot: dict[str, Any], device: int) -> tuple[list[Block], list[int
             blocks += survivors(segment, live)
     if live:
         raise SnapshotError(
-            f"{len(live)} blocks of the history are not in the pool that it ended with: record again"
+            f"{len(live)} blocks of the history are not in the pool that it ended "
+            "with: record again"
         )
     return blocks, marks, event
 
@@ -204,7 +207,8 @@ def survivors(segment: dict[str, Any], live: dict[int, Block]) -> Iterator[Block
                 yield Block(address, size, 0, stack=stack_of(entry), older=True)
             elif known.bytes != size:
                 raise SnapshotError(
-                    f"{address:#x} has {size} bytes, in the history {known.bytes}: record again"
+                    f"{address:#x} has {size} bytes, in the history {known.bytes}: "
+                    "record again"
                 )
         address += entry["size"]
 
@@ -240,12 +244,14 @@ class PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         raise SnapshotError(
-            f"the file asks for {module_name}.{global_name}, which no snapshot needs: it was not read"
+            f"the file asks for {module_name}.{global_name}, which no snapshot needs: "
+            "it was not read"
         )
 
     def persistent_load(self, pid: Any) -> Any:
         raise SnapshotError(
-            "the file asks for an object outside itself, which no snapshot needs: it was not read"
+            "the file asks for an object outside itself, which no snapshot needs: it "
+            "was not read"
         )
 
 
@@ -295,5 +301,5 @@ def marks_of(snapshot: dict[str, Any]) -> list[Mark]:
         return [Mark(**mark) for mark in snapshot["marks"]]
     except (KeyError, TypeError):
         raise SnapshotError(
-            "the snapshot has no marks of phases: record it with --keep-snapshots yes"
+            "the snapshot has no marks of phases: record it with --keep-snapshots"
         ) from None

@@ -391,5 +391,5 @@ def test_the_command_says_what_is_wrong_in_one_line(tmp_path, capsys):
     assert (
         len(errors) == 2
         and "No such file" in errors[0]
-        and "--keep-snapshots yes" in errors[1]
+        and "--keep-snapshots" in errors[1]
     )

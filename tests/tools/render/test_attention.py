@@ -26,7 +26,7 @@ def device(gib: int) -> Device:
 
 
 def attention_row(
-    n: int, execution: str, d: int = 64, dtype: str = "fp32", causal: str = "no"
+    n: int, execution: str, d: int = 64, dtype: str = "fp32", causal: bool = False
 ) -> Row:
     """Times grow with N²; compiled, forward takes half and backward the same; what is
     kept is what the formula says.
@@ -56,7 +56,7 @@ def attention_row(
         matrix,
         rows * element,
         rows * 8,
-        *([n * n] if causal == "yes" else []),
+        *([n * n] if causal else []),
     ]
     saved = [
         {"dtype": "any", "shape": [size], "bytes": size, "adds_bytes": size}
@@ -87,13 +87,13 @@ def record() -> Record:
     grid = [
         (n, d, t, c)
         for t in ("fp32", "bf16")
-        for c in ("no", "yes")
+        for c in (False, True)
         for d in (16, 64)
         for n in (8192, 16384)
     ]
     rows = [
         attention_row(n, e, d, t, c)
-        for n, d, t, c in [*grid, (4096, 64, "fp32", "no")]
+        for n, d, t, c in [*grid, (4096, 64, "fp32", False)]
         for e in both
     ]
     rows += [attention_row(32768, e) for e in both]

@@ -202,7 +202,7 @@ def test_the_error_in_fp32_is_told_without_the_log_sum_exp_too():
             "dtype": dtype,
             "d": 64,
             "n": 1000,
-            "causal": "yes",
+            "causal": True,
         }
         return Row(
             config,
@@ -232,7 +232,7 @@ def test_the_error_in_fp32_is_told_without_the_log_sum_exp_too():
 def peers():
     def row(name: str, n: int, dtype: str, status="ok", **metrics) -> Row:
         shape = {"batch": 1, "heads": 16, "n": n, "d": 64}
-        config = {"implementation": name, **shape, "causal": "yes", "dtype": dtype}
+        config = {"implementation": name, **shape, "causal": True, "dtype": dtype}
         return Row(config, status, metrics, None if status == "ok" else "no kernel")
 
     def timed(name: str, n: int, forward: float, error: float, dtype="bf16", **more):

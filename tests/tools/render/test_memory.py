@@ -31,7 +31,7 @@ def memory_row(
     mode: str,
     precision: str,
     attention: str = "eager",
-    checkpoint: str = "no",
+    checkpoint: bool = False,
 ) -> Row:
     """A pass that needs what the formulas say, and an eighth of a GiB more."""
     config = {
@@ -42,7 +42,7 @@ def memory_row(
         "attention": attention,
     }
     config |= {"checkpoint": checkpoint, "batch": 4, "vocab": 10_000}
-    p = Pass(**{**config, "checkpoint": int(checkpoint == "yes")})
+    p = Pass(**{**config, "checkpoint": int(checkpoint)})
     moment, highest = peak(p), most(p)
     moment["temporaries"] += GIB // 8
     total = sum(moment.values())

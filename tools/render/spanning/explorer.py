@@ -14,6 +14,7 @@ from systems.experiments import STEMS
 from systems.records.record import Record, Row
 from systems.records.summary import summarize
 from tools.render.markdown import device_label
+from tools.render.rows import say
 
 # The first columns are texts; `value` is a number or, for dtypes and the like, a text
 # of its own.
@@ -86,7 +87,7 @@ def rest_of(row: Row) -> str:
     """ "mode forward, batch 4": what no column of its own says."""
     shown = {"size", *PRECISION, *CONTEXT}
     return ", ".join(
-        f"{key} {value}"
+        f"{key} {say(value)}"
         for key, value in row.config.items()
         if key not in shown and value is not None
     )

@@ -23,7 +23,7 @@ NAMES = {
 
 def fragments(records: list[Record]) -> dict[str, str]:
     """Errors at d = 64, N = 4096; ours over plain attention's; all errors."""
-    telling = partial(error_table, d=64, n=4096, causal="yes")
+    telling = partial(error_table, d=64, n=4096, causal=True)
     return {
         "table.md": per_device(records, telling),
         "ratios.md": per_device(records, ratio_table),

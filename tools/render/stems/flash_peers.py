@@ -28,7 +28,7 @@ RIVAL = {"bf16": "sdpa_cudnn", "fp32": "sdpa_efficient"}
 # Of the row whose calls are so short that the host decides.
 SHORT = 128
 # What the leaderboard's test computes.
-TEST = {"batch": 1, "heads": 16, "n": 16384, "d": 64, "causal": "yes", "dtype": "bf16"}
+TEST = {"batch": 1, "heads": 16, "n": 16384, "d": 64, "causal": True, "dtype": "bf16"}
 
 
 # The rows of one shape by implementation: they were measured in turns.
@@ -105,7 +105,7 @@ def ratios_of_the_gpu(
 def flops(shape: Shape, of: str) -> int:
     c = config(shape)
     sizes = {name: c[name] for name in SHAPE}
-    return attention_flops(of, causal=c["causal"] == "yes", **sizes)
+    return attention_flops(of, causal=c["causal"], **sizes)
 
 
 def error(shape: Shape, name: str, *results: str) -> float | None:
@@ -122,7 +122,7 @@ def long_shapes(record: Record, dtype: str) -> list[Shape]:
 def shape_text(shape: Shape) -> str:
     """ "1, 16, 16384, 64, causal", on one line."""
     c = config(shape)
-    mask = "causal" if c["causal"] == "yes" else "full"
+    mask = "causal" if c["causal"] else "full"
     return ",\N{NO-BREAK SPACE}".join([*(str(c[key]) for key in SHAPE), mask])
 
 

@@ -203,7 +203,7 @@ def speedup_figure(record: Record) -> dict[str, str]:
             for i, d in enumerate(widths):
                 for j, n in enumerate(ns):
                     draw_cell(axes, j, i, speedup(pair(record, n, d, dtype, causal)))
-            mask = "causal mask" if causal == "yes" else "no mask"
+            mask = "causal mask" if causal else "no mask"
             axes.set_title(f"{dtype}, {mask}", fontsize=11)
             axes.set(xlim=(0, len(ns)), ylim=(len(widths), 0))
             middles = [j + 0.5 for j in range(len(ns))]

@@ -72,7 +72,7 @@ def saved_table(record: Record) -> str:
     found = [
         (execution, tensor)
         for execution in EXECUTIONS
-        for tensor in at(record, LONG, causal="yes", execution=execution).get(
+        for tensor in at(record, LONG, causal=True, execution=execution).get(
             "saved", []
         )
     ]
@@ -94,7 +94,7 @@ def memory_table(record: Record) -> str:
     """
 
     def of(execution: str):
-        def found(place: tuple[str, str, int]) -> Cell:
+        def found(place: tuple[str, bool, int]) -> Cell:
             dtype, causal, n = place
             return at(record, n, WIDTH, dtype, causal, execution)
 
@@ -181,7 +181,7 @@ def accounted_length(record: Record) -> int:
     """The shortest measured length that ran out of memory; where none did, the first
     doubled one that must.
     """
-    plain = {"d": WIDTH, "dtype": "fp32", "causal": "no", "execution": "eager"}
+    plain = {"d": WIDTH, "dtype": "fp32", "causal": False, "execution": "eager"}
     found = tried(record, **plain)
     out = [c.config["n"] for c in found if c.row and c.row.status == "out_of_memory"]
     if out:

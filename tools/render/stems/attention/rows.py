@@ -36,7 +36,7 @@ def at(
     n: int,
     d: int = WIDTH,
     dtype: str = "fp32",
-    causal: str = "no",
+    causal: bool = False,
     execution: str = "eager",
 ) -> Tried:
     named = {"d": d, "n": n, "dtype": dtype, "causal": causal, "execution": execution}
@@ -52,7 +52,7 @@ def lengths(record: Record | None) -> list[int]:
     return [n for n in sorted(axis(record, "n")) if n <= LONGEST]
 
 
-def variants(record: Record | None) -> list[tuple[str, str]]:
+def variants(record: Record | None) -> list[tuple[str, bool]]:
     """dtype and causal mask."""
     return [
         (dtype, causal)
@@ -71,11 +71,11 @@ def matrix_bytes(n: int, dtype: str = "fp32") -> int:
 
 
 def shape(
-    n: int, d: int = WIDTH, dtype: str = "fp32", causal: str = "no"
+    n: int, d: int = WIDTH, dtype: str = "fp32", causal: bool = False
 ) -> dict[str, Any]:
     """What the formulas of `systems.formulas.costs` ask for."""
     sizes = {"batch": BATCH, "n": n, "d": d, "element_bytes": ELEMENT_BYTES[dtype]}
-    return {**sizes, "causal": causal == "yes"}
+    return {**sizes, "causal": causal}
 
 
 def shape_of(c: Cell) -> dict[str, Any]:

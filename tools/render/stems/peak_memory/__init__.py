@@ -226,7 +226,7 @@ def blocks_table(c: Tried, kind: str) -> str:
 # What helps ---------------------------------------------------------------------------
 
 
-def helped(record: Record | None) -> dict[tuple[int, tuple[str, str]], Tried]:
+def helped(record: Record | None) -> dict[tuple[int, tuple[str, bool]], Tried]:
     """A bf16 step of 2.7B by context and remedy."""
     return {
         (context, remedy): at(record, context, "step", "bf16", SIZE, *remedy)

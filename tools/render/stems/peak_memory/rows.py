@@ -22,10 +22,10 @@ MODES = {
     "step": "full step, AdamW",
 }
 REMEDIES = {
-    ("eager", "no"): "as written",
-    ("eager", "yes"): "checkpointing by block",
-    ("flash", "no"): "`flash` attention",
-    ("flash", "yes"): "both",
+    ("eager", False): "as written",
+    ("eager", True): "checkpointing by block",
+    ("flash", False): "`flash` attention",
+    ("flash", True): "both",
 }
 # What the prediction answers for, with the largest deviation that it may have.
 LASTING = {"weights": 0.02, "gradients": 0.02, "optimizer state": 0.02}
@@ -69,7 +69,7 @@ def at(
     precision: str,
     size: str = SIZE,
     attention: str = "eager",
-    checkpoint: str = "no",
+    checkpoint: bool = False,
 ) -> Tried:
     model = {"size": size, "attention": attention, "checkpoint": checkpoint}
     named = {"context": context, "mode": mode, "precision": precision, **model}
@@ -89,7 +89,7 @@ def of_modes(record: Record, *precisions: str) -> list[Tried]:
 def pass_of(c: Cell) -> Pass:
     named: dict[str, Any]
     named = {f.name: c.config[f.name] for f in fields(Pass) if f.name in c.config}
-    named["checkpoint"] = int(named["checkpoint"] == "yes")
+    named["checkpoint"] = int(named["checkpoint"])
     return Pass(**named)
 
 
