@@ -6,11 +6,11 @@ import os
 import subprocess
 import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
 
+from systems import ROOT
 from systems.attention.relaunch import Layout
 from systems.attention.triton import configs, launches
 from systems.attention.triton.configs import (
@@ -26,7 +26,6 @@ from systems.attention.triton.configs import (
     splits_for,
 )
 
-ROOT = Path(__file__).resolve().parent.parent
 HEAD_DIMS = {16, 32, 64, 128, 256}
 CUDA = torch.device("cuda")
 # Prints for each kernel, with and without splits, the shared memory in bytes that it

@@ -9,12 +9,12 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from systems import ROOT
 from systems.attention import (
     FlashAttentionPyTorch,
     FlashAttentionTriton,
@@ -34,7 +34,6 @@ from tests.attention.checks import (
 
 pytestmark = pytest.mark.gpu
 
-ROOT = Path(__file__).resolve().parent.parent
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 HEAD_DIMS = [16, 32, 64, 80, 96, 128, 256]
 LENGTHS = [1, 17, 63, 64, 97, 128, 130, 191, 257, 1000, 4096]

@@ -6,7 +6,6 @@ import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 
+from systems import ROOT
 from systems.attention import (
     FlashAttentionPyTorch,
     FlashAttentionTriton,
@@ -31,7 +31,6 @@ from tests.attention.checks import (
     run_reference,
 )
 
-ROOT = Path(__file__).resolve().parent.parent
 CLASSES = [FlashAttentionPyTorch, FlashAttentionTriton]
 BACKENDS = ["torch", "triton", "auto"]
 
