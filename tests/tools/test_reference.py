@@ -18,7 +18,8 @@ ROWS = re.findall(
 INCLUDE = re.compile(r'^\s*--8<-- "(systems/[\w/]+\.py):(\w+)"$', re.MULTILINE)
 
 
-HEADING = re.compile(r"^(#+) (.+)$", re.MULTILINE)
+# A heading may name its anchor: `## Title { #anchor }`.
+HEADING = re.compile(r"^(#+) (.+?)(?: \{ #([\w-]+) \})?$", re.MULTILINE)
 
 
 def under_heading(page: str, anchor: str) -> str:
@@ -33,7 +34,9 @@ def under_heading(page: str, anchor: str) -> str:
         )
     )
     (first,) = (
-        i for i, heading in enumerate(headings) if slugify(heading[2], "-") == anchor
+        i
+        for i, heading in enumerate(headings)
+        if (heading[3] or slugify(heading[2], "-")) == anchor
     )
     ends = (
         heading.start()

@@ -70,7 +70,11 @@ def test_pages_use_only_facts_that_exist(found):
     }
     known |= {
         f"{group}.{name}"
-        for group, module in (("reported", "errata"), ("first_kernel", "first_kernel"))
+        for group, module in (
+            ("reported", "errata"),
+            ("first_kernel", "first_kernel"),
+            ("calculator", "calculator"),
+        )
         for name in import_module(f"tools.render.spanning.{module}").facts({})
     }
     known |= {
