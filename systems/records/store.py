@@ -95,7 +95,8 @@ def to_json(record: Record) -> str:
     data = json.loads(json.dumps(record, default=structs.asdict, allow_nan=False))
     for row in data["rows"]:
         row["metrics"] = {
-            name: to_nanoseconds(name, value) for name, value in row["metrics"].items()
+            name: rounded_to_nanoseconds(name, value)
+            for name, value in row["metrics"].items()
         }
     rows, data = data["rows"], {"schema": SCHEMA, "digest": digest_of(data)} | data
     del data["rows"]
@@ -115,9 +116,9 @@ def digest_of(data: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def to_nanoseconds(name: str, value: Any) -> Any:
-    """Samples in ms without the digits that subtracting clock readings leaves behind:
-    no clock here reads less.
+def rounded_to_nanoseconds(name: str, value: Any) -> Any:
+    """A metric; samples in ms stay ms, rounded to whole nanoseconds. The digits below
+    are what subtracting clock readings leaves behind: no clock here reads less.
     """
     if isinstance(value, list) and name.endswith("_ms"):
         return [

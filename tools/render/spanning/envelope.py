@@ -248,7 +248,7 @@ def warmup_facts(record: Record | None) -> dict[str, str]:
 def memory_facts(record: Record | None) -> dict[str, str]:
     """What a training step of 2.7B needs beside its weights."""
     at = {"size": "2.7B", "context": 512, "precision": "fp32", "attention": "eager"}
-    step = cell(record, mode="step", checkpoint="no", batch=BATCH, **at)
+    step = cell(record, mode="step", checkpoint=False, batch=BATCH, **at)
     weights = FP32_BYTES * sum(
         parameters_by_part(vocab_size=VOCAB_SIZE, **asdict(SIZES["2.7B"])).values()
     )
