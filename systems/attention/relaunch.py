@@ -74,7 +74,10 @@ class Launch:
         **options: int,
     ):
         self.kernel, self.grid = kernel, (*grid, 1, 1)[:3]
-        self.scalars, self.constants, self.options = scalars, constants, options
+        self.scalars, self.constants = scalars, constants
+        # What it has been by default: Triton 3.9 warns where it is not given, since a
+        # later one turns it off.
+        self.options = {"enable_fp_fusion": True, **options}
         self.again: Callable[..., None] | None = None
 
     # --8<-- [start:launch]

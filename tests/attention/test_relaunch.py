@@ -79,8 +79,9 @@ def test_only_the_first_launch_asks():
     launch = Launch(kernel, (7,), (3, 5), {"A": 1, "B": 2}, num_warps=4)
     launch(x, y)
     launch(y, x)
+    given = {"A": 1, "B": 2, "enable_fp_fusion": True, "num_warps": 4}
     assert kernel.calls == [
-        ("asked", (7, 1, 1), (x, y, 3, 5), {"A": 1, "B": 2, "num_warps": 4}),
+        ("asked", (7, 1, 1), (x, y, 3, 5), given),
         # No hooks; addresses; the constants in the order of the kernel's arguments.
         (
             "again",

@@ -28,6 +28,8 @@ from systems.attention.hopper.forward import (
     PRODUCER_REGISTERS,
     TILE,
     Problem,
+    async_load,
+    async_store,
     await_full,
     barriers,
     fill,
@@ -74,10 +76,8 @@ def fill_with_statistics(ring, statistics, i, descs, batch, head, batch_head, ro
     MORE: gl.constexpr = 2 * descs.lse.block_type.nbytes
     stage, full = fill(ring, i, descs.q, descs.do, batch, head, row, MORE)
     at = [batch_head, row]
-    tma.async_copy_global_to_shared(descs.lse, at, full, statistics.lse.index(stage))
-    tma.async_copy_global_to_shared(
-        descs.delta, at, full, statistics.delta.index(stage)
-    )
+    async_load(descs.lse, at, full, statistics.lse.index(stage))
+    async_load(descs.delta, at, full, statistics.delta.index(stage))
 
 
 class Queries(NamedTuple):
@@ -108,9 +108,9 @@ def dq_producer(
         at = [tile.batch, tile.head, tile.q_start + 64 * group, 0]
         full = queries.full.index(group)
         mbarrier.expect(full, 3 * q_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(q_desc, at, full, queries.q.index(group))
-        tma.async_copy_global_to_shared(do_desc, at, full, queries.do.index(group))
-        tma.async_copy_global_to_shared(o_desc, at, full, queries.o.index(group))
+        async_load(q_desc, at, full, queries.q.index(group))
+        async_load(do_desc, at, full, queries.do.index(group))
+        async_load(o_desc, at, full, queries.o.index(group))
     for i in range(tile.steps):
         start = (tile.steps - 1 - i) * BK
         fill(ring, i, k_desc, v_desc, tile.batch, kv_head, start)
@@ -209,7 +209,7 @@ def dq_consumer(
     # The queries have been read: their memory takes dq.
     q.store((dq * scale).to(TYPE))
     fence_async_shared()
-    tma.async_copy_shared_to_global(dq_desc, [tile.batch, tile.head, q_start, 0], q)
+    async_store(dq_desc, [tile.batch, tile.head, q_start, 0], q)
     tma.store_wait(0)
 
 
@@ -302,8 +302,8 @@ def dkdv_producer(
     for group in gl.static_range(GROUPS):
         at, full = [batch, kv_head, k_start + 64 * group, 0], keys.full.index(group)
         mbarrier.expect(full, 2 * k_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(k_desc, at, full, keys.k.index(group))
-        tma.async_copy_global_to_shared(v_desc, at, full, keys.v.index(group))
+        async_load(k_desc, at, full, keys.k.index(group))
+        async_load(v_desc, at, full, keys.v.index(group))
     for i in range(steps * HEADS_PER_KV):
         head = kv_head * HEADS_PER_KV + i // steps
         start = (first + i % steps) * BQ
@@ -416,8 +416,8 @@ def dkdv_consumer(
     dk_out.store((dk * scale).to(TYPE))
     dv_out.store(dv.to(TYPE))
     fence_async_shared()
-    tma.async_copy_shared_to_global(dk_desc, [batch, kv_head, k_start, 0], dk_out)
-    tma.async_copy_shared_to_global(dv_desc, [batch, kv_head, k_start, 0], dv_out)
+    async_store(dk_desc, [batch, kv_head, k_start, 0], dk_out)
+    async_store(dv_desc, [batch, kv_head, k_start, 0], dv_out)
     tma.store_wait(0)
 
 

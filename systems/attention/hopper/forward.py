@@ -33,6 +33,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+# Triton has new names for TMA's copies from 3.8 on, and since 3.9 only those.
+async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 LN2 = gl.constexpr(0.6931471805599453)
 PRODUCER_REGISTERS = gl.constexpr(24)
 # Rows of 64 elements of 16 bits, in the order that TMA writes and the tensor cores
@@ -95,8 +98,8 @@ def fill(ring, i, a_desc, b_desc, batch, head, row, MORE: gl.constexpr = 0):
     mbarrier.wait(ring.empty.index(stage), (i // STAGES & 1) ^ 1)
     mbarrier.expect(full, 2 * a_desc.block_type.nbytes + MORE)
     at = [batch, head, row, 0]
-    tma.async_copy_global_to_shared(a_desc, at, full, ring.a.index(stage))
-    tma.async_copy_global_to_shared(b_desc, at, full, ring.b.index(stage))
+    async_load(a_desc, at, full, ring.a.index(stage))
+    async_load(b_desc, at, full, ring.b.index(stage))
     return stage, full
 
 
@@ -192,9 +195,7 @@ def forward_producer(
             )
             mbarrier.expect(full, q_desc.block_type.nbytes)
             at = [item.batch, item.head, item.q_start + 64 * group, 0]
-            tma.async_copy_global_to_shared(
-                q_desc, at, full, queries.tiles.index(group)
-            )
+            async_load(q_desc, at, full, queries.tiles.index(group))
         for i in range(1, item.steps):
             start = (item.steps - 1 - i) * BK
             fill(ring, done + i, k_desc, v_desc, item.batch, kv_head, start)

@@ -46,6 +46,8 @@ from systems.attention.hopper.forward import (
     PRODUCER_REGISTERS,
     TILE,
     Staged,
+    async_load,
+    async_store,
     await_full,
     barriers,
     make_ring,
@@ -183,8 +185,8 @@ def producer(descs, k_desc, v_desc, work, CAUSAL: gl.constexpr):
         mbarrier.wait(empty, (n & 1) ^ 1)
         mbarrier.expect(full, 2 * k_desc.block_type.nbytes)
         at = [batch, head, keys * KEYS, 0]
-        tma.async_copy_global_to_shared(k_desc, at, full, kv.k)
-        tma.async_copy_global_to_shared(v_desc, at, full, kv.v)
+        async_load(k_desc, at, full, kv.k)
+        async_load(v_desc, at, full, kv.v)
         for i in range(steps):
             tile, order = tile_of(i, n, keys, place.tiles, CAUSAL)
             row = tile * QUERIES
@@ -431,7 +433,7 @@ def dq_writer(
             fence_after_acquire()
             mbarrier.wait(dq_ring.full.index(ME), (done + i) // DQ_STAGES & 1)
             if order == 0:
-                tma.async_copy_shared_to_global(dq_desc, [number * ROWS, 0], partial)
+                async_store(dq_desc, [number * ROWS, 0], partial)
             else:
                 add_shared_to_global(dq_desc, [number * ROWS, 0], partial)
             tma.store_wait(0)

@@ -148,9 +148,11 @@ def dq_kernel(
     delta = tl.sum(o.to(tl.float32) * from_limbs(do), 1)
     own, inside = batch_head * n_q + rows, rows < n_q
     lse_log2 = tl.load(lse_ptr + own, mask=inside, other=float("inf")) * LOG2E
-    # The other splits of this tile have the same numbers.
-    tl.store(statistics_ptr + 2 * own, lse_log2, mask=inside & (split == 0))
-    tl.store(statistics_ptr + 2 * own + 1, delta, mask=inside & (split == 0))
+    # The other splits of this tile have the same numbers. The interpreter makes
+    # integers of a block of booleans & a boolean, which Triton 3.9 refuses as a mask.
+    stored = rows < tl.where(split == 0, n_q, 0)
+    tl.store(statistics_ptr + 2 * own, lse_log2, mask=stored)
+    tl.store(statistics_ptr + 2 * own + 1, delta, mask=stored)
     dq = tl.zeros([BQ, D], tl.float32)
 
     seen_by_all, seen_by_any = n_k, n_k
