@@ -602,3 +602,38 @@ def test_the_explorer_filters_sorts_and_downloads(page: Page, site: Path) -> Non
     expect(status).to_contain_text(re.compile(r"^([\d,]+) of \1 lines match"))
     page.locator("#explorer input[name=words]").fill("no such words")
     expect(rows).to_have_count(0)
+
+
+# What people type, and the pages that answer it.
+SOUGHT = {
+    "log-sum-exp": {"flash_forward", "online_softmax"},
+    "out of memory": {"peak_memory", "calculator"},
+    "tf32": {"end_to_end", "mixed_precision"},
+    "why bf16 faster": {"mixed_precision"},
+    "causal mask": {"flash_forward"},
+    "warmup": {"warmup"},
+    "roofline": {"kernel_profile"},
+    "gradient checkpointing": {"peak_memory"},
+    "bank conflict": {"flash_hopper"},
+    "pinned": {"gpu"},
+}
+LOOKED_UP = re.compile(r"/api/|/(writeup|explorer|reference|errata)\.html")
+
+
+@pytest.mark.parametrize("words", SOUGHT)
+def test_the_search_answers_with_a_page_that_explains(
+    page: Page, site: Path, words: str
+) -> None:
+    page.goto((site / "index.html").as_uri())
+    page.locator(".md-search__input").click()
+    page.locator(".md-search__input").press_sequentially(words)
+    links = page.locator(".md-search-result__item > .md-search-result__link")
+    # Answers come while one types; the marks in the first say how far the search is.
+    last = re.compile(rf"h=.*{words.split()[-1].split('-')[-1][:5]}")
+    expect(links.first).to_have_attribute("href", last)
+    first_two = links.evaluate_all("all => all.slice(0, 2).map((one) => one.pathname)")
+    assert SOUGHT[words] & {Path(path).stem for path in first_two}, first_two
+    # They are weighed down: they name all that the guide explains.
+    assert not any(LOOKED_UP.search(path) for path in first_two), first_two
+    # What is shown of a page says what it is about, not where its numbers come from.
+    assert "driver" not in links.first.inner_text()
