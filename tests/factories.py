@@ -77,7 +77,7 @@ def facts(record):
 
 
 def copied_tree(root: Path) -> Path:
-    """A copy of the code at `root`, without records and pages. Its experiments are
+    """A copy of the code and the pages at `root`, without records. Its experiments are
     those of the tests.
     """
     for folder in ("systems", "tools"):
@@ -85,6 +85,9 @@ def copied_tree(root: Path) -> Path:
         shutil.copytree(ROOT / folder, root / folder, ignore=ignored)
     shutil.copy(ROOT / "mkdocs.yml", root)
     (root / "docs").mkdir()
+    # The index of the guide takes its titles from them.
+    for page in (ROOT / "docs").glob("*.md"):
+        shutil.copy(page, root / "docs")
     experiments = root / "systems" / "experiments"
     with open(experiments / "__init__.py", "a") as file:
         file.write(STEMS_OF_A_TREE)
