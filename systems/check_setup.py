@@ -1,10 +1,11 @@
-"""Is everything there? Prints versions and the device, then runs a small model forward
-and backward once.
+"""Is everything there? Prints versions, the device and which of our attention kernels
+run on it, then runs a small model forward and backward once.
 
 python -m systems.check_setup
 """
 
 import math
+from importlib.util import find_spec
 
 from systems import need_torch
 
@@ -60,8 +61,17 @@ def run_once(device: str) -> dict[str, list[float]]:
 # --8<-- [end:check]
 
 
+def attention_kernels(device: str) -> dict[str, str]:
+    """By name whether our attention kernels run here, or what they need."""
+    if find_spec("triton") is None:
+        return {"hopper, triton": "need Triton, which is not installed here"}
+    from systems.attention.triton.function import kernels
+
+    return kernels(torch.device(device))
+
+
 def main() -> None:
-    """Print what was found and what the first pass took."""
+    """Print what was found, which kernels run and what the first pass took."""
     device, gpu = default_device(), find_gpu()
     table = Table("what", "found")
     for name, version in versions().items():
@@ -71,6 +81,8 @@ def main() -> None:
     table.add_row(
         "torch runs on", torch.cuda.get_device_name() if device == "cuda" else "CPU"
     )
+    for name, said in attention_kernels(device).items():
+        table.add_row(f"attention: {name}", said)
     for name, samples in run_once(device).items():
         table.add_row(f"first {name.removesuffix('_ms')}", f"{samples[0]:.1f} ms")
     console = Console()

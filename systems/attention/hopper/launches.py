@@ -36,6 +36,7 @@ from systems.attention.triton.configs import sm_count
 # Versions of Triton whose Gluon these kernels were tested with: the dialect changes
 # from one to the next.
 VERSIONS = ("3.6.",)
+CAPABILITY = (9, 0)
 # By head dimension that of its tiles, which the tables below go by: TMA fills them up
 # with zeros, and leaves these out where it writes. It needs rows that begin at
 # multiples of 16 bytes. Smaller head dimensions have smaller tiles in the plain
@@ -128,7 +129,7 @@ def missing(capability: tuple[int, int], version: str) -> str:
     """What these kernels need of a GPU of this compute capability and of Triton, and
     what was found; nothing where they run.
     """
-    if capability != (9, 0):
+    if capability != CAPABILITY:
         found = ".".join(map(str, capability))
         return f"needs a GPU of compute capability 9.0, found {found}"
     if not version.startswith(VERSIONS):
@@ -143,6 +144,15 @@ def missing_here(device: torch.device) -> str:
     if knobs.runtime.interpret:
         return "needs a compiler, found the interpreter of TRITON_INTERPRET=1"
     return missing(torch.cuda.get_device_capability(device), triton.__version__)
+
+
+@cache
+def wrong_triton(device: torch.device) -> str:
+    """`missing` where nothing but another Triton is missing; else nothing."""
+    if device.type != "cuda" or knobs.runtime.interpret:
+        return ""
+    capability = torch.cuda.get_device_capability(device)
+    return missing(capability, triton.__version__) if capability == CAPABILITY else ""
 
 
 # --8<-- [start:takes]

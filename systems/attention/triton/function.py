@@ -5,6 +5,9 @@ of them ran the forward pass makes no difference to the backward pass: both save
 lse.
 """
 
+import logging
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -18,10 +21,27 @@ from systems.attention.inputs import (
     refuse_second_derivative,
 )
 from systems.attention.triton import launches as triton
+from systems.attention.triton.configs import architecture
 from systems.attention.triton.primitives import INTERPRETED
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_HEAD = 256
+LOG = logging.getLogger(__name__)
+# For whom `configs.CONFIGS` was made.
+TABLES = {
+    "sm_90": "Hopper",
+    "sm_80": "the A100",
+    "other": "GPUs with 99 KiB of shared memory",
+}
+
+
+@cache
+def say_slower(reason: str) -> None:
+    """Log once in a process why a GPU gets slower kernels than it could; without a
+    reason, nothing. A log and no warning: that kernels ran is no mistake of a program.
+    """
+    if reason:
+        LOG.warning("flash_attention is slower than this GPU allows: hopper %s", reason)
 
 
 # --8<-- [start:chosen]
@@ -35,8 +55,13 @@ def chosen(backend: str, q: Tensor, k: Tensor, v: Tensor) -> str:
     ValueError says what the named ones need that was not found.
     """
     if backend == "auto":
-        large = hopper.is_faster(q, k)
-        return "hopper" if large and not hopper.refusal(q, k, v) else "triton"
+        if not hopper.is_faster(q, k):
+            return "triton"
+        if not hopper.refusal(q, k, v):
+            return "hopper"
+        if q.dtype in hopper.DTYPES and q.shape[-1] in hopper.TILE_DIMS:
+            say_slower(hopper.wrong_triton(q.device))
+        return "triton"
     if backend not in LAUNCHERS:
         names = ", ".join(("auto", *LAUNCHERS))
         raise ValueError(f"backend must be one of {names}, got {backend!r}")
@@ -46,6 +71,26 @@ def chosen(backend: str, q: Tensor, k: Tensor, v: Tensor) -> str:
 
 
 # --8<-- [end:chosen]
+
+
+def kernels(device: torch.device) -> dict[str, str]:
+    """What `chosen` has to choose from on this device: for each of our kernels, fastest
+    first, whether it runs, or what it needs and didn't find.
+    """
+    if device.type != "cuda":
+        plain = (
+            "runs, in Triton's interpreter"
+            if INTERPRETED.value
+            else f"needs a CUDA GPU, found {device.type}; TRITON_INTERPRET=1 in the "
+            "environment has the CPU interpret them"
+        )
+        return {"hopper": f"needs a CUDA GPU, found {device.type}", "triton": plain}
+    table = architecture(torch.cuda.get_device_capability(device))
+    return {
+        "hopper": hopper.missing_here(device)
+        or "runs, for large inputs of 16 bits with a head dimension from 40 to 128",
+        "triton": f"runs, with launch configurations of {TABLES[table]}",
+    }
 
 
 def run_forward(
