@@ -11,7 +11,7 @@ export NO_MKDOCS_2_WARNING = 1
 # Where `make serve` answers.
 PORT ?= 8000
 
-.PHONY: serve build lint quick test browser slurm submission clean
+.PHONY: serve build lint quick test exercises browser slurm submission clean
 
 # Programs run as modules: their scripts in .venv/bin name the folder where they were
 # installed, and fail once the clone is moved.
@@ -39,6 +39,10 @@ test: lint
 	$(PYTEST) -m alone $(SHAPES)
 	$(BIN)/python tools/regen_tables.py --check
 	$(MAKE) build
+
+# Kernels to fill in, on a CPU; `make exercises ONLY=online` runs one.
+exercises: .venv/all
+	$(PYTEST) docs/exercises $(if $(ONLY),-k $(ONLY))
 
 # Needs Chromium (Debian: apt-get install chromium).
 browser: .venv/all

@@ -1,0 +1,49 @@
+"""Exercise 2: the softmax of each row, where a whole row fits into one tile.
+
+    x   [ 2  1  3  0  1  .  .  . ]     . lies past the end of the row
+          less the largest, 3
+        [-1 -2  0 -3 -2  .  .  . ]
+          exp: nothing exceeds 1, so nothing overflows
+    e   [.37 .14 1 .05 .14  0  0  0 ]  past the end: 0, which adds nothing
+          divided by the sum
+    p   [.22 .08 .59 .03 .08 ]
+
+A program owns one row. A tile's length is a power of two, so it reaches past the end.
+
+    pytest docs/exercises -k row_softmax
+
+Hint: what must `other` be, so that exp makes 0 of it, and so that it is never the
+largest?
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+# --8<-- [start:kernel]
+@triton.jit
+def row_softmax_kernel(x_ptr, p_ptr, stride_x, d, COLUMNS: tl.constexpr):
+    """p of one row."""
+    row = tl.program_id(0)
+    columns = tl.arange(0, COLUMNS)
+    # [COLUMNS]: the row, and past its end what exp makes 0 of
+    x = ...
+    # [COLUMNS]: exp of the row less its largest number
+    e = ...
+    # [COLUMNS]
+    p = ...
+    tl.store(p_ptr + row * d + columns, p, mask=columns < d)
+
+
+# --8<-- [end:kernel]
+
+
+def row_softmax(x: Tensor) -> Tensor:
+    """x (n, d) -> (n, d), both float32. The numbers of a row lie side by side."""
+    n, d = x.shape
+    p = torch.empty(n, d, device=x.device)
+    columns = triton.next_power_of_2(d)
+    row_softmax_kernel[(n,)](x, p, x.stride(0), d, COLUMNS=columns)
+    return p

@@ -1,0 +1,362 @@
+"""What is wrong with a solution, in words. A check runs it on small inputs, from the
+simplest on, and compares with PyTorch. Next to the right result it computes what
+the usual mistakes give: where a wrong result is one of those, the mistake is named.
+"""
+
+import ast
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+HERE = Path(__file__).parent
+# The width of a head: not that of a tile, so that products of the wrong sides stop.
+D = 32
+PAST_THE_END = (
+    "a load reads past the end, where this test has put NaN: give tl.load a mask, and "
+    "`other` for what the mask leaves out"
+)
+NO_MAXIMUM = (
+    "exp overflowed: subtract the largest number before exp, "
+    "so that no exponent is positive"
+)
+WRONG_SIGN = (
+    "the sign of an exponent: exp(m - m_new) shrinks what was summed so far; with the "
+    "sign turned the first tile has exp(+inf) · 0, which is NaN"
+)
+KEPT_LAST = "only the last tile counts: add to the sum so far, don't replace it"
+
+
+class Unsolved(Exception):
+    """Something is still to be filled in."""
+
+
+class Wrong(Exception):
+    """A solution gives another result than PyTorch, or none."""
+
+
+def check(name: str, path: Path) -> None:
+    """Nothing if `path` solves the exercise `name`. `Unsolved` or `Wrong` say in words
+    what is missing or wrong.
+    """
+    left = [f"{hole} (line {node.lineno})" for hole, node in holes(path.read_text())]
+    if left:
+        raise Unsolved(f"unsolved: fill in {', '.join(left)} of {path.name}")
+    spec = spec_from_file_location(f"exercise_{name}", path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    # NumPy, which interprets the kernels, warns of what is judged here anyway.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        CHECKS[name](module)
+
+
+def holes(source: str) -> Iterator[tuple[str, ast.stmt]]:
+    """Each statement with a `...` to fill in, and the name that it gives a value."""
+    for name, node in statements(ast.parse(source)):
+        assert isinstance(node, ast.Assign | ast.AugAssign | ast.Return)
+        value = node.value
+        parts = value.elts if isinstance(value, ast.Tuple) else [value]
+        if any(isinstance(x, ast.Constant) and x.value is ... for x in parts):
+            yield name, node
+
+
+def statements(tree: ast.AST) -> Iterator[tuple[str, ast.stmt]]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=[target]) | ast.AugAssign(target=target):
+                yield ast.unparse(target), node
+            case ast.Return(value=ast.expr()):
+                yield "return", node
+
+
+# Comparing ---------------------------------------------------------------------------
+
+
+def run(solution: Callable, *inputs):
+    """What the solution returns. `Wrong` says where it stopped."""
+    try:
+        return solution(*inputs)
+    except Exception as error:
+        # The interpreter's own errors only repeat the one that they were raised from,
+        # one for each function that called another.
+        own, cause, lines = solution.__code__.co_filename, error, []
+        while True:
+            frames = traceback.extract_tb(cause.__traceback__)
+            lines += [frame.lineno for frame in frames if frame.filename == own]
+            if cause.__cause__ is None:
+                break
+            cause = cause.__cause__
+        words = (
+            f"the kernel stopped at line {lines[-1] if lines else '?'} of "
+            f"{Path(own).name}: {type(cause).__name__}: {cause}"
+        )
+        if isinstance(cause, ValueError | AssertionError):
+            words += (
+                "\nlikely cause: tiles whose shapes don't fit. The comment above each "
+                "line says which shape it gives; [:, None] makes a column of a vector"
+            )
+        raise Wrong(words) from error
+
+
+def compare(
+    where: str,
+    name: str,
+    found: Tensor,
+    expected: Tensor,
+    mistakes: dict[str, Tensor],
+    not_finite: str = NO_MAXIMUM,
+) -> None:
+    """`Wrong` unless both are close. A result is told by its first wrong entry and, if
+    it is what one of `mistakes` gives, by that.
+    """
+    found, expected = found.double(), expected.double()
+    if found.shape != expected.shape:
+        raise Wrong(
+            f"{where}:\n{name} has shape {tuple(found.shape)}, "
+            f"expected {tuple(expected.shape)}"
+        )
+    wrong = ~close(found, expected)
+    if not wrong.any():
+        return
+    causes = [words for words, tensor in mistakes.items() if close(found, tensor).all()]
+    if not found.isfinite().all():
+        causes.append(not_finite)
+    causes.append(
+        "none of the usual ones. Write print(...) into the kernel: the interpreter runs"
+        " it"
+    )
+    first = tuple(wrong.nonzero()[0].tolist())
+    raise Wrong(
+        f"{where}:\n{name}, of shape {tuple(found.shape)}, is wrong in "
+        f"{int(wrong.sum())} of {wrong.numel()} entries\n"
+        f"first wrong entry: {name}[{', '.join(map(str, first))}], "
+        f"expected {expected[first]:.6g}, found {found[first]:.6g}\n"
+        f"likely cause: {causes[0]}"
+    )
+
+
+def close(x: Tensor, y: Tensor) -> Tensor:
+    # float32, in sums of some dozen terms.
+    return torch.isclose(x.double(), y.double(), rtol=1e-4, atol=1e-5)
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def amid_nan(x: Tensor) -> Tensor:
+    """x, with NaN past the end of each row and after the last."""
+    memory = x.new_full([size + 16 for size in x.shape], float("nan"))
+    inside = memory[tuple(slice(size) for size in x.shape)]
+    return inside.copy_(x)
+
+
+# The exercises -----------------------------------------------------------------------
+
+
+def weighted_sum(module: ModuleType) -> None:
+    cases = {
+        "2 rows of 4 numbers, one whole tile": (2, 4),
+        "2 rows of 12 numbers, three tiles": (2, 12),
+        "5 rows of 10 numbers, so that tiles reach past the end": (5, 10),
+    }
+    for where, (n, d) in cases.items():
+        x, w = amid_nan(normal(n, d)), amid_nan(normal(d))
+        last = (d - 1) // 4 * 4
+        mistakes = {
+            "the weights are missing: multiply by w": x.sum(1),
+            KEPT_LAST: x[:, last:] @ w[last:],
+            "the sign: add, don't subtract": -(x @ w),
+        }
+        y = run(module.weighted_sum, x, w)
+        compare(where, "y", y, x.double() @ w.double(), mistakes, PAST_THE_END)
+
+
+def row_softmax(module: ModuleType) -> None:
+    cases = {
+        "3 rows of 8 numbers, a whole tile": (normal(3, 8), NO_MAXIMUM),
+        "3 rows of 5 numbers, in a tile of 8": (normal(3, 5), PAST_THE_END),
+        "3 rows of 8 numbers near 200": (normal(3, 8) + 200, NO_MAXIMUM),
+    }
+    for where, (x, not_finite) in cases.items():
+        x = amid_nan(x)
+        zeros = x.new_zeros(3, 8 - x.shape[1])
+        e = torch.exp(x - x.amax(1, keepdim=True))
+        mistakes = {
+            "what lies past the end counts: `other` must be -inf, for exp(0) is 1": (
+                torch.cat([x, zeros], 1).softmax(1)[:, : x.shape[1]]
+            ),
+            "the sign of the exponent: x less the largest, not the other way round": (
+                (-x).softmax(1)
+            ),
+            "the division by the sum of e is missing": e,
+        }
+        p = run(module.row_softmax, x)
+        compare(where, "p", p, x.double().softmax(1), mistakes, not_finite)
+
+
+def online_softmax(module: ModuleType) -> None:
+    tile_of = torch.arange(12) // 4
+    cases = {
+        "2 rows of 4 numbers, one tile": normal(2, 4),
+        "2 rows of 12 numbers, where each tile has a new largest one": (
+            normal(2, 12) + 3 * tile_of
+        ),
+        "2 rows of 10 numbers, where the last tile reaches past the end": normal(2, 10),
+        "2 rows of 12 numbers, the first tile 200 above the others": normal(2, 12)
+        + 200 * (tile_of == 0),
+    }
+    for where, x in cases.items():
+        x = amid_nan(x)
+        e = torch.exp(x - x.amax(1, keepdim=True))
+        tiles = x.split(4, 1)
+        m = torch.cat([tile.amax(1, keepdim=True) for tile in tiles], 1).cummax(1)[0]
+        own = torch.stack(
+            [torch.exp(t - m[:, i, None]).sum(1) for i, t in enumerate(tiles)], 1
+        )
+        mistakes = {
+            "the old sum is not rescaled: multiply it by exp(m - m_new)": (
+                e / own.sum(1, keepdim=True)
+            ),
+            KEPT_LAST: e / own[:, -1:],
+            "l sums exp(x): subtract m_new before exp": (
+                e / torch.exp(x).sum(1, keepdim=True)
+            ),
+        }
+        not_finite = WRONG_SIGN
+        if "200" in where:
+            not_finite = (
+                "exp overflowed: m_new must be the largest of this tile and of all "
+                "before it, so tl.maximum(m, ...), and no exp may come before it is "
+                "subtracted"
+            )
+        p = run(module.online_softmax, x)
+        compare(where, "p", p, x.double().softmax(1), mistakes, not_finite)
+
+
+def scores_of(q: Tensor, k: Tensor, causal: bool) -> Tensor:
+    s = q.double() @ k.double().T * D**-0.5
+    later = torch.ones_like(s, dtype=torch.bool).triu(1)
+    return s.masked_fill(later, float("-inf")) if causal else s
+
+
+def walk(
+    s: Tensor, v: Tensor, causal: bool, l_shrinks: bool = True, a_shrinks: bool = True
+) -> tuple[Tensor, Tensor]:
+    """o and lse as tiles of 16 keys give them, if l or a never shrinks."""
+    rows = []
+    for i, row in enumerate(s):
+        # A causal program ends with the tile on the diagonal.
+        end = (i // 16 + 1) * 16 if causal else len(s)
+        m, l, a = s.new_tensor(float("-inf")), s.new_zeros(()), torch.zeros_like(v[0])
+        for j in range(0, end, 16):
+            m_new = torch.maximum(m, row[j : j + 16].amax())
+            shrink, p = torch.exp(m - m_new), torch.exp(row[j : j + 16] - m_new)
+            l = l * (shrink if l_shrinks else 1) + p.sum()
+            a = a * (shrink if a_shrinks else 1) + p @ v[j : j + 16]
+            m = m_new
+        rows.append((a / l, m + l.log()))
+    o, lse = zip(*rows, strict=True)
+    return torch.stack(o), torch.stack(lse)
+
+
+def forward_loop(module: ModuleType) -> None:
+    for n, causal in ((16, False), (48, False), (48, True)):
+        mask = "with" if causal else "without"
+        where = f"{n} queries and keys in tiles of 16, {mask} a causal mask"
+        q, k, v = (3 * normal(n, D + i)[:, :D].contiguous() for i in range(3))
+        s = scores_of(q, k, causal)
+        unscaled = scores_of(q * D**0.5, k, causal)
+        v64 = v.double()
+        results = {
+            "l is not rescaled: multiply what it has by shrink": (
+                walk(s, v64, causal, l_shrinks=False)
+            ),
+            "a is not rescaled: multiply what it has by shrink[:, None]": (
+                walk(s, v64, causal, a_shrinks=False)
+            ),
+            "neither l nor a is rescaled: when m rises, multiply both by shrink": (
+                walk(s, v64, causal, l_shrinks=False, a_shrinks=False)
+            ),
+            "the scale is missing: multiply the scores by it": (
+                walk(unscaled, v64, causal)
+            ),
+            "the causal mask is missing: scores of later keys must be -inf": (
+                walk(diagonal_open(s, q, k), v64, causal)
+            ),
+        }
+        found = run(module.attention, q, k, v, causal)
+        expected = (s.softmax(1) @ v64, s.logsumexp(1))
+        for i, name in enumerate(("o", "lse")):
+            mistakes = {words: result[i] for words, result in results.items()}
+            compare(where, name, found[i], expected[i], mistakes, WRONG_SIGN)
+
+
+def diagonal_open(s: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """Scores whose mask ends with the tile on the diagonal, not on the diagonal."""
+    query = torch.arange(len(s)) // 16
+    seen = query[:, None] >= query[None, :]
+    return torch.where(seen, scores_of(q, k, False), s)
+
+
+def dq_loop(module: ModuleType) -> None:
+    for n, causal in ((16, False), (48, False), (48, True)):
+        mask = "with" if causal else "without"
+        where = f"{n} queries and keys in tiles of 16, {mask} a causal mask"
+        q, k, v, do = (normal(n, D + i)[:, :D].contiguous() for i in range(4))
+        s = scores_of(q, k, causal)
+        lse, p = s.logsumexp(1), s.softmax(1)
+        dp = do.double() @ v.double().T
+        delta = (p * dp).sum(1)
+        ds = p * (dp - delta[:, None])
+        last = [slice(n - 16, n)] * n
+        if causal:
+            last = [slice(i // 16 * 16, i // 16 * 16 + 16) for i in range(n)]
+        k64, scale = k.double(), D**-0.5
+        mistakes = {
+            "delta is missing: ds is p (dp - delta)": (p * dp) @ k64 * scale,
+            "the sign of delta: ds is p (dp - delta)": (
+                (p * (dp + delta[:, None])) @ k64 * scale
+            ),
+            "the sign of ds, which is p (dp - delta)": -ds @ k64 * scale,
+            "p is missing in ds, which is p (dp - delta)": (
+                (dp - delta[:, None]) @ k64 * scale
+            ),
+            "lse is not subtracted: p is exp(s - lse)": (
+                (s.exp() * (dp - delta[:, None])) @ k64 * scale
+            ),
+            "the scale counts twice: it is multiplied in at the end": (
+                ds @ k64 * scale**2
+            ),
+            KEPT_LAST: (
+                torch.stack([ds[i, t] @ k64[t] for i, t in enumerate(last)]) * scale
+            ),
+        }
+        inputs = (q, k, v, do, lse.float(), delta.float(), causal)
+        dq = run(module.gradient_of_q, *inputs)
+        compare(
+            where,
+            "dq",
+            dq,
+            ds @ k64 * scale,
+            mistakes,
+            "exp overflowed: p is "
+            "exp(s - lse), and lse is at least the largest score of its row",
+        )
+
+
+# In the order in which they are solved.
+CHECKS: dict[str, Callable[[ModuleType], None]] = {
+    "1_weighted_sum": weighted_sum,
+    "2_row_softmax": row_softmax,
+    "3_online_softmax": online_softmax,
+    "4_forward_loop": forward_loop,
+    "5_dq_loop": dq_loop,
+}

@@ -1,0 +1,20 @@
+"""pytest docs/exercises: solved exercises pass, unsolved ones are skipped, and a wrong
+one says what is wrong.
+"""
+
+import pytest
+from checks import CHECKS, HERE, Unsolved, Wrong, check
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_exercise(name):
+    problem = None
+    try:
+        check(name, HERE / f"{name}.py")
+    except (Unsolved, Wrong) as error:
+        # Told below, where pytest has no traceback to show beside the words.
+        problem = error
+    if isinstance(problem, Unsolved):
+        pytest.skip(str(problem))
+    if problem is not None:
+        pytest.fail(str(problem), pytrace=False)
