@@ -127,7 +127,7 @@ def test_every_fact_has_a_number(record):
     )
     assert facts["forward_largest"] == facts["scores"] == "128 MiB"
     assert facts["forward_largest_code"] == "`model.py:111 softmax`"
-    assert facts["off_lasting"] == facts["off_saved"] == "0.0 %"
+    assert facts["off_lasting"] == facts["off_saved"] == "to the byte"
     # 2.7B, fp32, context 512: 66.61 GiB by the formula, an eighth more, a MiB of
     # rounding.
     assert facts["forward_two_graphs_512_fp32"] == "66.73 GiB"
@@ -195,7 +195,7 @@ def test_a_category_off_its_prediction_is_named(record):
     cell["categories"][CATEGORIES.index("gradients")]["most_bytes"] *= 1.03
     ((found, name, off),) = memory_rows.misses(record)
     assert found == cell and name == "gradients" and off == pytest.approx(0.03)
-    assert peak_memory.facts(record)["off_lasting"] == "3.0 %"
+    assert peak_memory.facts(record)["off_lasting"] == "within 3.00 %"
 
 
 def test_a_row_without_its_timeline_is_not_drawn(record):

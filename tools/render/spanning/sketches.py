@@ -1,5 +1,5 @@
-"""Sketches that need no record: what a clock reads, and what a block of the model
-does.
+"""Sketches that need no record: what a clock reads, what a block of the model does,
+which score matrices it holds, and whose kernel is whose.
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,20 @@ BLOCK = (
     "the shape of each weight matrix and its share of the block's matrix FLOPs at "
     "context {context}. What has no bar multiplies no matrices."
 )
+MATRICES = (
+    "<strong>Six N × N matrices are made in plain attention, and at most {most} are "
+    "alive at once.</strong> Green: two that a graph keeps for the backward pass. "
+    "Without a graph they end where the blue does."
+)
 
 
 def fragments() -> dict[str, str]:
-    """`sketch-clock.md` and `sketch-block.md`."""
-    return {"sketch-clock.md": clock(), "sketch-block.md": block("2.7B", 512)}
+    """Each by the name of its file."""
+    return {
+        "sketch-clock.md": clock(),
+        "sketch-block.md": block("2.7B", 512),
+        "sketch-matrices.md": matrices(),
+    }
 
 
 def clock() -> str:
@@ -118,3 +127,66 @@ def block(size: str, context: int) -> str:
     )
     layers = SIZES[size].num_layers
     return drawn(draw, alt, BLOCK.format(layers=layers, size=size, context=context))
+
+
+# Which N x N matrices live when ------------------------------------------------------
+
+OPERATIONS = ("Q Kᵀ", "scale", "mask", "− max", "exp", "divide", "P V")
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One of the matrices with an entry for each pair of positions: the operation that
+    makes it, and the last that finds it alive, by their place in `OPERATIONS`.
+    """
+
+    name: str
+    short: str
+    made: int
+    last: int
+    kept: bool = False
+
+
+# `scores` in `scaled_dot_product_attention` names the masked ones until it returns.
+HELD = (
+    Matrix("products of q and k", "products", 0, 1),
+    Matrix("scaled", "scaled", 1, 2),
+    Matrix("masked", "masked", 2, 6),
+    Matrix("less the row's maximum", "less max", 3, 4),
+    Matrix("exponentials", "exp", 4, 5, kept=True),
+    Matrix("probabilities P", "P", 5, 6, kept=True),
+)
+
+
+def alive(operation: int) -> int:
+    """How many there are during an operation, where nothing is kept."""
+    return sum(m.made <= operation <= m.last for m in HELD)
+
+
+def matrices() -> str:
+    most = max(map(alive, range(len(OPERATIONS))))
+
+    def draw(d: Drawing) -> None:
+        narrow = d.width <= NARROW
+        left = 64 if narrow else 170
+        step = (d.width - left - (14 if narrow else 40)) / len(OPERATIONS)
+        for i, name in enumerate(OPERATIONS):
+            x = left + (i + 0.5) * step
+            d.text(x, 14, name, SMALL, "middle")
+            d.line(left + i * step, 22, left + i * step, 192, "faint")
+            count = alive(i)
+            d.text(x, 208, str(count), TEXT, "middle", bold=count == most)
+        for i, m in enumerate(HELD):
+            y = 28 + 27 * i
+            d.text(0, y + 16, m.short if narrow else m.name, SMALL if narrow else TEXT)
+            start, end = left + m.made * step + 1, left + (m.last + 1) * step - 1
+            if m.kept:
+                d.box(end, y + 4, d.width - end - 2, 15, "fill-green")
+            d.box(start, y + 2, end - start, 19, "fill-blue")
+        d.text(0, 208, "alive" if narrow else "alive, without a graph", SMALL)
+
+    alt = (
+        f"Without a graph at most {most} of the six matrices are alive at once; with "
+        "one, the exponentials and the probabilities stay."
+    )
+    return drawn(draw, alt, MATRICES.format(most=most))

@@ -15,7 +15,7 @@ from systems.formulas.memory_costs import (
     loss_saved,
     residual_bytes,
 )
-from systems.formulas.memory_peak import most
+from systems.formulas.memory_peak import moments, most
 from systems.formulas.memory_peak import peak as peak_by_formula
 from systems.model.sizes import SIZES
 from systems.profiling.memory.snapshot import CATEGORIES
@@ -27,7 +27,6 @@ from tools.render.markdown import (
     columns,
     milliseconds,
     per_device,
-    percent,
     table,
 )
 from tools.render.rows import MISSING, cells, known, measured, say, span
@@ -71,6 +70,8 @@ def fragments(records: list[Record]) -> dict[str, str]:
     tables: dict[str, Any] = {
         "contexts.md": figures.contexts_body,
         "categories.md": categories_table,
+        "moments.md": moments_table,
+        "peaks.md": pivot,
         "prediction.md": prediction_table,
         "sizes.md": sizes_table,
         "helps.md": helps_table,
@@ -116,11 +117,56 @@ def peaks_table(record: Record, precision: str) -> str:
     )
 
 
+def pivot(record: Record) -> str:
+    """2.7B: the allocator's peak of each pass, by precision and context."""
+    if not of_modes(record, *PRECISIONS):
+        return ""
+    places = [(precision, context) for precision in PRECISIONS for context in CONTEXTS]
+    return columns(
+        MODES,
+        ("peak, GiB", lambda mode: MODES[mode]),
+        *(
+            (f"{p}, {c}", lambda mode, p=p, c=c: at(record, c, mode, p).allocated, two)
+            for p, c in places
+        ),
+    )
+
+
 def categories_table(record: Record) -> str:
     """2.7B: what the peak is made of."""
     found = [c for c in of_modes(record, *PRECISIONS) if c]
     shown = [(n, lambda c, n=n: c.category(n), two) for n in CATEGORIES]
     return columns(found, MODE, "precision", "context", *shown, left=2)
+
+
+# The moments of a step that may be its peak, by what their names contain.
+ENDS = {
+    "backward starts": ("after the forward", "the loss", "last norm", "last block"),
+    "backward ends": ("first block", "embedding"),
+    "optimizer": ("optimizer",),
+}
+
+
+def moments_table(record: Record) -> str:
+    """An fp32 step of 2.7B: what it needs at each end of the backward pass and in the
+    optimizer by formula, and what was measured of the largest.
+    """
+
+    def needed(c: Tried, names: tuple[str, ...]) -> float:
+        return max(
+            sum(moment.values())
+            for when, moment in moments(pass_of(c)).items()
+            if any(name in when for name in names)
+        )
+
+    found = [at(record, context, "step", "fp32") for context in CONTEXTS]
+    return columns(
+        [c for c in found if c.row],
+        "context",
+        *((f"{n}, GiB", lambda c, w=w: needed(c, w), two) for n, w in ENDS.items()),
+        ("measured peak, GiB", lambda c: c.requested, two),
+        ("over predicted", lambda c: c.requested / predicted(c), "{:.4f}"),
+    )
 
 
 def prediction_table(record: Record) -> str:
@@ -277,6 +323,11 @@ def in_mib(value: float) -> str:
     return say(value / MIB, "{:.0f} MiB")
 
 
+def agreement(off: float) -> str:
+    """How measurement and prediction agree: "to the byte", "within 0.40 %"."""
+    return "to the byte" if off == 0 else say(100 * off, "within {:.2f} %")
+
+
 def signed(value: float) -> str:
     """A deviation: `+0.4 %`."""
     return f"{100 * value:+.1f} %".replace("-0.0", "+0.0")
@@ -313,13 +364,12 @@ def facts(record: Record | None) -> dict[str, str]:
     return {
         **found,
         "forward_weight_copies_bf16": in_gib(low.category("weight copies")),
-        "forward_place_fp32": place(at(record, LONGEST, "forward", "fp32")),
         "step_place_fp32": place(at(record, LONGEST, "step", "fp32")),
         "step_place_short": place(at(record, CONTEXTS[0], "step", "fp32")),
         "forward_bf16_over_fp32": bf16_over_fp32("forward"),
         "step_bf16_over_fp32": bf16_over_fp32("step"),
-        "off_lasting": say(worst(record, *LASTING), percent),
-        "off_saved": say(worst(record, "saved activations"), percent),
+        "off_lasting": agreement(worst(record, *LASTING)),
+        "off_saved": agreement(worst(record, "saved activations")),
         **blocks_in_words(at(record, LONGEST, "forward", "fp32")),
         **from_shapes(),
     }
@@ -359,6 +409,9 @@ def from_shapes() -> dict[str, str]:
         "kept_1024": in_gib(most(long)[kept]),
         "copies_bf16": in_gib(most(bf16)["weight copies"]),
         "weights": in_gib(most(fp32)["weights"]),
+        "lasting": in_gib(
+            sum(most(fp32)[n] for n in ("weights", "gradients", "optimizer state"))
+        ),
         "scores": in_mib(attention_saved(fp32)["exponentials"]),
     }
 
