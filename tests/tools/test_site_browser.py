@@ -637,3 +637,16 @@ def test_the_search_answers_with_a_page_that_explains(
     assert not any(LOOKED_UP.search(path) for path in first_two), first_two
     # What is shown of a page says what it is about, not where its numbers come from.
     assert "driver" not in links.first.inner_text()
+
+
+def test_a_copied_command_can_be_pasted(page: Page, pages: list[Path]) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    block = open_first(page, pages, ".language-console").first
+    button = block.locator(".md-code__button[data-md-type=copy]")
+    expect(button).to_be_visible()
+    assert block.locator("code").inner_text().startswith("$ ")
+    button.click()
+    expect(page.locator(".md-dialog")).to_contain_text("Copied")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied
+    assert not re.search(r"^\s*\$", copied, re.MULTILINE), copied
