@@ -1,0 +1,46 @@
+"""The workflows that prove a change and publish the site."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+import yaml
+
+from systems import ROOT
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+TARGETS = set(
+    re.findall(r"^([\w./-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+)
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_a_workflow_names_what_exists_and_may_only_read(path) -> None:
+    # BaseLoader: to YAML 1.1 the word `on` is true.
+    workflow = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)
+    assert workflow.keys() == {"name", "on", "permissions", "concurrency", "jobs"}
+    assert workflow["permissions"] == {"contents": "read"}
+    for name, job in workflow["jobs"].items():
+        assert set(job.get("needs", "").split()) <= workflow["jobs"].keys(), name
+        assert int(job["timeout-minutes"]) > 0
+        for step in job["steps"]:
+            assert ("uses" in step) != ("run" in step), step
+            if "uses" in step:
+                assert re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", step["uses"])
+            else:
+                program, *targets = shlex.split(step["run"])
+                assert program == "make" and targets
+                assert set(targets) <= TARGETS, step["run"]
+
+
+def test_the_address_of_the_site_is_what_the_workflow_says() -> None:
+    pages = (ROOT / ".github/workflows/pages.yml").read_text(encoding="utf-8")
+    (name,) = re.findall(
+        r"^site_url: !ENV \[(\w+), \"\"\]$",
+        (ROOT / "mkdocs.yml").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    assert f"{name}: ${{{{ steps.pages.outputs.base_url }}}}/" in pages
+    assert "id: pages" in pages
