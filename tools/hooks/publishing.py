@@ -9,18 +9,29 @@ from __future__ import annotations
 
 import re
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from mkdocs.plugins import event_priority
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.nav import Navigation
     from mkdocs.structure.pages import Page
 
 # What a reader doesn't search for: where a table comes from, what is stale, names of
 # tabs.
 REPEATED = re.compile(r'<(?:p class="(?:provenance|stale)"|div class="tabbed-labels")')
 SEARCH = "material/search"
+# What the theme says of a page that is not there.
+NOT_FOUND = "<h1>404 - Not found</h1>"
+PAGES: list[Page] = []
+
+
+def on_nav(nav: Navigation, /, **_: object) -> None:
+    """Keep the pages in their order: their titles and descriptions are read later."""
+    PAGES[:] = nav.pages
 
 
 @event_priority(-100)
@@ -52,3 +63,35 @@ def on_page_context(
     for entry in own[1:]:
         entry.pop("tags", None)
     return context
+
+
+def on_post_template(output: str, /, template_name: str, config: MkDocsConfig) -> str:
+    """Say on the page for wrong addresses where to go. Its links start at the root of
+    the server, or at that of `site_url`, since no one knows where it is shown.
+    """
+    if template_name != "404.html":
+        return output
+    top = f"{urlsplit(config.site_url or '').path.rstrip('/')}/"
+    help_ = (
+        "<h1>This page is not here</h1>\n<p>It may have another name now. Search for its "
+        f'words above, or begin at the <a href="{top}index.html">overview</a>.</p>'
+    )
+    title = f"<title>{config.site_name}</title>"
+    return output.replace(NOT_FOUND, help_).replace(
+        title, f"<title>Not found - {config.site_name}</title>"
+    )
+
+
+def on_post_build(config: MkDocsConfig, **_: object) -> None:
+    """Write llms.txt."""
+    path = Path(config.site_dir) / "llms.txt"
+    path.write_text(listed(PAGES, config), encoding="utf-8")
+
+
+def listed(pages: list[Page], config: MkDocsConfig) -> str:
+    """Each page with its title, address and description, as https://llmstxt.org says."""
+    lines = [f"# {config.site_name}", "", f"> {config.site_description}", ""]
+    for page in pages:
+        said = page.meta.get("description", "")
+        lines.append(f"- [{page.title}]({page.canonical_url or page.url}): {said}")
+    return "\n".join(lines) + "\n"
