@@ -650,3 +650,20 @@ def test_a_copied_command_can_be_pasted(page: Page, pages: list[Path]) -> None:
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied
     assert not re.search(r"^\s*\$", copied, re.MULTILINE), copied
+
+
+def test_every_page_has_a_title_and_a_description_of_its_own(
+    site: Path, pages: list[Path]
+) -> None:
+    for pattern in (
+        r"<title>(.*?)</title>",
+        r'<meta name="description" content="(.*?)"',
+    ):
+        said: dict[str, str] = {}
+        for path in pages:
+            (text,) = re.findall(pattern, path.read_text(encoding="utf-8"), re.DOTALL)
+            assert text not in said, f"{path.name} and {said[text]}: {text}"
+            said[text] = path.name
+    listed = (site / "llms.txt").read_text(encoding="utf-8")
+    assert not re.search(r": $", listed, re.MULTILINE), "a page without a description"
+    assert len(re.findall(r"^- \[", listed, re.MULTILINE)) == len(pages)
