@@ -82,6 +82,10 @@ def stages(x: Float[Tensor, "m v d"], norm: str, running: bool) -> dict[str, Ten
     return found
 
 
+# --8<-- [end:stages]
+
+
+# --8<-- [start:running]
 def running_mean(
     x: Float[Tensor, "m v d"], dim: int, keepdim: bool
 ) -> Float[Tensor, "m v 1"]:
@@ -93,7 +97,7 @@ def running_mean(
     return total / x.shape[dim]
 
 
-# --8<-- [end:stages]
+# --8<-- [end:running]
 
 
 def computed(x: Float[Tensor, "m v d"], config: Config) -> dict[str, Tensor]:

@@ -54,6 +54,7 @@ def render_all(results: Path) -> Rendered:
     for name in ("attention_drawings", "weighted_sum_drawings"):
         files |= import_module(f"tools.render.spanning.{name}").fragments()
     files |= gpu.fragments(found) | glossary.fragments() | sketches.fragments()
+    files |= import_module("tools.render.spanning.precision_drawings").fragments(found)
     predicted = envelope.facts(found)
     for stem in of_stems:
         of_stems[stem] = {**of_stems[stem], **predicted.pop(stem, {})}

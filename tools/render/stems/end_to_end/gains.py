@@ -85,6 +85,7 @@ def fragments(measured: list[Record]) -> dict[str, str]:
     """
     return {
         "speedup.md": per_device(measured, speedup_body),
+        "speedup-table.md": per_device(measured, speedup_table),
         "speedup-reasons.md": per_device(measured, reasons_table),
         "speedup-tf32.md": per_device(measured, tf32_table),
         **of_each(measured, speedup_figure),
@@ -142,7 +143,7 @@ def over(record: Record, c: Cell, *phases: str) -> float:
 
 
 def speedup_body(record: Record) -> str:
-    """The figure with its table; nothing where no cell was measured in both."""
+    """The figure; nothing where no cell was measured in both."""
     found = {p: g for p in places(record) if (g := gain(record, p))}
     if not found:
         return ""
@@ -152,8 +153,7 @@ def speedup_body(record: Record) -> str:
         f"{found[least]:.2f} for {least[0]} at context {least[1]} to "
         f"{found[most]:.2f} for {most[0]} at context {most[1]}."
     )
-    drawn = figure(f"end_to_end-speedup-{record.device.slug}", alt, CAPTION)
-    return f"{drawn}\n\n{speedup_table(record)}"
+    return figure(f"end_to_end-speedup-{record.device.slug}", alt, CAPTION)
 
 
 def speedup_figure(record: Record) -> dict[str, str]:
