@@ -73,6 +73,12 @@ def softmax(size: str, context: int) -> Work:
     return Work(*parts["attention softmax"])
 
 
+def attention_products(size: str, context: int) -> list[Work]:
+    """The two products of attention, all layers, in fp32."""
+    parts = attention_part_costs(element_bytes=FP32_BYTES, **shape(size, context))
+    return [Work(*parts[f"attention {name}"]) for name in ("scores", "output")]
+
+
 # What was measured of them ------------------------------------------------------------
 
 
@@ -195,6 +201,10 @@ def regime_facts(r: Regimes | None) -> dict[str, str]:
     work, products = softmax("small", 512), all_products("2.7B", 512)
     peak = peak_of(primary_gpu())
     floor = 1e3 * floor_seconds(work, peak, "fp32") if peak else MISSING
+    two = attention_products("small", 512)
+    of_two = MISSING
+    if peak:
+        of_two = 1e3 * sum(floor_seconds(product, peak, "fp32") for product in two)
     shares = r.shares(r.softmax, r.softmax_work) if r else (MISSING, MISSING)
     reached = r.shares(r.products, r.products_work)[1] if r else MISSING
     return {
@@ -205,6 +215,8 @@ def regime_facts(r: Regimes | None) -> dict[str, str]:
         "softmax_bytes": f"{work.moved_bytes / 1e9:.2f} GB",
         "softmax_intensity": f"{work.intensity:.2f}",
         "softmax_floor": say(floor, "{:.2f} ms"),
+        "products_floor": say(of_two, "{:.2f} ms"),
+        "floor_ratio": say(of_two / floor, "{:.2f}"),
         "softmax_over_floor": say((r.softmax.ms if r else MISSING) / floor, "{:.1f}"),
         "softmax_of_fp32": say(shares[1], percent),
         "products_intensity": f"{products.intensity:.0f}",

@@ -24,6 +24,11 @@ MATRICES = (
     "alive at once.</strong> Green: two that a graph keeps for the backward pass. "
     "Without a graph they end where the blue does."
 )
+TRACE = (
+    "<strong>A kernel belongs to the phase that launched it.</strong> Lines join each "
+    "launch to its kernel. Kernel 2 runs while the CPU is in <em>backward</em>, and is "
+    "one of the forward pass. The toy trace has its times in microseconds."
+)
 
 
 def fragments() -> dict[str, str]:
@@ -32,6 +37,7 @@ def fragments() -> dict[str, str]:
         "sketch-clock.md": clock(),
         "sketch-block.md": block("2.7B", 512),
         "sketch-matrices.md": matrices(),
+        "sketch-trace.md": trace(),
     }
 
 
@@ -190,3 +196,47 @@ def matrices() -> str:
         "one, the exponentials and the probabilities stay."
     )
     return drawn(draw, alt, MATRICES.format(most=most))
+
+
+# The toy trace of docs/nsys.md --------------------------------------------------------
+
+# From, to in microseconds: ranges and launches on the CPU, and kernels. A kernel has
+# the number of its launch.
+RANGES = {"forward": (0, 30), "backward": (31, 120)}
+LAUNCHES = {1: (12, 17), 2: (22, 26), 3: (45, 49)}
+KERNELS = {1: (20, 60), 2: (61, 70), 3: (71, 118)}
+COLOURS = {"forward": "fill-blue", "backward": "fill-orange"}
+
+
+def launched_in(number: int) -> str:
+    """The range in which a kernel's launch began."""
+    start = LAUNCHES[number][0]
+    return next(name for name, (a, b) in RANGES.items() if a <= start < b)
+
+
+def trace() -> str:
+    def draw(d: Drawing) -> None:
+        left = 44
+        scale = (d.width - left - 4) / max(end for _, end in RANGES.values())
+
+        def bar(times: tuple[int, int], y: float, style: str) -> float:
+            start, end = (left + t * scale for t in times)
+            d.box(start, y, end - start, 20, style)
+            return (start + end) / 2
+
+        for lane, y in (("range", 18), ("launch", 52), ("kernel", 106)):
+            d.text(0, y + 15, lane, SMALL)
+        for name, times in RANGES.items():
+            d.text(bar(times, 18, "faint"), 33, name, SMALL, "middle")
+        for number, times in LAUNCHES.items():
+            style = COLOURS[launched_in(number)]
+            launch = bar(times, 52, style)
+            kernel = bar(KERNELS[number], 106, style)
+            d.line(launch, 72, kernel, 106, "ink")
+            d.text(kernel, 142, str(number), SMALL, "middle", bold=True)
+
+    alt = (
+        "Kernels 1 and 2 were launched in the forward range and kernel 3 in the "
+        "backward range; kernel 2 runs while the CPU is in the backward range."
+    )
+    return drawn(draw, alt, TRACE)
