@@ -11,6 +11,12 @@ rows they are entries of `FEW_ROWS`.
     python tools/tune_flash.py --arithmetic half --d 64 --d 128
     python tools/tune_flash.py --d 64 --heads 128 --full
     python tools/tune_flash.py --d 128 --heads 1 --n 1024
+
+With --compile-only nothing is searched: what the table has for a GPU that need not be
+here is compiled for it, and what each kernel needs is printed. The exit code is 2 where
+one does not compile or needs more than there is.
+
+    python tools/tune_flash.py --compile-only --gpu a100 --arithmetic half --d 64
 """
 
 import os
@@ -25,10 +31,12 @@ from statistics import median
 from typing import Annotated, Any
 
 import torch
+import triton
 import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from triton import knobs
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -38,9 +46,9 @@ from systems.attention.triton.launches import launch_backward, launch_forward
 from systems.benchmarking.timing import default_device
 from systems.benchmarking.workload import random_inputs
 from systems.precision.dtypes import relative_error
+from tools.compile_ahead import DTYPES, GPUS, KIB, compile_for
 
 KERNELS = ("forward", "dkdv", "dq")
-DTYPES = {"half": torch.bfloat16, "high": torch.float32, "highest": torch.float32}
 # What a candidate may err, relative to the norm of the exact result: far more than
 # rounding, far less than a mistake.
 TOLERANCE = {"half": 2e-2, "high": 1e-4, "highest": 1e-5}
@@ -170,6 +178,10 @@ def main(
         bool, typer.Option("--full", help="Without a causal mask.")
     ] = False,
     show: Annotated[int, typer.Option(help="How many of the fastest to list.")] = 3,
+    compile_only: Annotated[
+        bool, typer.Option("--compile-only", help="Compile the table's, for --gpu.")
+    ] = False,
+    gpu: Annotated[str, typer.Option(help=f"{', '.join(GPUS)}.")] = "a100",
 ) -> None:
     """Search launch configurations on this GPU and print the fastest as lines of
     CONFIGS.
@@ -181,6 +193,10 @@ def main(
         raise typer.BadParameter(
             f"{wrong[0]} is none of {', '.join((*DTYPES, *KERNELS))}"
         )
+    if compile_only:
+        if gpu not in GPUS:
+            raise typer.BadParameter(f"{gpu} is none of {', '.join(GPUS)}")
+        raise typer.Exit(print_needs(gpu, arithmetic, d, causal=not full))
     if not torch.cuda.is_available():
         print(
             "error: tiles are searched on a GPU, and torch sees none here",
@@ -230,6 +246,43 @@ def main(
             )
             for said in sorted({said for said in refused if said.startswith("wrong")}):
                 console.print(said, style="red")
+
+
+def print_needs(gpu: str, arithmetic: list[str], d: list[int], causal: bool) -> int:
+    """The exit code, after a table of what the kernels need of this GPU."""
+    if knobs.runtime.interpret:
+        print("error: the interpreter compiles nothing: unset TRITON_INTERPRET")
+        return 2
+    columns = (
+        "kernel",
+        "tile",
+        "warps",
+        "shared KiB",
+        "registers",
+        "stack B",
+        "per SM",
+    )
+    table, faults = Table("arithmetic", "d", *columns), []
+    for kind, head in product(arithmetic, d):
+        for found in compile_for(GPUS[gpu], kind, head, causal):
+            if isinstance(found, str):
+                faults.append(f"{kind} d={head}: {found}")
+                continue
+            for needs in found:
+                name, tile, warps, shared, *threads = needs
+                row = (kind, head, name, tile, warps, f"{shared / KIB:.1f}", *threads)
+                table.add_row(*map(str, (*row, needs.programs(GPUS[gpu]))))
+                if shared > GPUS[gpu].block_bytes:
+                    faults.append(
+                        f"{kind} d={head}: {name} needs {shared} bytes of shared "
+                        f"memory, a block has {GPUS[gpu].block_bytes}"
+                    )
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(f"Triton {triton.__version__}, {gpu}", style="bold")
+    console.print(table)
+    for fault in faults:
+        print(f"error: {fault}")
+    return 2 if faults else 0
 
 
 def entry(config: Config) -> str:

@@ -1,0 +1,130 @@
+"""What the chooser gives each kind of GPU compiles for it and fits, where there is no
+such GPU. A sample: `tools/tune_flash.py --compile-only` compiles the rest.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from systems import ROOT
+from systems.attention.triton.configs import CONFIGS, for_mask
+from tools import tune_flash
+from tools.compile_ahead import GPUS, Needs
+
+# Head dimensions of 16 bits: small ones compile in a second. Hopper's own kernels have
+# none below 40.
+SAMPLE = {name: 64 if name == "h100" else 16 for name in GPUS}
+COMPILE = f"""
+import json
+from types import SimpleNamespace
+
+import torch
+from systems.attention.hopper import launches
+from tools.compile_ahead import GPUS, compile_for, inputs, loaded_by
+
+def show(name, found):
+    print(json.dumps([name, found]))
+
+for name, d in {SAMPLE}.items():
+    for found in compile_for(GPUS[name], "half", d, causal=True):
+        show(name, found)
+gpu = GPUS["h100"]
+properties = SimpleNamespace(multi_processor_count=132)
+torch.cuda.get_device_properties = lambda device: properties
+(q, k, v, o, do), lse = inputs("half", 64)
+options = True, 0.125
+backward = do, q, k, v, o, lse, *options
+show("h100", loaded_by(gpu, launches.launch_forward, q, k, v, *options))
+show("h100", loaded_by(gpu, launches.launch_two_passes, *backward))
+show("h100", loaded_by(gpu, launches.launch_one_pass, *backward, 1))
+"""
+PLAIN = ["forward_kernel", "dq_kernel", "dkdv_kernel"]
+HOPPER = [*PLAIN, "delta_kernel", "one_pass_kernel", "round_kernel"]
+
+
+@pytest.mark.slow
+def test_what_each_gpu_gets_compiles_for_it_and_fits(tmp_path):
+    """With Hopper's kernels also where the chooser leaves them out for the version of
+    Triton: they compile with those that were not tested on a GPU too.
+    """
+    environment = {
+        key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"
+    }
+    # An empty cache, so that it is compiled and not found.
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", COMPILE],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    compiled = {name: [] for name in GPUS}
+    for name, found in map(json.loads, done.stdout.splitlines()):
+        assert isinstance(found, list), f"{name}: {found}"
+        compiled[name] += [Needs(*needs) for needs in found]
+    for name, gpu in GPUS.items():
+        hopper = HOPPER if gpu.capability == (9, 0) else []
+        assert [needs.kernel for needs in compiled[name]] == [*PLAIN, *hopper]
+        for needs in compiled[name]:
+            assert needs.shared_bytes <= gpu.block_bytes, (name, needs)
+            # No fallback of the assembler to few registers, which spills the rest.
+            assert needs.registers > 32 and needs.stack_bytes < 1024, (name, needs)
+            assert needs.programs(gpu) >= 1
+    # They are those of the table.
+    table = CONFIGS["sm_80"]["half"]["forward"][16]
+    config, (forward, *_) = for_mask(table, causal=True), compiled["a100"]
+    assert forward.tile == f"BQ={config.q} BK={config.k}"
+    assert forward.warps == config.warps
+
+
+@pytest.mark.parametrize(
+    ("needs", "programs"),
+    [
+        # Two of four warps have all registers of an A100, or three with 168 each.
+        (Needs("", "", 4, 0, 255, 0), 2),
+        (Needs("", "", 4, 0, 168, 0), 3),
+        # Of 164 KiB two take 81, and one for CUDA, each.
+        (Needs("", "", 4, 81 * 1024, 32, 0), 2),
+        (Needs("", "", 4, 82 * 1024, 32, 0), 1),
+        # 64 warps.
+        (Needs("", "", 4, 0, 16, 0), 16),
+        (Needs("", "", 1, 0, 16, 0), 32),
+    ],
+)
+def test_how_many_programs_run_side_by_side(needs, programs):
+    assert needs.programs(GPUS["a100"]) == programs
+
+
+FITS = Needs("dq_kernel", "BQ=64", 4, 163 * 1024, 255, 8)
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ([FITS], ""),
+        (
+            [FITS, FITS._replace(shared_bytes=163 * 1024 + 1)],
+            "error: half d=64: dq_kernel needs 166913 bytes of shared memory, a block "
+            "has 166912\n",
+        ),
+        ("launch_forward: it is too large", "error: half d=64: launch_forward: it is "),
+    ],
+)
+def test_what_does_not_fit_is_a_line_and_exit_code_2(found, said, monkeypatch, capsys):
+    monkeypatch.setattr(tune_flash.knobs.runtime, "interpret", False)
+    monkeypatch.setattr(tune_flash, "compile_for", lambda *_: [found])
+    code = tune_flash.print_needs("a100", ["half"], [64], causal=True)
+    printed = capsys.readouterr().out
+    assert code == (2 if said else 0) and said in printed
+    assert said or "error" not in printed and "163.0" in printed
+
+
+def test_the_interpreter_compiles_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(tune_flash.knobs.runtime, "interpret", True)
+    assert tune_flash.print_needs("a100", ["half"], [64], causal=True) == 2
+    assert "unset TRITON_INTERPRET" in capsys.readouterr().out
