@@ -21,7 +21,7 @@ from systems.benchmarking.timing import Step
 BACKEND = "inductor"
 
 
-# --8<-- [start:compiled]
+# --8<-- [start:graph]
 def compiled(work: Any, dynamic: bool | None = False) -> Any:
     """`work` compiled as one graph (a break in it is an error), for the shapes that it
     meets unless `dynamic`.
@@ -29,6 +29,10 @@ def compiled(work: Any, dynamic: bool | None = False) -> Any:
     return torch.compile(work, fullgraph=True, dynamic=dynamic, backend=BACKEND)
 
 
+# --8<-- [end:graph]
+
+
+# --8<-- [start:clock]
 @contextmanager
 def fresh(device: str) -> Iterator[None]:
     """The compiler as a new process has it: nothing compiled, no cache on disk; its own
@@ -89,4 +93,4 @@ def measure(
     }
 
 
-# --8<-- [end:compiled]
+# --8<-- [end:clock]

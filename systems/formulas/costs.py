@@ -78,7 +78,7 @@ def pass_flops(forward: int, *phases: str) -> int:
     return forward * sum(per_phase.get(phase, 0) for phase in phases)
 
 
-# --8<-- [start:attention_memory]
+# --8<-- [start:attention_saved]
 def attention_saved_bytes(
     *, batch: int, n: int, d: int, element_bytes: int, causal: bool
 ) -> dict[str, int]:
@@ -100,6 +100,10 @@ def attention_saved_bytes(
     }
 
 
+# --8<-- [end:attention_saved]
+
+
+# --8<-- [start:attention_peak]
 def attention_peak_bytes(
     *, batch: int, n: int, d: int, element_bytes: int, causal: bool
 ) -> dict[str, int]:
@@ -123,7 +127,7 @@ def attention_peak_bytes(
     }
 
 
-# --8<-- [end:attention_memory]
+# --8<-- [end:attention_peak]
 
 
 # --8<-- [start:attention]

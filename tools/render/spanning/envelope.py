@@ -178,6 +178,7 @@ def facts(found: Found) -> dict[str, dict[str, str]]:
         "warmup": warmup_facts(measured(found, "warmup")),
         "peak_memory": memory_facts(measured(found, "peak_memory")),
         "mixed_precision": gain_facts(measured(found, "kernel_profile")),
+        "attention": traffic_facts(measured(found, "attention")),
     }
 
 
@@ -272,6 +273,43 @@ def gain_facts(profile: Record | None) -> dict[str, str]:
         "rates": say(ratio, "{:.1f}"),
         "product_share": say(share, percent),
         "expected_gain": say(1 / (1 - share + share / ratio), "{:.1f}"),
+    }
+
+
+def traffic_facts(record: Record | None) -> dict[str, str]:
+    """Forward pass of one head over 16,384 tokens in fp32, d = 64, no mask: floors of
+    its two products and of what its kernels read and write, eager and fused.
+    """
+    n, d, batch = 16384, 64, 8
+    parts = attention_part_costs(
+        d_model=d,
+        num_layers=1,
+        num_heads=1,
+        context=n,
+        batch=batch,
+        element_bytes=FP32_BYTES,
+    )
+    products = [parts[f"attention {name}"] for name in ("scores", "output")]
+    flops, outer = (sum(part[i] for part in products) for i in (0, 1))
+    # Of the mask's two kernels only the scaling runs.
+    moved = outer + parts["attention softmax"][1] + parts["attention mask"][1] // 2
+    # One fused kernel reads the scores and writes the probabilities.
+    fused = outer + 2 * FP32_BYTES * batch * n**2
+    peak = peak_of(primary_gpu())
+    compute = 1e3 * flops / peak.fp32 if peak else MISSING
+    eager, compiled = (
+        1e3 * total / peak.bandwidth if peak else MISSING for total in (moved, fused)
+    )
+    at = {"d": d, "n": n, "dtype": "fp32", "causal": False, "execution": "eager"}
+    took = cell(record, batch=batch, **at).ms("forward")
+    return {
+        "products_floor": say(compute, "{:.1f} ms"),
+        "moved": f"{moved / 2**30:.0f} GiB",
+        "moved_fused": f"{fused / 2**30:.0f} GiB",
+        "traffic_floor": say(eager, "{:.1f} ms"),
+        "traffic_floor_fused": say(compiled, "{:.1f} ms"),
+        "over_floors": say(took / (compute + eager), "{:.1f}"),
+        "expected_gain": say((compute + eager) / (compute + compiled), "{:.1f}"),
     }
 
 
