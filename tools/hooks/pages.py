@@ -74,6 +74,8 @@ ANSWER_MARK = re.compile(r"^<!-- answer: (\w+) -->$", re.MULTILINE)
 ANSWER = re.compile(r"^## Answer\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
 LINK_IN_PAGE = re.compile(r"(?<=\])\(#")
 TITLE = re.compile(r"^# .+\n", re.MULTILINE)
+# The stem that a fragment is rendered from is the first part of its name.
+FRAGMENT = re.compile(r'--8<-- "generated/(\w+)-')
 STEM_OF_FACT = re.compile(r"\{\$ facts\.(\w+)\.")
 
 
@@ -101,7 +103,22 @@ def on_page_markdown(
         )
     except ValueError as error:
         raise PluginError(f"{page.file.src_uri}: {error}") from error
-    return with_stale_line(text)
+    return with_conditions(with_stale_line(text), Path(config.docs_dir))
+
+
+def with_conditions(markdown: str, docs: Path) -> str:
+    """The page, and below it, folded, how the records were measured whose tables and
+    figures it shows.
+    """
+    names = (f"generated/{stem}-conditions.md" for stem in FRAGMENT.findall(markdown))
+    shown = "\n\n".join(
+        f'    --8<-- "{name}"'
+        for name in dict.fromkeys(names)
+        if (docs / name).is_file()
+    )
+    if not shown:
+        return markdown
+    return f'{markdown}\n\n??? provenance "How these numbers were measured"\n{shown}\n'
 
 
 def copied_answer(docs: Path, name: str) -> str:

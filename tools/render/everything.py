@@ -15,7 +15,7 @@ from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.claims import claims_in
 from tools.render.load import Broken, is_fresh, load_sound, primary_gpu
-from tools.render.markdown import Markup, inert
+from tools.render.markdown import Markup, conditions, inert
 
 
 class Rendered(dict[str, str]):
@@ -39,6 +39,7 @@ def render_all(results: Path) -> Rendered:
             made, of_stems[stem] = build(stem, found[stem])
             broken += unfit
         notes = "".join(f"{b.note}\n\n" for b in broken if b.stem == stem)
+        made["conditions.md"] = conditions(found[stem])
         for name, text in made.items():
             files[f"{stem}-{name}"] = (notes if name.endswith(".md") else "") + text
     # What spans stems: the write-up with its claims, the table of everything, how long

@@ -106,7 +106,10 @@ def device_label(record: Record) -> str:
 
 
 def tabs(parts: Iterable[tuple[str, str]]) -> str:
-    """One tab for each (label, Markdown)."""
+    """One tab for each (label, Markdown); where there is one, its Markdown alone."""
+    parts = list(parts)
+    if len(parts) == 1:
+        return parts[0][1]
     return "\n\n".join(
         f'=== "{inert(label)}"\n\n{textwrap.indent(body, "    ")}'
         for label, body in parts
@@ -144,16 +147,44 @@ def banner(record: Record) -> list[str]:
     return [f"{text}\n{{ .stale }}" for text, holds in warnings.items() if holds]
 
 
-WHAT_IT_MEANS = "[what this line means](method.md#the-line-under-each-table)"
+WHAT_IT_MEANS = "[what this means](method.md#the-line-under-each-table)"
 
 
 def provenance(record: Record) -> str:
-    """Where the numbers above come from, in a line. `method.md` explains its parts."""
-    link = f"[record](results/{record.device.slug}/{record.stem}.json)"
+    """Where the numbers above come from, in a quiet line. The rest stands once on a
+    page, as `conditions`.
+    """
+    link = record_link(record)
     edited = ["edited by hand"] if record.edited else []
     if record.kind == "reported":
         told = " ".join([record.source or "", *record.notes, *edited])
         return f"Reported, not measured here: {inert(told)} {link}\n{{ .provenance }}"
+    day = (record.started_utc or "").partition(" ")[0]
+    parts = [record.device.name, day, commit_of(record), *record.notes, *edited]
+    told = " · ".join(inert(part) for part in [*parts, Markup(link)] if part)
+    return f"{told}\n{{ .provenance }}"
+
+
+def record_link(record: Record) -> str:
+    return f"[record](results/{record.device.slug}/{record.stem}.json)"
+
+
+def commit_of(record: Record) -> str:
+    if not record.git:
+        return "no commit"
+    changed = " with changes" if record.git.dirty else ""
+    return f"commit {record.git.commit[:10]}{changed}"
+
+
+def conditions(records: Iterable[Record]) -> str:
+    """Under which conditions each record was measured, a paragraph for each; `method.md`
+    explains its parts.
+    """
+    measured = [record for record in records if record.kind == "measured"]
+    return "\n\n".join(map(conditions_of, measured)) + "\n"
+
+
+def conditions_of(record: Record) -> str:
     gpu = record.device
     known = [
         (gpu.name, gpu.name),
@@ -161,20 +192,13 @@ def provenance(record: Record) -> str:
         (gpu.power_limit_w, f"{gpu.power_limit_w or 0:.0f} W"),
         (clocks := sorted({*gpu.sm_clocks_mhz}), f"SM clock {span_of(clocks)} MHz"),
     ]
-    commit = (
-        f"commit {record.git.commit[:10]}{' with changes' if record.git.dirty else ''}"
-        if record.git
-        else "no commit"
-    )
     protocol = "; ".join(f"{name}: {value}" for name, value in record.protocol.items())
     parts = [
-        f"Measured: {', '.join(text for value, text in known if value)}",
+        f"`{record.stem}`: {', '.join(text for value, text in known if value)}",
         ", ".join(f"{name} {version}" for name, version in record.software.items()),
-        f"{commit}, {record.started_utc} UTC",
+        f"{commit_of(record)}, {record.started_utc} UTC",
         protocol,
-        *record.notes,
-        *edited,
-        Markup(link),
+        Markup(record_link(record)),
         Markup(WHAT_IT_MEANS),
     ]
     return f"{' · '.join(map(inert, parts))}\n{{ .provenance }}"
