@@ -125,7 +125,6 @@ def test_nothing_is_replaced_in_what_runs():
     assert not patched
 
 
-@pytest.mark.xfail(reason="some files are still being shortened")
 def test_no_line_is_longer_than_a_code_block_of_the_site():
     """Also where the linter lets one pass: an address, or a comment to a checker."""
     long = {

@@ -94,7 +94,7 @@ def what_ran(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
     if name == "sdpa" or name in BACKENDS:
         # The function by which PyTorch itself decides, on the same inputs and in the
         # same context.
-        choice = torch._fused_sdp_choice(q, k, v, None, 0.0, causal)  # pyright: ignore[reportPrivateImportUsage]
+        choice = torch._fused_sdp_choice(q, k, v, None, 0.0, causal)  # pyright: ignore
         return SDPBackend(choice).name.lower()
     return name
 

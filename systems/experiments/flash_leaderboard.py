@@ -80,7 +80,11 @@ def run(config: Config) -> dict[str, Any]:
     )
     if config.implementation == "ours":
         compiled = torch.compile(FlashAttentionTriton.apply)
-        step = forward_backward(lambda q, k, v: compiled(q, k, v, True), q, k, v)  # pyright: ignore[reportArgumentType]
+
+        def ours(q: Tensor, k: Tensor, v: Tensor) -> Any:
+            return compiled(q, k, v, True)
+
+        step = forward_backward(ours, q, k, v)
     else:
         attend = attention(
             config.implementation, causal=True, n=config.n, device=device

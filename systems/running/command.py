@@ -90,7 +90,8 @@ def main(config_class: type, run: Run) -> NoReturn:
     parameters.append(
         Parameter("json", Parameter.KEYWORD_ONLY, default=as_json, annotation=bool)
     )
-    command.__signature__ = Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+    signature = Signature(parameters)
+    command.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     app.command()(command)
     app()

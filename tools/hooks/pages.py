@@ -74,6 +74,7 @@ ANSWER_MARK = re.compile(r"^<!-- answer: (\w+) -->$", re.MULTILINE)
 ANSWER = re.compile(r"^## Answer\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
 LINK_IN_PAGE = re.compile(r"(?<=\])\(#")
 TITLE = re.compile(r"^# .+\n", re.MULTILINE)
+GLOSSARY = '--8<-- "generated/glossary-tooltips.md"'
 # The stem that a fragment is rendered from is the first part of its name.
 FRAGMENT = re.compile(r'--8<-- "generated/(\w+)-')
 STEM_OF_FACT = re.compile(r"\{\$ facts\.(\w+)\.")
@@ -103,7 +104,9 @@ def on_page_markdown(
         )
     except ValueError as error:
         raise PluginError(f"{page.file.src_uri}: {error}") from error
-    return with_conditions(with_stale_line(text), Path(config.docs_dir))
+    text = with_conditions(with_stale_line(text), Path(config.docs_dir))
+    # Not by an extension: that would read the glossary anew for every docstring.
+    return f"{text}\n\n{GLOSSARY}\n"
 
 
 def with_conditions(markdown: str, docs: Path) -> str:

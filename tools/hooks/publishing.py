@@ -1,8 +1,9 @@
 """Hook of the site build: what finds a page, from inside and from outside.
 
-Front matter gives each page a `description`, `tags` and a weight in the search. This puts
-the description first among what the search finds, leaves out what repeats on every page,
-and lists all pages for programs in llms.txt. A page that is not there says where to go.
+Front matter gives each page a `description`, `tags` and a weight in the search. This
+puts the description first among what the search finds, leaves out what repeats on every
+page, and lists all pages for programs in llms.txt. A page that is not there says where
+to go.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def on_page_context(
     """Let the description be what the search shows of a page. Tags are of the page, and
     not of each of its sections.
     """
-    entries = config.plugins[SEARCH].search_index.entries
+    search = config.plugins[SEARCH]
+    entries = getattr(search, "search_index").entries  # noqa: B009 - not in its type
     # The search has just added this page, its title first.
     own = [one for one in entries if one["location"].split("#")[0] == page.url]
     for entry in own[:1]:
@@ -73,7 +75,8 @@ def on_post_template(output: str, /, template_name: str, config: MkDocsConfig) -
         return output
     top = f"{urlsplit(config.site_url or '').path.rstrip('/')}/"
     help_ = (
-        "<h1>This page is not here</h1>\n<p>It may have another name now. Search for its "
+        "<h1>This page is not here</h1>\n"
+        "<p>It may have another name now. Search for its "
         f'words above, or begin at the <a href="{top}index.html">overview</a>.</p>'
     )
     title = f"<title>{config.site_name}</title>"
@@ -89,7 +92,9 @@ def on_post_build(config: MkDocsConfig, **_: object) -> None:
 
 
 def listed(pages: list[Page], config: MkDocsConfig) -> str:
-    """Each page with its title, address and description, as https://llmstxt.org says."""
+    """Each page with its title, address and description, as https://llmstxt.org
+    says.
+    """
     lines = [f"# {config.site_name}", "", f"> {config.site_description}", ""]
     for page in pages:
         said = page.meta.get("description", "")

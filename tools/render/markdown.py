@@ -177,7 +177,8 @@ def commit_of(record: Record) -> str:
 
 
 def conditions(records: Iterable[Record]) -> str:
-    """Under which conditions each record was measured, a paragraph for each; `method.md`
+    """Under which conditions each record was measured, a paragraph for each;
+    `method.md`
     explains its parts.
     """
     measured = [record for record in records if record.kind == "measured"]
