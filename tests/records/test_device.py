@@ -10,7 +10,7 @@ from systems.records import device
 from systems.records.device import Device, find_gpu, slug_of, sm_clock_mhz
 from systems.records.record import Git
 from tests.factories import make_record, make_row
-from tools.render.markdown import provenance
+from tools.render.markdown import conditions, provenance
 
 UUID = "MIG-6d0e1f6c-0000-5555-aaaa-111122223333"
 ANSWERS = {
@@ -142,15 +142,15 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("left_out", [None, *KNOWN])
-def test_the_line_under_a_table_says_what_is_known(left_out):
+def test_the_conditions_of_a_record_say_what_is_known(left_out):
     known = {name: value for name, (value, _) in KNOWN.items() if name != left_out}
     gpu = Device("NVIDIA Stub", "nvidia-stub", **known)  # pyright: ignore
     git = Git("0123456789abcdef", dirty=False)
-    line = provenance(
-        make_record("warmup", make_row({}, a_ms=[1.0]), device=gpu, git=git)
+    line = conditions(
+        [make_record("warmup", make_row({}, a_ms=[1.0]), device=gpu, git=git)]
     )
     shown = [text for name, (_, text) in KNOWN.items() if name != left_out]
-    assert line.startswith(f"Measured: {', '.join(['NVIDIA Stub', *shown])} · ")
+    assert line.startswith(f"`warmup`: {', '.join(['NVIDIA Stub', *shown])} · ")
     assert "None" not in line.partition(" · ")[0]
 
 
@@ -158,4 +158,5 @@ def test_a_gpu_of_which_only_the_name_is_known_is_rendered():
     record = make_record(
         "warmup", make_row({}, a_ms=[1.0]), device=Device("A GPU", "a-gpu")
     )
-    assert provenance(record).startswith("Measured: A GPU · ")
+    assert conditions([record]).startswith("`warmup`: A GPU · ")
+    assert provenance(record).startswith("A GPU · no commit")

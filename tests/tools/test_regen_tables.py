@@ -159,12 +159,13 @@ def test_a_reduced_grid_is_neither_published_nor_rendered(tree):
     done = regen_tables(tree, "--quick", "--only", "fake", "--only", "gpu_only")
     assert done.returncode == 0 and "are not rendered" in done.stdout
     # On a CPU the quick grid runs what the full one skips.
-    assert sorted(contents(tree / "docs")) == [
-        "results/quick/cpu/.gpu_only.json.lock",
-        "results/quick/cpu/gpu_only.json",
-        "results/quick/meta/.fake.json.lock",
-        "results/quick/meta/fake.json",
+    assert sorted(contents(tree / "docs/results")) == [
+        "quick/cpu/.gpu_only.json.lock",
+        "quick/cpu/gpu_only.json",
+        "quick/meta/.fake.json.lock",
+        "quick/meta/fake.json",
     ]
+    assert not (tree / "docs/generated").exists()
     # A reduced record in a place of full ones is refused.
     shutil.copytree(tree / "docs/results/quick/meta", tree / "docs/results/meta")
     done = regen_tables(tree, "--render")
@@ -383,7 +384,7 @@ def test_a_record_that_cannot_be_read_fails_rendering_and_the_check(
     shown = (tmp_path / "generated/model_sizes-table.md").read_text()
     assert shown.startswith("**Missing:** the record `meta/model_sizes.json`")
     done = run("--check")
-    assert done.code == 2 and done.out.startswith(f"{path}: {message}")
+    assert done.code == 2 and done.err.startswith(f"error: {path}: {message}")
 
 
 def test_a_record_of_another_stem_is_refused(run, tmp_path):
