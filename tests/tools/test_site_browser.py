@@ -79,7 +79,15 @@ MISSHAPEN = """() => {
         formula.checkVisibility() && formula.getBoundingClientRect().width < 2
     const empty = [...document.querySelectorAll("article math")].filter(isEmpty)
     const tex = (formula) => formula.getAttribute("alttext")
+    const leaves = (word) => {
+        const [own, drawing] = [word, word.ownerSVGElement]
+            .map((element) => element.getBoundingClientRect())
+        return own.width && (own.left < drawing.left - 1 || own.top < drawing.top - 1
+            || own.right > drawing.right + 1 || own.bottom > drawing.bottom + 1)
+    }
+    const outside = [...document.querySelectorAll("article svg text")].filter(leaves)
     return [
+        ...outside.map((word) => `leaves its drawing: ${word.textContent}`),
         ...(isWide ? ["wider than the screen"] : []),
         ...empty.map((formula) => `nothing to see of the formula ${tex(formula)}`),
     ]

@@ -1,11 +1,12 @@
 """Hooks of the site build: what Markdown and the theme leave undone, done once at build
 time.
 
-Maths becomes MathML, so a page needs no script and no font to show it; a formula that
-can't be converted fails the build. Tables get a frame that scrolls sideways and can be
-reached by keyboard. Words of the glossary are explained once in a section. The write-up
-takes each answer from the page that gives it, so that none is written twice. A page
-whose sentences hold numbers older than the code says so.
+Figures are numbered, and each has an address. Maths becomes MathML, so a page needs no
+script and no font to show it; a formula that can't be converted fails the build. Tables
+get a frame that scrolls sideways and can be reached by keyboard. Words of the glossary
+are explained once in a section. The write-up takes each answer from the page that gives
+it, so that none is written twice. A page whose sentences hold numbers older than the
+code says so.
 
 mkdocs calls the functions `on_...`; the others are pure, from text to text.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import html
 import re
 from collections import Counter
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
@@ -53,6 +55,13 @@ TABLE = re.compile(
     r"<table>(?P<body>.*?)</table>",
     re.DOTALL,
 )
+# A figure with a caption, up to the caption's first word.
+FIGURE = re.compile(
+    r"(<figure(?P<attributes>[^>]*)>)(?P<pictures>(?:(?!</figure>).)*?)"
+    r"(?P<caption><figcaption[^>]*>)",
+    re.DOTALL,
+)
+ADDRESS = re.compile(r'\bid="([^"]*)"')
 # Where numbers come from is not read word by word.
 PROVENANCE = re.compile(r'<p class="provenance">.*?</p>', re.DOTALL)
 TOOLTIP = re.compile(r'<abbr title="[^"]*">([^<]*)</abbr>')
@@ -159,9 +168,12 @@ def with_stale_line(markdown: str) -> str:
 
 
 def on_page_content(page_html: str, /, page: Page, **_: object) -> str:
-    """Convert the maths of one page, frame its tables, thin out its tooltips."""
+    """Convert the maths of one page, frame its tables, number its figures, thin out
+    its tooltips.
+    """
     try:
-        return frame_tables(convert_maths(few_tooltips(page_html)))
+        text = convert_maths(few_tooltips(page_html))
+        return number_figures(frame_tables(text))
     except ValueError as error:
         raise PluginError(f"{page.file.src_uri}: {error}") from error
 
@@ -248,6 +260,23 @@ def few_tooltips(page_html: str) -> str:
         return match[0]
 
     return TOOLTIP_OR_TAG.sub(kept, page_html)
+
+
+def number_figures(page_html: str) -> str:
+    """Each caption begins with the number of its figure, which links to it."""
+    numbers = count(1)
+
+    def numbered(match: re.Match[str]) -> str:
+        found = ADDRESS.search(match["attributes"])
+        number = next(numbers)
+        address = found[1] if found else f"figure-{number}"
+        opened = match[1] if found else f'<figure id="{address}"{match["attributes"]}>'
+        link = (
+            f'<a class="number" href="#{address}">Figure\N{NO-BREAK SPACE}{number}.</a>'
+        )
+        return f"{opened}{match['pictures']}{match['caption']}{link} "
+
+    return FIGURE.sub(numbered, page_html)
 
 
 # What Markdown writes into each cell of an aligned column.

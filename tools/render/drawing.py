@@ -88,20 +88,20 @@ class Drawing:
 
 
 def drawn(draw: Callable[[Drawing], None], alt: str, caption: str) -> str:
-    """The figure with both drawings, its conclusion as their alternative text; all of
-    it HTML, the caption too: Markdown would read words in a drawing as its own.
-    """
+    """The figure with both drawings, its conclusion as their alternative text."""
     pictures = []
     for width, shown in ((WIDE, "wide"), (NARROW, "narrow")):
         drawing = Drawing(width)
         draw(drawing)
         pictures.append(drawing.svg(alt, shown))
-    return "\n".join(
-        [
-            '<figure class="drawn">',
-            *pictures,
-            f"<figcaption>{caption}</figcaption>",
-            "</figure>",
-            "",
-        ]
-    )
+    return figure("\n".join(pictures), caption, "drawn")
+
+
+def figure(pictures: str, caption: str, kind: str, address: str = "") -> str:
+    """A figure for a page. All of it is HTML, the caption too: Markdown would read
+    words in a drawing as its own. tools/hooks/pages.py numbers it, and gives it an
+    address where it has none.
+    """
+    named = f' id="{address}"' if address else ""
+    caption = f"<figcaption>{caption}</figcaption>"
+    return f'<figure class="{kind}"{named}>\n{pictures}\n{caption}\n</figure>\n'

@@ -16,7 +16,7 @@ from systems.records import store
 from systems.records.neighbours import NOTE
 from systems.records.record import Record
 from tools import regen_tables
-from tools.render import everything, figures, load, markdown
+from tools.render import everything, load, markdown
 from tools.render.spanning import envelope
 
 RESULTS = ROOT / "docs" / "results"
@@ -199,15 +199,6 @@ def test_sentences_learn_which_records_are_stale(found, monkeypatch):
     assert stale["model_sizes"] == "[model_sizes](results/meta/model_sizes.json)"
     elsewhere.kind, elsewhere.device.slug = "reported", "nvidia-h200"
     assert everything.stale_facts({"method": [elsewhere]})["method"] == ""
-
-
-def test_the_dark_figure_differs_in_colours_alone(found):
-    files = import_module("tools.render.stems.warmup").fragments(found["warmup"])
-    light, dark = files["steps-nvidia-h200.svg"], files["steps-nvidia-h200-dark.svg"]
-    for ours, theirs in figures.DARK.items():
-        assert ours not in dark
-        light = light.replace(ours, theirs)
-    assert light == dark
 
 
 @pytest.mark.slow

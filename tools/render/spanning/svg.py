@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from html import escape
 from math import hypot
 
+from tools.render.drawing import figure
+
 WIDTH = 360
 
 
@@ -53,10 +55,7 @@ def svg(height: float, conclusion: str, *parts: str) -> str:
 
 def drawing(picture: str, finding: str, key: str = "") -> str:
     """The figure for a page: the caption's finding, then how to read the drawing."""
-    return (
-        f'<figure class="drawing">\n{picture}\n'
-        f"<figcaption><strong>{finding}</strong> {key}</figcaption>\n</figure>\n"
-    )
+    return figure(picture, f"<strong>{finding}</strong> {key}", "drawing")
 
 
 def steps(picture: str, says: Iterable[str], finding: str, key: str = "") -> str:
@@ -65,10 +64,8 @@ def steps(picture: str, says: Iterable[str], finding: str, key: str = "") -> str
     On paper and without JavaScript the last frame shows, above all sentences.
     """
     sentences = "\n".join(f"<li>{sentence}</li>" for sentence in says)
-    return (
-        f'<figure class="drawing steps">\n{picture}\n<ol>\n{sentences}\n</ol>\n'
-        f"<figcaption><strong>{finding}</strong> {key}</figcaption>\n</figure>\n"
-    )
+    shown = f"{picture}\n<ol>\n{sentences}\n</ol>"
+    return figure(shown, f"<strong>{finding}</strong> {key}", "drawing steps")
 
 
 def frame(*parts: str) -> str:

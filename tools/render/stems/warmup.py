@@ -1,28 +1,19 @@
 """Table and figure of `warmup`: the first steps of a process beside the later ones."""
 
-from typing import Any
+from matplotlib.figure import Figure
 
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.figures import (
-    MARKERS,
-    SERIES,
-    canvas,
-    of_each,
-    plain_log_scale,
-    svg_pair,
-)
-from tools.render.markdown import columns, figure, per_device
-from tools.render.rows import Cell, cell, cells, measured, say
+from tools.render.markdown import columns, per_device
+from tools.render.plots import ACCENT, GREY, line, note, plain_log_scale, plot
+from tools.render.rows import Cell, cell, cells, say
 
 PASSES = ("forward", "loss", "backward")
 ORDINALS = ("1st step, ms", "2nd step, ms", "3rd step, ms")
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
-    """`table.md` for all devices, and a figure for each measured one."""
-    figures = of_each(measured(records), steps_figure)
-    return {"table.md": per_device(records, body), **figures}
+    return {"table.md": per_device(records, body)}
 
 
 def nth(c: Cell, n: int) -> float:
@@ -52,30 +43,36 @@ def body(record: Record) -> str:
             for n, head in enumerate(ORDINALS)
         ),
     )
-    ratio = say(
-        nth(cell(record, warmup=0), 0) / cell(record, warmup=5).ms(*PASSES), "{:.0f}"
-    )
-    drawn = figure(
-        f"warmup-steps-{record.device.slug}",
-        f"Without warm-up the first step takes {ratio} times as long as a settled one.",
-        "Time of each measured step; the vertical axis is logarithmic.",
-    )
-    return f"{shown}\n\n{drawn}"
+    return f"{shown}\n\n{steps_figure(record)}"
 
 
-def steps_figure(record: Record) -> dict[str, str]:
-    with canvas() as fig:
-        axes = fig.subplots()
-        for c, color, marker in zip(cells(record), SERIES, MARKERS, strict=False):
+def steps_figure(record: Record) -> str:
+    ratio = nth(cell(record, warmup=0), 0) / cell(record, warmup=5).ms(*PASSES)
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for c in reversed(cells(record)):
             times, skipped = c.samples(*PASSES), c.config["warmup"]
             steps = range(skipped + 1, skipped + 1 + len(times))
-            style: dict[str, Any] = {"color": color, "marker": marker}
-            axes.plot(steps, times, label=f"{skipped} warm-up steps", **style)
+            line(axes, steps, times, color=GREY if skipped else ACCENT)
+            if times and not skipped:
+                told = (
+                    f"{times[0]:,.0f} ms, {say(ratio, '{:.0f}')} times a settled step"
+                )
+                note(axes, told, 1, times[0], ha="left", va="center", offset=(10, 0))
         plain_log_scale(axes.yaxis)
-        axes.set_xlabel("step of the process")
-        axes.set_ylabel("forward and backward, ms")
-        axes.legend()
-        return svg_pair(f"steps-{record.device.slug}", fig)
+        axes.set(title="forward and backward, ms", xlabel="step of the process")
+
+    return plot(
+        record,
+        "steps",
+        draw,
+        f"Without warm-up the first step takes {say(ratio, '{:.0f}')} times as long as "
+        "a settled one.",
+        "Blue: a process without warm-up. Grey: processes whose first steps were "
+        "warm-up and were not timed. The vertical axis is logarithmic.",
+        height=260,
+    )
 
 
 def mean_after(record: Record | None, warmup: int) -> float:

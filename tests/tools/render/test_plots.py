@@ -1,0 +1,117 @@
+"""Figures of measurements: every one that is generated can be read at both widths,
+names its finding, and links to its numbers.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+from lxml import html
+from matplotlib.font_manager import FontProperties, findfont, get_font
+
+from systems import ROOT
+from tests.factories import committed
+from tools.hooks.pages import number_figures
+from tools.render.drawing import NARROW, WIDE
+from tools.render.plots import ACCENT, line, note, plot, spread
+
+GENERATED = ROOT / "docs" / "generated"
+# Fonts of the page are narrower than this one, and none is much wider.
+FONTS = {
+    weight: get_font(findfont(FontProperties(family="DejaVu Sans", weight=weight)))
+    for weight in (400, 700)
+}
+
+
+def figures(text: str) -> list[html.HtmlElement]:
+    found = re.findall(r"<figure class=\"plotted\".*?</figure>", text, re.DOTALL)
+    return [html.fragment_fromstring(figure) for figure in found]
+
+
+def outside(svg: html.HtmlElement) -> list[str]:
+    """The words that leave the drawing, or are too small."""
+    _, _, width, height = map(float, svg.get("viewbox").split())
+    found = []
+    for word in svg.iter("text"):
+        style = dict(part.split(": ") for part in word.get("style").split("; "))
+        size = float(style["font-size"].removesuffix("px"))
+        font = FONTS[int(style.get("font-weight", "400"))]
+        font.set_size(size, 72)
+        font.set_text(word.text or "")
+        long = font.get_width_height()[0] / 64
+        x, y = float(word.get("x")), float(word.get("y"))
+        before = {"start": 0, "middle": long / 2, "end": long}
+        left = x - before[style.get("text-anchor", "start")]
+        if "rotate" in word.get("transform", ""):
+            left, long = x, 0
+        fits = left > -1 and left + long < width + 1 and size <= y < height
+        if not fits or size < 10.5:
+            found.append(word.text)
+    return found
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for p in sorted(GENERATED.glob("*.md")) if 'class="plot ' in p.read_text()],
+    ids=lambda path: path.stem,
+)
+def test_nothing_leaves_a_figure_and_all_of_it_can_be_read(path: Path):
+    for figure in figures(path.read_text(encoding="utf-8")):
+        wide, narrow = figure.findall("svg")
+        assert [float(wide.get("width")), float(narrow.get("width"))] == [WIDE, NARROW]
+        assert outside(wide) == outside(narrow) == []
+        finding = figure.findtext("figcaption/strong")
+        assert finding and finding.rstrip().endswith(".")
+        numbers = figure.find("figcaption/a[@class='data']").get("href")
+        assert numbers.startswith("#") or (ROOT / "docs" / numbers).is_file()
+
+
+def test_ids_are_unique_and_colours_those_of_the_page():
+    text = "".join(path.read_text() for path in sorted(GENERATED.glob("*.md")))
+    drawn = "".join(re.findall(r"<svg class=\"plot.*?</svg>", text, re.DOTALL))
+    # One figure may stand on two pages.
+    ids = [set(re.findall(r'\bid="([^"]+)"', svg)) for svg in drawn.split("</svg>")]
+    assert drawn and "#1f2428" not in drawn
+    for i, mine in enumerate(ids):
+        assert all(mine == other or not mine & other for other in ids[:i])
+    styles = (ROOT / "docs" / "assets").glob("*.css")
+    defined = "".join(path.read_text() for path in styles)
+    for name in set(re.findall(r"var\((--[\w-]+)\)", drawn)):
+        assert f"  {name}: " in defined
+
+
+def test_a_figure_says_what_is_seen_where_it_is_seen():
+    def draw(figure):
+        axes = figure.subplots()
+        line(axes, [1, 2], [3, 4], label="ours", color=ACCENT)
+        line(axes, [1, 2], [3, 4], label="<b> {{ x }}")
+        note(axes, "a half", 1, 3)
+
+    text = plot(committed("warmup"), "x", draw, "It is `x` & <i>.", "Key.")
+    (figure,) = figures(text)
+    assert "{{" not in text and "<b>" not in text and "<i>" not in text
+    assert figure.get("id") == "warmup-x-nvidia-h200"
+    for svg in figure.findall("svg"):
+        heights = {w.text: float(w.get("y")) for w in svg.iter("text")}
+        assert heights["<b> {{ x }}"] - heights["ours"] >= 13
+        assert "a half" in heights and not outside(svg)
+
+
+def test_labels_keep_their_order_and_their_distance():
+    assert spread([50, 30, 10], 10) == [50, 30, 10]
+    close = spread([21, 20, 20, 0], 10)
+    gaps = [a - b for a, b in zip(close, close[1:], strict=False)]
+    assert min(gaps) > 9.9 and sum(close) == pytest.approx(61)
+
+
+def test_figures_are_numbered_and_have_addresses():
+    page = (
+        '<figure class="a" id="mine"><svg></svg><figcaption>A</figcaption></figure>'
+        "<figure><img></figure>"
+        '<figure class="b">\n<figcaption markdown>B</figcaption></figure>'
+    )
+    built = number_figures(page)
+    assert 'href="#mine">Figure\N{NO-BREAK SPACE}1.</a> A' in built
+    assert '<figure id="figure-2" class="b">' in built
+    assert 'href="#figure-2">Figure\N{NO-BREAK SPACE}2.</a> B' in built
+    assert built.count("Figure") == 2

@@ -1,0 +1,326 @@
+"""Figures of measurements: what they look like, and how they get into a page.
+
+A builder writes a function that draws, and a sentence that says what is seen; `plot`
+makes the figure of them. It stands in the page itself as SVG, so its text is in the
+page's font and its colours follow the page's scheme. It is drawn twice, for a wide
+column and for a telephone, where panels stand above one another. One unit is one pixel.
+
+Lines are named at their ends. One colour marks what the figure is about; everything
+else is grey, in shades that keep their order by day and by night.
+"""
+
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from html import unescape
+from itertools import pairwise
+from typing import Any
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.text import Text
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from systems.records.record import Record
+from tools.render.drawing import NARROW, SMALL, WIDE, figure
+from tools.render.markdown import inert
+from tools.render.rows import Missing
+
+# Each stands for a colour of docs/assets/site.css.
+INK, MUTED, FAINT, GROUND = "#1f2428", "#57606a", "#d5d9dc", "#ffffff"
+ACCENT, TINT, WARN = "#0b5cad", "#a9c8e6", "#b35900"
+DARK, GREY, PALE = "#59626b", "#8a939c", "#c3c9cf"
+COLORS = {
+    INK: "--md-default-fg-color",
+    MUTED: "--md-default-fg-color--light",
+    FAINT: "--rule",
+    GROUND: "--md-default-bg-color",
+    ACCENT: "--accent",
+    TINT: "--tint",
+    WARN: "--warn",
+    DARK: "--dark",
+    GREY: "--grey",
+    PALE: "--pale",
+}
+STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "systems",
+    # Text stays text. Its width is that of DejaVu Sans, which comes with matplotlib and
+    # is wider than the fonts of the page.
+    "svg.fonttype": "none",
+    "font.family": "DejaVu Sans",
+    "font.size": SMALL,
+    "figure.dpi": 72,
+    "figure.constrained_layout.h_pad": 4 / 72,
+    "figure.constrained_layout.w_pad": 4 / 72,
+    "text.color": INK,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": MUTED,
+    "axes.labelsize": SMALL,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": SMALL,
+    "axes.titlecolor": MUTED,
+    "axes.titlepad": 8,
+    "grid.color": FAINT,
+    "grid.linewidth": 1,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "ytick.major.size": 0,
+    "ytick.minor.size": 0,
+    "xtick.minor.size": 0,
+    "legend.frameon": False,
+    "lines.linewidth": 2,
+    "lines.markersize": 5,
+}
+Draw = Callable[[Figure], None]
+
+
+def plot(
+    record: Record,
+    name: str,
+    draw: Draw,
+    finding: str,
+    key: str = "",
+    *,
+    height: float = 300,
+    narrow: float | None = None,
+    data: str | None = None,
+) -> str:
+    """The figure of a record for a page: its caption is the finding, then how to read
+    it, then where its numbers are: the record, or `data`, an address in the page.
+
+    `height` is that of the wide one in pixels, `narrow` that of the other.
+    """
+    address = f"{record.stem}-{name}-{record.device.slug}"
+    numbers = data or f"results/{record.device.slug}/{record.stem}.json"
+    pictures = [
+        svg(draw, address, finding, shown, width, pixels)
+        for shown, width, pixels in (
+            ("wide", WIDE, height),
+            ("narrow", NARROW, narrow or height),
+        )
+    ]
+    caption = (
+        f"<strong>{told(finding)}</strong> {told(key)} "
+        f'<a class="data" href="{numbers}">Data</a>'
+    )
+    return figure("\n".join(pictures), caption, "plotted", address)
+
+
+def told(text: str) -> str:
+    """A text of a record or of ours as HTML; `code` is code."""
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", inert(text))
+
+
+def svg(
+    draw: Draw, address: str, alt: str, shown: str, width: int, height: float
+) -> str:
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
+        draw(figure)
+        for ground in (figure.patch, *(axes.patch for axes in figure.axes)):
+            ground.set_visible(False)
+        name_lines(figure)
+        for text in texts_of(figure):
+            # A dollar sign is no formula.
+            text.set_parse_math(False)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    head = (
+        f'<svg class="plot {shown}" role="img" aria-label="{inert(alt)}"'
+        f' viewBox="0 0 {width} {height:g}" width="{width}" height="{height:g}">'
+    )
+    return f"{head}\n{inline(buffer.getvalue(), f'{address}-{shown}')}\n</svg>"
+
+
+# What a builder draws with ------------------------------------------------------------
+
+
+def is_narrow(figure: Figure) -> bool:
+    return figure.get_figwidth() * 72 <= NARROW
+
+
+def panels(figure: Figure, count: int, **more: Any) -> list[Axes]:
+    """Beside one another, on a telephone above one another."""
+    shape = (count, 1) if is_narrow(figure) else (1, count)
+    return list(figure.subplots(*shape, squeeze=False, **more).flat)
+
+
+def line(axes: Axes, xs: Iterable[float], ys: Iterable[float], **style: Any) -> None:
+    """A curve through the points that have numbers, its `label` at its end; nothing
+    where none has.
+    """
+    points = [
+        (x, y)
+        for x, y in zip(xs, ys, strict=True)
+        if not isinstance(x, Missing) and not isinstance(y, Missing)
+    ]
+    if points:
+        axes.plot(*zip(*points, strict=True), **{"marker": "o", "color": GREY} | style)
+
+
+def note(axes: Axes, text: str, x: float, y: float, **more: Any) -> None:
+    """The number that matters, where it is read: above its point, or as `offset`
+    says in pixels.
+    """
+    offset = more.pop("offset", (0, 8))
+    style = {"ha": "center", "color": ACCENT, "weight": "bold"} | more
+    axes.annotate(text, (x, y), xytext=offset, textcoords="offset points", **style)
+
+
+def key(figure: Figure, looks: dict[str, Any], ncols: int | None = None) -> None:
+    """Names and colours above the panels, for areas and bars, whose ends are hidden."""
+    handles = [Patch(color=color, label=name) for name, color in looks.items()]
+    figure.legend(
+        handles=handles,
+        loc="outside upper left",
+        ncols=ncols or (3 if is_narrow(figure) else 6),
+        handlelength=0.9,
+        handleheight=0.9,
+        handletextpad=0.5,
+        columnspacing=1.2,
+        borderpad=0,
+    )
+
+
+def bars(axes: Axes, names: Sequence[str]) -> None:
+    """An axis of names from top to bottom, for horizontal bars at 0, 1, 2, ..."""
+    axes.set_yticks(range(len(names)), list(names))
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.grid(False)
+    axes.grid(True, axis="x")
+    axes.spines["bottom"].set_visible(False)
+    axes.tick_params(axis="x", length=0)
+
+
+def plain_log_scale(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
+    """Ticks at 1, 2 and 5 of each decade, or at what is given, written as plain
+    numbers.
+    """
+    (axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale)("log")
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def power_of_two_axis(axis: Axis, ticks: Sequence[int], label: str) -> None:
+    """A logarithmic axis of lengths, with these ticks."""
+    axis.axes.set_xscale("log", base=2)
+    axis.set_ticks(ticks, [f"{tick:,}" for tick in ticks])
+    axis.set_label_text(label)
+
+
+# How it becomes part of a page --------------------------------------------------------
+
+
+def name_lines(figure: Figure) -> None:
+    """Write the label of each line at its last point, none over another."""
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        named = [
+            line
+            for line in axes.get_lines()
+            if not str(line.get_label()).startswith("_")
+        ]
+        named.sort(key=end_of, reverse=True)
+        heights = spread([end_of(one)[1] for one in named], SMALL + 3)
+        for one, height in zip(named, heights, strict=True):
+            axes.annotate(
+                str(one.get_label()),
+                (float(one.get_xdata()[-1]), float(one.get_ydata()[-1])),
+                xytext=(9, height - end_of(one)[1]),
+                textcoords="offset points",
+                va="center",
+                color=INK if one.get_color() in (GREY, PALE) else one.get_color(),
+                weight="bold" if one.get_color() == ACCENT else "normal",
+            )
+
+
+def end_of(line: Line2D) -> tuple[float, float]:
+    """The last point on the canvas, in pixels; the height first counts."""
+    x, y = line.axes.transData.transform(line.get_xydata()[-1])
+    return float(x), float(y)
+
+
+def spread(heights: Sequence[float], gap: float) -> list[float]:
+    """Falling heights moved apart, each as little as its neighbours allow."""
+    found = list(heights)
+    for _ in range(100):
+        close = [i for i, (a, b) in enumerate(pairwise(found)) if a - b < gap - 1e-6]
+        if not close:
+            break
+        for i in close:
+            missing = (gap - found[i] + found[i + 1]) / 2
+            found[i] += missing
+            found[i + 1] -= missing
+    return found
+
+
+def texts_of(figure: Figure) -> Iterator[Text]:
+    """Every text of a figure but the labels of ticks."""
+    yield from figure.texts
+    for legend in figure.legends:
+        yield from legend.get_texts()
+    for axes in figure.axes:
+        yield from (*axes.texts, axes.title, axes.xaxis.label, axes.yaxis.label)
+
+
+XLINK = "{http://www.w3.org/1999/xlink}href"
+COORDINATES = ("d", "x", "y", "width", "height")
+FINE = re.compile(r"(\.\d)\d+")
+FAMILY = re.compile(r"font-family: [^;]*; ")
+COLOR = re.compile("|".join(COLORS))
+TEXT = re.compile(r"(?<=>)([^<]*)(?=</text>)")
+
+
+def inline(drawing: str, prefix: str) -> str:
+    """What matplotlib drew, as a part of a page: ids are unique there, and millionths
+    of a pixel are left out.
+    """
+    parts = "\n".join(map(written, flat(ElementTree.fromstring(drawing), prefix)))
+    coloured = COLOR.sub(lambda found: f"var({COLORS[found[0]]})", parts)
+    return TEXT.sub(lambda found: inert(unescape(found[1])), coloured)
+
+
+def flat(element: Element, prefix: str) -> Iterator[Element]:
+    """What is in it without the groups that only name their parts."""
+    for child in element:
+        child.tag = child.tag.rpartition("}")[2]
+        if child.tag in ("metadata", "style"):
+            continue
+        if child.tag == "g":
+            child.attrib.pop("id", None)
+        for name, value in child.attrib.items():
+            if name in COORDINATES:
+                value = FINE.sub(r"\1", " ".join(value.split()))
+            value = value.replace("url(#", f"url(#{prefix}-")
+            child.set(name, f"{prefix}-{value}" if name == "id" else value)
+        if target := child.attrib.pop(XLINK, None):
+            child.set("href", f"#{prefix}-{target[1:]}")
+        if "rotate(-0 " in child.get("transform", ""):
+            del child.attrib["transform"]
+        inside = list(flat(child, prefix))
+        if child.tag == "g" and not child.attrib:
+            yield from inside
+        elif inside or child.tag not in ("g", "defs"):
+            child[:] = inside
+            yield child
+
+
+def written(element: Element) -> str:
+    """On one line: Markdown leaves HTML without empty lines alone."""
+    text = " ".join(ElementTree.tostring(element, "unicode").split())
+    return FAMILY.sub("", text).replace("> <", "><")
