@@ -150,6 +150,8 @@ def take_report(
             if status != "ok":
                 row = f"{outcome.stem} {config}"
                 progress.console.print(f"{row}: {status}: {report['reason']}")
+        case "again":
+            progress.update(task, now="again: the host was slow")
         case "complete":
             outcome.message = "measured"
         case "out_of_time":

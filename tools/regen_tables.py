@@ -447,7 +447,7 @@ def check_tree(
     stale = load.stale_records(results)
     findings += stale if fresh else []
     findings += (edited := load.edited_records(results))
-    for message in [] if fresh else stale:
+    for message in [*([] if fresh else stale), *load.slow_records(results)]:
         print(f"warning: {message}")
     for finding in sorted(findings):
         print(finding)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from systems.records.device import Device, Name, Plain
+from systems.records.host import SLOW, Probe
 
 Count = Annotated[int, Meta(ge=0, le=100_000)]
 # Four months: longer than any row took, shorter than a clock that was set anew.
@@ -20,10 +21,14 @@ class Git(Struct, forbid_unknown_fields=True):
     dirty: bool
 
 
-class Row(Struct, forbid_unknown_fields=True):
+class Row(Struct, forbid_unknown_fields=True, dict=True):
     """One configuration and what came of it. Times are lists of samples in ms, memory
     is bytes.
     """
+
+    # No field, so not in the file: how many times as long as on a quiet host the probes
+    # took. `tools.render.load` compares the records of a GPU.
+    slowdown = 1.0
 
     config: dict[str, Any]
     status: Literal["ok", "out_of_memory", "unsupported", "failed"]
@@ -31,6 +36,12 @@ class Row(Struct, forbid_unknown_fields=True):
     reason: str | None = None
     # Since the row before it ended, or the measuring began.
     seconds: Seconds | None = None
+    # The host before and after it.
+    host: list[Probe] = []
+
+    @property
+    def slow(self) -> bool:
+        return self.slowdown > SLOW
 
 
 class Record(Struct, forbid_unknown_fields=True, dict=True):

@@ -22,6 +22,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module, metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,6 +34,7 @@ from systems.experiments import STEMS, Stem
 from systems.records import store
 from systems.records.device import CPU, META, Device, find_gpu, sm_clock_mhz
 from systems.records.files import open_plain
+from systems.records.host import SLOW, Probe, probe, slowdown, usual
 from systems.records.neighbours import NOTE, measuring
 from systems.records.outcome import turns_of
 from systems.records.record import Git, Record, Row
@@ -41,6 +43,9 @@ from systems.records.store import PARTIAL_SUFFIX, SUFFIX, RecordError
 from systems.records.summary import summarize
 from systems.running.command import is_table, options_of
 from systems.running.precompile import rehearse
+
+# How often rows are measured again whose host was slow.
+TIMES_AGAIN = 2
 
 
 class CannotStart(Exception):
@@ -267,6 +272,47 @@ def report(**event: Any) -> None:
         os._exit(1)
 
 
+def look_at_host(device: Device, module: Any) -> list[Probe]:
+    """The host now, as rows keep it; where nothing is timed, nothing."""
+    if device == META:
+        return []
+    # Where rows have processes of their own, this one holds nothing on the GPU.
+    in_process = not getattr(module, "FRESH_PROCESS", False)
+    return [probe(launches=device.is_gpu and in_process)]
+
+
+def slow_groups(record: Record, groups: list[list[Any]]) -> Iterator[list[Any]]:
+    """Once all rows are there: those measured while the host was slower than it usually
+    was, a few times. Of each group the rows of the quietest host stay.
+    """
+    for _ in range(TIMES_AGAIN if record.device.is_gpu else 0):
+        if not record.complete:
+            return
+        quiet = usual(probe for row in record.rows for probe in row.host)
+        for group in groups:
+            rows = [record.row(asdict(config)) for config in group]
+            if any(row and slowdown(row.host, quiet) > SLOW for row in rows):
+                report(event="again")
+                yield group
+
+
+def put(record: Record, rows: list[Row]) -> None:
+    """Add the rows of a group, or put them in the place of those there, where the host
+    was quieter.
+    """
+    there = [old for row in rows if (old := record.row(row.config))]
+    if there:
+        quiet = usual(probe for row in record.rows for probe in row.host)
+        failed = any(row.status == "failed" for row in rows)
+        worst, before = (
+            max(slowdown(row.host, quiet) for row in each) for each in (rows, there)
+        )
+        if failed or worst >= before:
+            return
+        record.rows = [row for row in record.rows if row not in there]
+    record.rows += rows
+
+
 def free_memory() -> None:
     """Give back what the last configuration left, so that each starts alike."""
     gc.collect()
@@ -302,37 +348,45 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
         progress = partial_path(path)
         record = resume(progress, record, configs)
         # Where one row of a group is missing, all were not measured in turns.
-        groups = [
+        groups = groups_of(module, configs)
+        missing = [
             group
-            for group in groups_of(module, configs)
+            for group in groups
             if any(record.row(asdict(config)) is None for config in group)
         ]
-        pending = [config for group in groups for config in group]
+        pending = [config for group in missing for config in group]
         again = [asdict(config) for config in pending]
         record.rows = [row for row in record.rows if row.config not in again]
         report(event="start", total=len(configs), done=len(configs) - len(pending))
         if device.is_gpu:
             report(event="compiling")
             rehearse(name, grid, pending, deadline)
-        for group in groups:
+        before = look_at_host(device, module)
+        for group in chain(missing, slow_groups(record, groups)):
             if time.time() >= deadline:
+                if record.complete:
+                    break
                 report(event="out_of_time")
                 return 0
             free_memory()
+            is_again = record.complete
             rows = measure_group(module, group)
+            after = look_at_host(device, module)
             # All since the group before ended, or since the start, counts with its
             # first row: together they say how long measuring takes.
             now = time.monotonic()
             for row in rows:
                 row.seconds, ended = round(now - ended, 3), now
-            record.rows += rows
+                row.host = [*before, *after]
+            before = after
             if device.is_gpu and (clock := sm_clock_mhz()):
                 seen = [*record.device.sm_clocks_mhz, clock]
                 record.device.sm_clocks_mhz = [min(seen), max(seen)]
             if device.is_gpu and others_measure() and NOTE not in record.notes:
                 record.notes.append(NOTE)
+            put(record, rows)
             store.write(record, progress)
-            for row in rows:
+            for row in [] if is_again else rows:
                 report(
                     event="row", config=row.config, status=row.status, reason=row.reason
                 )

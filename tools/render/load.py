@@ -14,6 +14,7 @@ from systems import ROOT
 from systems.attention import IMPLEMENTATIONS
 from systems.experiments import STEMS
 from systems.records import store
+from systems.records.host import quietest, slowdown, usual
 from systems.records.record import Record
 from systems.records.source_hash import source_hash
 
@@ -172,6 +173,7 @@ def load_sound(results: Path) -> tuple[dict[str, list[Record]], list[Broken]]:
             f"mkdocs.yml: extra.primary_gpu is {primary!r}, and no record in {results} "
             f"is of that GPU; there are: {', '.join(sorted(measured))}"
         )
+    compare_hosts([record for of_stem in found.values() for record in of_stem])
     for of_stem in found.values():
         of_stem.sort(
             key=lambda r: (
@@ -181,6 +183,20 @@ def load_sound(results: Path) -> tuple[dict[str, list[Record]], list[Broken]]:
             )
         )
     return found, broken
+
+
+def compare_hosts(records: list[Record]) -> None:
+    """Note at each row how slow its host was. Quiet is the host of that record of the
+    same kind of GPU whose probes usually took least; each Python has its own time.
+    """
+    alike: dict[Any, list[Record]] = defaultdict(list)
+    for record in records:
+        alike[record.device.slug, record.software.get("python")].append(record)
+    for group in alike.values():
+        usuals = (usual(p for row in r.rows for p in row.host) for r in group)
+        quiet = quietest(usuals)
+        for row in (row for record in group for row in record.rows):
+            row.slowdown = slowdown(row.host, quiet)
 
 
 def is_of_gpu(record: Record) -> bool:
@@ -196,6 +212,18 @@ def stale_records(results: Path) -> list[str]:
         for stem, of_stem in load_sound(results)[0].items()
         for r in of_stem
         if r.kind == "measured" and not is_fresh(r)
+    ]
+
+
+def slow_records(results: Path) -> list[str]:
+    """A line for each record with rows that were measured while the host was slow."""
+    return [
+        f"{results.name}/{r.device.slug}/{stem}.json: the host was slow while "
+        f"{len(slow)} of {len(r.rows)} rows were measured, up to "
+        f"{max(row.slowdown for row in slow):.1f} times; measure {stem} again"
+        for stem, of_stem in load_sound(results)[0].items()
+        for r in of_stem
+        if (slow := [row for row in r.rows if row.slow])
     ]
 
 

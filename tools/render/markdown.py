@@ -3,6 +3,7 @@ under each: where from.
 """
 
 import re
+import statistics
 import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -93,7 +94,19 @@ def printed(item: Any, described: list[tuple[Any, ...]]) -> list[str]:
             words = "" if compared or known else words
             said.append(value.row)
         line.append(words)
-    return line
+    return [f"{line[0]} {SLOW_HOST}", *line[1:]] if was_slow(item) else line
+
+
+# Beside what was measured while the host was slow.
+SLOW_HOST = "†"
+
+
+def was_slow(item: Any) -> bool:
+    """Whether the host was slow while a row that a line shows was measured."""
+    if isinstance(item, tuple | list):
+        return any(map(was_slow, item))
+    row = item.row if isinstance(item, Cell) else item
+    return isinstance(row, Row) and row.slow
 
 
 def device_label(record: Record) -> str:
@@ -160,9 +173,25 @@ def provenance(record: Record) -> str:
         told = " ".join([record.source or "", *record.notes, *edited])
         return f"Reported, not measured here: {inert(told)} {link}\n{{ .provenance }}"
     day = (record.started_utc or "").partition(" ")[0]
-    parts = [record.device.name, day, commit_of(record), *record.notes, *edited]
+    noted = [*record.notes, *of_host(record), *edited]
+    parts = [record.device.name, day, commit_of(record), *noted]
     told = " · ".join(inert(part) for part in [*parts, Markup(link)] if part)
     return f"{told}\n{{ .provenance }}"
+
+
+def of_host(record: Record) -> list[str]:
+    """What else the host did: it bears on whatever the host decides."""
+    probes = [probe for row in record.rows for probe in row.host]
+    others = [p.other_threads for p in probes if p.other_threads is not None]
+    usual = statistics.median(others) if others else 0
+    slow = [row.slowdown for row in record.rows if row.slow]
+    told = {
+        f"others ran {usual:.0f} threads on this host": usual >= 2,
+        "on battery": any(probe.on_battery for probe in probes),
+        f"{SLOW_HOST} {len(slow)} of {len(record.rows)} rows while the host was slow, "
+        f"up to {max(slow, default=1):.1f} times": slow,
+    }
+    return [text for text, holds in told.items() if holds]
 
 
 def record_link(record: Record) -> str:
