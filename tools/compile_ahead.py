@@ -5,10 +5,10 @@ driver is none: it claims to be the wanted GPU, notes what it is given to load, 
 launches nothing. `tools/tune_flash.py --compile-only` prints the table.
 """
 
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from re import search
 from tempfile import NamedTemporaryFile
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -32,7 +32,8 @@ KIB = 1024
 
 class Gpu(NamedTuple):
     """What kernels may have of it, by CUDA's programming guide: bytes of shared memory
-    in a block and in a streaming multiprocessor (SM), warps and blocks in an SM.
+    in a block and in a streaming multiprocessor (SM), warps and blocks in an SM; and
+    how many SMs it has.
     """
 
     capability: tuple[int, int]
@@ -40,15 +41,16 @@ class Gpu(NamedTuple):
     sm_bytes: int
     sm_warps: int
     sm_blocks: int
+    sms: int
 
 
 GPUS = {
-    "a100": Gpu((8, 0), 163 * KIB, 164 * KIB, 64, 32),
-    "rtx3090": Gpu((8, 6), 99 * KIB, 100 * KIB, 48, 16),
-    "rtx4090": Gpu((8, 9), 99 * KIB, 100 * KIB, 48, 24),
-    "h100": Gpu((9, 0), 227 * KIB, 228 * KIB, 64, 32),
-    "b200": Gpu((10, 0), 227 * KIB, 228 * KIB, 64, 32),
-    "rtx5090": Gpu((12, 0), 99 * KIB, 100 * KIB, 48, 24),
+    "a100": Gpu((8, 0), 163 * KIB, 164 * KIB, 64, 32, 108),
+    "rtx3090": Gpu((8, 6), 99 * KIB, 100 * KIB, 48, 16, 82),
+    "rtx4090": Gpu((8, 9), 99 * KIB, 100 * KIB, 48, 24, 128),
+    "h100": Gpu((9, 0), 227 * KIB, 228 * KIB, 64, 32, 132),
+    "b200": Gpu((10, 0), 227 * KIB, 228 * KIB, 64, 32, 148),
+    "rtx5090": Gpu((12, 0), 99 * KIB, 100 * KIB, 48, 24, 170),
 }
 # By arithmetic, the dtype of q, k and v.
 DTYPES = {"half": torch.bfloat16, "high": torch.float32, "highest": torch.float32}
@@ -58,7 +60,7 @@ BATCH, HEADS, N = 8, 16, 4096
 
 class Needs(NamedTuple):
     """What a compiled kernel needs; `stack_bytes` of a thread are mostly registers that
-    were spilled.
+    were spilled, `per_score` the instructions of its loop for each exponential.
     """
 
     kernel: str
@@ -67,6 +69,7 @@ class Needs(NamedTuple):
     shared_bytes: int
     registers: int
     stack_bytes: int
+    per_score: float = 0.0
 
     def programs(self, gpu: Gpu) -> int:
         """How many of them run on an SM at a time. Registers are given to a warp in
@@ -82,19 +85,43 @@ class Needs(NamedTuple):
         )
 
 
-def resources(cubin: bytes) -> tuple[int, int]:
-    """Registers and bytes of stack of a thread, by NVIDIA's reader of binaries, which
-    comes with Triton.
-    """
+def read_binary(option: str, cubin: bytes) -> str:
+    """What NVIDIA's reader of binaries, which comes with Triton, says of a kernel."""
     reader = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        line = [str(reader), "-res-usage", file.name]
-        said = subprocess.run(line, check=True, capture_output=True, text=True).stdout
-    found = search(r"REG:(\d+) STACK:(\d+)", said)
+        line = [str(reader), option, file.name]
+        return subprocess.run(line, check=True, capture_output=True, text=True).stdout
+
+
+def resources(cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of stack of a thread."""
+    said = read_binary("-res-usage", cubin)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", said)
     assert found, said
     return int(found[1]), int(found[2])
+
+
+# An address and an instruction without its predicate; where a branch leads.
+INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/ +(?:{ *)?(?:@!?\w+ +)?([A-Z][^;]*);")
+BRANCH = re.compile(r"BRA.* 0x([0-9a-f]+)")
+
+
+def instructions_per_score(assembly: str) -> float:
+    """Instructions of the shortest loop with products and exponentials, for each of its
+    exponentials: what a thread does for a score. 0 where there is no such loop.
+    """
+    found = [(int(at, 16), what) for at, what in INSTRUCTION.findall(assembly)]
+    loops = []
+    for i, (at, what) in enumerate(found):
+        to = BRANCH.match(what)
+        if to and int(to[1], 16) < at:
+            body = [x for start, x in found[: i + 1] if start >= int(to[1], 16)]
+            exponentials = sum(x.startswith("MUFU.EX2") for x in body)
+            if exponentials and any("MMA" in x for x in body):
+                loops.append((len(body), exponentials))
+    return round(min(loops)[0] / min(loops)[1], 2) if loops else 0.0
 
 
 class Driver:
@@ -139,7 +166,9 @@ class Driver:
         sizes = {x: given[x] for x in ("BQ", "BK", "GROUPS", "ROWS") if x in given}
         tile = " ".join(f"{x}={value}" for x, value in sizes.items())
         warps = self.metadata.num_warps
-        self.loaded.append(Needs(name, tile, warps, shared, registers, stack))
+        per_score = instructions_per_score(read_binary("-sass", cubin))
+        needs = Needs(name, tile, warps, shared, registers, stack, per_score)
+        self.loaded.append(needs)
         return "module", "function", registers, 0, 1024
 
 
@@ -147,10 +176,14 @@ def loaded_by(
     gpu: Gpu, launch: Callable[..., object], *arguments: Any, **options: Any
 ) -> list[Needs] | str:
     """What this launcher loads for tensors on the meta device, or why it does not
-    compile. Leaves the process with a driver that launches nothing.
+    compile. Leaves the process with a driver that launches nothing, and torch with the
+    properties of this GPU.
     """
     there: Any = Driver(gpu)
     driver.set_active(there)
+    major, minor = gpu.capability
+    there_is = SimpleNamespace(multi_processor_count=gpu.sms, major=major, minor=minor)
+    torch.cuda.get_device_properties = lambda device: there_is
     try:
         launch(*arguments, **options)
     except Exception as error:

@@ -260,6 +260,7 @@ def print_needs(gpu: str, arithmetic: list[str], d: list[int], causal: bool) -> 
         "shared KiB",
         "registers",
         "stack B",
+        "per score",
         "per SM",
     )
     table, faults = Table("arithmetic", "d", *columns), []

@@ -19,9 +19,6 @@ from tools.compile_ahead import GPUS, Needs
 SAMPLE = {name: 64 if name == "h100" else 16 for name in GPUS}
 COMPILE = f"""
 import json
-from types import SimpleNamespace
-
-import torch
 from systems.attention.hopper import launches
 from tools.compile_ahead import GPUS, compile_for, inputs, loaded_by
 
@@ -32,8 +29,6 @@ for name, d in {SAMPLE}.items():
     for found in compile_for(GPUS[name], "half", d, causal=True):
         show(name, found)
 gpu = GPUS["h100"]
-properties = SimpleNamespace(multi_processor_count=132)
-torch.cuda.get_device_properties = lambda device: properties
 (q, k, v, o, do), lse = inputs("half", 64)
 options = True, 0.125
 backward = do, q, k, v, o, lse, *options

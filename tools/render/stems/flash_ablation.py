@@ -2,13 +2,17 @@
 
 from itertools import pairwise
 
+from systems import ROOT
 from systems.records.record import Record
 from tools.render.markdown import columns, per_device, table
 from tools.render.rows import cell, faster, say
 
+# What `tools/compile_steps.py` found, by version of Triton.
+COMPILED = ROOT / "docs" / "results" / "flash_ablation-compiled.json"
 # Written down before this experiment ran, and kept as they are. Those of the path for
 # Hopper knew earlier trials.
 FORWARD = {
+    "first_forward": ("the first kernel", ""),
     "tiles": ("tiles and online softmax; every tile visited and masked", ""),
     "skip": ("tiles above the diagonal are not visited", "2.0: half of the tiles"),
     "split": (
@@ -42,6 +46,7 @@ FORWARD = {
     ),
 }
 BACKWARD = {
+    "first_backward": ("the first kernel", ""),
     "atomic_backward": ("one pass, five products, dq by atomics", ""),
     "plain_backward": (
         "two passes, seven products, no atomics",

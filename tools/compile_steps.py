@@ -1,0 +1,126 @@
+"""What each step of the ladder needs of an H100, by compiling it here: registers,
+spills, programs on an SM, instructions for each score. Compiled, not timed.
+
+    python tools/compile_steps.py
+
+writes what the installed Triton makes of them beside what other versions made, to
+docs/results/flash_ablation-compiled.json. `tools/render/stems/flash_ablation.py` shows
+it beside times of the same version.
+"""
+
+# Triton's decorator hides from the type checker that a kernel is called with plain
+# constants.
+# pyright: reportArgumentType=false
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+import triton
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from systems.attention import first
+from systems.attention.hopper import launches
+from systems.attention.triton.launches import launch_backward, launch_forward
+from systems.experiments import flash_ablation
+from systems.records.source_hash import source_hash
+from tools.compile_ahead import GPUS, Needs, loaded_by
+from tools.render.stems.flash_ablation import BACKWARD, COMPILED, FORWARD
+
+GPU = GPUS["h100"]
+# The same kernel, whose programs are handed other items: it is compiled once.
+SAME = {"forward": "one_item_forward"}
+
+
+def launch(step: str) -> Callable[[], object]:
+    """What launches the kernels of this step, at the leaderboard's shape."""
+    c = flash_ablation.Config()
+    shape = c.heads, c.n, c.d
+    q, k, v, do, o = (
+        torch.empty(shape, dtype=torch.bfloat16, device="meta") for _ in range(5)
+    )
+    lse = torch.empty(shape[:-1], device="meta")
+    options = True, c.d**-0.5
+    forward, backward = (q, k, v, *options), (do, q, k, v, o, lse, *options)
+    match step:
+        case "first_forward":
+            return partial(first_forward, q, k, v, o, lse, c.n, options[1])
+        case "first_backward":
+            return partial(first_backward, q, k, v, do, lse, c.n, options[1])
+        case "plain_forward":
+            return partial(launch_forward, *forward)
+        case "atomic_backward":
+            return partial(flash_ablation.atomic_backward, do, q, k, v, o, lse)
+        case "plain_backward":
+            return partial(launch_backward, *backward)
+        case "one_item_forward":
+            return partial(launches.launch_forward, *map(batched, forward))
+        case "two_passes_backward":
+            return partial(launches.launch_two_passes, *map(batched, backward))
+        case "backward":
+            return partial(launches.launch_one_pass, *map(batched, backward), 1)
+    return flash_ablation.prepare(step, q, k, v, do)
+
+
+def batched(x: object) -> object:
+    return x[None] if isinstance(x, Tensor) else x
+
+
+def first_forward(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, n: int, scale: float
+) -> None:
+    """As `first.FlashAttentionFirst`, which takes no tensors of the meta device."""
+    options = first.launch_options(q)
+    grid = len(q), n // options["TILE"]
+    first.forward_kernel[grid](q, k, v, o, lse, n, scale, CAUSAL=True, **options)
+
+
+def first_backward(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, lse: Tensor, n: int, scale: float
+) -> None:
+    options = first.launch_options(q)
+    grid = len(q), n // options["TILE"]
+    inputs = q, k, v, do, lse, lse
+    first.dk_dv_kernel[grid](*inputs, k, v, n, scale, CAUSAL=True, **options)
+    first.dq_kernel[grid](*inputs, q, n, scale, CAUSAL=True, **options)
+
+
+def compiled(step: str) -> list[dict[str, float | str]]:
+    """Each kernel of the step that exponentiates; the others take next to no time."""
+    found = loaded_by(GPU, launch(step))
+    if isinstance(found, str):
+        raise SystemExit(f"error: {step}: {found}")
+    return [shown(needs) for needs in found if needs.per_score]
+
+
+def shown(needs: Needs) -> dict[str, float | str]:
+    return {
+        "kernel": needs.kernel,
+        "registers": needs.registers,
+        "stack_bytes": needs.stack_bytes,
+        "programs": needs.programs(GPU),
+        "warps": needs.warps,
+        "per_score": needs.per_score,
+    }
+
+
+def main() -> None:
+    versions = json.loads(COMPILED.read_text()) if COMPILED.exists() else {}
+    steps = (*FORWARD, *BACKWARD)
+    found = {step: compiled(step) for step in steps if step not in SAME}
+    versions[triton.__version__] = {
+        "source_hash": source_hash("systems.experiments.flash_ablation"),
+        "steps": {step: found[SAME.get(step, step)] for step in steps},
+    }
+    text = json.dumps(dict(sorted(versions.items())), indent=1)
+    COMPILED.write_text(text + "\n")
+    print(f"{COMPILED}: Triton {triton.__version__}")
+
+
+if __name__ == "__main__":
+    main()
