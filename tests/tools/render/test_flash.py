@@ -1,8 +1,11 @@
 """Builders of the attention benchmarks, on records small enough to reckon by hand."""
 
 import pytest
+import torch
 from msgspec.structs import replace
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from systems.benchmarking import peers as attentions
 from systems.formulas.costs import KERNELS
 from systems.records.device import Device
 from systems.records.record import Record, Row
@@ -15,8 +18,8 @@ from tools.render.stems import (
     flash_peers,
     model_attention,
 )
+from tools.render.stems.flash_passes import PASSES
 
-PASSES = ("forward", "backward", "both")
 GPU = Device("NVIDIA H200", "nvidia-h200", "9.0", 1, "580", 700.0, [1000, 2000])
 
 
@@ -83,8 +86,10 @@ def test_rates_and_memory_by_hand(bench):
     assert flash_benchmarking.rate(ours, "both") == pytest.approx(
         7 * 2 * 64 * 65536**2 / 2 / 3e-3
     )
-    # 2 GFLOP in 10 µs.
-    assert flash_benchmarking.ceiling(bench, "bf16") == pytest.approx(2e14)
+    # The data sheet has 989.5 TFLOP/s.
+    assert flash_benchmarking.share(bench, ours, "both") == pytest.approx(
+        7 * 64 * 65536**2 / 3e-3 / 989.5e12
+    )
     assert flash_benchmarking.memory_bytes(ours) == 4 * 2**20
     missing = (
         flash_benchmarking.memory_bytes(FULL),
@@ -118,15 +123,17 @@ def test_where_the_host_decides_is_told_and_a_loss_still_counts(bench, name):
     )
     limit = 1.1 * sum(row.metrics[of][0] for of in ("forward_ms", "backward_ms"))
     for both, told in (
-        (limit + 0.01, "1 shape (N up to 128)"),
-        (limit - 0.01, "no shape"),
+        (limit + 0.01, "1 (N up to 128)"),
+        (limit - 0.01, "none"),
     ):
         row.metrics["both_ms"] = [both]
         facts = flash_benchmarking.facts(bench)
         assert (facts[f"host_decides_{name}"], facts[f"host_decides_{other}"]) == (
             told,
-            "no shape",
+            "none",
         )
+        table = flash_benchmarking.fragments([bench])["table.md"]
+        assert (f"{both:.3f} †" in table) == (told != "none")
         assert facts["slower_than_plain_forward"] == facts["compared_plain"] == "1"
 
 
@@ -145,10 +152,7 @@ def test_a_shape_without_memory_is_a_row_and_a_fact(bench):
         flash_benchmarking.facts(bench),
         flash_benchmarking.fragments([bench]),
     )
-    assert (
-        facts["faster_bf16_65536"] == facts["memory_plain_bf16"] == "out of memory"
-        and facts["out_of_memory"] == "1"
-    )
+    assert facts["faster_bf16_65536"] == facts["memory_plain_bf16"] == "out of memory"
     line = "| bf16 | 64 | 65536 | 1.000 | 2.000 | 3.000 | out of memory |  |  |  |"
     assert line in files["table.md"]
     # A line for each shape of the record, of which there are two.
@@ -184,10 +188,49 @@ def test_tables_tell_which_kernels_ran(bench):
 
 
 def test_times_of_short_sequences_stand_beside_sdpa_s(bench):
-    bench.rows.append(bench_row("sdpa", 1024, 1.0, 2.0, 2.5))
+    bench.rows.append(bench_row("sdpa", 128, 1.0, 2.0, 0.025))
     facts = flash_benchmarking.facts(bench)
-    assert (facts["both_ours_128"], facts["both_sdpa_1024"]) == ("3.000 ms", "2.500 ms")
-    assert facts["both_ours_1024"] == facts["both_sdpa_128"] == "not measured"
+    assert (facts["both_ours_128"], facts["both_sdpa_128"]) == ("3000 µs", "25 µs")
+
+
+class Moves(TorchDispatchMode):
+    """Adds up the bytes of all score matrices that operations read and write."""
+
+    def __init__(self, n: int):
+        super().__init__()
+        self.n, self.bytes = n, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view and func is not torch.ops.aten._unsafe_view.default:
+            tensors = (x for x in (*args, out) if isinstance(x, torch.Tensor))
+            matrices = (x for x in tensors if x.shape[-2:] == (self.n, self.n))
+            self.bytes += sum(x.numel() * x.element_size() for x in matrices)
+        return out
+
+
+def test_plain_attention_moves_what_the_prediction_counts():
+    n, loss = 48, torch.ones(1, 1, 48, 8, dtype=torch.bfloat16)
+    q, k, v = (torch.randn_like(loss, requires_grad=True) for _ in range(3))
+    found = {}
+    with Moves(n) as moves:
+        o = attentions.plain(q, k, v, causal=True)
+        found["forward"] = moves.bytes / n**2 / 2
+        torch.autograd.grad(o, (q, k, v), loss)
+        found["backward"] = moves.bytes / n**2 / 2 - found["forward"]
+    assert found == {
+        of: sum(moved.values()) for of, moved in flash_benchmarking.PLAIN_MOVES.items()
+    }
+
+
+def test_predictions_need_no_record_and_ratios_do(bench):
+    facts = flash_benchmarking.facts(None)
+    # 20.5 numbers of two bytes for each score, at 4.8 TB/s; 7 products at 989.5
+    # TFLOP/s.
+    assert (facts["plain_moved"], facts["plain_predicted"]) == ("176 GB", "36.7 ms")
+    assert (facts["ours_predicted"], facts["faster_predicted"]) == ("1.94 ms", "19")
+    assert facts["ours_over_predicted"] == "not measured"
+    assert flash_benchmarking.facts(bench)["ours_over_predicted"] == "1.5"
 
 
 def test_the_error_in_fp32_is_told_without_the_log_sum_exp_too():

@@ -1,13 +1,59 @@
-"""What the times of attention's passes say of who was measured: the GPU, or the host
-that it waits for.
+"""What the times of attention's passes say, whoever was measured: the GPU's part of
+them, the rate that they amount to, and its share of the data sheet's.
 """
 
+from systems.formulas.costs import attention_flops, peak_of
+from systems.records.record import Record
+from tools.render.markdown import percent
+from tools.render.rows import MISSING, Cell
+
+PASSES = ("forward", "backward", "both")
+TFLOPS = 1e12
 # Both passes together over the sum of each by itself.
 WAITS = 1.1
 
 
 def passes_wait(forward: float, backward: float, both: float) -> bool:
     """Whether both passes together take clearly longer than one and then the other, as
-    the GPU's work does not.
+    the GPU's work does not: it waited for the host.
     """
     return both > WAITS * (forward + backward)
+
+
+def waits(c: Cell) -> bool:
+    """`passes_wait` of the medians of a cell."""
+    return passes_wait(*map(c.ms, PASSES))
+
+
+def gpu_ms(c: Cell, name: str) -> float:
+    """What the GPU needs for a pass, as nearly as these times tell: the fastest sample.
+
+    Both passes need no more than one and then the other: a host makes nobody slower
+    unless it is late for every call.
+    """
+    fastest = {of: min(c.samples(of), default=c.missing) for of in PASSES}
+    fastest["both"] = min(fastest["both"], fastest["forward"] + fastest["backward"])
+    return fastest[name]
+
+
+def flops(c: Cell, name: str) -> float:
+    """Those that a pass of attention needs. A record says what it does not fix: batch,
+    heads, mask.
+    """
+    if not c.config:
+        return MISSING
+    shape = {"batch": 1, "heads": 1, "causal": True}
+    keys = (*shape, "n", "d")
+    given = {key: c.config[key] for key in keys if key in c.config}
+    return attention_flops(name, **shape | given)
+
+
+def peak_flops(record: Record | None, dtype: str) -> float:
+    """FLOP/s by the data sheet."""
+    peak = peak_of(record.device.slug) if record else None
+    return getattr(peak, dtype) if peak else MISSING
+
+
+def tiny(share: float) -> str:
+    """A share that may be next to nothing."""
+    return percent(share) if share >= 0.0005 else "under 0.1 %"
