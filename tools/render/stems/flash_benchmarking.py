@@ -6,33 +6,31 @@ from operator import itemgetter
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from systems.formulas.chips import chip_of
 from systems.formulas.costs import attention_flops, peak_of
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.drawing import NARROW, Drawing, drawn
-from tools.render.figures import (
-    INK,
-    MARKERS,
-    SERIES,
-    canvas,
-    legend_above,
-    line,
-    of_each,
-    plain_log_scale,
-    svg_pair,
-)
 from tools.render.load import primary_gpu
 from tools.render.markdown import (
-    Markup,
     columns,
-    figure,
     milliseconds,
     per_device,
     percent,
     table,
     tabs,
+)
+from tools.render.plots import (
+    ACCENT,
+    DARK,
+    GREY,
+    line,
+    panels,
+    plain_log_scale,
+    plot,
+    power_of_two_axis,
 )
 from tools.render.rows import (
     MISSING,
@@ -162,14 +160,13 @@ def fragments(records: list[Record]) -> dict[str, str]:
     return {
         "tiles.md": tiles(),
         "moves.md": moves_table(),
-        "rates.md": per_device(records, rates_body),
-        "memory.md": per_device(records, memory_body),
+        "rates.md": per_device(records, rates_figure),
+        "memory.md": per_device(records, memory_figure),
         "telling.md": per_device(records, telling_table),
         "table.md": per_device(records, latency_table),
         "passes.md": per_device(records, passes),
         "lost.md": per_device(records, lost_table),
         "all.md": per_device(records, all_table),
-        **of_each(records, rates_figure, memory_figure),
     }
 
 
@@ -358,100 +355,77 @@ def lengths(record: Record | None) -> list[int]:
     return list(dict.fromkeys(n for _, _, n in shapes(record)))
 
 
-def rates_body(record: Record) -> str:
-    longest = max(lengths(record), default=0)
-    told = []
-    for dtype in DTYPES:
-        best = {of: rate(at(record, of, dtype, D, longest), "both") for of in NAMES}
-        parts = [f"{NAMES[of]} {r / TFLOPS:.0f}" for of, r in best.items() if r]
-        told.append(f"in {dtype} {', '.join(parts) or 'nothing was measured'}")
-    reached, plain = (
-        say(share(record, at(record, name, "bf16", D, longest), "both"), percent)
-        for name in ("ours", "plain")
-    )
-    return figure(
-        f"flash_benchmarking-rates-{record.device.slug}",
-        f"At {longest} tokens, in TFLOP/s: {'; '.join(told)}.",
-        Markup(
-            f"**At {longest:,} tokens ours runs at {reached} of bf16's peak, plain "
-            f"PyTorch at {plain}.** Forward and backward of one head, head dimension "
-            f"{D}, by the GPU's time. Dashed: the data sheet's peak; dotted: bf16's "
-            f"over {LIMB_PRODUCTS}, where so many bf16 products make one of fp32."
-        ),
-    )
-
-
-def memory_body(record: Record) -> str:
-    longest = max(lengths(record), default=0)
-    ours, plain = (
-        memory_bytes(at(record, of, "bf16", D, longest)) for of in ("ours", "plain")
-    )
-    both = [say(needs / MIB, "{:,.0f} MiB") for needs in (ours, plain)]
-    return figure(
-        f"flash_benchmarking-memory-{record.device.slug}",
-        f"Peak memory above the inputs at {longest} tokens: ours {both[0]}, plain "
-        f"PyTorch {both[1]}.",
-        Markup(
-            f"**Ours needs {both[0]} for {longest:,} tokens, plain PyTorch "
-            f"{both[1]}.** Peak of forward and backward above their inputs, bf16, head "
-            f"dimension {D}. Both axes are logarithmic: a line twice as steep grows "
-            "with the square."
-        ),
-    )
-
-
-def draw(
+def curves(
     axes: Axes, record: Record, dtype: str, of: Callable[[Cell], float], **dashes: str
 ) -> None:
-    """A line for each implementation, by length."""
+    """A line for each implementation, by length; ours last, over the others."""
     ns = lengths(record)
-    for (name, label), color, marker in zip(
-        NAMES.items(), SERIES, MARKERS, strict=False
-    ):
+    for name, label in reversed(NAMES.items()):
         ys = [of(at(record, name, dtype, D, n)) for n in ns]
-        look: dict[str, Any] = {
-            "color": color,
-            "marker": marker,
-            "ls": dashes.get(name, "-"),
-        }
-        line(axes, ns, ys, **look, label=label if dtype == DTYPES[0] else None)
-    axes.set_xscale("log", base=2)
-    texts = [str(n) if n < 1024 else f"{n // 1024}k" for n in ns]
-    axes.set_xticks(ns[1::2], texts[1::2])
-    axes.set_xlabel("sequence length N")
+        color = ACCENT if name == "ours" else GREY
+        line(axes, ns, ys, color=color, label=label, ls=dashes.get(name, "-"))
+    power_of_two_axis(axes.xaxis, ns[1::4], "sequence length N")
 
 
-def rates_figure(record: Record) -> dict[str, str]:
-    bf16 = peak_flops(record, "bf16") / TFLOPS
-    limits = {
-        "bf16": [(bf16, "--")],
-        "fp32": [
-            (peak_flops(record, "fp32") / TFLOPS, "--"),
-            (bf16 / LIMB_PRODUCTS, ":"),
-        ],
-    }
-    with canvas(width=7.2, height=4.2) as fig:
-        for axes, dtype in zip(fig.subplots(1, 2), DTYPES, strict=True):
-            draw(axes, record, dtype, lambda c: rate(c, "both") / TFLOPS)
-            for limit, dash in limits[dtype]:
-                if limit:
-                    axes.axhline(limit, color=INK, linestyle=dash, linewidth=1.2)
-            plain_log_scale(axes.yaxis)
-            axes.set_title(dtype, fontsize=11)
-            axes.set_ylabel("TFLOP/s" if dtype == DTYPES[0] else "")
-        legend_above(fig, ncols=4)
-        return svg_pair(f"rates-{record.device.slug}", fig)
+def rates_figure(record: Record) -> str:
+    """With the data sheet's peaks, and that of fp32 products made of bf16 ones."""
+    of_limbs = peak_flops(record, "bf16") / LIMB_PRODUCTS
+
+    def limit(axes: Axes, rate: float, name: str) -> None:
+        if rate:
+            axes.axhline(rate / TFLOPS, color=DARK, ls="--", lw=1)
+            style = {"xytext": (0, 3), "textcoords": "offset points"}
+            axes.annotate(name, (lengths(record)[0], rate / TFLOPS), **style)
+
+    def draw(figure: Figure) -> None:
+        for axes, dtype in zip(panels(figure, 2), DTYPES, strict=True):
+            curves(axes, record, dtype, lambda c: rate(c, "both") / TFLOPS)
+            limit(axes, peak_flops(record, dtype), f"{dtype} peak")
+            if dtype == "fp32":
+                limit(axes, of_limbs, f"bf16 peak / {LIMB_PRODUCTS}")
+            plain_log_scale(axes.yaxis, subs=(1,))
+            axes.set_title(f"{dtype}, TFLOP/s")
+
+    n = max(lengths(record), default=0)
+    reached, plain = (
+        say(share(record, at(record, name, "bf16", D, n), "both"), percent)
+        for name in ("ours", "plain")
+    )
+    return plot(
+        record,
+        "rates",
+        draw,
+        f"At {n:,} tokens in bf16 ours runs at {reached} of the data sheet's peak, "
+        f"plain PyTorch at {plain}.",
+        f"Forward and backward of one head, head dimension {D}, by the GPU's time. "
+        f"Exact fp32 products are {LIMB_PRODUCTS} bf16 products in ours.",
+        height=320,
+        narrow=560,
+    )
 
 
-def memory_figure(record: Record) -> dict[str, str]:
-    with canvas(height=4.2) as fig:
-        axes = fig.subplots()
+def memory_figure(record: Record) -> str:
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
         # Ours and SDPA can need the same to the byte: dashes over a line let both show.
-        draw(axes, record, "bf16", lambda c: memory_bytes(c) / MIB, sdpa="--")
+        curves(axes, record, "bf16", lambda c: memory_bytes(c) / MIB, ours="--")
         plain_log_scale(axes.yaxis, subs=(1,))
-        axes.set_ylabel("memory, MiB")
-        legend_above(fig, ncols=2)
-        return svg_pair(f"memory-{record.device.slug}", fig)
+        axes.set_title("memory above the inputs, MiB")
+
+    n = max(lengths(record), default=0)
+    ours, plain = (
+        say(memory_bytes(at(record, of, "bf16", D, n)) / MIB, "{:,.0f} MiB")
+        for of in ("ours", "plain")
+    )
+    return plot(
+        record,
+        "memory",
+        draw,
+        f"Ours needs {ours} for {n:,} tokens, plain PyTorch {plain}.",
+        f"Peak of forward and backward, bf16, head dimension {D}. Both axes are "
+        "logarithmic: a line twice as steep grows with the square of N.",
+        height=280,
+    )
 
 
 # Facts --------------------------------------------------------------------------------
