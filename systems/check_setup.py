@@ -1,7 +1,7 @@
 """Is everything there? Prints versions, the device and which of our attention kernels
 run on it, then runs a small model forward and backward once.
 
-python -m systems.check_setup
+    python -m systems.check_setup
 """
 
 import math

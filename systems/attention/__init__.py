@@ -1,8 +1,8 @@
 """Attention implementations by name, each loaded when it is first asked for: importing
 this package loads no torch.
 
-`from systems.attention import attention_reference, flash_attention,
-FlashAttentionPyTorch, FlashAttentionTriton`
+    from systems.attention import attention_reference, flash_attention
+    from systems.attention import FlashAttentionPyTorch, FlashAttentionTriton
 """
 
 from importlib import import_module

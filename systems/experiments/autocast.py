@@ -1,7 +1,7 @@
 """Which dtype each part of a model computes in under autocast, found by hooks, and
 which list each operation is on.
 
-python -m systems.experiments.autocast --part toy --dtype fp16
+    python -m systems.experiments.autocast --part toy --dtype fp16
 """
 
 from dataclasses import dataclass

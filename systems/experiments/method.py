@@ -1,7 +1,7 @@
 """Does the measuring add anything? The same forward pass timed by our clock and by bare
 CUDA events, taking turns.
 
-python -m systems.experiments.method --context 128 --precision fp32
+    python -m systems.experiments.method --context 128 --precision fp32
 """
 
 from contextlib import nullcontext

@@ -93,13 +93,26 @@ def test_the_reference_of_the_code_has_every_module_once():
         if len(path.read_text(encoding="utf-8").splitlines()) > 1
     ]
     modules = {".".join(file.parts).removesuffix(".__init__") for file in files}
-    # The page on experiments lists the modules of their package by itself.
-    wanted = {
-        name
-        for name in modules
-        if name != "systems" and not name.startswith("systems.experiments.")
-    }
     assert len(listed) == len(set(listed))
-    assert set(listed) == wanted, (
+    assert set(listed) == modules - {"systems"}, (
         "each module of systems needs one line `::: name` on a page of docs/api"
     )
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "api").glob("*.md")))
+def test_what_readers_call_stands_in_the_table_on_top(path):
+    top, below = path.read_text(encoding="utf-8").split("\n## Module by module\n")
+    listed = re.findall(
+        r"^\| \[`(\w+)`\]\[(systems\.[\w.]+)\] \| \S", top, re.MULTILINE
+    )
+    assert len(listed) == len(re.findall(r"^\| \[", top, re.MULTILINE)) > 5
+    modules = set(re.findall(r"^::: (\S+)$", below, re.MULTILINE))
+    # Any page may link a name; what is linked is shown open, so the table has it.
+    linked = {
+        name
+        for page in DOCS.rglob("*.md")
+        for name in re.findall(r"\]\[(systems\.[\w.]+)\]", page.read_text())
+        if name in modules or name.rpartition(".")[0] in modules
+    }
+    assert {name for _, name in listed} == linked
+    assert all(name.endswith(f".{label}") for label, name in listed)

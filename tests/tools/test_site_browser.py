@@ -612,6 +612,37 @@ def test_the_explorer_filters_sorts_and_downloads(page: Page, site: Path) -> Non
     expect(rows).to_have_count(0)
 
 
+def test_the_reference_opens_what_readers_call_and_folds_the_rest(
+    page: Page, site: Path
+) -> None:
+    for path in sorted((site / "api").glob("*.html")):
+        page.goto(path.as_uri())
+        entries = page.locator(".md-sidebar--secondary .md-nav__link")
+        assert 5 < entries.count() < 40, path.name
+        names = page.locator("article table a:has(code)").evaluate_all(
+            "links => links.map(link => link.hash.slice(1))"
+        )
+        headings = page.locator("article :is(h3, h4)[id]")
+        shown = headings.evaluate_all(
+            "all => all.filter(one => one.checkVisibility()).map(one => one.id)"
+        )
+        modules = page.locator("article h3[id]").evaluate_all(
+            "all => all.map(one => one.id)"
+        )
+        assert set(shown) == {*modules, *names}, path.name
+        for fold in page.locator("details.inside").all():
+            inside = fold.locator("summary > code").all_inner_texts()
+            assert fold.locator("h4").count() == len(inside) > 0
+    page.goto((site / "api/attention.html").as_uri() + "#systems.attention.flash")
+    # A link opens the fold that it leads into.
+    page.goto(page.url.split("#")[0] + "#systems.attention.triton.configs.Config")
+    config = page.locator(".doc-class", has=page.locator("h4[id$='configs.Config']"))
+    expect(config.locator("code", has_text="warps: int").first).to_be_visible()
+    page.goto((site / "api/measuring.html").as_uri())
+    example = page.locator("pre", has_text="with Recorder(model, optimizer)")
+    expect(example).to_contain_text("recorded = recorder.history()")
+
+
 # What people type, and the pages that answer it.
 SOUGHT = {
     "log-sum-exp": {"flash_forward", "online_softmax"},

@@ -1,9 +1,9 @@
 """Record one pass of a model on the GPU: the allocator's history, with a mark and a
 look at owners around each phase.
 
-with Recorder(model, optimizer) as recorder:
-    training_step(model, token_ids, targets, autocast, optimizer, recorder.phase)
-recorded = recorder.history()
+    with Recorder(model, optimizer) as recorder:
+        training_step(model, token_ids, targets, autocast, optimizer, recorder.phase)
+    recorded = recorder.history()
 """
 
 from collections.abc import Iterator

@@ -1,0 +1,38 @@
+"""What the reference of the code shows of a module."""
+
+from griffe import temporary_visited_module
+
+from tools.hooks.api import fields_of
+
+SOURCE = """
+class Tile(NamedTuple):
+    '''Of a matrix.'''
+
+    rows: int
+    # --8<-- [start:columns]
+    # A power of two.
+    columns: int = option(
+        16, "columns"
+    )
+    # --8<-- [end:columns]
+    ahead: bool = False
+
+    @property
+    def area(self) -> int:
+        limit: int = 3
+        return self.rows * self.columns
+
+
+class Recorder:
+    def __init__(self):
+        self.count: int = 0
+"""
+
+
+def test_fields_are_shown_as_they_are_written() -> None:
+    with temporary_visited_module(SOURCE) as module:
+        assert fields_of(module["Tile"]) == (
+            "rows: int\n# A power of two.\ncolumns: int = option(\n"
+            '    16, "columns"\n)\nahead: bool = False\n'
+        )
+        assert fields_of(module["Recorder"]) == ""
