@@ -1,18 +1,20 @@
-// The results explorer: filter, sort and download the lines of window.RESULTS (docs/generated/explorer.js).
+// The results explorer: filter, draw, sort and download the lines of window.RESULTS (docs/generated/explorer.js).
 //
-// Filters with few values are lists of them; words, separated by commas, are looked for in the whole line. The table shows a page of lines at a
-// time, and sorting and downloads take all that match.
+// Filters with few values are lists of them; words, separated by commas, are looked for in the whole line, and a word after a minus must not be
+// in it. What is chosen stands in the URL. The table shows a page of lines at a time; the chart, sorting and downloads take all that match.
 {
   const PAGE = 100
   const LISTS = ["GPU", "stem", "size", "context", "precision", "metric"]
+  const FILTERS = [...LISTS, "words"]
   const { columns, texts, rows } = window.RESULTS
   const at = (name) => columns.indexOf(name)
   const firstNumber = at("context")
   const lines = rows.map((row) => row.map((cell, i) => (i < firstNumber ? texts[cell] : cell)))
   const ORDER = ["GPU", "stem", "size", "context", "precision", "metric", "value", "unit", "samples", "configuration"]
   const root = document.getElementById("explorer")
-  const [form, status, body, more] = ["form", "[role=status]", "tbody", ".more"].map((s) => root.querySelector(s))
-  const state = { chosen: {}, words: "", by: null, order: null, shown: PAGE }
+  const [form, status, body, more, chart] = ["form", "[role=status]", "tbody", ".more", ".chart"].map((s) => root.querySelector(s))
+  const presets = [...root.querySelectorAll(".presets a")]
+  const state = { chosen: {}, by: null, order: null, shown: PAGE }
 
   const compare = (a, b) =>
     typeof a === "number" && typeof b === "number"
@@ -21,12 +23,12 @@
 
   // Lines that every filter lets pass; without one of them, to see what else it could be set to.
   function matching(except) {
-    const wanted = Object.entries(state.chosen).filter(([name, value]) => value !== "" && name !== except)
-    const phrases = state.words.toLowerCase().split(",").map((phrase) => phrase.trim()).filter(Boolean)
+    const wanted = LISTS.filter((name) => state.chosen[name] && name !== except)
+    const phrases = (state.chosen.words ?? "").toLowerCase().split(",").map((phrase) => phrase.trim()).filter((phrase) => phrase.replace("-", ""))
     return lines.filter((line) => {
-      if (!wanted.every(([name, value]) => String(line[at(name)] ?? "") === value)) return false
+      if (!wanted.every((name) => String(line[at(name)] ?? "") === state.chosen[name])) return false
       const text = phrases.length ? line.join(" ").toLowerCase() : ""
-      return phrases.every((phrase) => text.includes(phrase))
+      return phrases.every((phrase) => (phrase.startsWith("-") ? !text.includes(phrase.slice(1)) : text.includes(phrase)))
     })
   }
 
@@ -39,20 +41,53 @@
     return [...found].sort((a, b) => empty(a) - empty(b) || sign * compare(a[column], b[column]))
   }
 
-  function format(value) {
+  // Units that a number of this size is read in, the largest first: its least value, what it is divided by, its name.
+  const UNITS = {
+    ms: [[1000, 1000, "s"], [1, 1, "ms"], [0, 1e-3, "µs"]],
+    bytes: [[2 ** 30, 2 ** 30, "GiB"], [2 ** 20, 2 ** 20, "MiB"], [2 ** 10, 2 ** 10, "KiB"], [0, 1, "bytes"]],
+    FLOP: [[1e12, 1e12, "TFLOP"], [1e9, 1e9, "GFLOP"], [0, 1, "FLOP"]],
+    parameters: [[1e9, 1e9, "billion"], [1e6, 1e6, "million"], [0, 1, "parameters"]],
+  }
+
+  function scaleOf(value, unit) {
+    const [, by, name] = UNITS[unit]?.find(([least]) => Math.abs(value) >= least) ?? [0, 1, unit]
+    return { by, unit: name }
+  }
+
+  function format(value, digits = 21) {
     if (typeof value !== "number") return value ?? ""
     const large = Math.abs(value) >= 1e15 || (value !== 0 && Math.abs(value) < 1e-3)
-    return large ? value.toExponential(3) : value.toLocaleString("en", { maximumSignificantDigits: 21 })
+    return large ? value.toExponential(3) : value.toLocaleString("en", { maximumSignificantDigits: digits })
   }
+
+  const metricLabel = (metric) => metric.replace(/_(bytes|flops|parameters)$/, "").replaceAll("_", " ")
 
   function fillLists() {
     for (const name of LISTS) {
       const list = form.elements[name]
       const values = [...new Set(matching(name).map((line) => line[at(name)]))].filter((v) => v !== null && v !== "")
       values.sort(compare)
-      list.replaceChildren(new Option("all", ""), ...values.map((value) => new Option(value, value)))
+      const label = name === "metric" ? metricLabel : String
+      list.replaceChildren(new Option("all", ""), ...values.map((value) => new Option(label(value), value)))
       list.value = state.chosen[name] ?? ""
     }
+    form.elements.words.value = state.chosen.words ?? ""
+  }
+
+  function cell(row, line, name) {
+    const value = line[at(name)]
+    const made = row.insertCell()
+    const unit = line[at("unit")]
+    const scale = typeof line[at("value")] === "number" ? scaleOf(line[at("value")], unit) : { by: 1, unit }
+    if (name === "value" && typeof value === "number") {
+      // The whole number is there for who points at it.
+      made.textContent = UNITS[unit] ? format(value / scale.by, 4) : format(value)
+      made.title = `${format(value)} ${unit}`
+      made.dataset.value = value
+    } else if (name === "unit") made.textContent = scale.unit
+    else if (name === "metric") Object.assign(made, { textContent: metricLabel(value), title: value })
+    else made.textContent = name === "context" ? (value ?? "") : format(value)
+    if (typeof value === "number") made.className = "r"
   }
 
   function show() {
@@ -60,23 +95,143 @@
     body.replaceChildren(
       ...found.slice(0, state.shown).map((line) => {
         const row = document.createElement("tr")
-        for (const name of ORDER) {
-          const cell = row.insertCell()
-          cell.textContent = name === "context" ? (line[at(name)] ?? "") : format(line[at(name)])
-          if (typeof line[at(name)] === "number") cell.className = "r"
-        }
+        for (const name of ORDER) cell(row, line, name)
         return row
       }),
     )
     const shown = Math.min(state.shown, found.length)
     status.textContent = `${found.length.toLocaleString("en")} of ${lines.length.toLocaleString("en")} lines match; ${shown} are shown.`
     more.hidden = shown === found.length
+    draw()
   }
 
   function changed() {
     state.shown = PAGE
     fillLists()
     show()
+    const search = new URLSearchParams(FILTERS.filter((name) => state.chosen[name]).map((name) => [name, state.chosen[name]]))
+    history.replaceState(null, "", `#${String(search) || "all"}`)
+    for (const link of presets) link.toggleAttribute("aria-current", String(new URLSearchParams(link.hash.slice(1))) === String(search))
+  }
+
+  // What the URL says; the first of the ready-made choices where it says nothing.
+  function recall() {
+    const said = location.hash.slice(1)
+    const search = new URLSearchParams(said === "all" ? "" : said.includes("=") ? said : presets[0].hash.slice(1))
+    state.chosen = Object.fromEntries(FILTERS.filter((name) => search.get(name)).map((name) => [name, search.get(name)]))
+    changed()
+  }
+
+  // The chart. -----------------------------------------------------------------------------------------------------------------------
+  const MOST = { lines: 10, bars: 14 }
+  const HEIGHT = 300
+
+  function mark(tag, attributes, text = "") {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", tag)
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value)
+    made.textContent = text
+    return made
+  }
+
+  // One series for all contexts of what is otherwise the same configuration; its name is what tells it from the others.
+  function seriesOf(found) {
+    const parts = (line) => [...["GPU", "size", "precision"].map((name) => line[at(name)]), ...line[at("configuration")].split(", ")]
+    const all = found.map(parts)
+    const everywhere = (part) => all.every((each) => each.includes(part))
+    const series = new Map()
+    found.forEach((line, i) => {
+      const name = all[i].filter((part) => part && !everywhere(part)).join(", ")
+      series.set(name, [...(series.get(name) ?? []), { x: line[at("context")], y: line[at("value")] }])
+    })
+    return series
+  }
+
+  function draw() {
+    const found = matching().filter((line) => typeof line[at("value")] === "number")
+    const metrics = new Set(found.map((line) => line[at("metric")]))
+    if (!found.length) return chart.replaceChildren("Nothing to draw: no line with a number matches.")
+    if (metrics.size > 1) return chart.replaceChildren(`${metrics.size} metrics match: choose one to see it drawn.`)
+    const series = seriesOf(found)
+    const long = [...series.values()].filter((points) => new Set(points.map(({ x }) => x)).size > 1).length
+    const kind = long * 2 >= series.size ? "lines" : "bars"
+    const count = kind === "lines" ? series.size : found.length
+    if (count > MOST[kind]) return chart.replaceChildren(`${count} ${kind} match: narrow them down to ${MOST[kind]} to see them drawn.`)
+    const most = Math.max(...found.map((line) => line[at("value")]))
+    const scale = scaleOf(most, found[0][at("unit")])
+    const width = chart.clientWidth
+    const title = `${metricLabel([...metrics][0])}${scale.unit ? `, ${scale.unit}` : ""}`
+    const svg = mark("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "img", "aria-label": `${title}: the lines of the table below` })
+    svg.append(mark("text", { x: 0, y: 12, class: "title" }, title))
+    ;({ lines: drawLines, bars: drawBars })[kind](svg, series, scale, width)
+    chart.replaceChildren(svg)
+  }
+
+  function drawLines(svg, series, scale, width) {
+    const all = [...series.values()].flat()
+    const contexts = [...new Set(all.map(({ x }) => x))].sort((a, b) => a - b)
+    const values = all.map(({ y }) => y / scale.by)
+    const [low, high] = [Math.min(...values), Math.max(...values)]
+    const logarithmic = low > 0 && high / low > 8
+    const of = logarithmic ? Math.log : (v) => v
+    const floor = logarithmic ? low : 0
+    const named = Math.min(width * 0.4, 7 * Math.max(0, ...[...series.keys()].map((name) => name.length)) + 8)
+    const [left, right, top, bottom] = [46, width - named - 6, 26, HEIGHT - 34]
+    const x = (v) => left + 14 + ((right - left - 20) * contexts.indexOf(v)) / Math.max(1, contexts.length - 1)
+    const y = (v) => bottom - ((bottom - top) * (of(v) - of(floor))) / (of(high) - of(floor) || 1)
+    for (const context of contexts) svg.append(mark("text", { x: x(context), y: bottom + 16, "text-anchor": "middle" }, context))
+    svg.append(mark("text", { x: (left + right) / 2, y: HEIGHT - 2, "text-anchor": "middle" }, "context, tokens"))
+    const ticks = logarithmic ? ticksOfDecades(low, high) : [0, 0.25, 0.5, 0.75, 1].map((share) => share * high)
+    for (const tick of ticks) {
+      svg.append(mark("line", { x1: left, x2: right, y1: y(tick), y2: y(tick), class: "grid" }))
+      svg.append(mark("text", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, format(tick, 2)))
+    }
+    const labels = []
+    for (const [name, points] of series) {
+      points.sort((a, b) => a.x - b.x)
+      const group = mark("g", { class: "series" })
+      group.append(mark("polyline", { points: points.map((p) => `${x(p.x)},${y(p.y / scale.by)}`).join(" ") }))
+      for (const p of points) {
+        const dot = mark("circle", { cx: x(p.x), cy: y(p.y / scale.by), r: 3.5 })
+        dot.append(mark("title", {}, `${name} at ${p.x}: ${format(p.y / scale.by, 4)} ${scale.unit}`))
+        group.append(dot)
+      }
+      svg.append(group)
+      labels.push({ name, y: y(points.at(-1).y / scale.by) })
+    }
+    // Names that would cover each other move down.
+    labels.sort((a, b) => a.y - b.y)
+    labels.forEach((label, i) => {
+      if (i) label.y = Math.max(label.y, labels[i - 1].y + 14)
+    })
+    const over = Math.max(0, (labels.at(-1)?.y ?? 0) - bottom)
+    for (const { name, y: place } of labels) svg.append(mark("text", { x: right + 6, y: place - over + 4 }, name))
+  }
+
+  function ticksOfDecades(low, high) {
+    const ticks = []
+    for (let decade = 10 ** Math.floor(Math.log10(low)); decade <= high; decade *= 10) {
+      for (const step of [1, 2, 5]) if (decade * step >= low && decade * step <= high) ticks.push(decade * step)
+    }
+    return ticks
+  }
+
+  function drawBars(svg, series, scale, width) {
+    const bars = [...series].flatMap(([name, points]) => points.map((p) => [[name, p.x && `context ${p.x}`].filter(Boolean).join(", "), p.y / scale.by]))
+    // Names stand before their bars, on a phone above them.
+    const narrow = width < 600
+    const room = narrow ? 0 : Math.min(width * 0.5, 6.6 * Math.max(...bars.map(([name]) => name.length)) + 8)
+    const step = Math.min(narrow ? 30 : 26, (HEIGHT - 30) / bars.length)
+    const least = scale.unit === "ratio" ? 1 : 0
+    const most = Math.max(...bars.map(([, value]) => value), least)
+    const length = (value) => (Math.max(0, value) / most) * (width - room - 60)
+    bars.forEach(([name, value], i) => {
+      const top = 24 + i * step
+      const [bar, height] = narrow ? [top + 12, step - 14] : [top + 2, step - 4]
+      const label = mark("text", narrow ? { x: 0, y: top + 10 } : { x: room - 6, y: top + step / 2 + 4, "text-anchor": "end" }, name)
+      svg.append(label, mark("rect", { x: room, y: bar, width: length(value), height }))
+      svg.append(mark("text", { x: room + length(value) + 5, y: bar + height / 2 + 4 }, format(value, 3)))
+    })
+    if (least) svg.append(mark("line", { x1: room + length(1), x2: room + length(1), y1: 20, y2: 24 + bars.length * step, class: "one" }))
   }
 
   function download(name, type, text) {
@@ -99,13 +254,13 @@
 
   form.addEventListener("submit", (event) => event.preventDefault())
   form.addEventListener("input", ({ target }) => {
-    if (target.name === "words") state.words = target.value
-    else state.chosen[target.name] = target.value
+    state.chosen[target.name] = target.value
     changed()
   })
-  form.addEventListener("reset", () => {
-    Object.assign(state, { chosen: {}, words: "" })
-    setTimeout(changed)
+  form.addEventListener("reset", (event) => {
+    event.preventDefault()
+    state.chosen = {}
+    changed()
   })
   more.addEventListener("click", () => {
     state.shown += PAGE
@@ -117,5 +272,12 @@
     Object.assign(state, { by: ORDER[column], order })
     show()
   })
-  changed()
+  addEventListener("hashchange", recall)
+  let drawn = chart.clientWidth
+  new ResizeObserver(() => {
+    if (chart.clientWidth === drawn) return
+    drawn = chart.clientWidth
+    draw()
+  }).observe(chart)
+  recall()
 }

@@ -677,7 +677,7 @@ def test_the_public_class_runs_them(backend, n, monkeypatch):
     """By name however small, else where they are faster; also for a gradient with
     strides of zero.
     """
-    # Whichever Triton there is: that it computes right comes before `VERSIONS` names it.
+    # With any Triton: that it computes right comes before `VERSIONS` names it.
     monkeypatch.setattr(launches, "missing_here", lambda device: "")
     monkeypatch.delitem(function.LAUNCHERS, "triton")
     q, k, v, _ = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(4,))

@@ -4,6 +4,7 @@ median.
 
 import copy
 import json
+import statistics
 
 import pytest
 
@@ -80,4 +81,47 @@ def test_out_of_memory_is_a_line(found):
         "out of memory",
         "small",
         None,
+    )
+
+
+def test_a_step_is_the_sum_of_its_phases_and_a_ratio_that_of_medians(found):
+    """Recomputed from the records, another way."""
+    lines = [line for line in table(found) if line["GPU"] == "NVIDIA H200"]
+    row = next(
+        row
+        for row in found["end_to_end"][0].rows
+        if row.config["mode"] == "step" and row.config["size"] == "xl" and row.metrics
+    )
+    names = ("forward_ms", "loss_ms", "backward_ms", "optimizer_ms")
+    steps = [sum(row.metrics[name][i] for name in names) for i in range(10)]
+    wanted = {key: row.config[key] for key in ("size", "context", "precision")}
+    (line,) = [
+        line
+        for line in lines
+        if line["metric"] == "whole step"
+        and wanted.items() <= line.items()
+        and f"batch {row.config['batch']}," in line["configuration"]
+        and line["stem"] == "end_to_end"
+    ]
+    assert line["value"] == pytest.approx(statistics.median(steps), rel=1e-5)
+
+    peers = found["flash_peers"][0]
+    shape = {"n": 16384, "d": 64, "dtype": "bf16"}
+    ours, cudnn = (
+        statistics.median(
+            peers.find(implementation=name, **shape).metrics["forward_ms"]
+        )
+        for name in ("ours", "sdpa_cudnn")
+    )
+    (line,) = [
+        line
+        for line in lines
+        if (line["metric"], line["context"]) == ("forward over cuDNN", 16384)
+        and "implementation ours," in line["configuration"]
+        and "d 64" in line["configuration"]
+    ]
+    assert line["value"] == pytest.approx(ours / cudnn, rel=1e-5)
+    assert not any(
+        "over cuDNN" in line["metric"] and "sdpa_cudnn" in line["configuration"]
+        for line in lines
     )

@@ -3,7 +3,8 @@ record.
 
 It is a script, because a page read from file:// can load a script and no JSON. Texts
 occur over and over, so they are listed once, and lines hold their numbers in that list.
-Curves (losses by step, errors by magnitude) stay in records.
+Curves (losses by step, errors by magnitude) stay in records. Two figures that readers
+look for are derived here: a step as the sum of its phases, and times over cuDNN's.
 """
 
 import json
@@ -23,6 +24,9 @@ COLUMNS = (*TEXTS, "context", "value", "samples")
 PRECISION, CONTEXT = ("precision", "dtype"), ("context", "n")
 UNITS = {"_ms": "ms", "_bytes": "bytes", "_flops": "FLOP", "_parameters": "parameters"}
 SAMPLES = "_ms"
+# What one step of training is made of.
+STEP = ("forward_ms", "loss_ms", "backward_ms", "optimizer_ms")
+RIVAL = "sdpa_cudnn"
 
 
 def files(found: Mapping[str, list[Record]]) -> dict[str, str]:
@@ -75,6 +79,27 @@ def lines_of(record: Record) -> Iterator[list[Any]]:
                     "",
                 )
                 yield [*name, metric.removesuffix(SAMPLES), unit, context, *found]
+        for metric, unit, value in derived(record, row):
+            yield [*name, metric, unit, context, short(value), None]
+
+
+def derived(record: Record, row: Row) -> Iterator[tuple[str, str, float]]:
+    """Metric, unit and value of what follows from measured times: the median over
+    steps of the sum of their phases; medians over cuDNN's for the same inputs.
+    """
+    phases = [row.metrics.get(phase) for phase in STEP]
+    if all(isinstance(times, list) and times for times in phases):
+        steps = [sum(times) for times in zip(*phases, strict=False)]
+        yield "whole step", "ms", summarize(steps).median
+    implementation = row.config.get("implementation")
+    if record.stem != "flash_peers" or implementation == RIVAL:
+        return
+    theirs = record.find(**row.config | {"implementation": RIVAL})
+    for metric in ("forward_ms", "backward_ms", "both_ms"):
+        pair = (row.metrics.get(metric), theirs and theirs.metrics.get(metric))
+        if all(pair):
+            ours, cudnn = (summarize(times).median for times in pair)
+            yield f"{metric.removesuffix(SAMPLES)} over cuDNN", "ratio", ours / cudnn
 
 
 def first_of(row: Row, keys: tuple[str, ...]) -> Any:
