@@ -36,13 +36,19 @@ def check_inputs(
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
     # Shapes are symbols while a compiler traces, and symbols can't be looked up.
     check = check_described if is_traced(q) else check_described_once
-    check(described(q), described(k), described(v), dtypes)
+    try:
+        of_tensors = described(q), described(k), described(v)
+    except RuntimeError as error:
+        # Nested tensors, alone, have no shape to tell.
+        raise TypeError("q, k and v must not be nested tensors") from error
+    check(*of_tensors, dtypes)
     if not isinstance(causal, bool):
         raise TypeError(f"causal must be True or False, got {causal!r}")
     if scale is not None:
         if not isinstance(scale, int | float) or isinstance(scale, bool):
             raise TypeError(
-                f"scale must be a number or None, got {type(scale).__name__}"
+                "scale must be an int, a float or None, "
+                f"got {type(scale).__module__}.{type(scale).__qualname__}"
             )
         # A kernel gets it as float32. Below the normal numbers it could become 0 there,
         # and a score that is masked by -inf times 0 is no number.
@@ -123,6 +129,18 @@ def is_differentiated(q: Tensor, k: Tensor, v: Tensor) -> bool:
     ):
         return True
     return any(forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v))
+
+
+def refuse_transforms() -> None:
+    """NotImplementedError inside torch.func's grad, vmap and the like."""
+    # PyTorch asks the same before each autograd Function.
+    if torch._C._are_functorch_transforms_active() and not (
+        torch.compiler.is_compiling()
+    ):
+        raise NotImplementedError(
+            "flash attention can't be transformed by torch.func (grad, vjp, jvp, vmap "
+            "and what they make up): use autograd, and batches as leading dimensions"
+        )
 
 
 def refuse_second_derivative() -> None:

@@ -22,6 +22,7 @@ from systems.attention.inputs import (
     check_inputs,
     default_scale,
     refuse_second_derivative,
+    refuse_transforms,
 )
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -210,8 +211,11 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None
 ) -> Tensor:
     """`flash_attention` by these tiles, with its arguments and errors."""
+    refuse_transforms()
     q, k, v = autocast_like_sdpa(q, k, v)
     check_inputs(q, k, v, causal, scale, DTYPES)
+    if q.is_meta:
+        raise ValueError("q must be on a device with memory, got meta")
     if q.ndim > 2 and k.shape[-3] != q.shape[-3]:
         group = q.shape[-3] // k.shape[-3]
         k, v = k.repeat_interleave(group, -3), v.repeat_interleave(group, -3)

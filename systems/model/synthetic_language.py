@@ -26,6 +26,8 @@ def sample(
     """Sequences of the language (int64, on the CPU). Its table depends on the
     vocabulary alone, not on the seed.
     """
+    if vocab < SUCCESSORS:
+        raise ValueError(f"vocab must be {SUCCESSORS} or more, not {vocab}")
     table = (
         torch.rand(vocab, vocab, generator=torch.Generator().manual_seed(vocab))
         .topk(SUCCESSORS)

@@ -10,7 +10,12 @@ from systems.records.record import Row
 from systems.records.rules import faults_in_metrics
 
 # How PyTorch says on a CPU that a tensor has no place: in memory, or in any memory.
-NO_HOST_MEMORY = ("can't allocate memory", "Storage size calculation overflowed")
+NO_HOST_MEMORY = (
+    "can't allocate memory",
+    "Storage size calculation overflowed",
+    "numel: integer multiplication overflow",
+    "std::bad_alloc",
+)
 
 
 class Unsupported(Exception):
@@ -72,6 +77,8 @@ def out_of_memory_reason(error: BaseException | None) -> str | None:
             # "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total
             # capacity ...": two sentences of it.
             return ". ".join(text.split(". ")[:2])
+        if isinstance(cause, MemoryError):
+            return "no memory left for Python"
         if isinstance(cause, RuntimeError) and any(w in text for w in NO_HOST_MEMORY):
             # Without the place in PyTorch's source before it, and the C++ frames after.
             return re.sub(r"^\[[^]]*\] ", "", text.splitlines()[0])

@@ -2,11 +2,14 @@
 
 import json
 import math
+import resource
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import MISSING, asdict, field, fields
 from enum import Enum
 from inspect import Parameter, Signature
+from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
@@ -14,10 +17,13 @@ from msgspec import structs
 from rich.console import Console
 from rich.table import Table
 
+from systems.records.device import find_gpu
 from systems.records.outcome import Run, measure_row
 from systems.records.record import Row
 from systems.records.summary import summarize
 
+# The largest size that a tensor can have.
+LARGEST = 2**63 - 1
 # The only times that add up to a whole.
 PHASE_TIMES = ("forward_ms", "loss_ms", "backward_ms", "optimizer_ms")
 
@@ -76,8 +82,11 @@ def main(config_class: type, run: Run) -> NoReturn:
                     raise ValueError(
                         f"{flag(name)} must be {least} or more, not {value}"
                     )
+                if type(value) is int and value > LARGEST:
+                    raise ValueError(f"{flag(name)} must be {LARGEST} at most")
                 if isinstance(value, float) and not math.isfinite(value):
                     raise ValueError(f"{flag(name)} must be finite, not {value}")
+            bound_memory()
             row = measure_row(config_class(**plain), run)
         except ValueError as error:
             print(f"error: {error}", file=sys.stderr)
@@ -96,6 +105,31 @@ def main(config_class: type, run: Run) -> NoReturn:
     app.command()(command)
     app()
     raise AssertionError("typer ends the process")
+
+
+def bound_memory() -> None:
+    """Where there is no GPU: let an allocation of more than the machine has free fail,
+    which is a result. Otherwise its kernel would end this process, or another.
+    """
+    free = free_bytes()
+    if free is None or find_gpu() is not None:
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    # Not on every system.
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_DATA, (free // 10 * 9, hard))
+
+
+def free_bytes(proc: Path = Path("/proc")) -> int | None:
+    """What programs can have without another giving up any; None where the system has
+    no such count.
+    """
+    try:
+        lines = (proc / "meminfo").read_text().splitlines()
+        (free,) = (line for line in lines if line.startswith("MemAvailable:"))
+        return int(free.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _parameter(f: Any) -> Parameter:

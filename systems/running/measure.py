@@ -541,6 +541,9 @@ def main(
 ):
     """Measure STEM into RESULTS."""
     try:
+        for value, known in ((stem, STEMS), (grid, ("full", "quick"))):
+            if value not in known:
+                raise CannotStart(f"{value!r} is none of {', '.join(known)}")
         code = (
             verify_stem(stem, results)
             if verify

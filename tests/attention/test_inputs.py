@@ -6,8 +6,10 @@ import math
 import os
 import subprocess
 import sys
+import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -208,6 +210,13 @@ def x(*shape: int, **options) -> Any:
     return torch.zeros(*shape, **options)
 
 
+def nested(*parts: torch.Tensor) -> torch.Tensor:
+    """A nested tensor that is not jagged, of which PyTorch warns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.nested.nested_tensor(list(parts))
+
+
 BAD = {
     "q is no tensor": (
         lambda: ([1.0], x(2, 8, 4), x(2, 8, 4)),
@@ -291,7 +300,31 @@ BAD = {
         lambda: [x(8, 4)] * 3,
         {"scale": "1"},
         TypeError,
-        "scale must be a number or None, got str",
+        "scale must be an int, a float or None, got builtins.str",
+    ),
+    "scale is NumPy's": (
+        lambda: [x(8, 4)] * 3,
+        {"scale": np.float32(0.5)},
+        TypeError,
+        "scale must be an int, a float or None, got numpy.float32",
+    ),
+    "causal is NumPy's": (
+        lambda: [x(8, 4)] * 3,
+        {"causal": np.bool_(True)},
+        TypeError,
+        "causal must be True or False, got ",
+    ),
+    "nested": (
+        lambda: [nested(x(3, 4), x(2, 4))] * 3,
+        {},
+        TypeError,
+        "q, k and v must not be nested tensors",
+    ),
+    "without memory": (
+        lambda: [x(2, 8, 4, device="meta")] * 3,
+        {},
+        ValueError,
+        "q must be on a .*device.*, got meta",
     ),
     "scale is negative": (
         lambda: [x(8, 4)] * 3,
@@ -463,6 +496,23 @@ def test_forward_mode_is_refused(backend, device):
     q, k, v, tangent = make_inputs(20, 20, 16, device=device)
     with forward_ad.dual_level(), pytest.raises(RuntimeError, match="jvp"):
         flash_attention(q, k, forward_ad.make_dual(v, tangent), backend=backend)
+
+
+TRANSFORMS = {
+    "grad": lambda f, x: torch.func.grad(lambda x: f(x).sum())(x),
+    "vmap": lambda f, x: torch.func.vmap(f)(x),
+    "vjp": lambda f, x: torch.func.vjp(f, x),
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x,)),
+    "hessian": lambda f, x: torch.func.hessian(lambda x: f(x).sum())(x),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_transforms_of_functions_are_refused_in_words(backend, transform, device):
+    x = torch.randn(2, 8, 16, device=device)
+    with pytest.raises(NotImplementedError, match="can't be transformed by torch.func"):
+        TRANSFORMS[transform](lambda x: flash_attention(x, x, x, backend=backend), x)
 
 
 @pytest.mark.parametrize("cls", CLASSES)

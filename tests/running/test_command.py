@@ -8,6 +8,7 @@ import pytest
 
 from systems import ROOT
 from systems.records.outcome import measure_row
+from systems.running.command import free_bytes
 from tests.fake_stem import Config
 
 
@@ -32,6 +33,63 @@ def test_json_never_holds_a_number_that_is_none():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stem", "options", "message"),
+    [
+        ("accumulation", ("--steps", str(10**30)), f"--steps must be {2**63 - 1} at"),
+        ("mixed_precision", ("--vocab", "3"), "vocab must be 8 or more, not 3"),
+    ],
+)
+def test_a_size_that_can_not_be_is_refused_in_one_line(stem, options, message):
+    child = command(stem, *options)
+    assert child.returncode == 2 and child.stderr.count("\n") == 1
+    assert child.stderr.startswith(f"error: {message}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stem", "options"),
+    [
+        ("model_sizes", ("--context", str(10**9))),
+        ("model_sizes", ("--context", str(10**18))),
+        ("model_sizes", ("--batch", str(10**12))),
+    ],
+)
+def test_more_than_any_memory_is_a_result_without_any(stem, options):
+    child = command(stem, *options)
+    assert child.returncode == 0, child.stderr
+    assert json.loads(child.stdout)["status"] == "out_of_memory"
+
+
+@pytest.mark.slow
+def test_without_a_gpu_more_than_is_free_is_a_result_and_kills_no_process():
+    """As `attention --n 10000000` did."""
+    code = (
+        "import systems.experiments.attention as stem; "
+        "from systems.records.outcome import measure_row; "
+        "from systems.running import command; "
+        "command.find_gpu = lambda: None; command.free_bytes = lambda: 2**30; "
+        "command.bound_memory(); "
+        "print(measure_row(stem.Config(n=10_000_000), stem.run).status)"
+    )
+    child = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True)
+    assert child.stdout == b"out_of_memory\n", child.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("MemTotal: 9 kB\nMemAvailable:    3 kB\n", 3072),
+        ("MemTotal: 9 kB\n", None),
+        ("MemAvailable: much\n", None),
+    ],
+)
+def test_free_memory_is_what_the_system_says(tmp_path, text, found):
+    (tmp_path / "meminfo").write_text(text)
+    assert free_bytes(tmp_path) == found
+
+
+@pytest.mark.slow
 def test_out_of_memory_on_a_cpu_is_a_result_too():
     child = command("accumulation", "--steps", "1000000000000")
     row = json.loads(child.stdout)
@@ -51,6 +109,10 @@ def test_out_of_memory_on_a_cpu_is_a_result_too():
         (
             "Storage size calculation overflowed with sizes=[9, 9]",
             "Storage size calculation overflowed with sizes=[9, 9]",
+        ),
+        (
+            "numel: integer multiplication overflow",
+            "numel: integer multiplication overflow",
         ),
     ],
 )

@@ -785,6 +785,15 @@ def test_verify_needs_a_record_with_rows(run, record_file):
     )
 
 
+def test_a_name_or_a_grid_that_is_none_is_one_line(capsys, tmp_path):
+    for stem, grid in (("nosuch", "full"), ("warmup", "huge")):
+        with pytest.raises(typer.Exit):
+            measure.main(stem, tmp_path, grid)
+        event = json.loads(capsys.readouterr().out)
+        assert event["event"] == "error" and " is none of " in event["message"]
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_stem_that_needs_a_gpu_says_so(run, monkeypatch):
     only_quick_on_cpu = replace(fake_stem_on("cuda"), quick=("cuda", "cpu"))
     monkeypatch.setitem(STEMS, "fake", only_quick_on_cpu)

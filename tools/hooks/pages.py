@@ -113,7 +113,7 @@ def on_page_markdown(
         )
     except ValueError as error:
         raise PluginError(f"{page.file.src_uri}: {error}") from error
-    text = with_conditions(with_stale_line(text), Path(config.docs_dir))
+    text = with_conditions(with_doubts(text), Path(config.docs_dir))
     # Not by an extension: that would read the glossary anew for every docstring.
     return f"{text}\n\n{GLOSSARY}\n"
 
@@ -147,24 +147,33 @@ def copied_answer(docs: Path, name: str) -> str:
     return f'{{@ if facts.answers.{name} == "yes" @}}\n{text}\n{{@ endif @}}'
 
 
-def with_stale_line(markdown: str) -> str:
-    """The page with a line below its title where a record is older than the code that
-    its sentences take numbers from.
+# What is said of the records in `facts.stale`, and of those in `facts.edited`.
+DOUBTS = {
+    "edited": "**Edited by hand:** in the sentences below, not all numbers of "
+    "{$ found $} are what was measured.",
+    "stale": "**Stale:** in the sentences below, numbers of {$ found $} were measured "
+    "with an earlier version of the code.",
+}
 
-    Which those are `facts.stale` says when the macros plugin fills in the facts. Tables
-    have a line of their own.
+
+def with_doubts(markdown: str) -> str:
+    """The page with a line below its title where a record that its sentences take
+    numbers from is older than the code, or was edited.
+
+    Which those are the facts say when the macros plugin fills them in. Tables have a
+    line of their own.
     """
     stems = dict.fromkeys(STEM_OF_FACT.findall(markdown))
     if not stems:
         return markdown
-    links = ", ".join(f'facts.stale.get("{stem}", "")' for stem in stems)
-    line = (
-        f'{{@ set stale = [{links}] | select | join(", ") @}}{{@ if stale @}}\n'
-        "**Stale:** in the sentences below, numbers of {$ stale $} were measured with "
-        "an earlier version of the code.\n"
-        "{ .stale }\n{@ endif @}\n"
-    )
-    return TITLE.sub(lambda title: f"{title[0]}\n{line}", markdown, count=1)
+    lines = ""
+    for doubt, text in DOUBTS.items():
+        links = ", ".join(f'facts.{doubt}.get("{stem}", "")' for stem in stems)
+        lines += (
+            f'{{@ set found = [{links}] | select | join(", ") @}}{{@ if found @}}\n'
+            f"{text}\n{{ .stale }}\n{{@ endif @}}\n"
+        )
+    return TITLE.sub(lambda title: f"{title[0]}\n{lines}", markdown, count=1)
 
 
 def on_page_content(page_html: str, /, page: Page, **_: object) -> str:

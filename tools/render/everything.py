@@ -6,7 +6,7 @@ its page includes, `facts(record)` the numbers that its sentences name.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -66,7 +66,7 @@ def render_all(results: Path) -> Rendered:
         "answers": writeup.facts(found),
         "reported": errata.facts(found),
         "first_kernel": first_kernel.facts(found),
-        "stale": stale_facts(found),
+        **doubtful_facts(found),
         "calculator": calculator.facts(found),
         **predicted,
         **of_stems,
@@ -118,17 +118,23 @@ def of_sentences(record: Record) -> bool:
     return record.device.slug in (primary_gpu(), "meta")
 
 
-def stale_facts(found: Mapping[str, list[Record]]) -> dict[str, str]:
-    """For each stem a link to the record whose numbers stand in sentences, if that is
-    older than the code; or nothing.
+def doubtful_facts(found: Mapping[str, list[Record]]) -> dict[str, dict[str, str]]:
+    """Which of the records whose numbers stand in sentences are older than the code,
+    and which were edited by hand: by stem a link, or nothing.
 
-    `tools/hooks/pages.py` writes it under the title of every page with such sentences.
+    `tools/hooks/pages.py` says it under the title of every page with such sentences.
     """
-    records = (r for of_stem in found.values() for r in of_stem)
-    stale = (r for r in records if of_sentences(r) and not is_fresh(r))
+    records = [record for of_stem in found.values() for record in of_stem]
+    ours = [r for r in records if r.kind == "measured" and of_sentences(r)]
+    return {
+        "stale": links_to(r for r in ours if not is_fresh(r)),
+        "edited": links_to(r for r in ours if r.edited),
+    }
+
+
+def links_to(records: Iterable[Record]) -> dict[str, str]:
     links = {
         r.stem: Markup(f"[{r.stem}](results/{r.device.slug}/{r.stem}.json)")
-        for r in stale
-        if r.kind == "measured"
+        for r in records
     }
     return {stem: links.get(stem, "") for stem in STEMS}

@@ -19,6 +19,7 @@ from systems.attention.inputs import (
     is_differentiated,
     is_traced,
     refuse_second_derivative,
+    refuse_transforms,
 )
 from systems.attention.triton import launches as triton
 from systems.attention.triton.configs import architecture
@@ -242,6 +243,7 @@ def attention(
     backend: str = "auto",
 ) -> Tensor:
     """`flash_attention` by these kernels, with its arguments and errors."""
+    refuse_transforms()
     q, k, v = autocast_like_sdpa(q, k, v)
     tensors = isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)
     if tensors and q.ndim in (3, 4) and not is_traced(q):

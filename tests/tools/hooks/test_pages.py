@@ -159,7 +159,7 @@ def test_an_answer_is_copied_where_it_is_marked_with_its_links_to_its_own_page(
         hooks.on_page_markdown("<!-- answer: a -->", PAGE, config)
 
 
-def filled_in(markdown: str, stale: dict[str, str]) -> str:
+def filled_in(markdown: str, stale: dict[str, str], **edited: str) -> str:
     """The page as the macros plugin leaves it, with its delimiters."""
     marks = ("{@", "@}", "{$", "$}", "{~", "~}")
     facts = {
@@ -168,6 +168,7 @@ def filled_in(markdown: str, stale: dict[str, str]) -> str:
         "b": {"x": "2"},
         "c": {"x": "3"},
         "stale": stale,
+        "edited": edited,
     }
     return (
         Environment(*marks, undefined=StrictUndefined)
@@ -200,11 +201,18 @@ def test_a_page_says_under_its_title_which_of_its_numbers_are_stale() -> None:
         " [a](a), [b](b) were measured with an earlier version of the code."
         "\n{ .stale }\n\n" in both
     )
-    assert "tale" not in filled_in(built, {"a": "", "b": "", "c": "[c](c)"})
+    neither = filled_in(built, {"a": "", "b": "", "c": "[c](c)"}, c="[c](c)")
+    assert "tale" not in neither and "dited" not in neither
+    edited = filled_in(built, {"a": "[a](a)"}, b="[b](b)")
+    assert (
+        "**Edited by hand:** in the sentences below, not all numbers of [b](b) are "
+        in (edited)
+        and "numbers of [a](a) were measured with an earlier" in edited
+    )
 
 
 def test_a_page_without_facts_is_left_alone() -> None:
-    assert hooks.with_stale_line("# Title\n\nText.\n") == "# Title\n\nText.\n"
+    assert hooks.with_doubts("# Title\n\nText.\n") == "# Title\n\nText.\n"
 
 
 def test_answers_copied_into_a_page_are_among_its_sentences(tmp_path: Any) -> None:

@@ -193,12 +193,20 @@ def test_sentences_learn_which_records_are_stale(found, monkeypatch):
     monkeypatch.setattr(everything, "is_fresh", lambda record: record.stem == "warmup")
     elsewhere = copy.deepcopy(measured(found, "method"))
     elsewhere.device.slug = "nvidia-a100"
-    stale = everything.stale_facts({**found, "method": [elsewhere]})
+    stale = everything.doubtful_facts({**found, "method": [elsewhere]})["stale"]
     assert stale.keys() == STEMS.keys() and stale["warmup"] == stale["method"] == ""
     assert stale["end_to_end"] == "[end_to_end](results/nvidia-h200/end_to_end.json)"
     assert stale["model_sizes"] == "[model_sizes](results/meta/model_sizes.json)"
     elsewhere.kind, elsewhere.device.slug = "reported", "nvidia-h200"
-    assert everything.stale_facts({"method": [elsewhere]})["method"] == ""
+    assert everything.doubtful_facts({"method": [elsewhere]})["stale"]["method"] == ""
+
+
+def test_sentences_learn_which_records_were_edited(found):
+    edited = copy.deepcopy(measured(found, "method"))
+    edited.edited = True
+    links = everything.doubtful_facts({**found, "method": [edited]})["edited"]
+    assert links["method"] == "[method](results/nvidia-h200/method.json)"
+    assert not any(link for stem, link in links.items() if stem != "method")
 
 
 @pytest.mark.slow
