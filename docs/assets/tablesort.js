@@ -63,12 +63,26 @@ function makeSortable(table) {
   })
 }
 
+// While a table scrolls sideways, the columns that name a line stay in sight: the first of them, as long as they leave
+// more than half of the frame to the others.
+function pinKeys(frame, table) {
+  const keys = [...table.querySelectorAll("th.key")].slice(0, 3)
+  const ends = keys.map((key) => key.offsetLeft + key.offsetWidth)
+  const scrolls = frame.scrollWidth > frame.clientWidth
+  const pinned = scrolls ? ends.filter((end) => end < 0.48 * frame.clientWidth).length : 0
+  for (const number of [1, 2, 3]) table.classList.toggle(`pinned-${number}`, number === pinned)
+  ;["--second", "--third"].forEach((name, i) => table.style.setProperty(name, `${ends[i]}px`))
+}
+
 // A frame, a formula or a row of tabs that has nothing to scroll is no stop for the Tab key. Frames in hidden tabs change size
 // when they are shown.
 const sizes = new ResizeObserver((entries) => {
   for (const { target } of entries) {
-    if (target.scrollWidth > target.clientWidth) target.tabIndex = 0
+    const scrolls = target.scrollWidth > target.clientWidth || target.scrollHeight > target.clientHeight
+    if (scrolls) target.tabIndex = 0
     else target.removeAttribute("tabindex")
+    const table = target.querySelector(":scope > table.data")
+    if (table) pinKeys(target, table)
   }
 })
 

@@ -27,7 +27,7 @@ from systems import ROOT
 from systems.formulas.fit import optimizer_moved_bytes, step_flops
 from systems.formulas.memory_costs import HOPPER_WORKSPACE, WORKSPACE, Pass
 from systems.formulas.memory_peak import moments
-from systems.model.sizes import ModelSize
+from systems.model.sizes import SIZES, ModelSize
 from systems.profiling.memory.snapshot import CATEGORIES
 from tools.render.spanning import calculator
 
@@ -750,3 +750,139 @@ def test_every_page_has_a_title_and_a_description_of_its_own(
     listed = (site / "llms.txt").read_text(encoding="utf-8")
     assert not re.search(r": $", listed, re.MULTILINE), "a page without a description"
     assert len(re.findall(r"^- \[", listed, re.MULTILINE)) == len(pages)
+
+
+# What a reader sees of each table of a page: how much of its width is hidden, how tall
+# its lines and its head are, and what is narrow though it has many letters.
+MEASURE_TABLES = """() => {
+  const measured = (table) => {
+    const frame = table.closest(".table-frame")
+    if (!table.checkVisibility() || table.closest("#explorer")) return []
+    const box = (element) => element.getBoundingClientRect()
+    const lines = [...table.tBodies[0].rows]
+    const cells = lines.flatMap((line) => [...line.cells])
+    const long = cells.filter((cell) => cell.textContent.trim().length > 30)
+    return [{
+        name: frame.getAttribute("aria-label"),
+        hidden: frame.scrollWidth - frame.clientWidth,
+        line: Math.max(...lines.map((line) => box(line).height)),
+        head: box(table.tHead).height,
+        narrowest: Math.min(...long.map((cell) => box(cell).width), 1e9),
+    }]
+  }
+  return [...document.querySelectorAll("table.data")].flatMap(measured)
+}"""
+OPEN_FOLDS = (
+    "document.querySelectorAll('details').forEach((fold) => (fold.open = true))"
+)
+
+
+def tables_of(page: Page, path: Path, size: dict) -> list[dict]:
+    """All tables of a page, those in folds too."""
+    page.set_viewport_size(size)
+    page.goto(path.as_uri())
+    page.evaluate(OPEN_FOLDS)
+    page.evaluate(TWO_FRAMES)
+    found: list[dict] = page.evaluate(MEASURE_TABLES)
+    return found
+
+
+def test_no_table_hides_a_part_of_its_last_column(
+    page: Page, pages: list[Path]
+) -> None:
+    """A table is shown whole on a desk, or is so wide that it is seen to go on."""
+    narrowly = [
+        f"{path.name}: {table['name']} by {table['hidden']} pixels"
+        for path in pages
+        for table in tables_of(page, path, DESK)
+        if 0 < table["hidden"] < 40
+    ]
+    assert narrowly == []
+
+
+def test_a_phone_shows_tables_with_their_words(page: Page, pages: list[Path]) -> None:
+    """No word stands by syllables, no line is taller than a third of the screen."""
+    squeezed = [
+        f"{path.name}: {table}"
+        for path in pages
+        for table in tables_of(page, path, PHONE)
+        if table["line"] > 300 or table["head"] > 160 or table["narrowest"] < 100
+    ]
+    assert squeezed == []
+
+
+def scrolled(page: Page, frame: Locator, **by: int) -> dict[str, float]:
+    """Where the head and the first cell of the first line stand in the frame."""
+    script = """async (frame, by) => {
+        frame.closest("details")?.setAttribute("open", "")
+        await new Promise((done) => setTimeout(done, 100))
+        Object.assign(frame, by)
+        await new Promise((done) => setTimeout(done, 100))
+        const at = frame.getBoundingClientRect()
+        const head = frame.querySelector("thead th").getBoundingClientRect()
+        const first = frame.querySelector("tbody td").getBoundingClientRect()
+        const last = frame.querySelector("tbody td:last-child").getBoundingClientRect()
+        return {
+            head: head.top - at.top, first: first.left - at.left,
+            last: last.left - at.left, top: frame.scrollTop, left: frame.scrollLeft,
+        }
+    }"""
+    places: dict[str, float] = frame.evaluate(script, by)
+    return places
+
+
+def test_heads_and_names_of_lines_stay_in_sight(page: Page, pages: list[Path]) -> None:
+    page.set_viewport_size(PHONE)
+    long = ".table-frame:has(tbody tr:nth-child(60))"
+    frame = open_first(page, pages, long).first
+    before = scrolled(page, frame)
+    after = scrolled(page, frame, scrollLeft=150, scrollTop=400)
+    assert after["top"] == 400 and after["left"] > 50
+    assert abs(after["head"]) < 3 and abs(after["first"]) < 1
+    assert after["last"] < before["last"] - 50
+    # It stops where the keyboard scrolls it.
+    expect(frame).to_have_attribute("tabindex", "0")
+
+
+def test_sort_arrows_take_no_room_and_show_where_they_are_asked_for(
+    page: Page, pages: list[Path]
+) -> None:
+    button = open_first(page, pages, SORTABLE).first
+    heights = """() => [...document.querySelectorAll("thead")]
+        .filter((head) => head.checkVisibility()).map((head) => head.clientHeight)"""
+    before = page.evaluate(heights)
+    page.add_style_tag(content="th button::after { display: none !important }")
+    assert page.evaluate(heights) == before
+    page.reload()
+    shown = "button => getComputedStyle(button, '::after').opacity"
+    assert button.evaluate(shown) == "0"
+    button.hover()
+    assert button.evaluate(shown) == "1"
+    button.click()
+    page.mouse.move(0, 0)
+    assert button.evaluate(shown) == "1"
+
+
+def test_numbers_end_where_their_head_ends(page: Page, pages: list[Path]) -> None:
+    """And a size is sorted as a size, not by its letters."""
+    head = page.locator("th:not(.r):visible", has_text=re.compile("^size$")).first
+    for path in pages:
+        page.goto(path.as_uri())
+        if head.count():
+            break
+    script = """head => {
+        const rows = [...head.closest("table").rows]
+        const ends = (row) => [...row.cells].filter((c) => c.matches(".r")).map((c) => {
+            const words = document.createRange()
+            words.selectNodeContents(c.querySelector("button") ?? c)
+            return words.getBoundingClientRect().right
+        })
+        const [heads, ...lines] = rows.map(ends)
+        return lines.flatMap((line) => line.map((end, i) => Math.abs(end - heads[i])))
+    }"""
+    assert max(head.evaluate(script)) < 1
+    sizes = list(SIZES)
+    button = head.locator("button")
+    button.click()
+    found = [sizes.index(text) for text in column(page, button)]
+    assert len(set(found)) > 2 and found == sorted(found)

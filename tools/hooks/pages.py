@@ -25,6 +25,8 @@ from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
 
+from systems.model.sizes import SIZES
+
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
@@ -48,11 +50,15 @@ DISPLAY_MATHS = re.compile(
 DISPLAY_FRAME = (
     '<div class="arithmatex" role="group" tabindex="0" aria-label="Formula">'
 )
-# Tables of the tables extension have no class; a caption is a paragraph written with `{
-# .caption }` above.
-TABLE = re.compile(
-    r'(?P<caption><p class="caption"[^>]*>(?:(?!</p>).)*</p>\s*)?'
-    r"<table>(?P<body>.*?)</table>",
+# Tables of the tables extension have no class. A caption is a paragraph with the class,
+# above one table or above tabs that show it of several GPUs; the title of a fold is the
+# caption of the table or tabs that stand first in it.
+CAPTION_OR_TABLE = re.compile(
+    r'<p class="caption">(?P<caption>.*?)</p>'
+    r"|(?P<fold><summary>)(?P<title>(?:(?!</summary>).)*)(?P<folded></summary>\s*"
+    r'(?:<p class="stale">(?:(?!</p>).)*</p>\s*)?)(?=<table>|<div class="tabbed-set)'
+    r"|<table>(?P<body>.*?)</table>"
+    r"|(?P<end><h[1-6]|<p>|<summary>)",
     re.DOTALL,
 )
 # A figure with a caption, up to the caption's first word.
@@ -74,8 +80,27 @@ TOOLTIP_OR_TAG = re.compile(
 # its own scripts.
 UNUSED = re.compile(r"assets/javascripts/lunr/|.*\.map$")
 BRACE = re.compile(r"(?<!\\)[{}]")
-HEADER_CELL = re.compile(r"<th\b[^>]*>(.*?)</th>", re.DOTALL)
+ROW = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
+CELL = re.compile(r"<(t[hd])([^>]*)>(.*?)</\1>", re.DOTALL)
 TAG = re.compile(r"<[^>]+>")
+# A number as tables print it, with what it may be about, its spread and its unit; and
+# what stands where there is none.
+DIGITS = r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?"
+NUMBER = re.compile(
+    rf"[~≈<>≤≥]?\s?[-−+]?{DIGITS}(?: (?:to|of|±) {DIGITS})?[\s\u202f]?[^\W\d]{{0,7}}"
+    r"(?:/\w+)?[%×°]?(?: \([^()]{1,14}\))?"
+)
+NO_NUMBER = re.compile(
+    r"[-–—]?|none|not \w+|out of memory|unsupported|failed|no such .*", re.IGNORECASE
+)
+SPREAD = re.compile(r" (± [\d.]+)")
+# So many columns stand closer together.
+DENSE = 7
+# What a word of this length asks of a column: that it may be broken.
+LONG = 22
+# In code, a line may end behind these.
+CODE = re.compile(r"<code>[^<]*")
+BREAKS = re.compile(r"(?<=[\w)])([._/])(?=\w)")
 
 # `<!-- answer: warmup -->`, alone on its line, stands for what docs/warmup.md says
 # under its heading "Answer".
@@ -288,33 +313,96 @@ def number_figures(page_html: str) -> str:
     return FIGURE.sub(numbered, page_html)
 
 
-# What Markdown writes into each cell of an aligned column.
-RIGHT, LEFT = ' style="text-align: right;"', ' style="text-align: left;"'
+# What Markdown writes into each cell of a column that is aligned left.
+LEFT = "text-align: left;"
 
 
 def frame_tables(page_html: str) -> str:
-    """Put every Markdown table into a region that is focusable, named and scrolls
-    sideways.
+    """Number the tables of a page, and put each into a region that is focusable, named
+    and scrolls.
 
     The class on the table also keeps the theme from adding its own frame, which no
     keyboard reaches.
     """
-    return TABLE.sub(_frame, page_html)
+    numbers = count(1)
+    caption = ""
+
+    def framed(match: re.Match[str]) -> str:
+        nonlocal caption
+        if match["end"]:
+            caption = ""
+            return match[0]
+        if match["body"] is not None:
+            return framed_table(match["body"], caption)
+        number = next(numbers)
+        said = match["caption"] or match["title"]
+        name = f"Table\N{NO-BREAK SPACE}{number}."
+        caption = f"{name} {text_of(said)}"
+        if match["fold"]:
+            return f'<summary id="table-{number}">{name} {said}{match["folded"]}'
+        link = f'<a class="number" href="#table-{number}">{name}</a>'
+        return f'<p class="caption" id="table-{number}">{link} {said}</p>'
+
+    return CAPTION_OR_TABLE.sub(framed, page_html)
 
 
-def _frame(match: re.Match[str]) -> str:
-    heads = HEADER_CELL.findall(match["body"])
+def text_of(cell: str) -> str:
+    return " ".join(html.unescape(TAG.sub("", cell)).split())
+
+
+def framed_table(body: str, caption: str) -> str:
+    """One table. What its columns hold decides how they stand: numbers right, short
+    words on one line, long ones on several.
+    """
+    rows = [CELL.findall(row) for row in ROW.findall(body)]
+    heads, *lines = [[text_of(cell) for *_, cell in row] for row in rows]
+    kinds = [kind_of(list(column)) for column in zip(*lines, strict=False)]
+    # The columns that Markdown aligns left name the line; if it aligns none, the first.
+    keys = max(1, sum(LEFT in mark for _, mark, _ in rows[0]))
+
+    def row(match: re.Match[str]) -> str:
+        columns = count()
+        return f"<tr>{CELL.sub(lambda one: cell(one, next(columns)), match[1])}</tr>"
+
+    def cell(match: re.Match[str], at: int) -> str:
+        tag, _, said = match.groups()
+        kind = kinds[at] if at < len(kinds) else ""
+        names = [kind] if kind else []
+        names += ["key"] if tag == "th" and at < keys else []
+        marks = f' class="{" ".join(names)}"' if names else ""
+        text = text_of(said)
+        if tag == "td" and text in ORDER and heads[at] == "size":
+            marks += f' data-sort="{ORDER[text]}"'
+        if kind == "r":
+            said = SPREAD.sub(r" <small>\1</small>", said)
+        return f"<{tag}{marks}>{breakable(said) if kind == 't' else said}</{tag}>"
+
     more = f" and {len(heads) - 4} more columns" if len(heads) > 4 else ""
-    named = match["caption"] or f"Table: {', '.join(heads[:4])}{more}"
-    label = html.escape(" ".join(html.unescape(TAG.sub("", named)).split()))
+    label = caption or f"Table: {', '.join(heads[:4])}{more}"
     # Nobody searches for a measured number, and the search would load all of them with
     # every page.
-    numbers = " data-search-exclude" if RIGHT in match["body"] else ""
-    # Tens of thousands of cells: a class is shorter than a style, and left is where
-    # text stands by itself.
-    body = match["body"].replace(RIGHT, ' class="r"').replace(LEFT, "")
-    region = f'role="region" tabindex="0" aria-label="{label}"{numbers}'
+    numbers = " data-search-exclude" if "r" in kinds else ""
+    region = f'role="region" tabindex="0" aria-label="{html.escape(label)}"{numbers}'
+    look = "data dense" if len(heads) >= DENSE else "data"
     return (
-        f'{match["caption"] or ""}<div class="table-frame" {region}>'
-        f'<table class="data">{body}</table></div>'
+        f'<div class="table-frame" {region}>'
+        f'<table class="{look}">{ROW.sub(row, body)}</table></div>'
     )
+
+
+# The sizes of the model, from the smallest on: their names sort otherwise.
+ORDER = {size: place for place, size in enumerate(SIZES, start=1)}
+
+
+def kind_of(texts: list[str]) -> str:
+    """The class of a column: `r` for numbers, `t` for text of several lines."""
+    numbers = [NUMBER.fullmatch(text) and text not in ORDER for text in texts]
+    others = (t for t, number in zip(texts, numbers, strict=True) if not number)
+    if any(numbers) and all(map(NO_NUMBER.fullmatch, others)):
+        return "r"
+    return "t" if max(map(len, texts), default=0) > LONG else ""
+
+
+def breakable(cell: str) -> str:
+    """A cell whose code may be broken where a name has a part."""
+    return CODE.sub(lambda code: BREAKS.sub(r"\1<wbr>", code[0]), cell)

@@ -6,6 +6,7 @@ import re
 import statistics
 import textwrap
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 from typing import Any
 
 from systems.records.record import Record, Row
@@ -55,8 +56,9 @@ def bold(text: str) -> Markup:
 
 
 def table(header: list[str], rows: Iterable[list[str]], left: int = 1) -> str:
-    """A Markdown table, or nothing where it has no rows; the first `left` columns are
-    aligned left, the others right.
+    """A Markdown table, or nothing where it has no rows. The first `left` columns name
+    a line, and stay in sight where a page shows less than the whole table; how a
+    column is aligned follows from what it holds.
     """
     rule = [Markup(":---" if i < left else "---:") for i in range(len(header))]
     lines = [map(inert, cells) for cells in (header, rule, *rows)]
@@ -68,8 +70,10 @@ def columns(items: Iterable[Any], *described: Any, left: int = 1) -> str:
     """A table with a line for each item, or nothing. A column is the name of a field of
     its configuration; or the head, what it shows of the item, and how that is printed.
 
-    A line says once why a row has no numbers, where the first would stand.
+    A line says once why a row has no numbers, where the first would stand. Fields that
+    come first name the line.
     """
+    fields = sum(1 for _ in takewhile(lambda one: isinstance(one, str), described))
     full = [
         (column, lambda c, key=column: c.config[key])
         if isinstance(column, str)
@@ -77,7 +81,7 @@ def columns(items: Iterable[Any], *described: Any, left: int = 1) -> str:
         for column in described
     ]
     rows = [printed(item, full) for item in items]
-    return table([head for head, *_ in full], rows, left)
+    return table([head for head, *_ in full], rows, max(left, fields))
 
 
 def printed(item: Any, described: list[tuple[Any, ...]]) -> list[str]:
@@ -275,6 +279,11 @@ def status(row: Row | None) -> str:
 
 def gib(value: float) -> str:
     return f"{value / 2**30:.1f}"
+
+
+def nonzero(text: str) -> str:
+    """A number of a table in which few are not zero; the others are left blank."""
+    return text if re.search(r"[^\d.,+−-]|[1-9]", text) else ""
 
 
 def percent(value: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
@@ -97,8 +98,12 @@ TABLE = (
 )
 
 
+def frame_tables(page: str) -> str:
+    return hooks.frame_tables(page).replace("\N{NO-BREAK SPACE}", " ")
+
+
 def test_a_table_is_framed_and_named_after_its_columns() -> None:
-    framed = hooks.frame_tables(f"<p>x</p>{TABLE}")
+    framed = frame_tables(f"<p>x</p>{TABLE}")
     assert framed.startswith(
         '<p>x</p><div class="table-frame" role="region" tabindex="0" '
     )
@@ -107,29 +112,91 @@ def test_a_table_is_framed_and_named_after_its_columns() -> None:
 
 
 def test_a_table_of_many_columns_has_a_short_name() -> None:
-    framed = hooks.frame_tables("<table><tr>" + "<th>a</th>" * 12 + "</tr></table>")
+    framed = frame_tables("<table><tr>" + "<th>a</th>" * 12 + "</tr></table>")
     assert 'aria-label="Table: a, a, a, a and 8 more columns"' in framed
 
 
-def test_a_caption_above_names_the_table() -> None:
-    framed = hooks.frame_tables(
-        f'<p class="caption">Table 1. Time &amp; "memory".</p>\n{TABLE}'
+def test_a_caption_above_is_numbered_and_names_the_table() -> None:
+    framed = frame_tables(
+        f'<p class="caption">Time &amp; "memory".</p>\n<p class="stale">Old</p>{TABLE}'
     )
-    assert framed.startswith('<p class="caption">')
+    assert framed.startswith(
+        '<p class="caption" id="table-1"><a class="number" href="#table-1">'
+        "Table 1.</a> Time &amp; "
+    )
     assert 'aria-label="Table 1. Time &amp; &quot;memory&quot;."' in framed
 
 
-def test_a_caption_further_up_is_not_this_table_s() -> None:
-    framed = hooks.frame_tables(f'<p class="caption">Far</p><p>text</p>{TABLE}')
+def test_the_title_of_a_fold_is_the_caption_of_the_table_in_it() -> None:
+    fold = "<details><summary>{}</summary>\n{}</details>"
+    framed = frame_tables(
+        fold.format("Every row", TABLE) + fold.format("Why?", f"<p>So:</p>{TABLE}")
+    )
+    assert '<summary id="table-1">Table 1. Every row</summary>' in framed
+    assert "<summary>Why?</summary>" in framed
+    assert re.findall('aria-label="([^"]*)"', framed) == [
+        "Table 1. Every row",
+        "Table: size, forward (ms)",
+    ]
+
+
+def test_tabs_of_several_gpus_share_the_caption_above_them() -> None:
+    framed = frame_tables(
+        '<p class="caption">A</p><div class="tabbed-set">'
+        f'{TABLE}<p class="provenance">GPU</p>{TABLE}</div>'
+        f'<p class="caption">B</p>{TABLE}'
+    )
+    labels = re.findall('aria-label="([^"]*)"', framed)
+    assert labels == ["Table 1. A", "Table 1. A", "Table 2. B"]
+
+
+@pytest.mark.parametrize("between", ["<p>text</p>", "<h2>B</h2>"])
+def test_a_caption_further_up_is_not_this_table_s(between: str) -> None:
+    framed = frame_tables(f'<p class="caption">Far</p>{between}{TABLE}')
     assert 'aria-label="Table: size, forward (ms)"' in framed
 
 
-def test_each_table_has_its_own_frame_and_code_has_none() -> None:
+def test_code_with_line_numbers_has_no_frame() -> None:
+    framed = frame_tables(f'{TABLE}<table class="highlighttable"></table>')
+    assert framed.count("table-frame") == framed.count("aria-label") == 1
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        (["128", "1,024"], "r"),
+        (["8.60 ± 0.17", "out of memory", ""], "r"),
+        (["12 %", "−0.5 %", "~80\u202f%"], "r"),
+        (["2.7e-05", "0"], "r"),
+        (["1.05 to 1.10", "3 of 9", "0.92×"], "r"),
+        (["14.1 (unsteady)", "2.53 (+0.1 %)", "not measured"], "r"),
+        (["small", "2.7B"], ""),
+        (["yes", "no"], ""),
+        (["1, 16, 16384, 64, causal"], "t"),
+        (["out of memory"], ""),
+        (["at the start of the backward pass", "4"], "t"),
+    ],
+)
+def test_a_column_stands_as_what_it_holds_asks(cells: list[str], kind: str) -> None:
+    assert hooks.kind_of(cells) == kind
+
+
+def test_marks_of_a_column_follow_from_all_of_its_cells() -> None:
+    """Not from what Markdown says of it: that names the columns that stay in sight."""
+    left, right = (f' style="text-align: {side};"' for side in ("left", "right"))
     framed = hooks.frame_tables(
-        f'{TABLE}<p class="caption">B</p>{TABLE}<table class="highlighttable"></table>'
+        f"<table><thead><tr><th{left}>size</th><th{left}>context</th>"
+        f"<th{right}>where</th></tr></thead><tbody>"
+        f"<tr><td{left}>2.7B</td><td{left}>128</td><td{right}>at the start of</td></tr>"
+        f"<tr><td{left}>small</td><td{left}>1 ± 2</td><td{right}>the backward pass, "
+        "<code>a.b_c</code></td></tr></tbody></table>"
     )
-    assert framed.count("table-frame") == 2
-    assert framed.count("aria-label") == 2 and 'aria-label="B"' in framed
+    assert '<th class="key">size</th><th class="r key">context</th>' in framed
+    assert '<th class="t">where</th>' in framed
+    assert '<td data-sort="5">2.7B</td><td class="r">128</td>' in framed
+    assert '<td data-sort="1">small</td><td class="r">1 <small>± 2</small>' in framed
+    assert '<td class="t">the backward pass, <code>a.<wbr>b_<wbr>c</code>' in framed
+    assert "style" not in framed
 
 
 def test_an_answer_is_copied_where_it_is_marked_with_its_links_to_its_own_page(

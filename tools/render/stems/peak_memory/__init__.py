@@ -26,6 +26,7 @@ from tools.render.markdown import (
     bold,
     columns,
     milliseconds,
+    nonzero,
     per_device,
     table,
 )
@@ -135,7 +136,7 @@ def pivot(record: Record) -> str:
 def categories_table(record: Record) -> str:
     """2.7B: what the peak is made of."""
     found = [c for c in of_modes(record, *PRECISIONS) if c]
-    shown = [(n, lambda c, n=n: c.category(n), two) for n in CATEGORIES]
+    shown = [(n, lambda c, n=n: nonzero(two(c.category(n)))) for n in CATEGORIES]
     return columns(found, MODE, "precision", "context", *shown, left=2)
 
 
