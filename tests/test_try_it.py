@@ -1,0 +1,177 @@
+"""What *Try it* promises on a page happens: keys that need no GPU are tried.
+
+A line to change stands once in the source, and on the page as it is there.
+"""
+
+import importlib.util
+import re
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from triton import knobs
+
+from systems import ROOT
+from systems.experiments import accumulation, autocast, model_sizes, norm_precision
+from systems.model import sizes
+from tests.attention.checks import check_against_reference, make_inputs, run_class
+
+interpreted = pytest.mark.skipif(
+    not knobs.runtime.interpret, reason="lines are changed in Triton's interpreter"
+)
+
+
+def page(name: str) -> str:
+    text = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
+    return text.split("## Try it")[1]
+
+
+def code_on(name: str) -> set[str]:
+    """What stands between single backticks."""
+    return set(re.findall(r"(?<!`)`([^`\n]+)`(?!`)", page(name)))
+
+
+@pytest.fixture
+def changed(tmp_path, monkeypatch):
+    """The module of a file with one line changed, as a page asks its reader to."""
+
+    def change(path: str, old: str, new: str, on_page: str):
+        source = (ROOT / path).read_text(encoding="utf-8")
+        assert source.count(old) == 1
+        assert {old, new} <= code_on(on_page)
+        file = tmp_path / "changed.py"
+        file.write_text(source.replace(old, new), encoding="utf-8")
+        spec = importlib.util.spec_from_file_location("changed", file)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "changed", module)
+        spec.loader.exec_module(module)
+        return module
+
+    return change
+
+
+def outputs(module, **options):
+    inputs = make_inputs(128, 128, 16, **options)
+    return run_class(module.FlashAttentionFirst, *inputs, True), inputs
+
+
+@pytest.mark.slow
+@interpreted
+def test_without_the_maximum_only_large_scores_fail(changed):
+    module = changed(
+        "systems/attention/first.py",
+        "tl.maximum(m, tl.max(s, 1))",
+        "tl.zeros_like(m)",
+        on_page="flash_forward",
+    )
+    actual, inputs = outputs(module)
+    check_against_reference(actual, *inputs, True)
+    with np.errstate(over="ignore", invalid="ignore"):
+        actual, _ = outputs(module, sigma=60.0)
+    assert not actual["o"].isfinite().all()
+
+
+@pytest.mark.slow
+@interpreted
+def test_without_delta_only_the_gradient_of_v_is_right(changed):
+    module = changed(
+        "systems/attention/first.py",
+        "p * (dp - delta[:, None])",
+        "p * dp",
+        on_page="flash_backward",
+    )
+    actual, inputs = outputs(module)
+    right, _ = outputs(importlib.import_module("systems.attention.first"))
+    wrong = {name for name in right if not torch.equal(right[name], actual[name])}
+    assert wrong == {"dq", "dk"}
+    with pytest.raises(AssertionError, match=r"\bdq\b"):
+        check_against_reference(actual, *inputs, True)
+
+
+@interpreted
+def test_a_tile_as_wide_as_the_row_hides_a_missing_rescaling(tmp_path):
+    from tests.test_exercises import FOLDER, filled_in, key_of
+
+    spec = importlib.util.spec_from_file_location("checks", FOLDER / "checks.py")
+    checks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(checks)
+    name, forgotten = "3_online_softmax", {"l": "l = l + tl.sum(tl.exp(x - m_new), 0)"}
+    text = filled_in(checks, name, key_of(checks, name) | forgotten)
+    assert {"COLUMNS=16", "COLUMNS=4"} <= set(
+        re.findall("`([^`]+)`", page("exercises"))
+    )
+    assert text.count("COLUMNS=4") == 1
+    file = tmp_path / f"{name}.py"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(checks.Wrong):
+        checks.check(name, file)
+    file = tmp_path / f"{name}_of_one_tile.py"
+    file.write_text(text.replace("COLUMNS=4", "COLUMNS=16"), encoding="utf-8")
+    checks.check(name, file)
+
+
+@interpreted
+def test_the_weighted_sum_of_the_page_prints_what_the_page_says(capsys):
+    (program,) = re.findall(r'python -c "\n(.*?)"\n```', page("weighted_sum"), re.S)
+    exec(program, {})
+    assert f"`{capsys.readouterr().out.strip()}`" in page("weighted_sum")
+
+
+def test_a_wide_accumulator_saves_the_sum():
+    facts = yaml.safe_load((ROOT / "docs/generated/facts.yml").read_text())
+    for accumulator, fact in (("bf16", "bf16_in_bf16"), ("fp32", "bf16_in_fp32")):
+        command = f"accumulation --value bf16 --accumulator {accumulator}"
+        assert command in page("accumulation")
+        found = accumulation.run(accumulation.Config("bf16", accumulator))
+        said = float(facts["accumulation"][fact])
+        assert found["cpu_result"] == pytest.approx(said, abs=1e-6)
+
+
+def test_a_weight_of_one_never_moves_in_bf16():
+    weight = torch.ones((), dtype=torch.bfloat16)
+    assert weight + 0.001 == weight and weight - 0.001 == weight
+    assert "It never moves" in page("accumulation")
+
+
+def test_a_cpu_leaves_the_layer_norm_in_bf16():
+    facts = yaml.safe_load((ROOT / "docs/generated/facts.yml").read_text())
+    if torch.cuda.is_available():
+        pytest.skip("the page speaks of a CPU")
+    found = autocast.run(autocast.Config("toy", "bf16"))
+    assert (found["ln"], facts["autocast"]["toy_ln_bf16"]) == ("bf16", "fp32")
+
+
+def test_the_error_of_a_running_sum_grows_with_the_width():
+    errors = {}
+    for width in (256, 1024):
+        assert f"--compute running --width {width}" in page("norm_precision")
+        config = norm_precision.Config("layer", "bf16", width, "running")
+        errors[width] = norm_precision.run(config)["output_error"]
+    assert min(errors[1024]) > 4 * max(errors[256])
+
+
+def parameters(config: model_sizes.Config) -> int:
+    found = model_sizes.run(config)
+    return sum(n for name, n in found.items() if name.endswith("_parameters"))
+
+
+def test_the_usual_width_of_swiglu_gives_the_size_its_name(monkeypatch):
+    config = model_sizes.Config("2.7B")
+    as_it_is = parameters(config)
+    assert {"2.7B", "6912"} <= code_on("model_sizes")
+    size = sizes.SIZES["2.7B"]
+    assert 256 * -(-4 * size.d_model * 2 // 3 // 256) == 6912
+    monkeypatch.setitem(sizes.SIZES, "2.7B", replace(size, d_ff=6912))
+    usual = parameters(config)
+    assert abs(usual / 2.7e9 - 1) < 0.05 < abs(as_it_is / 2.7e9 - 1)
+
+
+def test_twice_the_context_is_a_little_more_than_twice_the_work():
+    short, long = (
+        model_sizes.run(model_sizes.Config("2.7B", context))["forward_flops"]
+        for context in (512, 1024)
+    )
+    assert 2 < long / short < 2.2
