@@ -17,8 +17,10 @@ from tools.render.rows import NOT_MEASURED, Cell, Missing, say
 # What can begin markup, an attribute, a formula, a macro or a new line, in Markdown or
 # in the HTML that it becomes; an underscore only where it begins or ends a word.
 LIVE = re.compile(r'[<>&$|`*\[\]{}\\"]|(?<![^\W_])_|_(?![^\W_])')
-# Code in which nothing of that stands.
-CODE = re.compile(r"(`[^`]*`)")
+# Code between single marks. Others would be paired with those that follow.
+CODE = re.compile(r"((?<!`)`(?!`)[^`]+`(?!`))")
+# What code shows otherwise than it is written, or ends an attribute.
+LIVE_IN_CODE = re.compile(r'[<>&|{}\\"]|^(?:#!|:::)')
 INVISIBLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
@@ -30,7 +32,7 @@ def inert(text: str) -> str:
     """Text of a record as text: nothing in it is markup but `code`.
 
     Everything that pages print of a record goes through here: cells of tables,
-    provenance, facts, labels of tabs, what images show.
+    provenance, facts, labels of tabs.
     """
     if isinstance(text, Markup):
         return text
@@ -43,7 +45,14 @@ def coded(part: str) -> str:
     if not CODE.fullmatch(part):
         return LIVE.sub(lambda character: f"&#{ord(character[0])};", part)
     bare = part.strip("`")
-    return f"<code>{coded(bare)}</code>" if re.search(r"[<>&|{}\\]", bare) else part
+    return f"<code>{coded(bare)}</code>" if LIVE_IN_CODE.search(bare) else part
+
+
+def plain(text: str) -> str:
+    """Text of a record where nothing can be markup, `code` neither: what images say
+    and show.
+    """
+    return coded(INVISIBLE.sub(" ", text.replace("`", "")))
 
 
 def lines(texts: Iterable[str]) -> Markup:
@@ -249,8 +258,8 @@ def figure(name: str, alt: str, caption: str) -> str:
     """
     return (
         "<figure markdown>\n"
-        f"![{inert(alt)}](generated/{name}.svg#only-light)\n"
-        f"![{inert(alt)}](generated/{name}-dark.svg#only-dark)\n"
+        f"![{plain(alt)}](generated/{name}.svg#only-light)\n"
+        f"![{plain(alt)}](generated/{name}-dark.svg#only-dark)\n"
         f'<figcaption markdown="span">{inert(caption)}</figcaption>\n</figure>'
     )
 

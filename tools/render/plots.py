@@ -29,7 +29,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from systems.records.record import Record
 from tools.render.drawing import NARROW, SMALL, WIDE, figure
-from tools.render.markdown import inert
+from tools.render.markdown import inert, plain
 from tools.render.rows import Missing
 
 # Each stands for a colour of docs/assets/site.css.
@@ -140,7 +140,7 @@ def svg(
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     head = (
-        f'<svg class="plot {shown}" role="img" aria-label="{inert(alt)}"'
+        f'<svg class="plot {shown}" role="img" aria-label="{plain(alt)}"'
         f' viewBox="0 0 {width} {height:g}" width="{width}" height="{height:g}">'
     )
     return f"{head}\n{inline(buffer.getvalue(), f'{address}-{shown}')}\n</svg>"
@@ -292,7 +292,7 @@ def inline(drawing: str, prefix: str) -> str:
     """
     parts = "\n".join(map(written, flat(ElementTree.fromstring(drawing), prefix)))
     coloured = COLOR.sub(lambda found: f"var({COLORS[found[0]]})", parts)
-    return TEXT.sub(lambda found: inert(unescape(found[1])), coloured)
+    return TEXT.sub(lambda found: plain(unescape(found[1])), coloured)
 
 
 def flat(element: Element, prefix: str) -> Iterator[Element]:

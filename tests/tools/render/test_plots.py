@@ -87,11 +87,12 @@ def test_a_figure_says_what_is_seen_where_it_is_seen():
         line(axes, [1, 2], [3, 4], label="<b> {{ x }}")
         note(axes, "a half", 1, 3)
 
-    text = plot(committed("warmup"), "x", draw, "It is `x` & <i>.", "Key.")
+    text = plot(committed("warmup"), "x", draw, 'It is `x" b="` & <i>.', "Key.")
     (figure,) = figures(text)
     assert "{{" not in text and "<b>" not in text and "<i>" not in text
     assert figure.get("id") == "warmup-x-nvidia-h200"
     for svg in figure.findall("svg"):
+        assert svg.get("aria-label") == 'It is x" b=" & <i>.'
         heights = {w.text: float(w.get("y")) for w in svg.iter("text")}
         assert heights["<b> {{ x }}"] - heights["ours"] >= 13
         assert "a half" in heights and not outside(svg)
