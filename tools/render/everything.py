@@ -38,7 +38,7 @@ def render_all(results: Path) -> Rendered:
             found[stem], unfit = told_apart(stem, found[stem], results)
             made, of_stems[stem] = build(stem, found[stem])
             broken += unfit
-        notes = "".join(f"{b.note}\n\n" for b in broken if b.stem == stem)
+        notes = "".join(map(note, (b for b in broken if b.stem == stem)))
         made["conditions.md"] = conditions(found[stem])
         for name, text in made.items():
             files[f"{stem}-{name}"] = (notes if name.endswith(".md") else "") + text
@@ -77,6 +77,12 @@ def render_all(results: Path) -> Rendered:
         told = (f"  {key}: {json.dumps(inert(of_stem[key]))}" for key in of_stem)
         lines += [f"{stem}:", *told]
     return Rendered({**files, "facts.yml": "\n".join(lines) + "\n"}, broken)
+
+
+def note(broken: Broken) -> str:
+    """What tables say in the place of a record that can't be read."""
+    place = inert(f"`{broken.path.parent.name}/{broken.path.name}`")
+    return f"**Missing:** the record {place} can't be read.\n{{ .stale }}\n\n"
 
 
 def spanning(name: str) -> ModuleType:

@@ -73,12 +73,6 @@ class Broken:
     def __str__(self) -> str:
         return self.why if str(self.path) in self.why else f"{self.path}: {self.why}"
 
-    @property
-    def note(self) -> str:
-        """What its tables say in its place."""
-        place = f"`{self.path.parent.name}/{self.path.name}`"
-        return f"**Missing:** the record {place} can't be read.\n{{ .stale }}"
-
 
 def read(path: Path) -> Record:
     """The whole record in this file. RecordError where it is not the one that belongs

@@ -21,6 +21,8 @@ LIVE = re.compile(r'[<>&$|`*\[\]{}\\"]|(?<![^\W_])_|_(?![^\W_])')
 CODE = re.compile(r"((?<!`)`(?!`)[^`]+`(?!`))")
 # What code shows otherwise than it is written, or ends an attribute.
 LIVE_IN_CODE = re.compile(r'[<>&|{}\\"]|^(?:#!|:::)')
+# What can begin a block; what can begin code, or is escaped, can't.
+OPENING = re.compile(r"^(?:[^\w&<`]|\d)")
 INVISIBLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
@@ -53,6 +55,11 @@ def plain(text: str) -> str:
     and show.
     """
     return coded(INVISIBLE.sub(" ", text.replace("`", "")))
+
+
+def first(text: str) -> Markup:
+    """Text of a record at the start of a line, where it begins no heading or list."""
+    return Markup(OPENING.sub(lambda mark: f"&#{ord(mark[0])};", inert(text).strip()))
 
 
 def lines(texts: Iterable[str]) -> Markup:
@@ -187,7 +194,7 @@ def provenance(record: Record) -> str:
         return f"Reported, not measured here: {inert(told)} {link}\n{{ .provenance }}"
     day = (record.started_utc or "").partition(" ")[0]
     noted = [*record.notes, *of_host(record), *edited]
-    parts = [record.device.name, day, commit_of(record), *noted]
+    parts = [first(record.device.name), day, commit_of(record), *noted]
     told = " · ".join(inert(part) for part in [*parts, Markup(link)] if part)
     return f"{told}\n{{ .provenance }}"
 

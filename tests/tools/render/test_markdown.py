@@ -3,14 +3,30 @@
 import random
 import re
 from functools import cache
+from html import unescape
 from html.parser import HTMLParser
+from pathlib import Path
 
 import markdown
 import pytest
 from mkdocs.utils.yaml import yaml_load
 
 from systems import ROOT
-from tools.render.markdown import Markup, bold, figure, inert, lines, plain, table, tabs
+from systems.records.device import Device
+from tests.factories import make_record
+from tools.render.everything import note
+from tools.render.load import Broken
+from tools.render.markdown import (
+    Markup,
+    bold,
+    figure,
+    inert,
+    lines,
+    plain,
+    provenance,
+    table,
+    tabs,
+)
 
 # Each would run, load, include, compute or format if a page took it as it is.
 LIVE = [
@@ -138,7 +154,7 @@ def made_up() -> list[str]:
 
 def words(text: str) -> str:
     """What a reader reads: without spaces, and without what marks code."""
-    return re.sub(r"[\s`]|#!py", "", text)
+    return re.sub(r"[\s`\x02\x03]|#!py", "", text)
 
 
 @pytest.mark.parametrize(
@@ -155,3 +171,29 @@ def test_whatever_is_written_is_what_is_read(of, made_up):
     assert not seen.odd
     found = [words(text) for text in seen.texts if text.startswith("Says")]
     assert found == [words(f"Says {text}") for text in made_up]
+
+
+OPENINGS = ["# ", "- ", "+ ", "* ", "1. ", "2. ", "    ", "> ", "!!! note ", '=== "x" ']
+OPENINGS += ["??? ", "~~~", "```", "| ", "::: ", ": ", "___", "=== ", "<b>", "`a` ", ""]
+
+
+@pytest.mark.parametrize("opening", OPENINGS)
+def test_a_gpu_of_any_name_begins_a_line_of_text(opening):
+    gpu = Device(f"{opening}A GPU", "a-gpu", driver="1")
+    page = html_of("\n\n" + provenance(make_record("warmup", device=gpu)))
+    told = page.removeprefix('<p class="provenance">')
+    seen = Seen(told)
+    assert told != page and seen.odd[0][0] == "a" and len(seen.odd) == 1
+    text = unescape(re.sub(r"<[^>]*>", "", told))
+    assert words(text).startswith(words(f"{opening}A GPU · no commit"))
+
+
+@pytest.mark.parametrize("text", LIVE)
+def test_a_folder_of_any_name_is_named_where_its_record_is_missing(text):
+    folder = text.replace("/", " ")
+    page = html_of(note(Broken("warmup", Path(folder) / "warmup.json", "empty")))
+    seen = Seen(page.replace("strong>", "code>"))
+    assert not seen.odd and page.startswith('<p class="stale">')
+    (told,) = seen.texts
+    told = words(told)
+    assert told.startswith("Missing:") and f"{words(folder)}/warmup.json" in told
