@@ -157,9 +157,13 @@ def test_the_map_has_every_folder_and_each_file_of_the_top_floors():
     for top in ("systems", "tools"):
         for path in (ROOT / top).rglob("*"):
             name = path.relative_to(ROOT).as_posix()
-            # How a builder splits its rows from its figures is its own affair, and
-            # mkdocstrings prescribes the folders of its templates.
-            own = ("tools/render/stems/", "tools/hooks/templates/")
+            # How a builder splits its rows from its figures is its own affair, and the
+            # folders of templates are prescribed by what reads them.
+            own = (
+                "tools/render/stems/",
+                "tools/hooks/templates/",
+                "tools/hooks/theme/",
+            )
             if "__" in name or name.startswith(own):
                 continue
             if path.is_dir():

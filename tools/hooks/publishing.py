@@ -3,13 +3,14 @@
 Front matter gives each page a `description`, `tags` and a weight in the search. This
 puts the description first among what the search finds, leaves out what repeats on every
 page, and lists all pages for programs in llms.txt. A page that is not there says where
-to go.
+to go. Where the site has an address, each page has a picture for links to it, which
+`theme/main.html` names.
 """
 
 from __future__ import annotations
 
 import re
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -65,6 +66,22 @@ def on_page_context(
     for entry in own[1:]:
         entry.pop("tags", None)
     return context
+
+
+def on_post_page(output: str, /, page: Page, config: MkDocsConfig) -> str:
+    """Draw the page's card beside it."""
+    if config.site_url:
+        # Only who publishes needs what draws.
+        from tools.hooks.cards import card, first_figure
+
+        folder = (Path(config.docs_dir) / page.file.src_uri).parent
+        figure = first_figure(page.content or "", folder)
+        said = page.meta.get("description", "")
+        path = Path(config.site_dir, page.file.dest_uri).with_suffix(".png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        title = unescape(page.toc.items[0].title)
+        path.write_bytes(card(config.site_name, title, said, figure))
+    return output
 
 
 def on_post_template(output: str, /, template_name: str, config: MkDocsConfig) -> str:
