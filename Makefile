@@ -29,6 +29,9 @@ lint: .venv/all
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m basedpyright
+	$(BIN)/python -m check_jsonschema --builtin-schema vendor.github-workflows \
+		.github/workflows/*.yml
+	$(BIN)/zizmor --offline --quiet .github/workflows
 
 # One case of each test that takes no seconds, of every folder.
 quick: lint

@@ -25,6 +25,13 @@ def test_a_workflow_names_what_exists_and_may_only_read(path) -> None:
     for name, job in workflow["jobs"].items():
         assert set(job.get("needs", "").split()) <= workflow["jobs"].keys(), name
         assert int(job["timeout-minutes"]) > 0
+        # What an expression takes from the matrix or from a step is there.
+        known = {
+            *(f"matrix.{key}" for key in job.get("strategy", {}).get("matrix", {})),
+            *(f"steps.{step['id']}" for step in job["steps"] if "id" in step),
+        }
+        named = re.findall(r"\$\{\{ ((?:matrix|steps)\.\w+)", yaml.dump(job))
+        assert set(named) <= known, name
         for step in job["steps"]:
             assert ("uses" in step) != ("run" in step), step
             if "uses" in step:

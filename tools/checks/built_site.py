@@ -258,6 +258,8 @@ def check_address(site: Site, path: Path, url: str, fetched: bool) -> Iterator[s
         yield f"dead link: {url}{remedy}"
     elif (
         parts.fragment
+        # What a page is to show (the explorer, the calculator), and no place in it.
+        and "=" not in parts.fragment
         and target.suffix == ".html"
         and unquote(parts.fragment) not in site.anchors[target]
     ):

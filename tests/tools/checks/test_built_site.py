@@ -18,7 +18,8 @@ CLEAN = r"""
 <h2 id="a">A</h2>
 <p>Costs $5, a set {a}, a list [1, 2] and <code>{{ x }} \( === "a" [x][y]</code>.</p>
 <p><a href="other.html#there">other</a>
-<a href="https://example.org/paper">paper</a> <a href="#a">up</a></p>
+<a href="https://example.org/paper">paper</a> <a href="#a">up</a>
+<a href="other.html#size=xl&amp;context=2048">set up</a></p>
 <p><a href="results/h200.json">record</a>
 <img src="fig.svg#only-light" alt="It grows"></p>
 <pre><code>x = "--8&lt;"</code></pre>
