@@ -1,8 +1,8 @@
 """What a record keeps of a profiled step: times of each phase on the GPU, and a row for
 each kernel of each phase.
 
-Everything is per pass, in ms. A kernel is named by its short name, so that one
-operation is one row.
+Everything is per pass, in ms. Kernels keep the names that the profiler gave them:
+short ones are made when tables are.
 """
 
 from collections import defaultdict
@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from systems.benchmarking import phases
-from systems.profiling.kernel_names import category_of, short_name
+from systems.profiling.kernel_names import category_of
 from systems.profiling.trace import Kernel, TraceError, rows_of, span_ms
 
 # Marks that say which pass and which layer, not which phase.
@@ -57,8 +57,8 @@ def on_the_gpu(kernels: list[Kernel], passes: int) -> dict[str, Any]:
     by_category: dict[str, list[Kernel]] = defaultdict(list)
     for kernel in kernels:
         marks = tuple(mark for mark in kernel.marks if mark.name not in (STEP, LAYER))
-        named = replace(kernel, name=short_name(kernel.name), marks=marks)
-        by_category[category_of(kernel.name, named.path)].append(named)
+        in_phase = replace(kernel, marks=marks)
+        by_category[category_of(kernel.name, in_phase.path)].append(in_phase)
     origin = min(kernel.start for kernel in kernels)
     metrics["kernels"] = [
         {
@@ -103,7 +103,7 @@ def timeline(kernels: list[Kernel], mode: str) -> dict[str, list[dict[str, Any]]
     return {
         "timeline": [
             {
-                **{"phase": "/".join(phase_of(k)), "name": short_name(k.name)},
+                **{"phase": "/".join(phase_of(k)), "name": k.name},
                 **{"category": category_of(k.name, phase_of(k))},
                 **{"start_ms": (k.start - origin) / 1e6, "duration_ms": k.ms},
             }

@@ -68,13 +68,18 @@ OPERATIONS = (
 GENERIC = re.compile(
     r"\b(\w*elementwise\w*kernel\w*|reduce_kernel|multi_tensor_apply_kernel)\b"
 )
+# A product that is cut along its sum ends in a second kernel, which adds the parts up:
+# cuBLAS has one of its own, and a form of each xmma kernel.
+SPLIT_K_SUM = re.compile(r"splitkreduce_|_execute_split_k_kernel|split-K sum$", re.I)
+# A name without arguments: a library's own, or one that is short already.
+PLAIN = re.compile(r"[^<(:]*")
 # What the parts of a name mean that nobody would guess.
 SPOKEN = {
     "direct_copy": "copy",
     "bfloat16_copy": "copy to bf16",
     "launch_clamp_scalar": "clamp",
 }
-LONGEST = 64
+LONGEST = 72
 
 
 def category_of(name: str, path: tuple[str, ...] = ()) -> str:
@@ -96,12 +101,21 @@ def _category(name: str) -> str:
     )
 
 
+def is_split_k_sum(name: str) -> bool:
+    """Whether a kernel of the products multiplies nothing: it adds up the parts of a
+    product that was cut along its sum.
+    """
+    return SPLIT_K_SUM.search(readable(name)) is not None
+
+
 @cache
 def short_name(name: str) -> str:
-    """At most 64 characters: `elementwise exp`, `reduce max`,
-    `ampere_sgemm_128x64_tn`.
+    """At most 72 characters: `elementwise exp`, `reduce max`,
+    `ampere_sgemm_128x64_tn`. A short name is its own.
     """
     text = readable(name)
+    if text == name and PLAIN.fullmatch(name):
+        return _without_schedule(name)[:LONGEST]
     if generic := GENERIC.search(text):
         kind = {
             "reduce_kernel": "reduce",
@@ -126,11 +140,20 @@ def short_name(name: str) -> str:
         .split("::")[-1]
         .split(" ")[-1]
     )
-    # The tile of an xmma kernel tells it from its neighbours, its schedule does not.
-    base = re.sub(
-        r"(_tilesize\w+?)_(?:stage|warpgroup|warpsize|cluster).*", r"\1", base
-    )
     return (base or plain)[:LONGEST]
+
+
+def _without_schedule(name: str) -> str:
+    """The tile of an xmma kernel tells it from its neighbours, its schedule does not.
+    What it is for does.
+    """
+    found = re.fullmatch(
+        r"(.*_tilesize\w+?)_(?:stage|warpgroup|warpsize|cluster).*", name
+    )
+    if found is None:
+        return name
+    role = " split-K sum" if is_split_k_sum(name) else ""
+    return f"{found[1]}{role}"
 
 
 def _operation(arguments: str) -> str:

@@ -120,19 +120,18 @@ def test_a_step_is_timed_then_looked_at(cpu, mode):
     calls = {(row["phase"], row["name"]): row["calls"] for row in rows}
     # Two layers. Each has four projections and three matrices of the feed-forward part,
     # and one matrix ends the model. `einsum` makes each a product of a batch of one.
-    assert calls["forward", "bmm"] == 2 * 7 + 1
+    assert calls["forward", "aten::bmm"] == 2 * 7 + 1
     for part in ("scores", "output"):
-        assert calls[f"forward/attention {part}", "bmm"] == 2
+        assert calls[f"forward/attention {part}", "aten::bmm"] == 2
     softmax = {
         row["name"]: row["category"]
         for row in rows
         if row["phase"] == "forward/attention softmax"
     }
-    assert {"max", "sub", "exp", "sum", "div"} == set(softmax) and set(
-        softmax.values()
-    ) == {"softmax"}
+    parts = ("max", "sub", "exp", "sum", "div")
+    assert softmax == {f"aten::{part}": "softmax" for part in parts}
     if mode == "step":
-        assert calls["backward", "bmm"] == 2 * (2 * (7 + 2) + 1)
+        assert calls["backward", "aten::bmm"] == 2 * (2 * (7 + 2) + 1)
         assert {row["category"] for row in rows if row["phase"] == "optimizer"} <= {
             "optimizer"
         }
@@ -147,8 +146,9 @@ def test_what_the_rows_say_adds_up(cpu):
     )
     assert all(row["phase"] for row in metrics["kernels"])
     # What operations launched is what their names say, here exactly.
+    named = ("aten::mm", "aten::bmm")
     products = sum(
-        row["total_ms"] for row in metrics["kernels"] if row["name"] in ("mm", "bmm")
+        row["total_ms"] for row in metrics["kernels"] if row["name"] in named
     )
     assert sum(metrics["matmul_ops_ms"]) / CONFIG.passes == pytest.approx(
         products, rel=1e-3
@@ -216,6 +216,19 @@ def test_spans_and_sums_are_of_each_pass_and_counts_per_pass():
         match="the trace has 2 steps with kernels, not 3: profile again",
     ):
         on_the_gpu(kernels, 3)
+
+
+def test_kernels_keep_the_names_that_the_profiler_gave_them():
+    mul, add = (f"void at::native::{name}Functor<float>>(int)" for name in ("A", "B"))
+    forward = span("forward", 60, 90)
+    kernels = [
+        kernel(name, at, at + 5, SECOND, forward, LAYERS[0])
+        for at, name in ((61, mul), (66, add), (71, mul))
+    ]
+    rows = on_the_gpu(kernels, 1)["kernels"]
+    assert {row["name"]: row["calls"] for row in rows} == {mul: 2, add: 1}
+    shown = timeline(kernels, "forward")["timeline"]
+    assert [item["name"] for item in shown] == [mul, add, mul]
 
 
 def test_the_timeline_is_of_the_second_layer_of_the_last_pass():

@@ -239,7 +239,7 @@ def test_a_cell_that_ran_out_of_memory_has_no_speed_up(times):
     facts = gains.facts(smaller)
     assert (
         facts["gain_forward_2_7B_512"]
-        == facts["doubling_fp32_2_7B_512"]
+        == facts["pass_share_fp32_2_7B_512"]
         == "out of memory"
     )
     assert facts["slower_cells"].endswith(

@@ -11,6 +11,7 @@ from systems.profiling.kernel_names import (
     CATEGORIES,
     LONGEST,
     category_of,
+    is_split_k_sum,
     readable,
     short_name,
 )
@@ -65,6 +66,10 @@ CUTLASS = (
 XMMA = (
     "sm90_xmma_gemm_bf16f32_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1"
     "_execute_segment_k_off_kernel__5x_cublas"
+)
+SPLIT_K = (
+    "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8_stage3_warpsize1x4x1_ffma_"
+    "aligna4_alignc4_execute_{}__5x_cublas"
 )
 MANGLED_ADD = (
     "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_15CUDAFunctor_"
@@ -129,6 +134,14 @@ KNOWN = {
     CAT: ("CatArrayBatchedCopy", "copy"),
     CUTLASS: ("cutlass_80_simt_sgemm_128x32_8x5_nt_align1", "matmul"),
     XMMA: ("sm90_xmma_gemm_bf16f32_bf16f32_f32_tn_n_tilesize128x128x64", "matmul"),
+    SPLIT_K.format("kernel"): (
+        "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8",
+        "matmul",
+    ),
+    SPLIT_K.format("split_k_kernel"): (
+        "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8 split-K sum",
+        "matmul",
+    ),
     MANGLED_ADD: ("elementwise add", "elementwise"),
     REDUCED: ("splitKreduce_kernel", "matmul"),
     SOFT: ("softmax_warp_forward", "softmax"),
@@ -158,6 +171,20 @@ KNOWN = {
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_name_is_short_and_has_its_category(name):
     assert (short_name(name), category_of(name)) == KNOWN[name]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_short_name_is_its_own(name):
+    assert short_name(short_name(name)) == short_name(name)
+
+
+def test_what_adds_up_the_parts_of_a_product_is_none():
+    sums = {REDUCED, SPLIT_K.format("split_k_kernel")}
+    for name in KNOWN:
+        assert is_split_k_sum(name) == (name in sums)
+        assert is_split_k_sum(short_name(name)) == (name in sums)
+    # Here the product itself is cut, and adds up inside.
+    assert not is_split_k_sum("nvjet_sm90_tst_96x128_64x6_2x1_v_bz_splitK_NNN")
 
 
 def test_the_phase_says_what_unfused_parts_are_for():

@@ -49,13 +49,15 @@ def render_all(results: Path) -> Rendered:
     names = ("gpu", "glossary", "sketches", "envelope", "index")
     gpu, glossary, sketches, envelope, index = map(spanning, names)
     files |= writeup.fragments(found) | explorer.files(found) | calculator.files(found)
-    files |= durations.fragments(found) | diagrams.diagrams()
+    files |= durations.fragments(found) | diagrams.diagrams() | errata.fragments()
     first_kernel = import_module("tools.render.spanning.first_kernel")
     files |= first_kernel.fragments(found)
     for name in ("attention_drawings", "weighted_sum_drawings"):
         files |= import_module(f"tools.render.spanning.{name}").fragments()
     files |= gpu.fragments(found) | glossary.fragments() | sketches.fragments()
     files |= import_module("tools.render.spanning.precision_drawings").fragments(found)
+    causes = spanning("causes")
+    files |= causes.fragments(found)
     predicted = envelope.facts(found)
     for stem in of_stems:
         of_stems[stem] = {**of_stems[stem], **predicted.pop(stem, {})}
@@ -67,6 +69,7 @@ def render_all(results: Path) -> Rendered:
         "reported": errata.facts(found),
         "first_kernel": first_kernel.facts(found),
         **doubtful_facts(found),
+        "causes": causes.facts(found),
         "calculator": calculator.facts(found),
         **predicted,
         **of_stems,

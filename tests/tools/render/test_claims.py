@@ -173,8 +173,11 @@ ALTERED = {
     "gain_grows": lambda r: stretch(
         rows(r, size="2.7B", context=512, precision="bf16"), 9
     ),
-    "slower_where_launches_bind": lambda r: stretch(
-        rows(r, size="2.7B", context=512, precision="bf16"), 9
+    "slower_where_the_gpu_idles": lambda r: stretch(
+        rows(r, precision="bf16", mode="step"), 9, "backward_ms", "backward_gpu_busy_ms"
+    ),
+    "casts_outweigh_products": lambda r: slow_kernels(
+        rows(r, size="2.7B", context=128, precision="bf16"), "copy", 9
     ),
     "autocast_trains_alike": worse_autocast,
     "memory_peak_moves": most_of("saved activations", 9),

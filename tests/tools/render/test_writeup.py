@@ -6,9 +6,12 @@ import copy
 import re
 
 import pytest
+import torch
 
 from systems import ROOT
 from systems.experiments import STEMS
+from systems.model.sizes import SIZES
+from systems.model.transformer import build_model
 from tools.render import load
 from tools.render.spanning import errata, index, writeup
 
@@ -163,6 +166,21 @@ def test_what_follows_from_reported_figures_by_hand(found):
     )
     none = errata.facts({})
     assert none.keys() == facts.keys() and none["rate_most"] == "not measured"
+
+
+def test_the_counts_of_notes_c_are_one_forward_pass_of_xl_and_of_no_other_size():
+    assert [size for size in SIZES if errata.calls(size) == (241, 96)] == ["xl"]
+    # Every weight of the model but the embedding is counted once, and a token
+    # multiplies by each of them.
+    with torch.device("meta"):
+        model = build_model("xl", 8)
+    weights = [p for name, p in model.named_parameters() if p.ndim == 2]
+    assert sum(errata.calls("xl")) == len(weights) - 1
+    # Equal work, so equal shares of the time.
+    narrow, wide = errata.macs("xl")
+    assert narrow == wide == 20.48
+    layer = sum(p.numel() for p in model.layers[0].parameters() if p.ndim == 2)
+    assert narrow + wide == layer / 1e6
 
 
 def test_the_overview_shows_every_page_by_its_own_title():

@@ -1,5 +1,5 @@
-"""Facts of the errata page: what follows from figures that others reported, worked out
-from the records of them.
+"""What pages say of figures that others reported: what follows from them, worked out
+from the records of them, and from the shapes of the model.
 """
 
 from collections.abc import Mapping
@@ -8,9 +8,41 @@ from dataclasses import asdict
 from systems.formulas.costs import PEAKS, forward_flops, pass_flops
 from systems.model.sizes import SIZES
 from systems.records.record import Record, Row
-from tools.render.markdown import fact, percent
+from tools.render.markdown import columns, fact, percent
 
 SXM, PCIE = "a100-sxm4-40gb", "a100-80gb-pcie"
+
+
+def fragments() -> dict[str, str]:
+    return {"errata-calls.md": f"{calls_table()}\n"}
+
+
+def calls_table() -> str:
+    """How often one forward pass multiplies by a weight, the wide w1 and w3 apart from
+    the others, and what a token costs each group in a layer.
+    """
+    return columns(
+        SIZES,
+        ("size", lambda size: size),
+        ("calls: q, k, v, o, w2, head", lambda size: calls(size)[0]),
+        ("w1, w3", lambda size: calls(size)[1]),
+        ("millions a token: q, k, v, o, w2", lambda size: macs(size)[0], "{:.2f}"),
+        ("w1, w3", lambda size: macs(size)[1], "{:.2f}"),
+    )
+
+
+def calls(size: str) -> tuple[int, int]:
+    """Products with q, k, v, o and w2 of every layer and with the head; those with w1
+    and w3, whose results are wide.
+    """
+    layers = SIZES[size].num_layers
+    return 5 * layers + 1, 2 * layers
+
+
+def macs(size: str) -> tuple[float, float]:
+    """Millions of multiplications that a token costs each group in one layer."""
+    d, wide = SIZES[size].d_model, SIZES[size].d_ff
+    return (4 * d**2 + d * wide) / 1e6, 2 * d * wide / 1e6
 
 
 def facts(found: Mapping[str, list[Record]]) -> dict[str, str]:

@@ -36,7 +36,6 @@ from tools.render.rows import (
 from tools.render.stems.end_to_end import gains
 from tools.render.stems.end_to_end.gains import (  # noqa: F401
     gain_grows,
-    slower_where_launches_bind,
 )
 from tools.render.stems.end_to_end.rows import (
     BATCH,

@@ -4,7 +4,7 @@ categories, attention's parts.
 
 from typing import Any
 
-from systems.profiling.kernel_names import CATEGORIES, MATMUL
+from systems.profiling.kernel_names import CATEGORIES, COPY, MATMUL
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.markdown import columns, per_device, percent
@@ -31,16 +31,17 @@ from tools.render.stems.kernel_profile.rows import (
     disagreement,
     idle_share,
     inference,
-    kernels,
     matmul_share,
     of_passes,
     over_softmax,
     part,
     part_costs,
+    product_calls,
     products_ms,
     profiled_ms,
     ran,
     rates,
+    same_in_fp32,
     share,
     slowdown,
     span_ms,
@@ -55,6 +56,8 @@ PROFILERS = {"nsys": "Nsight Systems", "torch": "torch.profiler"}
 # sentences.
 LISTED = ("small", 512)
 SHORT, LARGEST = ("small", 128), ("2.7B", 512)
+# What bf16 is to make faster, the phases of a step without loss and optimizer.
+TRAINED = ("forward", "backward")
 # Kernels that take less are not listed.
 LISTED_SHARE = 0.005
 
@@ -131,8 +134,7 @@ def top_table(record: Record) -> str:
         for passes in ("forward", "forward and backward"):
             row, phases = of_passes(record, c, passes)
             if names := by_name(row, phases):
-                products = [k for k in kernels(row, phases) if k["category"] == MATMUL]
-                calls = sum(kernel["calls"] for kernel in products)
+                calls = product_calls(row, phases)
                 found.append((c, passes, names[0], total_ms(row, phases), calls))
     return columns(
         found,
@@ -141,7 +143,8 @@ def top_table(record: Record) -> str:
         ("top kernel", lambda of: f"`{of[2].name}`"),
         ("calls", lambda of: of[2].calls, "{:g}"),
         ("share of kernel time", lambda of: of[2].ms / (of[3] or 1), percent),
-        ("kernels of products", lambda of: of[4], "{:g}"),
+        ("kernels of products", lambda of: of[4][0], "{:g}"),
+        ("split-K sums", lambda of: of[4][1], "{:g}"),
         left=5,
     )
 
@@ -368,6 +371,39 @@ def softmax_is_memory_traffic(record: Record) -> Judgement:
     times = known(time for *_, time in found)
     numbers = f"Products over softmax: FLOPs {span(flops)}, time {span(times)}."
     return times and (min(flops) > 10 and max(times) < 2, numbers)
+
+
+@claim(
+    "benchmarking_mixed_precision",
+    "Where forward and backward are no faster in bf16 than in fp32, the GPU is idle "
+    "for more than half of the time in bf16.",
+    "Somewhere forward and backward are no faster in bf16 than in fp32 although the "
+    "GPU is busy for at least half of the time.",
+)
+def slower_where_the_gpu_idles(record: Record) -> Judgement:
+    found = known(
+        idle_share(c, *TRAINED)
+        for c in ran(record, mode="step", precision="bf16")
+        if c.ms(*TRAINED) >= same_in_fp32(record, c).ms(*TRAINED)
+    )
+    numbers = f"Idle: {span(found)}, {len(found)} cells." if found else "No such cell."
+    compared = known(
+        c.ms(*TRAINED) / same_in_fp32(record, c).ms(*TRAINED)
+        for c in ran(record, mode="step", precision="bf16")
+    )
+    return compared and (all(idle > 1 / 2 for idle in found), numbers)
+
+
+@claim(
+    "benchmarking_mixed_precision",
+    "In bf16 forward and backward of 2.7B at context 128 spend more time on copies and "
+    "casts, which are paid for each weight, than on matrix products.",
+)
+def casts_outweigh_products(record: Record) -> Judgement:
+    c = at(record, "2.7B", 128, "step", "bf16")
+    copies, products = (total_ms(c, TRAINED, name) for name in (COPY, MATMUL))
+    numbers = f"Copies and casts {copies:.1f} ms, products {products:.1f} ms."
+    return known([copies / products]) and (copies > products, numbers)
 
 
 @claim(

@@ -12,7 +12,7 @@ TABLES = {
     "forward_kernel": {
         "kernel": "top kernel",
         "share": "share",
-        "calls": "calls, in several passes",
+        "calls": "calls",
         "matmul_share": "all `sgemm`",
     },
     "both_kernel": KERNEL,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from systems.formulas.costs import FP32_BYTES, attention_part_costs
 from systems.model.sizes import SIZES
-from systems.profiling.kernel_names import MATMUL
+from systems.profiling.kernel_names import MATMUL, is_split_k_sum, short_name
 from systems.records.record import Record
 from tools.render.rows import PHASES, Cell, axis, cell, cells
 
@@ -33,6 +33,12 @@ def at(
 
 def ran(record: Record | None, **config: Any) -> list[Cell]:
     return [c for c in cells(record, **config) if c]
+
+
+def same_in_fp32(record: Record | None, c: Cell) -> Cell:
+    """The fp32 row of the same size, context and mode."""
+    named = {key: c.config.get(key) for key in ("size", "context", "mode")}
+    return cell(record, **named, precision="fp32")
 
 
 def inference(record: Record | None) -> list[Cell]:
@@ -82,7 +88,7 @@ def matmul_share(record: Record | None, c: Cell, passes: str) -> float:
 
 
 class Kernel(NamedTuple):
-    """All launches of a kernel in one pass."""
+    """All launches of a kernel in one pass, by its short name."""
 
     name: str
     category: str
@@ -94,11 +100,20 @@ def by_name(c: Cell, phases: tuple[str, ...] = PHASES) -> list[Kernel]:
     """Each kernel, whatever its phase among these; the one that takes longest first."""
     found: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
     for item in kernels(c, phases):
-        sums = found[item["name"], item["category"]]
+        sums = found[short_name(item["name"]), item["category"]]
         sums[0] += item["calls"]
         sums[1] += item["total_ms"]
     summed = [Kernel(*names, *sums) for names, sums in found.items()]
     return sorted(summed, key=lambda kernel: (-kernel.ms, kernel.name))
+
+
+def product_calls(c: Cell, phases: tuple[str, ...] = PHASES) -> tuple[float, float]:
+    """How many kernels multiply matrices, and how many add up the parts of products
+    that were cut along their sum.
+    """
+    products = [k for k in kernels(c, phases) if k["category"] == MATMUL]
+    sums = [is_split_k_sum(k["name"]) * k["calls"] for k in products]
+    return sum(k["calls"] for k in products) - sum(sums), sum(sums)
 
 
 def phases_ms(c: Cell, metric: str) -> float:
@@ -126,9 +141,13 @@ def busy_ms(c: Cell) -> float:
     return phases_ms(c, "{}_gpu_busy")
 
 
-def idle_share(c: Cell) -> float:
-    """Of the wall time, without a profiler, what no kernel fills."""
-    return 1 - busy_ms(c) / wall_ms(c)
+def idle_share(c: Cell, *phases: str) -> float:
+    """Of the wall time of these phases, or of all, without a profiler, what no kernel
+    fills.
+    """
+    if not phases:
+        return 1 - busy_ms(c) / wall_ms(c)
+    return 1 - c.ms(*(f"{phase}_gpu_busy" for phase in phases)) / c.ms(*phases)
 
 
 def slowdown(c: Cell) -> float:

@@ -1,0 +1,26 @@
+"""What pages show as a Python session prints what they say. Sessions of one page go on
+from each other.
+"""
+
+import doctest
+import re
+
+import pytest
+
+from systems import ROOT
+
+SESSION = re.compile(r"^```pycon\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = {
+    path.name: "\n".join(found)
+    for path in sorted((ROOT / "docs").glob("*.md"))
+    if (found := SESSION.findall(path.read_text(encoding="utf-8")))
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_session_on_a_page_prints_what_it_says(page):
+    test = doctest.DocTestParser().get_doctest(PAGES[page], {}, page, page, 0)
+    said: list[str] = []
+    assert test.examples
+    doctest.DocTestRunner(verbose=False).run(test, out=said.append)
+    assert not said, "".join(said)

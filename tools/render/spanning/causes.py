@@ -1,0 +1,400 @@
+"""Where forward and backward go, by cause: products, copies and casts, everything
+element-wise, and what no kernel fills.
+
+Kernel times are those of `kernel_profile`. The wall time is that of `end_to_end`: a
+host that launches slowly while a profile is made makes no kernel longer, and must not
+count as idle GPU. Times in ms.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from matplotlib.patches import Patch
+
+from systems.formulas.costs import peak_of
+from systems.profiling.kernel_names import (
+    ATTENTION,
+    COPY,
+    ELEMENTWISE,
+    MATMUL,
+    OTHER,
+    REDUCTION,
+    SOFTMAX,
+    short_name,
+)
+from systems.records.record import Record
+from tools.render import figures
+from tools.render.figures import FAINT, INK, SERIES
+from tools.render.load import primary_gpu
+from tools.render.markdown import columns, figure, per_device, percent
+from tools.render.rows import MISSING, Cell, axis, cell, cells, least, most, say
+from tools.render.stems.kernel_profile.rows import kernels, total_ms
+
+Found = Mapping[str, list[Record]]
+PASSES = ("forward", "backward")
+PRECISIONS = ("fp32", "bf16")
+# What the GPU did, by category of kernel. Softmax and the loss are element-wise kernels
+# and reductions too.
+IDLE, PRODUCTS, COPIES, REST = (
+    "idle",
+    "products",
+    "copies and casts",
+    "element-wise and reductions",
+)
+CATEGORIES = {
+    PRODUCTS: (MATMUL,),
+    COPIES: (COPY,),
+    REST: (ELEMENTWISE, SOFTMAX, REDUCTION, ATTENTION, OTHER),
+}
+CAUSES = (IDLE, *CATEGORIES)
+LOOKS: dict[str, dict[str, Any]] = {
+    IDLE: {"facecolor": FAINT, "hatch": ""},
+    PRODUCTS: {"facecolor": SERIES[0], "hatch": ""},
+    COPIES: {"facecolor": SERIES[1], "hatch": "//"},
+    REST: {"facecolor": SERIES[2], "hatch": "xx"},
+}
+# The passes that a reader sees first: what changes when the context grows, and when the
+# precision does.
+TOLD = [
+    *[("small", context, "bf16") for context in (128, 1024)],
+    *[("2.7B", context, "bf16") for context in (128, 512, 1024)],
+    *[("2.7B", context, "fp32") for context in (128, 512)],
+]
+DRAWN = ("small", "2.7B")
+# A cast of fp32 numbers, which only autocast makes.
+CAST = "elementwise copy to bf16"
+
+
+class Pass(NamedTuple):
+    """Forward and backward of one configuration."""
+
+    size: str
+    context: int
+    precision: str
+    wall_ms: float
+    # By cause; those of kernels, and what is left of the wall time.
+    ms: Mapping[str, float]
+
+    def share(self, cause: str) -> float:
+        return self.ms[cause] / self.wall_ms
+
+
+# --8<-- [start:split]
+def split(
+    profile: Record | None,
+    clock: Record | None,
+    size: str,
+    context: int,
+    precision: str,
+) -> Pass:
+    """One pass by cause. What was not measured is Missing."""
+    at = {"size": size, "context": context, "precision": precision, "mode": "step"}
+    profiled = cell(profile, **at)
+    at["batch"] = profiled.config.get("batch", 4)
+    wall = cell(clock, **at).ms(*PASSES)
+    busy = {
+        cause: sum(total_ms(profiled, PASSES, name) for name in names)
+        for cause, names in CATEGORIES.items()
+    }
+    idle = wall - sum(busy.values())
+    return Pass(size, context, precision, wall, {IDLE: idle, **busy})
+
+
+# --8<-- [end:split]
+
+
+def passes(profile: Record, clock: Record | None) -> list[Pass]:
+    """Every pass that both records have."""
+    found = [
+        split(
+            profile, clock, *(c.config[key] for key in ("size", "context", "precision"))
+        )
+        for c in cells(profile, mode="step")
+    ]
+    return [p for p in found if p.ms[IDLE]]
+
+
+# What only the products' gain would give ----------------------------------------------
+
+
+class Gain(NamedTuple):
+    """A pass in fp32 and in bf16, and what bf16 would take if products alone got
+    faster, by the ratio of the data sheet's rates.
+    """
+
+    fp32: Pass
+    bf16: Pass
+    rates: float
+
+    @property
+    def expected_ms(self) -> float:
+        return self.fp32.wall_ms - self.fp32.ms[PRODUCTS] * (1 - 1 / self.rates)
+
+    @property
+    def expected(self) -> float:
+        return self.fp32.wall_ms / self.expected_ms
+
+    @property
+    def measured(self) -> float:
+        return self.fp32.wall_ms / self.bf16.wall_ms
+
+    def more(self, cause: str) -> float:
+        """How much longer this cause took than expected, in ms. They add up to the
+        difference of the two times.
+        """
+        share = 1 / self.rates if cause == PRODUCTS else 1.0
+        return self.bf16.ms[cause] - share * self.fp32.ms[cause]
+
+
+def gain(profile: Record | None, clock: Record | None, size: str, context: int) -> Gain:
+    fp32, bf16 = (split(profile, clock, size, context, p) for p in PRECISIONS)
+    peak = peak_of(profile.device.slug) if profile else None
+    return Gain(fp32, bf16, peak.bf16 / peak.fp32 if peak else MISSING)
+
+
+def gains(profile: Record, clock: Record | None) -> list[Gain]:
+    """Every size and context that both records have in both precisions."""
+    found = [
+        gain(profile, clock, size, context)
+        for size in axis(profile, "size", precision="bf16")
+        for context in axis(profile, "context", size=size, precision="bf16")
+    ]
+    return [g for g in found if g.measured and g.fp32.ms[IDLE] and g.bf16.ms[IDLE]]
+
+
+# Fragments ----------------------------------------------------------------------------
+
+
+def measured(found: Found, stem: str) -> list[Record]:
+    return [r for r in found.get(stem, []) if r.kind == "measured"]
+
+
+def clock_of(found: Found, profile: Record) -> Record | None:
+    """The record of `end_to_end` of the same GPU."""
+    clocks = measured(found, "end_to_end")
+    same = (r for r in clocks if r.device.slug == profile.device.slug)
+    return next(same, None)
+
+
+def fragments(found: Found) -> dict[str, str]:
+    """The figure, and a table for each question, by GPU."""
+    profiles = measured(found, "kernel_profile")
+    bodies: dict[str, Callable[[Record, Record | None], str]] = {
+        "causes-shares.md": shares_body,
+        "causes-told.md": told_table,
+        "causes-all.md": all_table,
+        "causes-gain.md": gain_table,
+        "causes-copies.md": copies_table,
+    }
+    files = {
+        name: per_device(profiles, lambda r, body=body: body(r, clock_of(found, r)))
+        for name, body in bodies.items()
+    }
+    for profile in profiles:
+        files |= shares_figure(profile, clock_of(found, profile))
+    return files
+
+
+NAME = (
+    ("size", lambda p: p.size),
+    ("context", lambda p: p.context),
+    ("precision", lambda p: p.precision),
+)
+
+
+def causes_table(found: list[Pass]) -> str:
+    def both(p: Pass, cause: str) -> Any:
+        ms = p.ms[cause]
+        return f"{ms:.1f} ({percent(p.share(cause))})" if ms else ms
+
+    each = [(f"{name}, ms", lambda p, name=name: both(p, name)) for name in CAUSES]
+    return columns(
+        found, *NAME, ("wall, ms", lambda p: p.wall_ms, "{:.1f}"), *each, left=3
+    )
+
+
+def told_table(profile: Record, clock: Record | None) -> str:
+    found = (split(profile, clock, *place) for place in TOLD)
+    return causes_table([p for p in found if p.ms[IDLE]])
+
+
+def all_table(profile: Record, clock: Record | None) -> str:
+    return causes_table(passes(profile, clock))
+
+
+def gain_table(profile: Record, clock: Record | None) -> str:
+    more = [(name, lambda g, name=name: g.more(name), "{:+.1f}") for name in CAUSES]
+    return columns(
+        gains(profile, clock),
+        ("size", lambda g: g.fp32.size),
+        ("context", lambda g: g.fp32.context),
+        ("expected gain", lambda g: g.expected, "{:.1f}"),
+        ("measured", lambda g: g.measured, "{:.1f}"),
+        ("expected bf16, ms", lambda g: g.expected_ms, "{:.1f}"),
+        ("measured, ms", lambda g: g.bf16.wall_ms, "{:.1f}"),
+        *more,
+    )
+
+
+def copies_ms(c: Cell, phase: str, name: str = "") -> float:
+    """Copies and casts of one phase; with a name, those of that kernel."""
+    if not c:
+        return c.missing
+    return sum(
+        k["total_ms"]
+        for k in kernels(c, (phase,))
+        if k["category"] == COPY and (not name or short_name(k["name"]) == name)
+    )
+
+
+def copies_table(profile: Record, clock: Record | None) -> str:
+    """Copies of a forward and of a backward pass in both precisions."""
+
+    def step(precision: str):
+        return lambda place: cell(
+            profile, size=place[0], context=place[1], precision=precision, mode="step"
+        )
+
+    def copied(precision: str, phase: str, name: str = ""):
+        return lambda place: copies_ms(step(precision)(place), phase, name)
+
+    places = [
+        (c.config["size"], c.config["context"])
+        for c in cells(profile, mode="step", precision="bf16")
+        if c
+    ]
+    return columns(
+        places,
+        ("size", lambda place: place[0]),
+        ("context", lambda place: place[1]),
+        ("forward, fp32, ms", copied("fp32", "forward"), "{:.1f}"),
+        ("bf16, ms", copied("bf16", "forward"), "{:.1f}"),
+        ("of these casts to bf16, ms", copied("bf16", "forward", CAST), "{:.1f}"),
+        ("backward, fp32, ms", copied("fp32", "backward"), "{:.1f}"),
+        ("bf16, ms", copied("bf16", "backward"), "{:.1f}"),
+    )
+
+
+# The figure ---------------------------------------------------------------------------
+
+
+def drawn(profile: Record, clock: Record | None) -> list[list[Pass]]:
+    """The panels: passes by context, of a size and a precision each."""
+    found = passes(profile, clock)
+    panels = [
+        [p for p in found if (p.size, p.precision) == (size, precision)]
+        for size in DRAWN
+        for precision in PRECISIONS
+    ]
+    return panels if all(panels) else []
+
+
+def shares_body(profile: Record, clock: Record | None) -> str:
+    panels = drawn(profile, clock)
+    if not panels:
+        return ""
+    small, large = panels[1][0], panels[3][0]
+    last = panels[3][-1]
+    return figure(
+        f"causes-shares-{profile.device.slug}",
+        f"In bf16 at context {small.context} the GPU is idle for "
+        f"{percent(small.share(IDLE))} of the time of small; copies and casts take "
+        f"{percent(large.share(COPIES))} of that of 2.7B, and "
+        f"{percent(last.share(COPIES))} at {last.context}.",
+        "Forward and backward by cause. Faster products leave small idle, and 2.7B "
+        "with its copies and casts. Above each bar: the pass in ms.",
+    )
+
+
+def shares_figure(profile: Record, clock: Record | None) -> dict[str, str]:
+    panels = drawn(profile, clock)
+    if not panels:
+        return {}
+    with figures.canvas(width=6.4, height=5.4) as fig:
+        grid = fig.subplots(len(DRAWN), len(PRECISIONS), sharey=True)
+        for axes, found in zip(grid.flat, panels, strict=True):
+            for place, p in enumerate(found):
+                bottom = 0.0
+                # A busy time a little above the wall time leaves nothing idle.
+                for cause, look in LOOKS.items():
+                    height = max(0.0, 100 * p.share(cause))
+                    style = {"edgecolor": INK, "linewidth": 0.4, **look}
+                    axes.bar(place, height, 0.8, bottom, **style)
+                    bottom += height
+                text = f"{p.wall_ms:.0f}"
+                axes.text(place, bottom + 2, text, ha="center", fontsize=9)
+            axes.set_xticks(range(len(found)), [str(p.context) for p in found])
+            axes.set_title(f"{found[0].size}, {found[0].precision}", fontsize=11)
+            axes.set_ylim(0, 112)
+            axes.set_yticks(range(0, 101, 25))
+            axes.grid(False, axis="x")
+        for axes in grid[-1]:
+            axes.set_xlabel("context")
+        for axes in grid[:, 0]:
+            axes.set_ylabel("share of the time, %")
+        handles = [
+            Patch(**look, edgecolor=INK, linewidth=0.4, label=cause)
+            for cause, look in LOOKS.items()
+        ]
+        figures.legend_above(fig, ncols=2, handles=handles)
+        return figures.svg_pair(f"causes-shares-{profile.device.slug}", fig)
+
+
+# Facts --------------------------------------------------------------------------------
+
+
+def facts(found: Found) -> dict[str, str]:
+    """What pages say of single passes, of the worst, and of the gain that products
+    alone would give; of the GPU whose numbers stand in sentences.
+    """
+    profile = next(
+        (
+            r
+            for r in measured(found, "kernel_profile")
+            if r.device.slug == primary_gpu()
+        ),
+        None,
+    )
+    clock = clock_of(found, profile) if profile else None
+    told: dict[str, str] = {}
+    for size, context, precision, causes in (
+        ("small", 128, "bf16", (IDLE, COPIES)),
+        ("2.7B", 128, "fp32", (COPIES,)),
+        ("2.7B", 128, "bf16", (IDLE, COPIES)),
+        ("2.7B", 512, "bf16", (IDLE, COPIES)),
+        ("2.7B", 1024, "bf16", (COPIES, REST)),
+        ("2.7B", 512, "fp32", (PRODUCTS,)),
+    ):
+        p = split(profile, clock, size, context, precision)
+        key = f"{size.replace('.', '_')}_{context}_{precision}"
+        for cause in causes:
+            name = cause.split()[0].replace("-", "_")
+            told[f"{name}_{key}"] = say(p.share(cause), percent)
+    for size, context in (("small", 128), ("2.7B", 128), ("2.7B", 512)):
+        g = gain(profile, clock, size, context)
+        key = f"{size.replace('.', '_')}_{context}"
+        told[f"expected_{key}"] = say(g.expected, "{:.1f}")
+        told[f"measured_{key}"] = say(g.measured, "{:.1f}")
+    short = gain(profile, clock, "2.7B", 128)
+    told["more_copies_2_7B_128"] = say(short.more(COPIES), "{:.0f} ms")
+    told["more_idle_2_7B_128"] = say(short.more(IDLE), "{:.0f} ms")
+    casts = [
+        copies_ms(
+            cell(profile, size="2.7B", context=context, precision="bf16", mode="step"),
+            "forward",
+            CAST,
+        )
+        for context in axis(profile, "context", size="2.7B", precision="bf16")
+    ]
+    in_bf16 = [
+        p.share(PRODUCTS)
+        for p in (passes(profile, clock) if profile else [])
+        if p.precision == "bf16"
+    ]
+    told["products_bf16_most"] = say(most(in_bf16), percent)
+    at = {"size": "2.7B", "context": 128, "precision": "fp32", "mode": "step"}
+    copied = copies_ms(cell(profile, **at), "backward")
+    told["copied_2_7B_128_fp32"] = say(copied, "{:.0f} ms")
+    told["casts_2_7B_least"] = say(least(casts), "{:.1f}")
+    told["casts_2_7B_most"] = say(most(casts), "{:.1f} ms")
+    return told
