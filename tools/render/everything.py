@@ -146,4 +146,8 @@ def links_to(records: Iterable[Record]) -> dict[str, str]:
         r.stem: Markup(f"[{r.stem}](results/{r.device.slug}/{r.stem}.json)")
         for r in records
     }
-    return {stem: links.get(stem, "") for stem in STEMS}
+    # What spans stems is as old as the profile that it is made from.
+    return {
+        **{stem: links.get(stem, "") for stem in STEMS},
+        "causes": links.get("kernel_profile", ""),
+    }

@@ -174,7 +174,7 @@ ALTERED = {
         rows(r, size="2.7B", context=512, precision="bf16"), 9
     ),
     "slower_where_the_gpu_idles": lambda r: stretch(
-        rows(r, precision="bf16", mode="step"), 9, "backward_ms", "backward_gpu_busy_ms"
+        rows(r, precision="bf16", mode="step"), 9, "backward_ms"
     ),
     "casts_outweigh_products": lambda r: slow_kernels(
         rows(r, size="2.7B", context=128, precision="bf16"), "copy", 9

@@ -72,6 +72,7 @@ def test_pages_use_only_facts_that_exist(found):
         f"{group}.{name}"
         for group, module in (
             ("reported", "errata"),
+            ("causes", "causes"),
             ("first_kernel", "first_kernel"),
             ("calculator", "calculator"),
         )
@@ -194,7 +195,9 @@ def test_sentences_learn_which_records_are_stale(found, monkeypatch):
     elsewhere = copy.deepcopy(measured(found, "method"))
     elsewhere.device.slug = "nvidia-a100"
     stale = everything.doubtful_facts({**found, "method": [elsewhere]})["stale"]
-    assert stale.keys() == STEMS.keys() and stale["warmup"] == stale["method"] == ""
+    assert stale.keys() == {*STEMS, "causes"}
+    assert stale["warmup"] == stale["method"] == ""
+    assert stale["causes"] == stale["kernel_profile"] != ""
     assert stale["end_to_end"] == "[end_to_end](results/nvidia-h200/end_to_end.json)"
     assert stale["model_sizes"] == "[model_sizes](results/meta/model_sizes.json)"
     elsewhere.kind, elsewhere.device.slug = "reported", "nvidia-h200"

@@ -9,7 +9,8 @@ count as idle GPU. Times in ms.
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from matplotlib.patches import Patch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from systems.formulas.costs import peak_of
 from systems.profiling.kernel_names import (
@@ -23,10 +24,9 @@ from systems.profiling.kernel_names import (
     short_name,
 )
 from systems.records.record import Record
-from tools.render import figures
-from tools.render.figures import FAINT, INK, SERIES
 from tools.render.load import primary_gpu
-from tools.render.markdown import columns, figure, per_device, percent
+from tools.render.markdown import columns, per_device, percent
+from tools.render.plots import ACCENT, DARK, PALE, TINT, is_narrow, key, panels, plot
 from tools.render.rows import MISSING, Cell, axis, cell, cells, least, most, say
 from tools.render.stems.kernel_profile.rows import kernels, total_ms
 
@@ -47,12 +47,7 @@ CATEGORIES = {
     REST: (ELEMENTWISE, SOFTMAX, REDUCTION, ATTENTION, OTHER),
 }
 CAUSES = (IDLE, *CATEGORIES)
-LOOKS: dict[str, dict[str, Any]] = {
-    IDLE: {"facecolor": FAINT, "hatch": ""},
-    PRODUCTS: {"facecolor": SERIES[0], "hatch": ""},
-    COPIES: {"facecolor": SERIES[1], "hatch": "//"},
-    REST: {"facecolor": SERIES[2], "hatch": "xx"},
-}
+LOOKS = {IDLE: PALE, PRODUCTS: DARK, COPIES: ACCENT, REST: TINT}
 # The passes that a reader sees first: what changes when the context grows, and when the
 # precision does.
 TOLD = [
@@ -186,13 +181,10 @@ def fragments(found: Found) -> dict[str, str]:
         "causes-gain.md": gain_table,
         "causes-copies.md": copies_table,
     }
-    files = {
+    return {
         name: per_device(profiles, lambda r, body=body: body(r, clock_of(found, r)))
         for name, body in bodies.items()
     }
-    for profile in profiles:
-        files |= shares_figure(profile, clock_of(found, profile))
-    return files
 
 
 NAME = (
@@ -229,9 +221,7 @@ def gain_table(profile: Record, clock: Record | None) -> str:
         ("size", lambda g: g.fp32.size),
         ("context", lambda g: g.fp32.context),
         ("expected gain", lambda g: g.expected, "{:.1f}"),
-        ("measured", lambda g: g.measured, "{:.1f}"),
-        ("expected bf16, ms", lambda g: g.expected_ms, "{:.1f}"),
-        ("measured, ms", lambda g: g.bf16.wall_ms, "{:.1f}"),
+        ("measured gain", lambda g: g.measured, "{:.1f}"),
         *more,
     )
 
@@ -290,54 +280,49 @@ def drawn(profile: Record, clock: Record | None) -> list[list[Pass]]:
 
 
 def shares_body(profile: Record, clock: Record | None) -> str:
-    panels = drawn(profile, clock)
-    if not panels:
+    """The figure: a panel for each size and precision, a bar for each context."""
+    found = drawn(profile, clock)
+    if not found:
         return ""
-    small, large = panels[1][0], panels[3][0]
-    last = panels[3][-1]
-    return figure(
-        f"causes-shares-{profile.device.slug}",
-        f"In bf16 at context {small.context} the GPU is idle for "
-        f"{percent(small.share(IDLE))} of the time of small; copies and casts take "
-        f"{percent(large.share(COPIES))} of that of 2.7B, and "
-        f"{percent(last.share(COPIES))} at {last.context}.",
-        "Forward and backward by cause. Faster products leave small idle, and 2.7B "
-        "with its copies and casts. Above each bar: the pass in ms.",
+    small, large, last = found[1][0], found[3][0], found[3][-1]
+
+    def draw(fig: Figure) -> None:
+        for axes, panel in zip(
+            panels(fig, len(found), sharey=True), found, strict=True
+        ):
+            stack(axes, panel)
+        key(fig, LOOKS, ncols=2 if is_narrow(fig) else 4)
+
+    return plot(
+        profile,
+        "causes",
+        draw,
+        f"In bf16 at context {small.context} `small` leaves the GPU idle for "
+        f"{percent(small.share(IDLE))} of the time, and `2.7B` spends "
+        f"{percent(large.share(COPIES))} on copies and casts, at {last.context} "
+        f"{percent(last.share(COPIES))}.",
+        "Forward and backward by cause, as shares of the wall time. Below each bar the "
+        "context, above it the time in ms.",
+        height=300,
+        narrow=900,
     )
 
 
-def shares_figure(profile: Record, clock: Record | None) -> dict[str, str]:
-    panels = drawn(profile, clock)
-    if not panels:
-        return {}
-    with figures.canvas(width=6.4, height=5.4) as fig:
-        grid = fig.subplots(len(DRAWN), len(PRECISIONS), sharey=True)
-        for axes, found in zip(grid.flat, panels, strict=True):
-            for place, p in enumerate(found):
-                bottom = 0.0
-                # A busy time a little above the wall time leaves nothing idle.
-                for cause, look in LOOKS.items():
-                    height = max(0.0, 100 * p.share(cause))
-                    style = {"edgecolor": INK, "linewidth": 0.4, **look}
-                    axes.bar(place, height, 0.8, bottom, **style)
-                    bottom += height
-                text = f"{p.wall_ms:.0f}"
-                axes.text(place, bottom + 2, text, ha="center", fontsize=9)
-            axes.set_xticks(range(len(found)), [str(p.context) for p in found])
-            axes.set_title(f"{found[0].size}, {found[0].precision}", fontsize=11)
-            axes.set_ylim(0, 112)
-            axes.set_yticks(range(0, 101, 25))
-            axes.grid(False, axis="x")
-        for axes in grid[-1]:
-            axes.set_xlabel("context")
-        for axes in grid[:, 0]:
-            axes.set_ylabel("share of the time, %")
-        handles = [
-            Patch(**look, edgecolor=INK, linewidth=0.4, label=cause)
-            for cause, look in LOOKS.items()
-        ]
-        figures.legend_above(fig, ncols=2, handles=handles)
-        return figures.svg_pair(f"causes-shares-{profile.device.slug}", fig)
+def stack(axes: Axes, found: list[Pass]) -> None:
+    """A bar for each of these passes."""
+    for place, p in enumerate(found):
+        bottom = 0.0
+        # A busy time a little above the wall time leaves nothing idle.
+        for cause, color in LOOKS.items():
+            height = max(0.0, 100 * p.share(cause))
+            axes.bar(place, height, 0.8, bottom, color=color)
+            bottom += height
+        style = {"ha": "center", "va": "bottom"}
+        axes.text(place, 101, f"{p.wall_ms:.0f}", **style)
+    axes.set_xticks(range(len(found)), [str(p.context) for p in found])
+    axes.set_title(f"{found[0].size}, {found[0].precision}: %")
+    axes.set_ylim(0, 112)
+    axes.set_yticks(range(0, 101, 25))
 
 
 # Facts --------------------------------------------------------------------------------
