@@ -132,6 +132,7 @@ def configs(quick: bool = False) -> list[Config]:
     return [Config(step, *shapes.get(step.rpartition("_")[0], ())) for step in STEPS]
 
 
+# --8<-- [start:loop]
 @triton.jit
 def steps(
     acc, m, l, q, k_ptr, v_ptr, rows, columns, first, last, scale,
@@ -162,6 +163,9 @@ def steps(
         acc = dot(narrow(p, v.dtype), v, acc * rescale[:, None], "ieee")
         m = m_new
     return acc, m, l
+
+
+# --8<-- [end:loop]
 
 
 @triton.jit

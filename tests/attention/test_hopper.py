@@ -44,7 +44,7 @@ from tests.attention.checks import (
     make_inputs,
     run_class,
 )
-from tools.render.spanning import diagrams
+from tools.render.spanning import hopper_drawings
 
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 LAST_ITEMS = CONFIGS["forward"][64].last_items
@@ -439,15 +439,15 @@ def test_in_one_pass_partial_dq_come_in_order_and_nobody_waits(
     assert waits == 0
 
 
-@pytest.mark.parametrize("program", range(diagrams.PROGRAMS))
+@pytest.mark.parametrize("program", range(hopper_drawings.PROGRAMS))
 def test_the_drawing_shows_the_walk(program):
     """One head at a time, as many tiles as programs; a step of the drawing is BESIDE of
     the kernel's.
     """
-    walked = list(walk_of(program, diagrams.PROGRAMS, 2, 1, True))
+    walked = list(walk_of(program, hopper_drawings.PROGRAMS, 2, 1, True))
     assert [
         (head, tile // BESIDE, order) for head, tile, order in walked[::BESIDE]
-    ] == diagrams.walk(program)
+    ] == hopper_drawings.walk(program)
 
 
 def test_one_pass_is_taken_where_it_is_faster():

@@ -44,15 +44,15 @@ def render_all(results: Path) -> Rendered:
             files[f"{stem}-{name}"] = (notes if name.endswith(".md") else "") + text
     # What spans stems: the write-up with its claims, the table of everything, how long
     # it took; and the drawings, which no record gives.
-    names = ("writeup", "errata", "explorer", "calculator", "durations", "diagrams")
-    writeup, errata, explorer, calculator, durations, diagrams = map(spanning, names)
+    names = ("writeup", "errata", "explorer", "calculator", "durations", "ladder")
+    writeup, errata, explorer, calculator, durations, ladder = map(spanning, names)
     names = ("gpu", "glossary", "sketches", "envelope", "index")
     gpu, glossary, sketches, envelope, index = map(spanning, names)
     files |= writeup.fragments(found) | explorer.files(found) | calculator.files(found)
-    files |= durations.fragments(found) | diagrams.diagrams() | errata.fragments()
+    files |= durations.fragments(found) | ladder.fragments(found) | errata.fragments()
     first_kernel = import_module("tools.render.spanning.first_kernel")
     files |= first_kernel.fragments(found)
-    for name in ("attention_drawings", "weighted_sum_drawings"):
+    for name in ("attention_drawings", "weighted_sum_drawings", "hopper_drawings"):
         files |= import_module(f"tools.render.spanning.{name}").fragments()
     files |= gpu.fragments(found) | glossary.fragments() | sketches.fragments()
     files |= import_module("tools.render.spanning.precision_drawings").fragments(found)
@@ -70,6 +70,7 @@ def render_all(results: Path) -> Rendered:
         "first_kernel": first_kernel.facts(found),
         **doubtful_facts(found),
         "causes": causes.facts(found),
+        "ladder": ladder.facts(found),
         "calculator": calculator.facts(found),
         **predicted,
         **of_stems,

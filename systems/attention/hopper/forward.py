@@ -85,12 +85,12 @@ def make_ring(desc, STAGES: gl.constexpr, READERS: gl.constexpr):
     )
 
 
+# --8<-- [start:waits]
 @gluon.jit
 def fill(ring, i, a_desc, b_desc, batch, head, row, MORE: gl.constexpr = 0):
-    """The producer's step i: wait until the stage is empty, then start the copies into
-    it.
+    """The producer's step i: wait until the stage is empty, then start copies.
 
-    (stage, its barrier); it is full when MORE bytes than those of both tiles have come.
+    (stage, its barrier): full when MORE bytes than both tiles have come.
     """
     STAGES: gl.constexpr = ring.a.shape[0]
     stage = i % STAGES
@@ -117,6 +117,7 @@ def release(ring, i):
     mbarrier.arrive(ring.empty.index(i % ring.a.shape[0]), count=1)
 
 
+# --8<-- [end:waits]
 @gluon.jit
 def pass_over(ring, i):
     """Release step i unread. Its phase must have ended all the same: a later wait tells
@@ -279,6 +280,7 @@ def forward_consumer(
         p = gl.convert_layout(p.to(TYPE), P)
         acc = gl.zeros([64, D], gl.float32, O)
         k, v_next = await_full(ring, first + 1, first + 1 < done)
+        # --8<-- [start:consumer_loop]
         for i in range(first + 1, done):
             s_token = warpgroup_mma(
                 q, k.permute((1, 0)), zeros, use_acc=False, is_async=True
@@ -303,6 +305,7 @@ def forward_consumer(
                 acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
                 release(ring, i - 1)
             acc = acc * gl.convert_layout(rescale, gl.SliceLayout(1, O))[:, None]
+        # --8<-- [end:consumer_loop]
         # The queries have been read: those of the next item may come while o is
         # finished.
         mbarrier.arrive(queries.empty.index(GROUP), count=1)

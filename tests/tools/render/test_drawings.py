@@ -14,6 +14,7 @@ from tests.factories import committed
 from tools.render.spanning import (
     attention_drawings,
     first_kernel,
+    hopper_drawings,
     weighted_sum_drawings,
 )
 from tools.render.spanning.attention_drawings import (
@@ -25,7 +26,11 @@ from tools.render.spanning.attention_drawings import (
 )
 from tools.render.spanning.svg import WIDTH
 
-DRAWINGS = attention_drawings.fragments() | weighted_sum_drawings.fragments()
+DRAWINGS = (
+    attention_drawings.fragments()
+    | hopper_drawings.fragments()
+    | weighted_sum_drawings.fragments()
+)
 
 
 @pytest.mark.parametrize("s", SCORES, ids=["rising", "falling"])

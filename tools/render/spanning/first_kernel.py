@@ -13,8 +13,9 @@ from systems.formulas.costs import (
 )
 from systems.records.record import Record
 from tools.render.load import primary_gpu
-from tools.render.rows import MISSING, cell, known, measured, say
-from tools.render.spanning.svg import drawing, rect, svg, text
+from tools.render.rows import MISSING, cell, measured, say
+from tools.render.spanning.ladder import bar_chart
+from tools.render.spanning.svg import drawing, svg
 
 # One head under a causal mask, as `flash_benchmarking` measures it; `flash_ablation`
 # measures 16.
@@ -38,16 +39,8 @@ def ladder(found: Found) -> str:
     """What each step from the first kernel to the one for any shape takes, as bars."""
     ablation = primary(found, "flash_ablation")
     times = {step: cell(ablation, step=step).ms("time") for step in LADDER}
-    longest = max(known(times.values()), default=1.0)
-    bars = []
-    for i, (step, words) in enumerate(LADDER.items()):
-        y, width = 4 + 26 * i, 150 * (times[step] or 0) / longest
-        kind = "second" if step == "skip" else "first"
-        bars += [
-            text(140, y + 14, words, "", "end"),
-            rect(148, y, width, 20, kind),
-            text(154 + width, y + 14, say(times[step], "{:.2f} ms"), "", "start"),
-        ]
+    shown = {step: (words, times[step]) for step, words in LADDER.items()}
+    height, bars = bar_chart(shown, {}, {"skip": "second"})
     first, last = times["skip"], times["plain_forward"]
     slower = [
         LADDER[step]
@@ -60,7 +53,7 @@ def ladder(found: Found) -> str:
         f"design and {say(last, '{:.2f} ms')} by the kernel for any shape."
     )
     return drawing(
-        svg(188, conclusion, *bars),
+        svg(height, conclusion, *bars),
         f"Six steps make the same algorithm {say(first / last, '{:.1f}')} times as "
         "fast.",
         f"Forward pass, {HEADS} heads of {N:,} tokens, head dimension {D}, bf16, "

@@ -1,0 +1,81 @@
+"""The ladder: what is said of a step follows from its time and what was compiled."""
+
+import pytest
+from msgspec.structs import replace
+
+from tests.factories import committed
+from tools.render.spanning import ladder
+from tools.render.spanning.ladder import Needs, evidence
+from tools.render.stems.flash_ablation import BACKWARD, FORWARD
+
+STEMS = ("flash_ablation", "flash_peers", "flash_leaderboard")
+TEXT = ("", "", "", "")
+TWO = Needs(TEXT, 120, 8, 2, 15.0)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return {stem: [committed(stem)] for stem in STEMS}
+
+
+def test_every_step_has_a_name_and_a_cause():
+    steps = [*FORWARD, *BACKWARD]
+    assert list(ladder.NAMES) == steps
+    assert list(ladder.CAUSES) == [s for s in steps if not s.startswith("first_")]
+
+
+def test_without_records_nothing_is_measured_and_nothing_is_said():
+    assert set(ladder.facts({}).values()) == {"not measured"}
+    files = ladder.fragments({})
+    assert files["ladder-why.md"] == "Not measured yet.\n"
+    assert "Not compiled" in files["ladder-needs.md"]
+    assert "not measured" in files["ladder-bars.md"]
+
+
+def test_what_was_not_measured_says_so_and_compares_with_nothing(found):
+    table = ladder.fragments(found)["ladder-forward.md"]
+    assert "| the first kernel |  | not measured |  |  |  |" in table
+    assert "not measured" not in ladder.facts(found).values()
+    # Tiles are where the ladder begins: no gain, but beside cuDNN and the floor.
+    (tiles,) = (line for line in table.splitlines() if line.startswith("| all tiles"))
+    assert tiles.count("%") == 2 and tiles.split("|")[4].strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("after", "gained", "said"),
+    [
+        (Needs(TEXT, 134, 8, 1, 12.0), 0.8, ["134 registers", "with 128", "one is"]),
+        (Needs(TEXT, 134, 8, 1, 12.0), 0.8, ["15.0 to 12.0", "It loses:", "wait"]),
+        (Needs(TEXT, 160, 4, 2, 15.0), 0.9, ["from 16 to 8", "It loses:"]),
+        (Needs(TEXT, 120, 8, 2, 15.0), 0.9, ["It loses,", "the next experiment"]),
+        (Needs(TEXT, 80, 8, 3, 15.0), 1.5, ["from 16 to 24", "the warps hide"]),
+    ],
+)
+def test_the_reason_follows_from_what_was_compiled(after, gained, said):
+    told = " ".join(evidence(TWO, after, gained, predicted=1.1))
+    assert [words for words in said if words not in told] == []
+
+
+def test_nothing_is_said_where_nothing_changes_or_kernels_are_several():
+    assert evidence(TWO, TWO, 1.05, predicted=1.1) == []
+    several = Needs(TEXT, None, 8, 1, 3.0)
+    assert evidence(TWO, several, 0.5, predicted=1.1) == []
+
+
+def test_compiled_numbers_stand_beside_their_own_triton_and_gpu_alone(found):
+    (ours,) = found["flash_ablation"]
+    assert "134" in ladder.needs_table(ours)
+    other = replace(ours, software={**ours.software, "triton": "0.0.1"})
+    elsewhere = replace(ours, device=replace(ours.device, capability="8.0"))
+    for measured in (other, elsewhere):
+        assert ladder.needs(measured) == {}
+        assert "Not compiled" in ladder.needs_table(measured)
+
+
+def test_where_hopper_s_kernels_did_not_run_their_steps_are_left_out(found):
+    (ours,) = found["flash_ablation"]
+    rows = [replace(r, metrics={**r.metrics, "ran": "triton"}) for r in ours.rows]
+    files = ladder.fragments({"flash_ablation": [replace(ours, rows=rows)]})
+    assert "any shape" in files["ladder-forward.md"]
+    for name in ("ladder-forward.md", "ladder-why.md", "ladder-bars.md"):
+        assert "with roles" not in files[name]

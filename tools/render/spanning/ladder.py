@@ -1,0 +1,406 @@
+"""The ladder of `flash_ablation`: what each step gains, how far that is from cuDNN and
+from the floor, and what the compiled kernel says of why.
+
+Three records of one GPU are read: the steps, cuDNN at the same shape, and the floors.
+What was compiled and not timed stands in a file of its own (`tools/compile_steps.py`).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+from systems.experiments import STEMS
+from systems.records.record import Record
+from systems.records.source_hash import source_hash
+from tools.render.load import primary_gpu
+from tools.render.markdown import Markup, per_device, percent, table
+from tools.render.rows import MISSING, cell, known, measured, say
+from tools.render.spanning.svg import drawing, rect, svg, text
+from tools.render.stems.flash_ablation import (
+    BACKWARD,
+    COMPILED,
+    FORWARD,
+    PATH_OF_HOPPER,
+    gain,
+)
+from tools.render.stems.flash_leaderboard import floors_ms
+
+# In a figure or a table, where a name has to be short.
+NAMES = {
+    "first_forward": "the first kernel",
+    "tiles": "all tiles, all masked",
+    "skip": "stops at the diagonal",
+    "split": "masks the diagonal only",
+    "exp2": "exp2 instead of exp",
+    "pipeline": "three tiles in flight",
+    "heavy_first": "longest rows first",
+    "small_tiles": "smaller tiles",
+    "plain_forward": "any shape",
+    "one_item_forward": "warps with roles",
+    "forward": "item after item",
+    "first_backward": "the first kernel",
+    "atomic_backward": "one pass, atomics",
+    "plain_backward": "two passes, any shape",
+    "two_passes_backward": "two passes, roles",
+    "backward": "one pass, in order",
+}
+# Why a step should gain. What it did gain, and what the compiler made of it, follows
+# from the records.
+CAUSES = {
+    "tiles": "The online softmax in tiles of 128 queries and 64 keys, eight warps; no "
+    "other technique.",
+    "skip": "Half of the tiles lie above the diagonal: a program now ends there.",
+    "split": "Only tiles on the diagonal need the comparison, so the loop over the "
+    "others is compiled without it.",
+    "exp2": "The GPU has an instruction for exp2 and none for exp, which is built from "
+    "it with a product and a check for tiny numbers.",
+    "pipeline": "While a tile is multiplied, [the next two are on their "
+    "way](#software-pipelining).",
+    "heavy_first": "The loop is the same. Only the order changes in which programs "
+    "start: the longest no longer come last, when other SMs have nothing left.",
+    "small_tiles": "Half of the queries and twice the keys in a program of four warps: "
+    "more programs could take turns on an SM.",
+    "plain_forward": "Strides, ragged edges, splits, tiles of its own and [a limit of "
+    "registers](flash_any_shape.md#programs-side-by-side). What generality costs is "
+    "paid outside the loop.",
+    "one_item_forward": "[Warps with roles](flash_hopper.md) on Hopper: a producer "
+    "copies, and consumers keep tensor cores and exponentials busy at once.",
+    "forward": "One program on each SM computes one item after another, so the next "
+    "one's tiles arrive while this one ends.",
+    "atomic_backward": "Five products for each tile, and many programs add to one dQ "
+    "by atomics, in an order that changes from run to run.",
+    "plain_backward": "Seven products in two passes. Nobody adds to what another one "
+    "writes, so no dQ travels to memory and back for each tile of keys.",
+    "two_passes_backward": "The same products by [warps with roles](flash_hopper.md).",
+    "backward": "Five products again, and [partial dQ added in a fixed "
+    "order](flash_hopper.md#the-backward-pass-in-one-kernel) by the copy engine.",
+}
+TEST = {"batch": 1, "heads": 16, "n": 16384, "d": 64, "causal": True, "dtype": "bf16"}
+REGISTERS, LANES = 65536, 32
+# Left out of the figure where there is no time.
+UNTIMED = ("first_forward", *PATH_OF_HOPPER)
+Found = Mapping[str, list[Record]]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What the kernels of a step need of an SM; None where there are several of them.
+    `text` is for a table.
+    """
+
+    text: tuple[str, str, str, str]
+    registers: int | None
+    warps: int
+    programs: int
+    per_score: float
+
+    @property
+    def warps_on_sm(self) -> int:
+        return self.warps * self.programs
+
+
+def fragments(found: Found) -> dict[str, str]:
+    """Bars, a table for each pass, what was compiled, and the reasons."""
+    records, ours = found.get("flash_ablation", []), primary(found, "flash_ablation")
+    return {
+        "ladder-bars.md": bars(found, ours),
+        "ladder-forward.md": per_device(
+            records, lambda record: times(found, record, FORWARD)
+        ),
+        "ladder-backward.md": per_device(
+            records, lambda record: times(found, record, BACKWARD)
+        ),
+        "ladder-needs.md": needs_table(ours),
+        "ladder-why.md": reasons(ours, FORWARD),
+        "ladder-why-backward.md": reasons(ours, BACKWARD),
+    }
+
+
+def primary(found: Found, stem: str) -> Record | None:
+    """What the GPU whose numbers stand in sentences measured."""
+    return of_gpu(found, stem, primary_gpu())
+
+
+def of_gpu(found: Found, stem: str, slug: str) -> Record | None:
+    ours = measured(found.get(stem, []))
+    return next((r for r in ours if r.device.slug == slug), None)
+
+
+# What the records say ----------------------------------------------------------------
+
+
+def ms(record: Record | None, step: str) -> float:
+    """Where the kernels for Hopper don't run, their step repeats the one before."""
+    c = cell(record, step=step)
+    repeats = c and step in PATH_OF_HOPPER and c["ran"] != "hopper"
+    return MISSING if repeats else c.ms("time")
+
+
+def landmarks(found: Found, record: Record | None, name: str) -> tuple[float, float]:
+    """cuDNN's time of this pass, and the least that its products or exponentials take.
+    The least of a backward pass is that of five products.
+    """
+    if record is None:
+        return MISSING, MISSING
+    slug = record.device.slug
+    peers = of_gpu(found, "flash_peers", slug)
+    cudnn = cell(peers, implementation="sdpa_cudnn", **TEST).ms(name)
+    top = of_gpu(found, "flash_leaderboard", slug)
+    kernel = {"forward": "forward", "backward": "one_pass"}[name]
+    limits = floors_ms(top).get(kernel, {}) if top else {}
+    limits.pop("additions", None)
+    return cudnn, max(limits.values(), default=MISSING)
+
+
+def pass_of(steps: Mapping[str, Any]) -> str:
+    return "forward" if steps is FORWARD else "backward"
+
+
+def compared(steps: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Each step with the one that it is measured against; "" where it starts anew."""
+    rest = [step for step in steps if not step.startswith("first_")]
+    return [*pairwise(["", *rest])]
+
+
+def times(found: Found, record: Record, steps: Mapping[str, tuple[str, str]]) -> str:
+    """A line for each step."""
+    cudnn, floor = landmarks(found, record, pass_of(steps))
+    before = {step: earlier for earlier, step in compared(steps)}
+    lines = []
+    for step, (_, predicted) in steps.items():
+        time, last = ms(record, step), before.get(step)
+        if step in PATH_OF_HOPPER and not known([time]):
+            continue
+        gained = gain(record, last, step) if last else None
+        lines.append(
+            [
+                NAMES[step],
+                predicted.partition(":")[0],
+                say(time, "{:.3f}"),
+                "" if gained is None else say(gained, "{:.2f}"),
+                *(
+                    say(part, percent) if known([time, part]) else ""
+                    for part in (cudnn / time, floor / time)
+                ),
+            ]
+        )
+    head = ["step", "predicted gain", "ms", "gain", "of cuDNN's speed", "of the floor"]
+    return table(head, lines)
+
+
+# What was compiled -------------------------------------------------------------------
+
+
+@cache
+def compiled() -> dict[str, Any]:
+    return json.loads(COMPILED.read_text(encoding="utf-8")) if COMPILED.exists() else {}
+
+
+def needs(record: Record | None) -> dict[str, Needs]:
+    """What each step needs with the version of Triton that was measured, if the GPU is
+    of the kind that it was compiled for.
+    """
+    if record is None or record.device.capability != "9.0":
+        return {}
+    steps = compiled().get(record.software.get("triton", ""), {}).get("steps", {})
+    return {step: needs_of(kernels) for step, kernels in steps.items()}
+
+
+def needs_of(kernels: Sequence[Mapping[str, Any]]) -> Needs:
+    def each(show: Any) -> str:
+        return " / ".join(str(show(kernel)) for kernel in kernels)
+
+    first = kernels[0]
+    return Needs(
+        (
+            each(lambda k: k["registers"]),
+            each(lambda k: k["stack_bytes"]),
+            each(lambda k: f"{k['programs']} × {k['warps']}"),
+            each(lambda k: f"{k['per_score']:.1f}"),
+        ),
+        first["registers"] if len(kernels) == 1 else None,
+        first["warps"],
+        first["programs"],
+        first["per_score"],
+    )
+
+
+def needs_table(record: Record | None) -> str:
+    """Registers, spills, warps on an SM and instructions."""
+    found = needs(record)
+    if not found or record is None:
+        version = record.software.get("triton") if record else None
+        tried = f" with Triton {version}" if version else ""
+        return f"Not compiled{tried}: run `python tools/compile_steps.py`.\n"
+    version = record.software["triton"]
+    there = compiled()[version]["source_hash"]
+    fresh = there == source_hash(STEMS["flash_ablation"].module)
+    stale = "**Stale:** compiled from an earlier version of the code.\n{ .stale }\n\n"
+    head = ["step", "registers", "spilled, bytes", "programs × warps on an SM"]
+    head.append("instructions for a score")
+    lines = [[NAMES[step], *it.text] for step, it in found.items()]
+    link = Markup("[file](results/flash_ablation-compiled.json)")
+    return (
+        f"{'' if fresh else stale}{table(head, lines)}\n\n"
+        f"Compiled for an H100 with Triton {version}, not timed · {link}\n"
+        "{ .provenance }\n"
+    )
+
+
+# Why ---------------------------------------------------------------------------------
+
+
+def reasons(record: Record | None, steps: Mapping[str, tuple[str, str]]) -> str:
+    """Each step's cause, what was predicted and measured, and what was compiled."""
+    found = needs(record)
+    items = []
+    for before, step in compared(steps):
+        if not known([ms(record, step)]):
+            continue
+        told = [f"**{NAMES[step][0].upper()}{NAMES[step][1:]}.** {CAUSES[step]}"]
+        if before:
+            gained = gain(record, before, step)
+            predicted = steps[step][1].partition(":")[0]
+            told.append(f"Predicted {predicted}, measured {say(gained, '{:.2f}')}.")
+            if before in found and step in found:
+                told += evidence(
+                    found[before], found[step], gained, float(predicted or 1)
+                )
+        items.append(f"1. {' '.join(told)}")
+    return "\n".join(items) + "\n" if items else "Not measured yet.\n"
+
+
+def evidence(a: Needs, b: Needs, gained: float, predicted: float) -> list[str]:
+    """What the compiled kernels say about a step from a to b."""
+    if a.registers is None or b.registers is None:
+        return []
+    told = []
+    if abs(b.per_score / a.per_score - 1) > 0.05:
+        told.append(
+            f"The loop went from {a.per_score:.1f} to {b.per_score:.1f} instructions "
+            "for a score."
+        )
+    fewer = b.warps_on_sm < a.warps_on_sm
+    limit = REGISTERS // (a.programs * b.warps * LANES)
+    if fewer and a.warps == b.warps and b.registers > limit:
+        left = "one is" if b.programs == 1 else f"{b.programs} are"
+        told.append(
+            f"But a thread needs {b.registers} registers, and {a.programs} programs "
+            f"of {b.warps} warps fit on an SM only with {limit}: {left} left."
+        )
+    elif b.warps_on_sm != a.warps_on_sm:
+        told.append(
+            f"Warps on an SM went from {a.warps_on_sm} to {b.warps_on_sm}"
+            + (f", at {b.registers} registers." if not fewer else ".")
+        )
+    if gained < 0.98 and fewer:
+        told.append(
+            "**It loses:** while these warps wait for a tile, nobody else computes."
+        )
+    elif gained < 0.98:
+        told.append(
+            "**It loses,** and the compiled loop does not say why; the next "
+            "experiment is a profile of what its warps wait for."
+        )
+    elif gained > 1.2 * predicted and b.warps_on_sm > a.warps_on_sm:
+        told.append("So the step gains what it saves and what the warps hide.")
+    return told
+
+
+# The figure --------------------------------------------------------------------------
+
+
+def bar_chart(
+    shown: Mapping[str, tuple[str, float]],
+    marks: Mapping[str, float],
+    kind: Mapping[str, str],
+) -> tuple[float, list[str]]:
+    """(height, parts): a bar in ms for each step that has a time, and marks across."""
+    left, room = 148, 150
+    top = 20 if known(marks.values()) else 4
+    longest = max(known(time for _, time in shown.values()), default=1.0)
+    height, parts = top + 26 * len(shown), []
+    across = [room * time / longest for time in known(marks.values())]
+    for name, time in marks.items():
+        if known([time]):
+            x = left + room * time / longest
+            parts += [
+                rect(x, top - 4, 0.01, height - top + 4, "frame-line thin"),
+                text(x, 11, name, "note", "end" if name == "floor" else "start"),
+            ]
+    for i, (step, (words, time)) in enumerate(shown.items()):
+        y, width = top + 26 * i, room * (time or 0) / longest
+        if known([time]):
+            parts.append(rect(left, y, width, 20, kind.get(step, "first")))
+        # A mark does not go through a number.
+        right = max([width, *(at for at in across if 0 <= at - width < 50)])
+        parts += [
+            text(left - 8, y + 14, words, "", "end"),
+            text(left + 6 + right, y + 14, say(time, "{:.2f} ms"), "", "start"),
+        ]
+    return height, parts
+
+
+def bars(found: Found, record: Record | None) -> str:
+    """The forward pass, step by step, with cuDNN's time and the floor across."""
+    cudnn, floor = landmarks(found, record, "forward")
+    shown = {
+        step: (NAMES[step], ms(record, step))
+        for step in FORWARD
+        if step not in UNTIMED or known([ms(record, step)])
+    }
+    lost = {
+        step: "second"
+        for before, step in compared(FORWARD)
+        if before and gain(record, before, step) < 0.98
+    }
+    height, parts = bar_chart(shown, {"floor": floor, "cuDNN": cudnn}, lost)
+    start, end = ms(record, "tiles"), fastest(record)
+    picture = svg(
+        height,
+        f"The forward pass goes from {say(start, '{:.2f} ms')} to "
+        f"{say(end, '{:.2f} ms')}; cuDNN takes {say(cudnn, '{:.2f} ms')} and the floor "
+        f"is {say(floor, '{:.2f} ms')}.",
+        *parts,
+    )
+    return drawing(
+        picture,
+        f"{say(start / end, '{:.1f}')} times as fast, one technique at a time.",
+        "Forward pass of 16 heads, 16,384 tokens, head dimension 64, bf16, causal. "
+        "Each step keeps those above it. Orange: slower than the step above.",
+    )
+
+
+def fastest(record: Record | None) -> float:
+    return min(known(ms(record, step) for step in FORWARD), default=MISSING)
+
+
+def facts(found: Found) -> dict[str, str]:
+    """From the first step to the fastest, beside cuDNN and the floors."""
+    record = primary(found, "flash_ablation")
+    top = primary(found, "flash_leaderboard")
+    start, end = ms(record, "tiles"), fastest(record)
+    back = ms(record, "backward")
+    cudnn, floor = landmarks(found, record, "forward")
+    back_cudnn, back_floor = landmarks(found, record, "backward")
+    limits = floors_ms(top).get("forward", {}) if top else {}
+    products, exponentials = (
+        limits.get(name, MISSING) for name in ("matrix", "exponentials")
+    )
+    time = "{:.2f} ms"
+    return {
+        "start": say(start, time),
+        "end": say(end, time),
+        "gain": say(start / end, "{:.1f}"),
+        "of_cudnn": say(cudnn / end, percent),
+        "of_floor": say(floor / end, percent),
+        "backward_of_cudnn": say(back_cudnn / back, percent),
+        "backward_of_floor": say(back_floor / back, percent),
+        "products": say(products, time),
+        "exponentials": say(exponentials, time),
+        "in_turn": say(products + exponentials, time),
+        "any_shape": say(ms(record, "plain_forward"), time),
+    }
