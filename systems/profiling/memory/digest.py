@@ -153,14 +153,21 @@ def code(block: Block) -> str:
     """The first two frames of `systems` in the stack, innermost first: `model.py:46
     forward, model.py:92 forward`.
     """
-    frames = [(function, PurePath(file), line) for function, file, line in block.stack]
-    # In `systems` itself or in a package of it.
     ours = [
-        f"{file.name}:{line} {function}"
-        for function, file, line in frames
-        if "systems" in file.parts[-3:-1]
+        f"{PurePath(file).name}:{line} {function}"
+        for function, file, line in block.stack
+        if is_ours(PurePath(file))
     ]
     return ", ".join(ours[:2])
+
+
+def is_ours(file: PurePath) -> bool:
+    """Whether it is a module of `systems`, at any depth. An environment in a folder of
+    that name is none: its folders, as `site-packages`, can't be packages.
+    """
+    *_, below = file.as_posix().rpartition("/systems/")
+    packages = PurePath(below).parts[:-1]
+    return below != file.as_posix() and all(map(str.isidentifier, packages))
 
 
 def text(history: History) -> str:

@@ -13,6 +13,7 @@ from systems.profiling.memory import digest as memory_digest
 from systems.profiling.memory.digest import POINTS, digest, sampled, text
 from systems.profiling.memory.snapshot import (
     CATEGORIES,
+    Block,
     History,
     Mark,
     SnapshotError,
@@ -210,6 +211,19 @@ def test_the_digest_by_hand(step):
     ] == [in_use(step)[event] for event in line["event"]]
     assert "timeline" not in digest(step)
     assert "278" not in text(step) and "0.27 GiB in backward" in text(step)
+
+
+def test_the_code_of_a_block_is_the_first_two_frames_of_ours_at_any_depth():
+    files = (
+        "/home/a/systems/.venv/lib/python3.12/site-packages/torch/functional.py",
+        "/home/a/systems/clone/systems/attention/triton/launches.py",
+        "/opt/python3.12/systems.py",
+        "/x/systems/check_setup.py",
+        "/x/systems/model/transformer.py",
+    )
+    stack = tuple(("f", file, line) for line, file in enumerate(files))
+    found = memory_digest.code(Block(0, 1, 0, stack=stack))
+    assert found == "launches.py:1 f, check_setup.py:3 f"
 
 
 def test_a_sampled_timeline_keeps_every_peak():
