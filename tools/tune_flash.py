@@ -26,6 +26,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from multiprocessing import get_context
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -300,7 +301,7 @@ def report(
     """The fastest tiles, ready to be put into the table."""
     console.print(title, style="bold")
     table = Table("ms", "entry")
-    for time_ms, config in sorted(times)[:show]:
+    for time_ms, config in sorted(times, key=itemgetter(0))[:show]:
         table.add_row(f"{time_ms:.4f}", entry(config))
     console.print(table)
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from rich.console import Console
 
 from systems import ROOT
 from systems.attention.triton.configs import CONFIGS, FEW_ROWS, Config, for_mask
@@ -49,6 +50,17 @@ def test_an_entry_is_printed_as_it_is_written():
         Config(64, 64, 4, 3, ahead=True),
     ):
         assert eval(entry(config), {"Config": Config}) == config
+
+
+def test_the_fastest_are_printed_also_where_two_are_as_fast(capsys):
+    """Configurations have no order: one has a limit of registers, the other none."""
+    fast, tie = Config(64, 64, 4, 3), Config(64, 64, 4, 3, registers=128)
+    slow = Config(128, 64, 8, 2)
+    times = [(0.5, slow), (0.25, fast), (0.25, tie)]
+    tune_flash.report(Console(width=100), "half", times, show=2)
+    printed = capsys.readouterr().out
+    assert entry(slow) not in printed
+    assert 0 < printed.index(entry(fast)) < printed.index(entry(tie))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
