@@ -117,8 +117,9 @@ def read(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
     with explained(
         f"{path} is no whole trace", "profile again, and let the export finish"
     ):
-        with opened(path, "rt", encoding="utf-8") as file:
-            # A kernel's name is its author's: it may have a line break or a tab.
+        with opened(path, "rt", encoding="utf-8", errors="replace") as file:
+            # A kernel's name is its author's: it may have a line break, a tab or a byte
+            # that is no text.
             trace = json.load(file, strict=False)
     events = trace.get("traceEvents") if isinstance(trace, dict) else None
     if not isinstance(events, list):

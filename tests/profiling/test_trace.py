@@ -240,10 +240,22 @@ def test_a_wrong_event_is_one_clear_line(tmp_path, wrong):
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
 
 
+@pytest.mark.parametrize("odd", [b"\xff", b"\t", b"\n"])
+def test_a_kernel_of_any_name_is_read(tmp_path, odd):
+    text = json.dumps(a_trace()).encode().replace(b'"gemm"', b'"ge' + odd + b'mm"')
+    (tmp_path / "t.json").write_bytes(text)
+    kernels = torch_trace.read(tmp_path / "t.json", MARKS)
+    name = f"ge{odd.decode(errors='replace')}mm"
+    renamed = {"gemm": name}
+    assert found(kernels) == {
+        (renamed.get(kernel, kernel), path): totals
+        for (kernel, path), totals in EXPECTED.items()
+    }
+
+
 def test_what_is_no_text_is_one_clear_line(tmp_path):
     contents = {
         "foreign.json": b"\xff\xfe\x00",
-        "bytes.json": b'{"traceEvents": ["\xff"]}',
         "deep.json": b"[" * 100_000,
         "cut.json.gz": gzip.compress(b"{}" * 999)[:-9],
         "plain.json.gz": b"{}",
