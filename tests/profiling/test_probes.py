@@ -2,6 +2,8 @@
 each saved tensor's memory once.
 """
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -84,6 +86,21 @@ def test_a_lost_kernel_shifts_no_sample():
     lost = kernels(("gemm", 1), ("gemm", 2), ("exp", 5), ("gemm", 3), ("exp", 7))
     with pytest.raises(TraceError, match="3 launches of gemm in 2 calls: .*again$"):
         by_call_ms(lost, 2)
+
+
+@pytest.mark.parametrize("losses", [1, 2])
+def test_where_a_kernel_was_lost_it_is_profiled_once_more(monkeypatch, losses):
+    whole, calls = kernels(("gemm", 1), ("gemm", 2)), []
+    looks = iter([whole[:1]] * losses + [whole])
+
+    def fake(work, device):
+        return work(), next(looks)
+
+    monkeypatch.setattr(probes, "profiled", fake)
+    with nullcontext() if losses == 1 else pytest.raises(TraceError, match="1 launch"):
+        found = kernels_ms(lambda: calls.append(1), 2, "cuda")
+        assert found == {"gemm": [0.001, 0.002]}
+    assert len(calls) == 1 + 2 * 2
 
 
 def test_calls_are_profiled_after_one_that_is_not(gpu):
