@@ -19,7 +19,7 @@ from typing import Any
 import typer
 
 from systems import ROOT
-from systems.experiments import EVERY_ROW, STEMS
+from systems.experiments import STEMS
 from systems.records.outcome import measure_row
 
 # Each holds a context and a row's tensors on the GPU.
@@ -46,11 +46,7 @@ def rehearse(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
     """Compile in parallel what pending rows of a stem will run, until `deadline`."""
     count = min(MOST_PROCESSES, cores())
     names = STEMS[stem].rehearsed
-    wanted = [
-        c
-        for c in pending
-        if names == EVERY_ROW or getattr(c, "implementation", None) in names
-    ]
+    wanted = [c for c in pending if getattr(c, "implementation", None) in names]
     if len(wanted) < LEAST_ROWS or count < 2:
         return
     rows = [i for i, config in enumerate(configs_of(stem, grid)) if config in wanted]

@@ -5,14 +5,14 @@ lost.
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 
 import pytest
 import typer
 
 from systems import ROOT
-from systems.experiments import EVERY_ROW, STEMS, Stem
+from systems.experiments import STEMS, Stem
 from systems.records import store
 from systems.running import measure, precompile
 from tests import fake_stem
@@ -71,22 +71,17 @@ def test_pending_rows_are_shared_out_among_the_processes(stem, started, done):
     ]
 
 
-def test_where_a_row_has_all_implementations_every_row_is_compiled(
-    stem, started, monkeypatch
-):
-    monkeypatch.setitem(STEMS, "fake", replace(STEMS["fake"], rehearsed=EVERY_ROW))
-    precompile.rehearse("fake", "full", CONFIGS[1:], NEVER)
-    assert sorted(int(row) for command in started for row in command[5:]) == list(
-        range(1, len(CONFIGS))
-    )
-
-
 @pytest.mark.parametrize(
     "name", ["flash_peers", "flash_accuracy", "flash_benchmarking"]
 )
 def test_what_compiles_much_is_compiled_ahead(name, started):
-    precompile.rehearse(name, "full", precompile.configs_of(name, "full"), NEVER)
+    configs = precompile.configs_of(name, "full")
+    precompile.rehearse(name, "full", configs, NEVER)
     assert len(started) == 3
+    rows = {int(row) for command in started for row in command[5:]}
+    compiled = {configs[row].implementation for row in rows}
+    # PyTorch's own attention comes compiled.
+    assert compiled and not {x for x in compiled if x.startswith("sdpa")}
 
 
 def test_at_the_deadline_it_ends(stem, monkeypatch):
