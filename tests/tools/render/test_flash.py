@@ -9,6 +9,7 @@ from systems.benchmarking import peers as attentions
 from systems.formulas.costs import KERNELS
 from systems.records.device import Device
 from systems.records.record import Record, Row
+from tests.factories import committed
 from tools.render.rows import Cell, cell, say
 from tools.render.stems import (
     flash_ablation,
@@ -429,37 +430,45 @@ def board():
 
 
 def test_kernels_are_told_by_their_names(board):
-    found = flash_leaderboard.roles_ms(flash_leaderboard.row_of(board, "ours"))
+    found = flash_leaderboard.roles_ms(cell(board, implementation="ours"))
     assert found == pytest.approx({"forward": 1.0, "dkdv": 2.0, "dq": 1.5, "rest": 0.4})
     facts = flash_leaderboard.facts(board)
-    assert (facts["time_rest"], facts["share_rest"], facts["slowest"]) == (
+    assert (facts["time_rest"], facts["share_rest"], facts["flex"]) == (
         "0.40 ms",
         "8.2 %",
-        "dK and dV",
+        "not measured",
     )
-    assert (facts["over_sdpa_cudnn"], facts["over_flex"]) == ("1.25", "not measured")
+    assert facts["times"] == "forward 1.00 ms, dK and dV 2.00 ms, dQ 1.50 ms"
+
+
+def test_the_rate_of_the_test_stands_beside_its_share_of_the_peak(board):
+    # 7 products of 128 FLOPs for half of 16 · 1024² scores, in 5 ms.
+    board.find(implementation="ours").metrics["both_ms"] = [0.01]
+    facts = flash_leaderboard.facts(board)
+    assert (facts["rate"], facts["share"]) == ("752 TFLOP/s", "76 %")
+    assert (
+        "| ours | 0.010 | 0.010 | 0.010 | 752 | 76 % | 1,000 |"
+        in (flash_leaderboard.fragments([board])["table.md"])
+    )
 
 
 def test_one_pass_is_a_kernel_of_its_own(board):
     ours = board.find(implementation="ours")
     kernels = {"delta_kernel": 0.2, "one_pass_kernel": 2.0, "round_kernel": 0.1}
     ours.metrics = {"both_ms": [4.0], "kernels": listed(kernels)}
-    assert flash_leaderboard.roles_ms(ours) == {
-        "delta": 0.2,
-        "one_pass": 2.0,
-        "round": 0.1,
-    }
-    assert (
-        "| dK, dV and dQ | 2.000 |"
-        in flash_leaderboard.fragments([board])["kernels.md"]
-    )
-    # Seven tensors in 16 bits and two vectors in 32, at 10^12 bytes/s: 0.0148 ms.
-    assert (
-        flash_leaderboard.facts(board)["over_floors"] == "dK, dV and dQ 135.0 (bytes)"
-    )
+    found = [kernel.role for kernel in flash_leaderboard.kernels(board)]
+    assert found == ["delta", "one_pass", "round"]
+    shown = flash_leaderboard.fragments([board])["kernels.md"]
+    assert "| dK, dV and dQ | 2.000 |" in shown
+    # 5 products of 128 FLOPs for half of 16 · 1024² scores, at 4096 FLOPs a clock of
+    # 132 multiprocessors at 2 GHz: 4.96 µs.
+    assert flash_leaderboard.facts(board)["over_floors"] == "dK, dV and dQ 402.8"
+    # What multiplies nothing has no floor.
+    (line,) = (line for line in shown.splitlines() if line.startswith("| D |"))
+    assert line.startswith("| D | 0.200 |") and line.endswith("|  |")
 
 
-def test_what_one_pass_adds_in_memory_is_a_floor_of_its_own(board):
+def test_what_one_pass_adds_in_memory_is_a_limit_of_its_own(board):
     ours, top = board.find(implementation="ours"), board.find(implementation="ceiling")
     kernels = {"one_pass_kernel": 2.0, "forward_kernel": 1.0}
     ours.metrics = {"both_ms": [4.0], "kernels": listed(kernels)}
@@ -467,58 +476,55 @@ def test_what_one_pass_adds_in_memory_is_a_floor_of_its_own(board):
     top.metrics |= {"addition_ms": [1.0], "added_bytes": 10**9}
     # Half of 16 heads of 1024² scores, a row of 64 numbers of 4 bytes for 128 of them:
     # 16.8 MB at 10^12 bytes/s.
-    assert flash_leaderboard.floors_ms(board)["one_pass"]["additions"] == pytest.approx(
-        0.016777, rel=1e-4
-    )
-    kernels = flash_leaderboard.fragments([board])["kernels.md"].replace(
-        "\N{NO-BREAK SPACE}", " "
-    )
-    assert (
-        "floor by additions, ms" in kernels
-        and "of a copy, of additions in memory." in kernels
-    )
-    assert "| 0.005 | 0.003 | 0.015 | 0.017 | 119.21 |" in kernels
-    facts = flash_leaderboard.facts(board)
-    assert facts["over_floors"].endswith("dK, dV and dQ 119.2 (additions)")
-    assert (facts["additions_rate"], facts["additions"]) == ("1.0 TB/s", "0.02 ms")
+    (_, one_pass) = flash_leaderboard.large(board)
+    assert one_pass.limits["additions"] == pytest.approx(0.016777, rel=1e-4)
+    shown = flash_leaderboard.fragments([board])
+    assert "additions, ms" in shown["kernels.md"]
+    assert ">additions</text>" in shown["figure.md"]
+    assert flash_leaderboard.facts(board)["additions_rate"] == "1.0 TB/s"
 
 
-def test_floors_by_hand(board):
-    floors = flash_leaderboard.floors_ms(board)
+def test_limits_by_hand(board):
     scores, rows = 16 * 1024**2 // 2, 16 * 1024
-    assert floors.keys() == KERNELS.keys()
-    # Four products at 10^15 FLOP/s; 16 exponentials per clock of 100 multiprocessors at
-    # the highest clock, 2 GHz.
-    assert floors["dkdv"]["matrix"] == pytest.approx(4 * 2 * 64 * scores / 1e15 * 1e3)
-    assert floors["dkdv"]["exponentials"] == pytest.approx(
-        scores / (16 * 100 * 2e9) * 1e3
+    shape = {"heads": 16, "n": 1024, "d": 64}
+    rates = flash_leaderboard.rates_of(board)
+    found = {role: flash_leaderboard.limits_ms(rates, role, shape) for role in KERNELS}
+    # Four products at 4096 FLOPs a clock, one exponential at 16, of 132
+    # multiprocessors at the highest clock that was seen, 2 GHz.
+    clocks = 132 * 2e9 / 1e3
+    assert found["dkdv"]["products"] == pytest.approx(
+        4 * 2 * 64 * scores / 4096 / clocks
     )
-    # q, k, v, o in 16 bits and lse in 32, at 10^12 bytes/s.
-    assert floors["forward"]["bytes"] == pytest.approx(
-        rows * (4 * 64 * 2 + 4) / 1e12 * 1e3
-    )
-    assert floors["delta"]["matrix"] == 0
-    # q, k, v, o and dq; lse is read, and written for the other kernel together with D.
-    assert floors["dq"]["bytes"] == pytest.approx(
-        rows * (5 * 64 * 2 + 3 * 4) / 1e12 * 1e3
+    assert found["dkdv"]["exponentials"] == pytest.approx(scores / 16 / clocks)
+    # q, k, v, o in 16 bits and lse in 32, at the data sheet's 4.8 TB/s.
+    moved = rows * (4 * 64 * 2 + 4)
+    assert found["forward"]["bytes"] == pytest.approx(moved / 4.8e12 * 1e3)
+    assert "products" not in found["delta"]
+    # A clock below the maker's was not the highest.
+    slow = replace(board, device=replace(GPU, sm_clocks_mhz=[1000]))
+    assert flash_leaderboard.rates_of(slow).products == pytest.approx(
+        132 * 1.98e9 * 4096
     )
 
 
-def test_how_far_the_product_slows_is_told(board):
-    assert flash_leaderboard.facts(board)["product_slows"] == "1.00"
-    board.find(implementation="ceiling").metrics["product_ms"] = [1.25, 1.0, 1.1]
-    assert flash_leaderboard.facts(board)["product_slows"] == "1.25"
+def test_of_an_unknown_gpu_there_are_times_and_no_floors(board):
+    elsewhere = replace(board, device=replace(GPU, name="X", slug="x"))
+    shown = flash_leaderboard.fragments([elsewhere])["kernels.md"]
+    assert "| dQ | 1.500 | 31 % |" in shown and "products" not in shown
+    assert "not measured" in flash_leaderboard.facts(elsewhere)["share"]
 
 
-def test_without_a_ceiling_there_are_times_and_no_floors(board):
-    board.rows = board.rows[1:]
-    files = flash_leaderboard.fragments([board])
-    assert (
-        "kernels-nvidia-h200.svg" not in files
-        and "| dQ | 1.500 |" in files["kernels.md"]
-    )
-    facts = flash_leaderboard.facts(board)
-    assert facts["over_floors"] == facts["product_slows"] == "not measured"
+def test_two_leaderboards_are_told_apart():
+    boards = [
+        committed("flash_leaderboard", f"reported-cs336-leaderboard{edition}")
+        for edition in ("", "-2026")
+    ]
+    shown = flash_leaderboard.fragments(boards)["reported.md"]
+    # 7 products of 128 FLOPs for half of 16 · 16384² scores in 5.364 ms, of an H100's
+    # 989.5 TFLOP/s.
+    assert "| 1 | 5.364 | 359 | 36 % |" in shown
+    assert "| place | training step, ms |" in shown and "| 1 | 3,837 |" in shown
+    assert "=== " not in flash_leaderboard.fragments(boards[:1])["reported.md"]
 
 
 def test_a_step_adds_its_phases_and_an_eager_one_may_have_no_memory():

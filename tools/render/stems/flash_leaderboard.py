@@ -1,27 +1,32 @@
 """Tables, figure and facts of `flash_leaderboard`: the course's test, and each kernel
-against its floor.
+against what it can't do without.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from systems.formulas.costs import (
-    EXPONENTIALS_PER_CLOCK,
-    KERNELS,
-    attention_flops,
-    scores,
-)
-from systems.records.record import Record, Row
+from matplotlib.figure import Figure
+
+from systems.formulas.chips import chip_of
+from systems.formulas.costs import KERNELS, attention_flops, peak_of, scores
+from systems.records.device import slug_of
+from systems.records.record import Record
 from systems.records.summary import summarize
-from tools.render.figures import INK, SERIES, canvas, svg_pair
-from tools.render.markdown import (
+from tools.render.drawing import NARROW, SMALL, Drawing, drawn
+from tools.render.load import primary_gpu
+from tools.render.markdown import columns, milliseconds, per_device, percent, table
+from tools.render.plots import ACCENT, GREY, PALE, bars, panels, plot
+from tools.render.rows import (
+    MISSING,
     NOT_MEASURED,
-    fact,
-    figure,
-    milliseconds,
-    per_device,
-    percent,
-    table,
+    Cell,
+    cell,
+    cells,
+    known,
+    measured,
+    say,
 )
+from tools.render.stems.flash_passes import TFLOPS, peak_flops
 
 NAMES = {
     "ours": "ours",
@@ -40,346 +45,368 @@ ROLES = {
     "dq": "dQ",
     "round": "dQ rounded",
 }
-
-
-class Limit(NamedTuple):
-    """What a kernel must do, whose rate it is held against, its mark in the figure."""
-
-    label: str
-    rate: str
-    marker: str
-    color: str
-
-
-# What a floor is made of: the slowest of these that must be done.
+# What a kernel must do. Products are a floor: nothing passes tensor cores at their
+# highest clock. The L2 cache may hold bytes, a polynomial on other units can stand for
+# an exponential, and how fast copy engines add was measured.
+FLOOR = "products"
 LIMITS = {
-    "matrix": Limit("matrix units", "a large product", "D", SERIES[1]),
-    "exponentials": Limit("exponentials", "the exponential units", "o", SERIES[4]),
-    "bytes": Limit("bytes", "a copy", "s", INK),
-    "additions": Limit("additions", "additions in memory", "^", SERIES[2]),
+    FLOOR: "products",
+    "bytes": "memory",
+    "exponentials": "exponentials",
+    "additions": "additions",
 }
+# The test's shape, and the bytes of a bf16 and of an fp32 number.
+SHAPE = {"heads": 16, "n": 16384, "d": 64}
 HALF, SINGLE = 2, 4
 # Of a kernel's own name in a table: those of PyTorch's templates run on for lines.
 SHOWN = 64
 
 
-# What the record says -----------------------------------------------------------------
+class Rates(NamedTuple):
+    """What a GPU does in a second: FLOPs and exponentials at its highest clock, bytes
+    by its data sheet, bytes added to memory as measured.
+    """
+
+    products: float
+    bytes: float
+    exponentials: float
+    additions: float
 
 
-def row_of(record: Record, name: str) -> Row | None:
-    row = record.find(implementation=name)
-    return row if row is not None and row.status == "ok" else None
+# What a record says -------------------------------------------------------------------
 
 
-def median_ms(row: Row | None) -> float | None:
-    return summarize(row.metrics["both_ms"]).median if row is not None else None
+def at(record: Record | None, name: str) -> Cell:
+    return cell(record, implementation=name)
 
 
-def kernels_ms(row: Row | None) -> dict[str, float]:
+def role_of(kernel: str) -> str:
+    """Which of our kernels this is by its name; "rest" for PyTorch's, whose C++ names
+    have "::" or a return type.
+    """
+    if "::" in kernel or " " in kernel or kernel.startswith("triton_"):
+        return "rest"
+    return next((role for role in ROLES if role in kernel), "rest")
+
+
+def kernels_ms(c: Cell) -> dict[str, float]:
     """Median time in one call of each kernel by name, longest first."""
-    kernels = row.metrics.get("kernels", []) if row is not None else []
+    kernels = c.get("kernels", []) if c else []
     found = {k["name"]: summarize(k["time_ms"]).median for k in kernels}
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def role_of(kernel: str) -> str | None:
-    """Which of our kernels this is by its name; None for PyTorch's, whose C++ names
-    have "::" or a return type.
-    """
-    if "::" in kernel or " " in kernel or kernel.startswith("triton_"):
-        return None
-    return next((role for role in ROLES if role in kernel), None)
-
-
-def roles_ms(row: Row | None) -> dict[str, float]:
+def roles_ms(c: Cell) -> dict[str, float]:
     """Time by role; everything that is not ours is "rest"."""
     found: dict[str, float] = {}
-    for kernel, time in kernels_ms(row).items():
-        role = role_of(kernel) or "rest"
-        found[role] = found.get(role, 0.0) + time
+    for kernel, time in kernels_ms(c).items():
+        found[role_of(kernel)] = found.get(role_of(kernel), 0.0) + time
     return found
 
 
-def floors_ms(record: Record) -> dict[str, dict[str, float]]:
-    """For each of our kernels the least time that each limit allows; empty where the
-    limits were not measured.
-    """
-    ours, top = row_of(record, "ours"), row_of(record, "ceiling")
-    if ours is None or top is None or not record.device.sm_clocks_mhz:
-        return {}
-    c = ours.config
-    product, copy = (
-        summarize(top.metrics[f"{name}_ms"]).median / 1e3
-        for name in ("product", "copy")
+def rates(slug: str, clock: float = 0.0, added: float = MISSING) -> Rates:
+    """Of this GPU, at this clock in Hz, or at the highest that its maker names."""
+    peak, chip = peak_of(slug), chip_of(slug)
+    if not (peak and chip):
+        return Rates(MISSING, MISSING, MISSING, MISSING)
+    clocks = chip.sms * (clock or chip.clock)
+    return Rates(
+        clocks * chip.bf16_flops_per_clock,
+        peak.bandwidth,
+        clocks * chip.exponentials_per_clock,
+        added,
     )
-    flops_per_s, bytes_per_s = (
-        top.metrics["product_flops"] / product,
-        top.metrics["copied_bytes"] / copy,
-    )
-    clock = max(record.device.sm_clocks_mhz) * 1e6
-    exponentials_per_s = EXPONENTIALS_PER_CLOCK * top.metrics["multiprocessors"] * clock
-    entries, rows = (
-        scores(batch=1, heads=c["heads"], n=c["n"], causal=True),
-        c["heads"] * c["n"],
-    )
-    floors = {
-        role: {
-            "matrix": 1e3 * work.products * 2 * c["d"] * entries / flops_per_s,
-            "exponentials": 1e3 * work.exponentials * entries / exponentials_per_s,
-            "bytes": 1e3
-            * rows
-            * (work.tensors * c["d"] * HALF + work.vectors * SINGLE)
-            / bytes_per_s,
-        }
-        for role, work in KERNELS.items()
-    }
-    added_per_s = additions_per_s(record)
-    for role, work in KERNELS.items():
-        if work.keys_per_share and added_per_s:
-            floors[role]["additions"] = (
-                1e3 * entries / work.keys_per_share * c["d"] * SINGLE / added_per_s
-            )
-    return floors
 
 
-def additions_per_s(record: Record) -> float | None:
+def rates_of(record: Record) -> Rates:
+    """As `rates`, at the highest clock that was seen if that is higher."""
+    seen = 1e6 * max(record.device.sm_clocks_mhz, default=0)
+    chip = chip_of(record.device.slug)
+    clock = max(seen, chip.clock if chip else 0)
+    return rates(record.device.slug, clock, additions_per_s(record))
+
+
+def additions_per_s(record: Record | None) -> float:
     """Bytes per second that all multiprocessors add to memory which the L2 cache holds;
-    None but on Hopper.
+    missing but on Hopper.
     """
-    top = row_of(record, "ceiling")
-    if top is None or "addition_ms" not in top.metrics:
-        return None
-    return top.metrics["added_bytes"] / (
-        summarize(top.metrics["addition_ms"]).median / 1e3
-    )
+    top = at(record, "ceiling")
+    if "addition_ms" not in top.metrics:
+        return MISSING
+    return top["added_bytes"] / (top.ms("addition") / 1e3)
+
+
+def limits_ms(rates: Rates, role: str, shape: dict[str, int]) -> dict[str, float]:
+    """How long a kernel needs for each thing that it must do, did it nothing else."""
+    work, d = KERNELS[role], shape["d"]
+    rows = shape["heads"] * shape["n"]
+    entries = scores(batch=1, heads=shape["heads"], n=shape["n"], causal=True)
+    shares = entries / work.keys_per_share if work.keys_per_share else 0
+    needed = {
+        "products": work.products * 2 * d * entries,
+        "bytes": rows * (work.tensors * d * HALF + work.vectors * SINGLE),
+        "exponentials": work.exponentials * entries,
+        "additions": shares * d * SINGLE,
+    }
+    return {name: 1e3 * n / getattr(rates, name) for name, n in needed.items() if n}
+
+
+class Kernel(NamedTuple):
+    """One of ours in one call: its time, and how long it needs for what it must do."""
+
+    role: str
+    ms: float
+    share: float
+    limits: dict[str, float]
+
+    @property
+    def label(self) -> str:
+        return ROLES.get(self.role, "the rest: sum, dO written out, gradients gathered")
+
+    @property
+    def over_floor(self) -> float:
+        """Missing where it multiplies nothing."""
+        return self.ms / self.limits.get(FLOOR, MISSING)
+
+
+def kernels(record: Record | None) -> list[Kernel]:
+    """Those of one call in their order, and the rest of the call at the end."""
+    ours = at(record, "ours")
+    times = roles_ms(ours)
+    total = sum(times.values())
+
+    def limits(role: str) -> dict[str, float]:
+        if not record or role not in KERNELS:
+            return {}
+        shape = {key: ours.config[key] for key in SHAPE}
+        return limits_ms(rates_of(record), role, shape)
+
+    return [
+        Kernel(role, times[role], times[role] / total, limits(role))
+        for role in (*ROLES, "rest")
+        if role in times
+    ]
+
+
+def large(record: Record | None) -> list[Kernel]:
+    """Those that multiply; D and rounding take next to nothing."""
+    return [k for k in kernels(record) if FLOOR in k.limits]
 
 
 # Tables -------------------------------------------------------------------------------
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
-    """The test for every implementation; our kernels against their floors; every kernel
-    that ran; the figure.
+    """The test for every implementation; our kernels against what they can't do
+    without, drawn and in a table; every kernel that ran; what others reported.
     """
-    measured = [record for record in records if record.kind == "measured"]
-    figures: dict[str, str] = {}
-    for record in measured:
-        if floors_ms(record):
-            figures |= kernels_figure(record)
+    ours = measured(records)
+    reported = [record for record in records if record.kind == "reported"]
     return {
-        "table.md": per_device(records, test_table),
-        "kernels.md": per_device(measured, kernels_body),
-        "names.md": per_device(measured, names_table),
-        **figures,
+        "lanes.md": lanes(),
+        "table.md": per_device(ours, test_table),
+        "figure.md": per_device(ours, kernels_figure),
+        "kernels.md": per_device(ours, kernels_table),
+        "names.md": per_device(ours, names_table),
+        "reported.md": per_device(reported, entries_table),
     }
+
+
+def test_rate(c: Cell) -> float:
+    """FLOP/s of the test, by the FLOPs that attention needs."""
+    if not c:
+        return c.missing
+    shape = {key: c.config[key] for key in SHAPE}
+    return attention_flops("both", batch=1, causal=True, **shape) / (c.ms("both") / 1e3)
 
 
 def test_table(record: Record) -> str:
     """Median and spread of the test."""
-    if record.kind == "reported":
-        rows = [
-            [str(row.config["place"]), f"{row.metrics['both_ms']:.3f}"]
-            for row in record.rows
-        ]
-        return table(["place", "time, ms"], rows)
-    rows = []
-    for name, label in NAMES.items():
-        row = record.find(implementation=name)
-        if row is None:
-            continue
-        if row.status != "ok":
-            rows.append([label, row.status.replace("_", " "), *[""] * 4])
-            continue
-        s, c = summarize(row.metrics["both_ms"]), row.config
-        flops = attention_flops(
-            "both", d=c["d"], batch=1, heads=c["heads"], n=c["n"], causal=True
-        )
-        cells = [milliseconds(value) for value in (s.median, s.p20, s.p80)]
-        rows.append(
-            [label, *cells, f"{flops / (s.median / 1e3) / 1e12:.0f}", str(c["rep_ms"])]
-        )
-    return table(
-        ["implementation", "median, ms", "p20", "p80", "TFLOP/s", "measured for, ms"],
-        rows,
+    return columns(
+        [c for name in NAMES if (c := at(record, name)).row is not None],
+        ("implementation", lambda c: NAMES[c.config["implementation"]]),
+        ("median, ms", lambda c: c.ms("both"), milliseconds),
+        ("p20", lambda c: c.summary("both").p20, milliseconds),
+        ("p80", lambda c: c.summary("both").p80, milliseconds),
+        ("TFLOP/s", lambda c: test_rate(c) / TFLOPS, "{:.0f}"),
+        ("share of peak", lambda c: test_rate(c) / peak_flops(record, "bf16"), percent),
+        ("measured for, ms", lambda c: c.config["rep_ms"] if c else MISSING, "{:,}"),
     )
 
 
-def kernels_body(record: Record) -> str:
+def kernels_table(record: Record) -> str:
     """Where the time of one call goes, and how far each kernel is from its floor."""
-    times, floors = roles_ms(row_of(record, "ours")), floors_ms(record)
-    total = sum(times.values())
-    shown = [
-        limit
-        for limit in LIMITS
-        if any(floors.get(role, {}).get(limit) for role in times)
-    ]
-    rows = []
-    for role, label in ROLES.items():
-        if role in times:
-            limits = floors.get(role, {})
-            cells = [
-                f"{limits[limit]:.3f}" if limits.get(limit) else "" for limit in shown
-            ]
-            floor = max(limits.values(), default=0.0)
-            over = f"{times[role] / floor:.2f}" if floor else ""
-            rows.append(
-                [
-                    label,
-                    f"{times[role]:.3f}",
-                    percent(times[role] / total),
-                    *cells,
-                    over,
-                ]
+    found = kernels(record)
+    shown = [name for name in LIMITS if any(k.limits.get(name) for k in found)]
+    return columns(
+        found,
+        ("kernel", lambda k: k.label),
+        ("time, ms", lambda k: k.ms, "{:.3f}"),
+        ("share", lambda k: k.share, percent),
+        *(
+            (
+                f"{LIMITS[name]}, ms",
+                lambda k, name=name: k.limits.get(name) or "",
+                lambda ms: f"{ms:.3f}" if ms else "",
             )
-    if "rest" in times:
-        rest = [
-            "the rest: sum, dO written out, gradients gathered",
-            f"{times['rest']:.3f}",
-            percent(times["rest"] / total),
-        ]
-        rows.append([*rest, *[""] * (len(shown) + 1)])
-    if not rows:
-        return ""
-    header = [
-        "kernel",
-        "time, ms",
-        "share",
-        *(f"floor by {LIMITS[limit].label}, ms" for limit in shown),
-    ]
-    text = table([*header, "time / highest floor"], rows)
-    if not floors:
-        return text
-    rates = ", of ".join(LIMITS[limit].rate for limit in shown)
-    drawn = figure(
-        f"flash_leaderboard-kernels-{record.device.slug}",
-        kernels_alt(record),
-        f"Time of each kernel in one call. Marks: at the rates of {rates}.",
+            for name in shown
+        ),
+        (
+            "time / floor",
+            lambda k: k.over_floor or "",
+            lambda over: f"{over:.2f}" if over else "",
+        ),
     )
-    return f"{drawn}\n\n{text}"
 
 
 def names_table(record: Record) -> str:
     """Every kernel of one call of the test, by its own name."""
     rows = []
     for name, label in NAMES.items():
-        for kernel, time in kernels_ms(row_of(record, name)).items():
+        for kernel, time in kernels_ms(at(record, name)).items():
             short = kernel if len(kernel) <= SHOWN else f"{kernel[:SHOWN]}…"
             rows.append([label, f"`{short.replace('|', '')}`", f"{time:.3f}"])
-    return table(["implementation", "kernel", "time, ms"], rows, left=2) if rows else ""
+    return table(["implementation", "kernel", "time, ms"], rows, left=2)
 
 
-# Figure -------------------------------------------------------------------------------
+def entries_table(record: Record) -> str:
+    """Of a leaderboard. Where attention is timed, its rate on that GPU."""
+    entries = cells(record)
+    if any("step_ms" in c.metrics for c in entries):
+        step = ("training step, ms", lambda c: c["step_ms"], "{:,.0f}")
+        return columns(entries, ("place", lambda c: str(c.config["place"])), step)
+    peak = peak_of(slug_of(record.device.name))
+    flops = attention_flops("both", batch=1, causal=True, **SHAPE)
+
+    def rate(c: Cell) -> float:
+        return flops / (c["both_ms"] / 1e3)
+
+    return columns(
+        entries,
+        ("place", lambda c: str(c.config["place"])),
+        ("time, ms", lambda c: c["both_ms"], "{:.3f}"),
+        ("TFLOP/s", lambda c: rate(c) / TFLOPS, "{:.0f}"),
+        (
+            "share of peak",
+            lambda c: rate(c) / (peak.bf16 if peak else MISSING),
+            percent,
+        ),
+    )
 
 
-def kernels_alt(record: Record) -> str:
-    times, floors = roles_ms(row_of(record, "ours")), floors_ms(record)
-    parts = []
-    for role, label in ROLES.items():
-        if role in times:
-            over = times[role] / max(floors[role].values())
-            parts.append(f"{label} {times[role]:.2f} ms, {over:.1f} times its floor")
-    return f"{'; '.join(parts) or 'No kernel of ours was seen'}."
+# Figures ------------------------------------------------------------------------------
 
 
-def kernels_figure(record: Record) -> dict[str, str]:
-    times, floors = roles_ms(row_of(record, "ours")), floors_ms(record)
-    with canvas(height=3.2) as fig:
-        axes = fig.subplots()
-        ran = {role: label for role, label in ROLES.items() if role in times}
-        axes.barh(
-            list(ran.values()),
-            [times[role] for role in ran],
-            color=SERIES[0],
-            height=0.5,
-            label="measured",
-        )
-        for limit, (label, _, marker, color) in LIMITS.items():
-            # D multiplies no matrices: a mark at zero would say that it did.
-            marks = {
-                ran[role]: floors[role][limit]
-                for role in ran
-                if floors[role].get(limit)
+def lanes() -> str:
+    """Products and exponentials of six tiles, in turn and overlapped."""
+
+    def blocks(overlapped: bool) -> Iterator[tuple[int, int, str]]:
+        for tile in range(6):
+            yield 0, tile if overlapped else 2 * tile, "fill-blue"
+            yield 1, tile + 1 if overlapped else 2 * tile + 1, "fill-orange"
+
+    def draw(d: Drawing) -> None:
+        wide = d.width > NARROW
+        left = 118 if wide else 62
+        each = (d.width - left) / 12
+        y = 0
+        for words, overlapped in (("one after the other", False), ("overlapped", True)):
+            d.text(left, y + 12, words, SMALL, bold=True)
+            for lane, name in enumerate(("tensor cores", "exponentials")):
+                short = name if wide else name.split()[0][:9]
+                d.text(0, y + 34 + 24 * lane, short, SMALL)
+                d.line(left, y + 40 + 24 * lane, d.width, y + 40 + 24 * lane, "faint")
+            for lane, slot, style in blocks(overlapped):
+                d.box(left + slot * each, y + 20 + 24 * lane, each - 3, 18, style)
+            y += 78
+
+    return drawn(
+        draw,
+        "One after the other, products and exponentials take their sum; overlapped, "
+        "the longer of the two.",
+        "<strong>Overlapped, a kernel takes the longer of two; one after the other, "
+        "their sum.</strong> Six tiles of the forward pass at head dimension 64, where "
+        "both take equally long.",
+    )
+
+
+def kernels_figure(record: Record) -> str:
+    """Each kernel that multiplies, beside what it can't do without."""
+    shown = large(record)
+    if not shown:
+        return ""
+
+    def draw(figure: Figure) -> None:
+        longest = max(k.ms for k in shown)
+        for axes, kernel in zip(panels(figure, len(shown)), shown, strict=True):
+            found = {"measured": kernel.ms} | {
+                LIMITS[name]: ms for name, ms in kernel.limits.items() if known([ms])
             }
-            if not marks:
-                continue
-            style = {
-                "marker": marker,
-                "color": color,
-                "s": 45,
-                "edgecolors": "#ffffff",
-                "linewidths": 1.0,
-                "zorder": 3,
-            }
-            axes.scatter(list(marks.values()), list(marks), label=label, **style)
-        axes.invert_yaxis()
-        axes.grid(axis="y", visible=False)
-        axes.set_xlim(left=0)
-        axes.set_xlabel("time in one call, ms")
-        fig.legend(
-            loc="outside upper center", ncols=4, columnspacing=1.0, handletextpad=0.4
-        )
-        return svg_pair(f"kernels-{record.device.slug}", fig)
+            looks = [ACCENT, *(GREY if n == FLOOR else PALE for n in kernel.limits)]
+            bars(axes, list(found))
+            axes.barh(range(len(found)), list(found.values()), 0.6, color=looks)
+            for i, ms in enumerate(found.values()):
+                style = {"xytext": (5, 0), "textcoords": "offset points"}
+                axes.annotate(f"{ms:.2f}", (ms, i), va="center", **style)
+            axes.set_xlim(0, 1.18 * longest)
+            axes.set_title(f"{kernel.label}, ms")
+
+    told = " and ".join(f"{k.label} {say(k.over_floor, '{:.1f}')}" for k in shown)
+    return plot(
+        record,
+        "kernels",
+        draw,
+        f"Time over the floor: {told}.",
+        "Blue: one call of the test. Below it, how long each thing that the kernel "
+        "must do takes by itself; the darker one is a floor, which nothing can pass.",
+        height=190,
+        narrow=120 + 130 * len(shown),
+    )
 
 
 # Facts --------------------------------------------------------------------------------
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """The test's medians, ours over the others, each kernel's time and distance from
-    its floor.
-
-    And how steady the product was that one of the floors rests on: its slowest sample
-    over its fastest; how fast the copy engines add, and how long those additions of one
-    backward pass take at that rate.
+    """The test's medians and ours over the others; each kernel's time and distance
+    from its floor; how fast copy engines add; and what was predicted.
     """
-    medians = {
-        name: median_ms(row_of(record, name)) if record else None for name in NAMES
+    found, ours = {}, at(record, "ours")
+    for name in NAMES:
+        found[name] = say(
+            at(record, name).ms("both"), lambda t: f"{milliseconds(t)} ms"
+        )
+    plain = at(record, "plain").ms("both") / ours.ms("both")
+    kernel = {k.role: k for k in kernels(record)}
+    rest = kernel.get("rest", Kernel("rest", MISSING, MISSING, {}))
+    adding = additions_per_s(record)
+    both = [f"{k.label} {k.ms:.2f} ms" for k in kernel.values() if k.role in ROLES]
+    over = [f"{k.label} {say(k.over_floor, '{:.1f}')}" for k in large(record)]
+    return found | {
+        "rate": say(test_rate(ours) / TFLOPS, "{:.0f} TFLOP/s"),
+        "share": say(test_rate(ours) / peak_flops(record, "bf16"), percent),
+        "plain_over_ours": say(plain, "{:.0f}"),
+        "additions_rate": say(adding / TFLOPS, "{:.1f} TB/s"),
+        "times": ", ".join(both) or NOT_MEASURED,
+        "over_floors": ", ".join(over) or NOT_MEASURED,
+        "time_rest": say(rest.ms, "{:.2f} ms"),
+        "share_rest": say(rest.share, percent),
+        **predictions(record, kernel),
     }
-    ours, found = medians["ours"], {}
-    for name, time in medians.items():
-        found[name] = fact(time, lambda t: f"{milliseconds(t)} ms")
-        if name not in ("ours", "plain"):
-            found[f"over_{name}"] = fact(
-                ours / time if ours and time else None, "{:.2f}".format
-            )
-    found["plain_over_ours"] = fact(
-        medians["plain"] / ours if ours and medians["plain"] else None, "{:.0f}".format
-    )
-    top = row_of(record, "ceiling") if record else None
-    samples = top.metrics["product_ms"] if top else None
-    found["product_slows"] = fact(
-        max(samples) / min(samples) if samples else None, "{:.2f}".format
-    )
-    times = roles_ms(row_of(record, "ours")) if record else {}
-    floors = floors_ms(record) if record else {}
-    found["additions_rate"] = fact(
-        additions_per_s(record) if record else None, lambda r: f"{r / 1e12:.1f} TB/s"
-    )
-    found["additions"] = fact(
-        floors.get("one_pass", {}).get("additions"), "{:.2f} ms".format
-    )
-    total = sum(times.values())
-    kernels = [
-        f"{label} {times[role]:.2f} ms"
-        for role, label in ROLES.items()
-        if role in times
-    ]
-    found["times"] = ", ".join(kernels) or NOT_MEASURED
-    found["time_rest"] = fact(times.get("rest"), "{:.2f} ms".format)
-    found["share_rest"] = fact(
-        times["rest"] / total if "rest" in times else None, percent
-    )
-    over = []
-    for role, label in ROLES.items():
-        # D and rounding move bytes alone, and take next to nothing.
-        limits = floors.get(role, {})
-        if role in times and limits.get("matrix"):
-            limit = max(limits, key=limits.__getitem__)
-            over.append(
-                f"{label} {times[role] / limits[limit]:.1f} ({LIMITS[limit].label})"
-            )
-    found["over_floors"] = ", ".join(over) or NOT_MEASURED
-    slowest = max(
-        (role for role in ROLES if role in times), key=times.__getitem__, default=None
-    )
-    return found | {"slowest": ROLES[slowest] if slowest else fact(None, str)}
+
+
+def predictions(record: Record | None, kernel: dict[str, Kernel]) -> dict[str, str]:
+    """What the primary GPU needs for the test's products, exponentials, bytes and
+    additions, forward and backward in one kernel; and what was measured.
+    """
+    of_gpu, found = rates(primary_gpu(), added=additions_per_s(record)), {}
+    ms = "{:.2f} ms"
+    for role in ("forward", "one_pass"):
+        limits = limits_ms(of_gpu, role, SHAPE)
+        took = kernel[role].ms if role in kernel else MISSING
+        alone = limits[FLOOR] + limits["exponentials"]
+        found |= {f"{role}_{name}": say(time, ms) for name, time in limits.items()}
+        found[f"{role}_took"] = say(took, ms)
+        found[f"{role}_over_floor"] = say(took / limits[FLOOR], "{:.1f}")
+        found[f"{role}_over_sum"] = say(took / alone, "{:.2f}")
+    return found
