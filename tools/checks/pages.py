@@ -108,7 +108,6 @@ def _unused_facts(root: Path) -> list[str]:
     path = root / "docs/generated/facts.yml"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     pages = [root / "README.md", *(root / "docs").rglob("*.md")]
-    pages += (root / "docs").rglob("*.ipynb")
     used = {
         fact
         for page in pages

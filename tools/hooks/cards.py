@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import re
-from base64 import b64decode
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -24,12 +23,11 @@ FAMILY = "DejaVu Sans"
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 PLAIN, BOLD = FONTS / "DejaVuSans.ttf", FONTS / "DejaVuSans-Bold.ttf"
 ASSETS = Path(__file__).resolve().parents[2] / "docs" / "assets"
-# Figures as pages hold them: a drawing, its wide one first; or the light one of two
-# files; or that of a notebook.
+# Figures as pages hold them: a drawing, its wide one first; or a file, the light one of
+# two.
 DRAWN = re.compile(
     r'<figure\b[^>]*class="(?P<kind>[^"]*)"[^>]*>\s*(?P<svg><svg\b.*?</svg>)'
-    r'|<img [^>]*src="(?P<file>[^"]+\.svg)#only-light"'
-    r'|<img [^>]*src="data:image/svg\+xml;base64,(?P<data>[^"]+)"',
+    r'|<img [^>]*src="(?P<file>[^"]+\.svg)(?:#only-light)?"',
     re.DOTALL,
 )
 FRAME = '<g class="frame"'
@@ -92,9 +90,7 @@ def first_figure(page_html: str, folder: Path) -> tuple[str, str] | None:
         svg = match["svg"]
         hidden = '<g display="none"'
         return match["kind"], svg.replace(FRAME, hidden, svg.count(FRAME) - 1)
-    if match["file"]:
-        return "", (folder / match["file"]).read_text(encoding="utf-8")
-    return "", b64decode(match["data"]).decode()
+    return "", (folder / match["file"]).read_text(encoding="utf-8")
 
 
 def placed(kind: str, svg: str, top: float) -> str:

@@ -37,15 +37,8 @@ def on_nav(nav: Navigation, /, **_: object) -> None:
 
 
 @event_priority(-100)
-def on_page_content(
-    page_html: str, /, page: Page, config: MkDocsConfig, **_: object
-) -> str:
-    """Keep out of the search what repeats; give a notebook, which has no front matter,
-    its description.
-    """
-    described = config.extra["notebooks"].get(page.file.src_uri)
-    if described:
-        page.meta.update(described)
+def on_page_content(page_html: str, /, **_: object) -> str:
+    """Keep out of the search what repeats."""
     return REPEATED.sub(r"\g<0> data-search-exclude", page_html)
 
 

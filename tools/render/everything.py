@@ -56,6 +56,7 @@ def render_all(results: Path) -> Rendered:
         files |= import_module(f"tools.render.spanning.{name}").fragments()
     files |= gpu.fragments(found) | glossary.fragments() | sketches.fragments()
     files |= import_module("tools.render.spanning.precision_drawings").fragments(found)
+    files |= spanning("notebooks").fragments()
     causes = spanning("causes")
     files |= causes.fragments(found)
     predicted = envelope.facts(found)

@@ -47,9 +47,5 @@ def test_programs_get_a_list_of_all_pages() -> None:
 
 
 def test_what_repeats_on_every_page_is_not_searched() -> None:
-    page: Any = SimpleNamespace(file=SimpleNamespace(src_uri="page.md"), meta={})
-    config: Any = SimpleNamespace(extra={"notebooks": {}})
-    shown = publishing.on_page_content(
-        '<p class="provenance">Measured</p><p>Why</p>', page=page, config=config
-    )
+    shown = publishing.on_page_content('<p class="provenance">Measured</p><p>Why</p>')
     assert shown == '<p class="provenance" data-search-exclude>Measured</p><p>Why</p>'

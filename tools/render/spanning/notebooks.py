@@ -1,0 +1,90 @@
+"""The notebooks as Markdown, cell by cell: what their pages include. No code runs here;
+they are committed executed (tools/run_notebooks.py).
+
+A page shows text and drawings. What a cell printed otherwise is a mistake.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from systems import ROOT
+
+NOTEBOOKS = ROOT / "docs" / "notebooks"
+# The page has the title.
+TITLE = re.compile(r"\A# .+\n*")
+# Dollar signs, which every viewer of notebooks understands; in code one stays one.
+MATHS = re.compile(
+    r"`[^`]*`|\$\$(?P<display>.+?)\$\$|\$(?P<inline>[^$]+?)\$", re.DOTALL
+)
+
+
+def fragments(folder: Path = NOTEBOOKS) -> dict[str, str]:
+    """`notebook-<name>.md`, and its drawings as SVG."""
+    files: dict[str, str] = {}
+    for path in sorted(folder.glob("*.ipynb")):
+        name = f"notebook-{path.stem}"
+        try:
+            parts = list(_parts(json.loads(path.read_text(encoding="utf-8")), name))
+        except ValueError as error:
+            raise ValueError(f"{path.name}: {error}") from error
+        drawings = [part for part in parts if isinstance(part, Drawing)]
+        files |= {drawing.name: drawing.svg for drawing in drawings}
+        text = "\n\n".join(str(part) for part in parts)
+        files[f"{name}.md"] = f"{TITLE.sub('', text)}\n"
+    return files
+
+
+class Drawing:
+    """An SVG, and how a page shows it."""
+
+    def __init__(self, svg: str, name: str) -> None:
+        self.svg, self.name = svg.strip() + "\n", name
+        self.title = ElementTree.fromstring(svg).findtext("{*}title", "").strip()
+        if not self.title:
+            raise ValueError(
+                "a drawing needs a <title> as its alternative text: "
+                "savefig(..., metadata={'Title': ...})"
+            )
+
+    def __str__(self) -> str:
+        image = f'<img alt="{escape(self.title)}" src="../generated/{self.name}">'
+        return f'<figure class="notebook-figure">{image}</figure>'
+
+
+def _parts(notebook: dict[str, Any], name: str) -> Iterator[str | Drawing]:
+    count = 0
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"]).strip()
+        if cell["cell_type"] == "markdown":
+            yield MATHS.sub(_maths, source)
+            continue
+        yield f"```python\n{source}\n```"
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            if "image/svg+xml" in data:
+                count += 1
+                yield Drawing("".join(data["image/svg+xml"]), f"{name}-{count}.svg")
+            elif output.get("name") == "stdout" or [*data] == ["text/plain"]:
+                text = "".join(output.get("text", data.get("text/plain", "")))
+                code = escape(text.strip("\n"), quote=False)
+                box = '<div class="notebook-output no-copy">'
+                yield f"{box}<pre><code>{code}</code></pre></div>"
+            else:
+                kind = next(iter(data), output.get("name", output["output_type"]))
+                raise ValueError(
+                    f"an output of type {kind}; a page shows text and SVG: print it, "
+                    "or mend the cell"
+                )
+
+
+def _maths(match: re.Match[str]) -> str:
+    if match["display"]:
+        return rf"\[{match['display']}\]"
+    return rf"\({match['inline']}\)" if match["inline"] else match[0]
