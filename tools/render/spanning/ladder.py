@@ -1,7 +1,7 @@
 """The ladder of `flash_ablation`: what each step gains, how far that is from cuDNN and
 from the floor, and what the compiled kernel says of why.
 
-Three records of one GPU are read: the steps, cuDNN at the same shape, and the floors.
+Two records of one GPU are read: the steps, and cuDNN at the same shape.
 What was compiled and not timed stands in a file of its own (`tools/compile_steps.py`).
 """
 
@@ -26,7 +26,7 @@ from tools.render.stems.flash_ablation import (
     PATH_OF_HOPPER,
     gain,
 )
-from tools.render.stems.flash_leaderboard import floors_ms
+from tools.render.stems.flash_leaderboard import FLOOR, SHAPE, limits_ms, rates_of
 
 # In a figure or a table, where a name has to be short.
 NAMES = {
@@ -140,19 +140,16 @@ def ms(record: Record | None, step: str) -> float:
 
 
 def landmarks(found: Found, record: Record | None, name: str) -> tuple[float, float]:
-    """cuDNN's time of this pass, and the least that its products or exponentials take.
-    The least of a backward pass is that of five products.
+    """cuDNN's time of this pass, and the least that its products take: five in a
+    backward pass.
     """
     if record is None:
         return MISSING, MISSING
     slug = record.device.slug
     peers = of_gpu(found, "flash_peers", slug)
     cudnn = cell(peers, implementation="sdpa_cudnn", **TEST).ms(name)
-    top = of_gpu(found, "flash_leaderboard", slug)
     kernel = {"forward": "forward", "backward": "one_pass"}[name]
-    limits = floors_ms(top).get(kernel, {}) if top else {}
-    limits.pop("additions", None)
-    return cudnn, max(limits.values(), default=MISSING)
+    return cudnn, limits_ms(rates_of(record), kernel, SHAPE)[FLOOR]
 
 
 def pass_of(steps: Mapping[str, Any]) -> str:
@@ -381,14 +378,13 @@ def fastest(record: Record | None) -> float:
 def facts(found: Found) -> dict[str, str]:
     """From the first step to the fastest, beside cuDNN and the floors."""
     record = primary(found, "flash_ablation")
-    top = primary(found, "flash_leaderboard")
     start, end = ms(record, "tiles"), fastest(record)
     back = ms(record, "backward")
     cudnn, floor = landmarks(found, record, "forward")
     back_cudnn, back_floor = landmarks(found, record, "backward")
-    limits = floors_ms(top).get("forward", {}) if top else {}
+    limits = limits_ms(rates_of(record), "forward", SHAPE) if record else {}
     products, exponentials = (
-        limits.get(name, MISSING) for name in ("matrix", "exponentials")
+        limits.get(name, MISSING) for name in (FLOOR, "exponentials")
     )
     time = "{:.2f} ms"
     return {
