@@ -88,8 +88,8 @@ def buffer_overwritten(times: int) -> Iterator[None]:
         active.clear_cache = once
     if not asked:
         raise RuntimeError(
-            "this Triton's do_bench does not empty the cache as 3.6's does; install "
-            "triton 3.6"
+            "do_bench of this Triton does not empty the cache by its driver's "
+            "clear_cache; install a version that pyproject.toml allows"
         )
 
 

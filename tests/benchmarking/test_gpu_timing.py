@@ -58,8 +58,24 @@ def test_the_buffer_is_overwritten_as_often_as_asked(monkeypatch, times):
 
 def test_a_triton_that_empties_no_cache_is_refused(do_bench, monkeypatch):
     monkeypatch.setattr(driver, "_active", SimpleNamespace(clear_cache=None))
-    with pytest.raises(RuntimeError, match="does not empty the cache"):
+    with pytest.raises(RuntimeError, match="not empty .* that pyproject.toml allows"):
         kernel_times_ms(lambda: None, "cuda", overwritten=2)
+
+
+def test_the_triton_that_is_installed_empties_it_before_each_call(monkeypatch):
+    """Its own do_bench, whose GPU is none: nothing runs, and no time passes."""
+    done = []
+    event = SimpleNamespace(record=lambda: None, elapsed_time=lambda end: 1.0)
+    device = SimpleNamespace(synchronize=lambda: None, Event=lambda **_: event)
+    active = SimpleNamespace(
+        get_device_interface=lambda: device,
+        get_empty_cache_for_benchmark=lambda: "buffer",
+        clear_cache=lambda buffer: done.append(buffer),
+    )
+    monkeypatch.setattr(driver, "_active", active)
+    kernel_times_ms(lambda: done.append("call"), "cuda", overwritten=2, rep_ms=2)
+    # Of the last calls, which are measured, each one.
+    assert done[-6:] == ["buffer", "buffer", "call"] * 2
 
 
 @pytest.mark.parametrize("count", [1, 29, 30, 31, 1000])
