@@ -732,6 +732,14 @@ def test_verify_refuses_a_record_whose_rows_differ(
     assert store.read(record_file) == stale
 
 
+def test_verify_refuses_rows_without_samples(run, monkeypatch, stale, record_file):
+    monkeypatch.setattr(fake_stem, "run", differs(work_ms=[]))
+    _, row, end = run(verify=True).events
+    assert row["reason"] == "ValueError: work_ms: has no samples"
+    assert end["event"] == "error" and "work_ms (median 6, now None)" in end["message"]
+    assert store.read(record_file) == stale
+
+
 @pytest.mark.parametrize(
     "old, new, same",
     [
