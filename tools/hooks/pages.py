@@ -174,21 +174,21 @@ def copied_answer(docs: Path, name: str) -> str:
 
 # What is said of the records in `facts.stale`, and of those in `facts.edited`.
 DOUBTS = {
-    "edited": "**Edited by hand:** in the sentences below, not all numbers of "
+    "edited": "**Edited by hand:** below, not all numbers of "
     "{$ found $} are what was measured.",
-    "stale": "**Stale:** in the sentences below, numbers of {$ found $} were measured "
+    "stale": "**Stale:** below, numbers of {$ found $} were measured "
     "with an earlier version of the code.",
 }
 
 
 def with_doubts(markdown: str) -> str:
-    """The page with a line below its title where a record that its sentences take
-    numbers from is older than the code, or was edited.
+    """The page with a line below its title where a record that its sentences or tables
+    take numbers from is older than the code, or was edited.
 
-    Which those are the facts say when the macros plugin fills them in. Tables have a
-    line of their own.
+    Which those are the facts say when the macros plugin fills them in.
     """
-    stems = dict.fromkeys(STEM_OF_FACT.findall(markdown))
+    used = STEM_OF_FACT.findall(markdown) + FRAGMENT.findall(markdown)
+    stems = dict.fromkeys(used)
     if not stems:
         return markdown
     lines = ""

@@ -166,18 +166,11 @@ def per_device(
 
 
 def banner(record: Record) -> list[str]:
-    """What a reader must see above numbers that are not what was measured, or are older
-    than the code.
+    """What a reader must see above numbers that are not what was measured. That they
+    are older than the code stands once on a page, and in the line below.
     """
-    warnings = {
-        "**Edited by hand:** not all of these numbers are what was measured.": (
-            record.edited
-        ),
-        "**Stale:** measured with an earlier version of the code shown here.": (
-            record.kind == "measured" and not is_fresh(record)
-        ),
-    }
-    return [f"{text}\n{{ .stale }}" for text, holds in warnings.items() if holds]
+    warning = "**Edited by hand:** not all of these numbers are what was measured."
+    return [f"{warning}\n{{ .stale }}"] if record.edited else []
 
 
 WHAT_IT_MEANS = "[what this means](method.md#the-line-under-each-table)"
@@ -194,7 +187,8 @@ def provenance(record: Record) -> str:
         return f"Reported, not measured here: {inert(told)} {link}\n{{ .provenance }}"
     day = (record.started_utc or "").partition(" ")[0]
     noted = [*record.notes, *of_host(record), *edited]
-    parts = [first(record.device.name), day, commit_of(record), *noted]
+    old = [] if is_fresh(record) else [Markup("**stale**{ .old }")]
+    parts = [first(record.device.name), *old, day, commit_of(record), *noted]
     told = " · ".join(inert(part) for part in [*parts, Markup(link)] if part)
     return f"{told}\n{{ .provenance }}"
 

@@ -272,10 +272,15 @@ def test_a_page_says_under_its_title_which_of_its_numbers_are_stale() -> None:
     assert "tale" not in neither and "dited" not in neither
     edited = filled_in(built, {"a": "[a](a)"}, b="[b](b)")
     assert (
-        "**Edited by hand:** in the sentences below, not all numbers of [b](b) are "
-        in (edited)
+        "**Edited by hand:** below, not all numbers of [b](b) are " in (edited)
         and "numbers of [a](a) were measured with an earlier" in edited
     )
+
+
+def test_the_records_of_a_page_s_tables_are_named_too() -> None:
+    page = '# Title\n\n--8<-- "generated/b-table.md"\n'
+    text = filled_in(hooks.with_doubts(page), {"a": "[a](a)", "b": "[b](b)"})
+    assert "numbers of [b](b) were measured with an earlier version" in text
 
 
 def test_a_page_without_facts_is_left_alone() -> None:

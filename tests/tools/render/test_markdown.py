@@ -178,7 +178,8 @@ OPENINGS += ["??? ", "~~~", "```", "| ", "::: ", ": ", "___", "=== ", "<b>", "`a
 
 
 @pytest.mark.parametrize("opening", OPENINGS)
-def test_a_gpu_of_any_name_begins_a_line_of_text(opening):
+def test_a_gpu_of_any_name_begins_a_line_of_text(opening, monkeypatch):
+    monkeypatch.setattr("tools.render.markdown.is_fresh", lambda record: True)
     gpu = Device(f"{opening}A GPU", "a-gpu", driver="1")
     page = html_of("\n\n" + provenance(make_record("warmup", device=gpu)))
     told = page.removeprefix('<p class="provenance">')

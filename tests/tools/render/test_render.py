@@ -171,12 +171,13 @@ def test_reported_figures_say_so_and_stand_last(found):
     assert "out of memory" in files["batches.md"]
 
 
-def test_a_stale_record_wears_a_banner(found, monkeypatch):
+def test_the_line_under_a_table_says_that_its_record_is_stale(found, monkeypatch):
     record = measured(found, "warmup")
-    monkeypatch.setattr(markdown, "is_fresh", lambda record: True)
-    assert markdown.banner(record) == []
-    monkeypatch.setattr(markdown, "is_fresh", lambda record: False)
-    assert "Stale" in markdown.per_device([record], lambda r: "| a |")
+    for fresh in (True, False):
+        monkeypatch.setattr(markdown, "is_fresh", lambda record, told=fresh: told)
+        table, line = markdown.per_device([record], lambda r: "| a |").split("\n\n")
+        assert table == "| a |"
+        assert ("· **stale**{ .old } ·" in line) is not fresh
 
 
 def test_what_a_reader_must_know_stands_in_the_line_under_the_table(found):
