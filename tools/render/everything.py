@@ -62,7 +62,7 @@ def render_all(results: Path) -> Rendered:
     predicted = envelope.facts(found)
     for stem in of_stems:
         of_stems[stem] = {**of_stems[stem], **predicted.pop(stem, {})}
-    files |= index.fragments(found, files, of_stems)
+    files |= index.fragments(found, of_stems)
     gpus = {r.device.slug: r.device.name for rs in found.values() for r in rs}
     facts: dict[str, Mapping[str, str]] = {
         "gpu": {"name": gpus.get(primary_gpu(), primary_gpu())},

@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -153,10 +153,10 @@ def is_narrow(figure: Figure) -> bool:
     return figure.get_figwidth() * 72 <= NARROW
 
 
-def panels(figure: Figure, count: int, **more: Any) -> list[Axes]:
-    """Beside one another, on a telephone above one another."""
-    shape = (count, 1) if is_narrow(figure) else (1, count)
-    return list(figure.subplots(*shape, squeeze=False, **more).flat)
+def panels(figure: Figure, count: int, beside: int = 0, **more: Any) -> list[Axes]:
+    """So many beside one another, or all; on a telephone above one another."""
+    columns = 1 if is_narrow(figure) else beside or count
+    return list(figure.subplots(count // columns, columns, squeeze=False, **more).flat)
 
 
 def line(axes: Axes, xs: Iterable[float], ys: Iterable[float], **style: Any) -> None:
@@ -172,38 +172,85 @@ def line(axes: Axes, xs: Iterable[float], ys: Iterable[float], **style: Any) -> 
         axes.plot(*zip(*points, strict=True), **{"marker": "o", "color": GREY} | style)
 
 
+def family(axes: Axes, curves: dict[str, tuple[Any, Any]], marked: str) -> None:
+    """Curves of one kind, (xs, ys) by name; one of them is what the figure is about."""
+    for name, (xs, ys) in curves.items():
+        line(axes, xs, ys, label=name, color=ACCENT if name == marked else GREY)
+
+
 def note(axes: Axes, text: str, x: float, y: float, **more: Any) -> None:
     """The number that matters, where it is read: above its point, or as `offset`
     says in pixels.
     """
     offset = more.pop("offset", (0, 8))
     style = {"ha": "center", "color": ACCENT, "weight": "bold"} | more
-    axes.annotate(text, (x, y), xytext=offset, textcoords="offset points", **style)
+    place = {"xytext": offset, "textcoords": "offset points", "gid": OVER_LINES}
+    axes.annotate(text, (x, y), **place, **style)
 
 
-def key(figure: Figure, looks: dict[str, Any], ncols: int | None = None) -> None:
+def stacked(
+    axes: Axes,
+    names: Sequence[str],
+    parts: dict[str, list[float]],
+    colors: dict[str, str],
+    **more: Any,
+) -> None:
+    """A horizontal bar for each name, from top to bottom, made of its parts."""
+    ends = [0.0] * len(names)
+    places = more.pop("at", range(len(names)))
+    for part, widths in parts.items():
+        axes.barh(places, widths, 0.8, ends, color=colors[part], linewidth=0)
+        ends = [end + width for end, width in zip(ends, widths, strict=True)]
+    axes.set_yticks(places, list(names))
+    axes.set_ylim(max(places, default=0) + 0.6, -0.6)
+    across(axes)
+
+
+def across(axes: Axes) -> None:
+    """Numbers run along the horizontal axis: its grid, and no line under it."""
+    axes.grid(False, axis="y")
+    axes.grid(True, axis="x")
+    axes.spines["bottom"].set_visible(False)
+    axes.tick_params(axis="x", length=0)
+
+
+def heat_map(
+    axes: Axes,
+    rows: dict[str, list[tuple[str, float]]],
+    heads: Sequence[str],
+    hot: str = WARN,
+    cold: str = ACCENT,
+) -> None:
+    """Cells of a text and its shade, from -1 (`cold`) to 1 (`hot`); none is brighter
+    than the page at 0, light or dark.
+    """
+    for y, cells in enumerate(rows.values()):
+        for x, (text, shade) in enumerate(cells):
+            look = {"facecolor": hot if shade > 0 else cold, "edgecolor": "none"}
+            alpha = 0.5 * min(1.0, abs(shade)) if text else 0
+            axes.add_patch(Rectangle((x, y), 0.96, 0.94, alpha=alpha, **look))
+            axes.text(x + 0.48, y + 0.48, text, ha="center", va="center")
+    axes.set(xlim=(0, len(heads)), ylim=(len(rows), 0))
+    axes.set_xticks([x + 0.48 for x in range(len(heads))], list(heads))
+    axes.set_yticks([y + 0.48 for y in range(len(rows))], list(rows))
+    axes.tick_params(length=0)
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+
+
+def key(figure: Figure, colors: dict[str, str]) -> None:
     """Names and colours above the panels, for areas and bars, whose ends are hidden."""
-    handles = [Patch(color=color, label=name) for name, color in looks.items()]
+    handles = [Patch(color=color, label=name) for name, color in colors.items()]
     figure.legend(
         handles=handles,
         loc="outside upper left",
-        ncols=ncols or (3 if is_narrow(figure) else 6),
+        ncols=2 if is_narrow(figure) else 6,
         handlelength=0.9,
         handleheight=0.9,
         handletextpad=0.5,
         columnspacing=1.2,
         borderpad=0,
     )
-
-
-def bars(axes: Axes, names: Sequence[str]) -> None:
-    """An axis of names from top to bottom, for horizontal bars at 0, 1, 2, ..."""
-    axes.set_yticks(range(len(names)), list(names))
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.grid(False)
-    axes.grid(True, axis="x")
-    axes.spines["bottom"].set_visible(False)
-    axes.tick_params(axis="x", length=0)
 
 
 def plain_log_scale(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
@@ -219,7 +266,9 @@ def plain_log_scale(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
 def power_of_two_axis(axis: Axis, ticks: Sequence[int], label: str) -> None:
     """A logarithmic axis of lengths, with these ticks."""
     axis.axes.set_xscale("log", base=2)
-    axis.set_ticks(ticks, [f"{tick:,}" for tick in ticks])
+    narrow = is_narrow(axis.axes.figure)
+    short = [f"{t // 1024}k" if narrow and t >= 1024 else f"{t:,}" for t in ticks]
+    axis.set_ticks(ticks, short)
     axis.set_label_text(label)
 
 
@@ -243,6 +292,7 @@ def name_lines(figure: Figure) -> None:
                 (float(one.get_xdata()[-1]), float(one.get_ydata()[-1])),
                 xytext=(9, height - end_of(one)[1]),
                 textcoords="offset points",
+                gid=OVER_LINES,
                 va="center",
                 color=INK if one.get_color() in (GREY, PALE) else one.get_color(),
                 weight="bold" if one.get_color() == ACCENT else "normal",
@@ -278,6 +328,8 @@ def texts_of(figure: Figure) -> Iterator[Text]:
         yield from (*axes.texts, axes.title, axes.xaxis.label, axes.yaxis.label)
 
 
+# Texts that lines run behind: the style sheet gives them a rim of the ground.
+OVER_LINES = "over"
 XLINK = "{http://www.w3.org/1999/xlink}href"
 COORDINATES = ("d", "x", "y", "width", "height")
 FINE = re.compile(r"(\.\d)\d+")
@@ -301,8 +353,9 @@ def flat(element: Element, prefix: str) -> Iterator[Element]:
         child.tag = child.tag.rpartition("}")[2]
         if child.tag in ("metadata", "style"):
             continue
-        if child.tag == "g":
-            child.attrib.pop("id", None)
+        if child.tag == "g" and child.attrib.pop("id", None) == OVER_LINES:
+            for text in child:
+                text.set("class", OVER_LINES)
         for name, value in child.attrib.items():
             if name in COORDINATES:
                 value = FINE.sub(r"\1", " ".join(value.split()))

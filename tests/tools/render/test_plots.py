@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from lxml import html
-from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
 
 from systems import ROOT
 from tests.factories import committed
@@ -16,11 +17,12 @@ from tools.render.drawing import NARROW, WIDE
 from tools.render.plots import ACCENT, line, note, plot, spread
 
 GENERATED = ROOT / "docs" / "generated"
-# Fonts of the page are narrower than this one, and none is much wider.
-FONTS = {
-    weight: get_font(findfont(FontProperties(family="DejaVu Sans", weight=weight)))
-    for weight in (400, 700)
-}
+
+
+def width(text: str, size: float, weight: int) -> float:
+    """In DejaVu Sans: fonts of the page are narrower, and none is much wider."""
+    font = FontProperties(family="DejaVu Sans", weight=weight)
+    return TextPath((0, 0), text, size=size, prop=font).get_extents().width
 
 
 def figures(text: str) -> list[html.HtmlElement]:
@@ -30,21 +32,18 @@ def figures(text: str) -> list[html.HtmlElement]:
 
 def outside(svg: html.HtmlElement) -> list[str]:
     """The words that leave the drawing, or are too small."""
-    _, _, width, height = map(float, svg.get("viewbox").split())
+    _, _, right, bottom = map(float, svg.get("viewbox").split())
     found = []
     for word in svg.iter("text"):
         style = dict(part.split(": ") for part in word.get("style").split("; "))
         size = float(style["font-size"].removesuffix("px"))
-        font = FONTS[int(style.get("font-weight", "400"))]
-        font.set_size(size, 72)
-        font.set_text(word.text or "")
-        long = font.get_width_height()[0] / 64
+        long = width(word.text or " ", size, int(style.get("font-weight", "400")))
         x, y = float(word.get("x")), float(word.get("y"))
         before = {"start": 0, "middle": long / 2, "end": long}
         left = x - before[style.get("text-anchor", "start")]
         if "rotate" in word.get("transform", ""):
             left, long = x, 0
-        fits = left > -1 and left + long < width + 1 and size <= y < height
+        fits = left > -1 and left + long < right + 1 and size <= y < bottom
         if not fits or size < 10.5:
             found.append(word.text)
     return found

@@ -8,28 +8,27 @@ from collections.abc import Mapping
 from systems import ROOT
 from systems.model.sizes import SIZES
 from tools.render.drawing import SMALL, Drawing
-from tools.render.load import primary_gpu
-from tools.render.markdown import Markup, figure, table
+from tools.render.markdown import Markup, table
 from tools.render.rows import NOT_MEASURED, Missing, cell, faster, say
 from tools.render.spanning.envelope import BATCH, Found, measured
 from tools.render.spanning.writeup import load_problems
+from tools.render.stems.peak_memory.figures import timeline_figure
 
 WIDTH, ROW = 250, 24
 TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 HOOK = Markup(
-    "**A training step of the largest model, byte by byte.** Memory in use, from the "
-    "allocator's own history; [Who holds the memory](peak_memory.md) explains each "
-    "colour."
+    "A training step of the largest model, byte by byte, from the allocator's own "
+    'history; <a href="peak_memory.html">Who holds the memory</a> explains each part.'
 )
 Facts = Mapping[str, Mapping[str, str]]
 Bar = tuple[str, float, str]
 
 
-def fragments(found: Found, files: Mapping[str, str], facts: Facts) -> dict[str, str]:
+def fragments(found: Found, facts: Facts) -> dict[str, str]:
     """`index-hook.md`, `index-editions.md`, and bars: `index-speed.md`, `-bytes.md`
     and `-kernels.md`."""
     return {
-        "index-hook.md": hook(files, facts.get("peak_memory", {})) + "\n",
+        "index-hook.md": hook(found, facts.get("peak_memory", {})),
         "index-editions.md": editions(),
         "index-speed.md": bars(
             "Speed-up of a bf16 training step over fp32, by model size", speed(found)
@@ -52,19 +51,18 @@ def fragments(found: Found, files: Mapping[str, str], facts: Facts) -> dict[str,
     }
 
 
-def hook(files: Mapping[str, str], facts: Mapping[str, str]) -> str:
+def hook(found: Found, facts: Mapping[str, str]) -> str:
     """The timeline of the primary GPU; nothing where it was not measured."""
-    name = f"peak_memory-step-{primary_gpu()}"
-    if f"{name}.svg" not in files:
-        return "Not measured yet: run `python tools/regen_tables.py`."
+    record = measured(found, "peak_memory")
     peak, weights = (
         facts.get(key, NOT_MEASURED) for key in ("step_512_fp32", "weights")
     )
-    alt = (
+    finding = (
         f"Of {peak} at the peak of a training step in fp32, weights are {weights}; "
         "optimizer state is twice that, and saved activations are most of the rest."
     )
-    return figure(name, alt, HOOK)
+    drawn = timeline_figure(record, "step", finding, HOOK) if record else ""
+    return drawn or "Not measured yet: run `python tools/regen_tables.py`.\n"
 
 
 def editions() -> str:

@@ -5,19 +5,13 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from systems.precision.number_formats import FORMATS, stall
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.figures import (
-    INK,
-    MARKERS,
-    SERIES,
-    canvas,
-    legend_above,
-    of_each,
-    svg_pair,
-)
-from tools.render.markdown import columns, figure, per_device
+from tools.render.markdown import columns, per_device
+from tools.render.plots import ACCENT, DARK, GREY, INK, line, note, panels, plot
 from tools.render.rows import Cell, axis, cell, cells, counted, measured, say
 
 # The sums in their order, by the names of their facts; the four snippets first.
@@ -98,9 +92,8 @@ def fragments(records: list[Record]) -> dict[str, str]:
         "formats.md": formats_table() + "\n",
         "results.md": per_device(records, results_table),
         "stalls.md": per_device(ours, stalls_table),
-        "sums.md": per_device(ours, sums_body),
-        "errors.md": per_device(ours, errors_body),
-        **of_each(ours, sums_figure, errors_figure),
+        "sums.md": per_device(ours, sums_figure),
+        "errors.md": per_device(ours, errors_figure),
     }
 
 
@@ -185,42 +178,41 @@ def stalls_table(record: Record) -> str:
     )
 
 
-def sums_body(record: Record) -> str:
+COLORS = {"fp32": GREY, "fp16": DARK, "bf16": ACCENT}
+
+
+def sums_figure(record: Record) -> str:
+    terms = axis(record, "term")
+
+    def draw(figure: Figure) -> None:
+        for axes, term in zip(panels(figure, len(terms)), terms, strict=True):
+            for name in axis(record, "accumulator"):
+                c = cell(record, value=name, accumulator=name, term=term)
+                look = {"marker": "", "color": COLORS.get(name, GREY), "label": name}
+                if c:
+                    line(axes, *kept(c), **look)
+                if numbers(c)["stalled"]:
+                    end = c["last_change"], numbers(c)["total"]
+                    axes.plot(*end, "x", color=INK, markersize=8, markeredgewidth=2)
+                    note(axes, f"step {end[0]:,}", *end, color=INK, offset=(0, 9))
+            axes.set_ylim(bottom=0)
+            axes.set(xlabel="step", title=f"running sum, adding {term:g}")
+
     stops = [
         f"{c.config['accumulator']} stops at {numbers(c)['total']:g} when adding "
         f"{c.config['term']:g}"
         for c in cells(record)
         if numbers(c)["stalled"]
     ]
-    return figure(
-        f"accumulation-sums-{record.device.slug}",
-        f"Running sums against the step: {'; '.join(stops) or 'none stops'}; the "
-        "others reach about 10.",
-        "Running sum in each format. A cross marks the last step that changed the sum.",
+    return plot(
+        record,
+        "sums",
+        draw,
+        f"Where all sums should reach 10, {', '.join(stops) or 'none stops'}.",
+        "A cross marks the last step that changed the sum.",
+        height=280,
+        narrow=520,
     )
-
-
-def sums_figure(record: Record) -> dict[str, str]:
-    with canvas(height=5.6) as fig:
-        panels = zip(fig.subplots(2, 1), axis(record, "term"), strict=False)
-        looks = list(zip(axis(record, "accumulator"), SERIES, MARKERS, strict=False))
-        for i, (axes, term) in enumerate(panels):
-            for name, color, marker in looks:
-                c = cell(record, value=name, accumulator=name, term=term)
-                style: dict[str, Any] = {
-                    "color": color,
-                    "marker": marker,
-                    "markevery": 0.2,
-                }
-                if c:
-                    axes.plot(*kept(c), **style, label=None if i else name)
-                if numbers(c)["stalled"]:
-                    cross = {"color": INK, "markersize": 9, "markeredgewidth": 2}
-                    axes.plot(c["last_change"], numbers(c)["total"], "x", **cross)
-            axes.set(xlabel="step", ylabel="running sum")
-            axes.set_title(f"adding {term:g}", fontsize=11)
-        legend_above(fig, ncols=3)
-        return svg_pair(f"sums-{record.device.slug}", fig)
 
 
 def kept(c: Cell) -> tuple[list[int], list[float]]:
@@ -228,47 +220,41 @@ def kept(c: Cell) -> tuple[list[int], list[float]]:
     return [c["kept_every"] * (i + 1) for i in range(len(c["sums"]))], c["sums"]
 
 
-def errors_body(record: Record) -> str:
-    exact = numbers(named(record)["fp16_in_fp32"])["of_adding"] == 0
-    return figure(
-        f"accumulation-errors-{record.device.slug}",
-        "Error of the running sum of 0.01, split in two: rounding the term gives "
-        "errors that grow evenly, rounding the sums gives errors that grow in jumps"
-        f"{', and fp16 terms into an fp32 sum have none of the second' * exact}.",
-        "Error against the step, 1,000 × 0.01. Above: what rounding the term alone "
-        "would cost. Below: what adding cost.",
-    )
-
-
-def errors_figure(record: Record) -> dict[str, str]:
-    with canvas(height=5.6) as fig:
-        term, adding = fig.subplots(2, 1, sharex=True)
-        drawn = cells(record, term=0.01, cast="implicit")
-        for c, color, marker in zip(drawn, SERIES, MARKERS, strict=False):
-            if c:
-                (steps, sums), stored = kept(c), Fraction(c["stored"])
-                made = [float(n * abs(stored - Fraction("0.01"))) for n in steps]
-                added = [
-                    abs(float(Fraction(s) - n * stored))
-                    for n, s in zip(steps, sums, strict=True)
-                ]
-                style: dict[str, Any] = {
-                    "color": color,
-                    "marker": marker,
-                    "markevery": 0.2,
-                }
-                term.plot(steps, made, label=label(c), **style)
-                adding.plot(steps, added, **style)
-        for axes, title in ((term, "from rounding the term"), (adding, "from adding")):
-            axes.set_title(title, fontsize=11)
+def errors_figure(record: Record) -> str:
+    def draw(figure: Figure) -> None:
+        term, adding = panels(figure, 2, sharey=True)
+        for c in filter(None, cells(record, term=0.01, cast="implicit")):
+            (steps, sums), stored = kept(c), Fraction(c["stored"])
+            made = [float(n * abs(stored - Fraction("0.01"))) for n in steps]
+            added = [
+                abs(float(Fraction(s) - n * stored))
+                for n, s in zip(steps, sums, strict=True)
+            ]
+            color = ACCENT if label(c) == "fp16 into fp32" else GREY
+            look = {"marker": "", "color": color, "label": label(c)}
+            line(term, steps, made, **look)
+            line(adding, steps, added, **look)
+        for axes, title in ((term, "rounding the term"), (adding, "adding")):
             # Zero, which some sums keep to, is on a scale that is linear near it.
             axes.set_yscale("symlog", linthresh=1e-7)
-            axes.set(
-                yticks=[0, 1e-6, 1e-4, 1e-2, 1], ylim=(0, 20), ylabel="absolute error"
+            axes.set_yticks(
+                [0, 1e-6, 1e-4, 1e-2, 1], ["0", "10⁻⁶", "10⁻⁴", "10⁻²", "1"]
             )
-        adding.set_xlabel("step")
-        legend_above(fig, ncols=2)
-        return svg_pair(f"errors-{record.device.slug}", fig)
+            axes.set(ylim=(0, 20), xlabel="step")
+            axes.set_title(f"absolute error from {title}")
+
+    exact = numbers(named(record)["fp16_in_fp32"])["of_adding"] == 0
+    return plot(
+        record,
+        "errors",
+        draw,
+        "Rounding the term gives errors that grow evenly, rounding the sums gives "
+        "errors that grow in jumps"
+        f"{', and fp16 terms into an fp32 sum have none of the second' * exact}.",
+        "Error of the running sum of 1,000 × 0.01. Left: what rounding the term alone "
+        "would cost. Right: what adding cost.",
+        narrow=560,
+    )
 
 
 def facts(record: Record | None) -> dict[str, str]:

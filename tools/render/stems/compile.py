@@ -5,11 +5,13 @@ many steps pay for compiling.
 import math
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from systems.model.sizes import SIZES
 from systems.records.record import Record
-from tools.render import figures
 from tools.render.claims import Judgement, claim
-from tools.render.markdown import columns, figure, gib, per_device
+from tools.render.markdown import columns, gib, per_device
+from tools.render.plots import DARK, family, note, panels, plot
 from tools.render.rows import (
     MISSING,
     PHASES,
@@ -108,7 +110,6 @@ def fragments(records: list[Record]) -> dict[str, str]:
         "table.md": per_device(records, times_table),
         "speedups.md": per_device(ours, speedups_body),
         "price.md": per_device(ours, price_table),
-        **figures.of_each(ours, speedup_figure),
     }
 
 
@@ -140,13 +141,6 @@ COMPARED = {"forward": "forward", "backward": "backward", "optimizer": "AdamW"}
 def speedups_body(record: Record) -> str:
     """Figure and table of eager time over compiled time."""
     found = [c for c in grid(record, *COMPILED_PHASES) if speedup(record, c)]
-    told = f"goes from {span(step_speedups(record))}" if found else "was not measured"
-    drawn = figure(
-        f"compile-speedup-{record.device.slug}",
-        f"Eager time over compiled time of a whole step {told}, by size and precision.",
-        "Eager time over compiled time of each size at context 512. Solid: fp32; "
-        "dashed: bf16. Above 1 compiling gains.",
-    )
     shown = columns(
         found,
         *NAME,
@@ -157,7 +151,7 @@ def speedups_body(record: Record) -> str:
         ("step", lambda c: speedup(record, c), "{:.2f}"),
         left=3,
     )
-    return f"{drawn}\n\n{shown}"
+    return f"{speedup_figure(record)}\n\n{shown}"
 
 
 def price_table(record: Record) -> str:
@@ -197,26 +191,38 @@ def step_speedups(record: Record | None, *phases: str) -> list[float]:
     return known(speedup(record, c, *phases) for c in grid(record, "compiled"))
 
 
-def speedup_figure(record: Record) -> dict[str, str]:
-    lines = {"forward": ("forward",), "backward": ("backward",), "step": ()}
-    looks = zip(lines.items(), figures.SERIES, figures.MARKERS, strict=False)
-    with figures.canvas(height=4.2) as fig:
-        axes = fig.subplots()
-        for (name, phases), color, marker in looks:
-            for precision, dash in zip(PRECISIONS, ("-", "--"), strict=True):
-                found = [at(record, size, precision) for size in SIZES]
-                ratios = [float(speedup(record, c, *phases)) for c in found]
-                style: dict[str, Any] = {"ls": dash, "color": color, "marker": marker}
-                label = name if precision == "fp32" else None
-                axes.plot(range(len(SIZES)), ratios, label=label, **style)
-        axes.axhline(1.0, color=figures.SERIES[3], linewidth=1, linestyle=":")
-        axes.set_xticks(range(len(SIZES)), list(SIZES))
-        drawn = [r for phases in lines.values() for r in step_speedups(record, *phases)]
-        axes.set_ylim(0, 1.1 * max([1.0, *drawn]))
-        axes.set_xlabel("model size")
-        axes.set_ylabel("eager time / compiled time")
-        figures.legend_above(fig, ncols=3)
-        return figures.svg_pair(f"speedup-{record.device.slug}", fig)
+def speedup_figure(record: Record) -> str:
+    phases = {"forward": ("forward",), "backward": ("backward",), "step": ()}
+
+    def draw(figure: Figure) -> None:
+        found = zip(panels(figure, 2, sharey=True), PRECISIONS, strict=True)
+        for axes, precision in found:
+            steps = [at(record, size, precision) for size in SIZES]
+            curves = {
+                name: [speedup(record, c, *of) for c in steps]
+                for name, of in phases.items()
+            }
+            places = range(len(SIZES))
+            family(axes, {n: (places, ratios) for n, ratios in curves.items()}, "step")
+            for place in places:
+                if ratio := curves["step"][place]:
+                    below = {"va": "top", "offset": (0, -7)}
+                    note(axes, f"{ratio:.1f}", place, ratio, **below)
+            axes.axhline(1, color=DARK, linewidth=1)
+            axes.set_xticks(places, list(SIZES))
+            axes.set_ylim(bottom=0)
+            axes.set_title(f"{precision}: eager time / compiled time")
+
+    found = step_speedups(record)
+    told = f"ranges from {span(found)}" if found else "was not measured"
+    return plot(
+        record,
+        "speedup",
+        draw,
+        f"Eager time over compiled time of a whole step {told}.",
+        "Each model size at context 512. At 1 compiling changes nothing.",
+        narrow=520,
+    )
 
 
 # Facts --------------------------------------------------------------------------------

@@ -10,20 +10,12 @@ from functools import partial
 from statistics import fmean, median
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.figures import (
-    FAINT,
-    INK,
-    MARKERS,
-    SERIES,
-    canvas,
-    legend_above,
-    line,
-    of_each,
-    svg_pair,
-)
-from tools.render.markdown import columns, figure, gib, per_device
+from tools.render.markdown import columns, gib, per_device
+from tools.render.plots import ACCENT, DARK, GREY, family, line, panels, plot
 from tools.render.rows import (
     MISSING,
     NOT_MEASURED,
@@ -39,8 +31,8 @@ from tools.render.rows import (
 PRECISIONS = {"fp32": "fp32", "bf16": "bf16 autocast", "bf16_pure": "pure bf16"}
 WATCHED = {
     "embedding": "embedding",
-    "matrix": "matrix of the feed-forward layer",
-    "gain": "gain of a norm",
+    "matrix": "feed-forward matrix",
+    "gain": "norm's gain",
 }
 WATCH_EVERY = 10
 # The loss of one batch is noisy: what a run ends with is the mean over this many steps.
@@ -118,22 +110,11 @@ def fragments(records: list[Record]) -> dict[str, str]:
         "loss.md": per_device(ours, loss_body),
         "unchanged.md": per_device(ours, unchanged_body),
         "reported.md": per_device(theirs, reported_table),
-        **of_each(ours, loss_figure, unchanged_figure),
     }
 
 
 def loss_body(record: Record) -> str:
-    ends = [
-        f"{text} ends at {numbers(record, p)['ended']}"
-        for p, text in PRECISIONS.items()
-    ]
-    drawn = figure(
-        f"mixed_precision-loss-{record.device.slug}",
-        f"Training loss: {', '.join(ends)}; the floor is {floor(record):.3f}.",
-        "Training loss in nats per token. Lines: mean over the seeds; bands: least to "
-        "most; dotted: the entropy of the language, below which no model can stay.",
-    )
-    return f"{drawn}\n\n{loss_table(record)}"
+    return f"{loss_figure(record)}\n\n{loss_table(record)}"
 
 
 def loss_table(record: Record) -> str:
@@ -155,38 +136,61 @@ def loss_table(record: Record) -> str:
     )
 
 
-def loss_figure(record: Record) -> dict[str, str]:
-    with canvas(height=4.4) as fig:
-        axes = fig.subplots()
-        looks = zip(PRECISIONS.items(), SERIES, ("-", "--", "-."), strict=False)
-        for (precision, text), color, dash in looks:
-            curves = [c["loss"] for c in runs(record, precision)]
-            by_step = list(zip(*curves, strict=True))
-            least, mean, most = (list(map(of, by_step)) for of in (min, fmean, max))
-            if curves:
-                steps = range(1, len(by_step) + 1)
-                axes.fill_between(steps, least, most, color=color, alpha=0.25, lw=0)
-                axes.plot(steps, mean, dash, color=color, label=text)
+def smoothed(losses: list[float]) -> list[float]:
+    """The mean over the last steps at each, from the first that has so many."""
+    return [fmean(losses[end - LAST : end]) for end in range(LAST, len(losses) + 1)]
+
+
+def differences(record: Record, precision: str) -> list[list[float]]:
+    """Of the smoothed losses from those of fp32 with the same seed, step by step."""
+    fp32 = {c.config["seed"]: smoothed(c["loss"]) for c in runs(record, "fp32")}
+    return [
+        [ours - theirs for ours, theirs in zip(smoothed(c["loss"]), wide, strict=True)]
+        for c in runs(record, precision)
+        if (wide := fp32.get(c.config["seed"]))
+    ]
+
+
+def loss_figure(record: Record) -> str:
+    def draw(figure: Figure) -> None:
+        loss, apart = panels(figure, 2)
+        fp32 = list(zip(*(c["loss"] for c in runs(record, "fp32")), strict=True))
+        plain = {"marker": ""}
+        line(loss, range(1, len(fp32) + 1), map(fmean, fp32), **plain, label="fp32")
         if entropy := floor(record):
-            axes.axhline(entropy, color=INK, linestyle=":", linewidth=1.2)
-        axes.set_xlabel("step")
-        axes.set_ylabel("training loss, nats per token")
-        axes.set_ylim(bottom=0)
-        legend_above(fig, ncols=3)
-        return svg_pair(f"loss-{record.device.slug}", fig)
+            loss.axhline(entropy, color=DARK, linewidth=1)
+            loss.annotate("floor", (1, entropy), va="top", color=DARK)
+        loss.set_ylim(bottom=0)
+        loss.set(xlabel="step", title="training loss, nats per token")
+        for precision, color in (("bf16", GREY), ("bf16_pure", ACCENT)):
+            by_step = list(zip(*differences(record, precision), strict=True))
+            steps = range(LAST, LAST + len(by_step))
+            least, mean, most = (list(map(of, by_step)) for of in (min, fmean, max))
+            apart.fill_between(steps, least, most, color=color, alpha=0.2, lw=0)
+            label = PRECISIONS[precision]
+            line(apart, steps, mean, **plain, color=color, label=label)
+        apart.axhline(0, color=DARK, linewidth=1)
+        apart.set(xlabel="step", title="minus that of fp32")
+
+    told = [
+        f"{text} ends {span(found, '{:+.4f}').replace('-', '−')} nats from fp32"
+        for precision, text in list(PRECISIONS.items())[1:]
+        if (found := against_fp32(record, precision))
+    ]
+    return plot(
+        record,
+        "loss",
+        draw,
+        f"{'; '.join(told) or 'Not all precisions were measured'}.",
+        "Left: the mean over the seeds in fp32, above the entropy of the language. "
+        f"Right: the difference, mean of {LAST} steps, between the same seeds; lines: "
+        "their mean, bands: the least and the most.",
+        height=280,
+        narrow=520,
+    )
 
 
 def unchanged_body(record: Record) -> str:
-    shares = numbers(record, "bf16_pure")
-    told = (f"{say(shares[n], '{:.0f} percent')} of the {WATCHED[n]}" for n in WATCHED)
-    drawn = figure(
-        f"mixed_precision-unchanged-{record.device.slug}",
-        "Pure bf16 leaves unchanged in a step, in the second half of training: "
-        f"{', '.join(told)}.",
-        "Share of the elements that a training step leaves exactly as they were, in "
-        "pure bf16; mean over the seeds. The table has the second half of the steps, "
-        "and the other precisions.",
-    )
     shown = columns(
         WATCHED,
         ("weights", WATCHED.__getitem__),
@@ -195,26 +199,33 @@ def unchanged_body(record: Record) -> str:
             for p, text in PRECISIONS.items()
         ),
     )
-    return f"{drawn}\n\n{shown}"
+    return f"{unchanged_figure(record)}\n\n{shown}"
 
 
-def unchanged_figure(record: Record) -> dict[str, str]:
-    with canvas(height=3.8) as fig:
-        axes = fig.subplots()
-        for (name, text), color, marker in zip(
-            WATCHED.items(), SERIES, MARKERS, strict=False
-        ):
-            curves = [c[f"unchanged_{name}"] for c in runs(record, "bf16_pure")]
-            means = [100 * fmean(values) for values in zip(*curves, strict=True)]
-            steps = [WATCH_EVERY * (i + 1) for i in range(len(means))]
-            style = {"color": color, "marker": marker, "markevery": 0.1}
-            line(axes, steps, means, label=text, **style)
-        axes.axhline(100, color=FAINT, linewidth=1)
-        axes.set_xlabel("step")
-        axes.set_ylabel("unchanged elements, %")
+def unchanged_figure(record: Record) -> str:
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        curves = {}
+        for name, text in WATCHED.items():
+            found = [c[f"unchanged_{name}"] for c in runs(record, "bf16_pure")]
+            means = [100 * fmean(values) for values in zip(*found, strict=True)]
+            curves[text] = [WATCH_EVERY * (i + 1) for i in range(len(means))], means
+        family(axes, curves, WATCHED["matrix"])
         axes.set_ylim(0, 105)
-        legend_above(fig, ncols=2)
-        return svg_pair(f"unchanged-{record.device.slug}", fig)
+        axes.set(xlabel="step", title="elements left as they were, %")
+
+    shares = numbers(record, "bf16_pure")
+    told = [f"{say(shares[n], '{:.0f} %')} of the {WATCHED[n]}" for n in WATCHED]
+    return plot(
+        record,
+        "unchanged",
+        draw,
+        "In the second half of training a step in pure bf16 leaves unchanged "
+        f"{', '.join(told)}.",
+        "Share of the elements that a step leaves exactly as they were; mean over the "
+        "seeds.",
+        height=240,
+    )
 
 
 def reported_table(record: Record) -> str:

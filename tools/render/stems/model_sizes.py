@@ -1,11 +1,11 @@
 """Tables and figure of `model_sizes`: what each model is made of."""
 
-from typing import Any
+from matplotlib.figure import Figure
 
 from systems.formulas.costs import FP32_BYTES
 from systems.records.record import Record
-from tools.render import figures
-from tools.render.markdown import columns, figure, gib, per_device
+from tools.render.markdown import columns, gib, per_device
+from tools.render.plots import ACCENT, DARK, GROUND, PALE, TINT, key, plot, stacked
 from tools.render.rows import axis, cell, say
 
 PARTS = ("embedding", "attention", "feed_forward", "norms", "head")
@@ -28,12 +28,10 @@ def weights(record: Record | None, size: str) -> float:
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
-    """`table.md`, `parts.md`, and the figure of the parts."""
     ours = records[:1]
     return {
         "table.md": per_device(ours, sizes_table, tabbed=False),
         "parts.md": per_device(ours, parts_body, tabbed=False),
-        **figures.of_each(ours, parts_figure),
     }
 
 
@@ -55,13 +53,6 @@ def sizes_table(record: Record) -> str:
 
 
 def parts_body(record: Record) -> str:
-    held = say(share(record, "2.7B", "feed_forward"), "{:.0f}")
-    drawn = figure(
-        "model_sizes-parts",
-        "Share of parameters by part: the feed-forward matrices hold "
-        f"{held} percent of the 2.7B model.",
-        "Share of the parameters by part. Norms are too few to see.",
-    )
     shown = columns(
         axis(record, "size"),
         ("size", str),
@@ -71,26 +62,37 @@ def parts_body(record: Record) -> str:
         ),
         ("all", lambda s: parameters(record, s), "{:,}"),
     )
-    return f"{drawn}\n\n{shown}"
+    return f"{parts_figure(record)}\n\n{shown}"
 
 
-def parts_figure(record: Record) -> dict[str, str]:
+COLORS = {"embedding": PALE, "attention": TINT, "feed_forward": ACCENT, "head": DARK}
+
+
+def parts_figure(record: Record) -> str:
     sizes = [size for size in axis(record, "size") if parameters(record, size)]
-    hatches = ("", "//", "", "", "\\\\")
-    with figures.canvas(height=2.9) as fig:
-        axes = fig.subplots()
-        left = [0.0] * len(sizes)
-        for part, color, hatch in zip(PARTS, figures.SERIES, hatches, strict=True):
-            shares = [share(record, size, part) for size in sizes]
-            style: dict[str, Any] = {"hatch": hatch, "edgecolor": "#ffffff"}
-            look = {"color": color, "linewidth": 0, "label": part.replace("_", "-")}
-            axes.barh(sizes, shares, left=left, **style, **look)
-            left = [a + b for a, b in zip(left, shares, strict=True)]
-        axes.invert_yaxis()
-        axes.grid(axis="y", visible=False)
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        shares = {part: [share(record, s, part) for s in sizes] for part in COLORS}
+        stacked(axes, sizes, shares, COLORS)
+        for y, size in enumerate(sizes):
+            x = share(record, size, "embedding") + share(record, size, "attention")
+            held = share(record, size, "feed_forward")
+            look = {"color": GROUND, "weight": "bold", "va": "center", "ha": "center"}
+            axes.text(x + held / 2, y, f"{held:.0f} %", **look)
+        axes.set_xlim(0, 100)
         axes.set_xlabel("share of parameters, %")
-        figures.legend_above(fig, ncols=3)
-        return figures.svg_pair("parts", fig)
+        key(figure, {p.replace("_", "-"): color for p, color in COLORS.items()})
+
+    held = say(share(record, "2.7B", "feed_forward"), "{:.0f} %")
+    return plot(
+        record,
+        "parts",
+        draw,
+        f"The feed-forward matrices hold {held} of the parameters of 2.7B.",
+        "Norms are too few to see.",
+        height=220,
+    )
 
 
 def facts(record: Record | None) -> dict[str, str]:

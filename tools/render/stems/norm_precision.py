@@ -3,12 +3,12 @@
 import math
 from functools import partial
 
-from matplotlib import colormaps
+from matplotlib.figure import Figure
 
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.figures import canvas, of_each, svg_pair
-from tools.render.markdown import columns, figure, per_device, table
+from tools.render.markdown import columns, per_device, table
+from tools.render.plots import heat_map, is_narrow, panels, plot
 from tools.render.rows import Cell, axis, cell, cells, say
 
 STAGES = {
@@ -90,105 +90,102 @@ def fragments(records: list[Record]) -> dict[str, str]:
         "all.md": per_device(records, all_table),
     }
     for norm in NORMS:
-        drawn = partial(stages_figure, norm), partial(widths_figure, norm)
-        files |= of_each(records, *drawn) | {
-            f"{norm}.md": per_device(records, partial(stages_body, norm)),
-            f"{norm}-widths.md": per_device(records, partial(widths_body, norm)),
-        }
+        files[f"{norm}.md"] = per_device(records, partial(stages_figure, norm))
+        widths = per_device(records, partial(widths_figure, norm))
+        files[f"{norm}-widths.md"] = widths
     return files
 
 
-def stages_body(norm: str, record: Record) -> str:
+def stages_figure(norm: str, record: Record) -> str:
+    lines = {
+        dtype: {
+            STAGES[stage]: marks(at(record, norm, dtype, "library"), stage)
+            for stage in STAGES
+            if norm == "layer" or stage != "mean"
+        }
+        for dtype in DTYPES
+    }
+    sizes = [f"1e{round(math.log10(size))}" for size in MAGNITUDES]
     fp16, bf16 = (at(record, norm, dtype, "library") for dtype in ("fp16", "bf16"))
-    return figure(
-        f"norm_precision-{norm}-{record.device.slug}",
-        f"{NORMS[norm]}, stage by stage: in fp16 x² overflows from magnitude "
-        f"{first_with(fp16, 'square', '∞')} on and the output is zero from "
-        f"{first_with(fp16, 'output', '=0')} on; in bf16 x² overflows from "
-        f"{first_with(bf16, 'square', '∞')} on.",
-        f"{NORMS[norm]} of width {WIDTH}, each stage rounded to its format, means by "
-        "torch.mean. A number n says that the relative error is about 10ⁿ; "
-        "∞: not finite; =0: wrongly zero. Darker is worse.",
+    fits = first_with(bf16, "square", "∞")
+    return plot(
+        record,
+        norm,
+        partial(draw_maps, lines, sizes, "magnitude of x"),
+        f"In fp16 x² overflows from magnitude {first_with(fp16, 'square', '∞')} on and "
+        f"the output is zero from {first_with(fp16, 'output', '=0')} on; in bf16 x² "
+        f"{'never overflows' if fits == 'none' else f'overflows from {fits} on'}.",
+        f"{NORMS[norm]} of width {WIDTH:,}, each stage rounded to its format, means by "
+        f"`torch.mean`. {READ}",
+        height=500,
     )
 
 
-def stages_figure(norm: str, record: Record) -> dict[str, str]:
-    panels = {dtype: {} for dtype in DTYPES}
-    for dtype, lines in panels.items():
-        c = at(record, norm, dtype, "library")
-        stages = (s for s in STAGES if norm == "layer" or s != "mean")
-        lines |= {STAGES[stage]: marks(c, stage) for stage in stages}
-    sizes = [f"1e{round(math.log10(size))}" for size in MAGNITUDES]
-    name = f"{norm}-{record.device.slug}"
-    return heat_maps(name, panels, sizes, "magnitude of x", height=7.2)
+READ = (
+    "In the cells stands the power of ten of the relative error; ∞: not finite; =0: "
+    "wrongly zero. More colour is worse."
+)
 
 
-def widths_body(norm: str, record: Record) -> str:
+def widths_figure(norm: str, record: Record) -> str:
+    widths = axis(record, "width")
+
+    def line(dtype: str, compute: str) -> list[str]:
+        found = (at(record, norm, dtype, compute, width) for width in widths)
+        return [marks(c, "output")[ONE] for c in found]
+
+    lines = {
+        dtype: {
+            COMPUTE[compute]: line(dtype, compute)
+            for compute in axis(record, "compute", norm=norm, dtype=dtype)
+        }
+        for dtype in DTYPES
+    }
     running, library = (
-        say(output_error(at(record, norm, "bf16", c, WIDEST)), power)
+        say(output_error(at(record, norm, "bf16", c, WIDEST)), in_percent)
         for c in ("running", "library")
     )
-    return figure(
-        f"norm_precision-{norm}-widths-{record.device.slug}",
-        f"Error of the output of {NORMS[norm]} in bf16 at width {WIDEST}: {running} "
-        f"with a running sum in bf16, {library} where the sum is kept in fp32.",
-        f"Output of {NORMS[norm]} at magnitude 1 by width. Rows of a panel: where it "
-        "was computed; numbers and shades as above.",
+    return plot(
+        record,
+        f"{norm}-widths",
+        partial(draw_maps, lines, [f"{width:,}" for width in widths], "width"),
+        f"At width {WIDEST:,} the output of {NORMS[norm]} in bf16 is off by {running} "
+        f"with a running sum in bf16, by {library} where the sum is kept in fp32.",
+        f"At magnitude 1. Lines of a panel: where it was computed. {READ}",
+        height=400,
     )
 
 
-def widths_figure(norm: str, record: Record) -> dict[str, str]:
-    widths, panels = axis(record, "width"), {dtype: {} for dtype in DTYPES}
-    for dtype, lines in panels.items():
-        for compute in axis(record, "compute", norm=norm, dtype=dtype):
-            found = (at(record, norm, dtype, compute, width) for width in widths)
-            lines[COMPUTE[compute]] = [marks(c, "output")[ONE] for c in found]
-    name = f"{norm}-widths-{record.device.slug}"
-    return heat_maps(name, panels, list(map(str, widths)), "width", height=6.2)
+def draw_maps(
+    lines: dict[str, dict[str, list[str]]], heads: list[str], label: str, figure: Figure
+) -> None:
+    """A panel for each dtype."""
+    narrow = is_narrow(figure)
+    power = (lambda text: text.replace("-", "−")) if narrow else in_tens
+    if narrow and len(heads) > 6:
+        heads = [head if i % 2 == 0 else "" for i, head in enumerate(heads)]
+    for axes, (dtype, of) in zip(
+        panels(figure, len(lines), beside=1), lines.items(), strict=True
+    ):
+        rows = {
+            name: [(power(text), darkness(text)) for text in line]
+            for name, line in of.items()
+        }
+        heat_map(axes, rows, heads)
+        axes.set_title(f"{dtype}, by {label}")
 
 
-def heat_maps(
-    name: str,
-    panels: dict[str, dict[str, list[str]]],
-    heads: list[str],
-    label: str,
-    height: float,
-) -> dict[str, str]:
-    """A panel for each dtype, in it a line of shaded marks for each key, under these
-    heads. The shade is the same by day and by night, and so is its text.
-    """
-    with canvas(height=height) as fig:
-        drawn = zip(fig.subplots(len(panels), 1), panels.items(), strict=True)
-        for axes, (dtype, lines) in drawn:
-            shades = [[darkness(text) for text in line] for line in lines.values()]
-            if any(shades):
-                look = {"edgecolors": "#ffffff", "linewidth": 1}
-                axes.pcolormesh(
-                    shades, cmap=colormaps["YlOrBr"], vmin=0, vmax=1.15, **look
-                )
-            for y, line in enumerate(lines.values()):
-                for x, text in enumerate(line):
-                    color = "#ffffff" if shades[y][x] > 0.75 else "#000000"
-                    place = {"ha": "center", "va": "center", "fontsize": 9}
-                    axes.text(
-                        x + 0.5, y + 0.5, text.replace("-", "−"), color=color, **place
-                    )
-            axes.set_yticks([i + 0.5 for i in range(len(lines))], list(lines))
-            axes.set_xticks([i + 0.5 for i in range(len(heads))], heads)
-            axes.set_title(dtype, fontsize=11)
-            axes.invert_yaxis()
-            axes.grid(False)
-            axes.spines[:].set_visible(False)
-            axes.tick_params(length=0)
-        fig.supxlabel(label, fontsize=11)
-        return svg_pair(name, fig)
+def in_tens(mark: str) -> str:
+    """ "-4" -> "10⁻⁴"."""
+    digits = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+    return mark if mark in (*LOST, "", "exact") else f"10{mark.translate(digits)}"
 
 
 def darkness(text: str) -> float:
     """Of a cell with this mark, from 0 (exact) to 1."""
     if text in (*LOST, "", "exact"):
         return float(text in LOST)
-    return min(1.0, max(0.0, (int(text) - BEST) / (WORST - BEST)))
+    return 0.75 * min(1.0, max(0.0, (int(text) - BEST) / (WORST - BEST)))
 
 
 def output_table(record: Record) -> str:

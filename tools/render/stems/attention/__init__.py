@@ -5,13 +5,20 @@ Two pages include them. `memory` builds what is about memory, `compiled` what co
 eager with compiled.
 """
 
-from collections.abc import Iterable
-from typing import Any
+from matplotlib.figure import Figure
 
 from systems.records.record import Record
-from tools.render import figures
 from tools.render.claims import Judgement, claim
-from tools.render.markdown import columns, figure, per_device
+from tools.render.markdown import columns, per_device
+from tools.render.plots import (
+    ACCENT,
+    DARK,
+    line,
+    panels,
+    plain_log_scale,
+    plot,
+    power_of_two_axis,
+)
 from tools.render.rows import Cell, axis, measured, say
 from tools.render.stems.attention import compiled, memory
 from tools.render.stems.attention.compiled import (  # noqa: F401
@@ -35,16 +42,15 @@ from tools.render.stems.attention.rows import (
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
-    """Tables for all devices; figures for each measured one."""
+    """Tables for all devices; figures for measured ones."""
     ours = measured(records)
     return {
         "table.md": per_device(records, grid_table),
         "variants.md": per_device(ours, variants_table),
-        "times.md": per_device(ours, times_body),
+        "times.md": per_device(ours, times_figure),
         "all.md": per_device(ours, all_table),
         **memory.fragments(ours),
         **compiled.fragments(records),
-        **figures.of_each(ours, times_figure),
     }
 
 
@@ -109,42 +115,35 @@ def growth(record: Record | None, name: str) -> float:
     return at(record, LONGEST).ms(name) / at(record, LONGEST // 2).ms(name)
 
 
-def times_body(record: Record) -> str:
+def times_figure(record: Record) -> str:
+    ns = lengths(record)
+
+    def draw(figure: Figure) -> None:
+        for axes, name in zip(panels(figure, 2, sharey=True), PASSES, strict=True):
+            eager, compiled = (
+                [at(record, n, execution=e).ms(name) for n in ns] for e in EXECUTIONS
+            )
+            line(axes, ns, compiled, label="compiled")
+            line(axes, ns, eager, label="eager", color=ACCENT)
+            grown = [eager[-1] * (n / ns[-1]) ** 2 for n in ns[2:]]
+            look = {"marker": "", "ls": (0, (1, 2)), "color": DARK, "linewidth": 1}
+            line(axes, ns[2:], [t / 4 for t in grown], label="slope of N²", **look)
+            plain_log_scale(axes.yaxis, subs=(1,))
+            power_of_two_axis(axes.xaxis, ns, "sequence length N")
+            axes.set_title(f"{name} pass, ms")
+
     factors = {name: growth(record, name) for name in PASSES}
     grown = [f"{name} by {factor:.2f}" for name, factor in factors.items() if factor]
-    return figure(
-        f"attention-times-{record.device.slug}",
-        f"From N = {LONGEST // 2} to twice that, the time of an eager pass grows by a "
-        f"factor: {', '.join(grown) or 'not measured'}.",
-        f"Median time of a pass against N: fp32, d = {WIDTH}, no mask. Solid: eager; "
-        "dashed: compiled. What grows with N² runs parallel to the dotted line.",
+    return plot(
+        record,
+        "times",
+        draw,
+        f"From N = {LONGEST // 2:,} to twice that, the time of an eager pass grows by "
+        f"a factor: {', '.join(grown) or 'not measured'}.",
+        f"Median times in fp32, d = {WIDTH}, no mask. What grows with N² runs parallel "
+        "to the dotted line.",
+        narrow=520,
     )
-
-
-def times_figure(record: Record) -> dict[str, str]:
-    ns = lengths(record)
-    looks: Iterable[Any] = zip(
-        ((name, execution) for name in PASSES for execution in EXECUTIONS),
-        ("-", "--", "-", "--"),
-        figures.MARKERS,
-        [figures.SERIES[i] for i in (0, 0, 1, 1)],
-        strict=False,
-    )
-    with figures.canvas(height=4.4) as fig:
-        axes = fig.subplots()
-        for (name, execution), dash, marker, color in looks:
-            style = {"ls": dash, "color": color, "marker": marker}
-            times = [at(record, n, execution=execution).ms(name) for n in ns]
-            figures.line(axes, ns, times, label=f"{name}, {execution}", **style)
-        middle = at(record, 4096).ms("forward")
-        slope = [middle / 2 * (n / 4096) ** 2 for n in ns[1:]]
-        dotted = {"ls": ":", "color": figures.SERIES[2]}
-        figures.line(axes, ns[1:], slope, label="slope of N²", **dotted)
-        figures.plain_log_scale(axes.yaxis)
-        figures.power_of_two_axis(axes.xaxis, ns, "sequence length N")
-        axes.set_ylabel("one pass, ms")
-        figures.legend_above(fig, ncols=3, handlelength=2.2)
-        return figures.svg_pair(f"times-{record.device.slug}", fig)
 
 
 # Facts --------------------------------------------------------------------------------

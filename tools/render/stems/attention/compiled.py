@@ -6,15 +6,12 @@ import re
 from math import log
 from typing import Any
 
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
-from matplotlib.patches import Rectangle
+from matplotlib.figure import Figure
 
 from systems.records.record import Record
-from tools.render import figures
 from tools.render.claims import Judgement, claim
-from tools.render.markdown import columns, figure, lines, per_device
+from tools.render.markdown import columns, lines, per_device
+from tools.render.plots import heat_map, panels, plot
 from tools.render.rows import (
     MISSING,
     Cell,
@@ -50,7 +47,6 @@ def fragments(records: list[Record]) -> dict[str, str]:
         "compiled.md": per_device(records, compiled_table),
         "speedups.md": per_device(ours, speedups_body),
         "kernels.md": per_device(ours, kernels_table),
-        **figures.of_each(ours, speedup_figure),
     }
 
 
@@ -166,19 +162,11 @@ def fused_words(kernel: str) -> str:
 
 # The map ------------------------------------------------------------------------------
 
-MAP = (
-    "Eager time over compiled time, both passes together: above 1 compiling gains "
-    "(green), below 1 it loses (brown)."
-)
 # Colours end at a factor of 4 either way.
 LARGEST = 4.0
 
 
 def speedups_body(record: Record) -> str:
-    found = speedups(record)
-    told = f"goes from {span(found)}" if found else "was not measured"
-    alt = f"Eager time over compiled time {told}, by d and N."
-    drawn = figure(f"attention-speedup-{record.device.slug}", alt, MAP)
     data = columns(
         [(*variant, d) for variant in variants(record) for d in axis(record, "d")],
         *((head, lambda of, i=i: of[i]) for i, head in enumerate((*NAME[:2], "d"))),
@@ -192,47 +180,38 @@ def speedups_body(record: Record) -> str:
         ),
         left=2,
     )
-    return f"{drawn}\n\n{data}"
+    return f"{speedup_figure(record)}\n\n{data}"
 
 
-def speedup_figure(record: Record) -> dict[str, str]:
+def speedup_figure(record: Record) -> str:
     widths, ns = axis(record, "d"), lengths(record)
-    with figures.canvas(width=6.4, height=5.0) as fig:
-        panels = fig.subplots(2, 2).flat
-        for axes, (dtype, causal) in zip(panels, variants(record), strict=False):
-            for i, d in enumerate(widths):
-                for j, n in enumerate(ns):
-                    draw_cell(axes, j, i, speedup(pair(record, n, d, dtype, causal)))
-            mask = "causal mask" if causal else "no mask"
-            axes.set_title(f"{dtype}, {mask}", fontsize=11)
-            axes.set(xlim=(0, len(ns)), ylim=(len(widths), 0))
-            middles = [j + 0.5 for j in range(len(ns))]
-            axes.set_xticks(middles, [str(n) for n in ns], fontsize=9)
-            middles = [i + 0.5 for i in range(len(widths))]
-            axes.set_yticks(middles, [str(d) for d in widths])
-            axes.tick_params(length=0)
-            axes.grid(False)
-            axes.spines[:].set_visible(False)
-        fig.supxlabel("sequence length N", fontsize=11)
-        fig.supylabel("width d", fontsize=11)
-        return figures.svg_pair(f"speedup-{record.device.slug}", fig)
 
+    def shaded(ratio: float) -> tuple[str, float]:
+        return (f"{ratio:.2f}", -log(ratio) / log(LARGEST)) if ratio else ("", 0)
 
-def draw_cell(axes: Axes, x: int, y: int, ratio: float) -> None:
-    """One cell with its number, in black or white, whichever reads on its colour, light
-    page or dark.
-    """
-    centre: dict[str, Any] = {"ha": "center", "va": "center"}
-    if not ratio:
-        axes.text(x + 0.5, y + 0.5, "-", color=figures.INK, **centre)
-        return
-    place = 0.5 + 0.5 * max(-1.0, min(1.0, log(ratio) / log(LARGEST)))
-    red, green, blue, _ = colormaps["BrBG"](place)
-    color = to_hex((red, green, blue))
-    axes.add_patch(Rectangle((x, y), 1, 1, facecolor=color, edgecolor="none"))
-    bright = 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
-    ink = "#000000" if bright else "#ffffff"
-    axes.text(x + 0.5, y + 0.5, f"{ratio:.2f}", color=ink, **centre)
+    def draw(figure: Figure) -> None:
+        found = panels(figure, len(variants(record)), beside=2)
+        for axes, (dtype, causal) in zip(found, variants(record), strict=True):
+            rows = {
+                f"d = {d}": [
+                    shaded(speedup(pair(record, n, d, dtype, causal))) for n in ns
+                ]
+                for d in widths
+            }
+            heat_map(axes, rows, [f"{n:,}" for n in ns])
+            axes.set_title(f"{dtype}, {'causal mask' if causal else 'no mask'}, by N")
+
+    found = speedups(record)
+    told = f"ranges from {span(found)}" if found else "was not measured"
+    return plot(
+        record,
+        "speedup",
+        draw,
+        f"Eager time over compiled time of both passes {told}.",
+        "Blue: compiling gains, the more the darker. Brown: it loses.",
+        height=330,
+        narrow=620,
+    )
 
 
 # Facts --------------------------------------------------------------------------------

@@ -4,13 +4,21 @@ and where a GPU is full.
 
 from typing import Any
 
-from matplotlib.ticker import LogLocator
+from matplotlib.figure import Figure
 
 from systems.formulas.costs import attention_peak_bytes, attention_saved_bytes
 from systems.records.record import Record
-from tools.render import figures
 from tools.render.claims import Judgement, claim
-from tools.render.markdown import columns, figure, gib, per_device, percent, table
+from tools.render.markdown import columns, gib, per_device, percent, table
+from tools.render.plots import (
+    ACCENT,
+    DARK,
+    line,
+    panels,
+    plain_log_scale,
+    plot,
+    power_of_two_axis,
+)
 from tools.render.rows import MISSING, Cell, most, say
 from tools.render.stems.attention.rows import (
     BATCH,
@@ -40,9 +48,8 @@ def fragments(measured: list[Record]) -> dict[str, str]:
     """
     return {
         "saved.md": per_device(measured, saved_table),
-        "memory.md": per_device(measured, lambda r: f"{memory_table(r)}\n\n{drawn(r)}"),
+        "memory.md": per_device(measured, memory_body),
         "accounting.md": per_device(measured, accounting),
-        **figures.of_each(measured, memory_figure),
     }
 
 
@@ -139,39 +146,39 @@ CURVES: dict[str, Any] = {
 }
 
 
-def drawn(record: Record) -> str:
-    off = say(largest_error(record), percent)
-    return figure(
-        f"attention-memory-{record.device.slug}",
-        "Kept memory grows with N² and differs from its prediction by "
-        f"{off} at most from N = {LONG} on.",
-        f"Memory against N: fp32, d = {WIDTH}, no mask. Marks: measured (filled: "
-        "eager, hollow: compiled). Lines: eager, predicted.",
-    )
+def memory_body(record: Record) -> str:
+    return f"{memory_table(record)}\n\n{memory_figure(record)}"
 
 
-def memory_figure(record: Record) -> dict[str, str]:
+def memory_figure(record: Record) -> str:
     ns = lengths(record)
-    looks = zip(CURVES.items(), figures.SERIES, figures.MARKERS, strict=False)
-    with figures.canvas(height=4.4) as fig:
-        axes = fig.subplots()
-        for (name, (read, formula)), color, marker in looks:
+
+    def draw(figure: Figure) -> None:
+        found = zip(panels(figure, 2, sharey=True), CURVES.items(), strict=True)
+        for axes, (name, (read, formula)) in found:
+            eager, compiled = (
+                [read(at(record, n, execution=e)) / 2**30 for n in ns]
+                for e in EXECUTIONS
+            )
             predicted = [sum(formula(**shape(n)).values()) / 2**30 for n in ns]
-            label = f"{name}, predicted"
-            axes.plot(ns, predicted, "-", color=color, linewidth=1.2, label=label)
-            for execution, face in zip(EXECUTIONS, (color, "none"), strict=True):
-                read_gib = [
-                    read(at(record, n, execution=execution)) / 2**30 for n in ns
-                ]
-                style = {"ls": "none", "color": color, "markerfacecolor": face}
-                label = f"{name}, {execution}"
-                figures.line(axes, ns, read_gib, marker=marker, label=label, **style)
-        figures.plain_log_scale(axes.yaxis)
-        axes.yaxis.set_major_locator(LogLocator())
-        figures.power_of_two_axis(axes.xaxis, ns, "sequence length N")
-        axes.set_ylabel("GiB")
-        figures.legend_above(fig, ncols=2)
-        return figures.svg_pair(f"memory-{record.device.slug}", fig)
+            thin = {"marker": "", "color": DARK, "linewidth": 1}
+            line(axes, ns, predicted, label="predicted, eager", **thin)
+            line(axes, ns, eager, label="eager", color=ACCENT, ls="none")
+            line(axes, ns, compiled, label="compiled", ls="none")
+            plain_log_scale(axes.yaxis, subs=(1,))
+            power_of_two_axis(axes.xaxis, ns, "sequence length N")
+            axes.set_title(f"{name}, GiB")
+
+    off = say(largest_error(record), percent)
+    return plot(
+        record,
+        "memory",
+        draw,
+        f"Kept memory grows with N² and differs from its prediction by {off} at most "
+        f"from N = {LONG:,} on.",
+        f"fp32, d = {WIDTH}, no mask. Points: measured; lines: predicted by formula.",
+        narrow=520,
+    )
 
 
 # Where a GPU is full ------------------------------------------------------------------

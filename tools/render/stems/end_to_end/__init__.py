@@ -5,22 +5,20 @@ and precision.
 from collections.abc import Iterable
 from dataclasses import asdict
 
+from matplotlib.figure import Figure
+
 from systems.formulas.costs import forward_flops, peak_of
 from systems.model.sizes import SIZES, VOCAB_SIZE
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.figures import (
-    MARKERS,
-    SERIES,
-    canvas,
-    legend_above,
-    line,
-    of_each,
+from tools.render.markdown import columns, gib, per_device, percent
+from tools.render.plots import (
+    family,
+    panels,
     plain_log_scale,
+    plot,
     power_of_two_axis,
-    svg_pair,
 )
-from tools.render.markdown import columns, figure, gib, per_device, percent
 from tools.render.rows import (
     PHASES,
     Cell,
@@ -65,11 +63,8 @@ NOTED = [("small", 256, 64), ("large", 256, 32)]
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
-    """Tables by precision for all devices, one long table of everything, two figures
-    for each measured device.
-    """
+    """Tables by precision for all devices, one long table of everything, figures."""
     ours = measured(records)
-    described = [record for record in ours if peak_of(record.device.slug)]
     return {
         "fp32.md": per_device(records, lambda r: passes_table(r, grid(r), "fp32")),
         "bf16.md": per_device(ours, lambda r: passes_table(r, grid(r), "bf16")),
@@ -84,8 +79,6 @@ def fragments(records: list[Record]) -> dict[str, str]:
         "figures.md": per_device(ours, figures_body),
         "all.md": per_device(ours, all_table),
         **gains.fragments(ours),
-        **of_each(ours, times_figure),
-        **of_each(described, shares_figure),
     }
 
 
@@ -98,15 +91,11 @@ def grid(record: Record, context: int | None = None) -> list[Place]:
 
 
 def figures_body(record: Record) -> str:
-    """The figures of one device. Where no data sheet gives its peak, there is no share
-    of it to draw.
-    """
-    slug = record.device.slug
-    drawn = [figure(f"end_to_end-times-{slug}", times_alt(record), TIMES)]
-    if peak_of(slug):
-        alt = shares_alt(record)
-        drawn.append(figure(f"end_to_end-shares-{slug}", alt, SHARES))
-    return "\n\n".join(drawn)
+    """Where no data sheet gives the peak, there is no share of it to draw."""
+    drawn = [times_figure(record)]
+    if peak_of(record.device.slug):
+        drawn.append(shares_figure(record))
+    return "\n".join(drawn)
 
 
 def passes_table(record: Record, places: Iterable[Place], *precisions: str) -> str:
@@ -226,24 +215,37 @@ def all_table(record: Record) -> str:
 
 # Figures ------------------------------------------------------------------------------
 
-TIMES = (
-    "Median time of a forward pass (no gradients) against context. Solid: fp32; "
-    "dashed: bf16."
-)
-SHARES = (
-    "Share of the data-sheet peak against the FLOPs of a forward pass. Filled: fp32; "
-    "hollow: bf16."
-)
 
+def times_figure(record: Record) -> str:
+    contexts = axis(record, "context", batch=BATCH)
 
-def times_alt(record: Record) -> str:
+    def draw(figure: Figure) -> None:
+        found = zip(panels(figure, 2, sharey=True), ("fp32", "bf16"), strict=True)
+        for axes, precision in found:
+            curves = {
+                size: [at(record, size, c, "forward", precision).ms() for c in contexts]
+                for size in SIZES
+            }
+            family(axes, {s: (contexts, ms) for s, ms in curves.items()}, "2.7B")
+            plain_log_scale(axes.yaxis)
+            power_of_two_axis(axes.xaxis, contexts, "context, tokens")
+            axes.set_title(f"{precision}, ms")
+
     grown = [
-        f"that of {size} in {precision} by {factor:.2f}"
+        f"by {factor:.2f} for {size} in {precision}"
         for size, precision in (("small", "bf16"), ("2.7B", "fp32"))
         if (factor := growth(record, size, precision))
     ]
-    told = ", ".join(grown) or "not measured"
-    return f"Forward time from context 128 to 512 grows by a factor: {told}."
+    return plot(
+        record,
+        "times",
+        draw,
+        "From context 128 to 512 the time of a forward pass grows "
+        f"{' and '.join(grown) or 'as far as measured'}.",
+        "Median time without gradients, for each model size. Both axes are "
+        "logarithmic.",
+        narrow=520,
+    )
 
 
 def growth(record: Record | None, size: str, precision: str) -> float:
@@ -252,54 +254,38 @@ def growth(record: Record | None, size: str, precision: str) -> float:
     return long.ms() / short.ms()
 
 
-def times_figure(record: Record) -> dict[str, str]:
-    contexts = axis(record, "context", batch=BATCH)
-    with canvas(height=4.4) as fig:
-        axes = fig.subplots()
-        for size, color, marker in zip(SIZES, SERIES, MARKERS, strict=True):
-            for precision, dash in (("fp32", "-"), ("bf16", "--")):
-                found = [at(record, size, c, "forward", precision) for c in contexts]
-                style = {"ls": dash, "color": color, "marker": marker}
-                label = size if precision == "fp32" else None
-                line(axes, contexts, (c.ms() for c in found), label=label, **style)
-        plain_log_scale(axes.yaxis)
-        power_of_two_axis(axes.xaxis, contexts, "context, tokens")
-        axes.set_ylabel("forward pass, ms")
-        legend_above(fig, ncols=5)
-        return svg_pair(f"times-{record.device.slug}", fig)
-
-
-def shares_alt(record: Record) -> str:
-    ends = (("small", 128), ("2.7B", 1024))
-    low, high = (
-        share_of_peak(record, at(record, *place, "forward", "bf16")) for place in ends
-    )
-    if not (low and high):
-        return "The share of the peak rises with the FLOPs of a pass."
-    return (
-        f"In bf16 the share of the peak rises from {percent(low)} (small, 128) to "
-        f"{percent(high)} (2.7B, 1024)."
-    )
-
-
-def shares_figure(record: Record) -> dict[str, str]:
-    with canvas(height=4.4) as fig:
-        axes = fig.subplots()
-        for size, color, marker in zip(SIZES, SERIES, MARKERS, strict=True):
-            for precision, face in (("fp32", color), ("bf16", "none")):
+def shares_figure(record: Record) -> str:
+    def draw(figure: Figure) -> None:
+        for axes, precision in zip(panels(figure, 2), ("fp32", "bf16"), strict=True):
+            curves = {}
+            for size in SIZES:
                 wanted = {"size": size, "mode": "forward", "precision": precision}
                 found = [c for c in of_grid(record, **wanted) if c]
                 shares = [100 * share_of_peak(record, c) for c in found]
-                style = {"color": color, "marker": marker, "markerfacecolor": face}
-                label = size if precision == "fp32" else None
-                thin = {"linestyle": ":", "linewidth": 1, "label": label}
-                line(axes, map(flops, found), shares, **thin, **style)
-        axes.set_xscale("log")
-        axes.set_xlabel("matrix FLOPs of one forward pass")
-        axes.set_ylabel("share of peak, %")
-        axes.set_ylim(bottom=0)
-        legend_above(fig, ncols=5)
-        return svg_pair(f"shares-{record.device.slug}", fig)
+                curves[size] = [flops(c) / 1e12 for c in found], shares
+            family(axes, curves, "2.7B")
+            plain_log_scale(axes.xaxis, subs=(1,))
+            axes.set_ylim(bottom=0)
+            axes.set(xlabel="TFLOP of the pass", title=f"{precision}, % of its peak")
+
+    low, high = (
+        share_of_peak(record, at(record, *place, "forward", "bf16"))
+        for place in (("small", 128), ("2.7B", 1024))
+    )
+    risen = (
+        f" from {percent(low)} (small, 128) to {percent(high)} (2.7B, 1024)"
+        if low and high
+        else " with the FLOPs of a pass"
+    )
+    return plot(
+        record,
+        "shares",
+        draw,
+        f"In bf16 the share of the peak rises{risen}.",
+        "Share of the data sheet's peak that a forward pass reaches, for each model "
+        "size; the points of a line are its contexts.",
+        narrow=520,
+    )
 
 
 # Facts --------------------------------------------------------------------------------

@@ -5,20 +5,13 @@ A step's phases are compared, each timed in the same run. Why a gain is what it 
 profile tells: `tools/render/spanning/causes.py`.
 """
 
+from matplotlib.figure import Figure
+
 from systems.model.sizes import SIZES
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.figures import (
-    INK,
-    MARKERS,
-    SERIES,
-    canvas,
-    legend_above,
-    line,
-    of_each,
-    svg_pair,
-)
-from tools.render.markdown import columns, figure, per_device, percent
+from tools.render.markdown import columns, per_device, percent
+from tools.render.plots import DARK, family, note, plain_log_scale, plot
 from tools.render.rows import MISSING, Cell, known, most, say
 from tools.render.stems.end_to_end.rows import (
     at,
@@ -31,11 +24,6 @@ from tools.render.stems.end_to_end.rows import (
 PASSES = ("forward", "backward")
 # What is compared in a table: its name and its phases.
 COMPARED = (("forward", ("forward",)), ("backward", ("backward",)), ("step", ()))
-CAPTION = (
-    "fp32 time over bf16 time of forward and backward pass against their matrix FLOPs; "
-    "each line is a model size, its points are the contexts. The dotted line is no "
-    "change."
-)
 Place = tuple[str, int]
 
 
@@ -84,11 +72,10 @@ def fragments(measured: list[Record]) -> dict[str, str]:
     and TF32 as a third precision.
     """
     return {
-        "speedup.md": per_device(measured, speedup_body),
+        "speedup.md": per_device(measured, speedup_figure),
         "speedup-table.md": per_device(measured, speedup_table),
         "speedup-reasons.md": per_device(measured, reasons_table),
         "speedup-tf32.md": per_device(measured, tf32_table),
-        **of_each(measured, speedup_figure),
     }
 
 
@@ -142,35 +129,38 @@ def over(record: Record, c: Cell, *phases: str) -> float:
     return fp32.ms(*phases) / c.ms(*phases)
 
 
-def speedup_body(record: Record) -> str:
-    """The figure; nothing where no cell was measured in both."""
-    found = {p: g for p in places(record) if (g := gain(record, p))}
+def speedup_figure(record: Record) -> str:
+    """Nothing where no cell was measured in both."""
+    found = {place: g for place in places(record) if (g := gain(record, place))}
     if not found:
         return ""
     least, most = (pick(found, key=lambda place: found[place]) for pick in (min, max))
-    alt = (
-        "fp32 time over bf16 time of forward and backward ranges from "
-        f"{found[least]:.2f} for {least[0]} at context {least[1]} to "
-        f"{found[most]:.2f} for {most[0]} at context {most[1]}."
-    )
-    return figure(f"end_to_end-speedup-{record.device.slug}", alt, CAPTION)
+    work = {place: flops(step(record, place, "bf16")) / 1e12 for place in found}
 
-
-def speedup_figure(record: Record) -> dict[str, str]:
-    with canvas(height=4.2) as fig:
-        axes = fig.subplots()
-        for size, color, marker in zip(SIZES, SERIES, MARKERS, strict=True):
-            found = [p for p in places(record) if p[0] == size and gain(record, p)]
-            work = [flops(step(record, place, "bf16")) for place in found]
-            gains = [gain(record, place) for place in found]
-            line(axes, work, gains, color=color, marker=marker, label=size)
-        axes.axhline(1, color=INK, linestyle=":", linewidth=1.2)
-        axes.set_xscale("log")
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        curves = {
+            size: zip(
+                *((work[p], found[p]) for p in found if p[0] == size), strict=True
+            )
+            for size in dict.fromkeys(size for size, _ in found)
+        }
+        family(axes, {s: tuple(both) for s, both in curves.items()}, "2.7B")
+        note(axes, f"{found[most]:.1f} ×", work[most], found[most])
+        axes.axhline(1, color=DARK, linewidth=1)
         axes.set_ylim(bottom=0)
-        axes.set_xlabel("matrix FLOPs of forward and backward")
-        axes.set_ylabel("fp32 time / bf16 time")
-        legend_above(fig, ncols=5)
-        return svg_pair(f"speedup-{record.device.slug}", fig)
+        plain_log_scale(axes.xaxis, subs=(1,))
+        axes.set(xlabel="TFLOP of both passes", title="fp32 time / bf16 time")
+
+    return plot(
+        record,
+        "speedup",
+        draw,
+        f"bf16 gains from {found[least]:.2f} ({least[0]} at context {least[1]}) to "
+        f"{found[most]:.2f} times ({most[0]} at context {most[1]}).",
+        "fp32 time over bf16 time of forward and backward pass; each line is a model "
+        "size, its points are the contexts. At 1 nothing changes.",
+    )
 
 
 def facts(record: Record | None) -> dict[str, str]:

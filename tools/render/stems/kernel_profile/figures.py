@@ -2,18 +2,36 @@
 attention's parts on a roofline.
 """
 
+from math import exp, log
+from statistics import fmean
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
-from systems.formulas.costs import peak_of
-from systems.profiling.kernel_names import CATEGORIES
+from systems.formulas.costs import Peak, peak_of
+from systems.profiling.kernel_names import CATEGORIES, MATMUL
 from systems.records.record import Record
-from tools.render import figures
-from tools.render.figures import FAINT, INK, MARKERS, SERIES
-from tools.render.markdown import figure, per_device, percent
-from tools.render.rows import Cell, least, most, say
+from tools.render.markdown import per_device, percent
+from tools.render.plots import (
+    ACCENT,
+    DARK,
+    FAINT,
+    GREY,
+    GROUND,
+    INK,
+    PALE,
+    TINT,
+    WARN,
+    across,
+    key,
+    note,
+    panels,
+    plain_log_scale,
+    plot,
+    stacked,
+)
+from tools.render.rows import least, most, say
 from tools.render.stems.kernel_profile.rows import (
     PARTS,
     SOFTMAX,
@@ -26,116 +44,107 @@ from tools.render.stems.kernel_profile.rows import (
     share,
 )
 
-# Told apart by hatch as well as by colour.
-COLORS = (*SERIES, INK, SERIES[2], FAINT)
-HATCHES = ("", "//", "++", "xx", "\\\\", "", "--", "")
-LOOKS: dict[str, dict[str, Any]] = {
-    category: {"facecolor": color, "hatch": hatch, "edgecolor": INK}
-    for category, color, hatch in zip(CATEGORIES, COLORS, HATCHES, strict=True)
-}
+# Products are what a GPU is for; the rest is in greys.
+COLORS = dict(
+    zip(CATEGORIES, (ACCENT, TINT, GREY, DARK, PALE, WARN, WARN, FAINT), strict=True)
+)
 BARS_AT, LAYER_AT = 512, ("small", 512)
-BARS = ("forward", "backward", "optimizer")
+BARS = ("forward", "backward")
 
 
 def fragments(measured: list[Record]) -> dict[str, str]:
     return {
-        "shares.md": per_device(measured, shares_body),
-        "layer.md": per_device(measured, layer_body),
-        "roofline.md": per_device(measured, roofline_body),
-        **figures.of_each(measured, shares_figure, layer_figure, roofline_figure),
+        "shares.md": per_device(measured, shares_figure),
+        "layer.md": per_device(measured, layer_figure),
+        "roofline.md": per_device(measured, roofline_figure),
     }
 
 
-def steps(record: Record) -> list[Cell]:
-    """Those whose phases are drawn, a size each."""
-    return ran(record, context=BARS_AT, mode="step", precision="fp32")
-
-
-def shares_body(record: Record) -> str:
-    shares = [matmul_share(record, c, "full step") for c in steps(record)]
-    if not shares:
+def shares_figure(record: Record) -> str:
+    found = ran(record, context=BARS_AT, mode="step", precision="fp32")
+    if not found:
         return ""
-    return figure(
-        f"kernel_profile-shares-{record.device.slug}",
+    sizes = [c.config["size"] for c in found]
+
+    def draw(figure: Figure) -> None:
+        seen = {}
+        for axes, phase in zip(panels(figure, 2), BARS, strict=True):
+            parts = {
+                name: [100 * (share(c, name, (phase,)) or 0.0) for c in found]
+                for name in CATEGORIES
+            }
+            seen |= {name: COLORS[name] for name in CATEGORIES if any(parts[name])}
+            stacked(axes, sizes, parts, COLORS)
+            for y, products in enumerate(parts[MATMUL]):
+                text = {"color": GROUND, "weight": "bold", "va": "center"}
+                axes.text(2, y, f"{products:.0f} %", **text)
+            axes.set_xlim(0, 100)
+            axes.set_title(f"{phase} pass, % of its kernel time")
+        key(figure, {name: seen[name] for name in CATEGORIES if name in seen})
+
+    shares = [matmul_share(record, c, "full step") for c in found]
+    return plot(
+        record,
+        "shares",
+        draw,
         f"Matrix products take from {say(least(shares), percent)} to "
         f"{say(most(shares), percent)} of a full step's kernel time.",
-        f"Share of kernel time by category at context {BARS_AT}, fp32, for the phases "
-        "of a full step.",
+        f"Kernel time by category at context {BARS_AT} in fp32, for both passes of a "
+        "full step. The step's third part, AdamW, has no products.",
+        height=240,
+        narrow=430,
     )
 
 
-def shares_figure(record: Record) -> dict[str, str]:
-    found = steps(record)
-    if not found:
-        return {}
-    with figures.canvas(width=6.4, height=4.6) as fig:
-        axes = fig.subplots()
-        # A gap after the three phases of a size.
-        places = [i + i // 3 * 0.6 for i in range(len(BARS) * len(found))]
-        bars = [(c, phase) for c in found for phase in BARS]
-        for place, (c, phase) in zip(places, bars, strict=True):
-            bottom = 0.0
-            for category, look in LOOKS.items():
-                height = 100 * (share(c, category, (phase,)) or 0.0)
-                axes.bar(place, height, 0.9, bottom, **look, linewidth=0.4)
-                bottom += height
-        names = [phase for _, phase in bars]
-        axes.set_xticks(places, names, rotation=90, fontsize=9)
-        for place, c in zip(places[1::3], found, strict=True):
-            axes.text(place, 102, c.config["size"], ha="center", fontsize=9)
-        axes.set_ylabel("share of kernel time, %")
-        axes.set_ylim(0, 100)
-        axes.grid(False, axis="x")
-        seen = [n for n in CATEGORIES if any(share(c, n, (p,)) for c, p in bars)]
-        legend(fig, seen)
-        return figures.svg_pair(f"shares-{record.device.slug}", fig)
-
-
-def legend(fig: Figure, categories: list[str]) -> None:
-    handles = [Patch(**LOOKS[name], linewidth=0.4, label=name) for name in categories]
-    narrow: dict[str, Any] = {"handlelength": 1.4, "columnspacing": 1.2}
-    fig.legend(handles=handles, loc="outside lower center", ncols=4, **narrow)
-
-
-def layer_of(record: Record) -> list[dict[str, Any]]:
+def layer_figure(record: Record) -> str:
     """The kernels of one layer's forward pass."""
-    return at(record, *LAYER_AT, "forward").get("timeline", [])
-
-
-def layer_body(record: Record) -> str:
-    timeline = layer_of(record)
+    timeline: list[dict[str, Any]] = at(record, *LAYER_AT, "forward").get(
+        "timeline", []
+    )
     if not timeline:
         return ""
-    busy = sum(item["duration_ms"] for item in timeline)
-    span = max(item["start_ms"] + item["duration_ms"] for item in timeline)
-    return figure(
-        f"kernel_profile-layer-{record.device.slug}",
-        f"{len(timeline)} kernels fill {percent(busy / span)} of the {span:.2f} ms of "
-        "one layer's forward pass.",
-        "The kernels of one layer's forward pass, small at context 512, fp32, by the "
-        "part of the layer that launched them.",
-    )
-
-
-def layer_figure(record: Record) -> dict[str, str]:
-    timeline = layer_of(record)
-    if not timeline:
-        return {}
     lanes = {f"forward/{name}": i for i, name in enumerate(PARTS, 1)}
-    with figures.canvas(width=6.4, height=3.6) as fig:
-        axes = fig.subplots()
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
         for item in timeline:
-            bar = [(item["start_ms"], item["duration_ms"])]
+            bar = (item["start_ms"], item["duration_ms"])
             lane = (lanes.get(item["phase"], 0) - 0.4, 0.8)
-            axes.broken_barh(bar, lane, **LOOKS[item["category"]], linewidth=0.3)
+            color = ACCENT if item["category"] == MATMUL else GREY
+            look = {"facecolor": color, "edgecolor": GROUND, "linewidth": 0.5}
+            axes.broken_barh([bar], lane, **look)
         names = ["rest of the layer", *(n.removeprefix("attention ") for n in PARTS)]
         axes.set_yticks(range(len(names)), names)
         # Every lane whole, the first on top, whether a kernel ran in it or not.
         axes.set_ylim(len(PARTS) + 0.5, -0.5)
         axes.set_xlabel("ms since the layer's first kernel")
-        seen = {item["category"] for item in timeline}
-        legend(fig, [category for category in CATEGORIES if category in seen])
-        return figures.svg_pair(f"layer-{record.device.slug}", fig)
+        across(axes)
+
+    busy = sum(item["duration_ms"] for item in timeline)
+    span = max(item["start_ms"] + item["duration_ms"] for item in timeline)
+    return plot(
+        record,
+        "layer",
+        draw,
+        f"{len(timeline)} kernels fill {percent(busy / span)} of the {span:.2f} ms of "
+        "one layer's forward pass.",
+        "The model `small` at context 512 in fp32, by the part of the layer that "
+        "launched them. Blue: matrix products; grey: everything else.",
+        height=220,
+    )
+
+
+# The roofline -------------------------------------------------------------------------
+
+
+# Its colour, and on which side its name stands: the points of the products lie in one
+# another.
+POINTS: dict[str, tuple[str, str, str, tuple[int, int]]] = {
+    "attention scores": (GREY, "center", "bottom", (0, 9)),
+    "attention mask": (GREY, "left", "center", (12, 0)),
+    SOFTMAX: (ACCENT, "left", "center", (12, 0)),
+    "attention output": (DARK, "center", "top", (0, -9)),
+}
 
 
 def points_of(record: Record) -> list[tuple[str, float, float]]:
@@ -149,42 +158,55 @@ def points_of(record: Record) -> list[tuple[str, float, float]]:
     return points
 
 
-def roofline_body(record: Record) -> str:
+def roofline_figure(record: Record) -> str:
     peak, points = peak_of(record.device.slug), points_of(record)
     if peak is None or not points:
         return ""
-    moved = most(
-        rate / x / peak.bandwidth for name, x, rate in points if name == SOFTMAX
-    )
-    return figure(
-        f"kernel_profile-roofline-{record.device.slug}",
-        f"Softmax moves at best {say(moved, percent)} of the data sheet's bytes per "
-        "second; the products do more FLOPs per byte.",
-        "Attention's parts in fp32 forward passes, every size and context. Lines: what "
-        "the data sheet allows. Intensity counts the bytes that the operations must "
-        "move, which the cache can make fewer.",
-    )
+    softmax = [(x, rate) for name, x, rate in points if name == SOFTMAX]
+    moved = most(rate / x / peak.bandwidth for x, rate in softmax)
+    reached = say(moved, percent)
 
-
-def roofline_figure(record: Record) -> dict[str, str]:
-    peak, points = peak_of(record.device.slug), points_of(record)
-    if peak is None or not points:
-        return {}
-    ridge, intensities = peak.fp32 / peak.bandwidth, [x for _, x, _ in points]
-    ends = (0.8 * min(intensities), ridge, 1.5 * max(ridge, *intensities))
-    roof = [min(peak.fp32, x * peak.bandwidth) / 1e12 for x in ends]
-    with figures.canvas(height=4.4) as fig:
-        axes = fig.subplots()
-        axes.plot(ends, roof, color=INK, linewidth=1.2)
-        for name, color, marker in zip(PARTS, SERIES, MARKERS, strict=False):
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        draw_roofs(axes, peak, [x for _, x, _ in points])
+        for name, (color, side, height, offset) in POINTS.items():
             mine = [(x, rate / 1e12) for label, x, rate in points if label == name]
-            style = {"ls": "none", "marker": marker, "color": color}
-            label = name.removeprefix("attention ")
-            xs, ys = ([point[i] for point in mine] for i in (0, 1))
-            figures.line(axes, xs, ys, label=label, **style)
-        axes.set_xscale("log")
-        figures.plain_log_scale(axes.yaxis)
-        axes.set_xlabel("FLOP per byte moved")
-        axes.set_ylabel("TFLOP/s")
-        figures.legend_above(fig, ncols=4, handlelength=1.2, columnspacing=1.2)
-        return figures.svg_pair(f"roofline-{record.device.slug}", fig)
+            if mine:
+                xs, rates = zip(*mine, strict=True)
+                axes.plot(xs, rates, "o", color=color, alpha=0.7, markeredgewidth=0)
+                share = f": {reached} of the bandwidth" if name == SOFTMAX else ""
+                text = name.removeprefix("attention ") + share
+                y = min(rates) if height == "top" else max(rates)
+                place = {"offset": offset, "ha": side, "va": height}
+                look = {"color": ACCENT if share else INK}
+                note(axes, text, exp(fmean(map(log, xs))), y, **place, **look)
+
+    return plot(
+        record,
+        "roofline",
+        draw,
+        f"Softmax moves at best {reached} of the data sheet's bytes per second; the "
+        "products do more FLOPs per byte.",
+        "Attention's parts in fp32 forward passes, a point for each size and context. "
+        "Lines: what the data sheet allows. FLOPs per byte count what the operations "
+        "must move, which the cache can make less.",
+        height=360,
+    )
+
+
+def draw_roofs(axes: Axes, peak: Peak, intensities: list[float]) -> None:
+    """What memory allows, rising with the FLOPs per byte, and what arithmetic does."""
+    ridge = peak.fp32 / peak.bandwidth
+    left, right = 0.6 * min(intensities), 3 * max(ridge, *intensities)
+    ends = [left, ridge, right]
+    roof = [min(peak.fp32, x * peak.bandwidth) / 1e12 for x in ends]
+    axes.plot(ends, roof, color=DARK, linewidth=1.5)
+    plain_log_scale(axes.xaxis, subs=(1,))
+    plain_log_scale(axes.yaxis, subs=(1,))
+    axes.set_xlim(left, right)
+    axes.set(xlabel="FLOP per byte moved", title="TFLOP/s")
+    middle = (left * ridge) ** 0.5
+    told = f"memory: {peak.bandwidth / 1e12:.1f} TB/s "
+    look = {"ha": "right", "color": DARK, "offset": (0, 5)}
+    note(axes, told, middle, middle * peak.bandwidth / 1e12, **look)
+    note(axes, f"fp32: {peak.fp32 / 1e12:.0f} TFLOP/s", right, roof[-1], **look)

@@ -21,7 +21,6 @@ from systems.model.sizes import SIZES
 from systems.profiling.memory.snapshot import CATEGORIES
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.figures import of_each
 from tools.render.markdown import (
     bold,
     columns,
@@ -69,7 +68,7 @@ def fragments(records: list[Record]) -> dict[str, str]:
         )
 
     tables: dict[str, Any] = {
-        "contexts.md": figures.contexts_body,
+        "contexts.md": figures.contexts_figure,
         "categories.md": categories_table,
         "moments.md": moments_table,
         "peaks.md": pivot,
@@ -78,10 +77,8 @@ def fragments(records: list[Record]) -> dict[str, str]:
         "helps.md": helps_table,
         **{f"peaks-{p}.md": lambda r, p=p: peaks_table(r, p) for p in PRECISIONS},
     }
-    drawings: dict[str, str] = {}
     for mode in figures.DRAWN:
-        tables[f"timeline-{mode}.md"] = lambda r, m=mode: figures.timeline_body(r, m)
-        drawings |= of_each(ours, lambda r, m=mode: figures.timeline_figure(r, m))
+        tables[f"timeline-{mode}.md"] = lambda r, m=mode: figures.timeline_figure(r, m)
     return {
         **{name: per_device(ours, body) for name, body in tables.items()},
         "saved.md": saved_table() + "\n",
@@ -89,8 +86,6 @@ def fragments(records: list[Record]) -> dict[str, str]:
         "largest-step.md": blocks("step", "tenth"),
         "live.md": blocks("step", "largest_at_peak"),
         "reported.md": per_device(reported, reported_table),
-        **drawings,
-        **of_each(ours, figures.contexts_figure),
     }
 
 

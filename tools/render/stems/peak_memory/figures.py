@@ -2,18 +2,31 @@
 stacked by category.
 """
 
-from typing import Any
+from bisect import bisect
+from collections.abc import Sequence
+from operator import mul
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
-from systems.formulas.memory_costs import Pass
-from systems.formulas.memory_peak import peak
 from systems.profiling.memory.snapshot import CATEGORIES
 from systems.records.record import Record
-from tools.render.figures import INK, SERIES, canvas, legend_above, svg_pair
-from tools.render.markdown import figure, gib
+from tools.render.markdown import gib
+from tools.render.plots import (
+    ACCENT,
+    DARK,
+    GREY,
+    GROUND,
+    INK,
+    MUTED,
+    PALE,
+    TINT,
+    key,
+    note,
+    panels,
+    plot,
+    stacked,
+)
 from tools.render.stems.peak_memory.rows import (
     CONTEXTS,
     LONGEST,
@@ -28,18 +41,16 @@ from tools.render.stems.peak_memory.rows import (
     used,
 )
 
-# Told apart by hatch as well as by colour, and by their order, which is that of the
-# legend.
-HATCHES = ("", "//", "++", "xx", "\\\\", "")
-LOOKS: dict[str, dict[str, Any]] = {
-    category: {"facecolor": color, "hatch": hatch, "edgecolor": INK}
-    for category, color, hatch in zip(CATEGORIES, (*SERIES, INK), HATCHES, strict=True)
-}
+# What a pass saves for its backward pass is what grows; the rest is in greys.
+COLORS = dict(zip(CATEGORIES, (DARK, PALE, TINT, GREY, ACCENT, INK), strict=True))
+ON = {DARK: GROUND, ACCENT: GROUND}
 SHORT = {"second_forward": "forward", "loss": "", "optimizer": "AdamW"}
 DRAWN = {
     "forward": "a forward pass without a graph",
     "step": "a full training step with AdamW",
 }
+# Moments that a timeline is drawn at.
+DRAWN_EVENTS = 200
 
 
 def with_timeline(record: Record, mode: str) -> list[Tried]:
@@ -48,107 +59,118 @@ def with_timeline(record: Record, mode: str) -> list[Tried]:
     return [c for c in found if c.get("timeline", None)]
 
 
-def timeline_body(record: Record, mode: str) -> str:
+def timeline_figure(
+    record: Record, mode: str, finding: str = "", more: str = ""
+) -> str:
     """The timelines of one mode; nothing where there are none."""
-    alt = "; ".join(
-        f"in {c.config['precision']} memory peaks at {gib(c.requested)} GiB {place(c)}"
-        for c in with_timeline(record, mode)
-    )
-    caption = (
-        f"Active memory over {DRAWN[mode]}: {SIZE}, context {LONGEST}, batch 4. Time "
-        "runs by allocations and frees, as in PyTorch's viewer. Dashed: where a phase "
-        "begins."
-    )
-    name = f"peak_memory-{mode}-{record.device.slug}"
-    return figure(name, f"{alt[0].upper()}{alt[1:]}.", caption) if alt else ""
-
-
-def timeline_figure(record: Record, mode: str) -> dict[str, str]:
     found = with_timeline(record, mode)
-    if not found:
-        return {}
-    with canvas(width=6.4, height=2.5 * len(found) + 0.7) as fig:
-        panels = fig.subplots(len(found), 1, squeeze=False)[:, 0]
-        for axes, c in zip(panels, found, strict=True):
+
+    def draw(figure: Figure) -> None:
+        for axes, c in zip(panels(figure, len(found)), found, strict=True):
             draw_timeline(axes, c)
-        panels[-1].set_xlabel("allocations and frees, in order")
-        legend(fig, used(found))
-        return svg_pair(f"{mode}-{record.device.slug}", fig)
+            axes.set_xlabel("allocations and frees, in order")
+        key(figure, {name: COLORS[name] for name in used(found)})
+
+    peaks = "; ".join(
+        f"in {c.config['precision']} memory peaks at {gib(c.requested)} GiB {place(c)}"
+        for c in found
+    )
+    told = (
+        f"Active memory over {DRAWN[mode]}: {SIZE}, context {LONGEST}, batch 4. Time "
+        "runs by allocations and frees, as in PyTorch's viewer. Vertical lines: where "
+        "a phase begins."
+    )
+    finding = finding or f"{peaks[:1].upper()}{peaks[1:]}."
+    name = f"{mode}-timeline"
+    drawn = {"height": 290, "narrow": 220 * len(found) + 60}
+    return plot(record, name, draw, finding, more or told, **drawn) if found else ""
 
 
 def draw_timeline(axes: Axes, c: Tried) -> None:
     timeline: dict[str, list[int]] = c["timeline"]
-    events, bottom = timeline["event"], [0.0] * len(timeline["event"])
+    shown = highest(timeline, used([c]))
+    events = [timeline["event"][i] for i in shown]
+    bottom = [0.0] * len(shown)
     for category in used([c]):
-        sizes = zip(bottom, timeline[category], strict=True)
-        top = [low + value / 2**30 for low, value in sizes]
-        look = {**LOOKS[category], "step": "post", "linewidth": 0}
-        axes.fill_between(events, bottom, top, **look)
+        sizes = [timeline[category][i] / 2**30 for i in shown]
+        top = [low + size for low, size in zip(bottom, sizes, strict=True)]
+        axes.fill_between(events, bottom, top, color=COLORS[category], linewidth=0)
+        if max(sizes) > 0.15 * c.requested / 2**30:
+            # In the middle of its area.
+            x = sum(map(mul, sizes, events)) / sum(sizes)
+            i = bisect(events, x) - 1
+            look = {"color": ON.get(COLORS[category], INK), "ha": "center"}
+            axes.text(x, (bottom[i] + top[i]) / 2, category, va="center", **look)
         bottom = top
+    peak = max(range(len(shown)), key=bottom.__getitem__)
+    x = events[peak] / events[-1]
+    side = "left" if x < 0.1 else "right" if x > 0.9 else "center"
+    told = f"{bottom[peak]:.1f} GiB"
+    note(axes, told, events[peak], bottom[peak], offset=(0, 3), ha=side)
     for phase in c["phases"]:
-        axes.axvline(phase["first_event"], color=INK, linestyle="--", linewidth=0.8)
+        axes.axvline(phase["first_event"], color=MUTED, linewidth=0.8)
+        name = SHORT.get(str(phase["phase"]), str(phase["phase"]))
         middle = (phase["first_event"] + phase["last_event"]) / 2
-        name = str(phase["phase"])
-        above: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "va": "bottom"}
-        axes.annotate(SHORT.get(name, name), (middle, 1), ha="center", **above)
+        top = {"xycoords": ("data", "axes fraction"), "va": "bottom", "ha": "center"}
+        axes.annotate(name, (middle, 1), color=MUTED, **top)
     axes.set_xlim(events[0], events[-1])
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel(f"GiB, {c.config['precision']}")
+    axes.set_ylim(0, 1.12 * max(bottom))
+    axes.set_title(f"{c.config['precision']}, GiB", pad=20)
 
 
-def legend(fig: Figure, categories: list[str]) -> None:
-    handles = [Patch(**LOOKS[name], linewidth=0.4, label=name) for name in categories]
-    legend_above(fig, ncols=3, handles=handles)
+def highest(timeline: dict[str, list[int]], categories: Sequence[str]) -> list[int]:
+    """Of each stretch of events the one with the most memory, and the last of all."""
+    count = len(timeline["event"])
+    totals = [sum(timeline[name][i] for name in categories) for i in range(count)]
+    stretch = -(-count // DRAWN_EVENTS)
+    starts = range(0, count, stretch)
+    found = [
+        max(range(s, min(s + stretch, count)), key=totals.__getitem__) for s in starts
+    ]
+    return sorted({*found, count - 1})
 
 
 # Peak against context -----------------------------------------------------------------
 
 
-def contexts_body(record: Record) -> str:
+def contexts_figure(record: Record) -> str:
+    """A bar for each mode and context, fp32 beside bf16."""
     found = [c for c in of_modes(record, *PRECISIONS) if c]
     if not found:
         return ""
+    names = [(mode, context) for mode in MODES for context in CONTEXTS]
+    # A gap before each mode, for its name.
+    places = [i + 1.1 * (i // len(CONTEXTS)) for i in range(len(names))]
+
+    def draw(figure: Figure) -> None:
+        axes_of = dict(zip(PRECISIONS, panels(figure, 2, sharex=True), strict=True))
+        for precision, axes in axes_of.items():
+            row = [at(record, context, mode, precision) for mode, context in names]
+            parts = {
+                name: [(c.category(name) if c else 0) / 2**30 for c in row]
+                for name in CATEGORIES
+            }
+            labels = [str(context) for _, context in names]
+            stacked(axes, labels, parts, COLORS, at=places)
+            for y, c in zip(places, row, strict=True):
+                end = sum(c.category(n) for n in CATEGORIES) / 2**30 if c else 0
+                told = f"{end:.1f}" if c else c.why.partition(",")[0]
+                axes.text(end + 0.8, y, told, va="center")
+            for y, mode in zip(places[:: len(CONTEXTS)], MODES, strict=True):
+                axes.text(0, y - 0.55, MODES[mode], va="bottom", color=MUTED)
+            axes.set_ylim(places[-1] + 0.6, -1.7)
+            axes.set_xlim(right=80)
+            axes.set_title(f"{precision}, GiB at the peak, by context")
+        key(figure, {name: COLORS[name] for name in used(found)})
+
     off = max(abs(c.requested / predicted(c) - 1) for c in found)
-    return figure(
-        f"peak_memory-contexts-{record.device.slug}",
+    return plot(
+        record,
+        "contexts",
+        draw,
         f"The peak of every pass that fits is within {100 * off:.1f} percent of its "
         "prediction.",
-        f"Peak of {SIZE} at contexts {', '.join(map(str, CONTEXTS))}, by category. "
-        "Lines: the prediction.",
+        f"What {SIZE} holds at its peak, by category, pass and context.",
+        height=470,
+        narrow=880,
     )
-
-
-def contexts_figure(record: Record) -> dict[str, str]:
-    """A bar for each mode, precision and context: for each mode its contexts, fp32
-    before bf16.
-    """
-    names = [(m, p, c) for m in MODES for p in PRECISIONS for c in CONTEXTS]
-    bars = [at(record, context, mode, p) for mode, p, context in names]
-    if not any(bars):
-        return {}
-    # A gap after each precision, a wider one after each mode.
-    places = [-(i + i // 3 * 0.5 + i // 6 * 1.3) for i in range(len(bars))]
-    with canvas(width=6.4, height=7.6) as fig:
-        axes = fig.subplots()
-        for i, (c, y, (mode, p, context)) in enumerate(
-            zip(bars, places, names, strict=True)
-        ):
-            left = 0.0
-            for category in CATEGORIES if c else ():
-                width = c.category(category) / 2**30
-                axes.barh(y, width, 0.85, left, **LOOKS[category], linewidth=0.4)
-                left += width
-            need = sum(peak(Pass(SIZE, context, mode, p)).values()) / 2**30
-            axes.plot([need, need], [y - 0.5, y + 0.5], color=INK, linewidth=2)
-            if c.row and not c:
-                why = " " + c.row.status.replace("_", " ")
-                axes.annotate(why, (0, y), va="center", fontsize=8)
-            if i % 6 == 0:
-                title: dict[str, Any] = {"fontsize": 10, "weight": "bold"}
-                axes.annotate(MODES[mode], (0, y + 0.62), va="bottom", **title)
-        axes.set_yticks(places, [f"{c} {p}" for _, p, c in names], fontsize=8)
-        axes.set_xlim(right=1.04 * axes.get_xlim()[1])
-        axes.set_xlabel("GiB")
-        axes.grid(False, axis="y")
-        legend(fig, used([c for c in bars if c]))
-        return svg_pair(f"contexts-{record.device.slug}", fig)
