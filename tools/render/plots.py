@@ -201,8 +201,14 @@ def stacked(
     for part, widths in parts.items():
         axes.barh(places, widths, 0.8, ends, color=colors[part], linewidth=0)
         ends = [end + width for end, width in zip(ends, widths, strict=True)]
-    axes.set_yticks(places, list(names))
-    axes.set_ylim(max(places, default=0) + 0.6, -0.6)
+    bars(axes, names, places)
+
+
+def bars(axes: Axes, names: Sequence[str], places: Sequence[float] = ()) -> None:
+    """An axis of names from top to bottom, for horizontal bars at 0, 1, 2, ..."""
+    at = places or range(len(names))
+    axes.set_yticks(at, list(names))
+    axes.set_ylim(max(at, default=0) + 0.6, -0.6)
     across(axes)
 
 
