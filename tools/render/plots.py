@@ -244,13 +244,13 @@ def heat_map(
     axes.spines[:].set_visible(False)
 
 
-def key(figure: Figure, colors: dict[str, str]) -> None:
+def key(figure: Figure, colors: dict[str, str], ncols: int = 0) -> None:
     """Names and colours above the panels, for areas and bars, whose ends are hidden."""
     handles = [Patch(color=color, label=name) for name, color in colors.items()]
     figure.legend(
         handles=handles,
         loc="outside upper left",
-        ncols=2 if is_narrow(figure) else 6,
+        ncols=ncols or (2 if is_narrow(figure) else 6),
         handlelength=0.9,
         handleheight=0.9,
         handletextpad=0.5,

@@ -59,8 +59,8 @@ def test_nothing_leaves_a_figure_and_all_of_it_can_be_read(path: Path):
         wide, narrow = figure.findall("svg")
         assert [float(wide.get("width")), float(narrow.get("width"))] == [WIDE, NARROW]
         assert outside(wide) == outside(narrow) == []
-        finding = figure.findtext("figcaption/strong")
-        assert finding and finding.rstrip().endswith(".")
+        finding = figure.find("figcaption/strong").text_content()
+        assert finding.rstrip().endswith(".")
         numbers = figure.find("figcaption/a[@class='data']").get("href")
         assert numbers.startswith("#") or (ROOT / "docs" / numbers).is_file()
 
