@@ -57,6 +57,7 @@ def render_all(results: Path) -> Rendered:
     files |= gpu.fragments(found) | glossary.fragments() | sketches.fragments()
     files |= import_module("tools.render.spanning.precision_drawings").fragments(found)
     files |= spanning("notebooks").fragments()
+    files |= spanning("trace").fragments(found)
     causes = spanning("causes")
     files |= causes.fragments(found)
     predicted = envelope.facts(found)

@@ -104,8 +104,28 @@ def plot(
 
     `height` is that of the wide one in pixels, `narrow` that of the other.
     """
-    address = f"{record.stem}-{name}-{record.device.slug}"
-    numbers = data or f"results/{record.device.slug}/{record.stem}.json"
+    return picture(
+        f"{record.stem}-{name}-{record.device.slug}",
+        draw,
+        finding,
+        key,
+        numbers=data or f"results/{record.device.slug}/{record.stem}.json",
+        height=height,
+        narrow=narrow,
+    )
+
+
+def picture(
+    address: str,
+    draw: Draw,
+    finding: str,
+    key: str = "",
+    *,
+    numbers: str,
+    height: float,
+    narrow: float | None = None,
+) -> str:
+    """The same of what no record holds; `numbers` is where to find them."""
     pictures = [
         svg(draw, address, finding, shown, width, pixels)
         for shown, width, pixels in (

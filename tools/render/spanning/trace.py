@@ -1,0 +1,184 @@
+"""A training step as Nsight Systems saw it: one layer drawn, with what the CPU marked
+and launched, and its kernel times beside those of torch.profiler. Read from a stripped
+export that the site offers.
+"""
+
+import lzma
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from systems import ROOT
+from systems.profiling import nsys
+from systems.profiling.annotated_attention import PARTS
+from systems.profiling.digest import LAYER, STEP, on_the_gpu
+from systems.profiling.trace import Kernel, Span
+from systems.records.record import Record
+from tools.render.markdown import columns, per_device
+from tools.render.plots import ACCENT, DARK, GREY, TINT, is_narrow, key, picture
+from tools.render.rows import PHASES, cell
+from tools.render.stems.kernel_profile.rows import kernels as kernels_of
+
+# A training step of `small` at context 512 in fp32, the third of a profile.
+EXPORT = "assets/step-small-512.sqlite.xz"
+GPU = "nvidia-h200"
+MARKS = (STEP, *PHASES, LAYER, *PARTS)
+# The second: the first may still wait for the CPU to get ahead.
+SHOWN = 1
+SOFTMAX = "attention softmax"
+LANES = ("range", "launches", "kernels")
+LOOKS = {
+    "attention softmax": ACCENT,
+    "rest of attention": TINT,
+    "rest of the layer": GREY,
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer's range, the calls that launch its kernels, and these; in ns."""
+
+    span: Span
+    calls: Sequence[tuple[int, int]]
+    kernels: Sequence[Kernel]
+
+    @property
+    def launching_ms(self) -> float:
+        return (self.span.end - self.span.start) / 1e6
+
+    @property
+    def busy_ms(self) -> float:
+        return sum(kernel.ms for kernel in self.kernels)
+
+    def ms(self, at: float) -> float:
+        """Since the layer's range began."""
+        return (at - self.span.start) / 1e6
+
+
+def step() -> tuple[list[Kernel], list[tuple[int, int]]]:
+    """Its kernels, and the calls that launched them."""
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.deserialize(lzma.decompress((ROOT / "docs" / EXPORT).read_bytes()))
+        calls = database.execute(
+            "SELECT start, end FROM CUPTI_ACTIVITY_KIND_RUNTIME ORDER BY start"
+        ).fetchall()
+        return nsys.kernels_of(database, MARKS, EXPORT), calls
+
+
+def layer(kernels: list[Kernel], calls: list[tuple[int, int]]) -> Layer:
+    layers = {s for k in kernels for s in k.marks if s.name == LAYER}
+    span = sorted(layers, key=lambda layer: layer.start)[SHOWN]
+    inside = [call for call in calls if span.start <= call[0] <= span.end]
+    return Layer(span, inside, [k for k in kernels if span in k.marks])
+
+
+def fragments(found: Mapping[str, list[Record]]) -> dict[str, str]:
+    """The drawing, and both instruments side by side."""
+    kernels, calls = step()
+    shown = layer(kernels, calls)
+    seen = on_the_gpu(kernels, 1)
+    profiles = [
+        r
+        for r in found.get("kernel_profile", [])
+        if r.kind == "measured" and r.device.slug == GPU
+    ]
+    return {
+        "nsys-instruments.md": per_device(profiles, lambda r: instruments(r, seen)),
+        "nsys-layer.md": picture(
+            "nsys-layer",
+            lambda figure: draw(figure, shown),
+            f"The CPU needs {shown.launching_ms:.1f} ms to launch the "
+            f"{len(shown.kernels)} kernels of one layer, and the GPU "
+            f"{shown.busy_ms:.1f} ms to run them: between them it waits.",
+            "The second layer of a forward pass of small at context 512, fp32, as "
+            "Nsight Systems 2025.3 saw it on an NVIDIA H200. The profiler itself slows "
+            "launching. Lines join each launch of softmax with its kernel.",
+            numbers=EXPORT,
+            height=210,
+            narrow=260,
+        )
+        + "\n",
+    }
+
+
+def instruments(record: Record, seen: dict[str, Any]) -> str:
+    """Kernels and their times by phase, of the same step under each profiler."""
+    profiled = cell(record, size="small", context=512, mode="step", precision="fp32")
+
+    def calls(items: list[dict[str, Any]], phase: str) -> float:
+        return sum(k["calls"] for k in items if k["phase"].split("/")[0] == phase)
+
+    busy = "{}_gpu_busy_ms".format
+    return columns(
+        PHASES,
+        ("phase", lambda phase: phase),
+        ("kernels, nsys", lambda p: calls(seen["kernels"], p), "{:g}"),
+        ("torch.profiler", lambda p: calls(kernels_of(profiled), p), "{:g}"),
+        ("ms, nsys", lambda p: fmean(seen[busy(p)]), "{:.2f}"),
+        ("torch.profiler", lambda p: profiled.ms(f"{p}_gpu_busy"), "{:.2f}"),
+        (
+            "nsys over torch.profiler",
+            lambda p: fmean(seen[busy(p)]) / profiled.ms(f"{p}_gpu_busy"),
+            "{:.3f}",
+        ),
+    )
+
+
+def draw(figure: Figure, shown: Layer) -> None:
+    axes = figure.subplots()
+    for name, kernel, call in zip(
+        map(part_of, shown.kernels), shown.kernels, shown.calls, strict=True
+    ):
+        color = LOOKS[name]
+        begun, ended = call
+        bar(axes, LANES.index("launches"), shown.ms(begun), shown.ms(ended), color)
+        bar(
+            axes,
+            LANES.index("kernels"),
+            shown.ms(kernel.start),
+            shown.ms(kernel.end),
+            color,
+        )
+        if name == SOFTMAX:
+            ends = (shown.ms(begun), shown.ms(kernel.start))
+            axes.plot(ends, (1.3, 1.7), color=ACCENT, linewidth=1)
+    bar(axes, 0, 0, shown.launching_ms, DARK)
+    inner = {s for k in shown.kernels for s in k.marks if s.name in PARTS}
+    for span in sorted(inner, key=lambda span: span.start):
+        color = ACCENT if span.name == SOFTMAX else TINT
+        bar(axes, 0, shown.ms(span.start), shown.ms(span.end), color)
+    narrow = is_narrow(figure)
+    names = (
+        ("ranges", "launches", "kernels")
+        if narrow
+        else (
+            "CPU: ranges",
+            "CPU: launches",
+            "GPU: kernels",
+        )
+    )
+    axes.set_yticks(range(3), names)
+    axes.set_ylim(2.5, -0.5)
+    axes.grid(False)
+    axes.set_xlabel("ms since the layer's range began")
+    key(figure, {**LOOKS, "range of the layer": DARK}, ncols=2 if narrow else 4)
+
+
+def part_of(kernel: Kernel) -> str:
+    names = kernel.path
+    if SOFTMAX in names:
+        return SOFTMAX
+    inside = any(part in names for part in PARTS)
+    return "rest of attention" if inside else "rest of the layer"
+
+
+def bar(axes: Axes, lane: int, begin: float, end: float, color: str) -> None:
+    axes.broken_barh(
+        [(begin, end - begin)], (lane - 0.3, 0.6), color=color, linewidth=0
+    )
