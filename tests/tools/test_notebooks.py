@@ -50,10 +50,15 @@ def test_a_fresh_run_gives_what_is_committed(
     assert committed == fresh, f"{path.name} is stale: {remedy}"
 
 
-def page(folder: Path, *outputs: Any) -> dict[str, str]:
+SHOWN = "if a < b:\n    print(a)"
+
+
+def page(
+    folder: Path, *outputs: Any, source: str = SHOWN, **metadata: Any
+) -> dict[str, str]:
     """The fragments of a notebook of one text cell and one code cell."""
     code = new_code_cell(
-        "if a < b:\n    print(a)", outputs=list(outputs), execution_count=1
+        source, outputs=list(outputs), execution_count=1, metadata=metadata
     )
     notebook = new_notebook(cells=[new_markdown_cell(PROSE), code])
     nbformat.write(notebook, folder / "note.ipynb")
@@ -72,6 +77,21 @@ def test_a_notebook_is_written_as_the_other_pages_are(tmp_path: Path) -> None:
         '\n\n<figure class="notebook-figure"><img alt="It grows &amp; grows."'
         ' src="../generated/notebook-note-1.svg"></figure>\n'
     )
+
+
+def test_a_cell_with_the_tag_folded_is_folded_and_its_output_is_not(
+    tmp_path: Path,
+) -> None:
+    output, source = new_output("stream", text="1\n"), f"# What is shown.\n{SHOWN}"
+    assert "???" not in page(tmp_path, output, source=source)["notebook-note.md"]
+    files = page(tmp_path, output, source=source, tags=["folded"])
+    assert files["notebook-note.md"].endswith(
+        '??? abstract "What is shown"\n\n    ```python\n    # What is shown.\n'
+        "    if a < b:\n        print(a)\n    ```\n\n"
+        '<div class="notebook-output no-copy"><pre><code>1</code></pre></div>\n'
+    )
+    with pytest.raises(ValueError, match="a folded cell begins with a comment"):
+        page(tmp_path, output, tags=["folded"])
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)

@@ -3,12 +3,15 @@ seven, and the same bits every time.
 
 A program owns 128 rows of keys and values; tiles of 64 queries stream past them:
 
-producer (1 warp)       copies k and v, and tiles of q and do with their lse and delta
-into a ring two key groups          64 keys each: S and dP, transposed; dv += Pᵀ do, dk
-+= dSᵀ q; (warp groups)           dS into shared memory dq group (warp group)   dS k of
-all 128 keys, this program's partial dq, into shared memory writers (1 warp each)   one
-partial dq each at a time: wait until the semaphore says that it is next, have TMA add
-it to dq, release the semaphore
+    producer (1 warp)             copies k and v, and tiles of q and do with their lse
+                                  and delta, into a ring
+    two key groups (warp groups)  64 keys each: S and dP, transposed; dv += Pᵀ do,
+                                  dk += dSᵀ q; dS into shared memory
+    dq group (warp group)         dS k of all 128 keys, this program's partial dq, into
+                                  shared memory
+    writers (1 warp each)         one partial dq at a time: wait until the semaphore
+                                  says that it is next, have TMA add it to dq, release
+                                  the semaphore
 
 The partial dq of all programs of a head have to be added up. Floating-point sums depend
 on their order, so accumulation is ordered: each tile of dq has a semaphore that counts

@@ -1,13 +1,15 @@
 """The notebooks as Markdown, cell by cell: what their pages include. No code runs here;
 they are committed executed (tools/run_notebooks.py).
 
-A page shows text and drawings. What a cell printed otherwise is a mistake.
+A page shows text and drawings. What a cell printed otherwise is a mistake. Code of a
+cell with the tag "folded" is folded.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
@@ -65,7 +67,9 @@ def _parts(notebook: dict[str, Any], name: str) -> Iterator[str | Drawing]:
         if cell["cell_type"] == "markdown":
             yield MATHS.sub(_maths, source)
             continue
-        yield f"```python\n{source}\n```"
+        code = f"```python\n{source}\n```"
+        folded = "folded" in cell["metadata"].get("tags", [])
+        yield _folded(source, code) if folded else code
         for output in cell["outputs"]:
             data = output.get("data", {})
             if "image/svg+xml" in data:
@@ -82,6 +86,15 @@ def _parts(notebook: dict[str, Any], name: str) -> Iterator[str | Drawing]:
                     f"an output of type {kind}; a page shows text and SVG: print it, "
                     "or mend the cell"
                 )
+
+
+def _folded(source: str, code: str) -> str:
+    """Code that only draws or sets up, under what its first line, a comment, says."""
+    first = source.partition("\n")[0]
+    if not first.startswith("# "):
+        raise ValueError(f"a folded cell begins with a comment, not with {first!r}")
+    head = f'??? abstract "{first.removeprefix("# ").rstrip(".")}"'
+    return f"{head}\n\n{textwrap.indent(code, '    ')}"
 
 
 def _maths(match: re.Match[str]) -> str:
