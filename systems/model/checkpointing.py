@@ -19,6 +19,9 @@ from systems.model.transformer import BasicsTransformerLM, CausalMultiHeadSelfAt
 def checkpoint_blocks(model: BasicsTransformerLM, run: int = 1) -> None:
     """Make `model` keep the input of every run of `run` blocks alone, and compute what
     they need again when their gradients are asked for. Names of parameters stay.
+
+    `peak_memory` measures runs of one block; by longer ones tests prove the formulas of
+    the calculator, which are over any run.
     """
     blocks = list(model.layers)
     for first in range(0, len(blocks), run):
@@ -46,7 +49,7 @@ def in_turn(functions: list[Callable[[Tensor], Tensor]]) -> Callable[[Tensor], T
 
 def checkpoint_attention(model: BasicsTransformerLM) -> None:
     """Make every block keep q, k and v in place of the scores and what softmax makes of
-    them.
+    them. No experiment measures it: by it tests prove the formulas of the calculator.
     """
     for module in model.modules():
         if isinstance(module, CausalMultiHeadSelfAttention):

@@ -304,10 +304,3 @@ def percent(value: float) -> str:
 def fact(value: float | None, text: Callable[[float], str]) -> str:
     """A number for a sentence, or the words that say why there is none."""
     return NOT_MEASURED if value is None else text(value)
-
-
-def in_words(row: Row | None, text: str) -> str:
-    """Why the row has no number, where it was measured and has none; otherwise the
-    text.
-    """
-    return text if row is None or row.status == "ok" else status(row)

@@ -61,10 +61,6 @@ def variants(record: Record | None) -> list[tuple[str, bool]]:
     ]
 
 
-def both_ms(c: Cell) -> float:
-    return c.ms(*PASSES)
-
-
 def matrix_bytes(n: int, dtype: str = "fp32") -> int:
     """One copy of the score matrices of the batch."""
     return BATCH * n**2 * ELEMENT_BYTES[dtype]
