@@ -99,7 +99,7 @@ def drawn(draw: Callable[[Drawing], None], alt: str, caption: str) -> str:
 
 def figure(pictures: str, caption: str, kind: str, address: str = "") -> str:
     """A figure for a page. All of it is HTML, the caption too: Markdown would read
-    words in a drawing as its own. tools/hooks/pages.py numbers it, and gives it an
+    words in a drawing as its own. tools/hooks/markup.py numbers it, and gives it an
     address where it has none.
     """
     named = f' id="{address}"' if address else ""

@@ -12,7 +12,7 @@ from matplotlib.textpath import TextPath
 
 from systems import ROOT
 from tests.factories import committed
-from tools.hooks.pages import number_figures
+from tools.hooks.markup import number_figures
 from tools.render.drawing import NARROW, WIDE
 from tools.render.plots import ACCENT, line, note, plot, spread
 

@@ -1,0 +1,224 @@
+"""The extension that finishes a page, on the HTML that the others give it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from markdown import Markdown
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+
+from tools.hooks import markup as hooks
+
+NAMESPACE = {"m": "http://www.w3.org/1998/Math/MathML"}
+
+
+def formula(tex: str, display: str = "inline") -> ElementTree.Element:
+    return ElementTree.fromstring(hooks.to_mathml(tex, display))
+
+
+def test_inline_and_display_maths_become_mathml() -> None:
+    page = (
+        r'<p>At <span class="arithmatex">\(a &lt; b\)</span> and</p>'
+        '<div class="arithmatex">\\[\n\\sum_i x_i\n\\]</div><p><code>\\(x\\)</code></p>'
+    )
+    built = hooks.finished(page)
+    math = '<math xmlns="http://www.w3.org/1998/Math/MathML"'
+    assert f'<span class="arithmatex">{math} display="inline"' in built
+    assert f'aria-label="Formula">{math} display="block"' in built
+    assert r"<code>\(x\)</code>" in built
+    assert built.count("\\(") == 1 and "\\[" not in built
+
+
+def test_the_source_is_kept_for_copying_and_reading_aloud() -> None:
+    assert formula("a <\n  b").get("alttext") == "a < b"
+
+
+def test_lines_are_aligned_and_not_numbered() -> None:
+    math = formula(r"\begin{aligned} m &= 1 \\ l &= 2 \end{aligned}", "block")
+    assert len(math.findall(".//m:mtr", NAMESPACE)) == 2
+    assert "(1)" not in "".join(math.itertext())
+
+
+@pytest.mark.parametrize(
+    "tex",
+    [
+        r"I = \frac{4BHN^2d}{\text{bytes}}",
+        r"\operatorname{softmax}\left(QK^\top/\sqrt{d}\right)V",
+        r"P_{ij} = e^{s_{ij} - \ell_i}, \quad \ell_i = \log\sum_{j=1}^{N} e^{s_{ij}}",
+        r"dS = P \odot (dP - \mathbf{D}\mathbf{1}^\top)",
+        r"\mathbb{R}^{N \times d} \ni \tilde{x} \approx 10\,\% \le \lceil N/B \rceil",
+        r"\begin{cases} 0 & j \le i \\ -\infty & \text{otherwise} \end{cases}",
+        r"\frac{{a}}{{b}}",
+    ],
+)
+def test_the_formulas_of_a_transformer_convert(tex: str) -> None:
+    assert not set("\\&") & set("".join(formula(tex).itertext()))
+
+
+@pytest.mark.parametrize(
+    "tex",
+    [
+        r"\softmax(x)",
+        r"\frac{a",
+        r"a & b",
+        r"\left( a",
+        "a}",
+        "x_",
+        r"\begin{nope} a \end{nope}",
+    ],
+)
+def test_a_formula_that_does_not_convert_fails(tex: str) -> None:
+    escaped = tex.replace("&", "&amp;")
+    with pytest.raises(ValueError) as error:
+        hooks.finished(rf'<span class="arithmatex">\({escaped}\)</span>')
+    assert f"`{tex}`" in str(error.value)
+
+
+def test_the_page_of_a_wrong_formula_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/index.md").write_text(r"It is \(x_\).")
+    (tmp_path / "mkdocs.yml").write_text(
+        "site_name: Guide\nmarkdown_extensions:\n"
+        f"  - pymdownx.arithmatex: {{generic: true}}\n  - {hooks.__name__}\n"
+    )
+    config = load_config(str(tmp_path / "mkdocs.yml"))
+    with pytest.raises(ValueError, match="`x_`"):
+        build(config)
+    assert "'index.md'" in caplog.text
+
+
+def test_all_of_it_is_done_to_a_page_of_markdown() -> None:
+    extensions = ["tables", "abbr", "pymdownx.arithmatex", hooks.__name__]
+    options = {"pymdownx.arithmatex": {"generic": True}}
+    page = Markdown(extensions=extensions, extension_configs=options).convert(
+        "A tile of $x$, a tile.\n\n| a | b |\n| --- | ---: |\n| 1 | 2 |\n\n"
+        "<figure>\n<figcaption>Seen.</figcaption>\n</figure>\n\n*[tile]: A block."
+    )
+    assert page.count("<abbr") == 1 and "<math" in page
+    assert 'class="table-frame"' in page
+    assert "Figure\N{NO-BREAK SPACE}1." in page
+
+
+TABLE = (
+    "<table>\n<thead><tr><th>size</th><th>forward <em>(ms)</em></th></tr></thead>"
+    "</table>"
+)
+
+
+def frame_tables(page: str) -> str:
+    return hooks.frame_tables(page).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_a_table_is_framed_and_named_after_its_columns() -> None:
+    framed = frame_tables(f"<p>x</p>{TABLE}")
+    assert framed.startswith(
+        '<p>x</p><div class="table-frame" role="region" tabindex="0" '
+    )
+    assert 'aria-label="Table: size, forward (ms)"' in framed
+    assert '<table class="data">' in framed and framed.endswith("</table></div>")
+
+
+def test_a_table_of_many_columns_has_a_short_name() -> None:
+    framed = frame_tables("<table><tr>" + "<th>a</th>" * 12 + "</tr></table>")
+    assert 'aria-label="Table: a, a, a, a and 8 more columns"' in framed
+
+
+def test_a_caption_above_is_numbered_and_names_the_table() -> None:
+    framed = frame_tables(
+        f'<p class="caption">Time &amp; "memory".</p>\n<p class="stale">Old</p>{TABLE}'
+    )
+    assert framed.startswith(
+        '<p class="caption" id="table-1"><a class="number" href="#table-1">'
+        "Table 1.</a> Time &amp; "
+    )
+    assert 'aria-label="Table 1. Time &amp; &quot;memory&quot;."' in framed
+
+
+def test_the_title_of_a_fold_is_the_caption_of_the_table_in_it() -> None:
+    fold = "<details><summary>{}</summary>\n{}</details>"
+    framed = frame_tables(
+        fold.format("Every row", TABLE) + fold.format("Why?", f"<p>So:</p>{TABLE}")
+    )
+    assert '<summary id="table-1">Table 1. Every row</summary>' in framed
+    assert "<summary>Why?</summary>" in framed
+    assert re.findall('aria-label="([^"]*)"', framed) == [
+        "Table 1. Every row",
+        "Table: size, forward (ms)",
+    ]
+
+
+def test_tabs_of_several_gpus_share_the_caption_above_them() -> None:
+    framed = frame_tables(
+        '<p class="caption">A</p><div class="tabbed-set">'
+        f'{TABLE}<p class="provenance">GPU</p>{TABLE}</div>'
+        f'<p class="caption">B</p>{TABLE}'
+    )
+    labels = re.findall('aria-label="([^"]*)"', framed)
+    assert labels == ["Table 1. A", "Table 1. A", "Table 2. B"]
+
+
+@pytest.mark.parametrize("between", ["<p>text</p>", "<h2>B</h2>"])
+def test_a_caption_further_up_is_not_this_table_s(between: str) -> None:
+    framed = frame_tables(f'<p class="caption">Far</p>{between}{TABLE}')
+    assert 'aria-label="Table: size, forward (ms)"' in framed
+
+
+def test_code_with_line_numbers_has_no_frame() -> None:
+    framed = frame_tables(f'{TABLE}<table class="highlighttable"></table>')
+    assert framed.count("table-frame") == framed.count("aria-label") == 1
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        (["128", "1,024"], "r"),
+        (["8.60 ± 0.17", "out of memory", ""], "r"),
+        (["12 %", "−0.5 %", "~80\u202f%"], "r"),
+        (["2.7e-05", "0"], "r"),
+        (["1.05 to 1.10", "3 of 9", "0.92×"], "r"),
+        (["14.1 (unsteady)", "2.53 (+0.1 %)", "not measured"], "r"),
+        (["small", "2.7B"], ""),
+        (["yes", "no"], ""),
+        (["1, 16, 16384, 64, causal"], "t"),
+        (["out of memory"], ""),
+        (["at the start of the backward pass", "4"], "t"),
+    ],
+)
+def test_a_column_stands_as_what_it_holds_asks(cells: list[str], kind: str) -> None:
+    assert hooks.kind_of(cells) == kind
+
+
+def test_marks_of_a_column_follow_from_all_of_its_cells() -> None:
+    """Not from what Markdown says of it: that names the columns that stay in sight."""
+    left, right = (f' style="text-align: {side};"' for side in ("left", "right"))
+    framed = hooks.frame_tables(
+        f"<table><thead><tr><th{left}>size</th><th{left}>context</th>"
+        f"<th{right}>where</th></tr></thead><tbody>"
+        f"<tr><td{left}>2.7B</td><td{left}>128</td><td{right}>at the start of</td></tr>"
+        f"<tr><td{left}>small</td><td{left}>1 ± 2</td><td{right}>the backward pass, "
+        "<code>a.b_c</code></td></tr></tbody></table>"
+    )
+    assert '<th class="key">size</th><th class="r key">context</th>' in framed
+    assert '<th class="t">where</th>' in framed
+    assert '<td data-sort="5">2.7B</td><td class="r">128</td>' in framed
+    assert '<td data-sort="1">small</td><td class="r">1 <small>± 2</small>' in framed
+    assert '<td class="t">the backward pass, <code>a.<wbr>b_<wbr>c</code>' in framed
+    assert "style" not in framed
+
+
+def test_a_word_is_explained_once_in_a_section_and_never_in_a_link():
+    word = '<abbr title="A queue.">stream</abbr>'
+    built = hooks.few_tooltips(
+        f"<h2>A {word}</h2><p>{word}, {word}</p><p><a href='x'>{word}</a></p>"
+        f'<h2>B</h2><p class="provenance">{word}</p><p>{word}</p>'
+    )
+    assert built == (
+        f"<h2>A stream</h2><p>{word}, stream</p><p><a href='x'>stream</a></p>"
+        f'<h2>B</h2><p class="provenance">stream</p><p>{word}</p>'
+    )

@@ -1,0 +1,298 @@
+"""An extension of Markdown: what the others leave undone, once a page is HTML.
+
+Figures are numbered, and each has an address. Maths becomes MathML, so a page needs no
+script and no font to show it; a formula that can't be converted fails the build. Tables
+get a frame that scrolls sideways and can be reached by keyboard. Words of the glossary
+are explained once in a section.
+
+All of it is from text to text, so any builder of sites that takes extensions of
+Markdown does it.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import Counter
+from itertools import count
+from xml.etree import ElementTree
+
+from latex2mathml.converter import convert
+from markdown import Extension, Markdown
+from markdown.postprocessors import Postprocessor
+
+from systems.model.sizes import SIZES
+
+MATHML = "{http://www.w3.org/1998/Math/MathML}"
+# How many children MathML demands; latex2mathml turns `\frac{a` into a fraction with
+# one.
+CHILDREN = dict.fromkeys(("mfrac", "mroot", "msub", "msup", "munder", "mover"), 2) | {
+    "msubsup": 3,
+    "munderover": 3,
+}
+
+# The exact output of pymdownx.arithmatex with `generic: true`. In code samples the same
+# text is escaped.
+INLINE_MATHS = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
+DISPLAY_MATHS = re.compile(
+    r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL
+)
+# Long formulas scroll sideways as tables do, and by keyboard too.
+DISPLAY_FRAME = (
+    '<div class="arithmatex" role="group" tabindex="0" aria-label="Formula">'
+)
+# Tables of the tables extension have no class. A caption is a paragraph with the class,
+# above one table or above tabs that show it of several GPUs; the title of a fold is the
+# caption of the table or tabs that stand first in it.
+CAPTION_OR_TABLE = re.compile(
+    r'<p class="caption">(?P<caption>.*?)</p>'
+    r"|(?P<fold><summary>)(?P<title>(?:(?!</summary>).)*)(?P<folded></summary>\s*"
+    r'(?:<p class="stale">(?:(?!</p>).)*</p>\s*)?)(?=<table>|<div class="tabbed-set)'
+    r"|<table>(?P<body>.*?)</table>"
+    r"|(?P<end><h[1-6]|<p>|<summary>)",
+    re.DOTALL,
+)
+# A figure with a caption, up to the caption's first word.
+FIGURE = re.compile(
+    r"(<figure(?P<attributes>[^>]*)>)(?P<pictures>(?:(?!</figure>).)*?)"
+    r"(?P<caption><figcaption[^>]*>)",
+    re.DOTALL,
+)
+ADDRESS = re.compile(r'\bid="([^"]*)"')
+# Where numbers come from is not read word by word.
+PROVENANCE = re.compile(r'<p class="provenance">.*?</p>', re.DOTALL)
+TOOLTIP = re.compile(r'<abbr title="[^"]*">([^<]*)</abbr>')
+# A word with its explanation, or the start or end of what must not hold one.
+TOOLTIP_OR_TAG = re.compile(
+    r'<abbr title="(?P<title>[^"]*)">(?P<word>[^<]*)</abbr>'
+    r"|<(?P<end>/?)(?P<tag>h[1-6]|a|summary|label|button|th|svg)\b[^>]*>"
+)
+BRACE = re.compile(r"(?<!\\)[{}]")
+ROW = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
+CELL = re.compile(r"<(t[hd])([^>]*)>(.*?)</\1>", re.DOTALL)
+TAG = re.compile(r"<[^>]+>")
+# A number as tables print it, with what it may be about, its spread and its unit; and
+# what stands where there is none.
+DIGITS = r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?"
+NUMBER = re.compile(
+    rf"[~≈<>≤≥]?\s?[-−+]?{DIGITS}(?: (?:to|of|±) {DIGITS})?[\s\u202f]?[^\W\d]{{0,7}}"
+    r"(?:/\w+)?[%×°]?(?: \([^()]{1,14}\))?"
+)
+NO_NUMBER = re.compile(
+    r"[-–—]?|none|not \w+|out of memory|unsupported|failed|no such .*", re.IGNORECASE
+)
+SPREAD = re.compile(r" (± [\d.]+)")
+# So many columns stand closer together.
+DENSE = 7
+# What a word of this length asks of a column: that it may be broken.
+LONG = 22
+# In code, a line may end behind these.
+CODE = re.compile(r"<code>[^<]*")
+BREAKS = re.compile(r"(?<=[\w)])([._/])(?=\w)")
+
+
+def finished(page_html: str) -> str:
+    """Convert the maths of one page, frame its tables, number its figures, thin out
+    its tooltips.
+    """
+    text = convert_maths(few_tooltips(page_html))
+    return number_figures(frame_tables(text))
+
+
+class Finish(Postprocessor):
+    def run(self, text: str) -> str:
+        return finished(text)
+
+
+class Finished(Extension):
+    def extendMarkdown(self, md: Markdown) -> None:
+        # After all others, which put HTML back that they had kept aside.
+        md.postprocessors.register(Finish(md), "finish", -100)
+
+
+def makeExtension(**options: object) -> Finished:
+    return Finished(**options)
+
+
+def convert_maths(page_html: str) -> str:
+    """Replace every arithmatex element by MathML inside the same element."""
+
+    def display(match: re.Match[str]) -> str:
+        return f"{DISPLAY_FRAME}{to_mathml(html.unescape(match[1]), 'block')}</div>"
+
+    def inline(match: re.Match[str]) -> str:
+        math = to_mathml(html.unescape(match[1]), "inline")
+        return f'<span class="arithmatex">{math}</span>'
+
+    return INLINE_MATHS.sub(inline, DISPLAY_MATHS.sub(display, page_html))
+
+
+def to_mathml(tex: str, display: str) -> str:
+    """One formula as MathML, with its source in `alttext`.
+
+    latex2mathml prints what it does not know instead of raising, so its output is
+    parsed and looked through.
+    """
+    tex = " ".join(tex.split())
+    braces = Counter(BRACE.findall(tex))
+    if braces["{"] != braces["}"]:
+        raise ValueError(f"unbalanced braces in the formula `{tex}`")
+    # It knows split but not aligned, which is what a formula of several lines is called
+    # inside maths.
+    source = re.sub(r"\\(begin|end)\{aligned\}", r"\\\1{split}", tex)
+    try:
+        root = ElementTree.fromstring(convert(source, display=display))
+    except Exception as error:
+        # The library has no common base class for its errors, and a stray & makes its
+        # output no XML.
+        raise ValueError(
+            f"can't convert the formula `{tex}` ({type(error).__name__})"
+        ) from error
+    for element in root.iter():
+        name = element.tag.removeprefix(MATHML)
+        if "\\" in (element.text or ""):
+            raise ValueError(f"unknown command `{element.text}` in the formula `{tex}`")
+        if name == "merror" or len(element) != CHILDREN.get(name, len(element)):
+            size = f"<{name}> with {len(element)} parts"
+            raise ValueError(f"the formula `{tex}` is incomplete ({size})")
+    if sum(1 for _ in root.iter(f"{MATHML}mtable")) < source.count(r"\begin"):
+        raise ValueError(f"unknown environment in the formula `{tex}`")
+    root.set("alttext", tex)
+    ElementTree.register_namespace("", MATHML.strip("{}"))
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def few_tooltips(page_html: str) -> str:
+    """Explain a word where it first stands in a section, and never in a heading, a
+    link or a button, which do something themselves, nor in the line of provenance.
+    """
+    seen: set[str] = set()
+    inside = 0
+    page_html = PROVENANCE.sub(lambda line: TOOLTIP.sub(r"\1", line[0]), page_html)
+
+    def kept(match: re.Match[str]) -> str:
+        nonlocal inside
+        if match["title"] is not None:
+            word = match["word"]
+            if inside or match["title"] in seen:
+                return word
+            seen.add(match["title"])
+            return match[0]
+        if match["tag"] == "h2" and not match["end"]:
+            seen.clear()
+        inside += -1 if match["end"] else 1
+        return match[0]
+
+    return TOOLTIP_OR_TAG.sub(kept, page_html)
+
+
+def number_figures(page_html: str) -> str:
+    """Each caption begins with the number of its figure, which links to it."""
+    numbers = count(1)
+
+    def numbered(match: re.Match[str]) -> str:
+        found = ADDRESS.search(match["attributes"])
+        number = next(numbers)
+        address = found[1] if found else f"figure-{number}"
+        opened = match[1] if found else f'<figure id="{address}"{match["attributes"]}>'
+        link = (
+            f'<a class="number" href="#{address}">Figure\N{NO-BREAK SPACE}{number}.</a>'
+        )
+        return f"{opened}{match['pictures']}{match['caption']}{link} "
+
+    return FIGURE.sub(numbered, page_html)
+
+
+# What Markdown writes into each cell of a column that is aligned left.
+LEFT = "text-align: left;"
+
+
+def frame_tables(page_html: str) -> str:
+    """Number the tables of a page, and put each into a region that is focusable, named
+    and scrolls.
+
+    The class on the table also keeps the theme from adding its own frame, which no
+    keyboard reaches.
+    """
+    numbers = count(1)
+    caption = ""
+
+    def framed(match: re.Match[str]) -> str:
+        nonlocal caption
+        if match["end"]:
+            caption = ""
+            return match[0]
+        if match["body"] is not None:
+            return framed_table(match["body"], caption)
+        number = next(numbers)
+        said = match["caption"] or match["title"]
+        name = f"Table\N{NO-BREAK SPACE}{number}."
+        caption = f"{name} {text_of(said)}"
+        if match["fold"]:
+            return f'<summary id="table-{number}">{name} {said}{match["folded"]}'
+        link = f'<a class="number" href="#table-{number}">{name}</a>'
+        return f'<p class="caption" id="table-{number}">{link} {said}</p>'
+
+    return CAPTION_OR_TABLE.sub(framed, page_html)
+
+
+def text_of(cell: str) -> str:
+    return " ".join(html.unescape(TAG.sub("", cell)).split())
+
+
+def framed_table(body: str, caption: str) -> str:
+    """One table. What its columns hold decides how they stand: numbers right, short
+    words on one line, long ones on several.
+    """
+    rows = [CELL.findall(row) for row in ROW.findall(body)]
+    heads, *lines = [[text_of(cell) for *_, cell in row] for row in rows]
+    kinds = [kind_of(list(column)) for column in zip(*lines, strict=False)]
+    # The columns that Markdown aligns left name the line; if it aligns none, the first.
+    keys = max(1, sum(LEFT in mark for _, mark, _ in rows[0]))
+
+    def row(match: re.Match[str]) -> str:
+        columns = count()
+        return f"<tr>{CELL.sub(lambda one: cell(one, next(columns)), match[1])}</tr>"
+
+    def cell(match: re.Match[str], at: int) -> str:
+        tag, _, said = match.groups()
+        kind = kinds[at] if at < len(kinds) else ""
+        names = [kind] if kind else []
+        names += ["key"] if tag == "th" and at < keys else []
+        marks = f' class="{" ".join(names)}"' if names else ""
+        text = text_of(said)
+        if tag == "td" and text in ORDER and heads[at] == "size":
+            marks += f' data-sort="{ORDER[text]}"'
+        if kind == "r":
+            said = SPREAD.sub(r" <small>\1</small>", said)
+        return f"<{tag}{marks}>{breakable(said) if kind == 't' else said}</{tag}>"
+
+    more = f" and {len(heads) - 4} more columns" if len(heads) > 4 else ""
+    label = caption or f"Table: {', '.join(heads[:4])}{more}"
+    # Nobody searches for a measured number, and the search would load all of them with
+    # every page.
+    numbers = " data-search-exclude" if "r" in kinds else ""
+    region = f'role="region" tabindex="0" aria-label="{html.escape(label)}"{numbers}'
+    look = "data dense" if len(heads) >= DENSE else "data"
+    return (
+        f'<div class="table-frame" {region}>'
+        f'<table class="{look}">{ROW.sub(row, body)}</table></div>'
+    )
+
+
+# The sizes of the model, from the smallest on: their names sort otherwise.
+ORDER = {size: place for place, size in enumerate(SIZES, start=1)}
+
+
+def kind_of(texts: list[str]) -> str:
+    """The class of a column: `r` for numbers, `t` for text of several lines."""
+    numbers = [NUMBER.fullmatch(text) and text not in ORDER for text in texts]
+    others = (t for t, number in zip(texts, numbers, strict=True) if not number)
+    if any(numbers) and all(map(NO_NUMBER.fullmatch, others)):
+        return "r"
+    return "t" if max(map(len, texts), default=0) > LONG else ""
+
+
+def breakable(cell: str) -> str:
+    """A cell whose code may be broken where a name has a part."""
+    return CODE.sub(lambda code: BREAKS.sub(r"\1<wbr>", code[0]), cell)
