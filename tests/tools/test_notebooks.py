@@ -74,8 +74,9 @@ def test_a_notebook_is_written_as_the_other_pages_are(tmp_path: Path) -> None:
         "Costs `$5` and \\(a < b_c\\).\n\n\\[\nx\n\\]\n\n## A section\n\n"
         "```python\nif a < b:\n    print(a)\n```\n\n"
         '<div class="notebook-output no-copy"><pre><code>1 &lt; 2</code></pre></div>'
-        '\n\n<figure class="notebook-figure"><img alt="It grows &amp; grows."'
-        ' src="../generated/notebook-note-1.svg"></figure>\n'
+        '\n\n<figure class="notebook-figure">\n<img alt="It grows &amp; grows."'
+        ' src="../generated/notebook-note-1.svg">\n'
+        "<figcaption><strong>It grows &amp; grows.</strong></figcaption>\n</figure>\n"
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from systems import ROOT
+from tools.render.drawing import figure
 
 NOTEBOOKS = ROOT / "docs" / "notebooks"
 # The page has the title.
@@ -57,7 +58,8 @@ class Drawing:
 
     def __str__(self) -> str:
         image = f'<img alt="{escape(self.title)}" src="../generated/{self.name}">'
-        return f'<figure class="notebook-figure">{image}</figure>'
+        finding = f"<strong>{escape(self.title)}</strong>"
+        return figure(image, finding, "notebook-figure").strip()
 
 
 def _parts(notebook: dict[str, Any], name: str) -> Iterator[str | Drawing]:

@@ -163,19 +163,20 @@ def memory_figure(record: Record) -> str:
             predicted = [sum(formula(**shape(n)).values()) / 2**30 for n in ns]
             thin = {"marker": "", "color": DARK, "linewidth": 1}
             line(axes, ns, predicted, label="predicted, eager", **thin)
-            line(axes, ns, eager, label="eager", color=ACCENT, ls="none")
             line(axes, ns, compiled, label="compiled", ls="none")
+            line(axes, ns, eager, label="eager", color=ACCENT, ls="none")
             plain_log_scale(axes.yaxis, subs=(1,))
             power_of_two_axis(axes.xaxis, ns, "sequence length N")
             axes.set_title(f"{name}, GiB")
 
-    off = say(largest_error(record), percent)
+    off = largest_error(record)
+    told = "less than 0.1 %" if off < 0.001 else say(off, "at most {:.1%}")
     return plot(
         record,
         "memory",
         draw,
-        f"Kept memory grows with N² and differs from its prediction by {off} at most "
-        f"from N = {LONG:,} on.",
+        f"Kept memory grows with N² and differs from its prediction by {told} from "
+        f"N = {LONG:,} on.",
         f"fp32, d = {WIDTH}, no mask. Points: measured; lines: predicted by formula.",
         narrow=520,
     )

@@ -76,9 +76,9 @@ def timeline_figure(
         for c in found
     )
     told = (
-        f"Active memory over {DRAWN[mode]}: {SIZE}, context {LONGEST}, batch 4. Time "
-        "runs by allocations and frees, as in PyTorch's viewer. Vertical lines: where "
-        "a phase begins."
+        f"Active memory over {DRAWN[mode]}: {SIZE}, context {LONGEST}, batch 4, "
+        "as asked for, before the allocator rounds. Time runs by allocations and "
+        "frees, as in PyTorch's viewer. Vertical lines: where a phase begins."
     )
     finding = finding or f"{peaks[:1].upper()}{peaks[1:]}."
     name = f"{mode}-timeline"
