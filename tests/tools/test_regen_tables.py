@@ -27,7 +27,7 @@ from tests.factories import RESULTS, committed, contents, regen_tables
 from tests.factories import command as regen_command
 from tools import measuring
 from tools import regen_tables as command
-from tools.checks import pages
+from tools.checks import pages, same_cell
 from tools.measuring import Outcome
 from tools.regen_tables import main
 from tools.render import load
@@ -546,6 +546,15 @@ def test_a_stale_record_is_a_warning_and_with_fresh_an_error(rendered, tmp_path)
     assert done.code == 0 and done.out.startswith(f"warning: {message}\n")
     done = rendered("--check", "--fresh")
     assert done.code == 1 and done.out == f"{message}\n1 findings\n"
+
+
+def test_records_that_differ_in_the_same_cell_fail_the_check(rendered, monkeypatch):
+    monkeypatch.setattr(same_cell, "compare", lambda found: (["a differs"], ["b may"]))
+    done = rendered("--check")
+    assert done.code == 1
+    assert done.out == "warning: b may\na differs\n1 findings\n"
+    monkeypatch.setattr(same_cell, "compare", lambda found: ([], ["b may"]))
+    assert rendered("--check").code == 0
 
 
 def test_a_reader_that_has_seen_enough_is_no_error():

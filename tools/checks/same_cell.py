@@ -1,0 +1,108 @@
+"""The same cell has one value: where two records of a GPU time the same configuration,
+they agree within a tenth. What differs by more was measured while something else ran,
+or by another code, and one of them has to be measured again.
+
+`regen_tables.py --check` prints the records that differ: as an error where both are of
+today's code, as a warning where one is to be measured again anyway.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
+from typing import Any
+
+from systems.records.record import Record, Row
+from tools.render.load import is_fresh
+
+AGREE = 1.1
+# A loss takes less than a launch does, and says nothing.
+PHASES = ("forward", "backward", "optimizer")
+# The records that time a pass of the model, and what their configurations leave unsaid.
+STEMS: dict[str, dict[str, Any]] = {
+    "end_to_end": {},
+    "warmup": {"mode": "step", "precision": "fp32", "attention": "eager"},
+    "kernel_profile": {"attention": "eager"},
+    "compile": {"mode": "step", "attention": "eager"},
+    "model_attention": {"mode": "step", "precision": "bf16"},
+}
+AXES = ("size", "context", "batch", "precision", "mode", "attention")
+# What is no cell of another record: a compiled model, and a process that did not warm
+# up as the others do.
+USUAL = {"execution": "eager", "warmup": 5}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One phase of one cell in two records, the larger time first."""
+
+    cell: str
+    phase: str
+    slower: str
+    slower_ms: float
+    faster_ms: float
+
+    @property
+    def ratio(self) -> float:
+        return self.slower_ms / self.faster_ms
+
+
+# --8<-- [start:cells]
+def cells(record: Record) -> dict[tuple[Any, ...], Row]:
+    """The rows that another record may have too, by what both measured."""
+    found = {}
+    for row in record.rows:
+        config = STEMS[record.stem] | row.config
+        usual = all(config.get(key, value) == value for key, value in USUAL.items())
+        # What a slow host did to a row is said wherever the row is shown.
+        if row.status == "ok" and usual and not row.slow:
+            found[tuple(config[axis] for axis in AXES)] = row
+    return found
+
+
+# --8<-- [end:cells]
+
+
+def pairs(one: Record, other: Record) -> Iterator[Pair]:
+    """Every phase that both timed in the same configuration."""
+    mine, theirs = cells(one), cells(other)
+    for key in mine.keys() & theirs.keys():
+        for phase in PHASES:
+            name = f"{phase}_ms"
+            if name in mine[key].metrics and name in theirs[key].metrics:
+                times = sorted(
+                    (median(rows[key].metrics[name]), record.stem)
+                    for rows, record in ((mine, one), (theirs, other))
+                )
+                (faster, _), (slower, stem) = times
+                yield Pair(" ".join(map(str, key)), phase, stem, slower, faster)
+
+
+def compare(found: Mapping[str, list[Record]]) -> tuple[list[str], list[str]]:
+    """A line for each two records that differ: those of today's code; the others."""
+    errors: list[str] = []
+    warnings: list[str] = []
+    for one, other in combinations(timed(found), 2):
+        if one.device.slug != other.device.slug:
+            continue
+        both = list(pairs(one, other))
+        apart = [pair for pair in both if pair.ratio > AGREE]
+        if apart:
+            fresh = is_fresh(one) and is_fresh(other)
+            line = told(one, other, apart, len(both))
+            (errors if fresh else warnings).append(line)
+    return errors, warnings
+
+
+def timed(found: Mapping[str, list[Record]]) -> Iterable[Record]:
+    return [r for stem in STEMS for r in found.get(stem, []) if r.kind == "measured"]
+
+
+def told(one: Record, other: Record, apart: list[Pair], count: int) -> str:
+    worst = max(apart, key=lambda pair: (pair.ratio, pair.cell))
+    return (
+        f"{one.device.slug}: {one.stem} and {other.stem} differ by more than a tenth "
+        f"in {len(apart)} of {count} times of the same cell, most in {worst.phase} of "
+        f"{worst.cell}: {worst.slower_ms:.1f} ms in {worst.slower}, "
+        f"{worst.faster_ms:.1f} in the other; measure {worst.slower} again"
+    )
