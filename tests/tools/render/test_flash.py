@@ -134,7 +134,7 @@ def test_where_the_host_decides_is_told_and_a_loss_still_counts(bench, name):
             "none",
         )
         table = flash_benchmarking.fragments([bench])["table.md"]
-        assert (f"{both:.3f} †" in table) == (told != "none")
+        assert (f"{both:.3f} (waits)" in table) == (told != "none")
         assert facts["slower_than_plain_forward"] == facts["compared_plain"] == "1"
 
 
@@ -554,40 +554,45 @@ def test_a_step_adds_its_phases_and_an_eager_one_may_have_no_memory():
         == facts["memory_eager_small_4096"]
         == "out of memory"
     )
-    assert (facts["step_flash_small_4096"], facts["sdpa_over_ours_most"]) == (
+    assert (facts["step_flash_small_4096"], facts["sdpa_over_ours"]) == (
         "10 ms",
-        "1.50",
+        "1.50 to 1.50",
     )
     assert facts["unsteady"] == "0 of 1"
     files = model_attention.fragments([measured])
-    assert "| small | eager | 4096 | out of memory |" in files["table.md"]
+    assert "| small | eager | 4096 | out of memory |" in files["steps.md"]
     assert (
         "| small | ours (triton) | 4096 | 10.00 | 1.00 | 2.000 | 5.000 | 1,638,400 |  "
-        "| 3.0 |" in files["table.md"]
+        "| 3.0 |" in files["steps.md"]
     )
+    line = "| small | 4096 | out of memory | 15.00 | 10.00 |  | out of memory | 3.0 |"
+    assert line in files["table.md"]
     assert (
-        "ours reaches context 4096 with 10 ms and 3.0 GiB" in files["table.md"]
-        and "eager reaches" not in files["table.md"]
+        "ours attention reaches context 4,096 with 3.0 GiB" in files["figure.md"]
+        and "eager reaches" not in files["figure.md"]
     )
     # Steps of 10, 10 and 12 ms: the host was late.
     measured.find(attention="flash").metrics["forward_ms"] = [2, 2, 4]
     facts = model_attention.facts(measured)
-    assert (facts["unsteady"], facts["sdpa_over_ours_most"]) == (
-        "1 of 1",
-        "not measured",
-    )
+    assert (facts["unsteady"], facts["sdpa_over_ours"]) == ("1 of 1", "not measured")
     assert (facts["step_flash_small_4096"], facts["step_sdpa_small_4096"]) == (
         "10 ms (unsteady)",
         "15 ms",
     )
     unsteady = model_attention.fragments([measured])
-    assert "| 10.00 | 1.12 |" in unsteady["table.md"]
+    assert "| 10.00 | 1.12 |" in unsteady["steps.md"]
+    assert "| 15.00 | 10.00 (unsteady) |" in unsteady["table.md"]
     # Its mark is hollow.
-    drawing = "contexts-nvidia-h200.svg"
-    assert (
-        "fill-opacity: 0" in unsteady[drawing]
-        and "fill-opacity: 0" not in files[drawing]
-    )
+    drawn = [
+        shown["figure.md"].count("--md-default-bg-color") for shown in (files, unsteady)
+    ]
+    assert drawn[0] < drawn[1]
+
+
+def test_the_memory_of_a_step_is_predicted_without_a_record():
+    facts = model_attention.facts(None)
+    assert facts["predicted_eager_small_16384"] == "1,124.2 GiB"
+    assert facts["memory_eager_small_16384"] == "not measured"
 
 
 def test_cutting_ahead_is_shown_where_it_is_done():

@@ -179,6 +179,9 @@ def facts(found: Found) -> dict[str, dict[str, str]]:
         "peak_memory": memory_facts(measured(found, "peak_memory")),
         "mixed_precision": gain_facts(measured(found, "kernel_profile")),
         "attention": traffic_facts(measured(found, "attention")),
+        "model_attention": slot_facts(
+            measured(found, "kernel_profile"), measured(found, "model_attention")
+        ),
     }
 
 
@@ -310,6 +313,24 @@ def traffic_facts(record: Record | None) -> dict[str, str]:
         "traffic_floor_fused": say(compiled, "{:.1f} ms"),
         "over_floors": say(took / (compute + eager), "{:.1f}"),
         "expected_gain": say((compute + eager) / (compute + compiled), "{:.1f}"),
+    }
+
+
+def slot_facts(profile: Record | None, record: Record | None) -> dict[str, str]:
+    """A forward pass of 2.7B at context 1024 in bf16: how much of it is attention, what
+    it would gain if that took no time at all, and what it gains.
+    """
+    at = {"size": "2.7B", "context": 1024}
+    forward = cell(profile, mode="forward", precision="bf16", batch=BATCH, **at)
+    attention, every = kernels(forward, "forward/attention"), kernels(forward)
+    share = attention.ms / every.ms if attention and every else forward.missing
+    eager, ours = (
+        cell(record, attention=name, **at).ms("forward") for name in ("eager", "flash")
+    )
+    return {
+        "attention_share": say(share, percent),
+        "gain_at_most": say(1 / (1 - share), "{:.1f}"),
+        "gain_forward": say(eager / ours, "{:.1f}"),
     }
 
 

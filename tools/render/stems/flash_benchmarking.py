@@ -194,14 +194,9 @@ def time(record: Record, name: str, of: str, head: str) -> tuple[Any, ...]:
     def read(shape: Shape) -> Any:
         c = at(record, name, *shape)
         late = of == "both" and waits(c)
-        return f"{milliseconds(c.ms(of))} †" if late else c.ms(of)
+        return f"{milliseconds(c.ms(of))} (waits)" if late else c.ms(of)
 
     return head, read, lambda ms: ms if isinstance(ms, str) else milliseconds(ms)
-
-
-LATE = (
-    "† Longer than one pass and then the other by a tenth: the GPU waited for the host."
-)
 
 
 def telling_table(record: Record) -> str:
@@ -211,7 +206,7 @@ def telling_table(record: Record) -> str:
         return lambda shape: gpu_ms(at(record, name, *shape), "both")
 
     chosen = [s for s in shapes(record) if s[1] == D and s[2] in TELLING]
-    shown = columns(
+    return columns(
         chosen,
         ("dtype", itemgetter(0)),
         ("N", itemgetter(2)),
@@ -228,17 +223,12 @@ def telling_table(record: Record) -> str:
             tiny,
         ),
     )
-    said = (
-        f"Forward and backward of one head, head dimension {D}: the fastest samples, "
-        "which hold no wait for the host. Peak: the data sheet's, of that dtype."
-    )
-    return f"{shown}\n\n{said}" if shown else ""
 
 
 def latency_table(record: Record) -> str:
     """The table that the assignment asks for."""
     who = [(name, of) for name in ("ours", "plain") for of in PASSES]
-    shown = columns(
+    return columns(
         shapes(record),
         *SIZES,
         *(time(record, name, of, f"{name}, {of}, ms") for name, of in who),
@@ -249,7 +239,6 @@ def latency_table(record: Record) -> str:
         ),
         ("ours ran", lambda s: what_ran(at(record, "ours", *s))),
     )
-    return f"{shown}\n\n{LATE}" if shown else ""
 
 
 def pass_table(record: Record, name: str) -> str:

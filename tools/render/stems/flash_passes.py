@@ -56,4 +56,4 @@ def peak_flops(record: Record | None, dtype: str) -> float:
 
 def tiny(share: float) -> str:
     """A share that may be next to nothing."""
-    return percent(share) if share >= 0.0005 else "under 0.1 %"
+    return percent(share) if share >= 0.0005 else "< 0.1 %"

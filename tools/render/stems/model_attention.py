@@ -2,32 +2,55 @@
 the model's slot.
 """
 
-from typing import Any
+from functools import partial
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from systems.formulas.memory_costs import Pass
+from systems.formulas.memory_peak import peak
 from systems.records.record import Record
-from tools.render.figures import (
-    MARKERS,
-    SERIES,
-    canvas,
-    legend_above,
-    of_each,
+from tools.render.drawing import NARROW, SMALL, Drawing, drawn
+from tools.render.markdown import columns, gib, milliseconds, per_device
+from tools.render.plots import (
+    ACCENT,
+    DARK,
+    GREY,
+    GROUND,
+    line,
+    panels,
     plain_log_scale,
+    plot,
     power_of_two_axis,
-    svg_pair,
 )
-from tools.render.markdown import columns, figure, gib, milliseconds, per_device
-from tools.render.rows import MISSING, Cell, axis, cell, cells, least, most, say
+from tools.render.rows import (
+    MISSING,
+    Cell,
+    axis,
+    cell,
+    cells,
+    counted,
+    known,
+    say,
+    span,
+)
 
 NAMES = {"eager": "eager", "sdpa": "SDPA", "flash": "ours"}
 PEAK = "peak_allocated_bytes"
 # What sentences name.
-NAMED = (("small", 1024), ("2.7B", 1024), ("small", 4096), ("small", 16384))
+NAMED = (("2.7B", 1024), ("small", 4096), ("small", 16384))
+CONTEXTS = (1024, 4096, 16384)
 
 
-def beside(record: Record, c: Cell, attention: str) -> Cell:
+def beside(record: Record | None, c: Cell, attention: str) -> Cell:
     """The same step with another attention."""
-    same = {key: c.config[key] for key in ("size", "context")}
+    same = {key: c.config.get(key) for key in ("size", "context")}
     return cell(record, **same, attention=attention)
+
+
+def gain(record: Record | None, c: Cell, over: str = "eager") -> float:
+    """Time of a step with another attention over this one's."""
+    return beside(record, c, over).ms() / c.ms()
 
 
 def marked(*cells: Cell) -> str:
@@ -36,9 +59,47 @@ def marked(*cells: Cell) -> str:
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
-    """`table.md`: the figure of `small` over contexts, and every step."""
-    shown = per_device(records, lambda r: f"{drawn(r)}\n\n{steps_table(r)}".strip())
-    return {"table.md": shown, **of_each(records, contexts_figure)}
+    """`small` over contexts, each cell with all three attentions, every step, and the
+    memory that formulas predict.
+    """
+    return {
+        "memory.md": memory(),
+        "figure.md": per_device(records, contexts_figure),
+        "table.md": per_device(records, cells_table),
+        "steps.md": per_device(records, steps_table),
+    }
+
+
+# Tables -------------------------------------------------------------------------------
+
+
+def cells_table(record: Record) -> str:
+    """A line for each size and context."""
+
+    def step(c: Cell, attention: str) -> str:
+        other = beside(record, c, attention)
+        return say(other.ms(), milliseconds) + marked(other)
+
+    def over(c: Cell) -> str:
+        eager, ours = (beside(record, c, name) for name in ("eager", "flash"))
+        ratio = eager.ms() / ours.ms()
+        return f"{ratio:.2f}{marked(eager, ours)}" if known([ratio]) else ""
+
+    def kept(c: Cell, attention: str) -> str:
+        return say(beside(record, c, attention)[PEAK], gib)
+
+    firsts = {(c.config["size"], c.config["context"]): c for c in cells(record)}
+    return columns(
+        firsts.values(),
+        "size",
+        "context",
+        *((f"{name}, ms", partial(step, attention=a)) for a, name in NAMES.items()),
+        ("eager / ours", over),
+        *((f"{NAMES[a]}, GiB", partial(kept, attention=a)) for a in ("eager", "flash")),
+    )
+    return (
+        f"{shown}\n\n† The slow fifth of the steps is a twentieth above the fast one."
+    )
 
 
 def steps_table(record: Record) -> str:
@@ -52,11 +113,7 @@ def steps_table(record: Record) -> str:
         ("forward, ms", lambda c: c.ms("forward"), milliseconds),
         ("backward, ms", lambda c: c.ms("backward"), milliseconds),
         ("tokens/s", tokens_per_second, "{:,.0f}"),
-        (
-            "eager / this",
-            lambda c: beside(record, c, "eager").ms() / c.ms(),
-            "{:.2f}",
-        ),
+        ("eager / this", lambda c: gain(record, c), "{:.2f}"),
         ("peak GiB", lambda c: c[PEAK], gib),
         left=2,
     )
@@ -72,16 +129,7 @@ def tokens_per_second(c: Cell) -> float:
     return c.config["batch"] * c.config["context"] / (c.ms() / 1e3)
 
 
-def drawn(record: Record) -> str:
-    """The figure; nothing where no step of `small` ran."""
-    if not any(of_small(record, attention) for attention in NAMES):
-        return ""
-    return figure(
-        f"model_attention-contexts-{record.device.slug}",
-        contexts_alt(record),
-        "A training step of `small`, batch 4, bf16, by context. A line ends where "
-        "memory or the grid does; hollow marks are steps that are not steady.",
-    )
+# Figures ------------------------------------------------------------------------------
 
 
 def of_small(record: Record, attention: str) -> list[Cell]:
@@ -89,40 +137,95 @@ def of_small(record: Record, attention: str) -> list[Cell]:
     return [c for c in cells(record, size="small", attention=attention) if c]
 
 
-def contexts_alt(record: Record) -> str:
-    ends = [(NAMES[a], f[-1]) for a in NAMES if (f := of_small(record, a))]
-    parts = [
-        f"{name} reaches context {c.config['context']} with {c.ms():.0f} ms and "
-        f"{gib(c[PEAK])} GiB"
-        for name, c in ends
-    ]
-    return f"{'; '.join(parts)}."
+def contexts_figure(record: Record) -> str:
+    """Nothing where no step of `small` ran."""
+    found = {name: of_small(record, name) for name in NAMES}
+    ends = {name: steps[-1] for name, steps in found.items() if steps}
+    if not ends:
+        return ""
 
-
-def contexts_figure(record: Record) -> dict[str, str]:
-    if not drawn(record):
-        return {}
-    with canvas(width=7.2, height=3.8) as fig:
-        times, memory = fig.subplots(1, 2)
-        looks = zip(NAMES.items(), SERIES, MARKERS, strict=False)
-        for (attention, label), color, marker in looks:
-            found = of_small(record, attention)
-            dash = "--" if attention == "sdpa" else "-"
-            style: dict[str, Any] = {"ls": dash, "marker": marker, "color": color}
-            contexts = [c.config["context"] for c in found]
-            steps, unsteady = [c.ms() for c in found], [c.unsteady for c in found]
-            filled = [not mark for mark in unsteady]
-            times.plot(contexts, steps, **style, label=label, markevery=filled)
-            hollow = style | {"ls": "none", "markerfacecolor": "none"}
-            times.plot(contexts, steps, **hollow, markevery=unsteady)
-            memory.plot(contexts, [c[PEAK] / 2**30 for c in found], **style)
-        ticks = axis(record, "context", size="small")
-        for axes, text in ((times, "step, ms"), (memory, "peak memory, GiB")):
+    def draw(figure: Figure) -> None:
+        times, sizes = panels(figure, 2)
+        for name, steps in reversed(found.items()):
+            contexts = [c.config["context"] for c in steps]
+            color = {"flash": ACCENT, "sdpa": GREY, "eager": DARK}[name]
+            look = {"color": color, "label": NAMES[name]}
+            line(times, contexts, [c.ms() for c in steps], **look)
+            line(sizes, contexts, [c[PEAK] / 2**30 for c in steps], **look)
+            hollow(times, [c for c in steps if c.unsteady], color)
+        for axes, title in ((times, "step, ms"), (sizes, "peak memory, GiB")):
             plain_log_scale(axes.yaxis)
+            ticks = axis(record, "context", size="small")
             power_of_two_axis(axes.xaxis, ticks, "context, tokens")
-            axes.set_ylabel(text)
-        legend_above(fig, ncols=3)
-        return svg_pair(f"contexts-{record.device.slug}", fig)
+            axes.set_title(title)
+
+    told = [
+        f"{NAMES[name]} attention reaches context {c.config['context']:,} with "
+        f"{gib(c[PEAK])} GiB"
+        for name, c in ends.items()
+        if name != "sdpa"
+    ]
+    return plot(
+        record,
+        "contexts",
+        draw,
+        f"In a training step of small, {', '.join(told)}.",
+        "Batch 4, bf16. A line ends where memory or the grid does; hollow marks are "
+        "steps that are not steady.",
+        height=280,
+        narrow=520,
+    )
+
+
+def hollow(axes: Axes, steps: list[Cell], color: str) -> None:
+    for c in steps:
+        style = {"marker": "o", "markerfacecolor": GROUND, "color": color}
+        axes.plot(c.config["context"], c.ms(), **style, label="_")
+
+
+def predicted_bytes(size: str, context: int, attention: str) -> int:
+    """The peak of a step by formula."""
+    return sum(peak(Pass(size, context, "step", "bf16", attention)).values())
+
+
+def memory() -> str:
+    """Predicted peaks of `small`, eager and fused, beside what a GPU has."""
+    fused = {"eager": "eager", "flash": "fused"}
+    found = {
+        (context, name): predicted_bytes("small", context, attention) / 2**30
+        for context in CONTEXTS
+        for attention, name in fused.items()
+    }
+    has = 80
+
+    def draw(d: Drawing) -> None:
+        left = 108 if d.width > NARROW else 96
+        scale = (d.width - left - 70) / max(found.values())
+        y = 14.0
+        d.text(left + has * scale, 10, f"{has} GiB", SMALL, "middle")
+        for (context, name), needed in found.items():
+            d.text(0, y + 14, f"{context:,}, {name}", SMALL)
+            style = "fill-orange" if name == "eager" else "fill-blue"
+            length = max(needed * scale, 1)
+            d.box(left, y + 3, length, 16, style)
+            after = left + (max(length, has * scale) if needed < has else length)
+            d.text(after + 6, y + 15, f"{needed:,.0f} GiB", SMALL)
+            y += 24 if name == "eager" else 30
+        d.line(left + has * scale, 14, left + has * scale, y - 8, "ink")
+
+    long = found[CONTEXTS[-1], "eager"], found[CONTEXTS[-1], "fused"]
+    return drawn(
+        draw,
+        f"At context {CONTEXTS[-1]} a step needs {long[0]:,.0f} GiB with eager "
+        f"attention and {long[1]:,.0f} GiB with a fused one.",
+        "<strong>Only eager attention's memory grows with the square of the "
+        "context.</strong> A training step of small, batch 4, bf16, as "
+        "<code>systems.formulas</code> predicts it; the line is a GPU of "
+        f"{has} GiB.",
+    )
+
+
+# Facts --------------------------------------------------------------------------------
 
 
 def facts(record: Record | None) -> dict[str, str]:
@@ -137,17 +240,20 @@ def facts(record: Record | None) -> dict[str, str]:
             found[f"step_{name}_{key}"] = say(c.ms(), "{:.0f} ms") + marked(c)
             if name != "sdpa":
                 found[f"memory_{name}_{key}"] = say(c[PEAK] / 2**30, "{:.1f} GiB")
-        gain = say(of["eager"].ms() / of["flash"].ms(), "{:.2f}")
-        found[f"faster_{key}"] = gain + marked(of["eager"], of["flash"])
+                needed = predicted_bytes(size, context, name) / 2**30
+                found[f"predicted_{name}_{key}"] = f"{needed:,.1f} GiB"
+        ratio = of["eager"].ms() / of["flash"].ms()
+        found[f"faster_{key}"] = say(ratio, "{:.2f}") + (
+            marked(of["eager"], of["flash"]) if known([ratio]) else ""
+        )
     pairs = [
         (beside(record, c, "sdpa"), c)
         for c in cells(record, attention="flash")
         if record and c and beside(record, c, "sdpa")
     ]
-    ratios = [sdpa.ms() / c.ms() for sdpa, c in pairs if not marked(sdpa, c)]
-    doubtful = len(pairs) - len(ratios) if pairs else MISSING
+    steady = [sdpa.ms() / c.ms() for sdpa, c in pairs if not marked(sdpa, c)]
+    doubtful = counted(bool(marked(sdpa, c)) for sdpa, c in pairs)
     return found | {
-        "sdpa_over_ours_least": say(least(ratios), "{:.2f}"),
-        "sdpa_over_ours_most": say(most(ratios), "{:.2f}"),
-        "unsteady": say(doubtful, f"{{}} of {len(pairs)}"),
+        "sdpa_over_ours": span(steady),
+        "unsteady": say(doubtful if pairs else MISSING),
     }
