@@ -11,7 +11,7 @@ export NO_MKDOCS_2_WARNING = 1
 # Where `make serve` answers.
 PORT ?= 8000
 
-.PHONY: serve build lint quick test exercises browser slurm submission clean
+.PHONY: serve build zensical lint quick test exercises browser slurm submission clean
 
 # Programs run as modules: their scripts in .venv/bin name the folder where they were
 # installed, and fail once the clone is moved.
@@ -24,6 +24,19 @@ serve: .venv/docs
 build: .venv/docs
 	$(BIN)/python -m mkdocs build --strict
 	$(BIN)/python tools/checks/built_site.py
+
+# The same pages by Zensical, which follows Material, and what our checks find in them: a
+# look at what is to come, which may fail. CONTRIBUTING.md says what does. It takes the
+# facts as a mapping, where the macros plugin of mkdocs takes a list of mappings.
+zensical: .venv/docs
+	$(BIN)/uv pip install --quiet --python $(BIN)/python \
+		--target build/zensical-program zensical
+	sed -e 's/- facts: /facts: /' -e 's,^strict: true,site_dir: build/zensical,' \
+		mkdocs.yml > zensical.yml
+	-PYTHONPATH=build/zensical-program:. $(BIN)/python -m zensical build --clean \
+		--config-file zensical.yml
+	rm zensical.yml
+	-$(BIN)/python tools/checks/built_site.py build/zensical
 
 lint: .venv/all
 	$(BIN)/python -m ruff check .
