@@ -257,7 +257,8 @@ def first_attention(
     q, k and v are contiguous and of one shape: n a multiple of 64, d 16, 32, 64 or 128;
     float32, float16, or on a GPU bfloat16. `causal` hides key j from query i where
     j > i; `scale` None is 1 / sqrt(d). The result has the dtype of q; sums are kept in
-    float32. `ValueError` or `TypeError` names what can't be taken.
+    float32. `ValueError` or `TypeError` names what can't be taken. In float32 with d
+    128, dk and dv of a tile don't fit into registers: each thread spills over a KiB.
     """
     q, k, v = autocast_like_sdpa(q, k, v)
     return FlashAttentionFirst.apply(q, k, v, causal, scale)
