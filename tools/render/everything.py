@@ -15,7 +15,7 @@ from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.claims import claims_in
 from tools.render.load import Broken, is_fresh, load_sound, primary_gpu
-from tools.render.markdown import Markup, conditions, inert
+from tools.render.markdown import Markup, conditions, first, inert
 
 
 class Rendered(dict[str, str]):
@@ -80,7 +80,7 @@ def render_all(results: Path) -> Rendered:
     lines: list[str] = []
     for stem, of_stem in facts.items():
         # JSON strings are YAML strings.
-        told = (f"  {key}: {json.dumps(inert(of_stem[key]))}" for key in of_stem)
+        told = (f"  {key}: {json.dumps(first(of_stem[key]))}" for key in of_stem)
         lines += [f"{stem}:", *told]
     return Rendered({**files, "facts.yml": "\n".join(lines) + "\n"}, broken)
 
@@ -120,7 +120,7 @@ def told_apart(
             sound.append(record)
         except Exception as error:  # noqa: BLE001
             path = results / record.device.slug / f"{stem}.json"
-            why = f"a record lacks what its tables need ({error!r})"
+            why = f"a record lacks what its tables need ({error!r:.200})"
             broken.append(Broken(stem, path, f"{why}; restore it or measure again"))
     return sound, broken
 

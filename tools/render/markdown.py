@@ -21,8 +21,9 @@ LIVE = re.compile(r'[<>&$|`*\[\]{}\\"]|(?<![^\W_])_|_(?![^\W_])')
 CODE = re.compile(r"((?<!`)`(?!`)[^`]+`(?!`))")
 # What code shows otherwise than it is written, or ends an attribute.
 LIVE_IN_CODE = re.compile(r'[<>&|{}\\"]|^(?:#!|:::)')
-# What can begin a block; what can begin code, or is escaped, can't.
-OPENING = re.compile(r"^(?:[^\w&<`]|\d)")
+# What begins a block where a line begins with it: "::: module", "# heading", "- item",
+# "1. item". Of "-3" and "1.5" nothing does.
+OPENING = re.compile(r"^(?:[:=!?~+-]{3}|#|[-+](?=\s)|\d+(?=[.)]\s))")
 INVISIBLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
@@ -45,7 +46,7 @@ def inert(text: str) -> str:
 def coded(part: str) -> str:
     """A part of a text: code, or what stands between."""
     if not CODE.fullmatch(part):
-        return LIVE.sub(lambda character: f"&#{ord(character[0])};", part)
+        return LIVE.sub(escaped, part)
     bare = part.strip("`")
     return f"<code>{coded(bare)}</code>" if LIVE_IN_CODE.search(bare) else part
 
@@ -59,7 +60,11 @@ def plain(text: str) -> str:
 
 def first(text: str) -> Markup:
     """Text of a record at the start of a line, where it begins no heading or list."""
-    return Markup(OPENING.sub(lambda mark: f"&#{ord(mark[0])};", inert(text).strip()))
+    return Markup(OPENING.sub(escaped, inert(text).strip()))
+
+
+def escaped(match: re.Match[str]) -> str:
+    return "".join(f"&#{ord(character)};" for character in match[0])
 
 
 def lines(texts: Iterable[str]) -> Markup:

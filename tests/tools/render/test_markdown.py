@@ -20,6 +20,7 @@ from tools.render.markdown import (
     Markup,
     bold,
     figure,
+    first,
     inert,
     lines,
     plain,
@@ -88,6 +89,37 @@ def test_text_stays_text(text):
     page = html_of(f"Before {shown} after.")
     assert not [mark for mark in (*ALIVE, "arithmatex") if mark in page]
     assert page.count("<p>") == 1 and page.startswith("<p>Before ")
+
+
+BLOCKS = [
+    "::: systems.records",
+    '=== "tab"',
+    "!!! note",
+    '??? note "x"',
+    "# heading",
+    "#heading",
+    "- item",
+    "+ item",
+    "12. item",
+    "1) item",
+    "---",
+    "~~~",
+    "    indented",
+    "\tindented",
+]
+
+
+@pytest.mark.parametrize("text", BLOCKS)
+def test_text_that_begins_a_line_begins_no_block(text):
+    shown = first(text)
+    assert not shown.startswith((":::", "===", "!!!", "???"))
+    page = html_of(shown)
+    assert page.startswith("<p>") and page.endswith("</p>") and page.count("<") == 2
+
+
+@pytest.mark.parametrize("text", ["1.5 ms", "-3 %", "+ 2", "1. 5"])
+def test_a_number_that_begins_a_line_reads_as_before(text):
+    assert unescape(html_of(first(text))) == f"<p>{text}</p>"
 
 
 @pytest.mark.parametrize("text", LIVE)
