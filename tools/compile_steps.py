@@ -28,9 +28,14 @@ from systems.attention import first
 from systems.attention.hopper import launches
 from systems.attention.triton.launches import launch_backward, launch_forward
 from systems.experiments import flash_ablation
-from systems.records.source_hash import source_hash
+from systems.records.source_hash import hash_of
 from tools.compile_ahead import GPUS, Needs, loaded_by
-from tools.render.stems.flash_ablation import BACKWARD, COMPILED, FORWARD
+from tools.render.stems.flash_ablation import (
+    BACKWARD,
+    COMPILED,
+    FORWARD,
+    LAUNCHERS,
+)
 
 GPU = GPUS["h100"]
 # The same kernel, whose programs are handed other items: it is compiled once.
@@ -114,7 +119,7 @@ def main() -> None:
     steps = (*FORWARD, *BACKWARD)
     found = {step: compiled(step) for step in steps if step not in SAME}
     versions[triton.__version__] = {
-        "source_hash": source_hash("systems.experiments.flash_ablation"),
+        "source_hash": hash_of(LAUNCHERS),
         "steps": {step: found[SAME.get(step, step)] for step in steps},
     }
     text = json.dumps(dict(sorted(versions.items())), indent=1)

@@ -36,11 +36,15 @@ Place = tuple[str, str | None]
 
 def source_hash(module: str, attention: Iterable[str] = (), root: Path = ROOT) -> str:
     """Hash over what `module` and the named attention implementations reach."""
+    named = (IMPLEMENTATIONS[name].split(":") for name in attention)
+    return hash_of([(module, None), *((where, what) for where, what in named)], root)
+
+
+def hash_of(places: Iterable[Place], root: Path = ROOT) -> str:
+    """Hash over what these reach."""
     reached = Reach(root)
-    reached.follow((module, None))
-    for name in attention:
-        where, function = IMPLEMENTATIONS[name].split(":")
-        reached.follow((where, function))
+    for place in places:
+        reached.follow(place)
     return digest_of("\n".join(sorted(set(reached.entries()))))[:16]
 
 

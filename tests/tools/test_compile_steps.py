@@ -11,10 +11,14 @@ import pytest
 import triton
 
 from systems import ROOT
-from systems.experiments import STEMS
-from systems.records.source_hash import source_hash
+from systems.records.source_hash import hash_of
 from tools.compile_ahead import instructions_per_score
-from tools.render.stems.flash_ablation import BACKWARD, COMPILED, FORWARD
+from tools.render.stems.flash_ablation import (
+    BACKWARD,
+    COMPILED,
+    FORWARD,
+    LAUNCHERS,
+)
 
 # A loop of four instructions with two exponentials, in one of six with a product more;
 # and a short one that multiplies nothing.
@@ -55,9 +59,7 @@ print(json.dumps(compiled("skip")))
 @pytest.mark.slow
 def test_what_is_committed_is_what_compiling_finds():
     here = json.loads(COMPILED.read_text()).get(triton.__version__)
-    if here is None or here["source_hash"] != source_hash(
-        STEMS["flash_ablation"].module
-    ):
+    if here is None or here["source_hash"] != hash_of(LAUNCHERS):
         pytest.skip("compiled by another Triton, or before the code changed")
     compiles = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     line = [sys.executable, "-c", AGAIN]

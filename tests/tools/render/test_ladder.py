@@ -10,7 +10,7 @@ from tools.render.stems.flash_ablation import BACKWARD, FORWARD
 
 STEMS = ("flash_ablation", "flash_peers", "flash_leaderboard")
 TEXT = ("", "", "", "")
-TWO = Needs(TEXT, 120, 8, 2, 15.0)
+TWO = Needs(TEXT, (15.0,), 120, 8, 2, 15.0)
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +44,15 @@ def test_what_was_not_measured_says_so_and_compares_with_nothing(found):
 @pytest.mark.parametrize(
     ("after", "gained", "said"),
     [
-        (Needs(TEXT, 134, 8, 1, 12.0), 0.8, ["134 registers", "with 128", "one is"]),
-        (Needs(TEXT, 134, 8, 1, 12.0), 0.8, ["15.0 to 12.0", "It loses:", "wait"]),
-        (Needs(TEXT, 160, 4, 2, 15.0), 0.9, ["from 16 to 8", "It loses:"]),
-        (Needs(TEXT, 120, 8, 2, 15.0), 0.9, ["It loses,", "the next experiment"]),
-        (Needs(TEXT, 80, 8, 3, 15.0), 1.5, ["from 16 to 24", "the warps hide"]),
+        (
+            Needs(TEXT, (), 134, 8, 1, 12.0),
+            0.8,
+            ["134 registers", "with 128", "one is"],
+        ),
+        (Needs(TEXT, (), 134, 8, 1, 12.0), 0.8, ["15.0 to 12.0", "It loses:", "wait"]),
+        (Needs(TEXT, (), 160, 4, 2, 15.0), 0.9, ["from 16 to 8", "It loses:"]),
+        (Needs(TEXT, (), 120, 8, 2, 15.0), 0.9, ["It loses,", "the next experiment"]),
+        (Needs(TEXT, (), 80, 8, 3, 15.0), 1.5, ["from 16 to 24", "the warps hide"]),
     ],
 )
 def test_the_reason_follows_from_what_was_compiled(after, gained, said):
@@ -58,8 +62,16 @@ def test_the_reason_follows_from_what_was_compiled(after, gained, said):
 
 def test_nothing_is_said_where_nothing_changes_or_kernels_are_several():
     assert evidence(TWO, TWO, 1.05, predicted=1.1) == []
-    several = Needs(TEXT, None, 8, 1, 3.0)
+    several = Needs(TEXT, (), None, 8, 1, 3.0)
     assert evidence(TWO, several, 0.5, predicted=1.1) == []
+
+
+def test_a_warp_s_instructions_are_issued_one_a_cycle_by_each_of_four_schedulers(found):
+    (ours,) = found["flash_ablation"]
+    (clock,) = {max(ours.device.sm_clocks_mhz)}
+    in_half = 16 * 16384**2 / 2 * 15 / (4 * 32 * 132 * clock * 1e6) * 1e3
+    for step, expected in (("skip", in_half), ("tiles", 2 * in_half)):
+        assert ladder.issued_ms(ours, step, TWO) == pytest.approx(expected, rel=1e-3)
 
 
 def test_compiled_numbers_stand_beside_their_own_triton_and_gpu_alone(found):

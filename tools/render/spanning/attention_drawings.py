@@ -379,7 +379,8 @@ STEPS = (
      "adds to what another one writes."),
     (tuple(ONE_PASS), "<b>Five.</b> One kernel would do with five products a tile, if "
      "many programs could add to the same dq: with atomics, in no fixed order, or "
-     "<a href=\"flash_hopper.html#the-backward-pass-in-one-kernel\">in turns</a>."),
+     "<a href=\"flash_hopper.html#the-backward-pass-in-one-kernel\">in a fixed "
+     "one</a>."),
 )  # fmt: skip
 
 

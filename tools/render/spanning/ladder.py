@@ -12,9 +12,9 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from systems.experiments import STEMS
+from systems.formulas.costs import EXPONENTIALS_PER_CLOCK, scores
 from systems.records.record import Record
-from systems.records.source_hash import source_hash
+from systems.records.source_hash import hash_of
 from tools.render.load import primary_gpu
 from tools.render.markdown import Markup, per_device, percent, table
 from tools.render.rows import MISSING, cell, known, measured, say
@@ -23,6 +23,7 @@ from tools.render.stems.flash_ablation import (
     BACKWARD,
     COMPILED,
     FORWARD,
+    LAUNCHERS,
     PATH_OF_HOPPER,
     gain,
 )
@@ -80,6 +81,8 @@ CAUSES = {
 }
 TEST = {"batch": 1, "heads": 16, "n": 16384, "d": 64, "causal": True, "dtype": "bf16"}
 REGISTERS, LANES = 65536, 32
+# Threads whose instructions an SM can start in a cycle: four warps.
+ISSUED = 4 * LANES
 # Left out of the figure where there is no time.
 UNTIMED = ("first_forward", *PATH_OF_HOPPER)
 Found = Mapping[str, list[Record]]
@@ -92,6 +95,7 @@ class Needs:
     """
 
     text: tuple[str, str, str, str]
+    each_per_score: tuple[float, ...]
     registers: int | None
     warps: int
     programs: int
@@ -218,11 +222,23 @@ def needs_of(kernels: Sequence[Mapping[str, Any]]) -> Needs:
             each(lambda k: f"{k['programs']} × {k['warps']}"),
             each(lambda k: f"{k['per_score']:.1f}"),
         ),
+        tuple(kernel["per_score"] for kernel in kernels),
         first["registers"] if len(kernels) == 1 else None,
         first["warps"],
         first["programs"],
         first["per_score"],
     )
+
+
+def issued_ms(record: Record, step: str, needs: Needs) -> float:
+    """How long an SM's four schedulers take for the loops' instructions, one of a warp
+    in each cycle. The first step visits the tiles above the diagonal, too.
+    """
+    entries = scores(
+        batch=1, heads=SHAPE["heads"], n=SHAPE["n"], causal=step != "tiles"
+    )
+    per_second = rates_of(record).exponentials / EXPONENTIALS_PER_CLOCK * ISSUED
+    return 1e3 * sum(needs.each_per_score) * entries / per_second
 
 
 def needs_table(record: Record | None) -> str:
@@ -234,11 +250,14 @@ def needs_table(record: Record | None) -> str:
         return f"Not compiled{tried}: run `python tools/compile_steps.py`.\n"
     version = record.software["triton"]
     there = compiled()[version]["source_hash"]
-    fresh = there == source_hash(STEMS["flash_ablation"].module)
+    fresh = there == hash_of(LAUNCHERS)
     stale = "**Stale:** compiled from an earlier version of the code.\n{ .stale }\n\n"
     head = ["step", "registers", "spilled, bytes", "programs × warps on an SM"]
-    head.append("instructions for a score")
-    lines = [[NAMES[step], *it.text] for step, it in found.items()]
+    head += ["instructions for a score", "ms to issue them"]
+    lines = [
+        [NAMES[step], *it.text, f"{issued_ms(record, step, it):.2f}"]
+        for step, it in found.items()
+    ]
     link = Markup("[file](results/flash_ablation-compiled.json)")
     return (
         f"{'' if fresh else stale}{table(head, lines)}\n\n"
@@ -387,7 +406,17 @@ def facts(found: Found) -> dict[str, str]:
         limits.get(name, MISSING) for name in (FLOOR, "exponentials")
     )
     time = "{:.2f} ms"
+    found_needs = needs(record)
+
+    def issued(step: str) -> float:
+        if record is None or step not in found_needs:
+            return MISSING
+        return issued_ms(record, step, found_needs[step])
+
     return {
+        "stops": say(ms(record, "skip"), time),
+        "stops_issued": say(issued("skip"), time),
+        "end_issued": say(issued("forward"), time),
         "start": say(start, time),
         "end": say(end, time),
         "gain": say(start / end, "{:.1f}"),

@@ -9,6 +9,15 @@ from tools.render.rows import cell, faster, say
 
 # What `tools/compile_steps.py` found, by version of Triton.
 COMPILED = ROOT / "docs" / "results" / "flash_ablation-compiled.json"
+# What launches the steps' kernels, but not what times them.
+ABLATION = "systems.experiments.flash_ablation"
+LAUNCHERS = (
+    *((ABLATION, name) for name in ("FORWARD", "switched_forward", "atomic_backward")),
+    *(
+        (f"systems.attention.{module}", None)
+        for module in ("first", "triton.launches", "hopper.launches")
+    ),
+)
 # Written down before this experiment ran, and kept as they are. Those of the path for
 # Hopper knew earlier trials.
 FORWARD = {
@@ -37,7 +46,7 @@ FORWARD = {
         "1.0: its generality is paid outside the loop",
     ),
     "one_item_forward": (
-        "warps with roles, copies by the copy engine (Hopper)",
+        "warps with roles, copies by TMA (Hopper)",
         "1.3: products and exponentials overlap",
     ),
     "forward": (
@@ -57,7 +66,7 @@ BACKWARD = {
         "1.3: products and exponentials overlap",
     ),
     "backward": (
-        "one pass, shares of dq added in turns (Hopper)",
+        "one pass, partial dq added in a fixed order (Hopper)",
         "1.4: five products instead of seven",
     ),
 }
