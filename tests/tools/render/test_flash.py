@@ -267,6 +267,16 @@ def test_the_error_in_fp32_is_told_without_the_log_sum_exp_too():
     ) == ("1.90", "0.75", "0.75")
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_one_rounding_errs_as_predicted(dtype):
+    x = torch.randn(2**20, generator=torch.Generator().manual_seed(0)).double()
+    off = (x.to(dtype).double() - x).norm() / x.norm()
+    name = {torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
+    predicted = flash_accuracy.rounding(flash_accuracy.BITS[name])
+    assert off.item() == pytest.approx(predicted, rel=0.01)
+    assert flash_accuracy.facts(None)[f"once_{name}"] == f"{predicted:.5f}"
+
+
 @pytest.fixture
 def peers():
     def row(name: str, n: int, dtype: str, status="ok", **metrics) -> Row:

@@ -1,11 +1,25 @@
 """Tables and facts of `flash_accuracy`: errors against float64, beside PyTorch's."""
 
 from functools import partial
+from math import erf, sqrt
 from statistics import geometric_mean
+
+from matplotlib.figure import Figure
 
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
+from tools.render.drawing import NARROW, SMALL, Drawing, drawn
 from tools.render.markdown import columns, per_device, table
+from tools.render.plots import (
+    ACCENT,
+    DARK,
+    GREY,
+    INK,
+    bars,
+    key,
+    plain_log_scale,
+    plot,
+)
 from tools.render.rows import MISSING, Cell, axis, cell, cells, known, most, say
 
 RESULTS = ("o", "lse", "dq", "dk", "dv")
@@ -19,12 +33,25 @@ NAMES = {
     "sdpa_efficient": "SDPA, memory-efficient",
     "sdpa_math": "SDPA, math",
 }
+# Of a significand, the leading one included.
+BITS = {"fp16": 11, "bf16": 8}
+# What the predictions are for.
+TELLING = {"d": 64, "n": 4096, "causal": True}
+# As much as a kernel may err for each error of plain attention.
+LIMIT = 2
+
+
+# Tables and figures -----------------------------------------------------------------
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
-    """Errors at d = 64, N = 4096; ours over plain attention's; all errors."""
-    telling = partial(error_table, d=64, n=4096, causal=True)
+    """The rule, drawn; ours over plain attention's error, drawn and in a table; errors
+    at d = 64, N = 4096; all errors.
+    """
+    telling = partial(error_table, **TELLING)
     return {
+        "rule.md": rule(),
+        "figure.md": per_device(records, ratios_figure),
         "table.md": per_device(records, telling),
         "ratios.md": per_device(records, ratio_table),
         "all.md": per_device(records, error_table),
@@ -65,31 +92,132 @@ def ratios(
     return known(found)
 
 
+def compared(record: Record) -> dict[tuple[str, str], list[float]]:
+    """`ratios` of each implementation and dtype that has some."""
+    found = {
+        (name, dtype): ratios(record, name, dtype)
+        for name in NAMES
+        for dtype in axis(record, "dtype")
+        if name != "plain"
+    }
+    return {place: over for place, over in found.items() if over}
+
+
 def ratio_table(record: Record) -> str:
-    rows = []
-    for name, label in NAMES.items():
-        for dtype in axis(record, "dtype"):
-            found = ratios(record, name, dtype)
-            if found and name != "plain":
-                shown = (min(found), geometric_mean(found), max(found))
-                numbers = [f"{ratio:.2f}" for ratio in shown]
-                rows.append([label, dtype, *numbers, str(len(found))])
     header = ["implementation", "dtype", "least", "geometric mean", "most"]
+    rows = []
+    for (name, dtype), found in compared(record).items():
+        shown = (min(found), geometric_mean(found), max(found))
+        numbers = [f"{ratio:.2f}" for ratio in shown]
+        rows.append([NAMES[name], dtype, *numbers, str(len(found))])
     return table([*header, "results compared"], rows, left=2)
 
 
+def ratios_figure(record: Record) -> str:
+    """From the least to the most of each implementation, by dtype."""
+    found = compared(record)
+    names = [name for name in NAMES if any(name == of for of, _ in found)]
+    looks = {"fp32": DARK, "fp16": GREY, "bf16": ACCENT}
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for i, dtype in enumerate(looks):
+            for (name, of), over in found.items():
+                if of == dtype:
+                    y = names.index(name) + 0.22 * (i - 1)
+                    ends = [min(over), max(over)]
+                    style = {"color": looks[dtype], "label": "_"}
+                    axes.plot(ends, [y, y], lw=3, solid_capstyle="butt", **style)
+                    axes.plot([geometric_mean(over)], [y], "o", ms=6, **style)
+        for x, dashes in ((1, "-"), (LIMIT, "--")):
+            axes.axvline(x, color=INK, lw=1, ls=dashes)
+        bars(axes, [NAMES[name] for name in names])
+        plain_log_scale(axes.xaxis)
+        axes.set_title("error over plain attention's in the same dtype")
+        key(figure, looks)
+
+    worst = {dtype: most(ratios(record, "triton", dtype)) for dtype in DTYPES}
+    told = ", ".join(f"{say(of, '{:.2f}')} in {dtype}" for dtype, of in worst.items())
+    return plot(
+        record,
+        "ratios",
+        draw,
+        f"Ours errs at most this many times as much as plain attention: {told}.",
+        "Bars from the least to the most of all results, head dimensions, lengths and "
+        "masks, with the geometric mean. Full line: plain attention; dashed: the limit "
+        "of the rule.",
+        height=90 + 36 * len(names),
+    )
+
+
+def rule() -> str:
+    """Where a correct kernel's error may lie."""
+
+    def draw(d: Drawing) -> None:
+        left, unit = 14, (d.width - 28) / 3
+        d.box(left, 40, LIMIT * unit, 22, "fill-green")
+        d.line(left, 62, d.width - 8, 62)
+        marks = {0: "float64", 1: "plain attention", LIMIT: "the limit"}
+        for at, words in marks.items():
+            d.line(left + at * unit, 36, left + at * unit, 68, "ink thick")
+            d.text(left + at * unit, 82, words, SMALL, "middle" if at else "start")
+        for at, words in ((0.66, "passes"), (2.6, "fails")):
+            d.box(left + at * unit - 5, 46, 10, 10, "fill-blue")
+            d.text(left + at * unit, 30, words, SMALL, "middle")
+        d.text(0, 12, "error" if d.width <= NARROW else "error of a result", SMALL)
+
+    return drawn(
+        draw,
+        "A kernel passes with an error of up to twice plain attention's.",
+        "<strong>A kernel may err at most twice as much as plain attention does in the "
+        "same dtype.</strong> Both are compared with float64.",
+    )
+
+
+# Facts --------------------------------------------------------------------------------
+
+
+def rounding(bits: int) -> float:
+    """The relative error, norm over norm, of normal numbers that are rounded once to so
+    many significant bits: a spacing over the root of 12, in each power of two.
+    """
+
+    def within(x: float) -> float:
+        return erf(x / sqrt(2))
+
+    powers = range(-20, 4)
+    squares = (
+        4.0**power * (within(2.0 ** (power + 1)) - within(2.0**power))
+        for power in powers
+    )
+    return 2.0 ** (1 - bits) * sqrt(sum(squares) / 12)
+
+
 def facts(record: Record | None) -> dict[str, str]:
-    """The worst error of ours over plain attention's, by dtype."""
+    """The worst error of ours over plain attention's, by dtype; and what roundings
+    predict.
+    """
     worst = {dtype: most(ratios(record, "triton", dtype)) for dtype in DTYPES}
     without_lse = most(ratios(record, "triton", "fp32", ("o", "dq", "dk", "dv")))
     named = worst | {"fp32_without_lse": without_lse}
-    return {f"worst_{name}": say(ratio, "{:.2f}") for name, ratio in named.items()}
+    found = {f"worst_{name}": say(ratio, "{:.2f}") for name, ratio in named.items()}
+    for dtype, bits in BITS.items():
+        once = rounding(bits)
+        found[f"once_{dtype}"] = f"{once:.5f}"
+        found[f"twice_{dtype}"] = f"{sqrt(2) * once:.5f}"
+        for name in ("sdpa_math", "triton", "plain"):
+            c = cell(record, implementation=name, dtype=dtype, **TELLING)
+            found[f"{name}_{dtype}"] = say(error(c, "o"), "{:.5f}")
+    return found
+
+
+# Claims -------------------------------------------------------------------------------
 
 
 def errs_little(record: Record, *results: str) -> Judgement:
     worst = {d: most(ratios(record, "triton", d, results)) for d in DTYPES}
     told = ", ".join(f"{dtype} {ratio:.2f}" for dtype, ratio in worst.items())
-    holds = max(worst.values()) <= 2
+    holds = max(worst.values()) <= LIMIT
     return all(worst.values()) and (holds, f"Largest ratios: {told}.")
 
 
