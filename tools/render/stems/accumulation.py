@@ -276,36 +276,13 @@ def facts(record: Record | None) -> dict[str, str]:
 
 @claim(
     "mixed_precision_accumulation",
-    "fp16 terms in an fp32 sum lose nothing by adding: the whole error was made when "
-    "the term was stored.",
+    "Formats alone decide these sums: on the GPU each step gives the sum that it gives "
+    "on the CPU, and the last step that changes a sum is the one that the spacing of "
+    "its format predicts.",
 )
-def wide_sums_add_no_error(record: Record) -> Judgement:
-    c = named(record)["fp16_in_fp32"]
-    term, adding = (float(numbers(c)[part]) for part in ("of_term", "of_adding"))
-    return bool(c) and (
-        adding == 0,
-        f"Error from the term {term:+.6f}, from adding {adding:+.6f}.",
-    )
-
-
-@claim(
-    "mixed_precision_accumulation",
-    "The same fp16 terms summed in fp16 end further from the truth than in fp32.",
-)
-def narrow_sums_worse(record: Record) -> Judgement:
-    both = [named(record)[name] for name in ("fp16_in_fp16", "fp16_in_fp32")]
-    narrow, wide = (abs(float(numbers(c)["error"])) for c in both)
-    return all(both) and (
-        narrow > wide,
-        f"Off by {narrow:.6f} in fp16, by {wide:.6f} in fp32.",
-    )
-
-
-@claim("mixed_precision_accumulation", "A bf16 sum stops growing before the last term.")
-def bf16_stalls(record: Record) -> Judgement:
-    c = named(record)["bf16_in_bf16"]
-    if not c:
-        return None
-    last, steps = f"{c['last_change']:,}", f"{c.config['steps']:,}"
-    told = f"The last step that changes the sum is {last} of {steps}; it ends at"
-    return numbers(c)["stalled"], f"{told} {numbers(c)['total']:g}."
+def sums_follow_from_formats(record: Record) -> Judgement:
+    found = [c for c in cells(record) if c]
+    alike = [c["differing_steps"] == 0 for c in found]
+    stalls = [numbers(c)["as_predicted"] for c in found]
+    told = f"Alike on both {counted(alike)} sums, as predicted {counted(stalls)}."
+    return found and (all(alike) and all(stalls), told)

@@ -4,6 +4,7 @@ categories, attention's parts.
 
 from typing import Any
 
+from systems.formulas.costs import peak_of
 from systems.profiling.kernel_names import CATEGORIES, COPY, MATMUL
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
@@ -362,15 +363,19 @@ def training_dilutes_products(record: Record) -> Judgement:
 
 @claim(
     "nsys_profile",
-    "The two products of attention do more than ten times the FLOPs of softmax and "
-    "take less than twice its time, in every fp32 forward pass.",
+    "Softmax takes between once and twice the time that the data sheet's memory needs "
+    "for its bytes, in every fp32 forward pass from context 512 on, where the scores "
+    "of a layer fill the L2 cache or exceed it.",
 )
 def softmax_is_memory_traffic(record: Record) -> Judgement:
-    found = [over_softmax(c) for c in forward_passes(record, precision="fp32")]
-    flops = [of for of, _, time in found if time]
-    times = known(time for *_, time in found)
-    numbers = f"Products over softmax: FLOPs {span(flops)}, time {span(times)}."
-    return times and (min(flops) > 10 and max(times) < 2, numbers)
+    peak = peak_of(record.device.slug)
+    found = known(
+        part(c, SOFTMAX)[1] / (1e3 * part_costs(c)[SOFTMAX][1] / peak.bandwidth)
+        for c in forward_passes(record, precision="fp32")
+        if peak and c.config["context"] >= 512
+    )
+    numbers = f"Time over the floor of its bytes: {span(found)}."
+    return found and (min(found) >= 1 and max(found) <= 2, numbers)
 
 
 @claim(
