@@ -73,6 +73,7 @@ def test_pages_use_only_facts_that_exist(found):
         for group, module in (
             ("reported", "errata"),
             ("causes", "causes"),
+            ("ladder", "ladder"),
             ("first_kernel", "first_kernel"),
             ("calculator", "calculator"),
         )
