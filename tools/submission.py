@@ -20,24 +20,32 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from html import escape
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 # The line above makes these importable from a plain source tree.
 from systems import ROOT  # noqa: E402
+from systems.records.record import Record  # noqa: E402
 from systems.records.store import RecordError  # noqa: E402
-from tools.render.load import load  # noqa: E402
+from tools.render.load import load, primary_gpu  # noqa: E402
 
+TITLE = "Transformers on a GPU, measured: the write-up"
 FOOTER = (
     '<div style="font: 8pt sans-serif; width: 100%; text-align: center; '
-    'color: #57606a"><span class="pageNumber"></span> / '
+    'color: #57606a">{told} · <span class="pageNumber"></span> / '
     '<span class="totalPages"></span></div>'
 )
-# Of each set of tabs that has one of this GPU, only that one stays, open. Links to
-# other pages would print as paths of this machine, so they become text; those within
-# the page go on working.
-PREPARE = """gpu => {
+# Of each set of tabs that has one of this GPU, only that one stays. Links to other
+# pages would print as paths of this machine, so they become text; those within the page
+# go on working. The title is followed by what was measured, and when.
+PREPARE = """([gpu, title, told]) => {
+    document.title = title
+    const line = document.createElement("p")
+    line.className = "status"
+    line.textContent = told
+    document.querySelector("article h1").after(line)
     const isOurs = label => label.textContent.trim() === gpu
     for (const set of document.querySelectorAll(".tabbed-set")) {
         const every = selector => [...set.querySelectorAll(`:scope > ${selector}`)]
@@ -45,8 +53,9 @@ PREPARE = """gpu => {
         const blocks = every(".tabbed-content > .tabbed-block")
         if (!labels.some(isOurs)) continue
         labels.forEach((label, i) => {
-            if (!isOurs(label)) [label, blocks[i]].forEach(part => part.remove())
+            if (!isOurs(label)) blocks[i].remove()
         })
+        set.querySelector(":scope > .tabbed-labels").remove()
     }
     for (const link of document.querySelectorAll("a[href]"))
         if (!link.getAttribute("href").startsWith("#")) link.removeAttribute("href")
@@ -57,18 +66,22 @@ class Missing(RuntimeError):
     """What keeps it from being written, and what to do about it."""
 
 
-def gpu_name(slug: str) -> str:
-    """The tab's label of this GPU."""
-    names = {
-        r.device.slug: r.device.name
-        for rs in load(ROOT / "docs" / "results").values()
-        for r in rs
-    }
-    if slug not in names:
+def records_of(slug: str | None) -> list[Record]:
+    """Measured on this GPU, or on the one that the site's sentences are about."""
+    records = [r for rs in load(ROOT / "docs" / "results").values() for r in rs]
+    slugs = {r.device.slug for r in records}
+    if slug is not None and slug not in slugs:
         raise Missing(
-            f"no record is of the GPU {slug!r}; there are: {', '.join(sorted(names))}"
+            f"no record is of the GPU {slug!r}; there are: {', '.join(sorted(slugs))}"
         )
-    return names[slug]
+    return [r for r in records if r.device.slug == (slug or primary_gpu())]
+
+
+def told_of(records: list[Record]) -> str:
+    """The GPU, and on which days it was measured."""
+    days = sorted({r.started_utc.split()[0] for r in records if r.started_utc})
+    names = {r.device.name: "" for r in records}
+    return " · ".join([*names, " to ".join(dict.fromkeys(days[:1] + days[-1:]))])
 
 
 def find_chromium() -> str:
@@ -91,16 +104,17 @@ def replacing(target: Path) -> Iterator[Path]:
         os.replace(written, target)
 
 
-def write_pdf(target: Path, label: str | None) -> None:
+def write_pdf(target: Path, label: str | None, told: str) -> None:
     """Build the site apart from site/, and print its page of the write-up: the tabs of
     this label, or all.
     """
     chromium = find_chromium()
     try:
         from playwright.sync_api import Error, sync_playwright
+        from pypdf import PdfWriter
     except ImportError as error:
         raise Missing(
-            "playwright is not installed, which drives Chromium: make test installs it"
+            f"{error.name} is not installed: make test installs what prints"
         ) from error
     with tempfile.TemporaryDirectory() as folder:
         mkdocs = [sys.executable, "-m", "mkdocs"]
@@ -119,7 +133,7 @@ def write_pdf(target: Path, label: str | None) -> None:
                 raise Missing(f"{chromium} does not start: {last}") from error
             page = browser.new_page(color_scheme="light", offline=True)
             page.goto((Path(folder) / "writeup.html").as_uri())
-            page.evaluate(PREPARE, label)
+            page.evaluate(PREPARE, [label, TITLE, told])
             margin = {"top": "16mm", "bottom": "18mm", "left": "14mm", "right": "14mm"}
             options = {
                 "format": "A4",
@@ -133,10 +147,14 @@ def write_pdf(target: Path, label: str | None) -> None:
                 path=written,
                 display_header_footer=True,
                 header_template="<i></i>",
-                footer_template=FOOTER,
+                footer_template=FOOTER.format(told=escape(told)),
                 **options,
             )
             browser.close()
+            # Chromium keeps the title and the bookmarks, and has no place for the rest.
+            whole = PdfWriter(clone_from=written)
+            whole.add_metadata({"/Title": TITLE, "/Subject": told})
+            whole.write(written)
 
 
 def listed(*options: str) -> list[Path]:
@@ -180,7 +198,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         # What may be wrong is looked at before anything is written.
-        label = gpu_name(options.gpu) if options.gpu else None
+        records = records_of(options.gpu)
+        label = records[0].device.name if options.gpu else None
         if not options.into.is_dir():
             raise Missing(f"--into {options.into}: no such folder")
         untracked = listed("--others", "--exclude-standard")
@@ -188,7 +207,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("wrote code.zip")
         for path in untracked:
             print(f"not in it, for git does not track it: {path}", file=sys.stderr)
-        write_pdf(options.into / "writeup.pdf", label)
+        write_pdf(options.into / "writeup.pdf", label, told_of(records))
         print("wrote writeup.pdf")
     except (Missing, RecordError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -980,3 +980,40 @@ def test_numbers_end_where_their_head_ends(page: Page, pages: list[Path]) -> Non
     button.click()
     found = [sizes.index(text) for text in column(page, button)]
     assert len(set(found)) > 2 and found == sorted(found)
+
+
+def test_in_print_heads_are_text_and_hundreds_of_lines_stay_folded(
+    page: Page, pages: list[Path]
+) -> None:
+    fold = open_first(page, pages, "details:has(tbody tr:nth-child(100))").first
+    page.evaluate(OPEN_FOLDS)
+    short = page.locator("table.data:has(button):not(:has(tr:nth-child(60)))").first
+    page.emulate_media(media="print")
+    expect(fold.locator("summary").first).to_be_visible()
+    expect(fold.locator("table").first).to_be_hidden()
+    # Chromium does not draw a button again where it repeats the head of a table.
+    display = "button => getComputedStyle(button).display"
+    assert short.locator("button").first.evaluate(display) == "contents"
+    frame = short.locator("..").evaluate("frame => frame.scrollHeight")
+    assert frame == short.locator("..").evaluate("frame => frame.clientHeight")
+
+
+def test_open_tables_have_numbers_and_say_what_they_show(
+    page: Page, pages: list[Path]
+) -> None:
+    """In the reference, headings say it."""
+    named = """() => [...document.querySelectorAll(".table-frame")]
+        .filter((frame) => frame.checkVisibility())
+        .filter((frame) => !frame.closest("#explorer, #calculator"))
+        .map((frame) => frame.getAttribute("aria-label"))"""
+    for path in pages:
+        if path.parent.name == "api" or path.name == "reference.html":
+            continue
+        page.goto(path.as_uri())
+        labels = page.evaluate(named)
+        wrong = [label for label in labels if not re.match(r"Table\s\d+\. \w", label)]
+        assert wrong == [], path.name
+        numbers = page.locator("p.caption, summary[id^=table]").evaluate_all(
+            "captions => captions.map(caption => caption.id)"
+        )
+        assert numbers == [f"table-{n}" for n in range(1, len(numbers) + 1)], path.name

@@ -4,6 +4,7 @@ what goes wrong costs neither.
 
 import errno
 import os
+import re
 import subprocess
 import sys
 import unicodedata
@@ -18,6 +19,7 @@ from systems import ROOT
 from tools import submission
 from tools.render.spanning.writeup import load_problems
 
+DAY = r"\d{4}-\d\d-\d\d"
 # An unpacked archive has none.
 needs_git = pytest.mark.skipif(
     not (ROOT / ".git").exists(), reason="the archive holds what git tracks"
@@ -143,9 +145,7 @@ def test_a_browser_that_does_not_start_is_one_line(tmp_path, monkeypatch, capsys
 
 @pytest.mark.browser
 @pytest.mark.parametrize("gpu", [None, "nvidia-h200"])
-def test_the_pdf_has_every_problem_its_pages_are_numbered_and_tabs_are_chosen(
-    tmp_path, gpu, chromium
-):
+def test_the_pdf_says_what_it_is_and_its_pages_can_be_read(tmp_path, gpu, chromium):
     # In a process of its own, as a user prints: this one may already drive a browser.
     line = [
         sys.executable,
@@ -160,16 +160,30 @@ def test_the_pdf_has_every_problem_its_pages_are_numbered_and_tabs_are_chosen(
     assert data.startswith(b"%PDF") and len(data) > 100_000
     # No path of the machine that printed it.
     assert b"file:" not in data and str(ROOT).encode() not in data
+    pdf = PdfReader(tmp_path / "writeup.pdf")
     # Normalised: the font prints "fi" and "fl" as one character.
     pages = [
-        unicodedata.normalize("NFKC", page.extract_text())
-        for page in PdfReader(tmp_path / "writeup.pdf").pages
+        unicodedata.normalize("NFKC", page.extract_text()).replace("\xa0", " ")
+        for page in pdf.pages
     ]
     printed = [" ".join(page.split()) for page in pages]
     text = " ".join(printed)
-    assert all(problem.name in text for problem in load_problems())
+    assert len(pages) <= 28
+    # Of which GPU, and when: at the top, on each page, in the properties.
+    told = f"NVIDIA H200 · {pdf.metadata.subject.removeprefix('NVIDIA H200 · ')}"
+    assert re.fullmatch(rf"NVIDIA H200 · {DAY}( to {DAY})?", told)
+    assert pdf.metadata.title == submission.TITLE and told in printed[0]
     assert all(
-        f"{number} / {len(printed)}" in page
+        f"{told} · {number} / {len(printed)}" in page
         for number, page in enumerate(printed, start=1)
     )
+    problems = [problem.name for problem in load_problems()]
+    assert [entry.title for entry in pdf.outline[1]] == problems
     assert ("A100-SXM4-40GB, reported" in text) == (gpu is None)
+    # A long table has its head on each of its pages.
+    assert sum("wall, profiled" in page for page in printed) >= 2
+    for page in pages:
+        *_, last = re.split(rf"\s*{re.escape(told)}", page)[0].strip().splitlines()
+        assert not re.match(r"Table \d|Figure \d|Stale:|Status:|Asked|.*:$", last), last
+        assert last not in problems
+        assert not re.search(r"\d\n+(%|±)", page)

@@ -87,7 +87,7 @@ DENSE = 7
 # What a word of this length asks of a column: that it may be broken.
 LONG = 22
 # In code, a line may end behind these.
-CODE = re.compile(r"<code>[^<]*")
+NAMES = re.compile(r"(<code>|<a [^>]*>)([^<]*)")
 BREAKS = re.compile(r"(?<=[\w)])([._/])(?=\w)")
 
 
@@ -294,5 +294,5 @@ def kind_of(texts: list[str]) -> str:
 
 
 def breakable(cell: str) -> str:
-    """A cell whose code may be broken where a name has a part."""
-    return CODE.sub(lambda code: BREAKS.sub(r"\1<wbr>", code[0]), cell)
+    """A cell whose code and links may be broken where a name has a part."""
+    return NAMES.sub(lambda name: name[1] + BREAKS.sub(r"\1<wbr>", name[2]), cell)

@@ -2,7 +2,8 @@
 deterministic; no GPU, no torch.
 
 A stem's builder is the module of its name: `fragments(records)` gives the files that
-its page includes, `facts(record)` the numbers that its sentences name.
+its page includes, `CAPTIONS` what stands above their tables, `facts(record)` the
+numbers that its sentences name.
 """
 
 import json
@@ -15,7 +16,7 @@ from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.claims import claims_in
 from tools.render.load import Broken, is_fresh, load_sound, primary_gpu
-from tools.render.markdown import Markup, conditions, first, inert
+from tools.render.markdown import Markup, captioned, conditions, first, inert
 
 
 class Rendered(dict[str, str]):
@@ -103,7 +104,10 @@ def build(stem: str, records: list[Record]) -> tuple[dict[str, str], Mapping[str
         for record in measured:
             claim.judge(record)
     ours = next(filter(of_sentences, measured), None)
-    return builder.fragments(records), builder.facts(ours)
+    files = builder.fragments(records)
+    for name, caption in getattr(builder, "CAPTIONS", {}).items():
+        files[name] = captioned(caption, files[name])
+    return files, builder.facts(ours)
 
 
 def told_apart(

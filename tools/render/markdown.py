@@ -87,6 +87,23 @@ def table(header: list[str], rows: Iterable[list[str]], left: int = 1) -> str:
     return "\n".join(texts) if len(texts) > 2 else ""
 
 
+# A longer name of a kernel is folded to its beginning and its end.
+NAME = 36
+
+
+def folded_name(name: str) -> str:
+    """A kernel's name as code; a long one opens where it stands."""
+    if len(name) <= NAME:
+        return f"`{name}`"
+    short, full = (inert(f"`{text}`") for text in (f"{name[:18]}…{name[-14:]}", name))
+    return Markup(f'<details class="name"><summary>{short}</summary>{full}</details>')
+
+
+def captioned(caption: str, shown: str) -> str:
+    """A table or tabs of it with a caption above, which the site numbers."""
+    return f"{caption}\n{{ .caption }}\n\n{shown}" if caption and shown else shown
+
+
 def columns(items: Iterable[Any], *described: Any, left: int = 1) -> str:
     """A table with a line for each item, or nothing. A column is the name of a field of
     its configuration; or the head, what it shows of the item, and how that is printed.

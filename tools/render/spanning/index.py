@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from systems import ROOT
 from systems.model.sizes import SIZES
 from tools.render.drawing import SMALL, Drawing
-from tools.render.markdown import Markup, table
+from tools.render.markdown import Markup, captioned, table
 from tools.render.rows import NOT_MEASURED, Missing, cell, faster, say
 from tools.render.spanning.envelope import BATCH, Found, measured
 from tools.render.spanning.writeup import load_problems
@@ -78,7 +78,8 @@ def editions() -> str:
         for problem in load_problems()
     ]
     head = ["problem", "NYU 2026", *(f"CS336 {year}" for year in years), "here"]
-    return table(head, rows, left=len(head)) + "\n"
+    caption = "The graded problems, and which edition asks for each."
+    return captioned(caption, table(head, rows)) + "\n"
 
 
 def linked(page: str) -> str:

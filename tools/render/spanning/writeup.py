@@ -15,7 +15,7 @@ from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.claims import Claim, claims_in, verdict
 from tools.render.load import is_fresh, primary_gpu
-from tools.render.markdown import Markup, inert, lines, table, tabs
+from tools.render.markdown import Markup, captioned, inert, lines, table, tabs
 
 PROBLEMS_FILE = Path(__file__).with_name("problems.toml")
 NOT_BUILT, NOT_MEASURED_YET = "not built yet", "not measured yet"
@@ -121,6 +121,9 @@ def fragments(found: Found) -> dict[str, str]:
     }
 
 
+OVERVIEW = "Every graded problem, and what its answer rests on."
+
+
 def overview(problems: list[Problem], found: Found) -> str:
     rows = []
     for problem in problems:
@@ -143,10 +146,10 @@ def overview(problems: list[Problem], found: Found) -> str:
         all(status(a, found).startswith("answered") for a in p.answers)
         for p in problems
     )
-    listed = table(["problem", "section", "status", "points"], rows, left=3)
+    listed = table(["problem", "section", "status", "points"], rows)
     return (
-        f"{listed}\n\nAnswered from records, stale ones included: {answered} of "
-        f"{len(problems)} problems.\n"
+        f"{captioned(OVERVIEW, listed)}\n\nAnswered from records, stale ones included: "
+        f"{answered} of {len(problems)} problems.\n"
     )
 
 

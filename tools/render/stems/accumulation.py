@@ -85,6 +85,15 @@ def signed(value: Fraction) -> str:
     return shown.format(float(value)) if value else "0"
 
 
+CAPTIONS = {
+    "results.md": (
+        "Four sums of a thousand times 0.01: where they end, and how much of the "
+        "error is the term's rounding, how much the adding."
+    ),
+    "formats.md": "What each format can hold, and how far apart its numbers stand.",
+}
+
+
 def fragments(records: list[Record]) -> dict[str, str]:
     """The formats, which nobody measures; results and stalls; two figures."""
     ours = measured(records)

@@ -58,6 +58,13 @@ LISTS = {
 }
 DOCUMENTED = {name: kind for kind, names in LISTS.items() for name in names.split()}
 
+CAPTIONS = {
+    "toy.md": "The dtype of each part of the toy model.",
+    "counts.md": (
+        "Operations that one forward pass runs, and how many of them are casts."
+    ),
+}
+
 
 def fragments(records: list[Record]) -> dict[str, str]:
     """Dtypes of the toy model, of the Transformer and of single operations."""

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from systems.model.sizes import SIZES
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.markdown import columns, gib, per_device
+from tools.render.markdown import captioned, columns, gib, per_device
 from tools.render.plots import DARK, family, note, panels, plot
 from tools.render.rows import (
     MISSING,
@@ -100,6 +100,17 @@ def grid(record: Record | None, *executions: str) -> list[Cell]:
 
 # Tables -------------------------------------------------------------------------------
 
+CAPTIONS = {
+    "table.md": (
+        "A training step at context 512 by phase, eager and compiled: mean ± standard "
+        "deviation."
+    ),
+    "price.md": (
+        "What compiling takes, what it saves in each step, and after how many steps "
+        "it pays."
+    ),
+}
+
 
 def fragments(records: list[Record]) -> dict[str, str]:
     """Times, speed-ups and price for each measured device, and the figure; the reported
@@ -151,7 +162,8 @@ def speedups_body(record: Record) -> str:
         ("step", lambda c: speedup(record, c), "{:.2f}"),
         left=3,
     )
-    return f"{speedup_figure(record)}\n\n{shown}"
+    caption = "Eager time over compiled time of each phase, context 512."
+    return f"{speedup_figure(record)}\n\n{captioned(caption, shown)}"
 
 
 def price_table(record: Record) -> str:

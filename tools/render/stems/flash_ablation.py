@@ -94,6 +94,11 @@ TOLD = [
 ]
 PATH_OF_HOPPER = ("one_item_forward", "forward", "two_passes_backward", "backward")
 
+CAPTIONS = {
+    "forward.md": "The forward pass, one change after the other.",
+    "backward.md": "The backward pass, one change after the other.",
+}
+
 
 def fragments(records: list[Record]) -> dict[str, str]:
     """Steps forward, designs of the backward pass, and what the launchers choose."""

@@ -43,6 +43,17 @@ LIMIT = 2
 
 # Tables and figures -----------------------------------------------------------------
 
+CAPTIONS = {
+    "table.md": (
+        "Error of each result against float64, at d = 64 and N = 4096 under the "
+        "causal mask."
+    ),
+    "ratios.md": (
+        "Errors over those of plain PyTorch in the same precision: below 1 is closer "
+        "to the exact result."
+    ),
+}
+
 
 def fragments(records: list[Record]) -> dict[str, str]:
     """The rule, drawn; ours over plain attention's error, drawn and in a table; errors

@@ -148,6 +148,14 @@ def losses(found: dict[Shape, float]) -> list[Shape]:
 
 # Tables -------------------------------------------------------------------------------
 
+CAPTIONS = {
+    "passes.md": "Each pass at every shape: times, and the rate that ours reaches.",
+    "table.md": (
+        "FlashAttention and plain PyTorch at every shape, the pass forward, backward "
+        "and both."
+    ),
+}
+
 
 def fragments(records: list[Record]) -> dict[str, str]:
     """Rates and memory; eight telling shapes, all of them, all by pass; where ours

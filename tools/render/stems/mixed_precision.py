@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.markdown import columns, gib, per_device
+from tools.render.markdown import captioned, columns, gib, per_device
 from tools.render.plots import ACCENT, DARK, GREY, family, line, panels, plot
 from tools.render.rows import (
     MISSING,
@@ -114,7 +114,8 @@ def fragments(records: list[Record]) -> dict[str, str]:
 
 
 def loss_body(record: Record) -> str:
-    return f"{loss_figure(record)}\n\n{loss_table(record)}"
+    caption = "Training in each precision: the loss it ends at, time and memory."
+    return f"{loss_figure(record)}\n\n{captioned(caption, loss_table(record))}"
 
 
 def loss_table(record: Record) -> str:
@@ -199,7 +200,8 @@ def unchanged_body(record: Record) -> str:
             for p, text in PRECISIONS.items()
         ),
     )
-    return f"{unchanged_figure(record)}\n\n{shown}"
+    caption = "Share of each weight's elements that a step leaves as they were."
+    return f"{unchanged_figure(record)}\n\n{captioned(caption, shown)}"
 
 
 def unchanged_figure(record: Record) -> str:

@@ -27,6 +27,14 @@ def weights(record: Record | None, size: str) -> float:
     return FP32_BYTES * parameters(record, size)
 
 
+CAPTIONS = {
+    "table.md": (
+        "The five models: parameters, memory of their weights, and FLOPs of a forward "
+        "pass."
+    ),
+}
+
+
 def fragments(records: list[Record]) -> dict[str, str]:
     ours = records[:1]
     return {

@@ -11,6 +11,10 @@ from tools.render.rows import Cell, cell, cells, say
 PASSES = ("forward", "loss", "backward")
 ORDINALS = ("1st step, ms", "2nd step, ms", "3rd step, ms")
 
+CAPTIONS = {
+    "table.md": "Ten steps after each number of warm-up steps.",
+}
+
 
 def fragments(records: list[Record]) -> dict[str, str]:
     return {"table.md": per_device(records, body)}

@@ -40,6 +40,25 @@ from tools.render.stems.attention.rows import (
     variants,
 )
 
+CAPTIONS = {
+    "table.md": (
+        "Plain attention in fp32 without a mask: time of each pass, what is held "
+        "before backward, and the peak."
+    ),
+    "variants.md": (
+        "Plain attention at d = 64: a mask and fp32 cost time and memory, bf16 saves "
+        "both."
+    ),
+    "saved.md": (
+        "What autograd keeps of one forward pass at N = 4096 under the causal mask."
+    ),
+    "accounting.md": (
+        "What would be alive at the peak of the first pass that does not fit."
+    ),
+    "compiled.md": "Attention in fp32 without a mask, eager and compiled.",
+    "kernels.md": "The kernels of each pass, before compiling and after.",
+}
+
 
 def fragments(records: list[Record]) -> dict[str, str]:
     """Tables for all devices; figures for measured ones."""

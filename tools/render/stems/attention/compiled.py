@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.markdown import columns, lines, per_device
+from tools.render.markdown import captioned, columns, lines, per_device
 from tools.render.plots import heat_map, panels, plot
 from tools.render.rows import (
     MISSING,
@@ -180,7 +180,8 @@ def speedups_body(record: Record) -> str:
         ),
         left=2,
     )
-    return f"{speedup_figure(record)}\n\n{data}"
+    caption = "Eager time over compiled time, both passes together."
+    return f"{speedup_figure(record)}\n\n{captioned(caption, data)}"
 
 
 def speedup_figure(record: Record) -> str:

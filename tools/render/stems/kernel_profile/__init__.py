@@ -8,7 +8,7 @@ from systems.formulas.costs import peak_of
 from systems.profiling.kernel_names import CATEGORIES, COPY, MATMUL
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.markdown import columns, per_device, percent
+from tools.render.markdown import columns, folded_name, per_device, percent
 from tools.render.rows import (
     MISSING,
     Cell,
@@ -62,6 +62,21 @@ TRAINED = ("forward", "backward")
 # Kernels that take less are not listed.
 LISTED_SHARE = 0.005
 
+CAPTIONS = {
+    "times.md": (
+        "Wall time, the sum of the kernels and what is idle, at every size and context."
+    ),
+    "top.md": "The kernel that takes longest, in forward and in forward and backward.",
+    "top-telling.md": "The kernel that takes longest, at context 512 in fp32.",
+    "others.md": (
+        "What else takes time in a forward pass of `small` at context 512 in fp32."
+    ),
+    "attention.md": "Each part of attention, all layers of one forward pass in fp32.",
+    "attention-telling.md": (
+        "Each part of attention at context 512, all layers of one forward pass in fp32."
+    ),
+}
+
 
 def fragments(records: list[Record]) -> dict[str, str]:
     """A table for each question, the checks, what others report, and the figures of
@@ -71,29 +86,19 @@ def fragments(records: list[Record]) -> dict[str, str]:
     tables = {
         "times.md": times_table,
         "top.md": top_table,
+        "top-telling.md": lambda r: top_table(r, context=512, precision="fp32"),
         "others.md": others_table,
         "categories.md": categories_table,
         "matmul.md": matmul_table,
         "attention.md": attention_table,
+        "attention-telling.md": lambda r: attention_table(r, context=512),
         "checks.md": checks_table,
     }
     return {
-        **{
-            name: per_device(ours, lambda r, body=body: watched(r, body(r)))
-            for name, body in tables.items()
-        },
+        **{name: per_device(ours, body) for name, body in tables.items()},
         **figures.fragments(ours),
         **reported.fragments([r for r in records if r.kind == "reported"]),
     }
-
-
-def watched(record: Record, shown: str) -> str:
-    """The table and, above it, which profiler saw the kernels. Nothing where it has no
-    lines.
-    """
-    seen = profilers(ran(record))
-    line = f"Kernels seen by {say(seen)}.\n\n" if seen else "\n\n"
-    return f"{line}{shown}" if shown else ""
 
 
 def profilers(found: list[Cell]) -> Any:
@@ -126,12 +131,14 @@ def forward_passes(record: Record | None, **config: Any) -> list[Cell]:
     return ran(record, mode="forward", **config)
 
 
-def top_table(record: Record) -> str:
+def top_table(record: Record, **where: Any) -> str:
     """(b) The kernel that takes longest in the forward pass, and in forward and
     backward together.
     """
     found = []
     for c in inference(record):
+        if not where.items() <= c.config.items():
+            continue
         for passes in ("forward", "forward and backward"):
             row, phases = of_passes(record, c, passes)
             if names := by_name(row, phases):
@@ -141,7 +148,7 @@ def top_table(record: Record) -> str:
         found,
         *((key, lambda of, key=key: of[0].config[key]) for key in CELL),
         ("pass", lambda of: of[1]),
-        ("top kernel", lambda of: f"`{of[2].name}`"),
+        ("top kernel", lambda of: folded_name(of[2].name)),
         ("calls", lambda of: of[2].calls, "{:g}"),
         ("share of kernel time", lambda of: of[2].ms / (of[3] or 1), percent),
         ("kernels of products", lambda of: of[4][0], "{:g}"),
@@ -160,7 +167,7 @@ def others_table(record: Record) -> str:
             for k in by_name(c)
             if k.category != MATMUL and k.ms / whole >= LISTED_SHARE
         ],
-        ("kernel", lambda k: f"`{k.name}`"),
+        ("kernel", lambda k: folded_name(k.name)),
         ("category", lambda k: k.category),
         ("calls", lambda k: k.calls, "{:g}"),
         ("ms", lambda k: k.ms, "{:.3f}"),
@@ -173,9 +180,12 @@ def categories_table(record: Record) -> str:
     """(c) The share of every category in the forward pass; the last column is what they
     add up to.
     """
-    shares = [(n, lambda c, n=n: share(c, n), percent) for n in CATEGORIES]
+    found = forward_passes(record)
+    # An optimizer's kernels are in no forward pass.
+    named = [n for n in CATEGORIES if any(share(c, n) for c in found)]
+    shares = [(n, lambda c, n=n: share(c, n), percent) for n in named]
     whole = ("all, ms", total_ms, "{:.2f}")
-    return columns(forward_passes(record), *CELL, *shares, whole, left=3)
+    return columns(found, *CELL, *shares, whole, left=3)
 
 
 def matmul_table(record: Record) -> str:
@@ -199,11 +209,11 @@ def matmul_table(record: Record) -> str:
     )
 
 
-def attention_table(record: Record) -> str:
+def attention_table(record: Record, **where: Any) -> str:
     """(e) Each part of attention in an fp32 forward pass: kernels, time, FLOPs, bytes,
     and the rates reached.
     """
-    passes = forward_passes(record, precision="fp32")
+    passes = forward_passes(record, precision="fp32", **where)
     return columns(
         [(c, name) for c in passes for name in PARTS if part(c, name)[1]],
         ("size", lambda of: of[0].config["size"]),

@@ -54,6 +54,17 @@ from tools.render.stems.peak_memory.rows import (
 
 MIB = 2**20
 
+CAPTIONS = {
+    "peaks.md": "Peak of each pass of `2.7B`, by precision and context.",
+    "peaks-fp32.md": "Peaks of `2.7B` in fp32, beside their prediction.",
+    "peaks-bf16.md": "Peaks of `2.7B` under bf16 autocast, beside their prediction.",
+    "largest.md": "The largest allocations of a forward pass of `2.7B` at context 512.",
+    "helps.md": (
+        "What checkpointing and FlashAttention save in a bf16 step of `2.7B`, and "
+        "what it costs in time."
+    ),
+}
+
 
 def fragments(records: list[Record]) -> dict[str, str]:
     """Timelines, peaks with their predictions and categories, saved tensors, the
