@@ -165,8 +165,11 @@ class Seen(HTMLParser):
             self.texts.append("")
         elif tag == "img":
             self.texts.append(dict(attrs)["alt"] or "")
-        plain = {"src", "alt", "style"} if tag in ("img", "td", "th") else {"class"}
+        plain = {"src", "alt"} if tag == "img" else {"class"}
+        # The frame of a table, and where the code in its cells may be broken.
+        plain |= {"role", "tabindex", "aria-label"} if tag == "div" else set()
         kinds = ("p", "code", "span", "table", "thead", "tbody", "tr", "th", "td")
+        kinds += ("div", "wbr")
         if tag not in (*kinds, "img") or {name for name, _ in attrs} - plain:
             self.odd.append((tag, attrs))
 
