@@ -2,9 +2,9 @@
 
 Front matter gives each page a `description`, `tags` and a weight in the search. This
 puts the description first among what the search finds, leaves out what repeats on every
-page, and lists all pages for programs in llms.txt. A page that is not there says where
-to go. Where the site has an address, each page has a picture for links to it, which
-`theme/main.html` names.
+page and listings of code, and lists all pages for programs in llms.txt. A page that is
+not there says where to go. Where the site has an address, each page has a picture for
+links to it, which `theme/main.html` names.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 # What a reader doesn't search for: where a table comes from, what is stale, names of
-# tabs.
-REPEATED = re.compile(r'<(?:p class="(?:provenance|stale)"|div class="tabbed-labels")')
+# tabs, lines of a listing. Each page loads the words of all.
+UNSOUGHT = re.compile(
+    r'<(?:p class="(?:provenance|stale)"|div class="tabbed-labels"'
+    r'|div class="language-python[^"]*")'
+)
 SEARCH = "material/search"
 # What the theme says of a page that is not there.
 NOT_FOUND = "<h1>404 - Not found</h1>"
@@ -38,8 +41,8 @@ def on_nav(nav: Navigation, /, **_: object) -> None:
 
 @event_priority(-100)
 def on_page_content(page_html: str, /, **_: object) -> str:
-    """Keep out of the search what repeats."""
-    return REPEATED.sub(r"\g<0> data-search-exclude", page_html)
+    """Keep out of the search what nobody looks for."""
+    return UNSOUGHT.sub(r"\g<0> data-search-exclude", page_html)
 
 
 @event_priority(-100)

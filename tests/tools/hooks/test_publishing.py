@@ -49,3 +49,7 @@ def test_programs_get_a_list_of_all_pages() -> None:
 def test_what_repeats_on_every_page_is_not_searched() -> None:
     shown = publishing.on_page_content('<p class="provenance">Measured</p><p>Why</p>')
     assert shown == '<p class="provenance" data-search-exclude>Measured</p><p>Why</p>'
+    listing = '<div class="language-python highlight"><pre>x</pre></div>'
+    assert "data-search-exclude><pre>" in publishing.on_page_content(listing)
+    command = listing.replace("python", "console")
+    assert publishing.on_page_content(command) == command
