@@ -10,7 +10,6 @@ from itertools import takewhile
 from typing import Any
 
 from systems.records.record import Record, Row
-from systems.records.summary import summarize
 from tools.render.load import is_fresh
 from tools.render.rows import NOT_MEASURED, Cell, Missing, say
 
@@ -287,12 +286,6 @@ def figure(name: str, alt: str, caption: str) -> str:
     )
 
 
-def mean_std(samples: list[float]) -> str:
-    """ "38.32 ± 0.36"."""
-    s = summarize(samples)
-    return f"{s.mean:.2f} ± {s.std:.2f}"
-
-
 def milliseconds(value: float) -> str:
     """About four significant digits: 0.034, 5.362, 21.45, 184.3."""
     return (
@@ -302,11 +295,6 @@ def milliseconds(value: float) -> str:
         if value < 100
         else f"{value:.1f}"
     )
-
-
-def status(row: Row | None) -> str:
-    """Why a row has no numbers, in words; nothing where there is no row."""
-    return "" if row is None else row.status.replace("_", " ")
 
 
 def gib(value: float) -> str:
@@ -321,8 +309,3 @@ def nonzero(text: str) -> str:
 def percent(value: float) -> str:
     """Two significant digits below ten percent."""
     return f"{100 * value:.1f} %" if abs(value) < 0.1 else f"{100 * value:.0f} %"
-
-
-def fact(value: float | None, text: Callable[[float], str]) -> str:
-    """A number for a sentence, or the words that say why there is none."""
-    return NOT_MEASURED if value is None else text(value)

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from systems.formulas.costs import PEAKS, forward_flops, pass_flops
 from systems.model.sizes import SIZES
 from systems.records.record import Record, Row
-from tools.render.markdown import columns, fact, percent
+from tools.render.markdown import columns, percent
+from tools.render.rows import least, most, say
 
 SXM, PCIE = "a100-sxm4-40gb", "a100-80gb-pcie"
 
@@ -72,17 +73,13 @@ def facts(found: Mapping[str, list[Record]]) -> dict[str, str]:
     ]
     two, whole = "{:.2f}".format, "{:.0f} TFLOP/s".format
     return {
-        "total_over_forward_least": fact(min(totals, default=None), two),
-        "total_over_forward_most": fact(max(totals, default=None), two),
-        "backward_over_forward_least": fact(
-            min((t - 1 for t in totals), default=None), two
-        ),
-        "backward_over_forward_most": fact(
-            max((t - 1 for t in totals), default=None), two
-        ),
-        "spread_most": fact(max(spreads, default=None), percent),
-        "rate_least": fact(min(rates, default=None), whole),
-        "rate_most": fact(max(rates, default=None), whole),
+        "total_over_forward_least": say(least(totals), two),
+        "total_over_forward_most": say(most(totals), two),
+        "backward_over_forward_least": say(least(totals) - 1, two),
+        "backward_over_forward_most": say(most(totals) - 1, two),
+        "spread_most": say(most(spreads), percent),
+        "rate_least": say(least(rates), whole),
+        "rate_most": say(most(rates), whole),
         "a100_fp32": f"{PEAKS['nvidia-a100'].fp32 / 1e12:.1f} TFLOP/s",
     }
 

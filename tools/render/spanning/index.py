@@ -42,10 +42,14 @@ def fragments(found: Found, facts: Facts) -> dict[str, str]:
             ),
         ),
         "index-kernels.md": bars(
-            "Time of forward and backward of attention over cuDNN's",
+            "Time of forward and backward of attention over cuDNN's, by tokens",
             [
                 ("cuDNN", 1.0, "1"),
-                *of_facts(facts.get("flash_peers", {}), ("ours", "test_over_cudnn")),
+                *of_facts(
+                    facts.get("flash_peers", {}),
+                    ("at 16,384", "test_over_cudnn"),
+                    ("at 128", "short_over_cudnn"),
+                ),
             ],
         ),
     }
