@@ -143,6 +143,7 @@ def test_a_browser_that_does_not_start_is_one_line(tmp_path, monkeypatch, capsys
     assert said.count("\n") == 1 and not any(tmp_path.iterdir())
 
 
+@needs_git
 @pytest.mark.browser
 @pytest.mark.parametrize("gpu", [None, "nvidia-h200"])
 def test_the_pdf_says_what_it_is_and_its_pages_can_be_read(tmp_path, gpu, chromium):
