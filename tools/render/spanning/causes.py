@@ -360,6 +360,10 @@ def facts(found: Found) -> dict[str, str]:
         key = f"{size.replace('.', '_')}_{context}"
         told[f"expected_{key}"] = say(g.expected, "{:.1f}")
         told[f"measured_{key}"] = say(g.measured, "{:.1f}")
+    at = {"size": "small", "context": 128, "precision": "fp32", "mode": "forward"}
+    forward, timed = cell(profile, **at), cell(clock, **at, batch=4).ms("forward")
+    idle = 1 - total_ms(forward, ("forward",)) / timed
+    told["idle_forward_small_128"] = say(idle, percent)
     short = gain(profile, clock, "2.7B", 128)
     told["more_copies_2_7B_128"] = say(short.more(COPIES), "{:.0f} ms")
     told["more_idle_2_7B_128"] = say(short.more(IDLE), "{:.0f} ms")

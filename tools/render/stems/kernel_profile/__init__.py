@@ -257,11 +257,12 @@ def facts(record: Record | None) -> dict[str, str]:
         "small_128": at(record, *SHORT, "forward"),
         "2_7B": largest,
     }.items():
-        found[f"wall_{key}"] = say(wall_ms(c), ms)
         found[f"profiled_{key}"] = say(profiled_ms(c), ms)
         found[f"span_{key}"] = say(span_ms(c), ms)
         found[f"busy_{key}"] = say(busy_ms(c), ms)
-        found[f"idle_{key}"] = say(idle_share(c), percent)
+    # The wall time of a short pass is its host's: `end_to_end` has the quieter one.
+    found["wall_2_7B"] = say(wall_ms(largest), ms)
+    found["idle_2_7B"] = say(idle_share(largest), percent)
     for key, c in {"small": small, "2_7B": largest, "2_7B_bf16": low}.items():
         for passes in PASSES:
             name = f"{passes.replace(' ', '_')}_matmul_{key}"
