@@ -95,6 +95,8 @@ def test_a_figure_says_what_is_seen_where_it_is_seen():
         heights = {w.text: float(w.get("y")) for w in svg.iter("text")}
         assert heights["<b> {{ x }}"] - heights["ours"] >= 13
         assert "a half" in heights and not outside(svg)
+        next(svg.iter("text")).set("x", "-40")
+        assert len(outside(svg)) == 1
 
 
 def test_labels_keep_their_order_and_their_distance():
