@@ -1,4 +1,4 @@
-"""Markdown that every builder writes alike: tables, tabs of GPUs, figures, and the line
+"""Markdown that every builder writes alike: tables, tabs of GPUs, and the line
 under each: where from.
 """
 
@@ -272,18 +272,6 @@ def conditions_of(record: Record) -> str:
 def span_of(values: list[int]) -> str:
     """ "1875 to 1980"."""
     return " to ".join(map(str, values))
-
-
-def figure(name: str, alt: str, caption: str) -> str:
-    """The light and the dark image of one figure, with its conclusion as alternative
-    text.
-    """
-    return (
-        "<figure markdown>\n"
-        f"![{plain(alt)}](generated/{name}.svg#only-light)\n"
-        f"![{plain(alt)}](generated/{name}-dark.svg#only-dark)\n"
-        f'<figcaption markdown="span">{inert(caption)}</figcaption>\n</figure>'
-    )
 
 
 def milliseconds(value: float) -> str:

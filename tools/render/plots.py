@@ -155,8 +155,9 @@ def svg(
             ground.set_visible(False)
         name_lines(figure)
         for text in texts_of(figure):
-            # A dollar sign is no formula.
+            # A dollar sign is no formula, and what no font has is a space.
             text.set_parse_math(False)
+            text.set_text(CONTROL.sub(" ", text.get_text()))
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     head = (
@@ -356,6 +357,7 @@ def texts_of(figure: Figure) -> Iterator[Text]:
 
 # Texts that lines run behind: the style sheet gives them a rim of the ground.
 OVER_LINES = "over"
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 XLINK = "{http://www.w3.org/1999/xlink}href"
 COORDINATES = ("d", "x", "y", "width", "height")
 FINE = re.compile(r"(\.\d)\d+")

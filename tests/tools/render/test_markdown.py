@@ -13,13 +13,12 @@ from mkdocs.utils.yaml import yaml_load
 
 from systems import ROOT
 from systems.records.device import Device
-from tests.factories import make_record
+from tests.factories import committed, make_record
 from tools.render.everything import note
 from tools.render.load import Broken
 from tools.render.markdown import (
     Markup,
     bold,
-    figure,
     first,
     inert,
     lines,
@@ -28,6 +27,7 @@ from tools.render.markdown import (
     table,
     tabs,
 )
+from tools.render.plots import plot
 
 # Each would run, load, include, compute or format if a page took it as it is.
 LIVE = [
@@ -135,10 +135,17 @@ def test_a_label_stays_a_label(text):
 
 
 @pytest.mark.parametrize("text", LIVE)
-def test_what_an_image_shows_stays_one_attribute(text):
-    page = html_of(figure("name", text, "caption"))
-    assert page.count("<img") == page.count('alt="') == page.count('src="') == 2
-    assert "onerror" not in page.replace("onerror=alert(1)&#62;", "")
+def test_what_a_figure_says_stays_text(text):
+    def draw(canvas):
+        canvas.subplots().set_title(text)
+
+    page = html_of(plot(committed("warmup"), "x", draw, text, text))
+    assert page.count("<svg") == page.count("aria-label=") == 2
+    assert page.count("<figcaption") == page.count("<strong>") == 1
+    # Its number, and its data.
+    assert page.count("<a ") == 2
+    others = [mark for mark in ALIVE if mark not in ("<strong", "<a ")]
+    assert not [mark for mark in others if mark in page]
 
 
 def test_plain_words_and_code_are_printed_as_they_are():
