@@ -317,8 +317,7 @@ def stack(axes: Axes, found: list[Pass]) -> None:
             height = max(0.0, 100 * p.share(cause))
             axes.bar(place, height, 0.8, bottom, color=color)
             bottom += height
-        style = {"ha": "center", "va": "bottom"}
-        axes.text(place, 101, f"{p.wall_ms:.0f}", **style)
+        axes.text(place, 101, f"{p.wall_ms:.0f}", ha="center", va="bottom")
     axes.set_xticks(range(len(found)), [str(p.context) for p in found])
     axes.set_title(f"{found[0].size}, {found[0].precision}: %")
     axes.set_ylim(0, 112)

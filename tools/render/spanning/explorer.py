@@ -89,17 +89,18 @@ def derived(record: Record, row: Row) -> Iterator[tuple[str, str, float]]:
     """
     phases = [row.metrics.get(phase) for phase in STEP]
     if all(isinstance(times, list) and times for times in phases):
-        steps = [sum(times) for times in zip(*phases, strict=False)]
+        steps = [float(sum(times)) for times in zip(*phases, strict=False)]
         yield "whole step", "ms", summarize(steps).median
     implementation = row.config.get("implementation")
     if record.stem != "flash_peers" or implementation == RIVAL:
         return
     theirs = record.find(**row.config | {"implementation": RIVAL})
     for metric in ("forward_ms", "backward_ms", "both_ms"):
-        pair = (row.metrics.get(metric), theirs and theirs.metrics.get(metric))
-        if all(pair):
-            ours, cudnn = (summarize(times).median for times in pair)
-            yield f"{metric.removesuffix(SAMPLES)} over cuDNN", "ratio", ours / cudnn
+        ours = row.metrics.get(metric)
+        cudnn = theirs.metrics.get(metric) if theirs else None
+        if ours and cudnn:
+            over = summarize(ours).median / summarize(cudnn).median
+            yield f"{metric.removesuffix(SAMPLES)} over cuDNN", "ratio", over
 
 
 def first_of(row: Row, keys: tuple[str, ...]) -> Any:

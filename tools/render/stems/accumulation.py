@@ -294,4 +294,4 @@ def sums_follow_from_formats(record: Record) -> Judgement:
     alike = [c["differing_steps"] == 0 for c in found]
     stalls = [numbers(c)["as_predicted"] for c in found]
     told = f"Alike on both {counted(alike)} sums, as predicted {counted(stalls)}."
-    return found and (all(alike) and all(stalls), told)
+    return (all(alike) and all(stalls), told) if found else []

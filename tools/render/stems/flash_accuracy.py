@@ -3,6 +3,7 @@
 from functools import partial
 from math import erf, sqrt
 from statistics import geometric_mean
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -137,7 +138,7 @@ def ratios_figure(record: Record) -> str:
                 if of == dtype:
                     y = names.index(name) + 0.22 * (i - 1)
                     ends = [min(over), max(over)]
-                    style = {"color": looks[dtype], "label": "_"}
+                    style: dict[str, Any] = {"color": looks[dtype], "label": "_"}
                     axes.plot(ends, [y, y], lw=3, solid_capstyle="butt", **style)
                     axes.plot([geometric_mean(over)], [y], "o", ms=6, **style)
         for x, dashes in ((1, "-"), (LIMIT, "--")):

@@ -258,7 +258,7 @@ def ratios_figure(record: Record) -> str:
             for value, y in points:
                 axes.plot([1, value], [y, y], color=color, lw=1.5, label="_")
             if points:
-                style = {"color": color, "ls": "none", "label": "_"}
+                style: dict[str, Any] = {"color": color, "ls": "none", "label": "_"}
                 axes.plot(*zip(*points, strict=True), marker=marker, ms=7, **style)
         axes.axvline(1, color=INK, lw=1)
         bars(axes, [shape_text(c) for c in shown])

@@ -3,6 +3,7 @@ the model's slot.
 """
 
 from functools import partial
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -179,7 +180,11 @@ def contexts_figure(record: Record) -> str:
 
 def hollow(axes: Axes, steps: list[Cell], color: str) -> None:
     for c in steps:
-        style = {"marker": "o", "markerfacecolor": GROUND, "color": color}
+        style: dict[str, Any] = {
+            "marker": "o",
+            "markerfacecolor": GROUND,
+            "color": color,
+        }
         axes.plot(c.config["context"], c.ms(), **style, label="_")
 
 

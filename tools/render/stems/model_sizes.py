@@ -1,5 +1,7 @@
 """Tables and figure of `model_sizes`: what each model is made of."""
 
+from typing import Any
+
 from matplotlib.figure import Figure
 
 from systems.formulas.costs import FP32_BYTES
@@ -86,7 +88,8 @@ def parts_figure(record: Record) -> str:
         for y, size in enumerate(sizes):
             x = share(record, size, "embedding") + share(record, size, "attention")
             held = share(record, size, "feed_forward")
-            look = {"color": GROUND, "weight": "bold", "va": "center", "ha": "center"}
+            look: dict[str, Any] = {"color": GROUND, "weight": "bold"}
+            look |= {"va": "center", "ha": "center"}
             axes.text(x + held / 2, y, f"{held:.0f} %", **look)
         axes.set_xlim(0, 100)
         axes.set_xlabel("share of parameters, %")

@@ -145,7 +145,7 @@ def speedup_figure(record: Record) -> str:
             )
             for size in dict.fromkeys(size for size, _ in found)
         }
-        family(axes, {s: tuple(both) for s, both in curves.items()}, "2.7B")
+        family(axes, {s: (x, y) for s, (x, y) in curves.items()}, "2.7B")
         note(axes, f"{found[most]:.1f} ×", work[most], found[most])
         axes.axhline(1, color=DARK, linewidth=1)
         axes.set_ylim(bottom=0)

@@ -45,7 +45,7 @@ from tools.render.stems.kernel_profile.rows import (
 )
 
 # Products are what a GPU is for; the rest is in greys.
-COLORS = dict(
+COLORS: dict[str, str] = dict(
     zip(CATEGORIES, (ACCENT, TINT, GREY, DARK, PALE, WARN, WARN, FAINT), strict=True)
 )
 BARS_AT, LAYER_AT = 512, ("small", 512)
@@ -76,7 +76,11 @@ def shares_figure(record: Record) -> str:
             seen |= {name: COLORS[name] for name in CATEGORIES if any(parts[name])}
             stacked(axes, sizes, parts, COLORS)
             for y, products in enumerate(parts[MATMUL]):
-                text = {"color": GROUND, "weight": "bold", "va": "center"}
+                text: dict[str, Any] = {
+                    "color": GROUND,
+                    "weight": "bold",
+                    "va": "center",
+                }
                 axes.text(2, y, f"{products:.0f} %", **text)
             axes.set_xlim(0, 100)
             axes.set_title(f"{phase} pass, % of its kernel time")

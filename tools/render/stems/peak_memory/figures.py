@@ -5,6 +5,7 @@ stacked by category.
 from bisect import bisect
 from collections.abc import Sequence
 from operator import mul
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -42,7 +43,9 @@ from tools.render.stems.peak_memory.rows import (
 )
 
 # What a pass saves for its backward pass is what grows; the rest is in greys.
-COLORS = dict(zip(CATEGORIES, (DARK, PALE, TINT, GREY, ACCENT, INK), strict=True))
+COLORS: dict[str, str] = dict(
+    zip(CATEGORIES, (DARK, PALE, TINT, GREY, ACCENT, INK), strict=True)
+)
 ON = {DARK: GROUND, ACCENT: GROUND}
 SHORT = {"second_forward": "forward", "loss": "", "optimizer": "AdamW"}
 DRAWN = {
@@ -82,7 +85,7 @@ def timeline_figure(
     )
     finding = finding or f"{peaks[:1].upper()}{peaks[1:]}."
     name = f"{mode}-timeline"
-    drawn = {"height": 290, "narrow": 220 * len(found) + 60}
+    drawn: dict[str, Any] = {"height": 290, "narrow": 220 * len(found) + 60}
     return plot(record, name, draw, finding, more or told, **drawn) if found else ""
 
 
@@ -99,7 +102,10 @@ def draw_timeline(axes: Axes, c: Tried) -> None:
             # In the middle of its area.
             x = sum(map(mul, sizes, events)) / sum(sizes)
             i = bisect(events, x) - 1
-            look = {"color": ON.get(COLORS[category], INK), "ha": "center"}
+            look: dict[str, Any] = {
+                "color": ON.get(COLORS[category], INK),
+                "ha": "center",
+            }
             axes.text(x, (bottom[i] + top[i]) / 2, category, va="center", **look)
         bottom = top
     peak = max(range(len(shown)), key=bottom.__getitem__)
