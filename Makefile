@@ -11,7 +11,11 @@ export NO_MKDOCS_2_WARNING = 1
 # Where `make serve` answers.
 PORT ?= 8000
 
-.PHONY: serve build zensical lint quick test exercises browser slurm submission clean
+# What torch 2.11, 2.12 and 2.13, 2.14, and 2.15 bring with them.
+TRITONS ?= 3.6.0 3.7.1 3.8.0 3.9.0
+
+.PHONY: serve build zensical lint quick test versions exercises browser slurm submission
+.PHONY: clean
 
 # Programs run as modules: their scripts in .venv/bin name the folder where they were
 # installed, and fail once the clone is moved.
@@ -55,6 +59,17 @@ test: lint
 	$(PYTEST) -m alone $(SHAPES)
 	$(BIN)/python tools/regen_tables.py --check
 	$(MAKE) build
+
+# Every kernel in the interpreter, and compiled ahead, with each Triton that a torch of
+# our range brings; downloads those that are not there. `make versions TRITONS=3.9.0`
+# tries one.
+versions: .venv/all
+	for triton in $(TRITONS); do \
+		$(BIN)/uv pip install --quiet --no-deps --target build/triton-$$triton \
+			triton==$$triton && \
+		PYTHONPATH=build/triton-$$triton $(PYTEST) $(PARALLEL) \
+			tests/attention tests/test_weighted_sum.py || exit; \
+	done
 
 # Kernels to fill in, on a CPU; `make exercises ONLY=online` runs one.
 exercises: .venv/all
