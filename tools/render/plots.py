@@ -153,11 +153,11 @@ def svg(
         draw(figure)
         for ground in (figure.patch, *(axes.patch for axes in figure.axes)):
             ground.set_visible(False)
-        name_lines(figure)
-        for text in texts_of(figure):
+        for text in figure.findobj(Text):
             # A dollar sign is no formula, and what no font has is a space.
             text.set_parse_math(False)
             text.set_text(CONTROL.sub(" ", text.get_text()))
+        name_lines(figure)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     head = (
@@ -315,11 +315,12 @@ def name_lines(figure: Figure) -> None:
         heights = spread([end_of(one)[1] for one in named], SMALL + 3)
         for one, height in zip(named, heights, strict=True):
             axes.annotate(
-                str(one.get_label()),
+                CONTROL.sub(" ", str(one.get_label())),
                 (float(one.get_xdata()[-1]), float(one.get_ydata()[-1])),
                 xytext=(9, height - end_of(one)[1]),
                 textcoords="offset points",
                 gid=OVER_LINES,
+                parse_math=False,
                 va="center",
                 color=INK if one.get_color() in (GREY, PALE) else one.get_color(),
                 weight="bold" if one.get_color() == ACCENT else "normal",
@@ -344,15 +345,6 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
             found[i] += missing
             found[i + 1] -= missing
     return found
-
-
-def texts_of(figure: Figure) -> Iterator[Text]:
-    """Every text of a figure but the labels of ticks."""
-    yield from figure.texts
-    for legend in figure.legends:
-        yield from legend.get_texts()
-    for axes in figure.axes:
-        yield from (*axes.texts, axes.title, axes.xaxis.label, axes.yaxis.label)
 
 
 # Texts that lines run behind: the style sheet gives them a rim of the ground.
