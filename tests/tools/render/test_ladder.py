@@ -32,9 +32,26 @@ def test_without_records_nothing_is_measured_and_nothing_is_said():
     assert "not measured" in files["ladder-bars.md"]
 
 
-def test_what_was_not_measured_says_so_and_compares_with_nothing(found):
+@pytest.mark.parametrize(
+    ("name", "like"), [("forward", "tiles"), ("backward", "atomic_backward")]
+)
+def test_the_first_kernel_has_a_row_only_where_it_was_measured(found, name, like):
+    (ours,) = found["flash_ablation"]
+    first = f"first_{name}"
+    rest = [row for row in ours.rows if row.config["step"] != first]
+    measured = next(row for row in rest if row.config["step"] == like)
+    measured = replace(measured, config={**measured.config, "step": first})
+    for rows, there in ((rest, False), ([*rest, measured], True)):
+        record = replace(ours, rows=rows)
+        files = ladder.fragments({**found, "flash_ablation": [record]})
+        assert ("| the first kernel |" in files[f"ladder-{name}.md"]) is there
+        # What was compiled is not what was timed.
+        assert "| the first kernel |" in files["ladder-needs.md"]
+
+
+def test_the_first_step_measured_compares_with_nothing(found):
     table = ladder.fragments(found)["ladder-forward.md"]
-    assert "| the first kernel |  | not measured |  |  |  |" in table
+    assert "not measured" not in table
     assert "not measured" not in ladder.facts(found).values()
     # Tiles are where the ladder begins: no gain, but beside cuDNN and the floor.
     (tiles,) = (line for line in table.splitlines() if line.startswith("| all tiles"))
@@ -49,8 +66,16 @@ def test_what_was_not_measured_says_so_and_compares_with_nothing(found):
             0.8,
             ["134 registers", "with 128", "one is"],
         ),
-        (Needs(TEXT, (), 134, 8, 1, 12.0), 0.8, ["15.0 to 12.0", "It loses:", "wait"]),
-        (Needs(TEXT, (), 160, 4, 2, 15.0), 0.9, ["from 16 to 8", "It loses:"]),
+        (
+            Needs(TEXT, (), 134, 8, 1, 12.0),
+            0.8,
+            ["15.0 to 12.0", "It loses:", "nobody else computes"],
+        ),
+        (
+            Needs(TEXT, (), 160, 4, 2, 15.0),
+            0.9,
+            ["from 16 to 8", "It loses:", "fewer others are left"],
+        ),
         (Needs(TEXT, (), 120, 8, 2, 15.0), 0.9, ["It loses,", "the next experiment"]),
         (Needs(TEXT, (), 80, 8, 3, 15.0), 1.5, ["from 16 to 24", "the warps hide"]),
     ],

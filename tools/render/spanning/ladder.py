@@ -83,8 +83,8 @@ TEST = {"batch": 1, "heads": 16, "n": 16384, "d": 64, "causal": True, "dtype": "
 REGISTERS, LANES = 65536, 32
 # Threads whose instructions an SM can start in a cycle: four warps.
 ISSUED = 4 * LANES
-# Left out of the figure where there is no time.
-UNTIMED = ("first_forward", *PATH_OF_HOPPER)
+# Left out of the figure and the tables of times where there is no time.
+UNTIMED = ("first_forward", "first_backward", *PATH_OF_HOPPER)
 Found = Mapping[str, list[Record]]
 
 
@@ -173,7 +173,7 @@ def times(found: Found, record: Record, steps: Mapping[str, tuple[str, str]]) ->
     lines = []
     for step, (_, predicted) in steps.items():
         time, last = ms(record, step), before.get(step)
-        if step in PATH_OF_HOPPER and not known([time]):
+        if step in UNTIMED and not known([time]):
             continue
         gained = gain(record, last, step) if last else None
         lines.append(
@@ -313,9 +313,12 @@ def evidence(a: Needs, b: Needs, gained: float, predicted: float) -> list[str]:
             + (f", at {b.registers} registers." if not fewer else ".")
         )
     if gained < 0.98 and fewer:
-        told.append(
-            "**It loses:** while these warps wait for a tile, nobody else computes."
+        waits = (
+            "these warps wait for a tile, nobody else computes."
+            if b.programs == 1
+            else "some warps wait for a tile, fewer others are left to compute."
         )
+        told.append(f"**It loses:** while {waits}")
     elif gained < 0.98:
         told.append(
             "**It loses,** and the compiled loop does not say why; the next "

@@ -161,10 +161,10 @@ def contexts_figure(record: Record) -> str:
             axes.set_title(title)
 
     told = [
-        f"{NAMES[name]} attention reaches context {c.config['context']:,} with "
+        f"{whose} attention reaches context {c.config['context']:,} with "
         f"{gib(c[PEAK])} GiB"
-        for name, c in ends.items()
-        if name != "sdpa"
+        for name, whose in (("eager", "eager"), ("flash", "our"))
+        if (c := ends.get(name))
     ]
     return plot(
         record,
