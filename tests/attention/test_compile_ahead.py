@@ -21,6 +21,7 @@ COMPILE = f"""
 import json
 from systems.attention.hopper import launches
 from tools.compile_ahead import GPUS, compile_for, inputs, loaded_by
+from tools.compile_steps import first_backward, first_forward
 
 def show(name, found):
     print(json.dumps([name, found]))
@@ -28,6 +29,11 @@ def show(name, found):
 for name, d in {SAMPLE}.items():
     for found in compile_for(GPUS[name], "half", d, causal=True):
         show(name, found)
+    tensors, lse = inputs("half", d)
+    q, k, v, o, do, lse = (x.flatten(0, 1) for x in (*tensors, lse))
+    rows = lse, q.shape[1], 0.125
+    show(name, loaded_by(GPUS[name], first_forward, q, k, v, o, *rows))
+    show(name, loaded_by(GPUS[name], first_backward, q, k, v, do, *rows))
 gpu = GPUS["h100"]
 (q, k, v, o, do), lse = inputs("half", 64)
 options = True, 0.125
@@ -37,6 +43,7 @@ show("h100", loaded_by(gpu, launches.launch_two_passes, *backward))
 show("h100", loaded_by(gpu, launches.launch_one_pass, *backward, 1))
 """
 PLAIN = ["forward_kernel", "dq_kernel", "dkdv_kernel"]
+FIRST = ["forward_kernel", "dk_dv_kernel", "dq_kernel"]
 HOPPER = [*PLAIN, "delta_kernel", "one_pass_kernel", "round_kernel"]
 
 
@@ -64,7 +71,11 @@ def test_what_each_gpu_gets_compiles_for_it_and_fits(tmp_path):
         compiled[name] += [Needs(*needs) for needs in found]
     for name, gpu in GPUS.items():
         hopper = HOPPER if gpu.capability == (9, 0) else []
-        assert [needs.kernel for needs in compiled[name]] == [*PLAIN, *hopper]
+        assert [needs.kernel for needs in compiled[name]] == [
+            *PLAIN,
+            *FIRST,
+            *hopper,
+        ]
         for needs in compiled[name]:
             assert needs.shared_bytes <= gpu.block_bytes, (name, needs)
             # No fallback of the assembler to few registers, which spills the rest.
