@@ -114,7 +114,7 @@ class Reach:
 
     def module(self, name: str) -> Module | None:
         if name not in self.read:
-            counts = not name.startswith(NOT_MEASURING)
+            counts = name != OTHERS and not name.startswith(NOT_MEASURING)
             self.read[name] = read(name, self.root) if counts else None
         return self.read[name]
 

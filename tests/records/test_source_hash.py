@@ -218,6 +218,17 @@ def test_what_cannot_change_a_measurement_does_not_count(tree, name):
     assert tree(**{name: "from systems.a import f\nf()"}, a="f = 2") == before
 
 
+def test_a_file_beside_the_checkout_with_its_name_does_not_count(tree, tmp_path):
+    files = {"stem": "import json\n\njson.dumps({})\n"}
+    alone = tree(**files)
+    beside = tmp_path.with_suffix(".py")
+    beside.write_text("print(1)\n")
+    try:
+        assert tree(**files) == alone
+    finally:
+        beside.unlink()
+
+
 def test_an_attention_implementation_counts_only_when_named(tree):
     sources = dict(
         stem="",
