@@ -14,6 +14,8 @@ MACHINE = (
     "arithmetic, the smaller and the faster: memory serves all SMs, "
     "a register one thread. Sizes and rates: {source}."
 )
+# The data sheet of the H200 gives neither.
+AS_H100 = " Those of the L2 cache and of the SMs are the H100's."
 TIMELINES = (
     "<strong>Three ways to be slow.</strong> Above the CPU, which launches; below the "
     "GPU, which runs the kernels. Lengths are averages of the record, each panel to "
@@ -70,7 +72,8 @@ def machine_figure(m: Machine) -> str:
     def draw(d: Drawing) -> None:
         (wide_machine if d.width > NARROW else narrow_machine)(d, m)
 
-    return drawn(draw, alt, MACHINE.format(source=f"{m.peak.source}; {m.chip.source}"))
+    caption = MACHINE.format(source=f"{m.peak.source}; {m.chip.source}")
+    return drawn(draw, alt, caption + (AS_H100 if "H200" in m.name else ""))
 
 
 def bandwidth(m: Machine) -> str:
