@@ -173,6 +173,16 @@ def test_the_map_has_every_folder_and_each_file_of_the_top_floors():
     assert drawn() == expected | {"tools/render/stems/"}
 
 
+LINK = re.compile(r"""\]\(([^)\s]+)\)|\b(?:href|src|srcset)="([^"\s]+)""")
+
+
+def test_what_the_guides_link_to_is_there():
+    found = {link for text in GUIDES.values() for link in LINK.findall(text)}
+    links = {written or drawn for written, drawn in found}
+    paths = {link.partition("#")[0] for link in links if "://" not in link}
+    assert paths and not [path for path in paths if not (ROOT / path).exists()]
+
+
 @pytest.mark.parametrize("guide", GUIDES)
 def test_what_a_guide_names_is_there(guide):
     named = re.findall(r"`((?:systems|tools|tests|docs)/[\w./-]*)`", GUIDES[guide])

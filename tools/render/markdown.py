@@ -296,4 +296,5 @@ def nonzero(text: str) -> str:
 
 def percent(value: float) -> str:
     """Two significant digits below ten percent."""
-    return f"{100 * value:.1f} %" if abs(value) < 0.1 else f"{100 * value:.0f} %"
+    # What rounds to nothing has no sign.
+    return f"{100 * value:z.1f} %" if abs(value) < 0.1 else f"{100 * value:.0f} %"

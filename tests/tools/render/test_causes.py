@@ -84,6 +84,10 @@ def test_facts_and_tables_are_of_the_clock_of_the_same_gpu():
     assert "| 2.7B | 512 | fp32 | 20.0 |" in files["causes-told.md"]
     assert "14.8 (74 %)" in files["causes-told.md"]
     assert '<svg class="plot wide"' in files["causes-shares.md"]
+    # Copies need no clock.
+    named = {name for name, text in files.items() if "end_to_end.json" in text}
+    assert named == files.keys() - {"causes-copies.md"}
+    assert all("kernel_profile.json" in text for text in files.values())
     other = copy.deepcopy(clock)
     other.device.slug = "nvidia-a100"
     alone = causes.fragments({**found, "end_to_end": [other]})

@@ -25,7 +25,7 @@ from systems.profiling.kernel_names import (
 )
 from systems.records.record import Record
 from tools.render.load import primary_gpu
-from tools.render.markdown import columns, per_device, percent
+from tools.render.markdown import columns, per_device, percent, provenance
 from tools.render.plots import ACCENT, DARK, PALE, TINT, is_narrow, key, panels, plot
 from tools.render.rows import MISSING, Cell, axis, cell, cells, least, most, say
 from tools.render.stems.kernel_profile.rows import kernels, total_ms
@@ -179,11 +179,19 @@ def fragments(found: Found) -> dict[str, str]:
         "causes-told.md": told_table,
         "causes-all.md": all_table,
         "causes-gain.md": gain_table,
-        "causes-copies.md": copies_table,
     }
+
+    def of_both(profile: Record, body: Callable[[Record, Record | None], str]) -> str:
+        clock = clock_of(found, profile)
+        text = body(profile, clock)
+        return f"{text}\n\nWall time: {provenance(clock)}" if text and clock else text
+
     return {
-        name: per_device(profiles, lambda r, body=body: body(r, clock_of(found, r)))
-        for name, body in bodies.items()
+        **{
+            name: per_device(profiles, lambda r, body=body: of_both(r, body))
+            for name, body in bodies.items()
+        },
+        "causes-copies.md": per_device(profiles, copies_table),
     }
 
 
@@ -237,7 +245,7 @@ def copies_ms(c: Cell, phase: str, name: str = "") -> float:
     )
 
 
-def copies_table(profile: Record, clock: Record | None) -> str:
+def copies_table(profile: Record) -> str:
     """Copies of a forward and of a backward pass in both precisions."""
 
     def step(precision: str):

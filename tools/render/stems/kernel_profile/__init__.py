@@ -277,13 +277,18 @@ def facts(record: Record | None) -> dict[str, str]:
         **top_facts(record, largest, "2_7B"),
         **attention_facts(small),
         "profiler": say(profilers(rows)),
-        "unattributed_most": say(most(map(unattributed, rows)), percent),
+        "unattributed_most": say(most(map(unattributed, rows)), at_most),
         "disagreement_most": say(most(abs(disagreement(c)) for c in rows), percent),
         "factor_least": say(least(factors), "{:.2f}"),
         "factor_most": say(most(factors), "{:.2f}"),
         # Of a thousand marks in ms, which is one in µs.
         "mark_us": say(most(c.ms("thousand_marks") for c in rows), "{:.1f} µs"),
     }
+
+
+def at_most(share: float) -> str:
+    told = percent(share)
+    return "under 0.1 %" if told == percent(0) else f"at most {told}"
 
 
 def top_facts(record: Record | None, c: Cell, key: str) -> dict[str, str]:
@@ -432,7 +437,7 @@ def kernels_are_attributed(record: Record) -> Judgement:
     lost = most(map(unattributed, ran(record)))
     gap = most([0.0, *(abs(disagreement(c)) for c in ran(record))])
     numbers = (
-        f"Without a phase at most {say(lost, percent)}; names against operations at "
+        f"Without a phase {say(lost, at_most)}; names against operations at "
         f"most {say(gap, percent)}."
     )
     return known([lost]) and (lost < 0.01 and gap < 0.03, numbers)

@@ -131,7 +131,7 @@ def layer_figure(record: Record) -> str:
         "layer",
         draw,
         f"{len(timeline)} kernels fill {percent(busy / span)} of the {span:.2f} ms of "
-        "one layer's forward pass.",
+        "one layer's forward pass under the profiler, which slows launching.",
         "The model `small` at context 512 in fp32, by the part of the layer that "
         "launched them. Blue: matrix products; grey: everything else.",
         height=220,
