@@ -95,7 +95,10 @@ def fragments(records: list[Record]) -> dict[str, str]:
         "checks.md": checks_table,
     }
     return {
-        **{name: per_device(ours, body) for name, body in tables.items()},
+        **{
+            name: per_device(ours, lambda r, body=body: watched(r, body(r)))
+            for name, body in tables.items()
+        },
         **figures.fragments(ours),
         **reported.fragments([r for r in records if r.kind == "reported"]),
     }
@@ -104,6 +107,13 @@ def fragments(records: list[Record]) -> dict[str, str]:
 def profilers(found: list[Cell]) -> Any:
     names = sorted({PROFILERS[c["profiler"]] for c in found})
     return " and ".join(names) if names else MISSING
+
+
+def watched(record: Record, shown: str) -> str:
+    """The table and, below it, which profiler saw the kernels."""
+    seen = profilers(ran(record))
+    line = f"\n\nKernels seen by {seen}.\n{{ .provenance }}" if seen else ""
+    return f"{shown}{line}" if shown else ""
 
 
 # Tables -------------------------------------------------------------------------------
