@@ -335,9 +335,10 @@ def test_a_row_that_the_cpus_compiler_refuses_is_unsupported(error, said, monkey
 
 
 def test_a_failed_import_of_torch_is_not_asked_for_memory(monkeypatch):
-    """A stem without torch has no out-of-memory error to look for."""
+    """A stem without torch has no error of the device to look for."""
     monkeypatch.delitem(sys.modules, "torch")
-    assert out_of_memory_reason(MemoryError()) is None
+    assert out_of_memory_reason(ValueError("CUDA out of memory.")) is None
+    assert out_of_memory_reason(MemoryError()) == "no memory left for Python"
 
 
 def test_method_needs_a_gpu_and_says_so(capsys, monkeypatch, on_cpu):

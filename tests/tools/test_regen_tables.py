@@ -537,7 +537,7 @@ def test_a_stale_record_is_a_warning_and_with_fresh_an_error(rendered, tmp_path)
     # The pages show it, too.
     assert rendered("--check").code == 1
     assert rendered("--render").code == 0
-    assert "**Stale:**" in (tmp_path / "generated/model_sizes-table.md").read_text()
+    assert "**stale**" in (tmp_path / "generated/model_sizes-table.md").read_text()
     message = (
         "results/meta/model_sizes.json is stale: its source has changed since; "
         "measure or --verify model_sizes"

@@ -526,8 +526,8 @@ def test_of_an_unknown_gpu_there_are_times_and_no_floors(board):
 
 def test_two_leaderboards_are_told_apart():
     boards = [
-        committed("flash_leaderboard", f"reported-cs336-leaderboard{edition}")
-        for edition in ("", "-2026")
+        committed("flash_leaderboard", f"reported-{edition}")
+        for edition in ("cs336-leaderboard", "leaderboard-2026")
     ]
     shown = flash_leaderboard.fragments(boards)["reported.md"]
     # 7 products of 128 FLOPs for half of 16 · 16384² scores in 5.364 ms, of an H100's
