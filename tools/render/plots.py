@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -190,7 +191,8 @@ def line(axes: Axes, xs: Iterable[float], ys: Iterable[float], **style: Any) -> 
         if not isinstance(x, Missing) and not isinstance(y, Missing)
     ]
     if points:
-        axes.plot(*zip(*points, strict=True), **{"marker": "o", "color": GREY} | style)
+        look: dict[str, Any] = {"marker": "o", "color": GREY} | style
+        axes.plot(*zip(*points, strict=True), **look)
 
 
 def family(axes: Axes, curves: dict[str, tuple[Any, Any]], marked: str) -> None:
@@ -204,8 +206,12 @@ def note(axes: Axes, text: str, x: float, y: float, **more: Any) -> None:
     says in pixels.
     """
     offset = more.pop("offset", (0, 8))
-    style = {"ha": "center", "color": ACCENT, "weight": "bold"} | more
-    place = {"xytext": offset, "textcoords": "offset points", "gid": OVER_LINES}
+    style: dict[str, Any] = {"ha": "center", "color": ACCENT, "weight": "bold"} | more
+    place: dict[str, Any] = {
+        "xytext": offset,
+        "textcoords": "offset points",
+        "gid": OVER_LINES,
+    }
     axes.annotate(text, (x, y), **place, **style)
 
 
@@ -253,7 +259,8 @@ def heat_map(
     """
     for y, cells in enumerate(rows.values()):
         for x, (text, shade) in enumerate(cells):
-            look = {"facecolor": hot if shade > 0 else cold, "edgecolor": "none"}
+            look: dict[str, Any] = {"facecolor": hot if shade > 0 else cold}
+            look["edgecolor"] = "none"
             alpha = 0.5 * min(1.0, abs(shade)) if text else 0
             axes.add_patch(Rectangle((x, y), 0.96, 0.94, alpha=alpha, **look))
             axes.text(x + 0.48, y + 0.48, text, ha="center", va="center")
@@ -284,7 +291,8 @@ def plain_log_scale(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
     """Ticks at 1, 2 and 5 of each decade, or at what is given, written as plain
     numbers.
     """
-    (axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale)("log")
+    along_x = axis is axis.axes.xaxis
+    (axis.axes.set_xscale if along_x else axis.axes.set_yscale)("log")
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axis.set_minor_formatter(NullFormatter())
@@ -293,7 +301,8 @@ def plain_log_scale(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
 def power_of_two_axis(axis: Axis, ticks: Sequence[int], label: str) -> None:
     """A logarithmic axis of lengths, with these ticks."""
     axis.axes.set_xscale("log", base=2)
-    narrow = is_narrow(axis.axes.figure)
+    drawn = axis.get_figure(root=True)
+    narrow = drawn is not None and is_narrow(drawn)
     short = [f"{t // 1024}k" if narrow and t >= 1024 else f"{t:,}" for t in ticks]
     axis.set_ticks(ticks, short)
     axis.set_label_text(label)
@@ -316,7 +325,7 @@ def name_lines(figure: Figure) -> None:
         for one, height in zip(named, heights, strict=True):
             axes.annotate(
                 CONTROL.sub(" ", str(one.get_label())),
-                (float(one.get_xdata()[-1]), float(one.get_ydata()[-1])),
+                last_point(one),
                 xytext=(9, height - end_of(one)[1]),
                 textcoords="offset points",
                 gid=OVER_LINES,
@@ -327,9 +336,15 @@ def name_lines(figure: Figure) -> None:
             )
 
 
+def last_point(line: Line2D) -> tuple[float, float]:
+    x, y = np.asarray(line.get_xydata())[-1]
+    return float(x), float(y)
+
+
 def end_of(line: Line2D) -> tuple[float, float]:
     """The last point on the canvas, in pixels; the height first counts."""
-    x, y = line.axes.transData.transform(line.get_xydata()[-1])
+    assert line.axes is not None
+    x, y = line.axes.transData.transform(last_point(line))
     return float(x), float(y)
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from systems.formulas.costs import PEAKS, forward_flops, pass_flops
 from systems.model.sizes import SIZES
 from systems.records.record import Record, Row
-from tools.render.markdown import columns, percent
+from tools.render.markdown import captioned, columns, percent
 from tools.render.rows import least, most, say
 
 SXM, PCIE = "a100-sxm4-40gb", "a100-80gb-pcie"
@@ -22,13 +22,18 @@ def calls_table() -> str:
     """How often one forward pass multiplies by a weight, the wide w1 and w3 apart from
     the others, and what a token costs each group in a layer.
     """
-    return columns(
+    table = columns(
         SIZES,
         ("size", lambda size: size),
         ("calls: q, k, v, o, w2, head", lambda size: calls(size)[0]),
-        ("w1, w3", lambda size: calls(size)[1]),
+        ("calls: w1, w3", lambda size: calls(size)[1]),
         ("millions a token: q, k, v, o, w2", lambda size: macs(size)[0], "{:.2f}"),
-        ("w1, w3", lambda size: macs(size)[1], "{:.2f}"),
+        ("millions a token: w1, w3", lambda size: macs(size)[1], "{:.2f}"),
+    )
+    return captioned(
+        "Products with weights in one forward pass, in two groups, and the "
+        "multiplications that a token costs each group in a layer.",
+        table,
     )
 
 
