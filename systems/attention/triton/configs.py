@@ -348,7 +348,8 @@ def padded(d: int) -> int:
     """The head dimension that a tile has: a power of two from 16 on, as tensor cores
     need.
     """
-    return max(16, triton.next_power_of_2(d))
+    # Triton 3.7 has another type for it.
+    return max(16, triton.next_power_of_2(d))  # pyright: ignore[reportReturnType]
 
 
 def for_mask(entry: Config | ByMask, causal: bool) -> Config:
