@@ -96,7 +96,9 @@ def weighted_sum_backward_kernel(
 def columns_tile(d: int) -> int:
     """Columns in a tile: a power of two, as Triton's ranges need."""
     # Triton 3.7 has another type for it.
-    return min(MAX_COLUMNS_TILE, triton.next_power_of_2(d))  # pyright: ignore[reportReturnType]
+    return min(  # pyright: ignore[reportReturnType]
+        MAX_COLUMNS_TILE, triton.next_power_of_2(d)
+    )
 
 
 # --8<-- [start:function]
