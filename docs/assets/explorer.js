@@ -123,7 +123,7 @@
   }
 
   // The chart. -----------------------------------------------------------------------------------------------------------------------
-  const MOST = { lines: 10, bars: 14 }
+  const MOST = { curves: 10, bars: 14 }
   const HEIGHT = 300
 
   function mark(tag, attributes, text = "") {
@@ -153,8 +153,8 @@
     if (metrics.size > 1) return chart.replaceChildren(`${metrics.size} metrics match: choose one to see it drawn.`)
     const series = seriesOf(found)
     const long = [...series.values()].filter((points) => new Set(points.map(({ x }) => x)).size > 1).length
-    const kind = long * 2 >= series.size ? "lines" : "bars"
-    const count = kind === "lines" ? series.size : found.length
+    const kind = long * 2 >= series.size ? "curves" : "bars"
+    const count = kind === "curves" ? series.size : found.length
     if (count > MOST[kind]) return chart.replaceChildren(`${count} ${kind} match: narrow them down to ${MOST[kind]} to see them drawn.`)
     const most = Math.max(...found.map((line) => line[at("value")]))
     const scale = scaleOf(most, found[0][at("unit")])
@@ -162,7 +162,7 @@
     const title = `${metricLabel([...metrics][0])}${scale.unit ? `, ${scale.unit}` : ""}`
     const svg = mark("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "img", "aria-label": `${title}: the lines of the table below` })
     svg.append(mark("text", { x: 0, y: 12, class: "title" }, title))
-    ;({ lines: drawLines, bars: drawBars })[kind](svg, series, scale, width)
+    ;({ curves: drawLines, bars: drawBars })[kind](svg, series, scale, width)
     chart.replaceChildren(svg)
   }
 

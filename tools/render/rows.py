@@ -94,6 +94,12 @@ def span(values: Iterable[float], text: str = "{:.2f}") -> str:
     return both.format(min(found), max(found)) if found else NOT_MEASURED
 
 
+def ranges(values: Iterable[float]) -> str:
+    """ "ranges from 1.20 to 3.40", to follow what does."""
+    found = known(values)
+    return f"ranges from {span(found)}" if found else "was not measured"
+
+
 @dataclass(frozen=True)
 class Cell:
     """One configuration of a record: false where it has no numbers."""

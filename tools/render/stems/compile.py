@@ -22,6 +22,7 @@ from tools.render.rows import (
     least,
     measured,
     most,
+    ranges,
     say,
     span,
 )
@@ -225,8 +226,7 @@ def speedup_figure(record: Record) -> str:
             axes.set_ylim(bottom=0)
             axes.set_title(f"{precision}: eager time / compiled time")
 
-    found = step_speedups(record)
-    told = f"ranges from {span(found)}" if found else "was not measured"
+    told = ranges(step_speedups(record))
     return plot(
         record,
         "speedup",

@@ -20,6 +20,7 @@ from tools.render.rows import (
     least,
     measured,
     most,
+    ranges,
     say,
     span,
 )
@@ -202,8 +203,7 @@ def speedup_figure(record: Record) -> str:
             heat_map(axes, rows, [f"{n:,}" for n in ns])
             axes.set_title(f"{dtype}, {'causal mask' if causal else 'no mask'}, by N")
 
-    found = speedups(record)
-    told = f"ranges from {span(found)}" if found else "was not measured"
+    told = ranges(speedups(record))
     return plot(
         record,
         "speedup",
