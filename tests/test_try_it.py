@@ -136,10 +136,8 @@ def test_a_weight_of_one_never_moves_in_bf16():
     assert "It never moves" in page("accumulation")
 
 
-def test_a_cpu_leaves_the_layer_norm_in_bf16():
+def test_a_cpu_leaves_the_layer_norm_in_bf16(on_cpu):
     facts = yaml.safe_load((ROOT / "docs/generated/facts.yml").read_text())
-    if torch.cuda.is_available():
-        pytest.skip("the page speaks of a CPU")
     found = autocast.run(autocast.Config("toy", "bf16"))
     assert (found["ln"], facts["autocast"]["toy_ln_bf16"]) == ("bf16", "fp32")
 
