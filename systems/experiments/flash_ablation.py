@@ -1,5 +1,5 @@
 """What each technique of the kernels is worth: one at a time is added, at the
-leaderboard's shape.
+leaderboard's shape. Before them the kernel that the guide teaches first is measured.
 
 How tiles are spread over the GPU is measured where it matters: one head, whose tiles
 are few, and many short heads. What splitting float32 into limbs ahead is worth is
@@ -27,6 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from systems.attention.first import first_attention
 from systems.attention.hopper import launches
 from systems.attention.reference import attention_reference
 from systems.attention.triton.configs import Config as LaunchConfig
@@ -104,8 +105,9 @@ PASSES = ("forward", "backward")
 # Where the kernels for Hopper don't run, these repeat what is measured before them.
 HOPPER_STEPS = ("one_item_forward", "forward", "two_passes_backward", "backward")
 STEPS = (
-    *(*FORWARD, "plain_forward", "one_item_forward", "forward"),
-    *("atomic_backward", "plain_backward", "two_passes_backward", "backward"),
+    *("first_forward", *FORWARD, "plain_forward", "one_item_forward", "forward"),
+    *("first_backward", "atomic_backward", "plain_backward", "two_passes_backward"),
+    "backward",
     *(f"{how}_{of}" for how in OVERRIDES for of in PASSES),
 )
 
@@ -367,6 +369,12 @@ def prepare(
     overrides = options(how, of, q) if how in OVERRIDES else {}
     if how in OVERRIDES and of == "forward":
         return lambda: launch_forward(q, k, v, True, scale, **overrides)[:1]
+    if step == "first_forward":
+        return lambda: (first_attention(q, k, v, True),)
+    if step == "first_backward":
+        inputs = [x.requires_grad_() for x in (q, k, v)]
+        kept = first_attention(q, k, v, True)
+        return lambda: torch.autograd.grad(kept, inputs, do, retain_graph=True)
     if step in FORWARD:
         return lambda: (switched_forward(q, k, v, FORWARD[step]),)
     if step in ("plain_forward", "forward"):
