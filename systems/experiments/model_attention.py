@@ -15,7 +15,7 @@ import torch
 from systems.benchmarking import timing
 from systems.benchmarking.peers import what_ran
 from systems.experiments import end_to_end
-from systems.model.sizes import SIZES
+from systems.model.sizes import SIZES, TABLE_1
 from systems.running.command import main, option
 
 PROTOCOL = end_to_end.PROTOCOL
@@ -41,7 +41,7 @@ def configs(quick: bool = False) -> list[Config]:
     """
     if quick:
         return [Config("small", 32, "sdpa", 1, warmup=0, steps=1)]
-    cells = [(size, 1024) for size in SIZES] + [("small", 4096), ("small", 16384)]
+    cells = [(size, 1024) for size in TABLE_1] + [("small", 4096), ("small", 16384)]
     return [
         Config(size, context, name) for size, context in cells for name in ATTENTIONS
     ]

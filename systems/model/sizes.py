@@ -1,5 +1,5 @@
-"""The five models of the assignment's Table 1. Imports no torch: the pages' renderer
-reads them too.
+"""The five models of the assignment's Table 1, and the one that CS336 added in 2026.
+Imports no torch: the pages' renderer reads them too.
 """
 
 from dataclasses import dataclass
@@ -16,12 +16,14 @@ class ModelSize:
     num_heads: int
 
 
-SIZES = {
+TABLE_1 = {
     "small": ModelSize(768, 3072, 12, 12),
     "medium": ModelSize(1024, 4096, 24, 16),
     "large": ModelSize(1280, 5120, 36, 20),
     "xl": ModelSize(1600, 6400, 48, 25),
     "2.7B": ModelSize(2560, 10240, 32, 32),
 }
+# CS336 of 2026 calls our 2.7B xl, and adds this one.
+SIZES = TABLE_1 | {"10B": ModelSize(4608, 12288, 50, 36)}
 VOCAB_SIZE = 10_000
 # --8<-- [end:sizes]

@@ -263,6 +263,8 @@ def framed_table(body: str, caption: str) -> str:
         text = text_of(said)
         if tag == "td" and text in ORDER and heads[at] == "size":
             marks += f' data-sort="{ORDER[text]}"'
+            if text in RENAMED:
+                said = f'<abbr title="{RENAMED[text]}">{said}</abbr>'
         if kind == "r":
             said = SPREAD.sub(r" <small>\1</small>", said)
         return f"<{tag}{marks}>{breakable(said) if kind == 't' else said}</{tag}>"
@@ -282,6 +284,11 @@ def framed_table(body: str, caption: str) -> str:
 
 # The sizes of the model, from the smallest on: their names sort otherwise.
 ORDER = {size: place for place, size in enumerate(SIZES, start=1)}
+# What a reader of another edition would take them for.
+RENAMED = {
+    "xl": "CS336 of 2026 has no such size: its xl is our 2.7B.",
+    "2.7B": "CS336 of 2026 calls this size xl.",
+}
 
 
 def kind_of(texts: list[str]) -> str:

@@ -124,6 +124,15 @@ def test_a_table_is_framed_and_named_after_its_columns() -> None:
     assert '<table class="data">' in framed and framed.endswith("</table></div>")
 
 
+def test_a_size_of_another_name_in_2026_says_so() -> None:
+    rows = "".join(f"<tr><td>{s}</td></tr>" for s in ("large", "xl", "2.7B"))
+    framed = frame_tables(f"<table><tr><th>size</th></tr>{rows}</table>")
+    assert '<abbr title="CS336 of 2026 calls this size xl.">2.7B</abbr>' in framed
+    assert framed.count("<abbr") == 2 and 'data-sort="5"' in framed
+    other = frame_tables(f"<table><tr><th>name</th></tr>{rows}</table>")
+    assert "<abbr" not in other
+
+
 def test_a_table_of_many_columns_has_a_short_name() -> None:
     framed = frame_tables("<table><tr>" + "<th>a</th>" * 12 + "</tr></table>")
     assert 'aria-label="Table: a, a, a, a and 8 more columns"' in framed

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from systems.formulas.costs import PEAKS, forward_flops, pass_flops
-from systems.model.sizes import SIZES
+from systems.model.sizes import SIZES, TABLE_1
 from systems.records.record import Record, Row
 from tools.render.markdown import captioned, columns, percent
 from tools.render.rows import least, most, say
@@ -23,7 +23,7 @@ def calls_table() -> str:
     the others, and what a token costs each group in a layer.
     """
     table = columns(
-        SIZES,
+        TABLE_1,
         ("size", lambda size: size),
         ("calls: q, k, v, o, w2, head", lambda size: calls(size)[0]),
         ("calls: w1, w3", lambda size: calls(size)[1]),

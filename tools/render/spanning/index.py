@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from systems import ROOT
-from systems.model.sizes import SIZES
+from systems.model.sizes import TABLE_1
 from tools.render.drawing import SMALL, Drawing
 from tools.render.markdown import Markup, captioned, table
 from tools.render.rows import NOT_MEASURED, Missing, cell, faster, say
@@ -101,7 +101,7 @@ def speed(found: Found) -> list[Bar]:
             cell(record, size=size, precision="fp32", **at),
             cell(record, size=size, precision="bf16", **at),
         )
-        for size in SIZES
+        for size in TABLE_1
     }
     return [(size, gain, say(gain, "{:.1f} ×")) for size, gain in gains.items()]
 

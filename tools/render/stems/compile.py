@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from systems.model.sizes import SIZES
+from systems.model.sizes import TABLE_1
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.markdown import captioned, columns, gib, per_device
@@ -92,7 +92,7 @@ def grid(record: Record | None, *executions: str) -> list[Cell]:
     """By size, precision and execution, so that those to compare stand together."""
     found = [
         at(record, size, precision, execution)
-        for size in SIZES
+        for size in TABLE_1
         for precision in PRECISIONS
         for execution in executions or EXECUTIONS
     ]
@@ -210,19 +210,19 @@ def speedup_figure(record: Record) -> str:
     def draw(figure: Figure) -> None:
         found = zip(panels(figure, 2, sharey=True), PRECISIONS, strict=True)
         for axes, precision in found:
-            steps = [at(record, size, precision) for size in SIZES]
+            steps = [at(record, size, precision) for size in TABLE_1]
             curves = {
                 name: [speedup(record, c, *of) for c in steps]
                 for name, of in phases.items()
             }
-            places = range(len(SIZES))
+            places = range(len(TABLE_1))
             family(axes, {n: (places, ratios) for n, ratios in curves.items()}, "step")
             for place in places:
                 if ratio := curves["step"][place]:
                     below = {"va": "top", "offset": (0, -7)}
                     note(axes, f"{ratio:.1f}", place, ratio, **below)
             axes.axhline(1, color=DARK, linewidth=1)
-            axes.set_xticks(places, list(SIZES))
+            axes.set_xticks(places, list(TABLE_1))
             axes.set_ylim(bottom=0)
             axes.set_title(f"{precision}: eager time / compiled time")
 

@@ -31,8 +31,7 @@ def weights(record: Record | None, size: str) -> float:
 
 CAPTIONS = {
     "table.md": (
-        "The five models: parameters, memory of their weights, and FLOPs of a forward "
-        "pass."
+        "The models: parameters, memory of their weights, and FLOPs of a forward pass."
     ),
 }
 
@@ -116,4 +115,5 @@ def facts(record: Record | None) -> dict[str, str]:
             share(record, "2.7B", "feed_forward"), "{:.0f} %"
         ),
         "weights_2_7B": say(weights(record, "2.7B"), lambda v: f"{gib(v)} GiB"),
+        "weights_10B": say(weights(record, "10B"), lambda v: f"{gib(v)} GiB"),
     }

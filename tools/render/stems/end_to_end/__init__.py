@@ -8,7 +8,9 @@ from dataclasses import asdict
 from matplotlib.figure import Figure
 
 from systems.formulas.costs import forward_flops, peak_of
-from systems.model.sizes import SIZES, VOCAB_SIZE
+from systems.formulas.memory_costs import Pass
+from systems.formulas.memory_peak import peak
+from systems.model.sizes import SIZES, TABLE_1, VOCAB_SIZE
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.markdown import columns, gib, per_device, percent
@@ -68,6 +70,7 @@ CAPTIONS = {
         "Each pass in fp32 at every size and context: mean ± standard deviation."
     ),
     "speedup-table.md": "fp32 against bf16 autocast at every size and context.",
+    "10B.md": "`10B` at context 512: time, measured peak, and the peak by formula.",
     "speedup-tf32.md": "What TF32 and bf16 gain over fp32 in each pass, context 512.",
 }
 
@@ -86,6 +89,7 @@ def fragments(records: list[Record]) -> dict[str, str]:
         ),
         "phases.md": per_device(ours, phases_table),
         "headline.md": per_device(ours, headline_table),
+        "10B.md": per_device(ours, ten_billion_table),
         "figures.md": per_device(ours, figures_body),
         "all.md": per_device(ours, all_table),
         **gains.fragments(ours),
@@ -190,7 +194,7 @@ def headline_table(record: Record) -> str:
         return step(size, "fp32").ms() / step(size).ms()
 
     return columns(
-        SIZES,
+        TABLE_1,
         ("size", str),
         *(
             (f"step in {p}, ms", lambda size, p=p: step(size, p).ms(), "{:.0f}")
@@ -199,6 +203,29 @@ def headline_table(record: Record) -> str:
         ("fp32 / bf16", gain, "{:.1f}"),
         ("bf16 share of peak", lambda s: share_of_peak(record, step(s)), percent),
         ("fp32 memory, GiB", lambda size: step(size, "fp32")[PEAK], gib),
+    )
+
+
+def ten_billion_table(record: Record) -> str:
+    """Passes of 10B, each with what it needs by formula, whether it fitted or not."""
+
+    def predicted(place: tuple[str, str]) -> int:
+        precision, mode = place
+        return sum(peak(Pass("10B", 512, mode, precision)).values())
+
+    def of(place: tuple[str, str]) -> Cell:
+        precision, mode = place
+        return at(record, "10B", 512, mode, precision)
+
+    modes = ("forward", "forward_backward", "step")
+    return columns(
+        [(precision, mode) for precision in ("fp32", "bf16") for mode in modes],
+        ("precision", lambda place: place[0]),
+        ("pass", lambda place: place[1].replace("_", " and ")),
+        ("time, ms", lambda place: of(place).mean_std()),
+        ("peak, GiB", lambda place: of(place)[PEAK], gib),
+        ("predicted, GiB", predicted, gib),
+        left=2,
     )
 
 
@@ -235,7 +262,7 @@ def times_figure(record: Record) -> str:
         for axes, precision in found:
             curves = {
                 size: [at(record, size, c, "forward", precision).ms() for c in contexts]
-                for size in SIZES
+                for size in TABLE_1
             }
             family(axes, {s: (contexts, ms) for s, ms in curves.items()}, "2.7B")
             plain_log_scale(axes.yaxis)
@@ -269,7 +296,7 @@ def shares_figure(record: Record) -> str:
     def draw(figure: Figure) -> None:
         for axes, precision in zip(panels(figure, 2), ("fp32", "bf16"), strict=True):
             curves = {}
-            for size in SIZES:
+            for size in TABLE_1:
                 wanted = {"size": size, "mode": "forward", "precision": precision}
                 found = [c for c in of_grid(record, **wanted) if c]
                 shares = [100 * share_of_peak(record, c) for c in found]

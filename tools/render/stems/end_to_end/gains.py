@@ -7,7 +7,7 @@ profile tells: `tools/render/spanning/causes.py`.
 
 from matplotlib.figure import Figure
 
-from systems.model.sizes import SIZES
+from systems.model.sizes import TABLE_1
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.markdown import columns, per_device, percent
@@ -196,7 +196,7 @@ def facts(record: Record | None) -> dict[str, str]:
     "from small to 2.7B.",
 )
 def gain_grows(record: Record) -> Judgement:
-    found = known(gain(record, (size, 512)) for size in SIZES)
+    found = known(gain(record, (size, 512)) for size in TABLE_1)
     texts = ", ".join(f"{g:.2f}" for g in found)
-    whole = len(found) == len(SIZES)
+    whole = len(found) == len(TABLE_1)
     return whole and (found == sorted(found), f"fp32 time over bf16 time: {texts}.")

@@ -17,7 +17,7 @@ from systems.formulas.memory_costs import (
 )
 from systems.formulas.memory_peak import moments, most
 from systems.formulas.memory_peak import peak as peak_by_formula
-from systems.model.sizes import SIZES
+from systems.model.sizes import SIZES, TABLE_1
 from systems.profiling.memory.snapshot import CATEGORIES
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
@@ -205,7 +205,7 @@ def sizes_table(record: Record) -> str:
         return f"{two(c.allocated)} ({two(predicted(c))})" if c else c.missing
 
     return columns(
-        [(size, precision) for size in SIZES for precision in PRECISIONS],
+        [(size, precision) for size in TABLE_1 for precision in PRECISIONS],
         ("size", lambda place: place[0]),
         ("precision", lambda place: place[1]),
         *((head, lambda place, m=m: reached(place, m)) for m, head in MODES.items()),
