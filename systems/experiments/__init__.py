@@ -57,6 +57,9 @@ STEMS = {
     "kernel_profile": Stem(
         "systems.experiments.kernel_profile", full=("cuda",), quick=("cuda",)
     ),
+    "weighted_sum": Stem(
+        "systems.experiments.weighted_sum", full=("cuda",), quick=("cuda", "cpu")
+    ),
     "flash_accuracy": Stem(
         "systems.experiments.flash_accuracy",
         full=("cuda",),

@@ -27,6 +27,7 @@ UNASKED = {
     "flash_leaderboard",
     "model_attention",
     "flash_ablation",
+    "weighted_sum",
 }
 
 

@@ -1,0 +1,101 @@
+"""Table and facts of `weighted_sum`: the rate at which a first kernel moves bytes,
+beside PyTorch's own and a copy; and what was predicted.
+"""
+
+from systems.formulas.costs import peak_of
+from systems.records.record import Record
+from tools.render.load import primary_gpu
+from tools.render.markdown import columns, milliseconds, per_device, percent
+from tools.render.rows import MISSING, Cell, cell, cells, most, say
+
+NAMES = {
+    "ours": "ours",
+    "mv": "`torch.mv`",
+    "einsum": "`torch.einsum`",
+    "product_and_sum": "`(x * w).sum(-1)`",
+    "copy": "a copy of x",
+}
+# What is predicted, before any record: the shape and the bytes of a number.
+N, D, BYTES = 65536, 2048, {"fp32": 4, "bf16": 2}
+# How often each number of x is moved, at least: read; read again, and its gradient
+# written; read and written.
+MOVED = {"forward": 1, "backward": 2, "copy": 2}
+SUMS = ("y", "dx", "dw")
+CAPTIONS = {
+    "table.md": "The weighted sum beside PyTorch's own. Rates count what has to be "
+    "moved: x once forwards, x and its gradient backwards.",
+}
+
+
+def moved_bytes(of: str, dtype: str, n: int = N, d: int = D) -> int:
+    """Bytes that have to move; those of w and y don't count beside them."""
+    return MOVED[of] * BYTES[dtype] * n * d
+
+
+def ms(c: Cell, of: str) -> float:
+    """Of a copy, which is one pass, there is no backward time."""
+    return MISSING if c and f"{of}_ms" not in c.metrics else c.ms(of)
+
+
+def rate(c: Cell, of: str) -> float:
+    """Bytes a second."""
+    if not c.config:
+        return MISSING
+    moved = moved_bytes(of, *(c.config[key] for key in ("dtype", "n", "d")))
+    return moved / (ms(c, of) / 1e3)
+
+
+def share(c: Cell, of: str, bandwidth: float) -> float:
+    """`rate` over the data sheet's."""
+    return rate(c, of) / bandwidth
+
+
+def fragments(records: list[Record]) -> dict[str, str]:
+    return {"table.md": per_device(records, body)}
+
+
+def body(record: Record) -> str:
+    """A line for each implementation and dtype; a copy has one pass, under forward."""
+    peak = peak_of(record.device.slug)
+    bandwidth = peak.bandwidth if peak else MISSING
+
+    def first(c: Cell) -> str:
+        return "copy" if c.config["implementation"] == "copy" else "forward"
+
+    return columns(
+        cells(record),
+        ("dtype", lambda c: c.config["dtype"]),
+        ("what", lambda c: NAMES[c.config["implementation"]]),
+        ("forward, ms", lambda c: ms(c, first(c)), milliseconds),
+        ("TB/s", lambda c: rate(c, first(c)) / 1e12, "{:.2f}"),
+        ("of the data sheet's", lambda c: share(c, first(c), bandwidth), percent),
+        ("backward, ms", lambda c: ms(c, "backward"), milliseconds),
+        ("TB/s", lambda c: rate(c, "backward") / 1e12, "{:.2f}"),
+        ("of the data sheet's", lambda c: share(c, "backward", bandwidth), percent),
+        ("error", error, "{:.0e}"),
+        ("same bits in two calls", lambda c: c.get("repeats")),
+        left=2,
+    )
+
+
+def error(c: Cell) -> float:
+    """The largest of the three results."""
+    return most(c.get(f"{of}_relative_error") for of in SUMS)
+
+
+def facts(record: Record | None) -> dict[str, str]:
+    """What the data sheet predicts; how near ours and the others come."""
+    peak = peak_of(primary_gpu())
+    bandwidth = peak.bandwidth if peak else MISSING
+    multiplied = 1e6 * 2 * N * D / peak.fp32 if peak else MISSING
+    found = {"arithmetic": say(multiplied, "{:.0f} µs")}
+    for dtype in BYTES:
+        for of in ("forward", "backward"):
+            ours = cell(record, implementation="ours", dtype=dtype)
+            least = 1e3 * moved_bytes(of, dtype) / bandwidth
+            found[f"predicted_{of}_{dtype}"] = say(least, "{:.3f} ms")
+            found[f"{of}_{dtype}"] = say(ours.ms(of), "{:.3f} ms")
+            found[f"{of}_{dtype}_share"] = say(share(ours, of, bandwidth), percent)
+        copy = cell(record, implementation="copy", dtype=dtype)
+        found[f"copy_{dtype}_share"] = say(share(copy, "copy", bandwidth), percent)
+    return found
