@@ -61,6 +61,8 @@ BATCH, HEADS, N = 8, 16, 4096
 class Needs(NamedTuple):
     """What a compiled kernel needs; `stack_bytes` of a thread are mostly registers that
     were spilled, `per_score` the instructions of its loop for each exponential.
+    `load_bytes`: how much at a time a thread loads or copies from the GPU's memory, of
+    all such instructions, each width once.
     """
 
     kernel: str
@@ -70,6 +72,7 @@ class Needs(NamedTuple):
     registers: int
     stack_bytes: int
     per_score: float = 0.0
+    load_bytes: tuple[int, ...] = ()
 
     def programs(self, gpu: Gpu) -> int:
         """How many of them run on an SM at a time. Registers are given to a warp in
@@ -124,6 +127,22 @@ def instructions_per_score(assembly: str) -> float:
     return round(min(loops)[0] / min(loops)[1], 2) if loops else 0.0
 
 
+# Loads of global memory, and copies from it to shared memory that a thread issues.
+LOAD = re.compile(r"\b(?:LDG|LDGSTS)\.E([.\w]*)")
+WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
+
+
+def load_bytes(assembly: str) -> tuple[int, ...]:
+    """Bytes that loads of a thread take at a time, each once; what names no width takes
+    four.
+    """
+    found = {
+        next((WIDTHS[x] for x in suffixes.split(".") if x in WIDTHS), 4)
+        for suffixes in LOAD.findall(assembly)
+    }
+    return tuple(sorted(found))
+
+
 class Driver:
     """Triton's driver of a GPU that is not here."""
 
@@ -166,8 +185,11 @@ class Driver:
         sizes = {x: given[x] for x in ("BQ", "BK", "GROUPS", "ROWS") if x in given}
         tile = " ".join(f"{x}={value}" for x, value in sizes.items())
         warps = self.metadata.num_warps
-        per_score = instructions_per_score(read_binary("-sass", cubin))
-        needs = Needs(name, tile, warps, shared, registers, stack, per_score)
+        assembly = read_binary("-sass", cubin)
+        needs = Needs(
+            name, tile, warps, shared, registers, stack,
+            instructions_per_score(assembly), load_bytes(assembly),
+        )  # fmt: skip
         self.loaded.append(needs)
         return "module", "function", registers, 0, 1024
 

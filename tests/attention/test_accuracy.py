@@ -114,6 +114,15 @@ def test_odd_head_dimensions(d, device):
     check(FlashAttentionTriton, make_inputs(40, 70, d, device=device), True)
 
 
+@pytest.mark.parametrize("gap", [0, 8, 1], ids=lambda gap: f"rows {gap} apart")
+def test_rows_that_8_divides_and_rows_that_it_does_not(gap, device):
+    """24 numbers, and then a gap: strides of 24 and 32 are said to be what they are,
+    others are left alone.
+    """
+    whole = make_inputs(33, 40, 24 + gap, torch.float16, device, lead=(1, 2))
+    check(FlashAttentionTriton, [x[..., :24] for x in whole], True)
+
+
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("sigma", [8.0, 60.0])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,13 +19,9 @@ from tools.compile_ahead import GPUS, Needs
 # none below 40.
 SAMPLE = {name: 64 if name == "h100" else 16 for name in GPUS}
 COMPILE = f"""
-import json
 from systems.attention.hopper import launches
 from tools.compile_ahead import GPUS, compile_for, inputs, loaded_by
 from tools.compile_steps import first_backward, first_forward
-
-def show(name, found):
-    print(json.dumps([name, found]))
 
 for name, d in {SAMPLE}.items():
     for found in compile_for(GPUS[name], "half", d, causal=True):
@@ -42,9 +39,68 @@ show("h100", loaded_by(gpu, launches.launch_forward, q, k, v, *options))
 show("h100", loaded_by(gpu, launches.launch_two_passes, *backward))
 show("h100", loaded_by(gpu, launches.launch_one_pass, *backward, 1))
 """
+# 16 bits with a row that 8 divides and 16 does not, and the next that 16 divides.
+EIGHTS = """
+from tools.compile_ahead import GPUS, compile_for
+
+for name in ("a100", "h100", "b200"):
+    for d in (40, 48):
+        for found in compile_for(GPUS[name], "half", d, causal=True):
+            show(f"{name} {d}", found)
+"""
+# What has the most to hold, with the limit of the table and without one.
+LIMITS = """
+from systems.attention.triton import configs
+from tools.compile_ahead import GPUS, compile_for
+
+def unlimited(entry):
+    return entry._replace(registers=None)
+
+for name, table in (("a100", "sm_80"), ("h100", "sm_90")):
+    passes = configs.CONFIGS[table]["highest"]
+    for said in ("limited", "unlimited"):
+        for found in compile_for(GPUS[name], "highest", 256, causal=True):
+            show(f"{name} {said}", found)
+        for by_d in passes.values():
+            by_d[256] = unlimited(by_d[256])
+"""
+SHOW = """
+import json
+
+def show(name, found):
+    print(json.dumps([name, found]))
+"""
 PLAIN = ["forward_kernel", "dq_kernel", "dkdv_kernel"]
 FIRST = ["forward_kernel", "dk_dv_kernel", "dq_kernel"]
 HOPPER = [*PLAIN, "delta_kernel", "one_pass_kernel", "round_kernel"]
+
+
+def compile_in_a_process(code: str, cache: Path) -> dict[str, list[Needs]]:
+    """What the `show`s in this code name and found. A process of its own, since Triton
+    asks when it is imported whether to compile.
+    """
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {
+        key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"
+    }
+    # An empty cache, so that it is compiled and not found.
+    environment |= {
+        "TRITON_CACHE_DIR": str(cache),
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", SHOW + code],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    compiled: dict[str, list[Needs]] = {}
+    for name, found in map(json.loads, done.stdout.splitlines()):
+        assert isinstance(found, list), f"{name}: {found}"
+        compiled.setdefault(name, []).extend(Needs(*needs) for needs in found)
+    return compiled
 
 
 @pytest.mark.slow
@@ -52,23 +108,7 @@ def test_what_each_gpu_gets_compiles_for_it_and_fits(tmp_path):
     """With Hopper's kernels also where the chooser leaves them out for the version of
     Triton: they compile with those that were not tested on a GPU too.
     """
-    environment = {
-        key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"
-    }
-    # An empty cache, so that it is compiled and not found.
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-c", COMPILE],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    compiled = {name: [] for name in GPUS}
-    for name, found in map(json.loads, done.stdout.splitlines()):
-        assert isinstance(found, list), f"{name}: {found}"
-        compiled[name] += [Needs(*needs) for needs in found]
+    compiled = compile_in_a_process(COMPILE, tmp_path)
     for name, gpu in GPUS.items():
         hopper = HOPPER if gpu.capability == (9, 0) else []
         assert [needs.kernel for needs in compiled[name]] == [
@@ -86,6 +126,37 @@ def test_what_each_gpu_gets_compiles_for_it_and_fits(tmp_path):
     config, (forward, *_) = for_mask(table, causal=True), compiled["a100"]
     assert forward.tile == f"BQ={config.q} BK={config.k}"
     assert forward.warps == config.warps
+
+
+@pytest.mark.slow
+def test_a_row_that_only_8_divides_is_loaded_16_bytes_at_a_time(tmp_path):
+    """As the next longer one is. Triton, told nothing, loads two bytes at a time and
+    needs up to three times the instructions.
+    """
+    compiled = compile_in_a_process(EIGHTS, tmp_path)
+    for name in ("a100", "h100", "b200"):
+        pairs = zip(compiled[f"{name} 40"], compiled[f"{name} 48"], strict=True)
+        for found, longer in pairs:
+            assert found.load_bytes == longer.load_bytes, (name, found)
+            # Numbers of 4 bytes are row statistics.
+            assert set(found.load_bytes) <= {4, 16} and 16 in found.load_bytes
+            assert found.per_score <= 1.1 * longer.per_score, (found, longer)
+
+
+@pytest.mark.slow
+def test_the_largest_tiles_spill_no_more_for_their_limit_of_registers(tmp_path):
+    """Without one the assembler falls to 32 registers for some of them, and spills what
+    those can't hold.
+    """
+    compiled = compile_in_a_process(LIMITS, tmp_path)
+    for name in ("a100", "h100"):
+        assert [needs.kernel for needs in compiled[f"{name} limited"]] == PLAIN
+        # What is compiled alike is not loaded again.
+        unlimited = {needs.kernel: needs for needs in compiled[f"{name} unlimited"]}
+        for found in compiled[f"{name} limited"]:
+            assert found.registers == 255 and found.stack_bytes <= 4096, (name, found)
+            other = unlimited.get(found.kernel, found)
+            assert found.stack_bytes <= 1.1 * other.stack_bytes, (name, found, other)
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ for splits in (1, 4):
         compile(
             kernels[name], config.options, BQ=config.q, BK=config.k,
             HEAD=40, D=64, GROUP=2, SPLITS=splits, CAUSAL=True, RAGGED=True,
-            LIMBS=1, PRECISION="ieee",
+            LIMBS=1, PRECISION="ieee", UNIT=1,
         )
 for name in ("forward", "dkdv", "dq"):
     for kind, limbs in (("high", 2), ("highest", 3)):
@@ -84,7 +84,7 @@ for name in ("forward", "dkdv", "dq"):
         compile(
             kernels[name], config.options, WHOLE, BQ=config.q, BK=config.k,
             HEAD=40, D=64, GROUP=2, SPLITS=1, CAUSAL=True, RAGGED=True,
-            LIMBS=limbs, PRECISION="ieee",
+            LIMBS=limbs, PRECISION="ieee", UNIT=1,
         )
 compile(limbs_kernel, {}, UNSPLIT, ROWS=32, HEAD=40, D=64, LIMBS=3)
 compile(combine_kernel, {}, SPLITS=4, ROWS=8, HEAD=40, D=64)
@@ -111,6 +111,24 @@ def test_the_table_is_complete():
                         and config.warps in (4, 8)
                         and config.stages >= 1
                     )
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "unit"),
+    [
+        ((2, 3, 5, 40), (600, 200, 40, 1), 8),
+        # Triton itself asks whether 16 divides one.
+        ((2, 4, 8, 48), (1536, 384, 48, 1), 1),
+        ((2, 3, 5, 40), (3 * 5 * 41, 5 * 41, 41, 1), 1),
+        # One batch: how far the next would be does not matter.
+        ((1, 3, 5, 40), (7, 200, 40, 1), 8),
+        ((1, 1, 1, 40), (7, 7, 7, 1), 1),
+    ],
+)
+def test_a_kernel_is_told_of_strides_that_only_8_divides(shape, strides, unit):
+    assert launches.unit_of(Layout(shape, strides)) == unit
+    other = Layout((2, 4, 8, 16), (512, 128, 16, 1))
+    assert launches.unit_of(other, Layout(shape, strides)) == unit
 
 
 def test_every_gpu_has_configurations():

@@ -20,6 +20,7 @@ from systems.attention.triton.primitives import (
     add_product,
     first_step,
     from_limbs,
+    in_units,
     load_limbs,
     load_tile,
     offsets,
@@ -93,7 +94,7 @@ def dq_kernel(
     heads, n_q, n_k, head_swizzle, scale_log2, scale,
     BQ: tl.constexpr, BK: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
     GROUP: tl.constexpr, SPLITS: tl.constexpr, CAUSAL: tl.constexpr,
-    LIMBS: tl.constexpr, PRECISION: tl.constexpr,
+    LIMBS: tl.constexpr, PRECISION: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """dq of one tile of queries of one head. Grid and order are those of the forward
     kernel.
@@ -102,6 +103,14 @@ def dq_kernel(
     delta, which softmax subtracts from each dp. With SPLITS > 1 dq_ptr takes (SPLITS,
     batch, heads, n_q, HEAD), for `sum_kernel`.
     """
+    stride_qb, stride_qh, stride_qn = in_units(stride_qb, stride_qh, stride_qn, UNIT)
+    stride_kb, stride_kh, stride_kn = in_units(stride_kb, stride_kh, stride_kn, UNIT)
+    stride_vb, stride_vh, stride_vn = in_units(stride_vb, stride_vh, stride_vn, UNIT)
+    stride_ob, stride_oh, stride_on = in_units(stride_ob, stride_oh, stride_on, UNIT)
+    stride_gb, stride_gh, stride_gn = in_units(stride_gb, stride_gh, stride_gn, UNIT)
+    stride_dqb, stride_dqh, stride_dqn = in_units(
+        stride_dqb, stride_dqh, stride_dqn, UNIT
+    )
     tiles = tl.cdiv(n_q, BQ)
     tile, batch_head, batch_heads, split = program_tile(tiles, head_swizzle, SPLITS)
     q_start = (tiles - 1 - tile) * BQ
@@ -253,6 +262,7 @@ def dkdv_kernel(
     BQ: tl.constexpr, BK: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
     GROUP: tl.constexpr, SPLITS: tl.constexpr, CAUSAL: tl.constexpr,
     RAGGED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
+    UNIT: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of one tile of keys of one head of k and v. Grid: tiles of keys x batch
     x heads of k and v x SPLITS.
@@ -260,6 +270,16 @@ def dkdv_kernel(
     With SPLITS > 1 dk_ptr and dv_ptr take (SPLITS, batch, heads, n_k, HEAD), for
     `sum_kernel`.
     """
+    stride_qb, stride_qh, stride_qn = in_units(stride_qb, stride_qh, stride_qn, UNIT)
+    stride_kb, stride_kh, stride_kn = in_units(stride_kb, stride_kh, stride_kn, UNIT)
+    stride_vb, stride_vh, stride_vn = in_units(stride_vb, stride_vh, stride_vn, UNIT)
+    stride_gb, stride_gh, stride_gn = in_units(stride_gb, stride_gh, stride_gn, UNIT)
+    stride_dkb, stride_dkh, stride_dkn = in_units(
+        stride_dkb, stride_dkh, stride_dkn, UNIT
+    )
+    stride_dvb, stride_dvh, stride_dvn = in_units(
+        stride_dvb, stride_dvh, stride_dvn, UNIT
+    )
     tiles = tl.cdiv(n_k, BK)
     # The first tile is seen by the most queries under a causal mask: it starts first as
     # it is.

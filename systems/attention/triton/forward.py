@@ -14,7 +14,8 @@ Letters: q k v o, d for gradients; s scores, p probabilities, m running maximum,
 running sum, lse = log Σ exp s. UPPER is known when the kernel is compiled: BQ, BK rows
 of a tile; HEAD the head dimension, D the same padded to a power of two; GROUP query
 heads that share one head of k and v; LIMBS in which memory holds a factor of a product
-(`primitives`). On a CPU Triton's interpreter runs the same kernels.
+(`primitives`); UNIT divides all strides but those of d. On a CPU Triton's interpreter
+runs the same kernels.
 """
 
 import triton
@@ -24,6 +25,7 @@ from systems.attention.triton.primitives import (
     LN2,
     add_product,
     first_step,
+    in_units,
     load_limbs,
     load_tile,
     offsets,
@@ -107,7 +109,7 @@ def forward_kernel(
     heads, n_q, n_k, head_swizzle, scale_log2,
     BQ: tl.constexpr, BK: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
     GROUP: tl.constexpr, SPLITS: tl.constexpr, CAUSAL: tl.constexpr,
-    LIMBS: tl.constexpr, PRECISION: tl.constexpr,
+    LIMBS: tl.constexpr, PRECISION: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """o and lse of one tile of queries of one head. Grid: tiles of queries x batch x
     heads x SPLITS.
@@ -116,6 +118,10 @@ def forward_kernel(
     takes acc (SPLITS, batch, heads, n_q, HEAD), and lse_ptr takes m and l (2, SPLITS,
     batch, heads, n_q).
     """
+    stride_qb, stride_qh, stride_qn = in_units(stride_qb, stride_qh, stride_qn, UNIT)
+    stride_kb, stride_kh, stride_kn = in_units(stride_kb, stride_kh, stride_kn, UNIT)
+    stride_vb, stride_vh, stride_vn = in_units(stride_vb, stride_vh, stride_vn, UNIT)
+    stride_ob, stride_oh, stride_on = in_units(stride_ob, stride_oh, stride_on, UNIT)
     tiles = tl.cdiv(n_q, BQ)
     # The last tile sees the most keys under a causal mask: it starts first, so that no
     # long one is left at the end.

@@ -8,6 +8,7 @@ or dq and then dk and dv; combine or sum (where loops are split).
 
 from functools import lru_cache
 from itertools import chain
+from math import gcd
 from typing import NamedTuple
 
 import torch
@@ -74,12 +75,35 @@ def output_for(x: Tensor, splits: int) -> Tensor:
     return x if splits == 1 else x.new_empty((splits, *x.shape), dtype=torch.float32)
 
 
-def output_strides(x: Layout, splits: int) -> tuple[int, ...]:
-    """The strides of x (b, h, n, d), or of what `output_for` makes, where b counts on
+def output_layout(x: Layout, splits: int) -> Layout:
+    """The layout of x (b, h, n, d), or of what `output_for` makes, where b counts on
     from split to split.
     """
-    _, heads, n, d = x.shape
-    return x.strides if splits == 1 else (heads * n * d, n * d, d, 1)
+    batch, heads, n, d = x.shape
+    if splits == 1:
+        return x
+    return Layout((splits * batch, heads, n, d), (heads * n * d, n * d, d, 1))
+
+
+def strides(*tensors: Layout) -> tuple[int, ...]:
+    """All strides of these, as kernels take them."""
+    return tuple(chain(*(x.strides for x in tensors)))
+
+
+def unit_of(*tensors: Layout) -> int:
+    """What a kernel is to take for a divisor of all strides but those of d: 8 where
+    that is true and Triton, which asks for 16, would not know. How a dimension of size
+    1 is stepped through does not matter.
+    """
+    divisor = gcd(
+        *(
+            stride
+            for x in tensors
+            for size, stride in zip(x.shape[:3], x.strides[:3], strict=True)
+            if size > 1
+        )
+    )
+    return 8 if divisor % 16 == 8 else 1
 
 
 def limbs_launch(
@@ -155,14 +179,15 @@ def forward_launches(
         limbs = LIMBS[arithmetic]
         split_ahead = limbs_launch(q, k, v, None, limbs)
         q, k, v = (in_limbs(x, limbs) for x in (q, k, v))
+    touched = q, k, v, output_layout(o, splits)
     return Forward(
         split_ahead,
         Launch(
             forward_kernel, (programs * splits,),
-            (*q.strides, *k.strides, *v.strides, *output_strides(o, splits),
-             heads, n_q, n_k, swizzle, scale * LOG2E.value),
+            (*strides(*touched), heads, n_q, n_k, swizzle, scale * LOG2E.value),
             {"BQ": c.q, "BK": c.k, "GROUP": heads // kv_heads, "CAUSAL": causal,
-             "LIMBS": limbs, "PRECISION": PRECISION[arithmetic], **sizes},
+             "LIMBS": limbs, "PRECISION": PRECISION[arithmetic],
+             "UNIT": unit_of(*touched), **sizes},
             **c.options,
         ),
         Launch(
@@ -255,9 +280,11 @@ def backward_launches(
     if c.ahead or e.ahead:
         split_ahead = limbs_launch(*inputs, limbs)
     dq_reads, dkdv_reads = (
-        [(in_limbs(x, limbs) if ahead else x).strides for x in inputs]
+        [in_limbs(x, limbs) if ahead else x for x in inputs]
         for ahead in (c.ahead, e.ahead)
     )
+    of_dq = *dq_reads[:3], o, dq_reads[3], output_layout(dq, dq_splits)
+    of_dkdv = *dkdv_reads, *(output_layout(x, dkdv_splits) for x in (dk, dv))
 
     rows = COMBINED_ELEMENTS // padded(d)
     dq_sums = triton.cdiv(n_q, rows) * batch * heads if dq_splits > 1 else 0
@@ -266,18 +293,16 @@ def backward_launches(
         split_ahead,
         Launch(
             dq_kernel, (dq_programs * dq_splits,),
-            (*chain(*dq_reads[:3]), *o.strides, *dq_reads[3],
-             *output_strides(dq, dq_splits), *scalars),
-            {"BQ": c.q, "BK": c.k, "SPLITS": dq_splits,
+            (*strides(*of_dq), *scalars),
+            {"BQ": c.q, "BK": c.k, "SPLITS": dq_splits, "UNIT": unit_of(*of_dq),
              "LIMBS": limbs if c.ahead else 1, **constants},
             **c.options,
         ),
         Launch(
             dkdv_kernel, (dkdv_programs * dkdv_splits,),
-            (*chain(*dkdv_reads), *output_strides(dk, dkdv_splits),
-             *output_strides(dv, dkdv_splits), *scalars),
-            {"BQ": e.q, "BK": e.k, "SPLITS": dkdv_splits, "RAGGED": n_q % e.q != 0,
-             "LIMBS": limbs if e.ahead else 1, **constants},
+            (*strides(*of_dkdv), *scalars),
+            {"BQ": e.q, "BK": e.k, "SPLITS": dkdv_splits, "UNIT": unit_of(*of_dkdv),
+             "RAGGED": n_q % e.q != 0, "LIMBS": limbs if e.ahead else 1, **constants},
             **e.options,
         ),
         Launch(

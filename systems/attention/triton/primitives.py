@@ -42,6 +42,16 @@ def program_tile(tiles, head_swizzle, SPLITS: tl.constexpr):
 
 
 @triton.jit
+def in_units(stride_b, stride_h, stride_n, UNIT: tl.constexpr):
+    """The same strides, which UNIT divides, in words that the compiler understands.
+
+    Of a stride that it gets it knows only whether 16 divides it. Loads of 16 bytes take
+    8 numbers of 16 bits: of a row of 40 it would load one at a time.
+    """
+    return stride_b // UNIT * UNIT, stride_h // UNIT * UNIT, stride_n // UNIT * UNIT
+
+
+@triton.jit
 def offsets(rows, columns, stride_n, stride_d):
     """Offsets of a tile's elements, in 64 bits: a long tensor has more than 2³¹."""
     return (
