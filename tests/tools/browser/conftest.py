@@ -1,0 +1,65 @@
+"""The site is built once, and each test opens it in a fresh browser profile."""
+
+# `looking` skips a module of tests where there is no browser to drive, which this file
+# can't do: it imports it where it is needed.
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.tools.browser.looking import Browser, Page
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.tools.browser.looking import build
+
+    folder = tmp_path_factory.mktemp("site")
+    build(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pages(site: Path) -> list[Path]:
+    return sorted(path for path in site.rglob("*.html") if path.name != "404.html")
+
+
+@pytest.fixture(scope="session")
+def browser(chromium: str) -> Iterator[Browser]:
+    from tests.tools.browser.looking import FLAGS, sync_playwright
+
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A fresh browser profile, which must end without a remote request and without an
+    error on the console.
+    """
+    from tests.tools.browser.looking import DESK, is_remote
+
+    context = browser.new_context(viewport=DESK, color_scheme="light", offline=True)
+    remote: list[str] = []
+    errors: list[str] = []
+    context.on(
+        "request",
+        lambda request: remote.append(request.url) if is_remote(request.url) else None,
+    )
+    context.on(
+        "console",
+        lambda message: (
+            errors.append(message.text)
+            if message.type in {"error", "warning"}
+            else None
+        ),
+    )
+    context.on("weberror", lambda error: errors.append(str(error.error)))
+    yield context.new_page()
+    context.close()
+    assert remote == []
+    assert errors == []

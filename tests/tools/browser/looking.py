@@ -1,0 +1,82 @@
+"""What tests of the site in a browser share.
+
+They look at the built site, read from file:// without any network, and find what they
+look for in whichever page has it first, so that pages may be added and renamed freely.
+They need Chromium; where there is none they are skipped, except where the variable CI
+is set.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from systems import ROOT
+
+try:
+    from axe_playwright_python.base import AXE_SCRIPT
+    from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+except ImportError:
+    if os.environ.get("CI"):
+        raise
+    pytest.skip("playwright is not installed", allow_module_level=True)
+
+__all__ = ["AXE_SCRIPT", "Browser", "Locator", "Page", "expect", "sync_playwright"]
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]
+
+DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+
+TWO_FRAMES = """new Promise(
+    (done) => requestAnimationFrame(() => requestAnimationFrame(done))
+)"""
+
+OPEN_FOLDS = (
+    "document.querySelectorAll('details').forEach((fold) => (fold.open = true))"
+)
+
+
+def build(folder: Path, **environment: str) -> float:
+    """Build the site; the seconds that the processors worked, which other work on the
+    machine changes little.
+    """
+    # Not --quiet: it silences the warnings before --strict can count them.
+    mkdocs = [sys.executable, "-m", "mkdocs"]
+    command = [*mkdocs, "build", "--strict", "--site-dir", str(folder)]
+    # One day for all builds, also around midnight: the list of pages is dated.
+    fixed = {"NO_MKDOCS_2_WARNING": "1", "SOURCE_DATE_EPOCH": "1750000000"}
+    environment = os.environ | fixed | environment
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    built = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def is_remote(url: str) -> bool:
+    return not url.startswith(("file:", "data:", "blob:", "about:"))
+
+
+def open_first(page: Page, pages: list[Path], selector: str) -> Locator:
+    """Open the first page that has the selector, and return what it selects."""
+    for path in pages:
+        page.goto(path.as_uri())
+        if page.locator(selector).count():
+            return page.locator(selector)
+    return pytest.fail(f"no page has {selector}")

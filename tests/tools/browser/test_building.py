@@ -1,0 +1,88 @@
+"""The site as it is built: the same bytes each time, small, each page with words of
+its own.
+"""
+
+import gzip
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.tools.browser.looking import Page, build
+
+pytestmark = pytest.mark.browser
+
+
+def slowness() -> float:
+    """How many times as long as usual this machine takes now, at least 1: others may
+    share its processors.
+
+    Usual is 0.33 s for this loop, on the two cores for which the limit was set.
+    """
+    start, total = time.process_time(), 0
+    for i in range(5_000_000):
+        total += i
+    return max(1.0, (time.process_time() - start) / 0.33)
+
+
+def test_two_builds_give_the_same_bytes_and_take_less_than_15_seconds(
+    site: Path, tmp_path: Path
+) -> None:
+    before = slowness()
+    seconds = build(tmp_path, PYTHONHASHSEED="1") / max(before, slowness())
+    first, second = (
+        {p.relative_to(root): p.read_bytes() for p in root.rglob("*.*")}
+        for root in (site, tmp_path)
+    )
+    assert first.keys() == second.keys()
+    assert [path for path in first if first[path] != second[path]] == []
+    assert seconds < 15
+
+
+def test_the_site_is_small_enough_to_send(site: Path) -> None:
+    assert sum(path.stat().st_size for path in site.rglob("*.*")) < 14e6
+
+
+def test_the_first_page_is_light_and_opens_at_once(page: Page, site: Path) -> None:
+    loaded: set[str] = set()
+    page.context.on(
+        "request",
+        lambda request: (
+            loaded.add(request.url) if request.resource_type != "image" else None
+        ),
+    )
+    times = []
+    # The best of a few: what else the machine does is not the page's fault.
+    for _ in range(3):
+        page.goto((site / "index.html").as_uri())
+        times.append(
+            page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
+        )
+    assert 0 < min(times) < 1000
+    files = [
+        Path(url.removeprefix("file://")) for url in loaded if url.startswith("file://")
+    ]
+    assert {"index.html", "site.css", "tablesort.js", "search_index.js"} <= {
+        path.name for path in files
+    }
+    # As a server sends them, compressed; the words of the search are three fifths of
+    # it.
+    assert sum(len(gzip.compress(path.read_bytes())) for path in files) < 300_000
+
+
+def test_every_page_has_a_title_and_a_description_of_its_own(
+    site: Path, pages: list[Path]
+) -> None:
+    for pattern in (
+        r"<title>(.*?)</title>",
+        r'<meta name="description" content="(.*?)"',
+    ):
+        said: dict[str, str] = {}
+        for path in pages:
+            (text,) = re.findall(pattern, path.read_text(encoding="utf-8"), re.DOTALL)
+            assert text not in said, f"{path.name} and {said[text]}: {text}"
+            said[text] = path.name
+    listed = (site / "llms.txt").read_text(encoding="utf-8")
+    assert not re.search(r": $", listed, re.MULTILINE), "a page without a description"
+    assert len(re.findall(r"^- \[", listed, re.MULTILINE)) == len(pages)

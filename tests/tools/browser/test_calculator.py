@@ -1,0 +1,114 @@
+"""The calculator computes what the formulas do, and says what is wrong."""
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from systems.formulas.fit import optimizer_moved_bytes, step_flops
+from systems.formulas.memory_costs import HOPPER_WORKSPACE, WORKSPACE, Pass
+from systems.formulas.memory_peak import moments
+from systems.model.sizes import ModelSize
+from systems.profiling.memory.snapshot import CATEGORIES
+from tests.tools.browser.looking import Page, expect
+from tools.render.spanning import calculator
+
+pytestmark = pytest.mark.browser
+
+
+def drawn_at_random(number: int) -> tuple[Pass, dict]:
+    """A step, and what the calculator calls it."""
+    draw = random.Random(number)
+    heads = draw.randint(1, 64)
+    shape = ModelSize(
+        2 * heads * draw.randint(1, 200),
+        draw.randint(1, 50_000),
+        draw.randint(1, 200),
+        heads,
+    )
+    attention = draw.choice(calculator.ATTENTIONS)
+    kinds = calculator.RECOMPUTED[: 3 if attention == "eager" else 2]
+    recomputed = draw.choice(kinds)
+    numbers = {
+        "context": draw.randint(1, 10**6),
+        "batch": draw.randint(1, 10**4),
+        "vocab": draw.randint(1, 300_000),
+        "optimizer_states": draw.randint(0, 2),
+        "workspace_bytes": draw.choice((HOPPER_WORKSPACE, WORKSPACE)),
+    }
+    words = {"precision": draw.choice(calculator.PRECISIONS), "attention": attention}
+    run = draw.randint(1, shape.num_layers)
+    p = Pass(
+        shape,
+        mode="step",
+        checkpoint=run if recomputed == "blocks" else 0,
+        recompute_attention=recomputed == "attention",
+        **words,
+        **numbers,
+    )
+    asked = {**vars(shape), **numbers, **words, "recomputed": recomputed}
+    return p, {**asked, "checkpoint": run}
+
+
+def test_the_calculator_computes_what_the_formulas_do(page: Page, site: Path) -> None:
+    page.goto((site / "calculator.html").as_uri())
+    steps = [drawn_at_random(number) for number in range(500)]
+    script = "asked => asked.map(window.CALCULATOR.evaluate)"
+    answers = page.evaluate(script, [asked for _, asked in steps])
+    for (p, asked), answer in zip(steps, answers, strict=True):
+        got = json.loads(answer)
+        assert int(got["flops"]) == step_flops(p), asked
+        assert int(got["moved"]) == optimizer_moved_bytes(p), asked
+        wanted = {
+            when: [str(moment[category]) for category in CATEGORIES]
+            for when, moment in moments(p).items()
+        }
+        assert got["moments"] == wanted, asked
+
+
+def test_the_calculator_answers_a_key_at_once_and_says_what_is_wrong(
+    page: Page, site: Path
+) -> None:
+    page.goto((site / "calculator.html").as_uri() + "#size=xl&context=2048")
+    root = page.locator("#calculator")
+    verdict, context = root.locator(".verdict"), root.locator("input[name=context]")
+    expect(context).to_have_value("2048")
+    expect(verdict).to_contain_text(re.compile("[Ff]it"))
+    # The fastest of several: what else runs on the machine is not the page's.
+    milliseconds = page.evaluate("""() => {
+        const input = document.querySelector("#calculator input[name=context]")
+        const press = (value) => {
+            input.value = value
+            const start = performance.now()
+            input.dispatchEvent(new Event("input", {bubbles: true}))
+            return performance.now() - start
+        }
+        return Math.min(...[512, 1024, 2048, 4096, 8192, 3000, 5000].map(press))
+    }""")
+    assert milliseconds < 50
+    assert "context=5000" in page.url
+    wrong = {
+        "num_heads": {"0": "from 1 to", "7": "does not split into 7 heads"},
+        "context": {"1e9": "whole number", "9" * 12: "from 1 to", "long": "“long”"},
+        "batch": {"": "whole number", "-1": "whole number"},
+        "memory": {"none": "number above 0"},
+    }
+    for name, entries in wrong.items():
+        field = root.locator(f"input[name={name}]")
+        before = field.input_value()
+        for text, words in entries.items():
+            field.fill(text)
+            expect(verdict).to_contain_text(words)
+            expect(field).to_have_attribute("aria-invalid", "")
+        field.fill(before)
+        expect(field).not_to_have_attribute("aria-invalid", "")
+    # A link gives the page as it was.
+    root.locator("select[name=gpu]").select_option("h200")
+    root.locator("input[name=num_layers]").fill("30")
+    expect(root.locator("select[name=size]")).to_have_value("")
+    said = verdict.inner_text()
+    page.reload()
+    expect(verdict).to_have_text(said)
+    expect(root.locator("input[name=num_layers]")).to_have_value("30")

@@ -1,0 +1,49 @@
+"""Figures and drawings, in both schemes, step by step and in print."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.tools.browser.looking import Page, expect, open_first
+
+pytestmark = pytest.mark.browser
+
+
+def test_the_toggle_changes_the_figure_and_print_is_light(
+    page: Page, pages: list[Path]
+) -> None:
+    ink = "element => getComputedStyle(element).fill"
+    word = open_first(page, pages, "svg.plot.wide text").first
+    light = word.evaluate(ink)
+    for _ in range(3):
+        page.locator(
+            ".md-header label.md-header__button[for^=__palette]:visible"
+        ).click()
+        if page.locator("body").get_attribute("data-md-color-scheme") == "slate":
+            break
+    assert word.evaluate(ink) != light
+    page.emulate_media(media="print")
+    assert word.evaluate(ink) == light
+
+
+def test_a_drawing_is_stepped_through_by_keyboard_and_prints_its_last_step(
+    page: Page, pages: list[Path]
+) -> None:
+    figure = open_first(page, pages, "figure.steps").first
+    frames, sentences = figure.locator(".frame"), figure.locator("ol > li")
+    expect(frames.first).to_be_visible()
+    expect(frames.last).to_be_hidden()
+    figure.get_by_role("button", name="Next").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    expect(frames.nth(2)).to_be_visible()
+    expect(sentences.nth(2)).to_be_visible()
+    expect(frames.first).to_be_hidden()
+    expect(sentences.first).to_be_hidden()
+    page.keyboard.press("ArrowLeft")
+    expect(frames.nth(1)).to_be_visible()
+    page.emulate_media(media="print")
+    expect(frames.last).to_be_visible()
+    expect(frames.nth(1)).to_be_hidden()
+    for sentence in sentences.all():
+        expect(sentence).to_be_visible()

@@ -1,0 +1,102 @@
+"""The explorer filters, sorts, draws and downloads the records."""
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.tools.browser.looking import Page, expect
+
+pytestmark = pytest.mark.browser
+
+
+def test_the_explorer_filters_sorts_and_downloads(page: Page, site: Path) -> None:
+    page.goto((site / "explorer.html").as_uri() + "#all")
+    status, rows = (
+        page.locator("#explorer [role=status]"),
+        page.locator("#explorer tbody tr"),
+    )
+    expect(status).to_contain_text(
+        re.compile(r"^([\d,]+) of \1 lines match; 100 are shown")
+    )
+    page.locator("#explorer .more").click()
+    expect(rows).to_have_count(200)
+    page.locator("#explorer select[name=stem]").select_option("end_to_end")
+    page.locator("#explorer select[name=metric]").select_option("forward")
+    page.locator("#explorer input[name=words]").fill("mode step, -batch 64")
+    expect(rows.first).to_contain_text("mode step")
+    expect(page.locator("#explorer .more")).to_be_hidden()
+    # A list offers only what the other filters leave.
+    assert "d_model" not in page.locator("#explorer select[name=metric]").inner_text()
+    button = page.locator("#explorer th button", has_text="value")
+    for direction in (1, -1):
+        button.press("Enter")
+        exact = page.locator("#explorer td[data-value]")
+        texts = exact.evaluate_all("all => all.map((one) => one.dataset.value)")
+        values = [float(text) for text in texts]
+        assert values == sorted(values, reverse=direction < 0) and len(values) > 40
+    texts = {}
+    for kind in ("csv", "json"):
+        with page.expect_download() as waited:
+            page.locator(f"#explorer [data-download={kind}]").click()
+        assert waited.value.suggested_filename == f"results.{kind}"
+        texts[kind] = Path(waited.value.path()).read_text(encoding="utf-8")
+    lines, objects = (
+        list(csv.DictReader(io.StringIO(texts["csv"]))),
+        json.loads(texts["json"]),
+    )
+    assert len(lines) == len(objects) == len(values)
+    assert [float(line["value"]) for line in lines] == [
+        line["value"] for line in objects
+    ]
+    assert (
+        objects[0]["metric"] == "forward" and "mode step" in lines[0]["configuration"]
+    )
+    assert not any("batch 64" in line["configuration"] for line in lines)
+    page.locator("#explorer button[type=reset]").click()
+    expect(status).to_contain_text(re.compile(r"^([\d,]+) of \1 lines match"))
+    page.locator("#explorer input[name=words]").fill("no such words")
+    expect(rows).to_have_count(0)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_explorer_draws_what_its_address_says(
+    page: Page, site: Path, width: int
+) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto((site / "explorer.html").as_uri())
+    chart, address = page.locator("#explorer .chart"), "location.hash"
+    # It opens on the first of the ready-made choices: a line for each size.
+    expect(chart.locator("polyline")).to_have_count(5)
+    assert "stem=end_to_end" in page.evaluate(address)
+    names = chart.locator("text").all_text_contents()
+    assert {"whole step, ms", "small", "xl", "2.7B"} <= set(names)
+    page.locator("#explorer .presets a", has_text="cuDNN").click()
+    expect(chart.locator("rect")).not_to_have_count(0)
+    bars = chart.locator("rect").count()
+    assert bars == page.locator("#explorer tbody tr").count()
+    # Someone to whom the address is sent sees the same.
+    sent = page.url
+    page.goto("about:blank")
+    page.goto(sent)
+    expect(chart.locator("rect")).to_have_count(bars)
+    assert page.locator("#explorer select[name=stem]").input_value() == "flash_peers"
+    page.locator("#explorer button[type=reset]").click()
+    expect(chart).to_contain_text("choose one to see it drawn")
+    assert page.evaluate(address) == "#all"
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_explorer_moves_nothing_while_it_loads(page: Page, site: Path) -> None:
+    page.goto((site / "explorer.html").as_uri())
+    shifted = """new Promise((told) => {
+        let sum = 0
+        const add = (seen) => seen.getEntries().forEach((shift) => (sum += shift.value))
+        const watch = { type: "layout-shift", buffered: true }
+        new PerformanceObserver(add).observe(watch)
+        setTimeout(() => told(sum), 500)
+    })"""
+    assert page.evaluate(shifted) < 0.01

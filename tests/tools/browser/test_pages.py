@@ -1,0 +1,194 @@
+"""Every page fits and can be read, and its parts do as they say."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.tools.browser.looking import (
+    AXE_SCRIPT,
+    DESK,
+    PHONE,
+    TWO_FRAMES,
+    Page,
+    expect,
+    open_first,
+)
+
+pytestmark = pytest.mark.browser
+
+# Contrast takes axe most of its time. Texts whose ancestors have the same tags and
+# classes look alike: it reads one.
+CONTRAST = {"runOnly": ["color-contrast"]}
+
+MARK_FIRST = """() => {
+    const seen = new Set()
+    const own = (element) => `${element.localName}.${element.className}`
+    const kind = (one) => one && `${own(one)} ${kind(one.parentElement)}`
+    const isText = (node) => node.nodeType === Node.TEXT_NODE && node.data.trim()
+    for (const element of document.body.querySelectorAll("*")) {
+        const hasText = [...element.childNodes].some(isText)
+        if (!hasText || !element.checkVisibility() || seen.has(kind(element))) continue
+        seen.add(kind(element))
+        element.dataset.first = ""
+    }
+}"""
+
+ALL_BUT_CONTRAST = {"rules": {"color-contrast": {"enabled": False}}}
+
+
+# What a wider page hides or shows.
+SCROLLING = {"runOnly": ["scrollable-region-focusable"]}
+
+MISSHAPEN = """() => {
+    const isWide = document.documentElement.scrollWidth > innerWidth
+    const isEmpty = (formula) =>
+        formula.checkVisibility() && formula.getBoundingClientRect().width < 2
+    const empty = [...document.querySelectorAll("article math")].filter(isEmpty)
+    const tex = (formula) => formula.getAttribute("alttext")
+    const leaves = (word) => {
+        const [own, drawing] = [word, word.ownerSVGElement]
+            .map((element) => element.getBoundingClientRect())
+        return own.width && (own.left < drawing.left - 1 || own.top < drawing.top - 1
+            || own.right > drawing.right + 1 || own.bottom > drawing.bottom + 1)
+    }
+    const outside = [...document.querySelectorAll("article svg text")].filter(leaves)
+    return [
+        ...outside.map((word) => `leaves its drawing: ${word.textContent}`),
+        ...(isWide ? ["wider than the screen"] : []),
+        ...empty.map((formula) => `nothing to see of the formula ${tex(formula)}`),
+    ]
+}"""
+
+
+@pytest.mark.parametrize("quarter", range(4))
+def test_every_page_fits_and_can_be_read(
+    page: Page, pages: list[Path], quarter: int
+) -> None:
+    """On a desk and on a phone, in light and in dark: nothing is cut off, and axe finds
+    nothing serious.
+    """
+    # Otherwise colours would change slowly, and axe would read them half-way.
+    page.emulate_media(reduced_motion="reduce")
+    found = []
+    for path in pages[quarter::4]:
+        page.goto(path.as_uri())
+        expect(page.locator("article h1")).to_have_count(1)
+        page.evaluate(AXE_SCRIPT)
+        # Over the shadows at the edges of a table axe can't tell a contrast, and would
+        # keep silent.
+        page.add_style_tag(content=".table-frame { background: none !important }")
+        page.evaluate(MARK_FIRST)
+        problems = violations(page, SCROLLING)
+        problems += violations(page, CONTRAST)
+        page.emulate_media(color_scheme="dark")
+        expect(page.locator("body")).to_have_attribute("data-md-color-scheme", "slate")
+        problems += violations(page, CONTRAST)
+        # The frame of all pages, with its navigation, is looked through once.
+        problems += violations(page, {}) if path.name == "index.html" else []
+        page.emulate_media(color_scheme="light")
+        problems += [f"{one} at 1280 pixels" for one in page.evaluate(MISSHAPEN)]
+        page.set_viewport_size(PHONE)
+        # What scrolls becomes a stop for the keyboard once it has been laid out.
+        page.evaluate(TWO_FRAMES)
+        problems += [f"{one} at 390 pixels" for one in page.evaluate(MISSHAPEN)]
+        problems += violations(page, ALL_BUT_CONTRAST)
+        page.set_viewport_size(DESK)
+        found += [f"{path.name}: {problem}" for problem in problems]
+    assert found == []
+
+
+def violations(page: Page, options: dict) -> list[str]:
+    """What axe calls serious or critical, with the first element that it names."""
+    # A page from a file may not read its style sheets, which axe would try to.
+    options = {"resultTypes": ["violations"], "preload": False, **options}
+    part = "[data-first]" if options.get("runOnly") == ["color-contrast"] else "html"
+    answer = page.evaluate(
+        "([part, options]) => axe.run({ include: [[part]] }, options)", [part, options]
+    )
+    return [
+        f"{one['id']} ({one['impact']}): {one['nodes'][0]['html'][:200]}"
+        for one in answer["violations"]
+        if one["impact"] in {"serious", "critical"}
+    ]
+
+
+def test_maths_is_drawn_without_a_script(page: Page, pages: list[Path]) -> None:
+    formula = open_first(page, pages, "article math").first
+    box = formula.bounding_box()
+    assert box and box["width"] > 5 and box["height"] > 5
+    assert formula.get_attribute("alttext")
+    assert "\\(" not in page.locator("article").inner_text()
+
+
+def test_a_chosen_tab_is_kept_across_pages(page: Page, pages: list[Path]) -> None:
+    tabs = ".tabbed-labels label:nth-child(2):visible"
+    label = open_first(page, pages, tabs).first
+    name = label.inner_text()
+    second = (
+        page.locator(".tabbed-set", has=page.locator(tabs))
+        .first.locator(".tabbed-block")
+        .nth(1)
+    )
+    expect(second).to_be_hidden()
+    label.click()
+    expect(second).to_be_visible()
+    # Any later page with a tab of this name; the same page again if it is the only one.
+    same = page.locator(".tabbed-labels label").filter(
+        has_text=re.compile(f"^{re.escape(name)}$")
+    )
+    first = page.url
+    for path in [path for path in pages if path.as_uri() != first] + [
+        Path(first.removeprefix("file://"))
+    ]:
+        page.goto(path.as_uri())
+        if same.count():
+            break
+    chosen = same.first.evaluate(
+        "label => document.getElementById(label.htmlFor).checked"
+    )
+    assert chosen, f"{page.url} forgot the tab {name}"
+
+
+def test_a_copied_command_can_be_pasted(page: Page, pages: list[Path]) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    block = open_first(page, pages, ".language-console:visible").first
+    button = block.locator(".md-code__button[data-md-type=copy]")
+    expect(button).to_be_visible()
+    assert block.locator("code").inner_text().startswith("$ ")
+    button.click()
+    expect(page.locator(".md-dialog")).to_contain_text("Copied")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied
+    assert not re.search(r"^\s*\$", copied, re.MULTILINE), copied
+
+
+def test_the_reference_opens_what_readers_call_and_folds_the_rest(
+    page: Page, site: Path
+) -> None:
+    for path in sorted((site / "api").glob("*.html")):
+        page.goto(path.as_uri())
+        entries = page.locator(".md-sidebar--secondary .md-nav__link")
+        assert 5 < entries.count() < 40, path.name
+        names = page.locator("article table a:has(code)").evaluate_all(
+            "links => links.map(link => link.hash.slice(1))"
+        )
+        headings = page.locator("article :is(h3, h4)[id]")
+        shown = headings.evaluate_all(
+            "all => all.filter(one => one.checkVisibility()).map(one => one.id)"
+        )
+        modules = page.locator("article h3[id]").evaluate_all(
+            "all => all.map(one => one.id)"
+        )
+        assert set(shown) == {*modules, *names}, path.name
+        for fold in page.locator("details.inside").all():
+            inside = fold.locator("summary > code").all_inner_texts()
+            assert fold.locator("h4").count() == len(inside) > 0
+    page.goto((site / "api/attention.html").as_uri() + "#systems.attention.flash")
+    # A link opens the fold that it leads into.
+    page.goto(page.url.split("#")[0] + "#systems.attention.triton.configs.Config")
+    config = page.locator(".doc-class", has=page.locator("h4[id$='configs.Config']"))
+    expect(config.locator("code", has_text="warps: int").first).to_be_visible()
+    page.goto((site / "api/measuring.html").as_uri())
+    example = page.locator("pre", has_text="with Recorder(model, optimizer)")
+    expect(example).to_contain_text("recorded = recorder.history()")

@@ -1,0 +1,109 @@
+"""The site as a server shows it, below the address of a repository."""
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from PIL import Image
+
+from tests.tools.browser.looking import DESK, Browser, build, expect
+
+pytestmark = pytest.mark.browser
+
+
+class Published(SimpleHTTPRequestHandler):
+    """A server that shows the site below /guide/, as GitHub Pages does."""
+
+    def send_error(self, code: int, *_: object) -> None:
+        body = Path(self.directory, "guide", "404.html").read_bytes()
+        self.send_response(code)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """The address of the site and its folder, built for a repository's pages."""
+    root = tmp_path_factory.mktemp("published")
+    handler = partial(Published, directory=str(root))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        address = f"http://127.0.0.1:{server.server_port}/guide/"
+        build(
+            root / "guide",
+            SITE_URL=address,
+            REPO_URL="https://example.org/owner/guide",
+        )
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield address, root / "guide"
+        server.shutdown()
+
+
+def test_the_site_works_below_the_address_of_a_repository(
+    browser: Browser, published: tuple[str, Path]
+) -> None:
+    address, _ = published
+    context = browser.new_context(viewport=DESK)
+    answers: dict[str, int] = {}
+    failed: list[str] = []
+    context.on("response", lambda one: answers.update({one.url: one.status}))
+    # What a page asked for when it was left is aborted.
+    context.on(
+        "requestfailed",
+        lambda one: one.failure == "net::ERR_ABORTED" or failed.append(one.url),
+    )
+    page = context.new_page()
+    for name in ("index.html", "notebooks/online_softmax.html", "api/attention.html"):
+        page.goto(address + name)
+        expect(page.locator("article h1")).to_be_visible()
+        link = page.locator(".md-header .md-source")
+        expect(link).to_have_attribute("href", "https://example.org/owner/guide")
+    page.locator(".md-search__input").click()
+    page.locator(".md-search__input").press_sequentially("online softmax")
+    expect(
+        page.locator('.md-search-result__link[href*="online_softmax.html"]').first
+    ).to_be_visible()
+    assert {url: code for url, code in answers.items() if code >= 400} == {}
+    missing = f"{address}no/such/page.html"
+    page.goto(missing)
+    expect(page.locator("article h1")).to_have_text("This page is not here")
+    # Its style sheets are found: the stopwatch is no wider than a finger.
+    box = page.locator(".md-logo svg").first.bounding_box()
+    assert box and box["width"] < 50
+    page.locator("article a", has_text="overview").click()
+    expect(page).to_have_url(f"{address}index.html")
+    assert [url for url, code in answers.items() if code >= 400] == [missing]
+    # Nobody else is asked, not even for the repository's stars.
+    assert failed == []
+    assert all(url.startswith((address, "data:", "blob:")) for url in answers)
+    context.close()
+
+
+def test_every_page_has_a_picture_for_links_to_it(
+    site: Path, published: tuple[str, Path]
+) -> None:
+    address, folder = published
+    pattern = r'<meta property="og:(\w+)" content="([^"]+)">'
+    for path in folder.rglob("*.html"):
+        found = dict(re.findall(pattern, path.read_text(encoding="utf-8")))
+        if path.name == "404.html":
+            assert not found
+            continue
+        assert found["title"] and found["description"]
+        image = folder / found["image"].removeprefix(address)
+        with Image.open(image) as picture:
+            assert picture.size == (1200, 630), path.name
+        assert image.stat().st_size < 50_000, path.name
+    assert sum(path.stat().st_size for path in folder.rglob("*.*")) < 14e6
+    # Without an address of the site a picture has none.
+    assert "og:" not in (site / "index.html").read_text(encoding="utf-8")
+    assert not list(site.glob("*.png"))
+    assert "md-source" not in (site / "index.html").read_text(encoding="utf-8")

@@ -1,0 +1,73 @@
+"""The search answers what people type."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.tools.browser.looking import Page, expect
+
+pytestmark = pytest.mark.browser
+
+# What people type, and the pages that answer it.
+SOUGHT = {
+    "log-sum-exp": {"flash_forward", "online_softmax"},
+    "out of memory": {"peak_memory", "calculator"},
+    "tf32": {"end_to_end", "mixed_precision"},
+    "why bf16 faster": {"mixed_precision"},
+    "causal mask": {"flash_forward"},
+    "warmup": {"warmup"},
+    "roofline": {"kernel_profile"},
+    "gradient checkpointing": {"peak_memory"},
+    "bank conflict": {"flash_hopper"},
+    "pinned": {"gpu"},
+}
+
+LOOKED_UP = re.compile(r"/api/|/(writeup|explorer|reference|errata)\.html")
+
+
+def test_search_finds_a_page_by_its_title(page: Page, pages: list[Path]) -> None:
+    target = pages[-1]
+    page.goto(target.as_uri())
+    title = page.locator("article h1").evaluate(
+        "heading => heading.firstChild.textContent"
+    )
+    page.goto(pages[0].as_uri())
+    page.locator(".md-search__input").click()
+    # The theme listens for keys, so the word is typed; half of "write-up" would be an
+    # operator without its word.
+    page.locator(".md-search__input").press_sequentially(
+        max(re.findall(r"\w+", title), key=len)
+    )
+    results = page.locator(".md-search-result__link")
+    expect(results.first).to_be_visible()
+    addresses = results.evaluate_all("links => links.map(link => link.href)")
+    assert any(address.startswith(target.as_uri()) for address in addresses), addresses
+
+
+def test_search_finds_a_phrase_of_the_text(page: Page, site: Path) -> None:
+    page.goto((site / "index.html").as_uri())
+    page.locator(".md-search__input").click()
+    page.locator(".md-search__input").press_sequentially("online softmax")
+    expect(
+        page.locator('.md-search-result__link[href*="online_softmax.html"]').first
+    ).to_be_visible()
+
+
+@pytest.mark.parametrize("words", SOUGHT)
+def test_the_search_answers_with_a_page_that_explains(
+    page: Page, site: Path, words: str
+) -> None:
+    page.goto((site / "index.html").as_uri())
+    page.locator(".md-search__input").click()
+    page.locator(".md-search__input").press_sequentially(words)
+    links = page.locator(".md-search-result__item > .md-search-result__link")
+    # Answers come while one types; the marks in the first say how far the search is.
+    last = re.compile(rf"h=.*{words.split()[-1].split('-')[-1][:5]}")
+    expect(links.first).to_have_attribute("href", last)
+    first_two = links.evaluate_all("all => all.slice(0, 2).map((one) => one.pathname)")
+    assert SOUGHT[words] & {Path(path).stem for path in first_two}, first_two
+    # They are weighed down: they name all that the guide explains.
+    assert not any(LOOKED_UP.search(path) for path in first_two), first_two
+    # What is shown of a page says what it is about, not where its numbers come from.
+    assert "driver" not in links.first.inner_text()
