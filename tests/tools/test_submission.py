@@ -178,7 +178,7 @@ def test_the_pdf_says_what_it_is_and_its_pages_can_be_read(tmp_path, gpu, chromi
         f"{told} · {number} / {len(printed)}" in page
         for number, page in enumerate(printed, start=1)
     )
-    problems = [problem.name for problem in load_problems()]
+    problems = [f"{n}. {p.title}" for n, p in enumerate(load_problems(), start=1)]
     assert [entry.title for entry in pdf.outline[1]] == problems
     assert ("A100-SXM4-40GB, reported" in text) == (gpu is None)
     # A long table has its head on each of its pages.

@@ -41,8 +41,10 @@ def test_the_points_are_those_of_the_assignment():
 
 
 def test_page_and_problems_are_the_same_in_the_same_order():
-    assert re.findall(r"^## (.+)$", PAGE, re.MULTILINE) == [
-        problem.name for problem in PROBLEMS
+    heading = r"^## (.+) \{ #(\w+) \}\n\n(.+)\n\{ \.tag \}$"
+    assert re.findall(heading, PAGE, re.MULTILINE) == [
+        (f"{n}. {p.title}", p.name, f"NYU {p.section} · `{p.name}`")
+        for n, p in enumerate(PROBLEMS, start=1)
     ]
     asked = [
         f"{problem.name}-{answer.page}"

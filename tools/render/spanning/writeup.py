@@ -39,6 +39,7 @@ class Answer:
 @dataclass(frozen=True)
 class Problem:
     name: str
+    title: str
     section: str
     points: int
     answers: tuple[Answer, ...]
@@ -126,7 +127,7 @@ OVERVIEW = "Every graded problem, and what its answer rests on."
 
 def overview(problems: list[Problem], found: Found) -> str:
     rows = []
-    for problem in problems:
+    for number, problem in enumerate(problems, start=1):
         stands = {a.parts: status(a, found) for a in problem.answers}
         same = len(set(stands.values())) == 1
         words = (
@@ -136,8 +137,8 @@ def overview(problems: list[Problem], found: Found) -> str:
         )
         rows.append(
             [
-                Markup(f"[{problem.name}](#{problem.name})"),
-                problem.section,
+                Markup(f"[{number}. {problem.title}](#{problem.name})"),
+                Markup(f"{problem.section}<br>`{problem.name}`"),
                 lines(words),
                 str(problem.points),
             ]
@@ -146,7 +147,7 @@ def overview(problems: list[Problem], found: Found) -> str:
         all(status(a, found).startswith("answered") for a in p.answers)
         for p in problems
     )
-    listed = table(["problem", "section", "status", "points"], rows)
+    listed = table(["problem", "section and name", "status", "points"], rows, left=2)
     return (
         f"{captioned(OVERVIEW, listed)}\n\nAnswered from records, stale ones included: "
         f"{answered} of {len(problems)} problems.\n"
