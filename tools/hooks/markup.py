@@ -14,7 +14,7 @@ from __future__ import annotations
 import html
 import re
 from collections import Counter
-from itertools import count
+from itertools import accumulate, count, groupby, zip_longest
 from xml.etree import ElementTree
 
 from latex2mathml.converter import convert
@@ -157,9 +157,40 @@ def to_mathml(tex: str, display: str) -> str:
             raise ValueError(f"the formula `{tex}` is incomplete ({size})")
     if sum(1 for _ in root.iter(f"{MATHML}mtable")) < source.count(r"\begin"):
         raise ValueError(f"unknown environment in the formula `{tex}`")
+    space(root)
     root.set("alttext", tex)
     ElementTree.register_namespace("", MATHML.strip("{}"))
     return ElementTree.tostring(root, encoding="unicode")
+
+
+# Operators by their names in our formulas, which are numbers or functions.
+NAMED = ("lse", "rowsum")
+
+
+def space(root: ElementTree.Element) -> None:
+    """Set the room around names and signs: infinity and a name like lse have none, a
+    maximum or a logarithm has some before what it is taken of, and a minus in front of
+    a number is its sign. To latex2mathml some of these are operators.
+    """
+    for parent in root.iter():
+        before = None
+        for part, after in zip_longest(parent, parent[1:]):
+            text = part.text or ""
+            if text in ("max", "log"):
+                opens = after is None or next(after.itertext(), "") == "("
+                part.tag = f"{MATHML}mo"
+                part.attrib |= {"lspace": "0", "rspace": "0" if opens else "0.17em"}
+            elif part.tag == f"{MATHML}mo" and text == "−":
+                if before is None or opening(before):
+                    part.set("form", "prefix")
+            elif part.tag == f"{MATHML}mo" and (text == "∞" or text in NAMED):
+                part.tag = f"{MATHML}mi"
+            before = part
+
+
+def opening(part: ElementTree.Element) -> bool:
+    """What no minus can take something from."""
+    return part.tag == f"{MATHML}mo" and part.text not in (")", "]", "}", "⊤")
 
 
 def few_tooltips(page_html: str) -> str:
@@ -250,6 +281,8 @@ def framed_table(body: str, caption: str) -> str:
     # The columns that Markdown aligns left name the line; if it aligns none, the first.
     keys = max(1, sum(LEFT in mark for _, mark, _ in rows[0]))
 
+    groups = starts_of_groups(heads)
+
     def row(match: re.Match[str]) -> str:
         columns = count()
         return f"<tr>{CELL.sub(lambda one: cell(one, next(columns)), match[1])}</tr>"
@@ -259,12 +292,13 @@ def framed_table(body: str, caption: str) -> str:
         kind = kinds[at] if at < len(kinds) else ""
         names = [kind] if kind else []
         names += ["key"] if tag == "th" and at < keys else []
+        names += ["group"] if at in groups else []
         marks = f' class="{" ".join(names)}"' if names else ""
         text = text_of(said)
-        if tag == "td" and text in ORDER and heads[at] == "size":
-            marks += f' data-sort="{ORDER[text]}"'
-            if text in RENAMED:
-                said = f'<abbr title="{RENAMED[text]}">{said}</abbr>'
+        if tag == "td" and (rank := rank_of(heads[at], text)):
+            marks += f' data-sort="{rank}"'
+        if tag == "td" and heads[at] == "size" and text in RENAMED:
+            said = f'<abbr title="{RENAMED[text]}">{said}</abbr>'
         if kind == "r":
             said = SPREAD.sub(r" <small>\1</small>", said)
         return f"<{tag}{marks}>{breakable(said) if kind == 't' else said}</{tag}>"
@@ -289,6 +323,29 @@ RENAMED = {
     "xl": "CS336 of 2026 has no such size: its xl is our 2.7B.",
     "2.7B": "CS336 of 2026 calls this size xl.",
 }
+
+
+# Shapes of attention: among them the length is what one looks for.
+SHAPES = "B, H, N, d, mask"
+
+
+def rank_of(head: str, text: str) -> int | None:
+    """Where a cell stands in order, if its letters don't say it."""
+    if head == "size":
+        return ORDER.get(text)
+    return int(text.split(", ")[2]) if head == SHAPES else None
+
+
+def starts_of_groups(heads: list[str]) -> set[int]:
+    """Columns that begin one of several groups: two or more beside one another are
+    about one thing, which their heads name before a comma.
+    """
+    about = [head.partition(", ")[0] if ", " in head else None for head in heads]
+    runs = [(name, len(list(run))) for name, run in groupby(about)]
+    starts = accumulate((length for _, length in runs), initial=0)
+    found = zip(starts, runs, strict=False)
+    groups = {at for at, (name, length) in found if name and length > 1}
+    return groups if len(groups) > 1 else set()
 
 
 def kind_of(texts: list[str]) -> str:

@@ -43,6 +43,23 @@ def test_lines_are_aligned_and_not_numbered() -> None:
     assert "(1)" not in "".join(math.itertext())
 
 
+def test_a_name_is_spaced_as_a_name_and_a_sign_as_a_sign() -> None:
+    def marked(tex: str) -> list[tuple[str, str]]:
+        return [
+            (part.tag.partition("}")[2], part.get("form", part.get("rspace", "")))
+            for part in formula(tex).iter()
+            if part.text in ("lse", "∞", "−", "max", "log")
+        ]
+
+    assert marked(r"m = -\infty") == [("mo", "prefix"), ("mi", "")]
+    assert marked(r"(-\infty - \operatorname{lse})") == [
+        *[("mo", "prefix"), ("mi", "")],
+        *[("mo", ""), ("mi", "")],
+    ]
+    applied = [("mo", "0"), ("mo", "0.17em"), ("mo", "0.17em")]
+    assert marked(r"\max(m, \max_j s_j) + \log l") == applied
+
+
 @pytest.mark.parametrize(
     "tex",
     [
@@ -219,6 +236,22 @@ def test_marks_of_a_column_follow_from_all_of_its_cells() -> None:
     assert '<td data-sort="1">small</td><td class="r">1 <small>± 2</small>' in framed
     assert '<td class="t">the backward pass, <code>a.<wbr>b_<wbr>c</code>' in framed
     assert "style" not in framed
+
+
+def test_shapes_sort_by_length_and_columns_about_one_thing_begin_with_a_rule() -> None:
+    heads = [hooks.SHAPES, "ours, ms", "ours, GB", "both", "SDPA, ms", "SDPA, GB"]
+    cells = ["1, 16, 4096, 64, causal", *"12345"]
+    page = "".join(
+        f"<tr>{''.join(f'<{tag}>{text}</{tag}>' for text in texts)}</tr>"
+        for tag, texts in (("th", heads), ("td", cells))
+    )
+    framed = hooks.finished(f"<table>{page}</table>")
+    assert '<td class="t" data-sort="4096">1, 16' in framed
+    ruled = re.findall(r'<t[hd] class="[^"]*\bgroup">([^<]+)<', framed)
+    assert ruled == ["ours, ms", "SDPA, ms", "1", "4"]
+    assert hooks.starts_of_groups(["size", "forward, ms", "forward, kept", "both"]) == (
+        set()
+    )
 
 
 def test_a_word_is_explained_once_in_a_section_and_never_in_a_link():

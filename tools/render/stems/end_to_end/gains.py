@@ -91,8 +91,8 @@ def speedup_table(record: Record) -> str:
         column
         for name, phases in COMPARED
         for column in (
-            (f"{name} in fp32, ms", time("fp32", phases), "{:.2f}"),
-            ("in bf16, ms", time("bf16", phases), "{:.2f}"),
+            (f"{name}, fp32, ms", time("fp32", phases), "{:.2f}"),
+            (f"{name}, bf16, ms", time("bf16", phases), "{:.2f}"),
             ("fp32 / bf16", lambda p, of=phases: speedup(record, p, *of), "{:.2f}"),
         )
     ]
