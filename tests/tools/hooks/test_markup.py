@@ -232,7 +232,8 @@ def test_marks_of_a_column_follow_from_all_of_its_cells() -> None:
     )
     assert '<th class="key">size</th><th class="r key">context</th>' in framed
     assert '<th class="t">where</th>' in framed
-    assert '<td data-sort="5">2.7B</td><td class="r">128</td>' in framed
+    assert '<td data-sort="5"><abbr' in framed and "2.7B</abbr></td>" in framed
+    assert '</td><td class="r">128</td>' in framed
     assert '<td data-sort="1">small</td><td class="r">1 <small>± 2</small>' in framed
     assert '<td class="t">the backward pass, <code>a.<wbr>b_<wbr>c</code>' in framed
     assert "style" not in framed
