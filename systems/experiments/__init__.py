@@ -60,6 +60,7 @@ STEMS = {
     "weighted_sum": Stem(
         "systems.experiments.weighted_sum", full=("cuda",), quick=("cuda", "cpu")
     ),
+    "nsys": Stem("systems.experiments.nsys", full=("cuda",), quick=("cuda",)),
     "flash_accuracy": Stem(
         "systems.experiments.flash_accuracy",
         full=("cuda",),

@@ -254,16 +254,6 @@ def test_the_timeline_is_of_the_second_layer_of_the_last_pass():
     assert timeline(kernels, "step") == {}
 
 
-def test_auto_is_nsys_where_it_is_installed(monkeypatch):
-    for installed, profiler in ((True, "nsys"), (False, "torch")):
-        monkeypatch.setattr(nsys, "is_installed", lambda installed=installed: installed)
-        assert kernel_profile.chosen("auto") == profiler
-        assert (
-            kernel_profile.chosen("torch") == "torch"
-            and kernel_profile.chosen("nsys") == "nsys"
-        )
-
-
 def nsys_says(monkeypatch, tmp_path, row, kernels=()):
     asked = []
 
@@ -368,7 +358,7 @@ def test_the_grid_is_the_one_asked_for():
         (size, context, "bf16") for size in ("small", "2.7B") for context in contexts
     }
     assert {(c.profiler, c.keep_traces) for c in kernel_profile.configs()} == {
-        ("auto", False)
+        ("torch", False)
     }
 
 

@@ -58,7 +58,7 @@ def render_all(results: Path) -> Rendered:
     files |= gpu.fragments(found) | glossary.fragments() | sketches.fragments()
     files |= import_module("tools.render.spanning.precision_drawings").fragments(found)
     files |= spanning("notebooks").fragments()
-    files |= spanning("trace").fragments(found)
+    files |= spanning("trace").fragments()
     causes = spanning("causes")
     files |= causes.fragments(found)
     predicted = envelope.facts(found)

@@ -1,15 +1,12 @@
 """A training step as Nsight Systems saw it: one layer drawn, with what the CPU marked
-and launched, and its kernel times beside those of torch.profiler. Read from a stripped
-export that the site offers.
+and launched. Read from a stripped export that the site offers.
 """
 
 import lzma
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from statistics import fmean
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,17 +14,13 @@ from matplotlib.figure import Figure
 from systems import ROOT
 from systems.profiling import nsys
 from systems.profiling.annotated_attention import PARTS
-from systems.profiling.digest import LAYER, STEP, on_the_gpu
+from systems.profiling.digest import LAYER, STEP
 from systems.profiling.trace import Kernel, Span
-from systems.records.record import Record
-from tools.render.markdown import columns, per_device
 from tools.render.plots import ACCENT, DARK, GREY, TINT, is_narrow, key, picture
-from tools.render.rows import PHASES, cell
-from tools.render.stems.kernel_profile.rows import kernels as kernels_of
+from tools.render.rows import PHASES
 
 # A training step of `small` at context 512 in fp32, the third of a profile.
 EXPORT = "assets/step-small-512.sqlite.xz"
-GPU = "nvidia-h200"
 MARKS = (STEP, *PHASES, LAYER, *PARTS)
 # The second: the first may still wait for the CPU to get ahead.
 SHOWN = 1
@@ -78,18 +71,10 @@ def layer(kernels: list[Kernel], calls: list[tuple[int, int]]) -> Layer:
     return Layer(span, inside, [k for k in kernels if span in k.marks])
 
 
-def fragments(found: Mapping[str, list[Record]]) -> dict[str, str]:
-    """The drawing, and both instruments side by side."""
+def fragments() -> dict[str, str]:
     kernels, calls = step()
     shown = layer(kernels, calls)
-    seen = on_the_gpu(kernels, 1)
-    profiles = [
-        r
-        for r in found.get("kernel_profile", [])
-        if r.kind == "measured" and r.device.slug == GPU
-    ]
     return {
-        "nsys-instruments.md": per_device(profiles, lambda r: instruments(r, seen)),
         "nsys-layer.md": picture(
             "nsys-layer",
             lambda figure: draw(figure, shown),
@@ -105,29 +90,6 @@ def fragments(found: Mapping[str, list[Record]]) -> dict[str, str]:
         )
         + "\n",
     }
-
-
-def instruments(record: Record, seen: dict[str, Any]) -> str:
-    """Kernels and their times by phase, of the same step under each profiler."""
-    profiled = cell(record, size="small", context=512, mode="step", precision="fp32")
-
-    def calls(items: list[dict[str, Any]], phase: str) -> float:
-        return sum(k["calls"] for k in items if k["phase"].split("/")[0] == phase)
-
-    busy = "{}_gpu_busy_ms".format
-    return columns(
-        PHASES,
-        ("phase", lambda phase: phase),
-        ("kernels, nsys", lambda p: calls(seen["kernels"], p), "{:g}"),
-        ("torch.profiler", lambda p: calls(kernels_of(profiled), p), "{:g}"),
-        ("ms, nsys", lambda p: fmean(seen[busy(p)]), "{:.2f}"),
-        ("torch.profiler", lambda p: profiled.ms(f"{p}_gpu_busy"), "{:.2f}"),
-        (
-            "nsys over torch.profiler",
-            lambda p: fmean(seen[busy(p)]) / profiled.ms(f"{p}_gpu_busy"),
-            "{:.3f}",
-        ),
-    )
 
 
 def draw(figure: Figure, shown: Layer) -> None:

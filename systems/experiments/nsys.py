@@ -1,0 +1,79 @@
+"""The same training step under both profilers: do Nsight Systems and torch.profiler see
+the same kernels, and what does each cost?
+
+    python -m systems.experiments.nsys --size small
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from systems.benchmarking.phases import PHASES
+from systems.experiments import kernel_profile
+from systems.model.sizes import SIZES, VOCAB_SIZE
+from systems.profiling import nsys
+from systems.records.outcome import Unsupported
+from systems.running.command import main, option
+
+PROTOCOL = {
+    "clock": kernel_profile.PROTOCOL["clock"],
+    "kernels": "of passes after those, per pass, under each profiler one after the "
+    "other, each in a process of its own choice: nsys starts one",
+    "tf32": "off",
+}
+INSTRUMENTS = ("torch", "nsys")
+
+
+@dataclass(frozen=True)
+class Config:
+    size: str = option("small", "model size of Table 1", choices=SIZES)
+    context: int = option(512, "sequence length in tokens")
+    precision: str = option(
+        "fp32", "precision: fp32 (TF32 off) or bf16 autocast", choices=("fp32", "bf16")
+    )
+    batch: int = option(4, "sequences in a batch")
+    vocab: int = option(VOCAB_SIZE, "vocabulary size")
+    warmup: int = option(5, "steps before the clock counts")
+    steps: int = option(10, "steps that are timed")
+    passes: int = option(3, "steps that are profiled")
+
+
+def configs(quick: bool = False) -> list[Config]:
+    """Every size of Table 1 at context 512, and the smallest in bf16."""
+    if quick:
+        return [Config(context=128, batch=1, warmup=1, steps=2, passes=2)]
+    return [
+        *(Config(size) for size in ("small", "medium", "large", "xl", "2.7B")),
+        Config("small", precision="bf16"),
+    ]
+
+
+# --8<-- [start:run]
+def run(config: Config) -> dict[str, Any]:
+    """By instrument and phase: samples in ms without and with the profiler, the sum of
+    the kernels in ms, and how many there are, per step. `Unsupported` without nsys.
+    """
+    if not nsys.is_installed():
+        raise Unsupported("no nsys on the PATH: install Nsight Systems (see nsys.md)")
+    metrics: dict[str, Any] = {}
+    for instrument in INSTRUMENTS:
+        profile = kernel_profile.Config(
+            mode="step", profiler=instrument, **asdict(config)
+        )
+        found = kernel_profile.run(profile)
+        for phase in PHASES:
+            calls = [k["calls"] for k in found["kernels"] if phase_of(k) == phase]
+            metrics[f"{instrument}_{phase}_kernels"] = sum(calls)
+            for name in (phase, f"profiled_{phase}", f"{phase}_gpu_busy"):
+                metrics[f"{instrument}_{name}_ms"] = found[f"{name}_ms"]
+    return metrics
+
+
+# --8<-- [end:run]
+
+
+def phase_of(kernel: dict[str, Any]) -> str:
+    return kernel["phase"].split("/")[0]
+
+
+if __name__ == "__main__":
+    main(Config, run)
