@@ -1,4 +1,4 @@
-"""One step under both profilers: what the row keeps of each, and what the table says."""
+"""One step under both profilers: what a row keeps of each, and what tables say."""
 
 import pytest
 
