@@ -31,6 +31,7 @@ from systems.attention.inputs import (
     check_inputs,
     default_scale,
     refuse_second_derivative,
+    refuse_transforms,
 )
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -257,9 +258,11 @@ def first_attention(
     q, k and v are contiguous and of one shape: n a multiple of 64, d 16, 32, 64 or 128;
     float32, float16, or on a GPU bfloat16. `causal` hides key j from query i where
     j > i; `scale` None is 1 / sqrt(d). The result has the dtype of q; sums are kept in
-    float32. `ValueError` or `TypeError` names what can't be taken. In float32 with d
+    float32. `ValueError` or `TypeError` names what can't be taken,
+    `NotImplementedError` a transform of torch.func. In float32 with d
     128, dk and dv of a tile don't fit into registers: each thread spills over a KiB.
     """
+    refuse_transforms()
     q, k, v = autocast_like_sdpa(q, k, v)
     return FlashAttentionFirst.apply(q, k, v, causal, scale)
 

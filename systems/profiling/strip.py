@@ -51,7 +51,11 @@ def strip(export: Path, into: Path) -> None:
     ):
         # Read first: what can't be read leaves no file behind.
         statements = list(copied(a, str(export)))
-    with closing(sqlite3.connect(into)) as b, b:
+    with (
+        explained(f"{into} can't be written", "give another folder"),
+        closing(sqlite3.connect(into)) as b,
+        b,
+    ):
         for statement, rows in statements:
             b.executemany(statement, rows) if rows else b.execute(statement)
 

@@ -76,6 +76,9 @@ def launch_ms() -> float | None:
 
     times: list[float] = []
     try:
+        torch.cuda.synchronize()
+        # The first launch of a process loads the kernel.
+        torch.cuda._sleep(0)
         for _ in range(LOOPS):
             torch.cuda.synchronize()
             times.append(milliseconds(launch_many) / LAUNCHES)

@@ -16,13 +16,12 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module, metadata
-from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -44,8 +43,9 @@ from systems.records.summary import summarize
 from systems.running.command import is_table, options_of
 from systems.running.precompile import rehearse
 
-# How often rows are measured again whose host was slow.
-TIMES_AGAIN = 2
+# How often rows are measured again whose host was slow; and what that may take, in
+# seconds or as a share of what all rows took: some hosts are never quiet.
+TIMES_AGAIN, SECONDS_AGAIN, SHARE_AGAIN = 2, 60, 0.5
 
 
 class CannotStart(Exception):
@@ -282,35 +282,43 @@ def look_at_host(device: Device, module: Any) -> list[Probe]:
 
 
 def slow_groups(record: Record, groups: list[list[Any]]) -> Iterator[list[Any]]:
-    """Once all rows are there: those measured while the host was slower than it usually
-    was, a few times. Of each group the rows of the quietest host stay.
+    """Those measured while the host was slower than it usually was, a few times, while
+    there is time for it. Of each group the rows of the quietest host stay.
     """
+
+    def seconds() -> float:
+        return sum(row.seconds or 0 for row in record.rows)
+
+    most = seconds() + max(SECONDS_AGAIN, SHARE_AGAIN * seconds())
     for _ in range(TIMES_AGAIN if record.device.is_gpu else 0):
-        if not record.complete:
-            return
         quiet = usual(probe for row in record.rows for probe in row.host)
         for group in groups:
             rows = [record.row(asdict(config)) for config in group]
-            if any(row and slowdown(row.host, quiet) > SLOW for row in rows):
+            slow = any(row and slowdown(row.host, quiet) > SLOW for row in rows)
+            if slow and seconds() < most:
                 report(event="again")
                 yield group
 
 
 def put(record: Record, rows: list[Row]) -> None:
-    """Add the rows of a group, or put them in the place of those there, where the host
-    was quieter.
+    """Add the rows of a group; or put them in the place of those there, where they
+    ended as those did and the host was quieter. What both took counts.
     """
     there = [old for row in rows if (old := record.row(row.config))]
-    if there:
-        quiet = usual(probe for row in record.rows for probe in row.host)
-        failed = any(row.status == "failed" for row in rows)
-        worst, before = (
-            max(slowdown(row.host, quiet) for row in each) for each in (rows, there)
-        )
-        if failed or worst >= before:
-            return
-        record.rows = [row for row in record.rows if row not in there]
-    record.rows += rows
+    if not there:
+        record.rows += rows
+        return
+    quiet = usual(probe for row in record.rows for probe in row.host)
+    worst, before = (
+        max(slowdown(row.host, quiet) for row in each) for each in (rows, there)
+    )
+    ended_alike = all(
+        row.status == old.status for row, old in zip(rows, there, strict=True)
+    )
+    kept, others = (rows, there) if ended_alike and worst < before else (there, rows)
+    for row, other in zip(kept, others, strict=True):
+        row.seconds = round((row.seconds or 0) + (other.seconds or 0), 3)
+    record.rows = [row for row in record.rows if row not in there] + kept
 
 
 def free_memory() -> None:
@@ -361,32 +369,19 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
         if device.is_gpu:
             report(event="compiling")
             rehearse(name, grid, pending, deadline)
+        measured = partial(measured_now, record, module, others_measure)
         before = look_at_host(device, module)
-        for group in chain(missing, slow_groups(record, groups)):
+        for group in missing:
             if time.time() >= deadline:
-                if record.complete:
-                    break
                 report(event="out_of_time")
                 return 0
-            free_memory()
-            is_again = record.complete
-            rows = measure_group(module, group)
-            after = look_at_host(device, module)
             # All since the group before ended, or since the start, counts with its
-            # first row: together they say how long measuring takes.
-            now = time.monotonic()
-            for row in rows:
-                row.seconds, ended = round(now - ended, 3), now
-                row.host = [*before, *after]
-            before = after
-            if device.is_gpu and (clock := sm_clock_mhz()):
-                seen = [*record.device.sm_clocks_mhz, clock]
-                record.device.sm_clocks_mhz = [min(seen), max(seen)]
-            if device.is_gpu and others_measure() and NOTE not in record.notes:
-                record.notes.append(NOTE)
+            # first row.
+            rows = measured(group, before, since=ended)
+            ended, before = time.monotonic(), rows[-1].host[-1:]
             put(record, rows)
             store.write(record, progress)
-            for row in [] if is_again else rows:
+            for row in rows:
                 report(
                     event="row", config=row.config, status=row.status, reason=row.reason
                 )
@@ -401,13 +396,54 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
             )
             return 1
         order = {json.dumps(asdict(config)): i for i, config in enumerate(configs)}
-        record.rows.sort(key=lambda row: order[json.dumps(row.config)])
-        store.write(record, progress)
-        # In one step: work that is complete never lies beside its record, where it
-        # would be taken for a new one once the record is deleted.
-        os.replace(progress, path)
+
+        def publish() -> None:
+            record.rows.sort(key=lambda row: order[json.dumps(row.config)])
+            store.write(record, progress)
+            # In one step: work that is complete never lies beside its record, where it
+            # would be taken for a new one once the record is deleted.
+            os.replace(progress, path)
+
+        publish()
+        for group in slow_groups(record, groups):
+            if time.time() >= deadline:
+                break
+            # A new look: the last one may be what made the host seem slow.
+            before = look_at_host(device, module)
+            rows = measured(group, before, since=time.monotonic())
+            if any(map(gpu_is_broken, rows)):
+                break
+            put(record, rows)
+            publish()
     report(event="complete")
     return 0
+
+
+def measured_now(
+    record: Record,
+    module: Any,
+    others_measure: Callable[[], bool],
+    group: list[Any],
+    before: list[Probe],
+    since: float,
+) -> list[Row]:
+    """The rows of a group, with the host `before` and after them; all since `since`, a
+    time.monotonic(), counts with the first: together rows say how long measuring takes.
+    The record notes clocks and neighbours.
+    """
+    device = record.device
+    free_memory()
+    rows = measure_group(module, group)
+    after = look_at_host(device, module)
+    for row in rows:
+        row.seconds, since = round(time.monotonic() - since, 3), time.monotonic()
+        row.host = [*before, *after]
+    if device.is_gpu and (clock := sm_clock_mhz()):
+        seen = [*device.sm_clocks_mhz, clock]
+        device.sm_clocks_mhz = [min(seen), max(seen)]
+    if device.is_gpu and others_measure() and NOTE not in record.notes:
+        record.notes.append(NOTE)
+    return rows
 
 
 def check_torch(device: Device) -> None:

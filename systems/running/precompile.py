@@ -72,11 +72,9 @@ def rehearse(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
 
 def main(stem: str, grid: str, rows: list[int]) -> None:
     """Run these rows of a stem, counted from 0."""
-    module, configs, parent = (
-        import_module(STEMS[stem].module),
-        configs_of(stem, grid),
-        os.getppid(),
-    )
+    # Before imports that take seconds, in which it may die.
+    parent = os.getppid()
+    module, configs = import_module(STEMS[stem].module), configs_of(stem, grid)
     for row in rows:
         # Without a parent nobody measures.
         if os.getppid() != parent:

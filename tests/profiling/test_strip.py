@@ -120,6 +120,8 @@ def test_the_command_says_what_it_wrote_and_what_is_wrong(export, tmp_path):
     again = run(export, copy)
     assert again.returncode == 2 and "exists: give another name" in again.stderr
     assert run(tmp_path / "no.sqlite", tmp_path / "x").returncode == 2
+    nowhere = run(export, tmp_path / "no folder" / "x")
+    assert nowhere.returncode == 2 and "can't be written" in nowhere.stderr
 
 
 @pytest.mark.parametrize("content", [b"not sqlite", b""])

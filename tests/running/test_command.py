@@ -1,6 +1,7 @@
 """One configuration from the command line, where what it is given can't be."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -72,7 +73,11 @@ def test_without_a_gpu_more_than_is_free_is_a_result_and_kills_no_process():
         "command.bound_memory(); "
         "print(measure_row(stem.Config(n=10_000_000), stem.run).status)"
     )
-    child = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True)
+    # torch too must see none.
+    without = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    child = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=without, capture_output=True
+    )
     assert child.stdout == b"out_of_memory\n", child.stderr.decode()
 
 

@@ -26,7 +26,7 @@ from systems.experiments import STEMS
 from systems.records import store
 from systems.records.device import CPU
 from systems.records.host import Probe
-from systems.records.outcome import measure_row
+from systems.records.outcome import Unsupported, measure_row
 from systems.records.record import Record
 from systems.records.source_hash import source_hash
 from systems.running import measure
@@ -618,17 +618,17 @@ def test_rows_of_a_slow_host_are_measured_again_and_the_quieter_stays(
         return real(config)
 
     monkeypatch.setattr(fake_stem, "run", noting)
-    # Slow after rows 5 and 2, so before 4 and 1 too; 2 and 1 need a third try.
-    first, again = [1, 1, 3, 1, 1, 2, 1], [1, 1.2, 3, 1.1, 1.1]
+    # Slow after rows 5 and 2, so before 4 and 1 too; 2 needs a third try.
+    first, again = [1, 1, 3, 1, 1, 2, 1], [1, 1.2, 1, 1, 1, 3, 1, 1, 1, 1.1]
     probing(monkeypatch, *first, *again)
     outcome = run()
     assert outcome.code == 0 and outcome.measured == [6, 5, 4, 3, 2, 1]
     assert [e["event"] for e in outcome.events].count("again") == len(measured) - 6
-    assert measured == [6, 5, 4, 3, 2, 1, 5, 4, 2, 1, 2, 1]
+    assert measured == [6, 5, 4, 3, 2, 1, 5, 4, 2, 1, 2]
     rows = store.read(tmp_path / "a-gpu" / "fake.json").rows
     assert [row.config["index"] for row in rows] == [6, 5, 4, 3, 2, 1]
     slowest = [max(probe.python_ms for probe in row.host) for row in rows]
-    assert slowest == [1, 1, 1.2, 1, 1.1, 1.1]
+    assert slowest == [1, 1.2, 1, 1, 1.1, 1]
 
 
 @pytest.mark.usefixtures("fake_on_gpu")
@@ -654,6 +654,45 @@ def test_a_row_that_fails_when_measured_again_stays_as_it_was(
 
     monkeypatch.setattr(fake_stem, "run", once)
     assert run().code == 0 and measured == [6, 5, 4, 3, 2, 1, 1]
+    assert store.read(tmp_path / "a-gpu" / "fake.json").complete
+
+
+@pytest.mark.usefixtures("fake_on_gpu")
+@pytest.mark.parametrize("error", [Unsupported("not here"), MemoryError()])
+def test_a_row_that_has_no_numbers_when_measured_again_stays_as_it_was(
+    run, tmp_path, monkeypatch, error
+):
+    """And what both tries took is what the row took."""
+    probing(monkeypatch, 1, 1, 1, 1, 1, 1, 3)
+    real, measured = fake_stem.run, []
+
+    def once(config):
+        measured.append(config.index)
+        if measured.count(config.index) > 1:
+            time.sleep(0.2)
+            raise error
+        return real(config)
+
+    monkeypatch.setattr(fake_stem, "run", once)
+    assert run().code == 0 and measured == [6, 5, 4, 3, 2, 1, 1, 1]
+    last = store.read(tmp_path / "a-gpu" / "fake.json").rows[-1]
+    assert last.status == "ok" and last.seconds >= 0.4
+
+
+@pytest.mark.usefixtures("fake_on_gpu")
+def test_a_record_is_there_before_rows_are_measured_again(run, tmp_path, monkeypatch):
+    probing(monkeypatch, 1, 1, 1, 1, 1, 1, 3)
+    real, measured = fake_stem.run, []
+
+    def killed(config):
+        measured.append(config.index)
+        if measured.count(config.index) > 1:
+            raise KeyboardInterrupt
+        return real(config)
+
+    monkeypatch.setattr(fake_stem, "run", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run()
     assert store.read(tmp_path / "a-gpu" / "fake.json").complete
 
 

@@ -24,7 +24,10 @@ from systems.records.record import Record
 from tests.factories import RESULTS
 from tools.render.load import primary_gpu
 
-playwright = pytest.importorskip("playwright.sync_api")
+if os.environ.get("CI"):
+    import playwright.sync_api as playwright
+else:
+    playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 # What lies where a site is built, and no page may show; what a page's macros would

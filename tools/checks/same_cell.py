@@ -104,5 +104,6 @@ def told(one: Record, other: Record, apart: list[Pair], count: int) -> str:
         f"{one.device.slug}: {one.stem} and {other.stem} differ by more than a tenth "
         f"in {len(apart)} of {count} times of the same cell, most in {worst.phase} of "
         f"{worst.cell}: {worst.slower_ms:.1f} ms in {worst.slower}, "
-        f"{worst.faster_ms:.1f} in the other; measure {worst.slower} again"
+        f"{worst.faster_ms:.1f} in the other; measure it again by "
+        f"`regen_tables.py --only {worst.slower} --force`"
     )

@@ -214,7 +214,8 @@ def slow_records(results: Path) -> list[str]:
     return [
         f"{results.name}/{r.device.slug}/{stem}.json: the host was slow while "
         f"{len(slow)} of {len(r.rows)} rows were measured, up to "
-        f"{max(row.slowdown for row in slow):.1f} times; measure {stem} again"
+        f"{max(row.slowdown for row in slow):.1f} times; measure it again by "
+        f"`regen_tables.py --only {stem} --force`"
         for stem, of_stem in load_sound(results)[0].items()
         for r in of_stem
         if (slow := [row for row in r.rows if row.slow])

@@ -53,7 +53,8 @@ def test_a_time_beyond_a_tenth_is_an_error_that_names_the_slower_record():
     assert errors == [
         "nvidia-h200: end_to_end and kernel_profile differ by more than a tenth in 2 "
         "of 3 times of the same cell, most in forward of medium 128 4 fp32 step eager: "
-        "40.1 ms in kernel_profile, 17.0 in the other; measure kernel_profile again"
+        "40.1 ms in kernel_profile, 17.0 in the other; measure it again by "
+        "`regen_tables.py --only kernel_profile --force`"
     ]
 
 
