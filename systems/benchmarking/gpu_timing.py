@@ -6,9 +6,7 @@ Triton's own benchmark's, as the assignment asks. Which kernels the time goes to
 `systems.profiling.probes` tells.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -19,6 +17,8 @@ from systems.benchmarking.timing import Clock
 # of one head or of middling lengths: that takes half a millisecond, in which the host
 # mostly issues both passes.
 OVERWRITTEN = 8
+# As large as `do_bench`'s own buffer, and larger than any L2 cache.
+BUFFER_BYTES = 2**28
 # Enough for quantiles; a record of a thousand rows stays readable.
 SAMPLES_KEPT = 30
 # Calls that a CPU is given: it has no events, and its times are for trying things out.
@@ -54,43 +54,47 @@ def kernel_times_ms(
         return clock.samples_ms["call_ms"]
     import triton.testing
 
-    with buffer_overwritten(overwritten):
-        times = triton.testing.do_bench(
-            work, warmup=warmup_ms, rep=rep_ms, return_mode="all"
-        )
+    call, before = work, None
+    if overwritten > 1:
+        call = AfterWrites(work, overwritten - 1, device)
+        before = [call]
+    times = triton.testing.do_bench(
+        call, warmup=warmup_ms, rep=rep_ms, grad_to_none=before, return_mode="all"
+    )
     assert isinstance(times, list)
     return [round(time, 6) for time in times[:: -(-len(times) // SAMPLES_KEPT)]]
 
 
-@contextmanager
-def buffer_overwritten(times: int) -> Iterator[None]:
-    """Inside, `do_bench` overwrites its buffer so many times where it would once.
-    RuntimeError if it never does.
+class AfterWrites:
+    """`work` for `do_bench`, which has a buffer larger than the cache overwritten so
+    many `times` more before each call than it would by itself.
+
+    It knows `do_bench` by its signature alone, which says that right before a measured
+    call the gradients of `grad_to_none` are cleared: given this object, that writes.
+    Before any other call, by which it estimates how long one takes, the call itself
+    does.
     """
-    if times == 1:
-        yield
-        return
-    from triton.runtime import driver
 
-    active: Any = driver.active
-    once, asked = active.clear_cache, False
+    def __init__(self, work: Callable[[], object], times: int, device: str):
+        self.work, self.times, self.written = work, times, False
+        self.buffer = torch.empty(BUFFER_BYTES, dtype=torch.int8, device=device)
 
-    def often(buffer: Any) -> None:
-        nonlocal asked
-        asked = True
-        for _ in range(times):
-            once(buffer)
+    def write(self) -> None:
+        for _ in range(self.times):
+            self.buffer.zero_()
+        self.written = True
 
-    active.clear_cache = often
-    try:
-        yield
-    finally:
-        active.clear_cache = once
-    if not asked:
-        raise RuntimeError(
-            "do_bench of this Triton does not empty the cache by its driver's "
-            "clear_cache; install a version that pyproject.toml allows"
-        )
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "grad":
+            self.write()
+        else:
+            super().__setattr__(name, value)
+
+    def __call__(self) -> None:
+        if not self.written:
+            self.write()
+        self.written = False
+        self.work()
 
 
 # --8<-- [end:kernel_times]
