@@ -36,6 +36,9 @@ def flash_attention(
     - "auto": "hopper" where it can run and the inputs are large enough for it to be
       faster, else "triton".
 
+    Autocast, `torch.compile(fullgraph=True)` and `torch.export` take it; after one call
+    of a shape CUDA graphs capture both passes.
+
     `TypeError` or `ValueError` names what can't be taken, and what a backend needs that
     was not found.
     """

@@ -120,7 +120,8 @@ def test_rows_that_8_divides_and_rows_that_it_does_not(gap, device):
     others are left alone.
     """
     whole = make_inputs(33, 40, 24 + gap, torch.float16, device, lead=(1, 2))
-    check(FlashAttentionTriton, [x[..., :24] for x in whole], True)
+    q, k, v, do = (x[..., :24] for x in whole)
+    check(FlashAttentionTriton, (q, k, v, do), True)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])

@@ -13,6 +13,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.utils import counters
 
 from systems import ROOT
 from systems.attention import (
@@ -271,6 +272,87 @@ def test_one_graph_under_the_default_compiler(dynamic):
             torch.autograd.grad(compiled(*leaves), leaves, do), expected, strict=True
         ):
             torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
+
+
+# --8<-- [start:graph]
+def captured(step):
+    """A CUDA graph of `step`, and the tensors that each `replay()` of it fills."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        # A first call compiles and plans, which can't be captured.
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step()
+    return graph, results
+
+
+# --8<-- [end:graph]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "lead", "n"),
+    [
+        (torch.bfloat16, (2, 4), 333),
+        # One head, whose loops are split.
+        (torch.bfloat16, (1, 1), 4096),
+        # On Hopper split into limbs ahead.
+        (torch.float32, (4, 8), 512),
+        # On Hopper its own kernels, the backward pass in one.
+        (torch.bfloat16, (4, 16), 2048),
+    ],
+    ids=str,
+)
+def test_a_cuda_graph_of_both_passes_computes_what_eager_mode_does(dtype, lead, n):
+    """Bit by bit, also after other inputs were copied into the tensors of its
+    capture.
+    """
+    tensors = make_inputs(n, n, 64, dtype, "cuda", lead=lead)
+    *leaves, do = tensors
+    for x in leaves:
+        x.requires_grad_()
+
+    def step():
+        o = flash_attention(*leaves, causal=True)
+        return o.detach(), *torch.autograd.grad(o, leaves, do)
+
+    graph, results = captured(step)
+    for seed in (1, 2):
+        others = make_inputs(n, n, 64, dtype, "cuda", lead=lead, seed=seed)
+        with torch.no_grad():
+            for x, other in zip(tensors, others, strict=True):
+                x.copy_(other)
+        graph.replay()
+        for name, x, expected in zip(
+            ("o", "dq", "dk", "dv"), results, step(), strict=True
+        ):
+            assert torch.equal(x, expected), (name, seed)
+
+
+@COMPILED
+def test_the_compiler_captures_it_too():
+    """`mode="reduce-overhead"`: after a warm-up and a capture, replays."""
+    torch.compiler.reset()
+    counters.clear()
+
+    def function(q, k, v):
+        return flash_attention(q, k, v, causal=True)
+
+    compiled = torch.compile(function, fullgraph=True, mode="reduce-overhead")
+    for seed in range(4):
+        q, k, v, do = make_inputs(
+            256, 256, 64, torch.bfloat16, "cuda", lead=(2, 4), seed=seed
+        )
+        leaves = tuple(x.requires_grad_() for x in (q, k, v))
+        o, expected = compiled(*leaves), function(*leaves)
+        assert torch.equal(o, expected)
+        for ours, theirs in zip(
+            gradients(o, leaves, do), gradients(expected, leaves, do), strict=True
+        ):
+            assert torch.equal(ours, theirs), seed
+    assert counters["inductor"]["cudagraph_skips"] == 0
 
 
 def test_autocast_as_sdpa():
