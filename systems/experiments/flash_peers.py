@@ -106,9 +106,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
-    """Samples in ms of the three passes, and errors. The first turn compiles and
-    checks, each other one times.
-    """
+    """Samples in ms of the passes, and errors. The first turn checks, others time."""
     name, causal = config.implementation, config.causal
     device = timing.default_device()
     shape = config.batch, config.heads, config.n, config.d
