@@ -5,26 +5,32 @@ driver is none: it claims to be the wanted GPU, notes what it is given to load, 
 launches nothing. `tools/tune_flash.py --compile-only` prints the table.
 """
 
-import re
-import subprocess
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from tempfile import NamedTemporaryFile
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from systems.attention.triton.configs import CONFIGS, architecture, for_mask, padded
+from systems.attention.triton.chooser import architecture, for_mask, padded
+from systems.attention.triton.configs import Config
 from systems.attention.triton.launches import (
+    LIMBS,
     backward_launches,
     forward_launches,
     launch_backward,
     launch_forward,
+)
+from systems.attention.triton.tables import CONFIGS, FEW_ROWS
+from systems.formulas.loop_times import repeats
+from tools.binary import (
+    hottest_loop,
+    instructions_per_score,
+    load_bytes,
+    read_binary,
+    resources,
 )
 
 KIB = 1024
@@ -52,6 +58,11 @@ GPUS = {
     "b200": Gpu((10, 0), 227 * KIB, 228 * KIB, 64, 32, 148),
     "rtx5090": Gpu((12, 0), 99 * KIB, 100 * KIB, 48, 24, 170),
 }
+# What a thread may spill, in bytes, and in a step of its hottest loop, in instructions
+# that write registers to the stack or read them back, as a share of the loop's. With
+# two or three limbs for each number some is spilled whatever the tile.
+MOST_STACK = {"half": 640, "high": 1024, "highest": 4096}
+MOST_RELOADED = {"half": 0.05, "high": 0.05, "highest": 0.2}
 # By arithmetic, the dtype of q, k and v.
 DTYPES = {"half": torch.bfloat16, "high": torch.float32, "highest": torch.float32}
 # So many rows that both of Hopper's backward passes take them.
@@ -62,7 +73,8 @@ class Needs(NamedTuple):
     """What a compiled kernel needs; `stack_bytes` of a thread are mostly registers that
     were spilled, `per_score` the instructions of its loop for each exponential.
     `load_bytes`: how much at a time a thread loads or copies from the GPU's memory, of
-    all such instructions, each width once.
+    all such instructions, each width once. `loop`: what `binary.hottest_loop` counts.
+    `tensor_columns`: those of the memory that a B200's tensor cores have of their own.
     """
 
     kernel: str
@@ -73,74 +85,30 @@ class Needs(NamedTuple):
     stack_bytes: int
     per_score: float = 0.0
     load_bytes: tuple[int, ...] = ()
+    loop: Mapping[str, int] = MappingProxyType({})
+    tensor_columns: int = 0
 
     def programs(self, gpu: Gpu) -> int:
         """How many of them run on an SM at a time. Registers are given to a warp in
         units of 256, of the 16,384 of each of four parts of an SM; CUDA keeps a KiB of
-        shared memory for itself.
+        shared memory for itself. Of the tensor cores' memory there are 512 columns.
         """
         of_warp = -(-self.registers * 32 // 256) * 256
         return min(
             4 * (16384 // of_warp) // self.warps,
             gpu.sm_bytes // (self.shared_bytes + KIB),
+            512 // max(1, self.tensor_columns),
             gpu.sm_warps // self.warps,
             gpu.sm_blocks,
         )
 
-
-def read_binary(option: str, cubin: bytes) -> str:
-    """What NVIDIA's reader of binaries, which comes with Triton, says of a kernel."""
-    reader = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        line = [str(reader), option, file.name]
-        return subprocess.run(line, check=True, capture_output=True, text=True).stdout
-
-
-def resources(cubin: bytes) -> tuple[int, int]:
-    """Registers and bytes of stack of a thread."""
-    said = read_binary("-res-usage", cubin)
-    found = re.search(r"REG:(\d+) STACK:(\d+)", said)
-    assert found, said
-    return int(found[1]), int(found[2])
-
-
-# An address and an instruction without its predicate; where a branch leads.
-INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/ +(?:{ *)?(?:@!?\w+ +)?([A-Z][^;]*);")
-BRANCH = re.compile(r"BRA.* 0x([0-9a-f]+)")
-
-
-def instructions_per_score(assembly: str) -> float:
-    """Instructions of the shortest loop with products and exponentials, for each of its
-    exponentials: what a thread does for a score. 0 where there is no such loop.
-    """
-    found = [(int(at, 16), what) for at, what in INSTRUCTION.findall(assembly)]
-    loops = []
-    for i, (at, what) in enumerate(found):
-        to = BRANCH.match(what)
-        if to and int(to[1], 16) < at:
-            body = [x for start, x in found[: i + 1] if start >= int(to[1], 16)]
-            exponentials = sum(x.startswith("MUFU.EX2") for x in body)
-            if exponentials and any("MMA" in x for x in body):
-                loops.append((len(body), exponentials))
-    return round(min(loops)[0] / min(loops)[1], 2) if loops else 0.0
-
-
-# Loads of global memory, and copies from it to shared memory that a thread issues.
-LOAD = re.compile(r"\b(?:LDG|LDGSTS)\.E([.\w]*)")
-WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
-
-
-def load_bytes(assembly: str) -> tuple[int, ...]:
-    """Bytes that loads of a thread take at a time, each once; what names no width takes
-    four.
-    """
-    found = {
-        next((WIDTHS[x] for x in suffixes.split(".") if x in WIDTHS), 4)
-        for suffixes in LOAD.findall(assembly)
-    }
-    return tuple(sorted(found))
+    def repeats(self, arithmetic: str, d: int) -> float:
+        """How often each product of its hottest loop is computed; 0 where the binary
+        does not tell.
+        """
+        q, k = (int(size.split("=")[1]) for size in self.tile.split()[:2])
+        kernel, limbs = self.kernel.removesuffix("_kernel"), LIMBS[arithmetic]
+        return repeats(kernel, q, k, padded(d), self.loop, self.warps, limbs)
 
 
 class Driver:
@@ -189,6 +157,7 @@ class Driver:
         needs = Needs(
             name, tile, warps, shared, registers, stack,
             instructions_per_score(assembly), load_bytes(assembly),
+            hottest_loop(assembly), getattr(self.metadata, "tmem_size", None) or 0,
         )  # fmt: skip
         self.loaded.append(needs)
         return "module", "function", registers, 0, 1024
@@ -204,14 +173,16 @@ def loaded_by(
     there: Any = Driver(gpu)
     driver.set_active(there)
     major, minor = gpu.capability
-    there_is = SimpleNamespace(multi_processor_count=gpu.sms, major=major, minor=minor)
+    there_is = SimpleNamespace(
+        multi_processor_count=gpu.sms, major=major, minor=minor, name="not here"
+    )
     torch.cuda.get_device_properties = lambda device: there_is
     try:
         launch(*arguments, **options)
     except Exception as error:
         # The compiler's errors are many; each is an answer.
         said = f"{type(error).__name__}: {error}".splitlines()[0]
-        return f"{launch.__module__}.{launch.__name__}: {said}"
+        return f"{getattr(launch, '__name__', launch)}: {said}"
     return there.loaded
 
 
@@ -222,31 +193,72 @@ def inputs(arithmetic: str, d: int) -> tuple[list[Tensor], Tensor]:
     return [torch.empty(shape, dtype=dtype, device="meta") for _ in range(5)], lse
 
 
+def entries(gpu: Gpu, arithmetic: str, d: int, causal: bool) -> list[dict[str, Config]]:
+    """By kernel what the tables have for this GPU: for many rows, then for few."""
+    name, size = architecture(gpu.capability), padded(d)
+    many = {kernel: by_d[size] for kernel, by_d in CONFIGS[name][arithmetic].items()}
+    few = [
+        {kernel: by_d.get(size, many[kernel]) for kernel, by_d in tier.configs.items()}
+        for tier in FEW_ROWS[name].get(arithmetic, ())
+        if any(size in by_d for by_d in tier.configs.values())
+    ]
+    return [
+        {kernel: for_mask(entry, causal) for kernel, entry in passes.items()}
+        for passes in (many, *few)
+    ]
+
+
 def compile_for(
-    gpu: Gpu, arithmetic: str, d: int, causal: bool
+    gpu: Gpu,
+    arithmetic: str,
+    d: int,
+    causal: bool,
+    passes: Mapping[str, Config] | None = None,
 ) -> Iterator[list[Needs] | str]:
-    """What the forward and the backward pass of the kernels for any GPU load, with the
-    configurations that the table has for many rows on this one.
+    """What the forward and the backward pass of the kernels for any GPU load with these
+    configurations, or those of the table for many rows.
     """
+    passes = passes or entries(gpu, arithmetic, d, causal)[0]
     # What was launched on another GPU is compiled anew.
     forward_launches.cache_clear()
     backward_launches.cache_clear()
     (q, k, v, o, do), lse = inputs(arithmetic, d)
-    passes = CONFIGS[architecture(gpu.capability)][arithmetic]
-    forward, dq, dkdv = (
-        for_mask(passes[name][padded(d)], causal) for name in ("forward", "dq", "dkdv")
-    )
     options = causal, d**-0.5
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if arithmetic == "high" else "highest")
     try:
         yield loaded_by(
             gpu, launch_forward, q, k, v, *options,
-            config=forward, splits=1, head_swizzle=1,
+            config=passes["forward"], splits=1, head_swizzle=1,
         )  # fmt: skip
         yield loaded_by(
-            gpu, launch_backward, do, q, k, v, o, lse, *options, dkdv_config=dkdv,
-            dq_config=dq, dkdv_splits=1, dq_splits=1, head_swizzle=1,
+            gpu, launch_backward, do, q, k, v, o, lse, *options,
+            dkdv_config=passes["dkdv"], dq_config=passes["dq"], dkdv_splits=1,
+            dq_splits=1, head_swizzle=1,
         )  # fmt: skip
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def faults(gpu: Gpu, arithmetic: str, d: int, needs: Needs) -> Iterator[str]:
+    """What speaks against a compiled kernel of the table; nothing where it fits, spills
+    little and computes each product once. Of Hopper's tables, which were timed, only
+    what does not fit.
+    """
+    if needs.shared_bytes > gpu.block_bytes:
+        yield (
+            f"needs {needs.shared_bytes} bytes of shared memory, a block has "
+            f"{gpu.block_bytes}"
+        )
+    if gpu.capability == (9, 0) or not needs.loop:
+        return
+    if needs.stack_bytes > MOST_STACK[arithmetic]:
+        yield f"has {needs.stack_bytes} bytes of stack, of {MOST_STACK[arithmetic]}"
+    loop = needs.loop
+    if arithmetic == "half" and loop["spilled"]:
+        yield f"spills {loop['spilled']} times in its hottest loop"
+    spilled = loop["spilled"] + loop["reloaded"]
+    if spilled > MOST_RELOADED[arithmetic] * loop["instructions"]:
+        yield f"spills or reloads in {spilled} of {loop['instructions']} instructions"
+    if (times := needs.repeats(arithmetic, d)) > 1.01:
+        yield f"computes its products {times:.2f} times"

@@ -55,8 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stop(f"{flag(name)} goes with {readers}, not with {action}")
     try:
         from systems.records.store import RecordError
+        from systems.running.limited import simulated_gib
+
+        simulated_gib()
     except ModuleNotFoundError as error:
         not_installed(error)
+    except ValueError as error:
+        stop(str(error))
 
     try:
         tree = same(results, RESULTS)

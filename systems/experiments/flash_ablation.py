@@ -31,13 +31,8 @@ from systems.attention.first import first_attention
 from systems.attention.hopper import launches
 from systems.attention.reference import attention_reference
 from systems.attention.triton.configs import Config as LaunchConfig
-from systems.attention.triton.configs import choose
 from systems.attention.triton.function import chosen, run_backward, run_forward
-from systems.attention.triton.launches import (
-    arithmetic_of,
-    launch_backward,
-    launch_forward,
-)
+from systems.attention.triton.launches import launch_backward, launch_forward
 from systems.attention.triton.primitives import INTERPRETED, LOG2E, dot, narrow
 from systems.benchmarking import timing
 from systems.benchmarking.gpu_timing import OVERWRITTEN, kernel_times_ms
@@ -100,6 +95,14 @@ OVERRIDES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "cut_ahead": ({}, {}),
 }
+# Those for splitting in each step that fit any other GPU, and don't spill there.
+IN_STEPS_ELSEWHERE: tuple[dict[str, Any], dict[str, Any]] = (
+    {"config": LaunchConfig(64, 32, 4, 2)},
+    {
+        "dkdv_config": LaunchConfig(32, 32, 4, 1),
+        "dq_config": LaunchConfig(32, 32, 4, 1),
+    },
+)
 # --8<-- [end:overrides]
 PASSES = ("forward", "backward")
 # Where the kernels for Hopper don't run, these repeat what is measured before them.
@@ -346,18 +349,12 @@ def run(config: Config) -> dict[str, Any]:
 
 
 def options(how: str, of: str, q: Tensor) -> dict[str, Any]:
-    """What the launcher of a pass gets. Where nothing is split ahead, the
-    configurations for splitting in each step may not fit.
-    """
-    heads, n, d = q.shape
-    if (
-        how == "cut_in_steps"
-        and not choose(
-            "forward", d, arithmetic_of(q.dtype), True, heads * n, q.device
-        ).ahead
-    ):
+    """What the launcher of a pass gets. The interpreter splits nothing ahead."""
+    if how == "cut_in_steps" and q.is_cpu:
         return {}
-    return OVERRIDES[how][PASSES.index(of)]
+    hopper = q.is_cpu or torch.cuda.get_device_capability(q.device)[0] == 9
+    given = OVERRIDES[how] if how != "cut_in_steps" or hopper else IN_STEPS_ELSEWHERE
+    return given[PASSES.index(of)]
 
 
 def prepare(

@@ -15,6 +15,10 @@ Name = Annotated[Plain, Meta(min_length=1)]
 Megahertz = Annotated[int, Meta(ge=0, le=100_000)]
 
 
+# In the name of a GPU whose memory was limited, to see what a smaller one would do.
+SIMULATED = " limited to "
+
+
 class Device(Struct, forbid_unknown_fields=True):
     """A device as a record names it. Fields that only a GPU has are None elsewhere, and
     where its driver does not tell them.
@@ -31,6 +35,10 @@ class Device(Struct, forbid_unknown_fields=True):
     @property
     def is_gpu(self) -> bool:
         return self.slug not in (CPU.slug, META.slug)
+
+    @property
+    def is_simulated(self) -> bool:
+        return SIMULATED in self.name
 
 
 # Parameters can be counted without any memory behind them, on PyTorch's "meta" device.

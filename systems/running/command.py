@@ -21,6 +21,7 @@ from systems.records.device import find_gpu
 from systems.records.outcome import Run, measure_row
 from systems.records.record import Row
 from systems.records.summary import summarize
+from systems.running.limited import limit_memory
 
 # The largest size that a tensor can have.
 LARGEST = 2**63 - 1
@@ -87,6 +88,7 @@ def main(config_class: type, run: Run) -> NoReturn:
                 if isinstance(value, float) and not math.isfinite(value):
                     raise ValueError(f"{flag(name)} must be finite, not {value}")
             bound_memory()
+            limit_memory()
             row = measure_row(config_class(**plain), run)
         except ValueError as error:
             print(f"error: {error}", file=sys.stderr)

@@ -41,7 +41,9 @@ from systems.records.source_hash import source_hash
 from systems.records.store import PARTIAL_SUFFIX, SUFFIX, RecordError
 from systems.records.summary import summarize
 from systems.running.command import is_table, options_of
+from systems.running.limited import as_simulated, limit_memory, would_publish
 from systems.running.precompile import rehearse
+from systems.running.software import tuned_software
 
 # How often rows are measured again whose host was slow; and what that may take, in
 # seconds or as a share of what all rows took: some hosts are never quiet.
@@ -58,7 +60,7 @@ def device_for(allowed: tuple[str, ...]) -> Device | None:
         return META
     gpu = find_gpu()
     if gpu is not None and "cuda" in allowed:
-        return gpu
+        return as_simulated(gpu)
     return CPU if "cpu" in allowed else None
 
 
@@ -140,9 +142,12 @@ def git_state() -> Git | None:
 
 def hash_of(stem: Stem, configs: list[Any]) -> str:
     """The hash of the source that these configurations run."""
-    return source_hash(
-        stem.module, sorted({c.attention for c in configs if hasattr(c, "attention")})
-    )
+    return source_hash(stem.module, attention_of(configs))
+
+
+def attention_of(configs: list[Any]) -> list[str]:
+    """The implementations of attention that they name."""
+    return sorted({c.attention for c in configs if hasattr(c, "attention")})
 
 
 def new_record(
@@ -153,6 +158,10 @@ def new_record(
     protocol: dict[str, Any],
 ) -> Record:
     """An empty record of what is about to be measured."""
+    software, stem = versions(), STEMS[stem_name]
+    software |= tuned_software(
+        stem.module, attention_of(configs), device.slug, software.get("triton", "")
+    )
     return Record(
         stem=stem_name,
         kind="measured",
@@ -161,12 +170,12 @@ def new_record(
         expected_rows=len(configs),
         grid=grid,  # pyright: ignore[reportArgumentType]
         protocol=protocol,
-        software=versions(),
+        software=software,
         started_utc=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         command=f"python tools/regen_tables.py --only {stem_name}"
         + (" --quick" if grid == "quick" else ""),
         git=git_state(),
-        source_hash=hash_of(STEMS[stem_name], configs),
+        source_hash=hash_of(stem, configs),
     )
 
 
@@ -342,9 +351,16 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
             f"{name} needs a GPU and none was found; --quick runs what a CPU can"
         )
     path = record_path(results, device, name, grid)
+    if would_publish(device, path):
+        raise CannotStart(
+            f"a record of a simulated GPU ({device.name}) is never published: give "
+            "another --results"
+        )
     with exclusive(path), measuring() as others_measure:
         module = import_module(stem.module)
         check_torch(device)
+        if device.is_gpu:
+            limit_memory()
         if device.is_gpu:
             # Else imported by the first row that compiles, or steps an optimizer.
             import_module("torch._inductor.compile_fx")

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from systems import ROOT
-from systems.attention.triton.configs import CONFIGS, for_mask
 from tools import tune_flash
-from tools.compile_ahead import GPUS, Needs
+from tools.compile_ahead import GPUS, Needs, entries, faults
 
 # Head dimensions of 16 bits: small ones compile in a second. Hopper's own kernels have
 # none below 40.
@@ -50,14 +49,14 @@ for name in ("a100", "h100", "b200"):
 """
 # What has the most to hold, with the limit of the table and without one.
 LIMITS = """
-from systems.attention.triton import configs
+from systems.attention.triton.tables import CONFIGS
 from tools.compile_ahead import GPUS, compile_for
 
 def unlimited(entry):
     return entry._replace(registers=None)
 
 for name, table in (("a100", "sm_80"), ("h100", "sm_90")):
-    passes = configs.CONFIGS[table]["highest"]
+    passes = CONFIGS[table]["highest"]
     for said in ("limited", "unlimited"):
         for found in compile_for(GPUS[name], "highest", 256, causal=True):
             show(f"{name} {said}", found)
@@ -121,9 +120,11 @@ def test_what_each_gpu_gets_compiles_for_it_and_fits(tmp_path):
             # No fallback of the assembler to few registers, which spills the rest.
             assert needs.registers > 32 and needs.stack_bytes < 1024, (name, needs)
             assert needs.programs(gpu) >= 1
+        for needs in compiled[name][: len(PLAIN)]:
+            assert list(faults(gpu, "half", SAMPLE[name], needs)) == [], (name, needs)
     # They are those of the table.
-    table = CONFIGS["sm_80"]["half"]["forward"][16]
-    config, (forward, *_) = for_mask(table, causal=True), compiled["a100"]
+    config = entries(GPUS["a100"], "half", SAMPLE["a100"], True)[0]["forward"]
+    forward = compiled["a100"][0]
     assert forward.tile == f"BQ={config.q} BK={config.k}"
     assert forward.warps == config.warps
 
@@ -150,10 +151,11 @@ def test_the_largest_tiles_spill_no_more_for_their_limit_of_registers(tmp_path):
     """
     compiled = compile_in_a_process(LIMITS, tmp_path)
     for name in ("a100", "h100"):
-        assert [needs.kernel for needs in compiled[f"{name} limited"]] == PLAIN
+        found_limited = [n for n in compiled[f"{name} limited"] if n.per_score]
+        assert [needs.kernel for needs in found_limited] == PLAIN
         # What is compiled alike is not loaded again.
         unlimited = {needs.kernel: needs for needs in compiled[f"{name} unlimited"]}
-        for found in compiled[f"{name} limited"]:
+        for found in found_limited:
             assert found.registers == 255 and found.stack_bytes <= 4096, (name, found)
             other = unlimited.get(found.kernel, found)
             assert found.stack_bytes <= 1.1 * other.stack_bytes, (name, found, other)
@@ -177,7 +179,38 @@ def test_how_many_programs_run_side_by_side(needs, programs):
     assert needs.programs(GPUS["a100"]) == programs
 
 
-FITS = Needs("dq_kernel", "BQ=64", 4, 163 * 1024, 255, 8)
+LOOP = {"instructions": 400, "products": 196608, "spilled": 0, "reloaded": 20}
+FITS = Needs("dq_kernel", "BQ=64 BK=64", 4, 163 * 1024, 255, 8, loop=LOOP)
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (FITS, None),
+        (
+            FITS._replace(shared_bytes=163 * 1024 + 1),
+            "needs 166913 bytes of shared memory, a block has 166912",
+        ),
+        (FITS._replace(stack_bytes=648), "has 648 bytes of stack, of 640"),
+        (
+            FITS._replace(loop=LOOP | {"spilled": 1, "reloaded": 0}),
+            "spills 1 times in its hottest loop",
+        ),
+        (
+            FITS._replace(loop=LOOP | {"reloaded": 21}),
+            "spills or reloads in 21 of 400 instructions",
+        ),
+        (FITS._replace(warps=8), "computes its products 2.00 times"),
+    ],
+)
+def test_what_speaks_against_a_kernel(found, said):
+    assert list(faults(GPUS["a100"], "half", 64, found)) == ([said] if said else [])
+
+
+def test_what_was_timed_need_only_fit():
+    spills = FITS._replace(stack_bytes=9999, loop=LOOP | {"reloaded": 99}, warps=8)
+    assert list(faults(GPUS["h100"], "highest", 64, spills)) == []
+    assert len(list(faults(GPUS["a100"], "highest", 64, spills))) == 2
 
 
 @pytest.mark.parametrize(
@@ -185,17 +218,16 @@ FITS = Needs("dq_kernel", "BQ=64", 4, 163 * 1024, 255, 8)
     [
         ([FITS], ""),
         (
-            [FITS, FITS._replace(shared_bytes=163 * 1024 + 1)],
-            "error: half d=64: dq_kernel needs 166913 bytes of shared memory, a block "
-            "has 166912\n",
+            [FITS, FITS._replace(stack_bytes=648)],
+            "error: half d=64 causal: dq_kernel BQ=64 BK=64 has 648 bytes of stack",
         ),
-        ("launch_forward: it is too large", "error: half d=64: launch_forward: it is "),
+        ("launch_forward: it is too large", "error: half d=64 causal: launch_forward"),
     ],
 )
 def test_what_does_not_fit_is_a_line_and_exit_code_2(found, said, monkeypatch, capsys):
     monkeypatch.setattr(tune_flash.knobs.runtime, "interpret", False)
     monkeypatch.setattr(tune_flash, "compile_for", lambda *_: [found])
-    code = tune_flash.print_needs("a100", ["half"], [64], causal=True)
+    code = tune_flash.print_needs("a100", ["half"], [64])
     printed = capsys.readouterr().out
     assert code == (2 if said else 0) and said in printed
     assert said or "error" not in printed and "163.0" in printed
@@ -203,5 +235,5 @@ def test_what_does_not_fit_is_a_line_and_exit_code_2(found, said, monkeypatch, c
 
 def test_the_interpreter_compiles_nothing(monkeypatch, capsys):
     monkeypatch.setattr(tune_flash.knobs.runtime, "interpret", True)
-    assert tune_flash.print_needs("a100", ["half"], [64], causal=True) == 2
+    assert tune_flash.print_needs("a100", ["half"], [64]) == 2
     assert "unset TRITON_INTERPRET" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 where there is none.
 """
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -12,19 +13,23 @@ import torch
 
 from systems import ROOT
 from systems.attention.relaunch import Layout
-from systems.attention.triton import configs, launches
+from systems.attention.triton import chooser, configs, launches
+from systems.attention.triton.chooser import architecture, choose, for_mask, padded
 from systems.attention.triton.configs import (
-    CONFIGS,
-    FEW_ROWS,
     ByMask,
     Config,
-    architecture,
-    choose,
-    for_mask,
     head_swizzle_for,
-    padded,
     splits_for,
 )
+from systems.attention.triton.function import TABLES
+from systems.attention.triton.tables import CONFIGS, FEW_ROWS
+
+
+@pytest.fixture(autouse=True)
+def nobody_tuned(monkeypatch):
+    """The tables decide, whatever an owner timed here."""
+    monkeypatch.setattr(chooser, "owners", lambda device: {})
+
 
 HEAD_DIMS = {16, 32, 64, 128, 256}
 CUDA = torch.device("cuda")
@@ -39,7 +44,8 @@ from triton.compiler import ASTSource
 from systems.attention.triton.backward import dkdv_kernel, dq_kernel, sum_kernel
 from systems.attention.triton.forward import forward_kernel, combine_kernel
 from systems.attention.triton.primitives import limbs_kernel
-from systems.attention.triton.configs import CONFIGS, for_mask
+from systems.attention.triton.chooser import for_mask
+from systems.attention.triton.tables import CONFIGS
 
 # Float32 in a kernel that reads limbs, and in the one that makes them.
 WHOLE = ("o_ptr", "dq_ptr", "dk_ptr", "dv_ptr")
@@ -132,12 +138,38 @@ def test_a_kernel_is_told_of_strides_that_only_8_divides(shape, strides, unit):
 
 
 def test_every_gpu_has_configurations():
-    assert {architecture(c) for c in [(7, 5), (8, 6), (8, 9), (12, 0)]} == {"other"}
-    assert (
-        architecture((9, 0)) == "sm_90"
-        and architecture((8, 0)) == architecture((10, 0)) == "sm_80"
-    )
-    assert set(CONFIGS) == {"sm_90", "sm_80", "other"}
+    named = {
+        "sm_80": [(8, 0)],
+        "sm_86": [(7, 5), (8, 6), (8, 7), (8, 9), (11, 0), (13, 0)],
+        "sm_90": [(9, 0)],
+        "sm_100": [(10, 0), (10, 3)],
+        "sm_120": [(12, 0), (12, 1)],
+    }
+    for name, capabilities in named.items():
+        assert {architecture(c) for c in capabilities} == {name}
+    assert set(CONFIGS) == set(FEW_ROWS) == set(TABLES) == set(named)
+
+
+def test_what_was_measured_on_an_h200_is_as_it_was_measured():
+    """A change for other GPUs leaves these alone. Whoever times them anew writes the
+    digest anew.
+    """
+    text = repr((CONFIGS["sm_90"], FEW_ROWS["sm_90"]))
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "c9180facecdbe0ec"
+
+
+def test_each_program_owns_rows_enough_for_its_warps():
+    """Triton lays the warps of chained products along the rows that stay, 16 for each:
+    with fewer, several compute the same. Two warps may share the columns instead.
+    """
+    for name in ("sm_80", "sm_86", "sm_100", "sm_120"):
+        for kernel, by_d in CONFIGS[name]["half"].items():
+            for config in (for_mask(entry, True) for entry in by_d.values()):
+                rows, columns = (config.q, config.k)
+                if kernel == "dkdv":
+                    rows, columns = columns, rows
+                assert 2 * rows >= 16 * config.warps, (name, kernel, config)
+                assert rows * columns >= 256 * config.warps
 
 
 def test_head_dimensions_are_padded_to_powers_of_two():
@@ -201,6 +233,8 @@ def test_few_rows_get_configurations_of_their_own_where_there_are_some(monkeypat
     assert choose("dq", 128, "highest", True, 1, CUDA) == for_mask(
         CONFIGS["sm_80"]["highest"]["dq"][128], causal=True
     )
+    assert not choose("dq", 64, "highest", True, 2048, CUDA).ahead
+    assert choose("dq", 64, "highest", True, 2049, CUDA).ahead
 
 
 def test_loops_of_few_tiles_are_split(monkeypatch):

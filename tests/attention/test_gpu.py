@@ -22,9 +22,10 @@ from systems.attention import (
     flash_attention,
 )
 from systems.attention.triton import launches
-from systems.attention.triton.configs import CONFIGS, FEW_ROWS, for_mask
+from systems.attention.triton.chooser import for_mask
 from systems.attention.triton.launches import launch_backward, launch_forward
 from systems.attention.triton.primitives import INTERPRETED
+from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 from tests.attention.checks import (
     NAMES,
     check_against_reference,
@@ -42,11 +43,22 @@ PAIRS = [(1, 1000), (1000, 1), (65, 191), (191, 65), (128, 4096), (1000, 130)]
 # What compilers warn of is not ours.
 COMPILED = pytest.mark.filterwarnings("ignore")
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+
+
+def distinct(tables: dict[str, Any]) -> dict[str, Any]:
+    """Without those that are another GPU's too."""
+    found: dict[str, Any] = {}
+    for arch, table in tables.items():
+        if table not in found.values():
+            found[arch] = table
+    return found
+
+
 # Every configuration by (GPU, arithmetic, head dimension): the three kernels of one
 # entry are checked together. Where few rows have no entry, it is that of many.
 ENTRIES = {
     (arch, kind, d): {name: by_d[d] for name, by_d in passes.items()}
-    for arch, kinds in CONFIGS.items()
+    for arch, kinds in distinct(CONFIGS).items()
     for kind, passes in kinds.items()
     for d in passes["forward"]
 } | {
@@ -54,7 +66,7 @@ ENTRIES = {
         name: by_d[d] if d in by_d else CONFIGS[arch][kind][name][d]
         for name, by_d in few.configs.items()
     }
-    for arch, kinds in FEW_ROWS.items()
+    for arch, kinds in distinct(FEW_ROWS).items()
     for kind, tiers in kinds.items()
     for few in tiers
     for d in sorted({d for by_d in few.configs.values() for d in by_d})

@@ -18,7 +18,6 @@ import torch
 
 from systems import ROOT
 from systems.attention.reference import attention_reference
-from systems.attention.triton.configs import Config as LaunchConfig
 from systems.benchmarking import compiling, timing, workload
 from systems.experiments import (
     STEMS,
@@ -800,25 +799,26 @@ def test_each_step_of_the_ablation_computes_attention(step):
     assert metrics["repeats"] or step == "atomic_backward"
 
 
-def test_the_ablation_cuts_in_steps_only_what_is_cut_ahead_otherwise(monkeypatch):
-    q = torch.zeros(16, 4096, 64)
+def test_the_ablation_cuts_in_steps_what_is_cut_ahead_otherwise(monkeypatch):
+    """By configurations of this GPU; on a CPU nothing is."""
+    tensors = {of: torch.zeros(16, 4096, 64, device=of) for of in ("cpu", "meta")}
     launched = []
     monkeypatch.setattr(
         flash_ablation,
         "launch_forward",
-        lambda *_, **given: launched.append(given) or (q, q),
+        lambda *_, **given: launched.append(given) or (None, None),
     )
     monkeypatch.setattr(
         flash_ablation, "launch_backward", lambda *_, **given: launched.append(given)
     )
-    for ahead, of_cut_in_steps in (
-        (False, ({}, {})),
-        (True, flash_ablation.OVERRIDES["cut_in_steps"]),
+    for device, capability, of_cut_in_steps in (
+        ("cpu", None, ({}, {})),
+        ("meta", (9, 0), flash_ablation.OVERRIDES["cut_in_steps"]),
+        ("meta", (8, 0), flash_ablation.IN_STEPS_ELSEWHERE),
     ):
+        q = tensors[device]
         monkeypatch.setattr(
-            flash_ablation,
-            "choose",
-            lambda *_, ahead=ahead: LaunchConfig(64, 64, 4, 1, ahead=ahead),
+            torch.cuda, "get_device_capability", lambda _, c=capability: c
         )
         for how, expected in (
             ("cut_in_steps", of_cut_in_steps),
@@ -830,7 +830,11 @@ def test_the_ablation_cuts_in_steps_only_what_is_cut_ahead_otherwise(monkeypatch
     # What is given differs from what would be chosen: it is cut in each step.
     assert not any(
         config.ahead
-        for overrides in flash_ablation.OVERRIDES["cut_in_steps"]
+        for given in (
+            flash_ablation.OVERRIDES["cut_in_steps"],
+            flash_ablation.IN_STEPS_ELSEWHERE,
+        )
+        for overrides in given
         for config in overrides.values()
     )
 

@@ -1,22 +1,35 @@
-"""The search for launch configurations: what it tries, and that a wrong result is never
-a candidate.
+"""The search for launch configurations: what it tries, that a wrong result is never a
+candidate, and that what it writes is what the kernels get.
 """
 
 import os
 import subprocess
 import sys
+import time
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 from rich.console import Console
 
 from systems import ROOT
-from systems.attention.triton.configs import CONFIGS, FEW_ROWS, Config, for_mask
-from tools import tune_flash
-from tools.tune_flash import KERNELS, Candidate, candidates, entry, verdict
+from systems.attention.triton import chooser, tuned
+from systems.attention.triton.chooser import choose, for_mask, owners
+from systems.attention.triton.configs import Config
+from systems.attention.triton.tables import CONFIGS, FEW_ROWS
+from systems.attention.triton.tuned import Entry, Tuned
+from tests.factories import make_gpu
+from tools import tune_flash, tuning
+from tools.compile_ahead import DTYPES
+from tools.tune_flash import begin, entry, tune
+from tools.tuning import KERNELS, Candidate, Search, candidates, shortlist, verdict
+
+CUDA = torch.device("cuda")
+SEARCH = Search("half", "dq", 64, True)
 
 
-@pytest.mark.parametrize("arithmetic", tune_flash.DTYPES)
+@pytest.mark.parametrize("arithmetic", DTYPES)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_candidates_are_tiles_that_fit(kernel, arithmetic):
     for d in (16, 32, 64, 128):
@@ -37,10 +50,32 @@ def test_the_table_of_hopper_was_among_the_candidates():
                     candidate.config for candidate in candidates(kernel, arithmetic, d)
                 }
                 few = [tier.configs[kernel] for tier in FEW_ROWS["sm_90"][arithmetic]]
-                assert {
+                entries = (
                     for_mask(by_kernel[kernel][d], causal) for causal in (True, False)
+                )
+                # 255 registers are all that there are.
+                assert {
+                    c._replace(registers=None) if c.registers == 255 else c
+                    for c in entries
                 } <= tried
                 assert {configs[d] for configs in few if d in configs} <= tried
+
+
+@pytest.mark.parametrize("gpu", CONFIGS)
+def test_a_short_list_has_ours_first_those_of_others_and_what_is_next_to_ours(gpu):
+    for arithmetic in DTYPES:
+        for kernel in KERNELS:
+            search = Search(arithmetic, kernel, 128, causal=True)
+            found = shortlist(search, gpu)
+            ours = for_mask(CONFIGS[gpu][arithmetic][kernel][128], True)
+            assert found[0] == ours and len(found) == len(set(found))
+            assert ours._replace(stages=ours.stages + 1) in found
+            assert {
+                for_mask(table[arithmetic][kernel][128], True)
+                for table in CONFIGS.values()
+            } <= set(found)
+            # Of 90 searches; with more, 20 minutes are too few.
+            assert 5 <= len(found) <= 16
 
 
 def test_an_entry_is_printed_as_it_is_written():
@@ -52,41 +87,155 @@ def test_an_entry_is_printed_as_it_is_written():
         assert eval(entry(config), {"Config": Config}) == config
 
 
-def test_the_fastest_are_printed_also_where_two_are_as_fast(capsys):
-    """Configurations have no order: one has a limit of registers, the other none."""
-    fast, tie = Config(64, 64, 4, 3), Config(64, 64, 4, 3, registers=128)
-    slow = Config(128, 64, 8, 2)
-    times = [(0.5, slow), (0.25, fast), (0.25, tie)]
-    tune_flash.report(Console(width=100), "half", times, show=2)
-    printed = capsys.readouterr().out
-    assert entry(slow) not in printed
-    assert 0 < printed.index(entry(fast)) < printed.index(entry(tie))
-
-
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_wrong_result_is_named(kernel, monkeypatch):
-    monkeypatch.setattr(tune_flash, "SMALL", 80)
+    monkeypatch.setattr(tuning, "SMALL", 80)
     candidate = Candidate(kernel, "half", 16, Config(32, 32, 4, 1))
-    assert verdict(candidate, causal=True) == ""
-    right = tune_flash.prepare
+    assert verdict(candidate) == ""
+    right = tuning.prepare
 
     def wrong(*arguments):
         *others, last = right(*arguments)()
         return lambda: (*others, 1.1 * last)
 
-    monkeypatch.setattr(tune_flash, "prepare", wrong)
-    assert verdict(candidate, causal=True).startswith("wrong: relative error 1.0e-01")
+    monkeypatch.setattr(tuning, "prepare", wrong)
+    assert verdict(candidate).startswith("wrong: relative error 1.0e-01")
 
 
 def test_a_tile_that_can_not_be_launched_says_why(monkeypatch):
     def refuse(*_):
         raise RuntimeError("out of shared memory\nand much more")
 
-    monkeypatch.setattr(tune_flash, "prepare", refuse)
+    monkeypatch.setattr(tuning, "prepare", refuse)
     assert (
-        verdict(Candidate("dq", "half", 16, Config(32, 32, 4, 1)), True)
+        verdict(Candidate("dq", "half", 16, Config(32, 32, 4, 1)))
         == "RuntimeError: out of shared memory"
     )
+
+
+# What is written ----------------------------------------------------------------------
+
+OURS, FAST, TIE, WRONG = (Config(64, 64, 4, stages) for stages in (2, 3, 4, 5))
+MS = {OURS: 1.0, FAST: 0.5, TIE: 0.995, WRONG: 0.1}
+
+
+@pytest.fixture
+def a100(monkeypatch, tmp_path):
+    """An A100 that is not here, and a folder for its file."""
+    device = make_gpu("NVIDIA A100-SXM4-80GB", capability="8.0")
+    monkeypatch.setattr(tuned, "FOLDER", tmp_path)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: device.name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    monkeypatch.setattr(chooser.triton, "__version__", "3.7.1")
+
+    def forget():
+        owners.cache_clear()
+        tuned.in_use.cache_clear()
+
+    forget()
+    yield SimpleNamespace(device=device, path=tuned.path_of(device.slug), forget=forget)
+    forget()
+
+
+def search(found: Tuned, path, searches, configs, deadline=float("inf")):
+    """A search whose times are made up; each candidate that was timed."""
+    timed = []
+
+    def take(candidate: Candidate) -> float:
+        timed.append(candidate.config)
+        return MS[candidate.config]
+
+    done = tune(
+        found, path, searches, configs,
+        check=lambda these: [
+            "wrong: 1.0e-01" if c.config == WRONG else "" for c in these
+        ],
+        timed=take, deadline=deadline, console=Console(quiet=True),
+    )  # fmt: skip
+    return done, timed
+
+
+def test_the_fastest_that_is_right_is_what_the_kernels_get(a100):
+    before = choose("dq", 64, "half", True, 2**20, CUDA)
+    found = begin(a100.path, a100.device, False, (16, 4096))
+    done, timed = search(found, a100.path, [SEARCH], lambda s: [OURS, WRONG, FAST])
+    assert done and timed == [OURS, FAST]
+    a100.forget()
+    assert choose("dq", 50, "half", True, 2**20, CUDA) == FAST != before
+    # The other mask, another kernel and few rows keep ours.
+    for other in (("dq", 64, "half", False), ("dkdv", 64, "half", True)):
+        kernel, d, kind, causal = other
+        ours = for_mask(CONFIGS["sm_80"][kind][kernel][d], causal)
+        assert choose(*other, 2**20, CUDA) == ours
+    few = FEW_ROWS["sm_80"]["half"][0]
+    assert choose("dq", 64, "half", True, few.most_rows, CUDA) == few.configs["dq"][64]
+    (written,) = tuned.read(a100.path).entries
+    assert (written.ms, written.ours_ms, written.tried) == (0.5, 1.0, 2)
+
+
+def test_a_tie_is_ours(a100):
+    found = begin(None, a100.device, False, (16, 4096))
+    search(found, None, [SEARCH], lambda s: [OURS, TIE])
+    assert Config(*found.entries[0].config) == OURS and not a100.path.exists()
+
+
+def test_it_goes_on_where_it_was(a100):
+    searches = [Search("half", "dq", d, True) for d in (64, 128)]
+    found = begin(a100.path, a100.device, False, (16, 4096))
+    done, timed = search(found, a100.path, searches[:1], lambda s: [OURS, FAST])
+    assert done and len(timed) == 2
+    found = begin(a100.path, a100.device, False, (16, 4096))
+    late = time.monotonic() - 1
+    assert search(found, a100.path, searches, lambda s: [OURS], late) == (False, [])
+    assert search(found, a100.path, searches, lambda s: [OURS])[1] == [OURS]
+    assert [e.d for e in tuned.read(a100.path).entries] == [64, 128]
+    # Other code, or another Triton, begins anew; so does --force.
+    assert begin(a100.path, a100.device, True, (16, 4096)).entries == []
+    changed = tuned.read(a100.path)
+    changed.source_hash = "other"
+    tuned.write(changed, a100.path)
+    assert begin(a100.path, a100.device, False, (16, 4096)).entries == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda text: text[:-20], "can't be used"),
+        (lambda text: text.replace("[64, 64, 4, 3", "[64, 64, 5, 3"), "can't be used"),
+        (lambda text: text.replace('"3.7.1"', '"3.6.0"'), "timed with Triton 3.6.0"),
+    ],
+    ids=["cut", "no configuration", "another Triton"],
+)
+def test_a_file_that_can_not_be_used_is_one_line_and_ours_stay(
+    damage, said, a100, caplog
+):
+    found = begin(a100.path, a100.device, False, (16, 4096))
+    found.software["triton"] = "3.7.1"
+    search(found, a100.path, [SEARCH], lambda s: [OURS, FAST])
+    a100.path.write_text(damage(a100.path.read_text()))
+    a100.forget()
+    ours = for_mask(CONFIGS["sm_80"]["half"]["dq"][64], True)
+    for _ in range(2):
+        assert choose("dq", 64, "half", True, 2**20, CUDA) == ours
+    (line,) = caplog.messages
+    assert said in line and "python tools/tune_flash.py" in line
+    assert "\n" not in line and str(a100.path) in line
+    assert tuned.digest(a100.device.slug, "3.7.1") is None
+
+
+def test_a_record_knows_the_file_by_its_digest(a100):
+    assert tuned.digest(a100.device.slug, "3.7.1") is None
+    a100.forget()
+    found = begin(a100.path, a100.device, False, (16, 4096))
+    found.software["triton"] = "3.7.1"
+    found.entries.append(Entry(*SEARCH.key, tuple(FAST), 0.5, None, 1))
+    tuned.write(found, a100.path)
+    one = tuned.digest(a100.device.slug, "3.7.1")
+    a100.forget()
+    found.entries[0].ms = 0.6
+    tuned.write(found, a100.path)
+    assert one and tuned.digest(a100.device.slug, "3.7.1") not in (None, one)
+    assert msgspec.json.decode(a100.path.read_bytes(), type=Tuned) == found
 
 
 @pytest.mark.slow
@@ -94,8 +243,9 @@ def test_a_tile_that_can_not_be_launched_says_why(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ((), "error: tiles are searched on a GPU"),
+        ((), "error: configurations are timed on a GPU"),
         (("--arithmetic", "fp8"), "fp8 is none of half, high, highest"),
+        (("--compile-only", "--gpu", "v100"), "v100 is none of a100"),
     ],
 )
 def test_what_it_can_not_do_is_one_line(options, said):
@@ -110,3 +260,14 @@ def test_what_it_can_not_do_is_one_line(options, said):
     assert (
         done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
     )
+
+
+def test_where_nothing_can_be_written_nothing_is_timed(a100, monkeypatch, capsys):
+    monkeypatch.setattr(tune_flash, "find_gpu", lambda: a100.device)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    a100.path.mkdir()
+    with pytest.raises(tune_flash.typer.Exit) as ended:
+        tune_flash.main()
+    assert ended.value.exit_code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and str(a100.path) in line

@@ -17,6 +17,8 @@ from systems.records import store
 from systems.records.host import quietest, slowdown, usual
 from systems.records.record import Record
 from systems.records.source_hash import source_hash
+from systems.running.limited import would_publish
+from systems.running.software import TUNED, tuned_software
 
 GENERATED = ROOT / "docs" / "generated"
 
@@ -53,12 +55,16 @@ def _primary_gpu_in(config: str) -> str:
 
 def is_fresh(record: Record) -> bool:
     """Whether the source that was measured, or one that was found to agree with it, is
-    the source of the tree.
+    the source of the tree; and so are the launch configurations of its owner.
     """
-    attention = {
-        row.config["attention"] for row in record.rows if "attention" in row.config
-    }
-    present = source_hash(STEMS[record.stem].module, sorted(attention))
+    attention = sorted(
+        {row.config["attention"] for row in record.rows if "attention" in row.config}
+    )
+    module, triton = STEMS[record.stem].module, record.software.get("triton", "")
+    tuned = tuned_software(module, attention, record.device.slug, triton)
+    if tuned.get(TUNED) != record.software.get(TUNED):
+        return False
+    present = source_hash(module, attention)
     return present in (record.source_hash, *record.verified_hashes)
 
 
@@ -89,6 +95,10 @@ def read(path: Path) -> Record:
             path.parent.name != record.device.slug
             or record.grid != ("quick" if folder == "quick" else "full"),
             f"is a {record.grid} record of {record.device.slug}, misplaced here",
+        ),
+        (
+            would_publish(record.device, path),
+            f"is of a simulated GPU ({record.device.name}), which is never published",
         ),
         (
             not record.complete,

@@ -1,14 +1,13 @@
-"""Launch configurations of the Triton kernels: a literal table by GPU, arithmetic,
-pass, head dimension and mask.
+"""What a launch configuration of a Triton kernel is, and what launches choose beside
+it: splits of a loop, heads that run together.
 
-A second one has configurations for few rows.
+`tables` has the configurations, `chooser` says which a launch gets.
 """
 
 from functools import cache
 from typing import NamedTuple
 
 import torch
-import triton
 
 from systems.attention.relaunch import Layout
 
@@ -84,195 +83,9 @@ MOST_SPLITS = 16
 # matters less; they count as float32, in three limbs they take half as much again.
 L2_BYTES = {"half": 2**23, "high": 2**25, "highest": 2**25}
 
-# The interpreter runs one operation after another: warps and stages mean nothing to it.
-INTERPRETER_CONFIG = Config(64, 64, 4, 1)
-
-# By pass and padded head dimension, and by the mask where that matters.
+# By pass and padded head dimension, and by the mask where that matters; by arithmetic.
 Passes = dict[str, dict[int, Config | ByMask]]
-
-FLOAT32_SM_80: Passes = {
-    "forward": {
-        16: Config(64, 32, 4, 2),
-        32: Config(64, 32, 4, 2),
-        64: Config(64, 32, 4, 2),
-        128: Config(32, 32, 4, 1),
-        256: Config(32, 16, 4, 1, registers=255),
-    },
-    "dkdv": {
-        16: Config(32, 32, 4, 2),
-        32: Config(32, 32, 4, 2),
-        64: Config(32, 32, 4, 1),
-        128: Config(16, 32, 8, 1),
-        256: Config(16, 16, 8, 1, registers=255),
-    },
-    "dq": {
-        16: Config(32, 32, 4, 2),
-        32: Config(32, 32, 4, 2),
-        64: Config(32, 32, 4, 1),
-        128: Config(32, 16, 8, 1),
-        256: Config(16, 16, 8, 1, registers=255),
-    },
-}
-FLOAT32_OTHER: Passes = {
-    "forward": {
-        16: Config(32, 32, 4, 2),
-        32: Config(32, 32, 4, 2),
-        64: Config(32, 32, 4, 1),
-        128: Config(32, 16, 4, 1),
-        256: Config(16, 16, 4, 1, registers=255),
-    },
-    "dkdv": {
-        16: Config(32, 32, 4, 1),
-        32: Config(32, 32, 4, 1),
-        64: Config(16, 32, 4, 1),
-        128: Config(16, 16, 4, 1),
-        256: Config(16, 16, 8, 1, registers=255),
-    },
-    "dq": {
-        16: Config(32, 32, 4, 1),
-        32: Config(32, 32, 4, 1),
-        64: Config(32, 16, 4, 1),
-        128: Config(16, 16, 4, 1),
-        256: Config(16, 16, 8, 1, registers=255),
-    },
-}
-# By architecture and arithmetic.
-CONFIGS: dict[str, dict[str, Passes]] = {
-    # Hopper: 227 KiB of shared memory in a block.
-    "sm_90": {
-        "half": {
-            "forward": {
-                16: Config(64, 128, 4, 3, registers=128),
-                32: Config(64, 128, 4, 3),
-                64: ByMask(
-                    causal=Config(64, 64, 4, 3, registers=128),
-                    full=Config(64, 128, 4, 2, registers=168),
-                ),
-                128: ByMask(causal=Config(64, 64, 4, 3), full=Config(256, 64, 8, 3)),
-                256: Config(128, 64, 8, 2),
-            },
-            "dkdv": {
-                16: Config(64, 64, 4, 3, registers=168),
-                32: Config(64, 64, 4, 3, registers=168),
-                64: ByMask(
-                    causal=Config(64, 64, 4, 3),
-                    full=Config(64, 64, 4, 3, registers=168),
-                ),
-                128: Config(64, 128, 8, 3),
-                256: Config(64, 64, 8, 2),
-            },
-            "dq": {
-                16: Config(64, 64, 4, 3),
-                32: Config(64, 64, 4, 3),
-                64: Config(64, 128, 4, 3),
-                128: Config(128, 64, 8, 3),
-                256: Config(128, 32, 8, 3),
-            },
-        },
-        "high": {
-            "forward": {
-                16: Config(64, 64, 4, 3, ahead=True),
-                32: Config(64, 64, 4, 3, ahead=True),
-                64: Config(64, 64, 4, 3, ahead=True),
-                128: Config(128, 64, 8, 2, ahead=True),
-                256: Config(64, 64, 8, 1),
-            },
-            "dkdv": {
-                16: Config(64, 64, 4, 3, ahead=True),
-                32: Config(64, 64, 4, 3, ahead=True),
-                64: Config(64, 64, 4, 2, ahead=True),
-                128: Config(32, 128, 8, 2, ahead=True),
-                256: Config(16, 32, 8, 1),
-            },
-            "dq": {
-                16: Config(64, 64, 4, 3, ahead=True),
-                32: Config(64, 64, 4, 3, ahead=True),
-                64: Config(64, 64, 4, 2, ahead=True),
-                128: Config(128, 32, 8, 3, ahead=True),
-                256: Config(32, 16, 8, 1),
-            },
-        },
-        "highest": {
-            "forward": {
-                16: Config(64, 64, 4, 3, ahead=True),
-                32: Config(64, 32, 4, 3, ahead=True),
-                64: Config(128, 64, 8, 3, ahead=True),
-                128: Config(128, 64, 8, 1, ahead=True),
-                256: Config(64, 64, 8, 1),
-            },
-            "dkdv": {
-                16: Config(64, 64, 4, 3, ahead=True),
-                32: Config(64, 64, 4, 3, ahead=True),
-                64: Config(32, 64, 4, 2, ahead=True),
-                128: Config(32, 128, 8, 1),
-                256: Config(16, 32, 8, 1, registers=255),
-            },
-            "dq": {
-                16: Config(64, 64, 4, 3, ahead=True),
-                32: Config(64, 64, 4, 3, ahead=True),
-                64: Config(128, 64, 8, 2, ahead=True),
-                128: Config(128, 32, 8, 1),
-                256: Config(32, 16, 8, 1, registers=255),
-            },
-        },
-    },
-    # A100, and whatever has as much: 163 KiB.
-    "sm_80": {
-        "half": {
-            "forward": {
-                16: Config(128, 64, 4, 3),
-                32: Config(128, 64, 4, 3),
-                64: Config(128, 64, 4, 3),
-                128: Config(128, 64, 8, 3),
-                256: Config(64, 32, 4, 2),
-            },
-            "dkdv": {
-                16: Config(64, 64, 4, 2),
-                32: Config(64, 64, 4, 2),
-                64: Config(64, 64, 4, 2),
-                128: Config(64, 64, 8, 2),
-                256: Config(32, 32, 8, 1),
-            },
-            "dq": {
-                16: Config(64, 64, 4, 2),
-                32: Config(64, 64, 4, 2),
-                64: Config(64, 64, 4, 2),
-                128: Config(64, 64, 8, 2),
-                256: Config(32, 32, 8, 1),
-            },
-        },
-        "high": FLOAT32_SM_80,
-        "highest": FLOAT32_SM_80,
-    },
-    # Every other GPU: small enough for 99 KiB.
-    "other": {
-        "half": {
-            "forward": {
-                16: Config(64, 64, 4, 2),
-                32: Config(64, 64, 4, 2),
-                64: Config(64, 64, 4, 2),
-                128: Config(64, 32, 4, 2),
-                256: Config(32, 32, 4, 1),
-            },
-            "dkdv": {
-                16: Config(32, 64, 4, 2),
-                32: Config(32, 64, 4, 2),
-                64: Config(32, 64, 4, 2),
-                128: Config(32, 32, 4, 1),
-                256: Config(16, 32, 8, 1),
-            },
-            "dq": {
-                16: Config(64, 32, 4, 2),
-                32: Config(64, 32, 4, 2),
-                64: Config(64, 32, 4, 2),
-                128: Config(32, 32, 4, 1),
-                256: Config(32, 16, 8, 1),
-            },
-        },
-        "high": FLOAT32_OTHER,
-        "highest": FLOAT32_OTHER,
-    },
-}
+ByArithmetic = dict[str, Passes]
 
 
 class FewRows(NamedTuple):
@@ -286,96 +99,14 @@ class FewRows(NamedTuple):
     configs: Passes
 
 
-FLOAT32_512_ROWS_SM_90 = FewRows(
-    512,
-    {
-        "forward": {64: Config(32, 32, 4, 1), 128: Config(32, 32, 4, 1)},
-        "dkdv": {64: Config(32, 16, 4, 1), 128: Config(32, 16, 4, 1)},
-        "dq": {64: Config(16, 32, 4, 1), 128: Config(16, 32, 4, 1)},
-    },
-)
-FLOAT32_2048_ROWS_SM_90 = FewRows(
-    2048,
-    {
-        "forward": {16: Config(64, 64, 4, 1), 32: Config(64, 64, 4, 1)},
-        "dkdv": {16: Config(64, 64, 4, 1), 32: Config(64, 64, 4, 1)},
-        "dq": {16: Config(64, 64, 4, 2), 32: Config(64, 64, 4, 1)},
-    },
-)
-# By architecture and arithmetic, the fewest rows first. What has no entry is as with
-# many rows.
-FEW_ROWS: dict[str, dict[str, tuple[FewRows, ...]]] = {
-    "sm_90": {
-        "half": (
-            FewRows(
-                2048,
-                {
-                    "forward": {128: Config(64, 64, 4, 3)},
-                    "dkdv": {128: Config(64, 32, 4, 3)},
-                    "dq": {128: Config(64, 64, 4, 3)},
-                },
-            ),
-        ),
-        "high": (FLOAT32_512_ROWS_SM_90, FLOAT32_2048_ROWS_SM_90),
-        "highest": (
-            FLOAT32_512_ROWS_SM_90,
-            FewRows(
-                1024,
-                {
-                    "forward": {},
-                    "dkdv": {128: Config(32, 16, 4, 1, ahead=True)},
-                    "dq": {128: Config(16, 32, 4, 1, ahead=True)},
-                },
-            ),
-            FLOAT32_2048_ROWS_SM_90,
-        ),
-    }
-}
-
-
-def architecture(capability: tuple[int, int]) -> str:
-    """The key of the table for a GPU of this compute capability."""
-    if capability[0] == 9:
-        return "sm_90"
-    return "sm_80" if capability in ((8, 0), (10, 0), (10, 3)) else "other"
+# By arithmetic, the fewest rows first. What has no entry is as with many rows.
+FewByArithmetic = dict[str, tuple[FewRows, ...]]
 
 
 @cache
 def sm_count(device: torch.device) -> int:
     """Streaming multiprocessors of this GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def padded(d: int) -> int:
-    """The head dimension that a tile has: a power of two from 16 on, as tensor cores
-    need.
-    """
-    # Triton 3.7 has another type for it.
-    return max(16, triton.next_power_of_2(d))  # pyright: ignore[reportReturnType]
-
-
-def for_mask(entry: Config | ByMask, causal: bool) -> Config:
-    """What an entry of the table says for this mask."""
-    if isinstance(entry, ByMask):
-        return entry.causal if causal else entry.full
-    return entry
-
-
-def choose(
-    kernel: str, d: int, arithmetic: str, causal: bool, rows: int, device: torch.device
-) -> Config:
-    """The configuration of this kernel ("forward", "dkdv" or "dq") for head dimension d
-    and a kind of `arithmetic`.
-
-    `rows` of all heads together are tiled: those of queries, or for dkdv of keys.
-    """
-    if device.type == "cpu":
-        return INTERPRETER_CONFIG
-    gpu = architecture(torch.cuda.get_device_capability(device))
-    for few in FEW_ROWS.get(gpu, {}).get(arithmetic, ()):
-        if rows <= few.most_rows and padded(d) in few.configs[kernel]:
-            return for_mask(few.configs[kernel][padded(d)], causal)
-    return for_mask(CONFIGS[gpu][arithmetic][kernel][padded(d)], causal)
 
 
 def splits_for(

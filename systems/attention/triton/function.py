@@ -22,17 +22,19 @@ from systems.attention.inputs import (
     refuse_transforms,
 )
 from systems.attention.triton import launches as triton
-from systems.attention.triton.configs import architecture
+from systems.attention.triton.chooser import architecture
 from systems.attention.triton.primitives import INTERPRETED
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_HEAD = 256
 LOG = logging.getLogger(__name__)
-# For whom `configs.CONFIGS` was made.
+# For whom each of `tables.CONFIGS` was made.
 TABLES = {
     "sm_90": "Hopper",
     "sm_80": "the A100",
-    "other": "GPUs with 99 KiB of shared memory",
+    "sm_86": "GPUs with 99 KiB of shared memory",
+    "sm_100": "the B200",
+    "sm_120": "the GeForce RTX 50",
 }
 
 

@@ -25,13 +25,8 @@ from systems.attention.relaunch import (
     shape_and_strides,
 )
 from systems.attention.triton.backward import dkdv_kernel, dq_kernel, sum_kernel
-from systems.attention.triton.configs import (
-    Config,
-    choose,
-    head_swizzle_for,
-    padded,
-    splits_for,
-)
+from systems.attention.triton.chooser import choose, padded
+from systems.attention.triton.configs import Config, head_swizzle_for, splits_for
 from systems.attention.triton.forward import combine_kernel, forward_kernel
 from systems.attention.triton.primitives import LOG2E, limbs_kernel
 

@@ -1,0 +1,70 @@
+"""Which launch configuration a Triton kernel gets on this GPU.
+
+Where there are few rows, the table for few rows decides. For many, what the owner of
+the GPU had timed there (`tuned`) comes before our table.
+"""
+
+from functools import cache
+
+import torch
+import triton
+
+from systems.attention.triton import tuned
+from systems.attention.triton.configs import ByMask, Config
+from systems.attention.triton.tables import CONFIGS, FEW_ROWS
+from systems.records.device import slug_of
+
+# The interpreter runs one operation after another: warps and stages mean nothing to it.
+INTERPRETER_CONFIG = Config(64, 64, 4, 1)
+
+
+def architecture(capability: tuple[int, int]) -> str:
+    """The key of the table for a GPU of this compute capability. What nobody compiled
+    for gets the one that needs least shared memory.
+    """
+    if capability[0] in (9, 12):
+        return f"sm_{capability[0]}0"
+    if capability in ((10, 0), (10, 3)):
+        return "sm_100"
+    return "sm_80" if capability == (8, 0) else "sm_86"
+
+
+def padded(d: int) -> int:
+    """The head dimension that a tile has: a power of two from 16 on, as tensor cores
+    need.
+    """
+    # Triton 3.7 has another type for it.
+    return max(16, triton.next_power_of_2(d))  # pyright: ignore[reportReturnType]
+
+
+def for_mask(entry: Config | ByMask, causal: bool) -> Config:
+    """What an entry of the table says for this mask."""
+    if isinstance(entry, ByMask):
+        return entry.causal if causal else entry.full
+    return entry
+
+
+@cache
+def owners(device: torch.device) -> dict[tuned.Key, Config]:
+    """What was timed on this GPU by its owner, for many rows; empty without that."""
+    slug = slug_of(torch.cuda.get_device_name(device))
+    found = tuned.configs(slug, triton.__version__)
+    return {key: Config(*numbers) for key, numbers in found.items()}
+
+
+def choose(
+    kernel: str, d: int, arithmetic: str, causal: bool, rows: int, device: torch.device
+) -> Config:
+    """The configuration of this kernel ("forward", "dkdv" or "dq") for head dimension d
+    and a kind of `arithmetic`.
+
+    `rows` of all heads together are tiled: those of queries, or for dkdv of keys.
+    """
+    if device.type == "cpu":
+        return INTERPRETER_CONFIG
+    gpu, size = architecture(torch.cuda.get_device_capability(device)), padded(d)
+    for few in FEW_ROWS[gpu].get(arithmetic, ()):
+        if rows <= few.most_rows and size in few.configs[kernel]:
+            return for_mask(few.configs[kernel][size], causal)
+    mine = owners(device).get((arithmetic, kernel, size, causal))
+    return mine or for_mask(CONFIGS[gpu][arithmetic][kernel][size], causal)

@@ -1,0 +1,134 @@
+"""Launch configurations that the owner of a GPU had timed there: a file beside our
+tables, for each kind of GPU, written by `tools/tune_flash.py`.
+
+A file that can't be used is one line in the log, and our table stands in for it. No
+torch is needed to read one: a record is fresh while its GPU has the file that it had.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct, structs
+
+LOG = logging.getLogger(__name__)
+FOLDER = Path(__file__).with_name("tuned")
+# Of a file's digest, what a record keeps.
+DIGITS = 16
+
+Rows = Annotated[int, Meta(ge=16, le=256)]
+# q, k, warps, stages, registers, ahead, as `Config` has them.
+Numbers = tuple[
+    Rows, Rows, Literal[4, 8], Annotated[int, Meta(ge=1, le=8)],
+    Annotated[int, Meta(ge=16, le=255)] | None, bool,
+]  # fmt: skip
+# By arithmetic, kernel, padded head dimension and mask.
+Key = tuple[str, str, int, bool]
+
+
+class Entry(Struct, forbid_unknown_fields=True):
+    """The fastest configuration that was right, its time in ms, that of ours (if that
+    was right), and how many were timed.
+    """
+
+    arithmetic: Literal["half", "high", "highest"]
+    kernel: Literal["forward", "dkdv", "dq"]
+    d: Literal[16, 32, 64, 128, 256]
+    causal: bool
+    config: Numbers
+    ms: Annotated[float, Meta(gt=0)]
+    ours_ms: Annotated[float, Meta(gt=0)] | None
+    tried: int
+
+    @property
+    def key(self) -> Key:
+        return self.arithmetic, self.kernel, self.d, self.causal
+
+
+class Tuned(Struct, forbid_unknown_fields=True):
+    """What was timed on one kind of GPU, and by what."""
+
+    gpu: str
+    capability: str
+    # torch, Triton and the driver.
+    software: dict[str, str]
+    # Of the code of the kernels.
+    source_hash: str
+    measured_utc: str
+    command: str
+    # What was timed: heads and rows of each.
+    shape: tuple[int, int]
+    entries: list[Entry]
+
+
+class TunedError(ValueError):
+    """Why a file can't be used, in one line."""
+
+
+def path_of(slug: str) -> Path:
+    """Where the file of a GPU lies, by its name as a folder of docs/results."""
+    return FOLDER / f"{slug}.json"
+
+
+def read(path: Path) -> Tuned:
+    """The file's content. TunedError where it is none; FileNotFoundError without it."""
+    remedy = "remove it, or run python tools/tune_flash.py --force"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Tuned)
+    except FileNotFoundError:
+        raise
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise TunedError(f"{path} can't be used ({error}): {remedy}") from None
+
+
+def write(found: Tuned, path: Path) -> None:
+    """In one step, an entry a line: a reader sees the old file or the new one."""
+    data: dict[str, Any] = json.loads(json.dumps(found, default=structs.asdict))
+    entries = ",\n".join(f"  {json.dumps(entry)}" for entry in data.pop("entries"))
+    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in data.items()]
+    text = ",\n".join([*lines, f' "entries": [\n{entries}\n ]'])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text("{\n" + text + "\n}\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+@cache
+def in_use(slug: str, triton: str) -> Tuned | None:
+    """What this GPU's file holds, if it was timed with this Triton: another one
+    compiles other code. What speaks against it is logged once.
+    """
+    try:
+        found = read(path_of(slug))
+    except FileNotFoundError:
+        return None
+    except TunedError as error:
+        LOG.warning("%s", error)
+        return None
+    timed_with = found.software.get("triton")
+    if timed_with != triton:
+        LOG.warning(
+            "%s was timed with Triton %s, here is %s: our tables are used; "
+            "run python tools/tune_flash.py",
+            path_of(slug), timed_with, triton,
+        )  # fmt: skip
+        return None
+    return found
+
+
+def configs(slug: str, triton: str) -> dict[Key, Numbers]:
+    """The numbers of each configuration that is in use."""
+    found = in_use(slug, triton)
+    return {entry.key: entry.config for entry in found.entries} if found else {}
+
+
+def digest(slug: str, triton: str) -> str | None:
+    """What a record says of the file that was in use; None without one."""
+    if in_use(slug, triton) is None:
+        return None
+    return hashlib.sha256(path_of(slug).read_bytes()).hexdigest()[:DIGITS]

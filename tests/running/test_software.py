@@ -1,0 +1,66 @@
+"""A record holds the digest of the launch configurations that its GPU's owner had
+timed, where what it measures reads them; with other ones it is stale.
+"""
+
+import pytest
+
+from systems.attention.triton import tuned
+from systems.attention.triton.tuned import Tuned
+from systems.experiments import STEMS
+from systems.records.source_hash import source_hash
+from systems.running.software import TUNED, tuned_software
+from tests.factories import make_gpu, make_record
+from tools.render import load
+
+A100 = make_gpu("NVIDIA A100-SXM4-80GB", capability="8.0")
+
+
+@pytest.fixture
+def file(monkeypatch, tmp_path):
+    monkeypatch.setattr(tuned, "FOLDER", tmp_path)
+    tuned.in_use.cache_clear()
+    tuned.write(
+        Tuned(
+            A100.name,
+            "8.0",
+            {"triton": "3.7.1"},
+            "hash",
+            "2026-01-01 00:00",
+            "tune",
+            (16, 4096),
+            [],
+        ),  # fmt: skip
+        tuned.path_of(A100.slug),
+    )
+    yield tuned.path_of(A100.slug)
+    tuned.in_use.cache_clear()
+
+
+def said(stem: str, slug: str = A100.slug, triton: str = "3.7.1") -> dict[str, str]:
+    return tuned_software(STEMS[stem].module, [], slug, triton)
+
+
+def test_only_what_reads_them_on_that_gpu_with_that_triton_says_so(file):
+    digest = tuned.digest(A100.slug, "3.7.1")
+    assert digest and said("flash_peers") == {TUNED: f"tuned {digest}"}
+    assert said("accumulation") == {}
+    assert said("flash_peers", slug="nvidia-h200") == {}
+    assert said("flash_peers", triton="3.8.0") == {}
+
+
+def test_with_other_configurations_a_record_is_stale(file):
+    record = make_record(
+        "flash_peers",
+        device=A100,
+        software={"triton": "3.7.1"} | said("flash_peers"),
+        source_hash=source_hash(STEMS["flash_peers"].module),
+    )
+    assert load.is_fresh(record)
+    file.write_text(file.read_text().replace("hash", "other"))
+    tuned.in_use.cache_clear()
+    assert not load.is_fresh(record)
+    file.unlink()
+    tuned.in_use.cache_clear()
+    assert not load.is_fresh(record)
+    del record.software[TUNED]
+    assert load.is_fresh(record)

@@ -1,0 +1,135 @@
+"""What each launch configuration of the tables needs of its GPU, by compiling it here:
+registers, spills, shared memory, programs on an SM, and what its loop executes.
+Compiled, not timed.
+
+    python tools/compile_tables.py
+    python tools/compile_tables.py --gpu a100 --gpu h100
+
+writes what the installed Triton makes of them beside what other versions made, to
+docs/results/tables-compiled.json; `tools/render/spanning/compiled.py` shows it. Each
+GPU takes minutes, and what is written when it is stopped stays.
+"""
+
+import json
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+import triton
+import typer
+from rich.progress import Progress
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from systems.attention.triton.configs import Config
+from systems.records.source_hash import hash_of
+from tools.compile_ahead import DTYPES, GPUS, Gpu, Needs, compile_for, entries
+from tools.render.spanning.compiled import COMPILED, PREDICTED, WIDTHS
+
+# What compiles and launches; what the tables hold is written into each row.
+KERNELS = tuple(
+    (f"systems.attention.triton.{module}", None)
+    for module in ("forward", "backward", "primitives")
+)
+HEAD_DIMS = (16, 32, 64, 128, 256)
+
+
+class NotCompiled(Exception):
+    """What the compiler says of a configuration."""
+
+
+def cases(name: str) -> list[tuple[str, int, bool]]:
+    """(arithmetic, head dimension, causal). Under a causal mask a loop needs more; both
+    masks are compiled where times are predicted.
+    """
+    both = WIDTHS if name in PREDICTED else ()
+    return [
+        *((kind, d, True) for kind, d in product(DTYPES, HEAD_DIMS)),
+        *(("half", d, False) for d in both),
+    ]
+
+
+def row(
+    name: str, kind: str, d: int, causal: bool, config: Config, needs: Needs
+) -> dict[str, Any]:
+    return {
+        "gpu": name,
+        "arithmetic": kind,
+        "d": d,
+        "causal": causal,
+        "kernel": needs.kernel.removesuffix("_kernel"),
+        "config": list(config),
+        "shared_bytes": needs.shared_bytes,
+        "registers": needs.registers,
+        "stack_bytes": needs.stack_bytes,
+        "programs": needs.programs(GPUS[name]),
+        "repeats": round(needs.repeats(kind, d), 2),
+        "loop": dict(needs.loop),
+    }
+
+
+def compiled(name: str, kind: str, d: int, causal: bool) -> list[dict[str, Any]]:
+    """A row for each kernel with products."""
+    gpu: Gpu = GPUS[name]
+    (many, *_), rows = entries(gpu, kind, d, causal), []
+    for found in compile_for(gpu, kind, d, causal, many):
+        if isinstance(found, str):
+            raise NotCompiled(f"{name} {kind} d={d}: {found}")
+        for needs in found:
+            if needs.loop:
+                config = many[needs.kernel.removesuffix("_kernel")]
+                rows.append(row(name, kind, d, causal, config, needs))
+    return rows
+
+
+def write(versions: dict[str, Any]) -> None:
+    """A row a line, so that a change shows as the rows that changed."""
+    parts = []
+    for version, found in sorted(versions.items()):
+        rows = ",\n".join(f"   {json.dumps(r)}" for r in found["rows"])
+        head = f'  "source_hash": {json.dumps(found["source_hash"])}'
+        parts.append(f' "{version}": {{\n{head},\n  "rows": [\n{rows}\n  ]\n }}')
+    COMPILED.write_text("{\n" + ",\n".join(parts) + "\n}\n")
+
+
+def main(
+    gpu: Annotated[
+        list[str], typer.Option(help=f"{', '.join(GPUS)}; may be repeated.")
+    ] = list(GPUS),  # noqa: B006
+    predicted: Annotated[
+        bool, typer.Option("--predicted", help="Only what times are predicted from.")
+    ] = False,
+) -> None:
+    """Compile the tables of these GPUs and write what they need."""
+    versions = json.loads(COMPILED.read_text()) if COMPILED.exists() else {}
+    own, source = versions.get(triton.__version__, {}), hash_of(KERNELS)
+    kept = own["rows"] if own.get("source_hash") == source else []
+    everything = [
+        (name, case)
+        for name in gpu
+        for case in cases(name)
+        if not predicted or (case[0] == "half" and case[1] in WIDTHS)
+    ]
+    failed = False
+    with Progress() as progress:
+        task = progress.add_task("compile", total=len(everything))
+        for name, case in everything:
+            try:
+                new = compiled(name, *case)
+            except NotCompiled as error:
+                progress.console.print(f"error: {error}", style="red")
+                failed = True
+                continue
+            key = ("gpu", "arithmetic", "d", "causal", "kernel")
+            there = {tuple(r[k] for k in key) for r in new}
+            kept = [r for r in kept if tuple(r[k] for k in key) not in there] + new
+            versions[triton.__version__] = {"source_hash": source, "rows": kept}
+            write(versions)
+            progress.advance(task)
+    print(f"{COMPILED}: Triton {triton.__version__}, {len(kept)} kernels")
+    raise typer.Exit(2 if failed else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,210 @@
+"""The tables of launch configurations as compiled: what each needs of its GPU, and how
+long a model of its loop says that an A100 takes where nobody timed one.
+
+The model is tried on the GPU of the record: there it stands beside what was measured.
+What was compiled stands in a file of its own (`tools/compile_tables.py`).
+"""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from statistics import median
+from typing import Any
+
+from systems import ROOT
+from systems.formulas.chips import CHIPS, Chip, chip_of
+from systems.formulas.loop_times import UNITS, round_cycles, times_ms
+from systems.records.record import Record
+from tools.render.markdown import Markup, captioned, milliseconds, table, tabs
+from tools.render.rows import MISSING, Cell, known, say, span
+from tools.render.spanning.envelope import measured
+from tools.render.stems.flash_peers import SHAPE, long_cells, shape_text
+
+COMPILED = ROOT / "docs" / "results" / "tables-compiled.json"
+# For whom times are predicted: the GPU in question, and the one where they were
+# measured, by the head dimensions that were.
+PREDICTED, WIDTHS = ("a100", "h100"), (64, 128)
+NAMES = {
+    "a100": "A100",
+    "rtx3090": "RTX 3090, A10",
+    "rtx4090": "RTX 4090, L4, L40S",
+    "h100": "H100, H200",
+    "b200": "B200",
+    "rtx5090": "RTX 5090",
+}
+# Compute capability of what was compiled for.
+CAPABILITIES = {
+    "a100": "8.0",
+    "rtx3090": "8.6",
+    "rtx4090": "8.9",
+    "h100": "9.0",
+    "b200": "10.0",
+    "rtx5090": "12.0",
+}
+# What a pass of the plain kernels launches; dq's kernel forms three products, dk and
+# dv's four.
+LAUNCHED = {"forward": ("forward",), "backward": ("dq", "dkdv")}
+ARITHMETIC = {"half": "bf16, fp16", "high": 'fp32, "high"', "highest": "fp32"}
+Row = Mapping[str, Any]
+
+
+@cache
+def versions() -> dict[str, Any]:
+    """What was compiled, by the version of Triton."""
+    return json.loads(COMPILED.read_text(encoding="utf-8")) if COMPILED.exists() else {}
+
+
+def newest() -> str:
+    """The version that compiled for every GPU, the newest of those."""
+    whole = [v for v, found in versions().items() if len(by_gpu(found["rows"])) > 2]
+    return max(whole, default="", key=lambda v: [int(part) for part in v.split(".")])
+
+
+def by_gpu(rows: list[Row]) -> dict[str, list[Row]]:
+    there = {name: [r for r in rows if r["gpu"] == name] for name in NAMES}
+    return {name: of for name, of in there.items() if of}
+
+
+# The tables ---------------------------------------------------------------------------
+
+
+def config_text(config: list[Any]) -> str:
+    """ "128 x 64, 4 warps, 2 stages"."""
+    q, k, warps, stages, *_ = config
+    return f"{q} × {k}, {warps}, {stages}"
+
+
+def needs_table(rows: list[Row]) -> str:
+    """A line for each kernel of each arithmetic and head dimension."""
+    shown = [r for r in rows if r["causal"]]
+    head = ["dtype", "d", "kernel", "tile, warps, stages", "split ahead"]
+    head += ["shared, KiB", "registers", "stack, bytes", "in the loop", "programs"]
+    lines = [
+        [
+            ARITHMETIC[r["arithmetic"]],
+            str(r["d"]),
+            r["kernel"],
+            config_text(r["config"]),
+            "yes" if r["config"][5] else "no",
+            f"{r['shared_bytes'] / 1024:.1f}",
+            str(r["registers"]),
+            str(r["stack_bytes"]),
+            f"{r['loop']['spilled']} + {r['loop']['reloaded']}",
+            str(r["programs"]),
+        ]
+        for r in shown
+    ]
+    return table(head, lines, left=3)
+
+
+def needs_fragment() -> str:
+    """A tab for each GPU, with what it was compiled by."""
+    version = newest()
+    if not version:
+        return "Not compiled: run `python tools/compile_tables.py`.\n"
+    parts = by_gpu(versions()[version]["rows"])
+    shown = tabs((NAMES[name], needs_table(rows)) for name, rows in parts.items())
+    link = Markup("[file](results/tables-compiled.json)")
+    line = f"Compiled with Triton {version}, not timed · {link}\n{{ .provenance }}\n"
+    caption = "What each launch configuration needs, under a causal mask."
+    return captioned(caption, f"{shown}\n\n{line}")
+
+
+# Predictions --------------------------------------------------------------------------
+
+
+def rows_of(version: str, gpu: str, d: int, causal: bool) -> dict[str, Row]:
+    """By kernel, of 16 bits."""
+    wanted = (gpu, "half", d, causal)
+    return {
+        r["kernel"]: r
+        for r in versions().get(version, {}).get("rows", [])
+        if (r["gpu"], r["arithmetic"], r["d"], r["causal"]) == wanted
+    }
+
+
+def predicted_ms(
+    rows: Mapping[str, Row], of: str, c: Mapping[str, Any], chip: Chip, capability: str
+) -> tuple[float, float]:
+    """Both bounds of a pass at the shape `c`; MISSING where it was not compiled."""
+    bounds = []
+    for kernel in LAUNCHED[of]:
+        if kernel not in rows:
+            return MISSING, MISSING
+        r = rows[kernel]
+        q, k, warps, *_ = r["config"]
+        of_round = round_cycles(r["loop"], warps, r["programs"], UNITS[capability])
+        heads = c["batch"] * c["heads"]
+        tiles = kernel, q, k, heads, c["n"], c["causal"]
+        bounds.append(times_ms(*tiles, of_round, r["programs"], chip.sms, chip.clock))
+    least, most = (sum(each) for each in zip(*bounds, strict=True))
+    return least, most
+
+
+def error(record: Record | None, c: Cell, of: str) -> float:
+    """What was measured over what the model predicts for that GPU and that Triton."""
+    chip = chip_of(record.device.slug) if record else None
+    if record is None or chip is None:
+        return MISSING
+    capability, version = record.device.capability, record.software.get("triton", "")
+    name = next((n for n, found in CAPABILITIES.items() if found == capability), "")
+    rows = rows_of(version, name, c.config["d"], c.config["causal"])
+    return c.ms(of) / predicted_ms(rows, of, c.config, chip, capability or "")[1]
+
+
+def errors(record: Record | None) -> list[float]:
+    """Of each pass of every shape that the plain kernels were timed at."""
+    found = long_cells(record, "bf16", "ours_triton")
+    return known(error(record, c, of) for c in found for of in LAUNCHED)
+
+
+def predictions_table(record: Record | None) -> str:
+    """The A100 at each shape: what the model says, and how wrong it was elsewhere."""
+    chip, version = CHIPS["nvidia-a100"], newest()
+    lines = []
+    for c in long_cells(record, "bf16", "ours_triton"):
+        rows = rows_of(version, "a100", c.config["d"], c.config["causal"])
+        times = [predicted_ms(rows, of, c.config, chip, "8.0")[1] for of in LAUNCHED]
+        over = [say(error(record, c, of), "{:.2f}") for of in LAUNCHED]
+        cells = [say(time, milliseconds) for time in (*times, sum(times))]
+        lines.append([shape_text(c), *cells, *over])
+    of_record = record.device.name if record else ""
+    head = [SHAPE, *(f"{of}, ms" for of in LAUNCHED), "both, ms"]
+    head += [f"{of_record}: {of} measured / predicted" for of in LAUNCHED]
+    return table(head, lines)
+
+
+def predictions_fragment(record: Record | None) -> str:
+    shown = predictions_table(record)
+    if not (shown and newest()):
+        return "Not predicted: run `python tools/compile_tables.py`.\n"
+    link = Markup("[file](results/tables-compiled.json)")
+    line = (
+        f"**Predicted, not measured**, from kernels compiled with Triton {newest()} · "
+        f"{link}\n{{ .provenance }}\n"
+    )
+    caption = (
+        "Predictions for an A100 by the model, and how far the model was off where "
+        "these kernels were timed."
+    )
+    return captioned(caption, f"{shown}\n\n{line}")
+
+
+def fragments(found: Mapping[str, list[Record]]) -> dict[str, str]:
+    return {
+        "compiled-needs.md": needs_fragment(),
+        "compiled-predictions.md": predictions_fragment(measured(found, "flash_peers")),
+    }
+
+
+def facts(found: Mapping[str, list[Record]]) -> dict[str, str]:
+    """By how much the model was off where the plain kernels were timed, and what its
+    predictions are from.
+    """
+    off = errors(measured(found, "flash_peers"))
+    usual = median(off) if off else MISSING
+    return {
+        "error": span(off),
+        "error_usual": say(usual, "{:.2f}"),
+        "triton": newest() or "not compiled",
+    }
