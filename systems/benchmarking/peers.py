@@ -1,15 +1,18 @@
 """Every way to compute attention that is measured here, by name: ours, plain PyTorch,
-and PyTorch's own fused ones.
+PyTorch's own fused ones, and FlashAttention-4 where it is installed.
 
 Each is a function (q, k, v) -> o of tensors (b, h, n, d). `only(name)` surrounds
 whatever runs it: there, the named implementation runs or `Unsupported` is raised, and
-nothing stands in for it.
+nothing stands in for it. What is named "..._ordered" is asked for gradients that repeat
+bit by bit.
 """
 
 import math
+import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from functools import cache
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,17 +20,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from systems.attention.triton.function import FlashAttentionTriton, chosen
-from systems.records.outcome import Unsupported
+from systems.records.outcome import NotInstalled, Unsupported, out_of_memory_reason
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 BACKENDS = {
     "sdpa_flash": SDPBackend.FLASH_ATTENTION,
+    "sdpa_flash_ordered": SDPBackend.FLASH_ATTENTION,
     "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
     "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
     "sdpa_math": SDPBackend.MATH,
 }
 # Of ours by name: "ours_triton" runs on a Hopper GPU what ours runs on any other.
 OURS = {"ours": "auto", "ours_high": "auto", "ours_triton": "triton"}
+# FlashAttention-4 adds to dq as programs come, or in one order: by name, whether.
+FLASH_4 = {"fa4": False, "fa4_ordered": True}
 # How CUDA and the CPU say that a forced backend can't run.
 NO_BACKEND = ("No available kernel", "No viable backend")
 
@@ -47,8 +53,12 @@ def plain(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 # --8<-- [end:plain]
 
 
-def attention(name: str, causal: bool, n: int, device: str) -> Attention:
-    """The implementation of this name for n queries and keys."""
+def attention(
+    name: str, causal: bool, n: int, device: str, grouped: bool = False
+) -> Attention:
+    """The implementation of this name for n queries and keys. `grouped`: k and v have
+    fewer heads, each shared by neighbouring heads of q.
+    """
     if name in OURS:
         backend = OURS[name]
         return lambda q, k, v: FlashAttentionTriton.apply(
@@ -59,9 +69,12 @@ def attention(name: str, causal: bool, n: int, device: str) -> Attention:
     if name == "compiled":
         return compiled_plain(causal)
     if name == "flex":
-        return flex(causal, n, device)
+        return flex(causal, n, device, grouped)
+    if name in FLASH_4:
+        return flash_4(causal, FLASH_4[name])
     if name == "sdpa" or name in BACKENDS:
-        return lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=causal)
+        options = {"is_causal": causal} | ({"enable_gqa": True} if grouped else {})
+        return partial(scaled_dot_product_attention, **options)
     raise ValueError(f"no attention is named {name!r}")
 
 
@@ -70,19 +83,49 @@ def only(name: str) -> Iterator[None]:
     """Inside, this implementation runs alone: SDPA is held to one backend, and fp32
     products to the named precision.
     """
-    torch.set_float32_matmul_precision("high" if name == "ours_high" else "highest")
-    backend = sdpa_kernel(BACKENDS[name]) if name in BACKENDS else nullcontext()
-    try:
-        with backend:
+    with ExitStack() as held:
+        held.callback(torch.set_float32_matmul_precision, "highest")
+        high = name == "ours_high"
+        torch.set_float32_matmul_precision("high" if high else "highest")
+        if name in BACKENDS:
+            held.enter_context(sdpa_kernel(BACKENDS[name]))
+        if name == "sdpa_flash_ordered":
+            held.enter_context(deterministic())
+        try:
             yield
-    except RuntimeError as error:
-        if not any(words in str(error) for words in NO_BACKEND):
-            raise
-        raise Unsupported(
-            f"SDPA has no {name.removeprefix('sdpa_')} kernel for this input"
-        ) from error
+        except Exception as error:
+            if not (reason := refusal(name, error)):
+                raise
+            raise Unsupported(reason) from error
+
+
+def refusal(name: str, error: Exception) -> str:
+    """Why this implementation can't run an input, if that is what the error says."""
+    if any(words in str(error) for words in NO_BACKEND):
+        return f"SDPA has no {name.removeprefix('sdpa_')} kernel for this input"
+    ours = isinstance(error, Unsupported) or out_of_memory_reason(error)
+    if name not in FLASH_4 or ours or "CUDA error" in str(error):
+        return ""
+    # It asserts what it can take, and its compiler has errors of its own.
+    said = " ".join(str(error).split())[:200]
+    return f"FlashAttention-4 does not run this: {type(error).__name__}: {said}"
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Inside, PyTorch takes algorithms that repeat. Memory is not filled before it is
+    written, which would be timed with them.
+    """
+    how: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled()
+    filled = how.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    how.fill_uninitialized_memory = False
+    try:
+        yield
     finally:
-        torch.set_float32_matmul_precision("highest")
+        torch.use_deterministic_algorithms(before)
+        how.fill_uninitialized_memory = filled
 
 
 def what_ran(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
@@ -94,7 +137,9 @@ def what_ran(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
     if name == "sdpa" or name in BACKENDS:
         # The function by which PyTorch itself decides, on the same inputs and in the
         # same context.
-        choice = torch._fused_sdp_choice(q, k, v, None, 0.0, causal)  # pyright: ignore
+        choice = torch._fused_sdp_choice(  # pyright: ignore
+            q, k, v, None, 0.0, causal, enable_gqa=q.shape[-3] != k.shape[-3]
+        )
         return SDPBackend(choice).name.lower()
     return name
 
@@ -131,7 +176,27 @@ def compiled_plain(causal: bool) -> Attention:
     return run
 
 
-def flex(causal: bool, n: int, device: str) -> Attention:
+def flash_4(causal: bool, ordered: bool) -> Attention:
+    """FlashAttention-4 (`pip install '.[peers]'`), which takes tokens before heads.
+    NotInstalled where it isn't.
+    """
+    # Its kernels are compiled when they are first called: what one process compiled
+    # another finds. Asked for before it is imported.
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    try:
+        from flash_attn.cute import flash_attn_func  # pyright: ignore
+    except ModuleNotFoundError as error:
+        raise NotInstalled(f"{error.name}: pip install '.[peers]'") from error
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        turned = (x.transpose(1, 2) for x in (q, k, v))
+        o, _ = flash_attn_func(*turned, causal=causal, deterministic=ordered)
+        return o.transpose(1, 2)
+
+    return run
+
+
+def flex(causal: bool, n: int, device: str, grouped: bool = False) -> Attention:
     """FlexAttention, compiled for this shape alone; a causal mask skips the blocks that
     it hides.
     """
@@ -146,4 +211,4 @@ def flex(causal: bool, n: int, device: str) -> Attention:
         else None
     )
     whole = compiled(flex_attention)
-    return lambda q, k, v: whole(q, k, v, block_mask=mask)
+    return partial(whole, block_mask=mask, enable_gqa=grouped)

@@ -77,7 +77,7 @@ STEMS = {
         "systems.experiments.flash_peers",
         full=("cuda",),
         quick=("cuda",),
-        rehearsed=("ours", "ours_triton", "ours_high", "flex"),
+        rehearsed=("ours", "ours_triton", "ours_high", "flex", "fa4", "fa4_ordered"),
     ),
     "flash_leaderboard": Stem(
         "systems.experiments.flash_leaderboard", full=("cuda",), quick=("cuda", "cpu")

@@ -1,5 +1,5 @@
-"""Flash attention beside the libraries: time and error of ours and of PyTorch's fused
-attentions, shape by shape.
+"""Flash attention beside the libraries: time and error of ours, of PyTorch's fused
+attentions and of FlashAttention-4, shape by shape, and whether results repeat.
 
 All implementations of a shape are measured in turns, so that their ratios don't depend
 on when each ran: `run` ends each turn with a `yield`.
@@ -7,7 +7,7 @@ on when each ran: `run` ends each turn with a `yield`.
     python -m systems.experiments.flash_peers --implementation ours --n 4096 --d 128
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from systems.benchmarking.gpu_timing import OVERWRITTEN, pass_times_ms
 from systems.benchmarking.peers import Attention, attention, only, what_ran
 from systems.benchmarking.workload import random_inputs
 from systems.precision.dtypes import DTYPES, relative_error
+from systems.profiling.probes import kernels_ms
 from systems.records.outcome import Turns
 from systems.running.command import main, option
 
@@ -28,11 +29,13 @@ PROTOCOL = {
     "clock": "triton.testing.do_bench, 5 ms of warm-up, 20 ms of calls with the "
     "emptying of the L2 cache before each",
     "middling lengths": "L2 cache emptied eight times over",
-    "order": "every implementation in turn, three rounds, ten where the host decides",
+    "order": "every implementation in turn, five rounds, ten where the host decides",
     "calls": "a hundred rounds of a hundred calls of every implementation in turn",
     "inputs": "standard normal, seed 0",
     "error": "norm of the difference from float64 over the norm of float64, "
-    "first batch, two heads",
+    "first batch, two heads of keys; after timing the same of other inputs",
+    "repeats": "all results of eleven calls compared bit by bit",
+    "kernels": "torch.profiler, 10 calls, L2 cache not emptied",
     "fp32": "products in full precision but for what is named high",
 }
 # Memory-efficient attention is what SDPA has in fp32.
@@ -40,17 +43,26 @@ IMPLEMENTATIONS = {
     "bf16": (
         "ours",
         "ours_triton",
+        "fa4",
+        "fa4_ordered",
         "sdpa_flash",
+        "sdpa_flash_ordered",
         "sdpa_cudnn",
         "sdpa_efficient",
         "flex",
     ),
     "fp32": ("ours", "ours_high", "sdpa_efficient"),
 }
-ROUNDS = 3
+ROUNDS = 5
 # The host may have something else to do for seconds.
 ROUNDS_OF_HOST = 10
+# Heads of keys whose results are computed exactly, with the heads of queries that share
+# them.
 CHECKED_HEADS = 2
+RESULTS = ("o", "dq", "dk", "dv")
+# Calls whose results are compared with those of a first one.
+CALLS_COMPARED = 10
+PROFILED_CALLS = 10
 # Queries of the exact attention that are in memory at once: 1 GiB of scores in float64
 # at 65536 keys.
 EXACT_ROWS = 2048
@@ -70,7 +82,7 @@ CALLS = 100
 class Config:
     implementation: str = option(
         "ours",
-        "ours, a backend of SDPA or FlexAttention",
+        "ours, FlashAttention-4, a backend of SDPA or FlexAttention",
         sorted({*IMPLEMENTATIONS["bf16"], *IMPLEMENTATIONS["fp32"]}),
     )
     batch: int = option(4, "sequences in a batch")
@@ -79,13 +91,17 @@ class Config:
     d: int = option(128, "head dimension")
     causal: bool = option(True, "causal mask")
     dtype: str = option("bf16", "dtype of q, k, v and the gradient", IMPLEMENTATIONS)
+    group: int = option(1, "heads of q that share one of k and v")
+    layout: str = option(
+        "bhnd", "which dimension is stored inside which", ("bhnd", "bnhd")
+    )
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Long, middling and short sequences in bf16, four shapes in fp32, and one so short
-    that the host decides.
+    """Long, middling and short sequences in bf16, shapes off the round numbers, one as
+    NVIDIA publishes it, four in fp32, and one so short that the host decides.
     """
-    shapes = [
+    shapes: list[tuple] = [
         (1, 16, 16384, 64, True, "bf16"),
         (1, 16, 16384, 128, True, "bf16"),
         (4, 16, 4096, 128, True, "bf16"),
@@ -94,26 +110,38 @@ def configs(quick: bool = False) -> list[Config]:
         (4, 32, 4096, 64, False, "bf16"),
         (16, 32, 1024, 64, True, "bf16"),
         (1, 1, 65536, 64, True, "bf16"),
+        (2, 32, 8192, 128, True, "bf16"),
+        (2, 16, 8192, 96, True, "bf16"),
+        (8, 16, 2048, 128, False, "bf16"),
+        (8, 16, 512, 64, True, "bf16"),
+        # Grouped heads, a ragged length, a narrow head, a long sequence of many heads.
+        (2, 64, 8192, 128, True, "bf16", 8),
+        (8, 16, 2000, 128, True, "bf16"),
+        (4, 16, 4096, 80, True, "bf16"),
+        (1, 16, 32768, 128, True, "bf16"),
+        (2, 64, 8192, 128, True, "bf16", 8, "bnhd"),
         (1, 16, SHORT, 64, True, "bf16"),
     ]
     shapes += [(1, 16, n, d, True, "fp32") for n in (2048, 4096) for d in (64, 128)]
     if quick:
         shapes = [(1, 1, SHORT, 16, True, "fp32")]
     return [
-        Config(name, *shape) for shape in shapes for name in IMPLEMENTATIONS[shape[-1]]
+        Config(name, *shape) for shape in shapes for name in IMPLEMENTATIONS[shape[5]]
     ]
 
 
-# --8<-- [start:run]
 def run(config: Config) -> Turns:
-    """Samples in ms of the passes, and errors. The first turn checks, others time."""
+    """Samples in ms of the three passes, errors, and whether results repeat. The first
+    turn compiles and checks, the last one checks again, each other one times.
+    """
     name, causal = config.implementation, config.causal
     device = timing.default_device()
-    shape = config.batch, config.heads, config.n, config.d
-    q, k, v, do, expected = problem(shape, config.dtype, causal, device)
+    q, k, v, do, expected = problem(replace(config, implementation="ours"), device)
+    # --8<-- [start:turns]
     with only(name):
-        attend = attention(name, causal, config.n, device)
+        attend = attention(name, causal, config.n, device, config.group > 1)
         metrics = errors(attend, q, k, v, do, expected)
+        metrics |= repeats(attend, q, k, v, do)
         metrics |= {"ran": what_ran(name, q, k, v, causal)}
     yield
     overwritten = OVERWRITTEN if SHORT < config.n <= MIDDLING else 1
@@ -123,29 +151,56 @@ def run(config: Config) -> Turns:
         for key, samples in times.items():
             metrics.setdefault(key, []).extend(samples)
         yield
+    # --8<-- [end:turns]
     for _ in range(ROUNDS_OF_CALLS if config.n <= SHORT else 0):
         with only(name):
             time = call_ms(attend, q, k, v, device)
         metrics.setdefault("call_ms", []).append(time)
         yield
-    return metrics
-
-
-# --8<-- [end:run]
+    if config.layout == "bnhd":
+        with only(name):
+            metrics |= in_kernels_ms(attend, q, k, v, do, device)
+        yield
+    del q, k, v, do
+    other = problem(replace(config, implementation="ours"), device, other=True)
+    with only(name):
+        again = errors(attend, *other)
+    return metrics | {"again_relative_error": max(again.values())}
 
 
 @lru_cache(maxsize=1)
 def problem(
-    shape: tuple[int, int, int, int], dtype: str, causal: bool, device: str
+    config: Config, device: str, other: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
     """q, k, v, do and the exact results of their first heads: made once for all
-    implementations of a shape.
+    implementations of a shape. The `other` ones have the tokens in reverse.
     """
     # What an earlier shape compiled must not make this one compile for any shape.
-    torch.compiler.reset()
-    q, k, v, do = random_inputs(shape, DTYPES[dtype], device)
-    first = (x.detach()[:1, :CHECKED_HEADS].double() for x in (q, k, v, do))
-    return q, k, v, do, exact(*first, causal=causal)
+    if not other:
+        torch.compiler.reset()
+    shape = config.batch, config.heads, config.n, config.d
+    made = (x.detach() for x in random_inputs(shape, DTYPES[config.dtype], device))
+    q, k, v, do = (x.flip(-2) if other else x for x in made)
+    keys = config.heads // config.group
+    q, k, v, do = (
+        laid_out(x, config.layout) for x in (q, k[:, :keys], v[:, :keys], do)
+    )
+    checked = CHECKED_HEADS if config.group == 1 else 1
+    heads = (checked * config.group, checked, checked, checked * config.group)
+    q1, k1, v1, do1 = (
+        x[:1, :count].double() for x, count in zip((q, k, v, do), heads, strict=True)
+    )
+    expected = exact(q1, k1, v1, do1, causal=config.causal)
+    for x in (q, k, v):
+        x.requires_grad_()
+    return q, k, v, do, expected
+
+
+def laid_out(x: Tensor, layout: str) -> Tensor:
+    """(b, h, n, d) without gaps, or stored as (b, n, h, d)."""
+    if layout == "bhnd":
+        return x.contiguous()
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def errors(
@@ -157,15 +212,58 @@ def errors(
     expected: tuple[Tensor, ...],
 ) -> dict[str, Any]:
     """Relative error of o, dq, dk and dv on the heads that were computed exactly."""
-    o = attend(q, k, v)
-    found = (o.detach(), *torch.autograd.grad(o, (q, k, v), do))
     relative = {}
-    for name, value, exactly in zip(
-        ("o", "dq", "dk", "dv"), found, expected, strict=True
-    ):
-        first = value[:1, :CHECKED_HEADS]
+    found = results(attend, q, k, v, do)
+    for name, value, exactly in zip(RESULTS, found, expected, strict=True):
+        first = value[:1, : exactly.shape[1]]
         relative[f"{name}_relative_error"] = relative_error(first, exactly)
     return relative
+
+
+def results(
+    attend: Attention, q: Tensor, k: Tensor, v: Tensor, do: Tensor
+) -> tuple[Tensor, ...]:
+    """o, dq, dk and dv."""
+    o = attend(q, k, v)
+    return o.detach(), *torch.autograd.grad(o, (q, k, v), do)
+
+
+# --8<-- [start:repeats]
+def repeats(
+    attend: Attention, q: Tensor, k: Tensor, v: Tensor, do: Tensor
+) -> dict[str, Any]:
+    """Whether calls on the same inputs give the same bits, and which results do not."""
+    first, varying = results(attend, q, k, v, do), set()
+    for _ in range(CALLS_COMPARED):
+        again = results(attend, q, k, v, do)
+        for name, a, b in zip(RESULTS, first, again, strict=True):
+            if not torch.equal(a, b):
+                varying.add(name)
+    varies = ", ".join(name for name in RESULTS if name in varying)
+    return {"repeats": not varying, "varies": varies}
+
+
+# --8<-- [end:repeats]
+
+
+def in_kernels_ms(
+    attend: Attention, q: Tensor, k: Tensor, v: Tensor, do: Tensor, device: str
+) -> dict[str, list[float]]:
+    """Samples in ms of each pass as its kernels' own time, by a profiler. Empty on a
+    CPU.
+    """
+    o, times = attend(q, k, v), {}
+    works = {
+        "forward": lambda: attend(q, k, v),
+        "backward": lambda: torch.autograd.grad(o, (q, k, v), do, retain_graph=True),
+    }
+    for of, work in works.items():
+        kernels = kernels_ms(work, PROFILED_CALLS, device)
+        if kernels:
+            times[f"{of}_kernels_ms"] = [
+                sum(call) for call in zip(*kernels.values(), strict=True)
+            ]
+    return times
 
 
 # --8<-- [start:exact]
@@ -173,8 +271,11 @@ def exact(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """o, dq, dk and dv by the formulas, a few thousand queries at a time: all scores at
-    once would not fit.
+    once would not fit. Heads of q share those of k and v where these are fewer.
     """
+    shared = k.shape[1]
+    group = q.shape[1] // shared
+    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
     scale, (o, dq) = q.shape[-1] ** -0.5, (torch.empty_like(q) for _ in range(2))
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
     for start in range(0, q.shape[-2], EXACT_ROWS):
@@ -192,6 +293,7 @@ def exact(
         dq[..., rows, :] = ds @ k * scale
         dk += ds.mT @ q[..., rows, :] * scale
         dv += p.mT @ do[..., rows, :]
+    dk, dv = (x.unflatten(1, (shared, group)).sum(2) for x in (dk, dv))
     return o, dq, dk, dv
 
 

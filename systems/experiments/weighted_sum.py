@@ -9,6 +9,7 @@ says which rate can be had.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -110,7 +111,7 @@ def made(config: Config, device: str) -> tuple[Tensor, Tensor, Tensor]:
 
 def errors(
     found: tuple[Tensor, ...], x: Tensor, w: Tensor, dy: Tensor
-) -> dict[str, float | bool]:
+) -> dict[str, Any]:
     """Relative errors of y, dx and dw."""
     exact_x, exact_w, exact_dy = x.double(), w.double(), dy.double()
     exact = {

@@ -16,12 +16,21 @@ NO_HOST_MEMORY = (
     "numel: integer multiplication overflow",
     "std::bad_alloc",
 )
+# How the reason of a row begins whose implementation is not there.
+NOT_INSTALLED = "not installed"
 
 
 class Unsupported(Exception):
     """What was asked for can't run this configuration: a result, like running out of
     memory.
     """
+
+
+class NotInstalled(Unsupported):
+    """What was asked for comes with a package that is not here."""
+
+    def __init__(self, what: str):
+        super().__init__(f"{NOT_INSTALLED}: {what}")
 
 
 # What an experiment's `run` returns: metrics, or a generator that ends each of its

@@ -98,7 +98,7 @@ def exclusive(path: Path) -> Iterator[None]:
 def versions() -> dict[str, str]:
     """Versions of what the measured time depends on."""
     found = {"python": platform.python_version()}
-    for name in ("torch", "triton"):
+    for name in ("torch", "triton", "flash-attn-4"):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -20,7 +20,7 @@ import typer
 
 from systems import ROOT
 from systems.experiments import STEMS
-from systems.records.outcome import measure_row
+from systems.records.outcome import turns_of
 
 # Each holds a context and a row's tensors on the GPU.
 MOST_PROCESSES = 16
@@ -81,7 +81,8 @@ def main(stem: str, grid: str, rows: list[int]) -> None:
             break
         # Whatever goes wrong goes wrong again where it is reported.
         with contextlib.suppress(Exception):
-            measure_row(configs[row], module.run)
+            # Where rows are measured in turns, all that is compiled is in the first.
+            next(turns_of(configs[row], module.run))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,12 @@
 names set is put back.
 """
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from systems.attention.hopper import launches as hopper
 from systems.attention.reference import attention_reference
@@ -11,7 +15,7 @@ from systems.attention.triton import function
 from systems.benchmarking import compiling, peers
 from systems.benchmarking.peers import attention, only, what_ran
 from systems.benchmarking.workload import random_inputs
-from systems.records.outcome import Unsupported
+from systems.records.outcome import NotInstalled, Unsupported
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -74,6 +78,71 @@ def test_the_plain_kernels_run_where_hopper_has_its_own(device, monkeypatch):
     monkeypatch.delitem(function.LAUNCHERS, "hopper")
     o = attention("ours_triton", True, 8, device)(q, k, v)
     torch.autograd.grad(o, (q, k, v), do)
+
+
+def test_what_is_not_installed_is_a_row_that_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    with pytest.raises(NotInstalled, match="^not installed: .*peers"), only("fa4"):
+        attention("fa4", True, 8, "cpu")
+
+
+@pytest.fixture
+def flash_4(monkeypatch):
+    """A package of its name that computes attention as it is called."""
+    asked = []
+
+    def flash_attn_func(q, k, v, causal, deterministic):
+        asked.append((causal, deterministic))
+        assert q.shape[-1] < 32, "head dimension"
+        turned = (x.transpose(1, 2) for x in (q, k, v))
+        o = scaled_dot_product_attention(*turned, is_causal=causal, enable_gqa=True)
+        return o.transpose(1, 2), None
+
+    cute = SimpleNamespace(flash_attn_func=flash_attn_func)
+    monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(cute=cute))
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", cute)
+    return asked
+
+
+def test_flash_attention_4_is_asked_for_an_order(flash_4):
+    q, k, v, _ = random_inputs((2, 4, 8, 16), torch.float32, "cpu")
+    k, v = k[:, :2], v[:, :2]
+    shared = (x.repeat_interleave(2, 1) for x in (k, v))
+    expected, _ = attention_reference(q, *shared, True)
+    for name in ("fa4", "fa4_ordered"):
+        with only(name):
+            o = attention(name, True, 8, "cpu", grouped=True)(q, k, v)
+        torch.testing.assert_close(o, expected)
+    assert flash_4 == [(True, False), (True, True)]
+
+
+def test_what_flash_attention_4_refuses_is_unsupported_and_a_broken_gpu_is_not(flash_4):
+    q, k, v, _ = random_inputs((1, 1, 8, 32), torch.float32, "cpu")
+    with pytest.raises(Unsupported, match="AssertionError: head dim"), only("fa4"):
+        attention("fa4", True, 8, "cpu")(q, k, v)
+    with pytest.raises(RuntimeError, match="CUDA error"), only("fa4"):
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+
+def test_an_order_is_asked_of_pytorch_and_memory_is_not_filled_for_it():
+    how = torch.utils.deterministic
+    for name, asked in (("sdpa_flash", False), ("sdpa_flash_ordered", True)):
+        with only(name):
+            assert torch.are_deterministic_algorithms_enabled() is asked
+            assert how.fill_uninitialized_memory is not asked  # pyright: ignore
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert how.fill_uninitialized_memory  # pyright: ignore
+
+
+@pytest.mark.parametrize("name", ["sdpa_flash", "ours"])
+def test_grouped_heads_are_shared(name, device):
+    q, k, v, _ = random_inputs((1, 4, 24, 16), torch.float32, device)
+    k, v = k[:, :2], v[:, :2]
+    with only("sdpa" if device == "cuda" and name != "ours" else name):
+        o = attention(name, True, 24, device, grouped=True)(q, k, v)
+    shared = (x.repeat_interleave(2, 1) for x in (k, v))
+    expected, _ = attention_reference(q, *shared, True)
+    torch.testing.assert_close(o, expected)
 
 
 def test_what_ran_is_what_pytorch_chooses():

@@ -664,8 +664,8 @@ def test_for_one_head_the_cache_is_emptied_more_often(on_cpu, monkeypatch):
     ("n", "rounds", "overwritten"),
     [
         (flash_peers.SHORT, 10, 1),
-        (flash_peers.SHORT + 1, 3, 8),
-        (flash_peers.MIDDLING + 1, 3, 1),
+        (flash_peers.SHORT + 1, 5, 8),
+        (flash_peers.MIDDLING + 1, 5, 1),
     ],
 )
 def test_flash_peers_measures_all_of_a_shape_in_turns(
@@ -720,21 +720,51 @@ def test_flash_peers_measures_all_of_a_shape_in_turns(
     )
     times = plain.metrics.get("call_ms", [])
     assert len(times) == len(calls) / 2 and all(0 < time < 1000 for time in times)
-    # What the shape has in common was made once.
-    assert flash_peers.problem.cache_info().misses == 1
+    # What the shape has in common was made once, and once more for the other inputs.
+    assert flash_peers.problem.cache_info().misses == 2
+    assert flash.metrics["repeats"] and flash.metrics["varies"] == ""
+    assert 0 < flash.metrics["again_relative_error"] < 1e-6
 
 
+def test_flash_peers_checks_grouped_heads_stored_inside_tokens(on_cpu, monkeypatch):
+    monkeypatch.setattr(flash_peers, "pass_times_ms", lambda *_, **__: {})
+    shape = (2, 4, flash_peers.SHORT + 3, 16, True, "fp32", 2, "bnhd")
+    config = flash_peers.Config("sdpa_flash", *shape)
+    q, k, *_ = flash_peers.problem(config, "cpu")
+    assert (q.shape[1], k.shape[1]) == (4, 2)
+    assert q.stride(1) < q.stride(2) and q.transpose(1, 2).is_contiguous()
+    metrics = measure_row(config, flash_peers.run).metrics
+    names = [f"{of}_relative_error" for of in (*flash_peers.RESULTS, "again")]
+    assert all(0 < metrics[name] < 1e-6 for name in names)
+    other, *_ = flash_peers.problem(config, "cpu", other=True)
+    assert (q != other).float().mean() > 0.9
+
+
+def test_a_result_that_varies_is_named(monkeypatch):
+    monkeypatch.setattr(flash_peers, "CALLS_COMPARED", 2)
+    made, given = iter([1.0, 1.0, 1.0 + 2**-23]), torch.zeros(1)
+    monkeypatch.setattr(
+        flash_peers,
+        "results",
+        lambda *_: (given, given + next(made), given, given),
+    )
+    found = flash_peers.repeats(None, *[given] * 4)  # pyright: ignore
+    assert found == {"repeats": False, "varies": "dq"}
+
+
+@pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("causal", [True, False])
-def test_the_exact_gradients_are_those_of_autograd(causal, monkeypatch):
+def test_the_exact_gradients_are_those_of_autograd(causal, group, monkeypatch):
     """In pieces that don't divide the length."""
     monkeypatch.setattr(flash_peers, "EXACT_ROWS", 7)
     generator = torch.Generator().manual_seed(0)
     q, k, v, do = (
-        torch.randn(1, 2, 30, 8, generator=generator, dtype=torch.float64)
-        for _ in range(4)
+        torch.randn(1, heads, 30, 8, generator=generator, dtype=torch.float64)
+        for heads in (2 * group, 2, 2, 2 * group)
     )
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    o, _ = attention_reference(*leaves, causal)
+    shared = (x.repeat_interleave(group, 1) for x in leaves[1:])
+    o, _ = attention_reference(leaves[0], *shared, causal)
     expected = (o, *torch.autograd.grad(o, leaves, do))
     for ours, theirs in zip(
         flash_peers.exact(q, k, v, do, causal=causal), expected, strict=True

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from systems.records.outcome import NOT_INSTALLED
 from systems.records.record import Record, Row
 from systems.records.summary import Summary, summarize
 
@@ -121,8 +122,11 @@ class Cell:
     @property
     def why(self) -> str:
         """Why it has no numbers. Nothing where it has, or was never tried."""
-        tried = self.row is not None and not self
-        return self.row.status.replace("_", " ") if self.row and tried else ""
+        if self.row is None or self:
+            return ""
+        if (self.row.reason or "").startswith(NOT_INSTALLED):
+            return NOT_INSTALLED
+        return self.row.status.replace("_", " ")
 
     @property
     def missing(self) -> Missing:

@@ -387,7 +387,56 @@ def test_a_peer_that_can_not_run_stands_in_the_table(peers):
     assert line.startswith(
         "| 1, 16, 4096, 64, causal | FlashAttention-2 | unsupported |"
     )
-    assert {line.count("|") for line in lines if "|" in line} == {11}
+    assert {line.count("|") for line in lines if "|" in line} == {12}
+
+
+def test_a_fixed_order_is_told_where_it_was_measured(peers):
+    """A record may be from before FlashAttention-4 and repeats were."""
+    assert flash_peers.facts(peers)["repeating"] == "not measured"
+    assert "Not measured" in flash_peers.fragments([peers])["order.md"]
+    shape = {"batch": 1, "heads": 16, "n": 4096, "d": 64, "causal": True}
+
+    def add(name: str, both: float, **metrics):
+        config = {"implementation": name, **shape, "dtype": "bf16"}
+        passes = times(both / 2, both / 2, both)
+        errors = {f"{of}_relative_error": 1e-3 for of in ("o", "dq", "dk", "dv")}
+        peers.rows.append(Row(config, "ok", {**passes, **errors, **metrics}))
+
+    add("fa4", 1.6, repeats=False, varies="dq")
+    add("fa4_ordered", 2.4, repeats=True, varies="")
+    config = {"implementation": "fa4", **shape, "n": 16384, "dtype": "bf16"}
+    reason = "not installed: flash_attn"
+    peers.rows.append(Row(config, "unsupported", reason=reason))
+    facts, files = flash_peers.facts(peers), flash_peers.fragments([peers])
+    # Ours takes 2 ms there.
+    assert (facts["fa4_both"], facts["fa4_both_lost"]) == ("1.25 to 1.25", "1 of 1")
+    assert (facts["ordered_both"], facts["order_costs_fa4"]) == (
+        "0.83 to 0.83",
+        "1.50 to 1.50",
+    )
+    assert facts["repeating"] == "FlashAttention-4, ordered"
+    assert facts["varying"] == "FlashAttention-4"
+    assert "| FlashAttention-4 | 0 of 1 | dq |" in files["repeats.md"]
+    assert "| FlashAttention-4 | not installed |" in files["bf16.md"]
+    assert "takes 1.50 to 1.50 times as long" in files["order.md"]
+
+
+def test_a_shape_as_published_stands_beside_what_was(peers):
+    shape = {"batch": 2, "heads": 64, "n": 8192, "d": 128, "causal": True}
+    stored = {"dtype": "bf16", "group": 8, "layout": "bnhd"}
+    config = {"implementation": "sdpa_cudnn", **shape, **stored}
+    kernels = {"forward_kernels_ms": [2.0], "backward_kernels_ms": [6.0]}
+    errors = {f"{of}_relative_error": 1e-3 for of in ("o", "dq", "dk", "dv")}
+    passes = times(2.5, 6.5, 9.0)
+    peers.rows.append(Row(config, "ok", {**passes, **errors, **kernels}))
+    before = flash_peers.facts(peers)["shapes"]
+    reported = committed("flash_peers", "reported-nvidia-h200")
+    files = flash_peers.fragments([peers, reported])
+    # 2 products of 256 FLOPs for half of 128 · 8192² scores, in 2.5 ms and in 2.
+    line = "| cuDNN | 880 | 1100 | 655 | 846 | 916 | 526 |"
+    assert line in files["published.md"] and before == "2"
+    assert "64/8" in files["bf16.md"] and "BNHD" in files["bf16.md"]
+    assert "| causal | cuDNN | forward | 534 |" in files["reported.md"]
 
 
 HOPPER = "attention_dkdv_hopper"

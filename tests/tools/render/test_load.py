@@ -1,10 +1,13 @@
-"""Which GPU's numbers stand in sentences: what mkdocs.yml may say of it."""
+"""Which GPU's numbers stand in sentences, by mkdocs.yml; which records are read."""
 
 import pytest
+from msgspec.structs import replace
 
+from systems.experiments import STEMS
 from systems.records import store
+from systems.records.source_hash import source_hash
 from systems.records.store import RecordError
-from tests.factories import make_gpu, make_record
+from tests.factories import committed, make_gpu, make_record
 from tools.render import load
 
 
@@ -54,3 +57,25 @@ def test_a_primary_gpu_without_records_is_refused_by_those_that_there_are(
 def test_before_anything_was_measured_any_gpu_may_be_named(primary, tmp_path):
     primary("primary_gpu: later")
     assert load.load(tmp_path / "results") == {}
+
+
+def test_a_field_that_came_later_is_missing_only_in_a_stale_record(tmp_path):
+    record = committed("warmup")
+    path = tmp_path / record.device.slug / "warmup.json"
+    for row in record.rows:
+        del row.config["context"]
+    record.source_hash, record.verified_hashes = "of before", []
+    store.write(record, path)
+    assert len(load.read(path).rows) == len(record.rows)
+    record.source_hash = source_hash(STEMS["warmup"].module, ["eager"])
+    store.write(record, path)
+    with pytest.raises(RecordError, match=r"rows\[0\].config: 'context' is missing"):
+        load.read(path)
+    # What no experiment knows is refused of any age.
+    record.source_hash = "of before"
+    record.rows = [
+        replace(row, config=row.config | {"colour": 1}) for row in record.rows
+    ]
+    store.write(record, path)
+    with pytest.raises(RecordError, match=r"'colour' is no field of it"):
+        load.read(path)

@@ -56,7 +56,10 @@ def test_every_fact_exists_without_a_record(found, stem):
         isinstance(text, str) and "nan" not in text
         for text in [*ours.values(), *none.values()]
     )
-    assert "not measured" in none.values() and "not measured" not in ours.values()
+    assert "not measured" in none.values()
+    # A record from before a change of the code may lack what the change added.
+    if load.is_fresh(measured(found, stem)):
+        assert "not measured" not in ours.values()
 
 
 def test_pages_use_only_facts_that_exist(found):

@@ -1,5 +1,6 @@
-"""Tables, figure and facts of `flash_peers`: ours beside each library at each shape,
-ratios of rows that were measured in turns.
+"""Tables, figures and facts of `flash_peers`: ours beside each library at each shape,
+ratios of rows that were measured in turns, what a fixed order costs, and what NVIDIA
+published.
 """
 
 from collections.abc import Iterable
@@ -17,7 +18,9 @@ from tools.render.markdown import columns, milliseconds, per_device, percent
 from tools.render.plots import ACCENT, GREY, INK, bars, is_narrow, plot
 from tools.render.rows import (
     MISSING,
+    NOT_MEASURED,
     Cell,
+    axis,
     cell,
     cells,
     counted,
@@ -33,13 +36,18 @@ NAMES = {
     "ours_high": 'ours, "high"',
     "ours_triton": "ours, plain Triton",
     "sdpa_cudnn": "cuDNN",
+    "fa4": "FlashAttention-4",
+    "fa4_ordered": "FlashAttention-4, ordered",
     "sdpa_flash": "FlashAttention-2",
+    "sdpa_flash_ordered": "FlashAttention-2, ordered",
     "sdpa_efficient": "memory-efficient",
     "flex": "FlexAttention",
 }
 RESULTS = ("o", "dq", "dk", "dv")
 # Against whom each dtype is measured.
 RIVAL = {"bf16": "sdpa_cudnn", "fp32": "sdpa_efficient"}
+# What is asked for gradients that repeat, and the same as it comes.
+ORDERED = {"fa4_ordered": "fa4", "sdpa_flash_ordered": "sdpa_flash"}
 # Of the row whose calls are so short that the host decides.
 SHORT = 128
 # What the leaderboard's test computes.
@@ -64,10 +72,15 @@ def long_cells(
     record: Record | None, dtype: str, name: str = "ours", **wanted: Any
 ) -> list[Cell]:
     """Of an implementation at every shape but the one so short that the host decides
-    every pass.
+    every pass, and the one that is stored as NVIDIA stores it.
     """
     found = cells(record, dtype=dtype, implementation=name, **wanted)
-    return [c for c in found if c.config["n"] > SHORT]
+    return [c for c in found if c.config["n"] > SHORT and not as_published(c)]
+
+
+def as_published(c: Cell) -> bool:
+    """Whether heads are stored inside tokens, as in what NVIDIA publishes."""
+    return c.config.get("layout") == "bnhd"
 
 
 def short_cell(record: Record | None, name: str = "ours") -> Cell:
@@ -141,21 +154,48 @@ def error_ratios(record: Record | None, found: list[Cell]) -> list[float]:
 
 
 def shape_text(c: Cell) -> str:
-    """ "1, 16, 16384, 64, causal", on one line."""
+    """ "1, 16, 16384, 64, causal", on one line; "64/8" where 8 heads of keys are
+    shared.
+    """
     mask = "causal" if c.config["causal"] else "full"
-    numbers = (str(c.config[key]) for key in ("batch", "heads", "n", "d"))
-    return ",\N{NO-BREAK SPACE}".join([*numbers, mask])
+    numbers = {key: str(c.config[key]) for key in ("batch", "heads", "n", "d")}
+    if (group := c.config.get("group", 1)) > 1:
+        numbers["heads"] += f"/{c.config['heads'] // group}"
+    stored = ["BNHD"] if as_published(c) else []
+    return ",\N{NO-BREAK SPACE}".join([*numbers.values(), mask, *stored])
+
+
+def repeats(c: Cell) -> Any:
+    """ "yes", or "not dq"; missing in a record from before it was looked at."""
+    if "repeats" not in c.metrics:
+        return c.missing
+    return "yes" if c["repeats"] else f"not {c['varies']}"
+
+
+def order_costs(record: Record | None, c: Cell, name: str, of: str = "both") -> float:
+    """The time of an ordered implementation over the same one's as it comes."""
+    return beside(record, c, name).ms(of) / beside(record, c, ORDERED[name]).ms(of)
 
 
 # Tables -------------------------------------------------------------------------------
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
-    """Turns; ours over cuDNN by shape, drawn and in a table; every implementation in
-    bf16 and in fp32; what a call costs the host.
+    """Turns; ours over cuDNN by shape, drawn and in a table, and over FlashAttention-4;
+    what a fixed order costs, and whose results repeat; every implementation in bf16 and
+    in fp32; what a call costs the host; and what NVIDIA published.
     """
+    reported = [record for record in records if record.kind == "reported"]
+    records = [record for record in records if record.kind == "measured"]
     return {
         "turns.md": turns(),
+        "fa4.md": per_device(records, fa4_table),
+        "order.md": per_device(records, order_figure),
+        "repeats.md": per_device(records, repeats_table),
+        "published.md": per_device(
+            records, lambda record: published_table(record, reported)
+        ),
+        "reported.md": per_device(reported, reported_table),
         "figure.md": per_device(records, ratios_figure),
         "ratios.md": per_device(records, ratios_table),
         "bf16.md": per_device(records, lambda r: shapes_table(r, "bf16")),
@@ -187,9 +227,127 @@ def shapes_table(record: Record, dtype: str) -> str:
         ("TFLOP/s", lambda c: rate(c, "both") / TFLOPS, "{:.0f}"),
         ("share of peak", lambda c: share(record, c, "both"), percent),
         (f"both / {rival}", lambda c: ratio(record, c, "both"), "{:.2f}"),
+        ("results repeat", repeats),
         ("error of o", lambda c: error(c, "o"), "{:.1e}"),
         ("of gradients", lambda c: error(c, *RESULTS[1:]), "{:.1e}"),
         left=2,
+    )
+
+
+def fa4_table(record: Record) -> str:
+    """Ours over FlashAttention-4, as it comes and ordered, and what order costs."""
+    found = long_cells(record, "bf16")
+    if not any(beside(record, c, "fa4").row for c in found):
+        return ""
+    return columns(
+        found,
+        (SHAPE, shape_text),
+        ("forward", lambda c: ratio(record, c, "forward", "fa4"), "{:.2f}"),
+        ("backward", lambda c: ratio(record, c, "backward", "fa4"), "{:.2f}"),
+        ("both", lambda c: ratio(record, c, "both", "fa4"), "{:.2f}"),
+        (
+            "both, over it ordered",
+            lambda c: ratio(record, c, "both", "fa4_ordered"),
+            "{:.2f}",
+        ),
+        (
+            "both, over FlashAttention-2 ordered",
+            lambda c: ratio(record, c, "both", "sdpa_flash_ordered"),
+            "{:.2f}",
+        ),
+    )
+
+
+def repeats_table(record: Record) -> str:
+    """For each implementation, at how many shapes results repeat, and which do not."""
+    names = [name for name in NAMES if cells(record, implementation=name)]
+
+    def judged(name: str) -> list[Cell]:
+        return [c for c in cells(record, implementation=name) if "repeats" in c.metrics]
+
+    def varies(name: str) -> str:
+        found = {
+            of for c in judged(name) for of in RESULTS if of in c["varies"].split(", ")
+        }
+        return ", ".join(of for of in RESULTS if of in found)
+
+    names = [name for name in names if judged(name)]
+    return columns(
+        names,
+        ("implementation", NAMES.__getitem__),
+        (
+            "results repeat, of shapes",
+            lambda name: counted(c["repeats"] for c in judged(name)),
+        ),
+        ("what varies", varies),
+    )
+
+
+def published_table(record: Record, reported: list[Record]) -> str:
+    """Rates at the shape that NVIDIA publishes: by events, by the kernels' own time,
+    and NVIDIA's.
+    """
+    found = cells(record, layout="bnhd")
+
+    def theirs(c: Cell, of: str) -> float:
+        wanted = {key: c.config[key] for key in ("implementation", "n", "causal")}
+        rows = (cell(one, **wanted) for one in reported)
+        return next((row.get(f"{of}_tflops") for row in rows if row), MISSING)
+
+    def by_kernels(c: Cell, of: str) -> float:
+        if f"{of}_kernels_ms" not in c.metrics:
+            return c.missing
+        return flops(c, of) / (c.ms(f"{of}_kernels") / 1e3) / TFLOPS
+
+    return columns(
+        found,
+        ("implementation", lambda c: NAMES[c.config["implementation"]]),
+        *(
+            column
+            for of in ("forward", "backward")
+            for column in (
+                (
+                    f"{of} by events, TFLOP/s",
+                    lambda c, of=of: rate(c, of) / TFLOPS,
+                    "{:.0f}",
+                ),
+                ("by its kernels", lambda c, of=of: by_kernels(c, of), "{:.0f}"),
+                ("NVIDIA's", lambda c, of=of: theirs(c, of), "{:.0f}"),
+            )
+        ),
+        ("share of peak, both", lambda c: share(record, c, "both"), percent),
+    )
+
+
+def reported_table(record: Record) -> str:
+    """TFLOP/s by mask and length, as published."""
+    kinds = [
+        (mask, name, of)
+        for mask in (True, False)
+        for name, of in (
+            ("fa4", "forward"),
+            ("fa4", "backward"),
+            ("fa4_ordered", "backward"),
+            ("sdpa_cudnn", "forward"),
+            ("sdpa_cudnn", "backward"),
+        )
+    ]
+    return columns(
+        kinds,
+        ("mask", lambda kind: "causal" if kind[0] else "full"),
+        ("implementation", lambda kind: NAMES[kind[1]]),
+        ("pass", lambda kind: kind[2]),
+        *(
+            (
+                f"{n // 1024}k",
+                lambda kind, n=n: cell(
+                    record, causal=kind[0], implementation=kind[1], n=n
+                ).get(f"{kind[2]}_tflops"),
+                "{:.0f}",
+            )
+            for n in axis(record, "n")
+        ),
+        left=3,
     )
 
 
@@ -281,6 +439,51 @@ def ratios_figure(record: Record) -> str:
     )
 
 
+def order_figure(record: Record) -> str:
+    """What each library's fixed order costs, and ours, whose order is always fixed,
+    beside the fastest without one.
+    """
+    found = long_cells(record, "bf16")
+    series = {
+        name: [(order_costs(record, c, name), i) for i, c in enumerate(found)]
+        for name in ORDERED
+    }
+    series["ours"] = [(ratio(record, c, "both", "fa4"), i) for i, c in enumerate(found)]
+    if not known(value for points in series.values() for value, _ in points):
+        return ""
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        looks = {
+            "fa4_ordered": ("o", INK),
+            "sdpa_flash_ordered": ("^", GREY),
+            "ours": ("s", ACCENT),
+        }
+        for name, (marker, color) in looks.items():
+            points = [point for point in series[name] if known(point[:1])]
+            if points:
+                style: dict[str, Any] = {"color": color, "ls": "none", "label": "_"}
+                axes.plot(*zip(*points, strict=True), marker=marker, ms=7, **style)
+        axes.axvline(1, color=INK, lw=1)
+        bars(axes, [shape_text(c) for c in found])
+        axes.set_title("forward and backward, over the same without a fixed order")
+        axes.set_xlabel("● FlashAttention-4   ▲ FlashAttention-2   ■ ours over FA4")
+        if is_narrow(figure):
+            axes.set_title("time over that without a fixed order")
+            axes.set_xlabel("● FA4   ▲ FA2   ■ ours over FA4")
+
+    costs = span(value for value, _ in series["fa4_ordered"])
+    return plot(
+        record,
+        "order",
+        draw,
+        f"With a fixed order FlashAttention-4 takes {costs} times as long.",
+        f"bf16; shapes are {SHAPE}. Ours has a fixed order throughout, so its squares "
+        "stand over FlashAttention-4 without one.",
+        height=90 + 30 * len(found),
+    )
+
+
 # Facts --------------------------------------------------------------------------------
 
 
@@ -317,8 +520,46 @@ def facts(record: Record | None) -> dict[str, str]:
         "error_over_rival_most": say(errors, "{:.2f}"),
         "test_over_cudnn": say(ratio(record, test, "both"), "{:.2f}"),
         "short_over_cudnn": say(ratio(record, short["ours"], "both"), "{:.2f}"),
+        **of_order(record, ours["bf16"]),
         **predictions(record),
     }
+
+
+def of_order(record: Record | None, ours: list[Cell]) -> dict[str, str]:
+    """Ours over FlashAttention-4, what a fixed order costs, and whose results repeat at
+    every shape.
+    """
+    found = {}
+    for fact, of, over in (
+        ("fa4_forward", "forward", "fa4"),
+        ("fa4_both", "both", "fa4"),
+        ("ordered_both", "both", "fa4_ordered"),
+        ("flash_ordered_both", "both", "sdpa_flash_ordered"),
+    ):
+        values = ratios(record, ours, of, over)
+        found[fact] = span(values)
+        if fact in ("fa4_both", "ordered_both"):
+            found[f"{fact}_lost"] = say(counted(value > 1 for value in values))
+    for name in ORDERED:
+        costs = [order_costs(record, c, name) for c in ours]
+        found[f"order_costs_{ORDERED[name]}"] = span(costs)
+    judged = {
+        name: [
+            bool(c["repeats"])
+            for c in cells(record, implementation=name, dtype="bf16")
+            if "repeats" in c.metrics
+        ]
+        for name in NAMES
+    }
+    for fact, wanted in (("repeating", True), ("varying", False)):
+        kept = [
+            NAMES[n]
+            for n, of in judged.items()
+            if of and (all(of) if wanted else not any(of))
+        ]
+        looked = any(judged.values())
+        found[fact] = ("; ".join(kept) or "none") if looked else NOT_MEASURED
+    return found
 
 
 def predictions(record: Record | None) -> dict[str, str]:
