@@ -50,6 +50,11 @@ STEMS = {
     "peak_memory": Stem(
         "systems.experiments.peak_memory", full=("cuda",), quick=("cuda",)
     ),
+    "gradient_checkpointing": Stem(
+        "systems.experiments.gradient_checkpointing",
+        full=("cuda",),
+        quick=("cuda", "cpu"),
+    ),
     "attention": Stem(
         "systems.experiments.attention", full=("cuda",), quick=("cuda", "cpu")
     ),

@@ -6,6 +6,8 @@ was measured, and beside what ran out of memory; tests hold it to the peaks of p
 many shapes.
 """
 
+from dataclasses import dataclass
+
 from systems.formulas.costs import FP32_BYTES, INT64_BYTES
 from systems.formulas.memory_costs import (
     BF16_BYTES,
@@ -135,19 +137,19 @@ def in_training(p: Pass) -> dict[str, Bytes]:
         last = segments(p) - 1
         full = larger(last - 1, 0)
         ends = {
-            "last block": (last, layers),
-            "first block of the last run": (last, last * p.checkpoint + 1),
-            "last block of a whole run": (
-                full,
-                smaller((full + 1) * p.checkpoint, layers),
+            "last block": in_run(p, last, layers),
+            "first block of the last run": in_run(p, last, last * p.checkpoint + 1),
+            "last block of a whole run": in_run(
+                p, full, smaller((full + 1) * p.checkpoint, layers)
             ),
-            "first block of that run": (full, full * p.checkpoint + 1),
-            "last block of the first run": (0, smaller(p.checkpoint, layers)),
-            "first block": (0, 1),
+            "first block of that run": in_run(p, full, full * p.checkpoint + 1),
+            "last block of the first run": in_run(p, 0, smaller(p.checkpoint, layers)),
+            "first block": in_run(p, 0, 1),
         }
     else:
-        ends = {"last block": (0, layers), "first block": (0, 1)}
+        ends = {"last block": Place(layers), "first block": Place(1)}
     found = {
+        **(last_forward(p, segments(p)) if p.checkpoint else {}),
         "after the forward pass": {
             "weight copies": copies,
             "saved activations": kept + loss,
@@ -172,7 +174,7 @@ def in_training(p: Pass) -> dict[str, Bytes]:
         **{
             f"backward, {half} of the {where}": moment
             for where, end in ends.items()
-            for half, moment in block_backward(p, *end).items()
+            for half, moment in block_backward(p, end).items()
         },
         # From the gradient of its rows.
         "backward, the embedding": {
@@ -192,9 +194,40 @@ def in_training(p: Pass) -> dict[str, Bytes]:
     return found
 
 
-def block_backward(p: Pass, segment: int, block: int) -> dict[str, Bytes]:
-    """Inside the backward pass of a block, counted from 1, in a segment, counted from
-    0: in its feed-forward half, and in its attention.
+def last_forward(p: Pass, inputs: int) -> dict[str, Bytes]:
+    """Inside the last block's forward pass where it keeps nothing, `inputs` of those
+    before: no graph needs autocast's copies, yet they last until it ends.
+    """
+    keeping_nothing = at_rest(p)
+    # One of the tensors that a pass at rest holds is the input.
+    held = (inputs - 1) * residual_bytes(p)
+    return {
+        f"forward, {when}": keeping_nothing[when] | {"saved activations": held}
+        for when in ("in the last attention", "in the last feed-forward half")
+    }
+
+
+@dataclass(frozen=True)
+class Place:
+    """A block in the backward pass, counted from 1. Where it is computed again: how many
+    inputs are kept up to it, and which blocks of its run stand before and after it.
+    """
+
+    block: int
+    inputs: int = 1
+    before: int = 0
+    after: int = 0
+
+
+def in_run(p: Pass, run: int, block: int) -> Place:
+    """A block in a run of `checkpoint`, counted from 0."""
+    last = smaller((run + 1) * p.checkpoint, p.shape.num_layers)
+    return Place(block, run + 1, block - 1 - run * p.checkpoint, last - block)
+
+
+def block_backward(p: Pass, place: Place) -> dict[str, Bytes]:
+    """Inside the backward pass of a block: in its feed-forward half, and in its
+    attention.
 
     Eager attention needs most where it divides by the row sums: five matrices beside
     the exponentials, as `costs.attention_peak_bytes` counts them.
@@ -205,23 +238,22 @@ def block_backward(p: Pass, segment: int, block: int) -> dict[str, Bytes]:
     whole = block_saved(p)
     # Parameters of this block and of those before it have no gradient yet, nor has the
     # embedding.
-    gradients = weight_bytes(p) - (block * entries + p.vocab * d) * wide
+    gradients = weight_bytes(p) - (place.block * entries + p.vocab * d) * wide
     copy = BF16_BYTES if p.autocast else 0
-    before = block - 1 - segment * p.checkpoint
+    before = place.before if p.checkpoint else place.block - 1
     computed_again = before * whole if p.checkpoint else 0
     copies = before * block_matrices(p) * copy
     # The input of this segment or, where all is kept, the first block's: in fp32, as
     # the norm keeps it. In pure bf16 the norm's is a copy of what a segment keeps.
     stream = n * d * FP32_BYTES
     saved = (
-        (segment + 1) * residual_bytes(p) if p.checkpoint else before * whole + stream
+        place.inputs * residual_bytes(p) if p.checkpoint else before * whole + stream
     )
     if p.checkpoint and p.precision == "pure_bf16":
         computed_again += stream
     if p.checkpoint:
         # What the block gave to the next one of its segment is freed with the segment.
-        last = smaller((segment + 1) * p.checkpoint, p.shape.num_layers)
-        computed_again += smaller(last - block, 1) * residual_bytes(p)
+        computed_again += smaller(place.after, 1) * residual_bytes(p)
     # The gradient of the gated value and of its two factors. The gated value is gone,
     # w2 has its gradient.
     in_feed_forward = (

@@ -1,0 +1,137 @@
+"""What memory a forward and backward pass needs at its peak, and how long it takes, by
+what is computed again: runs of blocks, half blocks, nested runs, attention alone.
+
+Each row has two peaks. In the first, gradients are made as the pass goes on, as after
+`zero_grad()`; in the second they are there from the start, as where they accumulate
+over several batches. Only then do weights and gradients add the same to every row.
+
+    python -m systems.experiments.gradient_checkpointing --strategy runs --run 4
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from systems.benchmarking import timing
+from systems.benchmarking.compiling import compiled, fresh
+from systems.benchmarking.workload import Workload
+from systems.model import checkpointing
+from systems.model.sizes import SIZES, VOCAB_SIZE
+from systems.model.transformer import BasicsTransformerLM
+from systems.running.command import main, option
+
+PROTOCOL = {
+    "clock": "wall time between two synchronisations, one pair around each phase",
+    "peak": "of the allocator, over the steps after the warm-up; then over one step "
+    "more whose gradients are there from the start",
+    "data": "random tokens and targets, seed 0",
+    "tf32": "off",
+}
+STRATEGIES: dict[str, Callable[[BasicsTransformerLM], None] | None] = {
+    "none": None,
+    "runs": None,
+    "half_blocks": checkpointing.checkpoint_half_blocks,
+    "halving": checkpointing.checkpoint_halving,
+    "chain": checkpointing.checkpoint_chain,
+    "attention": checkpointing.checkpoint_attention,
+    "by_hand": checkpointing.checkpoint_by_hand,
+}
+ATTENTIONS = ("eager", "sdpa", "flash")
+# Into how few runs 32 blocks fall: other lengths need as many and longer ones.
+RUNS = (1, 2, 3, 4, 6, 8, 11, 16, 32)
+
+
+# --8<-- [start:config]
+@dataclass(frozen=True)
+class Config:
+    size: str = option("2.7B", "model size", choices=SIZES)
+    context: int = option(2048, "sequence length in tokens")
+    attention: str = option("flash", "attention implementation", choices=ATTENTIONS)
+    strategy: str = option("none", "what is computed again", choices=STRATEGIES)
+    run: int = option(1, "blocks that are computed again together")
+    blocks_compiled: bool = option(False, "each block through torch.compile")
+    precision: str = option(
+        "bf16", "precision: fp32 (TF32 off) or bf16 autocast", choices=("fp32", "bf16")
+    )
+    batch: int = option(4, "sequences in a batch")
+    vocab: int = option(VOCAB_SIZE, "vocabulary size")
+    warmup: int = option(1, "steps before the clock counts")
+    steps: int = option(2, "steps that are measured")
+
+
+# --8<-- [end:config]
+
+
+def configs(quick: bool = False) -> list[Config]:
+    """The assignment's model: every run length worth trying with `flash` attention, some
+    with plain; then whatever else is computed again, and compiled blocks.
+    """
+    if quick:
+        tiny: dict[str, Any] = {"batch": 1, "warmup": 0, "steps": 1}
+        names = ("none", "runs", "half_blocks", "halving", "chain", "by_hand")
+        return [Config("small", 32, "eager", name, **tiny) for name in names]
+    flash = [Config(strategy="runs", run=run) for run in RUNS]
+    plain = [Config(attention="eager", strategy="runs", run=run) for run in (1, 2, 4)]
+    others = [
+        Config(strategy="half_blocks"),
+        Config(strategy="by_hand"),
+        Config(strategy="halving", steps=1),
+        Config(strategy="chain", steps=1),
+        Config(attention="eager", strategy="attention"),
+        Config(attention="sdpa"),
+        Config(attention="sdpa", blocks_compiled=True),
+    ]
+    return [Config(), *flash, *plain, *others]
+
+
+# --8<-- [start:run]
+def run(config: Config) -> dict[str, Any]:
+    """Samples in ms for each phase, and the allocator's two peaks in bytes (on a
+    GPU).
+    """
+    c, device = config, timing.default_device()
+    work = Workload(
+        device,
+        c.size,
+        c.context,
+        "forward_backward",
+        c.precision,
+        c.batch,
+        c.vocab,
+        c.attention,
+    )
+    recompute(work.model, c.strategy, c.run)
+    if not c.blocks_compiled:
+        return measured(c, work, device)
+    with fresh(device):
+        for block in work.model.layers:
+            block.forward = compiled(block.forward)
+        return measured(c, work, device)
+
+
+def recompute(model: BasicsTransformerLM, strategy: str, run: int) -> None:
+    """Let the model compute again what the strategy names."""
+    if strategy == "runs":
+        checkpointing.checkpoint_blocks(model, run)
+    elif (change := STRATEGIES[strategy]) is not None:
+        change(model)
+
+
+def measured(c: Config, work: Workload, device: str) -> dict[str, Any]:
+    def measure(warmup: int, repeats: int, between: Callable[[], None]) -> dict:
+        return timing.measure(
+            work.step, warmup=warmup, repeats=repeats, device=device, between=between
+        )
+
+    def keep_gradients() -> None:
+        work.model.zero_grad(set_to_none=False)
+
+    found = measure(c.warmup, c.steps, work.model.zero_grad)
+    kept = measure(0, 1, keep_gradients).get("peak_allocated_bytes")
+    return found if kept is None else found | {"kept_peak_allocated_bytes": kept}
+
+
+# --8<-- [end:run]
+
+if __name__ == "__main__":
+    main(Config, run)

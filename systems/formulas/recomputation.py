@@ -1,0 +1,143 @@
+"""What is computed again, and what the backward pass then needs: runs of blocks, half
+blocks, nested runs. By formula, with the letters of `memory_costs`.
+
+Arithmetic only. Tests hold counts to what models compute, and peaks to passes of small
+shapes; the page shows them beside what was measured.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from systems.formulas.memory_costs import (
+    BF16_BYTES,
+    Bytes,
+    Pass,
+    attention_saved,
+    block_matrices,
+    block_saved,
+    residual_bytes,
+    weight_bytes,
+)
+from systems.formulas.memory_peak import Place, block_backward, last_forward, moments
+
+
+# --8<-- [start:counts]
+def inputs_kept(strategy: str, layers: int, block: int, run: int = 1) -> int:
+    """How many inputs of blocks are in memory while this block, counted from 1, is
+    computed again: its own and those that earlier blocks wait for.
+    """
+    if strategy == "halving":
+        # The first of all, and one for each half that the block is the second of.
+        return 1 + sum(second for second in halves(layers, block))
+    if strategy == "chain":
+        return min(block, 2)
+    return (block - 1) // run + 1
+
+
+def forward_passes(strategy: str, layers: int) -> float:
+    """How often a block is computed on average, the forward pass included."""
+    if strategy == "halving":
+        # In each half that holds it.
+        blocks = range(1, layers + 1)
+        return 1 + sum(len(halves(layers, block)) for block in blocks) / layers
+    if strategy == "chain":
+        # For itself, and for each block behind it.
+        return 1 + (layers + 1) / 2
+    return 1 if strategy == "none" else 2
+
+
+def halves(layers: int, block: int) -> list[bool]:
+    """The halves that hold this block, from the largest to itself alone: whether each
+    is the second of two.
+    """
+    if layers == 1:
+        return []
+    middle = layers // 2
+    second = block > middle
+    inner = (layers - middle, block - middle) if second else (middle, block)
+    return [second, *halves(*inner)]
+
+
+def best_runs(p: Pass) -> tuple[float, float]:
+    """The run of blocks that makes layers / run inputs and `run` blocks least: where a
+    block keeps no more than an input, and where it keeps what it does.
+    """
+    layers = p.shape.num_layers
+    smaller = residual_bytes(p) / block_saved(p)
+    return math.sqrt(layers), math.sqrt(layers * smaller)
+
+
+# --8<-- [end:counts]
+
+
+# --8<-- [start:peaks]
+def peaks(p: Pass, strategy: str, run: int = 1) -> tuple[int, int]:
+    """All that a forward and backward pass needs at its peak, in bytes: where gradients
+    are made as it goes on, and where all of them are there from the start.
+    """
+    found = list(all_moments(p, strategy, run))
+    made = max(sum(moment.values()) for moment in found)
+    gradients = {"gradients": weight_bytes(p)}
+    return made, max(sum((moment | gradients).values()) for moment in found)
+
+
+def all_moments(p: Pass, strategy: str, run: int) -> Iterator[Bytes]:
+    """Every moment that may be the peak, by category."""
+    if strategy in ("none", "attention"):
+        again = replace(p, recompute_attention=strategy == "attention")
+        yield from moments(again).values()
+    elif strategy in ("runs", "by_hand"):
+        # By hand, the gradient that came in is held until the block is done.
+        held = residual_bytes(p) if strategy == "by_hand" else 0
+        for moment in moments(replace(p, checkpoint=run)).values():
+            yield moment | {"temporaries": moment["temporaries"] + held}
+    else:
+        single = replace(p, checkpoint=1)
+        ends = moments(single)
+        # The loss and the embedding need what they need there, but for the inputs.
+        layers = p.shape.num_layers
+        more = inputs_left(strategy, layers) - layers
+        for when in ("after the forward pass", "backward, the loss"):
+            kept = ends[when]["saved activations"] + more * residual_bytes(p)
+            yield ends[when] | {"saved activations": kept}
+        last = ends["backward, the embedding"]
+        yield last
+        for moment in of_blocks(single, strategy):
+            always = last["temporaries"] - residual_bytes(p)
+            found = {"weights": last["weights"]} | moment
+            yield found | {"temporaries": found["temporaries"] + always}
+
+
+def inputs_left(strategy: str, layers: int) -> int:
+    """Inputs that the forward pass leaves behind."""
+    return {"half_blocks": 2 * layers, "halving": 2, "chain": 1}[strategy]
+
+
+def of_blocks(p: Pass, strategy: str) -> Iterator[Bytes]:
+    """Inside the last block's forward pass, and inside each block's backward pass."""
+    layers, residual = p.shape.num_layers, residual_bytes(p)
+    # Of nested runs each is still being computed then, and holds its input.
+    apart = strategy == "half_blocks"
+    inputs = 2 * layers - 1 if apart else inputs_kept(strategy, layers, layers)
+    yield from last_forward(p, inputs).values()
+    for block in range(1, layers + 1):
+        inputs = 2 * block if apart else inputs_kept(strategy, layers, block)
+        moment = block_backward(p, Place(block, inputs))
+        feed_forward, attention = moment["feed-forward half"], moment["attention"]
+        if apart:
+            less = sum(attention_saved(p).values())
+            feed_forward["temporaries"] -= less
+            attention["saved activations"] -= residual
+        yield feed_forward
+        yield attention
+        if strategy == "chain" and p.autocast:
+            # All blocks before it were computed on the way, and autocast has kept the
+            # copies of their weights: at the end are its own tensors, its output, and
+            # the product that this is the sum with.
+            copies = block * block_matrices(p) * BF16_BYTES
+            made = block_saved(p) + residual + residual // 2
+            yield attention | {"weight copies": copies, "temporaries": made}
+
+
+# --8<-- [end:peaks]
