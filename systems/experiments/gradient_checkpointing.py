@@ -37,7 +37,7 @@ STRATEGIES: dict[str, Callable[[BasicsTransformerLM], None] | None] = {
     "by_hand": checkpointing.checkpoint_by_hand,
 }
 ATTENTIONS = ("eager", "sdpa", "flash")
-# Into how few runs 32 blocks fall: other lengths need as many and longer ones.
+# Other lengths make as many runs of 32 blocks as one of these, and longer ones.
 RUNS = (1, 2, 3, 4, 6, 8, 11, 16, 32)
 
 
@@ -63,15 +63,17 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """The assignment's model: every run length worth trying with `flash` attention, some
+    """The assignment's model: every run length worth trying with `flash` attention, two
     with plain; then whatever else is computed again, and compiled blocks.
     """
     if quick:
         tiny: dict[str, Any] = {"batch": 1, "warmup": 0, "steps": 1}
-        names = ("none", "runs", "half_blocks", "halving", "chain", "by_hand")
-        return [Config("small", 32, "eager", name, **tiny) for name in names]
+        return [
+            Config("small", 32, "eager", name, precision="fp32", **tiny)
+            for name in ("none", "runs", "halving")
+        ]
     flash = [Config(strategy="runs", run=run) for run in RUNS]
-    plain = [Config(attention="eager", strategy="runs", run=run) for run in (1, 2, 4)]
+    plain = [Config(attention="eager", strategy="runs", run=run) for run in (1, 2)]
     others = [
         Config(strategy="half_blocks"),
         Config(strategy="by_hand"),

@@ -209,8 +209,9 @@ def last_forward(p: Pass, inputs: int) -> dict[str, Bytes]:
 
 @dataclass(frozen=True)
 class Place:
-    """A block in the backward pass, counted from 1. Where it is computed again: how many
-    inputs are kept up to it, and which blocks of its run stand before and after it.
+    """A block in the backward pass, counted from 1. Where it is computed again: how
+    many inputs are kept up to it, and how many blocks of its run stand before and after
+    it.
     """
 
     block: int

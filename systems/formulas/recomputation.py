@@ -38,9 +38,11 @@ def inputs_kept(strategy: str, layers: int, block: int, run: int = 1) -> int:
 def forward_passes(strategy: str, layers: int) -> float:
     """How often a block is computed on average, the forward pass included."""
     if strategy == "halving":
-        # In each half that holds it.
+        # For itself, and for each second half behind it: PyTorch stops when it has what
+        # was asked for, so for a run's sake its own second half is not computed.
         blocks = range(1, layers + 1)
-        return 1 + sum(len(halves(layers, block)) for block in blocks) / layers
+        firsts = sum(not s for block in blocks for s in halves(layers, block)[1:])
+        return 2 + firsts / layers
     if strategy == "chain":
         # For itself, and for each block behind it.
         return 1 + (layers + 1) / 2

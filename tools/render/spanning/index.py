@@ -75,7 +75,7 @@ def editions() -> str:
     rows = [
         [
             f"`{problem.name}`",
-            f"{problem.section} · {problem.points}",
+            f"{problem.section} · {problem.points}" if problem.section else "",
             *(problem.stanford.get(year, "") for year in years),
             Markup(", ".join(linked(answer.page) for answer in problem.answers)),
         ]

@@ -46,6 +46,11 @@ class Problem:
     # Section and points in CS336, by year; none where a year did not ask it.
     stanford: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def asked_by(self) -> str:
+        """NYU's section, or the edition that asks where NYU doesn't."""
+        return f"NYU {self.section}" if self.section else f"CS336 {max(self.stanford)}"
+
 
 def load_problems(path: Path = PROBLEMS_FILE) -> list[Problem]:
     """In the assignment's order. TypeError where a field is missing or unknown."""
@@ -138,9 +143,9 @@ def overview(problems: list[Problem], found: Found) -> str:
         rows.append(
             [
                 Markup(f"[{number}. {problem.title}](#{problem.name})"),
-                Markup(f"{problem.section}<br>`{problem.name}`"),
+                Markup(f"{problem.section or problem.asked_by}<br>`{problem.name}`"),
                 lines(words),
-                str(problem.points),
+                str(problem.points) if problem.points else "",
             ]
         )
     answered = sum(

@@ -1,0 +1,81 @@
+"""Peaks of what is computed again, by formula, against passes over fake tensors."""
+
+import math
+
+import pytest
+import torch
+
+from systems.experiments.gradient_checkpointing import recompute
+from systems.formulas.memory_costs import Pass, block_saved, residual_bytes
+from systems.formulas.recomputation import best_runs, halves, inputs_kept, peaks
+from systems.model.sizes import SIZES, ModelSize
+from systems.model.train_step import precision_context, training_step
+from systems.model.transformer import build_model
+from tests.cpu_allocator import allocator
+
+SHAPE = ModelSize(256, 1024, 8, 4)
+WAYS = [
+    ("none", 1, "eager", "bf16"),
+    ("attention", 1, "eager", "bf16"),
+    ("runs", 1, "flash", "bf16"),
+    ("runs", 3, "flash", "bf16"),
+    ("runs", 2, "flash", "fp32"),
+    ("by_hand", 1, "flash", "bf16"),
+    ("half_blocks", 1, "flash", "bf16"),
+    ("half_blocks", 1, "flash", "fp32"),
+    ("halving", 1, "flash", "bf16"),
+    ("chain", 1, "flash", "bf16"),
+    ("chain", 1, "flash", "fp32"),
+]
+
+
+def allocated(monkeypatch, p: Pass, strategy: str, run: int) -> list[int]:
+    """The peak of a pass that makes gradients, and of one that finds them there."""
+    monkeypatch.setitem(SIZES, "tested", p.shape)
+    with allocator(monkeypatch) as memory:
+        model = build_model("tested", p.context, p.vocab, p.attention)
+        token_ids, targets = torch.randint(p.vocab, (2, p.batch, p.context))
+        recompute(model, strategy, run)
+        found = []
+        for fresh in (True, True, False):
+            model.zero_grad(set_to_none=fresh)
+            memory.reset_peak()
+            autocast = precision_context(p.precision, "cpu")
+            training_step(model, token_ids, targets, autocast)
+            found.append(memory.peak)
+        # Before the allocator goes that their storages tell of their end.
+        del model, token_ids, targets
+    return found[1:]
+
+
+@pytest.mark.parametrize(("strategy", "run", "attention", "precision"), WAYS)
+def test_both_peaks_are_their_formula(monkeypatch, strategy, run, attention, precision):
+    if attention == "flash":
+        pytest.importorskip("triton")
+    p = Pass(
+        SHAPE,
+        512,
+        "forward_backward",
+        precision,
+        attention,
+        batch=2,
+        vocab=500,
+        workspace_bytes=0,
+    )
+    found = allocated(monkeypatch, p, strategy, run)
+    assert list(peaks(p, strategy, run)) == pytest.approx(found, rel=0.007)
+
+
+def test_halving_keeps_an_input_for_each_second_half():
+    assert [inputs_kept("halving", 8, block) for block in range(1, 9)] == [
+        1 + (block - 1).bit_count() for block in range(1, 9)
+    ]
+    # Three layers split into one and two.
+    assert halves(3, 3) == [True, True] and halves(3, 1) == [False]
+
+
+def test_the_square_root_is_of_equal_sizes():
+    p = Pass("2.7B", 2048, "forward_backward", "bf16", "flash")
+    root, weighed = best_runs(p)
+    assert root == math.sqrt(32)
+    assert 32 / weighed * residual_bytes(p) == pytest.approx(weighed * block_saved(p))

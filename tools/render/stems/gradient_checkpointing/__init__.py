@@ -1,0 +1,359 @@
+"""Tables, figures and facts of `gradient_checkpointing`: peaks and times by what is
+computed again, measured beside predicted.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from systems.formulas.memory_costs import (
+    block_saved,
+    copied_bytes,
+    residual_bytes,
+    weight_bytes,
+)
+from systems.formulas.recomputation import best_runs, forward_passes, inputs_kept
+from systems.records.record import Record
+from tools.render.claims import Judgement, claim
+from tools.render.markdown import captioned, columns, per_device
+from tools.render.plots import (
+    ACCENT,
+    DARK,
+    GREY,
+    line,
+    note,
+    panels,
+    picture,
+    plot,
+    power_of_two_axis,
+)
+from tools.render.rows import known, measured, most, say, span
+from tools.render.stems.gradient_checkpointing import drawing
+from tools.render.stems.gradient_checkpointing.rows import (
+    ALL,
+    BEST,
+    BY_HAND,
+    COMPILED,
+    CURVE,
+    HALF,
+    NESTED,
+    NEXT,
+    NONE,
+    PEAKS,
+    PLAIN,
+    RUNS,
+    SDPA,
+    Row,
+    all_off,
+    off,
+    pass_of,
+)
+
+MIB, GIB = 2**20, 2**30
+LAYERS = pass_of().shape.num_layers
+
+CAPTIONS = {
+    "telling.md": "The best run of blocks, the next smaller and larger, and nothing.",
+    "table.md": "Every row: both peaks beside their predictions, and the time.",
+}
+
+
+def fragments(records: list[Record]) -> dict[str, str]:
+    """The drawing of what is kept, the predictions, and what was measured of them."""
+    ours = measured(records)
+    telling = (NONE, HALF, BEST, NEXT, *NESTED, *PLAIN[::2], COMPILED)
+    return {
+        "kept.md": drawing.kept(),
+        "orders.md": orders_table(),
+        "predicted.md": predicted_table(),
+        "curve.md": per_device(ours, curve_figure) if ours else predicted_figure(),
+        "telling.md": per_device(ours, lambda r: rows_table(r, telling)),
+        "table.md": per_device(ours, lambda r: rows_table(r, ALL)),
+    }
+
+
+# What follows from shapes -------------------------------------------------------------
+
+
+def orders_table() -> str:
+    """Inputs and blocks in memory at most, and computed blocks, for 32 of them."""
+    listed = [
+        ("none", 1, 0, LAYERS),
+        ("runs", 1, LAYERS, 1),
+        ("runs", 6, -(-LAYERS // 6), 6),
+        *(
+            (s, 1, max(inputs_kept(s, LAYERS, b) for b in range(1, LAYERS + 1)), 1)
+            for s in ("halving", "chain")
+        ),
+    ]
+    names = {
+        ("none", 1): "nothing",
+        ("runs", 1): "every block by itself",
+        ("runs", 6): "runs of k = 6 ≈ √N blocks",
+        ("halving", 1): "nested: halves of halves",
+        ("chain", 1): "nested: all but the last",
+    }
+    orders = {
+        ("none", 1): ("N blocks", "N"),
+        ("runs", 1): ("N inputs, 1 block", "2 N"),
+        ("runs", 6): ("N/k inputs, k blocks", "2 N"),
+        ("halving", 1): ("log₂ N inputs, 1 block", "½ N log₂ N"),
+        ("chain", 1): ("2 inputs, 1 block", "N² / 2"),
+    }
+    p = pass_of()
+
+    def bytes_of(row: tuple[str, int, int, int]) -> float:
+        _, _, inputs, blocks = row
+        return (inputs * residual_bytes(p) + blocks * block_saved(p)) / GIB
+
+    shown = columns(
+        listed,
+        ("computed again", lambda row: names[row[:2]]),
+        ("in memory at most", lambda row: orders[row[:2]][0]),
+        ("blocks computed", lambda row: orders[row[:2]][1]),
+        ("for 2.7B: inputs", lambda row: row[2]),
+        ("blocks", lambda row: row[3]),
+        ("GiB", bytes_of, "{:.2f}"),
+        ("forward passes", lambda row: forward_passes(row[0], LAYERS), "{:.1f}"),
+        left=3,
+    )
+    caption = (
+        "What is in memory at most, and what is computed, where N blocks are computed "
+        "again in four ways."
+    )
+    return f"{captioned(caption, shown)}\n"
+
+
+def predicted_table() -> str:
+    """What both peaks are by formula, for each run and its neighbours."""
+    shown = columns(
+        [NONE, HALF, *CURVE, *NESTED],
+        ("computed again", lambda row: row.words),
+        ("peak, GiB", lambda row: row.predicted[0] / GIB, "{:.2f}"),
+        ("with gradients kept, GiB", lambda row: row.predicted[1] / GIB, "{:.2f}"),
+    )
+    caption = (
+        "Predicted peaks of a bf16 forward and backward pass of `2.7B`, batch 4, "
+        "context 2048, `flash` attention."
+    )
+    return f"{captioned(caption, shown)}\n"
+
+
+def best(which: int) -> Row:
+    """The run whose peak is least by formula."""
+    return min(CURVE, key=lambda row: row.predicted[which] if row.predicted else 0)
+
+
+# Figures ------------------------------------------------------------------------------
+
+KEY = (
+    "Lines are predicted, points measured. *Made* gradients come as the pass goes on; "
+    "*kept* ones are there from the start, as where they accumulate over batches. The "
+    "vertical lines stand at √N and where one weighs what a block really keeps."
+).replace("*", "")
+
+
+def draw_peaks(axes: Axes, record: Record | None) -> None:
+    for which, (name, color) in enumerate((("made", ACCENT), ("kept", DARK))):
+        by_formula = [row.predicted[which] / GIB for row in CURVE if row.predicted]
+        line(axes, RUNS, by_formula, label=name, color=color, marker="")
+        if record:
+            found = [row.of(record).get(PEAKS[which]) / GIB for row in CURVE]
+            line(axes, RUNS, found, color=color, linestyle="")
+        low = best(which)
+        assert low.predicted is not None
+        value = low.predicted[which] / GIB
+        below = {"color": color, "va": "top", "offset": (0, -6)}
+        note(axes, f"{value:.1f}", low.run, value, **below)
+    for run in best_runs(pass_of()):
+        axes.axvline(run, color=GREY, linewidth=1, linestyle=":")
+    axes.set_ylim(bottom=0)
+    power_of_two_axis(axes.xaxis, (1, 2, 4, 8, 16, 32), "blocks in a run")
+    axes.set_title("peak, GiB")
+
+
+def predicted_figure() -> str:
+    """Where nothing was measured yet."""
+
+    def draw(figure: Figure) -> None:
+        draw_peaks(figure.subplots(), None)
+
+    finding = (
+        "By formula, the least memory is needed by runs of "
+        f"{counted(best(0))} where gradients are made on the way, and of "
+        f"{counted(best(1))} where they are kept."
+    )
+    drawn = picture(
+        "gradient_checkpointing-curve",
+        draw,
+        finding,
+        f"Not measured yet: predictions alone. {KEY}",
+        numbers="#predict",
+        height=300,
+    )
+    return drawn
+
+
+def counted(row: Row) -> str:
+    return "one block" if row.run == 1 else f"{row.run} blocks"
+
+
+def curve_figure(record: Record) -> str:
+    if not known(row.of(record).get(PEAKS[0]) for row in CURVE):
+        return ""
+
+    def draw(figure: Figure) -> None:
+        peaks, times = panels(figure, 2)
+        draw_peaks(peaks, record)
+        found = [row.of(record).ms() for row in CURVE]
+        line(times, RUNS, found, color=ACCENT)
+        if whole := NONE.of(record).ms():
+            times.axhline(whole, color=DARK, linewidth=1)
+            note(times, "nothing again", RUNS[-1], whole, ha="right", color=DARK)
+        times.set_ylim(bottom=0)
+        power_of_two_axis(times.xaxis, (1, 2, 4, 8, 16, 32), "blocks in a run")
+        times.set_title("forward and backward, ms")
+
+    least = [
+        min(
+            (row for row in CURVE if row.of(record).get(p)),
+            key=lambda row: row.of(record).get(p),
+        )
+        for p in PEAKS
+    ]
+    finding = (
+        f"Runs of {counted(least[0])} need least memory where gradients are made on "
+        f"the way, runs of {counted(least[1])} where they are kept; the time hardly "
+        "depends on the run."
+    )
+    return plot(record, "curve", draw, finding, KEY, height=300, narrow=560)
+
+
+# Tables -------------------------------------------------------------------------------
+
+
+def rows_table(record: Record, shown: tuple[Row, ...]) -> str:
+    rows = [row for row in shown if row.of(record).row]
+
+    def peak(which: int) -> Callable[[Row], Any]:
+        return lambda row: row.of(record).get(PEAKS[which]) / GIB
+
+    def over(which: int) -> Callable[[Row], Any]:
+        def ratio(row: Row) -> Any:
+            return 1 + off(row, record, which) if row.predicted else ""
+
+        return ratio
+
+    def four(value: Any) -> str:
+        return value if isinstance(value, str) else f"{value:.4f}"
+
+    return columns(
+        rows,
+        (
+            "attention",
+            lambda row: "plain" if row.attention == "eager" else row.attention,
+        ),
+        ("computed again", lambda row: row.words),
+        ("peak, GiB", peak(0), "{:.2f}"),
+        ("over predicted", over(0), four),
+        ("gradients kept, GiB", peak(1), "{:.2f}"),
+        ("over its prediction", over(1), four),
+        ("forward and backward, ms", lambda row: row.of(record).ms(), "{:.0f}"),
+        left=2,
+    )
+
+
+# Facts --------------------------------------------------------------------------------
+
+
+def in_gib(value: Any) -> str:
+    return say(value / GIB, "{:.2f} GiB")
+
+
+def facts(record: Record | None) -> dict[str, str]:
+    """Peaks, times and their predictions that the pages name; and what follows from
+    shapes.
+    """
+    named = {"none": NONE, "half": HALF, "best": BEST, "next": NEXT, "whole": CURVE[-1]}
+    named |= {"halving": NESTED[0], "chain": NESTED[1], "by_hand": BY_HAND}
+    plain = {"plain_best": PLAIN[0], "plain_next": PLAIN[1], "attention": PLAIN[2]}
+    found: dict[str, str] = {}
+    for name, row in {**named, **plain, "sdpa": SDPA, "compiled": COMPILED}.items():
+        found[f"{name}_peak"] = in_gib(row.of(record).get(PEAKS[0]))
+        found[f"{name}_ms"] = say(row.of(record).ms(), "{:.0f} ms")
+        if row.predicted and name in ("none", "half", "best", "next"):
+            found[f"{name}_predicted"] = in_gib(row.predicted[0])
+    kept = best(1)
+    assert kept.predicted is not None
+    p = pass_of()
+    root, weighed = best_runs(p)
+    slower = BEST.of(record).ms() / NONE.of(record).ms()
+    chained = NESTED[1].of(record).ms() / BEST.of(record).ms()
+    return {
+        **found,
+        "kept_run": counted(kept),
+        "kept_predicted": in_gib(kept.predicted[1]),
+        "kept_peak": in_gib(kept.of(record).get(PEAKS[1])),
+        "kept_best_peak": in_gib(BEST.of(record).get(PEAKS[1])),
+        "slower": say(slower, "{:.2f}"),
+        "chain_slower": say(chained, "{:.1f}"),
+        "worst": say(100 * most(all_off(record)), "{:.2f} %"),
+        "input": f"{residual_bytes(p) / MIB:.0f} MiB",
+        "block": f"{block_saved(p) / MIB:,.0f} MiB",
+        "block_plain": f"{block_saved(pass_of('eager')) / MIB:,.0f} MiB",
+        "block_over_input": f"{block_saved(p) / residual_bytes(p):.0f}",
+        "weights": in_gib(weight_bytes(p)),
+        "copies": in_gib(copied_bytes(p)),
+        "root": f"{root:.1f}",
+        "weighed": f"{weighed:.1f}",
+        "halving_inputs": str(1 + round(math.log2(LAYERS))),
+        "halving_passes": f"{forward_passes('halving', LAYERS):.0f}",
+        "chain_passes": f"{forward_passes('chain', LAYERS):.1f}",
+    }
+
+
+# Claims -------------------------------------------------------------------------------
+
+
+@claim(
+    "gradient_checkpointing",
+    "Every measured peak is within a hundredth of its prediction, where no compiler "
+    "decides what is kept.",
+)
+def peaks_as_predicted(record: Record) -> Judgement:
+    found = known(all_off(record))
+    return found and (
+        max(found) < 0.01,
+        f"Off by at most {100 * max(found):.2f} %, over {len(found)} peaks.",
+    )
+
+
+@claim(
+    "gradient_checkpointing",
+    "Where gradients are made on the way, no run of blocks needs less memory than one "
+    "block by itself, with `flash` attention and with plain.",
+)
+def one_block_is_best(record: Record) -> Judgement:
+    flash = known(row.of(record).get(PEAKS[0]) for row in CURVE)
+    plain = known(row.of(record).get(PEAKS[0]) for row in PLAIN[:2])
+    if len(flash) < 2 or len(plain) < 2:
+        return None
+    numbers = f"GiB: {', '.join(f'{v / GIB:.1f}' for v in [*flash, *plain])}."
+    return flash[0] == min(flash) and plain[0] == min(plain), numbers
+
+
+@claim(
+    "gradient_checkpointing",
+    "The length of a run hardly changes the time: every run computes each block once "
+    "more, and all are within a twentieth of their median.",
+)
+def runs_take_alike(record: Record) -> Judgement:
+    found = sorted(known(row.of(record).ms() for row in CURVE))
+    if len(found) < 2:
+        return None
+    middle = found[len(found) // 2]
+    steady = all(abs(ms / middle - 1) < 0.05 for ms in found)
+    return steady, f"Forward and backward: {span(found, '{:.0f}')} ms."
