@@ -81,6 +81,9 @@ NUMBER = re.compile(
 NO_NUMBER = re.compile(
     r"[-–—]?|none|not \w+|out of memory|unsupported|failed|no such .*", re.IGNORECASE
 )
+MINUS = re.compile(r"(?<![\w.])-(?=\d)")
+# A whole number of five digits or more.
+THOUSANDS = re.compile(r"\A\d{5,}\Z")
 SPREAD = re.compile(r" (± [\d.]+)")
 # So many columns stand closer together.
 DENSE = 7
@@ -300,7 +303,8 @@ def framed_table(body: str, caption: str) -> str:
         if tag == "td" and heads[at] == "size" and text in RENAMED:
             said = f'<abbr title="{RENAMED[text]}">{said}</abbr>'
         if kind == "r":
-            said = SPREAD.sub(r" <small>\1</small>", said)
+            said = SPREAD.sub(r" <small>\1</small>", MINUS.sub("\N{MINUS SIGN}", said))
+            said = THOUSANDS.sub(lambda found: f"{int(found[0]):,}", said)
         return f"<{tag}{marks}>{breakable(said) if kind == 't' else said}</{tag}>"
 
     more = f" and {len(heads) - 4} more columns" if len(heads) > 4 else ""

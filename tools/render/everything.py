@@ -7,6 +7,7 @@ numbers that its sentences name.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -81,7 +82,9 @@ def render_all(results: Path) -> Rendered:
     lines: list[str] = []
     for stem, of_stem in facts.items():
         # JSON strings are YAML strings.
-        told = (f"  {key}: {json.dumps(first(of_stem[key]))}" for key in of_stem)
+        told = (
+            f"  {key}: {json.dumps(signed(first(of_stem[key])))}" for key in of_stem
+        )
         lines += [f"{stem}:", *told]
     return Rendered({**files, "facts.yml": "\n".join(lines) + "\n"}, broken)
 
@@ -90,6 +93,11 @@ def note(broken: Broken) -> str:
     """What tables say in the place of a record that can't be read."""
     place = inert(f"`{broken.path.parent.name}/{broken.path.name}`")
     return f"**Missing:** the record {place} can't be read.\n{{ .stale }}\n\n"
+
+
+def signed(text: str) -> str:
+    """With a minus in front of numbers instead of a hyphen."""
+    return re.sub(r"(?<![\w.])-(?=\d)", "\N{MINUS SIGN}", text)
 
 
 def spanning(name: str) -> ModuleType:

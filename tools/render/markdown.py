@@ -294,6 +294,11 @@ def nonzero(text: str) -> str:
     return text if re.search(r"[^\d.,+−-]|[1-9]", text) else ""
 
 
+def at_most(value: float) -> str:
+    """For a sentence: "at most 2.0 %", or "less than 0.05 %" where that rounds to 0."""
+    return f"at most {percent(value)}" if value >= 5e-4 else "less than 0.05 %"
+
+
 def percent(value: float) -> str:
     """Two significant digits below ten percent."""
     # What rounds to nothing has no sign.

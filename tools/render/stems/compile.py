@@ -263,7 +263,7 @@ def facts(record: Record | None) -> dict[str, str]:
         **found,
         "speedup_least": say(least(step_speedups(record)), "{:.2f}"),
         "speedup_most": say(most(step_speedups(record)), "{:.2f}"),
-        "recompiles": say(recompiles),
+        "recompiles": say(recompiles or "no"),
         "optimizer_eager": say(eager.ms("optimizer"), "{:.1f} ms"),
         "optimizer_compiled": say(adamw.ms("optimizer"), "{:.1f} ms"),
         "optimizer_compile": say(compile_seconds(adamw, "optimizer"), "{:.0f} s"),

@@ -232,7 +232,7 @@ def facts(record: Record | None) -> dict[str, str]:
         **{f"speedup_{p}": say(speedup(longest, p), "{:.2f}") for p in PASSES},
         "compile_least": say(least(seconds), "{:.1f} s"),
         "compile_most": say(most(seconds), "{:.1f} s"),
-        "recompiles": say(recompiles),
+        "recompiles": say(recompiles or "no"),
         **{
             f"{name}_kernels_{execution}": say(c.get(f"{name}_kernels"))
             for execution, c in zip(EXECUTIONS, pair(record, KERNELS_AT), strict=True)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from systems.formulas.costs import attention_peak_bytes, attention_saved_bytes
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.markdown import columns, gib, per_device, percent, table
+from tools.render.markdown import at_most, columns, gib, per_device, table
 from tools.render.plots import (
     ACCENT,
     DARK,
@@ -258,10 +258,10 @@ def facts(record: Record | None) -> dict[str, str]:
         "kept": say(kept["eager"], gibibytes),
         "per_square_limit": f"{2 * BATCH * ELEMENT_BYTES['fp32']}",
         **{f"per_square_{e}": say(kept[e] / LONGEST**2, "{:.1f}") for e in EXECUTIONS},
-        "prediction_off_most": say(largest_error(record), percent),
+        "prediction_off": say(largest_error(record), at_most),
         "gpu_memory": say(memory, gibibytes),
-        "shortest_out": say(shortest_out(int(memory)) if memory else memory),
-        "tried_length": say(n or MISSING),
+        "shortest_out": say(shortest_out(int(memory)) if memory else memory, "{:,}"),
+        "tried_length": say(n or MISSING, "{:,}"),
         "tried_need": say(needed_at(n) if n else MISSING, gibibytes),
         **{f"tried_{e}": outcome(record, n, e) for e in EXECUTIONS},
     }
