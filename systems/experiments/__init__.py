@@ -70,7 +70,7 @@ STEMS = {
         "systems.experiments.flash_accuracy",
         full=("cuda",),
         quick=("cuda", "cpu"),
-        rehearsed=("triton", "torch"),
+        rehearsed=("triton", "hopper", "torch"),
     ),
     "flash_benchmarking": Stem(
         "systems.experiments.flash_benchmarking",

@@ -1,5 +1,5 @@
 """How far each attention is from float64: o, lse, dq, dk and dv, ours beside PyTorch's
-own.
+own; and whether 200 calls of ours give the same bits.
 
 Errors come from one random normal input per configuration; the oracle is plain
 attention in float64 on the same inputs.
@@ -9,65 +9,89 @@ attention in float64 on the same inputs.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from systems.attention.reference import attention_reference
 from systems.attention.torch_tiles import FlashAttentionPyTorch
-from systems.attention.triton.function import FlashAttentionTriton
+from systems.attention.triton.function import FlashAttentionTriton, chosen
 from systems.benchmarking import timing
 from systems.benchmarking.peers import BACKENDS, attention, only
 from systems.benchmarking.workload import random_inputs
 from systems.precision.dtypes import DTYPES, relative_error
+from systems.records.outcome import Unsupported
 from systems.running.command import main, option
 
 PROTOCOL = {
-    "inputs": "standard normal, seed 0, 1 batch of 4 heads",
+    "inputs": "standard normal, seed 0, 1 batch of 4 heads; 16 for Hopper's kernels",
     "error": "norm of the difference from float64 over the norm of float64",
+    "repeats": "all results of 200 calls compared bit by bit with those of a first",
     "tf32": "off",
 }
 HEADS = 4
-IMPLEMENTATIONS = ("triton", "torch", "plain", *BACKENDS)
+# So many that the kernels for Hopper are chosen, and dimensions and lengths for them:
+# 4096 takes its backward pass in one kernel, 3000 in two.
+MANY_HEADS, HOPPER_DIMS, HOPPER_LENGTHS = 16, (48, 64, 80, 96, 128), (3000, 4096)
+IMPLEMENTATIONS = (
+    *("triton", "hopper", "torch", "plain"),
+    *(name for name in BACKENDS if not name.endswith("_ordered")),
+)
+# Ours by Triton, by backend.
+OURS = ("triton", "hopper")
 RESULTS = ("o", "lse", "dq", "dk", "dv")
+CALLS = 200
 
 
 @dataclass(frozen=True)
 class Config:
     implementation: str = option(
         "triton",
-        "ours in Triton or in PyTorch, plain, or a backend of SDPA",
+        "ours in Triton, for Hopper or in PyTorch, plain, or a backend of SDPA",
         IMPLEMENTATIONS,
     )
     dtype: str = option("bf16", "dtype of q, k, v and the gradient", DTYPES)
     d: int = option(64, "head dimension, 256 at most")
     n: int = option(1000, "sequence length in tokens")
     causal: bool = option(True, "causal mask")
+    heads: int = option(HEADS, "heads")
 
 
 def configs(quick: bool = False) -> list[Config]:
     """Every implementation over dtypes, head dimensions, a ragged and a long sequence,
-    with and without a mask.
+    with and without a mask; and inputs that the kernels for Hopper are chosen for.
     """
     if quick:
         return [Config(name, "fp32", 32, 130) for name in ("torch", "plain")]
-    return [
+    small = [
         Config(name, dtype, d, n, causal)
         for dtype in DTYPES
         for d in (16, 32, 64, 128, 256)
         for n in (1000, 4096)
         for causal in (True, False)
         for name in IMPLEMENTATIONS
+        if name != "hopper"
+    ]
+    return small + [
+        Config(name, dtype, d, n, causal, MANY_HEADS)
+        for dtype in DTYPES
+        if dtype != "fp32"
+        for d in HOPPER_DIMS
+        for n in HOPPER_LENGTHS
+        for causal in (True, False)
+        for name in ("hopper", "triton", "plain")
     ]
 
 
 # --8<-- [start:run]
-def run(config: Config) -> dict[str, float]:
-    """Relative error of each result against float64, and the largest absolute one. SDPA
-    returns no lse.
+def run(config: Config) -> dict[str, Any]:
+    """Relative error of each result against float64, and the largest absolute one; of
+    ours whether many calls give the same bits. SDPA returns no lse.
     """
     device, causal = timing.default_device(), config.causal
-    shape = (1, HEADS, config.n, config.d)
+    shape = (1, config.heads, config.n, config.d)
     inputs = random_inputs(shape, DTYPES[config.dtype], device)
     expected = results(
         lambda q, k, v: attention_reference(q, k, v, causal),
@@ -76,7 +100,9 @@ def run(config: Config) -> dict[str, float]:
     with only(config.implementation):
         tested = implementation(config.implementation, causal, config.n, device)
         found = results(tested, *inputs)
-    errors = {}
+        errors = {}
+        if config.implementation in OURS:
+            errors = repeats(tested, inputs, found, CALLS if device == "cuda" else 2)
     for name, value in found.items():
         errors[f"{name}_relative_error"] = relative_error(value, expected[name])
         largest = (value.double() - expected[name]).abs().max()
@@ -85,6 +111,21 @@ def run(config: Config) -> dict[str, float]:
 
 
 # --8<-- [end:run]
+
+
+# --8<-- [start:repeats]
+def repeats(
+    tested: Callable, inputs: tuple[Tensor, ...], first: dict[str, Tensor], calls: int
+) -> dict[str, Any]:
+    """In how many calls on the same inputs any bit of any result is another one."""
+    differing = 0
+    for _ in range(calls):
+        again = results(tested, *inputs)
+        differing += not all(torch.equal(first[name], again[name]) for name in first)
+    return {"calls": calls, "differing_calls": differing}
+
+
+# --8<-- [end:repeats]
 
 
 def results(
@@ -100,13 +141,27 @@ def results(
 
 def implementation(name: str, causal: bool, n: int, device: str) -> Callable:
     """(q, k, v) -> (o, lse or None)."""
-    if name in ("triton", "torch"):
-        function = FlashAttentionTriton if name == "triton" else FlashAttentionPyTorch
-        return lambda q, k, v: with_saved_lse(function.apply(q, k, v, causal))
+    if name == "torch":
+        return lambda q, k, v: with_saved_lse(
+            FlashAttentionPyTorch.apply(q, k, v, causal)
+        )
+    if name in OURS:
+        return partial(ours, causal=causal, backend=name)
     if name == "plain":
         return lambda q, k, v: attention_reference(q, k, v, causal)
     fused = attention(name, causal, n, device)
     return lambda q, k, v: (fused(q, k, v), None)
+
+
+def ours(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, backend: str
+) -> tuple[Tensor, Tensor]:
+    """By the named kernels. Unsupported where they can't run."""
+    try:
+        chosen(backend, q, k, v)
+    except ValueError as error:
+        raise Unsupported(str(error)) from error
+    return with_saved_lse(FlashAttentionTriton.apply(q, k, v, causal, None, backend))
 
 
 def with_saved_lse(o: Tensor) -> tuple[Tensor, Tensor]:

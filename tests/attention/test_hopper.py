@@ -129,13 +129,18 @@ def test_where_auto_means_these_kernels():
 
 
 @pytest.mark.usefixtures("a_hopper")
-def test_the_page_on_accuracy_judges_the_plain_kernels():
-    """As it says; where one of its inputs is taken, the page must say so."""
-    shapes = {
-        (flash_accuracy.HEADS, config.n, config.d)
-        for config in flash_accuracy.configs()
-    }
-    assert not any(is_chosen(1, *shape) for shape in shapes)
+def test_the_page_on_accuracy_judges_both_kinds_of_kernels():
+    """As it says: with few heads the plain ones, with many those for Hopper, in one
+    pass and in two.
+    """
+    seen = set()
+    for c in flash_accuracy.configs():
+        few = c.heads == flash_accuracy.HEADS
+        assert is_chosen(1, c.heads, c.n, c.d) is not few
+        if not few:
+            layouts = (layout((1, c.heads, c.n, c.d), (1, 1, 1, 1)),) * 2
+            seen.add(groups_in_one_pass(*layouts, c.causal, 132) > 0)
+    assert seen == {True, False}
 
 
 @MASKS

@@ -1,5 +1,6 @@
 """Tables and facts of `flash_accuracy`: errors against float64, beside PyTorch's."""
 
+from collections.abc import Iterable
 from functools import partial
 from math import erf, sqrt
 from statistics import geometric_mean
@@ -21,12 +22,23 @@ from tools.render.plots import (
     plain_log_scale,
     plot,
 )
-from tools.render.rows import MISSING, Cell, axis, cell, cells, known, most, say
+from tools.render.rows import (
+    MISSING,
+    Cell,
+    axis,
+    cell,
+    cells,
+    counted,
+    known,
+    most,
+    say,
+)
 
 RESULTS = ("o", "lse", "dq", "dk", "dv")
 DTYPES = ("fp32", "fp16", "bf16")
 NAMES = {
     "triton": "ours, Triton",
+    "hopper": "ours, for Hopper",
     "torch": "ours, PyTorch tiles",
     "plain": "plain attention",
     "sdpa_flash": "SDPA, FlashAttention-2",
@@ -34,10 +46,13 @@ NAMES = {
     "sdpa_efficient": "SDPA, memory-efficient",
     "sdpa_math": "SDPA, math",
 }
+OURS = ("triton", "hopper")
 # Of a significand, the leading one included.
 BITS = {"fp16": 11, "bf16": 8}
 # What the predictions are for.
 TELLING = {"d": 64, "n": 4096, "causal": True}
+# Of rows from before it was a field.
+HEADS = 4
 # As much as a kernel may err for each error of plain attention.
 LIMIT = 2
 
@@ -77,6 +92,7 @@ def error_table(record: Record, **wanted: object) -> str:
         "dtype",
         "d",
         ("N", lambda c: c.config["n"]),
+        ("heads", lambda c: c.config.get("heads", HEADS)),
         "causal",
         *((name, lambda c, name=name: error(c, name), "{:.1e}") for name in RESULTS),
         left=2,
@@ -211,8 +227,12 @@ def facts(record: Record | None) -> dict[str, str]:
     """
     worst = {dtype: most(ratios(record, "triton", dtype)) for dtype in DTYPES}
     without_lse = most(ratios(record, "triton", "fp32", ("o", "dq", "dk", "dv")))
-    named = worst | {"fp32_without_lse": without_lse}
+    hopper = {f"hopper_{d}": most(ratios(record, "hopper", d)) for d in BITS}
+    named = worst | {"fp32_without_lse": without_lse} | hopper
     found = {f"worst_{name}": say(ratio, "{:.2f}") for name, ratio in named.items()}
+    for name in OURS:
+        calls, same = repeated(record, name)
+        found |= {f"calls_{name}": say(calls, "{:,}"), f"same_{name}": say(same)}
     for dtype, bits in BITS.items():
         once = rounding(bits)
         found[f"once_{dtype}"] = f"{once:.5f}"
@@ -223,11 +243,22 @@ def facts(record: Record | None) -> dict[str, str]:
     return found
 
 
+def repeated(record: Record | None, name: str) -> tuple[Any, Any]:
+    """How many calls were compared with a first one, and how many configurations gave
+    the same bits in all of theirs.
+    """
+    judged = [c for c in cells(record, implementation=name) if "calls" in c.metrics]
+    calls = sum(c["calls"] for c in judged) or MISSING
+    return calls, counted(c["differing_calls"] == 0 for c in judged)
+
+
 # Claims -------------------------------------------------------------------------------
 
 
-def errs_little(record: Record, *results: str) -> Judgement:
-    worst = {d: most(ratios(record, "triton", d, results)) for d in DTYPES}
+def errs_little(
+    record: Record, *results: str, name: str = "triton", dtypes: Iterable[str] = DTYPES
+) -> Judgement:
+    worst = {d: most(ratios(record, name, d, results)) for d in dtypes}
     told = ", ".join(f"{dtype} {ratio:.2f}" for dtype, ratio in worst.items())
     holds = max(worst.values()) <= LIMIT
     return all(worst.values()) and (holds, f"Largest ratios: {told}.")
@@ -249,3 +280,41 @@ def forward_accurate(record: Record) -> Judgement:
 )
 def backward_accurate(record: Record) -> Judgement:
     return errs_little(record, "dq", "dk", "dv")
+
+
+@claim(
+    "flash_forward",
+    "The forward pass for Hopper errs at most twice as much as plain attention in the "
+    "same dtype, over every configuration.",
+)
+def hopper_forward_accurate(record: Record) -> Judgement:
+    return errs_little(record, "o", name="hopper", dtypes=BITS)
+
+
+@claim(
+    "flash_backward",
+    "The gradients of the kernels for Hopper, in one pass and in two, err at most "
+    "twice as much as those of plain attention in the same dtype, over every "
+    "configuration.",
+)
+def hopper_backward_accurate(record: Record) -> Judgement:
+    return errs_little(record, "dq", "dk", "dv", name="hopper", dtypes=BITS)
+
+
+@claim(
+    "flash_backward",
+    "Calls of our kernels on the same inputs give the same bits, in every result and "
+    "configuration.",
+    "In some configuration a call gave other bits than the first.",
+)
+def same_bits(record: Record) -> Judgement:
+    found = [
+        c
+        for name in OURS
+        for c in cells(record, implementation=name)
+        if "calls" in c.metrics
+    ]
+    calls = sum(c["calls"] for c in found)
+    differing = sum(c["differing_calls"] for c in found)
+    told = f"{differing} of {calls:,} calls differ, over {len(found)} configurations."
+    return (differing == 0, told) if found else None
