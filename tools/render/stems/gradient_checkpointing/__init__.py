@@ -3,7 +3,7 @@ computed again, measured beside predicted.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -33,7 +33,6 @@ from tools.render.plots import (
 from tools.render.rows import known, measured, most, say, span
 from tools.render.stems.gradient_checkpointing import drawing
 from tools.render.stems.gradient_checkpointing.rows import (
-    ALL,
     BEST,
     BY_HAND,
     COMPILED,
@@ -50,6 +49,7 @@ from tools.render.stems.gradient_checkpointing.rows import (
     all_off,
     off,
     pass_of,
+    rows_of,
 )
 
 MIB, GIB = 2**20, 2**30
@@ -71,7 +71,7 @@ def fragments(records: list[Record]) -> dict[str, str]:
         "predicted.md": predicted_table(),
         "curve.md": per_device(ours, curve_figure) if ours else predicted_figure(),
         "telling.md": per_device(ours, lambda r: rows_table(r, telling)),
-        "table.md": per_device(ours, lambda r: rows_table(r, ALL)),
+        "table.md": per_device(ours, lambda r: rows_table(r, rows_of(r))),
     }
 
 
@@ -235,7 +235,7 @@ def curve_figure(record: Record) -> str:
 # Tables -------------------------------------------------------------------------------
 
 
-def rows_table(record: Record, shown: tuple[Row, ...]) -> str:
+def rows_table(record: Record, shown: Sequence[Row]) -> str:
     rows = [row for row in shown if row.of(record).row]
 
     def peak(which: int) -> Callable[[Row], Any]:

@@ -26,12 +26,19 @@ class Row:
     run: int = 1
     attention: str = "flash"
     compiled: bool = False
+    # Else as the assignment has it.
+    size: str = SIZE
+    context: int = CONTEXT
+    precision: str = "bf16"
+    batch: int = 4
 
     def of(self, record: Record | None) -> Cell:
         return cell(
             record,
-            size=SIZE,
-            context=CONTEXT,
+            size=self.size,
+            context=self.context,
+            precision=self.precision,
+            batch=self.batch,
             attention=self.attention,
             strategy=self.strategy,
             run=self.run,
@@ -48,33 +55,67 @@ class Row:
 def predicted(row: Row) -> tuple[int, int]:
     # PyTorch's kernels keep what ours do: their output and the log-sum-exp.
     attention = "eager" if row.attention == "eager" else "flash"
-    return peaks(pass_of(attention), row.strategy, row.run)
+    shape = (row.size, row.context, "forward_backward", row.precision, attention)
+    return peaks(Pass(*shape, batch=row.batch), row.strategy, row.run)
 
 
 def pass_of(attention: str = "flash") -> Pass:
     return Pass(SIZE, CONTEXT, "forward_backward", "bf16", attention)
 
 
-NONE = Row("nothing", "none")
-CURVE = tuple(
-    Row("every block by itself" if run == 1 else f"runs of {run} blocks", "runs", run)
-    for run in RUNS
-)
+WORDS = {
+    "none": "nothing",
+    "half_blocks": "every half block by itself",
+    "halving": "nested: halves of halves",
+    "chain": "nested: all but the last",
+    "attention": "attention alone",
+    "by_hand": "every block by itself, by hand",
+}
+
+
+def in_words(strategy: str, run: int, compiled: bool) -> str:
+    one = "every block by itself"
+    words = WORDS.get(strategy, one if run == 1 else f"runs of {run} blocks")
+    return f"{words}, blocks compiled" if compiled else words
+
+
+def named(strategy: str, run: int = 1, attention: str = "flash", **more: bool) -> Row:
+    words = in_words(strategy, run, more.get("compiled", False))
+    return Row(words, strategy, run, attention, **more)
+
+
+NONE = named("none")
+CURVE = tuple(named("runs", run) for run in RUNS)
 BEST, NEXT = CURVE[:2]
-HALF = Row("every half block by itself", "half_blocks")
-NESTED = (
-    Row("nested: halves of halves", "halving"),
-    Row("nested: all but the last block", "chain"),
-)
-BY_HAND = Row("every block by itself, by hand", "by_hand")
+HALF = named("half_blocks")
+NESTED = (named("halving"), named("chain"))
+BY_HAND = named("by_hand")
 PLAIN = (
-    Row("every block by itself", "runs", 1, "eager"),
-    Row("runs of 2 blocks", "runs", 2, "eager"),
-    Row("attention alone", "attention", 1, "eager"),
+    named("runs", 1, "eager"),
+    named("runs", 2, "eager"),
+    named("attention", 1, "eager"),
 )
-SDPA = Row("nothing", "none", 1, "sdpa")
-COMPILED = Row("nothing, blocks compiled", "none", 1, "sdpa", compiled=True)
+SDPA = named("none", 1, "sdpa")
+COMPILED = named("none", 1, "sdpa", compiled=True)
 ALL = (NONE, HALF, *CURVE, *NESTED, BY_HAND, *PLAIN, SDPA, COMPILED)
+
+
+def rows_of(record: Record) -> list[Row]:
+    """As they are in the record."""
+    return [
+        Row(
+            in_words(c["strategy"], c["run"], c["blocks_compiled"]),
+            c["strategy"],
+            c["run"],
+            c["attention"],
+            c["blocks_compiled"],
+            c["size"],
+            c["context"],
+            c["precision"],
+            c["batch"],
+        )
+        for c in (row.config for row in record.rows)
+    ]
 
 
 def off(row: Row, record: Record | None, which: int) -> Any:

@@ -59,6 +59,10 @@ CAPTIONS = {
     "peaks-fp32.md": "Peaks of `2.7B` in fp32, beside their prediction.",
     "peaks-bf16.md": "Peaks of `2.7B` under bf16 autocast, beside their prediction.",
     "largest.md": "The largest allocations of a forward pass of `2.7B` at context 512.",
+    "edition.md": (
+        "Peaks of `2.7B` at the contexts that CS336 of 2026 asks for, where it is "
+        "called `xl`."
+    ),
     "helps.md": (
         "What checkpointing and FlashAttention save in a bf16 step of `2.7B`, and "
         "what it costs in time."
@@ -86,10 +90,12 @@ def fragments(records: list[Record]) -> dict[str, str]:
         "prediction.md": prediction_table,
         "sizes.md": sizes_table,
         "helps.md": helps_table,
+        "edition.md": edition_table,
         **{f"peaks-{p}.md": lambda r, p=p: peaks_table(r, p) for p in PRECISIONS},
     }
     for mode in figures.DRAWN:
         tables[f"timeline-{mode}.md"] = lambda r, m=mode: figures.timeline_figure(r, m)
+        tables[f"edition-{mode}.md"] = lambda r, m=mode: figures.edition_figure(r, m)
     return {
         **{name: per_device(ours, body) for name, body in tables.items()},
         "saved.md": saved_table() + "\n",
@@ -300,6 +306,38 @@ def helps_table(record: Record) -> str:
         ("saved activations, GiB", lambda of: of[2].most("saved activations"), two),
         ("step, ms", lambda of: of[2].ms(), milliseconds),
         left=2,
+    )
+
+
+def edition_table(record: Record) -> str:
+    """Forward pass and full step at contexts 128 and 2048, with and without fused
+    attention where both were tried; what was not shows its prediction.
+    """
+
+    def by_formula(place: tuple[int, str, str, str]) -> float:
+        context, mode, precision, attention = place
+        p = Pass(SIZE, context, mode, precision, attention)
+        return sum(peak_by_formula(p).values())
+
+    def of(place: tuple[int, str, str, str]) -> Tried:
+        context, mode, precision, attention = place
+        return at(record, context, mode, precision, SIZE, attention)
+
+    asked = [
+        (context, mode, precision, "eager")
+        for context in (CONTEXTS[0], 4 * LONGEST)
+        for mode in figures.DRAWN
+        for precision in PRECISIONS
+    ]
+    return columns(
+        [*asked, (4 * LONGEST, "step", "bf16", "flash")],
+        ("context", lambda place: place[0]),
+        ("pass", lambda place: MODES[place[1]]),
+        ("precision", lambda place: place[2]),
+        ("attention", lambda place: "plain" if place[3] == "eager" else place[3]),
+        ("peak, GiB", lambda place: of(place).allocated, two),
+        ("predicted, GiB", by_formula, two),
+        left=4,
     )
 
 
