@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 from lxml import html
+from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
 from systems import ROOT
 from tests.factories import committed
 from tools.hooks.markup import number_figures
+from tools.render import everything, plots
 from tools.render.drawing import NARROW, WIDE
 from tools.render.plots import ACCENT, line, note, plot, spread
 
@@ -63,6 +65,26 @@ def test_nothing_leaves_a_figure_and_all_of_it_can_be_read(path: Path):
         assert finding.rstrip().endswith(".")
         numbers = figure.find("figcaption/a[@class='data']").get("href")
         assert numbers.startswith("#") or (ROOT / "docs" / numbers).is_file()
+
+
+@pytest.mark.slow
+def test_no_curve_leaves_its_axes(monkeypatch):
+    """Its points are marked; a level across a figure is not."""
+    left: list[str] = []
+    name_lines = plots.name_lines
+
+    def look(figure: Figure) -> None:
+        for axes in figure.axes:
+            (x0, x1), (y0, y1) = sorted(axes.get_xlim()), sorted(axes.get_ylim())
+            for curve in (one for one in axes.lines if one.get_marker() == "o"):
+                points = zip(curve.get_xdata(), curve.get_ydata(), strict=True)
+                if not all(x0 <= x <= x1 and y0 <= y <= y1 for x, y in points):
+                    left.append(f"{axes.get_title('left')}: {curve.get_label()}")
+        name_lines(figure)
+
+    monkeypatch.setattr(plots, "name_lines", look)
+    everything.render_all(ROOT / "docs" / "results")
+    assert left == []
 
 
 def test_ids_are_unique_and_colours_those_of_the_page():

@@ -208,8 +208,8 @@ def speedup_figure(record: Record) -> str:
     phases = {"forward": ("forward",), "backward": ("backward",), "step": ()}
 
     def draw(figure: Figure) -> None:
-        found = zip(panels(figure, 2, sharey=True), PRECISIONS, strict=True)
-        for axes, precision in found:
+        both = panels(figure, 2, sharey=True)
+        for axes, precision in zip(both, PRECISIONS, strict=True):
             steps = [at(record, size, precision) for size in TABLE_1]
             curves = {
                 name: [speedup(record, c, *of) for c in steps]
@@ -219,12 +219,15 @@ def speedup_figure(record: Record) -> str:
             family(axes, {n: (places, ratios) for n, ratios in curves.items()}, "step")
             for place in places:
                 if ratio := curves["step"][place]:
-                    below = {"va": "top", "offset": (0, -7)}
+                    # The last one keeps off the names at the ends.
+                    side = "right" if place == places[-1] else "center"
+                    below = {"va": "top", "ha": side, "offset": (0, -7)}
                     note(axes, f"{ratio:.1f}", place, ratio, **below)
             axes.axhline(1, color=DARK, linewidth=1)
             axes.set_xticks(places, list(TABLE_1))
-            axes.set_ylim(bottom=0)
             axes.set_title(f"{precision}: eager time / compiled time")
+        # Once both are drawn: a limit of one ends the search for the other's.
+        both[0].set_ylim(bottom=0)
 
     told = ranges(step_speedups(record))
     return plot(
