@@ -22,8 +22,8 @@ from systems.running.command import main, option
 
 PROTOCOL = {
     "clock": "wall time between two synchronisations, one pair around each phase",
-    "peak": "of the allocator, and as asked for, over the steps after the warm-up; then "
-    "over one step more whose gradients are there from the start",
+    "peak": "of the allocator, and as asked for, over the steps after the warm-up; "
+    "then over one step more whose gradients are there from the start",
     "data": "random tokens and targets, seed 0",
     "tf32": "off",
 }

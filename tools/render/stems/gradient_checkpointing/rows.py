@@ -81,9 +81,11 @@ def in_words(strategy: str, run: int, compiled: bool) -> str:
     return f"{words}, blocks compiled" if compiled else words
 
 
-def named(strategy: str, run: int = 1, attention: str = "flash", **more: bool) -> Row:
-    words = in_words(strategy, run, more.get("compiled", False))
-    return Row(words, strategy, run, attention, **more)
+def named(
+    strategy: str, run: int = 1, attention: str = "flash", compiled: bool = False
+) -> Row:
+    words = in_words(strategy, run, compiled)
+    return Row(words, strategy, run, attention, compiled)
 
 
 NONE = named("none")
