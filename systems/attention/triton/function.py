@@ -222,6 +222,11 @@ class FlashAttentionTriton(torch.autograd.Function):
         return *gradients, *(None for _ in ctx.needs_input_grad[3:])
 
 
+# PyTorch's own `apply` looks at each argument for what torch.func left behind, in
+# Python; `attention` has refused torch.func before.
+apply = super(torch.autograd.Function, FlashAttentionTriton).apply  # pyright: ignore
+
+
 def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> None:
     """TypeError or ValueError unless these kernels can run on this."""
     check_inputs(q, k, v, causal, scale, DTYPES)
@@ -251,7 +256,7 @@ def attention(
     if tensors and q.ndim in (3, 4) and not is_traced(q):
         if is_differentiated(q, k, v):
             # The class checks for itself.
-            return FlashAttentionTriton.apply(q, k, v, causal, scale, backend)
+            return apply(q, k, v, causal, scale, backend)
         check(q, k, v, causal, scale)
         # An autograd Function costs the host as much as a launch.
         scale = default_scale(scale, q.shape[-1])
