@@ -83,7 +83,7 @@ def render_all(results: Path) -> Rendered:
     for stem, of_stem in facts.items():
         # JSON strings are YAML strings.
         told = (
-            f"  {key}: {json.dumps(signed(first(of_stem[key])))}" for key in of_stem
+            f"  {key}: {json.dumps(in_words(first(of_stem[key])))}" for key in of_stem
         )
         lines += [f"{stem}:", *told]
     return Rendered({**files, "facts.yml": "\n".join(lines) + "\n"}, broken)
@@ -95,9 +95,13 @@ def note(broken: Broken) -> str:
     return f"**Missing:** the record {place} can't be read.\n{{ .stale }}\n\n"
 
 
-def signed(text: str) -> str:
-    """With a minus in front of numbers instead of a hyphen."""
-    return re.sub(r"(?<![\w.])-(?=\d)", "\N{MINUS SIGN}", text)
+def in_words(text: str) -> str:
+    """A fact as it stands in a sentence: a minus in front of numbers and no hyphen, and
+    no line ends between a number and its unit.
+    """
+    text = re.sub(r"(?<![\w.])-(?=\d)", "\N{MINUS SIGN}", text)
+    unit = r"(?<=\d) (?=%|(?:[KMGT]i?)?B\b|[nµm]?s\b|[MGT]FLOP)"
+    return re.sub(unit, "\N{NO-BREAK SPACE}", text)
 
 
 def spanning(name: str) -> ModuleType:

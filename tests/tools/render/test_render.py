@@ -288,3 +288,11 @@ def test_a_broken_record_is_named_at_the_end(tmp_path, found, capsys):
         regen_tables.write_rendered(tmp_path / "results", folder)
     assert end.value.code == 2 and (folder / "warmup-table.md").exists()
     assert "nvidia-h200/warmup.json: a record lacks" in capsys.readouterr().err
+
+
+def test_a_fact_stands_in_a_sentence_as_it_should():
+    nbsp = "\N{NO-BREAK SPACE}"
+    told = everything.in_words("-0.5 % to -1.2 ms, 65.5 GiB on nvidia-h200 of 2 sizes")
+    assert told == (
+        f"−0.5{nbsp}% to −1.2{nbsp}ms, 65.5{nbsp}GiB on nvidia-h200 of 2 sizes"
+    )
