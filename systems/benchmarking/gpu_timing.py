@@ -126,9 +126,12 @@ def pass_times_ms(
 # --8<-- [end:pass_times]
 
 
-def product_times_ms(dtype: str, m: int, k: int, device: str) -> list[float]:
+def product_times_ms(
+    dtype: str, m: int, k: int, device: str, **options: int
+) -> list[float]:
     """Samples in ms of one product of (m, k) by (k, m): 2·m²·k FLOPs. dtype "tf32" is
-    fp32 with TF32 on.
+    fp32 with TF32 on. `options` are those of `kernel_times_ms`, the same as of what is
+    held against it: in a longer burst the chip is warmer and its clock lower.
     """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
@@ -138,6 +141,6 @@ def product_times_ms(dtype: str, m: int, k: int, device: str) -> list[float]:
         torch.randn(k, m, device=device, dtype=kind),
     )
     try:
-        return kernel_times_ms(lambda: a @ b, device, warmup_ms=50, rep_ms=100)
+        return kernel_times_ms(lambda: a @ b, device, **options)
     finally:
         torch.set_float32_matmul_precision(before)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from systems.attention.torch_tiles import FlashAttentionPyTorch
 from systems.attention.triton.function import FlashAttentionTriton, chosen
 from systems.records.outcome import NotInstalled, Unsupported, out_of_memory_reason
 
@@ -68,6 +69,10 @@ def attention(
         return lambda q, k, v: plain(q, k, v, causal)
     if name == "compiled":
         return compiled_plain(causal)
+    if name == "tiles":
+        # Its backward pass is compiled on a GPU.
+        allow_shared_graphs()
+        return lambda q, k, v: FlashAttentionPyTorch.apply(q, k, v, causal)
     if name == "flex":
         return flex(causal, n, device, grouped)
     if name in FLASH_4:

@@ -16,7 +16,7 @@ from torch import Tensor
 from systems.attention.hopper.launches import missing_here
 from systems.attention.triton.function import FlashAttentionTriton
 from systems.benchmarking import timing
-from systems.benchmarking.gpu_timing import kernel_times_ms, product_times_ms
+from systems.benchmarking.gpu_timing import kernel_times_ms
 from systems.benchmarking.peers import Attention, attention, only, what_ran
 from systems.profiling.probes import kernels_ms
 from systems.running.command import main, option
@@ -28,9 +28,8 @@ PROTOCOL = {
 }
 IMPLEMENTATIONS = ("ours", "sdpa_cudnn", "sdpa_flash", "flex", "plain")
 PROFILED_CALLS = 10
-# Rows of the product, bytes of the copy and bytes that are added, which the kernels are
-# held against.
-PRODUCT, COPY, ADDED = 8192, 2**30, 2**31
+# Bytes that are added, which the kernels are held against.
+ADDED = 2**31
 # Bytes that they are added to: dq of one head at the test's shape, in float32.
 SUMS = 2**22
 
@@ -125,22 +124,13 @@ def forward_backward(attend: Attention, q: Tensor, k: Tensor, v: Tensor):
 
 
 def ceiling(device: str) -> dict[str, Any]:
-    """Samples in ms of a large product, a copy, on Hopper additions in memory; what
-    each does; the multiprocessors.
-    """
-    source = torch.empty(COPY, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
+    """The multiprocessors, and on Hopper samples in ms of additions in memory."""
     multiprocessors = (
         torch.cuda.get_device_properties(0).multi_processor_count
         if device == "cuda"
         else 1
     )
     return {
-        "product_ms": product_times_ms("bf16", PRODUCT, PRODUCT, device),
-        "product_flops": 2 * PRODUCT**3,
-        "copy_ms": kernel_times_ms(lambda: target.copy_(source), device),
-        # Read once and written once.
-        "copied_bytes": 2 * COPY,
         "multiprocessors": multiprocessors,
         **(
             additions(multiprocessors)

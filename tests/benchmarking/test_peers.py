@@ -19,7 +19,9 @@ from systems.records.outcome import NotInstalled, Unsupported
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("name", ["ours", "ours_triton", "plain", "sdpa", "sdpa_flash"])
+@pytest.mark.parametrize(
+    "name", ["ours", "ours_triton", "plain", "tiles", "sdpa", "sdpa_flash"]
+)
 def test_each_computes_attention(name, causal, device):
     q, k, v, do = random_inputs((1, 2, 40, 16), torch.float32, device)
     if name == "sdpa_flash" and device == "cuda":

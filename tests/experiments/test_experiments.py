@@ -646,7 +646,7 @@ def test_flash_benchmarking_times_three_passes(on_cpu):
         flash_benchmarking.Config("ceiling", "tf32", d=8, n=8)
     )
     assert (
-        list(product) == ["product_ms"]
+        list(product) == ["burst_ms"]
         and torch.get_float32_matmul_precision() == "highest"
     )
     with pytest.raises(ValueError, match="fp32 and bf16, not in tf32"):
@@ -796,10 +796,8 @@ def test_the_leaderboard_step_gathers_gradients_of_an_expanded_one(on_cpu, monke
     assert list(metrics) == ["both_ms", "ran", "kernels"] and set(seen) == {
         ((1, 2, 8, 4), (0, 0, 0, 0))
     }
-    monkeypatch.setattr(flash_leaderboard, "COPY", 16)
-    monkeypatch.setattr(flash_leaderboard, "PRODUCT", 4)
     top = flash_leaderboard.run(flash_leaderboard.Config("ceiling"))
-    assert (top["product_flops"], top["copied_bytes"]) == (2 * 4**3, 2 * 16)
+    assert top == {"multiprocessors": 1}
 
 
 class Watched(torch.autograd.Function):

@@ -99,6 +99,28 @@ def test_rates_and_memory_by_hand(bench):
     assert [say(number) for number in missing] == ["out of memory"] * 2
 
 
+def test_a_product_counts_by_the_bursts_that_attention_has(bench):
+    """Not by the longer ones of earlier records, in which the chip was warmer."""
+    facts = flash_benchmarking.facts(bench)
+    assert facts["product_bf16"] == facts["product_share_bf16"] == "not measured"
+    product = bench.find(implementation="ceiling", dtype="bf16")
+    product.metrics["burst_ms"] = [0.005, 0.004]
+    facts = flash_benchmarking.facts(bench)
+    # 2 · 1000³ FLOPs in 4 µs, of 989.5 TFLOP/s.
+    assert facts["product_bf16"] == "500 TFLOP/s"
+    assert facts["product_share_bf16"] == "51 %"
+
+
+def test_pytorch_tiles_stand_beside_plain_attention(bench):
+    assert "Not measured" in flash_benchmarking.fragments([bench])["pytorch.md"]
+    bench.rows.append(bench_row("tiles", 128, 7.0, 9.0, 16.0))
+    table = flash_benchmarking.fragments([bench])["pytorch.md"]
+    line = "| bf16 | 128 | 7.000 | 0.500 | 1.000 | 9.000 | 4.000 | 2.000 |"
+    assert line in table
+    # No other table has them.
+    assert "tiles" not in flash_benchmarking.fragments([bench])["all.md"]
+
+
 def test_losing_is_said_and_counted(bench):
     shape = ("bf16", 64, 128)
     assert flash_benchmarking.ratios(bench, "plain", "forward") == {shape: 0.5}
@@ -436,7 +458,7 @@ def test_a_shape_as_published_stands_beside_what_was(peers):
     line = "| cuDNN | 880 | 1100 | 655 | 846 | 916 | 526 |"
     assert line in files["published.md"] and before == "2"
     assert "64/8" in files["bf16.md"] and "BNHD" in files["bf16.md"]
-    assert "| causal | cuDNN | forward | 534 |" in files["reported.md"]
+    assert "| causal | cuDNN | forward | 534 (54 %) |" in files["reported.md"]
 
 
 HOPPER = "attention_dkdv_hopper"

@@ -174,6 +174,7 @@ def fragments(records: list[Record]) -> dict[str, str]:
         "table.md": per_device(records, latency_table),
         "passes.md": per_device(records, passes),
         "lost.md": per_device(records, lost_table),
+        "pytorch.md": per_device(records, pytorch_table),
         "all.md": per_device(records, all_table),
     }
 
@@ -284,6 +285,45 @@ def lost_table(record: Record) -> str:
     for dtype in DTYPES:
         header += [f"{dtype}: ours slower at", "longest such N", "least theirs / ours"]
     return table(header, rows, left=2)
+
+
+def pytorch_table(record: Record) -> str:
+    """The passes of the class of PyTorch tiles, beside ours in Triton and plain
+    attention, by the GPU's time.
+    """
+    found = cells(record, implementation="tiles")
+
+    def of(name: str, which: str) -> Callable[[Cell], float]:
+        def read(c: Cell) -> float:
+            return gpu_ms(cell(record, **c.config | {"implementation": name}), which)
+
+        return read
+
+    return columns(
+        found,
+        ("dtype", lambda c: c.config["dtype"]),
+        ("N", lambda c: c.config["n"]),
+        *(
+            (f"{label}, {which}, ms", of(name, which), milliseconds)
+            for which in ("forward", "backward")
+            for name, label in (
+                ("tiles", "PyTorch tiles"),
+                ("plain", "plain"),
+                ("ours", "Triton"),
+            )
+        ),
+        left=2,
+    )
+
+
+def product_rate(record: Record | None, dtype: str) -> float:
+    """FLOP/s of one large product, timed in the bursts that attention is timed in.
+    Missing in a record whose product had longer ones.
+    """
+    c = cell(record, implementation="ceiling", dtype=dtype)
+    if "burst_ms" not in c.metrics:
+        return c.missing
+    return 2 * c.config["n"] ** 2 * c.config["d"] / (min(c.samples("burst")) / 1e3)
 
 
 def all_table(record: Record) -> str:
@@ -443,6 +483,10 @@ def facts(record: Record | None) -> dict[str, str]:
         reached = best[dtype] / peak_flops(record, dtype)
         found[f"best_{dtype}"] = say(best[dtype] / TFLOPS, "{:.0f} TFLOP/s")
         found[f"best_share_{dtype}"] = say(reached, percent)
+        alone = product_rate(record, dtype)
+        found[f"product_{dtype}"] = say(alone / TFLOPS, "{:.0f} TFLOP/s")
+        alone_share = alone / peak_flops(record, dtype)
+        found[f"product_share_{dtype}"] = say(alone_share, percent)
     for n in (1024, LONGEST):
         faster = ratio(record, "plain", "both", "bf16", D, n)
         found[f"faster_bf16_{n}"] = say(faster, "{:.1f}")

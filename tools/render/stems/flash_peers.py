@@ -9,7 +9,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from systems.formulas.chips import chip_of
-from systems.formulas.costs import KERNELS
+from systems.formulas.costs import KERNELS, peak_of
+from systems.records.device import slug_of
 from systems.records.record import Record
 from systems.records.summary import summarize
 from tools.render.drawing import NARROW, SMALL, Drawing, drawn
@@ -320,7 +321,13 @@ def published_table(record: Record, reported: list[Record]) -> str:
 
 
 def reported_table(record: Record) -> str:
-    """TFLOP/s by mask and length, as published."""
+    """TFLOP/s by mask and length, as published, and their share of the data sheet's."""
+    peak = peak_of(slug_of(record.device.name))
+
+    def shown(rate: float) -> str:
+        of_peak = f" ({percent(rate * TFLOPS / peak.bf16)})" if peak else ""
+        return f"{rate:.0f}{of_peak}"
+
     kinds = [
         (mask, name, of)
         for mask in (True, False)
@@ -343,7 +350,7 @@ def reported_table(record: Record) -> str:
                 lambda kind, n=n: cell(
                     record, causal=kind[0], implementation=kind[1], n=n
                 ).get(f"{kind[2]}_tflops"),
-                "{:.0f}",
+                shown,
             )
             for n in axis(record, "n")
         ),

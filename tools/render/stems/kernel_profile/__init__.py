@@ -8,6 +8,7 @@ from systems.formulas.costs import peak_of
 from systems.profiling.kernel_names import CATEGORIES, COPY, MATMUL
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
+from tools.render.load import primary_gpu
 from tools.render.markdown import columns, folded_name, per_device, percent
 from tools.render.rows import (
     MISSING,
@@ -32,6 +33,7 @@ from tools.render.stems.kernel_profile.rows import (
     disagreement,
     idle_share,
     inference,
+    kernels,
     matmul_share,
     of_passes,
     over_softmax,
@@ -224,6 +226,11 @@ def attention_table(record: Record, **where: Any) -> str:
     and the rates reached.
     """
     passes = forward_passes(record, precision="fp32", **where)
+    peak = peak_of(record.device.slug)
+
+    def of_peak(of: Any, i: int) -> float:
+        return rates(*of)[i] / ((peak.fp32, peak.bandwidth)[i] if peak else MISSING)
+
     return columns(
         [(c, name) for c in passes for name in PARTS if part(c, name)[1]],
         ("size", lambda of: of[0].config["size"]),
@@ -234,7 +241,9 @@ def attention_table(record: Record, **where: Any) -> str:
         ("GFLOP", lambda of: part_costs(of[0])[of[1]][0] / 1e9, "{:.2f}"),
         ("GB moved", lambda of: part_costs(of[0])[of[1]][1] / 1e9, "{:.2f}"),
         ("TFLOP/s", lambda of: rates(*of)[0] / 1e12, "{:.2f}"),
+        ("share of peak", lambda of: of_peak(of, 0), percent),
         ("TB/s", lambda of: rates(*of)[1] / 1e12, "{:.2f}"),
+        ("share of bandwidth", lambda of: of_peak(of, 1), percent),
         left=3,
     )
 
@@ -328,7 +337,16 @@ def attention_facts(c: Cell) -> dict[str, str]:
     (softmax_flops, softmax_bytes) = rates(c, SOFTMAX)
     flops, moved, times = over_softmax(c)
     products_flops = rates(c, *PRODUCTS)[0]
+    peak = peak_of(primary_gpu())
+    fp32, bandwidth = (peak.fp32, peak.bandwidth) if peak else (MISSING, MISSING)
+    multiplying = {f"forward/{name}" for name in PRODUCTS}
+    alone = [k for k in kernels(c) if k["phase"] in multiplying]
+    multiplied = sum(k["total_ms"] for k in alone if k["category"] == MATMUL)
     return {
+        "multiplying_ms_small": say(multiplied or c.missing, "{:.2f} ms"),
+        "multiplying_ratio_small": say((multiplied or c.missing) / time, "{:.2f}"),
+        "softmax_bandwidth_small": say(softmax_bytes / bandwidth, percent),
+        "products_share_small": say(products_flops / fp32, percent),
         "softmax_ms_small": say(time, "{:.2f} ms"),
         "softmax_kernels_small": say(count, "{:g}"),
         "products_ms_small": say(products_ms(c), "{:.2f} ms"),
