@@ -112,7 +112,7 @@ def block(size: str, context: int) -> str:
 
     def draw(d: Drawing) -> None:
         narrow = d.width <= NARROW
-        name, left = (108, 218) if narrow else (150, 320)
+        name, left = (100, 238) if narrow else (150, 320)
         for i, part in enumerate(listed):
             y = 26 * i
             d.box(0, y + 1, name, 21, "fill-green" if part.flops else "faint")
