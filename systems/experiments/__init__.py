@@ -50,6 +50,9 @@ STEMS = {
     "peak_memory": Stem(
         "systems.experiments.peak_memory", full=("cuda",), quick=("cuda",)
     ),
+    "saved_tensors": Stem(
+        "systems.experiments.saved_tensors", full=("meta",), quick=("meta",)
+    ),
     "gradient_checkpointing": Stem(
         "systems.experiments.gradient_checkpointing",
         full=("cuda",),

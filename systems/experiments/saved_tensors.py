@@ -1,0 +1,151 @@
+"""What autograd saves for the backward pass, tensor by tensor, and who saves it: of a
+norm, of a block, of four blocks, as written, compiled, and computed again.
+
+`torch.autograd.graph.saved_tensors_hooks` shows every tensor as it is saved. Several
+operations may save the same memory, which is counted once; parameters are there
+anyway. Built on the meta device, where tensors have shapes but no memory:
+
+    python -m systems.experiments.saved_tensors --part block --context 2048
+"""
+
+import linecache
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from systems.model import transformer
+from systems.model.checkpointing import forgetting, in_turn
+from systems.model.sizes import SIZES
+from systems.running.command import main, option
+
+PROTOCOL = {
+    "statistic": "exact counts of one forward pass in fp32",
+    "device": "meta",
+    "compiler": "torch.compile up to the split into forward and backward graph, which "
+    "decides what is saved; no code is generated",
+}
+PARTS = ("norm", "block", "four_blocks", "four_blocks_by_twos")
+# Traces, decomposes and splits as Inductor does, and runs the graphs as they are.
+BACKEND = "aot_eager_decomp_partition"
+
+
+# --8<-- [start:config]
+@dataclass(frozen=True)
+class Config:
+    part: str = option("block", "what runs forward", choices=PARTS)
+    context: int = option(2048, "sequence length in tokens")
+    heads: int = option(32, "attention heads; the handout's example has 16")
+    compiled: bool = option(False, "through torch.compile")
+    size: str = option("2.7B", "model size that gives the widths", choices=SIZES)
+    batch: int = option(4, "sequences in a batch")
+
+
+# --8<-- [end:config]
+
+
+def configs(quick: bool = False) -> list[Config]:
+    """A block at the contexts of the assignment's editions; then the example of CS336's
+    handout of 2026, as written and compiled.
+    """
+    if quick:
+        return [Config("norm", 128), Config("block", 128)]
+    example = [("norm", 512), ("block", 2048), ("four_blocks", 2048)]
+    return [
+        *(Config("block", context) for context in (128, 512, 2048)),
+        *(Config(*of, 16, compiled) for of in example for compiled in (False, True)),
+        *(Config("four_blocks_by_twos", 2048, 16, c) for c in (False, True)),
+    ]
+
+
+# --8<-- [start:run]
+def run(config: Config) -> dict[str, Any]:
+    """The saved tensors with their bytes, each memory once, the largest first; how many
+    times anything was saved, and the bytes then; bytes of the gradients of parameters
+    and of the input.
+    """
+    c, shape = config, SIZES[config.size]
+    with torch.device("meta"):
+        rotary = transformer.RotaryEmbedding(c.context, shape.d_model // c.heads)
+        attention = transformer.load_attention("eager")
+        block = transformer.TransformerBlock(
+            shape.d_model, c.heads, shape.d_ff, rotary, attention
+        )
+        norm = transformer.RMSNorm(shape.d_model)
+        x = torch.empty(c.batch, c.context, shape.d_model, requires_grad=True)
+    module = norm if c.part == "norm" else block
+    one: Callable[..., Any] = module
+    if c.compiled:
+        torch.compiler.reset()
+        one = torch.compile(module, fullgraph=True, backend=BACKEND)
+    twice = forgetting(in_turn([one, one]))
+    parts: dict[str, Callable[..., Any]] = {
+        "four_blocks": in_turn([one] * 4),
+        "four_blocks_by_twos": in_turn([twice, twice]),
+    }
+    saved = Saved(module)
+    with saved_tensors_hooks(saved.note, lambda tensor: tensor):
+        parts.get(c.part, one)(x)
+    parameters = sum(p.numel() * p.element_size() for p in module.parameters())
+    return {
+        "tensors": saved.listed(),
+        "saved": saved.count,
+        "parameters_saved": saved.parameters,
+        "bytes_if_counted_each_time": saved.bytes,
+        "parameter_gradient_bytes": parameters,
+        "input_gradient_bytes": x.numel() * x.element_size(),
+    }
+
+
+class Saved:
+    """Every tensor that is saved, by its memory; parameters and their views apart."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.weights = {p.untyped_storage()._cdata for p in module.parameters()}
+        # By memory: bytes, shape, dtype, and each line that saved it.
+        self.found: dict[int, tuple[int, list[int], str, dict[str, None]]] = {}
+        self.kept: list[Tensor] = []
+        self.count = self.parameters = self.bytes = 0
+
+    def note(self, tensor: Tensor) -> Tensor:
+        self.count += 1
+        storage = tensor.untyped_storage()
+        if storage._cdata in self.weights:
+            self.parameters += 1
+            return tensor
+        self.bytes += tensor.numel() * tensor.element_size()
+        # While it is held, nothing else gets its address.
+        self.kept.append(tensor.detach())
+        seen = (storage.nbytes(), list(tensor.shape), str(tensor.dtype), {})
+        self.found.setdefault(storage._cdata, seen)[3][line_of_the_model()] = None
+        return tensor
+
+    def listed(self) -> list[dict[str, Any]]:
+        ordered = sorted(self.found.values(), key=lambda one: -one[0])
+        return [
+            {"bytes": size, "shape": shape, "dtype": dtype, "by": list(lines)}
+            for size, shape, dtype, lines in ordered
+        ]
+
+
+def line_of_the_model() -> str:
+    """ "softmax: exponentials / ...": the function and line of the model that runs."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        if Path(code.co_filename) == Path(transformer.__file__):
+            line = linecache.getline(code.co_filename, frame.f_lineno).strip()
+            return f"{code.co_qualname.removesuffix('.forward')}: {line}"
+        frame = frame.f_back
+    return "compiled"
+
+
+# --8<-- [end:run]
+
+if __name__ == "__main__":
+    main(Config, run)
