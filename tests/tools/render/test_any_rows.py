@@ -32,7 +32,7 @@ LOST = {
 
 def record_of(stem: str) -> Record:
     """The committed one; of what no GPU has run yet a reduced one, measured here."""
-    gpu = "meta" if stem == "model_sizes" else "nvidia-h200"
+    gpu = "meta" if "meta" in STEMS[stem].full else "nvidia-h200"
     return (
         committed(stem, gpu)
         if (RESULTS / gpu / f"{stem}.json").exists()
