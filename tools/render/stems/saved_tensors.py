@@ -115,7 +115,7 @@ def shares_table(record: Record) -> str:
         for name, size in list(counted(c).items())[:5]:
             share = percent(size / total(c))
             told = f"{by_formula.get(name, 0) / MIB:,.1f}"
-            lines.append([context, name, f"{size / MIB:,.1f}", told, share])
+            lines.append([str(context), name, f"{size / MIB:,.1f}", told, share])
     head = ["context", "operation", "counted, MiB", "predicted, MiB", "share"]
     return table(head, lines, left=2) if lines else ""
 
