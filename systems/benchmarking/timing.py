@@ -104,11 +104,3 @@ def peak_memory(device: str) -> dict[str, int]:
 
 
 # --8<-- [end:peak]
-
-
-def peak_requested(device: str) -> dict[str, int]:
-    """The same as asked for, before the allocator rounds: what shapes can predict."""
-    if device != "cuda":
-        return {}
-    stats = torch.cuda.memory_stats()
-    return {"peak_requested_bytes": stats["requested_bytes.all.peak"]}

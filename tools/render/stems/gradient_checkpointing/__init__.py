@@ -320,8 +320,8 @@ def facts(record: Record | None) -> dict[str, str]:
 
 @claim(
     "gradient_checkpointing",
-    "Every measured peak, in bytes as asked for, is within a hundredth of its "
-    "prediction, where no compiler decides what is kept.",
+    "Every measured peak is within a hundredth of its prediction, where no compiler "
+    "decides what is kept.",
 )
 def peaks_as_predicted(record: Record) -> Judgement:
     found = known(all_off(record))

@@ -15,8 +15,6 @@ SIZE, CONTEXT = "2.7B", 2048
 # As in the experiment, which imports torch and this doesn't.
 RUNS = (1, 2, 3, 4, 6, 8, 11, 16, 32)
 PEAKS = ("peak_allocated_bytes", "kept_peak_allocated_bytes")
-# Before the allocator rounds: what shapes predict.
-REQUESTED = ("peak_requested_bytes", "kept_peak_requested_bytes")
 
 
 @dataclass(frozen=True)
@@ -123,11 +121,11 @@ def rows_of(record: Record) -> list[Row]:
 
 
 def off(row: Row, record: Record | None, which: int) -> Any:
-    """How far a measured peak, as asked for, is from the prediction, as a share of
-    it.
+    """How far a measured peak is from the prediction, as a share of it; the allocator
+    rounds up what shapes predict.
     """
     assert row.predicted is not None
-    return row.of(record).get(REQUESTED[which]) / row.predicted[which] - 1
+    return row.of(record).get(PEAKS[which]) / row.predicted[which] - 1
 
 
 def all_off(record: Record | None) -> list[float]:
