@@ -6,8 +6,9 @@ Compiled, not timed.
     python tools/compile_tables.py --gpu a100 --gpu h100
 
 writes what the installed Triton makes of them beside what other versions made, to
-docs/results/tables-compiled.json; `tools/render/spanning/compiled.py` shows it. Each
-GPU takes minutes, and what is written when it is stopped stays.
+docs/results/tables-compiled.json; `tools/render/spanning/compiled.py` shows it. That
+takes half an hour, or as long as what has changed since: rows that are there of the
+same code and configuration stay.
 """
 
 import json
@@ -25,13 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from systems.attention.triton.configs import Config
 from systems.records.source_hash import hash_of
 from tools.compile_ahead import DTYPES, GPUS, Gpu, Needs, compile_for, entries
-from tools.render.spanning.compiled import COMPILED, PREDICTED, WIDTHS
+from tools.render.spanning.compiled import COMPILED, KERNELS, PREDICTED, WIDTHS
 
-# What compiles and launches; what the tables hold is written into each row.
-KERNELS = tuple(
-    (f"systems.attention.triton.{module}", None)
-    for module in ("forward", "backward", "primitives")
-)
 HEAD_DIMS = (16, 32, 64, 128, 256)
 
 
@@ -48,6 +44,30 @@ def cases(name: str) -> list[tuple[str, int, bool]]:
         *((kind, d, True) for kind, d in product(DTYPES, HEAD_DIMS)),
         *(("half", d, False) for d in both),
     ]
+
+
+def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[x] for x in ("gpu", "arithmetic", "d", "causal", "kernel"))
+
+
+def place(row: dict[str, Any]) -> tuple[int, ...]:
+    """Where a row stands: by GPU, arithmetic, head dimension, mask and kernel."""
+    name, kind, d, causal, kernel = key_of(row)
+    kernels = ("forward", "dq", "dkdv")
+    by_kind = list(DTYPES).index(kind), d, not causal, kernels.index(kernel)
+    return list(GPUS).index(name), *by_kind
+
+
+def is_there(
+    rows: list[dict[str, Any]], name: str, kind: str, d: int, causal: bool
+) -> bool:
+    """Whether the rows have what the table has for this case."""
+    there = {key_of(r): r["config"] for r in rows}
+    wanted = entries(GPUS[name], kind, d, causal)[0]
+    return all(
+        there.get((name, kind, d, causal, kernel)) == list(config)
+        for kernel, config in wanted.items()
+    )
 
 
 def row(
@@ -87,7 +107,9 @@ def write(versions: dict[str, Any]) -> None:
     """A row a line, so that a change shows as the rows that changed."""
     parts = []
     for version, found in sorted(versions.items()):
-        rows = ",\n".join(f"   {json.dumps(r)}" for r in found["rows"])
+        rows = ",\n".join(
+            f"   {json.dumps(r)}" for r in sorted(found["rows"], key=place)
+        )
         head = f'  "source_hash": {json.dumps(found["source_hash"])}'
         parts.append(f' "{version}": {{\n{head},\n  "rows": [\n{rows}\n  ]\n }}')
     COMPILED.write_text("{\n" + ",\n".join(parts) + "\n}\n")
@@ -115,18 +137,21 @@ def main(
     with Progress() as progress:
         task = progress.add_task("compile", total=len(everything))
         for name, case in everything:
+            progress.advance(task)
+            if is_there(kept, name, *case):
+                continue
             try:
                 new = compiled(name, *case)
             except NotCompiled as error:
                 progress.console.print(f"error: {error}", style="red")
                 failed = True
                 continue
-            key = ("gpu", "arithmetic", "d", "causal", "kernel")
-            there = {tuple(r[k] for k in key) for r in new}
-            kept = [r for r in kept if tuple(r[k] for k in key) not in there] + new
+            there = {key_of(r) for r in new}
+            kept = [r for r in kept if key_of(r) not in there] + new
             versions[triton.__version__] = {"source_hash": source, "rows": kept}
             write(versions)
-            progress.advance(task)
+    versions[triton.__version__] = {"source_hash": source, "rows": kept}
+    write(versions)
     print(f"{COMPILED}: Triton {triton.__version__}, {len(kept)} kernels")
     raise typer.Exit(2 if failed else 0)
 

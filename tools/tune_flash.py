@@ -22,7 +22,6 @@ one does not compile, needs more than there is, spills or computes a product twi
     python tools/tune_flash.py --compile-only --gpu a100
 """
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -57,6 +56,7 @@ from systems.attention.triton.configs import Config
 from systems.attention.triton.tuned import Entry, Tuned, TunedError
 from systems.records.device import Device, find_gpu
 from systems.records.source_hash import hash_of
+from systems.running.precompile import MOST_PROCESSES, cores
 from tools.compile_ahead import DTYPES, GPUS, KIB, compile_for, entries, faults
 from tools.tuning import (
     HEAD_DIMS,
@@ -149,7 +149,9 @@ def main(
         more = [c.config for c in all_of] if everything else []
         return list(dict.fromkeys([*short, *more]))
 
-    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+    # Each holds a context on the GPU.
+    processes = min(MOST_PROCESSES, cores())
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         done = tune(
             found, path, searches, configs,
             check=lambda these: pool.map(verdict, these),

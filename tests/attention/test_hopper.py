@@ -284,6 +284,7 @@ def test_what_they_need_of_the_machine():
 def gpu_with(monkeypatch, capability: tuple[int, int], version: str) -> None:
     """The machine that the chooser sees, which keeps nothing from one to the next."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A GPU of nobody's")
     monkeypatch.setattr(launches.triton, "__version__", version)
     monkeypatch.setattr(launches.knobs.runtime, "interpret", False)
     for name in ("missing_here", "wrong_triton"):
@@ -318,7 +319,7 @@ KERNELS = {
     ((9, 0), "3.8.0"): ("needs Triton 3.6, ", "configurations of Hopper"),
     ((8, 0), "3.6.0"): ("needs a GPU of compute capability 9.0", "of the A100"),
     ((8, 6), "3.6.0"): ("needs a GPU of compute capability 9.0", "of GPUs with 99 KiB"),
-    ((10, 0), "3.8.0"): ("found 10.0", "of the A100"),
+    ((10, 0), "3.8.0"): ("found 10.0", "of the B200"),
 }
 
 

@@ -12,7 +12,7 @@ import triton
 
 from systems import ROOT
 from systems.records.source_hash import hash_of
-from tools.compile_ahead import instructions_per_score
+from tools.binary import instructions_per_score
 from tools.render.stems.flash_ablation import (
     BACKWARD,
     COMPILED,

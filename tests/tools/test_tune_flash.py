@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from systems import ROOT
-from systems.attention.triton import chooser, tuned
+from systems.attention.triton import chooser, function, tuned
 from systems.attention.triton.chooser import choose, for_mask, owners
 from systems.attention.triton.configs import Config
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
@@ -236,6 +236,21 @@ def test_a_record_knows_the_file_by_its_digest(a100):
     tuned.write(found, a100.path)
     assert one and tuned.digest(a100.device.slug, "3.7.1") not in (None, one)
     assert msgspec.json.decode(a100.path.read_bytes(), type=Tuned) == found
+
+
+def test_a_gpu_whose_configurations_nobody_timed_says_so(a100, monkeypatch):
+    monkeypatch.setattr(function.hopper, "missing_here", lambda _: "needs a Hopper GPU")
+    said = function.kernels(CUDA)["triton"]
+    assert "of the A100, compiled and not timed: python tools/tune_flash.py" in said
+    found = begin(a100.path, a100.device, False, (16, 4096))
+    search(found, a100.path, [SEARCH], lambda s: [OURS, FAST])
+    a100.forget()
+    said = function.kernels(CUDA)["triton"]
+    assert said == "runs, with launch configurations of the A100, 1 of them timed here"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    a100.path.unlink()
+    a100.forget()
+    assert "timed" not in function.kernels(CUDA)["triton"]
 
 
 @pytest.mark.slow

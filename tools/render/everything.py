@@ -53,6 +53,8 @@ def render_all(results: Path) -> Rendered:
     files |= writeup.fragments(found) | explorer.files(found) | calculator.files(found)
     files |= durations.fragments(found) | ladder.fragments(found) | errata.fragments()
     first_kernel = import_module("tools.render.spanning.first_kernel")
+    compiled = spanning("compiled")
+    files |= compiled.fragments(found)
     files |= first_kernel.fragments(found)
     for name in ("attention_drawings", "weighted_sum_drawings", "hopper_drawings"):
         files |= import_module(f"tools.render.spanning.{name}").fragments()
@@ -75,6 +77,7 @@ def render_all(results: Path) -> Rendered:
         **doubtful_facts(found),
         "causes": causes.facts(found),
         "ladder": ladder.facts(found),
+        "compiled": compiled.facts(found),
         "calculator": calculator.facts(found),
         **predicted,
         **of_stems,

@@ -22,7 +22,7 @@ from systems.attention.inputs import (
     refuse_transforms,
 )
 from systems.attention.triton import launches as triton
-from systems.attention.triton.chooser import architecture
+from systems.attention.triton.chooser import architecture, owners
 from systems.attention.triton.primitives import INTERPRETED
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -89,10 +89,15 @@ def kernels(device: torch.device) -> dict[str, str]:
         )
         return {"hopper": f"needs a CUDA GPU, found {device.type}", "triton": plain}
     table = architecture(torch.cuda.get_device_capability(device))
+    plain = f"runs, with launch configurations of {TABLES[table]}"
+    if own := owners(device):
+        plain += f", {len(own)} of them timed here"
+    elif table != "sm_90":
+        plain += ", compiled and not timed: python tools/tune_flash.py times them here"
     return {
         "hopper": hopper.missing_here(device)
         or "runs, for large inputs of 16 bits with a head dimension from 40 to 128",
-        "triton": f"runs, with launch configurations of {TABLES[table]}",
+        "triton": plain,
     }
 
 

@@ -278,13 +278,13 @@ SM_86: ByArithmetic = {
             32: Config(64, 32, 4, 3, ahead=True),
             64: Config(64, 32, 4, 2, ahead=True),
             128: Config(32, 32, 4, 1, ahead=True),
-            256: Config(32, 16, 4, 1, registers=255, ahead=True),
+            256: Config(32, 32, 4, 1, registers=255),
         },
         "dkdv": {
             16: Config(64, 64, 4, 2, ahead=True),
             32: Config(32, 64, 4, 2, ahead=True),
             64: Config(32, 64, 4, 2, ahead=True),
-            128: Config(16, 32, 4, 1, ahead=True),
+            128: Config(32, 32, 4, 1),
             256: Config(16, 16, 4, 1, registers=255),
         },
         "dq": {
@@ -317,8 +317,8 @@ SM_100: ByArithmetic = {
             256: Config(128, 64, 8, 2),
         },
         "dkdv": {
-            16: Config(64, 128, 4, 2),
-            32: Config(64, 128, 4, 2),
+            16: Config(64, 128, 8, 2),
+            32: Config(64, 128, 8, 2),
             64: Config(64, 128, 8, 2),
             128: Config(64, 128, 8, 2),
             256: Config(64, 64, 8, 1),
@@ -363,7 +363,7 @@ SM_100: ByArithmetic = {
             256: Config(32, 32, 4, 1, registers=255, ahead=True),
         },
         "dkdv": {
-            16: Config(64, 64, 4, 2, ahead=True),
+            16: Config(32, 64, 4, 2, ahead=True),
             32: Config(32, 64, 4, 2, ahead=True),
             64: Config(32, 32, 4, 1, ahead=True),
             128: Config(32, 32, 4, 1, ahead=True),

@@ -77,6 +77,7 @@ def test_pages_use_only_facts_that_exist(found):
             ("reported", "errata"),
             ("causes", "causes"),
             ("ladder", "ladder"),
+            ("compiled", "compiled"),
             ("first_kernel", "first_kernel"),
             ("calculator", "calculator"),
         )

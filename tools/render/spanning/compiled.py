@@ -15,12 +15,18 @@ from systems import ROOT
 from systems.formulas.chips import CHIPS, Chip, chip_of
 from systems.formulas.loop_times import UNITS, round_cycles, times_ms
 from systems.records.record import Record
-from tools.render.markdown import Markup, captioned, milliseconds, table, tabs
+from systems.records.source_hash import hash_of
+from tools.render.markdown import Markup, captioned, inert, milliseconds, table, tabs
 from tools.render.rows import MISSING, Cell, known, say, span
 from tools.render.spanning.envelope import measured
 from tools.render.stems.flash_peers import SHAPE, long_cells, shape_text
 
 COMPILED = ROOT / "docs" / "results" / "tables-compiled.json"
+# The code that was compiled; what the tables hold is written into each row.
+KERNELS = tuple(
+    (f"systems.attention.triton.{module}", None)
+    for module in ("forward", "backward", "primitives")
+)
 # For whom times are predicted: the GPU in question, and the one where they were
 # measured, by the head dimensions that were.
 PREDICTED, WIDTHS = ("a100", "h100"), (64, 128)
@@ -78,7 +84,8 @@ def needs_table(rows: list[Row]) -> str:
     """A line for each kernel of each arithmetic and head dimension."""
     shown = [r for r in rows if r["causal"]]
     head = ["dtype", "d", "kernel", "tile, warps, stages", "split ahead"]
-    head += ["shared, KiB", "registers", "stack, bytes", "in the loop", "programs"]
+    head += ["shared, KiB", "registers", "stack, bytes", "spills", "reloads"]
+    head += ["programs"]
     lines = [
         [
             ARITHMETIC[r["arithmetic"]],
@@ -89,7 +96,8 @@ def needs_table(rows: list[Row]) -> str:
             f"{r['shared_bytes'] / 1024:.1f}",
             str(r["registers"]),
             str(r["stack_bytes"]),
-            f"{r['loop']['spilled']} + {r['loop']['reloaded']}",
+            str(r["loop"]["spilled"]),
+            str(r["loop"]["reloaded"]),
             str(r["programs"]),
         ]
         for r in shown
@@ -107,7 +115,14 @@ def needs_fragment() -> str:
     link = Markup("[file](results/tables-compiled.json)")
     line = f"Compiled with Triton {version}, not timed · {link}\n{{ .provenance }}\n"
     caption = "What each launch configuration needs, under a causal mask."
-    return captioned(caption, f"{shown}\n\n{line}")
+    return captioned(caption, f"{shown}\n\n{line}{stale(version)}")
+
+
+def stale(version: str) -> str:
+    """A remark, where the kernels have changed since they were compiled."""
+    if versions()[version]["source_hash"] == hash_of(KERNELS):
+        return ""
+    return "\n**Stale:** compiled from an earlier version of the code.\n{ .stale }\n"
 
 
 # Predictions --------------------------------------------------------------------------
@@ -152,26 +167,41 @@ def error(record: Record | None, c: Cell, of: str) -> float:
     return c.ms(of) / predicted_ms(rows, of, c.config, chip, capability or "")[1]
 
 
+def shapes(record: Record | None) -> list[Cell]:
+    """Where the plain kernels were timed: shapes of those that were compiled, without
+    shared heads.
+    """
+    found = long_cells(record, "bf16", "ours_triton")
+    own = [c for c in found if c.config.get("group", 1) == 1]
+    return [c for c in own if c.config["d"] in WIDTHS]
+
+
 def errors(record: Record | None) -> list[float]:
     """Of each pass of every shape that the plain kernels were timed at."""
-    found = long_cells(record, "bf16", "ours_triton")
-    return known(error(record, c, of) for c in found for of in LAUNCHED)
+    return known(error(record, c, of) for c in shapes(record) for of in LAUNCHED)
 
 
 def predictions_table(record: Record | None) -> str:
-    """The A100 at each shape: what the model says, and how wrong it was elsewhere."""
+    """The A100 at each shape: what the model says, and how wrong it was where the
+    record was measured; the times themselves, where that was an A100.
+    """
     chip, version = CHIPS["nvidia-a100"], newest()
     lines = []
-    for c in long_cells(record, "bf16", "ours_triton"):
+    for c in shapes(record):
         rows = rows_of(version, "a100", c.config["d"], c.config["causal"])
         times = [predicted_ms(rows, of, c.config, chip, "8.0")[1] for of in LAUNCHED]
         over = [say(error(record, c, of), "{:.2f}") for of in LAUNCHED]
-        cells = [say(time, milliseconds) for time in (*times, sum(times))]
-        lines.append([shape_text(c), *cells, *over])
-    of_record = record.device.name if record else ""
-    head = [SHAPE, *(f"{of}, ms" for of in LAUNCHED), "both, ms"]
-    head += [f"{of_record}: {of} measured / predicted" for of in LAUNCHED]
-    return table(head, lines)
+        cells = [say(time, milliseconds) for time in times]
+        own = [c.ms(of) for of in LAUNCHED if is_a100(record)]
+        there = [say(time, milliseconds) for time in own]
+        lines.append([shape_text(c), *cells, *there, *over])
+    head = [SHAPE, *(f"{of}, ms" for of in LAUNCHED)]
+    head += [f"measured {of}, ms" for of in LAUNCHED if is_a100(record)]
+    return table([*head, *(f"{of}, off by" for of in LAUNCHED)], lines)
+
+
+def is_a100(record: Record | None) -> bool:
+    return record is not None and record.device.capability == "8.0"
 
 
 def predictions_fragment(record: Record | None) -> str:
@@ -179,15 +209,17 @@ def predictions_fragment(record: Record | None) -> str:
     if not (shown and newest()):
         return "Not predicted: run `python tools/compile_tables.py`.\n"
     link = Markup("[file](results/tables-compiled.json)")
+    how = "Predicted, then measured" if is_a100(record) else "Predicted, not measured"
     line = (
-        f"**Predicted, not measured**, from kernels compiled with Triton {newest()} · "
-        f"{link}\n{{ .provenance }}\n"
+        f"**{how}**, from kernels compiled with Triton {newest()} · {link}\n"
+        "{ .provenance }\n"
     )
+    name = record.device.name if record else ""
     caption = (
-        "Predictions for an A100 by the model, and how far the model was off where "
-        "these kernels were timed."
+        f"What the model predicts for an A100. *Off by*: the time that the "
+        f"{inert(name)} took, over what the model predicts for it."
     )
-    return captioned(caption, f"{shown}\n\n{line}")
+    return captioned(caption, f"{shown}\n\n{line}{stale(newest())}")
 
 
 def fragments(found: Mapping[str, list[Record]]) -> dict[str, str]:
@@ -198,13 +230,10 @@ def fragments(found: Mapping[str, list[Record]]) -> dict[str, str]:
 
 
 def facts(found: Mapping[str, list[Record]]) -> dict[str, str]:
-    """By how much the model was off where the plain kernels were timed, and what its
-    predictions are from.
-    """
+    """By how much the model was off where the plain kernels were timed."""
     off = errors(measured(found, "flash_peers"))
     usual = median(off) if off else MISSING
     return {
         "error": span(off),
         "error_usual": say(usual, "{:.2f}"),
-        "triton": newest() or "not compiled",
     }

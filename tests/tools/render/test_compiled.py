@@ -1,0 +1,128 @@
+"""What was compiled for each GPU: all of the tables, within the limits; and the model's
+predictions, marked as such.
+"""
+
+from itertools import product
+
+import pytest
+from msgspec.structs import replace
+
+from systems.attention.triton.chooser import for_mask
+from systems.attention.triton.tables import CONFIGS
+from tests.factories import committed
+from tools.compile_ahead import (
+    DTYPES,
+    GPUS,
+    MOST_RELOADED,
+    MOST_STACK,
+    architecture,
+)
+from tools.render.spanning import compiled
+from tools.render.spanning.compiled import errors, predicted_ms, rows_of, shapes
+
+ROWS = compiled.versions()[compiled.newest()]["rows"]
+
+
+@pytest.fixture(scope="module")
+def found():
+    return {"flash_peers": [committed("flash_peers")]}
+
+
+def test_every_entry_of_the_tables_was_compiled_as_it_is():
+    """Where this fails, `python tools/compile_tables.py --gpu ...` compiles it."""
+    there = {
+        (r["gpu"], r["arithmetic"], r["kernel"], r["d"]): tuple(r["config"])
+        for r in ROWS
+        if r["causal"]
+    }
+    for name, gpu in GPUS.items():
+        table = CONFIGS[architecture(gpu.capability)]
+        for kind, kernel in product(DTYPES, ("forward", "dq", "dkdv")):
+            for d, entry in table[kind][kernel].items():
+                own = tuple(for_mask(entry, causal=True))
+                assert there[name, kind, kernel, d] == own, (name, kind, kernel, d)
+
+
+def test_capabilities_are_those_that_were_compiled_for():
+    assert compiled.CAPABILITIES == {
+        name: "{}.{}".format(*gpu.capability) for name, gpu in GPUS.items()
+    }
+    assert set(compiled.NAMES) == set(GPUS)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda r: f"{r['gpu']} {r['kernel']}")
+def test_what_was_compiled_is_within_the_limits(row):
+    """Those of the A100 above all: no product of any arithmetic is computed twice."""
+    assert row["shared_bytes"] <= GPUS[row["gpu"]].block_bytes
+    assert row["programs"] >= 1
+    if row["gpu"] == "h100":
+        # Timed: what is fastest may spill.
+        return
+    kind, loop = row["arithmetic"], row["loop"]
+    assert row["stack_bytes"] <= MOST_STACK[kind] <= 4096
+    assert kind != "half" or loop["spilled"] == 0
+    touched = loop["spilled"] + loop["reloaded"]
+    assert touched <= MOST_RELOADED[kind] * loop["instructions"]
+    small = kind != "half" and row["d"] == 256 and GPUS[row["gpu"]].block_bytes < 2**17
+    assert row["repeats"] <= (1.67 if small else 1)
+
+
+def test_the_backward_pass_of_an_a100_at_d_128_has_tiles_of_four_warps():
+    for causal in (True, False):
+        for kernel in ("dq", "dkdv"):
+            row = rows_of(compiled.newest(), "a100", 128, causal)[kernel]
+            assert row["config"][2] == 4 and row["programs"] == 2
+
+
+def test_every_shape_has_a_prediction_and_says_that_it_is_one(found):
+    (record,) = found["flash_peers"]
+    text = compiled.fragments(found)["compiled-predictions.md"]
+    assert "**Predicted, not measured**" in text and "not measured |" not in text
+    lines = [line for line in text.splitlines() if "causal" in line or "full" in line]
+    assert len(lines) == len(shapes(record)) >= 8
+
+
+def test_with_a_record_of_an_a100_its_times_stand_beside(found):
+    (record,) = found["flash_peers"]
+    device = replace(record.device, name="NVIDIA A100", capability="8.0")
+    measured = replace(record, device=device)
+    text = compiled.predictions_fragment(measured)
+    assert "**Predicted, then measured**" in text and "measured forward, ms" in text
+    first = shapes(measured)[0]
+    (line,) = (x for x in text.splitlines() if compiled.shape_text(first) in x)
+    assert f" {compiled.milliseconds(first.ms('forward'))} |" in line
+
+
+def test_the_error_is_what_was_measured_over_what_is_predicted(found):
+    (record,) = found["flash_peers"]
+    rows = []
+    for row in record.rows:
+        slower = {
+            k: [2 * x for x in v] if k.endswith("_ms") else v
+            for k, v in row.metrics.items()
+        }
+        rows.append(replace(row, metrics=slower))
+    twice = errors(replace(record, rows=rows))
+    assert twice == pytest.approx([2 * x for x in errors(record)]) and len(twice) > 15
+    # The model knows only what a GPU must do: nothing is faster.
+    assert min(errors(record)) > 1
+
+
+def test_a_backward_pass_is_both_of_its_kernels():
+    (chip,) = [compiled.CHIPS["nvidia-a100"]]
+    rows = rows_of(compiled.newest(), "a100", 64, True)
+    shape = {"batch": 4, "heads": 32, "n": 4096, "causal": True}
+    both = predicted_ms(rows, "backward", shape, chip, "8.0")
+    least, most = predicted_ms(rows, "forward", shape, chip, "8.0")
+    assert least <= most < both[1]
+    longer = predicted_ms(rows, "forward", shape | {"batch": 8}, chip, "8.0")
+    assert longer == pytest.approx((2 * least, 2 * most))
+    assert str(predicted_ms({}, "forward", shape, chip, "8.0")[0]) != "0"
+
+
+def test_without_a_record_or_with_another_triton_nothing_is_predicted(found):
+    (record,) = found["flash_peers"]
+    assert set(compiled.facts({}).values()) >= {"not measured"}
+    assert compiled.fragments({})["compiled-predictions.md"].startswith("Not predicted")
+    other = replace(record, software=record.software | {"triton": "1.0.0"})
+    assert errors(other) == []

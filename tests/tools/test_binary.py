@@ -1,0 +1,72 @@
+"""What the hottest loop of a kernel executes, from its binary's text."""
+
+import pytest
+
+from tools.binary import hottest_loop, moved, products, shared_bytes
+
+PRODUCT = "HMMA.16816.F32.BF16 R4, R8, R10, R4"
+COMPARE = "ISETP.GE.AND P0, PT, R2, R3, PT"
+# A product in no loop; a loop with comparisons; and that for whole tiles, which has
+# fewer instructions for its products. Each starts at 16 times its line.
+LINES = [
+    "MOV R1, R2",
+    PRODUCT,
+    *(PRODUCT, *[COMPARE] * 8, "MUFU.EX2 R2, R2", "@P1 BRA 0x20"),
+    *(PRODUCT, PRODUCT),
+    *("LDSM.16.M88.4 R8, [R30]", "LDSM.16.MT88.2 R8, [R30]"),
+    "LDGSTS.E.BYPASS.128 [R20], [R22.64]",
+    *("@!P0 MUFU.EX2 R3, R3", "FFMA R3, R3, R4, R5"),
+    *("LOP3.LUT R3, R3, R4, R5, 0x3c, !PT", "ULEA UR4, UR4, UR5, 0x10"),
+    *("STL [R1], R3", "LDL.64 R4, [R1+0x8]", "LDL R4, [R1+0x8]"),
+    *("BAR.SYNC.DEFER_BLOCKING 0x0", "@P1 BRA 0xd0"),
+]
+ASSEMBLY = "".join(f"  /*{16 * i:04x}*/  {x} ;\n" for i, x in enumerate(LINES))
+
+
+def test_the_loop_for_whole_tiles_is_counted_by_unit():
+    assert hottest_loop(ASSEMBLY) == {
+        "instructions": 14,
+        "matrix": 2,
+        "products": 2 * 16 * 8 * 16,
+        # Two reads for a warp of 512 and 256 bytes, one copy of 16 bytes a lane, and
+        # what was spilled.
+        "shared_bytes": 512 + 256 + 512 + 128 + 256 + 128,
+        "l2_bytes": 512,
+        "special": 1,
+        "plain": 1,
+        # One unit of a warp has what begins with U.
+        "other": 1,
+        "moves": 6,
+        "spilled": 1,
+        "reloaded": 2,
+    }
+
+
+def test_without_a_loop_that_multiplies_and_exponentiates_there_is_none():
+    assert hottest_loop(ASSEMBLY.replace("HMMA", "FFMA")) == {}
+    assert hottest_loop(ASSEMBLY.replace("EX2", "RCP")) == {}
+
+
+@pytest.mark.parametrize(
+    ("instruction", "of_warp", "read"),
+    [
+        ("HMMA.16816.F32.BF16 R4, R8, R10, R4", 2048, 0),
+        # Of four warps; both factors from shared memory, or the right one alone.
+        ("HGMMA.64x128x16.F32.BF16 R24, gdesc[UR4], !UPT", 32768, (128 + 64) * 8),
+        ("HGMMA.64x128x16.F32.BF16 R24, R4, gdesc[UR8], R24", 32768, 128 * 8),
+        ("UTCHMMA gdesc[UR4], gdesc[UR6], tmem[UR8]", 0, 0),
+        ("LDS.128 R4, [R2]", 0, 512),
+        ("STS.U16 [R2], R4", 0, 64),
+        ("MOV R1, R2", 0, 0),
+    ],
+)
+def test_products_and_bytes_of_an_instruction(instruction, of_warp, read):
+    assert (products(instruction), shared_bytes(instruction)) == (of_warp, read)
+
+
+def test_lanes_move_four_bytes_unless_told_otherwise():
+    assert [moved(f"LDG.E{width} R1, [R2]") for width in ("", ".64", ".U16")] == [
+        128,
+        256,
+        64,
+    ]
