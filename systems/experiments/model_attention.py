@@ -2,12 +2,15 @@
 in the model's slot.
 
 The step of `end_to_end` in bf16, with its protocol, for every size at context 1024 and
-for `small` on to 16384.
+for `small` on to 16384. The three attentions of a cell are measured in turns, so that
+all meet the same host; only one model is in memory at a time.
 
     python -m systems.experiments.model_attention --context 4096 --attention flash
 """
 
+import gc
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,9 +19,15 @@ from systems.benchmarking import timing
 from systems.benchmarking.peers import what_ran
 from systems.experiments import end_to_end
 from systems.model.sizes import SIZES, TABLE_1
+from systems.records.outcome import Turns
 from systems.running.command import main, option
 
-PROTOCOL = end_to_end.PROTOCOL
+# The rows that differ in this field alone are measured in turns.
+IN_TURNS = "attention"
+PROTOCOL = end_to_end.PROTOCOL | {
+    "order": "the three attentions in turn, three rounds, each with a new model"
+}
+ROUNDS = 3
 BATCH = 4
 # Entries of the model's slot, and the name by which `peers` knows what each of them
 # runs.
@@ -48,32 +57,47 @@ def configs(quick: bool = False) -> list[Config]:
 
 
 # --8<-- [start:run]
-def run(config: Config) -> dict[str, Any]:
+def run(config: Config) -> Turns:
     """Samples in ms for each phase of a training step, peak memory in bytes, and what
-    attention ran.
+    attention ran. A turn has its share of the steps, after the warm-up steps.
     """
     c, shape = config, SIZES[config.size]
-    measured = end_to_end.run(
-        end_to_end.Config(
+    metrics: dict[str, Any] = {}
+    ends = [c.steps * i // ROUNDS for i in range(ROUNDS + 1)]
+    for steps in (end - start for start, end in pairwise(ends) if end > start):
+        given = "step", "bf16", c.batch
+        turn = end_to_end.Config(
             c.size,
             c.context,
-            "step",
-            "bf16",
-            c.batch,
+            *given,
             warmup=c.warmup,
-            steps=c.steps,
+            steps=steps,
             attention=c.attention,
         )
-    )
+        for name, value in end_to_end.run(turn).items():
+            if isinstance(value, list):
+                metrics.setdefault(name, []).extend(value)
+            else:
+                metrics[name] = max(value, metrics.get(name, 0))
+        give_back()
+        yield
     heads = (c.batch, shape.num_heads, c.context, shape.d_model // shape.num_heads)
     # What attention gets under autocast.
     q = torch.empty(
         heads, dtype=torch.bfloat16, device=timing.default_device(), requires_grad=True
     )
-    return {**measured, "ran": what_ran(ATTENTIONS[c.attention], q, q, q, causal=True)}
+    return {**metrics, "ran": what_ran(ATTENTIONS[c.attention], q, q, q, causal=True)}
 
 
 # --8<-- [end:run]
+
+
+def give_back() -> None:
+    """What the turn's model held: the next turn is another's."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
 
 if __name__ == "__main__":
     main(Config, run)

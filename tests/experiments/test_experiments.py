@@ -817,15 +817,35 @@ class Watched(torch.autograd.Function):
 
 @pytest.mark.parametrize("name, ran", [("eager", "eager"), ("sdpa", "flash_attention")])
 def test_a_step_names_the_attention_that_ran(tiny, name, ran):
-    metrics = model_attention.run(
-        model_attention.Config("small", 6, name, 1, warmup=0, steps=2)
-    )
+    config = model_attention.Config("small", 6, name, 1, warmup=0, steps=4)
+    metrics = measure_row(config, model_attention.run).metrics
+    assert {len(metrics[phase]) for phase in PHASES["step"]} == {4}
     assert list(metrics) == [*PHASES["step"], "ran"] and metrics["ran"] == ran
     # Autocast, and the slot: SDPA does not pass through the function that the fixture
     # watches.
     assert bool(tiny) == (name == "eager") and all(
         dtype == torch.bfloat16 for _, dtype, _ in tiny
     )
+
+
+def test_attentions_take_turns_in_a_model(monkeypatch):
+    """Their steps are shared out among the rounds, and the highest peak counts."""
+    ran = []
+
+    def measured(c):
+        ran.append((c.attention, c.steps))
+        return {"forward_ms": [1.0] * c.steps, "peak_allocated_bytes": len(ran)}
+
+    monkeypatch.setattr(model_attention.end_to_end, "run", measured)
+    configs = [
+        model_attention.Config("small", 6, name, 1, steps=10)
+        for name in ("eager", "sdpa")
+    ]
+    (group,) = measure.groups_of(model_attention, configs)
+    rows = measure.measure_group(model_attention, group)
+    assert ran == [(n, s) for s in (3, 3, 4) for n in ("eager", "sdpa")]
+    assert [row.metrics["peak_allocated_bytes"] for row in rows] == [5, 6]
+    assert [len(row.metrics["forward_ms"]) for row in rows] == [10, 10]
 
 
 @pytest.mark.parametrize("step", flash_ablation.STEPS)
