@@ -340,3 +340,20 @@ def test_compiled_adamw_counts_its_own_compile_time():
         "20.0 ms",
         "12.0 ms",
     )
+
+
+def test_a_step_that_the_host_made_unsteady_is_marked_and_no_best_case():
+    rows = [
+        model_row(execution, ms, size=size)
+        for size, eager in (("small", 300.0), ("large", 150.0))
+        for execution, ms in (("eager", eager), ("compiled", 100.0))
+    ]
+    steady = model_record(*rows)
+    facts = compile_builder.facts(steady)
+    assert (facts["speedup_most"], facts["unsteady"]) == ("3.00", "0 of 2")
+    rows[0].metrics["forward_ms"][1] *= 2
+    facts, files = compile_builder.facts(steady), compile_builder.fragments([steady])
+    assert (facts["speedup_most"], facts["unsteady"]) == ("1.50", "1 of 2")
+    assert facts["speedup_small_fp32"] == "3.00 (unsteady)"
+    assert "3.00 (unsteady) |" in files["speedups.md"]
+    assert files["table.md"].count("(unsteady)") == 1

@@ -18,6 +18,7 @@ from tools.render.rows import (
     Cell,
     cell,
     cells,
+    counted,
     known,
     least,
     measured,
@@ -57,6 +58,20 @@ def eager_of(record: Record | None, c: Cell) -> Cell:
 def speedup(record: Record | None, c: Cell, *phases: str) -> float:
     """Eager time over the time of this row."""
     return eager_of(record, c).ms(*phases) / c.ms(*phases)
+
+
+def unsteady(record: Record | None, c: Cell) -> bool:
+    """Whether the host decided some of these steps, or of the eager ones that they are
+    compared with.
+    """
+    return c.unsteady or eager_of(record, c).unsteady
+
+
+def step_speedup(record: Record | None, c: Cell) -> str:
+    """ "1.56", or "2.60 (unsteady)"."""
+    ratio = speedup(record, c)
+    mark = " (unsteady)" if known([ratio]) and unsteady(record, c) else ""
+    return say(ratio, "{:.2f}") + mark
 
 
 def saved_ms(record: Record | None, c: Cell) -> float:
@@ -143,8 +158,11 @@ def times_table(record: Record) -> str:
         ]
         return columns(cells(record), *NAME, *shown, left=3)
     phases = [(f"{p}, ms", lambda c, p=p: c.mean_std(p)) for p in PHASES]
-    step = ("step, ms", Cell.mean_std)
-    return columns(grid(record), *NAME, *phases, step, left=3)
+
+    def step(c: Cell) -> Any:
+        return f"{c.mean_std()} (unsteady)" if c.unsteady else c.mean_std()
+
+    return columns(grid(record), *NAME, *phases, ("step, ms", step), left=3)
 
 
 COMPARED = {"forward": "forward", "backward": "backward", "optimizer": "AdamW"}
@@ -153,6 +171,7 @@ COMPARED = {"forward": "forward", "backward": "backward", "optimizer": "AdamW"}
 def speedups_body(record: Record) -> str:
     """Figure and table of eager time over compiled time."""
     found = [c for c in grid(record, *COMPILED_PHASES) if speedup(record, c)]
+
     shown = columns(
         found,
         *NAME,
@@ -160,7 +179,7 @@ def speedups_body(record: Record) -> str:
             (head, lambda c, phase=phase: speedup(record, c, phase), "{:.2f}")
             for phase, head in COMPARED.items()
         ),
-        ("step", lambda c: speedup(record, c), "{:.2f}"),
+        ("step", lambda c: step_speedup(record, c)),
         left=3,
     )
     caption = "Eager time over compiled time of each phase, context 512."
@@ -200,8 +219,11 @@ def kernels_of(c: Cell) -> str:
 
 
 def step_speedups(record: Record | None, *phases: str) -> list[float]:
-    """Where the model is compiled and AdamW is not."""
-    return known(speedup(record, c, *phases) for c in grid(record, "compiled"))
+    """Where the model is compiled and AdamW is not, and the host decided neither
+    step.
+    """
+    steady = [c for c in grid(record, "compiled") if not unsteady(record, c)]
+    return known(speedup(record, c, *phases) for c in steady)
 
 
 def speedup_figure(record: Record) -> str:
@@ -254,7 +276,7 @@ def facts(record: Record | None) -> dict[str, str]:
                 f"{size.replace('.', '_')}_{precision}",
                 at(record, size, precision),
             )
-            found[f"speedup_{key}"] = say(speedup(record, c), "{:.2f}")
+            found[f"speedup_{key}"] = step_speedup(record, c)
             found[f"compile_{key}"] = say(compile_seconds(c), "{:.0f} s")
             found[f"steps_{key}"] = say(steps_to_pay(record, c), steps)
     eager, adamw = (
@@ -264,6 +286,13 @@ def facts(record: Record | None) -> dict[str, str]:
     recompiles = sum(c["recompiles"] for c in ran) if ran else MISSING
     return {
         **found,
+        "unsteady": say(
+            counted(
+                unsteady(record, c)
+                for c in grid(record, "compiled")
+                if known([speedup(record, c)])
+            )
+        ),
         "speedup_least": say(least(step_speedups(record)), "{:.2f}"),
         "speedup_most": say(most(step_speedups(record)), "{:.2f}"),
         "recompiles": say(recompiles or "no"),
