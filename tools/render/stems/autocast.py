@@ -161,7 +161,7 @@ def facts(record: Record | None) -> dict[str, str]:
 
 @claim(
     "benchmarking_mixed_precision",
-    "Under FP16 autocast the products (first layer, logits) are fp16; parameters, "
+    "Under fp16 autocast the products (first layer, logits) are fp16; parameters, "
     "layer norm, loss and gradients are fp32.",
 )
 def autocast_dtypes(record: Record) -> Judgement:
