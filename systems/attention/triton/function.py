@@ -23,10 +23,9 @@ from systems.attention.inputs import (
 )
 from systems.attention.triton import launches as triton
 from systems.attention.triton.chooser import architecture, owners
+from systems.attention.triton.plan import DTYPES, MAX_HEAD, plan_of
 from systems.attention.triton.primitives import INTERPRETED
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-MAX_HEAD = 256
 LOG = logging.getLogger(__name__)
 # For whom each of `tables.CONFIGS` was made.
 TABLES = {
@@ -205,6 +204,12 @@ class FlashAttentionTriton(torch.autograd.Function):
         scale: float | None = None,
         backend: str = "auto",
     ) -> Tensor:
+        ctx.plan = plan_of(q, k, v, is_causal, scale, backend)
+        if ctx.plan is not None:
+            ctx.options = *ctx.plan.options, backend
+            o, lse = ctx.plan.forward(q, k, v)
+            ctx.save_for_backward(q, k, v, o, lse)
+            return o
         check(q, k, v, is_causal, scale)
         if q.ndim not in (3, 4):
             raise ValueError(
@@ -220,8 +225,11 @@ class FlashAttentionTriton(torch.autograd.Function):
     @staticmethod
     def backward(ctx, do: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_second_derivative()
-        run = flash_backward if is_traced(do) else run_backward
-        gradients = run(do, *ctx.saved_tensors, *ctx.options)
+        if ctx.plan is not None and not is_traced(do):
+            gradients = ctx.plan.backward(do, *ctx.saved_tensors)
+        else:
+            run = flash_backward if is_traced(do) else run_backward
+            gradients = run(do, *ctx.saved_tensors, *ctx.options)
         # apply() may be called without the options: one gradient for each argument that
         # it got.
         return *gradients, *(None for _ in ctx.needs_input_grad[3:])
@@ -262,8 +270,10 @@ def attention(
         if is_differentiated(q, k, v):
             # The class checks for itself.
             return apply(q, k, v, causal, scale, backend)
-        check(q, k, v, causal, scale)
         # An autograd Function costs the host as much as a launch.
+        if plan := plan_of(q, k, v, causal, scale, backend):
+            return plan.forward(q, k, v)[0]
+        check(q, k, v, causal, scale)
         scale = default_scale(scale, q.shape[-1])
         return run_forward(q, k, v, causal, scale, backend)[0]
     check(q, k, v, causal, scale)

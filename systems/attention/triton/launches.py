@@ -214,6 +214,14 @@ def launch_forward(
         arithmetic_of(q.dtype), q.dtype, q.device, config, splits, head_swizzle,
         causal, scale, q_lies, k_lies, v_lies, shape_and_strides(o),
     )  # fmt: skip
+    run_forward(launch, q, k, v, o, lse)
+    return o, lse
+
+
+def run_forward(
+    launch: Forward, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
+) -> None:
+    """o and lse by launches that were made for tensors that lie so."""
     count: int = launch.kernel.constants["SPLITS"]
     with on_device_of(q):
         if launch.limbs:
@@ -224,7 +232,6 @@ def launch_forward(
             acc, m_l = output_for(o, count), lse.new_empty((2, count, *lse.shape))
             launch.kernel(q, k, v, acc, m_l)
             launch.combine(acc, m_l, o, lse)
-    return o, lse
 
 
 class Backward(NamedTuple):
@@ -325,7 +332,6 @@ def launch_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv). What is given from `dkdv_config` on overrides what is chosen."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    statistics = lse.new_empty((*lse.shape, 2))
     (q, q_lies), (k, k_lies), (v, v_lies), (do, do_lies) = map(
         with_contiguous_rows, (q, k, v, do)
     )
@@ -335,6 +341,16 @@ def launch_backward(
         q_lies, k_lies, v_lies, shape_and_strides(o), do_lies,
         *map(shape_and_strides, (dq, dk, dv)),
     )  # fmt: skip
+    run_backward(launch, do, q, k, v, o, lse, dq, dk, dv)
+    return dq, dk, dv
+
+
+def run_backward(
+    launch: Backward, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
+    lse: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+) -> None:  # fmt: skip
+    """dq, dk and dv by launches that were made for tensors that lie so."""
+    statistics = lse.new_empty((*lse.shape, 2))
     of_dq, of_dkdv = launch.dq.constants, launch.dkdv.constants
     splits_of_dq, splits_of_dkdv = of_dq["SPLITS"], of_dkdv["SPLITS"]
     with on_device_of(q):
@@ -351,4 +367,3 @@ def launch_backward(
         launch.dkdv(*inputs, statistics, to_dk, to_dv)
         if splits_of_dq > 1 or splits_of_dkdv > 1:
             launch.sums(to_dq, to_dk, to_dv, dq, dk, dv)
-    return dq, dk, dv

@@ -1,0 +1,143 @@
+"""A call whose like was made before: looked up once, for both passes.
+
+What a short call takes is the host's time, and most of it went into asking: are these
+inputs allowed, which kernels run, with which launches, in each pass anew. All of it
+follows from dtypes, shapes, strides and options. A plan is that answer, and autograd
+carries it from the forward pass to the backward pass.
+"""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from systems.attention.hopper import launches as hopper
+from systems.attention.inputs import (
+    LARGEST_SCALE,
+    SMALLEST_SCALE,
+    check_described,
+    default_scale,
+    is_traced,
+)
+from systems.attention.relaunch import ShapeAndStrides, shape_and_strides
+from systems.attention.triton.launches import (
+    arithmetic_of,
+    backward_launches,
+    forward_launches,
+    run_backward,
+    run_forward,
+)
+from systems.attention.triton.primitives import INTERPRETED
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+MAX_HEAD = 256
+# Shape, strides, dtype and device of a tensor.
+Lies = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+
+
+class Plan:
+    """Both passes of the plain kernels for q, k and v that lie alike: rows without
+    gaps, (b, n, d) or (b, h, n, d).
+    """
+
+    def __init__(
+        self, q: Lies, k: Lies, v: Lies, causal: bool, scale: float, arithmetic: str
+    ):
+        self.dtype, self.device = q[2:]
+        self.options = causal, scale
+        self.inputs: list[ShapeAndStrides] = [x[:2] for x in (q, k, v)]
+        # What torch.empty_like makes of them.
+        self.outputs = [
+            shape_and_strides(torch.empty_like(torch.empty_strided(*x, device="meta")))
+            for x in self.inputs
+        ]
+        self.statistics = q[0][:-1]
+        self.forward_launches = forward_launches(
+            arithmetic, self.dtype, self.device, None, None, None, causal, scale,
+            *self.inputs, self.outputs[0],
+        )  # fmt: skip
+        # By the strides of do, and by how float32 is multiplied when it arrives.
+        self.backward_launches = lru_cache(maxsize=64)(self.launches_for)
+
+    def launches_for(self, do_strides: tuple[int, ...], arithmetic: str):
+        do = self.outputs[0][0], do_strides
+        return backward_launches(
+            arithmetic, self.dtype, self.device, None, None, None, None, None,
+            *self.options, *self.inputs, self.outputs[0], do, *self.outputs,
+        )  # fmt: skip
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """(o, lse)."""
+        o = torch.empty_like(q)
+        lse = torch.empty(self.statistics, dtype=torch.float32, device=self.device)
+        run_forward(self.forward_launches, q, k, v, o, lse)
+        return o, lse
+
+    def backward(
+        self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(dq, dk, dv)."""
+        # The gradient of a sum is one number with strides of zero.
+        if do.stride(-1) != 1:
+            do = do.contiguous()
+        launches = self.backward_launches(do.stride(), arithmetic_of(self.dtype))
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        run_backward(launches, do, q, k, v, o, lse, dq, dk, dv)
+        return dq, dk, dv
+
+
+def plan_of(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float | None,
+    backend: str,
+) -> Plan | None:
+    """The plan of a call, or None: where a compiler looks on, the kernels for Hopper
+    may run, rows have gaps, or `function.check` has something to say.
+    """
+    # True equals 1, and 1 is no mask: what is looked up has been looked at.
+    if type(causal) is not bool or not (scale is None or type(scale) in (float, int)):
+        return None
+    if is_traced(q) or not (isinstance(k, Tensor) and isinstance(v, Tensor)):
+        return None
+    try:
+        return plan_once(
+            (q.shape, q.stride(), q.dtype, q.device),
+            (k.shape, k.stride(), k.dtype, k.device),
+            (v.shape, v.stride(), v.dtype, v.device),
+            causal, scale, backend, arithmetic_of(q.dtype),
+        )  # fmt: skip
+    except RuntimeError:
+        # Sparse and nested tensors have no strides.
+        return None
+
+
+@lru_cache(maxsize=4096)
+def plan_once(
+    q: Lies,
+    k: Lies,
+    v: Lies,
+    causal: bool,
+    scale: float | None,
+    backend: str,
+    arithmetic: str,
+) -> Plan | None:
+    """`plan_of` from what follows."""
+    shape, _, _, device = q
+    if backend not in ("auto", "triton") or len(shape) not in (3, 4):
+        return None
+    if shape[-1] > MAX_HEAD or any(lies[1][-1] != 1 for lies in (q, k, v)):
+        return None
+    if device.type != "cuda" and not (device.type == "cpu" and INTERPRETED.value):
+        return None
+    if scale is not None and not SMALLEST_SCALE <= scale < LARGEST_SCALE:
+        return None
+    described = [(x[0], x[2], x[3], torch.strided) for x in (q, k, v)]
+    check_described(described[0], described[1], described[2], DTYPES)
+    if backend == "auto" and hopper.is_faster(
+        torch.empty(q[0], device="meta"), torch.empty(k[0], device="meta")
+    ):
+        return None
+    return Plan(q, k, v, causal, default_scale(scale, shape[-1]), arithmetic)
