@@ -35,7 +35,6 @@ PARTS = ("norm", "block", "four_blocks", "four_blocks_by_twos")
 BACKEND = "aot_eager_decomp_partition"
 
 
-# --8<-- [start:config]
 @dataclass(frozen=True)
 class Config:
     part: str = option("block", "what runs forward", choices=PARTS)
@@ -44,9 +43,6 @@ class Config:
     compiled: bool = option(False, "through torch.compile")
     size: str = option("2.7B", "model size that gives the widths", choices=SIZES)
     batch: int = option(4, "sequences in a batch")
-
-
-# --8<-- [end:config]
 
 
 def configs(quick: bool = False) -> list[Config]:

@@ -277,15 +277,16 @@ def facts(record: Record | None) -> dict[str, str]:
     """Peaks, times and their predictions that the pages name; and what follows from
     shapes.
     """
-    named = {"none": NONE, "half": HALF, "best": BEST, "next": NEXT, "whole": CURVE[-1]}
-    named |= {"halving": NESTED[0], "chain": NESTED[1], "by_hand": BY_HAND}
-    plain = {"plain_best": PLAIN[0], "plain_next": PLAIN[1], "attention": PLAIN[2]}
+    named = {"none": NONE, "half": HALF, "best": BEST, "next": NEXT}
+    named |= {"plain_best": PLAIN[0], "plain_next": PLAIN[1], "attention": PLAIN[2]}
     found: dict[str, str] = {}
-    for name, row in {**named, **plain, "sdpa": SDPA, "compiled": COMPILED}.items():
+    for name, row in {**named, "sdpa": SDPA, "compiled": COMPILED}.items():
         found[f"{name}_peak"] = in_gib(row.of(record).get(PEAKS[0]))
-        found[f"{name}_ms"] = say(row.of(record).ms(), "{:.0f} ms")
-        if row.predicted and name in ("none", "half", "best", "next"):
+        if row.predicted and name in ("half", "best", "next"):
             found[f"{name}_predicted"] = in_gib(row.predicted[0])
+    timed = {"best": BEST, "by_hand": BY_HAND, "sdpa": SDPA, "compiled": COMPILED}
+    for name, row in timed.items():
+        found[f"{name}_ms"] = say(row.of(record).ms(), "{:.0f} ms")
     kept = best(1)
     assert kept.predicted is not None
     p = pass_of()
@@ -298,6 +299,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "kept_predicted": in_gib(kept.predicted[1]),
         "kept_peak": in_gib(kept.of(record).get(PEAKS[1])),
         "kept_best_peak": in_gib(BEST.of(record).get(PEAKS[1])),
+        "kept_half_peak": in_gib(HALF.of(record).get(PEAKS[1])),
         "slower": say(slower, "{:.2f}"),
         "chain_slower": say(chained, "{:.1f}"),
         "worst": say(100 * most(all_off(record)), "{:.2f} %"),
