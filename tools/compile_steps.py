@@ -68,7 +68,9 @@ def launch(step: str) -> Callable[[], object]:
         case "two_passes_backward":
             return partial(launches.launch_two_passes, *map(batched, backward))
         case "backward":
-            return partial(launches.launch_one_pass, *map(batched, backward), 1)
+            return partial(
+                launches.launch_one_pass, *map(batched, backward), launches.Shift(1)
+            )
     return flash_ablation.prepare(step, q, k, v, do)
 
 

@@ -33,7 +33,7 @@ PROTOCOL = {
 }
 HEADS = 4
 # So many that the kernels for Hopper are chosen, and dimensions and lengths for them:
-# 4096 takes its backward pass in one kernel, 3000 in two.
+# 4096 takes its backward pass in one kernel, 3000 under a causal mask in two.
 MANY_HEADS, HOPPER_DIMS, HOPPER_LENGTHS = 16, (48, 64, 80, 96, 128), (3000, 4096)
 IMPLEMENTATIONS = (
     *("triton", "hopper", "torch", "plain"),

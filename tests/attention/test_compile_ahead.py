@@ -36,7 +36,8 @@ options = True, 0.125
 backward = do, q, k, v, o, lse, *options
 show("h100", loaded_by(gpu, launches.launch_forward, q, k, v, *options))
 show("h100", loaded_by(gpu, launches.launch_two_passes, *backward))
-show("h100", loaded_by(gpu, launches.launch_one_pass, *backward, 1))
+for walk in (launches.Shift(1), launches.Ordered(1, 1)):
+    show("h100", loaded_by(gpu, launches.launch_one_pass, *backward, walk))
 """
 # 16 bits with a row that 8 divides and 16 does not, and the next that 16 divides.
 EIGHTS = """
@@ -71,7 +72,8 @@ def show(name, found):
 """
 PLAIN = ["forward_kernel", "dq_kernel", "dkdv_kernel"]
 FIRST = ["forward_kernel", "dk_dv_kernel", "dq_kernel"]
-HOPPER = [*PLAIN, "delta_kernel", "one_pass_kernel", "round_kernel"]
+# In two passes, and in one by either walk.
+HOPPER = [*PLAIN, *(2 * ["delta_kernel", "one_pass_kernel", "round_kernel"])]
 
 
 def compile_in_a_process(code: str, cache: Path) -> dict[str, list[Needs]]:

@@ -3,6 +3,7 @@ compute right (on a Hopper GPU).
 """
 
 import itertools
+import random
 import re
 from functools import cache
 from types import SimpleNamespace
@@ -16,6 +17,8 @@ from systems.attention.hopper.launches import (
     CONFIGS,
     ITEM_STEPS,
     MIN_SCORES,
+    Ordered,
+    Shift,
     groups_in_one_pass,
     launch_backward,
     launch_forward,
@@ -24,6 +27,7 @@ from systems.attention.hopper.launches import (
     missing,
     readable,
     schedule,
+    walk_in_one_pass,
 )
 from systems.attention.relaunch import (
     Layout,
@@ -49,7 +53,8 @@ from tools.render.spanning import hopper_drawings
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 LAST_ITEMS = CONFIGS["forward"][64].last_items
 # Tiles of queries beside one of keys, in the backward pass in one kernel.
-BESIDE = launches.ONE_PASS_KEYS // launches.ONE_PASS_QUERIES
+KEYS = launches.ONE_PASS_KEYS
+BESIDE = KEYS // launches.ONE_PASS_QUERIES
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 # 80 numbers in tiles of 128.
 HEAD_DIMS = pytest.mark.parametrize("d", (64, 80, 128))
@@ -139,7 +144,7 @@ def test_the_page_on_accuracy_judges_both_kinds_of_kernels():
         assert is_chosen(1, c.heads, c.n, c.d) is not few
         if not few:
             layouts = (layout((1, c.heads, c.n, c.d), (1, 1, 1, 1)),) * 2
-            seen.add(groups_in_one_pass(*layouts, c.causal, 132) > 0)
+            seen.add(walk_in_one_pass(*layouts, c.causal, 132) is not None)
     assert seen == {True, False}
 
 
@@ -378,6 +383,7 @@ def test_there_is_a_configuration_for_each_kernel():
         *CONFIGS.values(),
         launches.ONE_PASS,
         launches.ONE_PASS_MIN_KEYS,
+        launches.ORDERED_MIN_KEYS,
     ):
         assert set(by_head_dim) == set(launches.TILE_DIMS.values())
     # As many as the kernels have consumers written out.
@@ -395,7 +401,7 @@ def walk_of(program: int, tiles: int, heads: int, groups: int, causal: bool):
     the kernel's own arithmetic.
     """
     pytest.importorskip("triton.experimental.gluon")
-    from systems.attention.hopper.one_pass import Place, item_of, tile_of
+    from systems.attention.hopper.shift import Place, item_of, tile_of
 
     group, column = divmod(program, tiles)
     place = Place(group, groups, column, tiles)
@@ -443,6 +449,98 @@ def test_in_one_pass_partial_dq_come_in_order_and_nobody_waits(
         for tile in range(tiles * BESIDE)
     }
     assert waits == 0
+
+
+def ordered_walks(heads: int, kv_heads: int, n_q: int, n_k: int, causal: bool, order):
+    """Of each program in the order of their numbers, (head, tile of queries, partials
+    that come before) of its steps, and how the mask lies in its keys, by the kernel's
+    own arithmetic. Heads with batches.
+    """
+    pytest.importorskip("triton.experimental.gluon")
+    from systems.attention.hopper.ordered import Place, item_of, tile_of
+
+    heads_of, shared = kv_heads * order.parts, heads // kv_heads // order.parts
+    tiles_q, tiles_k = -(-n_q // launches.ONE_PASS_QUERIES), -(-n_k // KEYS)
+    place = Place(heads, heads_of, tiles_q, tiles_k, *order)
+    for number in range(heads_of * tiles_k):
+        item = item_of.fn(number, place, causal)
+        item = type(item)(*(int(x) for x in item))
+        tiles = [tile_of.fn(i, item, place, causal) for i in range(item.steps)]
+        yield (
+            item,
+            [
+                (item.batch_head * shared + member, int(tile), int(before))
+                for member in range(shared)
+                for tile, before in tiles
+            ],
+        )
+
+
+def some_orders(cases: int):
+    """(heads, kv_heads, n_q, n_k, causal, order), any that the launcher could give."""
+    draw = random.Random(0)
+    for _ in range(cases):
+        kv_heads, shared = draw.choice((1, 2, 3, 8)), draw.choice((1, 1, 2, 4, 8))
+        n_q, n_k = (draw.randint(1, draw.choice((64, 300, 1500))) for _ in range(2))
+        if draw.random() < 0.5:
+            n_k = n_q
+        causal = draw.random() < 0.65
+        parts = draw.choice([x for x in range(1, shared + 1) if shared % x == 0])
+        total = kv_heads * parts
+        turn = draw.randint(0, total) if causal else total
+        order = Ordered(draw.randint(1, total + 1), turn, parts)
+        yield kv_heads * shared, kv_heads, n_q, n_k, causal, order
+
+
+def test_in_the_ordered_walk_programs_wait_for_earlier_ones_only():
+    """Each partial dq comes once, after those of programs with smaller numbers, of
+    queries that see its keys; every tile of dq gets all of its partials.
+    """
+    for case in some_orders(300):
+        heads, _, n_q, n_k, causal, _ = case
+        held: dict[tuple[int, int], int] = {}
+        items = set()
+        for item, steps in ordered_walks(*case):
+            items.add((item.batch_head, item.keys))
+            for head, tile, before in steps:
+                assert held.get((head, tile), 0) == before, case
+                assert not causal or tile >= item.keys * BESIDE, case
+                held[head, tile] = before + 1
+        tiles_k = -(-n_k // KEYS)
+        assert len(items) == case[1] * case[-1].parts * tiles_k, case
+        assert held == {
+            (head, tile): min(tile // BESIDE + 1, tiles_k) if causal else tiles_k
+            for head in range(heads)
+            for tile in range(-(-n_q // launches.ONE_PASS_QUERIES))
+        }, case
+
+
+def test_the_ordered_walk_is_taken_where_the_shift_walk_cannot_go():
+    def walk(n, lead=(4, 16), lead_k=None, causal=True, d=128, n_q=None):
+        q, k = Layout((*lead, n_q or n, d), ()), Layout((*(lead_k or lead), n, d), ())
+        return walk_in_one_pass(q, k, causal, 132)
+
+    assert walk(4096) == Shift(4) and walk(16384, (1, 16), d=64) == Shift(1)
+    # Rows past the last whole tile, shared heads, more tiles than multiprocessors, and
+    # heads of which 96 columns are multiplied.
+    assert walk(4000) == Ordered(4, 56) and walk(4000, causal=False) == Ordered(8, 64)
+    assert walk(8192, (2, 64), (2, 8)) == Ordered(1, 12)
+    assert walk(4096, (4, 32), (4, 8)) == Ordered(2, 24)
+    assert walk(4096, (1, 32), (1, 8)) == Ordered(2, 4)
+    assert walk(32768, (1, 8)) == Ordered(1, 6)
+    assert walk(8192, (2, 16), d=96) == Ordered(2, 28)
+    assert walk(8192, (2, 16), d=104) == Shift(2)
+    # So few programs that shared heads are dealt out.
+    assert walk(8192, (1, 8), (1, 1)) == Ordered(2, 4, 8)
+    # Other lengths; the shorter one decides.
+    assert walk(8192, n_q=4096) == Ordered(2, 60)
+    # Few keys, few programs, one head.
+    assert not walk(3968) and not walk(2000, (8, 16)) and not walk(8192, n_q=1000)
+    assert walk(2000, (8, 16), causal=False) and not walk(1900, causal=False)
+    assert not walk(4000, (1, 4)) and not walk(65536, (1, 1), d=64)
+    for case in ((4000, (4, 16), (4, 2)), (5000, (1, 8), (1, 4)), (4097, (9, 7))):
+        found = walk(*case)
+        assert isinstance(found, Ordered) and found.side > 0 <= found.turn, case
 
 
 @pytest.mark.parametrize("program", range(hopper_drawings.PROGRAMS))
@@ -506,7 +604,8 @@ def test_in_one_pass(d, dtype, causal):
         q, k, v, do = inputs = make_inputs(n, n, d, dtype, "cuda", lead=lead)
         scale = d**-0.5
         o, lse = launch_forward(q, k, v, causal, scale)
-        outputs = (o, lse, *launch_one_pass(do, q, k, v, o, lse, causal, scale, groups))
+        walked = launch_one_pass(do, q, k, v, o, lse, causal, scale, Shift(groups))
+        outputs = (o, lse, *walked)
         check_against_reference(dict(zip(NAMES, outputs, strict=True)), *inputs, causal)
 
 
@@ -518,10 +617,79 @@ def test_in_one_pass_fifty_repeats_are_bit_equal(d, causal):
     for n, lead, groups in [(2048, (8, 16), 8), (4096, (4, 16), 4), (16384, (2,), 1)]:
         q, k, v, do = make_inputs(n, n, d, torch.bfloat16, "cuda", lead=lead)
         o, lse = launch_forward(q, k, v, causal, d**-0.5)
-        first = launch_one_pass(do, q, k, v, o, lse, causal, d**-0.5, groups)
+        first = launch_one_pass(do, q, k, v, o, lse, causal, d**-0.5, Shift(groups))
         for _ in range(50):
-            again = launch_one_pass(do, q, k, v, o, lse, causal, d**-0.5, groups)
+            again = launch_one_pass(do, q, k, v, o, lse, causal, d**-0.5, Shift(groups))
             assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True)), n
+
+
+# By what each has that the shift walk can't take: (n_q, n_k, heads, heads of keys, d).
+ORDERED = {
+    "shared heads": (1024, 1024, (2, 8), (2, 2), 128),
+    "shared heads, 64 columns": (1024, 1024, (2, 8), (2, 2), 64),
+    "1000 rows": (1000, 1000, (2, 3), (2, 3), 128),
+    "4000 rows": (4000, 4000, (1, 2), (1, 2), 128),
+    "1000 rows, shared heads, 64 columns": (1000, 1000, (8,), (1,), 64),
+    "more queries": (1500, 700, (2, 3), (2, 3), 128),
+    "more keys": (700, 1500, (2, 3), (2, 3), 128),
+    "more queries, 64 columns": (1500, 700, (3,), (3,), 64),
+    "more keys, 64 columns": (700, 1500, (3,), (3,), 64),
+    "many keys": (16960, 16960, (1, 1), (1, 1), 128),
+    "96 columns": (1111, 1111, (2, 4), (2, 1), 96),
+    "80 columns": (1111, 700, (2, 3), (2, 3), 80),
+    "72 columns": (2048, 2048, (2, 4), (2, 4), 72),
+    "104 columns": (1111, 1111, (2, 2), (2, 1), 104),
+}
+
+
+def orders_of(heads: int, shared: int, causal: bool) -> list[Ordered]:
+    """All forwards, all backwards, both; one program for each head that shares keys."""
+    if not causal:
+        found = [Ordered(1, heads), Ordered(heads, heads)]
+    else:
+        found = [Ordered(1, heads), Ordered(2, 0), Ordered(2, heads // 2)]
+    if shared > 1:
+        found.append(Ordered(1, heads * shared, shared))
+    return found
+
+
+@gpu
+@hopper
+@MASKS
+@pytest.mark.parametrize("case", ORDERED)
+def test_in_one_ordered_pass(case, causal):
+    """Right, and the same bits in twenty calls, whatever order is taken."""
+    n_q, n_k, lead, lead_k, d = ORDERED[case]
+    q, k, v, do = inputs = make_inputs(
+        n_q, n_k, d, torch.bfloat16, "cuda", lead=lead, lead_k=lead_k
+    )
+    scale, heads = d**-0.5, k[..., 0, 0].numel()
+    o, lse = launch_forward(q, k, v, causal, scale)
+    orders = orders_of(heads, q[..., 0, 0].numel() // heads, causal)
+    # Float64's scores of long rows take the test's time.
+    for order in orders[-1:] if n_q > 4096 else orders:
+        arguments = do, q, k, v, o, lse, causal, scale, order
+        first = launch_one_pass(*arguments)
+        outputs = dict(zip(NAMES, (o, lse, *first), strict=True))
+        check_against_reference(outputs, *inputs, causal)
+        for _ in range(20):
+            again = launch_one_pass(*arguments)
+            assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@gpu
+@hopper
+def test_keys_past_the_end_are_hidden_from_low_scores():
+    """exp(0 - lse) of a key that is none would overflow."""
+    q, k, v, do = inputs = make_inputs(
+        1000, 1000, 128, torch.float16, "cuda", lead=(2,)
+    )
+    q += 4
+    k -= 4
+    o, lse = launch_forward(q, k, v, False, 128**-0.5)
+    found = launch_one_pass(do, q, k, v, o, lse, False, 128**-0.5, Ordered(1, 2))
+    outputs = dict(zip(NAMES, (o, lse, *found), strict=True))
+    check_against_reference(outputs, *inputs, False)
 
 
 @gpu
@@ -624,8 +792,13 @@ def test_views_between_poisoned_rows(d, causal):
         (2048, 2048, (8, 8), 64, 7),
         (2048, 2048, (8, 8), 48, 7),
         (4096, 4096, (2, 4), 128, 7),
+        (4000, 4000, (2, 8), 128, 7),
+        (4001, 4003, (2, 8), 80, 7),
     ],
-    ids=["64", "80", "128", "64 in one pass", "48 in one pass", "128 in one pass"],
+    ids=[
+        *("64", "80", "128", "64 in one pass", "48 in one pass", "128 in one pass"),
+        *("128 ordered", "80 ordered"),
+    ],
 )
 def test_every_element_is_written_and_no_other(
     n_q, n_k, lead, d, tensors, causal, monkeypatch

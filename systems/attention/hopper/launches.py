@@ -1,7 +1,8 @@
 """Flash attention for Hopper GPUs: which inputs these kernels take, their launch
 configurations, their launchers.
 
-The kernels stand in `forward`, `backward` and `one_pass`, written in Gluon, the dialect
+The kernels stand in `forward`, `backward` and, for the backward pass in one kernel,
+`one_pass` with its walks `shift` and `ordered`. They are written in Gluon, the dialect
 of Triton in which warps have roles and each copy, barrier and product is placed by
 hand. They hold what the plain kernels promise (results that repeat bit by bit) and take
 less: 16-bit dtypes, head dimensions from 40 to 128 in steps of 8, tensors that TMA can
@@ -110,11 +111,30 @@ ONE_PASS = {
 }
 ONE_PASS_MAXNREG = 128
 ONE_PASS_KEYS, ONE_PASS_QUERIES = 128, 64
+# Head dimensions from 72 to this one have products and sums of 96 columns of the 128 in
+# a tile, as 64 and 32.
+NARROW_HEAD = 96
 # Also by tiles, under a causal mask; without one, half as many. With fewer, two passes
 # are taken.
 ONE_PASS_MIN_KEYS = {64: 2048, 128: 4096}
-# So much of all SMs' time must go into steps, or two passes are faster.
+# So much of all SMs' time must go into steps, or the shift walk is not taken.
 ONE_PASS_USE = 0.9
+# The ordered walk, chosen on an H200 by times of this walk, the shift walk and two
+# passes in turns, under a causal mask but for one. Where the shift walk can go it is as
+# fast or faster, but for narrow heads, whose products only this one saves. Elsewhere
+# this one beat two passes at each length that was timed: 4000 to 32,768 at tiles of
+# 128, with and without shared heads, and 16,384 at 64. With fewer keys two passes are
+# taken, by tiles and halved as above; a last tile may be short.
+ORDERED_MIN_KEYS = {64: 4096, 128: 4096}
+# With fewer programs, about two for each SM, shared heads are dealt out to twice as
+# many, if there are; else two passes are taken.
+ORDERED_MIN_PROGRAMS = 256
+# Tiles of keys side by side: one for each SM. Where query heads share keys half as many
+# are faster; without a mask twice as many, since programs that start together queue
+# once.
+SIDE_TILES = 128
+# Tiles of keys of the heads that are walked backwards at the end, two heads or more.
+BACKWARDS_TILES = 256
 # Tiles of head dimension 64, up to so many keys under a causal mask, or half of them
 # without: while one of four groups begins or ends an item, three work. Small tiles
 # waste less on the mask.
@@ -398,8 +418,8 @@ def backward_plan(
 
 
 def groups_in_one_pass(q: Layout, k: Layout, causal: bool, processors: int) -> int:
-    """How many heads the kernel for one pass works on at a time; 0 where it can't, or
-    would be slower than two passes.
+    """How many heads the shift walk works on at a time; 0 where it can't go, or would
+    leave SMs idle.
 
     All programs of a head run side by side, one on each SM, and wait for one another.
     """
@@ -419,68 +439,157 @@ def groups_in_one_pass(q: Layout, k: Layout, causal: bool, processors: int) -> i
     return groups if steps >= ONE_PASS_USE * processors * longest else 0
 
 
+class Shift(NamedTuple):
+    """The walk of `shift`, `groups` heads at a time."""
+
+    groups: int
+
+
+class Ordered(NamedTuple):
+    """The walk of `ordered`: `side` heads of keys side by side, those from `turn` on
+    backwards, the query heads that share keys in `parts`. Parts count as heads.
+    """
+
+    side: int
+    turn: int
+    parts: int = 1
+
+
+# --8<-- [start:walks]
+def ordered_walk(q: Layout, k: Layout, causal: bool) -> Ordered | None:
+    """For q (b, h, n_q, d) and k (b, h_kv, n_k, d); nothing where two passes are
+    faster.
+    """
+    batch, kv_heads, n_k, d = k.shape
+    shared, n_q = q.shape[1] // kv_heads, q.shape[2]
+    tiles = triton.cdiv(n_k, ONE_PASS_KEYS)
+    least = ORDERED_MIN_KEYS[TILE_DIMS[d]] // (1 if causal else 2)
+    if triton.cdiv(min(n_q, n_k), ONE_PASS_KEYS) * ONE_PASS_KEYS < least:
+        return None
+    programs = batch * kv_heads * tiles
+    parts = 1
+    if programs < ORDERED_MIN_PROGRAMS:
+        wanted = 2 * ORDERED_MIN_PROGRAMS
+        parts = next((x for x in divisors(shared) if x * programs >= wanted), shared)
+    heads = batch * kv_heads * parts
+    # A single head has nothing that could fill up the end.
+    if programs * parts < ORDERED_MIN_PROGRAMS or heads == 1:
+        return None
+    if not causal:
+        return Ordered(min(heads, max(1, 2 * SIDE_TILES // tiles)), heads, parts)
+    side = max(1, SIDE_TILES // tiles // (2 if shared > parts else 1))
+    backwards = min(heads // 2, max(2, BACKWARDS_TILES // tiles))
+    return Ordered(min(heads, side), heads - backwards, parts)
+
+
+def divisors(n: int) -> list[int]:
+    return [x for x in range(1, n + 1) if n % x == 0]
+
+
+@lru_cache(maxsize=1024)
+def walk_in_one_pass(
+    q: Layout, k: Layout, causal: bool, processors: int
+) -> Shift | Ordered | None:
+    """How the backward pass goes in one kernel; nothing where two passes are faster."""
+    groups = groups_in_one_pass(q, k, causal, processors)
+    ordered = ordered_walk(q, k, causal)
+    if groups and not (ordered and is_narrow(q.shape[-1])):
+        return Shift(groups)
+    return ordered
+
+
+# --8<-- [end:walks]
+
+
+def is_narrow(d: int) -> bool:
+    return TILE_DIMS[d] == 128 and d <= NARROW_HEAD
+
+
 class BackwardInOnePass(NamedTuple):
-    """The launches of a backward pass, and what describes their tensors."""
+    """The launches of a backward pass, and what describes their tensors; tiles of
+    queries of all heads, and how far apart rows of lse and delta are.
+    """
 
     delta: Launch
     main: Launch
     of: dict[str, Descriptor]
     rounded: Launch
-    semaphores: int
+    tiles: int
+    stride: int
 
 
 @lru_cache(maxsize=1024)
 def one_pass_plan(
     dtype: torch.dtype,
     device: torch.device,
-    groups: int,
+    walk: Shift | Ordered,
     causal: bool,
     scale: float,
     *tensors: ShapeAndStrides,
 ) -> BackwardInOnePass:
     """For q, k, v, o, do, dq, dk and dv that lie so."""
-    from systems.attention.hopper.one_pass import (
-        delta_kernel,
-        one_pass_kernel,
-        round_kernel,
-    )
+    from systems.attention.hopper import ordered, shift
+    from systems.attention.hopper.one_pass import delta_kernel, round_kernel
 
     q, k, v, o, do, dq, dk, dv = (layout(*lies) for lies in tensors)
-    batch, heads, n, d = q.shape
-    tiles = n // ONE_PASS_KEYS
+    batch, heads, n_q, d = q.shape
+    kv_heads, n_k = k.shape[1:3]
     step, tile_d = ONE_PASS_QUERIES, TILE_DIMS[d]
-    steps = batch * heads * n // step
-    return BackwardInOnePass(
-        Launch(
-            delta_kernel, (n // 64 * batch * heads,),
-            (*o.strides, *do.strides, heads, n),
-            {"HEAD": d, "D": tile_d},
-        ),
-        Launch(
-            one_pass_kernel, (tiles * groups,),
-            (*dk.strides[:3], *dv.strides[:3], batch, heads, tiles, groups,
-             scale * LOG2E, scale),
-            {"HEAD": d, "D": tile_d, "CAUSAL": causal, **ONE_PASS[tile_d]},
+    tiles = batch * heads * triton.cdiv(n_q, step)
+    tiles_k = triton.cdiv(n_k, ONE_PASS_KEYS)
+    # Rows of lse and delta, 16 bytes aligned.
+    stride = triton.cdiv(n_q, 4) * 4
+    # The shift walk has no products of 96 columns.
+    narrow = is_narrow(d) and isinstance(walk, Ordered)
+    ragged = {"HEAD": d, "D": tile_d, "RAGGED": n_q % step > 0}
+    strides = (*dk.strides[:3], *dv.strides[:3])
+    scales = (scale * LOG2E, scale)
+    constants = {"HEAD": d, "D": tile_d, "CAUSAL": causal, **ONE_PASS[tile_d]}
+    options = {"num_warps": 4, "maxnreg": ONE_PASS_MAXNREG}
+    if isinstance(walk, Shift):
+        main = Launch(
+            shift.one_pass_kernel, (tiles_k * walk.groups,),
+            (*strides, batch, heads, tiles_k, walk.groups, *scales),
+            constants,
             # Programs wait for one another: a launch that the GPU can't hold whole must
             # fail, not hang.
-            num_warps=4, maxnreg=ONE_PASS_MAXNREG, launch_cooperative_grid=True,
+            launch_cooperative_grid=True, **options,
+        )  # fmt: skip
+    else:
+        batch_kv_heads = batch * kv_heads * walk.parts
+        main = Launch(
+            ordered.one_pass_kernel, (tiles_k * batch_kv_heads,),
+            (*strides, heads, batch_kv_heads, n_q, n_k, *walk, *scales),
+            {"HEADS_PER_KV": heads // kv_heads // walk.parts,
+             "RAGGED": n_k % ONE_PASS_KEYS > 0, "NARROW": narrow, **constants},
+            **options,
+        )  # fmt: skip
+    return BackwardInOnePass(
+        Launch(
+            delta_kernel, (tiles,),
+            (*o.strides, *do.strides, heads, n_q, stride),
+            {"COPY": stride > n_q, **ragged},
         ),
+        main,
         {
             "q": rows_descriptor(q, step, tile_d, dtype),
             "k": rows_descriptor(k, ONE_PASS_KEYS, tile_d, dtype),
             "v": rows_descriptor(v, ONE_PASS_KEYS, tile_d, dtype),
             "do": rows_descriptor(do, step, tile_d, dtype),
-            "statistics": statistics_descriptor(batch * heads, n, n, step),
-            # As held: 32 numbers a row, a step's rows at a time.
+            "statistics": statistics_descriptor(batch * heads, n_q, stride, step),
+            # As held: 32 numbers a row, a step's rows at a time, or where it is narrow
+            # three quarters of them in three boxes.
             "dq": Descriptor(
-                (steps * step * tile_d // 32, 32), (32, 1), [step * tile_d // 32, 32],
-                torch.float32, swizzle=128
+                (tiles * step * tile_d // 32, 32), (32, 1),
+                [64 if narrow else step * tile_d // 32, 32], torch.float32, swizzle=128
             ),
         },
         Launch(
-            round_kernel, (steps,), (*dq.strides, heads, n), {"HEAD": d, "D": tile_d},
+            round_kernel, (tiles,), (*dq.strides, heads, n_q),
+            {"NARROW": narrow, **ragged},
         ),
-        steps,
+        tiles,
+        stride,
     )  # fmt: skip
 
 
@@ -493,27 +602,38 @@ def launch_one_pass(
     lse: Tensor,
     causal: bool,
     scale: float,
-    groups: int,
+    walk: Shift | Ordered,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv) with `groups` heads at a time."""
+    """(dq, dk, dv)."""
     do = do if readable(do) else do.contiguous()
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    parts = walk.parts if isinstance(walk, Ordered) else 1
+    if parts > 1:
+        # [2, ..., h_kv · parts, n_k, d]: each part's own sums.
+        of_parts = (2, *k.shape[:-3], k.shape[-3] * parts, *k.shape[-2:])
+        dk, dv = k.new_empty(of_parts, dtype=torch.float32)
     lies = map(shape_and_strides, (q, k, v, o, do, dq, dk, dv))
-    plan = one_pass_plan(q.dtype, q.device, groups, causal, scale, *lies)
-    delta, held = (
-        torch.empty_like(lse),
-        q.new_empty((*q.shape[:-1], TILE_DIMS[q.shape[-1]]), dtype=torch.float32),
-    )
-    semaphores = torch.zeros(plan.semaphores, dtype=torch.int32, device=q.device)
+    plan = one_pass_plan(q.dtype, q.device, walk, causal, scale, *lies)
+    n_q, d = q.shape[-2:]
+    copied = plan.stride > n_q
+    rows = lse.new_empty((1 + copied, lse.numel() // n_q, plan.stride))
+    # What TMA reads: lse itself where its rows begin at multiples of 16 bytes.
+    delta, lse_rows = rows[0], rows[1] if copied else lse
+    held = q.new_empty((plan.tiles * ONE_PASS_QUERIES, TILE_DIMS[d]), dtype=torch.float)
+    # The first kernel makes them zero.
+    semaphores = torch.empty(plan.tiles, dtype=torch.int32, device=q.device)
     of = plan.of
     with on_device_of(q):
-        plan.delta(o, do, delta)
+        plan.delta(o, do, lse, delta, lse_rows, semaphores)
         plan.main(
             of["q"](q), of["k"](k), of["v"](v), of["do"](do),
-            of["statistics"](lse), of["statistics"](delta),
+            of["statistics"](lse_rows), of["statistics"](delta),
             of["dq"](held), dk, dv, semaphores,
         )  # fmt: skip
         plan.rounded(held, dq)
+    if parts > 1:
+        # In the order of parts: the same bits each time.
+        dk, dv = (x.unflatten(-3, (-1, parts)).sum(-3).to(q.dtype) for x in (dk, dv))
     return dq, dk, dv
 
 
@@ -572,7 +692,7 @@ def launch_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv) in one pass where that is faster, else in two."""
     layouts = (layout(*shape_and_strides(x)) for x in (q, k))
-    groups = groups_in_one_pass(*layouts, causal, sm_count(q.device))
-    if groups:
-        return launch_one_pass(do, q, k, v, o, lse, causal, scale, groups)
+    walk = walk_in_one_pass(*layouts, causal, sm_count(q.device))
+    if walk:
+        return launch_one_pass(do, q, k, v, o, lse, causal, scale, walk)
     return launch_two_passes(do, q, k, v, o, lse, causal, scale)

@@ -15,13 +15,10 @@ A program owns 128 rows of keys and values; tiles of 64 queries stream past them
 
 The partial dq of all programs of a head have to be added up. Floating-point sums depend
 on their order, so accumulation is ordered: each tile of dq has a semaphore that counts
-the partials it holds, and a partial waits for its number. The order is laid out so that
-nobody waits. All programs of a head run at once and each starts at another tile: while
-the program of keys j works on the tiles beside keys j + s, those beside keys t get
-their partials from keys t, t - 1, t - 2, ..., one after the other. Under a causal mask
-programs of early keys have the longer way. Then each takes the mirrored keys of the
-next head and walks from the last tile back: there the partials come from keys 0, 1, 2,
-..., again one after the other, and after two heads all programs end together.
+the partials it holds, and a partial waits for its number. `shift` and `ordered` say
+which program walks over which tiles, and so in which order partials come; what a warp
+does with a tile is the same for both and stands here, with the small kernels before
+(delta) and after (rounding).
 """
 
 from typing import NamedTuple
@@ -41,15 +38,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from systems.attention.hopper.backward import (
     LOG2E,
-    Streamed,
-    fill_with_statistics,
     make_statistics,
 )
 from systems.attention.hopper.forward import (
-    PRODUCER_REGISTERS,
     TILE,
     Staged,
-    async_load,
     async_store,
     await_full,
     barriers,
@@ -65,6 +58,8 @@ QUERIES = gl.constexpr(64)
 BESIDE = gl.constexpr(2)
 # Columns of a partial dq that are computed at a time.
 DQ_COLUMNS = gl.constexpr(64)
+# And the rows of 32 numbers in which they are held.
+HELD_ROWS = gl.constexpr(128)
 DQ_LAYOUT = gl.constexpr(
     gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32)
 )
@@ -117,143 +112,152 @@ def fence_before_release():
     )  # fmt: skip
 
 
-class Place(NamedTuple):
-    """A program takes heads group, group + groups, ...; of each the tile of keys
-    `column` of `tiles`, or under a causal mask in every second head the mirrored one.
-    """
-
-    group: gl.tensor
-    groups: gl.tensor
-    column: gl.tensor
-    tiles: gl.tensor
-
-
-class Item(NamedTuple):
-    """batch · heads + head, a tile of its keys, and the steps over the queries."""
-
-    batch_head: gl.tensor
-    keys: gl.tensor
-    steps: gl.tensor
-
-
-# --8<-- [start:walk]
-@gluon.jit
-def item_of(n, place, CAUSAL: gl.constexpr):
-    """This program's item n."""
-    group, groups, column, tiles = place
-    keys = column
-    steps = tiles * BESIDE
-    if CAUSAL:
-        if n % 2 == 0:
-            keys = tiles - 1 - column
-        steps -= keys * BESIDE
-    return Item(group + n * groups, keys, steps)
-
-
-@gluon.jit
-def tile_of(step, n, keys, tiles, CAUSAL: gl.constexpr):
-    """(tile of queries, partial dq that it gets before) of a step of item n."""
-    if CAUSAL:
-        tile = keys * BESIDE + step
-        order = step // BESIDE
-        if n % 2 == 1:
-            tile = tiles * BESIDE - 1 - step
-            order = keys
-    else:
-        tile = (keys * BESIDE + step) % (tiles * BESIDE)
-        order = step // BESIDE
-    return tile, order
-
-
-# --8<-- [end:walk]
-
-
 class Keys(NamedTuple):
     """The keys and values of an item in shared memory."""
 
     k: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
-    empty: gl.shared_memory_descriptor
 
 
 @gluon.jit
-def producer(descs, k_desc, v_desc, work, CAUSAL: gl.constexpr):
-    kv, ring, statistics, place, items, heads = work
-    full, empty = kv.full.index(0), kv.empty.index(0)
-    done = 0
-    for n in range(items):
-        batch_head, keys, steps = item_of(n, place, CAUSAL)
-        batch, head = batch_head // heads, batch_head % heads
-        mbarrier.wait(empty, (n & 1) ^ 1)
-        mbarrier.expect(full, 2 * k_desc.block_type.nbytes)
-        at = [batch, head, keys * KEYS, 0]
-        async_load(k_desc, at, full, kv.k)
-        async_load(v_desc, at, full, kv.v)
-        for i in range(steps):
-            tile, order = tile_of(i, n, keys, place.tiles, CAUSAL)
-            row = tile * QUERIES
-            fill_with_statistics(
-                ring, statistics, done + i, descs, batch, head, batch_head, row
-            )
-        done += steps
+def make_shared(
+    q_desc, k_desc, D: gl.constexpr, STAGES: gl.constexpr, DS_STAGES: gl.constexpr,
+    DQ_STAGES: gl.constexpr,
+):  # fmt: skip
+    """(keys and values, ring of q and do, their statistics, of dS, of partial dq)."""
+    TYPE: gl.constexpr = k_desc.dtype
+    k = gl.allocate_shared_memory(TYPE, [KEYS, D], TILE)
+    v = gl.allocate_shared_memory(TYPE, [KEYS, D], TILE)
+    ds_ring = Staged(
+        gl.allocate_shared_memory(TYPE, [DS_STAGES, KEYS, QUERIES], TILE),
+        barriers(DS_STAGES, 2),
+        barriers(DS_STAGES, 1),
+    )
+    statistics = make_statistics(STAGES, QUERIES)
+    kv, ring = Keys(k, v, barriers(1, 1)), make_ring(q_desc, STAGES, 2)
+    dq_ring = Staged(
+        gl.allocate_shared_memory(
+            gl.float32, [DQ_STAGES, QUERIES * D // 32, 32], DQ_LAYOUT
+        ),
+        barriers(DQ_STAGES, 1),
+        barriers(DQ_STAGES, 1),
+    )
+    return kv, ring, statistics, ds_ring, dq_ring
+
+
+# --8<-- [start:narrow]
+@gluon.jit
+def blocks_of_zeros(D: gl.constexpr, NARROW: gl.constexpr):
+    """Sums of 64 rows in blocks of columns: D, or where NARROW the first 64 and the
+    next 32. A tensor's columns are a power of two, and 96 are not.
+    """
+    FIRST: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64 if NARROW else D, 16]
+    )
+    REST: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 32, 16]
+    )
+    if NARROW:
+        blocks = (
+            gl.zeros([64, 64], gl.float32, FIRST),
+            gl.zeros([64, 32], gl.float32, REST),
+        )
+    else:
+        blocks = (gl.zeros([64, D], gl.float32, FIRST),)
+    return blocks
+
+
+@gluon.jit
+def product(a, b, zeros, NARROW: gl.constexpr):
+    """a bᵀ, under way; where NARROW of columns 0 to 95."""
+    if NARROW:
+        token = warpgroup_mma(
+            a.slice(0, 64, 1), b.slice(0, 64, 1).permute((1, 0)), zeros, use_acc=False,
+            is_async=True,
+        )  # fmt: skip
+        token = warpgroup_mma(
+            a.slice(64, 32, 1), b.slice(64, 32, 1).permute((1, 0)), token, is_async=True
+        )
+    else:
+        token = warpgroup_mma(a, b.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    return token
+
+
+@gluon.jit
+def add_product(block, p, x, FIRST: gl.constexpr):
+    """block += p x of as many columns of x, from FIRST on; under way."""
+    A: gl.constexpr = gl.DotOperandLayout(
+        operand_index=0, parent=block.type.layout, k_width=2
+    )
+    columns = x.slice(FIRST, block.shape[1], 1)
+    return warpgroup_mma(gl.convert_layout(p, A), columns, block, is_async=True)
+
+
+@gluon.jit
+def add_products(blocks, p, x):
+    """The same for each block of columns."""
+    tokens = (add_product(blocks[0], p, x, 0),)
+    if len(blocks) == 2:
+        tokens = tokens + (add_product(blocks[1], p, x, 64),)
+    return tokens
+
+
+# --8<-- [end:narrow]
 
 
 # --8<-- [start:step]
 @gluon.jit
 def step(
-    dk, dv, q, do, resident, ring, statistics, ds_ring, i, end, hidden, scale_log2,
-    GROUP: gl.constexpr, MASKED: gl.constexpr,
+    dk, dv, q, do, resident, ring, statistics, ds_ring, i, end, hidden, limit,
+    scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
 ):  # fmt: skip
-    """One tile of queries: dk, dv, this group's half of dS, and the tiles of the next
-    step.
+    """Tile i of queries: dk and dv in blocks of columns, this group's half of dS, and
+    the tiles of the next step, before step `end`.
     """
     k, v, zeros = resident
     DS_STAGES: gl.constexpr = ds_ring.tiles.shape[0]
     STAGES: gl.constexpr = statistics.lse.shape[0]
     COLUMNS: gl.constexpr = gl.SliceLayout(0, zeros.type.layout)
-    A: gl.constexpr = gl.DotOperandLayout(
-        operand_index=0, parent=dk.type.layout, k_width=2
-    )
+    BLOCKS: gl.constexpr = len(dk)
+    NARROW: gl.constexpr = BLOCKS == 2
     TYPE: gl.constexpr = q.dtype
     # With 128 columns dk and dv leave no room for dP beside what the exponentials need.
-    AT_ONCE: gl.constexpr = dk.shape[1] == 64
-    s_token = warpgroup_mma(k, q.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    AT_ONCE: gl.constexpr = dk[0].shape[1] == 64
+    s_token = product(k, q, zeros, NARROW)
     if AT_ONCE:
-        dp_token = warpgroup_mma(
-            v, do.permute((1, 0)), zeros, use_acc=False, is_async=True
-        )
+        dp_token = product(v, do, zeros, NARROW)
         # [64 keys, QUERIES]
         s = warpgroup_mma_wait(1, deps=(s_token,))
     else:
         s = warpgroup_mma_wait(0, deps=(s_token,))
     if MASKED:
         # Row x of the tile is a key, column y a query, and y sees x from y - x = hidden
-        # on.
+        # on. Keys from `limit` on are none.
         keys = gl.arange(0, s.shape[0], gl.SliceLayout(1, s.type.layout))
         queries = gl.arange(0, s.shape[1], COLUMNS)
-        s = gl.where(queries[None, :] - keys[:, None] >= hidden, s, -float("inf"))
+        seen = queries[None, :] - keys[:, None] >= hidden
+        if RAGGED:
+            seen = seen & (keys < limit)[:, None]
+        s = gl.where(seen, s, -float("inf"))
     lse = statistics.lse.index(i % STAGES).load(COLUMNS) * LOG2E
     p = gl.exp2(s * scale_log2 - lse[None, :])
     if not AT_ONCE:
-        dp_token = warpgroup_mma(
-            v, do.permute((1, 0)), zeros, use_acc=False, is_async=True
-        )
+        dp_token = product(v, do, zeros, NARROW)
     dp, p = warpgroup_mma_wait(0, deps=(dp_token, p))
     delta = statistics.delta.index(i % STAGES).load(COLUMNS)
     # [64 keys, QUERIES]
     ds = (p * (dp - delta[None, :])).to(TYPE)
-    dv_token = warpgroup_mma(gl.convert_layout(p.to(TYPE), A), do, dv, is_async=True)
-    dk_token = warpgroup_mma(gl.convert_layout(ds, A), q, dk, is_async=True)
+    sums = add_products(dv, p.to(TYPE), do) + add_products(dk, ds, q)
     stage = i % DS_STAGES
     mbarrier.wait(ds_ring.empty.index(stage), (i // DS_STAGES & 1) ^ 1)
     ds_ring.tiles.index(stage).slice(64 * GROUP, 64, 0).store(ds)
     fence_async_shared()
     mbarrier.arrive(ds_ring.full.index(stage), count=1)
     q_next, do_next = await_full(ring, i + 1, i + 1 < end)
-    dv, dk = warpgroup_mma_wait(0, deps=(dv_token, dk_token))
+    sums = warpgroup_mma_wait(0, deps=sums)
     release(ring, i)
-    return dk, dv, q_next, do_next
+    return sums[BLOCKS:], sums[:BLOCKS], q_next, do_next
 
 
 # --8<-- [end:step]
@@ -261,16 +265,17 @@ def step(
 
 @gluon.jit
 def steps_from(
-    start, stop, dk, dv, q, do, resident, ring, statistics, ds_ring, done, steps,
-    hidden, shift, scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr,
+    start, stop, dk, dv, q, do, resident, ring, statistics, ds_ring, done, end, hidden,
+    shift, limit, scale_log2,
+    GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
 ):  # fmt: skip
-    """Steps `start` to `stop` - 1 of an item, after `done` of those before; `hidden`
-    moves by `shift` with each.
+    """Steps `start` to `stop` - 1 of one head of queries, after `done` of those before
+    and before `end`; `hidden` moves by `shift` with each.
     """
     for i in range(start, stop):
         dk, dv, q, do = step(
-            dk, dv, q, do, resident, ring, statistics, ds_ring, done + i, done + steps,
-            hidden + i * shift, scale_log2, GROUP, MASKED,
+            dk, dv, q, do, resident, ring, statistics, ds_ring, done + i, end,
+            hidden + i * shift, limit, scale_log2, GROUP, MASKED, RAGGED,
         )  # fmt: skip
     return dk, dv, q, do
 
@@ -285,73 +290,37 @@ class Output(NamedTuple):
 
 
 @gluon.jit
-def store_rows(x, out, batch, head, start, HEAD: gl.constexpr):
-    """HEAD columns of x [64, D], straight from registers: shared memory is full."""
+def store_rows(
+    x, out, batch, head, start, n, FIRST: gl.constexpr, HEAD: gl.constexpr,
+    RAGGED: gl.constexpr,
+):  # fmt: skip
+    """Columns of x from FIRST to HEAD, of rows before n, straight from registers:
+    shared memory is full.
+    """
     rows = start + gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))
-    columns = gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
+    columns = FIRST + gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
     ptr = out.ptr
     ptr += batch.to(gl.int64) * out.stride_b + head.to(gl.int64) * out.stride_h
     ptrs = ptr + rows.to(gl.int64)[:, None] * out.stride_n + columns[None, :]
     inside = None
-    if HEAD < x.shape[1]:
+    if HEAD < FIRST + x.shape[1]:
         inside = (columns < HEAD)[None, :]
+        if RAGGED:
+            inside = inside & (rows < n)[:, None]
+    elif RAGGED:
+        inside = (rows < n)[:, None]
     gl.store(ptrs, x.to(ptr.dtype.element_ty), mask=inside)
 
 
 @gluon.jit
-def key_group(
-    dk_out, dv_out, ds_ring, work, scales,
-    GROUP: gl.constexpr, HEAD: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
-):  # fmt: skip
-    """dk and dv of 64 rows of this program's items, and their dS."""
-    S: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, QUERIES, 16]
-    )
-    O: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16]
-    )
-    A: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=S, k_width=2)
-    kv, ring, statistics, place, items, heads = work
-    scale_log2, scale = scales
-    zeros = gl.zeros([64, QUERIES], gl.float32, S)
-    done = 0
-    for n in range(items):
-        batch_head, keys, steps = item_of(n, place, CAUSAL)
-        # The mask cuts as many steps as lie beside the keys: the first ones forwards,
-        # the last ones backwards.
-        cut, hidden, shift = 0, 64 * GROUP, -QUERIES
-        if n % 2 == 1:
-            cut = steps - BESIDE
-            hidden, shift = 64 * GROUP + (1 - steps) * QUERIES, QUERIES
-        dk, dv = gl.zeros([64, D], gl.float32, O), gl.zeros([64, D], gl.float32, O)
-        mbarrier.wait(kv.full.index(0), n & 1)
-        # [64, D], in registers where they have room.
-        k, v = kv.k.slice(64 * GROUP, 64, 0), kv.v.slice(64 * GROUP, 64, 0)
-        if D == 64:
-            resident = (k.load(A), v.load(A), zeros)
-        else:
-            resident = (k, v, zeros)
-        q, do = await_full(ring, done)
-        start = 0
-        if CAUSAL:
-            dk, dv, q, do = steps_from(
-                0, cut, dk, dv, q, do, resident, ring, statistics, ds_ring, done, steps,
-                hidden, shift, scale_log2, GROUP, False,
-            )  # fmt: skip
-            start = cut + BESIDE
-            dk, dv, q, do = steps_from(
-                cut, start, dk, dv, q, do, resident, ring, statistics, ds_ring, done,
-                steps, hidden, shift, scale_log2, GROUP, True,
-            )  # fmt: skip
-        dk, dv, q, do = steps_from(
-            start, steps, dk, dv, q, do, resident, ring, statistics, ds_ring, done,
-            steps, hidden, shift, scale_log2, GROUP, False,
-        )  # fmt: skip
-        done += steps
-        mbarrier.arrive(kv.empty.index(0), count=1)
-        batch, head = batch_head // heads, batch_head % heads
-        store_rows(dk * scale, dk_out, batch, head, keys * KEYS + 64 * GROUP, HEAD)
-        store_rows(dv, dv_out, batch, head, keys * KEYS + 64 * GROUP, HEAD)
+def store_keys(
+    dk, dv, out, batch, head, start, n, scale, HEAD: gl.constexpr, RAGGED: gl.constexpr
+):
+    """dk and dv of 64 rows from `start` on, of n that there are."""
+    dk_out, dv_out = out
+    for i in gl.static_range(len(dk)):
+        store_rows(dk[i] * scale, dk_out, batch, head, start, n, 64 * i, HEAD, RAGGED)
+        store_rows(dv[i], dv_out, batch, head, start, n, 64 * i, HEAD, RAGGED)
 
 
 # --8<-- [start:dq]
@@ -371,40 +340,40 @@ def as_held(x):
 
 
 @gluon.jit
-def dq_group(dq_ring, ds_ring, work, scale, D: gl.constexpr, CAUSAL: gl.constexpr):
-    """This program's partial dq."""
+def ds_times(k, ds):
+    """dS k, under way; ds [KEYS, QUERIES]."""
+    COLUMNS: gl.constexpr = k.shape[1]
     Q: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, DQ_COLUMNS, 16]
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, 16]
     )
-    kv, ring, statistics, place, items, heads = work
-    DS_STAGES: gl.constexpr = ds_ring.tiles.shape[0]
-    DQ_STAGES: gl.constexpr = dq_ring.tiles.shape[0]
-    zeros = gl.zeros([QUERIES, DQ_COLUMNS], gl.float32, Q)
-    done = 0
-    for n in range(items):
-        batch_head, keys, steps = item_of(n, place, CAUSAL)
-        mbarrier.wait(kv.full.index(0), n & 1)
-        for _ in range(steps):
-            stage = done % DS_STAGES
-            mbarrier.wait(ds_ring.full.index(stage), done // DS_STAGES & 1)
-            ds = ds_ring.tiles.index(stage)
-            to = done % DQ_STAGES
-            for i in gl.static_range(D // DQ_COLUMNS):
-                k = kv.k.slice(i * DQ_COLUMNS, DQ_COLUMNS, 1)
-                dq_token = warpgroup_mma(
-                    ds.permute((1, 0)), k, zeros, use_acc=False, is_async=True
-                )
-                dq = warpgroup_mma_wait(0, deps=(dq_token,))
-                if i == D // DQ_COLUMNS - 1:
-                    mbarrier.arrive(ds_ring.empty.index(stage), count=1)
-                if i == 0:
-                    mbarrier.wait(dq_ring.empty.index(to), (done // DQ_STAGES & 1) ^ 1)
-                x = as_held(dq * scale)
-                dq_ring.tiles.index(to).slice(i * x.shape[0], x.shape[0], 0).store(x)
-            fence_async_shared()
-            mbarrier.arrive(dq_ring.full.index(to), count=1)
-            done += 1
-        mbarrier.arrive(kv.empty.index(0), count=1)
+    zeros = gl.zeros([QUERIES, COLUMNS], gl.float32, Q)
+    return warpgroup_mma(ds.permute((1, 0)), k, zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def partial_dq(
+    dq_ring, ds_ring, kv, done, scale, D: gl.constexpr, NARROW: gl.constexpr
+):
+    """This program's partial dq of step `done`, a block of columns after the other."""
+    BLOCKS: gl.constexpr = D // DQ_COLUMNS
+    stage, to = done % ds_ring.tiles.shape[0], done % dq_ring.tiles.shape[0]
+    mbarrier.wait(ds_ring.full.index(stage), done // ds_ring.tiles.shape[0] & 1)
+    ds = ds_ring.tiles.index(stage)
+    for i in gl.static_range(BLOCKS):
+        # Where it is narrow, all columns of the first block and half of the second.
+        k = kv.k.slice(i * DQ_COLUMNS, DQ_COLUMNS // (i + 1 if NARROW else 1), 1)
+        token = ds_times(k, ds)
+        dq = warpgroup_mma_wait(0, deps=(token,))
+        if i == BLOCKS - 1:
+            mbarrier.arrive(ds_ring.empty.index(stage), count=1)
+        if i == 0:
+            phase = (done // dq_ring.tiles.shape[0] & 1) ^ 1
+            mbarrier.wait(dq_ring.empty.index(to), phase)
+        x = as_held(dq * scale)
+        rows = dq_ring.tiles.index(to).slice(i * HELD_ROWS, x.shape[0], 0)
+        rows.store(x)
+    fence_async_shared()
+    mbarrier.arrive(dq_ring.full.index(to), count=1)
 
 
 # --8<-- [end:dq]
@@ -412,114 +381,49 @@ def dq_group(dq_ring, ds_ring, work, scale, D: gl.constexpr, CAUSAL: gl.constexp
 
 # --8<-- [start:writer]
 @gluon.jit
-def dq_writer(
-    dq_desc, semaphores_ptr, dq_ring, place, items,
-    ME: gl.constexpr, CAUSAL: gl.constexpr,
+def add_in_order(
+    dq_desc, semaphores_ptr, dq_ring, number, order, phase,
+    ME: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
-    """Adds the partials of one stage to dq, each after those that come before it."""
-    DQ_STAGES: gl.constexpr = dq_ring.tiles.shape[0]
+    """Adds the partial of stage ME to tile `number` of dq, after `order` others."""
     ROWS: gl.constexpr = dq_ring.tiles.shape[1]
-    partial, tiles = dq_ring.tiles.index(ME), place.tiles
-    done = 0
-    # A warp without a stage has nothing to do.
-    if ME >= DQ_STAGES:
-        items = 0
-    for n in range(items):
-        batch_head, keys, steps = item_of(n, place, CAUSAL)
-        first = (ME + DQ_STAGES - done % DQ_STAGES) % DQ_STAGES
-        for i in range(first, steps, DQ_STAGES):
-            tile, order = tile_of(i, n, keys, tiles, CAUSAL)
-            number = batch_head * tiles * BESIDE + tile
-            # Most often it is next before the partial is there.
-            while acquired(semaphores_ptr + number) != order:
-                pass
-            fence_after_acquire()
-            mbarrier.wait(dq_ring.full.index(ME), (done + i) // DQ_STAGES & 1)
-            if order == 0:
-                async_store(dq_desc, [number * ROWS, 0], partial)
-            else:
-                add_shared_to_global(dq_desc, [number * ROWS, 0], partial)
-            tma.store_wait(0)
-            mbarrier.arrive(dq_ring.empty.index(ME), count=1)
-            fence_before_release()
-            gl.atomic_add(semaphores_ptr + number, 1, sem="release", scope="gpu")
-        done += steps
+    BOX: gl.constexpr = dq_desc.block_type.shape[0]
+    # Of four boxes the last has columns past 95.
+    BOXES: gl.constexpr = 3 if NARROW else 1
+    partial = dq_ring.tiles.index(ME)
+    # Most often it is next before the partial is there.
+    while acquired(semaphores_ptr + number) != order:
+        pass
+    fence_after_acquire()
+    mbarrier.wait(dq_ring.full.index(ME), phase)
+    for i in gl.static_range(BOXES):
+        at, box = [number * ROWS + i * BOX, 0], partial.slice(i * BOX, BOX, 0)
+        if order == 0:
+            async_store(dq_desc, at, box)
+        else:
+            add_shared_to_global(dq_desc, at, box)
+    tma.store_wait(0)
+    mbarrier.arrive(dq_ring.empty.index(ME), count=1)
+    fence_before_release()
+    gl.atomic_add(semaphores_ptr + number, 1, sem="release", scope="gpu")
 
 
 # --8<-- [end:writer]
 
 
-@gluon.jit(do_not_specialize=["batch", "heads", "tiles", "groups"])
-def one_pass_kernel(
-    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dq_desc, dk_ptr, dv_ptr,
-    semaphores_ptr, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh,
-    stride_dvn, batch, heads, tiles, groups, scale_log2, scale,
-    HEAD: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, STAGES: gl.constexpr,
-    DS_STAGES: gl.constexpr, DQ_STAGES: gl.constexpr, REGISTERS: gl.constexpr,
-    DQ_REGISTERS: gl.constexpr, num_warps: gl.constexpr,
-):  # fmt: skip
-    """dq in float32 and as held, dk and dv. Grid: tiles of keys x groups; group g takes
-    heads g, g + groups, ...
-    """
-    group = gl.program_id(0) // tiles
-    items = gl.cdiv(batch * heads - group, groups)
-    place = Place(group, groups, gl.program_id(0) % tiles, tiles)
-    TYPE: gl.constexpr = k_desc.dtype
-
-    k = gl.allocate_shared_memory(TYPE, [KEYS, D], TILE)
-    v = gl.allocate_shared_memory(TYPE, [KEYS, D], TILE)
-    ds_ring = Staged(
-        gl.allocate_shared_memory(TYPE, [DS_STAGES, KEYS, QUERIES], TILE),
-        barriers(DS_STAGES, 2),
-        barriers(DS_STAGES, 1),
-    )
-    statistics = make_statistics(STAGES, QUERIES)
-    kv, ring = Keys(k, v, barriers(1, 1), barriers(1, 3)), make_ring(q_desc, STAGES, 2)
-    dq_ring = Staged(
-        gl.allocate_shared_memory(
-            gl.float32, [DQ_STAGES, QUERIES * D // 32, 32], DQ_LAYOUT
-        ),
-        barriers(DQ_STAGES, 1),
-        barriers(DQ_STAGES, 1),
-    )
-    dk_out = Output(dk_ptr, stride_dkb, stride_dkh, stride_dkn)
-    dv_out = Output(dv_ptr, stride_dvb, stride_dvh, stride_dvn)
-    descs = Streamed(q_desc, do_desc, lse_desc, delta_desc)
-    work, scales = (kv, ring, statistics, place, items, heads), (scale_log2, scale)
-    gl.warp_specialize(
-        [
-            (key_group, (dk_out, dv_out, ds_ring, work, scales, 0, HEAD, D, CAUSAL)),
-            (key_group, (dk_out, dv_out, ds_ring, work, scales, 1, HEAD, D, CAUSAL)),
-            (dq_group, (dq_ring, ds_ring, work, scale, D, CAUSAL)),
-            (producer, (descs, k_desc, v_desc, work, CAUSAL)),
-            (dq_writer, (dq_desc, semaphores_ptr, dq_ring, place, items, 0, CAUSAL)),
-            (dq_writer, (dq_desc, semaphores_ptr, dq_ring, place, items, 1, CAUSAL)),
-            (dq_writer, (dq_desc, semaphores_ptr, dq_ring, place, items, 2, CAUSAL)),
-        ],
-        [4, 4, 1, 1, 1, 1],
-        [
-            REGISTERS,
-            DQ_REGISTERS,
-            PRODUCER_REGISTERS,
-            PRODUCER_REGISTERS,
-            PRODUCER_REGISTERS,
-            PRODUCER_REGISTERS,
-        ],
-    )
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["heads", "n", "row_stride"])
 def delta_kernel(
-    o_ptr, do_ptr, delta_ptr, stride_ob, stride_oh, stride_on, stride_od, stride_gb,
-    stride_gh, stride_gn, stride_gd,
-    heads, n, HEAD: tl.constexpr, D: tl.constexpr,
+    o_ptr, do_ptr, lse_ptr, delta_ptr, lse_out_ptr, semaphores_ptr, stride_ob,
+    stride_oh, stride_on, stride_od, stride_gb, stride_gh, stride_gn, stride_gd, heads,
+    n, row_stride, HEAD: tl.constexpr, D: tl.constexpr, RAGGED: tl.constexpr,
+    COPY: tl.constexpr,
 ):  # fmt: skip
     """delta = rowsum(o · do), which is also rowsum(p · dp): what softmax takes off each
-    dp. Strides of do: g.
+    dp. Semaphores of zero; with COPY, lse in rows that TMA can read. Strides of do: g.
 
     Grid: tiles of 64 queries x batch x heads.
     """
-    tiles = n // 64
+    tiles = tl.cdiv(n, 64)
     batch_head = (tl.program_id(0) // tiles).to(tl.int64)
     batch, head = batch_head // heads, batch_head % heads
     rows, columns = (
@@ -541,14 +445,19 @@ def delta_kernel(
         + columns[None, :] * stride_gd
     )
     o, do = (
-        load_tile(at_o, rows, columns, n, HEAD, False),
-        load_tile(at_do, rows, columns, n, HEAD, False),
+        load_tile(at_o, rows, columns, n, HEAD, RAGGED),
+        load_tile(at_do, rows, columns, n, HEAD, RAGGED),
     )
     delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
-    tl.store(delta_ptr + batch_head * n + rows, delta)
+    inside = rows < n
+    tl.store(delta_ptr + batch_head * row_stride + rows, delta, mask=inside)
+    if COPY:
+        lse = tl.load(lse_ptr + batch_head * n + rows, mask=inside)
+        tl.store(lse_out_ptr + batch_head * row_stride + rows, lse, mask=inside)
+    tl.store(semaphores_ptr + tl.program_id(0), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads", "n"])
 def round_kernel(
     held_ptr,
     dq_ptr,
@@ -560,11 +469,13 @@ def round_kernel(
     n,
     HEAD: tl.constexpr,
     D: tl.constexpr,
+    RAGGED: tl.constexpr,
+    NARROW: tl.constexpr,
 ):
     """dq in its own dtype, from float32 as held. Grid: tiles of 64 queries x batch x
     heads.
     """
-    tiles = n // 64
+    tiles = tl.cdiv(n, 64)
     batch_head = tl.program_id(0) // tiles
     rows, columns = tl.arange(0, 64)[:, None], tl.arange(0, D)[None, :]
     warp, half, lane_row = rows // 16, rows // 8 % 2, rows % 8
@@ -574,8 +485,10 @@ def round_kernel(
         columns // 2 % 4,
         columns % 2,
     )
+    # Of the last 32 columns a thread holds half as many.
+    eights = 8 - 4 * part if NARROW else 8
     held = (
-        ((((part * 4 + warp) * 8 + eight) * 8 + lane_row) * 4 + lane_column) * 4
+        (((part * 32 + warp * eights + eight) * 8 + lane_row) * 4 + lane_column) * 4
         + half * 2
         + one
     )
@@ -590,4 +503,8 @@ def round_kernel(
     )
     if HEAD < D:
         inside = columns < HEAD
+        if RAGGED:
+            inside = inside & (start + rows < n)
+    elif RAGGED:
+        inside = (start + rows < n) & (columns < D)
     tl.store(dq_ptrs, dq.to(dq_ptr.dtype.element_ty), mask=inside)

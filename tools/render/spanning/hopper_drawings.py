@@ -343,7 +343,7 @@ def walk(program: int) -> list[tuple[int, int, int]]:
     program, in the backward pass in one.
 
     Two heads under a causal mask, in steps as long as the tiles of keys. As `item_of`
-    and `tile_of` of `systems.attention.hopper.one_pass` have it.
+    and `tile_of` of `systems.attention.hopper.shift` have it.
     """
     late = PROGRAMS - 1 - program
     forwards = [(0, late + step, step) for step in range(PROGRAMS - late)]

@@ -1,0 +1,322 @@
+"""The backward pass in one kernel for any shape: programs wait for earlier ones only.
+
+A program takes one tile of keys, and all heads of queries that share it one after the
+other, so that dk and dv stay in its registers. The partials of a tile of dq come in the
+order in which the programs of its head are numbered. So a program waits for smaller
+numbers only, which GPUs start first: the smallest that has not ended never waits, and
+no launch needs to be held whole.
+
+Under a causal mask heads are walked through in two ways. Forwards, numbered from the
+last keys on, programs begin at their own diagonal: those that start together are a tile
+apart, and nobody waits. But the longest start last. So the last heads are walked
+backwards, numbered from the first keys on, each from the last queries to the diagonal:
+there the shortest start last, and fill up the end.
+
+Few heads of keys would leave SMs idle. Then the heads that share them are dealt out to
+several programs, each with its own sums of dk and dv, which are added up afterwards.
+"""
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from systems.attention.hopper.backward import Streamed, fill_with_statistics
+from systems.attention.hopper.forward import (
+    PRODUCER_REGISTERS,
+    async_load,
+    await_full,
+)
+from systems.attention.hopper.one_pass import (
+    BESIDE,
+    KEYS,
+    QUERIES,
+    Output,
+    add_in_order,
+    blocks_of_zeros,
+    make_shared,
+    partial_dq,
+    steps_from,
+    store_keys,
+)
+
+
+class Place(NamedTuple):
+    """Heads of q, and heads of keys with batches; tiles of a head of each. `side` heads
+    of keys are walked through side by side, and those from `turn` on backwards, all
+    side by side.
+
+    The query heads that share keys may be dealt out to `parts` programs: then heads of
+    keys are counted once for each part.
+    """
+
+    heads: gl.tensor
+    batch_kv_heads: gl.tensor
+    tiles_q: gl.tensor
+    tiles_k: gl.tensor
+    side: gl.tensor
+    turn: gl.tensor
+    parts: gl.tensor
+
+
+class Item(NamedTuple):
+    """batch · heads of keys + head, a tile of its keys, and the steps over the queries
+    of each head that shares them; whether it is walked backwards.
+    """
+
+    batch_head: gl.tensor
+    keys: gl.tensor
+    steps: gl.tensor
+    backwards: gl.tensor
+
+
+# --8<-- [start:walk]
+@gluon.jit
+def item_of(number, place, CAUSAL: gl.constexpr):
+    """The item of this number: numbers are in the order in which programs start."""
+    _, batch_kv_heads, tiles_q, tiles_k, side, turn, _ = place
+    first = number // (side * tiles_k) * side
+    width = turn - first
+    backwards = 0
+    if width > side:
+        width = side
+    if number >= turn * tiles_k:
+        backwards = 1
+        first = turn
+        width = batch_kv_heads - turn
+    inside = number - first * tiles_k
+    keys = inside // width
+    steps = tiles_q
+    if CAUSAL:
+        if number < turn * tiles_k:
+            keys = tiles_k - 1 - keys
+        steps = tiles_q - keys * BESIDE
+        # Of more keys than queries no query sees the last.
+        if steps < 0:
+            steps = 0
+    return Item(first + inside % width, keys, steps, backwards)
+
+
+@gluon.jit
+def tile_of(step, item, place, CAUSAL: gl.constexpr):
+    """(tile of queries, partial dq that it gets before) of a step of an item."""
+    tile = step
+    order = item.keys
+    if CAUSAL:
+        if item.backwards == 1:
+            tile = place.tiles_q - 1 - step
+        else:
+            tile = item.keys * BESIDE + step
+            order = tile // BESIDE - item.keys
+            if tile // BESIDE >= place.tiles_k:
+                order = place.tiles_k - 1 - item.keys
+    return tile, order
+
+
+# --8<-- [end:walk]
+
+
+@gluon.jit
+def producer(
+    descs, k_desc, v_desc, work, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr
+):
+    kv, ring, statistics, item, place, n_k = work
+    kv_heads = place.heads // HEADS_PER_KV
+    batch, kv_head = item.batch_head // kv_heads, item.batch_head % kv_heads
+    full = kv.full.index(0)
+    mbarrier.expect(full, 2 * k_desc.block_type.nbytes)
+    at = [batch, kv_head // place.parts, item.keys * KEYS, 0]
+    async_load(k_desc, at, full, kv.k)
+    async_load(v_desc, at, full, kv.v)
+    done = 0
+    for member in range(HEADS_PER_KV):
+        head = kv_head * HEADS_PER_KV + member
+        for i in range(item.steps):
+            tile, order = tile_of(i, item, place, CAUSAL)
+            fill_with_statistics(
+                ring, statistics, done + i, descs, batch, head,
+                batch * place.heads + head, tile * QUERIES,
+            )  # fmt: skip
+        done += item.steps
+
+
+@gluon.jit
+def key_group(
+    out, ds_ring, work, scales,
+    GROUP: gl.constexpr, HEAD: gl.constexpr, D: gl.constexpr,
+    HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr, RAGGED: gl.constexpr,
+    NARROW: gl.constexpr,
+):  # fmt: skip
+    """dk and dv of 64 rows of this program's item, and their dS."""
+    S: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, QUERIES, 16]
+    )
+    A: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=S, k_width=2)
+    kv, ring, statistics, item, place, n_k = work
+    scale_log2, scale = scales
+    zeros = gl.zeros([64, QUERIES], gl.float32, S)
+    steps = item.steps
+    # The mask cuts as many steps as lie beside the keys: the first ones forwards, the
+    # last ones backwards.
+    cut, masked = 0, 0
+    hidden, shift = 64 * GROUP, -QUERIES
+    limit = n_k - item.keys * KEYS - 64 * GROUP
+    if CAUSAL:
+        masked = BESIDE
+        if masked > steps:
+            masked = steps
+        if item.backwards == 1:
+            cut = steps - masked
+            hidden, shift = 64 * GROUP + (1 - steps) * QUERIES, QUERIES
+    else:
+        hidden, shift = -QUERIES, 0
+    if RAGGED:
+        # And all where keys end within the tile.
+        if item.keys == place.tiles_k - 1:
+            cut, masked = 0, steps
+    dk, dv = blocks_of_zeros(D, NARROW), blocks_of_zeros(D, NARROW)
+    mbarrier.wait(kv.full.index(0), 0)
+    # [64, D], in registers where they have room.
+    k, v = kv.k.slice(64 * GROUP, 64, 0), kv.v.slice(64 * GROUP, 64, 0)
+    if D == 64:
+        resident = (k.load(A), v.load(A), zeros)
+    else:
+        resident = (k, v, zeros)
+    end = steps * HEADS_PER_KV
+    q, do = await_full(ring, 0, steps > 0)
+    done = 0
+    for _ in range(HEADS_PER_KV):
+        if CAUSAL:
+            dk, dv, q, do = steps_from(
+                0, cut, dk, dv, q, do, resident, ring, statistics, ds_ring, done, end,
+                hidden, shift, limit, scale_log2, GROUP, False, RAGGED,
+            )  # fmt: skip
+        if CAUSAL or RAGGED:
+            dk, dv, q, do = steps_from(
+                cut, cut + masked, dk, dv, q, do, resident, ring, statistics, ds_ring,
+                done, end, hidden, shift, limit, scale_log2, GROUP, True, RAGGED,
+            )  # fmt: skip
+        dk, dv, q, do = steps_from(
+            cut + masked, steps, dk, dv, q, do, resident, ring, statistics, ds_ring,
+            done, end, hidden, shift, limit, scale_log2, GROUP, False, RAGGED,
+        )  # fmt: skip
+        done += steps
+    kv_heads = place.heads // HEADS_PER_KV
+    batch, head = item.batch_head // kv_heads, item.batch_head % kv_heads
+    start = item.keys * KEYS + 64 * GROUP
+    store_keys(dk, dv, out, batch, head, start, n_k, scale, HEAD, RAGGED)
+
+
+@gluon.jit
+def dq_group(
+    dq_ring, ds_ring, work, scale,
+    D: gl.constexpr, HEADS_PER_KV: gl.constexpr, NARROW: gl.constexpr,
+):  # fmt: skip
+    """This program's partial dq."""
+    kv, ring, statistics, item, place, n_k = work
+    mbarrier.wait(kv.full.index(0), 0)
+    for done in range(item.steps * HEADS_PER_KV):
+        partial_dq(dq_ring, ds_ring, kv, done, scale, D, NARROW)
+
+
+@gluon.jit
+def dq_writer(
+    dq_desc, semaphores_ptr, dq_ring, work, ME: gl.constexpr,
+    HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr, NARROW: gl.constexpr,
+):  # fmt: skip
+    """Adds the partials of one stage to dq, each after those that come before it."""
+    DQ_STAGES: gl.constexpr = dq_ring.tiles.shape[0]
+    kv, ring, statistics, item, place, n_k = work
+    steps = item.steps
+    end = steps * HEADS_PER_KV
+    # A warp without a stage has nothing to do.
+    if ME < DQ_STAGES:
+        # batch · heads + head, the first that shares these keys.
+        head = item.batch_head * HEADS_PER_KV
+        for i in range(ME, end, DQ_STAGES):
+            member, of_member = 0, i
+            if HEADS_PER_KV > 1:
+                member, of_member = i // steps, i % steps
+            tile, order = tile_of(of_member, item, place, CAUSAL)
+            number = (head + member) * place.tiles_q + tile
+            phase = i // DQ_STAGES & 1
+            add_in_order(
+                dq_desc, semaphores_ptr, dq_ring, number, order, phase, ME, NARROW
+            )
+
+
+@gluon.jit(
+    do_not_specialize=["heads", "batch_kv_heads", "n_q", "n_k", "side", "turn", "parts"]
+)
+def one_pass_kernel(
+    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dq_desc, dk_ptr, dv_ptr,
+    semaphores_ptr, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh,
+    stride_dvn, heads, batch_kv_heads, n_q, n_k, side, turn, parts,
+    scale_log2, scale, HEAD: gl.constexpr, D: gl.constexpr, HEADS_PER_KV: gl.constexpr,
+    CAUSAL: gl.constexpr, RAGGED: gl.constexpr, NARROW: gl.constexpr,
+    STAGES: gl.constexpr, DS_STAGES: gl.constexpr, DQ_STAGES: gl.constexpr,
+    REGISTERS: gl.constexpr, DQ_REGISTERS: gl.constexpr, num_warps: gl.constexpr,
+):  # fmt: skip
+    """dq in float32 and as held, dk and dv. Grid: tiles of keys x batch x heads of
+    keys.
+    """
+    place = Place(
+        heads,
+        batch_kv_heads,
+        gl.cdiv(n_q, QUERIES),
+        gl.cdiv(n_k, KEYS),
+        side,
+        turn,
+        parts,
+    )
+    item = item_of(gl.program_id(0), place, CAUSAL)
+    kv, ring, statistics, ds_ring, dq_ring = make_shared(
+        q_desc, k_desc, D, STAGES, DS_STAGES, DQ_STAGES
+    )
+    out = (
+        Output(dk_ptr, stride_dkb, stride_dkh, stride_dkn),
+        Output(dv_ptr, stride_dvb, stride_dvh, stride_dvn),
+    )
+    descs = Streamed(q_desc, do_desc, lse_desc, delta_desc)
+    work, scales = (kv, ring, statistics, item, place, n_k), (scale_log2, scale)
+    gl.warp_specialize(
+        [
+            (
+                key_group,
+                (out, ds_ring, work, scales, 0,
+                 HEAD, D, HEADS_PER_KV, CAUSAL, RAGGED, NARROW),
+            ),
+            (
+                key_group,
+                (out, ds_ring, work, scales, 1,
+                 HEAD, D, HEADS_PER_KV, CAUSAL, RAGGED, NARROW),
+            ),
+            (dq_group, (dq_ring, ds_ring, work, scale, D, HEADS_PER_KV, NARROW)),
+            (producer, (descs, k_desc, v_desc, work, HEADS_PER_KV, CAUSAL)),
+            (
+                dq_writer,
+                (dq_desc, semaphores_ptr, dq_ring, work, 0,
+                 HEADS_PER_KV, CAUSAL, NARROW),
+            ),
+            (
+                dq_writer,
+                (dq_desc, semaphores_ptr, dq_ring, work, 1,
+                 HEADS_PER_KV, CAUSAL, NARROW),
+            ),
+            (
+                dq_writer,
+                (dq_desc, semaphores_ptr, dq_ring, work, 2,
+                 HEADS_PER_KV, CAUSAL, NARROW),
+            ),
+        ],
+        [4, 4, 1, 1, 1, 1],
+        [
+            REGISTERS,
+            DQ_REGISTERS,
+            PRODUCER_REGISTERS,
+            PRODUCER_REGISTERS,
+            PRODUCER_REGISTERS,
+            PRODUCER_REGISTERS,
+        ],
+    )  # fmt: skip

@@ -1,0 +1,253 @@
+"""The backward pass in one kernel, as a shift walk: programs that stay, and of which
+nobody waits for another's partial dq.
+
+All programs of a head run at once and each starts at another tile: while the program of
+keys j works on the tiles beside keys j + s, those beside keys t get their partials from
+keys t, t - 1, t - 2, ..., one after the other. Under a causal mask programs of early
+keys have the longer way. Then each takes the mirrored keys of the next head and walks
+from the last tile back: there the partials come from keys 0, 1, 2, ..., again one after
+the other, and after two heads all programs end together.
+
+For as many heads and rows of queries as of keys, and no more whole tiles of keys than
+there are SMs: others take the walk of `ordered`.
+"""
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from systems.attention.hopper.backward import Streamed, fill_with_statistics
+from systems.attention.hopper.forward import (
+    PRODUCER_REGISTERS,
+    async_load,
+    await_full,
+    barriers,
+)
+from systems.attention.hopper.one_pass import (
+    BESIDE,
+    KEYS,
+    QUERIES,
+    Output,
+    add_in_order,
+    blocks_of_zeros,
+    make_shared,
+    partial_dq,
+    steps_from,
+    store_keys,
+)
+
+
+class Place(NamedTuple):
+    """A program takes heads group, group + groups, ...; of each the tile of keys
+    `column` of `tiles`, or under a causal mask in every second head the mirrored one.
+    """
+
+    group: gl.tensor
+    groups: gl.tensor
+    column: gl.tensor
+    tiles: gl.tensor
+
+
+class Item(NamedTuple):
+    """batch · heads + head, a tile of its keys, and the steps over the queries."""
+
+    batch_head: gl.tensor
+    keys: gl.tensor
+    steps: gl.tensor
+
+
+# --8<-- [start:walk]
+@gluon.jit
+def item_of(n, place, CAUSAL: gl.constexpr):
+    """This program's item n."""
+    group, groups, column, tiles = place
+    keys = column
+    steps = tiles * BESIDE
+    if CAUSAL:
+        if n % 2 == 0:
+            keys = tiles - 1 - column
+        steps -= keys * BESIDE
+    return Item(group + n * groups, keys, steps)
+
+
+@gluon.jit
+def tile_of(step, n, keys, tiles, CAUSAL: gl.constexpr):
+    """(tile of queries, partial dq that it gets before) of a step of item n."""
+    if CAUSAL:
+        tile = keys * BESIDE + step
+        order = step // BESIDE
+        if n % 2 == 1:
+            tile = tiles * BESIDE - 1 - step
+            order = keys
+    else:
+        tile = (keys * BESIDE + step) % (tiles * BESIDE)
+        order = step // BESIDE
+    return tile, order
+
+
+# --8<-- [end:walk]
+
+
+@gluon.jit
+def producer(descs, k_desc, v_desc, work, CAUSAL: gl.constexpr):
+    kv, kv_empty, ring, statistics, place, items, heads = work
+    full, empty = kv.full.index(0), kv_empty.index(0)
+    done = 0
+    for n in range(items):
+        batch_head, keys, steps = item_of(n, place, CAUSAL)
+        batch, head = batch_head // heads, batch_head % heads
+        mbarrier.wait(empty, (n & 1) ^ 1)
+        mbarrier.expect(full, 2 * k_desc.block_type.nbytes)
+        at = [batch, head, keys * KEYS, 0]
+        async_load(k_desc, at, full, kv.k)
+        async_load(v_desc, at, full, kv.v)
+        for i in range(steps):
+            tile, order = tile_of(i, n, keys, place.tiles, CAUSAL)
+            row = tile * QUERIES
+            fill_with_statistics(
+                ring, statistics, done + i, descs, batch, head, batch_head, row
+            )
+        done += steps
+
+
+@gluon.jit
+def key_group(
+    out, ds_ring, work, scales,
+    GROUP: gl.constexpr, HEAD: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
+):  # fmt: skip
+    """dk and dv of 64 rows of this program's items, and their dS."""
+    S: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, QUERIES, 16]
+    )
+    A: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=S, k_width=2)
+    kv, kv_empty, ring, statistics, place, items, heads = work
+    scale_log2, scale = scales
+    zeros = gl.zeros([64, QUERIES], gl.float32, S)
+    done = 0
+    for n in range(items):
+        batch_head, keys, steps = item_of(n, place, CAUSAL)
+        # The mask cuts as many steps as lie beside the keys: the first ones forwards,
+        # the last ones backwards.
+        cut, hidden, shift = 0, 64 * GROUP, -QUERIES
+        if n % 2 == 1:
+            cut = steps - BESIDE
+            hidden, shift = 64 * GROUP + (1 - steps) * QUERIES, QUERIES
+        dk, dv = blocks_of_zeros(D, False), blocks_of_zeros(D, False)
+        mbarrier.wait(kv.full.index(0), n & 1)
+        # [64, D], in registers where they have room.
+        k, v = kv.k.slice(64 * GROUP, 64, 0), kv.v.slice(64 * GROUP, 64, 0)
+        if D == 64:
+            resident = (k.load(A), v.load(A), zeros)
+        else:
+            resident = (k, v, zeros)
+        end = done + steps
+        q, do = await_full(ring, done)
+        start = 0
+        if CAUSAL:
+            dk, dv, q, do = steps_from(
+                0, cut, dk, dv, q, do, resident, ring, statistics, ds_ring, done, end,
+                hidden, shift, 0, scale_log2, GROUP, False, False,
+            )  # fmt: skip
+            start = cut + BESIDE
+            dk, dv, q, do = steps_from(
+                cut, start, dk, dv, q, do, resident, ring, statistics, ds_ring, done,
+                end, hidden, shift, 0, scale_log2, GROUP, True, False,
+            )  # fmt: skip
+        dk, dv, q, do = steps_from(
+            start, steps, dk, dv, q, do, resident, ring, statistics, ds_ring, done, end,
+            hidden, shift, 0, scale_log2, GROUP, False, False,
+        )  # fmt: skip
+        done = end
+        mbarrier.arrive(kv_empty.index(0), count=1)
+        batch, head = batch_head // heads, batch_head % heads
+        row = keys * KEYS + 64 * GROUP
+        store_keys(dk, dv, out, batch, head, row, 0, scale, HEAD, False)
+
+
+@gluon.jit
+def dq_group(dq_ring, ds_ring, work, scale, D: gl.constexpr, CAUSAL: gl.constexpr):
+    """This program's partial dq."""
+    kv, kv_empty, ring, statistics, place, items, heads = work
+    done = 0
+    for n in range(items):
+        batch_head, keys, steps = item_of(n, place, CAUSAL)
+        mbarrier.wait(kv.full.index(0), n & 1)
+        for _ in range(steps):
+            partial_dq(dq_ring, ds_ring, kv, done, scale, D, False)
+            done += 1
+        mbarrier.arrive(kv_empty.index(0), count=1)
+
+
+@gluon.jit
+def dq_writer(
+    dq_desc, semaphores_ptr, dq_ring, place, items,
+    ME: gl.constexpr, CAUSAL: gl.constexpr,
+):  # fmt: skip
+    """Adds the partials of one stage to dq, each after those that come before it."""
+    DQ_STAGES: gl.constexpr = dq_ring.tiles.shape[0]
+    done = 0
+    # A warp without a stage has nothing to do.
+    if ME >= DQ_STAGES:
+        items = 0
+    for n in range(items):
+        batch_head, keys, steps = item_of(n, place, CAUSAL)
+        first = (ME + DQ_STAGES - done % DQ_STAGES) % DQ_STAGES
+        for i in range(first, steps, DQ_STAGES):
+            tile, order = tile_of(i, n, keys, place.tiles, CAUSAL)
+            number = batch_head * place.tiles * BESIDE + tile
+            phase = (done + i) // DQ_STAGES & 1
+            add_in_order(
+                dq_desc, semaphores_ptr, dq_ring, number, order, phase, ME, False
+            )
+        done += steps
+
+
+@gluon.jit(do_not_specialize=["batch", "heads", "tiles", "groups"])
+def one_pass_kernel(
+    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dq_desc, dk_ptr, dv_ptr,
+    semaphores_ptr, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh,
+    stride_dvn, batch, heads, tiles, groups, scale_log2, scale,
+    HEAD: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, STAGES: gl.constexpr,
+    DS_STAGES: gl.constexpr, DQ_STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+    DQ_REGISTERS: gl.constexpr, num_warps: gl.constexpr,
+):  # fmt: skip
+    """dq in float32 and as held, dk and dv. Grid: tiles of keys x groups; group g takes
+    heads g, g + groups, ...
+    """
+    group = gl.program_id(0) // tiles
+    items = gl.cdiv(batch * heads - group, groups)
+    place = Place(group, groups, gl.program_id(0) % tiles, tiles)
+    kv, ring, statistics, ds_ring, dq_ring = make_shared(
+        q_desc, k_desc, D, STAGES, DS_STAGES, DQ_STAGES
+    )
+    # The groups have read an item's keys and values.
+    kv_empty = barriers(1, 3)
+    out = (
+        Output(dk_ptr, stride_dkb, stride_dkh, stride_dkn),
+        Output(dv_ptr, stride_dvb, stride_dvh, stride_dvn),
+    )
+    descs = Streamed(q_desc, do_desc, lse_desc, delta_desc)
+    work = (kv, kv_empty, ring, statistics, place, items, heads)
+    scales = (scale_log2, scale)
+    gl.warp_specialize(
+        [
+            (key_group, (out, ds_ring, work, scales, 0, HEAD, D, CAUSAL)),
+            (key_group, (out, ds_ring, work, scales, 1, HEAD, D, CAUSAL)),
+            (dq_group, (dq_ring, ds_ring, work, scale, D, CAUSAL)),
+            (producer, (descs, k_desc, v_desc, work, CAUSAL)),
+            (dq_writer, (dq_desc, semaphores_ptr, dq_ring, place, items, 0, CAUSAL)),
+            (dq_writer, (dq_desc, semaphores_ptr, dq_ring, place, items, 1, CAUSAL)),
+            (dq_writer, (dq_desc, semaphores_ptr, dq_ring, place, items, 2, CAUSAL)),
+        ],
+        [4, 4, 1, 1, 1, 1],
+        [
+            REGISTERS,
+            DQ_REGISTERS,
+            PRODUCER_REGISTERS,
+            PRODUCER_REGISTERS,
+            PRODUCER_REGISTERS,
+            PRODUCER_REGISTERS,
+        ],
+    )
