@@ -174,7 +174,8 @@ def figure_of(record: Record) -> str:
             axes.barh(range(len(names)), sizes, 0.62, color=ACCENT, linewidth=0)
             expected = [by_formula.get(name, 0) / MIB for name in names]
             style: dict[str, Any] = {"color": INK, "linestyle": "", "marker": "|"}
-            axes.plot(expected, range(len(names)), markersize=15, **style)
+            style |= {"markersize": 19, "markeredgewidth": 2}
+            axes.plot(expected, range(len(names)), **style)
             bars(axes, names)
             axes.set_title(f"context {context}, MiB")
 

@@ -166,8 +166,11 @@ def draw_peaks(axes: Axes, record: Record | None) -> None:
         low = best(which)
         assert low.predicted is not None
         value = low.predicted[which] / GIB
-        below = {"color": color, "va": "top", "offset": (0, -6)}
-        note(axes, f"{value:.1f}", low.run, value, **below)
+        # Above the upper line and below the lower one.
+        side = {"va": "bottom", "offset": (0, 5)}
+        if not which:
+            side = {"va": "top", "offset": (0, -6)}
+        note(axes, f"{value:.1f}", low.run, value, color=color, **side)
     for run in best_runs(pass_of()):
         axes.axvline(run, color=GREY, linewidth=1, linestyle=":")
     axes.set_ylim(bottom=0)
