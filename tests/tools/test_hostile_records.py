@@ -134,7 +134,7 @@ def tree(tmp_path_factory) -> Path:
     """
     root = tmp_path_factory.mktemp("tree")
     ignored = shutil.ignore_patterns("__pycache__", "generated", "quick")
-    for folder in ("systems", "tools", "docs"):
+    for folder in ("systems", "tools", "docs", "tests"):
         shutil.copytree(ROOT / folder, root / folder, ignore=ignored)
     for name in ("mkdocs.yml", "pyproject.toml", "README.md", "CONTRIBUTING.md"):
         shutil.copy(ROOT / name, root)

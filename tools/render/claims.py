@@ -11,7 +11,7 @@ from types import ModuleType
 
 from systems.records.record import Record
 from tools.render.load import is_fresh
-from tools.render.markdown import inert
+from tools.render.markdown import in_words, inert
 
 # Whether it holds, and the numbers as a sentence. Anything false (an empty list, a
 # missing number): the rows to judge by are not there.
@@ -64,4 +64,4 @@ def verdict(claim: Claim, record: Record | None) -> str:
     link = f"([record](results/{record.device.slug}/{record.stem}.json){age})"
     said = claim.sentence if holds else claim.otherwise or claim.sentence
     judged = "Holds" if holds else "Does not hold here"
-    return f"**{judged}:** {said} {inert(numbers)} {link}"
+    return f"**{judged}:** {said} {inert(in_words(numbers))} {link}"

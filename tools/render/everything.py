@@ -7,7 +7,6 @@ numbers that its sentences name.
 """
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +16,14 @@ from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.claims import claims_in
 from tools.render.load import Broken, is_fresh, load_sound, primary_gpu
-from tools.render.markdown import Markup, captioned, conditions, first, inert
+from tools.render.markdown import (
+    Markup,
+    captioned,
+    conditions,
+    first,
+    in_words,
+    inert,
+)
 
 
 class Rendered(dict[str, str]):
@@ -96,15 +102,6 @@ def note(broken: Broken) -> str:
     """What tables say in the place of a record that can't be read."""
     place = inert(f"`{broken.path.parent.name}/{broken.path.name}`")
     return f"**Missing:** the record {place} can't be read.\n{{ .stale }}\n\n"
-
-
-def in_words(text: str) -> str:
-    """A fact as it stands in a sentence: a minus in front of numbers and no hyphen, and
-    no line ends between a number and its unit.
-    """
-    text = re.sub(r"(?<![\w.])-(?=\d)", "\N{MINUS SIGN}", text)
-    unit = r"(?<=\d) (?=%|(?:[KMGT]i?)?B\b|[nµm]?s\b|[MGT]FLOP)"
-    return re.sub(unit, "\N{NO-BREAK SPACE}", text)
 
 
 def spanning(name: str) -> ModuleType:

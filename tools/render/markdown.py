@@ -294,6 +294,15 @@ def nonzero(text: str) -> str:
     return text if re.search(r"[^\d.,+−-]|[1-9]", text) else ""
 
 
+def in_words(text: str) -> str:
+    """A fact as it stands in a sentence: a minus in front of numbers and no hyphen, and
+    no line ends between a number and its unit.
+    """
+    text = re.sub(r"(?<![\w.])-(?=\d)", "\N{MINUS SIGN}", text)
+    unit = r"(?<=\d) (?=%|(?:[KMGT]i?)?B\b|[nµm]?s\b|[MGT]FLOP)"
+    return re.sub(unit, "\N{NO-BREAK SPACE}", text)
+
+
 def at_most(value: float) -> str:
     """For a sentence: "at most 2.0 %", or "less than 0.05 %" where that rounds to 0."""
     return f"at most {percent(value)}" if value >= 5e-4 else "less than 0.05 %"

@@ -293,7 +293,7 @@ def test_a_broken_record_is_named_at_the_end(tmp_path, found, capsys):
 
 def test_a_fact_stands_in_a_sentence_as_it_should():
     nbsp = "\N{NO-BREAK SPACE}"
-    told = everything.in_words("-0.5 % to -1.2 ms, 65.5 GiB on nvidia-h200 of 2 sizes")
+    told = markdown.in_words("-0.5 % to -1.2 ms, 65.5 GiB on nvidia-h200 of 2 sizes")
     assert told == (
         f"−0.5{nbsp}% to −1.2{nbsp}ms, 65.5{nbsp}GiB on nvidia-h200 of 2 sizes"
     )
