@@ -72,8 +72,9 @@ def show(name, found):
 """
 PLAIN = ["forward_kernel", "dq_kernel", "dkdv_kernel"]
 FIRST = ["forward_kernel", "dk_dv_kernel", "dq_kernel"]
-# In two passes, and in one by either walk.
-HOPPER = [*PLAIN, *(2 * ["delta_kernel", "one_pass_kernel", "round_kernel"])]
+# In two passes, and in one by either walk: what comes before and after is the same.
+ONE_PASS = ["delta_kernel", "one_pass_kernel", "round_kernel"]
+HOPPER = [*PLAIN, *ONE_PASS, "one_pass_kernel"]
 
 
 def compile_in_a_process(code: str, cache: Path) -> dict[str, list[Needs]]:
@@ -120,7 +121,8 @@ def test_what_each_gpu_gets_compiles_for_it_and_fits(tmp_path):
         for needs in compiled[name]:
             assert needs.shared_bytes <= gpu.block_bytes, (name, needs)
             # No fallback of the assembler to few registers, which spills the rest.
-            assert needs.registers > 32 and needs.stack_bytes < 1024, (name, needs)
+            assert needs.registers > 32 or not needs.stack_bytes, (name, needs)
+            assert needs.stack_bytes < 1024, (name, needs)
             assert needs.programs(gpu) >= 1
         for needs in compiled[name][: len(PLAIN)]:
             assert list(faults(gpu, "half", SAMPLE[name], needs)) == [], (name, needs)
