@@ -3,8 +3,8 @@
 A program takes one tile of keys, and all heads of queries that share it one after the
 other, so that dk and dv stay in its registers. The partials of a tile of dq come in the
 order in which the programs of its head are numbered. So a program waits for smaller
-numbers only, which GPUs start first: the smallest that has not ended never waits, and
-no launch needs to be held whole.
+numbers only, which GPUs start first (no manual promises it): the smallest that has not
+ended never waits, and no launch needs to be held whole.
 
 Under a causal mask heads are walked through in two ways. Forwards, numbered from the
 last keys on, programs begin at their own diagonal: those that start together are a tile
