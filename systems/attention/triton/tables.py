@@ -83,14 +83,14 @@ SM_90: ByArithmetic = {
             32: Config(64, 64, 4, 3, ahead=True),
             64: Config(32, 64, 4, 2, ahead=True),
             128: Config(32, 128, 8, 1),
-            256: Config(16, 32, 8, 1, registers=255),
+            256: Config(32, 32, 4, 1, registers=255, ahead=True),
         },
         "dq": {
             16: Config(64, 64, 4, 3, ahead=True),
             32: Config(64, 64, 4, 3, ahead=True),
             64: Config(128, 64, 8, 2, ahead=True),
             128: Config(128, 32, 8, 1),
-            256: Config(32, 16, 8, 1, registers=255),
+            256: Config(32, 32, 4, 1, registers=255, ahead=True),
         },
     },
 }
