@@ -347,7 +347,9 @@ def print_states(results: Path) -> int:
             if record is None:
                 lines.append((stem, slug, state, "", "", ""))
                 continue
-            rows = f"{len(record.rows)}/{record.expected_rows}"
+            rows = str(len(record.rows))
+            if not record.complete:
+                rows += f"/{record.expected_rows}"
             minutes = sum(row.seconds or 0 for row in record.rows) / 60
             took = f"{minutes:.1f}" if record.kind == "measured" else ""
             date = (record.started_utc or "").split(" ")[0]

@@ -375,7 +375,9 @@ def test_exactly_the_stems_that_reach_a_changed_statement_become_stale(house):
         "mixed_precision",
         "peak_memory",
         "compile",
+        "gradient_checkpointing",
         "kernel_profile",
+        "nsys",
         "model_attention",
         "method",
     }

@@ -7,12 +7,16 @@ import copy
 import pytest
 
 from systems import ROOT
+from systems.benchmarking.phases import PHASES
+from systems.experiments import nsys
 from systems.formulas.costs import peak_of
-from systems.records.record import Record
+from systems.records.record import Record, Row
+from tests.factories import make_record
 from tests.tools.render.test_attention import attention_row, model_record, model_row
 from tests.tools.render.test_kernel_profile import kernel_record
 from tests.tools.render.test_memory import memory_record
 from tools.render import claims, load
+from tools.render.markdown import in_words
 from tools.render.rows import Cell
 from tools.render.spanning.writeup import all_claims
 from tools.render.stems.kernel_profile.rows import SOFTMAX, part_costs
@@ -92,6 +96,11 @@ def worse_errors(*names: str, of: str = "triton"):
 
 def another_bit(record: Record):
     rows(record, implementation="hopper")[0].metrics["differing_calls"] = 1
+
+
+def save_more(record: Record):
+    for row in rows(record, part="block"):
+        row.metrics["tensors"][0]["bytes"] += 4
 
 
 def most_of(category: str, factor: float):
@@ -175,6 +184,11 @@ ALTERED = {
     "kernels_are_attributed": lambda r: slow_kernels(
         rows(r, size="xl", context=256), "matmul", 1.05
     ),
+    "instruments_agree": lambda r: stretch(r.rows, 1.05, "nsys_backward_gpu_busy_ms"),
+    "saved_as_predicted": save_more,
+    "peaks_as_predicted": raise_peaks(1.02),
+    "one_block_is_best": raise_peaks(1.2, run=1),
+    "runs_take_alike": lambda r: stretch(rows(r, strategy="runs", run=2), 1.2),
     "sums_follow_from_formats": stall_never,
     "autocast_dtypes": as_on_a_cpu,
     "bf16_squares_fit": overflow,
@@ -241,6 +255,8 @@ def record_for(claim, found) -> Record:
         return kernel_record()
     if claim.stem == "flash_accuracy":
         return accuracy_record(found)
+    if claim.stem == "nsys":
+        return nsys_record()
     if claim.stem == "compile":
         pairs = [
             model_row(e, t, size="2.7B")
@@ -251,6 +267,19 @@ def record_for(claim, found) -> Record:
         stretch(half[1:], 0.9)
         return model_record(*pairs, *half)
     return copy.deepcopy(next(r for r in found[claim.stem] if r.kind == "measured"))
+
+
+def nsys_record() -> Record:
+    """Two steps that both instruments see alike."""
+    metrics = {}
+    for instrument in nsys.INSTRUMENTS:
+        for phase in PHASES:
+            metrics[f"{instrument}_{phase}_kernels"] = 7
+            for name in (phase, f"profiled_{phase}", f"{phase}_gpu_busy"):
+                metrics[f"{instrument}_{name}_ms"] = [2.0, 2.0]
+    sizes = ("small", "medium")
+    grid = [Row({"size": s, "precision": "fp32"}, "ok", dict(metrics)) for s in sizes]
+    return make_record("nsys", *grid)
 
 
 def accuracy_record(found) -> Record:
@@ -277,7 +306,7 @@ def said(claim, judgement) -> str:
     """The sentence and the numbers that a judgement is printed with."""
     holds, numbers = judgement
     otherwise = claim.otherwise or claim.sentence
-    return f"{claim.sentence if holds else otherwise} {numbers}"
+    return f"{claim.sentence if holds else otherwise} {in_words(numbers)}"
 
 
 @pytest.mark.parametrize("name", BY_NAME)
