@@ -31,7 +31,14 @@ import typer
 from systems import ROOT
 from systems.experiments import STEMS, Stem
 from systems.records import store
-from systems.records.device import CPU, META, Device, find_gpu, sm_clock_mhz
+from systems.records.device import (
+    CPU,
+    META,
+    SIMULATED,
+    Device,
+    find_gpu,
+    sm_clock_mhz,
+)
 from systems.records.files import open_plain
 from systems.records.host import SLOW, Probe, probe, slowdown, usual
 from systems.records.neighbours import NOTE, measuring
@@ -471,7 +478,9 @@ def check_torch(device: Device) -> None:
     if not torch.cuda.is_available():
         fault = f"torch {torch.__version__} can't use the {device.name}"
         raise CannotStart(f"{fault}: install a CUDA build of torch")
-    if (name := torch.cuda.get_device_name(0)) != device.name:
+    # A smaller GPU that is simulated is the larger one.
+    expected = device.name.partition(SIMULATED)[0]
+    if (name := torch.cuda.get_device_name(0)) != expected:
         fault = f"torch would use {name}, not {device.name}"
         raise CannotStart(f"{fault}: set CUDA_VISIBLE_DEVICES")
 

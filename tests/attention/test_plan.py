@@ -127,3 +127,30 @@ def test_what_has_no_strides_is_refused_by_name(which, device):
     assert plan_of(q, k, v, True, None, "auto") is None
     with pytest.raises(TypeError, match="qkv"[which] + " must be a strided tensor"):
         FlashAttentionTriton.apply(q, k, v, True)
+
+
+def laid_out_anew(x):
+    """As `save_on_cpu(pin_memory=True)` packs."""
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x)
+
+
+@pytest.mark.parametrize("lies", ["heads beside tokens", "one tensor of three"])
+def test_what_hooks_lay_out_anew_gives_the_same_gradients(lies, device):
+    q, k, v, do = make_inputs(20, 20, 16, device=device, lead=(1, 2))
+    if lies == "heads beside tokens":
+        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    else:
+        q, k, v = torch.stack((q, k, v), 3).unbind(3)
+    leaves = leaves_of(q, k, v)
+    expected = torch.autograd.grad(flash_attention(*leaves, causal=True), leaves, do)
+    hooks = torch.autograd.graph.saved_tensors_hooks(laid_out_anew, lambda x: x)
+    with hooks:
+        o = flash_attention(*leaves, causal=True)
+    for a, b in zip(torch.autograd.grad(o, leaves, do), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_number_is_refused_as_keys(device):
+    q, k, v, _ = make_inputs(20, 20, 16, device=device)
+    with pytest.raises(ValueError, match="k must have two or more dimensions"):
+        flash_attention(q, k[0, 0, 0], v)

@@ -1,10 +1,13 @@
 """What is seen to be saved: every memory once, no weight, and what shapes predict."""
 
+import inspect
+
 import pytest
 
 from systems.experiments.saved_tensors import Config, run
 from systems.formulas.memory_costs import Pass, block_saved
 from systems.model.sizes import SIZES, ModelSize
+from systems.model.transformer import RMSNorm
 
 SHAPE = ModelSize(64, 192, 2, 4)
 
@@ -38,7 +41,10 @@ def test_blocks_computed_again_two_by_two_save_two_inputs():
 
 
 @pytest.mark.slow
-def test_a_compiled_norm_saves_three_tensors_where_six_were_saved():
+def test_a_compiled_norm_saves_three_tensors_where_six_were_saved(monkeypatch):
+    # Without what checks shapes while tests run, which no compiler traces.
+    forward = inspect.unwrap(RMSNorm.forward)
+    monkeypatch.setattr(RMSNorm, "forward", forward)
     assert (saved("norm")["saved"], saved("norm", True)["saved"]) == (6, 3)
 
 

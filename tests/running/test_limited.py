@@ -75,3 +75,14 @@ def test_no_number_of_gib_is_one_line(text, monkeypatch, capsys):
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line == f"error: {limited.VARIABLE} must be a number of GiB, got {text!r}"
+
+
+def test_torch_uses_the_larger_one(of_40, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: H200.name)
+    device = measure.device_for(("cuda",))
+    assert device is not None
+    measure.check_torch(device)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100")
+    with pytest.raises(measure.CannotStart, match="would use NVIDIA A100"):
+        measure.check_torch(device)

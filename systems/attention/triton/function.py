@@ -225,11 +225,12 @@ class FlashAttentionTriton(torch.autograd.Function):
     @staticmethod
     def backward(ctx, do: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_second_derivative()
-        if ctx.plan is not None and not is_traced(do):
-            gradients = ctx.plan.backward(do, *ctx.saved_tensors)
+        saved, plan = ctx.saved_tensors, ctx.plan
+        if plan is not None and not is_traced(do) and plan.fits(*saved):
+            gradients = plan.backward(do, *saved)
         else:
             run = flash_backward if is_traced(do) else run_backward
-            gradients = run(do, *ctx.saved_tensors, *ctx.options)
+            gradients = run(do, *saved, *ctx.options)
         # apply() may be called without the options: one gradient for each argument that
         # it got.
         return *gradients, *(None for _ in ctx.needs_input_grad[3:])

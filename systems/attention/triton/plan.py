@@ -73,6 +73,14 @@ class Plan:
         run_forward(self.forward_launches, q, k, v, o, lse)
         return o, lse
 
+    def fits(self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor) -> bool:
+        """Whether these, as autograd gives them back, lie as in the forward pass: hooks
+        on saved tensors may lay them out anew.
+        """
+        strides = [x.stride() for x in (q, k, v, o)]
+        planned = [lie[1] for lie in (*self.inputs, self.outputs[0])]
+        return strides == planned and lse.is_contiguous()
+
     def backward(
         self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -128,7 +136,9 @@ def plan_once(
     shape, _, _, device = q
     if backend not in ("auto", "triton") or len(shape) not in (3, 4):
         return None
-    if shape[-1] > MAX_HEAD or any(lies[1][-1] != 1 for lies in (q, k, v)):
+    if any(len(lies[0]) != len(shape) or lies[1][-1] != 1 for lies in (q, k, v)):
+        return None
+    if shape[-1] > MAX_HEAD:
         return None
     if device.type != "cuda" and not (device.type == "cpu" and INTERPRETED.value):
         return None

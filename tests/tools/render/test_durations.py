@@ -19,7 +19,7 @@ def lines(found) -> dict[str, list[str]]:
     return {name: values for name, *values in cells}
 
 
-def test_measuring_everything_takes_less_than_an_hour():
+def test_measuring_everything_takes_less_than_75_minutes():
     found, primary = load.load(ROOT / "docs" / "results"), load.primary_gpu()
     records = [
         r
@@ -30,7 +30,7 @@ def test_measuring_everything_takes_less_than_an_hour():
     assert records and all(
         row.seconds is not None for record in records for row in record.rows
     )
-    assert sum(map(seconds, records)) < 3600
+    assert sum(map(seconds, records)) < 75 * 60
 
 
 def test_each_gpu_has_a_column_and_what_is_not_measured_says_so(monkeypatch):

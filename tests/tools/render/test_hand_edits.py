@@ -211,7 +211,7 @@ def test_list_names_the_record_and_ends_with_2(tmp_path, capsys, edit):
     shown, said = capsys.readouterr()
     assert str(path) in said and said.count("\n") == 1
     (line,) = (line for line in shown.splitlines() if "method" in line)
-    assert "8/8" in line
+    assert " 8 " in line
 
 
 def test_an_edit_fails_the_check_with_2(tmp_path, monkeypatch, capsys):
