@@ -133,6 +133,10 @@ def main(
         path = None
     try:
         found = begin(path, device, force, (heads, n))
+        if path and path.exists() and not found.entries:
+            kept = path.with_name(f"{path.name}.bak")
+            path.replace(kept)
+            console.print(f"timed by other code or versions, kept: {kept}")
         if path:
             # Where nothing can be written, nothing is timed.
             tuned.write(found, path)

@@ -50,7 +50,7 @@ from systems.records.summary import summarize
 from systems.running.command import is_table, options_of
 from systems.running.limited import as_simulated, limit_memory, would_publish
 from systems.running.precompile import rehearse
-from systems.running.software import tuned_software
+from systems.running.software import TUNED, tuned_software
 
 # How often rows are measured again whose host was slow; and what that may take, in
 # seconds or as a share of what all rows took: some hosts are never quiet.
@@ -553,6 +553,14 @@ def verify_stem(name: str, results: Path) -> int:
             ) from None
         if record.edited:
             raise CannotStart(f"{path} was edited by hand: measure it again")
+        attention = attention_of(module.configs())
+        triton = record.software.get("triton", "")
+        tuned = tuned_software(stem.module, attention, device.slug, triton)
+        if tuned.get(TUNED) != record.software.get(TUNED):
+            raise CannotStart(
+                f"launch configurations were timed since {path} was measured: "
+                f"measure it again by --only {name} --force"
+            )
         configs = [
             c
             for c in module.configs()

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
+import triton
 from rich.console import Console
 
 from systems import ROOT
-from systems.attention.triton import chooser, function, tuned
+from systems.attention.triton import chooser, function, launches, tuned
 from systems.attention.triton.chooser import choose, for_mask, owners
 from systems.attention.triton.configs import Config
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
@@ -234,8 +235,26 @@ def test_a_record_knows_the_file_by_its_digest(a100):
     a100.forget()
     found.entries[0].ms = 0.6
     tuned.write(found, a100.path)
-    assert one and tuned.digest(a100.device.slug, "3.7.1") not in (None, one)
+    assert one and tuned.digest(a100.device.slug, "3.7.1") == one
+    a100.forget()
+    found.entries[0].config = tuple(OURS)
+    tuned.write(found, a100.path)
+    assert tuned.digest(a100.device.slug, "3.7.1") not in (None, one)
     assert msgspec.json.decode(a100.path.read_bytes(), type=Tuned) == found
+
+
+def test_a_file_without_configurations_is_none_to_a_record(a100):
+    tuned.write(begin(a100.path, a100.device, False, (16, 4096)), a100.path)
+    assert tuned.digest(a100.device.slug, triton.__version__) is None
+
+
+@pytest.mark.parametrize("kernel", ["forward", "dq", "dkdv"])
+def test_what_is_checked_is_what_is_timed(kernel, monkeypatch):
+    """Also where one head's loops would be split on a large GPU."""
+    asked = []
+    monkeypatch.setattr(launches, "splits_for", lambda *_: asked.append(1) or 4)
+    assert verdict(Candidate(kernel, "highest", 16, Config(16, 16, 4, 1))) == ""
+    assert not asked
 
 
 def test_a_gpu_whose_configurations_nobody_timed_says_so(a100, monkeypatch):

@@ -236,8 +236,9 @@ class FlashAttentionTriton(torch.autograd.Function):
         return *gradients, *(None for _ in ctx.needs_input_grad[3:])
 
 
-# PyTorch's own `apply` looks at each argument for what torch.func left behind, in
-# Python; `attention` has refused torch.func before.
+# PyTorch's own `apply` looks at each argument, in Python, for wrappers of transforms
+# that have ended. `attention` refuses those under way; a tensor that outlived one has
+# no memory, and fails in PyTorch's words.
 apply = super(torch.autograd.Function, FlashAttentionTriton).apply  # pyright: ignore
 
 

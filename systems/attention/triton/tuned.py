@@ -128,7 +128,10 @@ def configs(slug: str, triton: str) -> dict[Key, Numbers]:
 
 
 def digest(slug: str, triton: str) -> str | None:
-    """What a record says of the file that was in use; None without one."""
-    if in_use(slug, triton) is None:
+    """What a record says of the configurations that were in use, whenever and by
+    whatever they were timed; None without any.
+    """
+    found = configs(slug, triton)
+    if not found:
         return None
-    return hashlib.sha256(path_of(slug).read_bytes()).hexdigest()[:DIGITS]
+    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:DIGITS]
