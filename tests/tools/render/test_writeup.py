@@ -19,8 +19,9 @@ DOCS = ROOT / "docs"
 PAGE = (DOCS / "writeup.md").read_text(encoding="utf-8")
 PROBLEMS = writeup.load_problems()
 ANSWERS = [answer for problem in PROBLEMS for answer in problem.answers]
-# Stems that measure what no problem asks for.
+# Stems that measure what no problem asks for, or that no answer needs.
 UNASKED = {
+    "nsys",
     "model_sizes",
     "method",
     "flash_peers",
@@ -97,7 +98,8 @@ def test_every_answered_problem_has_a_claim_and_every_claim_a_problem(found):
             for claim in writeup.all_claims()
             if claim.problem == problem.name
         }
-        assert claimed <= {stem for answer in problem.answers for stem in answer.stems}
+        asked = {stem for answer in problem.answers for stem in answer.stems}
+        assert claimed <= asked | UNASKED
         for answer in problem.answers:
             measured = answer.built and writeup.measured_on(answer.stems, found)
             assert not measured or claimed & set(answer.stems), (
@@ -133,6 +135,28 @@ def test_the_status_follows_the_records(found, monkeypatch):
         writeup.status(writeup.Answer("new", ("a_stem_to_come",), "", ""), found)
         == "not built yet"
     )
+
+
+def test_what_needs_no_gpu_is_measured_on_the_meta_device(found):
+    """The answer of (f) is counted on shapes, so no GPU has a record of it."""
+    ours = [r for r in found["saved_tensors"] if r.kind == "measured"]
+    assert [record.device.slug for record in ours] == ["meta"]
+    assert writeup.facts(found)["saved_tensors"] == "yes"
+    assert writeup.facts({**found, "saved_tensors": []})["saved_tensors"] == "no"
+
+
+def test_a_claim_whose_stem_no_answer_names_comes_last(found):
+    (problem,) = (p for p in PROBLEMS if p.name == "nsys_profile")
+    claims = [c for c in writeup.all_claims() if c.problem == problem.name]
+    (other,) = (c for c in claims if c.stem == "nsys")
+    *_, last = writeup.claims_of(problem, found).rstrip().splitlines()
+    assert other.sentence in last
+    # However the claims stand: the builder of `nsys` comes first here.
+    reverse = [other, *(c for c in claims if c is not other)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writeup, "all_claims", lambda: reverse)
+        *_, last = writeup.claims_of(problem, found).rstrip().splitlines()
+    assert other.sentence in last
 
 
 def test_the_overview_counts_problems(found):

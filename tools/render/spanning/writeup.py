@@ -97,12 +97,13 @@ def status(answer: Answer, found: Found) -> str:
 
 def facts(found: Found) -> dict[str, str]:
     """For each page, whether the GPU whose numbers stand in its sentences has measured
-    what its answer rests on.
+    what its answer rests on; what needs no GPU is measured on the meta device.
     """
+    counts = {primary_gpu(), "meta"}
     answers = (answer for problem in load_problems() for answer in problem.answers)
     return {
         a.page: "yes"
-        if a.built and primary_gpu() in measured_on(a.stems, found)
+        if a.built and counts & measured_on(a.stems, found).keys()
         else "no"
         for a in answers
     }
@@ -177,10 +178,12 @@ def all_claims() -> list[Claim]:
 
 
 def claims_of(problem: Problem, found: Found) -> str:
-    """A tab for each GPU with what its records say of the problem's claims."""
+    """A tab for each GPU with what its records say of the problem's claims: in the
+    order of the stems that its answers rest on, and then those of other stems.
+    """
     stems = [stem for answer in problem.answers for stem in answer.stems]
     claims = [claim for claim in all_claims() if claim.problem == problem.name]
-    claims.sort(key=lambda claim: stems.index(claim.stem))
+    claims.sort(key=lambda claim: [*stems, claim.stem].index(claim.stem))
     measured = [
         r
         for stem in dict.fromkeys(c.stem for c in claims)

@@ -424,22 +424,24 @@ def softmax_is_memory_traffic(record: Record) -> Judgement:
 
 @claim(
     "benchmarking_mixed_precision",
-    "Where forward and backward are no faster in bf16 than in fp32, the GPU is idle "
-    "for more than half of the time in bf16.",
-    "Somewhere forward and backward are no faster in bf16 than in fp32 although the "
-    "GPU is busy for at least half of the time.",
+    "Where forward and backward are no faster in bf16 than in fp32, by the clock of "
+    "the profiled cells, the GPU is idle for more than half of the time in bf16.",
+    "In some profiled cell forward and backward are no faster in bf16 than in fp32 "
+    "although the GPU is busy for at least half of the time.",
 )
 def slower_where_the_gpu_idles(record: Record) -> Judgement:
+    both = ran(record, mode="step", precision="bf16")
+    compared = known(
+        c.ms(*TRAINED) / same_in_fp32(record, c).ms(*TRAINED) for c in both
+    )
     found = known(
         idle_share(c, *TRAINED)
-        for c in ran(record, mode="step", precision="bf16")
+        for c in both
         if c.ms(*TRAINED) >= same_in_fp32(record, c).ms(*TRAINED)
     )
-    numbers = f"Idle: {span(found)}, {len(found)} cells." if found else "No such cell."
-    compared = known(
-        c.ms(*TRAINED) / same_in_fp32(record, c).ms(*TRAINED)
-        for c in ran(record, mode="step", precision="bf16")
-    )
+    cells_in_all = f"{len(found)} of {len(compared)} cells profiled in both precisions"
+    idle = ", ".join(percent(share) for share in found)
+    numbers = f"{cells_in_all}{f', idle for {idle}' if found else ''}."
     return compared and (all(idle > 1 / 2 for idle in found), numbers)
 
 
