@@ -118,8 +118,8 @@ def with_doubts(markdown: str) -> str:
     for doubt, text in DOUBTS.items():
         links = ", ".join(f'facts.{doubt}.get("{stem}", "")' for stem in stems)
         lines += (
-            f"{{@ set found = [{links}] | select | unique @}}"
-            '{@ set found = found | join(", ") @}{@ if found @}\n'
+            f'{{@ set found = ([{links}] | select | join(", ")).split(", ") @}}'
+            '{@ set found = found | unique | join(", ") @}{@ if found @}\n'
             f"{text}\n{{ .stale }}\n{{@ endif @}}\n"
         )
     return TITLE.sub(lambda title: f"{title[0]}\n{lines}", markdown, count=1)

@@ -107,6 +107,12 @@ def test_the_records_of_a_page_s_tables_are_named_too() -> None:
     assert "numbers of [b](b) were measured with an earlier version" in text
 
 
+def test_a_record_behind_two_kinds_of_facts_is_named_once() -> None:
+    page = "# Title\n\n{$ facts.a.x $} {$ facts.b.x $}\n"
+    text = filled_in(hooks.with_doubts(page), {"a": "[c](c), [d](d)", "b": "[d](d)"})
+    assert "numbers of [c](c), [d](d) were measured" in text
+
+
 def test_a_page_without_facts_is_left_alone() -> None:
     assert hooks.with_doubts("# Title\n\nText.\n") == "# Title\n\nText.\n"
 

@@ -16,6 +16,7 @@ from tools.render.spanning import (
     attention_drawings,
     first_kernel,
     hopper_drawings,
+    trace,
     weighted_sum_drawings,
 )
 from tools.render.spanning.attention_drawings import (
@@ -105,3 +106,10 @@ def test_predictions_need_no_record_and_measurements_do():
         assert unknown is (rows is rest)
         (drawn,) = first_kernel.fragments(found).values()
         assert begins in drawn and "not measured" not in drawn
+
+
+def test_a_memset_in_a_trace_is_no_kernel():
+    shown = trace.layer(*trace.step())
+    memsets = sum(kernel.name == "Memset" for kernel in shown.kernels)
+    assert memsets == 1
+    assert shown.work == f"{len(shown.kernels) - memsets} kernels and 1 memset"

@@ -4,6 +4,7 @@ and launched. Read from a stripped export that the site offers.
 
 import lzma
 import sqlite3
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ MARKS = (STEP, *PHASES, LAYER, *PARTS)
 # The second: the first may still wait for the CPU to get ahead.
 SHOWN = 1
 SOFTMAX = "attention softmax"
+# What a reader of exports names so: work on the GPU without a kernel.
+NO_KERNELS = ("memcpy", "memset")
 LANES = ("range", "launches", "kernels")
 LOOKS = {
     "attention softmax": ACCENT,
@@ -48,6 +51,19 @@ class Layer:
     @property
     def busy_ms(self) -> float:
         return sum(kernel.ms for kernel in self.kernels)
+
+    @property
+    def work(self) -> str:
+        """ "57 kernels and 1 memset"."""
+        kinds = Counter(
+            name if name in NO_KERNELS else "kernel"
+            for name in (kernel.name.split()[0].lower() for kernel in self.kernels)
+        )
+        return " and ".join(
+            f"{kinds[kind]} {kind}{'s' * (kinds[kind] > 1)}"
+            for kind in ("kernel", *NO_KERNELS)
+            if kinds[kind]
+        )
 
     def ms(self, at: float) -> float:
         """Since the layer's range began."""
@@ -78,9 +94,9 @@ def fragments() -> dict[str, str]:
         "nsys-layer.md": picture(
             "nsys-layer",
             lambda figure: draw(figure, shown),
-            f"The CPU needs {shown.launching_ms:.1f} ms to launch the "
-            f"{len(shown.kernels)} kernels of one layer, and the GPU "
-            f"{shown.busy_ms:.1f} ms to run them: between them it waits.",
+            f"The CPU needs {shown.launching_ms:.1f} ms to launch {shown.work} of one "
+            f"layer, and the GPU {shown.busy_ms:.1f} ms to run them: between them it "
+            "waits.",
             "The second layer of a forward pass of small at context 512, fp32, as "
             "Nsight Systems 2025.3 saw it on an NVIDIA H200. The profiler itself slows "
             "launching. Lines join each launch of softmax with its kernel.",
