@@ -9,8 +9,8 @@ from tools.render.rows import PHASES, Cell, cells, known, most, say, span
 AGREE = 0.03
 
 CAPTIONS = {
-    "table.md": "One training step under each instrument: how many kernels, how long they take, and "
-    "how much longer the step.",
+    "table.md": "One training step under each instrument: how many kernels, how long "
+    "they take, and how much longer the step.",
 }
 
 
