@@ -90,9 +90,10 @@ def all_moments(p: Pass, strategy: str, run: int) -> Iterator[Bytes]:
         again = replace(p, recompute_attention=strategy == "attention")
         yield from moments(again).values()
     elif strategy in ("runs", "by_hand"):
-        # By hand, the gradient that came in is held until the block is done.
-        held = residual_bytes(p) if strategy == "by_hand" else 0
-        for moment in moments(replace(p, checkpoint=run)).values():
+        for when, moment in moments(replace(p, checkpoint=run)).items():
+            # By hand, the gradient that came in is held until the block is done.
+            inside = when.startswith("backward") and "block" in when
+            held = residual_bytes(p) if strategy == "by_hand" and inside else 0
             yield moment | {"temporaries": moment["temporaries"] + held}
     else:
         single = replace(p, checkpoint=1)

@@ -123,7 +123,7 @@ def halved(functions: Sequence[Function]) -> Function:
 def checkpoint_chain(model: BasicsTransformerLM) -> None:
     """Nested: of all blocks but the last the input of the first alone is kept, of those
     all but their last, and so on. Beside one block's own tensors that are two inputs,
-    however many blocks there are; their number squared are computed.
+    however many blocks there are; of N blocks N (N + 3) / 2 are computed.
     """
     blocks = list(model.layers)
     function = forgetting(blocks[0].forward)

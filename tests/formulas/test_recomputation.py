@@ -7,7 +7,13 @@ import torch
 
 from systems.experiments.gradient_checkpointing import recompute
 from systems.formulas.memory_costs import Pass, block_saved, residual_bytes
-from systems.formulas.recomputation import best_runs, halves, inputs_kept, peaks
+from systems.formulas.recomputation import (
+    best_runs,
+    forward_passes,
+    halves,
+    inputs_kept,
+    peaks,
+)
 from systems.model.sizes import SIZES, ModelSize
 from systems.model.train_step import precision_context, training_step
 from systems.model.transformer import build_model
@@ -72,6 +78,23 @@ def test_halving_keeps_an_input_for_each_second_half():
     ]
     # Three layers split into one and two.
     assert halves(3, 3) == [True, True] and halves(3, 1) == [False]
+
+
+def test_nested_runs_in_closed_form():
+    """As the page has them, of N blocks with N a power of two."""
+    for log in range(1, 7):
+        n = 2**log
+        assert n * forward_passes("halving", n) == n * (3 + log) / 2
+        assert n * forward_passes("chain", n) == n * (n + 3) / 2
+        kept = [inputs_kept("halving", n, block) for block in range(1, n + 1)]
+        assert max(kept) == 1 + log
+
+
+def test_by_hand_nothing_is_held_before_a_gradient_came_in():
+    """Where gradients are kept the peak is in the forward pass, alike by both."""
+    p = Pass("2.7B", 2048, "forward_backward", "bf16", "flash")
+    (made, kept), (by_hand, kept_by_hand) = peaks(p, "runs"), peaks(p, "by_hand")
+    assert kept_by_hand == kept and by_hand == made + residual_bytes(p)
 
 
 def test_the_square_root_is_of_equal_sizes():

@@ -100,8 +100,8 @@ def orders_table() -> str:
         ("none", 1): ("N blocks", "N"),
         ("runs", 1): ("N inputs, 1 block", "2 N"),
         ("runs", 6): ("N/k inputs, k blocks", "2 N"),
-        ("halving", 1): ("log₂ N inputs, 1 block", "½ N log₂ N"),
-        ("chain", 1): ("2 inputs, 1 block", "N² / 2"),
+        ("halving", 1): ("1 + log₂ N inputs, 1 block", "N (3 + log₂ N) / 2"),
+        ("chain", 1): ("2 inputs, 1 block", "N (N + 3) / 2"),
     }
     p = pass_of()
 
@@ -122,7 +122,7 @@ def orders_table() -> str:
     )
     caption = (
         "What is in memory at most, and what is computed, where N blocks are computed "
-        "again in four ways."
+        "again in four ways; for halves, N is a power of two."
     )
     return f"{captioned(caption, shown)}\n"
 

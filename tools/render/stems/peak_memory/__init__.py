@@ -29,7 +29,7 @@ from tools.render.markdown import (
     per_device,
     table,
 )
-from tools.render.rows import MISSING, cells, known, measured, say, span
+from tools.render.rows import MISSING, NOT_MEASURED, cells, known, measured, say, span
 from tools.render.stems.peak_memory import figures
 from tools.render.stems.peak_memory.rows import (
     BARS,
@@ -95,9 +95,13 @@ def fragments(records: list[Record]) -> dict[str, str]:
     }
     for mode in figures.DRAWN:
         tables[f"timeline-{mode}.md"] = lambda r, m=mode: figures.timeline_figure(r, m)
-        tables[f"edition-{mode}.md"] = lambda r, m=mode: figures.edition_figure(r, m)
+    editions = {
+        f"edition-{mode}.md": edition(ours, mode, of)
+        for mode, of in figures.DRAWN.items()
+    }
     return {
         **{name: per_device(ours, body) for name, body in tables.items()},
+        **editions,
         "saved.md": saved_table() + "\n",
         "largest.md": blocks("forward", "tenth"),
         "largest-step.md": blocks("step", "tenth"),
@@ -309,6 +313,14 @@ def helps_table(record: Record) -> str:
     )
 
 
+def edition(ours: list[Record], mode: str, of: str) -> str:
+    """Memory over time at contexts 128 and 2048, or that there is none yet."""
+    drawn = [r for r in ours if figures.edition_figure(r, mode)]
+    if not drawn:
+        return f"Not measured yet: memory over {of} at contexts 128 and 2048.\n"
+    return per_device(drawn, lambda r: figures.edition_figure(r, mode))
+
+
 def edition_table(record: Record) -> str:
     """Forward pass and full step at contexts 128 and 2048, with and without fused
     attention where both were tried; what was not shows its prediction.
@@ -323,6 +335,9 @@ def edition_table(record: Record) -> str:
         context, mode, precision, attention = place
         return at(record, context, mode, precision, SIZE, attention)
 
+    def peak(value: float | None) -> str:
+        return NOT_MEASURED if value is None else two(value)
+
     asked = [
         (context, mode, precision, "eager")
         for context in (CONTEXTS[0], 4 * LONGEST)
@@ -335,7 +350,11 @@ def edition_table(record: Record) -> str:
         ("pass", lambda place: MODES[place[1]]),
         ("precision", lambda place: place[2]),
         ("attention", lambda place: "plain" if place[3] == "eager" else place[3]),
-        ("peak, GiB", lambda place: of(place).allocated, two),
+        (
+            "peak, GiB",
+            lambda place: of(place).allocated if of(place).row else None,
+            peak,
+        ),
         ("predicted, GiB", by_formula, two),
         left=4,
     )
@@ -439,7 +458,16 @@ def blocks_in_words(c: Tried) -> dict[str, str]:
         "forward_tenth": in_mib(c["tenth_least_bytes"]),
         "forward_largest_code": ", ".join(f"`{code}`" for code in named)
         or say(MISSING),
+        "old_names": "".join(
+            f"The record names `{old}`, which is `{new}` now, on other lines."
+            for old, new in RENAMED.items()
+            if any(f"{old}:" in code for code in named)
+        ),
     }
+
+
+# Files that records name as they were called when they were measured.
+RENAMED = {"model.py": "systems/model/transformer.py"}
 
 
 def from_shapes() -> dict[str, str]:
