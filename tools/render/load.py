@@ -162,6 +162,19 @@ def config_fields(stem: str) -> dict[str, str]:
     }
 
 
+@cache
+def constant(stem: str, name: str) -> int:
+    """A whole number that the module of an experiment defines, read from its text."""
+    path = ROOT / f"{STEMS[stem].module.replace('.', '/')}.py"
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    (value,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name
+    )
+    return value
+
+
 def load(results: Path) -> dict[str, list[Record]]:
     """As `load_sound`. RecordError where a file is broken."""
     found, broken = load_sound(results)

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.drawing import NARROW, SMALL, Drawing, drawn
+from tools.render.load import constant
 from tools.render.markdown import columns, per_device, table
 from tools.render.plots import (
     ACCENT,
@@ -229,7 +230,9 @@ def facts(record: Record | None) -> dict[str, str]:
     without_lse = most(ratios(record, "triton", "fp32", ("o", "dq", "dk", "dv")))
     hopper = {f"hopper_{d}": most(ratios(record, "hopper", d)) for d in BITS}
     named = worst | {"fp32_without_lse": without_lse} | hopper
+    named["sdpa_efficient_fp32"] = most(ratios(record, "sdpa_efficient", "fp32"))
     found = {f"worst_{name}": say(ratio, "{:.2f}") for name, ratio in named.items()}
+    found["calls_compared"] = str(constant("flash_accuracy", "CALLS"))
     for name in OURS:
         calls, same = repeated(record, name)
         found |= {f"calls_{name}": say(calls, "{:,}"), f"same_{name}": say(same)}

@@ -14,7 +14,7 @@ from systems.records.device import slug_of
 from systems.records.record import Record
 from systems.records.summary import summarize
 from tools.render.drawing import NARROW, SMALL, Drawing, drawn
-from tools.render.load import primary_gpu
+from tools.render.load import constant, primary_gpu
 from tools.render.markdown import columns, milliseconds, per_device, percent
 from tools.render.plots import ACCENT, GREY, INK, bars, is_narrow, plot
 from tools.render.rows import (
@@ -527,6 +527,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "error_over_rival_most": say(errors, "{:.2f}"),
         "test_over_cudnn": say(ratio(record, test, "both"), "{:.2f}"),
         "short_over_cudnn": say(ratio(record, short["ours"], "both"), "{:.2f}"),
+        "calls_compared": str(constant("flash_peers", "CALLS_COMPARED") + 1),
         **of_order(record, ours["bf16"]),
         **predictions(record),
     }

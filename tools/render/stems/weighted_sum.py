@@ -2,6 +2,9 @@
 beside PyTorch's own and a copy; and what was predicted.
 """
 
+from collections import Counter
+
+from systems.formulas.chips import chip_of
 from systems.formulas.costs import peak_of
 from systems.records.record import Record
 from tools.render.load import primary_gpu
@@ -21,6 +24,11 @@ N, D, BYTES = 65536, 2048, {"fp32": 4, "bf16": 2}
 # written; read and written.
 MOVED = {"forward": 1, "backward": 2, "copy": 2}
 SUMS = ("y", "dx", "dw")
+# Of our kernels: rows and columns of a tile, the warps of a program, bytes that a
+# thread loads at once.
+TILE, WARPS, LOADED = (16, 128), 4, 16
+# Of every GPU so far: lanes of a warp, and banks of shared memory, a word wide.
+LANES = BANKS = 32
 CAPTIONS = {
     "table.md": "The weighted sum beside PyTorch's own. Rates count what has to be "
     "moved: x once forwards, x and its gradient backwards.",
@@ -48,6 +56,29 @@ def rate(c: Cell, of: str) -> float:
 def share(c: Cell, of: str, bandwidth: float) -> float:
     """`rate` over the data sheet's."""
     return rate(c, of) / bandwidth
+
+
+def turns(dtype: str) -> int:
+    """How many lanes of a warp meet in one bank of shared memory where the partial sums
+    of a column, one from each warp, stand side by side.
+    """
+    columns = LOADED // BYTES[dtype]
+    lanes = min(LANES, TILE[1] // columns)
+    return max(Counter(i * columns * WARPS % BANKS for i in range(lanes)).values())
+
+
+def conflicts_ms(dtype: str) -> float:
+    """Predicted: how long these sums keep shared memory busy. Each warp of each tile
+    stores its sum of each of a lane's columns and loads the whole; as Triton 3.6 and
+    3.7 compile it, one word at a time.
+    """
+    chip = chip_of(primary_gpu())
+    if chip is None:
+        return MISSING
+    accesses = 2 * LOADED // BYTES[dtype]
+    tiles = N * D / (TILE[0] * TILE[1])
+    cycles = tiles / chip.sms * WARPS * accesses * turns(dtype)
+    return 1e3 * cycles / chip.clock
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
@@ -96,6 +127,10 @@ def facts(record: Record | None) -> dict[str, str]:
             found[f"predicted_{of}_{dtype}"] = say(least, "{:.3f} ms")
             found[f"{of}_{dtype}"] = say(ours.ms(of), "{:.3f} ms")
             found[f"{of}_{dtype}_share"] = say(share(ours, of, bandwidth), percent)
+        found[f"conflicts_{dtype}"] = say(conflicts_ms(dtype), "{:.2f} ms")
         copy = cell(record, implementation="copy", dtype=dtype)
         found[f"copy_{dtype}_share"] = say(share(copy, "copy", bandwidth), percent)
+    ours = cell(record, implementation="ours", dtype="bf16")
+    least = 1e3 * moved_bytes("backward", "bf16") / bandwidth
+    found["backward_bf16_over"] = say(ours.ms("backward") / least, "{:.1f}")
     return found
