@@ -22,12 +22,9 @@ from systems.records import store
 from systems.records.device import slug_of
 from systems.records.record import Record
 from tests.factories import RESULTS
+from tests.tools.browser.looking import Browser, Page
 from tools.render.load import primary_gpu
 
-if os.environ.get("CI"):
-    import playwright.sync_api as playwright
-else:
-    playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 # What lies where a site is built, and no page may show; what a page's macros would
@@ -205,12 +202,9 @@ LIVE = """() => {
 
 
 @pytest.fixture(scope="module")
-def page(chromium: str) -> Iterator[Any]:
-    flags = ["--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND"]
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=chromium, args=flags)
-        yield browser.new_page()
-        browser.close()
+def page(browser: Browser) -> Iterator[Page]:
+    with browser.new_context() as context:
+        yield context.new_page()
 
 
 def test_no_payload_runs_on_any_page(site, page):

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 # its own scripts.
 UNUSED = re.compile(r"assets/javascripts/lunr/|.*\.map$")
 
+# What begins a line of a page's source, where it is not shown as it stands.
+INDENTS = re.compile(r"<(pre|textarea|script)\b.*?</\1>|\n\s+", re.DOTALL)
+
 # `<!-- answer: warmup -->`, alone on its line, stands for what docs/warmup.md says
 # under its heading "Answer".
 ANSWER_MARK = re.compile(r"^<!-- answer: (\w+) -->$", re.MULTILINE)
@@ -126,8 +129,11 @@ def with_doubts(markdown: str) -> str:
 
 
 def on_post_page(output: str, /, **_: object) -> str:
-    """Name the theme's search dialog for screen readers, which the theme leaves out."""
-    return output.replace('role="dialog">', 'role="dialog" aria-label="Search">', 1)
+    """Name the theme's search dialog for screen readers, which the theme leaves out.
+    What indents the source of a page, a twelfth of it, is left out.
+    """
+    named = output.replace('role="dialog">', 'role="dialog" aria-label="Search">', 1)
+    return INDENTS.sub(lambda found: found[0] if found[1] else "\n", named)
 
 
 def on_files(files: Files, /, **_: object) -> Files:

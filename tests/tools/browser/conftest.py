@@ -28,14 +28,6 @@ def pages(site: Path) -> list[Path]:
     return sorted(path for path in site.rglob("*.html") if path.name != "404.html")
 
 
-@pytest.fixture(scope="session")
-def browser(chromium: str) -> Iterator[Browser]:
-    from tests.tools.browser.looking import FLAGS, sync_playwright
-
-    with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-
-
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     """A fresh browser profile, which must end without a remote request and without an
