@@ -128,6 +128,6 @@ def test_answers_copied_into_a_page_are_among_its_sentences(tmp_path: Any) -> No
 
 def test_lines_of_a_page_are_not_indented_but_those_of_code_are():
     page = "<ul>\n    <li>\n        a</li>\n</ul><pre>\n  x\n    y</pre>\n\n   <p>"
-    assert pages.on_post_page(page) == (
+    assert hooks.on_post_page(page) == (
         "<ul>\n<li>\na</li>\n</ul><pre>\n  x\n    y</pre>\n<p>"
     )
