@@ -134,7 +134,7 @@ def write_pdf(target: Path, label: str | None, told: str) -> None:
             page = browser.new_page(color_scheme="light", offline=True)
             page.goto((Path(folder) / "writeup.html").as_uri())
             page.evaluate(PREPARE, [label, TITLE, told])
-            margin = {"top": "16mm", "bottom": "18mm", "left": "14mm", "right": "14mm"}
+            margin = {"top": "14mm", "bottom": "16mm", "left": "14mm", "right": "14mm"}
             options = {
                 "format": "A4",
                 "scale": 0.8,

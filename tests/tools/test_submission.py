@@ -169,8 +169,7 @@ def test_the_pdf_says_what_it_is_and_its_pages_can_be_read(tmp_path, gpu, chromi
     ]
     printed = [" ".join(page.split()) for page in pages]
     text = " ".join(printed)
-    # Two or three for each of eleven problems, and the first.
-    assert len(pages) <= 32
+    assert len(pages) <= 28
     # Of which GPU, and when: at the top, on each page, in the properties.
     told = f"NVIDIA H200 · {pdf.metadata.subject.removeprefix('NVIDIA H200 · ')}"
     assert re.fullmatch(rf"NVIDIA H200 · {DAY}( to {DAY})?", told)
