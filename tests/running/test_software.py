@@ -5,7 +5,7 @@ timed, where what it measures reads them; with other ones it is stale.
 import pytest
 
 from systems.attention.triton import tuned
-from systems.attention.triton.tuned import Tuned
+from systems.attention.triton.tuned import Entry, Tuned
 from systems.experiments import STEMS
 from systems.records.source_hash import source_hash
 from systems.running.software import TUNED, tuned_software
@@ -28,7 +28,7 @@ def file(monkeypatch, tmp_path):
             "2026-01-01 00:00",
             "tune",
             (16, 4096),
-            [],
+            [Entry("half", "dq", 64, True, (64, 64, 4, 2, None, False), 0.5, None, 1)],
         ),  # fmt: skip
         tuned.path_of(A100.slug),
     )
@@ -56,7 +56,13 @@ def test_with_other_configurations_a_record_is_stale(file):
         source_hash=source_hash(STEMS["flash_peers"].module),
     )
     assert load.is_fresh(record)
-    file.write_text(file.read_text().replace("hash", "other"))
+    # Timed again, with the same outcome.
+    file.write_text(file.read_text().replace('"hash"', '"other"'))
+    tuned.in_use.cache_clear()
+    assert load.is_fresh(record)
+    found = tuned.read(file)
+    found.entries[0].d = 32
+    tuned.write(found, file)
     tuned.in_use.cache_clear()
     assert not load.is_fresh(record)
     file.unlink()

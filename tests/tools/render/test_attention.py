@@ -324,7 +324,7 @@ def test_a_model_that_does_not_fit_is_a_row():
     )
     files = compile_builder.fragments([record])
     assert re.search(
-        r"\| 2.7B \| fp32 \| model \| out of memory \|(  \|){4}", files["table.md"]
+        r"\| 2.7B \| fp32 \| model \| out of memory \|(  \|){3}", files["table.md"]
     )
     assert compile_builder.facts(record)["speedup_2_7B_fp32"] == "out of memory"
     assert "compile-speedup-nvidia-x" in files["speedups.md"]
