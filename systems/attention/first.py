@@ -259,8 +259,8 @@ def first_attention(
     float32, float16, or on a GPU bfloat16. `causal` hides key j from query i where
     j > i; `scale` None is 1 / sqrt(d). The result has the dtype of q; sums are kept in
     float32. `ValueError` or `TypeError` names what can't be taken,
-    `NotImplementedError` a transform of torch.func. In float32 with d
-    128, dk and dv of a tile don't fit into registers: each thread spills over a KiB.
+    `NotImplementedError` a transform of torch.func. In float32 with d 128, dk and dv of
+    a tile don't fit into registers: each thread spills over a KiB.
     """
     refuse_transforms()
     q, k, v = autocast_like_sdpa(q, k, v)

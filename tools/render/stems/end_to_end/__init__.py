@@ -215,7 +215,7 @@ def ten_billion(ours: list[Record]) -> str:
     if tried := [record for record in ours if of_ten_billion(record)]:
         caption = "`10B` at context 512: time, measured peak, and the peak by formula."
         return captioned(caption, per_device(tried, ten_billion_table))
-    caption = "`10B` at context 512: predicted peaks; not measured yet."
+    caption = "`10B` at context 512: peaks by formula alone, before any was measured."
     return f"{captioned(caption, ten_billion_table(None))}\n"
 
 
@@ -372,7 +372,7 @@ def facts(record: Record | None) -> dict[str, str]:
         **found,
         "ten_billion": "measured where it fits"
         if of_ten_billion(record)
-        else "predicted, and not measured yet",
+        else "predicted by formula alone",
         "memory_2_7B_512_fp32": say(largest, lambda v: f"{gib(v)} GiB"),
         "backward_over_forward_least": say(least(ratios), two),
         "backward_over_forward_most": say(most(ratios), two),
