@@ -9,6 +9,7 @@ bit by bit.
 
 import math
 import os
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
@@ -35,6 +36,8 @@ BACKENDS = {
 OURS = {"ours": "auto", "ours_high": "auto", "ours_triton": "triton"}
 # FlashAttention-4 adds to dq as programs come, or in one order: by name, whether.
 FLASH_4 = {"fa4": False, "fa4_ordered": True}
+# Its package, and the compiler that its kernels are written for.
+OF_FLASH_4 = ("flash_attn", "cutlass")
 # How CUDA and the CPU say that a forced backend can't run.
 NO_BACKEND = ("No available kernel", "No viable backend")
 
@@ -105,15 +108,29 @@ def only(name: str) -> Iterator[None]:
 
 
 def refusal(name: str, error: Exception) -> str:
-    """Why this implementation can't run an input, if that is what the error says."""
-    if any(words in str(error) for words in NO_BACKEND):
+    """Why this implementation can't run an input, if that is what the error says;
+    nothing where the error is of our own code.
+    """
+    if name in BACKENDS and any(words in str(error) for words in NO_BACKEND):
         return f"SDPA has no {name.removeprefix('sdpa_')} kernel for this input"
-    ours = isinstance(error, Unsupported) or out_of_memory_reason(error)
-    if name not in FLASH_4 or ours or "CUDA error" in str(error):
+    if name not in FLASH_4 or not raised_by(error, OF_FLASH_4):
+        return ""
+    if out_of_memory_reason(error) or "CUDA error" in str(error):
         return ""
     # It asserts what it can take, and its compiler has errors of its own.
     said = " ".join(str(error).split())[:200]
     return f"FlashAttention-4 does not run this: {type(error).__name__}: {said}"
+
+
+def raised_by(error: Exception, packages: tuple[str, ...]) -> bool:
+    """Whether it came up in code of these packages, or in what they called: a backward
+    pass is called by PyTorch, and no call of ours stands around it.
+    """
+    modules = (
+        str(frame.f_globals.get("__name__"))
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
+    return any(module.partition(".")[0] in packages for module in modules)
 
 
 @contextmanager

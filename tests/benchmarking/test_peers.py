@@ -3,11 +3,11 @@ names set is put back.
 """
 
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from systems.attention.hopper import launches as hopper
 from systems.attention.reference import attention_reference
@@ -88,22 +88,47 @@ def test_what_is_not_installed_is_a_row_that_says_so(monkeypatch):
         attention("fa4", True, 8, "cpu")
 
 
+# A package of its name, which computes attention as it is called and asserts in either
+# pass what it takes.
+FLASH_4 = """
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+asked = []
+
+
+class Narrow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q):
+        return q.clone()
+
+    @staticmethod
+    def backward(ctx, dq):
+        assert dq.shape[-1] > 8, "head dimension of a backward pass"
+        return dq
+
+
+def flash_attn_func(q, k, v, causal, deterministic):
+    asked.append((causal, deterministic))
+    assert q.shape[-1] < 32, "head dimension"
+    if q.shape[-1] == 17:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried much.")
+    if q.shape[-1] == 18:
+        raise RuntimeError("CUDA error: an illegal memory access")
+    turned = (x.transpose(1, 2) for x in (Narrow.apply(q), k, v))
+    o = scaled_dot_product_attention(*turned, is_causal=causal, enable_gqa=True)
+    return o.transpose(1, 2), None
+"""
+
+
 @pytest.fixture
 def flash_4(monkeypatch):
-    """A package of its name that computes attention as it is called."""
-    asked = []
-
-    def flash_attn_func(q, k, v, causal, deterministic):
-        asked.append((causal, deterministic))
-        assert q.shape[-1] < 32, "head dimension"
-        turned = (x.transpose(1, 2) for x in (q, k, v))
-        o = scaled_dot_product_attention(*turned, is_causal=causal, enable_gqa=True)
-        return o.transpose(1, 2), None
-
-    cute = SimpleNamespace(flash_attn_func=flash_attn_func)
+    """What it was asked for."""
+    cute: Any = ModuleType("flash_attn.cute")
+    exec(FLASH_4, vars(cute))
     monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(cute=cute))
     monkeypatch.setitem(sys.modules, "flash_attn.cute", cute)
-    return asked
+    return cute.asked
 
 
 def test_flash_attention_4_is_asked_for_an_order(flash_4):
@@ -118,12 +143,35 @@ def test_flash_attention_4_is_asked_for_an_order(flash_4):
     assert flash_4 == [(True, False), (True, True)]
 
 
-def test_what_flash_attention_4_refuses_is_unsupported_and_a_broken_gpu_is_not(flash_4):
-    q, k, v, _ = random_inputs((1, 1, 8, 32), torch.float32, "cpu")
+def test_what_flash_attention_4_refuses_is_unsupported_in_either_pass(flash_4):
+    q, k, v, do = random_inputs((1, 1, 8, 32), torch.float32, "cpu")
     with pytest.raises(Unsupported, match="AssertionError: head dim"), only("fa4"):
         attention("fa4", True, 8, "cpu")(q, k, v)
-    with pytest.raises(RuntimeError, match="CUDA error"), only("fa4"):
-        raise RuntimeError("CUDA error: an illegal memory access")
+    q, k, v, do = (x[..., :8] for x in (q, k, v, do))
+    with pytest.raises(Unsupported, match="head dimension of a back"), only("fa4"):
+        o = attention("fa4", True, 8, "cpu")(q, k, v)
+        torch.autograd.grad(o, (q, k, v), do)
+
+
+@pytest.mark.parametrize(("d", "said"), [(17, "out of memory"), (18, "CUDA error")])
+def test_a_full_or_broken_gpu_is_no_refusal(flash_4, d, said):
+    q, k, v, _ = random_inputs((1, 1, 8, d), torch.float32, "cpu")
+    with pytest.raises(RuntimeError, match=said) as found, only("fa4"):
+        attention("fa4", True, 8, "cpu")(q, k, v)
+    assert not isinstance(found.value, Unsupported)
+
+
+@pytest.mark.parametrize("error", [TypeError, AssertionError, ValueError])
+def test_a_mistake_of_our_own_is_no_refusal(flash_4, error):
+    """Beside the library's call, or on the way to it."""
+    with pytest.raises(error, match="^ours$"), only("fa4"):
+        raise error("ours")
+    with pytest.raises(RuntimeError, match="No available kernel"), only("fa4"):
+        raise RuntimeError("No available kernel")
+    _, k, v, _ = random_inputs((1, 1, 8, 16), torch.float32, "cpu")
+    no_tensor: Any = "q"
+    with pytest.raises(AttributeError, match="'str' object"), only("fa4"):
+        attention("fa4", True, 8, "cpu")(no_tensor, k, v)
 
 
 def test_an_order_is_asked_of_pytorch_and_memory_is_not_filled_for_it():
