@@ -56,8 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         from systems.records.store import RecordError
         from systems.running.limited import simulated_gib
+        from systems.running.software import named_commit
 
         simulated_gib()
+        if action in ("measuring", "--slurm"):
+            named_commit()
     except ModuleNotFoundError as error:
         not_installed(error)
     except ValueError as error:

@@ -50,7 +50,7 @@ from systems.records.summary import summarize
 from systems.running.command import is_table, options_of
 from systems.running.limited import as_simulated, limit_memory, would_publish
 from systems.running.precompile import rehearse
-from systems.running.software import TUNED, tuned_software
+from systems.running.software import COMMIT, TUNED, named_commit, tuned_software
 
 # How often rows are measured again whose host was slow; and what that may take, in
 # seconds or as a share of what all rows took: some hosts are never quiet.
@@ -123,9 +123,15 @@ def versions() -> dict[str, str]:
 
 
 def git_state() -> Git | None:
-    """The commit of the tree and whether what measures differed from it; None outside a
-    repository.
+    """The commit that GIT_COMMIT names; else that of the tree, and whether what
+    measures differed from it; None outside a repository.
     """
+    try:
+        # Whoever names it knows more than a repository that the tree was copied into.
+        if commit := named_commit():
+            return Git(commit, dirty=False)
+    except ValueError as error:
+        raise CannotStart(str(error)) from None
 
     def git(*arguments: str) -> str:
         return subprocess.run(
@@ -138,12 +144,8 @@ def git_state() -> Git | None:
             dirty=bool(git("status", "--porcelain", "--", "systems")),
         )
     except (OSError, subprocess.CalledProcessError) as error:
-        # A tree without its repository (an archive, say) may name the commit that it
-        # was made from.
-        if commit := os.environ.get("GIT_COMMIT"):
-            return Git(commit, dirty=False)
         lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-        print(f"no commit is noted ({lines[0]}); set GIT_COMMIT", file=sys.stderr)
+        print(f"no commit is noted ({lines[0]}); set {COMMIT}", file=sys.stderr)
         return None
 
 

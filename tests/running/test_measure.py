@@ -27,7 +27,7 @@ from systems.records import store
 from systems.records.device import CPU
 from systems.records.host import Probe
 from systems.records.outcome import Unsupported, measure_row
-from systems.records.record import Record
+from systems.records.record import Git, Record
 from systems.records.source_hash import source_hash
 from systems.running import measure
 from tests import fake_stem
@@ -474,6 +474,30 @@ def test_a_tree_without_a_commit_says_so(run, monkeypatch, record_file):
     assert "no commit is noted (fatal: not a git repo" in outcome.stderr
     assert outcome.stderr.endswith("; set GIT_COMMIT\n") and outcome.code == 0
     assert store.read(record_file).git is None
+
+
+@pytest.mark.parametrize("repository", [None, "/nonexistent"])
+def test_a_commit_that_is_named_comes_before_what_git_says(
+    run, monkeypatch, record_file, repository
+):
+    """In a repository of another commit, and without any."""
+    if repository:
+        monkeypatch.setenv("GIT_DIR", repository)
+    monkeypatch.setenv("GIT_COMMIT", "be1169b0c4d5")
+    outcome = run()
+    assert outcome.code == 0 and "no commit is noted" not in outcome.stderr
+    assert store.read(record_file).git == Git("be1169b0c4d5", dirty=False)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "main", "be1169", "be1169b\n", "a" * 65, "be1169bg"]
+)
+def test_what_is_no_commit_is_refused_in_one_line(run, monkeypatch, record_file, text):
+    monkeypatch.setenv("GIT_COMMIT", text)
+    message = run().error
+    assert message.startswith("GIT_COMMIT must be a commit, 7 to 64 digits of 0-9 and")
+    assert f"got {text!r:.80}: set it right, or unset it" in message
+    assert not record_file.exists()
 
 
 def test_an_edited_record_is_never_verified(run, stale, record_file):

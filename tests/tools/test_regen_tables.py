@@ -115,6 +115,17 @@ def test_a_flag_that_would_be_ignored_or_is_wrong_is_one_line(run, options):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("action", ["--quick", "--slurm"])
+def test_before_anything_is_measured_a_commit_that_is_none_is_refused(
+    run, monkeypatch, action
+):
+    monkeypatch.setenv("GIT_COMMIT", "main")
+    done = run(action)
+    assert done.code == 2 and done.out == ""
+    assert done.err.startswith("error: GIT_COMMIT must be a commit")
+    assert run("--list").code == 0
+
+
 def test_a_run_measures_renders_and_says_what_it_skipped(tree):
     done = regen_tables(tree, "--only", "fake", "--only", "gpu_only")
     assert done.returncode == 0, done.stderr
