@@ -26,6 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from systems.attention import first
 from systems.attention.hopper import launches
+from systems.attention.hopper.one_pass_launches import launch_one_pass
+from systems.attention.hopper.walks import Shift
 from systems.attention.triton.launches import launch_backward, launch_forward
 from systems.experiments import flash_ablation
 from systems.records.source_hash import hash_of
@@ -68,9 +70,7 @@ def launch(step: str) -> Callable[[], object]:
         case "two_passes_backward":
             return partial(launches.launch_two_passes, *map(batched, backward))
         case "backward":
-            return partial(
-                launches.launch_one_pass, *map(batched, backward), launches.Shift(1)
-            )
+            return partial(launch_one_pass, *map(batched, backward), Shift(1))
     return flash_ablation.prepare(step, q, k, v, do)
 
 

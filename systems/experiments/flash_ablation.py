@@ -29,6 +29,8 @@ from torch import Tensor
 
 from systems.attention.first import first_attention
 from systems.attention.hopper import launches
+from systems.attention.hopper.configs import CONFIGS
+from systems.attention.hopper.limits import TILE_DIMS
 from systems.attention.reference import attention_reference
 from systems.attention.triton.configs import Config as LaunchConfig
 from systems.attention.triton.function import chosen, run_backward, run_forward
@@ -382,7 +384,7 @@ def prepare(
             return lambda: launch_forward(q, k, v, True, scale)[:1]
         # More programs than items. A few heads at a time all the same: if all were last
         # ones, all would be walked through side by side.
-        config = launches.CONFIGS["forward"][launches.TILE_DIMS[q.shape[-1]]]
+        config = CONFIGS["forward"][TILE_DIMS[q.shape[-1]]]
         one_item = config._replace(programs=q.shape[0] * q.shape[1], last_items=0)
         return lambda: launches.launch_forward(q, k, v, True, scale, one_item)[:1]
     o, lse = launch_forward(q, k, v, True, scale)

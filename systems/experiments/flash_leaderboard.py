@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from systems.attention.hopper.launches import missing_here
+from systems.attention.hopper.limits import missing_here
 from systems.attention.triton.function import FlashAttentionTriton
 from systems.benchmarking import timing
 from systems.benchmarking.gpu_timing import kernel_times_ms

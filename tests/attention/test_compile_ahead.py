@@ -19,6 +19,8 @@ from tools.compile_ahead import GPUS, Needs, entries, faults
 SAMPLE = {name: 64 if name == "h100" else 16 for name in GPUS}
 COMPILE = f"""
 from systems.attention.hopper import launches
+from systems.attention.hopper.one_pass_launches import launch_one_pass
+from systems.attention.hopper.walks import Ordered, Shift
 from tools.compile_ahead import GPUS, compile_for, inputs, loaded_by
 from tools.compile_steps import first_backward, first_forward
 
@@ -36,8 +38,8 @@ options = True, 0.125
 backward = do, q, k, v, o, lse, *options
 show("h100", loaded_by(gpu, launches.launch_forward, q, k, v, *options))
 show("h100", loaded_by(gpu, launches.launch_two_passes, *backward))
-for walk in (launches.Shift(1), launches.Ordered(1, 1)):
-    show("h100", loaded_by(gpu, launches.launch_one_pass, *backward, walk))
+for walk in (Shift(1), Ordered(1, 1)):
+    show("h100", loaded_by(gpu, launch_one_pass, *backward, walk))
 """
 # 16 bits with a row that 8 divides and 16 does not, and the next that 16 divides.
 EIGHTS = """

@@ -12,21 +12,31 @@ import pytest
 import torch
 
 from systems.attention import FlashAttentionTriton, flash_attention
-from systems.attention.hopper import launches
-from systems.attention.hopper.launches import (
+from systems.attention.hopper import launches, limits, walks
+from systems.attention.hopper.configs import (
     CONFIGS,
-    ITEM_STEPS,
+    ONE_PASS,
+    ONE_PASS_KEYS,
+    ONE_PASS_QUERIES,
+    SHORT_FORWARD,
+)
+from systems.attention.hopper.launches import (
+    launch_backward,
+    launch_forward,
+    launch_two_passes,
+)
+from systems.attention.hopper.limits import (
     MIN_SCORES,
+    TILE_DIMS,
+    missing,
+    readable,
+)
+from systems.attention.hopper.one_pass_launches import launch_one_pass
+from systems.attention.hopper.schedule import ITEM_STEPS, schedule
+from systems.attention.hopper.walks import (
     Ordered,
     Shift,
     groups_in_one_pass,
-    launch_backward,
-    launch_forward,
-    launch_one_pass,
-    launch_two_passes,
-    missing,
-    readable,
-    schedule,
     walk_in_one_pass,
 )
 from systems.attention.relaunch import (
@@ -53,8 +63,8 @@ from tools.render.spanning import hopper_drawings
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 LAST_ITEMS = CONFIGS["forward"][64].last_items
 # Tiles of queries beside one of keys, in the backward pass in one kernel.
-KEYS = launches.ONE_PASS_KEYS
-BESIDE = KEYS // launches.ONE_PASS_QUERIES
+KEYS = ONE_PASS_KEYS
+BESIDE = KEYS // ONE_PASS_QUERIES
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 # 80 numbers in tiles of 128.
 HEAD_DIMS = pytest.mark.parametrize("d", (64, 80, 128))
@@ -99,7 +109,7 @@ class Like:
 @pytest.fixture
 def a_hopper(monkeypatch):
     """The GPU and the Triton that these kernels need."""
-    monkeypatch.setattr(launches, "missing_here", lambda device: "")
+    monkeypatch.setattr(limits, "missing_here", lambda device: "")
 
 
 def like(*shape: int, dtype=torch.bfloat16, device: str = "cuda:0"):
@@ -290,11 +300,11 @@ def gpu_with(monkeypatch, capability: tuple[int, int], version: str) -> None:
     """The machine that the chooser sees, which keeps nothing from one to the next."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A GPU of nobody's")
-    monkeypatch.setattr(launches.triton, "__version__", version)
-    monkeypatch.setattr(launches.knobs.runtime, "interpret", False)
+    monkeypatch.setattr(limits.triton, "__version__", version)
+    monkeypatch.setattr(limits.knobs.runtime, "interpret", False)
     for name in ("missing_here", "wrong_triton"):
-        known = getattr(launches, name).__wrapped__
-        monkeypatch.setattr(launches, name, known)
+        known = getattr(limits, name).__wrapped__
+        monkeypatch.setattr(limits, name, known)
     monkeypatch.setattr(function, "say_slower", cache(function.say_slower.__wrapped__))
 
 
@@ -381,15 +391,14 @@ def test_there_is_a_configuration_for_each_kernel():
     assert set(CONFIGS) == {"forward", "dq", "dkdv"}
     for by_head_dim in (
         *CONFIGS.values(),
-        launches.ONE_PASS,
-        launches.ONE_PASS_MIN_KEYS,
-        launches.ORDERED_MIN_KEYS,
+        ONE_PASS,
+        walks.ONE_PASS_MIN_KEYS,
+        walks.ORDERED_MIN_KEYS,
     ):
-        assert set(by_head_dim) == set(launches.TILE_DIMS.values())
+        assert set(by_head_dim) == set(TILE_DIMS.values())
     # As many as the kernels have consumers written out.
     assert all(
-        c.groups in (2, 3, 4)
-        for c in (*CONFIGS["forward"].values(), launches.SHORT_FORWARD)
+        c.groups in (2, 3, 4) for c in (*CONFIGS["forward"].values(), SHORT_FORWARD)
     )
     assert all(
         c.groups == 2 for kernel in ("dq", "dkdv") for c in CONFIGS[kernel].values()
@@ -460,7 +469,7 @@ def ordered_walks(heads: int, kv_heads: int, n_q: int, n_k: int, causal: bool, o
     from systems.attention.hopper.ordered import Place, item_of, tile_of
 
     heads_of, shared = kv_heads * order.parts, heads // kv_heads // order.parts
-    tiles_q, tiles_k = -(-n_q // launches.ONE_PASS_QUERIES), -(-n_k // KEYS)
+    tiles_q, tiles_k = -(-n_q // ONE_PASS_QUERIES), -(-n_k // KEYS)
     place = Place(heads, heads_of, tiles_q, tiles_k, *order)
     for number in range(heads_of * tiles_k):
         item = item_of.fn(number, place, causal)
@@ -511,7 +520,7 @@ def test_in_the_ordered_walk_programs_wait_for_earlier_ones_only():
         assert held == {
             (head, tile): min(tile // BESIDE + 1, tiles_k) if causal else tiles_k
             for head in range(heads)
-            for tile in range(-(-n_q // launches.ONE_PASS_QUERIES))
+            for tile in range(-(-n_q // ONE_PASS_QUERIES))
         }, case
 
 
@@ -709,7 +718,7 @@ def test_all_lengths(d, dtype, causal):
 @DTYPES
 def test_both_forward_configurations_of_head_dimension_64(dtype, causal):
     """Few keys have one of their own; here both see ragged lengths."""
-    for config in (launches.SHORT_FORWARD, CONFIGS["forward"][64]):
+    for config in (SHORT_FORWARD, CONFIGS["forward"][64]):
         for n_q, n_k in [(1000, 1000), (65, 2000), (2000, 130)]:
             q, k, v, do = inputs = make_inputs(n_q, n_k, 64, dtype, "cuda", lead=(2,))
             o, lse = launch_forward(q, k, v, causal, 0.125, config)
@@ -740,7 +749,7 @@ def test_batches_heads_and_shared_heads(d, causal):
 
 @gpu
 @hopper
-@pytest.mark.parametrize("d", sorted(set(launches.TILE_DIMS) - {64, 80, 128}))
+@pytest.mark.parametrize("d", sorted(set(TILE_DIMS) - {64, 80, 128}))
 def test_other_head_dimensions(d):
     for n, lead in [(333, (2,)), (2048, (8, 8))]:
         inputs = make_inputs(n, n, d, torch.bfloat16, "cuda", lead=lead)
@@ -857,7 +866,7 @@ def test_the_public_class_runs_them(backend, n, monkeypatch):
     strides of zero.
     """
     # With any Triton: that it computes right comes before `VERSIONS` names it.
-    monkeypatch.setattr(launches, "missing_here", lambda device: "")
+    monkeypatch.setattr(limits, "missing_here", lambda device: "")
     monkeypatch.delitem(function.LAUNCHERS, "triton")
     q, k, v, _ = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(4,))
     one = torch.ones((), device="cuda", dtype=q.dtype).expand_as(q)

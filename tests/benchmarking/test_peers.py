@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from systems.attention.hopper import launches as hopper
+from systems.attention.hopper import limits
 from systems.attention.reference import attention_reference
 from systems.attention.triton import function
 from systems.benchmarking import compiling, peers
@@ -72,8 +72,8 @@ def test_products_are_as_precise_as_the_name_says(name, inside, precision):
 
 def test_the_plain_kernels_run_where_hopper_has_its_own(device, monkeypatch):
     """By their name, forwards and backwards."""
-    monkeypatch.setattr(hopper, "is_faster", lambda q, k: True)
-    monkeypatch.setattr(hopper, "refusal", lambda q, k, v: "")
+    monkeypatch.setattr(limits, "is_faster", lambda q, k: True)
+    monkeypatch.setattr(limits, "refusal", lambda q, k, v: "")
     q, k, v, do = random_inputs((1, 1, 8, 16), torch.float32, device)
     assert what_ran("ours", q, k, v, True) == "hopper"
     assert what_ran("ours_triton", q, k, v, True) == "triton"

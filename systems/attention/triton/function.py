@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from systems.attention.hopper import launches as hopper
+from systems.attention.hopper import limits
 from systems.attention.inputs import (
     autocast_like_sdpa,
     check_inputs,
@@ -57,17 +58,17 @@ def chosen(backend: str, q: Tensor, k: Tensor, v: Tensor) -> str:
     ValueError says what the named ones need that was not found.
     """
     if backend == "auto":
-        if not hopper.is_faster(q, k):
+        if not limits.is_faster(q, k):
             return "triton"
-        if not hopper.refusal(q, k, v):
+        if not limits.refusal(q, k, v):
             return "hopper"
-        if q.dtype in hopper.DTYPES and q.shape[-1] in hopper.TILE_DIMS:
-            say_slower(hopper.wrong_triton(q.device))
+        if q.dtype in limits.DTYPES and q.shape[-1] in limits.TILE_DIMS:
+            say_slower(limits.wrong_triton(q.device))
         return "triton"
     if backend not in LAUNCHERS:
         names = ", ".join(("auto", *LAUNCHERS))
         raise ValueError(f"backend must be one of {names}, got {backend!r}")
-    if backend == "hopper" and (reason := hopper.refusal(q, k, v)):
+    if backend == "hopper" and (reason := limits.refusal(q, k, v)):
         raise ValueError(f"hopper: {reason}")
     return backend
 
@@ -94,7 +95,7 @@ def kernels(device: torch.device) -> dict[str, str]:
     elif table != "sm_90":
         plain += ", compiled and not timed: python tools/tune_flash.py times them here"
     return {
-        "hopper": hopper.missing_here(device)
+        "hopper": limits.missing_here(device)
         or "runs, for large inputs of 16 bits with a head dimension from 40 to 128",
         "triton": plain,
     }

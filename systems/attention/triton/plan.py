@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from systems.attention.hopper import launches as hopper
+from systems.attention.hopper import limits
 from systems.attention.inputs import (
     LARGEST_SCALE,
     SMALLEST_SCALE,
@@ -146,7 +146,7 @@ def plan_once(
         return None
     described = [(x[0], x[2], x[3], torch.strided) for x in (q, k, v)]
     check_described(described[0], described[1], described[2], DTYPES)
-    if backend == "auto" and hopper.is_faster(
+    if backend == "auto" and limits.is_faster(
         torch.empty(q[0], device="meta"), torch.empty(k[0], device="meta")
     ):
         return None

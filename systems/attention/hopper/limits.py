@@ -1,0 +1,111 @@
+"""Which inputs the kernels for Hopper take, and where they pay: `refusal` says what is
+missing for others, `is_faster` where the plain kernels are no faster.
+
+They take 16-bit dtypes, head dimensions from 40 to 128 in steps of 8, tensors that TMA
+can read.
+"""
+
+from functools import cache
+
+import torch
+import triton
+from torch import Tensor
+from triton import knobs
+
+# --8<-- [start:limits]
+# Versions of Triton whose Gluon these kernels were tested with: the dialect changes
+# from one to the next.
+VERSIONS = ("3.6.",)
+CAPABILITY = (9, 0)
+# By head dimension that of its tiles, which the tables below go by: TMA fills them up
+# with zeros, and leaves these out where it writes. It needs rows that begin at
+# multiples of 16 bytes. Smaller head dimensions have smaller tiles in the plain
+# kernels.
+TILE_DIMS = {d: 64 if d <= 64 else 128 for d in range(40, 129, 8)}
+DTYPES = (torch.float16, torch.bfloat16)
+# With fewer scores the GPU may be done before the host has made TMA's descriptors,
+# which the plain kernels don't need.
+MIN_SCORES = 2**27
+# With fewer queries of all heads together there are few more tiles than SMs, or fewer:
+# some SMs would idle while others finish. The plain kernels split their loops then.
+MIN_ROWS = 2**15
+# --8<-- [end:limits]
+
+
+def missing(capability: tuple[int, int], version: str) -> str:
+    """What these kernels need of a GPU of this compute capability and of Triton, and
+    what was found; nothing where they run.
+    """
+    if capability != CAPABILITY:
+        found = ".".join(map(str, capability))
+        return f"needs a GPU of compute capability 9.0, found {found}"
+    if not version.startswith(VERSIONS):
+        tested = ", ".join(x.rstrip(".") for x in VERSIONS)
+        return f"needs Triton {tested}, with which it was tested, found {version}"
+    return ""
+
+
+@cache
+def missing_here(device: torch.device) -> str:
+    """`missing` of this GPU and the Triton that is installed."""
+    if knobs.runtime.interpret:
+        return "needs a compiler, found the interpreter of TRITON_INTERPRET=1"
+    return missing(torch.cuda.get_device_capability(device), triton.__version__)
+
+
+@cache
+def wrong_triton(device: torch.device) -> str:
+    """`missing` where nothing but another Triton is missing; else nothing."""
+    if device.type != "cuda" or knobs.runtime.interpret:
+        return ""
+    capability = torch.cuda.get_device_capability(device)
+    return missing(capability, triton.__version__) if capability == CAPABILITY else ""
+
+
+# --8<-- [start:takes]
+def readable(x: Tensor) -> bool:
+    """Whether TMA can read x: rows without gaps, and rows, heads and batches at
+    multiples of 16 bytes.
+    """
+    *outer, last = x.stride()
+    if last != 1 or x.data_ptr() % 16:
+        return False
+    unit = 16 // x.element_size()
+    # A loop, not `all`: asked of each tensor in each call.
+    for size, stride in zip(x.shape, outer, strict=False):
+        if size > 1 and (stride <= 0 or stride % unit):
+            return False
+    return True
+
+
+def refusal(q: Tensor, k: Tensor, v: Tensor) -> str:
+    """What these kernels need and didn't find, to compute attention of q (..., n_q, d),
+    k and v (..., n_k, d) with 3 or 4 dimensions; nothing where they can.
+    """
+    if q.device.type != "cuda":
+        return f"needs a CUDA GPU, found {q.device.type}"
+    if missing_here(q.device):
+        return missing_here(q.device)
+    if q.dtype not in DTYPES:
+        return f"needs float16 or bfloat16, found {q.dtype}"
+    if q.shape[-1] not in TILE_DIMS:
+        found = q.shape[-1]
+        return f"needs a head dimension from 40 to 128 that 8 divides, found {found}"
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not readable(x):
+            return (
+                "needs rows without gaps that begin at multiples of 16 bytes, "
+                f"found {name} with strides {x.stride()} at address {x.data_ptr()}"
+            )
+    return ""
+
+
+def is_faster(q: Tensor, k: Tensor) -> bool:
+    """Whether q (..., n_q, d) and k (..., n_k, d) are large enough for these kernels to
+    be faster than the plain ones.
+    """
+    rows = q.numel() // q.shape[-1]
+    return rows >= MIN_ROWS and rows * k.shape[-2] >= MIN_SCORES
+
+
+# --8<-- [end:takes]

@@ -1,0 +1,162 @@
+"""Launches of the backward pass for Hopper in one kernel, by the walk that was chosen:
+delta, the pass itself, and rounding of dq to 16 bits.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from systems.attention.hopper.configs import (
+    LOG2E,
+    ONE_PASS,
+    ONE_PASS_KEYS,
+    ONE_PASS_MAXNREG,
+    ONE_PASS_QUERIES,
+)
+from systems.attention.hopper.limits import TILE_DIMS, readable
+from systems.attention.hopper.walks import Ordered, Shift, is_narrow
+from systems.attention.relaunch import (
+    Descriptor,
+    Launch,
+    ShapeAndStrides,
+    layout,
+    on_device_of,
+    rows_descriptor,
+    shape_and_strides,
+    statistics_descriptor,
+)
+
+
+class BackwardInOnePass(NamedTuple):
+    """The launches of a backward pass, and what describes their tensors; tiles of
+    queries of all heads, and how far apart rows of lse and delta are.
+    """
+
+    delta: Launch
+    main: Launch
+    of: dict[str, Descriptor]
+    rounded: Launch
+    tiles: int
+    stride: int
+
+
+@lru_cache(maxsize=1024)
+def one_pass_plan(
+    dtype: torch.dtype,
+    device: torch.device,
+    walk: Shift | Ordered,
+    causal: bool,
+    scale: float,
+    *tensors: ShapeAndStrides,
+) -> BackwardInOnePass:
+    """For q, k, v, o, do, dq, dk and dv that lie so."""
+    from systems.attention.hopper import ordered, shift
+    from systems.attention.hopper.one_pass import delta_kernel, round_kernel
+
+    q, k, v, o, do, dq, dk, dv = (layout(*lies) for lies in tensors)
+    batch, heads, n_q, d = q.shape
+    kv_heads, n_k = k.shape[1:3]
+    step, tile_d = ONE_PASS_QUERIES, TILE_DIMS[d]
+    tiles = batch * heads * triton.cdiv(n_q, step)
+    tiles_k = triton.cdiv(n_k, ONE_PASS_KEYS)
+    # Rows of lse and delta, 16 bytes aligned.
+    stride = triton.cdiv(n_q, 4) * 4
+    # The shift walk has no products of 96 columns.
+    narrow = is_narrow(d) and isinstance(walk, Ordered)
+    ragged = {"HEAD": d, "D": tile_d, "RAGGED": n_q % step > 0}
+    strides = (*dk.strides[:3], *dv.strides[:3])
+    scales = (scale * LOG2E, scale)
+    constants = {"HEAD": d, "D": tile_d, "CAUSAL": causal, **ONE_PASS[tile_d]}
+    options = {"num_warps": 4, "maxnreg": ONE_PASS_MAXNREG}
+    if isinstance(walk, Shift):
+        main = Launch(
+            shift.one_pass_kernel, (tiles_k * walk.groups,),
+            (*strides, batch, heads, tiles_k, walk.groups, *scales),
+            constants,
+            # Programs wait for one another: a launch that the GPU can't hold whole must
+            # fail, not hang.
+            launch_cooperative_grid=True, **options,
+        )  # fmt: skip
+    else:
+        batch_kv_heads = batch * kv_heads * walk.parts
+        main = Launch(
+            ordered.one_pass_kernel, (tiles_k * batch_kv_heads,),
+            (*strides, heads, batch_kv_heads, n_q, n_k, *walk, *scales),
+            {"HEADS_PER_KV": heads // kv_heads // walk.parts,
+             "RAGGED": n_k % ONE_PASS_KEYS > 0, "NARROW": narrow, **constants},
+            **options,
+        )  # fmt: skip
+    return BackwardInOnePass(
+        Launch(
+            delta_kernel, (tiles,),
+            (*o.strides, *do.strides, heads, n_q, stride),
+            {"COPY": stride > n_q, **ragged},
+        ),
+        main,
+        {
+            "q": rows_descriptor(q, step, tile_d, dtype),
+            "k": rows_descriptor(k, ONE_PASS_KEYS, tile_d, dtype),
+            "v": rows_descriptor(v, ONE_PASS_KEYS, tile_d, dtype),
+            "do": rows_descriptor(do, step, tile_d, dtype),
+            "statistics": statistics_descriptor(batch * heads, n_q, stride, step),
+            # As held: 32 numbers a row, a step's rows at a time, or where it is narrow
+            # three quarters of them in three boxes.
+            "dq": Descriptor(
+                (tiles * step * tile_d // 32, 32), (32, 1),
+                [64 if narrow else step * tile_d // 32, 32], torch.float32, swizzle=128
+            ),
+        },
+        Launch(
+            round_kernel, (tiles,), (*dq.strides, heads, n_q),
+            {"NARROW": narrow, **ragged},
+        ),
+        tiles,
+        stride,
+    )  # fmt: skip
+
+
+def launch_one_pass(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float,
+    walk: Shift | Ordered,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv)."""
+    do = do if readable(do) else do.contiguous()
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    parts = walk.parts if isinstance(walk, Ordered) else 1
+    if parts > 1:
+        # [2, ..., h_kv · parts, n_k, d]: each part's own sums.
+        of_parts = (2, *k.shape[:-3], k.shape[-3] * parts, *k.shape[-2:])
+        dk, dv = k.new_empty(of_parts, dtype=torch.float32)
+    lies = map(shape_and_strides, (q, k, v, o, do, dq, dk, dv))
+    plan = one_pass_plan(q.dtype, q.device, walk, causal, scale, *lies)
+    n_q, d = q.shape[-2:]
+    copied = plan.stride > n_q
+    rows = lse.new_empty((1 + copied, lse.numel() // n_q, plan.stride))
+    # What TMA reads: lse itself where its rows begin at multiples of 16 bytes.
+    delta, lse_rows = rows[0], rows[1] if copied else lse
+    held = q.new_empty((plan.tiles * ONE_PASS_QUERIES, TILE_DIMS[d]), dtype=torch.float)
+    # The first kernel makes them zero.
+    semaphores = torch.empty(plan.tiles, dtype=torch.int32, device=q.device)
+    of = plan.of
+    with on_device_of(q):
+        plan.delta(o, do, lse, delta, lse_rows, semaphores)
+        plan.main(
+            of["q"](q), of["k"](k), of["v"](v), of["do"](do),
+            of["statistics"](lse_rows), of["statistics"](delta),
+            of["dq"](held), dk, dv, semaphores,
+        )  # fmt: skip
+        plan.rounded(held, dq)
+    if parts > 1:
+        # In the order of parts: the same bits each time.
+        dk, dv = (x.unflatten(-3, (-1, parts)).sum(-3).to(q.dtype) for x in (dk, dv))
+    return dq, dk, dv

@@ -1,0 +1,78 @@
+"""Who computes what in the forward pass for Hopper: one program for each SM, which is
+handed its items before the launch.
+"""
+
+from functools import lru_cache, partial
+from heapq import heapreplace
+from itertools import accumulate
+
+import torch
+import triton
+from torch import Tensor
+
+from systems.attention.hopper.configs import SHORT
+from systems.attention.relaunch import Layout
+
+# Of the L2 cache's 50 MiB, what the keys and values of heads that are walked through
+# side by side may take.
+L2_BYTES = 2**23
+# What an item costs beside its steps, in steps.
+ITEM_STEPS = 1
+
+
+# --8<-- [start:schedule]
+@lru_cache(maxsize=256)
+def schedule(
+    n_q: int, n_k: int, batch_heads: int, head_swizzle: int, rows: int, keys: int,
+    causal: bool, programs: int, last_items: int, device: torch.device,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(starts, items): program i computes items[starts[i]] to items[starts[i + 1] - 1],
+    in this order.
+
+    An item is a tile of `rows` queries + tiles · head. Long ones first, each to the
+    program that is free first: under a causal mask their lengths differ by the number
+    of tiles. `head_swizzle` heads are walked through side by side, and so are the
+    last ones, from which programs take what makes them end together.
+    """
+    tiles = triton.cdiv(n_q, rows)
+    steps = [
+        triton.cdiv(min(n_k, (tile + 1) * rows) if causal else n_k, keys)
+        for tile in range(tiles)
+    ]
+    bulk = max(0, batch_heads - triton.cdiv(last_items * programs, tiles))
+    groups = [
+        range(start, min(start + head_swizzle, bulk))
+        for start in range(0, bulk, head_swizzle)
+    ]
+    order = (
+        tile + tiles * head
+        for some in (*groups, range(bulk, batch_heads))
+        for tile in reversed(range(tiles))
+        for head in some
+    )
+    taken: list[list[int]] = [[] for _ in range(min(programs, tiles * batch_heads))]
+    free = [(0, program) for program in range(len(taken))]
+    for item in order:
+        time, program = free[0]
+        taken[program].append(item)
+        heapreplace(free, (time + steps[item % tiles] + ITEM_STEPS, program))
+    starts = [0, *accumulate(len(items) for items in taken)]
+    as_tensor = partial(torch.tensor, dtype=torch.int32, device=device)
+    return as_tensor(starts), as_tensor([item for items in taken for item in items])
+
+
+# --8<-- [end:schedule]
+
+
+def head_swizzle_for(k: Layout, heads: int, causal: bool, dtype: torch.dtype) -> int:
+    """How many heads are walked through side by side: those whose k and v (b, h, n, d)
+    stay in the L2 cache.
+
+    Without a mask all items are as long, and short ones are many: then one head after
+    the other reads less.
+    """
+    if not causal or k.shape[2] <= SHORT // 2:
+        return 1
+    return min(
+        heads, max(1, L2_BYTES // (2 * k.shape[2] * k.shape[3] * dtype.itemsize))
+    )

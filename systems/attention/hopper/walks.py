@@ -1,0 +1,131 @@
+"""Whether a backward pass for Hopper goes in one kernel, and by which walk: in which
+order the programs of a head, each with a tile of keys, meet the tiles of queries.
+
+They add to dq in memory in an order that the walk sets, so that results repeat. The
+kernels of the walks stand in `shift` and `ordered`. Where two passes are faster, by
+times on an H200, there is no walk.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import triton
+
+from systems.attention.hopper.configs import ONE_PASS_KEYS
+from systems.attention.hopper.limits import TILE_DIMS
+from systems.attention.relaunch import Layout
+
+# --8<-- [start:limits]
+# Head dimensions from 72 to this one have products and sums of 96 columns of the 128 in
+# a tile, as 64 and 32.
+NARROW_HEAD = 96
+# Also by tiles, under a causal mask; without one, half as many. With fewer, two passes
+# are taken.
+ONE_PASS_MIN_KEYS = {64: 2048, 128: 4096}
+# So much of all SMs' time must go into steps, or the shift walk is not taken.
+ONE_PASS_USE = 0.9
+# The ordered walk, chosen on an H200 by times of this walk, the shift walk and two
+# passes in turns, under a causal mask but for one. Where the shift walk can go it is as
+# fast or faster, but for narrow heads, whose products only this one saves. Elsewhere
+# this one beat two passes at each length that was timed: 4000 to 32,768 at tiles of
+# 128, with and without shared heads, and 16,384 at 64. With fewer keys two passes are
+# taken, by tiles and halved as above; a last tile may be short.
+ORDERED_MIN_KEYS = {64: 4096, 128: 4096}
+# With fewer programs, about two for each SM, shared heads are dealt out to twice as
+# many, if there are; else two passes are taken.
+ORDERED_MIN_PROGRAMS = 256
+# Tiles of keys side by side: one for each SM. Where query heads share keys half as many
+# are faster; without a mask twice as many, since programs that start together queue
+# once.
+SIDE_TILES = 128
+# Tiles of keys of the heads that are walked backwards at the end, two heads or more.
+BACKWARDS_TILES = 256
+# --8<-- [end:limits]
+
+
+class Shift(NamedTuple):
+    """The walk of `shift`, `groups` heads at a time."""
+
+    groups: int
+
+
+class Ordered(NamedTuple):
+    """The walk of `ordered`: `side` heads of keys side by side, those from `turn` on
+    backwards, the query heads that share keys in `parts`. Parts count as heads.
+    """
+
+    side: int
+    turn: int
+    parts: int = 1
+
+
+def groups_in_one_pass(q: Layout, k: Layout, causal: bool, processors: int) -> int:
+    """How many heads the shift walk works on at a time; 0 where it can't go, or would
+    leave SMs idle.
+
+    All programs of a head run side by side, one on each SM, and wait for one another.
+    """
+    batch, heads, n, d = k.shape
+    tiles = n // ONE_PASS_KEYS
+    least = ONE_PASS_MIN_KEYS[TILE_DIMS[d]] // (1 if causal else 2)
+    if q.shape != k.shape or n % ONE_PASS_KEYS or n < least or tiles > processors:
+        return 0
+    groups = min(processors // tiles, batch * heads)
+    walks = triton.cdiv(batch * heads, groups)
+    # Under a causal mask two heads take a program tiles + 1 steps, and one left over
+    # takes some program `tiles`.
+    longest = walks // 2 * (tiles + 1) + walks % 2 * tiles if causal else walks * tiles
+    steps = (
+        batch * heads * tiles * (tiles + 1) // 2 if causal else batch * heads * tiles**2
+    )
+    return groups if steps >= ONE_PASS_USE * processors * longest else 0
+
+
+# --8<-- [start:walks]
+def ordered_walk(q: Layout, k: Layout, causal: bool) -> Ordered | None:
+    """For q (b, h, n_q, d) and k (b, h_kv, n_k, d); nothing where two passes are
+    faster.
+    """
+    batch, kv_heads, n_k, d = k.shape
+    shared, n_q = q.shape[1] // kv_heads, q.shape[2]
+    tiles = triton.cdiv(n_k, ONE_PASS_KEYS)
+    least = ORDERED_MIN_KEYS[TILE_DIMS[d]] // (1 if causal else 2)
+    if triton.cdiv(min(n_q, n_k), ONE_PASS_KEYS) * ONE_PASS_KEYS < least:
+        return None
+    programs = batch * kv_heads * tiles
+    parts = 1
+    if programs < ORDERED_MIN_PROGRAMS:
+        wanted = 2 * ORDERED_MIN_PROGRAMS
+        parts = next((x for x in divisors(shared) if x * programs >= wanted), shared)
+    heads = batch * kv_heads * parts
+    # A single head has nothing that could fill up the end.
+    if programs * parts < ORDERED_MIN_PROGRAMS or heads == 1:
+        return None
+    if not causal:
+        return Ordered(min(heads, max(1, 2 * SIDE_TILES // tiles)), heads, parts)
+    side = max(1, SIDE_TILES // tiles // (2 if shared > parts else 1))
+    backwards = min(heads // 2, max(2, BACKWARDS_TILES // tiles))
+    return Ordered(min(heads, side), heads - backwards, parts)
+
+
+def divisors(n: int) -> list[int]:
+    return [x for x in range(1, n + 1) if n % x == 0]
+
+
+@lru_cache(maxsize=1024)
+def walk_in_one_pass(
+    q: Layout, k: Layout, causal: bool, processors: int
+) -> Shift | Ordered | None:
+    """How the backward pass goes in one kernel; nothing where two passes are faster."""
+    groups = groups_in_one_pass(q, k, causal, processors)
+    ordered = ordered_walk(q, k, causal)
+    if groups and not (ordered and is_narrow(q.shape[-1])):
+        return Shift(groups)
+    return ordered
+
+
+# --8<-- [end:walks]
+
+
+def is_narrow(d: int) -> bool:
+    return TILE_DIMS[d] == 128 and d <= NARROW_HEAD
