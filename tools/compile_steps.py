@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 import triton
+from packaging.version import Version
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -124,7 +125,8 @@ def main() -> None:
         "source_hash": hash_of(LAUNCHERS),
         "steps": {step: found[SAME.get(step, step)] for step in steps},
     }
-    text = json.dumps(dict(sorted(versions.items())), indent=1)
+    in_order = {version: versions[version] for version in sorted(versions, key=Version)}
+    text = json.dumps(in_order, indent=1)
     COMPILED.write_text(text + "\n")
     print(f"{COMPILED}: Triton {triton.__version__}")
 

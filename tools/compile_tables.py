@@ -19,14 +19,15 @@ from typing import Annotated, Any
 
 import triton
 import typer
+from packaging.version import Version
 from rich.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from systems.attention.triton.configs import Config
-from systems.records.source_hash import hash_of
+from systems.attention.triton.tuned import kernels_hash
 from tools.compile_ahead import DTYPES, GPUS, Gpu, Needs, compile_for, entries
-from tools.render.spanning.compiled import COMPILED, KERNELS, PREDICTED, WIDTHS
+from tools.render.spanning.compiled import COMPILED, PREDICTED, WIDTHS
 
 HEAD_DIMS = (16, 32, 64, 128, 256)
 
@@ -106,7 +107,8 @@ def compiled(name: str, kind: str, d: int, causal: bool) -> list[dict[str, Any]]
 def write(versions: dict[str, Any]) -> None:
     """A row a line, so that a change shows as the rows that changed."""
     parts = []
-    for version, found in sorted(versions.items()):
+    for version in sorted(versions, key=Version):
+        found = versions[version]
         rows = ",\n".join(
             f"   {json.dumps(r)}" for r in sorted(found["rows"], key=place)
         )
@@ -125,7 +127,7 @@ def main(
 ) -> None:
     """Compile the tables of these GPUs and write what they need."""
     versions = json.loads(COMPILED.read_text()) if COMPILED.exists() else {}
-    own, source = versions.get(triton.__version__, {}), hash_of(KERNELS)
+    own, source = versions.get(triton.__version__, {}), kernels_hash()
     kept = own["rows"] if own.get("source_hash") == source else []
     everything = [
         (name, case)

@@ -7,9 +7,11 @@ takes less than 20 minutes; stopped, it goes on where it was. For each arithmeti
 dimension, kernel and mask it tries our configuration, those of all other GPUs and what
 lies next to ours. Each first computes a small case, whose result is compared with plain
 attention in float64; many processes compile at once. Those that are right are timed one
-after another. What is found is written to systems/attention/triton/tuned/, in a file
-named after the GPU, with the versions that it holds for: from then on the kernels run
-with it, and records hold its digest. Nothing is tuned while they run.
+after another: the forward pass by its kernel; a configuration of dq, or of dk and dv,
+by the whole backward pass, in which the other kernel keeps its own. What is found is
+written to systems/attention/triton/tuned/, in a file named after the GPU, with the
+versions that it holds for: from then on the kernels run with it, until they or Triton
+change, and records hold its digest. Nothing is tuned while they run.
 
     python tools/tune_flash.py --arithmetic half --d 64 --d 128
     python tools/tune_flash.py --everything --d 64      all tiles that fit, for hours
@@ -55,7 +57,6 @@ from systems.attention.triton.chooser import architecture
 from systems.attention.triton.configs import Config
 from systems.attention.triton.tuned import Entry, Tuned, TunedError
 from systems.records.device import Device, find_gpu
-from systems.records.source_hash import hash_of
 from systems.running.precompile import MOST_PROCESSES, cores
 from tools.compile_ahead import DTYPES, GPUS, KIB, compile_for, entries, faults
 from tools.tuning import (
@@ -183,7 +184,7 @@ def begin(
             "triton": triton.__version__,
             "driver": device.driver or "",
         },
-        source_hash=hash_of([("systems.attention.triton.launches", None)]),
+        source_hash=tuned.kernels_hash(),
         measured_utc=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         command="python tools/tune_flash.py",
         shape=shape,
@@ -249,7 +250,9 @@ def tune(
 
 
 def fastest(search: Search, ours: Config, times: dict[Config, float]) -> Entry:
-    """The entry of the configuration that took least; ours, where that is a tie."""
+    """The entry of the configuration with which its pass took least; ours, where that
+    is a tie.
+    """
     best, ms = min(times.items(), key=itemgetter(1))
     if ours in times and ms > TIE * times[ours]:
         best, ms = ours, times[ours]
@@ -259,21 +262,25 @@ def fastest(search: Search, ours: Config, times: dict[Config, float]) -> Entry:
         "d": search.d,
         "causal": search.causal,
         "config": list(best),
-        "ms": ms,
-        "ours_ms": times.get(ours),
+        "pass_ms": ms,
+        "pass_with_ours_ms": times.get(ours),
         "tried": len(times),
     }
     return msgspec.convert(found, Entry)
 
 
 def report(console: Console, found: Tuned, searches: list[Search]) -> None:
-    """What was found, beside ours."""
+    """What was found, beside ours. Of dq and of dkdv the times are the whole backward
+    pass's.
+    """
     wanted = {search.key for search in searches}
-    table = Table("arithmetic", "d", "kernel", "mask", "ours, ms", "ms", "entry")
+    columns = "pass", "with ours, ms", "with it, ms", "entry"
+    table = Table("arithmetic", "d", "kernel", "mask", *columns)
     for e in (e for e in found.entries if e.key in wanted):
-        ours = f"{e.ours_ms:.4f}" if e.ours_ms else "wrong"
+        ours = f"{e.pass_with_ours_ms:.4f}" if e.pass_with_ours_ms else "wrong"
         mask = "causal" if e.causal else "full"
-        cells = e.arithmetic, str(e.d), e.kernel, mask, ours, f"{e.ms:.4f}"
+        timed = "forward" if e.kernel == "forward" else "backward"
+        cells = e.arithmetic, str(e.d), e.kernel, mask, timed, ours, f"{e.pass_ms:.4f}"
         table.add_row(*cells, entry(Config(*e.config)))
     console.print(table)
 

@@ -128,8 +128,9 @@ def inputs(heads: int, n: int, candidate: Candidate) -> list[torch.Tensor]:
 def prepare(
     candidate: Candidate, heads: int, n: int
 ) -> Callable[[], tuple[torch.Tensor, ...]]:
-    """A call that launches the kernel with its tile (and, of a backward pass, the
-    others with their own).
+    """A call that launches the kernel's pass, the kernel with its tile: the forward
+    kernel alone, but for dq and for dkdv the whole backward pass, in which the other
+    has its own.
     """
     torch.set_float32_matmul_precision(
         "high" if candidate.arithmetic == "high" else "highest"
@@ -173,7 +174,7 @@ def verdict(candidate: Candidate) -> str:
 
 
 def milliseconds(call: Callable[[], object]) -> float:
-    """Median time of a launch."""
+    """Median time of a call: of a pass, be it one kernel or more."""
     from triton.testing import do_bench
 
     times = do_bench(call, warmup=5, rep=25, return_mode="all")

@@ -8,6 +8,8 @@ this package loads no torch.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from systems.attention.implementations import IMPLEMENTATIONS
+
 if TYPE_CHECKING:
     from systems.attention.flash import flash_attention
     from systems.attention.reference import attention_reference
@@ -22,15 +24,6 @@ __all__ = [
     "flash_attention",
 ]
 
-# name -> "module:function"; the function takes q, k, v of shape (b, h, s, e) and is
-# causal.
-IMPLEMENTATIONS = {
-    "eager": "systems.model.transformer:eager",
-    "eager_annotated": "systems.profiling.annotated_attention:causal_attention",
-    "sdpa": "systems.attention.sdpa:causal_attention",
-    "flash": "systems.attention.triton.function:causal_attention",
-    "flash_torch": "systems.attention.torch_tiles:causal_attention",
-}
 # What `from systems.attention import NAME` loads.
 EXPORTS = {
     "attention_reference": "systems.attention.reference",

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from systems import ROOT
-from systems.attention import IMPLEMENTATIONS
+from systems.attention.implementations import IMPLEMENTATIONS
 
 # None of these can change what is measured: rows are stored, options parsed, formulas
 # evaluated.
@@ -40,9 +40,13 @@ def source_hash(module: str, attention: Iterable[str] = (), root: Path = ROOT) -
     return hash_of([(module, None), *((where, what) for where, what in named)], root)
 
 
-def hash_of(places: Iterable[Place], root: Path = ROOT) -> str:
-    """Hash over what these reach."""
-    reached = Reach(root)
+def hash_of(
+    places: Iterable[Place], root: Path = ROOT, without: Iterable[Place] = ()
+) -> str:
+    """Hash over what these reach, but for what those places lead to that are left out
+    by `without`.
+    """
+    reached = Reach(root, frozenset(without))
     for place in places:
         reached.follow(place)
     return digest_of("\n".join(sorted(set(reached.entries()))))[:16]
@@ -74,8 +78,8 @@ class Module:
 class Reach:
     """The statements that are reached so far. A statement is taken once."""
 
-    def __init__(self, root: Path):
-        self.root = root
+    def __init__(self, root: Path, without: frozenset[Place] = frozenset()):
+        self.root, self.without = root, without
         self.places: set[Place] = set()
         self.read: dict[str, Module | None] = {}
         self.imported: set[str] = set()
@@ -94,7 +98,7 @@ class Reach:
 
     def at(self, place: Place) -> list[Statement]:
         """The statements behind a place."""
-        module = self.module(place[0])
+        module = None if place in self.without else self.module(place[0])
         if module is None or place[1] is None:
             return module.statements if module else []
         if place[1] in module.imports:

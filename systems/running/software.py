@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 
 from systems import ROOT
-from systems.attention import IMPLEMENTATIONS
+from systems.attention.implementations import IMPLEMENTATIONS
 from systems.attention.triton import tuned
 from systems.records.source_hash import Reach
 

@@ -167,6 +167,22 @@ def test_what_is_reached_indirectly_counts(tree):
     assert tree(b="z = 2") != before == tree(b="z = 1\nother = 1")
 
 
+def test_what_is_left_out_does_not_count_nor_what_only_it_leads_to(tree, tmp_path):
+    def hash_of(**sources: str) -> str:
+        tree(**sources)
+        left_out = [("systems.choice", "choose")]
+        return module.hash_of([("systems.stem", None)], tmp_path, left_out)
+
+    stem = "from systems.choice import choose, other\ndef run(): choose(), other()"
+    table = "from systems.table import TABLE\n"
+    choice = table + "def choose(): return TABLE\ndef other(): return 1"
+    before = hash_of(stem=stem, choice=choice, table="TABLE = 1")
+    assert hash_of(table="TABLE = 2") == before
+    assert hash_of(choice=choice.replace("return TABLE", "return TABLE + 1")) == before
+    assert hash_of(choice=choice.replace("return 1", "return 2")) != before
+    assert hash_of(choice=choice.replace("return 1", "return TABLE")) != before
+
+
 def test_a_module_that_is_handed_on_counts_whole(tree):
     before = tree(stem="import systems.a as b\ngetattr(b, 'x')", a="x = 1\nz = 1")
     assert tree(a="x = 1\nz = 2") != before

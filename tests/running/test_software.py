@@ -24,7 +24,7 @@ def file(monkeypatch, tmp_path):
             A100.name,
             "8.0",
             {"triton": "3.7.1"},
-            "hash",
+            tuned.kernels_hash(),
             "2026-01-01 00:00",
             "tune",
             (16, 4096),
@@ -57,7 +57,7 @@ def test_with_other_configurations_a_record_is_stale(file):
     )
     assert load.is_fresh(record)
     # Timed again, with the same outcome.
-    file.write_text(file.read_text().replace('"hash"', '"other"'))
+    file.write_text(file.read_text().replace("2026-01-01", "2026-01-02"))
     tuned.in_use.cache_clear()
     assert load.is_fresh(record)
     found = tuned.read(file)
@@ -65,6 +65,11 @@ def test_with_other_configurations_a_record_is_stale(file):
     tuned.write(found, file)
     tuned.in_use.cache_clear()
     assert not load.is_fresh(record)
+    # With other kernels: not in use.
+    found.entries[0].d, found.source_hash = 64, "other"
+    tuned.write(found, file)
+    tuned.in_use.cache_clear()
+    assert tuned.digest(A100.slug, "3.7.1") is None and not load.is_fresh(record)
     file.unlink()
     tuned.in_use.cache_clear()
     assert not load.is_fresh(record)

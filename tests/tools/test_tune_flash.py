@@ -20,10 +20,11 @@ from systems.attention.triton.chooser import choose, for_mask, owners
 from systems.attention.triton.configs import Config
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 from systems.attention.triton.tuned import Entry, Tuned
+from systems.records.source_hash import Reach
 from tests.factories import make_gpu
 from tools import tune_flash, tuning
 from tools.compile_ahead import DTYPES
-from tools.tune_flash import begin, entry, tune
+from tools.tune_flash import begin, entry, report, tune
 from tools.tuning import KERNELS, Candidate, Search, candidates, shortlist, verdict
 
 CUDA = torch.device("cuda")
@@ -171,7 +172,22 @@ def test_the_fastest_that_is_right_is_what_the_kernels_get(a100):
     few = FEW_ROWS["sm_80"]["half"][0]
     assert choose("dq", 64, "half", True, few.most_rows, CUDA) == few.configs["dq"][64]
     (written,) = tuned.read(a100.path).entries
-    assert (written.ms, written.ours_ms, written.tried) == (0.5, 1.0, 2)
+    assert (written.pass_ms, written.pass_with_ours_ms, written.tried) == (0.5, 1.0, 2)
+
+
+def test_a_time_is_said_to_be_of_the_pass_that_was_timed(a100):
+    """dq's is launched with what follows it, and no time is dq's alone."""
+    searches = [Search("highest", kernel, 16, True) for kernel in ("forward", "dq")]
+    found = begin(None, a100.device, False, (16, 4096))
+    search(found, None, searches, lambda s: [OURS, FAST])
+    with (console := Console(width=150)).capture() as shown:
+        report(console, found, searches)
+    lines = [line.split("│") for line in shown.get().splitlines() if "0.5000" in line]
+    passes = {cells[3].strip(): cells[5].strip() for cells in lines}
+    assert passes == {"forward": "forward", "dq": "backward"}
+    for kernel, results in (("forward", 1), ("dq", 3), ("dkdv", 3)):
+        candidate = Candidate(kernel, "highest", 16, Config(16, 16, 4, 1))
+        assert len(tuning.prepare(candidate, 1, 32)()) == results
 
 
 def test_a_tie_is_ours(a100):
@@ -204,8 +220,12 @@ def test_it_goes_on_where_it_was(a100):
         (lambda text: text[:-20], "can't be used"),
         (lambda text: text.replace("[64, 64, 4, 3", "[64, 64, 5, 3"), "can't be used"),
         (lambda text: text.replace('"3.7.1"', '"3.6.0"'), "timed with Triton 3.6.0"),
+        (
+            lambda text: text.replace(tuned.kernels_hash(), "0123456789abcdef"),
+            "with kernels that have changed since: our tables are used",
+        ),
     ],
-    ids=["cut", "no configuration", "another Triton"],
+    ids=["cut", "no configuration", "another Triton", "other kernels"],
 )
 def test_a_file_that_can_not_be_used_is_one_line_and_ours_stay(
     damage, said, a100, caplog
@@ -224,6 +244,19 @@ def test_a_file_that_can_not_be_used_is_one_line_and_ours_stay(
     assert tuned.digest(a100.device.slug, "3.7.1") is None
 
 
+def test_what_is_timed_is_of_the_kernels_and_their_launches_and_of_no_table():
+    reached = Reach(ROOT, frozenset(tuned.CHOICE))
+    for place in tuned.LAUNCHES:
+        reached.follow(place)
+    whole, names = Reach(ROOT), {place[1] for place in reached.places}
+    for place in tuned.LAUNCHES:
+        whole.follow(place)
+    assert {"dq_kernel", "add_product", "unit_of", "run_backward"} <= names
+    tables = {place for place in whole.places if place[0].endswith(".tables")}
+    assert ("systems.attention.triton.tables", "CONFIGS") in tables
+    assert tables.isdisjoint(reached.places) and "in_use" not in names
+
+
 def test_a_record_knows_the_file_by_its_digest(a100):
     assert tuned.digest(a100.device.slug, "3.7.1") is None
     a100.forget()
@@ -233,7 +266,7 @@ def test_a_record_knows_the_file_by_its_digest(a100):
     tuned.write(found, a100.path)
     one = tuned.digest(a100.device.slug, "3.7.1")
     a100.forget()
-    found.entries[0].ms = 0.6
+    found.entries[0].pass_ms = 0.6
     tuned.write(found, a100.path)
     assert one and tuned.digest(a100.device.slug, "3.7.1") == one
     a100.forget()

@@ -1,8 +1,9 @@
 """Launch configurations that the owner of a GPU had timed there: a file beside our
 tables, for each kind of GPU, written by `tools/tune_flash.py`.
 
-A file that can't be used is one line in the log, and our table stands in for it. No
-torch is needed to read one: a record is fresh while its GPU has the file that it had.
+A file that can't be used, or was timed with other kernels or another Triton, is one
+line in the log, and our table stands in for it. No torch is needed to read one: a
+record is fresh while its GPU has the file that it had.
 """
 
 import hashlib
@@ -16,10 +17,16 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, structs
 
+from systems.records.source_hash import hash_of
+
 LOG = logging.getLogger(__name__)
 FOLDER = Path(__file__).with_name("tuned")
 # Of a file's digest, what a record keeps.
 DIGITS = 16
+# What a configuration is timed with, or compiled: the kernels and their launches. Which
+# one is chosen where makes it no other.
+LAUNCHES = [("systems.attention.triton.launches", None)]
+CHOICE = [("systems.attention.triton.chooser", "choose")]
 
 Rows = Annotated[int, Meta(ge=16, le=256)]
 # q, k, warps, stages, registers, ahead, as `Config` has them.
@@ -32,8 +39,11 @@ Key = tuple[str, str, int, bool]
 
 
 class Entry(Struct, forbid_unknown_fields=True):
-    """The fastest configuration that was right, its time in ms, that of ours (if that
-    was right), and how many were timed.
+    """The configuration that was right and with which its pass took least, the times of
+    the pass in ms with it and with ours (if that was right), and how many were timed.
+
+    The pass of "forward" is that kernel. That of "dq" and "dkdv" is the whole backward
+    pass, in which the other kernel has a configuration of its own: no kernel's time.
     """
 
     arithmetic: Literal["half", "high", "highest"]
@@ -41,8 +51,8 @@ class Entry(Struct, forbid_unknown_fields=True):
     d: Literal[16, 32, 64, 128, 256]
     causal: bool
     config: Numbers
-    ms: Annotated[float, Meta(gt=0)]
-    ours_ms: Annotated[float, Meta(gt=0)] | None
+    pass_ms: Annotated[float, Meta(gt=0)]
+    pass_with_ours_ms: Annotated[float, Meta(gt=0)] | None
     tried: int
 
     @property
@@ -57,7 +67,7 @@ class Tuned(Struct, forbid_unknown_fields=True):
     capability: str
     # torch, Triton and the driver.
     software: dict[str, str]
-    # Of the code of the kernels.
+    # `kernels_hash` of then.
     source_hash: str
     measured_utc: str
     command: str
@@ -99,9 +109,15 @@ def write(found: Tuned, path: Path) -> None:
 
 
 @cache
+def kernels_hash() -> str:
+    """Of the code of the kernels and their launches, without the tables."""
+    return hash_of(LAUNCHES, without=CHOICE)
+
+
+@cache
 def in_use(slug: str, triton: str) -> Tuned | None:
-    """What this GPU's file holds, if it was timed with this Triton: another one
-    compiles other code. What speaks against it is logged once.
+    """What this GPU's file holds, if it was timed with these kernels and this Triton:
+    another one compiles other code. What speaks against it is logged once.
     """
     try:
         found = read(path_of(slug))
@@ -112,13 +128,16 @@ def in_use(slug: str, triton: str) -> Tuned | None:
         return None
     timed_with = found.software.get("triton")
     if timed_with != triton:
-        LOG.warning(
-            "%s was timed with Triton %s, here is %s: our tables are used; "
-            "run python tools/tune_flash.py",
-            path_of(slug), timed_with, triton,
-        )  # fmt: skip
-        return None
-    return found
+        against = f"with Triton {timed_with}, here is {triton}"
+    elif found.source_hash != kernels_hash():
+        against = f"on {found.measured_utc[:10]} with kernels that have changed since"
+    else:
+        return found
+    LOG.warning(
+        "%s was timed %s: our tables are used; run python tools/tune_flash.py",
+        path_of(slug), against,
+    )  # fmt: skip
+    return None
 
 
 def configs(slug: str, triton: str) -> dict[Key, Numbers]:

@@ -24,6 +24,32 @@ from tools.render.spanning.compiled import errors, predicted_ms, rows_of, shapes
 ROWS = compiled.versions()[compiled.newest()]["rows"]
 
 
+def test_shown_is_the_newest_triton_that_compiled_for_every_gpu(monkeypatch):
+    every = [{"gpu": name} for name in GPUS]
+    of = {
+        "3.10.0rc1": every,
+        "3.9.0": every,
+        "3.9.0+git1": every,
+        "3.10.0": every[:-1],
+        "4.0.0": [],
+    }
+    for newest in ("3.10.0rc1", "3.9.0+git1", "3.9.0", ""):
+        found = {version: {"rows": rows} for version, rows in of.items()}
+        monkeypatch.setattr(compiled, "versions", lambda found=found: found)
+        assert compiled.newest() == newest
+        of.pop(newest, None)
+    assert compiled.needs_fragment().startswith("Not compiled")
+
+
+def test_what_was_compiled_by_other_launches_is_stale(monkeypatch):
+    version = compiled.newest()
+    source = compiled.versions()[version]["source_hash"]
+    monkeypatch.setattr(compiled, "kernels_hash", lambda: source)
+    assert "**Stale:**" not in compiled.needs_fragment()
+    monkeypatch.setattr(compiled, "kernels_hash", lambda: "of other launches")
+    assert "**Stale:**" in compiled.needs_fragment()
+
+
 @pytest.fixture(scope="module")
 def found():
     return {"flash_peers": [committed("flash_peers")]}

@@ -11,22 +11,19 @@ from functools import cache
 from statistics import median
 from typing import Any
 
+from packaging.version import Version
+
 from systems import ROOT
+from systems.attention.triton.tuned import kernels_hash
 from systems.formulas.chips import CHIPS, Chip, chip_of
 from systems.formulas.loop_times import UNITS, round_cycles, times_ms
 from systems.records.record import Record
-from systems.records.source_hash import hash_of
 from tools.render.markdown import Markup, captioned, inert, milliseconds, table, tabs
 from tools.render.rows import MISSING, Cell, known, say, span
 from tools.render.spanning.envelope import measured
 from tools.render.stems.flash_peers import SHAPE, long_cells, shape_text
 
 COMPILED = ROOT / "docs" / "results" / "tables-compiled.json"
-# The code that was compiled; what the tables hold is written into each row.
-KERNELS = tuple(
-    (f"systems.attention.triton.{module}", None)
-    for module in ("forward", "backward", "primitives")
-)
 # For whom times are predicted: the GPU in question, and the one where they were
 # measured, by the head dimensions that were.
 PREDICTED, WIDTHS = ("a100", "h100"), (64, 128)
@@ -61,9 +58,12 @@ def versions() -> dict[str, Any]:
 
 
 def newest() -> str:
-    """The version that compiled for every GPU, the newest of those."""
-    whole = [v for v, found in versions().items() if len(by_gpu(found["rows"])) > 2]
-    return max(whole, default="", key=lambda v: [int(part) for part in v.split(".")])
+    """The version that compiled for every GPU, the newest of those: one that was run
+    for some takes none of the others from the page. Nothing where there is none.
+    """
+    compiled_for = {v: by_gpu(found["rows"]) for v, found in versions().items()}
+    whole = [v for v, gpus in compiled_for.items() if gpus.keys() == NAMES.keys()]
+    return max(whole, default="", key=Version)
 
 
 def by_gpu(rows: list[Row]) -> dict[str, list[Row]]:
@@ -119,8 +119,10 @@ def needs_fragment() -> str:
 
 
 def stale(version: str) -> str:
-    """A remark, where the kernels have changed since they were compiled."""
-    if versions()[version]["source_hash"] == hash_of(KERNELS):
+    """A remark, where the kernels or their launches have changed since they were
+    compiled. What the tables hold is written into each row.
+    """
+    if versions()[version]["source_hash"] == kernels_hash():
         return ""
     return "\n**Stale:** compiled from an earlier version of the code.\n{ .stale }\n"
 

@@ -1,0 +1,11 @@
+"""The implementations of attention that a model can be given, by name."""
+
+# name -> "module:function"; the function takes q, k, v of shape (b, h, s, e) and is
+# causal.
+IMPLEMENTATIONS = {
+    "eager": "systems.model.transformer:eager",
+    "eager_annotated": "systems.profiling.annotated_attention:causal_attention",
+    "sdpa": "systems.attention.sdpa:causal_attention",
+    "flash": "systems.attention.triton.function:causal_attention",
+    "flash_torch": "systems.attention.torch_tiles:causal_attention",
+}
