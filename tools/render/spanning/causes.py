@@ -223,7 +223,9 @@ def all_table(profile: Record, clock: Record | None) -> str:
 
 
 def gain_table(profile: Record, clock: Record | None) -> str:
-    more = [(name, lambda g, name=name: g.more(name), "{:+.1f}") for name in CAUSES]
+    more = [
+        (f"{name}, ms", lambda g, name=name: g.more(name), "{:+.1f}") for name in CAUSES
+    ]
     return columns(
         gains(profile, clock),
         ("size", lambda g: g.fp32.size),

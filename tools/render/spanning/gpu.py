@@ -12,14 +12,16 @@ from tools.render.spanning.envelope import SHOWN, Found, Regimes, measured, regi
 MACHINE = (
     "<strong>From your Python to the arithmetic units.</strong> The nearer to the "
     "arithmetic, the smaller and the faster: memory serves all SMs, "
-    "a register one thread. Sizes and rates: {source}."
+    "a register one thread. Rates are those of all units of a kind in one SM. Sizes "
+    "and rates: {source}."
 )
 # The data sheet of the H200 gives neither.
 AS_H100 = " Those of the L2 cache and of the SMs are the H100's."
 TIMELINES = (
     "<strong>Three ways to be slow.</strong> Above the CPU, which launches; below the "
-    "GPU, which runs the kernels. Lengths are averages of the record, each panel to "
-    "its own scale. Green bars: how much of the data sheet's rates the kernels reach."
+    "GPU, which runs the kernels. Lengths are measured averages, each panel to its own "
+    "scale. Green bars: how much of the data sheet's rates the kernels reach. The "
+    "longer one names the limit; few kernels come close to a whole bar."
 )
 
 

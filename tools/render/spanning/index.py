@@ -17,8 +17,9 @@ from tools.render.stems.peak_memory.figures import timeline_figure
 WIDTH, ROW = 250, 24
 TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 HOOK = Markup(
-    "A training step of the largest model, byte by byte, from the allocator's own "
-    'history; <a href="peak_memory.html">Who holds the memory</a> explains each part.'
+    "A training step of the largest model in bytes as asked for, a little less than "
+    'what the allocator counts; <a href="peak_memory.html">Who holds the memory</a> '
+    "explains each part."
 )
 Facts = Mapping[str, Mapping[str, str]]
 Bar = tuple[str, float, str]

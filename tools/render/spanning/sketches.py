@@ -17,12 +17,14 @@ CLOCK = (
 BLOCK = (
     "<strong>One of the {layers} blocks of {size}, from top to bottom,</strong> with "
     "the shape of each weight matrix and its share of the block's matrix FLOPs at "
-    "context {context}. What has no bar multiplies no matrices."
+    "context {context}. What has no bar multiplies no matrices. SwiGLU is w2 applied "
+    "to SiLU(w1 x) times w3 x."
 )
 MATRICES = (
     "<strong>Six N × N matrices are made in plain attention, and at most {most} are "
     "alive at once.</strong> Green: two that a graph keeps for the backward pass. "
-    "Without a graph they end where the blue does."
+    "Without a graph they end where the blue does. The masked scores stay because a "
+    "variable names them until attention returns."
 )
 TRACE = (
     "<strong>A kernel belongs to the phase that launched it.</strong> Lines join each "

@@ -153,7 +153,7 @@ def example_table(record: Record, reported: Record | None) -> str:
         ("what", lambda c: NAMES[c.config["part"]]),
         ("run", lambda c: "compiled" if c.config["compiled"] else "as written"),
         ("tensors saved", lambda c: c["saved"]),
-        ("handout", lambda c: told(c, "saved", "{}")),
+        ("handout, tensors", lambda c: told(c, "saved", "{}")),
         ("MiB, each memory once", lambda c: total(c) / MIB, "{:,.2f}"),
         ("MiB, each time", lambda c: c["bytes_if_counted_each_time"] / MIB, "{:,.2f}"),
         ("handout, MiB", lambda c: told(c, "mib", "{:,.7g}")),

@@ -60,9 +60,8 @@ def steps_figure(record: Record) -> str:
             steps = range(skipped + 1, skipped + 1 + len(times))
             line(axes, steps, times, color=GREY if skipped else ACCENT)
             if times and not skipped:
-                told = (
-                    f"{times[0]:,.0f} ms, {say(ratio, '{:.0f}')} times a settled step"
-                )
+                times_as_long = say(ratio, "{:.0f}")
+                told = f"{times[0]:,.0f} ms, {times_as_long} times a steady-state step"
                 note(axes, told, 1, times[0], ha="left", va="center", offset=(10, 0))
         plain_log_scale(axes.yaxis)
         axes.set(title="forward and backward, ms", xlabel="step of the process")
@@ -72,7 +71,7 @@ def steps_figure(record: Record) -> str:
         "steps",
         draw,
         f"Without warm-up the first step takes {say(ratio, '{:.0f}')} times as long as "
-        "a settled one.",
+        "a steady-state one.",
         "Blue: a process without warm-up. Grey: processes whose first steps were "
         "warm-up and were not timed. The vertical axis is logarithmic.",
         height=260,

@@ -286,7 +286,7 @@ def times_figure(record: Record) -> str:
             axes.set_title(f"{precision}, ms")
 
     grown = [
-        f"by {factor:.2f} for {size} in {precision}"
+        f"{factor:.2f}-fold for {size} in {precision}"
         for size, precision in (("small", "bf16"), ("2.7B", "fp32"))
         if (factor := growth(record, size, precision))
     ]
@@ -322,22 +322,24 @@ def shares_figure(record: Record) -> str:
             axes.set_ylim(bottom=0)
             axes.set(xlabel="TFLOP of the pass", title=f"{precision}, % of its peak")
 
-    low, high = (
-        share_of_peak(record, at(record, *place, "forward", "bf16"))
-        for place in (("small", 128), ("2.7B", 1024))
+    bf16 = {"mode": "forward", "precision": "bf16"}
+    reached = sorted(
+        (share_of_peak(record, c), f"({size}, {c.config['context']})")
+        for size in TABLE_1
+        for c in of_grid(record, size=size, **bf16)
+        if c
     )
-    risen = (
-        f" from {percent(low)} (small, 128) to {percent(high)} (2.7B, 1024)"
-        if low and high
-        else " with the FLOPs of a pass"
-    )
+    ends = [f"{percent(share)} {place}" for share, place in reached]
+    risen = f" from {ends[0]} to {ends[-1]}" if ends else " with the FLOPs of a pass"
     return plot(
         record,
         "shares",
         draw,
         f"In bf16 the share of the peak rises{risen}.",
         "Share of the data sheet's peak that a forward pass reaches, for each model "
-        "size; the points of a line are its contexts.",
+        "size; the points of a line are its contexts. Where it falls at the longest, "
+        "mask and softmax take over: their time grows with the square of the context, "
+        "and they do hardly any FLOPs.",
         narrow=520,
     )
 

@@ -56,7 +56,8 @@ MIB, GIB = 2**20, 2**30
 LAYERS = pass_of().shape.num_layers
 
 CAPTIONS = {
-    "telling.md": "The best run of blocks, the next smaller and larger, and nothing.",
+    "telling.md": "The best run of blocks, the next smaller and larger, and nothing: "
+    "both peaks, measured over predicted, and the time.",
     "table.md": "Every row: both peaks beside their predictions, and the time.",
 }
 
@@ -152,7 +153,8 @@ def best(which: int) -> Row:
 KEY = (
     "Lines are predicted, points measured. *Made* gradients come as the pass goes on; "
     "*kept* ones are there from the start, as where they accumulate over batches. The "
-    "vertical lines stand at √N and where one weighs what a block really keeps."
+    "dotted lines stand at √N blocks and, to its left, at √(N r / R), which counts "
+    "what a block really keeps."
 ).replace("*", "")
 
 
@@ -261,9 +263,9 @@ def rows_table(record: Record, shown: Sequence[Row]) -> str:
         ),
         ("computed again", lambda row: row.words),
         ("peak, GiB", peak(0), "{:.2f}"),
-        ("over predicted", over(0), four),
-        ("gradients kept, GiB", peak(1), "{:.2f}"),
-        ("over its prediction", over(1), four),
+        ("over its prediction", over(0), four),
+        ("peak, gradients kept, GiB", peak(1), "{:.2f}"),
+        ("over that prediction", over(1), four),
         ("forward and backward, ms", lambda row: row.of(record).ms(), "{:.0f}"),
         left=2,
     )

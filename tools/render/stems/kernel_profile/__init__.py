@@ -156,16 +156,18 @@ def top_table(record: Record, **where: Any) -> str:
             if names := by_name(row, phases):
                 calls = product_calls(row, phases)
                 found.append((c, passes, names[0], total_ms(row, phases), calls))
+    # What is the same in all lines stands in the caption.
+    varies = [key for key in CELL if key not in where]
     return columns(
         found,
-        *((key, lambda of, key=key: of[0].config[key]) for key in CELL),
+        *((key, lambda of, key=key: of[0].config[key]) for key in varies),
         ("pass", lambda of: of[1]),
         ("top kernel", lambda of: folded_name(of[2].name)),
         ("calls", lambda of: of[2].calls, "{:g}"),
         ("share of kernel time", lambda of: of[2].ms / (of[3] or 1), percent),
         ("kernels of products", lambda of: of[4][0], "{:g}"),
-        ("split-K sums", lambda of: of[4][1], "{:g}"),
-        left=5,
+        ("of split-K sums", lambda of: of[4][1], "{:g}"),
+        left=2 + len(varies),
     )
 
 

@@ -86,15 +86,22 @@ def shares_figure(record: Record) -> str:
             axes.set_title(f"{phase} pass, % of its kernel time")
         key(figure, {name: seen[name] for name in CATEGORIES if name in seen})
 
-    shares = [matmul_share(record, c, "full step") for c in found]
+    each = {phase: [share(c, MATMUL, (phase,)) for c in found] for phase in BARS} | {
+        "step": [matmul_share(record, c, "full step") for c in found]
+    }
+    took = {
+        name: f"{say(least(shares), percent)} to {say(most(shares), percent)}"
+        for name, shares in each.items()
+    }
     return plot(
         record,
         "shares",
         draw,
-        f"Matrix products take from {say(least(shares), percent)} to "
-        f"{say(most(shares), percent)} of a full step's kernel time.",
-        f"Kernel time by category at context {BARS_AT} in fp32, for both passes of a "
-        "full step. The step's third part, AdamW, has no products.",
+        f"Matrix products take {took['forward']} of a forward pass's kernel time and "
+        f"{took['backward']} of a backward pass's.",
+        f"Kernel time by category at context {BARS_AT} in fp32. AdamW, the step's "
+        f"third part, has no products: of a full step's kernel time they take "
+        f"{took['step']}.",
         height=240,
         narrow=430,
     )
@@ -124,13 +131,17 @@ def layer_figure(record: Record) -> str:
         axes.set_xlabel("ms since the layer's first kernel")
         across(axes)
 
+    cleared = sum(item["name"] == "Memset" for item in timeline)
+    work = f"{len(timeline) - cleared} kernels"
+    if cleared:
+        work += f" and {cleared} memset{'s' * (cleared > 1)}"
     busy = sum(item["duration_ms"] for item in timeline)
     span = max(item["start_ms"] + item["duration_ms"] for item in timeline)
     return plot(
         record,
         "layer",
         draw,
-        f"{len(timeline)} kernels fill {percent(busy / span)} of the {span:.2f} ms of "
+        f"{work} fill {percent(busy / span)} of the {span:.2f} ms of "
         "one layer's forward pass under the profiler, which slows launching.",
         "The model `small` at context 512 in fp32, by the part of the layer that "
         "launched them. Blue: matrix products; grey: everything else.",

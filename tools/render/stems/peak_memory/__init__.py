@@ -272,7 +272,7 @@ def blocks_table(c: Tried, kind: str) -> str:
     listed = columns(
         c[kind],
         ("MiB each", lambda group: group["bytes"] / MIB, "{:.1f}"),
-        ("blocks", lambda group: group["count"]),
+        ("how many", lambda group: group["count"]),
         ("category", lambda group: group["category"]),
         ("made in", lambda group: group["phase"].replace("_", " ")),
         ("owner, or the code that asked", asked),
