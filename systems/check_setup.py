@@ -20,7 +20,7 @@ from systems.benchmarking.timing import Clock, default_device
 from systems.model.train_step import precision_context, training_step
 from systems.model.transformer import BasicsTransformerLM
 from systems.records.device import find_gpu
-from systems.running.measure import versions
+from systems.running.software import versions
 
 
 # --8<-- [start:check]

@@ -46,7 +46,8 @@ def measure_if_stale(
     is fresh. With `force` too it goes on from where it was stopped.
     """
     from systems.records.store import RecordError
-    from systems.running.measure import device_for, record_path
+    from systems.running.machine import device_for
+    from systems.running.resuming import record_path
 
     grid = "quick" if quick else "full"
     device = device_for(STEMS[stem].quick if quick else STEMS[stem].full)
@@ -168,7 +169,7 @@ def state_of(path: Path) -> tuple[str, Any]:
     there is one. RecordError for one that can't be read.
     """
     from systems.records import store
-    from systems.running.measure import partial_path
+    from systems.running.resuming import partial_path
     from tools.render.load import is_fresh, read
 
     if os.path.lexists(path):

@@ -326,7 +326,7 @@ def print_states(results: Path) -> int:
     Returns the exit code: 2 if a record can't be read or was edited by hand.
     """
     from systems.records.store import RecordError
-    from systems.running.measure import device_for
+    from systems.running.machine import device_for
 
     faults = []
     lines = [("experiment", "device", "state", "rows", "measured", "min")]

@@ -1,20 +1,75 @@
-"""What a record says of the software beside its versions: the commit, where somebody
-names it, and the launch configurations that the owner of the GPU had timed there, where
-what is measured reads them.
+"""What a record says of the software that measured it: versions, the commit, the hash
+of the source, and the launch configurations that the owner of the GPU had timed there,
+where what is measured reads them.
 """
 
 import os
+import platform
 import re
+import subprocess
+import sys
 from collections.abc import Iterable
+from importlib import metadata
+from typing import Any
 
 from systems import ROOT
 from systems.attention.implementations import IMPLEMENTATIONS
 from systems.attention.triton import tuned
-from systems.records.source_hash import Reach
+from systems.experiments import Stem
+from systems.records.record import Git
+from systems.records.source_hash import Reach, source_hash
+from systems.running.reports import CannotStart
 
 READS_TUNED = ("systems.attention.triton.chooser", "owners")
 TUNED = "launch configurations"
 COMMIT = "GIT_COMMIT"
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the measured time depends on."""
+    found = {"python": platform.python_version()}
+    for name in ("torch", "triton", "flash-attn-4"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            pass
+    if "torch" in sys.modules:
+        import torch
+
+        found["torch"] = str(torch.__version__)
+        if torch.version.cuda:
+            found |= {
+                "cuda": torch.version.cuda,
+                "cudnn": str(torch.backends.cudnn.version()),
+            }
+    return found
+
+
+def git_state() -> Git | None:
+    """The commit that GIT_COMMIT names; else that of the tree, and whether what
+    measures differed from it; None outside a repository.
+    """
+    try:
+        # Whoever names it knows more than a repository that the tree was copied into.
+        if commit := named_commit():
+            return Git(commit, dirty=False)
+    except ValueError as error:
+        raise CannotStart(str(error)) from None
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ("git", "-C", ROOT, *arguments), capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        return Git(
+            git("rev-parse", "HEAD"),
+            dirty=bool(git("status", "--porcelain", "--", "systems")),
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        print(f"no commit is noted ({lines[0]}); set {COMMIT}", file=sys.stderr)
+        return None
 
 
 def named_commit() -> str | None:
@@ -33,10 +88,22 @@ def named_commit() -> str | None:
     return text
 
 
+def hash_of(stem: Stem, configs: list[Any]) -> str:
+    """The hash of the source that these configurations run."""
+    return source_hash(stem.module, attention_of(configs))
+
+
+def attention_of(configs: list[Any]) -> list[str]:
+    """The implementations of attention that they name."""
+    return sorted({c.attention for c in configs if hasattr(c, "attention")})
+
+
 def tuned_software(
     module: str, attention: Iterable[str], slug: str, triton: str
 ) -> dict[str, str]:
-    """Their digest; nothing where this GPU has none, or nobody reads them."""
+    """The digest of launch configurations that were timed on this GPU; nothing where
+    there are none, or nobody reads them.
+    """
     digest = tuned.digest(slug, triton)
     if digest is None:
         return {}

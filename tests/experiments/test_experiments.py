@@ -40,7 +40,7 @@ from systems.profiling import probes
 from systems.records import store
 from systems.records.outcome import Unsupported, measure_row, out_of_memory_reason
 from systems.records.record import Row
-from systems.running import command, measure
+from systems.running import command, groups
 from systems.running.command import options_of
 from tests.factories import RESULTS, make_record
 from tools.render.load import is_fresh, primary_gpu
@@ -715,8 +715,8 @@ def test_flash_peers_measures_all_of_a_shape_in_turns(
         flash_peers.Config(name, 1, 3, n, 16, True, "fp32")
         for name in ("plain", "sdpa_efficient", "sdpa_flash")
     ]
-    (group,) = measure.groups_of(flash_peers, configs)
-    plain, efficient, flash = measure.measure_group(flash_peers, group)
+    (group,) = groups.groups_of(flash_peers, configs)
+    plain, efficient, flash = groups.measure_group(flash_peers, group)
     assert (efficient.status, efficient.metrics) == ("unsupported", {})
     assert efficient.reason == "SDPA has no efficient kernel for this input"
     assert turns == [turns[0], turns[1]] * rounds and how == [
@@ -841,8 +841,8 @@ def test_attentions_take_turns_in_a_model(monkeypatch):
         model_attention.Config("small", 6, name, 1, steps=10)
         for name in ("eager", "sdpa")
     ]
-    (group,) = measure.groups_of(model_attention, configs)
-    rows = measure.measure_group(model_attention, group)
+    (group,) = groups.groups_of(model_attention, configs)
+    rows = groups.measure_group(model_attention, group)
     assert ran == [(n, s) for s in (3, 3, 4) for n in ("eager", "sdpa")]
     assert [row.metrics["peak_allocated_bytes"] for row in rows] == [5, 6]
     assert [len(row.metrics["forward_ms"]) for row in rows] == [10, 10]

@@ -23,7 +23,7 @@ from systems.profiling import annotated_attention, nsys, torch_trace
 from systems.profiling.digest import on_the_gpu, timeline
 from systems.profiling.trace import Kernel, Span, TraceError
 from systems.records.outcome import measure_row
-from systems.running import command, measure
+from systems.running import command, verify
 
 CONFIG = Config(
     "small", 6, "step", "fp32", "torch", batch=2, vocab=50, warmup=1, steps=3, passes=2
@@ -365,9 +365,9 @@ def test_the_grid_is_the_one_asked_for():
 def test_rows_measured_again_agree_in_all_but_their_times():
     row = {"phase": "forward", "name": "gemm", "calls": 3, "total_ms": 1.0}
     other = {"phase": "loss", "name": "exp", "calls": 1, "total_ms": 0.9}
-    assert measure.agrees("kernels", [row, other], [{**other, "total_ms": 1.1}, row])
-    assert not measure.agrees("kernels", [row, other], [{**row, "calls": 4}, other])
-    assert not measure.agrees("kernels", [row, other], [row])
+    assert verify.agrees("kernels", [row, other], [{**other, "total_ms": 1.1}, row])
+    assert not verify.agrees("kernels", [row, other], [{**row, "calls": 4}, other])
+    assert not verify.agrees("kernels", [row, other], [row])
 
 
 def test_the_script_prints_its_kernels_as_a_table(capsys, monkeypatch):

@@ -7,7 +7,8 @@ import torch
 
 from systems import ROOT
 from systems.records import store
-from systems.running import limited, measure
+from systems.running import limited, machine, measure
+from systems.running.reports import CannotStart
 from tests.factories import make_gpu, make_record
 from tools import regen_tables
 from tools.render import load
@@ -19,11 +20,11 @@ H200 = make_gpu("NVIDIA H200", capability="9.0", memory_bytes=141 * 2**30)
 def of_40(monkeypatch):
     """40 GiB are simulated on an H200 that is not here."""
     monkeypatch.setenv(limited.VARIABLE, "40")
-    monkeypatch.setattr(measure, "find_gpu", lambda: H200)
+    monkeypatch.setattr(machine, "find_gpu", lambda: H200)
 
 
 def test_its_name_says_so(of_40):
-    device = measure.device_for(("cuda",))
+    device = machine.device_for(("cuda",))
     assert device is not None and device.is_simulated and not H200.is_simulated
     assert device.slug == "nvidia-h200-limited-to-40-gib"
     assert device.memory_bytes == 40 * 2**30 and device.capability == "9.0"
@@ -48,7 +49,7 @@ def test_the_allocator_gets_that_share(of_40, monkeypatch):
 
 
 def test_it_is_never_measured_into_the_guides_records(of_40):
-    with pytest.raises(measure.CannotStart, match="never published: give another"):
+    with pytest.raises(CannotStart, match="never published: give another"):
         measure.measure_stem("warmup", ROOT / "docs" / "results", "full", 1e18)
 
 
@@ -80,9 +81,9 @@ def test_no_number_of_gib_is_one_line(text, monkeypatch, capsys):
 def test_torch_uses_the_larger_one(of_40, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: H200.name)
-    device = measure.device_for(("cuda",))
+    device = machine.device_for(("cuda",))
     assert device is not None
-    measure.check_torch(device)
+    machine.check_torch(device)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100")
-    with pytest.raises(measure.CannotStart, match="would use NVIDIA A100"):
-        measure.check_torch(device)
+    with pytest.raises(CannotStart, match="would use NVIDIA A100"):
+        machine.check_torch(device)

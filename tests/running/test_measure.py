@@ -25,11 +25,9 @@ from systems import ROOT
 from systems.experiments import STEMS
 from systems.records import store
 from systems.records.device import CPU
-from systems.records.host import Probe
-from systems.records.outcome import Unsupported, measure_row
-from systems.records.record import Git, Record
+from systems.records.record import Git
 from systems.records.source_hash import source_hash
-from systems.running import measure
+from systems.running import machine, measure, software
 from tests import fake_stem
 from tests.factories import fake_stem_on, make_gpu
 
@@ -41,52 +39,6 @@ STEMS["fake"] = {FAKE}
 from systems.running.measure import main
 typer.run(main)
 """
-
-
-class Run:
-    """One run in this process: its exit code, its reports and what it said besides."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], results: Path, **options):
-        capsys.readouterr()
-        with pytest.raises(typer.Exit) as ended:
-            measure.main("fake", results, **options)
-        captured = capsys.readouterr()
-        self.code = ended.value.exit_code
-        self.events = [json.loads(line) for line in captured.out.splitlines()]
-        self.stderr = captured.err
-        self.measured = [
-            event["config"]["index"] for event in self.events if event["event"] == "row"
-        ]
-
-    @property
-    def error(self) -> str:
-        """The one line of a run that could not start or go on."""
-        assert (
-            self.code == 2
-            and self.events[-1]["event"] == "error"
-            and "Traceback" not in self.stderr
-        )
-        message = self.events[-1]["message"]
-        assert "\n" not in message
-        return message
-
-
-@pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    monkeypatch.setitem(STEMS, "fake", FAKE)
-    # Collecting garbage is slow in a process that has imported as much as this one.
-    monkeypatch.setattr(measure, "free_memory", lambda: None)
-    return lambda **options: Run(capsys, options.pop("results", tmp_path), **options)
-
-
-@pytest.fixture
-def record_file(tmp_path) -> Path:
-    return tmp_path / "meta" / "fake.json"
-
-
-@pytest.fixture
-def partial_file(tmp_path) -> Path:
-    return tmp_path / "meta" / "fake.partial.json"
 
 
 def start(results: Path, **environment: str) -> subprocess.Popen[str]:
@@ -128,11 +80,10 @@ def test_what_is_not_installed_has_no_version_and_imports_nothing(monkeypatch):
     def absent(name):
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(measure.metadata, "version", absent)
-    monkeypatch.setattr(
-        measure, "import_module", lambda name: pytest.fail(f"imports {name}")
-    )
-    assert "triton" not in measure.versions() and "python" in measure.versions()
+    monkeypatch.setattr(software.metadata, "version", absent)
+    monkeypatch.delitem(sys.modules, "torch")
+    assert "triton" not in software.versions() and "python" in software.versions()
+    assert "torch" not in sys.modules
 
 
 def test_no_row_looks_for_garbage_in_what_was_there_before(run, monkeypatch):
@@ -500,14 +451,6 @@ def test_what_is_no_commit_is_refused_in_one_line(run, monkeypatch, record_file,
     assert not record_file.exists()
 
 
-def test_an_edited_record_is_never_verified(run, stale, record_file):
-    text = record_file.read_text()
-    record_file.write_text(text.replace("[6.0, 6.0", "[1.0, 6.0"))
-    assert (
-        run(verify=True).error == f"{record_file} was edited by hand: measure it again"
-    )
-
-
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_a_full_disk_is_one_line_and_costs_no_finished_row(
     run, monkeypatch, partial_file, call
@@ -561,301 +504,6 @@ def test_it_ends_when_nobody_listens_any_more(tmp_path, partial_file):
     )
 
 
-def test_rows_may_have_a_process_each(run, monkeypatch, tmp_path, record_file):
-    log = tmp_path / "log"
-    monkeypatch.setattr(fake_stem, "FRESH_PROCESS", True)
-    monkeypatch.setenv("FAKE_ROWS", "3")
-    monkeypatch.setenv("FAKE_LOG", str(log))
-    assert run().code == 0
-    processes = [line.split()[1] for line in log.read_text().splitlines()]
-    assert len({*processes, str(os.getpid())}) == 4
-    assert [row.metrics["count"] for row in store.read(record_file).rows] == [3, 2, 1]
-
-
-@pytest.fixture
-def turns(monkeypatch):
-    """Makes rows of the fake stem turns that differ in their number alone; returns the
-    numbers in the order of their turns.
-    """
-    seen = []
-
-    def run(config):
-        for turn in range(3):
-            seen.append(config.index)
-            if config.index == 4 and turn == 1:
-                raise RuntimeError("no such kernel")
-            yield
-        return {"count": config.index}
-
-    monkeypatch.setattr(fake_stem, "IN_TURNS", "index", raising=False)
-    monkeypatch.setattr(fake_stem, "run", run)
-    return seen
-
-
-def test_rows_in_turns_are_measured_round_by_round(run, turns, partial_file):
-    assert run().code == 1
-    assert turns == [6, 5, 4, 3, 2, 1] * 2 + [6, 5, 3, 2, 1]
-    rows = store.read(partial_file).rows
-    assert [row.status for row in rows] == ["ok", "ok", "failed", "ok", "ok", "ok"]
-    assert [row.metrics.get("count") for row in rows] == [6, 5, None, 3, 2, 1]
-    # Their time counts once.
-    assert [row.seconds for row in rows[1:]] == [0, 0, 0, 0, 0]
-
-
-def test_where_one_row_of_a_round_is_missing_all_are_measured_again(
-    run, turns, partial_file
-):
-    run()
-    turns.clear()
-    assert run().events[0] == {"event": "start", "total": 6, "done": 0}
-    assert turns[:6] == [6, 5, 4, 3, 2, 1] and len(store.read(partial_file).rows) == 6
-
-
-def probing(monkeypatch, *times: float) -> None:
-    """The host takes these times, in ms, one probe after the other, then 1."""
-    left = list(times)
-    monkeypatch.setattr(
-        measure, "probe", lambda launches: Probe(left.pop(0) if left else 1.0)
-    )
-
-
-def test_each_row_knows_the_host_before_and_after_it(run, record_file, monkeypatch):
-    """Where nothing is timed there is nothing to know."""
-    run()
-    assert [row.host for row in store.read(record_file).rows] == [[]] * 6
-    monkeypatch.setitem(STEMS, "fake", fake_stem_on("cpu"))
-    probing(monkeypatch, 1.0, 2.0, 3.0)
-    run()
-    rows = store.read(record_file.parents[1] / "cpu" / "fake.json").rows
-    times = [[probe.python_ms for probe in row.host] for row in rows]
-    assert times == [[1, 2], [2, 3], [3, 1], [1, 1], [1, 1], [1, 1]]
-
-
-@pytest.mark.usefixtures("fake_on_gpu")
-def test_rows_of_a_slow_host_are_measured_again_and_the_quieter_stays(
-    run, tmp_path, monkeypatch
-):
-    measured, real = [], fake_stem.run
-
-    def noting(config):
-        measured.append(config.index)
-        return real(config)
-
-    monkeypatch.setattr(fake_stem, "run", noting)
-    # Slow after rows 5 and 2, so before 4 and 1 too; 2 needs a third try.
-    first, again = [1, 1, 3, 1, 1, 2, 1], [1, 1.2, 1, 1, 1, 3, 1, 1, 1, 1.1]
-    probing(monkeypatch, *first, *again)
-    outcome = run()
-    assert outcome.code == 0 and outcome.measured == [6, 5, 4, 3, 2, 1]
-    assert [e["event"] for e in outcome.events].count("again") == len(measured) - 6
-    assert measured == [6, 5, 4, 3, 2, 1, 5, 4, 2, 1, 2]
-    rows = store.read(tmp_path / "a-gpu" / "fake.json").rows
-    assert [row.config["index"] for row in rows] == [6, 5, 4, 3, 2, 1]
-    slowest = [max(probe.python_ms for probe in row.host) for row in rows]
-    assert slowest == [1, 1.2, 1, 1, 1.1, 1]
-
-
-@pytest.mark.usefixtures("fake_on_gpu")
-def test_a_host_that_stays_slow_is_not_waited_for(run, tmp_path, monkeypatch):
-    probing(monkeypatch, *[1, 1, 1, 1, 1, 1, 3], *[3] * 10)
-    outcome = run()
-    assert [e["event"] for e in outcome.events].count("again") == 2
-    assert store.read(tmp_path / "a-gpu" / "fake.json").rows[-1].host[1].python_ms == 3
-
-
-@pytest.mark.usefixtures("fake_on_gpu")
-def test_a_row_that_fails_when_measured_again_stays_as_it_was(
-    run, tmp_path, monkeypatch
-):
-    probing(monkeypatch, 1, 1, 1, 1, 1, 1, 3)
-    real, measured = fake_stem.run, []
-
-    def once(config):
-        measured.append(config.index)
-        if measured.count(config.index) > 1:
-            raise RuntimeError("CUDA error: an illegal address")
-        return real(config)
-
-    monkeypatch.setattr(fake_stem, "run", once)
-    assert run().code == 0 and measured == [6, 5, 4, 3, 2, 1, 1]
-    assert store.read(tmp_path / "a-gpu" / "fake.json").complete
-
-
-@pytest.mark.usefixtures("fake_on_gpu")
-@pytest.mark.parametrize("error", [Unsupported("not here"), MemoryError()])
-def test_a_row_that_has_no_numbers_when_measured_again_stays_as_it_was(
-    run, tmp_path, monkeypatch, error
-):
-    """And what both tries took is what the row took."""
-    probing(monkeypatch, 1, 1, 1, 1, 1, 1, 3)
-    real, measured = fake_stem.run, []
-
-    def once(config):
-        measured.append(config.index)
-        if measured.count(config.index) > 1:
-            time.sleep(0.2)
-            raise error
-        return real(config)
-
-    monkeypatch.setattr(fake_stem, "run", once)
-    assert run().code == 0 and measured == [6, 5, 4, 3, 2, 1, 1, 1]
-    last = store.read(tmp_path / "a-gpu" / "fake.json").rows[-1]
-    assert last.status == "ok" and last.seconds >= 0.4
-
-
-@pytest.mark.usefixtures("fake_on_gpu")
-def test_a_record_is_there_before_rows_are_measured_again(run, tmp_path, monkeypatch):
-    probing(monkeypatch, 1, 1, 1, 1, 1, 1, 3)
-    real, measured = fake_stem.run, []
-
-    def killed(config):
-        measured.append(config.index)
-        if measured.count(config.index) > 1:
-            raise KeyboardInterrupt
-        return real(config)
-
-    monkeypatch.setattr(fake_stem, "run", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run()
-    assert store.read(tmp_path / "a-gpu" / "fake.json").complete
-
-
-def test_a_row_in_turns_is_measured_alone_by_its_command(turns):
-    row = measure_row(fake_stem.Config(5), fake_stem.run)
-    assert (row.metrics, turns) == ({"count": 5}, [5, 5, 5])
-
-
-def test_a_process_of_a_row_that_ends_badly_is_a_failed_row(
-    run, monkeypatch, tmp_path, partial_file
-):
-    monkeypatch.setattr(fake_stem, "FRESH_PROCESS", True)
-    monkeypatch.setenv("FAKE_ROWS", "1")
-    monkeypatch.setenv("FAKE_LOG", str(tmp_path / "no folder" / "log"))
-    assert run().code == 1
-    (row,) = store.read(partial_file).rows
-    assert row.status == "failed" and row.reason is not None
-    assert row.reason.startswith("exit code 1: FileNotFoundError: ")
-
-
-@pytest.fixture
-def stale(run, record_file) -> Record:
-    run()
-    record = store.read(record_file)
-    record.source_hash = "older"
-    store.write(record, record_file)
-    return record
-
-
-def test_verify_stamps_a_stale_record_whose_rows_agree(run, stale, record_file):
-    outcome = run(verify=True)
-    assert outcome.code == 0 and outcome.measured == [6, 3, 1]
-    stale.verified_hashes = [source_hash("tests.fake_stem")]
-    assert store.read(record_file) == stale
-    assert run(verify=True).code == 0 and store.read(record_file) == stale
-
-
-def differs(**metrics):
-    return lambda config: (
-        {"work_ms": [config.index * t for t in (1.0, 1.0, 1.5)], "count": config.index}
-        | metrics
-    )
-
-
-def out_of_memory(config):
-    raise torch.OutOfMemoryError("CUDA out of memory. It is full.")
-
-
-DIFFERENCES = {
-    "time": (differs(work_ms=[60.0, 60.0, 60.0]), "work_ms (median 6, now median 60)"),
-    "count": (differs(count=9), "count (6, now 9)"),
-    "metric gone": (
-        lambda config: {"count": config.index},
-        "work_ms (median 6, now None)",
-    ),
-    "names": (
-        differs(count=["triton_a", "triton_b"]),
-        "count (6, now ['triton_a', 'triton_b'])",
-    ),
-    "table": (
-        lambda config: differs()(config) | {"count": [{"n": 1}]},
-        "count (6, now 1 entries)",
-    ),
-    "status": (out_of_memory, "work_ms (median 6, now None), count (6, now None)"),
-}
-
-
-@pytest.mark.parametrize("difference", DIFFERENCES)
-def test_verify_refuses_a_record_whose_rows_differ(
-    run, monkeypatch, stale, record_file, difference
-):
-    replaced, named = DIFFERENCES[difference]
-    monkeypatch.setattr(fake_stem, "run", replaced)
-    where = "fake differs at {'index': 6, 'sleep': 3}"
-    assert run(verify=True).error == f"{where} in {named}: measure it again"
-    assert store.read(record_file) == stale
-
-
-def test_verify_refuses_rows_without_samples(run, monkeypatch, stale, record_file):
-    monkeypatch.setattr(fake_stem, "run", differs(work_ms=[]))
-    _, row, end = run(verify=True).events
-    assert row["reason"] == "ValueError: work_ms: has no samples"
-    assert end["event"] == "error" and "work_ms (median 6, now None)" in end["message"]
-    assert store.read(record_file) == stale
-
-
-@pytest.mark.parametrize(
-    "old, new, same",
-    [
-        ([10.0, 10.0], [10.4, 10.4], True),
-        ([10.0, 10.0], [10.6, 10.6], False),
-        ([10.0, 10.0], [9.4, 9.4], False),
-        # Noise of three times the spread is allowed, whichever run was the noisier: p80
-        # - p20 is 0.6 of 1.
-        ([10.0, 11.0], [12.0, 12.0], True),
-        ([12.0, 12.0], [10.0, 11.0], True),
-        ([10.0, 11.0], [12.5, 12.5], False),
-        (3, 3, True),
-        (3, 4, False),
-        ([1.0], None, False),
-        (1.0, [1.0], False),
-    ],
-)
-def test_agreement_is_within_noise(old, new, same):
-    assert measure.agrees("forward_ms", old, new) == same
-
-
-def test_what_is_no_time_must_be_the_same():
-    old = [{"dtype": "float32", "bytes": 8}]
-    assert measure.agrees("saved", old, [dict(old[0])]) and not measure.agrees(
-        "saved", old, [old[0] | {"bytes": 9}]
-    )
-    assert not measure.agrees("forward_fused", ["triton_a"], ["triton_b"])
-
-
-def test_reserved_memory_may_differ_by_a_tenth():
-    assert measure.agrees("peak_reserved_bytes", 1000, 1100) and measure.agrees(
-        "peak_reserved_bytes", 1000, 900
-    )
-    assert not measure.agrees("peak_reserved_bytes", 1000, 1101) and not measure.agrees(
-        "peak_allocated_bytes", 9, 10
-    )
-    assert not measure.agrees("peak_reserved_bytes", 1000, None)
-
-
-def test_verify_needs_a_record_with_rows(run, record_file):
-    assert run(verify=True).error.startswith(
-        f"{record_file} does not exist: there is nothing to verify"
-    )
-    run()
-    record = store.read(record_file)
-    for row in record.rows:
-        row.status, row.metrics, row.reason = "unsupported", {}, "no kernel"
-    store.write(record, record_file)
-    assert run(verify=True).error.startswith(
-        f"{record_file} has no row to measure again"
-    )
-
-
 def test_a_name_or_a_grid_that_is_none_is_one_line(capsys, tmp_path):
     for stem, grid in (("nosuch", "full"), ("warmup", "huge")):
         with pytest.raises(typer.Exit):
@@ -868,7 +516,7 @@ def test_a_name_or_a_grid_that_is_none_is_one_line(capsys, tmp_path):
 def test_a_stem_that_needs_a_gpu_says_so(run, monkeypatch):
     only_quick_on_cpu = replace(fake_stem_on("cuda"), quick=("cuda", "cpu"))
     monkeypatch.setitem(STEMS, "fake", only_quick_on_cpu)
-    monkeypatch.setattr(measure, "find_gpu", lambda: None)
+    monkeypatch.setattr(machine, "find_gpu", lambda: None)
     assert (
         run().error
         == "fake needs a GPU and none was found; --quick runs what a CPU can"
@@ -879,7 +527,7 @@ def test_a_stem_that_needs_a_gpu_says_so(run, monkeypatch):
 
 def test_a_gpu_that_torch_cannot_use_is_no_cpu_measurement(run, monkeypatch, tmp_path):
     monkeypatch.setitem(STEMS, "fake", fake_stem_on("cuda"))
-    monkeypatch.setattr(measure, "find_gpu", lambda: make_gpu("NVIDIA X"))
+    monkeypatch.setattr(machine, "find_gpu", lambda: make_gpu("NVIDIA X"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert run().error.endswith("can't use the NVIDIA X: install a CUDA build of torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

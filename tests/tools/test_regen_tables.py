@@ -22,7 +22,7 @@ from systems import ROOT
 from systems.experiments import STEMS
 from systems.records import store
 from systems.records.source_hash import source_hash
-from systems.running.measure import versions
+from systems.running.software import versions
 from tests.factories import RESULTS, committed, contents, regen_tables
 from tests.factories import command as regen_command
 from tools import measuring

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from systems.experiments import STEMS
-from systems.running.measure import device_for
+from systems.running.machine import device_for
 from tools.measuring import Outcome, measure_if_stale
 
 # The exit code by which a job asks to be queued again, and that of srun where the

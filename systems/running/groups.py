@@ -1,0 +1,161 @@
+"""Rows that are measured together, in turns: with the host and the GPU's clock around
+them, and again where the host was slow.
+"""
+
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from systems import ROOT
+from systems.records.device import META, Device, sm_clock_mhz
+from systems.records.host import SLOW, Probe, probe, slowdown, usual
+from systems.records.neighbours import NOTE
+from systems.records.outcome import turns_of
+from systems.records.record import Record, Row
+from systems.running import machine
+from systems.running.command import options_of
+
+# How often rows are measured again whose host was slow; and what that may take, in
+# seconds or as a share of what all rows took: some hosts are never quiet.
+TIMES_AGAIN, SECONDS_AGAIN, SHARE_AGAIN = 2, 60, 0.5
+
+
+def groups_of(module: Any, configs: list[Any]) -> list[list[Any]]:
+    """Configurations that are measured together: those that differ in the field
+    IN_TURNS of their experiment alone; in others each by itself.
+    """
+    varied, groups = getattr(module, "IN_TURNS", None), {}
+    for config in configs:
+        same = {k: v for k, v in asdict(config).items() if k != varied}
+        key = config if varied is None else tuple(same.items())
+        groups.setdefault(key, []).append(config)
+    return list(groups.values())
+
+
+def measured_now(
+    record: Record,
+    module: Any,
+    others_measure: Callable[[], bool],
+    group: list[Any],
+    before: list[Probe],
+    since: float,
+) -> list[Row]:
+    """The rows of a group, with the host `before` and after them; all since `since`, a
+    time.monotonic(), counts with the first: together rows say how long measuring takes.
+    The record notes clocks and neighbours.
+    """
+    device = record.device
+    machine.free_memory()
+    rows = measure_group(module, group)
+    after = look_at_host(device, module)
+    for row in rows:
+        row.seconds, since = round(time.monotonic() - since, 3), time.monotonic()
+        row.host = [*before, *after]
+    if device.is_gpu and (clock := sm_clock_mhz()):
+        seen = [*device.sm_clocks_mhz, clock]
+        device.sm_clocks_mhz = [min(seen), max(seen)]
+    if device.is_gpu and others_measure() and NOTE not in record.notes:
+        record.notes.append(NOTE)
+    return rows
+
+
+def measure_group(module: Any, configs: list[Any]) -> list[Row]:
+    """Their rows, measured in turns. What goes wrong is a failed row that names the
+    cause, tried again by the next run; it takes nothing from the others.
+    """
+    fresh = getattr(module, "FRESH_PROCESS", False)
+    start = (
+        partial(in_a_process, module) if fresh else partial(turns_of, run=module.run)
+    )
+    going = {config: start(config) for config in configs}
+    rows: dict[Any, Row] = {}
+    while going:
+        for config, turns in list(going.items()):
+            if (row := next_turn(config, turns)) is not None:
+                rows[config] = row
+                del going[config]
+    return [rows[config] for config in configs]
+
+
+def next_turn(config: Any, turns: Iterator[Row | None]) -> Row | None:
+    """The row, where this was its last turn."""
+    try:
+        return next(turns)
+    except Exception as error:
+        traceback.print_exc()
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Row(asdict(config), "failed", reason=reason)
+
+
+def in_a_process(module: Any, config: Any) -> Iterator[Row]:
+    """The row of a process of its own."""
+    command = [sys.executable, "-m", module.__name__, *options_of(config), "--json"]
+    child = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if child.returncode:
+        last = (child.stderr.strip().splitlines() or ["no message"])[-1]
+        reason = f"exit code {child.returncode}: {last}"
+        yield Row(asdict(config), "failed", reason=reason)
+    else:
+        yield msgspec.json.decode(child.stdout.splitlines()[-1], type=Row)
+
+
+def gpu_is_broken(row: Row) -> bool:
+    """Whether a failure leaves CUDA unusable in this process, so that later rows could
+    not be trusted.
+    """
+    return row.status == "failed" and "CUDA error" in (row.reason or "")
+
+
+def look_at_host(device: Device, module: Any) -> list[Probe]:
+    """The host now, as rows keep it; where nothing is timed, nothing."""
+    if device == META:
+        return []
+    # Where rows have processes of their own, this one holds nothing on the GPU.
+    in_process = not getattr(module, "FRESH_PROCESS", False)
+    return [probe(launches=device.is_gpu and in_process)]
+
+
+def put(record: Record, rows: list[Row]) -> None:
+    """Add the rows of a group; or put them in the place of those there, where they
+    ended as those did and the host was quieter. What both took counts.
+    """
+    there = [old for row in rows if (old := record.row(row.config))]
+    if not there:
+        record.rows += rows
+        return
+    quiet = usual(probe for row in record.rows for probe in row.host)
+    worst, before = (
+        max(slowdown(row.host, quiet) for row in each) for each in (rows, there)
+    )
+    ended_alike = all(
+        row.status == old.status for row, old in zip(rows, there, strict=True)
+    )
+    kept, others = (rows, there) if ended_alike and worst < before else (there, rows)
+    for row, other in zip(kept, others, strict=True):
+        row.seconds = round((row.seconds or 0) + (other.seconds or 0), 3)
+    record.rows = [row for row in record.rows if row not in there] + kept
+
+
+def slow_groups(record: Record, groups: list[list[Any]]) -> Iterator[list[Any]]:
+    """Those measured while the host was slower than it usually was, a few times, while
+    there is time for it. Of each group the rows of the quietest host stay.
+    """
+
+    def seconds() -> float:
+        return sum(row.seconds or 0 for row in record.rows)
+
+    most = seconds() + max(SECONDS_AGAIN, SHARE_AGAIN * seconds())
+    for _ in range(TIMES_AGAIN if record.device.is_gpu else 0):
+        quiet = usual(probe for row in record.rows for probe in row.host)
+        for group in groups:
+            rows = [record.row(asdict(config)) for config in group]
+            slow = any(row and slowdown(row.host, quiet) > SLOW for row in rows)
+            if slow and seconds() < most:
+                yield group

@@ -1,0 +1,134 @@
+"""Measure three rows of a stale record again: where they agree, it is fresh again."""
+
+import json
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from systems.experiments import STEMS
+from systems.records import store
+from systems.records.neighbours import measuring
+from systems.records.summary import summarize
+from systems.running import machine
+from systems.running.command import is_table
+from systems.running.groups import measure_group
+from systems.running.reports import CannotStart, report
+from systems.running.resuming import exclusive, record_path
+from systems.running.software import TUNED, attention_of, hash_of, tuned_software
+
+
+# --8<-- [start:verify]
+def agrees(name: str, old: Any, new: Any) -> bool:
+    """Whether a metric measured again says the same: times within noise, everything
+    else exactly. In a list of objects the times of one kernel are left to the times of
+    its phase.
+
+    Noise is three times the wider spread (p80 - p20) of the two, or 5 % of the old
+    median where that is more. What the allocator reserves depends on what the process
+    did before, so a tenth more or less is no difference either.
+    """
+    if is_table(old) and is_table(new):
+        return sorted(map(without_times, old)) == sorted(map(without_times, new))
+    if name == "peak_reserved_bytes" and new is not None:
+        return abs(old - new) <= 0.1 * old
+    if not (
+        name.endswith("_ms")
+        and old
+        and isinstance(old, list)
+        and new
+        and isinstance(new, list)
+    ):
+        return old == new
+    a, b = summarize(old), summarize(new)
+    return abs(a.median - b.median) <= max(
+        3 * max(a.p80 - a.p20, b.p80 - b.p20), 0.05 * a.median
+    )
+
+
+def told(value: Any) -> str:
+    """A metric in a message: samples by their median, tables by their length."""
+    if is_table(value):
+        return f"{len(value)} entries"
+    samples = (
+        isinstance(value, list)
+        and value
+        and all(isinstance(item, int | float) for item in value)
+    )
+    return f"median {summarize(value).median:g}" if samples else str(value)
+
+
+def without_times(item: dict[str, Any]) -> str:
+    """All of an object but its times in ms, as text that can be sorted."""
+    return json.dumps(
+        {key: value for key, value in item.items() if not key.endswith("_ms")},
+        sort_keys=True,
+    )
+
+
+def verify_stem(name: str, results: Path) -> int:
+    """Measure three rows of a stale record again; where all agree, note the present
+    source's hash in the record.
+    """
+    stem = STEMS[name]
+    device = machine.device_for(stem.full)
+    if device is None:
+        raise CannotStart(f"{name} needs a GPU and none was found")
+    path = record_path(results, device, name, "full")
+    with exclusive(path), measuring():
+        module = import_module(stem.module)
+        machine.check_torch(device)
+        try:
+            record = store.read(path)
+        except FileNotFoundError:
+            raise CannotStart(
+                f"{path} does not exist: there is nothing to verify, measure it first"
+            ) from None
+        if record.edited:
+            raise CannotStart(f"{path} was edited by hand: measure it again")
+        attention = attention_of(module.configs())
+        triton = record.software.get("triton", "")
+        tuned = tuned_software(stem.module, attention, device.slug, triton)
+        if tuned.get(TUNED) != record.software.get(TUNED):
+            raise CannotStart(
+                f"launch configurations were timed since {path} was measured: "
+                f"measure it again by --only {name} --force"
+            )
+        configs = [
+            c
+            for c in module.configs()
+            if (row := record.row(asdict(c))) and row.status == "ok"
+        ]
+        if not configs:
+            raise CannotStart(
+                f"{path} has no row to measure again: measure it with --force"
+            )
+        chosen = [configs[i] for i in sorted({0, len(configs) // 2, len(configs) - 1})]
+        report(event="start", total=len(chosen), done=0)
+        for config in chosen:
+            machine.free_memory()
+            old, (new,) = record.row(asdict(config)), measure_group(module, [config])
+            assert old is not None
+            report(event="row", config=new.config, status=new.status, reason=new.reason)
+            differing = [
+                key
+                for key in old.metrics
+                if not agrees(key, old.metrics[key], new.metrics.get(key))
+            ]
+            if new.status != "ok" or differing:
+                changes = ", ".join(
+                    f"{key} ({told(old.metrics[key])}, "
+                    f"now {told(new.metrics.get(key))})"
+                    for key in differing
+                )
+                where = f"{name} differs at {new.config} in {changes or new.reason}"
+                raise CannotStart(f"{where}: measure it again")
+        present = hash_of(stem, configs)
+        if present not in (record.source_hash, *record.verified_hashes):
+            record.verified_hashes.append(present)
+            store.write(record, path)
+    report(event="complete")
+    return 0
+
+
+# --8<-- [end:verify]

@@ -1,0 +1,190 @@
+"""Rows in turns, in processes of their own, and again where the host was slow."""
+
+import os
+import time
+
+import pytest
+
+from systems.experiments import STEMS
+from systems.records import store
+from systems.records.host import Probe
+from systems.records.outcome import Unsupported, measure_row
+from systems.running import groups
+from tests import fake_stem
+from tests.factories import fake_stem_on
+
+
+def test_rows_may_have_a_process_each(run, monkeypatch, tmp_path, record_file):
+    log = tmp_path / "log"
+    monkeypatch.setattr(fake_stem, "FRESH_PROCESS", True)
+    monkeypatch.setenv("FAKE_ROWS", "3")
+    monkeypatch.setenv("FAKE_LOG", str(log))
+    assert run().code == 0
+    processes = [line.split()[1] for line in log.read_text().splitlines()]
+    assert len({*processes, str(os.getpid())}) == 4
+    assert [row.metrics["count"] for row in store.read(record_file).rows] == [3, 2, 1]
+
+
+@pytest.fixture
+def turns(monkeypatch):
+    """Makes rows of the fake stem turns that differ in their number alone; returns the
+    numbers in the order of their turns.
+    """
+    seen = []
+
+    def run(config):
+        for turn in range(3):
+            seen.append(config.index)
+            if config.index == 4 and turn == 1:
+                raise RuntimeError("no such kernel")
+            yield
+        return {"count": config.index}
+
+    monkeypatch.setattr(fake_stem, "IN_TURNS", "index", raising=False)
+    monkeypatch.setattr(fake_stem, "run", run)
+    return seen
+
+
+def test_rows_in_turns_are_measured_round_by_round(run, turns, partial_file):
+    assert run().code == 1
+    assert turns == [6, 5, 4, 3, 2, 1] * 2 + [6, 5, 3, 2, 1]
+    rows = store.read(partial_file).rows
+    assert [row.status for row in rows] == ["ok", "ok", "failed", "ok", "ok", "ok"]
+    assert [row.metrics.get("count") for row in rows] == [6, 5, None, 3, 2, 1]
+    # Their time counts once.
+    assert [row.seconds for row in rows[1:]] == [0, 0, 0, 0, 0]
+
+
+def test_where_one_row_of_a_round_is_missing_all_are_measured_again(
+    run, turns, partial_file
+):
+    run()
+    turns.clear()
+    assert run().events[0] == {"event": "start", "total": 6, "done": 0}
+    assert turns[:6] == [6, 5, 4, 3, 2, 1] and len(store.read(partial_file).rows) == 6
+
+
+def probing(monkeypatch, *times: float) -> None:
+    """The host takes these times, in ms, one probe after the other, then 1."""
+    left = list(times)
+    monkeypatch.setattr(
+        groups, "probe", lambda launches: Probe(left.pop(0) if left else 1.0)
+    )
+
+
+def test_each_row_knows_the_host_before_and_after_it(run, record_file, monkeypatch):
+    """Where nothing is timed there is nothing to know."""
+    run()
+    assert [row.host for row in store.read(record_file).rows] == [[]] * 6
+    monkeypatch.setitem(STEMS, "fake", fake_stem_on("cpu"))
+    probing(monkeypatch, 1.0, 2.0, 3.0)
+    run()
+    rows = store.read(record_file.parents[1] / "cpu" / "fake.json").rows
+    times = [[probe.python_ms for probe in row.host] for row in rows]
+    assert times == [[1, 2], [2, 3], [3, 1], [1, 1], [1, 1], [1, 1]]
+
+
+@pytest.mark.usefixtures("fake_on_gpu")
+def test_rows_of_a_slow_host_are_measured_again_and_the_quieter_stays(
+    run, tmp_path, monkeypatch
+):
+    measured, real = [], fake_stem.run
+
+    def noting(config):
+        measured.append(config.index)
+        return real(config)
+
+    monkeypatch.setattr(fake_stem, "run", noting)
+    # Slow after rows 5 and 2, so before 4 and 1 too; 2 needs a third try.
+    first, again = [1, 1, 3, 1, 1, 2, 1], [1, 1.2, 1, 1, 1, 3, 1, 1, 1, 1.1]
+    probing(monkeypatch, *first, *again)
+    outcome = run()
+    assert outcome.code == 0 and outcome.measured == [6, 5, 4, 3, 2, 1]
+    assert [e["event"] for e in outcome.events].count("again") == len(measured) - 6
+    assert measured == [6, 5, 4, 3, 2, 1, 5, 4, 2, 1, 2]
+    rows = store.read(tmp_path / "a-gpu" / "fake.json").rows
+    assert [row.config["index"] for row in rows] == [6, 5, 4, 3, 2, 1]
+    slowest = [max(probe.python_ms for probe in row.host) for row in rows]
+    assert slowest == [1, 1.2, 1, 1, 1.1, 1]
+
+
+@pytest.mark.usefixtures("fake_on_gpu")
+def test_a_host_that_stays_slow_is_not_waited_for(run, tmp_path, monkeypatch):
+    probing(monkeypatch, *[1, 1, 1, 1, 1, 1, 3], *[3] * 10)
+    outcome = run()
+    assert [e["event"] for e in outcome.events].count("again") == 2
+    assert store.read(tmp_path / "a-gpu" / "fake.json").rows[-1].host[1].python_ms == 3
+
+
+@pytest.mark.usefixtures("fake_on_gpu")
+def test_a_row_that_fails_when_measured_again_stays_as_it_was(
+    run, tmp_path, monkeypatch
+):
+    probing(monkeypatch, 1, 1, 1, 1, 1, 1, 3)
+    real, measured = fake_stem.run, []
+
+    def once(config):
+        measured.append(config.index)
+        if measured.count(config.index) > 1:
+            raise RuntimeError("CUDA error: an illegal address")
+        return real(config)
+
+    monkeypatch.setattr(fake_stem, "run", once)
+    assert run().code == 0 and measured == [6, 5, 4, 3, 2, 1, 1]
+    assert store.read(tmp_path / "a-gpu" / "fake.json").complete
+
+
+@pytest.mark.usefixtures("fake_on_gpu")
+@pytest.mark.parametrize("error", [Unsupported("not here"), MemoryError()])
+def test_a_row_that_has_no_numbers_when_measured_again_stays_as_it_was(
+    run, tmp_path, monkeypatch, error
+):
+    """And what both tries took is what the row took."""
+    probing(monkeypatch, 1, 1, 1, 1, 1, 1, 3)
+    real, measured = fake_stem.run, []
+
+    def once(config):
+        measured.append(config.index)
+        if measured.count(config.index) > 1:
+            time.sleep(0.2)
+            raise error
+        return real(config)
+
+    monkeypatch.setattr(fake_stem, "run", once)
+    assert run().code == 0 and measured == [6, 5, 4, 3, 2, 1, 1, 1]
+    last = store.read(tmp_path / "a-gpu" / "fake.json").rows[-1]
+    assert last.status == "ok" and last.seconds >= 0.4
+
+
+@pytest.mark.usefixtures("fake_on_gpu")
+def test_a_record_is_there_before_rows_are_measured_again(run, tmp_path, monkeypatch):
+    probing(monkeypatch, 1, 1, 1, 1, 1, 1, 3)
+    real, measured = fake_stem.run, []
+
+    def killed(config):
+        measured.append(config.index)
+        if measured.count(config.index) > 1:
+            raise KeyboardInterrupt
+        return real(config)
+
+    monkeypatch.setattr(fake_stem, "run", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert store.read(tmp_path / "a-gpu" / "fake.json").complete
+
+
+def test_a_row_in_turns_is_measured_alone_by_its_command(turns):
+    row = measure_row(fake_stem.Config(5), fake_stem.run)
+    assert (row.metrics, turns) == ({"count": 5}, [5, 5, 5])
+
+
+def test_a_process_of_a_row_that_ends_badly_is_a_failed_row(
+    run, monkeypatch, tmp_path, partial_file
+):
+    monkeypatch.setattr(fake_stem, "FRESH_PROCESS", True)
+    monkeypatch.setenv("FAKE_ROWS", "1")
+    monkeypatch.setenv("FAKE_LOG", str(tmp_path / "no folder" / "log"))
+    assert run().code == 1
+    (row,) = store.read(partial_file).rows
+    assert row.status == "failed" and row.reason is not None
+    assert row.reason.startswith("exit code 1: FileNotFoundError: ")

@@ -1,0 +1,137 @@
+"""A stale record is fresh again where rows measured again agree, and only there."""
+
+import pytest
+import torch
+
+from systems.records import store
+from systems.records.record import Record
+from systems.records.source_hash import source_hash
+from systems.running import verify
+from tests import fake_stem
+
+
+@pytest.fixture
+def stale(run, record_file) -> Record:
+    run()
+    record = store.read(record_file)
+    record.source_hash = "older"
+    store.write(record, record_file)
+    return record
+
+
+def test_verify_stamps_a_stale_record_whose_rows_agree(run, stale, record_file):
+    outcome = run(verify=True)
+    assert outcome.code == 0 and outcome.measured == [6, 3, 1]
+    stale.verified_hashes = [source_hash("tests.fake_stem")]
+    assert store.read(record_file) == stale
+    assert run(verify=True).code == 0 and store.read(record_file) == stale
+
+
+def differs(**metrics):
+    return lambda config: (
+        {"work_ms": [config.index * t for t in (1.0, 1.0, 1.5)], "count": config.index}
+        | metrics
+    )
+
+
+def out_of_memory(config):
+    raise torch.OutOfMemoryError("CUDA out of memory. It is full.")
+
+
+DIFFERENCES = {
+    "time": (differs(work_ms=[60.0, 60.0, 60.0]), "work_ms (median 6, now median 60)"),
+    "count": (differs(count=9), "count (6, now 9)"),
+    "metric gone": (
+        lambda config: {"count": config.index},
+        "work_ms (median 6, now None)",
+    ),
+    "names": (
+        differs(count=["triton_a", "triton_b"]),
+        "count (6, now ['triton_a', 'triton_b'])",
+    ),
+    "table": (
+        lambda config: differs()(config) | {"count": [{"n": 1}]},
+        "count (6, now 1 entries)",
+    ),
+    "status": (out_of_memory, "work_ms (median 6, now None), count (6, now None)"),
+}
+
+
+@pytest.mark.parametrize("difference", DIFFERENCES)
+def test_verify_refuses_a_record_whose_rows_differ(
+    run, monkeypatch, stale, record_file, difference
+):
+    replaced, named = DIFFERENCES[difference]
+    monkeypatch.setattr(fake_stem, "run", replaced)
+    where = "fake differs at {'index': 6, 'sleep': 3}"
+    assert run(verify=True).error == f"{where} in {named}: measure it again"
+    assert store.read(record_file) == stale
+
+
+def test_verify_refuses_rows_without_samples(run, monkeypatch, stale, record_file):
+    monkeypatch.setattr(fake_stem, "run", differs(work_ms=[]))
+    _, row, end = run(verify=True).events
+    assert row["reason"] == "ValueError: work_ms: has no samples"
+    assert end["event"] == "error" and "work_ms (median 6, now None)" in end["message"]
+    assert store.read(record_file) == stale
+
+
+@pytest.mark.parametrize(
+    "old, new, same",
+    [
+        ([10.0, 10.0], [10.4, 10.4], True),
+        ([10.0, 10.0], [10.6, 10.6], False),
+        ([10.0, 10.0], [9.4, 9.4], False),
+        # Noise of three times the spread is allowed, whichever run was the noisier: p80
+        # - p20 is 0.6 of 1.
+        ([10.0, 11.0], [12.0, 12.0], True),
+        ([12.0, 12.0], [10.0, 11.0], True),
+        ([10.0, 11.0], [12.5, 12.5], False),
+        (3, 3, True),
+        (3, 4, False),
+        ([1.0], None, False),
+        (1.0, [1.0], False),
+    ],
+)
+def test_agreement_is_within_noise(old, new, same):
+    assert verify.agrees("forward_ms", old, new) == same
+
+
+def test_what_is_no_time_must_be_the_same():
+    old = [{"dtype": "float32", "bytes": 8}]
+    assert verify.agrees("saved", old, [dict(old[0])]) and not verify.agrees(
+        "saved", old, [old[0] | {"bytes": 9}]
+    )
+    assert not verify.agrees("forward_fused", ["triton_a"], ["triton_b"])
+
+
+def test_reserved_memory_may_differ_by_a_tenth():
+    assert verify.agrees("peak_reserved_bytes", 1000, 1100) and verify.agrees(
+        "peak_reserved_bytes", 1000, 900
+    )
+    assert not verify.agrees("peak_reserved_bytes", 1000, 1101) and not verify.agrees(
+        "peak_allocated_bytes", 9, 10
+    )
+    assert not verify.agrees("peak_reserved_bytes", 1000, None)
+
+
+def test_verify_needs_a_record_with_rows(run, record_file):
+    assert run(verify=True).error.startswith(
+        f"{record_file} does not exist: there is nothing to verify"
+    )
+    run()
+    record = store.read(record_file)
+    for row in record.rows:
+        row.status, row.metrics, row.reason = "unsupported", {}, "no kernel"
+    store.write(record, record_file)
+    assert run(verify=True).error.startswith(
+        f"{record_file} has no row to measure again"
+    )
+
+
+def test_an_edited_record_is_never_verified(run, stale, record_file):
+    text = record_file.read_text()
+    record_file.write_text(text.replace("[6.0, 6.0", "[1.0, 6.0"))
+    assert (
+        run(verify=True).error == f"{record_file} was edited by hand: measure it again"
+    )
