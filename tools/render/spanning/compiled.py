@@ -21,7 +21,7 @@ from systems.records.record import Record
 from tools.render.markdown import Markup, captioned, inert, milliseconds, table, tabs
 from tools.render.rows import MISSING, Cell, known, say, span
 from tools.render.spanning.envelope import measured
-from tools.render.stems.flash_peers import SHAPE, long_cells, shape_text
+from tools.render.stems.flash_peers.rows import SHAPE, long_cells, shape_text
 
 COMPILED = ROOT / "docs" / "results" / "tables-compiled.json"
 # For whom times are predicted: the GPU in question, and the one where they were

@@ -1,0 +1,320 @@
+"""Tables, figures and facts of `flash_peers`: ours beside each library at each shape,
+ratios of rows that were measured in turns, what a fixed order costs, and what NVIDIA
+published.
+"""
+
+from systems.formulas.chips import chip_of
+from systems.formulas.costs import KERNELS, peak_of
+from systems.records.device import slug_of
+from systems.records.record import Record
+from tools.render.load import constant, primary_gpu
+from tools.render.markdown import columns, milliseconds, per_device, percent
+from tools.render.rows import (
+    MISSING,
+    NOT_MEASURED,
+    Cell,
+    axis,
+    cell,
+    cells,
+    counted,
+    measured,
+    most,
+    say,
+    span,
+)
+from tools.render.stems.flash_passes import PASSES, TFLOPS, flops
+from tools.render.stems.flash_peers import figures
+from tools.render.stems.flash_peers.rows import (
+    NAMES,
+    ORDERED,
+    RESULTS,
+    RIVAL,
+    SHAPE,
+    SHORT,
+    TEST,
+    beside,
+    call_ratio,
+    error,
+    error_ratios,
+    judged,
+    long_cells,
+    order_costs,
+    over_fastest,
+    rate,
+    ratio,
+    ratios,
+    repeats,
+    shape_text,
+    share,
+    short_cell,
+)
+
+# Of the shapes that predictions are for, and our kernel that computes a pass in one.
+WIDTHS, ONE = (64, 128), {"forward": "forward", "backward": "one_pass"}
+
+# Tables -------------------------------------------------------------------------------
+
+
+def fragments(records: list[Record]) -> dict[str, str]:
+    """What NVIDIA published, and everything that was measured."""
+    reported = [record for record in records if record.kind == "reported"]
+    records = measured(records)
+    return {
+        "turns.md": figures.turns(),
+        "fa4.md": per_device(records, fa4_table),
+        "order.md": per_device(records, figures.order_figure),
+        "repeats.md": per_device(records, repeats_table),
+        "published.md": per_device(
+            records, lambda record: published_table(record, reported)
+        ),
+        "reported.md": per_device(reported, reported_table),
+        "figure.md": per_device(records, figures.ratios_figure),
+        "ratios.md": per_device(records, ratios_table),
+        "bf16.md": per_device(records, lambda r: shapes_table(r, "bf16")),
+        "fp32.md": per_device(records, lambda r: shapes_table(r, "fp32")),
+        "calls.md": per_device(records, calls_table),
+    }
+
+
+def ratios_table(record: Record) -> str:
+    """Ours over cuDNN, and over the fastest of all others; the rate of ours."""
+    return columns(
+        long_cells(record, "bf16"),
+        (SHAPE, shape_text),
+        *((of, lambda c, of=of: ratio(record, c, of), "{:.2f}") for of in PASSES),
+        ("TFLOP/s", lambda c: rate(c, "both") / TFLOPS, "{:.0f}"),
+        ("share of peak", lambda c: share(record, c, "both"), percent),
+        ("over the fastest other", lambda c: over_fastest(record, c)),
+    )
+
+
+def shapes_table(record: Record, dtype: str) -> str:
+    """A line for each implementation of each shape: times, rate, ratio, errors."""
+    rival = NAMES[RIVAL[dtype]]
+    return columns(
+        cells(record, dtype=dtype),
+        (SHAPE, shape_text),
+        ("implementation", lambda c: NAMES[c.config["implementation"]]),
+        *((f"{of}, ms", lambda c, of=of: c.ms(of), milliseconds) for of in PASSES),
+        ("TFLOP/s", lambda c: rate(c, "both") / TFLOPS, "{:.0f}"),
+        ("share of peak", lambda c: share(record, c, "both"), percent),
+        (f"both / {rival}", lambda c: ratio(record, c, "both"), "{:.2f}"),
+        ("results repeat", repeats),
+        ("error of o", lambda c: error(c, "o"), "{:.1e}"),
+        ("of gradients", lambda c: error(c, *RESULTS[1:]), "{:.1e}"),
+        left=2,
+    )
+
+
+def fa4_table(record: Record) -> str:
+    """Ours over FlashAttention-4, as it comes and ordered, and what order costs."""
+    found = long_cells(record, "bf16")
+    if not any(beside(record, c, "fa4").row for c in found):
+        return ""
+    return columns(
+        found,
+        (SHAPE, shape_text),
+        *(
+            (head, lambda c, of=of, over=over: ratio(record, c, of, over), "{:.2f}")
+            for head, of, over in (
+                *((of, of, "fa4") for of in PASSES),
+                ("both, over it ordered", "both", "fa4_ordered"),
+                ("both, over FlashAttention-2 ordered", "both", "sdpa_flash_ordered"),
+            )
+        ),
+    )
+
+
+def repeats_table(record: Record) -> str:
+    """For each implementation, at how many shapes results repeat, and which do not."""
+
+    def varies(found: list[Cell]) -> str:
+        those = {of for c in found for of in c["varies"].split(", ")}
+        return ", ".join(of for of in RESULTS if of in those)
+
+    return columns(
+        [(name, found) for name in NAMES if (found := judged(record, name))],
+        ("implementation", lambda each: NAMES[each[0]]),
+        (
+            "results repeat, of shapes",
+            lambda each: counted(c["repeats"] for c in each[1]),
+        ),
+        ("what varies", lambda each: varies(each[1])),
+    )
+
+
+def published_table(record: Record, reported: list[Record]) -> str:
+    """Rates at the shape that NVIDIA publishes: by events, by the kernels' own time,
+    and NVIDIA's.
+    """
+    found = cells(record, layout="bnhd")
+
+    def theirs(c: Cell, of: str) -> float:
+        wanted = {key: c.config[key] for key in ("implementation", "n", "causal")}
+        rows = (cell(one, **wanted) for one in reported)
+        return next((row.get(f"{of}_tflops") for row in rows if row), MISSING)
+
+    def by_kernels(c: Cell, of: str) -> float:
+        if f"{of}_kernels_ms" not in c.metrics:
+            return c.missing
+        return flops(c, of) / (c.ms(f"{of}_kernels") / 1e3) / TFLOPS
+
+    return columns(
+        found,
+        ("implementation", lambda c: NAMES[c.config["implementation"]]),
+        *(
+            column
+            for of in ("forward", "backward")
+            for column in (
+                (
+                    f"{of} by events, TFLOP/s",
+                    lambda c, of=of: rate(c, of) / TFLOPS,
+                    "{:.0f}",
+                ),
+                ("by its kernels", lambda c, of=of: by_kernels(c, of), "{:.0f}"),
+                ("NVIDIA's", lambda c, of=of: theirs(c, of), "{:.0f}"),
+            )
+        ),
+        ("share of peak, both", lambda c: share(record, c, "both"), percent),
+    )
+
+
+def reported_table(record: Record) -> str:
+    """TFLOP/s by mask and length, as published, and their share of the data sheet's."""
+    peak = peak_of(slug_of(record.device.name))
+
+    def shown(rate: float) -> str:
+        of_peak = f" ({percent(rate * TFLOPS / peak.bf16)})" if peak else ""
+        return f"{rate:.0f}{of_peak}"
+
+    kinds = [
+        (mask, name, of)
+        for mask in (True, False)
+        for name, of in (
+            ("fa4", "forward"),
+            ("fa4", "backward"),
+            ("fa4_ordered", "backward"),
+            ("sdpa_cudnn", "forward"),
+            ("sdpa_cudnn", "backward"),
+        )
+    ]
+    return columns(
+        kinds,
+        ("mask", lambda kind: "causal" if kind[0] else "full"),
+        ("implementation", lambda kind: NAMES[kind[1]]),
+        ("pass", lambda kind: kind[2]),
+        *(
+            (
+                f"{n // 1024}k",
+                lambda kind, n=n: cell(
+                    record, causal=kind[0], implementation=kind[1], n=n
+                ).get(f"{kind[2]}_tflops"),
+                shown,
+            )
+            for n in axis(record, "n")
+        ),
+        left=3,
+    )
+
+
+def calls_table(record: Record) -> str:
+    """Wall time of a forward call whose work is too short to hide it."""
+    return columns(
+        [c for c in cells(record, n=SHORT, dtype="bf16") if c.get("call_ms")],
+        ("implementation", lambda c: NAMES[c.config["implementation"]]),
+        ("wall time of a call, µs", lambda c: 1e3 * c.ms("call"), "{:.1f}"),
+        ("over FlashAttention-2", lambda c: call_ratio(record, c), "{:.2f}"),
+    )
+
+
+# Facts --------------------------------------------------------------------------------
+
+
+def facts(record: Record | None) -> dict[str, str]:
+    """Our time over each rival's, how often ours loses, rates, errors, and the host's
+    ratio; and what was predicted.
+
+    Where the host decides, times of both passes together say nothing of the kernels:
+    they are left out.
+    """
+    found = {}
+    ours = {dtype: long_cells(record, dtype) for dtype in RIVAL}
+    for dtype, of in [*(("bf16", of) for of in PASSES), ("fp32", "both")]:
+        over = ratios(record, ours[dtype], of)
+        found[f"{dtype}_{of}"] = span(over)
+        found[f"{dtype}_{of}_lost"] = say(counted(r > 1 for r in over))
+    high = long_cells(record, "fp32", "ours_high")
+    for d in WIDTHS:
+        triton = long_cells(record, "bf16", "ours_triton", d=d)
+        found[f"triton_{d}"] = span(ratios(record, triton, "both"))
+    short = {name: short_cell(record, name) for name in ("ours", "ours_triton")}
+    for name, c in short.items():
+        of = name.replace("ours", "call")
+        found[of] = say(1e3 * c.ms("call"), "{:.0f} µs")
+        found[f"{of}_over_sdpa"] = say(call_ratio(record, c), "{:.2f}")
+    test = cell(record, implementation="ours", **TEST)
+    errors = most(error_ratios(record, ours["bf16"]))
+    return found | {
+        "shapes": say(len(ours["bf16"]) or MISSING),
+        "over_flash": span(ratios(record, ours["bf16"], "both", "sdpa_flash")),
+        "over_flex": span(ratios(record, ours["bf16"], "both", "flex")),
+        "high": span(ratios(record, high, "both")),
+        "high_error_most": say(most(error_ratios(record, high)), "{:.0f}"),
+        "error_over_rival_most": say(errors, "{:.2f}"),
+        "test_over_cudnn": say(ratio(record, test, "both"), "{:.2f}"),
+        "short_over_cudnn": say(ratio(record, short["ours"], "both"), "{:.2f}"),
+        "calls_compared": str(constant("flash_peers", "CALLS_COMPARED") + 1),
+        **of_order(record, ours["bf16"]),
+        **predictions(record),
+    }
+
+
+def of_order(record: Record | None, ours: list[Cell]) -> dict[str, str]:
+    """Ours over FlashAttention-4, what a fixed order costs, and whose results repeat at
+    every shape.
+    """
+    found = {}
+    for fact, of, over in (
+        ("fa4_forward", "forward", "fa4"),
+        ("fa4_both", "both", "fa4"),
+        ("ordered_both", "both", "fa4_ordered"),
+        ("flash_ordered_both", "both", "sdpa_flash_ordered"),
+    ):
+        values = ratios(record, ours, of, over)
+        found[fact] = span(values)
+        if fact in ("fa4_both", "ordered_both"):
+            found[f"{fact}_lost"] = say(counted(value > 1 for value in values))
+    for name in ORDERED:
+        costs = [order_costs(record, c, name) for c in ours]
+        found[f"order_costs_{ORDERED[name]}"] = span(costs)
+    looked = {
+        NAMES[name]: {bool(c["repeats"]) for c in judged(record, name, dtype="bf16")}
+        for name in NAMES
+    }
+    for fact, wanted in (("repeating", True), ("varying", False)):
+        kept = [name for name, seen in looked.items() if seen == {wanted}]
+        some = any(looked.values())
+        found[fact] = ("; ".join(kept) or "none") if some else NOT_MEASURED
+    return found
+
+
+def predictions(record: Record | None) -> dict[str, str]:
+    """Shares of the peak that a kernel would reach if nothing of it overlapped: its
+    products and its exponentials, one after the other; and what was reached at the
+    leaderboard's length.
+    """
+    chip, found = chip_of(primary_gpu()), {}
+    for of, kernel in ONE.items():
+        work = KERNELS[kernel]
+        for d in WIDTHS:
+            products = exponentials = MISSING
+            if chip:
+                products = work.products * 2 * d / chip.bf16_flops_per_clock
+                exponentials = work.exponentials / chip.exponentials_per_clock
+            c = cell(record, implementation="ours", **TEST | {"d": d})
+            alone = products / (products + exponentials)
+            found[f"alone_{of}_{d}"] = say(alone, percent)
+            found[f"reached_{of}_{d}"] = say(
+                share(record, c, of) if c else c.missing, percent
+            )
+    return found

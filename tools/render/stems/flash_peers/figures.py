@@ -1,0 +1,127 @@
+"""Figures of `flash_peers`: measuring in turns, ours over cuDNN by shape, and what a
+fixed order costs.
+"""
+
+from matplotlib.figure import Figure
+
+from systems.records.record import Record
+from tools.render.drawing import NARROW, SMALL, Drawing, drawn
+from tools.render.plots import ACCENT, GREY, INK, bars, is_narrow, line, plot
+from tools.render.rows import cells, known, say, span
+from tools.render.stems.flash_peers.rows import (
+    ORDERED,
+    SHAPE,
+    SHORT,
+    long_cells,
+    order_costs,
+    ratio,
+    ratios,
+    shape_text,
+    short_cell,
+)
+
+
+def turns() -> str:
+    """Two orders of the same calls, under a clock that falls."""
+    orders = {"one after the other": "AAAAAABBBBBB", "in turns": "ABABABABABAB"}
+
+    def draw(d: Drawing) -> None:
+        left, gap = 0.0, 26 if d.width > NARROW else 12
+        each = (d.width - gap) / 2 / 12
+        for order, names in orders.items():
+            d.text(left, 12, order, SMALL, bold=True)
+            for i, name in enumerate(names):
+                # The clock falls while the chip warms up.
+                high = 62 - 34 * min(i, 8) / 8
+                x = left + i * each
+                style = "fill-blue" if name == "A" else "fill-orange"
+                d.box(x, 90 - high, each - 3, high, style)
+                d.text(x + each / 2 - 1.5, 104, name, SMALL, "middle")
+            left += 12 * each + gap
+
+    return drawn(
+        draw,
+        "One after the other, A meets the fast clock and B the slow one; in turns both "
+        "meet both.",
+        "<strong>Whoever is measured second runs on a slower chip.</strong> Height: "
+        "the clock, which falls as the chip warms up. In turns, A and B meet the same "
+        "clocks.",
+    )
+
+
+def ratios_figure(record: Record) -> str:
+    """Forward and backward of each shape, the short one last."""
+    shown = [
+        *long_cells(record, "bf16"),
+        *cells(record, n=SHORT, implementation="ours"),
+    ]
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        looks = {"forward": ("o", GREY, -0.14), "backward": ("s", ACCENT, 0.14)}
+        for of, (marker, color, shift) in looks.items():
+            values = [ratio(record, c, of) for c in shown]
+            places = [i + shift for i in range(len(shown))]
+            for value, y in zip(values, places, strict=True):
+                if known([value]):
+                    axes.plot([1, value], [y, y], color=color, lw=1.5)
+            line(axes, values, places, marker=marker, color=color, ms=7, ls="none")
+        axes.axvline(1, color=INK, lw=1)
+        bars(axes, [shape_text(c) for c in shown])
+        axes.set_title("our time over cuDNN's; left of the line ours is faster")
+        axes.set_xlabel("● forward   ■ backward")
+        if is_narrow(figure):
+            axes.set_title("our time over cuDNN's")
+
+    both = ratios(record, long_cells(record, "bf16"), "both")
+    short = ratio(record, short_cell(record), "both")
+    return plot(
+        record,
+        "ratios",
+        draw,
+        f"Forward and backward take ours {span(both)} of cuDNN's time, and "
+        f"{say(short, '{:.2f}')} at 128 tokens.",
+        f"bf16; shapes are {SHAPE}. At 128 tokens the CPU decides, which issues a call "
+        "of ours from Python.",
+        height=90 + 30 * len(shown),
+    )
+
+
+def order_figure(record: Record) -> str:
+    """What each library's fixed order costs, and ours, whose order is always fixed,
+    beside the fastest without one.
+    """
+    found = long_cells(record, "bf16")
+    series = {name: [order_costs(record, c, name) for c in found] for name in ORDERED}
+    series["ours"] = [ratio(record, c, "both", "fa4") for c in found]
+    if not any(map(known, series.values())):
+        return ""
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        looks = {
+            "fa4_ordered": ("o", INK),
+            "sdpa_flash_ordered": ("^", GREY),
+            "ours": ("s", ACCENT),
+        }
+        for name, (marker, color) in looks.items():
+            look = {"marker": marker, "color": color, "ms": 7, "ls": "none"}
+            line(axes, series[name], range(len(found)), **look)
+        axes.axvline(1, color=INK, lw=1)
+        bars(axes, [shape_text(c) for c in found])
+        axes.set_title("forward and backward, over the same without a fixed order")
+        axes.set_xlabel("● FlashAttention-4   ▲ FlashAttention-2   ■ ours over FA4")
+        if is_narrow(figure):
+            axes.set_title("time over that without a fixed order")
+            axes.set_xlabel("● FA4   ▲ FA2   ■ ours over FA4")
+
+    costs = span(series["fa4_ordered"])
+    return plot(
+        record,
+        "order",
+        draw,
+        f"With a fixed order FlashAttention-4 takes {costs} times as long.",
+        f"bf16; shapes are {SHAPE}. Ours has a fixed order throughout, so its squares "
+        "stand over FlashAttention-4 without one.",
+        height=90 + 30 * len(found),
+    )
