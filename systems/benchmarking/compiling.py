@@ -6,13 +6,16 @@ their own: what they take beyond as many settled steps is the price of compiling
 timed steps then run where a recompile is an error.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch._dynamo.utils import counters
+from torch._inductor import config as inductor
 from torch._inductor.utils import fresh_inductor_cache
 
 from systems.benchmarking import timing
@@ -34,14 +37,14 @@ def compiled(work: Any, dynamic: bool | None = False) -> Any:
 
 # --8<-- [start:clock]
 @contextmanager
-def fresh(device: str) -> Iterator[None]:
+def fresh(device: str, folder: Path | None = None) -> Iterator[None]:
     """The compiler as a new process has it: nothing compiled, no cache on disk; its own
-    loading is done before.
+    loading is done before. With a `folder`, its cache is there, and stays.
     """
     load(device)
     torch.compiler.reset()
     try:
-        with fresh_inductor_cache():
+        with fresh_inductor_cache(), kept_in(folder):
             yield
     finally:
         # What was compiled may hold on to tensors, which the next configuration would
@@ -94,3 +97,27 @@ def measure(
 
 
 # --8<-- [end:clock]
+
+
+@contextmanager
+def kept_in(folder: Path | None) -> Iterator[None]:
+    """Inductor's cache and Triton's in this folder. Which of a kernel's configurations
+    is fastest is not kept: beside other processes none can tell.
+    """
+    if folder is None:
+        yield
+        return
+    places = {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+    }
+    before = {name: os.environ.get(name) for name in places}
+    os.environ |= places
+    try:
+        with inductor.patch(autotune_local_cache=False):
+            yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value

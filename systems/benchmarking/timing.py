@@ -5,6 +5,7 @@ before it starts and before it stops. The time of a phase is wall time between t
 waits: what a user waits for, launches included.
 """
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -104,3 +105,10 @@ def peak_memory(device: str) -> dict[str, int]:
 
 
 # --8<-- [end:peak]
+
+
+def give_back(device: str) -> None:
+    """To the driver, what the last work left: a turn that follows is another's."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()

@@ -17,14 +17,15 @@ class Stem:
     """Where an experiment is defined and what its grids run on: "cuda", "cpu", or
     "meta" (no hardware at all).
 
-    On a GPU rows of the implementations in `rehearsed` are compiled ahead, many at
-    once.
+    On a GPU rows of the implementations or executions in `rehearsed` are compiled
+    ahead, many at once, by processes of so many cores each.
     """
 
     module: str
     full: tuple[str, ...]
     quick: tuple[str, ...]
     rehearsed: tuple[str, ...] = ()
+    cores_of_each: int = 1
 
 
 STEMS = {
@@ -61,7 +62,14 @@ STEMS = {
     "attention": Stem(
         "systems.experiments.attention", full=("cuda",), quick=("cuda", "cpu")
     ),
-    "compile": Stem("systems.experiments.compile", full=("cuda",), quick=("cuda",)),
+    "compile": Stem(
+        "systems.experiments.compile",
+        full=("cuda",),
+        quick=("cuda",),
+        rehearsed=("compiled",),
+        # Each holds a model and its activations too: not more of them than fit.
+        cores_of_each=3,
+    ),
     "kernel_profile": Stem(
         "systems.experiments.kernel_profile", full=("cuda",), quick=("cuda",)
     ),

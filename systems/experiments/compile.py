@@ -1,34 +1,54 @@
 """The whole model through `torch.compile`: each phase of a training step, eager and
-compiled, and what compiling costs.
+compiled, and what compiling costs; and the eager step as CUDA graphs, which is what the
+GPU needs for it where no host launches its kernels one by one.
 
-`compiled` compiles the model; the loss and AdamW stay as they are. `compiled_optimizer`
-compiles AdamW's step as well.
+The executions of a cell share one model and take turns, so that all meet the same host:
+one that is slow for seconds slows all of them. `compiled` compiles the model; the loss
+and AdamW stay as they are, unless `--optimizer` compiles AdamW's step as well.
 
     python -m systems.experiments.compile --precision bf16 --execution compiled
 """
 
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any
+from weakref import WeakValueDictionary
 
 from torch._dynamo.exc import TorchDynamoException
 
-from systems.benchmarking import compiling, timing
+from systems.benchmarking import compiling, graphs, timing
 from systems.benchmarking.workload import Workload
 from systems.model.sizes import SIZES, TABLE_1, VOCAB_SIZE
 from systems.profiling import probes
-from systems.records.outcome import Unsupported, out_of_memory_reason
+from systems.records.outcome import Turns, Unsupported, out_of_memory_reason
+from systems.running import precompile as precompiled
 from systems.running.command import main, option
 
+# The rows that differ in this field alone are measured in turns.
+IN_TURNS = "execution"
 PROTOCOL = {
     "clock": "wall time between two synchronisations, one pair around each phase",
     "data": "random tokens and targets, seed 0",
     "tf32": "off",
-    "compiler": "torch.compile, one graph, static shapes, caches empty before each row",
+    "order": "the executions of a cell in turn, one model for all; the first step of a "
+    "later turn is not counted",
+    "compiler": "torch.compile, one graph, static shapes, caches empty before each "
+    "cell; several cells are compiled at once, before any is measured",
+    "graph": "a CUDA graph of each phase of the eager step, captured in each turn",
 }
-# The steps in which each of them compiles. AdamW's first step creates its state, its
-# second finds t a constant, its third finds that t changes and compiles for any t.
-EXECUTIONS = {"eager": 0, "compiled": 1, "compiled_optimizer": 3}
+EXECUTIONS = {
+    "eager": "as written, kernel by kernel",
+    "graph": "as written, each phase launched in one call, as a CUDA graph",
+    "compiled": "through torch.compile",
+}
+# The steps in which the model compiles, and AdamW. AdamW's first step creates its
+# state, its second finds t a constant, its third finds that t changes and compiles for
+# any t.
+MODEL_COMPILES, OPTIMIZER_COMPILES = 1, 3
+# Where the host may decide: elsewhere the GPU is busy, and a graph takes as long.
+GRAPHS = {"fp32": ("small", "medium"), "bf16": tuple(TABLE_1)}
 
 
 @dataclass(frozen=True)
@@ -37,80 +57,206 @@ class Config:
     precision: str = option(
         "fp32", "precision: fp32 (TF32 off) or bf16 autocast", choices=("fp32", "bf16")
     )
-    execution: str = option(
-        "eager", "what goes through torch.compile", choices=EXECUTIONS
-    )
+    execution: str = option("eager", "how the model runs", choices=EXECUTIONS)
+    optimizer: bool = option(False, "compile AdamW's step too, where the model is")
     context: int = option(512, "sequence length in tokens")
     batch: int = option(4, "sequences in a batch")
     vocab: int = option(VOCAB_SIZE, "vocabulary size")
     warmup: int = option(5, "steps before the clock counts, timed apart")
     steps: int = option(10, "steps that are measured")
+    rounds: int = option(5, "turns that these steps are shared out among")
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """All of Table 1 in fp32 and bf16, eager and compiled; AdamW too for the smallest,
-    where it takes a minute, not ten.
+    """All of Table 1 in fp32 and bf16, eager and compiled, as a graph where the host
+    may decide; AdamW too for the smallest, where it takes a minute, not ten.
     """
-    sizes = ("small",) if quick else tuple(TABLE_1)
+    if quick:
+        rows = [(p, execution) for p in GRAPHS for execution in ("eager", "compiled")]
+        return [Config("small", *row, steps=2, rounds=2) for row in rows]
     rows = [
-        Config(s, p, execution)
-        for s in sizes
-        for p in ("fp32", "bf16")
-        for execution in ("eager", "compiled")
+        Config(size, precision, execution)
+        for size in TABLE_1
+        for precision in GRAPHS
+        for execution in EXECUTIONS
+        if execution != "graph" or size in GRAPHS[precision]
     ]
-    return rows if quick else [*rows, Config("small", "fp32", "compiled_optimizer")]
+    # Compiled first: its first step creates the state, as in a training that begins.
+    adamw = [
+        Config("small", "fp32", execution, optimizer=True)
+        for execution in ("compiled", "eager")
+    ]
+    return rows + adamw
 
 
 # --8<-- [start:run]
-def run(config: Config) -> dict[str, Any]:
+def run(config: Config) -> Turns:
     """Samples in ms for each phase, of the warm-up steps too; peak memory in bytes;
-    graphs, recompiles and kernels.
+    graphs, recompiles and kernels. A turn has its share of the steps.
     """
-    if config.warmup < EXECUTIONS[config.execution]:
+    c, device, metrics = config, timing.default_device(), {}
+    if c.execution == "compiled" and c.warmup < compiling_steps(c):
         raise ValueError(
-            f"--warmup must be {EXECUTIONS[config.execution]} or more, the steps that "
-            "compile"
+            f"--warmup must be {compiling_steps(c)} or more, the steps that compile"
         )
-    device = timing.default_device()
-    c = config
-    work = Workload(device, c.size, c.context, "step", c.precision, c.batch, c.vocab)
-    with nullcontext() if c.execution == "eager" else compiling.fresh(device):
-        if c.execution != "eager":
-            work.forward = compiling.compiled(work.model)
-        if config.execution == "compiled_optimizer":
+    work, compiles = shared(c, device), c.execution == "compiled"
+    folder = precompiled.ahead(name_of(c)) if compiles else None
+    cold = precompiled.cold_samples(folder)
+    kept = folder if cold else None
+    with compiling.fresh(device, kept) if compiles else nullcontext():
+        execution = Execution(work, compiles, compiles and c.optimizer)
+        ends = [c.steps * i // c.rounds for i in range(c.rounds + 1)]
+        for steps in (end - start for start, end in pairwise(ends) if end > start):
+            warmup = 1 if metrics else c.warmup
+            with execution.running():
+                found = measure(work, c.execution, warmup, steps, device)
+            metrics = merged(metrics, found)
+            timing.give_back(device)
+            yield
+        if cold:
+            # With the cache at hand warming up was that of a second start.
+            found = {n.replace(WARMUP, "again_"): metrics[n] for n in metrics}
+            metrics = found | cold
+        if c.execution != "graph":
+            work.model.zero_grad()
+            with execution.running():
+                counted = probes.kernel_counts(work.step, device)
+            metrics |= {n: count for n, count in counted.items() if n in KERNELS}
+    return metrics
+
+
+def measure(
+    work: Workload, execution: str, warmup: int, steps: int, device: str
+) -> dict[str, Any]:
+    """The samples of one turn, those of its warm-up steps apart."""
+    if execution == "graph":
+        captured = graphs.captured(work.step, work.model.zero_grad, device)
+        with captured as replay:
+            found = timing.measure(replay, warmup=1, repeats=steps, device=device)
+        # The allocator does not see what replays use.
+        return {n: samples for n, samples in found.items() if n.endswith("_ms")}
+    clear = work.model.zero_grad
+    return compiling.measure(
+        work.step, warmup=warmup, repeats=steps, device=device, between=clear
+    )
+
+
+# --8<-- [end:run]
+
+
+WARMUP = "warmup_"
+KERNELS = tuple(f"{p}_kernels" for p in ("forward", "loss", "backward", "optimizer"))
+
+
+def compiling_steps(config: Config) -> int:
+    return OPTIMIZER_COMPILES if config.optimizer else MODEL_COMPILES
+
+
+def merged(metrics: dict[str, Any], turn: dict[str, Any]) -> dict[str, Any]:
+    """With another turn's: its samples behind the others, its peaks where they are
+    higher. What it compiled, warming up or not, was compiled again.
+    """
+    if not metrics:
+        return turn
+    both = dict(metrics)
+    for name, value in turn.items():
+        if isinstance(value, list):
+            both[name] = metrics[name] + ([] if name.startswith(WARMUP) else value)
+        elif name in ("graphs", "recompiles"):
+            both["recompiles"] += value
+        else:
+            both[name] = max(metrics[name], value)
+    return both
+
+
+# One model for all executions of a cell --------------------------------------------
+
+CELLS: WeakValueDictionary[Config, Workload] = WeakValueDictionary()
+
+
+def shared(config: Config, device: str) -> Workload:
+    """The workload of this cell: that of its other executions, while one of them goes
+    on. What differs between them is not what is computed, but how.
+    """
+    cell = replace(config, execution="eager")
+    work = CELLS.get(cell)
+    if work is None:
+        c = config
+        given = c.size, c.context, "step", c.precision, c.batch, c.vocab
+        work = CELLS[cell] = Workload(device, *given)
+    return work
+
+
+class Execution:
+    """How a workload shared with others runs while it is `running`: its model compiled
+    or not, its optimizer's step compiled or not.
+    """
+
+    def __init__(self, work: Workload, model: bool, optimizer: bool):
+        self.work = work
+        self.forward = compiling.compiled(work.model) if model else work.model
+        self.update = None
+        if optimizer:
             assert work.optimizer is not None
             # Not for one value of t: it would be compiled anew at each step.
-            work.optimizer.step = compiling.compiled(work.optimizer.step, dynamic=None)
+            self.update = compiling.compiled(work.optimizer.step, dynamic=None)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """`Unsupported` where AdamW's step does not compile."""
+        work = self.work
+        work.forward = self.forward
+        if self.update:
+            vars(work.optimizer)["step"] = self.update
         try:
-            metrics: dict[str, Any] = compiling.measure(
-                work.step,
-                warmup=config.warmup,
-                repeats=config.steps,
-                device=device,
-                between=work.model.zero_grad,
-            )
+            yield
         except TorchDynamoException as error:
-            if (
-                config.execution != "compiled_optimizer"
-                or out_of_memory_reason(error) is not None
-            ):
+            if not self.update or out_of_memory_reason(error) is not None:
                 raise
             # A step over Python numbers is not what compilers are made for.
             said = " ".join(str(error).splitlines()[:2])
             raise Unsupported(f"AdamW's step does not compile: {said}") from error
-        work.model.zero_grad()
-        counted = probes.kernel_counts(work.step, device)
-        return {
-            **metrics,
-            **{
-                name: count
-                for name, count in counted.items()
-                if name.endswith("_kernels")
-            },
-        }
+        finally:
+            work.forward = work.model
+            if self.update:
+                del vars(work.optimizer)["step"]
 
 
-# --8<-- [end:run]
+# Compiled ahead -----------------------------------------------------------------------
+
+
+def name_of(config: Config) -> str:
+    """Of the folder of what a cell compiles."""
+    return "-".join(map(str, asdict(config).values())).replace(".", "_")
+
+
+# --8<-- [start:ahead]
+def precompile(config: Config) -> None:
+    """Compile this cell in a process of its own, from empty caches, and keep what was
+    compiled and what its steps took: `run` finds both. Without AdamW's state, which
+    compiling the model does not need: others compile beside it, on the same GPU.
+    """
+    c, device = config, timing.default_device()
+    folder = precompiled.ahead(name_of(c))
+    if folder is None:
+        return
+    # Where one was compiled before.
+    timing.give_back(device)
+    mode = "step" if c.optimizer else "forward_backward"
+    work = Workload(device, c.size, c.context, mode, c.precision, c.batch, c.vocab)
+    with compiling.fresh(device, folder):
+        with Execution(work, True, c.optimizer).running():
+            samples = timing.measure(
+                work.step,
+                warmup=0,
+                repeats=compiling_steps(c),
+                device=device,
+                between=work.model.zero_grad,
+            )
+        precompiled.keep_samples(folder, samples)
+
+
+# --8<-- [end:ahead]
 
 if __name__ == "__main__":
     main(Config, run)

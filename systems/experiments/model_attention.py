@@ -8,7 +8,6 @@ all meet the same host; only one model is in memory at a time.
     python -m systems.experiments.model_attention --context 4096 --attention flash
 """
 
-import gc
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -61,7 +60,7 @@ def run(config: Config) -> Turns:
     """Samples in ms for each phase of a training step, peak memory in bytes, and what
     attention ran. A turn has its share of the steps, after the warm-up steps.
     """
-    c, shape = config, SIZES[config.size]
+    c, shape, device = config, SIZES[config.size], timing.default_device()
     metrics: dict[str, Any] = {}
     ends = [c.steps * i // ROUNDS for i in range(ROUNDS + 1)]
     for steps in (end - start for start, end in pairwise(ends) if end > start):
@@ -79,24 +78,15 @@ def run(config: Config) -> Turns:
                 metrics.setdefault(name, []).extend(value)
             else:
                 metrics[name] = max(value, metrics.get(name, 0))
-        give_back()
+        timing.give_back(device)
         yield
     heads = (c.batch, shape.num_heads, c.context, shape.d_model // shape.num_heads)
     # What attention gets under autocast.
-    q = torch.empty(
-        heads, dtype=torch.bfloat16, device=timing.default_device(), requires_grad=True
-    )
+    q = torch.empty(heads, dtype=torch.bfloat16, device=device, requires_grad=True)
     return {**metrics, "ran": what_ran(ATTENTIONS[c.attention], q, q, q, causal=True)}
 
 
 # --8<-- [end:run]
-
-
-def give_back() -> None:
-    """What the turn's model held: the next turn is another's."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from systems.running.groups import (
     slow_groups,
 )
 from systems.running.limited import limit_memory, would_publish
-from systems.running.precompile import rehearse
+from systems.running.precompile import folder_for_compiled, rehearse
 from systems.running.reports import CannotStart, report
 from systems.running.resuming import (
     exclusive,
@@ -61,7 +61,7 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
             f"a record of a simulated GPU ({device.name}) is never published: give "
             "another --results"
         )
-    with exclusive(path), measuring() as others_measure:
+    with exclusive(path), measuring() as others_measure, folder_for_compiled():
         module = import_module(stem.module)
         machine.check_torch(device)
         if device.is_gpu:

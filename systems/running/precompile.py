@@ -1,5 +1,5 @@
 """Run some rows of a stem once and throw their results away, so that what they compile
-is found when they are measured.
+is found when they are measured. An experiment that has a `precompile` compiles by it.
 
 `measure` starts several of these at once: compilers use one core each, and a row's
 kernels are compiled one after the other. Each is told which rows are its own, and ends
@@ -9,11 +9,15 @@ by itself if its parent was killed.
 """
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import typer
@@ -24,6 +28,11 @@ from systems.records.outcome import turns_of
 
 # Each holds a context and a row's tensors on the GPU.
 MOST_PROCESSES = 16
+# In the environment: the folder for what is compiled ahead of this run, and how many
+# processes do so at once.
+AHEAD, AT_ONCE = "SYSTEMS_COMPILED_AHEAD", "SYSTEMS_COMPILED_AT_ONCE"
+# Beside what was compiled: what the steps took that compiled it.
+COLD = "cold.json"
 # Fewer rows are compiled sooner than the processes have started.
 LEAST_ROWS = 8
 
@@ -42,32 +51,78 @@ def configs_of(stem: str, grid: str) -> list[Any]:
     return import_module(STEMS[stem].module).configs(quick=grid == "quick")
 
 
+@contextlib.contextmanager
+def folder_for_compiled() -> Iterator[None]:
+    """A folder that lives as long as rows are measured, named where both the processes
+    that compile and the rows look for it.
+    """
+    with TemporaryDirectory(prefix="compiled-", ignore_cleanup_errors=True) as folder:
+        os.environ[AHEAD] = folder
+        try:
+            yield
+        finally:
+            del os.environ[AHEAD]
+
+
 def rehearse(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
     """Compile in parallel what pending rows of a stem will run, until `deadline`."""
-    count = min(MOST_PROCESSES, cores())
-    names = STEMS[stem].rehearsed
-    wanted = [c for c in pending if getattr(c, "implementation", None) in names]
+    cores_of_each = STEMS[stem].cores_of_each
+    count = min(MOST_PROCESSES, cores() // cores_of_each)
+    wanted = [c for c in pending if kind_of(c) in STEMS[stem].rehearsed]
     if len(wanted) < LEAST_ROWS or count < 2:
         return
     rows = [i for i, config in enumerate(configs_of(stem, grid)) if config in wanted]
     command = [sys.executable, "-m", "systems.running.precompile", stem, grid]
-    # There are processes enough without those of PyTorch's compiler.
-    environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    shares = [
+        [str(row) for row in rows[i::count]] for i in range(min(count, len(rows)))
+    ]
+    environment = os.environ | {
+        # There are processes enough without more of PyTorch's compiler.
+        "TORCHINDUCTOR_COMPILE_THREADS": str(cores_of_each),
+        AT_ONCE: str(len(shares)),
+    }
     options: Any = {
         "cwd": ROOT,
         "env": environment,
         "stdout": subprocess.DEVNULL,
         "stderr": subprocess.DEVNULL,
     }
-    shares = [
-        [str(row) for row in rows[i::count]] for i in range(min(count, len(rows)))
-    ]
     children = [subprocess.Popen([*command, *share], **options) for share in shares]
     for child in children:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(timeout=max(0.0, deadline - time.time()))
         child.kill()
         child.wait()
+
+
+def kind_of(config: Any) -> str | None:
+    """What a stem names in `rehearsed`."""
+    return getattr(config, "implementation", getattr(config, "execution", None))
+
+
+# What an experiment's `precompile` keeps ----------------------------------------------
+
+
+def ahead(name: str) -> Path | None:
+    """The folder for what this cell compiles; None where nothing compiles ahead."""
+    folder = os.environ.get(AHEAD)
+    return Path(folder) / name if folder else None
+
+
+def keep_samples(folder: Path, samples: dict[str, Any]) -> None:
+    """What compiling steps took, by phase, and how many processes compiled at once."""
+    times = {f"warmup_{n}": ms for n, ms in samples.items() if n.endswith("_ms")}
+    kept = times | {"compiled_at_once": int(os.environ.get(AT_ONCE, "1"))}
+    (folder / COLD).write_text(json.dumps(kept))
+
+
+def cold_samples(folder: Path | None) -> dict[str, Any]:
+    """What `keep_samples` kept; nothing where this cell was not compiled ahead, or not
+    to the end.
+    """
+    if folder is None or not (folder / COLD).is_file():
+        return {}
+    return json.loads((folder / COLD).read_text())
 
 
 def main(stem: str, grid: str, rows: list[int]) -> None:
@@ -81,8 +136,11 @@ def main(stem: str, grid: str, rows: list[int]) -> None:
             break
         # Whatever goes wrong goes wrong again where it is reported.
         with contextlib.suppress(Exception):
-            # Where rows are measured in turns, all that is compiled is in the first.
-            next(turns_of(configs[row], module.run))
+            if hasattr(module, "precompile"):
+                module.precompile(configs[row])
+            else:
+                # Of rows measured in turns, all that is compiled is in the first.
+                next(turns_of(configs[row], module.run))
 
 
 if __name__ == "__main__":

@@ -12,9 +12,11 @@ from dataclasses import asdict, is_dataclass, replace
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from systems import ROOT
 from systems.attention.reference import attention_reference
@@ -40,7 +42,7 @@ from systems.profiling import probes
 from systems.records import store
 from systems.records.outcome import Unsupported, measure_row, out_of_memory_reason
 from systems.records.record import Row
-from systems.running import command, groups
+from systems.running import command, groups, precompile
 from systems.running.command import options_of
 from tests.factories import RESULTS, make_record
 from tools.render.load import is_fresh, primary_gpu
@@ -84,7 +86,7 @@ def test_a_stem_has_what_the_tools_ask_of_it(stem):
     for name in STEMS[stem].full + STEMS[stem].quick:
         assert name in ("cuda", "cpu", "meta")
     for name in STEMS[stem].rehearsed:
-        assert any(config.implementation == name for config in module.configs())
+        assert any(precompile.kind_of(c) == name for c in module.configs())
 
 
 @pytest.mark.parametrize("stem", STEMS)
@@ -501,11 +503,15 @@ def test_attention_masks_where_it_says_so():
     )
 
 
+SHORT: dict[str, Any] = {"context": 6, "batch": 2, "vocab": 50}
+
+
 @pytest.mark.parametrize(
-    "execution, graphs", [("eager", 0), ("compiled", 1), ("compiled_optimizer", 4)]
+    "execution, optimizer, graphs",
+    [("eager", False, 0), ("compiled", False, 1), ("compiled", True, 4)],
 )
 def test_compile_times_every_phase_and_counts_graphs(
-    quick_compiler, monkeypatch, execution, graphs
+    quick_compiler, monkeypatch, execution, optimizer, graphs
 ):
     """AdamW compiles three times: with no state, for the t that it finds, and for any
     t.
@@ -516,18 +522,131 @@ def test_compile_times_every_phase_and_counts_graphs(
         lambda step, device: {"forward_kernels": 7, "forward_fused": []},
     )
     config = compile_experiment.Config(
-        "small", "fp32", execution, context=6, batch=2, vocab=50, warmup=4, steps=3
+        "small", "fp32", execution, optimizer, **SHORT, warmup=4, steps=5, rounds=2
     )
-    metrics = compile_experiment.run(config)
+    metrics = measure_row(config, compile_experiment.run).metrics
     lengths = {
         name: len(value) for name, value in metrics.items() if name.endswith("_ms")
     }
     assert lengths == {
         **{f"warmup_{name}": 4 for name in PHASES["step"]},
-        **dict.fromkeys(PHASES["step"], 3),
+        **dict.fromkeys(PHASES["step"], 5),
     }
     assert (metrics["graphs"], metrics["recompiles"]) == (graphs, 0)
     assert metrics["forward_kernels"] == 7 and "forward_fused" not in metrics
+
+
+def test_executions_of_a_cell_share_a_model_and_take_turns(quick_compiler, monkeypatch):
+    """A host that is slow for seconds slows all of them. A CPU has no graphs, which
+    keeps the others from nothing.
+    """
+    steps, built = [], []
+    build, measure_turn = workload.build_model, compile_experiment.measure
+
+    def spy(work, execution, warmup, count, device):
+        steps.append((execution, warmup, count))
+        return measure_turn(work, execution, warmup, count, device)
+
+    def counting(*given):
+        built.append(given)
+        return build(*given)
+
+    monkeypatch.setattr(workload, "build_model", counting)
+    monkeypatch.setattr(compile_experiment, "measure", spy)
+    monkeypatch.setattr(probes, "kernel_counts", lambda step, device: {})
+    group = [
+        compile_experiment.Config(
+            "small", "fp32", execution, **SHORT, warmup=2, steps=3, rounds=2
+        )
+        for execution in compile_experiment.EXECUTIONS
+    ]
+    assert groups.groups_of(compile_experiment, group) == [group]
+    rows = groups.measure_group(compile_experiment, group)
+    assert [(row.status, row.reason) for row in rows] == [
+        ("ok", None),
+        ("unsupported", "a CPU has no CUDA graphs"),
+        ("ok", None),
+    ]
+    first, second = 1, 2
+    assert steps == [
+        ("eager", 2, first),
+        ("graph", 2, first),
+        ("compiled", 2, first),
+        ("eager", 1, second),
+        ("compiled", 1, second),
+    ]
+    assert len(built) == 1 and not compile_experiment.CELLS
+    assert rows[0].metrics["graphs"] == 0 and rows[2].metrics["graphs"] == 1
+
+
+def test_a_later_turn_that_compiles_is_counted_as_a_recompile():
+    first = {"forward_ms": [1.0], "warmup_forward_ms": [9.0], "graphs": 1} | {
+        "recompiles": 0,
+        "peak_allocated_bytes": 5,
+    }
+    later = first | {"forward_ms": [2.0], "peak_allocated_bytes": 7}
+    assert compile_experiment.merged({}, first) == first
+    assert compile_experiment.merged(first, later) == {
+        "forward_ms": [1.0, 2.0],
+        "warmup_forward_ms": [9.0],
+        "graphs": 1,
+        "recompiles": 1,
+        "peak_allocated_bytes": 7,
+    }
+
+
+@pytest.mark.parametrize("optimizer", [False, True])
+def test_what_was_compiled_ahead_keeps_its_cold_times(
+    quick_compiler, monkeypatch, optimizer
+):
+    """What the row's own first steps took is the time of a second start."""
+    monkeypatch.setattr(probes, "kernel_counts", lambda step, device: {})
+    config = compile_experiment.Config(
+        "small", "fp32", "compiled", optimizer, **SHORT, warmup=3, steps=1, rounds=1
+    )
+    seen, fresh = [], compiling.fresh
+
+    def spy(device, folder=None):
+        seen.append(folder)
+        return fresh(device, folder)
+
+    monkeypatch.setattr(compiling, "fresh", spy)
+    with precompile.folder_for_compiled():
+        monkeypatch.setenv(precompile.AT_ONCE, "5")
+        folder = precompile.ahead(compile_experiment.name_of(config))
+        # Nothing was: compiled here, in a cache of its own.
+        alone = measure_row(config, compile_experiment.run).metrics
+        compile_experiment.precompile(config)
+        cold = precompile.cold_samples(folder)
+        metrics = measure_row(config, compile_experiment.run).metrics
+    assert seen == [None, folder, folder] and folder is not None
+    assert len(alone["warmup_forward_ms"]) == 3 and "again_forward_ms" not in alone
+    assert cold["compiled_at_once"] == 5
+    assert len(cold["warmup_forward_ms"]) == (3 if optimizer else 1)
+    assert ("warmup_optimizer_ms" in cold) == optimizer
+    assert {name: metrics[name] for name in cold} == cold
+    assert len(metrics["again_backward_ms"]) == 3 and metrics["recompiles"] == 0
+    assert not folder.exists()
+
+
+@pytest.mark.slow
+def test_what_was_compiled_ahead_is_not_compiled_again(quick_compiler, monkeypatch):
+    """By the compiler itself, which takes a minute and has nothing to do then."""
+    monkeypatch.setattr(compiling, "BACKEND", "inductor")
+    monkeypatch.setattr(probes, "kernel_counts", lambda step, device: {})
+    config = compile_experiment.Config(
+        "small", "bf16", "compiled", **SHORT, warmup=1, steps=1, rounds=1
+    )
+    with precompile.folder_for_compiled():
+        compile_experiment.precompile(config)
+        counters.clear()
+        row = measure_row(config, compile_experiment.run)
+    assert row.status == "ok" and row.metrics["graphs"] == 1
+    # Of the forward and of the backward pass.
+    assert counters["inductor"]["fxgraph_cache_hit"] == 2
+    assert counters["inductor"]["fxgraph_cache_miss"] == 0
+    (first,) = row.metrics["again_forward_ms"]
+    assert first < row.metrics["warmup_forward_ms"][0] / 3
 
 
 def test_an_adamw_that_does_not_compile_is_a_row_and_a_model_that_does_not_is_an_error(
@@ -544,9 +663,7 @@ def test_an_adamw_that_does_not_compile_is_a_row_and_a_model_that_does_not_is_an
 
     monkeypatch.setattr(compiling, "BACKEND", backend)
     monkeypatch.setattr(compiling, "load", lambda device: None)
-    config = compile_experiment.Config(
-        "small", "fp32", "compiled_optimizer", context=6, batch=2, vocab=50, warmup=3
-    )
+    config = compile_experiment.Config("small", "fp32", "compiled", True, **SHORT)
     broken_optimizer = True
     row = measure_row(config, compile_experiment.run)
     assert (
@@ -556,7 +673,7 @@ def test_an_adamw_that_does_not_compile_is_a_row_and_a_model_that_does_not_is_an
     )
     broken_optimizer = False
     with pytest.raises(RuntimeError, match="no such kernel"):
-        measure_row(replace(config, execution="compiled"), compile_experiment.run)
+        measure_row(replace(config, optimizer=False), compile_experiment.run)
 
 
 NO_TIME_TO_COMPILE = [
@@ -564,7 +681,7 @@ NO_TIME_TO_COMPILE = [
     (compile_experiment, compile_experiment.Config(execution="compiled", warmup=0)),
     (
         compile_experiment,
-        compile_experiment.Config(execution="compiled_optimizer", warmup=2),
+        compile_experiment.Config(execution="compiled", optimizer=True, warmup=2),
     ),
 ]
 
@@ -572,7 +689,7 @@ NO_TIME_TO_COMPILE = [
 @pytest.mark.parametrize("module, config", NO_TIME_TO_COMPILE)
 def test_too_few_warm_up_steps_to_compile_in_are_refused(module, config):
     with pytest.raises(ValueError, match="--warmup must be [13] or more"):
-        module.run(config)
+        measure_row(config, module.run)
 
 
 def test_nothing_of_a_compiled_model_outlives_its_row(quick_compiler, monkeypatch):
@@ -585,11 +702,10 @@ def test_nothing_of_a_compiled_model_outlives_its_row(quick_compiler, monkeypatc
         return model
 
     monkeypatch.setattr(workload, "build_model", spy)
-    compile_experiment.run(
-        compile_experiment.Config(
-            "small", "fp32", "compiled", context=6, batch=2, vocab=50, warmup=1, steps=1
-        )
+    config = compile_experiment.Config(
+        "small", "fp32", "compiled", **SHORT, warmup=1, steps=2, rounds=2
     )
+    assert measure_row(config, compile_experiment.run).status == "ok"
     gc.collect()
     assert [model() for model in models] == [None]
 

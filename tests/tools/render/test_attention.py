@@ -10,6 +10,7 @@ from systems import ROOT
 from systems.records.device import Device
 from systems.records.record import Record, Row
 from tools.render import load
+from tools.render.rows import PHASES
 from tools.render.stems import attention
 from tools.render.stems import compile as compile_builder
 from tools.render.stems.attention import compiled as attention_compiled
@@ -314,6 +315,69 @@ def test_compiling_that_gains_nothing_never_pays():
     )
     assert compile_builder.facts(record)["steps_small_fp32"] == "never"
     assert compile_builder.facts(record)["steps_2_7B_fp32"] == "not measured"
+
+
+def in_rounds(execution: str, *step_ms: float, **more) -> Row:
+    """A row of two rounds whose steps took so long."""
+    row = model_row(execution, 1.0)
+    row.config |= {"rounds": 2, "optimizer": False}
+    shares = {p: row.metrics[f"{p}_ms"][0] for p in PHASES}
+    row.metrics |= {f"{p}_ms": [shares[p] * t for t in step_ms] for p in PHASES}
+    row.metrics |= more
+    return row
+
+
+def test_a_host_that_slows_a_whole_round_slows_no_ratio():
+    """Both rounds gain two; the medians over all steps would gain more."""
+    eager, fast = (10.0, 10.0, 40.0, 40.0), (5.0, 5.0, 20.0, 20.0)
+    record = model_record(in_rounds("eager", *eager), in_rounds("compiled", *fast))
+    assert compile_builder.facts(record)["speedup_small_fp32"] == "2.00"
+    # The host was slow in one round for one of the two: which gain is it?
+    torn = in_rounds("compiled", 5.0, 5.0, 5.0, 5.0)
+    record = model_record(in_rounds("eager", *eager), torn)
+    assert compile_builder.facts(record)["speedup_small_fp32"] == "5.00 (unsteady)"
+    assert compile_builder.facts(record)["speedup_most"] == "not measured"
+
+
+def test_a_step_as_graphs_stands_beside_eager_and_compiled():
+    rows = [
+        in_rounds("eager", *4 * [10.0]),
+        in_rounds("graph", *4 * [8.0]),
+        in_rounds("compiled", *4 * [5.0]),
+    ]
+    del rows[1].metrics["recompiles"]
+    table = compile_builder.fragments([model_record(*rows)])["graphs.md"]
+    assert "| small | fp32 | 10.00 | 8.00 | 5.00 | 1.25 | 2.00 |" in table
+    before = [model_row("eager", 10.0), model_row("compiled", 5.0)]
+    for row in before:
+        row.config["precision"] = "bf16"
+    table = compile_builder.fragments([model_record(*before)])["graphs.md"]
+    assert "| small | bf16 | 10.00 | not measured | 5.00 | not measured | 2.00 |" in (
+        table
+    )
+
+
+def test_adamw_is_compared_with_the_eager_rows_of_its_own_turns():
+    both = [in_rounds("compiled", *4 * [5.0]), in_rounds("eager", *4 * [15.0])]
+    for row in both:
+        row.config["optimizer"] = True
+    alone = [in_rounds("eager", *4 * [10.0]), in_rounds("compiled", *4 * [8.0])]
+    record = model_record(*alone, *both)
+    table = compile_builder.fragments([record])["speedups.md"]
+    assert re.search(r"small \| fp32 \| model \| 1.25 .* 1.25 \|", table)
+    assert re.search(r"small \| fp32 \| model, AdamW \| 3.00 .* 3.00 \|", table)
+
+
+def test_a_second_start_has_a_column_once_it_was_measured():
+    again = {"again_forward_ms": [2001.5], "again_backward_ms": [2.0]}
+    row = in_rounds("compiled", *4 * [5.0], compiled_at_once=5, **again)
+    record = model_record(in_rounds("eager", *4 * [10.0]), row)
+    price = compile_builder.fragments([record])["price.md"]
+    assert "| again, from its cache, s |" in price and "| 2.0 |" in price
+    assert "Compiled 5 cells at a time" in price
+    alone = model_record(model_row("eager", 10.0), model_row("compiled", 5.0))
+    price = compile_builder.fragments([alone])["price.md"]
+    assert "again" not in price and "at a time" not in price
 
 
 def test_a_model_that_does_not_fit_is_a_row():

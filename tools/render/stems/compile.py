@@ -3,18 +3,22 @@ many steps pay for compiling.
 """
 
 import math
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from systems.model.sizes import TABLE_1
 from systems.records.record import Record
+from systems.records.summary import summarize
 from tools.render.claims import Judgement, claim
 from tools.render.markdown import captioned, columns, gib, per_device
 from tools.render.plots import DARK, family, note, panels, plot
 from tools.render.rows import (
     MISSING,
     PHASES,
+    STEADY,
     Cell,
     cell,
     cells,
@@ -29,9 +33,11 @@ from tools.render.rows import (
 )
 
 PRECISIONS = ("fp32", "bf16")
-# What the column "compiled" says.
+# What the column "compiled" says; a graph is launched otherwise, and compiled no more
+# than eager code.
 EXECUTIONS = {
     "eager": "nothing",
+    "graph": "nothing; as a graph",
     "compiled": "model",
     "compiled_optimizer": "model, AdamW",
 }
@@ -47,24 +53,66 @@ COMPILED_PHASES = {
 def at(
     record: Record | None, size: Any, precision: Any, execution: str = "compiled"
 ) -> Cell:
-    return cell(record, size=size, precision=precision, execution=execution)
+    """With "compiled_optimizer": where AdamW's step is compiled too. Its eager row
+    stands behind that of the others.
+    """
+    named = {"size": size, "precision": precision}
+    both = cell(record, **named, execution="compiled", optimizer=True)
+    if execution == "compiled_optimizer" and both.row:
+        return both
+    return cell(record, **named, execution=execution)
+
+
+def execution_of(c: Cell) -> str:
+    """One of EXECUTIONS."""
+    compiled = c.config.get("execution", "")
+    return "compiled_optimizer" if c.config.get("optimizer") else compiled
 
 
 def eager_of(record: Record | None, c: Cell) -> Cell:
-    """The same step, eager."""
-    return at(record, c.config.get("size"), c.config.get("precision"), "eager")
+    """The same step, eager: of the rows that took turns with this one."""
+    same = {key: c.config.get(key) for key in ("size", "precision")}
+    if "optimizer" in c.config:
+        same["optimizer"] = c.config["optimizer"]
+    return cell(record, **same, execution="eager")
+
+
+def ratios(record: Record | None, c: Cell, *phases: str) -> list[float]:
+    """Eager time over the time of this row, round by round: of the medians of a round,
+    in which both met the same host. A record without rounds has one.
+    """
+    rounds = c.config.get("rounds", 1)
+    eager, ours = (
+        in_rounds(of.samples(*phases), rounds) for of in (eager_of(record, c), c)
+    )
+    return [
+        median(theirs) / median(mine)
+        for theirs, mine in zip(eager, ours, strict=True)
+        if theirs and mine
+    ]
+
+
+def in_rounds(samples: list[float], rounds: int) -> list[list[float]]:
+    """The samples of each round."""
+    ends = [len(samples) * i // rounds for i in range(rounds + 1)]
+    return [samples[start:end] for start, end in pairwise(ends)]
 
 
 def speedup(record: Record | None, c: Cell, *phases: str) -> float:
-    """Eager time over the time of this row."""
-    return eager_of(record, c).ms(*phases) / c.ms(*phases)
+    """Eager time over the time of this row: the median of the rounds."""
+    found = ratios(record, c, *phases)
+    # Why there is none, this row or the eager one knows.
+    return median(found) if found else c.ms() / eager_of(record, c).ms()
 
 
 def unsteady(record: Record | None, c: Cell) -> bool:
-    """Whether the host decided some of these steps, or of the eager ones that they are
-    compared with.
+    """Whether rounds disagree; of a record without rounds, whether the host decided
+    some of these steps, or of the eager ones that they are compared with.
     """
-    return c.unsteady or eager_of(record, c).unsteady
+    if c.config.get("rounds", 1) == 1:
+        return c.unsteady or eager_of(record, c).unsteady
+    found = summarize(ratios(record, c))
+    return found.p80 / found.p20 > STEADY
 
 
 def step_speedup(record: Record | None, c: Cell) -> str:
@@ -82,9 +130,19 @@ def compile_seconds(c: Cell, *phases: str) -> float:
     """What the warm-up steps took beyond as many settled ones: in these phases, or in
     all that this row compiles.
     """
+    return beyond_settled(c, "warmup", phases)
+
+
+def again_seconds(c: Cell) -> float:
+    """The same of a second start, which finds what was compiled on disk."""
+    timed = c and c.get("again_forward_ms", None)
+    return beyond_settled(c, "again") if timed else c.missing
+
+
+def beyond_settled(c: Cell, steps: str, phases: tuple[str, ...] = ()) -> float:
     seconds = 0.0
-    for phase in phases or COMPILED_PHASES.get(c.config.get("execution", ""), ()):
-        warm = c.samples(f"warmup_{phase}")
+    for phase in phases or COMPILED_PHASES.get(execution_of(c), ()):
+        warm = c.samples(f"{steps}_{phase}")
         seconds += (sum(warm) - len(warm) * c.ms(phase)) / 1e3
     return seconds if c else c.missing
 
@@ -125,25 +183,30 @@ CAPTIONS = {
         "What compiling takes, what it saves in each step, and after how many steps "
         "it pays."
     ),
+    "graphs.md": (
+        "A step launched by the host, the same kernels launched as CUDA graphs, and "
+        "the compiled step."
+    ),
 }
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
-    """Times, speed-ups and price for each measured device, and the figure; the reported
-    comparison among the times.
+    """Times, speed-ups, graphs and price for each measured device, and the figure; the
+    reported comparison among the times.
     """
     ours = measured(records)
     return {
         "table.md": per_device(records, times_table),
         "speedups.md": per_device(ours, speedups_body),
-        "price.md": per_device(ours, price_table),
+        "graphs.md": per_device(ours, graphs_table),
+        "price.md": per_device(ours, price_body),
     }
 
 
 NAME = (
     "size",
     "precision",
-    ("compiled", lambda c: EXECUTIONS.get(c.config["execution"], "")),
+    ("compiled", lambda c: EXECUTIONS.get(execution_of(c), "")),
 )
 
 
@@ -188,6 +251,40 @@ def speedups_body(record: Record) -> str:
     return f"{speedup_figure(record)}\n\n{captioned(caption, shown)}"
 
 
+def graphs_table(record: Record) -> str:
+    """Where the host may decide: the eager step, the same as graphs, compiled."""
+
+    def graph(c: Cell) -> Cell:
+        return at(record, c.config["size"], c.config["precision"], "graph")
+
+    found = [
+        c
+        for c in grid(record, "compiled")
+        if graph(c).row or c.config["precision"] == "bf16"
+    ]
+    return columns(
+        found,
+        "size",
+        "precision",
+        ("eager, ms", lambda c: eager_of(record, c).ms(), "{:.2f}"),
+        ("as graphs, ms", lambda c: say(graph(c).ms(), "{:.2f}")),
+        ("compiled, ms", lambda c: c.ms(), "{:.2f}"),
+        ("eager / graphs", lambda c: step_speedup(record, graph(c))),
+        ("eager / compiled", lambda c: step_speedup(record, c)),
+    )
+
+
+def price_body(record: Record) -> str:
+    """The table, and how its cells were compiled."""
+    shown = price_table(record)
+    at_once = {c.get("compiled_at_once", None) for c in grid(record, *COMPILED_PHASES)}
+    most_at_once = max((n for n in at_once if n), default=0)
+    if not shown or most_at_once < 2:
+        return shown
+    told = f"Compiled {most_at_once} cells at a time, each by a process of its own"
+    return f"{shown}\n\n{told}.\n{{ .provenance }}"
+
+
 def price_table(record: Record) -> str:
     """What compiling takes, what it saves per step, and when that is even; kernels and
     memory, eager and compiled.
@@ -200,10 +297,13 @@ def price_table(record: Record) -> str:
 
         return both
 
+    found = list(filter(None, grid(record, *COMPILED_PHASES)))
+    again = ("again, from its cache, s", again_seconds, "{:.1f}")
     return columns(
-        filter(None, grid(record, *COMPILED_PHASES)),
+        found,
         *NAME,
         ("compiling, s", compile_seconds, "{:.1f}"),
+        *([again] if known(map(again_seconds, found)) else []),
         ("graphs", lambda c: c["graphs"]),
         ("saved per step, ms", lambda c: saved_ms(record, c), "{:.2f}"),
         ("pays after steps", lambda c: steps_to_pay(record, c), steps),
@@ -285,7 +385,8 @@ def facts(record: Record | None) -> dict[str, str]:
         at(record, "small", "fp32", e) for e in ("eager", "compiled_optimizer")
     )
     ran = [c for c in cells(record) if c]
-    recompiles = sum(c["recompiles"] for c in ran) if ran else MISSING
+    # A graph has nothing that could compile again.
+    recompiles = sum(c.get("recompiles", 0) for c in ran) if ran else MISSING
     return {
         **found,
         "unsteady": say(
@@ -326,3 +427,17 @@ def compiling_gains(record: Record) -> Judgement:
 def bf16_gains_more(record: Record) -> Judgement:
     fp32, bf16 = (speedup(record, at(record, "2.7B", p)) for p in PRECISIONS)
     return fp32 / bf16 and (bf16 > fp32, f"fp32 {fp32:.2f}, bf16 {bf16:.2f}.")
+
+
+@claim(
+    "torch_compile",
+    "Launched as CUDA graphs an eager step of small in bf16 takes less than nine "
+    "tenths of its time, so much of it is launching; one of 2.7B takes more.",
+)
+def launches_are_part_of_small(record: Record) -> Judgement:
+    small, large = (
+        1 / speedup(record, at(record, size, "bf16", "graph"))
+        for size in ("small", "2.7B")
+    )
+    told = f"Time as graphs over eager time: small {small:.2f}, 2.7B {large:.2f}."
+    return small * large and (small < 0.9 < large, told)

@@ -1,0 +1,135 @@
+"""A pass as CUDA graphs: its phases in order, with the kernels of eager mode, and
+nothing left behind.
+"""
+
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from systems.benchmarking import graphs, phases
+from systems.benchmarking.timing import measure
+from systems.benchmarking.workload import Workload
+from systems.records.outcome import Unsupported
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU whose graphs are lists of what was launched; `events` tells what
+    happened.
+    """
+    events: list[str] = []
+
+    class Graph(list):
+        def replay(self):
+            events.extend(f"replay {name}" for name in self)
+
+        def reset(self):
+            events.append("reset")
+
+    @contextmanager
+    def capture(graph, pool, stream):
+        assert (pool, stream) == ("pool", side)
+        before = len(events)
+        yield
+        graph.extend(events[before:])
+        events.append("captured")
+
+    side = SimpleNamespace(wait_stream=lambda other: None)
+    fake = {
+        "graph_pool_handle": lambda: "pool",
+        "Stream": lambda: side,
+        "current_stream": lambda: None,
+        "stream": lambda stream: nullcontext(),
+        "synchronize": lambda: None,
+        "CUDAGraph": Graph,
+        "graph": capture,
+    }
+    for name, value in fake.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    return events
+
+
+def two_phases(events):
+    def step(phase):
+        for name in ("forward", "backward"):
+            with phase(name):
+                events.append(f"launch {name}")
+
+    return step
+
+
+def test_each_phase_is_a_graph_and_replayed_in_order(gpu):
+    step = two_phases(gpu)
+    with graphs.captured(step, lambda: gpu.append("clear"), "cuda") as replay:
+        warm = ["clear", "launch forward", "launch backward", "clear"]
+        assert gpu == [
+            *warm,
+            "launch forward",
+            "captured",
+            "launch backward",
+            "captured",
+        ]
+        gpu.clear()
+        found = measure(replay, warmup=1, repeats=2, device="cpu")
+        assert gpu == 3 * ["replay launch forward", "replay launch backward"]
+        lengths = {n: len(v) for n, v in found.items() if isinstance(v, list)}
+        assert lengths == {"forward_ms": 2, "backward_ms": 2}
+        gpu.clear()
+    assert gpu == ["reset", "reset", "clear"]
+
+
+def test_what_can_not_be_captured_is_a_result_and_leaves_nothing(gpu):
+    def step(phase):
+        if phase is not phases.mark:
+            raise RuntimeError("operation not permitted when stream is capturing\nat x")
+
+    captured = graphs.captured(step, lambda: gpu.append("clear"), "cuda")
+    with (
+        pytest.raises(Unsupported, match="be a CUDA graph: .* is capturing$"),
+        captured,
+    ):
+        pass
+    assert gpu[-1] == "clear"
+
+
+def test_memory_that_is_short_is_said_as_that(gpu):
+    def step(phase):
+        if phase is not phases.mark:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+    captured = graphs.captured(step, lambda: None, "cuda")
+    with pytest.raises(torch.OutOfMemoryError), captured:
+        pass
+
+
+def test_a_cpu_has_none():
+    with (
+        pytest.raises(Unsupported, match="no CUDA graphs"),
+        graphs.captured(lambda phase: None, lambda: None, "cpu"),
+    ):
+        pass
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_graphs_of_a_step_compute_what_eager_mode_does(precision):
+    """Gradients of the same weights, at the second replay too, which adds to none; and
+    a whole step with its optimizer can be captured.
+    """
+    work = Workload("cuda", "small", 64, "forward_backward", precision, 2, 1000)
+    work.step(phases.mark)
+    expected = [p.grad.clone() for p in work.model.parameters() if p.grad is not None]
+    with graphs.captured(work.step, work.model.zero_grad, "cuda") as replay:
+        for _ in range(2):
+            replay(phases.mark)
+            torch.cuda.synchronize()
+            for p, grad in zip(work.model.parameters(), expected, strict=True):
+                # Another workspace may mean another way to multiply.
+                torch.testing.assert_close(p.grad, grad, rtol=0.02, atol=1e-3)
+    assert all(p.grad is None for p in work.model.parameters())
+    whole = Workload("cuda", "small", 64, "step", precision, 2, 1000)
+    with graphs.captured(whole.step, whole.model.zero_grad, "cuda") as replay:
+        found = measure(replay, warmup=1, repeats=2, device="cuda")
+    assert {n for n in found if n.endswith("_ms")} == {f"{p}_ms" for p in phases.PHASES}
