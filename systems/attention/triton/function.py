@@ -24,7 +24,7 @@ from systems.attention.inputs import (
 )
 from systems.attention.triton import launches as triton
 from systems.attention.triton.chooser import architecture, owners
-from systems.attention.triton.plan import DTYPES, MAX_HEAD, plan_of
+from systems.attention.triton.prepared import DTYPES, MAX_HEAD, prepared_call
 from systems.attention.triton.primitives import INTERPRETED
 
 LOG = logging.getLogger(__name__)
@@ -205,10 +205,10 @@ class FlashAttentionTriton(torch.autograd.Function):
         scale: float | None = None,
         backend: str = "auto",
     ) -> Tensor:
-        ctx.plan = plan_of(q, k, v, is_causal, scale, backend)
-        if ctx.plan is not None:
-            ctx.options = *ctx.plan.options, backend
-            o, lse = ctx.plan.forward(q, k, v)
+        ctx.prepared = prepared_call(q, k, v, is_causal, scale, backend)
+        if ctx.prepared is not None:
+            ctx.options = *ctx.prepared.options, backend
+            o, lse = ctx.prepared.forward(q, k, v)
             ctx.save_for_backward(q, k, v, o, lse)
             return o
         check(q, k, v, is_causal, scale)
@@ -226,9 +226,9 @@ class FlashAttentionTriton(torch.autograd.Function):
     @staticmethod
     def backward(ctx, do: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_second_derivative()
-        saved, plan = ctx.saved_tensors, ctx.plan
-        if plan is not None and not is_traced(do) and plan.fits(*saved):
-            gradients = plan.backward(do, *saved)
+        saved, prepared = ctx.saved_tensors, ctx.prepared
+        if prepared is not None and not is_traced(do) and prepared.fits(*saved):
+            gradients = prepared.backward(do, *saved)
         else:
             run = flash_backward if is_traced(do) else run_backward
             gradients = run(do, *saved, *ctx.options)
@@ -274,8 +274,8 @@ def attention(
             # The class checks for itself.
             return apply(q, k, v, causal, scale, backend)
         # An autograd Function costs the host as much as a launch.
-        if plan := plan_of(q, k, v, causal, scale, backend):
-            return plan.forward(q, k, v)[0]
+        if prepared := prepared_call(q, k, v, causal, scale, backend):
+            return prepared.forward(q, k, v)[0]
         check(q, k, v, causal, scale)
         scale = default_scale(scale, q.shape[-1])
         return run_forward(q, k, v, causal, scale, backend)[0]

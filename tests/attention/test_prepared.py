@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from systems.attention import FlashAttentionTriton, flash_attention
-from systems.attention.triton import function, plan
+from systems.attention.triton import function, prepared
 from systems.attention.triton.launches import launch_backward, launch_forward
-from systems.attention.triton.plan import plan_of, plan_once
+from systems.attention.triton.prepared import prepared_call, prepared_once
 from tests.attention.checks import make_inputs
 
 
@@ -16,7 +16,7 @@ def leaves_of(*tensors):
     return tuple(x.detach().requires_grad_() for x in tensors)
 
 
-def test_the_second_call_checks_chooses_and_plans_nothing(device, monkeypatch):
+def test_the_second_call_checks_chooses_and_prepares_nothing(device, monkeypatch):
     """With gradients and without; the gradient may lie as the result or be expanded."""
     q, k, v, do = make_inputs(20, 33, 16, device=device, lead=(1, 2))
     one = torch.ones((), device=device).expand_as(q)
@@ -35,21 +35,21 @@ def test_the_second_call_checks_chooses_and_plans_nothing(device, monkeypatch):
     for module, name in [
         (function, "check"),
         (function, "chosen"),
-        (plan, "check_described"),
-        (plan, "forward_launches"),
-        (plan, "backward_launches"),
+        (prepared, "check_described"),
+        (prepared, "forward_launches"),
+        (prepared, "backward_launches"),
     ]:
         monkeypatch.setattr(module, name, lambda *_, name=name: pytest.fail(name))
     assert all(torch.equal(a, b) for a, b in zip(run(), first, strict=True))
 
 
-def test_a_plan_computes_what_the_launchers_do(device):
+def test_a_prepared_call_computes_what_the_launchers_do(device):
     """From tensors with heads between tokens, whose results lie as they do."""
     q, k, v, do = (
         x.transpose(1, 2).contiguous().transpose(1, 2)
         for x in make_inputs(20, 33, 40, torch.float16, device, (1, 4), (1, 2))
     )
-    made = plan_of(q, k, v, True, None, "triton")
+    made = prepared_call(q, k, v, True, None, "triton")
     assert made is not None
     o, lse = launch_forward(q, k, v, True, 40**-0.5)
     expected = o, lse, *launch_backward(do, q, k, v, o, lse, True, 40**-0.5)
@@ -58,34 +58,34 @@ def test_a_plan_computes_what_the_launchers_do(device):
         assert torch.equal(a, b) and a.stride() == b.stride()
 
 
-def test_what_may_change_the_launches_is_another_plan(device):
+def test_what_may_change_the_launches_is_another_call(device):
     q, k, v, _ = make_inputs(20, 20, 16, device=device, lead=(1, 2))
-    plans = [
-        plan_of(q, k, v, True, None, "auto"),
-        plan_of(q, k, v, False, None, "auto"),
-        plan_of(q, k, v, True, 0.5, "auto"),
-        plan_of(q.half(), k.half(), v.half(), True, None, "auto"),
-        plan_of(q[:, :, :19], k, v, True, None, "auto"),
-        plan_of(
+    calls = [
+        prepared_call(q, k, v, True, None, "auto"),
+        prepared_call(q, k, v, False, None, "auto"),
+        prepared_call(q, k, v, True, 0.5, "auto"),
+        prepared_call(q.half(), k.half(), v.half(), True, None, "auto"),
+        prepared_call(q[:, :, :19], k, v, True, None, "auto"),
+        prepared_call(
             q.transpose(1, 2).contiguous().transpose(1, 2), k, v, True, None, "auto"
         ),
     ]
-    assert None not in plans and len(set(map(id, plans))) == len(plans)
-    assert plan_of(q.clone(), k, v, True, None, "auto") is plans[0]
+    assert None not in calls and len(set(map(id, calls))) == len(calls)
+    assert prepared_call(q.clone(), k, v, True, None, "auto") is calls[0]
 
 
 def test_the_backward_pass_asks_anew_how_float32_is_multiplied(
     device, monkeypatch, precision
 ):
     q, k, v, do = make_inputs(20, 20, 16, device=device, lead=(1, 2))
-    plan_once.cache_clear()
-    asked, launches_for = [], plan.backward_launches
+    prepared_once.cache_clear()
+    asked, launches_for = [], prepared.backward_launches
 
     def noted(arithmetic, *rest):
         asked.append(arithmetic)
         return launches_for(arithmetic, *rest)
 
-    monkeypatch.setattr(plan, "backward_launches", noted)
+    monkeypatch.setattr(prepared, "backward_launches", noted)
     leaves = leaves_of(q, k, v)
     precision("highest")
     o = flash_attention(*leaves)
@@ -124,7 +124,7 @@ def test_what_has_no_strides_is_refused_by_name(which, device):
     tensors = list(make_inputs(20, 20, 16, device=device)[:3])
     tensors[which] = tensors[which].to_sparse()
     q, k, v = tensors
-    assert plan_of(q, k, v, True, None, "auto") is None
+    assert prepared_call(q, k, v, True, None, "auto") is None
     with pytest.raises(TypeError, match="qkv"[which] + " must be a strided tensor"):
         FlashAttentionTriton.apply(q, k, v, True)
 

@@ -2,8 +2,8 @@
 
 What a short call takes is the host's time, and most of it went into asking: are these
 inputs allowed, which kernels run, with which launches, in each pass anew. All of it
-follows from dtypes, shapes, strides and options. A plan is that answer, and autograd
-carries it from the forward pass to the backward pass.
+follows from dtypes, shapes, strides and options. A prepared call is that answer, and
+autograd carries it from the forward pass to the backward pass.
 """
 
 from functools import lru_cache
@@ -32,16 +32,22 @@ from systems.attention.triton.primitives import INTERPRETED
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_HEAD = 256
 # Shape, strides, dtype and device of a tensor.
-Lies = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+TensorMetadata = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 
-class Plan:
+class PreparedCall:
     """Both passes of the plain kernels for q, k and v that lie alike: rows without
     gaps, (b, n, d) or (b, h, n, d).
     """
 
     def __init__(
-        self, q: Lies, k: Lies, v: Lies, causal: bool, scale: float, arithmetic: str
+        self,
+        q: TensorMetadata,
+        k: TensorMetadata,
+        v: TensorMetadata,
+        causal: bool,
+        scale: float,
+        arithmetic: str,
     ):
         self.dtype, self.device = q[2:]
         self.options = causal, scale
@@ -78,8 +84,8 @@ class Plan:
         on saved tensors may lay them out anew.
         """
         strides = [x.stride() for x in (q, k, v, o)]
-        planned = [lie[1] for lie in (*self.inputs, self.outputs[0])]
-        return strides == planned and lse.is_contiguous()
+        before = [x[1] for x in (*self.inputs, self.outputs[0])]
+        return strides == before and lse.is_contiguous()
 
     def backward(
         self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
@@ -94,15 +100,15 @@ class Plan:
         return dq, dk, dv
 
 
-def plan_of(
+def prepared_call(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     causal: bool,
     scale: float | None,
     backend: str,
-) -> Plan | None:
-    """The plan of a call, or None: where a compiler looks on, the kernels for Hopper
+) -> PreparedCall | None:
+    """A call made ready, or None: where a compiler looks on, the kernels for Hopper
     may run, rows have gaps, or `function.check` has something to say.
     """
     # True equals 1, and 1 is no mask: what is looked up has been looked at.
@@ -111,7 +117,7 @@ def plan_of(
     if is_traced(q) or not (isinstance(k, Tensor) and isinstance(v, Tensor)):
         return None
     try:
-        return plan_once(
+        return prepared_once(
             (q.shape, q.stride(), q.dtype, q.device),
             (k.shape, k.stride(), k.dtype, k.device),
             (v.shape, v.stride(), v.dtype, v.device),
@@ -123,20 +129,20 @@ def plan_of(
 
 
 @lru_cache(maxsize=4096)
-def plan_once(
-    q: Lies,
-    k: Lies,
-    v: Lies,
+def prepared_once(
+    q: TensorMetadata,
+    k: TensorMetadata,
+    v: TensorMetadata,
     causal: bool,
     scale: float | None,
     backend: str,
     arithmetic: str,
-) -> Plan | None:
-    """`plan_of` from what follows."""
+) -> PreparedCall | None:
+    """`prepared_call` from what follows."""
     shape, _, _, device = q
     if backend not in ("auto", "triton") or len(shape) not in (3, 4):
         return None
-    if any(len(lies[0]) != len(shape) or lies[1][-1] != 1 for lies in (q, k, v)):
+    if any(len(x[0]) != len(shape) or x[1][-1] != 1 for x in (q, k, v)):
         return None
     if shape[-1] > MAX_HEAD:
         return None
@@ -150,4 +156,4 @@ def plan_once(
         torch.empty(q[0], device="meta"), torch.empty(k[0], device="meta")
     ):
         return None
-    return Plan(q, k, v, causal, default_scale(scale, shape[-1]), arithmetic)
+    return PreparedCall(q, k, v, causal, default_scale(scale, shape[-1]), arithmetic)
