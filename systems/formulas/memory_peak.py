@@ -147,7 +147,7 @@ def in_training(p: Pass) -> dict[str, Bytes]:
             "first block": in_run(p, 0, 1),
         }
     else:
-        ends = {"last block": Place(layers), "first block": Place(1)}
+        ends = {"last block": BackwardBlock(layers), "first block": BackwardBlock(1)}
     found = {
         **(last_forward(p, segments(p)) if p.checkpoint else {}),
         "after the forward pass": {
@@ -208,7 +208,7 @@ def last_forward(p: Pass, inputs: int) -> dict[str, Bytes]:
 
 
 @dataclass(frozen=True)
-class Place:
+class BackwardBlock:
     """A block in the backward pass, counted from 1. Where it is computed again: how
     many inputs are kept up to it, and how many blocks of its run stand before and after
     it.
@@ -220,13 +220,13 @@ class Place:
     after: int = 0
 
 
-def in_run(p: Pass, run: int, block: int) -> Place:
+def in_run(p: Pass, run: int, block: int) -> BackwardBlock:
     """A block in a run of `checkpoint`, counted from 0."""
     last = smaller((run + 1) * p.checkpoint, p.shape.num_layers)
-    return Place(block, run + 1, block - 1 - run * p.checkpoint, last - block)
+    return BackwardBlock(block, run + 1, block - 1 - run * p.checkpoint, last - block)
 
 
-def block_backward(p: Pass, place: Place) -> dict[str, Bytes]:
+def block_backward(p: Pass, at: BackwardBlock) -> dict[str, Bytes]:
     """Inside the backward pass of a block: in its feed-forward half, and in its
     attention.
 
@@ -239,22 +239,20 @@ def block_backward(p: Pass, place: Place) -> dict[str, Bytes]:
     whole = block_saved(p)
     # Parameters of this block and of those before it have no gradient yet, nor has the
     # embedding.
-    gradients = weight_bytes(p) - (place.block * entries + p.vocab * d) * wide
+    gradients = weight_bytes(p) - (at.block * entries + p.vocab * d) * wide
     copy = BF16_BYTES if p.autocast else 0
-    before = place.before if p.checkpoint else place.block - 1
+    before = at.before if p.checkpoint else at.block - 1
     computed_again = before * whole if p.checkpoint else 0
     copies = before * block_matrices(p) * copy
     # The input of this segment or, where all is kept, the first block's: in fp32, as
     # the norm keeps it. In pure bf16 the norm's is a copy of what a segment keeps.
     stream = n * d * FP32_BYTES
-    saved = (
-        place.inputs * residual_bytes(p) if p.checkpoint else before * whole + stream
-    )
+    saved = at.inputs * residual_bytes(p) if p.checkpoint else before * whole + stream
     if p.checkpoint and p.precision == "pure_bf16":
         computed_again += stream
     if p.checkpoint:
         # What the block gave to the next one of its segment is freed with the segment.
-        computed_again += smaller(place.after, 1) * residual_bytes(p)
+        computed_again += smaller(at.after, 1) * residual_bytes(p)
     # The gradient of the gated value and of its two factors. The gated value is gone,
     # w2 has its gradient.
     in_feed_forward = (

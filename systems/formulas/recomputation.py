@@ -19,7 +19,12 @@ from systems.formulas.memory_costs import (
     residual_bytes,
     weight_bytes,
 )
-from systems.formulas.memory_peak import Place, block_backward, last_forward, moments
+from systems.formulas.memory_peak import (
+    BackwardBlock,
+    block_backward,
+    last_forward,
+    moments,
+)
 
 
 # --8<-- [start:counts]
@@ -126,7 +131,7 @@ def of_blocks(p: Pass, strategy: str) -> Iterator[Bytes]:
     yield from last_forward(p, inputs).values()
     for block in range(1, layers + 1):
         inputs = 2 * block if apart else inputs_kept(strategy, layers, block)
-        moment = block_backward(p, Place(block, inputs))
+        moment = block_backward(p, BackwardBlock(block, inputs))
         feed_forward, attention = moment["feed-forward half"], moment["attention"]
         if apart:
             less = sum(attention_saved(p).values())

@@ -405,17 +405,17 @@ def test_there_is_a_configuration_for_each_kernel():
     )
 
 
-def walk_of(program: int, tiles: int, heads: int, groups: int, causal: bool):
+def walk_of(number: int, tiles: int, heads: int, groups: int, causal: bool):
     """(head, tile of queries, partial dq before its own) of each step of a program, by
     the kernel's own arithmetic.
     """
     pytest.importorskip("triton.experimental.gluon")
-    from systems.attention.hopper.shift import Place, item_of, tile_of
+    from systems.attention.hopper.shift import Program, item_of, tile_of
 
-    group, column = divmod(program, tiles)
-    place = Place(group, groups, column, tiles)
+    group, column = divmod(number, tiles)
+    program = Program(group, groups, column, tiles)
     for n in range(-(-(heads - group) // groups)):
-        head, keys, steps = (int(x) for x in item_of.fn(n, place, causal))
+        head, keys, steps = (int(x) for x in item_of.fn(n, program, causal))
         for step in range(steps):
             tile, order = (int(x) for x in tile_of.fn(step, n, keys, tiles, causal))
             assert not causal or tile >= keys * BESIDE
@@ -466,15 +466,15 @@ def ordered_walks(heads: int, kv_heads: int, n_q: int, n_k: int, causal: bool, o
     own arithmetic. Heads with batches.
     """
     pytest.importorskip("triton.experimental.gluon")
-    from systems.attention.hopper.ordered import Place, item_of, tile_of
+    from systems.attention.hopper.ordered import Walk, item_of, tile_of
 
     heads_of, shared = kv_heads * order.parts, heads // kv_heads // order.parts
     tiles_q, tiles_k = -(-n_q // ONE_PASS_QUERIES), -(-n_k // KEYS)
-    place = Place(heads, heads_of, tiles_q, tiles_k, *order)
+    walk = Walk(heads, heads_of, tiles_q, tiles_k, *order)
     for number in range(heads_of * tiles_k):
-        item = item_of.fn(number, place, causal)
+        item = item_of.fn(number, walk, causal)
         item = type(item)(*(int(x) for x in item))
-        tiles = [tile_of.fn(i, item, place, causal) for i in range(item.steps)]
+        tiles = [tile_of.fn(i, item, walk, causal) for i in range(item.steps)]
         yield (
             item,
             [

@@ -42,7 +42,7 @@ from systems.attention.hopper.one_pass import (
 )
 
 
-class Place(NamedTuple):
+class Walk(NamedTuple):
     """Heads of q, and heads of keys with batches; tiles of a head of each. `side` heads
     of keys are walked through side by side, and those from `turn` on backwards, all
     side by side.
@@ -73,9 +73,9 @@ class Item(NamedTuple):
 
 # --8<-- [start:walk]
 @gluon.jit
-def item_of(number, place, CAUSAL: gl.constexpr):
+def item_of(number, walk, CAUSAL: gl.constexpr):
     """The item of this number: numbers are in the order in which programs start."""
-    _, batch_kv_heads, tiles_q, tiles_k, side, turn, _ = place
+    _, batch_kv_heads, tiles_q, tiles_k, side, turn, _ = walk
     first = number // (side * tiles_k) * side
     width = turn - first
     backwards = 0
@@ -99,18 +99,18 @@ def item_of(number, place, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def tile_of(step, item, place, CAUSAL: gl.constexpr):
+def tile_of(step, item, walk, CAUSAL: gl.constexpr):
     """(tile of queries, partial dq that it gets before) of a step of an item."""
     tile = step
     order = item.keys
     if CAUSAL:
         if item.backwards == 1:
-            tile = place.tiles_q - 1 - step
+            tile = walk.tiles_q - 1 - step
         else:
             tile = item.keys * BESIDE + step
             order = tile // BESIDE - item.keys
-            if tile // BESIDE >= place.tiles_k:
-                order = place.tiles_k - 1 - item.keys
+            if tile // BESIDE >= walk.tiles_k:
+                order = walk.tiles_k - 1 - item.keys
     return tile, order
 
 
@@ -121,22 +121,22 @@ def tile_of(step, item, place, CAUSAL: gl.constexpr):
 def producer(
     descs, k_desc, v_desc, work, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr
 ):
-    kv, ring, statistics, item, place, n_k = work
-    kv_heads = place.heads // HEADS_PER_KV
+    kv, ring, statistics, item, walk, n_k = work
+    kv_heads = walk.heads // HEADS_PER_KV
     batch, kv_head = item.batch_head // kv_heads, item.batch_head % kv_heads
     full = kv.full.index(0)
     mbarrier.expect(full, 2 * k_desc.block_type.nbytes)
-    at = [batch, kv_head // place.parts, item.keys * KEYS, 0]
+    at = [batch, kv_head // walk.parts, item.keys * KEYS, 0]
     async_load(k_desc, at, full, kv.k)
     async_load(v_desc, at, full, kv.v)
     done = 0
     for member in range(HEADS_PER_KV):
         head = kv_head * HEADS_PER_KV + member
         for i in range(item.steps):
-            tile, order = tile_of(i, item, place, CAUSAL)
+            tile, order = tile_of(i, item, walk, CAUSAL)
             fill_with_statistics(
                 ring, statistics, done + i, descs, batch, head,
-                batch * place.heads + head, tile * QUERIES,
+                batch * walk.heads + head, tile * QUERIES,
             )  # fmt: skip
         done += item.steps
 
@@ -153,7 +153,7 @@ def key_group(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, QUERIES, 16]
     )
     A: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=S, k_width=2)
-    kv, ring, statistics, item, place, n_k = work
+    kv, ring, statistics, item, walk, n_k = work
     scale_log2, scale = scales
     zeros = gl.zeros([64, QUERIES], gl.float32, S)
     steps = item.steps
@@ -173,7 +173,7 @@ def key_group(
         hidden, shift = -QUERIES, 0
     if RAGGED:
         # And all where keys end within the tile.
-        if item.keys == place.tiles_k - 1:
+        if item.keys == walk.tiles_k - 1:
             cut, masked = 0, steps
     dk, dv = blocks_of_zeros(D, NARROW), blocks_of_zeros(D, NARROW)
     mbarrier.wait(kv.full.index(0), 0)
@@ -202,7 +202,7 @@ def key_group(
             done, end, hidden, shift, limit, scale_log2, GROUP, False, RAGGED,
         )  # fmt: skip
         done += steps
-    kv_heads = place.heads // HEADS_PER_KV
+    kv_heads = walk.heads // HEADS_PER_KV
     batch, head = item.batch_head // kv_heads, item.batch_head % kv_heads
     start = item.keys * KEYS + 64 * GROUP
     store_keys(dk, dv, out, batch, head, start, n_k, scale, HEAD, RAGGED)
@@ -214,7 +214,7 @@ def dq_group(
     D: gl.constexpr, HEADS_PER_KV: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
     """This program's partial dq."""
-    kv, ring, statistics, item, place, n_k = work
+    kv, ring, statistics, item, walk, n_k = work
     mbarrier.wait(kv.full.index(0), 0)
     for done in range(item.steps * HEADS_PER_KV):
         partial_dq(dq_ring, ds_ring, kv, done, scale, D, NARROW)
@@ -227,7 +227,7 @@ def dq_writer(
 ):  # fmt: skip
     """Adds the partials of one stage to dq, each after those that come before it."""
     DQ_STAGES: gl.constexpr = dq_ring.tiles.shape[0]
-    kv, ring, statistics, item, place, n_k = work
+    kv, ring, statistics, item, walk, n_k = work
     steps = item.steps
     end = steps * HEADS_PER_KV
     # A warp without a stage has nothing to do.
@@ -238,8 +238,8 @@ def dq_writer(
             member, of_member = 0, i
             if HEADS_PER_KV > 1:
                 member, of_member = i // steps, i % steps
-            tile, order = tile_of(of_member, item, place, CAUSAL)
-            number = (head + member) * place.tiles_q + tile
+            tile, order = tile_of(of_member, item, walk, CAUSAL)
+            number = (head + member) * walk.tiles_q + tile
             phase = i // DQ_STAGES & 1
             add_in_order(
                 dq_desc, semaphores_ptr, dq_ring, number, order, phase, ME, NARROW
@@ -261,7 +261,7 @@ def one_pass_kernel(
     """dq in float32 and as held, dk and dv. Grid: tiles of keys x batch x heads of
     keys.
     """
-    place = Place(
+    walk = Walk(
         heads,
         batch_kv_heads,
         gl.cdiv(n_q, QUERIES),
@@ -270,7 +270,7 @@ def one_pass_kernel(
         turn,
         parts,
     )
-    item = item_of(gl.program_id(0), place, CAUSAL)
+    item = item_of(gl.program_id(0), walk, CAUSAL)
     kv, ring, statistics, ds_ring, dq_ring = make_shared(
         q_desc, k_desc, D, STAGES, DS_STAGES, DQ_STAGES
     )
@@ -279,7 +279,7 @@ def one_pass_kernel(
         Output(dv_ptr, stride_dvb, stride_dvh, stride_dvn),
     )
     descs = Streamed(q_desc, do_desc, lse_desc, delta_desc)
-    work, scales = (kv, ring, statistics, item, place, n_k), (scale_log2, scale)
+    work, scales = (kv, ring, statistics, item, walk, n_k), (scale_log2, scale)
     gl.warp_specialize(
         [
             (

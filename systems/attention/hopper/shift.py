@@ -39,7 +39,7 @@ from systems.attention.hopper.one_pass import (
 )
 
 
-class Place(NamedTuple):
+class Program(NamedTuple):
     """A program takes heads group, group + groups, ...; of each the tile of keys
     `column` of `tiles`, or under a causal mask in every second head the mirrored one.
     """
@@ -60,9 +60,9 @@ class Item(NamedTuple):
 
 # --8<-- [start:walk]
 @gluon.jit
-def item_of(n, place, CAUSAL: gl.constexpr):
+def item_of(n, program, CAUSAL: gl.constexpr):
     """This program's item n."""
-    group, groups, column, tiles = place
+    group, groups, column, tiles = program
     keys = column
     steps = tiles * BESIDE
     if CAUSAL:
@@ -92,11 +92,11 @@ def tile_of(step, n, keys, tiles, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def producer(descs, k_desc, v_desc, work, CAUSAL: gl.constexpr):
-    kv, kv_empty, ring, statistics, place, items, heads = work
+    kv, kv_empty, ring, statistics, program, items, heads = work
     full, empty = kv.full.index(0), kv_empty.index(0)
     done = 0
     for n in range(items):
-        batch_head, keys, steps = item_of(n, place, CAUSAL)
+        batch_head, keys, steps = item_of(n, program, CAUSAL)
         batch, head = batch_head // heads, batch_head % heads
         mbarrier.wait(empty, (n & 1) ^ 1)
         mbarrier.expect(full, 2 * k_desc.block_type.nbytes)
@@ -104,7 +104,7 @@ def producer(descs, k_desc, v_desc, work, CAUSAL: gl.constexpr):
         async_load(k_desc, at, full, kv.k)
         async_load(v_desc, at, full, kv.v)
         for i in range(steps):
-            tile, order = tile_of(i, n, keys, place.tiles, CAUSAL)
+            tile, order = tile_of(i, n, keys, program.tiles, CAUSAL)
             row = tile * QUERIES
             fill_with_statistics(
                 ring, statistics, done + i, descs, batch, head, batch_head, row
@@ -122,12 +122,12 @@ def key_group(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, QUERIES, 16]
     )
     A: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=S, k_width=2)
-    kv, kv_empty, ring, statistics, place, items, heads = work
+    kv, kv_empty, ring, statistics, program, items, heads = work
     scale_log2, scale = scales
     zeros = gl.zeros([64, QUERIES], gl.float32, S)
     done = 0
     for n in range(items):
-        batch_head, keys, steps = item_of(n, place, CAUSAL)
+        batch_head, keys, steps = item_of(n, program, CAUSAL)
         # The mask cuts as many steps as lie beside the keys: the first ones forwards,
         # the last ones backwards.
         cut, hidden, shift = 0, 64 * GROUP, -QUERIES
@@ -169,10 +169,10 @@ def key_group(
 @gluon.jit
 def dq_group(dq_ring, ds_ring, work, scale, D: gl.constexpr, CAUSAL: gl.constexpr):
     """This program's partial dq."""
-    kv, kv_empty, ring, statistics, place, items, heads = work
+    kv, kv_empty, ring, statistics, program, items, heads = work
     done = 0
     for n in range(items):
-        batch_head, keys, steps = item_of(n, place, CAUSAL)
+        batch_head, keys, steps = item_of(n, program, CAUSAL)
         mbarrier.wait(kv.full.index(0), n & 1)
         for _ in range(steps):
             partial_dq(dq_ring, ds_ring, kv, done, scale, D, False)
@@ -182,7 +182,7 @@ def dq_group(dq_ring, ds_ring, work, scale, D: gl.constexpr, CAUSAL: gl.constexp
 
 @gluon.jit
 def dq_writer(
-    dq_desc, semaphores_ptr, dq_ring, place, items,
+    dq_desc, semaphores_ptr, dq_ring, program, items,
     ME: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """Adds the partials of one stage to dq, each after those that come before it."""
@@ -192,11 +192,11 @@ def dq_writer(
     if ME >= DQ_STAGES:
         items = 0
     for n in range(items):
-        batch_head, keys, steps = item_of(n, place, CAUSAL)
+        batch_head, keys, steps = item_of(n, program, CAUSAL)
         first = (ME + DQ_STAGES - done % DQ_STAGES) % DQ_STAGES
         for i in range(first, steps, DQ_STAGES):
-            tile, order = tile_of(i, n, keys, place.tiles, CAUSAL)
-            number = batch_head * place.tiles * BESIDE + tile
+            tile, order = tile_of(i, n, keys, program.tiles, CAUSAL)
+            number = batch_head * program.tiles * BESIDE + tile
             phase = (done + i) // DQ_STAGES & 1
             add_in_order(
                 dq_desc, semaphores_ptr, dq_ring, number, order, phase, ME, False
@@ -218,7 +218,7 @@ def one_pass_kernel(
     """
     group = gl.program_id(0) // tiles
     items = gl.cdiv(batch * heads - group, groups)
-    place = Place(group, groups, gl.program_id(0) % tiles, tiles)
+    program = Program(group, groups, gl.program_id(0) % tiles, tiles)
     kv, ring, statistics, ds_ring, dq_ring = make_shared(
         q_desc, k_desc, D, STAGES, DS_STAGES, DQ_STAGES
     )
@@ -229,7 +229,7 @@ def one_pass_kernel(
         Output(dv_ptr, stride_dvb, stride_dvh, stride_dvn),
     )
     descs = Streamed(q_desc, do_desc, lse_desc, delta_desc)
-    work = (kv, kv_empty, ring, statistics, place, items, heads)
+    work = (kv, kv_empty, ring, statistics, program, items, heads)
     scales = (scale_log2, scale)
     gl.warp_specialize(
         [
@@ -237,9 +237,9 @@ def one_pass_kernel(
             (key_group, (out, ds_ring, work, scales, 1, HEAD, D, CAUSAL)),
             (dq_group, (dq_ring, ds_ring, work, scale, D, CAUSAL)),
             (producer, (descs, k_desc, v_desc, work, CAUSAL)),
-            (dq_writer, (dq_desc, semaphores_ptr, dq_ring, place, items, 0, CAUSAL)),
-            (dq_writer, (dq_desc, semaphores_ptr, dq_ring, place, items, 1, CAUSAL)),
-            (dq_writer, (dq_desc, semaphores_ptr, dq_ring, place, items, 2, CAUSAL)),
+            (dq_writer, (dq_desc, semaphores_ptr, dq_ring, program, items, 0, CAUSAL)),
+            (dq_writer, (dq_desc, semaphores_ptr, dq_ring, program, items, 1, CAUSAL)),
+            (dq_writer, (dq_desc, semaphores_ptr, dq_ring, program, items, 2, CAUSAL)),
         ],
         [4, 4, 1, 1, 1, 1],
         [
