@@ -24,6 +24,7 @@ from systems.attention.triton.launches import (
     launch_forward,
 )
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
+from systems.formulas.chips import KIB, Target
 from systems.formulas.loop_times import repeats
 from tools.binary import (
     hottest_loop,
@@ -33,31 +34,6 @@ from tools.binary import (
     resources,
 )
 
-KIB = 1024
-
-
-class Gpu(NamedTuple):
-    """What kernels may have of it, by CUDA's programming guide: bytes of shared memory
-    in a block and in a streaming multiprocessor (SM), warps and blocks in an SM; and
-    how many SMs it has.
-    """
-
-    capability: tuple[int, int]
-    block_bytes: int
-    sm_bytes: int
-    sm_warps: int
-    sm_blocks: int
-    sms: int
-
-
-GPUS = {
-    "a100": Gpu((8, 0), 163 * KIB, 164 * KIB, 64, 32, 108),
-    "rtx3090": Gpu((8, 6), 99 * KIB, 100 * KIB, 48, 16, 82),
-    "rtx4090": Gpu((8, 9), 99 * KIB, 100 * KIB, 48, 24, 128),
-    "h100": Gpu((9, 0), 227 * KIB, 228 * KIB, 64, 32, 132),
-    "b200": Gpu((10, 0), 227 * KIB, 228 * KIB, 64, 32, 148),
-    "rtx5090": Gpu((12, 0), 99 * KIB, 100 * KIB, 48, 24, 170),
-}
 # What a thread may spill, in bytes, and in a step of its hottest loop, in instructions
 # that write registers to the stack or read them back, as a share of the loop's. With
 # two or three limbs for each number some is spilled whatever the tile.
@@ -88,7 +64,7 @@ class Needs(NamedTuple):
     loop: Mapping[str, int] = MappingProxyType({})
     tensor_columns: int = 0
 
-    def programs(self, gpu: Gpu) -> int:
+    def programs(self, gpu: Target) -> int:
         """How many of them run on an SM at a time. Registers are given to a warp in
         units of 256, of the 16,384 of each of four parts of an SM; CUDA keeps a KiB of
         shared memory for itself. Of the tensor cores' memory there are 512 columns.
@@ -114,7 +90,7 @@ class Needs(NamedTuple):
 class Driver:
     """Triton's driver of a GPU that is not here."""
 
-    def __init__(self, gpu: Gpu):
+    def __init__(self, gpu: Target):
         self.arch = 10 * gpu.capability[0] + gpu.capability[1]
         self.loaded: list[Needs] = []
         self.source: Any = None
@@ -164,7 +140,7 @@ class Driver:
 
 
 def loaded_by(
-    gpu: Gpu, launch: Callable[..., object], *arguments: Any, **options: Any
+    gpu: Target, launch: Callable[..., object], *arguments: Any, **options: Any
 ) -> list[Needs] | str:
     """What this launcher loads for tensors on the meta device, or why it does not
     compile. Leaves the process with a driver that launches nothing, and torch with the
@@ -193,7 +169,9 @@ def inputs(arithmetic: str, d: int) -> tuple[list[Tensor], Tensor]:
     return [torch.empty(shape, dtype=dtype, device="meta") for _ in range(5)], lse
 
 
-def entries(gpu: Gpu, arithmetic: str, d: int, causal: bool) -> list[dict[str, Config]]:
+def entries(
+    gpu: Target, arithmetic: str, d: int, causal: bool
+) -> list[dict[str, Config]]:
     """By kernel what the tables have for this GPU: for many rows, then for few."""
     name, size = architecture(gpu.capability), padded(d)
     many = {kernel: by_d[size] for kernel, by_d in CONFIGS[name][arithmetic].items()}
@@ -209,7 +187,7 @@ def entries(gpu: Gpu, arithmetic: str, d: int, causal: bool) -> list[dict[str, C
 
 
 def compile_for(
-    gpu: Gpu,
+    gpu: Target,
     arithmetic: str,
     d: int,
     causal: bool,
@@ -240,7 +218,7 @@ def compile_for(
         torch.set_float32_matmul_precision(before)
 
 
-def faults(gpu: Gpu, arithmetic: str, d: int, needs: Needs) -> Iterator[str]:
+def faults(gpu: Target, arithmetic: str, d: int, needs: Needs) -> Iterator[str]:
     """What speaks against a compiled kernel of the table; nothing where it fits, spills
     little and computes each product once. Of Hopper's tables, which were timed, only
     what does not fit.

@@ -31,8 +31,9 @@ from systems.attention.hopper.one_pass_launches import launch_one_pass
 from systems.attention.hopper.walks import Shift
 from systems.attention.triton.launches import launch_backward, launch_forward
 from systems.experiments import flash_ablation
+from systems.formulas.chips import TARGETS
 from systems.records.source_hash import hash_of
-from tools.compile_ahead import GPUS, Needs, loaded_by
+from tools.compile_ahead import Needs, loaded_by
 from tools.render.stems.flash_ablation import (
     BACKWARD,
     COMPILED,
@@ -40,7 +41,7 @@ from tools.render.stems.flash_ablation import (
     LAUNCHERS,
 )
 
-GPU = GPUS["h100"]
+GPU = TARGETS["h100"]
 # The same kernel, whose programs are handed other items: it is compiled once.
 SAME = {"forward": "one_item_forward"}
 

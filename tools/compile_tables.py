@@ -25,11 +25,10 @@ from rich.progress import Progress
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from systems.attention.triton.configs import Config
-from systems.attention.triton.tuned import kernels_hash
-from tools.compile_ahead import DTYPES, GPUS, Gpu, Needs, compile_for, entries
+from systems.attention.triton.tuned import HEAD_DIMS, kernels_hash
+from systems.formulas.chips import TARGETS, Target
+from tools.compile_ahead import DTYPES, Needs, compile_for, entries
 from tools.render.spanning.compiled import COMPILED, PREDICTED, WIDTHS
-
-HEAD_DIMS = (16, 32, 64, 128, 256)
 
 
 class NotCompiled(Exception):
@@ -56,7 +55,7 @@ def place(row: dict[str, Any]) -> tuple[int, ...]:
     name, kind, d, causal, kernel = key_of(row)
     kernels = ("forward", "dq", "dkdv")
     by_kind = list(DTYPES).index(kind), d, not causal, kernels.index(kernel)
-    return list(GPUS).index(name), *by_kind
+    return list(TARGETS).index(name), *by_kind
 
 
 def is_there(
@@ -64,7 +63,7 @@ def is_there(
 ) -> bool:
     """Whether the rows have what the table has for this case."""
     there = {key_of(r): r["config"] for r in rows}
-    wanted = entries(GPUS[name], kind, d, causal)[0]
+    wanted = entries(TARGETS[name], kind, d, causal)[0]
     return all(
         there.get((name, kind, d, causal, kernel)) == list(config)
         for kernel, config in wanted.items()
@@ -84,7 +83,7 @@ def row(
         "shared_bytes": needs.shared_bytes,
         "registers": needs.registers,
         "stack_bytes": needs.stack_bytes,
-        "programs": needs.programs(GPUS[name]),
+        "programs": needs.programs(TARGETS[name]),
         "repeats": round(needs.repeats(kind, d), 2),
         "loop": dict(needs.loop),
     }
@@ -92,7 +91,7 @@ def row(
 
 def compiled(name: str, kind: str, d: int, causal: bool) -> list[dict[str, Any]]:
     """A row for each kernel with products."""
-    gpu: Gpu = GPUS[name]
+    gpu: Target = TARGETS[name]
     (many, *_), rows = entries(gpu, kind, d, causal), []
     for found in compile_for(gpu, kind, d, causal, many):
         if isinstance(found, str):
@@ -119,8 +118,8 @@ def write(versions: dict[str, Any]) -> None:
 
 def main(
     gpu: Annotated[
-        list[str], typer.Option(help=f"{', '.join(GPUS)}; may be repeated.")
-    ] = list(GPUS),  # noqa: B006
+        list[str], typer.Option(help=f"{', '.join(TARGETS)}; may be repeated.")
+    ] = list(TARGETS),  # noqa: B006
     predicted: Annotated[
         bool, typer.Option("--predicted", help="Only what times are predicted from.")
     ] = False,

@@ -55,13 +55,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from systems.attention.triton import tuned
 from systems.attention.triton.chooser import architecture
 from systems.attention.triton.configs import Config
-from systems.attention.triton.tuned import Entry, Tuned, TunedError
-from systems.records.device import Device, find_gpu
-from systems.running.precompile import MOST_PROCESSES, cores
-from tools.compile_ahead import DTYPES, GPUS, KIB, compile_for, entries, faults
-from tools.tuning import (
+from systems.attention.triton.tuned import (
     HEAD_DIMS,
     KERNELS,
+    Entry,
+    Tuned,
+    TunedError,
+)
+from systems.formulas.chips import KIB, TARGETS
+from systems.records.device import Device, find_gpu
+from systems.running.precompile import MOST_PROCESSES, cores
+from tools.compile_ahead import DTYPES, compile_for, entries, faults
+from tools.tuning import (
     Candidate,
     Search,
     candidates,
@@ -109,14 +114,14 @@ def main(
     compile_only: Annotated[
         bool, typer.Option("--compile-only", help="Compile the tables, for --gpu.")
     ] = False,
-    gpu: Annotated[str, typer.Option(help=f"{', '.join(GPUS)}.")] = "a100",
+    gpu: Annotated[str, typer.Option(help=f"{', '.join(TARGETS)}.")] = "a100",
 ) -> None:
     """Time launch configurations on this GPU and write the fastest down."""
     for value, known in (
         *((x, tuple(DTYPES)) for x in arithmetic),
         *((x, KERNELS) for x in kernel),
         *((x, HEAD_DIMS) for x in d),
-        (gpu, tuple(GPUS)),
+        (gpu, tuple(TARGETS)),
     ):
         if value not in known:
             stop(f"{value} is none of {', '.join(map(str, known))}")
@@ -308,12 +313,12 @@ def print_needs(gpu: str, arithmetic: list[str], d: list[int]) -> int:
     cases = [
         (kind, size, causal, passes)
         for kind, size, causal in product(arithmetic, sorted(d), (True, False))
-        for passes in entries(GPUS[gpu], kind, size, causal)
+        for passes in entries(TARGETS[gpu], kind, size, causal)
     ]
     with Progress(console=Console(stderr=True), transient=True) as progress:
         for kind, size, causal, passes in progress.track(cases, description=gpu):
             mask = "causal" if causal else "full"
-            for found in compile_for(GPUS[gpu], kind, size, causal, passes):
+            for found in compile_for(TARGETS[gpu], kind, size, causal, passes):
                 if isinstance(found, str):
                     wrong.append(f"{kind} d={size} {mask}: {found}")
                     continue
@@ -324,12 +329,12 @@ def print_needs(gpu: str, arithmetic: list[str], d: list[int]) -> int:
                         f"{needs.shared_bytes / KIB:.1f}", needs.registers,
                         needs.stack_bytes,
                         f"{loop['spilled']} + {loop['reloaded']}" if loop else "",
-                        needs.per_score, needs.programs(GPUS[gpu]),
+                        needs.per_score, needs.programs(TARGETS[gpu]),
                     )  # fmt: skip
                     table.add_row(*map(str, (kind, size, mask, *cells)))
                     wrong += [
                         f"{kind} d={size} {mask}: {needs.kernel} {needs.tile} {fault}"
-                        for fault in faults(GPUS[gpu], kind, size, needs)
+                        for fault in faults(TARGETS[gpu], kind, size, needs)
                     ]
     console = Console(width=None if sys.stdout.isatty() else 130)
     console.print(f"Triton {triton.__version__}, {gpu}", style="bold")

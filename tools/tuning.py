@@ -20,8 +20,6 @@ from systems.benchmarking.workload import random_inputs
 from systems.precision.dtypes import relative_error
 from tools.compile_ahead import DTYPES
 
-KERNELS = ("forward", "dkdv", "dq")
-HEAD_DIMS = (64, 128, 32, 256, 16)
 # What a candidate may err, relative to the norm of the exact result: far more than
 # rounding, far less than a mistake.
 TOLERANCE = {"half": 2e-2, "high": 1e-4, "highest": 1e-5}

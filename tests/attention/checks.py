@@ -8,6 +8,9 @@ from torch import Tensor
 from systems.attention import attention_reference
 
 NAMES = ("o", "lse", "dq", "dk", "dv")
+# What kernels for any GPU are tried with: each width of a tile, and two that are none.
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+HEAD_DIMS = [16, 32, 64, 80, 96, 128, 256]
 # However badly plain PyTorch does on an input, ours stays within this part of the
 # largest value.
 CAP = {

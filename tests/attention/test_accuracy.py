@@ -25,6 +25,8 @@ from systems.attention.triton.primitives import (
     to_limbs,
 )
 from tests.attention.checks import (
+    DTYPES,
+    HEAD_DIMS,
     NAMES,
     check_against_reference,
     make_inputs,
@@ -34,8 +36,6 @@ from tests.attention.checks import (
 )
 
 CLASSES = [FlashAttentionPyTorch, FlashAttentionTriton]
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-HEAD_DIMS = [16, 32, 64, 80, 96, 128, 256]
 LENGTHS = [1, 17, 63, 64, 97, 128, 130, 191, 257]
 PAIRS = [(1, 130), (130, 1), (65, 191), (191, 65), (63, 64)]
 

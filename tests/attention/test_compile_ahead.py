@@ -11,28 +11,30 @@ from pathlib import Path
 import pytest
 
 from systems import ROOT
+from systems.formulas.chips import TARGETS
 from tools import tune_flash
-from tools.compile_ahead import GPUS, Needs, entries, faults
+from tools.compile_ahead import Needs, entries, faults
 
 # Head dimensions of 16 bits: small ones compile in a second. Hopper's own kernels have
 # none below 40.
-SAMPLE = {name: 64 if name == "h100" else 16 for name in GPUS}
+SAMPLE = {name: 64 if name == "h100" else 16 for name in TARGETS}
 COMPILE = f"""
 from systems.attention.hopper import launches
 from systems.attention.hopper.one_pass_launches import launch_one_pass
 from systems.attention.hopper.walks import Ordered, Shift
-from tools.compile_ahead import GPUS, compile_for, inputs, loaded_by
+from systems.formulas.chips import TARGETS
+from tools.compile_ahead import compile_for, inputs, loaded_by
 from tools.compile_steps import first_backward, first_forward
 
 for name, d in {SAMPLE}.items():
-    for found in compile_for(GPUS[name], "half", d, causal=True):
+    for found in compile_for(TARGETS[name], "half", d, causal=True):
         show(name, found)
     tensors, lse = inputs("half", d)
     q, k, v, o, do, lse = (x.flatten(0, 1) for x in (*tensors, lse))
     rows = lse, q.shape[1], 0.125
-    show(name, loaded_by(GPUS[name], first_forward, q, k, v, o, *rows))
-    show(name, loaded_by(GPUS[name], first_backward, q, k, v, do, *rows))
-gpu = GPUS["h100"]
+    show(name, loaded_by(TARGETS[name], first_forward, q, k, v, o, *rows))
+    show(name, loaded_by(TARGETS[name], first_backward, q, k, v, do, *rows))
+gpu = TARGETS["h100"]
 (q, k, v, o, do), lse = inputs("half", 64)
 options = True, 0.125
 backward = do, q, k, v, o, lse, *options
@@ -43,19 +45,21 @@ for walk in (Shift(1), Ordered(1, 1)):
 """
 # 16 bits with a row that 8 divides and 16 does not, and the next that 16 divides.
 EIGHTS = """
-from tools.compile_ahead import GPUS, compile_for
+from systems.formulas.chips import TARGETS
+from tools.compile_ahead import compile_for
 
 for name in ("a100", "h100", "b200"):
     for d in (40, 48):
-        for found in compile_for(GPUS[name], "half", d, causal=True):
+        for found in compile_for(TARGETS[name], "half", d, causal=True):
             show(f"{name} {d}", found)
 """
 # What has the most to hold, with the tables' limit of registers.
 LIMITS = """
-from tools.compile_ahead import GPUS, compile_for
+from systems.formulas.chips import TARGETS
+from tools.compile_ahead import compile_for
 
 for name in ("a100", "h100"):
-    for found in compile_for(GPUS[name], "highest", 256, causal=True):
+    for found in compile_for(TARGETS[name], "highest", 256, causal=True):
         show(name, found)
 """
 SHOW = """
@@ -105,7 +109,7 @@ def test_what_each_gpu_gets_compiles_for_it_and_fits(tmp_path):
     Triton: they compile with those that were not tested on a GPU too.
     """
     compiled = compile_in_a_process(COMPILE, tmp_path)
-    for name, gpu in GPUS.items():
+    for name, gpu in TARGETS.items():
         hopper = HOPPER if gpu.capability == (9, 0) else []
         assert [needs.kernel for needs in compiled[name]] == [
             *PLAIN,
@@ -121,7 +125,7 @@ def test_what_each_gpu_gets_compiles_for_it_and_fits(tmp_path):
         for needs in compiled[name][: len(PLAIN)]:
             assert list(faults(gpu, "half", SAMPLE[name], needs)) == [], (name, needs)
     # They are those of the table.
-    config = entries(GPUS["a100"], "half", SAMPLE["a100"], True)[0]["forward"]
+    config = entries(TARGETS["a100"], "half", SAMPLE["a100"], True)[0]["forward"]
     forward = compiled["a100"][0]
     assert forward.tile == f"BQ={config.q} BK={config.k}"
     assert forward.warps == config.warps
@@ -170,7 +174,7 @@ def test_the_largest_tiles_have_all_registers_and_spill_little(tmp_path):
     ],
 )
 def test_how_many_programs_run_side_by_side(needs, programs):
-    assert needs.programs(GPUS["a100"]) == programs
+    assert needs.programs(TARGETS["a100"]) == programs
 
 
 LOOP = {"instructions": 400, "products": 196608, "spilled": 0, "reloaded": 20}
@@ -198,13 +202,13 @@ FITS = Needs("dq_kernel", "BQ=64 BK=64", 4, 163 * 1024, 255, 8, loop=LOOP)
     ],
 )
 def test_what_speaks_against_a_kernel(found, said):
-    assert list(faults(GPUS["a100"], "half", 64, found)) == ([said] if said else [])
+    assert list(faults(TARGETS["a100"], "half", 64, found)) == ([said] if said else [])
 
 
 def test_what_was_timed_need_only_fit():
     spills = FITS._replace(stack_bytes=9999, loop=LOOP | {"reloaded": 99}, warps=8)
-    assert list(faults(GPUS["h100"], "highest", 64, spills)) == []
-    assert len(list(faults(GPUS["a100"], "highest", 64, spills))) == 2
+    assert list(faults(TARGETS["h100"], "highest", 64, spills)) == []
+    assert len(list(faults(TARGETS["a100"], "highest", 64, spills))) == 2
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from systems.attention.triton.configs import (
 )
 from systems.attention.triton.function import TABLES
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
+from systems.attention.triton.tuned import HEAD_DIMS, KERNELS
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +32,6 @@ def nobody_tuned(monkeypatch):
     monkeypatch.setattr(chooser, "owners", lambda device: {})
 
 
-HEAD_DIMS = {16, 32, 64, 128, 256}
 CUDA = torch.device("cuda")
 # Prints for each kernel, with and without splits, the shared memory in bytes that it
 # needs on a Hopper GPU, and how many of its loads many threads repeat: bfloat16,
@@ -104,9 +104,9 @@ def test_the_table_is_complete():
     for arch, by_arithmetic in CONFIGS.items():
         assert set(by_arithmetic) == set(launches.LIMBS), arch
         for by_kernel in by_arithmetic.values():
-            assert set(by_kernel) == {"forward", "dkdv", "dq"}
+            assert set(by_kernel) == set(KERNELS)
             for by_d in by_kernel.values():
-                assert set(by_d) == HEAD_DIMS
+                assert set(by_d) == set(HEAD_DIMS)
                 for config in (
                     for_mask(entry, causal)
                     for entry in by_d.values()

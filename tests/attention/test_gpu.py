@@ -28,6 +28,8 @@ from systems.attention.triton.launches import launch_backward, launch_forward
 from systems.attention.triton.primitives import INTERPRETED
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 from tests.attention.checks import (
+    DTYPES,
+    HEAD_DIMS,
     NAMES,
     check_against_reference,
     gradients,
@@ -37,8 +39,6 @@ from tests.attention.checks import (
 
 pytestmark = pytest.mark.gpu
 
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-HEAD_DIMS = [16, 32, 64, 80, 96, 128, 256]
 LENGTHS = [1, 17, 63, 64, 97, 128, 130, 191, 257, 1000, 4096]
 PAIRS = [(1, 1000), (1000, 1), (65, 191), (191, 65), (128, 4096), (1000, 130)]
 # What compilers warn of is not ours.

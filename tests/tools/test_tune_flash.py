@@ -19,13 +19,13 @@ from systems.attention.triton import chooser, function, launches, tuned
 from systems.attention.triton.chooser import choose, for_mask, owners
 from systems.attention.triton.configs import Config
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
-from systems.attention.triton.tuned import Entry, Tuned
+from systems.attention.triton.tuned import HEAD_DIMS, KERNELS, Entry, Tuned
 from systems.records.source_hash import Reach
 from tests.factories import make_gpu
 from tools import tune_flash, tuning
 from tools.compile_ahead import DTYPES
 from tools.tune_flash import begin, entry, report, tune
-from tools.tuning import KERNELS, Candidate, Search, candidates, shortlist, verdict
+from tools.tuning import Candidate, Search, candidates, shortlist, verdict
 
 CUDA = torch.device("cuda")
 SEARCH = Search("half", "dq", 64, True)
@@ -46,7 +46,7 @@ def test_candidates_are_tiles_that_fit(kernel, arithmetic):
 
 def test_the_table_of_hopper_was_among_the_candidates():
     for kernel in KERNELS:
-        for d in (16, 32, 64, 128, 256):
+        for d in HEAD_DIMS:
             for arithmetic, by_kernel in CONFIGS["sm_90"].items():
                 tried = {
                     candidate.config for candidate in candidates(kernel, arithmetic, d)
@@ -291,7 +291,7 @@ def test_what_is_checked_is_what_is_timed(kernel, monkeypatch):
 
 
 def test_a_gpu_whose_configurations_nobody_timed_says_so(a100, monkeypatch):
-    monkeypatch.setattr(function.hopper, "missing_here", lambda _: "needs a Hopper GPU")
+    monkeypatch.setattr(function.limits, "missing_here", lambda _: "needs a Hopper GPU")
     said = function.kernels(CUDA)["triton"]
     assert "of the A100, compiled and not timed: python tools/tune_flash.py" in said
     found = begin(a100.path, a100.device, False, (16, 4096))

@@ -12,7 +12,7 @@ import logging
 import os
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Struct, structs
@@ -27,6 +27,13 @@ DIGITS = 16
 # one is chosen where makes it no other.
 LAUNCHES = [("systems.attention.triton.launches", None)]
 CHOICE = [("systems.attention.triton.chooser", "choose")]
+
+# What the tables have a configuration for, and the order in which they are looked for:
+# head dimensions, as tiles have them, that most models have come first.
+Kernel = Literal["forward", "dkdv", "dq"]
+HeadDim = Literal[64, 128, 32, 256, 16]
+KERNELS: tuple[Kernel, ...] = get_args(Kernel)
+HEAD_DIMS: tuple[HeadDim, ...] = get_args(HeadDim)
 
 Rows = Annotated[int, Meta(ge=16, le=256)]
 # q, k, warps, stages, registers, ahead, as `Config` has them.
@@ -47,8 +54,8 @@ class Entry(Struct, forbid_unknown_fields=True):
     """
 
     arithmetic: Literal["half", "high", "highest"]
-    kernel: Literal["forward", "dkdv", "dq"]
-    d: Literal[16, 32, 64, 128, 256]
+    kernel: Kernel
+    d: HeadDim
     causal: bool
     config: Numbers
     pass_ms: Annotated[float, Meta(gt=0)]

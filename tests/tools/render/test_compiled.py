@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from systems.attention.triton.chooser import for_mask
 from systems.attention.triton.tables import CONFIGS
+from systems.formulas.chips import TARGETS
 from tests.factories import committed
 from tools.compile_ahead import (
     DTYPES,
-    GPUS,
     MOST_RELOADED,
     MOST_STACK,
     architecture,
@@ -25,7 +25,7 @@ ROWS = compiled.versions()[compiled.newest()]["rows"]
 
 
 def test_shown_is_the_newest_triton_that_compiled_for_every_gpu(monkeypatch):
-    every = [{"gpu": name} for name in GPUS]
+    every = [{"gpu": name} for name in TARGETS]
     of = {
         "3.10.0rc1": every,
         "3.9.0": every,
@@ -62,7 +62,7 @@ def test_every_entry_of_the_tables_was_compiled_as_it_is():
         for r in ROWS
         if r["causal"]
     }
-    for name, gpu in GPUS.items():
+    for name, gpu in TARGETS.items():
         table = CONFIGS[architecture(gpu.capability)]
         for kind, kernel in product(DTYPES, ("forward", "dq", "dkdv")):
             for d, entry in table[kind][kernel].items():
@@ -70,17 +70,10 @@ def test_every_entry_of_the_tables_was_compiled_as_it_is():
                 assert there[name, kind, kernel, d] == own, (name, kind, kernel, d)
 
 
-def test_capabilities_are_those_that_were_compiled_for():
-    assert compiled.CAPABILITIES == {
-        name: "{}.{}".format(*gpu.capability) for name, gpu in GPUS.items()
-    }
-    assert set(compiled.NAMES) == set(GPUS)
-
-
 @pytest.mark.parametrize("row", ROWS, ids=lambda r: f"{r['gpu']} {r['kernel']}")
 def test_what_was_compiled_is_within_the_limits(row):
     """Those of the A100 above all: no product of any arithmetic is computed twice."""
-    assert row["shared_bytes"] <= GPUS[row["gpu"]].block_bytes
+    assert row["shared_bytes"] <= TARGETS[row["gpu"]].block_bytes
     assert row["programs"] >= 1
     if row["gpu"] == "h100":
         # Timed: what is fastest may spill.
@@ -90,7 +83,9 @@ def test_what_was_compiled_is_within_the_limits(row):
     assert kind != "half" or loop["spilled"] == 0
     touched = loop["spilled"] + loop["reloaded"]
     assert touched <= MOST_RELOADED[kind] * loop["instructions"]
-    small = kind != "half" and row["d"] == 256 and GPUS[row["gpu"]].block_bytes < 2**17
+    small = (
+        kind != "half" and row["d"] == 256 and TARGETS[row["gpu"]].block_bytes < 2**17
+    )
     assert row["repeats"] <= (1.67 if small else 1)
 
 

@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from systems import ROOT
 from systems.attention.triton.tuned import kernels_hash
-from systems.formulas.chips import CHIPS, Chip, chip_of
+from systems.formulas.chips import CHIPS, KIB, TARGETS, Chip, chip_of
 from systems.formulas.loop_times import UNITS, round_cycles, times_ms
 from systems.records.record import Record
 from tools.render.markdown import Markup, captioned, inert, milliseconds, table, tabs
@@ -27,23 +27,6 @@ COMPILED = ROOT / "docs" / "results" / "tables-compiled.json"
 # For whom times are predicted: the GPU in question, and the one where they were
 # measured, by the head dimensions that were.
 PREDICTED, WIDTHS = ("a100", "h100"), (64, 128)
-NAMES = {
-    "a100": "A100",
-    "rtx3090": "RTX 3090, A10",
-    "rtx4090": "RTX 4090, L4, L40S",
-    "h100": "H100, H200",
-    "b200": "B200",
-    "rtx5090": "RTX 5090",
-}
-# Compute capability of what was compiled for.
-CAPABILITIES = {
-    "a100": "8.0",
-    "rtx3090": "8.6",
-    "rtx4090": "8.9",
-    "h100": "9.0",
-    "b200": "10.0",
-    "rtx5090": "12.0",
-}
 # What a pass of the plain kernels launches; dq's kernel forms three products, dk and
 # dv's four.
 LAUNCHED = {"forward": ("forward",), "backward": ("dq", "dkdv")}
@@ -62,12 +45,12 @@ def newest() -> str:
     for some takes none of the others from the page. Nothing where there is none.
     """
     compiled_for = {v: by_gpu(found["rows"]) for v, found in versions().items()}
-    whole = [v for v, gpus in compiled_for.items() if gpus.keys() == NAMES.keys()]
+    whole = [v for v, gpus in compiled_for.items() if gpus.keys() == TARGETS.keys()]
     return max(whole, default="", key=Version)
 
 
 def by_gpu(rows: list[Row]) -> dict[str, list[Row]]:
-    there = {name: [r for r in rows if r["gpu"] == name] for name in NAMES}
+    there = {name: [r for r in rows if r["gpu"] == name] for name in TARGETS}
     return {name: of for name, of in there.items() if of}
 
 
@@ -93,7 +76,7 @@ def needs_table(rows: list[Row]) -> str:
             r["kernel"],
             config_text(r["config"]),
             "yes" if r["config"][5] else "no",
-            f"{r['shared_bytes'] / 1024:.1f}",
+            f"{r['shared_bytes'] / KIB:.1f}",
             str(r["registers"]),
             str(r["stack_bytes"]),
             str(r["loop"]["spilled"]),
@@ -111,7 +94,9 @@ def needs_fragment() -> str:
     if not version:
         return "Not compiled: run `python tools/compile_tables.py`.\n"
     parts = by_gpu(versions()[version]["rows"])
-    shown = tabs((NAMES[name], needs_table(rows)) for name, rows in parts.items())
+    shown = tabs(
+        (TARGETS[name].name, needs_table(rows)) for name, rows in parts.items()
+    )
     link = Markup("[file](results/tables-compiled.json)")
     line = f"Compiled with Triton {version}, not timed · {link}\n{{ .provenance }}\n"
     caption = "What each launch configuration needs, under a causal mask."
@@ -164,7 +149,7 @@ def error(record: Record | None, c: Cell, of: str) -> float:
     if record is None or chip is None:
         return MISSING
     capability, version = record.device.capability, record.software.get("triton", "")
-    name = next((n for n, found in CAPABILITIES.items() if found == capability), "")
+    name = next((n for n, t in TARGETS.items() if t.capability_text == capability), "")
     rows = rows_of(version, name, c.config["d"], c.config["causal"])
     return c.ms(of) / predicted_ms(rows, of, c.config, chip, capability or "")[1]
 
