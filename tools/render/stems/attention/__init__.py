@@ -183,7 +183,7 @@ def facts(record: Record | None) -> dict[str, str]:
 
 @claim(
     "pytorch_attention",
-    "At the end of the grid the time of both passes grows with N²: by three to five "
+    "At the longest lengths the time of both passes grows with N²: by three to five "
     "times from one length to twice that.",
 )
 def time_grows_with_square(record: Record) -> Judgement:
