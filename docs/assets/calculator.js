@@ -151,7 +151,13 @@
     )
     bars.setAttribute("aria-label", groups.map(([name, [, bytes]]) => `When ${name}: ${gib(sum(bytes))} GiB`).join("; "))
     const highest = groups.map(([, moment]) => moment[1]).reduce((a, b) => (sum(b) > sum(a) ? b : a))
-    key.replaceChildren(...data.categories.flatMap((name, i) => (highest[i] ? [element("span", `swatch part-${i}`), `${name} ${gib(highest[i])} GiB `] : [])), element("span", "swatch room-key"), `room ${gib(room)} GiB`)
+    const named = (look, text) => {
+      const item = element("span")
+      item.append(element("span", `swatch ${look}`), text)
+      return item
+    }
+    const parts = data.categories.flatMap((name, i) => (highest[i] ? [named(`part-${i}`, `${name} ${gib(highest[i])} GiB`)] : []))
+    key.replaceChildren(...parts, named("room-key", `room ${gib(room)} GiB`))
   }
 
   // Shares of the floor that measured steps of the same precision and similar work reached: the three nearest.

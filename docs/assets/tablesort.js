@@ -67,7 +67,8 @@ function makeSortable(table) {
 // more than half of the frame to the others.
 function pinKeys(frame, table) {
   const keys = [...table.querySelectorAll("th.key")].slice(0, 3)
-  const ends = keys.map((key) => key.offsetLeft + key.offsetWidth)
+  let end = 0
+  const ends = keys.map((key) => (end += key.offsetWidth))
   const scrolls = frame.scrollWidth > frame.clientWidth
   const pinned = scrolls ? ends.filter((end) => end < 0.48 * frame.clientWidth).length : 0
   for (const number of [1, 2, 3]) table.classList.toggle(`pinned-${number}`, number === pinned)

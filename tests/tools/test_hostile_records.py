@@ -41,7 +41,7 @@ BEGINNINGS = (
     "![x](x){ onerror=window.hit=1 }",
     "*[GPU]: x",
     "    indented",
-    "<!-- answer: warmup -->",
+    '--8<-- "generated/answer-warmup.md"',
     "{@ set x = 1 @}",
     "\\(x\\)",
     "```",

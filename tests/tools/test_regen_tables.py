@@ -139,9 +139,9 @@ def test_a_run_measures_renders_and_says_what_it_skipped(tree):
     facts = (tree / "docs/generated/facts.yml").read_text()
     # Strings of JSON are strings of YAML. A stem that nobody measured has facts too.
     assert facts.endswith(
-        'crash:\n  rows: "not measured"\n'
-        'fake:\n  rows: "6"\n'
-        'gpu_only:\n  rows: "not measured"\n'
+        '  crash:\n    rows: "not measured"\n'
+        '  fake:\n    rows: "6"\n'
+        '  gpu_only:\n    rows: "not measured"\n'
     )
     log = tree / "log"
     again = regen_tables(tree, "--only", "fake", FAKE_LOG=str(log))

@@ -11,6 +11,8 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
+from tools.render.spanning import pages
+
 SOURCES = ("systems", "tools", "tests")
 
 SPACE = r"[^\S\n]"
@@ -95,22 +97,40 @@ def check_pages(root: Path) -> list[str]:
             for section, line in starts.items()
             if (name, section) not in included
         ]
-    return findings + _unused_facts(root)
+    return findings + _without_head_or_foot(root) + _unused_facts(root)
+
+
+# What pages include by rule -----------------------------------------------------------
+
+
+def _without_head_or_foot(root: Path) -> list[str]:
+    """Pages that leave out what says how old their numbers are, or what ends a page."""
+    rules = {
+        "head": "under the title: it says which of its numbers are old",
+        "foot": "at the end: it says how numbers were measured, and explains words",
+    }
+    findings = []
+    for name, path in pages.sources(root / "docs"):
+        page = path.read_text(encoding="utf-8")
+        for part in rules if pages.shown_in(page) else ("foot",):
+            line = pages.include(part, name)
+            if line not in page.splitlines():
+                place = path.relative_to(root).as_posix()
+                findings.append(f"{place}:1: include {line} {rules[part]}")
+    return findings
 
 
 # Facts --------------------------------------------------------------------------------
 
 
 def _unused_facts(root: Path) -> list[str]:
-    """Facts of experiments that no sentence uses. `answers` and `stale` are for
-    `tools/hooks/pages.py`.
-    """
+    """Facts that no sentence uses."""
     path = root / "docs/generated/facts.yml"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    pages = [root / "README.md", *(root / "docs").rglob("*.md")]
+    texts = [root / "README.md", *(root / "docs").rglob("*.md")]
     used = {
         fact
-        for page in pages
+        for page in texts
         if page.is_file() and not page.is_relative_to(path.parent)
         for fact in FACT.findall(page.read_text(encoding="utf-8"))
     }
@@ -119,9 +139,7 @@ def _unused_facts(root: Path) -> list[str]:
         name, _, text = line.strip().partition(":")
         if not text:
             stem = name
-        elif (
-            stem not in ("answers", "stale", "edited") and f"{stem}.{name}" not in used
-        ):
+        elif f"{stem}.{name}" not in used:
             findings.append(
                 f"docs/generated/facts.yml:{number}: no page uses the fact "
                 f"{stem}.{name}: use it, or delete it in tools/render"

@@ -67,6 +67,12 @@ TOOLTIP_OR_TAG = re.compile(
     r'<abbr title="(?P<title>[^"]*)">(?P<word>[^<]*)</abbr>'
     r"|<(?P<end>/?)(?P<tag>h[1-6]|a|summary|label|button|th|svg)\b[^>]*>"
 )
+# What a reader doesn't search for: where a table comes from, what is stale, names of
+# tabs, lines of a listing. Each page loads the words of all.
+UNSOUGHT = re.compile(
+    r'<(?:p class="(?:provenance|stale)"|div class="tabbed-labels"'
+    r'|div class="language-python[^"]*")(?! data-search-exclude)'
+)
 BRACE = re.compile(r"(?<!\\)[{}]")
 ROW = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
 CELL = re.compile(r"<(t[hd])([^>]*)>(.*?)</\1>", re.DOTALL)
@@ -96,10 +102,14 @@ BREAKS = re.compile(r"(?<=[\w)])([._/])(?=\w)")
 
 def finished(page_html: str) -> str:
     """Convert the maths of one page, frame its tables, number its figures, thin out
-    its tooltips.
+    its tooltips, keep out of the search what nobody looks for.
     """
     text = convert_maths(few_tooltips(page_html))
-    return number_figures(frame_tables(text))
+    return unsought(number_figures(frame_tables(text)))
+
+
+def unsought(page_html: str) -> str:
+    return UNSOUGHT.sub(r"\g<0> data-search-exclude", page_html)
 
 
 class Finish(Postprocessor):

@@ -1,10 +1,9 @@
-"""Hook of the site build: what finds a page, from inside and from outside.
+"""Hook of the site build: what only this builder of sites leaves undone, and no page
+needs to be read.
 
-Front matter gives each page a `description`, `tags` and a weight in the search. This
-puts the description first among what the search finds, leaves out what repeats on every
-page and listings of code, and lists all pages for programs in llms.txt. A page that is
-not there says where to go. Where the site has an address, each page has a picture for
-links to it, which `theme/main.html` names.
+The search shows a page's description first and loads no file that it has no use for;
+lines of a page's source are not indented, a twelfth of it. Where the site has an
+address, each page has a picture for links to it, which `theme/main.html` names.
 """
 
 from __future__ import annotations
@@ -13,36 +12,26 @@ import re
 from html import escape, unescape
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from mkdocs.plugins import event_priority
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
-    from mkdocs.structure.nav import Navigation
+    from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
-# What a reader doesn't search for: where a table comes from, what is stale, names of
-# tabs, lines of a listing. Each page loads the words of all.
-UNSOUGHT = re.compile(
-    r'<(?:p class="(?:provenance|stale)"|div class="tabbed-labels"'
-    r'|div class="language-python[^"]*")'
-)
 SEARCH = "material/search"
-# What the theme says of a page that is not there.
-NOT_FOUND = "<h1>404 - Not found</h1>"
-PAGES: list[Page] = []
+# What the theme brings for search in other languages than English, and for debugging
+# its own scripts: a fifth of the site.
+UNUSED = re.compile(r"assets/javascripts/lunr/|.*\.map$")
+# What begins a line of a page's source, where it is not shown as it stands.
+INDENTS = re.compile(r"<(pre|textarea|script)\b.*?</\1>|\n\s+", re.DOTALL)
 
 
-def on_nav(nav: Navigation, /, **_: object) -> None:
-    """Keep the pages in their order: their titles and descriptions are read later."""
-    PAGES[:] = nav.pages
-
-
-@event_priority(-100)
-def on_page_content(page_html: str, /, **_: object) -> str:
-    """Keep out of the search what nobody looks for."""
-    return UNSOUGHT.sub(r"\g<0> data-search-exclude", page_html)
+def on_files(files: Files, /, **_: object) -> Files:
+    for file in [file for file in files if UNUSED.match(file.dest_uri)]:
+        files.remove(file)
+    return files
 
 
 @event_priority(-100)
@@ -65,7 +54,7 @@ def on_page_context(
 
 
 def on_post_page(output: str, /, page: Page, config: MkDocsConfig) -> str:
-    """Draw the page's card beside it."""
+    """Draw the page's card beside it, and take out what indents its source."""
     if config.site_url:
         # Only who publishes needs what draws.
         from tools.hooks.cards import card, first_figure
@@ -77,39 +66,8 @@ def on_post_page(output: str, /, page: Page, config: MkDocsConfig) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         title = unescape(page.toc.items[0].title)
         path.write_bytes(card(config.site_name, title, said, figure))
-    return output
+    return without_indents(output)
 
 
-def on_post_template(output: str, /, template_name: str, config: MkDocsConfig) -> str:
-    """Say on the page for wrong addresses where to go. Its links start at the root of
-    the server, or at that of `site_url`, since no one knows where it is shown.
-    """
-    if template_name != "404.html":
-        return output
-    top = f"{urlsplit(config.site_url or '').path.rstrip('/')}/"
-    help_ = (
-        "<h1>This page is not here</h1>\n"
-        "<p>It may have another name now. Search for its "
-        f'words above, or begin at the <a href="{top}index.html">overview</a>.</p>'
-    )
-    title = f"<title>{config.site_name}</title>"
-    return output.replace(NOT_FOUND, help_).replace(
-        title, f"<title>Not found - {config.site_name}</title>"
-    )
-
-
-def on_post_build(config: MkDocsConfig, **_: object) -> None:
-    """Write llms.txt."""
-    path = Path(config.site_dir) / "llms.txt"
-    path.write_text(listed(PAGES, config), encoding="utf-8")
-
-
-def listed(pages: list[Page], config: MkDocsConfig) -> str:
-    """Each page with its title, address and description, as https://llmstxt.org
-    says.
-    """
-    lines = [f"# {config.site_name}", "", f"> {config.site_description}", ""]
-    for page in pages:
-        said = page.meta.get("description", "")
-        lines.append(f"- [{page.title}]({page.canonical_url or page.url}): {said}")
-    return "\n".join(lines) + "\n"
+def without_indents(page_html: str) -> str:
+    return INDENTS.sub(lambda found: found[0] if found[1] else "\n", page_html)

@@ -17,7 +17,6 @@ from systems.records.record import Record
 from tools.render.claims import claims_in
 from tools.render.load import Broken, is_fresh, load_sound, primary_gpu
 from tools.render.markdown import (
-    Markup,
     captioned,
     conditions,
     first,
@@ -88,10 +87,8 @@ def render_all(results: Path) -> Rendered:
     gpus = {r.device.slug: r.device.name for rs in found.values() for r in rs}
     facts: dict[str, Mapping[str, str]] = {
         "gpu": {"name": gpus.get(primary_gpu(), primary_gpu())},
-        "answers": writeup.facts(found),
         "reported": errata.facts(found),
         "first_kernel": first_kernel.facts(found),
-        **doubtful_facts(found),
         "causes": causes.facts(found),
         "ladder": ladder.facts(found),
         "compiled": compiled.facts(found),
@@ -99,13 +96,18 @@ def render_all(results: Path) -> Rendered:
         **predicted,
         **of_stems,
     }
-    lines: list[str] = []
-    for stem, of_stem in facts.items():
+    told = {
+        name: {key: in_words(first(of_stem[key])) for key in of_stem}
+        for name, of_stem in facts.items()
+    }
+    files |= spanning("pages").fragments(
+        told, writeup.answered(found), doubtful(found), {*files}
+    )
+    lines = ["facts:"]
+    for name, of_stem in told.items():
         # JSON strings are YAML strings.
-        told = (
-            f"  {key}: {json.dumps(in_words(first(of_stem[key])))}" for key in of_stem
-        )
-        lines += [f"{stem}:", *told]
+        values = (f"    {key}: {json.dumps(of_stem[key])}" for key in of_stem)
+        lines += [f"  {name}:", *values]
     return Rendered({**files, "facts.yml": "\n".join(lines) + "\n"}, broken)
 
 
@@ -157,11 +159,9 @@ def of_sentences(record: Record) -> bool:
     return record.device.slug in (primary_gpu(), "meta")
 
 
-def doubtful_facts(found: Mapping[str, list[Record]]) -> dict[str, dict[str, str]]:
-    """Which of the records whose numbers stand in sentences are older than the code,
-    and which were edited by hand: by stem a link, or nothing.
-
-    `tools/hooks/pages.py` says it under the title of every page with such sentences.
+def doubtful(found: Mapping[str, list[Record]]) -> dict[str, dict[str, list[str]]]:
+    """Links to the records whose numbers stand in sentences and are older than the
+    code, and to those that were edited by hand, by the name of their facts.
     """
     records = [record for of_stem in found.values() for record in of_stem]
     ours = [r for r in records if r.kind == "measured" and of_sentences(r)]
@@ -171,13 +171,12 @@ def doubtful_facts(found: Mapping[str, list[Record]]) -> dict[str, dict[str, str
     }
 
 
-def links_to(records: Iterable[Record]) -> dict[str, str]:
+def links_to(records: Iterable[Record]) -> dict[str, list[str]]:
     links = {
-        r.stem: Markup(f"[{r.stem}](results/{r.device.slug}/{r.stem}.json)")
-        for r in records
+        r.stem: [f"[{r.stem}](results/{r.device.slug}/{r.stem}.json)"] for r in records
     }
     spanning = {
-        name: Markup(", ".join(links[stem] for stem in stems if stem in links))
+        name: [link for stem in stems for link in links.get(stem, [])]
         for name, stems in SPANNED.items()
     }
-    return {**{stem: links.get(stem, "") for stem in STEMS}, **spanning}
+    return {**links, **spanning}

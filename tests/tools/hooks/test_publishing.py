@@ -1,4 +1,4 @@
-"""The hook that tells where to go, inside the site and from outside."""
+"""The hook and templates that tell where to go, inside the site and from outside."""
 
 from __future__ import annotations
 
@@ -6,50 +6,57 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from jinja2 import ChoiceLoader, DictLoader, Environment, FileSystemLoader
 
+from systems import ROOT
 from tools.hooks import publishing
 
+# What the theme has around our templates.
+BASE = """{% block htmltitle %}{% endblock %}{% block extrahead %}{% endblock %}
+{% block header %}<div class="md-search" role="dialog"></div>{% endblock %}
+{% block content %}{% endblock %}"""
 
-@pytest.mark.parametrize(
-    ("site_url", "overview"),
-    [
-        ("", "/index.html"),
-        ("https://example.org/", "/index.html"),
-        ("https://example.org/guide/", "/guide/index.html"),
-    ],
-)
-def test_a_wrong_address_leads_to_the_overview(site_url: str, overview: str) -> None:
-    config: Any = SimpleNamespace(site_url=site_url, site_name="Guide")
-    page = f"<title>Guide</title>{publishing.NOT_FOUND}"
-    shown = publishing.on_post_template(page, template_name="404.html", config=config)
-    assert f'href="{overview}"' in shown
-    assert "<title>Not found - Guide</title>" in shown
-    assert publishing.NOT_FOUND not in shown
-    same = publishing.on_post_template(page, template_name="main.html", config=config)
-    assert same == page
+
+def shown(template: str, top: str = "", **context: Any) -> str:
+    """What a template of ours gives, below this address."""
+    ours = FileSystemLoader(ROOT / "tools" / "hooks" / "theme")
+    environment = Environment(
+        loader=ChoiceLoader([ours, DictLoader({"base.html": BASE})])
+    )
+    environment.filters["url"] = lambda path: f"{top}/{path}"
+    config = {"site_name": "Guide", "site_description": "Of what.", "site_url": ""}
+    return environment.get_template(template).render(config=config, **context)
+
+
+@pytest.mark.parametrize("top", ["", "/guide"])
+def test_a_wrong_address_leads_to_the_overview(top: str) -> None:
+    page = shown("404.html", top)
+    assert f'href="{top}/index.html"' in page
+    assert "<title>Not found - Guide</title>" in page and "<h1>" in page
+
+
+def test_the_dialog_of_the_search_has_a_name() -> None:
+    assert 'role="dialog" aria-label="Search"></div>' in shown("main.html")
 
 
 def test_programs_get_a_list_of_all_pages() -> None:
-    config: Any = SimpleNamespace(site_name="Guide", site_description="Of what.")
-    pages: Any = [
+    pages = [
         SimpleNamespace(
             title=f"Page {name}",
             url=f"{name}.html",
             canonical_url=top and f"{top}{name}.html",
-            meta={"description": f"About {name}."},
+            meta={"description": f"About {name}'s."},
         )
         for name, top in (("one", None), ("two", "https://example.org/guide/"))
     ]
-    assert publishing.listed(pages, config) == (
-        "# Guide\n\n> Of what.\n\n- [Page one](one.html): About one.\n"
-        "- [Page two](https://example.org/guide/two.html): About two.\n"
+    assert shown("llms.txt", nav=SimpleNamespace(pages=pages)).strip() == (
+        "# Guide\n\n> Of what.\n\n- [Page one](one.html): About one's.\n"
+        "- [Page two](https://example.org/guide/two.html): About two's."
     )
 
 
-def test_what_repeats_on_every_page_is_not_searched() -> None:
-    shown = publishing.on_page_content('<p class="provenance">Measured</p><p>Why</p>')
-    assert shown == '<p class="provenance" data-search-exclude>Measured</p><p>Why</p>'
-    listing = '<div class="language-python highlight"><pre>x</pre></div>'
-    assert "data-search-exclude><pre>" in publishing.on_page_content(listing)
-    command = listing.replace("python", "console")
-    assert publishing.on_page_content(command) == command
+def test_lines_of_a_page_are_not_indented_but_those_of_code_are() -> None:
+    page = "<ul>\n    <li>\n        a</li>\n</ul><pre>\n  x\n    y</pre>\n\n   <p>"
+    assert publishing.without_indents(page) == (
+        "<ul>\n<li>\na</li>\n</ul><pre>\n  x\n    y</pre>\n<p>"
+    )

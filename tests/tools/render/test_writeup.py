@@ -53,7 +53,7 @@ def test_page_and_problems_are_the_same_in_the_same_order():
         for answer in problem.answers
     ]
     assert re.findall(r"generated/writeup-(\w+-\w+)\.md", PAGE) == asked
-    assert re.findall(r"<!-- answer: (\w+) -->", PAGE) == [
+    assert re.findall(r"generated/answer-(\w+)\.md", PAGE) == [
         answer.page for answer in ANSWERS
     ]
     assert re.findall(r"generated/claims-(\w+)\.md", PAGE) == [
@@ -81,8 +81,8 @@ def test_every_answer_stands_on_evidence():
     """A table or figure of the stems that it rests on follows each answer whose page
     exists.
     """
-    for part in re.split(r"(?=<!-- answer: )", PAGE)[1:]:
-        answer = next(a for a in ANSWERS if f"answer: {a.page} " in part)
+    for part in re.split(r"(?=generated/answer-)", PAGE)[1:]:
+        answer = next(a for a in ANSWERS if f"answer-{a.page}.md" in part)
         shown = re.findall(
             r"generated/(\w+?)-[\w-]+\.md", part.split("generated/writeup-")[0]
         )
@@ -116,7 +116,7 @@ def test_the_status_follows_the_records(found, monkeypatch):
     )
     answer = next(a for a in ANSWERS if a.page == "mixed_precision")
     assert writeup.status(answer, found) == "answered on NVIDIA H200, fresh"
-    assert writeup.facts(found)["mixed_precision"] == "yes"
+    assert writeup.answered(found)["mixed_precision"] == "yes"
     # Another GPU counts once it has every stem.
     others = {stem: list(records) for stem, records in found.items()}
     for stem in answer.stems:
@@ -130,7 +130,7 @@ def test_the_status_follows_the_records(found, monkeypatch):
         record for record in found["end_to_end"] if record.kind == "reported"
     ]
     assert writeup.status(answer, others) == "not measured yet"
-    assert writeup.facts(others)["mixed_precision"] == "no"
+    assert writeup.answered(others)["mixed_precision"] == "no"
     assert (
         writeup.status(writeup.Answer("new", ("a_stem_to_come",), "", ""), found)
         == "not built yet"
@@ -141,8 +141,8 @@ def test_what_needs_no_gpu_is_measured_on_the_meta_device(found):
     """The answer of (f) is counted on shapes, so no GPU has a record of it."""
     ours = [r for r in found["saved_tensors"] if r.kind == "measured"]
     assert [record.device.slug for record in ours] == ["meta"]
-    assert writeup.facts(found)["saved_tensors"] == "yes"
-    assert writeup.facts({**found, "saved_tensors": []})["saved_tensors"] == "no"
+    assert writeup.answered(found)["saved_tensors"] == "yes"
+    assert writeup.answered({**found, "saved_tensors": []})["saved_tensors"] == "no"
 
 
 def test_a_claim_whose_stem_no_answer_names_comes_last(found):

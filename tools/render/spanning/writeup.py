@@ -1,8 +1,8 @@
 """The write-up: every graded problem of problems.toml with its status, which follows
 from STEMS and the records.
 
-The answers themselves stand in their pages; `tools/hooks/pages.py` copies them into
-docs/writeup.md when the site is built, where `facts` here says that they are measured.
+The answers themselves stand in their pages; `pages.py` beside this copies those that
+`answered` here says are measured.
 """
 
 import tomllib
@@ -95,7 +95,7 @@ def status(answer: Answer, found: Found) -> str:
     return f"answered on {'; '.join(each)}" if each else NOT_MEASURED_YET
 
 
-def facts(found: Found) -> dict[str, str]:
+def answered(found: Found) -> dict[str, str]:
     """For each page, whether the GPU whose numbers stand in its sentences has measured
     what its answer rests on; what needs no GPU is measured on the meta device.
     """
