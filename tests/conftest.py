@@ -50,6 +50,14 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
 
 
+def pytest_collection_finish():
+    """Modules of tests that run kernels have imported triton by now."""
+    if not HAS_GPU and "triton" in sys.modules:
+        from tests.interpreting import patch_the_language_once_a_launch
+
+        patch_the_language_once_a_launch()
+
+
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """Path of the browser that the project itself would print with. In CI it must be

@@ -27,8 +27,9 @@ from systems.model.sizes import SIZES, TABLE_1, VOCAB_SIZE
 from systems.model.train_step import Phase
 from systems.model.transformer import TransformerBlock
 from systems.profiling import nsys, torch_trace
-from systems.profiling.annotated_attention import PARTS, causal_attention
-from systems.profiling.digest import LAYER, STEP, on_the_gpu, timeline
+from systems.profiling.annotated_attention import causal_attention
+from systems.profiling.digest import on_the_gpu, timeline
+from systems.profiling.marks import LAYER, PARTS, STEP
 from systems.profiling.trace import Kernel
 from systems.running.command import main, option, options_of
 

@@ -13,13 +13,7 @@ from torch import Tensor
 
 from systems.benchmarking.phases import mark
 from systems.model import transformer
-
-PARTS = SCORES, MASK, SOFTMAX, OUTPUT = (
-    "attention scores",
-    "attention mask",
-    "attention softmax",
-    "attention output",
-)
+from systems.profiling.marks import MASK, OUTPUT, SCORES, SOFTMAX
 
 
 # --8<-- [start:attention]

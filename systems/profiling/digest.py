@@ -11,10 +11,9 @@ from typing import Any
 
 from systems.benchmarking import phases
 from systems.profiling.kernel_names import category_of
+from systems.profiling.marks import LAYER, STEP
 from systems.profiling.trace import Kernel, TraceError, rows_of, span_ms
 
-# Marks that say which pass and which layer, not which phase.
-STEP, LAYER = "step", "layer"
 SHOWN = ("median_ms", "min_ms", "max_ms", "start_ms")
 
 

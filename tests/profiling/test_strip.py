@@ -14,8 +14,9 @@ import pytest
 from systems import ROOT
 from systems.experiments.kernel_profile import MARKS
 from systems.profiling import nsys
-from systems.profiling.digest import LAYER, on_the_gpu
+from systems.profiling.digest import on_the_gpu
 from systems.profiling.kernel_names import MATMUL, category_of, is_split_k_sum
+from systems.profiling.marks import LAYER
 from systems.profiling.strip import strip
 from systems.profiling.trace import TraceError
 

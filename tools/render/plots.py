@@ -22,6 +22,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
@@ -160,7 +161,8 @@ def svg(
             text.set_text(CONTROL.sub(" ", text.get_text()))
         name_lines(figure)
         buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        # `savefig` would draw once more, to arrange what `draw` arranges itself.
+        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
     head = (
         f'<svg class="plot {shown}" role="img" aria-label="{plain(alt)}"'
         f' viewBox="0 0 {width} {height:g}" width="{width}" height="{height:g}">'
@@ -313,7 +315,9 @@ def power_of_two_axis(axis: Axis, ticks: Sequence[int], label: str) -> None:
 
 def name_lines(figure: Figure) -> None:
     """Write the label of each line at its last point, none over another."""
-    figure.draw_without_rendering()
+    layout = figure.get_layout_engine()
+    assert layout is not None
+    layout.execute(figure)
     for axes in figure.axes:
         named = [
             line

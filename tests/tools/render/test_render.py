@@ -232,11 +232,6 @@ def test_sentences_learn_which_records_were_edited(found):
     assert not any(link for stem, link in links.items() if stem != "method")
 
 
-@pytest.mark.slow
-def test_rendering_twice_gives_the_same_bytes():
-    assert everything.render_all(RESULTS) == everything.render_all(RESULTS)
-
-
 def test_a_misplaced_record_is_refused(tmp_path, found):
     record = measured(found, "warmup")
     store.write(record, tmp_path / "nvidia-a100" / "warmup.json")

@@ -14,8 +14,7 @@ from matplotlib.figure import Figure
 
 from systems import ROOT
 from systems.profiling import nsys
-from systems.profiling.annotated_attention import PARTS
-from systems.profiling.digest import LAYER, STEP
+from systems.profiling.marks import LAYER, PARTS, SOFTMAX, STEP
 from systems.profiling.trace import Kernel, Span
 from tools.render.plots import ACCENT, DARK, GREY, TINT, is_narrow, key, picture
 from tools.render.rows import PHASES
@@ -25,12 +24,11 @@ EXPORT = "assets/step-small-512.sqlite.xz"
 MARKS = (STEP, *PHASES, LAYER, *PARTS)
 # The second: the first may still wait for the CPU to get ahead.
 SHOWN = 1
-SOFTMAX = "attention softmax"
 # What a reader of exports names so: work on the GPU without a kernel.
 NO_KERNELS = ("memcpy", "memset")
 LANES = ("range", "launches", "kernels")
 LOOKS = {
-    "attention softmax": ACCENT,
+    SOFTMAX: ACCENT,
     "rest of attention": TINT,
     "rest of the layer": GREY,
 }
