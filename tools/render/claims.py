@@ -45,8 +45,11 @@ def claim(
 
 
 def claims_in(builder: ModuleType) -> list[Claim]:
-    """The claims of a stem, in their order."""
-    return [value for value in vars(builder).values() if isinstance(value, Claim)]
+    """The claims of a stem, in their order. A builder that is a folder may have them in
+    its `claims`.
+    """
+    found = vars(builder) | vars(getattr(builder, "claims", builder))
+    return [value for value in found.values() if isinstance(value, Claim)]
 
 
 def verdict(claim: Claim, record: Record | None) -> str:

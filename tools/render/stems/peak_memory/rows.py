@@ -10,8 +10,9 @@ from systems.formulas.memory_peak import most, peak
 from systems.profiling.memory.snapshot import CATEGORIES
 from systems.records.record import Record
 from tools.render import rows
-from tools.render.rows import Cell, cell, cells
+from tools.render.rows import Cell, cell, cells, say
 
+MIB = 2**20
 SIZE, CONTEXTS, PRECISIONS = "2.7B", (128, 256, 512), ("fp32", "bf16")
 LONGEST = CONTEXTS[-1]
 MODES = {
@@ -139,3 +140,44 @@ def place(c: Tried) -> str:
 def used(found: list[Tried]) -> list[str]:
     """The categories that any of these rows has, in the order of the timeline."""
     return [name for name in CATEGORIES if any(c.most(name) for c in found)]
+
+
+def helped(record: Record | None) -> dict[tuple[int, tuple[str, bool]], Tried]:
+    """A bf16 step of 2.7B by context and remedy."""
+    return {
+        (context, remedy): at(record, context, "step", "bf16", SIZE, *remedy)
+        for context in (LONGEST, 4 * LONGEST)
+        for remedy in REMEDIES
+    }
+
+
+def largest(c: Tried) -> list[dict[str, Any]]:
+    """The groups of the largest allocations of a pass."""
+    groups = c.get("tenth", [])
+    return [group for group in groups if group["bytes"] == groups[0]["bytes"]]
+
+
+# Numbers in words ---------------------------------------------------------------------
+
+
+def two(value: float) -> str:
+    """GiB, to two decimals."""
+    return say(value / 2**30, "{:.2f}")
+
+
+def in_gib(value: float) -> str:
+    return say(value / 2**30, "{:.2f} GiB")
+
+
+def in_mib(value: float) -> str:
+    return say(value / MIB, "{:.0f} MiB")
+
+
+def signed(value: float) -> str:
+    """A deviation: `+0.4 %`."""
+    return f"{100 * value:+.1f} %".replace("-0.0", "+0.0")
+
+
+def agreement(off: float) -> str:
+    """How measurement and prediction agree: "to the byte", "within 0.40 %"."""
+    return "to the byte" if off == 0 else say(100 * off, "within {:.2f} %")

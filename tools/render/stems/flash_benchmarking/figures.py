@@ -1,0 +1,147 @@
+"""Figures of `flash_benchmarking`: how few tiles a short head has, rates and memory by
+length.
+"""
+
+from collections.abc import Callable
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from systems.formulas.chips import chip_of
+from systems.records.record import Record
+from tools.render.drawing import NARROW, Drawing, drawn
+from tools.render.load import primary_gpu
+from tools.render.markdown import percent
+from tools.render.plots import (
+    ACCENT,
+    DARK,
+    GREY,
+    line,
+    panels,
+    plain_log_scale,
+    plot,
+    power_of_two_axis,
+)
+from tools.render.rows import Cell, say
+from tools.render.stems.flash_benchmarking.rows import (
+    DTYPES,
+    LIMB_PRODUCTS,
+    LONGEST,
+    MIB,
+    NAMES,
+    TILE,
+    D,
+    at,
+    lengths,
+    memory_bytes,
+    rate,
+    share,
+)
+from tools.render.stems.flash_passes import TFLOPS, peak_flops
+
+
+def tiles() -> str:
+    """How many streaming multiprocessors the tiles of one head occupy."""
+    chip = chip_of(primary_gpu()) or chip_of("nvidia-h200")
+    assert chip
+    lengths = (1024, 8192, LONGEST)
+
+    def draw(d: Drawing) -> None:
+        each = 44 if d.width > NARROW else 22
+        size = d.width / each
+        y = 0.0
+        for n in lengths:
+            made = n // TILE
+            busy = min(made, chip.sms)
+            d.text(0, y + 14, f"N = {n:,}: {made} tiles, {busy} of {chip.sms} SMs")
+            y += 22
+            for i in range(chip.sms):
+                style = "fill-blue" if i < made else "faint"
+                row, column = divmod(i, each)
+                d.box(column * size, y + row * size, size - 2, size - 2, style)
+            y += -(-chip.sms // each) * size + 14
+
+    alt = "; ".join(
+        f"{n} tokens make {n // TILE} tiles for {chip.sms} multiprocessors"
+        for n in lengths
+    )
+    return drawn(
+        draw,
+        f"{alt}.",
+        "<strong>One short head leaves most of the GPU idle.</strong> Each square is a "
+        "streaming multiprocessor, blue where it has one of the head's tiles of "
+        f"{TILE} queries.",
+    )
+
+
+def curves(
+    axes: Axes, record: Record, dtype: str, of: Callable[[Cell], float], **dashes: str
+) -> None:
+    """A line for each implementation, by length; ours last, over the others."""
+    ns = lengths(record)
+    for name, label in reversed(NAMES.items()):
+        ys = [of(at(record, name, dtype, D, n)) for n in ns]
+        color = ACCENT if name == "ours" else GREY
+        line(axes, ns, ys, color=color, label=label, ls=dashes.get(name, "-"))
+    power_of_two_axis(axes.xaxis, ns[1::4], "sequence length N")
+
+
+def rates_figure(record: Record) -> str:
+    """With the data sheet's peaks, and that of fp32 products made of bf16 ones."""
+    of_limbs = peak_flops(record, "bf16") / LIMB_PRODUCTS
+
+    def limit(axes: Axes, rate: float, name: str) -> None:
+        if rate:
+            axes.axhline(rate / TFLOPS, color=DARK, ls="--", lw=1)
+            style = {"xytext": (0, 3), "textcoords": "offset points"}
+            axes.annotate(name, (lengths(record)[0], rate / TFLOPS), **style)
+
+    def draw(figure: Figure) -> None:
+        for axes, dtype in zip(panels(figure, 2), DTYPES, strict=True):
+            curves(axes, record, dtype, lambda c: rate(c, "both") / TFLOPS)
+            limit(axes, peak_flops(record, dtype), f"{dtype} peak")
+            if dtype == "fp32":
+                limit(axes, of_limbs, f"bf16 peak / {LIMB_PRODUCTS}")
+            plain_log_scale(axes.yaxis, subs=(1,))
+            axes.set_title(f"{dtype}, TFLOP/s")
+
+    n = max(lengths(record), default=0)
+    reached, plain = (
+        say(share(record, at(record, name, "bf16", D, n), "both"), percent)
+        for name in ("ours", "plain")
+    )
+    return plot(
+        record,
+        "rates",
+        draw,
+        f"At {n:,} tokens in bf16 ours runs at {reached} of the data sheet's peak, "
+        f"plain PyTorch at {plain}.",
+        f"Forward and backward of one head, head dimension {D}, by the GPU's time. "
+        f"Exact fp32 products are {LIMB_PRODUCTS} bf16 products in ours.",
+        height=320,
+        narrow=560,
+    )
+
+
+def memory_figure(record: Record) -> str:
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        # Ours and SDPA can need the same to the byte: dashes over a line let both show.
+        curves(axes, record, "bf16", lambda c: memory_bytes(c) / MIB, ours="--")
+        plain_log_scale(axes.yaxis, subs=(1,))
+        axes.set_title("memory above the inputs, MiB")
+
+    n = max(lengths(record), default=0)
+    ours, plain = (
+        say(memory_bytes(at(record, of, "bf16", D, n)) / MIB, "{:,.0f} MiB")
+        for of in ("ours", "plain")
+    )
+    return plot(
+        record,
+        "memory",
+        draw,
+        f"Ours needs {ours} for {n:,} tokens, plain PyTorch {plain}.",
+        f"Peak of forward and backward, bf16, head dimension {D}. Both axes are "
+        "logarithmic: a line twice as steep grows with the square of N.",
+        height=280,
+    )
