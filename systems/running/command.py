@@ -2,14 +2,11 @@
 
 import json
 import math
-import resource
 import sys
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import MISSING, asdict, field, fields
 from enum import Enum
 from inspect import Parameter, Signature
-from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
@@ -17,10 +14,10 @@ from msgspec import structs
 from rich.console import Console
 from rich.table import Table
 
-from systems.records.device import find_gpu
 from systems.records.outcome import Run, measure_row
 from systems.records.record import Row
 from systems.records.summary import summarize
+from systems.running.host_memory import bound_memory
 from systems.running.limited import limit_memory
 
 # The largest size that a tensor can have.
@@ -107,31 +104,6 @@ def main(config_class: type, run: Run) -> NoReturn:
     app.command()(command)
     app()
     raise AssertionError("typer ends the process")
-
-
-def bound_memory() -> None:
-    """Where there is no GPU: let an allocation of more than the machine has free fail,
-    which is a result. Otherwise its kernel would end this process, or another.
-    """
-    free = free_bytes()
-    if free is None or find_gpu() is not None:
-        return
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    # Not on every system.
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_DATA, (free // 10 * 9, hard))
-
-
-def free_bytes(proc: Path = Path("/proc")) -> int | None:
-    """What programs can have without another giving up any; None where the system has
-    no such count.
-    """
-    try:
-        lines = (proc / "meminfo").read_text().splitlines()
-        (free,) = (line for line in lines if line.startswith("MemAvailable:"))
-        return int(free.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 def _parameter(f: Any) -> Parameter:

@@ -1,7 +1,6 @@
 """One configuration from the command line, where what it is given can't be."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -9,7 +8,6 @@ import pytest
 
 from systems import ROOT
 from systems.records.outcome import measure_row
-from systems.running.command import free_bytes
 from tests.fake_stem import Config
 
 
@@ -60,38 +58,6 @@ def test_more_than_any_memory_is_a_result_without_any(stem, options):
     child = command(stem, *options)
     assert child.returncode == 0, child.stderr
     assert json.loads(child.stdout)["status"] == "out_of_memory"
-
-
-@pytest.mark.slow
-def test_without_a_gpu_more_than_is_free_is_a_result_and_kills_no_process():
-    """As `attention --n 10000000` did."""
-    code = (
-        "import systems.experiments.attention as stem; "
-        "from systems.records.outcome import measure_row; "
-        "from systems.running import command; "
-        "command.find_gpu = lambda: None; command.free_bytes = lambda: 2**30; "
-        "command.bound_memory(); "
-        "print(measure_row(stem.Config(n=10_000_000), stem.run).status)"
-    )
-    # torch too must see none.
-    without = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    child = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=without, capture_output=True
-    )
-    assert child.stdout == b"out_of_memory\n", child.stderr.decode()
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("MemTotal: 9 kB\nMemAvailable:    3 kB\n", 3072),
-        ("MemTotal: 9 kB\n", None),
-        ("MemAvailable: much\n", None),
-    ],
-)
-def test_free_memory_is_what_the_system_says(tmp_path, text, found):
-    (tmp_path / "meminfo").write_text(text)
-    assert free_bytes(tmp_path) == found
 
 
 @pytest.mark.slow
