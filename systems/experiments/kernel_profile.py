@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from systems import ROOT
-from systems.benchmarking import phases, timing
+from systems.benchmarking import graphs, phases, timing
 from systems.benchmarking.timing import Step
 from systems.benchmarking.workload import Workload
 from systems.model.sizes import SIZES, TABLE_1, VOCAB_SIZE
@@ -31,6 +31,7 @@ from systems.profiling.annotated_attention import causal_attention
 from systems.profiling.digest import on_the_gpu, timeline
 from systems.profiling.marks import LAYER, PARTS, STEP
 from systems.profiling.trace import Kernel
+from systems.records.outcome import Unsupported
 from systems.running.command import main, option, options_of
 
 PROTOCOL = {
@@ -38,6 +39,7 @@ PROTOCOL = {
     "before any profiler starts",
     "kernels": "of passes after those, per pass; a kernel's phase is the one that "
     "launched it",
+    "graphs": "of each phase, up to context 256",
     "data": "random tokens and targets, seed 0",
     "tf32": "off",
 }
@@ -47,6 +49,8 @@ PROFILERS = {
     "nsys": "Nsight Systems",
     "capture": "none: only tell a profiler around this process what to capture",
 }
+# Up to this context kernels are so short that the host may decide.
+HOST_DECIDES = 256
 MARKS = (STEP, *phases.PHASES, LAYER, *PARTS)
 # Where reports and traces are kept. Not committed: they are large, and name the
 # machine.
@@ -68,8 +72,9 @@ class Config:
     batch: int = option(4, "sequences in a batch")
     vocab: int = option(VOCAB_SIZE, "vocabulary size")
     warmup: int = option(5, "passes before the clock counts")
-    steps: int = option(10, "passes that are timed")
+    steps: int = option(5, "passes that are timed")
     passes: int = option(3, "passes that are profiled")
+    graphs: bool = option(False, "time each phase as a CUDA graph too")
 
 
 def configs(quick: bool = False) -> list[Config]:
@@ -91,7 +96,7 @@ def configs(quick: bool = False) -> list[Config]:
         for context in (128, 256, 512, 1024)
     ]
     return [
-        Config(size, context, mode, precision)
+        Config(size, context, mode, precision, graphs=context <= HOST_DECIDES)
         for size, context, precision in cells
         for mode in MODES
     ]
@@ -122,6 +127,8 @@ def run(config: Config) -> dict[str, Any]:
         metrics |= measure(work.step, config.warmup, config.steps) | cost_of_marks(
             device
         )
+    if config.graphs and profiler != "capture":
+        metrics |= as_graphs(work, config.steps, device)
     if profiler == "nsys":
         # The process that nsys starts needs the memory.
         del work, clear
@@ -145,6 +152,19 @@ def run(config: Config) -> dict[str, Any]:
 
 
 # --8<-- [end:run]
+
+
+def as_graphs(work: Workload, steps: int, device: str) -> dict[str, Any]:
+    """Samples in ms of each phase, its kernels launched as a CUDA graph; or why there
+    are none: what is profiled is another matter.
+    """
+    clear = work.model.zero_grad
+    try:
+        with graphs.captured(work.step, clear, device) as replay:
+            found = timing.measure(replay, warmup=1, repeats=steps, device=device)
+    except (Unsupported, torch.OutOfMemoryError) as error:
+        return {"no_graphs": str(error).splitlines()[0]}
+    return {f"graph_{n}": ms for n, ms in found.items() if n.endswith("_ms")}
 
 
 def gpu() -> str:

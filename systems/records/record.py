@@ -4,7 +4,7 @@ The types say what a file may hold: `systems.records.store` reads it into them a
 refuses anything else. What types can't say stands in `systems.records.rules`.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from msgspec import Meta, Struct
 
@@ -29,6 +29,8 @@ class Row(Struct, forbid_unknown_fields=True, dict=True):
     # No field, so not in the file: how many times as long as on a quiet host the probes
     # took. `tools.render.load` compares the records of a GPU.
     slowdown = 1.0
+    # Nor is this: of a profiled row, the row of `end_to_end` that timed the same cell.
+    clock = cast("Row | None", None)
 
     config: dict[str, Any]
     status: Literal["ok", "out_of_memory", "unsupported", "failed"]
@@ -51,6 +53,8 @@ class Record(Struct, forbid_unknown_fields=True, dict=True):
 
     # No field, so not in the file: whether reading found a digest of other content.
     edited = False
+    # Nor is this: of a profile, the record of `end_to_end` that its rows are timed by.
+    clock = cast("Record | None", None)
 
     stem: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*$")]
     kind: Literal["measured", "reported"]

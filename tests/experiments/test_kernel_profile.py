@@ -8,13 +8,14 @@ rest of the path is the same.
 import gzip
 import json
 import warnings
+from contextlib import contextmanager
 from dataclasses import replace
 from unittest import mock
 
 import pytest
 import torch
 
-from systems.benchmarking import phases, timing
+from systems.benchmarking import graphs, phases, timing
 from systems.experiments import kernel_profile
 from systems.experiments.kernel_profile import Config
 from systems.model import transformer
@@ -135,6 +136,24 @@ def test_a_step_is_timed_then_looked_at(cpu, mode):
         assert {row["category"] for row in rows if row["phase"] == "optimizer"} <= {
             "optimizer"
         }
+
+
+def test_phases_are_timed_as_graphs_too_or_the_row_says_why_not(cpu, monkeypatch):
+    """Without graphs the profile is as good."""
+    config = replace(CONFIG, graphs=True, mode="forward")
+    monkeypatch.setattr(kernel_profile, "gpu", lambda: "cpu")
+    refused = kernel_profile.run(config)
+    assert refused["no_graphs"] == "a CPU has no CUDA graphs" and refused["kernels"]
+
+    @contextmanager
+    def captured(step, clear, device):
+        clear()
+        yield step
+
+    monkeypatch.setattr(graphs, "captured", captured)
+    metrics = kernel_profile.run(config)
+    assert len(metrics["graph_forward_ms"]) == config.steps
+    assert "no_graphs" not in metrics and metrics["kernels"]
 
 
 def test_what_the_rows_say_adds_up(cpu):
@@ -360,6 +379,7 @@ def test_the_grid_is_the_one_asked_for():
     assert {(c.profiler, c.keep_traces) for c in kernel_profile.configs()} == {
         ("torch", False)
     }
+    assert {c.context for c in kernel_profile.configs() if c.graphs} == {128, 256}
 
 
 def test_rows_measured_again_agree_in_all_but_their_times():

@@ -205,6 +205,7 @@ def load_sound(results: Path) -> tuple[dict[str, list[Record]], list[Broken]]:
             f"is of that GPU; there are: {', '.join(sorted(measured))}"
         )
     compare_hosts([record for of_stem in found.values() for record in of_stem])
+    note_clocks(found.get("kernel_profile", []), found.get("end_to_end", []))
     for of_stem in found.values():
         of_stem.sort(
             key=lambda r: (
@@ -228,6 +229,32 @@ def compare_hosts(records: list[Record]) -> None:
         quiet = quietest(usuals)
         for row in (row for record in group for row in record.rows):
             row.slowdown = slowdown(row.host, quiet)
+
+
+# What times the same only where it is the same.
+SAME_SOFTWARE = ("torch", "cuda", "cudnn")
+SAME_CELL = ("size", "context", "mode", "precision", "batch", "vocab")
+
+
+def note_clocks(profiles: list[Record], clocks: list[Record]) -> None:
+    """Note at each profiled row the row of `end_to_end` that timed the same cell, on
+    the same GPU with the same driver and software, while the host was not slow. A
+    profile has its own host, which may launch slowly while it is made.
+    """
+    for profile in (p for p in profiles if p.kind == "measured"):
+        alike = (c for c in clocks if c.kind == "measured" and same(profile, c))
+        profile.clock = clock = next(alike, None)
+        for row in profile.rows:
+            of = {key: row.config.get(key) for key in SAME_CELL}
+            timed = clock.find(**of, attention="eager") if clock else None
+            row.clock = timed if timed and not timed.slow else None
+
+
+def same(one: Record, other: Record) -> bool:
+    return (one.device.slug, one.device.driver) == (
+        other.device.slug,
+        other.device.driver,
+    ) and all(one.software.get(n) == other.software.get(n) for n in SAME_SOFTWARE)
 
 
 def is_of_gpu(record: Record) -> bool:

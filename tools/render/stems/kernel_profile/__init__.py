@@ -9,7 +9,13 @@ from systems.profiling.kernel_names import CATEGORIES, COPY, MATMUL
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.load import primary_gpu
-from tools.render.markdown import columns, folded_name, per_device, percent
+from tools.render.markdown import (
+    columns,
+    folded_name,
+    per_device,
+    percent,
+    provenance,
+)
 from tools.render.rows import (
     MISSING,
     Cell,
@@ -31,6 +37,7 @@ from tools.render.stems.kernel_profile.rows import (
     busy_ms,
     by_name,
     disagreement,
+    graphs_ms,
     idle_share,
     inference,
     kernels,
@@ -48,6 +55,7 @@ from tools.render.stems.kernel_profile.rows import (
     share,
     slowdown,
     span_ms,
+    timed,
     total_ms,
     unattributed,
     wall_ms,
@@ -123,20 +131,42 @@ def watched(record: Record, shown: str) -> str:
 
 def times_table(record: Record) -> str:
     """(a) Wall time, with and without the profiler, span and sum of the kernels, and
-    what is idle.
+    what is idle; and the same kernels as CUDA graphs, where they were timed.
     """
-    return columns(
-        cells(record),
+    found = cells(record)
+    graphs = ("as graphs, ms", graphs_ms, "{:.2f}")
+    own = [c for c in found if c and timed(c) is c]
+
+    def wall(c: Cell) -> Any:
+        ms = wall_ms(c)
+        return f"{ms:.2f}{OWN if c in own else ''}" if c else ms
+
+    shown = columns(
+        found,
         *CELL,
         "mode",
-        ("wall, ms", wall_ms, "{:.2f}"),
+        ("wall, ms", wall),
         ("sum of kernels, ms", busy_ms, "{:.2f}"),
         ("idle", idle_share, percent),
+        *([graphs] if any(graphs_ms(c) for c in found) else []),
         ("wall, profiled, ms", profiled_ms, "{:.2f}"),
         ("GPU span, profiled, ms", span_ms, "{:.2f}"),
         ("factor", slowdown, "{:.2f}"),
         left=4,
     )
+    return f"{shown}\n\n{clocks_of(record, own)}" if shown else ""
+
+
+# Beside the wall time of the profile's own run.
+OWN = " ‡"
+
+
+def clocks_of(record: Record, own: list[Cell]) -> str:
+    """Where the wall times are from."""
+    if record.clock is None:
+        return f"{OWN.strip()} Wall time of the profile's own run.\n{{ .provenance }}"
+    mark = f"{OWN.strip()} {len(own)} rows: of the profile's own run. " if own else ""
+    return f"{mark}Wall time: {provenance(record.clock)}"
 
 
 def forward_passes(record: Record | None, **config: Any) -> list[Cell]:
@@ -281,7 +311,6 @@ def facts(record: Record | None) -> dict[str, str]:
         found[f"profiled_{key}"] = say(profiled_ms(c), ms)
         found[f"span_{key}"] = say(span_ms(c), ms)
         found[f"busy_{key}"] = say(busy_ms(c), ms)
-    # The wall time of a short pass is its host's: `end_to_end` has the quieter one.
     found["wall_2_7B"] = say(wall_ms(largest), ms)
     found["idle_2_7B"] = say(idle_share(largest), percent)
     for key, c in {"small": small, "2_7B": largest, "2_7B_bf16": low}.items():
@@ -378,6 +407,18 @@ def small_is_launch_bound(record: Record) -> Judgement:
 
 @claim(
     "nsys_profile",
+    "Where the GPU idles for more than a third of the time, launching the same kernels "
+    "as CUDA graphs saves more than half of what is idle.",
+)
+def graphs_fill_the_idle_time(record: Record) -> Judgement:
+    found = [c for c in ran(record) if graphs_ms(c) and idle_share(c) > 1 / 3]
+    saved = [(wall_ms(c) - graphs_ms(c)) / (wall_ms(c) - busy_ms(c)) for c in found]
+    told = f"Of the idle time they save {span(saved)}, in {len(found)} rows."
+    return saved and (min(saved) > 1 / 2, told)
+
+
+@claim(
+    "nsys_profile",
     "In fp32 the kernel with the most time is a matrix product: in every forward pass, "
     "and in every forward and backward pass together.",
 )
@@ -426,20 +467,21 @@ def softmax_is_memory_traffic(record: Record) -> Judgement:
 
 @claim(
     "benchmarking_mixed_precision",
-    "Where forward and backward are no faster in bf16 than in fp32, by the clock of "
-    "the profiled cells, the GPU is idle for more than half of the time in bf16.",
+    "Where forward and backward are no faster in bf16 than in fp32, the GPU is idle "
+    "for more than half of the time in bf16.",
     "In some profiled cell forward and backward are no faster in bf16 than in fp32 "
     "although the GPU is busy for at least half of the time.",
 )
 def slower_where_the_gpu_idles(record: Record) -> Judgement:
     both = ran(record, mode="step", precision="bf16")
     compared = known(
-        c.ms(*TRAINED) / same_in_fp32(record, c).ms(*TRAINED) for c in both
+        timed(c).ms(*TRAINED) / timed(same_in_fp32(record, c)).ms(*TRAINED)
+        for c in both
     )
     found = known(
         idle_share(c, *TRAINED)
         for c in both
-        if c.ms(*TRAINED) >= same_in_fp32(record, c).ms(*TRAINED)
+        if timed(c).ms(*TRAINED) >= timed(same_in_fp32(record, c)).ms(*TRAINED)
     )
     cells_in_all = f"{len(found)} of {len(compared)} cells profiled in both precisions"
     idle = ", ".join(percent(share) for share in found)

@@ -122,8 +122,21 @@ def phases_ms(c: Cell, metric: str) -> float:
     return c.ms(*(name for name in names if c.get(f"{name}_ms", None)))
 
 
+def timed(c: Cell) -> Cell:
+    """The row whose wall time counts: that of `end_to_end` for the same cell, else this
+    one's own. See `note_clocks` of `tools.render.load`.
+    """
+    clock = Cell(c.row.clock) if c and c.row else c
+    return clock or c
+
+
 def wall_ms(c: Cell) -> float:
-    return phases_ms(c, "{}")
+    return phases_ms(timed(c), "{}")
+
+
+def graphs_ms(c: Cell) -> float:
+    """The same kernels, launched as CUDA graphs; where that was timed."""
+    return phases_ms(c, "graph_{}") if c.get("graph_forward_ms", None) else c.missing
 
 
 def profiled_ms(c: Cell) -> float:
@@ -143,16 +156,20 @@ def busy_ms(c: Cell) -> float:
 
 def idle_share(c: Cell, *phases: str) -> float:
     """Of the wall time of these phases, or of all, without a profiler, what no kernel
-    fills.
+    fills. Nothing where the kernels of this run took a little longer than all of the
+    run that was timed.
     """
-    if not phases:
-        return 1 - busy_ms(c) / wall_ms(c)
-    return 1 - c.ms(*(f"{phase}_gpu_busy" for phase in phases)) / c.ms(*phases)
+    wall, busy = wall_ms(c), busy_ms(c)
+    if phases:
+        wall = timed(c).ms(*phases)
+        busy = c.ms(*(f"{phase}_gpu_busy" for phase in phases))
+    idle = 1 - busy / wall
+    return 0.0 if idle < 0 else idle
 
 
 def slowdown(c: Cell) -> float:
-    """Wall time under the profiler over wall time without."""
-    return profiled_ms(c) / wall_ms(c)
+    """Wall time under the profiler over wall time without, in the same run."""
+    return profiled_ms(c) / phases_ms(c, "{}")
 
 
 def unattributed(c: Cell) -> float:
