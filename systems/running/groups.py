@@ -15,12 +15,13 @@ import msgspec
 
 from systems import ROOT
 from systems.records.device import META, Device, sm_clock_mhz
-from systems.records.host import SLOW, Probe, probe, slowdown, usual
+from systems.records.host import SLOW, Probe, slowdown, usual
 from systems.records.neighbours import NOTE
 from systems.records.outcome import turns_of
 from systems.records.record import Record, Row
 from systems.running import machine
 from systems.running.command import options_of
+from systems.running.host import probe
 
 # How often rows are measured again whose host was slow; and what that may take, in
 # seconds or as a share of what all rows took: some hosts are never quiet.

@@ -1,90 +1,15 @@
-"""What a probe tells of the host, and which rows it calls slow."""
-
-import subprocess
-import sys
-import time
-from pathlib import Path
+"""Which rows probes of the host call slow, and where that is said."""
 
 import pytest
+from msgspec.structs import replace
 
-from systems.records import host, store
-from systems.records.host import Probe, other_threads, probe, slowdown, usual
+from systems.records import store
+from systems.records.host import Probe, slowdown, usual
 from systems.records.record import Row
-from systems.running.precompile import cores
 from tests.factories import committed, make_gpu, make_record, make_row
 from tools.render import load
 from tools.render.markdown import SLOW_HOST, columns, provenance
 from tools.render.rows import Cell
-
-
-def test_a_probe_times_python_and_here_no_launches():
-    found = probe(launches=True)
-    assert 0.1 < found.python_ms < 1000
-    assert found.launch_ms is None or found.launch_ms < 1
-
-
-@pytest.mark.alone
-def test_who_keeps_the_cores_busy_is_seen():
-    before = probe().python_ms
-    count = 4 * cores()
-    command = [sys.executable, "-c", "while True: pass"]
-    others = [subprocess.Popen(command) for _ in range(count)]
-    try:
-        time.sleep(1)
-        busy = [probe() for _ in range(3)]
-    finally:
-        for child in others:
-            child.kill()
-            child.wait()
-    assert max(each.other_threads or 0 for each in busy) >= count
-    assert max(each.python_ms for each in busy) > host.SLOW * before
-
-
-def proc(root: Path, loadavg: str, *states: str) -> Path:
-    for i, state in enumerate(states):
-        task = root / "self" / "task" / str(i)
-        task.mkdir(parents=True)
-        (task / "stat").write_text(f"{i} (a (b) c) {state} 1 2 3")
-    (root / "loadavg").write_text(loadavg)
-    return root
-
-
-@pytest.mark.parametrize(
-    ("loadavg", "states", "others"),
-    [
-        ("0.20 0.18 0.12 1/80 11206", "RSS", 0),
-        ("9.20 0.18 0.12 7/80 11206", "RSR", 5),
-        ("0.20 0.18 0.12 0/80 11206", "R", 0),
-        ("0.20 0.18", "R", None),
-        ("a b c d/e f", "R", None),
-    ],
-)
-def test_threads_of_others_are_those_that_are_not_ours(
-    tmp_path, loadavg, states, others
-):
-    assert other_threads(proc(tmp_path, loadavg, *states)) == others
-
-
-def test_a_system_without_such_a_count_tells_none(tmp_path):
-    assert other_threads(tmp_path / "none") is None
-
-
-@pytest.mark.parametrize(
-    ("files", "battery"),
-    [
-        ({}, False),
-        ({"AC/online": "0"}, False),
-        ({"BAT0/status": "Charging"}, False),
-        ({"BAT0/status": "Discharging\n"}, True),
-        ({"BAT0/status": "Full", "BAT1/status": "Discharging"}, True),
-        ({"mouse/status": "Discharging", "mouse/scope": "Device\n"}, False),
-    ],
-)
-def test_a_battery_of_the_machine_is_told_from_a_mouse_s(tmp_path, files, battery):
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert host.on_battery(tmp_path) == battery
 
 
 def test_slow_is_the_slowest_time_of_all_probes_against_the_usual():
@@ -99,24 +24,48 @@ def test_slow_is_the_slowest_time_of_all_probes_against_the_usual():
 # What tables say ----------------------------------------------------------------------
 
 
-def record_of(times: list[float], python: str = "3.12", **fields):
+def record_of(times: list[float], software=None, driver="580", **fields):
     rows = [make_row({"i": i}, work_ms=[1.0]) for i in range(len(times))]
     for row, ms in zip(rows, times, strict=True):
         row.host = [Probe(1.0, **fields), Probe(ms, **fields)]
-    return make_record("warmup", *rows, device=make_gpu(), software={"python": python})
+    device, own = (
+        replace(make_gpu(), driver=driver),
+        {"python": "3.12", "torch": "2.11"},
+    )
+    return make_record("warmup", *rows, device=device, software=own | (software or {}))
 
 
-def test_rows_are_slow_against_the_quietest_record_of_the_same_gpu_and_python():
+def test_rows_are_slow_against_the_quietest_record_of_the_same_gpu():
     steady, moody = record_of([1.0, 1.1, 1.0]), record_of([1.0, 1.9, 1.2])
-    other = record_of([0.1, 0.1, 0.1], python="3.13")
     # All of it on a slower host: each of its rows is.
     slower = record_of([2.0] * 3)
     for row in slower.rows:
         row.host = [Probe(2.0), Probe(2.0)]
-    load.compare_hosts([steady, moody, other, slower])
+    load.compare_hosts([steady, moody, slower])
     assert [row.slow for row in steady.rows] == [False, False, False]
     assert [row.slow for row in moody.rows] == [False, True, False]
     assert [row.slowdown for row in slower.rows] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"software": {"python": "3.13"}},
+        {"software": {"torch": "2.13"}},
+        {"driver": "590"},
+    ],
+    ids=str,
+)
+def test_with_other_software_a_host_is_neither_slow_nor_quiet(other):
+    here, there = record_of([1.0, 1.0]), record_of([0.1, 0.1], **other)
+    for row in there.rows:
+        row.host = [Probe(0.1)]
+    load.compare_hosts([here, there])
+    assert [row.slowdown for row in (*here.rows, *there.rows)] == [1, 1, 1, 1]
+    # What doesn't run the probes makes no difference.
+    alike = record_of([2.0], software={"triton": "3.9"})
+    load.compare_hosts([here, alike])
+    assert alike.rows[0].slow
 
 
 def test_a_slow_row_is_marked_and_the_line_under_the_table_says_so():

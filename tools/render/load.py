@@ -219,11 +219,13 @@ def load_sound(results: Path) -> tuple[dict[str, list[Record]], list[Broken]]:
 
 def compare_hosts(records: list[Record]) -> None:
     """Note at each row how slow its host was. Quiet is the host of that record of the
-    same kind of GPU whose probes usually took least; each Python has its own time.
+    same kind of GPU and the same software whose probes usually took least.
     """
     alike: dict[Any, list[Record]] = defaultdict(list)
     for record in records:
-        alike[record.device.slug, record.software.get("python")].append(record)
+        # What runs the probes: Python the loop, torch and the driver the launches.
+        python, torch = (record.software.get(name) for name in ("python", "torch"))
+        alike[record.device.slug, record.device.driver, python, torch].append(record)
     for group in alike.values():
         usuals = (usual(p for row in r.rows for p in row.host) for r in group)
         quiet = quietest(usuals)
