@@ -36,7 +36,7 @@ def fragments() -> dict[str, str]:
 
 def forward_flow() -> str:
     """Which arrays plain attention and FlashAttention write to memory."""
-    parts = [text(4, 13, "Plain attention: three kernels", "title", "start")]
+    parts = [text(4, 13, "Plain attention: at least three kernels", "title", "start")]
     parts += [rect(0, 20, 360, 86, "place"), text(8, 34, "GPU memory", "note", "start")]
     parts += [tensor(x, 42, name) for x, name in ((8, "Q"), (46, "K"))]
     parts += [

@@ -27,9 +27,9 @@ Found = Mapping[str, list[Record]]
 FIRST = {"first_forward": "the first kernel", "skip": "larger tiles"}
 DESIGN = {"skip": "the first kernel's design"}
 LADDER = {
-    "split": "masks only the diagonal",
+    "split": "masks the diagonal only",
     "exp2": "exp2 instead of exp",
-    "pipeline": "loads three tiles ahead",
+    "pipeline": "three tiles in flight",
     "heavy_first": "longest rows first",
     "small_tiles": "smaller tiles",
     "plain_forward": "any shape",

@@ -65,8 +65,8 @@ CAUSES = {
     "small_tiles": "Half of the queries and twice the keys in a program of four warps: "
     "more programs could take turns on an SM.",
     "plain_forward": "Strides, ragged edges, splits, tiles of its own and [a limit of "
-    "registers](flash_any_shape.md#programs-side-by-side). What generality costs is "
-    "paid outside the loop.",
+    "registers](flash_any_shape.md#programs-side-by-side). The last two change what "
+    "the compiler makes of the loop.",
     "one_item_forward": "[Warps with roles](flash_hopper.md) on Hopper: a producer "
     "copies, and consumers keep tensor cores and exponentials busy at once.",
     "forward": "One program on each SM computes one item after another, so the next "
@@ -270,7 +270,7 @@ def needs_table(record: Record | None) -> str:
 
 
 def reasons(record: Record | None, steps: Mapping[str, tuple[str, str]]) -> str:
-    """Each step's cause, what was predicted and measured, and what was compiled."""
+    """Each step's cause, and what the compiled kernels say about its gain."""
     found = needs(record)
     items = []
     for before, step in compared(steps):
@@ -280,7 +280,6 @@ def reasons(record: Record | None, steps: Mapping[str, tuple[str, str]]) -> str:
         if before:
             gained = gain(record, before, step)
             predicted = steps[step][1].partition(":")[0]
-            told.append(f"Predicted {predicted}, measured {say(gained, '{:.2f}')}.")
             if before in found and step in found:
                 told += evidence(
                     found[before], found[step], gained, float(predicted or 1)

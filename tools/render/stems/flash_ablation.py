@@ -77,7 +77,7 @@ TOLD = [
         "unshared",
         "shared",
         "programs share a loop: 1 head, N = 4096, d = 64, bf16",
-        ("2: 64 tiles for 132 multiprocessors", "1.5: and three launches more"),
+        ("2: 64 tiles for 132 SMs", "1.5: and three launches more"),
     ),
     (
         "in_turn",
@@ -88,8 +88,8 @@ TOLD = [
     (
         "cut_in_steps",
         "cut_ahead",
-        "a kernel cuts what others multiply: 16 heads, N = 4096, d = 64, fp32",
-        ("1.1: each program cuts all keys again", "1.2: the same, for more products"),
+        "fp32 is cut into limbs once, ahead: 16 heads, N = 4096, d = 64, fp32",
+        ("1.1: else each program cuts all keys", "1.2: the same, for more products"),
     ),
 ]
 PATH_OF_HOPPER = ("one_item_forward", "forward", "two_passes_backward", "backward")

@@ -351,12 +351,12 @@ def kernels_figure(record: Record) -> str:
             axes.set_xlim(0, 1.18 * longest)
             axes.set_title(f"{kernel.label}, ms")
 
-    told = " and ".join(f"{k.label} {say(k.over_floor, '{:.1f}')}" for k in shown)
+    told = " and ".join(f"{say(k.over_floor, '{:.1f}')} ({k.label})" for k in shown)
     return plot(
         record,
         "kernels",
         draw,
-        f"Time over the floor: {told}.",
+        f"Time over the floor of the products: {told}.",
         "Blue: one call of the test. Below it, how long each thing that the kernel "
         "must do takes by itself; the darker one is a floor, which nothing can pass.",
         height=190,
@@ -381,14 +381,14 @@ def facts(record: Record | None) -> dict[str, str]:
     rest = kernel.get("rest", Kernel("rest", MISSING, MISSING, {}))
     adding = additions_per_s(record)
     both = [f"{k.label} {k.ms:.2f} ms" for k in kernel.values() if k.role in ROLES]
-    over = [f"{k.label} {say(k.over_floor, '{:.1f}')}" for k in large(record)]
+    over = [f"{say(k.over_floor, '{:.1f}')} ({k.label})" for k in large(record)]
     return found | {
         "rate": say(test_rate(ours) / TFLOPS, "{:.0f} TFLOP/s"),
         "share": say(test_rate(ours) / peak_flops(record, "bf16"), percent),
         "plain_over_ours": say(plain, "{:.0f}"),
         "additions_rate": say(adding / TFLOPS, "{:.1f} TB/s"),
         "times": ", ".join(both) or NOT_MEASURED,
-        "over_floors": ", ".join(over) or NOT_MEASURED,
+        "over_floors": " and ".join(over) or NOT_MEASURED,
         "time_rest": say(rest.ms, "{:.2f} ms"),
         "share_rest": say(rest.share, percent),
         **predictions(record, kernel),

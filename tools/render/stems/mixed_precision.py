@@ -255,11 +255,10 @@ def reported_table(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Final losses, how they differ from fp32, and lost updates."""
+    """How final losses differ from those of fp32, and lost updates."""
     found = {"floor": say(floor(record), "{:.3f}")}
     for precision in PRECISIONS:
         of = numbers(record, precision)
-        found[f"final_{precision}"] = say(of["ended"])
         if precision != "fp32":
             differences = against_fp32(record, precision)
             fp32 = list(finals(record, "fp32").values())

@@ -117,7 +117,7 @@ def rates_figure(record: Record) -> str:
         f"At {n:,} tokens in bf16 ours runs at {reached} of the data sheet's peak, "
         f"plain PyTorch at {plain}.",
         f"Forward and backward of one head, head dimension {D}, by the GPU's time. "
-        f"Exact fp32 products are {LIMB_PRODUCTS} bf16 products in ours.",
+        f"Ours forms each fp32 product from {LIMB_PRODUCTS} of bf16.",
         height=320,
         narrow=560,
     )

@@ -81,8 +81,8 @@ def ratios_figure(record: Record) -> str:
         draw,
         f"Forward and backward take ours {span(both)} of cuDNN's time, and "
         f"{say(short, '{:.2f}')} at 128 tokens.",
-        f"bf16; shapes are {SHAPE}. At 128 tokens the CPU decides, which issues a call "
-        "of ours from Python.",
+        f"bf16; {SHAPE}: batch, heads, tokens, head dimension and mask. At 128 tokens "
+        "the CPU decides, which issues a call of ours from Python.",
         height=90 + 30 * len(shown),
     )
 
