@@ -77,8 +77,8 @@ def stall(number: Format, term: Fraction) -> tuple[int, Fraction]:
     and the sum there.
 
     A step is lost once the term is below half the spacing of the sum, or half of it,
-    since ties go to even. Until then each binade is one multiplication: numbers in it
-    are equally far apart, so each step gains the same.
+    since ties go to even. Until then each binade, from one power of two to the next, is
+    one multiplication: its numbers are equally far apart, so each step gains the same.
     """
     total, step, before = term, 1, None
     while gain := number.nearest(total + term) - total:

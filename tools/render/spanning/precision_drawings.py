@@ -16,8 +16,8 @@ GRID = (
 )
 BLOCK = (
     "<strong>The model under bf16 autocast,</strong> in the order of a forward pass: "
-    "matrix products give bf16, and the residual stream stays in fp32. The dtypes are "
-    "what a trace of the pass found."
+    "matrix products give bf16, what follows on bf16 alone keeps it, and the residual "
+    "stream stays in fp32. The dtypes are what a trace of the pass found."
 )
 # Some of what `autocast` looks at, in the order of a block, and how a drawing calls it.
 PARTS = {

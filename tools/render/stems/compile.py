@@ -354,6 +354,8 @@ def speedup_figure(record: Record) -> str:
         both[0].set_ylim(bottom=0)
 
     told = ranges(step_speedups(record))
+    if any(unsteady(record, c) for c in grid(record, "compiled")):
+        told += " where that is steady"
     return plot(
         record,
         "speedup",

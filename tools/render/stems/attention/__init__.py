@@ -56,6 +56,7 @@ CAPTIONS = {
         "What would be alive at the peak of the first pass that does not fit."
     ),
     "compiled.md": "Attention in fp32 without a mask, eager and compiled.",
+    "speedup-table.md": "Eager time over compiled time, both passes together.",
     "kernels.md": "The kernels of each pass, before compiling and after.",
 }
 
@@ -152,13 +153,13 @@ def times_figure(record: Record) -> str:
             axes.set_title(f"{name} pass, ms")
 
     factors = {name: growth(record, name) for name in PASSES}
-    grown = [f"{name} by {factor:.2f}" for name, factor in factors.items() if factor]
+    grown = [f"{factor:.2f} {name}" for name, factor in factors.items() if factor]
     return plot(
         record,
         "times",
         draw,
         f"From N = {LONGEST // 2:,} to twice that, the time of an eager pass grows by "
-        f"a factor: {', '.join(grown) or 'not measured'}.",
+        f"a factor of {' and '.join(grown) or 'not measured'}.",
         f"Median times in fp32, d = {WIDTH}, no mask. What grows with N² runs parallel "
         "to the dotted line.",
         narrow=520,

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.markdown import captioned, columns, lines, per_device
+from tools.render.markdown import columns, lines, per_device
 from tools.render.plots import heat_map, panels, plot
 from tools.render.rows import (
     MISSING,
@@ -46,7 +46,8 @@ def fragments(records: list[Record]) -> dict[str, str]:
     ours = measured(records)
     return {
         "compiled.md": per_device(records, compiled_table),
-        "speedups.md": per_device(ours, speedups_body),
+        "speedups.md": per_device(ours, speedup_figure),
+        "speedup-table.md": per_device(ours, speedup_table),
         "kernels.md": per_device(ours, kernels_table),
     }
 
@@ -167,8 +168,8 @@ def fused_words(kernel: str) -> str:
 LARGEST = 4.0
 
 
-def speedups_body(record: Record) -> str:
-    data = columns(
+def speedup_table(record: Record) -> str:
+    return columns(
         [(*variant, d) for variant in variants(record) for d in axis(record, "d")],
         *((head, lambda of, i=i: of[i]) for i, head in enumerate((*NAME[:2], "d"))),
         *(
@@ -181,8 +182,6 @@ def speedups_body(record: Record) -> str:
         ),
         left=2,
     )
-    caption = "Eager time over compiled time, both passes together."
-    return f"{speedup_figure(record)}\n\n{captioned(caption, data)}"
 
 
 def speedup_figure(record: Record) -> str:
