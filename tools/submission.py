@@ -19,7 +19,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from html import escape
 from pathlib import Path
 
@@ -104,9 +104,24 @@ def replacing(target: Path) -> Iterator[Path]:
         os.replace(written, target)
 
 
-def write_pdf(target: Path, label: str | None, told: str) -> None:
-    """Build the site apart from site/, and print its page of the write-up: the tabs of
-    this label, or all.
+@contextmanager
+def built_site() -> Iterator[Path]:
+    """The site, apart from site/."""
+    with tempfile.TemporaryDirectory() as folder:
+        mkdocs = [sys.executable, "-m", "mkdocs"]
+        command = [*mkdocs, "build", "--strict", "--site-dir", folder]
+        built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if built.returncode:
+            last = (built.stderr.strip().splitlines() or ["no message"])[-1]
+            raise Missing(f"the site does not build, see make build: {last}")
+        yield Path(folder)
+
+
+def write_pdf(
+    target: Path, label: str | None, told: str, site: Path | None = None
+) -> None:
+    """Print the page of the write-up, of a site built for it or of this one: the tabs
+    of this label, or all.
     """
     chromium = find_chromium()
     try:
@@ -116,45 +131,42 @@ def write_pdf(target: Path, label: str | None, told: str) -> None:
         raise Missing(
             f"{error.name} is not installed: make test installs what prints"
         ) from error
-    with tempfile.TemporaryDirectory() as folder:
-        mkdocs = [sys.executable, "-m", "mkdocs"]
-        command = [*mkdocs, "build", "--strict", "--site-dir", folder]
-        built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        if built.returncode:
-            last = (built.stderr.strip().splitlines() or ["no message"])[-1]
-            raise Missing(f"the site does not build, see make build: {last}")
-        with replacing(target) as written, sync_playwright() as playwright:
-            try:
-                browser = playwright.chromium.launch(
-                    executable_path=chromium, args=["--no-sandbox"]
-                )
-            except Error as error:
-                last = error.message.strip().splitlines()[0]
-                raise Missing(f"{chromium} does not start: {last}") from error
-            page = browser.new_page(color_scheme="light", offline=True)
-            page.goto((Path(folder) / "writeup.html").as_uri())
-            page.evaluate(PREPARE, [label, TITLE, told])
-            margin = {"top": "14mm", "bottom": "16mm", "left": "14mm", "right": "14mm"}
-            options = {
-                "format": "A4",
-                "scale": 0.8,
-                "margin": margin,
-                "print_background": True,
-                "outline": True,
-                "tagged": True,
-            }
-            page.pdf(
-                path=written,
-                display_header_footer=True,
-                header_template="<i></i>",
-                footer_template=FOOTER.format(told=escape(told)),
-                **options,
+    with (
+        nullcontext(site) if site else built_site() as folder,
+        replacing(target) as written,
+        sync_playwright() as playwright,
+    ):
+        try:
+            browser = playwright.chromium.launch(
+                executable_path=chromium, args=["--no-sandbox"]
             )
-            browser.close()
-            # Chromium keeps the title and the bookmarks, and has no place for the rest.
-            whole = PdfWriter(clone_from=written)
-            whole.add_metadata({"/Title": TITLE, "/Subject": told})
-            whole.write(written)
+        except Error as error:
+            last = error.message.strip().splitlines()[0]
+            raise Missing(f"{chromium} does not start: {last}") from error
+        page = browser.new_page(color_scheme="light", offline=True)
+        page.goto((folder / "writeup.html").as_uri())
+        page.evaluate(PREPARE, [label, TITLE, told])
+        margin = {"top": "14mm", "bottom": "16mm", "left": "14mm", "right": "14mm"}
+        options = {
+            "format": "A4",
+            "scale": 0.8,
+            "margin": margin,
+            "print_background": True,
+            "outline": True,
+            "tagged": True,
+        }
+        page.pdf(
+            path=written,
+            display_header_footer=True,
+            header_template="<i></i>",
+            footer_template=FOOTER.format(told=escape(told)),
+            **options,
+        )
+        browser.close()
+        # Chromium keeps the title and the bookmarks, and has no place for the rest.
+        whole = PdfWriter(clone_from=written)
+        whole.add_metadata({"/Title": TITLE, "/Subject": told})
+        whole.write(written)
 
 
 def listed(*options: str) -> list[Path]:
@@ -164,6 +176,10 @@ def listed(*options: str) -> list[Path]:
         names = subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, check=True
         )
+    except FileNotFoundError:
+        raise Missing(
+            "code.zip holds what git tracks, and git is not installed"
+        ) from None
     except (OSError, subprocess.CalledProcessError) as error:
         said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[0]
         raise Missing(

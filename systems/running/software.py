@@ -66,10 +66,12 @@ def git_state() -> Git | None:
             git("rev-parse", "HEAD"),
             dirty=bool(git("status", "--porcelain", "--", "systems")),
         )
+    except FileNotFoundError:
+        why = "git is not installed"
     except (OSError, subprocess.CalledProcessError) as error:
-        lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-        print(f"no commit is noted ({lines[0]}); set {COMMIT}", file=sys.stderr)
-        return None
+        why = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[0]
+    print(f"no commit is noted ({why}); set {COMMIT}", file=sys.stderr)
+    return None
 
 
 def named_commit() -> str | None:

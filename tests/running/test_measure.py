@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -418,11 +419,19 @@ def test_a_lock_that_is_no_file_is_refused_and_not_followed(run, tmp_path, kind)
     assert other.read_text() == "not ours"
 
 
-def test_a_tree_without_a_commit_says_so(run, monkeypatch, record_file):
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_tree_without_a_commit_says_so(
+    run, monkeypatch, record_file, tmp_path, installed
+):
+    if installed and not shutil.which("git"):
+        pytest.skip("git is not installed")
     monkeypatch.setenv("GIT_DIR", "/nonexistent")
     monkeypatch.delenv("GIT_COMMIT", raising=False)
+    if not installed:
+        monkeypatch.setenv("PATH", str(tmp_path))
     outcome = run()
-    assert "no commit is noted (fatal: not a git repo" in outcome.stderr
+    why = "fatal: not a git repo" if installed else "git is not installed"
+    assert f"no commit is noted ({why}" in outcome.stderr
     assert outcome.stderr.endswith("; set GIT_COMMIT\n") and outcome.code == 0
     assert store.read(record_file).git is None
 

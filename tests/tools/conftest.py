@@ -25,3 +25,11 @@ def browser(chromium: str) -> Iterator[Browser]:
 
     with sync_playwright() as playwright:
         yield playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site of this tree, built once for all tests."""
+    from tests.tools.browser.looking import built_once
+
+    return built_once(tmp_path_factory, "site")

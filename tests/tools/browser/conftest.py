@@ -1,4 +1,4 @@
-"""The site is built once, and each test opens it in a fresh browser profile."""
+"""Each test opens the site in a fresh browser profile."""
 
 # `looking` skips a module of tests where there is no browser to drive, which this file
 # can't do: it imports it where it is needed.
@@ -12,15 +12,6 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.tools.browser.looking import Browser, Page
-
-
-@pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.tools.browser.looking import build
-
-    folder = tmp_path_factory.mktemp("site")
-    build(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")

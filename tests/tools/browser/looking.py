@@ -8,6 +8,7 @@ is set.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import subprocess
@@ -50,9 +51,9 @@ OPEN_FOLDS = (
 )
 
 
-def build(folder: Path, **environment: str) -> float:
-    """Build the site; the seconds that the processors worked, which other work on the
-    machine changes little.
+def build(folder: Path, root: Path = ROOT, **environment: str) -> float:
+    """Build the site of this tree; the seconds that the processors worked, which other
+    work on the machine changes little.
     """
     # Not --quiet: it silences the warnings before --strict can count them.
     mkdocs = [sys.executable, "-m", "mkdocs"]
@@ -62,11 +63,26 @@ def build(folder: Path, **environment: str) -> float:
     environment = os.environ | fixed | environment
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     built = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+        command, cwd=root, env=environment, capture_output=True, text=True, timeout=120
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert built.returncode == 0, built.stdout + built.stderr
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def built_once(factory: pytest.TempPathFactory, name: str) -> Path:
+    """The site, built by the first of the processes that ask for it."""
+    shared = factory.getbasetemp()
+    # Each process of pytest-xdist has a folder of its own in that of the run.
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        shared = shared.parent
+    folder, built = shared / name, shared / f"{name} is built"
+    with open(shared / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not built.exists():
+            build(folder)
+            built.touch()
+    return folder
 
 
 def is_remote(url: str) -> bool:
