@@ -452,9 +452,10 @@ def test_the_grid_of_attention_is_the_one_asked_for():
     assert cells == {
         (d, n) for d in (16, 32, 64, 128) for n in (256, 1024, 4096, 8192, 16384)
     }
-    assert {(c.batch, c.passes) for c in configs if c.n != attention.TOO_LONG} == {
-        (8, 100)
-    }
+    grid = [c for c in configs if c.n != attention.TOO_LONG]
+    assert {c.batch for c in grid} == {8}
+    asked = {c.passes for c in grid if c.dtype == "fp32" and not c.causal}
+    assert asked == {100} and min(c.passes for c in grid) == 30
     # Eager and compiled are measured one after the other.
     assert all(
         a.execution != b.execution and a.n == b.n

@@ -119,6 +119,59 @@ def test_a_precision_is_what_it_is_called(tiny, precision, monkeypatch):
     assert optimizer.param_groups[0]["lr"] == mixed_precision.LEARNING_RATE
 
 
+def test_another_learning_rate_is_the_one_trained_at(tiny):
+    mixed_precision.run(config("fp32", learning_rate=0.002))
+    assert tiny[-1].param_groups[0]["lr"] == 0.002
+
+
+def test_fp32_and_pure_bf16_have_three_rates_and_autocast_one():
+    found = defaultdict(list)
+    for c in mixed_precision.configs():
+        found[c.precision].append((c.learning_rate, c.seed))
+    seeds = (1, 2, 3)
+    assert found["bf16"] == [(builder.RATE, seed) for seed in seeds]
+    for precision in builder.BY_RATE:
+        every = [(rate, seed) for rate in builder.RATES for seed in seeds]
+        assert sorted(found[precision]) == every
+
+
+def at_rates(**ended) -> Record:
+    """Runs that end so, by precision and then by learning rate and seed."""
+    return make_record(
+        "mixed_precision",
+        *(
+            make_row(
+                {"precision": precision, "seed": seed, "learning_rate": rate},
+                loss=[loss] * builder.LAST,
+            )
+            for precision, by_rate in ended.items()
+            for rate, losses in zip(builder.RATES, by_rate, strict=True)
+            for seed, loss in enumerate(losses, start=1)
+        ),
+    )
+
+
+def test_each_precision_is_judged_at_its_own_best_rate():
+    """At the middle one pure bf16 ends lower; at their best fp32 does."""
+    fp32 = [(3.0, 3.0), (2.4, 2.5), (2.0, 2.1)]
+    record = at_rates(fp32=fp32, bf16_pure=[(3.0, 3.0), (2.2, 2.3), (2.5, 2.6)])
+    judge = builder.fp32_ends_lower_at_its_best.judge
+    holds, numbers = judge(record)
+    assert holds and numbers == (
+        "Best rates: fp32 0.001 (of the three the last), pure bf16 0.0003. Pure bf16 "
+        "ends +0.2000 to +0.2000 from fp32."
+    )
+    table = builder.rates_table(record)
+    assert "| 0.0003 | 2.450 (2.400 to 2.500) | 2.250 (2.200 to 2.300) |" in table
+    # With one of the seeds it does not.
+    better = at_rates(fp32=fp32, bf16_pure=[(3.0, 3.0), (2.2, 1.9), (2.5, 2.6)])
+    assert judge(better)[0] is False
+    # All of them or no judgement.
+    record.rows = [row for row in record.rows if row.config["learning_rate"] != 1e-4]
+    assert judge(record) is None
+    assert "| 0.0001 | not measured | not measured |" in builder.rates_table(record)
+
+
 def test_fp32_learns_and_twins_begin_alike(tiny):
     runs = {
         precision: mixed_precision.run(config(precision, steps=60))

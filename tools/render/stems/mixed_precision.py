@@ -35,13 +35,20 @@ WATCHED = {
     "gain": "norm's gain",
 }
 WATCH_EVERY = 10
+# fp32 and pure bf16 are trained at each, autocast at the one of curves and sentences.
+RATE, RATES = 3e-4, (1e-4, 3e-4, 1e-3)
+BY_RATE = ("fp32", "bf16_pure")
 # The loss of one batch is noisy: what a run ends with is the mean over this many steps.
 LAST = 20
 
 
-def runs(record: Record | None, precision: str) -> list[Cell]:
-    """The finished runs in this precision, by seed."""
-    found = [c for c in cells(record, precision=precision) if c]
+def runs(record: Record | None, precision: str, rate: float = RATE) -> list[Cell]:
+    """The finished runs in this precision and at this learning rate, by seed."""
+    found = [
+        c
+        for c in cells(record, precision=precision)
+        if c and c.config.get("learning_rate", RATE) == rate
+    ]
     return sorted(found, key=lambda c: c.config["seed"])
 
 
@@ -50,9 +57,11 @@ def half(values: list[float]) -> list[float]:
     return values[len(values) // 2 :]
 
 
-def finals(record: Record | None, precision: str) -> dict[int, float]:
+def finals(
+    record: Record | None, precision: str, rate: float = RATE
+) -> dict[int, float]:
     """The final loss of each run, by seed."""
-    found = runs(record, precision)
+    found = runs(record, precision, rate)
     return {c.config["seed"]: fmean(c["loss"][-LAST:]) for c in found}
 
 
@@ -60,6 +69,16 @@ def against_fp32(record: Record | None, precision: str) -> list[float]:
     """Final loss minus that of fp32 with the same seed: the same weights and data."""
     ours, fp32 = finals(record, precision), finals(record, "fp32")
     return [loss - fp32[seed] for seed, loss in ours.items() if seed in fp32]
+
+
+def best_rate(record: Record | None, precision: str) -> float:
+    """The learning rate at which training ends lowest, on average over the seeds; of
+    all of RATES or of none.
+    """
+    ended = {rate: finals(record, precision, rate).values() for rate in RATES}
+    if not all(ended.values()):
+        return MISSING
+    return min(RATES, key=lambda rate: fmean(ended[rate]))
 
 
 def floor(record: Record | None) -> float:
@@ -108,6 +127,7 @@ def fragments(records: list[Record]) -> dict[str, str]:
     theirs = [record for record in records if record not in ours]
     return {
         "loss.md": per_device(ours, loss_body),
+        "rates.md": per_device(ours, rates_table),
         "unchanged.md": per_device(ours, unchanged_body),
         "reported.md": per_device(theirs, reported_table),
     }
@@ -135,6 +155,25 @@ def loss_table(record: Record) -> str:
         ("step, ms", lambda p: numbers(record, p)["step"], "{:.1f}"),
         ("peak GiB", lambda p: numbers(record, p)["peak"], gib),
     )
+
+
+def rates_table(record: Record) -> str:
+    def ended(precision: str):
+        def told(rate: float) -> Any:
+            losses = finals(record, precision, rate).values()
+            if not losses:
+                return NOT_MEASURED
+            return f"{fmean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})"
+
+        return told
+
+    shown = columns(
+        RATES,
+        ("learning rate", lambda rate: f"{rate:g}"),
+        *((PRECISIONS[p], ended(p)) for p in BY_RATE),
+    )
+    caption = f"The loss, mean of the last {LAST} steps, by learning rate."
+    return captioned(caption, shown) if runs(record, "fp32") else ""
 
 
 def smoothed(losses: list[float]) -> list[float]:
@@ -263,7 +302,8 @@ def facts(record: Record | None) -> dict[str, str]:
             differences = against_fp32(record, precision)
             fp32 = list(finals(record, "fp32").values())
             found[f"{precision}_against_fp32"] = span(differences, "{:+.4f}")
-            found[f"{precision}_verdict"] = verdict(differences, fp32)
+            if precision == "bf16":
+                found["bf16_verdict"] = verdict(differences, fp32)
             for name in WATCHED:
                 found[f"unchanged_{precision}_{name}"] = say(of[name], "{:.1f} %")
     return found
@@ -281,3 +321,25 @@ def autocast_trains_alike(record: Record) -> Judgement:
     worst, seeds = max(map(abs, differences)), max(fp32) - min(fp32)
     told = f"Final losses differ by {worst:.4f} at most, the seeds by {seeds:.4f}."
     return worst <= seeds, told
+
+
+@claim(
+    "benchmarking_mixed_precision",
+    "Each at its best of three learning rates, fp32 ends lower than pure bf16 with "
+    "every seed.",
+    "Each at its best of three learning rates, fp32 does not end lower than pure bf16 "
+    "with every seed.",
+)
+def fp32_ends_lower_at_its_best(record: Record) -> Judgement:
+    rates = [best_rate(record, precision) for precision in BY_RATE]
+    if not all(rates):
+        return None
+    fp32, pure = map(partial(finals, record), BY_RATE, rates)
+    apart = [pure[seed] - fp32[seed] for seed in fp32 if seed in pure]
+    best = ", ".join(
+        f"{PRECISIONS[precision]} {rate:g}" + (" (of the three the last)" * edge)
+        for precision, rate in zip(BY_RATE, rates, strict=True)
+        for edge in [rate in (RATES[0], RATES[-1])]
+    )
+    told = span(apart, "{:+.4f}").replace("-", "−")
+    return min(apart) > 0, f"Best rates: {best}. Pure bf16 ends {told} from fp32."
