@@ -3,8 +3,10 @@ experiments.
 """
 
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 # The project's folder, which holds this package.
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,3 +23,17 @@ def need_torch() -> None:
             file=sys.stderr,
         )
         raise SystemExit(2)
+
+
+def run_as_command(main: Callable[..., Any], help: str) -> None:
+    """Call `main` with what the command line gives for its parameters; --help shows
+    `help`, the docstring of a module, whose examples are lines of their own.
+    """
+    import typer
+
+    main.__doc__ = help.replace("\n\n    python", "\n\n\b\n    python")
+    app = typer.Typer(
+        add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+    )
+    app.command()(main)
+    app()

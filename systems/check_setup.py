@@ -7,7 +7,7 @@ run on it, then runs a small model forward and backward once.
 import math
 from importlib.util import find_spec
 
-from systems import need_torch
+from systems import need_torch, run_as_command
 
 if __name__ == "__main__":
     need_torch()
@@ -101,4 +101,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    assert __doc__
+    run_as_command(main, __doc__)

@@ -33,6 +33,35 @@ def test_a_command_without_its_packages_is_one_line(command):
     assert COMMANDS[command] in done.stderr
 
 
+# Each prints this line of its own help, and computes nothing.
+HELPS = {
+    "-m systems.check_setup": "python -m systems.check_setup",
+    "-m systems.formulas.fit": "python -m systems.formulas.fit --size 2.7B --attent",
+    "-m systems.profiling.memory.digest": "python -m systems.profiling.memory.dig",
+    "-m systems.experiments.warmup": "python -m systems.experiments.warmup --",
+    "tools/compile_steps.py": "python tools/compile_steps.py",
+    "tools/compile_tables.py": "python tools/compile_tables.py --gpu a100 --gpu",
+    "tools/tune_flash.py": "python tools/tune_flash.py --compile-only --gpu a100",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", HELPS)
+def test_help_has_an_example_on_a_line_of_its_own(command):
+    line = [sys.executable, *command.split(), "--help"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Usage: ") and "--help" in done.stdout
+    lines = [x.strip() for x in done.stdout.splitlines()]
+    assert any(x.startswith(HELPS[command]) for x in lines), done.stdout
+
+
+def test_a_wrong_option_computes_nothing():
+    line = [sys.executable, "-m", "systems.profiling.memory.digest"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "Missing argument 'file'" in done.stderr
+
+
 def test_formulas_need_no_torch():
     line = [sys.executable, "-S", "-m", "systems.formulas.fit", "--help"]
     done = subprocess.run(line, cwd=ROOT, env={}, capture_output=True, text=True)

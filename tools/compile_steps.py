@@ -4,8 +4,8 @@ spills, programs on an SM, instructions for each score. Compiled, not timed.
     python tools/compile_steps.py
 
 writes what the installed Triton makes of them beside what other versions made, to
-docs/results/flash_ablation-compiled.json. `tools/render/stems/flash_ablation.py` shows
-it beside times of the same version.
+docs/results/flash_ablation-compiled.json, in half a minute.
+`tools/render/stems/flash_ablation.py` shows it beside times of the same version.
 """
 
 # Triton's decorator hides from the type checker that a kernel is called with plain
@@ -25,6 +25,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from systems import run_as_command
 from systems.attention import first
 from systems.attention.hopper import launches
 from systems.attention.hopper.one_pass_launches import launch_one_pass
@@ -133,4 +134,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    assert __doc__
+    run_as_command(main, __doc__)

@@ -24,6 +24,7 @@ from rich.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from systems import run_as_command
 from systems.attention.triton.configs import Config
 from systems.attention.triton.tuned import HEAD_DIMS, kernels_hash
 from systems.formulas.chips import TARGETS, Target
@@ -158,4 +159,5 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    assert __doc__
+    run_as_command(main, __doc__)

@@ -52,6 +52,7 @@ from triton import knobs
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from systems import run_as_command
 from systems.attention.triton import tuned
 from systems.attention.triton.chooser import architecture
 from systems.attention.triton.configs import Config
@@ -345,8 +346,5 @@ def print_needs(gpu: str, arithmetic: list[str], d: list[int]) -> int:
 
 
 if __name__ == "__main__":
-    app = typer.Typer(
-        add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
-    )
-    app.command()(main)
-    app()
+    assert __doc__
+    run_as_command(main, __doc__)

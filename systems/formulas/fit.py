@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from systems import run_as_command
 from systems.formulas.costs import BACKWARD_OVER_FORWARD, forward_flops
 from systems.formulas.gpus import GPUS, Gpu
 from systems.formulas.memory_costs import Pass, weight_bytes
@@ -233,10 +234,4 @@ def command(
 
 if __name__ == "__main__":
     assert __doc__
-    # Examples are lines of their own.
-    command.__doc__ = __doc__.replace("\n\n    python", "\n\n\b\n    python")
-    app = typer.Typer(
-        add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
-    )
-    app.command()(command)
-    app()
+    run_as_command(command, __doc__)

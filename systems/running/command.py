@@ -14,6 +14,7 @@ from msgspec import structs
 from rich.console import Console
 from rich.table import Table
 
+from systems import run_as_command
 from systems.records.outcome import Run, measure_row
 from systems.records.record import Row
 from systems.records.summary import summarize
@@ -63,9 +64,6 @@ def main(config_class: type, run: Run) -> NoReturn:
     """
     module = sys.modules["__main__"]
     assert module.__doc__
-    app = typer.Typer(
-        add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
-    )
 
     def command(**values: Any) -> None:
         as_json = values.pop("json")
@@ -92,7 +90,6 @@ def main(config_class: type, run: Run) -> NoReturn:
             raise typer.Exit(2) from None
         print(json.dumps(row, default=structs.asdict)) if as_json else _print_table(row)
 
-    command.__doc__ = _help_text(module.__doc__)
     parameters = [_parameter(f) for f in fields(config_class)]
     as_json = typer.Option(False, "--json", help="Print the row as one line of JSON.")
     parameters.append(
@@ -101,8 +98,7 @@ def main(config_class: type, run: Run) -> NoReturn:
     signature = Signature(parameters)
     command.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
-    app.command()(command)
-    app()
+    run_as_command(command, module.__doc__)
     raise AssertionError("typer ends the process")
 
 
@@ -121,14 +117,6 @@ def _parameter(f: Any) -> Parameter:
     return Parameter(
         f.name, Parameter.KEYWORD_ONLY, default=shown, annotation=annotation
     )
-
-
-def _help_text(docstring: str) -> str:
-    """The module's docstring; \\b keeps the example command, its last paragraph, on a
-    line of its own.
-    """
-    *paragraphs, example = docstring.strip().split("\n\n")
-    return "\n\n".join([*paragraphs, f"\b\n{example}"])
 
 
 def _print_table(row: Row) -> None:

@@ -1,12 +1,17 @@
 """What a record keeps of a memory history: peaks by category and by phase, the largest
-blocks, the timeline.
+blocks, the timeline. A kept snapshot as text:
+
+    python -m systems.profiling.memory.digest snapshots/FILE.pickle
 """
 
 import sys
 from collections import Counter
-from pathlib import PurePath
-from typing import Any
+from pathlib import Path, PurePath
+from typing import Annotated, Any
 
+import typer
+
+from systems import run_as_command
 from systems.profiling.memory.snapshot import (
     CATEGORIES,
     Block,
@@ -189,20 +194,19 @@ def text(history: History) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: list[str]) -> int:
+def main(
+    file: Annotated[Path, typer.Argument(help="A snapshot that was kept.")],
+) -> None:
     """Print what a kept snapshot says. Exit code 2 where it can't be read."""
-    if len(arguments) != 1:
-        print("usage: python -m systems.profiling.memory.digest FILE", file=sys.stderr)
-        return 2
     try:
-        with open(arguments[0], "rb") as file:
-            kept = read(file)
+        with file.open("rb") as opened:
+            kept = read(opened)
         print(text(history(kept, marks_of(kept))))
     except (SnapshotError, OSError) as error:
-        print(f"error: {arguments[0]}: {error}", file=sys.stderr)
-        return 2
-    return 0
+        print(f"error: {file}: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    assert __doc__
+    run_as_command(main, __doc__)

@@ -8,6 +8,7 @@ import pickle
 from typing import Any
 
 import pytest
+import typer
 
 from systems.profiling.memory import digest as memory_digest
 from systems.profiling.memory.digest import POINTS, digest, sampled, text
@@ -391,16 +392,17 @@ def test_a_kept_snapshot_reads_back_with_its_marks(tmp_path, capsys):
     assert marks_of(snapshot) == marks and history(snapshot, marks) == history(
         pool.snapshot(), marks
     )
-    assert memory_digest.main([str(path)]) == 0
+    memory_digest.main(path)
     assert "peak 0.27 GiB in backward" in capsys.readouterr().out
 
 
 def test_the_command_says_what_is_wrong_in_one_line(tmp_path, capsys):
-    assert memory_digest.main([]) == 2 and "usage" in capsys.readouterr().err
-    assert memory_digest.main([str(tmp_path / "none")]) == 2
     path = tmp_path / "plain.pickle"
     path.write_bytes(pickle.dumps(training_step()[0].snapshot()))
-    assert memory_digest.main([str(path)]) == 2
+    for wrong in (tmp_path / "none", path):
+        with pytest.raises(typer.Exit) as ended:
+            memory_digest.main(wrong)
+        assert ended.value.exit_code == 2
     errors = capsys.readouterr().err.splitlines()
     assert (
         len(errors) == 2
