@@ -30,13 +30,11 @@ build: .venv/docs
 	$(BIN)/python tools/checks/built_site.py
 
 # The same pages by Zensical, which follows Material, and what our checks find in them: a
-# look at what is to come, which may fail. CONTRIBUTING.md says what does. It takes the
-# facts as a mapping, where the macros plugin of mkdocs takes a list of mappings.
+# look at what is to come, which may fail. CONTRIBUTING.md says what does.
 zensical: .venv/docs
 	$(BIN)/uv pip install --quiet --python $(BIN)/python \
 		--target build/zensical-program zensical
-	sed -e 's/- facts: /facts: /' -e 's,^strict: true,site_dir: build/zensical,' \
-		mkdocs.yml > zensical.yml
+	sed 's,^strict: true,site_dir: build/zensical,' mkdocs.yml > zensical.yml
 	-PYTHONPATH=build/zensical-program:. $(BIN)/python -m zensical build --clean \
 		--config-file zensical.yml
 	rm zensical.yml

@@ -192,6 +192,22 @@ def test_heads_and_names_of_lines_stay_in_sight(page: Page, pages: list[Path]) -
     expect(frame).to_have_attribute("tabindex", "0")
 
 
+def test_columns_that_stay_in_sight_cover_none_beside_them(
+    page: Page, pages: list[Path]
+) -> None:
+    """Before it is scrolled, each column begins where the one before it ends."""
+    page.set_viewport_size(PHONE)
+    pinned = open_first(page, pages, "table:is(.pinned-2, .pinned-3):visible")
+    gaps: list[float] = pinned.evaluate_all(
+        """(tables) => tables.flatMap((table) => {
+            const places = [...table.rows[0].cells].slice(0, 4)
+                .map((head) => head.getBoundingClientRect())
+            return places.slice(1).map((place, i) => place.left - places[i].right)
+        })"""
+    )
+    assert gaps and max(map(abs, gaps)) < 1.5, gaps
+
+
 def test_sort_arrows_take_no_room_and_show_where_they_are_asked_for(
     page: Page, pages: list[Path]
 ) -> None:

@@ -128,7 +128,7 @@ def error_ratios(record: Record | None, found: list[Cell]) -> list[float]:
 
 
 def shape_text(c: Cell) -> str:
-    """ "1, 16, 16384, 64, causal", on one line; "64/8" where 8 heads of keys are
+    """ "1, 16, 16384, 64, causal"; "64/8" where 8 heads of keys are
     shared.
     """
     mask = "causal" if c.config["causal"] else "full"
@@ -136,7 +136,9 @@ def shape_text(c: Cell) -> str:
     if (group := c.config.get("group", 1)) > 1:
         numbers["heads"] += f"/{c.config['heads'] // group}"
     stored = ["BNHD"] if as_published(c) else []
-    return ",\N{NO-BREAK SPACE}".join([*numbers.values(), mask, *stored])
+    # The numbers stay on a line.
+    shape = ",\N{NO-BREAK SPACE}".join(numbers.values())
+    return ", ".join([shape, mask, *stored])
 
 
 def repeats(c: Cell) -> Any:
