@@ -91,8 +91,8 @@ def verify_stem(name: str, results: Path) -> int:
         tuned = tuned_software(stem.module, attention, device.slug, triton)
         if tuned.get(TUNED) != record.software.get(TUNED):
             raise CannotStart(
-                f"launch configurations were timed since {path} was measured: "
-                f"measure it again by --only {name} --force"
+                f"other launch configurations are in use than when {path} was "
+                f"measured: measure it again by --only {name} --force"
             )
         configs = [
             c
