@@ -58,8 +58,9 @@ def measure_if_stale(
         return Outcome(stem, message, skipped=True)
     path = record_path(results, device, stem, grid)
     try:
-        if not force and state_of(path)[0] == "fresh":
-            return Outcome(stem, "fresh already (--force measures again)")
+        state = "" if force else state_of(path)[0]
+        if state in ("fresh", "verified"):
+            return Outcome(stem, f"{state} already (--force measures again)")
     except RecordError as error:
         # The other experiments can be measured all the same.
         return Outcome(stem, f"error: {error} (--force measures again)", 2)
@@ -165,18 +166,18 @@ def take_report(
 
 
 def state_of(path: Path) -> tuple[str, Any]:
-    """`fresh`, `stale`, `edited by hand`, `partial` or `missing`, and the record, if
-    there is one. RecordError for one that can't be read.
+    """`fresh`, `verified`, `stale`, `edited by hand`, `partial` or `missing`, and the
+    record, if there is one. RecordError for one that can't be read.
     """
     from systems.records import store
     from systems.running.resuming import partial_path
-    from tools.render.load import is_fresh, read
+    from tools.render.load import age, read
 
     if os.path.lexists(path):
         record = read(path)
         if record.edited:
             return "edited by hand", record
-        return ("fresh" if is_fresh(record) else "stale"), record
+        return age(record), record
     try:
         return "partial", store.read(partial_path(path))
     except (FileNotFoundError, NotADirectoryError, store.RecordError):

@@ -164,7 +164,7 @@ def command_line() -> argparse.ArgumentParser:
         "--verify",
         metavar="STEM",
         type=stem,
-        help="measure three rows again; if they agree, the record is fresh",
+        help="measure three rows again; if they agree, the record is verified",
     )
     action("--slurm", **switch, help="measure in Slurm jobs, one per experiment")
 
@@ -272,12 +272,12 @@ def measure_by_slurm(
 
 
 def verify(stem: str, results: Path, generated: Path | None = None) -> int:
-    """Measure three rows of a stale record again; where they agree it is fresh. Returns
-    the exit code.
+    """Measure three rows of a stale record again; where they agree it is verified.
+    Returns the exit code.
     """
     require_torch()
     outcome = run_child(stem, results, "--verify")
-    agreed = "rows measured again agree, the record is fresh"
+    agreed = "rows measured again agree, the record is verified"
     print(f"{stem}: {outcome.message if outcome.code else agreed}")
     if not outcome.code:
         render_if_told(results, generated)

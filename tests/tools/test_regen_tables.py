@@ -199,15 +199,17 @@ def test_out_of_time_it_stops_and_the_next_run_goes_on(tree):
 
 
 @pytest.mark.slow
-def test_verify_makes_a_stale_record_fresh(tree):
+def test_verify_makes_a_stale_record_verified(tree):
     regen_tables(tree, "--only", "fake")
     with open(tree / "systems/experiments/fake.py", "a") as file:
         file.write("EXTRA = 1\n")
     assert state(regen_tables(tree, "--list").stdout, "fake") == "stale"
     done = regen_tables(tree, "--verify", "fake")
-    message = "rows measured again agree, the record is fresh"
+    message = "rows measured again agree, the record is verified"
     assert done.returncode == 0 and message in done.stdout
-    assert state(regen_tables(tree, "--list").stdout, "fake") == "fresh"
+    assert state(regen_tables(tree, "--list").stdout, "fake") == "verified"
+    # Which is not measured again.
+    assert "verified already" in regen_tables(tree, "--only", "fake").stdout
     table = tree / "docs/generated/fake-table.md"
     table.write_text("as it was")
     done = regen_tables(tree, "--verify", "crash")

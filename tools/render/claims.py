@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from systems.records.record import Record
-from tools.render.load import is_fresh
+from tools.render.load import FRESH, age
 from tools.render.markdown import in_words, inert
 
 # Whether it holds, and the numbers as a sentence. Anything false (an empty list, a
@@ -63,8 +63,8 @@ def verdict(claim: Claim, record: Record | None) -> str:
             f"so: {claim.sentence}"
         )
     holds, numbers = judgement
-    age = "" if is_fresh(record) else ", stale"
-    link = f"([record](results/{record.device.slug}/{record.stem}.json){age})"
+    old = "" if (known := age(record)) == FRESH else f", {known}"
+    link = f"([record](results/{record.device.slug}/{record.stem}.json){old})"
     said = claim.sentence if holds else claim.otherwise or claim.sentence
     judged = "Holds" if holds else "Does not hold here"
     return f"**{judged}:** {said} {inert(in_words(numbers))} {link}"

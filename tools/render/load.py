@@ -53,9 +53,19 @@ def _primary_gpu_in(config: str) -> str:
     return name
 
 
+FRESH, VERIFIED, STALE = AGES = ("fresh", "verified", "stale")
+
+
 def is_fresh(record: Record) -> bool:
     """Whether the source that was measured, or one that was found to agree with it, is
     the source of the tree; and so are the launch configurations of its owner.
+    """
+    return age(record) != STALE
+
+
+def age(record: Record) -> str:
+    """One of AGES: measured by the source of the tree; by an older one, and three rows
+    measured again by this one agreed; or by an older one.
     """
     attention = sorted(
         {row.config["attention"] for row in record.rows if "attention" in row.config}
@@ -63,9 +73,11 @@ def is_fresh(record: Record) -> bool:
     module, triton = STEMS[record.stem].module, record.software.get("triton", "")
     tuned = tuned_software(module, attention, record.device.slug, triton)
     if tuned.get(TUNED) != record.software.get(TUNED):
-        return False
+        return STALE
     present = source_hash(module, attention)
-    return present in (record.source_hash, *record.verified_hashes)
+    if present == record.source_hash:
+        return FRESH
+    return VERIFIED if present in record.verified_hashes else STALE
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Any
 
 from systems.records.record import Record, Row
-from tools.render.load import is_fresh
+from tools.render.load import STALE, VERIFIED, age
 from tools.render.rows import NOT_MEASURED, Cell, Missing, say
 
 # What can begin markup, an attribute, a formula, a macro or a new line, in Markdown or
@@ -208,7 +208,8 @@ def provenance(record: Record) -> str:
         return f"Reported, not measured here: {inert(told)} {link}\n{{ .provenance }}"
     day = (record.started_utc or "").partition(" ")[0]
     noted = [*record.notes, *of_host(record), *edited]
-    old = [] if is_fresh(record) else [Markup("**stale**{ .old }")]
+    said = {STALE: [Markup("**stale**{ .old }")], VERIFIED: [VERIFIED]}
+    old = said.get(age(record), [])
     parts = [first(record.device.name), *old, day, commit_of(record), *noted]
     told = " · ".join(inert(part) for part in [*parts, Markup(link)] if part)
     return f"{told}\n{{ .provenance }}"

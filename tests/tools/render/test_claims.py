@@ -350,7 +350,7 @@ def said(claim, judgement) -> str:
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_an_altered_record_turns_the_claim_over(name, found, monkeypatch):
-    monkeypatch.setattr(claims, "is_fresh", lambda record: True)
+    monkeypatch.setattr(claims, "age", lambda record: "fresh")
     claim = BY_NAME[name]
     record = record_for(claim, found)
     before, text = claim.judge(record), claims.verdict(claim, record)
@@ -387,5 +387,5 @@ def test_rows_out_of_memory_are_no_numbers(found):
 
 def test_a_stale_record_says_so_beside_its_claim(found, monkeypatch):
     claim = BY_NAME["sums_follow_from_formats"]
-    monkeypatch.setattr(claims, "is_fresh", lambda record: False)
+    monkeypatch.setattr(claims, "age", lambda record: "stale")
     assert claims.verdict(claim, record_for(claim, found)).endswith(", stale)")

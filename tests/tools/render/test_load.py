@@ -59,6 +59,20 @@ def test_before_anything_was_measured_any_gpu_may_be_named(primary, tmp_path):
     assert load.load(tmp_path / "results") == {}
 
 
+def test_a_record_verified_by_todays_source_is_neither_fresh_nor_stale():
+    record = committed("warmup")
+    present = source_hash(STEMS["warmup"].module, ["eager"])
+    for measured, verified, age in (
+        (present, [], "fresh"),
+        (present, ["x"], "fresh"),
+        ("of before", ["x", present], "verified"),
+        ("of before", ["x"], "stale"),
+    ):
+        record.source_hash, record.verified_hashes = measured, verified
+        assert load.age(record) == age
+        assert load.is_fresh(record) == (age != "stale")
+
+
 def test_a_field_that_came_later_is_missing_only_in_a_stale_record(tmp_path):
     record = committed("warmup")
     path = tmp_path / record.device.slug / "warmup.json"

@@ -190,13 +190,15 @@ def test_reported_figures_say_so_and_stand_last(found):
     assert "out of memory" in files["batches.md"]
 
 
-def test_the_line_under_a_table_says_that_its_record_is_stale(found, monkeypatch):
+def test_the_line_under_a_table_says_how_old_its_record_is(found, monkeypatch):
     record = measured(found, "warmup")
-    for fresh in (True, False):
-        monkeypatch.setattr(markdown, "is_fresh", lambda record, told=fresh: told)
+    said = {"fresh": "", "verified": "· verified ·", "stale": "· **stale**{ .old } ·"}
+    for age in load.AGES:
+        monkeypatch.setattr(markdown, "age", lambda record, told=age: told)
         table, line = markdown.per_device([record], lambda r: "| a |").split("\n\n")
         assert table == "| a |"
-        assert ("· **stale**{ .old } ·" in line) is not fresh
+        assert said[age] in line
+        assert (age in line) == (age != "fresh")
 
 
 def test_what_a_reader_must_know_stands_in_the_line_under_the_table(found):

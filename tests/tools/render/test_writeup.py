@@ -111,8 +111,9 @@ def test_every_answered_problem_has_a_claim_and_every_claim_a_problem(found):
 
 
 def test_the_status_follows_the_records(found, monkeypatch):
+    ages = {"nvidia-x": "stale"}
     monkeypatch.setattr(
-        writeup, "is_fresh", lambda record: record.device.slug == "nvidia-h200"
+        writeup, "age", lambda record: ages.get(record.device.slug, "fresh")
     )
     answer = next(a for a in ANSWERS if a.page == "mixed_precision")
     assert writeup.status(answer, found) == "answered on NVIDIA H200, fresh"
@@ -125,6 +126,12 @@ def test_the_status_follows_the_records(found, monkeypatch):
         others[stem].append(other)
         last = stem == answer.stems[-1]
         assert ("NVIDIA X, stale" in writeup.status(answer, others)) == last
+    # As old as the oldest record that it rests on.
+    first = found[answer.stems[0]][0]
+    monkeypatch.setattr(
+        writeup, "age", lambda record: "verified" if record is first else "fresh"
+    )
+    assert writeup.status(answer, found) == "answered on NVIDIA H200, verified"
     # Reported figures are no answer, and neither is some of its stems.
     others["end_to_end"] = [
         record for record in found["end_to_end"] if record.kind == "reported"

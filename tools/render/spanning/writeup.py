@@ -14,7 +14,7 @@ from pathlib import Path
 from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.claims import Claim, claims_in, verdict
-from tools.render.load import is_fresh, primary_gpu
+from tools.render.load import AGES, age, primary_gpu
 from tools.render.markdown import Markup, captioned, inert, lines, table, tabs
 
 PROBLEMS_FILE = Path(__file__).with_name("problems.toml")
@@ -84,12 +84,14 @@ def measured_on(stems: tuple[str, ...], found: Found) -> dict[str, list[Record]]
 
 
 def status(answer: Answer, found: Found) -> str:
-    """ "answered on NVIDIA H200, fresh", for each GPU; or why there is no answer."""
+    """ "answered on NVIDIA H200, fresh", for each GPU: as old as the oldest record; or
+    why there is no answer.
+    """
     if not answer.built:
         return NOT_BUILT
     gpus = measured_on(answer.stems, found)
     each = [
-        f"{rs[0].device.name}, {'fresh' if all(map(is_fresh, rs)) else 'stale'}"
+        f"{rs[0].device.name}, {max(map(age, rs), key=AGES.index)}"
         for rs in gpus.values()
     ]
     return f"answered on {'; '.join(each)}" if each else NOT_MEASURED_YET
