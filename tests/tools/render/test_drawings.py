@@ -4,6 +4,7 @@ sentence, and what the pages quote of the first kernel is in it.
 
 import math
 import re
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from tools.render.spanning import (
     attention_drawings,
     first_kernel,
     hopper_drawings,
+    index,
     trace,
     weighted_sum_drawings,
 )
@@ -113,3 +115,15 @@ def test_a_memset_in_a_trace_is_no_kernel():
     memsets = sum(kernel.name == "Memset" for kernel in shown.kernels)
     assert memsets == 1
     assert shown.work == f"{len(shown.kernels) - memsets} kernels and 1 memset"
+
+
+def test_the_picture_of_the_readme_stands_by_itself():
+    """It has every colour that it uses, once for the light and once for the dark."""
+    drawn = '<figure><svg viewBox="0 0 1 1"><path style="fill: var(--tint)"/></svg>'
+    picture = index.by_itself(drawn)
+    ElementTree.fromstring(picture)
+    assert picture.count("--tint: #") == picture.count("--md-default-bg-color: #") == 2
+    kept = (ROOT / "docs/generated/index-hook.svg").read_text(encoding="utf-8")
+    used = set(index.USED.findall(kept))
+    assert used and all(kept.count(f"{name}: #") == 2 for name in used)
+    ElementTree.fromstring(index.by_itself("Not measured yet."))
