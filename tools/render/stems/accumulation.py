@@ -192,7 +192,8 @@ COLORS = {"fp32": GREY, "fp16": DARK, "bf16": ACCENT}
 
 
 def sums_figure(record: Record) -> str:
-    terms = axis(record, "term")
+    if not (terms := axis(record, "term")):
+        return ""
 
     def draw(figure: Figure) -> None:
         for axes, term in zip(panels(figure, len(terms)), terms, strict=True):
