@@ -151,7 +151,6 @@ def times_table(record: Record) -> str:
         *([graphs] if any(graphs_ms(c) for c in found) else []),
         ("wall, profiled, ms", profiled_ms, "{:.2f}"),
         ("GPU span, profiled, ms", span_ms, "{:.2f}"),
-        ("factor", slowdown, "{:.2f}"),
         left=4,
     )
     return f"{shown}\n\n{clocks_of(record, own)}" if shown else ""
