@@ -18,6 +18,7 @@ from typing import Any
 
 from systems import ROOT
 from systems.experiments import STEMS
+from tools.states import state_of
 
 
 @dataclass
@@ -163,23 +164,3 @@ def take_report(
             outcome.message = f"{counts}; run again to retry them"
         case "error":
             outcome.message = f"error: {report['message']}"
-
-
-def state_of(path: Path) -> tuple[str, Any]:
-    """`fresh`, `verified`, `stale`, `edited by hand`, `partial` or `missing`, and the
-    record, if there is one. RecordError for one that can't be read.
-    """
-    from systems.records import store
-    from systems.running.resuming import partial_path
-    from tools.render.load import age, read
-
-    if os.path.lexists(path):
-        record = read(path)
-        if record.edited:
-            return "edited by hand", record
-        return age(record), record
-    try:
-        return "partial", store.read(partial_path(path))
-    except (FileNotFoundError, NotADirectoryError, store.RecordError):
-        # Work in progress that can't be read is started over; `measure` says so then.
-        return "missing", None

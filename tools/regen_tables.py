@@ -27,8 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 # import is imported where it is used, so that --help answers at once.
 from systems import ROOT  # noqa: E402
 from systems.experiments import STEMS  # noqa: E402
-from tools.measuring import Outcome, measure_if_stale, run_child, state_of  # noqa: E402
+from tools.measuring import Outcome, measure_if_stale, run_child  # noqa: E402
+from tools.rendering import check_tree, stop, write_rendered  # noqa: E402
 from tools.slurm.options import FLAGS, Options  # noqa: E402
+from tools.states import print_states  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 GRID = {"only", "force", "quick", "time_limit", "generated"}
@@ -111,12 +113,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def same(one: Path, other: Path) -> bool:
     """Whether both name one folder, by whatever way, be it there or not."""
     return one.resolve() == other.resolve()
-
-
-def stop(message: str) -> NoReturn:
-    """One line that says what is wrong, exit code 2."""
-    print(f"error: {message}", file=sys.stderr)
-    raise SystemExit(2)
 
 
 def not_installed(error: ModuleNotFoundError) -> NoReturn:
@@ -320,52 +316,6 @@ def render_if_told(results: Path, generated: Path | None) -> None:
         print(f"the records are in {results}; --render --generated FOLDER shows them")
 
 
-def print_states(results: Path) -> int:
-    """What --list says: every stem on every device that has a record of it, and on the
-    device of this machine. Lines are as long as the names need, also through a pipe.
-    Returns the exit code: 2 if a record can't be read or was edited by hand.
-    """
-    from systems.records.store import RecordError
-    from systems.running.machine import device_for
-
-    faults = []
-    lines = [("experiment", "device", "state", "rows", "measured", "min")]
-    for stem, entry in STEMS.items():
-        here = device_for(entry.full)
-        slugs = {path.parent.name for path in results.glob(f"*/{stem}*.json")}
-        slugs |= {here.slug} if here else set()
-        if not slugs:
-            lines.append((stem, "-", "no GPU", "", "", ""))
-        for slug in sorted(slugs):
-            path = results / slug / f"{stem}.json"
-            try:
-                state, record = state_of(path)
-            except RecordError as error:
-                state, record = "unreadable", None
-                faults.append(f"error: {error}")
-            if state == "edited by hand":
-                faults.append(f"error: {path} was edited by hand")
-            elif record is not None and record.kind == "reported":
-                state = "reported"
-            if record is None:
-                lines.append((stem, slug, state, "", "", ""))
-                continue
-            rows = str(len(record.rows))
-            if not record.complete:
-                rows += f"/{record.expected_rows}"
-            minutes = sum(row.seconds or 0 for row in record.rows) / 60
-            took = f"{minutes:.1f}" if record.kind == "measured" else ""
-            date = (record.started_utc or "").split(" ")[0]
-            lines.append((stem, slug, state, rows, date, took))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = zip(line, widths, strict=True)
-        print(" ".join(cell.ljust(width) for cell, width in cells).rstrip())
-    for fault in faults:
-        print(fault, file=sys.stderr)
-    return 2 if faults else 0
-
-
 def print_outcomes(outcomes: list[Outcome]) -> None:
     """The summary at the end."""
     from rich.console import Console
@@ -378,98 +328,6 @@ def print_outcomes(outcomes: list[Outcome]) -> None:
         took = f"{outcome.seconds:.0f} s" if outcome.seconds else ""
         table.add_row(outcome.stem, outcome.message, rows, took)
     Console().print(table)
-
-
-def files_in(generated: Path) -> dict[str, str]:
-    """What a folder of rendered files holds now, by name."""
-    return {
-        path.name: path.read_text(encoding="utf-8", errors="replace")
-        for path in generated.glob("*")
-        if path.is_file()
-    }
-
-
-def rendered(results: Path) -> Any:
-    """What the records give, by file name; on a terminal something moves meanwhile."""
-    from rich.console import Console
-
-    with Console(stderr=True).status("rendering tables and figures"):
-        from tools.render.everything import render_all
-
-        return render_all(results)
-
-
-def write_rendered(results: Path, generated: Path | None = None) -> None:
-    """Rewrite docs/generated, or the folder named: it then holds what the records give,
-    and nothing else. A folder of other files is refused.
-    """
-    from tools.render import load
-
-    folder = generated or load.GENERATED
-    present = files_in(folder)
-    if generated and present and "facts.yml" not in present:
-        stop(f"--generated {generated}: holds files that were not rendered")
-    wanted = rendered(results)
-    changed = [name for name in wanted if wanted[name] != present.get(name)]
-    extra = present.keys() - wanted.keys()
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in changed:
-        try:
-            (folder / name).write_text(wanted[name], encoding="utf-8")
-        except OSError as error:
-            # On a full disk the error itself names no file.
-            raise OSError(error.errno, error.strerror, str(folder / name)) from None
-    for name in extra:
-        (folder / name).unlink()
-    print(f"rendered {len(wanted)} files, {len(changed) + len(extra)} changed")
-    if wanted.broken:
-        stop("\n       ".join(map(str, wanted.broken)))
-
-
-def check_tree(
-    results: Path, fresh: bool = False, generated: Path | None = None
-) -> int:
-    """Print every difference between the tree and its records; with `fresh`, stale
-    records too. 0 if there is none, 2 if a record can't be read or was edited by hand,
-    otherwise 1.
-    """
-    from tools.checks import same_cell
-    from tools.checks.pages import check_pages
-    from tools.render import load
-
-    folder = generated or load.GENERATED
-    wanted, present = rendered(results), files_in(folder)
-    if wanted.broken:
-        stop("\n       ".join(map(str, wanted.broken)))
-    faults = {name: "missing" for name in wanted.keys() - present.keys()}
-    faults |= {
-        name: "no record gives this file" for name in present.keys() - wanted.keys()
-    }
-    faults |= {
-        name: "differs from what the records give"
-        for name in wanted.keys() & present.keys()
-        if wanted[name] != present[name]
-    }
-    findings = [
-        f"{generated or 'docs/generated'}/{name}: {fault}; run --render"
-        for name, fault in faults.items()
-    ]
-    findings += check_pages(ROOT)
-    stale = load.stale_records(results)
-    findings += stale if fresh else []
-    findings += (edited := load.edited_records(results))
-    differ, differed = same_cell.compare(load.load_sound(results)[0])
-    findings += differ
-    warnings = [*([] if fresh else stale), *load.slow_records(results), *differed]
-    for message in warnings:
-        print(f"warning: {message}")
-    for finding in sorted(findings):
-        print(finding)
-    if findings:
-        print(f"{len(findings)} findings")
-    else:
-        print(f"{len(wanted)} generated files, all as the records give them")
-    return 2 if edited or wanted.broken else 1 if findings else 0
 
 
 if __name__ == "__main__":

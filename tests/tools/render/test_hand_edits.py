@@ -14,10 +14,10 @@ from systems.records import store
 from systems.records.store import RecordError
 from tests.factories import RESULTS
 from tools import regen_tables
-from tools.measuring import state_of
 from tools.render import load
 from tools.render.everything import Rendered
 from tools.render.markdown import banner, provenance
+from tools.states import state_of
 
 EDITED = "edited by hand"
 MEASURED, REPORTED = "nvidia-h200/warmup", "reported-a100-sxm4-40gb/warmup"

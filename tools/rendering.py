@@ -1,0 +1,107 @@
+"""Write what the records give into docs/generated, or say where the tree differs from
+it.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from systems import ROOT
+
+
+def stop(message: str) -> NoReturn:
+    """One line that says what is wrong, exit code 2."""
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def files_in(generated: Path) -> dict[str, str]:
+    """What a folder of rendered files holds now, by name."""
+    return {
+        path.name: path.read_text(encoding="utf-8", errors="replace")
+        for path in generated.glob("*")
+        if path.is_file()
+    }
+
+
+def rendered(results: Path) -> Any:
+    """What the records give, by file name; on a terminal something moves meanwhile."""
+    from rich.console import Console
+
+    with Console(stderr=True).status("rendering tables and figures"):
+        from tools.render.everything import render_all
+
+        return render_all(results)
+
+
+def write_rendered(results: Path, generated: Path | None = None) -> None:
+    """Rewrite docs/generated, or the folder named: it then holds what the records give,
+    and nothing else. A folder of other files is refused.
+    """
+    from tools.render import load
+
+    folder = generated or load.GENERATED
+    present = files_in(folder)
+    if generated and present and "facts.yml" not in present:
+        stop(f"--generated {generated}: holds files that were not rendered")
+    wanted = rendered(results)
+    changed = [name for name in wanted if wanted[name] != present.get(name)]
+    extra = present.keys() - wanted.keys()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in changed:
+        try:
+            (folder / name).write_text(wanted[name], encoding="utf-8")
+        except OSError as error:
+            # On a full disk the error itself names no file.
+            raise OSError(error.errno, error.strerror, str(folder / name)) from None
+    for name in extra:
+        (folder / name).unlink()
+    print(f"rendered {len(wanted)} files, {len(changed) + len(extra)} changed")
+    if wanted.broken:
+        stop("\n       ".join(map(str, wanted.broken)))
+
+
+def check_tree(
+    results: Path, fresh: bool = False, generated: Path | None = None
+) -> int:
+    """Print every difference between the tree and its records; with `fresh`, stale
+    records too. 0 if there is none, 2 if a record can't be read or was edited by hand,
+    otherwise 1.
+    """
+    from tools.checks import same_cell
+    from tools.checks.pages import check_pages
+    from tools.render import load
+
+    folder = generated or load.GENERATED
+    wanted, present = rendered(results), files_in(folder)
+    if wanted.broken:
+        stop("\n       ".join(map(str, wanted.broken)))
+    faults = {name: "missing" for name in wanted.keys() - present.keys()}
+    faults |= {
+        name: "no record gives this file" for name in present.keys() - wanted.keys()
+    }
+    faults |= {
+        name: "differs from what the records give"
+        for name in wanted.keys() & present.keys()
+        if wanted[name] != present[name]
+    }
+    findings = [
+        f"{generated or 'docs/generated'}/{name}: {fault}; run --render"
+        for name, fault in faults.items()
+    ]
+    findings += check_pages(ROOT)
+    stale = load.stale_records(results)
+    findings += stale if fresh else []
+    findings += (edited := load.edited_records(results))
+    differ, differed = same_cell.compare(load.load_sound(results)[0])
+    findings += differ
+    warnings = [*([] if fresh else stale), *load.slow_records(results), *differed]
+    for message in warnings:
+        print(f"warning: {message}")
+    for finding in sorted(findings):
+        print(finding)
+    if findings:
+        print(f"{len(findings)} findings")
+    else:
+        print(f"{len(wanted)} generated files, all as the records give them")
+    return 2 if edited or wanted.broken else 1 if findings else 0

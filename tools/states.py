@@ -1,0 +1,74 @@
+"""What state each record is in: fresh, verified, stale, edited, partial or missing."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from systems.experiments import STEMS
+
+
+def state_of(path: Path) -> tuple[str, Any]:
+    """`fresh`, `verified`, `stale`, `edited by hand`, `partial` or `missing`, and the
+    record, if there is one. RecordError for one that can't be read.
+    """
+    from systems.records import store
+    from systems.running.resuming import partial_path
+    from tools.render.load import age, read
+
+    if os.path.lexists(path):
+        record = read(path)
+        if record.edited:
+            return "edited by hand", record
+        return age(record), record
+    try:
+        return "partial", store.read(partial_path(path))
+    except (FileNotFoundError, NotADirectoryError, store.RecordError):
+        # Work in progress that can't be read is started over; `measure` says so then.
+        return "missing", None
+
+
+def print_states(results: Path) -> int:
+    """What --list says: every stem on every device that has a record of it, and on the
+    device of this machine. Lines are as long as the names need, also through a pipe.
+    Returns the exit code: 2 if a record can't be read or was edited by hand.
+    """
+    from systems.records.store import RecordError
+    from systems.running.machine import device_for
+
+    faults = []
+    lines = [("experiment", "device", "state", "rows", "measured", "min")]
+    for stem, entry in STEMS.items():
+        here = device_for(entry.full)
+        slugs = {path.parent.name for path in results.glob(f"*/{stem}*.json")}
+        slugs |= {here.slug} if here else set()
+        if not slugs:
+            lines.append((stem, "-", "no GPU", "", "", ""))
+        for slug in sorted(slugs):
+            path = results / slug / f"{stem}.json"
+            try:
+                state, record = state_of(path)
+            except RecordError as error:
+                state, record = "unreadable", None
+                faults.append(f"error: {error}")
+            if state == "edited by hand":
+                faults.append(f"error: {path} was edited by hand")
+            elif record is not None and record.kind == "reported":
+                state = "reported"
+            if record is None:
+                lines.append((stem, slug, state, "", "", ""))
+                continue
+            rows = str(len(record.rows))
+            if not record.complete:
+                rows += f"/{record.expected_rows}"
+            minutes = sum(row.seconds or 0 for row in record.rows) / 60
+            took = f"{minutes:.1f}" if record.kind == "measured" else ""
+            date = (record.started_utc or "").split(" ")[0]
+            lines.append((stem, slug, state, rows, date, took))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = zip(line, widths, strict=True)
+        print(" ".join(cell.ljust(width) for cell, width in cells).rstrip())
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    return 2 if faults else 0
