@@ -4,8 +4,6 @@
 
 from typing import NamedTuple
 
-LOG2E = 1.4426950408889634
-
 
 # --8<-- [start:configs]
 class Config(NamedTuple):

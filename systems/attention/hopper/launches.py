@@ -1,7 +1,7 @@
 """Launches of the kernels for Hopper: the forward pass, and the backward pass in two
 kernels or by `one_pass_launches` in one, whichever is faster.
 
-The kernels stand in `forward`, `backward` and `one_pass` with its walks `shift` and
+The kernels stand in `forward`, `dq`, `dkdv` and `one_pass` with its walks `shift` and
 `ordered`. They are written in Gluon, the dialect of Triton in which warps have roles
 and each copy, barrier and product is placed by hand. They hold what the plain kernels
 promise: results repeat bit by bit.
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from systems.attention.hopper.configs import (
     CONFIGS,
-    LOG2E,
     SHORT,
     SHORT_FORWARD,
     Config,
@@ -38,6 +37,7 @@ from systems.attention.relaunch import (
     statistics_descriptor,
 )
 from systems.attention.triton.configs import sm_count
+from systems.attention.triton.primitives import LOG2E
 
 
 class Forward(NamedTuple):
@@ -81,7 +81,7 @@ def forward_plan(
     )
     launch = Launch(
         forward_kernel, (len(starts) - 1,),
-        (*o.strides[:3], heads, n_q, n_k, scale * LOG2E),
+        (*o.strides[:3], heads, n_q, n_k, scale * LOG2E.value),
         {"BK": c.rows, "HEAD": d, "D": tile_d, "HEADS_PER_KV": heads // kv_heads,
          "CAUSAL": causal, "GROUPS": c.groups, "STAGES": c.stages,
          "OVERLAP": c.overlap, "REGISTERS": c.registers},
@@ -133,7 +133,8 @@ def backward_plan(
     *tensors: ShapeAndStrides,
 ) -> Backward:
     """For q, k, v, o, do, dq, dk and dv that lie so."""
-    from systems.attention.hopper.backward import dkdv_kernel, dq_kernel
+    from systems.attention.hopper.dkdv import dkdv_kernel
+    from systems.attention.hopper.dq import dq_kernel
 
     q, k, v, o, do, dq, dk, dv = (layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
@@ -154,7 +155,7 @@ def backward_plan(
     return Backward(
         Launch(
             dq_kernel, (triton.cdiv(n_q, 64 * c.groups) * batch * heads,),
-            (heads, n_q, n_k, stride, scale * LOG2E, scale),
+            (heads, n_q, n_k, stride, scale * LOG2E.value, scale),
             {"BK": c.rows, "GROUPS": c.groups, "STAGES": c.stages,
              "REGISTERS": c.registers, **constants},
             num_warps=4, maxnreg=c.maxnreg,
@@ -163,7 +164,7 @@ def backward_plan(
                    "do": (do, 64), "dq": (dq, 64)}),
         Launch(
             dkdv_kernel, (triton.cdiv(n_k, 64 * e.groups) * batch * kv_heads,),
-            (heads, n_q, n_k, scale * LOG2E, scale),
+            (heads, n_q, n_k, scale * LOG2E.value, scale),
             {"BQ": e.rows, "GROUPS": e.groups, "STAGES": e.stages,
              "IN_REGISTERS": e.in_registers, "REGISTERS": e.registers, **constants},
             num_warps=4, maxnreg=e.maxnreg,

@@ -17,99 +17,36 @@ The partial dq of all programs of a head have to be added up. Floating-point sum
 on their order, so accumulation is ordered: each tile of dq has a semaphore that counts
 the partials it holds, and a partial waits for its number. `shift` and `ordered` say
 which program walks over which tiles, and so in which order partials come; what a warp
-does with a tile is the same for both and stands here, with the small kernels before
-(delta) and after (rounding).
+does with a tile is the same for both: of keys here, of dq in `accumulation`. The small
+kernels before and after stand in `delta`.
 """
 
 from typing import NamedTuple
 
-import triton
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language._core import builtin, ir
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from systems.attention.hopper.backward import (
-    LOG2E,
-    make_statistics,
-)
+from systems.attention.hopper.accumulation import DQ_LAYOUT, QUERIES
+from systems.attention.hopper.dkdv import make_statistics
 from systems.attention.hopper.forward import (
     TILE,
     Staged,
-    async_store,
     await_full,
     barriers,
     make_ring,
     release,
 )
-from systems.attention.triton.primitives import load_tile
+from systems.attention.triton.primitives import LOG2E
 
-# Rows of keys of a program, and of queries of a step; so many tiles of queries lie
-# beside one of keys.
+# Rows of keys of a program; so many tiles of queries lie beside one.
 KEYS = gl.constexpr(128)
-QUERIES = gl.constexpr(64)
 BESIDE = gl.constexpr(2)
-# Columns of a partial dq that are computed at a time.
-DQ_COLUMNS = gl.constexpr(64)
-# And the rows of 32 numbers in which they are held.
-HELD_ROWS = gl.constexpr(128)
-DQ_LAYOUT = gl.constexpr(
-    gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32)
-)
-
-
-@builtin
-def add_shared_to_global(desc, coord, src, _semantic=None):
-    """TMA's sum: global memory += src. Gluon of Triton 3.6 has the operation but no
-    name for it.
-    """
-    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
-    _semantic.builder.create_async_tma_reduce(
-        ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle
-    )
-
-
-@gluon.jit
-def acquired(semaphore_ptr):
-    """A semaphore's value; what others did before its release is seen after this."""
-    return gl.inline_asm_elementwise(
-        "ld.acquire.gpu.global.b32 $0, [$1];",
-        "=r,l",
-        [semaphore_ptr],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def fence_after_acquire():
-    """What others' TMA wrote before the last acquire is what this one's will add to."""
-    gl.inline_asm_elementwise(
-        "{ fence.proxy.async.global; mov.u32 $0, 0; }",
-        "=r,r",
-        [0],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def fence_before_release():
-    """Wait until TMA's writes have arrived in global memory, for the other SMs too."""
-    gl.inline_asm_elementwise(
-        "{ cp.async.bulk.wait_group 0; fence.proxy.async.global; "
-        "bar.warp.sync 0xffffffff; mov.u32 $0, 0; }",
-        "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
 
 
 class Keys(NamedTuple):
@@ -321,190 +258,3 @@ def store_keys(
     for i in gl.static_range(len(dk)):
         store_rows(dk[i] * scale, dk_out, batch, head, start, n, 64 * i, HEAD, RAGGED)
         store_rows(dv[i], dv_out, batch, head, start, n, 64 * i, HEAD, RAGGED)
-
-
-# --8<-- [start:dq]
-@gluon.jit
-def as_held(x):
-    """x [QUERIES, DQ_COLUMNS] in the order in which threads hold it, 32 in a row: each
-    its four, a warp's lanes, its columns.
-
-    Each thread stores 16 bytes beside the last one's, and no two meet in a bank.
-    """
-    N: gl.constexpr = x.shape[1]
-    return (
-        x.reshape([4, 2, 8, N // 8, 4, 2])
-        .permute([0, 3, 2, 4, 1, 5])
-        .reshape([QUERIES * N // 32, 32])
-    )
-
-
-@gluon.jit
-def ds_times(k, ds):
-    """dS k, under way; ds [KEYS, QUERIES]."""
-    COLUMNS: gl.constexpr = k.shape[1]
-    Q: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, 16]
-    )
-    zeros = gl.zeros([QUERIES, COLUMNS], gl.float32, Q)
-    return warpgroup_mma(ds.permute((1, 0)), k, zeros, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def partial_dq(
-    dq_ring, ds_ring, kv, done, scale, D: gl.constexpr, NARROW: gl.constexpr
-):
-    """This program's partial dq of step `done`, a block of columns after the other."""
-    BLOCKS: gl.constexpr = D // DQ_COLUMNS
-    stage, to = done % ds_ring.tiles.shape[0], done % dq_ring.tiles.shape[0]
-    mbarrier.wait(ds_ring.full.index(stage), done // ds_ring.tiles.shape[0] & 1)
-    ds = ds_ring.tiles.index(stage)
-    for i in gl.static_range(BLOCKS):
-        # Where it is narrow, all columns of the first block and half of the second.
-        k = kv.k.slice(i * DQ_COLUMNS, DQ_COLUMNS // (i + 1 if NARROW else 1), 1)
-        token = ds_times(k, ds)
-        dq = warpgroup_mma_wait(0, deps=(token,))
-        if i == BLOCKS - 1:
-            mbarrier.arrive(ds_ring.empty.index(stage), count=1)
-        if i == 0:
-            phase = (done // dq_ring.tiles.shape[0] & 1) ^ 1
-            mbarrier.wait(dq_ring.empty.index(to), phase)
-        x = as_held(dq * scale)
-        rows = dq_ring.tiles.index(to).slice(i * HELD_ROWS, x.shape[0], 0)
-        rows.store(x)
-    fence_async_shared()
-    mbarrier.arrive(dq_ring.full.index(to), count=1)
-
-
-# --8<-- [end:dq]
-
-
-# --8<-- [start:writer]
-@gluon.jit
-def add_in_order(
-    dq_desc, semaphores_ptr, dq_ring, number, order, phase,
-    ME: gl.constexpr, NARROW: gl.constexpr,
-):  # fmt: skip
-    """Adds the partial of stage ME to tile `number` of dq, after `order` others."""
-    ROWS: gl.constexpr = dq_ring.tiles.shape[1]
-    BOX: gl.constexpr = dq_desc.block_type.shape[0]
-    # Of four boxes the last has columns past 95.
-    BOXES: gl.constexpr = 3 if NARROW else 1
-    partial = dq_ring.tiles.index(ME)
-    # Most often it is next before the partial is there.
-    while acquired(semaphores_ptr + number) != order:
-        pass
-    fence_after_acquire()
-    mbarrier.wait(dq_ring.full.index(ME), phase)
-    for i in gl.static_range(BOXES):
-        at, box = [number * ROWS + i * BOX, 0], partial.slice(i * BOX, BOX, 0)
-        if order == 0:
-            async_store(dq_desc, at, box)
-        else:
-            add_shared_to_global(dq_desc, at, box)
-    tma.store_wait(0)
-    mbarrier.arrive(dq_ring.empty.index(ME), count=1)
-    fence_before_release()
-    gl.atomic_add(semaphores_ptr + number, 1, sem="release", scope="gpu")
-
-
-# --8<-- [end:writer]
-
-
-@triton.jit(do_not_specialize=["heads", "n", "row_stride"])
-def delta_kernel(
-    o_ptr, do_ptr, lse_ptr, delta_ptr, lse_out_ptr, semaphores_ptr, stride_ob,
-    stride_oh, stride_on, stride_od, stride_gb, stride_gh, stride_gn, stride_gd, heads,
-    n, row_stride, HEAD: tl.constexpr, D: tl.constexpr, RAGGED: tl.constexpr,
-    COPY: tl.constexpr,
-):  # fmt: skip
-    """delta = rowsum(o · do), which is also rowsum(p · dp): what softmax takes off each
-    dp. Semaphores of zero; with COPY, lse in rows that TMA can read. Strides of do: g.
-
-    Grid: tiles of 64 queries x batch x heads.
-    """
-    tiles = tl.cdiv(n, 64)
-    batch_head = (tl.program_id(0) // tiles).to(tl.int64)
-    batch, head = batch_head // heads, batch_head % heads
-    rows, columns = (
-        (tl.program_id(0) % tiles * 64 + tl.arange(0, 64)).to(tl.int64),
-        tl.arange(0, D),
-    )
-    at_o = (
-        o_ptr
-        + batch * stride_ob
-        + head * stride_oh
-        + rows[:, None] * stride_on
-        + columns[None, :] * stride_od
-    )
-    at_do = (
-        do_ptr
-        + batch * stride_gb
-        + head * stride_gh
-        + rows[:, None] * stride_gn
-        + columns[None, :] * stride_gd
-    )
-    o, do = (
-        load_tile(at_o, rows, columns, n, HEAD, RAGGED),
-        load_tile(at_do, rows, columns, n, HEAD, RAGGED),
-    )
-    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
-    inside = rows < n
-    tl.store(delta_ptr + batch_head * row_stride + rows, delta, mask=inside)
-    if COPY:
-        lse = tl.load(lse_ptr + batch_head * n + rows, mask=inside)
-        tl.store(lse_out_ptr + batch_head * row_stride + rows, lse, mask=inside)
-    tl.store(semaphores_ptr + tl.program_id(0), 0)
-
-
-@triton.jit(do_not_specialize=["heads", "n"])
-def round_kernel(
-    held_ptr,
-    dq_ptr,
-    stride_b,
-    stride_h,
-    stride_n,
-    stride_d,
-    heads,
-    n,
-    HEAD: tl.constexpr,
-    D: tl.constexpr,
-    RAGGED: tl.constexpr,
-    NARROW: tl.constexpr,
-):
-    """dq in its own dtype, from float32 as held. Grid: tiles of 64 queries x batch x
-    heads.
-    """
-    tiles = tl.cdiv(n, 64)
-    batch_head = tl.program_id(0) // tiles
-    rows, columns = tl.arange(0, 64)[:, None], tl.arange(0, D)[None, :]
-    warp, half, lane_row = rows // 16, rows // 8 % 2, rows % 8
-    part, eight, lane_column, one = (
-        columns // 64,
-        columns // 8 % 8,
-        columns // 2 % 4,
-        columns % 2,
-    )
-    # Of the last 32 columns a thread holds half as many.
-    eights = 8 - 4 * part if NARROW else 8
-    held = (
-        (((part * 32 + warp * eights + eight) * 8 + lane_row) * 4 + lane_column) * 4
-        + half * 2
-        + one
-    )
-    dq = tl.load(held_ptr + tl.program_id(0).to(tl.int64) * 64 * D + held)
-    start = tl.program_id(0) % tiles * 64
-    dq_ptr += (batch_head // heads).to(tl.int64) * stride_b + (batch_head % heads).to(
-        tl.int64
-    ) * stride_h
-    dq_ptrs, inside = (
-        dq_ptr + (start + rows).to(tl.int64) * stride_n + columns * stride_d,
-        None,
-    )
-    if HEAD < D:
-        inside = columns < HEAD
-        if RAGGED:
-            inside = inside & (start + rows < n)
-    elif RAGGED:
-        inside = (start + rows < n) & (columns < D)
-    tl.store(dq_ptrs, dq.to(dq_ptr.dtype.element_ty), mask=inside)

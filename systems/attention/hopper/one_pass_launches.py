@@ -10,7 +10,6 @@ import triton
 from torch import Tensor
 
 from systems.attention.hopper.configs import (
-    LOG2E,
     ONE_PASS,
     ONE_PASS_KEYS,
     ONE_PASS_MAXNREG,
@@ -28,6 +27,7 @@ from systems.attention.relaunch import (
     shape_and_strides,
     statistics_descriptor,
 )
+from systems.attention.triton.primitives import LOG2E
 
 
 class BackwardInOnePass(NamedTuple):
@@ -54,7 +54,7 @@ def one_pass_plan(
 ) -> BackwardInOnePass:
     """For q, k, v, o, do, dq, dk and dv that lie so."""
     from systems.attention.hopper import ordered, shift
-    from systems.attention.hopper.one_pass import delta_kernel, round_kernel
+    from systems.attention.hopper.delta import delta_kernel, round_kernel
 
     q, k, v, o, do, dq, dk, dv = (layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
@@ -68,7 +68,7 @@ def one_pass_plan(
     narrow = is_narrow(d) and isinstance(walk, Ordered)
     ragged = {"HEAD": d, "D": tile_d, "RAGGED": n_q % step > 0}
     strides = (*dk.strides[:3], *dv.strides[:3])
-    scales = (scale * LOG2E, scale)
+    scales = (scale * LOG2E.value, scale)
     constants = {"HEAD": d, "D": tile_d, "CAUSAL": causal, **ONE_PASS[tile_d]}
     options = {"num_warps": 4, "maxnreg": ONE_PASS_MAXNREG}
     if isinstance(walk, Shift):

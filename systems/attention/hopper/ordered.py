@@ -22,7 +22,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from systems.attention.hopper.backward import Streamed, fill_with_statistics
+from systems.attention.hopper.accumulation import QUERIES, add_in_order, partial_dq
+from systems.attention.hopper.dkdv import Streamed, fill_with_statistics
 from systems.attention.hopper.forward import (
     PRODUCER_REGISTERS,
     async_load,
@@ -31,12 +32,9 @@ from systems.attention.hopper.forward import (
 from systems.attention.hopper.one_pass import (
     BESIDE,
     KEYS,
-    QUERIES,
     Output,
-    add_in_order,
     blocks_of_zeros,
     make_shared,
-    partial_dq,
     steps_from,
     store_keys,
 )

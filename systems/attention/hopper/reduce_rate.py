@@ -11,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from systems.attention.hopper.one_pass import DQ_LAYOUT, add_shared_to_global
+from systems.attention.hopper.accumulation import DQ_LAYOUT, add_shared_to_global
 from systems.attention.relaunch import Descriptor
 
 # A tile is a partial dq of 64 queries at head dimension 64: float32 in rows of 32.

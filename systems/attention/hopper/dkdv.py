@@ -1,15 +1,7 @@
-"""The backward kernels for Hopper in Gluon; the roles of the warps are those of
-`forward`.
+"""dk and dv for Hopper in Gluon: rows of keys and values stay, tiles of queries and of
+do stream past with their row statistics, of which `dq` writes delta.
 
-dq first: 64 x GROUPS rows of queries stay, tiles of keys and values stream past. It has
-o and do at hand, so it also writes delta = rowsum(o · do). Then dk and dv: rows of keys
-and values stay, tiles of queries and of do stream past. Each recomputes P = exp(S -
-lse), and nobody adds to what another program writes: results repeat bit by bit.
-
-Each step starts with the product into the accumulator that the step before left over
-(its dq or dk): the tensor cores have work while exponentials are computed. No product
-is under way when the loop turns, else the compiler would run them all one after
-another.
+As there, a step starts with the product that the step before left over.
 """
 
 from typing import NamedTuple
@@ -27,7 +19,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from systems.attention.hopper.forward import (
     PRODUCER_REGISTERS,
     TILE,
-    Problem,
     async_load,
     async_store,
     await_full,
@@ -36,10 +27,8 @@ from systems.attention.hopper.forward import (
     make_ring,
     pass_over,
     release,
-    sees,
 )
 
-LOG2E = gl.constexpr(1.4426950408889634)
 # A float32 number for each row of a tile.
 STATISTICS = gl.constexpr(
     gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
@@ -78,200 +67,6 @@ def fill_with_statistics(ring, statistics, i, descs, batch, head, batch_head, ro
     at = [batch_head, row]
     async_load(descs.lse, at, full, statistics.lse.index(stage))
     async_load(descs.delta, at, full, statistics.delta.index(stage))
-
-
-class Queries(NamedTuple):
-    """What a program of dq holds of its queries in shared memory, by consumer."""
-
-    q: gl.shared_memory_descriptor
-    do: gl.shared_memory_descriptor
-    o: gl.shared_memory_descriptor
-    full: gl.shared_memory_descriptor
-
-
-class QueryTile(NamedTuple):
-    """The first row of a program's queries, and the steps over the keys they see."""
-
-    batch: gl.tensor
-    head: gl.tensor
-    q_start: gl.tensor
-    steps: gl.tensor
-
-
-@gluon.jit
-def dq_producer(
-    q_desc, k_desc, v_desc, o_desc, do_desc, queries, ring, tile, kv_head,
-    BK: gl.constexpr,
-):  # fmt: skip
-    GROUPS: gl.constexpr = queries.q.shape[0]
-    for group in gl.static_range(GROUPS):
-        at = [tile.batch, tile.head, tile.q_start + 64 * group, 0]
-        full = queries.full.index(group)
-        mbarrier.expect(full, 3 * q_desc.block_type.nbytes)
-        async_load(q_desc, at, full, queries.q.index(group))
-        async_load(do_desc, at, full, queries.do.index(group))
-        async_load(o_desc, at, full, queries.o.index(group))
-    for i in range(tile.steps):
-        start = (tile.steps - 1 - i) * BK
-        fill(ring, i, k_desc, v_desc, tile.batch, kv_head, start)
-
-
-# --8<-- [start:dq]
-@gluon.jit
-def dq_step(
-    dq, ds, k_before, s, k, v, q, do, zeros, lse, delta, ring, i, steps, scale_log2,
-    FIRST: gl.constexpr,
-):  # fmt: skip
-    """One tile of keys, whose scores are s: dq of the step before, ds, and the scores
-    and tiles of the next step.
-    """
-    A: gl.constexpr = gl.DotOperandLayout(
-        operand_index=0, parent=dq.type.layout, k_width=2
-    )
-    dp_token = warpgroup_mma(do, v.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    if not FIRST:
-        dq_token = warpgroup_mma(ds, k_before, dq, is_async=True)
-    # [64, BK]
-    p = gl.exp2(s * scale_log2 - lse[:, None])
-    # This wait also keeps the compiler from computing p after the next one.
-    k_next, v_next = await_full(ring, i + 1, i + 1 < steps)
-    # After the last step this multiplies what the stage held before, for nobody.
-    s_token = warpgroup_mma(
-        q, k_next.permute((1, 0)), zeros, use_acc=False, is_async=True
-    )
-    if FIRST:
-        dp, p = warpgroup_mma_wait(1, deps=(dp_token, p))
-    else:
-        dp, dq, p = warpgroup_mma_wait(1, deps=(dp_token, dq_token, p))
-        release(ring, i - 1)
-    # [64, BK]
-    ds = gl.convert_layout((p * (dp - delta[:, None])).to(k.dtype), A)
-    s, ds = warpgroup_mma_wait(0, deps=(s_token, ds))
-    return dq, ds, k, s, k_next, v_next
-
-
-@gluon.jit
-def dq_consumer(
-    dq_desc, rows_out, work, scale,
-    GROUP: gl.constexpr, BK: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
-):  # fmt: skip
-    """dq of 64 rows, from the last tile of keys that they see to the first."""
-    S: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BK, 16]
-    )
-    O: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16]
-    )
-    A: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O, k_width=2)
-    TYPE: gl.constexpr = dq_desc.dtype
-    queries, ring, tile, problem = work
-    n_q, n_k, _, scale_log2 = problem
-    steps = tile.steps
-
-    q_start = tile.q_start + 64 * GROUP
-    rows = q_start + gl.arange(0, 64, gl.SliceLayout(1, S))
-    columns = gl.arange(0, BK, gl.SliceLayout(0, S))
-    seen_by_any = n_k
-    if CAUSAL:
-        seen_by_any = gl.minimum(n_k, q_start + 64)
-    last = gl.cdiv(seen_by_any, BK) - 1
-    # The last tiles of keys may be for the other groups alone.
-    skip = steps - 1 - last
-    for i in range(skip):
-        pass_over(ring, i)
-
-    lse = gl.load(rows_out.lse_ptr + rows, mask=rows < n_q, other=0.0) * LOG2E
-    q, do, o = queries.q.index(GROUP), queries.do.index(GROUP), queries.o.index(GROUP)
-    mbarrier.wait(queries.full.index(GROUP), 0)
-    # [64]
-    delta = gl.sum(o.load(O).to(gl.float32) * do.load(O).to(gl.float32), 1)
-    delta = gl.convert_layout(delta, gl.SliceLayout(1, S))
-    gl.store(rows_out.lse_log2_ptr + rows, lse, mask=rows < n_q)
-    gl.store(rows_out.delta_ptr + rows, delta, mask=rows < n_q)
-    zeros = gl.zeros([64, BK], gl.float32, S)
-    dq, ds = gl.zeros([64, D], gl.float32, O), gl.zeros([64, BK], TYPE, A)
-
-    # The mask cuts the first step only.
-    k, v = await_full(ring, skip)
-    s = warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    s = warpgroup_mma_wait(0, deps=(s,))
-    s = gl.where(sees(rows, last * BK + columns, n_k, CAUSAL), s, -float("inf"))
-    dq, ds, k_before, s, k, v = dq_step(
-        dq, ds, k, s, k, v, q, do, zeros, lse, delta, ring, skip, steps, scale_log2,
-        True,
-    )  # fmt: skip
-    for i in range(skip + 1, steps):
-        dq, ds, k_before, s, k, v = dq_step(
-            dq, ds, k_before, s, k, v, q, do, zeros, lse, delta, ring, i, steps,
-            scale_log2, False,
-        )  # fmt: skip
-    dq = warpgroup_mma(ds, k_before, dq)
-    # The queries have been read: their memory takes dq.
-    q.store((dq * scale).to(TYPE))
-    fence_async_shared()
-    async_store(dq_desc, [tile.batch, tile.head, q_start, 0], q)
-    tma.store_wait(0)
-
-
-# --8<-- [end:dq]
-
-
-class Rows(NamedTuple):
-    """The row statistics of a head: lse, and what `dkdv_kernel` reads of it."""
-
-    lse_ptr: gl.tensor
-    lse_log2_ptr: gl.tensor
-    delta_ptr: gl.tensor
-
-
-@gluon.jit(do_not_specialize=["heads", "n_q", "n_k", "row_stride"])
-def dq_kernel(
-    q_desc, k_desc, v_desc, o_desc, do_desc, dq_desc, lse_ptr, lse_log2_ptr, delta_ptr,
-    heads, n_q, n_k, row_stride, scale_log2, scale,
-    BK: gl.constexpr, D: gl.constexpr, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr,
-    GROUPS: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
-    num_warps: gl.constexpr,
-):  # fmt: skip
-    """dq, delta and lse in units of log 2 of one tile of queries. Grid: tiles of
-    queries x batch x heads.
-    """
-    BQ: gl.constexpr = 64 * GROUPS
-    tiles = gl.cdiv(n_q, BQ)
-    q_start = (tiles - 1 - gl.program_id(0) % tiles) * BQ
-    batch_head = gl.program_id(0) // tiles
-    batch, head = batch_head // heads, batch_head % heads
-    seen_by_any = n_k
-    if CAUSAL:
-        seen_by_any = gl.minimum(n_k, q_start + BQ)
-    tile = QueryTile(batch, head, q_start, gl.cdiv(seen_by_any, BK))
-
-    queries = Queries(
-        gl.allocate_shared_memory(q_desc.dtype, [GROUPS, 64, D], TILE),
-        gl.allocate_shared_memory(q_desc.dtype, [GROUPS, 64, D], TILE),
-        gl.allocate_shared_memory(q_desc.dtype, [GROUPS, 64, D], TILE),
-        barriers(GROUPS, 1),
-    )
-    ring = make_ring(k_desc, STAGES, GROUPS)
-    rows = Rows(
-        lse_ptr + batch_head.to(gl.int64) * n_q,
-        lse_log2_ptr + batch_head.to(gl.int64) * row_stride,
-        delta_ptr + batch_head.to(gl.int64) * row_stride,
-    )
-    problem = Problem(n_q, n_k, heads, scale_log2)
-    load = (
-        q_desc, k_desc, v_desc, o_desc, do_desc, queries, ring, tile,
-        head // HEADS_PER_KV, BK,
-    )  # fmt: skip
-    work = (queries, ring, tile, problem)
-    gl.warp_specialize(
-        [
-            (dq_consumer, (dq_desc, rows, work, scale, 0, BK, D, CAUSAL)),
-            (dq_consumer, (dq_desc, rows, work, scale, 1, BK, D, CAUSAL)),
-            (dq_producer, load),
-        ],
-        [4, 1],
-        [REGISTERS, PRODUCER_REGISTERS],
-    )
 
 
 class Keys(NamedTuple):

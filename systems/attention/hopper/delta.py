@@ -1,0 +1,107 @@
+"""The small kernels before and after the backward pass in one kernel: delta, and dq
+from float32 to its own dtype.
+"""
+
+import triton
+import triton.language as tl
+
+from systems.attention.triton.primitives import load_tile
+
+
+@triton.jit(do_not_specialize=["heads", "n", "row_stride"])
+def delta_kernel(
+    o_ptr, do_ptr, lse_ptr, delta_ptr, lse_out_ptr, semaphores_ptr, stride_ob,
+    stride_oh, stride_on, stride_od, stride_gb, stride_gh, stride_gn, stride_gd, heads,
+    n, row_stride, HEAD: tl.constexpr, D: tl.constexpr, RAGGED: tl.constexpr,
+    COPY: tl.constexpr,
+):  # fmt: skip
+    """delta = rowsum(o · do), which is also rowsum(p · dp): what softmax takes off each
+    dp. Semaphores of zero; with COPY, lse in rows that TMA can read. Strides of do: g.
+
+    Grid: tiles of 64 queries x batch x heads.
+    """
+    tiles = tl.cdiv(n, 64)
+    batch_head = (tl.program_id(0) // tiles).to(tl.int64)
+    batch, head = batch_head // heads, batch_head % heads
+    rows, columns = (
+        (tl.program_id(0) % tiles * 64 + tl.arange(0, 64)).to(tl.int64),
+        tl.arange(0, D),
+    )
+    at_o = (
+        o_ptr
+        + batch * stride_ob
+        + head * stride_oh
+        + rows[:, None] * stride_on
+        + columns[None, :] * stride_od
+    )
+    at_do = (
+        do_ptr
+        + batch * stride_gb
+        + head * stride_gh
+        + rows[:, None] * stride_gn
+        + columns[None, :] * stride_gd
+    )
+    o, do = (
+        load_tile(at_o, rows, columns, n, HEAD, RAGGED),
+        load_tile(at_do, rows, columns, n, HEAD, RAGGED),
+    )
+    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    inside = rows < n
+    tl.store(delta_ptr + batch_head * row_stride + rows, delta, mask=inside)
+    if COPY:
+        lse = tl.load(lse_ptr + batch_head * n + rows, mask=inside)
+        tl.store(lse_out_ptr + batch_head * row_stride + rows, lse, mask=inside)
+    tl.store(semaphores_ptr + tl.program_id(0), 0)
+
+
+@triton.jit(do_not_specialize=["heads", "n"])
+def round_kernel(
+    held_ptr,
+    dq_ptr,
+    stride_b,
+    stride_h,
+    stride_n,
+    stride_d,
+    heads,
+    n,
+    HEAD: tl.constexpr,
+    D: tl.constexpr,
+    RAGGED: tl.constexpr,
+    NARROW: tl.constexpr,
+):
+    """dq in its own dtype, from float32 as held. Grid: tiles of 64 queries x batch x
+    heads.
+    """
+    tiles = tl.cdiv(n, 64)
+    batch_head = tl.program_id(0) // tiles
+    rows, columns = tl.arange(0, 64)[:, None], tl.arange(0, D)[None, :]
+    warp, half, lane_row = rows // 16, rows // 8 % 2, rows % 8
+    part, eight, lane_column, one = (
+        columns // 64,
+        columns // 8 % 8,
+        columns // 2 % 4,
+        columns % 2,
+    )
+    # Of the last 32 columns a thread holds half as many.
+    eights = 8 - 4 * part if NARROW else 8
+    held = (
+        (((part * 32 + warp * eights + eight) * 8 + lane_row) * 4 + lane_column) * 4
+        + half * 2
+        + one
+    )
+    dq = tl.load(held_ptr + tl.program_id(0).to(tl.int64) * 64 * D + held)
+    start = tl.program_id(0) % tiles * 64
+    dq_ptr += (batch_head // heads).to(tl.int64) * stride_b + (batch_head % heads).to(
+        tl.int64
+    ) * stride_h
+    dq_ptrs, inside = (
+        dq_ptr + (start + rows).to(tl.int64) * stride_n + columns * stride_d,
+        None,
+    )
+    if HEAD < D:
+        inside = columns < HEAD
+        if RAGGED:
+            inside = inside & (start + rows < n)
+    elif RAGGED:
+        inside = (start + rows < n) & (columns < D)
+    tl.store(dq_ptrs, dq.to(dq_ptr.dtype.element_ty), mask=inside)
