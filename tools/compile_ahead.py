@@ -238,7 +238,5 @@ def faults(gpu: Target, arithmetic: str, d: int, needs: Needs) -> Iterator[str]:
     spilled = loop["spilled"] + loop["reloaded"]
     if spilled > MOST_RELOADED[arithmetic] * loop["instructions"]:
         yield f"spills or reloads in {spilled} of {loop['instructions']} instructions"
-    # Tiles of float32 that compute each once need more than 99 KiB at the largest d.
-    small = arithmetic != "half" and padded(d) == 256 and gpu.block_bytes < 100 * KIB
-    if (times := needs.repeats(arithmetic, d)) > (1.7 if small else 1.01):
+    if (times := needs.repeats(arithmetic, d)) > 1.01:
         yield f"computes its products {times:.2f} times"

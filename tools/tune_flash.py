@@ -295,8 +295,9 @@ def entry(config: Config) -> str:
     """As it stands in the table."""
     limit = f", registers={config.registers}" if config.registers else ""
     ahead = ", ahead=True" if config.ahead else ""
+    anew = f', anew="{config.anew}"' if config.anew else ""
     c = config
-    return f"Config({c.q}, {c.k}, {c.warps}, {c.stages}{limit}{ahead})"
+    return f"Config({c.q}, {c.k}, {c.warps}, {c.stages}{limit}{ahead}{anew})"
 
 
 def print_needs(gpu: str, arithmetic: list[str], d: list[int]) -> int:

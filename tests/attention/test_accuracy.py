@@ -370,6 +370,50 @@ def test_float32_split_ahead(
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("anew", ["addresses", "tiles"])
+@pytest.mark.parametrize(
+    ("dtype", "ahead"),
+    [(torch.bfloat16, False), (torch.float32, False), (torch.float32, True)],
+    ids=str,
+)
+def test_what_a_step_works_out_anew_is_what_it_would_keep(
+    dtype, ahead, anew, splits, causal, device
+):
+    """Bit by bit: heads that share keys, rows of q and do that lie differently far
+    apart, a ragged end, padded columns.
+    """
+    q, k, v, do = make_inputs(
+        65, 50, 20, dtype, device, lead=(1, 2), lead_k=(1, 1), sigma=2.0
+    )
+    q = q.transpose(1, 2).contiguous().transpose(1, 2)
+    o, lse = launch_forward(q, k, v, causal, 0.25)
+    dq, dkdv = (Config(*tile, 4, 1, ahead=ahead) for tile in ((16, 32), (32, 16)))
+    kept, found = (
+        launch_backward(
+            do, q, k, v, o, lse, causal, 0.25, dkdv._replace(anew=which),
+            dq._replace(anew=which), splits, splits,
+        )
+        for which in ("", anew)
+    )  # fmt: skip
+    assert all(map(torch.equal, found, kept)) and all(x.any() for x in found)
+
+
+@pytest.mark.parametrize("anew", ["", "addresses", "tiles"])
+def test_each_backward_kernel_is_told_what_to_work_out_anew(anew):
+    of = shape_and_strides(torch.empty(1, 1, 64, 16))
+    other = Config(32, 32, 4, 1)
+    config = other._replace(anew=anew)
+    for dkdv, dq in ((config, other), (other, config)):
+        plan = launches.backward_launches(
+            "half", torch.float32, torch.device("cpu"), dkdv, dq, 1, 1, 1, True, 1.0,
+            *[of] * 8,
+        )  # fmt: skip
+        assert plan.dkdv.constants["ANEW"] == dkdv.anew
+        assert plan.dq.constants["ANEW"] == dq.anew
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_gradcheck_of_the_pytorch_tiles(causal):
     q, k, v, _ = make_inputs(7, 5, 3, torch.float64, lead=(2,))
     inputs = [x.requires_grad_() for x in (q, k, v)]

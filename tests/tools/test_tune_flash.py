@@ -85,6 +85,8 @@ def test_an_entry_is_printed_as_it_is_written():
         Config(64, 128, 4, 3),
         Config(64, 64, 4, 3, registers=128),
         Config(64, 64, 4, 3, ahead=True),
+        Config(64, 64, 4, 3, anew="addresses"),
+        Config(64, 64, 4, 3, 255, True, "tiles"),
     ):
         assert eval(entry(config), {"Config": Config}) == config
 

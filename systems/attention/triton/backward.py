@@ -18,6 +18,7 @@ import triton.language as tl
 from systems.attention.triton.primitives import (
     LOG2E,
     add_product,
+    add_product_read,
     first_step,
     from_limbs,
     in_units,
@@ -27,7 +28,7 @@ from systems.attention.triton.primitives import (
     product,
     program_tile,
     rows_of_program,
-    skip,
+    step_ptrs,
     store_tile,
     to_limbs,
     transposed,
@@ -38,10 +39,10 @@ from systems.attention.triton.primitives import (
 @triton.jit
 def dq_steps(
     dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn,
-    stride_vn, rows, columns, first, last,
-    n_k, scale_log2,
+    stride_kd, stride_vn, stride_vd, rows, columns, first, last, n_k, scale_log2,
     BK: tl.constexpr, SPLITS: tl.constexpr, HEAD: tl.constexpr, CAUSAL: tl.constexpr,
     MASKED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
+    ANEW: tl.constexpr,
 ):  # fmt: skip
     """dq (without its scale) of one tile of queries over every SPLITS-th tile of keys
     from `first` to `last`.
@@ -49,8 +50,11 @@ def dq_steps(
     for start in range(first, last, BK * SPLITS):
         keys = start + tl.arange(0, BK)
         # [BK, D]
+        k_ptrs = step_ptrs(
+            k_ptr, k_offsets, start, keys, columns, stride_kn, stride_kd, ANEW
+        )
         k = load_limbs(
-            skip(k_ptr, start, stride_kn) + k_offsets,
+            k_ptrs,
             keys,
             columns,
             n_k,
@@ -58,8 +62,11 @@ def dq_steps(
             MASKED,
             LIMBS,
         )
+        v_ptrs = step_ptrs(
+            v_ptr, v_offsets, start, keys, columns, stride_vn, stride_vd, ANEW
+        )
         v = load_limbs(
-            skip(v_ptr, start, stride_vn) + v_offsets,
+            v_ptrs,
             keys,
             columns,
             n_k,
@@ -78,7 +85,13 @@ def dq_steps(
         # [BQ, BK]
         dp = product(do, transposed(v), PRECISION)
         ds = p * (dp - delta[:, None])
-        dq = add_product(to_limbs(ds, k[0].dtype, LIMBS), k, dq, PRECISION)
+        ds_limbs = to_limbs(ds, k[0].dtype, LIMBS)
+        if ANEW == "tiles":
+            dq = add_product_read(
+                ds_limbs, k_ptrs, keys, columns, n_k, dq, HEAD, MASKED, PRECISION
+            )
+        else:
+            dq = add_product(ds_limbs, k, dq, PRECISION)
     return dq
 
 
@@ -95,6 +108,7 @@ def dq_kernel(
     BQ: tl.constexpr, BK: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
     GROUP: tl.constexpr, SPLITS: tl.constexpr, CAUSAL: tl.constexpr,
     LIMBS: tl.constexpr, PRECISION: tl.constexpr, UNIT: tl.constexpr,
+    ANEW: tl.constexpr,
 ):  # fmt: skip
     """dq of one tile of queries of one head. Grid and order are those of the forward
     kernel.
@@ -173,13 +187,14 @@ def dq_kernel(
     whole = seen_by_all // BK * BK
     dq = dq_steps(
         dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn,
-        stride_vn, rows, columns, split * BK, whole, n_k, scale_log2, BK, SPLITS, HEAD,
-        CAUSAL, False, LIMBS, PRECISION,
+        stride_kd, stride_vn, stride_vd, rows, columns, split * BK, whole, n_k,
+        scale_log2, BK, SPLITS, HEAD, CAUSAL, False, LIMBS, PRECISION, ANEW,
     )  # fmt: skip
     dq = dq_steps(
         dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn,
-        stride_vn, rows, columns, whole + first_step(split, whole // BK, SPLITS) * BK,
-        seen_by_any, n_k, scale_log2, BK, SPLITS, HEAD, CAUSAL, True, LIMBS, PRECISION,
+        stride_kd, stride_vn, stride_vd, rows, columns,
+        whole + first_step(split, whole // BK, SPLITS) * BK, seen_by_any, n_k,
+        scale_log2, BK, SPLITS, HEAD, CAUSAL, True, LIMBS, PRECISION, ANEW,
     )  # fmt: skip
     store_tile(
         dq_ptr + offsets(rows, columns, stride_dqn, stride_dqd),
@@ -198,10 +213,10 @@ def dq_kernel(
 @triton.jit
 def dkdv_steps(
     dk, dv, k, v, q_ptr, do_ptr, statistics_ptr, q_offsets, do_offsets, stride_qn,
-    stride_gn, keys, columns,
-    first, last, n_q, scale_log2,
+    stride_qd, stride_gn, stride_gd, keys, columns, first, last, n_q, scale_log2,
     BQ: tl.constexpr, SPLITS: tl.constexpr, HEAD: tl.constexpr, MASKED: tl.constexpr,
     RAGGED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
+    ANEW: tl.constexpr,
 ):  # fmt: skip
     """dk (without its scale) and dv of one tile of keys over every SPLITS-th tile of
     queries from `first` to `last`. All is transposed.
@@ -209,8 +224,11 @@ def dkdv_steps(
     for start in range(first, last, BQ * SPLITS):
         rows = start + tl.arange(0, BQ)
         # [BQ, D]
+        q_ptrs = step_ptrs(
+            q_ptr, q_offsets, start, rows, columns, stride_qn, stride_qd, ANEW
+        )
         q = load_limbs(
-            skip(q_ptr, start, stride_qn) + q_offsets,
+            q_ptrs,
             rows,
             columns,
             n_q,
@@ -218,8 +236,11 @@ def dkdv_steps(
             RAGGED,
             LIMBS,
         )
+        do_ptrs = step_ptrs(
+            do_ptr, do_offsets, start, rows, columns, stride_gn, stride_gd, ANEW
+        )
         do = load_limbs(
-            skip(do_ptr, start, stride_gn) + do_offsets,
+            do_ptrs,
             rows,
             columns,
             n_q,
@@ -243,9 +264,21 @@ def dkdv_steps(
         if MASKED:
             s = tl.where(rows[None, :] >= keys[:, None], s, -float("inf"))
         p = tl.exp2(s * scale_log2 - lse_log2[None, :])
-        dv = add_product(to_limbs(p, do[0].dtype, LIMBS), do, dv, PRECISION)
+        p_limbs = to_limbs(p, do[0].dtype, LIMBS)
+        if ANEW == "tiles":
+            dv = add_product_read(
+                p_limbs, do_ptrs, rows, columns, n_q, dv, HEAD, RAGGED, PRECISION
+            )
+        else:
+            dv = add_product(p_limbs, do, dv, PRECISION)
         ds = p * (dp - delta[None, :])
-        dk = add_product(to_limbs(ds, q[0].dtype, LIMBS), q, dk, PRECISION)
+        ds_limbs = to_limbs(ds, q[0].dtype, LIMBS)
+        if ANEW == "tiles":
+            dk = add_product_read(
+                ds_limbs, q_ptrs, rows, columns, n_q, dk, HEAD, RAGGED, PRECISION
+            )
+        else:
+            dk = add_product(ds_limbs, q, dk, PRECISION)
     return dk, dv
 
 
@@ -262,7 +295,7 @@ def dkdv_kernel(
     BQ: tl.constexpr, BK: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
     GROUP: tl.constexpr, SPLITS: tl.constexpr, CAUSAL: tl.constexpr,
     RAGGED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
-    UNIT: tl.constexpr,
+    UNIT: tl.constexpr, ANEW: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of one tile of keys of one head of k and v. Grid: tiles of keys x batch
     x heads of k and v x SPLITS.
@@ -337,15 +370,15 @@ def dkdv_kernel(
         if CAUSAL:
             dk, dv = dkdv_steps(
                 dk, dv, k, v, q_head, do_head, statistics_head, q_offsets, do_offsets,
-                stride_qn, stride_gn, keys, columns,
+                stride_qn, stride_qd, stride_gn, stride_gd, keys, columns,
                 first + first_step(split, dealt, SPLITS) * BQ, whole, n_q, scale_log2,
-                BQ, SPLITS, HEAD, True, RAGGED, LIMBS, PRECISION,
+                BQ, SPLITS, HEAD, True, RAGGED, LIMBS, PRECISION, ANEW,
             )  # fmt: skip
         dk, dv = dkdv_steps(
             dk, dv, k, v, q_head, do_head, statistics_head, q_offsets, do_offsets,
-            stride_qn, stride_gn, keys, columns,
+            stride_qn, stride_qd, stride_gn, stride_gd, keys, columns,
             whole + first_step(split, dealt + crossed, SPLITS) * BQ, n_q, n_q,
-            scale_log2, BQ, SPLITS, HEAD, False, RAGGED, LIMBS, PRECISION,
+            scale_log2, BQ, SPLITS, HEAD, False, RAGGED, LIMBS, PRECISION, ANEW,
         )  # fmt: skip
     store_tile(
         dk_ptr + offsets(keys, columns, stride_dkn, stride_dkd),

@@ -5,7 +5,7 @@ it: splits of a loop, heads that run together.
 """
 
 from functools import cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -22,6 +22,11 @@ class Config(NamedTuple):
     assembler, not told of a limit, gives a thread that needs too many only 32, and
     spills the rest. `ahead`: float32 q, k, v and do have been split into limbs before;
     a step splits only p and ds.
+
+    `anew`: what a step of a backward kernel works out anew instead of keeping it.
+    "addresses": those of the tiles that it loads, two registers of a thread for each of
+    its copies. "tiles": these addresses, and each tile that it multiplies twice, which
+    it reads from the L2 cache twice: shared memory need not hold one for long.
     """
 
     q: int
@@ -30,6 +35,7 @@ class Config(NamedTuple):
     stages: int
     registers: int | None = None
     ahead: bool = False
+    anew: Literal["", "addresses", "tiles"] = ""
 
     @property
     def options(self) -> dict[str, int]:

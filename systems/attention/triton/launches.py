@@ -297,14 +297,15 @@ def backward_launches(
             dq_kernel, (dq_programs * dq_splits,),
             (*strides(*of_dq), *scalars),
             {"BQ": c.q, "BK": c.k, "SPLITS": dq_splits, "UNIT": unit_of(*of_dq),
-             "LIMBS": limbs if c.ahead else 1, **constants},
+             "LIMBS": limbs if c.ahead else 1, "ANEW": c.anew, **constants},
             **c.options,
         ),
         Launch(
             dkdv_kernel, (dkdv_programs * dkdv_splits,),
             (*strides(*of_dkdv), *scalars),
             {"BQ": e.q, "BK": e.k, "SPLITS": dkdv_splits, "UNIT": unit_of(*of_dkdv),
-             "RAGGED": n_q % e.q != 0, "LIMBS": limbs if e.ahead else 1, **constants},
+             "RAGGED": n_q % e.q != 0, "LIMBS": limbs if e.ahead else 1,
+             "ANEW": e.anew, **constants},
             **e.options,
         ),
         Launch(

@@ -66,6 +66,27 @@ def skip(ptr, rows, stride_n):
 
 
 @triton.jit
+def step_ptrs(
+    ptr,
+    tile_offsets,
+    start,
+    rows,
+    columns,
+    stride_n,
+    stride_d,
+    ANEW: tl.constexpr,
+):
+    """Pointers to the tile of a step, whose `rows` begin at `start`: by the offsets of
+    the first tile, or by none that a thread would keep from step to step.
+    """
+    if ANEW != "":
+        ptrs = ptr + offsets(rows, columns, stride_n, stride_d)
+    else:
+        ptrs = skip(ptr, start, stride_n) + tile_offsets
+    return ptrs
+
+
+@triton.jit
 def first_step(split, steps, SPLITS: tl.constexpr):
     """The first step of this split in a loop. Steps are dealt out to the splits in
     turn, on from the `steps` of the loops before.
@@ -88,21 +109,30 @@ def narrow(x, TYPE: tl.constexpr):
 
 
 @triton.jit
-def load_tile(ptrs, rows, columns, n, HEAD: tl.constexpr, RAGGED: tl.constexpr):
+def load_tile(
+    ptrs,
+    rows,
+    columns,
+    n,
+    HEAD: tl.constexpr,
+    RAGGED: tl.constexpr,
+    CACHE: tl.constexpr = tl.constexpr(""),
+):
     """A tile, zero where a column is padding and, if RAGGED, where a row lies past n:
-    such memory is not ours to read.
+    such memory is not ours to read. CACHE: ".cg" leaves out the L1 cache.
     """
     PADDED: tl.constexpr = columns.shape[0] != HEAD
     if RAGGED and PADDED:
-        tile = tl.load(
-            ptrs, mask=(rows < n)[:, None] & (columns < HEAD)[None, :], other=0.0
-        )
+        mask = (rows < n)[:, None] & (columns < HEAD)[None, :]
+        tile = tl.load(ptrs, mask=mask, other=0.0, cache_modifier=CACHE)
     elif RAGGED:
-        tile = tl.load(ptrs, mask=(rows < n)[:, None], other=0.0)
+        mask = (rows < n)[:, None]
+        tile = tl.load(ptrs, mask=mask, other=0.0, cache_modifier=CACHE)
     elif PADDED:
-        tile = tl.load(ptrs, mask=(columns < HEAD)[None, :], other=0.0)
+        mask = (columns < HEAD)[None, :]
+        tile = tl.load(ptrs, mask=mask, other=0.0, cache_modifier=CACHE)
     else:
-        tile = tl.load(ptrs)
+        tile = tl.load(ptrs, cache_modifier=CACHE)
     return tile
 
 
@@ -217,6 +247,40 @@ def add_product(a, b, acc, PRECISION: tl.constexpr):
         acc = dot(a[0], b[0], acc, PRECISION)
     else:
         acc += product(a, b, PRECISION)
+    return acc
+
+
+@triton.jit
+def add_product_read(
+    a,
+    ptrs,
+    rows,
+    columns,
+    n,
+    acc,
+    HEAD: tl.constexpr,
+    RAGGED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """`add_product` of a and a tile in memory, of which each limb is read when it is
+    first needed: no two lie in shared memory.
+
+    With another CACHE the compiler does not take it for the tile that it read before.
+    """
+    b = (load_tile(ptrs, rows, columns, n, HEAD, RAGGED, ".cg"),)
+    if len(a) == 1:
+        acc = dot(a[0], b[0], acc, PRECISION)
+    else:
+        total = tl.zeros([a[0].shape[0], b[0].shape[1]], tl.float32)
+        total = dot(a[len(a) - 1], b[0], total, PRECISION)
+        for i in tl.static_range(1, len(a)):
+            limb = load_tile(ptrs + i * HEAD, rows, columns, n, HEAD, RAGGED, ".cg")
+            b = b + (limb,)  # noqa: RUF005
+            total = dot(a[len(a) - 1 - i], b[i], total, PRECISION)
+        for larger in tl.static_range(1, len(a)):
+            for i in tl.static_range(len(a) - larger):
+                total = dot(a[len(a) - 1 - larger - i], b[i], total, PRECISION)
+        acc += total
     return acc
 
 

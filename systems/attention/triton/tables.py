@@ -143,9 +143,10 @@ FEW_ROWS_SM_90: FewByArithmetic = {
 # shared memory, which feeds an SM 128 bytes in a clock, and its tensor cores want 256
 # bytes for a product of 16 x 8 x 16 of which each warp reuses nothing. So a tile that
 # stays has 32 rows for each warp where registers allow it: 128 rows on 4 warps. With
-# 16 rows for a warp no product is computed by two. Nothing is spilled in a loop of 16
-# bits; where a tile that spills before its loop, and reloads in it, was more than 15 %
-# ahead by the model of `systems.formulas.loop_times`, it was taken.
+# 16 rows for a warp no product is computed by two. No loop of 16 bits spills a register
+# or reloads one: where dk, dv and two factors fill them, from d 128 on, addresses are
+# worked out anew. By the model of `systems.formulas.loop_times` that is no slower at
+# d 256 and up to 4 % faster at d 128; dv's product before dp's spills as much.
 # Float32 is split into limbs ahead: in the loop that takes longer than the products.
 SM_80: ByArithmetic = {
     "half": {
@@ -160,8 +161,8 @@ SM_80: ByArithmetic = {
             16: Config(64, 128, 4, 2),
             32: Config(32, 128, 4, 2),
             64: Config(16, 128, 4, 2),
-            128: Config(64, 64, 4, 2),
-            256: Config(64, 64, 8, 1),
+            128: Config(64, 64, 4, 2, anew="addresses"),
+            256: Config(64, 64, 8, 1, anew="addresses"),
         },
         "dq": {
             16: Config(128, 64, 4, 2),
@@ -208,15 +209,15 @@ SM_80: ByArithmetic = {
             16: Config(64, 64, 4, 2, ahead=True),
             32: Config(32, 64, 4, 2, ahead=True),
             64: Config(32, 64, 4, 2, ahead=True),
-            128: Config(32, 32, 4, 1, ahead=True),
-            256: Config(32, 16, 4, 1, registers=255, ahead=True),
+            128: Config(32, 32, 4, 1, ahead=True, anew="addresses"),
+            256: Config(32, 16, 4, 1, registers=255, ahead=True, anew="addresses"),
         },
         "dq": {
             16: Config(64, 64, 4, 2, ahead=True),
             32: Config(64, 32, 4, 3, ahead=True),
             64: Config(64, 32, 4, 2, ahead=True),
             128: Config(32, 32, 4, 1, ahead=True),
-            256: Config(16, 32, 4, 1, registers=255, ahead=True),
+            256: Config(16, 32, 4, 1, registers=255, ahead=True, anew="addresses"),
         },
     },
 }
@@ -224,7 +225,8 @@ SM_80: ByArithmetic = {
 # --- GeForce, A10, L4, L40S, and every GPU that is not named --------------------------
 # 99 KiB of shared memory in a block, 48 warps in an SM. Their tensor cores form sums in
 # float32 at half rate or less: they limit every loop, so what counts is that no product
-# is computed twice, and that two programs fit.
+# is computed twice, and that two programs fit. Of float32 in limbs 99 KiB hold too few
+# rows for that, unless the backward kernels read anew what they multiply twice.
 SM_86: ByArithmetic = {
     "half": {
         "forward": {
@@ -262,7 +264,7 @@ SM_86: ByArithmetic = {
             32: Config(32, 64, 4, 2, ahead=True),
             64: Config(32, 64, 4, 2, ahead=True),
             128: Config(32, 32, 4, 2, ahead=True),
-            256: Config(16, 16, 4, 1, ahead=True),
+            256: Config(32, 16, 4, 1, ahead=True, anew="tiles"),
         },
         "dq": {
             16: Config(64, 64, 4, 2, ahead=True),
@@ -278,21 +280,21 @@ SM_86: ByArithmetic = {
             32: Config(64, 32, 4, 3, ahead=True),
             64: Config(64, 32, 4, 2, ahead=True),
             128: Config(32, 32, 4, 1, ahead=True),
-            256: Config(32, 32, 4, 1, registers=255),
+            256: Config(16, 32, 4, 1, registers=255, ahead=True),
         },
         "dkdv": {
             16: Config(64, 64, 4, 2, ahead=True),
             32: Config(32, 64, 4, 2, ahead=True),
             64: Config(32, 64, 4, 2, ahead=True),
-            128: Config(32, 32, 4, 1),
-            256: Config(16, 16, 4, 1, registers=255),
+            128: Config(32, 32, 4, 1, ahead=True, anew="tiles"),
+            256: Config(32, 16, 4, 1, registers=255, ahead=True, anew="tiles"),
         },
         "dq": {
             16: Config(64, 64, 4, 2, ahead=True),
             32: Config(64, 32, 4, 3, ahead=True),
             64: Config(64, 32, 4, 2, ahead=True),
             128: Config(32, 32, 4, 1, ahead=True),
-            256: Config(16, 16, 4, 1, registers=255, ahead=True),
+            256: Config(16, 32, 4, 1, registers=255, ahead=True, anew="tiles"),
         },
     },
 }
@@ -366,8 +368,8 @@ SM_100: ByArithmetic = {
             16: Config(32, 64, 4, 2, ahead=True),
             32: Config(32, 64, 4, 2, ahead=True),
             64: Config(32, 32, 4, 1, ahead=True),
-            128: Config(32, 32, 4, 1, ahead=True),
-            256: Config(32, 16, 4, 1, registers=255, ahead=True),
+            128: Config(32, 32, 4, 1, ahead=True, anew="addresses"),
+            256: Config(32, 16, 4, 1, registers=255, ahead=True, anew="addresses"),
         },
         "dq": {
             16: Config(64, 64, 4, 2, ahead=True),

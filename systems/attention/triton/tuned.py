@@ -36,10 +36,11 @@ KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 HEAD_DIMS: tuple[HeadDim, ...] = get_args(HeadDim)
 
 Rows = Annotated[int, Meta(ge=16, le=256)]
-# q, k, warps, stages, registers, ahead, as `Config` has them.
+# q, k, warps, stages, registers, ahead, anew, as `Config` has them.
 Numbers = tuple[
     Rows, Rows, Literal[4, 8], Annotated[int, Meta(ge=1, le=8)],
     Annotated[int, Meta(ge=16, le=255)] | None, bool,
+    Literal["", "addresses", "tiles"],
 ]  # fmt: skip
 # By arithmetic, kernel, padded head dimension and mask.
 Key = tuple[str, str, int, bool]

@@ -72,7 +72,9 @@ def test_every_entry_of_the_tables_was_compiled_as_it_is():
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda r: f"{r['gpu']} {r['kernel']}")
 def test_what_was_compiled_is_within_the_limits(row):
-    """Those of the A100 above all: no product of any arithmetic is computed twice."""
+    """No product of any arithmetic is computed twice. An A100 reloads nothing in its
+    loops of 16 bits.
+    """
     assert row["shared_bytes"] <= TARGETS[row["gpu"]].block_bytes
     assert row["programs"] >= 1
     if row["gpu"] == "h100":
@@ -82,11 +84,10 @@ def test_what_was_compiled_is_within_the_limits(row):
     assert row["stack_bytes"] <= MOST_STACK[kind] <= 4096
     assert kind != "half" or loop["spilled"] == 0
     touched = loop["spilled"] + loop["reloaded"]
-    assert touched <= MOST_RELOADED[kind] * loop["instructions"]
-    small = (
-        kind != "half" and row["d"] == 256 and TARGETS[row["gpu"]].block_bytes < 2**17
-    )
-    assert row["repeats"] <= (1.67 if small else 1)
+    none = kind == "half" and row["gpu"] == "a100"
+    assert touched <= (0 if none else MOST_RELOADED[kind] * loop["instructions"])
+    # Of a B200 the binary does not tell.
+    assert row["repeats"] <= 1
 
 
 def test_the_backward_pass_of_an_a100_at_d_128_has_tiles_of_four_warps():

@@ -66,7 +66,7 @@ def config_text(config: list[Any]) -> str:
 def needs_table(rows: list[Row]) -> str:
     """A line for each kernel of each arithmetic and head dimension."""
     shown = [r for r in rows if r["causal"]]
-    head = ["dtype", "d", "kernel", "tile, warps, stages", "split ahead"]
+    head = ["dtype", "d", "kernel", "tile, warps, stages", "split ahead", "anew"]
     head += ["shared, KiB", "registers", "stack, bytes", "spills", "reloads"]
     head += ["programs"]
     lines = [
@@ -76,6 +76,7 @@ def needs_table(rows: list[Row]) -> str:
             r["kernel"],
             config_text(r["config"]),
             "yes" if r["config"][5] else "no",
+            r["config"][6] or "nothing",
             f"{r['shared_bytes'] / KIB:.1f}",
             str(r["registers"]),
             str(r["stack_bytes"]),
