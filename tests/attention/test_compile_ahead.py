@@ -141,8 +141,8 @@ def test_a_row_that_only_8_divides_is_loaded_16_bytes_at_a_time(tmp_path):
         pairs = zip(compiled[f"{name} 40"], compiled[f"{name} 48"], strict=True)
         for found, longer in pairs:
             assert found.load_bytes == longer.load_bytes, (name, found)
-            # Numbers of 4 bytes are row statistics.
-            assert set(found.load_bytes) <= {4, 16} and 16 in found.load_bytes
+            # Those of 4 bytes are row statistics, which Triton 3.6 loads in pairs too.
+            assert set(found.load_bytes) <= {4, 8, 16} and 16 in found.load_bytes
             assert found.per_score <= 1.1 * longer.per_score, (found, longer)
 
 
