@@ -155,7 +155,7 @@ def bars(alt: str, shown: list[Bar]) -> str:
     """One line each, to the scale of the longest."""
     d = Drawing(WIDTH)
     known = [value for _, value, _ in shown if not isinstance(value, Missing)]
-    left, right = 56, 84
+    left, right = 60, 84
     for i, (label, value, text) in enumerate(shown):
         y = ROW * i
         d.text(0, y + 15, label, SMALL)
