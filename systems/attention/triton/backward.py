@@ -26,6 +26,7 @@ from systems.attention.triton.primitives import (
     load_tile,
     offsets,
     product,
+    product_read,
     program_tile,
     rows_of_program,
     step_ptrs,
@@ -53,29 +54,21 @@ def dq_steps(
         k_ptrs = step_ptrs(
             k_ptr, k_offsets, start, keys, columns, stride_kn, stride_kd, ANEW
         )
-        k = load_limbs(
-            k_ptrs,
-            keys,
-            columns,
-            n_k,
-            HEAD,
-            MASKED,
-            LIMBS,
-        )
+        if ANEW != "tiles":
+            k = load_limbs(k_ptrs, keys, columns, n_k, HEAD, MASKED, LIMBS)
         v_ptrs = step_ptrs(
             v_ptr, v_offsets, start, keys, columns, stride_vn, stride_vd, ANEW
         )
-        v = load_limbs(
-            v_ptrs,
-            keys,
-            columns,
-            n_k,
-            HEAD,
-            MASKED,
-            LIMBS,
-        )
+        if ANEW != "tiles":
+            v = load_limbs(v_ptrs, keys, columns, n_k, HEAD, MASKED, LIMBS)
         # [BQ, BK]
-        s = product(q, transposed(k), PRECISION)
+        if ANEW == "tiles":
+            zero = tl.zeros([q[0].shape[0], BK], tl.float32)
+            s = product_read(
+                q, k_ptrs, keys, columns, n_k, zero, HEAD, MASKED, True, "", PRECISION
+            )
+        else:
+            s = product(q, transposed(k), PRECISION)
         if MASKED:
             visible = (keys < n_k)[None, :]
             if CAUSAL:
@@ -83,9 +76,15 @@ def dq_steps(
             s = tl.where(visible, s, -float("inf"))
         p = tl.exp2(s * scale_log2 - lse_log2[:, None])
         # [BQ, BK]
-        dp = product(do, transposed(v), PRECISION)
+        if ANEW == "tiles":
+            zero = tl.zeros([q[0].shape[0], BK], tl.float32)
+            dp = product_read(
+                do, v_ptrs, keys, columns, n_k, zero, HEAD, MASKED, True, "", PRECISION
+            )
+        else:
+            dp = product(do, transposed(v), PRECISION)
         ds = p * (dp - delta[:, None])
-        ds_limbs = to_limbs(ds, k[0].dtype, LIMBS)
+        ds_limbs = to_limbs(ds, q[0].dtype, LIMBS)
         if ANEW == "tiles":
             dq = add_product_read(
                 ds_limbs, k_ptrs, keys, columns, n_k, dq, HEAD, MASKED, PRECISION
@@ -227,27 +226,13 @@ def dkdv_steps(
         q_ptrs = step_ptrs(
             q_ptr, q_offsets, start, rows, columns, stride_qn, stride_qd, ANEW
         )
-        q = load_limbs(
-            q_ptrs,
-            rows,
-            columns,
-            n_q,
-            HEAD,
-            RAGGED,
-            LIMBS,
-        )
+        if ANEW != "tiles":
+            q = load_limbs(q_ptrs, rows, columns, n_q, HEAD, RAGGED, LIMBS)
         do_ptrs = step_ptrs(
             do_ptr, do_offsets, start, rows, columns, stride_gn, stride_gd, ANEW
         )
-        do = load_limbs(
-            do_ptrs,
-            rows,
-            columns,
-            n_q,
-            HEAD,
-            RAGGED,
-            LIMBS,
-        )
+        if ANEW != "tiles":
+            do = load_limbs(do_ptrs, rows, columns, n_q, HEAD, RAGGED, LIMBS)
         # [BQ]; an infinite lse makes the probabilities of a row past the end zero.
         pairs = statistics_ptr + 2 * rows[:, None] + tl.arange(0, 2)[None, :]
         if RAGGED:
@@ -259,12 +244,21 @@ def dkdv_steps(
             lse_log2, delta = tl.split(tl.load(pairs))
         # [BK, BQ]; both before the exponentials, so that the product for dv runs while
         # ds is computed.
-        s = product(k, transposed(q), PRECISION)
-        dp = product(v, transposed(do), PRECISION)
+        if ANEW == "tiles":
+            zero = tl.zeros([k[0].shape[0], BQ], tl.float32)
+            s = product_read(
+                k, q_ptrs, rows, columns, n_q, zero, HEAD, RAGGED, True, "", PRECISION
+            )
+            dp = product_read(
+                v, do_ptrs, rows, columns, n_q, zero, HEAD, RAGGED, True, "", PRECISION
+            )
+        else:
+            s = product(k, transposed(q), PRECISION)
+            dp = product(v, transposed(do), PRECISION)
         if MASKED:
             s = tl.where(rows[None, :] >= keys[:, None], s, -float("inf"))
         p = tl.exp2(s * scale_log2 - lse_log2[None, :])
-        p_limbs = to_limbs(p, do[0].dtype, LIMBS)
+        p_limbs = to_limbs(p, v[0].dtype, LIMBS)
         if ANEW == "tiles":
             dv = add_product_read(
                 p_limbs, do_ptrs, rows, columns, n_q, dv, HEAD, RAGGED, PRECISION
@@ -272,7 +266,7 @@ def dkdv_steps(
         else:
             dv = add_product(p_limbs, do, dv, PRECISION)
         ds = p * (dp - delta[None, :])
-        ds_limbs = to_limbs(ds, q[0].dtype, LIMBS)
+        ds_limbs = to_limbs(ds, k[0].dtype, LIMBS)
         if ANEW == "tiles":
             dk = add_product_read(
                 ds_limbs, q_ptrs, rows, columns, n_q, dk, HEAD, RAGGED, PRECISION

@@ -251,6 +251,38 @@ def add_product(a, b, acc, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def product_read(
+    a,
+    ptrs,
+    rows,
+    columns,
+    n,
+    acc,
+    HEAD: tl.constexpr,
+    RAGGED: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    CACHE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """acc + `product` of a and a tile in memory, or its transpose, of which each limb
+    is read when it is first needed: no two need lie in shared memory.
+
+    With another CACHE the compiler does not take it for a tile that it read before.
+    """
+    limb = load_tile(ptrs, rows, columns, n, HEAD, RAGGED, CACHE)
+    b = (tl.trans(limb),) if TRANSPOSED else (limb,)
+    acc = dot(a[len(a) - 1], b[0], acc, PRECISION)
+    for i in tl.static_range(1, len(a)):
+        limb = load_tile(ptrs + i * HEAD, rows, columns, n, HEAD, RAGGED, CACHE)
+        b = b + ((tl.trans(limb),) if TRANSPOSED else (limb,))
+        acc = dot(a[len(a) - 1 - i], b[i], acc, PRECISION)
+    for larger in tl.static_range(1, len(a)):
+        for i in tl.static_range(len(a) - larger):
+            acc = dot(a[len(a) - 1 - larger - i], b[i], acc, PRECISION)
+    return acc
+
+
+@triton.jit
 def add_product_read(
     a,
     ptrs,
@@ -262,25 +294,25 @@ def add_product_read(
     RAGGED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """`add_product` of a and a tile in memory, of which each limb is read when it is
-    first needed: no two lie in shared memory.
-
-    With another CACHE the compiler does not take it for the tile that it read before.
-    """
-    b = (load_tile(ptrs, rows, columns, n, HEAD, RAGGED, ".cg"),)
+    """`add_product` of a and a tile in memory that was read before."""
     if len(a) == 1:
-        acc = dot(a[0], b[0], acc, PRECISION)
+        acc = product_read(
+            a, ptrs, rows, columns, n, acc, HEAD, RAGGED, False, ".cg", PRECISION
+        )
     else:
-        total = tl.zeros([a[0].shape[0], b[0].shape[1]], tl.float32)
-        total = dot(a[len(a) - 1], b[0], total, PRECISION)
-        for i in tl.static_range(1, len(a)):
-            limb = load_tile(ptrs + i * HEAD, rows, columns, n, HEAD, RAGGED, ".cg")
-            b = b + (limb,)  # noqa: RUF005
-            total = dot(a[len(a) - 1 - i], b[i], total, PRECISION)
-        for larger in tl.static_range(1, len(a)):
-            for i in tl.static_range(len(a) - larger):
-                total = dot(a[len(a) - 1 - larger - i], b[i], total, PRECISION)
-        acc += total
+        acc += product_read(
+            a,
+            ptrs,
+            rows,
+            columns,
+            n,
+            tl.zeros_like(acc),
+            HEAD,
+            RAGGED,
+            False,
+            ".cg",
+            PRECISION,
+        )
     return acc
 
 
