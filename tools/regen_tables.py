@@ -160,7 +160,8 @@ def command_line() -> argparse.ArgumentParser:
         "--verify",
         metavar="STEM",
         type=stem,
-        help="measure three rows again; if they agree, the record is verified",
+        help="measure three rows again, each with those that take turns with it; if "
+        "they agree, the record is verified",
     )
     action("--slurm", **switch, help="measure in Slurm jobs, one per experiment")
 

@@ -9,6 +9,7 @@ so a training loop would copy each batch into them.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 
@@ -16,6 +17,12 @@ from systems.benchmarking import phases
 from systems.benchmarking.timing import Step, give_back
 from systems.model.train_step import Phase
 from systems.records.outcome import Unsupported, out_of_memory_reason
+
+
+@cache
+def capture_stream() -> torch.cuda.Stream:
+    """One for all captures: libraries keep a workspace for each stream they met."""
+    return torch.cuda.Stream()
 
 
 # --8<-- [start:captured]
@@ -32,7 +39,7 @@ def captured(step: Step, clear: Callable[[], None], device: str) -> Iterator[Ste
         raise Unsupported("a CPU has no CUDA graphs")
     found: dict[str, torch.cuda.CUDAGraph] = {}
     # Graphs that share memory are captured on one stream, and replayed in one order.
-    pool, side = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+    pool, side = torch.cuda.graph_pool_handle(), capture_stream()
 
     @contextmanager
     def capture(name: str) -> Iterator[None]:
@@ -53,15 +60,20 @@ def captured(step: Step, clear: Callable[[], None], device: str) -> Iterator[Ste
         torch.cuda.synchronize()
         clear()
         give_back(device)
-        with refusals():
+        # A capture that CUDA breaks off would leave its stream the current one.
+        with refusals(), torch.cuda.stream(torch.cuda.current_stream()):
             step(capture)
         yield replay
     finally:
-        torch.cuda.synchronize()
-        for graph in found.values():
-            graph.reset()
-        # Gradients lie in the memory of the graphs.
-        clear()
+        try:
+            torch.cuda.synchronize()
+        finally:
+            for graph in found.values():
+                graph.reset()
+            # Gradients lie in the memory of the graphs.
+            clear()
+            # What cuBLAS keeps for this stream is no part of what others need.
+            torch._C._cuda_clearCublasWorkspaces()
 
 
 # --8<-- [end:captured]
@@ -73,7 +85,8 @@ def refusals() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if out_of_memory_reason(error) is not None:
+        # All else broke for another reason, and may have broken the process.
+        if out_of_memory_reason(error) is not None or "captur" not in str(error):
             raise
         said = str(error).splitlines()[0]
         raise Unsupported(f"this step can't be a CUDA graph: {said}") from error

@@ -28,6 +28,8 @@ from systems.running.command import main, option
 
 # The rows that differ in this field alone are measured in turns.
 IN_TURNS = "execution"
+# Metrics of compiling from empty caches begin so: a row measured again finds full ones.
+ONCE = ("warmup_", "again_", "compiled_at_once")
 PROTOCOL = {
     "clock": "wall time between two synchronisations, one pair around each phase",
     "data": "random tokens and targets, seed 0",

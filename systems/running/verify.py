@@ -1,4 +1,6 @@
-"""Measure three rows of a stale record again: where they agree, it is fresh again."""
+"""Measure three rows of a stale record again, each with those that take turns with it:
+where they agree, it is fresh again.
+"""
 
 import json
 from dataclasses import asdict
@@ -9,10 +11,11 @@ from typing import Any
 from systems.experiments import STEMS
 from systems.records import store
 from systems.records.neighbours import measuring
+from systems.records.record import Row
 from systems.records.summary import summarize
 from systems.running import machine
 from systems.running.command import is_table
-from systems.running.groups import measure_group
+from systems.running.groups import groups_of, measure_group
 from systems.running.reports import CannotStart, report
 from systems.running.resuming import exclusive, record_path
 from systems.running.software import TUNED, attention_of, hash_of, tuned_software
@@ -46,6 +49,26 @@ def agrees(name: str, old: Any, new: Any) -> bool:
     )
 
 
+def compare(name: str, old: Row | None, new: Row, once: tuple[str, ...]) -> None:
+    """`CannotStart` names what differs. Metrics that begin like one of `once` are those
+    of a first start, which no row repeats.
+    """
+    assert old is not None
+    differing = [
+        key
+        for key in old.metrics
+        if not key.startswith(once)
+        and not agrees(key, old.metrics[key], new.metrics.get(key))
+    ]
+    if new.status != "ok" or differing:
+        changes = ", ".join(
+            f"{key} ({told(old.metrics[key])}, now {told(new.metrics.get(key))})"
+            for key in differing
+        )
+        where = f"{name} differs at {new.config} in {changes or new.reason}"
+        raise CannotStart(f"{where}: measure it again")
+
+
 def told(value: Any) -> str:
     """A metric in a message: samples by their median, tables by their length."""
     if is_table(value):
@@ -67,8 +90,8 @@ def without_times(item: dict[str, Any]) -> str:
 
 
 def verify_stem(name: str, results: Path) -> int:
-    """Measure three rows of a stale record again; where all agree, note the present
-    source's hash in the record.
+    """Measure three rows of a stale record again, or three groups that take turns;
+    where all agree, note the present source's hash in the record.
     """
     stem = STEMS[name]
     device = machine.device_for(stem.full)
@@ -103,26 +126,16 @@ def verify_stem(name: str, results: Path) -> int:
             raise CannotStart(
                 f"{path} has no row to measure again: measure it with --force"
             )
-        chosen = [configs[i] for i in sorted({0, len(configs) // 2, len(configs) - 1})]
-        report(event="start", total=len(chosen), done=0)
-        for config in chosen:
+        groups = groups_of(module, configs)
+        chosen = [groups[i] for i in sorted({0, len(groups) // 2, len(groups) - 1})]
+        report(event="start", total=sum(map(len, chosen)), done=0)
+        for group in chosen:
             machine.free_memory()
-            old, (new,) = record.row(asdict(config)), measure_group(module, [config])
-            assert old is not None
-            report(event="row", config=new.config, status=new.status, reason=new.reason)
-            differing = [
-                key
-                for key in old.metrics
-                if not agrees(key, old.metrics[key], new.metrics.get(key))
-            ]
-            if new.status != "ok" or differing:
-                changes = ", ".join(
-                    f"{key} ({told(old.metrics[key])}, "
-                    f"now {told(new.metrics.get(key))})"
-                    for key in differing
+            for new in measure_group(module, group):
+                report(
+                    event="row", config=new.config, status=new.status, reason=new.reason
                 )
-                where = f"{name} differs at {new.config} in {changes or new.reason}"
-                raise CannotStart(f"{where}: measure it again")
+                compare(name, record.row(new.config), new, getattr(module, "ONCE", ()))
         present = hash_of(stem, configs)
         if present not in (record.source_hash, *record.verified_hashes):
             record.verified_hashes.append(present)

@@ -39,7 +39,6 @@ def gpu(monkeypatch):
     side = SimpleNamespace(wait_stream=lambda other: None)
     fake = {
         "graph_pool_handle": lambda: "pool",
-        "Stream": lambda: side,
         "current_stream": lambda: None,
         "stream": lambda stream: nullcontext(),
         "synchronize": lambda: None,
@@ -48,6 +47,13 @@ def gpu(monkeypatch):
     }
     for name, value in fake.items():
         monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(graphs, "capture_stream", lambda: side)
+    monkeypatch.setattr(
+        torch._C,
+        "_cuda_clearCublasWorkspaces",
+        lambda: events.append("workspaces"),
+        raising=False,
+    )
     return events
 
 
@@ -77,7 +83,7 @@ def test_each_phase_is_a_graph_and_replayed_in_order(gpu):
         lengths = {n: len(v) for n, v in found.items() if isinstance(v, list)}
         assert lengths == {"forward_ms": 2, "backward_ms": 2}
         gpu.clear()
-    assert gpu == ["reset", "reset", "clear"]
+    assert gpu == ["reset", "reset", "clear", "workspaces"]
 
 
 def test_what_can_not_be_captured_is_a_result_and_leaves_nothing(gpu):
@@ -91,7 +97,18 @@ def test_what_can_not_be_captured_is_a_result_and_leaves_nothing(gpu):
         captured,
     ):
         pass
-    assert gpu[-1] == "clear"
+    assert gpu[-2:] == ["clear", "workspaces"]
+
+
+def test_another_error_is_no_refusal(gpu):
+    def step(phase):
+        if phase is not phases.mark:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    captured = graphs.captured(step, lambda: gpu.append("clear"), "cuda")
+    with pytest.raises(RuntimeError, match="illegal memory access"), captured:
+        pass
+    assert gpu[-2:] == ["clear", "workspaces"]
 
 
 def test_memory_that_is_short_is_said_as_that(gpu):
@@ -133,3 +150,15 @@ def test_graphs_of_a_step_compute_what_eager_mode_does(precision):
     with graphs.captured(whole.step, whole.model.zero_grad, "cuda") as replay:
         found = measure(replay, warmup=1, repeats=2, device="cuda")
     assert {n for n in found if n.endswith("_ms")} == {f"{p}_ms" for p in phases.PHASES}
+
+
+@pytest.mark.gpu
+def test_captures_leave_no_memory_behind():
+    work = Workload("cuda", "small", 64, "forward_backward", "bf16", 2, 1000)
+    work.step(phases.mark)
+    left = []
+    for _ in range(3):
+        with graphs.captured(work.step, work.model.zero_grad, "cuda") as replay:
+            replay(phases.mark)
+        left.append(torch.cuda.memory_allocated())
+    assert left[0] == left[1] == left[2]

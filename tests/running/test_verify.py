@@ -76,6 +76,29 @@ def test_verify_refuses_rows_without_samples(run, monkeypatch, stale, record_fil
     assert store.read(record_file) == stale
 
 
+def test_rows_in_turns_are_measured_again_together(
+    run, monkeypatch, stale, record_file
+):
+    """All of each group: a kernel is compared with what ran beside it."""
+    monkeypatch.setattr(fake_stem, "IN_TURNS", "index", raising=False)
+    outcome = run(verify=True)
+    assert outcome.code == 0 and outcome.measured == [6, 5, 4, 3, 2, 1]
+    monkeypatch.setattr(
+        fake_stem,
+        "run",
+        lambda c: differs()(c) | {"count": 9 if c.index == 2 else c.index},
+    )
+    stale.source_hash = "older still"
+    store.write(stale, record_file)
+    assert "count (2, now 9)" in run(verify=True).error
+
+
+def test_what_only_a_first_start_tells_is_not_compared(run, monkeypatch, stale):
+    monkeypatch.setattr(fake_stem, "run", differs(count=9))
+    monkeypatch.setattr(fake_stem, "ONCE", ("cou",), raising=False)
+    assert run(verify=True).code == 0
+
+
 @pytest.mark.parametrize(
     "old, new, same",
     [
