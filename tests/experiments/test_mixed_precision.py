@@ -129,13 +129,16 @@ def test_fp32_and_pure_bf16_have_three_rates_and_autocast_one():
     for c in mixed_precision.configs():
         found[c.precision].append((c.learning_rate, c.seed))
     seeds = (1, 2, 3)
-    assert found["bf16"] == [(builder.RATE, seed) for seed in seeds]
+    rate = mixed_precision.LEARNING_RATE
+    assert found["bf16"] == [(rate, seed) for seed in seeds]
+    rates = sorted((rate, *mixed_precision.OTHER_RATES))
+    assert len(rates) == 3
     for precision in builder.BY_RATE:
-        every = [(rate, seed) for rate in builder.RATES for seed in seeds]
+        every = [(rate, seed) for rate in rates for seed in seeds]
         assert sorted(found[precision]) == every
 
 
-def at_rates(**ended) -> Record:
+def at_rates(rates=(1e-4, 3e-4, 1e-3), **ended) -> Record:
     """Runs that end so, by precision and then by learning rate and seed."""
     return make_record(
         "mixed_precision",
@@ -145,7 +148,7 @@ def at_rates(**ended) -> Record:
                 loss=[loss] * builder.LAST,
             )
             for precision, by_rate in ended.items()
-            for rate, losses in zip(builder.RATES, by_rate, strict=True)
+            for rate, losses in zip(rates, by_rate, strict=True)
             for seed, loss in enumerate(losses, start=1)
         ),
     )
@@ -167,9 +170,49 @@ def test_each_precision_is_judged_at_its_own_best_rate():
     better = at_rates(fp32=fp32, bf16_pure=[(3.0, 3.0), (2.2, 1.9), (2.5, 2.6)])
     assert judge(better)[0] is False
     # All of them or no judgement.
-    record.rows = [row for row in record.rows if row.config["learning_rate"] != 1e-4]
+    for row in record.rows:
+        if row.config["learning_rate"] == 1e-4:
+            row.status, row.metrics = "error", {}
     assert judge(record) is None
     assert "| 0.0001 | not measured | not measured |" in builder.rates_table(record)
+    record.rows = [row for row in record.rows if row.config["learning_rate"] != 1e-4]
+    assert judge(record) is None and "0.0001" not in builder.rates_table(record)
+
+
+def test_learning_rates_are_those_of_the_rows():
+    """Other ones than the grid's, and sentences are of the one that autocast has."""
+    losses = [(2.0,), (2.2,), (2.1,)]
+    record = at_rates((1e-2, 2e-2, 5e-3), fp32=losses, bf16_pure=losses)
+    autocast = at_rates((2e-2,), bf16=[(2.3,)])
+    record.rows += autocast.rows
+    lines = builder.rates_table(record).splitlines()
+    assert [line.split("|")[1].strip() for line in lines if line.startswith("| 0")] == [
+        "0.005",
+        "0.01",
+        "0.02",
+    ]
+    assert builder.against_fp32(record, "bf16") == pytest.approx([0.1])
+    _, numbers = builder.fp32_ends_lower_at_its_best.judge(record)
+    assert "fp32 0.01, pure bf16 0.01." in numbers
+    # Rows of before the rate was theirs name none, and share one.
+    for row in record.rows:
+        del row.config["learning_rate"]
+    assert builder.rates_table(record) == ""
+    assert builder.runs(record, "bf16") and builder.rates(record) == []
+
+
+def test_without_a_seed_in_both_nothing_is_judged():
+    losses = [(2.0, 2.1), (2.2, 2.3), (2.4, 2.5)]
+    record = at_rates(fp32=losses, bf16_pure=losses)
+    judge = builder.fp32_ends_lower_at_its_best.judge
+    assert judge(record) is not None
+    # One seed ended in one, the other in the other.
+    record.rows = [
+        row
+        for row in record.rows
+        if (row.config["seed"] == 1) == (row.config["precision"] == "fp32")
+    ]
+    assert judge(record) is None
 
 
 def test_fp32_learns_and_twins_begin_alike(tiny):

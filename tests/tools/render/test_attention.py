@@ -16,6 +16,7 @@ from tools.render.stems import compile as compile_builder
 from tools.render.stems.attention import compiled as attention_compiled
 from tools.render.stems.attention import memory as attention_memory
 from tools.render.stems.attention.rows import at
+from tools.render.stems.compile import AT_ONCE
 
 MIB, GIB = 2**20, 2**30
 
@@ -110,7 +111,7 @@ def record() -> Record:
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    monkeypatch.setattr("tools.render.markdown.is_fresh", lambda record: True)
+    monkeypatch.setattr("tools.render.markdown.age", lambda record: load.FRESH)
 
 
 def test_facts_of_attention_by_hand(record):
@@ -366,6 +367,12 @@ def test_adamw_is_compared_with_the_eager_rows_of_its_own_turns():
     table = compile_builder.fragments([record])["speedups.md"]
     assert re.search(r"small \| fp32 \| model \| 1.25 .* 1.25 \|", table)
     assert re.search(r"small \| fp32 \| model, AdamW \| 3.00 .* 3.00 \|", table)
+    # AdamW is a fifth of 15 ms eager, not of the 10 ms of the other turns.
+    facts = compile_builder.facts(record)
+    assert (facts["optimizer_eager"], facts["optimizer_compiled"]) == (
+        "3.0 ms",
+        "1.0 ms",
+    )
 
 
 def test_a_second_start_has_a_column_once_it_was_measured():
@@ -374,18 +381,85 @@ def test_a_second_start_has_a_column_once_it_was_measured():
     record = model_record(in_rounds("eager", *4 * [10.0]), row)
     price = compile_builder.fragments([record])["price.md"]
     assert "| again, from its cache, s |" in price and "| 2.0 |" in price
-    assert "Compiled 5 cells at a time" in price
     alone = model_record(model_row("eager", 10.0), model_row("compiled", 5.0))
     price = compile_builder.fragments([alone])["price.md"]
-    assert "again" not in price and "at a time" not in price
+    assert "again" not in price and "at once" not in price and AT_ONCE not in price
+
+
+def test_each_price_says_how_many_cells_were_compiled_at_once():
+    """One compiled beside four others, one alone, where it was measured."""
+    alone = [in_rounds("eager", *4 * [20.0]), in_rounds("compiled", *4 * [8.0])]
+    for row in alone:
+        row.config["size"] = "large"
+    ahead = in_rounds("compiled", *4 * [5.0], compiled_at_once=5)
+    record = model_record(in_rounds("eager", *4 * [10.0]), ahead, *alone)
+    price = compile_builder.fragments([record])["price.md"]
+    lines = [line.split("|") for line in price.splitlines() if line.startswith("|")]
+    place = [cell.strip() for cell in lines[0]].index("at once")
+    assert [cells[place].strip() for cells in lines[2:]] == ["5", "1"]
+    assert price.count(AT_ONCE) == 1
+
+
+def test_unsteady_is_explained_in_numbers_where_it_is_said():
+    eager = in_rounds("eager", *4 * [10.0])
+    torn = model_record(eager, in_rounds("compiled", 5.0, 5.0, 7.0, 7.0))
+    steady = model_record(eager, in_rounds("compiled", *4 * [5.0]))
+    before = model_record(model_row("eager", 10.0), model_row("compiled", 5.0))
+    before.rows[0].metrics["forward_ms"][1] *= 2
+    for record, said in (
+        (
+            torn,
+            "Unsteady: of the ratios of its 2 rounds of 2 steps (medians), the 80th",
+        ),
+        (before, "Unsteady: of its steps, or of the eager ones, the 80th percentile"),
+        (steady, None),
+    ):
+        for row in record.rows:
+            row.config["precision"] = "bf16"
+        files = compile_builder.fragments([record])
+        for name in ("speedups.md", "graphs.md"):
+            assert (f"{said}" in files[name]) == bool(said)
+            assert ("1.05 times the 20th." in files[name]) == bool(said)
+
+
+def test_a_slower_step_refutes_the_gain_though_it_is_unsteady():
+    fast = [in_rounds("eager", *4 * [10.0]), in_rounds("compiled", *4 * [5.0])]
+    slow = [in_rounds("eager", *4 * [10.0])]
+    slow.append(in_rounds("compiled", 20.0, 20.0, 40.0, 40.0))
+    for row in slow:
+        row.config["size"] = "large"
+    judge = compile_builder.compiling_gains.judge
+    assert judge(model_record(*fast)) == (
+        True,
+        "Eager time over compiled time of a step: 2.00 to 2.00.",
+    )
+    holds, numbers = judge(model_record(*fast, *slow))
+    assert not holds and numbers.endswith("0.38 to 2.00, 1 of 2 unsteady.")
+
+
+@pytest.mark.parametrize("lost", ["eager", "compiled"])
+def test_a_cell_without_memory_for_one_of_the_two_has_no_gain(lost):
+    large = [in_rounds("eager", *4 * [90.0]), in_rounds("compiled", *4 * [80.0])]
+    for row in large:
+        row.config["size"] = "2.7B"
+        if row.config["execution"] == lost:
+            row.status, row.metrics = "out_of_memory", {}
+    small = [in_rounds("eager", *4 * [10.0]), in_rounds("compiled", *4 * [5.0])]
+    record = model_record(*small, *large)
+    facts, files = compile_builder.facts(record), compile_builder.fragments([record])
+    assert facts["speedup_2_7B_fp32"] == "out of memory"
+    assert (facts["speedup_most"], facts["unsteady"]) == ("2.00", "0 of 1")
+    assert "2.00 to 2.00" in files["speedups.md"]
+    assert compile_builder.compiling_gains.judge(record)[0]
 
 
 def test_a_model_that_does_not_fit_is_a_row():
-    out = model_row("compiled", 80.0, size="2.7B")
-    out.status, out.metrics = "out_of_memory", {}
-    record = model_record(
-        model_row("eager", 100.0), model_row("eager", 900.0, size="2.7B"), out
-    )
+    """Neither eager nor compiled, in the grid that is measured in turns."""
+    out = [in_rounds("eager"), in_rounds("compiled")]
+    for row in out:
+        row.config["size"] = "2.7B"
+        row.status, row.metrics = "out_of_memory", {}
+    record = model_record(in_rounds("eager", *4 * [100.0]), *out)
     files = compile_builder.fragments([record])
     assert re.search(
         r"\| 2.7B \| fp32 \| model \| out of memory \|(  \|){3}", files["table.md"]

@@ -111,8 +111,29 @@ def unsteady(record: Record | None, c: Cell) -> bool:
     """
     if c.config.get("rounds", 1) == 1:
         return c.unsteady or eager_of(record, c).unsteady
-    found = summarize(ratios(record, c))
-    return found.p80 / found.p20 > STEADY
+    found = ratios(record, c)
+    if not found:
+        # One of the two has no numbers.
+        return False
+    rounds = summarize(found)
+    return rounds.p80 / rounds.p20 > STEADY
+
+
+def with_unsteady(record: Record, caption: str, shown: str) -> str:
+    """The caption of a table of ratios, with what `unsteady` means of them, where one
+    is so marked.
+    """
+    if "(unsteady)" not in shown:
+        return caption
+    c = next(c for c in grid(record, "compiled", "compiled_optimizer") if c)
+    rounds = c.config.get("rounds", 1)
+    if rounds == 1:
+        of = "of its steps, or of the eager ones, the 80th percentile is"
+    else:
+        each = len(c.samples()) // rounds
+        of = f"of the ratios of its {rounds} rounds of {each} steps (medians), the "
+        of += "80th percentile is"
+    return f"{caption} Unsteady: {of} more than {STEADY} times the 20th."
 
 
 def step_speedup(record: Record | None, c: Cell) -> str:
@@ -177,15 +198,12 @@ def grid(record: Record | None, *executions: str) -> list[Cell]:
 CAPTIONS = {
     "table.md": (
         "A training step at context 512 by phase, eager and compiled: mean ± standard "
-        "deviation."
+        "deviation. Unsteady: the 80th percentile of its steps is more than "
+        f"{STEADY} times the 20th."
     ),
     "price.md": (
         "What compiling takes, what it saves in each step, and after how many steps "
         "it pays."
-    ),
-    "graphs.md": (
-        "A step launched by the host, the same kernels launched as CUDA graphs, and "
-        "the compiled step."
     ),
 }
 
@@ -198,7 +216,7 @@ def fragments(records: list[Record]) -> dict[str, str]:
     return {
         "table.md": per_device(records, times_table),
         "speedups.md": per_device(ours, speedups_body),
-        "graphs.md": per_device(ours, graphs_table),
+        "graphs.md": per_device(ours, graphs_body),
         "price.md": per_device(ours, price_body),
     }
 
@@ -248,7 +266,17 @@ def speedups_body(record: Record) -> str:
         left=3,
     )
     caption = "Eager time over compiled time of each phase, context 512."
+    caption = with_unsteady(record, caption, shown)
     return f"{speedup_figure(record)}\n\n{captioned(caption, shown)}"
+
+
+def graphs_body(record: Record) -> str:
+    shown = graphs_table(record)
+    caption = (
+        "A step launched by the host, the same kernels launched as CUDA graphs, and "
+        "the compiled step."
+    )
+    return captioned(with_unsteady(record, caption, shown), shown)
 
 
 def graphs_table(record: Record) -> str:
@@ -274,15 +302,25 @@ def graphs_table(record: Record) -> str:
     )
 
 
+AT_ONCE = (
+    "At once: up to so many cells were compiled at a time, each by a process of its "
+    "own. They share the host and the GPU, so prices compare at the same number alone."
+)
+
+
+def at_once(c: Cell) -> int:
+    """How many cells were compiled while this one was; 1 where it was compiled alone,
+    as it was measured.
+    """
+    return c.get("compiled_at_once", 1)
+
+
 def price_body(record: Record) -> str:
-    """The table, and how its cells were compiled."""
+    """The table, and what its column of cells compiled at once means."""
     shown = price_table(record)
-    at_once = {c.get("compiled_at_once", None) for c in grid(record, *COMPILED_PHASES)}
-    most_at_once = max((n for n in at_once if n), default=0)
-    if not shown or most_at_once < 2:
+    if "| at once |" not in shown:
         return shown
-    told = f"Compiled {most_at_once} cells at a time, each by a process of its own"
-    return f"{shown}\n\n{told}.\n{{ .provenance }}"
+    return f"{shown}\n\n{AT_ONCE}\n{{ .provenance }}"
 
 
 def price_table(record: Record) -> str:
@@ -303,6 +341,7 @@ def price_table(record: Record) -> str:
         found,
         *NAME,
         ("compiling, s", compile_seconds, "{:.1f}"),
+        *([("at once", at_once)] if any(at_once(c) > 1 for c in found) else []),
         *([again] if known(map(again_seconds, found)) else []),
         ("graphs", lambda c: c["graphs"]),
         ("saved per step, ms", lambda c: saved_ms(record, c), "{:.2f}"),
@@ -383,9 +422,9 @@ def facts(record: Record | None) -> dict[str, str]:
             found[f"speedup_{key}"] = step_speedup(record, c)
             found[f"compile_{key}"] = say(compile_seconds(c), "{:.0f} s")
             found[f"steps_{key}"] = say(steps_to_pay(record, c), steps)
-    eager, adamw = (
-        at(record, "small", "fp32", e) for e in ("eager", "compiled_optimizer")
-    )
+    adamw = at(record, "small", "fp32", "compiled_optimizer")
+    # What took turns with it, and without it any eager step.
+    eager = eager_of(record, adamw) if adamw else at(record, "small", "fp32", "eager")
     ran = [c for c in cells(record) if c]
     # A graph has nothing that could compile again.
     recompiles = sum(c.get("recompiles", 0) for c in ran) if ran else MISSING
@@ -416,9 +455,13 @@ def facts(record: Record | None) -> dict[str, str]:
     "measured.",
 )
 def compiling_gains(record: Record) -> Judgement:
-    found = step_speedups(record)
-    numbers = f"Eager time over compiled time of a step: {span(found)}."
-    return found and (min(found) > 1, numbers)
+    # Unsteady ones too: such a step may be the slower one.
+    compiled = [c for c in grid(record, "compiled") if speedup(record, c)]
+    found = [speedup(record, c) for c in compiled]
+    numbers = f"Eager time over compiled time of a step: {span(found)}"
+    if torn := sum(unsteady(record, c) for c in compiled):
+        numbers += f", {torn} of {len(found)} unsteady"
+    return found and (min(found) > 1, f"{numbers}.")
 
 
 @claim(

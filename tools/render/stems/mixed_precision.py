@@ -35,19 +35,37 @@ WATCHED = {
     "gain": "norm's gain",
 }
 WATCH_EVERY = 10
-# fp32 and pure bf16 are trained at each, autocast at the one of curves and sentences.
-RATE, RATES = 3e-4, (1e-4, 3e-4, 1e-3)
+# Those trained at several learning rates, each to be judged at its own best.
 BY_RATE = ("fp32", "bf16_pure")
 # The loss of one batch is noisy: what a run ends with is the mean over this many steps.
 LAST = 20
 
 
-def runs(record: Record | None, precision: str, rate: float = RATE) -> list[Cell]:
-    """The finished runs in this precision and at this learning rate, by seed."""
+def shared_rate(record: Record | None) -> float | None:
+    """The learning rate that all precisions are trained at, of curves and sentences:
+    autocast's only one. None of a record whose rows name none.
+    """
+    found = [*cells(record, precision="bf16"), *cells(record)]
+    return next((c.config.get("learning_rate") for c in found), None)
+
+
+def rates(record: Record | None) -> list[float]:
+    """The learning rates that rows of BY_RATE name, finished or not, rising."""
+    found = (c.config for p in BY_RATE for c in cells(record, precision=p))
+    return sorted({c["learning_rate"] for c in found if "learning_rate" in c})
+
+
+def runs(
+    record: Record | None, precision: str, rate: float | None = None
+) -> list[Cell]:
+    """The finished runs in this precision and at this learning rate, or the shared
+    one; by seed.
+    """
+    rate = rate or shared_rate(record)
     found = [
         c
         for c in cells(record, precision=precision)
-        if c and c.config.get("learning_rate", RATE) == rate
+        if c and c.config.get("learning_rate") == rate
     ]
     return sorted(found, key=lambda c: c.config["seed"])
 
@@ -58,7 +76,7 @@ def half(values: list[float]) -> list[float]:
 
 
 def finals(
-    record: Record | None, precision: str, rate: float = RATE
+    record: Record | None, precision: str, rate: float | None = None
 ) -> dict[int, float]:
     """The final loss of each run, by seed."""
     found = runs(record, precision, rate)
@@ -72,13 +90,13 @@ def against_fp32(record: Record | None, precision: str) -> list[float]:
 
 
 def best_rate(record: Record | None, precision: str) -> float:
-    """The learning rate at which training ends lowest, on average over the seeds; of
-    all of RATES or of none.
+    """The learning rate at which training ends lowest, on average over the seeds;
+    none unless each has runs.
     """
-    ended = {rate: finals(record, precision, rate).values() for rate in RATES}
-    if not all(ended.values()):
+    ended = {r: finals(record, precision, r).values() for r in rates(record)}
+    if not ended or not all(ended.values()):
         return MISSING
-    return min(RATES, key=lambda rate: fmean(ended[rate]))
+    return min(ended, key=lambda rate: fmean(ended[rate]))
 
 
 def floor(record: Record | None) -> float:
@@ -168,12 +186,12 @@ def rates_table(record: Record) -> str:
         return told
 
     shown = columns(
-        RATES,
+        rates(record),
         ("learning rate", lambda rate: f"{rate:g}"),
         *((PRECISIONS[p], ended(p)) for p in BY_RATE),
     )
     caption = f"The loss, mean of the last {LAST} steps, by learning rate."
-    return captioned(caption, shown) if runs(record, "fp32") else ""
+    return captioned(caption, shown)
 
 
 def smoothed(losses: list[float]) -> list[float]:
@@ -331,15 +349,19 @@ def autocast_trains_alike(record: Record) -> Judgement:
     "with every seed.",
 )
 def fp32_ends_lower_at_its_best(record: Record) -> Judgement:
-    rates = [best_rate(record, precision) for precision in BY_RATE]
-    if not all(rates):
+    tried = rates(record)
+    best_rates = [best_rate(record, precision) for precision in BY_RATE]
+    if len(tried) != 3 or not all(best_rates):
         return None
-    fp32, pure = map(partial(finals, record), BY_RATE, rates)
+    fp32, pure = map(partial(finals, record), BY_RATE, best_rates)
     apart = [pure[seed] - fp32[seed] for seed in fp32 if seed in pure]
+    if not apart:
+        # No seed ended in both.
+        return None
     best = ", ".join(
         f"{PRECISIONS[precision]} {rate:g}" + (" (of the three the last)" * edge)
-        for precision, rate in zip(BY_RATE, rates, strict=True)
-        for edge in [rate in (RATES[0], RATES[-1])]
+        for precision, rate in zip(BY_RATE, best_rates, strict=True)
+        for edge in [rate in (tried[0], tried[-1])]
     )
     told = span(apart, "{:+.4f}").replace("-", "−")
     return min(apart) > 0, f"Best rates: {best}. Pure bf16 ends {told} from fp32."
