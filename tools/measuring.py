@@ -119,6 +119,11 @@ def run_child(stem: str, results: Path, *flags: str, **environment: str) -> Outc
         except BaseException:
             # Ctrl-C, or the warning of a cluster that ends the job.
             os.killpg(child.pid, signal.SIGTERM)
+            # It cleans up, unless it is deep in a library.
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=10)
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
             raise
     outcome.seconds = time.monotonic() - started
     outcome.code = child.returncode
@@ -145,6 +150,9 @@ def take_report(
             progress.update(task, total=report["total"], completed=report["done"])
         case "compiling":
             progress.update(task, now="compiling")
+        case "compiled_in_part":
+            stopped = f"compiling ahead was stopped after {report['minutes']} minutes"
+            progress.console.print(f"{outcome.stem}: {stopped}; rows compile the rest")
         case "row":
             status, config = report["status"], report["config"]
             outcome.rows[status] = outcome.rows.get(status, 0) + 1

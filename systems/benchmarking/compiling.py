@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -44,7 +45,12 @@ def fresh(device: str, folder: Path | None = None) -> Iterator[None]:
     load(device)
     torch.compiler.reset()
     try:
-        with fresh_inductor_cache(), kept_in(folder):
+        # PyTorch keeps its folder where something goes wrong inside.
+        with (
+            TemporaryDirectory(ignore_cleanup_errors=True) as empty,
+            fresh_inductor_cache(dir=empty),
+            kept_in(folder),
+        ):
             yield
     finally:
         # What was compiled may hold on to tensors, which the next configuration would
@@ -54,9 +60,12 @@ def fresh(device: str, folder: Path | None = None) -> Iterator[None]:
 
 @cache
 def load(device: str) -> None:
-    """Import the compiler and start its worker processes, which the first compilation
-    of a process would pay for.
+    """Import the compiler and start its worker processes, and multiply matrices in both
+    dtypes, forward and backward: the first step of a process would pay for it.
     """
+    for dtype in (torch.float32, torch.bfloat16):
+        w = torch.ones(8, 8, device=device, dtype=dtype, requires_grad=True)
+        (w @ w).sum().backward()
     x = torch.ones(8, device=device, requires_grad=True)
     torch.compile(lambda x: (x.exp() + 1).sum(), backend=BACKEND)(x).backward()
 

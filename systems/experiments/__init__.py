@@ -67,7 +67,6 @@ STEMS = {
         full=("cuda",),
         quick=("cuda",),
         rehearsed=("compiled",),
-        # Each holds a model and its activations too: not more of them than fit.
         cores_of_each=3,
     ),
     "kernel_profile": Stem(

@@ -20,6 +20,8 @@ from torch._dynamo.exc import TorchDynamoException
 
 from systems.benchmarking import compiling, graphs, timing
 from systems.benchmarking.workload import Workload
+from systems.formulas.memory_costs import Pass
+from systems.formulas.memory_peak import peak
 from systems.model.sizes import SIZES, TABLE_1, VOCAB_SIZE
 from systems.profiling import probes
 from systems.records.outcome import Turns, Unsupported, out_of_memory_reason
@@ -234,6 +236,23 @@ def name_of(config: Config) -> str:
     return "-".join(map(str, asdict(config).values())).replace(".", "_")
 
 
+# Beside tensors, at most: CUDA's context and the kernels that are loaded.
+CONTEXT_BYTES = 2**30
+
+
+def bytes_ahead(config: Config) -> int:
+    """What `precompile` needs of the GPU, by formula: that of the eager pass, which
+    keeps more than a compiled one.
+    """
+    c, mode = config, mode_ahead(config)
+    p = Pass(c.size, c.context, mode, c.precision, batch=c.batch, vocab=c.vocab)
+    return CONTEXT_BYTES + sum(peak(p).values())
+
+
+def mode_ahead(config: Config) -> str:
+    return "step" if config.optimizer else "forward_backward"
+
+
 # --8<-- [start:ahead]
 def precompile(config: Config) -> None:
     """Compile this cell in a process of its own, from empty caches, and keep what was
@@ -246,8 +265,8 @@ def precompile(config: Config) -> None:
         return
     # Where one was compiled before.
     timing.give_back(device)
-    mode = "step" if c.optimizer else "forward_backward"
-    work = Workload(device, c.size, c.context, mode, c.precision, c.batch, c.vocab)
+    given = c.size, c.context, mode_ahead(c), c.precision, c.batch, c.vocab
+    work = Workload(device, *given)
     with compiling.fresh(device, folder):
         with Execution(work, True, c.optimizer).running():
             samples = timing.measure(

@@ -34,7 +34,7 @@ from systems.running.groups import (
 )
 from systems.running.limited import limit_memory, would_publish
 from systems.running.precompile import folder_for_compiled, rehearse
-from systems.running.reports import CannotStart, report
+from systems.running.reports import CannotStart, exit_when_terminated, report
 from systems.running.resuming import (
     exclusive,
     new_record,
@@ -173,4 +173,5 @@ def stop(message: str) -> NoReturn:
 
 
 if __name__ == "__main__":
+    exit_when_terminated()
     typer.run(main)

@@ -3,7 +3,7 @@ is found when they are measured. An experiment that has a `precompile` compiles 
 
 `measure` starts several of these at once: compilers use one core each, and a row's
 kernels are compiled one after the other. Each is told which rows are its own, and ends
-by itself if its parent was killed.
+by itself soon after its parent was killed.
 
     python -m systems.running.precompile flash_accuracy full 0 16 32
 """
@@ -13,9 +13,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from importlib import import_module
+from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,12 +27,18 @@ import typer
 from systems import ROOT
 from systems.experiments import STEMS
 from systems.records.outcome import turns_of
+from systems.running.limited import limit_memory, simulated_gib
+from systems.running.reports import exit_when_terminated, report
 
 # Each holds a context and a row's tensors on the GPU.
 MOST_PROCESSES = 16
 # In the environment: the folder for what is compiled ahead of this run, and how many
 # processes do so at once.
 AHEAD, AT_ONCE = "SYSTEMS_COMPILED_AHEAD", "SYSTEMS_COMPILED_AT_ONCE"
+# And the process that measures.
+PARENT = "SYSTEMS_COMPILED_FOR"
+# The longest that all of it may take, in seconds: a compiler may hang.
+LONGEST = 20 * 60
 # Beside what was compiled: what the steps took that compiled it.
 COLD = "cold.json"
 # Fewer rows are compiled sooner than the processes have started.
@@ -65,12 +73,17 @@ def folder_for_compiled() -> Iterator[None]:
 
 
 def rehearse(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
-    """Compile in parallel what pending rows of a stem will run, until `deadline`."""
-    cores_of_each = STEMS[stem].cores_of_each
+    """Compile in parallel what pending rows of a stem will run, for half of the time
+    that is left until `deadline`: what is not measured then compiles anew.
+    """
+    started, cores_of_each = time.time(), STEMS[stem].cores_of_each
+    ends = started + min(LONGEST, (deadline - started) / 2)
     count = min(MOST_PROCESSES, cores() // cores_of_each)
     wanted = [c for c in pending if kind_of(c) in STEMS[stem].rehearsed]
     if len(wanted) < LEAST_ROWS or count < 2:
         return
+    if needed := getattr(import_module(STEMS[stem].module), "bytes_ahead", None):
+        count = min(count, that_fit([needed(config) for config in wanted], free()))
     rows = [i for i, config in enumerate(configs_of(stem, grid)) if config in wanted]
     command = [sys.executable, "-m", "systems.running.precompile", stem, grid]
     shares = [
@@ -80,6 +93,7 @@ def rehearse(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
         # There are processes enough without more of PyTorch's compiler.
         "TORCHINDUCTOR_COMPILE_THREADS": str(cores_of_each),
         AT_ONCE: str(len(shares)),
+        PARENT: str(os.getpid()),
     }
     options: Any = {
         "cwd": ROOT,
@@ -88,11 +102,30 @@ def rehearse(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
         "stderr": subprocess.DEVNULL,
     }
     children = [subprocess.Popen([*command, *share], **options) for share in shares]
-    for child in children:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=max(0.0, deadline - time.time()))
-        child.kill()
-        child.wait()
+    try:
+        for child in children:
+            child.wait(timeout=max(0.0, ends - time.time()))
+    except subprocess.TimeoutExpired:
+        report(event="compiled_in_part", minutes=round((ends - started) / 60, 1))
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+def that_fit(needs: list[int], room: int) -> int:
+    """How many at once surely fit, 1 at least: the largest together."""
+    totals = accumulate(sorted(needs, reverse=True))
+    return max(1, sum(total <= room for total in totals))
+
+
+def free() -> int:
+    """Bytes of the GPU's memory that nobody holds; of a smaller one, if simulated."""
+    import torch
+
+    gib = simulated_gib()
+    left = torch.cuda.mem_get_info()[0]
+    return left if gib is None else min(left, gib * 2**30)
 
 
 def kind_of(config: Any) -> str | None:
@@ -125,15 +158,21 @@ def cold_samples(folder: Path | None) -> dict[str, Any]:
     return json.loads((folder / COLD).read_text())
 
 
+def end_after(parent: int) -> None:
+    """End this process, whatever it does, once its parent is gone: nobody measures."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
 def main(stem: str, grid: str, rows: list[int]) -> None:
     """Run these rows of a stem, counted from 0."""
     # Before imports that take seconds, in which it may die.
-    parent = os.getppid()
+    parent = int(os.environ.get(PARENT, os.getppid()))
+    threading.Thread(target=end_after, args=(parent,), daemon=True).start()
+    limit_memory()
     module, configs = import_module(STEMS[stem].module), configs_of(stem, grid)
     for row in rows:
-        # Without a parent nobody measures.
-        if os.getppid() != parent:
-            break
         # Whatever goes wrong goes wrong again where it is reported.
         with contextlib.suppress(Exception):
             if hasattr(module, "precompile"):
@@ -144,4 +183,5 @@ def main(stem: str, grid: str, rows: list[int]) -> None:
 
 
 if __name__ == "__main__":
+    exit_when_terminated()
     typer.run(main)

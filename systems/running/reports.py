@@ -4,11 +4,20 @@ standard output.
 
 import json
 import os
+import signal
+import sys
 from typing import Any
 
 
 class CannotStart(Exception):
     """Why this stem can't be measured now, and what to do about it."""
+
+
+def exit_when_terminated() -> None:
+    """Let SIGTERM end this process as an error would: what it started is ended, its
+    temporary folders are deleted.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def report(**event: Any) -> None:

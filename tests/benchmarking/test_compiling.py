@@ -3,9 +3,11 @@ configuration.
 """
 
 import os
+import tempfile
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from systems.benchmarking import compiling
 
@@ -109,3 +111,26 @@ def test_loading_the_compiler_happens_once():
     before = compiling.graphs()
     compiling.load("cpu")
     assert compiling.graphs() == before
+
+
+def test_loading_multiplies_in_both_dtypes_forward_and_backward(monkeypatch):
+    seen = []
+
+    class Spy(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.mm.default:
+                seen.append(args[0].dtype)
+            return func(*args, **(kwargs or {}))
+
+    monkeypatch.setattr(torch, "compile", lambda work, **_: work)
+    with Spy():
+        compiling.load("cpu")
+    assert seen == [torch.float32] * 3 + [torch.bfloat16] * 3
+
+
+def test_a_configuration_that_fails_leaves_no_folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(MemoryError), compiling.fresh("cpu"):
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"].startswith(str(tmp_path))
+        raise MemoryError
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("tmp")]

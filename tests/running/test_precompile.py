@@ -2,6 +2,8 @@
 lost.
 """
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -48,7 +50,6 @@ def started(monkeypatch):
     found = []
 
     def start(command, env, **_):
-        assert env["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
         found.append(command)
         return SimpleNamespace(wait=lambda timeout=None: 0, kill=lambda: None)
 
@@ -58,14 +59,18 @@ def started(monkeypatch):
 
 
 @pytest.mark.parametrize("done", [0, 5])
-def test_pending_rows_are_shared_out_among_the_processes(stem, started, done):
+def test_pending_rows_are_shared_out_among_the_processes(
+    stem, started, done, monkeypatch
+):
     precompile.rehearse("fake", "full", CONFIGS[done:], NEVER)
     stem.run = stem.seen.append
+    limits = []
+    monkeypatch.setattr(precompile, "limit_memory", lambda: limits.append(1))
     for command in started:
         assert command[:3] == [sys.executable, "-m", "systems.running.precompile"]
         name, grid, *rows = command[3:]
         precompile.main(name, grid, [int(row) for row in rows])
-    assert len(started) == 3
+    assert len(started) == len(limits) == 3
     assert sorted(stem.seen, key=OURS.index) == [
         config for config in CONFIGS[done:] if config in OURS
     ]
@@ -84,8 +89,25 @@ def test_what_compiles_much_is_compiled_ahead(name, started):
     assert compiled and not {x for x in compiled if x.startswith("sdpa")}
 
 
-def test_at_the_deadline_it_ends(stem, monkeypatch):
+@pytest.mark.parametrize(("room", "count"), [(2**50, 5), (100 * 2**30, 2), (1, 1)])
+def test_models_are_compiled_by_as_many_as_cores_and_memory_allow(
+    started, monkeypatch, room, count
+):
+    monkeypatch.setattr(precompile, "cores", lambda: 16)
+    monkeypatch.setattr(precompile, "free", lambda: room)
+    configs = precompile.configs_of("compile", "full")
+    precompile.rehearse("compile", "full", configs, NEVER)
+    assert len(started) == count
+    rows = {int(row) for command in started for row in command[5:]}
+    assert {i for i, c in enumerate(configs) if c.execution == "compiled"} == rows
+
+
+@pytest.mark.parametrize("deadline", [6, NEVER])
+def test_half_of_the_time_or_a_ceiling_ends_it_in_one_line(
+    stem, monkeypatch, capsys, deadline
+):
     monkeypatch.setattr(precompile, "cores", lambda: 2)
+    monkeypatch.setattr(precompile, "LONGEST", 0.2 if deadline == NEVER else 60)
     children, popen = [], subprocess.Popen
 
     def start(command, **options):
@@ -95,8 +117,11 @@ def test_at_the_deadline_it_ends(stem, monkeypatch):
         return children[-1]
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    precompile.rehearse("fake", "full", CONFIGS, time.time() + 0.2)
+    before = time.time()
+    precompile.rehearse("fake", "full", CONFIGS, before + deadline)
+    assert time.time() - before < 5
     assert len(children) == 2 and all(child.returncode < 0 for child in children)
+    assert '"compiled_in_part", "minutes"' in capsys.readouterr().out
 
 
 def test_few_rows_or_one_core_are_not_worth_it(stem, started, monkeypatch):
@@ -127,12 +152,36 @@ def test_a_row_that_fails_does_not_keep_the_others(stem):
     assert stem.seen == [CONFIGS[2], CONFIGS[6]]
 
 
-def test_it_ends_when_its_parent_is_gone(stem, monkeypatch):
-    parents = iter([7, 7, 1])
-    monkeypatch.setattr(precompile.os, "getppid", lambda: next(parents))
-    stem.run = stem.seen.append
-    precompile.main("fake", "full", [0, 2, 4])
-    assert stem.seen == [CONFIGS[0]]
+def test_it_ends_at_work_when_its_parent_is_gone():
+    code = f"""
+import os, threading, time
+from systems.running import precompile
+threading.Thread(target=precompile.end_after, args=({os.getpid()} + 1,)).start()
+time.sleep(60)
+"""
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, cwd=ROOT, timeout=30).returncode == 1
+
+
+def test_terminated_it_leaves_no_folder(tmp_path):
+    code = """
+import time
+from systems.running.precompile import folder_for_compiled
+from systems.running.reports import exit_when_terminated
+exit_when_terminated()
+with folder_for_compiled():
+    print(flush=True)
+    time.sleep(60)
+"""
+    command = [sys.executable, "-c", code]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout and child.stdout.readline()
+        assert list(tmp_path.glob("compiled-*"))
+        child.send_signal(signal.SIGTERM)
+    assert child.returncode == 143 and not list(tmp_path.glob("compiled-*"))
 
 
 @pytest.mark.slow
