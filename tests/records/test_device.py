@@ -155,7 +155,7 @@ def test_the_conditions_of_a_record_say_what_is_known(left_out):
 
 
 def test_a_gpu_of_which_only_the_name_is_known_is_rendered(monkeypatch):
-    monkeypatch.setattr("tools.render.markdown.is_fresh", lambda record: True)
+    monkeypatch.setattr("tools.render.markdown.age", lambda record: "fresh")
     record = make_record(
         "warmup", make_row({}, a_ms=[1.0]), device=Device("A GPU", "a-gpu")
     )

@@ -118,10 +118,13 @@ def elsewhere(record: Record) -> Record:
     return replace(record, device=replace(record.device, name="X", slug="x"))
 
 
-def test_what_has_no_row_has_no_figure_of_sums():
-    record = without(record_of("accumulation"), "all", None)
-    files = import_module("tools.render.stems.accumulation").fragments([record])
-    assert "figure" not in files["sums.md"]
+@pytest.mark.slow
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_record_without_rows_has_no_curves(stem):
+    """Complete and empty: nobody measures one, and a page stands all the same."""
+    record = without(record_of(stem), "all", None)
+    files = import_module(f"tools.render.stems.{stem}").fragments([record])
+    assert not re.search(r"\bnan\b|None", files.get("table.md", ""))
 
 
 # What a page must not take as it is, in one text.

@@ -128,7 +128,8 @@ READ = (
 
 
 def widths_figure(norm: str, record: Record) -> str:
-    widths = axis(record, "width")
+    if not (widths := axis(record, "width")):
+        return ""
 
     def line(dtype: str, compute: str) -> list[str]:
         found = (at(record, norm, dtype, compute, width) for width in widths)

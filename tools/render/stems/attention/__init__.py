@@ -136,7 +136,8 @@ def growth(record: Record | None, name: str) -> float:
 
 
 def times_figure(record: Record) -> str:
-    ns = lengths(record)
+    if not (ns := lengths(record)):
+        return ""
 
     def draw(figure: Figure) -> None:
         for axes, name in zip(panels(figure, 2, sharey=True), PASSES, strict=True):

@@ -186,6 +186,8 @@ def speedup_table(record: Record) -> str:
 
 def speedup_figure(record: Record) -> str:
     widths, ns = axis(record, "d"), lengths(record)
+    if not ns:
+        return ""
 
     def shaded(ratio: float) -> tuple[str, float]:
         return (f"{ratio:.2f}", -log(ratio) / log(LARGEST)) if ratio else ("", 0)

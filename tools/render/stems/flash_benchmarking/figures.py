@@ -88,6 +88,8 @@ def curves(
 
 def rates_figure(record: Record) -> str:
     """With the data sheet's peaks, and that of fp32 products made of bf16 ones."""
+    if not lengths(record):
+        return ""
     of_limbs = peak_flops(record, "bf16") / LIMB_PRODUCTS
 
     def limit(axes: Axes, rate: float, name: str) -> None:
