@@ -163,6 +163,14 @@ time.sleep(60)
     assert subprocess.run(command, cwd=ROOT, timeout=30).returncode == 1
 
 
+def test_it_looks_for_the_parent_that_it_is_told_of():
+    command = [sys.executable, "-m", "systems.running.precompile"]
+    environment = os.environ | {precompile.PARENT: str(os.getpid() + 1)}
+    rows = ("flash_accuracy", "quick", "0")
+    child = subprocess.run([*command, *rows], cwd=ROOT, env=environment, timeout=30)
+    assert child.returncode == 1
+
+
 def test_terminated_it_leaves_no_folder(tmp_path):
     code = """
 import time
