@@ -28,7 +28,18 @@ def file(monkeypatch, tmp_path):
             "2026-01-01 00:00",
             "tune",
             (16, 4096),
-            [Entry("half", "dq", 64, True, (64, 64, 4, 2, None, False), 0.5, None, 1)],
+            [
+                Entry(
+                    "half",
+                    "dq",
+                    64,
+                    True,
+                    (64, 64, 4, 2, None, False, ""),
+                    0.5,
+                    None,
+                    1,
+                )
+            ],
         ),  # fmt: skip
         tuned.path_of(A100.slug),
     )
