@@ -74,7 +74,7 @@ def card(site: str, title: str, text: str, figure: tuple[str, str] | None) -> by
         sans_serif_family=FAMILY,
     )
     # A few colours and their mixtures at edges: a fifth of the bytes.
-    few = Image.open(io.BytesIO(bytes(png))).convert("RGB").quantize(48)
+    few = Image.open(io.BytesIO(bytes(png))).convert("RGB").quantize(24)
     out = io.BytesIO()
     few.save(out, "PNG", optimize=True)
     return out.getvalue()
