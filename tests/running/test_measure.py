@@ -7,7 +7,6 @@ import gc
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from systems.records.source_hash import source_hash
 from systems.running import machine, measure, software
 from tests import fake_stem
 from tests.factories import fake_stem_on, make_gpu
+from tests.needed import needs_git
 
 FAKE = fake_stem_on("meta")
 DRIVER = f"""
@@ -423,8 +423,8 @@ def test_a_lock_that_is_no_file_is_refused_and_not_followed(run, tmp_path, kind)
 def test_a_tree_without_a_commit_says_so(
     run, monkeypatch, record_file, tmp_path, installed
 ):
-    if installed and not shutil.which("git"):
-        pytest.skip("git is not installed")
+    if installed:
+        needs_git()
     monkeypatch.setenv("GIT_DIR", "/nonexistent")
     monkeypatch.delenv("GIT_COMMIT", raising=False)
     if not installed:

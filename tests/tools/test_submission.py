@@ -4,7 +4,6 @@ what goes wrong costs neither.
 
 import errno
 import re
-import shutil
 import subprocess
 import sys
 import unicodedata
@@ -16,6 +15,7 @@ import pytest
 from pypdf import PdfReader
 
 from systems import ROOT
+from tests.needed import needs_git
 from tools import submission
 from tools.render.spanning.writeup import load_problems
 
@@ -29,12 +29,12 @@ write_pdf(folder / "writeup.pdf", None, told_of(records_of(None)), site)
 """
 DAY = r"\d{4}-\d\d-\d\d"
 # An unpacked archive has none.
-needs_git = pytest.mark.skipif(
+in_a_repository = pytest.mark.skipif(
     not (ROOT / ".git").exists(), reason="the archive holds what git tracks"
 )
 
 
-@needs_git
+@in_a_repository
 def test_the_archive_holds_what_git_tracks(tmp_path):
     submission.write_zip(tmp_path / "code.zip")
     names = set(zipfile.ZipFile(tmp_path / "code.zip").namelist())
@@ -47,7 +47,7 @@ def test_the_archive_holds_what_git_tracks(tmp_path):
     assert (tmp_path / "code.zip").read_bytes() == first
 
 
-@needs_git
+@in_a_repository
 @pytest.mark.slow
 def test_where_the_archive_is_unpacked_its_commands_work_without_git(tmp_path):
     """Those that ask for a commit, and tests that would look for one. A test in a
@@ -87,7 +87,7 @@ def run(tmp_path, monkeypatch, capsys):
     return run
 
 
-@needs_git
+@in_a_repository
 def test_without_chromium_the_archive_is_written_and_the_message_says_what_to_install(
     run, tmp_path
 ):
@@ -111,7 +111,7 @@ def test_a_mistyped_gpu_or_folder_leaves_the_archive_as_it_was(run, tmp_path):
     assert (tmp_path / "code.zip").read_text() == "a good one"
 
 
-@needs_git
+@in_a_repository
 def test_a_disk_that_fills_leaves_the_archive_as_it_was(run, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -127,6 +127,7 @@ def test_a_disk_that_fills_leaves_the_archive_as_it_was(run, tmp_path, monkeypat
 @pytest.fixture
 def repository(tmp_path, monkeypatch) -> Path:
     """A repository of one tracked and one untracked file."""
+    needs_git()
     root = tmp_path / "repository"
     root.mkdir()
     for name in ("tracked", "forgotten"):
@@ -137,7 +138,6 @@ def repository(tmp_path, monkeypatch) -> Path:
     return root
 
 
-@pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
 def test_files_that_git_does_not_track_are_named(run, repository, tmp_path):
     _, said = run()
     assert said.startswith("not in it, for git does not track it: forgotten\nerror: ")
@@ -165,7 +165,7 @@ def test_a_browser_that_does_not_start_is_one_line(tmp_path, monkeypatch, capsys
     assert said.count("\n") == 1 and not any(tmp_path.iterdir())
 
 
-@needs_git
+@in_a_repository
 @pytest.mark.browser
 @pytest.mark.parametrize("gpu", [None, "nvidia-h200"])
 def test_the_pdf_says_what_it_is_and_its_pages_can_be_read(

@@ -20,7 +20,7 @@ from systems.attention.hopper.configs import (
     SHORT_FORWARD,
     Config,
 )
-from systems.attention.hopper.limits import TILE_DIMS, readable
+from systems.attention.hopper.limits import TILE_DIMS, readable, statistics_stride
 from systems.attention.hopper.one_pass_launches import launch_one_pass
 from systems.attention.hopper.schedule import head_swizzle_for, schedule
 from systems.attention.hopper.walks import walk_in_one_pass
@@ -139,8 +139,7 @@ def backward_plan(
     q, k, v, o, do, dq, dk, dv = (layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]
-    # Rows of lse and delta, 16 bytes aligned.
-    stride = triton.cdiv(n_q, 4) * 4
+    stride = statistics_stride(n_q)
     tile_d = TILE_DIMS[d]
     constants = {"D": tile_d, "HEADS_PER_KV": heads // kv_heads, "CAUSAL": causal}
 

@@ -78,6 +78,11 @@ def readable(x: Tensor) -> bool:
     return True
 
 
+def statistics_stride(n: int) -> int:
+    """From one row of n float32 statistics to the next, where TMA can read them."""
+    return -(-n // 4) * 4
+
+
 def refusal(q: Tensor, k: Tensor, v: Tensor) -> str:
     """What these kernels need and didn't find, to compute attention of q (..., n_q, d),
     k and v (..., n_k, d) with 3 or 4 dimensions; nothing where they can.

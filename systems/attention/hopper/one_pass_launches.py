@@ -15,7 +15,7 @@ from systems.attention.hopper.configs import (
     ONE_PASS_MAXNREG,
     ONE_PASS_QUERIES,
 )
-from systems.attention.hopper.limits import TILE_DIMS, readable
+from systems.attention.hopper.limits import TILE_DIMS, readable, statistics_stride
 from systems.attention.hopper.walks import Ordered, Shift, is_narrow
 from systems.attention.relaunch import (
     Descriptor,
@@ -62,8 +62,7 @@ def one_pass_plan(
     step, tile_d = ONE_PASS_QUERIES, TILE_DIMS[d]
     tiles = batch * heads * triton.cdiv(n_q, step)
     tiles_k = triton.cdiv(n_k, ONE_PASS_KEYS)
-    # Rows of lse and delta, 16 bytes aligned.
-    stride = triton.cdiv(n_q, 4) * 4
+    stride = statistics_stride(n_q)
     # The shift walk has no products of 96 columns.
     narrow = is_narrow(d) and isinstance(walk, Ordered)
     ragged = {"HEAD": d, "D": tile_d, "RAGGED": n_q % step > 0}
