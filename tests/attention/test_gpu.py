@@ -432,7 +432,6 @@ MOST_SECONDS = 15
 def test_the_first_call_does_not_wait_long_for_the_compiler(dtype, d, n, tmp_path):
     environment = os.environ | {
         "TRITON_CACHE_DIR": str(tmp_path),
-        "PYTHONPATH": str(ROOT),
     }
     command = [sys.executable, "-c", FIRST_CALL, str(n), str(d), dtype]
     done = subprocess.run(
@@ -484,7 +483,6 @@ def test_the_sanitizer_finds_nothing(tool):
     # go unseen.
     environment = os.environ | {
         "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
-        "PYTHONPATH": str(ROOT),
     }
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True
