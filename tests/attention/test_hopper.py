@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from systems import ROOT
 from systems.attention import FlashAttentionTriton, flash_attention
 from systems.attention.hopper import launches, limits, walks
 from systems.attention.hopper.configs import (
@@ -306,6 +307,12 @@ def gpu_with(monkeypatch, capability: tuple[int, int], version: str) -> None:
         known = getattr(limits, name).__wrapped__
         monkeypatch.setattr(limits, name, known)
     monkeypatch.setattr(function, "say_slower", cache(function.say_slower.__wrapped__))
+
+
+def test_the_page_on_setting_up_names_the_versions():
+    page = (ROOT / "docs" / "setup.md").read_text(encoding="utf-8")
+    names = [f"`{version.rstrip('.')}`" for version in limits.VERSIONS]
+    assert f"tested on an H200:\n{' and '.join(names)}, " in page
 
 
 def test_slower_kernels_than_the_gpu_allows_are_told_once(monkeypatch, caplog):
