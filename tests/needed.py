@@ -1,7 +1,7 @@
 """What a test needs of its machine."""
 
 import os
-import shutil
+from shutil import which
 from typing import NoReturn
 
 import pytest
@@ -15,5 +15,5 @@ def missing(what: str) -> NoReturn:
 
 
 def needs_git() -> None:
-    if not shutil.which("git"):
+    if not which("git"):
         missing("git is not installed")
