@@ -119,11 +119,14 @@ def run_child(stem: str, results: Path, *flags: str, **environment: str) -> Outc
         except BaseException:
             # Ctrl-C, or the warning of a cluster that ends the job.
             os.killpg(child.pid, signal.SIGTERM)
-            # It cleans up, unless it is deep in a library.
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=10)
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
+            # It cleans up, unless it is deep in a library, or we are told once more.
+            try:
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(timeout=10)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
             raise
     outcome.seconds = time.monotonic() - started
     outcome.code = child.returncode
@@ -131,8 +134,8 @@ def run_child(stem: str, results: Path, *flags: str, **environment: str) -> Outc
         # It was killed; the process of its row would go on beside what runs next.
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGTERM)
-    # Only a child that reached its end said what came of it.
-    if not outcome.message:
+    # Only a child that reached its end said what came of it, and ended by itself.
+    if not outcome.message or child.returncode not in (0, 1, 2):
         outcome.code = 1
         outcome.message = (
             f"crashed (exit code {child.returncode}); "

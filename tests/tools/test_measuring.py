@@ -1,8 +1,10 @@
 """Measuring an experiment in a child process: what is said of it is what came of it."""
 
 import json
+import os
 import signal
 import subprocess
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +23,11 @@ def child_that(monkeypatch, code: str) -> None:
     monkeypatch.setattr(
         measuring,
         "subprocess",
-        SimpleNamespace(Popen=start, PIPE=subprocess.PIPE),
+        SimpleNamespace(
+            Popen=start,
+            PIPE=subprocess.PIPE,
+            TimeoutExpired=subprocess.TimeoutExpired,
+        ),
     )
 
 
@@ -55,6 +61,40 @@ def test_a_child_that_finished_is_measured(monkeypatch, tmp_path):
     child_that(monkeypatch, f"print({json.dumps(ROW)!r}); print({done!r})")
     outcome = run_child("fake", tmp_path)
     assert (outcome.code, outcome.message) == (0, "measured")
+
+
+def test_a_child_that_dies_behind_its_last_word_has_crashed(monkeypatch, tmp_path):
+    done = json.dumps({"event": "complete"})
+    end = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    child_that(monkeypatch, f"print({done!r}, flush=True); {end}")
+    outcome = run_child("fake", tmp_path)
+    assert outcome.code == 1 and outcome.message.startswith("crashed (exit code -9)")
+
+
+def test_told_twice_to_end_it_leaves_no_child(monkeypatch, tmp_path):
+    """Ctrl-C again, while a child that is deep in a library is waited for."""
+    pid = tmp_path / "pid"
+    child_that(
+        monkeypatch,
+        f"""
+import os, pathlib, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))
+print({json.dumps(ROW)!r}, flush=True)
+time.sleep(60)
+""",
+    )
+
+    def interrupt(*_):
+        again = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+        again.start()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measuring, "take_report", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run_child("fake", tmp_path)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
 
 
 def test_a_record_that_can_not_be_read_is_an_outcome_of_its_own(tmp_path):
