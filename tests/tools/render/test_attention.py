@@ -422,6 +422,17 @@ def test_unsteady_is_explained_in_numbers_where_it_is_said():
             assert ("1.05 times the 20th." in files[name]) == bool(said)
 
 
+def test_graphs_are_shown_where_nothing_was_compiled():
+    """Without a C++ compiler compiled rows are a result all the same."""
+    unsupported = in_rounds("compiled", 1.0)
+    unsupported.status, unsupported.metrics = "unsupported", {}
+    unsupported.reason = "torch.compile needs a C++ compiler"
+    eager, graph = in_rounds("eager", 2.0, 2.0), in_rounds("graph", 1.0, 1.5)
+    shown = compile_builder.graphs_body(model_record(eager, unsupported, graph))
+    assert "1.67 (unsteady) | unsupported |" in shown
+    assert "of its 2 rounds of 1 steps" in shown
+
+
 def test_a_slower_step_refutes_the_gain_though_it_is_unsteady():
     fast = [in_rounds("eager", *4 * [10.0]), in_rounds("compiled", *4 * [5.0])]
     slow = [in_rounds("eager", *4 * [10.0])]

@@ -125,7 +125,8 @@ def with_unsteady(record: Record, caption: str, shown: str) -> str:
     """
     if "(unsteady)" not in shown:
         return caption
-    c = next(c for c in grid(record, "compiled", "compiled_optimizer") if c)
+    # All have the same rounds; compiled rows may all be without numbers.
+    c = next(filter(None, grid(record, *EXECUTIONS)))
     rounds = c.config.get("rounds", 1)
     if rounds == 1:
         of = "of its steps, or of the eager ones, the 80th percentile is"
