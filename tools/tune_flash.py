@@ -140,10 +140,10 @@ def main(
         path = None
     try:
         found = begin(path, device, force, (heads, n))
-        if path and path.exists() and not found.entries:
+        if path and not found.entries and holds_entries(path):
             kept = path.with_name(f"{path.name}.bak")
             path.replace(kept)
-            console.print(f"timed by other code or versions, kept: {kept}")
+            console.print(f"begins anew; what was timed before is kept: {kept}")
         if path:
             # Where nothing can be written, nothing is timed.
             tuned.write(found, path)
@@ -204,6 +204,19 @@ def begin(
         return new
     same = ("gpu", "software", "source_hash", "shape")
     return old if all(getattr(old, x) == getattr(new, x) for x in same) else new
+
+
+def holds_entries(path: Path) -> bool:
+    """Whether a file has what took its owner time: a start that was stopped early wrote
+    one without any.
+    """
+    try:
+        return bool(tuned.read(path).entries)
+    except FileNotFoundError:
+        return False
+    except TunedError:
+        # Of other code or cut short: who knows.
+        return True
 
 
 def tune(

@@ -340,3 +340,23 @@ def test_where_nothing_can_be_written_nothing_is_timed(a100, monkeypatch, capsys
     assert ended.value.exit_code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and str(a100.path) in line
+
+
+def test_what_was_timed_before_is_kept_until_something_else_is(
+    a100, monkeypatch, capsys
+):
+    """Whether by other code or begun anew; a start that is stopped before it has timed
+    anything leaves nothing worth keeping.
+    """
+    monkeypatch.setattr(tune_flash, "find_gpu", lambda: a100.device)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
+    found = begin(a100.path, a100.device, False, (16, 4096))
+    search(found, a100.path, [SEARCH], lambda s: [OURS, FAST])
+    kept = a100.path.with_name(f"{a100.path.name}.bak")
+    monkeypatch.setattr(tune_flash, "tune", lambda *_, **options: False)
+    for _ in range(2):
+        tune_flash.main(force=True)
+        assert len(tuned.read(kept).entries) == 1
+        assert tuned.read(a100.path).entries == []
+    assert capsys.readouterr().out.count("is kept: ") == 1
