@@ -16,7 +16,7 @@ from systems import ROOT
 from systems.attention.implementations import IMPLEMENTATIONS
 from systems.attention.triton import tuned
 from systems.experiments import Stem
-from systems.records.record import Git
+from systems.records.record import Git, Record
 from systems.records.source_hash import Reach, source_hash
 from systems.running.reports import CannotStart
 
@@ -98,6 +98,12 @@ def hash_of(stem: Stem, configs: list[Any]) -> str:
 def attention_of(configs: list[Any]) -> list[str]:
     """The implementations of attention that they name."""
     return sorted({c.attention for c in configs if hasattr(c, "attention")})
+
+
+def attention_in(record: Record) -> list[str]:
+    """The same of a record's rows, whatever came of them."""
+    rows = (row.config for row in record.rows)
+    return sorted({config["attention"] for config in rows if "attention" in config})
 
 
 def tuned_software(

@@ -12,13 +12,15 @@ from systems.experiments import STEMS
 from systems.records import store
 from systems.records.neighbours import measuring
 from systems.records.record import Row
+from systems.records.source_hash import source_hash
 from systems.records.summary import summarize
 from systems.running import machine
 from systems.running.command import is_table
 from systems.running.groups import groups_of, measure_group
+from systems.running.limited import limit_memory
 from systems.running.reports import CannotStart, report
 from systems.running.resuming import exclusive, record_path
-from systems.running.software import TUNED, attention_of, hash_of, tuned_software
+from systems.running.software import TUNED, attention_in, tuned_software
 
 
 # --8<-- [start:verify]
@@ -101,6 +103,7 @@ def verify_stem(name: str, results: Path) -> int:
     with exclusive(path), measuring():
         module = import_module(stem.module)
         machine.check_torch(device)
+        limit_memory()
         try:
             record = store.read(path)
         except FileNotFoundError:
@@ -109,7 +112,7 @@ def verify_stem(name: str, results: Path) -> int:
             ) from None
         if record.edited:
             raise CannotStart(f"{path} was edited by hand: measure it again")
-        attention = attention_of(module.configs())
+        attention = attention_in(record)
         triton = record.software.get("triton", "")
         tuned = tuned_software(stem.module, attention, device.slug, triton)
         if tuned.get(TUNED) != record.software.get(TUNED):
@@ -136,7 +139,7 @@ def verify_stem(name: str, results: Path) -> int:
                     event="row", config=new.config, status=new.status, reason=new.reason
                 )
                 compare(name, record.row(new.config), new, getattr(module, "ONCE", ()))
-        present = hash_of(stem, configs)
+        present = source_hash(stem.module, attention)
         if present not in (record.source_hash, *record.verified_hashes):
             record.verified_hashes.append(present)
             store.write(record, path)

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from systems import ROOT
+from systems.experiments import STEMS
 from systems.records import store
-from systems.running import limited, machine, measure
+from systems.running import limited, machine, measure, verify
 from systems.running.reports import CannotStart
-from tests.factories import make_gpu, make_record
+from tests.factories import fake_stem_on, make_gpu, make_record
 from tools import regen_tables
 from tools.render import load
 
@@ -46,6 +47,16 @@ def test_the_allocator_gets_that_share(of_40, monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)
     limited.limit_memory()
     assert shares == [0.25]
+
+
+def test_rows_measured_again_have_no_more(of_40, monkeypatch, tmp_path):
+    monkeypatch.setitem(STEMS, "fake", fake_stem_on("cuda"))
+    monkeypatch.setattr(machine, "check_torch", lambda _: None)
+    limits = []
+    monkeypatch.setattr(verify, "limit_memory", lambda: limits.append("40 GiB"))
+    with pytest.raises(CannotStart, match="nothing to verify"):
+        verify.verify_stem("fake", tmp_path)
+    assert limits
 
 
 def test_it_is_never_measured_into_the_guides_records(of_40):

@@ -1,5 +1,7 @@
 """A stale record is fresh again where rows measured again agree, and only there."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from systems.records.record import Record
 from systems.records.source_hash import source_hash
 from systems.running import verify
 from tests import fake_stem
+from tools.render.load import VERIFIED, age
 
 
 @pytest.fixture
@@ -97,6 +100,31 @@ def test_what_only_a_first_start_tells_is_not_compared(run, monkeypatch, stale):
     monkeypatch.setattr(fake_stem, "run", differs(count=9))
     monkeypatch.setattr(fake_stem, "ONCE", ("cou",), raising=False)
     assert run(verify=True).code == 0
+
+
+def test_an_attention_without_any_numbers_counts_with_the_others(
+    run, monkeypatch, record_file
+):
+    """A record is as old as the code of all its rows, also of those out of memory."""
+
+    @dataclass(frozen=True)
+    class Config:
+        index: int
+        attention: str
+
+    def run_config(config):
+        return differs()(config) if config.attention == "eager" else out_of_memory(0)
+
+    rows = [Config(1, "eager"), Config(2, "flash")]
+    monkeypatch.setattr(fake_stem, "configs", lambda quick=False: rows)
+    monkeypatch.setattr(fake_stem, "run", run_config)
+    run()
+    record = store.read(record_file)
+    assert [row.status for row in record.rows] == ["ok", "out_of_memory"]
+    record.source_hash = "older"
+    store.write(record, record_file)
+    assert run(verify=True).code == 0
+    assert age(store.read(record_file)) == VERIFIED
 
 
 @pytest.mark.parametrize(

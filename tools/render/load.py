@@ -18,7 +18,7 @@ from systems.records.host import quietest, slowdown, usual
 from systems.records.record import Record
 from systems.records.source_hash import source_hash
 from systems.running.limited import would_publish
-from systems.running.software import TUNED, tuned_software
+from systems.running.software import TUNED, attention_in, tuned_software
 
 GENERATED = ROOT / "docs" / "generated"
 
@@ -67,9 +67,7 @@ def age(record: Record) -> str:
     """One of AGES: measured by the source of the tree; by an older one, and three rows
     measured again by this one agreed; or by an older one.
     """
-    attention = sorted(
-        {row.config["attention"] for row in record.rows if "attention" in row.config}
-    )
+    attention = attention_in(record)
     module, triton = STEMS[record.stem].module, record.software.get("triton", "")
     tuned = tuned_software(module, attention, record.device.slug, triton)
     if tuned.get(TUNED) != record.software.get(TUNED):
