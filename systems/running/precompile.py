@@ -80,7 +80,7 @@ def rehearse(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
     ends = started + min(LONGEST, (deadline - started) / 2)
     count = min(MOST_PROCESSES, cores() // cores_of_each)
     wanted = [c for c in pending if kind_of(c) in STEMS[stem].rehearsed]
-    if len(wanted) < LEAST_ROWS or count < 2:
+    if len(wanted) < LEAST_ROWS or count < 2 or ends <= started:
         return
     if needed := getattr(import_module(STEMS[stem].module), "bytes_ahead", None):
         count = min(count, that_fit([needed(config) for config in wanted], free()))
@@ -143,10 +143,14 @@ def ahead(name: str) -> Path | None:
 
 
 def keep_samples(folder: Path, samples: dict[str, Any]) -> None:
-    """What compiling steps took, by phase, and how many processes compiled at once."""
+    """What compiling steps took, by phase, and how many processes compiled at once: all
+    of it or, where the process is ended or the disk is full, nothing.
+    """
     times = {f"warmup_{n}": ms for n, ms in samples.items() if n.endswith("_ms")}
     kept = times | {"compiled_at_once": int(os.environ.get(AT_ONCE, "1"))}
-    (folder / COLD).write_text(json.dumps(kept))
+    written = folder / f".{COLD}.tmp"
+    written.write_text(json.dumps(kept))
+    os.replace(written, folder / COLD)
 
 
 def cold_samples(folder: Path | None) -> dict[str, Any]:

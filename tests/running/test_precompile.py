@@ -124,6 +124,11 @@ def test_half_of_the_time_or_a_ceiling_ends_it_in_one_line(
     assert '"compiled_in_part", "minutes"' in capsys.readouterr().out
 
 
+def test_out_of_time_nothing_is_started_or_said(stem, started, capsys):
+    precompile.rehearse("fake", "full", CONFIGS, time.time() - 60)
+    assert started == [] and capsys.readouterr().out == ""
+
+
 def test_few_rows_or_one_core_are_not_worth_it(stem, started, monkeypatch):
     precompile.rehearse("fake", "full", CONFIGS[:14], NEVER)
     precompile.rehearse("warmup", "full", CONFIGS, NEVER)
@@ -190,6 +195,24 @@ with folder_for_compiled():
         assert list(tmp_path.glob("compiled-*"))
         child.send_signal(signal.SIGTERM)
     assert child.returncode == 143 and not list(tmp_path.glob("compiled-*"))
+
+
+def test_what_was_not_written_to_the_end_was_not_kept(tmp_path):
+    """Where the disk is full; or the process is ended, since its time is."""
+    code = f"""
+import resource, signal
+from pathlib import Path
+from systems.running.precompile import keep_samples
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16))
+keep_samples(Path({str(tmp_path)!r}), {{"forward_ms": [1.0, 2.0]}})
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert "File too large" in done.stderr
+    assert precompile.cold_samples(tmp_path) == {}
+    precompile.keep_samples(tmp_path, {"forward_ms": [1.0]})
+    assert precompile.cold_samples(tmp_path)["warmup_forward_ms"] == [1.0]
 
 
 @pytest.mark.slow
