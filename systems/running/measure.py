@@ -160,11 +160,22 @@ def main(
     except (CannotStart, RecordError) as error:
         stop(str(error))
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "free space or give" if full else "remove it, or give"
-        where = error.filename or results
-        stop(f"can't write {where}: {error.strerror}; {remedy} another --results")
+        stop(said_of(error, results))
     raise typer.Exit(code)
+
+
+def said_of(error: OSError, results: Path) -> str:
+    """What can't be used, and what to do about it. On a full disk the error itself
+    names no file, and means the record.
+    """
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    where = Path(error.filename) if error.filename else results if full else None
+    if where is not None and where.is_relative_to(results):
+        remedy = "free space or give" if full else "remove it, or give"
+        return f"can't write {where}: {error.strerror}; {remedy} another --results"
+    # In the folder for temporary files, say, or a program that does not start.
+    what = f"can't use {where}" if where else "can't go on"
+    return f"{what}: {error.strerror}" + ("; free space there" if full else "")
 
 
 def stop(message: str) -> NoReturn:

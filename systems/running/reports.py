@@ -21,10 +21,12 @@ def exit_when_terminated() -> None:
 
 
 def report(**event: Any) -> None:
-    """Tell the parent. Without one (it was killed) stop: every row measured so far is
-    on disk.
+    """Tell the parent. Without one (it was killed) end as an error would: every row
+    measured so far is on disk.
     """
     try:
         print(json.dumps(event), flush=True)
     except BrokenPipeError:
-        os._exit(1)
+        # Python would complain once more when it flushes what is left.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -499,9 +499,39 @@ def test_a_folder_that_cannot_be_written_is_one_line(run, tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            OSError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"),
+            "can't go on: No usable temporary directory found in ['/tmp']",
+        ),
+        (
+            OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), sys.executable),
+            f"can't use {sys.executable}: Cannot allocate memory",
+        ),
+        (
+            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/compiled-x"),
+            "can't use /tmp/compiled-x: No space left on device; free space there",
+        ),
+    ],
+    ids=["no temporary folder", "no process starts", "temporary files fill the disk"],
+)
+def test_what_another_folder_would_not_help_is_not_said_to(
+    run, monkeypatch, error, said
+):
+    def fails():
+        raise error
+
+    monkeypatch.setattr(measure, "measuring", fails)
+    assert run().error == said
+
+
 def test_it_ends_when_nobody_listens_any_more(tmp_path, partial_file):
-    child = start(tmp_path, FAKE_ROWS="1000", FAKE_SLEEP="20")
-    assert child.stdout is not None
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    child = start(tmp_path, FAKE_ROWS="1000", FAKE_SLEEP="20", TMPDIR=str(temporary))
+    assert child.stdout is not None and list(temporary.glob("compiled-*"))
     reported = [
         json.loads(child.stdout.readline())["config"]["index"] for _ in range(3)
     ]
@@ -511,6 +541,7 @@ def test_it_ends_when_nobody_listens_any_more(tmp_path, partial_file):
         indices(partial_file)[:3] == reported == [1000, 999, 998]
         and len(indices(partial_file)) < 1000
     )
+    assert not list(temporary.glob("compiled-*"))
 
 
 def test_a_name_or_a_grid_that_is_none_is_one_line(capsys, tmp_path):
