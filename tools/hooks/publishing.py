@@ -69,5 +69,15 @@ def on_post_page(output: str, /, page: Page, config: MkDocsConfig) -> str:
     return without_indents(output)
 
 
+# After the offline plugin, which writes it.
+@event_priority(-101)
+def on_post_build(*, config: MkDocsConfig) -> None:
+    """The index of the search is there twice: a server is asked for the JSON, and pages
+    that are read as files load the script.
+    """
+    if config.site_url:
+        (Path(config.site_dir) / "search" / "search_index.js").unlink()
+
+
 def without_indents(page_html: str) -> str:
     return INDENTS.sub(lambda found: found[0] if found[1] else "\n", page_html)

@@ -102,6 +102,8 @@ def test_every_page_has_a_picture_for_links_to_it(
         with Image.open(image) as picture:
             assert picture.size == (1200, 630), path.name
         assert image.stat().st_size < 50_000, path.name
+    # A server is asked for one index of the search, files for the other.
+    assert len([*folder.glob("search/*")]) == 1 < len([*site.glob("search/*")])
     assert sum(path.stat().st_size for path in folder.rglob("*.*")) < 14e6
     # Without an address of the site a picture has none.
     assert "og:" not in (site / "index.html").read_text(encoding="utf-8")
