@@ -135,7 +135,9 @@ def printed(item: Any, described: list[tuple[Any, ...]]) -> list[str]:
             words = "" if compared or known else words
             said.append(value.row)
         line.append(words)
-    return [f"{line[0]} {SLOW_HOST}", *line[1:]] if was_slow(item) else line
+    if was_slow(item):
+        line[0] += f"\N{NO-BREAK SPACE}{SLOW_HOST}"
+    return line
 
 
 # Beside what was measured while the host was slow.

@@ -1,36 +1,70 @@
-"""Table and facts of `nsys`: the same step under Nsight Systems and torch.profiler."""
+"""Tables and facts of `nsys`: the same step under Nsight Systems and torch.profiler."""
+
+from itertools import chain
+from typing import Any
 
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.markdown import columns, per_device
-from tools.render.rows import PHASES, Cell, cells, known, most, say, span
+from tools.render.markdown import columns, per_device, percent
+from tools.render.rows import (
+    NOT_MEASURED,
+    PHASES,
+    Cell,
+    cells,
+    known,
+    most,
+    say,
+    span,
+)
 
 # How far two readers of the same activity records may lie apart.
 AGREE = 0.03
 
 CAPTIONS = {
-    "table.md": "One training step under each instrument: how many kernels, how long "
-    "they take, and how much longer the step.",
+    "kernels.md": "The kernels of one training step under nsys, and their time over "
+    "that under torch.profiler (*torch*).",
+    "cost.md": "A step without a profiler, and how many times as long it takes under "
+    "each. *Again*: the same step timed once more, before nsys starts, over "
+    "the first time; how far that is from one is the host's doing.",
 }
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
-    return {"table.md": per_device(records, body)}
+    return {
+        "kernels.md": per_device(records, kernels_table),
+        "cost.md": per_device(records, cost_table),
+    }
 
 
-def body(record: Record) -> str:
+def kernels_table(record: Record) -> str:
     return columns(
         cells(record),
-        *("size", "precision"),
-        ("kernels, nsys", lambda c: launched(c, "nsys"), "{:g}"),
-        ("torch.profiler", lambda c: launched(c, "torch"), "{:g}"),
-        ("ms, nsys", lambda c: busy_ms(c, "nsys"), "{:.2f}"),
-        ("torch.profiler", lambda c: busy_ms(c, "torch"), "{:.2f}"),
-        ("nsys over torch.profiler", ratio, "{:.3f}"),
-        ("slowed by nsys", lambda c: slowdown(c, "nsys"), "{:.2f}"),
-        ("by torch.profiler", lambda c: slowdown(c, "torch"), "{:.2f}"),
-        left=2,
+        ("step", named),
+        ("kernels", counts),
+        ("ms", lambda c: busy_ms(c, "nsys"), "{:.1f}"),
+        ("nsys / torch", ratio, "{:.3f}"),
     )
+
+
+def cost_table(record: Record) -> str:
+    return columns(
+        cells(record),
+        ("step", named),
+        ("without, ms", lambda c: ms(c, "torch", "{}"), "{:.1f}"),
+        ("again", noise, "{:.2f}"),
+        ("nsys", lambda c: slowdown(c, "nsys"), "{:.2f}"),
+        ("torch", lambda c: slowdown(c, "torch"), "{:.2f}"),
+    )
+
+
+def named(c: Cell) -> str:
+    return f"{c.config['size']}, {c.config['precision']}"
+
+
+def counts(c: Cell) -> Any:
+    """How many kernels both saw, or both numbers where they differ."""
+    ours, theirs = (launched(c, name) for name in ("nsys", "torch"))
+    return ours if not c or ours == theirs else f"{ours}, torch.profiler {theirs}"
 
 
 def launched(c: Cell, instrument: str) -> float:
@@ -57,14 +91,38 @@ def slowdown(c: Cell, instrument: str) -> float:
     return ms(c, instrument, "profiled_{}") / ms(c, instrument, "{}")
 
 
+def noise(c: Cell) -> float:
+    """Wall time of a step without a profiler, before nsys over before torch.profiler:
+    one where the host is steady.
+    """
+    return ms(c, "nsys", "{}") / ms(c, "torch", "{}")
+
+
+def filled(c: Cell) -> float:
+    """The share of a step that its kernels fill."""
+    return busy_ms(c, "torch") / ms(c, "torch", "{}")
+
+
 def facts(record: Record | None) -> dict[str, str]:
     found = cells(record)
+    slowdowns = {
+        name: known(slowdown(c, name) for c in found) for name in ("nsys", "torch")
+    }
+    # Rounded as the table shows it.
+    gains = [x for x in chain(*slowdowns.values()) if round(x, 2) < 1]
+    fullest = max(filter(None, found), key=filled, default=Cell(None))
     return {
         "ratios": span(map(ratio, found), "{:.3f}"),
+        "noise": span(map(noise, found)),
+        # Of a step that is faster under a profiler than without.
+        "gains": f"{min(gains):.2f}" if gains else "none",
         **{
-            f"slowdown_{name}": say(most(slowdown(c, name) for c in found), "{:.2f}")
-            for name in ("nsys", "torch")
+            f"slowdown_{name}": say(most(of), "{:.2f}")
+            for name, of in slowdowns.items()
         },
+        "filled": say(filled(fullest), percent),
+        "filled_size": fullest.config.get("size", NOT_MEASURED),
+        "filled_slowdown": say(slowdown(fullest, "nsys"), "{:.2f}"),
     }
 
 
