@@ -13,15 +13,19 @@ from systems.records.device import find_gpu
 
 def bound_memory() -> None:
     """Where there is no GPU: let an allocation of more than is free fail, which is a
-    result. Otherwise the system would end this process, or another.
+    result. Otherwise the system would end this process, or another. A lower limit that
+    is set (`ulimit -d`) stays.
     """
     free = free_bytes()
     if free is None or find_gpu() is not None:
         return
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = free // 10 * 9
+    if soft != resource.RLIM_INFINITY:
+        most = min(most, soft)
     # Not on every system.
     with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_DATA, (free // 10 * 9, hard))
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:

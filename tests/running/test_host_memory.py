@@ -111,3 +111,16 @@ def test_without_a_gpu_more_than_is_free_is_a_result_and_kills_no_process():
         [sys.executable, "-c", code], cwd=ROOT, env=without, capture_output=True
     )
     assert child.stdout == b"out_of_memory\n", child.stderr.decode()
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="not on Linux")
+def test_a_lower_limit_that_is_set_stays():
+    code = (
+        "from resource import RLIMIT_DATA, getrlimit, setrlimit; "
+        "from systems.running import host_memory; "
+        "host_memory.find_gpu = lambda: None; host_memory.free_bytes = lambda: 2**34; "
+        "setrlimit(RLIMIT_DATA, (2**32, getrlimit(RLIMIT_DATA)[1])); "
+        "host_memory.bound_memory(); print(getrlimit(RLIMIT_DATA)[0] / 2**32)"
+    )
+    child = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True)
+    assert child.stdout == b"1.0\n", child.stderr.decode()
