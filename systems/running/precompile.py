@@ -101,8 +101,10 @@ def rehearse(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
         "stdout": subprocess.DEVNULL,
         "stderr": subprocess.DEVNULL,
     }
-    children = [subprocess.Popen([*command, *share], **options) for share in shares]
+    children: list[subprocess.Popen[bytes]] = []
     try:
+        for share in shares:
+            children.append(subprocess.Popen([*command, *share], **options))
         for child in children:
             child.wait(timeout=max(0.0, ends - time.time()))
     except subprocess.TimeoutExpired:

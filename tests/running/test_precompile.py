@@ -124,6 +124,25 @@ def test_half_of_the_time_or_a_ceiling_ends_it_in_one_line(
     assert '"compiled_in_part", "minutes"' in capsys.readouterr().out
 
 
+def test_where_not_all_can_be_started_none_goes_on(stem, monkeypatch):
+    """As where a container allows no more processes."""
+    monkeypatch.setattr(precompile, "cores", lambda: 3)
+    children, popen = [], subprocess.Popen
+
+    def start(command, **options):
+        if len(children) == 2:
+            raise BlockingIOError("no more processes")
+        children.append(
+            popen([sys.executable, "-c", "import time; time.sleep(60)"], **options)
+        )
+        return children[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(BlockingIOError):
+        precompile.rehearse("fake", "full", CONFIGS, NEVER)
+    assert [child.poll() for child in children] == 2 * [-signal.SIGKILL]
+
+
 def test_out_of_time_nothing_is_started_or_said(stem, started, capsys):
     precompile.rehearse("fake", "full", CONFIGS, time.time() - 60)
     assert started == [] and capsys.readouterr().out == ""
