@@ -20,6 +20,8 @@ from systems import ROOT
 from systems.experiments import STEMS
 from tools.states import state_of
 
+OUT_OF_TIME = "out of time; run again to go on"
+
 
 @dataclass
 class Outcome:
@@ -65,6 +67,9 @@ def measure_if_stale(
     except RecordError as error:
         # The other experiments can be measured all the same.
         return Outcome(stem, f"error: {error} (--force measures again)", 2)
+    if time.time() >= deadline:
+        # To start would take seconds for each experiment that is left.
+        return Outcome(stem, OUT_OF_TIME)
     flags = ["--grid", grid, "--deadline", str(deadline)]
     # On a CPU Triton's kernels run in its interpreter, chosen before triton is
     # imported.
@@ -169,7 +174,7 @@ def take_report(
         case "complete":
             outcome.message = "measured"
         case "out_of_time":
-            outcome.message = "out of time; run again to go on"
+            outcome.message = OUT_OF_TIME
         case "failed":
             counts = f"{report['failed']} failed, {report['missing']} missing"
             outcome.message = f"{counts}; run again to retry them"

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -95,6 +96,14 @@ time.sleep(60)
         run_child("fake", tmp_path)
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
+
+
+def test_out_of_time_no_further_child_is_started(monkeypatch, tmp_path):
+    child_that(monkeypatch, "raise SystemExit(3)")
+    late = time.time() - 1
+    outcome = measure_if_stale("model_sizes", tmp_path, False, False, late)
+    said = "out of time; run again to go on"
+    assert (outcome.code, outcome.message) == (0, said)
 
 
 def test_a_record_that_can_not_be_read_is_an_outcome_of_its_own(tmp_path):
