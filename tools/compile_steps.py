@@ -33,6 +33,7 @@ from systems.attention.hopper.walks import Shift
 from systems.attention.triton.launches import launch_backward, launch_forward
 from systems.experiments import flash_ablation
 from systems.formulas.chips import TARGETS
+from systems.records.files import write_whole
 from systems.records.source_hash import hash_of
 from tools.compile_ahead import Needs, loaded_by
 from tools.render.stems.flash_ablation import (
@@ -129,7 +130,7 @@ def main() -> None:
     }
     in_order = {version: versions[version] for version in sorted(versions, key=Version)}
     text = json.dumps(in_order, indent=1)
-    COMPILED.write_text(text + "\n")
+    write_whole(COMPILED, text + "\n")
     print(f"{COMPILED}: Triton {triton.__version__}")
 
 

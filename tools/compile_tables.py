@@ -28,6 +28,7 @@ from systems import run_as_command
 from systems.attention.triton.configs import Config
 from systems.attention.triton.tuned import HEAD_DIMS, kernels_hash
 from systems.formulas.chips import TARGETS, Target
+from systems.records.files import write_whole
 from tools.compile_ahead import DTYPES, Needs, compile_for, entries
 from tools.render.spanning.compiled import COMPILED, PREDICTED, WIDTHS
 
@@ -114,7 +115,7 @@ def write(versions: dict[str, Any]) -> None:
         )
         head = f'  "source_hash": {json.dumps(found["source_hash"])}'
         parts.append(f' "{version}": {{\n{head},\n  "rows": [\n{rows}\n  ]\n }}')
-    COMPILED.write_text("{\n" + ",\n".join(parts) + "\n}\n")
+    write_whole(COMPILED, "{\n" + ",\n".join(parts) + "\n}\n")
 
 
 def main(

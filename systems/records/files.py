@@ -1,4 +1,4 @@
-"""Files in places where others may have put something else."""
+"""Files in places where others may have put something else, or that must stay whole."""
 
 import errno
 import os
@@ -18,3 +18,16 @@ def open_plain(path: Path, flags: int) -> IO[bytes]:
         os.close(handle)
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
     return os.fdopen(handle, "r+b" if flags & os.O_RDWR else "wb" if writes else "rb")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Put text at `path` in one step: where the disk is full, or the process is killed,
+    what was there stays.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -26,6 +26,7 @@ import typer
 
 from systems import ROOT
 from systems.experiments import STEMS
+from systems.records.files import write_whole
 from systems.records.outcome import turns_of
 from systems.running.limited import limit_memory, simulated_gib
 from systems.running.reports import exit_when_terminated, report
@@ -101,7 +102,7 @@ def rehearse(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
         "stdout": subprocess.DEVNULL,
         "stderr": subprocess.DEVNULL,
     }
-    children: list[subprocess.Popen[bytes]] = []
+    children: list[subprocess.Popen[Any]] = []
     try:
         for share in shares:
             children.append(subprocess.Popen([*command, *share], **options))
@@ -150,9 +151,7 @@ def keep_samples(folder: Path, samples: dict[str, Any]) -> None:
     """
     times = {f"warmup_{n}": ms for n, ms in samples.items() if n.endswith("_ms")}
     kept = times | {"compiled_at_once": int(os.environ.get(AT_ONCE, "1"))}
-    written = folder / f".{COLD}.tmp"
-    written.write_text(json.dumps(kept))
-    os.replace(written, folder / COLD)
+    write_whole(folder / COLD, json.dumps(kept))
 
 
 def cold_samples(folder: Path | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 predictions, marked as such.
 """
 
+import resource
 from itertools import product
 
 import pytest
@@ -11,6 +12,7 @@ from systems.attention.triton.chooser import for_mask
 from systems.attention.triton.tables import CONFIGS
 from systems.formulas.chips import TARGETS
 from tests.factories import committed
+from tools import compile_tables
 from tools.compile_ahead import (
     DTYPES,
     MOST_RELOADED,
@@ -149,3 +151,19 @@ def test_without_a_record_or_with_another_triton_nothing_is_predicted(found):
     assert compiled.fragments({})["compiled-predictions.md"].startswith("Not predicted")
     other = replace(record, software=record.software | {"triton": "1.0.0"})
     assert errors(other) == []
+
+
+def test_what_was_compiled_before_survives_a_full_disk(monkeypatch, tmp_path):
+    """It is written anew after each case, for an hour."""
+    path = tmp_path / "tables-compiled.json"
+    monkeypatch.setattr(compile_tables, "COMPILED", path)
+    compile_tables.write({"3.7.1": {"source_hash": "a", "rows": []}})
+    before = path.read_text()
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, limit[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            compile_tables.write({"3.7.1": {"source_hash": "b", "rows": []}})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert path.read_text() == before and list(tmp_path.iterdir()) == [path]
