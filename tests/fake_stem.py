@@ -35,6 +35,8 @@ def run(config: Config) -> dict[str, object]:
     if log := os.environ.get("FAKE_LOG"):
         with open(log, "a") as file:
             file.write(f"{config.index} {os.getpid()}\n")
+    if config.index == int(os.environ.get("FAKE_CUDA_ERROR", "0")):
+        raise RuntimeError("CUDA error: an illegal memory access\nCompile with X")
     time.sleep(config.sleep / 1e3)
     return {
         "work_ms": [config.index * t for t in (1.0, 1.0, 1.5)],

@@ -100,18 +100,29 @@ def in_a_process(module: Any, config: Any) -> Iterator[Row]:
     command = [sys.executable, "-m", module.__name__, *options_of(config), "--json"]
     child = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if child.returncode:
-        last = (child.stderr.strip().splitlines() or ["no message"])[-1]
-        reason = f"exit code {child.returncode}: {last}"
+        reason = f"exit code {child.returncode}: {error_in(child.stderr)}"
         yield Row(asdict(config), "failed", reason=reason)
     else:
         yield msgspec.json.decode(child.stdout.splitlines()[-1], type=Row)
 
 
-def gpu_is_broken(row: Row) -> bool:
-    """Whether a failure leaves CUDA unusable in this process, so that later rows could
-    not be trusted.
+def error_in(stderr: str) -> str:
+    """The line that names an error: where there is a traceback the first behind it, for
+    PyTorch's messages end with advice; else the last.
     """
-    return row.status == "failed" and "CUDA error" in (row.reason or "")
+    lines = stderr.strip().splitlines() or ["no message"]
+    _, found, behind = stderr.rpartition("Traceback (most recent call last):\n")
+    named = [line for line in behind.splitlines() if line and not line[0].isspace()]
+    return named[0] if found and named else lines[-1]
+
+
+def gpu_is_broken(module: Any, rows: list[Row]) -> bool:
+    """Whether a failure leaves CUDA unusable in this process, so that later rows could
+    not be trusted. A row with a process of its own breaks that alone.
+    """
+    return not getattr(module, "FRESH_PROCESS", False) and any(
+        row.status == "failed" and "CUDA error" in (row.reason or "") for row in rows
+    )
 
 
 def look_at_host(device: Device, module: Any) -> list[Probe]:

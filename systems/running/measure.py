@@ -105,7 +105,7 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
                 report(
                     event="row", config=row.config, status=row.status, reason=row.reason
                 )
-            if any(map(gpu_is_broken, rows)):
+            if gpu_is_broken(module, rows):
                 break
         if not record.complete:
             failed = sum(row.status == "failed" for row in record.rows)
@@ -132,7 +132,7 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
             # A new look: the last one may be what made the host seem slow.
             before = look_at_host(device, module)
             rows = measured(group, before, since=time.monotonic())
-            if any(map(gpu_is_broken, rows)):
+            if gpu_is_broken(module, rows):
                 break
             put(record, rows)
             publish()

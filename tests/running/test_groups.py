@@ -188,3 +188,28 @@ def test_a_process_of_a_row_that_ends_badly_is_a_failed_row(
     (row,) = store.read(partial_file).rows
     assert row.status == "failed" and row.reason is not None
     assert row.reason.startswith("exit code 1: FileNotFoundError: ")
+
+
+def test_a_gpu_that_fails_one_process_measures_the_others(
+    run, monkeypatch, partial_file
+):
+    monkeypatch.setattr(fake_stem, "FRESH_PROCESS", True)
+    monkeypatch.setenv("FAKE_ROWS", "3")
+    monkeypatch.setenv("FAKE_CUDA_ERROR", "2")
+    assert run().code == 1
+    rows = store.read(partial_file).rows
+    assert [row.status for row in rows] == ["ok", "failed", "ok"]
+    said = "exit code 1: RuntimeError: CUDA error: an illegal memory access"
+    assert rows[1].reason == said
+
+
+@pytest.mark.parametrize(
+    ("stderr", "named"),
+    [
+        ("", "no message"),
+        ("a warning\nerror: --n must be 1 or more\n", "error: --n must be 1 or more"),
+        ("Traceback (most recent call last):\n  cut short", "  cut short"),
+    ],
+)
+def test_what_a_process_ends_with_is_its_error(stderr, named):
+    assert groups.error_in(stderr) == named
