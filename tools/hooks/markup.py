@@ -310,8 +310,9 @@ def framed_table(body: str, caption: str) -> str:
         text = text_of(said)
         if tag == "td" and (rank := rank_of(heads[at], text)):
             marks += f' data-sort="{rank}"'
-        if tag == "td" and heads[at] == "size" and text in RENAMED:
-            said = f'<abbr title="{RENAMED[text]}">{said}</abbr>'
+        if tag == "td" and (size := size_of(heads[at], text)) in RENAMED:
+            named = f'<abbr title="{RENAMED[size]}">{size}</abbr>'
+            said = said.replace(size, named, 1)
         if kind == "r":
             said = SPREAD.sub(r" <small>\1</small>", MINUS.sub("\N{MINUS SIGN}", said))
             said = THOUSANDS.sub(lambda found: f"{int(found[0]):,}", said)
@@ -343,10 +344,20 @@ RENAMED = {
 SHAPES = "B, H, N, d, mask"
 
 
+# A size may be followed by what else names a step, and by the mark of a slow host.
+SIZE = re.compile(r"[^,\s†]+")
+
+
+def size_of(head: str, text: str) -> str:
+    """The size that a cell names, or nothing."""
+    found = SIZE.match(text) if head in ("size", "step") else None
+    return found[0] if found and found[0] in ORDER else ""
+
+
 def rank_of(head: str, text: str) -> int | None:
     """Where a cell stands in order, if its letters don't say it."""
-    if head == "size":
-        return ORDER.get(text)
+    if size := size_of(head, text):
+        return ORDER[size]
     return int(text.split(", ")[2]) if head == SHAPES else None
 
 

@@ -98,9 +98,16 @@ def folded_name(name: str) -> str:
     return Markup(f'<details class="name"><summary>{short}</summary>{full}</details>')
 
 
+# Stands where a table would.
+NOTHING_YET = "Not measured yet: run `python tools/regen_tables.py`.\n"
+
+
 def captioned(caption: str, shown: str) -> str:
-    """A table or tabs of it with a caption above, which the site numbers."""
-    return f"{caption}\n{{ .caption }}\n\n{shown}" if caption and shown else shown
+    """A table or tabs of it with a caption above, which the site numbers. What says
+    that nothing was measured has none.
+    """
+    shows = caption and shown and not shown.startswith(NOTHING_YET)
+    return f"{caption}\n{{ .caption }}\n\n{shown}" if shows else shown
 
 
 def columns(items: Iterable[Any], *described: Any, left: int = 1) -> str:
@@ -184,7 +191,7 @@ def per_device(
         if (text := body(r))
     ]
     if not shown:
-        return "Not measured yet: run `python tools/regen_tables.py`.\n"
+        return NOTHING_YET
     return f"{tabs(shown) if tabbed else shown[0][1]}\n"
 
 

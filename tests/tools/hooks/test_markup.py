@@ -239,6 +239,18 @@ def test_marks_of_a_column_follow_from_all_of_its_cells() -> None:
     assert "style" not in framed
 
 
+def test_a_size_sorts_as_a_size_beside_a_mark_and_a_precision() -> None:
+    steps = [["size", "small\N{NO-BREAK SPACE}†"], ["step", "xl, bf16 †"]]
+    small, xl = (
+        hooks.frame_tables(
+            f"<table><tr><th>{head}</th></tr><tr><td>{text}</td></tr></table>"
+        )
+        for head, text in steps
+    )
+    assert '<td data-sort="1">small' in small and "<abbr" not in small
+    assert 'data-sort="4"' in xl and ">xl</abbr>, bf16 †" in xl
+
+
 def test_shapes_sort_by_length_and_columns_about_one_thing_begin_with_a_rule() -> None:
     heads = [hooks.SHAPES, "ours, ms", "ours, GB", "both", "SDPA, ms", "SDPA, GB"]
     cells = ["1, 16, 4096, 64, causal", *"12345"]

@@ -10,6 +10,7 @@ from systems.formulas.costs import KERNELS
 from systems.records.device import Device
 from systems.records.record import Record, Row
 from tests.factories import committed
+from tools.render import everything
 from tools.render.rows import Cell, cell, say
 from tools.render.stems import (
     flash_ablation,
@@ -417,6 +418,10 @@ def test_a_fixed_order_is_told_where_it_was_measured(peers):
     """A record may be from before FlashAttention-4 and repeats were."""
     assert flash_peers.facts(peers)["repeating"] == "not measured"
     assert "Not measured" in flash_peers.fragments([peers])["order.md"]
+    # A caption of nothing would be numbered.
+    files, _ = everything.build("flash_peers", [peers])
+    for name in ("fa4.md", "repeats.md"):
+        assert files[name].startswith("Not measured") and ".caption" not in files[name]
     shape = {"batch": 1, "heads": 16, "n": 4096, "d": 64, "causal": True}
 
     def add(name: str, both: float, **metrics):
@@ -440,6 +445,8 @@ def test_a_fixed_order_is_told_where_it_was_measured(peers):
     assert facts["repeating"] == "FlashAttention-4, ordered"
     assert facts["varying"] == "FlashAttention-4"
     assert "| FlashAttention-4 | 0 of 1 | dq |" in files["repeats.md"]
+    told, _ = everything.build("flash_peers", [peers])
+    assert told["repeats.md"].startswith("**Whose results repeat.**")
     assert "| FlashAttention-4 | not installed |" in files["bf16.md"]
     assert "takes 1.50 to 1.50 times as long" in files["order.md"]
 

@@ -262,8 +262,8 @@ def errors_figure(record: Record) -> str:
         "Rounding the term gives errors that grow evenly, rounding the sums gives "
         "errors that grow in jumps"
         f"{', and fp16 terms into an fp32 sum have none of the second' * exact}.",
-        "Error of the running sum of 1,000 × 0.01. Left: what rounding the term alone "
-        "would cost. Right: what adding cost.",
+        "Error of the running sum of 1,000 × 0.01. First: what rounding the term "
+        "alone would cost. Second: what adding cost.",
         narrow=560,
     )
 

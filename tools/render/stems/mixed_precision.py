@@ -190,7 +190,11 @@ def rates_table(record: Record) -> str:
         ("learning rate", lambda rate: f"{rate:g}"),
         *((PRECISIONS[p], ended(p)) for p in BY_RATE),
     )
-    caption = f"The loss, mean of the last {LAST} steps, by learning rate."
+    caption = (
+        f"The loss, mean of the last {LAST} steps, by learning rate; in brackets the "
+        "least and the most of the seeds. A best rate at either end could have a "
+        "better one beyond."
+    )
     return captioned(caption, shown)
 
 
@@ -240,8 +244,8 @@ def loss_figure(record: Record) -> str:
         "loss",
         draw,
         f"{'; '.join(told) or 'Not all precisions were measured'}.",
-        "Left: the mean over the seeds in fp32, above the entropy of the language. "
-        f"Right: the difference, mean of {LAST} steps, between the same seeds; lines: "
+        "First: the mean over the seeds in fp32, above the entropy of the language. "
+        f"Second: the difference, mean of {LAST} steps, between the same seeds; lines: "
         "their mean, bands: the least and the most.",
         height=280,
         narrow=520,

@@ -152,14 +152,12 @@ KINDS = {"poi": "pointwise", "red": "reduction", "per": "reduction"}
 
 
 def fused_words(kernel: str) -> str:
-    """ "triton_red_fused_div_exp_3" -> "reduction: div exp", on one line of its
-    cell.
-    """
+    """ "triton_red_fused_div_exp_3" -> "reduction: div exp"."""
     match = re.fullmatch(r"triton_([a-z]+)_fused_(.*?)_?\d*", kernel)
     if match is None:
         return kernel
     words = [f"{KINDS.get(match[1], match[1])}:", *filter(None, match[2].split("_"))]
-    return "\N{NO-BREAK SPACE}".join(words)
+    return " ".join(words)
 
 
 # The map ------------------------------------------------------------------------------
@@ -210,7 +208,7 @@ def speedup_figure(record: Record) -> str:
         "speedup",
         draw,
         f"Eager time over compiled time of both passes {told}.",
-        "Blue: compiling gains, the more the darker. Brown: it loses.",
+        "Blue: compiling gains, the more the stronger. Brown: it loses.",
         height=330,
         narrow=620,
     )
