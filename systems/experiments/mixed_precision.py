@@ -22,6 +22,7 @@ from systems.model.optimizer import AdamW
 from systems.model.sizes import SIZES
 from systems.model.train_step import Phase, precision_context
 from systems.model.transformer import build_model
+from systems.records.outcome import Unsupported
 from systems.running.command import main, option
 
 LEARNING_RATE, LEARNING_RATE_WARMUP = 3e-4, 20
@@ -76,7 +77,7 @@ def configs(quick: bool = False) -> list[Config]:
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, object]:
     """Loss of each step, the floor, shares of weights that a step leaves as they are,
-    time and memory.
+    time and memory. `Unsupported` where training diverges: a result, no failure.
     """
     device = timing.default_device()
     torch.manual_seed(config.seed)
@@ -116,8 +117,11 @@ def run(config: Config) -> dict[str, object]:
         losses.append(loss.detach())
 
     measured = timing.measure(step, warmup=0, repeats=config.steps, device=device)
+    values = torch.stack(losses)
+    if len(diverged := (~values.isfinite()).nonzero()):
+        raise Unsupported(f"diverges: no finite loss in step {diverged[0].item() + 1}")
     return {
-        "loss": [round(value, 5) for value in torch.stack(losses).tolist()],
+        "loss": [round(value, 5) for value in values.tolist()],
         "floor": synthetic_language.ENTROPY,
         **watch.unchanged,
         **measured,

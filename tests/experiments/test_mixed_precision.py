@@ -4,6 +4,7 @@ speed-ups are right.
 
 import copy
 import math
+import re
 from collections import defaultdict
 from statistics import median
 
@@ -14,6 +15,7 @@ from systems.experiments import mixed_precision
 from systems.experiments.mixed_precision import Config
 from systems.model import synthetic_language
 from systems.model.sizes import SIZES, ModelSize
+from systems.records.outcome import measure_row
 from systems.records.record import Record
 from tests.factories import committed, make_record, make_row
 from tools.render.stems import mixed_precision as builder
@@ -122,6 +124,12 @@ def test_a_precision_is_what_it_is_called(tiny, precision, monkeypatch):
 def test_another_learning_rate_is_the_one_trained_at(tiny):
     mixed_precision.run(config("fp32", learning_rate=0.002))
     assert tiny[-1].param_groups[0]["lr"] == 0.002
+
+
+def test_training_that_diverges_is_a_result(tiny):
+    row = measure_row(config("fp32", learning_rate=1e30), mixed_precision.run)
+    assert row.status == "unsupported" and row.metrics == {}
+    assert re.fullmatch(r"diverges: no finite loss in step \d+", row.reason or "")
 
 
 def test_fp32_and_pure_bf16_have_three_rates_and_autocast_one():
