@@ -32,9 +32,9 @@ def body(record: Record) -> str:
         "precision",
         ("our clock, ms", lambda c: c.ms("clock"), "{:.3f}"),
         ("events, ms", lambda c: c.ms("events"), "{:.3f}"),
-        ("clock adds", lambda c: 100 * clock_adds(c), "{:+.2f} %"),
+        ("clock adds", lambda c: 100 * clock_adds(c), "{:+z.2f} %"),
         ("events, queue full, ms", lambda c: c.ms("queued_events"), "{:.3f}"),
-        ("waiting adds", lambda c: 100 * waiting_adds(c), "{:+.2f} %"),
+        ("waiting adds", lambda c: 100 * waiting_adds(c), "{:+z.2f} %"),
         left=0,
     )
 
