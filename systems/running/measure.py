@@ -44,6 +44,10 @@ from systems.running.resuming import (
 )
 from systems.running.verify import verify_stem
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+# A link, a FIFO, a folder or another user's file where one of ours would be.
+IN_THE_WAY = (errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.EPERM)
+
 
 def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
     """Measure the configurations that the work in progress lacks. Returns the exit
@@ -168,14 +172,16 @@ def said_of(error: OSError, results: Path) -> str:
     """What can't be used, and what to do about it. On a full disk the error itself
     names no file, and means the record.
     """
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    full = error.errno in FULL
     where = Path(error.filename) if error.filename else results if full else None
     if where is not None and where.is_relative_to(results):
         remedy = "free space or give" if full else "remove it, or give"
         return f"can't write {where}: {error.strerror}; {remedy} another --results"
     # In the folder for temporary files, say, or a program that does not start.
     what = f"can't use {where}" if where else "can't go on"
-    return f"{what}: {error.strerror}" + ("; free space there" if full else "")
+    remedies = {IN_THE_WAY: "; remove it", FULL: "; free space there"}
+    remedy = (told for errnos, told in remedies.items() if error.errno in errnos)
+    return f"{what}: {error.strerror}" + next(remedy, "")
 
 
 def stop(message: str) -> NoReturn:

@@ -175,7 +175,7 @@ def config_fields(stem: str) -> dict[str, str]:
 @cache
 def constant(stem: str, name: str) -> int:
     """A whole number that the module of an experiment defines, read from its text."""
-    path = ROOT / f"{STEMS[stem].module.replace('.', '/')}.py"
+    path = ROOT / "systems" / "experiments" / f"{stem}.py"
     tree = ast.parse(path.read_text(encoding="utf-8"))
     (value,) = (
         ast.literal_eval(node.value)
