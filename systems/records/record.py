@@ -42,8 +42,15 @@ class Row(Struct, forbid_unknown_fields=True, dict=True):
     host: list[Probe] = []
 
     @property
+    def timed(self) -> bool:
+        """Whether a slow host could have lengthened anything here: a sum, an error or a
+        size is the same on each.
+        """
+        return any(name.endswith("_ms") for name in self.metrics)
+
+    @property
     def slow(self) -> bool:
-        return self.slowdown > SLOW
+        return self.timed and self.slowdown > SLOW
 
 
 class Record(Struct, forbid_unknown_fields=True, dict=True):

@@ -156,7 +156,7 @@ def put(record: Record, rows: list[Row]) -> None:
 
 
 def slow_groups(record: Record, groups: list[list[Any]]) -> Iterator[list[Any]]:
-    """Those measured while the host was slower than it usually was, a few times, while
+    """Those timed while the host was slower than it usually was, a few times, while
     there is time for it. Of each group the rows of the quietest host stay.
     """
 
@@ -168,6 +168,8 @@ def slow_groups(record: Record, groups: list[list[Any]]) -> Iterator[list[Any]]:
         quiet = usual(probe for row in record.rows for probe in row.host)
         for group in groups:
             rows = [record.row(asdict(config)) for config in group]
-            slow = any(row and slowdown(row.host, quiet) > SLOW for row in rows)
+            slow = any(
+                row and row.timed and slowdown(row.host, quiet) > SLOW for row in rows
+            )
             if slow and seconds() < most:
                 yield group

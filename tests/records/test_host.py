@@ -75,6 +75,10 @@ def test_a_slow_row_is_marked_and_the_line_under_the_table_says_so():
     assert [SLOW_HOST in line for line in lines] == [False, False, False, True, False]
     said = "† 1 of 3 rows while the host was slow, up to 1.9 times"
     assert said in provenance(record)
+    # Of what is not timed, nothing is slower.
+    record.rows[1].metrics = {"error": 1e-3}
+    assert "while the host was slow" not in provenance(record)
+    record.rows[1].metrics = {"work_ms": [1.0]}
     record.rows[1].host = []
     load.compare_hosts([record])
     assert "host" not in provenance(record)

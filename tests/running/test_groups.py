@@ -117,6 +117,14 @@ def test_a_host_that_stays_slow_is_not_waited_for(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("fake_on_gpu")
+def test_a_slow_host_is_no_reason_to_measure_again_what_is_not_timed(run, monkeypatch):
+    monkeypatch.setattr(fake_stem, "run", lambda config: {"count": config.index})
+    probing(monkeypatch, 1, 1, 3)
+    outcome = run()
+    assert outcome.code == 0 and "again" not in [e["event"] for e in outcome.events]
+
+
+@pytest.mark.usefixtures("fake_on_gpu")
 def test_a_row_that_fails_when_measured_again_stays_as_it_was(
     run, tmp_path, monkeypatch
 ):
