@@ -21,13 +21,19 @@ def open_plain(path: Path, flags: int) -> IO[bytes]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Put text at `path` in one step: where the disk is full, or the process is killed,
-    what was there stays.
+    """Put text at `path` in one step: a reader sees the old file or the new one, never
+    a part. Where the disk is full, or this is interrupted, what was there stays, alone.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        # Whatever lies there (a link, say) is not written through.
+        temporary.unlink(missing_ok=True)
+        with open_plain(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError:
+    except BaseException:
         temporary.unlink(missing_ok=True)
         raise

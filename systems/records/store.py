@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from systems.records.files import open_plain
+from systems.records.files import open_plain, write_whole
 from systems.records.record import Record
 from systems.records.rules import faults_of
 
@@ -66,25 +66,10 @@ def _content(path: Path) -> bytes:
 
 
 def write(record: Record, path: Path) -> None:
-    """Put the record at `path` in one step: a reader sees the old file or the new one,
-    never a part. RecordError for what `read` would refuse.
-    """
+    """Put the record at `path` in one step; RecordError for what `read` refuses."""
     for fault in faults_of(record):
         raise RecordError(f"{path}: {fault}")
-    text = to_json(record)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        # Whatever lies there (a link, say) is not written through.
-        temporary.unlink(missing_ok=True)
-        with open_plain(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_whole(path, to_json(record))
 
 
 def to_json(record: Record) -> str:

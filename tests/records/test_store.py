@@ -355,6 +355,22 @@ def test_a_full_disk_leaves_the_old_record_and_nothing_else(
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["r.json"]
 
 
+def test_interrupted_it_leaves_the_old_record_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "r.json"
+    store.write(example(), path)
+    before = path.read_bytes()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    record = example()
+    record.rows.clear()
+    with pytest.raises(KeyboardInterrupt):
+        store.write(record, path)
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["r.json"]
+
+
 def test_what_is_no_record_leaves_the_old_one_and_nothing_else(tmp_path):
     path = tmp_path / "r.json"
     store.write(example(), path)

@@ -2,6 +2,7 @@
 candidate, and that what it writes is what the kernels get.
 """
 
+import errno
 import os
 import subprocess
 import sys
@@ -281,6 +282,22 @@ def test_a_record_knows_the_file_by_its_digest(a100):
 def test_a_file_without_configurations_is_none_to_a_record(a100):
     tuned.write(begin(a100.path, a100.device, False, (16, 4096)), a100.path)
     assert tuned.digest(a100.device.slug, triton.__version__) is None
+
+
+def test_on_a_full_disk_what_was_timed_stays_and_nothing_else(a100, monkeypatch):
+    found = begin(a100.path, a100.device, False, (16, 4096))
+    tuned.write(found, a100.path)
+    before = a100.path.read_bytes()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    found.entries.append(Entry(*SEARCH.key, tuple(FAST), 0.5, None, 1))
+    with pytest.raises(OSError, match="No space left"):
+        tuned.write(found, a100.path)
+    assert os.listdir(a100.path.parent) == [a100.path.name]
+    assert a100.path.read_bytes() == before
 
 
 @pytest.mark.parametrize("kernel", ["forward", "dq", "dkdv"])

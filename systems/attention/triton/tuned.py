@@ -9,7 +9,6 @@ record is fresh while its GPU has the file that it had.
 import hashlib
 import json
 import logging
-import os
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -17,6 +16,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import Meta, Struct, structs
 
+from systems.records.files import write_whole
 from systems.records.source_hash import hash_of
 
 LOG = logging.getLogger(__name__)
@@ -105,15 +105,12 @@ def read(path: Path) -> Tuned:
 
 
 def write(found: Tuned, path: Path) -> None:
-    """In one step, an entry a line: a reader sees the old file or the new one."""
+    """In one step, an entry a line."""
     data: dict[str, Any] = json.loads(json.dumps(found, default=structs.asdict))
     entries = ",\n".join(f"  {json.dumps(entry)}" for entry in data.pop("entries"))
     lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in data.items()]
     text = ",\n".join([*lines, f' "entries": [\n{entries}\n ]'])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text("{\n" + text + "\n}\n", encoding="utf-8")
-    os.replace(temporary, path)
+    write_whole(path, "{\n" + text + "\n}\n")
 
 
 @cache
