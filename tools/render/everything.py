@@ -15,7 +15,14 @@ from types import ModuleType
 from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.claims import claims_in
-from tools.render.load import Broken, is_fresh, load_sound, primary_gpu
+from tools.render.load import (
+    Broken,
+    Found,
+    is_fresh,
+    load_sound,
+    of_sentences,
+    primary_gpu,
+)
 from tools.render.markdown import (
     captioned,
     conditions,
@@ -23,6 +30,7 @@ from tools.render.markdown import (
     in_words,
     inert,
 )
+from tools.render.rows import measured
 
 # What spans stems, by the name of its facts or fragments: the records that it is made
 # from, and is as old as.
@@ -124,15 +132,13 @@ def spanning(name: str) -> ModuleType:
 def build(stem: str, records: list[Record]) -> tuple[dict[str, str], Mapping[str, str]]:
     """The files and the facts of a stem, whose claims can be judged too."""
     builder = import_module(f"tools.render.stems.{stem}")
-    measured = [record for record in records if record.kind == "measured"]
     for claim in claims_in(builder):
-        for record in measured:
+        for record in measured(records):
             claim.judge(record)
-    ours = next(filter(of_sentences, measured), None)
     files = builder.fragments(records)
     for name, caption in getattr(builder, "CAPTIONS", {}).items():
         files[name] = captioned(caption, files[name])
-    return files, builder.facts(ours)
+    return files, builder.facts(next(filter(of_sentences, records), None))
 
 
 def told_apart(
@@ -154,17 +160,12 @@ def told_apart(
     return sound, broken
 
 
-def of_sentences(record: Record) -> bool:
-    """Whether its numbers stand in sentences."""
-    return record.device.slug in (primary_gpu(), "meta")
-
-
-def doubtful(found: Mapping[str, list[Record]]) -> dict[str, dict[str, list[str]]]:
+def doubtful(found: Found) -> dict[str, dict[str, list[str]]]:
     """Links to the records whose numbers stand in sentences and are older than the
     code, and to those that were edited by hand, by the name of their facts.
     """
     records = [record for of_stem in found.values() for record in of_stem]
-    ours = [r for r in records if r.kind == "measured" and of_sentences(r)]
+    ours = list(filter(of_sentences, records))
     return {
         "stale": links_to(r for r in ours if not is_fresh(r)),
         "edited": links_to(r for r in ours if r.edited),

@@ -2,7 +2,7 @@
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,8 @@ from systems.running.limited import would_publish
 from systems.running.software import TUNED, attention_in, tuned_software
 
 GENERATED = ROOT / "docs" / "generated"
+# Records by stem, the primary GPU's first.
+Found = Mapping[str, list[Record]]
 
 
 class PlainYaml(yaml.SafeLoader):
@@ -51,6 +53,24 @@ def _primary_gpu_in(config: str) -> str:
             + given
         )
     return name
+
+
+def of_sentences(record: Record) -> bool:
+    """Whether its numbers stand in sentences. What needs no GPU is measured on the
+    meta device.
+    """
+    return record.kind == "measured" and record.device.slug in (primary_gpu(), "meta")
+
+
+def ours(found: Found, stem: str) -> Record | None:
+    """The record of a stem whose numbers stand in sentences."""
+    return next(filter(of_sentences, found.get(stem, [])), None)
+
+
+def of_gpu(found: Found, stem: str, slug: str) -> Record | None:
+    """What this GPU measured."""
+    same = (r for r in found.get(stem, []) if r.device.slug == slug)
+    return next((r for r in same if r.kind == "measured"), None)
 
 
 FRESH, VERIFIED, STALE = AGES = ("fresh", "verified", "stale")

@@ -250,18 +250,14 @@ def across(axes: Axes) -> None:
 
 
 def heat_map(
-    axes: Axes,
-    rows: dict[str, list[tuple[str, float]]],
-    heads: Sequence[str],
-    hot: str = WARN,
-    cold: str = ACCENT,
+    axes: Axes, rows: dict[str, list[tuple[str, float]]], heads: Sequence[str]
 ) -> None:
-    """Cells of a text and its shade, from -1 (`cold`) to 1 (`hot`); none is brighter
-    than the page at 0, light or dark.
+    """Cells of a text and its shade, from -1 (cold) to 1 (hot); none is brighter than
+    the page at 0, light or dark.
     """
     for y, cells in enumerate(rows.values()):
         for x, (text, shade) in enumerate(cells):
-            look: dict[str, Any] = {"facecolor": hot if shade > 0 else cold}
+            look: dict[str, Any] = {"facecolor": WARN if shade > 0 else ACCENT}
             look["edgecolor"] = "none"
             alpha = 0.5 * min(1.0, abs(shade)) if text else 0
             axes.add_patch(Rectangle((x, y), 0.96, 0.94, alpha=alpha, **look))

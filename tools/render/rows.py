@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from systems.formulas.costs import Peak, peak_of
 from systems.records.outcome import NOT_INSTALLED
 from systems.records.record import Record, Row
 from systems.records.summary import Summary, summarize
@@ -62,6 +63,15 @@ class Missing(float):
 
 
 MISSING = Missing()
+
+
+# Of a GPU whose data sheet nobody listed.
+UNLISTED = Peak(MISSING, MISSING, MISSING, MISSING, "")
+
+
+def data_sheet(slug: str) -> Peak:
+    """The rates of this GPU, Missing where none are listed."""
+    return peak_of(slug) or UNLISTED
 
 
 def say(value: Any, text: Text = "{}") -> str:

@@ -74,7 +74,7 @@ def test_no_prediction_needs_a_record(found):
 def test_another_gpu_is_not_drawn_with_the_parts_of_this_one(found, monkeypatch):
     other = copy.deepcopy(found["kernel_profile"][0])
     other.device.slug, other.device.name = "acme-gpu", "ACME GPU"
-    for module in (gpu, envelope):
+    for module in (gpu, envelope, load):
         monkeypatch.setattr(module, "primary_gpu", lambda: "acme-gpu")
     files = gpu.fragments({"kernel_profile": [other]})
     assert (

@@ -6,7 +6,7 @@ page's own script evaluates these programs and knows no formula itself.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -17,8 +17,7 @@ from systems.formulas.memory_peak import moments
 from systems.formulas.symbols import Expression, Program
 from systems.model.sizes import SIZES, VOCAB_SIZE, ModelSize
 from systems.profiling.memory.snapshot import CATEGORIES
-from systems.records.record import Record
-from tools.render.load import primary_gpu
+from tools.render.load import Found, ours, primary_gpu
 from tools.render.rows import span
 from tools.render.stems.end_to_end import rows as end_to_end
 from tools.render.stems.peak_memory import rows as peak_memory
@@ -40,7 +39,7 @@ ATTENTIONS = ("eager", "flash")
 RECOMPUTED = ("none", "blocks", "attention")
 
 
-def files(found: Mapping[str, list[Record]]) -> dict[str, str]:
+def files(found: Found) -> dict[str, str]:
     """`calculator.js`, and the table that stands there without JavaScript."""
     data = {
         "categories": CATEGORIES,
@@ -110,19 +109,13 @@ def program(p: Pass) -> dict[str, Any]:
     }
 
 
-def measured(found: Mapping[str, list[Record]], stem: str) -> Record | None:
-    """The record of the guide's own GPU."""
-    ours = (r for r in found.get(stem, []) if r.kind == "measured")
-    return next((r for r in ours if r.device.slug == primary_gpu()), None)
-
-
-def steps(found: Mapping[str, list[Record]]) -> list[peak_memory.Tried]:
+def steps(found: Found) -> list[peak_memory.Tried]:
     """Every training step whose memory was measured."""
-    tried = peak_memory.tried(measured(found, "peak_memory"))
+    tried = peak_memory.tried(ours(found, "peak_memory"))
     return [c for c in tried if c and c.config["mode"] == "step"]
 
 
-def memory_points(found: Mapping[str, list[Record]]) -> list[dict[str, Any]]:
+def memory_points(found: Found) -> list[dict[str, Any]]:
     """Peaks that were measured, in bytes as asked for, beside their configuration."""
     points = []
     for c in steps(found):
@@ -133,9 +126,9 @@ def memory_points(found: Mapping[str, list[Record]]) -> list[dict[str, Any]]:
     return points
 
 
-def step_points(found: Mapping[str, list[Record]]) -> list[dict[str, Any]]:
+def step_points(found: Found) -> list[dict[str, Any]]:
     """Steps that were timed: how long, and which share of the floor's rate that is."""
-    record = measured(found, "end_to_end")
+    record = ours(found, "end_to_end")
     points = []
     for c in end_to_end.of_grid(record, mode="step"):
         if not c or c.config["precision"] not in PRECISIONS:
@@ -145,7 +138,7 @@ def step_points(found: Mapping[str, list[Record]]) -> list[dict[str, Any]]:
     return points
 
 
-def worst(found: Mapping[str, list[Record]]) -> float | None:
+def worst(found: Found) -> float | None:
     """How far the formula is off a measured peak, at worst, as a share of it."""
     off = [
         abs(peak_bytes(peak_memory.pass_of(c)) / c.requested - 1) for c in steps(found)
@@ -153,7 +146,7 @@ def worst(found: Mapping[str, list[Record]]) -> float | None:
     return max(off, default=None)
 
 
-def facts(found: Mapping[str, list[Record]]) -> dict[str, str]:
+def facts(found: Found) -> dict[str, str]:
     off = worst(found)
     return {
         "steps": str(len(steps(found))),

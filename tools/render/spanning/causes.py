@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from systems.formulas.costs import peak_of
 from systems.profiling.kernel_names import (
     ATTENTION,
     COPY,
@@ -24,13 +23,22 @@ from systems.profiling.kernel_names import (
     short_name,
 )
 from systems.records.record import Record
-from tools.render.load import primary_gpu
+from tools.render.load import Found, of_gpu, ours
 from tools.render.markdown import columns, per_device, percent, provenance
 from tools.render.plots import ACCENT, DARK, PALE, TINT, is_narrow, key, panels, plot
-from tools.render.rows import MISSING, Cell, axis, cell, cells, least, most, say
+from tools.render.rows import (
+    Cell,
+    axis,
+    cell,
+    cells,
+    data_sheet,
+    least,
+    measured,
+    most,
+    say,
+)
 from tools.render.stems.kernel_profile.rows import kernels, total_ms
 
-Found = Mapping[str, list[Record]]
 PASSES = ("forward", "backward")
 PRECISIONS = ("fp32", "bf16")
 # What the GPU did, by category of kernel. Softmax and the loss are element-wise kernels
@@ -143,8 +151,8 @@ class Gain(NamedTuple):
 
 def gain(profile: Record | None, clock: Record | None, size: str, context: int) -> Gain:
     fp32, bf16 = (split(profile, clock, size, context, p) for p in PRECISIONS)
-    peak = peak_of(profile.device.slug) if profile else None
-    return Gain(fp32, bf16, peak.bf16 / peak.fp32 if peak else MISSING)
+    peak = data_sheet(profile.device.slug if profile else "")
+    return Gain(fp32, bf16, peak.bf16 / peak.fp32)
 
 
 def gains(profile: Record, clock: Record | None) -> list[Gain]:
@@ -160,20 +168,9 @@ def gains(profile: Record, clock: Record | None) -> list[Gain]:
 # Fragments ----------------------------------------------------------------------------
 
 
-def measured(found: Found, stem: str) -> list[Record]:
-    return [r for r in found.get(stem, []) if r.kind == "measured"]
-
-
-def clock_of(found: Found, profile: Record) -> Record | None:
-    """The record of `end_to_end` of the same GPU."""
-    clocks = measured(found, "end_to_end")
-    same = (r for r in clocks if r.device.slug == profile.device.slug)
-    return next(same, None)
-
-
 def fragments(found: Found) -> dict[str, str]:
     """The figure, and a table for each question, by GPU."""
-    profiles = measured(found, "kernel_profile")
+    profiles = measured(found.get("kernel_profile", []))
     bodies: dict[str, Callable[[Record, Record | None], str]] = {
         "causes-shares.md": shares_body,
         "causes-told.md": told_table,
@@ -182,7 +179,7 @@ def fragments(found: Found) -> dict[str, str]:
     }
 
     def of_both(profile: Record, body: Callable[[Record, Record | None], str]) -> str:
-        clock = clock_of(found, profile)
+        clock = of_gpu(found, "end_to_end", profile.device.slug)
         text = body(profile, clock)
         return f"{text}\n\nWall time: {provenance(clock)}" if text and clock else text
 
@@ -341,15 +338,7 @@ def facts(found: Found) -> dict[str, str]:
     """What pages say of single passes, of the worst, and of the gain that products
     alone would give; of the GPU whose numbers stand in sentences.
     """
-    profile = next(
-        (
-            r
-            for r in measured(found, "kernel_profile")
-            if r.device.slug == primary_gpu()
-        ),
-        None,
-    )
-    clock = clock_of(found, profile) if profile else None
+    profile, clock = (ours(found, s) for s in ("kernel_profile", "end_to_end"))
     told: dict[str, str] = {}
     for size, context, precision, causes in (
         ("small", 128, "bf16", (IDLE, COPIES)),

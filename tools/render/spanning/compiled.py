@@ -18,9 +18,9 @@ from systems.attention.triton.tuned import kernels_hash
 from systems.formulas.chips import CHIPS, KIB, TARGETS, Chip, chip_of
 from systems.formulas.loop_times import UNITS, round_cycles, times_ms
 from systems.records.record import Record
+from tools.render.load import Found, ours
 from tools.render.markdown import Markup, captioned, inert, milliseconds, table, tabs
 from tools.render.rows import MISSING, Cell, known, say, span
-from tools.render.spanning.envelope import measured
 from tools.render.stems.flash_peers.rows import SHAPE, long_cells, shape_text
 
 COMPILED = ROOT / "docs" / "results" / "tables-compiled.json"
@@ -210,16 +210,16 @@ def predictions_fragment(record: Record | None) -> str:
     return captioned(caption, f"{shown}\n\n{line}{stale(newest())}")
 
 
-def fragments(found: Mapping[str, list[Record]]) -> dict[str, str]:
+def fragments(found: Found) -> dict[str, str]:
     return {
         "compiled-needs.md": needs_fragment(),
-        "compiled-predictions.md": predictions_fragment(measured(found, "flash_peers")),
+        "compiled-predictions.md": predictions_fragment(ours(found, "flash_peers")),
     }
 
 
-def facts(found: Mapping[str, list[Record]]) -> dict[str, str]:
+def facts(found: Found) -> dict[str, str]:
     """By how much the model was off where the plain kernels were timed."""
-    off = errors(measured(found, "flash_peers"))
+    off = errors(ours(found, "flash_peers"))
     usual = median(off) if off else MISSING
     return {
         "error": span(off),

@@ -2,11 +2,9 @@
 every record keeps.
 """
 
-from collections.abc import Mapping
-
 from systems.experiments import STEMS
 from systems.records.record import Record
-from tools.render.load import primary_gpu
+from tools.render.load import Found, primary_gpu
 from tools.render.markdown import NOT_MEASURED, bold, table
 
 # The time of a row is from before its set-up to after its last sample; starting a
@@ -18,7 +16,7 @@ def seconds(record: Record) -> float:
     return sum(row.seconds or 0 for row in record.rows)
 
 
-def fragments(found: Mapping[str, list[Record]]) -> dict[str, str]:
+def fragments(found: Found) -> dict[str, str]:
     """A row for each experiment and a column for each GPU, the primary one first; the
     sums are the last row.
     """

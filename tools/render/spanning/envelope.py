@@ -4,7 +4,6 @@ measured.
 A prediction needs no record. A ratio does, and reads "not measured" without one.
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from systems.formulas.chips import Chip, chip_of
@@ -20,26 +19,13 @@ from systems.formulas.costs import (
 from systems.formulas.floors import Work, floor_seconds, product, ridge
 from systems.model.sizes import SIZES, VOCAB_SIZE
 from systems.records.record import Record
-from tools.render.load import primary_gpu
+from tools.render.load import Found, ours, primary_gpu
 from tools.render.markdown import percent
-from tools.render.rows import MISSING, Cell, cell, say
+from tools.render.rows import MISSING, Cell, cell, data_sheet, say
 
 BATCH = 4
 # Where nobody lists the primary GPU, the drawing shows this one, and says so.
 SHOWN = "nvidia-h200"
-Found = Mapping[str, list[Record]]
-
-
-def measured(found: Found, stem: str) -> Record | None:
-    """The record whose numbers stand in sentences."""
-    return next(
-        (
-            r
-            for r in found.get(stem, [])
-            if r.kind == "measured" and r.device.slug in (primary_gpu(), "meta")
-        ),
-        None,
-    )
 
 
 def shape(size: str, context: int) -> dict[str, int]:
@@ -141,7 +127,7 @@ class Regimes:
 
 
 def regimes(found: Found) -> Regimes | None:
-    profile, clock = (measured(found, s) for s in ("kernel_profile", "end_to_end"))
+    profile, clock = (ours(found, s) for s in ("kernel_profile", "end_to_end"))
     forward = {"mode": "forward", "batch": BATCH}
     launches = {"size": "small", "context": 128, "precision": "bf16", **forward}
     at_512 = {"context": 512, "precision": "fp32", **forward}
@@ -174,41 +160,38 @@ def facts(found: Found) -> dict[str, dict[str, str]]:
     return {
         "chip": chip_facts(),
         "kernel_profile": regime_facts(regimes(found)),
-        "end_to_end": step_facts(measured(found, "end_to_end")),
-        "warmup": warmup_facts(measured(found, "warmup")),
-        "peak_memory": memory_facts(measured(found, "peak_memory")),
-        "mixed_precision": gain_facts(measured(found, "kernel_profile")),
-        "attention": traffic_facts(measured(found, "attention")),
+        "end_to_end": step_facts(ours(found, "end_to_end")),
+        "warmup": warmup_facts(ours(found, "warmup")),
+        "peak_memory": memory_facts(ours(found, "peak_memory")),
+        "mixed_precision": gain_facts(ours(found, "kernel_profile")),
+        "attention": traffic_facts(ours(found, "attention")),
         "model_attention": slot_facts(
-            measured(found, "kernel_profile"), measured(found, "model_attention")
+            ours(found, "kernel_profile"), ours(found, "model_attention")
         ),
     }
 
 
 def chip_facts() -> dict[str, str]:
-    slug = primary_gpu()
-    peak, chip = peak_of(slug), chip_of(slug)
-    rates = {
-        "bandwidth": ("{:.1f} TB/s", peak and peak.bandwidth / 1e12),
-        "fp32": ("{:g} TFLOP/s", peak and peak.fp32 / 1e12),
-        "bf16": ("{:g} TFLOP/s", peak and peak.bf16 / 1e12),
-        "fp32_per_number": ("{:.0f}", peak and FP32_BYTES * ridge(peak, "fp32")),
-        "bf16_per_number": ("{:.0f}", peak and FP32_BYTES * ridge(peak, "bf16")),
-        "ridge_fp32": ("{:.0f}", peak and ridge(peak, "fp32")),
-        "ridge_bf16": ("{:.0f}", peak and ridge(peak, "bf16")),
-        "sms": ("{}", chip and chip.sms),
+    peak, chip = data_sheet(primary_gpu()), chip_of(primary_gpu())
+    fp32, bf16 = (ridge(peak, precision) for precision in ("fp32", "bf16"))
+    return {
+        "bandwidth": say(peak.bandwidth / 1e12, "{:.1f} TB/s"),
+        "fp32": say(peak.fp32 / 1e12, "{:g} TFLOP/s"),
+        "bf16": say(peak.bf16 / 1e12, "{:g} TFLOP/s"),
+        "fp32_per_number": say(FP32_BYTES * fp32, "{:.0f}"),
+        "bf16_per_number": say(FP32_BYTES * bf16, "{:.0f}"),
+        "ridge_fp32": say(fp32, "{:.0f}"),
+        "ridge_bf16": say(bf16, "{:.0f}"),
+        "sms": say(chip.sms if chip else MISSING),
     }
-    return {name: say(value or MISSING, text) for name, (text, value) in rates.items()}
 
 
 def regime_facts(r: Regimes | None) -> dict[str, str]:
     work, products = softmax("small", 512), all_products("2.7B", 512)
-    peak = peak_of(primary_gpu())
-    floor = 1e3 * floor_seconds(work, peak, "fp32") if peak else MISSING
+    peak = data_sheet(primary_gpu())
+    floor = 1e3 * floor_seconds(work, peak, "fp32")
     two = attention_products("small", 512)
-    of_two = MISSING
-    if peak:
-        of_two = 1e3 * sum(floor_seconds(product, peak, "fp32") for product in two)
+    of_two = 1e3 * sum(floor_seconds(product, peak, "fp32") for product in two)
     shares = r.shares(r.softmax, r.softmax_work) if r else (MISSING, MISSING)
     reached = r.shares(r.products, r.products_work)[1] if r else MISSING
     return {
@@ -230,7 +213,7 @@ def regime_facts(r: Regimes | None) -> dict[str, str]:
 
 def step_facts(record: Record | None) -> dict[str, str]:
     """Floors of passes of 2.7B at context 512, by FLOPs alone, and time over floor."""
-    peak, forward = peak_of(primary_gpu()), of_forward("2.7B", 512)
+    peak, forward = data_sheet(primary_gpu()), of_forward("2.7B", 512)
     found = {"flops_forward_2_7B_512": f"{forward / 1e12:.1f} TFLOP"}
     for mode, phases in {
         "forward": ("forward",),
@@ -238,8 +221,7 @@ def step_facts(record: Record | None) -> dict[str, str]:
     }.items():
         for precision in ("fp32", "bf16"):
             key = f"{mode}_2_7B_512_{precision}"
-            flops = pass_flops(forward, *phases)
-            floor = 1e3 * flops / getattr(peak, precision) if peak else MISSING
+            floor = 1e3 * pass_flops(forward, *phases) / getattr(peak, precision)
             at = {"size": "2.7B", "context": 512, "batch": BATCH, "mode": mode}
             took = cell(record, precision=precision, **at).ms()
             found[f"floor_{key}"] = say(floor, "{:.0f} ms")
@@ -270,8 +252,8 @@ def gain_facts(profile: Record | None) -> dict[str, str]:
     step = cell(profile, precision="fp32", **at)
     products, every = kernels(step, "", "matmul"), kernels(step, "")
     share = products.ms / every.ms if products and every else step.missing
-    peak = peak_of(primary_gpu())
-    ratio = peak.bf16 / peak.fp32 if peak else MISSING
+    peak = data_sheet(primary_gpu())
+    ratio = peak.bf16 / peak.fp32
     return {
         "rates": say(ratio, "{:.1f}"),
         "product_share": say(share, percent),
@@ -298,11 +280,9 @@ def traffic_facts(record: Record | None) -> dict[str, str]:
     moved = outer + parts["attention softmax"][1] + parts["attention mask"][1] // 2
     # One fused kernel reads the scores and writes the probabilities.
     fused = outer + 2 * FP32_BYTES * batch * n**2
-    peak = peak_of(primary_gpu())
-    compute = 1e3 * flops / peak.fp32 if peak else MISSING
-    eager, compiled = (
-        1e3 * total / peak.bandwidth if peak else MISSING for total in (moved, fused)
-    )
+    peak = data_sheet(primary_gpu())
+    compute = 1e3 * flops / peak.fp32
+    eager, compiled = (1e3 * total / peak.bandwidth for total in (moved, fused))
     at = {"d": d, "n": n, "dtype": "fp32", "causal": False, "execution": "eager"}
     took = cell(record, batch=batch, **at).ms("forward")
     return {

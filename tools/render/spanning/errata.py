@@ -2,12 +2,12 @@
 from the records of them, and from the shapes of the model.
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict
 
 from systems.formulas.costs import PEAKS, forward_flops, pass_flops
 from systems.model.sizes import SIZES, TABLE_1
-from systems.records.record import Record, Row
+from systems.records.record import Row
+from tools.render.load import Found
 from tools.render.markdown import captioned, columns, percent
 from tools.render.rows import least, most, say
 
@@ -51,7 +51,7 @@ def macs(size: str) -> tuple[float, float]:
     return (4 * d**2 + d * wide) / 1e6, 2 * d * wide / 1e6
 
 
-def facts(found: Mapping[str, list[Record]]) -> dict[str, str]:
+def facts(found: Found) -> dict[str, str]:
     """Ratios, deviations and rates of the reported passes; "not measured" where a
     record is gone.
     """

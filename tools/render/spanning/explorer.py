@@ -8,12 +8,13 @@ look for are derived here: a step as the sum of its phases, and times over cuDNN
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from systems.experiments import STEMS
 from systems.records.record import Record, Row
 from systems.records.summary import summarize
+from tools.render.load import Found
 from tools.render.markdown import device_label
 from tools.render.rows import say
 
@@ -29,7 +30,7 @@ STEP = ("forward_ms", "loss_ms", "backward_ms", "optimizer_ms")
 RIVAL = "sdpa_cudnn"
 
 
-def files(found: Mapping[str, list[Record]]) -> dict[str, str]:
+def files(found: Found) -> dict[str, str]:
     """`explorer.js`."""
     texts: dict[str, int] = {}
     lines = []

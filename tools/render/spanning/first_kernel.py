@@ -2,25 +2,21 @@
 was measured: from `systems.formulas`, a data sheet and the records.
 """
 
-from collections.abc import Mapping
 from itertools import pairwise
 
 from systems.formulas.costs import (
     KERNELS,
     attention_flops,
     attention_part_costs,
-    peak_of,
 )
-from systems.records.record import Record
-from tools.render.load import primary_gpu
-from tools.render.rows import MISSING, cell, measured, say
+from tools.render.load import Found, ours, primary_gpu
+from tools.render.rows import cell, data_sheet, say
 from tools.render.spanning.ladder import bar_chart
 from tools.render.spanning.svg import drawing, svg
 
 # One head under a causal mask, as `flash_benchmarking` measures it; `flash_ablation`
 # measures 16.
 N, D, BYTES, HEADS = 16384, 64, 2, 16
-Found = Mapping[str, list[Record]]
 
 # The steps of `flash_ablation` from the first kernel to the one for any shape, and what
 # each adds. A record from before it was timed begins with the kernel of its design.
@@ -38,7 +34,7 @@ LADDER = {
 
 def ladder(found: Found) -> str:
     """What each step from the first kernel to the one for any shape takes, as bars."""
-    ablation = primary(found, "flash_ablation")
+    ablation = ours(found, "flash_ablation")
     timed = cell(ablation, step="first_forward")
     steps = (FIRST if timed else DESIGN) | LADDER
     times = {step: cell(ablation, step=step).ms("time") for step in steps}
@@ -69,19 +65,12 @@ def fragments(found: Found) -> dict[str, str]:
     return {"first-ladder.md": ladder(found)}
 
 
-def primary(found: Found, stem: str) -> Record | None:
-    """What the GPU whose numbers stand in sentences measured."""
-    gpu = primary_gpu()
-    ours = measured(found.get(stem, []))
-    return next((r for r in ours if r.device.slug == gpu), None)
-
-
 def facts(found: Found) -> dict[str, str]:
     """What one forward pass moves and multiplies with the scores in memory and without,
     how long the primary GPU would take by its data sheet, and what was measured.
     """
-    peak = peak_of(primary_gpu())
-    bandwidth, rate = (peak.bandwidth, peak.bf16) if peak else (MISSING, MISSING)
+    peak = data_sheet(primary_gpu())
+    bandwidth, rate = peak.bandwidth, peak.bf16
     parts = attention_part_costs(
         context=N, batch=1, d_model=D, num_layers=1, num_heads=1, element_bytes=BYTES
     )
@@ -92,9 +81,9 @@ def facts(found: Found) -> dict[str, str]:
     forward = attention_flops("forward", heads=1, **shape)
     backward = attention_flops("backward", heads=HEADS, **shape)
 
-    benchmark = primary(found, "flash_benchmarking")
-    ablation = primary(found, "flash_ablation")
-    plain, ours = (
+    benchmark = ours(found, "flash_benchmarking")
+    ablation = ours(found, "flash_ablation")
+    plain, flash = (
         cell(benchmark, implementation=name, dtype="bf16", d=D, n=N).ms("forward")
         for name in ("plain", "ours")
     )
@@ -113,9 +102,9 @@ def facts(found: Found) -> dict[str, str]:
         "flash_moved": say(1e3 * flash_bytes / bandwidth, "{:.4f} ms"),
         "multiplied": say(1e3 * forward / rate, "{:.3f} ms"),
         "plain": say(plain, ms),
-        "ours": say(ours, ms),
+        "ours": say(flash, ms),
         "plain_over_predicted": say(plain / (1e3 * plain_bytes / bandwidth), "{:.1f}"),
-        "plain_over_ours": say(plain / ours, "{:.0f}"),
+        "plain_over_ours": say(plain / flash, "{:.0f}"),
         "design": say(step("skip"), ms),
         "this_forward": say(step("first_forward"), ms),
         "this_backward": say(step("first_backward"), ms),

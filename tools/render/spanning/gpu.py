@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from systems.formulas.chips import Chip, chip_of
 from systems.formulas.costs import Peak, peak_of
 from tools.render.drawing import NARROW, SMALL, TEXT, TITLE, Drawing, drawn
-from tools.render.load import primary_gpu
-from tools.render.markdown import percent
-from tools.render.spanning.envelope import SHOWN, Found, Regimes, measured, regimes
+from tools.render.load import Found, ours, primary_gpu
+from tools.render.markdown import NOTHING_YET, percent
+from tools.render.spanning.envelope import SHOWN, Regimes, regimes
 
 MACHINE = (
     "<strong>From your Python to the arithmetic units.</strong> The nearer to the "
@@ -37,18 +37,16 @@ class Machine:
 
 def fragments(found: Found) -> dict[str, str]:
     """`gpu-machine.md` and `gpu-timelines.md`."""
-    ours = regimes(found)
+    measured = regimes(found)
     return {
         "gpu-machine.md": machine_figure(shown_machine(found)),
-        "gpu-timelines.md": timelines(ours)
-        if ours
-        else "Not measured yet: run `python tools/regen_tables.py`.\n",
+        "gpu-timelines.md": timelines(measured) if measured else NOTHING_YET,
     }
 
 
 def shown_machine(found: Found) -> Machine:
     """The primary GPU, or a listed one where nobody lists the primary one's parts."""
-    slug, record = primary_gpu(), measured(found, "kernel_profile")
+    slug, record = primary_gpu(), ours(found, "kernel_profile")
     name, memory = slug, ""
     if record:
         name = record.device.name

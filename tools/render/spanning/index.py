@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from systems import ROOT
 from systems.model.sizes import TABLE_1
 from tools.render.drawing import SMALL, Drawing
-from tools.render.markdown import Markup, captioned, table
+from tools.render.load import Found, ours
+from tools.render.markdown import NOTHING_YET, Markup, captioned, table
 from tools.render.rows import NOT_MEASURED, Missing, cell, faster, say
-from tools.render.spanning.envelope import BATCH, Found, measured
+from tools.render.spanning.envelope import BATCH
 from tools.render.spanning.writeup import load_problems
 from tools.render.stems.peak_memory.figures import timeline_figure
 
@@ -70,7 +71,7 @@ def fragments(found: Found, facts: Facts) -> dict[str, str]:
 
 def hook(found: Found, facts: Mapping[str, str]) -> str:
     """The timeline of the primary GPU; nothing where it was not measured."""
-    record = measured(found, "peak_memory")
+    record = ours(found, "peak_memory")
     peak, weights = (
         facts.get(key, NOT_MEASURED) for key in ("step_512_fp32", "weights")
     )
@@ -79,7 +80,7 @@ def hook(found: Found, facts: Mapping[str, str]) -> str:
         "optimizer state is twice that, and saved activations are most of the rest."
     )
     drawn = timeline_figure(record, "step", finding, HOOK) if record else ""
-    return drawn or "Not measured yet: run `python tools/regen_tables.py`.\n"
+    return drawn or NOTHING_YET
 
 
 def by_itself(shown: str) -> str:
@@ -128,7 +129,7 @@ def linked(page: str) -> str:
 
 def speed(found: Found) -> list[Bar]:
     """fp32 over bf16 for a training step at context 512, from the smallest model up."""
-    record = measured(found, "end_to_end")
+    record = ours(found, "end_to_end")
     at = {"context": 512, "mode": "step", "batch": BATCH}
     gains = {
         size: faster(

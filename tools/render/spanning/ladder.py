@@ -15,9 +15,9 @@ from typing import Any
 from systems.formulas.costs import EXPONENTIALS_PER_CLOCK, scores
 from systems.records.record import Record
 from systems.records.source_hash import hash_of
-from tools.render.load import primary_gpu
+from tools.render.load import Found, of_gpu, ours
 from tools.render.markdown import Markup, per_device, percent, table
-from tools.render.rows import MISSING, cell, known, measured, say
+from tools.render.rows import MISSING, cell, known, say
 from tools.render.spanning.svg import drawing, rect, svg, text
 from tools.render.stems.flash_ablation import (
     BACKWARD,
@@ -85,7 +85,6 @@ REGISTERS, LANES = 65536, 32
 ISSUED = 4 * LANES
 # Left out of the figure and the tables of times where there is no time.
 UNTIMED = ("first_forward", "first_backward", *PATH_OF_HOPPER)
-Found = Mapping[str, list[Record]]
 
 
 @dataclass(frozen=True)
@@ -108,29 +107,15 @@ class Needs:
 
 def fragments(found: Found) -> dict[str, str]:
     """Bars, a table for each pass, what was compiled, and the reasons."""
-    records, ours = found.get("flash_ablation", []), primary(found, "flash_ablation")
+    records, record = found.get("flash_ablation", []), ours(found, "flash_ablation")
     return {
-        "ladder-bars.md": bars(found, ours),
-        "ladder-forward.md": per_device(
-            records, lambda record: times(found, record, FORWARD)
-        ),
-        "ladder-backward.md": per_device(
-            records, lambda record: times(found, record, BACKWARD)
-        ),
-        "ladder-needs.md": needs_table(ours),
-        "ladder-why.md": reasons(ours, FORWARD),
-        "ladder-why-backward.md": reasons(ours, BACKWARD),
+        "ladder-bars.md": bars(found, record),
+        "ladder-forward.md": per_device(records, lambda r: times(found, r, FORWARD)),
+        "ladder-backward.md": per_device(records, lambda r: times(found, r, BACKWARD)),
+        "ladder-needs.md": needs_table(record),
+        "ladder-why.md": reasons(record, FORWARD),
+        "ladder-why-backward.md": reasons(record, BACKWARD),
     }
-
-
-def primary(found: Found, stem: str) -> Record | None:
-    """What the GPU whose numbers stand in sentences measured."""
-    return of_gpu(found, stem, primary_gpu())
-
-
-def of_gpu(found: Found, stem: str, slug: str) -> Record | None:
-    ours = measured(found.get(stem, []))
-    return next((r for r in ours if r.device.slug == slug), None)
 
 
 # What the records say ----------------------------------------------------------------
@@ -398,7 +383,7 @@ def fastest(record: Record | None) -> float:
 
 def facts(found: Found) -> dict[str, str]:
     """From the first step to the fastest, beside cuDNN and the floors."""
-    record = primary(found, "flash_ablation")
+    record = ours(found, "flash_ablation")
     start, end = ms(record, "tiles"), fastest(record)
     back = ms(record, "backward")
     cudnn, floor = landmarks(found, record, "forward")

@@ -6,8 +6,9 @@ from fractions import Fraction
 
 from systems.precision.number_formats import FORMATS, Format, stall
 from tools.render.drawing import NARROW, SMALL, TEXT, Drawing, drawn
+from tools.render.load import Found, ours
+from tools.render.markdown import NOTHING_YET
 from tools.render.rows import cell
-from tools.render.spanning.envelope import Found, measured
 
 GRID = (
     "<strong>Adding 0.01 in bf16: the larger the sum, the coarser the numbers.</strong>"
@@ -85,9 +86,9 @@ def grid(number: Format, exact: Fraction) -> str:
 
 def block(found: Found) -> str:
     """Nothing but a remark where autocast was not measured."""
-    dtypes = cell(measured(found, "autocast"), part="transformer", dtype="bf16")
+    dtypes = cell(ours(found, "autocast"), part="transformer", dtype="bf16")
     if not dtypes:
-        return "Not measured yet: run `python tools/regen_tables.py`.\n"
+        return NOTHING_YET
     kept = [name for name in PARTS if dtypes[name] == "fp32"]
 
     def draw(d: Drawing) -> None:

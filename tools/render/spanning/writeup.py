@@ -14,12 +14,11 @@ from pathlib import Path
 from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.claims import Claim, claims_in, verdict
-from tools.render.load import AGES, age, primary_gpu
+from tools.render.load import AGES, Found, age, primary_gpu
 from tools.render.markdown import Markup, captioned, inert, lines, table, tabs
 
 PROBLEMS_FILE = Path(__file__).with_name("problems.toml")
 NOT_BUILT, NOT_MEASURED_YET = "not built yet", "not measured yet"
-Found = Mapping[str, list[Record]]
 
 
 @dataclass(frozen=True)

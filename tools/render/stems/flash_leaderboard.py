@@ -22,6 +22,7 @@ from tools.render.rows import (
     Cell,
     cell,
     cells,
+    data_sheet,
     known,
     measured,
     say,
@@ -108,7 +109,7 @@ def rates(slug: str, clock: float = 0.0, added: float = MISSING) -> Rates:
     """Of this GPU, at this clock in Hz, or at the highest that its maker names."""
     peak, chip = peak_of(slug), chip_of(slug)
     if not (peak and chip):
-        return Rates(MISSING, MISSING, MISSING, MISSING)
+        return Rates(*[MISSING] * 4)
     clocks = chip.sms * (clock or chip.clock)
     return Rates(
         clocks * chip.bf16_flops_per_clock,
@@ -275,7 +276,7 @@ def entries_table(record: Record) -> str:
     if any("step_ms" in c.metrics for c in entries):
         step = ("training step, ms", lambda c: c["step_ms"], "{:,.0f}")
         return columns(entries, ("place", lambda c: str(c.config["place"])), step)
-    peak = peak_of(slug_of(record.device.name))
+    peak = data_sheet(slug_of(record.device.name))
     flops = attention_flops("both", batch=1, causal=True, **SHAPE)
 
     def rate(c: Cell) -> float:
@@ -286,11 +287,7 @@ def entries_table(record: Record) -> str:
         ("place", lambda c: str(c.config["place"])),
         ("time, ms", lambda c: c["both_ms"], "{:.3f}"),
         ("TFLOP/s", lambda c: rate(c) / TFLOPS, "{:.0f}"),
-        (
-            "share of peak",
-            lambda c: rate(c) / (peak.bf16 if peak else MISSING),
-            percent,
-        ),
+        ("share of peak", lambda c: rate(c) / peak.bf16, percent),
     )
 
 

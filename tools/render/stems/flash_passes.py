@@ -2,10 +2,10 @@
 them, the rate that they amount to, and its share of the data sheet's.
 """
 
-from systems.formulas.costs import attention_flops, peak_of
+from systems.formulas.costs import attention_flops
 from systems.records.record import Record
 from tools.render.markdown import percent
-from tools.render.rows import MISSING, Cell
+from tools.render.rows import MISSING, Cell, data_sheet
 
 PASSES = ("forward", "backward", "both")
 TFLOPS = 1e12
@@ -50,8 +50,7 @@ def flops(c: Cell, name: str) -> float:
 
 def peak_flops(record: Record | None, dtype: str) -> float:
     """FLOP/s by the data sheet."""
-    peak = peak_of(record.device.slug) if record else None
-    return getattr(peak, dtype) if peak else MISSING
+    return getattr(data_sheet(record.device.slug if record else ""), dtype)
 
 
 def tiny(share: float) -> str:

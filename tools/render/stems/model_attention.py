@@ -98,9 +98,6 @@ def cells_table(record: Record) -> str:
         ("eager / ours", over),
         *((f"{NAMES[a]}, GiB", partial(kept, attention=a)) for a in ("eager", "flash")),
     )
-    return (
-        f"{shown}\n\n† The slow fifth of the steps is a twentieth above the fast one."
-    )
 
 
 def steps_table(record: Record) -> str:

@@ -5,11 +5,10 @@ beside PyTorch's own and a copy; and what was predicted.
 from collections import Counter
 
 from systems.formulas.chips import chip_of
-from systems.formulas.costs import peak_of
 from systems.records.record import Record
 from tools.render.load import primary_gpu
 from tools.render.markdown import columns, milliseconds, per_device, percent
-from tools.render.rows import MISSING, Cell, cell, cells, most, say
+from tools.render.rows import MISSING, Cell, cell, cells, data_sheet, most, say
 
 NAMES = {
     "ours": "ours",
@@ -87,8 +86,7 @@ def fragments(records: list[Record]) -> dict[str, str]:
 
 def body(record: Record) -> str:
     """A line for each implementation and dtype; a copy has one pass, under forward."""
-    peak = peak_of(record.device.slug)
-    bandwidth = peak.bandwidth if peak else MISSING
+    bandwidth = data_sheet(record.device.slug).bandwidth
 
     def first(c: Cell) -> str:
         return "copy" if c.config["implementation"] == "copy" else "forward"
@@ -116,10 +114,9 @@ def error(c: Cell) -> float:
 
 def facts(record: Record | None) -> dict[str, str]:
     """What the data sheet predicts; how near ours and the others come."""
-    peak = peak_of(primary_gpu())
-    bandwidth = peak.bandwidth if peak else MISSING
-    multiplied = 1e6 * 2 * N * D / peak.fp32 if peak else MISSING
-    found = {"arithmetic": say(multiplied, "{:.0f} µs")}
+    peak = data_sheet(primary_gpu())
+    bandwidth = peak.bandwidth
+    found = {"arithmetic": say(1e6 * 2 * N * D / peak.fp32, "{:.0f} µs")}
     for dtype in BYTES:
         for of in ("forward", "backward"):
             ours = cell(record, implementation="ours", dtype=dtype)

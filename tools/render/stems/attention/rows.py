@@ -61,9 +61,9 @@ def variants(record: Record | None) -> list[tuple[str, bool]]:
     ]
 
 
-def matrix_bytes(n: int, dtype: str = "fp32") -> int:
-    """One copy of the score matrices of the batch."""
-    return BATCH * n**2 * ELEMENT_BYTES[dtype]
+def matrix_bytes(n: int) -> int:
+    """One copy of the fp32 score matrices of the batch."""
+    return BATCH * n**2 * ELEMENT_BYTES["fp32"]
 
 
 def shape(

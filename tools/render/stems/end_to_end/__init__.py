@@ -368,7 +368,7 @@ def facts(record: Record | None) -> dict[str, str]:
     of_bf16 = [share_of_peak(record, c) for c in steps(record, "bf16")]
     varied = variations(record, precision="fp32")
     steady = sum(variation < 0.02 for variation in varied)
-    doubled = grid_flops("small", 512) / grid_flops("small", 128)
+    doubled = small_flops(512) / small_flops(128)
     two = "{:.2f}"
     return {
         **found,
@@ -407,8 +407,8 @@ def variations(record: Record | None, **config: object) -> list[float]:
     return known(c.summary().variation for c in asked)
 
 
-def grid_flops(size: str, context: int) -> int:
-    shape = {"vocab_size": VOCAB_SIZE, **asdict(SIZES[size])}
+def small_flops(context: int) -> int:
+    shape = {"vocab_size": VOCAB_SIZE, **asdict(SIZES["small"])}
     return sum(forward_flops(**shape, context=context, batch=BATCH).values())
 
 

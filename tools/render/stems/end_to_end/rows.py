@@ -4,10 +4,10 @@ of its record.
 
 from dataclasses import asdict
 
-from systems.formulas.costs import forward_flops, pass_flops, peak_of
+from systems.formulas.costs import forward_flops, pass_flops
 from systems.model.sizes import SIZES
 from systems.records.record import Record
-from tools.render.rows import PHASES, Cell, cell, cells
+from tools.render.rows import PHASES, Cell, cell, cells, data_sheet
 
 # Rows of the assignment's own grid; the batches of the source notes stand in a table of
 # their own.
@@ -61,11 +61,10 @@ def share_of_peak(record: Record | None, c: Cell, *phases: str) -> float:
     """Those FLOPs over the median time of these phases, or of all, as a share of the
     device's data-sheet rate in this precision.
     """
-    peak = peak_of(record.device.slug) if record else None
-    if not c or peak is None:
+    if record is None or not c:
         return c.missing
     rate = flops(c) / (c.ms(*phases) / 1e3)
-    return rate / getattr(peak, c.config["precision"])
+    return rate / getattr(data_sheet(record.device.slug), c.config["precision"])
 
 
 def tokens_per_second(c: Cell) -> float:

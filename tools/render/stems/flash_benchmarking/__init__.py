@@ -5,7 +5,7 @@ from itertools import product
 from operator import itemgetter
 from typing import Any
 
-from systems.formulas.costs import attention_flops, peak_of
+from systems.formulas.costs import attention_flops
 from systems.records.record import Record
 from tools.render.load import primary_gpu
 from tools.render.markdown import (
@@ -16,7 +16,17 @@ from tools.render.markdown import (
     table,
     tabs,
 )
-from tools.render.rows import MISSING, Cell, cell, cells, least, most, say, span
+from tools.render.rows import (
+    MISSING,
+    Cell,
+    cell,
+    cells,
+    data_sheet,
+    least,
+    most,
+    say,
+    span,
+)
 from tools.render.stems.flash_benchmarking import claims as claims
 from tools.render.stems.flash_benchmarking import figures
 from tools.render.stems.flash_benchmarking.rows import (
@@ -296,12 +306,12 @@ def predictions(record: Record | None) -> dict[str, str]:
     """Forward and backward of the longest head in bf16: what plain attention moves and
     ours multiplies, how long data-sheet rates need for that, and what was measured.
     """
-    peak = peak_of(primary_gpu())
+    peak = data_sheet(primary_gpu())
     scores, returned = LONGEST**2, 4 * LONGEST * D * 2
     moved = 2 * scores * sum(sum(of.values()) for of in PLAIN_MOVES.values())
     work = attention_flops("both", d=D, batch=1, heads=1, n=LONGEST, causal=True)
-    plain_ms = 1e3 * moved / peak.bandwidth if peak else MISSING
-    ours_ms = 1e3 * work / peak.bf16 if peak else MISSING
+    plain_ms = 1e3 * moved / peak.bandwidth
+    ours_ms = 1e3 * work / peak.bf16
     plain_took, ours_took = (
         gpu_ms(at(record, name, "bf16", D, LONGEST), "both")
         for name in ("plain", "ours")

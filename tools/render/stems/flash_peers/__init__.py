@@ -4,7 +4,7 @@ published.
 """
 
 from systems.formulas.chips import chip_of
-from systems.formulas.costs import KERNELS, peak_of
+from systems.formulas.costs import KERNELS
 from systems.records.device import slug_of
 from systems.records.record import Record
 from tools.render.load import constant, primary_gpu
@@ -17,6 +17,7 @@ from tools.render.rows import (
     cell,
     cells,
     counted,
+    data_sheet,
     measured,
     most,
     say,
@@ -193,11 +194,11 @@ def published_table(record: Record, reported: list[Record]) -> str:
 
 def reported_table(record: Record) -> str:
     """TFLOP/s by mask and length, as published, and their share of the data sheet's."""
-    peak = peak_of(slug_of(record.device.name))
+    peak = data_sheet(slug_of(record.device.name))
 
     def shown(rate: float) -> str:
-        of_peak = f" ({percent(rate * TFLOPS / peak.bf16)})" if peak else ""
-        return f"{rate:.0f}{of_peak}"
+        of_peak = rate * TFLOPS / peak.bf16
+        return f"{rate:.0f}{f' ({percent(of_peak)})' if of_peak else ''}"
 
     kinds = [
         (mask, name, of)

@@ -80,11 +80,11 @@ def ratios(
     return known(ratio(record, c, of, over) for c in kept)
 
 
-def call_ratio(record: Record | None, c: Cell, over: str = "sdpa_flash") -> float:
-    """Wall time of a call over another's: the median over rounds, for all in a round
-    meet the same host.
+def call_ratio(record: Record | None, c: Cell) -> float:
+    """Wall time of a call over FlashAttention-2's: the median over rounds, for all in a
+    round meet the same host.
     """
-    pair = (c.get("call_ms"), beside(record, c, over).get("call_ms"))
+    pair = (c.get("call_ms"), beside(record, c, "sdpa_flash").get("call_ms"))
     if not all(pair):
         return MISSING
     return summarize([a / b for a, b in zip(*pair, strict=True)]).median
@@ -154,6 +154,7 @@ def judged(record: Record | None, name: str, **wanted: Any) -> list[Cell]:
     return [c for c in found if "repeats" in c.metrics]
 
 
-def order_costs(record: Record | None, c: Cell, name: str, of: str = "both") -> float:
+def order_costs(record: Record | None, c: Cell, name: str) -> float:
     """The time of an ordered implementation over the same one's as it comes."""
-    return beside(record, c, name).ms(of) / beside(record, c, ORDERED[name]).ms(of)
+    ordered, free = (beside(record, c, of) for of in (name, ORDERED[name]))
+    return ordered.ms("both") / free.ms("both")

@@ -4,7 +4,6 @@ categories, attention's parts.
 
 from typing import Any
 
-from systems.formulas.costs import peak_of
 from systems.profiling.kernel_names import CATEGORIES, COPY, MATMUL
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
@@ -20,6 +19,7 @@ from tools.render.rows import (
     MISSING,
     Cell,
     cells,
+    data_sheet,
     known,
     least,
     measured,
@@ -257,10 +257,7 @@ def attention_table(record: Record, **where: Any) -> str:
     and the rates reached.
     """
     passes = forward_passes(record, precision="fp32", **where)
-    peak = peak_of(record.device.slug)
-
-    def of_peak(of: Any, i: int) -> float:
-        return rates(*of)[i] / ((peak.fp32, peak.bandwidth)[i] if peak else MISSING)
+    peak = data_sheet(record.device.slug)
 
     return columns(
         [(c, name) for c in passes for name in PARTS if part(c, name)[1]],
@@ -272,9 +269,9 @@ def attention_table(record: Record, **where: Any) -> str:
         ("GFLOP", lambda of: part_costs(of[0])[of[1]][0] / 1e9, "{:.2f}"),
         ("GB moved", lambda of: part_costs(of[0])[of[1]][1] / 1e9, "{:.2f}"),
         ("TFLOP/s", lambda of: rates(*of)[0] / 1e12, "{:.2f}"),
-        ("share of peak", lambda of: of_peak(of, 0), percent),
+        ("share of peak", lambda of: rates(*of)[0] / peak.fp32, percent),
         ("TB/s", lambda of: rates(*of)[1] / 1e12, "{:.2f}"),
-        ("share of bandwidth", lambda of: of_peak(of, 1), percent),
+        ("share of bandwidth", lambda of: rates(*of)[1] / peak.bandwidth, percent),
         left=3,
     )
 
@@ -367,16 +364,15 @@ def attention_facts(c: Cell) -> dict[str, str]:
     (softmax_flops, softmax_bytes) = rates(c, SOFTMAX)
     flops, moved, times = over_softmax(c)
     products_flops = rates(c, *PRODUCTS)[0]
-    peak = peak_of(primary_gpu())
-    fp32, bandwidth = (peak.fp32, peak.bandwidth) if peak else (MISSING, MISSING)
+    peak = data_sheet(primary_gpu())
     multiplying = {f"forward/{name}" for name in PRODUCTS}
     alone = [k for k in kernels(c) if k["phase"] in multiplying]
     multiplied = sum(k["total_ms"] for k in alone if k["category"] == MATMUL)
     return {
         "multiplying_ms_small": say(multiplied or c.missing, "{:.2f} ms"),
         "multiplying_ratio_small": say((multiplied or c.missing) / time, "{:.2f}"),
-        "softmax_bandwidth_small": say(softmax_bytes / bandwidth, percent),
-        "products_share_small": say(products_flops / fp32, percent),
+        "softmax_bandwidth_small": say(softmax_bytes / peak.bandwidth, percent),
+        "products_share_small": say(products_flops / peak.fp32, percent),
         "softmax_ms_small": say(time, "{:.2f} ms"),
         "softmax_kernels_small": say(count, "{:g}"),
         "products_ms_small": say(products_ms(c), "{:.2f} ms"),
@@ -454,11 +450,11 @@ def training_dilutes_products(record: Record) -> Judgement:
     "of a layer fill the L2 cache or exceed it.",
 )
 def softmax_is_memory_traffic(record: Record) -> Judgement:
-    peak = peak_of(record.device.slug)
+    peak = data_sheet(record.device.slug)
     found = known(
         part(c, SOFTMAX)[1] / (1e3 * part_costs(c)[SOFTMAX][1] / peak.bandwidth)
         for c in forward_passes(record, precision="fp32")
-        if peak and c.config["context"] >= 512
+        if c.config["context"] >= 512
     )
     numbers = f"Time over the floor of its bytes: {span(found)}."
     return found and (min(found) >= 1 and max(found) <= 2, numbers)
