@@ -9,8 +9,11 @@ by itself soon after its parent was killed.
 """
 
 import contextlib
+import fcntl
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -19,14 +22,14 @@ from collections.abc import Iterator
 from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 import typer
 
 from systems import ROOT
 from systems.experiments import STEMS
-from systems.records.files import write_whole
+from systems.records.files import open_plain, write_whole
 from systems.records.outcome import turns_of
 from systems.running.limited import limit_memory, simulated_gib
 from systems.running.reports import exit_when_terminated, report
@@ -40,6 +43,11 @@ AHEAD, AT_ONCE = "SYSTEMS_COMPILED_AHEAD", "SYSTEMS_COMPILED_AT_ONCE"
 PARENT = "SYSTEMS_COMPILED_FOR"
 # The longest that all of it may take, in seconds: a compiler may hang.
 LONGEST = 20 * 60
+# How long a process that is told to end may take, in seconds.
+GRACE = 5
+# How the folder's name begins; and for how many seconds it may be that nobody holds a
+# new one.
+OWN, JUST_NOW = f"transformer-systems-{os.getuid()}-compiled-", 60
 # Beside what was compiled: what the steps took that compiled it.
 COLD = "cold.json"
 # Fewer rows are compiled sooner than the processes have started.
@@ -63,14 +71,37 @@ def configs_of(stem: str, grid: str) -> list[Any]:
 @contextlib.contextmanager
 def folder_for_compiled() -> Iterator[None]:
     """A folder that lives as long as rows are measured, named where both the processes
-    that compile and the rows look for it.
+    that compile and the rows look for it. Those of runs that were killed are removed.
     """
-    with TemporaryDirectory(prefix="compiled-", ignore_cleanup_errors=True) as folder:
+    remove_abandoned()
+    options: Any = {"prefix": OWN, "ignore_cleanup_errors": True}
+    with TemporaryDirectory(**options) as folder, locked(Path(folder)):
         os.environ[AHEAD] = folder
         try:
             yield
         finally:
             del os.environ[AHEAD]
+
+
+def remove_abandoned() -> None:
+    """Remove the folders that nobody holds. One that was made just now may not be held
+    yet.
+    """
+    for folder in Path(gettempdir()).glob(f"{OWN}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.lstat().st_mtime > JUST_NOW:
+                with locked(folder):
+                    shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder, until this process ends, however it does. BlockingIOError where
+    another holds it.
+    """
+    with open_plain(folder / ".lock", os.O_RDWR | os.O_CREAT) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
 
 
 def rehearse(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
@@ -110,6 +141,21 @@ def rehearse(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
             child.wait(timeout=max(0.0, ends - time.time()))
     except subprocess.TimeoutExpired:
         report(event="compiled_in_part", minutes=round((ends - started) / 60, 1))
+    finally:
+        end(children)
+
+
+def end(children: list[subprocess.Popen[Any]]) -> None:
+    """End them all, each after it removed its temporary files, unless a compiler keeps
+    it from doing so.
+    """
+    for child in children:
+        child.terminate()
+    last = time.time() + GRACE
+    try:
+        for child in children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=max(0.0, last - time.time()))
     finally:
         for child in children:
             child.kill()
@@ -167,6 +213,8 @@ def end_after(parent: int) -> None:
     """End this process, whatever it does, once its parent is gone: nobody measures."""
     while os.getppid() == parent:
         time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE)
     os._exit(1)
 
 

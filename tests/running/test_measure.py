@@ -531,7 +531,7 @@ def test_it_ends_when_nobody_listens_any_more(tmp_path, partial_file):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     child = start(tmp_path, FAKE_ROWS="1000", FAKE_SLEEP="20", TMPDIR=str(temporary))
-    assert child.stdout is not None and list(temporary.glob("compiled-*"))
+    assert child.stdout is not None and list(temporary.glob("*-compiled-*"))
     reported = [
         json.loads(child.stdout.readline())["config"]["index"] for _ in range(3)
     ]
@@ -541,7 +541,7 @@ def test_it_ends_when_nobody_listens_any_more(tmp_path, partial_file):
         indices(partial_file)[:3] == reported == [1000, 999, 998]
         and len(indices(partial_file)) < 1000
     )
-    assert not list(temporary.glob("compiled-*"))
+    assert not list(temporary.glob("*-compiled-*"))
 
 
 def test_a_name_or_a_grid_that_is_none_is_one_line(capsys, tmp_path):

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict, dataclass
 from types import SimpleNamespace
@@ -51,7 +52,9 @@ def started(monkeypatch):
 
     def start(command, env, **_):
         found.append(command)
-        return SimpleNamespace(wait=lambda timeout=None: 0, kill=lambda: None)
+        return SimpleNamespace(
+            wait=lambda timeout=None: 0, kill=lambda: None, terminate=lambda: None
+        )
 
     monkeypatch.setattr(precompile, "cores", lambda: 3)
     monkeypatch.setattr(subprocess, "Popen", start)
@@ -140,7 +143,48 @@ def test_where_not_all_can_be_started_none_goes_on(stem, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", start)
     with pytest.raises(BlockingIOError):
         precompile.rehearse("fake", "full", CONFIGS, NEVER)
-    assert [child.poll() for child in children] == 2 * [-signal.SIGKILL]
+    assert [child.poll() for child in children] == 2 * [-signal.SIGTERM]
+
+
+# A child of a run, told of its parent: it has a temporary folder, and ends when it is
+# told to, or not.
+CHILD = """
+import signal, sys, threading, time
+from tempfile import TemporaryDirectory
+from systems.running import precompile
+from systems.running.reports import exit_when_terminated
+kind, parent = sys.argv[1:]
+precompile.GRACE = 1
+exit_when_terminated()
+if kind == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with TemporaryDirectory():
+    print(flush=True)
+    options = {"args": (int(parent),), "daemon": True}
+    threading.Thread(target=precompile.end_after, **options).start()
+    time.sleep(60)
+"""
+
+
+def test_told_to_end_they_leave_no_folder_and_the_deaf_are_killed(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(precompile, "GRACE", 2)
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", CHILD, kind, str(os.getpid())],
+            cwd=ROOT,
+            env=os.environ | {"TMPDIR": str(tmp_path)},
+            stdout=subprocess.PIPE,
+        )
+        for kind in ("deaf", "hears", "hears")
+    ]
+    for child in children:
+        assert child.stdout and child.stdout.readline()
+        child.stdout.close()
+    precompile.end(children)
+    assert [child.poll() for child in children] == [-signal.SIGKILL, 143, 143]
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_out_of_time_nothing_is_started_or_said(stem, started, capsys):
@@ -176,15 +220,12 @@ def test_a_row_that_fails_does_not_keep_the_others(stem):
     assert stem.seen == [CONFIGS[2], CONFIGS[6]]
 
 
-def test_it_ends_at_work_when_its_parent_is_gone():
-    code = f"""
-import os, threading, time
-from systems.running import precompile
-threading.Thread(target=precompile.end_after, args=({os.getpid()} + 1,)).start()
-time.sleep(60)
-"""
-    command = [sys.executable, "-c", code]
-    assert subprocess.run(command, cwd=ROOT, timeout=30).returncode == 1
+@pytest.mark.parametrize(("kind", "code", "left"), [("hears", 143, 0), ("deaf", 1, 1)])
+def test_it_ends_at_work_when_its_parent_is_gone(kind, code, left, tmp_path):
+    command = [sys.executable, "-c", CHILD, kind, str(os.getpid() + 1)]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    child = subprocess.run(command, cwd=ROOT, env=environment, timeout=30)
+    assert child.returncode == code and len(list(tmp_path.iterdir())) == left
 
 
 def test_it_looks_for_the_parent_that_it_is_told_of():
@@ -192,7 +233,7 @@ def test_it_looks_for_the_parent_that_it_is_told_of():
     environment = os.environ | {precompile.PARENT: str(os.getpid() + 1)}
     rows = ("flash_accuracy", "quick", "0")
     child = subprocess.run([*command, *rows], cwd=ROOT, env=environment, timeout=30)
-    assert child.returncode == 1
+    assert child.returncode == 128 + signal.SIGTERM
 
 
 def test_terminated_it_leaves_no_folder(tmp_path):
@@ -211,9 +252,40 @@ with folder_for_compiled():
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE
     ) as child:
         assert child.stdout and child.stdout.readline()
-        assert list(tmp_path.glob("compiled-*"))
+        assert list(tmp_path.glob("*-compiled-*"))
         child.send_signal(signal.SIGTERM)
-    assert child.returncode == 143 and not list(tmp_path.glob("compiled-*"))
+    assert child.returncode == 143 and not list(tmp_path.glob("*-compiled-*"))
+
+
+def test_the_folders_of_runs_that_were_killed_are_removed_and_no_others(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(precompile, "gettempdir", lambda: str(tmp_path))
+    names = ("killed", "new", "running", "full")
+    killed, new, running, full = (tmp_path / f"{precompile.OWN}{x}" for x in names)
+    other = tmp_path / "compiled-by-me"
+    for folder in (killed, new, running, full, other):
+        (folder / "cache").mkdir(parents=True)
+    for folder in (killed, running, other):
+        os.utime(folder, (0, 0))
+    code = f"""
+import os
+from pathlib import Path
+from systems.running.precompile import locked
+with locked(Path({str(full)!r})):
+    os._exit(9)
+"""
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 9
+    os.utime(full, (0, 0))
+    (tmp_path / f"{precompile.OWN}link").symlink_to(other)
+    with precompile.locked(running):
+        os.utime(running, (0, 0))
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        with precompile.folder_for_compiled():
+            own = precompile.ahead("")
+            assert own and own.is_dir()
+    assert not killed.exists() and not full.exists() and not own.exists()
+    assert all((x / "cache").is_dir() for x in (new, running, other))
 
 
 def test_what_was_not_written_to_the_end_was_not_kept(tmp_path):
@@ -253,5 +325,5 @@ def test_its_time_counts_with_the_first_row(fake_on_gpu, monkeypatch, tmp_path):
     assert [row.config for row in rows] == [
         asdict(config) for config in fake_stem.configs()
     ]
-    first, *others = (row.seconds for row in rows)
+    first, *others = (row.seconds or 0 for row in rows)
     assert first >= 1 > max(others)
