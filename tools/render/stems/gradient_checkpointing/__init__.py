@@ -152,9 +152,9 @@ def best(which: int) -> Row:
 
 KEY = (
     "Lines are predicted, points measured. *Made* gradients come as the pass goes on; "
-    "*kept* ones are there from the start, as where they accumulate over batches. The "
-    "dotted lines stand at √N blocks and, to its left, at √(N r / R), which counts "
-    "what a block really keeps."
+    "*kept* ones are there from the start, as where they accumulate over batches. "
+    "Dotted: the known rule, √N, and √(N r / R), which counts that a block keeps R "
+    "bytes and its input r."
 ).replace("*", "")
 
 
@@ -173,11 +173,13 @@ def draw_peaks(axes: Axes, record: Record | None) -> None:
         if not which:
             side = {"va": "top", "offset": (0, -6)}
         note(axes, f"{value:.1f}", low.run, value, color=color, **side)
-    for run in best_runs(pass_of()):
-        axes.axvline(run, color=GREY, linewidth=1, linestyle=":")
     axes.set_ylim(bottom=0)
+    for name, run in zip(("√N", "√(N r / R)"), best_runs(pass_of()), strict=True):
+        axes.axvline(run, color=GREY, linewidth=1, linestyle=":")
+        beside = {"ha": "left", "va": "top", "offset": (3, 0)}
+        note(axes, name, run, axes.get_ylim()[1], color=DARK, **beside)
     power_of_two_axis(axes.xaxis, (1, 2, 4, 8, 16, 32), "blocks in a run")
-    axes.set_title("peak, GiB")
+    axes.set_title("peak, GiB, gradients made or kept")
 
 
 def predicted_figure() -> str:

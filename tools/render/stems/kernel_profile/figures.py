@@ -144,7 +144,8 @@ def layer_figure(record: Record) -> str:
         f"{work} fill {percent(busy / span)} of the {span:.2f} ms of "
         "one layer's forward pass under the profiler, which slows launching.",
         "The model `small` at context 512 in fp32, by the part of the layer that "
-        "launched them. Blue: matrix products; grey: everything else.",
+        "launched them. Blue: matrix products; grey: everything else; where all lanes "
+        "are empty, the GPU waits for the next launch.",
         height=220,
     )
 
