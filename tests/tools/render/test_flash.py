@@ -359,8 +359,9 @@ def test_without_overlap_half_of_the_peak_is_left_at_head_dimension_64(peers):
     a clock."""
     facts = flash_peers.facts(peers)
     assert (facts["alone_forward_64"], facts["alone_backward_128"]) == ("50 %", "83 %")
-    # 2 products of 128 FLOPs for half of 16 · 16384² scores, in 3 ms, of 989.5 TFLOP/s.
-    assert facts["reached_forward_64"] == "19 %"
+    # 2 products of 128 FLOPs for half of 16 · 16384² scores, in 3 ms, of what 132 SMs
+    # multiply at their highest clock: 1070 TFLOP/s, where the data sheet has 989.5.
+    assert facts["reached_forward_64"] == "17 %"
     assert facts["reached_forward_128"] == "not measured"
 
 

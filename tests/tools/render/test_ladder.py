@@ -69,12 +69,12 @@ def test_the_first_step_measured_compares_with_nothing(found):
         (
             Needs(TEXT, (), 134, 8, 1, 12.0),
             0.8,
-            ["15.0 to 12.0", "It loses:", "nobody else computes"],
+            ["15.0 to 12.0", "It loses.", "nobody else computes"],
         ),
         (
             Needs(TEXT, (), 160, 4, 2, 15.0),
             0.9,
-            ["from 16 to 8", "It loses:", "fewer others are left"],
+            ["from 16 to 8", "It loses.", "fewer others are left"],
         ),
         (Needs(TEXT, (), 120, 8, 2, 15.0), 0.9, ["It loses,", "the next experiment"]),
         (Needs(TEXT, (), 80, 8, 3, 15.0), 1.5, ["from 16 to 24", "the warps hide"]),

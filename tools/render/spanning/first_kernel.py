@@ -4,15 +4,12 @@ was measured: from `systems.formulas`, a data sheet and the records.
 
 from itertools import pairwise
 
-from systems.formulas.costs import (
-    KERNELS,
-    attention_flops,
-    attention_part_costs,
-)
+from systems.formulas.costs import KERNELS, attention_flops
 from tools.render.load import Found, ours, primary_gpu
 from tools.render.rows import cell, data_sheet, say
 from tools.render.spanning.ladder import bar_chart
 from tools.render.spanning.svg import drawing, svg
+from tools.render.stems.flash_benchmarking import PLAIN_MOVES
 
 # One head under a causal mask, as `flash_benchmarking` measures it; `flash_ablation`
 # measures 16.
@@ -71,10 +68,7 @@ def facts(found: Found) -> dict[str, str]:
     """
     peak = data_sheet(primary_gpu())
     bandwidth, rate = peak.bandwidth, peak.bf16
-    parts = attention_part_costs(
-        context=N, batch=1, d_model=D, num_layers=1, num_heads=1, element_bytes=BYTES
-    )
-    plain_bytes = sum(moved for _, moved in parts.values())
+    plain_bytes = sum(PLAIN_MOVES["forward"].values()) * N**2 * BYTES
     work = KERNELS["forward"]
     flash_bytes = N * (work.tensors * D * BYTES + work.vectors * 4)
     shape = {"d": D, "batch": 1, "n": N, "causal": True}

@@ -302,14 +302,17 @@ def evidence(a: Needs, b: Needs, gained: float, predicted: float) -> list[str]:
             if b.programs == 1
             else "some warps wait for a tile, fewer others are left to compute."
         )
-        told.append(f"**It loses:** while {waits}")
+        told.append(f"**It loses.** The likely cause: while {waits}")
     elif gained < 0.98:
         told.append(
             "**It loses,** and the compiled loop does not say why; the next "
             "experiment is a profile of what its warps wait for."
         )
     elif gained > 1.2 * predicted and b.warps_on_sm > a.warps_on_sm:
-        told.append("So the step gains what it saves and what the warps hide.")
+        told.append(
+            "It gains more than predicted, likely both what it saves and what the "
+            "warps hide."
+        )
     return told
 
 

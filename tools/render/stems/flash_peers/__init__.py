@@ -23,6 +23,7 @@ from tools.render.rows import (
     say,
     span,
 )
+from tools.render.stems.flash_leaderboard import rates_of
 from tools.render.stems.flash_passes import PASSES, TFLOPS, flops
 from tools.render.stems.flash_peers import figures
 from tools.render.stems.flash_peers.rows import (
@@ -313,7 +314,8 @@ def of_order(record: Record | None, ours: list[Cell]) -> dict[str, str]:
 def predictions(record: Record | None) -> dict[str, str]:
     """Shares of the peak that a kernel would reach if nothing of it overlapped: its
     products and its exponentials, one after the other; and what was reached at the
-    leaderboard's length.
+    leaderboard's length. The peak is that of the highest clock, not the data sheet's,
+    which a kernel may pass without any overlap.
     """
     chip, found = chip_of(primary_gpu()), {}
     for of, kernel in ONE.items():
@@ -326,7 +328,8 @@ def predictions(record: Record | None) -> dict[str, str]:
             c = cell(record, implementation="ours", **TEST | {"d": d})
             alone = products / (products + exponentials)
             found[f"alone_{of}_{d}"] = say(alone, percent)
-            found[f"reached_{of}_{d}"] = say(
-                share(record, c, of) if c else c.missing, percent
+            reached = (
+                rate(c, of) / rates_of(record).products if record and c else c.missing
             )
+            found[f"reached_{of}_{d}"] = say(reached, percent)
     return found
