@@ -31,17 +31,7 @@ from tools.render.markdown import (
     inert,
 )
 from tools.render.rows import measured
-
-# What spans stems, by the name of its facts or fragments: the records that it is made
-# from, and is as old as.
-SPANNED = {
-    "calculator": ("end_to_end", "peak_memory"),
-    "causes": ("kernel_profile", "end_to_end"),
-    "compiled": ("flash_peers",),
-    "first_kernel": ("flash_ablation", "flash_benchmarking"),
-    "index": ("peak_memory", "end_to_end", "flash_benchmarking", "flash_peers"),
-    "ladder": ("flash_ablation", "flash_peers"),
-}
+from tools.render.spanning.pages import SPANNED
 
 
 class Rendered(dict[str, str]):

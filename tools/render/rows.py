@@ -75,12 +75,14 @@ def data_sheet(slug: str) -> Peak:
 
 
 def say(value: Any, text: Text = "{}") -> str:
-    """The value as text, or the words for why there is none."""
+    """The value as text, or the words for why there is none. Words that stand in a
+    number's place stay as they are.
+    """
     if isinstance(value, Missing):
         return value.words
     if isinstance(value, bool) and text == "{}":
         return "yes" if value else "no"
-    if isinstance(value, str) and text == "{}":
+    if isinstance(value, str):
         return value
     return text.format(value) if isinstance(text, str) else text(value)
 

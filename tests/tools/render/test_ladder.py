@@ -18,10 +18,11 @@ def found():
     return {stem: [committed(stem)] for stem in STEMS}
 
 
-def test_every_step_has_a_name_and_a_cause():
-    steps = [*FORWARD, *BACKWARD]
-    assert list(ladder.NAMES) == steps
-    assert list(ladder.CAUSES) == [s for s in steps if not s.startswith("first_")]
+def test_every_step_beside_another_has_a_cause_and_a_prediction():
+    for steps in (FORWARD, BACKWARD):
+        rest = [step for name, step in steps.items() if not name.startswith("first_")]
+        assert all(step.cause for step in rest)
+        assert all(float(step.factor) for step in rest[1:])
 
 
 def test_without_records_nothing_is_measured_and_nothing_is_said():
@@ -56,6 +57,7 @@ def test_the_first_step_measured_compares_with_nothing(found):
     # Tiles are where the ladder begins: no gain, but beside cuDNN and the floor.
     (tiles,) = (line for line in table.splitlines() if line.startswith("| all tiles"))
     assert tiles.count("%") == 2 and tiles.split("|")[4].strip() == ""
+    assert tiles.endswith("| yes |")
 
 
 @pytest.mark.parametrize(

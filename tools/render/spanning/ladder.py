@@ -6,7 +6,7 @@ What was compiled and not timed stands in a file of its own (`tools/compile_step
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -16,7 +16,7 @@ from systems.formulas.costs import EXPONENTIALS_PER_CLOCK, scores
 from systems.records.record import Record
 from systems.records.source_hash import hash_of
 from tools.render.load import Found, of_gpu, ours
-from tools.render.markdown import Markup, per_device, percent, table
+from tools.render.markdown import Markup, columns, per_device, percent, table
 from tools.render.rows import MISSING, cell, known, say
 from tools.render.spanning.svg import drawing, rect, svg, text
 from tools.render.stems.flash_ablation import (
@@ -25,60 +25,12 @@ from tools.render.stems.flash_ablation import (
     FORWARD,
     LAUNCHERS,
     PATH_OF_HOPPER,
+    STEPS,
+    Step,
     gain,
 )
 from tools.render.stems.flash_leaderboard import FLOOR, SHAPE, limits_ms, rates_of
 
-# In a figure or a table, where a name has to be short.
-NAMES = {
-    "first_forward": "the first kernel",
-    "tiles": "all tiles, all masked",
-    "skip": "stops at the diagonal",
-    "split": "masks the diagonal only",
-    "exp2": "exp2 instead of exp",
-    "pipeline": "three tiles in flight",
-    "heavy_first": "longest rows first",
-    "small_tiles": "smaller tiles",
-    "plain_forward": "any shape",
-    "one_item_forward": "warps with roles",
-    "forward": "item after item",
-    "first_backward": "the first kernel",
-    "atomic_backward": "one pass, atomics",
-    "plain_backward": "two passes, any shape",
-    "two_passes_backward": "two passes, roles",
-    "backward": "one pass, in order",
-}
-# Why a step should gain. What it did gain, and what the compiler made of it, follows
-# from the records.
-CAUSES = {
-    "tiles": "The online softmax in tiles of 128 queries and 64 keys, eight warps; no "
-    "other technique.",
-    "skip": "Half of the tiles lie above the diagonal: a program now ends there.",
-    "split": "Only tiles on the diagonal need the comparison, so the loop over the "
-    "others is compiled without it.",
-    "exp2": "The GPU has an instruction for exp2 and none for exp, which is built from "
-    "it with a product and a check for tiny numbers.",
-    "pipeline": "While a tile is multiplied, [the next two are on their "
-    "way](#software-pipelining).",
-    "heavy_first": "The loop is the same. Only the order changes in which programs "
-    "start: the longest no longer come last, when other SMs have nothing left.",
-    "small_tiles": "Half of the queries and twice the keys in a program of four warps: "
-    "more programs could take turns on an SM.",
-    "plain_forward": "Strides, ragged edges, splits, tiles of its own and [a limit of "
-    "registers](flash_any_shape.md#programs-side-by-side). The last two change what "
-    "the compiler makes of the loop.",
-    "one_item_forward": "[Warps with roles](flash_hopper.md) on Hopper: a producer "
-    "copies, and consumers keep tensor cores and exponentials busy at once.",
-    "forward": "One program on each SM computes one item after another, so the next "
-    "one's tiles arrive while this one ends.",
-    "atomic_backward": "Five products for each tile, and many programs add to one dQ "
-    "by atomics, in an order that changes from run to run.",
-    "plain_backward": "Seven products in two passes. Nobody adds to what another one "
-    "writes, so no dQ travels to memory and back for each tile of keys.",
-    "two_passes_backward": "The same products by [warps with roles](flash_hopper.md).",
-    "backward": "Five products again, and [partial dQ added in a fixed "
-    "order](flash_hopper.md#the-backward-pass-in-one-kernel) by the copy engine.",
-}
 TEST = {"batch": 1, "heads": 16, "n": 16384, "d": 64, "causal": True, "dtype": "bf16"}
 REGISTERS, LANES = 65536, 32
 # Threads whose instructions an SM can start in a cycle: four warps.
@@ -141,40 +93,50 @@ def landmarks(found: Found, record: Record | None, name: str) -> tuple[float, fl
     return cudnn, limits_ms(rates_of(record), kernel, SHAPE)[FLOOR]
 
 
-def pass_of(steps: Mapping[str, Any]) -> str:
+def pass_of(steps: Mapping[str, Step]) -> str:
     return "forward" if steps is FORWARD else "backward"
 
 
-def compared(steps: Mapping[str, Any]) -> list[tuple[str, str]]:
+def compared(steps: Mapping[str, Step]) -> list[tuple[str, str]]:
     """Each step with the one that it is measured against; "" where it starts anew."""
     rest = [step for step in steps if not step.startswith("first_")]
     return [*pairwise(["", *rest])]
 
 
-def times(found: Found, record: Record, steps: Mapping[str, tuple[str, str]]) -> str:
+def timed(record: Record | None, steps: Mapping[str, Step]) -> list[str]:
+    """Those that are shown: of what need not be there only what was measured."""
+    return [s for s in steps if s not in UNTIMED or known([ms(record, s)])]
+
+
+def times(found: Found, record: Record, steps: Mapping[str, Step]) -> str:
     """A line for each step."""
     cudnn, floor = landmarks(found, record, pass_of(steps))
     before = {step: earlier for earlier, step in compared(steps)}
-    lines = []
-    for step, (_, predicted) in steps.items():
-        time, last = ms(record, step), before.get(step)
-        if step in UNTIMED and not known([time]):
-            continue
-        gained = gain(record, last, step) if last else None
-        lines.append(
-            [
-                NAMES[step],
-                predicted.partition(":")[0],
-                say(time, "{:.3f}"),
-                "" if gained is None else say(gained, "{:.2f}"),
-                *(
-                    say(part, percent) if known([time, part]) else ""
-                    for part in (cudnn / time, floor / time)
-                ),
-            ]
-        )
-    head = ["step", "predicted gain", "ms", "gain", "of cuDNN's speed", "of the floor"]
-    return table(head, lines)
+
+    def gained(step: str) -> float | str:
+        return gain(record, before[step], step) if before.get(step) else ""
+
+    def beside(mark: float) -> Callable[[str], float | str]:
+        return lambda step: mark / ms(record, step) or ""
+
+    def metric(name: str) -> Callable[[str], Any]:
+        return lambda step: cell(record, step=step)[name]
+
+    return columns(
+        timed(record, steps),
+        ("step", lambda step: steps[step].name),
+        ("predicted gain", lambda step: steps[step].factor),
+        ("ms", lambda step: ms(record, step), "{:.3f}"),
+        ("gain", gained, "{:.2f}"),
+        ("of cuDNN's speed", beside(cudnn), percent),
+        ("of the floor", beside(floor), percent),
+        ("error", metric("relative_error"), "{:.1e}"),
+        (
+            "same bits in two calls",
+            metric("repeats"),
+            lambda same: "yes" if same else "no",
+        ),
+    )
 
 
 # What was compiled -------------------------------------------------------------------
@@ -240,7 +202,7 @@ def needs_table(record: Record | None) -> str:
     head = ["step", "registers", "spilled, bytes", "programs × warps on an SM"]
     head += ["instructions for a score", "ms to issue them"]
     lines = [
-        [NAMES[step], *it.text, f"{issued_ms(record, step, it):.2f}"]
+        [STEPS[step].name, *it.text, f"{issued_ms(record, step, it):.2f}"]
         for step, it in found.items()
     ]
     link = Markup("[file](results/flash_ablation-compiled.json)")
@@ -254,21 +216,22 @@ def needs_table(record: Record | None) -> str:
 # Why ---------------------------------------------------------------------------------
 
 
-def reasons(record: Record | None, steps: Mapping[str, tuple[str, str]]) -> str:
-    """Each step's cause, and what the compiled kernels say about its gain."""
+def reasons(record: Record | None, steps: Mapping[str, Step]) -> str:
+    """Each step's cause, what was predicted of it, and what the compiled kernels say
+    about its gain.
+    """
     found = needs(record)
     items = []
     for before, step in compared(steps):
         if not known([ms(record, step)]):
             continue
-        told = [f"**{NAMES[step][0].upper()}{NAMES[step][1:]}.** {CAUSES[step]}"]
-        if before:
-            gained = gain(record, before, step)
-            predicted = steps[step][1].partition(":")[0]
-            if before in found and step in found:
-                told += evidence(
-                    found[before], found[step], gained, float(predicted or 1)
-                )
+        name, cause, predicted = steps[step]
+        told = [f"**{name[0].upper()}{name[1:]}.** {cause}"]
+        if predicted:
+            told.append(f"Predicted {predicted}.")
+        if before in found and step in found:
+            gained, factor = gain(record, before, step), float(steps[step].factor)
+            told += evidence(found[before], found[step], gained, factor)
         items.append(f"1. {' '.join(told)}")
     return "\n".join(items) + "\n" if items else "Not measured yet.\n"
 
@@ -353,11 +316,7 @@ def bar_chart(
 def bars(found: Found, record: Record | None) -> str:
     """The forward pass, step by step, with cuDNN's time and the floor across."""
     cudnn, floor = landmarks(found, record, "forward")
-    shown = {
-        step: (NAMES[step], ms(record, step))
-        for step in FORWARD
-        if step not in UNTIMED or known([ms(record, step)])
-    }
+    shown = {s: (STEPS[s].name, ms(record, s)) for s in timed(record, FORWARD)}
     lost = {
         step: "second"
         for before, step in compared(FORWARD)

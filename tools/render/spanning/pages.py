@@ -22,6 +22,16 @@ DOCS = ROOT / "docs"
 ANSWER = re.compile(r"^## Answer\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
 LINK_IN_PAGE = re.compile(r"(?<=\])\(#")
 COPIED = re.compile(r'--8<-- "generated/answer-(\w+)\.md"')
+# What spans stems, by the name of its facts or fragments: the records that it is made
+# from, and is as old as.
+SPANNED = {
+    "calculator": ("end_to_end", "peak_memory"),
+    "causes": ("kernel_profile", "end_to_end"),
+    "compiled": ("flash_peers",),
+    "first_kernel": ("flash_ablation", "flash_benchmarking"),
+    "index": ("peak_memory", "end_to_end", "flash_benchmarking", "flash_peers"),
+    "ladder": ("flash_ablation", "flash_peers"),
+}
 GLOSSARY = '--8<-- "generated/glossary-tooltips.md"'
 # The stem that a fragment is rendered from is the first part of its name.
 FRAGMENT = re.compile(r'--8<-- "generated/(\w+)-')
@@ -120,7 +130,8 @@ def head(page: str, doubtful: Doubtful) -> str:
 
 
 def foot(page: str, conditions: set[str]) -> str:
-    names = dict.fromkeys(f"{stem}-conditions.md" for stem in FRAGMENT.findall(page))
+    stems = [s for name in FRAGMENT.findall(page) for s in SPANNED.get(name, (name,))]
+    names = dict.fromkeys(f"{stem}-conditions.md" for stem in stems)
     shown = "\n\n".join(
         f'    --8<-- "generated/{name}"' for name in names if name in conditions
     )

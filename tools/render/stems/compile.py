@@ -179,10 +179,6 @@ def steps_to_pay(record: Record | None, c: Cell) -> Any:
     )
 
 
-def steps(value: Any) -> str:
-    return value if isinstance(value, str) else f"{value:,}"
-
-
 def grid(record: Record | None, *executions: str) -> list[Cell]:
     """By size, precision and execution, so that those to compare stand together."""
     found = [
@@ -346,7 +342,7 @@ def price_table(record: Record) -> str:
         *([again] if known(map(again_seconds, found)) else []),
         ("graphs", lambda c: c["graphs"]),
         ("saved per step, ms", lambda c: saved_ms(record, c), "{:.2f}"),
-        ("pays after steps", lambda c: steps_to_pay(record, c), steps),
+        ("pays after steps", lambda c: steps_to_pay(record, c), "{:,}"),
         ("kernels per step", pair(kernels_of)),
         ("peak, GiB", pair(lambda c: gib(c["peak_allocated_bytes"]))),
         left=3,
@@ -422,7 +418,7 @@ def facts(record: Record | None) -> dict[str, str]:
             )
             found[f"speedup_{key}"] = step_speedup(record, c)
             found[f"compile_{key}"] = say(compile_seconds(c), "{:.0f} s")
-            found[f"steps_{key}"] = say(steps_to_pay(record, c), steps)
+            found[f"steps_{key}"] = say(steps_to_pay(record, c), "{:,}")
     adamw = at(record, "small", "fp32", "compiled_optimizer")
     # What took turns with it, and without it any eager step.
     eager = eager_of(record, adamw) if adamw else at(record, "small", "fp32", "eager")

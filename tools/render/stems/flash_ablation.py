@@ -1,10 +1,10 @@
-"""Tables and facts of `flash_ablation`: what each technique gained."""
+"""The steps of `flash_ablation`, and what its launchers' choices gained."""
 
-from itertools import pairwise
+from typing import NamedTuple
 
 from systems import ROOT
 from systems.records.record import Record
-from tools.render.markdown import columns, per_device, table
+from tools.render.markdown import per_device, table
 from tools.render.rows import cell, faster, say
 
 # What `tools/compile_steps.py` found, by version of Triton.
@@ -18,58 +18,114 @@ LAUNCHERS = (
         for module in ("first", "triton.launches", "hopper.launches")
     ),
 )
-# Written down before this experiment ran, and kept as they are. Those of the path for
-# Hopper knew earlier trials.
+
+
+class Step(NamedTuple):
+    """A step's short name, for figures and tables; why it should gain; and by what
+    factor, written down before this experiment ran and kept as it is. Those of the path
+    for Hopper knew earlier trials.
+
+    What it did gain, and what the compiler made of it, follows from the records.
+    """
+
+    name: str
+    cause: str = ""
+    predicted: str = ""
+
+    @property
+    def factor(self) -> str:
+        """The predicted one, without its reason."""
+        return self.predicted.partition(":")[0]
+
+
 FORWARD = {
-    "first_forward": ("the first kernel", ""),
-    "tiles": ("tiles and online softmax; every tile visited and masked", ""),
-    "skip": ("tiles above the diagonal are not visited", "2.0: half of the tiles"),
-    "split": (
-        "only tiles on the diagonal are masked",
+    "first_forward": Step("the first kernel"),
+    "tiles": Step(
+        "all tiles, all masked",
+        "The online softmax in tiles of 128 queries and 64 keys, eight warps; no other "
+        "technique.",
+    ),
+    "skip": Step(
+        "stops at the diagonal",
+        "Half of the tiles lie above the diagonal: a program now ends there.",
+        "2.0: half of the tiles",
+    ),
+    "split": Step(
+        "masks the diagonal only",
+        "Only tiles on the diagonal need the comparison, so the loop over the others "
+        "is compiled without it.",
         "1.1: a comparison and a selection less for each score",
     ),
-    "exp2": (
-        "exp2, its factor folded into the scale",
+    "exp2": Step(
+        "exp2 instead of exp",
+        "The GPU has an instruction for exp2 and none for exp, which is built from it "
+        "with a product and a check for tiny numbers.",
         "1.05: a multiplication less for each score",
     ),
-    "pipeline": ("three tiles of keys in flight", "1.3: loads hidden behind products"),
-    "heavy_first": (
-        "the longest rows start first",
+    "pipeline": Step(
+        "three tiles in flight",
+        "While a tile is multiplied, [the next two are on their "
+        "way](#software-pipelining).",
+        "1.3: loads hidden behind products",
+    ),
+    "heavy_first": Step(
+        "longest rows first",
+        "The loop is the same. Only the order changes in which programs start: the "
+        "longest no longer come last, when other SMs have nothing left.",
         "1.02: no long program left at the end",
     ),
-    "small_tiles": (
-        "64 queries, 128 keys and four warps in a program",
+    "small_tiles": Step(
+        "smaller tiles",
+        "Half of the queries and twice the keys in a program of four warps: more "
+        "programs could take turns on an SM.",
         "1.1: more programs on a multiprocessor overlap",
     ),
-    "plain_forward": (
-        "the plain kernel: any strides and length, its own tile, heads side by side",
+    "plain_forward": Step(
+        "any shape",
+        "Strides, ragged edges, splits, tiles of its own and [a limit of "
+        "registers](flash_any_shape.md#programs-side-by-side). The last two change "
+        "what the compiler makes of the loop.",
         "1.0: its generality is paid outside the loop",
     ),
-    "one_item_forward": (
-        "warps with roles, copies by TMA (Hopper)",
+    "one_item_forward": Step(
+        "warps with roles",
+        "[Warps with roles](flash_hopper.md) on Hopper: a producer copies, and "
+        "consumers keep tensor cores and exponentials busy at once.",
         "1.3: products and exponentials overlap",
     ),
-    "forward": (
-        "a schedule: one program computes item after item (Hopper)",
+    "forward": Step(
+        "item after item",
+        "One program on each SM computes one item after another, so the next one's "
+        "tiles arrive while this one ends.",
         "1.03: to begin and end an item costs 2 of 65 steps",
     ),
 }
 BACKWARD = {
-    "first_backward": ("the first kernel", ""),
-    "atomic_backward": ("one pass, five products, dq by atomics", ""),
-    "plain_backward": (
-        "two passes, seven products, no atomics",
+    "first_backward": Step("the first kernel"),
+    "atomic_backward": Step(
+        "one pass, atomics",
+        "Five products for each tile, and many programs add to one dQ by atomics, in "
+        "an order that changes from run to run.",
+    ),
+    "plain_backward": Step(
+        "two passes, any shape",
+        "Seven products in two passes. Nobody adds to what another one writes, so no "
+        "dQ travels to memory and back for each tile of keys.",
         "0.75: two products of seven more, no atomics",
     ),
-    "two_passes_backward": (
-        "two passes, warps with roles (Hopper)",
+    "two_passes_backward": Step(
+        "two passes, roles",
+        "The same products by [warps with roles](flash_hopper.md).",
         "1.3: products and exponentials overlap",
     ),
-    "backward": (
-        "one pass, partial dq added in a fixed order (Hopper)",
+    "backward": Step(
+        "one pass, in order",
+        "Five products again, and [partial dQ added in a fixed "
+        "order](flash_hopper.md#the-backward-pass-in-one-kernel) by the copy engine.",
         "1.4: five products instead of seven",
     ),
 }
+STEPS = FORWARD | BACKWARD
 # (how it was, how it is, its case, predictions for the passes): the first two cases'
 # written after trials of one tile size, the last one's after its tiles had been chosen.
 TOLD = [
@@ -94,45 +150,12 @@ TOLD = [
 ]
 PATH_OF_HOPPER = ("one_item_forward", "forward", "two_passes_backward", "backward")
 
-CAPTIONS = {
-    "forward.md": "The forward pass, one change after the other.",
-    "backward.md": "The backward pass, one change after the other.",
-}
-
 
 def fragments(records: list[Record]) -> dict[str, str]:
-    """Steps forward, designs of the backward pass, and what the launchers choose."""
-    return {
-        "told.md": per_device(records, told),
-        "forward.md": per_device(records, lambda record: steps(record, FORWARD)),
-        "backward.md": per_device(records, lambda record: steps(record, BACKWARD)),
-    }
-
-
-def steps(record: Record, described: dict[str, tuple[str, str]]) -> str:
-    """A line for each step, with its gain over the one before."""
-
-    def tried(step: str) -> bool:
-        """Where the kernels for Hopper don't run, their step repeats the one before."""
-        c = cell(record, step=step)
-        repeats = c and step in PATH_OF_HOPPER and c["ran"] != "hopper"
-        return c.row is not None and not repeats
-
-    shown = [step for step in described if tried(step)]
-    return columns(
-        pairwise(["", *shown]),
-        ("added", lambda pair: described[pair[1]][0]),
-        ("predicted gain", lambda pair: described[pair[1]][1]),
-        ("median, ms", lambda pair: cell(record, step=pair[1]).ms("time"), "{:.3f}"),
-        ("gain", lambda pair: gain(record, *pair), "{:.2f}"),
-        ("error", lambda pair: cell(record, step=pair[1])["relative_error"], "{:.1e}"),
-        (
-            "same bits in two calls",
-            lambda pair: cell(record, step=pair[1])["repeats"],
-            lambda same: "yes" if same else "no",
-        ),
-        left=2,
-    )
+    """What the launchers choose. The steps stand in `tools/render/spanning/ladder.py`,
+    beside cuDNN.
+    """
+    return {"told.md": per_device(records, told)}
 
 
 def told(record: Record) -> str:

@@ -245,18 +245,10 @@ def kernels_table(record: Record) -> str:
         ("time, ms", lambda k: k.ms, "{:.3f}"),
         ("share", lambda k: k.share, percent),
         *(
-            (
-                f"{LIMITS[name]}, ms",
-                lambda k, name=name: k.limits.get(name) or "",
-                lambda ms: f"{ms:.3f}" if ms else "",
-            )
+            (f"{LIMITS[name]}, ms", lambda k, n=name: k.limits.get(n) or "", "{:.3f}")
             for name in shown
         ),
-        (
-            "time / floor",
-            lambda k: k.over_floor or "",
-            lambda over: f"{over:.2f}" if over else "",
-        ),
+        ("time / floor", lambda k: k.over_floor or "", "{:.2f}"),
     )
 
 

@@ -174,7 +174,7 @@ def speedup_table(record: Record) -> str:
             (
                 f"N = {n}",
                 lambda of, n=n: speedup(pair(record, n, of[2], *of[:2])) or "",
-                lambda ratio: f"{ratio:.2f}" if ratio else "",
+                "{:.2f}",
             )
             for n in lengths(record)
         ),

@@ -130,7 +130,7 @@ def time(record: Record, name: str, of: str, head: str) -> tuple[Any, ...]:
         late = of == "both" and waits(c)
         return f"{milliseconds(c.ms(of))} (waits)" if late else c.ms(of)
 
-    return head, read, lambda ms: ms if isinstance(ms, str) else milliseconds(ms)
+    return head, read, milliseconds
 
 
 def telling_table(record: Record) -> str:

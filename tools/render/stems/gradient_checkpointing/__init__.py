@@ -254,9 +254,6 @@ def rows_table(record: Record, shown: Sequence[Row]) -> str:
 
         return ratio
 
-    def four(value: Any) -> str:
-        return value if isinstance(value, str) else f"{value:.4f}"
-
     return columns(
         rows,
         (
@@ -265,9 +262,9 @@ def rows_table(record: Record, shown: Sequence[Row]) -> str:
         ),
         ("computed again", lambda row: row.words),
         ("peak, GiB", peak(0), "{:.2f}"),
-        ("over its prediction", over(0), four),
+        ("over its prediction", over(0), "{:.4f}"),
         ("peak, gradients kept, GiB", peak(1), "{:.2f}"),
-        ("over that prediction", over(1), four),
+        ("over that prediction", over(1), "{:.4f}"),
         ("forward and backward, ms", lambda row: row.of(record).ms(), "{:.0f}"),
         left=2,
     )
