@@ -24,13 +24,18 @@ one does not compile, needs more than there is, spills or computes a product twi
     python tools/tune_flash.py --compile-only --gpu a100
 """
 
+import math
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from datetime import UTC, datetime
+from functools import partial
 from itertools import groupby, product
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -65,7 +70,7 @@ from systems.attention.triton.tuned import (
 )
 from systems.formulas.chips import KIB, TARGETS
 from systems.records.device import Device, find_gpu
-from systems.running.precompile import MOST_PROCESSES, cores
+from systems.running.precompile import MOST_PROCESSES, cores, end_with
 from tools.compile_ahead import DTYPES, compile_for, entries, faults
 from tools.tuning import (
     Candidate,
@@ -126,6 +131,9 @@ def main(
     ):
         if value not in known:
             stop(f"{value} is none of {', '.join(map(str, known))}")
+    for option, number in (("--heads", heads), ("--n", n), ("--minutes", minutes)):
+        if not 0 < number < math.inf:
+            stop(f"{option} must be above 0, not {number}")
     if compile_only:
         raise typer.Exit(print_needs(gpu, arithmetic, d))
     device = find_gpu()
@@ -162,18 +170,51 @@ def main(
 
     # Each holds a context on the GPU.
     processes = min(MOST_PROCESSES, cores())
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        done = tune(
-            found, path, searches, configs,
-            check=lambda these: pool.map(verdict, these),
-            timed=lambda c: milliseconds(prepare(c, heads, n)),
-            deadline=deadline, console=console,
-        )  # fmt: skip
+    done, trouble = False, ""
+    goes_on = "; the same command goes on" if path else ""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with ProcessPoolExecutor(
+        processes, get_context("spawn"), end_with, (os.getpid(),)
+    ) as pool:
+        try:
+            done = tune(
+                found, path, searches, configs,
+                check=partial(verdicts, pool),
+                timed=lambda c: milliseconds(prepare(c, heads, n)),
+                deadline=deadline, console=console,
+            )  # fmt: skip
+        except BrokenProcessPool:
+            trouble = (
+                "a process that compiles was killed, as where memory runs out; with "
+                f"`taskset -c 0-3` in front only 4 compile at once{goes_on}"
+            )
+        except torch.OutOfMemoryError:
+            trouble = f"{heads} heads of {n} rows do not fit on this GPU: give fewer"
+        except OSError as error:
+            where = f" ({error.filename})" if error.filename else ""
+            trouble = f"{error.strerror}{where}{goes_on}"
+        except KeyboardInterrupt:
+            trouble = f"stopped{goes_on}"
+            for child in active_children():
+                child.terminate()
     report(console, found, searches)
-    if path and found.entries:
+    if path and holds_entries(path):
         console.print(f"written: {path}", soft_wrap=True)
+    if trouble:
+        stop(trouble)
     if not done:
-        console.print("out of time; the same command goes on")
+        console.print(f"out of time{goes_on}")
+
+
+def verdicts(pool: Executor, these: list[Candidate]) -> Iterable[str]:
+    """What is wrong with each, as it becomes known. Ctrl-C, which a terminal sends to
+    all processes, is left to this one.
+    """
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return pool.map(verdict, these)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def begin(

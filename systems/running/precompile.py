@@ -209,6 +209,11 @@ def cold_samples(folder: Path | None) -> dict[str, Any]:
     return json.loads((folder / COLD).read_text())
 
 
+def end_with(parent: int) -> None:
+    """Let this process end soon after its parent, even if that is killed."""
+    threading.Thread(target=end_after, args=(parent,), daemon=True).start()
+
+
 def end_after(parent: int) -> None:
     """End this process, whatever it does, once its parent is gone: nobody measures."""
     while os.getppid() == parent:
@@ -221,8 +226,7 @@ def end_after(parent: int) -> None:
 def main(stem: str, grid: str, rows: list[int]) -> None:
     """Run these rows of a stem, counted from 0."""
     # Before imports that take seconds, in which it may die.
-    parent = int(os.environ.get(PARENT, os.getppid()))
-    threading.Thread(target=end_after, args=(parent,), daemon=True).start()
+    end_with(int(os.environ.get(PARENT, os.getppid())))
     limit_memory()
     module, configs = import_module(STEMS[stem].module), configs_of(stem, grid)
     for row in rows:

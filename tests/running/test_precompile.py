@@ -149,7 +149,7 @@ def test_where_not_all_can_be_started_none_goes_on(stem, monkeypatch):
 # A child of a run, told of its parent: it has a temporary folder, and ends when it is
 # told to, or not.
 CHILD = """
-import signal, sys, threading, time
+import signal, sys, time
 from tempfile import TemporaryDirectory
 from systems.running import precompile
 from systems.running.reports import exit_when_terminated
@@ -160,8 +160,7 @@ if kind == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 with TemporaryDirectory():
     print(flush=True)
-    options = {"args": (int(parent),), "daemon": True}
-    threading.Thread(target=precompile.end_after, **options).start()
+    precompile.end_with(int(parent))
     time.sleep(60)
 """
 

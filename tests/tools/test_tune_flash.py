@@ -3,7 +3,9 @@ candidate, and that what it writes is what the kernels get.
 """
 
 import errno
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,12 +22,12 @@ from systems.attention.triton import chooser, function, launches, tuned
 from systems.attention.triton.chooser import choose, for_mask, owners
 from systems.attention.triton.configs import Config
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
-from systems.attention.triton.tuned import HEAD_DIMS, KERNELS, Entry, Tuned
+from systems.attention.triton.tuned import HEAD_DIMS, KERNELS, Tuned
 from systems.records.source_hash import Reach
 from tests.factories import make_gpu
 from tools import tune_flash, tuning
 from tools.compile_ahead import DTYPES
-from tools.tune_flash import begin, entry, report, tune
+from tools.tune_flash import begin, entry, fastest, report, tune
 from tools.tuning import Candidate, Search, candidates, shortlist, verdict
 
 CUDA = torch.device("cuda")
@@ -265,7 +267,7 @@ def test_a_record_knows_the_file_by_its_digest(a100):
     a100.forget()
     found = begin(a100.path, a100.device, False, (16, 4096))
     found.software["triton"] = "3.7.1"
-    found.entries.append(Entry(*SEARCH.key, tuple(FAST), 0.5, None, 1))
+    found.entries.append(fastest(SEARCH, OURS, {FAST: 0.5}))
     tuned.write(found, a100.path)
     one = tuned.digest(a100.device.slug, "3.7.1")
     a100.forget()
@@ -273,7 +275,7 @@ def test_a_record_knows_the_file_by_its_digest(a100):
     tuned.write(found, a100.path)
     assert one and tuned.digest(a100.device.slug, "3.7.1") == one
     a100.forget()
-    found.entries[0].config = tuple(OURS)
+    found.entries[0] = fastest(SEARCH, OURS, {OURS: 0.6})
     tuned.write(found, a100.path)
     assert tuned.digest(a100.device.slug, "3.7.1") not in (None, one)
     assert msgspec.json.decode(a100.path.read_bytes(), type=Tuned) == found
@@ -293,7 +295,7 @@ def test_on_a_full_disk_what_was_timed_stays_and_nothing_else(a100, monkeypatch)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "replace", full)
-    found.entries.append(Entry(*SEARCH.key, tuple(FAST), 0.5, None, 1))
+    found.entries.append(fastest(SEARCH, OURS, {FAST: 0.5}))
     with pytest.raises(OSError, match="No space left"):
         tuned.write(found, a100.path)
     assert os.listdir(a100.path.parent) == [a100.path.name]
@@ -348,26 +350,102 @@ def test_what_it_can_not_do_is_one_line(options, said):
     )
 
 
-def test_where_nothing_can_be_written_nothing_is_timed(a100, monkeypatch, capsys):
-    monkeypatch.setattr(tune_flash, "find_gpu", lambda: a100.device)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    a100.path.mkdir()
-    with pytest.raises(tune_flash.typer.Exit) as ended:
-        tune_flash.main()
-    assert ended.value.exit_code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ") and str(a100.path) in line
-
-
-def test_what_was_timed_before_is_kept_until_something_else_is(
-    a100, monkeypatch, capsys
-):
-    """Whether by other code or begun anew; a start that is stopped before it has timed
-    anything leaves nothing worth keeping.
+@pytest.fixture
+def tuning_here(a100, monkeypatch):
+    """As if this were an A100, with two cores; what is timed takes as long as its
+    number of stages says.
     """
     monkeypatch.setattr(tune_flash, "find_gpu", lambda: a100.device)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
+    monkeypatch.setattr(tune_flash, "cores", lambda: 2)
+    monkeypatch.setattr(tune_flash, "prepare", lambda c, heads, n: c.config.stages)
+    monkeypatch.setattr(tune_flash, "milliseconds", float)
+    before = signal.getsignal(signal.SIGTERM)
+    yield a100
+    signal.signal(signal.SIGTERM, before)
+
+
+def stopped(capsys, **options) -> str:
+    """The one line of a search for 64 and 128 that ends early."""
+    with pytest.raises(tune_flash.typer.Exit) as ended:
+        tune_flash.main(["half"], [64, 128], ["dq"], **options)
+    assert ended.value.exit_code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_where_nothing_can_be_written_nothing_is_timed(tuning_here, capsys):
+    tuning_here.path.mkdir()
+    line = stopped(capsys)
+    assert line.startswith("error: ") and str(tuning_here.path) in line
+
+
+@pytest.mark.parametrize("option", ["heads", "n", "minutes"])
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
+def test_what_is_no_size_or_time_is_refused(tuning_here, capsys, option, value):
+    said = f"error: --{option} must be above 0, not {value}"
+    assert stopped(capsys, **{option: value}) == said
+
+
+def dies(candidate: Candidate) -> str:
+    """A compiler that the kernel kills where memory runs out."""
+    if candidate.d == 128:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return ""
+
+
+def interrupts(candidate: Candidate) -> str:
+    """Ctrl-C while compiling, which all processes of a terminal get."""
+    if candidate.d == 128:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(60)
+    return ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [(dies, "error: a process that compiles was killed"), (interrupts, "stopped")],
+)
+def test_where_compiling_ends_early_what_was_found_is_kept(
+    tuning_here, monkeypatch, capfd, work, said
+):
+    monkeypatch.setattr(tune_flash, "verdict", work)
+    started = time.monotonic()
+    line = stopped(capfd)
+    assert said in line and "the same command goes on" in line
+    assert [entry.d for entry in tuned.read(tuning_here.path).entries] == [64, 64]
+    assert time.monotonic() - started < 50
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "error: No space left on"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "error: 16 heads of 4096 rows"),
+    ],
+)
+def test_where_timing_ends_early_it_is_one_line(
+    tuning_here, monkeypatch, capsys, error, said
+):
+    def fail(call):
+        raise error
+
+    monkeypatch.setattr(tune_flash, "verdicts", lambda pool, these: ["" for _ in these])
+    monkeypatch.setattr(tune_flash, "milliseconds", fail)
+    assert stopped(capsys).startswith(said)
+
+
+def test_what_was_timed_before_is_kept_until_something_else_is(
+    tuning_here, monkeypatch, capsys
+):
+    """Whether by other code or begun anew; a start that is stopped before it has timed
+    anything leaves nothing worth keeping.
+    """
+    a100 = tuning_here
     found = begin(a100.path, a100.device, False, (16, 4096))
     search(found, a100.path, [SEARCH], lambda s: [OURS, FAST])
     kept = a100.path.with_name(f"{a100.path.name}.bak")
