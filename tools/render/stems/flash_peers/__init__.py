@@ -58,8 +58,8 @@ WIDTHS, ONE = (64, 128), {"forward": "forward", "backward": "one_pass"}
 
 CAPTIONS = {
     "fa4.md": "**Our time over that of FlashAttention-4,** as it comes and ordered, "
-    "and over FlashAttention-2 ordered, which is what PyTorch itself has for gradients "
-    "that repeat.",
+    "and over FlashAttention-2 ordered, one of PyTorch's own whose gradients are to "
+    "repeat.",
     "repeats.md": "**Whose results repeat.** Each row compares all results of "
     f"{CALLS} calls on the same inputs, bit by bit.",
     "published.md": "**One shape by two clocks, beside NVIDIA's own figures.** 64 "
