@@ -317,24 +317,6 @@ def test_a_speed_up_by_hand(times):
     assert f"{backward[0] / backward[1]:.2f} |" in gains.speedup_table(times)
 
 
-def test_doubling_compares_a_context_with_twice_it(times):
-    rows = [
-        times.find(size="large", context=c, mode="step", precision="bf16", batch=4)
-        for c in (256, 512)
-    ]
-    both = [
-        median(
-            f + b
-            for f, b in zip(*(r.metrics[f"{p}_ms"] for p in gains.PASSES), strict=True)
-        )
-        for r in rows
-    ]
-    assert gains.doubling(times, ("large", 256), "bf16") == pytest.approx(
-        both[1] / both[0]
-    )
-    assert not gains.doubling(times, ("large", 1024), "bf16")
-
-
 def test_a_cell_that_ran_out_of_memory_has_no_speed_up(times):
     smaller = copy.deepcopy(times)
     for row in smaller.rows:

@@ -31,7 +31,26 @@ from tools.render.markdown import (
     inert,
 )
 from tools.render.rows import measured
-from tools.render.spanning.pages import SPANNED
+from tools.render.spanning import pages
+
+# What spans stems, by module of `spanning`: made from records, and from none.
+OF_RECORDS = (
+    *("writeup", "explorer", "calculator", "durations", "ladder", "compiled"),
+    *("first_kernel", "gpu", "precision_drawings", "causes"),
+)
+OF_NONE = (
+    *("errata", "attention_drawings", "weighted_sum_drawings", "hopper_drawings"),
+    *("glossary", "sketches", "notebooks", "trace"),
+)
+# The modules that have facts, by the name of these.
+FACTS = {
+    "reported": "errata",
+    "first_kernel": "first_kernel",
+    "causes": "causes",
+    "ladder": "ladder",
+    "compiled": "compiled",
+    "calculator": "calculator",
+}
 
 
 class Rendered(dict[str, str]):
@@ -58,39 +77,18 @@ def render_all(results: Path) -> Rendered:
         made["conditions.md"] = conditions(found[stem])
         for name, text in made.items():
             files[f"{stem}-{name}"] = (notes if name.endswith(".md") else "") + text
-    # What spans stems: the write-up with its claims, the table of everything, how long
-    # it took; and the drawings, which no record gives.
-    names = ("writeup", "errata", "explorer", "calculator", "durations", "ladder")
-    writeup, errata, explorer, calculator, durations, ladder = map(spanning, names)
-    names = ("gpu", "glossary", "sketches", "envelope", "index")
-    gpu, glossary, sketches, envelope, index = map(spanning, names)
-    files |= writeup.fragments(found) | explorer.files(found) | calculator.files(found)
-    files |= durations.fragments(found) | ladder.fragments(found) | errata.fragments()
-    first_kernel = import_module("tools.render.spanning.first_kernel")
-    compiled = spanning("compiled")
-    files |= compiled.fragments(found)
-    files |= first_kernel.fragments(found)
-    for name in ("attention_drawings", "weighted_sum_drawings", "hopper_drawings"):
-        files |= import_module(f"tools.render.spanning.{name}").fragments()
-    files |= gpu.fragments(found) | glossary.fragments() | sketches.fragments()
-    files |= import_module("tools.render.spanning.precision_drawings").fragments(found)
-    files |= spanning("notebooks").fragments()
-    files |= spanning("trace").fragments()
-    causes = spanning("causes")
-    files |= causes.fragments(found)
-    predicted = envelope.facts(found)
+    for name in OF_RECORDS:
+        files |= spanning(name).fragments(found)
+    for name in OF_NONE:
+        files |= spanning(name).fragments()
+    predicted = spanning("envelope").facts(found)
     for stem in of_stems:
         of_stems[stem] = {**of_stems[stem], **predicted.pop(stem, {})}
-    files |= index.fragments(found, of_stems)
+    files |= spanning("index").fragments(found, of_stems)
     gpus = {r.device.slug: r.device.name for rs in found.values() for r in rs}
     facts: dict[str, Mapping[str, str]] = {
         "gpu": {"name": gpus.get(primary_gpu(), primary_gpu())},
-        "reported": errata.facts(found),
-        "first_kernel": first_kernel.facts(found),
-        "causes": causes.facts(found),
-        "ladder": ladder.facts(found),
-        "compiled": compiled.facts(found),
-        "calculator": calculator.facts(found),
+        **{name: spanning(of).facts(found) for name, of in FACTS.items()},
         **predicted,
         **of_stems,
     }
@@ -98,9 +96,8 @@ def render_all(results: Path) -> Rendered:
         name: {key: in_words(first(of_stem[key])) for key in of_stem}
         for name, of_stem in facts.items()
     }
-    files |= spanning("pages").fragments(
-        told, writeup.answered(found), doubtful(found), {*files}
-    )
+    answered = spanning("writeup").answered(found)
+    files |= pages.fragments(told, answered, doubtful(found), {*files})
     lines = ["facts:"]
     for name, of_stem in told.items():
         # JSON strings are YAML strings.
@@ -168,6 +165,6 @@ def links_to(records: Iterable[Record]) -> dict[str, list[str]]:
     }
     spanning = {
         name: [link for stem in stems for link in links.get(stem, [])]
-        for name, stems in SPANNED.items()
+        for name, stems in pages.SPANNED.items()
     }
     return {**links, **spanning}

@@ -22,7 +22,7 @@ def found():
 
 @pytest.fixture(scope="module")
 def data(found):
-    text = calculator.files(found)["calculator.js"]
+    text = calculator.fragments(found)["calculator.js"]
     return json.loads(text.removeprefix("window.CALCULATOR = "))
 
 
@@ -55,13 +55,13 @@ def test_steps_that_were_timed_have_times(data):
 
 
 def test_without_records_it_still_computes():
-    data = calculator.files({})["calculator.js"]
+    data = calculator.fragments({})["calculator.js"]
     assert json.loads(data.removeprefix("window.CALCULATOR = "))["memory"] == []
     assert calculator.facts({})["worst"] == "not measured"
 
 
 def test_without_javascript_the_sizes_stand_in_a_table(found):
-    lines = calculator.files(found)["calculator-sizes.md"].splitlines()
+    lines = calculator.fragments(found)["calculator-sizes.md"].splitlines()
     assert [line.split(" | ")[0] for line in lines[2:]] == [f"| {s}" for s in SIZES]
     plain = peak_bytes(Pass("xl", 512, "step", "fp32"))
     assert f"{plain / 2**30:.1f}" in lines[5]

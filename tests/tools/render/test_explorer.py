@@ -21,7 +21,7 @@ def found():
 def table(found) -> list[dict]:
     """The script as the page reads it: one dictionary a line."""
     data = json.loads(
-        explorer.files(found)["explorer.js"].removeprefix("window.RESULTS = ")
+        explorer.fragments(found)["explorer.js"].removeprefix("window.RESULTS = ")
     )
     width = len(explorer.TEXTS)
     cells = (

@@ -120,7 +120,7 @@ def test_pytorch_tiles_stand_beside_plain_attention(bench):
     line = "| bf16 | 128 | 7.000 | 0.500 | 1.000 | 9.000 | 4.000 | 2.000 |"
     assert line in table
     # No other table has them.
-    assert "tiles" not in flash_benchmarking.fragments([bench])["all.md"]
+    assert "tiles" not in flash_benchmarking.fragments([bench])["passes.md"]
 
 
 def test_losing_is_said_and_counted(bench):
@@ -187,7 +187,9 @@ def test_a_shape_without_memory_is_a_row_and_a_fact(bench):
 def test_passes_stand_in_tabs_and_one_gpu_in_none(bench):
     lines = flash_benchmarking.fragments([bench])["passes.md"].splitlines()
     tabs = [line for line in lines if "===" in line]
-    assert tabs == ['=== "Forward"', '=== "Backward"', '=== "Both"']
+    assert tabs == [
+        f'=== "{name}"' for name in ("Forward", "Backward", "Both", "Memory")
+    ]
 
 
 def test_tables_tell_which_kernels_ran(bench):

@@ -58,14 +58,7 @@ def test_pages_use_only_facts_that_exist(found):
     }
     known |= {
         f"{group}.{name}"
-        for group, module in (
-            ("reported", "errata"),
-            ("causes", "causes"),
-            ("ladder", "ladder"),
-            ("compiled", "compiled"),
-            ("first_kernel", "first_kernel"),
-            ("calculator", "calculator"),
-        )
+        for group, module in everything.FACTS.items()
         for name in import_module(f"tools.render.spanning.{module}").facts({})
     }
     known |= {

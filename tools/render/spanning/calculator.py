@@ -39,7 +39,7 @@ ATTENTIONS = ("eager", "flash")
 RECOMPUTED = ("none", "blocks", "attention")
 
 
-def files(found: Found) -> dict[str, str]:
+def fragments(found: Found) -> dict[str, str]:
     """`calculator.js`, and the table that stands there without JavaScript."""
     data = {
         "categories": CATEGORIES,

@@ -30,7 +30,7 @@ STEP = ("forward_ms", "loss_ms", "backward_ms", "optimizer_ms")
 RIVAL = "sdpa_cudnn"
 
 
-def files(found: Found) -> dict[str, str]:
+def fragments(found: Found) -> dict[str, str]:
     """`explorer.js`."""
     texts: dict[str, int] = {}
     lines = []

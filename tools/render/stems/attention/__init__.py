@@ -36,7 +36,6 @@ from tools.render.stems.attention.rows import (
     at,
     gib3,
     lengths,
-    tried,
     variants,
 )
 
@@ -68,7 +67,6 @@ def fragments(records: list[Record]) -> dict[str, str]:
         "table.md": per_device(records, grid_table),
         "variants.md": per_device(ours, variants_table),
         "times.md": per_device(ours, times_figure),
-        "all.md": per_device(ours, all_table),
         **memory.fragments(ours),
         **compiled.fragments(records),
     }
@@ -110,19 +108,6 @@ def variants_table(record: Record) -> str:
     ]
     shown = filter(lambda c: c.row, found)
     return columns(shown, "dtype", MASK, LENGTH, *TIMES, *MEMORY, left=2)
-
-
-def all_table(record: Record) -> str:
-    """Every row with every statistic."""
-    statistics = {f: f for f in ("mean", "std", "median", "min", "max")}
-    statistics["mean"] = "mean, ms"
-    times = [
-        (f"{p} {head}", lambda c, p=p, f=f: getattr(c.summary(p), f), "{:.3f}")
-        for p in PASSES
-        for f, head in statistics.items()
-    ]
-    name = ("dtype", MASK, "execution", "d", LENGTH)
-    return columns(tried(record), *name, *times, *MEMORY, left=3)
 
 
 # Figure -------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ CAPTIONS = {
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
-    """Tables by precision for all devices, one long table of everything, figures."""
+    """Tables by precision for all devices, and figures."""
     ours = measured(records)
     return {
         "fp32.md": per_device(records, lambda r: passes_table(r, grid(r), "fp32")),
@@ -90,7 +90,6 @@ def fragments(records: list[Record]) -> dict[str, str]:
         "headline.md": per_device(ours, headline_table),
         "10B.md": ten_billion(ours),
         "figures.md": per_device(ours, figures_body),
-        "all.md": per_device(ours, all_table),
         **gains.fragments(ours),
     }
 
@@ -242,28 +241,6 @@ def ten_billion_table(record: Record | None) -> str:
         *(found if record else ()),
         ("predicted, GiB", predicted, gib),
         left=2,
-    )
-
-
-def all_table(record: Record) -> str:
-    """Every row with every statistic."""
-
-    def of(statistic: str):
-        return lambda c: getattr(c.summary(), statistic)
-
-    named = ("std", "median", "p20", "p80", "min", "max")
-    return columns(
-        cells(record),
-        *CELL,
-        ("mode", lambda c: c.config["mode"].replace("_", " ")),
-        ("mean, ms", of("mean"), "{:.2f}"),
-        *((name, of(name), "{:.2f}") for name in named),
-        ("variation", of("variation"), percent),
-        ("tokens/s", tokens_per_second, "{:,.0f}"),
-        ("share of peak", lambda c: share_of_peak(record, c), percent),
-        ("allocated, GiB", lambda c: c[PEAK], gib),
-        ("reserved, GiB", lambda c: c["peak_reserved_bytes"], gib),
-        left=5,
     )
 
 

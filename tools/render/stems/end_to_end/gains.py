@@ -52,14 +52,6 @@ def gain(record: Record | None, place: Place) -> float:
     return speedup(record, place, *PASSES)
 
 
-def doubling(record: Record | None, place: Place, precision: str) -> float:
-    """Time of forward and backward at twice the context over that at this one: 1 where
-    nothing counts that is done for each token.
-    """
-    twice = step(record, (place[0], 2 * place[1]), precision)
-    return twice.ms(*PASSES) / step(record, place, precision).ms(*PASSES)
-
-
 def share(record: Record | None, place: Place, precision: str) -> float:
     return share_of_peak(record, step(record, place, precision), *PASSES)
 
@@ -100,13 +92,10 @@ def speedup_table(record: Record) -> str:
 
 
 def reasons_table(record: Record) -> str:
-    twice = "time at twice the context over this"
     return columns(
         [place for place in places(record) if gain(record, place)],
         *NAME,
         ("fp32 / bf16, forward and backward", lambda p: gain(record, p), "{:.2f}"),
-        (f"fp32: {twice}", lambda p: doubling(record, p, "fp32"), "{:.2f}"),
-        (f"bf16: {twice}", lambda p: doubling(record, p, "bf16"), "{:.2f}"),
         ("fp32: share of peak", lambda p: share(record, p, "fp32"), percent),
         ("bf16: share of peak", lambda p: share(record, p, "bf16"), percent),
     )

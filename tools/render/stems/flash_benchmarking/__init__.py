@@ -85,7 +85,7 @@ PLAIN_HOLDS = 4.5
 SIZES = tuple((head, itemgetter(i)) for i, head in enumerate(("dtype", "d", "N")))
 
 CAPTIONS = {
-    "passes.md": "Each pass at every shape: times, and the rate that ours reaches.",
+    "passes.md": "Each pass at every shape: times, the rate that ours reaches, memory.",
     "table.md": (
         "FlashAttention and plain PyTorch at every shape, the pass forward, backward "
         "and both."
@@ -105,7 +105,6 @@ def fragments(records: list[Record]) -> dict[str, str]:
         "passes.md": per_device(records, by_pass),
         "lost.md": per_device(records, lost_table),
         "pytorch.md": per_device(records, pytorch_table),
-        "all.md": per_device(records, all_table),
     }
 
 
@@ -178,7 +177,8 @@ def latency_table(record: Record) -> str:
 
 
 def by_pass(record: Record) -> str:
-    return tabs((name.capitalize(), pass_table(record, name)) for name in PASSES)
+    shown = [(name.capitalize(), pass_table(record, name)) for name in PASSES]
+    return tabs([*shown, ("Memory", memory_table(record))])
 
 
 def pass_table(record: Record, name: str) -> str:
@@ -190,6 +190,19 @@ def pass_table(record: Record, name: str) -> str:
         ("ours ran", lambda s: what_ran(at(record, "ours", *s))),
         ("SDPA ran", lambda s: what_ran(at(record, "sdpa", *s))),
         *rates_of_ours(record, name),
+    )
+
+
+def memory_table(record: Record) -> str:
+    """What forward and backward of each implementation need above their inputs."""
+
+    def needed(name: str) -> Callable[[Shape], float]:
+        return lambda shape: memory_bytes(at(record, name, *shape)) / MIB
+
+    return columns(
+        shapes(record),
+        *SIZES,
+        *((f"{label}, MiB", needed(n), "{:,.1f}") for n, label in NAMES.items()),
     )
 
 
@@ -226,31 +239,6 @@ def pytorch_table(record: Record) -> str:
             (f"{label}, {which}, ms", lambda c, n=n, w=which: of(c, n, w), milliseconds)
             for which, (n, label) in product(PASSES[:2], names.items())
         ),
-        left=2,
-    )
-
-
-def all_table(record: Record) -> str:
-    """Every row: median, p20 and p80 of each pass, the rate of both, and memory."""
-
-    named = {"{}, ms": "median", "p20": "p20", "p80": "p80"}
-    return columns(
-        [c for c in cells(record) if c.config["implementation"] in NAMES],
-        ("implementation", lambda c: NAMES[c.config["implementation"]]),
-        "dtype",
-        "d",
-        ("N", lambda c: c.config["n"]),
-        *(
-            (
-                head.format(of),
-                lambda c, of=of, s=s: getattr(c.summary(of), s),
-                milliseconds,
-            )
-            for of, (head, s) in product(PASSES, named.items())
-        ),
-        ("TFLOP/s, both", lambda c: rate(c, "both") / TFLOPS, "{:.1f}"),
-        ("share of peak", lambda c: share(record, c, "both"), tiny),
-        ("memory, MiB", lambda c: memory_bytes(c) / MIB, "{:,.1f}"),
         left=2,
     )
 
