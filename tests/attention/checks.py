@@ -2,12 +2,14 @@
 the same precision.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from systems.attention import attention_reference
 
-NAMES = ("o", "lse", "dq", "dk", "dv")
+NAMES: tuple[str, ...] = ("o", "lse", "dq", "dk", "dv")
 # What kernels for any GPU are tried with: each width of a tile, and two that are none.
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 HEAD_DIMS = [16, 32, 64, 80, 96, 128, 256]
@@ -158,7 +160,7 @@ def of_delta(
     and dp are its own. In 16 bits the unit of the result is larger.
     """
     q, k, do = q.double(), k.double(), do.double()
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
     s = q @ k.mT * scale
     if causal:
         s = s.masked_fill(
@@ -177,7 +179,7 @@ def worst(actual: Tensor, exact: Tensor) -> float:
 
 
 def check_against_reference(
-    actual: dict[str, Tensor],
+    actual: Mapping[str, Tensor],
     q: Tensor,
     k: Tensor,
     v: Tensor,

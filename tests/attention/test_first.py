@@ -52,7 +52,7 @@ def test_a_scale_of_ones_own(device):
 
 def test_the_gradient_of_a_sum_is_one_number_expanded(device):
     q, k, v, _ = make_inputs(64, 64, 16, device=device)
-    inputs = tuple(x.requires_grad_() for x in (q, k, v))
+    inputs = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
     o = first_attention(*inputs)
     ours = torch.autograd.grad(o.sum(), inputs, retain_graph=True)
     written_out = torch.autograd.grad(o, inputs, torch.ones_like(o))
@@ -85,10 +85,10 @@ def test_what_it_refuses(device):
     with pytest.raises(TypeError, match="q must be one of float32"):
         first_attention(q.double(), q.double(), q.double())
     with pytest.raises(ValueError, match="q must be on a CUDA device, got meta"):
-        first_attention(*(q.to("meta"),) * 3)
+        first_attention(x := q.to("meta"), x, x)
     # With a GPU there is no interpreter, and the CPU is refused with every dtype.
     with pytest.raises((TypeError, ValueError), match="multiply bfloat16|CUDA device"):
-        first_attention(*(q.cpu().bfloat16(),) * 3)
-    o = first_attention(*(q.requires_grad_(),) * 3)
+        first_attention(x := q.cpu().bfloat16(), x, x)
+    o = first_attention(q.requires_grad_(), q, q)
     with pytest.raises(ValueError, match="can't be differentiated again"):
         torch.autograd.grad(o.sum(), q, create_graph=True)

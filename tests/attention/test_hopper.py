@@ -7,6 +7,7 @@ import random
 import re
 from functools import cache
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -113,13 +114,14 @@ def a_hopper(monkeypatch):
     monkeypatch.setattr(limits, "missing_here", lambda device: "")
 
 
-def like(*shape: int, dtype=torch.bfloat16, device: str = "cuda:0"):
+def like(*shape: int, dtype=torch.bfloat16, device: str = "cuda:0") -> Any:
     return Like(torch.empty(shape, dtype=dtype, device="meta"), device)
 
 
 def is_chosen(*shape: int, **options) -> bool:
     """Whether "auto" means these kernels for q, k and v of this shape."""
-    return chosen("auto", *(3 * [like(*shape, **options)])) == "hopper"
+    x = like(*shape, **options)
+    return chosen("auto", x, x, x) == "hopper"
 
 
 @pytest.mark.usefixtures("a_hopper")
@@ -554,9 +556,13 @@ def test_the_ordered_walk_is_taken_where_the_shift_walk_cannot_go():
     assert not walk(3968) and not walk(2000, (8, 16)) and not walk(8192, n_q=1000)
     assert walk(2000, (8, 16), causal=False) and not walk(1900, causal=False)
     assert not walk(4000, (1, 4)) and not walk(65536, (1, 1), d=64)
-    for case in ((4000, (4, 16), (4, 2)), (5000, (1, 8), (1, 4)), (4097, (9, 7))):
-        found = walk(*case)
-        assert isinstance(found, Ordered) and found.side > 0 <= found.turn, case
+    for n, heads, heads_k in (
+        (4000, (4, 16), (4, 2)),
+        (5000, (1, 8), (1, 4)),
+        (4097, (9, 7), None),
+    ):
+        found = walk(n, heads, heads_k)
+        assert isinstance(found, Ordered) and found.side > 0 <= found.turn, n
 
 
 @pytest.mark.parametrize("program", range(hopper_drawings.PROGRAMS))
@@ -791,7 +797,8 @@ def test_views_between_poisoned_rows(d, causal):
     for view, part in zip(views, parts, strict=True):
         view.copy_(part)
     assert all(readable(view) for view in views)
-    expected, actual = run(*parts, causal), run(*views, causal)
+    q, k, v, do = views
+    expected, actual = run(*parts, causal), run(q, k, v, do, causal)
     for name in NAMES:
         assert torch.equal(actual[name], expected[name]), name
 
@@ -893,7 +900,7 @@ def test_long_tensors():
         for _ in range(4)
     )
     last = slice(heads - 1, heads)
-    q_last, k_last, v_last, do_last = alone = [x[last].clone() for x in (q, k, v, do)]
+    q_last, k_last, v_last, do_last = (x[last].clone() for x in (q, k, v, do))
     o, lse = launch_forward(q, k, v, True, d**-0.5)
     o_last, lse_last = launch_forward(q_last, k_last, v_last, True, d**-0.5)
     assert torch.equal(o[last], o_last) and torch.equal(lse[last], lse_last)
@@ -905,11 +912,13 @@ def test_long_tensors():
         assert torch.equal(x[last], y), name
     del found
     assert groups_in_one_pass(
-        *(layout(*shape_and_strides(x)) for x in (q, k)),
+        layout(*shape_and_strides(q)),
+        layout(*shape_and_strides(k)),
         True,
         sm_count(q.device),
     )
     found = (o, lse, *launch_backward(do, q, k, v, o, lse, True, d**-0.5))
     check_against_reference(
-        {name: x[last] for name, x in zip(NAMES, found, strict=True)}, *alone, True
-    )
+        {name: x[last] for name, x in zip(NAMES, found, strict=True)},
+        q_last, k_last, v_last, do_last, True,
+    )  # fmt: skip

@@ -1,6 +1,7 @@
 """A launch that is repeated goes past Triton's own, for the same result."""
 
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ class Kernel:
     compiled was.
     """
 
-    arg_names = ("x_ptr", "y_ptr", "stride", "n", "B", "A")
+    arg_names: tuple[str, ...] = ("x_ptr", "y_ptr", "stride", "n", "B", "A")
 
     def __init__(self):
         self.calls = []
@@ -161,7 +162,7 @@ class On:
 
     is_cuda = True
 
-    def __init__(self, index):
+    def __init__(self, index: int):
         self.index, self.device = index, f"cuda:{index}"
 
     def get_device(self):
@@ -171,8 +172,9 @@ class On:
 def test_the_device_of_a_tensor_is_made_current_where_it_is_not(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "device", lambda device: device)
-    assert on_device_of(On(0)) == "cuda:0"
-    assert on_device_of(On(1)) is on_device_of(torch.zeros(1)) is NOTHING
+    first, second = (cast(torch.Tensor, On(index)) for index in (0, 1))
+    assert on_device_of(first) == "cuda:0"
+    assert on_device_of(second) is on_device_of(torch.zeros(1)) is NOTHING
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 16), (2, 3, 8, 16), (1, 1, 1, 16)])
@@ -199,7 +201,8 @@ def test_a_tensor_without_a_batch_has_a_batch_of_one():
 
 
 def q_k_v(device, n=64, dtype=torch.float32):
-    return [torch.randn(1, 2, n, 16, dtype=dtype, device=device) for _ in range(3)]
+    q, k, v = torch.randn(3, 1, 2, n, 16, dtype=dtype, device=device)
+    return q, k, v
 
 
 def test_one_layout_is_worked_out_once(device):
@@ -209,7 +212,7 @@ def test_one_layout_is_worked_out_once(device):
     forward_launches.cache_clear()
     backward_launches.cache_clear()
     x = q_k_v(device)
-    for q, k, v in (x, [y.clone() for y in x]):
+    for q, k, v in (x, tuple(y.clone() for y in x)):
         o, lse = launch_forward(q, k, v, True, 0.25)
         launch_backward(o, q, k, v, o, lse, True, 0.25)
     assert (
@@ -217,12 +220,13 @@ def test_one_layout_is_worked_out_once(device):
         == backward_launches.cache_info().misses
         == 1
     )
+    q, k, v = (y.transpose(2, 3).contiguous().transpose(2, 3) for y in x)
     others = [
         (*x, False, 0.25),
         (*x, True, 0.5),
         (*q_k_v(device, dtype=torch.float16), True, 0.25),
         (*q_k_v(device, n=65), True, 0.25),
-        (*(y.transpose(2, 3).contiguous().transpose(2, 3) for y in x), True, 0.25),
+        (q, k, v, True, 0.25),
     ]
     for count, inputs in enumerate(others, 2):
         launch_forward(*inputs)
@@ -268,10 +272,14 @@ def test_hooks_hear_of_launches():
     x = q_k_v(torch.device("cuda"))
     launch_forward(*x, True, 0.25)
     heard = []
-    knobs.runtime.launch_enter_hook.add(heard.append)
+
+    def hear(metadata):
+        heard.append(metadata)
+
+    knobs.runtime.launch_enter_hook.add(hear)
     try:
         launch_forward(*x, True, 0.25)
     finally:
-        knobs.runtime.launch_enter_hook.remove(heard.append)
+        knobs.runtime.launch_enter_hook.remove(hear)
     launch_forward(*x, True, 0.25)
     assert [metadata.get()["name"] for metadata in heard] == ["forward_kernel"]
