@@ -8,6 +8,9 @@ from typing import Any, NoReturn
 
 from systems import ROOT
 
+# What every folder of rendered files has.
+MARK = "facts.yml"
+
 
 def stop(message: str) -> NoReturn:
     """One line that says what is wrong, exit code 2."""
@@ -42,13 +45,14 @@ def write_rendered(results: Path, generated: Path | None = None) -> None:
 
     folder = generated or load.GENERATED
     present = files_in(folder)
-    if generated and present and "facts.yml" not in present:
+    if generated and present and MARK not in present:
         stop(f"--generated {generated}: holds files that were not rendered")
     wanted = rendered(results)
     changed = [name for name in wanted if wanted[name] != present.get(name)]
     extra = present.keys() - wanted.keys()
     folder.mkdir(parents=True, exist_ok=True)
-    for name in changed:
+    # First what tells that the folder is ours: where this is killed, it is taken again.
+    for name in sorted(changed, key=lambda name: name != MARK):
         try:
             (folder / name).write_text(wanted[name], encoding="utf-8")
         except OSError as error:

@@ -460,6 +460,33 @@ def test_a_folder_of_other_files_is_not_rendered_into(rendered, tmp_path):
     assert list(contents(tmp_path / "home")) == ["thesis.tex"]
 
 
+def test_rendering_that_was_stopped_anywhere_is_taken_up_again(
+    rendered, tmp_path, monkeypatch
+):
+    """Also in a new folder, where only rendered files are."""
+    shown, options = tmp_path / "shown", ("--render", "--generated")
+    write, written = Path.write_text, []
+
+    def stop_at(count: int):
+        def write_or_stop(path, *arguments, **keywords):
+            if len(written) == count:
+                raise KeyboardInterrupt
+            written.append(path)
+            return write(path, *arguments, **keywords)
+
+        monkeypatch.setattr(Path, "write_text", write_or_stop)
+
+    for count in (1, 3, 5):
+        stop_at(count)
+        done = rendered(*options, str(shown))
+        assert done.code == 2 and done.err.startswith("error: stopped")
+        assert len(contents(shown)) == count
+    monkeypatch.setattr(Path, "write_text", write)
+    (shown / "of-another-day.md").touch()
+    assert not rendered(*options, str(shown)).code
+    assert contents(shown) == contents(tmp_path / "generated")
+
+
 # Rendering and checking ---------------------------------------------------------------
 
 
