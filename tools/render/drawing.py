@@ -6,7 +6,7 @@ has text that nobody can read; a rule of the style sheet shows one of the two. O
 is one pixel, so no text is smaller than `SMALL` pixels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from html import escape
 
 WIDE, NARROW = 720, 340
@@ -20,6 +20,9 @@ class Drawing:
 
     def __init__(self, width: int) -> None:
         self.width = width
+        self.wide = width > NARROW
+        # Of names beside shapes.
+        self.size = TEXT if self.wide else SMALL
         self.height = 0.0
         self.parts: list[str] = []
 
@@ -31,6 +34,14 @@ class Drawing:
             f'<rect class="{style}" x="{x:g}" y="{y:g}" width="{width:.4g}"'
             f' height="{height:g}" rx="{min(3, width / 2):.2g}"/>'
         )
+
+    def squares(
+        self, x: float, y: float, size: float, columns: int, styles: Iterable[str]
+    ) -> None:
+        """One of each style, in rows of so many."""
+        for i, style in enumerate(styles):
+            row, column = divmod(i, columns)
+            self.box(x + column * size, y + row * size, size - 2, size - 2, style)
 
     def text(
         self,

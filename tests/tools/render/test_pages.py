@@ -109,6 +109,13 @@ def test_a_foot_folds_how_the_tables_of_a_page_were_measured(tmp_path):
     )
 
 
+def test_a_foot_knows_what_spans_experiments(tmp_path):
+    both = {"kernel_profile-conditions.md", "end_to_end-conditions.md"}
+    page = '--8<-- "generated/causes-all.md"'
+    foot = of(tmp_path, conditions=both, a=page)["foot-a.md"]
+    assert all(name in foot for name in both)
+
+
 def test_pages_in_folders_have_names_of_their_own(tmp_path):
     (tmp_path / "api").mkdir()
     (tmp_path / "generated").mkdir()

@@ -17,7 +17,7 @@ from systems.records.neighbours import NOTE
 from systems.records.record import Record
 from tools import regen_tables
 from tools.render import everything, load, markdown
-from tools.render.spanning import envelope
+from tools.render.spanning import envelope, pages
 
 RESULTS = ROOT / "docs" / "results"
 
@@ -195,7 +195,7 @@ def test_sentences_learn_which_records_are_stale(found, monkeypatch):
     elsewhere = copy.deepcopy(measured(found, "method"))
     elsewhere.device.slug = "nvidia-a100"
     stale = everything.doubtful({**found, "method": [elsewhere]})["stale"]
-    assert stale.keys() > everything.SPANNED.keys()
+    assert stale.keys() > pages.SPANNED.keys()
     assert not stale.keys() & {"warmup", "method"}
     assert stale["causes"] == stale["kernel_profile"] + stale["end_to_end"]
     assert stale["end_to_end"] == ["[end_to_end](results/nvidia-h200/end_to_end.json)"]

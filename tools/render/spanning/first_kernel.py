@@ -9,31 +9,26 @@ from tools.render.load import Found, ours, primary_gpu
 from tools.render.rows import cell, data_sheet, say
 from tools.render.spanning.ladder import bar_chart
 from tools.render.spanning.svg import drawing, svg
+from tools.render.stems.flash_ablation import FORWARD
 from tools.render.stems.flash_benchmarking import PLAIN_MOVES
 
 # One head under a causal mask, as `flash_benchmarking` measures it; `flash_ablation`
 # measures 16.
 N, D, BYTES, HEADS = 16384, 64, 2, 16
 
-# The steps of `flash_ablation` from the first kernel to the one for any shape, and what
-# each adds. A record from before it was timed begins with the kernel of its design.
-FIRST = {"first_forward": "the first kernel", "skip": "larger tiles"}
-DESIGN = {"skip": "the first kernel's design"}
-LADDER = {
-    "split": "masks the diagonal only",
-    "exp2": "exp2 instead of exp",
-    "pipeline": "three tiles in flight",
-    "heavy_first": "longest rows first",
-    "small_tiles": "smaller tiles",
-    "plain_forward": "any shape",
-}
+# The steps of `flash_ablation` from the kernel of the first one's design to the one for
+# any shape. A record from before the first kernel was timed begins with the design.
+LADDER = list(FORWARD)[list(FORWARD).index("skip") :][:7]
 
 
 def ladder(found: Found) -> str:
     """What each step from the first kernel to the one for any shape takes, as bars."""
     ablation = ours(found, "flash_ablation")
     timed = cell(ablation, step="first_forward")
-    steps = (FIRST if timed else DESIGN) | LADDER
+    steps = {step: FORWARD[step].name for step in LADDER}
+    steps["skip"] = "larger tiles" if timed else "the first kernel's design"
+    if timed:
+        steps = {"first_forward": "the first kernel", **steps}
     times = {step: cell(ablation, step=step).ms("time") for step in steps}
     shown = {step: (words, times[step]) for step, words in steps.items()}
     begins, ends = next(iter(steps)), "plain_forward"

@@ -1,10 +1,11 @@
 """The drawings of docs/gpu.md: what a GPU is made of, and three ways to be slow."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from systems.formulas.chips import Chip, chip_of
 from systems.formulas.costs import Peak, peak_of
-from tools.render.drawing import NARROW, SMALL, TEXT, TITLE, Drawing, drawn
+from tools.render.drawing import SMALL, TEXT, TITLE, Drawing, drawn
 from tools.render.load import Found, ours, primary_gpu
 from tools.render.markdown import NOTHING_YET, percent
 from tools.render.spanning.envelope import SHOWN, Regimes, regimes
@@ -70,7 +71,7 @@ def machine_figure(m: Machine) -> str:
     )
 
     def draw(d: Drawing) -> None:
-        (wide_machine if d.width > NARROW else narrow_machine)(d, m)
+        (wide_machine if d.wide else narrow_machine)(d, m)
 
     caption = MACHINE.format(source=f"{m.peak.source}; {m.chip.source}")
     return drawn(draw, alt, caption + (AS_H100 if "H200" in m.name else ""))
@@ -137,11 +138,8 @@ def grid(d: Drawing, x: float, y: float, width: float, sms: int) -> None:
     """A square for each SM, one of them marked."""
     d.text(x, y - 8, f"{sms} SMs, all alike", TEXT, bold=True)
     columns = 22 if width > 250 else 14
-    step = width / columns
-    for i in range(sms):
-        row, column = divmod(i, columns)
-        style = "fill-orange" if i == 0 else "fill-faint"
-        d.box(x + step * column, y + step * row, step - 2, step - 2, style)
+    styles = ["fill-orange", *["fill-faint"] * (sms - 1)]
+    d.squares(x, y, width / columns, columns, styles)
 
 
 def one_sm(d: Drawing, x: float, y: float, width: float, chip: Chip) -> None:
@@ -182,11 +180,22 @@ def storage(d: Drawing, x: float, y: float, width: float, m: Machine) -> None:
 # The timelines ------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Panel:
+    """A way to be slow: how long a kernel takes, how many are drawn, and how much of
+    each resource they use.
+    """
+
+    title: str
+    row: str
+    kernel_us: float
+    count: int
+    shares: Mapping[str, float]
+
+
 def timelines(r: Regimes) -> str:
-    softmax, products = (
-        r.shares(r.softmax, r.softmax_work),
-        r.shares(r.products, r.products_work),
-    )
+    softmax = r.shares(r.softmax, r.softmax_work)
+    products = r.shares(r.products, r.products_work)
     alt = (
         f"Bound by launches, the GPU is busy {percent(r.busy)} of the time. Bound by "
         f"memory, it is always busy and softmax reaches {percent(softmax[0])} of the "
@@ -195,82 +204,68 @@ def timelines(r: Regimes) -> str:
         f"{percent(products[0])} of the memory's rate."
     )
 
-    def draw(d: Drawing) -> None:
-        # Panel by panel: what, launch every, kernel takes, kernels shown, shares.
-        y = panel(
-            d,
-            0,
+    both = ("memory", "arithmetic")
+    panels = (
+        Panel(
             "1  Bound by launches",
             f"small, context 128, bf16: {r.all_kernels.calls:.0f} kernels",
-            r.launch_us,
             r.all_kernels.each_us,
             5,
-            [("GPU busy", r.busy)],
-        )
-        y = panel(
-            d,
-            y + 26,
+            {"GPU busy": r.busy},
+        ),
+        Panel(
             "2  Bound by memory",
             "softmax of small, context 512, fp32",
-            r.launch_us,
             r.softmax.each_us,
             5,
-            [("memory", softmax[0]), ("arithmetic", softmax[1])],
-        )
-        panel(
-            d,
-            y + 26,
+            dict(zip(both, softmax, strict=True)),
+        ),
+        Panel(
             "3  Bound by arithmetic",
             "products of 2.7B, context 512, fp32",
-            r.launch_us,
             r.products.each_us,
             3,
-            [("memory", products[0]), ("arithmetic", products[1])],
-        )
+            dict(zip(both, products, strict=True)),
+        ),
+    )
+
+    def draw(d: Drawing) -> None:
+        y = 0.0
+        for panel in panels:
+            y = lanes(d, y, panel, r.launch_us) + 26
 
     return drawn(draw, alt, TIMELINES)
 
 
-def panel(
-    d: Drawing,
-    y: float,
-    title: str,
-    row: str,
-    launch_us: float,
-    kernel_us: float,
-    count: int,
-    shares: list[tuple[str, float]],
-) -> float:
+def lanes(d: Drawing, y: float, p: Panel, launch_us: float) -> float:
     """Two lanes and their time axis, in microseconds. Returns where the panel ends."""
-    wide = d.width > NARROW
-    d.text(0, y + 15, title, TITLE, bold=True)
-    d.text(200 if wide else 18, y + (15 if wide else 32), row, SMALL)
-    top = y + (26 if wide else 42)
-    left, right = 40, (500 if wide else d.width - 4)
+    d.text(0, y + 15, p.title, TITLE, bold=True)
+    d.text(200 if d.wide else 18, y + (15 if d.wide else 32), p.row, SMALL)
+    top = y + (26 if d.wide else 42)
+    left, right = 40, (500 if d.wide else d.width - 4)
     starts, free = [], 0.0
-    for i in range(count):
+    for i in range(p.count):
         start = max((i + 1) * launch_us, free)
         starts.append(start)
-        free = start + kernel_us
+        free = start + p.kernel_us
     scale = (right - left) / (1.04 * free)
     d.text(0, top + 16, "CPU", SMALL)
     d.text(0, top + 44, "GPU", SMALL)
     d.line(left, top + 24, right, top + 24, "faint")
     d.line(left, top + 52, right, top + 52, "faint")
     gap = min(1.0, launch_us * scale / 4)
-    for i in range(count):
+    for i in range(p.count):
         x = left + i * launch_us * scale
         d.box(x, top + 4, max(launch_us * scale - gap, 0.8), 18, "fill-orange")
     for start in starts:
         x = left + start * scale
-        d.box(x, top + 30, max(kernel_us * scale - gap, 0.8), 20, "fill-blue")
-    if count * launch_us < 0.6 * free:
-        d.text(
-            left + count * launch_us * scale + 8, top + 17, "is done, runs ahead", SMALL
-        )
+        d.box(x, top + 30, max(p.kernel_us * scale - gap, 0.8), 20, "fill-blue")
+    launched = p.count * launch_us
+    if launched < 0.6 * free:
+        d.text(left + launched * scale + 8, top + 17, "is done, runs ahead", SMALL)
     d.text(left, top + 66, f"a launch {duration(launch_us)}", SMALL)
-    d.text(right, top + 66, f"a kernel {duration(kernel_us)}", SMALL, "end")
-    return bars(d, 530, top, shares) if wide else bars(d, 0, top + 78, shares)
+    d.text(right, top + 66, f"a kernel {duration(p.kernel_us)}", SMALL, "end")
+    return bars(d, 530, top, p.shares) if d.wide else bars(d, 0, top + 78, p.shares)
 
 
 def duration(us: float) -> str:
@@ -283,10 +278,10 @@ def duration(us: float) -> str:
     )
 
 
-def bars(d: Drawing, x: float, y: float, shares: list[tuple[str, float]]) -> float:
+def bars(d: Drawing, x: float, y: float, shares: Mapping[str, float]) -> float:
     """How full each resource is; the frame is all of it. Returns the end."""
     label, end = (x + 66, d.width - 44)
-    for i, (what, share) in enumerate(shares):
+    for i, (what, share) in enumerate(shares.items()):
         top = y + 4 + 26 * i
         d.text(x, top + 13, what, SMALL)
         d.box(label, top, end - label, 18, "faint")

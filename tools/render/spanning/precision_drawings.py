@@ -5,7 +5,7 @@ the model under autocast.
 from fractions import Fraction
 
 from systems.precision.number_formats import FORMATS, Format, stall
-from tools.render.drawing import NARROW, SMALL, TEXT, Drawing, drawn
+from tools.render.drawing import SMALL, TEXT, Drawing, drawn
 from tools.render.load import Found, ours
 from tools.render.markdown import NOTHING_YET
 from tools.render.rows import cell
@@ -92,15 +92,14 @@ def block(found: Found) -> str:
     kept = [name for name in PARTS if dtypes[name] == "fp32"]
 
     def draw(d: Drawing) -> None:
-        narrow = d.width <= NARROW
-        name, half = (170, 78) if narrow else (230, 150)
+        name, half = (230, 150) if d.wide else (170, 78)
         left = (d.width - name - 2 * half - 10) / 2
         columns = {"fp32": left + name + 4, "bf16": left + name + 10 + half}
         for dtype, x in columns.items():
             d.text(x + half / 2, 12, dtype, TEXT, "middle", bold=True)
         for i, (part, words) in enumerate(PARTS.items()):
             y, dtype = 18 + 26 * i, str(dtypes[part])
-            d.text(left, y + 16, words, SMALL if narrow else TEXT)
+            d.text(left, y + 16, words, d.size)
             style = "fill-green" if dtype == "fp32" else "fill-orange"
             d.box(columns[dtype], y + 1, half, 21, style)
             d.text(columns[dtype] + half / 2, y + 16, dtype, SMALL, "middle")

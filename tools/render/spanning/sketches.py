@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from systems.formulas.costs import forward_flops
 from systems.model.sizes import SIZES, VOCAB_SIZE
-from tools.render.drawing import NARROW, SMALL, TEXT, Drawing, drawn
+from tools.render.drawing import SMALL, TEXT, Drawing, drawn
 from tools.render.markdown import percent
 from tools.render.spanning.envelope import BATCH, shape
 
@@ -57,14 +57,13 @@ def clock() -> str:
         for x in (left, returned, done):
             d.line(x, 20, x, 96, "ink thick")
         d.text(left, 14, "start", SMALL)
-        wide = d.width > NARROW
         d.text(
             returned + 4,
             14,
-            "without waiting, it stops here" if wide else "stops too early",
+            "without waiting, it stops here" if d.wide else "stops too early",
             SMALL,
         )
-        d.text(done, 14 if wide else 112, "after synchronize, here", SMALL, "end")
+        d.text(done, 14 if d.wide else 112, "after synchronize, here", SMALL, "end")
         d.text(returned + 8, 46, "waits", SMALL)
 
     alt = (
@@ -113,15 +112,14 @@ def block(size: str, context: int) -> str:
     most = max(part.flops for part in listed)
 
     def draw(d: Drawing) -> None:
-        narrow = d.width <= NARROW
-        name, left = (100, 238) if narrow else (150, 320)
+        name, left = (150, 320) if d.wide else (100, 238)
         for i, part in enumerate(listed):
             y = 26 * i
             d.box(0, y + 1, name, 21, "fill-green" if part.flops else "faint")
-            d.text(8, y + 16, part.name, SMALL if narrow else TEXT)
+            d.text(8, y + 16, part.name, d.size)
             if i:
                 d.line(name / 2, y - 4, name / 2, y + 1, "ink")
-            d.text(name + 8, y + 16, part.weight, SMALL if narrow else TEXT)
+            d.text(name + 8, y + 16, part.weight, d.size)
             if part.flops:
                 length = (d.width - left - 44) * part.flops / most
                 d.box(left, y + 4, length, 15, "fill-blue")
@@ -175,9 +173,8 @@ def matrices() -> str:
     most = max(map(alive, range(len(OPERATIONS))))
 
     def draw(d: Drawing) -> None:
-        narrow = d.width <= NARROW
-        left = 64 if narrow else 170
-        step = (d.width - left - (14 if narrow else 40)) / len(OPERATIONS)
+        left = 170 if d.wide else 64
+        step = (d.width - left - (40 if d.wide else 14)) / len(OPERATIONS)
         for i, name in enumerate(OPERATIONS):
             x = left + (i + 0.5) * step
             d.text(x, 14, name, SMALL, "middle")
@@ -186,12 +183,12 @@ def matrices() -> str:
             d.text(x, 208, str(count), TEXT, "middle", bold=count == most)
         for i, m in enumerate(HELD):
             y = 28 + 27 * i
-            d.text(0, y + 16, m.short if narrow else m.name, SMALL if narrow else TEXT)
+            d.text(0, y + 16, m.name if d.wide else m.short, d.size)
             start, end = left + m.made * step + 1, left + (m.last + 1) * step - 1
             if m.kept:
                 d.box(end, y + 4, d.width - end - 2, 15, "fill-green")
             d.box(start, y + 2, end - start, 19, "fill-blue")
-        d.text(0, 208, "alive" if narrow else "alive, without a graph", SMALL)
+        d.text(0, 208, "alive, without a graph" if d.wide else "alive", SMALL)
 
     alt = (
         f"Without a graph at most {most} of the six matrices are alive at once; with "

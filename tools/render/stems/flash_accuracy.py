@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.drawing import NARROW, SMALL, Drawing, drawn
+from tools.render.drawing import SMALL, Drawing, drawn
 from tools.render.load import constant
 from tools.render.markdown import columns, per_device, table
 from tools.render.plots import (
@@ -193,7 +193,7 @@ def rule() -> str:
         for at, words in ((0.66, "passes"), (2.6, "fails")):
             d.box(left + at * unit - 5, 46, 10, 10, "fill-blue")
             d.text(left + at * unit, 30, words, SMALL, "middle")
-        d.text(0, 12, "error" if d.width <= NARROW else "error of a result", SMALL)
+        d.text(0, 12, "error of a result" if d.wide else "error", SMALL)
 
     return drawn(
         draw,

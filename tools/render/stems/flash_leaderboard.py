@@ -12,7 +12,7 @@ from systems.formulas.costs import KERNELS, attention_flops, peak_of, scores
 from systems.records.device import slug_of
 from systems.records.record import Record
 from systems.records.summary import summarize
-from tools.render.drawing import NARROW, SMALL, Drawing, drawn
+from tools.render.drawing import SMALL, Drawing, drawn
 from tools.render.load import primary_gpu
 from tools.render.markdown import columns, milliseconds, per_device, percent, table
 from tools.render.plots import ACCENT, GREY, PALE, bars, panels, plot
@@ -295,14 +295,13 @@ def lanes() -> str:
             yield 1, tile + 1 if overlapped else 2 * tile + 1, "fill-orange"
 
     def draw(d: Drawing) -> None:
-        wide = d.width > NARROW
-        left = 118 if wide else 62
+        left = 118 if d.wide else 62
         each = (d.width - left) / 12
         y = 0
         for words, overlapped in (("one after the other", False), ("overlapped", True)):
             d.text(left, y + 12, words, SMALL, bold=True)
             for lane, name in enumerate(("tensor cores", "exponentials")):
-                short = name if wide else name.split()[0][:9]
+                short = name if d.wide else name.split()[0][:9]
                 d.text(0, y + 34 + 24 * lane, short, SMALL)
                 d.line(left, y + 40 + 24 * lane, d.width, y + 40 + 24 * lane, "faint")
             for lane, slot, style in blocks(overlapped):

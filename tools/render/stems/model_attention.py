@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from systems.formulas.memory_costs import Pass
 from systems.formulas.memory_peak import peak
 from systems.records.record import Record
-from tools.render.drawing import NARROW, SMALL, Drawing, drawn
+from tools.render.drawing import SMALL, Drawing, drawn
 from tools.render.markdown import columns, gib, milliseconds, per_device
 from tools.render.plots import (
     ACCENT,
@@ -201,7 +201,7 @@ def memory() -> str:
     has = 80
 
     def draw(d: Drawing) -> None:
-        left = 108 if d.width > NARROW else 96
+        left = 108 if d.wide else 96
         scale = (d.width - left - 70) / max(found.values())
         y = 14.0
         d.text(left + has * scale, 10, f"{has} GiB", SMALL, "middle")

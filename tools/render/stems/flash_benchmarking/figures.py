@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from systems.formulas.chips import chip_of
 from systems.records.record import Record
-from tools.render.drawing import NARROW, Drawing, drawn
+from tools.render.drawing import Drawing, drawn
 from tools.render.load import primary_gpu
 from tools.render.markdown import percent
 from tools.render.plots import (
@@ -47,7 +47,7 @@ def tiles() -> str:
     lengths = (1024, 8192, LONGEST)
 
     def draw(d: Drawing) -> None:
-        each = 44 if d.width > NARROW else 22
+        each = 44 if d.wide else 22
         size = d.width / each
         y = 0.0
         for n in lengths:
@@ -55,10 +55,8 @@ def tiles() -> str:
             busy = min(made, chip.sms)
             d.text(0, y + 14, f"N = {n:,}: {made} tiles, {busy} of {chip.sms} SMs")
             y += 22
-            for i in range(chip.sms):
-                style = "fill-blue" if i < made else "faint"
-                row, column = divmod(i, each)
-                d.box(column * size, y + row * size, size - 2, size - 2, style)
+            styles = ["fill-blue"] * busy + ["faint"] * (chip.sms - busy)
+            d.squares(0, y, size, each, styles)
             y += -(-chip.sms // each) * size + 14
 
     alt = "; ".join(

@@ -5,7 +5,7 @@ fixed order costs.
 from matplotlib.figure import Figure
 
 from systems.records.record import Record
-from tools.render.drawing import NARROW, SMALL, Drawing, drawn
+from tools.render.drawing import SMALL, Drawing, drawn
 from tools.render.plots import ACCENT, GREY, INK, bars, is_narrow, line, plot
 from tools.render.rows import cells, known, say, span
 from tools.render.stems.flash_peers.rows import (
@@ -26,7 +26,7 @@ def turns() -> str:
     orders = {"one after the other": "AAAAAABBBBBB", "in turns": "ABABABABABAB"}
 
     def draw(d: Drawing) -> None:
-        left, gap = 0.0, 26 if d.width > NARROW else 12
+        left, gap = 0.0, 26 if d.wide else 12
         each = (d.width - gap) / 2 / 12
         for order, names in orders.items():
             d.text(left, 12, order, SMALL, bold=True)

@@ -3,7 +3,7 @@ choose what is kept.
 """
 
 from systems.formulas.recomputation import inputs_kept
-from tools.render.drawing import NARROW, SMALL, TEXT, Drawing, drawn
+from tools.render.drawing import SMALL, Drawing, drawn
 
 BLOCKS, SHOWN = 8, 4
 CAPTION = (
@@ -42,20 +42,19 @@ def kept() -> str:
     listed = ways()
 
     def draw(d: Drawing) -> None:
-        narrow = d.width <= NARROW
-        left, right = (84, 0) if narrow else (180, 150)
+        left, right = (180, 150) if d.wide else (84, 0)
         step = (d.width - left - right - 4) / BLOCKS
         for i, (name, short, full, inputs) in enumerate(listed):
             y = 34 * i
-            words = short if narrow else name
-            d.text(0, y + 19, words, SMALL if narrow else TEXT)
+            words = name if d.wide else short
+            d.text(0, y + 19, words, d.size)
             for block in range(1, BLOCKS + 1):
                 x = left + (block - 1) * step
                 style = "fill-blue" if block in full else "faint"
                 d.box(x + 6, y + 3, step - 10, 24, style)
                 if block in inputs:
                     d.box(x, y + 1, 4, 28, "fill-orange")
-            if not narrow:
+            if d.wide:
                 said = f"{counted(len(inputs), 'input')}, {counted(len(full), 'block')}"
                 d.text(d.width - right + 8, y + 19, said, SMALL)
 

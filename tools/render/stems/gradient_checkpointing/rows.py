@@ -2,7 +2,7 @@
 of the same pass.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
@@ -25,7 +25,7 @@ class Row:
     strategy: str
     run: int = 1
     attention: str = "flash"
-    compiled: bool = False
+    blocks_compiled: bool = False
     # Else as the assignment has it.
     size: str = SIZE
     context: int = CONTEXT
@@ -33,22 +33,16 @@ class Row:
     batch: int = 4
 
     def of(self, record: Record | None) -> Cell:
-        return cell(
-            record,
-            size=self.size,
-            context=self.context,
-            precision=self.precision,
-            batch=self.batch,
-            attention=self.attention,
-            strategy=self.strategy,
-            run=self.run,
-            blocks_compiled=self.compiled,
-        )
+        return cell(record, **{name: getattr(self, name) for name in CONFIG})
 
     @property
     def predicted(self) -> tuple[int, int] | None:
         """Both peaks; none where a compiler decides what is kept."""
-        return None if self.compiled else predicted(self)
+        return None if self.blocks_compiled else predicted(self)
+
+
+# The fields of its configuration.
+CONFIG = [field.name for field in fields(Row) if field.name != "words"]
 
 
 @cache
@@ -104,20 +98,9 @@ ALL = (NONE, HALF, *CURVE, *NESTED, BY_HAND, *PLAIN, SDPA, COMPILED)
 
 def rows_of(record: Record) -> list[Row]:
     """As they are in the record."""
-    return [
-        Row(
-            in_words(c["strategy"], c["run"], c["blocks_compiled"]),
-            c["strategy"],
-            c["run"],
-            c["attention"],
-            c["blocks_compiled"],
-            c["size"],
-            c["context"],
-            c["precision"],
-            c["batch"],
-        )
-        for c in (row.config for row in record.rows)
-    ]
+    configs = ({name: row.config[name] for name in CONFIG} for row in record.rows)
+    named = ("strategy", "run", "blocks_compiled")
+    return [Row(in_words(*(c[name] for name in named)), **c) for c in configs]
 
 
 def off(row: Row, record: Record | None, which: int) -> Any:

@@ -56,24 +56,12 @@ DRAWN = {
 DRAWN_EVENTS = 200
 
 
-def with_timeline(record: Record, mode: str) -> list[Tried]:
-    """The rows of this mode that kept their timeline, fp32 before bf16."""
-    found = [at(record, LONGEST, mode, precision) for precision in PRECISIONS]
-    return [c for c in found if c.get("timeline", None)]
-
-
 def timeline_figure(
     record: Record, mode: str, finding: str = "", more: str = ""
 ) -> str:
-    """The timelines of one mode; nothing where there are none."""
-    found = with_timeline(record, mode)
-
-    def draw(figure: Figure) -> None:
-        for axes, c in zip(panels(figure, len(found)), found, strict=True):
-            draw_timeline(axes, c)
-            axes.set_xlabel("allocations and frees, in order")
-        key(figure, {name: COLORS[name] for name in used(found)})
-
+    """The timelines of one mode, fp32 before bf16; nothing where there are none."""
+    tried = [at(record, LONGEST, mode, precision) for precision in PRECISIONS]
+    found = [c for c in tried if c.get("timeline", None)]
     peaks = "; ".join(
         f"in {c.config['precision']} memory peaks at {gib(c.requested)} GiB {place(c)}"
         for c in found
@@ -84,9 +72,9 @@ def timeline_figure(
         "frees, as in PyTorch's viewer. Vertical lines: where a phase begins."
     )
     finding = finding or f"{peaks[:1].upper()}{peaks[1:]}."
+    titles = [f"{c.config['precision']}, GiB" for c in found]
     name = f"{mode}-timeline"
-    drawn: dict[str, Any] = {"height": 290, "narrow": 220 * len(found) + 60}
-    return plot(record, name, draw, finding, more or told, **drawn) if found else ""
+    return timelines(record, name, found, titles, finding, more or told)
 
 
 def edition_figure(record: Record, mode: str) -> str:
@@ -99,22 +87,41 @@ def edition_figure(record: Record, mode: str) -> str:
     found = [at(record, 128, mode, "fp32"), fits]
     if not all(c.get("timeline", None) for c in found):
         return ""
-
-    def draw(figure: Figure) -> None:
-        for axes, c in zip(panels(figure, len(found)), found, strict=True):
-            draw_timeline(axes, c)
-            told = ", ".join(c.config[key] for key in ("precision", "attention"))
-            axes.set_title(f"context {c.config['context']}, {told}: GiB", pad=20)
-        key(figure, {name: COLORS[name] for name in used(found)})
-
     peaks = " and ".join(
         f"{gib(c.requested)} GiB {place(c)} at context {c.config['context']}"
         for c in found
     )
+    titles = [
+        f"context {c.config['context']}, {c.config['precision']}, "
+        f"{c.config['attention']}: GiB"
+        for c in found
+    ]
     more = f"Active memory over {DRAWN[mode]}: {SIZE}, batch 4, read as above."
-    drawn: dict[str, Any] = {"height": 290, "narrow": 220 * len(found) + 60}
     finding = f"Memory peaks at {peaks}."
-    return plot(record, f"{mode}-edition", draw, finding, more, **drawn)
+    return timelines(record, f"{mode}-edition", found, titles, finding, more)
+
+
+def timelines(
+    record: Record,
+    name: str,
+    found: list[Tried],
+    titles: list[str],
+    finding: str,
+    more: str,
+) -> str:
+    """One beside the other; nothing where there are none."""
+
+    def draw(figure: Figure) -> None:
+        each = zip(panels(figure, len(found)), found, titles, strict=True)
+        for axes, c, title in each:
+            draw_timeline(axes, c)
+            axes.set_title(title, pad=20)
+            axes.set_xlabel("allocations and frees, in order")
+        key(figure, {name: COLORS[name] for name in used(found)})
+
+    narrow = 220 * len(found) + 60
+    size = {"height": 290, "narrow": narrow}
+    return plot(record, name, draw, finding, more, **size) if found else ""
 
 
 def draw_timeline(axes: Axes, c: Tried) -> None:
@@ -149,7 +156,6 @@ def draw_timeline(axes: Axes, c: Tried) -> None:
         axes.annotate(name, (middle, 1), color=MUTED, **top)
     axes.set_xlim(events[0], events[-1])
     axes.set_ylim(0, 1.12 * max(bottom))
-    axes.set_title(f"{c.config['precision']}, GiB", pad=20)
 
 
 def highest(timeline: dict[str, list[int]], categories: Sequence[str]) -> list[int]:
