@@ -6,7 +6,7 @@ A prediction needs no record. A ratio does, and reads "not measured" without one
 
 from dataclasses import asdict, dataclass
 
-from systems.formulas.chips import Chip, chip_of
+from systems.formulas.chips import chip_of
 from systems.formulas.costs import (
     FP32_BYTES,
     Peak,
@@ -14,7 +14,6 @@ from systems.formulas.costs import (
     forward_flops,
     parameters_by_part,
     pass_flops,
-    peak_of,
 )
 from systems.formulas.floors import Work, floor_seconds, product, ridge
 from systems.model.sizes import SIZES, VOCAB_SIZE
@@ -80,23 +79,24 @@ class Kernels:
         return 1e3 * self.ms / self.calls
 
 
-def kernels(c: Cell, phase: str = "forward", category: str = "") -> Kernels | None:
-    """Those of a phase and its parts, or only those of a category."""
+def kernels(c: Cell, phase: str = "forward", category: str = "") -> Kernels:
+    """Those of a phase and its parts, or only those of a category; Missing where there
+    are none.
+    """
     items = [
         item
         for item in (c["kernels"] if c else [])
         if item["phase"].startswith(phase) and item["category"].startswith(category)
     ]
     calls, ms = (sum(item[key] for item in items) for key in ("calls", "total_ms"))
-    return Kernels(calls, ms) if calls else None
+    return Kernels(calls, ms) if calls else Kernels(c.missing, c.missing)
 
 
 @dataclass(frozen=True)
 class Regimes:
-    """One row of ours for each way of being slow, or None where it was not measured."""
+    """One row of ours for each way of being slow."""
 
     peak: Peak
-    chip: Chip
     # `small` at context 128 under bf16, a forward pass: bound by launches.
     wall_ms: float
     all_kernels: Kernels
@@ -126,28 +126,19 @@ class Regimes:
         )
 
 
-def regimes(found: Found) -> Regimes | None:
+def regimes(found: Found) -> Regimes:
     profile, clock = (ours(found, s) for s in ("kernel_profile", "end_to_end"))
     forward = {"mode": "forward", "batch": BATCH}
     launches = {"size": "small", "context": 128, "precision": "bf16", **forward}
     at_512 = {"context": 512, "precision": "fp32", **forward}
     small, large = (cell(profile, size=size, **at_512) for size in ("small", "2.7B"))
-    every = kernels(cell(profile, **launches))
-    of_softmax = kernels(small, "forward/attention softmax")
-    products = kernels(large, category="matmul")
-    timed = cell(clock, **launches)
-    slug = primary_gpu()
-    peak, chip = peak_of(slug), chip_of(slug)
-    if not (timed and every and of_softmax and products and peak and chip):
-        return None
     return Regimes(
-        peak,
-        chip,
-        timed.ms("forward"),
-        every,
-        of_softmax,
+        data_sheet(primary_gpu()),
+        cell(clock, **launches).ms("forward"),
+        kernels(cell(profile, **launches)),
+        kernels(small, "forward/attention softmax"),
         softmax("small", 512),
-        products,
+        kernels(large, category="matmul"),
         all_products("2.7B", 512),
     )
 
@@ -186,27 +177,25 @@ def chip_facts() -> dict[str, str]:
     }
 
 
-def regime_facts(r: Regimes | None) -> dict[str, str]:
-    work, products = softmax("small", 512), all_products("2.7B", 512)
-    peak = data_sheet(primary_gpu())
-    floor = 1e3 * floor_seconds(work, peak, "fp32")
+def regime_facts(r: Regimes) -> dict[str, str]:
+    floor = 1e3 * floor_seconds(r.softmax_work, r.peak, "fp32")
     two = attention_products("small", 512)
-    of_two = 1e3 * sum(floor_seconds(product, peak, "fp32") for product in two)
-    shares = r.shares(r.softmax, r.softmax_work) if r else (MISSING, MISSING)
-    reached = r.shares(r.products, r.products_work)[1] if r else MISSING
+    of_two = 1e3 * sum(floor_seconds(product, r.peak, "fp32") for product in two)
+    of_fp32 = r.shares(r.softmax, r.softmax_work)[1]
+    reached = r.shares(r.products, r.products_work)[1]
     return {
-        "launched": say(r.all_kernels.calls if r else MISSING, "{:,.0f}"),
-        "launch_every": say(r.launch_us if r else MISSING, "{:.1f} µs"),
-        "kernel_each": say(r.all_kernels.each_us if r else MISSING, "{:.1f} µs"),
-        "busy": say(r.busy if r else MISSING, percent),
-        "softmax_bytes": f"{work.moved_bytes / 1e9:.2f} GB",
-        "softmax_intensity": f"{work.intensity:.2f}",
+        "launched": say(r.all_kernels.calls, "{:,.0f}"),
+        "launch_every": say(r.launch_us, "{:.1f} µs"),
+        "kernel_each": say(r.all_kernels.each_us, "{:.1f} µs"),
+        "busy": say(r.busy, percent),
+        "softmax_bytes": f"{r.softmax_work.moved_bytes / 1e9:.2f} GB",
+        "softmax_intensity": f"{r.softmax_work.intensity:.2f}",
         "softmax_floor": say(floor, "{:.2f} ms"),
         "products_floor": say(of_two, "{:.2f} ms"),
         "floor_ratio": say(of_two / floor, "{:.2f}"),
-        "softmax_over_floor": say((r.softmax.ms if r else MISSING) / floor, "{:.1f}"),
-        "softmax_of_fp32": say(shares[1], percent),
-        "products_intensity": f"{products.intensity:.0f}",
+        "softmax_over_floor": say(r.softmax.ms / floor, "{:.1f}"),
+        "softmax_of_fp32": say(of_fp32, percent),
+        "products_intensity": f"{r.products_work.intensity:.0f}",
         "products_of_fp32": say(reached, percent),
     }
 
@@ -251,7 +240,7 @@ def gain_facts(profile: Record | None) -> dict[str, str]:
     at = {"size": "2.7B", "context": 512, "batch": BATCH, "mode": "step"}
     step = cell(profile, precision="fp32", **at)
     products, every = kernels(step, "", "matmul"), kernels(step, "")
-    share = products.ms / every.ms if products and every else step.missing
+    share = products.ms / every.ms
     peak = data_sheet(primary_gpu())
     ratio = peak.bf16 / peak.fp32
     return {
@@ -302,8 +291,7 @@ def slot_facts(profile: Record | None, record: Record | None) -> dict[str, str]:
     """
     at = {"size": "2.7B", "context": 1024}
     forward = cell(profile, mode="forward", precision="bf16", batch=BATCH, **at)
-    attention, every = kernels(forward, "forward/attention"), kernels(forward)
-    share = attention.ms / every.ms if attention and every else forward.missing
+    share = kernels(forward, "forward/attention").ms / kernels(forward).ms
     eager, ours = (
         cell(record, attention=name, **at).ms("forward") for name in ("eager", "flash")
     )

@@ -8,6 +8,7 @@ from systems.formulas.costs import Peak, peak_of
 from tools.render.drawing import SMALL, TEXT, TITLE, Drawing, drawn
 from tools.render.load import Found, ours, primary_gpu
 from tools.render.markdown import NOTHING_YET, percent
+from tools.render.rows import known
 from tools.render.spanning.envelope import SHOWN, Regimes, regimes
 
 MACHINE = (
@@ -38,10 +39,9 @@ class Machine:
 
 def fragments(found: Found) -> dict[str, str]:
     """`gpu-machine.md` and `gpu-timelines.md`."""
-    measured = regimes(found)
     return {
         "gpu-machine.md": machine_figure(shown_machine(found)),
-        "gpu-timelines.md": timelines(measured) if measured else NOTHING_YET,
+        "gpu-timelines.md": timelines(regimes(found)),
     }
 
 
@@ -196,6 +196,8 @@ class Panel:
 def timelines(r: Regimes) -> str:
     softmax = r.shares(r.softmax, r.softmax_work)
     products = r.shares(r.products, r.products_work)
+    if len(known([r.busy, *softmax, *products])) < 5:
+        return NOTHING_YET
     alt = (
         f"Bound by launches, the GPU is busy {percent(r.busy)} of the time. Bound by "
         f"memory, it is always busy and softmax reaches {percent(softmax[0])} of the "
