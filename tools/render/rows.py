@@ -173,6 +173,11 @@ class Cell:
         """The median of `samples`."""
         return self.summary(*names).median
 
+    def beyond(self, warm: str, settled: str) -> float:
+        """In seconds, what warm-up samples took beyond as many settled ones."""
+        times = self.samples(warm)
+        return (sum(times) - len(times) * self.ms(settled)) / 1e3
+
     def mean_std(self, *names: str) -> Any:
         """ "38.32 ± 0.36"."""
         s = self.summary(*names)
@@ -198,6 +203,11 @@ def cells(record: Record | None, **config: Any) -> list[Cell]:
     """All such rows, in the order of the grid, with numbers or without."""
     rows = record.rows if record else []
     return [Cell(row) for row in rows if config.items() <= row.config.items()]
+
+
+def ran(record: Record | None, **config: Any) -> list[Cell]:
+    """Those of them that have numbers."""
+    return [c for c in cells(record, **config) if c]
 
 
 def axis(record: Record | None, key: str, **config: Any) -> list[Any]:

@@ -18,7 +18,7 @@ from systems.formulas.symbols import Expression, Program
 from systems.model.sizes import SIZES, VOCAB_SIZE, ModelSize
 from systems.profiling.memory.snapshot import CATEGORIES
 from tools.render.load import Found, ours, primary_gpu
-from tools.render.rows import span
+from tools.render.rows import most, say, span
 from tools.render.stems.end_to_end import rows as end_to_end
 from tools.render.stems.peak_memory import rows as peak_memory
 
@@ -138,19 +138,17 @@ def step_points(found: Found) -> list[dict[str, Any]]:
     return points
 
 
-def worst(found: Found) -> float | None:
+def worst(found: Found) -> float:
     """How far the formula is off a measured peak, at worst, as a share of it."""
-    off = [
+    return most(
         abs(peak_bytes(peak_memory.pass_of(c)) / c.requested - 1) for c in steps(found)
-    ]
-    return max(off, default=None)
+    )
 
 
 def facts(found: Found) -> dict[str, str]:
-    off = worst(found)
     return {
         "steps": str(len(steps(found))),
-        "worst": "not measured" if off is None else f"{off * 100:.2f} %",
+        "worst": say(100 * worst(found), "{:.2f} %"),
         "rounding": span(
             (100 * (c.allocated / c.requested - 1) for c in steps(found)), "{:.1f}"
         ),

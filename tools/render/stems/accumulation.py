@@ -12,7 +12,7 @@ from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.markdown import columns, per_device
 from tools.render.plots import ACCENT, DARK, GREY, INK, line, note, panels, plot
-from tools.render.rows import Cell, axis, cell, cells, counted, measured, say
+from tools.render.rows import Cell, axis, cell, cells, counted, measured, ran, say
 
 # The sums in their order, by the names of their facts; the four snippets first.
 NAMED = (
@@ -270,8 +270,8 @@ def errors_figure(record: Record) -> str:
 
 def facts(record: Record | None) -> dict[str, str]:
     """Results and errors of the sums, and whether devices and predictions agree."""
-    of, ran = named(record), [c for c in cells(record) if c]
-    agreeing = [c["differing_steps"] == 0 for c in ran if c["device"] != "cpu"]
+    of, found = named(record), ran(record)
+    agreeing = [c["differing_steps"] == 0 for c in found if c["device"] != "cpu"]
     return {
         **{name: say(numbers(of[name])["total"], "{:.6f}") for name in NAMED},
         **{
@@ -281,7 +281,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "fp16_in_fp32_adding": say(numbers(of["fp16_in_fp32"])["of_adding"], signed),
         "bf16_last_change": say(of["bf16_in_bf16"]["last_change"], "step {:,}"),
         "agreeing": say(counted(agreeing)),
-        "stalls_as_predicted": say(counted(numbers(c)["as_predicted"] for c in ran)),
+        "stalls_as_predicted": say(counted(numbers(c)["as_predicted"] for c in found)),
     }
 
 
@@ -292,7 +292,7 @@ def facts(record: Record | None) -> dict[str, str]:
     "its format predicts.",
 )
 def sums_follow_from_formats(record: Record) -> Judgement:
-    found = [c for c in cells(record) if c]
+    found = ran(record)
     alike = [c["differing_steps"] == 0 for c in found]
     stalls = [numbers(c)["as_predicted"] for c in found]
     told = f"Alike on both {counted(alike)} sums, as predicted {counted(stalls)}."

@@ -27,6 +27,7 @@ from tools.render.rows import (
     least,
     measured,
     most,
+    ran,
     ranges,
     say,
     span,
@@ -162,10 +163,8 @@ def again_seconds(c: Cell) -> float:
 
 
 def beyond_settled(c: Cell, steps: str, phases: tuple[str, ...] = ()) -> float:
-    seconds = 0.0
-    for phase in phases or COMPILED_PHASES.get(execution_of(c), ()):
-        warm = c.samples(f"{steps}_{phase}")
-        seconds += (sum(warm) - len(warm) * c.ms(phase)) / 1e3
+    compiled = phases or COMPILED_PHASES.get(execution_of(c), ())
+    seconds = sum(c.beyond(f"{steps}_{phase}", phase) for phase in compiled)
     return seconds if c else c.missing
 
 
@@ -422,9 +421,8 @@ def facts(record: Record | None) -> dict[str, str]:
     adamw = at(record, "small", "fp32", "compiled_optimizer")
     # What took turns with it, and without it any eager step.
     eager = eager_of(record, adamw) if adamw else at(record, "small", "fp32", "eager")
-    ran = [c for c in cells(record) if c]
     # A graph has nothing that could compile again.
-    recompiles = sum(c.get("recompiles", 0) for c in ran) if ran else MISSING
+    recompiles = sum(c.get("recompiles", 0) for c in ran(record))
     return {
         **found,
         "unsteady": say(
@@ -436,7 +434,7 @@ def facts(record: Record | None) -> dict[str, str]:
         ),
         "speedup_least": say(least(step_speedups(record)), "{:.2f}"),
         "speedup_most": say(most(step_speedups(record)), "{:.2f}"),
-        "recompiles": say(recompiles or "no"),
+        "recompiles": say((recompiles or "no") if ran(record) else MISSING),
         "optimizer_eager": say(eager.ms("optimizer"), "{:.1f} ms"),
         "optimizer_compiled": say(adamw.ms("optimizer"), "{:.1f} ms"),
         "optimizer_compile": say(compile_seconds(adamw, "optimizer"), "{:.0f} s"),

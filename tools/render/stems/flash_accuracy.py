@@ -1,7 +1,6 @@
 """Tables and facts of `flash_accuracy`: errors against float64, beside PyTorch's."""
 
 from collections.abc import Iterable
-from functools import partial
 from math import erf, sqrt
 from statistics import geometric_mean
 from typing import Any
@@ -74,27 +73,22 @@ CAPTIONS = {
 
 def fragments(records: list[Record]) -> dict[str, str]:
     """The rule, drawn; ours over plain attention's error, drawn and in a table; errors
-    at d = 64, N = 4096; all errors.
+    at d = 64, N = 4096.
     """
-    telling = partial(error_table, **TELLING)
     return {
         "rule.md": rule(),
         "figure.md": per_device(records, ratios_figure),
-        "table.md": per_device(records, telling),
+        "table.md": per_device(records, error_table),
         "ratios.md": per_device(records, ratio_table),
-        "all.md": per_device(records, error_table),
     }
 
 
-def error_table(record: Record, **wanted: object) -> str:
+def error_table(record: Record) -> str:
     return columns(
-        cells(record, **wanted),
+        cells(record, **TELLING),
         ("implementation", lambda c: NAMES[c.config["implementation"]]),
         "dtype",
-        "d",
-        ("N", lambda c: c.config["n"]),
         ("heads", lambda c: c.config.get("heads", HEADS)),
-        "causal",
         *((name, lambda c, name=name: error(c, name), "{:.1e}") for name in RESULTS),
         left=2,
     )

@@ -32,6 +32,7 @@ from tools.render.rows import (
     cells,
     counted,
     known,
+    ran,
     say,
     span,
 )
@@ -130,14 +131,9 @@ def tokens_per_second(c: Cell) -> float:
 # Figures ------------------------------------------------------------------------------
 
 
-def of_small(record: Record, attention: str) -> list[Cell]:
-    """Those that ran, by context."""
-    return [c for c in cells(record, size="small", attention=attention) if c]
-
-
 def contexts_figure(record: Record) -> str:
     """Nothing where no step of `small` ran."""
-    found = {name: of_small(record, name) for name in NAMES}
+    found = {name: ran(record, size="small", attention=name) for name in NAMES}
     ends = {name: steps[-1] for name, steps in found.items() if steps}
     if not ends:
         return ""

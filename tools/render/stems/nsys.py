@@ -13,6 +13,7 @@ from tools.render.rows import (
     cells,
     known,
     most,
+    ran,
     say,
     span,
 )
@@ -132,7 +133,7 @@ def facts(record: Record | None) -> dict[str, str]:
     "a step take as long under either, within 3 %, and are as many.",
 )
 def instruments_agree(record: Record) -> Judgement:
-    found = [c for c in cells(record) if c]
+    found = ran(record)
     ratios = known(map(ratio, found))
     as_many = all(launched(c, "nsys") == launched(c, "torch") for c in found)
     numbers = f"nsys over torch.profiler: {span(ratios, '{:.3f}')}."

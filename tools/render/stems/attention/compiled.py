@@ -77,9 +77,7 @@ def speedups(record: Record | None) -> list[float]:
 
 def compile_seconds(c: Cell) -> float:
     """What the warm-up passes took beyond as many settled ones."""
-    warm = {name: c.samples(f"warmup_{name}") for name in PASSES}
-    beyond = (sum(times) - len(times) * c.ms(name) for name, times in warm.items())
-    return sum(beyond) / 1e3
+    return sum(c.beyond(f"warmup_{name}", name) for name in PASSES)
 
 
 def compiled_rows(record: Record | None) -> list[Tried]:

@@ -24,6 +24,7 @@ from tools.render.rows import (
     least,
     measured,
     most,
+    ran,
     say,
     span,
 )
@@ -49,7 +50,6 @@ from tools.render.stems.kernel_profile.rows import (
     product_calls,
     products_ms,
     profiled_ms,
-    ran,
     rates,
     same_in_fp32,
     share,

@@ -31,7 +31,7 @@ from tools.render.plots import (
     plot,
     stacked,
 )
-from tools.render.rows import least, most, say
+from tools.render.rows import least, most, ran, say
 from tools.render.stems.kernel_profile.rows import (
     PARTS,
     SOFTMAX,
@@ -39,7 +39,6 @@ from tools.render.stems.kernel_profile.rows import (
     matmul_share,
     part,
     part_costs,
-    ran,
     rates,
     share,
 )

@@ -31,10 +31,6 @@ def at(
     return cell(record, **named)
 
 
-def ran(record: Record | None, **config: Any) -> list[Cell]:
-    return [c for c in cells(record, **config) if c]
-
-
 def same_in_fp32(record: Record | None, c: Cell) -> Cell:
     """The fp32 row of the same size, context and mode."""
     named = {key: c.config.get(key) for key in ("size", "context", "mode")}

@@ -119,9 +119,10 @@ def timelines(
             axes.set_xlabel("allocations and frees, in order")
         key(figure, {name: COLORS[name] for name in used(found)})
 
+    if not found:
+        return ""
     narrow = 220 * len(found) + 60
-    size = {"height": 290, "narrow": narrow}
-    return plot(record, name, draw, finding, more, **size) if found else ""
+    return plot(record, name, draw, finding, more, height=290, narrow=narrow)
 
 
 def draw_timeline(axes: Axes, c: Tried) -> None:
