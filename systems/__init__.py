@@ -25,13 +25,14 @@ def need_torch() -> None:
         raise SystemExit(2)
 
 
-def run_as_command(main: Callable[..., Any], help: str) -> None:
+def run_as_command(main: Callable[..., Any], help: str | None) -> None:
     """Call `main` with what the command line gives for its parameters; --help shows
-    `help`, the docstring of a module, whose examples are lines of their own.
+    `help`, the docstring of a module, whose examples are lines of their own. Under
+    PYTHONOPTIMIZE=2 there is none.
     """
     import typer
 
-    main.__doc__ = help.replace("\n\n    python", "\n\n\b\n    python")
+    main.__doc__ = (help or "").replace("\n\n    python", "\n\n\b\n    python")
     app = typer.Typer(
         add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
     )

@@ -56,6 +56,13 @@ def test_help_has_an_example_on_a_line_of_its_own(command):
     assert any(x.startswith(HELPS[command]) for x in lines), done.stdout
 
 
+def test_help_without_docstrings_is_its_options():
+    """As PYTHONOPTIMIZE=2 in the environment leaves it."""
+    line = [sys.executable, "-OO", "-m", "systems.formulas.fit", "--help"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and "--help" in done.stdout
+
+
 def test_a_wrong_option_computes_nothing():
     line = [sys.executable, "-m", "systems.profiling.memory.digest"]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)

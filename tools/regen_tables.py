@@ -52,6 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: Path = given.pop("results", RESULTS)
     action = next((a for a in READS if a.removeprefix("--") in given), "measuring")
     value = given.pop(action.removeprefix("--"), None)
+    if "only" in given:
+        # Named twice, it is measured once.
+        given["only"] = list(dict.fromkeys(given["only"]))
     for name in sorted(given.keys() - READS[action]):
         readers = " or ".join(a for a, reads in READS.items() if name in reads)
         stop(f"{flag(name)} goes with {readers}, not with {action}")
@@ -72,10 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tree = same(results, RESULTS)
         if action not in ("measuring", "--slurm") and not (tree or results.is_dir()):
             stop(f"--results {results}: no such folder")
-        if action == "--render" and not tree and "generated" not in given:
+        if action in ("--render", "--check") and not tree and "generated" not in given:
             stop(
-                f"--render would put {results} in place of this guide's own tables: "
-                "add --generated FOLDER to say where its tables go"
+                f"this guide's own tables are not of {results}: add --generated FOLDER "
+                "to say where its tables are"
             )
         match action:
             case "--list":
@@ -140,13 +143,13 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument(
         "--results",
         metavar="FOLDER",
-        type=Path,
+        type=folder,
         help="where the records are (docs/results)",
     )
     parser.add_argument(
         "--generated",
         metavar="FOLDER",
-        type=Path,
+        type=folder,
         help="where tables are rendered to (docs/generated); without it the records of "
         "another --results are not rendered",
     )
@@ -206,6 +209,13 @@ def stem(text: str) -> str:
             f"no experiment is named {text!r}; there are: {', '.join(STEMS)}"
         )
     return text
+
+
+def folder(text: str) -> Path:
+    """A folder as a flag's value: not that of a shell's variable which is not set."""
+    if not text:
+        raise argparse.ArgumentTypeError("it names no folder")
+    return Path(text)
 
 
 def minutes(text: str) -> float:
@@ -301,10 +311,10 @@ def conclude(
     code = max(outcome.code for outcome in outcomes)
     if not all_ended:
         print("jobs go on; run the same command to see where they stand")
-    elif quick:
+    elif quick and any(outcome.code != 2 for outcome in outcomes):
         quick_results = results / "quick"
         print(f"reduced grid: its records stay in {quick_results} and are not rendered")
-    elif code != 2:
+    elif code != 2 and not quick:
         render_if_told(results, generated)
     return code
 

@@ -113,7 +113,7 @@ def _nvml_handle() -> Any:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return None
-    if visible.isdigit():
+    if visible.isdecimal():
         return told(pynvml.nvmlDeviceGetHandleByIndex, int(visible))
     if visible.startswith(("GPU-", "MIG-")):
         return told(pynvml.nvmlDeviceGetHandleByUUID, visible)

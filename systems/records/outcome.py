@@ -14,6 +14,7 @@ NO_HOST_MEMORY = (
     "can't allocate memory",
     "Storage size calculation overflowed",
     "numel: integer multiplication overflow",
+    "cannot be represented as a SymInt",
     "std::bad_alloc",
 )
 # How the reason of a row begins whose implementation is not there.

@@ -23,7 +23,7 @@ def simulated_gib() -> int | None:
     text = os.environ.get(VARIABLE)
     if text is None:
         return None
-    if not text.isdigit() or int(text) == 0:
+    if not text.isdecimal() or int(text) == 0:
         raise ValueError(f"{VARIABLE} must be a number of GiB, got {text!r}")
     return int(text)
 

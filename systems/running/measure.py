@@ -45,8 +45,11 @@ from systems.running.resuming import (
 from systems.running.verify import verify_stem
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-# A link, a FIFO, a folder or another user's file where one of ours would be.
-IN_THE_WAY = (errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.EPERM)
+# A link, a FIFO, a folder or another user's file where one of ours would be; a file
+# where a folder would be.
+IN_THE_WAY = (
+    errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.EPERM, errno.EEXIST, errno.ENOTDIR
+)  # fmt: skip
 
 
 def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
@@ -175,8 +178,11 @@ def said_of(error: OSError, results: Path) -> str:
     full = error.errno in FULL
     where = Path(error.filename) if error.filename else results if full else None
     if where is not None and where.is_relative_to(results):
-        remedy = "free space or give" if full else "remove it, or give"
-        return f"can't write {where}: {error.strerror}; {remedy} another --results"
+        first = {FULL: "free space or ", IN_THE_WAY: "remove it, or "}
+        may = next(
+            (said for errnos, said in first.items() if error.errno in errnos), ""
+        )
+        return f"can't write {where}: {error.strerror}; {may}give another --results"
     # In the folder for temporary files, say, or a program that does not start.
     what = f"can't use {where}" if where else "can't go on"
     remedies = {IN_THE_WAY: "; remove it", FULL: "; free space there"}

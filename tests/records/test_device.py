@@ -113,6 +113,7 @@ def test_without_a_driver_a_handle_or_a_name_there_is_no_gpu(driver, refused):
         ("", False),
         ("-1", False),
         ("nonsense", False),
+        ("²", False),
     ],
 )
 def test_the_visible_device_is_found_parts_by_mig_too(

@@ -85,6 +85,10 @@ def test_out_of_memory_on_a_cpu_is_a_result_too():
             "numel: integer multiplication overflow",
             "numel: integer multiplication overflow",
         ),
+        (
+            "an int that cannot be represented as a SymInt: -9223372036854775808",
+            "an int that cannot be represented as a SymInt: -9223372036854775808",
+        ),
     ],
 )
 def test_a_cpu_says_otherwise_that_it_is_out_of_memory(text, reason):

@@ -79,7 +79,7 @@ def test_a_record_that_was_put_there_is_refused(tmp_path, monkeypatch):
             assert load.read(path).device == device
 
 
-@pytest.mark.parametrize("text", ["40GB", "0", "-1", ""])
+@pytest.mark.parametrize("text", ["40GB", "0", "-1", "", "²"])
 def test_no_number_of_gib_is_one_line(text, monkeypatch, capsys):
     monkeypatch.setenv(limited.VARIABLE, text)
     with pytest.raises(SystemExit) as ended:

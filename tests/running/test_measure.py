@@ -492,6 +492,9 @@ def test_a_folder_that_cannot_be_written_is_one_line(run, tmp_path):
     )
     (tmp_path / "meta").write_text("in the way")
     assert run().error.startswith(f"can't write {tmp_path}/meta")
+    # What is not there is not to be removed.
+    message = run(results=Path("/proc/nowhere")).error
+    assert message.endswith("No such file or directory; give another --results")
     assert (
         (tmp_path / "file").read_text()
         == (tmp_path / "meta").read_text()

@@ -97,10 +97,16 @@ WRONG = {
         "--verify, not with --list"
     ),
     # Of shells, a variable that is not set.
+    "--results ''": "argument --results: it names no folder",
+    "--render --generated ''": "argument --generated: it names no folder",
     "--verify ''": f"argument --verify: {UNKNOWN.replace('nope', '')}",
     "--only warmup --only compile": (
         "nothing was measured: warmup needs a GPU and none was found; --quick runs it "
         "on a CPU, compile needs a GPU and none was found"
+    ),
+    # Named twice, it is measured once.
+    "--only compile --only compile": (
+        "nothing was measured: compile needs a GPU and none was found"
     ),
 }
 
@@ -222,9 +228,10 @@ def test_verify_makes_a_stale_record_verified(tree):
 def test_a_folder_that_cannot_be_written_is_named(tree, tmp_path):
     file = tmp_path / "file"
     file.write_text("in the way")
-    done = regen_tables(tree, "--only", "fake", "--results", str(file))
+    done = regen_tables(tree, "--only", "fake", "--quick", "--results", str(file))
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert f"error: can't write {file}" in done.stdout
+    assert "its records stay" not in done.stdout
     assert file.read_text() == "in the way"
 
 
@@ -427,9 +434,10 @@ def test_records_elsewhere_leave_the_guides_own_tables(rendered, tmp_path):
     other, shown = tmp_path / "other", tmp_path / "shown"
     other.mkdir()
     before = contents(tmp_path / "generated")
-    done = rendered("--render", "--results", str(other))
-    assert done.code == 2 and "add --generated FOLDER" in done.err
-    assert done.err.count("\n") == 1
+    for action in ("--render", "--check"):
+        done = rendered(action, "--results", str(other))
+        assert done.code == 2 and "add --generated FOLDER" in done.err
+        assert done.err.count("\n") == 1 and not done.out
     # Elsewhere, or here if told so.
     assert not rendered(
         "--render", "--results", str(other), "--generated", str(shown)
