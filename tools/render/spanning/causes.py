@@ -37,6 +37,8 @@ from tools.render.rows import (
     most,
     say,
 )
+from tools.render.stems.end_to_end.rows import at as timed
+from tools.render.stems.kernel_profile.rows import at as profiled
 from tools.render.stems.kernel_profile.rows import kernels, total_ms
 
 PASSES = ("forward", "backward")
@@ -92,11 +94,11 @@ def split(
 ) -> Pass:
     """One pass by cause. What was not measured is Missing."""
     at = {"size": size, "context": context, "precision": precision, "mode": "step"}
-    profiled = cell(profile, **at)
-    at["batch"] = profiled.config.get("batch", 4)
+    step = cell(profile, **at)
+    at["batch"] = step.config.get("batch", 4)
     wall = cell(clock, **at).ms(*PASSES)
     busy = {
-        cause: sum(total_ms(profiled, PASSES, name) for name in names)
+        cause: sum(total_ms(step, PASSES, name) for name in names)
         for cause, names in CATEGORIES.items()
     }
     idle = wall - sum(busy.values())
@@ -247,13 +249,10 @@ def copies_ms(c: Cell, phase: str, name: str = "") -> float:
 def copies_table(profile: Record) -> str:
     """Copies of a forward and of a backward pass in both precisions."""
 
-    def step(precision: str):
-        return lambda place: cell(
-            profile, size=place[0], context=place[1], precision=precision, mode="step"
-        )
-
     def copied(precision: str, phase: str, name: str = ""):
-        return lambda place: copies_ms(step(precision)(place), phase, name)
+        return lambda place: copies_ms(
+            profiled(profile, place[0], place[1], "step", precision), phase, name
+        )
 
     places = [
         (c.config["size"], c.config["context"])
@@ -358,19 +357,15 @@ def facts(found: Found) -> dict[str, str]:
         key = f"{size.replace('.', '_')}_{context}"
         told[f"expected_{key}"] = say(g.expected, "{:.1f}")
         told[f"measured_{key}"] = say(g.measured, "{:.1f}")
-    at = {"size": "small", "context": 128, "precision": "fp32", "mode": "forward"}
-    forward, timed = cell(profile, **at), cell(clock, **at, batch=4).ms("forward")
-    idle = 1 - total_ms(forward, ("forward",)) / timed
+    place = ("small", 128, "forward", "fp32")
+    busy = total_ms(profiled(profile, *place), ("forward",))
+    idle = 1 - busy / timed(clock, *place).ms("forward")
     told["idle_forward_small_128"] = say(idle, percent)
     short = gain(profile, clock, "2.7B", 128)
     told["more_copies_2_7B_128"] = say(short.more(COPIES), "{:.0f} ms")
     told["more_idle_2_7B_128"] = say(short.more(IDLE), "{:.0f} ms")
     casts = [
-        copies_ms(
-            cell(profile, size="2.7B", context=context, precision="bf16", mode="step"),
-            "forward",
-            CAST,
-        )
+        copies_ms(profiled(profile, "2.7B", context, "step", "bf16"), "forward", CAST)
         for context in axis(profile, "context", size="2.7B", precision="bf16")
     ]
     in_bf16 = [
@@ -379,8 +374,7 @@ def facts(found: Found) -> dict[str, str]:
         if p.precision == "bf16"
     ]
     told["products_bf16_most"] = say(most(in_bf16), percent)
-    at = {"size": "2.7B", "context": 128, "precision": "fp32", "mode": "step"}
-    copied = copies_ms(cell(profile, **at), "backward")
+    copied = copies_ms(profiled(profile, "2.7B", 128, "step"), "backward")
     told["copied_2_7B_128_fp32"] = say(copied, "{:.0f} ms")
     told["casts_2_7B_least"] = say(least(casts), "{:.1f}")
     told["casts_2_7B_most"] = say(most(casts), "{:.1f} ms")

@@ -21,6 +21,8 @@ from systems.records.record import Record
 from tools.render.load import Found, ours, primary_gpu
 from tools.render.markdown import percent
 from tools.render.rows import MISSING, Cell, cell, data_sheet, say
+from tools.render.stems.end_to_end.rows import at as timed
+from tools.render.stems.kernel_profile.rows import at as profiled
 
 BATCH = 4
 # Where nobody lists the primary GPU, the drawing shows this one, and says so.
@@ -128,14 +130,12 @@ class Regimes:
 
 def regimes(found: Found) -> Regimes:
     profile, clock = (ours(found, s) for s in ("kernel_profile", "end_to_end"))
-    forward = {"mode": "forward", "batch": BATCH}
-    launches = {"size": "small", "context": 128, "precision": "bf16", **forward}
-    at_512 = {"context": 512, "precision": "fp32", **forward}
-    small, large = (cell(profile, size=size, **at_512) for size in ("small", "2.7B"))
+    launches = ("small", 128, "forward", "bf16")
+    small, large = (profiled(profile, s, 512, "forward") for s in ("small", "2.7B"))
     return Regimes(
         data_sheet(primary_gpu()),
-        cell(clock, **launches).ms("forward"),
-        kernels(cell(profile, **launches)),
+        timed(clock, *launches).ms("forward"),
+        kernels(profiled(profile, *launches)),
         kernels(small, "forward/attention softmax"),
         softmax("small", 512),
         kernels(large, category="matmul"),
@@ -211,16 +211,13 @@ def step_facts(record: Record | None) -> dict[str, str]:
         for precision in ("fp32", "bf16"):
             key = f"{mode}_2_7B_512_{precision}"
             floor = 1e3 * pass_flops(forward, *phases) / getattr(peak, precision)
-            at = {"size": "2.7B", "context": 512, "batch": BATCH, "mode": mode}
-            took = cell(record, precision=precision, **at).ms()
+            took = timed(record, "2.7B", 512, mode, precision).ms()
             found[f"floor_{key}"] = say(floor, "{:.0f} ms")
             found[f"over_floor_{key}"] = say(took / floor, "{:.1f}")
     for context in (128, 256, 512, 1024):
-        at = {"size": "small", "context": context, "mode": "forward", "batch": BATCH}
-        took = cell(record, precision="bf16", **at).ms()
+        took = timed(record, "small", context, "forward", "bf16").ms()
         found[f"forward_small_{context}_bf16"] = say(took, "{:.1f} ms")
-    at = {"size": "2.7B", "context": 512, "mode": "forward", "batch": BATCH}
-    took = cell(record, precision="fp32", **at).ms()
+    took = timed(record, "2.7B", 512, "forward", "fp32").ms()
     found["forward_2_7B_512_fp32"] = say(took, "{:.0f} ms")
     return found
 
@@ -237,8 +234,7 @@ def gain_facts(profile: Record | None) -> dict[str, str]:
     """What bf16 can gain where only the matrix products get faster, by the ratio of the
     peaks, for a step of 2.7B at context 512.
     """
-    at = {"size": "2.7B", "context": 512, "batch": BATCH, "mode": "step"}
-    step = cell(profile, precision="fp32", **at)
+    step = profiled(profile, "2.7B", 512, "step")
     products, every = kernels(step, "", "matmul"), kernels(step, "")
     share = products.ms / every.ms
     peak = data_sheet(primary_gpu())
@@ -289,11 +285,11 @@ def slot_facts(profile: Record | None, record: Record | None) -> dict[str, str]:
     """A forward pass of 2.7B at context 1024 in bf16: how much of it is attention, what
     it would gain if that took no time at all, and what it gains.
     """
-    at = {"size": "2.7B", "context": 1024}
-    forward = cell(profile, mode="forward", precision="bf16", batch=BATCH, **at)
+    forward = profiled(profile, "2.7B", 1024, "forward", "bf16")
     share = kernels(forward, "forward/attention").ms / kernels(forward).ms
     eager, ours = (
-        cell(record, attention=name, **at).ms("forward") for name in ("eager", "flash")
+        cell(record, size="2.7B", context=1024, attention=name).ms("forward")
+        for name in ("eager", "flash")
     )
     return {
         "attention_share": say(share, percent),

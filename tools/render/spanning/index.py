@@ -10,9 +10,9 @@ from systems.model.sizes import TABLE_1
 from tools.render.drawing import SMALL, Drawing
 from tools.render.load import Found, ours
 from tools.render.markdown import NOTHING_YET, Markup, captioned, table
-from tools.render.rows import NOT_MEASURED, Missing, cell, faster, say
-from tools.render.spanning.envelope import BATCH
+from tools.render.rows import NOT_MEASURED, Missing, say
 from tools.render.spanning.writeup import load_problems
+from tools.render.stems.end_to_end.gains import speedup
 from tools.render.stems.peak_memory.figures import timeline_figure
 
 WIDTH, ROW = 250, 24
@@ -130,14 +130,7 @@ def linked(page: str) -> str:
 def speed(found: Found) -> list[Bar]:
     """fp32 over bf16 for a training step at context 512, from the smallest model up."""
     record = ours(found, "end_to_end")
-    at = {"context": 512, "mode": "step", "batch": BATCH}
-    gains = {
-        size: faster(
-            cell(record, size=size, precision="fp32", **at),
-            cell(record, size=size, precision="bf16", **at),
-        )
-        for size in TABLE_1
-    }
+    gains = {size: speedup(record, (size, 512)) for size in TABLE_1}
     return [(size, gain, say(gain, "{:.1f} ×")) for size, gain in gains.items()]
 
 
