@@ -299,6 +299,14 @@ def gib(value: float) -> str:
     return f"{value / 2**30:.1f}"
 
 
+def in_gib(value: float) -> str:
+    return say(value / 2**30, "{:.2f} GiB")
+
+
+def in_mib(value: float) -> str:
+    return say(value / 2**20, "{:,.0f} MiB")
+
+
 def nonzero(text: str) -> str:
     """A number of a table in which few are not zero; the others are left blank."""
     return text if re.search(r"[^\d.,+−-]|[1-9]", text) else ""

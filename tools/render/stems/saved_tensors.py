@@ -17,7 +17,7 @@ from systems.formulas.memory_costs import (
 )
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.markdown import columns, per_device, percent, table
+from tools.render.markdown import columns, in_mib, per_device, percent, table
 from tools.render.plots import ACCENT, INK, bars, panels, plot
 from tools.render.rows import Cell, cell, cells, measured, say
 
@@ -204,10 +204,6 @@ def figure_of(record: Record) -> str:
 
 
 # Facts --------------------------------------------------------------------------------
-
-
-def in_mib(value: Any) -> str:
-    return say(value / MIB, "{:,.0f} MiB")
 
 
 def facts(record: Record | None) -> dict[str, str]:

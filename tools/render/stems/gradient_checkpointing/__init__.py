@@ -18,7 +18,7 @@ from systems.formulas.memory_costs import (
 from systems.formulas.recomputation import best_runs, forward_passes, inputs_kept
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.markdown import captioned, columns, per_device
+from tools.render.markdown import captioned, columns, in_gib, in_mib, per_device
 from tools.render.plots import (
     ACCENT,
     DARK,
@@ -52,7 +52,7 @@ from tools.render.stems.gradient_checkpointing.rows import (
     rows_of,
 )
 
-MIB, GIB = 2**20, 2**30
+GIB = 2**30
 LAYERS = pass_of().shape.num_layers
 
 CAPTIONS = {
@@ -273,10 +273,6 @@ def rows_table(record: Record, shown: Sequence[Row]) -> str:
 # Facts --------------------------------------------------------------------------------
 
 
-def in_gib(value: Any) -> str:
-    return say(value / GIB, "{:.2f} GiB")
-
-
 def facts(record: Record | None) -> dict[str, str]:
     """Peaks, times and their predictions that the pages name; and what follows from
     shapes.
@@ -307,9 +303,9 @@ def facts(record: Record | None) -> dict[str, str]:
         "slower": say(slower, "{:.2f}"),
         "chain_slower": say(chained, "{:.1f}"),
         "worst": say(100 * most(all_off(record)), "{:.2f} %"),
-        "input": f"{residual_bytes(p) / MIB:.0f} MiB",
-        "block": f"{block_saved(p) / MIB:,.0f} MiB",
-        "block_plain": f"{block_saved(pass_of('eager')) / MIB:,.0f} MiB",
+        "input": in_mib(residual_bytes(p)),
+        "block": in_mib(block_saved(p)),
+        "block_plain": in_mib(block_saved(pass_of("eager"))),
         "block_over_input": f"{block_saved(p) / residual_bytes(p):.0f}",
         "weights": in_gib(weight_bytes(p)),
         "copies": in_gib(copied_bytes(p)),

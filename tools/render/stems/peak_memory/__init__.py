@@ -9,7 +9,7 @@ from systems.formulas.memory_costs import Pass, attention_saved, residual_bytes
 from systems.formulas.memory_peak import most
 from systems.formulas.memory_peak import peak as peak_by_formula
 from systems.records.record import Record
-from tools.render.markdown import per_device
+from tools.render.markdown import in_gib, in_mib, per_device
 from tools.render.rows import MISSING, measured, say
 from tools.render.stems.peak_memory import claims as claims
 from tools.render.stems.peak_memory import figures, tables
@@ -23,8 +23,6 @@ from tools.render.stems.peak_memory.rows import (
     agreement,
     at,
     helped,
-    in_gib,
-    in_mib,
     largest,
     place,
     worst,

@@ -3,13 +3,13 @@
 from systems.formulas.memory_costs import attention_saved, residual_bytes
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
+from tools.render.markdown import in_mib
 from tools.render.rows import known, span
 from tools.render.stems.peak_memory.rows import (
     BARS,
     CONTEXTS,
     LASTING,
     at,
-    in_mib,
     largest,
     misses,
     pass_of,

@@ -165,14 +165,6 @@ def two(value: float) -> str:
     return say(value / 2**30, "{:.2f}")
 
 
-def in_gib(value: float) -> str:
-    return say(value / 2**30, "{:.2f} GiB")
-
-
-def in_mib(value: float) -> str:
-    return say(value / MIB, "{:.0f} MiB")
-
-
 def signed(value: float) -> str:
     """A deviation: `+0.4 %`."""
     return f"{100 * value:+.1f} %".replace("-0.0", "+0.0")
