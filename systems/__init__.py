@@ -2,6 +2,8 @@
 experiments.
 """
 
+import errno
+import os
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -37,4 +39,13 @@ def run_as_command(main: Callable[..., Any], help: str | None) -> None:
         add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
     )
     app.command()(main)
-    app()
+    try:
+        app()
+    except OSError as error:
+        # Our own output's error names no file.
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename:
+            raise
+        # Python would complain once more when it flushes what is left.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"error: can't write: {error.strerror}", file=sys.stderr)
+        raise SystemExit(2) from None

@@ -63,6 +63,15 @@ def test_help_without_docstrings_is_its_options():
     assert (done.returncode, done.stderr) == (0, "") and "--help" in done.stdout
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+def test_output_that_fills_the_disk_is_one_line():
+    line = [sys.executable, "-m", "systems.experiments.model_sizes"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(line, cwd=ROOT, stdout=full, stderr=-1, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "error: can't write: No space left on device\n"
+
+
 def test_a_wrong_option_computes_nothing():
     line = [sys.executable, "-m", "systems.profiling.memory.digest"]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)

@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 # import is imported where it is used, so that --help answers at once.
 from systems import ROOT  # noqa: E402
 from systems.experiments import STEMS  # noqa: E402
+from systems.running.reports import exit_when_terminated  # noqa: E402
 from tools.measuring import Outcome, measure_if_stale, run_child  # noqa: E402
 from tools.rendering import check_tree, stop, write_rendered  # noqa: E402
 from tools.slurm.options import FLAGS, Options  # noqa: E402
@@ -342,4 +343,6 @@ def print_outcomes(outcomes: list[Outcome]) -> None:
 
 
 if __name__ == "__main__":
+    # Told to end, it ends what measures, too.
+    exit_when_terminated()
     sys.exit(main())

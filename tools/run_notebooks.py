@@ -10,12 +10,18 @@ is not kept.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import nbformat
 from nbclient import NotebookClient
 from traitlets.config import Config
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+# The line above makes these importable from a plain source tree.
+from systems.records.files import write_whole  # noqa: E402
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "docs/notebooks"
 METADATA = {
@@ -47,5 +53,5 @@ def executed(path: Path) -> str:
 if __name__ == "__main__":
     argparse.ArgumentParser(description="Execute the notebooks.").parse_args()
     for notebook in sorted(NOTEBOOKS.glob("*.ipynb")):
-        notebook.write_text(executed(notebook), encoding="utf-8")
+        write_whole(notebook, executed(notebook))
         print(notebook.name)

@@ -236,7 +236,13 @@ def test_a_folder_that_cannot_be_written_is_named(tree, tmp_path):
 
 
 @pytest.mark.slow
-def test_stopping_the_command_ends_the_process_of_a_row(tree, tmp_path):
+@pytest.mark.parametrize(
+    ("told", "code", "said"),
+    [(signal.SIGINT, 2, "error: stopped; every finished"), (signal.SIGTERM, 143, "")],
+)
+def test_stopping_the_command_ends_the_process_of_a_row(
+    tree, tmp_path, told, code, said
+):
     log = tmp_path / "log"
     settings = {"FAKE_FRESH_PROCESS": "1", "FAKE_SLEEP": "600000", "FAKE_LOG": str(log)}
     given = regen_command(tree, "--only", "fake", **settings)
@@ -244,8 +250,9 @@ def test_stopping_the_command_ends_the_process_of_a_row(tree, tmp_path):
         until(lambda: log.exists() and log.read_text().endswith("\n"))
         row = int(log.read_text().split()[1])
         os.kill(row, 0)
-        running.send_signal(signal.SIGINT)
-        assert running.stderr and "stopped; every finished" in running.stderr.read()
+        running.send_signal(told)
+        assert running.stderr and said in running.stderr.read()
+    assert running.returncode == code
     until(lambda: not Path(f"/proc/{row}/cmdline").exists() or not cmdline(row))
 
 
