@@ -2,6 +2,7 @@
 clone that was moved.
 """
 
+import os
 import re
 import shutil
 import socket
@@ -70,6 +71,27 @@ def test_output_that_fills_the_disk_is_one_line():
         done = subprocess.run(line, cwd=ROOT, stdout=full, stderr=-1, text=True)
     assert done.returncode == 2
     assert done.stderr == "error: can't write: No space left on device\n"
+
+
+INTERPRETED = "error: the interpreter compiles nothing: unset TRITON_INTERPRET\n"
+NOTHING = {
+    "tools/compile_steps.py": INTERPRETED,
+    "tools/compile_tables.py --gpu a100": INTERPRETED,
+    "tools/tune_flash.py --compile-only": INTERPRETED,
+    "tools/compile_tables.py --gpu v100": "error: v100 is none of a100, ",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", NOTHING)
+def test_what_compiles_nothing_is_one_line(command):
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    line = [sys.executable, *command.split()]
+    done = subprocess.run(
+        line, cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(NOTHING[command])
 
 
 def test_a_wrong_option_computes_nothing():

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
@@ -33,6 +34,7 @@ from tools.binary import (
     read_binary,
     resources,
 )
+from tools.rendering import stop
 
 # What a thread may spill, in bytes, and in a step of its hottest loop, in instructions
 # that write registers to the stack or read them back, as a share of the loop's. With
@@ -137,6 +139,12 @@ class Driver:
         )  # fmt: skip
         self.loaded.append(needs)
         return "module", "function", registers, 0, 1024
+
+
+def need_compiler() -> None:
+    """End a command that compiles by one line where kernels would be interpreted."""
+    if knobs.runtime.interpret:
+        stop("the interpreter compiles nothing: unset TRITON_INTERPRET")
 
 
 def loaded_by(

@@ -35,7 +35,7 @@ from systems.experiments import flash_ablation
 from systems.formulas.chips import TARGETS
 from systems.records.files import write_whole
 from systems.records.source_hash import hash_of
-from tools.compile_ahead import Needs, loaded_by
+from tools.compile_ahead import Needs, loaded_by, need_compiler
 from tools.render.stems.flash_ablation import (
     BACKWARD,
     COMPILED,
@@ -121,6 +121,7 @@ def shown(needs: Needs) -> dict[str, float | str]:
 
 
 def main() -> None:
+    need_compiler()
     versions = json.loads(COMPILED.read_text()) if COMPILED.exists() else {}
     steps = (*FORWARD, *BACKWARD)
     found = {step: compiled(step) for step in steps if step not in SAME}

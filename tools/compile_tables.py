@@ -29,8 +29,9 @@ from systems.attention.triton.configs import Config
 from systems.attention.triton.tuned import HEAD_DIMS, kernels_hash
 from systems.formulas.chips import TARGETS, Target
 from systems.records.files import write_whole
-from tools.compile_ahead import DTYPES, Needs, compile_for, entries
+from tools.compile_ahead import DTYPES, Needs, compile_for, entries, need_compiler
 from tools.render.spanning.compiled import COMPILED, PREDICTED, WIDTHS
+from tools.rendering import stop
 
 
 class NotCompiled(Exception):
@@ -127,6 +128,9 @@ def main(
     ] = False,
 ) -> None:
     """Compile the tables of these GPUs and write what they need."""
+    if unknown := [name for name in gpu if name not in TARGETS]:
+        stop(f"{unknown[0]} is none of {', '.join(TARGETS)}")
+    need_compiler()
     versions = json.loads(COMPILED.read_text()) if COMPILED.exists() else {}
     own, source = versions.get(triton.__version__, {}), kernels_hash()
     kept = own["rows"] if own.get("source_hash") == source else []

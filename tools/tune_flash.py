@@ -38,7 +38,7 @@ from itertools import groupby, product
 from multiprocessing import active_children, get_context
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import msgspec
 import torch
@@ -53,7 +53,6 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.table import Table
-from triton import knobs
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -71,7 +70,8 @@ from systems.attention.triton.tuned import (
 from systems.formulas.chips import KIB, TARGETS
 from systems.records.device import Device, find_gpu
 from systems.running.precompile import MOST_PROCESSES, cores, end_with
-from tools.compile_ahead import DTYPES, compile_for, entries, faults
+from tools.compile_ahead import DTYPES, compile_for, entries, faults, need_compiler
+from tools.rendering import stop
 from tools.tuning import (
     Candidate,
     Search,
@@ -87,11 +87,6 @@ HEADS, N = 16, 4096
 # Nearer than this two configurations are as fast, and ours stays.
 TIE = 0.99
 Check = Callable[[list[Candidate]], Iterable[str]]
-
-
-def stop(message: str) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
-    raise typer.Exit(2)
 
 
 def main(
@@ -358,9 +353,7 @@ def print_needs(gpu: str, arithmetic: list[str], d: list[int]) -> int:
     """The exit code, after a table of what the kernels need of this GPU, under either
     mask, with many rows and with few.
     """
-    if knobs.runtime.interpret:
-        print("error: the interpreter compiles nothing: unset TRITON_INTERPRET")
-        return 2
+    need_compiler()
     columns = (
         *("kernel", "tile", "warps", "shared KiB", "registers", "stack B"),
         *("in loop", "per score", "per SM"),
