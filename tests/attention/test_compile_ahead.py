@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from triton import knobs
 
 from systems import ROOT
 from systems.formulas.chips import TARGETS
