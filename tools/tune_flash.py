@@ -29,9 +29,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from itertools import groupby, product
@@ -172,6 +173,10 @@ def main(
         processes, get_context("spawn"), end_with, (os.getpid(),)
     ) as pool:
         try:
+            with without_interrupts():
+                # All are started here: one is started where none is idle.
+                for _ in range(processes):
+                    pool.submit(os.getpid)
             done = tune(
                 found, path, searches, configs,
                 check=partial(verdicts, pool),
@@ -190,8 +195,10 @@ def main(
             trouble = f"{error.strerror}{where}{goes_on}"
         except KeyboardInterrupt:
             trouble = f"stopped{goes_on}"
-            for child in active_children():
-                child.terminate()
+            with without_interrupts():
+                for child in active_children():
+                    child.terminate()
+                pool.shutdown()
     report(console, found, searches)
     if path and holds_entries(path):
         console.print(f"written: {path}", soft_wrap=True)
@@ -201,15 +208,26 @@ def main(
         console.print(f"out of time{goes_on}")
 
 
-def verdicts(pool: Executor, these: list[Candidate]) -> Iterable[str]:
-    """What is wrong with each, as it becomes known. Ctrl-C, which a terminal sends to
-    all processes, is left to this one.
+@contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Ignores Ctrl-C, which a terminal sends to all processes; those that are started
+    meanwhile ignore it for good.
     """
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        return pool.map(verdict, these)
+        yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def verdicts(pool: Executor, these: list[Candidate]) -> Iterable[str]:
+    """What is wrong with each, as it becomes known.
+
+    Not by `map`, which cancels what is left where it is interrupted: a pool whose
+    processes end with cancelled work among theirs leaves some of them running.
+    """
+    work = [pool.submit(verdict, candidate) for candidate in these]
+    return (each.result() for each in work)
 
 
 def begin(
