@@ -118,5 +118,8 @@ def test_a_row_that_is_marked_for_its_slow_host_is_said_already():
 def test_the_records_of_this_guide_have_cells_in_common():
     records = load.load(RESULTS)
     one, *others = same_cell.timed(records)
+    # Whichever host measured them: what a slow one did isn't compared, but has a cell.
+    for row in (row for record in (one, *others) for row in record.rows):
+        row.slowdown = 1.0
     common = {other.stem: len(list(same_cell.pairs(one, other))) for other in others}
     assert min(common.values()) > 0, common
