@@ -13,7 +13,7 @@ from systems.experiments import STEMS
 from systems.model.sizes import SIZES
 from systems.model.transformer import build_model
 from tools.render import load
-from tools.render.spanning import errata, index, writeup
+from tools.render.spanning import errata, writeup
 
 DOCS = ROOT / "docs"
 PAGE = (DOCS / "writeup.md").read_text(encoding="utf-8")
@@ -166,18 +166,35 @@ def test_a_claim_whose_stem_no_answer_names_comes_last(found):
     assert other.sentence in last
 
 
-def test_the_overview_counts_problems(found):
-    text = writeup.overview(PROBLEMS, {})
-    assert "0 of 11 problems" in text and text.count("not measured yet") + text.count(
-        "not built yet"
-    ) == len(PROBLEMS)
-    rows = [
-        line
-        for line in writeup.overview(PROBLEMS, found).splitlines()
-        if line.startswith("| [")
+def test_what_needs_no_gpu_is_judged_for_each_and_has_no_tab_of_its_own(found):
+    """Memory is measured on a GPU, what a block saves is counted on shapes."""
+    (problem,) = (p for p in PROBLEMS if p.name == "memory_profiling")
+    counted = next(c for c in writeup.all_claims() if c.stem == "saved_tensors")
+    (ours,) = (r for r in found["peak_memory"] if r.kind == "measured")
+    assert "Not judged" not in writeup.claims_of(problem, found)
+    assert "===" not in writeup.claims_of(problem, found)
+    other = copy.deepcopy(ours)
+    other.device.name, other.device.slug = "NVIDIA X", "nvidia-x"
+    both = {**found, "peak_memory": [ours, other]}
+    text = writeup.claims_of(problem, both)
+    assert re.findall(r'^=== "(.+)"$', text, re.MULTILINE) == [
+        "NVIDIA H200",
+        "NVIDIA X",
     ]
-    answered = sum("not " not in line for line in rows)
-    assert f"{answered} of 11 problems" in writeup.overview(PROBLEMS, found)
+    holds = f"- **Holds:** {counted.sentence}"
+    assert text.count(holds) == 2 and "Not judged" not in text
+    # Before any GPU measured something, it is judged all the same.
+    alone = writeup.claims_of(problem, {**found, "peak_memory": []})
+    assert alone.count(holds) == 1 and "===" not in alone
+
+
+def test_the_overview_says_of_every_problem_how_it_stands(found):
+    for known in ({}, found):
+        text = writeup.overview(PROBLEMS, known)
+        rows = [line for line in text.splitlines() if line.startswith("| [")]
+        assert len(rows) == len(PROBLEMS)
+        for problem, row in zip(PROBLEMS, rows, strict=True):
+            assert all(writeup.status(a, known) in row for a in problem.answers)
 
 
 def test_what_follows_from_reported_figures_by_hand(found):
@@ -236,7 +253,7 @@ def test_the_overview_shows_every_page_by_its_own_title():
 
 
 def test_the_editions_name_every_problem_and_every_page_that_answers_it():
-    text = index.editions()
+    text = writeup.editions(PROBLEMS)
     for problem in PROBLEMS:
         line = next(ln for ln in text.splitlines() if f"`{problem.name}`" in ln)
         if problem.section:

@@ -1,5 +1,5 @@
-"""The figures of docs/index.md: memory over a step, and a few bars for each question;
-and in which edition of the assignment each problem stands.
+"""The figures of docs/index.md: memory over a step, and a few bars for each
+question.
 """
 
 import re
@@ -9,14 +9,12 @@ from systems import ROOT
 from systems.model.sizes import TABLE_1
 from tools.render.drawing import SMALL, Drawing
 from tools.render.load import Found, ours
-from tools.render.markdown import NOTHING_YET, Markup, captioned, table
+from tools.render.markdown import NOTHING_YET, Markup
 from tools.render.rows import NOT_MEASURED, Missing, say
-from tools.render.spanning.writeup import load_problems
 from tools.render.stems.end_to_end.gains import speedup
 from tools.render.stems.peak_memory.figures import timeline_figure
 
 WIDTH, ROW = 250, 24
-TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 ASSETS = ROOT / "docs" / "assets"
 VALUE = re.compile(r"^ +(--[\w-]+): (#\w+);$", re.MULTILINE)
 # Of each colour of the pages the light one, and the dark one.
@@ -37,13 +35,13 @@ Bar = tuple[str, float, str]
 
 
 def fragments(found: Found, facts: Facts) -> dict[str, str]:
-    """`index-hook.md`, the same by itself in `index-hook.svg`, `index-editions.md`, and
-    bars: `index-speed.md`, `-bytes.md` and `-kernels.md`."""
+    """`index-hook.md`, the same by itself in `index-hook.svg`, and bars:
+    `index-speed.md`, `-bytes.md` and `-kernels.md`.
+    """
     shown = hook(found, facts.get("peak_memory", {}))
     return {
         "index-hook.md": shown,
         "index-hook.svg": by_itself(shown),
-        "index-editions.md": editions(),
         "index-speed.md": bars(
             "Speed-up of a bf16 training step over fp32, by model size", speed(found)
         ),
@@ -102,29 +100,6 @@ def by_itself(shown: str) -> str:
     )
     opened = f'<svg xmlns="http://www.w3.org/2000/svg"{svg[1]}>'
     return f"{opened}<style>{style}</style>{svg[2]}</svg>\n"
-
-
-def editions() -> str:
-    """Section and points of each problem, and the pages that answer it."""
-    years = ("2025", "2026")
-    rows = [
-        [
-            f"`{problem.name}`",
-            f"{problem.section} · {problem.points}" if problem.section else "",
-            *(problem.stanford.get(year, "") for year in years),
-            Markup(", ".join(linked(answer.page) for answer in problem.answers)),
-        ]
-        for problem in load_problems()
-    ]
-    head = ["problem", "NYU 2026", *(f"CS336 {year}" for year in years), "here"]
-    caption = "The graded problems, and which edition asks for each."
-    return captioned(caption, table(head, rows)) + "\n"
-
-
-def linked(page: str) -> str:
-    """A link by the page's own title."""
-    title = TITLE.search((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
-    return f"[{title[1] if title else page}]({page}.md)"
 
 
 def speed(found: Found) -> list[Bar]:

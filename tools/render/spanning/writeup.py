@@ -1,24 +1,27 @@
 """The write-up: every graded problem of problems.toml with its status, which follows
-from STEMS and the records.
+from STEMS and the records, and the editions of the assignment that ask for it.
 
 The answers themselves stand in their pages; `pages.py` beside this copies those that
 `answered` here says are measured.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
+from systems import ROOT
 from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.claims import Claim, claims_in, verdict
-from tools.render.load import AGES, Found, age, primary_gpu
+from tools.render.load import AGES, Found, age, is_of_gpu, primary_gpu
 from tools.render.markdown import Markup, captioned, inert, lines, table, tabs
 
 PROBLEMS_FILE = Path(__file__).with_name("problems.toml")
 NOT_BUILT, NOT_MEASURED_YET = "not built yet", "not measured yet"
+TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -114,12 +117,13 @@ def answered(found: Found) -> dict[str, str]:
 
 
 def fragments(found: Found) -> dict[str, str]:
-    """The overview, what each answer was asked and how it stands, and the claims of
-    each problem.
+    """The overview and the editions, what each answer was asked and how it stands, and
+    the claims of each problem.
     """
     problems = load_problems()
     return {
         "writeup-overview.md": overview(problems, found),
+        "writeup-editions.md": editions(problems),
         **{
             f"writeup-{p.name}-{a.page}.md": asked(a, found)
             for p in problems
@@ -150,15 +154,31 @@ def overview(problems: list[Problem], found: Found) -> str:
                 str(problem.points) if problem.points else "",
             ]
         )
-    answered = sum(
-        all(status(a, found).startswith("answered") for a in p.answers)
-        for p in problems
-    )
     listed = table(["problem", "section and name", "status", "points"], rows, left=2)
-    return (
-        f"{captioned(OVERVIEW, listed)}\n\nAnswered from records, stale ones included: "
-        f"{answered} of {len(problems)} problems.\n"
-    )
+    return f"{captioned(OVERVIEW, listed)}\n"
+
+
+def editions(problems: list[Problem]) -> str:
+    """Section and points of each problem, and the pages that answer it."""
+    years = ("2025", "2026")
+    rows = [
+        [
+            f"`{problem.name}`",
+            f"{problem.section} · {problem.points}" if problem.section else "",
+            *(problem.stanford.get(year, "") for year in years),
+            Markup(", ".join(linked(answer.page) for answer in problem.answers)),
+        ]
+        for problem in problems
+    ]
+    head = ["problem", "NYU 2026", *(f"CS336 {year}" for year in years), "here"]
+    caption = "The graded problems: section and points in each edition that asks."
+    return captioned(caption, table(head, rows)) + "\n"
+
+
+def linked(page: str) -> str:
+    """A link by the page's own title."""
+    title = TITLE.search((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
+    return f"[{title[1] if title else page}]({page}.md)"
 
 
 def asked(answer: Answer, found: Found) -> str:
@@ -180,7 +200,8 @@ def all_claims() -> list[Claim]:
 
 def claims_of(problem: Problem, found: Found) -> str:
     """A tab for each GPU with what its records say of the problem's claims: in the
-    order of the stems that its answers rest on, and then those of other stems.
+    order of the stems that its answers rest on, and then those of other stems. What is
+    counted without a GPU is so on every one.
     """
     stems = [stem for answer in problem.answers for stem in answer.stems]
     claims = [claim for claim in all_claims() if claim.problem == problem.name]
@@ -191,19 +212,18 @@ def claims_of(problem: Problem, found: Found) -> str:
         for r in found.get(stem, [])
         if r.kind == "measured"
     ]
-    by_gpu: dict[str, list[Record]] = {}
+    by_gpu: dict[str, dict[str, Record]] = {}
     for record in sorted(measured, key=lambda r: r.device.slug != primary_gpu()):
-        by_gpu.setdefault(record.device.slug, []).append(record)
-    if not by_gpu:
+        if is_of_gpu(record):
+            by_gpu.setdefault(record.device.slug, {})[record.stem] = record
+    anywhere = {r.stem: r for r in measured if not is_of_gpu(r)}
+    if not (by_gpu or anywhere):
         return "No claim: nothing was measured yet.\n"
-    return (
-        "**Claims, judged by the record:**\n\n"
-        + tabs(
-            (records[0].device.name, verdicts(claims, {r.stem: r for r in records}))
-            for records in by_gpu.values()
-        )
-        + "\n"
-    )
+    judged = [
+        (next(iter(rs.values())).device.name, verdicts(claims, anywhere | rs))
+        for rs in (by_gpu or {"": anywhere}).values()
+    ]
+    return f"**Claims, judged by the record:**\n\n{tabs(judged)}\n"
 
 
 def verdicts(claims: list[Claim], records: Mapping[str, Record]) -> str:
