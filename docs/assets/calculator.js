@@ -258,7 +258,7 @@
     show()
   }
 
-  field.size.append(...Object.keys(data.sizes).map((name) => new Option(name, name)), new Option("my own", ""))
+  field.size.append(...Object.keys(data.sizes).map((name) => new Option(data.labels[name] ?? name, name)), new Option("my own", ""))
   field.gpu.append(...Object.entries(data.gpus).map(([name, gpu]) => new Option(gpu.name, name)), new Option("my own", ""))
   form.addEventListener("submit", (event) => event.preventDefault())
   form.addEventListener("input", ({ target }) => {

@@ -6,7 +6,7 @@
   const PAGE = 100
   const LISTS = ["GPU", "stem", "size", "context", "precision", "metric"]
   const FILTERS = [...LISTS, "words"]
-  const { columns, texts, rows } = window.RESULTS
+  const { columns, labels, texts, rows } = window.RESULTS
   const at = (name) => columns.indexOf(name)
   const firstNumber = at("context")
   const lines = rows.map((row) => row.map((cell, i) => (i < firstNumber ? texts[cell] : cell)))
@@ -67,7 +67,7 @@
       const list = form.elements[name]
       const values = [...new Set(matching(name).map((line) => line[at(name)]))].filter((v) => v !== null && v !== "")
       values.sort(compare)
-      const label = name === "metric" ? metricLabel : String
+      const label = name === "metric" ? metricLabel : (value) => (name === "size" && labels[value]) || String(value)
       list.replaceChildren(new Option("all", ""), ...values.map((value) => new Option(label(value), value)))
       list.value = state.chosen[name] ?? ""
     }

@@ -22,6 +22,7 @@ from markdown import Extension, Markdown
 from markdown.postprocessors import Postprocessor
 
 from systems.model.sizes import SIZES
+from tools.render.editions import EXPLAINED, NOTE
 
 MATHML = "{http://www.w3.org/1998/Math/MathML}"
 # How many children MathML demands; latex2mathml turns `\frac{a` into a fraction with
@@ -52,11 +53,15 @@ CAPTION_OR_TABLE = re.compile(
     r"|(?P<end><h[1-6]|<p>|<summary>)",
     re.DOTALL,
 )
-# A figure with a caption, up to the caption's first word.
+# A figure with its caption.
 FIGURE = re.compile(
     r"(<figure(?P<attributes>[^>]*)>)(?P<pictures>(?:(?!</figure>).)*?)"
-    r"(?P<caption><figcaption[^>]*>)",
+    r"(?P<caption><figcaption[^>]*>)(?P<said>(?:(?!</figcaption>).)*)",
     re.DOTALL,
+)
+# A word in a picture that is a size of another name in another edition.
+LABEL = re.compile(
+    rf">[^<]*(?<![\w.])(?:{'|'.join(map(re.escape, EXPLAINED))})(?!\w)[^<]*</text>"
 )
 ADDRESS = re.compile(r'\bid="([^"]*)"')
 # Where numbers come from is not read word by word.
@@ -231,7 +236,9 @@ def few_tooltips(page_html: str) -> str:
 
 
 def number_figures(page_html: str) -> str:
-    """Each caption begins with the number of its figure, which links to it."""
+    """Each caption begins with the number of its figure, which links to it. It ends in
+    what other editions call the sizes that the picture names.
+    """
     numbers = count(1)
 
     def numbered(match: re.Match[str]) -> str:
@@ -242,7 +249,9 @@ def number_figures(page_html: str) -> str:
         link = (
             f'<a class="number" href="#{address}">Figure\N{NO-BREAK SPACE}{number}.</a>'
         )
-        return f"{opened}{match['pictures']}{match['caption']}{link} "
+        note = f" {NOTE}" if LABEL.search(match["pictures"]) else ""
+        whole = f"{match['caption']}{link} {match['said']}{note}"
+        return f"{opened}{match['pictures']}{whole}"
 
     return FIGURE.sub(numbered, page_html)
 
@@ -310,8 +319,8 @@ def framed_table(body: str, caption: str) -> str:
         text = text_of(said)
         if tag == "td" and (rank := rank_of(heads[at], text)):
             marks += f' data-sort="{rank}"'
-        if tag == "td" and (size := size_of(heads[at], text)) in RENAMED:
-            named = f'<abbr title="{RENAMED[size]}">{size}</abbr>'
+        if tag == "td" and (size := size_of(heads[at], text)) in EXPLAINED:
+            named = f'<abbr title="{EXPLAINED[size]}">{size}</abbr>'
             said = said.replace(size, named, 1)
         if kind == "r":
             said = SPREAD.sub(r" <small>\1</small>", MINUS.sub("\N{MINUS SIGN}", said))
@@ -333,12 +342,6 @@ def framed_table(body: str, caption: str) -> str:
 
 # The sizes of the model, from the smallest on: their names sort otherwise.
 ORDER = {size: place for place, size in enumerate(SIZES, start=1)}
-# What a reader of another edition would take them for.
-RENAMED = {
-    "xl": "CS336 of 2026 has no such size: its xl is our 2.7B.",
-    "2.7B": "CS336 of 2026 calls this size xl.",
-}
-
 
 # Shapes of attention: among them the length is what one looks for.
 SHAPES = "B, H, N, d, mask"
@@ -350,7 +353,7 @@ SIZE = re.compile(r"[^,\s†]+")
 
 def size_of(head: str, text: str) -> str:
     """The size that a cell names, or nothing."""
-    found = SIZE.match(text) if head in ("size", "step") else None
+    found = SIZE.match(text) if head in ("size", "model", "step") else None
     return found[0] if found and found[0] in ORDER else ""
 
 

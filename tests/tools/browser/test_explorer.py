@@ -100,3 +100,14 @@ def test_the_explorer_moves_nothing_while_it_loads(page: Page, site: Path) -> No
         setTimeout(() => told(sum), 500)
     })"""
     assert page.evaluate(shifted) < 0.01
+
+
+@pytest.mark.parametrize("name", ["explorer", "calculator"])
+def test_a_choice_of_sizes_names_those_of_2026(
+    page: Page, site: Path, name: str
+) -> None:
+    page.goto((site / f"{name}.html").as_uri() + "#all")
+    shown = page.locator(f"#{name} select[name=size]").evaluate(
+        "one => Object.fromEntries([...one.options].map((o) => [o.text, o.value]))"
+    )
+    assert shown["2.7B (CS336 2026: xl)"] == "2.7B" and shown["small"] == "small"

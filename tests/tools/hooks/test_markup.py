@@ -12,6 +12,8 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
 from tools.hooks import markup as hooks
+from tools.hooks.markup import number_figures
+from tools.render.editions import NOTE
 
 NAMESPACE = {"m": "http://www.w3.org/1998/Math/MathML"}
 
@@ -141,13 +143,31 @@ def test_a_table_is_framed_and_named_after_its_columns() -> None:
     assert '<table class="data">' in framed and framed.endswith("</table></div>")
 
 
-def test_a_size_of_another_name_in_2026_says_so() -> None:
-    rows = "".join(f"<tr><td>{s}</td></tr>" for s in ("large", "xl", "2.7B"))
-    framed = frame_tables(f"<table><tr><th>size</th></tr>{rows}</table>")
+@pytest.mark.parametrize("head", ["size", "model", "step"])
+def test_a_size_of_another_name_in_2026_says_so(head: str) -> None:
+    sizes = ("large", "xl, fp32", "2.7B, fp32 †")
+    rows = "".join(f"<tr><td>{s}</td></tr>" for s in sizes)
+    framed = frame_tables(f"<table><tr><th>{head}</th></tr>{rows}</table>")
     assert '<abbr title="CS336 of 2026 calls this size xl.">2.7B</abbr>' in framed
     assert framed.count("<abbr") == 2 and 'data-sort="5"' in framed
     other = frame_tables(f"<table><tr><th>name</th></tr>{rows}</table>")
     assert "<abbr" not in other
+
+
+@pytest.mark.parametrize(
+    ("label", "moved"),
+    [("2.7B", True), ("xl, bf16: %", True), ("in 2.7B.", True)]
+    + [(text, False) for text in ("small", "12.7B", "xlarge", "10B")],
+)
+def test_a_figure_with_such_a_size_in_it_says_so_below(label: str, moved: bool) -> None:
+    drawn = f"<svg><text>context</text><text x='1'>{label}</text></svg>"
+    figure = f"<figure>{drawn}<figcaption><b>Found.</b> More.</figcaption></figure>"
+    captions = re.findall(r"<figcaption>.*?</figcaption>", number_figures(2 * figure))
+    assert len(captions) == 2
+    for caption in captions:
+        said = caption.partition("</a> ")[2]
+        note = f" {NOTE}" if moved else ""
+        assert said == f"<b>Found.</b> More.{note}</figcaption>"
 
 
 def test_a_table_of_many_columns_has_a_short_name() -> None:

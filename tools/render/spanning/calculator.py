@@ -17,6 +17,7 @@ from systems.formulas.memory_peak import moments
 from systems.formulas.symbols import Expression, Program
 from systems.model.sizes import SIZES, VOCAB_SIZE, ModelSize
 from systems.profiling.memory.snapshot import CATEGORIES
+from tools.render.editions import LABELS
 from tools.render.load import Found, ours, primary_gpu
 from tools.render.rows import most, say, span
 from tools.render.stems.end_to_end import rows as end_to_end
@@ -44,6 +45,7 @@ def fragments(found: Found) -> dict[str, str]:
     data = {
         "categories": CATEGORIES,
         "sizes": {name: asdict(size) for name, size in SIZES.items()},
+        "labels": LABELS,
         "vocab": VOCAB_SIZE,
         "context_bytes": CONTEXT_BYTES,
         "gpus": {name: gpu_of(name) for name in GPUS},

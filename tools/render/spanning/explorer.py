@@ -14,6 +14,7 @@ from typing import Any
 from systems.experiments import STEMS
 from systems.records.record import Record, Row
 from systems.records.summary import summarize
+from tools.render.editions import LABELS
 from tools.render.load import Found
 from tools.render.markdown import device_label
 from tools.render.rows import say
@@ -48,11 +49,11 @@ def fragments(found: Found) -> dict[str, str]:
                     )
                 )
     listed = json.dumps(list(texts), ensure_ascii=False, indent=0)
-    columns = json.dumps(COLUMNS)
+    columns, labels = json.dumps(COLUMNS), json.dumps(LABELS)
     rows = ",\n".join(lines)
     return {
-        "explorer.js": f'window.RESULTS = {{"columns": {columns}, "texts": {listed}, '
-        f'"rows": [\n{rows}\n]}}\n'
+        "explorer.js": f'window.RESULTS = {{"columns": {columns}, "labels": {labels}, '
+        f'"texts": {listed}, "rows": [\n{rows}\n]}}\n'
     }
 
 
