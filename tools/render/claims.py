@@ -2,7 +2,8 @@
 
 A claim stands beside the builder of its stem. It reads one record and says whether it
 holds there, with the numbers that decide it. Both outcomes are printed, so measuring
-again on another GPU never leaves a false sentence behind.
+again on another GPU never leaves a false sentence behind. Where it draws a line, it
+says why there: from theory, or from what was known before the measurement.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,7 @@ Judgement = tuple[bool, str] | list[float] | float | None
 @dataclass(frozen=True)
 class Claim:
     """`sentence` says what holds. `otherwise` is what else is so where it does not, if
-    that is more than "does not hold here".
+    that is more than "does not hold here". `because` argues for its threshold.
     """
 
     name: str
@@ -30,16 +31,18 @@ class Claim:
     sentence: str
     judge: Callable[[Record], Judgement]
     otherwise: str = ""
+    because: str = ""
 
 
 def claim(
-    problem: str, sentence: str, otherwise: str = ""
+    problem: str, sentence: str, otherwise: str = "", because: str = ""
 ) -> Callable[[Callable[[Record], Judgement]], Claim]:
     """Makes the claim that a function of a record judges, in the module of its stem."""
 
     def of(judge: Callable[[Record], Judgement]) -> Claim:
         stem = judge.__module__.split(".")[3]
-        return Claim(judge.__name__, stem, problem, sentence, judge, otherwise)
+        name = judge.__name__
+        return Claim(name, stem, problem, sentence, judge, otherwise, because)
 
     return of
 
@@ -67,4 +70,5 @@ def verdict(claim: Claim, record: Record | None) -> str:
     link = f"([record](results/{record.device.slug}/{record.stem}.json){old})"
     said = claim.sentence if holds else claim.otherwise or claim.sentence
     judged = "Holds" if holds else "Does not hold here"
-    return f"**{judged}:** {said} {inert(in_words(numbers))} {link}"
+    why = f" *Why this bar:* {claim.because}" if claim.because else ""
+    return f"**{judged}:** {said} {inert(in_words(numbers))}{why} {link}"

@@ -190,12 +190,12 @@ def test_out_of_memory_is_a_row_with_the_need_beside_it(record):
     )
 
 
-def test_a_category_off_its_prediction_is_named(record):
-    assert memory_rows.misses(record) == []
+def test_a_category_off_its_prediction_shows(record):
+    assert memory_rows.worst(record, *memory_rows.PREDICTED) == 0
     cell = memory_rows.at(record, 512, "step", "fp32")
     cell["categories"][CATEGORIES.index("gradients")]["most_bytes"] *= 1.03
-    ((found, name, off),) = memory_rows.misses(record)
-    assert found == cell and name == "gradients" and off == pytest.approx(0.03)
+    assert memory_rows.worst(record, "gradients") == pytest.approx(0.03)
+    assert memory_rows.worst(record, "weights") == 0
     assert peak_memory.facts(record)["off_lasting"] == "within 3.00 %"
 
 

@@ -14,7 +14,7 @@ from systems import ROOT
 from systems.experiments import STEMS
 from systems.records import store
 from systems.records.neighbours import NOTE
-from systems.records.record import Record
+from systems.records.record import Record, Row
 from tools import regen_tables
 from tools.render import everything, load, markdown
 from tools.render.spanning import envelope, pages
@@ -138,6 +138,32 @@ def test_out_of_memory_is_a_row_and_a_fact(found):
         in files["fp32.md"]
     )
     assert not re.search(r"\bnan\b", files["figures.md"])
+
+
+def test_what_fits_of_10b_is_a_time_and_what_does_not_a_row_that_says_so(found):
+    """Beside what the formula says, which stands there before anything was measured."""
+    record = copy.deepcopy(measured(found, "end_to_end"))
+    builder = import_module("tools.render.stems.end_to_end")
+    before = builder.fragments([record])["10B.md"]
+    assert "| fp32 | step | 199.5 |" in before and "by formula alone" in before
+    for mode in ("forward", "forward_backward", "step"):
+        for precision in ("fp32", "bf16"):
+            config = {"size": "10B", "context": 512, "mode": mode, "batch": 4}
+            row = Row({**config, "precision": precision, "vocab": 10_000}, "ok", {})
+            if mode == "step":
+                row.status = "out_of_memory"
+            else:
+                row.metrics = {"forward_ms": [700.0, 702.0]}
+                row.metrics["peak_allocated_bytes"] = 50 * 2**30
+            record.rows.append(row)
+    files, facts = builder.fragments([record]), builder.facts(record)
+    assert "| fp32 | forward | 701.00 ± 1.41 | 50.0 | 48.5 |" in files["10B.md"]
+    assert "| bf16 | step | out of memory |  | 205.3 |" in files["10B.md"]
+    assert "by formula alone" not in files["10B.md"]
+    assert facts["ten_billion"] == "measured where it fits"
+    # It stands in its own table: no other has a size that did not run in all modes.
+    assert "10B" not in files["headline.md"] + files["phases.md"]
+    assert not any(re.search(r"\bnan\b", text) for text in files.values())
 
 
 def test_share_of_peak_by_hand(found):

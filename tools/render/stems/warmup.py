@@ -105,19 +105,9 @@ def facts(record: Record | None) -> dict[str, str]:
 
 @claim(
     "benchmarking_script",
-    "The first step of a process costs more than a tenth of a second beyond a settled "
-    "one, whatever the model takes: it loads kernels and opens libraries.",
-)
-def first_step_slow(record: Record) -> Judgement:
-    first, settled = nth(cell(record, warmup=0), 0), cell(record, warmup=5).ms(*PASSES)
-    numbers = f"First step {first:.1f} ms, settled step {settled:.1f} ms."
-    return first / settled and (first - settled > 100, numbers)
-
-
-@claim(
-    "benchmarking_script",
     "Two warm-up steps are enough: after them the mean is within a twentieth of the "
     "mean after five.",
+    because="steps that differ by more than a twentieth are marked as unsteady.",
 )
 def two_steps_warm_up(record: Record) -> Judgement:
     two, five = mean_after(record, 2), mean_after(record, 5)

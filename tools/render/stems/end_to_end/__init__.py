@@ -8,6 +8,7 @@ from dataclasses import asdict
 from matplotlib.figure import Figure
 
 from systems.formulas.costs import forward_flops, peak_of
+from systems.formulas.gpus import CONTEXT_BYTES
 from systems.formulas.memory_costs import Pass
 from systems.formulas.memory_peak import peak
 from systems.model.sizes import SIZES, TABLE_1, VOCAB_SIZE
@@ -50,6 +51,7 @@ from tools.render.stems.end_to_end.rows import (
 )
 
 PEAK = "peak_allocated_bytes"
+OUT_OF_MEMORY = "out of memory"
 # The columns that name a cell, and those of its passes.
 CELL = ("size", "context", "batch", "precision")
 MODES = {
@@ -218,12 +220,13 @@ def ten_billion(ours: list[Record]) -> str:
     return f"{captioned(caption, ten_billion_table(None))}\n"
 
 
+def of_formula(mode: str, precision: str) -> int:
+    """The peak of a pass of 10B at context 512."""
+    return sum(peak(Pass("10B", 512, mode, precision)).values())
+
+
 def ten_billion_table(record: Record | None) -> str:
     """Passes of 10B, each with what it needs by formula, whether it fitted or not."""
-
-    def predicted(place: tuple[str, str]) -> int:
-        precision, mode = place
-        return sum(peak(Pass("10B", 512, mode, precision)).values())
 
     def of(place: tuple[str, str]) -> Cell:
         precision, mode = place
@@ -239,7 +242,7 @@ def ten_billion_table(record: Record | None) -> str:
         ("precision", lambda place: place[0]),
         ("pass", lambda place: place[1].replace("_", " and ")),
         *(found if record else ()),
-        ("predicted, GiB", predicted, gib),
+        ("predicted, GiB", lambda place: of_formula(*reversed(place)), gib),
         left=2,
     )
 
@@ -396,6 +399,7 @@ def small_flops(context: int) -> int:
     "benchmarking_script",
     "In fp32 a backward pass takes about twice as long as the forward pass of the same "
     "step, which is the ratio of their FLOPs: between 1.5 and 2.5 times.",
+    because="two by FLOPs, and a quarter to either side for what is no product.",
 )
 def backward_about_twice(record: Record) -> Judgement:
     ratios = fp32_ratios(record)
@@ -408,8 +412,28 @@ def backward_about_twice(record: Record) -> Judgement:
     "Where the GPU is slower than the CPU that launches, passes repeat: at context "
     "1024 the standard deviation is below a hundredth of the mean in every size and "
     "precision.",
+    because="then only the GPU's clock varies, in steps of about a hundredth.",
 )
 def passes_steady(record: Record) -> Judgement:
     found = variations(record, context=1024)
     numbers = f"Deviation over mean: at most {say(most(found), percent)}."
     return found and (max(found) < 0.01, numbers)
+
+
+@claim(
+    "benchmarking_script",
+    "Of the passes of 10B those fit that the formula says: where its peak is less than "
+    "the GPU's memory without what CUDA keeps there.",
+)
+def fits_as_predicted(record: Record) -> Judgement:
+    tried = [c for c in cells(record, size="10B") if c or c.why == OUT_OF_MEMORY]
+    room = (record.device.memory_bytes or 0) - CONTEXT_BYTES
+    told, alike = [], []
+    for c in tried:
+        need = of_formula(c.config["mode"], c.config["precision"])
+        alike.append(bool(c) == (need <= room))
+        ran = "ran" if c else "ran out of memory"
+        mode = c.config["mode"].replace("_", " ")
+        told.append(f"{mode}, {c.config['precision']}, {gib(need)} GiB: {ran}")
+    numbers = f"Room: {gib(room)} GiB. {'; '.join(told)}."
+    return (all(alike), numbers) if tried and record.device.memory_bytes else None

@@ -5,7 +5,7 @@ of its record.
 from dataclasses import asdict
 
 from systems.formulas.costs import forward_flops, pass_flops
-from systems.model.sizes import SIZES
+from systems.model.sizes import SIZES, TABLE_1
 from systems.records.record import Record
 from tools.render.rows import PHASES, Cell, cell, cells, data_sheet
 
@@ -42,7 +42,7 @@ def steps_at_512(record: Record | None) -> list[Cell]:
     """Where TF32 was measured too; a size's precisions together."""
     found = [
         at(record, size, 512, "step", precision)
-        for size in SIZES
+        for size in TABLE_1
         for precision in PRECISIONS
     ]
     return [c for c in found if c.row]

@@ -324,6 +324,7 @@ def facts(record: Record | None) -> dict[str, str]:
     "gradient_checkpointing",
     "Every measured peak is within a hundredth of its prediction, where no compiler "
     "decides what is kept.",
+    because="the allocator rounds blocks up, which shapes don't tell.",
 )
 def peaks_as_predicted(record: Record) -> Judgement:
     found = known(all_off(record))
@@ -351,6 +352,7 @@ def one_block_is_best(record: Record) -> Judgement:
     "gradient_checkpointing",
     "The length of a run hardly changes the time: every run computes each block once "
     "more, and all are within a twentieth of their median.",
+    because="steps that differ by more than a twentieth are marked as unsteady.",
 )
 def runs_take_alike(record: Record) -> Judgement:
     found = sorted(known(row.of(record).ms() for row in CURVE))

@@ -28,9 +28,9 @@ REMEDIES = {
     ("flash", False): "`flash` attention",
     ("flash", True): "both",
 }
-# What the prediction answers for, with the largest deviation that it may have.
-LASTING = {"weights": 0.02, "gradients": 0.02, "optimizer state": 0.02}
-BARS = LASTING | {"weight copies": 0.05, "saved activations": 0.05}
+# What shapes predict alone.
+LASTING = ("weights", "gradients", "optimizer state")
+PREDICTED = (*LASTING, "weight copies", "saved activations")
 
 
 @dataclass(frozen=True)
@@ -111,16 +111,6 @@ def worst(record: Record | None, *categories: str) -> float:
     """The largest deviation in these categories over all rows that fitted."""
     found = [deviations(c) for c in tried(record)]
     return rows.most(abs(of[n]) for of in found for n in categories if n in of)
-
-
-def misses(record: Record) -> list[tuple[Tried, str, float]]:
-    """Every category of every row that is further from its prediction than the bar
-    allows.
-    """
-    found = [
-        (c, name, off) for c in tried(record) for name, off in deviations(c).items()
-    ]
-    return [miss for miss in found if abs(miss[2]) > BARS[miss[1]]]
 
 
 def place(c: Tried) -> str:

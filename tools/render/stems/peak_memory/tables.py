@@ -24,12 +24,12 @@ from tools.render.markdown import bold, columns, milliseconds, nonzero, table
 from tools.render.rows import NOT_MEASURED, cells
 from tools.render.stems.peak_memory import figures
 from tools.render.stems.peak_memory.rows import (
-    BARS,
     CONTEXTS,
     LONGEST,
     MIB,
     MODES,
     PRECISIONS,
+    PREDICTED,
     REMEDIES,
     SIZE,
     Tried,
@@ -132,7 +132,7 @@ def prediction_table(record: Record) -> str:
             return c.missing
         return "" if off is None else f"{two(c.most(category))} ({signed(off)})"
 
-    shown = [(n, lambda c, n=n: reached(c, n)) for n in BARS]
+    shown = [(n, lambda c, n=n: reached(c, n)) for n in PREDICTED]
     described = ("size", ("pass", name), "precision", "context", *shown)
     return columns(tried(record), *described, left=3)
 
