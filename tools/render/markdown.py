@@ -90,11 +90,14 @@ def table(header: list[str], rows: Iterable[list[str]], left: int = 1) -> str:
 NAME = 36
 
 
-def folded_name(name: str) -> str:
-    """A kernel's name as code; a long one opens where it stands."""
+def folded_name(name: str, short: str = "") -> str:
+    """A kernel's name as code; a long one opens where it stands, out of a short one."""
     if len(name) <= NAME:
         return f"`{name}`"
-    short, full = (inert(f"`{text}`") for text in (f"{name[:18]}…{name[-14:]}", name))
+    short = short or name
+    if len(short) > NAME:
+        short = f"{short[:18]}…{short[-14:]}"
+    short, full = (inert(f"`{text}`") for text in (short, name))
     return Markup(f'<details class="name"><summary>{short}</summary>{full}</details>')
 
 

@@ -4,7 +4,7 @@ categories, attention's parts.
 
 from typing import Any
 
-from systems.profiling.kernel_names import CATEGORIES, COPY, MATMUL
+from systems.profiling.kernel_names import CATEGORIES, COPY, MATMUL, short_name
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.load import primary_gpu
@@ -105,10 +105,7 @@ def fragments(records: list[Record]) -> dict[str, str]:
         "checks.md": checks_table,
     }
     return {
-        **{
-            name: per_device(ours, lambda r, body=body: watched(r, body(r)))
-            for name, body in tables.items()
-        },
+        **{name: per_device(ours, body) for name, body in tables.items()},
         **figures.fragments(ours),
         **reported.fragments([r for r in records if r.kind == "reported"]),
     }
@@ -117,13 +114,6 @@ def fragments(records: list[Record]) -> dict[str, str]:
 def profilers(found: list[Cell]) -> Any:
     names = sorted({PROFILERS[c["profiler"]] for c in found})
     return " and ".join(names) if names else MISSING
-
-
-def watched(record: Record, shown: str) -> str:
-    """The table and, below it, which profiler saw the kernels."""
-    seen = profilers(ran(record))
-    line = f"\n\nKernels seen by {seen}.\n{{ .provenance }}" if seen else ""
-    return f"{shown}{line}" if shown else ""
 
 
 # Tables -------------------------------------------------------------------------------
@@ -191,7 +181,7 @@ def top_table(record: Record, **where: Any) -> str:
         found,
         *((key, lambda of, key=key: of[0].config[key]) for key in varies),
         ("pass", lambda of: of[1]),
-        ("top kernel", lambda of: folded_name(of[2].name)),
+        ("top kernel", lambda of: folded_name(of[2].name, short_name(of[2].name))),
         ("calls", lambda of: of[2].calls, "{:g}"),
         ("share of kernel time", lambda of: of[2].ms / (of[3] or 1), percent),
         ("kernels of products", lambda of: of[4][0], "{:g}"),
@@ -349,7 +339,8 @@ def top_facts(record: Record | None, c: Cell, key: str) -> dict[str, str]:
         top = found[0] if found else None
         names.append(top and top.name)
         of_top = top.ms / total_ms(row, phases) if top else row.missing
-        told[f"top_{short}_{key}"] = f"`{top.name}`" if top else say(row.missing)
+        named = f"`{short_name(top.name)}`" if top else say(row.missing)
+        told[f"top_{short}_{key}"] = named
         told[f"top_{short}_calls_{key}"] = say(top.calls if top else MISSING, "{:g}")
         told[f"top_{short}_share_{key}"] = say(of_top, percent)
     same = "the same kernel" if names[0] == names[1] else "another kernel"

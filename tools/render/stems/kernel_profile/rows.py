@@ -84,7 +84,7 @@ def matmul_share(record: Record | None, c: Cell, passes: str) -> float:
 
 
 class Kernel(NamedTuple):
-    """All launches of a kernel in one pass, by its short name."""
+    """All launches of a kernel in one pass."""
 
     name: str
     category: str
@@ -93,10 +93,16 @@ class Kernel(NamedTuple):
 
 
 def by_name(c: Cell, phases: tuple[str, ...] = PHASES) -> list[Kernel]:
-    """Each kernel, whatever its phase among these; the one that takes longest first."""
+    """Each kernel, whatever its phase among these; the one that takes longest first.
+
+    Two kernels of one tile are two products, told apart by the whole name; one that
+    adds is an addition, for whichever arguments it was compiled.
+    """
     found: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
     for item in kernels(c, phases):
-        sums = found[short_name(item["name"]), item["category"]]
+        whole, category = item["name"], item["category"]
+        name = whole if category == MATMUL else short_name(whole)
+        sums = found[name, category]
         sums[0] += item["calls"]
         sums[1] += item["total_ms"]
     summed = [Kernel(*names, *sums) for names, sums in found.items()]
