@@ -29,8 +29,6 @@ from tools.render.stems.peak_memory.rows import (
 )
 
 HELPS = ("plain", "checkpoint", "flash", "both")
-# Files that records name as they were called when they were measured.
-RENAMED = {"model.py": "systems/model/transformer.py"}
 
 CAPTIONS = {
     "peaks.md": "Peak of each pass of `2.7B`, by precision and context.",
@@ -154,11 +152,6 @@ def blocks_in_words(c: Tried) -> dict[str, str]:
         "forward_tenth": in_mib(c["tenth_least_bytes"]),
         "forward_largest_code": ", ".join(f"`{code}`" for code in named)
         or say(MISSING),
-        "old_names": "".join(
-            f"The record names `{old}`, which is `{new}` now, on other lines."
-            for old, new in RENAMED.items()
-            if any(f"{old}:" in code for code in named)
-        ),
     }
 
 

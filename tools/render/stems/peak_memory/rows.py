@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from systems.formulas.memory_costs import Pass
-from systems.formulas.memory_peak import most, peak
+from systems.formulas.memory_peak import moments, most, peak
 from systems.profiling.memory.snapshot import CATEGORIES
 from systems.records.record import Record
 from tools.render import rows
@@ -113,18 +113,47 @@ def worst(record: Record | None, *categories: str) -> float:
     return rows.most(abs(of[n]) for of in found for n in categories if n in of)
 
 
+# The moments of a step that may be its peak, by what their names contain; and where
+# that is.
+ENDS = {
+    "backward starts": ("after the forward", "the loss", "last norm", "last block"),
+    "backward ends": ("first block", "embedding"),
+    "optimizer": ("optimizer",),
+}
+WHERE = {
+    "backward starts": "at the start of the backward pass",
+    "backward ends": "at the end of the backward pass",
+    "optimizer": "in the optimizer",
+}
+# Where two of them lie as near as this, they tie: the allocator's rounding adds more.
+TIE = 0.005
+
+
+def needed(c: Cell, end: str) -> float:
+    """What a step needs there by formula; nothing where it never comes there."""
+    found = moments(pass_of(c)).items()
+    each = [sum(of.values()) for when, of in found if any(n in when for n in ENDS[end])]
+    return max(each, default=0)
+
+
 def place(c: Tried) -> str:
     """Where in a pass its peak is: "in the forward pass", "at the start of the backward
-    pass".
+    pass"; both ends where they tie.
     """
     if not c:
         return c.missing.words
     phase = c["peak_phase"].replace("_", " ")
-    if phase != "backward":
-        return f"in the {phase}" + (" pass" if "forward" in phase else "")
-    # Gradients appear as the backward pass goes on.
-    start = c.category("gradients") < c.most("gradients") / 2
-    return f"at the {'start' if start else 'end'} of the backward pass"
+    found = f"in the {phase}" + (" pass" if "forward" in phase else "")
+    if phase == "backward":
+        # Gradients appear as the backward pass goes on.
+        start = c.category("gradients") < c.most("gradients") / 2
+        found = WHERE["backward starts" if start else "backward ends"]
+    if c.config["checkpoint"] or c.config["mode"] not in ("forward_backward", "step"):
+        return found
+    needs = {WHERE[end]: needed(c, end) for end in ENDS}
+    least = (1 - TIE) * max(needs.values())
+    tied = [where for where, need in needs.items() if need >= least]
+    return " and as high ".join(tied) if found in tied else found
 
 
 def used(found: list[Tried]) -> list[str]:

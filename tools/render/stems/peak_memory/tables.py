@@ -15,7 +15,7 @@ from systems.formulas.memory_costs import (
     logits_bytes,
     loss_saved,
 )
-from systems.formulas.memory_peak import moments, most
+from systems.formulas.memory_peak import most
 from systems.formulas.memory_peak import peak as peak_by_formula
 from systems.model.sizes import SIZES, TABLE_1
 from systems.profiling.memory.snapshot import CATEGORIES
@@ -25,6 +25,7 @@ from tools.render.rows import NOT_MEASURED, cells
 from tools.render.stems.peak_memory import figures
 from tools.render.stems.peak_memory.rows import (
     CONTEXTS,
+    ENDS,
     LONGEST,
     MIB,
     MODES,
@@ -36,8 +37,8 @@ from tools.render.stems.peak_memory.rows import (
     at,
     deviations,
     helped,
+    needed,
     of_modes,
-    pass_of,
     place,
     predicted,
     signed,
@@ -86,31 +87,16 @@ def categories_table(record: Record) -> str:
     return columns(found, MODE, "precision", "context", *shown, left=2)
 
 
-# The moments of a step that may be its peak, by what their names contain.
-ENDS = {
-    "backward starts": ("after the forward", "the loss", "last norm", "last block"),
-    "backward ends": ("first block", "embedding"),
-    "optimizer": ("optimizer",),
-}
-
-
 def moments_table(record: Record) -> str:
     """An fp32 step of 2.7B: what it needs at each end of the backward pass and in the
     optimizer by formula, and what was measured of the largest.
     """
 
-    def needed(c: Tried, names: tuple[str, ...]) -> float:
-        return max(
-            sum(moment.values())
-            for when, moment in moments(pass_of(c)).items()
-            if any(name in when for name in names)
-        )
-
     found = [at(record, context, "step", "fp32") for context in CONTEXTS]
     return columns(
         [c for c in found if c.row],
         "context",
-        *((f"{n}, GiB", lambda c, w=w: needed(c, w), two) for n, w in ENDS.items()),
+        *((f"{end}, GiB", lambda c, end=end: needed(c, end), two) for end in ENDS),
         ("measured peak, GiB", lambda c: c.requested, two),
         ("over predicted", lambda c: c.requested / predicted(c), "{:.4f}"),
     )
