@@ -9,6 +9,7 @@ from systems.experiments import kernel_profile, nsys
 from systems.records.outcome import measure_row
 from systems.records.record import Row
 from tests.factories import make_record
+from tools.render.load import note_clocks
 from tools.render.rows import Cell
 from tools.render.stems import nsys as rendered
 
@@ -73,6 +74,29 @@ def test_a_step_that_is_faster_under_a_profiler_is_told_as_the_hosts_noise():
     files = rendered.fragments([make_record("nsys", steady, slow)])
     assert "| small, fp32 | 8.0 | 1.25 | 0.80 | 2.00 |" in files["cost.md"]
     assert rendered.facts(make_record("nsys", steady))["gains"] == "none"
+
+
+def test_what_kernels_fill_stands_first_and_a_slow_host_beside_the_clock():
+    """Another host timed the same steps as `end_to_end` does."""
+    small = a_step("small", torch=(2.0, 4.0), nsys=(2.0, 3.0))
+    full = a_step("2.7B", torch=(0.5, 0.6), nsys=(0.5, 0.55))
+    profile = make_record("nsys", small, full)
+    cell = {"context": 512, "batch": 4, "vocab": 10_000}
+    for row in profile.rows:
+        row.config.update(cell)
+    shared = {**cell, "mode": "step", "attention": "eager", "precision": "fp32"}
+    rows = [
+        Row({**shared, "size": size}, "ok", {f"{p}_ms": [ms] * 2 for p in PHASES})
+        for size, ms in (("small", 1.0), ("2.7B", 0.5))
+    ]
+    note_clocks([profile], [make_record("end_to_end", *rows)])
+    lines = rendered.cost_table(profile).splitlines()
+    assert lines[2].startswith("| 2.7B, fp32 | 2.0 | 2.0 |")
+    assert lines[3].startswith("| small, fp32 | 8.0 | 4.0 |")
+    assert rendered.facts(profile)["over_clock"] == "2.0"
+    note_clocks([profile], [])
+    assert rendered.facts(profile)["over_clock"] == "none"
+    assert "End to end" not in rendered.cost_table(profile)
 
 
 def test_kernels_are_counted_once_where_both_saw_as_many():

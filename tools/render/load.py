@@ -235,7 +235,8 @@ def load_sound(results: Path) -> tuple[dict[str, list[Record]], list[Broken]]:
             f"is of that GPU; there are: {', '.join(sorted(measured))}"
         )
     compare_hosts([record for of_stem in found.values() for record in of_stem])
-    note_clocks(found.get("kernel_profile", []), found.get("end_to_end", []))
+    profiles = [r for stem in ("kernel_profile", "nsys") for r in found.get(stem, [])]
+    note_clocks(profiles, found.get("end_to_end", []))
     for of_stem in found.values():
         of_stem.sort(
             key=lambda r: (
@@ -277,7 +278,8 @@ def note_clocks(profiles: list[Record], clocks: list[Record]) -> None:
         alike = (c for c in clocks if c.kind == "measured" and same(profile, c))
         profile.clock = clock = next(alike, None)
         for row in profile.rows:
-            of = {key: row.config.get(key) for key in SAME_CELL}
+            # Both profilers side by side watch whole steps alone.
+            of = {key: ({"mode": "step"} | row.config).get(key) for key in SAME_CELL}
             timed = clock.find(**of, attention="eager") if clock else None
             row.clock = timed if timed and not timed.slow else None
 

@@ -154,7 +154,9 @@ def test_the_facts_by_hand(record):
         facts["factor_least"] == facts["factor_most"] == "1.50"
         and facts["disagreement_most"] == "2.0 %"
     )
-    assert facts["unattributed_most"] == "under 0.1 %" and facts["mark_us"] == "8.0 µs"
+    assert (
+        facts["unattributed_most"] == "less than 0.1 %" and facts["mark_us"] == "8.0 µs"
+    )
     assert facts["profiler"] == "torch.profiler"
 
 
@@ -268,6 +270,7 @@ def test_the_same_kernels_as_graphs_have_a_column_once_timed(record):
     profile.rows[0].metrics["graph_forward_ms"] = [10.75] * 5
     times = kernel_profile.fragments([profile])["times.md"]
     assert "| 12.50 ‡ | 10.00 | 20 % | 10.75 | 18.75 |" in times
+    assert kernel_profile.facts(profile)["graphs_small_128"] == "10.75 ms"
 
 
 def test_out_of_memory_is_a_row_and_facts_say_so(record):

@@ -180,6 +180,7 @@ def chip_facts() -> dict[str, str]:
 def regime_facts(r: Regimes) -> dict[str, str]:
     floor = 1e3 * floor_seconds(r.softmax_work, r.peak, "fp32")
     two = attention_products("small", 512)
+    flops = sum(product.flops for product in two)
     of_two = 1e3 * sum(floor_seconds(product, r.peak, "fp32") for product in two)
     of_fp32 = r.shares(r.softmax, r.softmax_work)[1]
     reached = r.shares(r.products, r.products_work)[1]
@@ -191,6 +192,7 @@ def regime_facts(r: Regimes) -> dict[str, str]:
         "softmax_bytes": f"{r.softmax_work.moved_bytes / 1e9:.2f} GB",
         "softmax_intensity": f"{r.softmax_work.intensity:.2f}",
         "softmax_floor": say(floor, "{:.2f} ms"),
+        "products_flops": f"{flops / 1e9:.1f} GFLOP",
         "products_floor": say(of_two, "{:.2f} ms"),
         "floor_ratio": say(of_two / floor, "{:.2f}"),
         "softmax_over_floor": say(r.softmax.ms / floor, "{:.1f}"),

@@ -1,4 +1,6 @@
-"""Tables and facts of `nsys`: the same step under Nsight Systems and torch.profiler."""
+"""Tables and facts of `nsys`: the same step under Nsight Systems and torch.profiler;
+what kernels fill, and no host can change, comes first.
+"""
 
 from itertools import chain
 from typing import Any
@@ -7,6 +9,7 @@ from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.markdown import columns, per_device, percent
 from tools.render.rows import (
+    MISSING,
     NOT_MEASURED,
     PHASES,
     Cell,
@@ -21,12 +24,15 @@ from tools.render.rows import (
 # How far two readers of the same activity records may lie apart.
 AGREE = 0.03
 
+# How far a time may lie above that of the same step in `end_to_end`.
+SAME = 1.1
+
 CAPTIONS = {
-    "kernels.md": "The kernels of one training step under nsys, and their time over "
-    "that under torch.profiler (*torch*).",
+    "kernels.md": "The kernels of one training step at context 512 under nsys, and "
+    "their time over that under torch.profiler (*torch*).",
     "cost.md": "A step without a profiler, and how many times as long it takes under "
     "each. *Again*: the same step timed once more, before nsys starts, over "
-    "the first time; how far that is from one is the host's doing.",
+    "the first time.",
 }
 
 
@@ -37,9 +43,14 @@ def fragments(records: list[Record]) -> dict[str, str]:
     }
 
 
+def ordered(record: Record | None) -> list[Cell]:
+    """The steps that kernels fill first."""
+    return sorted(cells(record), key=lambda c: -filled(c) if c else 0)
+
+
 def kernels_table(record: Record) -> str:
     return columns(
-        cells(record),
+        ordered(record),
         ("step", named),
         ("kernels", counts),
         ("ms", lambda c: busy_ms(c, "nsys"), "{:.1f}"),
@@ -48,10 +59,13 @@ def kernels_table(record: Record) -> str:
 
 
 def cost_table(record: Record) -> str:
+    found = ordered(record)
+    timed = ("without, by the clock of End to end, ms", clock_ms, "{:.1f}")
     return columns(
-        cells(record),
+        found,
         ("step", named),
         ("without, ms", lambda c: ms(c, "torch", "{}"), "{:.1f}"),
+        *([timed] if any(map(clock_ms, found)) else []),
         ("again", noise, "{:.2f}"),
         ("nsys", lambda c: slowdown(c, "nsys"), "{:.2f}"),
         ("torch", lambda c: slowdown(c, "torch"), "{:.2f}"),
@@ -92,6 +106,11 @@ def slowdown(c: Cell, instrument: str) -> float:
     return ms(c, instrument, "profiled_{}") / ms(c, instrument, "{}")
 
 
+def clock_ms(c: Cell) -> float:
+    """The same step in `end_to_end`. See `note_clocks` of `tools.render.load`."""
+    return Cell(c.row.clock if c.row else None).ms()
+
+
 def noise(c: Cell) -> float:
     """Wall time of a step without a profiler, before nsys over before torch.profiler:
     one where the host is steady.
@@ -112,9 +131,13 @@ def facts(record: Record | None) -> dict[str, str]:
     # Rounded as the table shows it.
     gains = [x for x in chain(*slowdowns.values()) if round(x, 2) < 1]
     fullest = max(filter(None, found), key=filled, default=Cell(None))
+    over = most(ms(c, "torch", "{}") / clock_ms(c) for c in found)
     return {
         "ratios": span(map(ratio, found), "{:.3f}"),
+        "steps": say(len(known(map(ratio, found))) or MISSING),
         "noise": span(map(noise, found)),
+        # Where the host was slower than that of the clock.
+        "over_clock": say(over, "{:.1f}") if over > SAME else "none",
         # Of a step that is faster under a profiler than without.
         "gains": f"{min(gains):.2f}" if gains else "none",
         **{

@@ -297,6 +297,9 @@ def facts(record: Record | None) -> dict[str, str]:
         found[f"profiled_{key}"] = say(profiled_ms(c), ms)
         found[f"span_{key}"] = say(span_ms(c), ms)
         found[f"busy_{key}"] = say(busy_ms(c), ms)
+    short = at(record, *SHORT, "forward")
+    graphs = graphs_ms(short)
+    found["graphs_small_128"] = say(graphs, ms) if graphs or not short else "none"
     found["wall_2_7B"] = say(wall_ms(largest), ms)
     found["idle_2_7B"] = say(idle_share(largest), percent)
     for key, c in {"small": small, "2_7B": largest, "2_7B_bf16": low}.items():
@@ -324,7 +327,7 @@ def facts(record: Record | None) -> dict[str, str]:
 
 def at_most(share: float) -> str:
     told = percent(share)
-    return "under 0.1 %" if told == percent(0) else f"at most {told}"
+    return "less than 0.1 %" if told == percent(0) else f"at most {told}"
 
 
 def top_facts(record: Record | None, c: Cell, key: str) -> dict[str, str]:
