@@ -321,25 +321,17 @@ def test_the_record_is_one_that_can_be_read(record, tmp_path: Path):
     assert "kernel_profile-times.md" in everything.render_all(tmp_path)
 
 
-def test_reported_tables_carry_their_caveats():
+def test_ranges_of_study_notes_are_told_as_launching():
     found = [
         r
         for r in load.load(ROOT / "docs" / "results")["kernel_profile"]
         if r.kind == "reported"
     ]
-    files = kernel_profile.fragments(found)
-    # Counts of four passes, and of one: what follows from them stands below each.
-    counts = files["reported-forward-kernel.md"]
-    assert "span four passes" in counts and "one forward pass of xl" in counts
+    text = kernel_profile.fragments(found)["reported-ranges.md"]
     assert (
-        "launching forward, ms" in files["reported-ranges.md"]
-        and "| medium | 1024 | 92.8 | 621.5 |" in (files["reported-ranges.md"])
+        "launching forward, ms" in text and "| medium | 1024 | 92.8 | 621.5 |" in text
     )
-    tables = [text for name, text in files.items() if name.startswith("reported")]
-    assert all("Reported, not measured here:" in text for text in tables)
-    assert files["reported-wall.md"].count("out of memory") == 6
-    # The five shares that a fused softmax gave.
-    assert "fused softmax, ms" in files["reported-softmax.md"]
+    assert "Reported, not measured here:" in text
 
 
 def test_products_of_attention_cost_what_pytorch_counts(monkeypatch):
