@@ -27,6 +27,7 @@ from tools.render.load import Found, of_gpu, ours
 from tools.render.markdown import columns, per_device, percent, provenance
 from tools.render.plots import ACCENT, DARK, PALE, TINT, is_narrow, key, panels, plot
 from tools.render.rows import (
+    MISSING,
     Cell,
     axis,
     cell,
@@ -361,6 +362,13 @@ def facts(found: Found) -> dict[str, str]:
     busy = total_ms(profiled(profile, *place), ("forward",))
     idle = 1 - busy / timed(clock, *place).ms("forward")
     told["idle_forward_small_128"] = say(idle, percent)
+    for context in (128, 1024):
+        copied = split(profile, clock, "2.7B", context, "bf16").ms[COPIES]
+        told[f"copies_ms_2_7B_{context}_bf16"] = say(copied, "{:.0f} ms")
+    sizes = axis(profile, "size", mode="step", precision="bf16")
+    whole = len(sizes) == len(axis(profile, "size"))
+    listed = " and ".join(f"`{size}`" for size in sizes) or say(MISSING)
+    told["sizes_bf16"] = "every size" if sizes and whole else listed
     short = gain(profile, clock, "2.7B", 128)
     told["more_copies_2_7B_128"] = say(short.more(COPIES), "{:.0f} ms")
     told["more_idle_2_7B_128"] = say(short.more(IDLE), "{:.0f} ms")
