@@ -161,6 +161,9 @@ def test_what_fits_of_10b_is_a_time_and_what_does_not_a_row_that_says_so(found):
     assert "| bf16 | step | out of memory |  | 205.3 |" in files["10B.md"]
     assert "by formula alone" not in files["10B.md"]
     assert facts["ten_billion"] == "measured where it fits"
+    assert facts["runs_of_10B"] == "can run forward and backward, but no optimizer step"
+    record.device.memory_bytes = 40 * 2**30
+    assert builder.facts(record)["runs_of_10B"] == "can run none of its passes"
     # It stands in its own table: no other has a size that did not run in all modes.
     assert "10B" not in files["headline.md"] + files["phases.md"]
     assert not any(re.search(r"\bnan\b", text) for text in files.values())

@@ -5,6 +5,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from systems.formulas.costs import FP32_BYTES
+from systems.model.sizes import SIZES, VOCAB_SIZE, ModelSize
 from systems.records.record import Record
 from tools.render.markdown import columns, gib, per_device
 from tools.render.plots import ACCENT, DARK, GROUND, PALE, TINT, key, plot, stacked
@@ -116,4 +117,14 @@ def facts(record: Record | None) -> dict[str, str]:
         ),
         "weights_2_7B": say(weights(record, "2.7B"), lambda v: f"{gib(v)} GiB"),
         "weights_10B": say(weights(record, "10B"), lambda v: f"{gib(v)} GiB"),
+        "lasting_10B": say(4 * weights(record, "10B") / 2**30, "{:.0f} GiB"),
+        "named_2_7B": f"{with_two_matrices(SIZES['2.7B']) / 1e9:.2f}",
     }
+
+
+def with_two_matrices(s: ModelSize) -> int:
+    """The parameters that a size would have if its feed-forward halves had no gate: in
+    billions what its name says.
+    """
+    block = 4 * s.d_model**2 + 2 * s.d_model * s.d_ff
+    return s.num_layers * block + 2 * VOCAB_SIZE * s.d_model

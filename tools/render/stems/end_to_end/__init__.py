@@ -355,6 +355,8 @@ def facts(record: Record | None) -> dict[str, str]:
         "ten_billion": "measured where it fits"
         if of_ten_billion(record)
         else "predicted by formula alone",
+        "gpu_memory": say(memory_of(record), lambda v: f"{gib(v)} GiB"),
+        "runs_of_10B": runs_of_10b(record),
         "memory_2_7B_512_fp32": say(largest, lambda v: f"{gib(v)} GiB"),
         "backward_over_forward_least": say(least(ratios), two),
         "backward_over_forward_most": say(most(ratios), two),
@@ -368,6 +370,26 @@ def facts(record: Record | None) -> dict[str, str]:
         "speedup_small_128": say(gains.speedup(record, ("small", 128)), two),
         **gains.facts(record),
     }
+
+
+def memory_of(record: Record | None) -> float:
+    return (record.device.memory_bytes if record else None) or MISSING
+
+
+# The passes of 10B that a GPU can run, by how many of MODES fit.
+RUNS = (
+    "can run none of its passes",
+    "can run a forward pass, but no backward pass",
+    "can run forward and backward, but no optimizer step",
+    "can run a whole step",
+)
+
+
+def runs_of_10b(record: Record | None) -> str:
+    """By formula, in fp32."""
+    room = memory_of(record) - CONTEXT_BYTES
+    needs = [of_formula(m, "fp32") for m in ("forward", "forward_backward", "step")]
+    return RUNS[sum(need <= room for need in needs)] if room else say(room)
 
 
 def steps(record: Record | None, precision: str) -> list[Cell]:
@@ -427,7 +449,7 @@ def passes_steady(record: Record) -> Judgement:
 )
 def fits_as_predicted(record: Record) -> Judgement:
     tried = [c for c in cells(record, size="10B") if c or c.why == OUT_OF_MEMORY]
-    room = (record.device.memory_bytes or 0) - CONTEXT_BYTES
+    room = memory_of(record) - CONTEXT_BYTES
     told, alike = [], []
     for c in tried:
         need = of_formula(c.config["mode"], c.config["precision"])
@@ -436,4 +458,4 @@ def fits_as_predicted(record: Record) -> Judgement:
         mode = c.config["mode"].replace("_", " ")
         told.append(f"{mode}, {c.config['precision']}, {gib(need)} GiB: {ran}")
     numbers = f"Room: {gib(room)} GiB. {'; '.join(told)}."
-    return (all(alike), numbers) if tried and record.device.memory_bytes else None
+    return (all(alike), numbers) if tried and room else None
