@@ -1,5 +1,6 @@
-"""Sketches that need no record: what a clock reads, what a block of the model does,
-which score matrices it holds, and whose kernel is whose.
+"""Sketches that need no record: which machine does what, what a clock and a range
+read, what a block of the model does, which score matrices it holds, and whose kernel is
+whose.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,17 @@ from tools.render.drawing import SMALL, TEXT, Drawing, drawn
 from tools.render.markdown import percent
 from tools.render.spanning.envelope import BATCH, shape
 
+SETUP = (
+    "<strong>A laptop proves that the code is right, a GPU measures how fast it "
+    "is.</strong> Records lie beside the code, so the pages can be built and read "
+    "on a laptop too."
+)
+WAITS = (
+    "<strong>One clock with two waits, and three things that it is compared "
+    "with.</strong> A range around both waits is the clock's own time again. A range "
+    "without a wait ends when the last kernel is launched. Only the kernels say "
+    "something that the clock does not know."
+)
 CLOCK = (
     "<strong>A clock that does not wait times the queueing.</strong> The CPU has "
     "queued all five kernels when the GPU has hardly begun."
@@ -36,11 +48,109 @@ TRACE = (
 def fragments() -> dict[str, str]:
     """Each by the name of its file."""
     return {
+        "sketch-setup.md": setup(),
+        "sketch-ranges.md": ranges(),
         "sketch-clock.md": clock(),
         "sketch-block.md": block("2.7B", 512),
         "sketch-matrices.md": matrices(),
         "sketch-trace.md": trace(),
     }
+
+
+# Which machine does what --------------------------------------------------------------
+
+# A path through each machine: what stands in each box, below its name.
+MACHINES = {
+    "ink": (
+        ("your laptop", "runs the kernels in", "Triton's interpreter"),
+        ("tests", "are results right?", ""),
+    ),
+    "orange": (
+        ("a GPU", "measures", ""),
+        ("records", "every sample,", "docs/results"),
+        ("pages", "tables, figures,", "sentences"),
+    ),
+}
+
+
+def setup() -> str:
+    def boxed(
+        d: Drawing, x: float, y: float, width: float, words: tuple[str, ...], style: str
+    ) -> None:
+        d.box(x, y, width, 58, style)
+        name, *more = words
+        d.text(x + width / 2, y + 18, name, TEXT, "middle", bold=True)
+        for i, line in enumerate(more):
+            d.text(x + width / 2, y + 34 + 14 * i, line, SMALL, "middle")
+
+    def wide(d: Drawing) -> None:
+        d.box(1, 1, 104, 134)
+        d.text(53, 62, "the code", TEXT, "middle", bold=True)
+        d.text(53, 78, "systems/", SMALL, "middle")
+        for row, (style, path) in enumerate(MACHINES.items()):
+            for column, words in enumerate(path):
+                x, y = 150 + 195 * column, 1 + 76 * row
+                boxed(d, x, y, 150, words, style)
+                d.arrow(x - 44, y + 29, x - 2, y + 29)
+
+    def narrow(d: Drawing) -> None:
+        d.box(1, 1, 338, 34)
+        d.text(170, 22, "the code, systems/", TEXT, "middle", bold=True)
+        for column, (style, path) in enumerate(MACHINES.items()):
+            for row, words in enumerate(path):
+                x, y = 1 + 178 * column, 60 + 84 * row
+                boxed(d, x, y, 160, words, style)
+                d.arrow(x + 80, y - 25, x + 80, y - 2)
+
+    alt = (
+        "From the code one path leads over a laptop, whose interpreter runs the "
+        "kernels, to tests; the other over a GPU, which measures, to records and pages."
+    )
+    return drawn(lambda d: (wide if d.wide else narrow)(d), alt, SETUP)
+
+
+# What a clock reads -------------------------------------------------------------------
+
+
+def ranges() -> str:
+    """Of a pass of five kernels, in hundredths of its wall time."""
+    launched, kernels, start = 34, 5, 8
+
+    def draw(d: Drawing) -> None:
+        left = 132 if d.wide else 84
+        scale = (d.width - left - 12) / 100
+        names = {
+            "CPU": "launches",
+            "GPU": "kernels",
+            "the clock": "the clock",
+            "range with both waits": "range, 2 waits",
+            "range without a wait": "range, no wait",
+            "sum of kernels": "kernels' sum",
+        }
+
+        def bar(row: int, begin: float, length: float, style: str) -> None:
+            d.box(left + begin * scale, 22 + 25 * row, length * scale, 17, style)
+
+        for row, (name, short) in enumerate(names.items()):
+            d.text(0, 35 + 25 * row, name if d.wide else short, SMALL)
+        for i in range(kernels):
+            bar(0, 1 + launched / kernels * i, launched / kernels - 2, "fill-orange")
+            bar(1, start + 18 * i, 15, "fill-blue")
+        bar(2, 0, 100, "fill-faint")
+        bar(3, 0, 100, "fill-faint")
+        bar(4, 0, launched, "fill-orange")
+        for i in range(kernels):
+            bar(5, 15.4 * i, 15, "fill-blue")
+        for at, words, anchor in ((0, "wait", "start"), (100, "wait", "end")):
+            x = left + at * scale
+            d.line(x, 16, x, 118, "ink thick")
+            d.text(x, 12, words, SMALL, anchor)
+
+    alt = (
+        "A range around both waits is as long as the clock's time, one without a wait "
+        "as long as the launching, and the sum of the kernels is something else."
+    )
+    return drawn(draw, alt, WAITS)
 
 
 def clock() -> str:
