@@ -13,7 +13,7 @@ from systems.experiments import STEMS
 from systems.model.sizes import SIZES
 from systems.model.transformer import build_model
 from tools.render import load
-from tools.render.spanning import errata, writeup
+from tools.render.spanning import errata, index, writeup
 
 DOCS = ROOT / "docs"
 PAGE = (DOCS / "writeup.md").read_text(encoding="utf-8")
@@ -235,21 +235,21 @@ def test_the_counts_of_notes_c_are_one_forward_pass_of_xl_and_of_no_other_size()
 
 
 def test_the_overview_shows_every_page_by_its_own_title():
-    """One name for a page: its title, in the navigation, and on the overview."""
-    picture = (DOCS / "index.md").read_text(encoding="utf-8")
-    shown = re.findall(
-        r"^    - \[(.+)\]\((\w+\.md)\)$", picture.split('class="path"')[1], re.MULTILINE
-    )
-    named = re.findall(
-        r'^ +- (?:"(.+)"|(.+)): (\w+\.md)$',
-        (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8"),
-        re.MULTILINE,
-    )
-    in_navigation = {page: quoted or name for quoted, name, page in named}
+    """One name for a page: its title, in the navigation, and on the overview, which
+    lists the navigation in its groups.
+    """
+    assert 'generated/index-pages.md"' in (DOCS / "index.md").read_text("utf-8")
+    shown = re.findall(r"^(?:    -|1\.) \[(.+)\]\((.+)\)$", index.pages(), re.MULTILINE)
     for title, page in shown:
         assert f"# {title}\n" in (DOCS / page).read_text(encoding="utf-8"), page
-        assert in_navigation.pop(page) == title, page
-    assert in_navigation.keys() == {"index.md"}
+    below = ("", "api", "notebooks")
+    there = {
+        p.relative_to(DOCS).as_posix() for b in below for p in (DOCS / b).glob("*.md")
+    }
+    assert [page for _, page in shown][-1] == "writeup.md"
+    assert {page for _, page in shown} == there - {"index.md"}
+    groups = re.findall(r"^1\. (\w+)$", index.pages(), re.MULTILINE)
+    assert groups[0] == "Start" and "Code" in groups
 
 
 def test_the_editions_name_every_problem_and_every_page_that_answers_it():

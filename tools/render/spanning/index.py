@@ -1,18 +1,22 @@
-"""The figures of docs/index.md: memory over a step, and a few bars for each
-question.
+"""What docs/index.md shows: memory over a step, a few bars for each question, and every
+page of the navigation.
 """
 
 import re
 from collections.abc import Mapping
 
+import yaml
+
 from systems import ROOT
+from systems.formulas.memory_costs import Pass, weight_bytes
 from systems.model.sizes import TABLE_1
 from tools.render.drawing import SMALL, Drawing
-from tools.render.load import Found, ours
-from tools.render.markdown import NOTHING_YET, Markup
+from tools.render.load import Found, PlainYaml, ours
+from tools.render.markdown import NOTHING_YET, Markup, gib
 from tools.render.rows import NOT_MEASURED, Missing, say
 from tools.render.stems.end_to_end.gains import speedup
 from tools.render.stems.peak_memory.figures import timeline_figure
+from tools.render.stems.peak_memory.rows import at
 
 WIDTH, ROW = 250, 24
 ASSETS = ROOT / "docs" / "assets"
@@ -22,10 +26,10 @@ COLORS: dict[str, list[str]] = {}
 for sheet in ("site.css", "drawings.css"):
     for name, value in VALUE.findall((ASSETS / sheet).read_text(encoding="utf-8")):
         COLORS.setdefault(name, []).append(value)
-HOOK = Markup(
-    "A training step of the largest model in bytes as asked for, a little less than "
-    'what the allocator counts; <a href="peak_memory.html">Who holds the memory</a> '
-    "explains each part."
+HOOK = (
+    "The drawing counts the bytes that tensors asked for; the allocator rounds them up "
+    'to {allocated} GiB. <a href="peak_memory.html">Who holds the memory</a> explains '
+    "each part."
 )
 Facts = Mapping[str, Mapping[str, str]]
 FIGURE = re.compile(r"<svg\b([^>]*)>(.*?)</svg>", re.DOTALL)
@@ -35,11 +39,12 @@ Bar = tuple[str, float, str]
 
 
 def fragments(found: Found, facts: Facts) -> dict[str, str]:
-    """`index-hook.md`, the same by itself in `index-hook.svg`, and bars:
-    `index-speed.md`, `-bytes.md` and `-kernels.md`.
+    """`index-hook.md`, the same by itself in `index-hook.svg`, `index-pages.md`, and
+    bars: `index-speed.md`, `-bytes.md` and `-kernels.md`.
     """
-    shown = hook(found, facts.get("peak_memory", {}))
+    shown = hook(found)
     return {
+        "index-pages.md": pages(),
         "index-hook.md": shown,
         "index-hook.svg": by_itself(shown),
         "index-speed.md": bars(
@@ -67,18 +72,37 @@ def fragments(found: Found, facts: Facts) -> dict[str, str]:
     }
 
 
-def hook(found: Found, facts: Mapping[str, str]) -> str:
+def hook(found: Found) -> str:
     """The timeline of the primary GPU; nothing where it was not measured."""
     record = ours(found, "peak_memory")
-    peak, weights = (
-        facts.get(key, NOT_MEASURED) for key in ("step_512_fp32", "weights")
-    )
+    allocated = at(record, 512, "step", "fp32").allocated
+    weights = weight_bytes(Pass("2.7B", 512, "step", "fp32"))
     finding = (
-        f"Of {peak} at the peak of a training step in fp32, weights are {weights}; "
-        "optimizer state is twice that, and saved activations are most of the rest."
+        f"Of what a training step of 2.7B holds at its peak in fp32, {gib(weights)} "
+        "GiB are weights; optimizer state is twice that, and saved activations are "
+        "most of the rest."
     )
-    drawn = timeline_figure(record, "step", finding, HOOK) if record else ""
+    more = Markup(HOOK.format(allocated=say(allocated, gib)))
+    drawn = timeline_figure(record, "step", finding, more) if record else ""
     return drawn or NOTHING_YET
+
+
+def pages() -> str:
+    """The navigation of mkdocs.yml as a list, but for this page."""
+    config = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), PlainYaml)
+    lines = []
+    for entry in config["nav"]:
+        ((name, under),) = entry.items()
+        if isinstance(under, list):
+            listed = [link for one in under for link in linked(one)]
+            lines += [f"1. {name}", "", *(f"    - {link}" for link in listed), ""]
+        elif under != "index.md":
+            lines += [f"1. {link}" for link in linked(entry)] + [""]
+    return "\n".join(lines)
+
+
+def linked(entry: Mapping[str, str]) -> list[str]:
+    return [f"[{title}]({path})" for title, path in entry.items()]
 
 
 def by_itself(shown: str) -> str:
