@@ -127,7 +127,7 @@ def test_every_fact_has_a_number(record):
     )
     assert facts["forward_largest"] == facts["scores"] == "128 MiB"
     assert facts["forward_largest_code"] == "`model.py:111 softmax`"
-    assert facts["off_lasting"] == facts["off_saved"] == "to the byte"
+    assert facts["agrees"] == "to the byte" and facts["step_falls"] == "no"
     # 2.7B, fp32, context 512: 66.61 GiB by the formula, an eighth more, a MiB of
     # rounding.
     assert facts["forward_two_graphs_512_fp32"] == "66.73 GiB"
@@ -215,7 +215,16 @@ def test_a_category_off_its_prediction_shows(record):
     cell["categories"][CATEGORIES.index("gradients")]["most_bytes"] *= 1.03
     assert memory_rows.worst(record, "gradients") == pytest.approx(0.03)
     assert memory_rows.worst(record, "weights") == 0
-    assert peak_memory.facts(record)["off_lasting"] == "within 3.00 %"
+    assert peak_memory.facts(record)["agrees"] == "within 3.00 %"
+
+
+def test_a_longer_context_that_needs_less_is_told_as_rounding(record):
+    short = memory_rows.at(record, 128, "step", "fp32")
+    short.metrics["peak_allocated_bytes"] += GIB
+    assert peak_memory.facts(record)["step_falls"] == "yes"
+    # What asks for less needs less, whatever is rounded.
+    short.metrics["peak_requested_bytes"] += GIB
+    assert peak_memory.facts(record)["step_falls"] == "no"
 
 
 def test_a_row_without_its_timeline_is_not_drawn(record):

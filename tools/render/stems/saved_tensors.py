@@ -228,6 +228,10 @@ def facts(record: Record | None) -> dict[str, str]:
         "five": listed or say(c.missing),
         "times": say(c["saved"]),
         "each_time": in_mib(c["bytes_if_counted_each_time"]),
+        "gradients_as_predicted": say(
+            c["parameter_gradient_bytes"] == 4 * gradients
+            and c["input_gradient_bytes"] == residual_bytes(p)
+        ),
         "parameter_gradients": in_mib(c["parameter_gradient_bytes"]),
         "parameter_gradients_predicted": in_mib(4 * gradients),
         "input_gradient": in_mib(c["input_gradient_bytes"]),

@@ -151,11 +151,11 @@ def best(which: int) -> Row:
 # Figures ------------------------------------------------------------------------------
 
 KEY = (
-    "Lines are predicted, points measured. *Made* gradients come as the pass goes on; "
-    "*kept* ones are there from the start, as where they accumulate over batches. "
+    "Lines are predicted, points measured. Made: gradients appear during the pass. "
+    "Kept: they are there already, as in gradient accumulation. "
     "Dotted: the known rule, √N, and √(N r / R), which counts that a block keeps R "
     "bytes and its input r."
-).replace("*", "")
+)
 
 
 def draw_peaks(axes: Axes, record: Record | None) -> None:

@@ -7,9 +7,10 @@ from tools.render.drawing import SMALL, Drawing, drawn
 
 BLOCKS, SHOWN = 8, 4
 CAPTION = (
-    "<strong>Memory while the gradient of block 4 is due.</strong> Filled: a block "
-    "whose tensors are all in memory. Bar at its left: its input is. Empty: a block "
-    "that keeps nothing; those after block 4 are done."
+    "<strong>Computed again by itself, one block is in memory instead of all; nesting "
+    "keeps fewer inputs too.</strong> Shown while the gradient of block 4 is due. "
+    "Filled: a block whose tensors are all in memory. Bar at its left: its input is. "
+    "Empty: a block that keeps nothing; those after block 4 are done."
 )
 
 

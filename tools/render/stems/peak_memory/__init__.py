@@ -15,9 +15,9 @@ from tools.render.stems.peak_memory import claims as claims
 from tools.render.stems.peak_memory import figures, tables
 from tools.render.stems.peak_memory.rows import (
     CONTEXTS,
-    LASTING,
     LONGEST,
     PRECISIONS,
+    PREDICTED,
     SIZE,
     Tried,
     agreement,
@@ -125,7 +125,7 @@ def facts(record: Record | None) -> dict[str, str]:
         found[f"residual_measured_{precision}"] = in_mib(residual)
     for ((context, _), c), name in zip(helped(record).items(), 2 * HELPS, strict=True):
         found[f"helps_{name}_{context}"] = in_gib(c.allocated)
-        if context == LONGEST or name in ("flash", "both"):
+        if context != LONGEST and name in ("flash", "both"):
             found[f"helps_{name}_{context}_ms"] = say(c.ms(), "{:.0f} ms")
     low = at(record, LONGEST, "forward", "bf16")
     return {
@@ -135,11 +135,17 @@ def facts(record: Record | None) -> dict[str, str]:
         "step_place_short": place(at(record, CONTEXTS[0], "step", "fp32")),
         "forward_bf16_over_fp32": bf16_over_fp32("forward"),
         "step_bf16_over_fp32": bf16_over_fp32("step"),
-        "off_lasting": agreement(worst(record, *LASTING)),
-        "off_saved": agreement(worst(record, "saved activations")),
+        "agrees": agreement(worst(record, *PREDICTED)),
+        "step_falls": falls(*(at(record, c, "step", "fp32") for c in CONTEXTS[:2])),
         **blocks_in_words(at(record, LONGEST, "forward", "fp32")),
         **from_shapes(),
     }
+
+
+def falls(short: Tried, long: Tried) -> str:
+    """Whether a longer context needs less memory though it asks for more."""
+    rounded = long.allocated < short.allocated and long.requested >= short.requested
+    return "yes" if rounded else "no"
 
 
 def blocks_in_words(c: Tried) -> dict[str, str]:

@@ -7,6 +7,7 @@ from tools.render.markdown import in_mib
 from tools.render.rows import span
 from tools.render.stems.peak_memory.rows import (
     PREDICTED,
+    agreement,
     at,
     largest,
     pass_of,
@@ -97,4 +98,4 @@ def largest_are_scores(record: Record) -> Judgement:
 def memory_as_predicted(record: Record) -> Judgement:
     ran = sum(map(bool, tried(record)))
     off = worst(record, *PREDICTED)
-    return ran and (off == 0, f"Off by at most {100 * off:.3g} % over {ran} rows.")
+    return ran and (off == 0, f"Over {ran} rows they agree {agreement(off)}.")

@@ -29,8 +29,13 @@ REMEDIES = {
     ("flash", True): "both",
 }
 # What shapes predict alone.
-LASTING = ("weights", "gradients", "optimizer state")
-PREDICTED = (*LASTING, "weight copies", "saved activations")
+PREDICTED = (
+    "weights",
+    "gradients",
+    "optimizer state",
+    "weight copies",
+    "saved activations",
+)
 
 
 @dataclass(frozen=True)
