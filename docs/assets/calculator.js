@@ -160,15 +160,15 @@
     key.replaceChildren(...parts, named("room-key", `room ${gib(room)} GiB`))
   }
 
-  // Shares of the floor that measured steps of the same precision and similar work reached: the three nearest.
-  function shares(c, flops) {
+  // How many times their floor measured steps of the same precision and similar work took: the three nearest.
+  function overFloor(c, flops) {
     const rates = data.gpus[data.measured_on]
     const size = (point) => {
       const like = { ...c, attention: "eager", recomputed: "none", optimizer_states: 2n, context: BigInt(point.context), batch: BigInt(point.batch), vocab: BigInt(data.vocab) }
       for (const name of SHAPE) like[name] = BigInt(data.sizes[point.size][name])
       const found = evaluate(like)
       const floor = Number(found.flops) / (c.precision === "fp32" ? rates.fp32 : rates.bf16) + Number(found.moved) / rates.bandwidth
-      return { ...point, flops: Number(found.flops), share: (floor * 1e3) / point.ms }
+      return { ...point, flops: Number(found.flops), over: point.ms / (floor * 1e3) }
     }
     const points = data.steps.filter((point) => point.precision === (c.precision === "pure_bf16" ? "bf16" : c.precision)).map(size)
     points.sort((a, b) => Math.abs(Math.log(a.flops / flops)) - Math.abs(Math.log(b.flops / flops)))
@@ -208,15 +208,17 @@
     const rate = Number(field[c.precision === "fp32" ? "fp32" : "bf16"].value) * RATES.fp32
     const floor = Number(flops) / rate + Number(moved) / (Number(field.bandwidth.value) * RATES.bandwidth)
     const tokens = Number(c.batch * c.context)
-    const points = shares(c, Number(flops))
+    const points = overFloor(c, Number(flops))
     const ms = (seconds) => `${(seconds * 1e3).toLocaleString("en", { maximumSignificantDigits: 3 })} ms`
     let text = `${(Number(flops) / 1e12).toLocaleString("en", { maximumSignificantDigits: 4 })} TFLOP a step; the floor is ${ms(floor)}.`
     if (points.length) {
-      const found = points.map((point) => point.share)
-      const [fast, slow] = [floor / Math.max(...found), floor / Math.min(...found)]
+      const found = points.map((point) => point.over)
+      const [fast, slow] = [floor * Math.min(...found), floor * Math.max(...found)]
       const days = (1e9 / (tokens / slow) / 86400).toLocaleString("en", { maximumSignificantDigits: 3 })
-      text += ` At the shares of the floor that similar steps reached, ${ms(fast)} to ${ms(slow)}: ${grouped(Math.round(tokens / slow))} to ${grouped(Math.round(tokens / fast))} tokens/s, up to ${days} days for a billion tokens.`
-      near.textContent = `Similar steps, measured with plain attention: ${points.map((p) => `${p.size} at context ${p.context}, batch ${p.batch}, ${p.precision}: ${ms(p.ms / 1e3)}, ${(p.share * 100).toFixed(0)} % of the floor's speed`).join("; ")}.`
+      text += ` If it takes as many times its floor as similar steps did, it needs ${ms(fast)} to ${ms(slow)}. That is ${grouped(Math.round(tokens / slow))} to ${grouped(Math.round(tokens / fast))} tokens/s, or up to ${days} days for a billion tokens.`
+      const list = element("ul", "")
+      list.append(...points.map((p) => element("li", "", `${p.size} at context ${p.context}, batch ${p.batch}, ${p.precision}: ${ms(p.ms / 1e3)}, ${p.over.toFixed(1)} times the floor`)))
+      near.replaceChildren("Similar steps, measured with plain attention:", list)
     }
     time.textContent = text
     const measured = data.memory.find((point) => ["size", "context", "batch", "precision", "attention"].every((name) => String(point[name]) === String(name in c ? c[name] : field[name].value)) && point.checkpoint === (c.recomputed === "blocks" ? Number(c.checkpoint) : 0) && c.recomputed !== "attention" && c.optimizer_states === 2n && Number(c.vocab) === data.vocab)
