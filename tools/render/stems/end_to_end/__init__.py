@@ -455,7 +455,7 @@ def fits_as_predicted(record: Record) -> Judgement:
         need = of_formula(c.config["mode"], c.config["precision"])
         alike.append(bool(c) == (need <= room))
         ran = "ran" if c else "ran out of memory"
-        mode = c.config["mode"].replace("_", " ")
+        mode = c.config["mode"].replace("_", " and ")
         told.append(f"{mode}, {c.config['precision']}, {gib(need)} GiB: {ran}")
     numbers = f"Room: {gib(room)} GiB. {'; '.join(told)}."
     return (all(alike), numbers) if tried and room else None
