@@ -506,7 +506,7 @@ def trained_ms(c: Cell) -> float:
 @claim(
     "benchmarking_mixed_precision",
     "In bf16 forward and backward of 2.7B at context 128 spend more time on copies and "
-    "casts, which are paid for each weight, than on matrix products.",
+    "casts, most of which are paid for each weight, than on matrix products.",
 )
 def casts_outweigh_products(record: Record) -> Judgement:
     c = at(record, "2.7B", 128, "step", "bf16")

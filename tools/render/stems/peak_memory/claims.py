@@ -3,7 +3,7 @@
 from systems.formulas.memory_costs import attention_saved, residual_bytes
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.markdown import in_mib
+from tools.render.markdown import in_mib, percent
 from tools.render.rows import span
 from tools.render.stems.peak_memory.rows import (
     PREDICTED,
@@ -26,7 +26,9 @@ def memory_peak_moves(record: Record) -> Judgement:
     ends = [at(record, context, "step", "fp32") for context in (128, 512)]
     short, long = ([c.category(n) / c.most(n) for n in names] for c in ends)
     said = [
-        ", ".join(f"{s:.0%} of the {n}" for s, n in zip(shares, names, strict=True))
+        ", ".join(
+            f"{percent(s)} of the {n}" for s, n in zip(shares, names, strict=True)
+        )
         for shares in (short, long)
     ]
     holds = short[0] > 0.5 > short[1] and long[1] > 0.5 > long[0]
