@@ -34,7 +34,7 @@ def turns() -> str:
                 # The clock falls while the chip warms up.
                 high = 62 - 34 * min(i, 8) / 8
                 x = left + i * each
-                style = "fill-blue" if name == "A" else "fill-orange"
+                style = "fill-blue" if name == "A" else "fill-grey"
                 d.box(x, 90 - high, each - 3, high, style)
                 d.text(x + each / 2 - 1.5, 104, name, SMALL, "middle")
             left += 12 * each + gap
@@ -43,9 +43,9 @@ def turns() -> str:
         draw,
         "One after the other, A meets the fast clock and B the slow one; in turns both "
         "meet both.",
-        "<strong>Whoever is measured second runs on a slower chip.</strong> Height: "
-        "the clock, which falls as the chip warms up. In turns, A and B meet the same "
-        "clocks.",
+        "Whoever is measured second runs on a slower chip.",
+        "Height: the clock, which falls as the chip warms up. In turns, A and B meet "
+        "the same clocks.",
     )
 
 
