@@ -241,11 +241,23 @@ def stacked(
     bars(axes, names, places)
 
 
+# On a telephone, so many letters stand beside a bar; longer names stand above it.
+BESIDE = 24
+
+
 def bars(axes: Axes, names: Sequence[str], places: Sequence[float] = ()) -> None:
     """An axis of names from top to bottom, for horizontal bars at 0, 1, 2, ..."""
     at = places or range(len(names))
     axes.set_yticks(at, list(names))
     axes.set_ylim(max(at, default=0) + 0.6, -0.6)
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    if is_narrow(figure) and max(map(len, names), default=0) > BESIDE:
+        axes.set_yticklabels([])
+        for y, name in zip(at, names, strict=True):
+            place = {"xycoords": ("axes fraction", "data"), "gid": OVER_LINES}
+            axes.annotate(name, (0, y - 0.36), va="bottom", **place)
+        axes.set_ylim(max(at, default=0) + 0.5, -0.9)
     across(axes)
 
 

@@ -14,11 +14,11 @@ from systems import ROOT
 from systems.attention import attention_reference
 from tests.factories import committed
 from tests.tools.render.svgs import figures
+from tools.render import standalone
 from tools.render.spanning import (
     attention_drawings,
     first_kernel,
     hopper_drawings,
-    index,
     trace,
     weighted_sum_drawings,
 )
@@ -122,10 +122,10 @@ def test_a_memset_in_a_trace_is_no_kernel():
 def test_the_picture_of_the_readme_stands_by_itself():
     """It has every colour that it uses, once for the light and once for the dark."""
     drawn = '<figure><svg viewBox="0 0 1 1"><path style="fill: var(--tint)"/></svg>'
-    picture = index.by_itself(drawn)
+    picture = standalone.by_itself(drawn)
     ElementTree.fromstring(picture)
     assert picture.count("--tint: #") == picture.count("--md-default-bg-color: #") == 2
     kept = (ROOT / "docs/generated/index-hook.svg").read_text(encoding="utf-8")
-    used = set(index.USED.findall(kept))
+    used = set(standalone.USED.findall(kept))
     assert used and all(kept.count(f"{name}: #") == 2 for name in used)
-    ElementTree.fromstring(index.by_itself("Not measured yet."))
+    ElementTree.fromstring(standalone.by_itself("Not measured yet."))

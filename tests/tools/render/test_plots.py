@@ -16,7 +16,8 @@ from tools.render import everything, plots
 from tools.render.drawing import NARROW, WIDE
 from tools.render.plots import ACCENT, line, note, plot, spread
 
-GENERATED = ROOT / "docs" / "generated"
+DOCS = ROOT / "docs"
+GENERATED = DOCS / "generated"
 
 
 KINDS = ("plotted", "drawn")
@@ -51,7 +52,8 @@ def test_a_caption_begins_with_what_is_found(path: Path):
         assert links or "plotted" not in figure.get("class")
         for link in links:
             numbers = link.get("href")
-            assert numbers.startswith("#") or (ROOT / "docs" / numbers).is_file()
+            page = "notebooks" if path.stem.startswith("notebook-") else "."
+            assert numbers.startswith("#") or (DOCS / page / numbers).is_file()
         # No line ends between a number and its unit.
         said = figure.find("figcaption").text_content()
         assert not re.search(r"\d (?:%|[KMGT]?i?B\b|[mµn]?s\b)", said), said

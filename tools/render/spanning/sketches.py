@@ -95,8 +95,8 @@ def parts(size: str, context: int) -> list[Part]:
         total[part] / model.num_layers
         for part in ("projections", "feed_forward", "attention")
     )
-    square = f"{model.d_model} × {model.d_model}"
-    wide = f"{model.d_model} × {model.d_ff}"
+    square = f"{model.d_model:,} × {model.d_model:,}"
+    wide = f"{model.d_model:,} × {model.d_ff:,}"
     return [
         Part("RMSNorm"),
         Part("q, k, v", f"3 × ({square})", 3 / 4 * projections),

@@ -7,8 +7,8 @@ from tools.render.drawing import SMALL, Drawing, drawn
 
 BLOCKS, SHOWN = 8, 4
 FINDING = (
-    "While the gradient of block 4 is due, what is computed again keeps one to four "
-    "inputs and one to four whole blocks in memory."
+    "While the gradient of block 4 is due, computing every block again keeps four "
+    "inputs and one block in memory instead of four blocks."
 )
 KEY = (
     "Filled: a block whose tensors are all in memory. Bar at its left: its input is. "
