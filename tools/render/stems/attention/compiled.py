@@ -206,7 +206,7 @@ def speedup_figure(record: Record) -> str:
         "speedup",
         draw,
         f"Eager time over compiled time of both passes {told}.",
-        "Blue: compiling gains, the more the stronger. Brown: it loses.",
+        "Blue: compiling gains, the more the stronger. Orange: it loses.",
         height=330,
         narrow=620,
     )
