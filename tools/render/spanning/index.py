@@ -12,7 +12,7 @@ from systems.formulas.memory_costs import Pass, weight_bytes
 from systems.model.sizes import TABLE_1
 from tools.render.drawing import SMALL, Drawing
 from tools.render.load import Found, PlainYaml, ours
-from tools.render.markdown import NOTHING_YET, Markup, gib
+from tools.render.markdown import NOTHING_YET, Markup, gib, in_words
 from tools.render.rows import NOT_MEASURED, Missing, say
 from tools.render.standalone import by_itself
 from tools.render.stems.end_to_end.gains import speedup
@@ -22,8 +22,8 @@ from tools.render.stems.peak_memory.rows import at
 WIDTH, ROW = 250, 24
 HOOK = (
     "The drawing counts the bytes that tensors asked for; the allocator rounds them up "
-    'to {allocated} GiB. <a href="peak_memory.html">Who holds the memory</a> explains '
-    "each part."
+    'to {allocated}. <a href="peak_memory.html">Who holds the memory</a> explains each '
+    "part."
 )
 Facts = Mapping[str, Mapping[str, str]]
 Bar = tuple[str, float, str]
@@ -73,7 +73,8 @@ def hook(found: Found) -> str:
         "GiB are weights; optimizer state is twice that, and saved activations are "
         "most of the rest."
     )
-    more = Markup(HOOK.format(allocated=say(allocated, gib)))
+    rounded = in_words(say(allocated, lambda v: f"{gib(v)} GiB"))
+    more = Markup(HOOK.format(allocated=rounded))
     drawn = timeline_figure(record, "step", finding, more) if record else ""
     return drawn or NOTHING_YET
 

@@ -15,7 +15,7 @@ SETUP = "A laptop proves that the code is right, a GPU measures how fast it is."
 SETUP_KEY = (
     "Records lie beside the code, so the pages can be built and read on a laptop too."
 )
-WAITS = "Only the sum of the kernels says something that the clock does not know."
+WAITS = "Only the sum of the kernels adds anything to what the clock says."
 WAITS_KEY = (
     "One clock with two waits. A range around both waits is the clock's own time "
     "again; one without a wait ends when the last kernel is launched."

@@ -90,8 +90,9 @@ def edition_figure(record: Record, mode: str) -> str:
     found = [at(record, 128, mode, "fp32"), fits]
     if not all(c.get("timeline", None) for c in found):
         return ""
-    peaks = " and ".join(
-        f"{gib(c.requested)} GiB {place(c)} at context {c.config['context']}"
+    peaks = "; ".join(
+        f"at context {c.config['context']} memory peaks at {gib(c.requested)} GiB "
+        f"{place(c)}"
         for c in found
     )
     titles = [
@@ -100,7 +101,7 @@ def edition_figure(record: Record, mode: str) -> str:
         for c in found
     ]
     more = f"Active memory over {DRAWN[mode]}: {SIZE}, batch 4, read as above."
-    finding = f"Memory peaks at {peaks}."
+    finding = f"{peaks[:1].upper()}{peaks[1:]}."
     return timelines(record, f"{mode}-edition", found, titles, finding, more)
 
 
