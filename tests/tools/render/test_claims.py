@@ -3,6 +3,7 @@ sentence over.
 """
 
 import copy
+import re
 
 import pytest
 
@@ -238,6 +239,18 @@ ALTERED = {
 
 def test_every_claim_has_a_name_of_its_own_and_is_turned_over_here():
     assert len(BY_NAME) == len(CLAIMS) and BY_NAME.keys() == ALTERED.keys()
+
+
+# What draws a line somewhere.
+THRESHOLD = re.compile(
+    r"\b(?:within|at most|at least|twice|between|tenth|twentieth|hundredth|percent)\b|%"
+)
+
+
+def test_every_threshold_is_argued_for():
+    drawn = [claim for claim in CLAIMS if THRESHOLD.search(claim.sentence)]
+    assert len(drawn) > 10
+    assert [claim.name for claim in drawn if not claim.because] == []
 
 
 def record_for(claim, found) -> Record:

@@ -477,6 +477,7 @@ def bf16_gains_more(record: Record) -> Judgement:
     "torch_compile",
     "Launched as CUDA graphs an eager step of small in bf16 takes less than nine "
     "tenths of its time, so much of it is launching; one of 2.7B takes more.",
+    because="a tenth is how far two times of one step may lie apart in this guide.",
 )
 def launches_are_part_of_small(record: Record) -> Judgement:
     small, large = (

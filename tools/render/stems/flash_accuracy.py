@@ -47,6 +47,10 @@ NAMES = {
     "sdpa_math": "SDPA, math",
 }
 OURS = ("triton", "hopper")
+# Why our errors are held against twice those of plain attention.
+TWICE = (
+    "what FlashAttention's own tests allow: a sum in tiles is rounded in more places."
+)
 # Of a significand, the leading one included.
 BITS = {"fp16": 11, "bf16": 8}
 # What the predictions are for.
@@ -266,6 +270,7 @@ def errs_little(
     "flash_forward",
     "The Triton forward pass errs at most twice as much as plain attention in the same "
     "dtype, over every configuration.",
+    because=TWICE,
 )
 def forward_accurate(record: Record) -> Judgement:
     return errs_little(record, "o", "lse")
@@ -275,6 +280,7 @@ def forward_accurate(record: Record) -> Judgement:
     "flash_backward",
     "The gradients of the Triton kernels err at most twice as much as those of plain "
     "attention in the same dtype, over every configuration.",
+    because=TWICE,
 )
 def backward_accurate(record: Record) -> Judgement:
     return errs_little(record, "dq", "dk", "dv")
@@ -284,6 +290,7 @@ def backward_accurate(record: Record) -> Judgement:
     "flash_forward",
     "The forward pass for Hopper errs at most twice as much as plain attention in the "
     "same dtype, over every configuration.",
+    because=TWICE,
 )
 def hopper_forward_accurate(record: Record) -> Judgement:
     return errs_little(record, "o", name="hopper", dtypes=BITS)
@@ -294,6 +301,7 @@ def hopper_forward_accurate(record: Record) -> Judgement:
     "The gradients of the kernels for Hopper, in one pass and in two, err at most "
     "twice as much as those of plain attention in the same dtype, over every "
     "configuration.",
+    because=TWICE,
 )
 def hopper_backward_accurate(record: Record) -> Judgement:
     return errs_little(record, "dq", "dk", "dv", name="hopper", dtypes=BITS)

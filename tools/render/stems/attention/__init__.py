@@ -172,6 +172,7 @@ def facts(record: Record | None) -> dict[str, str]:
     "pytorch_attention",
     "At the longest lengths the time of both passes grows with N²: by three to five "
     "times from one length to twice that.",
+    because="four by N², and a quarter to either side for what grows with N alone.",
 )
 def time_grows_with_square(record: Record) -> Judgement:
     forward, backward = (growth(record, name) for name in PASSES)

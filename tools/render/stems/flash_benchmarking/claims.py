@@ -52,6 +52,7 @@ def faster_than_storing_scores(record: Record) -> Judgement:
     "At 65,536 tokens in bf16, forward and backward need no memory beyond what they "
     "return and three fp32 numbers for each row, to within five percent, at every head "
     "dimension: nothing grows with the square of N.",
+    because="the allocator rounds each block up.",
 )
 def fused_memory_linear(record: Record) -> Judgement:
     found = known(
