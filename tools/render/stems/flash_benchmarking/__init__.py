@@ -56,7 +56,6 @@ from tools.render.stems.flash_passes import (
     gpu_ms,
     peak_flops,
     tiny,
-    waits,
 )
 
 TELLING = (128, 1024, 16384, LONGEST)
@@ -120,16 +119,8 @@ def moves_table() -> str:
 
 
 def time(record: Record, name: str, of: str, head: str) -> tuple[Any, ...]:
-    """A column: the median time of a pass of an implementation at a shape; marked where
-    it is the host's.
-    """
-
-    def read(shape: Shape) -> Any:
-        c = at(record, name, *shape)
-        late = of == "both" and waits(c)
-        return f"{milliseconds(c.ms(of))} (waits)" if late else c.ms(of)
-
-    return head, read, milliseconds
+    """A column: the median time of a pass of an implementation at a shape."""
+    return head, lambda shape: at(record, name, *shape).ms(of), milliseconds
 
 
 def telling_table(record: Record) -> str:
