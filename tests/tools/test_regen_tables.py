@@ -86,6 +86,7 @@ WRONG = {
     "--list --quick": f"--quick {MEASURES} --list",
     "--render --only warmup": f"--only {MEASURES} --render",
     "--check --force": f"--force {MEASURES} --check",
+    "--again warmup --force": f"--force {MEASURES} --again",
     "--verify warmup --quick": f"--quick {MEASURES} --verify",
     "--fresh": "--fresh goes with --check, not with measuring",
     "--slurm --fresh": "--fresh goes with --check, not with --slurm",
@@ -94,7 +95,7 @@ WRONG = {
     "--time-limit nan": "argument --time-limit: nan is no number of minutes above 0",
     "--list --generated x": (
         "--generated goes with measuring or --slurm or --render or --check or "
-        "--verify, not with --list"
+        "--verify or --again, not with --list"
     ),
     # Of shells, a variable that is not set.
     "--results ''": "argument --results: it names no folder",

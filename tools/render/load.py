@@ -218,15 +218,8 @@ def load_sound(results: Path) -> tuple[dict[str, list[Record]], list[Broken]]:
     reported ones; and what is broken. RecordError where there are GPUs, but not the
     primary one.
     """
-    primary, found = primary_gpu(), defaultdict(list)
-    broken: list[Broken] = []
-    for path in sorted(results.glob("*/*.json")):
-        if path.name.endswith(store.PARTIAL_SUFFIX) or path.parent.name == "quick":
-            continue
-        try:
-            found[path.stem].append(read(path))
-        except store.RecordError as error:
-            broken.append(Broken(path.stem, path, str(error)))
+    primary = primary_gpu()
+    found, broken = sound_in(results)
     measured = {r.device.slug for rs in found.values() for r in rs if is_of_gpu(r)}
     there = measured | {b.path.parent.name for b in broken}
     if measured and primary not in there:
@@ -234,8 +227,6 @@ def load_sound(results: Path) -> tuple[dict[str, list[Record]], list[Broken]]:
             f"mkdocs.yml: extra.primary_gpu is {primary!r}, and no record in {results} "
             f"is of that GPU; there are: {', '.join(sorted(measured))}"
         )
-    judge_hosts([record for of_stem in found.values() for record in of_stem])
-    note_clocks(found.get("kernel_profile", []), found.get("end_to_end", []))
     for of_stem in found.values():
         of_stem.sort(
             key=lambda r: (
@@ -244,6 +235,26 @@ def load_sound(results: Path) -> tuple[dict[str, list[Record]], list[Broken]]:
                 r.device.slug,
             )
         )
+    return found, broken
+
+
+def sound_in(
+    results: Path, device: str = "*"
+) -> tuple[dict[str, list[Record]], list[Broken]]:
+    """Complete records by stem, all or of one device, with what was noted at their
+    rows; and what is broken.
+    """
+    found: dict[str, list[Record]] = defaultdict(list)
+    broken: list[Broken] = []
+    for path in sorted(results.glob(f"{device}/*.json")):
+        if path.name.endswith(store.PARTIAL_SUFFIX) or path.parent.name == "quick":
+            continue
+        try:
+            found[path.stem].append(read(path))
+        except store.RecordError as error:
+            broken.append(Broken(path.stem, path, str(error)))
+    judge_hosts([record for of_stem in found.values() for record in of_stem])
+    note_clocks(found.get("kernel_profile", []), found.get("end_to_end", []))
     return found, broken
 
 
