@@ -239,9 +239,12 @@ class Cell:
 
     @property
     def spread(self) -> float:
-        """A slow step over a fast one: near one where the GPU alone decides."""
+        """A slow step over a fast one: near one where the GPU alone decides. It tells
+        of the host, whichever that was.
+        """
         whole = self.summary()
-        return whole.p80 / whole.p20
+        ratio = whole.p80 / whole.p20
+        return float(ratio) if isinstance(ratio, Unsteady) else ratio
 
     @property
     def unsteady(self) -> bool:

@@ -157,6 +157,13 @@ def test_where_the_host_decides_is_told_and_a_loss_still_counts(bench, name):
             told,
             "none",
         )
+        table = flash_benchmarking.fragments([bench])["table.md"]
+        assert (f"{both:.3f} (waits)" in table) == (told != "none")
+        # Of a slow host nobody can tell whether it waits on another one.
+        row.slowdown, row.own = 2.0, {"both": 0.0}
+        table = flash_benchmarking.fragments([bench])["table.md"]
+        assert f"{both:.3f}† |" in table and "waits" not in table
+        row.slowdown = 1.0
         assert facts["slower_than_plain_forward"] == facts["compared_plain"] == "1"
 
 
@@ -671,7 +678,7 @@ def test_a_step_adds_its_phases_and_an_eager_one_may_have_no_memory():
         "15 ms",
     )
     unsteady = model_attention.fragments([measured])
-    assert "| 10.00† | 1.00† | 2.000† | 5.000 |" in unsteady["steps.md"]
+    assert "| 10.00† | 1.00 | 2.000† | 5.000 |" in unsteady["steps.md"]
     assert "| 15.00 | 10.00† |" in unsteady["table.md"]
     # Its mark is hollow.
     drawn = [

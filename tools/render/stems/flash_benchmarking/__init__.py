@@ -19,6 +19,7 @@ from tools.render.markdown import (
 from tools.render.rows import (
     MISSING,
     Cell,
+    Unsteady,
     cell,
     cells,
     data_sheet,
@@ -56,6 +57,7 @@ from tools.render.stems.flash_passes import (
     gpu_ms,
     peak_flops,
     tiny,
+    waits,
 )
 
 TELLING = (128, 1024, 16384, LONGEST)
@@ -119,8 +121,16 @@ def moves_table() -> str:
 
 
 def time(record: Record, name: str, of: str, head: str) -> tuple[Any, ...]:
-    """A column: the median time of a pass of an implementation at a shape."""
-    return head, lambda shape: at(record, name, *shape).ms(of), milliseconds
+    """A column: the median time of a pass of an implementation at a shape; with a word
+    where it waits for a host that is not slow.
+    """
+
+    def read(shape: Shape) -> Any:
+        c = at(record, name, *shape)
+        late = of == "both" and waits(c) and not isinstance(c.ms(of), Unsteady)
+        return f"{milliseconds(c.ms(of))} (waits)" if late else c.ms(of)
+
+    return head, read, milliseconds
 
 
 def telling_table(record: Record) -> str:
