@@ -203,7 +203,11 @@ def command_line() -> argparse.ArgumentParser:
     )
 
     checking = parser.add_argument_group("with --check").add_argument
-    checking("--fresh", **switch, help="a stale record is an error too")
+    checking(
+        "--fresh",
+        **switch,
+        help="stale records and too many unsteady rows are errors, too",
+    )
 
     jobs = parser.add_argument_group("with --slurm").add_argument
     jobs("--no-wait", **switch, help="submit or look, and return at once")

@@ -1,7 +1,8 @@
 """Rows that a slow host may have touched: at most a few, or they are measured again.
 
-`regen_tables.py --check` names the records that have some, as a warning. Where more
-than 3 % of all rows that the primary GPU measured with today's code are such, it fails.
+`regen_tables.py --check` names the records that have some, and says where more than 3 %
+of all rows that the primary GPU measured with today's code are such: some owners have
+no other host. With `--fresh`, before the guide's own records are published, it fails.
 """
 
 from collections.abc import Iterable, Mapping
