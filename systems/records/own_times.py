@@ -17,6 +17,10 @@ from typing import Any
 from systems.records.summary import Summary, summarize
 
 CLOSE = 1.1
+# Steps of a model last long enough for a host to change between them. Of 88 rows that a
+# host had made longer by more than a tenth, its probes called 35 slow; of 77 the probes
+# did, or steps that were a twentieth apart.
+APART = 1.05
 # Clearly longer than launching: twice, as probes see the host at two moments only.
 # Where samples agree within a fiftieth, the host did not change meanwhile.
 LONGER, STEADY = 2.0, 1.02
@@ -46,6 +50,11 @@ def times_of(metrics: Mapping[str, Any]) -> dict[str, list[float]]:
         and isinstance(samples, list)
         and not OF_THE_GPU.fullmatch(name.removesuffix("_ms"))
     }
+
+
+def of_model(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration's times are of a model's passes."""
+    return "size" in config
 
 
 def by_events(protocol: Mapping[str, str]) -> bool:
@@ -102,6 +111,29 @@ def touched(metrics: Mapping[str, Any], own: Times, names: Collection[str]) -> b
     """
     medians = {name: median(metrics[f"{name}_ms"]) for name in names if name in own}
     return sum(medians.values()) > CLOSE * sum(own[name] for name in medians)
+
+
+def apart(metrics: Mapping[str, Any], names: Collection[str]) -> bool:
+    """Whether these times of a model's phases, added up step by step, are far from one
+    another, as where the host was now fast and now slow.
+    """
+    phases = [metrics[f"{name}_ms"] for name in names if name in PHASES]
+    if not phases or len({len(samples) for samples in phases}) > 1:
+        return False
+    took = summarize([sum(step) for step in zip(*phases, strict=True)])
+    return took.p80 > APART * took.p20
+
+
+def unsteady(
+    metrics: Mapping[str, Any], own: Times, events: bool, slow: bool, of_model: bool
+) -> bool:
+    """Whether times of a row may be longer for its host, which probes called slow, or
+    steps of the model, if these are some.
+    """
+    return any(
+        touched(metrics, own, names) and (slow or of_model and apart(metrics, names))
+        for names in sums_of(own, events)
+    )
 
 
 # --8<-- [end:rule]

@@ -10,7 +10,7 @@ from typing import Any
 
 from systems.records import store
 from systems.records.host import SLOW, Probe, Quiet, quietest, slowdown, usual
-from systems.records.own_times import by_events, own_times, sums_of, touched
+from systems.records.own_times import by_events, of_model, own_times, unsteady
 from systems.records.record import Record, Row
 from systems.records.store import PARTIAL_SUFFIX, SUFFIX, RecordError
 from systems.running.groups import gpu_is_broken, look_at_host
@@ -69,16 +69,10 @@ class Again:
         return sum(row.seconds or 0 for row in self.rows(group))
 
     def may_be_touched(self, group: Group) -> bool:
-        """Whether the host of one of its rows was slow, and the row itself does not
-        show its times to be the GPU's own. What other records show, a run can't know.
+        """Whether a row of it is unsteady, as far as the row itself tells: what other
+        records show, a run can't know.
         """
-        events = by_events(self.record.protocol)
-        for row in self.rows(group):
-            own = own_times(row.metrics, events, {}, {})
-            slow = slowdown(row.host, self.quiet) > SLOW
-            if slow and any(touched(row.metrics, own, s) for s in sums_of(own, events)):
-                return True
-        return False
+        return unrest(self.record, self.rows(group), self.quiet)[0]
 
     def measure(self, group: Group, patience: float) -> bool:
         """Measure a group again once the host is quiet, and write the record, in one
@@ -149,9 +143,7 @@ def keep_quieter(record: Record, rows: list[Row], quiet: Quiet) -> None:
     did and the host was quieter. What both took counts.
     """
     there = [old for row in rows if (old := record.row(row.config))]
-    worst, before = (
-        max(slowdown(row.host, quiet) for row in each) for each in (rows, there)
-    )
+    worst, before = (unrest(record, each, quiet) for each in (rows, there))
     ended_alike = all(
         row.status == old.status for row, old in zip(rows, there, strict=True)
     )
@@ -162,3 +154,14 @@ def keep_quieter(record: Record, rows: list[Row], quiet: Quiet) -> None:
         next((new for new in kept if new.config == row.config), row)
         for row in record.rows
     ]
+
+
+def unrest(record: Record, rows: list[Row], quiet: Quiet) -> tuple[bool, float]:
+    """Whether one of these rows is unsteady, and how slow their hosts were at most."""
+    events, slowest, found = by_events(record.protocol), 1.0, False
+    for row in rows:
+        own, slow = own_times(row.metrics, events, {}, {}), slowdown(row.host, quiet)
+        of_a_model = of_model(row.config)
+        found |= unsteady(row.metrics, own, events, slow > SLOW, of_a_model)
+        slowest = max(slowest, slow)
+    return found, slowest

@@ -261,3 +261,16 @@ def test_a_verified_record_is_as_good(run, record_file, measured, slow):
 def test_there_is_a_time_limit(run, measured, slow):
     outcome = run(again="2,3", deadline=time.time() - 1)
     assert outcome.events[-1] == {"event": "left", "rows": 2} and measured == []
+
+
+def test_steps_far_apart_are_unrest_though_no_probe_saw_a_slow_host():
+    record = make_record("end_to_end")
+    steps = {"steady": [15.0, 15.1, 15.2], "apart": [15.0, 15.1, 30.0]}
+    rows = {
+        name: [make_row({"size": "small"}, forward_ms=ms)] for name, ms in steps.items()
+    }
+    for (row,) in rows.values():
+        row.host = [Probe(1.0)]
+    quiet = {"python_ms": 1.0}
+    assert again.unrest(record, rows["steady"], quiet) == (False, 1.0)
+    assert again.unrest(record, rows["apart"], quiet) == (True, 1.0)

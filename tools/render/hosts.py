@@ -19,10 +19,10 @@ from systems.records.own_times import (
     PHASES,
     Times,
     by_events,
+    of_model,
     own_times,
-    sums_of,
     times_of,
-    touched,
+    unsteady,
 )
 from systems.records.record import Record, Row
 
@@ -57,9 +57,8 @@ def judge_hosts(records: list[Record]) -> None:
             events = by_events(record.protocol)
             for row in record.rows:
                 row.own = own_times(row.metrics, events, *known.of(record, row))
-                row.unsteady = row.slow and any(
-                    touched(row.metrics, row.own, names)
-                    for names in sums_of(row.own, events)
+                row.unsteady = unsteady(
+                    row.metrics, row.own, events, row.slow, of_model(row.config)
                 )
 
 

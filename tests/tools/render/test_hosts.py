@@ -65,6 +65,30 @@ def test_what_waits_for_launches_is_unsteady_on_a_slow_host_alone():
     assert slow.rows[0].unsteady_in("forward") and not quick.rows[0].unsteady_in("loss")
 
 
+@pytest.mark.parametrize(
+    ("config", "forward_ms", "doubted"),
+    [
+        # Now fast, now slow, between two probes that saw neither.
+        (CELL, [15.0, 15.1, 15.0, 26.0, 27.0], True),
+        (CELL, [15.0, 15.1, 15.0, 15.2, 15.1], False),
+        # One slow step of ten is no other host.
+        (CELL, [15.0] * 9 + [40.0], False),
+        # A hundred passes of attention are over before a host changes.
+        ({"d": 64, "n": 256}, [0.2, 0.2, 0.2, 0.4, 0.4], False),
+    ],
+)
+def test_steps_far_apart_are_unsteady_whatever_probes_say(config, forward_ms, doubted):
+    metrics = {"forward_ms": forward_ms, "backward_ms": [20.0] * len(forward_ms)}
+    found = record("end_to_end", row(config, host=QUIET, metrics=metrics))
+    judge_hosts([found])
+    assert found.rows[0].unsteady is doubted
+    # Not where kernels fill them: then the GPU's clock is what moves.
+    busy = {f"{phase}_gpu_busy_ms": [26.0] for phase in ("forward", "backward")}
+    found.rows[0].metrics |= busy
+    judge_hosts([found])
+    assert not found.rows[0].unsteady
+
+
 def test_kernels_of_the_same_cell_show_a_step_to_be_the_gpu_s():
     for busy, unsteady in ((19.0, False), (17.0, True)):
         eager = step(forward=20.0)
