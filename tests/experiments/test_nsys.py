@@ -9,7 +9,7 @@ from systems.experiments import kernel_profile, nsys
 from systems.records.outcome import measure_row
 from systems.records.record import Row
 from tests.factories import make_record
-from tools.render.load import note_clocks
+from tools.render.hosts import note_clocks
 from tools.render.rows import Cell
 from tools.render.stems import nsys as rendered
 

@@ -107,7 +107,7 @@ def slowdown(c: Cell, instrument: str) -> float:
 
 
 def clock_ms(c: Cell) -> float:
-    """The same step in `end_to_end`. See `note_clocks` of `tools.render.load`."""
+    """The same step in `end_to_end`. See `note_clocks` of `tools.render.hosts`."""
     return Cell(c.row.clock if c.row else None).ms()
 
 
