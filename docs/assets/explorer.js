@@ -133,9 +133,9 @@
     return made
   }
 
-  // One series for all contexts of what is otherwise the same configuration; its name is what tells it from the others.
+  // One series for all contexts of what is otherwise the same configuration, steady or not; its name is what tells it from the others.
   function seriesOf(found) {
-    const parts = (line) => [...["GPU", "size", "precision"].map((name) => line[at(name)]), ...line[at("configuration")].split(", ")]
+    const parts = (line) => [...["GPU", "size", "precision"].map((name) => line[at(name)]), ...line[at("configuration")].split(", ").filter((part) => part !== "unsteady")]
     const all = found.map(parts)
     const everywhere = (part) => all.every((each) => each.includes(part))
     const series = new Map()
