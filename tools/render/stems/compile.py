@@ -342,17 +342,20 @@ def price_table(record: Record, *sizes: str) -> str:
         if not sizes or c.config["size"] in sizes
     ]
     again = ("again, from its cache, s", again_seconds, "{:.1f}")
+    more = [
+        ("graphs", lambda c: c["graphs"]),
+        ("kernels per step", pair(kernels_of)),
+        ("peak, GiB", pair(lambda c: gib(c["peak_allocated_bytes"]))),
+    ]
     return columns(
         found,
         *NAME,
         ("compiling, s", compile_seconds, "{:.1f}"),
         *([("at once", at_once)] if any(at_once(c) > 1 for c in found) else []),
         *([again] if known(map(again_seconds, found)) else []),
-        ("graphs", lambda c: c["graphs"]),
         ("saved per step, ms", lambda c: saved_ms(record, c), "{:.2f}"),
         ("pays after steps", lambda c: steps_to_pay(record, c), "{:,}"),
-        ("kernels per step", pair(kernels_of)),
-        ("peak, GiB", pair(lambda c: gib(c["peak_allocated_bytes"]))),
+        *([] if sizes else more),
         left=3,
     )
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.markdown import at_most, captioned, columns, gib, per_device
+from tools.render.markdown import at_most, captioned, columns, gib, in_words, per_device
 from tools.render.plots import ACCENT, DARK, GREY, family, line, panels, plot
 from tools.render.rows import (
     MISSING,
@@ -171,7 +171,7 @@ def loss_body(record: Record) -> str:
 def loss_table(record: Record) -> str:
     def against(precision: str) -> str:
         found = against_fp32(record, precision) if precision != "fp32" else []
-        return ", ".join(f"{difference:+.4f}" for difference in found)
+        return in_words(", ".join(f"{difference:+.4f}" for difference in found))
 
     return columns(
         PRECISIONS,
