@@ -19,6 +19,7 @@ from tests.factories import committed, make_record, make_row
 from tools.render import everything
 from tools.render.rows import Cell, cell, say
 from tools.render.spanning import pages
+from tools.render.spanning import repeats as spanning_repeats
 from tools.render.stems import (
     flash_ablation,
     flash_accuracy,
@@ -539,6 +540,17 @@ def test_a_full_record_leaves_nothing_to_measure_on_the_page():
             assert (heading in text) is whole
 
 
+def test_who_repeats_stands_in_the_leaderboard_s_table_where_somebody_knows(board):
+    known = {"flash_leaderboard": [board], "flash_peers": [full_peers()]}
+    table = spanning_repeats.fragments(known)["repeats-leaderboard.md"]
+    head, _, ours, *_ = (line for line in table.splitlines() if line.startswith("|"))
+    place = head.split("|").index(" results repeat ")
+    assert ours.split("|")[place] == " yes "
+    nobody = {**known, "flash_peers": [committed("flash_peers")]}
+    table = spanning_repeats.fragments(nobody)["repeats-leaderboard.md"]
+    assert "results repeat" not in table and "| ours |" in table
+
+
 def test_a_ratio_is_the_median_of_its_rounds_where_both_have_them(peers):
     ours, cudnn = (
         peers.find(n=16384, implementation=name).metrics
@@ -638,9 +650,8 @@ def test_the_rate_of_the_test_stands_beside_its_share_of_the_peak(board):
     board.find(implementation="ours").metrics["both_ms"] = [0.01]
     facts = flash_leaderboard.facts(board)
     assert (facts["rate"], facts["share"]) == ("752 TFLOP/s", "76 %")
-    assert (
-        "| ours | 0.010 | 0.010 | 0.010 | 752 | 76 % | 1,000 |"
-        in (flash_leaderboard.fragments([board])["table.md"])
+    assert "| ours | 0.010 | 0.010 | 0.010 | 752 | 76 % | 1,000 |" in (
+        flash_leaderboard.test_table(board)
     )
 
 

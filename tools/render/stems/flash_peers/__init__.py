@@ -352,6 +352,9 @@ def of_order(record: Record | None, ours: list[Cell]) -> dict[str, str]:
         NAMES[name]: {bool(c["repeats"]) for c in judged(record, name, dtype="bf16")}
         for name in NAMES
     }
+    for name in ("ours", "sdpa_cudnn", "sdpa_efficient"):
+        same = counted(c["repeats"] for c in judged(record, name))
+        found[f"repeats_{name}"] = say(same)
     for fact, wanted in (("repeating", True), ("varying", False)):
         kept = [name for name, seen in looked.items() if seen == {wanted}]
         some = any(looked.values())
