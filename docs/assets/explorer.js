@@ -178,7 +178,7 @@
     const [left, right, top, bottom] = [46, width - named - 6, 26, HEIGHT - 34]
     const x = (v) => left + 14 + ((right - left - 20) * contexts.indexOf(v)) / Math.max(1, contexts.length - 1)
     const y = (v) => bottom - ((bottom - top) * (of(v) - of(floor))) / (of(high) - of(floor) || 1)
-    for (const context of contexts) svg.append(mark("text", { x: x(context), y: bottom + 16, "text-anchor": "middle" }, context))
+    for (const context of contexts) svg.append(mark("text", { x: x(context), y: bottom + 16, "text-anchor": "middle" }, context.toLocaleString("en")))
     svg.append(mark("text", { x: (left + right) / 2, y: HEIGHT - 2, "text-anchor": "middle" }, "context, tokens"))
     const ticks = logarithmic ? ticksOfDecades(low, high) : [0, 0.25, 0.5, 0.75, 1].map((share) => share * high)
     for (const tick of ticks) {
@@ -229,7 +229,11 @@
       const [bar, height] = narrow ? [top + 12, step - 14] : [top + 2, step - 4]
       const label = mark("text", narrow ? { x: 0, y: top + 10 } : { x: room - 6, y: top + step / 2 + 4, "text-anchor": "end" }, name)
       svg.append(label, mark("rect", { x: room, y: bar, width: length(value), height }))
-      svg.append(mark("text", { x: room + length(value) + 5, y: bar + height / 2 + 4 }, format(value, 3)))
+      // Behind the line at 1, where that would go through the number.
+      const text = format(value, 3)
+      const [end, one] = [room + length(value), room + (least ? length(1) : -1)]
+      const struck = end <= one && one < end + 7 * text.length + 9
+      svg.append(mark("text", { x: (struck ? one : end) + 5, y: bar + height / 2 + 4 }, text))
     })
     if (least) svg.append(mark("line", { x1: room + length(1), x2: room + length(1), y1: 20, y2: 24 + bars.length * step, class: "one" }))
   }

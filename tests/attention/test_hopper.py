@@ -60,7 +60,7 @@ from tests.attention.checks import (
     make_inputs,
     run_class,
 )
-from tools.render.spanning import hopper_drawings
+from tools.render.spanning import hopper_models
 
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 LAST_ITEMS = CONFIGS["forward"][64].last_items
@@ -565,15 +565,15 @@ def test_the_ordered_walk_is_taken_where_the_shift_walk_cannot_go():
         assert isinstance(found, Ordered) and found.side > 0 <= found.turn, n
 
 
-@pytest.mark.parametrize("program", range(hopper_drawings.PROGRAMS))
+@pytest.mark.parametrize("program", range(hopper_models.PROGRAMS))
 def test_the_drawing_shows_the_walk(program):
     """One head at a time, as many tiles as programs; a step of the drawing is BESIDE of
     the kernel's.
     """
-    walked = list(walk_of(program, hopper_drawings.PROGRAMS, 2, 1, True))
+    walked = list(walk_of(program, hopper_models.PROGRAMS, 2, 1, True))
     assert [
         (head, tile // BESIDE, order) for head, tile, order in walked[::BESIDE]
-    ] == hopper_drawings.walk(program)
+    ] == hopper_models.walk(program)
 
 
 def test_one_pass_is_taken_where_it_is_faster():

@@ -15,9 +15,9 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from tools import run_notebooks
 from tools.render.spanning import notebooks
+from tools.render.standalone import PAGE, Shown
 
 NOTEBOOKS = sorted(run_notebooks.NOTEBOOKS.glob("*.ipynb"))
-DRAWING = '<svg xmlns="http://www.w3.org/2000/svg">{}<path d="M0 0"/></svg>'
 PROSE = """# A title
 
 Costs `$5` and $a < b_c$.
@@ -66,17 +66,17 @@ def page(
 
 
 def test_a_notebook_is_written_as_the_other_pages_are(tmp_path: Path) -> None:
-    drawing = DRAWING.format("<title>It grows &amp; grows.</title>")
-    svg = new_output("display_data", {"image/svg+xml": drawing})
+    one = Shown("note", lambda figure: figure.subplots(), "It grows & grows.")
+    shown = one._repr_mimebundle_()
+    svg = new_output("display_data", shown)
     files = page(tmp_path, new_output("stream", text="1 < 2\n"), svg)
-    assert files["notebook-note-1.svg"] == f"{drawing}\n"
+    # Viewers of notebooks have no style sheet.
+    assert "--md-default-bg-color: #" in shown["image/svg+xml"]
     assert files["notebook-note.md"] == (
         "Costs `$5` and \\(a < b_c\\).\n\n\\[\nx\n\\]\n\n## A section\n\n"
         "```python\nif a < b:\n    print(a)\n```\n\n"
         '<div class="notebook-output no-copy"><pre><code>1 &lt; 2</code></pre></div>'
-        '\n\n<figure class="notebook-figure">\n<img alt="It grows &amp; grows."'
-        ' src="../generated/notebook-note-1.svg">\n'
-        "<figcaption><strong>It grows &amp; grows.</strong></figcaption>\n</figure>\n"
+        f"\n\n{shown[PAGE]}"
     )
 
 
@@ -106,8 +106,8 @@ def test_its_page_has_its_title(path: Path) -> None:
     ("output", "finding"),
     [
         (
-            new_output("display_data", {"image/svg+xml": DRAWING.format("")}),
-            "a drawing needs a <title>",
+            new_output("display_data", {"image/svg+xml": "<svg/>"}),
+            r"an output of type image/svg\+xml",
         ),
         (
             new_output("display_data", {"image/png": "aGVsbG8="}),

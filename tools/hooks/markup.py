@@ -68,11 +68,14 @@ TOOLTIP_OR_TAG = re.compile(
     r"|<(?P<end>/?)(?P<tag>h[1-6]|a|summary|label|button|th|svg)\b[^>]*>"
 )
 # What a reader doesn't search for: where a table comes from, what is stale, names of
-# tabs, lines of a listing. Each page loads the words of all.
+# tabs, lines of a listing, what stands at an axis. Each page loads the words of all.
 UNSOUGHT = re.compile(
     r'<(?:p class="(?:provenance|stale)"|div class="tabbed-labels"'
-    r'|div class="language-python[^"]*")(?! data-search-exclude)'
+    r'|div class="language-python[^"]*"|svg class="(?:plot|drawing)[^"]*")'
+    r"(?! data-search-exclude)"
 )
+# Up to the first full stop outside of markup.
+SENTENCE = re.compile(r"(?:<(\w+)[^>]*>.*?</\1>|[^<])*?\.(?=\s|$)", re.DOTALL)
 BRACE = re.compile(r"(?<!\\)[{}]")
 ROW = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
 CELL = re.compile(r"<(t[hd])([^>]*)>(.*?)</\1>", re.DOTALL)
@@ -275,9 +278,17 @@ def frame_tables(page_html: str) -> str:
         if match["fold"]:
             return f'<summary id="table-{number}">{name} {said}{match["folded"]}'
         link = f'<a class="number" href="#table-{number}">{name}</a>'
-        return f'<p class="caption" id="table-{number}">{link} {said}</p>'
+        return f'<p class="caption" id="table-{number}">{link} {stressed(said)}</p>'
 
     return CAPTION_OR_TABLE.sub(framed, page_html)
+
+
+def stressed(caption: str) -> str:
+    """As those of figures: bold is the first sentence, and the rest how to read it."""
+    sentence = SENTENCE.match(caption)
+    if sentence is None or "<strong>" in caption:
+        return caption
+    return f"<strong>{sentence[0]}</strong>{caption[sentence.end() :]}"
 
 
 def text_of(cell: str) -> str:

@@ -4,18 +4,28 @@ alike.
 A drawing is made twice, for a wide column and for a telephone, since one that shrinks
 has text that nobody can read; a rule of the style sheet shows one of the two. One unit
 is one pixel, so no text is smaller than `SMALL` pixels.
+
+Colours tell things apart: blue first, then grey, then green. Orange is kept for what
+costs: work done twice, bytes that need not move, a step that loses. What a reader must
+tell apart without colour differs in form: filled, framed, dashed.
 """
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from html import escape
+from math import hypot
+
+from tools.render.markdown import Markup, in_words, inert, plain
 
 WIDE, NARROW = 720, 340
 SMALL, TEXT, TITLE = 11, 12.5, 14
 
 
 class Drawing:
-    """Shapes and words at coordinates in pixels. Classes are those of site.css: `ink`,
-    `faint`, `blue`, `orange`, `green`, each with `fill-` for areas.
+    """Shapes and words at coordinates in pixels. Classes are those of drawings.css:
+    `ink`, `faint`, `dashed`, `thick`, `place`; `blue`, `grey`, `green` and `orange`,
+    each with `fill-` for areas; of words `note`.
     """
 
     def __init__(self, width: int) -> None:
@@ -27,13 +37,26 @@ class Drawing:
         self.parts: list[str] = []
 
     def box(
-        self, x: float, y: float, width: float, height: float, style: str = "ink"
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        style: str = "ink",
+        words: str = "",
+        size: float = SMALL,
+        corner: float = 3,
     ) -> None:
+        """A rectangle, with words in its middle."""
         self.height = max(self.height, y + height + 2)
         self.parts.append(
             f'<rect class="{style}" x="{x:g}" y="{y:g}" width="{width:.4g}"'
-            f' height="{height:g}" rx="{min(3, width / 2):.2g}"/>'
+            f' height="{height:g}" rx="{min(corner, width / 2):.2g}"/>'
         )
+        if words:
+            self.text(
+                x + width / 2, y + height / 2 + 0.36 * size, words, size, "middle"
+            )
 
     def squares(
         self, x: float, y: float, size: float, columns: int, styles: Iterable[str]
@@ -73,39 +96,110 @@ class Drawing:
     def arrow(
         self, x1: float, y1: float, x2: float, y2: float, both: bool = False
     ) -> None:
-        """Straight along one of the axes."""
         self.line(x1, y1, x2, y2, "ink thick")
         self.head(x2, y2, x2 - x1, y2 - y1)
         if both:
             self.head(x1, y1, x1 - x2, y1 - y2)
 
     def head(self, x: float, y: float, dx: float, dy: float) -> None:
-        along, across = (1 if dx > 0 else -1 if dx < 0 else 0), (dy > 0) - (dy < 0)
+        along, across = dx / hypot(dx, dy), dy / hypot(dx, dy)
         back = [
-            (x - 8 * along + 4 * across * s, y - 8 * across + 4 * along * s)
+            (x - 8 * along + 4 * across * s, y - 8 * across - 4 * along * s)
             for s in (1, -1)
         ]
-        points = " ".join(f"{a:g},{b:g}" for a, b in [(x, y), *back])
+        points = " ".join(
+            f"{round(a, 1):g},{round(b, 1):g}" for a, b in [(x, y), *back]
+        )
         self.parts.append(f'<polygon class="fill-ink" points="{points}"/>')
+
+    def cell(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        style: str = "faint",
+        words: str = "",
+        size: float = SMALL,
+    ) -> None:
+        """A box that touches others."""
+        self.box(x, y, width, height, style, words, size, corner=0)
+
+    def triangle(self, x: float, y: float, size: float, style: str) -> None:
+        """The lower left half of a square."""
+        points = f"{x:g},{y:g} {x:g},{y + size:g} {x + size:g},{y + size:g}"
+        self.parts.append(f'<polygon class="{style}" points="{points}"/>')
+
+    @contextmanager
+    def frame(self) -> Iterator[None]:
+        """What is drawn inside is one of the steps that a reader goes through."""
+        self.parts.append('<g class="frame">')
+        yield
+        self.parts.append("</g>")
 
     def svg(self, alt: str, shown: str) -> str:
         """One line for each part: Markdown leaves a block without empty lines alone."""
+        said = plain(in_words(alt))
         head = (
-            f'<svg class="drawing {shown}" role="img" aria-label="{escape(alt)}"'
+            f'<svg class="drawing {shown}" role="img" aria-label="{said}"'
             f' viewBox="0 0 {self.width} {self.height:.0f}"'
             f' width="{self.width}" height="{self.height:.0f}">'
         )
         return "\n".join([head, *self.parts, "</svg>"])
 
 
-def drawn(draw: Callable[[Drawing], None], alt: str, caption: str) -> str:
-    """The figure with both drawings, its conclusion as their alternative text."""
+Draw = Callable[[Drawing], None]
+
+
+def drawn(
+    draw: Draw, alt: str, finding: str, key: str = "", *, numbers: str = ""
+) -> str:
+    """The figure with both drawings, its conclusion as their alternative text. The
+    caption is as that of a plot; a drawing of measurements says where they are.
+    """
+    return figure(both(draw, alt), caption(finding, key, numbers), "drawn")
+
+
+def stepped(
+    draw: Draw,
+    says: Iterable[str],
+    alt: str,
+    finding: str,
+    key: str = "",
+    *,
+    opens: int = 0,
+) -> str:
+    """A drawing with a frame for each of these sentences, which are HTML. It opens at
+    one of them, -1 is the last: a page's first figure where its finding is seen.
+
+    On paper and without JavaScript the last frame shows, above all sentences.
+    """
+    sentences = "\n".join(f"<li>{sentence}</li>" for sentence in says)
+    shown = f'{both(draw, alt)}\n<ol data-opens="{opens}">\n{sentences}\n</ol>'
+    return figure(shown, caption(finding, key), "drawn steps")
+
+
+def both(draw: Draw, alt: str) -> str:
     pictures = []
     for width, shown in ((WIDE, "wide"), (NARROW, "narrow")):
         drawing = Drawing(width)
         draw(drawing)
         pictures.append(drawing.svg(alt, shown))
-    return figure("\n".join(pictures), caption, "drawn")
+    return "\n".join(pictures)
+
+
+def caption(finding: str, key: str = "", numbers: str = "") -> str:
+    """The finding first, then how to read the figure, then where its numbers are."""
+    parts = [f"<strong>{told(finding)}</strong>", told(key)]
+    if numbers:
+        parts.append(f'<a class="data" href="{numbers}">Data</a>')
+    return " ".join(part for part in parts if part)
+
+
+def told(text: str) -> str:
+    """A text of a record or of ours as HTML; `code` is code."""
+    kept = text if isinstance(text, Markup) else inert(in_words(text))
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", kept)
 
 
 def figure(pictures: str, caption: str, kind: str, address: str = "") -> str:

@@ -40,7 +40,7 @@ OF_RECORDS = (
 )
 OF_NONE = (
     *("errata", "attention_drawings", "weighted_sum_drawings", "hopper_drawings"),
-    *("glossary", "sketches", "notebooks", "trace"),
+    *("glossary", "sketches", "how_to_drawings", "notebooks", "trace"),
 )
 # The modules that have facts, by the name of these.
 FACTS = {

@@ -239,8 +239,13 @@ def of_host(record: Record) -> list[str]:
     return [text for text, holds in told.items() if holds]
 
 
+def record_address(record: Record) -> str:
+    """From a page."""
+    return f"results/{record.device.slug}/{record.stem}.json"
+
+
 def record_link(record: Record) -> str:
-    return f"[record](results/{record.device.slug}/{record.stem}.json)"
+    return f"[record]({record_address(record)})"
 
 
 def commit_of(record: Record) -> str:

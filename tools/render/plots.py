@@ -6,14 +6,16 @@ page's font and its colours follow the page's scheme. It is drawn twice, for a w
 column and for a telephone, where panels stand above one another. One unit is one pixel.
 
 Lines are named at their ends. One colour marks what the figure is about; everything
-else is grey, in shades that keep their order by day and by night.
+else is grey, in shades that keep their order by day and by night. Orange is kept for
+what is worse: slower than before, off by more.
 """
 
 import io
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import unescape
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
@@ -26,12 +28,17 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.text import Annotation, Text
+from matplotlib.ticker import (
+    FuncFormatter,
+    LogLocator,
+    NullFormatter,
+    ScalarFormatter,
+)
 
 from systems.records.record import Record
-from tools.render.drawing import NARROW, SMALL, WIDE, figure
-from tools.render.markdown import inert, plain
+from tools.render.drawing import NARROW, SMALL, WIDE, caption, figure
+from tools.render.markdown import in_words, plain, record_address
 from tools.render.rows import Missing
 
 # Each stands for a colour of docs/assets/site.css.
@@ -111,7 +118,7 @@ def plot(
         draw,
         finding,
         key,
-        numbers=data or f"results/{record.device.slug}/{record.stem}.json",
+        numbers=data or record_address(record),
         height=height,
         narrow=narrow,
     )
@@ -135,16 +142,8 @@ def picture(
             ("narrow", NARROW, narrow or height),
         )
     ]
-    caption = (
-        f"<strong>{told(finding)}</strong> {told(key)} "
-        f'<a class="data" href="{numbers}">Data</a>'
-    )
-    return figure("\n".join(pictures), caption, "plotted", address)
-
-
-def told(text: str) -> str:
-    """A text of a record or of ours as HTML; `code` is code."""
-    return re.sub(r"`([^`]*)`", r"<code>\1</code>", inert(text))
+    said = caption(finding, key, numbers)
+    return figure("\n".join(pictures), said, "plotted", address)
 
 
 def svg(
@@ -159,12 +158,15 @@ def svg(
             # A dollar sign is no formula, and what no font has is a space.
             text.set_parse_math(False)
             text.set_text(CONTROL.sub(" ", text.get_text()))
+        for axis in [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]:
+            if type(axis.get_major_formatter()) is ScalarFormatter:
+                axis.set_major_formatter(Grouped(useOffset=False))
         name_lines(figure)
         buffer = io.StringIO()
         # `savefig` would draw once more, to arrange what `draw` arranges itself.
         FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
     head = (
-        f'<svg class="plot {shown}" role="img" aria-label="{plain(alt)}"'
+        f'<svg class="plot {shown}" role="img" aria-label="{plain(in_words(alt))}"'
         f' viewBox="0 0 {width} {height:g}" width="{width}" height="{height:g}">'
     )
     return f"{head}\n{inline(buffer.getvalue(), f'{address}-{shown}')}\n</svg>"
@@ -203,6 +205,12 @@ def family(axes: Axes, curves: dict[str, tuple[Any, Any]], marked: str) -> None:
         line(axes, xs, ys, label=name, color=ACCENT if name == marked else GREY)
 
 
+def hollow(axes: Axes, x: float, y: float, color: str) -> None:
+    """A point that is not to be relied on, over that of its curve."""
+    look: dict[str, Any] = {"marker": "o", "markerfacecolor": GROUND, "color": color}
+    axes.plot(x, y, **look, label="_")
+
+
 def note(axes: Axes, text: str, x: float, y: float, **more: Any) -> None:
     """The number that matters, where it is read: above its point, or as `offset`
     says in pixels.
@@ -233,12 +241,36 @@ def stacked(
     bars(axes, names, places)
 
 
+# On a telephone, so many letters stand beside a bar; longer names stand above it.
+BESIDE = 24
+
+
 def bars(axes: Axes, names: Sequence[str], places: Sequence[float] = ()) -> None:
     """An axis of names from top to bottom, for horizontal bars at 0, 1, 2, ..."""
     at = places or range(len(names))
     axes.set_yticks(at, list(names))
     axes.set_ylim(max(at, default=0) + 0.6, -0.6)
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    if is_narrow(figure) and max(map(len, names), default=0) > BESIDE:
+        axes.set_yticklabels([])
+        for y, name in zip(at, names, strict=True):
+            place = {"xycoords": ("axes fraction", "data"), "gid": OVER_LINES}
+            axes.annotate(name, (0, y - 0.36), va="bottom", **place)
+        axes.set_ylim(max(at, default=0) + 0.5, -0.9)
     across(axes)
+
+
+def value(axes: Axes, text: str, x: float, y: float) -> None:
+    """A number behind the bar that ends here."""
+    style: dict[str, Any] = {"textcoords": "offset points", "gid": OVER_LINES}
+    axes.annotate(text, (x, y), xytext=(6, 0), va="center", **style)
+
+
+def without_numbers(axes: Axes) -> None:
+    """No axis of numbers, where each bar has its own."""
+    axes.xaxis.set_visible(False)
+    axes.spines["bottom"].set_visible(False)
 
 
 def across(axes: Axes) -> None:
@@ -285,6 +317,20 @@ def key(figure: Figure, colors: dict[str, str], ncols: int = 0) -> None:
     )
 
 
+def number(value: float) -> str:
+    """As every axis has it: 0.25, 10, 16,384."""
+    return f"{value:,g}" if abs(value) < 1e4 else f"{value:,.0f}"
+
+
+class Grouped(ScalarFormatter):
+    """As many decimals for each tick of an axis, and thousands apart."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        whole, dot, rest = super().__call__(x, pos).partition(".")
+        digits = re.sub(r"(?<=\d)(?=(\d{3})+$)", ",", whole)
+        return digits + dot + rest
+
+
 def plain_log_scale(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
     """Ticks at 1, 2 and 5 of each decade, or at what is given, written as plain
     numbers.
@@ -292,21 +338,50 @@ def plain_log_scale(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
     along_x = axis is axis.axes.xaxis
     (axis.axes.set_xscale if along_x else axis.axes.set_yscale)("log")
     axis.set_major_locator(LogLocator(subs=subs))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     axis.set_minor_formatter(NullFormatter())
 
 
+# What a digit takes, and what is between two numbers.
+DIGIT, APART = 0.64 * SMALL, 8
+
+
 def power_of_two_axis(axis: Axis, ticks: Sequence[int], label: str) -> None:
-    """A logarithmic axis of lengths, with these ticks."""
-    axis.axes.set_xscale("log", base=2)
+    """A logarithmic axis of lengths, with these ticks; as many of them have numbers as
+    there is room for, the last before the others.
+    """
+    axes = axis.axes
+    axes.set_xscale("log", base=2)
     drawn = axis.get_figure(root=True)
-    narrow = drawn is not None and is_narrow(drawn)
-    short = [f"{t // 1024}k" if narrow and t >= 1024 else f"{t:,}" for t in ticks]
-    axis.set_ticks(ticks, short)
+    assert drawn is not None
+    room = axes.get_position().width * drawn.get_figwidth() * 72
+    each = room / max(1.0, math.log2(ticks[-1] / ticks[0]))
+    free, shown = math.inf, []
+    for tick in reversed(ticks):
+        text = number(tick)
+        at, half = math.log2(tick) * each, DIGIT * len(text) / 2
+        fits = at + half + APART <= free
+        shown.append(text if fits else "")
+        free = at - half if fits else free
+    axis.set_ticks(ticks, shown[::-1])
     axis.set_label_text(label)
 
 
 # How it becomes part of a page --------------------------------------------------------
+
+
+# Where a name stands from its line's last point, in pixels: the first place where no
+# line goes through it.
+PLACES = (
+    (9, 0, "left", "center"),
+    (0, 8, "center", "bottom"),
+    (0, -8, "center", "top"),
+    (9, 6, "left", "bottom"),
+    (9, -6, "left", "top"),
+    (-9, 2, "right", "bottom"),
+    (-9, 0, "right", "center"),
+    (-9, -2, "right", "top"),
+)
 
 
 def name_lines(figure: Figure) -> None:
@@ -314,16 +389,15 @@ def name_lines(figure: Figure) -> None:
     layout = figure.get_layout_engine()
     assert layout is not None
     layout.execute(figure)
+    names: list[Annotation] = []
     for axes in figure.axes:
         named = [
             line
             for line in axes.get_lines()
             if not str(line.get_label()).startswith("_")
         ]
-        named.sort(key=end_of, reverse=True)
-        heights = spread([end_of(one)[1] for one in named], SMALL + 3)
-        for one, height in zip(named, heights, strict=True):
-            axes.annotate(
+        for one, height in beside_one_another(named):
+            name = axes.annotate(
                 CONTROL.sub(" ", str(one.get_label())),
                 last_point(one),
                 xytext=(9, height - end_of(one)[1]),
@@ -334,6 +408,45 @@ def name_lines(figure: Figure) -> None:
                 color=INK if one.get_color() in (GREY, PALE) else one.get_color(),
                 weight="bold" if one.get_color() == ACCENT else "normal",
             )
+            names.append(name)
+    # Names take room from the lines.
+    layout.execute(figure)
+    for name in names:
+        others = [other for other in names if other is not name]
+        first = (*name.xyann, "left", "center")
+        for x, y, ha, va in (first, *PLACES, first):
+            name.xyann = (x, y)
+            name.set(ha=ha, va=va)
+            if is_free(name, others):
+                break
+
+
+def is_free(name: Annotation, others: Sequence[Annotation]) -> bool:
+    """Whether neither a line nor another name goes through this one."""
+    assert name.axes is not None
+    box = name.get_window_extent().padded(-1)
+    lines = (
+        line.get_path().transformed(line.get_transform())
+        for line in name.axes.get_lines()
+        if line.get_linestyle() != "None"
+    )
+    return not (
+        any(line.intersects_bbox(box, filled=False) for line in lines)
+        or any(box.overlaps(other.get_window_extent().padded(-1)) for other in others)
+    )
+
+
+def beside_one_another(named: Sequence[Line2D]) -> list[tuple[Line2D, float]]:
+    """The lines, and at which height each name stands: apart from those of lines that
+    end at about the same place.
+    """
+    found = []
+    left = sorted(named, key=lambda one: end_of(one)[0])
+    for _, group in groupby(left, key=lambda one: round(end_of(one)[0] / 30)):
+        lines = sorted(group, key=lambda one: end_of(one)[1], reverse=True)
+        heights = spread([end_of(one)[1] for one in lines], SMALL + 3)
+        found += zip(lines, heights, strict=True)
+    return found
 
 
 def last_point(line: Line2D) -> tuple[float, float]:
@@ -342,7 +455,7 @@ def last_point(line: Line2D) -> tuple[float, float]:
 
 
 def end_of(line: Line2D) -> tuple[float, float]:
-    """The last point on the canvas, in pixels; the height first counts."""
+    """The last point on the canvas, in pixels."""
     assert line.axes is not None
     x, y = line.axes.transData.transform(last_point(line))
     return float(x), float(y)

@@ -1,6 +1,8 @@
 """The search answers what people type."""
 
+import json
 import re
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,28 @@ SOUGHT = {
 }
 
 LOOKED_UP = re.compile(r"/api/|/(writeup|explorer|reference|errata)\.html")
+
+
+def test_words_at_axes_are_not_searched(site: Path, pages: list[Path]) -> None:
+    """Each figure is there twice, for a wide column and a narrow one."""
+    texts: dict[str, str] = {}
+    index = json.loads((site / "search/search_index.json").read_text("utf-8"))
+    for entry in index["docs"]:
+        words = " ".join(unescape(re.sub("<[^>]+>", " ", entry["text"])).split())
+        page = entry["location"].partition("#")[0] or "index.html"
+        texts[page] = f"{texts.get(page, '')} {words}"
+    looked_at = 0
+    for path in pages:
+        page = path.read_text("utf-8")
+        for svg in re.findall(
+            r'<svg class="(?:plot|drawing) .*?</svg>', page, re.DOTALL
+        ):
+            few = re.findall(r"<text[^>]*>([^<]+)</text>", svg)[:4]
+            looked_at += len(few) == 4
+            assert len(few) < 4 or " ".join(map(unescape, few)) not in texts.get(
+                path.relative_to(site).as_posix(), ""
+            )
+    assert looked_at > 50
 
 
 def test_search_finds_a_page_by_its_title(page: Page, pages: list[Path]) -> None:

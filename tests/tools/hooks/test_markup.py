@@ -161,9 +161,24 @@ def test_a_caption_above_is_numbered_and_names_the_table() -> None:
     )
     assert framed.startswith(
         '<p class="caption" id="table-1"><a class="number" href="#table-1">'
-        "Table 1.</a> Time &amp; "
+        "Table 1.</a> <strong>Time &amp; "
     )
     assert 'aria-label="Table 1. Time &amp; &quot;memory&quot;."' in framed
+
+
+@pytest.mark.parametrize(
+    ("caption", "bold"),
+    [
+        ("Ours loses at 1.05 of it.", "Ours loses at 1.05 of it."),
+        ("What it is. How it is read.", "What it is."),
+        ("It is <code>a. b</code> here. More.", "It is <code>a. b</code> here."),
+        ("<strong>Given.</strong> More.", "Given."),
+        ("No sentence", ""),
+    ],
+)
+def test_a_caption_begins_bold_as_those_of_figures_do(caption: str, bold: str) -> None:
+    framed = frame_tables(f'<p class="caption">{caption}</p>{TABLE}')
+    assert "".join(re.findall("<strong>(.*?)</strong>", framed)) == bold
 
 
 def test_the_title_of_a_fold_is_the_caption_of_the_table_in_it() -> None:
@@ -287,5 +302,7 @@ def test_what_repeats_on_every_page_is_not_searched() -> None:
     assert hooks.finished(shown) == shown
     listing = '<div class="language-python highlight"><pre>x</pre></div>'
     assert "data-search-exclude><pre>" in hooks.finished(listing)
+    words = '<svg class="plot wide"><text>0.25</text></svg>'
+    assert hooks.finished(words).startswith('<svg class="plot wide" data-search-ex')
     command = listing.replace("python", "console")
     assert hooks.finished(command) == command

@@ -13,11 +13,12 @@ from msgspec.structs import replace
 from systems import ROOT
 from systems.attention import attention_reference
 from tests.factories import committed
+from tests.tools.render.svgs import figures
+from tools.render import standalone
 from tools.render.spanning import (
     attention_drawings,
     first_kernel,
     hopper_drawings,
-    index,
     trace,
     weighted_sum_drawings,
 )
@@ -28,7 +29,6 @@ from tools.render.spanning.attention_drawings import (
     online_softmax,
     result,
 )
-from tools.render.spanning.svg import WIDTH
 
 DRAWINGS = (
     attention_drawings.fragments()
@@ -61,18 +61,19 @@ def test_a_maximum_rises_and_another_does_not():
 
 
 @pytest.mark.parametrize("name", DRAWINGS)
-def test_each_step_has_its_sentence_and_nothing_lies_outside(name):
-    drawing = DRAWINGS[name]
-    frames, sentences = drawing.count('class="frame"'), drawing.count("<li>")
-    assert frames == sentences and (frames > 1) == ("steps" in drawing)
-    height = float(re.findall(rf'viewBox="0 0 {WIDTH} (\d+)"', drawing)[0])
-    numbers = (rf'{name}="(\S+)"' for name in ("x", "y", "width", "height"))
-    shapes = re.findall(f"<rect {' '.join(numbers)}", drawing)
-    assert shapes
-    for x, y, w, h in (map(float, shape) for shape in shapes):
-        assert 0 <= x <= x + w <= WIDTH and 0 <= y <= y + h <= height
-    for x, y in re.findall(r'<text x="(\S+)" y="(\S+)"', drawing):
-        assert 0 <= float(x) <= WIDTH and 0 < float(y) <= height
+def test_each_step_has_its_sentence_and_no_shape_lies_outside(name):
+    text = DRAWINGS[name]
+    (drawn,) = figures(text, "drawn")
+    sentences, stepped = drawn.findall("ol/li"), "steps" in drawn.get("class")
+    for svg in drawn.findall("svg"):
+        frames = svg.findall("g[@class='frame']")
+        assert len(frames) == len(sentences) and (len(frames) > 1) == stepped
+        _, _, width, height = map(float, svg.get("viewbox").split())
+        shapes = list(svg.iter("rect"))
+        assert shapes
+        for shape in shapes:
+            x, y, w, h = (float(shape.get(n)) for n in ("x", "y", "width", "height"))
+            assert 0 <= x <= x + w <= width and 0 <= y <= y + h <= height
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_predictions_need_no_record_and_measurements_do():
         for of in ("forward", "backward")
     ]
     (empty,) = first_kernel.fragments({}).values()
-    assert "not measured" in empty
+    assert "Not measured" in empty
     # A record may be from before the first kernel was timed.
     for rows, begins in ((rest, "design"), ([*rest, *timed], "larger tiles")):
         found["flash_ablation"] = [replace(ours, rows=rows)]
@@ -121,10 +122,10 @@ def test_a_memset_in_a_trace_is_no_kernel():
 def test_the_picture_of_the_readme_stands_by_itself():
     """It has every colour that it uses, once for the light and once for the dark."""
     drawn = '<figure><svg viewBox="0 0 1 1"><path style="fill: var(--tint)"/></svg>'
-    picture = index.by_itself(drawn)
+    picture = standalone.by_itself(drawn)
     ElementTree.fromstring(picture)
     assert picture.count("--tint: #") == picture.count("--md-default-bg-color: #") == 2
     kept = (ROOT / "docs/generated/index-hook.svg").read_text(encoding="utf-8")
-    used = set(index.USED.findall(kept))
+    used = set(standalone.USED.findall(kept))
     assert used and all(kept.count(f"{name}: #") == 2 for name in used)
-    ElementTree.fromstring(index.by_itself("Not measured yet."))
+    ElementTree.fromstring(standalone.by_itself("Not measured yet."))

@@ -6,11 +6,9 @@ import copy
 import re
 
 import pytest
-from lxml import html
 
 from systems import ROOT
 from tools.render import load
-from tools.render.drawing import NARROW, WIDE
 from tools.render.rows import NOT_MEASURED
 from tools.render.spanning import envelope, glossary, gpu
 
@@ -18,24 +16,6 @@ from tools.render.spanning import envelope, glossary, gpu
 @pytest.fixture(scope="module")
 def found():
     return load.load(ROOT / "docs" / "results")
-
-
-# About the width of a letter, in sizes of its font.
-LETTER = 0.56
-
-
-def test_no_word_leaves_its_drawing(found):
-    for name, text in gpu.fragments(found).items():
-        wide, narrow = html.fragment_fromstring(text).findall("svg")
-        for svg, width in ((wide, WIDE), (narrow, NARROW)):
-            assert svg.get("viewbox").split()[2] == str(width)
-            for word in svg.iter("text"):
-                size, x = float(word.get("font-size")), float(word.get("x"))
-                long = LETTER * size * len(word.text)
-                left = {"start": x, "middle": x - long / 2, "end": x - long}
-                begin = left[word.get("text-anchor")]
-                assert size >= 10
-                assert -1 <= begin and begin + long <= width + 1, (name, word.text)
 
 
 def test_the_timelines_say_what_the_record_says(found):

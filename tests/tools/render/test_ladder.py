@@ -33,7 +33,7 @@ def test_without_records_nothing_is_measured_and_nothing_is_said():
     files = ladder.fragments({})
     assert files["ladder-why.md"] == "Not measured yet.\n"
     assert "Not compiled" in files["ladder-needs.md"]
-    assert "not measured" in files["ladder-bars.md"]
+    assert "Not measured" in files["ladder-bars.md"]
 
 
 @pytest.mark.parametrize(

@@ -1,70 +1,62 @@
 """Figures of measurements: every one that is generated can be read at both widths,
-names its finding, and links to its numbers.
+names its finding, and links to its numbers. So do drawings, whose numbers are ours.
 """
 
 import re
 from pathlib import Path
 
 import pytest
-from lxml import html
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
-from matplotlib.textpath import TextPath
 
 from systems import ROOT
 from tests.factories import committed
+from tests.tools.render.svgs import figures, outside, struck, words
 from tools.hooks.markup import number_figures
 from tools.render import everything, plots
 from tools.render.drawing import NARROW, WIDE
 from tools.render.plots import ACCENT, line, note, plot, spread
 
-GENERATED = ROOT / "docs" / "generated"
+DOCS = ROOT / "docs"
+GENERATED = DOCS / "generated"
 
 
-def width(text: str, size: float, weight: int) -> float:
-    """In DejaVu Sans: fonts of the page are narrower, and none is much wider."""
-    font = FontProperties(family="DejaVu Sans", weight=weight)
-    return TextPath((0, 0), text, size=size, prop=font).get_extents().width
-
-
-def figures(text: str) -> list[html.HtmlElement]:
-    found = re.findall(r"<figure class=\"plotted\".*?</figure>", text, re.DOTALL)
-    return [html.fragment_fromstring(figure) for figure in found]
-
-
-def outside(svg: html.HtmlElement) -> list[str]:
-    """The words that leave the drawing, or are too small."""
-    _, _, right, bottom = map(float, svg.get("viewbox").split())
-    found = []
-    for word in svg.iter("text"):
-        style = dict(part.split(": ") for part in word.get("style").split("; "))
-        size = float(style["font-size"].removesuffix("px"))
-        long = width(word.text or " ", size, int(style.get("font-weight", "400")))
-        x, y = float(word.get("x")), float(word.get("y"))
-        before = {"start": 0, "middle": long / 2, "end": long}
-        left = x - before[style.get("text-anchor", "start")]
-        if "rotate" in word.get("transform", ""):
-            left, long = x, 0
-        fits = left > -1 and left + long < right + 1 and size <= y < bottom
-        if not fits or size < 10.5:
-            found.append(word.text)
-    return found
-
-
-@pytest.mark.parametrize(
-    "path",
-    [p for p in sorted(GENERATED.glob("*.md")) if 'class="plot ' in p.read_text()],
-    ids=lambda path: path.stem,
+KINDS = ("plotted", "drawn")
+DRAWN = {
+    path: found
+    for path in sorted(GENERATED.glob("*.md"))
+    if (found := [f for kind in KINDS for f in figures(path.read_text("utf-8"), kind)])
+}
+# A finding says what something does, or how much of it there is.
+SAYS = re.compile(
+    r"\d|\b(is|are|has|have|keeps?|takes?|needs?|gives?|makes?|walks?|owns?|moves?"
+    r"|belongs?|writes?|replaces?|errs?|times|runs?|grows?|leaves?|saves?|comes|adds?)\b"
 )
+
+
+@pytest.mark.parametrize("path", DRAWN, ids=lambda path: path.stem)
 def test_nothing_leaves_a_figure_and_all_of_it_can_be_read(path: Path):
-    for figure in figures(path.read_text(encoding="utf-8")):
+    for figure in DRAWN[path]:
         wide, narrow = figure.findall("svg")
         assert [float(wide.get("width")), float(narrow.get("width"))] == [WIDE, NARROW]
-        assert outside(wide) == outside(narrow) == []
+        for svg in (wide, narrow):
+            assert outside(svg) == struck(svg) == []
+            assert svg.get("aria-label").endswith(".")
+
+
+@pytest.mark.parametrize("path", DRAWN, ids=lambda path: path.stem)
+def test_a_caption_begins_with_what_is_found(path: Path):
+    for figure in DRAWN[path]:
         finding = figure.find("figcaption/strong").text_content()
-        assert finding.rstrip().endswith(".")
-        numbers = figure.find("figcaption/a[@class='data']").get("href")
-        assert numbers.startswith("#") or (ROOT / "docs" / numbers).is_file()
+        assert finding.endswith(".") and SAYS.search(finding), finding
+        links = figure.findall("figcaption/a[@class='data']")
+        assert links or "plotted" not in figure.get("class")
+        for link in links:
+            numbers = link.get("href")
+            page = "notebooks" if path.stem.startswith("notebook-") else "."
+            assert numbers.startswith("#") or (DOCS / page / numbers).is_file()
+        # No line ends between a number and its unit.
+        said = figure.find("figcaption").text_content()
+        assert not re.search(r"\d (?:%|[KMGT]?i?B\b|[mµn]?s\b)", said), said
 
 
 @pytest.mark.slow
@@ -118,7 +110,7 @@ def test_a_figure_says_what_is_seen_where_it_is_seen():
         note(axes, "a half", 1, 3)
 
     text = plot(committed("warmup"), "x", draw, 'It is `x" b="` & <i>.', "Key.")
-    (figure,) = figures(text)
+    (figure,) = figures(text, "plotted")
     assert "{{" not in text and "<b>" not in text and "<i>" not in text
     assert figure.get("id") == "warmup-x-nvidia-h200"
     for svg in figure.findall("svg"):
@@ -128,6 +120,22 @@ def test_a_figure_says_what_is_seen_where_it_is_seen():
         assert "a half" in heights and not outside(svg)
         next(svg.iter("text")).set("x", "-40")
         assert len(outside(svg)) == 1
+
+
+def test_a_word_that_a_line_goes_through_is_found():
+    """One that is moved off the end of its line is not."""
+    text = plot(committed("warmup"), "x", crossing, "One is struck.")
+    (figure,) = figures(text, "plotted")
+    for svg in figure.findall("svg"):
+        assert struck(svg) == ["struck"]
+        assert {"beside", "1,000"} <= {word.text for word in words(svg)}
+
+
+def crossing(figure: Figure) -> None:
+    axes = figure.subplots()
+    line(axes, [0, 500], [0, 500], label="beside")
+    line(axes, [0, 1000], [1000, 0])
+    axes.text(250, 750, "struck", ha="center", va="center")
 
 
 def test_labels_keep_their_order_and_their_distance():

@@ -6,6 +6,7 @@ host that launches slowly while a profile is made makes no kernel longer, and mu
 count as idle GPU. Times in ms.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -25,7 +26,19 @@ from systems.profiling.kernel_names import (
 from systems.records.record import Record
 from tools.render.load import Found, of_gpu, ours
 from tools.render.markdown import columns, per_device, percent, provenance
-from tools.render.plots import ACCENT, DARK, PALE, TINT, is_narrow, key, panels, plot
+from tools.render.plots import (
+    ACCENT,
+    DARK,
+    GROUND,
+    INK,
+    PALE,
+    TINT,
+    is_narrow,
+    number,
+    panels,
+    plot,
+    spread,
+)
 from tools.render.rows import (
     Cell,
     axis,
@@ -293,11 +306,17 @@ def shares_body(profile: Record, clock: Record | None) -> str:
     small, large, last = found[1][0], found[3][0], found[3][-1]
 
     def draw(fig: Figure) -> None:
-        for axes, panel in zip(
-            panels(fig, len(found), sharey=True), found, strict=True
-        ):
+        shown = panels(fig, len(found), sharey=True)
+        for axes, panel in zip(shown, found, strict=True):
             stack(axes, panel)
-        key(fig, LOOKS, ncols=2 if is_narrow(fig) else 4)
+        for axes, p, cause in ((shown[1], small, IDLE), (shown[3], large, COPIES)):
+            middle = 100 * (before(p, cause) + p.share(cause) / 2)
+            look: dict[str, Any] = {"ha": "center", "va": "center", "weight": "bold"}
+            look["color"] = GROUND if cause == COPIES else INK
+            axes.text(0, middle, percent(p.share(cause)), **look)
+        # Names are read where a reader begins, or where there is room for them.
+        at = 0 if is_narrow(fig) else -1
+        name_causes(shown[at], found[at][-1], len(found[at]) - 0.5)
 
     return plot(
         profile,
@@ -309,9 +328,27 @@ def shares_body(profile: Record, clock: Record | None) -> str:
         f"{percent(last.share(COPIES))}.",
         "Forward and backward by cause, as shares of the wall time. Below each bar the "
         "context, above it the time in ms.",
-        height=300,
-        narrow=900,
+        height=270,
+        narrow=860,
     )
+
+
+def before(p: Pass, cause: str) -> float:
+    """The shares of the causes that are drawn below this one."""
+    return sum(max(0.0, p.share(c)) for c in CAUSES[: CAUSES.index(cause)])
+
+
+def name_causes(axes: Axes, p: Pass, x: float) -> None:
+    """Beside the last bar."""
+    middles = [100 * (before(p, c) + p.share(c) / 2) for c in reversed(CAUSES)]
+    # The lowest stands above the axis.
+    heights = spread([max(4.0, middle) for middle in middles], 12)
+    for cause, y in zip(reversed(CAUSES), heights, strict=True):
+        lines = [cause] if len(cause) < 20 else re.split("(?<= and) ", cause)
+        for i, words in enumerate(lines):
+            down = 14 * ((len(lines) - 1) / 2 - i)
+            place = {"xytext": (5, down), "textcoords": "offset points"}
+            axes.annotate(words, (x, y), va="center", annotation_clip=False, **place)
 
 
 def stack(axes: Axes, found: list[Pass]) -> None:
@@ -321,10 +358,10 @@ def stack(axes: Axes, found: list[Pass]) -> None:
         # A busy time a little above the wall time leaves nothing idle.
         for cause, color in LOOKS.items():
             height = max(0.0, 100 * p.share(cause))
-            axes.bar(place, height, 0.8, bottom, color=color)
+            axes.bar(place, height, 0.9, bottom, color=color)
             bottom += height
-        axes.text(place, 101, f"{p.wall_ms:.0f}", ha="center", va="bottom")
-    axes.set_xticks(range(len(found)), [str(p.context) for p in found])
+        axes.text(place, 101, number(round(p.wall_ms)), ha="center", va="bottom")
+    axes.set_xticks(range(len(found)), [number(p.context) for p in found])
     axes.set_title(f"{found[0].size}, {found[0].precision}: %")
     axes.set_ylim(0, 112)
     axes.set_yticks(range(0, 101, 25))

@@ -5,10 +5,12 @@ was measured: from `systems.formulas`, a data sheet and the records.
 from itertools import pairwise
 
 from systems.formulas.costs import KERNELS, attention_flops
+from systems.records.record import Record
 from tools.render.load import Found, ours, primary_gpu
+from tools.render.markdown import per_device
+from tools.render.plots import plot
 from tools.render.rows import cell, data_sheet, say
 from tools.render.spanning.ladder import bar_chart
-from tools.render.spanning.svg import drawing, svg
 from tools.render.stems.flash_ablation import FORWARD
 from tools.render.stems.flash_benchmarking import PLAIN_MOVES
 
@@ -22,9 +24,8 @@ STEPS = [step for step in FORWARD if step != "first_forward"]
 LADDER = STEPS[STEPS.index("skip") : STEPS.index("plain_forward") + 1]
 
 
-def ladder(found: Found) -> str:
+def ladder(ablation: Record) -> str:
     """What each step from the first kernel to the one for any shape takes, as bars."""
-    ablation = ours(found, "flash_ablation")
     timed = cell(ablation, step="first_forward")
     steps = {step: FORWARD[step].name for step in LADDER}
     steps["skip"] = "larger tiles" if timed else "the first kernel's design"
@@ -32,30 +33,24 @@ def ladder(found: Found) -> str:
         steps = {"first_forward": "the first kernel", **steps}
     times = {step: cell(ablation, step=step).ms("time") for step in steps}
     shown = {step: (words, times[step]) for step, words in steps.items()}
-    begins, ends = next(iter(steps)), "plain_forward"
-    height, bars = bar_chart(shown, {}, {begins: "second"})
-    first, last = times[begins], times[ends]
-    slower = [
-        steps[step]
-        for before, step in pairwise(steps)
-        if times[step] > 1.02 * times[before]
-    ]
-    losses = f" Slower than the step above: {', '.join(slower)}." if slower else ""
-    conclusion = (
-        f"The forward pass takes {say(first, '{:.2f} ms')} by {steps[begins]} "
-        f"and {say(last, '{:.2f} ms')} by the kernel for any shape."
-    )
-    return drawing(
-        svg(height, conclusion, *bars),
+    first, last = (times[step] for step in (next(iter(steps)), "plain_forward"))
+    slower = {
+        step for before, step in pairwise(steps) if times[step] > 1.02 * times[before]
+    }
+    return plot(
+        ablation,
+        "first",
+        lambda figure: bar_chart(figure, shown, slower, {}),
         f"{'Seven' if timed else 'Six'} steps make the same algorithm "
         f"{say(first / last, '{:.1f}')} times as fast.",
         f"Forward pass, {HEADS} heads of {N:,} tokens, head dimension {D}, bf16, "
-        f"causal; each step keeps those above it.{losses}",
+        "causal; each step keeps those above it. Orange: slower than the step above.",
+        height=36 + 26 * len(shown),
     )
 
 
 def fragments(found: Found) -> dict[str, str]:
-    return {"first-ladder.md": ladder(found)}
+    return {"first-ladder.md": per_device(found.get("flash_ablation", []), ladder)}
 
 
 def facts(found: Found) -> dict[str, str]:

@@ -5,25 +5,31 @@ from dataclasses import dataclass
 
 from systems.formulas.chips import Chip, chip_of
 from systems.formulas.costs import Peak, peak_of
+from systems.records.record import Record
 from tools.render.drawing import SMALL, TEXT, TITLE, Drawing, drawn
 from tools.render.load import Found, ours, primary_gpu
-from tools.render.markdown import NOTHING_YET, percent
+from tools.render.markdown import NOTHING_YET, percent, record_address
 from tools.render.rows import known
 from tools.render.spanning.envelope import SHOWN, Regimes, regimes
 
 MACHINE = (
-    "<strong>From your Python to the arithmetic units.</strong> The nearer to the "
-    "arithmetic, the smaller and the faster: memory serves all SMs, "
-    "a register one thread. Rates are those of all units of a kind in one SM. Sizes "
-    "and rates: {source}."
+    "The nearer to the arithmetic, the smaller and the faster: one memory feeds all "
+    "{sms} SMs, a register one thread."
+)
+MACHINE_KEY = (
+    "Rates are those of all units of a kind in one SM. Sizes and rates: {source}."
 )
 # The data sheet of the H200 gives neither.
 AS_H100 = " Those of the L2 cache and of the SMs are the H100's."
 TIMELINES = (
-    "<strong>Three ways to be slow.</strong> Above the CPU, which launches; below the "
-    "GPU, which runs the kernels. Lengths are measured averages, each panel to its own "
-    "scale. Green bars: how much of the data sheet's rates the kernels reach. The "
-    "longer one names the limit; few kernels come close to a whole bar."
+    "Bound by launches, a GPU is {idle} idle; bound by memory, it reaches {arithmetic} "
+    "of its arithmetic; only large products are bound by arithmetic itself."
+)
+TIMELINES_KEY = (
+    "Above the CPU, which launches; below the GPU, which runs the kernels. Lengths are "
+    "measured averages, each panel to its own scale. Green bars: how much of the data "
+    "sheet's rates the kernels reach. The longer one names the limit; few kernels come "
+    "close to a whole bar."
 )
 
 
@@ -41,7 +47,7 @@ def fragments(found: Found) -> dict[str, str]:
     """`gpu-machine.md` and `gpu-timelines.md`."""
     return {
         "gpu-machine.md": machine_figure(shown_machine(found)),
-        "gpu-timelines.md": timelines(regimes(found)),
+        "gpu-timelines.md": timelines(regimes(found), ours(found, "kernel_profile")),
     }
 
 
@@ -73,8 +79,9 @@ def machine_figure(m: Machine) -> str:
     def draw(d: Drawing) -> None:
         (wide_machine if d.wide else narrow_machine)(d, m)
 
-    caption = MACHINE.format(source=f"{m.peak.source}; {m.chip.source}")
-    return drawn(draw, alt, caption + (AS_H100 if "H200" in m.name else ""))
+    key = MACHINE_KEY.format(source=f"{m.peak.source}; {m.chip.source}")
+    key += AS_H100 if "H200" in m.name else ""
+    return drawn(draw, alt, MACHINE.format(sms=m.chip.sms), key)
 
 
 def bandwidth(m: Machine) -> str:
@@ -138,13 +145,15 @@ def grid(d: Drawing, x: float, y: float, width: float, sms: int) -> None:
     """A square for each SM, one of them marked."""
     d.text(x, y - 8, f"{sms} SMs, all alike", TEXT, bold=True)
     columns = 22 if width > 250 else 14
-    styles = ["fill-orange", *["fill-faint"] * (sms - 1)]
+    styles = ["fill-grey", *["fill-faint"] * (sms - 1)]
     d.squares(x, y, width / columns, columns, styles)
+    size = width / columns - 2
+    d.box(x, y, size, size, "frame-line")
 
 
 def one_sm(d: Drawing, x: float, y: float, width: float, chip: Chip) -> None:
     """What is in one SM."""
-    d.box(x, y, width, 172, "orange")
+    d.box(x, y, width, 172, "frame-line")
     d.text(x + 10, y + 19, "One SM", TEXT, bold=True)
     d.text(x + width - 10, y + 19, f"holds up to {chip.warps} warps", SMALL, "end")
     rows = (
@@ -193,10 +202,10 @@ class Panel:
     shares: Mapping[str, float]
 
 
-def timelines(r: Regimes) -> str:
+def timelines(r: Regimes, record: Record | None) -> str:
     softmax = r.shares(r.softmax, r.softmax_work)
     products = r.shares(r.products, r.products_work)
-    if len(known([r.busy, *softmax, *products])) < 5:
+    if record is None or len(known([r.busy, *softmax, *products])) < 5:
         return NOTHING_YET
     alt = (
         f"Bound by launches, the GPU is busy {percent(r.busy)} of the time. Bound by "
@@ -236,7 +245,9 @@ def timelines(r: Regimes) -> str:
         for panel in panels:
             y = lanes(d, y, panel, r.launch_us) + 26
 
-    return drawn(draw, alt, TIMELINES)
+    told = {"idle": percent(1 - r.busy), "arithmetic": percent(softmax[1])}
+    finding, where = TIMELINES.format(**told), record_address(record)
+    return drawn(draw, alt, finding, TIMELINES_KEY, numbers=where)
 
 
 def lanes(d: Drawing, y: float, p: Panel, launch_us: float) -> float:
@@ -258,7 +269,7 @@ def lanes(d: Drawing, y: float, p: Panel, launch_us: float) -> float:
     gap = min(1.0, launch_us * scale / 4)
     for i in range(p.count):
         x = left + i * launch_us * scale
-        d.box(x, top + 4, max(launch_us * scale - gap, 0.8), 18, "fill-orange")
+        d.box(x, top + 4, max(launch_us * scale - gap, 0.8), 18, "fill-grey")
     for start in starts:
         x = left + start * scale
         d.box(x, top + 30, max(p.kernel_us * scale - gap, 0.8), 20, "fill-blue")

@@ -1,15 +1,22 @@
-"""What happens at once on a streaming multiprocessor, drawn from three small models:
-the units that a tile needs, the ring of stages, and the walks of the backward pass.
-
-Tests hold the ring's waits and the walks to the kernels of `systems.attention.hopper`.
+"""What happens at once on a streaming multiprocessor, drawn: the looks of the models of
+`hopper_models`.
 """
 
-from collections.abc import Iterable
-from copy import deepcopy
-from dataclasses import dataclass, field
-
-from systems.formulas.costs import EXPONENTIALS_PER_CLOCK
-from tools.render.spanning.svg import box, drawing, frame, rect, steps, svg, text
+from tools.render.drawing import SMALL, TEXT, Drawing, drawn, stepped
+from tools.render.spanning.hopper_models import (
+    HEADS,
+    LANES,
+    PROGRAMS,
+    READERS,
+    SCRIPT,
+    WALK_SAYS,
+    Busy,
+    Ring,
+    played,
+    tiles_done,
+    timeline,
+    walk,
+)
 
 
 def fragments() -> dict[str, str]:
@@ -24,119 +31,58 @@ def fragments() -> dict[str, str]:
 
 # What a tile needs of the units ------------------------------------------------------
 
-# A group of four warps has 64 queries; a tile 128 keys; the head dimension is 64.
-QUERIES, KEYS, D = 64, 128, 64
-# Tensor cores of an SM of Hopper, 16-bit factors: its data sheet's rate over its SMs
-# and clock.
-FLOPS_PER_CLOCK = 4096
-PRODUCT = 2 * QUERIES * KEYS * D // FLOPS_PER_CLOCK
-SOFTMAX = QUERIES * KEYS // EXPONENTIALS_PER_CLOCK
-# No rate of ours: long enough to be seen.
-COPY = 384
-LANES: tuple[str, ...] = ("copy", "tensor cores", "exponentials")
+# Clocks that are drawn.
+UNTIL = 4608
+STYLES = {-1: "fill-green", 0: "fill-blue", 1: "fill-grey"}
+NAMES = {"S": "S", "P V": "PV", "exp": "exp"}
 
 
-@dataclass(frozen=True)
-class Busy:
-    """A unit works for a group on a tile, from one clock to another."""
-
-    unit: str
-    what: str
-    group: int
-    tile: int
-    start: int
-    end: int
-
-
-def timeline(groups: int, stages: int, until: int) -> list[Busy]:
-    """What the units do up to a clock. Each does one thing at a time, for whoever asks
-    first; a group's S, exponentials and P V of a tile follow one another. A tile may be
-    copied once all groups have finished the one that had its stage.
-    """
-    done: list[Busy] = []
-    free = dict.fromkeys(LANES, 0)
-    ready = [0] * groups
-    at = [(0, 0)] * groups
-    finished: dict[int, list[int]] = {}
-    arrived: list[int] = []
-    parts = (("tensor cores", "S", PRODUCT), ("exponentials", "exp", SOFTMAX))
-    parts += (("tensor cores", "P V", PRODUCT),)
-    while True:
-        tile = len(arrived)
-        gone = finished.get(tile - stages, [])
-        if tile < stages or len(gone) == groups:
-            start = max(free["copy"], *gone, 0) if gone else free["copy"]
-            free["copy"] = start + COPY
-            arrived.append(free["copy"])
-            done.append(Busy("copy", "k, v", -1, tile, start, free["copy"]))
-            continue
-        waiting = []
-        for group, (tile, part) in enumerate(at):
-            if tile < len(arrived):
-                unit, _, _ = parts[part]
-                start = max(free[unit], ready[group], arrived[tile])
-                waiting.append((start, group))
-        start, group = min(waiting)
-        if start >= until:
-            return [busy for busy in done if busy.start < until]
-        tile, part = at[group]
-        unit, what, cycles = parts[part]
-        free[unit] = ready[group] = start + cycles
-        done.append(Busy(unit, what, group, tile, start, start + cycles))
-        at[group] = (tile, part + 1) if part < 2 else (tile + 1, 0)
-        if part == 2:
-            finished.setdefault(tile, []).append(start + cycles)
-
-
-def tiles_done(found: Iterable[Busy], until: int) -> int:
-    """Tiles that some group has finished."""
-    return sum(busy.what == "P V" and busy.end <= until for busy in found)
-
-
-LEFT, UNTIL = 76, 4608
-KINDS = {-1: "third", 0: "first", 1: "second"}
-
-
-def lanes(y: float, title: str, found: list[Busy]) -> list[str]:
+def lanes(d: Drawing, y: float, title: str, found: list[Busy]) -> None:
     """One timeline: a lane for each unit."""
-    scale = (360 - LEFT - 2) / UNTIL
-    parts = [text(0, y + 11, title, "title", "start")]
+    left = 100 if d.wide else 84
+    right = d.width - 2
+    scale = (right - left) / UNTIL
+    d.text(0, y + 12, title, TEXT, bold=True)
     for lane, unit in enumerate(LANES):
-        top = y + 18 + 25 * lane
-        parts.append(text(0, top + 14.5, unit, "", "start"))
-        parts.append(rect(LEFT, top, 360 - LEFT - 2, 21, "place"))
+        top = y + 20 + 25 * lane
+        d.text(0, top + 15, unit, d.size)
+        d.box(left, top, right - left, 21, "place")
         for busy in found:
             if busy.unit == unit:
                 width = (min(busy.end, UNTIL) - busy.start) * scale
-                x = LEFT + busy.start * scale
-                parts.append(rect(x, top, width, 21, KINDS[busy.group]))
-                name = {"S": "S", "P V": "PV", "exp": "exp"}.get(busy.what, "")
-                if width > 6 * len(name) and busy.end <= UNTIL:
-                    parts.append(text(x + width / 2, top + 14.5, name))
-    return parts
+                name = NAMES.get(busy.what, "")
+                fits = width > 7 * len(name) and busy.end <= UNTIL
+                x, style = left + busy.start * scale, STYLES[busy.group]
+                d.box(x, top, width, 21, style, name if fits else "")
 
 
 def compared(
-    titles: tuple[str, str], shown: tuple[list[Busy], list[Busy]], alt: str
+    titles: tuple[str, str],
+    shown: tuple[list[Busy], list[Busy]],
+    alt: str,
+    finding: str,
+    key: str,
 ) -> str:
     """Two timelines, one above the other."""
-    parts = lanes(0, titles[0], shown[0]) + lanes(106, titles[1], shown[1])
-    parts.append(text(LEFT, 208, "time →", "note", "start"))
-    return svg(214, alt, *parts)
+
+    def draw(d: Drawing) -> None:
+        for i, (title, found) in enumerate(zip(titles, shown, strict=True)):
+            lanes(d, 108 * i, title, found)
+        d.text(100 if d.wide else 84, 216, "time →", SMALL, style="note")
+
+    return drawn(draw, alt, finding, key)
 
 
 def pipelining() -> str:
     """One group of warps, whose tiles come when they are needed, or ahead."""
     alone, ahead = timeline(1, 1, UNTIL), timeline(1, 3, UNTIL)
     counts = tiles_done(alone, UNTIL), tiles_done(ahead, UNTIL)
-    return drawing(
-        compared(
-            ("One stage: load, multiply, exponentiate, multiply", "Three stages"),
-            (alone, ahead),
-            f"With one stage a group of warps finishes {counts[0]} tiles in the time "
-            f"in which it finishes {counts[1]} with three, since copies no longer "
-            "stand between products.",
-        ),
+    return compared(
+        ("One stage: load, multiply, exponentiate", "Three stages"),
+        (alone, ahead),
+        f"With one stage a group of warps finishes {counts[0]} tiles in the time in "
+        f"which it finishes {counts[1]} with three, since copies no longer stand "
+        "between products.",
         f"{counts[1]} tiles instead of {counts[0]}: copies move out of the way.",
         "One group of warps. Products and exponentials are to scale for 64 queries, "
         "128 keys and head dimension 64; copies are not. What is left idle: products "
@@ -148,16 +94,14 @@ def roles() -> str:
     """The same units without roles and with them."""
     without, with_roles = timeline(1, 3, UNTIL), timeline(2, 3, UNTIL)
     counts = tiles_done(without, UNTIL), tiles_done(with_roles, UNTIL)
-    return drawing(
-        compared(
-            ("One group of warps, copies ahead", "A producer and two consumers"),
-            (without, with_roles),
-            f"One group of warps leaves tensor cores and exponentials idle in turn and "
-            f"finishes {counts[0]} tiles. Two groups out of step keep both units busy "
-            f"and finish {counts[1]}.",
-        ),
+    return compared(
+        ("One group of warps, copies ahead", "A producer and two consumers"),
+        (without, with_roles),
+        f"One group of warps leaves tensor cores and exponentials idle in turn and "
+        f"finishes {counts[0]} tiles. Two groups out of step keep both units busy and "
+        f"finish {counts[1]}.",
         "Two groups out of step keep both units busy.",
-        "One SM. Blue and orange: two groups with 64 queries each; green: copies for "
+        "One SM. Blue and grey: two groups with 64 queries each; green: copies for "
         "both. Lengths of products and exponentials follow from the rates, those of "
         "copies do not.",
     )
@@ -165,251 +109,105 @@ def roles() -> str:
 
 # The ring ----------------------------------------------------------------------------
 
-STAGES, READERS = 3, 2
-
-
-@dataclass
-class Barrier:
-    """As `mbarrier`: a phase ends when all have arrived, and its bit turns. Who waits
-    names the bit of a phase, and passes once that phase has ended.
-    """
-
-    count: int
-    ended: int = 0
-    arrived: int = 0
-
-    def arrive(self) -> None:
-        self.arrived += 1
-        if self.arrived == self.count:
-            self.ended, self.arrived = self.ended + 1, 0
-
-    def passes(self, bit: int) -> bool:
-        return self.ended & 1 != bit
-
-
-@dataclass
-class Ring:
-    """The ring of `systems.attention.hopper.forward`, with the tile that each stage
-    holds: its four operations wait by the same bits.
-    """
-
-    full: list[Barrier] = field(
-        default_factory=lambda: [Barrier(1) for _ in range(STAGES)]
-    )
-    empty: list[Barrier] = field(
-        default_factory=lambda: [Barrier(READERS) for _ in range(STAGES)]
-    )
-    holds: list[int | None] = field(default_factory=lambda: [None] * STAGES)
-
-    def fill(self, i: int) -> bool:
-        """The producer starts the copy of tile i, if its stage is empty."""
-        if not self.empty[i % STAGES].passes((i // STAGES & 1) ^ 1):
-            return False
-        self.holds[i % STAGES] = i
-        return True
-
-    def arrives(self, i: int) -> None:
-        """The copy engine reports that tile i is there."""
-        self.full[i % STAGES].arrive()
-
-    def await_full(self, i: int) -> bool:
-        """Whether a consumer that wants tile i may read it."""
-        return self.full[i % STAGES].passes(i // STAGES & 1)
-
-    def release(self, i: int) -> None:
-        """A consumer has read tile i."""
-        self.empty[i % STAGES].arrive()
-
-
-# What happens, as (who and what, tile), and what a reader is told of it.
-SCRIPT = (
-    ((("fill", 0),), "The producer starts the copy of tile 0. Nobody has used stage 0, "
-     "so its <em>empty</em> barrier lets it pass."),
-    ((("fill", 1), ("fill", 2)), "Without waiting for tile 0 it starts tiles 1 and 2: "
-     "all that the ring has room for."),
-    ((("A reads", 0),), "<b>A stalls.</b> It needs tile 0, which is still on its "
-     "way: the bit of <em>full</em> is 0."),
-    ((("arrives", 0),), "Tile 0 has arrived. The copy engine tells <em>full</em>, "
-     "whose phase ends: its bit turns to 1."),
-    ((("A reads", 0), ("B reads", 0)), "Both consumers read tile 0, each for its own "
-     "64 queries."),
-    ((("arrives", 1), ("arrives", 2)), "Tiles 1 and 2 are there before anyone asks for "
-     "them. Such waits cost nothing."),
-    ((("A releases", 0), ("A reads", 1)), "A has read tile 0 and tells "
-     "<em>empty</em> of stage 0: one of two. It goes on with tile 1."),
-    ((("fill", 3),), "<b>The producer stalls.</b> Tile 3 belongs into stage 0, which B "
-     "still reads. The bit of <em>empty</em> is 0, and it waits for a 1."),
-    ((("A releases", 1), ("A reads", 2), ("A releases", 2), ("A reads", 3)), "<b>A "
-     "stalls, too:</b> tile 3 is not there. <em>Full</em> of stage 0 says 1, but of "
-     "tile 0. Tile 3 is of the second round, so A waits for a 0. Without the bit it "
-     "would read tile 0 again."),
-    ((("B releases", 0), ("B reads", 1)), "B has read tile 0. The phase of "
-     "<em>empty</em> ends, and its bit turns to 1."),
-    ((("fill", 3),), "So the producer may overwrite tile 0 with tile 3."),
-    ((("arrives", 3), ("A reads", 3)), "Tile 3 arrives, the bit of <em>full</em> turns "
-     "to 0, and A goes on. One bit is enough, since nobody can be two rounds ahead of "
-     "another."),
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The ring after some of the script, and what each warp does."""
-
-    ring: Ring
-    does: dict[str, str]
-
-
-def played() -> list[Seen]:
-    """After each step of the script."""
-    now, found = Ring(), []
-    does = {"producer": "", "A": "", "B": ""}
-    for actions, _ in SCRIPT:
-        for what, tile in actions:
-            who, _, verb = what.rpartition(" ")
-            if verb == "reads":
-                may = now.await_full(tile)
-                does[who] = f"reads tile {tile}" if may else f"waits for tile {tile}"
-            elif verb == "releases":
-                now.release(tile)
-            elif verb == "fill":
-                may = now.fill(tile)
-                does["producer"] = f"{'copies' if may else 'waits to copy'} tile {tile}"
-            else:
-                now.arrives(tile)
-        found.append(Seen(deepcopy(now), dict(does)))
-    return found
-
 
 def ring() -> str:
     """A producer and two consumers at a ring of three stages."""
-    frames = [frame(*stages(seen.ring), *workers(seen.does)) for seen in played()]
-    still = [text(4, 12, "stages in shared memory", "note", "start")]
-    picture = svg(
-        190,
+
+    def draw(d: Drawing) -> None:
+        d.text(0, 12, "stages in shared memory", SMALL, style="note")
+        for seen in played():
+            with d.frame():
+                stages(d, seen.ring)
+                workers(d, seen.does)
+
+    return stepped(
+        draw,
+        (says for _, says in SCRIPT),
         "Tiles pass through three stages. A consumer waits where a tile has not "
         "arrived, the producer where a stage has not been read; each barrier's bit "
         "turns when its phase ends.",
-        *still,
-        *frames,
-    )
-    return steps(
-        picture,
-        (says for _, says in SCRIPT),
         "Two barriers and one bit each keep the ring in order.",
-        "Orange: on its way; blue: arrived; framed: who waits. This is "
-        "<code>fill</code>, <code>await_full</code> and <code>release</code> of the "
-        "listing.",
+        "Dashed: on its way; filled: arrived; framed: who waits. This is `fill`, "
+        "`await_full` and `release` of the listing.",
     )
 
 
-def stages(now: Ring) -> list[str]:
-    parts = []
+def stages(d: Drawing, now: Ring) -> None:
+    width, step = third(d)
     for stage, tile in enumerate(now.holds):
-        x, full, empty = 4 + 119 * stage, now.full[stage], now.empty[stage]
+        x, full, empty = step * stage + 1, now.full[stage], now.empty[stage]
         there = tile is not None and now.await_full(tile)
-        kind = "array" if tile is None else "first" if there else "second"
-        parts += [
-            rect(x, 20, 112, 94, "place"),
-            box(x + 8, 28, 96, 26, "" if tile is None else f"tile {tile}", kind),
-            text(x + 10, 74, f"full: bit {full.ended & 1}", "", "start"),
-            text(x + 10, 90, f"empty: bit {empty.ended & 1}", "", "start"),
-            text(x + 10, 106, f"read by {empty.arrived} of {READERS}", "note", "start"),
-        ]
-    return parts
+        style = "faint" if tile is None else "fill-blue" if there else "blue dashed"
+        name = "" if tile is None else f"tile {tile}"
+        d.box(x, 20, width, 96, "place")
+        d.box(x + 8, 28, width - 16, 26, f"{style} filled", name, d.size)
+        d.text(x + 10, 74, f"full: bit {full.ended & 1}", SMALL)
+        d.text(x + 10, 90, f"empty: bit {empty.ended & 1}", SMALL)
+        read = f"read by {empty.arrived} of {READERS}"
+        d.text(x + 10, 106, read, SMALL, style="note")
 
 
-def workers(state: dict[str, str]) -> list[str]:
-    parts = []
+def workers(d: Drawing, state: dict[str, str]) -> None:
     names = {"producer": "producer", "A": "consumer A", "B": "consumer B"}
+    width, step = third(d)
     for i, (who, name) in enumerate(names.items()):
-        x = 4 + 119 * i
-        kind = "frame-line" if "waits" in state[who] else "array"
-        parts += [
-            text(x + 56, 142, name, "title"),
-            box(x, 150, 112, 26, state[who], kind),
-        ]
-    return parts
+        x = step * i + 1
+        style = "frame-line" if "waits" in state[who] else "faint"
+        d.text(x + width / 2, 142, name, d.size, "middle", bold=True)
+        d.box(x, 150, width, 26, style, state[who])
+
+
+def third(d: Drawing) -> tuple[float, float]:
+    """The width of one of three boxes, and the step to the next."""
+    gap = 18 if d.wide else 6
+    width = (d.width - 2 - 2 * gap) / 3
+    return width, width + gap
 
 
 # The ordered walk --------------------------------------------------------------------
 
-PROGRAMS = 5
-HEADS = ("First head: forwards", "Second: backwards")
-
-
-def walk(program: int) -> list[tuple[int, int, int]]:
-    """(head, tile of queries, partials that its dQ holds before) of each step of a
-    program, in the backward pass in one.
-
-    Two heads under a causal mask, in steps as long as the tiles of keys. As `item_of`
-    and `tile_of` of `systems.attention.hopper.shift` have it.
-    """
-    late = PROGRAMS - 1 - program
-    forwards = [(0, late + step, step) for step in range(PROGRAMS - late)]
-    backwards = [
-        (1, PROGRAMS - 1 - step, program) for step in range(PROGRAMS - program)
-    ]
-    return forwards + backwards
-
-
-WALK_SAYS = (
-    "<b>Step 1.</b> Each program starts at the queries beside its own keys, so each "
-    "adds to another tile of dQ. All are the first there: 0.",
-    "<b>Step 2.</b> Each moves on by one tile and meets a dQ that holds one partial: "
-    "1. Program 0 had the last keys and is done with this head. It takes the first "
-    "keys of the next and walks back.",
-    "<b>Step 3.</b> Program 1 follows, one tile behind it. Nobody waits.",
-    "<b>Step 4.</b> In each column the numbers rise by one a step: the order in which "
-    "this tile of dQ is summed, in every run.",
-    "<b>Step 5.</b> The program of the first keys has the longest way in the first "
-    "head and the shortest in the second.",
-    "<b>Step 6.</b> So all programs end together. A tile's partials came in a fixed "
-    "order and one step apart.",
-)
-
 
 def ordered_walk() -> str:
     """Which tile of dQ each program adds to in each step, and as which partial."""
-    cell, left, top = 25, (62, 222), 44
-    still = []
-    for head, title in enumerate(HEADS):
-        still.append(text(left[head] - 2, 12, title, "title", "start"))
-        still += [
-            text(left[head] + cell * (tile + 0.5), 34, f"{tile}", "note")
-            for tile in range(PROGRAMS)
-        ]
-        still.append(text(left[head] - 8, 34, "dQ", "note", "end"))
-    for program in range(PROGRAMS):
-        y = top + cell * program
-        still.append(text(0, y + 16, f"program {program}", "note", "start"))
-        still += [
-            rect(x + cell * tile, y, cell, cell, "array")
-            for x in left
-            for tile in range(PROGRAMS)
-        ]
-    frames = []
-    for now in range(PROGRAMS + 1):
-        parts = []
+
+    def draw(d: Drawing) -> None:
+        cell, top = (50 if d.wide else 24), 42
+        lefts = (104, 436) if d.wide else (80, 218)
+
+        def place(head: int, tile: int, program: int) -> tuple[float, float]:
+            return lefts[head] + cell * tile, top + 24 * program
+
+        for head, title in enumerate(HEADS):
+            left = lefts[head]
+            d.text(left, 12, title, TEXT if d.wide else SMALL, bold=True)
+            for tile in range(PROGRAMS):
+                x = left + cell * (tile + 0.5)
+                d.text(x, 34, str(tile), SMALL, "middle", style="note")
+            if d.wide or not head:
+                d.text(left - 6, 34, "dQ", SMALL, "end", style="note")
         for program in range(PROGRAMS):
-            for step, (head, tile, order) in enumerate(walk(program)[: now + 1]):
-                x, y = left[head] + cell * tile, top + cell * program
-                kind = ("first", "second")[head] if step == now else "chip"
-                parts.append(box(x, y, cell, cell, str(order), kind))
-        frames.append(frame(*parts))
-    picture = svg(
-        top + cell * PROGRAMS + 4,
+            at = place(0, 0, program)[1] + 16
+            d.text(0, at, f"program {program}", SMALL, style="note")
+            for head in range(len(HEADS)):
+                for tile in range(PROGRAMS):
+                    d.cell(*place(head, tile, program), cell, 24)
+        for now in range(PROGRAMS + 1):
+            with d.frame():
+                for program in range(PROGRAMS):
+                    done = walk(program)[: now + 1]
+                    for step, (head, tile, order) in enumerate(done):
+                        style = "fill-blue" if step == now else "ink"
+                        spot = place(head, tile, program)
+                        d.cell(*spot, cell, 24, style, str(order), d.size)
+
+    return stepped(
+        draw,
+        WALK_SAYS,
         "Five programs, six steps, two heads. In each step every program adds to "
         "another tile of dQ, and the partials of a tile come one step apart, in a "
         "fixed order.",
-        *still,
-        *frames,
-    )
-    return steps(
-        picture,
-        WALK_SAYS,
         "Everyone comes when it is next, so nobody waits.",
         "Rows: programs, one on each SM. Columns: tiles of dQ. A number: how many "
-        "partials the tile holds already. Coloured: this step. A step of the drawing "
+        "partials the tile holds already. Blue: this step. A step of the drawing "
         "covers 128 queries; the kernel takes it as two steps of 64.",
     )

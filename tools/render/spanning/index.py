@@ -12,27 +12,18 @@ from tools.render.load import Found, ours
 from tools.render.markdown import NOTHING_YET, Markup, captioned, table
 from tools.render.rows import NOT_MEASURED, Missing, say
 from tools.render.spanning.writeup import load_problems
+from tools.render.standalone import by_itself
 from tools.render.stems.end_to_end.gains import speedup
 from tools.render.stems.peak_memory.figures import timeline_figure
 
 WIDTH, ROW = 250, 24
 TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
-ASSETS = ROOT / "docs" / "assets"
-VALUE = re.compile(r"^ +(--[\w-]+): (#\w+);$", re.MULTILINE)
-# Of each colour of the pages the light one, and the dark one.
-COLORS: dict[str, list[str]] = {}
-for sheet in ("site.css", "drawings.css"):
-    for name, value in VALUE.findall((ASSETS / sheet).read_text(encoding="utf-8")):
-        COLORS.setdefault(name, []).append(value)
 HOOK = Markup(
     "A training step of the largest model in bytes as asked for, a little less than "
     'what the allocator counts; <a href="peak_memory.html">Who holds the memory</a> '
     "explains each part."
 )
 Facts = Mapping[str, Mapping[str, str]]
-FIGURE = re.compile(r"<svg\b([^>]*)>(.*?)</svg>", re.DOTALL)
-USED = re.compile(r"var\((--[\w-]+)\)")
-GROUND = "--md-default-bg-color"
 Bar = tuple[str, float, str]
 
 
@@ -81,27 +72,6 @@ def hook(found: Found, facts: Mapping[str, str]) -> str:
     )
     drawn = timeline_figure(record, "step", finding, HOOK) if record else ""
     return drawn or NOTHING_YET
-
-
-def by_itself(shown: str) -> str:
-    """The first figure of a fragment as a file with its own colours, light or dark as
-    the reader's system is, for README.md; an empty one where there is no figure.
-    """
-    svg = FIGURE.search(shown)
-    if svg is None:
-        return '<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"></svg>\n'
-    used = sorted({*USED.findall(svg[2]), GROUND})
-    light, dark = (
-        "".join(f"{name}: {value}; " for name, value in zip(used, values, strict=True))
-        for values in zip(*(COLORS[name] for name in used), strict=True)
-    )
-    style = (
-        f":root {{ {light}font-family: sans-serif; background: var({GROUND}) }}\n"
-        f"@media (prefers-color-scheme: dark) {{ :root {{ {dark}}} }}\n"
-        f".over {{ paint-order: stroke; stroke: var({GROUND}); stroke-width: 3px }}"
-    )
-    opened = f'<svg xmlns="http://www.w3.org/2000/svg"{svg[1]}>'
-    return f"{opened}<style>{style}</style>{svg[2]}</svg>\n"
 
 
 def editions() -> str:

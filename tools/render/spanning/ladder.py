@@ -6,11 +6,13 @@ What was compiled and not timed stands in a file of its own (`tools/compile_step
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any
+
+from matplotlib.figure import Figure
 
 from systems.formulas.chips import KIB
 from systems.formulas.costs import EXPONENTIALS_PER_CLOCK, scores
@@ -18,8 +20,19 @@ from systems.records.record import Record
 from systems.records.source_hash import hash_of
 from tools.render.load import Found, of_gpu, ours
 from tools.render.markdown import Markup, columns, per_device, percent, table
+from tools.render.plots import (
+    ACCENT,
+    GREY,
+    GROUND,
+    INK,
+    WARN,
+    bars,
+    is_narrow,
+    plot,
+    value,
+    without_numbers,
+)
 from tools.render.rows import MISSING, cell, known, say
-from tools.render.spanning.svg import drawing, rect, svg, text
 from tools.render.stems.flash_ablation import (
     BACKWARD,
     COMPILED,
@@ -65,7 +78,7 @@ def fragments(found: Found) -> dict[str, str]:
     """Bars, a table for each pass, what was compiled, and the reasons."""
     records, record = found.get("flash_ablation", []), ours(found, "flash_ablation")
     return {
-        "ladder-bars.md": bars(found, record),
+        "ladder-bars.md": per_device(records, lambda r: bars_figure(found, r)),
         "ladder-forward.md": per_device(records, lambda r: times(found, r, FORWARD)),
         "ladder-backward.md": per_device(records, lambda r: times(found, r, BACKWARD)),
         "ladder-needs.md": needs_table(record),
@@ -309,62 +322,59 @@ def evidence(
 
 
 def bar_chart(
+    figure: Figure,
     shown: Mapping[str, tuple[str, float]],
+    slower: Collection[str],
     marks: Mapping[str, float],
-    kind: Mapping[str, str],
-) -> tuple[float, list[str]]:
-    """(height, parts): a bar in ms for each step that has a time, and marks across."""
-    left, room = 148, 150
-    top = 20 if known(marks.values()) else 4
+) -> None:
+    """A bar in ms for each step, the last in the accent; and marks across all bars."""
+    axes = figure.subplots()
     longest = max(known(time for _, time in shown.values()), default=1.0)
-    height, parts = top + 26 * len(shown), []
-    across = [room * time / longest for time in known(marks.values())]
-    for name, time in marks.items():
-        if known([time]):
-            x = left + room * time / longest
-            parts += [
-                rect(x, top - 4, 0.01, height - top + 4, "frame-line thin"),
-                text(x, 11, name, "note", "end" if name == "floor" else "start"),
-            ]
-    for i, (step, (words, time)) in enumerate(shown.items()):
-        y, width = top + 26 * i, room * (time or 0) / longest
-        if known([time]):
-            parts.append(rect(left, y, width, 20, kind.get(step, "first")))
-        # A mark does not go through a number.
-        right = max([width, *(at for at in across if 0 <= at - width < 50)])
-        parts += [
-            text(left - 8, y + 14, words, "", "end"),
-            text(left + 6 + right, y + 14, say(time, "{:.2f} ms"), "", "start"),
-        ]
-    return height, parts
+    longest *= 1.35 if is_narrow(figure) else 1.12
+    times = [time or 0.0 for _, time in shown.values()]
+    looks = [WARN if step in slower else GREY for step in shown]
+    axes.barh(range(len(shown)), times, 0.68, color=[*looks[:-1], ACCENT])
+    bars(axes, [words for words, _ in shown.values()])
+    across = {name: time for name, time in marks.items() if known([time])}
+    for name, time in across.items():
+        # Seen on bars and between them.
+        axes.axvline(time, color=GROUND, lw=3.5)
+        axes.axvline(time, color=INK, lw=1.2)
+        side = "right" if name == "floor" else "left"
+        place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        place |= {"ha": side, "xytext": (3 if side == "right" else -3, 4)}
+        axes.annotate(f"{name} {time:.2f}", (time, 1), **place)
+    for y, (_, time) in enumerate(shown.values()):
+        # Behind a mark that would go through it.
+        near = [at for at in across.values() if 0 <= at - (time or 0) < 0.16 * longest]
+        value(axes, say(time, "{:.2f}"), max([time or 0.0, *near]), y)
+    without_numbers(axes)
+    axes.set_xlim(0, longest)
+    axes.set_title("ms", pad=18 if across else 4)
 
 
-def bars(found: Found, record: Record | None) -> str:
+def bars_figure(found: Found, record: Record) -> str:
     """The forward pass, step by step, with cuDNN's time and the floor across."""
     cudnn, floor = landmarks(found, record, "forward")
     shown = {s: (STEPS[s].name, ms(record, s)) for s in timed(record, FORWARD)}
     lost = {
-        step: "second"
+        step
         for before, step in compared(FORWARD)
         if before and gain(record, before, step) < 0.98
     }
-    height, parts = bar_chart(shown, {"floor": floor, "cuDNN": cudnn}, lost)
     start, end = ms(record, "tiles"), fastest(record)
     first = ms(record, "first_forward")
-    picture = svg(
-        height,
-        f"The forward pass goes from {say(start, '{:.2f} ms')} to "
-        f"{say(end, '{:.2f} ms')}; cuDNN takes {say(cudnn, '{:.2f} ms')} and the floor "
-        f"is {say(floor, '{:.2f} ms')}.",
-        *parts,
-    )
-    return drawing(
-        picture,
-        f"{say(first / end, '{:.1f}')} times as fast as the first kernel, one "
-        "technique at a time.",
-        "Forward pass of 16 heads, 16,384 tokens, head dimension 64, bf16, causal. "
-        "Each step keeps those above it, but for the first kernel: it is the second "
-        "step with smaller tiles. Orange: slower than the step above.",
+    return plot(
+        record,
+        "ladder",
+        lambda figure: bar_chart(figure, shown, lost, {"floor": floor, "cuDNN": cudnn}),
+        f"Technique by technique the forward pass goes from {say(start, '{:.2f} ms')} "
+        f"to {say(end, '{:.2f} ms')}, {say(first / end, '{:.1f}')} times as fast as "
+        "the first kernel.",
+        "16 heads of 16,384 tokens, head dimension 64, bf16, causal. Each step keeps "
+        "those above it, but for the first kernel: it is the second step with smaller "
+        "tiles. Orange: slower than the step above.",
+        height=60 + 26 * len(shown),
     )
 
 

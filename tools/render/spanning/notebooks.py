@@ -1,7 +1,7 @@
 """The notebooks as Markdown, cell by cell: what their pages include. No code runs here;
 they are committed executed (tools/run_notebooks.py).
 
-A page shows text and drawings. What a cell printed otherwise is a mistake. Code of a
+A page shows text and figures. What a cell printed otherwise is a mistake. Code of a
 cell with the tag "folded" is folded.
 """
 
@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from systems import ROOT
-from tools.render.drawing import figure
+from tools.render.standalone import PAGE
 
 NOTEBOOKS = ROOT / "docs" / "notebooks"
 # The page has the title.
@@ -29,41 +28,19 @@ MATHS = re.compile(
 
 
 def fragments(folder: Path = NOTEBOOKS) -> dict[str, str]:
-    """`notebook-<name>.md`, and its drawings as SVG."""
+    """`notebook-<name>.md`."""
     files: dict[str, str] = {}
     for path in sorted(folder.glob("*.ipynb")):
-        name = f"notebook-{path.stem}"
         try:
-            parts = list(_parts(json.loads(path.read_text(encoding="utf-8")), name))
+            parts = list(_parts(json.loads(path.read_text(encoding="utf-8"))))
         except ValueError as error:
             raise ValueError(f"{path.name}: {error}") from error
-        drawings = [part for part in parts if isinstance(part, Drawing)]
-        files |= {drawing.name: drawing.svg for drawing in drawings}
-        text = "\n\n".join(str(part) for part in parts)
-        files[f"{name}.md"] = f"{TITLE.sub('', text)}\n"
+        text = "\n\n".join(parts)
+        files[f"notebook-{path.stem}.md"] = f"{TITLE.sub('', text)}\n"
     return files
 
 
-class Drawing:
-    """An SVG, and how a page shows it."""
-
-    def __init__(self, svg: str, name: str) -> None:
-        self.svg, self.name = svg.strip() + "\n", name
-        self.title = ElementTree.fromstring(svg).findtext("{*}title", "").strip()
-        if not self.title:
-            raise ValueError(
-                "a drawing needs a <title> as its alternative text: "
-                "savefig(..., metadata={'Title': ...})"
-            )
-
-    def __str__(self) -> str:
-        image = f'<img alt="{escape(self.title)}" src="../generated/{self.name}">'
-        finding = f"<strong>{escape(self.title)}</strong>"
-        return figure(image, finding, "notebook-figure").strip()
-
-
-def _parts(notebook: dict[str, Any], name: str) -> Iterator[str | Drawing]:
-    count = 0
+def _parts(notebook: dict[str, Any]) -> Iterator[str]:
     for cell in notebook["cells"]:
         source = "".join(cell["source"]).strip()
         if cell["cell_type"] == "markdown":
@@ -74,9 +51,8 @@ def _parts(notebook: dict[str, Any], name: str) -> Iterator[str | Drawing]:
         yield _folded(source, code) if folded else code
         for output in cell["outputs"]:
             data = output.get("data", {})
-            if "image/svg+xml" in data:
-                count += 1
-                yield Drawing("".join(data["image/svg+xml"]), f"{name}-{count}.svg")
+            if PAGE in data:
+                yield "".join(data[PAGE]).strip()
             elif output.get("name") == "stdout" or [*data] == ["text/plain"]:
                 text = "".join(output.get("text", data.get("text/plain", "")))
                 code = escape(text.strip("\n"), quote=False)
@@ -85,8 +61,8 @@ def _parts(notebook: dict[str, Any], name: str) -> Iterator[str | Drawing]:
             else:
                 kind = next(iter(data), output.get("name", output["output_type"]))
                 raise ValueError(
-                    f"an output of type {kind}; a page shows text and SVG: print it, "
-                    "or mend the cell"
+                    f"an output of type {kind}; a page shows text and figures of "
+                    "tools.render.standalone: print it, or mend the cell"
                 )
 
 

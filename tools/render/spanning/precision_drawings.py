@@ -7,19 +7,22 @@ from fractions import Fraction
 from systems.precision.number_formats import FORMATS, Format, stall
 from tools.render.drawing import SMALL, TEXT, Drawing, drawn
 from tools.render.load import Found, ours
-from tools.render.markdown import NOTHING_YET
+from tools.render.markdown import NOTHING_YET, record_address
 from tools.render.rows import cell
 
 GRID = (
-    "<strong>Adding 0.01 in bf16: the larger the sum, the coarser the numbers.</strong>"
-    " Each mark is a number of bf16; the bar is the term, and the dot where the sum is "
+    "Adding 0.01 in bf16: the larger the sum, the coarser the numbers, until it adds "
+    "nothing."
+)
+GRID_KEY = (
+    "Each mark is a number of bf16; the bar is the term, and the dot where the sum is "
     "rounded to. All three stretches have one scale."
 )
 BLOCK = (
-    "<strong>The model under bf16 autocast,</strong> in the order of a forward pass: "
-    "matrix products give bf16, what follows on bf16 alone keeps it, and the residual "
-    "stream stays in fp32. The dtypes are what a trace of the pass found."
+    "Under bf16 autocast matrix products give bf16, what follows on bf16 alone keeps "
+    "it, and the residual stream stays in fp32."
 )
+BLOCK_KEY = "In the order of a forward pass, as a trace of it found the dtypes."
 # Some of what `autocast` looks at, in the order of a block, and how a drawing calls it.
 PARTS = {
     "parameters": "weights",
@@ -70,7 +73,7 @@ def grid(number: Format, exact: Fraction) -> str:
             d.line(left, y, right, y, "faint")
             for i in range(int(shown / gap) + 1):
                 d.line(x(start + i * gap), y - 7, x(start + i * gap), y + 7, "thick")
-            d.box(x(start), y - 20, x(start + term) - x(start), 8, "fill-orange")
+            d.box(x(start), y - 20, x(start + term) - x(start), 8, "fill-grey")
             d.text(x(start + term) + 5, y - 12, "0.01", SMALL)
             d.box(x(start + after) - 4, y - 4, 8, 8, "fill-blue")
             d.text(x(start + after), y + 22, "rounded to here", SMALL)
@@ -81,13 +84,14 @@ def grid(number: Format, exact: Fraction) -> str:
         f"more than twice 0.01: the sum is rounded back to {last:g} each time and "
         "stalls."
     )
-    return drawn(draw, alt, GRID)
+    return drawn(draw, alt, GRID, GRID_KEY)
 
 
 def block(found: Found) -> str:
     """Nothing but a remark where autocast was not measured."""
-    dtypes = cell(ours(found, "autocast"), part="transformer", dtype="bf16")
-    if not dtypes:
+    record = ours(found, "autocast")
+    dtypes = cell(record, part="transformer", dtype="bf16")
+    if record is None or not dtypes:
         return NOTHING_YET
     kept = [name for name in PARTS if dtypes[name] == "fp32"]
 
@@ -100,10 +104,9 @@ def block(found: Found) -> str:
         for i, (part, words) in enumerate(PARTS.items()):
             y, dtype = 18 + 26 * i, str(dtypes[part])
             d.text(left, y + 16, words, d.size)
-            style = "fill-green" if dtype == "fp32" else "fill-orange"
-            d.box(columns[dtype], y + 1, half, 21, style)
-            d.text(columns[dtype] + half / 2, y + 16, dtype, SMALL, "middle")
+            style = "fill-grey" if dtype == "fp32" else "fill-blue"
+            d.box(columns[dtype], y + 1, half, 21, style, dtype)
 
     names = ", ".join(PARTS[name] for name in kept)
     alt = f"Under bf16 autocast these stay in fp32: {names}; all else is bf16."
-    return drawn(draw, alt, BLOCK)
+    return drawn(draw, alt, BLOCK, BLOCK_KEY, numbers=record_address(record))

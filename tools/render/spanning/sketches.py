@@ -10,26 +10,31 @@ from tools.render.drawing import SMALL, TEXT, Drawing, drawn
 from tools.render.markdown import percent
 from tools.render.spanning.envelope import BATCH, shape
 
-CLOCK = (
-    "<strong>A clock that does not wait times the queueing.</strong> The CPU has "
-    "queued all five kernels when the GPU has hardly begun."
-)
+CLOCK = "A clock that does not wait times the queueing."
+CLOCK_KEY = "The CPU has queued all five kernels when the GPU has hardly begun."
 BLOCK = (
-    "<strong>One of the {layers} blocks of {size}, from top to bottom,</strong> with "
-    "the shape of each weight matrix and its share of the block's matrix FLOPs at "
-    "context {context}. What has no bar multiplies no matrices. SwiGLU is w2 applied "
-    "to SiLU(w1 x) times w3 x."
+    "The three feed-forward matrices do {share} of the matrix FLOPs of a block of "
+    "{size}."
+)
+BLOCK_KEY = (
+    "One of its {layers} blocks from top to bottom, with the shape of each weight "
+    "matrix and its share of the block's matrix FLOPs at context {context}. What has "
+    "no bar multiplies no matrices. SwiGLU is w2 applied to SiLU(w1 x) times w3 x."
 )
 MATRICES = (
-    "<strong>Six N × N matrices are made in plain attention, and at most {most} are "
-    "alive at once.</strong> Green: two that a graph keeps for the backward pass. "
-    "Without a graph they end where the blue does. The masked scores stay because a "
-    "variable names them until attention returns."
+    "Six N × N matrices are made in plain attention, and at most {most} are alive at "
+    "once."
 )
-TRACE = (
-    "<strong>A kernel belongs to the phase that launched it.</strong> Lines join each "
-    "launch to its kernel. Kernel 2 runs while the CPU is in <em>backward</em>, and is "
-    "one of the forward pass. The toy trace has its times in microseconds."
+MATRICES_KEY = (
+    "Green: two that a graph keeps for the backward pass. Without a graph they end "
+    "where the blue does. The masked scores stay because a variable names them until "
+    "attention returns."
+)
+TRACE = "A kernel belongs to the phase that launched it."
+TRACE_KEY = (
+    "Lines join each launch to its kernel. Kernel 2 runs while the CPU is in the "
+    "backward range, and is one of the forward pass. The toy trace has its times in "
+    "microseconds."
 )
 
 
@@ -51,7 +56,7 @@ def clock() -> str:
             d.text(0, y + 14, lane, SMALL)
             d.line(left, y + 22, right, y + 22, "faint")
         for i in range(5):
-            d.box(left + i * launch, 32, launch - 2, 18, "fill-orange")
+            d.box(left + i * launch, 32, launch - 2, 18, "fill-grey")
             d.box(start + i * kernel, 60, kernel - 2, 20, "fill-blue")
         returned, done = left + 5 * launch, start + 5 * kernel - 2
         for x in (left, returned, done):
@@ -70,7 +75,7 @@ def clock() -> str:
         "The CPU queues five kernels in a fraction of the time in which the GPU runs "
         "them."
     )
-    return drawn(draw, alt, CLOCK)
+    return drawn(draw, alt, CLOCK, CLOCK_KEY)
 
 
 @dataclass(frozen=True)
@@ -90,8 +95,8 @@ def parts(size: str, context: int) -> list[Part]:
         total[part] / model.num_layers
         for part in ("projections", "feed_forward", "attention")
     )
-    square = f"{model.d_model} × {model.d_model}"
-    wide = f"{model.d_model} × {model.d_ff}"
+    square = f"{model.d_model:,} × {model.d_model:,}"
+    wide = f"{model.d_model:,} × {model.d_ff:,}"
     return [
         Part("RMSNorm"),
         Part("q, k, v", f"3 × ({square})", 3 / 4 * projections),
@@ -126,13 +131,14 @@ def block(size: str, context: int) -> str:
                 share = percent(part.flops / whole)
                 d.text(left + length + 5, y + 16, share, SMALL, bold=True)
 
-    feed_forward = sum(part.flops for part in listed[6:]) / whole
+    feed_forward = percent(sum(part.flops for part in listed[6:]) / whole)
     alt = (
-        f"The three feed-forward matrices do {percent(feed_forward)} of the matrix "
-        f"FLOPs of a block of {size} at context {context} and batch {BATCH}."
+        f"The three feed-forward matrices do {feed_forward} of the matrix FLOPs of a "
+        f"block of {size} at context {context} and batch {BATCH}."
     )
-    layers = SIZES[size].num_layers
-    return drawn(draw, alt, BLOCK.format(layers=layers, size=size, context=context))
+    finding = BLOCK.format(share=feed_forward, size=size)
+    key = BLOCK_KEY.format(layers=SIZES[size].num_layers, context=context)
+    return drawn(draw, alt, finding, key)
 
 
 # Which N x N matrices live when ------------------------------------------------------
@@ -194,7 +200,7 @@ def matrices() -> str:
         f"Without a graph at most {most} of the six matrices are alive at once; with "
         "one, the exponentials and the probabilities stay."
     )
-    return drawn(draw, alt, MATRICES.format(most=most))
+    return drawn(draw, alt, MATRICES.format(most=most), MATRICES_KEY)
 
 
 # The toy trace of docs/nsys.md --------------------------------------------------------
@@ -204,7 +210,7 @@ def matrices() -> str:
 RANGES = {"forward": (0, 30), "backward": (31, 120)}
 LAUNCHES = {1: (12, 17), 2: (22, 26), 3: (45, 49)}
 KERNELS = {1: (20, 60), 2: (61, 70), 3: (71, 118)}
-COLOURS = {"forward": "fill-blue", "backward": "fill-orange"}
+COLOURS = {"forward": "fill-blue", "backward": "fill-grey"}
 
 
 def launched_in(number: int) -> str:
@@ -238,4 +244,4 @@ def trace() -> str:
         "Kernels 1 and 2 were launched in the forward range and kernel 3 in the "
         "backward range; kernel 2 runs while the CPU is in the backward range."
     )
-    return drawn(draw, alt, TRACE)
+    return drawn(draw, alt, TRACE, TRACE_KEY)

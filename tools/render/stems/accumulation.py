@@ -205,7 +205,12 @@ def sums_figure(record: Record) -> str:
                 if numbers(c)["stalled"]:
                     end = c["last_change"], numbers(c)["total"]
                     axes.plot(*end, "x", color=INK, markersize=8, markeredgewidth=2)
-                    note(axes, f"step {end[0]:,}", *end, color=INK, offset=(0, 9))
+                    # Off the sums that still rise.
+                    low = end[1] < 1
+                    place = {"ha": "right", "offset": (-6, 6)}
+                    if low:
+                        place = {"ha": "left", "offset": (44, 6)}
+                    note(axes, f"step {end[0]:,}", *end, color=INK, **place)
             axes.set_ylim(bottom=0)
             axes.set(xlabel="step", title=f"running sum, adding {term:g}")
 

@@ -14,7 +14,7 @@ from systems.records.record import Record
 from systems.records.summary import summarize
 from tools.render.claims import Judgement, claim
 from tools.render.markdown import captioned, columns, gib, per_device
-from tools.render.plots import DARK, family, note, panels, plot
+from tools.render.plots import ACCENT, DARK, family, hollow, line, note, panels, plot
 from tools.render.rows import (
     NOT_MEASURED,
     PHASES,
@@ -388,13 +388,16 @@ def speedup_figure(record: Record) -> str:
             }
             places = range(len(TABLE_1))
             family(axes, {n: (places, ratios) for n, ratios in curves.items()}, "step")
-            for place in places:
+            for place, c in zip(places, steps, strict=True):
                 if ratio := curves["step"][place]:
-                    # The last one keeps off the names at the ends.
+                    if unsteady(record, c):
+                        hollow(axes, place, ratio, ACCENT)
+                    # Below the line at 1 too, and the last keeps off the names.
                     side = "right" if place == places[-1] else "center"
                     below = {"va": "top", "ha": side, "offset": (0, -7)}
-                    note(axes, f"{ratio:.1f}", place, ratio, **below)
-            axes.axhline(1, color=DARK, linewidth=1)
+                    line_at = ratio if ratio > 1.5 else min(ratio, 1)
+                    note(axes, f"{ratio:.1f}", place, line_at, **below)
+            line(axes, places, [1] * len(places), marker="", color=DARK, linewidth=1)
             axes.set_xticks(places, list(TABLE_1))
             axes.set_title(f"{precision}: eager time / compiled time")
         # Once both are drawn: a limit of one ends the search for the other's.
@@ -408,7 +411,8 @@ def speedup_figure(record: Record) -> str:
         "speedup",
         draw,
         f"Eager time over compiled time of a whole step {told}.",
-        "Each model size at context 512. At 1 compiling changes nothing.",
+        "Each model size at context 512. At 1 compiling changes nothing. Hollow: the "
+        "gain is not steady.",
         narrow=520,
     )
 

@@ -192,8 +192,9 @@ def rule() -> str:
     return drawn(
         draw,
         "A kernel passes with an error of up to twice plain attention's.",
-        "<strong>A kernel may err at most twice as much as plain attention does in the "
-        "same dtype.</strong> Both are compared with float64.",
+        "A kernel may err at most twice as much as plain attention does in the same "
+        "dtype.",
+        "Both are compared with float64.",
     )
 
 

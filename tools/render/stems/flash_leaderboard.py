@@ -15,7 +15,16 @@ from systems.records.summary import summarize
 from tools.render.drawing import SMALL, Drawing, drawn
 from tools.render.load import primary_gpu
 from tools.render.markdown import columns, milliseconds, per_device, percent, table
-from tools.render.plots import ACCENT, GREY, PALE, bars, panels, plot
+from tools.render.plots import (
+    ACCENT,
+    GREY,
+    PALE,
+    bars,
+    panels,
+    plot,
+    value,
+    without_numbers,
+)
 from tools.render.rows import (
     MISSING,
     NOT_MEASURED,
@@ -292,7 +301,7 @@ def lanes() -> str:
     def blocks(overlapped: bool) -> Iterator[tuple[int, int, str]]:
         for tile in range(6):
             yield 0, tile if overlapped else 2 * tile, "fill-blue"
-            yield 1, tile + 1 if overlapped else 2 * tile + 1, "fill-orange"
+            yield 1, tile + 1 if overlapped else 2 * tile + 1, "fill-grey"
 
     def draw(d: Drawing) -> None:
         left = 118 if d.wide else 62
@@ -312,9 +321,9 @@ def lanes() -> str:
         draw,
         "One after the other, products and exponentials take their sum; overlapped, "
         "the longer of the two.",
-        "<strong>Overlapped, a kernel takes the longer of two; one after the other, "
-        "their sum.</strong> Six tiles of the forward pass at head dimension 64, where "
-        "both take equally long.",
+        "Overlapped, a kernel takes the longer of two; one after the other, their sum.",
+        "Six tiles of the forward pass at head dimension 64, where both take equally "
+        "long.",
     )
 
 
@@ -326,16 +335,19 @@ def kernels_figure(record: Record) -> str:
 
     def draw(figure: Figure) -> None:
         longest = max(k.ms for k in shown)
+        most = 1 + max(len(k.limits) for k in shown)
         for axes, kernel in zip(panels(figure, len(shown)), shown, strict=True):
             found = {"measured": kernel.ms} | {
                 LIMITS[name]: ms for name, ms in kernel.limits.items() if known([ms])
             }
             looks = [ACCENT, *(GREY if n == FLOOR else PALE for n in kernel.limits)]
-            bars(axes, list(found))
+            floor = LIMITS[FLOOR]
+            bars(axes, [f"{n}, a floor" if n == floor else n for n in found])
+            axes.set_ylim(most - 0.4, -0.6)
             axes.barh(range(len(found)), list(found.values()), 0.6, color=looks)
-            for i, ms in enumerate(found.values()):
-                style = {"xytext": (5, 0), "textcoords": "offset points"}
-                axes.annotate(f"{ms:.2f}", (ms, i), va="center", **style)
+            for y, ms in enumerate(found.values()):
+                value(axes, f"{ms:.2f}", ms, y)
+            without_numbers(axes)
             axes.set_xlim(0, 1.18 * longest)
             axes.set_title(f"{kernel.label}, ms")
 
@@ -345,8 +357,8 @@ def kernels_figure(record: Record) -> str:
         "kernels",
         draw,
         f"Time over the floor of the products: {told}.",
-        "Blue: one call of the test. Below it, how long each thing that the kernel "
-        "must do takes by itself; the darker one is a floor, which nothing can pass.",
+        "First bar: one call of the test. Below it, how long each thing that the "
+        "kernel must do takes by itself; the time of its products nothing can pass.",
         height=190,
         narrow=120 + 130 * len(shown),
     )

@@ -232,8 +232,8 @@ def loss_figure(record: Record) -> str:
         plain = {"marker": ""}
         line(loss, range(1, len(fp32) + 1), map(fmean, fp32), **plain, label="fp32")
         if entropy := floor(record):
-            loss.axhline(entropy, color=DARK, linewidth=1)
-            loss.annotate("floor", (1, entropy), va="top", color=DARK)
+            level = {"color": DARK, "linewidth": 1, **plain}
+            line(loss, (1, len(fp32)), (entropy, entropy), label="floor", **level)
         loss.set_ylim(bottom=0)
         loss.set(xlabel="step", title="training loss, nats per token")
         for precision, color in (("bf16", GREY), ("bf16_pure", ACCENT)):
@@ -243,7 +243,8 @@ def loss_figure(record: Record) -> str:
             apart.fill_between(steps, least, most, color=color, alpha=0.2, lw=0)
             label = PRECISIONS[precision]
             line(apart, steps, mean, **plain, color=color, label=label)
-        apart.axhline(0, color=DARK, linewidth=1)
+        level = {"color": DARK, "linewidth": 1, **plain}
+        line(apart, (1, len(fp32)), (0, 0), **level)
         apart.set(xlabel="step", title="minus that of fp32")
 
     told = [

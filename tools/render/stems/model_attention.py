@@ -3,9 +3,7 @@ the model's slot.
 """
 
 from functools import partial
-from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from systems.formulas.memory_costs import Pass
@@ -17,7 +15,7 @@ from tools.render.plots import (
     ACCENT,
     DARK,
     GREY,
-    GROUND,
+    hollow,
     line,
     panels,
     plain_log_scale,
@@ -140,13 +138,19 @@ def contexts_figure(record: Record) -> str:
 
     def draw(figure: Figure) -> None:
         times, sizes = panels(figure, 2)
-        for name, steps in reversed(found.items()):
+        # Ours last, over the others.
+        for name in ("eager", "sdpa", "flash"):
+            steps = found[name]
             contexts = [c.config["context"] for c in steps]
             color = {"flash": ACCENT, "sdpa": GREY, "eager": DARK}[name]
-            look = {"color": color, "label": NAMES[name]}
+            look = {"color": color, "label": NAMES[name] + beyond(record, name)}
             line(times, contexts, [c.ms() for c in steps], **look)
+            # SDPA needs the same to the byte: dashes over its line let both show.
+            look |= {"ls": "--"} if name == "flash" else {}
             line(sizes, contexts, [c[PEAK] / 2**30 for c in steps], **look)
-            hollow(times, [c for c in steps if c.unsteady], color)
+            for c in steps:
+                if c.unsteady:
+                    hollow(times, c.config["context"], c.ms(), color)
         for axes, title in ((times, "step, ms"), (sizes, "peak memory, GiB")):
             plain_log_scale(axes.yaxis)
             ticks = axis(record, "context", size="small")
@@ -164,21 +168,18 @@ def contexts_figure(record: Record) -> str:
         "contexts",
         draw,
         f"In a training step of small, {', '.join(told)}.",
-        "Batch 4, bf16. A line ends where memory or the grid does; hollow marks are "
-        "steps that are not steady.",
+        "Batch 4, bf16. Dashed: ours, over SDPA, which needs the same memory; hollow "
+        "marks are steps that are not steady.",
         height=280,
         narrow=520,
     )
 
 
-def hollow(axes: Axes, steps: list[Cell], color: str) -> None:
-    for c in steps:
-        style: dict[str, Any] = {
-            "marker": "o",
-            "markerfacecolor": GROUND,
-            "color": color,
-        }
-        axes.plot(c.config["context"], c.ms(), **style, label="_")
+def beyond(record: Record, attention: str) -> str:
+    """What is said at the end of a line of `small` of the next context."""
+    tried = cells(record, size="small", attention=attention)
+    full = any(c.row and c.row.status == "out_of_memory" for c in tried)
+    return ", then out of memory" if full else ""
 
 
 def predicted_bytes(size: str, context: int, attention: str) -> int:
@@ -216,10 +217,9 @@ def memory() -> str:
         draw,
         f"At context {CONTEXTS[-1]} a step needs {long[0]:,.0f} GiB with eager "
         f"attention and {long[1]:,.0f} GiB with a fused one.",
-        "<strong>Only eager attention's memory grows with the square of the "
-        "context.</strong> A training step of small, batch 4, bf16, as "
-        "<code>systems.formulas</code> predicts it; the line is a GPU of "
-        f"{has} GiB.",
+        "Only eager attention's memory grows with the square of the context.",
+        "A training step of small, batch 4, bf16, as `systems.formulas` predicts it; "
+        f"the line is a GPU of {has} GiB.",
     )
 
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.markdown import columns, per_device, table
-from tools.render.plots import heat_map, is_narrow, panels, plot
+from tools.render.plots import heat_map, panels, plot
 from tools.render.rows import Cell, axis, cell, cells, say
 
 STAGES = {
@@ -105,7 +105,7 @@ def stages_figure(norm: str, record: Record) -> str:
         }
         for dtype in DTYPES
     }
-    sizes = [f"1e{round(math.log10(size))}" for size in MAGNITUDES]
+    sizes = [in_tens(str(round(math.log10(size)))) for size in MAGNITUDES]
     fp16, bf16 = (at(record, norm, dtype, "library") for dtype in ("fp16", "bf16"))
     fits = first_with(bf16, "square", "∞")
     return plot(
@@ -122,7 +122,7 @@ def stages_figure(norm: str, record: Record) -> str:
 
 
 READ = (
-    "In the cells stands the power of ten of the relative error; ∞: not finite; =0: "
+    "In the cells stands the relative error to a power of ten; ∞: not finite; =0: "
     "wrongly zero. More colour is worse."
 )
 
@@ -161,15 +161,11 @@ def draw_maps(
     lines: dict[str, dict[str, list[str]]], heads: list[str], label: str, figure: Figure
 ) -> None:
     """A panel for each dtype."""
-    narrow = is_narrow(figure)
-    power = (lambda text: text.replace("-", "−")) if narrow else in_tens
-    if narrow and len(heads) > 6:
-        heads = [head if i % 2 == 0 else "" for i, head in enumerate(heads)]
     for axes, (dtype, of) in zip(
         panels(figure, len(lines), beside=1), lines.items(), strict=True
     ):
         rows = {
-            name: [(power(text), darkness(text)) for text in line]
+            name: [(in_tens(text), darkness(text)) for text in line]
             for name, line in of.items()
         }
         heat_map(axes, rows, heads)

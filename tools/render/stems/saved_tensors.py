@@ -197,7 +197,7 @@ def figure_of(record: Record) -> str:
         draw,
         f"Softmax and attention's products save {shares} of what a block saves.",
         "Bars: counted by hooks, each memory once, at the operation that saved it "
-        "first. Black marks: predicted from shapes. fp32, as written.",
+        "first. Upright marks: predicted from shapes. fp32, as written.",
         height=230,
         narrow=460,
     )

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.drawing import SMALL, TEXT, Drawing, drawn
-from tools.render.markdown import columns, lines, per_device
+from tools.render.markdown import columns, lines, per_device, record_address
 from tools.render.plots import heat_map, panels, plot
 from tools.render.rows import (
     Cell,
@@ -180,7 +180,9 @@ def fusion(record: Record | None) -> str:
             for name, (reads, writes) in kernels.items():
                 words = name.split(" ") if name not in KERNELS else [name]
                 wide = each * len(words)
-                style = "fill-orange" if len(words) > 1 else "fill-blue"
+                style = "fill-blue" if len(words) > 1 else "fill-orange"
+                if name in (first, last):
+                    style = "fill-grey"
                 d.box(x + 2, top + 76, wide - 4, 26, style)
                 for i, word in enumerate(words):
                     short = word if d.wide or len(word) < 7 else word[:3]
@@ -204,8 +206,10 @@ def fusion(record: Record | None) -> str:
     return drawn(
         draw,
         f"{told} {moves} {moved[1]}.",
-        f"<strong>{told}</strong> The forward pass of attention without a mask. "
-        f"{moves} {moved[1]}. The products stay calls of the library.",
+        told,
+        f"The forward pass of attention without a mask. {moves} {moved[1]}. The "
+        "products (grey) stay calls of the library.",
+        numbers=record_address(record) if record else "",
     )
 
 
@@ -270,7 +274,7 @@ def speedup_figure(record: Record) -> str:
         "speedup",
         draw,
         f"Eager time over compiled time of both passes {told}.",
-        "Blue: compiling gains, the more the stronger. Brown: it loses.",
+        "Blue: compiling gains, the more the stronger. Orange: it loses.",
         height=330,
         narrow=620,
     )

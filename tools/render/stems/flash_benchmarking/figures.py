@@ -66,9 +66,9 @@ def tiles() -> str:
     return drawn(
         draw,
         f"{alt}.",
-        "<strong>One short head leaves most of the GPU idle.</strong> Each square is a "
-        "streaming multiprocessor, blue where it has one of the head's tiles of "
-        f"{TILE} queries.",
+        "One short head leaves most of the GPU idle.",
+        "Each square is a streaming multiprocessor, filled where it has one of the "
+        f"head's tiles of {TILE} queries.",
     )
 
 

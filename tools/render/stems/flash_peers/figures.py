@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from systems.records.record import Record
 from tools.render.drawing import SMALL, Drawing, drawn
-from tools.render.plots import ACCENT, GREY, INK, bars, is_narrow, line, plot
+from tools.render.plots import ACCENT, GREY, INK, bars, is_narrow, line, note, plot
 from tools.render.rows import cells, known, say, span
 from tools.render.stems.flash_peers.rows import (
     ORDERED,
@@ -33,7 +33,7 @@ def turns() -> str:
                 # The clock falls while the chip warms up.
                 high = 62 - 34 * min(i, 8) / 8
                 x = left + i * each
-                style = "fill-blue" if name == "A" else "fill-orange"
+                style = "fill-blue" if name == "A" else "fill-grey"
                 d.box(x, 90 - high, each - 3, high, style)
                 d.text(x + each / 2 - 1.5, 104, name, SMALL, "middle")
             left += 12 * each + gap
@@ -42,9 +42,9 @@ def turns() -> str:
         draw,
         "One after the other, A meets the fast clock and B the slow one; in turns both "
         "meet both.",
-        "<strong>Whoever is measured second runs on a slower chip.</strong> Height: "
-        "the clock, which falls as the chip warms up. In turns, A and B meet the same "
-        "clocks.",
+        "Whoever is measured second runs on a slower chip.",
+        "Height: the clock, which falls as the chip warms up. In turns, A and B meet "
+        "the same clocks.",
     )
 
 
@@ -57,7 +57,7 @@ def ratios_figure(record: Record) -> str:
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        looks = {"forward": ("o", GREY, -0.14), "backward": ("s", ACCENT, 0.14)}
+        looks = {"forward": ("o", GREY, -0.2), "backward": ("s", ACCENT, 0.2)}
         for of, (marker, color, shift) in looks.items():
             values = [ratio(record, c, of) for c in shown]
             places = [i + shift for i in range(len(shown))]
@@ -65,12 +65,19 @@ def ratios_figure(record: Record) -> str:
                 if known([value]):
                     axes.plot([1, value], [y, y], color=color, lw=1.5)
             line(axes, values, places, marker=marker, color=color, ms=7, ls="none")
-        axes.axvline(1, color=INK, lw=1)
+            if known(values[:1]):
+                # The first row names both, on the side that is free.
+                left = values[0] > 1
+                place = {"ha": "right" if left else "left", "va": "center"}
+                place |= {"offset": (-8 if left else 8, 0), "weight": "normal"}
+                ink = INK if color == GREY else color
+                note(axes, of, 1, places[0], color=ink, **place)
+        # In pieces, since a name may stand between two rows.
+        for y in range(len(shown)):
+            axes.plot([1, 1], [y - 0.3, y + 0.3], color=INK, lw=1)
         bars(axes, [shape_text(c) for c in shown])
-        axes.set_title("our time over cuDNN's; left of the line ours is faster")
-        axes.set_xlabel("● forward   ■ backward")
-        if is_narrow(figure):
-            axes.set_title("our time over cuDNN's")
+        more = "" if is_narrow(figure) else "; left of the line ours is faster"
+        axes.set_title(f"our time over cuDNN's{more}")
 
     both = ratios(record, long_cells(record, "bf16"), "both")
     short = ratio(record, short_cell(record), "both")
@@ -82,7 +89,8 @@ def ratios_figure(record: Record) -> str:
         f"{say(short, '{:.2f}')} at 128 tokens.",
         "bf16; tokens, head dimension, mask, and batch × heads. At 128 tokens the CPU "
         "decides, which issues a call of ours from Python.",
-        height=90 + 30 * len(shown),
+        height=70 + 32 * len(shown),
+        narrow=70 + 46 * len(shown),
     )
 
 
@@ -106,7 +114,8 @@ def order_figure(record: Record) -> str:
         for name, (marker, color) in looks.items():
             look = {"marker": marker, "color": color, "ms": 7, "ls": "none"}
             line(axes, series[name], range(len(found)), **look)
-        axes.axvline(1, color=INK, lw=1)
+        for y in range(len(found)):
+            axes.plot([1, 1], [y - 0.3, y + 0.3], color=INK, lw=1)
         bars(axes, [shape_text(c) for c in found])
         axes.set_title("forward + backward, over the same without a fixed order")
         axes.set_xlabel("● FlashAttention-4   ▲ FlashAttention-2   ■ ours over FA4")
@@ -123,4 +132,5 @@ def order_figure(record: Record) -> str:
         "bf16. Ours has a fixed order throughout, so its squares stand over "
         "FlashAttention-4 without one.",
         height=90 + 30 * len(found),
+        narrow=90 + 46 * len(found),
     )

@@ -176,7 +176,7 @@ def draw_peaks(axes: Axes, record: Record | None) -> None:
     axes.set_ylim(bottom=0)
     for name, run in zip(("√N", "√(N r / R)"), best_runs(pass_of()), strict=True):
         axes.axvline(run, color=GREY, linewidth=1, linestyle=":")
-        beside = {"ha": "left", "va": "top", "offset": (3, 0)}
+        beside = {"ha": "left", "va": "top", "offset": (3, -9)}
         note(axes, name, run, axes.get_ylim()[1], color=DARK, **beside)
     power_of_two_axis(axes.xaxis, (1, 2, 4, 8, 16, 32), "blocks in a run")
     axes.set_title("peak, GiB, gradients made or kept")

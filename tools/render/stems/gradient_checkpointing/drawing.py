@@ -6,10 +6,13 @@ from systems.formulas.recomputation import inputs_kept
 from tools.render.drawing import SMALL, Drawing, drawn
 
 BLOCKS, SHOWN = 8, 4
-CAPTION = (
-    "<strong>Memory while the gradient of block 4 is due.</strong> Filled: a block "
-    "whose tensors are all in memory. Bar at its left: its input is. Empty: a block "
-    "that keeps nothing; those after block 4 are done."
+FINDING = (
+    "While the gradient of block 4 is due, computing every block again keeps four "
+    "inputs and one block in memory instead of four blocks."
+)
+KEY = (
+    "Filled: a block whose tensors are all in memory. Bar at its left: its input is. "
+    "Empty: a block that keeps nothing; those after block 4 are done."
 )
 
 
@@ -53,7 +56,7 @@ def kept() -> str:
                 style = "fill-blue" if block in full else "faint"
                 d.box(x + 6, y + 3, step - 10, 24, style)
                 if block in inputs:
-                    d.box(x, y + 1, 4, 28, "fill-orange")
+                    d.box(x, y + 1, 4, 28, "fill-ink")
             if d.wide:
                 said = f"{counted(len(inputs), 'input')}, {counted(len(full), 'block')}"
                 d.text(d.width - right + 8, y + 19, said, SMALL)
@@ -62,7 +65,8 @@ def kept() -> str:
         f"{name}: {counted(len(inputs), 'input')} and {counted(len(full), 'block')}"
         for name, _, full, inputs in listed
     )
-    return drawn(draw, f"In memory while block 4 of 8 is due: {told}.", CAPTION)
+    alt = f"In memory while block 4 of 8 is due: {told}."
+    return drawn(draw, alt, FINDING, KEY)
 
 
 def counted(number: int, what: str) -> str:

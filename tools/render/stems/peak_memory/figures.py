@@ -9,6 +9,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from systems.profiling.memory.snapshot import CATEGORIES
 from systems.records.record import Record
@@ -20,6 +21,7 @@ from tools.render.plots import (
     GROUND,
     INK,
     MUTED,
+    OVER_LINES,
     PALE,
     TINT,
     key,
@@ -27,6 +29,7 @@ from tools.render.plots import (
     panels,
     plot,
     stacked,
+    value,
 )
 from tools.render.stems.peak_memory.rows import (
     CONTEXTS,
@@ -111,21 +114,25 @@ def timelines(
 ) -> str:
     """One beside the other; nothing where there are none."""
 
+    most = max((c.requested / 2**30 for c in found), default=1.0)
+
     def draw(figure: Figure) -> None:
         each = zip(panels(figure, len(found)), found, titles, strict=True)
         for axes, c, title in each:
-            draw_timeline(axes, c)
+            draw_timeline(axes, c, 1.12 * most)
             axes.set_title(title, pad=20)
             axes.set_xlabel("allocations and frees, in order")
-        key(figure, {name: COLORS[name] for name in used(found)})
 
     if not found:
         return ""
-    narrow = 220 * len(found) + 60
-    return plot(record, name, draw, finding, more, height=290, narrow=narrow)
+    return plot(record, name, draw, finding, more, height=270, narrow=230 * len(found))
 
 
-def draw_timeline(axes: Axes, c: Tried) -> None:
+# A part that is this much of the peak has its name in its area.
+NAMED = 0.08
+
+
+def draw_timeline(axes: Axes, c: Tried, height: float) -> None:
     timeline: dict[str, list[int]] = c["timeline"]
     shown = highest(timeline, used([c]))
     events = [timeline["event"][i] for i in shown]
@@ -134,29 +141,58 @@ def draw_timeline(axes: Axes, c: Tried) -> None:
         sizes = [timeline[category][i] / 2**30 for i in shown]
         top = [low + size for low, size in zip(bottom, sizes, strict=True)]
         axes.fill_between(events, bottom, top, color=COLORS[category], linewidth=0)
-        if max(sizes) > 0.15 * c.requested / 2**30:
-            # In the middle of its area.
-            x = sum(map(mul, sizes, events)) / sum(sizes)
-            i = bisect(events, x) - 1
-            look: dict[str, Any] = {
-                "color": ON.get(COLORS[category], INK),
-                "ha": "center",
-            }
-            axes.text(x, (bottom[i] + top[i]) / 2, category, va="center", **look)
+        if max(sizes) > NAMED * c.requested / 2**30:
+            name_area(axes, category, events, bottom, top)
+        elif max(sizes):
+            # A rim on top of the others: its name stands off, where none rises.
+            at = round(0.62 * len(events))
+            side = "right" if top[at] > top[at // 2] else "left"
+            look: dict[str, Any] = {"ha": side, "va": "center", "gid": OVER_LINES}
+            look["arrowprops"] = {"arrowstyle": "-", "color": INK, "linewidth": 0.8}
+            look |= {"textcoords": "offset points"}
+            off = (14 if side == "left" else -14, 22)
+            axes.annotate(category, (events[at], top[at]), off, **look)
         bottom = top
     peak = max(range(len(shown)), key=bottom.__getitem__)
-    x = events[peak] / events[-1]
-    side = "left" if x < 0.1 else "right" if x > 0.9 else "center"
+    # Beside the line where the peak is also a phase's begin.
+    side = "right" if events[peak] > 0.6 * events[-1] else "left"
+    beside = (-4 if side == "right" else 4, 3)
     told = f"{bottom[peak]:.1f} GiB"
-    note(axes, told, events[peak], bottom[peak], offset=(0, 3), ha=side)
+    note(axes, told, events[peak], bottom[peak], offset=beside, ha=side)
     for phase in c["phases"]:
-        axes.axvline(phase["first_event"], color=MUTED, linewidth=0.8)
+        first = min(bisect(events, phase["first_event"]), len(events) - 1)
+        # From the memory up: not through the names below.
+        axes.plot(
+            [phase["first_event"]] * 2,
+            [bottom[first], height],
+            color=MUTED,
+            linewidth=0.8,
+            label="_",
+        )
         name = SHORT.get(str(phase["phase"]), str(phase["phase"]))
         middle = (phase["first_event"] + phase["last_event"]) / 2
-        top = {"xycoords": ("data", "axes fraction"), "va": "bottom", "ha": "center"}
-        axes.annotate(name, (middle, 1), color=MUTED, **top)
+        above = {"xycoords": ("data", "axes fraction"), "va": "bottom", "ha": "center"}
+        axes.annotate(name, (middle, 1), color=MUTED, **above)
     axes.set_xlim(events[0], events[-1])
-    axes.set_ylim(0, 1.12 * max(bottom))
+    axes.set_ylim(0, height)
+    axes.yaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10]))
+
+
+def name_area(
+    axes: Axes,
+    name: str,
+    events: Sequence[float],
+    bottom: Sequence[float],
+    top: Sequence[float],
+) -> None:
+    """In its middle; a slim one's, where it is highest."""
+    sizes = [high - low for low, high in zip(bottom, top, strict=True)]
+    slim = max(sizes) < 2 * NAMED * max(top)
+    weights = [size**3 if slim else size for size in sizes]
+    x = sum(map(mul, weights, events)) / sum(weights)
+    i = bisect(events, x) - 1
+    look: dict[str, Any] = {"color": ON.get(COLORS[name], INK), "ha": "center"}
+    axes.text(x, (bottom[i] + top[i]) / 2, name, va="center", **look)
 
 
 def highest(timeline: dict[str, list[int]], categories: Sequence[str]) -> list[int]:
@@ -196,9 +232,10 @@ def contexts_figure(record: Record) -> str:
             for y, c in zip(places, row, strict=True):
                 end = sum(c.category(n) for n in CATEGORIES) / 2**30 if c else 0
                 told = f"{end:.1f}" if c else c.why.partition(",")[0]
-                axes.text(end + 0.8, y, told, va="center")
+                value(axes, told, end, y)
             for y, mode in zip(places[:: len(CONTEXTS)], MODES, strict=True):
-                axes.text(0, y - 0.55, MODES[mode], va="bottom", color=MUTED)
+                look: dict[str, Any] = {"va": "bottom", "color": MUTED}
+                axes.text(0, y - 0.55, MODES[mode], gid=OVER_LINES, **look)
             axes.set_ylim(places[-1] + 0.6, -1.7)
             axes.set_xlim(right=80)
             axes.set_title(f"{precision}, GiB at the peak, by context")

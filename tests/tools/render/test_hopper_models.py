@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from systems import ROOT
-from tools.render.spanning import hopper_drawings
-from tools.render.spanning.hopper_drawings import (
+from tools.render.spanning import hopper_models
+from tools.render.spanning.hopper_models import (
     COPY,
     LANES,
     PRODUCT,
@@ -85,13 +85,13 @@ def test_the_drawing_s_ring_waits_for_the_bits_that_the_kernel_waits_for():
         ("await_full", "i // STAGES & 1"),
     ):
         kernel = body("systems/attention/hopper/forward.py", name)
-        drawn = body("tools/render/spanning/hopper_drawings.py", name)
+        drawn = body("tools/render/spanning/hopper_models.py", name)
         assert bit in kernel and bit in drawn
         assert ("^ 1" in kernel) == ("^ 1" in drawn) == (name == "fill")
 
 
 def test_the_sentences_of_the_ring_tell_what_happens():
-    for seen, (actions, said) in zip(played(), hopper_drawings.SCRIPT, strict=True):
+    for seen, (actions, said) in zip(played(), hopper_models.SCRIPT, strict=True):
         who = {"A": "A", "B": "B"}.get(actions[-1][0][0], "producer")
         waits = "waits" in seen.does[who] and actions[-1][0] != "arrives"
         assert waits == ("stall" in said)

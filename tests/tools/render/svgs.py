@@ -1,0 +1,149 @@
+"""What tests look at in a figure: its words, and the lines that may go through them."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+from lxml import html
+from matplotlib.font_manager import FontProperties
+from matplotlib.path import Path
+from matplotlib.textpath import TextPath
+
+Segment = tuple[float, float, float, float]
+GRID = "var(--rule)"
+GROUND = "var(--md-default-bg-color)"
+GIVEN = ("font-size", "font-weight", "text-anchor")
+NUMBER = re.compile(r"-?[\d.]+")
+
+
+@dataclass(frozen=True)
+class Word:
+    """A text and the box that its letters fill, in DejaVu Sans: fonts of the page are
+    narrower, and none is much wider.
+    """
+
+    text: str
+    size: float
+    left: float
+    right: float
+    top: float
+    bottom: float
+    # Whether a rim of the ground parts it from the grid.
+    rimmed: bool
+
+
+@cache
+def width(text: str, size: float, bold: bool) -> float:
+    font = FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal")
+    return TextPath((0, 0), text, size=size, prop=font).get_extents().width
+
+
+def style_of(element: html.HtmlElement) -> dict[str, str]:
+    parts = (element.get("style") or "").split("; ")
+    return dict(part.split(": ", 1) for part in parts if ": " in part)
+
+
+def figures(text: str, kind: str) -> list[html.HtmlElement]:
+    found = re.findall(rf'<figure class="{kind}[" ].*?</figure>', text, re.DOTALL)
+    return [html.fragment_fromstring(figure) for figure in found]
+
+
+def words(svg: html.HtmlElement) -> Iterator[Word]:
+    for word in svg.iter("text"):
+        look = {name: word.get(name) for name in GIVEN}
+        look = {name: value for name, value in look.items() if value} | style_of(word)
+        size = float(look["font-size"].removesuffix("px"))
+        text = word.text or ""
+        bold = look.get("font-weight", "400") > "600"
+        long = width(text, size, bold) if text.strip() else 0.0
+        x, y = float(word.get("x")), float(word.get("y"))
+        before = {"start": 0, "middle": long / 2, "end": long}
+        left = x - before[look.get("text-anchor", "start")]
+        rimmed = "over" in (word.get("class") or "")
+        # A capital is three quarters of a font's size.
+        yield Word(text, size, left, left + long, y - 0.75 * size, y, rimmed)
+
+
+def outside(svg: html.HtmlElement) -> list[str]:
+    """The words that leave the drawing, or are too small."""
+    _, _, right, bottom = map(float, svg.get("viewbox").split())
+    return [
+        word.text
+        for word in words(svg)
+        if not (word.left > -1 and word.right < right + 1 and word.bottom < bottom)
+        or word.top < 0
+        or word.size < 10.5
+    ]
+
+
+def strokes(svg: html.HtmlElement) -> Iterator[tuple[str, Segment]]:
+    """The straight pieces of each line of a plot, with its colour."""
+    for path in svg.iter("path"):
+        look = style_of(path)
+        if look.get("fill") == "none" and "stroke" in look:
+            for a, b in pairwise(points_of(path)):
+                yield look["stroke"], (*a, *b)
+
+
+def areas(svg: html.HtmlElement) -> Iterator[Path]:
+    """Bars, and what is filled below a curve."""
+    named = {path.get("id"): path for path in svg.iter("path")}
+    for path in svg.iter("path", "use"):
+        if style_of(path).get("fill", "none") == "none":
+            continue
+        shape = named[path.get("href")[1:]] if path.tag == "use" else path
+        x, y = (float(path.get(name) or 0) for name in ("x", "y"))
+        yield Path([(x + dx, y + dy) for dx, dy in points_of(shape)])
+
+
+def points_of(path: html.HtmlElement) -> list[tuple[float, float]]:
+    numbers = [float(one) for one in NUMBER.findall(path.get("d"))]
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def struck(svg: html.HtmlElement) -> list[str]:
+    """The words of a plot that a line goes through. One of the grid may pass behind a
+    rim or an area, and what has the colour of the ground is no line.
+    """
+    lines = [(c, s) for c, s in strokes(svg) if c != GROUND]
+    filled = list(areas(svg))
+
+    def parted(word: Word) -> bool:
+        middle = ((word.left + word.right) / 2, (word.top + word.bottom) / 2)
+        return word.rimmed or any(area.contains_point(middle) for area in filled)
+
+    return [
+        word.text
+        for word in words(svg)
+        if any(
+            crosses(word, segment) and not (color == GRID and parted(word))
+            for color, segment in lines
+        )
+    ]
+
+
+def crosses(word: Word, segment: Segment) -> bool:
+    """Whether a line meets the body of the letters: what is left of their box without
+    a pixel at each side, and without what few letters reach above and below.
+    """
+    left, right = word.left + 1, word.right - 1
+    top, bottom = word.bottom - 0.68 * word.size, word.bottom - 0.04 * word.size
+    x1, y1, x2, y2 = segment
+    # Liang and Barsky: the part of the line inside the box, from `start` to `end`.
+    start, end = 0.0, 1.0
+    for step, room in (
+        (x1 - x2, x1 - left),
+        (x2 - x1, right - x1),
+        (y1 - y2, y1 - top),
+        (y2 - y1, bottom - y1),
+    ):
+        if step == 0:
+            if room < 0:
+                return False
+        elif step < 0:
+            start = max(start, room / step)
+        else:
+            end = min(end, room / step)
+    return start <= end

@@ -1,0 +1,72 @@
+"""A figure as a file of its own, with its own colours: for README.md, and for viewers
+of notebooks.
+"""
+
+import re
+
+from systems import ROOT
+from tools.render.plots import Draw, picture
+
+ASSETS = ROOT / "docs" / "assets"
+VALUE = re.compile(r"^ +(--[\w-]+): (#\w+);$", re.MULTILINE)
+# Of each colour of the pages the light one, and the dark one.
+COLORS: dict[str, list[str]] = {}
+for sheet in ("site.css", "drawings.css"):
+    for name, value in VALUE.findall((ASSETS / sheet).read_text(encoding="utf-8")):
+        COLORS.setdefault(name, []).append(value)
+FIGURE = re.compile(r"<svg\b([^>]*)>(.*?)</svg>", re.DOTALL)
+USED = re.compile(r"var\((--[\w-]+)\)")
+GROUND = "--md-default-bg-color"
+
+
+def by_itself(shown: str) -> str:
+    """The first figure of a fragment as a file with its own colours, light or dark as
+    the reader's system is; an empty one where there is no figure.
+    """
+    svg = FIGURE.search(shown)
+    if svg is None:
+        return '<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"></svg>\n'
+    used = sorted({*USED.findall(svg[2]), GROUND})
+    light, dark = (
+        "".join(f"{name}: {value}; " for name, value in zip(used, values, strict=True))
+        for values in zip(*(COLORS[name] for name in used), strict=True)
+    )
+    style = (
+        f":root {{ {light}font-family: sans-serif; background: var({GROUND}) }}\n"
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {dark}}} }}\n"
+        f".over {{ paint-order: stroke; stroke: var({GROUND}); stroke-width: 3px }}"
+    )
+    opened = f'<svg xmlns="http://www.w3.org/2000/svg"{svg[1]}>'
+    return f"{opened}<style>{style}</style>{svg[2]}</svg>\n"
+
+
+# Viewers of notebooks pass over it.
+PAGE = "application/vnd.page+html"
+
+
+class Shown:
+    """A figure of a notebook: one for its viewers, and the one that its page has, where
+    `numbers` is the address of the notebook.
+    """
+
+    def __init__(
+        self,
+        notebook: str,
+        draw: Draw,
+        finding: str,
+        key: str = "",
+        *,
+        height: float = 300,
+        narrow: float | None = None,
+    ) -> None:
+        address, numbers = f"notebook-{notebook}", f"{notebook}.ipynb"
+        sizes = {"height": height, "narrow": narrow}
+        self.finding = finding
+        self.page = picture(address, draw, finding, key, numbers=numbers, **sizes)
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return {
+            "image/svg+xml": by_itself(self.page),
+            PAGE: self.page,
+            "text/plain": self.finding,
+        }
