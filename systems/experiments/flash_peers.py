@@ -9,6 +9,7 @@ on when each ran: `run` ends each turn with a `yield`.
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from statistics import median
 from typing import Any
 
 import torch
@@ -150,6 +151,9 @@ def run(config: Config) -> Turns:
             times = pass_times_ms(attend, q, k, v, do, overwritten=overwritten)
         for key, samples in times.items():
             metrics.setdefault(key, []).extend(samples)
+            # Of each round, for ratios between those that took turns in it.
+            of_rounds = key.replace("_ms", "_rounds_ms")
+            metrics.setdefault(of_rounds, []).append(median(samples))
         yield
     # --8<-- [end:turns]
     for _ in range(ROUNDS_OF_CALLS if config.n <= SHORT else 0):

@@ -159,7 +159,8 @@ def step(
     BLOCKS: gl.constexpr = len(dk)
     NARROW: gl.constexpr = BLOCKS == 2
     TYPE: gl.constexpr = q.dtype
-    # With 128 columns dk and dv leave no room for dP beside what the exponentials need.
+    # With 128 columns dk and dv leave no room for both: the compiler would run all
+    # products one after another. dP below needs no p, and it issues that one first.
     AT_ONCE: gl.constexpr = dk[0].shape[1] == 64
     s_token = product(k, q, zeros, NARROW)
     if AT_ONCE:
