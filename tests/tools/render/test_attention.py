@@ -7,6 +7,7 @@ import re
 import pytest
 
 from systems import ROOT
+from systems.formulas.costs import attention_peak_bytes
 from systems.records.device import Device
 from systems.records.record import Record, Row
 from tools.render import load
@@ -16,7 +17,7 @@ from tools.render.stems import attention
 from tools.render.stems import compile as compile_builder
 from tools.render.stems.attention import compiled as attention_compiled
 from tools.render.stems.attention import memory as attention_memory
-from tools.render.stems.attention.rows import at
+from tools.render.stems.attention.rows import at, shape
 from tools.render.stems.compile import AT_ONCE
 
 MIB, GIB = 2**20, 2**30
@@ -234,6 +235,18 @@ def test_the_kernels_that_fusion_joins_are_counted_by_the_record(record):
     assert "<strong>Fusion makes 4 kernels of 8.</strong>" in drawn
     assert "12 become 4." in drawn
     assert "Fusion joins the kernels" in attention_compiled.fusion(None)
+
+
+def test_the_matrices_drawn_at_the_peak_are_those_that_the_formula_counts():
+    counted = [
+        name for name in attention_peak_bytes(**shape(16384)) if "(b, n, n)" in name
+    ]
+    assert len(attention_memory.alive(attention_memory.AT_PEAK)) == len(counted) == 6
+    drawn = attention_memory.matrices()
+    assert "6 are alive" in drawn and "256 times as large" in drawn
+    # After the forward pass what autograd keeps is alive, and nothing else.
+    kept = [m.name for m in attention_memory.alive(attention_memory.FORWARD)]
+    assert kept == ["e", "P"]
 
 
 def test_the_drawing_of_fusion_moves_what_the_prediction_counts():

@@ -141,7 +141,7 @@ TOLD = [
     (
         "unshared",
         "shared",
-        "programs share a loop: 1 head, N = 4096, d = 64, bf16",
+        "a loop is split among programs: 1 head, N = 4096, d = 64, bf16",
         ("2: 64 tiles for 132 SMs", "1.5: and three launches more"),
     ),
     (
@@ -153,8 +153,8 @@ TOLD = [
     (
         "cut_in_steps",
         "cut_ahead",
-        "fp32 is cut into limbs once, ahead: 16 heads, N = 4096, d = 64, fp32",
-        ("1.1: else each program cuts all keys", "1.2: the same, for more products"),
+        "fp32 is split into limbs once, ahead: 16 heads, N = 4096, d = 64, fp32",
+        ("1.1: else each program splits all keys", "1.2: the same, for more products"),
     ),
 ]
 PATH_OF_HOPPER = ("one_item_forward", "forward", "two_passes_backward", "backward")

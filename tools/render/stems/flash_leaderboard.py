@@ -137,7 +137,7 @@ def rates_of(record: Record) -> Rates:
 
 
 def additions_per_s(record: Record | None) -> float:
-    """Bytes per second that all multiprocessors add to memory which the L2 cache holds;
+    """Bytes per second that all SMs add to memory which the L2 cache holds;
     missing but on Hopper.
     """
     top = at(record, "ceiling")
