@@ -31,7 +31,6 @@ SPANNED = {
     "first_kernel": ("flash_ablation", "flash_benchmarking"),
     "index": ("peak_memory", "end_to_end", "flash_benchmarking", "flash_peers"),
     "ladder": ("flash_ablation", "flash_peers"),
-    "repeats": ("flash_leaderboard",),
 }
 GLOSSARY = '--8<-- "generated/glossary-tooltips.md"'
 # The stem that a fragment is rendered from is the first part of its name.

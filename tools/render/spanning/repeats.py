@@ -13,11 +13,12 @@ from tools.render.stems.flash_peers.rows import TEST, repeats
 
 
 def fragments(found: Found) -> dict[str, str]:
-    """The table of the leaderboard's test, and in it who repeats."""
+    """The table of the leaderboard's test, and in it who repeats: in the place of the
+    stem's own, which is without.
+    """
     records = measured(found.get("flash_leaderboard", []))
-    return {
-        "repeats-leaderboard.md": per_device(records, lambda r: leaderboard(found, r))
-    }
+    table = per_device(records, lambda r: leaderboard(found, r))
+    return {"flash_leaderboard-table.md": table}
 
 
 def leaderboard(found: Found, record: Record) -> str:

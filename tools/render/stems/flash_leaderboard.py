@@ -214,6 +214,7 @@ def fragments(records: list[Record]) -> dict[str, str]:
     reported = [record for record in records if record.kind == "reported"]
     return {
         "lanes.md": lanes(),
+        "table.md": per_device(ours, test_table),
         "figure.md": per_device(ours, kernels_figure),
         "kernels.md": per_device(ours, kernels_table),
         "names.md": per_device(ours, names_table),

@@ -122,9 +122,10 @@ def ratios_table(record: Record, found: list[Cell]) -> str:
 
 def shapes_table(record: Record, dtype: str) -> str:
     """A line for each implementation of each shape: times, rate, ratio, errors."""
-    rival = NAMES[RIVAL[dtype]]
+    rival, found = NAMES[RIVAL[dtype]], cells(record, dtype=dtype)
+    looked = any("repeats" in c.metrics for c in found)
     return columns(
-        cells(record, dtype=dtype),
+        found,
         (SHAPE, shape_text),
         ("implementation", lambda c: NAMES[c.config["implementation"]]),
         *(
@@ -134,7 +135,7 @@ def shapes_table(record: Record, dtype: str) -> str:
         ("TFLOP/s", lambda c: rate(c, "both") / TFLOPS, "{:.0f}"),
         ("share of peak", lambda c: share(record, c, "both"), percent),
         (f"over {rival}", lambda c: ratio(record, c, "both"), "{:.2f}"),
-        ("results repeat", repeats),
+        *([("results repeat", repeats)] if looked else []),
         ("error of o", lambda c: error(c, "o"), "{:.1e}"),
         ("of gradients", lambda c: error(c, *RESULTS[1:]), "{:.1e}"),
         left=2,
