@@ -216,7 +216,7 @@
   }
 
   function drawBars(svg, series, scale, width) {
-    const bars = [...series].flatMap(([name, points]) => points.map((p) => [[name, p.x && `context ${p.x}`].filter(Boolean).join(", "), p.y / scale.by]))
+    const bars = [...series].flatMap(([name, points]) => points.map((p) => [[name, p.x && `context ${p.x.toLocaleString("en")}`].filter(Boolean).join(", "), p.y / scale.by]))
     // Names stand before their bars, on a phone above them.
     const narrow = width < 600
     const room = narrow ? 0 : Math.min(width * 0.5, 6.6 * Math.max(...bars.map(([name]) => name.length)) + 8)

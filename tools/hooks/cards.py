@@ -1,5 +1,6 @@
-"""The picture of a page for those who post a link to it: its title and its first
-figure, as PNG of the size that networks ask for.
+"""The picture of a page for those who post a link to it: its title, and its first
+figure with what is found there, as PNG of the size that networks ask for. They show it
+half as large, so the figure is the one for telephones, whose words can then be read.
 
 resvg draws it, with the font that comes with matplotlib, so the same page gives the
 same picture on every machine. It knows neither variables nor mixed colours of CSS: the
@@ -11,8 +12,9 @@ from __future__ import annotations
 import io
 import re
 from functools import cache
-from html import escape
+from html import escape, unescape
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib
 import resvg_py
@@ -23,13 +25,14 @@ FAMILY = "DejaVu Sans"
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 PLAIN, BOLD = FONTS / "DejaVuSans.ttf", FONTS / "DejaVuSans-Bold.ttf"
 ASSETS = Path(__file__).resolve().parents[2] / "docs" / "assets"
-# Figures as pages hold them: a drawing, its wide one first; or a file, the light one of
-# two.
-DRAWN = re.compile(
-    r'<figure\b[^>]*class="(?P<kind>[^"]*)"[^>]*>\s*(?P<svg><svg\b.*?</svg>)'
-    r'|<img [^>]*src="(?P<file>[^"]+\.svg)(?:#only-light)?"',
-    re.DOTALL,
-)
+# Where words end and the figure begins.
+COLUMN = 540
+FIGURE = re.compile(r"<figure\b[^>]*>.*?</figure>", re.DOTALL)
+PICTURE = re.compile(r'<svg class="(?P<kind>[^"]*)".*?</svg>', re.DOTALL)
+FINDING = re.compile(r"<figcaption>.*?<strong>(.*?)</strong>", re.DOTALL)
+TAG = re.compile(r"<[^>]+>")
+# How far down the first of several panels reaches.
+FIRST = re.compile(r'data-first="([\d.]+)"')
 FRAME = '<g class="frame"'
 OPENING = re.compile(r"<svg\b[^>]*>")
 SIZE = re.compile(r'viewBox="0 0 ([\d.]+) ([\d.]+)"')
@@ -42,25 +45,37 @@ EITHER = re.compile(r"^(.*):is\(([^()]*)\)(.*)$")
 MIX = re.compile(r"color-mix\(in srgb, #(\w{6}) (\d+)%, (?:#(\w{6})|transparent)\)")
 
 
-def card(site: str, title: str, text: str, figure: tuple[str, str] | None) -> bytes:
+class Figure(NamedTuple):
+    """Its SVG, the classes of that, and what is found there."""
+
+    kind: str
+    svg: str
+    finding: str
+
+
+def card(site: str, title: str, text: str, figure: Figure | None) -> bytes:
     """The picture of a page; `text` stands where it has no figure."""
-    lines = broken(title, BOLD, 52)
+    ink, muted = light("--md-default-fg-color"), light("--md-default-fg-color--light")
     parts = [
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
         f'<rect width="{WIDTH}" height="10" fill="{light("--accent")}"/>',
-        words(site, 62, 26, light("--md-default-fg-color--light")),
+        words(site, 62, 24, muted),
     ]
-    y = 62 + 22
-    for line in lines:
-        y += 60
-        parts.append(words(line, y, 52, light("--md-default-fg-color"), "bold"))
-    y += 36
+    room = (COLUMN if figure else WIDTH) - 2 * MARGIN
+    said = figure.finding if figure else text
+    y, (size, small) = 84.0, (44, 28) if figure else (52, 34)
+    # As large as fits.
+    while height(title, said, room, size, small) > HEIGHT - y - 30:
+        size, small = size - 2, small - 1
+    for line in broken(title, BOLD, size, room):
+        y += 1.2 * size
+        parts.append(words(line, y, size, ink, "bold"))
+    y += small
+    for line in broken(said, PLAIN, small, room):
+        y += 1.4 * small
+        parts.append(words(line, y, small, ink))
     if figure:
-        parts.append(placed(*figure, top=y))
-    else:
-        for line in broken(text, PLAIN, 34):
-            y += 48
-            parts.append(words(line, y, 34, light("--md-default-fg-color")))
+        parts.append(placed(figure))
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}"'
         f' xmlns:xlink="http://www.w3.org/1999/xlink">{"".join(parts)}</svg>'
@@ -73,57 +88,64 @@ def card(site: str, title: str, text: str, figure: tuple[str, str] | None) -> by
         font_family=FAMILY,
         sans_serif_family=FAMILY,
     )
-    # A few colours and their mixtures at edges: a fifth of the bytes.
-    few = Image.open(io.BytesIO(bytes(png))).convert("RGB").quantize(24)
+    # Few colours and their mixtures at edges: a third of the bytes.
+    few = Image.open(io.BytesIO(bytes(png))).convert("RGB").quantize(64)
     out = io.BytesIO()
     few.save(out, "PNG", optimize=True)
     return out.getvalue()
 
 
-def first_figure(page_html: str, folder: Path) -> tuple[str, str] | None:
-    """Kind and SVG of the first figure of a page, which stands in `folder`."""
-    match = DRAWN.search(page_html)
-    if match is None:
+def height(title: str, text: str, room: float, size: int, small: int) -> float:
+    """Of the words of a card."""
+    lines = len(broken(title, BOLD, size, room)), len(broken(text, PLAIN, small, room))
+    return 1.2 * size * lines[0] + small + 1.4 * small * lines[1]
+
+
+def first_figure(page_html: str) -> Figure | None:
+    """The first of a page, as it is for a telephone; of a drawing in steps the last."""
+    found = FIGURE.search(page_html)
+    pictures = list(PICTURE.finditer(found[0])) if found else []
+    if found is None or not pictures:
         return None
-    if match["svg"]:
-        # Of a drawing in steps, the last.
-        svg = match["svg"]
-        hidden = '<g display="none"'
-        return match["kind"], svg.replace(FRAME, hidden, svg.count(FRAME) - 1)
-    return "", (folder / match["file"]).read_text(encoding="utf-8")
+    svg, finding = pictures[-1][0], FINDING.search(found[0])
+    shown = svg.replace(FRAME, '<g display="none"', svg.count(FRAME) - 1)
+    said = unescape(TAG.sub("", finding[1])) if finding else ""
+    return Figure(pictures[-1]["kind"], shown, said)
 
 
-def placed(kind: str, svg: str, top: float) -> str:
-    """The figure, as large as the room below `top` lets it be."""
-    size = SIZE.search(svg)
-    opening = OPENING.search(svg)
+def placed(figure: Figure) -> str:
+    """As large as the room beside the words lets it be."""
+    size = SIZE.search(figure.svg)
+    opening = OPENING.search(figure.svg)
     if size is None or opening is None:
         raise ValueError("a figure without a viewBox")
-    width, height = float(size[1]), float(size[2])
-    scale = min((WIDTH - 2 * MARGIN) / width, (HEIGHT - top - 36) / height)
-    shape = re.search(r'class="([^"]*)"', opening[0])
-    inside = svg[opening.end() : svg.rindex("</svg>")]
-    left = (WIDTH - scale * width) / 2
+    first = FIRST.search(opening[0])
+    wide, high = float(size[1]), float(first[1] if first else size[2])
+    scale = min((WIDTH - COLUMN - MARGIN / 2) / wide, (HEIGHT - 70) / high)
+    inside = figure.svg[opening.end() : figure.svg.rindex("</svg>")]
+    left = WIDTH - MARGIN / 2 - scale * wide
+    top = 10 + (HEIGHT - 10 - scale * high) / 2
     return (
-        f'<g class="{kind} {shape[1] if shape else ""}"'
+        f'<clipPath id="panel"><rect width="{wide:g}" height="{high:g}"/></clipPath>'
+        f'<g class="{figure.kind}" clip-path="url(#panel)"'
         f' transform="translate({left:.1f} {top:.1f}) scale({scale:.4f})">{inside}</g>'
     )
 
 
 def words(text: str, y: float, size: int, color: str, weight: str = "normal") -> str:
     return (
-        f'<text x="{MARGIN}" y="{y}" font-family="{FAMILY}" font-size="{size}"'
+        f'<text x="{MARGIN}" y="{y:g}" font-family="{FAMILY}" font-size="{size}"'
         f' font-weight="{weight}" fill="{color}">{escape(text)}</text>'
     )
 
 
-def broken(text: str, font: Path, size: int) -> list[str]:
+def broken(text: str, font: Path, size: int, room: float) -> list[str]:
     """The text in lines that fit."""
     measure = ImageFont.truetype(str(font), size).getlength
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()
-        if measure(longer) <= WIDTH - 2 * MARGIN:
+        if measure(longer) <= room:
             lines[-1] = longer
         else:
             lines.append(word)
@@ -176,9 +198,9 @@ def style() -> str:
     rules = []
     for selectors, body in RULE.findall(MEDIA.sub("", sheets())):
         kept = [
-            one.replace("figure.", "g.")
+            one
             for one in alternatives(" ".join(selectors.split()))
-            if re.match(r"(figure)?\.(drawing|plot|drawn|plotted)\b", one)
+            if re.match(r"\.(drawing|plot)\b", one)
         ]
         if kept:
             rules.append(f"{', '.join(kept)} {{{resolved(body)}}}")

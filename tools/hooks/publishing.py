@@ -59,8 +59,7 @@ def on_post_page(output: str, /, page: Page, config: MkDocsConfig) -> str:
         # Only who publishes needs what draws.
         from tools.hooks.cards import card, first_figure
 
-        folder = (Path(config.docs_dir) / page.file.src_uri).parent
-        figure = first_figure(page.content or "", folder)
+        figure = first_figure(page.content or "")
         said = page.meta.get("description", "")
         path = Path(config.site_dir, page.file.dest_uri).with_suffix(".png")
         path.parent.mkdir(parents=True, exist_ok=True)

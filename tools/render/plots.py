@@ -165,11 +165,22 @@ def svg(
         buffer = io.StringIO()
         # `savefig` would draw once more, to arrange what `draw` arranges itself.
         FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
+        below = second_row(figure)
+    first = f' data-first="{height - below - 4:.0f}"' if below else ""
     head = (
         f'<svg class="plot {shown}" role="img" aria-label="{plain(in_words(alt))}"'
-        f' viewBox="0 0 {width} {height:g}" width="{width}" height="{height:g}">'
+        f' viewBox="0 0 {width} {height:g}" width="{width}" height="{height:g}"{first}>'
     )
     return f"{head}\n{inline(buffer.getvalue(), f'{address}-{shown}')}\n</svg>"
+
+
+def second_row(figure: Figure) -> float:
+    """Where the panels below the first begin, from the bottom; 0 where there are none.
+    The picture of a page for links to it, tools/hooks/cards.py, ends there.
+    """
+    boxes = [axes.get_tightbbox() for axes in figure.axes]
+    found = [box for box in boxes if box is not None]
+    return max((box.y1 for box in found if box.y1 <= found[0].y0 + 1), default=0)
 
 
 # What a builder draws with ------------------------------------------------------------
@@ -242,7 +253,7 @@ def stacked(
 
 
 # On a telephone, so many letters stand beside a bar; longer names stand above it.
-BESIDE = 24
+BESIDE = 30
 
 
 def bars(axes: Axes, names: Sequence[str], places: Sequence[float] = ()) -> None:

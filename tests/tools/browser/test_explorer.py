@@ -78,6 +78,12 @@ def test_the_explorer_draws_what_its_address_says(
     expect(chart.locator("rect")).not_to_have_count(0)
     bars = chart.locator("rect").count()
     assert bars == page.locator("#explorer tbody tr").count()
+    # The line at 1 goes through no number.
+    boxes = "all => all.map((one) => one.getBoundingClientRect().toJSON())"
+    (one,) = chart.locator("line.one").evaluate_all(boxes)
+    words = chart.locator("rect + text").evaluate_all(boxes)
+    assert len(words) == bars
+    assert not any(word["left"] < one["left"] < word["right"] for word in words)
     # Someone to whom the address is sent sees the same.
     sent = page.url
     page.goto("about:blank")

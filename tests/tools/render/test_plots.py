@@ -29,7 +29,8 @@ DRAWN = {
 # A finding says what something does, or how much of it there is.
 SAYS = re.compile(
     r"\d|\b(is|are|has|have|keeps?|takes?|needs?|gives?|makes?|walks?|owns?|moves?"
-    r"|belongs?|writes?|replaces?|errs?|times|runs?|grows?|leaves?|saves?|comes|adds?)\b"
+    r"|belongs?|writes?|replaces?|errs?|times|runs?|grows?|leaves?|saves?|comes|adds?"
+    r")\b"
 )
 
 

@@ -353,9 +353,9 @@ def causal_both() -> str:
         draw,
         "The program of dk and dv walks down a column of tiles, that of dq along a "
         "row.",
-        "Each gradient is summed by one program.",
-        "Tiles of the causal score matrix, queries down and keys across; framed: what "
-        "one program visits.",
+        "Under a causal mask, too, each gradient is summed by one program.",
+        "Tiles of the score matrix, queries down and keys across, those on the "
+        "diagonal half hidden by the causal mask; framed: what one program visits.",
     )
 
 

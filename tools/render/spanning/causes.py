@@ -324,10 +324,10 @@ def shares_body(profile: Record, clock: Record | None) -> str:
         draw,
         f"In bf16 at context {small.context} `small` leaves the GPU idle for "
         f"{percent(small.share(IDLE))} of the time, and `2.7B` spends "
-        f"{percent(large.share(COPIES))} on copies and casts, at {last.context} "
-        f"{percent(last.share(COPIES))}.",
+        f"{percent(large.share(COPIES))} on copies and casts, "
+        f"{percent(last.share(COPIES))} at context {number(last.context)}.",
         "Forward and backward by cause, as shares of the wall time. Below each bar the "
-        "context, above it the time in ms.",
+        "context, above it the time, in ms where no unit stands.",
         height=270,
         narrow=860,
     )
@@ -360,7 +360,9 @@ def stack(axes: Axes, found: list[Pass]) -> None:
             height = max(0.0, 100 * p.share(cause))
             axes.bar(place, height, 0.9, bottom, color=color)
             bottom += height
-        axes.text(place, 101, number(round(p.wall_ms)), ha="center", va="bottom")
+        short = p.wall_ms < 999.5
+        told = f"{p.wall_ms:.0f}" if short else f"{p.wall_ms / 1e3:.1f} s"
+        axes.text(place, 101, told, ha="center", va="bottom")
     axes.set_xticks(range(len(found)), [number(p.context) for p in found])
     axes.set_title(f"{found[0].size}, {found[0].precision}: %")
     axes.set_ylim(0, 112)

@@ -305,14 +305,13 @@ def lanes() -> str:
             yield 1, tile + 1 if overlapped else 2 * tile + 1, "fill-grey"
 
     def draw(d: Drawing) -> None:
-        left = 118 if d.wide else 62
+        left = 118 if d.wide else 84
         each = (d.width - left) / 12
         y = 0
         for words, overlapped in (("one after the other", False), ("overlapped", True)):
             d.text(left, y + 12, words, SMALL, bold=True)
             for lane, name in enumerate(("tensor cores", "exponentials")):
-                short = name if d.wide else name.split()[0][:9]
-                d.text(0, y + 34 + 24 * lane, short, SMALL)
+                d.text(0, y + 34 + 24 * lane, name, SMALL)
                 d.line(left, y + 40 + 24 * lane, d.width, y + 40 + 24 * lane, "faint")
             for lane, slot, style in blocks(overlapped):
                 d.box(left + slot * each, y + 20 + 24 * lane, each - 3, 18, style)
