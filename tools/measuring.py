@@ -27,7 +27,8 @@ OUT_OF_TIME = "out of time; run again to go on"
 class Outcome:
     """What came of measuring one stem: a line for the user, the exit code (0 complete
     or out of time, 1 rows failed, 2 could not start), and how many rows were measured
-    by their status. A stem is `skipped` where this machine can't measure it.
+    by their status. A stem is `skipped` where this machine can't measure it, or need
+    not.
     """
 
     stem: str
@@ -75,6 +76,31 @@ def measure_if_stale(
     # imported.
     environment = {"TRITON_INTERPRET": "1"} if device.slug == "cpu" else {}
     return run_child(stem, results, *flags, **environment)
+
+
+def measure_unsteady(stem: str, results: Path, deadline: float) -> Outcome:
+    """Measure the unsteady rows of a record again until `deadline`."""
+    from systems.running.machine import device_for
+    from tools.render.load import of_gpu, sound_in
+
+    device = device_for(STEMS[stem].full)
+    if device is None:
+        return Outcome(stem, "error: needs a GPU and none was found", 2)
+    slug = device.slug
+
+    def unsteady() -> list[str]:
+        record = of_gpu(sound_in(results, slug)[0], stem, slug)
+        rows = record.rows if record else []
+        return [str(i) for i, row in enumerate(rows) if row.unsteady]
+
+    if not (before := unsteady()):
+        return Outcome(stem, "no row is unsteady", skipped=True)
+    flags = ["--again", ",".join(before), "--deadline", str(deadline)]
+    outcome = run_child(stem, results, *flags)
+    if not outcome.code:
+        left = f"{len(unsteady())} of {len(before)} rows are still unsteady"
+        outcome.message = f"{outcome.message}; {left}"
+    return outcome
 
 
 def run_child(stem: str, results: Path, *flags: str, **environment: str) -> Outcome:
@@ -173,6 +199,8 @@ def take_report(
             progress.update(task, now="again: the host was slow")
         case "complete":
             outcome.message = "measured"
+        case "left":
+            outcome.message = f"{report['rows']} rows are left: the host is not quiet"
         case "out_of_time":
             outcome.message = OUT_OF_TIME
         case "failed":

@@ -9,6 +9,7 @@ run it again to go on. Examples:
     python tools/regen_tables.py --only end_to_end --time-limit 30
     python tools/regen_tables.py --quick            a reduced grid, on a CPU too
     python tools/regen_tables.py --check            is all as the records give it?
+    python tools/regen_tables.py --again STEM       rows that a slow host has touched
     python tools/regen_tables.py --slurm --gpus 1   on a cluster: a job per experiment
 """
 
@@ -28,7 +29,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from systems import ROOT  # noqa: E402
 from systems.experiments import STEMS  # noqa: E402
 from systems.running.reports import exit_when_terminated  # noqa: E402
-from tools.measuring import Outcome, measure_if_stale, run_child  # noqa: E402
+from tools.measuring import (  # noqa: E402
+    Outcome,
+    measure_if_stale,
+    measure_unsteady,
+    run_child,
+)
 from tools.rendering import check_tree, stop, write_rendered  # noqa: E402
 from tools.slurm.options import FLAGS, Options  # noqa: E402
 from tools.states import print_states  # noqa: E402
@@ -44,6 +50,7 @@ READS = {
     "--render": {"generated"},
     "--check": {"fresh", "generated"},
     "--verify": {"generated"},
+    "--again": {"generated", "time_limit"},
 }
 
 
@@ -91,6 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return check_tree(results, **given)
             case "--verify":
                 return verify(value, results, **given)
+            case "--again":
+                return measure_again(value, results, **given)
             case "--slurm":
                 return measure_by_slurm(results, **given)
             case _:
@@ -167,6 +176,13 @@ def command_line() -> argparse.ArgumentParser:
         help="measure three rows again, each with those that take turns with it; if "
         "they agree, the record is verified",
     )
+    action(
+        "--again",
+        metavar="STEM",
+        type=stem,
+        help="measure the rows again that a slow host may have touched, once the host "
+        "is quiet",
+    )
     action("--slurm", **switch, help="measure in Slurm jobs, one per experiment")
 
     measuring = parser.add_argument_group("measuring, here or by --slurm").add_argument
@@ -187,7 +203,11 @@ def command_line() -> argparse.ArgumentParser:
     )
 
     checking = parser.add_argument_group("with --check").add_argument
-    checking("--fresh", **switch, help="a stale record is an error too")
+    checking(
+        "--fresh",
+        **switch,
+        help="stale records and too many unsteady rows are errors, too",
+    )
 
     jobs = parser.add_argument_group("with --slurm").add_argument
     jobs("--no-wait", **switch, help="submit or look, and return at once")
@@ -288,6 +308,19 @@ def verify(stem: str, results: Path, generated: Path | None = None) -> int:
     agreed = "rows measured again agree, the record is verified"
     print(f"{stem}: {outcome.message if outcome.code else agreed}")
     if not outcome.code:
+        render_if_told(results, generated)
+    return outcome.code
+
+
+def measure_again(
+    stem: str, results: Path, time_limit: float = 0, generated: Path | None = None
+) -> int:
+    """Measure the unsteady rows of a record again. Returns the exit code."""
+    require_torch()
+    deadline = time.time() + time_limit * 60 if time_limit else 1e18
+    outcome = measure_unsteady(stem, results, deadline)
+    print(f"{stem}: {outcome.message}")
+    if not (outcome.code or outcome.skipped):
         render_if_told(results, generated)
     return outcome.code
 

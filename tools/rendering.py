@@ -69,10 +69,10 @@ def check_tree(
     results: Path, fresh: bool = False, generated: Path | None = None
 ) -> int:
     """Print every difference between the tree and its records; with `fresh`, stale
-    records too. 0 if there is none, 2 if a record can't be read or was edited by hand,
-    otherwise 1.
+    records and too many unsteady rows too. 0 if there is none, 2 if a record can't be
+    read or was edited by hand, otherwise 1.
     """
-    from tools.checks import same_cell
+    from tools.checks import same_cell, steadiness
     from tools.checks.pages import check_pages
     from tools.render import load
 
@@ -97,9 +97,11 @@ def check_tree(
     stale = load.stale_records(results)
     findings += stale if fresh else []
     findings += (edited := load.edited_records(results))
-    differ, differed = same_cell.compare(load.load_sound(results)[0])
-    findings += differ
-    warnings = [*([] if fresh else stale), *load.slow_records(results), *differed]
+    found = load.load_sound(results)[0]
+    differ, differed = same_cell.compare(found)
+    too_many, unsteady = steadiness.judge(found)
+    findings += differ + (too_many if fresh else [])
+    warnings = [*([] if fresh else [*stale, *too_many]), *unsteady, *differed]
     for message in warnings:
         print(f"warning: {message}")
     for finding in sorted(findings):

@@ -26,12 +26,15 @@ class Probe(Struct, forbid_unknown_fields=True):
     python_ms: Milliseconds
     # Of an empty kernel, by the CPU's clock: where a GPU measures in this process.
     launch_ms: Milliseconds | None = None
+    # Of one addition by PyTorch, likewise, which issues a model's kernels: some hosts
+    # are slow at this alone.
+    dispatch_ms: Milliseconds | None = None
     # Threads that ran or waited for a core, without those of this process.
     other_threads: Threads | None = None
     on_battery: bool = False
 
 
-TIMES = ("python_ms", "launch_ms")
+TIMES = ("python_ms", "launch_ms", "dispatch_ms")
 # Of each of TIMES, in ms.
 Quiet = dict[str, float]
 

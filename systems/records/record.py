@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 
 from systems.records.device import Device, Name, Plain
 from systems.records.host import SLOW, Probe
+from systems.records.own_times import Times, touched
 
 Count = Annotated[int, Meta(ge=0, le=100_000)]
 # Four months: longer than any row took, shorter than a clock that was set anew.
@@ -26,10 +27,12 @@ class Row(Struct, forbid_unknown_fields=True, dict=True):
     is bytes.
     """
 
-    # No field, so not in the file: how many times as long as on a quiet host the probes
-    # took. `tools.render.load` compares the records of a GPU.
-    slowdown = 1.0
-    # Nor is this: of a profiled row, the row of `end_to_end` that timed the same cell.
+    # No fields, so not in the file; `tools.render.hosts` compares the records of a GPU.
+    # How many times as long as on a quiet host the probes took; how much of each time
+    # is shown to be the GPU's own; and whether a slow host may have lengthened its
+    # passes.
+    slowdown, own, unsteady = 1.0, cast("Times", {}), False
+    # Of a profiled row, the row of `end_to_end` that timed the same cell.
     clock = cast("Row | None", None)
 
     config: dict[str, Any]
@@ -50,7 +53,12 @@ class Row(Struct, forbid_unknown_fields=True, dict=True):
 
     @property
     def slow(self) -> bool:
-        return self.timed and self.slowdown > SLOW
+        """Whether its host was."""
+        return self.slowdown > SLOW
+
+    def unsteady_in(self, *names: str) -> bool:
+        """Whether a slow host may have lengthened these times, added up."""
+        return self.slow and touched(self.metrics, self.own, names)
 
 
 class Record(Struct, forbid_unknown_fields=True, dict=True):

@@ -1,5 +1,5 @@
-"""Rows that are measured together, in turns: with the host and the GPU's clock around
-them, and again where the host was slow.
+"""Rows that are measured together, in turns, with the host and the GPU's clock around
+them.
 """
 
 import subprocess
@@ -15,17 +15,13 @@ import msgspec
 
 from systems import ROOT
 from systems.records.device import META, Device, sm_clock_mhz
-from systems.records.host import SLOW, Probe, slowdown, usual
+from systems.records.host import Probe
 from systems.records.neighbours import NOTE
 from systems.records.outcome import turns_of
 from systems.records.record import Record, Row
 from systems.running import machine
 from systems.running.command import options_of
 from systems.running.host import probe
-
-# How often rows are measured again whose host was slow; and what that may take, in
-# seconds or as a share of what all rows took: some hosts are never quiet.
-TIMES_AGAIN, SECONDS_AGAIN, SHARE_AGAIN = 2, 60, 0.5
 
 
 def groups_of(module: Any, configs: list[Any]) -> list[list[Any]]:
@@ -132,44 +128,3 @@ def look_at_host(device: Device, module: Any) -> list[Probe]:
     # Where rows have processes of their own, this one holds nothing on the GPU.
     in_process = not getattr(module, "FRESH_PROCESS", False)
     return [probe(launches=device.is_gpu and in_process)]
-
-
-def put(record: Record, rows: list[Row]) -> None:
-    """Add the rows of a group; or put them in the place of those there, where they
-    ended as those did and the host was quieter. What both took counts.
-    """
-    there = [old for row in rows if (old := record.row(row.config))]
-    if not there:
-        record.rows += rows
-        return
-    quiet = usual(probe for row in record.rows for probe in row.host)
-    worst, before = (
-        max(slowdown(row.host, quiet) for row in each) for each in (rows, there)
-    )
-    ended_alike = all(
-        row.status == old.status for row, old in zip(rows, there, strict=True)
-    )
-    kept, others = (rows, there) if ended_alike and worst < before else (there, rows)
-    for row, other in zip(kept, others, strict=True):
-        row.seconds = round((row.seconds or 0) + (other.seconds or 0), 3)
-    record.rows = [row for row in record.rows if row not in there] + kept
-
-
-def slow_groups(record: Record, groups: list[list[Any]]) -> Iterator[list[Any]]:
-    """Those timed while the host was slower than it usually was, a few times, while
-    there is time for it. Of each group the rows of the quietest host stay.
-    """
-
-    def seconds() -> float:
-        return sum(row.seconds or 0 for row in record.rows)
-
-    most = seconds() + max(SECONDS_AGAIN, SHARE_AGAIN * seconds())
-    for _ in range(TIMES_AGAIN if record.device.is_gpu else 0):
-        quiet = usual(probe for row in record.rows for probe in row.host)
-        for group in groups:
-            rows = [record.row(asdict(config)) for config in group]
-            slow = any(
-                row and row.timed and slowdown(row.host, quiet) > SLOW for row in rows
-            )
-            if slow and seconds() < most:
-                yield group

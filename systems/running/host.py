@@ -1,5 +1,6 @@
-"""Probes of the host: two fixed pieces of work, a Python loop and launches of an empty
-kernel, and what else ran. `systems.records.host` says which of them were slow.
+"""Probes of the host: three fixed pieces of work, a Python loop, launches of an empty
+kernel and additions by PyTorch, and what else ran. `systems.records.host` says which of
+them were slow.
 """
 
 import statistics
@@ -10,7 +11,8 @@ from pathlib import Path
 from systems.records.host import Probe
 
 # Long enough that a host whose cores are wanted by others interrupts: about 10 ms of
-# Python, and 5 ms of launches, of which a GPU's queue takes 1,024 without waiting.
+# Python, and 5 ms of launches or additions, of which a GPU's queue takes 1,024 without
+# waiting.
 LOOPS, LOOP_LENGTH, LAUNCHES = 3, 200_000, 500
 
 
@@ -24,7 +26,8 @@ def probe(launches: bool = False) -> Probe:
             others.append(running)
     return Probe(
         python_ms=round(statistics.fmean(loops), 6),
-        launch_ms=launch_ms() if launches else None,
+        launch_ms=issued_ms(empty_kernels) if launches else None,
+        dispatch_ms=issued_ms(additions) if launches else None,
         other_threads=round(statistics.median(others)) if others else None,
         on_battery=on_battery(),
     )
@@ -42,23 +45,39 @@ def fixed_loop() -> None:
         total += i
 
 
-def launch_ms() -> float | None:
-    """What one launch costs the CPU. None where the GPU fails: its rows say how."""
+def empty_kernels() -> Callable[[], object]:
+    """Launches a kernel that ends at once, and holds no memory."""
     import torch
 
-    def launch_many() -> None:
-        for _ in range(LAUNCHES):
-            # A kernel that ends at once, and holds no memory.
-            torch.cuda._sleep(0)
+    return lambda: torch.cuda._sleep(0)
+
+
+def additions() -> Callable[[], object]:
+    """Adds two numbers as a model does: dispatched, with memory for the sum."""
+    import torch
+
+    one = torch.ones(1, device="cuda")
+    return lambda: one + one
+
+
+def issued_ms(kind: Callable[[], Callable[[], object]]) -> float | None:
+    """What issuing one costs the CPU. None where the GPU fails: its rows say how."""
+    import torch
 
     times: list[float] = []
     try:
+        issue = kind()
+
+        def issue_many() -> None:
+            for _ in range(LAUNCHES):
+                issue()
+
         torch.cuda.synchronize()
-        # The first launch of a process loads the kernel.
-        torch.cuda._sleep(0)
+        # The first of a process loads the kernel.
+        issue()
         for _ in range(LOOPS):
             torch.cuda.synchronize()
-            times.append(milliseconds(launch_many) / LAUNCHES)
+            times.append(milliseconds(issue_many) / LAUNCHES)
         torch.cuda.synchronize()
     # A build of torch without CUDA asserts.
     except (RuntimeError, AssertionError):

@@ -15,27 +15,28 @@ from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
-from systems.experiments import STEMS
+from systems.experiments import STEMS, Stem
 from systems.records import store
+from systems.records.device import Device
 from systems.records.neighbours import measuring
 from systems.records.store import RecordError
 from systems.running import machine
+from systems.running.again import Again
 from systems.running.groups import (
     gpu_is_broken,
     groups_of,
     look_at_host,
     measured_now,
-    put,
-    slow_groups,
 )
 from systems.running.limited import limit_memory, would_publish
 from systems.running.precompile import folder_for_compiled, rehearse
 from systems.running.reports import CannotStart, exit_when_terminated, report
 from systems.running.resuming import (
+    complete_record,
     exclusive,
     new_record,
     partial_path,
@@ -69,15 +70,7 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
             "another --results"
         )
     with exclusive(path), measuring() as others_measure, folder_for_compiled():
-        module = import_module(stem.module)
-        machine.check_torch(device)
-        if device.is_gpu:
-            limit_memory()
-            # Else imported by the first row that compiles, or steps an optimizer.
-            import_module("torch._inductor.compile_fx")
-        # What was imported stays: it need not be looked through for garbage before each
-        # row.
-        gc.freeze()
+        module = imported(stem, device)
         configs = module.configs(quick=grid == "quick")
         record = new_record(name, device, grid, configs, module.PROTOCOL)
         progress = partial_path(path)
@@ -106,7 +99,7 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
             # first row.
             rows = measured(group, before, since=ended)
             ended, before = time.monotonic(), rows[-1].host[-1:]
-            put(record, rows)
+            record.rows += rows
             store.write(record, progress)
             for row in rows:
                 report(
@@ -123,27 +116,62 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
             )
             return 1
         order = {json.dumps(asdict(config)): i for i, config in enumerate(configs)}
-
-        def publish() -> None:
-            record.rows.sort(key=lambda row: order[json.dumps(row.config)])
-            store.write(record, progress)
-            # In one step: work that is complete never lies beside its record, where it
-            # would be taken for a new one once the record is deleted.
-            os.replace(progress, path)
-
-        publish()
-        for group in slow_groups(record, groups):
-            if time.time() >= deadline:
-                break
-            report(event="again")
-            # A new look: the last one may be what made the host seem slow.
-            before = look_at_host(device, module)
-            rows = measured(group, before, since=time.monotonic())
-            if gpu_is_broken(module, rows):
-                break
-            put(record, rows)
-            publish()
+        record.rows.sort(key=lambda row: order[json.dumps(row.config)])
+        store.write(record, progress)
+        # In one step: work that is complete never lies beside its record, where it
+        # would be taken for a new one once the record is deleted.
+        os.replace(progress, path)
+        if device.is_gpu:
+            Again(record, path, module, measured).at_the_end(groups, deadline)
     report(event="complete")
+    return 0
+
+
+def imported(stem: Stem, device: Device) -> Any:
+    """The experiment, and all that its rows would else import."""
+    module = import_module(stem.module)
+    machine.check_torch(device)
+    if device.is_gpu:
+        limit_memory()
+        # Else imported by the first row that compiles, or steps an optimizer.
+        import_module("torch._inductor.compile_fx")
+    # What was imported stays: it need not be looked through for garbage before each
+    # row.
+    gc.freeze()
+    return module
+
+
+def measure_again(name: str, results: Path, rows: list[int], deadline: float) -> int:
+    """Measure these rows of a complete record of today's code again, each with those
+    that take turns with it, once the host is quiet; of old and new ones those of the
+    quieter host stay. Whenever it is stopped, the record is whole. Returns the exit
+    code.
+    """
+    stem = STEMS[name]
+    device = machine.device_for(stem.full)
+    if device is None:
+        raise CannotStart(f"{name} needs a GPU and none was found")
+    path = record_path(results, device, name, "full")
+    with exclusive(path), measuring() as others_measure, folder_for_compiled():
+        module = imported(stem, device)
+        configs = module.configs()
+        record = complete_record(
+            path, new_record(name, device, "full", configs, module.PROTOCOL), configs
+        )
+        wanted = [record.rows[i].config for i in rows if i < len(record.rows)]
+        groups = [
+            group
+            for group in groups_of(module, configs)
+            if any(asdict(config) in wanted for config in group)
+        ]
+        pending = [config for group in groups for config in group]
+        report(event="start", total=len(pending), done=0)
+        if device.is_gpu:
+            report(event="compiling")
+            rehearse(name, "full", pending, deadline)
+        measured = partial(measured_now, record, module, others_measure)
+        left = Again(record, path, module, measured).later(groups, deadline)
+    report(event="left" if left else "complete", rows=left)
     return 0
 
 
@@ -153,17 +181,20 @@ def main(
     grid: str = "full",
     deadline: float = 1e18,
     verify: bool = False,
+    again: str = "",
 ):
-    """Measure STEM into RESULTS."""
+    """Measure STEM into RESULTS; `again`, its rows of these numbers."""
     try:
         for value, known in ((stem, STEMS), (grid, ("full", "quick"))):
             if value not in known:
                 raise CannotStart(f"{value!r} is none of {', '.join(known)}")
-        code = (
-            verify_stem(stem, results)
-            if verify
-            else measure_stem(stem, results, grid, deadline)
-        )
+        if verify:
+            code = verify_stem(stem, results)
+        elif again:
+            rows = [int(number) for number in again.split(",")]
+            code = measure_again(stem, results, rows, deadline)
+        else:
+            code = measure_stem(stem, results, grid, deadline)
     except (CannotStart, RecordError) as error:
         stop(str(error))
     except OSError as error:

@@ -6,10 +6,10 @@ from msgspec.structs import replace
 from systems.records import store
 from systems.records.host import Probe, slowdown, usual
 from systems.records.record import Row
-from tests.factories import committed, make_gpu, make_record, make_row
-from tools.render import load
-from tools.render.markdown import SLOW_HOST, columns, provenance
-from tools.render.rows import Cell
+from tests.factories import make_gpu, make_record, make_row
+from tools.render import hosts
+from tools.render.markdown import columns, per_device, provenance
+from tools.render.rows import DAGGER, Cell
 
 
 def test_slow_is_the_slowest_time_of_all_probes_against_the_usual():
@@ -41,7 +41,7 @@ def test_rows_are_slow_against_the_quietest_record_of_the_same_gpu():
     slower = record_of([2.0] * 3)
     for row in slower.rows:
         row.host = [Probe(2.0), Probe(2.0)]
-    load.compare_hosts([steady, moody, slower])
+    hosts.compare_hosts([steady, moody, slower])
     assert [row.slow for row in steady.rows] == [False, False, False]
     assert [row.slow for row in moody.rows] == [False, True, False]
     assert [row.slowdown for row in slower.rows] == [2, 2, 2]
@@ -60,28 +60,35 @@ def test_with_other_software_a_host_is_neither_slow_nor_quiet(other):
     here, there = record_of([1.0, 1.0]), record_of([0.1, 0.1], **other)
     for row in there.rows:
         row.host = [Probe(0.1)]
-    load.compare_hosts([here, there])
+    hosts.compare_hosts([here, there])
     assert [row.slowdown for row in (*here.rows, *there.rows)] == [1, 1, 1, 1]
     # What doesn't run the probes makes no difference.
     alike = record_of([2.0], software={"triton": "3.9"})
-    load.compare_hosts([here, alike])
+    hosts.compare_hosts([here, alike])
     assert alike.rows[0].slow
 
 
-def test_a_slow_row_is_marked_and_the_line_under_the_table_says_so():
+def test_an_unsteady_number_is_marked_and_the_line_under_the_table_says_so():
     record = record_of([1.0, 1.9, 1.0])
-    load.compare_hosts([record])
-    lines = columns(map(Cell, record.rows), "i", ("ms", Cell.ms)).splitlines()
-    assert [SLOW_HOST in line for line in lines] == [False, False, False, True, False]
-    said = "† 1 of 3 rows while the host was slow, up to 1.9 times"
-    assert said in provenance(record)
-    # Of what is not timed, nothing is slower.
+    hosts.judge_hosts([record])
+
+    def shown(record):
+        return columns(map(Cell, record.rows), "i", ("ms", lambda c: c.ms("work")))
+
+    lines = shown(record).splitlines()
+    assert [DAGGER in line for line in lines] == [False, False, False, True, False]
+    said = "† [unsteady](method.md#unsteady): 1 of 3 rows, whose host was up to 1.9"
+    assert said in per_device([record], shown)
+    # Where no such number is shown, there is nothing to say.
+    assert DAGGER not in per_device([record], lambda _: "| a table |")
+    # Of what is not timed, nothing is longer.
     record.rows[1].metrics = {"error": 1e-3}
-    assert "while the host was slow" not in provenance(record)
+    hosts.judge_hosts([record])
+    assert not record.rows[1].unsteady
     record.rows[1].metrics = {"work_ms": [1.0]}
     record.rows[1].host = []
-    load.compare_hosts([record])
-    assert "host" not in provenance(record)
+    hosts.judge_hosts([record])
+    assert not record.rows[1].unsteady
 
 
 def test_a_shared_host_and_a_battery_are_named():
@@ -91,17 +98,6 @@ def test_a_shared_host_and_a_battery_are_named():
     assert "on battery" in provenance(record_of([1.0], on_battery=True))
     quiet = provenance(record_of([1.0], other_threads=1))
     assert "others" not in quiet and "battery" not in quiet
-
-
-def test_the_check_names_the_record(tmp_path):
-    found = committed("warmup")
-    for row in found.rows:
-        row.host = [Probe(1.0)]
-    found.rows[0].host = [Probe(1.9)]
-    store.write(found, tmp_path / "nvidia-h200" / "warmup.json")
-    (line,) = load.slow_records(tmp_path)
-    assert "nvidia-h200/warmup.json: the host was slow while 1 of 4 rows" in line
-    assert "up to 1.9 times" in line
 
 
 def test_a_probe_that_can_not_be_is_refused(tmp_path):

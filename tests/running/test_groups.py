@@ -1,17 +1,16 @@
-"""Rows in turns, in processes of their own, and again where the host was slow."""
+"""Rows in turns and in processes of their own, with the host around them."""
 
 import os
-import time
 
 import pytest
 
 from systems.experiments import STEMS
 from systems.records import store
-from systems.records.host import Probe
-from systems.records.outcome import Unsupported, measure_row
+from systems.records.outcome import measure_row
 from systems.running import groups
 from tests import fake_stem
 from tests.factories import fake_stem_on
+from tests.running.conftest import probing
 
 
 def test_rows_may_have_a_process_each(run, monkeypatch, tmp_path, record_file):
@@ -64,14 +63,6 @@ def test_where_one_row_of_a_round_is_missing_all_are_measured_again(
     assert turns[:6] == [6, 5, 4, 3, 2, 1] and len(store.read(partial_file).rows) == 6
 
 
-def probing(monkeypatch, *times: float) -> None:
-    """The host takes these times, in ms, one probe after the other, then 1."""
-    left = list(times)
-    monkeypatch.setattr(
-        groups, "probe", lambda launches: Probe(left.pop(0) if left else 1.0)
-    )
-
-
 def test_each_row_knows_the_host_before_and_after_it(run, record_file, monkeypatch):
     """Where nothing is timed there is nothing to know."""
     run()
@@ -82,103 +73,6 @@ def test_each_row_knows_the_host_before_and_after_it(run, record_file, monkeypat
     rows = store.read(record_file.parents[1] / "cpu" / "fake.json").rows
     times = [[probe.python_ms for probe in row.host] for row in rows]
     assert times == [[1, 2], [2, 3], [3, 1], [1, 1], [1, 1], [1, 1]]
-
-
-@pytest.mark.usefixtures("fake_on_gpu")
-def test_rows_of_a_slow_host_are_measured_again_and_the_quieter_stays(
-    run, tmp_path, monkeypatch
-):
-    measured, real = [], fake_stem.run
-
-    def noting(config):
-        measured.append(config.index)
-        return real(config)
-
-    monkeypatch.setattr(fake_stem, "run", noting)
-    # Slow after rows 5 and 2, so before 4 and 1 too; 2 needs a third try.
-    first, again = [1, 1, 3, 1, 1, 2, 1], [1, 1.2, 1, 1, 1, 3, 1, 1, 1, 1.1]
-    probing(monkeypatch, *first, *again)
-    outcome = run()
-    assert outcome.code == 0 and outcome.measured == [6, 5, 4, 3, 2, 1]
-    assert [e["event"] for e in outcome.events].count("again") == len(measured) - 6
-    assert measured == [6, 5, 4, 3, 2, 1, 5, 4, 2, 1, 2]
-    rows = store.read(tmp_path / "a-gpu" / "fake.json").rows
-    assert [row.config["index"] for row in rows] == [6, 5, 4, 3, 2, 1]
-    slowest = [max(probe.python_ms for probe in row.host) for row in rows]
-    assert slowest == [1, 1.2, 1, 1, 1.1, 1]
-
-
-@pytest.mark.usefixtures("fake_on_gpu")
-def test_a_host_that_stays_slow_is_not_waited_for(run, tmp_path, monkeypatch):
-    probing(monkeypatch, *[1, 1, 1, 1, 1, 1, 3], *[3] * 10)
-    outcome = run()
-    assert [e["event"] for e in outcome.events].count("again") == 2
-    assert store.read(tmp_path / "a-gpu" / "fake.json").rows[-1].host[1].python_ms == 3
-
-
-@pytest.mark.usefixtures("fake_on_gpu")
-def test_a_slow_host_is_no_reason_to_measure_again_what_is_not_timed(run, monkeypatch):
-    monkeypatch.setattr(fake_stem, "run", lambda config: {"count": config.index})
-    probing(monkeypatch, 1, 1, 3)
-    outcome = run()
-    assert outcome.code == 0 and "again" not in [e["event"] for e in outcome.events]
-
-
-@pytest.mark.usefixtures("fake_on_gpu")
-def test_a_row_that_fails_when_measured_again_stays_as_it_was(
-    run, tmp_path, monkeypatch
-):
-    probing(monkeypatch, 1, 1, 1, 1, 1, 1, 3)
-    real, measured = fake_stem.run, []
-
-    def once(config):
-        measured.append(config.index)
-        if measured.count(config.index) > 1:
-            raise RuntimeError("CUDA error: an illegal address")
-        return real(config)
-
-    monkeypatch.setattr(fake_stem, "run", once)
-    assert run().code == 0 and measured == [6, 5, 4, 3, 2, 1, 1]
-    assert store.read(tmp_path / "a-gpu" / "fake.json").complete
-
-
-@pytest.mark.usefixtures("fake_on_gpu")
-@pytest.mark.parametrize("error", [Unsupported("not here"), MemoryError()])
-def test_a_row_that_has_no_numbers_when_measured_again_stays_as_it_was(
-    run, tmp_path, monkeypatch, error
-):
-    """And what both tries took is what the row took."""
-    probing(monkeypatch, 1, 1, 1, 1, 1, 1, 3)
-    real, measured = fake_stem.run, []
-
-    def once(config):
-        measured.append(config.index)
-        if measured.count(config.index) > 1:
-            time.sleep(0.2)
-            raise error
-        return real(config)
-
-    monkeypatch.setattr(fake_stem, "run", once)
-    assert run().code == 0 and measured == [6, 5, 4, 3, 2, 1, 1, 1]
-    last = store.read(tmp_path / "a-gpu" / "fake.json").rows[-1]
-    assert last.status == "ok" and last.seconds >= 0.4
-
-
-@pytest.mark.usefixtures("fake_on_gpu")
-def test_a_record_is_there_before_rows_are_measured_again(run, tmp_path, monkeypatch):
-    probing(monkeypatch, 1, 1, 1, 1, 1, 1, 3)
-    real, measured = fake_stem.run, []
-
-    def killed(config):
-        measured.append(config.index)
-        if measured.count(config.index) > 1:
-            raise KeyboardInterrupt
-        return real(config)
-
-    monkeypatch.setattr(fake_stem, "run", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run()
-    assert store.read(tmp_path / "a-gpu" / "fake.json").complete
 
 
 def test_a_row_in_turns_is_measured_alone_by_its_command(turns):

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from systems.records.host import SLOW
 from systems.running import host
@@ -17,6 +18,29 @@ def test_a_probe_times_python_and_here_no_launches():
     found = probe(launches=True)
     assert 0.1 < found.python_ms < 1000
     assert found.launch_ms is None or found.launch_ms < 1
+
+
+def test_what_issuing_costs_is_told_of_each_kind(monkeypatch):
+    issued, waits = [], []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(len(issued)))
+    milliseconds = host.issued_ms(lambda: lambda: issued.append(time.sleep(1e-4)))
+    assert len(issued) == 1 + host.LOOPS * host.LAUNCHES
+    # Nothing else is in the queue, and the time of the first is not counted.
+    before = [1 + i * host.LAUNCHES for i in range(host.LOOPS)]
+    assert waits == [0, *before, len(issued)]
+    assert milliseconds is not None and 0.1 <= milliseconds < 10
+
+    def broken():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    assert host.issued_ms(broken) is None
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_given_launches_and_additions():
+    found = probe(launches=True)
+    assert found.launch_ms and found.dispatch_ms
+    assert 1e-3 < found.launch_ms < found.dispatch_ms < 1
 
 
 @pytest.mark.alone

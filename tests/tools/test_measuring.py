@@ -10,8 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from systems.records import store
+from systems.records.host import Probe
+from systems.running import machine
+from tests.factories import committed
 from tools import measuring
-from tools.measuring import measure_if_stale, run_child
+from tools.measuring import Outcome, measure_if_stale, measure_unsteady, run_child
 
 
 def child_that(monkeypatch, code: str) -> None:
@@ -115,3 +119,30 @@ def test_a_record_that_can_not_be_read_is_an_outcome_of_its_own(tmp_path):
     assert outcome.code == 2 and outcome.message.startswith(
         f"error: {path}: is not JSON"
     )
+
+
+def test_the_unsteady_rows_of_a_record_are_measured_again(monkeypatch, tmp_path):
+    record = committed("warmup")
+    for row in record.rows:
+        row.host = [Probe(1.0)]
+    monkeypatch.setattr(machine, "device_for", lambda _: record.device)
+    started = []
+
+    def quieter(stem, results, *flags):
+        started.append(flags)
+        record.rows[1].host = [Probe(1.0)]
+        store.write(record, path)
+        return Outcome(stem, "measured")
+
+    monkeypatch.setattr(measuring, "run_child", quieter)
+    path = tmp_path / "nvidia-h200" / "warmup.json"
+    store.write(record, path)
+    outcome = measure_unsteady("warmup", tmp_path, 1e18)
+    assert (outcome.message, outcome.code) == ("no row is unsteady", 0)
+    record.rows[1].host, record.rows[3].host = [Probe(1.9)], [Probe(2.0)]
+    store.write(record, path)
+    outcome = measure_unsteady("warmup", tmp_path, 1e18)
+    assert started == [("--again", "1,3", "--deadline", "1e+18")]
+    assert outcome.message == "measured; 1 of 2 rows are still unsteady"
+    monkeypatch.setattr(machine, "device_for", lambda _: None)
+    assert measure_unsteady("warmup", tmp_path, 1e18).code == 2

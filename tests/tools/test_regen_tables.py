@@ -27,7 +27,7 @@ from tests.factories import RESULTS, committed, contents, regen_tables
 from tests.factories import command as regen_command
 from tools import measuring
 from tools import regen_tables as command
-from tools.checks import pages, same_cell
+from tools.checks import pages, same_cell, steadiness
 from tools.measuring import Outcome
 from tools.regen_tables import main
 from tools.render import load
@@ -86,6 +86,7 @@ WRONG = {
     "--list --quick": f"--quick {MEASURES} --list",
     "--render --only warmup": f"--only {MEASURES} --render",
     "--check --force": f"--force {MEASURES} --check",
+    "--again warmup --force": f"--force {MEASURES} --again",
     "--verify warmup --quick": f"--quick {MEASURES} --verify",
     "--fresh": "--fresh goes with --check, not with measuring",
     "--slurm --fresh": "--fresh goes with --check, not with --slurm",
@@ -94,7 +95,7 @@ WRONG = {
     "--time-limit nan": "argument --time-limit: nan is no number of minutes above 0",
     "--list --generated x": (
         "--generated goes with measuring or --slurm or --render or --check or "
-        "--verify, not with --list"
+        "--verify or --again, not with --list"
     ),
     # Of shells, a variable that is not set.
     "--results ''": "argument --results: it names no folder",
@@ -531,6 +532,15 @@ def test_a_tree_in_order_passes(rendered):
     done = rendered("--check", "--fresh")
     assert done.code == 0
     assert done.out.endswith("generated files, all as the records give them\n")
+
+
+def test_too_many_unsteady_rows_fail_where_records_must_be_fresh(rendered, monkeypatch):
+    told = "7 of 200 rows of today's code are unsteady"
+    monkeypatch.setattr(steadiness, "judge", lambda found: ([told], []))
+    assert rendered("--check").code == 0
+    assert f"warning: {told}" in rendered("--check").out
+    done = rendered("--check", "--fresh")
+    assert done.code == 1 and told in done.out and "warning" not in done.out
 
 
 def edit(path: Path, old: str, new: str) -> None:

@@ -13,20 +13,13 @@ from statistics import median
 from typing import Any
 
 from systems.records.record import Record, Row
+from tools.render.hosts import AXES, CELLS
 from tools.render.load import is_fresh
 
 AGREE = 1.1
 # A loss takes less than a launch does, and says nothing.
 PHASES = ("forward", "backward", "optimizer")
-# The records that time a pass of the model, and what their configurations leave unsaid.
-STEMS: dict[str, dict[str, Any]] = {
-    "end_to_end": {},
-    "warmup": {"mode": "step", "precision": "fp32", "attention": "eager"},
-    "kernel_profile": {"attention": "eager"},
-    "compile": {"mode": "step", "attention": "eager"},
-    "model_attention": {"mode": "step", "precision": "bf16"},
-}
-AXES = ("size", "context", "batch", "precision", "mode", "attention")
+STEMS = ("end_to_end", "warmup", "kernel_profile", "compile", "model_attention")
 # What is no cell of another record: a compiled model, and a process that did not warm
 # up as the others do.
 USUAL = {"execution": "eager", "warmup": 5}
@@ -52,10 +45,9 @@ def cells(record: Record) -> dict[tuple[Any, ...], Row]:
     """The rows that another record may have too, by what both measured."""
     found = {}
     for row in record.rows:
-        config = STEMS[record.stem] | row.config
+        config = CELLS[record.stem] | row.config
         usual = all(config.get(key, value) == value for key, value in USUAL.items())
-        # What a slow host did to a row is said wherever the row is shown.
-        if row.status == "ok" and usual and not row.slow:
+        if row.status == "ok" and usual:
             found[tuple(config[axis] for axis in AXES)] = row
     return found
 
@@ -68,11 +60,12 @@ def pairs(one: Record, other: Record) -> Iterator[Pair]:
     mine, theirs = cells(one), cells(other)
     for key in mine.keys() & theirs.keys():
         for phase in PHASES:
-            name = f"{phase}_ms"
-            if name in mine[key].metrics and name in theirs[key].metrics:
+            name, rows = f"{phase}_ms", (mine[key], theirs[key])
+            # What a slow host may have done is said wherever such a time is shown.
+            if all(name in r.metrics and not r.unsteady_in(phase) for r in rows):
                 times = sorted(
-                    (median(rows[key].metrics[name]), record.stem)
-                    for rows, record in ((mine, one), (theirs, other))
+                    (median(row.metrics[name]), record.stem)
+                    for row, record in zip(rows, (one, other), strict=True)
                 )
                 (faster, _), (slower, stem) = times
                 yield Pair(" ".join(map(str, key)), phase, stem, slower, faster)

@@ -22,6 +22,7 @@ from markdown import Extension, Markdown
 from markdown.postprocessors import Postprocessor
 
 from systems.model.sizes import SIZES
+from tools.render.rows import DAGGER
 
 MATHML = "{http://www.w3.org/1998/Math/MathML}"
 # How many children MathML demands; latex2mathml turns `\frac{a` into a fraction with
@@ -356,8 +357,8 @@ SHAPES = "tokens · d · mask · heads"
 TOKENS = re.compile(r"([\d,]+)(k?)")
 
 
-# A size may be followed by what else names a step, and by the mark of a slow host.
-SIZE = re.compile(r"[^,\s†]+")
+# A size may be followed by what else names a step.
+SIZE = re.compile(r"[^,\s]+")
 
 
 def size_of(head: str, text: str) -> str:
@@ -390,7 +391,8 @@ def starts_of_groups(heads: list[str]) -> set[int]:
 
 def kind_of(texts: list[str]) -> str:
     """The class of a column: `r` for numbers, `t` for text of several lines."""
-    numbers = [NUMBER.fullmatch(text) and text not in ORDER for text in texts]
+    plain = [text.replace(DAGGER, "") for text in texts]
+    numbers = [NUMBER.fullmatch(text) and text not in ORDER for text in plain]
     others = (t for t, number in zip(texts, numbers, strict=True) if not number)
     if any(numbers) and all(map(NO_NUMBER.fullmatch, others)):
         return "r"

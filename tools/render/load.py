@@ -14,11 +14,11 @@ from systems import ROOT
 from systems.attention import IMPLEMENTATIONS
 from systems.experiments import STEMS
 from systems.records import store
-from systems.records.host import quietest, slowdown, usual
 from systems.records.record import Record
 from systems.records.source_hash import source_hash
 from systems.running.limited import would_publish
 from systems.running.software import TUNED, attention_in, tuned_software
+from tools.render.hosts import judge_hosts, note_clocks
 
 GENERATED = ROOT / "docs" / "generated"
 # Records by stem, the primary GPU's first.
@@ -218,15 +218,8 @@ def load_sound(results: Path) -> tuple[dict[str, list[Record]], list[Broken]]:
     reported ones; and what is broken. RecordError where there are GPUs, but not the
     primary one.
     """
-    primary, found = primary_gpu(), defaultdict(list)
-    broken: list[Broken] = []
-    for path in sorted(results.glob("*/*.json")):
-        if path.name.endswith(store.PARTIAL_SUFFIX) or path.parent.name == "quick":
-            continue
-        try:
-            found[path.stem].append(read(path))
-        except store.RecordError as error:
-            broken.append(Broken(path.stem, path, str(error)))
+    primary = primary_gpu()
+    found, broken = sound_in(results)
     measured = {r.device.slug for rs in found.values() for r in rs if is_of_gpu(r)}
     there = measured | {b.path.parent.name for b in broken}
     if measured and primary not in there:
@@ -234,8 +227,6 @@ def load_sound(results: Path) -> tuple[dict[str, list[Record]], list[Broken]]:
             f"mkdocs.yml: extra.primary_gpu is {primary!r}, and no record in {results} "
             f"is of that GPU; there are: {', '.join(sorted(measured))}"
         )
-    compare_hosts([record for of_stem in found.values() for record in of_stem])
-    note_clocks(found.get("kernel_profile", []), found.get("end_to_end", []))
     for of_stem in found.values():
         of_stem.sort(
             key=lambda r: (
@@ -247,46 +238,24 @@ def load_sound(results: Path) -> tuple[dict[str, list[Record]], list[Broken]]:
     return found, broken
 
 
-def compare_hosts(records: list[Record]) -> None:
-    """Note at each row how slow its host was. Quiet is the host of that record of the
-    same kind of GPU and the same software whose probes usually took least.
+def sound_in(
+    results: Path, device: str = "*"
+) -> tuple[dict[str, list[Record]], list[Broken]]:
+    """Complete records by stem, all or of one device, with what was noted at their
+    rows; and what is broken.
     """
-    alike: dict[Any, list[Record]] = defaultdict(list)
-    for record in records:
-        # What runs the probes: Python the loop, torch and the driver the launches.
-        python, torch = (record.software.get(name) for name in ("python", "torch"))
-        alike[record.device.slug, record.device.driver, python, torch].append(record)
-    for group in alike.values():
-        usuals = (usual(p for row in r.rows for p in row.host) for r in group)
-        quiet = quietest(usuals)
-        for row in (row for record in group for row in record.rows):
-            row.slowdown = slowdown(row.host, quiet)
-
-
-# What times the same only where it is the same.
-SAME_SOFTWARE = ("torch", "cuda", "cudnn")
-SAME_CELL = ("size", "context", "mode", "precision", "batch", "vocab")
-
-
-def note_clocks(profiles: list[Record], clocks: list[Record]) -> None:
-    """Note at each profiled row the row of `end_to_end` that timed the same cell, on
-    the same GPU with the same driver and software, while the host was not slow. A
-    profile has its own host, which may launch slowly while it is made.
-    """
-    for profile in (p for p in profiles if p.kind == "measured"):
-        alike = (c for c in clocks if c.kind == "measured" and same(profile, c))
-        profile.clock = clock = next(alike, None)
-        for row in profile.rows:
-            of = {key: row.config.get(key) for key in SAME_CELL}
-            timed = clock.find(**of, attention="eager") if clock else None
-            row.clock = timed if timed and not timed.slow else None
-
-
-def same(one: Record, other: Record) -> bool:
-    return (one.device.slug, one.device.driver) == (
-        other.device.slug,
-        other.device.driver,
-    ) and all(one.software.get(n) == other.software.get(n) for n in SAME_SOFTWARE)
+    found: dict[str, list[Record]] = defaultdict(list)
+    broken: list[Broken] = []
+    for path in sorted(results.glob(f"{device}/*.json")):
+        if path.name.endswith(store.PARTIAL_SUFFIX) or path.parent.name == "quick":
+            continue
+        try:
+            found[path.stem].append(read(path))
+        except store.RecordError as error:
+            broken.append(Broken(path.stem, path, str(error)))
+    judge_hosts([record for of_stem in found.values() for record in of_stem])
+    note_clocks(found.get("kernel_profile", []), found.get("end_to_end", []))
+    return found, broken
 
 
 def is_of_gpu(record: Record) -> bool:
@@ -302,19 +271,6 @@ def stale_records(results: Path) -> list[str]:
         for stem, of_stem in load_sound(results)[0].items()
         for r in of_stem
         if r.kind == "measured" and not is_fresh(r)
-    ]
-
-
-def slow_records(results: Path) -> list[str]:
-    """A line for each record with rows that were measured while the host was slow."""
-    return [
-        f"{results.name}/{r.device.slug}/{stem}.json: the host was slow while "
-        f"{len(slow)} of {len(r.rows)} rows were measured, up to "
-        f"{max(row.slowdown for row in slow):.1f} times; measure it again by "
-        f"`regen_tables.py --only {stem} --force`"
-        for stem, of_stem in load_sound(results)[0].items()
-        for r in of_stem
-        if (slow := [row for row in r.rows if row.slow])
     ]
 
 

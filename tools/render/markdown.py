@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from itertools import takewhile
 from typing import Any
 
-from systems.records.record import Record, Row
+from systems.records.record import Record
 from tools.render.load import STALE, VERIFIED, age
-from tools.render.rows import NOT_MEASURED, Cell, Missing, say
+from tools.render.rows import DAGGER, NOT_MEASURED, Cell, Missing, say
 
 # What can begin markup, an attribute, a formula, a macro or a new line, in Markdown or
 # in the HTML that it becomes; an underscore only where it begins or ends a word.
@@ -142,21 +142,7 @@ def printed(item: Any, described: list[tuple[Any, ...]]) -> list[str]:
             words = "" if compared or known else words
             said.append(value.row)
         line.append(words)
-    if was_slow(item):
-        line[0] += f"\N{NO-BREAK SPACE}{SLOW_HOST}"
     return line
-
-
-# Beside what was measured while the host was slow.
-SLOW_HOST = "†"
-
-
-def was_slow(item: Any) -> bool:
-    """Whether the host was slow while a row that a line shows was measured."""
-    if isinstance(item, tuple | list):
-        return any(map(was_slow, item))
-    row = item.row if isinstance(item, Cell) else item
-    return isinstance(row, Row) and row.slow
 
 
 def device_label(record: Record) -> str:
@@ -186,7 +172,7 @@ def per_device(
     its provenance below. Without tabs, the first.
     """
     shown = [
-        (device_label(r), "\n\n".join([*banner(r), text, provenance(r)]))
+        (device_label(r), "\n\n".join([*banner(r), text, provenance(r, text)]))
         for r in records
         if (text := body(r))
     ]
@@ -206,9 +192,9 @@ def banner(record: Record) -> list[str]:
 WHAT_IT_MEANS = "[what this means](method.md#the-line-under-each-table)"
 
 
-def provenance(record: Record) -> str:
-    """Where the numbers above come from, in a quiet line. The rest stands once on a
-    page, as `conditions`.
+def provenance(record: Record, shown: str = "") -> str:
+    """Where the numbers above come from, in a quiet line; what a dagger means, where it
+    is shown. The rest stands once on a page, as `conditions`.
     """
     link = record_link(record)
     edited = ["edited by hand"] if record.edited else []
@@ -217,6 +203,7 @@ def provenance(record: Record) -> str:
         return f"Reported, not measured here: {inert(told)} {link}\n{{ .provenance }}"
     day = (record.started_utc or "").partition(" ")[0]
     noted = [*record.notes, *of_host(record), *edited]
+    noted += [unsteady_rows(record)] if DAGGER in shown else []
     said = {STALE: [Markup("**stale**{ .old }")], VERIFIED: [VERIFIED]}
     old = said.get(age(record), [])
     parts = [first(record.device.name), *old, day, commit_of(record), *noted]
@@ -229,12 +216,9 @@ def of_host(record: Record) -> list[str]:
     probes = [probe for row in record.rows for probe in row.host]
     others = [p.other_threads for p in probes if p.other_threads is not None]
     usual = statistics.median(others) if others else 0
-    slow = [row.slowdown for row in record.rows if row.slow]
     told = {
         f"others ran {usual:.0f} threads on this host": usual >= 2,
         "on battery": any(probe.on_battery for probe in probes),
-        f"{SLOW_HOST} {len(slow)} of {len(record.rows)} rows while the host was slow, "
-        f"up to {max(slow, default=1):.1f} times": slow,
     }
     return [text for text, holds in told.items() if holds]
 
@@ -242,6 +226,22 @@ def of_host(record: Record) -> list[str]:
 def record_address(record: Record) -> str:
     """From a page."""
     return f"results/{record.device.slug}/{record.stem}.json"
+
+
+# Where method.md defines it.
+UNSTEADY = "method.md#unsteady"
+
+
+def unsteady_rows(record: Record) -> Markup:
+    """What a dagger in a table is about."""
+    slow = [row.slowdown for row in record.rows if row.unsteady]
+    counted = (
+        f": {len(slow)} of {len(record.rows)} rows, whose host was up to "
+        f"{max(slow):.1f} times slow"
+        if slow
+        else ""
+    )
+    return Markup(f"{DAGGER} [unsteady]({UNSTEADY}){counted}")
 
 
 def record_link(record: Record) -> str:
@@ -322,7 +322,7 @@ def in_words(text: str) -> str:
     no line ends between a number and its unit.
     """
     text = re.sub(r"(?<![\w.])-(?=\d)", "\N{MINUS SIGN}", text)
-    unit = r"(?<=\d) (?=%|(?:[KMGT]i?)?B\b|[nµm]?s\b|[MGT]FLOP)"
+    unit = r"(?<=[\d†]) (?=%|(?:[KMGT]i?)?B\b|[nµm]?s\b|[MGT]FLOP)"
     return re.sub(unit, "\N{NO-BREAK SPACE}", text)
 
 

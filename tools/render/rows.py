@@ -10,7 +10,7 @@ print without asking first:
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from systems.formulas.costs import Peak, peak_of
@@ -21,9 +21,8 @@ from systems.records.summary import Summary, summarize
 NOT_MEASURED = "not measured"
 # The parts of a training step, in order.
 PHASES = ("forward", "loss", "backward", "optimizer")
-# A step whose slow fifth is this much above its fast fifth says more about the host
-# than about the GPU.
-STEADY = 1.05
+# Beside a number that a slow host may have changed.
+DAGGER = "†"
 
 # How a number is printed: "{:.1f} ms", or a function.
 Text = str | Callable[[Any], str]
@@ -65,6 +64,40 @@ class Missing(float):
 MISSING = Missing()
 
 
+def keeping(name: str) -> Any:
+    """An operator of floats whose result is as unsteady as what it is given."""
+    of_floats = getattr(float, name)
+
+    def operate(self: "Unsteady", *others: Any) -> Any:
+        # What is missing stays so.
+        if any(isinstance(other, Missing) for other in others):
+            return NotImplemented
+        found = of_floats(self, *others)
+        return found if found is NotImplemented else Unsteady(found)
+
+    return operate
+
+
+class Unsteady(float):
+    """A number that a slow host may have changed: it is printed with a dagger, and so
+    is whatever is computed with it.
+    """
+
+    def __format__(self, spec: str, /) -> str:
+        return float.__format__(self, spec) + DAGGER
+
+    __add__, __radd__ = keeping("__add__"), keeping("__radd__")
+    __sub__, __rsub__ = keeping("__sub__"), keeping("__rsub__")
+    __mul__, __rmul__ = keeping("__mul__"), keeping("__rmul__")
+    __truediv__, __rtruediv__ = keeping("__truediv__"), keeping("__rtruediv__")
+    __pow__, __neg__, __abs__ = (
+        keeping("__pow__"),
+        keeping("__neg__"),
+        keeping("__abs__"),
+    )
+    __round__, __ceil__ = keeping("__round__"), keeping("__ceil__")
+
+
 # Of a GPU whose data sheet nobody listed.
 UNLISTED = Peak(MISSING, MISSING, MISSING, MISSING, "")
 
@@ -92,6 +125,11 @@ def known(values: Iterable[float]) -> list[float]:
     return [value for value in values if not isinstance(value, Missing)]
 
 
+def steady(values: Iterable[float]) -> list[float]:
+    """Those of them that no slow host may have changed."""
+    return [value for value in known(values) if not isinstance(value, Unsteady)]
+
+
 def least(values: Iterable[float]) -> float:
     return min(known(values), default=MISSING)
 
@@ -101,16 +139,19 @@ def most(values: Iterable[float]) -> float:
 
 
 def span(values: Iterable[float], text: str = "{:.2f}") -> str:
-    """ "1.20 to 3.40"."""
-    found = known(values)
-    both = f"{text} to {text}"
-    return both.format(min(found), max(found)) if found else NOT_MEASURED
+    """ "1.20 to 3.40", or "1.20" where that is all."""
+    if not (found := known(values)):
+        return NOT_MEASURED
+    low, high = (text.format(end(found)) for end in (min, max))
+    return low if low == high else f"{low} to {high}"
 
 
 def ranges(values: Iterable[float]) -> str:
     """ "ranges from 1.20 to 3.40", to follow what does."""
-    found = known(values)
-    return f"ranges from {span(found)}" if found else "was not measured"
+    if not (found := known(values)):
+        return "was not measured"
+    told = span(found)
+    return f"ranges from {told}" if " to " in told else f"is {told}"
 
 
 @dataclass(frozen=True)
@@ -165,9 +206,21 @@ class Cell:
         return [sum(times) for times in zip(*parts, strict=True)]
 
     def summary(self, *names: str) -> Summary:
-        """Of `samples`. Its fields are Missing where there are none."""
+        """Of `samples`. Its fields are Missing where there are none, and Unsteady where
+        these times are.
+        """
         samples = self.samples(*names)
-        return summarize(samples) if samples else Summary(0, *[self.missing] * 7)
+        if not samples:
+            return Summary(0, *[self.missing] * 7)
+        n, *values = astuple(summarize(samples))
+        return Summary(n, *(self.as_steady(value, *names) for value in values))
+
+    def as_steady(self, value: float, *names: str) -> float:
+        """A number that was made from these times of the row."""
+        names = names or tuple(p for p in PHASES if f"{p}_ms" in self.metrics)
+        doubtful = self.row is not None and self.row.unsteady_in(*names)
+        there = not isinstance(value, Missing)
+        return Unsteady(value) if doubtful and there else value
 
     def ms(self, *names: str) -> float:
         """The median of `samples`."""
@@ -176,22 +229,27 @@ class Cell:
     def beyond(self, warm: str, settled: str) -> float:
         """In seconds, what warm-up samples took beyond as many settled ones."""
         times = self.samples(warm)
-        return (sum(times) - len(times) * self.ms(settled)) / 1e3
+        seconds = (sum(times) - len(times) * self.ms(settled)) / 1e3
+        return self.as_steady(seconds, warm)
 
     def mean_std(self, *names: str) -> Any:
         """ "38.32 ± 0.36"."""
         s = self.summary(*names)
-        return f"{s.mean:.2f} ± {s.std:.2f}" if self else self.missing
+        return f"{float(s.mean):.2f} ± {s.std:.2f}" if self else self.missing
 
     @property
     def spread(self) -> float:
-        """A slow step over a fast one: near one where the GPU alone decides."""
+        """A slow step over a fast one: near one where the GPU alone decides. It tells
+        of the host, whichever that was.
+        """
         whole = self.summary()
-        return whole.p80 / whole.p20
+        ratio = whole.p80 / whole.p20
+        return float(ratio) if isinstance(ratio, Unsteady) else ratio
 
     @property
     def unsteady(self) -> bool:
-        return self.spread > STEADY
+        """Whether a slow host may have lengthened its passes."""
+        return self.row is not None and self.row.unsteady
 
 
 def cell(record: Record | None, **config: Any) -> Cell:

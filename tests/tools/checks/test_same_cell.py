@@ -109,10 +109,16 @@ def test_other_gpus_other_phases_and_rows_without_numbers_are_not_compared():
     assert compare(found(clock(), reported)) == ([], [])
 
 
-def test_a_row_that_is_marked_for_its_slow_host_is_said_already():
+def test_a_time_that_a_slow_host_may_have_lengthened_is_said_already():
+    """And its other times are compared, however slow the host was."""
     slow = profile(forward=40.1)
     slow.rows[0].slowdown = SLOW + 0.1
+    slow.rows[0].own = {"forward": 17.0, "backward": 35.0, "optimizer": 10.0}
     assert compare(found(clock(), slow)) == ([], [])
+    slow.rows[0].metrics["backward_ms"] = slow.rows[0].metrics["forward_ms"]
+    slow.rows[0].own["backward"] = 40.1
+    errors, _ = compare(found(clock(), slow))
+    assert "in 1 of 2 times of the same cell, most in backward" in errors[0]
 
 
 def test_the_records_of_this_guide_have_cells_in_common():

@@ -223,7 +223,7 @@ def test_code_with_line_numbers_has_no_frame() -> None:
         (["12 %", "−0.5 %", "~80\u202f%"], "r"),
         (["2.7e-05", "0"], "r"),
         (["1.05 to 1.10", "3 of 9", "0.92×"], "r"),
-        (["14.1 (unsteady)", "2.53 (+0.1 %)", "not measured"], "r"),
+        (["14.1†", "2.53 (+0.1 %)", "8.60 ± 0.17†", "not measured"], "r"),
         (["small", "2.7B"], ""),
         (["yes", "no"], ""),
         (["1, 16, 16384, 64, causal"], "t"),
@@ -254,8 +254,8 @@ def test_marks_of_a_column_follow_from_all_of_its_cells() -> None:
     assert "style" not in framed
 
 
-def test_a_size_sorts_as_a_size_beside_a_mark_and_a_precision() -> None:
-    steps = [["size", "small\N{NO-BREAK SPACE}†"], ["step", "xl, bf16 †"]]
+def test_a_size_sorts_as_a_size_beside_a_precision() -> None:
+    steps = [["size", "small"], ["step", "xl, bf16"]]
     small, xl = (
         hooks.frame_tables(
             f"<table><tr><th>{head}</th></tr><tr><td>{text}</td></tr></table>"
@@ -263,7 +263,7 @@ def test_a_size_sorts_as_a_size_beside_a_mark_and_a_precision() -> None:
         for head, text in steps
     )
     assert '<td data-sort="1">small' in small and "<abbr" not in small
-    assert 'data-sort="4"' in xl and ">xl</abbr>, bf16 †" in xl
+    assert 'data-sort="4"' in xl and ">xl</abbr>, bf16" in xl
 
 
 def test_shapes_sort_by_length_and_columns_about_one_thing_begin_with_a_rule() -> None:

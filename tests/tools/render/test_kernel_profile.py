@@ -20,7 +20,7 @@ from systems.records import store
 from systems.records.device import Device
 from systems.records.record import Record, Row
 from tools.render import everything, load
-from tools.render.load import note_clocks
+from tools.render.hosts import note_clocks
 from tools.render.rows import Cell, cells
 from tools.render.stems import kernel_profile
 from tools.render.stems.kernel_profile import rows as kernel_rows
@@ -182,10 +182,10 @@ def test_every_question_has_its_table_and_every_figure_its_file(record):
         "profiled, ms |" in files["times.md"]
     )
     assert (
-        "| small | 128 | fp32 | forward | 12.50 ‡ | 10.00 | 20 % | 18.75 | 10.50 |"
+        "| small | 128 | fp32 | forward | 12.50 | 10.00 | 20 % | 18.75 | 10.50 |"
         in files["times.md"]
     )
-    assert "‡ Wall time of the profile's own run." in files["times.md"]
+    assert "Wall time of the profile's own run." in files["times.md"]
     assert (
         f"| small | 512 | fp32 | forward | `{GEMM}` | 109 | 70 % | 109 |"
         in files["top.md"]
@@ -221,14 +221,24 @@ def test_idle_is_told_by_the_clock_of_the_same_gpu_and_software(record):
     # What the profiler costs is of one run: under it over without.
     checks = kernel_profile.fragments([profile])["checks.md"]
     assert "| small | 128 | fp32 | forward |" in checks and "| 1.50 |" in checks
-    assert "| small | 256 | fp32 | forward | 12.50 ‡ |" in times
-    assert "‡ 55 rows: of the profile's own run. Wall time: NVIDIA H200" in times
+    assert "| small | 256 | fp32 | forward | 12.50 |" in times
+    own = "Wall time of 55 rows: of the profile's own run. Wall time: NVIDIA H200"
+    assert own in times
     # Kernels that took longer than the run that was timed leave nothing idle.
     note_clocks([profile], [clock_record(record, ms=9.9)])
     assert "| 9.90 | 10.00 | 0.0 % |" in kernel_profile.fragments([profile])["times.md"]
 
 
-@pytest.mark.parametrize("why", ["torch", "driver", "gpu", "slow"])
+def test_a_clock_whose_host_was_slow_gives_numbers_that_say_so(record):
+    profile, clock = copy.deepcopy(record), clock_record(record)
+    clock.rows[0].slowdown, clock.rows[0].own = 2.0, {"forward": 10.0}
+    note_clocks([profile], [clock])
+    times = kernel_profile.fragments([profile])["times.md"]
+    assert "| 16.00† | 10.00 | 38† % | 18.75 |" in times
+    assert "† [unsteady](method.md#unsteady)" in times
+
+
+@pytest.mark.parametrize("why", ["torch", "driver", "gpu"])
 def test_another_clock_does_not_count(record, why):
     profile, clock = copy.deepcopy(record), clock_record(record)
     if why == "torch":
@@ -237,11 +247,9 @@ def test_another_clock_does_not_count(record, why):
         clock.device.driver = "581"
     if why == "gpu":
         clock.device.slug = "nvidia-a100"
-    if why == "slow":
-        clock.rows[0].slowdown = 2.0
     note_clocks([profile], [clock])
     times = kernel_profile.fragments([profile])["times.md"]
-    assert "| small | 128 | fp32 | forward | 12.50 ‡ |" in times
+    assert "| small | 128 | fp32 | forward | 12.50 |" in times
 
 
 def test_the_same_kernels_as_graphs_have_a_column_once_timed(record):
@@ -249,7 +257,7 @@ def test_the_same_kernels_as_graphs_have_a_column_once_timed(record):
     profile = copy.deepcopy(record)
     profile.rows[0].metrics["graph_forward_ms"] = [10.75] * 5
     times = kernel_profile.fragments([profile])["times.md"]
-    assert "| 12.50 ‡ | 10.00 | 20 % | 10.75 | 18.75 |" in times
+    assert "| 12.50 | 10.00 | 20 % | 10.75 | 18.75 |" in times
 
 
 def test_out_of_memory_is_a_row_and_facts_say_so(record):

@@ -1,6 +1,7 @@
 """Rows as builders see them: a number, or the words for why there is none."""
 
 import math
+from statistics import median
 
 import pytest
 
@@ -46,14 +47,41 @@ def test_what_is_computed_with_a_missing_number_is_missing_for_its_reason(result
 
 def test_missing_numbers_are_not_counted():
     assert (least([3, FULL, 2]), most([FULL, 3, 2])) == (2, 3)
-    assert say(least([FULL])) == "not measured" and span([FULL, 2.0]) == "2.00 to 2.00"
+    assert say(least([FULL])) == "not measured" and span([FULL, 2.0]) == "2.00"
 
 
 def test_a_cell_adds_phases_sample_by_sample(record):
     found = cell(record, n=1)
     assert found and (found.samples(), found.ms()) == ([2.0, 4.0], 3.0)
     assert found.ms("loss") == 1.0 and found.mean_std("loss") == "1.00 ± 0.00"
-    assert found.unsteady and not cell(record, n=4).unsteady
+
+
+def test_what_is_computed_with_an_unsteady_number_wears_its_dagger(record):
+    row = record.rows[0]
+    row.slowdown, row.own = 2.0, {"forward": 0.5, "loss": 1.0}
+    found, other = cell(record, n=1), cell(record, n=4)
+    assert [say(found.ms(*of), "{:.1f} ms") for of in ((), ("loss",))] == [
+        "3.0† ms",
+        "1.0 ms",
+    ]
+    for value in (
+        found.ms() / other.ms(),
+        1 - other.ms() / found.ms(),
+        max(found.ms(), 1.0),
+        median([1.0, found.ms(), 9.0]),
+        sum([found.ms(), 1.0]),
+        abs(-found.ms()),
+        round(found.ms() / 7, 2),
+        math.ceil(found.ms()),
+    ):
+        assert f"{value:.2f}".endswith("†"), value
+    assert found.mean_std() == "3.00 ± 1.41†"
+    assert span([found.ms(), 9.0]) == "3.00† to 9.00" and found.ms() == 3.0
+    # What is missing stays missing.
+    assert say(found.ms() / FULL) == say(FULL * found.ms()) == "out of memory"
+    # A quiet host lengthens nothing, whatever the time waits for.
+    row.slowdown = 1.2
+    assert say(found.ms(), "{:.1f}") == "3.0"
 
 
 def test_a_cell_without_numbers_says_why(record):

@@ -68,6 +68,9 @@ def lines_of(record: Record) -> Iterator[list[Any]]:
             first_of(row, PRECISION),
             rest_of(row),
         ]
+        # Times alone are longer on a slow host; one can search for them, or without.
+        doubt = ", unsteady" if row.unsteady else ""
+        timed = [*name[:-1], f"{name[-1]}{doubt}"]
         context = first_of(row, CONTEXT) or None
         if row.status != "ok":
             yield [*name, "status", "", context, row.status.replace("_", " "), None]
@@ -79,9 +82,10 @@ def lines_of(record: Record) -> Iterator[list[Any]]:
                     (unit for ending, unit in UNITS.items() if metric.endswith(ending)),
                     "",
                 )
-                yield [*name, metric.removesuffix(SAMPLES), unit, context, *found]
+                named = timed if unit == "ms" else name
+                yield [*named, metric.removesuffix(SAMPLES), unit, context, *found]
         for metric, unit, value in derived(record, row):
-            yield [*name, metric, unit, context, short(value), None]
+            yield [*timed, metric, unit, context, short(value), None]
 
 
 def derived(record: Record, row: Row) -> Iterator[tuple[str, str, float]]:

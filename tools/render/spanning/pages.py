@@ -17,6 +17,7 @@ from jinja2 import Environment, StrictUndefined, TemplateError
 
 from systems import ROOT
 from systems.records.store import RecordError
+from tools.render.rows import DAGGER
 
 DOCS = ROOT / "docs"
 ANSWER = re.compile(r"^## Answer\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
@@ -36,6 +37,7 @@ GLOSSARY = '--8<-- "generated/glossary-tooltips.md"'
 # The stem that a fragment is rendered from is the first part of its name.
 FRAGMENT = re.compile(r'--8<-- "generated/(\w+)-')
 FACT = re.compile(r"\{\$ facts\.(\w+)\.")
+WHOLE_FACT = re.compile(r"\bfacts\.(\w+)\.(\w+)")
 # As the macros plugin fills in facts: mkdocs.yml says why these marks.
 MARKS = ("{@", "@}", "{$", "$}", "{~", "~}")
 # What is said of records, by what is doubtful of them.
@@ -45,6 +47,10 @@ DOUBTS = {
     "stale": "**Stale:** below, numbers of {links} were measured "
     "with an earlier version of the code.",
 }
+UNSTEADY = (
+    f"{DAGGER} behind a number: [unsteady](method.md#unsteady), a slow host may have "
+    "changed it."
+)
 # What is doubtful: for each name of facts or fragments, links to records.
 Doubtful = Mapping[str, Mapping[str, list[str]]]
 
@@ -74,7 +80,7 @@ def fragments(
         # What is copied into a page is part of it.
         text = COPIED.sub(lambda mark: given.get(mark[1], ""), page)
         if shown_in(text):
-            files[f"head-{name}.md"] = head(text, doubtful)
+            files[f"head-{name}.md"] = head(text, doubtful, facts)
         files[f"foot-{name}.md"] = foot(text, conditions)
     return files
 
@@ -117,9 +123,14 @@ def filled_in(name: str, text: str, facts: Mapping[str, Mapping[str, str]]) -> s
         raise RecordError(f"docs/{name}.md: {error}") from error
 
 
-def head(page: str, doubtful: Doubtful) -> str:
-    """A line for each doubt about a record that the page takes numbers from."""
+def head(page: str, doubtful: Doubtful, facts: Mapping[str, Mapping[str, str]]) -> str:
+    """A line for each doubt about a record that the page takes numbers from, and about
+    numbers in its sentences.
+    """
     said = ""
+    used = (facts.get(of, {}).get(key, "") for of, key in WHOLE_FACT.findall(page))
+    if any(DAGGER in fact for fact in used):
+        said = f"{UNSTEADY}\n{{ .provenance }}\n\n"
     for doubt, text in DOUBTS.items():
         of_page = doubtful[doubt]
         found = [link for name in shown_in(page) for link in of_page.get(name, [])]

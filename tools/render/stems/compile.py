@@ -10,16 +10,16 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from systems.model.sizes import TABLE_1
+from systems.records.own_times import touched
 from systems.records.record import Record
-from systems.records.summary import summarize
 from tools.render.claims import Judgement, claim
 from tools.render.markdown import captioned, columns, gib, per_device
 from tools.render.plots import ACCENT, DARK, family, hollow, line, note, panels, plot
 from tools.render.rows import (
     NOT_MEASURED,
     PHASES,
-    STEADY,
     Cell,
+    Unsteady,
     cell,
     cells,
     counted,
@@ -31,6 +31,7 @@ from tools.render.rows import (
     ranges,
     say,
     span,
+    steady,
 )
 
 PRECISIONS = ("fp32", "bf16")
@@ -104,47 +105,22 @@ def in_rounds(samples: list[float], rounds: int) -> list[list[float]]:
 def speedup(record: Record | None, c: Cell, *phases: str) -> float:
     """Eager time over the time of this row: the median of the rounds."""
     found = ratios(record, c, *phases)
-    # Why there is none, this row or the eager one knows.
-    return median(found) if found else c.ms() / eager_of(record, c).ms()
-
-
-def unsteady(record: Record | None, c: Cell) -> bool:
-    """Whether rounds disagree; of a record without rounds, whether the host decided
-    some of these steps, or of the eager ones that they are compared with.
-    """
-    if c.config.get("rounds", 1) == 1:
-        return c.unsteady or eager_of(record, c).unsteady
-    found = ratios(record, c)
     if not found:
-        # One of the two has no numbers.
-        return False
-    rounds = summarize(found)
-    return rounds.p80 / rounds.p20 > STEADY
+        # Why there is none, this row or the eager one knows.
+        return c.ms() / eager_of(record, c).ms()
+    # To take turns is no help where a slow host lengthens one of two, round by round.
+    return Unsteady(median(found)) if doubtful(record, c) else median(found)
 
 
-def with_unsteady(record: Record, caption: str, shown: str) -> str:
-    """The caption of a table of ratios, with what `unsteady` means of them, where one
-    is so marked.
+def doubtful(record: Record | None, c: Cell) -> bool:
+    """Whether a slow host may have lengthened this step or the eager one; of a record
+    without probes, whether it could have.
     """
-    if "(unsteady)" not in shown:
-        return caption
-    # All have the same rounds; compiled rows may all be without numbers.
-    c = next(filter(None, grid(record, *EXECUTIONS)))
-    rounds = c.config.get("rounds", 1)
-    if rounds == 1:
-        of = "of its steps, or of the eager ones, the 80th percentile is"
-    else:
-        each = len(c.samples()) // rounds
-        of = f"of the ratios of its {rounds} rounds of {each} steps (medians), the "
-        of += "80th percentile is"
-    return f"{caption} Unsteady: {of} more than {STEADY} times the 20th."
-
-
-def step_speedup(record: Record | None, c: Cell) -> str:
-    """ "1.56", or "2.60 (unsteady)"."""
-    ratio = speedup(record, c)
-    mark = " (unsteady)" if known([ratio]) and unsteady(record, c) else ""
-    return say(ratio, "{:.2f}") + mark
+    rows = [of.row for of in (c, eager_of(record, c)) if of.row]
+    return any(
+        row.unsteady or not row.host and touched(row.metrics, row.own, PHASES)
+        for row in rows
+    )
 
 
 def saved_ms(record: Record | None, c: Cell) -> float:
@@ -196,8 +172,7 @@ def grid(record: Record | None, *executions: str) -> list[Cell]:
 CAPTIONS = {
     "table.md": (
         "A training step at context 512 by phase, eager and compiled: mean ± standard "
-        "deviation. Unsteady: the 80th percentile of its steps is more than "
-        f"{STEADY} times the 20th."
+        "deviation."
     ),
     "price.md": "What compiling takes, and after how many steps it pays.",
 }
@@ -238,11 +213,8 @@ def times_table(record: Record) -> str:
     # The loss takes a fifth of a millisecond, and the table is wide.
     shown = [p for p in PHASES if p != "loss"]
     phases = [(f"{p}, ms", lambda c, p=p: c.mean_std(p)) for p in shown]
-
-    def step(c: Cell) -> Any:
-        return f"{c.mean_std()} (unsteady)" if c.unsteady else c.mean_std()
-
-    return columns(grid(record), *NAME, *phases, ("step, ms", step), left=3)
+    step = ("step, ms", Cell.mean_std)
+    return columns(grid(record), *NAME, *phases, step, left=3)
 
 
 COMPARED = {"forward": "forward", "backward": "backward", "optimizer": "AdamW"}
@@ -259,11 +231,10 @@ def speedups_body(record: Record) -> str:
             (head, lambda c, phase=phase: speedup(record, c, phase), "{:.2f}")
             for phase, head in COMPARED.items()
         ),
-        ("step", lambda c: step_speedup(record, c)),
+        ("step", lambda c: speedup(record, c), "{:.2f}"),
         left=3,
     )
     caption = "Eager time over compiled time of each phase, context 512."
-    caption = with_unsteady(record, caption, shown)
     return captioned(caption, shown)
 
 
@@ -276,12 +247,11 @@ def graphs_body(record: Record) -> str:
     """Nothing where no step was launched as graphs."""
     if not ran(record, execution="graph"):
         return ""
-    shown = graphs_table(record)
     caption = (
         "A step launched by the host, the same kernels launched as CUDA graphs, and "
         "the compiled step."
     )
-    return captioned(with_unsteady(record, caption, shown), shown)
+    return captioned(caption, graphs_table(record))
 
 
 def graphs_table(record: Record) -> str:
@@ -298,8 +268,8 @@ def graphs_table(record: Record) -> str:
         ("eager, ms", lambda c: eager_of(record, c).ms(), "{:.2f}"),
         ("as graphs, ms", lambda c: say(graph(c).ms(), "{:.2f}")),
         ("compiled, ms", lambda c: c.ms(), "{:.2f}"),
-        ("eager / graphs", lambda c: step_speedup(record, graph(c))),
-        ("eager / compiled", lambda c: step_speedup(record, c)),
+        ("eager / graphs", lambda c: speedup(record, graph(c)), "{:.2f}"),
+        ("eager / compiled", lambda c: speedup(record, c), "{:.2f}"),
     )
 
 
@@ -354,7 +324,7 @@ def price_table(record: Record, *sizes: str) -> str:
         *([("at once", at_once)] if any(at_once(c) > 1 for c in found) else []),
         *([again] if known(map(again_seconds, found)) else []),
         ("saved per step, ms", lambda c: saved_ms(record, c), "{:.2f}"),
-        ("pays after steps", lambda c: steps_to_pay(record, c), "{:,}"),
+        ("pays after steps", lambda c: steps_to_pay(record, c), "{:,.0f}"),
         *([] if sizes else more),
         left=3,
     )
@@ -368,11 +338,8 @@ def kernels_of(c: Cell) -> str:
 
 
 def step_speedups(record: Record | None, *phases: str) -> list[float]:
-    """Where the model is compiled and AdamW is not, and the host decided neither
-    step.
-    """
-    steady = [c for c in grid(record, "compiled") if not unsteady(record, c)]
-    return known(speedup(record, c, *phases) for c in steady)
+    """Where the model is compiled and AdamW is not, and neither step is doubtful."""
+    return steady(speedup(record, c, *phases) for c in grid(record, "compiled"))
 
 
 def speedup_figure(record: Record) -> str:
@@ -404,7 +371,7 @@ def speedup_figure(record: Record) -> str:
         both[0].set_ylim(bottom=0)
 
     told = ranges(step_speedups(record))
-    if any(unsteady(record, c) for c in grid(record, "compiled")):
+    if any(doubtful(record, c) for c in grid(record, "compiled")):
         told += " where that is steady"
     return plot(
         record,
@@ -431,12 +398,13 @@ def facts(record: Record | None) -> dict[str, str]:
                 f"{size.replace('.', '_')}_{precision}",
                 at(record, size, precision),
             )
-            found[f"speedup_{key}"] = step_speedup(record, c)
+            found[f"speedup_{key}"] = say(speedup(record, c), "{:.2f}")
             found[f"compile_{key}"] = say(compile_seconds(c), "{:.0f} s")
-            found[f"steps_{key}"] = say(steps_to_pay(record, c), "{:,}")
+            found[f"steps_{key}"] = say(steps_to_pay(record, c), "{:,.0f}")
     for size in TOLD:
         c = at(record, size, "bf16", "graph")
-        found[f"graph_{size.replace('.', '_')}"] = step_speedup(record, c)
+        graph = say(speedup(record, c), "{:.2f}")
+        found[f"graph_{size.replace('.', '_')}"] = graph
     rounds = max((c.config.get("rounds", 1) for c in ran(record)), default=1)
     adamw = at(record, "small", "fp32", "compiled_optimizer")
     # What took turns with it, and without it any eager step.
@@ -446,7 +414,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "rounds": str(rounds) if rounds > 1 else NOT_MEASURED,
         "unsteady": say(
             counted(
-                unsteady(record, c)
+                doubtful(record, c)
                 for c in grid(record, "compiled")
                 if known([speedup(record, c)])
             )
@@ -472,7 +440,7 @@ def compiling_gains(record: Record) -> Judgement:
     compiled = [c for c in grid(record, "compiled") if speedup(record, c)]
     found = [speedup(record, c) for c in compiled]
     numbers = f"Eager time over compiled time of a step: {span(found)}"
-    if torn := sum(unsteady(record, c) for c in compiled):
+    if torn := sum(doubtful(record, c) for c in compiled):
         numbers += f", {torn} of {len(found)} unsteady"
     return found and (min(found) > 1, f"{numbers}.")
 

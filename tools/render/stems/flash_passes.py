@@ -5,7 +5,7 @@ them, the rate that they amount to, and its share of the data sheet's.
 from systems.formulas.costs import attention_flops
 from systems.records.record import Record
 from tools.render.markdown import percent
-from tools.render.rows import MISSING, Cell, data_sheet
+from tools.render.rows import MISSING, Cell, Unsteady, data_sheet
 
 PASSES = ("forward", "backward", "both")
 # As tables call them.
@@ -33,9 +33,15 @@ def gpu_ms(c: Cell, name: str) -> float:
     Both passes need no more than one and then the other: a host makes nobody slower
     unless it is late for every call.
     """
-    fastest = {of: min(c.samples(of), default=c.missing) for of in PASSES}
-    fastest["both"] = min(fastest["both"], fastest["forward"] + fastest["backward"])
-    return fastest[name]
+
+    def fastest(of: str) -> float:
+        return c.as_steady(min(c.samples(of), default=c.missing), of)
+
+    if name != "both":
+        return fastest(name)
+    parts = fastest("forward") + fastest("backward")
+    both = fastest("both")
+    return parts if isinstance(both, Unsteady) else min(both, parts)
 
 
 def flops(c: Cell, name: str) -> float:

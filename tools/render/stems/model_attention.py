@@ -25,14 +25,15 @@ from tools.render.plots import (
 from tools.render.rows import (
     MISSING,
     Cell,
+    Unsteady,
     axis,
     cell,
     cells,
     counted,
-    known,
     ran,
     say,
     span,
+    steady,
 )
 
 NAMES = {"eager": "eager", "sdpa": "SDPA", "flash": "ours"}
@@ -51,11 +52,6 @@ def beside(record: Record | None, c: Cell, attention: str) -> Cell:
 def gain(record: Record | None, c: Cell, over: str = "eager") -> float:
     """Time of a step with another attention over this one's."""
     return beside(record, c, over).ms() / c.ms()
-
-
-def marked(*cells: Cell) -> str:
-    """What is put behind a number that a step's spread makes doubtful."""
-    return " (unsteady)" if any(c.unsteady for c in cells) else ""
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
@@ -77,13 +73,10 @@ def cells_table(record: Record) -> str:
     """A line for each size and context."""
 
     def step(c: Cell, attention: str) -> str:
-        other = beside(record, c, attention)
-        return say(other.ms(), milliseconds) + marked(other)
+        return say(beside(record, c, attention).ms(), milliseconds)
 
-    def over(c: Cell) -> str:
-        eager, ours = (beside(record, c, name) for name in ("eager", "flash"))
-        ratio = eager.ms() / ours.ms()
-        return f"{ratio:.2f}{marked(eager, ours)}" if known([ratio]) else ""
+    def over(c: Cell) -> Any:
+        return gain(record, beside(record, c, "flash")) or ""
 
     def kept(c: Cell, attention: str) -> str:
         return say(beside(record, c, attention)[PEAK], gib)
@@ -94,7 +87,7 @@ def cells_table(record: Record) -> str:
         "size",
         "context",
         *((f"{name}, ms", partial(step, attention=a)) for a, name in NAMES.items()),
-        ("eager / ours", over),
+        ("eager / ours", over, "{:.2f}"),
         *((f"{NAMES[a]}, GiB", partial(kept, attention=a)) for a in ("eager", "flash")),
     )
 
@@ -235,23 +228,21 @@ def facts(record: Record | None) -> dict[str, str]:
         key = f"{size.replace('.', '_')}_{context}"
         of = {a: cell(record, size=size, context=context, attention=a) for a in NAMES}
         for name, c in of.items():
-            found[f"step_{name}_{key}"] = say(c.ms(), "{:.0f} ms") + marked(c)
+            found[f"step_{name}_{key}"] = say(c.ms(), "{:.0f} ms")
             if name != "sdpa":
                 found[f"memory_{name}_{key}"] = say(c[PEAK] / 2**30, "{:.1f} GiB")
                 needed = predicted_bytes(size, context, name) / 2**30
                 found[f"predicted_{name}_{key}"] = f"{needed:,.1f} GiB"
         ratio = of["eager"].ms() / of["flash"].ms()
-        found[f"faster_{key}"] = say(ratio, "{:.2f}") + (
-            marked(of["eager"], of["flash"]) if known([ratio]) else ""
-        )
+        found[f"faster_{key}"] = say(ratio, "{:.2f}")
     pairs = [
         (beside(record, c, "sdpa"), c)
         for c in cells(record, attention="flash")
         if record and c and beside(record, c, "sdpa")
     ]
-    steady = [sdpa.ms() / c.ms() for sdpa, c in pairs if not marked(sdpa, c)]
-    doubtful = counted(bool(marked(sdpa, c)) for sdpa, c in pairs)
+    ratios = [sdpa.ms() / c.ms() for sdpa, c in pairs]
+    doubtful = counted(isinstance(ratio, Unsteady) for ratio in ratios)
     return found | {
-        "sdpa_over_ours": span(steady),
+        "sdpa_over_ours": span(steady(ratios)),
         "unsteady": say(doubtful if pairs else MISSING),
     }

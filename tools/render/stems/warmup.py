@@ -22,7 +22,9 @@ def fragments(records: list[Record]) -> dict[str, str]:
 
 def nth(c: Cell, n: int) -> float:
     """The time of one measured step: forward, loss and backward."""
-    return dict(enumerate(c.samples(*PASSES))).get(n, c.missing)
+    steps = dict(enumerate(c.samples(*PASSES)))
+    # The first are the host's, whatever the others are.
+    return c.as_steady(steps.get(n, c.missing), "setup")
 
 
 def body(record: Record) -> str:

@@ -12,7 +12,7 @@ from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.markdown import columns, per_device, percent
 from tools.render.plots import DARK, family, note, plain_log_scale, plot
-from tools.render.rows import MISSING, Cell, known, most, say
+from tools.render.rows import MISSING, Cell, known, most, say, steady
 from tools.render.stems.end_to_end.rows import (
     at,
     flops,
@@ -173,7 +173,7 @@ def facts(record: Record | None) -> dict[str, str]:
         key, place = size.replace(".", "_"), (size, 512)
         ratios[f"gain_tf32_{key}"] = speedup(record, place, to="tf32")
         ratios[f"gain_bf16_over_tf32_{key}"] = speedup(record, place, of="tf32")
-    gains = known(gain(record, place) for place in places(record))
+    gains = steady(gain(record, place) for place in places(record))
     slower = sum(g < 1 for g in gains) if gains else MISSING
     return {
         **{name: say(ratio, "{:.2f}") for name, ratio in ratios.items()},

@@ -19,6 +19,7 @@ from tools.render.markdown import (
 from tools.render.rows import (
     MISSING,
     Cell,
+    Unsteady,
     cell,
     cells,
     data_sheet,
@@ -120,13 +121,13 @@ def moves_table() -> str:
 
 
 def time(record: Record, name: str, of: str, head: str) -> tuple[Any, ...]:
-    """A column: the median time of a pass of an implementation at a shape; marked where
-    it is the host's.
+    """A column: the median time of a pass of an implementation at a shape; with a word
+    where it waits for a host that is not slow.
     """
 
     def read(shape: Shape) -> Any:
         c = at(record, name, *shape)
-        late = of == "both" and waits(c)
+        late = of == "both" and waits(c) and not isinstance(c.ms(of), Unsteady)
         return f"{milliseconds(c.ms(of))} (waits)" if late else c.ms(of)
 
     return head, read, milliseconds

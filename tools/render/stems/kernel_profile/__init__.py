@@ -135,17 +135,11 @@ def times_table(record: Record) -> str:
     """
     found = cells(record)
     graphs = ("as graphs, ms", graphs_ms, "{:.2f}")
-    own = [c for c in found if c and timed(c) is c]
-
-    def wall(c: Cell) -> Any:
-        ms = wall_ms(c)
-        return f"{ms:.2f}{OWN if c in own else ''}" if c else ms
-
     shown = columns(
         found,
         *CELL,
         "mode",
-        ("wall, ms", wall),
+        ("wall, ms", wall_ms, "{:.2f}"),
         ("sum of kernels, ms", busy_ms, "{:.2f}"),
         ("idle", idle_share, percent),
         *([graphs] if any(graphs_ms(c) for c in found) else []),
@@ -153,19 +147,16 @@ def times_table(record: Record) -> str:
         ("GPU span, profiled, ms", span_ms, "{:.2f}"),
         left=4,
     )
-    return f"{shown}\n\n{clocks_of(record, own)}" if shown else ""
+    own = sum(1 for c in found if c and timed(c) is c)
+    return f"{shown}\n\n{clocks_of(record, own, shown)}" if shown else ""
 
 
-# Beside the wall time of the profile's own run.
-OWN = " ‡"
-
-
-def clocks_of(record: Record, own: list[Cell]) -> str:
+def clocks_of(record: Record, own: int, shown: str) -> str:
     """Where the wall times are from."""
     if record.clock is None:
-        return f"{OWN.strip()} Wall time of the profile's own run.\n{{ .provenance }}"
-    mark = f"{OWN.strip()} {len(own)} rows: of the profile's own run. " if own else ""
-    return f"{mark}Wall time: {provenance(record.clock)}"
+        return "Wall time of the profile's own run.\n{ .provenance }"
+    rest = f"Wall time of {own} rows: of the profile's own run. " if own else ""
+    return f"{rest}Wall time: {provenance(record.clock, shown)}"
 
 
 def forward_passes(record: Record | None, **config: Any) -> list[Cell]:

@@ -1,0 +1,152 @@
+"""How much of each time of a row is shown to be the GPU's own: what no faster host
+could have made shorter. A time is the GPU's own where all but a tenth of it is.
+
+A clock on the host sees the longer of two: the GPU's kernels, and launching them. Three
+things show which of them it was. The kernels themselves, where a profiler or a CUDA
+graph timed them. The longest that launching can take, where the pass took clearly
+longer. And, for CUDA events, which see the host only where the GPU has run out of work,
+whether the samples agree.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from statistics import median
+from typing import Any
+
+from systems.records.summary import Summary, summarize
+
+CLOSE = 1.1
+# Steps of a model last long enough for a host to change between them. Of 88 rows that a
+# host had made longer by more than a tenth, its probes called 35 slow; of 77 the probes
+# did, or steps that were a twentieth apart.
+APART = 1.05
+# Clearly longer than launching: twice, as probes see the host at two moments only.
+# Where samples agree within a fiftieth, the host did not change meanwhile.
+LONGER, STEADY = 2.0, 1.02
+# Of events. What timers and clocks of the GPU leave is no spread, nor are two µs.
+TICKS_MS = 2e-3
+EVENTS = "triton.testing.do_bench"
+PHASES = ("forward", "loss", "backward", "optimizer")
+# "torch_profiled_forward": who was looking, and the phase.
+PHASE = re.compile(rf"(?P<who>.*?)(?P<phase>{'|'.join(PHASES)})(?P<span>_gpu_span)?")
+# Times of kernels, or of what a full queue or one launch runs; and a bound that is only
+# said to be one.
+OF_THE_GPU = re.compile(r"graph_.*|.*_gpu_busy|.*_kernels|matmul_ops|thousand_marks")
+# What only a host does: to compile, to start, to call.
+COMPILING = re.compile(r"(warmup|again)_.*")
+OF_THE_HOST = re.compile(rf"{COMPILING.pattern}|setup|call")
+
+# Of each phase, or of each time by its name without "_ms", in ms.
+Times = Mapping[str, float]
+
+
+def times_of(metrics: Mapping[str, Any]) -> dict[str, list[float]]:
+    """The samples of each time that a host can have lengthened, by its name."""
+    return {
+        name.removesuffix("_ms"): samples
+        for name, samples in metrics.items()
+        if name.endswith("_ms")
+        and isinstance(samples, list)
+        and not OF_THE_GPU.fullmatch(name.removesuffix("_ms"))
+    }
+
+
+def of_model(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration's times are of a model's passes."""
+    return "size" in config
+
+
+def by_events(protocol: Mapping[str, str]) -> bool:
+    """Whether kernels were timed by events, with more work in the queue."""
+    return protocol.get("clock", "").startswith(EVENTS)
+
+
+# --8<-- [start:rule]
+def own_times(
+    metrics: Mapping[str, Any], events: bool, kernels: Times, launching: Times
+) -> dict[str, float]:
+    """How much of the median of each time, in ms, is shown to be the GPU's own. Known
+    by phase: what the kernels take, if the row itself doesn't say it; and where nobody
+    does, the longest that launching them can take on this host.
+    """
+    own = {}
+    for name, samples in times_of(metrics).items():
+        took, found = summarize(samples), PHASE.fullmatch(name)
+        if OF_THE_HOST.fullmatch(name):
+            own[name] = 0.0
+        elif events:
+            own[name] = 0.0 if jitters(took) else took.median
+        elif not found:
+            own[name] = 0.0
+        else:
+            phase, who = found["phase"], found["who"]
+            busy = metrics.get(f"{who.removesuffix('profiled_')}{phase}_gpu_busy_ms")
+            shown = median(busy) if busy else kernels.get(phase)
+            if shown is None:
+                # A profiler makes launching longer.
+                watched = who.endswith("profiled_") or found["span"]
+                most = None if watched else launching.get(phase)
+                shown = took.median if most and outlasts(took, most) else 0.0
+            own[name] = min(shown, took.median)
+    return own
+
+
+def outlasts(took: Summary, launching: float) -> bool:
+    """Whether a phase took clearly longer than launching can."""
+    steady = took.p80 <= STEADY * took.p20
+    return took.median > (CLOSE if steady else LONGER) * launching
+
+
+def jitters(took: Summary) -> bool:
+    """Whether the GPU ran out of work. To empty the L2 cache before each call gives the
+    host a head start. What issuing takes beyond that shows, and is never alike twice.
+    """
+    return took.p80 > CLOSE * took.p20 and took.p80 - took.p20 > TICKS_MS
+
+
+def touched(metrics: Mapping[str, Any], own: Times, names: Collection[str]) -> bool:
+    """Whether more than a tenth of these times together is not shown to be the GPU's
+    own, so that a slow host may have added it.
+    """
+    medians = {name: median(metrics[f"{name}_ms"]) for name in names if name in own}
+    return sum(medians.values()) > CLOSE * sum(own[name] for name in medians)
+
+
+def apart(metrics: Mapping[str, Any], names: Collection[str]) -> bool:
+    """Whether these times of a model's phases, added up step by step, are far from one
+    another, as where the host was now fast and now slow.
+    """
+    phases = [metrics[f"{name}_ms"] for name in names if name in PHASES]
+    if not phases or len({len(samples) for samples in phases}) > 1:
+        return False
+    took = summarize([sum(step) for step in zip(*phases, strict=True)])
+    return took.p80 > APART * took.p20
+
+
+def unsteady(
+    metrics: Mapping[str, Any], own: Times, events: bool, slow: bool, of_model: bool
+) -> bool:
+    """Whether times of a row may be longer for its host, which probes called slow, or
+    steps of the model, if these are some.
+    """
+    return any(
+        touched(metrics, own, names) and (slow or of_model and apart(metrics, names))
+        for names in sums_of(own, events)
+    )
+
+
+# --8<-- [end:rule]
+
+
+def sums_of(own: Times, events: bool) -> Iterator[list[str]]:
+    """Names of times that are looked at together: the phases of a step; of events each
+    time by itself. What compiling took is no time of the row's passes.
+    """
+    together = defaultdict(list)
+    for name in own:
+        found = None if events else PHASE.fullmatch(name)
+        key = (found["who"], found["span"]) if found else name
+        if not COMPILING.fullmatch(name):
+            together[key].append(name)
+    yield from together.values()

@@ -1,0 +1,167 @@
+"""Rows that a slow host may have touched, measured again when it is quiet: at the end
+of a run, and later for a record that is complete.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from systems.records import store
+from systems.records.host import SLOW, Probe, Quiet, quietest, slowdown, usual
+from systems.records.own_times import by_events, of_model, own_times, unsteady
+from systems.records.record import Record, Row
+from systems.records.store import PARTIAL_SUFFIX, SUFFIX, RecordError
+from systems.running.groups import gpu_is_broken, look_at_host
+from systems.running.reports import report
+
+# How often rows are measured again; and what that may take at the end of a run, in
+# seconds or as a share of what all rows took: some hosts are never quiet.
+TIMES_AGAIN, SECONDS_AGAIN, SHARE_AGAIN = 2, 60.0, 0.1
+# How long a quiet moment is waited for before each, in seconds: in a run, and where
+# measuring again is all that was asked for.
+PATIENCE, PATIENCE_LATER, PAUSE = 5.0, 60.0, 0.2
+
+Group = list[Any]
+# The rows of a group, by the host before them and since when their time counts.
+Measured = Callable[[Group, list[Probe], float], list[Row]]
+
+
+class Again:
+    """A complete record, and how its rows are measured."""
+
+    def __init__(self, record: Record, path: Path, module: Any, measured: Measured):
+        self.record, self.path = record, path
+        self.module, self.measured = module, measured
+        self.quiet = quiet_host(record, path.parent)
+
+    def at_the_end(self, groups: list[Group], deadline: float) -> None:
+        """Of a run: rows that may be touched, a few times, the shortest first, while
+        there is time for it and the host becomes quiet.
+        """
+        all_took = sum(row.seconds or 0 for row in self.record.rows)
+        ends = time.monotonic() + max(SECONDS_AGAIN, SHARE_AGAIN * all_took)
+        for _ in range(TIMES_AGAIN):
+            for group in sorted(groups, key=self.seconds):
+                if not self.may_be_touched(group):
+                    continue
+                late = time.monotonic() + self.seconds(group) > ends
+                if late or time.time() >= deadline or not self.measure(group, PATIENCE):
+                    return
+
+    def later(self, groups: list[Group], deadline: float) -> int:
+        """Groups that were asked for, the shortest first. Returns how many rows were
+        not measured, as the host did not become quiet or time was up.
+        """
+        left = sorted(groups, key=self.seconds)
+        while left and time.time() < deadline:
+            if not self.measure(left[0], PATIENCE_LATER):
+                break
+            del left[0]
+        return sum(map(len, left))
+
+    def rows(self, group: Group) -> list[Row]:
+        found = (self.record.row(asdict(config)) for config in group)
+        return [row for row in found if row]
+
+    def seconds(self, group: Group) -> float:
+        return sum(row.seconds or 0 for row in self.rows(group))
+
+    def may_be_touched(self, group: Group) -> bool:
+        """Whether a row of it is unsteady, as far as the row itself tells: what other
+        records show, a run can't know.
+        """
+        return unrest(self.record, self.rows(group), self.quiet)[0]
+
+    def measure(self, group: Group, patience: float) -> bool:
+        """Measure a group again once the host is quiet, and write the record, in one
+        step; of old rows and new ones those of the quieter host stay. False where it
+        did not become quiet, or the GPU broke.
+        """
+
+        def look() -> list[Probe]:
+            return look_at_host(self.record.device, self.module)
+
+        before = quiet_moment(look, self.quiet, patience)
+        if before is None:
+            return False
+        report(event="again")
+        rows = self.measured(group, before, time.monotonic())
+        if gpu_is_broken(self.module, rows):
+            return False
+        keep_quieter(self.record, rows, self.quiet)
+        store.write(self.record, self.path)
+        return True
+
+
+def quiet_host(record: Record, folder: Path) -> Quiet:
+    """What probes take on a quiet host: the least of what they usually took in this
+    record and in the others of this folder that the same driver, Python and torch made.
+    """
+    found = [record, *complete_in(folder)]
+    alike = (other for other in found if probed_alike(other, record))
+    return quietest(usual(p for row in r.rows for p in row.host) for r in alike)
+
+
+def complete_in(folder: Path) -> Iterator[Record]:
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        if not path.name.endswith(PARTIAL_SUFFIX):
+            try:
+                yield store.read(path)
+            except (RecordError, OSError):
+                # Whoever renders says what is wrong with it.
+                continue
+
+
+def probed_alike(one: Record, other: Record) -> bool:
+    """Whether the same ran their probes: Python the loop, torch and the driver the
+    launches.
+    """
+    return one.device.driver == other.device.driver and all(
+        one.software.get(name) == other.software.get(name)
+        for name in ("python", "torch")
+    )
+
+
+def quiet_moment(
+    look: Callable[[], list[Probe]], quiet: Quiet, patience: float
+) -> list[Probe] | None:
+    """The host at the first moment at which it is quiet; None if there is none for so
+    many seconds.
+    """
+    ends = time.monotonic() + patience
+    while slowdown(probes := look(), quiet) > SLOW:
+        if time.monotonic() >= ends:
+            return None
+        time.sleep(PAUSE)
+    return probes
+
+
+def keep_quieter(record: Record, rows: list[Row], quiet: Quiet) -> None:
+    """Put the rows of a group in the place of those there, where they ended as those
+    did and the host was quieter. What both took counts.
+    """
+    there = [old for row in rows if (old := record.row(row.config))]
+    worst, before = (unrest(record, each, quiet) for each in (rows, there))
+    ended_alike = all(
+        row.status == old.status for row, old in zip(rows, there, strict=True)
+    )
+    kept, others = (rows, there) if ended_alike and worst < before else (there, rows)
+    for row, other in zip(kept, others, strict=True):
+        row.seconds = round((row.seconds or 0) + (other.seconds or 0), 3)
+    record.rows = [
+        next((new for new in kept if new.config == row.config), row)
+        for row in record.rows
+    ]
+
+
+def unrest(record: Record, rows: list[Row], quiet: Quiet) -> tuple[bool, float]:
+    """Whether one of these rows is unsteady, and how slow their hosts were at most."""
+    events, slowest, found = by_events(record.protocol), 1.0, False
+    for row in rows:
+        own, slow = own_times(row.metrics, events, {}, {}), slowdown(row.host, quiet)
+        of_a_model = of_model(row.config)
+        found |= unsteady(row.metrics, own, events, slow > SLOW, of_a_model)
+        slowest = max(slowest, slow)
+    return found, slowest

@@ -1,0 +1,276 @@
+"""Rows that a slow host may have touched are measured again when it is quiet."""
+
+import time
+
+import pytest
+
+from systems.records import store
+from systems.records.host import Probe
+from systems.records.outcome import Unsupported
+from systems.running import again
+from systems.running.resuming import partial_path
+from systems.running.software import versions
+from tests import fake_stem
+from tests.factories import make_gpu, make_record, make_row
+from tests.running.conftest import probing
+
+pytestmark = pytest.mark.usefixtures("fake_on_gpu")
+ALL = [6, 5, 4, 3, 2, 1]
+
+
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch):
+    """A host is looked at once more, and not waited for longer."""
+    for name in ("PATIENCE", "PATIENCE_LATER", "PAUSE"):
+        monkeypatch.setattr(again, name, 0)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """The rows in the order in which they are measured. By the clock, a row takes as
+    many seconds as its number.
+    """
+    seen, real = [], fake_stem.run
+
+    def noting(config):
+        seen.append(config.index)
+        return real(config)
+
+    monkeypatch.setattr(fake_stem, "run", noting)
+    monkeypatch.setattr(time, "monotonic", lambda: float(sum(seen)))
+    return seen
+
+
+@pytest.fixture
+def record_file(tmp_path):
+    return tmp_path / "a-gpu" / "fake.json"
+
+
+def slowest(record_file) -> list[float]:
+    rows = store.read(record_file).rows
+    assert [row.config["index"] for row in rows] == ALL
+    return [max(probe.python_ms for probe in row.host) for row in rows]
+
+
+def test_rows_of_a_slow_host_are_measured_again_and_the_quieter_stays(
+    run, record_file, monkeypatch, measured
+):
+    # Slow after rows 5 and 2, so before 4 and 1 too; 2 needs a third try.
+    first = [1, 1, 3, 1, 1, 2, 1]
+    shortest_first = [1, 1, *(1, 3), *(1, 1), *(1, 1.2)]
+    probing(monkeypatch, *first, *shortest_first, *(1, 1.1))
+    outcome = run()
+    assert outcome.code == 0 and outcome.measured == ALL
+    assert measured == [*ALL, 1, 2, 4, 5, 2]
+    assert [e["event"] for e in outcome.events].count("again") == 5
+    assert slowest(record_file) == [1, 1.2, 1, 1, 1.1, 1]
+
+
+def test_a_quiet_moment_is_waited_for(run, record_file, monkeypatch, measured):
+    monkeypatch.setattr(again, "PATIENCE", 60)
+    probing(monkeypatch, *[1, 1, 1, 1, 1, 1, 3], *[3, 2, 1.1, 1])
+    run()
+    assert measured == [*ALL, 1] and slowest(record_file)[-1] == 1.1
+
+
+def test_a_host_that_stays_slow_is_not_measured_on(
+    run, record_file, monkeypatch, measured
+):
+    probing(monkeypatch, *[1, 1, 1, 1, 1, 1, 3], *[3] * 10)
+    assert run().code == 0 and measured == ALL
+    assert slowest(record_file)[-1] == 3
+
+
+def test_there_is_a_limit_to_what_it_may_take(run, monkeypatch, measured):
+    monkeypatch.setattr(again, "SECONDS_AGAIN", 0)
+    probing(monkeypatch, 1, 1, 3)
+    assert run().code == 0 and measured == ALL
+
+
+def test_what_is_quiet_other_records_of_the_machine_know(
+    run, record_file, monkeypatch, measured
+):
+    """A host that is slow all the time is as usual to itself."""
+    row = make_row({"i": 1}, work_ms=[1.0])
+    row.host = [Probe(1.0)]
+    for stem, software in (
+        ("warmup", versions()),
+        ("nsys", versions() | {"python": "3.0"}),
+    ):
+        row.host = [Probe(1.0 if stem == "warmup" else 0.1)]
+        other = make_record(stem, row, device=make_gpu(), software=software)
+        store.write(other, record_file.with_name(f"{stem}.json"))
+    record_file.with_name("broken.json").write_text("{")
+    probing(monkeypatch, *[2.0] * 7)
+    run()
+    assert measured == [*ALL, *sorted(ALL)] and slowest(record_file) == [1] * 6
+
+
+def test_a_slow_host_is_no_reason_where_nothing_is_timed(run, monkeypatch):
+    monkeypatch.setattr(fake_stem, "run", lambda config: {"count": config.index})
+    probing(monkeypatch, 1, 1, 3)
+    outcome = run()
+    assert outcome.code == 0 and "again" not in [e["event"] for e in outcome.events]
+
+
+@pytest.mark.parametrize("times", [[1.0, 1.0, 1.0], [1.0, 1.0, 1.5]], ids=str)
+def test_nor_where_events_show_that_the_gpu_never_waited(
+    run, monkeypatch, measured, times
+):
+    clock = {"clock": "triton.testing.do_bench, 5 ms of warm-up"}
+    monkeypatch.setattr(fake_stem, "PROTOCOL", clock)
+    noting = fake_stem.run
+    monkeypatch.setattr(fake_stem, "run", lambda c: noting(c) | {"work_ms": times})
+    probing(monkeypatch, 1, 1, 1, 1, 1, 1, 3)
+    run()
+    assert measured == ALL + ([] if times[-1] == 1.0 else [1])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Unsupported("not here"), MemoryError(), RuntimeError("CUDA error: no address")],
+)
+def test_a_row_that_has_no_numbers_when_measured_again_stays_as_it_was(
+    run, record_file, monkeypatch, error
+):
+    """And what all tries took is what the row took, where the GPU still works."""
+    probing(monkeypatch, 1, 1, 1, 1, 1, 1, 3)
+    real, measured = fake_stem.run, []
+
+    def once(config):
+        measured.append(config.index)
+        if measured.count(config.index) > 1:
+            time.sleep(0.2)
+            raise error
+        return real(config)
+
+    monkeypatch.setattr(fake_stem, "run", once)
+    broken = isinstance(error, RuntimeError)
+    assert run().code == 0 and measured == [*ALL, 1, *([] if broken else [1])]
+    record = store.read(record_file)
+    assert record.complete and record.rows[-1].status == "ok"
+    assert broken or (record.rows[-1].seconds or 0) >= 0.4
+
+
+def test_a_record_is_there_before_rows_are_measured_again(
+    run, record_file, monkeypatch
+):
+    probing(monkeypatch, 1, 1, 1, 1, 1, 1, 3)
+    real, measured = fake_stem.run, []
+
+    def killed(config):
+        measured.append(config.index)
+        if measured.count(config.index) > 1:
+            raise KeyboardInterrupt
+        return real(config)
+
+    monkeypatch.setattr(fake_stem, "run", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert store.read(record_file).complete
+
+
+# Later: --again -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow(run, record_file, monkeypatch, measured):
+    """A record whose rows 4 and 3 had a slow host that did not become quiet."""
+    probing(monkeypatch, *[1, 1, 1, 3, 1, 1, 1], 3)
+    run()
+    assert slowest(record_file) == [1, 1, 3, 3, 1, 1]
+    measured.clear()
+    return store.read(record_file)
+
+
+def test_the_rows_that_are_named_are_measured_again(
+    run, record_file, monkeypatch, measured, slow
+):
+    probing(monkeypatch, 1, 1.2, 1, 1.1)
+    outcome = run(again="2,3")
+    assert outcome.code == 0 and outcome.events[-1]["event"] == "complete"
+    assert measured == [3, 4] and slowest(record_file) == [1, 1, 1.1, 1.2, 1, 1]
+    now = store.read(record_file)
+    assert now.rows[0] == slow.rows[0] and now.started_utc == slow.started_utc
+
+
+def test_of_old_rows_and_new_ones_the_quieter_stay(
+    run, record_file, monkeypatch, measured, slow
+):
+    probing(monkeypatch, 1, 4, 1, 2)
+    run(again="2,3")
+    assert measured == [3, 4] and slowest(record_file) == [1, 1, 2, 3, 1, 1]
+
+
+def test_what_a_host_that_does_not_become_quiet_leaves_is_said(
+    run, record_file, monkeypatch, measured, slow
+):
+    probing(monkeypatch, 1, 1, *[3] * 9)
+    outcome = run(again="2,3")
+    assert outcome.code == 0 and outcome.events[-1] == {"event": "left", "rows": 1}
+    assert measured == [3] and slowest(record_file) == [1, 1, 3, 1, 1, 1]
+
+
+def test_stopped_it_keeps_what_was_measured_and_work_in_progress(
+    run, record_file, monkeypatch, slow
+):
+    """Work in progress is that of measuring all of it anew."""
+    progress = partial_path(record_file)
+    progress.write_text("of another run")
+
+    def killed(config):
+        if config.index == 4:
+            raise KeyboardInterrupt
+        return {"work_ms": [7.0]}
+
+    monkeypatch.setattr(fake_stem, "run", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(again="2,3")
+    record = store.read(record_file)
+    assert record.complete and record.rows[3].metrics == {"work_ms": [7.0]}
+    assert record.rows[2] == slow.rows[2]
+    assert progress.read_text() == "of another run"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"source_hash": "of older code"}, "was measured with other code, versions or"),
+        ({"software": {"python": "3.0"}}, "was measured with other code, versions or"),
+        ({"expected_rows": 7}, "was measured with other code, versions or"),
+    ],
+    ids=str,
+)
+def test_a_record_of_another_code_is_not_added_to(
+    run, record_file, measured, slow, changed, said
+):
+    for name, value in changed.items():
+        setattr(slow, name, value)
+    store.write(slow, record_file)
+    assert said in run(again="2").error and measured == []
+
+
+def test_a_verified_record_is_as_good(run, record_file, measured, slow):
+    slow.verified_hashes, slow.source_hash = [slow.source_hash], "of older code"
+    store.write(slow, record_file)
+    assert run(again="2").code == 0 and measured == [4]
+    record_file.unlink()
+    assert "does not exist: measure it first" in run(again="2").error
+
+
+def test_there_is_a_time_limit(run, measured, slow):
+    outcome = run(again="2,3", deadline=time.time() - 1)
+    assert outcome.events[-1] == {"event": "left", "rows": 2} and measured == []
+
+
+def test_steps_far_apart_are_unrest_though_no_probe_saw_a_slow_host():
+    record = make_record("end_to_end")
+    steps = {"steady": [15.0, 15.1, 15.2], "apart": [15.0, 15.1, 30.0]}
+    rows = {
+        name: [make_row({"size": "small"}, forward_ms=ms)] for name, ms in steps.items()
+    }
+    for (row,) in rows.values():
+        row.host = [Probe(1.0)]
+    quiet = {"python_ms": 1.0}
+    assert again.unrest(record, rows["steady"], quiet) == (False, 1.0)
+    assert again.unrest(record, rows["apart"], quiet) == (True, 1.0)
