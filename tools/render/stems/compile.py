@@ -357,7 +357,7 @@ def speedup_figure(record: Record) -> str:
             family(axes, {n: (places, ratios) for n, ratios in curves.items()}, "step")
             for place, c in zip(places, steps, strict=True):
                 if ratio := curves["step"][place]:
-                    if unsteady(record, c):
+                    if doubtful(record, c):
                         hollow(axes, place, ratio, ACCENT)
                     # Below the line at 1 too, and the last keeps off the names.
                     side = "right" if place == places[-1] else "center"

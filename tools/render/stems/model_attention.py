@@ -3,6 +3,7 @@ the model's slot.
 """
 
 from functools import partial
+from typing import Any
 
 from matplotlib.figure import Figure
 

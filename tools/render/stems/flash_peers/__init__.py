@@ -236,8 +236,8 @@ def with_share(peak: float) -> Callable[[float], str]:
     """ "522 (53 %)": TFLOP/s, and their share of the data sheet's."""
 
     def shown(rate: float) -> str:
-        of_peak = rate / peak
-        return f"{rate:.0f}{f' ({percent(of_peak)})' if of_peak else ''}"
+        of_peak = f" ({percent(float(rate / peak))})" if peak else ""
+        return f"{rate:.0f}{of_peak}"
 
     return shown
 

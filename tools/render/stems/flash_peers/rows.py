@@ -8,7 +8,7 @@ from typing import Any
 
 from systems.records.record import Record
 from systems.records.summary import summarize
-from tools.render.rows import MISSING, Cell, cell, cells, known, most, say
+from tools.render.rows import MISSING, Cell, Unsteady, cell, cells, known, most, say
 from tools.render.stems.flash_passes import flops, peak_flops, waits
 
 NAMES = {
@@ -95,10 +95,12 @@ def ratio(record: Record | None, c: Cell, of: str, over: str = "") -> float:
     round both meet the same clock; else the quotient of the medians.
     """
     other = beside(record, c, over)
+    times = c.ms(of) / other.ms(of)
     rounds = [one.get(f"{of}_rounds_ms", ()) or () for one in (c, other)]
     if all(rounds) and len({*map(len, rounds)}) == 1:
-        return median(a / b for a, b in zip(*rounds, strict=True))
-    return c.ms(of) / other.ms(of)
+        of_rounds = median(a / b for a, b in zip(*rounds, strict=True))
+        return Unsteady(of_rounds) if isinstance(times, Unsteady) else of_rounds
+    return times
 
 
 def ratios(
