@@ -106,7 +106,8 @@ def matrices() -> str:
         names = [m.name for m in alive(AT_PEAK)]
         for i, name in enumerate(names):
             style = "fill-green" if name == "e" else "fill-blue"
-            drawing.box(i * (side + gap), 22, side, side, style, name)
+            short = name if drawing.wide else name.replace("product", "×")
+            drawing.box(i * (side + gap), 22, side, side, style, short)
         # Of q, k or v all rows, as wide as they are beside a matrix of scores.
         x = len(names) * (side + gap) + 4
         drawing.cell(x, 22, max(1.0, side * d / n), side, "fill-ink")
@@ -114,7 +115,9 @@ def matrices() -> str:
         top = 22 + side + 40
         for i, name in enumerate(OPERATIONS):
             at = left + (i + 0.5) * step
-            drawing.text(at, top - 8, name, SMALL if drawing.wide else 9.96, "middle")
+            short = name if drawing.wide else name.replace(" ", "")
+            size = SMALL if drawing.wide else 9.96
+            drawing.text(at, top - 8, short, size, "middle")
             count = len(alive(i))
             drawing.text(at, top + 24 * len(MATRICES) + 18, str(count), TEXT, "middle",
                          bold=count == most)  # fmt: skip
