@@ -14,10 +14,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 import triton
+from torch._dynamo.device_interface import CudaInterface
+from torch._inductor import scheduler
 from torch._inductor.debug import DebugContext
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
@@ -51,28 +52,24 @@ PROPERTIES = SimpleNamespace(
 
 
 def generated() -> str:
-    """What the compiler writes: the kernel, and the Python that launches it."""
+    """What the compiler writes: the kernel, and the Python that launches it. Leaves the
+    process with a GPU that is not there, as `compile_ahead.loaded_by` does.
+    """
     fake = FakeTensorMode()
     with fake, preserve_node_meta():
         x = torch.empty(ROWS, COLUMNS, device="cuda")
         traced = make_fx(lambda x: torch.softmax(x, -1), select_decomp_table())(x)
         graph = GraphLowering(traced, example_inputs=[x])
-    interface = "torch._dynamo.device_interface.CudaInterface"
-    there = {
-        "torch.cuda.current_device": lambda: 0,
-        "torch.cuda.get_device_properties": lambda *_: PROPERTIES,
-        f"{interface}.get_device_properties": lambda *_: PROPERTIES,
-        f"{interface}.Worker.get_device_properties": lambda *_: PROPERTIES,
-        "torch._inductor.scheduler.has_triton": lambda *_: True,
-    }
+    for place in (torch.cuda, CudaInterface, CudaInterface.Worker):
+        setattr(place, "get_device_properties", lambda *_: PROPERTIES)  # noqa: B010
+    torch.cuda.current_device = lambda: 0
+    setattr(scheduler, "has_triton", lambda *_: True)  # noqa: B010
     none: Any = Driver(GPU)
     driver.set_active(none)
+    modes = DebugContext(), fake, V.set_fake_mode(fake), V.set_graph_handler(graph)
     with ExitStack() as stack:
-        for name, value in there.items():
-            stack.enter_context(mock.patch(name, value))
-        for context in (DebugContext(), fake, V.set_fake_mode(fake)):
-            stack.enter_context(context)
-        stack.enter_context(V.set_graph_handler(graph))
+        for mode in modes:
+            stack.enter_context(mode)
         graph.run(x)
         return graph.codegen()[0].value
 

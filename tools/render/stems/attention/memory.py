@@ -116,8 +116,7 @@ def matrices() -> str:
         for i, name in enumerate(OPERATIONS):
             at = left + (i + 0.5) * step
             short = name if drawing.wide else name.replace(" ", "")
-            size = SMALL if drawing.wide else 9.96
-            drawing.text(at, top - 8, short, size, "middle")
+            drawing.text(at, top - 8, short, SMALL, "middle")
             count = len(alive(i))
             drawing.text(at, top + 24 * len(MATRICES) + 18, str(count), TEXT, "middle",
                          bold=count == most)  # fmt: skip
