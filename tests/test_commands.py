@@ -40,6 +40,7 @@ HELPS = {
     "-m systems.formulas.fit": "python -m systems.formulas.fit --size 2.7B --attent",
     "-m systems.profiling.memory.digest": "python -m systems.profiling.memory.dig",
     "-m systems.experiments.warmup": "python -m systems.experiments.warmup --",
+    "tools/compile_softmax.py": "python tools/compile_softmax.py",
     "tools/compile_steps.py": "python tools/compile_steps.py",
     "tools/compile_tables.py": "python tools/compile_tables.py --gpu a100 --gpu",
     "tools/tune_flash.py": "python tools/tune_flash.py --compile-only --gpu a100",
@@ -75,6 +76,7 @@ def test_output_that_fills_the_disk_is_one_line():
 
 INTERPRETED = "error: the interpreter compiles nothing: unset TRITON_INTERPRET\n"
 NOTHING = {
+    "tools/compile_softmax.py": INTERPRETED,
     "tools/compile_steps.py": INTERPRETED,
     "tools/compile_tables.py --gpu a100": INTERPRETED,
     "tools/tune_flash.py --compile-only": INTERPRETED,

@@ -1,5 +1,6 @@
 """What each step of the ladder needs of an H100, by compiling it here: registers,
-spills, programs on an SM, instructions for each score. Compiled, not timed.
+spills, shared memory, programs on an SM, instructions for each score. Compiled, not
+timed.
 
     python tools/compile_steps.py
 
@@ -114,6 +115,7 @@ def shown(needs: Needs) -> dict[str, float | str]:
         "kernel": needs.kernel,
         "registers": needs.registers,
         "stack_bytes": needs.stack_bytes,
+        "shared_bytes": needs.shared_bytes,
         "programs": needs.programs(GPU),
         "warps": needs.warps,
         "per_score": needs.per_score,

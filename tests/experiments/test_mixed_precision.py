@@ -154,6 +154,9 @@ def at_rates(rates=(1e-4, 3e-4, 1e-3), **ended) -> Record:
             make_row(
                 {"precision": precision, "seed": seed, "learning_rate": rate},
                 loss=[loss] * builder.LAST,
+                floor=1.8,
+                step_ms=[1.0],
+                **{f"unchanged_{name}": [0.5] for name in builder.WATCHED},
             )
             for precision, by_rate in ended.items()
             for rate, losses in zip(rates, by_rate, strict=True)
@@ -170,8 +173,12 @@ def test_each_precision_is_judged_at_its_own_best_rate():
     holds, numbers = judge(record)
     assert holds and numbers == (
         "Best rates: fp32 0.001 (of the three the last), pure bf16 0.0003. Pure bf16 "
-        "ends +0.2000 to +0.2000 from fp32."
+        "ends 0.2000 nats above fp32."
     )
+    facts = builder.facts(record)
+    assert facts["rates_tried"] == "0.0001, 0.0003 and 0.001"
+    assert facts["best_fp32"] == "2.050 (rate 0.001)"
+    assert facts["best_bf16_pure"] == "2.250 (rate 0.0003)"
     table = builder.rates_table(record)
     assert "| 0.0003 | 2.450 (2.400 to 2.500) | 2.250 (2.200 to 2.300) |" in table
     # With one of the seeds it does not.
@@ -207,6 +214,7 @@ def test_learning_rates_are_those_of_the_rows():
         del row.config["learning_rate"]
     assert builder.rates_table(record) == ""
     assert builder.runs(record, "bf16") and builder.rates(record) == []
+    assert builder.facts(record)["rates_tried"] == "not measured"
 
 
 def test_without_a_seed_in_both_nothing_is_judged():
@@ -281,6 +289,20 @@ def test_a_run_is_compared_with_its_own_twin():
     found = make_record("mixed_precision", *reversed(rows))
     assert builder.against_fp32(found, "bf16") == pytest.approx([0.1, -0.1, 0.0])
     assert builder.finals(found, "fp32") == {1: 2.0, 2: 2.5, 3: 2.2}
+
+
+@pytest.mark.parametrize(
+    ("differences", "told"),
+    [
+        ([0.00002, 0.0003], "within 0.0003 nats of"),
+        ([-0.00001, 0.00002], "within 0.0001 nats of"),
+        ([-0.2, 0.3], "within 0.3000 nats of"),
+        ([-0.0179, -0.0184], "0.0179 to 0.0184 nats below"),
+        ([0.2], "0.2000 nats above"),
+    ],
+)
+def test_a_difference_is_told_in_words(differences, told):
+    assert builder.nats_apart(differences) == told
 
 
 @pytest.mark.parametrize(

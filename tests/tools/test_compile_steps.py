@@ -49,6 +49,8 @@ def test_every_step_was_compiled_by_each_version():
         assert list(found["steps"]) == [*FORWARD, *BACKWARD]
         for kernels in found["steps"].values():
             assert kernels and all(k["per_score"] > 1 for k in kernels)
+            # Tiles of keys and values, which no SM holds more of than 227 KiB.
+            assert all(0 < k["shared_bytes"] <= 227 * 1024 for k in kernels)
 
 
 def test_what_each_version_compiled_is_of_this_code():

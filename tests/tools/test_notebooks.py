@@ -132,3 +132,13 @@ def test_an_output_that_a_page_can_not_show_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=f"note.ipynb: {finding}"):
         page(tmp_path, output)
+
+
+def test_what_a_notebook_finds_first_stands_in_the_box_of_all_pages(tmp_path):
+    text = new_markdown_cell(
+        "# A title\n\n## In short\n\nOne pass\ndoes.\n\nYou need $x$."
+    )
+    nbformat.write(new_notebook(cells=[text]), tmp_path / "a.ipynb")
+    assert notebooks.fragments(tmp_path)["notebook-a.md"] == (
+        "**In short.** One pass\ndoes.\n{ .in-short }\n\nYou need \\(x\\).\n"
+    )

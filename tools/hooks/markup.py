@@ -356,7 +356,8 @@ def framed_table(body: str, caption: str) -> str:
 ORDER = {size: place for place, size in enumerate(SIZES, start=1)}
 
 # Shapes of attention: among them the length is what one looks for.
-SHAPES = "B, H, N, d, mask"
+SHAPES = "tokens · d · mask · heads"
+TOKENS = re.compile(r"([\d,]+)(k?)")
 
 
 # A size may be followed by what else names a step.
@@ -373,7 +374,10 @@ def rank_of(head: str, text: str) -> int | None:
     """Where a cell stands in order, if its letters don't say it."""
     if size := size_of(head, text):
         return ORDER[size]
-    return int(text.split(", ")[2]) if head == SHAPES else None
+    tokens = TOKENS.match(text) if head == SHAPES else None
+    return (
+        int(tokens[1].replace(",", "")) * (1024 if tokens[2] else 1) if tokens else None
+    )
 
 
 def starts_of_groups(heads: list[str]) -> set[int]:

@@ -36,7 +36,7 @@ from tools.render.spanning import pages
 # What spans stems, by module of `spanning`: made from records, and from none.
 OF_RECORDS = (
     *("writeup", "explorer", "calculator", "durations", "ladder", "compiled"),
-    *("first_kernel", "gpu", "precision_drawings", "causes"),
+    *("first_kernel", "gpu", "precision_drawings", "causes", "repeats"),
 )
 OF_NONE = (
     *("errata", "attention_drawings", "weighted_sum_drawings", "hopper_drawings"),

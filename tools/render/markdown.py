@@ -226,11 +226,6 @@ def of_host(record: Record) -> list[str]:
     return [text for text, holds in told.items() if holds]
 
 
-def record_address(record: Record) -> str:
-    """From a page."""
-    return f"results/{record.device.slug}/{record.stem}.json"
-
-
 # Where method.md defines it.
 UNSTEADY = "method.md#unsteady"
 
@@ -245,6 +240,11 @@ def unsteady_rows(record: Record) -> Markup:
         else ""
     )
     return Markup(f"{DAGGER} [unsteady]({UNSTEADY}){counted}")
+
+
+def record_address(record: Record) -> str:
+    """From a page."""
+    return f"results/{record.device.slug}/{record.stem}.json"
 
 
 def record_link(record: Record) -> str:

@@ -366,7 +366,8 @@ def power_of_two_axis(axis: Axis, ticks: Sequence[int], label: str) -> None:
     drawn = axis.get_figure(root=True)
     assert drawn is not None
     room = axes.get_position().width * drawn.get_figwidth() * 72
-    each = room / max(1.0, math.log2(ticks[-1] / ticks[0]))
+    octaves = math.log2(ticks[-1] / ticks[0]) if ticks else 0.0
+    each = room / max(1.0, octaves)
     free, shown = math.inf, []
     for tick in reversed(ticks):
         text = number(tick)

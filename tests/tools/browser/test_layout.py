@@ -18,13 +18,11 @@ LOOKED_UP = re.compile(r"api/|(writeup|explorer|reference|errata|bibliography)\.
 # These tell how to do something. They have no finding to begin with; some draw none.
 HOW_TO = re.compile(r"(setup|cluster|calculator|exercises)\.html$")
 UNDRAWN = re.compile(r"(setup|calculator)\.html$")
-# A notebook is code between text.
-CODE = {"notebooks": 0.5}
 LAPTOP = {"width": 1280, "height": 800}
 # Of a page that speaks of measurements as if there were none, or counts none.
 RESIDUE = re.compile(
     r"\bnone of (?:\d|none)|\bwithin [-−+]?0\.0+\s?%|\b[Aa]t most 0\.0+\s?%"
-    r"|\bnot looked into|\bnot taken apart|\bnot measured yet|[-−]0\.00?\s?%"
+    r"|\bnot looked into|\bnot taken apart|\b[Nn]ot measured yet|[-−]0\.00?\s?%"
 )
 TEXTS = """() => [...document.querySelectorAll("article :is(p, li, figcaption, dd)")]
     .filter((one) => !one.querySelector("p, li, table"))
@@ -68,7 +66,7 @@ def on_a_laptop(name: str, seen: dict[str, Any]) -> Iterator[str]:
     if not LOOKED_UP.search(name):
         if seen["height"] > 10_000:
             yield f"{seen['height']} pixels long"
-        if seen["code"] > CODE.get(name.partition("/")[0], 0.4):
+        if seen["code"] > 0.4:
             yield f"{seen['code']:.0%} of it is code"
         if not HOW_TO.search(name) and seen["answer"] > 1000:
             yield "the answer does not come first"

@@ -288,13 +288,14 @@ def test_a_size_sorts_as_a_size_beside_a_precision() -> None:
 
 def test_shapes_sort_by_length_and_columns_about_one_thing_begin_with_a_rule() -> None:
     heads = [hooks.SHAPES, "ours, ms", "ours, GB", "both", "SDPA, ms", "SDPA, GB"]
-    cells = ["1, 16, 4096, 64, causal", *"12345"]
+    cells = ["4k · d 64 · causal · 16 heads", *"12345"]
     page = "".join(
         f"<tr>{''.join(f'<{tag}>{text}</{tag}>' for text in texts)}</tr>"
         for tag, texts in (("th", heads), ("td", cells))
     )
     framed = hooks.finished(f"<table>{page}</table>")
-    assert '<td class="t" data-sort="4096">1, 16' in framed
+    assert '<td class="t" data-sort="4096">4k · d 64' in framed
+    assert hooks.rank_of(hooks.SHAPES, "2,000 · d 128 · causal · 8 × 16 heads") == 2000
     ruled = re.findall(r'<t[hd] class="[^"]*\bgroup">([^<]+)<', framed)
     assert ruled == ["ours, ms", "SDPA, ms", "1", "4"]
     assert hooks.starts_of_groups(["size", "forward, ms", "forward, kept", "both"]) == (

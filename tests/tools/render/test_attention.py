@@ -7,16 +7,18 @@ import re
 import pytest
 
 from systems import ROOT
+from systems.formulas.costs import attention_peak_bytes
 from systems.records.device import Device
 from systems.records.host import Probe
 from systems.records.record import Record, Row
 from tools.render import load
 from tools.render.rows import PHASES
+from tools.render.spanning import envelope
 from tools.render.stems import attention
 from tools.render.stems import compile as compile_builder
 from tools.render.stems.attention import compiled as attention_compiled
 from tools.render.stems.attention import memory as attention_memory
-from tools.render.stems.attention.rows import at
+from tools.render.stems.attention.rows import at, shape
 from tools.render.stems.compile import AT_ONCE
 
 MIB, GIB = 2**20, 2**30
@@ -124,10 +126,7 @@ def test_facts_of_attention_by_hand(record):
     # Forward twice as fast and backward equally fast: (1 + 3) / (0.5 + 3).
     assert (facts["speedup_forward"], facts["speedup_backward"]) == ("2.00", "1.00")
     assert facts["speedup_least"] == facts["speedup_most"] == "1.14"
-    assert (
-        facts["compile_least"] == facts["compile_most"] == "3.0 s"
-        and facts["recompiles"] == "no"
-    )
+    assert facts["compile_least"] == facts["compile_most"] == "3.0 s"
     assert [
         facts[f"{p}_kernels_{e}"]
         for p in ("forward", "backward")
@@ -232,6 +231,33 @@ def test_kernels_tell_what_they_fuse(record):
     assert attention_compiled.fused_words("triton_mm") == "triton_mm"
 
 
+def test_the_kernels_that_fusion_joins_are_counted_by_the_record(record):
+    drawn = attention_compiled.fusion(record)
+    assert "<strong>Fusion makes 4 kernels of 8.</strong>" in drawn
+    assert "12 become 4." in drawn
+    assert "Fusion joins the kernels" in attention_compiled.fusion(None)
+
+
+def test_the_matrices_drawn_at_the_peak_are_those_that_the_formula_counts():
+    counted = [
+        name for name in attention_peak_bytes(**shape(16384)) if "(b, n, n)" in name
+    ]
+    assert len(attention_memory.alive(attention_memory.AT_PEAK)) == len(counted) == 6
+    drawn = attention_memory.matrices()
+    assert "6 are alive" in drawn and "256 times as large" in drawn
+    # After the forward pass what autograd keeps is alive, and nothing else.
+    kept = [m.name for m in attention_memory.alive(attention_memory.FORWARD)]
+    assert kept == ["e", "P"]
+
+
+def test_the_drawing_of_fusion_moves_what_the_prediction_counts():
+    predicted = envelope.traffic_facts(None)
+    matrix = 8 * 16384**2 * 4 / 2**30
+    moved = sum(map(sum, attention_compiled.KERNELS.values()))
+    assert predicted["moved"] == f"{moved * matrix:.0f} GiB"
+    assert predicted["moved_fused"] == f"{4 * matrix:.0f} GiB"
+
+
 def test_reported_grids_are_shown_as_reported():
     found = load.load(ROOT / "docs" / "results")
     files = attention.fragments(found["attention"])
@@ -304,7 +330,7 @@ def test_steps_that_pay_for_compiling_by_hand():
     # 5001 ms at 20 ms a step: the 251st step makes it even.
     assert (facts["compile_small_fp32"], facts["steps_small_fp32"]) == ("5 s", "251")
     assert (
-        "| small | fp32 | model | 5.0 | 1 | 20.00 | 251 | 40 to 16 | 3.0 to 3.0 |"
+        "| small | fp32 | model | 5.0 | 20.00 | 251 | 1 | 40 to 16 | 3.0 to 3.0 |"
         in (compile_builder.price_table(record))
     )
 
@@ -354,11 +380,15 @@ def test_a_step_as_graphs_stands_beside_eager_and_compiled():
     del rows[1].metrics["recompiles"]
     table = compile_builder.fragments([model_record(*rows)])["graphs.md"]
     assert "| small | fp32 | 10.00 | 8.00 | 5.00 | 1.25 | 2.00 |" in table
-    before = [model_row("eager", 10.0), model_row("compiled", 5.0)]
-    for row in before:
+    # Without them there is neither a table nor a word on turns.
+    before = model_record(model_row("eager", 10.0), model_row("compiled", 5.0))
+    assert "Not measured" in compile_builder.fragments([before])["graphs.md"]
+    facts = compile_builder.facts(before)
+    assert facts["graph_small"] == facts["rounds"] == "not measured"
+    for row in rows:
         row.config["precision"] = "bf16"
-    table = compile_builder.fragments([model_record(*before)])["graphs.md"]
-    assert "| small | bf16 | 10.00 | not measured | 5.00 |  | 2.00 |" in (table)
+    facts = compile_builder.facts(model_record(*rows))
+    assert (facts["graph_small"], facts["rounds"]) == ("1.25", "2")
 
 
 def test_adamw_is_compared_with_the_eager_rows_of_its_own_turns():
@@ -367,7 +397,7 @@ def test_adamw_is_compared_with_the_eager_rows_of_its_own_turns():
         row.config["optimizer"] = True
     alone = [in_rounds("eager", *4 * [10.0]), in_rounds("compiled", *4 * [8.0])]
     record = model_record(*alone, *both)
-    table = compile_builder.fragments([record])["speedups.md"]
+    table = compile_builder.fragments([record])["speedup-table.md"]
     assert re.search(r"small \| fp32 \| model \| 1.25 .* 1.25 \|", table)
     assert re.search(r"small \| fp32 \| model, AdamW \| 3.00 .* 3.00 \|", table)
     # AdamW is a fifth of 15 ms eager, not of the 10 ms of the other turns.
@@ -396,7 +426,10 @@ def test_each_price_says_how_many_cells_were_compiled_at_once():
         row.config["size"] = "large"
     ahead = in_rounds("compiled", *4 * [5.0], compiled_at_once=5)
     record = model_record(in_rounds("eager", *4 * [10.0]), ahead, *alone)
-    price = compile_builder.fragments([record])["price.md"]
+    files = compile_builder.fragments([record])
+    # Of what is told first only the smallest and the largest model are there.
+    assert "| large |" not in files["price.md"]
+    price = files["price-all.md"]
     lines = [line.split("|") for line in price.splitlines() if line.startswith("|")]
     place = [cell.strip() for cell in lines[0]].index("at once")
     assert [cells[place].strip() for cells in lines[2:]] == ["5", "1"]
@@ -484,7 +517,7 @@ def test_a_step_that_the_host_made_unsteady_is_marked_and_no_best_case():
     facts, files = compile_builder.facts(steady), compile_builder.fragments([steady])
     assert (facts["speedup_most"], facts["unsteady"]) == ("1.50", "1 of 2")
     assert facts["speedup_small_fp32"] == "3.00†"
-    assert "3.00† |" in files["speedups.md"]
+    assert "3.00† |" in files["speedup-table.md"]
     # All phases of that row and their sum.
     assert files["table.md"].count("†") == 5
 

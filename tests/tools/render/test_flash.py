@@ -1,17 +1,25 @@
 """Builders of the attention benchmarks, on records small enough to reckon by hand."""
 
+import re
+from collections import defaultdict
+from typing import Any
+
 import pytest
 import torch
 from msgspec.structs import replace
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from systems import ROOT
 from systems.benchmarking import peers as attentions
+from systems.experiments import flash_peers as peers_experiment
 from systems.formulas.costs import KERNELS
 from systems.records.device import Device
 from systems.records.record import Record, Row
-from tests.factories import committed
+from tests.factories import committed, make_record, make_row
 from tools.render import everything
 from tools.render.rows import Cell, cell, say
+from tools.render.spanning import pages
+from tools.render.spanning import repeats as spanning_repeats
 from tools.render.stems import (
     flash_ablation,
     flash_accuracy,
@@ -23,6 +31,7 @@ from tools.render.stems import (
 )
 from tools.render.stems.flash_passes import PASSES
 
+PAGE = ROOT / "docs" / "flash_peers.md"
 GPU = Device("NVIDIA H200", "nvidia-h200", "9.0", 1, "580", 700.0, [1000, 2000])
 
 
@@ -193,7 +202,8 @@ def test_passes_stand_in_tabs_and_one_gpu_in_none(bench):
     lines = flash_benchmarking.fragments([bench])["passes.md"].splitlines()
     tabs = [line for line in lines if "===" in line]
     assert tabs == [
-        f'=== "{name}"' for name in ("Forward", "Backward", "Both", "Memory")
+        f'=== "{name}"'
+        for name in ("Forward", "Backward", "Forward + backward", "Memory")
     ]
 
 
@@ -396,16 +406,16 @@ def test_where_the_host_decides_both_passes_do_not_count(peers):
     ratios = flash_peers.fragments([peers])["ratios.md"].replace(
         "\N{NO-BREAK SPACE}", " "
     )
-    assert "| 1, 16, 16384, 64, causal | 1.50 | 1.50 | 1.33 |" in ratios
+    assert "| 16k · d 64 · causal · 16 heads | 1.50 | 1.50 | 1.33 |" in ratios
 
 
 def test_the_fastest_other_is_named(peers):
     ratios = flash_peers.fragments([peers])["ratios.md"].replace(
         "\N{NO-BREAK SPACE}", " "
     )
-    lines = {line[2:20]: line for line in ratios.splitlines() if "causal" in line}
-    assert lines["1, 16, 16384, 64, "].endswith("| 2.00 (FlexAttention) |")
-    assert lines["1, 16, 4096, 64, c"].endswith("| 0.50 (cuDNN) |")
+    lines = {line[2:5]: line for line in ratios.splitlines() if "causal" in line}
+    assert lines["16k"].endswith("| 2.00 (FlexAttention) |")
+    assert lines["4k "].endswith("| 0.50 (cuDNN) |")
     assert len(lines) == 2
 
 
@@ -417,9 +427,9 @@ def test_a_peer_that_can_not_run_stands_in_the_table(peers):
     )
     (line,) = (line.strip() for line in lines if "unsupported" in line)
     assert line.startswith(
-        "| 1, 16, 4096, 64, causal | FlashAttention-2 | unsupported |"
+        "| 4k · d 64 · causal · 16 heads | FlashAttention-2 | unsupported |"
     )
-    assert {line.count("|") for line in lines if "|" in line} == {12}
+    assert {line.count("|") for line in lines if "|" in line} == {11}
 
 
 def test_a_fixed_order_is_told_where_it_was_measured(peers):
@@ -470,11 +480,114 @@ def test_a_shape_as_published_stands_beside_what_was(peers):
     before = flash_peers.facts(peers)["shapes"]
     reported = committed("flash_peers", "reported-nvidia-h200")
     files = flash_peers.fragments([peers, reported])
-    # 2 products of 256 FLOPs for half of 128 · 8192² scores, in 2.5 ms and in 2.
-    line = "| cuDNN | 880 | 1100 | 655 | 846 | 916 | 526 |"
-    assert line in files["published.md"] and before == "2"
-    assert "64/8" in files["bf16.md"] and "BNHD" in files["bf16.md"]
+    # 2 products of 256 FLOPs for half of 128 · 8192² scores, in 2.5 ms and in 2; each
+    # with its share of 989.5.
+    line = (
+        "| cuDNN | 880 (89 %) | 1100 (111 %) | 655 (66 %) | 846 (85 %) | 916 (93 %) |"
+    )
+    assert f"{line} 526 (53 %) |" in files["published.md"] and before == "2"
+    assert "8k · d 128 · causal · 2 × 64/8 heads · heads inside tokens" in files[
+        "bf16.md"
+    ].replace("\N{NO-BREAK SPACE}", " ")
     assert "| causal | cuDNN | forward | 534 (54 %) |" in files["reported.md"]
+
+
+def test_what_the_paper_reports_stands_apart_from_what_nvidia_does():
+    paper, nvidia = (
+        committed("flash_peers", f"reported-{of}")
+        for of in ("flashattention-3", "nvidia-h200")
+    )
+    files = flash_peers.fragments([nvidia, paper])
+    assert "| full | FlashAttention-3 | backward | 501 (51 %) |" in files["paper.md"]
+    assert "FlashAttention-3" not in files["reported.md"]
+    assert "cuDNN |" not in files["paper.md"]
+
+
+def full_peers(both: float = 0.9, **rows: Any) -> Record:
+    """Every row of the experiment, with what a full record has: ours takes `both` of
+    what FlashAttention-4 with ordered sums takes, and that 1.05 times it as it comes.
+    """
+    takes = {"ours": both, "fa4_ordered": 1.0, "fa4": 1 / 1.05, "ours_high": 0.5}
+    found = []
+    for config in peers_experiment.configs():
+        factor = takes.get(config.implementation, 1.2) * rows.get(
+            config.implementation, 1.0
+        )
+        passes = times(factor, 2 * factor, 3 * factor)
+        medians = {f"{of}_rounds_ms": passes[f"{of}_ms"][:1] * 5 for of in PASSES}
+        errors = {f"{of}_relative_error": 1e-3 for of in ("o", "dq", "dk", "dv")}
+        free = config.implementation in ("fa4", "sdpa_flash")
+        more: dict[str, Any] = {"repeats": not free, "varies": "dq" if free else ""}
+        if config.n == 128:
+            more["call_ms"] = [0.05, 0.06]
+        if config.layout == "bnhd":
+            more |= {f"{of}_kernels_ms": [factor] for of in ("forward", "backward")}
+        found.append(make_row(config, **passes, **medians, **errors, **more))
+    device = committed("flash_peers").device
+    return make_record("flash_peers", *found, device=device)
+
+
+def test_a_full_record_leaves_nothing_to_measure_on_the_page():
+    """And today's hides what it lacks, with its headings."""
+    for record, whole in ((full_peers(), True), (committed("flash_peers"), False)):
+        # Of the page's other stems any numbers do.
+        facts = defaultdict(lambda: defaultdict(lambda: "1"))
+        facts["flash_peers"] = flash_peers.facts(record)
+        text = pages.filled_in("flash_peers", PAGE.read_text(encoding="utf-8"), facts)
+        reported = [
+            committed("flash_peers", f"reported-{of}")
+            for of in ("nvidia-h200", "flashattention-3")
+        ]
+        files = everything.build("flash_peers", [record, *reported])[0]
+        shown = re.findall(r'"generated/flash_peers-([\w-]+\.md)"', text)
+        missing = [name for name in shown if "Not measured" in files.get(name, "")]
+        assert "not measured" not in text and missing == [], (whole, missing)
+        for heading in ("{ #fa4 }", "{ #order }"):
+            assert (heading in text) is whole
+
+
+def test_who_repeats_stands_in_the_leaderboard_s_table_where_somebody_knows(board):
+    known = {"flash_leaderboard": [board], "flash_peers": [full_peers()]}
+    table = spanning_repeats.fragments(known)["flash_leaderboard-table.md"]
+    head, _, ours, *_ = (line for line in table.splitlines() if line.startswith("|"))
+    place = head.split("|").index(" results repeat ")
+    assert ours.split("|")[place] == " yes "
+    nobody = {**known, "flash_peers": [committed("flash_peers")]}
+    table = spanning_repeats.fragments(nobody)["flash_leaderboard-table.md"]
+    assert "results repeat" not in table and "| ours |" in table
+
+
+def test_a_ratio_is_the_median_of_its_rounds_where_both_have_them(peers):
+    ours, cudnn = (
+        peers.find(n=16384, implementation=name).metrics
+        for name in ("ours", "sdpa_cudnn")
+    )
+    # The clock was low in the third round, for both.
+    ours["both_rounds_ms"] = [1.0, 1.0, 3.0]
+    assert flash_peers.facts(peers)["test_over_cudnn"] == "1.50"
+    cudnn["both_rounds_ms"] = [2.0, 2.5, 3.0]
+    assert flash_peers.facts(peers)["test_over_cudnn"] == "0.50"
+    cudnn["both_rounds_ms"] = [2.0, 2.5]
+    assert flash_peers.facts(peers)["test_over_cudnn"] == "1.50"
+
+
+def test_bars_are_told_with_the_shapes_that_miss_them():
+    judge = flash_peers.claims.ahead_where_results_repeat.judge
+    assert judge(full_peers()) == (True, "Within: 12 of 12.")
+    holds, told = judge(full_peers(both=0.975))
+    # Four bars are at 0.98 or above.
+    assert not holds and told.startswith("Within: 4 of 12. Not kept: 16k")
+    assert "0.975, bar 0.96" in told
+    table = flash_peers.fragments([full_peers()])["bars.md"]
+    assert table.count("| 0.900 |") == 11 and table.count("| 0.945 |") == 12
+    # At 512 tokens cuDNN stands in for it.
+    assert "| 0.750 | 1.00 | 0.945 | 1.00 |" in table
+    # Of so many shapes only some are shown first.
+    files = flash_peers.fragments([full_peers()])
+    for name, rows in (("ratios", 8), ("ratios-all", 16), ("fa4", 8), ("fa4-all", 16)):
+        assert len(re.findall(r"^\| \d", files[f"{name}.md"], re.MULTILINE)) == rows
+    far = flash_peers.claims.never_far_behind.judge(full_peers(both=1.06))
+    assert far and not far[0] and "1.113" in far[1]
 
 
 HOPPER = "attention_dkdv_hopper"
@@ -543,9 +656,8 @@ def test_the_rate_of_the_test_stands_beside_its_share_of_the_peak(board):
     board.find(implementation="ours").metrics["both_ms"] = [0.01]
     facts = flash_leaderboard.facts(board)
     assert (facts["rate"], facts["share"]) == ("752 TFLOP/s", "76 %")
-    assert (
-        "| ours | 0.010 | 0.010 | 0.010 | 752 | 76 % | 1,000 |"
-        in (flash_leaderboard.fragments([board])["table.md"])
+    assert "| ours | 0.010 | 0.010 | 0.010 | 752 | 76 % | 1,000 |" in (
+        flash_leaderboard.test_table(board)
     )
 
 

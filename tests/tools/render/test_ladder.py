@@ -6,11 +6,11 @@ from msgspec.structs import replace
 from tests.factories import committed
 from tools.render.spanning import ladder
 from tools.render.spanning.ladder import Needs, evidence
-from tools.render.stems.flash_ablation import BACKWARD, FORWARD
+from tools.render.stems.flash_ablation import BACKWARD, FORWARD, atomics_keep
 
 STEMS = ("flash_ablation", "flash_peers", "flash_leaderboard")
-TEXT = ("", "", "", "")
-TWO = Needs(TEXT, (15.0,), 120, 8, 2, 15.0)
+TEXT = ()
+TWO = Needs(TEXT, (15.0,), 120, 8, 2)
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +23,9 @@ def test_every_step_beside_another_has_a_cause_and_a_prediction():
         rest = [step for name, step in steps.items() if not name.startswith("first_")]
         assert all(step.cause for step in rest)
         assert all(float(step.factor) for step in rest[1:])
+        assert all(
+            float(steps[s].factor) for before, s in ladder.compared(steps) if before
+        )
 
 
 def test_without_records_nothing_is_measured_and_nothing_is_said():
@@ -64,22 +67,22 @@ def test_the_first_step_measured_compares_with_nothing(found):
     ("after", "gained", "said"),
     [
         (
-            Needs(TEXT, (), 134, 8, 1, 12.0),
+            Needs(TEXT, (12.0,), 134, 8, 1),
             0.8,
             ["134 registers", "with 128", "one is"],
         ),
         (
-            Needs(TEXT, (), 134, 8, 1, 12.0),
+            Needs(TEXT, (12.0,), 134, 8, 1),
             0.8,
             ["15.0 to 12.0", "It loses.", "nobody else computes"],
         ),
         (
-            Needs(TEXT, (), 160, 4, 2, 15.0),
+            Needs(TEXT, (15.0,), 160, 4, 2),
             0.9,
             ["from 16 to 8", "It loses.", "fewer others are left"],
         ),
-        (Needs(TEXT, (), 120, 8, 2, 15.0), 0.9, ["It loses,", "the next experiment"]),
-        (Needs(TEXT, (), 80, 8, 3, 15.0), 1.5, ["from 16 to 24", "the warps hide"]),
+        (Needs(TEXT, (15.0,), 120, 8, 2), 0.9, ["It loses.", "the next experiment"]),
+        (Needs(TEXT, (15.0,), 80, 8, 3), 1.5, ["from 16 to 24", "the warps hide"]),
     ],
 )
 def test_the_reason_follows_from_what_was_compiled(after, gained, said):
@@ -89,8 +92,59 @@ def test_the_reason_follows_from_what_was_compiled(after, gained, said):
 
 def test_nothing_is_said_where_nothing_changes_or_kernels_are_several():
     assert evidence(TWO, TWO, 1.05, predicted=1.1) == []
-    several = Needs(TEXT, (), None, 8, 1, 3.0)
-    assert evidence(TWO, several, 0.5, predicted=1.1) == []
+    several = Needs(TEXT, (8.0, 7.0), None, 8, 1)
+    assert evidence(TWO, several, 0.5, predicted=0.7) == []
+
+
+def test_a_step_that_falls_short_keeps_its_reason():
+    several = Needs(TEXT, (8.0, 4.0), None, 8, 1)
+    told = evidence(TWO, several, 1.1, predicted=1.4, short="dQ travels.")
+    assert told == [
+        "The loops together went from 15.0 to 12.0 instructions for a score.",
+        "**It gains less than half of that.** dQ travels.",
+    ]
+    (told,) = evidence(TWO, TWO, 1.01, predicted=1.1)
+    assert told.startswith("**It gains nothing.** The compiled loop does not")
+    fewer = Needs(TEXT, (15.0,), 120, 4, 2)
+    *_, told = evidence(TWO, fewer, 0.99, predicted=1.1)
+    assert "fewer warps are left" in told
+    # Where a factor below one was expected, nothing falls short.
+    assert evidence(TWO, TWO, 0.99, predicted=1.0) == []
+
+
+def test_every_step_that_falls_short_on_the_page_says_why(found):
+    """Those of the committed record: smaller tiles, and roles backward."""
+    files = ladder.fragments(found)
+    for name, steps in (("why", FORWARD), ("why-backward", BACKWARD)):
+        lines = files[f"ladder-{name}.md"].splitlines()
+        by_name = {line.partition(".** ")[0][5:].lower(): line for line in lines}
+        for before, step in ladder.compared(steps):
+            (ours,) = found["flash_ablation"]
+            if before and steps[step].factor:
+                gained = ladder.gain(ours, before, step)
+                line = by_name[steps[step].name]
+                assert f"measured {gained:.2f}" in line
+                if ladder.falls_short(gained, float(steps[step].factor)):
+                    assert "It gains" in line or "It loses" in line
+
+
+@pytest.mark.parametrize(
+    ("gained", "said"), [(1.0, "lose all"), (1.16, "give back"), (1.3, "keep more")]
+)
+def test_the_verdict_on_atomics_follows_what_was_measured(gained, said):
+    assert atomics_keep(gained).startswith(said)
+
+
+def test_the_first_kernel_is_a_sibling_of_the_second_step(found):
+    table = ladder.fragments(found)["ladder-forward.md"]
+    lines = [line.split("|") for line in table.splitlines() if line.startswith("| ")]
+    names = [line[1].strip() for line in lines]
+    place = names.index("the first kernel")
+    assert names[place - 1] == "stops at the diagonal"
+    # It has no gain, and the step below is compared with the one above it.
+    assert lines[place][4].strip() == ""
+    assert ("skip", "split") in ladder.compared(FORWARD)
+    assert ("first_backward", "atomic_backward") in ladder.compared(BACKWARD)
 
 
 def test_a_warp_s_instructions_are_issued_one_a_cycle_by_each_of_four_schedulers(found):

@@ -373,6 +373,17 @@ def stack(axes: Axes, found: list[Pass]) -> None:
 # Facts --------------------------------------------------------------------------------
 
 
+def per_weight(profile: Record | None, clock: Record | None) -> float:
+    """Of copies and casts of 2.7B at 128 in bf16, the share that a straight line
+    through 128 and 1024 leaves for no tokens at all: what is paid for each weight.
+    """
+    few, many = (
+        split(profile, clock, "2.7B", context, "bf16").ms[COPIES]
+        for context in (128, 1024)
+    )
+    return (few - (many - few) * 128 / (1024 - 128)) / few
+
+
 def facts(found: Found) -> dict[str, str]:
     """What pages say of single passes, of the worst, and of the gain that products
     alone would give; of the GPU whose numbers stand in sentences.
@@ -421,6 +432,10 @@ def facts(found: Found) -> dict[str, str]:
         if p.precision == "bf16"
     ]
     told["products_bf16_most"] = say(most(in_bf16), percent)
+    for context in (128, 1024):
+        copies = split(profile, clock, "2.7B", context, "bf16").ms[COPIES]
+        told[f"copied_2_7B_{context}_bf16"] = say(copies, "{:.0f} ms")
+    told["per_weight_2_7B_128_bf16"] = say(per_weight(profile, clock), percent)
     copied = copies_ms(profiled(profile, "2.7B", 128, "step"), "backward")
     told["copied_2_7B_128_fp32"] = say(copied, "{:.0f} ms")
     told["casts_2_7B_least"] = say(least(casts), "{:.1f}")

@@ -20,7 +20,7 @@ from systems.model.sizes import SIZES, VOCAB_SIZE
 from systems.records.record import Record
 from tools.render.load import Found, ours, primary_gpu
 from tools.render.markdown import percent
-from tools.render.rows import MISSING, Cell, cell, data_sheet, say
+from tools.render.rows import MISSING, Cell, cell, cells, data_sheet, say, span
 from tools.render.stems.end_to_end.rows import at as timed
 from tools.render.stems.kernel_profile.rows import at as profiled
 
@@ -155,7 +155,12 @@ def facts(found: Found) -> dict[str, dict[str, str]]:
         "warmup": warmup_facts(ours(found, "warmup")),
         "peak_memory": memory_facts(ours(found, "peak_memory")),
         "mixed_precision": gain_facts(ours(found, "kernel_profile")),
-        "attention": traffic_facts(ours(found, "attention")),
+        "attention": {
+            **traffic_facts(ours(found, "attention")),
+            **dynamic_facts(
+                ours(found, "attention"), ours(found, "flash_benchmarking")
+            ),
+        },
         "model_attention": slot_facts(
             ours(found, "kernel_profile"), ours(found, "model_attention")
         ),
@@ -281,6 +286,26 @@ def traffic_facts(record: Record | None) -> dict[str, str]:
         "over_floors": say(took / (compute + eager), "{:.1f}"),
         "expected_gain": say((compute + eager) / (compute + compiled), "{:.1f}"),
     }
+
+
+# From here on one head of attention takes so long that nobody waits for the host.
+LONG = 8192
+
+
+def dynamic_facts(static: Record | None, dynamic: Record | None) -> dict[str, str]:
+    """Causal attention compiled for any length, over the same compiled for one: the
+    time of a head alone, over that of a head of a batch.
+    """
+    over: dict[str, list[float]] = {"forward": [], "backward": []}
+    for c in cells(dynamic, implementation="compiled"):
+        shape = {key: c.config[key] for key in ("n", "d", "dtype")}
+        if c.config["n"] < LONG:
+            continue
+        one = cell(static, **shape, causal=True, execution="compiled")
+        for of, ratios in over.items():
+            batch = one.config.get("batch", 1)
+            ratios.append(c.ms(of) / (one.ms(of) / batch))
+    return {f"dynamic_{of}": span(ratios) for of, ratios in over.items()}
 
 
 def slot_facts(profile: Record | None, record: Record | None) -> dict[str, str]:

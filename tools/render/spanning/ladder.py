@@ -14,6 +14,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from systems.formulas.chips import KIB
 from systems.formulas.costs import EXPONENTIALS_PER_CLOCK, scores
 from systems.records.record import Record
 from systems.records.source_hash import hash_of
@@ -46,6 +47,10 @@ from tools.render.stems.flash_leaderboard import FLOOR, SHAPE, limits_ms, rates_
 
 TEST = {"batch": 1, "heads": 16, "n": 16384, "d": 64, "causal": True, "dtype": "bf16"}
 REGISTERS, LANES = 65536, 32
+UNKNOWN = (
+    "The compiled loop does not say why; the next experiment is a profile of what its "
+    "warps wait for."
+)
 # Threads whose instructions an SM can start in a cycle: four warps.
 ISSUED = 4 * LANES
 # Left out of the figure and the tables of times where there is no time.
@@ -58,12 +63,11 @@ class Needs:
     `text` is for a table.
     """
 
-    text: tuple[str, str, str, str]
+    text: tuple[str, ...]
     each_per_score: tuple[float, ...]
     registers: int | None
     warps: int
     programs: int
-    per_score: float
 
     @property
     def warps_on_sm(self) -> int:
@@ -111,9 +115,10 @@ def pass_of(steps: Mapping[str, Step]) -> str:
 
 
 def compared(steps: Mapping[str, Step]) -> list[tuple[str, str]]:
-    """Each step with the one that it is measured against; "" where it starts anew."""
-    rest = [step for step in steps if not step.startswith("first_")]
-    return [*pairwise(["", *rest])]
+    """Each step with the one that it is measured against; "" where it starts anew. The
+    first kernel's forward pass is no step, but a sibling of the second.
+    """
+    return [*pairwise(["", *(step for step in steps if step != "first_forward")])]
 
 
 def timed(record: Record | None, steps: Mapping[str, Step]) -> list[str]:
@@ -179,6 +184,7 @@ def needs_of(kernels: Sequence[Mapping[str, Any]]) -> Needs:
         (
             each(lambda k: k["registers"]),
             each(lambda k: k["stack_bytes"]),
+            each(lambda k: f"{k['shared_bytes'] / KIB:.0f}"),
             each(lambda k: f"{k['programs']} × {k['warps']}"),
             each(lambda k: f"{k['per_score']:.1f}"),
         ),
@@ -186,7 +192,6 @@ def needs_of(kernels: Sequence[Mapping[str, Any]]) -> Needs:
         first["registers"] if len(kernels) == 1 else None,
         first["warps"],
         first["programs"],
-        first["per_score"],
     )
 
 
@@ -202,7 +207,7 @@ def issued_ms(record: Record, step: str, needs: Needs) -> float:
 
 
 def needs_table(record: Record | None) -> str:
-    """Registers, spills, warps on an SM and instructions."""
+    """Registers, spills, shared memory, warps on an SM and instructions."""
     found = needs(record)
     if not found or record is None:
         version = record.software.get("triton") if record else None
@@ -212,7 +217,8 @@ def needs_table(record: Record | None) -> str:
     there = compiled()[version]["source_hash"]
     fresh = there == hash_of(LAUNCHERS)
     stale = "**Stale:** compiled from an earlier version of the code.\n{ .stale }\n\n"
-    head = ["step", "registers", "spilled, bytes", "programs × warps on an SM"]
+    head = ["step", "registers", "spilled, bytes", "shared memory, KiB"]
+    head += ["programs × warps on an SM"]
     head += ["instructions for a score", "ms to issue them"]
     lines = [
         [STEPS[step].name, *it.text, f"{issued_ms(record, step, it):.2f}"]
@@ -236,29 +242,44 @@ def reasons(record: Record | None, steps: Mapping[str, Step]) -> str:
     found = needs(record)
     items = []
     for before, step in compared(steps):
-        if not known([ms(record, step)]):
+        if not known([ms(record, step)]) or not steps[step].cause:
             continue
-        name, cause, predicted = steps[step]
+        name, cause, predicted, short = steps[step]
         told = [f"**{name[0].upper()}{name[1:]}.** {cause}"]
-        if predicted:
-            told.append(f"Predicted {predicted}.")
-        if before in found and step in found:
-            gained, factor = gain(record, before, step), float(steps[step].factor)
-            told += evidence(found[before], found[step], gained, factor)
+        gained = gain(record, before, step) if before else MISSING
+        if known([gained]):
+            factor, _, why = predicted.partition(": ")
+            told.append(f"Predicted {factor} ({why}), measured {gained:.2f}.")
+        if known([gained]) and before in found and step in found:
+            both = found[before], found[step]
+            told += evidence(*both, gained, float(steps[step].factor), short)
         items.append(f"1. {' '.join(told)}")
     return "\n".join(items) + "\n" if items else "Not measured yet.\n"
 
 
-def evidence(a: Needs, b: Needs, gained: float, predicted: float) -> list[str]:
-    """What the compiled kernels say about a step from a to b."""
-    if a.registers is None or b.registers is None:
-        return []
+def falls_short(gained: float, predicted: float) -> bool:
+    """Of a gain, less than half came."""
+    return predicted > 1.02 and gained < (1 + predicted) / 2
+
+
+def evidence(
+    a: Needs, b: Needs, gained: float, predicted: float, short: str = ""
+) -> list[str]:
+    """What the compiled kernels say about a step from a to b; and what is in the way,
+    where that is known to be something else.
+    """
     told = []
-    if abs(b.per_score / a.per_score - 1) > 0.05:
+    before, after = (sum(needs.each_per_score) for needs in (a, b))
+    one = a.registers is not None and b.registers is not None
+    if abs(after / before - 1) > 0.05:
         told.append(
-            f"The loop went from {a.per_score:.1f} to {b.per_score:.1f} instructions "
-            "for a score."
+            f"The {'loop' if one else 'loops together'} went from {before:.1f} to "
+            f"{after:.1f} instructions for a score."
         )
+    if a.registers is None or b.registers is None:
+        if falls_short(gained, predicted):
+            told.append(f"**It gains less than half of that.** {short or UNKNOWN}")
+        return told
     fewer = b.warps_on_sm < a.warps_on_sm
     limit = REGISTERS // (a.programs * b.warps * LANES)
     if fewer and a.warps == b.warps and b.registers > limit:
@@ -280,9 +301,14 @@ def evidence(a: Needs, b: Needs, gained: float, predicted: float) -> list[str]:
         )
         told.append(f"**It loses.** The likely cause: while {waits}")
     elif gained < 0.98:
+        told.append(f"**It loses.** {UNKNOWN}")
+    elif falls_short(gained, predicted):
+        little = "nothing" if gained < 1.02 else "less than half of that"
         told.append(
-            "**It loses,** and the compiled loop does not say why; the next "
-            "experiment is a profile of what its warps wait for."
+            f"**It gains {little}.** The likely cause: what the loop saves is lost "
+            "again, since fewer warps are left to hide each other's waits."
+            if fewer
+            else f"**It gains {little}.** {short or UNKNOWN}"
         )
     elif gained > 1.2 * predicted and b.warps_on_sm > a.warps_on_sm:
         told.append(
@@ -337,15 +363,17 @@ def bars_figure(found: Found, record: Record) -> str:
         if before and gain(record, before, step) < 0.98
     }
     start, end = ms(record, "tiles"), fastest(record)
+    first = ms(record, "first_forward")
     return plot(
         record,
         "ladder",
         lambda figure: bar_chart(figure, shown, lost, {"floor": floor, "cuDNN": cudnn}),
         f"Technique by technique the forward pass goes from {say(start, '{:.2f} ms')} "
-        f"to {say(end, '{:.2f} ms')}, {say(start / end, '{:.1f}')} times as fast; "
-        f"cuDNN takes {say(cudnn, '{:.2f} ms')}.",
+        f"to {say(end, '{:.2f} ms')}, {say(first / end, '{:.1f}')} times as fast as "
+        "the first kernel.",
         "16 heads of 16,384 tokens, head dimension 64, bf16, causal. Each step keeps "
-        "those above it. Orange: slower than the step above.",
+        "those above it, but for the first kernel: it is the second step with smaller "
+        "tiles. Orange: slower than the step above.",
         height=60 + 26 * len(shown),
     )
 
@@ -365,6 +393,7 @@ def facts(found: Found) -> dict[str, str]:
     products, exponentials = (
         limits.get(name, MISSING) for name in (FLOOR, "exponentials")
     )
+    first = ms(record, "first_forward")
     time = "{:.2f} ms"
     found_needs = needs(record)
 
@@ -378,8 +407,9 @@ def facts(found: Found) -> dict[str, str]:
         "stops_issued": say(issued("skip"), time),
         "end_issued": say(issued("forward"), time),
         "start": say(start, time),
+        "first": say(first, time),
         "end": say(end, time),
-        "gain": say(start / end, "{:.1f}"),
+        "gain": say(first / end, "{:.1f}"),
         "of_cudnn": say(cudnn / end, percent),
         "of_floor": say(floor / end, percent),
         "backward_of_cudnn": say(back_cudnn / back, percent),

@@ -21,6 +21,8 @@ from tools.render.standalone import PAGE
 NOTEBOOKS = ROOT / "docs" / "notebooks"
 # The page has the title.
 TITLE = re.compile(r"\A# .+\n*")
+# Where a notebook begins with what it finds, its page has the box of all pages.
+SHORT = re.compile(r"^## In short\n\n(.+?)(?=\n\n|\Z)", re.DOTALL | re.MULTILINE)
 # Dollar signs, which every viewer of notebooks understands; in code one stays one.
 MATHS = re.compile(
     r"`[^`]*`|\$\$(?P<display>.+?)\$\$|\$(?P<inline>[^$]+?)\$", re.DOTALL
@@ -44,7 +46,8 @@ def _parts(notebook: dict[str, Any]) -> Iterator[str]:
     for cell in notebook["cells"]:
         source = "".join(cell["source"]).strip()
         if cell["cell_type"] == "markdown":
-            yield MATHS.sub(_maths, source)
+            boxed = SHORT.sub(r"**In short.** \1\n{ .in-short }", source)
+            yield MATHS.sub(_maths, boxed)
             continue
         code = f"```python\n{source}\n```"
         folded = "folded" in cell["metadata"].get("tags", [])

@@ -22,7 +22,10 @@ BLOCK = (
     "Under bf16 autocast matrix products give bf16, what follows on bf16 alone keeps "
     "it, and the residual stream stays in fp32."
 )
-BLOCK_KEY = "In the order of a forward pass, as a trace of it found the dtypes."
+BLOCK_KEY = (
+    "In the order of a forward pass, as a trace of it found the dtypes. An arrow is a "
+    "change of dtype: to the right a cast, to the left a cast or a sum with fp32."
+)
 # Some of what `autocast` looks at, in the order of a block, and how a drawing calls it.
 PARTS = {
     "parameters": "weights",
@@ -96,9 +99,11 @@ def block(found: Found) -> str:
     kept = [name for name in PARTS if dtypes[name] == "fp32"]
 
     def draw(d: Drawing) -> None:
-        name, half = (230, 150) if d.wide else (170, 78)
-        left = (d.width - name - 2 * half - 10) / 2
-        columns = {"fp32": left + name + 4, "bf16": left + name + 10 + half}
+        name, half, gap = (220, 120, 60) if d.wide else (164, 64, 40)
+        left = (d.width - name - 2 * half - gap) / 2
+        columns = {"fp32": left + name, "bf16": left + name + half + gap}
+        between = columns["fp32"] + half + 4, columns["bf16"] - 4
+        before = ""
         for dtype, x in columns.items():
             d.text(x + half / 2, 12, dtype, TEXT, "middle", bold=True)
         for i, (part, words) in enumerate(PARTS.items()):
@@ -106,6 +111,10 @@ def block(found: Found) -> str:
             d.text(left, y + 16, words, d.size)
             style = "fill-grey" if dtype == "fp32" else "fill-blue"
             d.box(columns[dtype], y + 1, half, 21, style, dtype)
+            if before and dtype != before:
+                x1, x2 = between if dtype == "bf16" else reversed(between)
+                d.arrow(x1, y - 12, x2, y + 8)
+            before = dtype
 
     names = ", ".join(PARTS[name] for name in kept)
     alt = f"Under bf16 autocast these stay in fp32: {names}; all else is bf16."

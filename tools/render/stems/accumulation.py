@@ -87,8 +87,8 @@ def signed(value: Fraction) -> str:
 
 CAPTIONS = {
     "results.md": (
-        "Four sums of a thousand times 0.01: where they end, and how much of the "
-        "error is the term's rounding, how much the adding. Snippets 1 to 4 are the "
+        "Sums of a thousand times 0.01: where they end, and how much of the error is "
+        "the term's rounding, how much the adding. Snippets 1 to 4 are the "
         "assignment's."
     ),
     "formats.md": "What each format can hold, and how far apart its numbers stand.",
@@ -100,7 +100,8 @@ def fragments(records: list[Record]) -> dict[str, str]:
     ours = measured(records)
     return {
         "formats.md": formats_table() + "\n",
-        "results.md": per_device(records, results_table),
+        "results.md": per_device(ours, lambda r: results_table(r, steps=1000)),
+        "results-all.md": per_device(records, results_table),
         "stalls.md": per_device(ours, stalls_table),
         "sums.md": per_device(ours, sums_figure),
         "errors.md": per_device(ours, errors_figure),
@@ -137,7 +138,7 @@ SUM = (
 )
 
 
-def results_table(record: Record) -> str:
+def results_table(record: Record, **wanted: int) -> str:
     """Each sum with its error, and whether the devices agree."""
     snippets = [named(record)[name] for name in NAMED[:4]]
 
@@ -158,7 +159,7 @@ def results_table(record: Record) -> str:
         ("same bits on CPU and GPU", agreement),
     )
     return columns(
-        cells(record),
+        cells(record, **wanted),
         ("snippet", lambda c: snippets.index(c) + 1 if c in snippets else ""),
         *SUM,
         column("result", "total", "{:.6f}"),

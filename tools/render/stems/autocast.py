@@ -5,7 +5,7 @@ from functools import partial
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.markdown import columns, per_device, table
-from tools.render.rows import cell, cells, counted, say
+from tools.render.rows import MISSING, cell, cells, counted, say
 
 NAMES = {
     "parameters": "parameters, inside autocast",
@@ -150,12 +150,13 @@ def facts(record: Record | None) -> dict[str, str]:
         c = cell(record, part=part, dtype=dtype)
         found |= {f"{part}_{name}_{dtype}": say(c[name]) for name in names}
     plain, cast = (cell(record, part="transformer", dtype=d) for d in ("fp32", "bf16"))
-    agreeing = (as_documented(*item, "bf16") for item in operations(record).items())
+    agreeing = [as_documented(*item, "bf16") for item in operations(record).items()]
+    same = f"all {len(agreeing)}" if all(agreeing) else counted(agreeing)
     return found | {
         "operations_fp32": say(plain["forward_operations"]),
         "operations_bf16": say(cast["forward_operations"]),
         "casts_bf16": say(cast["forward_casts"]),
-        "as_documented": say(counted(agreeing)),
+        "as_documented": say(same if agreeing else MISSING),
     }
 
 

@@ -16,7 +16,7 @@ from tools.render.claims import Judgement, claim
 from tools.render.markdown import captioned, columns, gib, per_device
 from tools.render.plots import ACCENT, DARK, family, hollow, line, note, panels, plot
 from tools.render.rows import (
-    MISSING,
+    NOT_MEASURED,
     PHASES,
     Cell,
     Unsteady,
@@ -35,6 +35,8 @@ from tools.render.rows import (
 )
 
 PRECISIONS = ("fp32", "bf16")
+# The sizes that sentences and the first table name.
+TOLD = ("small", "2.7B")
 # What the column "compiled" says; a graph is launched otherwise, and compiled no more
 # than eager code.
 EXECUTIONS = {
@@ -172,10 +174,7 @@ CAPTIONS = {
         "A training step at context 512 by phase, eager and compiled: mean ± standard "
         "deviation."
     ),
-    "price.md": (
-        "What compiling takes, what it saves in each step, and after how many steps "
-        "it pays."
-    ),
+    "price.md": "What compiling takes, and after how many steps it pays.",
 }
 
 
@@ -186,9 +185,11 @@ def fragments(records: list[Record]) -> dict[str, str]:
     ours = measured(records)
     return {
         "table.md": per_device(records, times_table),
-        "speedups.md": per_device(ours, speedups_body),
+        "speedups.md": per_device(ours, speedup_figure),
+        "speedup-table.md": per_device(ours, speedups_body),
         "graphs.md": per_device(ours, graphs_body),
-        "price.md": per_device(ours, price_body),
+        "price.md": per_device(ours, lambda record: price_body(record, *TOLD)),
+        "price-all.md": per_device(ours, price_body),
     }
 
 
@@ -220,7 +221,7 @@ COMPARED = {"forward": "forward", "backward": "backward", "optimizer": "AdamW"}
 
 
 def speedups_body(record: Record) -> str:
-    """Figure and table of eager time over compiled time."""
+    """Eager time over compiled time."""
     found = [c for c in grid(record, *COMPILED_PHASES) if speedup(record, c)]
 
     shown = columns(
@@ -234,10 +235,18 @@ def speedups_body(record: Record) -> str:
         left=3,
     )
     caption = "Eager time over compiled time of each phase, context 512."
-    return f"{speedup_figure(record)}\n\n{captioned(caption, shown)}"
+    return captioned(caption, shown)
+
+
+def graph_of(record: Record | None, c: Cell) -> Cell:
+    """The same eager step, as CUDA graphs."""
+    return at(record, c.config["size"], c.config["precision"], "graph")
 
 
 def graphs_body(record: Record) -> str:
+    """Nothing where no step was launched as graphs."""
+    if not ran(record, execution="graph"):
+        return ""
     caption = (
         "A step launched by the host, the same kernels launched as CUDA graphs, and "
         "the compiled step."
@@ -249,13 +258,9 @@ def graphs_table(record: Record) -> str:
     """Where the host may decide: the eager step, the same as graphs, compiled."""
 
     def graph(c: Cell) -> Cell:
-        return at(record, c.config["size"], c.config["precision"], "graph")
+        return graph_of(record, c)
 
-    found = [
-        c
-        for c in grid(record, "compiled")
-        if graph(c).row or c.config["precision"] == "bf16"
-    ]
+    found = [c for c in grid(record, "compiled") if graph(c).row]
     return columns(
         found,
         "size",
@@ -281,17 +286,17 @@ def at_once(c: Cell) -> int:
     return c.get("compiled_at_once", 1)
 
 
-def price_body(record: Record) -> str:
+def price_body(record: Record, *sizes: str) -> str:
     """The table, and what its column of cells compiled at once means."""
-    shown = price_table(record)
+    shown = price_table(record, *sizes)
     if "| at once |" not in shown:
         return shown
     return f"{shown}\n\n{AT_ONCE}\n{{ .provenance }}"
 
 
-def price_table(record: Record) -> str:
+def price_table(record: Record, *sizes: str) -> str:
     """What compiling takes, what it saves per step, and when that is even; kernels and
-    memory, eager and compiled.
+    memory, eager and compiled. Of these sizes, or of all.
     """
 
     def pair(read):
@@ -301,19 +306,26 @@ def price_table(record: Record) -> str:
 
         return both
 
-    found = list(filter(None, grid(record, *COMPILED_PHASES)))
+    found = [
+        c
+        for c in filter(None, grid(record, *COMPILED_PHASES))
+        if not sizes or c.config["size"] in sizes
+    ]
     again = ("again, from its cache, s", again_seconds, "{:.1f}")
+    more = [
+        ("graphs", lambda c: c["graphs"]),
+        ("kernels per step", pair(kernels_of)),
+        ("peak, GiB", pair(lambda c: gib(c["peak_allocated_bytes"]))),
+    ]
     return columns(
         found,
         *NAME,
         ("compiling, s", compile_seconds, "{:.1f}"),
         *([("at once", at_once)] if any(at_once(c) > 1 for c in found) else []),
         *([again] if known(map(again_seconds, found)) else []),
-        ("graphs", lambda c: c["graphs"]),
         ("saved per step, ms", lambda c: saved_ms(record, c), "{:.2f}"),
         ("pays after steps", lambda c: steps_to_pay(record, c), "{:,.0f}"),
-        ("kernels per step", pair(kernels_of)),
-        ("peak, GiB", pair(lambda c: gib(c["peak_allocated_bytes"]))),
+        *([] if sizes else more),
         left=3,
     )
 
@@ -380,7 +392,7 @@ def facts(record: Record | None) -> dict[str, str]:
     compiling AdamW does.
     """
     found: dict[str, str] = {}
-    for size in ("small", "2.7B"):
+    for size in TOLD:
         for precision in PRECISIONS:
             key, c = (
                 f"{size.replace('.', '_')}_{precision}",
@@ -389,13 +401,17 @@ def facts(record: Record | None) -> dict[str, str]:
             found[f"speedup_{key}"] = say(speedup(record, c), "{:.2f}")
             found[f"compile_{key}"] = say(compile_seconds(c), "{:.0f} s")
             found[f"steps_{key}"] = say(steps_to_pay(record, c), "{:,.0f}")
+    for size in TOLD:
+        c = at(record, size, "bf16", "graph")
+        graph = say(speedup(record, c), "{:.2f}")
+        found[f"graph_{size.replace('.', '_')}"] = graph
+    rounds = max((c.config.get("rounds", 1) for c in ran(record)), default=1)
     adamw = at(record, "small", "fp32", "compiled_optimizer")
     # What took turns with it, and without it any eager step.
     eager = eager_of(record, adamw) if adamw else at(record, "small", "fp32", "eager")
-    # A graph has nothing that could compile again.
-    recompiles = sum(c.get("recompiles", 0) for c in ran(record))
     return {
         **found,
+        "rounds": str(rounds) if rounds > 1 else NOT_MEASURED,
         "unsteady": say(
             counted(
                 doubtful(record, c)
@@ -405,7 +421,6 @@ def facts(record: Record | None) -> dict[str, str]:
         ),
         "speedup_least": say(least(step_speedups(record)), "{:.2f}"),
         "speedup_most": say(most(step_speedups(record)), "{:.2f}"),
-        "recompiles": say((recompiles or "no") if ran(record) else MISSING),
         "optimizer_eager": say(eager.ms("optimizer"), "{:.1f} ms"),
         "optimizer_compiled": say(adamw.ms("optimizer"), "{:.1f} ms"),
         "optimizer_compile": say(compile_seconds(adamw, "optimizer"), "{:.0f} s"),

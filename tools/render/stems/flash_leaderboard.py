@@ -3,7 +3,7 @@ against what it can't do without.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
@@ -137,7 +137,7 @@ def rates_of(record: Record) -> Rates:
 
 
 def additions_per_s(record: Record | None) -> float:
-    """Bytes per second that all multiprocessors add to memory which the L2 cache holds;
+    """Bytes per second that all SMs add to memory which the L2 cache holds;
     missing but on Hopper.
     """
     top = at(record, "ceiling")
@@ -230,8 +230,8 @@ def test_rate(c: Cell) -> float:
     return attention_flops("both", batch=1, causal=True, **shape) / (c.ms("both") / 1e3)
 
 
-def test_table(record: Record) -> str:
-    """Median and spread of the test."""
+def test_table(record: Record, *more: tuple[Any, ...]) -> str:
+    """Median and spread of the test, and further columns."""
     return columns(
         [c for name in NAMES if (c := at(record, name)).row is not None],
         ("implementation", lambda c: NAMES[c.config["implementation"]]),
@@ -240,6 +240,7 @@ def test_table(record: Record) -> str:
         ("p80", lambda c: c.summary("both").p80, milliseconds),
         ("TFLOP/s", lambda c: test_rate(c) / TFLOPS, "{:.0f}"),
         ("share of peak", lambda c: test_rate(c) / peak_flops(record, "bf16"), percent),
+        *more,
         ("measured for, ms", lambda c: c.config["rep_ms"] if c else MISSING, "{:,}"),
     )
 

@@ -8,6 +8,8 @@ from tools.render.markdown import percent
 from tools.render.rows import MISSING, Cell, Unsteady, data_sheet
 
 PASSES = ("forward", "backward", "both")
+# As tables call them.
+SAID = {"forward": "forward", "backward": "backward", "both": "forward + backward"}
 TFLOPS = 1e12
 # Both passes together over the sum of each by itself.
 WAITS = 1.1

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.markdown import captioned, columns, gib, per_device
+from tools.render.markdown import at_most, captioned, columns, gib, in_words, per_device
 from tools.render.plots import ACCENT, DARK, GREY, family, line, panels, plot
 from tools.render.rows import (
     MISSING,
@@ -25,7 +25,6 @@ from tools.render.rows import (
     measured,
     most,
     say,
-    span,
 )
 
 PRECISIONS = {"fp32": "fp32", "bf16": "bf16 autocast", "bf16_pure": "pure bf16"}
@@ -123,6 +122,19 @@ def numbers(record: Record | None, precision: str) -> Mapping[str, Any]:
     }
 
 
+def nats_apart(differences: list[float]) -> str:
+    """ "within 0.0003 nats of", or "0.0179 to 0.0184 nats below", to stand before what
+    they are differences from.
+    """
+    if not differences:
+        return NOT_MEASURED
+    sizes = sorted(round(abs(difference), 4) for difference in differences)
+    if sizes[0] < 1e-4 or len({difference > 0 for difference in differences}) > 1:
+        return f"within {max(sizes[-1], 1e-4):.4f} nats of"
+    ends = " to ".join(f"{size:.4f}" for size in dict.fromkeys([sizes[0], sizes[-1]]))
+    return f"{ends} nats {'above' if differences[0] > 0 else 'below'}"
+
+
 def verdict(differences: list[float], fp32: list[float]) -> str:
     """How the differences from fp32 compare with what a seed changes there."""
     if not differences:
@@ -159,7 +171,7 @@ def loss_body(record: Record) -> str:
 def loss_table(record: Record) -> str:
     def against(precision: str) -> str:
         found = against_fp32(record, precision) if precision != "fp32" else []
-        return ", ".join(f"{difference:+.4f}" for difference in found)
+        return in_words(", ".join(f"{difference:+.4f}" for difference in found))
 
     return columns(
         PRECISIONS,
@@ -236,7 +248,7 @@ def loss_figure(record: Record) -> str:
         apart.set(xlabel="step", title="minus that of fp32")
 
     told = [
-        f"{text} ends {span(found, '{:+.4f}').replace('-', '−')} nats from fp32"
+        f"{text} ends {nats_apart(found)} fp32"
         for precision, text in list(PRECISIONS.items())[1:]
         if (found := against_fp32(record, precision))
     ]
@@ -318,18 +330,40 @@ def reported_table(record: Record) -> str:
 
 def facts(record: Record | None) -> dict[str, str]:
     """How final losses differ from those of fp32, and lost updates."""
-    found = {"floor": say(floor(record), "{:.3f}")}
+    found = {"floor": say(floor(record), "{:.3f}"), "rates_tried": rates_tried(record)}
+    for precision in BY_RATE:
+        rate = best_rate(record, precision)
+        ended = fmean(finals(record, precision, rate).values()) if rate else MISSING
+        found[f"best_{precision}"] = say(ended, f"{{:.3f}} (rate {rate:g})")
     for precision in PRECISIONS:
         of = numbers(record, precision)
         if precision != "fp32":
             differences = against_fp32(record, precision)
             fp32 = list(finals(record, "fp32").values())
-            found[f"{precision}_against_fp32"] = span(differences, "{:+.4f}")
+            found[f"{precision}_against_fp32"] = nats_apart(differences)
             if precision == "bf16":
                 found["bf16_verdict"] = verdict(differences, fp32)
-            for name in WATCHED:
-                found[f"unchanged_{precision}_{name}"] = say(of[name], "{:.1f} %")
+                kept = most(of[name] for name in WATCHED) / 100
+                found["unchanged_bf16_most"] = say(kept, at_most)
+            else:
+                for name in WATCHED:
+                    found[f"unchanged_bf16_pure_{name}"] = say(of[name], kept_of)
     return found
+
+
+def rates_tried(record: Record | None) -> str:
+    """ "0.0001, 0.0003 and 0.001", where runs at several learning rates can be compared
+    in each precision.
+    """
+    found = [f"{rate:g}" for rate in rates(record)]
+    if len(found) < 2 or not all(best_rate(record, p) for p in BY_RATE):
+        return NOT_MEASURED
+    return f"{', '.join(found[:-1])} and {found[-1]}"
+
+
+def kept_of(percentage: float) -> str:
+    """ "61.3 %", or "all"."""
+    return "all" if percentage > 99.95 else f"{percentage:.1f} %"
 
 
 @claim(
@@ -359,8 +393,8 @@ def fp32_ends_lower_at_its_best(record: Record) -> Judgement:
     if len(tried) != 3 or not all(best_rates):
         return None
     fp32, pure = map(partial(finals, record), BY_RATE, best_rates)
-    apart = [pure[seed] - fp32[seed] for seed in fp32 if seed in pure]
-    if not apart:
+    over = [pure[seed] - fp32[seed] for seed in fp32 if seed in pure]
+    if not over:
         # No seed ended in both.
         return None
     best = ", ".join(
@@ -368,5 +402,4 @@ def fp32_ends_lower_at_its_best(record: Record) -> Judgement:
         for precision, rate in zip(BY_RATE, best_rates, strict=True)
         for edge in [rate in (tried[0], tried[-1])]
     )
-    told = span(apart, "{:+.4f}").replace("-", "−")
-    return min(apart) > 0, f"Best rates: {best}. Pure bf16 ends {told} from fp32."
+    return min(over) > 0, f"Best rates: {best}. Pure bf16 ends {nats_apart(over)} fp32."

@@ -122,8 +122,8 @@ def stages_figure(norm: str, record: Record) -> str:
 
 
 READ = (
-    "In the cells stands the relative error to a power of ten; ∞: not finite; =0: "
-    "wrongly zero. More colour is worse."
+    "Each cell shows the power of ten nearest to the relative error; ∞: not finite; "
+    "=0: wrongly zero. More colour is worse."
 )
 
 

@@ -177,7 +177,7 @@ def figure_of(record: Record) -> str:
             style |= {"markersize": 19, "markeredgewidth": 2}
             axes.plot(expected, range(len(names)), **style)
             bars(axes, names)
-            axes.set_title(f"context {context}, MiB")
+            axes.set_title(f"context {context:,}, MiB")
 
     attention = {
         context: sum(
@@ -189,7 +189,8 @@ def figure_of(record: Record) -> str:
         for context in contexts
     }
     shares = " and ".join(
-        f"{percent(share)} at context {context}" for context, share in attention.items()
+        f"{percent(share)} at context {context:,}"
+        for context, share in attention.items()
     )
     return plot(
         record,

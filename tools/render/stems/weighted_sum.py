@@ -129,5 +129,10 @@ def facts(record: Record | None) -> dict[str, str]:
         found[f"copy_{dtype}_share"] = say(share(copy, "copy", bandwidth), percent)
     ours = cell(record, implementation="ours", dtype="bf16")
     least = 1e3 * moved_bytes("backward", "bf16") / bandwidth
+    wide, copied = (
+        cell(record, implementation=name, dtype="fp32") for name in ("ours", "copy")
+    )
+    of_copy = rate(wide, "forward") / rate(copied, "copy")
+    found["of_copy_fp32"] = say(of_copy, percent)
     found["backward_bf16_over"] = say(ours.ms("backward") / least, "{:.1f}")
     return found

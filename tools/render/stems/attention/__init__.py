@@ -5,6 +5,8 @@ Two pages include them. `memory` builds what is about memory, `compiled` what co
 eager with compiled.
 """
 
+from collections.abc import Iterable
+
 from matplotlib.figure import Figure
 
 from systems.records.record import Record
@@ -65,7 +67,8 @@ def fragments(records: list[Record]) -> dict[str, str]:
     ours = measured(records)
     return {
         "table.md": per_device(records, grid_table),
-        "variants.md": per_device(ours, variants_table),
+        "variants.md": per_device(ours, lambda r: variants_table(r, TELLING)),
+        "variants-all.md": per_device(ours, lambda r: variants_table(r, lengths(r))),
         "times.md": per_device(ours, times_figure),
         **memory.fragments(ours),
         **compiled.fragments(records),
@@ -101,11 +104,13 @@ def reported_ms(c: Cell, name: str) -> str:
     return mean if deviation is None else f"{mean} ± {deviation:.2f}"
 
 
-def variants_table(record: Record) -> str:
+# Lengths that are shown first: one where a pass costs its launches, and the longest.
+TELLING = (256, LONGEST)
+
+
+def variants_table(record: Record, ns: Iterable[int]) -> str:
     """Both dtypes, with and without a mask, at one width."""
-    found = [
-        at(record, n, WIDTH, *v) for v in variants(record) for n in lengths(record)
-    ]
+    found = [at(record, n, WIDTH, *v) for v in variants(record) for n in ns]
     shown = filter(lambda c: c.row, found)
     return columns(shown, "dtype", MASK, LENGTH, *TIMES, *MEMORY, left=2)
 

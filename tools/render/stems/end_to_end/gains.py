@@ -67,7 +67,8 @@ def fragments(measured: list[Record]) -> dict[str, str]:
         "speedup.md": per_device(measured, speedup_figure),
         "speedup-table.md": per_device(measured, speedup_table),
         "speedup-reasons.md": per_device(measured, reasons_table),
-        "speedup-tf32.md": per_device(measured, tf32_table),
+        "speedup-tf32.md": per_device(measured, lambda r: tf32_table(r, *TOLD)),
+        "speedup-tf32-all.md": per_device(measured, tf32_table),
     }
 
 
@@ -101,7 +102,13 @@ def reasons_table(record: Record) -> str:
     )
 
 
-def tf32_table(record: Record) -> str:
+# Sizes that are shown first.
+TOLD = ("small", "2.7B")
+
+
+def tf32_table(record: Record, *sizes: str) -> str:
+    """Of these sizes, or of all."""
+    found = [c for c in steps_at_512(record) if not sizes or c.config["size"] in sizes]
     described = [
         column
         for name, phases in COMPARED
@@ -110,7 +117,7 @@ def tf32_table(record: Record) -> str:
             ("fp32 over it", lambda c, of=phases: over(record, c, *of), "{:.2f}"),
         )
     ]
-    return columns(steps_at_512(record), "size", "precision", *described, left=2)
+    return columns(found, "size", "precision", *described, left=2)
 
 
 def over(record: Record, c: Cell, *phases: str) -> float:

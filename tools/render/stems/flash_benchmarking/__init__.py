@@ -53,6 +53,7 @@ from tools.render.stems.flash_benchmarking.rows import (
 )
 from tools.render.stems.flash_passes import (
     PASSES,
+    SAID,
     TFLOPS,
     gpu_ms,
     peak_flops,
@@ -88,8 +89,8 @@ SIZES = tuple((head, itemgetter(i)) for i, head in enumerate(("dtype", "d", "N")
 CAPTIONS = {
     "passes.md": "Each pass at every shape: times, the rate that ours reaches, memory.",
     "table.md": (
-        "FlashAttention and plain PyTorch at every shape, the pass forward, backward "
-        "and both."
+        "FlashAttention and plain PyTorch at every shape: forward, backward, and the "
+        "two together."
     ),
 }
 
@@ -167,9 +168,9 @@ def latency_table(record: Record) -> str:
     return columns(
         shapes(record),
         *SIZES,
-        *(time(record, name, of, f"{name}, {of}, ms") for name, of in who),
+        *(time(record, name, of, f"{name}, {SAID[of]}, ms") for name, of in who),
         (
-            "plain / ours, both",
+            "plain / ours, forward + backward",
             lambda s: ratio(record, "plain", "both", *s) or MISSING,
             "{:.2f}",
         ),
@@ -178,7 +179,7 @@ def latency_table(record: Record) -> str:
 
 
 def by_pass(record: Record) -> str:
-    shown = [(name.capitalize(), pass_table(record, name)) for name in PASSES]
+    shown = [(SAID[name].capitalize(), pass_table(record, name)) for name in PASSES]
     return tabs([*shown, ("Memory", memory_table(record))])
 
 
@@ -211,7 +212,7 @@ def lost_table(record: Record) -> str:
     """How often, up to which length and by how much ours is slower."""
     rows = []
     for over, name in product(OTHERS, PASSES):
-        rows.append([NAMES[over].replace(" ", "\N{NO-BREAK SPACE}"), name])
+        rows.append([NAMES[over].replace(" ", "\N{NO-BREAK SPACE}"), SAID[name]])
         for dtype in DTYPES:
             found = ratios(record, over, name, (dtype,))
             lost = [n for _, _, n in losses(found)]

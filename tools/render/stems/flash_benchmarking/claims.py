@@ -32,7 +32,7 @@ def fused_keeps_up(record: Record) -> Judgement:
     "The forward pass in bf16 takes less time than the data sheet's memory needs to "
     "write the visible scores once and read them once, so no kernel that stores them "
     "can keep up: at every head dimension, where a head has a tile of 128 queries for "
-    "each multiprocessor.",
+    "each SM.",
 )
 def faster_than_storing_scores(record: Record) -> Judgement:
     peak, chip = peak_of(record.device.slug), chip_of(record.device.slug)

@@ -41,7 +41,7 @@ from tools.render.stems.flash_passes import TFLOPS, peak_flops
 
 
 def tiles() -> str:
-    """How many streaming multiprocessors the tiles of one head occupy."""
+    """How many SMs the tiles of one head occupy."""
     chip = chip_of(primary_gpu()) or chip_of("nvidia-h200")
     assert chip
     lengths = (1024, 8192, LONGEST)
@@ -60,14 +60,13 @@ def tiles() -> str:
             y += -(-chip.sms // each) * size + 14
 
     alt = "; ".join(
-        f"{n} tokens make {n // TILE} tiles for {chip.sms} multiprocessors"
-        for n in lengths
+        f"{n} tokens make {n // TILE} tiles for {chip.sms} SMs" for n in lengths
     )
     return drawn(
         draw,
         f"{alt}.",
         "One short head leaves most of the GPU idle.",
-        "Each square is a streaming multiprocessor, filled where it has one of the "
+        "Each square is an SM, filled where it has one of the "
         f"head's tiles of {TILE} queries.",
     )
 

@@ -10,7 +10,6 @@ from tools.render.plots import ACCENT, GREY, INK, bars, is_narrow, line, note, p
 from tools.render.rows import cells, known, say, span
 from tools.render.stems.flash_peers.rows import (
     ORDERED,
-    SHAPE,
     SHORT,
     long_cells,
     order_costs,
@@ -86,10 +85,10 @@ def ratios_figure(record: Record) -> str:
         record,
         "ratios",
         draw,
-        f"Forward and backward take ours {span(both)} of cuDNN's time, and "
+        f"Ours takes {span(both)} of cuDNN's time for forward + backward, and "
         f"{say(short, '{:.2f}')} at 128 tokens.",
-        f"bf16; {SHAPE}: batch, heads, tokens, head dimension and mask. At 128 tokens "
-        "the CPU decides, which issues a call of ours from Python.",
+        "bf16; tokens, head dimension, mask, and batch × heads. At 128 tokens the CPU "
+        "decides, which issues a call of ours from Python.",
         height=70 + 32 * len(shown),
         narrow=70 + 46 * len(shown),
     )
@@ -118,7 +117,7 @@ def order_figure(record: Record) -> str:
         for y in range(len(found)):
             axes.plot([1, 1], [y - 0.3, y + 0.3], color=INK, lw=1)
         bars(axes, [shape_text(c) for c in found])
-        axes.set_title("forward and backward, over the same without a fixed order")
+        axes.set_title("forward + backward, over the same without a fixed order")
         axes.set_xlabel("● FlashAttention-4   ▲ FlashAttention-2   ■ ours over FA4")
         if is_narrow(figure):
             axes.set_title("time over that without a fixed order")
@@ -130,8 +129,8 @@ def order_figure(record: Record) -> str:
         "order",
         draw,
         f"With a fixed order FlashAttention-4 takes {costs} times as long.",
-        f"bf16; shapes are {SHAPE}. Ours has a fixed order throughout, so its squares "
-        "stand over FlashAttention-4 without one.",
+        "bf16. Ours has a fixed order throughout, so its squares stand over "
+        "FlashAttention-4 without one.",
         height=90 + 30 * len(found),
         narrow=90 + 46 * len(found),
     )

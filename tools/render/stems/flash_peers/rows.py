@@ -3,18 +3,20 @@ measured in turns, rates, errors, what repeats.
 """
 
 from collections.abc import Iterable
+from statistics import median
 from typing import Any
 
 from systems.records.record import Record
 from systems.records.summary import summarize
-from tools.render.rows import MISSING, Cell, cell, cells, known, most, say
+from tools.render.rows import MISSING, Cell, Unsteady, cell, cells, known, most, say
 from tools.render.stems.flash_passes import flops, peak_flops, waits
 
 NAMES = {
     "ours": "ours",
     "ours_high": 'ours, "high"',
-    "ours_triton": "ours, plain Triton",
+    "ours_triton": "ours, for any GPU",
     "sdpa_cudnn": "cuDNN",
+    "fa3": "FlashAttention-3",
     "fa4": "FlashAttention-4",
     "fa4_ordered": "FlashAttention-4, ordered",
     "sdpa_flash": "FlashAttention-2",
@@ -31,7 +33,7 @@ ORDERED = {"fa4_ordered": "fa4", "sdpa_flash_ordered": "sdpa_flash"}
 SHORT = 128
 # What the leaderboard's test computes.
 TEST = {"batch": 1, "heads": 16, "n": 16384, "d": 64, "causal": True, "dtype": "bf16"}
-SHAPE = "B, H, N, d, mask"
+SHAPE = "tokens · d · mask · heads"
 
 
 def beside(record: Record | None, c: Cell, name: str = "") -> Cell:
@@ -52,6 +54,32 @@ def long_cells(
     return [c for c in found if c.config["n"] > SHORT and not as_published(c)]
 
 
+# Of the long shapes, those that are shown first where there are many: tokens, head
+# dimension, mask, heads of keys.
+TELLING = {
+    (16384, 64, True, 16),
+    (16384, 128, True, 16),
+    (4096, 128, False, 16),
+    (4096, 64, True, 32),
+    (1024, 64, True, 32),
+    (65536, 64, True, 1),
+    (8192, 128, True, 8),
+    (512, 64, True, 16),
+}
+
+
+def telling(record: Record | None) -> list[Cell]:
+    """Ours at the shapes that are shown first."""
+    found = long_cells(record, "bf16")
+
+    def name(c: Cell) -> tuple[Any, ...]:
+        n, d, causal, heads = (c.config[key] for key in ("n", "d", "causal", "heads"))
+        return n, d, causal, heads // c.config.get("group", 1)
+
+    few = [c for c in found if name(c) in TELLING]
+    return few if len(found) > len(TELLING) else found
+
+
 def as_published(c: Cell) -> bool:
     """Whether heads are stored inside tokens, as in what NVIDIA publishes."""
     return c.config.get("layout") == "bnhd"
@@ -62,8 +90,17 @@ def short_cell(record: Record | None, name: str = "ours") -> Cell:
 
 
 def ratio(record: Record | None, c: Cell, of: str, over: str = "") -> float:
-    """The time of a pass over another implementation's: below one, this is faster."""
-    return c.ms(of) / beside(record, c, over).ms(of)
+    """The time of a pass over another implementation's: below one, this is faster.
+    Where both have a median of each round, the median of their quotients, for in a
+    round both meet the same clock; else the quotient of the medians.
+    """
+    other = beside(record, c, over)
+    times = c.ms(of) / other.ms(of)
+    rounds = [one.get(f"{of}_rounds_ms", ()) or () for one in (c, other)]
+    if all(rounds) and len({*map(len, rounds)}) == 1:
+        of_rounds = median(a / b for a, b in zip(*rounds, strict=True))
+        return Unsteady(of_rounds) if isinstance(times, Unsteady) else of_rounds
+    return times
 
 
 def ratios(
@@ -93,14 +130,15 @@ def call_ratio(record: Record | None, c: Cell) -> float:
 def over_fastest(record: Record, c: Cell) -> str:
     """Our time for forward and backward over that of whoever else takes least."""
     others = {name: beside(record, c, name) for name in NAMES}
-    times = {
-        name: other.ms("both")
+    over = {
+        name: ratio(record, c, "both", name)
         for name, other in others.items()
         if other and not name.startswith("ours")
     }
-    name = min(times, key=times.__getitem__, default="")
-    over = say(c.ms("both") / times.get(name, MISSING), "{:.2f}")
-    return f"{over} ({NAMES[name]})" if name else over
+    name = max(over, key=over.__getitem__, default="")
+    most = say(over.get(name, MISSING), "{:.2f}")
+    short = NAMES.get(name, "").replace("FlashAttention-", "FA")
+    return f"{most} ({short})" if name else most
 
 
 def rate(c: Cell, of: str) -> float:
@@ -128,17 +166,20 @@ def error_ratios(record: Record | None, found: list[Cell]) -> list[float]:
 
 
 def shape_text(c: Cell) -> str:
-    """ "1, 16, 16384, 64, causal"; "64/8" where 8 heads of keys are
-    shared.
+    """ "16k · d 64 · causal · 16 heads", "8k · d 128 · full · 2 × 64/8 heads": tokens,
+    head dimension, mask, batch and heads, of keys too where these are fewer.
     """
+    batch, heads, n, d = (c.config[key] for key in ("batch", "heads", "n", "d"))
+    tokens = f"{n // 1024}k" if n % 1024 == 0 else f"{n:,}"
     mask = "causal" if c.config["causal"] else "full"
-    numbers = {key: str(c.config[key]) for key in ("batch", "heads", "n", "d")}
-    if (group := c.config.get("group", 1)) > 1:
-        numbers["heads"] += f"/{c.config['heads'] // group}"
-    stored = ["BNHD"] if as_published(c) else []
-    # The numbers stay on a line.
-    shape = ",\N{NO-BREAK SPACE}".join(numbers.values())
-    return ", ".join([shape, mask, *stored])
+    group = c.config.get("group", 1)
+    of_keys = f"/{heads // group}" if group > 1 else ""
+    batches = f"{batch} × " if batch > 1 else ""
+    counted = f"{batches}{heads}{of_keys} head{'s' if heads > 1 else ''}"
+    stored = ["heads inside tokens"] if as_published(c) else []
+    parts = [tokens, f"d {d}", mask, counted, *stored]
+    # A line ends between two of them.
+    return " · ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts)
 
 
 def repeats(c: Cell) -> Any:
@@ -156,5 +197,4 @@ def judged(record: Record | None, name: str, **wanted: Any) -> list[Cell]:
 
 def order_costs(record: Record | None, c: Cell, name: str) -> float:
     """The time of an ordered implementation over the same one's as it comes."""
-    ordered, free = (beside(record, c, of) for of in (name, ORDERED[name]))
-    return ordered.ms("both") / free.ms("both")
+    return ratio(record, beside(record, c, name), "both", ORDERED[name])

@@ -50,6 +50,7 @@ COLORS: dict[str, str] = dict(
     zip(CATEGORIES, (DARK, PALE, TINT, GREY, ACCENT, INK), strict=True)
 )
 ON = {DARK: GROUND, ACCENT: GROUND}
+TEMPORARIES = "temporaries"
 SHORT = {"second_forward": "forward", "loss": "", "optimizer": "AdamW"}
 DRAWN = {
     "forward": "a forward pass without a graph",
@@ -91,12 +92,12 @@ def edition_figure(record: Record, mode: str) -> str:
     if not all(c.get("timeline", None) for c in found):
         return ""
     peaks = "; ".join(
-        f"at context {c.config['context']} memory peaks at {gib(c.requested)} GiB "
+        f"at context {c.config['context']:,} memory peaks at {gib(c.requested)} GiB "
         f"{place(c)}"
         for c in found
     )
     titles = [
-        f"context {c.config['context']}, {c.config['precision']}, "
+        f"context {c.config['context']:,}, {c.config['precision']}, "
         f"{c.config['attention']}: GiB"
         for c in found
     ]
@@ -119,40 +120,39 @@ def timelines(
 
     def draw(figure: Figure) -> None:
         each = zip(panels(figure, len(found)), found, titles, strict=True)
+        slim: set[str] = set()
         for axes, c, title in each:
-            draw_timeline(axes, c, 1.12 * most)
+            slim |= draw_timeline(axes, c, 1.2 * most)
             axes.set_title(title, pad=20)
             axes.set_xlabel("allocations and frees, in order")
+        if slim:
+            key(figure, {name: COLORS[name] for name in CATEGORIES if name in slim})
 
     if not found:
         return ""
     return plot(record, name, draw, finding, more, height=270, narrow=230 * len(found))
 
 
-# A part that is this much of the peak has its name in its area.
+# An area that is this much of the height somewhere has its name there.
 NAMED = 0.08
 
 
-def draw_timeline(axes: Axes, c: Tried, height: float) -> None:
+def draw_timeline(axes: Axes, c: Tried, height: float) -> set[str]:
+    """The areas, named where there is room. Returns the names of those too slim."""
     timeline: dict[str, list[int]] = c["timeline"]
     shown = highest(timeline, used([c]))
     events = [timeline["event"][i] for i in shown]
-    bottom = [0.0] * len(shown)
+    bottom, slim = [0.0] * len(shown), set()
     for category in used([c]):
         sizes = [timeline[category][i] / 2**30 for i in shown]
         top = [low + size for low, size in zip(bottom, sizes, strict=True)]
         axes.fill_between(events, bottom, top, color=COLORS[category], linewidth=0)
-        if max(sizes) > NAMED * c.requested / 2**30:
+        if category == TEMPORARIES:
+            name_rim(axes, category, events, top)
+        elif max(sizes) > NAMED * height:
             name_area(axes, category, events, bottom, top)
         elif max(sizes):
-            # A rim on top of the others: its name stands off, where none rises.
-            at = round(0.62 * len(events))
-            side = "right" if top[at] > top[at // 2] else "left"
-            look: dict[str, Any] = {"ha": side, "va": "center", "gid": OVER_LINES}
-            look["arrowprops"] = {"arrowstyle": "-", "color": INK, "linewidth": 0.8}
-            look |= {"textcoords": "offset points"}
-            off = (14 if side == "left" else -14, 22)
-            axes.annotate(category, (events[at], top[at]), off, **look)
+            slim.add(category)
         bottom = top
     peak = max(range(len(shown)), key=bottom.__getitem__)
     # Beside the line where the peak is also a phase's begin.
@@ -177,6 +177,21 @@ def draw_timeline(axes: Axes, c: Tried, height: float) -> None:
     axes.set_xlim(events[0], events[-1])
     axes.set_ylim(0, height)
     axes.yaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10]))
+    return slim
+
+
+def name_rim(
+    axes: Axes, name: str, events: Sequence[float], top: Sequence[float]
+) -> None:
+    """Of what lies on top of all others: off the rim, where that does not rise."""
+    half = len(events) // 2
+    at = max(range(half, len(events) * 3 // 4), key=top.__getitem__)
+    side = "right" if top[at] > 1.02 * max(top[: len(events) // 3]) else "left"
+    look: dict[str, Any] = {"ha": side, "va": "center", "gid": OVER_LINES}
+    look["arrowprops"] = {"arrowstyle": "-", "color": INK, "linewidth": 0.8}
+    off = (14 if side == "left" else -14, 14)
+    place = (events[at], top[at])
+    axes.annotate(name, place, off, textcoords="offset points", **look)
 
 
 def name_area(
