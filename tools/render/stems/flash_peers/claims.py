@@ -151,7 +151,7 @@ def near_the_unordered(record: Record) -> Judgement:
 
 @claim(
     "flash_benchmarking",
-    f"At none of {len(BARS)} shapes does ours take more than {WORST:.2f} of the time "
+    f"At no shape does ours take more than {WORST:.2f} of the time "
     "of FlashAttention-4 as it comes.",
     f"At some shape ours takes more than {WORST:.2f} of the time of FlashAttention-4 "
     "as it comes.",
