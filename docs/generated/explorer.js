@@ -1,4 +1,4 @@
-window.RESULTS = {"columns": ["GPU", "stem", "size", "precision", "configuration", "metric", "unit", "context", "value", "samples"], "texts": [
+window.RESULTS = {"columns": ["GPU", "stem", "size", "precision", "configuration", "metric", "unit", "context", "value", "samples"], "labels": {"xl": "xl (not in CS336 2026)", "2.7B": "2.7B (CS336 2026: xl)"}, "texts": [
 "meta device",
 "model_sizes",
 "small",
