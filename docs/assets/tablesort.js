@@ -66,7 +66,7 @@ function makeSortable(table) {
 // While a table scrolls sideways, the columns that name a line stay in sight: the first of them, as long as they leave
 // more than half of the frame to the others.
 function pinKeys(frame, table) {
-  const keys = [...table.querySelectorAll("th.key")].slice(0, 3)
+  const keys = [...table.querySelectorAll("thead .key")].slice(0, 3)
   let end = 0
   const ends = keys.map((key) => (end += key.offsetWidth))
   const scrolls = frame.scrollWidth > frame.clientWidth

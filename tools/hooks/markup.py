@@ -14,6 +14,7 @@ from __future__ import annotations
 import html
 import re
 from collections import Counter
+from collections.abc import Callable
 from itertools import accumulate, count, groupby, zip_longest
 from xml.etree import ElementTree
 
@@ -42,12 +43,16 @@ DISPLAY_FRAME = (
     '<div class="arithmatex" role="group" tabindex="0" aria-label="Formula">'
 )
 # Tables of the tables extension have no class. A caption is a paragraph with the class,
-# above one table or above tabs that show it of several GPUs; the title of a fold is the
-# caption of the table or tabs that stand first in it.
+# above one table or above tabs that show it of several GPUs. The title of a fold is the
+# caption of the table or tabs that stand first in it; of one that holds nothing but
+# tables, what they are is said in between.
 CAPTION_OR_TABLE = re.compile(
     r'<p class="caption">(?P<caption>.*?)</p>'
     r"|(?P<fold><summary>)(?P<title>(?:(?!</summary>).)*)(?P<folded></summary>\s*"
     r'(?:<p class="stale">(?:(?!</p>).)*</p>\s*)?)(?=<table>|<div class="tabbed-set)'
+    r'|(?P<every><details class="abstract">\s*<summary>)(?P<all>(?:(?!</summary>).)*)'
+    r"(?P<said></summary>\s*(?:<p>(?:(?!</p>).)*</p>\s*)+)"
+    r'(?=<table>|<div class="tabbed-set)'
     r"|<table>(?P<body>.*?)</table>"
     r"|(?P<end><h[1-6]|<p>|<summary>)",
     re.DOTALL,
@@ -70,26 +75,39 @@ TOOLTIP_OR_TAG = re.compile(
 # What a reader doesn't search for: where a table comes from, what is stale, names of
 # tabs, lines of a listing. Each page loads the words of all.
 UNSOUGHT = re.compile(
-    r'<(?:p class="(?:provenance|stale)"|div class="tabbed-labels"'
+    r'<(?:p class="(?:provenance|stale|below)"|div class="tabbed-labels"'
     r'|div class="language-python[^"]*")(?! data-search-exclude)'
 )
 BRACE = re.compile(r"(?<!\\)[{}]")
 ROW = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
+# What tools/render/markdown.py writes into a cell of a line that stands open only when
+# asked.
+REST = 'class="rest"'
 CELL = re.compile(r"<(t[hd])([^>]*)>(.*?)</\1>", re.DOTALL)
 TAG = re.compile(r"<[^>]+>")
 # A number as tables print it, with what it may be about, its spread and its unit; and
 # what stands where there is none.
 DIGITS = r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?"
 NUMBER = re.compile(
-    rf"[~≈<>≤≥]?\s?[-−+]?{DIGITS}(?: (?:to|of|±) {DIGITS})?[\s\u202f]?[^\W\d]{{0,7}}"
+    rf"[~≈<>≤≥]?\s?[-−+]?{DIGITS}(?: (?:to|of|±|/) {DIGITS})?[\s\u202f]?[^\W\d]{{0,7}}"
     r"(?:/\w+)?[%×°]?(?: \([^()]{1,14}\))?"
 )
 NO_NUMBER = re.compile(
-    r"[-–—]?|none|not \w+|out of memory|unsupported|failed|no such .*", re.IGNORECASE
+    r"[-–—]?|none|not .*|out of memory|unsupported|failed|no such .*", re.IGNORECASE
 )
-MINUS = re.compile(r"(?<![\w.])-(?=\d)")
-# A whole number of five digits or more.
-THOUSANDS = re.compile(r"\A\d{5,}\Z")
+MINUS = re.compile(r"(?<![^\s(])-(?=\d)")
+# The whole part of a number of four digits or more.
+THOUSANDS = re.compile(r"(?<![\w.,#])\d{4,}(?![\w,])")
+# Text, between tags and what is no prose.
+TEXT = re.compile(
+    r"<(pre|code|math|svg|script|style|textarea)\b.*?</\1>|<[^>]*>|(?P<text>[^<]+)",
+    re.DOTALL,
+)
+# Between a number and its unit no line ends.
+UNIT = re.compile(
+    r"(?<=\d) (?=(?:%|[KMGT]i?B|[nµm]?s|min|[KMGTP]?FLOPs?|[kMG]?W|[kMG]?Hz|[mb]illion)"
+    r"(?!\w))"
+)
 SPREAD = re.compile(r" (± [\d.]+)")
 # So many columns stand closer together.
 DENSE = 7
@@ -105,7 +123,15 @@ def finished(page_html: str) -> str:
     its tooltips, keep out of the search what nobody looks for.
     """
     text = convert_maths(few_tooltips(page_html))
-    return unsought(number_figures(frame_tables(text)))
+    text = unsought(number_figures(frame_tables(text)))
+    return in_text(text, lambda said: UNIT.sub("\N{NO-BREAK SPACE}", said))
+
+
+def in_text(page_html: str, changed: Callable[[str], str]) -> str:
+    """What is read, changed; tags, code and maths as they are."""
+    return TEXT.sub(
+        lambda part: changed(part[0]) if part["text"] else part[0], page_html
+    )
 
 
 def unsought(page_html: str) -> str:
@@ -269,11 +295,13 @@ def frame_tables(page_html: str) -> str:
         if match["body"] is not None:
             return framed_table(match["body"], caption)
         number = next(numbers)
-        said = match["caption"] or match["title"]
+        said = match["caption"] or match["title"] or match["all"]
         name = f"Table\N{NO-BREAK SPACE}{number}."
         caption = f"{name} {text_of(said)}"
-        if match["fold"]:
-            return f'<summary id="table-{number}">{name} {said}{match["folded"]}'
+        if match["caption"] is None:
+            opened = (match["fold"] or match["every"]).removesuffix("<summary>")
+            rest = match["folded"] or match["said"]
+            return f'{opened}<summary id="table-{number}">{name} {said}{rest}'
         link = f'<a class="number" href="#table-{number}">{name}</a>'
         return f'<p class="caption" id="table-{number}">{link} {said}</p>'
 
@@ -298,28 +326,39 @@ def framed_table(body: str, caption: str) -> str:
 
     def row(match: re.Match[str]) -> str:
         columns = count()
-        return f"<tr>{CELL.sub(lambda one: cell(one, next(columns)), match[1])}</tr>"
+        cells = CELL.sub(lambda one: cell(one, next(columns)), match[1])
+        mark = ' class="rest"' if REST in match[1] else ""
+        return f"<tr{mark}>{cells}</tr>"
 
     def cell(match: re.Match[str], at: int) -> str:
         tag, _, said = match.groups()
         kind = kinds[at] if at < len(kinds) else ""
+        text = text_of(said)
         names = [kind] if kind else []
         names += ["key"] if tag == "th" and at < keys else []
         names += ["group"] if at in groups else []
+        names += ["words"] if kind == "r" and tag == "td" and len(text) > LONG else []
         marks = f' class="{" ".join(names)}"' if names else ""
-        text = text_of(said)
-        if tag == "td" and (rank := rank_of(heads[at], text)):
+        if tag == "th":
+            # What names nothing is no head. Words in a box take several lines, and
+            # their column is no wider for it.
+            return (
+                f"<th{marks}><span>{said}</span></th>" if text else f"<td{marks}></td>"
+            )
+        if rank := rank_of(heads[at], text):
             marks += f' data-sort="{rank}"'
-        if tag == "td" and (size := size_of(heads[at], text)) in RENAMED:
+        if (size := size_of(heads[at], text)) in RENAMED:
             named = f'<abbr title="{RENAMED[size]}">{size}</abbr>'
             said = said.replace(size, named, 1)
+        said = in_text(said, lambda told: MINUS.sub("\N{MINUS SIGN}", told))
         if kind == "r":
-            said = SPREAD.sub(r" <small>\1</small>", MINUS.sub("\N{MINUS SIGN}", said))
-            said = THOUSANDS.sub(lambda found: f"{int(found[0]):,}", said)
-        return f"<{tag}{marks}>{breakable(said) if kind == 't' else said}</{tag}>"
+            said = in_text(said, in_thousands)
+            said = SPREAD.sub(r" <small>\1</small>", said)
+        return f"<td{marks}>{breakable(said) if kind == 't' else said}</td>"
 
     more = f" and {len(heads) - 4} more columns" if len(heads) > 4 else ""
-    label = caption or f"Table: {', '.join(heads[:4])}{more}"
+    named = ", ".join(filter(None, heads[:4]))
+    label = caption or f"Table: {named}{more}"
     # Nobody searches for a measured number, and the search would load all of them with
     # every page.
     numbers = " data-search-exclude" if "r" in kinds else ""
@@ -328,7 +367,19 @@ def framed_table(body: str, caption: str) -> str:
     return (
         f'<div class="table-frame" {region}>'
         f'<table class="{look}">{ROW.sub(row, body)}</table></div>'
+        f"{ALL.format(len(lines)) if REST in body else ''}"
     )
+
+
+# Opens what the table above does not show, without a script.
+ALL = (
+    '<p class="all" data-search-exclude>'
+    '<label><input type="checkbox"> All {} rows</label></p>'
+)
+
+
+def in_thousands(text: str) -> str:
+    return THOUSANDS.sub(lambda found: f"{int(found[0]):,}", text)
 
 
 # The sizes of the model, from the smallest on: their names sort otherwise.
@@ -374,10 +425,13 @@ def starts_of_groups(heads: list[str]) -> set[int]:
 
 
 def kind_of(texts: list[str]) -> str:
-    """The class of a column: `r` for numbers, `t` for text of several lines."""
-    numbers = [NUMBER.fullmatch(text) and text not in ORDER for text in texts]
-    others = (t for t, number in zip(texts, numbers, strict=True) if not number)
-    if any(numbers) and all(map(NO_NUMBER.fullmatch, others)):
+    """The class of a column: `r` for numbers, where a few cells may say why they have
+    none; `t` for text of several lines.
+    """
+    numbers = [bool(NUMBER.fullmatch(text)) and text not in ORDER for text in texts]
+    others = [t for t, number in zip(texts, numbers, strict=True) if not number]
+    words = [text for text in others if not NO_NUMBER.fullmatch(text)]
+    if sum(numbers) > len(words):
         return "r"
     return "t" if max(map(len, texts), default=0) > LONG else ""
 

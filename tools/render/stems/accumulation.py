@@ -165,6 +165,7 @@ def results_table(record: Record) -> str:
         column("error", "error", signed),
         *(here if record.kind == "measured" else ()),
         left=2,
+        telling=lambda c: c.config["steps"] == 1000,
     )
 
 

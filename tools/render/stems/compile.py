@@ -20,6 +20,7 @@ from tools.render.rows import (
     PHASES,
     STEADY,
     Cell,
+    at_ends,
     cell,
     cells,
     counted,
@@ -241,7 +242,11 @@ def times_table(record: Record) -> str:
     def step(c: Cell) -> Any:
         return f"{c.mean_std()} (unsteady)" if c.unsteady else c.mean_std()
 
-    return columns(grid(record), *NAME, *phases, ("step, ms", step), left=3)
+    def telling(c: Cell) -> bool:
+        return at_ends(c) and execution_of(c) != "compiled_optimizer"
+
+    steps = ("step, ms", step)
+    return columns(grid(record), *NAME, *phases, steps, left=3, telling=telling)
 
 
 COMPARED = {"forward": "forward", "backward": "backward", "optimizer": "AdamW"}
@@ -260,6 +265,7 @@ def speedups_body(record: Record) -> str:
         ),
         ("step", lambda c: step_speedup(record, c)),
         left=3,
+        telling=at_ends,
     )
     caption = "Eager time over compiled time of each phase, context 512."
     caption = with_unsteady(record, caption, shown)
@@ -345,6 +351,7 @@ def price_table(record: Record) -> str:
         ("kernels per step", pair(kernels_of)),
         ("peak, GiB", pair(lambda c: gib(c["peak_allocated_bytes"]))),
         left=3,
+        telling=at_ends,
     )
 
 

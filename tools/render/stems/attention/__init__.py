@@ -92,7 +92,8 @@ def grid_table(record: Record) -> str:
     times = TIMES
     if record.kind == "reported":
         times = [(f"{p}, ms", lambda c, p=p: reported_ms(c, p)) for p in PASSES]
-    return columns(found, "d", LENGTH, *times, *MEMORY, left=0)
+    telling = {"telling": lambda c: c.config["d"] == WIDTH}
+    return columns(found, "d", LENGTH, *times, *MEMORY, left=0, **telling)
 
 
 def reported_ms(c: Cell, name: str) -> str:
@@ -106,8 +107,12 @@ def variants_table(record: Record) -> str:
     found = [
         at(record, n, WIDTH, *v) for v in variants(record) for n in lengths(record)
     ]
-    shown = filter(lambda c: c.row, found)
-    return columns(shown, "dtype", MASK, LENGTH, *TIMES, *MEMORY, left=2)
+    return columns(
+        filter(lambda c: c.row, found),
+        *("dtype", MASK, LENGTH, *TIMES, *MEMORY),
+        left=2,
+        telling=lambda c: c.config["n"] == LONGEST,
+    )
 
 
 # Figure -------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.markdown import columns, per_device, percent
 from tools.render.plots import DARK, family, note, plain_log_scale, plot
-from tools.render.rows import MISSING, Cell, known, most, say
+from tools.render.rows import MISSING, Cell, at_ends, known, most, say
 from tools.render.stems.end_to_end.rows import (
     at,
     flops,
@@ -85,10 +85,14 @@ def speedup_table(record: Record) -> str:
         for column in (
             (f"{name}, fp32, ms", time("fp32", phases), "{:.2f}"),
             (f"{name}, bf16, ms", time("bf16", phases), "{:.2f}"),
-            ("fp32 / bf16", lambda p, of=phases: speedup(record, p, *of), "{:.2f}"),
+            (
+                f"{name}, fp32 / bf16",
+                lambda p, of=phases: speedup(record, p, *of),
+                "{:.2f}",
+            ),
         )
     ]
-    return columns(places(record), *NAME, *described)
+    return columns(places(record), *NAME, *described, telling=lambda p: p[1] == 512)
 
 
 def reasons_table(record: Record) -> str:
@@ -107,10 +111,16 @@ def tf32_table(record: Record) -> str:
         for name, phases in COMPARED
         for column in (
             (f"{name}, ms", lambda c, of=phases: c.ms(*of), "{:.2f}"),
-            ("fp32 over it", lambda c, of=phases: over(record, c, *of), "{:.2f}"),
+            (
+                f"{name}, fp32 over it",
+                lambda c, of=phases: over(record, c, *of),
+                "{:.2f}",
+            ),
         )
     ]
-    return columns(steps_at_512(record), "size", "precision", *described, left=2)
+    return columns(
+        steps_at_512(record), "size", "precision", *described, left=2, telling=at_ends
+    )
 
 
 def over(record: Record, c: Cell, *phases: str) -> float:

@@ -4,11 +4,13 @@ categories, attention's parts.
 
 from typing import Any
 
+from systems.model.sizes import TABLE_1
 from systems.profiling.kernel_names import CATEGORIES, COPY, MATMUL
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.load import primary_gpu
 from tools.render.markdown import (
+    OPEN,
     columns,
     folded_name,
     per_device,
@@ -18,6 +20,7 @@ from tools.render.markdown import (
 from tools.render.rows import (
     MISSING,
     Cell,
+    at_ends,
     cells,
     data_sheet,
     known,
@@ -152,6 +155,7 @@ def times_table(record: Record) -> str:
         ("wall, profiled, ms", profiled_ms, "{:.2f}"),
         ("GPU span, profiled, ms", span_ms, "{:.2f}"),
         left=4,
+        telling=lambda c: (c.config["context"], c.config["mode"]) == (512, "forward"),
     )
     return f"{shown}\n\n{clocks_of(record, own)}" if shown else ""
 
@@ -197,6 +201,7 @@ def top_table(record: Record, **where: Any) -> str:
         ("kernels of products", lambda of: of[4][0], "{:g}"),
         ("of split-K sums", lambda of: of[4][1], "{:g}"),
         left=2 + len(varies),
+        telling=lambda of: of[0].config["size"] in [*TABLE_1][::2],
     )
 
 
@@ -204,18 +209,18 @@ def others_table(record: Record) -> str:
     """(c) What else takes time in one forward pass, kernel by kernel."""
     c = at(record, *LISTED, "forward")
     whole = total_ms(c)
+    found = [
+        k for k in by_name(c) if k.category != MATMUL and k.ms / whole >= LISTED_SHARE
+    ]
     return columns(
-        [
-            k
-            for k in by_name(c)
-            if k.category != MATMUL and k.ms / whole >= LISTED_SHARE
-        ],
+        found,
         ("kernel", lambda k: folded_name(k.name)),
         ("category", lambda k: k.category),
         ("calls", lambda k: k.calls, "{:g}"),
         ("ms", lambda k: k.ms, "{:.3f}"),
         ("share of kernel time", lambda k: k.ms / whole, percent),
         left=2,
+        telling=found[:OPEN].__contains__,
     )
 
 
@@ -273,6 +278,7 @@ def attention_table(record: Record, **where: Any) -> str:
         ("TB/s", lambda of: rates(*of)[1] / 1e12, "{:.2f}"),
         ("share of bandwidth", lambda of: rates(*of)[1] / peak.bandwidth, percent),
         left=3,
+        telling=lambda of: at_ends(of[0]),
     )
 
 
