@@ -151,6 +151,30 @@ def test_a_chosen_tab_is_kept_across_pages(page: Page, pages: list[Path]) -> Non
     assert chosen, f"{page.url} forgot the tab {name}"
 
 
+def test_the_write_up_opens_with_the_gpu_of_its_answers(page: Page, site: Path) -> None:
+    page.goto((site / "warmup.html").as_uri())
+    page.locator(".tabbed-labels label:nth-child(2):visible").first.click()
+    page.goto((site / "writeup.html").as_uri())
+    firsts = page.locator(".tabbed-set > input:first-of-type")
+    checked = "all => all.map((one) => one.checked)"
+    assert firsts.count() > 3 and all(firsts.evaluate_all(checked))
+    # Who looks at another GPU there sees it in that place alone.
+    page.locator(".tabbed-labels label:nth-child(2):visible").first.click()
+    page.evaluate(TWO_FRAMES)
+    assert firsts.evaluate_all(checked).count(False) == 1
+
+
+def test_the_first_click_on_the_button_of_colours_changes_them(
+    page: Page, site: Path
+) -> None:
+    page.goto((site / "index.html").as_uri())
+    body = page.locator("body")
+    expect(body).to_have_attribute("data-md-color-scheme", "default")
+    for scheme in ("slate", "default", "default"):
+        page.locator("label[for^=__palette]:visible").click()
+        expect(body).to_have_attribute("data-md-color-scheme", scheme)
+
+
 def test_a_copied_command_can_be_pasted(page: Page, pages: list[Path]) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     block = open_first(page, pages, ".language-console:visible").first
