@@ -89,3 +89,10 @@ const sizes = new ResizeObserver((entries) => {
 
 for (const table of document.querySelectorAll("table.data")) makeSortable(table)
 for (const frame of document.querySelectorAll(".table-frame, div.arithmatex, .tabbed-labels")) sizes.observe(frame)
+
+// The theme makes a landmark of the buttons of each listing, without a name to tell them apart.
+function nameButtons() {
+  document.querySelectorAll("nav.md-code__nav").forEach((nav, i) => nav.setAttribute("aria-label", `Listing ${i + 1}`))
+}
+new MutationObserver(nameButtons).observe(document.body, { childList: true, subtree: true })
+nameButtons()

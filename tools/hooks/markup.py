@@ -85,6 +85,13 @@ ROW = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
 REST = 'class="rest"'
 CELL = re.compile(r"<(t[hd])([^>]*)>(.*?)</\1>", re.DOTALL)
 TAG = re.compile(r"<[^>]+>")
+# A listing of commands, and an option among them.
+COMMANDS = re.compile(
+    r'(<div class="language-console[^"]*"[^>]*><pre>(?:<span></span>)?<code>)'
+    r"((?!<span class=\"line\">).*?)</code>",
+    re.DOTALL,
+)
+OPTION = re.compile(r"(?<=[>\s])--?[a-z][\w-]*(?![^<]*>)")
 # A number as tables print it, with what it may be about, its spread and its unit; and
 # what stands where there is none.
 DIGITS = r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?"
@@ -122,7 +129,7 @@ def finished(page_html: str) -> str:
     """Convert the maths of one page, frame its tables, number its figures, thin out
     its tooltips, keep out of the search what nobody looks for.
     """
-    text = convert_maths(few_tooltips(page_html))
+    text = convert_maths(few_tooltips(COMMANDS.sub(in_lines, page_html)))
     text = unsought(number_figures(frame_tables(text)))
     return in_text(text, lambda said: UNIT.sub("\N{NO-BREAK SPACE}", said))
 
@@ -132,6 +139,18 @@ def in_text(page_html: str, changed: Callable[[str], str]) -> str:
     return TEXT.sub(
         lambda part: changed(part[0]) if part["text"] else part[0], page_html
     )
+
+
+def in_lines(match: re.Match[str]) -> str:
+    """Commands, each in a line of its own that a narrow page may continue below, with
+    its options whole.
+    """
+    lines = match[2].removesuffix("\n").split("\n")
+    if any(line.count("<span") != line.count("</span") for line in lines):
+        return match[0]
+    named = (OPTION.sub(r'<span class="option">\g<0></span>', line) for line in lines)
+    told = "".join(f'<span class="line">{line}</span>\n' for line in named)
+    return f"{match[1]}{told}</code>"
 
 
 def unsought(page_html: str) -> str:
@@ -285,6 +304,7 @@ def frame_tables(page_html: str) -> str:
     keyboard reaches.
     """
     numbers = count(1)
+    alike: Counter[str] = Counter()
     caption = ""
 
     def framed(match: re.Match[str]) -> str:
@@ -293,7 +313,7 @@ def frame_tables(page_html: str) -> str:
             caption = ""
             return match[0]
         if match["body"] is not None:
-            return framed_table(match["body"], caption)
+            return framed_table(match["body"], caption, alike)
         number = next(numbers)
         said = match["caption"] or match["title"] or match["all"]
         name = f"Table\N{NO-BREAK SPACE}{number}."
@@ -312,9 +332,10 @@ def text_of(cell: str) -> str:
     return " ".join(html.unescape(TAG.sub("", cell)).split())
 
 
-def framed_table(body: str, caption: str) -> str:
-    """One table. What its columns hold decides how they stand: numbers right, short
-    words on one line, long ones on several.
+def framed_table(body: str, caption: str, alike: Counter[str]) -> str:
+    """One table; those without a caption are numbered where they have the same heads.
+    What columns hold decides how they stand: numbers right, short words on one line,
+    long ones on several.
     """
     rows = [CELL.findall(row) for row in ROW.findall(body)]
     heads, *lines = [[text_of(cell) for *_, cell in row] for row in rows]
@@ -358,7 +379,10 @@ def framed_table(body: str, caption: str) -> str:
 
     more = f" and {len(heads) - 4} more columns" if len(heads) > 4 else ""
     named = ", ".join(filter(None, heads[:4]))
-    label = caption or f"Table: {named}{more}"
+    if not (label := caption):
+        label = f"Table: {named}{more}"
+        alike[label] += 1
+        label += f" ({alike[label]})" if alike[label] > 1 else ""
     # Nobody searches for a measured number, and the search would load all of them with
     # every page.
     numbers = " data-search-exclude" if "r" in kinds else ""

@@ -200,6 +200,11 @@ def test_code_with_line_numbers_has_no_frame() -> None:
     assert framed.count("table-frame") == framed.count("aria-label") == 1
 
 
+def test_tables_with_the_same_heads_are_told_apart() -> None:
+    labels = re.findall('aria-label="([^"]*)"', frame_tables(TABLE + TABLE))
+    assert labels == ["Table: size, forward (ms)", "Table: size, forward (ms) (2)"]
+
+
 @pytest.mark.parametrize(
     ("cells", "kind"),
     [
