@@ -72,12 +72,19 @@ def test_the_explorer_draws_what_its_address_says(
     # It opens on the first of the ready-made choices: a line for each size.
     expect(chart.locator("polyline")).to_have_count(5)
     assert "stem=end_to_end" in page.evaluate(address)
+    # What was chosen and what no line has is no column, and the value is in sight.
+    heads = page.locator("#explorer th:visible")
+    assert heads.all_inner_texts()[:4] == ["size", "value", "unit", "context"]
+    value = page.locator("#explorer td[data-value]").first.bounding_box()
+    assert value and value["x"] + value["width"] < width
     names = chart.locator("text").all_text_contents()
     assert {"whole step, ms", "small", "xl", "2.7B"} <= set(names)
     page.locator("#explorer .presets a", has_text="cuDNN").click()
     expect(chart.locator("rect")).not_to_have_count(0)
     bars = chart.locator("rect").count()
     assert bars == page.locator("#explorer tbody tr").count()
+    ratios = page.locator("#explorer td[data-value]").all_inner_texts()
+    assert ratios and max(len(ratio) for ratio in ratios) <= 5
     # Someone to whom the address is sent sees the same.
     sent = page.url
     page.goto("about:blank")
