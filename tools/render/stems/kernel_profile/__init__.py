@@ -79,6 +79,9 @@ CAPTIONS = {
     "times.md": (
         "Wall time, the sum of the kernels and what is idle, at every size and context."
     ),
+    "times-forward.md": (
+        "Wall time of forward passes, the sum of their kernels and what is idle."
+    ),
     "top.md": "The kernel that takes longest, in forward and in forward and backward.",
     "top-telling.md": "The kernel that takes longest, at context 512 in fp32.",
     "others.md": (
@@ -98,6 +101,7 @@ def fragments(records: list[Record]) -> dict[str, str]:
     ours = measured(records)
     tables = {
         "times.md": times_table,
+        "times-forward.md": lambda r: times_table(r, mode="forward"),
         "top.md": top_table,
         "top-telling.md": lambda r: top_table(r, context=512, precision="fp32"),
         "others.md": others_table,
@@ -132,11 +136,11 @@ def watched(record: Record, shown: str) -> str:
 # Tables -------------------------------------------------------------------------------
 
 
-def times_table(record: Record) -> str:
+def times_table(record: Record, **where: Any) -> str:
     """(a) Wall time, with and without the profiler, span and sum of the kernels, and
     what is idle; and the same kernels as CUDA graphs, where they were timed.
     """
-    found = cells(record)
+    found = cells(record, **where)
     graphs = ("as graphs, ms", graphs_ms, "{:.2f}")
     own = [c for c in found if c and timed(c) is c]
 
