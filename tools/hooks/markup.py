@@ -44,15 +44,15 @@ DISPLAY_FRAME = (
 )
 # Tables of the tables extension have no class. A caption is a paragraph with the class,
 # above one table or above tabs that show it of several GPUs. The title of a fold is the
-# caption of the table or tabs that stand first in it; of one that holds nothing but
-# tables, what they are is said in between.
+# caption of the table or tabs that stand first in it; in one that holds nothing but
+# tables, what they are may be said in between, or in a caption, which has no number.
 CAPTION_OR_TABLE = re.compile(
     r'<p class="caption">(?P<caption>.*?)</p>'
     r"|(?P<fold><summary>)(?P<title>(?:(?!</summary>).)*)(?P<folded></summary>\s*"
     r'(?:<p class="stale">(?:(?!</p>).)*</p>\s*)?)(?=<table>|<div class="tabbed-set)'
     r'|(?P<every><details class="abstract">\s*<summary>)(?P<all>(?:(?!</summary>).)*)'
-    r"(?P<said></summary>\s*(?:<p>(?:(?!</p>).)*</p>\s*)+)"
-    r'(?=<table>|<div class="tabbed-set)'
+    r'(?P<said></summary>\s*(?:<p(?: class="stale")?>(?:(?!</p>).)*</p>\s*)*)'
+    r'(?:(?=<table>|<div class="tabbed-set)|(?P<inner><p class="caption">.*?</p>))'
     r"|<table>(?P<body>.*?)</table>"
     r"|(?P<end><h[1-6]|<p>|<summary>)",
     re.DOTALL,
@@ -320,7 +320,7 @@ def frame_tables(page_html: str) -> str:
         caption = f"{name} {text_of(said)}"
         if match["caption"] is None:
             opened = (match["fold"] or match["every"]).removesuffix("<summary>")
-            rest = match["folded"] or match["said"]
+            rest = match["folded"] or f"{match['said']}{match['inner'] or ''}"
             return f'{opened}<summary id="table-{number}">{name} {said}{rest}'
         link = f'<a class="number" href="#table-{number}">{name}</a>'
         return f'<p class="caption" id="table-{number}">{link} {said}</p>'

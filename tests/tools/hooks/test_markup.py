@@ -246,13 +246,14 @@ def test_numbers_are_written_one_way_and_stay_with_their_units() -> None:
     assert '<th class="r key"><span>n</span></th><td></td>' in built
 
 
-def test_the_title_of_a_fold_of_tables_is_a_caption_above_what_is_said_of_them() -> (
-    None
-):
+def test_the_title_of_a_fold_of_tables_is_a_caption_above_what_is_said() -> None:
     said = f"<summary>Every row</summary><p>Errors are <em>relative</em>.</p>{TABLE}"
     framed = frame_tables(f'<details class="abstract">\n{said}</details>')
     assert '<summary id="table-1">Table 1. Every row</summary>' in framed
     assert 'aria-label="Table 1. Every row"' in framed
+    said = '<summary>Peaks</summary><p class="caption">In fp32.</p>'
+    framed = frame_tables(f'<details class="abstract">{said}{TABLE}</details>')
+    assert 'Table 1. Peaks</summary><p class="caption">In fp32.</p><div' in framed
     # The answer to a question is no caption.
     assert "Table 1" not in frame_tables(f'<details class="question">{said}</details>')
 
