@@ -115,7 +115,7 @@ UNIT = re.compile(
     r"(?<=\d) (?=(?:%|[KMGT]i?B|[nµm]?s|min|[KMGTP]?FLOPs?|[kMG]?W|[kMG]?Hz|[mb]illion)"
     r"(?!\w))"
 )
-SPREAD = re.compile(r" (± [\d.]+)")
+SPREAD = re.compile(r" (± [\d.]+|\([a-z]+\))")
 # So many columns stand closer together.
 DENSE = 7
 # What a word of this length asks of a column: that it may be broken.

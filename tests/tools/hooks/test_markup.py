@@ -251,8 +251,8 @@ def test_the_title_of_a_fold_of_tables_is_a_caption_above_what_is_said() -> None
     framed = frame_tables(f'<details class="abstract">\n{said}</details>')
     assert '<summary id="table-1">Table 1. Every row</summary>' in framed
     assert 'aria-label="Table 1. Every row"' in framed
-    said = '<summary>Peaks</summary><p class="caption">In fp32.</p>'
-    framed = frame_tables(f'<details class="abstract">{said}{TABLE}</details>')
+    peaks = '<summary>Peaks</summary><p class="caption">In fp32.</p>'
+    framed = frame_tables(f'<details class="abstract">{peaks}{TABLE}</details>')
     assert 'Table 1. Peaks</summary><p class="caption">In fp32.</p><div' in framed
     # The answer to a question is no caption.
     assert "Table 1" not in frame_tables(f'<details class="question">{said}</details>')
