@@ -64,13 +64,14 @@ FIGURE = re.compile(
     re.DOTALL,
 )
 ADDRESS = re.compile(r'\bid="([^"]*)"')
-# Where numbers come from is not read word by word.
-PROVENANCE = re.compile(r'<p class="provenance">.*?</p>', re.DOTALL)
+# Which task a page answers and where numbers come from is not read word by word.
+GLANCED_AT = re.compile(r'<p class="(?:provenance|tag)">.*?</p>', re.DOTALL)
 TOOLTIP = re.compile(r'<abbr title="[^"]*">([^<]*)</abbr>')
 # A word with its explanation, or the start or end of what must not hold one.
 TOOLTIP_OR_TAG = re.compile(
     r'<abbr title="(?P<title>[^"]*)">(?P<word>[^<]*)</abbr>'
-    r"|<(?P<end>/?)(?P<tag>h[1-6]|a|summary|label|button|th|svg)\b[^>]*>"
+    r"|<(?P<end>/?)(?P<tag>h[1-6]|a|summary|label|button|th|svg"
+    r"|(?P<aside>details|figure|table))\b[^>]*>"
 )
 # What a reader doesn't search for: where a table comes from, what is stale, names of
 # tabs, lines of a listing. Each page loads the words of all.
@@ -253,23 +254,31 @@ def opening(part: ElementTree.Element) -> bool:
 
 def few_tooltips(page_html: str) -> str:
     """Explain a word where it first stands in a section, and never in a heading, a
-    link or a button, which do something themselves, nor in the line of provenance.
+    link or a button, which do something themselves, nor in a line that is glanced at. What
+    a fold, a figure or a table explains, who reads on has not seen.
     """
     seen: set[str] = set()
-    inside = 0
-    page_html = PROVENANCE.sub(lambda line: TOOLTIP.sub(r"\1", line[0]), page_html)
+    seen_aside: set[str] = set()
+    inside = aside = 0
+    page_html = GLANCED_AT.sub(lambda line: TOOLTIP.sub(r"\1", line[0]), page_html)
 
     def kept(match: re.Match[str]) -> str:
-        nonlocal inside
+        nonlocal inside, aside
         if match["title"] is not None:
-            word = match["word"]
-            if inside or match["title"] in seen:
-                return word
-            seen.add(match["title"])
+            known = seen_aside if aside else seen
+            if inside or match["title"] in known:
+                return match["word"]
+            known.add(match["title"])
             return match[0]
         if match["tag"] == "h2" and not match["end"]:
             seen.clear()
-        inside += -1 if match["end"] else 1
+        step = -1 if match["end"] else 1
+        if match["aside"]:
+            aside += step
+            if not aside:
+                seen_aside.clear()
+        else:
+            inside += step
         return match[0]
 
     return TOOLTIP_OR_TAG.sub(kept, page_html)

@@ -309,11 +309,13 @@ def test_a_word_is_explained_once_in_a_section_and_never_in_a_link():
     word = '<abbr title="A queue.">stream</abbr>'
     built = hooks.few_tooltips(
         f"<h2>A {word}</h2><p>{word}, {word}</p><p><a href='x'>{word}</a></p>"
-        f'<h2>B</h2><p class="provenance">{word}</p><p>{word}</p>'
+        f'<h2>B</h2><p class="provenance">{word}</p><details><p>{word}</p></details>'
+        f"<p>{word}</p>"
     )
     assert built == (
         f"<h2>A stream</h2><p>{word}, stream</p><p><a href='x'>stream</a></p>"
-        f'<h2>B</h2><p class="provenance">stream</p><p>{word}</p>'
+        f'<h2>B</h2><p class="provenance">stream</p><details><p>{word}</p></details>'
+        f"<p>{word}</p>"
     )
 
 
