@@ -10,10 +10,12 @@
   const at = (name) => columns.indexOf(name)
   const firstNumber = at("context")
   const lines = rows.map((row) => row.map((cell, i) => (i < firstNumber ? texts[cell] : cell)))
-  const ORDER = ["GPU", "stem", "size", "context", "precision", "metric", "value", "unit", "samples", "configuration"]
+  // What is asked for stands near the front, where a phone shows it.
+  const ORDER = ["size", "value", "unit", "context", "precision", "metric", "stem", "GPU", "samples", "configuration"]
   const root = document.getElementById("explorer")
   const [form, status, body, more, chart] = ["form", "[role=status]", "tbody", ".more", ".chart"].map((s) => root.querySelector(s))
   const presets = [...root.querySelectorAll(".presets a")]
+  const heads = [...root.querySelectorAll("thead th")]
   const state = { chosen: {}, by: null, order: null, shown: PAGE }
 
   const compare = (a, b) =>
@@ -81,21 +83,24 @@
     const scale = typeof line[at("value")] === "number" ? scaleOf(line[at("value")], unit) : { by: 1, unit }
     if (name === "value" && typeof value === "number") {
       // The whole number is there for who points at it.
-      made.textContent = UNITS[unit] ? format(value / scale.by, 4) : format(value)
+      made.textContent = Number.isInteger(value) && !UNITS[unit] ? format(value) : format(value / scale.by, unit === "ratio" ? 3 : 4)
       made.title = `${format(value)} ${unit}`
       made.dataset.value = value
     } else if (name === "unit") made.textContent = scale.unit
     else if (name === "metric") Object.assign(made, { textContent: metricLabel(value), title: value })
-    else made.textContent = name === "context" ? (value ?? "") : format(value)
+    else made.textContent = format(value)
     if (typeof value === "number") made.className = "r"
   }
 
   function show() {
     const found = sorted(matching())
+    // What no line has, and what was chosen above, is no column.
+    const shownColumns = ORDER.filter((name) => !state.chosen[name] && (!found.length || found.some((line) => line[at(name)] !== null && line[at(name)] !== "")))
+    heads.forEach((head, i) => (head.hidden = !shownColumns.includes(ORDER[i])))
     body.replaceChildren(
       ...found.slice(0, state.shown).map((line) => {
         const row = document.createElement("tr")
-        for (const name of ORDER) cell(row, line, name)
+        for (const name of shownColumns) cell(row, line, name)
         return row
       }),
     )
@@ -275,7 +280,7 @@
   })
   for (const [kind, write] of Object.entries(WRITERS)) root.querySelector(`[data-download=${kind}]`).addEventListener("click", write)
   // tablesort.js, which every page loads before this, makes the buttons.
-  addSortButtons([...root.querySelectorAll("thead th")], (column, order) => {
+  addSortButtons(heads, (column, order) => {
     Object.assign(state, { by: ORDER[column], order })
     show()
   })

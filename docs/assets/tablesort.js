@@ -67,7 +67,7 @@ function makeSortable(table) {
 // While a table scrolls sideways, the columns that name a line stay in sight: the first of them, as long as they leave
 // more than half of the frame to the others.
 function pinKeys(frame, table) {
-  const keys = [...table.querySelectorAll("th.key")].slice(0, 3)
+  const keys = [...table.querySelectorAll("thead .key")].slice(0, 3)
   let end = 0
   const ends = keys.map((key) => (end += key.offsetWidth))
   const scrolls = frame.scrollWidth > frame.clientWidth
@@ -90,3 +90,10 @@ const sizes = new ResizeObserver((entries) => {
 
 for (const table of document.querySelectorAll("table.data")) makeSortable(table)
 for (const frame of document.querySelectorAll(".table-frame, div.arithmatex, .tabbed-labels")) sizes.observe(frame)
+
+// The theme makes a landmark of the buttons of each listing, without a name to tell them apart.
+function nameButtons() {
+  document.querySelectorAll("nav.md-code__nav").forEach((nav, i) => nav.setAttribute("aria-label", `Listing ${i + 1}`))
+}
+new MutationObserver(nameButtons).observe(document.body, { childList: true, subtree: true })
+nameButtons()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import html
 import re
 from collections import Counter
+from collections.abc import Callable
 from itertools import accumulate, count, groupby, zip_longest
 from xml.etree import ElementTree
 
@@ -44,12 +45,16 @@ DISPLAY_FRAME = (
     '<div class="arithmatex" role="group" tabindex="0" aria-label="Formula">'
 )
 # Tables of the tables extension have no class. A caption is a paragraph with the class,
-# above one table or above tabs that show it of several GPUs; the title of a fold is the
-# caption of the table or tabs that stand first in it.
+# above one table or above tabs that show it of several GPUs. The title of a fold is the
+# caption of the table or tabs that stand first in it; in one that holds nothing but
+# tables, what they are may be said in between, or in a caption, which has no number.
 CAPTION_OR_TABLE = re.compile(
     r'<p class="caption">(?P<caption>.*?)</p>'
     r"|(?P<fold><summary>)(?P<title>(?:(?!</summary>).)*)(?P<folded></summary>\s*"
     r'(?:<p class="stale">(?:(?!</p>).)*</p>\s*)?)(?=<table>|<div class="tabbed-set)'
+    r'|(?P<every><details class="abstract">\s*<summary>)(?P<all>(?:(?!</summary>).)*)'
+    r'(?P<said></summary>\s*(?:<p(?: class="stale")?>(?:(?!</p>).)*</p>\s*)*)'
+    r'(?:(?=<table>|<div class="tabbed-set)|(?P<inner><p class="caption">.*?</p>))'
     r"|<table>(?P<body>.*?)</table>"
     r"|(?P<end><h[1-6]|<p>|<summary>)",
     re.DOTALL,
@@ -65,18 +70,19 @@ LABEL = re.compile(
     rf">[^<]*(?<![\w.])(?:{'|'.join(map(re.escape, EXPLAINED))})(?!\w)[^<]*</text>"
 )
 ADDRESS = re.compile(r'\bid="([^"]*)"')
-# Where numbers come from is not read word by word.
-PROVENANCE = re.compile(r'<p class="provenance">.*?</p>', re.DOTALL)
+# Which task a page answers and where numbers come from is not read word by word.
+GLANCED_AT = re.compile(r'<p class="(?:provenance|tag)">.*?</p>', re.DOTALL)
 TOOLTIP = re.compile(r'<abbr title="[^"]*">([^<]*)</abbr>')
 # A word with its explanation, or the start or end of what must not hold one.
 TOOLTIP_OR_TAG = re.compile(
     r'<abbr title="(?P<title>[^"]*)">(?P<word>[^<]*)</abbr>'
-    r"|<(?P<end>/?)(?P<tag>h[1-6]|a|summary|label|button|th|svg)\b[^>]*>"
+    r"|<(?P<end>/?)(?P<tag>h[1-6]|a|summary|label|button|th|svg"
+    r"|(?P<aside>details|figure|table))\b[^>]*>"
 )
 # What a reader doesn't search for: where a table comes from, what is stale, names of
 # tabs, lines of a listing, what stands at an axis. Each page loads the words of all.
 UNSOUGHT = re.compile(
-    r'<(?:p class="(?:provenance|stale)"|div class="tabbed-labels"'
+    r'<(?:p class="(?:provenance|stale|below)"|div class="tabbed-labels"'
     r'|div class="language-python[^"]*"|svg class="(?:plot|drawing)[^"]*")'
     r"(?! data-search-exclude)"
 )
@@ -84,22 +90,42 @@ UNSOUGHT = re.compile(
 SENTENCE = re.compile(r"(?:<(\w+)[^>]*>.*?</\1>|[^<])*?\.(?=\s|$)", re.DOTALL)
 BRACE = re.compile(r"(?<!\\)[{}]")
 ROW = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
+# What tools/render/markdown.py writes into a cell of a line that stands open only when
+# asked.
+REST = 'class="rest"'
 CELL = re.compile(r"<(t[hd])([^>]*)>(.*?)</\1>", re.DOTALL)
 TAG = re.compile(r"<[^>]+>")
+# A listing of commands, and an option among them.
+COMMANDS = re.compile(
+    r'(<div class="language-console[^"]*"[^>]*><pre>(?:<span></span>)?<code>)'
+    r"((?!<span class=\"line\">).*?)</code>",
+    re.DOTALL,
+)
+OPTION = re.compile(r"(?<=[>\s])--?[a-z][\w-]*(?![^<]*>)")
 # A number as tables print it, with what it may be about, its spread and its unit; and
 # what stands where there is none.
 DIGITS = r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?"
 NUMBER = re.compile(
-    rf"[~≈<>≤≥]?\s?[-−+]?{DIGITS}(?: (?:to|of|±) {DIGITS})?[\s\u202f]?[^\W\d]{{0,7}}"
+    rf"[~≈<>≤≥]?\s?[-−+]?{DIGITS}(?: (?:to|of|±|/) {DIGITS})?[\s\u202f]?[^\W\d]{{0,7}}"
     r"(?:/\w+)?[%×°]?(?: \([^()]{1,14}\))?"
 )
 NO_NUMBER = re.compile(
-    r"[-–—]?|none|not \w+|out of memory|unsupported|failed|no such .*", re.IGNORECASE
+    r"[-–—]?|none|not .*|out of memory|unsupported|failed|no such .*", re.IGNORECASE
 )
-MINUS = re.compile(r"(?<![\w.])-(?=\d)")
-# A whole number of five digits or more.
-THOUSANDS = re.compile(r"\A\d{5,}\Z")
-SPREAD = re.compile(r" (± [\d.]+)")
+MINUS = re.compile(r"(?<![^\s(])-(?=\d)")
+# The whole part of a number of four digits or more.
+THOUSANDS = re.compile(r"(?<![\w.,#])\d{4,}(?![\w,])")
+# Text, between tags and what is no prose.
+TEXT = re.compile(
+    r"<(pre|code|math|svg|script|style|textarea)\b.*?</\1>|<[^>]*>|(?P<text>[^<]+)",
+    re.DOTALL,
+)
+# Between a number and its unit no line ends.
+UNIT = re.compile(
+    r"(?<=\d) (?=(?:%|[KMGT]i?B|[nµm]?s|min|[KMGTP]?FLOPs?|[kMG]?W|[kMG]?Hz|[mb]illion)"
+    r"(?!\w))"
+)
+SPREAD = re.compile(r" (± [\d.]+|\([a-z]+\))")
 # So many columns stand closer together.
 DENSE = 7
 # What a word of this length asks of a column: that it may be broken.
@@ -113,8 +139,28 @@ def finished(page_html: str) -> str:
     """Convert the maths of one page, frame its tables, number its figures, thin out
     its tooltips, keep out of the search what nobody looks for.
     """
-    text = convert_maths(few_tooltips(page_html))
-    return unsought(number_figures(frame_tables(text)))
+    text = convert_maths(few_tooltips(COMMANDS.sub(in_lines, page_html)))
+    text = unsought(number_figures(frame_tables(text)))
+    return in_text(text, lambda said: UNIT.sub("\N{NO-BREAK SPACE}", said))
+
+
+def in_text(page_html: str, changed: Callable[[str], str]) -> str:
+    """What is read, changed; tags, code and maths as they are."""
+    return TEXT.sub(
+        lambda part: changed(part[0]) if part["text"] else part[0], page_html
+    )
+
+
+def in_lines(match: re.Match[str]) -> str:
+    """Commands, each in a line of its own that a narrow page may continue below, with
+    its options whole.
+    """
+    lines = match[2].removesuffix("\n").split("\n")
+    if any(line.count("<span") != line.count("</span") for line in lines):
+        return match[0]
+    named = (OPTION.sub(r'<span class="option">\g<0></span>', line) for line in lines)
+    told = "".join(f'<span class="line">{line}</span>\n' for line in named)
+    return f"{match[1]}{told}</code>"
 
 
 def unsought(page_html: str) -> str:
@@ -217,23 +263,31 @@ def opening(part: ElementTree.Element) -> bool:
 
 def few_tooltips(page_html: str) -> str:
     """Explain a word where it first stands in a section, and never in a heading, a
-    link or a button, which do something themselves, nor in the line of provenance.
+    link or a button, which do something themselves, nor in a line that is glanced at.
+    What a fold, a figure or a table explains, who reads on has not seen.
     """
     seen: set[str] = set()
-    inside = 0
-    page_html = PROVENANCE.sub(lambda line: TOOLTIP.sub(r"\1", line[0]), page_html)
+    seen_aside: set[str] = set()
+    inside = aside = 0
+    page_html = GLANCED_AT.sub(lambda line: TOOLTIP.sub(r"\1", line[0]), page_html)
 
     def kept(match: re.Match[str]) -> str:
-        nonlocal inside
+        nonlocal inside, aside
         if match["title"] is not None:
-            word = match["word"]
-            if inside or match["title"] in seen:
-                return word
-            seen.add(match["title"])
+            known = seen_aside if aside else seen
+            if inside or match["title"] in known:
+                return match["word"]
+            known.add(match["title"])
             return match[0]
         if match["tag"] == "h2" and not match["end"]:
             seen.clear()
-        inside += -1 if match["end"] else 1
+        step = -1 if match["end"] else 1
+        if match["aside"]:
+            aside += step
+            if not aside:
+                seen_aside.clear()
+        else:
+            inside += step
         return match[0]
 
     return TOOLTIP_OR_TAG.sub(kept, page_html)
@@ -272,6 +326,7 @@ def frame_tables(page_html: str) -> str:
     keyboard reaches.
     """
     numbers = count(1)
+    alike: Counter[str] = Counter()
     caption = ""
 
     def framed(match: re.Match[str]) -> str:
@@ -280,13 +335,15 @@ def frame_tables(page_html: str) -> str:
             caption = ""
             return match[0]
         if match["body"] is not None:
-            return framed_table(match["body"], caption)
+            return framed_table(match["body"], caption, alike)
         number = next(numbers)
-        said = match["caption"] or match["title"]
+        said = match["caption"] or match["title"] or match["all"]
         name = f"Table\N{NO-BREAK SPACE}{number}."
         caption = f"{name} {text_of(said)}"
-        if match["fold"]:
-            return f'<summary id="table-{number}">{name} {said}{match["folded"]}'
+        if match["caption"] is None:
+            opened = (match["fold"] or match["every"]).removesuffix("<summary>")
+            rest = match["folded"] or f"{match['said']}{match['inner'] or ''}"
+            return f'{opened}<summary id="table-{number}">{name} {said}{rest}'
         link = f'<a class="number" href="#table-{number}">{name}</a>'
         return f'<p class="caption" id="table-{number}">{link} {stressed(said)}</p>'
 
@@ -305,9 +362,10 @@ def text_of(cell: str) -> str:
     return " ".join(html.unescape(TAG.sub("", cell)).split())
 
 
-def framed_table(body: str, caption: str) -> str:
-    """One table. What its columns hold decides how they stand: numbers right, short
-    words on one line, long ones on several.
+def framed_table(body: str, caption: str, alike: Counter[str]) -> str:
+    """One table; those without a caption are numbered where they have the same heads.
+    What columns hold decides how they stand: numbers right, short words on one line,
+    long ones on several.
     """
     rows = [CELL.findall(row) for row in ROW.findall(body)]
     heads, *lines = [[text_of(cell) for *_, cell in row] for row in rows]
@@ -319,28 +377,42 @@ def framed_table(body: str, caption: str) -> str:
 
     def row(match: re.Match[str]) -> str:
         columns = count()
-        return f"<tr>{CELL.sub(lambda one: cell(one, next(columns)), match[1])}</tr>"
+        cells = CELL.sub(lambda one: cell(one, next(columns)), match[1])
+        mark = ' class="rest"' if REST in match[1] else ""
+        return f"<tr{mark}>{cells}</tr>"
 
     def cell(match: re.Match[str], at: int) -> str:
         tag, _, said = match.groups()
         kind = kinds[at] if at < len(kinds) else ""
+        text = text_of(said)
         names = [kind] if kind else []
         names += ["key"] if tag == "th" and at < keys else []
         names += ["group"] if at in groups else []
+        names += ["words"] if kind == "r" and tag == "td" and len(text) > LONG else []
         marks = f' class="{" ".join(names)}"' if names else ""
-        text = text_of(said)
-        if tag == "td" and (rank := rank_of(heads[at], text)):
+        if tag == "th":
+            # What names nothing is no head. Words in a box take several lines, and
+            # their column is no wider for it.
+            return (
+                f"<th{marks}><span>{said}</span></th>" if text else f"<td{marks}></td>"
+            )
+        if rank := rank_of(heads[at], text):
             marks += f' data-sort="{rank}"'
-        if tag == "td" and (size := size_of(heads[at], text)) in EXPLAINED:
+        if (size := size_of(heads[at], text)) in EXPLAINED:
             named = f'<abbr title="{EXPLAINED[size]}">{size}</abbr>'
             said = said.replace(size, named, 1)
+        said = in_text(said, lambda told: MINUS.sub("\N{MINUS SIGN}", told))
         if kind == "r":
-            said = SPREAD.sub(r" <small>\1</small>", MINUS.sub("\N{MINUS SIGN}", said))
-            said = THOUSANDS.sub(lambda found: f"{int(found[0]):,}", said)
-        return f"<{tag}{marks}>{breakable(said) if kind == 't' else said}</{tag}>"
+            said = in_text(said, in_thousands)
+            said = SPREAD.sub(r" <small>\1</small>", said)
+        return f"<td{marks}>{breakable(said) if kind == 't' else said}</td>"
 
     more = f" and {len(heads) - 4} more columns" if len(heads) > 4 else ""
-    label = caption or f"Table: {', '.join(heads[:4])}{more}"
+    named = ", ".join(filter(None, heads[:4]))
+    if not (label := caption):
+        label = f"Table: {named}{more}"
+        alike[label] += 1
+        label += f" ({alike[label]})" if alike[label] > 1 else ""
     # Nobody searches for a measured number, and the search would load all of them with
     # every page.
     numbers = " data-search-exclude" if "r" in kinds else ""
@@ -349,7 +421,19 @@ def framed_table(body: str, caption: str) -> str:
     return (
         f'<div class="table-frame" {region}>'
         f'<table class="{look}">{ROW.sub(row, body)}</table></div>'
+        f"{ALL.format(len(lines)) if REST in body else ''}"
     )
+
+
+# Opens what the table above does not show, without a script.
+ALL = (
+    '<p class="all" data-search-exclude>'
+    '<label><input type="checkbox"> All {} rows</label></p>'
+)
+
+
+def in_thousands(text: str) -> str:
+    return THOUSANDS.sub(lambda found: f"{int(found[0]):,}", text)
 
 
 # The sizes of the model, from the smallest on: their names sort otherwise.
@@ -393,11 +477,14 @@ def starts_of_groups(heads: list[str]) -> set[int]:
 
 
 def kind_of(texts: list[str]) -> str:
-    """The class of a column: `r` for numbers, `t` for text of several lines."""
+    """The class of a column: `r` for numbers, where a few cells may say why they have
+    none; `t` for text of several lines.
+    """
     plain = [text.replace(DAGGER, "") for text in texts]
-    numbers = [NUMBER.fullmatch(text) and text not in ORDER for text in plain]
-    others = (t for t, number in zip(texts, numbers, strict=True) if not number)
-    if any(numbers) and all(map(NO_NUMBER.fullmatch, others)):
+    numbers = [bool(NUMBER.fullmatch(text)) and text not in ORDER for text in plain]
+    others = [t for t, number in zip(texts, numbers, strict=True) if not number]
+    words = [text for text in others if not NO_NUMBER.fullmatch(text)]
+    if sum(numbers) > len(words):
         return "r"
     return "t" if max(map(len, texts), default=0) > LONG else ""
 

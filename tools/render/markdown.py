@@ -5,7 +5,7 @@ under each: where from.
 import re
 import statistics
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -75,30 +75,99 @@ def bold(text: str) -> Markup:
     return Markup(f"**{inert(text)}**")
 
 
-def table(header: list[str], rows: Iterable[list[str]], left: int = 1) -> str:
+# So many lines stand open.
+OPEN = 8
+# What marks a line as one of the others.
+REST = Markup(" {: .rest }")
+# A column of so many cells that are all alike is said in a sentence.
+ALIKE = 4
+# In a column of so many cells, two fifths of them zero, one looks for the others.
+SPARSE = 7
+ZERO = re.compile(r"[-+−]?0(?:\.0+)?(?:\s%)?(?: / 0)*")
+
+
+def table(
+    header: list[str],
+    rows: Iterable[list[str]],
+    left: int = 1,
+    telling: Sequence[bool] = (),
+) -> str:
     """A Markdown table, or nothing where it has no rows. The first `left` columns name
     a line, and stay in sight where a page shows less than the whole table; how a
     column is aligned follows from what it holds.
+
+    What all lines have alike stands in a sentence below, and where most of a column is
+    zero only the rest is printed. The first column always stays. Of a long table a
+    page shows the telling lines, and the others when asked; paper shows all.
     """
-    rule = [Markup(":---" if i < left else "---:") for i in range(len(header))]
-    lines = [map(inert, cells) for cells in (header, rule, *rows)]
-    texts = ["| " + " | ".join(cells) + " |" for cells in lines]
-    return "\n".join(texts) if len(texts) > 2 else ""
+    lines = [[*map(inert, cells)] for cells in rows]
+    first_column, *others = enumerate(zip(map(inert, header), *lines, strict=True))
+    same = [at for at, (_, *cells) in others if is_alike(cells)]
+    # Were nearly all alike, little of a table would be left.
+    worth = sum(at >= left and at not in same for at, _ in others) >= 2
+    kept, alike, sparse = [first_column], [], []
+    for at, (head, *cells) in others:
+        if worth and at in same:
+            alike += [f"*{head}* {cells[0].lstrip('+')}"] if cells[0] else []
+        elif is_sparse(cells):
+            sparse.append(f"*{head}*")
+            kept.append((at, (head, *map(nonzero, cells))))
+        else:
+            kept.append((at, (head, *cells)))
+    rule = [":---" if at < left else "---:" for at, _ in kept]
+    head, *body = map(list, zip(*(column for _, column in kept), strict=True))
+    if any(telling) and len(body) > OPEN:
+        for cells, told in zip(body, telling, strict=True):
+            # A cell without words takes no mark.
+            named = [at for at, cell in enumerate(cells) if cell]
+            if named and not told:
+                cells[named[0]] += REST
+    texts = ["| " + " | ".join(cells) + " |" for cells in (head, rule, *body)]
+    notes = [f"In each line: {' · '.join(alike)}."] if alike else []
+    notes += [f"Blank is zero in {', '.join(sparse)}."] if sparse else []
+    below = f"\n\n{' '.join(notes)}\n{{ .below }}" if notes else ""
+    return "\n".join(texts) + below if body else ""
 
 
-# A longer name of a kernel is folded to its beginning and its end.
-NAME = 36
+def is_alike(cells: list[str]) -> bool:
+    return len(cells) >= ALIKE and len(set(cells)) == 1
+
+
+def is_sparse(cells: list[str]) -> bool:
+    """Whether most of a column is zero. A blank would not be told from one."""
+    zeros = sum(bool(ZERO.fullmatch(cell)) for cell in cells)
+    many = len(cells) >= SPARSE and zeros < len(cells)
+    return many and all(cells) and 5 * zeros >= 2 * len(cells)
+
+
+# A longer name of a kernel is folded to what it says to people.
+NAME = 30
+# The name of a product: its family and type, its tile, the rest.
+PRODUCT = re.compile(r"(.+?)_(?:tilesize)?(\d+x\d+(?:x\d+)?)(?:_(.*)|$)")
+# What tells no reader anything, and what does behind the tile: which operands are
+# transposed, and whether the sum is cut.
+SILENT = re.compile(r"xmma|simt|tst|n|(?:[a-z]+\d+){2,}")
+TOLD = re.compile(r"[nt]{2}|[NT]{3}|splitK")
 
 
 def folded_name(name: str, short: str = "") -> str:
     """A kernel's name as code; a long one opens where it stands, out of a short one."""
-    if len(name) <= NAME:
+    if (said := spoken(short or name)) == name or len(name) <= NAME:
         return f"`{name}`"
-    short = short or name
-    if len(short) > NAME:
-        short = f"{short[:18]}…{short[-14:]}"
-    short, full = (inert(f"`{text}`") for text in (short, name))
+    short, full = (inert(f"`{text}`") for text in (said, name))
     return Markup(f'<details class="name"><summary>{short}</summary>{full}</details>')
+
+
+def spoken(name: str) -> str:
+    """ "sm80 gemm f32 tn · 128x64x8", or the beginning and the end of another name."""
+    if len(name) <= NAME:
+        return name
+    if not (found := PRODUCT.match(name)):
+        return f"{name[:18]}…{name[-14:]}" if len(name) > 36 else name
+    family, tile, rest = found.groups("")
+    words = [word for word in family.split("_") if not SILENT.fullmatch(word)]
+    words += [word for word in rest.split("_") if TOLD.fullmatch(word)]
+    return f"{' '.join(words)} ·\N{NO-BREAK SPACE}{tile}"
 
 
 # Stands where a table would.
@@ -113,13 +182,19 @@ def captioned(caption: str, shown: str) -> str:
     return f"{caption}\n{{ .caption }}\n\n{shown}" if shows else shown
 
 
-def columns(items: Iterable[Any], *described: Any, left: int = 1) -> str:
+def columns(
+    items: Iterable[Any],
+    *described: Any,
+    left: int = 1,
+    telling: Callable[[Any], bool] | None = None,
+) -> str:
     """A table with a line for each item, or nothing. A column is the name of a field of
     its configuration; or the head, what it shows of the item, and how that is printed.
 
     A line says once why a row has no numbers, where the first would stand. Fields that
     come first name the line.
     """
+    items = list(items)
     fields = sum(1 for _ in takewhile(lambda one: isinstance(one, str), described))
     full = [
         (column, lambda c, key=column: c.config[key])
@@ -128,7 +203,8 @@ def columns(items: Iterable[Any], *described: Any, left: int = 1) -> str:
         for column in described
     ]
     rows = [printed(item, full) for item in items]
-    return table([head for head, *_ in full], rows, max(left, fields))
+    told = [telling(item) for item in items] if telling else []
+    return table([head for head, *_ in full], rows, max(left, fields), told)
 
 
 def printed(item: Any, described: list[tuple[Any, ...]]) -> list[str]:
@@ -317,7 +393,7 @@ def in_mib(value: float) -> str:
 
 def nonzero(text: str) -> str:
     """A number of a table in which few are not zero; the others are left blank."""
-    return text if re.search(r"[^\d.,+−-]|[1-9]", text) else ""
+    return "" if ZERO.fullmatch(text) else text
 
 
 def in_words(text: str) -> str:

@@ -14,6 +14,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from systems.formulas.costs import Peak, peak_of
+from systems.model.sizes import TABLE_1
 from systems.records.outcome import NOT_INSTALLED
 from systems.records.record import Record, Row
 from systems.records.summary import Summary, summarize
@@ -233,9 +234,11 @@ class Cell:
         return self.as_steady(seconds, warm)
 
     def mean_std(self, *names: str) -> Any:
-        """ "38.32 ± 0.36"."""
+        """ "38.32 ± 0.36", and "1116.2 ± 1.2"."""
         s = self.summary(*names)
-        return f"{float(s.mean):.2f} ± {s.std:.2f}" if self else self.missing
+        digits = 2 if s.mean < 1000 else 1
+        text = f"{float(s.mean):.{digits}f} ± {s.std:.{digits}f}"
+        return text if self else self.missing
 
     @property
     def spread(self) -> float:
@@ -272,6 +275,12 @@ def axis(record: Record | None, key: str, **config: Any) -> list[Any]:
     """The values that the configuration takes there, in the order of the grid."""
     found = (c.config[key] for c in cells(record, **config) if key in c.config)
     return list(dict.fromkeys(found))
+
+
+def at_ends(c: Cell) -> bool:
+    """Whether it is of the smallest or the largest model: the others lie between."""
+    sizes = [*TABLE_1]
+    return c.config["size"] in (sizes[0], sizes[-1])
 
 
 def faster(before: Cell, after: Cell, *names: str) -> float:

@@ -72,6 +72,11 @@ def test_the_explorer_draws_what_its_address_says(
     # It opens on the first of the ready-made choices: a line for each size.
     expect(chart.locator("polyline")).to_have_count(5)
     assert "stem=end_to_end" in page.evaluate(address)
+    # What was chosen and what no line has is no column, and the value is in sight.
+    heads = page.locator("#explorer th:visible")
+    assert heads.all_inner_texts()[:4] == ["size", "value", "unit", "context"]
+    value = page.locator("#explorer td[data-value]").first.bounding_box()
+    assert value and value["x"] + value["width"] < width
     names = chart.locator("text").all_text_contents()
     assert {"whole step, ms", "small", "xl", "2.7B"} <= set(names)
     page.locator("#explorer .presets a", has_text="cuDNN").click()
@@ -84,6 +89,8 @@ def test_the_explorer_draws_what_its_address_says(
     words = chart.locator("rect + text").evaluate_all(boxes)
     assert len(words) == bars
     assert not any(word["left"] < one["left"] < word["right"] for word in words)
+    ratios = page.locator("#explorer td[data-value]").all_inner_texts()
+    assert ratios and max(len(ratio) for ratio in ratios) <= 5
     # Someone to whom the address is sent sees the same.
     sent = page.url
     page.goto("about:blank")

@@ -87,6 +87,39 @@ def test_the_site_works_below_the_address_of_a_repository(
     context.close()
 
 
+def test_a_wrong_address_below_a_folder_is_told_without_an_address_of_the_site(
+    browser: Browser, site: Path, tmp_path: Path
+) -> None:
+    """The site was built without one, and copied into a folder of a server."""
+    (tmp_path / "guide").symlink_to(site)
+    handler = partial(Published, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        for script in (False, True):
+            context = browser.new_context(viewport=DESK, java_script_enabled=script)
+            page = context.new_page()
+            page.goto(f"{address}/guide/no/such/page.html")
+            expect(page.locator("article h1")).to_have_text("This page is not here")
+            if script:
+                expect(page.locator(".md-logo svg").first).to_be_visible()
+                page.locator(".md-search__input").click()
+                page.locator(".md-search__input").press_sequentially("softmax")
+                expect(page.locator(".md-search-result__link").first).to_be_visible()
+                page.keyboard.press("Escape")
+                page.locator("article a", has_text="overview").click()
+                expect(page).to_have_url(f"{address}/guide/index.html")
+            else:
+                # Without a script it is plain, and no drawing fills the screen.
+                sizes = page.locator("svg:visible").evaluate_all(
+                    "all => all.map((one) => one.getBoundingClientRect().width)"
+                )
+                assert not sizes or max(sizes) <= 40
+                expect(page.locator("nav li:visible")).to_have_count(0)
+            context.close()
+        server.shutdown()
+
+
 def test_every_page_has_a_picture_for_links_to_it(
     site: Path, published: tuple[str, Path]
 ) -> None:

@@ -23,6 +23,7 @@ SOUGHT = {
     "gradient checkpointing": {"peak_memory"},
     "bank conflict": {"flash_hopper"},
     "pinned": {"gpu"},
+    "speedup": {"compile", "mixed_precision"},
 }
 
 LOOKED_UP = re.compile(r"/api/|/(writeup|explorer|reference|errata)\.html")

@@ -235,6 +235,11 @@ def test_code_with_line_numbers_has_no_frame() -> None:
     assert framed.count("table-frame") == framed.count("aria-label") == 1
 
 
+def test_tables_with_the_same_heads_are_told_apart() -> None:
+    labels = re.findall('aria-label="([^"]*)"', frame_tables(TABLE + TABLE))
+    assert labels == ["Table: size, forward (ms)", "Table: size, forward (ms) (2)"]
+
+
 @pytest.mark.parametrize(
     ("cells", "kind"),
     [
@@ -248,11 +253,44 @@ def test_code_with_line_numbers_has_no_frame() -> None:
         (["yes", "no"], ""),
         (["1, 16, 16384, 64, causal"], "t"),
         (["out of memory"], ""),
+        (["62.69", "51.81", "out of memory, needs 195.2 GiB"], "r"),
+        (["512", "512", "hidden"], "r"),
+        (["350", "not within 1,000", "not within 10,000"], "r"),
+        (["204 / 125", "128"], "r"),
+        (["N", "2 N", "N (N + 3) / 2"], ""),
         (["at the start of the backward pass", "4"], "t"),
     ],
 )
 def test_a_column_stands_as_what_it_holds_asks(cells: list[str], kind: str) -> None:
     assert hooks.kind_of(cells) == kind
+
+
+def test_numbers_are_written_one_way_and_stay_with_their_units() -> None:
+    cells = ["3072 <em>-1024.5</em>", "<code>-1024 ms</code>", "10,240", "0.0001", "7"]
+    rows = "".join(f"<tr><td>{cell}</td><td>x</td></tr>" for cell in ["1", *cells])
+    built = hooks.finished(
+        f"<table><tr><th>n</th><th></th></tr>{rows}</table>"
+        '<p title="5 ms">Took 5 ms of 2048 tokens, 7 % more, 3 steps.</p>'
+    )
+    assert '<td class="r">3,072 <em>\N{MINUS SIGN}1,024.5</em></td>' in built
+    assert "<code>-1024 ms</code>" in built and ">0.0001<" in built
+    space = "\N{NO-BREAK SPACE}"
+    assert f">Took 5{space}ms of 2048 tokens, 7{space}% more, 3 steps.<" in built
+    assert 'title="5 ms"' in built
+    # A head that names nothing is none.
+    assert '<th class="r key"><span>n</span></th><td></td>' in built
+
+
+def test_the_title_of_a_fold_of_tables_is_a_caption_above_what_is_said() -> None:
+    said = f"<summary>Every row</summary><p>Errors are <em>relative</em>.</p>{TABLE}"
+    framed = frame_tables(f'<details class="abstract">\n{said}</details>')
+    assert '<summary id="table-1">Table 1. Every row</summary>' in framed
+    assert 'aria-label="Table 1. Every row"' in framed
+    peaks = '<summary>Peaks</summary><p class="caption">In fp32.</p>'
+    framed = frame_tables(f'<details class="abstract">{peaks}{TABLE}</details>')
+    assert 'Table 1. Peaks</summary><p class="caption">In fp32.</p><div' in framed
+    # The answer to a question is no caption.
+    assert "Table 1" not in frame_tables(f'<details class="question">{said}</details>')
 
 
 def test_marks_of_a_column_follow_from_all_of_its_cells() -> None:
@@ -265,8 +303,8 @@ def test_marks_of_a_column_follow_from_all_of_its_cells() -> None:
         f"<tr><td{left}>small</td><td{left}>1 ± 2</td><td{right}>the backward pass, "
         "<code>a.b_c</code></td></tr></tbody></table>"
     )
-    assert '<th class="key">size</th><th class="r key">context</th>' in framed
-    assert '<th class="t">where</th>' in framed
+    assert '<th class="key"><span>size</span></th><th class="r key"><span>' in framed
+    assert '<th class="t"><span>where</span></th>' in framed
     assert '<td data-sort="5"><abbr' in framed and "2.7B</abbr></td>" in framed
     assert '</td><td class="r">128</td>' in framed
     assert '<td data-sort="1">small</td><td class="r">1 <small>± 2</small>' in framed
@@ -296,7 +334,7 @@ def test_shapes_sort_by_length_and_columns_about_one_thing_begin_with_a_rule() -
     framed = hooks.finished(f"<table>{page}</table>")
     assert '<td class="t" data-sort="4096">4k · d 64' in framed
     assert hooks.rank_of(hooks.SHAPES, "2,000 · d 128 · causal · 8 × 16 heads") == 2000
-    ruled = re.findall(r'<t[hd] class="[^"]*\bgroup">([^<]+)<', framed)
+    ruled = re.findall(r'<t[hd] class="[^"]*\bgroup">(?:<span>)?([^<]+)<', framed)
     assert ruled == ["ours, ms", "SDPA, ms", "1", "4"]
     assert hooks.starts_of_groups(["size", "forward, ms", "forward, kept", "both"]) == (
         set()
@@ -307,11 +345,13 @@ def test_a_word_is_explained_once_in_a_section_and_never_in_a_link():
     word = '<abbr title="A queue.">stream</abbr>'
     built = hooks.few_tooltips(
         f"<h2>A {word}</h2><p>{word}, {word}</p><p><a href='x'>{word}</a></p>"
-        f'<h2>B</h2><p class="provenance">{word}</p><p>{word}</p>'
+        f'<h2>B</h2><p class="provenance">{word}</p><details><p>{word}</p></details>'
+        f"<p>{word}</p>"
     )
     assert built == (
         f"<h2>A stream</h2><p>{word}, stream</p><p><a href='x'>stream</a></p>"
-        f'<h2>B</h2><p class="provenance">stream</p><p>{word}</p>'
+        f'<h2>B</h2><p class="provenance">stream</p><details><p>{word}</p></details>'
+        f"<p>{word}</p>"
     )
 
 

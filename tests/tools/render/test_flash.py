@@ -429,7 +429,7 @@ def test_a_peer_that_can_not_run_stands_in_the_table(peers):
     assert line.startswith(
         "| 4k · d 64 · causal · 16 heads | FlashAttention-2 | unsupported |"
     )
-    assert {line.count("|") for line in lines if "|" in line} == {11}
+    assert len({line.count("|") for line in lines if "|" in line}) == 1
 
 
 def test_a_fixed_order_is_told_where_it_was_measured(peers):

@@ -19,11 +19,14 @@ from tools.render.load import Broken
 from tools.render.markdown import (
     Markup,
     bold,
+    columns,
     first,
+    folded_name,
     inert,
     lines,
     plain,
     provenance,
+    spoken,
     table,
     tabs,
 )
@@ -119,7 +122,8 @@ def test_text_that_begins_a_line_begins_no_block(text):
 
 @pytest.mark.parametrize("text", ["1.5 ms", "-3 %", "+ 2", "1. 5"])
 def test_a_number_that_begins_a_line_reads_as_before(text):
-    assert unescape(html_of(first(text))) == f"<p>{text}</p>"
+    page = unescape(html_of(first(text))).replace("\N{NO-BREAK SPACE}", " ")
+    assert page == f"<p>{text}</p>"
 
 
 @pytest.mark.parametrize("text", LIVE)
@@ -213,7 +217,9 @@ def words(text: str) -> str:
 def test_whatever_is_written_is_what_is_read(of, made_up):
     seen = Seen(html_of(of(made_up)))
     assert not seen.odd
-    found = [words(text) for text in seen.texts if text.startswith("Says")]
+    # In a table, a hyphen in front of a number is a minus.
+    told = (text.replace("\N{MINUS SIGN}", "-") for text in seen.texts)
+    found = [words(text) for text in told if text.startswith("Says")]
     assert found == [words(f"Says {text}") for text in made_up]
 
 
@@ -242,3 +248,67 @@ def test_a_folder_of_any_name_is_named_where_its_record_is_missing(text):
     (told,) = seen.texts
     told = words(told)
     assert told.startswith("Missing:") and f"{words(folder)}/warmup.json" in told
+
+
+def test_what_all_lines_have_alike_is_a_sentence_and_no_column():
+    lines = [[name, "512", f"{n}", "+0.0 %", ""] for n, name in enumerate("abcd")]
+    header = ["size", "context", "ms", "off", "remark"]
+    # Two columns beside the names are left, or it is no table any more.
+    assert table(header, lines).count("512") == 4
+    lines = [[*cells, f"{n} GiB"] for n, cells in enumerate(lines)]
+    shown = table([*header, "peak"], lines)
+    assert shown.startswith("| size | ms | peak |\n")
+    assert shown.endswith("\n\nIn each line: *context* 512 · *off* 0.0 %.\n{ .below }")
+    assert table([*header, "peak"], lines[:3]).startswith("| size | context | ms ")
+
+
+def test_where_most_are_zero_the_others_stand_out():
+    lines = [[f"{n}", cell] for n, cell in enumerate(["0", "0 / 0", "0.0 %", *"1234"])]
+    shown = table(["n", "spills"], lines)
+    assert "| 2 |  |\n| 3 | 1 |" in shown
+    assert shown.endswith("Blank is zero in *spills*.\n{ .below }")
+    # A blank that was there would read as zero.
+    blank = table(["n", "spills"], [*lines, ["7", ""]])
+    assert "| 0 | 0 |" in blank and ".below" not in blank
+    assert "| 0 | 0 |" in table(["n", "spills"], lines[:6])
+
+
+def test_a_long_table_opens_with_its_telling_lines():
+    lines = [["" if n < 3 else f"`{n}`", f"{n}"] for n in range(20)]
+    telling = [n in (4, 9) for n in range(20)]
+    page = html_of(table(["a", "b"], lines, telling=telling))
+    rows = re.findall(r"<tr( class=\"rest\")?>", page)
+    assert len(rows) == 21 and rows.count("") == 3
+    assert page.count('type="checkbox"> All 20 rows') == 1 and "{:" not in page
+    assert "checkbox" not in html_of(table(["a", "b"], lines[:8], telling=telling[:8]))
+    of_items = columns(range(20), ("a", str), ("b", str), telling=(4).__eq__)
+    assert html_of(of_items).count('class="rest"') == 19
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x64x8",
+            "sm80 gemm f32 tn · 128x64x8",
+        ),
+        (
+            "cutlass_80_simt_sgemm_256x128_8x4_nt_align1",
+            "cutlass 80 sgemm nt · 256x128",
+        ),
+        (
+            "nvjet_sm90_tst_96x128_64x6_2x1_v_bz_splitK_NNN",
+            "nvjet sm90 splitK NNN · 96x128",
+        ),
+        ("DeviceRadixSortExclusiveSumKernel", "DeviceRadixSortExclusiveSumKernel"),
+        ("ampere_sgemm_128x64_tn", "ampere_sgemm_128x64_tn"),
+        (
+            "nll_loss_backward_reduce_cuda_kernel_2d",
+            "nll_loss_backward_…cuda_kernel_2d",
+        ),
+    ],
+)
+def test_a_kernel_is_called_by_what_its_name_says(name, said):
+    assert spoken(name).replace("\N{NO-BREAK SPACE}", " ") == said
+    assert ("<summary>" in folded_name(name)) == (said != name)
+    assert f"`{name}`" in folded_name(name)

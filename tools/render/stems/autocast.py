@@ -87,6 +87,7 @@ def parts_table(part: str, record: Record) -> str:
             (f"under {c.config['dtype']} autocast", lambda name, c=c: c.get(name))
             for c in found
         ),
+        telling=ASKED.__contains__,
     )
 
 

@@ -20,6 +20,7 @@ from tools.render.rows import (
     PHASES,
     Cell,
     Unsteady,
+    at_ends,
     cell,
     cells,
     counted,
@@ -213,8 +214,12 @@ def times_table(record: Record) -> str:
     # The loss takes a fifth of a millisecond, and the table is wide.
     shown = [p for p in PHASES if p != "loss"]
     phases = [(f"{p}, ms", lambda c, p=p: c.mean_std(p)) for p in shown]
-    step = ("step, ms", Cell.mean_std)
-    return columns(grid(record), *NAME, *phases, step, left=3)
+
+    def telling(c: Cell) -> bool:
+        return at_ends(c) and execution_of(c) != "compiled_optimizer"
+
+    steps = ("step, ms", Cell.mean_std)
+    return columns(grid(record), *NAME, *phases, steps, left=3, telling=telling)
 
 
 COMPARED = {"forward": "forward", "backward": "backward", "optimizer": "AdamW"}
@@ -233,6 +238,7 @@ def speedups_body(record: Record) -> str:
         ),
         ("step", lambda c: speedup(record, c), "{:.2f}"),
         left=3,
+        telling=at_ends,
     )
     caption = "Eager time over compiled time of each phase, context 512."
     return captioned(caption, shown)

@@ -95,6 +95,7 @@ def error_table(record: Record) -> str:
         ("heads", lambda c: c.config.get("heads", HEADS)),
         *((name, lambda c, name=name: error(c, name), "{:.1e}") for name in RESULTS),
         left=2,
+        telling=lambda c: c.config["dtype"] == "bf16",
     )
 
 
@@ -137,7 +138,8 @@ def ratio_table(record: Record) -> str:
         shown = (min(found), geometric_mean(found), max(found))
         numbers = [f"{ratio:.2f}" for ratio in shown]
         rows.append([NAMES[name], dtype, *numbers, str(len(found))])
-    return table([*header, "results compared"], rows, left=2)
+    in_bf16 = [dtype == "bf16" for _, dtype in compared(record)]
+    return table([*header, "results compared"], rows, left=2, telling=in_bf16)
 
 
 def ratios_figure(record: Record) -> str:

@@ -95,7 +95,8 @@ def grid_table(record: Record) -> str:
     times = TIMES
     if record.kind == "reported":
         times = [(f"{p}, ms", lambda c, p=p: reported_ms(c, p)) for p in PASSES]
-    return columns(found, "d", LENGTH, *times, *MEMORY, left=0)
+    telling = {"telling": lambda c: c.config["d"] == WIDTH}
+    return columns(found, "d", LENGTH, *times, *MEMORY, left=0, **telling)
 
 
 def reported_ms(c: Cell, name: str) -> str:

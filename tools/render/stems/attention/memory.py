@@ -184,6 +184,7 @@ def saved_table(record: Record) -> str:
         ("size, MiB", lambda of: of[1]["bytes"] / 2**20, "{:.1f}"),
         ("adds, MiB", lambda of: of[1]["adds_bytes"] / 2**20, "{:.1f}"),
         left=3,
+        telling=lambda of: of[1]["adds_bytes"] >= 2**20,
     )
 
 

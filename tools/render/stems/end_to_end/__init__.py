@@ -137,6 +137,7 @@ def passes_table(record: Record, places: Iterable[Place], *precisions: str) -> s
         ("tokens/s", lambda of: tokens_per_second(of["step"]), "{:,.0f}"),
         ("share of peak", lambda of: share_of_peak(record, of["step"]), percent),
         ("peak GiB", lambda of: of["step"][PEAK], gib),
+        telling=lambda of: config(of, "context") == 512,
     )
 
 

@@ -86,10 +86,14 @@ def speedup_table(record: Record) -> str:
         for column in (
             (f"{name}, fp32, ms", time("fp32", phases), "{:.2f}"),
             (f"{name}, bf16, ms", time("bf16", phases), "{:.2f}"),
-            ("fp32 / bf16", lambda p, of=phases: speedup(record, p, *of), "{:.2f}"),
+            (
+                f"{name}, fp32 / bf16",
+                lambda p, of=phases: speedup(record, p, *of),
+                "{:.2f}",
+            ),
         )
     ]
-    return columns(places(record), *NAME, *described)
+    return columns(places(record), *NAME, *described, telling=lambda p: p[1] == 512)
 
 
 def reasons_table(record: Record) -> str:
@@ -114,7 +118,11 @@ def tf32_table(record: Record, *sizes: str) -> str:
         for name, phases in COMPARED
         for column in (
             (f"{name}, ms", lambda c, of=phases: c.ms(*of), "{:.2f}"),
-            ("fp32 over it", lambda c, of=phases: over(record, c, *of), "{:.2f}"),
+            (
+                f"{name}, fp32 over it",
+                lambda c, of=phases: over(record, c, *of),
+                "{:.2f}",
+            ),
         )
     ]
     return columns(found, "size", "precision", *described, left=2)

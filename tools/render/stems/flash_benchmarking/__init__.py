@@ -175,6 +175,7 @@ def latency_table(record: Record) -> str:
             "{:.2f}",
         ),
         ("ours ran", lambda s: what_ran(at(record, "ours", *s))),
+        telling=lambda s: s[1] == D and s[2] in TELLING,
     )
 
 
@@ -221,7 +222,8 @@ def lost_table(record: Record) -> str:
     header = ["beside", "pass"]
     for dtype in DTYPES:
         header += [f"{dtype}: ours slower at", "longest such N", "least theirs / ours"]
-    return table(header, rows, left=2)
+    rivals = [over != "plain" for over, _ in product(OTHERS, PASSES)]
+    return table(header, rows, left=2, telling=rivals)
 
 
 def pytorch_table(record: Record) -> str:

@@ -4,11 +4,13 @@ categories, attention's parts.
 
 from typing import Any
 
+from systems.model.sizes import TABLE_1
 from systems.profiling.kernel_names import CATEGORIES, COPY, MATMUL, short_name
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.load import primary_gpu
 from tools.render.markdown import (
+    OPEN,
     columns,
     folded_name,
     per_device,
@@ -18,6 +20,7 @@ from tools.render.markdown import (
 from tools.render.rows import (
     MISSING,
     Cell,
+    at_ends,
     cells,
     data_sheet,
     known,
@@ -77,6 +80,9 @@ CAPTIONS = {
     "times.md": (
         "Wall time, the sum of the kernels and what is idle, at every size and context."
     ),
+    "times-forward.md": (
+        "Wall time of forward passes, the sum of their kernels and what is idle."
+    ),
     "top.md": "The kernel that takes longest, in forward and in forward and backward.",
     "top-telling.md": "The kernel that takes longest, at context 512 in fp32.",
     "others.md": (
@@ -96,6 +102,7 @@ def fragments(records: list[Record]) -> dict[str, str]:
     ours = measured(records)
     tables = {
         "times.md": times_table,
+        "times-forward.md": lambda r: times_table(r, mode="forward"),
         "top.md": top_table,
         "top-telling.md": lambda r: top_table(r, TOLD, context=512, precision="fp32"),
         "others.md": others_table,
@@ -120,11 +127,11 @@ def profilers(found: list[Cell]) -> Any:
 # Tables -------------------------------------------------------------------------------
 
 
-def times_table(record: Record) -> str:
+def times_table(record: Record, **where: Any) -> str:
     """(a) Wall time, with and without the profiler, span and sum of the kernels, and
     what is idle; and the same kernels as CUDA graphs, where they were timed.
     """
-    found = cells(record)
+    found = cells(record, **where)
     graphs = ("as graphs, ms", graphs_ms, "{:.2f}")
     shown = columns(
         found,
@@ -137,6 +144,7 @@ def times_table(record: Record) -> str:
         ("wall, profiled, ms", profiled_ms, "{:.2f}"),
         ("GPU span, profiled, ms", span_ms, "{:.2f}"),
         left=4,
+        telling=lambda c: (c.config["context"], c.config["mode"]) == (512, "forward"),
     )
     own = sum(1 for c in found if c and timed(c) is c)
     return f"{shown}\n\n{clocks_of(record, own, shown)}" if shown else ""
@@ -183,6 +191,7 @@ def top_table(
         ("kernels of products", lambda of: of[4][0], "{:g}"),
         ("of split-K sums", lambda of: of[4][1], "{:g}"),
         left=2 + len(varies),
+        telling=lambda of: of[0].config["size"] in [*TABLE_1][::2],
     )
 
 
@@ -190,18 +199,18 @@ def others_table(record: Record) -> str:
     """(c) What else takes time in one forward pass, kernel by kernel."""
     c = at(record, *LISTED, "forward")
     whole = total_ms(c)
+    found = [
+        k for k in by_name(c) if k.category != MATMUL and k.ms / whole >= LISTED_SHARE
+    ]
     return columns(
-        [
-            k
-            for k in by_name(c)
-            if k.category != MATMUL and k.ms / whole >= LISTED_SHARE
-        ],
+        found,
         ("kernel", lambda k: folded_name(k.name)),
         ("category", lambda k: k.category),
         ("calls", lambda k: k.calls, "{:g}"),
         ("ms", lambda k: k.ms, "{:.3f}"),
         ("share of kernel time", lambda k: k.ms / whole, percent),
         left=2,
+        telling=found[:OPEN].__contains__,
     )
 
 
@@ -259,6 +268,7 @@ def attention_table(record: Record, **where: Any) -> str:
         ("TB/s", lambda of: rates(*of)[1] / 1e12, "{:.2f}"),
         ("share of bandwidth", lambda of: rates(*of)[1] / peak.bandwidth, percent),
         left=3,
+        telling=lambda of: at_ends(of[0]),
     )
 
 

@@ -65,6 +65,7 @@ def peaks_table(record: Record, precision: str) -> str:
         ("predicted, GiB", predicted, two),
         ("off", lambda c: c.requested / predicted(c) - 1, signed),
         ("where", lambda c: place(c) if c else ""),
+        telling=lambda c: c.config["context"] == LONGEST,
     )
 
 
@@ -116,7 +117,9 @@ def prediction_table(record: Record) -> str:
         off = deviations(c).get(category)
         if not c:
             return c.missing
-        return "" if off is None else f"{two(c.most(category))} ({signed(off)})"
+        beside = nonzero(signed(off)) if off is not None else ""
+        reached = "" if off is None else two(c.most(category))
+        return f"{reached} ({beside})" if beside else reached
 
     shown = [(n, lambda c, n=n: reached(c, n)) for n in PREDICTED]
     described = ("size", ("pass", name), "precision", "context", *shown)
