@@ -91,6 +91,20 @@ const sizes = new ResizeObserver((entries) => {
 for (const table of document.querySelectorAll("table.data")) makeSortable(table)
 for (const frame of document.querySelectorAll(".table-frame, div.arithmatex, .tabbed-labels")) sizes.observe(frame)
 
+// The theme knows tabs by their names as they are drawn, and a closed fold draws none. Once it opens, it shows the tab that was
+// chosen last elsewhere: of several of its own, the one that the theme keeps first.
+function showChosenTabs({ target: fold }) {
+  const labels = [...fold.querySelectorAll(".tabbed-labels label")]
+  for (const name of (__md_get("__tabs") ?? []).toReversed()) {
+    for (const label of labels.filter((one) => one.textContent.trim() === name)) {
+      const input = document.getElementById(label.htmlFor)
+      input.checked = true
+      input.dispatchEvent(new Event("change"))
+    }
+  }
+}
+document.addEventListener("toggle", showChosenTabs, true)
+
 // The theme makes a landmark of the buttons of each listing, without a name to tell them apart.
 function nameButtons() {
   document.querySelectorAll("nav.md-code__nav").forEach((nav, i) => nav.setAttribute("aria-label", `Listing ${i + 1}`))

@@ -2,7 +2,7 @@
 contiguous (batch, n, d).
 
 Milakov and Gimelshein (2018) showed that a softmax can be summed while its scores still
-arrive; Dao (2022) built attention on that, so that no score is ever written to memory;
+arrive. Dao (2022) built attention on that, so that no score is ever written to memory;
 Dao (2023) divides once, at the end, and gives each tile of queries a program of its
 own. Left out is what only some inputs need: other lengths and strides, shared loops,
 exact float32 on tensor cores. `systems/attention/triton` has all of it.

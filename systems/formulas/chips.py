@@ -73,9 +73,9 @@ def chip_of(slug: str) -> Chip | None:
 
 
 class Target(NamedTuple):
-    """A kind of GPU: the names of those that it stands for, and what kernels may have
-    of it, by CUDA's programming guide: bytes of shared memory in a block and in an SM,
-    warps and blocks in an SM; and how many SMs it has.
+    """A kind of GPU: the names of those that it stands for, its number of SMs, and what
+    kernels may have of it by CUDA's programming guide. These are bytes of shared memory
+    in a block and in an SM, warps and blocks in an SM.
     """
 
     name: str

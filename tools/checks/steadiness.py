@@ -7,6 +7,7 @@ no other host. With `--fresh`, before the guide's own records are published, it 
 
 from collections.abc import Iterable, Mapping
 
+from systems.records.host import SLOW
 from systems.records.record import Record
 from tools.render.load import is_fresh, is_of_gpu, of_sentences
 
@@ -32,9 +33,10 @@ def named(records: list[Record]) -> Iterable[str]:
     for record in records:
         if slow := [row.slowdown for row in record.rows if row.unsteady]:
             again = "--again {}" if is_fresh(record) else "--only {} --force"
+            worst = max(slow)
+            why = f", measured while the host was up to {worst:.1f} times slow"
             yield (
                 f"{record.device.slug}/{record.stem}.json: {len(slow)} of "
-                f"{len(record.rows)} rows are unsteady, measured while the host was up "
-                f"to {max(slow):.1f} times slow; measure again by "
-                f"`regen_tables.py {again.format(record.stem)}`"
+                f"{len(record.rows)} rows are unsteady{why if worst > SLOW else ''}; "
+                f"measure again by `regen_tables.py {again.format(record.stem)}`"
             )

@@ -19,6 +19,7 @@ from itertools import groupby, pairwise
 from typing import Any
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
+from zlib import crc32
 
 import matplotlib
 import numpy as np
@@ -498,10 +499,11 @@ COLOR = re.compile("|".join(COLORS))
 TEXT = re.compile(r"(?<=>)([^<]*)(?=</text>)")
 
 
-def inline(drawing: str, prefix: str) -> str:
-    """What matplotlib drew, as a part of a page: ids are unique there, and millionths
-    of a pixel are left out.
+def inline(drawing: str, address: str) -> str:
+    """What matplotlib drew, as a part of a page: ids are unique there, and short, since
+    a picture repeats them hundreds of times; millionths of a pixel are left out.
     """
+    prefix = f"p{crc32(address.encode()):08x}"
     parts = "\n".join(map(written, flat(ElementTree.fromstring(drawing), prefix)))
     coloured = COLOR.sub(lambda found: f"var({COLORS[found[0]]})", parts)
     return TEXT.sub(lambda found: plain(unescape(found[1])), coloured)

@@ -1,7 +1,7 @@
 """The backward pass in one kernel, as a shift walk: programs that stay, and of which
 nobody waits for another's partial dq.
 
-All programs of a head run at once and each starts at another tile: while the program of
+All programs of a head run at once and each starts at another tile. While the program of
 keys j works on the tiles beside keys j + s, those beside keys t get their partials from
 keys t, t - 1, t - 2, ..., one after the other. Under a causal mask programs of early
 keys have the longer way. Then each takes the mirrored keys of the next head and walks

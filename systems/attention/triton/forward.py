@@ -11,11 +11,11 @@ of SPLITS programs takes every SPLITS-th step, and a second kernel combines thei
 in a fixed order.
 
 Letters: q k v o, d for gradients; s scores, p probabilities, m running maximum, l
-running sum, lse = log Σ exp s. UPPER is known when the kernel is compiled: BQ, BK rows
-of a tile; HEAD the head dimension, D the same padded to a power of two; GROUP query
-heads that share one head of k and v; LIMBS in which memory holds a factor of a product
-(`primitives`); UNIT divides all strides but those of d. On a CPU Triton's interpreter
-runs the same kernels.
+running sum, lse = log Σ exp s. UPPER is known when the kernel is compiled. BQ, BK are
+rows of a tile; HEAD is the head dimension, D the same padded to a power of two; GROUP
+query heads share one head of k and v. In so many LIMBS memory holds a factor of a
+product (`primitives`); UNIT divides all strides but those of d. On a CPU Triton's
+interpreter runs the same kernels.
 """
 
 import triton

@@ -5,7 +5,7 @@ PyTorch's allocator can record every allocation and every free with the Python s
 that asked for it: the history that pytorch.org/memory_viz draws. Here it becomes blocks
 from allocation to free. What a block is follows from who owns it (a parameter, a
 gradient, a state of the optimizer, a copy that autocast made of a weight) and from when
-it lives: what the forward pass or the loss makes and leaves behind is saved for the
+it lives. What the forward pass or the loss makes and leaves behind is saved for the
 backward pass. Sizes decide nothing.
 
 `systems.profiling.memory.recorder` records; this module needs no GPU and no torch. A

@@ -20,7 +20,7 @@ LOOKED_UP = re.compile(r"api/|(writeup|explorer|reference|errata|bibliography)\.
 # These tell how to do something, and have no finding to begin with.
 HOW_TO = re.compile(r"(setup|cluster|calculator|exercises)\.html$")
 # Every other page has a picture.
-UNDRAWN = re.compile(r"api/|(setup|calculator|writeup)\.html$")
+UNDRAWN = re.compile(r"api/|(setup|calculator|writeup|reference|bibliography)\.html$")
 LAPTOP = {"width": 1280, "height": 800}
 # Of a page that speaks of measurements as if there were none, or counts none.
 RESIDUE = re.compile(

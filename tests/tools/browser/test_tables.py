@@ -318,8 +318,6 @@ def test_in_print_heads_are_text_and_tables_whole(
 LONG = {
     "Every graded problem",
     "The graded problems",
-    "What would be alive at the peak",
-    "The forward pass, step by step",
 }
 LOOKED_UP = {"reference.html", "bibliography.html"}
 

@@ -29,10 +29,10 @@ def fused_keeps_up(record: Record) -> Judgement:
 
 @claim(
     "flash_benchmarking",
-    "The forward pass in bf16 takes less time than the data sheet's memory needs to "
-    "write the visible scores once and read them once, so no kernel that stores them "
-    "can keep up: at every head dimension, where a head has a tile of 128 queries for "
-    "each SM.",
+    "At every head dimension, where a head has a tile of 128 queries for each SM, the "
+    "forward pass in bf16 takes less time than the data sheet's memory needs to write "
+    "the visible scores once and read them once. No kernel that stores them can keep "
+    "up.",
 )
 def faster_than_storing_scores(record: Record) -> Judgement:
     peak, chip = peak_of(record.device.slug), chip_of(record.device.slug)

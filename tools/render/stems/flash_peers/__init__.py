@@ -133,7 +133,6 @@ def shapes_table(record: Record, dtype: str) -> str:
             for of in PASSES
         ),
         ("TFLOP/s", lambda c: rate(c, "both") / TFLOPS, "{:.0f}"),
-        ("share of peak", lambda c: share(record, c, "both"), percent),
         (f"over {rival}", lambda c: ratio(record, c, "both"), "{:.2f}"),
         *([("results repeat", repeats)] if looked else []),
         ("error of o", lambda c: error(c, "o"), "{:.1e}"),
