@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from html import escape
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -127,6 +128,7 @@ def write_pdf(
     try:
         from playwright.sync_api import Error, sync_playwright
         from pypdf import PdfWriter
+        from pypdf.generic import NameObject, TextStringObject
     except ImportError as error:
         raise Missing(
             f"{error.name} is not installed: make test installs what prints"
@@ -165,8 +167,18 @@ def write_pdf(
         browser.close()
         # Chromium keeps the title and the bookmarks, and has no place for the rest.
         whole = PdfWriter(clone_from=written)
+        for entry in flattened(whole.outline):
+            # It says a heading twice that it first tried at the end of a page.
+            half = entry.title[: len(entry.title) // 2]
+            if entry.title == 2 * half:
+                entry.node[NameObject("/Title")] = TextStringObject(half)
         whole.add_metadata({"/Title": TITLE, "/Subject": told})
         whole.write(written)
+
+
+def flattened(outline: list[Any]) -> Iterator[Any]:
+    for entry in outline:
+        yield from flattened(entry) if isinstance(entry, list) else [entry]
 
 
 def listed(*options: str) -> list[Path]:

@@ -125,6 +125,10 @@ def test_the_unsteady_rows_of_a_record_are_measured_again(monkeypatch, tmp_path)
     record = committed("warmup")
     for row in record.rows:
         row.host = [Probe(1.0)]
+        # Steps as long as one another: only the probe tells a slow host.
+        for name, samples in row.metrics.items():
+            if name.endswith("_ms"):
+                row.metrics[name] = len(samples) * [samples[-1]]
     monkeypatch.setattr(machine, "device_for", lambda _: record.device)
     started = []
 
