@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import triton
 from triton import knobs
 
 from systems import ROOT
@@ -63,8 +64,12 @@ for name in ("a100", "h100", "rtx3090"):
     for found in compile_for(TARGETS[name], "highest", 256, causal=True):
         show(name, found)
 """
-SHOW = """
+SHOW = f"""
 import json
+import triton
+
+# `make versions` names another than the one installed.
+assert triton.__version__ == {triton.__version__!r}
 
 def show(name, found):
     print(json.dumps([name, found]))
@@ -80,15 +85,11 @@ def compile_in_a_process(code: str, cache: Path) -> dict[str, list[Needs]]:
     """What the `show`s in this code name and found. A process of its own, since Triton
     asks when it is imported whether to compile.
     """
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
         key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"
     }
     # An empty cache, so that it is compiled and not found.
-    environment |= {
-        "TRITON_CACHE_DIR": str(cache),
-        "PYTHONPATH": os.pathsep.join(paths),
-    }
+    environment |= {"TRITON_CACHE_DIR": str(cache)}
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", "-c", SHOW + code],
         cwd=ROOT,
