@@ -20,6 +20,7 @@ from systems.benchmarking.timing import Clock, default_device
 from systems.model.train_step import precision_context, training_step
 from systems.model.transformer import BasicsTransformerLM
 from systems.records.device import find_gpu
+from systems.running.machine import why_unusable
 from systems.running.software import versions
 
 
@@ -65,7 +66,7 @@ def attention_kernels(device: str) -> dict[str, str]:
     """By name whether our attention kernels run here, or what they need."""
     if find_spec("triton") is None:
         return {"hopper, triton": "need Triton, which is not installed here"}
-    from systems.attention.triton.function import kernels
+    from systems.attention.triton.available import kernels
 
     return kernels(torch.device(device))
 
@@ -88,10 +89,7 @@ def main() -> None:
     console = Console()
     console.print(table)
     if gpu and device == "cpu":
-        console.print(
-            f"torch {torch.__version__} can't use the {gpu.name}: install a CUDA build "
-            "of torch"
-        )
+        console.print(why_unusable(gpu))
         raise SystemExit(2)
     console.print(
         "ready"

@@ -81,6 +81,16 @@ def find_gpu() -> Device | None:
     )
 
 
+def newest_cuda() -> tuple[int, int] | None:
+    """The newest CUDA that the driver runs, where it tells: (12, 4)."""
+    if _nvml_handle() is None:
+        return None
+    import pynvml
+
+    number = told(pynvml.nvmlSystemGetCudaDriverVersion)
+    return divmod(number // 10, 100) if number else None
+
+
 def sm_clock_mhz() -> int | None:
     """The clock of the GPU's multiprocessors now, where the driver tells."""
     handle = _nvml_handle()

@@ -15,6 +15,7 @@ import triton
 from systems import ROOT
 from systems.attention.relaunch import Layout
 from systems.attention.triton import chooser, configs, launches
+from systems.attention.triton.available import TABLES
 from systems.attention.triton.chooser import architecture, choose, for_mask, padded
 from systems.attention.triton.configs import (
     ByMask,
@@ -22,7 +23,6 @@ from systems.attention.triton.configs import (
     head_swizzle_for,
     splits_for,
 )
-from systems.attention.triton.function import TABLES
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 from systems.attention.triton.tuned import HEAD_DIMS, KERNELS
 

@@ -7,7 +7,13 @@ import pytest
 from msgspec import structs
 
 from systems.records import device
-from systems.records.device import Device, find_gpu, slug_of, sm_clock_mhz
+from systems.records.device import (
+    Device,
+    find_gpu,
+    newest_cuda,
+    slug_of,
+    sm_clock_mhz,
+)
 from systems.records.record import Git
 from tests.factories import make_record, make_row
 from tools.render.markdown import conditions, provenance
@@ -20,6 +26,7 @@ ANSWERS = {
     "nvmlDeviceGetEnforcedPowerLimit": 700_000,
     "nvmlDeviceGetClockInfo": 1980,
     "nvmlSystemGetDriverVersion": "580.1",
+    "nvmlSystemGetCudaDriverVersion": 13010,
 }
 
 
@@ -77,6 +84,14 @@ LESS = {
 
 def test_a_driver_that_tells_all(driver):
     assert find_gpu() == WHOLE and sm_clock_mhz() == 1980
+
+
+def test_the_newest_cuda_that_the_driver_runs(driver):
+    assert newest_cuda() == (13, 1)
+    driver.refused = {"nvmlSystemGetCudaDriverVersion"}
+    assert newest_cuda() is None
+    driver.refused = {"nvmlInit"}
+    assert newest_cuda() is None
 
 
 @pytest.mark.parametrize("refused", LESS)
