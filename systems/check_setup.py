@@ -5,12 +5,11 @@ run on it, then runs a small model forward and backward once.
 """
 
 import math
-from importlib.util import find_spec
 
-from systems import need_torch, run_as_command
+from systems import lacks, need, run_as_command
 
 if __name__ == "__main__":
-    need_torch()
+    need("torch")
 
 import torch
 from rich.console import Console
@@ -64,8 +63,8 @@ def run_once(device: str) -> dict[str, list[float]]:
 
 def attention_kernels(device: str) -> dict[str, str]:
     """By name whether our attention kernels run here, or what they need."""
-    if find_spec("triton") is None:
-        return {"hopper, triton": "need Triton, which is not installed here"}
+    if said := lacks("triton"):
+        return {"hopper, triton": f"need Triton: {said}"}
     from systems.attention.triton.available import kernels
 
     return kernels(torch.device(device))

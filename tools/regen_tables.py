@@ -17,7 +17,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 # The line above makes these importable from a plain source tree. What takes long to
 # import is imported where it is used, so that --help answers at once.
-from systems import ROOT  # noqa: E402
+from systems import ROOT, need  # noqa: E402
 from systems.experiments import STEMS  # noqa: E402
 from systems.running.reports import exit_when_terminated  # noqa: E402
 from tools.measuring import Outcome, measure_if_stale, run_child  # noqa: E402
@@ -240,18 +239,12 @@ def measure(
     """Measure what is missing or stale, show a summary, and render. Returns the exit
     code.
     """
-    require_torch()
+    need("torch", "fcntl")
     deadline = time.time() + time_limit * 60 if time_limit else 1e18
     outcomes = [
         measure_if_stale(stem, results, quick, force, deadline) for stem in only
     ]
     return conclude(outcomes, results, quick, generated)
-
-
-def require_torch() -> None:
-    """ModuleNotFoundError where it is not installed; to look for it imports nothing."""
-    if find_spec("torch") is None:
-        raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
 
 def measure_by_slurm(
@@ -283,7 +276,7 @@ def verify(stem: str, results: Path, generated: Path | None = None) -> int:
     """Measure three rows of a stale record again; where they agree it is verified.
     Returns the exit code.
     """
-    require_torch()
+    need("torch", "fcntl")
     outcome = run_child(stem, results, "--verify")
     agreed = "rows measured again agree, the record is verified"
     print(f"{stem}: {outcome.message if outcome.code else agreed}")

@@ -42,8 +42,6 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import torch
-import triton
 import typer
 from rich.console import Console
 from rich.progress import (
@@ -57,7 +55,14 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from systems import run_as_command
+from systems import need, run_as_command
+
+if __name__ == "__main__":
+    need("torch", "triton", "fcntl")
+
+import torch
+import triton
+
 from systems.attention.triton import tuned
 from systems.attention.triton.chooser import architecture
 from systems.attention.triton.configs import Config

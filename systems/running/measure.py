@@ -19,6 +19,7 @@ from typing import NoReturn
 
 import typer
 
+from systems import lacks
 from systems.experiments import STEMS
 from systems.records import store
 from systems.records.neighbours import measuring
@@ -62,6 +63,8 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
         raise CannotStart(
             f"{name} needs a GPU and none was found; --quick runs what a CPU can"
         )
+    if said := lacks(*stem.needs):
+        raise CannotStart(said)
     path = record_path(results, device, name, grid)
     if would_publish(device, path):
         raise CannotStart(

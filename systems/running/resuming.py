@@ -3,7 +3,6 @@
 The work in progress is `<stem>.partial.json` beside the record.
 """
 
-import fcntl
 import os
 import sys
 from collections.abc import Iterator
@@ -48,6 +47,9 @@ def exclusive(path: Path) -> Iterator[None]:
     """Hold the one right to write this record. The kernel releases it however the
     process ends.
     """
+    # Windows has none, and asks where records lie all the same.
+    import fcntl
+
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.with_name(f".{path.name}.lock")
     with open_plain(lock, os.O_RDWR | os.O_CREAT) as handle:

@@ -8,6 +8,11 @@ lse.
 import torch
 from torch import Tensor
 
+from systems import lacks
+
+if said := lacks("triton"):
+    raise ModuleNotFoundError(said, name="triton")
+
 from systems.attention.hopper import launches as hopper
 from systems.attention.hopper import limits
 from systems.attention.inputs import (
