@@ -21,6 +21,7 @@ from systems.attention.inputs import (
     default_scale,
     is_differentiated,
     is_traced,
+    refuse_forward_mode,
     refuse_second_derivative,
     refuse_transforms,
 )
@@ -86,7 +87,9 @@ def run_backward(
 def flash_forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, backend: str = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """What torch.compile and torch.export see of the forward pass: (o, lse)."""
+    """What torch.compile and torch.export see of the forward pass: (o, lse). Called by
+    itself it has no tangent in forward mode; `attention` and the class refuse there.
+    """
     return run_forward(q, k, v, causal, scale, backend)
 
 
@@ -169,6 +172,10 @@ class FlashAttentionTriton(torch.autograd.Function):
             o, lse = ctx.prepared.forward(q, k, v)
             ctx.save_for_backward(q, k, v, o, lse)
             return o
+        if is_traced(q):
+            # Out of a compiler's sight PyTorch itself refuses both.
+            refuse_transforms()
+            refuse_forward_mode(q, k, v)
         check(q, k, v, is_causal, scale)
         if q.ndim not in (3, 4):
             raise ValueError(
@@ -245,6 +252,7 @@ def attention(
     elif q.ndim > 4:
         q, k, v = (x.flatten(0, -4) for x in (q, k, v))
     if is_traced(q):
+        refuse_forward_mode(q, k, v)
         scale = default_scale(scale, shape[-1])
         return flash_forward(q, k, v, causal, scale, backend)[0].view(shape)
     return FlashAttentionTriton.apply(q, k, v, causal, scale, backend).view(shape)
