@@ -119,7 +119,7 @@ def test_measuring_says_that_it_locks_files(action, on, tmp_path):
 
 @pytest.mark.slow
 def test_pages_are_rendered_and_built_without_them(on, tmp_path):
-    """As `make serve` builds them, by the two commands of the page on setting up."""
+    """As `make serve` builds them, and the commands of the page on setting up."""
     generated, site = tmp_path / "generated", tmp_path / "site"
     command = "tools/regen_tables.py", "--render", "--generated", str(generated)
     done = on(WINDOWS, *command)

@@ -116,6 +116,12 @@ STEMS = {
         quick=("cuda", "cpu"),
         needs=("triton",),
     ),
+    "triton_versions": Stem(
+        "systems.experiments.triton_versions",
+        full=("cuda",),
+        quick=("cuda", "cpu"),
+        needs=("triton",),
+    ),
     "method": Stem("systems.experiments.method", full=("cuda",), quick=("cuda",)),
 }
 
