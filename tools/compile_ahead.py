@@ -27,6 +27,7 @@ from systems.attention.triton.launches import (
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 from systems.formulas.chips import KIB, Target
 from systems.formulas.loop_times import repeats
+from systems.running.caches import compiled_folder, unwritable
 from tools.binary import (
     hottest_loop,
     instructions_per_score,
@@ -142,9 +143,13 @@ class Driver:
 
 
 def need_compiler() -> None:
-    """End a command that compiles by one line where kernels would be interpreted."""
+    """End a command that compiles by one line where kernels would be interpreted, or
+    can't be kept.
+    """
     if knobs.runtime.interpret:
         stop("the interpreter compiles nothing: unset TRITON_INTERPRET")
+    if fault := unwritable(compiled_folder()):
+        stop(fault)
 
 
 def loaded_by(

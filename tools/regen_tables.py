@@ -240,11 +240,24 @@ def measure(
     code.
     """
     need("torch", "fcntl")
+    look_at_caches()
     deadline = time.time() + time_limit * 60 if time_limit else 1e18
     outcomes = [
         measure_if_stale(stem, results, quick, force, deadline) for stem in only
     ]
     return conclude(outcomes, results, quick, generated)
+
+
+def look_at_caches() -> None:
+    """Before anything is compiled for a GPU that is here: can it be kept?"""
+    from systems.records.device import find_gpu
+    from systems.running.caches import compiled_folder, shared_by_machines, unwritable
+
+    if find_gpu() is not None:
+        if fault := unwritable(compiled_folder()):
+            stop(fault)
+        if warning := shared_by_machines(compiled_folder()):
+            print(f"warning: {warning}", file=sys.stderr)
 
 
 def measure_by_slurm(

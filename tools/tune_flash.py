@@ -140,6 +140,7 @@ def main(
     device = find_gpu()
     if device is None or not torch.cuda.is_available():
         stop("configurations are timed on a GPU, and torch sees none here")
+    need_compiler()
     searches = [
         Search(a, x, size, causal)
         for a, size, x, causal in product(arithmetic, d, kernel, (True, False))

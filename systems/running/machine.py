@@ -10,6 +10,7 @@ from systems.records.device import (
     Device,
     find_gpu,
     newest_cuda,
+    used_by_others,
 )
 from systems.running.limited import as_simulated
 from systems.running.reports import CannotStart
@@ -61,6 +62,22 @@ def why_unusable(gpu: Device) -> str:
             f"CUDA {runs[0]}"
         )
     return f"{fault}, though it is built for CUDA {built}: torch.cuda.init() says why"
+
+
+# Less than a process needs before it holds anything.
+UNUSED_BYTES = 2**28
+
+
+def shared_with() -> str:
+    """What a record says of a GPU that others use when measuring begins, before this
+    process does; nothing of one that is free. In a container their number is hidden.
+    """
+    processes, held = used_by_others()
+    if not processes and held < UNUSED_BYTES:
+        return ""
+    others = f"{processes} other process{'es' * (processes > 1)}"
+    who = others if processes else "others"
+    return f"when measuring began, {who} held {held / 2**30:.1f} GiB of this GPU"
 
 
 def free_memory() -> None:

@@ -25,6 +25,7 @@ from systems.records import store
 from systems.records.neighbours import measuring
 from systems.records.store import RecordError
 from systems.running import machine
+from systems.running.caches import compiled_folder, unwritable
 from systems.running.groups import (
     gpu_is_broken,
     groups_of,
@@ -72,6 +73,9 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
             "another --results"
         )
     with exclusive(path), measuring() as others_measure, folder_for_compiled():
+        shared = machine.shared_with() if device.is_gpu else ""
+        if device.is_gpu and (fault := unwritable(compiled_folder())):
+            raise CannotStart(fault)
         module = import_module(stem.module)
         machine.check_torch(device)
         if device.is_gpu:
@@ -85,6 +89,8 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
         record = new_record(name, device, grid, configs, module.PROTOCOL)
         progress = partial_path(path)
         record = resume(progress, record, configs)
+        if shared and shared not in record.notes:
+            record.notes.append(shared)
         # Where one row of a group is missing, all were not measured in turns.
         groups = groups_of(module, configs)
         missing = [

@@ -23,6 +23,8 @@ from systems.running.software import (
     attention_of,
     git_state,
     hash_of,
+    kernels_on,
+    launches_kernels,
     tuned_software,
     versions,
 )
@@ -71,9 +73,11 @@ def new_record(
 ) -> Record:
     """An empty record of what is about to be measured."""
     software, stem = versions(), STEMS[stem_name]
+    attention = attention_of(configs)
     software |= tuned_software(
-        stem.module, attention_of(configs), device.slug, software.get("triton", "")
+        stem.module, attention, device.slug, software.get("triton", "")
     )
+    launched = device.is_gpu and launches_kernels(stem.module, attention)
     return Record(
         stem=stem_name,
         kind="measured",
@@ -83,6 +87,7 @@ def new_record(
         grid=grid,  # pyright: ignore[reportArgumentType]
         protocol=protocol,
         software=software,
+        kernels=kernels_on(device) if launched else {},
         started_utc=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         command=f"python tools/regen_tables.py --only {stem_name}"
         + (" --quick" if grid == "quick" else ""),

@@ -13,6 +13,7 @@ from systems.records.device import (
     newest_cuda,
     slug_of,
     sm_clock_mhz,
+    used_by_others,
 )
 from systems.records.record import Git
 from tests.factories import make_record, make_row
@@ -27,6 +28,7 @@ ANSWERS = {
     "nvmlDeviceGetClockInfo": 1980,
     "nvmlSystemGetDriverVersion": "580.1",
     "nvmlSystemGetCudaDriverVersion": 13010,
+    "nvmlDeviceGetComputeRunningProcesses": [],
 }
 
 
@@ -39,7 +41,9 @@ def driver(monkeypatch):
     """A pynvml module with one GPU, 0, and a part of it by MIG. What is listed in
     `refused` it does not tell.
     """
-    stub = SimpleNamespace(NVMLError=NVMLError, NVML_CLOCK_SM=1, refused=set())
+    stub = SimpleNamespace(
+        NVMLError=NVMLError, NVML_CLOCK_SM=1, nvmlMemory_v2=2, refused=set()
+    )
 
     def answering(name, answer):
         def ask(*arguments):
@@ -92,6 +96,20 @@ def test_the_newest_cuda_that_the_driver_runs(driver):
     assert newest_cuda() is None
     driver.refused = {"nvmlInit"}
     assert newest_cuda() is None
+
+
+def test_what_others_hold_of_it_is_asked_without_what_the_driver_keeps(driver):
+    def memory(handle, version=None):
+        return SimpleNamespace(total=2**37, used=3 * 2**30 if version == 2 else 2**36)
+
+    driver.nvmlDeviceGetMemoryInfo = memory
+    driver.nvmlDeviceGetComputeRunningProcesses = lambda handle: ["one", "other"]
+    assert used_by_others() == (2, 3 * 2**30)
+    del driver.nvmlMemory_v2
+    driver.nvmlDeviceGetComputeRunningProcesses = lambda handle: None
+    assert used_by_others() == (0, 0), "an older library tells no such memory"
+    driver.nvmlDeviceGetHandleByIndex = lambda index: None
+    assert used_by_others() == (0, 0)
 
 
 @pytest.mark.parametrize("refused", LESS)

@@ -271,6 +271,7 @@ def conditions_of(record: Record) -> str:
     parts = [
         f"`{record.stem}`: {', '.join(text for value, text in known if value)}",
         ", ".join(f"{name} {version}" for name, version in record.software.items()),
+        *(f"attention by {name}: {said}" for name, said in record.kernels.items()),
         f"{commit_of(record)}, {record.started_utc} UTC",
         protocol,
         Markup(record_link(record)),
