@@ -227,6 +227,38 @@ def test_export_holds_the_operator(device):
     assert torch.equal(program.module()(q, k, v), flash_attention(q, k, v, causal=True))
 
 
+def test_an_exported_program_takes_other_lengths_and_batches(device):
+    q, k, v, _ = make_inputs(20, 20, 16, device=device, lead=(2, 2))
+    batch, length = torch.export.Dim("batch", max=64), torch.export.Dim("n", max=4096)
+    free = {0: batch, 2: length}
+    program = torch.export.export(Attend(), (q, k, v), dynamic_shapes=[free] * 3)
+    for b, n in ((2, 20), (1, 33), (5, 130)):
+        q, k, v, _ = make_inputs(n, n, 16, device=device, lead=(b, 2))
+        expected = flash_attention(q, k, v, causal=True)
+        assert torch.equal(program.module()(q, k, v), expected)
+
+
+def test_an_exported_program_is_saved_and_loaded(device, tmp_path):
+    q, k, v, _ = make_inputs(20, 20, 16, device=device, lead=(1, 2))
+    path = tmp_path / "attention.pt2"
+    torch.export.save(torch.export.export(Attend(), (q, k, v)), path)
+    loaded = torch.export.load(path).module()
+    assert torch.equal(loaded(q, k, v), flash_attention(q, k, v, causal=True))
+
+
+class AttendInAutocast(torch.nn.Module):
+    def forward(self, q, k, v):
+        with torch.autocast(q.device.type, dtype=torch.bfloat16):
+            return flash_attention(q, k, v, causal=True)
+
+
+def test_autocast_inside_an_exported_program(device):
+    q, k, v, _ = make_inputs(20, 20, 16, device=device, lead=(1, 2))
+    module = AttendInAutocast()
+    o = torch.export.export(module, (q, k, v)).module()(q, k, v)
+    assert o.dtype == torch.bfloat16 and torch.equal(o, module(q, k, v))
+
+
 def test_eager_mode_goes_past_the_operator(device, monkeypatch):
     """The dispatcher costs time at each launch: eager mode calls kernels directly."""
     monkeypatch.setattr(
