@@ -18,7 +18,7 @@ from systems.records.outcome import NOT_INSTALLED
 from systems.records.record import Record, Row
 from systems.records.summary import Summary, summarize
 
-NOT_MEASURED = "not measured"
+NOT_MEASURED, OUT_OF_MEMORY = "not measured", "out of memory"
 # The parts of a training step, in order.
 PHASES = ("forward", "loss", "backward", "optimizer")
 # A step whose slow fifth is this much above its fast fifth says more about the host
@@ -92,25 +92,37 @@ def known(values: Iterable[float]) -> list[float]:
     return [value for value in values if not isinstance(value, Missing)]
 
 
+def instead(values: Iterable[float]) -> Missing:
+    """What stands for values of which none is a number: that they ran out of memory, if
+    any did, which is a result.
+    """
+    why = (value for value in values if isinstance(value, Missing))
+    return next((each for each in why if each.words == OUT_OF_MEMORY), MISSING)
+
+
 def least(values: Iterable[float]) -> float:
-    return min(known(values), default=MISSING)
+    values = list(values)
+    return min(known(values), default=instead(values))
 
 
 def most(values: Iterable[float]) -> float:
-    return max(known(values), default=MISSING)
+    values = list(values)
+    return max(known(values), default=instead(values))
 
 
 def span(values: Iterable[float], text: str = "{:.2f}") -> str:
     """ "1.20 to 3.40"."""
-    found = known(values)
-    both = f"{text} to {text}"
-    return both.format(min(found), max(found)) if found else NOT_MEASURED
+    values = list(values)
+    found, both = known(values), f"{text} to {text}"
+    return both.format(min(found), max(found)) if found else instead(values).words
 
 
 def ranges(values: Iterable[float]) -> str:
     """ "ranges from 1.20 to 3.40", to follow what does."""
-    found = known(values)
-    return f"ranges from {span(found)}" if found else "was not measured"
+    values = list(values)
+    if known(values):
+        return f"ranges from {span(values)}"
+    return "ran out of memory" if instead(values) is not MISSING else "was not measured"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from systems import ROOT
 from systems.model.sizes import TABLE_1
 from tools.render.drawing import SMALL, Drawing
 from tools.render.load import Found, ours
-from tools.render.markdown import NOTHING_YET, Markup, captioned, table
+from tools.render.markdown import Markup, captioned, nothing_of, table
 from tools.render.rows import NOT_MEASURED, Missing, say
 from tools.render.spanning.writeup import load_problems
 from tools.render.stems.end_to_end.gains import speedup
@@ -80,7 +80,7 @@ def hook(found: Found, facts: Mapping[str, str]) -> str:
         "optimizer state is twice that, and saved activations are most of the rest."
     )
     drawn = timeline_figure(record, "step", finding, HOOK) if record else ""
-    return drawn or NOTHING_YET
+    return drawn or nothing_of([record] if record else [])
 
 
 def by_itself(shown: str) -> str:

@@ -250,8 +250,9 @@ def facts(record: Record | None) -> dict[str, str]:
         if record and c and beside(record, c, "sdpa")
     ]
     steady = [sdpa.ms() / c.ms() for sdpa, c in pairs if not marked(sdpa, c)]
+    lost = [c.missing for c in cells(record, attention="flash") if not c]
     doubtful = counted(bool(marked(sdpa, c)) for sdpa, c in pairs)
     return found | {
-        "sdpa_over_ours": span(steady),
+        "sdpa_over_ours": span([*steady, *lost]),
         "unsteady": say(doubtful if pairs else MISSING),
     }
