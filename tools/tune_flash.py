@@ -76,7 +76,7 @@ from systems.attention.triton.tuned import (
 from systems.formulas.chips import KIB, TARGETS
 from systems.records.device import Device, find_gpu
 from systems.running.precompile import MOST_PROCESSES, cores, end_with
-from tools.compile_ahead import DTYPES, compile_for, entries, faults, need_compiler
+from tools.compile_ahead import DTYPES, cases, need_compiler
 from tools.rendering import stop
 from tools.tuning import (
     Candidate,
@@ -375,7 +375,8 @@ def entry(config: Config) -> str:
 
 def print_needs(gpu: str, arithmetic: list[str], d: list[int]) -> int:
     """The exit code, after a table of what the kernels need of this GPU, under either
-    mask, with many rows and with few.
+    mask, with many rows and with few, whose loops are split; and what those for Hopper
+    need.
     """
     need_compiler()
     columns = (
@@ -383,15 +384,15 @@ def print_needs(gpu: str, arithmetic: list[str], d: list[int]) -> int:
         *("in loop", "per score", "per SM"),
     )
     table, wrong = Table("arithmetic", "d", "mask", *columns), []
-    cases = [
-        (kind, size, causal, passes)
+    every = [
+        case
         for kind, size, causal in product(arithmetic, sorted(d), (True, False))
-        for passes in entries(TARGETS[gpu], kind, size, causal)
+        for case in cases(TARGETS[gpu], kind, size, causal)
     ]
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        for kind, size, causal, passes in progress.track(cases, description=gpu):
-            mask = "causal" if causal else "full"
-            for found in compile_for(TARGETS[gpu], kind, size, causal, passes):
+        for case in progress.track(every, description=gpu):
+            kind, size, mask = case.of, case.d, "causal" if case.causal else "full"
+            for found in case.compiled():
                 if isinstance(found, str):
                     wrong.append(f"{kind} d={size} {mask}: {found}")
                     continue
@@ -407,7 +408,7 @@ def print_needs(gpu: str, arithmetic: list[str], d: list[int]) -> int:
                     table.add_row(*map(str, (kind, size, mask, *cells)))
                     wrong += [
                         f"{kind} d={size} {mask}: {needs.kernel} {needs.tile} {fault}"
-                        for fault in faults(TARGETS[gpu], kind, size, needs)
+                        for fault in case.faults(needs)
                     ]
     console = Console(width=None if sys.stdout.isatty() else 130)
     console.print(f"Triton {triton.__version__}, {gpu}", style="bold")
