@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,34 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def need_torch() -> None:
-    """End a command that computes by one line where torch is not installed. Formulas,
-    records and rendering need none.
-    """
-    if find_spec("torch") is None:
-        print(
-            "error: torch is not installed here: run `make .venv/all`, then "
-            "`source .venv/bin/activate`",
-            file=sys.stderr,
-        )
+# What not every machine has, and what to do about it. Formulas, records and rendering
+# need none of these.
+REMEDIES = {
+    "torch": "torch is not installed here: run `make .venv/all`, then "
+    "`source .venv/bin/activate`",
+    "triton": "Triton is not installed here, and our kernels are written in it: on "
+    "Linux `pip install triton`; macOS and Windows have none, and there "
+    'flash_attention(..., backend="torch") computes the same',
+    "fcntl": "measuring locks the files that it writes, as Linux and macOS can: on "
+    "Windows run it inside WSL",
+}
+
+
+def lacks(*modules: str) -> str:
+    """Of the first of these that is not here, what to do; nothing where all are."""
+    for module in modules:
+        # What keeps an import out may raise instead of finding nothing.
+        with suppress(ModuleNotFoundError):
+            if find_spec(module):
+                continue
+        return REMEDIES[module]
+    return ""
+
+
+def need(*modules: str) -> None:
+    """End a command by one line where one of these is missing."""
+    if said := lacks(*modules):
+        print(f"error: {said}", file=sys.stderr)
         raise SystemExit(2)
 
 

@@ -5,12 +5,11 @@ run on it, then runs a small model forward and backward once.
 """
 
 import math
-from importlib.util import find_spec
 
-from systems import need_torch, run_as_command
+from systems import lacks, need, run_as_command
 
 if __name__ == "__main__":
-    need_torch()
+    need("torch")
 
 import torch
 from rich.console import Console
@@ -20,6 +19,7 @@ from systems.benchmarking.timing import Clock, default_device
 from systems.model.train_step import precision_context, training_step
 from systems.model.transformer import BasicsTransformerLM
 from systems.records.device import find_gpu
+from systems.running.machine import why_unusable
 from systems.running.software import versions
 
 
@@ -63,9 +63,9 @@ def run_once(device: str) -> dict[str, list[float]]:
 
 def attention_kernels(device: str) -> dict[str, str]:
     """By name whether our attention kernels run here, or what they need."""
-    if find_spec("triton") is None:
-        return {"hopper, triton": "need Triton, which is not installed here"}
-    from systems.attention.triton.function import kernels
+    if said := lacks("triton"):
+        return {"hopper, triton": f"need Triton: {said}"}
+    from systems.attention.triton.available import kernels
 
     return kernels(torch.device(device))
 
@@ -88,10 +88,7 @@ def main() -> None:
     console = Console()
     console.print(table)
     if gpu and device == "cpu":
-        console.print(
-            f"torch {torch.__version__} can't use the {gpu.name}: install a CUDA build "
-            "of torch"
-        )
+        console.print(why_unusable(gpu))
         raise SystemExit(2)
     console.print(
         "ready"

@@ -10,8 +10,12 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from systems import ROOT
 from systems.experiments import Stem
+from systems.formulas.memory_costs import Pass
+from systems.formulas.memory_peak import peak
 from systems.records import store
 from systems.records.device import CPU, Device, slug_of
 from systems.records.record import Record, Row
@@ -39,6 +43,35 @@ def make_record(stem: str, *rows: Row, device: Device = CPU, **fields: Any) -> R
 def committed(stem: str, device: str = "nvidia-h200") -> Record:
     """The record in docs/results."""
     return store.read(RESULTS / device / f"{stem}.json")
+
+
+def needed_bytes(row: Row) -> int:
+    """The most that a row holds of its GPU: as measured, or by formula; 0 where nothing
+    of the size of a model is held.
+    """
+    c = row.config
+    if "size" not in c or "peak_allocated_bytes" in row.metrics:
+        return row.metrics.get("peak_allocated_bytes", 0)
+    mode, precision = c.get("mode", "step"), c.get("precision", "fp32")
+    return sum(peak(Pass(c["size"], c["context"], mode, precision)).values())
+
+
+def on_smaller(record: Record, gpu: Device) -> Record:
+    """What a GPU with less memory would have measured: rows that don't fit are out of
+    memory, and the kernels for Hopper don't run.
+    """
+    room = gpu.memory_bytes or 0
+    lost = {
+        "out_of_memory": lambda row: needed_bytes(row) > room,
+        "unsupported": lambda row: row.config.get("implementation") == "hopper",
+    }
+    rows = []
+    for row in record.rows:
+        why = [name for name, of in lost.items() if row.status == "ok" and of(row)]
+        rows.append(
+            replace(row, status=why[0], metrics={}, reason="why") if why else row
+        )
+    return replace(record, device=gpu, rows=rows)
 
 
 # An experiment of the tests' own ------------------------------------------------------

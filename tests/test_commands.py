@@ -120,6 +120,25 @@ def test_where_the_port_is_taken_serving_says_so_before_it_builds():
     assert "mkdocs" not in done.stdout
 
 
+@pytest.mark.skipif(shutil.which("make") is None, reason="without make")
+def test_each_triton_is_tried_and_the_oldest_with_the_numpy_that_it_takes(tmp_path):
+    for name, code in {
+        "uv": f'shift 5; echo "$@" >> "{tmp_path}/asked"',
+        "python": 'echo "$PYTHONPATH $@"',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{code}\n")
+        (tmp_path / name).chmod(0o755)
+    options = (f"BIN={tmp_path}", "TRITONS=3.6.0 3.9.0")
+    line = ["make", "--silent", "--old-file", ".venv/all", "versions", *options]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
+    first, second = (tmp_path / "asked").read_text().splitlines()
+    assert first.split() == ["build/triton-3.6.0", "triton==3.6.0", "numpy<2.4"]
+    assert second.split() == ["build/triton-3.9.0", "triton==3.9.0"]
+    for version, run in zip(("3.6.0", "3.9.0"), done.stdout.splitlines(), strict=True):
+        assert run.startswith(f"build/triton-{version} -m pytest "), run
+        assert "tests/attention " in run and run.endswith("test_compile_steps.py")
+
+
 def test_a_moved_clone_needs_no_new_environment():
     """The first line of an installed script names the folder it was installed in. uv
     and zizmor are no scripts.

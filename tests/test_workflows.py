@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 
@@ -9,6 +10,9 @@ import pytest
 import yaml
 
 from systems import ROOT
+
+(TRITONS,) = re.findall(r"^TRITONS \?= (.*)$", (ROOT / "Makefile").read_text(), re.M)
+VERSIONS = TRITONS.split()
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 TARGETS = set(
@@ -40,6 +44,25 @@ def test_a_workflow_names_what_exists_and_may_only_read(path) -> None:
                 program, *targets = shlex.split(step["run"])
                 assert program == "make" and targets
                 assert set(targets) <= TARGETS, step["run"]
+
+
+def test_each_python_is_tried_with_what_pip_gives_and_one_with_the_older_pair() -> None:
+    path = ROOT / ".github/workflows/tests.yml"
+    job = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)["jobs"]["cpu"]
+    matrix, (step,) = job["strategy"]["matrix"], [s for s in job["steps"] if "env" in s]
+    assert matrix["python"] == ["3.11", "3.12", "3.13", "3.14"]
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert 'requires-python = ">=3.11"' in project
+    (other,) = matrix["include"]
+    assert other["python"] in matrix["python"] and matrix["constraints"] == [""]
+    assert step["env"] == {"PIP_CONSTRAINT": "${{ matrix.constraints }}"}
+    # The pair is one that a torch brings, and Hopper's kernels run with it.
+    pair = (ROOT / other["constraints"]).read_text(encoding="utf-8")
+    (version,) = re.findall(r"^triton==(.*)$", pair, re.MULTILINE)
+    assert version in VERSIONS
+    limits = (ROOT / "systems/attention/hopper/limits.py").read_text(encoding="utf-8")
+    (tested,) = re.findall(r"^VERSIONS = (\(.*\))$", limits, re.MULTILINE)
+    assert version.startswith(ast.literal_eval(tested))
 
 
 def test_the_address_of_the_site_is_what_the_workflow_says() -> None:

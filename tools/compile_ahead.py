@@ -6,6 +6,8 @@ launches nothing. `tools/tune_flash.py --compile-only` prints the table.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import product
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -15,6 +17,10 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from systems.attention.hopper import launches as hopper
+from systems.attention.hopper import one_pass_launches
+from systems.attention.hopper.limits import TILE_DIMS
+from systems.attention.hopper.walks import Ordered, Shift
 from systems.attention.triton.chooser import architecture, for_mask, padded
 from systems.attention.triton.configs import Config
 from systems.attention.triton.launches import (
@@ -27,6 +33,7 @@ from systems.attention.triton.launches import (
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 from systems.formulas.chips import KIB, Target
 from systems.formulas.loop_times import repeats
+from systems.running.caches import compiled_folder, unwritable
 from tools.binary import (
     hottest_loop,
     instructions_per_score,
@@ -41,6 +48,16 @@ from tools.rendering import stop
 # two or three limbs for each number some is spilled whatever the tile.
 MOST_STACK = {"half": 640, "high": 1024, "highest": 4096}
 MOST_RELOADED = {"half": 0.05, "high": 0.05, "highest": 0.2}
+# What was timed on an H200 and is fastest though it spills more, or computes products
+# more than once: by arithmetic, kernel and padded head dimension.
+TIMED = {
+    *(("half", "forward", d) for d in (64, 128)),
+    *(("half", "dkdv", d) for d in (128, 256)),
+    *product(("high", "highest"), ("forward", "dq", "dkdv"), (256,)),
+}
+# Into how many splits the loops of few rows go here: one of the powers of two that are
+# chosen, and each is compiled for itself.
+SPLITS = 4
 # By arithmetic, the dtype of q, k and v.
 DTYPES = {"half": torch.bfloat16, "high": torch.float32, "highest": torch.float32}
 # So many rows that both of Hopper's backward passes take them.
@@ -142,9 +159,13 @@ class Driver:
 
 
 def need_compiler() -> None:
-    """End a command that compiles by one line where kernels would be interpreted."""
+    """End a command that compiles by one line where kernels would be interpreted, or
+    can't be kept.
+    """
     if knobs.runtime.interpret:
         stop("the interpreter compiles nothing: unset TRITON_INTERPRET")
+    if fault := unwritable(compiled_folder()):
+        stop(fault)
 
 
 def loaded_by(
@@ -200,9 +221,11 @@ def compile_for(
     d: int,
     causal: bool,
     passes: Mapping[str, Config] | None = None,
+    splits: int = 1,
 ) -> Iterator[list[Needs] | str]:
     """What the forward and the backward pass of the kernels for any GPU load with these
-    configurations, or those of the table for many rows.
+    configurations, or those of the table for many rows. Where loops are split, also
+    what combines and sums them.
     """
     passes = passes or entries(gpu, arithmetic, d, causal)[0]
     # What was launched on another GPU is compiled anew.
@@ -215,28 +238,54 @@ def compile_for(
     try:
         yield loaded_by(
             gpu, launch_forward, q, k, v, *options,
-            config=passes["forward"], splits=1, head_swizzle=1,
+            config=passes["forward"], splits=splits, head_swizzle=1,
         )  # fmt: skip
         yield loaded_by(
             gpu, launch_backward, do, q, k, v, o, lse, *options,
-            dkdv_config=passes["dkdv"], dq_config=passes["dq"], dkdv_splits=1,
-            dq_splits=1, head_swizzle=1,
+            dkdv_config=passes["dkdv"], dq_config=passes["dq"], dkdv_splits=splits,
+            dq_splits=splits, head_swizzle=1,
         )  # fmt: skip
     finally:
         torch.set_float32_matmul_precision(before)
 
 
-def faults(gpu: Target, arithmetic: str, d: int, needs: Needs) -> Iterator[str]:
-    """What speaks against a compiled kernel of the table; nothing where it fits, spills
-    little and computes each product once. Of Hopper's tables, which were timed, only
-    what does not fit.
+def compile_hopper(gpu: Target, d: int, causal: bool) -> Iterator[list[Needs] | str]:
+    """The same of the kernels for Hopper, in 16 bits: the forward pass, the backward
+    pass in two kernels, and in one by either walk. With a Triton, too, that they were
+    not tested with.
     """
+    for plan in (
+        *(hopper.forward_plan, hopper.backward_plan),
+        one_pass_launches.one_pass_plan,
+    ):
+        plan.cache_clear()
+    (q, k, v, o, do), lse = inputs("half", d)
+    options = causal, d**-0.5
+    backward = do, q, k, v, o, lse, *options
+    yield loaded_by(gpu, hopper.launch_forward, q, k, v, *options)
+    yield loaded_by(gpu, hopper.launch_two_passes, *backward)
+    for walk in (Shift(1), Ordered(1, 1)):
+        yield loaded_by(gpu, one_pass_launches.launch_one_pass, *backward, walk)
+
+
+def too_large(gpu: Target, needs: Needs) -> Iterator[str]:
+    """What speaks against any compiled kernel: that it does not fit."""
     if needs.shared_bytes > gpu.block_bytes:
         yield (
             f"needs {needs.shared_bytes} bytes of shared memory, a block has "
             f"{gpu.block_bytes}"
         )
-    if gpu.capability == (9, 0) or not needs.loop:
+
+
+def faults(gpu: Target, arithmetic: str, d: int, needs: Needs) -> Iterator[str]:
+    """What speaks against a compiled kernel of the table; nothing where it fits, spills
+    little and computes each product once, or was timed and is fastest as it is.
+    """
+    yield from too_large(gpu, needs)
+    if not needs.loop:
+        return
+    name = needs.kernel.removesuffix("_kernel")
+    if gpu.capability == (9, 0) and (arithmetic, name, padded(d)) in TIMED:
         return
     if needs.stack_bytes > MOST_STACK[arithmetic]:
         yield f"has {needs.stack_bytes} bytes of stack, of {MOST_STACK[arithmetic]}"
@@ -248,3 +297,31 @@ def faults(gpu: Target, arithmetic: str, d: int, needs: Needs) -> Iterator[str]:
         yield f"spills or reloads in {spilled} of {loop['instructions']} instructions"
     if (times := needs.repeats(arithmetic, d)) > 1.01:
         yield f"computes its products {times:.2f} times"
+
+
+class Case(NamedTuple):
+    """Kernels that are compiled for a GPU and judged together: `of` which arithmetic,
+    and whose.
+    """
+
+    of: str
+    d: int
+    causal: bool
+    compiled: Callable[[], Iterator[list[Needs] | str]]
+    faults: Callable[[Needs], Iterator[str]]
+
+
+def cases(gpu: Target, arithmetic: str, d: int, causal: bool) -> Iterator[Case]:
+    """All that the chooser may give this GPU: for many rows and, with loops that are
+    split, for few; and where it is a Hopper GPU, its own kernels.
+    """
+    of = gpu, arithmetic, d, causal
+    judge = partial(faults, gpu, arithmetic, d)
+    many, *few = entries(*of)
+    yield Case(*of[1:], partial(compile_for, *of, many), judge)
+    for passes in few or [many]:
+        yield Case(*of[1:], partial(compile_for, *of, passes, SPLITS), judge)
+    own = gpu.capability == (9, 0) and arithmetic == "half"
+    if own and d in TILE_DIMS.values():
+        compiled = partial(compile_hopper, gpu, d, causal)
+        yield Case("half, hopper", d, causal, compiled, partial(too_large, gpu))

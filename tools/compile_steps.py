@@ -19,14 +19,19 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import torch
-import triton
 from packaging.version import Version
-from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from systems import run_as_command
+from systems import need, run_as_command
+
+if __name__ == "__main__":
+    need("torch", "triton")
+
+import torch
+import triton
+from torch import Tensor
+
 from systems.attention import first
 from systems.attention.hopper import launches
 from systems.attention.hopper.one_pass_launches import launch_one_pass

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from systems import ROOT
+from systems import ROOT, lacks
 from systems.experiments import STEMS
 from tools.states import state_of
 
@@ -60,6 +60,8 @@ def measure_if_stale(
         remedy = "; --quick runs it on a CPU" if cpu_can else ""
         message = f"skipped: needs a GPU and none was found{remedy}"
         return Outcome(stem, message, skipped=True)
+    if said := lacks(*STEMS[stem].needs):
+        return Outcome(stem, f"skipped: can't be measured: {said}", skipped=True)
     path = record_path(results, device, stem, grid)
     try:
         state = "" if force else state_of(path)[0]

@@ -18,7 +18,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 # The line above makes these importable from a plain source tree. What takes long to
 # import is imported where it is used, so that --help answers at once.
-from systems import ROOT  # noqa: E402
+from systems import ROOT, need  # noqa: E402
 from systems.experiments import STEMS  # noqa: E402
 from systems.running.reports import exit_when_terminated  # noqa: E402
 from tools.measuring import (  # noqa: E402
@@ -260,7 +259,8 @@ def measure(
     """Measure what is missing or stale, show a summary, and render. Returns the exit
     code.
     """
-    require_torch()
+    need("torch", "fcntl")
+    look_at_caches()
     deadline = time.time() + time_limit * 60 if time_limit else 1e18
     outcomes = [
         measure_if_stale(stem, results, quick, force, deadline) for stem in only
@@ -268,10 +268,16 @@ def measure(
     return conclude(outcomes, results, quick, generated)
 
 
-def require_torch() -> None:
-    """ModuleNotFoundError where it is not installed; to look for it imports nothing."""
-    if find_spec("torch") is None:
-        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+def look_at_caches() -> None:
+    """Before anything is compiled for a GPU that is here: can it be kept?"""
+    from systems.records.device import find_gpu
+    from systems.running.caches import compiled_folder, shared_by_machines, unwritable
+
+    if find_gpu() is not None:
+        if fault := unwritable(compiled_folder()):
+            stop(fault)
+        if warning := shared_by_machines(compiled_folder()):
+            print(f"warning: {warning}", file=sys.stderr)
 
 
 def measure_by_slurm(
@@ -303,7 +309,7 @@ def verify(stem: str, results: Path, generated: Path | None = None) -> int:
     """Measure three rows of a stale record again; where they agree it is verified.
     Returns the exit code.
     """
-    require_torch()
+    need("torch", "fcntl")
     outcome = run_child(stem, results, "--verify")
     agreed = "rows measured again agree, the record is verified"
     print(f"{stem}: {outcome.message if outcome.code else agreed}")
@@ -316,7 +322,7 @@ def measure_again(
     stem: str, results: Path, time_limit: float = 0, generated: Path | None = None
 ) -> int:
     """Measure the unsteady rows of a record again. Returns the exit code."""
-    require_torch()
+    need("torch", "fcntl")
     deadline = time.time() + time_limit * 60 if time_limit else 1e18
     outcome = measure_unsteady(stem, results, deadline)
     print(f"{stem}: {outcome.message}")

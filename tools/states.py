@@ -35,6 +35,7 @@ def print_states(results: Path) -> int:
     """
     from systems.records.store import RecordError
     from systems.running.machine import device_for
+    from systems.running.software import kernels_on
 
     faults = []
     lines = [("experiment", "device", "state", "rows", "measured", "min")]
@@ -69,6 +70,9 @@ def print_states(results: Path) -> int:
     for line in lines:
         cells = zip(line, widths, strict=True)
         print(" ".join(cell.ljust(width) for cell, width in cells).rstrip())
+    if gpu := device_for(("cuda",)):
+        for name, said in kernels_on(gpu).items():
+            print(f"{gpu.name}, attention by {name}: {said}")
     for fault in faults:
         print(fault, file=sys.stderr)
     return 2 if faults else 0

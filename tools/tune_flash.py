@@ -42,8 +42,6 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import torch
-import triton
 import typer
 from rich.console import Console
 from rich.progress import (
@@ -57,7 +55,14 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from systems import run_as_command
+from systems import need, run_as_command
+
+if __name__ == "__main__":
+    need("torch", "triton", "fcntl")
+
+import torch
+import triton
+
 from systems.attention.triton import tuned
 from systems.attention.triton.chooser import architecture
 from systems.attention.triton.configs import Config
@@ -71,7 +76,7 @@ from systems.attention.triton.tuned import (
 from systems.formulas.chips import KIB, TARGETS
 from systems.records.device import Device, find_gpu
 from systems.running.precompile import MOST_PROCESSES, cores, end_with
-from tools.compile_ahead import DTYPES, compile_for, entries, faults, need_compiler
+from tools.compile_ahead import DTYPES, cases, need_compiler
 from tools.rendering import stop
 from tools.tuning import (
     Candidate,
@@ -135,6 +140,7 @@ def main(
     device = find_gpu()
     if device is None or not torch.cuda.is_available():
         stop("configurations are timed on a GPU, and torch sees none here")
+    need_compiler()
     searches = [
         Search(a, x, size, causal)
         for a, size, x, causal in product(arithmetic, d, kernel, (True, False))
@@ -369,7 +375,8 @@ def entry(config: Config) -> str:
 
 def print_needs(gpu: str, arithmetic: list[str], d: list[int]) -> int:
     """The exit code, after a table of what the kernels need of this GPU, under either
-    mask, with many rows and with few.
+    mask, with many rows and with few, whose loops are split; and what those for Hopper
+    need.
     """
     need_compiler()
     columns = (
@@ -377,15 +384,15 @@ def print_needs(gpu: str, arithmetic: list[str], d: list[int]) -> int:
         *("in loop", "per score", "per SM"),
     )
     table, wrong = Table("arithmetic", "d", "mask", *columns), []
-    cases = [
-        (kind, size, causal, passes)
+    every = [
+        case
         for kind, size, causal in product(arithmetic, sorted(d), (True, False))
-        for passes in entries(TARGETS[gpu], kind, size, causal)
+        for case in cases(TARGETS[gpu], kind, size, causal)
     ]
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        for kind, size, causal, passes in progress.track(cases, description=gpu):
-            mask = "causal" if causal else "full"
-            for found in compile_for(TARGETS[gpu], kind, size, causal, passes):
+        for case in progress.track(every, description=gpu):
+            kind, size, mask = case.of, case.d, "causal" if case.causal else "full"
+            for found in case.compiled():
                 if isinstance(found, str):
                     wrong.append(f"{kind} d={size} {mask}: {found}")
                     continue
@@ -401,7 +408,7 @@ def print_needs(gpu: str, arithmetic: list[str], d: list[int]) -> int:
                     table.add_row(*map(str, (kind, size, mask, *cells)))
                     wrong += [
                         f"{kind} d={size} {mask}: {needs.kernel} {needs.tile} {fault}"
-                        for fault in faults(TARGETS[gpu], kind, size, needs)
+                        for fault in case.faults(needs)
                     ]
     console = Console(width=None if sys.stdout.isatty() else 130)
     console.print(f"Triton {triton.__version__}, {gpu}", style="bold")

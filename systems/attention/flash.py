@@ -40,7 +40,8 @@ def flash_attention(
     of a shape CUDA graphs capture both passes.
 
     `TypeError` or `ValueError` names what can't be taken, and what a backend needs that
-    was not found; `NotImplementedError` a transform of torch.func (vmap, grad, jvp).
+    was not found; `NotImplementedError` a transform of torch.func (vmap, grad, jvp),
+    but for vmap inside `torch.compile`, which computes one batch after another.
     """
     # Imported here, so that the PyTorch tiles work where Triton is not installed.
     if backend in ("auto", "hopper", "triton"):

@@ -9,6 +9,8 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch._C._functorch import TransformType
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.autograd import forward_ad
 
 # The properties of a tensor that decide whether attention can be computed with it.
@@ -128,14 +130,32 @@ def is_differentiated(q: Tensor, k: Tensor, v: Tensor) -> bool:
         q.requires_grad or k.requires_grad or v.requires_grad
     ):
         return True
+    return has_tangents(q, k, v)
+
+
+def has_tangents(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether one of these is differentiated in forward mode."""
     return any(forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v))
 
 
+def refuse_forward_mode(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """NotImplementedError where the result would be without its tangent: an operator
+    drops it, and an autograd Function refuses by itself.
+    """
+    if has_tangents(q, k, v):
+        raise NotImplementedError(
+            "flash attention has no jvp: it can't be differentiated in forward mode"
+        )
+
+
 def refuse_transforms() -> None:
-    """NotImplementedError inside torch.func's grad, vmap and the like."""
+    """NotImplementedError inside torch.func's grad, vmap and the like. Of a compiler
+    vmap is taken: it computes one batch after another.
+    """
     # PyTorch asks the same before each autograd Function.
     if torch._C._are_functorch_transforms_active() and not (
         torch.compiler.is_compiling()
+        and retrieve_current_functorch_interpreter().key() == TransformType.Vmap
     ):
         raise NotImplementedError(
             "flash attention can't be transformed by torch.func (grad, vjp, jvp, vmap "

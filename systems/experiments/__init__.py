@@ -5,11 +5,7 @@ Imports nothing heavy.
 import sys
 from dataclasses import dataclass
 
-from systems import need_torch
-
-if sys.argv[:1] == ["-m"]:
-    # Python is about to run an experiment: `python -m systems.experiments.<stem>`.
-    need_torch()
+from systems import need
 
 
 @dataclass(frozen=True)
@@ -18,7 +14,8 @@ class Stem:
     "meta" (no hardware at all).
 
     On a GPU rows of the implementations or executions in `rehearsed` are compiled
-    ahead, many at once, by processes of so many cores each.
+    ahead, many at once, by processes of so many cores each. `needs` is what importing
+    it takes beside torch: Triton, where our kernels are.
     """
 
     module: str
@@ -26,6 +23,7 @@ class Stem:
     quick: tuple[str, ...]
     rehearsed: tuple[str, ...] = ()
     cores_of_each: int = 1
+    needs: tuple[str, ...] = ()
 
 
 STEMS = {
@@ -73,7 +71,10 @@ STEMS = {
         "systems.experiments.kernel_profile", full=("cuda",), quick=("cuda",)
     ),
     "weighted_sum": Stem(
-        "systems.experiments.weighted_sum", full=("cuda",), quick=("cuda", "cpu")
+        "systems.experiments.weighted_sum",
+        full=("cuda",),
+        quick=("cuda", "cpu"),
+        needs=("triton",),
     ),
     "nsys": Stem("systems.experiments.nsys", full=("cuda",), quick=("cuda",)),
     "flash_accuracy": Stem(
@@ -81,27 +82,50 @@ STEMS = {
         full=("cuda",),
         quick=("cuda", "cpu"),
         rehearsed=("triton", "hopper", "torch"),
+        needs=("triton",),
     ),
     "flash_benchmarking": Stem(
         "systems.experiments.flash_benchmarking",
         full=("cuda",),
         quick=("cuda", "cpu"),
         rehearsed=("ours",),
+        needs=("triton",),
     ),
     "flash_peers": Stem(
         "systems.experiments.flash_peers",
         full=("cuda",),
         quick=("cuda",),
         rehearsed=("ours", "ours_triton", "ours_high", "flex", "fa4", "fa4_ordered"),
+        needs=("triton",),
     ),
     "flash_leaderboard": Stem(
-        "systems.experiments.flash_leaderboard", full=("cuda",), quick=("cuda", "cpu")
+        "systems.experiments.flash_leaderboard",
+        full=("cuda",),
+        quick=("cuda", "cpu"),
+        needs=("triton",),
     ),
     "model_attention": Stem(
-        "systems.experiments.model_attention", full=("cuda",), quick=("cuda", "cpu")
+        "systems.experiments.model_attention",
+        full=("cuda",),
+        quick=("cuda", "cpu"),
+        needs=("triton",),
     ),
     "flash_ablation": Stem(
-        "systems.experiments.flash_ablation", full=("cuda",), quick=("cuda", "cpu")
+        "systems.experiments.flash_ablation",
+        full=("cuda",),
+        quick=("cuda", "cpu"),
+        needs=("triton",),
+    ),
+    "triton_versions": Stem(
+        "systems.experiments.triton_versions",
+        full=("cuda",),
+        quick=("cuda", "cpu"),
+        needs=("triton",),
     ),
     "method": Stem("systems.experiments.method", full=("cuda",), quick=("cuda",)),
 }
+
+if sys.argv[:1] == ["-m"]:
+    # Python is about to run an experiment: `python -m systems.experiments.<stem>`.
+    named = (stem for stem in STEMS.values() if stem.module in sys.orig_argv)
+    need("torch", *(module for stem in named for module in stem.needs))

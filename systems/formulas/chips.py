@@ -7,7 +7,7 @@ Those that kernels are compiled for, be they here or not, stand at the end.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from systems.formulas.costs import EXPONENTIALS_PER_CLOCK
+from systems.formulas.costs import EXPONENTIALS_PER_CLOCK, key_of
 
 KIB = 1024
 
@@ -65,8 +65,7 @@ CHIPS = {
 
 def chip_of(slug: str) -> Chip | None:
     """The chip of the device with this slug, or None where none is listed above."""
-    keys = [key for key in CHIPS if slug.startswith(key)]
-    return CHIPS[max(keys, key=len)] if keys else None
+    return CHIPS.get(key_of(slug, CHIPS))
 
 
 # What kernels are compiled for --------------------------------------------------------

@@ -5,6 +5,7 @@ Arithmetic only: imports no torch, so that the pages can be rendered anywhere. T
 hold the formulas to PyTorch's own counts (`numel()` and `torch.utils.flop_counter`).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -318,5 +319,12 @@ def peak_of(slug: str) -> Peak | None:
     """The peaks of the device with this slug, or None where no data sheet is listed
     above.
     """
-    keys = [key for key in PEAKS if slug.startswith(key)]
-    return PEAKS[max(keys, key=len)] if keys else None
+    return PEAKS.get(key_of(slug, PEAKS))
+
+
+def key_of(slug: str, keys: Iterable[str]) -> str:
+    """The longest of the keys that begins a device's slug; nothing where none does, and
+    for a slice by MIG, which has some of the SMs and of the bandwidth.
+    """
+    whole = (key for key in keys if slug.startswith(key) and "-mig-" not in slug)
+    return max(whole, key=len, default="")

@@ -81,6 +81,32 @@ def find_gpu() -> Device | None:
     )
 
 
+def used_by_others() -> tuple[int, int]:
+    """How many processes compute on the GPU, and how many bytes of it are in use: all
+    of others, before this process does. None that the driver does not tell.
+    """
+    handle = _nvml_handle()
+    if handle is None:
+        return 0, 0
+    import pynvml
+
+    # Without what the driver keeps for itself.
+    version = getattr(pynvml, "nvmlMemory_v2", None)
+    memory = told(pynvml.nvmlDeviceGetMemoryInfo, handle, version) if version else None
+    processes = told(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    return len(processes or ()), int(memory.used) if memory else 0
+
+
+def newest_cuda() -> tuple[int, int] | None:
+    """The newest CUDA that the driver runs, where it tells: (12, 4)."""
+    if _nvml_handle() is None:
+        return None
+    import pynvml
+
+    number = told(pynvml.nvmlSystemGetCudaDriverVersion)
+    return divmod(number // 10, 100) if number else None
+
+
 def sm_clock_mhz() -> int | None:
     """The clock of the GPU's multiprocessors now, where the driver tells."""
     handle = _nvml_handle()

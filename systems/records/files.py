@@ -6,13 +6,16 @@ import stat
 from pathlib import Path
 from typing import IO
 
+# Windows has the last alone, which keeps it from rewriting the ends of lines.
+ALWAYS = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+
 
 def open_plain(path: Path, flags: int) -> IO[bytes]:
     """Open a regular file. OSError for anything else; it never waits, as opening a
     FIFO would. What is written never goes through a link.
     """
     writes = flags & (os.O_WRONLY | os.O_RDWR)
-    flags |= os.O_NONBLOCK | os.O_CLOEXEC | (os.O_NOFOLLOW if writes else 0)
+    flags |= ALWAYS | (getattr(os, "O_NOFOLLOW", 0) if writes else 0)
     handle = os.open(path, flags, 0o666)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)

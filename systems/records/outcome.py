@@ -62,6 +62,11 @@ def turns_of(config: Any, run: Run) -> Iterator[Row | None]:
         metrics = found if isinstance(found, dict) else (yield from found)
     except Unsupported as error:
         status, reason = "unsupported", str(error)
+    except ModuleNotFoundError as error:
+        # Where there is no Triton our kernels say so themselves.
+        if error.name != "triton":
+            raise
+        status, reason = "unsupported", f"{NOT_INSTALLED}: {error}"
     except Exception as error:
         if (reason := out_of_memory_reason(error)) is not None:
             status = "out_of_memory"

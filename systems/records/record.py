@@ -79,6 +79,9 @@ class Record(Struct, forbid_unknown_fields=True, dict=True):
     grid: Literal["full", "quick"] = "full"
     protocol: dict[Plain, Plain] = {}
     software: dict[Plain, Plain] = {}
+    # Of what runs our attention kernels: which of them this GPU and this software get,
+    # and why not the others. Records from before have none.
+    kernels: dict[Plain, Plain] = {}
     started_utc: Plain | None = None
     command: Plain | None = None
     git: Git | None = None

@@ -2,6 +2,7 @@
 them.
 """
 
+import os
 import subprocess
 import sys
 import time
@@ -92,9 +93,17 @@ def next_turn(config: Any, turns: Iterator[Row | None]) -> Row | None:
 
 
 def in_a_process(module: Any, config: Any) -> Iterator[Row]:
-    """The row of a process of its own."""
-    command = [sys.executable, "-m", module.__name__, *options_of(config), "--json"]
-    child = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    """The row of a process of its own, with what the experiment adds to its
+    environment.
+    """
+    added = getattr(module, "environment", lambda config: {})(config)
+    child = subprocess.run(
+        [sys.executable, "-m", module.__name__, *options_of(config), "--json"],
+        cwd=ROOT,
+        env=os.environ | added,
+        capture_output=True,
+        text=True,
+    )
     if child.returncode:
         reason = f"exit code {child.returncode}: {error_in(child.stderr)}"
         yield Row(asdict(config), "failed", reason=reason)

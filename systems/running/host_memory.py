@@ -3,7 +3,6 @@ free, no more than the limits of its control groups leave. In a container, or in
 of a cluster, these are what ends a process.
 """
 
-import resource
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -18,6 +17,11 @@ def bound_memory() -> None:
     """
     free = free_bytes()
     if free is None or find_gpu() is not None:
+        return
+    try:
+        import resource
+    except ModuleNotFoundError:
+        # Windows has no such limits.
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = free // 10 * 9

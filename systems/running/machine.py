@@ -3,7 +3,15 @@
 import gc
 import sys
 
-from systems.records.device import CPU, META, SIMULATED, Device, find_gpu
+from systems.records.device import (
+    CPU,
+    META,
+    SIMULATED,
+    Device,
+    find_gpu,
+    newest_cuda,
+    used_by_others,
+)
 from systems.running.limited import as_simulated
 from systems.running.reports import CannotStart
 
@@ -25,13 +33,51 @@ def check_torch(device: Device) -> None:
     import torch
 
     if not torch.cuda.is_available():
-        fault = f"torch {torch.__version__} can't use the {device.name}"
-        raise CannotStart(f"{fault}: install a CUDA build of torch")
+        raise CannotStart(why_unusable(device))
     # A smaller GPU that is simulated is the larger one.
     expected = device.name.partition(SIMULATED)[0]
     if (name := torch.cuda.get_device_name(0)) != expected:
         fault = f"torch would use {name}, not {device.name}"
-        raise CannotStart(f"{fault}: set CUDA_VISIBLE_DEVICES")
+        kind = "MIG device" if " MIG " in name else "GPU"
+        raise CannotStart(
+            f"{fault}: set CUDA_VISIBLE_DEVICES to the UUID of the {kind}, which "
+            "nvidia-smi -L lists"
+        )
+
+
+def why_unusable(gpu: Device) -> str:
+    """Why torch can't use a GPU that the driver has, and what to do about it. A driver
+    runs what is built for any CUDA of its own first number, or of an older one.
+    """
+    import torch
+
+    fault = f"torch {torch.__version__} can't use the {gpu.name}"
+    built, runs = torch.version.cuda, newest_cuda()
+    if built is None:
+        return f"{fault}: install a CUDA build of torch"
+    if runs and runs[0] < int(built.partition(".")[0]):
+        return (
+            f"{fault}: it is built for CUDA {built}, and driver {gpu.driver} runs CUDA "
+            f"{runs[0]}.{runs[1]} at most: update the driver, or install a torch for "
+            f"CUDA {runs[0]}"
+        )
+    return f"{fault}, though it is built for CUDA {built}: torch.cuda.init() says why"
+
+
+# Less than a process needs before it holds anything.
+UNUSED_BYTES = 2**28
+
+
+def shared_with() -> str:
+    """What a record says of a GPU that others use when measuring begins, before this
+    process does; nothing of one that is free. In a container their number is hidden.
+    """
+    processes, held = used_by_others()
+    if not processes and held < UNUSED_BYTES:
+        return ""
+    others = f"{processes} other process{'es' * (processes > 1)}"
+    who = others if processes else "others"
+    return f"when measuring began, {who} held {held / 2**30:.1f} GiB of this GPU"
 
 
 def free_memory() -> None:

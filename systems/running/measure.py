@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import typer
 
+from systems import lacks
 from systems.experiments import STEMS, Stem
 from systems.records import store
 from systems.records.device import Device
@@ -26,6 +27,7 @@ from systems.records.neighbours import measuring
 from systems.records.store import RecordError
 from systems.running import machine
 from systems.running.again import Again
+from systems.running.caches import compiled_folder, unwritable
 from systems.running.groups import (
     gpu_is_broken,
     groups_of,
@@ -63,6 +65,8 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
         raise CannotStart(
             f"{name} needs a GPU and none was found; --quick runs what a CPU can"
         )
+    if said := lacks(*stem.needs):
+        raise CannotStart(said)
     path = record_path(results, device, name, grid)
     if would_publish(device, path):
         raise CannotStart(
@@ -71,10 +75,13 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
         )
     with exclusive(path), measuring() as others_measure, folder_for_compiled():
         module = imported(stem, device)
+        shared = machine.shared_with() if device.is_gpu else ""
         configs = module.configs(quick=grid == "quick")
         record = new_record(name, device, grid, configs, module.PROTOCOL)
         progress = partial_path(path)
         record = resume(progress, record, configs)
+        if shared and shared not in record.notes:
+            record.notes.append(shared)
         # Where one row of a group is missing, all were not measured in turns.
         groups = groups_of(module, configs)
         missing = [
@@ -129,6 +136,8 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
 
 def imported(stem: Stem, device: Device) -> Any:
     """The experiment, and all that its rows would else import."""
+    if device.is_gpu and (fault := unwritable(compiled_folder())):
+        raise CannotStart(fault)
     module = import_module(stem.module)
     machine.check_torch(device)
     if device.is_gpu:

@@ -3,7 +3,6 @@
 The work in progress is `<stem>.partial.json` beside the record.
 """
 
-import fcntl
 import os
 import sys
 from collections.abc import Iterator
@@ -24,6 +23,8 @@ from systems.running.software import (
     attention_of,
     git_state,
     hash_of,
+    kernels_on,
+    launches_kernels,
     tuned_software,
     versions,
 )
@@ -48,6 +49,9 @@ def exclusive(path: Path) -> Iterator[None]:
     """Hold the one right to write this record. The kernel releases it however the
     process ends.
     """
+    # Windows has none, and asks where records lie all the same.
+    import fcntl
+
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.with_name(f".{path.name}.lock")
     with open_plain(lock, os.O_RDWR | os.O_CREAT) as handle:
@@ -69,9 +73,11 @@ def new_record(
 ) -> Record:
     """An empty record of what is about to be measured."""
     software, stem = versions(), STEMS[stem_name]
+    attention = attention_of(configs)
     software |= tuned_software(
-        stem.module, attention_of(configs), device.slug, software.get("triton", "")
+        stem.module, attention, device.slug, software.get("triton", "")
     )
+    launched = device.is_gpu and launches_kernels(stem.module, attention)
     return Record(
         stem=stem_name,
         kind="measured",
@@ -81,6 +87,7 @@ def new_record(
         grid=grid,  # pyright: ignore[reportArgumentType]
         protocol=protocol,
         software=software,
+        kernels=kernels_on(device) if launched else {},
         started_utc=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         command=f"python tools/regen_tables.py --only {stem_name}"
         + (" --quick" if grid == "quick" else ""),

@@ -12,15 +12,17 @@ from collections.abc import Iterable
 from importlib import metadata
 from typing import Any
 
-from systems import ROOT
+from systems import ROOT, lacks
 from systems.attention.implementations import IMPLEMENTATIONS
 from systems.attention.triton import tuned
 from systems.experiments import Stem
+from systems.records.device import Device
 from systems.records.record import Git, Record
 from systems.records.source_hash import Reach, source_hash
 from systems.running.reports import CannotStart
 
-READS_TUNED = ("systems.attention.triton.chooser", "owners")
+# What a stem reaches that launches our kernels.
+LAUNCHES = ("systems.attention.triton.chooser", "owners")
 TUNED = "launch configurations"
 COMMIT = "GIT_COMMIT"
 
@@ -113,10 +115,34 @@ def tuned_software(
     there are none, or nobody reads them.
     """
     digest = tuned.digest(slug, triton)
-    if digest is None:
+    if digest is None or not launches_kernels(module, attention):
         return {}
+    return {TUNED: f"tuned {digest}"}
+
+
+def launches_kernels(module: str, attention: Iterable[str]) -> bool:
+    """Whether these implementations of attention, or what `module` measures beside
+    them, launch our kernels.
+    """
     named = (IMPLEMENTATIONS[name].split(":") for name in attention)
     reached = Reach(ROOT)
     for place in [(module, None), *((where, what) for where, what in named)]:
         reached.follow(place)
-    return {TUNED: f"tuned {digest}"} if READS_TUNED in reached.places else {}
+    return LAUNCHES in reached.places
+
+
+def kernels_on(device: Device) -> dict[str, str]:
+    """Which of our attention kernels a GPU gets with the software that is here, in
+    words. Imports torch; nothing is known where the driver tells no capability.
+    """
+    if device.capability is None:
+        return {}
+    if said := lacks("torch", "triton"):
+        return {"hopper, triton": said}
+    from systems.attention.triton.available import kernels_of
+
+    major, minor = map(int, device.capability.split("."))
+    version = metadata.version("triton")
+    timed = len(tuned.configs(device.slug, version))
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    return kernels_of((major, minor), version, timed, interpreted)

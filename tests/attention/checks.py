@@ -3,6 +3,7 @@ the same precision.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -242,3 +243,17 @@ def check_against_reference(
         assert error <= bound, (
             f"{name}: error {error:.3g} exceeds {bound:.3g} (largest {largest:.3g})"
         )
+
+
+class Like:
+    """As much of a tensor on a GPU as the predicate looks at."""
+
+    def __init__(self, x: torch.Tensor, device: str = "cuda:0"):
+        self.x, self.device = x, torch.device(device)
+
+    def __getattr__(self, name: str):
+        return getattr(self.x, name)
+
+
+def like(*shape: int, dtype=torch.bfloat16, device: str = "cuda:0") -> Any:
+    return Like(torch.empty(shape, dtype=dtype, device="meta"), device)

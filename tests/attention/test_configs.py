@@ -10,10 +10,12 @@ from itertools import pairwise
 
 import pytest
 import torch
+import triton
 
 from systems import ROOT
 from systems.attention.relaunch import Layout
 from systems.attention.triton import chooser, configs, launches
+from systems.attention.triton.available import TABLES
 from systems.attention.triton.chooser import architecture, choose, for_mask, padded
 from systems.attention.triton.configs import (
     ByMask,
@@ -21,7 +23,6 @@ from systems.attention.triton.configs import (
     head_swizzle_for,
     splits_for,
 )
-from systems.attention.triton.function import TABLES
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 from systems.attention.triton.tuned import HEAD_DIMS, KERNELS
 
@@ -37,8 +38,12 @@ CUDA = torch.device("cuda")
 # needs on a Hopper GPU, and how many of its loads many threads repeat: bfloat16,
 # causal, d = 40 padded to 64. The same of float32 split into limbs ahead, and of the
 # kernel that does so. Then of those that combine splits.
-COMPILE = """
+COMPILE = (
+    f"""
 import triton
+assert triton.__version__ == {triton.__version__!r}
+"""
+    + """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from systems.attention.triton.backward import dkdv_kernel, dq_kernel, sum_kernel
@@ -98,6 +103,7 @@ for dq_splits, dkdv_splits in ((1, 4), (4, 1), (4, 4)):
     splits = dict(DQ_SPLITS=dq_splits, DKDV_SPLITS=dkdv_splits)
     compile(sum_kernel, {}, **splits, ROWS=8, HEAD=40, D=64)
 """
+)
 
 
 def test_the_table_is_complete():
@@ -304,7 +310,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(tmp_path):
         key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"
     }
     # An empty cache, so that it is compiled and not found.
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", COMPILE],
         cwd=ROOT,

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -22,7 +23,9 @@ from systems.attention import (
     FlashAttentionTriton,
     flash_attention,
 )
-from systems.attention.triton import launches
+from systems.attention.hopper import launches as hopper
+from systems.attention.hopper import one_pass_launches
+from systems.attention.triton import launches, prepared
 from systems.attention.triton.chooser import for_mask
 from systems.attention.triton.launches import launch_backward, launch_forward
 from systems.attention.triton.primitives import INTERPRETED
@@ -379,6 +382,67 @@ def test_autocast_as_sdpa():
         ours, theirs = flash_attention(q, k, v), F.scaled_dot_product_attention(q, k, v)
     assert ours.dtype == theirs.dtype == torch.float16
     torch.testing.assert_close(ours, theirs, rtol=0.01, atol=0.01)
+
+
+# What is worked out once for inputs that lie alike.
+PLANS = (
+    launches.forward_launches,
+    launches.backward_launches,
+    prepared.prepared_once,
+    hopper.forward_plan,
+    hopper.backward_plan,
+    one_pass_launches.one_pass_plan,
+)
+# Loops that are split, a ragged length, and what Hopper's own kernels take.
+SHAPES = [(1, 2, 1024, 64), (2, 3, 333, 80), (1, 16, 4096, 64), (1, 16, 4096, 128)]
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["first calls", "later calls"])
+def test_calls_of_threads_on_their_own_streams_are_those_of_one(known):
+    """Bit by bit, also where all of them launch at once what none has launched yet."""
+    inputs = [
+        make_inputs(n, n, d, torch.bfloat16, "cuda", lead=(b, h))
+        for b, h, n, d in SHAPES
+    ]
+
+    def both(q, k, v, do):
+        leaves = tuple(x.detach().requires_grad_() for x in (q, k, v))
+        o = flash_attention(*leaves, causal=True)
+        return o.detach(), *torch.autograd.grad(o, leaves, do)
+
+    def work(stream):
+        with torch.cuda.stream(stream):
+            found = [both(*x) for _ in range(5) for x in inputs]
+        stream.synchronize()
+        return found
+
+    for cached in PLANS:
+        cached.cache_clear()
+    expected = [both(*x) for x in inputs] if known else []
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in range(8)]
+    with ThreadPoolExecutor(len(streams)) as pool:
+        found = [results for of in pool.map(work, streams) for results in of]
+    expected = expected or [both(*x) for x in inputs]
+    for i, results in enumerate(found):
+        for name, ours, alone in zip(
+            ("o", "dq", "dk", "dv"), results, expected[i % len(inputs)], strict=True
+        ):
+            assert torch.equal(ours, alone), (SHAPES[i % len(inputs)], name)
+
+
+def test_a_call_on_a_side_stream_waits_for_what_is_queued_there():
+    """Inputs that the stream has yet to compute, and a result that it hands on."""
+    q, k, v, _ = make_inputs(1024, 1024, 64, torch.bfloat16, "cuda", lead=(1, 4))
+    expected = flash_attention(q, k, v, causal=True)
+    side, late = torch.cuda.Stream(), torch.zeros_like(q)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(10**8)
+        late.copy_(q)
+        o = flash_attention(late, k, v, causal=True)
+    torch.cuda.current_stream().wait_stream(side)
+    assert torch.equal(o, expected)
 
 
 def test_the_cpu_is_refused_beside_a_gpu():

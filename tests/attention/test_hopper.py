@@ -4,10 +4,6 @@ compute right (on a Hopper GPU).
 
 import itertools
 import random
-import re
-from functools import cache
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -48,15 +44,14 @@ from systems.attention.relaunch import (
     shape_and_strides,
     statistics_descriptor,
 )
-from systems.attention.triton import function
 from systems.attention.triton.configs import sm_count
 from systems.attention.triton.function import chosen
-from systems.attention.triton.primitives import INTERPRETED
-from systems.check_setup import attention_kernels
 from systems.experiments import flash_accuracy
 from tests.attention.checks import (
     NAMES,
+    Like,
     check_against_reference,
+    like,
     make_inputs,
     run_class,
 )
@@ -98,24 +93,10 @@ def run(
     )
 
 
-class Like:
-    """As much of a tensor on a GPU as the predicate looks at."""
-
-    def __init__(self, x: torch.Tensor, device: str = "cuda:0"):
-        self.x, self.device = x, torch.device(device)
-
-    def __getattr__(self, name: str):
-        return getattr(self.x, name)
-
-
 @pytest.fixture
 def a_hopper(monkeypatch):
     """The GPU and the Triton that these kernels need."""
     monkeypatch.setattr(limits, "missing_here", lambda device: "")
-
-
-def like(*shape: int, dtype=torch.bfloat16, device: str = "cuda:0") -> Any:
-    return Like(torch.empty(shape, dtype=dtype, device="meta"), device)
 
 
 def is_chosen(*shape: int, **options) -> bool:
@@ -299,73 +280,10 @@ def test_what_they_need_of_the_machine():
     assert missing((9, 0), "3.9.1").endswith("found 3.9.1")
 
 
-def gpu_with(monkeypatch, capability: tuple[int, int], version: str) -> None:
-    """The machine that the chooser sees, which keeps nothing from one to the next."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A GPU of nobody's")
-    monkeypatch.setattr(limits.triton, "__version__", version)
-    monkeypatch.setattr(limits.knobs.runtime, "interpret", False)
-    for name in ("missing_here", "wrong_triton"):
-        known = getattr(limits, name).__wrapped__
-        monkeypatch.setattr(limits, name, known)
-    monkeypatch.setattr(function, "say_slower", cache(function.say_slower.__wrapped__))
-
-
 def test_the_page_on_setting_up_names_the_versions():
     page = (ROOT / "docs" / "setup.md").read_text(encoding="utf-8")
     names = [f"`{version.rstrip('.')}`" for version in limits.VERSIONS]
     assert f"tested on an H200:\n{' and '.join(names)}, " in page
-
-
-def test_slower_kernels_than_the_gpu_allows_are_told_once(monkeypatch, caplog):
-    gpu_with(monkeypatch, (9, 0), "3.8.0")
-    assert not is_chosen(1, 16, 16384, 64, dtype=torch.float32)
-    assert not is_chosen(1, 16, 16384, 32) and not is_chosen(1, 1, 64, 64)
-    assert not caplog.messages, "other kernels would not run there anyway"
-    assert not is_chosen(1, 16, 16384, 64) and not is_chosen(1, 16, 16384, 128)
-    (said,) = caplog.messages
-    assert "slower than this GPU allows: hopper needs Triton 3.6, " in said
-    assert said.endswith("found 3.8.0")
-
-
-@pytest.mark.parametrize(
-    ("capability", "version"),
-    [((8, 0), "3.8.0"), ((10, 0), "3.6.0"), ((9, 0), "3.6.0")],
-)
-def test_a_gpu_on_its_best_path_is_not_told(capability, version, monkeypatch, caplog):
-    gpu_with(monkeypatch, capability, version)
-    assert is_chosen(1, 16, 16384, 64) == (capability == (9, 0))
-    assert not caplog.messages
-
-
-KERNELS = {
-    ((9, 0), "3.6.0"): ("runs, for large inputs", "configurations of Hopper"),
-    ((9, 0), "3.8.0"): ("needs Triton 3.6, ", "configurations of Hopper"),
-    ((8, 0), "3.6.0"): ("needs a GPU of compute capability 9.0", "of the A100"),
-    ((8, 6), "3.6.0"): ("needs a GPU of compute capability 9.0", "of GPUs with 99 KiB"),
-    ((10, 0), "3.8.0"): ("found 10.0", "of the B200"),
-}
-
-
-@pytest.mark.parametrize("machine", KERNELS, ids=str)
-def test_the_setup_says_which_kernels_run_and_why(machine, monkeypatch):
-    """And what it says of Hopper's kernels is what calling them by name says."""
-    gpu_with(monkeypatch, *machine)
-    said, (hopper_says, triton_says) = attention_kernels("cuda:0"), KERNELS[machine]
-    assert list(said) == ["hopper", "triton"]
-    assert hopper_says in said["hopper"] and triton_says in said["triton"]
-    x = like(1, 16, 16384, 64)
-    assert said["hopper"].startswith("runs") == (chosen("auto", x, x, x) == "hopper")
-    if said["hopper"].startswith("needs"):
-        with pytest.raises(ValueError, match=re.escape(f"hopper: {said['hopper']}")):
-            chosen("hopper", x, x, x)
-
-
-def test_the_setup_says_that_a_cpu_runs_none(monkeypatch):
-    assert "interpreter" in attention_kernels("cpu")["triton"] or not INTERPRETED.value
-    monkeypatch.setattr(function, "INTERPRETED", SimpleNamespace(value=False))
-    for said in attention_kernels("cpu").values():
-        assert said.startswith("needs a CUDA GPU, found cpu")
 
 
 @pytest.mark.skipif(on_hopper(), reason="there is a Hopper GPU")

@@ -1,5 +1,9 @@
 """A launch that is repeated goes past Triton's own, for the same result."""
 
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import cast
 
@@ -155,6 +159,55 @@ def test_a_hook_may_be_a_function_or_nothing(hook, put, second, monkeypatch):
     launch(x, x)
     launch(x, x)
     assert [call[0] for call in kernel.calls] == ["asked", second]
+
+
+THREADS, ROUNDS = 8, 200
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["first calls", "later calls"])
+def test_threads_launch_their_own_tensors_on_their_own_streams(known, monkeypatch):
+    """Also where all of them ask at once what one has not asked yet."""
+    here, started = threading.local(), threading.Barrier(THREADS)
+    active = SimpleNamespace(
+        get_current_device=lambda: 3, get_current_stream=lambda device: here.stream
+    )
+    monkeypatch.setattr(relaunch, "driver", SimpleNamespace(active=active))
+    kernel, launched = Kernel(), []
+
+    class Slow(Compiled):
+        def run(self, *args):
+            launched.append((here.stream, *args[3:4], *args[9:11]))
+
+    class Asking(Kernel):
+        def __getitem__(self, grid):
+            def ask(*args, **options):
+                # Others come meanwhile.
+                time.sleep(0.01)
+                addresses = (x.data_ptr() for x in args[:2])
+                launched.append((here.stream, here.stream, *addresses))
+                return Slow(kernel.calls)
+
+            return ask
+
+    launch = Launch(Asking(), (7,), (3, 5), {"A": 1, "B": 2})
+    memory = [(aligned(), aligned()) for _ in range(THREADS)]
+    if known:
+        here.stream = STREAM
+        launch(*memory[0])
+        launched.clear()
+
+    def work(index: int) -> None:
+        here.stream = index
+        started.wait()
+        for _ in range(ROUNDS):
+            launch(*memory[index])
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(work, range(THREADS)))
+    expected = Counter(
+        {(i, i, x.data_ptr(), y.data_ptr()): ROUNDS for i, (x, y) in enumerate(memory)}
+    )
+    assert Counter(launched) == expected
 
 
 class On:

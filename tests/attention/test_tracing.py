@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 
 from systems.attention import (
     FlashAttentionPyTorch,
@@ -133,6 +134,84 @@ def test_one_compilation_of_the_pytorch_step_serves_most_lengths(monkeypatch):
     assert 1 <= len(graphs) <= 6
 
 
+# Of a compiler vmap alone is taken. Torch warns that it runs one batch after another.
+one_by_one = pytest.mark.filterwarnings("ignore:There is a performance drop:")
+CALLS = {
+    "function": lambda q, k, v: flash_attention(q, k, v, causal=True),
+    "class": lambda q, k, v: FlashAttentionTriton.apply(q, k, v, True),
+}
+
+
+@quiet
+@one_by_one
+@pytest.mark.parametrize("call", CALLS)
+def test_a_compiled_vmap_computes_batches(call, device):
+    """Values and gradients, also along a dimension that is not the first."""
+    torch.compiler.reset()
+    q, k, v, do = make_inputs(20, 20, 16, device=device, lead=(2, 3))
+    expected = run_class(FlashAttentionTriton, q, k, v, do, True)
+    leaves = [x.movedim(0, 1).contiguous().requires_grad_() for x in (q, k, v)]
+
+    def batched(*inputs):
+        return torch.func.vmap(CALLS[call], in_dims=1)(*inputs)
+
+    o = torch.compile(batched, fullgraph=True, backend=COMPILER)(*leaves)
+    found = (o, *(x.movedim(1, 0) for x in torch.autograd.grad(o, leaves, do)))
+    for name, value in zip(("o", "dq", "dk", "dv"), found, strict=True):
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-5, msg=name)
+
+
+def tangent_of(call, x):
+    with forward_ad.dual_level():
+        o = call(forward_ad.make_dual(x, torch.ones_like(x)), x, x)
+        return forward_ad.unpack_dual(o).tangent
+
+
+REFUSED = {
+    "grad": lambda call, x: torch.func.grad(lambda x: call(x, x, x).sum())(x),
+    "jvp": lambda call, x: torch.func.jvp(lambda x: call(x, x, x), (x,), (x,))[1],
+    "vmap of grad": lambda call, x: torch.func.vmap(
+        torch.func.grad(lambda x: call(x, x, x).sum())
+    )(x),
+    "forward mode": tangent_of,
+}
+
+
+@quiet
+@pytest.mark.filterwarnings("ignore:.*jit.script:FutureWarning")
+@pytest.mark.parametrize("transform", REFUSED)
+@pytest.mark.parametrize("call", CALLS)
+def test_a_compiler_is_refused_what_eager_mode_is(call, transform, device):
+    """In our words, though the compiler says more around them. Forward mode was once
+    computed without its tangent.
+    """
+    torch.compiler.reset()
+    x = torch.randn(2, 3, 20, 16, device=device)
+
+    def run(x):
+        return REFUSED[transform](CALLS[call], x)
+
+    compiled = torch.compile(run, fullgraph=True, backend=COMPILER)
+    said = "has no jvp" if transform == "forward mode" else "transformed by torch.func"
+    with pytest.raises(Exception, match=f"flash attention .*{said}"):
+        compiled(x)
+
+
+def test_the_operator_by_itself_has_no_tangent(device):
+    """It tells none: PyTorch gives operators nothing to refuse with."""
+    x = torch.randn(2, 3, 20, 16, device=device)
+    assert tangent_of(lambda *x: flash_forward(*x, True, 0.25)[0], x) is None
+
+
+def test_a_compiled_call_beside_forward_mode_is_none_of_its_business(device):
+    """Of inputs that aren't differentiated."""
+    torch.compiler.reset()
+    x = torch.randn(2, 3, 20, 16, device=device)
+    compiled = torch.compile(CALLS["function"], backend=COMPILER)
+    with forward_ad.dual_level():
+        assert torch.equal(compiled(x, x, x), CALLS["function"](x, x, x))
+
+
 class Attend(torch.nn.Module):
     def forward(self, q, k, v):
         return flash_attention(q, k, v, causal=True)
@@ -146,6 +225,38 @@ def test_export_holds_the_operator(device):
     ]
     assert "systems.flash_forward.default" in operators
     assert torch.equal(program.module()(q, k, v), flash_attention(q, k, v, causal=True))
+
+
+def test_an_exported_program_takes_other_lengths_and_batches(device):
+    q, k, v, _ = make_inputs(20, 20, 16, device=device, lead=(2, 2))
+    batch, length = torch.export.Dim("batch", max=64), torch.export.Dim("n", max=4096)
+    free = {0: batch, 2: length}
+    program = torch.export.export(Attend(), (q, k, v), dynamic_shapes=[free] * 3)
+    for b, n in ((2, 20), (1, 33), (5, 130)):
+        q, k, v, _ = make_inputs(n, n, 16, device=device, lead=(b, 2))
+        expected = flash_attention(q, k, v, causal=True)
+        assert torch.equal(program.module()(q, k, v), expected)
+
+
+def test_an_exported_program_is_saved_and_loaded(device, tmp_path):
+    q, k, v, _ = make_inputs(20, 20, 16, device=device, lead=(1, 2))
+    path = tmp_path / "attention.pt2"
+    torch.export.save(torch.export.export(Attend(), (q, k, v)), path)
+    loaded = torch.export.load(path).module()
+    assert torch.equal(loaded(q, k, v), flash_attention(q, k, v, causal=True))
+
+
+class AttendInAutocast(torch.nn.Module):
+    def forward(self, q, k, v):
+        with torch.autocast(q.device.type, dtype=torch.bfloat16):
+            return flash_attention(q, k, v, causal=True)
+
+
+def test_autocast_inside_an_exported_program(device):
+    q, k, v, _ = make_inputs(20, 20, 16, device=device, lead=(1, 2))
+    module = AttendInAutocast()
+    o = torch.export.export(module, (q, k, v)).module()(q, k, v)
+    assert o.dtype == torch.bfloat16 and torch.equal(o, module(q, k, v))
 
 
 def test_eager_mode_goes_past_the_operator(device, monkeypatch):

@@ -5,6 +5,7 @@ import pytest
 from systems.formulas.chips import CHIPS, chip_of
 from systems.formulas.costs import Peak, peak_of
 from systems.formulas.floors import Work, floor_seconds, product, ridge
+from systems.records.device import slug_of
 
 PEAK = Peak(fp32=10.0, tf32=20.0, bf16=40.0, bandwidth=2.0, source="made up")
 
@@ -25,6 +26,12 @@ def test_the_longest_name_counts():
     assert plain and pcie and plain.sms > pcie.sms
     assert chip_of("nvidia-a100-sxm4-80gb") is CHIPS["nvidia-a100"]
     assert chip_of("acme-gpu") is None
+
+
+def test_a_slice_of_a_gpu_has_neither_all_sms_nor_all_rates():
+    slice = slug_of("NVIDIA A100-SXM4-80GB MIG 3g.40gb")
+    assert chip_of(slice) is None and peak_of(slice) is None
+    assert chip_of("nvidia-a100-sxm4-80gb") and peak_of("nvidia-a100-sxm4-80gb")
 
 
 def test_the_floor_is_what_binds():

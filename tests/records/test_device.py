@@ -7,7 +7,14 @@ import pytest
 from msgspec import structs
 
 from systems.records import device
-from systems.records.device import Device, find_gpu, slug_of, sm_clock_mhz
+from systems.records.device import (
+    Device,
+    find_gpu,
+    newest_cuda,
+    slug_of,
+    sm_clock_mhz,
+    used_by_others,
+)
 from systems.records.record import Git
 from tests.factories import make_record, make_row
 from tools.render.markdown import conditions, provenance
@@ -20,6 +27,8 @@ ANSWERS = {
     "nvmlDeviceGetEnforcedPowerLimit": 700_000,
     "nvmlDeviceGetClockInfo": 1980,
     "nvmlSystemGetDriverVersion": "580.1",
+    "nvmlSystemGetCudaDriverVersion": 13010,
+    "nvmlDeviceGetComputeRunningProcesses": [],
 }
 
 
@@ -32,7 +41,9 @@ def driver(monkeypatch):
     """A pynvml module with one GPU, 0, and a part of it by MIG. What is listed in
     `refused` it does not tell.
     """
-    stub = SimpleNamespace(NVMLError=NVMLError, NVML_CLOCK_SM=1, refused=set())
+    stub = SimpleNamespace(
+        NVMLError=NVMLError, NVML_CLOCK_SM=1, nvmlMemory_v2=2, refused=set()
+    )
 
     def answering(name, answer):
         def ask(*arguments):
@@ -77,6 +88,28 @@ LESS = {
 
 def test_a_driver_that_tells_all(driver):
     assert find_gpu() == WHOLE and sm_clock_mhz() == 1980
+
+
+def test_the_newest_cuda_that_the_driver_runs(driver):
+    assert newest_cuda() == (13, 1)
+    driver.refused = {"nvmlSystemGetCudaDriverVersion"}
+    assert newest_cuda() is None
+    driver.refused = {"nvmlInit"}
+    assert newest_cuda() is None
+
+
+def test_what_others_hold_of_it_is_asked_without_what_the_driver_keeps(driver):
+    def memory(handle, version=None):
+        return SimpleNamespace(total=2**37, used=3 * 2**30 if version == 2 else 2**36)
+
+    driver.nvmlDeviceGetMemoryInfo = memory
+    driver.nvmlDeviceGetComputeRunningProcesses = lambda handle: ["one", "other"]
+    assert used_by_others() == (2, 3 * 2**30)
+    del driver.nvmlMemory_v2
+    driver.nvmlDeviceGetComputeRunningProcesses = lambda handle: None
+    assert used_by_others() == (0, 0), "an older library tells no such memory"
+    driver.nvmlDeviceGetHandleByIndex = lambda index: None
+    assert used_by_others() == (0, 0)
 
 
 @pytest.mark.parametrize("refused", LESS)

@@ -572,11 +572,8 @@ def test_a_gpu_that_torch_cannot_use_is_no_cpu_measurement(run, monkeypatch, tmp
     monkeypatch.setitem(STEMS, "fake", fake_stem_on("cuda"))
     monkeypatch.setattr(machine, "find_gpu", lambda: make_gpu("NVIDIA X"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert run().error.endswith("can't use the NVIDIA X: install a CUDA build of torch")
+    assert "can't use the NVIDIA X" in run().error
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA Y")
-    assert (
-        run().error
-        == "torch would use NVIDIA Y, not NVIDIA X: set CUDA_VISIBLE_DEVICES"
-    )
+    assert "would use NVIDIA Y, not NVIDIA X: set CUDA_VISIBLE_DEVICES" in run().error
     assert not list(tmp_path.rglob("*.json"))

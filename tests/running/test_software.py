@@ -2,15 +2,29 @@
 timed, where what it measures reads them; with other ones it is stale.
 """
 
+import json
+
 import pytest
+from msgspec.structs import replace
 
 from systems.attention.triton import tuned
+from systems.attention.triton.available import kernels_of
 from systems.attention.triton.tuned import Entry, Tuned
 from systems.experiments import STEMS
+from systems.records import store
+from systems.records.device import CPU
 from systems.records.source_hash import source_hash
-from systems.running.software import TUNED, tuned_software
+from systems.running import software
+from systems.running.resuming import may_continue, new_record
+from systems.running.software import (
+    TUNED,
+    kernels_on,
+    launches_kernels,
+    tuned_software,
+)
 from tests.factories import make_gpu, make_record
 from tools.render import load
+from tools.render.markdown import conditions, inert
 
 A100 = make_gpu("NVIDIA A100-SXM4-80GB", capability="8.0")
 
@@ -57,6 +71,49 @@ def test_only_what_reads_them_on_that_gpu_with_that_triton_says_so(file):
     assert said("accumulation") == {}
     assert said("flash_peers", slug="nvidia-h200") == {}
     assert said("flash_peers", triton="3.8.0") == {}
+
+
+def test_what_launches_our_kernels_is_told_apart():
+    assert launches_kernels(STEMS["flash_peers"].module, [])
+    assert launches_kernels(STEMS["end_to_end"].module, ["eager", "flash"])
+    assert not launches_kernels(STEMS["end_to_end"].module, ["eager"])
+    assert not launches_kernels(STEMS["weighted_sum"].module, [])
+
+
+def test_a_record_says_in_words_which_kernels_its_gpu_gets(file, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(software.metadata, "version", lambda name: "3.7.1")
+    told = kernels_on(A100)
+    assert told == kernels_of((8, 0), "3.7.1", timed=1)
+    assert "1 of them timed here" in told["triton"]
+    made = new_record("flash_peers", A100, "full", [], {})
+    assert made.kernels == told
+    assert new_record("warmup", A100, "full", [], {}).kernels == {}
+    assert new_record("flash_peers", CPU, "quick", [], {}).kernels == {}
+    shown = conditions([made])
+    for name, words in told.items():
+        assert inert(f"attention by {name}: {words}") in shown
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert "the interpreter" in kernels_on(A100)["triton"]
+    monkeypatch.setattr(software, "lacks", lambda *_: "no Triton here")
+    assert kernels_on(A100) == {"hopper, triton": "no Triton here"}
+    assert kernels_on(make_gpu()) == {}, "of which the driver tells no capability"
+
+
+def test_a_record_from_before_is_read_stays_fresh_and_goes_on(tmp_path):
+    new = new_record("flash_peers", A100, "full", [], {})
+    assert new.kernels
+    old = replace(new, kernels={})
+    path = tmp_path / "flash_peers.json"
+    text = store.to_json(old)
+    assert '"kernels": {}' in text
+    data = json.loads(text.replace(' "kernels": {},\n', ""))
+    assert "kernels" not in data
+    digest = {k: v for k, v in data.items() if k not in ("schema", "digest")}
+    path.write_text(json.dumps(data | {"digest": store.digest_of(digest)}))
+    read = store.read(path)
+    assert read == old and not read.edited and load.is_fresh(read)
+    assert may_continue(read, new, []) is None
 
 
 def test_with_other_configurations_a_record_is_stale(file):

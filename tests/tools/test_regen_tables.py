@@ -22,10 +22,11 @@ from systems import ROOT
 from systems.experiments import STEMS
 from systems.records import store
 from systems.records.source_hash import source_hash
+from systems.running import machine
 from systems.running.software import versions
-from tests.factories import RESULTS, committed, contents, regen_tables
+from tests.factories import RESULTS, committed, contents, make_gpu, regen_tables
 from tests.factories import command as regen_command
-from tools import measuring
+from tools import measuring, states
 from tools import regen_tables as command
 from tools.checks import pages, same_cell, steadiness
 from tools.measuring import Outcome
@@ -281,6 +282,7 @@ def test_the_bar_says_that_kernels_are_compiled():
 def test_on_a_cpu_tritons_kernels_are_interpreted(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(measuring, "run_child", lambda *_, **environment: environment)
+    monkeypatch.setattr(measuring, "lacks", lambda *_: "")
     told = {
         stem: measuring.measure_if_stale(stem, tmp_path, True, False, 1e18)
         for stem in ("flash_ablation", "model_sizes")
@@ -336,6 +338,17 @@ def test_list_works_on_an_empty_and_on_an_absent_folder(run, tmp_path, exists):
     for stem, entry in STEMS.items():
         assert state(done.out, stem) == ("missing" if "meta" in entry.full else "no")
     assert results.exists() == exists
+
+
+def test_list_says_which_kernels_the_gpu_that_is_here_gets(monkeypatch, capsys):
+    gpu = make_gpu("NVIDIA A100-SXM4-80GB", capability="8.0")
+    monkeypatch.setattr(machine, "find_gpu", lambda: gpu)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert states.print_states(RESULTS) == 0
+    hopper, triton = capsys.readouterr().out.splitlines()[-2:]
+    assert hopper.startswith(f"{gpu.name}, attention by hopper: needs a GPU of compute")
+    assert f"{gpu.name}, attention by triton: runs, with launch" in triton
+    assert "compiled and not timed: python tools/tune_flash.py" in triton
 
 
 def test_list_shows_names_whole_in_eighty_columns():

@@ -16,9 +16,11 @@ import pytest
 import torch
 import triton
 from rich.console import Console
+from triton import knobs
 
 from systems import ROOT
-from systems.attention.triton import chooser, function, launches, tuned
+from systems.attention.triton import available, chooser, launches, tuned
+from systems.attention.triton.available import kernels
 from systems.attention.triton.chooser import choose, for_mask, owners
 from systems.attention.triton.configs import Config
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
@@ -134,6 +136,8 @@ def a100(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: device.name)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(chooser.triton, "__version__", "3.7.1")
+    monkeypatch.setattr(knobs.runtime, "interpret", False)
+    monkeypatch.setattr(available, "INTERPRETED", SimpleNamespace(value=False))
 
     def forget():
         owners.cache_clear()
@@ -312,18 +316,17 @@ def test_what_is_checked_is_what_is_timed(kernel, monkeypatch):
 
 
 def test_a_gpu_whose_configurations_nobody_timed_says_so(a100, monkeypatch):
-    monkeypatch.setattr(function.limits, "missing_here", lambda _: "needs a Hopper GPU")
-    said = function.kernels(CUDA)["triton"]
+    said = kernels(CUDA)["triton"]
     assert "of the A100, compiled and not timed: python tools/tune_flash.py" in said
     found = begin(a100.path, a100.device, False, (16, 4096))
     search(found, a100.path, [SEARCH], lambda s: [OURS, FAST])
     a100.forget()
-    said = function.kernels(CUDA)["triton"]
+    said = kernels(CUDA)["triton"]
     assert said == "runs, with launch configurations of the A100, 1 of them timed here"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     a100.path.unlink()
     a100.forget()
-    assert "timed" not in function.kernels(CUDA)["triton"]
+    assert "timed" not in kernels(CUDA)["triton"]
 
 
 @pytest.mark.slow

@@ -172,13 +172,25 @@ def spoken(name: str) -> str:
 
 # Stands where a table would.
 NOTHING_YET = "Not measured yet: run `python tools/regen_tables.py`.\n"
+# And where there are rows, and what it is made of did not fit on their GPU.
+NOTHING_FITS = (
+    "Nothing to show: the rows that this needs ran out of memory, or this record lacks "
+    "them.\n"
+)
+
+
+def nothing_of(records: Iterable[Record]) -> str:
+    """What stands in the place of what these records don't give."""
+    statuses = {row.status for record in records for row in record.rows}
+    return NOTHING_FITS if "out_of_memory" in statuses else NOTHING_YET
 
 
 def captioned(caption: str, shown: str) -> str:
     """A table or tabs of it with a caption above, which the site numbers. What says
     that nothing was measured has none.
     """
-    shows = caption and shown and not shown.startswith(NOTHING_YET)
+    nothing = shown.startswith((NOTHING_YET, NOTHING_FITS))
+    shows = caption and shown and not nothing
     return f"{caption}\n{{ .caption }}\n\n{shown}" if shows else shown
 
 
@@ -250,13 +262,14 @@ def per_device(
     """A tab for each record that has something to show (an empty body has not), with
     its provenance below. Without tabs, the first.
     """
+    records = list(records)
     shown = [
         (device_label(r), "\n\n".join([*banner(r), text, provenance(r, text)]))
         for r in records
         if (text := body(r))
     ]
     if not shown:
-        return NOTHING_YET
+        return nothing_of(records)
     return f"{tabs(shown) if tabbed else shown[0][1]}\n"
 
 
@@ -355,6 +368,7 @@ def conditions_of(record: Record) -> str:
     parts = [
         f"`{record.stem}`: {', '.join(text for value, text in known if value)}",
         ", ".join(f"{name} {version}" for name, version in record.software.items()),
+        *(f"attention by {name}: {said}" for name, said in record.kernels.items()),
         f"{commit_of(record)}, {record.started_utc} UTC",
         protocol,
         Markup(record_link(record)),

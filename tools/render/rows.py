@@ -19,7 +19,7 @@ from systems.records.outcome import NOT_INSTALLED
 from systems.records.record import Record, Row
 from systems.records.summary import Summary, summarize
 
-NOT_MEASURED = "not measured"
+NOT_MEASURED, OUT_OF_MEMORY = "not measured", "out of memory"
 # The parts of a training step, in order.
 PHASES = ("forward", "loss", "backward", "optimizer")
 # Beside a number that a slow host may have changed.
@@ -131,28 +131,40 @@ def steady(values: Iterable[float]) -> list[float]:
     return [value for value in known(values) if not isinstance(value, Unsteady)]
 
 
+def instead(values: Iterable[float]) -> Missing:
+    """What stands for values of which none is a number: that they ran out of memory, if
+    any did, which is a result.
+    """
+    why = (value for value in values if isinstance(value, Missing))
+    return next((each for each in why if each.words == OUT_OF_MEMORY), MISSING)
+
+
 def least(values: Iterable[float]) -> float:
-    return min(known(values), default=MISSING)
+    values = list(values)
+    return min(known(values), default=instead(values))
 
 
 def most(values: Iterable[float]) -> float:
-    return max(known(values), default=MISSING)
+    values = list(values)
+    return max(known(values), default=instead(values))
 
 
 def span(values: Iterable[float], text: str = "{:.2f}") -> str:
     """ "1.20 to 3.40", or "1.20" where that is all."""
+    values = list(values)
     if not (found := known(values)):
-        return NOT_MEASURED
+        return instead(values).words
     low, high = (text.format(end(found)) for end in (min, max))
     return low if low == high else f"{low} to {high}"
 
 
 def ranges(values: Iterable[float]) -> str:
     """ "ranges from 1.20 to 3.40", to follow what does."""
-    if not (found := known(values)):
-        return "was not measured"
-    told = span(found)
-    return f"ranges from {told}" if " to " in told else f"is {told}"
+    values = list(values)
+    if known(values):
+        told = span(values)
+        return f"ranges from {told}" if " to " in told else f"is {told}"
+    return "ran out of memory" if instead(values) is not MISSING else "was not measured"
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,13 @@ of them ran the forward pass makes no difference to the backward pass: both save
 lse.
 """
 
-import logging
-from functools import cache
-
 import torch
 from torch import Tensor
+
+from systems import lacks
+
+if said := lacks("triton"):
+    raise ModuleNotFoundError(said, name="triton")
 
 from systems.attention.hopper import launches as hopper
 from systems.attention.hopper import limits
@@ -19,36 +21,17 @@ from systems.attention.inputs import (
     default_scale,
     is_differentiated,
     is_traced,
+    refuse_forward_mode,
     refuse_second_derivative,
     refuse_transforms,
 )
-from systems.attention.triton import launches as triton
-from systems.attention.triton.chooser import architecture, owners
+from systems.attention.triton import launches as plain
+from systems.attention.triton.available import look_at, say_why_no_hopper
 from systems.attention.triton.prepared import DTYPES, MAX_HEAD, prepared_call
 from systems.attention.triton.primitives import INTERPRETED
 
-LOG = logging.getLogger(__name__)
-# For whom each of `tables.CONFIGS` was made.
-TABLES = {
-    "sm_90": "Hopper",
-    "sm_80": "the A100",
-    "sm_86": "GPUs with 99 KiB of shared memory",
-    "sm_100": "the B200",
-    "sm_120": "the GeForce RTX 50",
-}
-
-
-@cache
-def say_slower(reason: str) -> None:
-    """Log once in a process why a GPU gets slower kernels than it could; without a
-    reason, nothing. A log and no warning: that kernels ran is no mistake of a program.
-    """
-    if reason:
-        LOG.warning("flash_attention is slower than this GPU allows: hopper %s", reason)
-
-
 # --8<-- [start:chosen]
-LAUNCHERS = {"hopper": hopper, "triton": triton}
+LAUNCHERS = {"hopper": hopper, "triton": plain}
 
 
 def chosen(backend: str, q: Tensor, k: Tensor, v: Tensor) -> str:
@@ -60,10 +43,9 @@ def chosen(backend: str, q: Tensor, k: Tensor, v: Tensor) -> str:
     if backend == "auto":
         if not limits.is_faster(q, k):
             return "triton"
-        if not limits.refusal(q, k, v):
+        if not (reason := limits.refusal(q, k, v)):
             return "hopper"
-        if q.dtype in limits.DTYPES and q.shape[-1] in limits.TILE_DIMS:
-            say_slower(limits.wrong_triton(q.device))
+        say_why_no_hopper(q, reason)
         return "triton"
     if backend not in LAUNCHERS:
         names = ", ".join(("auto", *LAUNCHERS))
@@ -76,35 +58,11 @@ def chosen(backend: str, q: Tensor, k: Tensor, v: Tensor) -> str:
 # --8<-- [end:chosen]
 
 
-def kernels(device: torch.device) -> dict[str, str]:
-    """What `chosen` has to choose from on this device: for each of our kernels, fastest
-    first, whether it runs, or what it needs and didn't find.
-    """
-    if device.type != "cuda":
-        plain = (
-            "runs, in Triton's interpreter"
-            if INTERPRETED.value
-            else f"needs a CUDA GPU, found {device.type}; TRITON_INTERPRET=1 in the "
-            "environment has the CPU interpret them"
-        )
-        return {"hopper": f"needs a CUDA GPU, found {device.type}", "triton": plain}
-    table = architecture(torch.cuda.get_device_capability(device))
-    plain = f"runs, with launch configurations of {TABLES[table]}"
-    if own := owners(device):
-        plain += f", {len(own)} of them timed here"
-    elif table != "sm_90":
-        plain += ", compiled and not timed: python tools/tune_flash.py times them here"
-    return {
-        "hopper": limits.missing_here(device)
-        or "runs, for large inputs of 16 bits with a head dimension from 40 to 128",
-        "triton": plain,
-    }
-
-
 def run_forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, backend: str = "auto"
 ) -> tuple[Tensor, Tensor]:
     """(o, lse) by the kernels that are `chosen`."""
+    look_at(q.device)
     launcher = LAUNCHERS[chosen(backend, q, k, v)]
     return launcher.launch_forward(q, k, v, causal, scale)
 
@@ -129,7 +87,9 @@ def run_backward(
 def flash_forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, backend: str = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """What torch.compile and torch.export see of the forward pass: (o, lse)."""
+    """What torch.compile and torch.export see of the forward pass: (o, lse). Called by
+    itself it has no tangent in forward mode; `attention` and the class refuse there.
+    """
     return run_forward(q, k, v, causal, scale, backend)
 
 
@@ -207,10 +167,15 @@ class FlashAttentionTriton(torch.autograd.Function):
     ) -> Tensor:
         ctx.prepared = prepared_call(q, k, v, is_causal, scale, backend)
         if ctx.prepared is not None:
+            look_at(q.device)
             ctx.options = *ctx.prepared.options, backend
             o, lse = ctx.prepared.forward(q, k, v)
             ctx.save_for_backward(q, k, v, o, lse)
             return o
+        if is_traced(q):
+            # Out of a compiler's sight PyTorch itself refuses both.
+            refuse_transforms()
+            refuse_forward_mode(q, k, v)
         check(q, k, v, is_causal, scale)
         if q.ndim not in (3, 4):
             raise ValueError(
@@ -275,6 +240,7 @@ def attention(
             return apply(q, k, v, causal, scale, backend)
         # An autograd Function costs the host as much as a launch.
         if prepared := prepared_call(q, k, v, causal, scale, backend):
+            look_at(q.device)
             return prepared.forward(q, k, v)[0]
         check(q, k, v, causal, scale)
         scale = default_scale(scale, q.shape[-1])
@@ -286,6 +252,7 @@ def attention(
     elif q.ndim > 4:
         q, k, v = (x.flatten(0, -4) for x in (q, k, v))
     if is_traced(q):
+        refuse_forward_mode(q, k, v)
         scale = default_scale(scale, shape[-1])
         return flash_forward(q, k, v, causal, scale, backend)[0].view(shape)
     return FlashAttentionTriton.apply(q, k, v, causal, scale, backend).view(shape)

@@ -200,9 +200,8 @@ def test_out_of_memory_is_a_row_with_the_need_beside_it(record):
     ].startswith("out of memory")
     assert "<svg" not in files["timeline-step.md"]
     assert "<svg" in files["timeline-forward.md"]
-    assert "Not measured yet" in files["timeline-step.md"] and "nan" not in "".join(
-        facts.values()
-    )
+    assert "ran out of memory" in files["timeline-step.md"]
+    assert "nan" not in "".join(facts.values())
     assert (
         "out of memory, needs" in files["prediction.md"]
         and ">out of memory<" in files["contexts.md"]

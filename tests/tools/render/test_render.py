@@ -27,6 +27,16 @@ def found():
     return load.load(RESULTS)
 
 
+# Experiments that no GPU has run whole yet: their pages say so.
+AWAITED = {"triton_versions"}
+
+
+def test_what_is_awaited_has_no_record(found):
+    assert {
+        stem for stem in STEMS if all(r.kind == "reported" for r in found.get(stem, []))
+    } == AWAITED
+
+
 def measured(found, stem):
     return next(record for record in found[stem] if record.kind == "measured")
 
@@ -35,6 +45,9 @@ def measured(found, stem):
 def test_every_fact_exists_without_a_record(found, stem):
     builder = import_module(f"tools.render.stems.{stem}")
     none = builder.facts(None)
+    if stem in AWAITED:
+        assert set(none.values()) == {"not measured"}
+        return
     ours = builder.facts(measured(found, stem))
     assert ours.keys() == none.keys()
     assert all(

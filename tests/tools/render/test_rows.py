@@ -7,7 +7,13 @@ import pytest
 
 from systems.records.record import Row
 from tests.factories import make_record, make_row
-from tools.render.markdown import columns
+from tools.render.markdown import (
+    NOTHING_FITS,
+    NOTHING_YET,
+    captioned,
+    columns,
+    per_device,
+)
 from tools.render.rows import (
     MISSING,
     Cell,
@@ -17,6 +23,7 @@ from tools.render.rows import (
     cells,
     least,
     most,
+    ranges,
     say,
     span,
 )
@@ -128,3 +135,21 @@ def test_a_table_says_once_why_a_line_is_empty(record):
     ]
     pairs = columns([1, 2], ("ms", lambda n: cell(record, n=n).ms(), "{:.1f}"))
     assert pairs.splitlines()[2:] == ["| 3.0 |", "| out of memory |"]
+
+
+def test_where_all_ran_out_of_memory_no_sentence_says_that_nothing_was_measured():
+    lost = Missing()
+    assert span([lost, FULL]) == say(least([lost, FULL])) == "out of memory"
+    assert most(iter([FULL])) is FULL and ranges([FULL]) == "ran out of memory"
+    assert span([lost]) == span([]) == say(most([])) == "not measured"
+    assert ranges([lost]) == "was not measured"
+    assert span([FULL, 2.0, 1.0]) == "1.00 to 2.00"
+
+
+def test_a_table_that_is_empty_for_want_of_memory_says_so():
+    out = make_record("warmup", Row({"n": 1}, "out_of_memory", reason="CUDA"))
+    assert per_device([out], lambda record: "") == NOTHING_FITS
+    timed = make_record("warmup", make_row({"n": 1}, a_ms=[1.0]))
+    assert per_device([timed], lambda record: "") == NOTHING_YET
+    assert per_device([], lambda record: "table") == NOTHING_YET
+    assert captioned("A caption.", NOTHING_FITS) == NOTHING_FITS

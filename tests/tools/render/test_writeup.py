@@ -29,6 +29,7 @@ UNASKED = {
     "model_attention",
     "flash_ablation",
     "weighted_sum",
+    "triton_versions",
 }
 
 

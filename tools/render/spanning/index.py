@@ -12,7 +12,7 @@ from systems.formulas.memory_costs import Pass, weight_bytes
 from systems.model.sizes import TABLE_1
 from tools.render.drawing import SMALL, Drawing
 from tools.render.load import Found, PlainYaml, ours
-from tools.render.markdown import NOTHING_YET, Markup, gib, in_words
+from tools.render.markdown import Markup, gib, in_words, nothing_of
 from tools.render.rows import NOT_MEASURED, Missing, say
 from tools.render.standalone import by_itself
 from tools.render.stems.end_to_end.gains import speedup
@@ -76,7 +76,7 @@ def hook(found: Found) -> str:
     rounded = in_words(say(allocated, lambda v: f"{gib(v)} GiB"))
     more = Markup(HOOK.format(allocated=rounded))
     drawn = timeline_figure(record, "step", finding, more) if record else ""
-    return drawn or NOTHING_YET
+    return drawn or nothing_of([record] if record else [])
 
 
 def pages() -> str:

@@ -242,8 +242,9 @@ def facts(record: Record | None) -> dict[str, str]:
         if record and c and beside(record, c, "sdpa")
     ]
     ratios = [sdpa.ms() / c.ms() for sdpa, c in pairs]
+    lost = [c.missing for c in cells(record, attention="flash") if not c]
     doubtful = counted(isinstance(ratio, Unsteady) for ratio in ratios)
     return found | {
-        "sdpa_over_ours": span(steady(ratios)),
+        "sdpa_over_ours": span([*steady(ratios), *lost]),
         "unsteady": say(doubtful if pairs else MISSING),
     }

@@ -151,7 +151,9 @@ def times_figure(record: Record) -> str:
         "times",
         draw,
         f"From N = {LONGEST // 2:,} to twice that, the time of an eager pass grows by "
-        f"a factor of {' and '.join(grown) or 'not measured'}.",
+        f"a factor of {' and '.join(grown)}."
+        if grown
+        else f"An eager pass at N = {LONGEST:,}: {say(factors['forward'])}.",
         f"Median times in fp32, d = {WIDTH}, no mask. What grows with N² runs parallel "
         "to the dotted line.",
         narrow=520,

@@ -23,6 +23,7 @@ from tools.render.rows import (
     at_ends,
     cells,
     data_sheet,
+    instead,
     known,
     least,
     measured,
@@ -341,19 +342,20 @@ def top_facts(record: Record | None, c: Cell, key: str) -> dict[str, str]:
     same.
     """
     told: dict[str, str] = {}
-    names = []
+    names, missing = [], []
     for short, passes in (("forward", "forward"), ("both", "forward and backward")):
         row, phases = of_passes(record, c, passes)
         found = by_name(row, phases)
         top = found[0] if found else None
         names.append(top and top.name)
+        missing.append(row.missing)
         of_top = top.ms / total_ms(row, phases) if top else row.missing
         named = f"`{short_name(top.name)}`" if top else say(row.missing)
         told[f"top_{short}_{key}"] = named
         told[f"top_{short}_calls_{key}"] = say(top.calls if top else MISSING, "{:g}")
         told[f"top_{short}_share_{key}"] = say(of_top, percent)
     same = "the same kernel" if names[0] == names[1] else "another kernel"
-    told[f"top_same_{key}"] = same if all(names) else say(MISSING)
+    told[f"top_same_{key}"] = same if all(names) else say(instead(missing))
     unused = ("both", "both_calls", "both_share") if key == "2_7B" else ()
     return {n: text for n, text in told.items() if n[4 : -len(key) - 1] not in unused}
 

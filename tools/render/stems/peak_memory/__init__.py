@@ -9,8 +9,8 @@ from systems.formulas.memory_costs import Pass, attention_saved, residual_bytes
 from systems.formulas.memory_peak import most
 from systems.formulas.memory_peak import peak as peak_by_formula
 from systems.records.record import Record
-from tools.render.markdown import in_gib, in_mib, per_device
-from tools.render.rows import MISSING, measured, say
+from tools.render.markdown import NOTHING_FITS, in_gib, in_mib, per_device
+from tools.render.rows import MISSING, OUT_OF_MEMORY, measured, say
 from tools.render.stems.peak_memory import claims as claims
 from tools.render.stems.peak_memory import figures, tables
 from tools.render.stems.peak_memory.rows import (
@@ -93,6 +93,9 @@ def fragments(records: list[Record]) -> dict[str, str]:
 def edition(ours: list[Record], mode: str, of: str) -> str:
     """Memory over time at contexts 128 and 2048, or that there is none yet."""
     drawn = [r for r in ours if figures.edition_figure(r, mode)]
+    tried = [c for r in ours for c in figures.of_edition(r, mode)]
+    if not drawn and any(c.why == OUT_OF_MEMORY for c in tried):
+        return NOTHING_FITS
     if not drawn:
         return f"Not measured yet: memory over {of} at contexts 128 and 2048.\n"
     return per_device(drawn, lambda r: figures.edition_figure(r, mode))

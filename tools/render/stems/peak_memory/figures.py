@@ -81,14 +81,19 @@ def timeline_figure(
     return timelines(record, name, found, titles, finding, more or told)
 
 
-def edition_figure(record: Record, mode: str) -> str:
+def of_edition(record: Record, mode: str) -> list[Tried]:
     """At the contexts that CS336 of 2026 asks for; a step at the longer one as it fits,
     with fused attention.
     """
     fits = at(record, 2048, mode, "fp32")
     if mode == "step":
         fits = at(record, 2048, mode, "bf16", SIZE, "flash")
-    found = [at(record, 128, mode, "fp32"), fits]
+    return [at(record, 128, mode, "fp32"), fits]
+
+
+def edition_figure(record: Record, mode: str) -> str:
+    """Both, where both have a timeline."""
+    found = of_edition(record, mode)
     if not all(c.get("timeline", None) for c in found):
         return ""
     peaks = "; ".join(

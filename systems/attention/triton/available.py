@@ -1,0 +1,113 @@
+"""Which of our attention kernels run on a GPU with this Triton, and why no faster ones:
+in words, for whoever asks and, once in a process, in the log.
+"""
+
+import logging
+from functools import cache
+
+import torch
+import triton
+from torch import Tensor
+
+from systems.attention.hopper import limits
+from systems.attention.triton.chooser import architecture, owners
+from systems.attention.triton.primitives import INTERPRETED
+
+LOG = logging.getLogger(__name__)
+# For whom each of `tables.CONFIGS` was made.
+TABLES = {
+    "sm_90": "Hopper",
+    "sm_80": "the A100",
+    "sm_86": "GPUs with 99 KiB of shared memory",
+    "sm_100": "the B200",
+    "sm_120": "the GeForce RTX 50",
+}
+# The table whose configurations were timed, on an H200.
+TIMED = "sm_90"
+# GPUs before it have 64 KiB of shared memory, and tensor cores without bfloat16.
+OLDEST = (8, 0)
+# What was logged in this process.
+SAID: set[str] = set()
+
+
+def say_slower(reason: str) -> None:
+    """Log once in a process, whatever was found, why a GPU gets slower kernels than it
+    could. A log and no warning: that kernels ran is no mistake of a program.
+    """
+    kind = reason.partition(", found ")[0]
+    if kind not in SAID:
+        SAID.add(kind)
+        LOG.warning("flash_attention may be slower than this GPU allows: %s", reason)
+
+
+def say_why_no_hopper(q: Tensor, reason: str) -> None:
+    """The same where the kernels for Hopper refuse large inputs for this reason, and
+    would take them with another Triton or other strides.
+    """
+    if q.dtype not in limits.DTYPES or q.shape[-1] not in limits.TILE_DIMS:
+        return
+    if q.device.type == "cuda" and (
+        not limits.missing_here(q.device) or limits.wrong_triton(q.device)
+    ):
+        say_slower(f"hopper {reason}")
+
+
+@cache
+def look_at(device: torch.device) -> None:
+    """Before the plain kernels first run on a device: ValueError for a GPU that they
+    don't, and in the log what makes them slower there than they could be.
+    """
+    if device.type != "cuda":
+        return
+    capability = torch.cuda.get_device_capability(device)
+    said = kernels(device)["triton"]
+    if INTERPRETED.value:
+        say_slower(f"triton {said}")
+    elif capability < OLDEST:
+        raise ValueError(f"triton: {said}")
+    elif architecture(capability) != TIMED and not owners(device):
+        say_slower(f"triton {said}")
+
+
+def kernels(device: torch.device) -> dict[str, str]:
+    """What `chosen` has to choose from on this device: for each of our kernels, fastest
+    first, whether it runs, or what it needs and didn't find.
+    """
+    if device.type != "cuda":
+        said = (
+            "runs, in Triton's interpreter"
+            if INTERPRETED.value
+            else f"needs a CUDA GPU, found {device.type}; TRITON_INTERPRET=1 in the "
+            "environment has the CPU interpret them"
+        )
+        return {"hopper": f"needs a CUDA GPU, found {device.type}", "triton": said}
+    capability = torch.cuda.get_device_capability(device)
+    own = 0 if INTERPRETED.value else len(owners(device))
+    return kernels_of(capability, triton.__version__, own, INTERPRETED.value)
+
+
+def kernels_of(
+    capability: tuple[int, int], version: str, timed: int = 0, interpreted: bool = False
+) -> dict[str, str]:
+    """The same for any GPU of this compute capability with this version of Triton,
+    whose owner had `timed` of its launch configurations timed.
+    """
+    if interpreted:
+        found = "the interpreter of TRITON_INTERPRET=1"
+        return {
+            "hopper": f"needs a compiler, found {found}",
+            "triton": f"runs, in {found}: unset that, for the GPU's own speed",
+        }
+    table, found = architecture(capability), ".".join(map(str, capability))
+    said = f"runs, with launch configurations of {TABLES[table]}"
+    if timed:
+        said += f", {timed} of them timed here"
+    elif table != TIMED:
+        said += ", compiled and not timed: python tools/tune_flash.py times them here"
+    if capability < OLDEST:
+        said = f"needs a GPU of compute capability 8.0 or later, found {found}"
+    return {
+        "hopper": limits.missing(capability, version)
+        or "runs, for large inputs of 16 bits with a head dimension from 40 to 128",
+        "triton": said,
+    }

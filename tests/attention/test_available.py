@@ -1,0 +1,182 @@
+"""Which of our kernels a GPU gets, and why no faster ones: in words that anybody asks
+for, and in one line of the log.
+"""
+
+import re
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from systems.attention.hopper import limits
+from systems.attention.triton import available, function
+from systems.attention.triton.available import kernels, kernels_of, look_at
+from systems.attention.triton.function import chosen
+from systems.attention.triton.primitives import INTERPRETED
+from systems.check_setup import attention_kernels
+from tests.attention.checks import Like, like
+
+LARGE = (1, 16, 16384, 64)
+GPU = torch.device("cuda:0")
+
+
+@pytest.fixture
+def gpu_with(monkeypatch):
+    """Sets the machine that the chooser sees, which keeps nothing from one to the
+    next.
+    """
+
+    def see(
+        capability: tuple[int, int],
+        version: str,
+        interpreted: bool = False,
+        timed: int = 0,
+    ):
+        for name, value in {
+            "get_device_capability": capability,
+            "get_device_name": "A GPU of nobody's",
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
+        monkeypatch.setattr(limits.triton, "__version__", version)
+        monkeypatch.setattr(limits.knobs.runtime, "interpret", interpreted)
+        said = SimpleNamespace(value=interpreted)
+        monkeypatch.setattr(available, "INTERPRETED", said)
+        monkeypatch.setattr(available, "owners", lambda _: dict.fromkeys(range(timed)))
+        for name in ("missing_here", "wrong_triton"):
+            known = getattr(limits, name).__wrapped__
+            monkeypatch.setattr(limits, name, known)
+        look = cache(look_at.__wrapped__)
+        monkeypatch.setattr(function, "look_at", look)
+        monkeypatch.setattr(available, "SAID", set())
+        return look
+
+    return see
+
+
+def auto(*shape: int, **options) -> str:
+    x = like(*shape, **options)
+    return chosen("auto", x, x, x)
+
+
+def test_slower_kernels_than_the_gpu_allows_are_told_once(gpu_with, caplog):
+    gpu_with((9, 0), "3.8.0")
+    auto(*LARGE, dtype=torch.float32)
+    auto(1, 16, 16384, 32)
+    auto(1, 1, 64, 64)
+    assert not caplog.messages, "other kernels would not run there anyway"
+    assert auto(*LARGE) == auto(1, 16, 16384, 128) == "triton"
+    (said,) = caplog.messages
+    assert "slower than this GPU allows: hopper needs Triton 3.6, " in said
+    assert said.endswith("found 3.8.0")
+
+
+def test_large_inputs_that_tma_cannot_read_are_told_once(gpu_with, caplog):
+    """Whatever their strides are. Small ones would get other kernels anyway."""
+    gpu_with((9, 0), "3.6.0")
+    for gap in (1, 3):
+        wide = torch.empty(1, 16, 16384, 64 + gap, dtype=torch.bfloat16, device="meta")
+        gappy = Like(wide[..., :64])
+        few = Like(wide[:, :1, :8, :64])
+        assert chosen("auto", few, few, few) == "triton"
+        assert len(caplog.messages) == (gap == 3)
+        assert chosen("auto", gappy, gappy, gappy) == "triton"
+    (said,) = caplog.messages
+    assert "hopper needs rows without gaps" in said and "(17039360, " in said
+
+
+MACHINES = pytest.mark.parametrize(
+    ("capability", "version", "best"),
+    [((9, 0), "3.6.0", "hopper"), ((8, 0), "3.8.0", "triton")],
+)
+
+
+@MACHINES
+def test_a_gpu_on_its_best_path_is_not_told(
+    capability, version, best, gpu_with, caplog
+):
+    look = gpu_with(capability, version, timed=3)
+    look(GPU)
+    assert auto(*LARGE) == best and not caplog.messages
+
+
+def test_a_table_that_nobody_timed_is_told_once(gpu_with, caplog):
+    look = gpu_with((8, 0), "3.8.0")
+    for _ in range(2):
+        look(GPU)
+        look(torch.device("cuda:1"))
+    (said,) = caplog.messages
+    assert "the A100, compiled and not timed: python tools/tune_flash.py" in said
+
+
+def test_the_interpreter_beside_a_gpu_is_told_once_and_named(gpu_with, caplog):
+    """It takes tensors on a GPU, and computes on the CPU."""
+    look = gpu_with((9, 0), "3.6.0", interpreted=True)
+    look(GPU)
+    look(GPU)
+    auto(*LARGE)
+    (said,) = caplog.messages
+    assert "triton runs, in the interpreter of TRITON_INTERPRET=1: unset" in said
+    for words in attention_kernels("cuda:0").values():
+        assert "the interpreter of TRITON_INTERPRET=1" in words
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (7, 0)])
+def test_a_gpu_before_the_a100_is_refused_and_the_setup_says_so(capability, gpu_with):
+    look, found = gpu_with(capability, "3.8.0"), ".".join(map(str, capability))
+    said = f"needs a GPU of compute capability 8.0 or later, found {found}"
+    assert attention_kernels("cuda:0")["triton"] == said
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"^triton: {re.escape(said)}$"):
+            look(GPU)
+
+
+def test_both_ways_to_launch_look_at_the_device_first(device, monkeypatch):
+    """That of a prepared call and the other; a CPU has nothing to be told."""
+    looked = []
+    monkeypatch.setattr(function, "look_at", looked.append)
+    x = torch.zeros(1, 16, 16, device=device)
+    function.attention(x, x, x)
+    function.attention(x.requires_grad_(), x, x)
+    function.attention(x.mT.contiguous().mT.detach(), x.detach(), x.detach())
+    assert looked == [x.device] * 3
+    assert look_at.__wrapped__(torch.device("cpu")) is None
+
+
+KERNELS = {
+    ((9, 0), "3.6.0"): ("runs, for large inputs", "configurations of Hopper"),
+    ((9, 0), "3.8.0"): ("needs Triton 3.6, ", "configurations of Hopper"),
+    ((8, 0), "3.6.0"): ("needs a GPU of compute capability 9.0", "of the A100"),
+    ((8, 6), "3.6.0"): ("needs a GPU of compute capability 9.0", "of GPUs with 99 KiB"),
+    ((10, 0), "3.8.0"): ("found 10.0", "of the B200"),
+    ((9, 0), "3.6.0", True): ("needs a compiler, found the interp", "runs, in the int"),
+    ((8, 0), "3.6.0", False, 7): ("found 8.0", "of the A100, 7 of them timed here"),
+}
+
+
+@pytest.mark.parametrize("machine", KERNELS, ids=str)
+def test_the_setup_says_which_kernels_run_and_why(machine, gpu_with):
+    """And what it says of Hopper's kernels is what calling them by name says."""
+    gpu_with(*machine)
+    said, (hopper_says, triton_says) = attention_kernels("cuda:0"), KERNELS[machine]
+    assert list(said) == ["hopper", "triton"]
+    assert hopper_says in said["hopper"] and triton_says in said["triton"]
+    x = like(*LARGE)
+    assert said["hopper"].startswith("runs") == (chosen("auto", x, x, x) == "hopper")
+    if said["hopper"].startswith("needs"):
+        with pytest.raises(ValueError, match=re.escape(f"hopper: {said['hopper']}")):
+            chosen("hopper", x, x, x)
+
+
+def test_what_runs_is_known_of_a_gpu_that_is_not_here():
+    assert kernels_of((9, 0), "3.6.0")["hopper"].startswith("runs")
+    assert "9.0, found 8.0" in kernels_of((8, 0), "3.6.0")["hopper"]
+    assert "not timed" in kernels_of((8, 0), "3.6.0")["triton"]
+    assert "not timed" not in kernels_of((8, 0), "3.6.0", timed=1)["triton"]
+
+
+def test_the_setup_says_that_a_cpu_runs_none(monkeypatch):
+    assert "interpreter" in attention_kernels("cpu")["triton"] or not INTERPRETED.value
+    monkeypatch.setattr(available, "INTERPRETED", SimpleNamespace(value=False))
+    for said in kernels(torch.device("cpu")).values():
+        assert said.startswith("needs a CUDA GPU, found cpu")

@@ -1,0 +1,100 @@
+"""A folder that can't keep compiled kernels is one line with its remedy, before
+anything is measured; one on a network is a warning.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from systems.experiments import STEMS
+from systems.records import device
+from systems.running import machine
+from systems.running.caches import compiled_folder, shared_by_machines, unwritable
+from tests.factories import fake_stem_on, make_gpu
+from tools import regen_tables
+
+VARIABLES = ("TRITON_CACHE_DIR", "TRITON_HOME", "HOME")
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """Sets these variables, and unsets the others that name a folder."""
+
+    def put(**variables: str) -> None:
+        for name in VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return put
+
+
+def test_it_is_the_folder_where_triton_looks(environment):
+    from triton import knobs
+
+    # Triton asks for this one when it is imported.
+    home = os.environ["HOME"]
+    for given in ({}, {"TRITON_HOME": "/b"}, {"TRITON_CACHE_DIR": "/c"}):
+        environment(HOME=home, **given)
+        assert str(compiled_folder()) == knobs.cache.dir
+
+
+@pytest.mark.parametrize("name", ["HOME", "TRITON_CACHE_DIR"])
+def test_one_that_cannot_be_written_is_a_line_with_the_remedy(
+    name, environment, monkeypatch, tmp_path, capsys, run
+):
+    environment(**{"HOME": str(tmp_path), name: "/dev/null/x"})
+    said = unwritable(compiled_folder())
+    assert said.startswith("can't keep compiled kernels in /dev/null/")
+    assert said.endswith("set TRITON_CACHE_DIR to a folder on a disk of this machine")
+    gpu = make_gpu()
+    monkeypatch.setitem(STEMS, "fake", fake_stem_on("cuda"))
+    monkeypatch.setattr(machine, "find_gpu", lambda: gpu)
+    monkeypatch.setattr(device, "find_gpu", lambda: gpu)
+    # Where it is measured, and before that by the one command.
+    assert run().error == said
+    with pytest.raises(SystemExit) as ended:
+        regen_tables.measure(tmp_path, only=["fake"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"error: {said}\n"
+
+
+def test_one_that_is_missing_is_made(tmp_path):
+    assert unwritable(tmp_path / "a" / "b") == ""
+    assert (tmp_path / "a" / "b").is_dir() and not any((tmp_path / "a/b").iterdir())
+
+
+MOUNTS = """\
+/dev/sda1 / ext4 rw 0 0
+server:/home {home} {kind} rw 0 0
+tmpfs {home}/fast tmpfs rw 0 0
+"""
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "lustre", "gpfs"])
+def test_a_network_disk_is_warned_of_once(kind, tmp_path, monkeypatch, capsys):
+    home = tmp_path / "my home"
+    (home / "fast").mkdir(parents=True)
+    mounts = tmp_path / "mounts"
+    named = str(home).replace(" ", "\\040")
+    mounts.write_text(MOUNTS.format(home=named, kind=kind))
+    said = shared_by_machines(home / ".triton" / "cache", mounts)
+    assert said.startswith(f"compiled kernels are kept on {kind}: set TRITON_CACHE_DIR")
+    assert shared_by_machines(home / "fast" / "cache", mounts) == ""
+    assert shared_by_machines(tmp_path, mounts) == ""
+    assert shared_by_machines(home, Path("/no/mounts")) == ""
+    monkeypatch.setattr(device, "find_gpu", make_gpu)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(home / "cache"))
+    monkeypatch.setattr(
+        "systems.running.caches.shared_by_machines",
+        lambda folder: shared_by_machines(folder, mounts),
+    )
+    regen_tables.look_at_caches()
+    assert capsys.readouterr().err == f"warning: {said}\n"
+
+
+def test_without_a_gpu_nobody_looks(monkeypatch):
+    monkeypatch.setattr(device, "find_gpu", lambda: None)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/dev/null/x")
+    regen_tables.look_at_caches()

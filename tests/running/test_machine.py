@@ -1,0 +1,94 @@
+"""A GPU that torch can't use is one line: what is wrong, and what to do about it."""
+
+import pytest
+import torch
+
+from systems import check_setup
+from systems.experiments import STEMS
+from systems.records import store
+from systems.running import groups, machine
+from systems.running.reports import CannotStart
+from tests.factories import fake_stem_on, make_gpu
+
+A100 = make_gpu("NVIDIA A100-SXM4-80GB", driver="535.54")
+
+
+@pytest.fixture
+def no_gpu_for_torch(monkeypatch):
+    """Sets the CUDA that torch is built for, and the newest that the driver runs."""
+
+    def between(built: str | None, runs: tuple[int, int] | None) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(torch.version, "cuda", built)
+        monkeypatch.setattr(machine, "newest_cuda", lambda: runs)
+
+    return between
+
+
+WHY = {
+    (None, (12, 2)): "install a CUDA build of torch",
+    ("13.0", (12, 2)): "it is built for CUDA 13.0, and driver 535.54 runs CUDA 12.2 at "
+    "most: update the driver, or install a torch for CUDA 12",
+    # A driver runs what is built for a later CUDA of its own first number.
+    ("12.8", (12, 2)): "though it is built for CUDA 12.8: torch.cuda.init() says why",
+    ("13.0", None): "though it is built for CUDA 13.0: torch.cuda.init() says why",
+}
+
+
+@pytest.mark.parametrize(("built", "runs"), WHY)
+def test_measuring_and_the_setup_say_why(built, runs, no_gpu_for_torch, monkeypatch):
+    no_gpu_for_torch(built, runs)
+    with pytest.raises(CannotStart) as refused:
+        machine.check_torch(A100)
+    line = str(refused.value)
+    assert line.startswith(f"torch {torch.__version__} can't use the {A100.name}")
+    assert line.endswith(WHY[built, runs]) and "\n" not in line
+    monkeypatch.setattr(check_setup, "find_gpu", lambda: A100)
+    monkeypatch.setattr(check_setup, "default_device", lambda: "cpu")
+    printed: list[object] = []
+    monkeypatch.setattr(check_setup.Console, "print", lambda _, x: printed.append(x))
+    with pytest.raises(SystemExit) as ended:
+        check_setup.main()
+    assert ended.value.code == 2 and printed[1:] == [line]
+
+
+GIB = 2**30
+SHARED = {
+    (0, 0): "",
+    (0, GIB // 8): "",
+    (1, 0): "1 other process held 0.0 GiB",
+    (2, 5 * GIB): "2 other processes held 5.0 GiB",
+    # Their number is hidden in a container.
+    (0, 5 * GIB): "others held 5.0 GiB",
+}
+
+
+@pytest.mark.parametrize("used", SHARED)
+def test_a_gpu_that_others_use_is_noted_in_the_record_once(
+    used, run, monkeypatch, tmp_path
+):
+    monkeypatch.setitem(STEMS, "fake", fake_stem_on("cuda"))
+    monkeypatch.setattr(machine, "find_gpu", make_gpu)
+    monkeypatch.setattr(machine, "used_by_others", lambda: used)
+    monkeypatch.setattr(machine, "check_torch", lambda device: None)
+    monkeypatch.setattr(groups, "sm_clock_mhz", lambda: None)
+    monkeypatch.setattr(groups, "look_at_host", lambda *_: [])
+    assert run().code == 0
+    (path,) = tmp_path.rglob("fake.json")
+    said = f"when measuring began, {SHARED[used]} of this GPU"
+    assert store.read(path).notes == ([said] if SHARED[used] else [])
+
+
+@pytest.mark.parametrize(
+    ("used", "remedy"),
+    [
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", "the UUID of the MIG device, which"),
+        ("NVIDIA H200", "the UUID of the GPU, which"),
+    ],
+)
+def test_another_gpu_than_the_first_is_named_with_the_remedy(used, remedy, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: used)
+    with pytest.raises(CannotStart, match=f"would use {used}, not {A100.name}: ") as no:
+        machine.check_torch(A100)
+    assert f"set CUDA_VISIBLE_DEVICES to {remedy} nvidia-smi -L lists" in str(no.value)

@@ -1,0 +1,187 @@
+"""What works where parts of Linux are missing: Triton on macOS and Windows, locks of
+files and flags of opening them on Windows. What needs them says so in one line.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from systems import REMEDIES, ROOT, lacks
+from systems.experiments import STEMS
+from systems.records.outcome import measure_row
+from tests import fake_stem
+from tests.factories import contents
+
+# Run before anything else: modules become none, and names of `os` are not there.
+BLOCK = """
+import os, sys
+
+for name in {blocked!r}:
+    if hasattr(os, name):
+        delattr(os, name)
+    else:
+        sys.modules[name] = None
+"""
+MACOS = ("triton",)
+OF_OS = ("O_NONBLOCK", "O_CLOEXEC", "O_NOFOLLOW", "getuid", "killpg")
+WINDOWS = ("triton", "fcntl", "resource", "sched_getaffinity", *OF_OS)
+NO_TRITON = f"error: {REMEDIES['triton']}\n"
+
+
+@pytest.fixture
+def on(tmp_path):
+    """Runs a command of Python on a machine without these modules and names."""
+
+    def run(blocked: tuple[str, ...], *line: str) -> subprocess.CompletedProcess[str]:
+        code = BLOCK.format(blocked=blocked)
+        (tmp_path / "sitecustomize.py").write_text(code, encoding="utf-8")
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        environment |= {
+            "PYTHONPATH": str(tmp_path),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "COLUMNS": "300",
+            # By which Windows names who you are.
+            "USERNAME": "reader",
+        }
+        command = [sys.executable, *line]
+        options = {"cwd": ROOT, "env": environment, "text": True, "encoding": "utf-8"}
+        return subprocess.run(command, capture_output=True, **options)
+
+    return run
+
+
+WITHOUT_TRITON = [
+    "tools/tune_flash.py --help",
+    "tools/compile_tables.py",
+    "tools/compile_steps.py",
+    "-m systems.experiments.flash_benchmarking --n 128",
+    "-m systems.experiments.weighted_sum",
+]
+
+
+@pytest.mark.parametrize("line", WITHOUT_TRITON)
+def test_what_is_written_in_triton_says_what_it_needs(line, on):
+    done = on(MACOS, *line.split())
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", NO_TRITON)
+
+
+@pytest.mark.slow
+def test_what_needs_neither_runs(on):
+    listed = on(WINDOWS, "tools/regen_tables.py", "--list")
+    assert listed.returncode == 0 and "nvidia-h200" in listed.stdout, listed.stderr
+    found = on(WINDOWS, "-m", "systems.check_setup")
+    assert found.returncode == 0 and "Triton is not installed" in found.stdout
+    counted = on(WINDOWS, "-m", "systems.experiments.model_sizes")
+    assert counted.returncode == 0, counted.stderr
+
+
+CALLS = """
+import torch
+from systems.attention import flash_attention
+
+x = torch.ones(1, 4, 16)
+assert flash_attention(x, x, x, backend="torch").shape == x.shape
+for backend in ("auto", "triton", "hopper"):
+    try:
+        flash_attention(x, x, x, backend=backend)
+    except ModuleNotFoundError as error:
+        print(error.name, error)
+"""
+
+
+@pytest.mark.slow
+def test_flash_attention_says_that_it_needs_triton_and_what_runs_without(on):
+    done = on(MACOS, "-c", CALLS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == 3 * [f"triton {REMEDIES['triton']}"]
+
+
+MEASURE = "tools/regen_tables.py", "--quick", "--only"
+
+
+@pytest.mark.slow
+def test_measuring_skips_what_is_written_in_triton(on, tmp_path):
+    done = on(MACOS, *MEASURE, "weighted_sum", "--results", str(tmp_path))
+    why = f"weighted_sum can't be measured: {REMEDIES['triton']}"
+    assert done.returncode == 2
+    assert done.stderr == f"error: nothing was measured: {why}\n"
+
+
+@pytest.mark.parametrize("action", [MEASURE, ("tools/regen_tables.py", "--verify")])
+def test_measuring_says_that_it_locks_files(action, on, tmp_path):
+    done = on(WINDOWS, *action, "model_sizes", "--results", str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {REMEDIES['fcntl']}\n"
+
+
+@pytest.mark.slow
+def test_pages_are_rendered_and_built_without_them(on, tmp_path):
+    """As `make serve` builds them, and the commands of the page on setting up."""
+    generated, site = tmp_path / "generated", tmp_path / "site"
+    command = "tools/regen_tables.py", "--render", "--generated", str(generated)
+    done = on(WINDOWS, *command)
+    assert done.returncode == 0, done.stderr
+    check = on(WINDOWS, command[0], "--check", "--generated", str(generated))
+    assert check.returncode == 0, check.stdout
+    assert len(contents(generated)) > 100
+    built = on(WINDOWS, "-m", "mkdocs", "build", "--strict", "-d", str(site))
+    assert built.returncode == 0 and (site / "setup.html").exists(), built.stderr
+
+
+@pytest.mark.slow
+def test_the_experiments_that_import_triton_are_those_that_say_so(on):
+    code = """
+import importlib
+from systems.experiments import STEMS
+
+for name, stem in STEMS.items():
+    try:
+        importlib.import_module(stem.module)
+    except ModuleNotFoundError as error:
+        assert error.name == "triton", error
+        print(name)
+"""
+    done = on(MACOS, "-c", code)
+    assert done.returncode == 0, done.stderr
+    needing = [name for name, stem in STEMS.items() if "triton" in stem.needs]
+    assert done.stdout.split() == needing
+
+
+def test_a_row_that_comes_to_our_kernels_is_not_installed():
+    """As of end_to_end with our attention. Any other missing module is a mistake."""
+
+    def run(name: str):
+        def raise_it(config):
+            raise ModuleNotFoundError(REMEDIES["triton"], name=name)
+
+        return raise_it
+
+    row = measure_row(fake_stem.Config(), run("triton"))
+    assert (row.status, row.reason) == (
+        "unsupported",
+        f"not installed: {REMEDIES['triton']}",
+    )
+    with pytest.raises(ModuleNotFoundError):
+        measure_row(fake_stem.Config(), run("tritium"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ci", [None, "1"])
+def test_tests_of_kernels_are_skipped_and_in_ci_fail(ci, on, monkeypatch):
+    if ci:
+        monkeypatch.setenv("CI", ci)
+    else:
+        monkeypatch.delenv("CI", raising=False)
+    options = "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"
+    done = on(MACOS, *options, "tests/attention/test_relaunch.py")
+    assert done.returncode == (2 if ci else 5), done.stdout
+    assert ("needs Triton, which is there for Linux alone" in done.stdout) == (not ci)
+
+
+def test_nothing_is_lacking_where_all_is_there():
+    assert lacks("msgspec") == "" == lacks()
+    with pytest.raises(KeyError):
+        lacks("not_there_at_all")

@@ -1,0 +1,91 @@
+"""What each Triton makes of our kernels, from records that are made up."""
+
+import pytest
+
+from systems.experiments.triton_versions import VERSIONS, Config
+from systems.records.record import Row
+from tests.factories import make_gpu, make_record, make_row
+from tools.render.stems import triton_versions
+
+SHAPES = ((1, 16, 16384, 64, True), (4, 16, 4096, 128, False))
+# By version how much longer than the first the same kernels take.
+SLOWER = dict(zip(VERSIONS, (1.0, 0.9, 1.1, 1.2), strict=True))
+# Kernels for Hopper run with the first two, and take half the time.
+TESTED = VERSIONS[:2]
+
+
+def row(version: str, name: str, shape: tuple, lost: str | None = None) -> Row:
+    config = Config(version, name, *shape)
+    ran = "hopper" if name == "ours" and version in TESTED else "triton"
+    ms = SLOWER[version] * shape[2] / (2048 if ran == "hopper" else 1024)
+    times = {"forward_ms": [ms], "backward_ms": [2 * ms], "both_ms": [3 * ms]}
+    made = make_row(config, ran=ran, **times)
+    return Row(made.config, "unsupported", reason=lost) if lost else made
+
+
+def record(lost: dict[str, str] | None = None):
+    rows = [
+        row(version, name, shape, (lost or {}).get(version))
+        for shape in SHAPES
+        for name in ("ours", "ours_triton")
+        for version in VERSIONS
+    ]
+    gpu = make_gpu("NVIDIA H200", capability="9.0")
+    return make_record("triton_versions", *rows, device=gpu)
+
+
+def lines_of(text: str, *words: str) -> list[str]:
+    return [line for line in text.splitlines() if all(word in line for word in words)]
+
+
+def test_a_line_for_each_version_says_what_ran_and_how_fast():
+    shown = triton_versions.fragments([record()])["table.md"]
+    for version in VERSIONS:
+        (line,) = lines_of(shown, f"| {version} |")
+        ran = "hopper" if version in TESTED else "triton"
+        ours = SLOWER[version] * (1 if ran == "hopper" else 2)
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        same = f"{ours:.2f} ({ours:.2f} to {ours:.2f})"
+        plain = f"{SLOWER[version]:.2f} ({SLOWER[version]:.2f} to"
+        assert cells[1:4] == [ran, same, same]
+        assert all(cell.startswith(plain) for cell in cells[4:]) and len(cells) == 6
+
+
+def test_a_shape_names_the_kernels_where_others_ran():
+    shown = triton_versions.fragments([record()])["shapes.md"]
+    forward, both = lines_of(shown, "4,\N{NO-BREAK SPACE}16", "auto")
+    assert (
+        "| hopper | forward | 2.000 | 0.90 | 2.20, triton | 2.40, triton |" in forward
+    )
+    assert "| both | 6.000 |" in both
+    plain, _ = lines_of(shown, "4,\N{NO-BREAK SPACE}16", "plain")
+    assert "| triton | forward | 4.000 | 0.90 | 1.10 | 1.20 |" in plain
+
+
+def test_sentences_tell_the_same_kernels_from_others():
+    assert triton_versions.facts(record()) == {
+        "oldest": "3.6.0",
+        "same": "0.90 to 1.20",
+        "other": "2.20 to 2.40",
+    }
+    assert set(triton_versions.facts(None).values()) == {"not measured"}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_version_that_was_not_there_is_named_as_such(version):
+    there = record({version: "not installed: Triton, found another"})
+    files = triton_versions.fragments([there])
+    (line,) = lines_of(files["table.md"], f"| {version} |")
+    assert "not installed" in line
+    others = [v for v in VERSIONS if v != version]
+    for other in others:
+        assert lines_of(files["table.md"], f"| {other} |")
+    assert "not installed" in files["shapes.md"]
+    # Without the oldest nothing is compared.
+    compared = version != VERSIONS[0]
+    assert (triton_versions.facts(there)["same"] != "not measured") == compared
+
+
+def test_without_a_record_the_tables_say_what_to_run():
+    for shown in triton_versions.fragments([]).values():
+        assert "python tools/regen_tables.py" in shown
