@@ -7,6 +7,8 @@ over it. It carries a digest of its content, so that a number changed by hand is
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +35,34 @@ def read(path: Path) -> Record:
     """The record in this file. RecordError names the file and field at fault;
     FileNotFoundError if absent.
     """
-    try:
+    with _faults_named(path, "delete it to measure again"):
         data = msgspec.json.decode(_content(path), type=dict[str, Any])
         schema, digest = data.pop("schema", None), data.pop("digest", None)
         if schema != SCHEMA:
             found = f"schema is {schema!r:.60}, this version reads {SCHEMA}"
             raise RecordError(f"{path}: {found}; measure again")
         record = msgspec.convert(data, Record)
+        for fault in faults_of(record):
+            raise RecordError(f"{path}: {fault}")
+        record.edited = digest != digest_of(data)
+    return record
+
+
+def decoded(path: Path, kind: Any, remedy: str) -> Any:
+    """What another file of JSON holds, of this type. As `read`."""
+    with _faults_named(path, remedy):
+        return msgspec.json.decode(_content(path), type=kind)
+
+
+@contextmanager
+def _faults_named(path: Path, remedy: str) -> Iterator[None]:
+    try:
+        yield
     except msgspec.ValidationError as error:
         raise RecordError(f"{path}: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        message = f"is not JSON ({error}); delete it to measure again"
-        raise RecordError(f"{path}: {message}") from None
-    for fault in faults_of(record):
-        raise RecordError(f"{path}: {fault}")
-    record.edited = digest != digest_of(data)
-    return record
+        # What is nested too deeply is too much for whoever looks into it.
+        raise RecordError(f"{path}: is not JSON ({error}); {remedy}") from None
 
 
 def _content(path: Path) -> bytes:

@@ -322,6 +322,32 @@ def test_what_is_not_json_is_named(tmp_path, content):
         store.read(path)
 
 
+NESTED = {
+    "metrics": '"peak_bytes": 7, "x": {}',
+    "an item of a list": '"peak_bytes": 7, "x": [{{"y": {}}}]',
+    "a time": '"peak_bytes": 7, "x_ms": {}',
+}
+
+
+@pytest.mark.parametrize("depth", [100, 300, 500, 700, 900, 1100, 10_000, 100_000])
+@pytest.mark.parametrize("place", NESTED)
+@pytest.mark.parametrize(("opened", "closed"), [("[", "]"), ('{"a":', "}")])
+def test_however_deep_a_record_is_nested_it_is_read_or_named(
+    tmp_path, place, depth, opened, closed
+):
+    path, text = tmp_path / "r.json", store.to_json(example())
+    deep = opened * depth + "1" + closed * depth
+    path.write_text(text.replace('"peak_bytes": 7', NESTED[place].format(deep)))
+    try:
+        assert store.read(path).edited and depth < 1000
+    except RecordError as error:
+        assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
+    in_config = text.replace('"context": 128', f'"context": {deep}', 1)
+    path.write_text(in_config)
+    with pytest.raises(RecordError, match=r"r\.json: "):
+        store.read(path)
+
+
 def test_a_record_cut_off_anywhere_is_refused(tmp_path):
     path, text = tmp_path / "r.json", store.to_json(example()).encode()
     for length in range(len(text) - 1):
