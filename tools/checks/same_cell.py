@@ -56,7 +56,7 @@ def cells(record: Record) -> dict[tuple[Any, ...], Row]:
         usual = all(config.get(key, value) == value for key, value in USUAL.items())
         # What a slow host did to a row is said wherever the row is shown.
         if row.status == "ok" and usual and not row.slow:
-            found[tuple(config[axis] for axis in AXES)] = row
+            found[tuple(config.get(axis) for axis in AXES)] = row
     return found
 
 

@@ -7,6 +7,7 @@ import statistics
 import textwrap
 from collections.abc import Callable, Iterable
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 from systems.records.record import Record, Row
@@ -96,6 +97,12 @@ def folded_name(name: str) -> str:
         return f"`{name}`"
     short, full = (inert(f"`{text}`") for text in (f"{name[:18]}…{name[-14:]}", name))
     return Markup(f'<details class="name"><summary>{short}</summary>{full}</details>')
+
+
+def note(path: Path) -> str:
+    """What stands in the place of what a file that can't be read would give."""
+    place = inert(f"`{path.parent.name}/{path.name}`")
+    return f"**Missing:** the record {place} can't be read.\n{{ .stale }}\n\n"
 
 
 # Stands where a table would.

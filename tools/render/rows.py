@@ -16,11 +16,10 @@ from typing import Any
 from systems.formulas.costs import Peak, peak_of
 from systems.records.outcome import NOT_INSTALLED
 from systems.records.record import Record, Row
+from systems.records.rules import PHASES
 from systems.records.summary import Summary, summarize
 
 NOT_MEASURED = "not measured"
-# The parts of a training step, in order.
-PHASES = ("forward", "loss", "backward", "optimizer")
 # A step whose slow fifth is this much above its fast fifth says more about the host
 # than about the GPU.
 STEADY = 1.05
