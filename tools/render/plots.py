@@ -180,7 +180,11 @@ def is_narrow(figure: Figure) -> bool:
 def panels(figure: Figure, count: int, beside: int = 0, **more: Any) -> list[Axes]:
     """So many beside one another, or all; on a telephone above one another."""
     columns = 1 if is_narrow(figure) else beside or count
-    return list(figure.subplots(count // columns, columns, squeeze=False, **more).flat)
+    rows = -(-count // columns)
+    made = list(figure.subplots(rows, columns, squeeze=False, **more).flat)
+    for spare in made[count:]:
+        spare.remove()
+    return made[:count]
 
 
 def line(axes: Axes, xs: Iterable[float], ys: Iterable[float], **style: Any) -> None:

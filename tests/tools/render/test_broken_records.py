@@ -5,6 +5,8 @@ can be made of. It is named and left out; everything else is rendered.
 import copy
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from systems import ROOT
 from systems.records import store
 from tests.factories import RESULTS
 from tools.render import everything
@@ -255,6 +258,44 @@ def test_whatever_is_wrong_with_all_records_ends_no_rendering(tmp_path, seed):
         copied.parent.mkdir(exist_ok=True)
         copied.write_text(signed(mutated(json.loads(path.read_text()), lot)))
     assert assert_all_is_there(tmp_path)
+
+
+LONGEST = """
+import resource, sys
+from tools import regen_tables
+code = regen_tables.main(sys.argv[1:])
+print(code, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("longer", ["rows", "samples"])
+def test_rendering_the_longest_record_takes_less_than_a_gigabyte(tmp_path, longer):
+    results = tmp_path / "results"
+    path = put(results, "nvidia-h200/warmup.json")
+    rows = json.loads(path.read_text())["rows"]
+    if longer == "rows":
+        times = int(0.95 * store.LONGEST_BYTES / len(json.dumps(rows)))
+        rows = [copy.deepcopy(row) for _ in range(times) for row in rows]
+        for i, row in enumerate(rows):
+            row["config"]["warmup"] = i
+    else:
+        count = int(0.95 * store.LONGEST_BYTES / len(json.dumps([1.123456] * 4)))
+        # The four parts of a step.
+        for name in (n for n in rows[0]["metrics"] if n.endswith("_ms")):
+            rows[0]["metrics"][name] = [1 + i / 1e6 for i in range(count)]
+    new = {"rows": rows, "expected_rows": len(rows)}
+    path = put(results, "nvidia-h200/warmup.json", lambda data: data.update(new))
+    assert 0.8 * store.LONGEST_BYTES < path.stat().st_size < store.LONGEST_BYTES
+    options = ["--render", "--results", results, "--generated", tmp_path / "generated"]
+    child = subprocess.run(
+        [sys.executable, "-c", LONGEST, *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    code, kib = child.stdout.splitlines()[-1].split()
+    assert code == "0" and int(kib) < 2**20, child.stderr
 
 
 # What was compiled --------------------------------------------------------------------
