@@ -35,8 +35,12 @@ def read(path: Path) -> Record:
     """The record in this file. RecordError names the file and field at fault;
     FileNotFoundError if absent.
     """
+    return _parsed(_content(path), path)
+
+
+def _parsed(content: bytes, path: Path) -> Record:
     with _faults_named(path, "delete it to measure again"):
-        data = msgspec.json.decode(_content(path), type=dict[str, Any])
+        data = msgspec.json.decode(content, type=dict[str, Any])
         schema, digest = data.pop("schema", None), data.pop("digest", None)
         if schema != SCHEMA:
             found = f"schema is {schema!r:.60}, this version reads {SCHEMA}"
@@ -69,9 +73,7 @@ def _content(path: Path) -> bytes:
     """What is in a file, if it is one and not too long."""
     try:
         with open_plain(path, os.O_RDONLY) as file:
-            if (size := os.fstat(file.fileno()).st_size) > LONGEST_BYTES:
-                limit = f"no record is longer than {LONGEST_BYTES}"
-                raise RecordError(f"{path}: has {size} bytes, {limit}")
+            _refuse_if_long(os.fstat(file.fileno()).st_size, path)
             return file.read(LONGEST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         raise
@@ -79,11 +81,25 @@ def _content(path: Path) -> bytes:
         raise RecordError(f"{path}: can't be read: {error.strerror}") from None
 
 
+def _refuse_if_long(size: int, path: Path) -> None:
+    if size > LONGEST_BYTES:
+        limit = f"no record is longer than {LONGEST_BYTES}"
+        raise RecordError(f"{path}: has {size} bytes, {limit}")
+
+
 def write(record: Record, path: Path) -> None:
     """Put the record at `path` in one step; RecordError for what `read` refuses."""
-    for fault in faults_of(record):
+    try:
+        fault = next(faults_of(record), None)
+        content = b"" if fault else to_json(record).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        # A set, say, or half of a surrogate pair.
+        raise RecordError(f"{path}: can't be written as JSON: {error}") from None
+    if fault is not None:
         raise RecordError(f"{path}: {fault}")
-    write_whole(path, to_json(record))
+    _refuse_if_long(len(content), path)
+    _parsed(content, path)
+    write_whole(path, content)
 
 
 def to_json(record: Record) -> str:

@@ -3,7 +3,7 @@
 import gc
 import sys
 
-from systems.records.device import CPU, META, SIMULATED, Device, find_gpu
+from systems.records.device import CPU, META, SIMULATED, Device, find_gpu, plain
 from systems.running.limited import as_simulated
 from systems.running.reports import CannotStart
 
@@ -29,7 +29,7 @@ def check_torch(device: Device) -> None:
         raise CannotStart(f"{fault}: install a CUDA build of torch")
     # A smaller GPU that is simulated is the larger one.
     expected = device.name.partition(SIMULATED)[0]
-    if (name := torch.cuda.get_device_name(0)) != expected:
+    if (name := plain(torch.cuda.get_device_name(0))) != expected:
         fault = f"torch would use {name}, not {device.name}"
         raise CannotStart(f"{fault}: set CUDA_VISIBLE_DEVICES")
 

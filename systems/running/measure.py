@@ -21,6 +21,7 @@ import typer
 
 from systems.experiments import STEMS
 from systems.records import store
+from systems.records.device import no_gpu
 from systems.records.neighbours import measuring
 from systems.records.store import RecordError
 from systems.running import machine
@@ -59,9 +60,7 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
     ended, stem = time.monotonic(), STEMS[name]
     device = machine.device_for(stem.quick if grid == "quick" else stem.full)
     if device is None:
-        raise CannotStart(
-            f"{name} needs a GPU and none was found; --quick runs what a CPU can"
-        )
+        raise CannotStart(f"{name} {no_gpu()}; --quick runs what a CPU can")
     path = record_path(results, device, name, grid)
     if would_publish(device, path):
         raise CannotStart(

@@ -10,6 +10,7 @@ from typing import Any
 
 from systems.experiments import STEMS
 from systems.records import store
+from systems.records.device import no_gpu
 from systems.records.neighbours import measuring
 from systems.records.record import Row
 from systems.records.source_hash import source_hash
@@ -98,7 +99,7 @@ def verify_stem(name: str, results: Path) -> int:
     stem = STEMS[name]
     device = machine.device_for(stem.full)
     if device is None:
-        raise CannotStart(f"{name} needs a GPU and none was found")
+        raise CannotStart(f"{name} {no_gpu()}")
     path = record_path(results, device, name, "full")
     with exclusive(path), measuring():
         module = import_module(stem.module)

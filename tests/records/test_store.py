@@ -397,6 +397,31 @@ def test_interrupted_it_leaves_the_old_record_and_nothing_else(tmp_path, monkeyp
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["r.json"]
 
 
+REFUSED = {
+    "markup in a name": lambda r: setattr(r.device, "name", "<b>"),
+    "a line end": lambda r: r.protocol.update(clock="a\n\n# b"),
+    "a long note": lambda r: r.notes.append("x" * 2001),
+    "half of a pair": lambda r: setattr(r.rows[1], "reason", "\ud800"),
+    "half of a pair in a metric": lambda r: r.rows[0].metrics.update(x="\udfff"),
+    "a set": lambda r: r.rows[0].metrics.update(x={1}),
+    "bytes": lambda r: r.rows[0].config.update(x=b""),
+    "an odd slug": lambda r: setattr(r.device, "slug", "../x"),
+    "a huge integer": lambda r: r.rows[0].metrics.update(x=10**5000),
+    "text for a number": lambda r: setattr(r, "expected_rows", "2"),
+    "too much": lambda r: r.rows[0].metrics.update(x="x" * store.LONGEST_BYTES),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_what_reading_refuses_is_not_written(tmp_path, fault):
+    """Measured once, it would be in the way for ever."""
+    path, record = tmp_path / "r.json", example()
+    REFUSED[fault](record)
+    with pytest.raises(RecordError) as raised:
+        store.write(record, path)
+    assert str(raised.value).startswith(f"{path}: ") and not list(tmp_path.iterdir())
+
+
 def test_what_is_no_record_leaves_the_old_one_and_nothing_else(tmp_path):
     path = tmp_path / "r.json"
     store.write(example(), path)
