@@ -72,7 +72,7 @@ def check_tree(
     records too. 0 if there is none, 2 if a record can't be read or was edited by hand,
     otherwise 1.
     """
-    from tools.checks import same_cell
+    from tools.checks import grids, same_cell
     from tools.checks.pages import check_pages
     from tools.render import load
 
@@ -97,8 +97,9 @@ def check_tree(
     stale = load.stale_records(results)
     findings += stale if fresh else []
     findings += (edited := load.edited_records(results))
-    differ, differed = same_cell.compare(load.load_sound(results)[0])
-    findings += differ
+    found = load.load_sound(results)[0]
+    differ, differed = same_cell.compare(found)
+    findings += [*differ, *grids.compare(found)]
     warnings = [*([] if fresh else stale), *load.slow_records(results), *differed]
     for message in warnings:
         print(f"warning: {message}")

@@ -603,6 +603,21 @@ def test_a_stale_record_is_a_warning_and_with_fresh_an_error(rendered, tmp_path)
     assert done.code == 1 and done.out == f"{message}\n1 findings\n"
 
 
+def test_a_row_that_is_not_there_fails_the_check_with_its_right_digest(
+    rendered, tmp_path
+):
+    path = tmp_path / "results/meta/model_sizes.json"
+    record = store.read(path)
+    gone = record.rows.pop(1).config
+    record.expected_rows -= 1
+    store.write(record, path)
+    rendered("--render")
+    done = rendered("--check")
+    again = "measure it again by `regen_tables.py --only model_sizes --force`"
+    line = f"meta/model_sizes.json lacks a row of today's grid, {gone}; {again}"
+    assert (done.code, done.out) == (1, f"{line}\n1 findings\n")
+
+
 def test_records_that_differ_in_the_same_cell_fail_the_check(rendered, monkeypatch):
     monkeypatch.setattr(same_cell, "compare", lambda found: (["a differs"], ["b may"]))
     done = rendered("--check")
