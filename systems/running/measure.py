@@ -175,7 +175,9 @@ def said_of(error: OSError, results: Path) -> str:
     names no file, and means the record.
     """
     full = error.errno in FULL
-    where = Path(error.filename) if error.filename else results if full else None
+    # Of a file that can't be renamed, the place that it was to take.
+    named = error.filename2 or error.filename
+    where = Path(named) if named else results if full else None
     if where is not None and where.is_relative_to(results):
         first = {FULL: "free space or ", IN_THE_WAY: "remove it, or "}
         may = next(

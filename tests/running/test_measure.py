@@ -441,6 +441,17 @@ def test_a_lock_that_is_no_file_is_refused_and_not_followed(run, tmp_path, kind)
     assert other.read_text() == "not ours"
 
 
+def test_a_folder_where_rows_would_be_kept_is_the_one_that_is_named(run, partial_file):
+    """Not the file that was to take its place, which is gone by then."""
+    partial_file.mkdir(parents=True)
+    where = f"can't write {partial_file}: Is a directory"
+    assert run().error == f"{where}; remove it, or give another --results"
+    assert sorted(os.listdir(partial_file.parent)) == [
+        ".fake.json.lock",
+        "fake.partial.json",
+    ]
+
+
 @pytest.mark.parametrize("installed", [True, False])
 def test_a_tree_without_a_commit_says_so(
     run, monkeypatch, record_file, tmp_path, installed

@@ -24,11 +24,21 @@ LIVE_IN_CODE = re.compile(r'[<>&|{}\\"]|^(?:#!|:::)')
 # What begins a block where a line begins with it: "::: module", "# heading", "- item",
 # "1. item". Of "-3" and "1.5" nothing does.
 OPENING = re.compile(r"^(?:[:=!?~+-]{3}|#|[-+](?=\s)|\d+(?=[.)]\s))")
-INVISIBLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+# What has no look of its own, or turns around or hides what stands beside it.
+INVISIBLE = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    r"\ud800-\udfff\ufeff\ufff9-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    r"\U000e0000-\U000e007f]+"
+)
 
 
 class Markup(str):
     """Markdown of ours, which is printed as it is."""
+
+
+def visible(text: str) -> str:
+    """With a space in the place of what is not."""
+    return INVISIBLE.sub(" ", text)
 
 
 def inert(text: str) -> str:
@@ -39,7 +49,7 @@ def inert(text: str) -> str:
     """
     if isinstance(text, Markup):
         return text
-    parts = CODE.split(INVISIBLE.sub(" ", text))
+    parts = CODE.split(visible(text))
     return "".join(map(coded, parts))
 
 
@@ -55,7 +65,7 @@ def plain(text: str) -> str:
     """Text of a record where nothing can be markup, `code` neither: what images say
     and show.
     """
-    return coded(INVISIBLE.sub(" ", text.replace("`", "")))
+    return coded(visible(text.replace("`", "")))
 
 
 def first(text: str) -> Markup:
