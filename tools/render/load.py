@@ -133,7 +133,8 @@ def read(path: Path) -> Record:
         ),
         (
             not record.complete,
-            f"has {len(record.rows)} rows that did not fail, "
+            f"has {sum(row.status != 'failed' for row in record.rows)} rows that did "
+            "not fail, "
             f"expected_rows is {record.expected_rows}",
         ),
     ):

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,25 @@ def test_a_clock_that_is_broken_takes_no_profile_with_it(tmp_path, change):
     wanted = everything.render_all(alone)
     names = [name for name in wanted if name.startswith("kernel_profile-")]
     assert len(names) > 3 and all(files[name] == wanted[name] for name in names)
+
+
+def test_a_clock_that_its_own_tables_can_be_made_of_is_at_fault_too(
+    tmp_path, monkeypatch
+):
+    clock = put(tmp_path, "nvidia-h200/end_to_end.json")
+    put(tmp_path, "nvidia-h200/kernel_profile.json")
+    module = import_module("tools.render.stems.kernel_profile")
+    fragments = module.fragments
+
+    def stumbling(records):
+        if any(record.clock for record in records):
+            raise ValueError("clock")
+        return fragments(records)
+
+    monkeypatch.setattr(module, "fragments", stumbling)
+    files = everything.render_all(tmp_path)
+    assert [b.path for b in files.broken] == [clock]
+    assert "Missing" not in files["kernel_profile-categories.md"]
 
 
 def test_two_records_that_go_together_only_apart_cost_one(tmp_path, monkeypatch):
