@@ -19,7 +19,7 @@ from rich.table import Table
 from systems.benchmarking.timing import Clock, default_device
 from systems.model.train_step import precision_context, training_step
 from systems.model.transformer import BasicsTransformerLM
-from systems.records.device import find_gpu
+from systems.records.device import find_gpu, no_gpu
 from systems.running.software import versions
 
 
@@ -92,6 +92,9 @@ def main() -> None:
             f"torch {torch.__version__} can't use the {gpu.name}: install a CUDA build "
             "of torch"
         )
+        raise SystemExit(2)
+    if device == "cuda" and not gpu:
+        console.print(f"torch finds a GPU, and measuring {no_gpu()}")
         raise SystemExit(2)
     console.print(
         "ready"

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from msgspec import structs
 
+from systems import check_setup
 from systems.records import device, store
 from systems.records.device import Device, find_gpu, no_gpu, slug_of, sm_clock_mhz
 from systems.records.record import Git
@@ -154,6 +155,24 @@ def test_a_driver_through_which_nothing_can_be_asked_is_named(driver, monkeypatc
     assert no_gpu() == f"{said}: NVML does not start (Not Supported)"
     driver.refused = set()
     assert no_gpu() == said
+
+
+def test_a_gpu_that_torch_alone_finds_is_not_ready(driver, monkeypatch, capsys):
+    """What measures could not name it."""
+    driver.refused = {"nvmlInit"}
+    monkeypatch.setattr(device, "DRIVERS", ["/dev/null"])
+    monkeypatch.setattr(check_setup, "default_device", lambda: "cuda")
+    monkeypatch.setattr(check_setup.torch.cuda, "get_device_name", lambda: "A GPU")
+    for name in ("attention_kernels", "run_once"):
+        monkeypatch.setattr(check_setup, name, lambda on: {})
+    with pytest.raises(SystemExit) as ended:
+        check_setup.main()
+    said = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code == 2 and "ready" not in said
+    assert said.endswith("none was found: NVML does not start (Not Supported)")
+    driver.refused = set()
+    check_setup.main()
+    assert capsys.readouterr().out.endswith("ready\n")
 
 
 @pytest.mark.parametrize(
