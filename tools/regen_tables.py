@@ -14,6 +14,7 @@ run it again to go on. Examples:
 
 import argparse
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -321,7 +322,8 @@ def conclude(
     if not all_ended:
         print("jobs go on; run the same command to see where they stand")
     elif quick and any(outcome.code != 2 for outcome in outcomes):
-        shown = f"--render --results {results / 'quick'} --generated FOLDER"
+        quick_results = shlex.quote(str(results / "quick"))
+        shown = f"--render --results {quick_results} --generated FOLDER"
         print(f"reduced grid: its records stay apart; `{shown}` shows them")
     elif code != 2 and not quick:
         render_if_told(results, generated)
