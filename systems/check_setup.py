@@ -18,7 +18,7 @@ from rich.table import Table
 from systems.benchmarking.timing import Clock, default_device
 from systems.model.train_step import precision_context, training_step
 from systems.model.transformer import BasicsTransformerLM
-from systems.records.device import find_gpu
+from systems.records.device import find_gpu, no_gpu
 from systems.running.machine import why_unusable
 from systems.running.software import versions
 
@@ -89,6 +89,9 @@ def main() -> None:
     console.print(table)
     if gpu and device == "cpu":
         console.print(why_unusable(gpu))
+        raise SystemExit(2)
+    if device == "cuda" and not gpu:
+        console.print(f"torch finds a GPU, and measuring {no_gpu()}")
         raise SystemExit(2)
     console.print(
         "ready"

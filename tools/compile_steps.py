@@ -41,13 +41,11 @@ from systems.experiments import flash_ablation
 from systems.formulas.chips import TARGETS
 from systems.records.files import write_whole
 from systems.records.source_hash import hash_of
+from systems.records.store import RecordError
 from tools.compile_ahead import Needs, loaded_by, need_compiler
-from tools.render.stems.flash_ablation import (
-    BACKWARD,
-    COMPILED,
-    FORWARD,
-    LAUNCHERS,
-)
+from tools.render.compiled_files import STEPS as COMPILED
+from tools.render.stems.flash_ablation import BACKWARD, FORWARD, LAUNCHERS
+from tools.rendering import stop
 
 GPU = TARGETS["h100"]
 # The same kernel, whose programs are handed other items: it is compiled once.
@@ -129,7 +127,10 @@ def shown(needs: Needs) -> dict[str, float | str]:
 
 def main() -> None:
     need_compiler()
-    versions = json.loads(COMPILED.read_text()) if COMPILED.exists() else {}
+    try:
+        versions = COMPILED.read()
+    except RecordError as error:
+        stop(str(error))
     steps = (*FORWARD, *BACKWARD)
     found = {step: compiled(step) for step in steps if step not in SAME}
     versions[triton.__version__] = {
@@ -138,8 +139,8 @@ def main() -> None:
     }
     in_order = {version: versions[version] for version in sorted(versions, key=Version)}
     text = json.dumps(in_order, indent=1)
-    write_whole(COMPILED, text + "\n")
-    print(f"{COMPILED}: Triton {triton.__version__}")
+    write_whole(COMPILED.path, text + "\n")
+    print(f"{COMPILED.path}: Triton {triton.__version__}")
 
 
 if __name__ == "__main__":

@@ -34,8 +34,10 @@ from systems.attention.triton.configs import Config
 from systems.attention.triton.tuned import HEAD_DIMS, kernels_hash
 from systems.formulas.chips import TARGETS, Target
 from systems.records.files import write_whole
+from systems.records.store import RecordError
 from tools.compile_ahead import DTYPES, Needs, compile_for, entries, need_compiler
-from tools.render.spanning.compiled import COMPILED, PREDICTED, WIDTHS
+from tools.render.compiled_files import TABLES as COMPILED
+from tools.render.spanning.compiled import PREDICTED, WIDTHS
 from tools.rendering import stop
 
 
@@ -73,7 +75,7 @@ def is_there(
     there = {key_of(r): r["config"] for r in rows}
     wanted = entries(TARGETS[name], kind, d, causal)[0]
     return all(
-        there.get((name, kind, d, causal, kernel)) == list(config)
+        there.get((name, kind, d, causal, kernel)) == config
         for kernel, config in wanted.items()
     )
 
@@ -87,7 +89,7 @@ def row(
         "d": d,
         "causal": causal,
         "kernel": needs.kernel.removesuffix("_kernel"),
-        "config": list(config),
+        "config": config,
         "shared_bytes": needs.shared_bytes,
         "registers": needs.registers,
         "stack_bytes": needs.stack_bytes,
@@ -121,7 +123,7 @@ def write(versions: dict[str, Any]) -> None:
         )
         head = f'  "source_hash": {json.dumps(found["source_hash"])}'
         parts.append(f' "{version}": {{\n{head},\n  "rows": [\n{rows}\n  ]\n }}')
-    write_whole(COMPILED, "{\n" + ",\n".join(parts) + "\n}\n")
+    write_whole(COMPILED.path, "{\n" + ",\n".join(parts) + "\n}\n")
 
 
 def main(
@@ -136,7 +138,10 @@ def main(
     if unknown := [name for name in gpu if name not in TARGETS]:
         stop(f"{unknown[0]} is none of {', '.join(TARGETS)}")
     need_compiler()
-    versions = json.loads(COMPILED.read_text()) if COMPILED.exists() else {}
+    try:
+        versions = COMPILED.read()
+    except RecordError as error:
+        stop(str(error))
     own, source = versions.get(triton.__version__, {}), kernels_hash()
     kept = own["rows"] if own.get("source_hash") == source else []
     everything = [
@@ -164,7 +169,7 @@ def main(
             write(versions)
     versions[triton.__version__] = {"source_hash": source, "rows": kept}
     write(versions)
-    print(f"{COMPILED}: Triton {triton.__version__}, {len(kept)} kernels")
+    print(f"{COMPILED.path}: Triton {triton.__version__}, {len(kept)} kernels")
     raise typer.Exit(2 if failed else 0)
 
 

@@ -49,6 +49,7 @@ def measure_if_stale(
     """Measure one stem until `deadline` (in seconds of `time.time`), unless its record
     is fresh. With `force` too it goes on from where it was stopped.
     """
+    from systems.records.device import no_gpu
     from systems.records.store import RecordError
     from systems.running.machine import device_for
     from systems.running.resuming import record_path
@@ -58,7 +59,7 @@ def measure_if_stale(
     if device is None:
         cpu_can = "cpu" in STEMS[stem].quick and not quick
         remedy = "; --quick runs it on a CPU" if cpu_can else ""
-        message = f"skipped: needs a GPU and none was found{remedy}"
+        message = f"skipped: {no_gpu()}{remedy}"
         return Outcome(stem, message, skipped=True)
     if said := lacks(*STEMS[stem].needs):
         return Outcome(stem, f"skipped: can't be measured: {said}", skipped=True)

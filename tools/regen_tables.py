@@ -15,9 +15,11 @@ run it again to go on. Examples:
 
 import argparse
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -69,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from systems.records.store import RecordError
         from systems.running.limited import simulated_gib
         from systems.running.software import named_commit
+        from tools.render.load import is_quick
 
         simulated_gib()
         if action in ("measuring", "--slurm"):
@@ -86,6 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stop(
                 f"this guide's own tables are not of {results}: add --generated FOLDER "
                 "to say where its tables are"
+            )
+        if action in ("measuring", "--slurm", "--verify") and is_quick(results):
+            stop(
+                f"--results {results}: in a folder of this name lie records of reduced "
+                f"grids alone; --quick --results {results.parent} measures into it"
             )
         match action:
             case "--list":
@@ -113,7 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        used = f"can't use {error.filename}" if error.filename else "can't write"
+        named = error.filename2 or error.filename
+        used = f"can't use {named}" if named else "can't write"
         stop(f"{used}: {error.strerror}")
     except KeyboardInterrupt:
         stop(
@@ -352,8 +361,9 @@ def conclude(
     if not all_ended:
         print("jobs go on; run the same command to see where they stand")
     elif quick and any(outcome.code != 2 for outcome in outcomes):
-        quick_results = results / "quick"
-        print(f"reduced grid: its records stay in {quick_results} and are not rendered")
+        quick_results = shlex.quote(str(results / "quick"))
+        shown = f"--render --results {quick_results} --generated FOLDER"
+        print(f"reduced grid: its records stay apart; `{shown}` shows them")
     elif code != 2 and not quick:
         render_if_told(results, generated)
     return code
@@ -384,4 +394,8 @@ def print_outcomes(outcomes: list[Outcome]) -> None:
 if __name__ == "__main__":
     # Told to end, it ends what measures, too.
     exit_when_terminated()
+    for stream in (sys.stdout, sys.stderr):
+        # A folder's name may be no text, and a terminal may not have all characters.
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(main())

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from systems import ROOT
+from systems.records.files import write_whole
 
 # What every folder of rendered files has.
 MARK = "facts.yml"
@@ -22,7 +23,7 @@ def files_in(generated: Path) -> dict[str, str]:
     """What a folder of rendered files holds now, by name."""
     return {
         path.name: path.read_text(encoding="utf-8", errors="replace")
-        for path in generated.glob("*")
+        for path in (generated.iterdir() if generated.is_dir() else ())
         if path.is_file()
     }
 
@@ -54,7 +55,7 @@ def write_rendered(results: Path, generated: Path | None = None) -> None:
     # First what tells that the folder is ours: where this is killed, it is taken again.
     for name in sorted(changed, key=lambda name: name != MARK):
         try:
-            (folder / name).write_text(wanted[name], encoding="utf-8")
+            write_whole(folder / name, wanted[name])
         except OSError as error:
             # On a full disk the error itself names no file.
             raise OSError(error.errno, error.strerror, str(folder / name)) from None
@@ -72,7 +73,7 @@ def check_tree(
     records and too many unsteady rows too. 0 if there is none, 2 if a record can't be
     read or was edited by hand, otherwise 1.
     """
-    from tools.checks import same_cell, steadiness
+    from tools.checks import grids, same_cell, steadiness
     from tools.checks.pages import check_pages
     from tools.render import load
 
@@ -100,7 +101,7 @@ def check_tree(
     found = load.load_sound(results)[0]
     differ, differed = same_cell.compare(found)
     too_many, unsteady = steadiness.judge(found)
-    findings += differ + (too_many if fresh else [])
+    findings += [*differ, *grids.compare(found), *(too_many if fresh else [])]
     warnings = [*([] if fresh else [*stale, *too_many]), *unsteady, *differed]
     for message in warnings:
         print(f"warning: {message}")

@@ -36,12 +36,13 @@ def print_states(results: Path) -> int:
     from systems.records.store import RecordError
     from systems.running.machine import device_for
     from systems.running.software import kernels_on
+    from tools.render.load import files_in
 
-    faults = []
+    faults, files = [], files_in(results)
     lines = [("experiment", "device", "state", "rows", "measured", "min")]
     for stem, entry in STEMS.items():
         here = device_for(entry.full)
-        slugs = {path.parent.name for path in results.glob(f"*/{stem}*.json")}
+        slugs = {p.parent.name for p in files if p.name.partition(".")[0] == stem}
         slugs |= {here.slug} if here else set()
         if not slugs:
             lines.append((stem, "-", "no GPU", "", "", ""))

@@ -56,6 +56,11 @@ def slug_of(name: str) -> str:
     return f"gpu-{slug}".strip("-") if slug in RESERVED else slug
 
 
+def plain(name: str) -> str:
+    """The name of a GPU as a record can hold it, whatever its driver says."""
+    return re.sub(r"[<>\n\r\ud800-\udfff]", " ", name)[:2000] or "a GPU without a name"
+
+
 def find_gpu() -> Device | None:
     """The first GPU (or part of one, by MIG) that CUDA_VISIBLE_DEVICES leaves visible,
     or None: no GPU, no driver, or no NVML.
@@ -68,6 +73,7 @@ def find_gpu() -> Device | None:
     name = told(pynvml.nvmlDeviceGetName, handle)
     if name is None:
         return None
+    name, driver = plain(name), told(pynvml.nvmlSystemGetDriverVersion)
     capability = told(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
     memory = told(pynvml.nvmlDeviceGetMemoryInfo, handle)
     power = told(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
@@ -76,7 +82,7 @@ def find_gpu() -> Device | None:
         slug=slug_of(name),
         capability="{}.{}".format(*capability) if capability else None,
         memory_bytes=int(memory.total) if memory else None,
-        driver=told(pynvml.nvmlSystemGetDriverVersion),
+        driver=plain(driver) if driver else None,
         power_limit_w=power / 1000 if power is not None else None,
     )
 
@@ -105,6 +111,28 @@ def newest_cuda() -> tuple[int, int] | None:
 
     number = told(pynvml.nvmlSystemGetCudaDriverVersion)
     return divmod(number // 10, 100) if number else None
+
+
+# Where Linux, and Windows' own, have a driver of GPUs.
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
+
+
+def no_gpu() -> str:
+    """That none was found; and that NVML does not start, where there is a driver: in
+    some containers CUDA finds the GPU all the same.
+    """
+    found = "needs a GPU and none was found"
+    if not any(map(os.path.exists, DRIVERS)):
+        return found
+    try:
+        import pynvml
+    except ImportError:
+        return f"{found}: NVML does not start (nvidia-ml-py is not installed)"
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return f"{found}: NVML does not start ({error})"
+    return found
 
 
 def sm_clock_mhz() -> int | None:
@@ -142,5 +170,21 @@ def _nvml_handle() -> Any:
     if visible.isdecimal():
         return told(pynvml.nvmlDeviceGetHandleByIndex, int(visible))
     if visible.startswith(("GPU-", "MIG-")):
-        return told(pynvml.nvmlDeviceGetHandleByUUID, visible)
+        whole = told(pynvml.nvmlDeviceGetHandleByUUID, visible)
+        return whole if whole is not None else _beginning_with(visible)
     return None
+
+
+def _beginning_with(uuid: str) -> Any:
+    """The one GPU whose UUID begins so: CUDA takes a shortened one, NVML does not."""
+    import pynvml
+
+    count = told(pynvml.nvmlDeviceGetCount) or 0
+    handles = [told(pynvml.nvmlDeviceGetHandleByIndex, i) for i in range(count)]
+    found = [
+        handle
+        for handle in handles
+        if handle is not None
+        and (told(pynvml.nvmlDeviceGetUUID, handle) or "").startswith(uuid)
+    ]
+    return found[0] if len(found) == 1 else None

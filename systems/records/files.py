@@ -23,7 +23,7 @@ def open_plain(path: Path, flags: int) -> IO[bytes]:
     return os.fdopen(handle, "r+b" if flags & os.O_RDWR else "wb" if writes else "rb")
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Put text at `path` in one step: a reader sees the old file or the new one, never
     a part. Where the disk is full, or this is interrupted, what was there stays, alone.
     """
@@ -33,7 +33,7 @@ def write_whole(path: Path, text: str) -> None:
         # Whatever lies there (a link, say) is not written through.
         temporary.unlink(missing_ok=True)
         with open_plain(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
-            file.write(text.encode())
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

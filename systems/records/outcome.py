@@ -1,10 +1,13 @@
 """What comes of one configuration: numbers, or why there are none."""
 
+import json
 import re
 import sys
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict
 from typing import Any
+
+import msgspec
 
 from systems.records.record import Row
 from systems.records.rules import faults_in_metrics
@@ -19,6 +22,8 @@ NO_HOST_MEMORY = (
 )
 # How the reason of a row begins whose implementation is not there.
 NOT_INSTALLED = "not installed"
+# Of a reason, in characters.
+LONGEST = 2000
 
 
 class Unsupported(Exception):
@@ -76,7 +81,16 @@ def turns_of(config: Any, run: Run) -> Iterator[Row | None]:
             raise
     for fault in faults_in_metrics(metrics):
         raise ValueError(fault)
-    yield Row(asdict(config), status, metrics, reason)
+    try:
+        msgspec.json.decode(json.dumps(metrics, ensure_ascii=False).encode())
+    except (TypeError, ValueError, RecursionError, msgspec.DecodeError) as error:
+        raise ValueError(f"a metric is not JSON: {error}") from None
+    yield Row(asdict(config), status, metrics, as_reason(reason))
+
+
+def as_reason(text: str | None) -> str | None:
+    """As a record can hold it: text of other people may be long, and no UTF-8."""
+    return text and text[:LONGEST].encode("utf-8", "backslashreplace").decode()
 
 
 def out_of_memory_reason(error: BaseException | None) -> str | None:

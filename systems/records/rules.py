@@ -13,6 +13,8 @@ from systems.records.record import Record
 
 # Eleven days in ms, and more than any machine's memory in bytes.
 LONGEST_MS, MOST_BYTES = 1e9, 2**60
+# The parts of a training step, in order.
+PHASES = ("forward", "loss", "backward", "optimizer")
 
 
 def faults_of(record: Record) -> Iterator[str]:
@@ -40,6 +42,8 @@ def faults_of(record: Record) -> Iterator[str]:
         if (row.status == "ok") != bool(row.metrics):
             yield f"{where}: is {row.status} with {len(row.metrics)} metrics"
         for fault in faults_in_metrics(row.metrics, reported):
+            yield f"{where}.metrics.{fault}"
+        for fault in _unlike_phases(row.metrics):
             yield f"{where}.metrics.{fault}"
 
 
@@ -74,6 +78,15 @@ def _wrong_times(name: str, value: Any) -> Iterator[str]:
             if not (_within(sample, 0, LONGEST_MS) and sample > 0):
                 yield f"{name}[{i}]: is {sample!r:.60}, no time in ms above 0"
                 return
+
+
+def _unlike_phases(metrics: dict[str, Any]) -> Iterator[str]:
+    """Phases of the same steps, of which one is the loss, have as many samples."""
+    of = {p: metrics[f"{p}_ms"] for p in PHASES if f"{p}_ms" in metrics}
+    counts = {p: len(samples) for p, samples in of.items() if isinstance(samples, list)}
+    for phase, count in counts.items():
+        if counts.get("loss", count) != count:
+            yield f"{phase}_ms: has {count} samples, loss_ms {counts['loss']}"
 
 
 def _within(value: Any, least: float, most: float, *kinds: type) -> bool:

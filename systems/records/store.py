@@ -7,6 +7,8 @@ over it. It carries a digest of its content, so that a number changed by hand is
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,8 @@ from systems.records.rules import faults_of
 
 SCHEMA = 2
 SUFFIX, PARTIAL_SUFFIX = ".json", ".partial.json"
-# Twenty times the largest record; a file this long, read, takes less than 1 GB.
-LONGEST_BYTES = 2**24
+# Five times the largest record; what is made of a file this long takes less than 1 GB.
+LONGEST_BYTES = 2**22
 
 
 class RecordError(ValueError):
@@ -33,31 +35,45 @@ def read(path: Path) -> Record:
     """The record in this file. RecordError names the file and field at fault;
     FileNotFoundError if absent.
     """
-    try:
-        data = msgspec.json.decode(_content(path), type=dict[str, Any])
+    return _parsed(_content(path), path)
+
+
+def _parsed(content: bytes, path: Path) -> Record:
+    with _faults_named(path, "delete it to measure again"):
+        data = msgspec.json.decode(content, type=dict[str, Any])
         schema, digest = data.pop("schema", None), data.pop("digest", None)
         if schema != SCHEMA:
             found = f"schema is {schema!r:.60}, this version reads {SCHEMA}"
             raise RecordError(f"{path}: {found}; measure again")
         record = msgspec.convert(data, Record)
+        for fault in faults_of(record):
+            raise RecordError(f"{path}: {fault}")
+        record.edited = digest != digest_of(data)
+    return record
+
+
+def decoded(path: Path, kind: Any, remedy: str) -> Any:
+    """What another file of JSON holds, of this type. As `read`."""
+    with _faults_named(path, remedy):
+        return msgspec.json.decode(_content(path), type=kind)
+
+
+@contextmanager
+def _faults_named(path: Path, remedy: str) -> Iterator[None]:
+    try:
+        yield
     except msgspec.ValidationError as error:
         raise RecordError(f"{path}: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        message = f"is not JSON ({error}); delete it to measure again"
-        raise RecordError(f"{path}: {message}") from None
-    for fault in faults_of(record):
-        raise RecordError(f"{path}: {fault}")
-    record.edited = digest != digest_of(data)
-    return record
+        # What is nested too deeply is too much for whoever looks into it.
+        raise RecordError(f"{path}: is not JSON ({error}); {remedy}") from None
 
 
 def _content(path: Path) -> bytes:
     """What is in a file, if it is one and not too long."""
     try:
         with open_plain(path, os.O_RDONLY) as file:
-            if (size := os.fstat(file.fileno()).st_size) > LONGEST_BYTES:
-                limit = f"no record is longer than {LONGEST_BYTES}"
-                raise RecordError(f"{path}: has {size} bytes, {limit}")
+            _refuse_if_long(os.fstat(file.fileno()).st_size, path)
             return file.read(LONGEST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         raise
@@ -65,11 +81,25 @@ def _content(path: Path) -> bytes:
         raise RecordError(f"{path}: can't be read: {error.strerror}") from None
 
 
+def _refuse_if_long(size: int, path: Path) -> None:
+    if size > LONGEST_BYTES:
+        limit = f"no record is longer than {LONGEST_BYTES}"
+        raise RecordError(f"{path}: has {size} bytes, {limit}")
+
+
 def write(record: Record, path: Path) -> None:
     """Put the record at `path` in one step; RecordError for what `read` refuses."""
-    for fault in faults_of(record):
+    try:
+        fault = next(faults_of(record), None)
+        content = b"" if fault else to_json(record).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        # A set, say, or half of a surrogate pair.
+        raise RecordError(f"{path}: can't be written as JSON: {error}") from None
+    if fault is not None:
         raise RecordError(f"{path}: {fault}")
-    write_whole(path, to_json(record))
+    _refuse_if_long(len(content), path)
+    _parsed(content, path)
+    write_whole(path, content)
 
 
 def to_json(record: Record) -> str:

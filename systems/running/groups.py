@@ -18,7 +18,7 @@ from systems import ROOT
 from systems.records.device import META, Device, sm_clock_mhz
 from systems.records.host import Probe
 from systems.records.neighbours import NOTE
-from systems.records.outcome import turns_of
+from systems.records.outcome import as_reason, turns_of
 from systems.records.record import Record, Row
 from systems.running import machine
 from systems.running.command import options_of
@@ -89,7 +89,7 @@ def next_turn(config: Any, turns: Iterator[Row | None]) -> Row | None:
     except Exception as error:
         traceback.print_exc()
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        return Row(asdict(config), "failed", reason=reason)
+        return Row(asdict(config), "failed", reason=as_reason(reason))
 
 
 def in_a_process(module: Any, config: Any) -> Iterator[Row]:

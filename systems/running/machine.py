@@ -10,6 +10,7 @@ from systems.records.device import (
     Device,
     find_gpu,
     newest_cuda,
+    plain,
     used_by_others,
 )
 from systems.running.limited import as_simulated
@@ -36,7 +37,7 @@ def check_torch(device: Device) -> None:
         raise CannotStart(why_unusable(device))
     # A smaller GPU that is simulated is the larger one.
     expected = device.name.partition(SIMULATED)[0]
-    if (name := torch.cuda.get_device_name(0)) != expected:
+    if (name := plain(torch.cuda.get_device_name(0))) != expected:
         fault = f"torch would use {name}, not {device.name}"
         kind = "MIG device" if " MIG " in name else "GPU"
         raise CannotStart(

@@ -22,7 +22,7 @@ import typer
 from systems import lacks
 from systems.experiments import STEMS, Stem
 from systems.records import store
-from systems.records.device import Device
+from systems.records.device import Device, no_gpu
 from systems.records.neighbours import measuring
 from systems.records.store import RecordError
 from systems.running import machine
@@ -62,9 +62,7 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
     ended, stem = time.monotonic(), STEMS[name]
     device = machine.device_for(stem.quick if grid == "quick" else stem.full)
     if device is None:
-        raise CannotStart(
-            f"{name} needs a GPU and none was found; --quick runs what a CPU can"
-        )
+        raise CannotStart(f"{name} {no_gpu()}; --quick runs what a CPU can")
     if said := lacks(*stem.needs):
         raise CannotStart(said)
     path = record_path(results, device, name, grid)
@@ -159,7 +157,7 @@ def measure_again(name: str, results: Path, rows: list[int], deadline: float) ->
     stem = STEMS[name]
     device = machine.device_for(stem.full)
     if device is None:
-        raise CannotStart(f"{name} needs a GPU and none was found")
+        raise CannotStart(f"{name} {no_gpu()}")
     path = record_path(results, device, name, "full")
     with exclusive(path), measuring() as others_measure, folder_for_compiled():
         module = imported(stem, device)
@@ -216,7 +214,9 @@ def said_of(error: OSError, results: Path) -> str:
     names no file, and means the record.
     """
     full = error.errno in FULL
-    where = Path(error.filename) if error.filename else results if full else None
+    # Of a file that can't be renamed, the place that it was to take.
+    named = error.filename2 or error.filename
+    where = Path(named) if named else results if full else None
     if where is not None and where.is_relative_to(results):
         first = {FULL: "free space or ", IN_THE_WAY: "remove it, or "}
         may = next(

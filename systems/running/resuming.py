@@ -139,7 +139,21 @@ def may_continue(old: Record, new: Record, configs: list[Any]) -> str | None:
         getattr(old, name) != getattr(new, name) for name in same
     ):
         return "was measured with other code, versions or device"
-    grid = [asdict(config) for config in configs]
-    if odd := [row.config for row in old.rows if row.config not in grid]:
+    if odd := beside_grid(old, configs):
         return f"has a row that is not in the grid, {odd[0]}"
     return "was edited by hand" if old.edited else None
+
+
+def beside_grid(record: Record, configs: list[Any]) -> list[dict[str, Any]]:
+    """The configurations of its rows that are none of these."""
+    grid = [asdict(config) for config in configs]
+    return [row.config for row in record.rows if row.config not in grid]
+
+
+def unlike_grid(record: Record, configs: list[Any]) -> str | None:
+    """How a complete record's rows differ from these configurations; None if not."""
+    if odd := beside_grid(record, configs):
+        return f"has a row that is not in today's grid, {odd[0]}"
+    missing = (asdict(config) for config in configs)
+    first = next((config for config in missing if record.row(config) is None), None)
+    return f"lacks a row of today's grid, {first}" if first else None

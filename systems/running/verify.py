@@ -10,6 +10,7 @@ from typing import Any
 
 from systems.experiments import STEMS
 from systems.records import store
+from systems.records.device import no_gpu
 from systems.records.neighbours import measuring
 from systems.records.record import Row
 from systems.records.source_hash import source_hash
@@ -19,7 +20,7 @@ from systems.running.command import is_table
 from systems.running.groups import groups_of, measure_group
 from systems.running.limited import limit_memory
 from systems.running.reports import CannotStart, report
-from systems.running.resuming import exclusive, record_path
+from systems.running.resuming import exclusive, record_path, unlike_grid
 from systems.running.software import TUNED, attention_in, tuned_software
 
 
@@ -98,7 +99,7 @@ def verify_stem(name: str, results: Path) -> int:
     stem = STEMS[name]
     device = machine.device_for(stem.full)
     if device is None:
-        raise CannotStart(f"{name} needs a GPU and none was found")
+        raise CannotStart(f"{name} {no_gpu()}")
     path = record_path(results, device, name, "full")
     with exclusive(path), measuring():
         module = import_module(stem.module)
@@ -120,10 +121,11 @@ def verify_stem(name: str, results: Path) -> int:
                 f"other launch configurations are in use than when {path} was "
                 f"measured: measure it again by --only {name} --force"
             )
+        grid = module.configs()
+        if unlike := unlike_grid(record, grid):
+            raise CannotStart(f"{path} {unlike}: measure it again by --only {name}")
         configs = [
-            c
-            for c in module.configs()
-            if (row := record.row(asdict(c))) and row.status == "ok"
+            c for c in grid if (row := record.row(asdict(c))) and row.status == "ok"
         ]
         if not configs:
             raise CannotStart(

@@ -6,11 +6,13 @@ from types import SimpleNamespace
 import pytest
 from msgspec import structs
 
-from systems.records import device
+from systems import check_setup
+from systems.records import device, store
 from systems.records.device import (
     Device,
     find_gpu,
     newest_cuda,
+    no_gpu,
     slug_of,
     sm_clock_mhz,
     used_by_others,
@@ -20,6 +22,7 @@ from tests.factories import make_record, make_row
 from tools.render.markdown import conditions, provenance
 
 UUID = "MIG-6d0e1f6c-0000-5555-aaaa-111122223333"
+GPU = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 ANSWERS = {
     "nvmlDeviceGetName": "NVIDIA Stub",
     "nvmlDeviceGetCudaComputeCapability": (9, 0),
@@ -66,6 +69,8 @@ def driver(monkeypatch):
     known = {name: lambda *_, a=answer: a for name, answer in ANSWERS.items()}
     known |= {
         "nvmlInit": lambda: None,
+        "nvmlDeviceGetCount": lambda: 1,
+        "nvmlDeviceGetUUID": lambda handle: GPU,
         "nvmlDeviceGetHandleByIndex": by_index,
         "nvmlDeviceGetHandleByUUID": by_uuid,
     }
@@ -138,6 +143,9 @@ def test_without_a_driver_a_handle_or_a_name_there_is_no_gpu(driver, refused):
     [
         (UUID, True),
         (f"{UUID},GPU-1", True),
+        # CUDA takes a UUID that is cut short, where it is still one GPU's.
+        ("GPU-8932f9", True),
+        ("GPU-8932f9,1", True),
         ("0", True),
         (" 0 ", True),
         ("1", False),
@@ -160,6 +168,67 @@ def test_a_uuid_that_the_driver_does_not_take_is_no_gpu(driver, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", UUID)
     driver.refused = {"nvmlDeviceGetHandleByUUID"}
     assert find_gpu() is None
+
+
+def test_a_shortened_uuid_of_two_gpus_is_neither(driver, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932f9")
+    driver.nvmlDeviceGetCount = lambda: 2
+    driver.nvmlDeviceGetHandleByIndex = lambda index: f"whole {index}"
+    assert find_gpu() is None
+    driver.nvmlDeviceGetUUID = lambda handle: GPU if handle == "whole 1" else "GPU-1"
+    assert find_gpu() == WHOLE
+
+
+def test_a_driver_through_which_nothing_can_be_asked_is_named(driver, monkeypatch):
+    """In a container that has the driver's compute part alone, torch sees the GPU."""
+    said = "needs a GPU and none was found"
+    driver.refused = {"nvmlInit"}
+    monkeypatch.setattr(device, "DRIVERS", ["/nowhere"])
+    assert no_gpu() == said
+    monkeypatch.setattr(device, "DRIVERS", ["/nowhere", "/dev/null"])
+    assert no_gpu() == f"{said}: NVML does not start (Not Supported)"
+    driver.refused = set()
+    assert no_gpu() == said
+
+
+def test_a_gpu_that_torch_alone_finds_is_not_ready(driver, monkeypatch, capsys):
+    """What measures could not name it."""
+    driver.refused = {"nvmlInit"}
+    monkeypatch.setattr(device, "DRIVERS", ["/dev/null"])
+    monkeypatch.setattr(check_setup, "default_device", lambda: "cuda")
+    monkeypatch.setattr(check_setup.torch.cuda, "get_device_name", lambda: "A GPU")
+    for name in ("attention_kernels", "run_once"):
+        monkeypatch.setattr(check_setup, name, lambda on: {})
+    with pytest.raises(SystemExit) as ended:
+        check_setup.main()
+    said = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code == 2 and "ready" not in said
+    assert said.endswith("none was found: NVML does not start (Not Supported)")
+    driver.refused = set()
+    check_setup.main()
+    assert capsys.readouterr().out.endswith("ready\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("A <b>\nGPU", "A  b  GPU"),
+        ("GPU \ud800", "GPU  "),
+        ("", "a GPU without a name"),
+        ("x" * 5000, "x" * 2000),
+    ],
+)
+def test_whatever_a_driver_calls_a_gpu_can_be_written(driver, tmp_path, name, shown):
+    driver.nvmlDeviceGetName = driver.nvmlSystemGetDriverVersion = lambda *_: name
+    gpu = find_gpu()
+    assert (
+        gpu is not None
+        and gpu.name == shown
+        and gpu.driver == (shown if name else None)
+    )
+    record = make_record("warmup", make_row({}, a_ms=[1.0]), device=gpu)
+    store.write(record, tmp_path / "r.json")
+    assert store.read(tmp_path / "r.json").device == gpu
 
 
 @pytest.mark.parametrize("name", ["🔥🔥", "...", "quick", "Meta", "CPU"])

@@ -103,9 +103,12 @@ def test_a_shared_host_and_a_battery_are_named():
 def test_a_probe_that_can_not_be_is_refused(tmp_path):
     record = record_of([1.0])
     record.rows[0].host = [Probe(0.0)]
-    store.write(record, tmp_path / "x.json")
-    with pytest.raises(store.RecordError, match=r"rows\[0\]\.host\[0\]\.python_ms"):
-        store.read(tmp_path / "x.json")
+    path, named = tmp_path / "x.json", r"rows\[0\]\.host\[0\]\.python_ms"
+    with pytest.raises(store.RecordError, match=named):
+        store.write(record, path)
+    path.write_text(store.to_json(record))
+    with pytest.raises(store.RecordError, match=named):
+        store.read(path)
 
 
 def test_what_was_measured_before_there_were_probes_is_not_slow():

@@ -322,6 +322,32 @@ def test_what_is_not_json_is_named(tmp_path, content):
         store.read(path)
 
 
+NESTED = {
+    "metrics": '"peak_bytes": 7, "x": {}',
+    "an item of a list": '"peak_bytes": 7, "x": [{{"y": {}}}]',
+    "a time": '"peak_bytes": 7, "x_ms": {}',
+}
+
+
+@pytest.mark.parametrize("depth", [100, 300, 500, 700, 900, 1100, 10_000, 100_000])
+@pytest.mark.parametrize("place", NESTED)
+@pytest.mark.parametrize(("opened", "closed"), [("[", "]"), ('{"a":', "}")])
+def test_however_deep_a_record_is_nested_it_is_read_or_named(
+    tmp_path, place, depth, opened, closed
+):
+    path, text = tmp_path / "r.json", store.to_json(example())
+    deep = opened * depth + "1" + closed * depth
+    path.write_text(text.replace('"peak_bytes": 7', NESTED[place].format(deep)))
+    try:
+        assert store.read(path).edited and depth < 1000
+    except RecordError as error:
+        assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
+    in_config = text.replace('"context": 128', f'"context": {deep}', 1)
+    path.write_text(in_config)
+    with pytest.raises(RecordError, match=r"r\.json: "):
+        store.read(path)
+
+
 def test_a_record_cut_off_anywhere_is_refused(tmp_path):
     path, text = tmp_path / "r.json", store.to_json(example()).encode()
     for length in range(len(text) - 1):
@@ -369,6 +395,31 @@ def test_interrupted_it_leaves_the_old_record_and_nothing_else(tmp_path, monkeyp
     with pytest.raises(KeyboardInterrupt):
         store.write(record, path)
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["r.json"]
+
+
+REFUSED = {
+    "markup in a name": lambda r: setattr(r.device, "name", "<b>"),
+    "a line end": lambda r: r.protocol.update(clock="a\n\n# b"),
+    "a long note": lambda r: r.notes.append("x" * 2001),
+    "half of a pair": lambda r: setattr(r.rows[1], "reason", "\ud800"),
+    "half of a pair in a metric": lambda r: r.rows[0].metrics.update(x="\udfff"),
+    "a set": lambda r: r.rows[0].metrics.update(x={1}),
+    "bytes": lambda r: r.rows[0].config.update(x=b""),
+    "an odd slug": lambda r: setattr(r.device, "slug", "../x"),
+    "a huge integer": lambda r: r.rows[0].metrics.update(x=10**5000),
+    "text for a number": lambda r: setattr(r, "expected_rows", "2"),
+    "too much": lambda r: r.rows[0].metrics.update(x="x" * store.LONGEST_BYTES),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_what_reading_refuses_is_not_written(tmp_path, fault):
+    """Measured once, it would be in the way for ever."""
+    path, record = tmp_path / "r.json", example()
+    REFUSED[fault](record)
+    with pytest.raises(RecordError) as raised:
+        store.write(record, path)
+    assert str(raised.value).startswith(f"{path}: ") and not list(tmp_path.iterdir())
 
 
 def test_what_is_no_record_leaves_the_old_one_and_nothing_else(tmp_path):

@@ -27,7 +27,7 @@ from systems.records import store
 from systems.records.device import CPU
 from systems.records.record import Git
 from systems.records.source_hash import source_hash
-from systems.running import machine, measure, software
+from systems.running import groups, machine, measure, software
 from tests import fake_stem
 from tests.factories import fake_stem_on, make_gpu
 from tests.needed import needs_git
@@ -352,6 +352,28 @@ def test_a_metric_that_is_not_finite_is_a_failed_row_that_names_it(
     assert run().measured == [4] and not partial_file.exists()
 
 
+def test_what_no_record_can_hold_is_a_failed_row(run, monkeypatch, partial_file):
+    """Written as it is, it would be in the way of all later rows."""
+
+    def strange(config):
+        if config.index == 1:
+            raise RuntimeError("\ud800 " + "x" * 5000)
+        odd = {2: {1, 2}, 3: b"x", 4: "\udfff", 5: 10**5000}
+        return {"count": odd.get(config.index, 6)}
+
+    monkeypatch.setattr(fake_stem, "run", strange)
+    # A user's stderr takes what is no UTF-8, that of the tests does not.
+    monkeypatch.setattr(groups.traceback, "print_exc", lambda: None)
+    assert run().measured == [6, 5, 4, 3, 2, 1]
+    rows = {row.config["index"]: row for row in store.read(partial_file).rows}
+    assert rows.pop(6).status == "ok"
+    for row in rows.values():
+        assert row.status == "failed" and row.reason and len(row.reason) < 2010
+    assert (rows[1].reason or "").startswith("RuntimeError: \\ud800 x")
+    named = {index: (rows[index].reason or "") for index in (2, 3, 4, 5)}
+    assert all("ValueError: a metric is not JSON" in told for told in named.values())
+
+
 def test_a_time_that_can_not_be_is_a_failed_row(run, monkeypatch, partial_file):
     monkeypatch.setattr(fake_stem, "run", lambda config: {"work_ms": [-1.0]})
     assert run().code == 1
@@ -417,6 +439,17 @@ def test_a_lock_that_is_no_file_is_refused_and_not_followed(run, tmp_path, kind)
     message = run().error
     assert message.startswith(f"can't write {lock}: ") and "remove it" in message
     assert other.read_text() == "not ours"
+
+
+def test_a_folder_where_rows_would_be_kept_is_the_one_that_is_named(run, partial_file):
+    """Not the file that was to take its place, which is gone by then."""
+    partial_file.mkdir(parents=True)
+    where = f"can't write {partial_file}: Is a directory"
+    assert run().error == f"{where}; remove it, or give another --results"
+    assert sorted(os.listdir(partial_file.parent)) == [
+        ".fake.json.lock",
+        "fake.partial.json",
+    ]
 
 
 @pytest.mark.parametrize("installed", [True, False])

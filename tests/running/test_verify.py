@@ -180,6 +180,23 @@ def test_verify_needs_a_record_with_rows(run, record_file):
     )
 
 
+@pytest.mark.parametrize("rows", [7, 5])
+def test_a_record_of_another_grid_is_not_verified(
+    run, monkeypatch, stale, record_file, rows
+):
+    """Rows that were never measured would count as measured by today's code."""
+    monkeypatch.setenv("FAKE_ROWS", str(rows))
+    said = {
+        7: "lacks a row of today's grid, {'index': 7, 'sleep': 3}",
+        5: "has a row that is not in today's grid, {'index': 6, 'sleep': 3}",
+    }
+    outcome = run(verify=True)
+    assert outcome.error == (
+        f"{record_file} {said[rows]}: measure it again by --only fake"
+    )
+    assert outcome.measured == [] and store.read(record_file) == stale
+
+
 def test_an_edited_record_is_never_verified(run, stale, record_file):
     text = record_file.read_text()
     record_file.write_text(text.replace("[6.0, 6.0", "[1.0, 6.0"))

@@ -4,6 +4,7 @@ difference.
 
 import json
 import os
+import resource
 import shlex
 import shutil
 import signal
@@ -11,7 +12,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from errno import ENOSPC
+from errno import EACCES, ENOSPC
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,12 +28,12 @@ from systems.running import machine
 from systems.running.software import versions
 from tests.factories import RESULTS, committed, contents, make_gpu, regen_tables
 from tests.factories import command as regen_command
-from tools import measuring, states
+from tools import measuring, rendering, states
 from tools import regen_tables as command
 from tools.checks import pages, same_cell, steadiness
 from tools.measuring import Outcome
 from tools.regen_tables import main
-from tools.render import load
+from tools.render import everything, load
 
 
 @pytest.fixture
@@ -176,7 +178,9 @@ def test_a_stem_that_crashes_leaves_the_others(tree):
 
 def test_a_reduced_grid_is_neither_published_nor_rendered(tree):
     done = regen_tables(tree, "--quick", "--only", "fake", "--only", "gpu_only")
-    assert done.returncode == 0 and "are not rendered" in done.stdout
+    assert done.returncode == 0
+    shown = "--render --results docs/results/quick --generated FOLDER"
+    assert f"`{shown}` shows them" in done.stdout.replace(f"{tree}/", "")
     # On a CPU the quick grid runs what the full one skips.
     assert sorted(contents(tree / "docs/results")) == [
         "quick/cpu/.gpu_only.json.lock",
@@ -191,6 +195,33 @@ def test_a_reduced_grid_is_neither_published_nor_rendered(tree):
     path = tree / "docs/results/meta/fake.json"
     message = f"error: {path}: is a quick record of meta, misplaced here\n"
     assert (done.returncode, done.stderr) == (2, message)
+
+
+def test_what_a_cpu_measured_is_listed_and_rendered_where_it_lies(tree, tmp_path):
+    """By the command that it says, as a shell takes it."""
+    results, shown = tmp_path / "my results", tmp_path / "shown"
+    options = ("--results", str(results))
+    said = regen_tables(tree, "--quick", "--only", "gpu_only", *options).stdout
+    quick = ("--results", str(results / "quick"))
+    listed = regen_tables(tree, "--list", *quick).stdout
+    assert state(listed, "gpu_only") == "fresh"
+    told = shlex.split(said.split("`")[1].replace("FOLDER", str(shown)))
+    done = regen_tables(tree, *told)
+    assert done.returncode == 0, done.stderr
+    assert (shown / "gpu_only-table.md").read_text() == "2 rows"
+
+
+@pytest.mark.parametrize("options", ["", "--quick", "--verify fake", "--slurm"])
+def test_a_folder_of_reduced_grids_is_not_measured_into(tree, options):
+    """Its records would lie where no record of that grid is taken."""
+    quick, log = tree / "docs/results/quick", tree / "log"
+    quick.mkdir(parents=True)
+    done = regen_tables(
+        tree, *options.split(), "--results", str(quick), FAKE_LOG=str(log)
+    )
+    assert done.returncode == 2 and not log.exists() and not contents(quick)
+    parent = f"--quick --results {quick.parent} measures into it"
+    assert done.stderr.endswith(f"{parent}\n") and done.stderr.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -290,12 +321,28 @@ def test_on_a_cpu_tritons_kernels_are_interpreted(monkeypatch, tmp_path):
     assert told == {"flash_ablation": {"TRITON_INTERPRET": "1"}, "model_sizes": {}}
 
 
+# What the reduced grid of an experiment may take of a CPU, in seconds, with others at
+# work beside it. On an idle one the longest takes 40, and all together three minutes.
+QUICK_SECONDS = 120
+
+
 @pytest.mark.slow
-def test_the_reduced_grid_of_kernels_runs_on_a_cpu(tmp_path):
-    options = ("--quick", "--only", "flash_ablation", "--results", str(tmp_path))
-    done = regen_tables(ROOT, *options, TRITON_INTERPRET="0")
-    assert done.returncode == 0 and "2 ok" in done.stdout
+@pytest.mark.parametrize("stem", [s for s in STEMS if "cuda" != STEMS[s].quick[-1]])
+def test_the_reduced_grid_takes_a_cpu_no_longer_than_a_reader_waits(tmp_path, stem):
+    """And all of its rows run, kernels in Triton's interpreter."""
+    options = ("--quick", "--only", stem, "--results", str(tmp_path))
+    given = regen_command(ROOT, *options, TRITON_INTERPRET="0")
+    # Killed by the system where it computes longer; waiting for others costs nothing.
+    limit = (resource.RLIMIT_CPU, (QUICK_SECONDS, QUICK_SECONDS))
+    done = subprocess.run(
+        **given, capture_output=True, preexec_fn=lambda: resource.setrlimit(*limit)
+    )
+    rows = len(import_module(STEMS[stem].module).configs(quick=True))
+    assert done.returncode == 0 and f"{rows} ok" in done.stdout, done.stdout
     assert "Traceback" not in done.stderr
+    # What a CPU does not tell is missing from the tables, and no more.
+    (path,) = tmp_path.glob(f"quick/*/{stem}.json")
+    everything.build(stem, [load.read(path)])
 
 
 @pytest.mark.slow
@@ -349,6 +396,52 @@ def test_list_says_which_kernels_the_gpu_that_is_here_gets(monkeypatch, capsys):
     assert hopper.startswith(f"{gpu.name}, attention by hopper: needs a GPU of compute")
     assert f"{gpu.name}, attention by triton: runs, with launch" in triton
     assert "compiled and not timed: python tools/tune_flash.py" in triton
+
+
+@pytest.mark.parametrize("action", ["--list", "--render", "--check"])
+@pytest.mark.parametrize("which", ["results", "results/meta"])
+def test_a_folder_that_can_not_be_listed_is_not_an_empty_one(
+    rendered, tmp_path, monkeypatch, action, which
+):
+    """Rendering would empty its tables. This user may list everything, so the system's
+    answer is that of the tests.
+    """
+    scandir, before = os.scandir, contents(tmp_path)
+
+    def refuse(path=".", **more):
+        if Path(os.fsdecode(path)) == tmp_path / which:
+            raise PermissionError(EACCES, os.strerror(EACCES), os.fsdecode(path))
+        return scandir(path, **more)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    done = rendered(action)
+    line = f"error: can't use {tmp_path / which}: Permission denied\n"
+    assert (done.code, done.out, done.err) == (2, "", line)
+    monkeypatch.undo()
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.slow
+def test_a_folder_whose_name_is_no_text_is_named(tmp_path):
+    folder = os.fsencode(tmp_path / "results") + b"/a-\xff"
+    os.makedirs(folder)
+    with open(folder + b"/warmup.json", "w") as file:
+        file.write("no record")
+    results = ("--results", str(tmp_path / "results"))
+    done = regen_tables(ROOT, "--list", *results)
+    assert done.returncode == 2 and "a-\\udcff" in done.stdout
+    shown = tmp_path / "shown"
+    done = regen_tables(ROOT, "--render", *results, "--generated", str(shown))
+    assert done.returncode == 2 and "a-\\udcff/warmup.json: is not JSON" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "**Missing:** the record `a- /warmup.json`" in (
+        shown / "warmup-table.md"
+    ).read_text(encoding="utf-8")
+
+
+def test_a_backend_of_matplotlib_that_is_none_is_nobody_s_concern(tree, tmp_path):
+    done = regen_tables(tree, "--render", MPLBACKEND="nonsense")
+    assert done.returncode == 0, done.stderr
 
 
 def test_list_shows_names_whole_in_eighty_columns():
@@ -481,6 +574,24 @@ def test_measuring_into_another_folder_renders_nothing(tree, tmp_path):
     assert store.read(other / "meta/fake.json").complete
 
 
+def test_a_link_among_the_rendered_is_replaced_not_followed(rendered, tmp_path):
+    """And whoever reads a file meanwhile reads the old one or the new one."""
+    name, other = "model_sizes-table.md", tmp_path / "other"
+    other.write_text("not ours")
+    path = tmp_path / "generated" / name
+    before = path.read_text()
+    path.unlink()
+    path.symlink_to(other)
+    assert rendered("--render").code == 0
+    assert other.read_text() == "not ours" and not path.is_symlink()
+    assert path.read_text() == before
+    facts = tmp_path / "generated" / "facts.yml"
+    facts.write_text("cut")
+    with open(facts) as reader:
+        assert rendered("--render").code == 0
+        assert reader.read() == "cut" and facts.read_text() != "cut"
+
+
 def test_a_folder_of_other_files_is_not_rendered_into(rendered, tmp_path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home/thesis.tex").touch()
@@ -494,7 +605,7 @@ def test_rendering_that_was_stopped_anywhere_is_taken_up_again(
 ):
     """Also in a new folder, where only rendered files are."""
     shown, options = tmp_path / "shown", ("--render", "--generated")
-    write, written = Path.write_text, []
+    write, written = rendering.write_whole, []
 
     def stop_at(count: int):
         def write_or_stop(path, *arguments, **keywords):
@@ -503,14 +614,14 @@ def test_rendering_that_was_stopped_anywhere_is_taken_up_again(
             written.append(path)
             return write(path, *arguments, **keywords)
 
-        monkeypatch.setattr(Path, "write_text", write_or_stop)
+        monkeypatch.setattr(rendering, "write_whole", write_or_stop)
 
     for count in (1, 3, 5):
         stop_at(count)
         done = rendered(*options, str(shown))
         assert done.code == 2 and done.err.startswith("error: stopped")
         assert len(contents(shown)) == count
-    monkeypatch.setattr(Path, "write_text", write)
+    monkeypatch.setattr(rendering, "write_whole", write)
     (shown / "of-another-day.md").touch()
     assert not rendered(*options, str(shown)).code
     assert contents(shown) == contents(tmp_path / "generated")
@@ -626,6 +737,21 @@ def test_a_stale_record_is_a_warning_and_with_fresh_an_error(rendered, tmp_path)
     assert done.code == 1 and done.out == f"{message}\n1 findings\n"
 
 
+def test_a_row_that_is_not_there_fails_the_check_with_its_right_digest(
+    rendered, tmp_path
+):
+    path = tmp_path / "results/meta/model_sizes.json"
+    record = store.read(path)
+    gone = record.rows.pop(1).config
+    record.expected_rows -= 1
+    store.write(record, path)
+    rendered("--render")
+    done = rendered("--check")
+    again = "measure it again by `regen_tables.py --only model_sizes --force`"
+    line = f"meta/model_sizes.json lacks a row of today's grid, {gone}; {again}"
+    assert (done.code, done.out) == (1, f"{line}\n1 findings\n")
+
+
 def test_records_that_differ_in_the_same_cell_fail_the_check(rendered, monkeypatch):
     monkeypatch.setattr(same_cell, "compare", lambda found: (["a differs"], ["b may"]))
     done = rendered("--check")
@@ -645,11 +771,11 @@ def test_a_reader_that_has_seen_enough_is_no_error():
 
 
 def test_a_full_disk_names_the_file(rendered, tmp_path, monkeypatch):
-    def full(path: Path, *_, **__):
+    def full(*_):
         raise OSError(ENOSPC, "No space left on device")
 
     (tmp_path / "generated/facts.yml").unlink()
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(os, "fsync", full)
     done = rendered("--render")
     path = tmp_path / "generated/facts.yml"
     message = f"error: can't use {path}: No space left on device\n"

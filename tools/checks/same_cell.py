@@ -48,7 +48,7 @@ def cells(record: Record) -> dict[tuple[Any, ...], Row]:
         config = CELLS[record.stem] | row.config
         usual = all(config.get(key, value) == value for key, value in USUAL.items())
         if row.status == "ok" and usual:
-            found[tuple(config[axis] for axis in AXES)] = row
+            found[tuple(config.get(axis) for axis in AXES)] = row
     return found
 
 

@@ -7,19 +7,23 @@ numbers that its sentences name.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.claims import claims_in
+from tools.render.compiled_files import STEPS, TABLES
 from tools.render.load import (
     Broken,
     Found,
     is_fresh,
     load_sound,
+    note_clocks,
     of_sentences,
     primary_gpu,
 )
@@ -28,7 +32,7 @@ from tools.render.markdown import (
     conditions,
     first,
     in_words,
-    inert,
+    note,
 )
 from tools.render.rows import measured
 from tools.render.spanning import pages
@@ -42,6 +46,8 @@ OF_NONE = (
     *("errata", "attention_drawings", "weighted_sum_drawings", "hopper_drawings"),
     *("glossary", "sketches", "how_to_drawings", "notebooks", "trace"),
 )
+# What the tables of a stem read beside its own records.
+ALSO_READS = {"kernel_profile": ("end_to_end",)}
 # The modules that have facts, by the name of these.
 FACTS = {
     "reported": "errata",
@@ -63,32 +69,103 @@ class Rendered(dict[str, str]):
 
 def render_all(results: Path) -> Rendered:
     """A broken record costs its own tables and sentences, and no others."""
-    found, broken = load_sound(results)
+    records = Records(results)
+    while True:
+        try:
+            return Rendered(rendered(records), records.broken)
+        except Fewer:
+            # What was made before may show what came out as broken only now.
+            continue
+
+
+class Fewer(Exception):
+    """A record came out as broken: everything is of fewer than before."""
+
+
+class Records:
+    """Those that everything can be made of, and what is wrong with the others."""
+
+    def __init__(self, results: Path):
+        found, broken = load_sound(results)
+        self.found = {stem: found.get(stem, []) for stem in STEMS}
+        self.broken = broken + [f.broken for f in (STEPS, TABLES) if f.broken]
+        self.results = results
+        self.made: dict[tuple[object, ...], Any] = {}
+
+    def make(
+        self, name: str, part: Callable[[Found], Any], stems: Iterable[str] = STEMS
+    ) -> Any:
+        """A part, which reads the records of these stems. Fewer, if it can't be made of
+        all of them.
+        """
+        key = name, *(id(record) for stem in stems for record in self.found[stem])
+        if key not in self.made:
+            try:
+                self.made[key] = part(self.found)
+            except Exception as error:
+                # Whatever a builder stumbles over.
+                if self.leave_out(part, stems):
+                    raise Fewer from error
+                raise
+        return self.made[key]
+
+    def leave_out(self, part: Callable[[Found], object], stems: Iterable[str]) -> int:
+        """Leave out of everything what a part can't be made of, alone or beside those
+        before it; and say how many records these are.
+        """
+        sound: dict[str, list[Record]] = {stem: [] for stem in self.found}
+        before = len(self.broken)
+        for stem in stems:
+            for record in self.found[stem]:
+                sound[stem].append(record)
+                take_clocks(sound)
+                try:
+                    part(sound)
+                except Exception as error:  # noqa: BLE001
+                    sound[stem].pop()
+                    self.broken.append(unfit(record, error, self.results))
+        self.found |= {stem: sound[stem] for stem in stems}
+        take_clocks(self.found)
+        return len(self.broken) - before
+
+
+def take_clocks(found: Found) -> None:
+    note_clocks(found.get("kernel_profile", []), found.get("end_to_end", []))
+
+
+def unfit(record: Record, error: Exception, results: Path) -> Broken:
+    """Well-formed, but edited by hand or cut short."""
+    path = results / record.device.slug / f"{record.stem}.json"
+    why = f"a record lacks what its tables need ({error!r:.200})"
+    return Broken(record.stem, path, f"{why}; restore it or measure again")
+
+
+def rendered(records: Records) -> dict[str, str]:
+    """Every file, by name."""
     files: dict[str, str] = {}
     of_stems: dict[str, Mapping[str, str]] = {}
     for stem in STEMS:
-        try:
-            made, of_stems[stem] = build(stem, found[stem])
-        except Exception:  # noqa: BLE001 - whatever a builder stumbles over
-            found[stem], unfit = told_apart(stem, found[stem], results)
-            made, of_stems[stem] = build(stem, found[stem])
-            broken += unfit
-        notes = "".join(map(note, (b for b in broken if b.stem == stem)))
-        made["conditions.md"] = conditions(found[stem])
+        reads = (stem, *ALSO_READS.get(stem, ()))
+        made, of_stems[stem] = records.make(
+            stem, lambda found, stem=stem: build(stem, found[stem]), reads
+        )
+        notes = "".join(note(b.path) for b in records.broken if b.stem == stem)
         for name, text in made.items():
             files[f"{stem}-{name}"] = (notes if name.endswith(".md") else "") + text
     for name in OF_RECORDS:
-        files |= spanning(name).fragments(found)
+        files |= records.make(name, spanning(name).fragments)
     for name in OF_NONE:
         files |= spanning(name).fragments()
-    predicted = spanning("envelope").facts(found)
+    predicted = {**records.make("predicted", spanning("envelope").facts)}
     for stem in of_stems:
         of_stems[stem] = {**of_stems[stem], **predicted.pop(stem, {})}
-    files |= spanning("index").fragments(found, of_stems)
-    gpus = {r.device.slug: r.device.name for rs in found.values() for r in rs}
+    files |= records.make("index", partial(spanning("index").fragments, facts=of_stems))
     facts: dict[str, Mapping[str, str]] = {
-        "gpu": {"name": gpus.get(primary_gpu(), primary_gpu())},
-        **{name: spanning(of).facts(found) for name, of in FACTS.items()},
+        "gpu": {"name": name_of_primary(records.found)},
+        **{
+            name: records.make(f"facts of {name}", spanning(of).facts)
+            for name, of in FACTS.items()
+        },
         **predicted,
         **of_stems,
     }
@@ -96,20 +173,20 @@ def render_all(results: Path) -> Rendered:
         name: {key: in_words(first(of_stem[key])) for key in of_stem}
         for name, of_stem in facts.items()
     }
-    answered = spanning("writeup").answered(found)
-    files |= pages.fragments(told, answered, doubtful(found), {*files})
+    answered = records.make("answered", spanning("writeup").answered)
+    doubts = records.make("doubts", doubtful)
+    files |= pages.fragments(told, answered, doubts, {*files})
     lines = ["facts:"]
     for name, of_stem in told.items():
         # JSON strings are YAML strings.
         values = (f"    {key}: {json.dumps(of_stem[key])}" for key in of_stem)
         lines += [f"  {name}:", *values]
-    return Rendered({**files, "facts.yml": "\n".join(lines) + "\n"}, broken)
+    return {**files, "facts.yml": "\n".join(lines) + "\n"}
 
 
-def note(broken: Broken) -> str:
-    """What tables say in the place of a record that can't be read."""
-    place = inert(f"`{broken.path.parent.name}/{broken.path.name}`")
-    return f"**Missing:** the record {place} can't be read.\n{{ .stale }}\n\n"
+def name_of_primary(found: Found) -> str:
+    gpus = {r.device.slug: r.device.name for rs in found.values() for r in rs}
+    return gpus.get(primary_gpu(), primary_gpu())
 
 
 def spanning(name: str) -> ModuleType:
@@ -125,26 +202,8 @@ def build(stem: str, records: list[Record]) -> tuple[dict[str, str], Mapping[str
     files = builder.fragments(records)
     for name, caption in getattr(builder, "CAPTIONS", {}).items():
         files[name] = captioned(caption, files[name])
+    files["conditions.md"] = conditions(records)
     return files, builder.facts(next(filter(of_sentences, records), None))
-
-
-def told_apart(
-    stem: str, records: list[Record], results: Path
-) -> tuple[list[Record], list[Broken]]:
-    """The records that everything of this stem can be made from, and the others:
-    well-formed, but edited by hand or cut short.
-    """
-    sound: list[Record] = []
-    broken: list[Broken] = []
-    for record in records:
-        try:
-            build(stem, [record])
-            sound.append(record)
-        except Exception as error:  # noqa: BLE001
-            path = results / record.device.slug / f"{stem}.json"
-            why = f"a record lacks what its tables need ({error!r:.200})"
-            broken.append(Broken(stem, path, f"{why}; restore it or measure again"))
-    return sound, broken
 
 
 def doubtful(found: Found) -> dict[str, dict[str, list[str]]]:

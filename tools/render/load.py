@@ -1,6 +1,7 @@
 """Records from their folders, in the order in which pages show them, and their age."""
 
 import ast
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -115,7 +116,7 @@ def read(path: Path) -> Record:
     there, or its rows are not of the experiment; FileNotFoundError where there is none.
     """
     record = store.read(path)
-    folder = path.parent.parent.name
+    quick = is_quick(path.parent.parent)
     for wrong, fault in (
         (
             record.stem not in STEMS or path.stem != record.stem,
@@ -123,7 +124,7 @@ def read(path: Path) -> Record:
         ),
         (
             path.parent.name != record.device.slug
-            or record.grid != ("quick" if folder == "quick" else "full"),
+            or record.grid != ("quick" if quick else "full"),
             f"is a {record.grid} record of {record.device.slug}, misplaced here",
         ),
         (
@@ -132,7 +133,8 @@ def read(path: Path) -> Record:
         ),
         (
             not record.complete,
-            f"has {len(record.rows)} rows that did not fail, "
+            f"has {sum(row.status != 'failed' for row in record.rows)} rows that did "
+            "not fail, "
             f"expected_rows is {record.expected_rows}",
         ),
     ):
@@ -205,6 +207,27 @@ def constant(stem: str, name: str) -> int:
     return value
 
 
+def is_quick(results: Path) -> bool:
+    """Whether this folder holds the records of reduced grids."""
+    return Path(os.path.abspath(results)).name == "quick"
+
+
+def files_in(results: Path) -> list[Path]:
+    """All records there, and work in progress. OSError where a folder can't be listed;
+    a glob would find it empty.
+    """
+    try:
+        folders = [entry.path for entry in os.scandir(results) if entry.is_dir()]
+    except FileNotFoundError:
+        return []
+    return sorted(
+        Path(entry.path)
+        for folder in folders
+        for entry in os.scandir(folder)
+        if entry.name.endswith(store.SUFFIX)
+    )
+
+
 def load(results: Path) -> dict[str, list[Record]]:
     """As `load_sound`. RecordError where a file is broken."""
     found, broken = load_sound(results)
@@ -222,7 +245,8 @@ def load_sound(results: Path) -> tuple[dict[str, list[Record]], list[Broken]]:
     found, broken = sound_in(results)
     measured = {r.device.slug for rs in found.values() for r in rs if is_of_gpu(r)}
     there = measured | {b.path.parent.name for b in broken}
-    if measured and primary not in there:
+    # A reduced grid is looked at wherever it was measured.
+    if measured and primary not in there and not is_quick(results):
         raise store.RecordError(
             f"mkdocs.yml: extra.primary_gpu is {primary!r}, and no record in {results} "
             f"is of that GPU; there are: {', '.join(sorted(measured))}"
@@ -246,7 +270,9 @@ def sound_in(
     """
     found: dict[str, list[Record]] = defaultdict(list)
     broken: list[Broken] = []
-    for path in sorted(results.glob(f"{device}/*.json")):
+    for path in files_in(results):
+        if device not in ("*", path.parent.name):
+            continue
         if path.name.endswith(store.PARTIAL_SUFFIX) or path.parent.name == "quick":
             continue
         try:
@@ -261,7 +287,7 @@ def sound_in(
 
 def is_of_gpu(record: Record) -> bool:
     """Whether it was measured on a GPU."""
-    return record.kind == "measured" and record.device.slug != "meta"
+    return record.kind == "measured" and record.device.is_gpu
 
 
 def stale_records(results: Path) -> list[str]:

@@ -7,6 +7,7 @@ import statistics
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 from systems.records.record import Record
@@ -23,11 +24,21 @@ LIVE_IN_CODE = re.compile(r'[<>&|{}\\"]|^(?:#!|:::)')
 # What begins a block where a line begins with it: "::: module", "# heading", "- item",
 # "1. item". Of "-3" and "1.5" nothing does.
 OPENING = re.compile(r"^(?:[:=!?~+-]{3}|#|[-+](?=\s)|\d+(?=[.)]\s))")
-INVISIBLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+# What has no look of its own, or turns around or hides what stands beside it.
+INVISIBLE = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    r"\ud800-\udfff\ufeff\ufff9-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    r"\U000e0000-\U000e007f]+"
+)
 
 
 class Markup(str):
     """Markdown of ours, which is printed as it is."""
+
+
+def visible(text: str) -> str:
+    """With a space in the place of what is not."""
+    return INVISIBLE.sub(" ", text)
 
 
 def inert(text: str) -> str:
@@ -38,7 +49,7 @@ def inert(text: str) -> str:
     """
     if isinstance(text, Markup):
         return text
-    parts = CODE.split(INVISIBLE.sub(" ", text))
+    parts = CODE.split(visible(text))
     return "".join(map(coded, parts))
 
 
@@ -54,7 +65,7 @@ def plain(text: str) -> str:
     """Text of a record where nothing can be markup, `code` neither: what images say
     and show.
     """
-    return coded(INVISIBLE.sub(" ", text.replace("`", "")))
+    return coded(visible(text.replace("`", "")))
 
 
 def first(text: str) -> Markup:
@@ -168,6 +179,12 @@ def spoken(name: str) -> str:
     words = [word for word in family.split("_") if not SILENT.fullmatch(word)]
     words += [word for word in rest.split("_") if TOLD.fullmatch(word)]
     return f"{' '.join(words)} ·\N{NO-BREAK SPACE}{tile}"
+
+
+def note(path: Path) -> str:
+    """What stands in the place of what a file that can't be read would give."""
+    place = inert(f"`{path.parent.name}/{path.name}`")
+    return f"**Missing:** the record {place} can't be read.\n{{ .stale }}\n\n"
 
 
 # Stands where a table would.

@@ -194,7 +194,11 @@ def is_narrow(figure: Figure) -> bool:
 def panels(figure: Figure, count: int, beside: int = 0, **more: Any) -> list[Axes]:
     """So many beside one another, or all; on a telephone above one another."""
     columns = 1 if is_narrow(figure) else beside or count
-    return list(figure.subplots(count // columns, columns, squeeze=False, **more).flat)
+    rows = -(-count // columns)
+    made = list(figure.subplots(rows, columns, squeeze=False, **more).flat)
+    for spare in made[count:]:
+        spare.remove()
+    return made[:count]
 
 
 def line(axes: Axes, xs: Iterable[float], ys: Iterable[float], **style: Any) -> None:
@@ -306,7 +310,7 @@ def heat_map(
             alpha = 0.5 * min(1.0, abs(shade)) if text else 0
             axes.add_patch(Rectangle((x, y), 0.96, 0.94, alpha=alpha, **look))
             axes.text(x + 0.48, y + 0.48, text, ha="center", va="center")
-    axes.set(xlim=(0, len(heads)), ylim=(len(rows), 0))
+    axes.set(xlim=(0, len(heads)), ylim=(len(rows) or 1, 0))
     axes.set_xticks([x + 0.48 for x in range(len(heads))], list(heads))
     axes.set_yticks([y + 0.48 for y in range(len(rows))], list(rows))
     axes.tick_params(length=0)

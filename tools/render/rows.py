@@ -17,11 +17,10 @@ from systems.formulas.costs import Peak, peak_of
 from systems.model.sizes import TABLE_1
 from systems.records.outcome import NOT_INSTALLED
 from systems.records.record import Record, Row
+from systems.records.rules import PHASES
 from systems.records.summary import Summary, summarize
 
 NOT_MEASURED, OUT_OF_MEMORY = "not measured", "out of memory"
-# The parts of a training step, in order.
-PHASES = ("forward", "loss", "backward", "optimizer")
 # Beside a number that a slow host may have changed.
 DAGGER = "†"
 

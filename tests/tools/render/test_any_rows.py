@@ -12,9 +12,11 @@ import pytest
 from msgspec.structs import replace
 
 from systems.experiments import STEMS
+from systems.records import store
 from systems.records.outcome import measure_row
 from systems.records.record import Record
 from tests.factories import RESULTS, committed, make_record
+from tools.render import everything
 from tools.render.claims import claims_in, verdict
 from tools.render.markdown import inert, provenance
 
@@ -25,6 +27,8 @@ LOST = {
     "second half": lambda n: range(n // 2, n),
     "first": lambda n: [0],
     "last": lambda n: [n - 1],
+    "all but the first": lambda n: range(1, n),
+    "all but the last": lambda n: range(n - 1),
     "some": lambda n: random.Random(0).sample(range(n), n // 2),
     "most": lambda n: random.Random(0).sample(range(n), n - n // 5),
 }
@@ -112,6 +116,29 @@ def test_tables_and_figures_do_without_them(stem, pattern, status, place):
         assert finding.endswith(".") and finding[0] != " "
     if status == "out_of_memory" and pattern == "all":
         assert "out of memory" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_a_site_is_rendered_of_what_is_left(tmp_path, seed):
+    """Of every experiment another pattern, all the way from the files."""
+    lot = random.Random(seed)
+    for stem in STEMS:
+        full = record_of(stem)
+        losses = (None, "out_of_memory", "unsupported")
+        smaller = without(full, lot.choice([*LOST]), lot.choice(losses))
+        smaller.expected_rows = len(smaller.rows)
+        first = lot.random() < 0.5
+        for record in (
+            (smaller, elsewhere(full)) if first else (full, elsewhere(smaller))
+        ):
+            store.write(record, tmp_path / record.device.slug / f"{stem}.json")
+    files = everything.render_all(tmp_path)
+    assert files.broken == []
+    for stem in STEMS:
+        of_stem = [text for name, text in files.items() if name.startswith(f"{stem}-")]
+        shown = "\n".join(text for text in of_stem if not text.startswith("<svg"))
+        assert shown and not re.search(r"\bnan\b|None", shown), stem
 
 
 def elsewhere(record: Record) -> Record:

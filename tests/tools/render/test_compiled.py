@@ -21,11 +21,12 @@ from tools.compile_ahead import (
     TIMED,
     architecture,
 )
+from tools.render.compiled_files import TABLES
 from tools.render.rows import Missing
 from tools.render.spanning import compiled
 from tools.render.spanning.compiled import errors, predicted_ms, rows_of, shapes
 
-ROWS = compiled.versions()[compiled.newest()]["rows"]
+ROWS = TABLES.read()[compiled.newest()]["rows"]
 
 
 def test_shown_is_the_newest_triton_that_compiled_for_every_gpu(monkeypatch):
@@ -39,7 +40,7 @@ def test_shown_is_the_newest_triton_that_compiled_for_every_gpu(monkeypatch):
     }
     for newest in ("3.10.0rc1", "3.9.0+git1", "3.9.0", ""):
         found = {version: {"rows": rows} for version, rows in of.items()}
-        monkeypatch.setattr(compiled, "versions", lambda found=found: found)
+        monkeypatch.setattr(TABLES, "read", lambda found=found: found)
         assert compiled.newest() == newest
         of.pop(newest, None)
     assert compiled.needs_fragment().startswith("Not compiled")
@@ -48,7 +49,7 @@ def test_shown_is_the_newest_triton_that_compiled_for_every_gpu(monkeypatch):
 
 def test_what_was_compiled_by_other_launches_is_stale(monkeypatch):
     version = compiled.newest()
-    source = compiled.versions()[version]["source_hash"]
+    source = TABLES.read()[version]["source_hash"]
     monkeypatch.setattr(compiled, "kernels_hash", lambda: source)
     assert "**Stale:**" not in compiled.needs_fragment()
     monkeypatch.setattr(compiled, "kernels_hash", lambda: "of other launches")
@@ -195,7 +196,7 @@ def test_without_a_record_or_with_another_triton_nothing_is_predicted(found):
 def test_what_was_compiled_before_survives_a_full_disk(monkeypatch, tmp_path):
     """It is written anew after each case, for an hour."""
     path = tmp_path / "tables-compiled.json"
-    monkeypatch.setattr(compile_tables, "COMPILED", path)
+    monkeypatch.setattr(TABLES, "path", path)
     compile_tables.write({"3.7.1": {"source_hash": "a", "rows": []}})
     before = path.read_text()
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)

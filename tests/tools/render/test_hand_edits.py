@@ -65,7 +65,10 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "booleans": (samples(lambda t: True), "no time in ms above 0"),
     "text": (samples(str), "no time in ms above 0"),
     "null": (samples(lambda t: None), "no time in ms above 0"),
-    "one sample less": (lambda r: metrics(r)["forward_ms"].pop(), EDITED),
+    "one sample less": (
+        lambda r: metrics(r)["forward_ms"].pop(),
+        "rows[0].metrics.forward_ms: has 9 samples, loss_ms 10",
+    ),
     "no samples": (lambda r: metrics(r).update(forward_ms=[]), "has no samples"),
     "a metric less": (lambda r: metrics(r).pop("loss_ms"), EDITED),
     "a metric more": (lambda r: metrics(r).update(extra=1), EDITED),
@@ -107,7 +110,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
         "rows[0].config.batch: is True, not int",
     ),
     "another configuration": (in_all_rows(lambda c: c.update(batch=8)), EDITED),
-    "failed": (row(status="failed", metrics={}, reason="x"), "that did not fail"),
+    "failed": (row(status="failed", metrics={}, reason="x"), "has 3 rows that did not"),
     "out of memory": (row(status="out_of_memory", metrics={}, reason="x"), EDITED),
     "out of memory without reason": (
         row(status="out_of_memory", metrics={}),

@@ -2,6 +2,8 @@
 
 import random
 import re
+import sys
+import unicodedata
 from functools import cache
 from html import unescape
 from html.parser import HTMLParser
@@ -14,8 +16,6 @@ from mkdocs.utils.yaml import yaml_load
 from systems import ROOT
 from systems.records.device import Device
 from tests.factories import committed, make_record
-from tools.render.everything import note
-from tools.render.load import Broken
 from tools.render.markdown import (
     Markup,
     bold,
@@ -24,6 +24,7 @@ from tools.render.markdown import (
     folded_name,
     inert,
     lines,
+    note,
     plain,
     provenance,
     spoken,
@@ -160,6 +161,20 @@ def test_plain_words_and_code_are_printed_as_they_are():
     assert inert(Markup("<br>")) == "<br>"
 
 
+# Arabic and Egyptian signs, which are seen.
+SEEN = r"[\u0600-\u06ff\u070f\u0890-\u08e2\U000110bd-\U000110cd\U00013430-\U0001343f]"
+
+
+@pytest.mark.parametrize("show", [inert, plain])
+def test_what_can_not_be_seen_is_not_printed(show):
+    """A name that is written from right to left would turn the line around."""
+    assert show("A \u202eUPG\u2066\u200b B") == "A  UPG  B"
+    for character in map(chr, range(sys.maxunicode + 1)):
+        if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
+            printed = show(f"a{character}b")
+            assert printed == "a b" or re.match(SEEN, character), hex(ord(character))
+
+
 class Seen(HTMLParser):
     """The elements of a page that differ from those of plain words and code, and what
     each paragraph or cell reads.
@@ -242,7 +257,7 @@ def test_a_gpu_of_any_name_begins_a_line_of_text(opening, monkeypatch):
 @pytest.mark.parametrize("text", LIVE)
 def test_a_folder_of_any_name_is_named_where_its_record_is_missing(text):
     folder = text.replace("/", " ")
-    page = html_of(note(Broken("warmup", Path(folder) / "warmup.json", "empty")))
+    page = html_of(note(Path(folder) / "warmup.json"))
     seen = Seen(page.replace("strong>", "code>"))
     assert not seen.odd and page.startswith('<p class="stale"')
     (told,) = seen.texts

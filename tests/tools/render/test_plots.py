@@ -139,6 +139,15 @@ def crossing(figure: Figure) -> None:
     axes.text(250, 750, "struck", ha="center", va="center")
 
 
+@pytest.mark.parametrize(("width", "columns"), [(WIDE, 2), (NARROW, 1)])
+def test_an_odd_number_of_panels_leaves_none_empty(width, columns):
+    drawn = Figure(figsize=(width / 72, 3))
+    made = plots.panels(drawn, 3, beside=2, sharey=True)
+    assert len(made) == 3 and drawn.axes == made
+    spec = made[-1].get_subplotspec()
+    assert spec is not None and spec.get_gridspec().ncols == columns
+
+
 def test_labels_keep_their_order_and_their_distance():
     assert spread([50, 30, 10], 10) == [50, 30, 10]
     close = spread([21, 20, 20, 0], 10)

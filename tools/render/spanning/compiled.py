@@ -5,25 +5,22 @@ The model is tried on the GPU of the record: there it stands beside what was mea
 What was compiled stands in a file of its own (`tools/compile_tables.py`).
 """
 
-import json
 from collections.abc import Mapping
-from functools import cache
 from statistics import median
 from typing import Any
 
 from packaging.version import Version
 
-from systems import ROOT
 from systems.attention.triton.tuned import kernels_hash
 from systems.formulas.chips import CHIPS, KIB, TARGETS, Chip, chip_of
 from systems.formulas.loop_times import UNITS, round_cycles, times_ms
 from systems.records.record import Record
+from tools.render.compiled_files import TABLES as COMPILED
 from tools.render.load import Found, ours
 from tools.render.markdown import Markup, captioned, inert, milliseconds, table, tabs
 from tools.render.rows import MISSING, Cell, known, measured, say, span
 from tools.render.stems.flash_peers.rows import SHAPE, long_cells, shape_text
 
-COMPILED = ROOT / "docs" / "results" / "tables-compiled.json"
 # For whom times are predicted: the GPU in question, and the one where they were
 # measured, by the head dimensions that were.
 PREDICTED, WIDTHS = ("a100", "h100"), (64, 128)
@@ -34,17 +31,13 @@ ARITHMETIC = {"half": "bf16, fp16", "high": 'fp32, "high"', "highest": "fp32"}
 Row = Mapping[str, Any]
 
 
-@cache
-def versions() -> dict[str, Any]:
-    """What was compiled, by the version of Triton."""
-    return json.loads(COMPILED.read_text(encoding="utf-8")) if COMPILED.exists() else {}
-
-
 def newest() -> str:
     """The version that compiled for every GPU, the newest of those: one that was run
     for some takes none of the others from the page. Nothing where there is none.
     """
-    compiled_for = {v: by_gpu(found["rows"]) for v, found in versions().items()}
+    compiled_for = {
+        v: by_gpu(found["rows"]) for v, found in COMPILED.versions().items()
+    }
     whole = [v for v, gpus in compiled_for.items() if gpus.keys() == TARGETS.keys()]
     return max(whole, default="", key=Version)
 
@@ -57,7 +50,7 @@ def by_gpu(rows: list[Row]) -> dict[str, list[Row]]:
 # The tables ---------------------------------------------------------------------------
 
 
-def config_text(config: list[Any]) -> str:
+def config_text(config: tuple[Any, ...]) -> str:
     """ "128 x 64, 4 warps, 2 stages"."""
     q, k, warps, stages, *_ = config
     return f"{q} × {k}, {warps}, {stages}"
@@ -93,8 +86,8 @@ def needs_fragment() -> str:
     """A tab for each GPU, with what it was compiled by."""
     version = newest()
     if not version:
-        return "Not compiled: run `python tools/compile_tables.py`.\n"
-    parts = by_gpu(versions()[version]["rows"])
+        return COMPILED.missing("Not compiled")
+    parts = by_gpu(COMPILED.versions()[version]["rows"])
     shown = tabs(
         (TARGETS[name].name, needs_table(rows)) for name, rows in parts.items()
     )
@@ -108,7 +101,7 @@ def stale(version: str) -> str:
     """A remark, where the kernels or their launches have changed since they were
     compiled. What the tables hold is written into each row.
     """
-    if versions()[version]["source_hash"] == kernels_hash():
+    if COMPILED.versions()[version]["source_hash"] == kernels_hash():
         return ""
     return "\n**Stale:** compiled from an earlier version of the code.\n{ .stale }\n"
 
@@ -121,7 +114,7 @@ def rows_of(version: str, gpu: str, d: int, causal: bool) -> dict[str, Row]:
     wanted = (gpu, "half", d, causal)
     return {
         r["kernel"]: r
-        for r in versions().get(version, {}).get("rows", [])
+        for r in COMPILED.versions().get(version, {}).get("rows", [])
         if (r["gpu"], r["arithmetic"], r["d"], r["causal"]) == wanted
     }
 
@@ -203,7 +196,7 @@ def judge(found: Found) -> Record | None:
 def predictions_fragment(record: Record | None) -> str:
     shown = predictions_table(record)
     if not newest():
-        return "Not predicted: run `python tools/compile_tables.py`.\n"
+        return COMPILED.missing("Not predicted")
     if not shown:
         return (
             "Not predicted: no shapes were measured; run "

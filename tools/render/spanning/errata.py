@@ -6,10 +6,9 @@ from dataclasses import asdict
 
 from systems.formulas.costs import PEAKS, forward_flops, pass_flops
 from systems.model.sizes import SIZES, TABLE_1
-from systems.records.record import Row
 from tools.render.load import Found
 from tools.render.markdown import captioned, columns, percent
-from tools.render.rows import least, most, say
+from tools.render.rows import MISSING, Cell, cells, least, most, say
 
 SXM, PCIE = "a100-sxm4-40gb", "a100-80gb-pcie"
 
@@ -60,22 +59,14 @@ def facts(found: Found) -> dict[str, str]:
         for r in found.get("end_to_end", [])
         if r.kind == "reported"
     }
-    sxm, pcie = (
-        reported[name].rows if name in reported else [] for name in (SXM, PCIE)
-    )
-    totals = [
-        row.metrics["total_mean_ms"] / row.metrics["forward_mean_ms"] for row in sxm
-    ]
+    sxm, pcie = (cells(reported.get(name)) for name in (SXM, PCIE))
+    totals = [c.get("total_mean_ms") / c.get("forward_mean_ms") for c in sxm]
     spreads = [
-        row.metrics[f"{p}_std_ms"] / row.metrics[f"{p}_mean_ms"]
-        for row in sxm
+        c.get(f"{p}_std_ms") / c.get(f"{p}_mean_ms")
+        for c in sxm
         for p in ("forward", "total")
     ]
-    rates = [
-        rate
-        for row in pcie
-        if row.config["precision"] == "tf32" and (rate := teraflops(row)) is not None
-    ]
+    rates = [teraflops(c) for c in pcie if c.config.get("precision") == "tf32"]
     two, whole = "{:.2f}".format, "{:.0f} TFLOP/s".format
     return {
         "total_over_forward_least": say(least(totals), two),
@@ -89,9 +80,11 @@ def facts(found: Found) -> dict[str, str]:
     }
 
 
-def teraflops(row: Row) -> float | None:
-    """Matrix FLOPs over the reported mean; None where it ran out of memory."""
-    c, m = row.config, row.metrics
+def teraflops(cell: Cell) -> float:
+    """Matrix FLOPs over the reported mean."""
+    c = cell.config
+    if c["size"] not in SIZES:
+        return MISSING
     shape = {
         "vocab_size": c["vocab"],
         **asdict(SIZES[c["size"]]),
@@ -99,6 +92,6 @@ def teraflops(row: Row) -> float | None:
         "batch": c["batch"],
     }
     forward = sum(forward_flops(**shape).values())
-    if "total_mean_ms" in m:
-        return pass_flops(forward, "forward", "backward") / m["total_mean_ms"] / 1e9
-    return forward / m["forward_mean_ms"] / 1e9 if "forward_mean_ms" in m else None
+    if total := cell.get("total_mean_ms"):
+        return pass_flops(forward, "forward", "backward") / total / 1e9
+    return forward / cell.get("forward_mean_ms") / 1e9

@@ -16,7 +16,7 @@ from systems.records.record import Record, Row
 from systems.records.summary import summarize
 from tools.render.editions import LABELS
 from tools.render.load import Found
-from tools.render.markdown import device_label
+from tools.render.markdown import device_label, visible
 from tools.render.rows import say
 
 # The first columns are texts; `value` is a number or, for dtypes and the like, a text
@@ -38,9 +38,8 @@ def fragments(found: Found) -> dict[str, str]:
     for stem in STEMS:
         for record in found.get(stem, []):
             for line in lines_of(record):
-                numbered = [
-                    texts.setdefault(text, len(texts)) for text in line[: len(TEXTS)]
-                ]
+                named = map(short, line[: len(TEXTS)])
+                numbered = [texts.setdefault(text, len(texts)) for text in named]
                 lines.append(
                     json.dumps(
                         [*numbered, *line[len(TEXTS) :]],
@@ -139,5 +138,9 @@ def value_of(metric: str, value: Any) -> tuple[Any, int | None] | None:
 
 
 def short(value: Any) -> Any:
-    """Six significant digits, of fractions only: bytes and counts stay exact."""
+    """Six significant digits, of fractions only: bytes and counts stay exact. Of a text
+    what can be seen.
+    """
+    if isinstance(value, str):
+        return visible(value)
     return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -5,10 +5,8 @@ Two records of one GPU are read: the steps, and cuDNN at the same shape.
 What was compiled and not timed stands in a file of its own (`tools/compile_steps.py`).
 """
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +16,7 @@ from systems.formulas.chips import KIB
 from systems.formulas.costs import EXPONENTIALS_PER_CLOCK, scores
 from systems.records.record import Record
 from systems.records.source_hash import hash_of
+from tools.render.compiled_files import STEPS as COMPILED
 from tools.render.load import Found, of_gpu, ours
 from tools.render.markdown import Markup, columns, per_device, percent, table
 from tools.render.plots import (
@@ -35,7 +34,6 @@ from tools.render.plots import (
 from tools.render.rows import MISSING, cell, known, say
 from tools.render.stems.flash_ablation import (
     BACKWARD,
-    COMPILED,
     FORWARD,
     LAUNCHERS,
     PATH_OF_HOPPER,
@@ -160,19 +158,15 @@ def times(found: Found, record: Record, steps: Mapping[str, Step]) -> str:
 # What was compiled -------------------------------------------------------------------
 
 
-@cache
-def compiled() -> dict[str, Any]:
-    return json.loads(COMPILED.read_text(encoding="utf-8")) if COMPILED.exists() else {}
-
-
 def needs(record: Record | None) -> dict[str, Needs]:
     """What each step needs with the version of Triton that was measured, if the GPU is
     of the kind that it was compiled for.
     """
     if record is None or record.device.capability != "9.0":
         return {}
-    steps = compiled().get(record.software.get("triton", ""), {}).get("steps", {})
-    return {step: needs_of(kernels) for step, kernels in steps.items()}
+    version = record.software.get("triton", "")
+    steps = COMPILED.versions().get(version, {}).get("steps", {})
+    return {step: needs_of(steps[step]) for step in STEPS if step in steps}
 
 
 def needs_of(kernels: Sequence[Mapping[str, Any]]) -> Needs:
@@ -212,9 +206,9 @@ def needs_table(record: Record | None) -> str:
     if not found or record is None:
         version = record.software.get("triton") if record else None
         tried = f" with Triton {version}" if version else ""
-        return f"Not compiled{tried}: run `python tools/compile_steps.py`.\n"
+        return COMPILED.missing(f"Not compiled{tried}")
     version = record.software["triton"]
-    there = compiled()[version]["source_hash"]
+    there = COMPILED.versions()[version]["source_hash"]
     fresh = there == hash_of(LAUNCHERS)
     stale = "**Stale:** compiled from an earlier version of the code.\n{ .stale }\n\n"
     head = ["step", "registers", "spilled, bytes", "shared memory, KiB"]

@@ -2,13 +2,10 @@
 
 from typing import NamedTuple
 
-from systems import ROOT
 from systems.records.record import Record
 from tools.render.markdown import per_device, table
 from tools.render.rows import cell, faster, say
 
-# What `tools/compile_steps.py` found, by version of Triton.
-COMPILED = ROOT / "docs" / "results" / "flash_ablation-compiled.json"
 # What launches the steps' kernels, but not what times them.
 ABLATION = "systems.experiments.flash_ablation"
 LAUNCHERS = (

@@ -114,7 +114,8 @@ def numbers(record: Record | None, precision: str) -> Mapping[str, Any]:
     mean = fmean(losses)
     steps = [time for c in found for time in half(c.samples("step"))]
     kept = {n: [s for c in found for s in half(c[f"unchanged_{n}"])] for n in WATCHED}
-    return {name: 100 * fmean(shares) for name, shares in kept.items()} | {
+    # Few steps are none that was watched.
+    return {n: 100 * (fmean(s) if s else MISSING) for n, s in kept.items()} | {
         "ended": f"{mean:.3f} ({min(losses):.3f} to {max(losses):.3f})",
         "above": mean - floor(record),
         "step": median(steps),

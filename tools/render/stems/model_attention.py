@@ -80,7 +80,7 @@ def cells_table(record: Record) -> str:
         return gain(record, beside(record, c, "flash")) or ""
 
     def kept(c: Cell, attention: str) -> str:
-        return say(beside(record, c, attention)[PEAK], gib)
+        return say(beside(record, c, attention).get(PEAK), gib)
 
     firsts = {(c.config["size"], c.config["context"]): c for c in cells(record)}
     return columns(
@@ -105,7 +105,7 @@ def steps_table(record: Record) -> str:
         ("backward, ms", lambda c: c.ms("backward"), milliseconds),
         ("tokens/s", tokens_per_second, "{:,.0f}"),
         ("eager / this", lambda c: gain(record, c), "{:.2f}"),
-        ("peak GiB", lambda c: c[PEAK], gib),
+        ("peak GiB", lambda c: c.get(PEAK), gib),
         left=2,
     )
 
@@ -141,7 +141,7 @@ def contexts_figure(record: Record) -> str:
             line(times, contexts, [c.ms() for c in steps], **look)
             # SDPA needs the same to the byte: dashes over its line let both show.
             look |= {"ls": "--"} if name == "flash" else {}
-            line(sizes, contexts, [c[PEAK] / 2**30 for c in steps], **look)
+            line(sizes, contexts, [c.get(PEAK) / 2**30 for c in steps], **look)
             for c in steps:
                 if c.unsteady:
                     hollow(times, c.config["context"], c.ms(), color)
@@ -153,7 +153,7 @@ def contexts_figure(record: Record) -> str:
 
     told = [
         f"{whose} attention reaches context {c.config['context']:,} with "
-        f"{gib(c[PEAK])} GiB"
+        f"{gib(c.get(PEAK))} GiB"
         for name, whose in (("eager", "eager"), ("flash", "our"))
         if (c := ends.get(name))
     ]
@@ -231,7 +231,7 @@ def facts(record: Record | None) -> dict[str, str]:
         for name, c in of.items():
             found[f"step_{name}_{key}"] = say(c.ms(), "{:.0f} ms")
             if name != "sdpa":
-                found[f"memory_{name}_{key}"] = say(c[PEAK] / 2**30, "{:.1f} GiB")
+                found[f"memory_{name}_{key}"] = say(c.get(PEAK) / 2**30, "{:.1f} GiB")
                 needed = predicted_bytes(size, context, name) / 2**30
                 found[f"predicted_{name}_{key}"] = f"{needed:,.1f} GiB"
         ratio = of["eager"].ms() / of["flash"].ms()

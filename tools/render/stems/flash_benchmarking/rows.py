@@ -54,8 +54,10 @@ def share(record: Record | None, c: Cell, name: str) -> float:
 
 
 def memory_bytes(c: Cell) -> float:
-    """What forward and backward need at most above what was held before."""
-    return c["peak_allocated_bytes"] - c["held_bytes"]
+    """What forward and backward need at most above what was held before; a CPU does not
+    tell.
+    """
+    return c.get("peak_allocated_bytes") - c.get("held_bytes")
 
 
 def product_rate(record: Record | None, dtype: str) -> float:

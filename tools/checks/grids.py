@@ -1,0 +1,29 @@
+"""Rows and grids: a record of today's code has a row for each configuration of the
+experiment, and no other. Its hash says which code that is, not that all rows are there.
+"""
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+
+from systems.experiments import STEMS
+from systems.records.record import Record
+from systems.running.resuming import unlike_grid
+from tools.render.load import is_fresh
+
+
+def compare(found: Mapping[str, list[Record]]) -> Iterator[str]:
+    """A line for each record that differs. Experiments import torch: without it nothing
+    is compared.
+    """
+    if find_spec("torch") is None:
+        return
+    for stem, records in found.items():
+        for record in records:
+            if record.kind == "measured" and is_fresh(record):
+                module = import_module(STEMS[stem].module)
+                configs = module.configs(quick=record.grid == "quick")
+                if unlike := unlike_grid(record, configs):
+                    place = f"{record.device.slug}/{stem}.json"
+                    again = f"`regen_tables.py --only {stem} --force`"
+                    yield f"{place} {unlike}; measure it again by {again}"
