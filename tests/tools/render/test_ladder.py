@@ -82,7 +82,7 @@ def test_the_first_step_measured_compares_with_nothing(found):
             ["from 16 to 8", "It loses.", "fewer others are left"],
         ),
         (Needs(TEXT, (15.0,), 120, 8, 2), 0.9, ["It loses.", "the next experiment"]),
-        (Needs(TEXT, (15.0,), 80, 8, 3), 1.5, ["from 16 to 24", "the warps hide"]),
+        (Needs(TEXT, (15.0,), 80, 8, 3), 1.5, ["from 16 to 24", "warps that hide"]),
     ],
 )
 def test_the_reason_follows_from_what_was_compiled(after, gained, said):

@@ -106,8 +106,8 @@ BACKWARD = {
         "Five products for each tile, and many programs add to one dQ by atomics, in "
         "an order that changes from run to run.",
         "1.4: five products instead of seven",
-        "What two products fewer save, a tile of dQ costs that goes to memory for each "
-        "tile of keys.",
+        "What leaving out two products saves is mostly lost again: for each tile of "
+        "keys a tile of dQ goes to memory.",
     ),
     "plain_backward": Step(
         "two passes, any shape",
@@ -119,16 +119,16 @@ BACKWARD = {
         "two passes, roles",
         "The same products by [warps with roles](flash_hopper.md).",
         "1.3: products and exponentials overlap",
-        "Forwards roles also save instructions of the loop, and here hardly any: a "
-        "profile would tell whether that is the cause.",
+        "In the forward pass roles also save instructions of the loop; here they save "
+        "hardly any. A profile would tell whether that is the cause.",
     ),
     "backward": Step(
         "one pass, in order",
         "Five products again, and [partial dQ added in a fixed "
         "order](flash_hopper.md#the-backward-pass-in-one-kernel) by the copy engine.",
         "1.4: five products instead of seven",
-        "Partial dQ have to be carried, one for each tile of keys in fp32: [how long "
-        "that takes by itself](flash_leaderboard.md#the-floor) is known.",
+        "Each tile of keys makes a partial dQ in fp32 that has to be carried to memory: "
+        "[how long that takes by itself](flash_leaderboard.md#the-floor) was measured.",
     ),
 }
 STEPS = FORWARD | BACKWARD
@@ -202,6 +202,6 @@ def facts(record: Record | None) -> dict[str, str]:
 def atomics_keep(gained: float) -> str:
     """Of seven products over five, to follow "atomics"."""
     if gained < 1.02:
-        return "lose all that two products fewer save"
+        return "lose all that leaving out two products saves"
     most = "give back more" if gained < (1 + 7 / 5) / 2 else "keep more"
-    return f"{most} than half of what two products fewer save"
+    return f"{most} than half of what leaving out two products saves"

@@ -262,8 +262,7 @@ def memory_figure(record: Record) -> str:
             power_of_two_axis(axes.xaxis, ns, "sequence length N")
             axes.set_title(f"{name}, GiB")
 
-    off = largest_error(record)
-    told = "less than 0.1 %" if off < 0.001 else say(off, "at most {:.1%}")
+    told = say(largest_error(record), at_most)
     return plot(
         record,
         "memory",
