@@ -62,8 +62,8 @@ def verdict(claim: Claim, record: Record | None) -> str:
     judgement = claim.judge(record) if record else None
     if record is None or not isinstance(judgement, tuple):
         return (
-            "**Not judged here:** the rows are missing that would show whether this is "
-            f"so: {claim.sentence}"
+            "**Not judged here:** the rows that would decide this are missing. "
+            f"{claim.sentence}"
         )
     holds, numbers = judgement
     old = "" if (known := age(record)) == FRESH else f", {known}"

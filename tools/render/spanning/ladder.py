@@ -306,8 +306,8 @@ def evidence(
         )
     elif gained > 1.2 * predicted and b.warps_on_sm > a.warps_on_sm:
         told.append(
-            "It gains more than predicted. Likely it gains twice: by what it saves, and "
-            "by more warps that hide waits."
+            "It gains more than predicted. Likely it gains twice: by what it saves, "
+            "and by more warps that hide waits."
         )
     return told
 

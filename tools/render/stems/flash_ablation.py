@@ -127,8 +127,9 @@ BACKWARD = {
         "Five products again, and [partial dQ added in a fixed "
         "order](flash_hopper.md#the-backward-pass-in-one-kernel) by the copy engine.",
         "1.4: five products instead of seven",
-        "Each tile of keys makes a partial dQ in fp32 that has to be carried to memory: "
-        "[how long that takes by itself](flash_leaderboard.md#the-floor) was measured.",
+        "Each tile of keys makes a partial dQ in fp32 that has to be carried to "
+        "memory: [how long that takes by itself](flash_leaderboard.md#the-floor) was "
+        "measured.",
     ),
 }
 STEPS = FORWARD | BACKWARD

@@ -357,8 +357,9 @@ def kernels_figure(record: Record) -> str:
         "kernels",
         draw,
         f"Time over the floor of the products: {told}.",
-        "First bar: the kernel in one call of the test. Below it, how long each of its "
-        "jobs takes by itself. Nothing is faster than its products: they are the floor.",
+        "First bar: the kernel in one call of the test. Below it, how long each of "
+        "its jobs takes by itself. Nothing is faster than its products: they are the "
+        "floor.",
         height=190,
         narrow=120 + 130 * len(shown),
     )

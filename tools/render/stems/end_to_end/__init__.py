@@ -447,8 +447,8 @@ def passes_steady(record: Record) -> Judgement:
 
 @claim(
     "benchmarking_script",
-    "Of the passes of 10B those fit that the formula says: where its peak is less than "
-    "the GPU's memory without what CUDA keeps there.",
+    "The passes of 10B that fit are those that the formula predicts: its peak is less "
+    "than the GPU's memory without what CUDA keeps there.",
 )
 def fits_as_predicted(record: Record) -> Judgement:
     tried = [c for c in cells(record, size="10B") if c or c.why == OUT_OF_MEMORY]
