@@ -322,8 +322,8 @@ def causal_rows() -> str:
         draw,
         "A program of the forward pass walks along one row of tiles up to the "
         f"diagonal; of {whole} tiles the {left_out} above it are never visited.",
-        f"Under a causal mask {left_out} of {whole} tiles are never visited, and of "
-        "many tiles half.",
+        f"Under a causal mask {left_out} of {whole} tiles are never visited. The more "
+        "tiles, the nearer that comes to half.",
         "Tiles of the score matrix: queries down, keys across.",
     )
 
@@ -399,9 +399,9 @@ STEPS = (
     (((ROW, "p"), (ROW, "dp")), "<b>Product 6.</b> and dp once more,"),
     (((ROW, "ds"), (ROW, "dq")), "<b>Product 7.</b> and sums dq along its own row. No "
      "program adds to what another one writes."),
-    (tuple((ONE, name) for name in WORDS), "<b>Five.</b> One kernel would do with five "
-     "products a tile, if many programs could add to the same dq: with atomics, in no "
-     "fixed order, or <a href=\"flash_hopper.html#the-backward-pass-in-one-kernel\">in "
+    (tuple((ONE, name) for name in WORDS), "<b>Five.</b> One kernel needs only five "
+     "products a tile if many programs add to the same dq: with atomics, in no fixed "
+     "order, or <a href=\"flash_hopper.html#the-backward-pass-in-one-kernel\">in "
      "a fixed one</a>."),
 )  # fmt: skip
 
@@ -464,7 +464,7 @@ def products() -> str:
         "In two passes a tile takes seven products, of which the two that compute s "
         "and dp again are done twice. One pass takes five, but then all programs add "
         "to the same dq.",
-        "Seven products instead of five, and nothing is shared.",
+        "Seven products instead of five, and no sum is shared.",
         "Filled: matrix products of one tile; orange: those done a second time; "
         "dashed: a sum that many programs share.",
         opens=-1,

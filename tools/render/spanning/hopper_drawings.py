@@ -206,7 +206,7 @@ def ordered_walk() -> str:
         "Five programs, six steps, two heads. In each step every program adds to "
         "another tile of dQ, and the partials of a tile come one step apart, in a "
         "fixed order.",
-        "Everyone comes when it is next, so nobody waits.",
+        "Each program comes when it is its turn, so nobody waits.",
         "Rows: programs, one on each SM. Columns: tiles of dQ. A number: how many "
         "partials the tile holds already. Blue: this step. A step of the drawing "
         "covers 128 queries; the kernel takes it as two steps of 64.",

@@ -172,9 +172,9 @@ def ratios_figure(record: Record) -> str:
         "ratios",
         draw,
         f"Ours errs at most this many times as much as plain attention: {told}.",
-        "Bars from the least to the most of all results, head dimensions, lengths and "
-        "masks, with the geometric mean. Full line: plain attention; dashed: the limit "
-        "of the rule. Both in the same dtype.",
+        "Each bar spans all results, head dimensions, lengths and masks; a mark shows "
+        "the geometric mean. Full line: plain attention in the same dtype; dashed: the "
+        "limit of the rule.",
         height=90 + 36 * len(names),
     )
 

@@ -162,8 +162,8 @@ def contexts_figure(record: Record) -> str:
         "contexts",
         draw,
         f"In a training step of small, {', '.join(told)}.",
-        "Batch 4, bf16. Dashed: ours, over SDPA, which needs the same memory; hollow "
-        "marks are steps that are not steady.",
+        "Batch 4, bf16. The dashed line of ours lies on SDPA's, which needs the same "
+        "memory. Hollow marks are steps that are not steady.",
         height=280,
         narrow=520,
     )
