@@ -52,9 +52,11 @@ def times_of(metrics: Mapping[str, Any]) -> dict[str, list[float]]:
     }
 
 
-def of_model(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration's times are of a model's passes."""
-    return "size" in config
+def settled(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration's times are of a model's passes that had a warm-up: the
+    first two passes differ on any host.
+    """
+    return "size" in config and config.get("warmup", 2) >= 2
 
 
 def by_events(protocol: Mapping[str, str]) -> bool:
@@ -125,13 +127,13 @@ def apart(metrics: Mapping[str, Any], names: Collection[str]) -> bool:
 
 
 def unsteady(
-    metrics: Mapping[str, Any], own: Times, events: bool, slow: bool, of_model: bool
+    metrics: Mapping[str, Any], own: Times, events: bool, slow: bool, settled: bool
 ) -> bool:
     """Whether times of a row may be longer for its host, which probes called slow, or
-    steps of the model, if these are some.
+    settled steps of the model, if these are some.
     """
     return any(
-        touched(metrics, own, names) and (slow or of_model and apart(metrics, names))
+        touched(metrics, own, names) and (slow or settled and apart(metrics, names))
         for names in sums_of(own, events)
     )
 

@@ -19,8 +19,8 @@ from systems.records.own_times import (
     PHASES,
     Times,
     by_events,
-    of_model,
     own_times,
+    settled,
     times_of,
     unsteady,
 )
@@ -60,7 +60,7 @@ def judge_hosts(records: list[Record]) -> None:
             for row in record.rows:
                 row.own = own_times(row.metrics, events, *known.of(record, row))
                 row.unsteady = unsteady(
-                    row.metrics, row.own, events, row.slow, of_model(row.config)
+                    row.metrics, row.own, events, row.slow, settled(row.config)
                 )
 
 
