@@ -95,10 +95,10 @@ def check_tree(
         for name, fault in faults.items()
     ]
     findings += check_pages(ROOT)
-    stale = load.stale_records(results)
-    findings += stale if fresh else []
-    findings += (edited := load.edited_records(results))
     found = load.load_sound(results)[0]
+    records = [record for of_stem in found.values() for record in of_stem]
+    stale, edited = load.stale_records(records), load.edited_records(records)
+    findings += [*(stale if fresh else []), *edited]
     differ, differed = same_cell.compare(found)
     too_many, unsteady = steadiness.judge(found)
     findings += [*differ, *grids.compare(found), *(too_many if fresh else [])]

@@ -103,6 +103,11 @@ class Record(Struct, forbid_unknown_fields=True, dict=True):
             row.status != "failed" for row in self.rows
         )
 
+    @property
+    def place(self) -> str:
+        """Its file in a folder of results: "nvidia-h200/warmup.json"."""
+        return f"{self.device.slug}/{self.stem}.json"
+
     def row(self, config: dict[str, Any]) -> Row | None:
         """The row of this configuration."""
         return next((row for row in self.rows if row.config == config), None)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from systems.records.record import Record
+from tools.render.hosts import unsteady_rows
 from tools.render.load import STALE, VERIFIED, age
 from tools.render.rows import DAGGER, NOT_MEASURED, Cell, Missing, say
 
@@ -312,7 +313,7 @@ def provenance(record: Record, shown: str = "") -> str:
         return f"Reported, not measured here: {inert(told)} {link}\n{{ .provenance }}"
     day = (record.started_utc or "").partition(" ")[0]
     noted = [*record.notes, *of_host(record), *edited]
-    noted += [unsteady_rows(record)] if DAGGER in shown else []
+    noted += [meaning_of_dagger(record)] if DAGGER in shown else []
     said = {STALE: [Markup("**stale**{ .old }")], VERIFIED: [VERIFIED]}
     old = said.get(age(record), [])
     parts = [first(record.device.name), *old, day, commit_of(record), *noted]
@@ -336,21 +337,14 @@ def of_host(record: Record) -> list[str]:
 UNSTEADY = "method.md#unsteady"
 
 
-def unsteady_rows(record: Record) -> Markup:
-    """What a dagger in a table is about."""
-    slow = [row.slowdown for row in record.rows if row.unsteady]
-    counted = (
-        f": {len(slow)} of {len(record.rows)} rows, whose host was up to "
-        f"{max(slow):.1f} times slow"
-        if slow
-        else ""
-    )
-    return Markup(f"{DAGGER} [unsteady]({UNSTEADY}){counted}")
+def meaning_of_dagger(record: Record) -> Markup:
+    counted = unsteady_rows(record)
+    return Markup(f"{DAGGER} [unsteady]({UNSTEADY}){counted and f': {counted}'}")
 
 
 def record_address(record: Record) -> str:
     """From a page."""
-    return f"results/{record.device.slug}/{record.stem}.json"
+    return f"results/{record.place}"
 
 
 def record_link(record: Record) -> str:

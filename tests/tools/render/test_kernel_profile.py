@@ -235,7 +235,7 @@ def clock_record(record, ms=16.0, **software):
 def test_idle_is_told_by_the_clock_of_the_same_gpu_and_software(record):
     """However slow the host was while the profile was made."""
     profile, clock = copy.deepcopy(record), clock_record(record)
-    note_clocks([profile], [clock])
+    note_clocks({"kernel_profile": [profile], "end_to_end": [clock]})
     times = kernel_profile.fragments([profile])["times.md"]
     assert "| small | 128 | fp32 | forward | 16.00 | 10.00 | 38 % | 18.75 |" in times
     # What the profiler costs is of one run: under it over without.
@@ -245,14 +245,16 @@ def test_idle_is_told_by_the_clock_of_the_same_gpu_and_software(record):
     own = f"Wall time of {len(record.rows) - 1} rows: of the profile's own run. "
     assert f"{own}Wall time: NVIDIA H200" in times
     # Kernels that took longer than the run that was timed leave nothing idle.
-    note_clocks([profile], [clock_record(record, ms=9.9)])
+    note_clocks(
+        {"kernel_profile": [profile], "end_to_end": [clock_record(record, ms=9.9)]}
+    )
     assert "| 9.90 | 10.00 | 0.0 % |" in kernel_profile.fragments([profile])["times.md"]
 
 
 def test_a_clock_whose_host_was_slow_gives_numbers_that_say_so(record):
     profile, clock = copy.deepcopy(record), clock_record(record)
     clock.rows[0].slowdown, clock.rows[0].own = 2.0, {"forward": 10.0}
-    note_clocks([profile], [clock])
+    note_clocks({"kernel_profile": [profile], "end_to_end": [clock]})
     times = kernel_profile.fragments([profile])["times.md"]
     assert "| 16.00† | 10.00 | 38† % | 18.75 |" in times
     assert "† [unsteady](method.md#unsteady)" in times
@@ -267,7 +269,7 @@ def test_another_clock_does_not_count(record, why):
         clock.device.driver = "581"
     if why == "gpu":
         clock.device.slug = "nvidia-a100"
-    note_clocks([profile], [clock])
+    note_clocks({"kernel_profile": [profile], "end_to_end": [clock]})
     times = kernel_profile.fragments([profile])["times.md"]
     assert "| small | 128 | fp32 | forward | 12.50 |" in times
 
