@@ -13,7 +13,7 @@ from typing import Any
 from systems.records.record import Record
 from tools.render.hosts import unsteady_rows
 from tools.render.load import STALE, VERIFIED, age
-from tools.render.rows import DAGGER, NOT_MEASURED, Cell, Missing, say
+from tools.render.rows import DAGGER, NOT_MEASURED, Cell, Missing, measured, say, span
 
 # What can begin markup, an attribute, a formula, a macro or a new line, in Markdown or
 # in the HTML that it becomes; an underscore only where it begins or ends a word.
@@ -359,12 +359,10 @@ def commit_of(record: Record) -> str:
 
 
 def conditions(records: Iterable[Record]) -> str:
-    """Under which conditions each record was measured, a paragraph for each;
-    `method.md`
+    """Under which conditions each record was measured, a paragraph for each; method.md
     explains its parts.
     """
-    measured = [record for record in records if record.kind == "measured"]
-    return "\n\n".join(map(conditions_of, measured)) + "\n"
+    return "\n\n".join(map(conditions_of, measured(records))) + "\n"
 
 
 def conditions_of(record: Record) -> str:
@@ -373,24 +371,21 @@ def conditions_of(record: Record) -> str:
         (gpu.name, gpu.name),
         (gpu.driver, f"driver {gpu.driver}"),
         (gpu.power_limit_w, f"{gpu.power_limit_w or 0:.0f} W"),
-        (clocks := sorted({*gpu.sm_clocks_mhz}), f"SM clock {span_of(clocks)} MHz"),
+        (clocks := gpu.sm_clocks_mhz, f"SM clock {span(clocks, '{:.0f}')} MHz"),
     ]
     protocol = "; ".join(f"{name}: {value}" for name, value in record.protocol.items())
     parts = [
         f"`{record.stem}`: {', '.join(text for value, text in known if value)}",
         ", ".join(f"{name} {version}" for name, version in record.software.items()),
         *(f"attention by {name}: {said}" for name, said in record.kernels.items()),
-        f"{commit_of(record)}, {record.started_utc} UTC",
+        commit_of(record),
+        record.started_utc and f"{record.started_utc} UTC",
         protocol,
         Markup(record_link(record)),
         Markup(WHAT_IT_MEANS),
     ]
-    return f"{' · '.join(map(inert, parts))}\n{{ .provenance }}"
-
-
-def span_of(values: list[int]) -> str:
-    """ "1875 to 1980"."""
-    return " to ".join(map(str, values))
+    told = " · ".join(inert(part) for part in parts if part)
+    return f"{told}\n{{ .provenance }}"
 
 
 def milliseconds(value: float) -> str:
