@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from systems import ROOT
 from systems.formulas.costs import attention_peak_bytes
 from systems.records.device import Device
 from systems.records.host import Probe
 from systems.records.record import Record, Row
+from tests.factories import RESULTS
 from tools.render import load
 from tools.render.markdown import REST
 from tools.render.rows import PHASES
@@ -260,7 +260,7 @@ def test_the_drawing_of_fusion_moves_what_the_prediction_counts():
 
 
 def test_reported_grids_are_shown_as_reported():
-    found = load.load(ROOT / "docs" / "results")
+    found = load.load(RESULTS)
     files = {
         name: text.replace(REST, "")
         for name, text in attention.fragments(found["attention"]).items()

@@ -19,6 +19,7 @@ from systems.model.sizes import SIZES
 from systems.records import store
 from systems.records.device import Device
 from systems.records.record import Record, Row
+from tests.factories import RESULTS
 from tools.render import everything, load
 from tools.render.hosts import note_clocks
 from tools.render.rows import Cell, cells
@@ -332,11 +333,7 @@ def test_the_record_is_one_that_can_be_read(record, tmp_path: Path):
 
 
 def test_ranges_of_study_notes_are_told_as_launching():
-    found = [
-        r
-        for r in load.load(ROOT / "docs" / "results")["kernel_profile"]
-        if r.kind == "reported"
-    ]
+    found = [r for r in load.load(RESULTS)["kernel_profile"] if r.kind == "reported"]
     text = kernel_profile.fragments(found)["reported-ranges.md"]
     assert (
         "launching forward, ms" in text and "| medium | 1024 | 92.8 | 621.5 |" in text
