@@ -27,6 +27,7 @@ LONGER, STEADY = 2.0, 1.02
 # Of events. What timers and clocks of the GPU leave is no spread, nor are two µs.
 TICKS_MS = 2e-3
 EVENTS = "triton.testing.do_bench"
+# The parts of a training step, in order.
 PHASES = ("forward", "loss", "backward", "optimizer")
 # "torch_profiled_forward": who was looking, and the phase.
 PHASE = re.compile(rf"(?P<who>.*?)(?P<phase>{'|'.join(PHASES)})(?P<span>_gpu_span)?")

@@ -195,8 +195,10 @@ def config_fields(stem: str) -> dict[str, str]:
 
 
 @cache
-def constant(stem: str, name: str) -> int:
-    """A whole number that the module of an experiment defines, read from its text."""
+def constant(stem: str, name: str) -> Any:
+    """A number or names that the module of an experiment defines, read from its
+    text.
+    """
     path = ROOT / "systems" / "experiments" / f"{stem}.py"
     tree = ast.parse(path.read_text(encoding="utf-8"))
     (value,) = (

@@ -8,12 +8,11 @@ from statistics import median
 import pytest
 
 from systems.records.host import Probe
-from systems.records.own_times import touched
+from systems.records.own_times import PHASES, touched
 from systems.records.record import Record, Row
 from tests.factories import RESULTS, make_gpu, make_record, make_row
 from tools.render import hosts, load
 
-PHASES = ("forward", "loss", "backward", "optimizer")
 CELL = {"size": "small", "context": 512, "precision": "bf16"}
 GPU = make_gpu("NVIDIA H200")
 SLOW, QUIET = [Probe(2.0)], [Probe(1.0)]
