@@ -19,7 +19,7 @@ def stop(message: str) -> NoReturn:
     raise SystemExit(2)
 
 
-def files_in(generated: Path) -> dict[str, str]:
+def texts_in(generated: Path) -> dict[str, str]:
     """What a folder of rendered files holds now, by name."""
     return {
         path.name: path.read_text(encoding="utf-8", errors="replace")
@@ -45,7 +45,7 @@ def write_rendered(results: Path, generated: Path | None = None) -> None:
     from tools.render import load
 
     folder = generated or load.GENERATED
-    present = files_in(folder)
+    present = texts_in(folder)
     if generated and present and MARK not in present:
         stop(f"--generated {generated}: holds files that were not rendered")
     wanted = rendered(results)
@@ -78,7 +78,7 @@ def check_tree(
     from tools.render import load
 
     folder = generated or load.GENERATED
-    wanted, present = rendered(results), files_in(folder)
+    wanted, present = rendered(results), texts_in(folder)
     if wanted.broken:
         stop("\n       ".join(map(str, wanted.broken)))
     faults = {name: "missing" for name in wanted.keys() - present.keys()}
@@ -95,10 +95,10 @@ def check_tree(
         for name, fault in faults.items()
     ]
     findings += check_pages(ROOT)
-    stale = load.stale_records(results)
-    findings += stale if fresh else []
-    findings += (edited := load.edited_records(results))
     found = load.load_sound(results)[0]
+    records = [record for of_stem in found.values() for record in of_stem]
+    stale, edited = load.stale_records(records), load.edited_records(records)
+    findings += [*(stale if fresh else []), *edited]
     differ, differed = same_cell.compare(found)
     too_many, unsteady = steadiness.judge(found)
     findings += [*differ, *grids.compare(found), *(too_many if fresh else [])]

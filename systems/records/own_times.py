@@ -27,6 +27,7 @@ LONGER, STEADY = 2.0, 1.02
 # Of events. What timers and clocks of the GPU leave is no spread, nor are two µs.
 TICKS_MS = 2e-3
 EVENTS = "triton.testing.do_bench"
+# The parts of a training step, in order.
 PHASES = ("forward", "loss", "backward", "optimizer")
 # "torch_profiled_forward": who was looking, and the phase.
 PHASE = re.compile(rf"(?P<who>.*?)(?P<phase>{'|'.join(PHASES)})(?P<span>_gpu_span)?")
@@ -52,9 +53,11 @@ def times_of(metrics: Mapping[str, Any]) -> dict[str, list[float]]:
     }
 
 
-def of_model(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration's times are of a model's passes."""
-    return "size" in config
+def settled(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration's times are of a model's passes that had a warm-up: the
+    first two passes differ on any host.
+    """
+    return "size" in config and config.get("warmup", 2) >= 2
 
 
 def by_events(protocol: Mapping[str, str]) -> bool:
@@ -125,13 +128,13 @@ def apart(metrics: Mapping[str, Any], names: Collection[str]) -> bool:
 
 
 def unsteady(
-    metrics: Mapping[str, Any], own: Times, events: bool, slow: bool, of_model: bool
+    metrics: Mapping[str, Any], own: Times, events: bool, slow: bool, settled: bool
 ) -> bool:
     """Whether times of a row may be longer for its host, which probes called slow, or
-    steps of the model, if these are some.
+    settled steps of the model, if these are some.
     """
     return any(
-        touched(metrics, own, names) and (slow or of_model and apart(metrics, names))
+        touched(metrics, own, names) and (slow or settled and apart(metrics, names))
         for names in sums_of(own, events)
     )
 

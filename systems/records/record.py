@@ -57,8 +57,11 @@ class Row(Struct, forbid_unknown_fields=True, dict=True):
         return self.slowdown > SLOW
 
     def unsteady_in(self, *names: str) -> bool:
-        """Whether a slow host may have lengthened these times, added up."""
-        return self.slow and touched(self.metrics, self.own, names)
+        """Whether the host of a slow row, or of one whose steps are now fast and now
+        slow, may have lengthened these times, added up.
+        """
+        doubtful = self.slow or self.unsteady
+        return doubtful and touched(self.metrics, self.own, names)
 
 
 class Record(Struct, forbid_unknown_fields=True, dict=True):
@@ -99,6 +102,11 @@ class Record(Struct, forbid_unknown_fields=True, dict=True):
         return len(self.rows) == self.expected_rows and all(
             row.status != "failed" for row in self.rows
         )
+
+    @property
+    def place(self) -> str:
+        """Its file in a folder of results: "nvidia-h200/warmup.json"."""
+        return f"{self.device.slug}/{self.stem}.json"
 
     def row(self, config: dict[str, Any]) -> Row | None:
         """The row of this configuration."""

@@ -9,12 +9,11 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from systems.records.own_times import PHASES
 from systems.records.record import Record
 
 # Eleven days in ms, and more than any machine's memory in bytes.
 LONGEST_MS, MOST_BYTES = 1e9, 2**60
-# The parts of a training step, in order.
-PHASES = ("forward", "loss", "backward", "optimizer")
 
 
 def faults_of(record: Record) -> Iterator[str]:

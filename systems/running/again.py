@@ -10,7 +10,7 @@ from typing import Any
 
 from systems.records import store
 from systems.records.host import SLOW, Probe, Quiet, quietest, slowdown, usual
-from systems.records.own_times import by_events, of_model, own_times, unsteady
+from systems.records.own_times import by_events, own_times, settled, unsteady
 from systems.records.record import Record, Row
 from systems.records.store import PARTIAL_SUFFIX, SUFFIX, RecordError
 from systems.running.groups import gpu_is_broken, look_at_host
@@ -161,7 +161,6 @@ def unrest(record: Record, rows: list[Row], quiet: Quiet) -> tuple[bool, float]:
     events, slowest, found = by_events(record.protocol), 1.0, False
     for row in rows:
         own, slow = own_times(row.metrics, events, {}, {}), slowdown(row.host, quiet)
-        of_a_model = of_model(row.config)
-        found |= unsteady(row.metrics, own, events, slow > SLOW, of_a_model)
+        found |= unsteady(row.metrics, own, events, slow > SLOW, settled(row.config))
         slowest = max(slowest, slow)
     return found, slowest

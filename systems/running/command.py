@@ -16,6 +16,7 @@ from rich.table import Table
 
 from systems import run_as_command
 from systems.records.outcome import Run, measure_row
+from systems.records.own_times import PHASES
 from systems.records.record import Row
 from systems.records.summary import summarize
 from systems.running.host_memory import bound_memory
@@ -23,8 +24,6 @@ from systems.running.limited import limit_memory
 
 # The largest size that a tensor can have.
 LARGEST = 2**63 - 1
-# The only times that add up to a whole.
-PHASE_TIMES = ("forward_ms", "loss_ms", "backward_ms", "optimizer_ms")
 
 
 def option(default: Any, help: str, choices: Iterable[str] | None = None) -> Any:
@@ -130,7 +129,8 @@ def _print_table(row: Row) -> None:
         console.print(f"{row.status.replace('_', ' ')}: {row.reason}")
         return
     times = {name: value for name, value in row.metrics.items() if name.endswith("_ms")}
-    phases = [value for name, value in times.items() if name in PHASE_TIMES]
+    # The only times that add up to a whole.
+    phases = [times[f"{phase}_ms"] for phase in PHASES if f"{phase}_ms" in times]
     if len(phases) > 1:
         times["total_ms"] = [sum(samples) for samples in zip(*phases, strict=True)]
     if times:

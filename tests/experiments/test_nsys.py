@@ -89,12 +89,12 @@ def test_what_kernels_fill_stands_first_and_a_slow_host_beside_the_clock():
         Row({**shared, "size": size}, "ok", {f"{p}_ms": [ms] * 2 for p in PHASES})
         for size, ms in (("small", 1.0), ("2.7B", 0.5))
     ]
-    note_clocks([profile], [make_record("end_to_end", *rows)])
+    note_clocks({"nsys": [profile], "end_to_end": [make_record("end_to_end", *rows)]})
     lines = rendered.cost_table(profile).splitlines()
     assert lines[2].startswith("| 2.7B, fp32 | 2.0 | 2.0 |")
     assert lines[3].startswith("| small, fp32 | 8.0 | 4.0 |")
     assert rendered.facts(profile)["over_clock"] == "2.0"
-    note_clocks([profile], [])
+    note_clocks({"nsys": [profile]})
     assert rendered.facts(profile)["over_clock"] == "none"
     assert "End to end" not in rendered.cost_table(profile)
 

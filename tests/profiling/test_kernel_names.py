@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from systems import ROOT
 from systems.profiling.kernel_names import (
     CATEGORIES,
     LONGEST,
@@ -15,6 +14,7 @@ from systems.profiling.kernel_names import (
     readable,
     short_name,
 )
+from tests.factories import RESULTS
 
 COPY = (
     "void at::native::elementwise_kernel<(int)128, (int)2, void at::native::gpu_kernel_"
@@ -204,7 +204,7 @@ def test_names_of_the_compiler_in_the_records_are_known():
     side.
     """
     names: set[str] = set()
-    for path in (ROOT / "docs" / "results").glob("*/attention*.json"):
+    for path in RESULTS.glob("*/attention*.json"):
         for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
             names |= {
                 name

@@ -5,12 +5,11 @@ guide's.
 import pytest
 import torch
 
-from systems import ROOT
 from systems.experiments import STEMS
 from systems.records import store
 from systems.running import limited, machine, measure, verify
 from systems.running.reports import CannotStart
-from tests.factories import fake_stem_on, make_gpu, make_record
+from tests.factories import RESULTS, fake_stem_on, make_gpu, make_record
 from tools import regen_tables
 from tools.render import load
 
@@ -61,7 +60,7 @@ def test_rows_measured_again_have_no_more(of_40, monkeypatch, tmp_path):
 
 def test_it_is_never_measured_into_the_guides_records(of_40):
     with pytest.raises(CannotStart, match="never published: give another"):
-        measure.measure_stem("warmup", ROOT / "docs" / "results", "full", 1e18)
+        measure.measure_stem("warmup", RESULTS, "full", 1e18)
 
 
 def test_a_record_that_was_put_there_is_refused(tmp_path, monkeypatch):

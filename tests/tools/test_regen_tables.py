@@ -728,7 +728,7 @@ def test_a_stale_record_is_a_warning_and_with_fresh_an_error(rendered, tmp_path)
     assert rendered("--render").code == 0
     assert "**stale**" in (tmp_path / "generated/model_sizes-table.md").read_text()
     message = (
-        "results/meta/model_sizes.json is stale: its source has changed since; "
+        "meta/model_sizes.json is stale: its source has changed since; "
         "measure or --verify model_sizes"
     )
     done = rendered("--check")

@@ -24,6 +24,5 @@ def compare(found: Mapping[str, list[Record]]) -> Iterator[str]:
                 module = import_module(STEMS[stem].module)
                 configs = module.configs(quick=record.grid == "quick")
                 if unlike := unlike_grid(record, configs):
-                    place = f"{record.device.slug}/{stem}.json"
                     again = f"`regen_tables.py --only {stem} --force`"
-                    yield f"{place} {unlike}; measure it again by {again}"
+                    yield f"{record.place} {unlike}; measure it again by {again}"

@@ -7,8 +7,8 @@ no other host. With `--fresh`, before the guide's own records are published, it 
 
 from collections.abc import Iterable, Mapping
 
-from systems.records.host import SLOW
 from systems.records.record import Record
+from tools.render.hosts import unsteady_rows
 from tools.render.load import is_fresh, is_of_gpu, of_sentences
 
 MOST = 0.03
@@ -31,12 +31,9 @@ def too_many(records: list[Record]) -> list[str]:
 
 def named(records: list[Record]) -> Iterable[str]:
     for record in records:
-        if slow := [row.slowdown for row in record.rows if row.unsteady]:
+        if told := unsteady_rows(record):
             again = "--again {}" if is_fresh(record) else "--only {} --force"
-            worst = max(slow)
-            why = f", measured while the host was up to {worst:.1f} times slow"
             yield (
-                f"{record.device.slug}/{record.stem}.json: {len(slow)} of "
-                f"{len(record.rows)} rows are unsteady{why if worst > SLOW else ''}; "
+                f"{record.place}: unsteady are {told}; "
                 f"measure again by `regen_tables.py {again.format(record.stem)}`"
             )

@@ -12,7 +12,7 @@ from types import ModuleType
 
 from systems.records.record import Record
 from tools.render.load import FRESH, age
-from tools.render.markdown import in_words, inert
+from tools.render.markdown import in_words, inert, record_link
 
 # Whether it holds, and the numbers as a sentence. Anything false (an empty list, a
 # missing number): the rows to judge by are not there.
@@ -67,7 +67,7 @@ def verdict(claim: Claim, record: Record | None) -> str:
         )
     holds, numbers = judgement
     old = "" if (known := age(record)) == FRESH else f", {known}"
-    link = f"([record](results/{record.device.slug}/{record.stem}.json){old})"
+    link = f"({record_link(record)}{old})"
     said = claim.sentence if holds else claim.otherwise or claim.sentence
     judged = "Holds" if holds else "Does not hold here"
     why = f" *Why this bar:* {claim.because}" if claim.because else ""

@@ -18,12 +18,12 @@ from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.claims import claims_in
 from tools.render.compiled_files import STEPS, TABLES
+from tools.render.hosts import CLOCK, PROFILED, note_clocks
 from tools.render.load import (
     Broken,
     Found,
     is_fresh,
     load_sound,
-    note_clocks,
     of_sentences,
     primary_gpu,
 )
@@ -33,6 +33,7 @@ from tools.render.markdown import (
     first,
     in_words,
     note,
+    record_address,
 )
 from tools.render.rows import measured
 from tools.render.spanning import pages
@@ -47,7 +48,7 @@ OF_NONE = (
     *("glossary", "sketches", "how_to_drawings", "notebooks", "trace"),
 )
 # What the tables of a stem read beside its own records.
-ALSO_READS = {"kernel_profile": ("end_to_end",)}
+ALSO_READS = dict.fromkeys(PROFILED, (CLOCK,))
 # The modules that have facts, by the name of these.
 FACTS = {
     "reported": "errata",
@@ -118,24 +119,20 @@ class Records:
         for stem in stems:
             for record in self.found[stem]:
                 sound[stem].append(record)
-                take_clocks(sound)
+                note_clocks(sound)
                 try:
                     part(sound)
                 except Exception as error:  # noqa: BLE001
                     sound[stem].pop()
                     self.broken.append(unfit(record, error, self.results))
         self.found |= {stem: sound[stem] for stem in stems}
-        take_clocks(self.found)
+        note_clocks(self.found)
         return len(self.broken) - before
-
-
-def take_clocks(found: Found) -> None:
-    note_clocks(found.get("kernel_profile", []), found.get("end_to_end", []))
 
 
 def unfit(record: Record, error: Exception, results: Path) -> Broken:
     """Well-formed, but edited by hand or cut short."""
-    path = results / record.device.slug / f"{record.stem}.json"
+    path = results / record.place
     why = f"a record lacks what its tables need ({error!r:.200})"
     return Broken(record.stem, path, f"{why}; restore it or measure again")
 
@@ -219,9 +216,7 @@ def doubtful(found: Found) -> dict[str, dict[str, list[str]]]:
 
 
 def links_to(records: Iterable[Record]) -> dict[str, list[str]]:
-    links = {
-        r.stem: [f"[{r.stem}](results/{r.device.slug}/{r.stem}.json)"] for r in records
-    }
+    links = {r.stem: [f"[{r.stem}]({record_address(r)})"] for r in records}
     spanning = {
         name: [link for stem in stems for link in links.get(stem, [])]
         for name, stems in pages.SPANNED.items()

@@ -19,8 +19,8 @@ from systems.records.own_times import (
     PHASES,
     Times,
     by_events,
-    of_model,
     own_times,
+    settled,
     times_of,
     unsteady,
 )
@@ -42,8 +42,8 @@ UNSAID = {"batch": 4, "vocab": VOCAB_SIZE, "execution": "eager", "strategy": "no
 # To issue one kernel takes a quiet host 11 µs where `small` waits for nothing else, and
 # torch.compile's 15 µs.
 ISSUED_MS = 0.02
-# Those that watch a pass by a profiler.
-PROFILED = ("kernel_profile", "nsys")
+# Those that watch a pass by a profiler, and the one that times it.
+PROFILED, CLOCK = ("kernel_profile", "nsys"), "end_to_end"
 # What times the same only where it is the same.
 SAME_SOFTWARE = ("torch", "cuda", "cudnn")
 
@@ -60,8 +60,17 @@ def judge_hosts(records: list[Record]) -> None:
             for row in record.rows:
                 row.own = own_times(row.metrics, events, *known.of(record, row))
                 row.unsteady = unsteady(
-                    row.metrics, row.own, events, row.slow, of_model(row.config)
+                    row.metrics, row.own, events, row.slow, settled(row.config)
                 )
+
+
+def unsteady_rows(record: Record) -> str:
+    """ "2 of 21 rows, whose host was up to 1.9 times slow", or nothing."""
+    slow = [row.slowdown for row in record.rows if row.unsteady]
+    # Probes may have seen nothing of a host that was now fast and now slow.
+    worst = max(slow, default=1.0)
+    host = f", whose host was up to {worst:.1f} times slow" if worst > SLOW else ""
+    return f"{len(slow)} of {len(record.rows)} rows{host}" if slow else ""
 
 
 def grouped(records: Iterable[Record], software: tuple[str, ...]) -> list[list[Record]]:
@@ -128,7 +137,7 @@ class Known:
             # How slow the host was then is known: on a quiet one it takes less.
             quiet = median(samples) / max(1.0, row.slowdown)
             keys = [at_any_length(record, row, name)]
-            if cell and record.stem == "end_to_end" and plain:
+            if cell and record.stem == CLOCK and plain:
                 keys.append((cell.size, cell.precision, cell.graph, name))
             for key in keys:
                 self.launching[key] = min(quiet, self.launching.get(key, quiet))
@@ -220,13 +229,14 @@ def at_any_length(record: Record, row: Row, name: str) -> Any:
 # Clocks and profiles ------------------------------------------------------------------
 
 
-def note_clocks(profiles: list[Record], clocks: list[Record]) -> None:
+def note_clocks(found: Mapping[str, list[Record]]) -> None:
     """Note at each profiled row the row of `end_to_end` that timed the same cell, on
     the same GPU with the same driver and software. A profile has its own host, which
     may launch slowly while it is made.
     """
-    for alike in grouped([*profiles, *clocks], SAME_SOFTWARE):
-        clock = next((r for r in alike if r.stem == "end_to_end"), None)
+    records = [r for stem in (*PROFILED, CLOCK) for r in found.get(stem, [])]
+    for alike in grouped(records, SAME_SOFTWARE):
+        clock = next((r for r in alike if r.stem == CLOCK), None)
         for profile in (r for r in alike if r.stem in PROFILED):
             profile.clock = clock
             for row in profile.rows:

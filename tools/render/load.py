@@ -3,7 +3,7 @@
 import ast
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from systems.records.record import Record
 from systems.records.source_hash import source_hash
 from systems.running.limited import would_publish
 from systems.running.software import TUNED, attention_in, tuned_software
-from tools.render.hosts import PROFILED, judge_hosts, note_clocks
+from tools.render.hosts import judge_hosts, note_clocks
 
 GENERATED = ROOT / "docs" / "generated"
 # Records by stem, the primary GPU's first.
@@ -195,8 +195,10 @@ def config_fields(stem: str) -> dict[str, str]:
 
 
 @cache
-def constant(stem: str, name: str) -> int:
-    """A whole number that the module of an experiment defines, read from its text."""
+def constant(stem: str, name: str) -> Any:
+    """A number or names that the module of an experiment defines, read from its
+    text.
+    """
     path = ROOT / "systems" / "experiments" / f"{stem}.py"
     tree = ast.parse(path.read_text(encoding="utf-8"))
     (value,) = (
@@ -280,8 +282,7 @@ def sound_in(
         except store.RecordError as error:
             broken.append(Broken(path.stem, path, str(error)))
     judge_hosts([record for of_stem in found.values() for record in of_stem])
-    profiles = [r for stem in PROFILED for r in found.get(stem, [])]
-    note_clocks(profiles, found.get("end_to_end", []))
+    note_clocks(found)
     return found, broken
 
 
@@ -290,23 +291,21 @@ def is_of_gpu(record: Record) -> bool:
     return record.kind == "measured" and record.device.is_gpu
 
 
-def stale_records(results: Path) -> list[str]:
+def stale_records(records: Iterable[Record]) -> list[str]:
     """A line for each measured record that is older than the source."""
     return [
-        f"{results.name}/{r.device.slug}/{stem}.json is stale: its source has changed "
-        f"since; measure or --verify {stem}"
-        for stem, of_stem in load_sound(results)[0].items()
-        for r in of_stem
+        f"{r.place} is stale: its source has changed since; "
+        f"measure or --verify {r.stem}"
+        for r in records
         if r.kind == "measured" and not is_fresh(r)
     ]
 
 
-def edited_records(results: Path) -> list[str]:
+def edited_records(records: Iterable[Record]) -> list[str]:
     """A line for each record whose content is not what was written."""
     return [
-        f"{results.name}/{r.device.slug}/{stem}.json was edited by hand: "
+        f"{r.place} was edited by hand: "
         "its digest is of other content; restore it or measure again"
-        for stem, of_stem in load_sound(results)[0].items()
-        for r in of_stem
+        for r in records
         if r.edited
     ]

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from systems.records.record import Record
+from tools.render.hosts import unsteady_rows
 from tools.render.load import STALE, VERIFIED, age
-from tools.render.rows import DAGGER, NOT_MEASURED, Cell, Missing, say
+from tools.render.rows import DAGGER, NOT_MEASURED, Cell, Missing, measured, say, span
 
 # What can begin markup, an attribute, a formula, a macro or a new line, in Markdown or
 # in the HTML that it becomes; an underscore only where it begins or ends a word.
@@ -312,7 +313,7 @@ def provenance(record: Record, shown: str = "") -> str:
         return f"Reported, not measured here: {inert(told)} {link}\n{{ .provenance }}"
     day = (record.started_utc or "").partition(" ")[0]
     noted = [*record.notes, *of_host(record), *edited]
-    noted += [unsteady_rows(record)] if DAGGER in shown else []
+    noted += [meaning_of_dagger(record)] if DAGGER in shown else []
     said = {STALE: [Markup("**stale**{ .old }")], VERIFIED: [VERIFIED]}
     old = said.get(age(record), [])
     parts = [first(record.device.name), *old, day, commit_of(record), *noted]
@@ -336,21 +337,14 @@ def of_host(record: Record) -> list[str]:
 UNSTEADY = "method.md#unsteady"
 
 
-def unsteady_rows(record: Record) -> Markup:
-    """What a dagger in a table is about."""
-    slow = [row.slowdown for row in record.rows if row.unsteady]
-    counted = (
-        f": {len(slow)} of {len(record.rows)} rows, whose host was up to "
-        f"{max(slow):.1f} times slow"
-        if slow
-        else ""
-    )
-    return Markup(f"{DAGGER} [unsteady]({UNSTEADY}){counted}")
+def meaning_of_dagger(record: Record) -> Markup:
+    counted = unsteady_rows(record)
+    return Markup(f"{DAGGER} [unsteady]({UNSTEADY}){counted and f': {counted}'}")
 
 
 def record_address(record: Record) -> str:
     """From a page."""
-    return f"results/{record.device.slug}/{record.stem}.json"
+    return f"results/{record.place}"
 
 
 def record_link(record: Record) -> str:
@@ -365,12 +359,10 @@ def commit_of(record: Record) -> str:
 
 
 def conditions(records: Iterable[Record]) -> str:
-    """Under which conditions each record was measured, a paragraph for each;
-    `method.md`
+    """Under which conditions each record was measured, a paragraph for each; method.md
     explains its parts.
     """
-    measured = [record for record in records if record.kind == "measured"]
-    return "\n\n".join(map(conditions_of, measured)) + "\n"
+    return "\n\n".join(map(conditions_of, measured(records))) + "\n"
 
 
 def conditions_of(record: Record) -> str:
@@ -379,24 +371,21 @@ def conditions_of(record: Record) -> str:
         (gpu.name, gpu.name),
         (gpu.driver, f"driver {gpu.driver}"),
         (gpu.power_limit_w, f"{gpu.power_limit_w or 0:.0f} W"),
-        (clocks := sorted({*gpu.sm_clocks_mhz}), f"SM clock {span_of(clocks)} MHz"),
+        (clocks := gpu.sm_clocks_mhz, f"SM clock {span(clocks, '{:.0f}')} MHz"),
     ]
     protocol = "; ".join(f"{name}: {value}" for name, value in record.protocol.items())
     parts = [
         f"`{record.stem}`: {', '.join(text for value, text in known if value)}",
         ", ".join(f"{name} {version}" for name, version in record.software.items()),
         *(f"attention by {name}: {said}" for name, said in record.kernels.items()),
-        f"{commit_of(record)}, {record.started_utc} UTC",
+        commit_of(record),
+        record.started_utc and f"{record.started_utc} UTC",
         protocol,
         Markup(record_link(record)),
         Markup(WHAT_IT_MEANS),
     ]
-    return f"{' · '.join(map(inert, parts))}\n{{ .provenance }}"
-
-
-def span_of(values: list[int]) -> str:
-    """ "1875 to 1980"."""
-    return " to ".join(map(str, values))
+    told = " · ".join(inert(part) for part in parts if part)
+    return f"{told}\n{{ .provenance }}"
 
 
 def milliseconds(value: float) -> str:

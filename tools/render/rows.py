@@ -16,8 +16,8 @@ from typing import Any
 from systems.formulas.costs import Peak, peak_of
 from systems.model.sizes import TABLE_1
 from systems.records.outcome import NOT_INSTALLED
+from systems.records.own_times import PHASES
 from systems.records.record import Record, Row
-from systems.records.rules import PHASES
 from systems.records.summary import Summary, summarize
 
 NOT_MEASURED, OUT_OF_MEMORY = "not measured", "out of memory"

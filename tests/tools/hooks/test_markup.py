@@ -13,13 +13,14 @@ from mkdocs.config import load_config
 
 from tools.hooks import markup as hooks
 from tools.hooks.markup import number_figures
+from tools.hooks.maths import to_mathml
 from tools.render.editions import NOTE
 
 NAMESPACE = {"m": "http://www.w3.org/1998/Math/MathML"}
 
 
 def formula(tex: str, display: str = "inline") -> ElementTree.Element:
-    return ElementTree.fromstring(hooks.to_mathml(tex, display))
+    return ElementTree.fromstring(to_mathml(tex, display))
 
 
 def test_inline_and_display_maths_become_mathml() -> None:

@@ -6,12 +6,13 @@ import re
 
 import pytest
 
-from systems import ROOT
 from systems.formulas.costs import attention_peak_bytes
 from systems.records.device import Device
 from systems.records.host import Probe
 from systems.records.record import Record, Row
+from tests.factories import RESULTS
 from tools.render import load
+from tools.render.markdown import REST
 from tools.render.rows import PHASES
 from tools.render.spanning import envelope
 from tools.render.stems import attention
@@ -259,8 +260,11 @@ def test_the_drawing_of_fusion_moves_what_the_prediction_counts():
 
 
 def test_reported_grids_are_shown_as_reported():
-    found = load.load(ROOT / "docs" / "results")
-    files = attention.fragments(found["attention"])
+    found = load.load(RESULTS)
+    files = {
+        name: text.replace(REST, "")
+        for name, text in attention.fragments(found["attention"]).items()
+    }
     # The notes' own figures, from GB and from MiB.
     assert "| 16 | 16384 | 56.91 | 140.36 | 8.048 | 32.070 |" in files["table.md"]
     assert (

@@ -20,6 +20,7 @@ from systems.records import store
 from tests.factories import RESULTS
 from tools.render import everything
 from tools.render.compiled_files import STEPS, TABLES
+from tools.render.hosts import PROFILED
 from tools.render.load import Broken
 
 Data = dict[str, Any]
@@ -110,25 +111,27 @@ def other_phases(data: Data) -> None:
         row["metrics"] = {"forward_ms": [1.0, 2.0], "optimizer_ms": [1.0]}
 
 
+@pytest.mark.parametrize("stem", PROFILED)
 @pytest.mark.parametrize("change", [one_sample_less, other_phases])
-def test_a_clock_that_is_broken_takes_no_profile_with_it(tmp_path, change):
+def test_a_clock_that_is_broken_takes_no_profile_with_it(tmp_path, change, stem):
     path = put(tmp_path, "nvidia-h200/end_to_end.json", change)
-    put(tmp_path, "nvidia-h200/kernel_profile.json")
+    put(tmp_path, f"nvidia-h200/{stem}.json")
     files = everything.render_all(tmp_path)
     assert [b.path for b in files.broken] == [path]
     alone = tmp_path / "alone"
-    put(alone, "nvidia-h200/kernel_profile.json")
+    put(alone, f"nvidia-h200/{stem}.json")
     wanted = everything.render_all(alone)
-    names = [name for name in wanted if name.startswith("kernel_profile-")]
+    names = [name for name in wanted if name.startswith(f"{stem}-")]
     assert len(names) > 3 and all(files[name] == wanted[name] for name in names)
 
 
+@pytest.mark.parametrize("stem", PROFILED)
 def test_a_clock_that_its_own_tables_can_be_made_of_is_at_fault_too(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, stem
 ):
     clock = put(tmp_path, "nvidia-h200/end_to_end.json")
-    put(tmp_path, "nvidia-h200/kernel_profile.json")
-    module = import_module("tools.render.stems.kernel_profile")
+    put(tmp_path, f"nvidia-h200/{stem}.json")
+    module = import_module(f"tools.render.stems.{stem}")
     fragments = module.fragments
 
     def stumbling(records):
@@ -139,7 +142,8 @@ def test_a_clock_that_its_own_tables_can_be_made_of_is_at_fault_too(
     monkeypatch.setattr(module, "fragments", stumbling)
     files = everything.render_all(tmp_path)
     assert [b.path for b in files.broken] == [clock]
-    assert "Missing" not in files["kernel_profile-categories.md"]
+    tables = [name for name in files if name.startswith(f"{stem}-")]
+    assert tables and not any("**Missing" in files[name] for name in tables)
 
 
 def test_two_records_that_go_together_only_apart_cost_one(tmp_path, monkeypatch):

@@ -7,18 +7,18 @@ import json
 
 import pytest
 
-from systems import ROOT
 from systems.formulas.fit import optimizer_moved_bytes, peak_bytes, step_flops
 from systems.formulas.gpus import GPUS
 from systems.formulas.memory_costs import Pass
 from systems.model.sizes import SIZES
+from tests.factories import RESULTS
 from tools.render import load
 from tools.render.spanning import calculator
 
 
 @pytest.fixture(scope="module")
 def found():
-    return load.load(ROOT / "docs" / "results")
+    return load.load(RESULTS)
 
 
 @pytest.fixture(scope="module")

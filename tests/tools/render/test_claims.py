@@ -7,12 +7,11 @@ import re
 
 import pytest
 
-from systems import ROOT
 from systems.benchmarking.phases import PHASES
 from systems.experiments import nsys
 from systems.formulas.costs import peak_of
 from systems.records.record import Record, Row
-from tests.factories import make_record
+from tests.factories import RESULTS, make_record
 from tests.tools.render.test_attention import attention_row, model_record, model_row
 from tests.tools.render.test_flash import full_peers
 from tests.tools.render.test_kernel_profile import kernel_record
@@ -30,7 +29,7 @@ BY_NAME = {claim.name: claim for claim in CLAIMS}
 
 @pytest.fixture(scope="module")
 def found():
-    return load.load(ROOT / "docs" / "results")
+    return load.load(RESULTS)
 
 
 def rows(record: Record, **wanted):

@@ -4,7 +4,7 @@ all of them stay below an hour.
 
 import copy
 
-from systems import ROOT
+from tests.factories import RESULTS
 from tools.render import load
 from tools.render.spanning import durations
 from tools.render.spanning.durations import PER_GPU, fragments, seconds
@@ -20,7 +20,7 @@ def lines(found) -> dict[str, list[str]]:
 
 
 def test_measuring_everything_takes_less_than_75_minutes():
-    found, primary = load.load(ROOT / "docs" / "results"), load.primary_gpu()
+    found, primary = load.load(RESULTS), load.primary_gpu()
     records = [
         r
         for stem in PER_GPU
@@ -34,7 +34,7 @@ def test_measuring_everything_takes_less_than_75_minutes():
 
 
 def test_each_gpu_has_a_column_and_what_is_not_measured_says_so(monkeypatch):
-    ours = load.load(ROOT / "docs" / "results")["warmup"][0]
+    ours = load.load(RESULTS)["warmup"][0]
     monkeypatch.setattr(durations, "primary_gpu", lambda: ours.device.slug)
     other = copy.deepcopy(ours)
     other.device.slug, other.device.name = "a-gpu", "A GPU"

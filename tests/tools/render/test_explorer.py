@@ -8,14 +8,14 @@ import statistics
 
 import pytest
 
-from systems import ROOT
+from tests.factories import RESULTS
 from tools.render import load
 from tools.render.spanning import explorer
 
 
 @pytest.fixture(scope="module")
 def found():
-    return load.load(ROOT / "docs" / "results")
+    return load.load(RESULTS)
 
 
 def table(found) -> list[dict]:

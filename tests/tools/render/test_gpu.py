@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from systems import ROOT
+from tests.factories import RESULTS
 from tools.render import load
 from tools.render.rows import NOT_MEASURED
 from tools.render.spanning import envelope, glossary, gpu
@@ -15,7 +15,7 @@ from tools.render.spanning import envelope, glossary, gpu
 
 @pytest.fixture(scope="module")
 def found():
-    return load.load(ROOT / "docs" / "results")
+    return load.load(RESULTS)
 
 
 def test_the_timelines_say_what_the_record_says(found):

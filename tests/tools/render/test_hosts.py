@@ -8,12 +8,11 @@ from statistics import median
 import pytest
 
 from systems.records.host import Probe
-from systems.records.own_times import touched
+from systems.records.own_times import PHASES, touched
 from systems.records.record import Record, Row
 from tests.factories import RESULTS, make_gpu, make_record, make_row
 from tools.render import hosts, load
 
-PHASES = ("forward", "loss", "backward", "optimizer")
 CELL = {"size": "small", "context": 512, "precision": "bf16"}
 GPU = make_gpu("NVIDIA H200")
 SLOW, QUIET = [Probe(2.0)], [Probe(1.0)]
@@ -73,6 +72,8 @@ def test_what_waits_for_launches_is_unsteady_on_a_slow_host_alone():
         (CELL, [15.0, 15.1, 15.0, 15.2, 15.1], False),
         # One slow step of ten is no other host.
         (CELL, [15.0] * 9 + [40.0], False),
+        # Nor are the first steps of all.
+        (CELL | {"warmup": 0}, [15.0, 15.1, 15.0, 26.0, 27.0], False),
         # A hundred passes of attention are over before a host changes.
         ({"d": 64, "n": 256}, [0.2, 0.2, 0.2, 0.4, 0.4], False),
     ],
@@ -82,6 +83,7 @@ def test_steps_far_apart_are_unsteady_whatever_probes_say(config, forward_ms, do
     found = record("end_to_end", row(config, host=QUIET, metrics=metrics))
     judge_hosts([found])
     assert found.rows[0].unsteady is doubted
+    assert found.rows[0].unsteady_in("forward", "backward") is doubted
     # Not where kernels fill them: then the GPU's clock is what moves.
     busy = {f"{phase}_gpu_busy_ms": [26.0] for phase in ("forward", "backward")}
     found.rows[0].metrics |= busy

@@ -19,6 +19,7 @@ from systems.model.sizes import SIZES
 from systems.records import store
 from systems.records.device import Device
 from systems.records.record import Record, Row
+from tests.factories import RESULTS
 from tools.render import everything, load
 from tools.render.hosts import note_clocks
 from tools.render.rows import Cell, cells
@@ -176,7 +177,7 @@ def test_two_kernels_of_one_tile_are_counted_apart(record):
     assert facts["top_forward_share_small"] == "60 %"
     top = kernel_profile.fragments([full])["top-telling.md"]
     assert f"</summary>`{whole.format(3)}`" in top
-    assert "| 85 | 60 % | 109 | 0 |" in top
+    assert "| 85 | 60 % | 109 |" in top
 
 
 def test_categories_add_up_to_the_whole(record):
@@ -203,7 +204,7 @@ def test_every_question_has_its_table_and_every_figure_its_file(record):
         "profiled, ms |" in files["times.md"]
     )
     assert (
-        "| small | 128 | fp32 | forward | 12.50 | 10.00 | 20 % | 18.75 | 10.50 |"
+        "| small | 512 | fp32 | forward | 12.50 | 10.00 | 20 % | 18.75 | 10.50 |"
         in files["times.md"]
     )
     assert "Wall time of the profile's own run." in files["times.md"]
@@ -235,24 +236,26 @@ def clock_record(record, ms=16.0, **software):
 def test_idle_is_told_by_the_clock_of_the_same_gpu_and_software(record):
     """However slow the host was while the profile was made."""
     profile, clock = copy.deepcopy(record), clock_record(record)
-    note_clocks([profile], [clock])
+    note_clocks({"kernel_profile": [profile], "end_to_end": [clock]})
     times = kernel_profile.fragments([profile])["times.md"]
-    assert "| small | 128 | fp32 | forward | 16.00 | 10.00 | 38 % | 18.75 |" in times
+    assert "| 128 | fp32 | forward | 16.00 | 10.00 | 38 % | 18.75 |" in times
     # What the profiler costs is of one run: under it over without.
     checks = kernel_profile.fragments([profile])["checks.md"]
     assert "| small | 128 | fp32 | forward |" in checks and "| 1.50 |" in checks
-    assert "| small | 256 | fp32 | forward | 12.50 |" in times
+    assert "| small {: .rest } | 256 | fp32 | forward | 12.50 |" in times
     own = f"Wall time of {len(record.rows) - 1} rows: of the profile's own run. "
     assert f"{own}Wall time: NVIDIA H200" in times
     # Kernels that took longer than the run that was timed leave nothing idle.
-    note_clocks([profile], [clock_record(record, ms=9.9)])
+    note_clocks(
+        {"kernel_profile": [profile], "end_to_end": [clock_record(record, ms=9.9)]}
+    )
     assert "| 9.90 | 10.00 | 0.0 % |" in kernel_profile.fragments([profile])["times.md"]
 
 
 def test_a_clock_whose_host_was_slow_gives_numbers_that_say_so(record):
     profile, clock = copy.deepcopy(record), clock_record(record)
     clock.rows[0].slowdown, clock.rows[0].own = 2.0, {"forward": 10.0}
-    note_clocks([profile], [clock])
+    note_clocks({"kernel_profile": [profile], "end_to_end": [clock]})
     times = kernel_profile.fragments([profile])["times.md"]
     assert "| 16.00† | 10.00 | 38† % | 18.75 |" in times
     assert "† [unsteady](method.md#unsteady)" in times
@@ -267,9 +270,9 @@ def test_another_clock_does_not_count(record, why):
         clock.device.driver = "581"
     if why == "gpu":
         clock.device.slug = "nvidia-a100"
-    note_clocks([profile], [clock])
+    note_clocks({"kernel_profile": [profile], "end_to_end": [clock]})
     times = kernel_profile.fragments([profile])["times.md"]
-    assert "| small | 128 | fp32 | forward | 12.50 |" in times
+    assert "| small {: .rest } | 128 | fp32 | forward | 12.50 |" in times
 
 
 def test_the_same_kernels_as_graphs_have_a_column_once_timed(record):
@@ -292,7 +295,7 @@ def test_out_of_memory_is_a_row_and_facts_say_so(record):
             )
     files = kernel_profile.fragments([smaller])
     assert (
-        "| 2.7B | 512 | fp32 | step | out of memory |" in files["times.md"]
+        "| 2.7B {: .rest } | 512 | fp32 | step | out of memory |" in files["times.md"]
         and "2.7B" not in files["matmul.md"]
     )
     assert kernel_profile.facts(smaller)["wall_2_7B"] == "out of memory"
@@ -330,11 +333,7 @@ def test_the_record_is_one_that_can_be_read(record, tmp_path: Path):
 
 
 def test_ranges_of_study_notes_are_told_as_launching():
-    found = [
-        r
-        for r in load.load(ROOT / "docs" / "results")["kernel_profile"]
-        if r.kind == "reported"
-    ]
+    found = [r for r in load.load(RESULTS)["kernel_profile"] if r.kind == "reported"]
     text = kernel_profile.fragments(found)["reported-ranges.md"]
     assert (
         "launching forward, ms" in text and "| medium | 1024 | 92.8 | 621.5 |" in text

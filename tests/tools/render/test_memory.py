@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-from systems import ROOT
 from systems.experiments import peak_memory as experiment
 from systems.formulas.memory_costs import (
     Pass,
@@ -18,6 +17,7 @@ from systems.formulas.memory_peak import most, peak
 from systems.profiling.memory.snapshot import CATEGORIES
 from systems.records.device import Device
 from systems.records.record import Record, Row
+from tests.factories import RESULTS
 from tools.render import load
 from tools.render.stems import peak_memory
 from tools.render.stems.peak_memory import rows as memory_rows
@@ -246,11 +246,7 @@ def test_without_a_record_every_table_says_so():
 
 
 def test_reported_peaks_say_so():
-    found = [
-        r
-        for r in load.load(ROOT / "docs" / "results")["peak_memory"]
-        if r.kind == "reported"
-    ]
+    found = [r for r in load.load(RESULTS)["peak_memory"] if r.kind == "reported"]
     text = peak_memory.fragments(found)["reported.md"]
     assert (
         "Reported, not measured here:" in text

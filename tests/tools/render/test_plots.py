@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from systems import ROOT
-from tests.factories import committed
+from tests.factories import RESULTS, committed
 from tests.tools.render.svgs import figures, outside, struck, words
 from tools.hooks.markup import number_figures
 from tools.render import everything, plots
@@ -78,7 +78,7 @@ def test_rendering_again_gives_the_same_bytes_and_no_curve_leaves_its_axes(monke
         name_lines(figure)
 
     monkeypatch.setattr(plots, "name_lines", look)
-    files = everything.render_all(ROOT / "docs" / "results")
+    files = everything.render_all(RESULTS)
     assert left == []
     committed = {path.name: path.read_text("utf-8") for path in GENERATED.iterdir()}
     differ = {

@@ -15,11 +15,10 @@ from systems.experiments import STEMS
 from systems.records import store
 from systems.records.neighbours import NOTE
 from systems.records.record import Record, Row
+from tests.factories import RESULTS
 from tools import regen_tables
 from tools.render import everything, load, markdown
 from tools.render.spanning import envelope, pages
-
-RESULTS = ROOT / "docs" / "results"
 
 
 @pytest.fixture(scope="module")

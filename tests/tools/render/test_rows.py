@@ -54,7 +54,8 @@ def test_what_is_computed_with_a_missing_number_is_missing_for_its_reason(result
 
 def test_missing_numbers_are_not_counted():
     assert (least([3, FULL, 2]), most([FULL, 3, 2])) == (2, 3)
-    assert say(least([FULL])) == "not measured" and span([FULL, 2.0]) == "2.00"
+    assert say(least([FULL])) == "out of memory" and span([FULL, 2.0]) == "2.00"
+    assert say(least([MISSING])) == "not measured"
 
 
 def test_a_cell_adds_phases_sample_by_sample(record):

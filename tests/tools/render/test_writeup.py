@@ -12,6 +12,7 @@ from systems import ROOT
 from systems.experiments import STEMS
 from systems.model.sizes import SIZES
 from systems.model.transformer import build_model
+from tests.factories import RESULTS
 from tools.render import load
 from tools.render.spanning import errata, index, writeup
 
@@ -35,7 +36,7 @@ UNASKED = {
 
 @pytest.fixture(scope="module")
 def found():
-    return load.load(DOCS / "results")
+    return load.load(RESULTS)
 
 
 def test_the_points_are_those_of_the_assignment():

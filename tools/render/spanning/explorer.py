@@ -17,7 +17,7 @@ from systems.records.summary import summarize
 from tools.render.editions import LABELS
 from tools.render.load import Found
 from tools.render.markdown import device_label, visible
-from tools.render.rows import say
+from tools.render.rows import PHASES, say
 
 # The first columns are texts; `value` is a number or, for dtypes and the like, a text
 # of its own.
@@ -26,8 +26,6 @@ COLUMNS = (*TEXTS, "context", "value", "samples")
 PRECISION, CONTEXT = ("precision", "dtype"), ("context", "n")
 UNITS = {"_ms": "ms", "_bytes": "bytes", "_flops": "FLOP", "_parameters": "parameters"}
 SAMPLES = "_ms"
-# What one step of training is made of.
-STEP = ("forward_ms", "loss_ms", "backward_ms", "optimizer_ms")
 RIVAL = "sdpa_cudnn"
 
 
@@ -92,7 +90,7 @@ def derived(record: Record, row: Row) -> Iterator[tuple[str, str, float]]:
     """Metric, unit and value of what follows from measured times: the median over
     steps of the sum of their phases; medians over cuDNN's for the same inputs.
     """
-    phases = [row.metrics.get(phase) for phase in STEP]
+    phases = [row.metrics.get(f"{phase}_ms") for phase in PHASES]
     if all(isinstance(times, list) and times for times in phases):
         steps = [float(sum(times)) for times in zip(*phases, strict=False)]
         yield "whole step", "ms", summarize(steps).median

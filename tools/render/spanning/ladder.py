@@ -42,8 +42,8 @@ from tools.render.stems.flash_ablation import (
     gain,
 )
 from tools.render.stems.flash_leaderboard import FLOOR, SHAPE, limits_ms, rates_of
+from tools.render.stems.flash_peers.rows import TEST
 
-TEST = {"batch": 1, "heads": 16, "n": 16384, "d": 64, "causal": True, "dtype": "bf16"}
 REGISTERS, LANES = 65536, 32
 UNKNOWN = (
     "The compiled loop does not say why; the next experiment is a profile of what its "

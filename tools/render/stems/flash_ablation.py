@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from systems.records.record import Record
+from tools.render.load import constant
 from tools.render.markdown import per_device, table
 from tools.render.rows import cell, faster, say
 
@@ -155,7 +156,7 @@ TOLD = [
         ("1.1: else each program splits all keys", "1.2: the same, for more products"),
     ),
 ]
-PATH_OF_HOPPER = ("one_item_forward", "forward", "two_passes_backward", "backward")
+PATH_OF_HOPPER: tuple[str, ...] = constant("flash_ablation", "HOPPER_STEPS")
 
 
 def fragments(records: list[Record]) -> dict[str, str]:

@@ -34,7 +34,7 @@ from tools.render.rows import (
     say,
 )
 
-RESULTS = ("o", "lse", "dq", "dk", "dv")
+RESULTS: tuple[str, ...] = constant("flash_accuracy", "RESULTS")
 DTYPES = ("fp32", "fp16", "bf16")
 NAMES = {
     "triton": "ours, Triton",

@@ -79,8 +79,12 @@ def unordered(record: Record | None) -> list[tuple[Cell, float, float]]:
     return against(record, lambda of: "fa4", lambda of: of.unordered)
 
 
-def kept(found: list[tuple[Cell, float, float]]) -> list[bool]:
-    return [value <= most for _, value, most in found]
+def within(found: list[tuple[Cell, float, float]], wanted: int) -> Judgement:
+    """Whether so many are within their bars, if all were measured."""
+    if len(found) < len(BARS):
+        return None
+    kept = [value <= most for _, value, most in found]
+    return sum(kept) >= wanted, f"Within: {counted(kept)}.{missed(found)}"
 
 
 def missed(found: list[tuple[Cell, float, float]]) -> str:
@@ -127,11 +131,7 @@ def bars_table(record: Record) -> str:
     because=SET,
 )
 def ahead_where_results_repeat(record: Record) -> Judgement:
-    found = ordered(record)
-    if len(found) < len(BARS):
-        return None
-    told = f"Within: {counted(kept(found))}.{missed(found)}"
-    return sum(kept(found)) >= KEPT_ORDERED, told
+    return within(ordered(record), KEPT_ORDERED)
 
 
 @claim(
@@ -143,11 +143,7 @@ def ahead_where_results_repeat(record: Record) -> Judgement:
     because=SET,
 )
 def near_the_unordered(record: Record) -> Judgement:
-    found = unordered(record)
-    if len(found) < len(BARS):
-        return None
-    told = f"Within: {counted(kept(found))}.{missed(found)}"
-    return sum(kept(found)) >= KEPT_UNORDERED, told
+    return within(unordered(record), KEPT_UNORDERED)
 
 
 @claim(

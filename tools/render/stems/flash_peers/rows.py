@@ -8,6 +8,7 @@ from typing import Any
 
 from systems.records.record import Record
 from systems.records.summary import summarize
+from tools.render.load import constant
 from tools.render.rows import MISSING, Cell, Unsteady, cell, cells, known, most, say
 from tools.render.stems.flash_passes import flops, peak_flops, waits
 
@@ -24,7 +25,7 @@ NAMES = {
     "sdpa_efficient": "memory-efficient",
     "flex": "FlexAttention",
 }
-RESULTS = ("o", "dq", "dk", "dv")
+RESULTS: tuple[str, ...] = constant("flash_peers", "RESULTS")
 # Against whom each dtype is measured.
 RIVAL = {"bf16": "sdpa_cudnn", "fp32": "sdpa_efficient"}
 # What is asked for gradients that repeat, and the same as it comes.

@@ -9,11 +9,12 @@ from typing import Any
 from systems.formulas.memory_costs import Pass
 from systems.formulas.recomputation import peaks
 from systems.records.record import Record
+from tools.render.load import constant
 from tools.render.rows import Cell, cell
 
 SIZE, CONTEXT = "2.7B", 2048
 # As in the experiment, which imports torch and this doesn't.
-RUNS = (1, 2, 3, 4, 6, 8, 11, 16, 32)
+RUNS: tuple[int, ...] = constant("gradient_checkpointing", "RUNS")
 PEAKS = ("peak_allocated_bytes", "kept_peak_allocated_bytes")
 
 
