@@ -10,6 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from systems.records.host import SLOW
 from systems.records.record import Record
 from tools.render.load import STALE, VERIFIED, age
 from tools.render.rows import DAGGER, NOT_MEASURED, Cell, Missing, say
@@ -88,6 +89,8 @@ def bold(text: str) -> Markup:
 
 # So many lines stand open.
 OPEN = 8
+# Fewer other lines than these are not worth asking for.
+FEW = 3
 # What marks a line as one of the others.
 REST = Markup(" {: .rest }")
 # A column of so many cells that are all alike is said in a sentence.
@@ -127,7 +130,7 @@ def table(
             kept.append((at, (head, *cells)))
     rule = [":---" if at < left else "---:" for at, _ in kept]
     head, *body = map(list, zip(*(column for _, column in kept), strict=True))
-    if any(telling) and len(body) > OPEN:
+    if any(telling) and len(body) > OPEN and telling.count(False) >= FEW:
         for cells, told in zip(body, telling, strict=True):
             # A cell without words takes no mark.
             named = [at for at, cell in enumerate(cells) if cell]
@@ -339,12 +342,10 @@ UNSTEADY = "method.md#unsteady"
 def unsteady_rows(record: Record) -> Markup:
     """What a dagger in a table is about."""
     slow = [row.slowdown for row in record.rows if row.unsteady]
-    counted = (
-        f": {len(slow)} of {len(record.rows)} rows, whose host was up to "
-        f"{max(slow):.1f} times slow"
-        if slow
-        else ""
-    )
+    counted = f": {len(slow)} of {len(record.rows)} rows" if slow else ""
+    # A row may be unsteady by its spread alone.
+    if slow and (worst := max(slow)) > SLOW:
+        counted += f", whose host was up to {worst:.1f} times slow"
     return Markup(f"{DAGGER} [unsteady]({UNSTEADY}){counted}")
 
 
