@@ -42,7 +42,8 @@ CAPTION_OR_TABLE = re.compile(
 # A figure with its caption.
 FIGURE = re.compile(
     r"(<figure(?P<attributes>[^>]*)>)(?P<pictures>(?:(?!</figure>).)*?)"
-    r"(?P<caption><figcaption[^>]*>)(?P<said>(?:(?!</figcaption>).)*)",
+    r"(?P<caption><figcaption[^>]*>)(?P<said>(?:(?!</figcaption>).)*?)"
+    r"(?P<data><a class=\"data\"[^>]*>[^<]*</a>)?(?=</figcaption>)",
     re.DOTALL,
 )
 # A word in a picture that is a size of another name in another edition.
@@ -194,10 +195,11 @@ def few_tooltips(page_html: str) -> str:
 
 
 def number_figures(page_html: str) -> str:
-    """Each caption begins with the number of its figure, which links to it. It ends in
-    what other editions call the sizes that the picture names.
+    """Each caption begins with the number of its figure, which links to it. The first
+    whose picture names such sizes says what other editions call them.
     """
     numbers = count(1)
+    notes = iter([f"{NOTE} "])
 
     def numbered(match: re.Match[str]) -> str:
         found = ADDRESS.search(match["attributes"])
@@ -207,8 +209,10 @@ def number_figures(page_html: str) -> str:
         link = (
             f'<a class="number" href="#{address}">Figure\N{NO-BREAK SPACE}{number}.</a>'
         )
-        note = f" {NOTE}" if LABEL.search(match["pictures"]) else ""
-        whole = f"{match['caption']}{link} {match['said']}{note}"
+        said, data = match["said"], match["data"] or ""
+        if LABEL.search(match["pictures"]):
+            said = f"{said.rstrip()} {next(notes, '')}".rstrip() + " " * bool(data)
+        whole = f"{match['caption']}{link} {said}{data}"
         return f"{opened}{match['pictures']}{whole}"
 
     return FIGURE.sub(numbered, page_html)
@@ -270,6 +274,8 @@ def framed_table(body: str, caption: str, alike: Counter[str]) -> str:
     rows = [CELL.findall(row) for row in ROW.findall(body)]
     heads, *lines = [[text_of(cell) for *_, cell in row] for row in rows]
     kinds = [kind_of(list(column)) for column in zip(*lines, strict=False)]
+    # Shapes stand on one line where there is room for them.
+    one_line = heads[:1] == [SHAPES] and len(heads) <= DENSE
     # The columns that Markdown aligns left name the line; if it aligns none, the first.
     keys = max(1, sum(LEFT in mark for _, mark, _ in rows[0]))
 
@@ -287,6 +293,7 @@ def framed_table(body: str, caption: str, alike: Counter[str]) -> str:
         text = text_of(said)
         names = [kind] if kind else []
         names += ["key"] if tag == "th" and at < keys else []
+        names += ["line"] if tag == "td" and at == 0 and one_line else []
         names += ["group"] if at in groups else []
         names += ["words"] if kind == "r" and tag == "td" and len(text) > LONG else []
         marks = f' class="{" ".join(names)}"' if names else ""

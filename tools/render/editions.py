@@ -6,6 +6,6 @@ EXPLAINED = {
     "2.7B": "CS336 of 2026 calls this size xl.",
 }
 # Where there is room for a word or two.
-LABELS = {"xl": "xl (not in CS336 2026)", "2.7B": "2.7B (CS336 2026: xl)"}
+LABELS = {"xl": "xl (2026: none)", "2.7B": "2.7B (2026: xl)"}
 # Below a figure.
 NOTE = "CS336 of 2026 calls 2.7B xl, and has no size like our xl."

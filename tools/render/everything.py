@@ -172,7 +172,8 @@ def rendered(records: Records) -> dict[str, str]:
     }
     answered = records.make("answered", spanning("writeup").answered)
     doubts = records.make("doubts", doubtful)
-    files |= pages.fragments(told, answered, doubts, {*files})
+    written = {name for name, text in files.items() if text.strip()}
+    files |= pages.fragments(told, answered, doubts, written)
     lines = ["facts:"]
     for name, of_stem in told.items():
         # JSON strings are YAML strings.

@@ -162,13 +162,21 @@ def test_a_size_of_another_name_in_2026_says_so(head: str) -> None:
 )
 def test_a_figure_with_such_a_size_in_it_says_so_below(label: str, moved: bool) -> None:
     drawn = f"<svg><text>context</text><text x='1'>{label}</text></svg>"
-    figure = f"<figure>{drawn}<figcaption><b>Found.</b> More.</figcaption></figure>"
-    captions = re.findall(r"<figcaption>.*?</figcaption>", number_figures(2 * figure))
-    assert len(captions) == 2
-    for caption in captions:
-        said = caption.partition("</a> ")[2]
-        note = f" {NOTE}" if moved else ""
-        assert said == f"<b>Found.</b> More.{note}</figcaption>"
+    data = '<a class="data" href="a.json">Data</a>'
+    figures = "".join(
+        f"<figure>{drawn}<figcaption><b>Found.</b> More.{more}</figcaption></figure>"
+        for more in (f" {data}", f" {data}", "")
+    )
+    captions = re.findall(r"<figcaption>.*?</figcaption>", number_figures(figures))
+    told = [caption.partition("</a> ")[2] for caption in captions]
+    # Once, and before the link.
+    note = f" {NOTE}" if moved else ""
+    assert told == [
+        f"<b>Found.</b> More.{note} {data}</figcaption>",
+        f"<b>Found.</b> More. {data}</figcaption>",
+        "<b>Found.</b> More.</figcaption>",
+    ]
+    assert (NOTE in number_figures(figures.replace(f" {data}", ""))) == moved
 
 
 def test_a_table_of_many_columns_has_a_short_name() -> None:
@@ -333,7 +341,7 @@ def test_shapes_sort_by_length_and_columns_about_one_thing_begin_with_a_rule() -
         for tag, texts in (("th", heads), ("td", cells))
     )
     framed = hooks.finished(f"<table>{page}</table>")
-    assert '<td class="t" data-sort="4096">4k · d 64' in framed
+    assert '<td class="t line" data-sort="4096">4k · d 64' in framed
     assert hooks.rank_of(hooks.SHAPES, "2,000 · d 128 · causal · 8 × 16 heads") == 2000
     ruled = re.findall(r'<t[hd] class="[^"]*\bgroup">(?:<span>)?([^<]+)<', framed)
     assert ruled == ["ours, ms", "SDPA, ms", "1", "4"]

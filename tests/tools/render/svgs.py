@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from lxml import html
 from matplotlib.font_manager import FontProperties
@@ -75,6 +75,16 @@ def outside(svg: html.HtmlElement) -> list[str]:
         if not (word.left > -1 and word.right < right + 1 and word.bottom < bottom)
         or word.top < 0
         or word.size < 10.5
+    ]
+
+
+def overlapping(svg: html.HtmlElement) -> list[tuple[str, str]]:
+    """Words of a plot that stand in one another."""
+    return [
+        (one.text, other.text)
+        for one, other in combinations(words(svg), 2)
+        if min(one.right, other.right) - max(one.left, other.left) > 1
+        and min(one.bottom, other.bottom) - max(one.top, other.top) > 1
     ]
 
 

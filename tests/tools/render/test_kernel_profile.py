@@ -22,6 +22,7 @@ from systems.records.record import Record, Row
 from tests.factories import RESULTS
 from tools.render import everything, load
 from tools.render.hosts import note_clocks
+from tools.render.markdown import REST
 from tools.render.rows import Cell, cells
 from tools.render.stems import kernel_profile
 from tools.render.stems.kernel_profile import rows as kernel_rows
@@ -106,6 +107,12 @@ def kernel_record() -> Record:
     )
 
 
+def fragments(records: list[Record]) -> dict[str, str]:
+    """Without the marks of lines that a page shows when asked."""
+    files = kernel_profile.fragments(records)
+    return {name: text.replace(REST, "") for name, text in files.items()}
+
+
 @pytest.fixture(scope="module")
 def record():
     return kernel_record()
@@ -175,7 +182,7 @@ def test_two_kernels_of_one_tile_are_counted_apart(record):
     # 85 of the 109 that have this tile, and 6 of 7 ms.
     assert facts["top_forward_calls_small"] == "85"
     assert facts["top_forward_share_small"] == "60 %"
-    top = kernel_profile.fragments([full])["top-telling.md"]
+    top = fragments([full])["top-telling.md"]
     assert f"</summary>`{whole.format(3)}`" in top
     assert "| 85 | 60 % | 109 |" in top
 
@@ -196,7 +203,7 @@ def test_what_nobody_marked_shows(record):
 
 
 def test_every_question_has_its_table_and_every_figure_its_file(record):
-    files = kernel_profile.fragments([record])
+    files = fragments([record])
     # The pass as it runs stands before the same pass under the profiler: idle is of the
     # first, the span of the second.
     assert (
@@ -237,26 +244,26 @@ def test_idle_is_told_by_the_clock_of_the_same_gpu_and_software(record):
     """However slow the host was while the profile was made."""
     profile, clock = copy.deepcopy(record), clock_record(record)
     note_clocks({"kernel_profile": [profile], "end_to_end": [clock]})
-    times = kernel_profile.fragments([profile])["times.md"]
-    assert "| 128 | fp32 | forward | 16.00 | 10.00 | 38 % | 18.75 |" in times
+    times = fragments([profile])["times.md"]
+    assert "| small | 128 | fp32 | forward | 16.00 | 10.00 | 38 % | 18.75 |" in times
     # What the profiler costs is of one run: under it over without.
-    checks = kernel_profile.fragments([profile])["checks.md"]
+    checks = fragments([profile])["checks.md"]
     assert "| small | 128 | fp32 | forward |" in checks and "| 1.50 |" in checks
-    assert "| small {: .rest } | 256 | fp32 | forward | 12.50 |" in times
+    assert "| small | 256 | fp32 | forward | 12.50 |" in times
     own = f"Wall time of {len(record.rows) - 1} rows: of the profile's own run. "
     assert f"{own}Wall time: NVIDIA H200" in times
     # Kernels that took longer than the run that was timed leave nothing idle.
     note_clocks(
         {"kernel_profile": [profile], "end_to_end": [clock_record(record, ms=9.9)]}
     )
-    assert "| 9.90 | 10.00 | 0.0 % |" in kernel_profile.fragments([profile])["times.md"]
+    assert "| 9.90 | 10.00 | 0.0 % |" in fragments([profile])["times.md"]
 
 
 def test_a_clock_whose_host_was_slow_gives_numbers_that_say_so(record):
     profile, clock = copy.deepcopy(record), clock_record(record)
     clock.rows[0].slowdown, clock.rows[0].own = 2.0, {"forward": 10.0}
     note_clocks({"kernel_profile": [profile], "end_to_end": [clock]})
-    times = kernel_profile.fragments([profile])["times.md"]
+    times = fragments([profile])["times.md"]
     assert "| 16.00† | 10.00 | 38† % | 18.75 |" in times
     assert "† [unsteady](method.md#unsteady)" in times
 
@@ -271,15 +278,15 @@ def test_another_clock_does_not_count(record, why):
     if why == "gpu":
         clock.device.slug = "nvidia-a100"
     note_clocks({"kernel_profile": [profile], "end_to_end": [clock]})
-    times = kernel_profile.fragments([profile])["times.md"]
-    assert "| small {: .rest } | 128 | fp32 | forward | 12.50 |" in times
+    times = fragments([profile])["times.md"]
+    assert "| small | 128 | fp32 | forward | 12.50 |" in times
 
 
 def test_the_same_kernels_as_graphs_have_a_column_once_timed(record):
-    assert "as graphs" not in kernel_profile.fragments([record])["times.md"]
+    assert "as graphs" not in fragments([record])["times.md"]
     profile = copy.deepcopy(record)
     profile.rows[0].metrics["graph_forward_ms"] = [10.75] * 5
-    times = kernel_profile.fragments([profile])["times.md"]
+    times = fragments([profile])["times.md"]
     assert "| 12.50 | 10.00 | 20 % | 10.75 | 18.75 |" in times
     assert kernel_profile.facts(profile)["graphs_small_128"] == "10.75 ms"
 
@@ -293,9 +300,9 @@ def test_out_of_memory_is_a_row_and_facts_say_so(record):
                 {},
                 "CUDA out of memory",
             )
-    files = kernel_profile.fragments([smaller])
+    files = fragments([smaller])
     assert (
-        "| 2.7B {: .rest } | 512 | fp32 | step | out of memory |" in files["times.md"]
+        "| 2.7B | 512 | fp32 | step | out of memory |" in files["times.md"]
         and "2.7B" not in files["matmul.md"]
     )
     assert kernel_profile.facts(smaller)["wall_2_7B"] == "out of memory"
@@ -304,7 +311,7 @@ def test_out_of_memory_is_a_row_and_facts_say_so(record):
 def test_a_gpu_without_a_data_sheet_has_no_roofline(record):
     unknown = copy.deepcopy(record)
     unknown.device.slug = "acme-gpu"
-    files = kernel_profile.fragments([unknown])
+    files = fragments([unknown])
     assert "layer-acme-gpu" in files["layer.md"]
     assert "roofline-acme-gpu" not in files["roofline.md"]
 
@@ -320,7 +327,7 @@ def test_under_nsys_no_operation_is_known(record):
 
 
 def test_without_a_record_every_table_says_so():
-    files = kernel_profile.fragments([])
+    files = fragments([])
     assert all("Not measured yet" in text for text in files.values())
     assert set(kernel_profile.facts(None).values()) == {"not measured"}
 

@@ -30,6 +30,7 @@ from tools.render.markdown import (
     spoken,
     table,
     tabs,
+    unsteady_rows,
 )
 from tools.render.plots import plot
 
@@ -296,6 +297,8 @@ def test_a_long_table_opens_with_its_telling_lines():
     assert len(rows) == 21 and rows.count("") == 3
     assert page.count('type="checkbox"> All 20 rows') == 1 and "{:" not in page
     assert "checkbox" not in html_of(table(["a", "b"], lines[:8], telling=telling[:8]))
+    # Nobody is asked for the two that are left of a table of ten lines.
+    assert "rest" not in table(["a", "b"], lines[:10], telling=[True] * 8 + [False] * 2)
     of_items = columns(range(20), ("a", str), ("b", str), telling=(4).__eq__)
     assert html_of(of_items).count('class="rest"') == 19
 
@@ -327,3 +330,13 @@ def test_a_kernel_is_called_by_what_its_name_says(name, said):
     assert spoken(name).replace("\N{NO-BREAK SPACE}", " ") == said
     assert ("<summary>" in folded_name(name)) == (said != name)
     assert f"`{name}`" in folded_name(name)
+
+
+@pytest.mark.parametrize(("slowdown", "told"), [(1.0, ""), (1.9, "1.9 times slow")])
+def test_a_host_that_was_not_slow_is_not_called_so(slowdown, told):
+    record = committed("warmup")
+    row = record.rows[0]
+    row.unsteady, row.slowdown = True, slowdown
+    said = unsteady_rows(record)
+    assert f"1 of {len(record.rows)} rows" in said and told in said
+    assert ("slow" in said) == bool(told)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from systems import ROOT
 from tests.factories import RESULTS, committed
-from tests.tools.render.svgs import figures, outside, struck, words
+from tests.tools.render.svgs import figures, outside, overlapping, struck, words
 from tools.hooks.markup import number_figures
 from tools.render import everything, plots
 from tools.render.drawing import NARROW, WIDE
@@ -41,6 +41,7 @@ def test_nothing_leaves_a_figure_and_all_of_it_can_be_read(path: Path):
         assert [float(wide.get("width")), float(narrow.get("width"))] == [WIDE, NARROW]
         for svg in (wide, narrow):
             assert outside(svg) == struck(svg) == []
+            assert "plot" not in svg.get("class") or overlapping(svg) == []
             assert svg.get("aria-label").endswith(".")
 
 
@@ -128,14 +129,14 @@ def test_a_word_that_a_line_goes_through_is_found():
     text = plot(committed("warmup"), "x", crossing, "One is struck.")
     (figure,) = figures(text, "plotted")
     for svg in figure.findall("svg"):
-        assert struck(svg) == ["struck"]
+        assert struck(svg) == ["struck"] and overlapping(svg) == []
         assert {"beside", "1,000"} <= {word.text for word in words(svg)}
 
 
 def crossing(figure: Figure) -> None:
     axes = figure.subplots()
     line(axes, [0, 500], [0, 500], label="beside")
-    line(axes, [0, 1000], [1000, 0])
+    line(axes, [0, 1000], [1000, 0], label="above the last tick")
     axes.text(250, 750, "struck", ha="center", va="center")
 
 

@@ -16,7 +16,9 @@ from tools.render.plots import (
     ACCENT,
     DARK,
     GREY,
+    INK,
     line,
+    note,
     panels,
     plain_log_scale,
     plot,
@@ -92,8 +94,16 @@ def rates_figure(record: Record) -> str:
     def limit(axes: Axes, rate: float, name: str) -> None:
         if rate:
             axes.axhline(rate / TFLOPS, color=DARK, ls="--", lw=1)
-            style = {"xytext": (0, 3), "textcoords": "offset points"}
-            axes.annotate(name, (lengths(record)[0], rate / TFLOPS), **style)
+            note(
+                axes,
+                name,
+                lengths(record)[0],
+                rate / TFLOPS,
+                offset=(0, 3),
+                ha="left",
+                color=INK,
+                weight="normal",
+            )
 
     def draw(figure: Figure) -> None:
         for axes, dtype in zip(panels(figure, 2), DTYPES, strict=True):

@@ -49,7 +49,7 @@ def turns() -> str:
 
 
 def ratios_figure(record: Record) -> str:
-    """Forward and backward of each shape, the short one last."""
+    """Forward, and forward + backward, of each shape, the short one last."""
     shown = [
         *long_cells(record, "bf16"),
         *cells(record, n=SHORT, implementation="ours"),
@@ -57,8 +57,11 @@ def ratios_figure(record: Record) -> str:
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        looks = {"forward": ("o", GREY, -0.2), "backward": ("s", ACCENT, 0.2)}
-        for of, (marker, color, shift) in looks.items():
+        looks = {
+            "forward": ("forward", "o", GREY, -0.2),
+            "both": ("forward + backward", "s", ACCENT, 0.2),
+        }
+        for of, (named, marker, color, shift) in looks.items():
             values = [ratio(record, c, of) for c in shown]
             places = [i + shift for i in range(len(shown))]
             for value, y in zip(values, places, strict=True):
@@ -71,7 +74,7 @@ def ratios_figure(record: Record) -> str:
                 place = {"ha": "right" if left else "left", "va": "center"}
                 place |= {"offset": (-8 if left else 8, 0), "weight": "normal"}
                 ink = INK if color == GREY else color
-                note(axes, of, 1, places[0], color=ink, **place)
+                note(axes, named, 1, places[0], color=ink, **place)
         # In pieces, since a name may stand between two rows.
         for y in range(len(shown)):
             axes.plot([1, 1], [y - 0.3, y + 0.3], color=INK, lw=1)

@@ -73,8 +73,10 @@ def timeline_figure(
     told = (
         f"Active memory over {DRAWN[mode]}: {SIZE}, context {LONGEST}, batch 4, "
         "as asked for, before the allocator rounds. Time runs by allocations and "
-        "frees, as in PyTorch's viewer. Vertical lines: where a phase begins."
+        "frees, as in PyTorch's viewer."
     )
+    if any(len(c["phases"]) > 1 for c in found):
+        told += " Vertical lines: where a phase begins."
     finding = finding or f"{peaks[:1].upper()}{peaks[1:]}."
     titles = [f"{c.config['precision']}, GiB" for c in found]
     name = f"{mode}-timeline"
@@ -147,7 +149,7 @@ def draw_timeline(axes: Axes, c: Tried, height: float) -> set[str]:
     timeline: dict[str, list[int]] = c["timeline"]
     shown = highest(timeline, used([c]))
     events = [timeline["event"][i] for i in shown]
-    bottom, slim = [0.0] * len(shown), set()
+    bottom, slim, ground = [0.0] * len(shown), set(), GROUND
     for category in used([c]):
         sizes = [timeline[category][i] / 2**30 for i in shown]
         top = [low + size for low, size in zip(bottom, sizes, strict=True)]
@@ -155,9 +157,11 @@ def draw_timeline(axes: Axes, c: Tried, height: float) -> set[str]:
         if category == TEMPORARIES:
             name_rim(axes, category, events, top)
         elif max(sizes) > NAMED * height:
-            name_area(axes, category, events, bottom, top)
+            name_area(axes, category, events, bottom, top, ground)
         elif max(sizes):
             slim.add(category)
+        if max(sizes):
+            ground = COLORS[category]
         bottom = top
     peak = max(range(len(shown)), key=bottom.__getitem__)
     # Beside the line where the peak is also a phase's begin.
@@ -205,15 +209,29 @@ def name_area(
     events: Sequence[float],
     bottom: Sequence[float],
     top: Sequence[float],
+    ground: str,
 ) -> None:
-    """In its middle; a slim one's, where it is highest."""
+    """In its middle; of a slim one below where it is highest, on that ground."""
     sizes = [high - low for low, high in zip(bottom, top, strict=True)]
     slim = max(sizes) < 2 * NAMED * max(top)
     weights = [size**3 if slim else size for size in sizes]
     x = sum(map(mul, weights, events)) / sum(weights)
     i = bisect(events, x) - 1
     look: dict[str, Any] = {"color": ON.get(COLORS[name], INK), "ha": "center"}
-    axes.text(x, (bottom[i] + top[i]) / 2, name, va="center", **look)
+    middle = (bottom[i] + top[i]) / 2
+    if not slim:
+        axes.text(x, middle, name, va="center", **look)
+        return
+    # It would reach into its neighbours: off it, below.
+    look |= {"color": ON.get(ground, INK), "va": "top"}
+    look["arrowprops"] = {
+        "arrowstyle": "-",
+        "color": look["color"],
+        "linewidth": 0.8,
+        "shrinkA": 0,
+        "shrinkB": 0,
+    }
+    axes.annotate(name, (x, middle), (x, bottom[i] - 0.04 * max(top)), **look)
 
 
 def highest(timeline: dict[str, list[int]], categories: Sequence[str]) -> list[int]:

@@ -192,7 +192,6 @@ def blocks_table(c: Tried, kind: str) -> str:
         ("category", lambda group: group["category"]),
         ("made in", lambda group: group["phase"].replace("_", " ")),
         ("owner, or the code that asked", asked),
-        left=5,
     )
     if kind != "tenth":
         return listed
