@@ -181,7 +181,7 @@ def loss_table(record: Record) -> str:
             f"loss, mean of the last {LAST} steps",
             lambda p: numbers(record, p)["ended"],
         ),
-        ("above the floor", lambda p: numbers(record, p)["above"], "{:.3f}"),
+        ("above the entropy", lambda p: numbers(record, p)["above"], "{:.3f}"),
         ("against fp32, by seed", against),
         ("step, ms", lambda p: numbers(record, p)["step"], "{:.1f}"),
         ("peak GiB", lambda p: numbers(record, p)["peak"], gib),
