@@ -152,9 +152,8 @@ def best(which: int) -> Row:
 
 KEY = (
     "Lines are predicted, points measured. Made: gradients appear during the pass. "
-    "Kept: they are there already, as in gradient accumulation. "
-    "Dotted: the known rule, √N, and √(N r / R), which counts that a block keeps R "
-    "bytes and its input r."
+    "Kept: they are there before it, as in gradient accumulation. Dotted: the known "
+    "rule, √N, and √(N r / R), where a block keeps R bytes and its input has r."
 )
 
 
@@ -232,9 +231,9 @@ def curve_figure(record: Record) -> str:
         for p in PEAKS
     ]
     finding = (
-        f"Runs of {counted(least[0])} need least memory where gradients are made on "
-        f"the way, runs of {counted(least[1])} where they are kept; the time hardly "
-        "depends on the run."
+        f"Runs of {counted(least[0])} need least memory if gradients are made during "
+        f"the pass, runs of {counted(least[1])} if they are kept from before; the time "
+        "hardly depends on the run."
     )
     return plot(record, "curve", draw, finding, KEY, height=300, narrow=560)
 
