@@ -339,15 +339,15 @@ UNSTEADY = "method.md#unsteady"
 def unsteady_rows(record: Record) -> Markup:
     """What a dagger in a table is about."""
     slow = [row.slowdown for row in record.rows if row.unsteady]
-    counted = (
-        f": {len(slow)} of {len(record.rows)} rows, on a host that " if slow else ""
-    )
-    if slow:
-        # Steps that are apart make a row unsteady, too, whatever probes say.
-        worst = f"{max(slow):.1f}"
-        much = f"took up to {worst} times as long as usual"
-        counted += "changed its speed" if worst == "1.0" else much
-    return Markup(f"{DAGGER} [unsteady]({UNSTEADY}){counted}")
+    if not slow:
+        return Markup(f"{DAGGER} [unsteady]({UNSTEADY})")
+    # Steps that are far apart make a row unsteady, too, whatever probes say.
+    worst = f"{max(slow):.1f}"
+    host = f"took up to {worst} times as long as usual"
+    if worst == "1.0":
+        host = "changed its speed"
+    counted = f"{len(slow)} of {len(record.rows)} rows, on a host that {host}"
+    return Markup(f"{DAGGER} [unsteady]({UNSTEADY}): {counted}")
 
 
 def record_address(record: Record) -> str:
