@@ -320,9 +320,9 @@ def shares_figure(record: Record) -> str:
         draw,
         f"In bf16 the share of the peak rises{risen}.",
         "Share of the data sheet's peak that a forward pass reaches, for each model "
-        "size; the points of a line are its contexts. Where it falls at the longest, "
-        "mask and softmax take over: their time grows with the square of the context, "
-        "and they do hardly any FLOPs.",
+        "size; the points of a line are its contexts. Where it falls at the longest "
+        "context, mask and softmax take over: their time grows with the square of the "
+        "context, and they do hardly any FLOPs.",
         narrow=520,
     )
 

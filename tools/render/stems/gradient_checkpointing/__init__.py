@@ -56,8 +56,8 @@ GIB = 2**30
 LAYERS = pass_of().shape.num_layers
 
 CAPTIONS = {
-    "telling.md": "The best run of blocks, the next smaller and larger, and nothing: "
-    "both peaks, measured over predicted, and the time.",
+    "telling.md": "Nothing computed again, the best run of blocks, the next smaller "
+    "and larger: both peaks, each beside measured over predicted, and the time.",
     "table.md": "Every row: both peaks beside their predictions, and the time.",
 }
 
@@ -122,8 +122,8 @@ def orders_table() -> str:
         left=3,
     )
     caption = (
-        "What is in memory at most, and what is computed, where N blocks are computed "
-        "again in four ways; for halves, N is a power of two."
+        "Nothing computed again, and four ways to compute N blocks again: what is in "
+        "memory at most, and how much is computed. For halves, N is a power of two."
     )
     return f"{captioned(caption, shown)}\n"
 

@@ -72,8 +72,9 @@ def timeline_figure(
     )
     told = (
         f"Active memory over {DRAWN[mode]}: {SIZE}, context {LONGEST}, batch 4, "
-        "as asked for, before the allocator rounds. Time runs by allocations and "
-        "frees, as in PyTorch's viewer. Vertical lines: where a phase begins."
+        "in bytes as asked for, before the allocator rounds. The horizontal axis "
+        "counts allocations and frees, as PyTorch's viewer does. Vertical lines: where "
+        "a phase begins."
     )
     finding = finding or f"{peaks[:1].upper()}{peaks[1:]}."
     titles = [f"{c.config['precision']}, GiB" for c in found]
