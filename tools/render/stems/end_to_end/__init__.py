@@ -135,7 +135,7 @@ def passes_table(record: Record, places: Iterable[Place], *precisions: str) -> s
         lines,
         *((key, lambda of, key=key: config(of, key)) for key in varies),
         *((MODES[m], lambda of, mode=m: of[mode].mean_std()) for m in modes),
-        ("its backward, ms", lambda of: of["step"].mean_std("backward")),
+        ("step's backward, ms", lambda of: of["step"].mean_std("backward")),
         ("tokens/s", lambda of: tokens_per_second(of["step"]), "{:,.0f}"),
         ("share of peak", lambda of: share_of_peak(record, of["step"]), percent),
         ("peak GiB", lambda of: of["step"][PEAK], gib),

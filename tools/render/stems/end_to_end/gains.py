@@ -119,7 +119,7 @@ def tf32_table(record: Record, *sizes: str) -> str:
         for column in (
             (f"{name}, ms", lambda c, of=phases: c.ms(*of), "{:.2f}"),
             (
-                f"{name}, fp32 over it",
+                f"{name}, gain over fp32",
                 lambda c, of=phases: over(record, c, *of),
                 "{:.2f}",
             ),
