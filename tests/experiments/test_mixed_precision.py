@@ -308,7 +308,10 @@ def test_a_difference_is_told_in_words(differences, told):
 @pytest.mark.parametrize(
     ("differences", "verdict"),
     [
-        ([0.1, -0.1, 0.2], "closer to fp32 than the seeds are to one another"),
+        (
+            [0.1, -0.1, 0.2],
+            "closer to fp32 than runs with different seeds are to one another",
+        ),
         (
             [0.6, 0.7, 0.8],
             "worse than fp32 with every seed, by more than a seed changes",

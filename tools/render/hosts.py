@@ -65,12 +65,15 @@ def judge_hosts(records: list[Record]) -> None:
 
 
 def unsteady_rows(record: Record) -> str:
-    """ "2 of 21 rows, whose host was up to 1.9 times slow", or nothing."""
+    """ "2 of 21 rows, on a host that took up to 1.9 times as long", or nothing."""
     slow = [row.slowdown for row in record.rows if row.unsteady]
+    if not slow:
+        return ""
     # Probes may have seen nothing of a host that was now fast and now slow.
-    worst = max(slow, default=1.0)
-    host = f", whose host was up to {worst:.1f} times slow" if worst > SLOW else ""
-    return f"{len(slow)} of {len(record.rows)} rows{host}" if slow else ""
+    worst = max(slow)
+    slower = f"took up to {worst:.1f} times as long as usual"
+    host = slower if worst > SLOW else "changed its speed"
+    return f"{len(slow)} of {len(record.rows)} rows, on a host that {host}"
 
 
 def grouped(records: Iterable[Record], software: tuple[str, ...]) -> list[list[Record]]:

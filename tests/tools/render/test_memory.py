@@ -170,7 +170,7 @@ def test_tables_and_figures(record):
 def test_ends_of_a_step_that_need_alike_tie(record):
     """By formula 50.83 and 50.93 GiB at context 128, less apart than rounding adds."""
     steps = [memory_rows.at(record, c, "step", "fp32") for c in (128, 256, 512)]
-    tie = "at the end of the backward pass and as high in the optimizer"
+    tie = "at the end of the backward pass and just as high in the optimizer"
     assert [memory_rows.place(c) for c in steps] == [
         tie,
         tie,

@@ -328,7 +328,7 @@ def shares_body(profile: Record, clock: Record | None) -> str:
         f"{percent(large.share(COPIES))} on copies and casts, "
         f"{percent(last.share(COPIES))} at context {number(last.context)}.",
         "Forward and backward by cause, as shares of the wall time. Below each bar the "
-        "context, above it the time, in ms where no unit stands.",
+        "context, above it the time, in ms unless it names another unit.",
         height=270,
         narrow=860,
     )

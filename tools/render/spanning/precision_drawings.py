@@ -15,16 +15,17 @@ GRID = (
     "nothing."
 )
 GRID_KEY = (
-    "Each mark is a number of bf16; the bar is the term, and the dot where the sum is "
-    "rounded to. All three stretches have one scale."
+    "Each mark is a number of bf16. The bar is the term, and the dot is the number to "
+    "which the sum is rounded. All three stretches have the same scale."
 )
 BLOCK = (
     "Under bf16 autocast matrix products give bf16, what follows on bf16 alone keeps "
     "it, and the residual stream stays in fp32."
 )
 BLOCK_KEY = (
-    "In the order of a forward pass, as a trace of it found the dtypes. An arrow is a "
-    "change of dtype: to the right a cast, to the left a cast or a sum with fp32."
+    "Operations in the order of a forward pass, with the dtypes that a trace found. An "
+    "arrow is a change of dtype: to the right a cast, to the left a cast or a sum with "
+    "fp32."
 )
 # Some of what `autocast` looks at, in the order of a block, and how a drawing calls it.
 PARTS = {

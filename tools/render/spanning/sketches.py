@@ -37,14 +37,14 @@ MATRICES = (
 )
 MATRICES_KEY = (
     "Green: two that a graph keeps for the backward pass. Without a graph they end "
-    "where the blue does. The masked scores stay because a variable names them until "
-    "attention returns."
+    "where the blue does. The masked scores stay until attention returns, because a "
+    "variable still names them."
 )
 TRACE = "A kernel belongs to the phase that launched it."
 TRACE_KEY = (
     "Lines join each launch to its kernel. Kernel 2 runs while the CPU is in the "
-    "backward range, and is one of the forward pass. The toy trace has its times in "
-    "microseconds."
+    "backward range, but it belongs to the forward pass. The times of this toy trace "
+    "are microseconds."
 )
 
 

@@ -96,8 +96,8 @@ def fragments() -> dict[str, str]:
             f"layer, and the GPU {shown.busy_ms:.1f} ms to run them: between them it "
             "waits.",
             "The second layer of a forward pass of small at context 512, fp32, as "
-            "Nsight Systems 2025.3 saw it on an NVIDIA H200. The profiler itself slows "
-            "launching. Lines join each launch of softmax with its kernel.",
+            "Nsight Systems 2025.3 recorded it on an NVIDIA H200. The profiler itself "
+            "slows launching. Lines join each launch of softmax with its kernel.",
             numbers=EXPORT,
             height=210,
             narrow=260,

@@ -87,8 +87,8 @@ def signed(value: Fraction) -> str:
 
 CAPTIONS = {
     "results.md": (
-        "Sums of a thousand times 0.01: where they end, and how much of the error is "
-        "the term's rounding, how much the adding. Snippets 1 to 4 are the "
+        "Sums of a thousand times 0.01: where they end, and how much of the error "
+        "comes from rounding the term, how much from adding. Snippets 1 to 4 are the "
         "assignment's."
     ),
     "formats.md": "What each format can hold, and how far apart its numbers stand.",

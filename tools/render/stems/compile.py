@@ -378,7 +378,7 @@ def speedup_figure(record: Record) -> str:
 
     told = ranges(step_speedups(record))
     if any(doubtful(record, c) for c in grid(record, "compiled")):
-        told += " where that is steady"
+        told += " in the steady measurements"
     return plot(
         record,
         "speedup",

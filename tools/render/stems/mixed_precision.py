@@ -142,7 +142,7 @@ def verdict(differences: list[float], fp32: list[float]) -> str:
         return NOT_MEASURED
     seeds = max(fp32) - min(fp32)
     if all(abs(difference) <= seeds for difference in differences):
-        return "closer to fp32 than the seeds are to one another"
+        return "closer to fp32 than runs with different seeds are to one another"
     if all(difference > seeds for difference in differences):
         return "worse than fp32 with every seed, by more than a seed changes"
     if all(difference > 0 for difference in differences):
@@ -181,7 +181,7 @@ def loss_table(record: Record) -> str:
             f"loss, mean of the last {LAST} steps",
             lambda p: numbers(record, p)["ended"],
         ),
-        ("above the floor", lambda p: numbers(record, p)["above"], "{:.3f}"),
+        ("above the entropy", lambda p: numbers(record, p)["above"], "{:.3f}"),
         ("against fp32, by seed", against),
         ("step, ms", lambda p: numbers(record, p)["step"], "{:.1f}"),
         ("peak GiB", lambda p: numbers(record, p)["peak"], gib),
@@ -369,8 +369,8 @@ def kept_of(percentage: float) -> str:
 
 @claim(
     "benchmarking_mixed_precision",
-    "In a short training bf16 autocast ends closer to fp32 than the seeds are to one "
-    "another.",
+    "In a short training bf16 autocast ends closer to fp32 than runs with different "
+    "seeds are to one another.",
 )
 def autocast_trains_alike(record: Record) -> Judgement:
     fp32, differences = finals(record, "fp32").values(), against_fp32(record, "bf16")

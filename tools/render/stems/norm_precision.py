@@ -123,7 +123,7 @@ def stages_figure(norm: str, record: Record) -> str:
 
 READ = (
     "Each cell shows the power of ten nearest to the relative error; ∞: not finite; "
-    "=0: wrongly zero. More colour is worse."
+    "=0: wrongly zero. The stronger the colour, the larger the error."
 )
 
 
@@ -152,7 +152,7 @@ def widths_figure(norm: str, record: Record) -> str:
         partial(draw_maps, lines, [f"{width:,}" for width in widths], "width"),
         f"At width {WIDEST:,} the output of {NORMS[norm]} in bf16 is off by {running} "
         f"with a running sum in bf16, by {library} where the sum is kept in fp32.",
-        f"At magnitude 1. Lines of a panel: where it was computed. {READ}",
+        f"At magnitude 1. Each line of a panel is a way to compute it. {READ}",
         height=400,
     )
 

@@ -29,10 +29,10 @@ SAME = 1.1
 
 CAPTIONS = {
     "kernels.md": "The kernels of one training step at context 512 under nsys, and "
-    "their time over that under torch.profiler (*torch*).",
+    "their time divided by that under torch.profiler (*torch*).",
     "cost.md": "A step without a profiler, and how many times as long it takes under "
-    "each. *Again*: the same step timed once more, before nsys starts, over "
-    "the first time.",
+    "each. *Again*: the same step without a profiler, timed once more before nsys "
+    "starts, divided by the first time.",
 }
 
 

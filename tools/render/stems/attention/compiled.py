@@ -275,7 +275,7 @@ def speedup_figure(record: Record) -> str:
         "speedup",
         draw,
         f"Eager time over compiled time of both passes {told}.",
-        "Blue: compiling gains, the more the stronger. Orange: it loses.",
+        "Blue: compiled is faster; the stronger the colour, the more. Orange: slower.",
         height=330,
         narrow=620,
     )

@@ -135,7 +135,7 @@ def passes_table(record: Record, places: Iterable[Place], *precisions: str) -> s
         lines,
         *((key, lambda of, key=key: config(of, key)) for key in varies),
         *((MODES[m], lambda of, mode=m: of[mode].mean_std()) for m in modes),
-        ("its backward, ms", lambda of: of["step"].mean_std("backward")),
+        ("step's backward, ms", lambda of: of["step"].mean_std("backward")),
         ("tokens/s", lambda of: tokens_per_second(of["step"]), "{:,.0f}"),
         ("share of peak", lambda of: share_of_peak(record, of["step"]), percent),
         ("peak GiB", lambda of: of["step"][PEAK], gib),
@@ -320,9 +320,9 @@ def shares_figure(record: Record) -> str:
         draw,
         f"In bf16 the share of the peak rises{risen}.",
         "Share of the data sheet's peak that a forward pass reaches, for each model "
-        "size; the points of a line are its contexts. Where it falls at the longest, "
-        "mask and softmax take over: their time grows with the square of the context, "
-        "and they do hardly any FLOPs.",
+        "size; the points of a line are its contexts. Where it falls at the longest "
+        "context, mask and softmax take over: their time grows with the square of the "
+        "context, and they do hardly any FLOPs.",
         narrow=520,
     )
 

@@ -119,7 +119,7 @@ def tf32_table(record: Record, *sizes: str) -> str:
         for column in (
             (f"{name}, ms", lambda c, of=phases: c.ms(*of), "{:.2f}"),
             (
-                f"{name}, fp32 over it",
+                f"{name}, gain over fp32",
                 lambda c, of=phases: over(record, c, *of),
                 "{:.2f}",
             ),
@@ -160,10 +160,10 @@ def speedup_figure(record: Record) -> str:
         record,
         "speedup",
         draw,
-        f"bf16 gains from {found[least]:.2f} ({least[0]} at context {least[1]}) to "
-        f"{found[most]:.2f} times ({most[0]} at context {most[1]}).",
-        "fp32 time over bf16 time of forward and backward pass; each line is a model "
-        "size, its points are the contexts. At 1 nothing changes.",
+        f"bf16 gains a factor of {found[least]:.2f} ({least[0]} at context {least[1]}) "
+        f"to {found[most]:.2f} ({most[0]} at context {most[1]}).",
+        "Time in fp32 divided by time in bf16, forward and backward together. Each "
+        "line is a model size, its points are the contexts. Below 1, bf16 is slower.",
     )
 
 

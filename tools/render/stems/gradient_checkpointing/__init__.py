@@ -56,8 +56,8 @@ GIB = 2**30
 LAYERS = pass_of().shape.num_layers
 
 CAPTIONS = {
-    "telling.md": "The best run of blocks, the next smaller and larger, and nothing: "
-    "both peaks, measured over predicted, and the time.",
+    "telling.md": "Nothing computed again, the best run of blocks, the next smaller "
+    "and larger: both peaks, each beside measured over predicted, and the time.",
     "table.md": "Every row: both peaks beside their predictions, and the time.",
 }
 
@@ -122,8 +122,8 @@ def orders_table() -> str:
         left=3,
     )
     caption = (
-        "What is in memory at most, and what is computed, where N blocks are computed "
-        "again in four ways; for halves, N is a power of two."
+        "Nothing computed again, and four ways to compute N blocks again: what is in "
+        "memory at most, and how much is computed. For halves, N is a power of two."
     )
     return f"{captioned(caption, shown)}\n"
 
@@ -152,9 +152,8 @@ def best(which: int) -> Row:
 
 KEY = (
     "Lines are predicted, points measured. Made: gradients appear during the pass. "
-    "Kept: they are there already, as in gradient accumulation. "
-    "Dotted: the known rule, √N, and √(N r / R), which counts that a block keeps R "
-    "bytes and its input r."
+    "Kept: they are there before it, as in gradient accumulation. Dotted: the known "
+    "rule, √N, and √(N r / R), where a block keeps R bytes and its input has r."
 )
 
 
@@ -232,9 +231,9 @@ def curve_figure(record: Record) -> str:
         for p in PEAKS
     ]
     finding = (
-        f"Runs of {counted(least[0])} need least memory where gradients are made on "
-        f"the way, runs of {counted(least[1])} where they are kept; the time hardly "
-        "depends on the run."
+        f"Runs of {counted(least[0])} need least memory if gradients are made during "
+        f"the pass, runs of {counted(least[1])} if they are kept from before; the time "
+        "hardly depends on the run."
     )
     return plot(record, "curve", draw, finding, KEY, height=300, narrow=560)
 

@@ -7,8 +7,8 @@ from tools.render.drawing import SMALL, Drawing, drawn
 
 BLOCKS, SHOWN = 8, 4
 FINDING = (
-    "Computed again by itself, one block is in memory instead of all; nesting keeps "
-    "fewer inputs too."
+    "If blocks are computed again one by one, a single block is in memory instead of "
+    "all; nesting keeps fewer inputs, too."
 )
 KEY = (
     "Shown while the gradient of block 4 is due. "

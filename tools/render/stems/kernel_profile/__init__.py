@@ -189,8 +189,8 @@ def top_table(
         ("top kernel", lambda of: folded_name(of[2].name, short_name(of[2].name))),
         ("calls", lambda of: of[2].calls, "{:g}"),
         ("share of kernel time", lambda of: of[2].ms / (of[3] or 1), percent),
-        ("kernels of products", lambda of: of[4][0], "{:g}"),
-        ("of split-K sums", lambda of: of[4][1], "{:g}"),
+        ("product kernels", lambda of: of[4][0], "{:g}"),
+        ("split-K kernels", lambda of: of[4][1], "{:g}"),
         left=2 + len(varies),
         telling=lambda of: of[0].config["size"] in [*TABLE_1][::2],
     )
@@ -280,7 +280,7 @@ def checks_table(record: Record) -> str:
         *CELL,
         "mode",
         ("unattributed", unattributed, percent),
-        ("products by name against by operation", disagreement, percent),
+        ("products: by name over by operation", disagreement, percent),
         ("profiler's factor", slowdown, "{:.2f}"),
         left=4,
     )

@@ -204,7 +204,7 @@ def roofline_figure(record: Record) -> str:
         "products do more FLOPs per byte.",
         "Attention's parts in fp32 forward passes, a point for each size and context. "
         "Lines: what the data sheet allows. FLOPs per byte count what the operations "
-        "must move, which the cache can make less.",
+        "must move; the cache can save some of it.",
         height=360,
     )
 

@@ -72,8 +72,8 @@ def timeline_figure(
     )
     told = (
         f"Active memory over {DRAWN[mode]}: {SIZE}, context {LONGEST}, batch 4, "
-        "as asked for, before the allocator rounds. Time runs by allocations and "
-        "frees, as in PyTorch's viewer."
+        "in bytes as asked for, before the allocator rounds. The horizontal axis "
+        "counts allocations and frees, as PyTorch's viewer does."
     )
     if any(len(c["phases"]) > 1 for c in found):
         told += " Vertical lines: where a phase begins."

@@ -158,7 +158,7 @@ def place(c: Tried) -> str:
     needs = {WHERE[end]: needed(c, end) for end in ENDS}
     least = (1 - TIE) * max(needs.values())
     tied = [where for where, need in needs.items() if need >= least]
-    return " and as high ".join(tied) if found in tied else found
+    return " and just as high ".join(tied) if found in tied else found
 
 
 def used(found: list[Tried]) -> list[str]:
