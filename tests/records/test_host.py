@@ -77,11 +77,12 @@ def test_an_unsteady_number_is_marked_and_the_line_under_the_table_says_so():
 
     lines = shown(record).splitlines()
     assert [DAGGER in line for line in lines] == [False, False, False, True, False]
-    said = "† [unsteady](method.md#unsteady): 1 of 3 rows, on a host that took up to 1.9"
+    said = (
+        "† [unsteady](method.md#unsteady): 1 of 3 rows, on a host that took up to 1.9"
+    )
     assert said in per_device([record], shown)
     # Of a host that no probe called slow, only how many.
-    record.rows[1].slowdown = 1.0
-    assert hosts.unsteady_rows(record) == "1 of 3 rows"
+
     # Where no such number is shown, there is nothing to say.
     assert DAGGER not in per_device([record], lambda _: "| a table |")
     # Of what is not timed, nothing is longer.

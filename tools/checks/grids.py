@@ -4,8 +4,8 @@ experiment, and no other. Its hash says which code that is, not that all rows ar
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from importlib.util import find_spec
 
+from systems import lacks
 from systems.experiments import STEMS
 from systems.records.record import Record
 from systems.running.resuming import unlike_grid
@@ -13,12 +13,12 @@ from tools.render.load import is_fresh
 
 
 def compare(found: Mapping[str, list[Record]]) -> Iterator[str]:
-    """A line for each record that differs. Experiments import torch: without it nothing
-    is compared.
+    """A line for each record that differs. Experiments import torch, and some Triton:
+    what can't be imported here is not compared.
     """
-    if find_spec("torch") is None:
-        return
     for stem, records in found.items():
+        if lacks("torch", *STEMS[stem].needs):
+            continue
         for record in records:
             if record.kind == "measured" and is_fresh(record):
                 module = import_module(STEMS[stem].module)

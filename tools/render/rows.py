@@ -135,7 +135,7 @@ def instead(values: Iterable[float]) -> Missing:
     any did, which is a result.
     """
     why = (value for value in values if isinstance(value, Missing))
-    return next((each for each in why if each.words == OUT_OF_MEMORY), MISSING)
+    return next((each for each in why if each.words.startswith(OUT_OF_MEMORY)), MISSING)
 
 
 def least(values: Iterable[float]) -> float:

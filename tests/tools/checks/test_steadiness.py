@@ -33,8 +33,9 @@ def judge(*records):
 def test_a_few_rows_are_a_warning_that_names_the_record():
     errors, warnings = judge(record("warmup", 6), record("nsys", 0))
     assert errors == [] and warnings == [
-        "nvidia-h200/warmup.json: unsteady are 6 of 100 rows, on a host that took up to 1.9 "
-        "times as long as usual; measure again by `regen_tables.py --again warmup`"
+        "nvidia-h200/warmup.json: unsteady are 6 of 100 rows, on a host that took up "
+        "to 1.9 times as long as usual; measure again by `regen_tables.py --again "
+        "warmup`"
     ]
 
 

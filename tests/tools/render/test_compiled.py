@@ -100,7 +100,7 @@ def test_each_exception_that_was_timed_is_one():
     the limits again.
     """
     found = set()
-    for of in compiled.versions().values():
+    for of in TABLES.versions().values():
         for row in (r for r in of["rows"] if r["gpu"] == "h100"):
             kind, loop = row["arithmetic"], row["loop"]
             touched = loop["spilled"] + loop["reloaded"]

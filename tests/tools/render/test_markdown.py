@@ -332,11 +332,11 @@ def test_a_kernel_is_called_by_what_its_name_says(name, said):
     assert f"`{name}`" in folded_name(name)
 
 
-@pytest.mark.parametrize(("slowdown", "told"), [(1.0, ""), (1.9, "1.9 times slow")])
+@pytest.mark.parametrize(("slowdown", "told"), [(1.0, ""), (1.9, "1.9 times as long")])
 def test_a_host_that_was_not_slow_is_not_called_so(slowdown, told):
     record = committed("warmup")
     row = record.rows[0]
     row.unsteady, row.slowdown = True, slowdown
     said = unsteady_rows(record)
     assert f"1 of {len(record.rows)} rows" in said and told in said
-    assert ("slow" in said) == bool(told)
+    assert ("changed its speed" in said) != bool(told)

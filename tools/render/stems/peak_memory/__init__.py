@@ -94,7 +94,7 @@ def edition(ours: list[Record], mode: str, of: str) -> str:
     """Memory over time at contexts 128 and 2048, or that there is none yet."""
     drawn = [r for r in ours if figures.edition_figure(r, mode)]
     tried = [c for r in ours for c in figures.of_edition(r, mode)]
-    if not drawn and any(c.why == OUT_OF_MEMORY for c in tried):
+    if not drawn and any(c.why.startswith(OUT_OF_MEMORY) for c in tried):
         return NOTHING_FITS
     if not drawn:
         return f"Not measured yet: memory over {of} at contexts 128 and 2048.\n"
