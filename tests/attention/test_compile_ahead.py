@@ -131,7 +131,7 @@ def test_what_each_gpu_gets_compiles_for_it_and_fits(tmp_path):
                 assert needs.registers > 32 or not needs.stack_bytes, (of, needs)
                 assert needs.stack_bytes < 1024, (of, needs)
                 assert needs.programs(gpu) >= 1
-        # Hopper's table was timed: some of its tiles for few rows spill and are fastest.
+        # Hopper's were timed: some of its tiles for few rows spill and are fastest.
         few = [] if hopper else compiled[f"{name} half"]
         for needs in [*compiled[name], *few]:
             assert list(faults(gpu, "half", SAMPLE[name], needs)) == [], (name, needs)
