@@ -123,4 +123,4 @@ def test_a_choice_of_sizes_names_those_of_2026(
     shown = page.locator(f"#{name} select[name=size]").evaluate(
         "one => Object.fromEntries([...one.options].map((o) => [o.text, o.value]))"
     )
-    assert shown["2.7B (CS336 2026: xl)"] == "2.7B" and shown["small"] == "small"
+    assert shown["2.7B (2026: xl)"] == "2.7B" and shown["small"] == "small"
