@@ -82,6 +82,9 @@ OWN = {
 }
 # Where loops are split.
 SPLIT = ["forward_kernel", "combine_kernel", "dq_kernel", "dkdv_kernel", "sum_kernel"]
+# A fault that is known, with each Triton: the tile was timed for many rows, where it
+# spills nothing. Once its loop is split, without a mask, it does; no other was timed.
+SPILLS = {("h100 half", "dkdv_kernel")}
 
 
 def compile_in_a_process(code: str, cache: Path) -> dict[str, list[Needs]]:
@@ -131,10 +134,10 @@ def test_what_each_gpu_gets_compiles_for_it_and_fits(tmp_path):
                 assert needs.registers > 32 or not needs.stack_bytes, (of, needs)
                 assert needs.stack_bytes < 1024, (of, needs)
                 assert needs.programs(gpu) >= 1
-        # Hopper's were timed: some of its tiles for few rows spill and are fastest.
-        few = [] if hopper else compiled[f"{name} half"]
-        for needs in [*compiled[name], *few]:
-            assert list(faults(gpu, "half", SAMPLE[name], needs)) == [], (name, needs)
+        for of in (name, f"{name} half"):
+            for needs in compiled[of]:
+                found = [*faults(gpu, "half", SAMPLE[name], needs)]
+                assert bool(found) == ((of, needs.kernel) in SPILLS), (needs, found)
     # They are those of the table.
     config = entries(TARGETS["a100"], "half", SAMPLE["a100"], True)[0]["forward"]
     forward = compiled["a100"][0]

@@ -89,8 +89,6 @@ def bold(text: str) -> Markup:
 
 # So many lines stand open.
 OPEN = 8
-# Fewer other lines than these are not worth asking for.
-FEW = 3
 # What marks a line as one of the others.
 REST = Markup(" {: .rest }")
 # A column of so many cells that are all alike is said in a sentence.
@@ -130,7 +128,7 @@ def table(
             kept.append((at, (head, *cells)))
     rule = [":---" if at < left else "---:" for at, _ in kept]
     head, *body = map(list, zip(*(column for _, column in kept), strict=True))
-    if any(telling) and len(body) > OPEN and telling.count(False) >= FEW:
+    if any(telling) and len(body) > OPEN:
         for cells, told in zip(body, telling, strict=True):
             # A cell without words takes no mark.
             named = [at for at, cell in enumerate(cells) if cell]

@@ -297,8 +297,7 @@ def test_a_long_table_opens_with_its_telling_lines():
     assert len(rows) == 21 and rows.count("") == 3
     assert page.count('type="checkbox"> All 20 rows') == 1 and "{:" not in page
     assert "checkbox" not in html_of(table(["a", "b"], lines[:8], telling=telling[:8]))
-    # Nobody is asked for the two that are left of a table of ten lines.
-    assert "rest" not in table(["a", "b"], lines[:10], telling=[True] * 8 + [False] * 2)
+    assert "All 9 rows" in html_of(table(["a", "b"], lines[:9], telling=telling[:9]))
     of_items = columns(range(20), ("a", str), ("b", str), telling=(4).__eq__)
     assert html_of(of_items).count('class="rest"') == 19
 

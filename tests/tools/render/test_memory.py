@@ -158,7 +158,7 @@ def test_tables_and_figures(record):
     )
     assert (
         "checkpointing by block" in files["helps.md"]
-        and "(+0.0 %)" not in files["prediction.md"]
+        and " %)" not in files["prediction.md"]
     )
     lines = files["helps.md"].splitlines()
     assert sum(line.startswith("| ") for line in lines) == 2 + 8
@@ -215,6 +215,7 @@ def test_a_category_off_its_prediction_shows(record):
     assert memory_rows.worst(record, "gradients") == pytest.approx(0.03)
     assert memory_rows.worst(record, "weights") == 0
     assert peak_memory.facts(record)["agrees"] == "within 3.00 %"
+    assert peak_memory.fragments([record])["prediction.md"].count("(+3.0 %)") == 1
 
 
 def test_a_longer_context_that_needs_less_is_told_as_rounding(record):

@@ -35,7 +35,6 @@ def fragments(found: Found) -> dict[str, str]:
     rows = [
         [f"`{stem}`", *(minutes(times.get((slug, stem))) for slug in slugs)]
         for stem in PER_GPU
-        if any((slug, stem) in times for slug in slugs)
     ]
     sums = [
         sum(time for (of, _), time in times.items() if of == slug) for slug in slugs
