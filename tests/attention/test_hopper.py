@@ -277,13 +277,15 @@ def test_what_they_need_of_the_machine():
     assert missing((9, 0), "3.6.0") == ""
     assert missing((8, 0), "3.6.0").endswith("9.0, found 8.0")
     assert missing((10, 0), "3.6.0").endswith("9.0, found 10.0")
-    assert missing((9, 0), "3.9.1").endswith("found 3.9.1")
+    assert missing((9, 0), "3.9.1") == ""
+    assert missing((9, 0), "3.10.0").endswith("found 3.10.0")
 
 
 def test_the_page_on_setting_up_names_the_versions():
     page = (ROOT / "docs" / "setup.md").read_text(encoding="utf-8")
     names = [f"`{version.rstrip('.')}`" for version in limits.VERSIONS]
-    assert f"tested on an H200:\n{' and '.join(names)}, " in page
+    listed = f"{', '.join(names[:-1])} and {names[-1]}"
+    assert f"tested on an H200:\n{listed}, " in page
 
 
 @pytest.mark.skipif(on_hopper(), reason="there is a Hopper GPU")
@@ -473,7 +475,10 @@ def test_the_ordered_walk_is_taken_where_the_shift_walk_cannot_go():
     # Few keys, few programs, one head.
     assert not walk(3968) and not walk(2000, (8, 16)) and not walk(8192, n_q=1000)
     assert walk(2000, (8, 16), causal=False) and not walk(1900, causal=False)
-    assert not walk(4000, (1, 4)) and not walk(65536, (1, 1), d=64)
+    assert not walk(4000, (1, 4)) and not walk(32768, (1, 1), d=64)
+    # A single head, where its end is short beside the whole.
+    assert walk(65536, (1, 1), d=64) == Ordered(1, 0)
+    assert not walk(65536, (1, 1), d=64, causal=False)
     for n, heads, heads_k in (
         (4000, (4, 16), (4, 2)),
         (5000, (1, 8), (1, 4)),
@@ -575,6 +580,7 @@ ORDERED = {
     "more queries, 64 columns": (1500, 700, (3,), (3,), 64),
     "more keys, 64 columns": (700, 1500, (3,), (3,), 64),
     "many keys": (16960, 16960, (1, 1), (1, 1), 128),
+    "a single head, 64 columns": (2048, 2048, (1, 1), (1, 1), 64),
     "96 columns": (1111, 1111, (2, 4), (2, 1), 96),
     "80 columns": (1111, 700, (2, 3), (2, 3), 80),
     "72 columns": (2048, 2048, (2, 4), (2, 4), 72),

@@ -15,7 +15,7 @@ from triton import knobs
 # --8<-- [start:limits]
 # Versions of Triton whose Gluon these kernels were tested with: the dialect changes
 # from one to the next.
-VERSIONS = ("3.6.", "3.7.")
+VERSIONS = ("3.6.", "3.7.", "3.8.", "3.9.")
 CAPABILITY = (9, 0)
 # By head dimension that of its tiles, which the tables below go by: TMA fills them up
 # with zeros, and leaves these out where it writes. It needs rows that begin at
