@@ -44,6 +44,7 @@ from systems.attention.relaunch import (
     shape_and_strides,
     statistics_descriptor,
 )
+from systems.attention.triton import function
 from systems.attention.triton.configs import sm_count
 from systems.attention.triton.function import chosen
 from systems.experiments import flash_accuracy

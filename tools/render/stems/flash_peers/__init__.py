@@ -243,6 +243,8 @@ def with_share(peak: float) -> Callable[[float], str]:
 
 # Those whose rates NVIDIA publishes.
 BY_NVIDIA = ("fa4", "fa4_ordered", "sdpa_cudnn")
+# What a fixed order costs is told apart up to so many tokens, and beyond.
+FEW_TOKENS = 2048
 
 
 def reported_table(record: Record, *names: str) -> str:
@@ -348,6 +350,11 @@ def of_order(record: Record | None, ours: list[Cell]) -> dict[str, str]:
     for name in ORDERED:
         costs = [order_costs(record, c, name) for c in ours]
         found[f"order_costs_{ORDERED[name]}"] = span(costs)
+    for lengths, few in (("few", True), ("many", False)):
+        cells = [c for c in ours if (c.config["n"] <= FEW_TOKENS) == few]
+        found[f"order_costs_{lengths}_tokens"] = span(
+            order_costs(record, c, "fa4_ordered") for c in cells
+        )
     looked = {
         NAMES[name]: {bool(c["repeats"]) for c in judged(record, name, dtype="bf16")}
         for name in NAMES
