@@ -130,6 +130,11 @@ def steady(values: Iterable[float]) -> list[float]:
     return [value for value in known(values) if not isinstance(value, Unsteady)]
 
 
+def dagger(values: Iterable[float]) -> str:
+    """One, for what is said of them all, if a slow host may have changed any."""
+    return DAGGER if any(isinstance(value, Unsteady) for value in values) else ""
+
+
 def instead(values: Iterable[float]) -> Missing:
     """What stands for values of which none is a number: that they ran out of memory, if
     any did, which is a result.
@@ -149,12 +154,15 @@ def most(values: Iterable[float]) -> float:
 
 
 def span(values: Iterable[float], text: str = "{:.2f}") -> str:
-    """ "1.20 to 3.40", or "1.20" where that is all."""
+    """ "1.20 to 3.40", or "1.20" where that is all. With a dagger where one of them has
+    one: on a quick host it might be an end.
+    """
     values = list(values)
     if not (found := known(values)):
         return instead(values).words
     low, high = (text.format(end(found)) for end in (min, max))
-    return low if low == high else f"{low} to {high}"
+    said = low if low == high else f"{low} to {high}"
+    return said if DAGGER in said else said + dagger(found)
 
 
 def ranges(values: Iterable[float]) -> str:
@@ -302,6 +310,13 @@ def faster(before: Cell, after: Cell, *names: str) -> float:
 def measured(records: Iterable[Record]) -> list[Record]:
     """Those that were measured, not reported."""
     return [record for record in records if record.kind == "measured"]
+
+
+def counted_above(values: Iterable[float], bar: float) -> Any:
+    """ "8 of 9" are, with a dagger where a slow host may have lifted or sunk one."""
+    values = list(values)
+    found = counted(value > bar for value in values)
+    return found if isinstance(found, Missing) else found + dagger(values)
 
 
 def counted(flags: Iterable[bool]) -> Any:

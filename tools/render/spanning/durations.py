@@ -2,9 +2,11 @@
 every record keeps.
 """
 
+from collections.abc import Iterable
+
 from systems.experiments import STEMS
 from systems.records.record import Record
-from tools.render.load import Found, primary_gpu
+from tools.render.load import Found, is_fresh, primary_gpu
 from tools.render.markdown import NOT_MEASURED, bold, table
 
 # The time of a row is from before its set-up to after its last sample; starting a
@@ -18,10 +20,11 @@ def seconds(record: Record) -> float:
 
 def fragments(found: Found) -> dict[str, str]:
     """A row for each experiment and a column for each GPU, the primary one first; the
-    sums are the last row.
+    sums are the last row. What an older version of the code took is told and not
+    summed.
     """
-    times = {
-        (record.device.slug, stem): seconds(record)
+    records = {
+        (record.device.slug, stem): record
         for stem in PER_GPU
         for record in found.get(stem, [])
         if record.kind == "measured"
@@ -30,16 +33,14 @@ def fragments(found: Found) -> dict[str, str]:
         r.device.slug: r.device.name for of_stem in found.values() for r in of_stem
     }
     slugs = sorted(
-        {slug for slug, _ in times}, key=lambda slug: (slug != primary_gpu(), slug)
+        {slug for slug, _ in records}, key=lambda slug: (slug != primary_gpu(), slug)
     )
     rows = [
-        [f"`{stem}`", *(minutes(times.get((slug, stem))) for slug in slugs)]
+        [f"`{stem}`", *(told(records.get((slug, stem))) for slug in slugs)]
         for stem in PER_GPU
     ]
-    sums = [
-        sum(time for (of, _), time in times.items() if of == slug) for slug in slugs
-    ]
-    sum_line = ["measured so far", *map(minutes, sums)]
+    sums = [todays(r for (of, _), r in records.items() if of == slug) for slug in slugs]
+    sum_line = ["measured by this code", *map(minutes, sums)]
     rows.append(list(map(bold, sum_line)))
     return {
         "method-durations.md": table(
@@ -49,5 +50,17 @@ def fragments(found: Found) -> dict[str, str]:
     }
 
 
-def minutes(time: float | None) -> str:
-    return NOT_MEASURED if time is None else f"{time / 60:.1f}"
+def todays(records: Iterable[Record]) -> float:
+    """Seconds of those that the code of the tree measured."""
+    return sum(seconds(record) for record in records if is_fresh(record))
+
+
+def told(record: Record | None) -> str:
+    if record is None:
+        return NOT_MEASURED
+    time = minutes(seconds(record))
+    return time if is_fresh(record) else f"older code: {time}"
+
+
+def minutes(time: float) -> str:
+    return f"{time / 60:.1f}"

@@ -23,8 +23,11 @@ def passes_wait(forward: float, backward: float, both: float) -> bool:
 
 
 def waits(c: Cell) -> bool:
-    """`passes_wait` of the medians of a cell."""
-    return passes_wait(*map(c.ms, PASSES))
+    """`passes_wait` of a cell's medians, unless the time of both is shown to be the
+    GPU's own: then those of one pass alone can't tell otherwise.
+    """
+    shown = c.row is not None and c.row.own.get("both")
+    return not shown and passes_wait(*map(c.ms, PASSES))
 
 
 def gpu_ms(c: Cell, name: str) -> float:
