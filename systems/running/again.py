@@ -29,11 +29,20 @@ Measured = Callable[[Group, list[Probe], float], list[Row]]
 
 
 class Again:
-    """A complete record, and how its rows are measured."""
+    """A complete record, how its rows are measured, and what moves the process off
+    cores that are slow.
+    """
 
-    def __init__(self, record: Record, path: Path, module: Any, measured: Measured):
+    def __init__(
+        self,
+        record: Record,
+        path: Path,
+        module: Any,
+        measured: Measured,
+        move: Callable[[], None],
+    ):
         self.record, self.path = record, path
-        self.module, self.measured = module, measured
+        self.module, self.measured, self.move = module, measured, move
         self.quiet = quiet_host(record, path.parent)
 
     def at_the_end(self, groups: list[Group], deadline: float) -> None:
@@ -83,7 +92,7 @@ class Again:
         def look() -> list[Probe]:
             return look_at_host(self.record.device, self.module)
 
-        before = quiet_moment(look, self.quiet, patience)
+        before = quiet_moment(look, self.move, self.quiet, patience)
         if before is None:
             return False
         report(event="again")
@@ -125,16 +134,20 @@ def probed_alike(one: Record, other: Record) -> bool:
 
 
 def quiet_moment(
-    look: Callable[[], list[Probe]], quiet: Quiet, patience: float
+    look: Callable[[], list[Probe]],
+    move: Callable[[], None],
+    quiet: Quiet,
+    patience: float,
 ) -> list[Probe] | None:
-    """The host at the first moment at which it is quiet; None if there is none for so
-    many seconds.
+    """The host at the first moment at which it is quiet, wherever `move` leads; None if
+    there is none for so many seconds.
     """
     ends = time.monotonic() + patience
     while slowdown(probes := look(), quiet) > SLOW:
         if time.monotonic() >= ends:
             return None
         time.sleep(PAUSE)
+        move()
     return probes
 
 

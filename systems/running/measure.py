@@ -28,6 +28,7 @@ from systems.records.store import RecordError
 from systems.running import machine
 from systems.running.again import Again
 from systems.running.caches import compiled_folder, unwritable
+from systems.running.cores import quick_cores
 from systems.running.groups import (
     gpu_is_broken,
     groups_of,
@@ -71,7 +72,12 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
             f"a record of a simulated GPU ({device.name}) is never published: give "
             "another --results"
         )
-    with exclusive(path), measuring() as others_measure, folder_for_compiled():
+    with (
+        exclusive(path),
+        measuring() as others_measure,
+        folder_for_compiled(),
+        quick_cores(device.is_gpu) as cores,
+    ):
         module = imported(stem, device)
         shared = machine.shared_with() if device.is_gpu else ""
         configs = module.configs(quick=grid == "quick")
@@ -95,7 +101,8 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
             report(event="compiling")
             rehearse(name, grid, pending, deadline)
         measured = partial(measured_now, record, module, others_measure)
-        before = look_at_host(device, module)
+        look = partial(look_at_host, device, module)
+        before = cores.settle(look(), look)
         for group in missing:
             if time.time() >= deadline:
                 report(event="out_of_time")
@@ -103,7 +110,7 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
             # All since the group before ended, or since the start, counts with its
             # first row.
             rows = measured(group, before, since=ended)
-            ended, before = time.monotonic(), rows[-1].host[-1:]
+            ended, before = time.monotonic(), cores.settle(rows[-1].host[-1:], look)
             record.rows += rows
             store.write(record, progress)
             for row in rows:
@@ -127,7 +134,8 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
         # would be taken for a new one once the record is deleted.
         os.replace(progress, path)
         if device.is_gpu:
-            Again(record, path, module, measured).at_the_end(groups, deadline)
+            again = Again(record, path, module, measured, cores.move)
+            again.at_the_end(groups, deadline)
     report(event="complete")
     return 0
 
@@ -159,7 +167,12 @@ def measure_again(name: str, results: Path, rows: list[int], deadline: float) ->
     if device is None:
         raise CannotStart(f"{name} {no_gpu()}")
     path = record_path(results, device, name, "full")
-    with exclusive(path), measuring() as others_measure, folder_for_compiled():
+    with (
+        exclusive(path),
+        measuring() as others_measure,
+        folder_for_compiled(),
+        quick_cores(device.is_gpu) as cores,
+    ):
         module = imported(stem, device)
         configs = module.configs()
         record = complete_record(
@@ -177,7 +190,8 @@ def measure_again(name: str, results: Path, rows: list[int], deadline: float) ->
             report(event="compiling")
             rehearse(name, "full", pending, deadline)
         measured = partial(measured_now, record, module, others_measure)
-        left = Again(record, path, module, measured).later(groups, deadline)
+        again = Again(record, path, module, measured, cores.move)
+        left = again.later(groups, deadline)
     report(event="left" if left else "complete", rows=left)
     return 0
 

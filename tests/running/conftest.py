@@ -9,6 +9,7 @@ import typer
 from systems.experiments import STEMS
 from systems.records.host import Probe
 from systems.running import groups, machine, measure
+from systems.running.cores import quick_cores
 from tests.factories import fake_stem_on
 
 
@@ -41,7 +42,10 @@ class Run:
 
 
 def probing(monkeypatch, *times: float) -> None:
-    """The host takes these times, in ms, one probe after the other, then 1."""
+    """The host takes these times, in ms, one probe after the other, then 1; all cores
+    alike, so that nobody moves.
+    """
+    monkeypatch.setattr(measure, "quick_cores", lambda wanted: quick_cores(False))
     left = list(times)
     monkeypatch.setattr(
         groups, "probe", lambda launches: Probe(left.pop(0) if left else 1.0)

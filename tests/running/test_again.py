@@ -7,7 +7,8 @@ import pytest
 from systems.records import store
 from systems.records.host import Probe
 from systems.records.outcome import Unsupported
-from systems.running import again
+from systems.running import again, measure
+from systems.running.cores import Cores, quick_cores
 from systems.running.resuming import partial_path
 from systems.running.software import versions
 from tests import fake_stem
@@ -71,6 +72,17 @@ def test_a_quiet_moment_is_waited_for(run, record_file, monkeypatch, measured):
     probing(monkeypatch, *[1, 1, 1, 1, 1, 1, 3], *[3, 2, 1.1, 1])
     run()
     assert measured == [*ALL, 1] and slowest(record_file)[-1] == 1.1
+
+
+def test_a_run_leaves_cores_that_became_slow(run, record_file, monkeypatch, measured):
+    """Before its first row, after the third, and to find a quiet moment at the end."""
+    monkeypatch.setattr(again, "PATIENCE", 60)
+    probing(monkeypatch, *[3, 1, 1, 1, 3, 1, 1, 1, 1], *[3, 1, 1])
+    monkeypatch.setattr(measure, "quick_cores", lambda wanted: quick_cores(wanted))
+    moved = []
+    monkeypatch.setattr(Cores, "move", lambda self: moved.append(len(measured)))
+    assert run().code == 0 and moved == [0, 3, 6] and measured == [*ALL, 4]
+    assert slowest(record_file) == [1] * 6
 
 
 def test_a_host_that_stays_slow_is_not_measured_on(
