@@ -9,7 +9,12 @@
   const { columns, labels, texts, rows } = window.RESULTS
   const at = (name) => columns.indexOf(name)
   const firstNumber = at("context")
-  const lines = rows.map((row) => row.map((cell, i) => (i < firstNumber ? texts[cell] : cell)))
+  // A row begins with how many of its first cells are those of the row before.
+  let row = []
+  const lines = rows.map(([same, ...rest]) => {
+    row = [...row.slice(0, same), ...rest]
+    return row.map((cell, i) => (i < firstNumber ? texts[cell] : cell))
+  })
   // What is asked for stands near the front, where a phone shows it.
   const ORDER = ["size", "value", "unit", "context", "precision", "metric", "stem", "GPU", "samples", "configuration"]
   const root = document.getElementById("explorer")
@@ -128,7 +133,7 @@
   }
 
   // The chart. -----------------------------------------------------------------------------------------------------------------------
-  const MOST = { curves: 10, bars: 14 }
+  const MOST = { curves: 10, bars: 20 }
   const HEIGHT = 300
 
   function mark(tag, attributes, text = "") {

@@ -89,7 +89,7 @@ def card(site: str, title: str, text: str, figure: Figure | None) -> bytes:
         sans_serif_family=FAMILY,
     )
     # Few colours and their mixtures at edges: a third of the bytes.
-    few = Image.open(io.BytesIO(bytes(png))).convert("RGB").quantize(64)
+    few = Image.open(io.BytesIO(bytes(png))).convert("RGB").quantize(32)
     out = io.BytesIO()
     few.save(out, "PNG", optimize=True)
     return out.getvalue()

@@ -8,6 +8,7 @@ address, each page has a picture for links to it, which `theme/main.html` names.
 
 from __future__ import annotations
 
+import json
 import re
 from html import escape, unescape
 from pathlib import Path
@@ -72,10 +73,17 @@ def on_post_page(output: str, /, page: Page, config: MkDocsConfig) -> str:
 @event_priority(-101)
 def on_post_build(*, config: MkDocsConfig) -> None:
     """The index of the search is there twice: a server is asked for the JSON, and pages
-    that are read as files load the script.
+    that are read as files load the script. Records say the same without their blanks.
     """
+    site = Path(config.site_dir)
     if config.site_url:
-        (Path(config.site_dir) / "search" / "search_index.js").unlink()
+        (site / "search" / "search_index.js").unlink()
+    for path in (site / "results").rglob("*.json"):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(
+            json.dumps(content, separators=(",", ":"), ensure_ascii=False),
+            encoding="utf-8",
+        )
 
 
 def without_indents(page_html: str) -> str:

@@ -23,11 +23,12 @@ def table(found) -> list[dict]:
     data = json.loads(
         explorer.fragments(found)["explorer.js"].removeprefix("window.RESULTS = ")
     )
-    width = len(explorer.TEXTS)
-    cells = (
-        [data["texts"][n] for n in row[:width]] + row[width:] for row in data["rows"]
-    )
-    return [dict(zip(data["columns"], line, strict=True)) for line in cells]
+    width, found_lines, row = len(explorer.TEXTS), [], []
+    for same, *rest in data["rows"]:
+        row = row[:same] + rest
+        line = [data["texts"][n] for n in row[:width]] + row[width:]
+        found_lines.append(dict(zip(data["columns"], line, strict=True)))
+    return found_lines
 
 
 def test_every_record_is_in_the_table(found):

@@ -3,12 +3,14 @@ record.
 
 It is a script, because a page read from file:// can load a script and no JSON. Texts
 occur over and over, so they are listed once, and lines hold their numbers in that list.
+A line begins with how many of its first cells are those of the line before.
 Curves (losses by step, errors by magnitude) stay in records. Two figures that readers
 look for are derived here: a step as the sum of its phases, and times over cuDNN's.
 """
 
 import json
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any
 
 from systems.experiments import STEMS
@@ -25,26 +27,29 @@ TEXTS = ("GPU", "stem", "size", "precision", "configuration", "metric", "unit")
 COLUMNS = (*TEXTS, "context", "value", "samples")
 PRECISION, CONTEXT = ("precision", "dtype"), ("context", "n")
 UNITS = {"_ms": "ms", "_bytes": "bytes", "_flops": "FLOP", "_parameters": "parameters"}
-SAMPLES = "_ms"
+SAMPLES, ROUNDS = "_ms", "_rounds_ms"
 RIVAL = "sdpa_cudnn"
 
 
 def fragments(found: Found) -> dict[str, str]:
     """`explorer.js`."""
     texts: dict[str, int] = {}
-    lines = []
+    lines: list[str] = []
+    before: list[Any] = []
     for stem in STEMS:
         for record in found.get(stem, []):
             for line in lines_of(record):
                 named = map(short, line[: len(TEXTS)])
                 numbered = [texts.setdefault(text, len(texts)) for text in named]
-                lines.append(
-                    json.dumps(
-                        [*numbered, *line[len(TEXTS) :]],
-                        ensure_ascii=False,
-                        separators=(",", ":"),
-                    )
+                cells = [*numbered, *line[len(TEXTS) :]]
+                same = len(
+                    list(takewhile(same_in, zip(numbered, before, strict=False)))
                 )
+                text = json.dumps(
+                    [same, *cells[same:]], ensure_ascii=False, separators=(",", ":")
+                )
+                lines.append(text)
+                before = numbered
     listed = json.dumps(list(texts), ensure_ascii=False, indent=0)
     columns, labels = json.dumps(COLUMNS), json.dumps(LABELS)
     rows = ",\n".join(lines)
@@ -52,6 +57,10 @@ def fragments(found: Found) -> dict[str, str]:
         "explorer.js": f'window.RESULTS = {{"columns": {columns}, "labels": {labels}, '
         f'"texts": {listed}, "rows": [\n{rows}\n]}}\n'
     }
+
+
+def same_in(pair: tuple[int, int]) -> bool:
+    return pair[0] == pair[1]
 
 
 def lines_of(record: Record) -> Iterator[list[Any]]:
@@ -75,7 +84,8 @@ def lines_of(record: Record) -> Iterator[list[Any]]:
             continue
         for metric, value in row.metrics.items():
             found = value_of(metric, value)
-            if found is not None:
+            # Of a round's samples its median is kept besides.
+            if found is not None and not metric.endswith(ROUNDS):
                 unit = next(
                     (unit for ending, unit in UNITS.items() if metric.endswith(ending)),
                     "",

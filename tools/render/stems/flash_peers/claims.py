@@ -88,13 +88,11 @@ def within(found: list[tuple[Cell, float, float]], wanted: int) -> Judgement:
 
 
 def missed(found: list[tuple[Cell, float, float]]) -> str:
-    """ " Not kept: 4k · d 128 · full (1.03, bar 0.97)." """
-    those = [
-        f"{shape_text(c)} ({value:.3f}, bar {most:.2f})"
-        for c, value, most in found
-        if value > most
-    ]
-    return f" Not kept: {'; '.join(those)}." if those else ""
+    """ " Furthest off: 4k · d 128 · full (1.03, bar 0.97)." """
+    c, value, most = max(found, key=lambda one: one[1] / one[2])
+    if value <= most:
+        return ""
+    return f" Furthest off: {shape_text(c)} ({value:.3f}, bar {most:.2f})."
 
 
 def bars_table(record: Record) -> str:

@@ -129,7 +129,9 @@ def call_ratio(record: Record | None, c: Cell) -> float:
 
 
 def over_fastest(record: Record, c: Cell) -> str:
-    """Our time for forward and backward over that of whoever else takes least."""
+    """Our time for forward and backward over that of whoever else takes least, and the
+    name of that library, ordered or not.
+    """
     others = {name: beside(record, c, name) for name in NAMES}
     over = {
         name: ratio(record, c, "both", name)
@@ -138,7 +140,8 @@ def over_fastest(record: Record, c: Cell) -> str:
     }
     name = max(over, key=over.__getitem__, default="")
     most = say(over.get(name, MISSING), "{:.2f}")
-    short = NAMES.get(name, "").replace("FlashAttention-", "FA")
+    library = NAMES.get(ORDERED.get(name, name), "")
+    short = library.replace("FlashAttention-", "FA")
     return f"{most} ({short})" if name else most
 
 
