@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from html import escape, unescape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,17 +74,17 @@ def on_post_page(output: str, /, page: Page, config: MkDocsConfig) -> str:
 @event_priority(-101)
 def on_post_build(*, config: MkDocsConfig) -> None:
     """The index of the search is there twice: a server is asked for the JSON, and pages
-    that are read as files load the script. Records say the same without their blanks.
+    that are read as files load the script. Records say the same without their blanks;
+    broken ones stay as they are.
     """
     site = Path(config.site_dir)
     if config.site_url:
         (site / "search" / "search_index.js").unlink()
     for path in (site / "results").rglob("*.json"):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        path.write_text(
-            json.dumps(content, separators=(",", ":"), ensure_ascii=False),
-            encoding="utf-8",
-        )
+        with suppress(ValueError, RecursionError):
+            content = json.loads(path.read_bytes())
+            text = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
+            path.write_bytes(text.encode())
 
 
 def without_indents(page_html: str) -> str:
