@@ -1,6 +1,6 @@
 """Keep a run on the cores that are quick. A core of a virtual machine, or of a node
-that jobs share, is often half of a real one: while somebody else uses the other half,
-all that the host decides takes up to twice as long. The cores beside it may be free.
+that jobs share, may be half of a real one: while somebody else uses the other half, all
+that the host decides takes longer. The cores beside it may be free.
 """
 
 import os

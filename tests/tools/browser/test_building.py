@@ -3,6 +3,7 @@ its own.
 """
 
 import gzip
+import json
 import re
 import time
 from pathlib import Path
@@ -11,6 +12,8 @@ from zipfile import ZipFile
 import pytest
 
 from systems import ROOT
+from systems.records import store
+from tests.factories import RESULTS
 from tests.tools.browser.looking import Page, build
 from tools.submission import write_zip
 
@@ -51,6 +54,18 @@ def test_two_builds_give_the_same_bytes_and_take_less_than_15_seconds(
 
 def test_the_site_is_small_enough_to_send(site: Path) -> None:
     assert sum(path.stat().st_size for path in site.rglob("*.*")) < 14e6
+
+
+def test_records_on_the_site_say_what_they_say_here(site: Path) -> None:
+    """Without blanks, whole by their digest."""
+    paths = [*(site / "results").rglob("*.json")]
+    assert len(paths) > 30
+    for path in paths:
+        here = RESULTS / path.relative_to(site / "results")
+        assert json.loads(path.read_bytes()) == json.loads(here.read_bytes()), path
+        assert path.stat().st_size <= here.stat().st_size
+        if path.parent.name == "nvidia-h200":
+            assert store.read(path).edited == store.read(here).edited
 
 
 def test_the_first_page_is_light_and_opens_at_once(page: Page, site: Path) -> None:

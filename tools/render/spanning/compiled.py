@@ -17,7 +17,15 @@ from systems.formulas.loop_times import UNITS, round_cycles, times_ms
 from systems.records.record import Record
 from tools.render.compiled_files import TABLES as COMPILED
 from tools.render.load import Found, ours
-from tools.render.markdown import Markup, captioned, inert, milliseconds, table, tabs
+from tools.render.markdown import (
+    OPEN,
+    Markup,
+    captioned,
+    inert,
+    milliseconds,
+    table,
+    tabs,
+)
 from tools.render.rows import MISSING, Cell, known, measured, say, span
 from tools.render.stems.flash_peers.rows import SHAPE, long_cells, shape_text
 
@@ -27,8 +35,6 @@ PREDICTED, WIDTHS = ("a100", "h100"), (64, 128)
 # What a pass of the plain kernels launches; dq's kernel forms three products, dk and
 # dv's four.
 LAUNCHED = {"forward": ("forward",), "backward": ("dq", "dkdv")}
-# The shapes of the leaderboard and of cuDNN's bar are the first.
-SHOWN = 8
 ARITHMETIC = {"half": "bf16, fp16", "high": 'fp32, "high"', "highest": "fp32"}
 Row = Mapping[str, Any]
 
@@ -181,7 +187,8 @@ def predictions_table(record: Record | None) -> str:
     head = [SHAPE, *(f"{of}, ms" for of in LAUNCHED)]
     head += [f"measured {of}, ms" for of in LAUNCHED if is_a100(record)]
     head += [f"{of}, off by" for of in LAUNCHED]
-    return table(head, lines, telling=[i < SHOWN for i in range(len(found))])
+    # The shapes of the leaderboard and of cuDNN's bar are the first.
+    return table(head, lines, telling=[i < OPEN for i in range(len(found))])
 
 
 def is_a100(record: Record | None) -> bool:

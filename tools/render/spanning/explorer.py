@@ -10,7 +10,7 @@ look for are derived here: a step as the sum of its phases, and times over cuDNN
 
 import json
 from collections.abc import Iterator
-from itertools import takewhile
+from os.path import commonprefix
 from typing import Any
 
 from systems.experiments import STEMS
@@ -35,16 +35,14 @@ def fragments(found: Found) -> dict[str, str]:
     """`explorer.js`."""
     texts: dict[str, int] = {}
     lines: list[str] = []
-    before: list[Any] = []
+    before: list[int] = []
     for stem in STEMS:
         for record in found.get(stem, []):
             for line in lines_of(record):
                 named = map(short, line[: len(TEXTS)])
                 numbered = [texts.setdefault(text, len(texts)) for text in named]
                 cells = [*numbered, *line[len(TEXTS) :]]
-                same = len(
-                    list(takewhile(same_in, zip(numbered, before, strict=False)))
-                )
+                same = len(commonprefix([numbered, before]))
                 text = json.dumps(
                     [same, *cells[same:]], ensure_ascii=False, separators=(",", ":")
                 )
@@ -57,10 +55,6 @@ def fragments(found: Found) -> dict[str, str]:
         "explorer.js": f'window.RESULTS = {{"columns": {columns}, "labels": {labels}, '
         f'"texts": {listed}, "rows": [\n{rows}\n]}}\n'
     }
-
-
-def same_in(pair: tuple[int, int]) -> bool:
-    return pair[0] == pair[1]
 
 
 def lines_of(record: Record) -> Iterator[list[Any]]:
@@ -84,7 +78,7 @@ def lines_of(record: Record) -> Iterator[list[Any]]:
             continue
         for metric, value in row.metrics.items():
             found = value_of(metric, value)
-            # Of a round's samples its median is kept besides.
+            # Medians of rounds are of samples that have a line.
             if found is not None and not metric.endswith(ROUNDS):
                 unit = next(
                     (unit for ending, unit in UNITS.items() if metric.endswith(ending)),

@@ -354,10 +354,12 @@ def of_order(record: Record | None, ours: list[Cell]) -> dict[str, str]:
         costs = [order_costs(record, c, name) for c in ours]
         found[f"order_costs_{ORDERED[name]}"] = span(costs)
     for lengths, few in (("few", True), ("many", False)):
-        cells = [c for c in ours if (c.config["n"] <= FEW_TOKENS) == few]
         found[f"order_costs_{lengths}_tokens"] = span(
-            order_costs(record, c, "fa4_ordered") for c in cells
+            order_costs(record, c, "fa4_ordered")
+            for c in ours
+            if (c.config["n"] <= FEW_TOKENS) == few
         )
+    found["few_tokens"] = f"{FEW_TOKENS:,}"
     looked = {
         NAMES[name]: {bool(c["repeats"]) for c in judged(record, name, dtype="bf16")}
         for name in NAMES
