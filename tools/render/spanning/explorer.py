@@ -19,7 +19,8 @@ from systems.records.summary import summarize
 from tools.render.editions import LABELS
 from tools.render.load import Found
 from tools.render.markdown import device_label, visible
-from tools.render.rows import PHASES, say
+from tools.render.rows import PHASES, Cell, cell, say
+from tools.render.stems.flash_peers.rows import ratio
 
 # The first columns are texts; `value` is a number or, for dtypes and the like, a text
 # of its own.
@@ -92,7 +93,8 @@ def lines_of(record: Record) -> Iterator[list[Any]]:
 
 def derived(record: Record, row: Row) -> Iterator[tuple[str, str, float]]:
     """Metric, unit and value of what follows from measured times: the median over
-    steps of the sum of their phases; medians over cuDNN's for the same inputs.
+    steps of the sum of their phases; times over cuDNN's for the same inputs, as the
+    page on other libraries has them.
     """
     phases = [row.metrics.get(f"{phase}_ms") for phase in PHASES]
     if all(isinstance(times, list) and times for times in phases):
@@ -101,13 +103,11 @@ def derived(record: Record, row: Row) -> Iterator[tuple[str, str, float]]:
     implementation = row.config.get("implementation")
     if record.stem != "flash_peers" or implementation == RIVAL:
         return
-    theirs = record.find(**row.config | {"implementation": RIVAL})
-    for metric in ("forward_ms", "backward_ms", "both_ms"):
-        ours = row.metrics.get(metric)
-        cudnn = theirs.metrics.get(metric) if theirs else None
-        if ours and cudnn:
-            over = summarize(ours).median / summarize(cudnn).median
-            yield f"{metric.removesuffix(SAMPLES)} over cuDNN", "ratio", over
+    ours, cudnn = Cell(row), cell(record, **row.config | {"implementation": RIVAL})
+    for name in ("forward", "backward", "both"):
+        if ours.get(f"{name}_ms", ()) and cudnn.get(f"{name}_ms", ()):
+            over = float(ratio(record, ours, name, RIVAL))
+            yield f"{name} over cuDNN", "ratio", over
 
 
 def first_of(row: Row, keys: tuple[str, ...]) -> Any:
