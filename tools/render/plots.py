@@ -181,6 +181,8 @@ def second_row(figure: Figure) -> float:
     """Where the panels below the first begin, from the bottom; 0 where there are none.
     The picture of a page for links to it, tools/hooks/cards.py, ends there.
     """
+    if len(figure.axes) == 1:
+        return 0
     boxes = [axes.get_tightbbox() for axes in figure.axes]
     found = [box for box in boxes if box is not None]
     return max((box.y1 for box in found if box.y1 <= found[0].y0 + 1), default=0)
@@ -404,7 +406,9 @@ PLACES = (
 
 
 def name_lines(figure: Figure) -> None:
-    """Write the label of each line at its last point, none over another."""
+    """Write the label of each line at its last point, none over another. What is drawn
+    then is what they were placed in: the layout takes longer than all else of a figure.
+    """
     layout = figure.get_layout_engine()
     assert layout is not None
     layout.execute(figure)
@@ -428,8 +432,10 @@ def name_lines(figure: Figure) -> None:
                 weight="bold" if one.get_color() == ACCENT else "normal",
             )
             names.append(name)
-    # Names take room from the lines.
-    layout.execute(figure)
+    if names:
+        # They take room from the lines.
+        layout.execute(figure)
+    figure.set_layout_engine("none")
     for name in names:
         others = [other for other in names if other is not name]
         first = (*name.xyann, "left", "center")
