@@ -20,6 +20,8 @@ from tools.render import everything
 from tools.render.claims import claims_in, verdict
 from tools.render.markdown import inert, provenance
 
+pytestmark = pytest.mark.usefixtures("one_width")
+
 # Which of n rows are lost.
 LOST = {
     "all": lambda n: range(n),

@@ -23,6 +23,8 @@ from tools.render.compiled_files import STEPS, TABLES
 from tools.render.hosts import PROFILED
 from tools.render.load import Broken
 
+pytestmark = pytest.mark.usefixtures("one_width")
+
 Data = dict[str, Any]
 PATHS = sorted(RESULTS.glob("*/*.json"))
 
