@@ -101,7 +101,7 @@ def test_what_a_slow_host_may_have_lengthened_is_named_and_sizes_are_not(found):
     assert doubtful == {"forward"}
 
 
-def test_a_step_is_the_sum_of_its_phases_and_a_ratio_that_of_medians(found):
+def test_a_step_is_the_sum_of_its_phases_and_a_ratio_that_of_the_page(found):
     """Recomputed from the records, another way."""
     lines = [line for line in table(found) if line["GPU"] == "NVIDIA H200"]
     row = next(
