@@ -18,6 +18,7 @@ from itertools import accumulate, count, groupby
 
 from markdown import Extension, Markdown
 from markdown.postprocessors import Postprocessor
+from markdown.preprocessors import Preprocessor
 
 from systems.model.sizes import SIZES
 from tools.hooks.maths import convert_maths
@@ -100,6 +101,8 @@ TEXT = re.compile(
     r"<(pre|code|math|svg|script|style|textarea)\b.*?</\1>|<[^>]*>|(?P<text>[^<]+)",
     re.DOTALL,
 )
+PICTURE = re.compile(r"<svg class=.*?</svg>", re.DOTALL)
+INDENTED = re.compile(r"^ +", re.MULTILINE)
 # Between a number and its unit no line ends.
 UNIT = re.compile(
     r"(?<=\d) (?=(?:%|[KMGT]i?B|[nµm]?s|min|[KMGTP]?FLOPs?|[kMG]?W|[kMG]?Hz|[mb]illion)"
@@ -152,8 +155,22 @@ class Finish(Postprocessor):
         return finished(text)
 
 
+class Aside(Preprocessor):
+    """Keeps pictures aside, as Markdown does with HTML outside of tabs: inside, each
+    of its rules would search through all of them.
+    """
+
+    def run(self, lines: list[str]) -> list[str]:
+        def keep(picture: re.Match[str]) -> str:
+            return self.md.htmlStash.store(INDENTED.sub("", picture[0]))
+
+        return PICTURE.sub(keep, "\n".join(lines)).split("\n")
+
+
 class Finished(Extension):
     def extendMarkdown(self, md: Markdown) -> None:
+        # Between what includes fragments and what looks for HTML.
+        md.preprocessors.register(Aside(md), "aside", 25)
         # After all others, which put HTML back that they had kept aside.
         md.postprocessors.register(Finish(md), "finish", -100)
 
