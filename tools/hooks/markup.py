@@ -169,8 +169,8 @@ class Aside(Preprocessor):
 
 class Finished(Extension):
     def extendMarkdown(self, md: Markdown) -> None:
-        # Between what includes fragments and what looks for HTML.
-        md.preprocessors.register(Aside(md), "aside", 25)
+        # After fragments are included and code is kept, before HTML is looked for.
+        md.preprocessors.register(Aside(md), "aside", 24)
         # After all others, which put HTML back that they had kept aside.
         md.postprocessors.register(Finish(md), "finish", -100)
 

@@ -131,6 +131,21 @@ TABLE = (
 )
 
 
+def test_a_picture_in_a_tab_is_kept_aside_and_comes_back_whole() -> None:
+    page = (
+        '=== "H200"\n\n    <figure>\n    <svg class="plot">\n    <text>*a*</text>\n'
+        '    </svg>\n    </figure>\n\n```html\n<svg class="code"></svg>\n```\n'
+    )
+    names = ["pymdownx.superfences", "pymdownx.tabbed", "tools.hooks.markup"]
+    md = Markdown(extensions=names)
+    text = md.convert(page)
+    picture = '<svg class="plot">\n<text>*a*</text>\n</svg>'
+    assert picture in md.htmlStash.rawHtmlBlocks
+    assert text.count("<text>*a*</text>\n</svg>") == 1
+    # Code that shows one stays code.
+    assert '<svg class="code"' not in text and "&lt;" in text
+
+
 def frame_tables(page: str) -> str:
     return hooks.frame_tables(page).replace("\N{NO-BREAK SPACE}", " ")
 
