@@ -463,14 +463,18 @@ def test_the_ordered_walk_is_taken_where_the_shift_walk_cannot_go():
     # Rows past the last whole tile, shared heads, more tiles than multiprocessors, and
     # heads of which 96 columns are multiplied.
     assert walk(4000) == Ordered(4, 56) and walk(4000, causal=False) == Ordered(8, 64)
-    assert walk(8192, (2, 64), (2, 8)) == Ordered(1, 12)
+    assert walk(8192, (2, 32), (2, 8), d=64) == Ordered(1, 12)
     assert walk(4096, (4, 32), (4, 8)) == Ordered(2, 24)
+    assert walk(8192, (2, 24), (2, 8)) == Ordered(1, 12)
     assert walk(4096, (1, 32), (1, 8)) == Ordered(2, 4)
     assert walk(32768, (1, 8)) == Ordered(1, 6)
     assert walk(8192, (2, 16), d=96) == Ordered(2, 28)
     assert walk(8192, (2, 16), d=104) == Shift(2)
-    # So few programs that shared heads are dealt out.
-    assert walk(8192, (1, 8), (1, 1)) == Ordered(2, 4, 8)
+    # So few programs that shared heads are dealt out, and so long walks.
+    assert walk(4096, (1, 8), (1, 1), d=64) == Ordered(4, 4, 8)
+    assert walk(8192, (2, 64), (2, 8)) == Ordered(4, 124, 8)
+    assert walk(16384, (1, 32), (1, 8)) == Ordered(2, 30, 4)
+    assert walk(8192, (2, 64), (2, 8), causal=False) == Ordered(4, 16)
     # Other lengths; the shorter one decides.
     assert walk(8192, n_q=4096) == Ordered(2, 60)
     # Few keys, few programs, one head.
@@ -590,13 +594,14 @@ ORDERED = {
 
 
 def orders_of(heads: int, shared: int, causal: bool) -> list[Ordered]:
-    """All forwards, all backwards, both; one program for each head that shares keys."""
+    """All forwards, all backwards, both; heads that share keys also each by itself."""
     if not causal:
         found = [Ordered(1, heads), Ordered(heads, heads)]
     else:
         found = [Ordered(1, heads), Ordered(2, 0), Ordered(2, heads // 2)]
     if shared > 1:
         found.append(Ordered(1, heads * shared, shared))
+        found.append(Ordered(2, heads * shared // (2 if causal else 1), shared))
     return found
 
 

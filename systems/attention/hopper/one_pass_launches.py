@@ -135,7 +135,8 @@ def launch_one_pass(
     if parts > 1:
         # [2, ..., h_kv · parts, n_k, d]: each part's own sums.
         of_parts = (2, *k.shape[:-3], k.shape[-3] * parts, *k.shape[-2:])
-        dk, dv = k.new_empty(of_parts, dtype=torch.float32)
+        sums = k.new_empty(of_parts, dtype=torch.float32)
+        dk, dv = sums
     lies = map(shape_and_strides, (q, k, v, o, do, dq, dk, dv))
     plan = one_pass_plan(q.dtype, q.device, walk, causal, scale, *lies)
     n_q, d = q.shape[-2:]
@@ -157,5 +158,5 @@ def launch_one_pass(
         plan.rounded(held, dq)
     if parts > 1:
         # In the order of parts: the same bits each time.
-        dk, dv = (x.unflatten(-3, (-1, parts)).sum(-3).to(q.dtype) for x in (dk, dv))
+        dk, dv = sums.unflatten(-3, (-1, parts)).sum(-3).to(q.dtype)
     return dq, dk, dv
