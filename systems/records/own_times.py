@@ -34,6 +34,8 @@ PHASE = re.compile(rf"(?P<who>.*?)(?P<phase>{'|'.join(PHASES)})(?P<span>_gpu_spa
 # Times of kernels, or of what a full queue or one launch runs; and a bound that is only
 # said to be one.
 OF_THE_GPU = re.compile(r"graph_.*|.*_gpu_busy|.*_kernels|matmul_ops|thousand_marks")
+# Medians of samples that are looked at themselves.
+OF_SAMPLES = re.compile(r".*_rounds")
 # What only a host does: to compile, to start, to call.
 COMPILING = re.compile(r"(warmup|again)_.*")
 OF_THE_HOST = re.compile(rf"{COMPILING.pattern}|setup|call")
@@ -50,6 +52,7 @@ def times_of(metrics: Mapping[str, Any]) -> dict[str, list[float]]:
         if name.endswith("_ms")
         and isinstance(samples, list)
         and not OF_THE_GPU.fullmatch(name.removesuffix("_ms"))
+        and not OF_SAMPLES.fullmatch(name.removesuffix("_ms"))
     }
 
 

@@ -87,3 +87,9 @@ def test_what_only_a_host_does_is_never_the_gpu_s():
 def test_times_of_kernels_and_graphs_are_the_gpu_s():
     row = {"graph_forward_ms": [1.0], "both_kernels_ms": [1.0], "matmul_ops_ms": [1.0]}
     assert own(row) == {} and not touched(row, {}, ["graph_forward"])
+
+
+def test_medians_of_rounds_are_no_times_of_their_own():
+    """One odd round of five says nothing that the samples of all don't say."""
+    row = {"both_ms": [1.0] * 50, "both_rounds_ms": [1.0, 1.0, 1.0, 1.0, 1.6]}
+    assert own(row, events=True) == {"both": 1.0}

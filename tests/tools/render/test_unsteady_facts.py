@@ -40,7 +40,8 @@ def on_a_quick_host(found: Found) -> Found:
         for name in filter(row.unsteady_in, times):
             if not COMPILING.fullmatch(name):
                 share = max(0.5, own[name] / median(times[name]))
-                row.metrics[f"{name}_ms"] = [share * ms for ms in times[name]]
+                for of in {f"{name}_ms", f"{name}_rounds_ms"} & {*row.metrics}:
+                    row.metrics[of] = [share * ms for ms in row.metrics[of]]
                 own[name] *= share
         row.own = own
     return found
