@@ -50,6 +50,15 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item):
+    """Several processes share a GPU: what a test held goes back to the driver, or the
+    next process finds no memory.
+    """
+    if HAS_GPU and item.get_closest_marker("gpu"):
+        torch.cuda.empty_cache()
+
+
 # Where there is no Triton, what comes to kernels is skipped; in CI nothing may be
 # missing.
 NO_TRITON = "needs Triton, which is there for Linux alone"

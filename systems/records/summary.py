@@ -1,7 +1,9 @@
 """What a list of samples says."""
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 @dataclass(frozen=True)
@@ -25,16 +27,22 @@ class Summary:
         return self.std / self.mean
 
 
-def summarize(samples: list[float]) -> Summary:
+def summarize(samples: Sequence[float]) -> Summary:
     """Mean, deviation and quantiles (linear between samples). ValueError for an empty
     list.
     """
+    return summary_of(tuple(samples))
+
+
+# A page asks for the same samples in many tables.
+@lru_cache(maxsize=4096)
+def summary_of(samples: tuple[float, ...]) -> Summary:
     if not samples:
         raise ValueError("no samples to summarize")
     fifths = (
         statistics.quantiles(samples, n=5, method="inclusive")
         if len(samples) > 1
-        else [samples[0]] * 4
+        else [*samples] * 4
     )
     return Summary(
         n=len(samples),

@@ -93,10 +93,18 @@ def age(record: Record) -> str:
     tuned = tuned_software(module, attention, record.device.slug, triton)
     if tuned.get(TUNED) != record.software.get(TUNED):
         return STALE
-    present = source_hash(module, attention)
+    present = hash_now(module, tuple(attention))
     if present == record.source_hash:
         return FRESH
     return VERIFIED if present in record.verified_hashes else STALE
+
+
+@cache
+def hash_now(module: str, attention: tuple[str, ...]) -> str:
+    """`source_hash` of the tree, which nobody edits while a command runs: asked for
+    wherever a record is named.
+    """
+    return source_hash(module, attention)
 
 
 @dataclass(frozen=True)

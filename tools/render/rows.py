@@ -10,7 +10,7 @@ print without asking first:
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from systems.formulas.costs import Peak, peak_of
@@ -232,15 +232,21 @@ class Cell:
         samples = self.samples(*names)
         if not samples:
             return Summary(0, *[self.missing] * 7)
-        n, *values = astuple(summarize(samples))
-        return Summary(n, *(self.as_steady(value, *names) for value in values))
+        found = summarize(samples)
+        if not self.is_doubtful(*names):
+            return found
+        n, *values = vars(found).values()
+        return Summary(n, *map(Unsteady, values))
 
     def as_steady(self, value: float, *names: str) -> float:
         """A number that was made from these times of the row."""
-        names = names or tuple(p for p in PHASES if f"{p}_ms" in self.metrics)
-        doubtful = self.row is not None and self.row.unsteady_in(*names)
         there = not isinstance(value, Missing)
-        return Unsteady(value) if doubtful and there else value
+        return Unsteady(value) if there and self.is_doubtful(*names) else value
+
+    def is_doubtful(self, *names: str) -> bool:
+        """Whether a slow host may have lengthened these times."""
+        names = names or tuple(p for p in PHASES if f"{p}_ms" in self.metrics)
+        return self.row is not None and self.row.unsteady_in(*names)
 
     def ms(self, *names: str) -> float:
         """The median of `samples`."""
