@@ -11,6 +11,7 @@ print without asking first:
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import fsum
 from typing import Any
 
 from systems.formulas.costs import Peak, peak_of
@@ -223,7 +224,8 @@ class Cell:
             return []
         timed = names or [p for p in PHASES if f"{p}_ms" in self.row.metrics]
         parts = [self.row.metrics[f"{name}_ms"] for name in timed]
-        return [sum(times) for times in zip(*parts, strict=True)]
+        # From Python 3.12 on `sum` rounds once, too.
+        return [fsum(times) for times in zip(*parts, strict=True)]
 
     def summary(self, *names: str) -> Summary:
         """Of `samples`. Its fields are Missing where there are none, and Unsteady where

@@ -288,15 +288,22 @@ def test_whatever_is_wrong_with_all_records_ends_no_rendering(tmp_path, seed):
 
 LONGEST = """
 import resource, sys
+import torch
 from tools import regen_tables
+
+def held():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+imported = held()
 code = regen_tables.main(sys.argv[1:])
-print(code, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(code, held() - imported)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("longer", ["rows", "samples"])
-def test_rendering_the_longest_record_takes_less_than_a_gigabyte(tmp_path, longer):
+def test_rendering_the_longest_record_takes_half_a_gigabyte_at_most(tmp_path, longer):
+    """Beside PyTorch, whose import takes half of one, and with Python 3.13 more."""
     results = tmp_path / "results"
     path = put(results, "nvidia-h200/warmup.json")
     rows = json.loads(path.read_text())["rows"]
@@ -321,7 +328,7 @@ def test_rendering_the_longest_record_takes_less_than_a_gigabyte(tmp_path, longe
         text=True,
     )
     code, kib = child.stdout.splitlines()[-1].split()
-    assert code == "0" and int(kib) < 2**20, child.stderr
+    assert code == "0" and int(kib) < 2**19, child.stderr
 
 
 # What was compiled --------------------------------------------------------------------

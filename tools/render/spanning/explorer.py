@@ -10,6 +10,7 @@ look for are derived here: a step as the sum of its phases, and times over cuDNN
 
 import json
 from collections.abc import Iterator
+from math import fsum
 from os.path import commonprefix
 from typing import Any
 
@@ -98,7 +99,7 @@ def derived(record: Record, row: Row) -> Iterator[tuple[str, str, float]]:
     """
     phases = [row.metrics.get(f"{phase}_ms") for phase in PHASES]
     if all(isinstance(times, list) and times for times in phases):
-        steps = [float(sum(times)) for times in zip(*phases, strict=False)]
+        steps = [fsum(times) for times in zip(*phases, strict=False)]
         yield "whole step", "ms", summarize(steps).median
     implementation = row.config.get("implementation")
     if record.stem != "flash_peers" or implementation == RIVAL:
