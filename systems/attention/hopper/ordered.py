@@ -1,10 +1,10 @@
 """The backward pass in one kernel for any shape: programs wait for earlier ones only.
 
-A program takes one tile of keys, and all heads of queries that share it one after the
-other, so that dk and dv stay in its registers. The partials of a tile of dq come in the
-order in which the programs of its head are numbered. So a program waits for smaller
-numbers only, which GPUs start first (no manual promises it): the smallest that has not
-ended never waits, and no launch needs to be held whole.
+A program takes one tile of keys, and the heads of queries that share it, all or some,
+one after the other, so that dk and dv stay in its registers. The partials of a tile of
+dq come in the order in which the programs of its head are numbered. So a program waits
+for smaller numbers only, which GPUs start first (no manual promises it): the smallest
+that has not ended never waits, and no launch needs to be held whole.
 
 Under a causal mask heads are walked through in two ways. Forwards, numbered from the
 last keys on, programs begin at their own diagonal: those that start together are a tile
@@ -12,8 +12,9 @@ apart, and nobody waits. But the longest start last. So the last heads are walke
 backwards, numbered from the first keys on, each from the last queries to the diagonal:
 there the shortest start last, and fill up the end.
 
-Few heads of keys would leave SMs idle. Then the heads that share them are dealt out to
-several programs, each with its own sums of dk and dv, which are added up afterwards.
+Heads that share keys may be dealt out to several programs, each with its own sums of dk
+and dv, which are added up afterwards: where few heads of keys would leave SMs idle, and
+where the walk of one program would be too long. `walks` decides.
 """
 
 from typing import NamedTuple

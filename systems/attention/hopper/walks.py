@@ -19,37 +19,39 @@ from systems.attention.relaunch import Layout
 # Head dimensions from 72 to this one have products and sums of 96 columns of the 128 in
 # a tile, as 64 and 32.
 NARROW_HEAD = 96
-# Also by tiles, under a causal mask; without one, half as many. With fewer, two passes
-# are taken.
+# The shift walk takes at least so many rows, by the head dimension of its tiles, under
+# a causal mask; without one, half as many.
 ONE_PASS_MIN_KEYS = {64: 2048, 128: 4096}
 # So much of all SMs' time must go into steps, or the shift walk is not taken.
 ONE_PASS_USE = 0.9
 # The ordered walk, chosen on an H200 by times of this walk, the shift walk and two
-# passes in turns, under a causal mask but for one. Where the shift walk can go it is as
-# fast or faster, but for narrow heads, whose products only this one saves. Elsewhere
-# this one beat two passes at each length that was timed: 4000 to 32,768 at tiles of
-# 128, with and without shared heads, and 16,384 at 64. With fewer keys two passes are
-# taken, by tiles and halved as above; a last tile may be short.
+# passes in turns, all but one of them under a causal mask. Where the shift walk can go
+# it is as fast or faster, but for narrow heads, whose products only this one saves.
+# Elsewhere this one beat two passes at each length that was timed: 4000 to 32,768 at
+# tiles of 128, with and without shared heads, and 16,384 at 64. With fewer keys or
+# queries two passes are taken, by tiles and halved as above; a last one may be short.
 ORDERED_MIN_KEYS = {64: 4096, 128: 4096}
 # With fewer programs, about two for each SM, shared heads are dealt out to twice as
-# many, if there are; else two passes are taken.
+# many, or to one program each. If these are still too few, two passes are taken.
 ORDERED_MIN_PROGRAMS = 256
-# So many tiles of queries of all heads that share keys are too long a walk for one
-# program: on the way the programs of a head drift apart, and what one has read has left
-# the L2 cache when the next one comes. Each head has programs of its own then, whose dk
-# and dv are summed afterwards. On an H200, under a causal mask and at tiles of 128
-# columns, 4 heads of 64 tiles were faster so, and 4 of 32 slower, as were 4 of 64 at
-# tiles of 64 columns.
+# Tiles of 128 keys, times the query heads that share them. With so many the walk of one
+# program is too long: its neighbours drift apart, and what one has read has left the L2
+# cache when the next one comes. Then each head has programs of its own, whose dk and dv
+# are summed afterwards. On an H200, under a causal mask and at tiles of 128 columns,
+# 4 heads of 8192 rows (64 tiles) were faster so, and 4 of 4096 slower, as were 4 of
+# 8192 at tiles of 64 columns. More queries than keys, or fewer, were not timed.
 DEALT_TILES = 256
-# Tiles of keys side by side: one for each SM. Where a program has several query heads,
-# half as many are faster; where long ones were dealt out, twice as many, and without a
-# mask, since programs that start together queue once.
+# Tiles of keys side by side: about one for each SM. Half as many where a program has
+# several query heads under a causal mask. Twice as many where long walks were dealt
+# out, and without a mask: there the programs of a head start at the same queries and
+# queue, but only once.
 SIDE_TILES = 128
-# Tiles of keys of the heads that are walked backwards at the end, two heads or more.
+# Tiles of keys of the heads that are walked backwards at the end: two heads or more,
+# but half of all at most.
 BACKWARDS_TILES = 256
-# A single head has nothing that could fill up the end, so it takes two passes. With so
-# many tiles the end is short enough: walked backwards, 65,536 keys were faster, at head
-# dimension 64 and with one head of queries; others were not timed.
+# With a single head of keys nothing could fill up the end, so it takes two passes. With
+# so many tiles the end is short enough: walked backwards, 65,536 keys were faster, at
+# head dimension 64 and with one head of queries; others were not timed.
 LONE_TILES = 512
 # --8<-- [end:limits]
 

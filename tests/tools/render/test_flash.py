@@ -468,6 +468,15 @@ def test_a_fixed_order_is_told_where_it_was_measured(peers):
     assert told["repeats.md"].startswith("**Whose results repeat.**")
     assert "| FlashAttention-4 | not installed |" in files["bf16.md"]
     assert "takes 1.50 times as long" in files["order.md"]
+    assert facts["fa4_wrong"] == "none"
+    # What is wrong is no rival. Its forward pass is right.
+    for row in peers.rows:
+        if row.config["implementation"].startswith("fa4") and row.metrics:
+            row.metrics["dq_relative_error"] = 1.1
+    facts = flash_peers.facts(peers)
+    told = {name: facts[name] for name in ("fa4_both", "order_costs_fa4")}
+    assert set(told.values()) == {"not measured"}
+    assert facts["fa4_forward"] == "1.25" and facts["fa4_wrong"] == "64"
 
 
 def test_a_shape_as_published_stands_beside_what_was(peers):

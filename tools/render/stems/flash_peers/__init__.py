@@ -41,6 +41,7 @@ from tools.render.stems.flash_peers.rows import (
     call_ratio,
     error,
     error_ratios,
+    is_wrong,
     judged,
     long_cells,
     order_costs,
@@ -360,6 +361,8 @@ def of_order(record: Record | None, ours: list[Cell]) -> dict[str, str]:
             if (c.config["n"] <= FEW_TOKENS) == few
         )
     found["few_tokens"] = f"{FEW_TOKENS:,}"
+    wrong = {c.config["d"] for c in ours if is_wrong(beside(record, c, "fa4"))}
+    found["fa4_wrong"] = ", ".join(map(str, sorted(wrong))) or "none"
     looked = {
         NAMES[name]: {bool(c["repeats"]) for c in judged(record, name, dtype="bf16")}
         for name in NAMES

@@ -26,6 +26,8 @@ NAMES = {
     "flex": "FlexAttention",
 }
 RESULTS: tuple[str, ...] = constant("flash_peers", "RESULTS")
+# A larger relative error is no rounding: the result is wrong, its time says little.
+WRONG = 0.1
 # Against whom each dtype is measured.
 RIVAL = {"bf16": "sdpa_cudnn", "fp32": "sdpa_efficient"}
 # What is asked for gradients that repeat, and the same as it comes.
@@ -108,14 +110,21 @@ def ratios(
     record: Record | None, found: Iterable[Cell], of: str, over: str = ""
 ) -> list[float]:
     """`ratio` of each, but where the host decides the time of both passes together of
-    either.
+    either, or the other's results are wrong.
     """
+    pairs = ((c, beside(record, c, over)) for c in found)
     kept = [
         c
-        for c in found
-        if of != "both" or not (waits(c) or waits(beside(record, c, over)))
+        for c, other in pairs
+        if not (is_wrong(other, of) or of == "both" and (waits(c) or waits(other)))
     ]
     return known(ratio(record, c, of, over) for c in kept)
+
+
+def is_wrong(c: Cell, of: str = "both") -> bool:
+    """Whether what a pass computed is."""
+    results = RESULTS[:1] if of == "forward" else RESULTS
+    return any(c.get(f"{each}_relative_error", 0.0) > WRONG for each in results)
 
 
 def call_ratio(record: Record | None, c: Cell) -> float:
@@ -200,5 +209,7 @@ def judged(record: Record | None, name: str, **wanted: Any) -> list[Cell]:
 
 
 def order_costs(record: Record | None, c: Cell, name: str) -> float:
-    """The time of an ordered implementation over the same one's as it comes."""
-    return ratio(record, beside(record, c, name), "both", ORDERED[name])
+    """The time of an ordered implementation over the same one's as it comes, where
+    neither waits for the host nor is wrong.
+    """
+    return most(ratios(record, [beside(record, c, name)], "both", ORDERED[name]))
