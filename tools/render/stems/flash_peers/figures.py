@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from systems.records.record import Record
 from tools.render.drawing import SMALL, Drawing, drawn
 from tools.render.plots import ACCENT, GREY, INK, bars, is_narrow, line, note, plot
-from tools.render.rows import cells, known, say, span
+from tools.render.rows import cells, known, most, say, span
 from tools.render.stems.flash_peers.rows import (
     ORDERED,
     SHORT,
@@ -103,7 +103,7 @@ def order_figure(record: Record) -> str:
     """
     found = long_cells(record, "bf16")
     series = {name: [order_costs(record, c, name) for c in found] for name in ORDERED}
-    series["ours"] = [ratio(record, c, "both", "fa4") for c in found]
+    series["ours"] = [most(ratios(record, [c], "both", "fa4")) for c in found]
     if not any(map(known, series.values())):
         return ""
 

@@ -209,7 +209,7 @@ def judged(record: Record | None, name: str, **wanted: Any) -> list[Cell]:
 
 
 def order_costs(record: Record | None, c: Cell, name: str) -> float:
-    """The time of an ordered implementation over the same one's as it comes, where
-    neither waits for the host nor is wrong.
+    """The time of an ordered implementation over the same one's as it comes; missing as
+    in `ratios`.
     """
     return most(ratios(record, [beside(record, c, name)], "both", ORDERED[name]))
