@@ -477,6 +477,7 @@ def test_a_fixed_order_is_told_where_it_was_measured(peers):
     told = {name: facts[name] for name in ("fa4_both", "order_costs_fa4")}
     assert set(told.values()) == {"not measured"}
     assert facts["fa4_forward"] == "1.25" and facts["fa4_wrong"] == "64"
+    assert facts["fa4_wrong_error"] == "1.1"
 
 
 def test_a_shape_as_published_stands_beside_what_was(peers):

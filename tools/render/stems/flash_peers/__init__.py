@@ -361,8 +361,11 @@ def of_order(record: Record | None, ours: list[Cell]) -> dict[str, str]:
             if (c.config["n"] <= FEW_TOKENS) == few
         )
     found["few_tokens"] = f"{FEW_TOKENS:,}"
-    wrong = {c.config["d"] for c in ours if is_wrong(beside(record, c, "fa4"))}
-    found["fa4_wrong"] = ", ".join(map(str, sorted(wrong))) or "none"
+    wrong = [c for c in (beside(record, c, "fa4") for c in ours) if is_wrong(c)]
+    widths = sorted({c.config["d"] for c in wrong})
+    found["fa4_wrong"] = ", ".join(map(str, widths)) or "none"
+    largest = most(error(c, *RESULTS) for c in wrong)
+    found["fa4_wrong_error"] = say(largest, "{:.1f}") if wrong else "none"
     looked = {
         NAMES[name]: {bool(c["repeats"]) for c in judged(record, name, dtype="bf16")}
         for name in NAMES
