@@ -155,7 +155,7 @@ def at_the_floor(record: Record):
 
 def hoard(record: Record):
     for row in rows(record, implementation="ours", n=65536, d=64):
-        row.metrics["peak_allocated_bytes"] += 2**21
+        row.metrics["peak_allocated_bytes"] += 2**22
 
 
 def slower_than_peers(factor: float, **wanted):
@@ -392,11 +392,20 @@ def said(claim, judgement) -> str:
     return f"{claim.sentence if holds else otherwise} {in_words(numbers)}{why} ("
 
 
+def settle(record: Record):
+    """As measured on a quiet host."""
+    for row in record.rows:
+        row.slowdown, row.unsteady = 1.0, False
+        if row.clock:
+            row.clock.slowdown, row.clock.unsteady = 1.0, False
+
+
 @pytest.mark.parametrize("name", BY_NAME)
 def test_an_altered_record_turns_the_claim_over(name, found, monkeypatch):
     monkeypatch.setattr(claims, "age", lambda record: "fresh")
     claim = BY_NAME[name]
     record = record_for(claim, found)
+    settle(record)
     before, text = claim.judge(record), claims.verdict(claim, record)
     assert isinstance(before, tuple) and said(claim, before) in text
     ALTERED[name](record)
@@ -414,6 +423,39 @@ def test_without_its_rows_a_claim_is_not_judged(name, found):
     assert not claim.judge(record)
     assert claims.verdict(claim, record).startswith("**Not judged here:**")
     assert claims.verdict(claim, None).startswith("**Not judged here:**")
+
+
+def slow_host(row: Row):
+    """As if it had added all of this row's times."""
+    row.slowdown, row.unsteady, row.own = 2.0, True, dict.fromkeys(PHASES, 0.0)
+
+
+def test_rows_of_a_slow_host_decide_nothing(found):
+    """One that changes no verdict is left out; for one that would, there is none."""
+    claim = BY_NAME["backward_about_twice"]
+    record = record_for(claim, found)
+    settle(record)
+    touched = rows(record, mode="step", precision="fp32", batch=4)[0]
+    slow_host(touched)
+    text = claims.verdict(claim, record)
+    assert text.startswith("**Holds:**") and "are left out." in text
+    assert "†" not in text and touched in record.rows
+    stretch([touched], 9, "backward_ms")
+    text = claims.verdict(claim, record)
+    assert text.startswith("**Not judged here:** a slow host may have changed")
+    settle(record)
+    assert claims.verdict(claim, record).startswith("**Does not hold here:**")
+
+
+def test_where_a_slow_host_touched_all_no_claim_is_judged(found):
+    claim = BY_NAME["backward_about_twice"]
+    record = record_for(claim, found)
+    settle(record)
+    for row in record.rows:
+        slow_host(row)
+    text = claims.verdict(claim, record)
+    assert text.startswith("**Not judged here:** a slow host may have changed")
+    assert "†" in text
 
 
 def test_rows_out_of_memory_are_no_numbers(found):

@@ -324,4 +324,5 @@ def predictions(record: Record | None) -> dict[str, str]:
         "score_matrix": f"{2 * scores / MIB:,.0f} MiB",
         "memory_plain_predicted": f"{2 * PLAIN_HOLDS * scores / MIB:,.0f} MiB",
         "memory_ours_predicted": f"{(returned + 12 * LONGEST) / MIB:.1f} MiB",
+        "memory_sums": f"{4 * LONGEST * D / MIB:.0f} MiB",
     }
