@@ -200,6 +200,8 @@ def take_report(
                 progress.console.print(f"{row}: {status}: {report['reason']}")
         case "again":
             progress.update(task, now="again: the host was slow")
+        case "settled":
+            progress.update(task, completed=report["done"])
         case "complete":
             outcome.message = "measured"
         case "left":

@@ -19,6 +19,9 @@ from systems.running.reports import report
 # How often rows are measured again; and what that may take at the end of a run, in
 # seconds or as a share of what all rows took: some hosts are never quiet.
 TIMES_AGAIN, SECONDS_AGAIN, SHARE_AGAIN = 2, 60.0, 0.1
+# And where measuring again is all that was asked for: of hosts that are now fast and
+# now slow, many a row needs its fourth or fifth try.
+TIMES_LATER = 8
 # How long a quiet moment is waited for before each, in seconds: in a run, and where
 # measuring again is all that was asked for.
 PATIENCE, PATIENCE_LATER, PAUSE = 5.0, 60.0, 0.2
@@ -60,14 +63,19 @@ class Again:
                     return
 
     def later(self, groups: list[Group], deadline: float) -> int:
-        """Groups that were asked for, the shortest first. Returns how many rows were
-        not measured, as the host did not become quiet or time was up.
+        """Groups that were asked for, the shortest first; then those of them that may
+        still be touched, a few times. Returns how many rows are left, as they may be,
+        or as the host did not become quiet or time was up before their turn.
         """
-        left = sorted(groups, key=self.seconds)
-        while left and time.time() < deadline:
-            if not self.measure(left[0], PATIENCE_LATER):
-                break
-            del left[0]
+        left, asked = sorted(groups, key=self.seconds), sum(map(len, groups))
+        for _ in range(TIMES_LATER):
+            for group in [*left]:
+                late = time.time() >= deadline
+                if late or not self.measure(group, PATIENCE_LATER):
+                    return sum(map(len, left))
+                if not self.may_be_touched(group):
+                    left.remove(group)
+                    report(event="settled", done=asked - sum(map(len, left)))
         return sum(map(len, left))
 
     def rows(self, group: Group) -> list[Row]:

@@ -28,23 +28,31 @@ class Cores:
     def __init__(self, allowed: set[int]):
         self.allowed = allowed
         self.best: Quiet = {}
+        # Whether some were slow while others were quick: then somebody else computes
+        # on this machine, and which are slow changes.
+        self.shared = False
 
     def settle(self, probes: list[Probe], look: Look) -> list[Probe]:
         """The host as `probes` saw it; where that is slower than it has been, or
-        nothing is known yet, as `look` sees it from cores that are quick now.
+        nothing is known yet, as `look` sees it from cores that are quick now. Of a
+        shared host the cores are chosen anew each time: a probe sees only its own.
         """
         if not self.allowed or not probes:
             return probes
         if not self.best or slowdown(probes, self.best) > SLOW:
             self.move()
             probes = look()
+        elif self.shared:
+            self.move()
         self.best = quietest([self.best, usual(probes)])
         return probes
 
     def move(self) -> None:
         """To the cores that are quick now, with all threads."""
         if self.allowed:
-            keep_on(quick(times_of(self.allowed)))
+            chosen = quick(times_of(self.allowed))
+            self.shared |= chosen != self.allowed
+            keep_on(chosen)
 
 
 @contextmanager

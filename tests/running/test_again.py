@@ -209,9 +209,29 @@ def test_the_rows_that_are_named_are_measured_again(
 def test_of_old_rows_and_new_ones_the_quieter_stay(
     run, record_file, monkeypatch, measured, slow
 ):
+    monkeypatch.setattr(again, "TIMES_LATER", 1)
     probing(monkeypatch, 1, 4, 1, 2)
-    run(again="2,3")
+    outcome = run(again="2,3")
     assert measured == [3, 4] and slowest(record_file) == [1, 1, 2, 3, 1, 1]
+    assert outcome.events[-1] == {"event": "left", "rows": 2}
+
+
+def test_what_is_still_touched_is_tried_again_until_it_is_not(
+    run, record_file, monkeypatch, measured, slow
+):
+    probing(monkeypatch, *[1, 2], *[1, 1], *[1, 4], *[1, 1.1])
+    outcome = run(again="2,3")
+    assert measured == [3, 4, 3, 3] and slowest(record_file)[2:4] == [1, 1.1]
+    settled = [e["done"] for e in outcome.events if e["event"] == "settled"]
+    assert settled == [1, 2] and outcome.events[-1]["event"] == "complete"
+
+
+def test_but_not_for_ever(run, monkeypatch, measured, slow):
+    monkeypatch.setattr(again, "TIMES_LATER", 3)
+    probing(monkeypatch, *[1, 2] * 9)
+    outcome = run(again="2,3")
+    assert measured == [3, 4] * 3
+    assert outcome.events[-1] == {"event": "left", "rows": 2}
 
 
 def test_what_a_host_that_does_not_become_quiet_leaves_is_said(

@@ -86,3 +86,22 @@ def test_it_moves_at_first_and_when_the_host_became_slow(monkeypatch):
     # All are slow now: it is measured all the same, and looked for anew each time.
     assert settle(11.0, 11.5) == 11.5 and settle(11.2, 7.0) == 7.0 and len(moved) == 4
     assert found.settle([], lambda: pytest.fail("looked")) == []
+
+
+def test_of_a_shared_host_cores_are_chosen_anew_each_time(monkeypatch):
+    """A probe of a quick core says nothing of the one beside it."""
+    kept: list[set[int]] = []
+    monkeypatch.setattr(cores, "keep_on", kept.append)
+    alike, odd = dict.fromkeys(range(8), 7.0), dict.fromkeys((2, 5), 12.0)
+    found, probes = Cores(set(range(8))), [Probe(7.0)]
+    for times in (alike, alike | odd, alike, alike):
+        monkeypatch.setattr(cores, "times_of", lambda allowed, times=times: times)
+        assert found.settle(probes, lambda: probes) is probes
+    # Alone until it met a slow host; then nothing is taken for granted.
+    assert kept == [set(range(8))] and not found.shared
+    monkeypatch.setattr(cores, "times_of", lambda allowed: alike | odd)
+    found.settle([Probe(12.0)], lambda: probes)
+    assert kept[1:] == [set(range(8)) - {2, 5}] and found.shared
+    monkeypatch.setattr(cores, "times_of", lambda allowed: alike)
+    found.settle(probes, lambda: pytest.fail("looked"))
+    assert kept[2:] == [set(range(8))]
