@@ -21,6 +21,12 @@ from systems.records.device import CPU, Device, slug_of
 from systems.records.record import Record, Row
 
 RESULTS = ROOT / "docs" / "results"
+# What is published; work in progress may lie beside it.
+RECORDS = sorted(
+    path
+    for path in RESULTS.glob("*/*.json")
+    if not path.name.endswith(store.PARTIAL_SUFFIX)
+)
 
 
 def make_gpu(name: str = "A GPU", **fields: Any) -> Device:

@@ -34,6 +34,8 @@ PHASE = re.compile(rf"(?P<who>.*?)(?P<phase>{'|'.join(PHASES)})(?P<span>_gpu_spa
 # Times of kernels, or of what a full queue or one launch runs; and a bound that is only
 # said to be one.
 OF_THE_GPU = re.compile(r"graph_.*|.*_gpu_busy|.*_kernels|matmul_ops|thousand_marks")
+# Of attention: forward and backward in a row.
+BOTH, PARTS_OF_BOTH = "both", ("forward", "backward")
 # Medians of samples that are looked at themselves.
 OF_SAMPLES = re.compile(r".*_rounds")
 # What only a host does: to compile, to start, to call.
@@ -95,7 +97,18 @@ def own_times(
                 most = None if watched else launching.get(phase)
                 shown = took.median if most and outlasts(took, most) else 0.0
             own[name] = min(shown, took.median)
+    if events and waits_between(metrics):
+        own[BOTH] = 0.0
     return own
+
+
+def waits_between(metrics: Mapping[str, Any]) -> bool:
+    """Whether both passes in a row took clearly longer than one and then the other: the
+    GPU had run out of work, even if that took it equally long each time.
+    """
+    names = (f"{name}_ms" for name in (BOTH, *PARTS_OF_BOTH))
+    both, *alone = (metrics.get(name) for name in names)
+    return bool(both and all(alone)) and median(both) > CLOSE * sum(map(median, alone))
 
 
 def outlasts(took: Summary, launching: float) -> bool:

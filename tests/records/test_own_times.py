@@ -76,6 +76,15 @@ def test_events_see_the_host_where_their_samples_differ():
     assert sorted(sums_of(found, events=True)) == [["backward"], ["both"], ["forward"]]
 
 
+def test_passes_that_take_longer_in_a_row_than_one_by_one_waited():
+    """However alike their samples are."""
+    alone = {"forward_ms": [0.040] * 3, "backward_ms": [0.060] * 3}
+    close, late = ([ms] * 3 for ms in (0.109, 0.111))
+    assert own(alone | {"both_ms": close}, events=True)["both"] == 0.109
+    assert own(alone | {"both_ms": late}, events=True)["both"] == 0.0
+    assert own({"both_ms": late}, events=True)["both"] == 0.111
+
+
 def test_what_only_a_host_does_is_never_the_gpu_s():
     row = {"setup_ms": [5.0], "call_ms": [0.1], "warmup_forward_ms": [9e3]}
     found = own(row, events=True, kernels={"forward": 9e3})

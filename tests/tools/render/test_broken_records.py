@@ -17,7 +17,7 @@ import yaml
 
 from systems import ROOT
 from systems.records import store
-from tests.factories import RESULTS
+from tests.factories import RECORDS, RESULTS
 from tools.render import everything
 from tools.render.compiled_files import STEPS, TABLES
 from tools.render.hosts import PROFILED
@@ -26,7 +26,6 @@ from tools.render.load import Broken
 pytestmark = pytest.mark.usefixtures("one_width")
 
 Data = dict[str, Any]
-PATHS = sorted(RESULTS.glob("*/*.json"))
 
 
 def put(results: Path, name: str, change: Callable[[Data], object] | None = None):
@@ -265,7 +264,7 @@ INCLUDED = {*everything.render_all(RESULTS / "nowhere")}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", PATHS, ids=lambda p: f"{p.parent.name}/{p.stem}")
+@pytest.mark.parametrize("path", RECORDS, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_whatever_is_wrong_with_one_record_ends_no_rendering(tmp_path, path):
     lot = random.Random(path.parent.name + path.stem)
     data = json.loads(path.read_text())
@@ -279,7 +278,7 @@ def test_whatever_is_wrong_with_one_record_ends_no_rendering(tmp_path, path):
 @pytest.mark.parametrize("seed", range(2))
 def test_whatever_is_wrong_with_all_records_ends_no_rendering(tmp_path, seed):
     lot = random.Random(seed)
-    for path in PATHS:
+    for path in RECORDS:
         copied = tmp_path / path.parent.name / path.name
         copied.parent.mkdir(exist_ok=True)
         copied.write_text(signed(mutated(json.loads(path.read_text()), lot)))

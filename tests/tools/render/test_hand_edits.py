@@ -12,7 +12,7 @@ import pytest
 
 from systems.records import store
 from systems.records.store import RecordError
-from tests.factories import RESULTS
+from tests.factories import RECORDS, RESULTS
 from tools import regen_tables
 from tools.render import load
 from tools.render.everything import Rendered
@@ -191,7 +191,7 @@ def test_an_edit_is_found(tmp_path, which, edit, found):
 
 
 def test_no_committed_record_was_edited():
-    for path in RESULTS.glob("*/*.json"):
+    for path in RECORDS:
         assert not load.read(path).edited, path
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from systems import ROOT
 from systems.records import store
-from tests.factories import RESULTS, make_gpu, on_smaller
+from tests.factories import RECORDS, make_gpu, on_smaller
 from tests.tools.render.svgs import at_one_width
 from tools.render import everything, load, plots
 from tools.render.spanning import pages
@@ -28,7 +28,7 @@ def guide(results: Path, name: str, gib: int) -> tuple[dict[str, str], set[str]]
     """
     gpu = make_gpu(name, capability="8.0", memory_bytes=gib * GIB)
     lost = set()
-    for path in RESULTS.glob("*/*.json"):
+    for path in RECORDS:
         record = store.read(path)
         if path.parent.name == "nvidia-h200":
             record = on_smaller(record, gpu)
