@@ -207,16 +207,16 @@ def forward_walk() -> str:
             "<b>Start.</b> No key has been seen: m = −∞, l = 0, a = 0, for each query.",
             *(sentence(t, rows[0][t], rows[0][t + 1]) for t in range(tiles)),
             f"<b>End.</b> One division per row: o = a / l = {number(last.a)} / "
-            f"{number(last.l)} = {number(o)}. Saved beside it: lse = m + log l = "
+            f"{number(last.l)} = {number(o)}. Saved beside it: lse = m + log₂ l = "
             f"{number(lse)}.",
         ],
         f"After four tiles of two keys, query 0 has m = {number(last.m)}, "
         f"l = {number(last.l)} and a = {number(last.a)}, so its output is {number(o)}: "
         "what softmax over all eight keys gives.",
-        "Three numbers per row replace the row.",
+        "Three numbers replace a row of scores.",
         "Scores exist only in the tile that is being visited (blue). They are given "
         "in units of log 2, so each power of e is one of 2: you can check every "
-        "number.",
+        "number. A value v is one number here, so a is one, too.",
     )
 
 

@@ -277,11 +277,11 @@ def copies_table(profile: Record) -> str:
         places,
         ("size", lambda place: place[0]),
         ("context", lambda place: place[1]),
-        ("forward, fp32, ms", copied("fp32", "forward"), "{:.1f}"),
-        ("bf16, ms", copied("bf16", "forward"), "{:.1f}"),
-        ("of these casts to bf16, ms", copied("bf16", "forward", CAST), "{:.1f}"),
-        ("backward, fp32, ms", copied("fp32", "backward"), "{:.1f}"),
-        ("bf16, ms", copied("bf16", "backward"), "{:.1f}"),
+        ("forward in fp32, ms", copied("fp32", "forward"), "{:.1f}"),
+        ("forward in bf16, ms", copied("bf16", "forward"), "{:.1f}"),
+        ("casts to bf16 in it, ms", copied("bf16", "forward", CAST), "{:.1f}"),
+        ("backward in fp32, ms", copied("fp32", "backward"), "{:.1f}"),
+        ("backward in bf16, ms", copied("bf16", "backward"), "{:.1f}"),
     )
 
 
@@ -392,7 +392,7 @@ def facts(found: Found) -> dict[str, str]:
     told: dict[str, str] = {}
     for size, context, precision, causes in (
         ("small", 128, "bf16", (IDLE, COPIES)),
-        ("2.7B", 128, "fp32", (COPIES,)),
+        ("2.7B", 128, "fp32", (PRODUCTS, COPIES)),
         ("2.7B", 128, "bf16", (IDLE, COPIES)),
         ("2.7B", 512, "bf16", (IDLE, COPIES)),
         ("2.7B", 1024, "bf16", (COPIES, REST)),

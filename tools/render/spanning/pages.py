@@ -45,7 +45,7 @@ DOUBTS = {
     "edited": "**Edited by hand:** below, not all numbers of "
     "{links} are what was measured.",
     "stale": "**Stale:** below, numbers of {links} were measured "
-    "with an earlier version of the code.",
+    "with an earlier version of the code; measured again they may differ.",
 }
 UNSTEADY = (
     f"{DAGGER} behind a number: [unsteady](method.md#unsteady), a slow host may have "
