@@ -70,13 +70,23 @@ def by_events(protocol: Mapping[str, str]) -> bool:
     return protocol.get("clock", "").startswith(EVENTS)
 
 
+def launched_in_a_loop(config: Mapping[str, Any]) -> bool:
+    """Whether Python launches the kernels of each tile by itself."""
+    return config.get("implementation") == "tiles"
+
+
 # --8<-- [start:rule]
 def own_times(
-    metrics: Mapping[str, Any], events: bool, kernels: Times, launching: Times
+    metrics: Mapping[str, Any],
+    events: bool,
+    kernels: Times,
+    launching: Times,
+    looped: bool = False,
 ) -> dict[str, float]:
     """How much of the median of each time, in ms, is shown to be the GPU's own. Known
     by phase: what the kernels take, if the row itself doesn't say it; and where nobody
-    does, the longest that launching them can take on this host.
+    does, the longest that launching them can take on this host. `looped`: a loop on the
+    host launches the kernels, for longer than any head start.
     """
     own = {}
     for name, samples in times_of(metrics).items():
@@ -84,7 +94,7 @@ def own_times(
         if OF_THE_HOST.fullmatch(name):
             own[name] = 0.0
         elif events:
-            own[name] = 0.0 if jitters(took) else took.median
+            own[name] = 0.0 if looped or jitters(took) else took.median
         elif not found:
             own[name] = 0.0
         else:
@@ -106,9 +116,11 @@ def waits_between(metrics: Mapping[str, Any]) -> bool:
     """Whether both passes in a row took clearly longer than one and then the other: the
     GPU had run out of work, even if that took it equally long each time.
     """
-    names = (f"{name}_ms" for name in (BOTH, *PARTS_OF_BOTH))
-    both, *alone = (metrics.get(name) for name in names)
-    return bool(both and all(alone)) and median(both) > CLOSE * sum(map(median, alone))
+    took = {name: metrics.get(f"{name}_ms") for name in (BOTH, *PARTS_OF_BOTH)}
+    if not all(took.values()):
+        return False
+    both, *alone = (median(samples) for samples in took.values() if samples)
+    return both > CLOSE * sum(alone)
 
 
 def outlasts(took: Summary, launching: float) -> bool:
@@ -119,7 +131,7 @@ def outlasts(took: Summary, launching: float) -> bool:
 
 def jitters(took: Summary) -> bool:
     """Whether the GPU ran out of work. To empty the L2 cache before each call gives the
-    host a head start. What issuing takes beyond that shows, and is never alike twice.
+    host a head start. What issuing takes beyond that shows: it is seldom alike twice.
     """
     return took.p80 > CLOSE * took.p20 and took.p80 - took.p20 > TICKS_MS
 

@@ -10,7 +10,13 @@ from typing import Any
 
 from systems.records import store
 from systems.records.host import SLOW, Probe, Quiet, quietest, slowdown, usual
-from systems.records.own_times import by_events, own_times, settled, unsteady
+from systems.records.own_times import (
+    by_events,
+    launched_in_a_loop,
+    own_times,
+    settled,
+    unsteady,
+)
 from systems.records.record import Record, Row
 from systems.records.store import PARTIAL_SUFFIX, SUFFIX, RecordError
 from systems.running.groups import gpu_is_broken, look_at_host
@@ -181,7 +187,8 @@ def unrest(record: Record, rows: list[Row], quiet: Quiet) -> tuple[bool, float]:
     """Whether one of these rows is unsteady, and how slow their hosts were at most."""
     events, slowest, found = by_events(record.protocol), 1.0, False
     for row in rows:
-        own, slow = own_times(row.metrics, events, {}, {}), slowdown(row.host, quiet)
+        looped, slow = launched_in_a_loop(row.config), slowdown(row.host, quiet)
+        own = own_times(row.metrics, events, {}, {}, looped)
         found |= unsteady(row.metrics, own, events, slow > SLOW, settled(row.config))
         slowest = max(slowest, slow)
     return found, slowest

@@ -39,11 +39,9 @@ class Cores:
         """
         if not self.allowed or not probes:
             return probes
-        if not self.best or slowdown(probes, self.best) > SLOW:
+        if not self.best or self.shared or slowdown(probes, self.best) > SLOW:
             self.move()
             probes = look()
-        elif self.shared:
-            self.move()
         self.best = quietest([self.best, usual(probes)])
         return probes
 

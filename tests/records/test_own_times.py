@@ -2,7 +2,12 @@
 
 import pytest
 
-from systems.records.own_times import own_times, sums_of, touched
+from systems.records.own_times import (
+    launched_in_a_loop,
+    own_times,
+    sums_of,
+    touched,
+)
 
 WALL = {"forward_ms": [10.0, 11.0], "loss_ms": [1.0], "backward_ms": [20.0]}
 KERNELS = {"forward": 10.0, "loss": 0.1, "backward": 19.5}
@@ -83,6 +88,16 @@ def test_passes_that_take_longer_in_a_row_than_one_by_one_waited():
     assert own(alone | {"both_ms": close}, events=True)["both"] == 0.109
     assert own(alone | {"both_ms": late}, events=True)["both"] == 0.0
     assert own({"both_ms": late}, events=True)["both"] == 0.111
+
+
+def test_what_a_loop_on_the_host_launches_is_never_the_gpu_s():
+    """One sample agrees with itself."""
+    row = {"forward_ms": [475.6], "call_ms": [1.0]}
+    assert own(row, events=True)["forward"] == 475.6
+    looped = launched_in_a_loop({"implementation": "tiles"})
+    assert own_times(row, True, {}, {}, looped)["forward"] == 0.0
+    assert not launched_in_a_loop({"implementation": "ours"})
+    assert not launched_in_a_loop({"size": "small"})
 
 
 def test_what_only_a_host_does_is_never_the_gpu_s():

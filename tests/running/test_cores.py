@@ -93,15 +93,15 @@ def test_of_a_shared_host_cores_are_chosen_anew_each_time(monkeypatch):
     kept: list[set[int]] = []
     monkeypatch.setattr(cores, "keep_on", kept.append)
     alike, odd = dict.fromkeys(range(8), 7.0), dict.fromkeys((2, 5), 12.0)
-    found, probes = Cores(set(range(8))), [Probe(7.0)]
-    for times in (alike, alike | odd, alike, alike):
-        monkeypatch.setattr(cores, "times_of", lambda allowed, times=times: times)
-        assert found.settle(probes, lambda: probes) is probes
-    # Alone until it met a slow host; then nothing is taken for granted.
+    found, there, seen = Cores(set(range(8))), [Probe(7.0)], [Probe(7.1)]
+
+    def settle(times: dict[int, float], probes: list[Probe]) -> list[Probe]:
+        monkeypatch.setattr(cores, "times_of", lambda allowed: times)
+        return found.settle(probes, lambda: seen)
+
+    # Alone until it met slow cores beside quick ones; after that it can't be sure.
+    assert settle(alike, there) is seen and settle(alike | odd, there) is there
     assert kept == [set(range(8))] and not found.shared
-    monkeypatch.setattr(cores, "times_of", lambda allowed: alike | odd)
-    found.settle([Probe(12.0)], lambda: probes)
-    assert kept[1:] == [set(range(8)) - {2, 5}] and found.shared
-    monkeypatch.setattr(cores, "times_of", lambda allowed: alike)
-    found.settle(probes, lambda: pytest.fail("looked"))
-    assert kept[2:] == [set(range(8))]
+    assert settle(alike | odd, [Probe(12.0)]) is seen and found.shared
+    assert settle(alike, there) is seen
+    assert kept[1:] == [set(range(8)) - {2, 5}, set(range(8))]

@@ -19,6 +19,7 @@ from systems.records.own_times import (
     PHASES,
     Times,
     by_events,
+    launched_in_a_loop,
     own_times,
     settled,
     times_of,
@@ -58,7 +59,8 @@ def judge_hosts(records: list[Record]) -> None:
         for record in alike:
             events = by_events(record.protocol)
             for row in record.rows:
-                row.own = own_times(row.metrics, events, *known.of(record, row))
+                looped = launched_in_a_loop(row.config)
+                row.own = own_times(row.metrics, events, *known.of(record, row), looped)
                 row.unsteady = unsteady(
                     row.metrics, row.own, events, row.slow, settled(row.config)
                 )

@@ -37,6 +37,7 @@ GLOSSARY = '--8<-- "generated/glossary-tooltips.md"'
 # The stem that a fragment is rendered from is the first part of its name.
 FRAGMENT = re.compile(r'--8<-- "generated/(\w+)-')
 FACT = re.compile(r"\{\$ facts\.(\w+)\.")
+SHOWN_FACT = re.compile(r"\{\$ .*? \$\}")
 WHOLE_FACT = re.compile(r"\bfacts\.(\w+)\.(\w+)")
 # As the macros plugin fills in facts: mkdocs.yml says why these marks.
 MARKS = ("{@", "@}", "{$", "$}", "{~", "~}")
@@ -80,7 +81,8 @@ def fragments(
         # What is copied into a page is part of it.
         text = COPIED.sub(lambda mark: given.get(mark[1], ""), page)
         if shown_in(text):
-            files[f"head-{name}.md"] = head(text, doubtful, facts)
+            shown = shown_in(as_shown(name, text, facts))
+            files[f"head-{name}.md"] = head(text, shown, doubtful, facts)
         files[f"foot-{name}.md"] = foot(text, conditions)
     return files
 
@@ -123,9 +125,22 @@ def filled_in(name: str, text: str, facts: Mapping[str, Mapping[str, str]]) -> s
         raise RecordError(f"docs/{name}.md: {error}") from error
 
 
-def head(page: str, doubtful: Doubtful, facts: Mapping[str, Mapping[str, str]]) -> str:
-    """A line for each doubt about a record that the page takes numbers from, and about
-    numbers in its sentences.
+def as_shown(name: str, text: str, facts: Mapping[str, Mapping[str, str]]) -> str:
+    """A page without what its conditions leave out; its facts stay as they are
+    named.
+    """
+    named = SHOWN_FACT.sub(lambda found: f"{{$ {found[0]!r} $}}", text)
+    return filled_in(name, named, facts)
+
+
+def head(
+    page: str,
+    shown: list[str],
+    doubtful: Doubtful,
+    facts: Mapping[str, Mapping[str, str]],
+) -> str:
+    """A line for each doubt about a record that the page takes the numbers from that
+    are shown, and about numbers in its sentences and their conditions.
     """
     said = ""
     used = (facts.get(of, {}).get(key, "") for of, key in WHOLE_FACT.findall(page))
@@ -133,7 +148,7 @@ def head(page: str, doubtful: Doubtful, facts: Mapping[str, Mapping[str, str]]) 
         said = f"{UNSTEADY}\n{{ .provenance }}\n\n"
     for doubt, text in DOUBTS.items():
         of_page = doubtful[doubt]
-        found = [link for name in shown_in(page) for link in of_page.get(name, [])]
+        found = [link for name in shown for link in of_page.get(name, [])]
         if found:
             links = ", ".join(dict.fromkeys(found))
             said += f"{text.format(links=links)}\n{{ .stale }}\n\n"

@@ -278,7 +278,8 @@ def facts(record: Record | None) -> dict[str, str]:
         pairs = ratios(record, over, name) if record else None
         lost = MISSING if pairs is None else len(losses(pairs))
         found[f"slower_than_{over}_{name}"] = say(lost)
-        found[f"compared_{over}"] = say(MISSING if pairs is None else len(pairs))
+        tried = MISSING if pairs is None else len(pairs)
+        found[f"compared_{over}_{name}"] = say(tried)
     for name in NAMES:
         found[f"host_decides_{name}"] = where_the_host_decides(record, name)
     for name in ("ours", "sdpa"):

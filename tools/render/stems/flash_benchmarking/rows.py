@@ -16,6 +16,7 @@ NAMES = {
 }
 OTHERS = ("plain", "compiled", "sdpa")
 DTYPES = ("bf16", "fp32")
+BYTES = {"bf16": 2, "fp32": 4}
 # Of the figures, and of the shapes that sentences name.
 D, LONGEST = 64, 65536
 MIB = 2**20
@@ -55,9 +56,14 @@ def share(record: Record | None, c: Cell, name: str) -> float:
 
 def memory_bytes(c: Cell) -> float:
     """What forward and backward need at most above what was held before; a CPU does not
-    tell.
+    tell. Missing where it is less than o and three gradients: then gradients of the
+    pass before were still held.
     """
-    return c.get("peak_allocated_bytes") - c.get("held_bytes")
+    needs = c.get("peak_allocated_bytes") - c.get("held_bytes")
+    if not needs:
+        return needs
+    n, d, dtype = (c.config[name] for name in ("n", "d", "dtype"))
+    return needs if needs >= 4 * n * d * BYTES[dtype] else MISSING
 
 
 def product_rate(record: Record | None, dtype: str) -> float:
