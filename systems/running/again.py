@@ -76,8 +76,11 @@ class Again:
         left, asked = sorted(groups, key=self.seconds), sum(map(len, groups))
         for _ in range(TIMES_LATER):
             for group in [*left]:
-                late = time.time() >= deadline
-                if late or not self.measure(group, PATIENCE_LATER):
+                if time.time() >= deadline:
+                    return sum(map(len, left))
+                # Of a shared host other cores are quick now than at the try before.
+                self.move()
+                if not self.measure(group, PATIENCE_LATER):
                     return sum(map(len, left))
                 if not self.may_be_touched(group):
                     left.remove(group)

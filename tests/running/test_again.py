@@ -226,6 +226,14 @@ def test_what_is_still_touched_is_tried_again_until_it_is_not(
     assert settled == [1, 2] and outcome.events[-1]["event"] == "complete"
 
 
+def test_each_try_is_on_the_cores_that_are_quick_then(run, monkeypatch, measured, slow):
+    probing(monkeypatch, *[1, 2], *[1, 1], *[1, 1])
+    moved: list[int] = []
+    monkeypatch.setattr(Cores, "move", lambda self: moved.append(len(measured)))
+    assert run(again="2,3").code == 0
+    assert measured == [3, 4, 3] and moved == [0, 1, 2]
+
+
 def test_but_not_for_ever(run, monkeypatch, measured, slow):
     monkeypatch.setattr(again, "TIMES_LATER", 3)
     probing(monkeypatch, *[1, 2] * 9)
