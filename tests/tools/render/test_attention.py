@@ -254,9 +254,11 @@ def test_the_matrices_drawn_at_the_peak_are_those_that_the_formula_counts():
 def test_the_drawing_of_fusion_moves_what_the_prediction_counts():
     predicted = envelope.traffic_facts(None)
     matrix = 8 * 16384**2 * 4 / 2**30
-    moved = sum(map(sum, attention_compiled.KERNELS.values()))
+    # The products need longer for their arithmetic.
+    _, *between, _ = attention_compiled.KERNELS.values()
+    moved = sum(map(sum, between))
     assert predicted["moved"] == f"{moved * matrix:.0f} GiB"
-    assert predicted["moved_fused"] == f"{4 * matrix:.0f} GiB"
+    assert predicted["moved_fused"] == f"{2 * matrix:.0f} GiB"
 
 
 def test_reported_grids_are_shown_as_reported():

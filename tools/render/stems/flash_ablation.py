@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from systems.records.record import Record
 from tools.render.load import constant
-from tools.render.markdown import per_device, table
+from tools.render.markdown import per_device, percent, table
 from tools.render.rows import cell, faster, say
 
 # What launches the steps' kernels, but not what times them.
@@ -202,8 +202,10 @@ def facts(record: Record | None) -> dict[str, str]:
 
 
 def atomics_keep(gained: float) -> str:
-    """Of seven products over five, to follow "atomics"."""
-    if gained < 1.02:
-        return "lose all that leaving out two products saves"
-    most = "give back more" if gained < (1 + 7 / 5) / 2 else "keep more"
-    return f"{most} than half of what leaving out two products saves"
+    """Of the time of two products in seven, if all time were products; to follow
+    "atomics".
+    """
+    kept = (1 - 1 / gained) / (2 / 7)
+    if kept < 0.05:
+        return "lose all that leaving out two products could save"
+    return f"keep {percent(kept)} of what leaving out two products could save"

@@ -285,8 +285,8 @@ def contexts_figure(record: Record) -> str:
         record,
         "contexts",
         draw,
-        f"The peak of every pass that fits is within {100 * off:.1f} percent of its "
-        "prediction.",
+        f"What every pass that fits asked for at its peak is within {100 * off:.1f} "
+        "percent of its prediction.",
         f"What {SIZE} holds at its peak, by category, pass and context.",
         height=470,
         narrow=880,

@@ -98,7 +98,7 @@ def moments_table(record: Record) -> str:
         [c for c in found if c.row],
         "context",
         *((f"{end}, GiB", lambda c, end=end: needed(c, end), two) for end in ENDS),
-        ("measured peak, GiB", lambda c: c.requested, two),
+        ("asked for at the peak, GiB", lambda c: c.requested, two),
         ("over predicted", lambda c: c.requested / predicted(c), "{:.4f}"),
     )
 
