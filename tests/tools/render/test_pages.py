@@ -93,6 +93,9 @@ def test_what_a_condition_leaves_out_makes_no_page_old(tmp_path):
     assert head().startswith(STALE.format("[b](b)"))
     facts["a"]["b"] = "1 ms"
     assert head().startswith(STALE.format("[b](b), [a](a)"))
+    # Nobody measured anything of it.
+    del facts["a"]
+    assert head().startswith(STALE.format("[b](b)"))
 
 
 def test_a_head_says_what_was_edited_too(tmp_path):

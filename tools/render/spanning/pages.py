@@ -10,14 +10,16 @@ measured, folded, and the words that are explained where they stand.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined, TemplateError
 
 from systems import ROOT
 from systems.records.store import RecordError
-from tools.render.rows import DAGGER
+from tools.render.rows import DAGGER, NOT_MEASURED
 
 DOCS = ROOT / "docs"
 ANSWER = re.compile(r"^## Answer\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
@@ -130,7 +132,10 @@ def as_shown(name: str, text: str, facts: Mapping[str, Mapping[str, str]]) -> st
     named.
     """
     named = SHOWN_FACT.sub(lambda found: f"{{$ {found[0]!r} $}}", text)
-    return filled_in(name, named, facts)
+    # A condition may ask for facts of what nobody measured.
+    of_none = partial(defaultdict, lambda: NOT_MEASURED)
+    known = defaultdict(of_none, {stem: of_none(of) for stem, of in facts.items()})
+    return filled_in(name, named, known)
 
 
 def head(
