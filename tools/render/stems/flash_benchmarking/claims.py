@@ -49,10 +49,9 @@ def faster_than_storing_scores(record: Record) -> Judgement:
 
 @claim(
     "flash_benchmarking",
-    "At 65,536 tokens in bf16, forward and backward need at most the memory of what "
-    "they return, of dQ's sums in fp32 and of three fp32 numbers for each row, to "
-    "within five percent, at every head dimension: nothing grows with the square of "
-    "N.",
+    "Nothing that ours holds grows with the square of N. At 65,536 tokens in bf16, "
+    "forward and backward need at most what they return, dQ's sums in fp32 and three "
+    "fp32 numbers for each row, to within five percent, at every head dimension.",
     because="the allocator rounds each block up.",
 )
 def fused_memory_linear(record: Record) -> Judgement:
