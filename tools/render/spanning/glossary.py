@@ -21,7 +21,9 @@ def fragments() -> dict[str, str]:
     )
     return {
         "glossary-terms.md": "\n\n".join(map(listed, groups)) + "\n",
-        "glossary-tooltips.md": "\n".join(tooltips) + "\n",
+        # A block each: of one block, every rule of Markdown would search through all
+        # that is left behind each term.
+        "glossary-tooltips.md": "\n\n".join(tooltips) + "\n",
     }
 
 
