@@ -9,13 +9,20 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from rich.progress import Progress
 
 from systems.records import store
 from systems.records.host import Probe
 from systems.running import machine
 from tests.factories import committed
 from tools import measuring
-from tools.measuring import Outcome, measure_if_stale, measure_unsteady, run_child
+from tools.measuring import (
+    Outcome,
+    measure_if_stale,
+    measure_unsteady,
+    run_child,
+    take_report,
+)
 
 
 def child_that(monkeypatch, code: str) -> None:
@@ -150,3 +157,15 @@ def test_the_unsteady_rows_of_a_record_are_measured_again(monkeypatch, tmp_path)
     assert outcome.message == "measured; 1 of 2 rows are still unsteady"
     monkeypatch.setattr(machine, "device_for", lambda _: None)
     assert measure_unsteady("warmup", tmp_path, 1e18).code == 2
+
+
+def test_the_bar_moves_as_rows_of_a_slow_host_settle():
+    progress = Progress()
+    task = progress.add_task("warmup", total=None, now="starting")
+    for event in (
+        {"event": "start", "total": 3, "done": 0},
+        {"event": "again"},
+        {"event": "settled", "done": 2},
+    ):
+        take_report(event, Outcome("warmup", ""), progress, task)
+    assert progress.tasks[0].completed == 2 and progress.tasks[0].total == 3
