@@ -121,6 +121,7 @@ class WeightedSum(torch.autograd.Function):
             d,
             ROWS=ROWS_TILE,
             COLUMNS=columns_tile(d),
+            enable_fp_fusion=True,
         )
         ctx.save_for_backward(x, w)
         return y
@@ -134,7 +135,7 @@ class WeightedSum(torch.autograd.Function):
         partial_dw = torch.empty((programs, d), dtype=torch.float32, device=x.device)
         weighted_sum_backward_kernel[(programs,)](
             x, w, dy, dx, partial_dw, *x.stride(), w.stride(0), dy.stride(0), n, d,
-            ROWS=ROWS_TILE, COLUMNS=columns_tile(d),
+            ROWS=ROWS_TILE, COLUMNS=columns_tile(d), enable_fp_fusion=True,
         )  # fmt: skip
         return dx, partial_dw.sum(0).to(w.dtype)
 

@@ -220,7 +220,7 @@ class FlashAttentionFirst(torch.autograd.Function):
         o, lse = torch.empty_like(q), q.new_empty((batch, n), dtype=torch.float32)
         with torch.cuda.device_of(q):
             forward_kernel[batch, n // options["TILE"]](
-                q, k, v, o, lse, n, scale, **options
+                q, k, v, o, lse, n, scale, enable_fp_fusion=True, **options
             )
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.scale, ctx.options = scale, options
@@ -238,8 +238,12 @@ class FlashAttentionFirst(torch.autograd.Function):
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
         inputs = (q, k, v, do, lse, delta)
         with torch.cuda.device_of(q):
-            dk_dv_kernel[grid](*inputs, dk, dv, n, ctx.scale, **ctx.options)
-            dq_kernel[grid](*inputs, dq, n, ctx.scale, **ctx.options)
+            dk_dv_kernel[grid](
+                *inputs, dk, dv, n, ctx.scale, enable_fp_fusion=True, **ctx.options
+            )
+            dq_kernel[grid](
+                *inputs, dq, n, ctx.scale, enable_fp_fusion=True, **ctx.options
+            )
         return dq, dk, dv, *(None for _ in ctx.needs_input_grad[3:])
 
 

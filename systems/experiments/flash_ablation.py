@@ -245,6 +245,7 @@ def switched_forward(q: Tensor, k: Tensor, v: Tensor, switches: Switches) -> Ten
         q, k, v, o, n, scale, BQ=c.q, BK=c.k, D=d, SKIP=switches.skip,
         SPLIT=switches.split, EXP2=switches.exp2,
         HEAVY_FIRST=switches.heavy_first, num_warps=c.warps, num_stages=c.stages,
+        enable_fp_fusion=True,
     )  # fmt: skip
     return o
 
@@ -309,7 +310,7 @@ def atomic_backward(
     atomic_kernel[(n // 64, heads)](
         q, k, v, do, lse, delta, dq, dk, dv, n, scale * LOG2E.value, scale, BQ=64,
         BK=64, D=d, LOG2=LOG2E.value,
-        num_warps=4, num_stages=2,
+        num_warps=4, num_stages=2, enable_fp_fusion=True,
     )  # fmt: skip
     return dq.to(q.dtype), dk, dv
 

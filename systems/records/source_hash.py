@@ -2,8 +2,9 @@
 
 It starts from the stem's own module and follows names: each top-level statement that
 defines a name in use counts, wherever it stands. Modules, folders, our own import
-lines, comments, docstrings, layout and line breaks don't count, so code can be moved,
-split and reformatted and no record becomes stale. A reference counts with the text of
+lines, comments, docstrings, layout, line breaks and an option that says what is so
+without it don't count, so code can be moved, split and reformatted and no record
+becomes stale. A reference counts with the text of
 the statement it leads to: two functions of one name in two modules are told apart.
 
 What it can't see: names that are looked up as strings (IMPLEMENTATIONS is passed in),
@@ -27,6 +28,9 @@ NOT_MEASURING = ("systems.records.", "systems.formulas.", "systems.running.")
 PACKAGE = "systems"
 # Stands for the module of what is not ours; the name is whole then.
 OTHERS = ""
+# Launch options with the value that every Triton of our range gives them by itself; 3.9
+# warns of a launch that leaves them out.
+DEFAULTS = {"enable_fp_fusion": True}
 # Fields of a syntax tree that say where code stands or differ between Pythons.
 UNSEEN = {"ctx", "kind", "type_comment", "type_ignores"}
 
@@ -282,6 +286,9 @@ class Canonical:
             return f"name({name})"
         if isinstance(node, ast.JoinedStr):
             return f"JoinedStr({self.text(merged(node.values))})"
+        if isinstance(node, ast.Call):
+            keywords = [each for each in node.keywords if not is_default(each)]
+            node = ast.Call(node.func, node.args, keywords)
         inner = self.inside(node) if isinstance(node, FUNCTIONS + SCOPES) else self
         fields = [
             # Defaults, annotations and decorators belong to the scope around.
@@ -326,6 +333,14 @@ def statements_of(nodes: list[Any]) -> list[Any]:
     if nodes and is_docstring(nodes[0]) and isinstance(nodes[0], ast.stmt):
         nodes = nodes[1:]
     return [node for node in nodes if not is_import(node)]
+
+
+def is_default(node: ast.keyword) -> bool:
+    return (
+        node.arg in DEFAULTS
+        and isinstance(node.value, ast.Constant)
+        and node.value.value is DEFAULTS[node.arg]
+    )
 
 
 def merged(values: list[ast.expr]) -> list[ast.expr]:

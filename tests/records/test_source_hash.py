@@ -105,9 +105,14 @@ WORDS = {
     "line breaks": ("(x: int = 3, *,", "(\n    x: int = 3,\n    *,\n   "),
     "quotes": ("'it\\'s \"quoted\"'", '"it\'s \\"quoted\\""'),
     "a string in two parts": ('"ä # ö"', '"ä " "# ö"'),
+    "an option as it is anyway": (
+        """f'{"#"}'""",
+        """f'{"#"}', enable_fp_fusion=True""",
+    ),
     "parentheses": ("if (n := x + 1) > 2:", "if ((n := (x + 1)) > 2):"),
 }
 CODE = {
+    "an option otherwise": ("""f'{"#"}'""", """f'{"#"}', enable_fp_fusion=False"""),
     "number": ("= 3", "= 4"),
     "operator": ("x + 1", "x - 1"),
     "hash in a string": ('"ä # ö"', '"ä # o"'),

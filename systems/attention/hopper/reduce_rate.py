@@ -47,7 +47,9 @@ def add_ones(sums: Tensor, programs: int, steps: int) -> None:
     described = Descriptor(
         (tiles * ROWS, 32), (32, 1), [ROWS, 32], torch.float32, swizzle=128
     )
-    add_kernel[(programs,)](described(sums), tiles, steps, num_warps=4)
+    add_kernel[(programs,)](
+        described(sums), tiles, steps, num_warps=4, enable_fp_fusion=True
+    )
 
 
 # --8<-- [end:additions]
