@@ -15,11 +15,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 
 
-# What not every machine has, and what to do about it. Formulas, records and rendering
-# need none of these.
+# What not every machine can have, and what to do about it. Formulas, records and
+# rendering need none of these.
 REMEDIES = {
-    "torch": "torch is not installed here: run `make .venv/all`, then "
-    "`source .venv/bin/activate`",
     "triton": "Triton is not installed here, and our kernels are written in it: on "
     "Linux `pip install triton`; macOS and Windows have none, and there "
     'flash_attention(..., backend="torch") computes the same',
@@ -35,7 +33,8 @@ def lacks(*modules: str) -> str:
         with suppress(ModuleNotFoundError):
             if find_spec(module):
                 continue
-        return REMEDIES[module]
+        install = "run `make .venv/all`, then `source .venv/bin/activate`"
+        return REMEDIES.get(module, f"{module} is not installed here: {install}")
     return ""
 
 

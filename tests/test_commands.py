@@ -21,6 +21,14 @@ COMMANDS = {
     "python tools/regen_tables.py --only model_sizes": " is not installed for ",
     "python tools/regen_tables.py --verify model_sizes": " is not installed for ",
     "python tools/regen_tables.py --list": " is not installed for ",
+    "python tools/tune_flash.py": "torch is not installed here: ",
+    "python tools/compile_softmax.py": "torch is not installed here: ",
+    "python tools/compile_steps.py": "torch is not installed here: ",
+    "python tools/compile_tables.py": "torch is not installed here: ",
+    "python tools/run_notebooks.py": "nbformat is not installed here: ",
+    "python tools/submission.py": "msgspec is not installed here: ",
+    "python -m systems.formulas.fit": "typer is not installed here: ",
+    "python -m systems.profiling.memory.digest": "typer is not installed here: ",
 }
 
 

@@ -183,6 +183,13 @@ def test_a_mistake_is_told_by_name(checks, tmp_path, name, wrong, words):
     assert re.search(words, str(found.value), re.DOTALL), found.value
 
 
+def test_what_is_no_python_is_told_by_its_line(checks, tmp_path):
+    path = tmp_path / "3_online_softmax.py"
+    path.write_text("x = 1\ny = x +\n", encoding="utf-8")
+    with pytest.raises(checks.Wrong, match="^line 2 is no Python: invalid syntax$"):
+        checks.check("3_online_softmax", path)
+
+
 def test_the_page_shows_what_a_check_says(checks, tmp_path):
     name, wrong = "3_online_softmax", {"l": "l = l + tl.sum(tl.exp(x - m_new), 0)"}
     path = tmp_path / f"{name}.py"

@@ -15,6 +15,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from systems import ROOT, need, run_as_command
+
+if __name__ == "__main__":
+    need("torch", "triton", "typer", "msgspec")
+
 import torch
 import triton
 from torch._dynamo.device_interface import CudaInterface
@@ -28,9 +35,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 from triton.runtime import driver
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from systems import ROOT, run_as_command
 from systems.formulas.chips import TARGETS
 from systems.records.files import write_whole
 from tools.compile_ahead import Driver, need_compiler

@@ -19,17 +19,16 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from packaging.version import Version
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from systems import need, run_as_command
 
 if __name__ == "__main__":
-    need("torch", "triton")
+    need("torch", "triton", "packaging", "typer", "msgspec")
 
 import torch
 import triton
+from packaging.version import Version
 from torch import Tensor
 
 from systems.attention import first

@@ -17,18 +17,17 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-from packaging.version import Version
-from rich.progress import Progress
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from systems import need, run_as_command
 
 if __name__ == "__main__":
-    need("torch", "triton")
+    need("torch", "triton", "packaging", "typer", "rich", "msgspec")
 
 import triton
+import typer
+from packaging.version import Version
+from rich.progress import Progress
 
 from systems.attention.triton.configs import Config
 from systems.attention.triton.tuned import HEAD_DIMS, kernels_hash

@@ -83,12 +83,17 @@ def measure_if_stale(
 
 def measure_unsteady(stem: str, results: Path, deadline: float) -> Outcome:
     """Measure the unsteady rows of a record again until `deadline`."""
+    from systems.records.device import no_gpu
     from systems.running.machine import device_for
+    from systems.running.resuming import record_path
     from tools.render.load import of_gpu, sound_in
 
     device = device_for(STEMS[stem].full)
     if device is None:
-        return Outcome(stem, "error: needs a GPU and none was found", 2)
+        return Outcome(stem, f"error: {stem} {no_gpu()}", 2)
+    path = record_path(results, device, stem, "full")
+    if not path.is_file():
+        return Outcome(stem, f"error: {path} does not exist: measure it first", 2)
     slug = device.slug
 
     def unsteady() -> list[str]:
@@ -185,6 +190,11 @@ def take_report(
     match report["event"]:
         case "start":
             progress.update(task, total=report["total"], completed=report["done"])
+        case "there":
+            # They may be of another day, and of somebody else.
+            rows, commit = report["rows"], report["commit"][:10]
+            of = f"{report['since']} UTC, commit {commit}"
+            progress.console.print(f"{outcome.stem}: {rows} rows are there, of {of}")
         case "compiling":
             progress.update(task, now="compiling")
         case "compiled_in_part":

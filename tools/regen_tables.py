@@ -53,6 +53,8 @@ READS = {
     "--verify": {"generated"},
     "--again": {"generated", "time_limit"},
 }
+# These keep each row that they measured.
+MEASURES = ("measuring", "--slurm", "--verify", "--again")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         tree = same(results, RESULTS)
+        if results.exists() and not results.is_dir():
+            stop(f"--results {results}: is a file, not a folder")
         if action not in ("measuring", "--slurm") and not (tree or results.is_dir()):
             stop(f"--results {results}: no such folder")
         if action in ("--render", "--check") and not tree and "generated" not in given:
@@ -125,10 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         used = f"can't use {named}" if named else "can't write"
         stop(f"{used}: {error.strerror}")
     except KeyboardInterrupt:
-        stop(
-            "stopped; every finished configuration is kept, "
-            "run the same command to go on"
-        )
+        kept = "; every finished configuration is kept, run the same command to go on"
+        stop("stopped" + (kept if action in MEASURES else ""))
 
 
 def same(one: Path, other: Path) -> bool:
@@ -320,11 +322,11 @@ def verify(stem: str, results: Path, generated: Path | None = None) -> int:
     """
     need("torch", "fcntl")
     outcome = run_child(stem, results, "--verify")
-    agreed = "rows measured again agree, the record is verified"
-    print(f"{stem}: {outcome.message if outcome.code else agreed}")
-    if not outcome.code:
-        render_if_told(results, generated)
-    return outcome.code
+    if outcome.code:
+        stop(outcome.message.removeprefix("error: "), outcome.code)
+    print(f"{stem}: rows measured again agree, the record is verified")
+    render_if_told(results, generated)
+    return 0
 
 
 def measure_again(
@@ -334,10 +336,12 @@ def measure_again(
     need("torch", "fcntl")
     deadline = time.time() + time_limit * 60 if time_limit else 1e18
     outcome = measure_unsteady(stem, results, deadline)
+    if outcome.code:
+        stop(outcome.message.removeprefix("error: "), outcome.code)
     print(f"{stem}: {outcome.message}")
-    if not (outcome.code or outcome.skipped):
+    if not outcome.skipped:
         render_if_told(results, generated)
-    return outcome.code
+    return 0
 
 
 def conclude(
@@ -363,7 +367,7 @@ def conclude(
     elif quick and any(outcome.code != 2 for outcome in outcomes):
         quick_results = shlex.quote(str(results / "quick"))
         shown = f"--render --results {quick_results} --generated FOLDER"
-        print(f"reduced grid: its records stay apart; `{shown}` shows them")
+        print(f"reduced grid: its records stay apart; `{shown}` writes their tables")
     elif code != 2 and not quick:
         render_if_told(results, generated)
     return code
@@ -374,7 +378,8 @@ def render_if_told(results: Path, generated: Path | None) -> None:
     if generated or same(results, RESULTS):
         write_rendered(results, generated)
     else:
-        print(f"the records are in {results}; --render --generated FOLDER shows them")
+        shown = "--render --generated FOLDER writes their tables"
+        print(f"the records are in {results}; {shown}")
 
 
 def print_outcomes(outcomes: list[Outcome]) -> None:

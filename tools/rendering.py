@@ -13,10 +13,10 @@ from systems.records.files import write_whole
 MARK = "facts.yml"
 
 
-def stop(message: str) -> NoReturn:
-    """One line that says what is wrong, exit code 2."""
+def stop(message: str, code: int = 2) -> NoReturn:
+    """One line that says what is wrong, exit code 2 if none is given."""
     print(f"error: {message}", file=sys.stderr)
-    raise SystemExit(2)
+    raise SystemExit(code)
 
 
 def texts_in(generated: Path) -> dict[str, str]:
@@ -48,10 +48,11 @@ def write_rendered(results: Path, generated: Path | None = None) -> None:
     present = texts_in(folder)
     if generated and present and MARK not in present:
         stop(f"--generated {generated}: holds files that were not rendered")
+    # Before the seconds that rendering takes.
+    folder.mkdir(parents=True, exist_ok=True)
     wanted = rendered(results)
     changed = [name for name in wanted if wanted[name] != present.get(name)]
     extra = present.keys() - wanted.keys()
-    folder.mkdir(parents=True, exist_ok=True)
     # First what tells that the folder is ours: where this is killed, it is taken again.
     for name in sorted(changed, key=lambda name: name != MARK):
         try:

@@ -14,11 +14,16 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import nbformat
-from nbclient import NotebookClient
-from traitlets.config import Config
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from systems import need  # noqa: E402
+
+if __name__ == "__main__":
+    need("nbformat", "nbclient", "torch")
+
+import nbformat  # noqa: E402
+from nbclient import NotebookClient  # noqa: E402
+from traitlets.config import Config  # noqa: E402
 
 # The line above makes these importable from a plain source tree.
 from systems.records.files import write_whole  # noqa: E402

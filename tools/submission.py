@@ -27,7 +27,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 # The line above makes these importable from a plain source tree.
-from systems import ROOT  # noqa: E402
+from systems import ROOT, need  # noqa: E402
+
+if __name__ == "__main__":
+    need("msgspec")
+
 from systems.records.record import Record  # noqa: E402
 from systems.records.store import RecordError  # noqa: E402
 from tools.render.load import load, primary_gpu  # noqa: E402

@@ -41,7 +41,16 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from systems import need, run_as_command
+
+if __name__ == "__main__":
+    need("torch", "triton", "fcntl", "typer", "rich", "msgspec")
+
 import msgspec
+import torch
+import triton
 import typer
 from rich.console import Console
 from rich.progress import (
@@ -52,16 +61,6 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.table import Table
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from systems import need, run_as_command
-
-if __name__ == "__main__":
-    need("torch", "triton", "fcntl")
-
-import torch
-import triton
 
 from systems.attention.triton import tuned
 from systems.attention.triton.chooser import architecture
@@ -124,14 +123,14 @@ def main(
     gpu: Annotated[str, typer.Option(help=f"{', '.join(TARGETS)}.")] = "a100",
 ) -> None:
     """Time launch configurations on this GPU and write the fastest down."""
-    for value, known in (
-        *((x, tuple(DTYPES)) for x in arithmetic),
-        *((x, KERNELS) for x in kernel),
-        *((x, HEAD_DIMS) for x in d),
-        (gpu, tuple(TARGETS)),
+    for option, value, known in (
+        *(("--arithmetic", x, tuple(DTYPES)) for x in arithmetic),
+        *(("--kernel", x, KERNELS) for x in kernel),
+        *(("--d", x, HEAD_DIMS) for x in d),
+        ("--gpu", gpu, tuple(TARGETS)),
     ):
         if value not in known:
-            stop(f"{value} is none of {', '.join(map(str, known))}")
+            stop(f"{option} {value}: is none of {', '.join(map(str, known))}")
     for option, number in (("--heads", heads), ("--n", n), ("--minutes", minutes)):
         if not 0 < number < math.inf:
             stop(f"{option} must be above 0, not {number}")

@@ -59,12 +59,20 @@ def check(name: str, path: Path) -> None:
 
 def holes(source: str) -> Iterator[tuple[str, ast.stmt]]:
     """Each statement with a `...` to fill in, and the name that it gives a value."""
-    for name, node in statements(ast.parse(source)):
+    for name, node in statements(parsed(source)):
         assert isinstance(node, ast.Assign | ast.AugAssign | ast.Return)
         value = node.value
         parts = value.elts if isinstance(value, ast.Tuple) else [value]
         if any(isinstance(x, ast.Constant) and x.value is ... for x in parts):
             yield name, node
+
+
+def parsed(source: str) -> ast.Module:
+    """`Wrong` where it is no Python."""
+    try:
+        return ast.parse(source)
+    except SyntaxError as error:
+        raise Wrong(f"line {error.lineno} is no Python: {error.msg}") from None
 
 
 def statements(tree: ast.AST) -> Iterator[tuple[str, ast.stmt]]:

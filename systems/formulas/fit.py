@@ -11,11 +11,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
+from systems import need, run_as_command
+
+if __name__ == "__main__":
+    need("typer", "rich")
+
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from systems import run_as_command
 from systems.formulas.costs import BACKWARD_OVER_FORWARD, forward_flops
 from systems.formulas.gpus import GPUS, Gpu
 from systems.formulas.memory_costs import Pass, weight_bytes

@@ -96,7 +96,11 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
         pending = [config for group in missing for config in group]
         again = [asdict(config) for config in pending]
         record.rows = [row for row in record.rows if row.config not in again]
-        report(event="start", total=len(configs), done=len(configs) - len(pending))
+        done = len(configs) - len(pending)
+        report(event="start", total=len(configs), done=done)
+        if done:
+            commit = record.git.commit if record.git else "unknown"
+            report(event="there", rows=done, since=record.started_utc, commit=commit)
         if device.is_gpu:
             report(event="compiling")
             rehearse(name, grid, pending, deadline)

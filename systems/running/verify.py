@@ -101,16 +101,15 @@ def verify_stem(name: str, results: Path) -> int:
     if device is None:
         raise CannotStart(f"{name} {no_gpu()}")
     path = record_path(results, device, name, "full")
+    if not path.is_file():
+        raise CannotStart(
+            f"{path} does not exist: there is nothing to verify, measure it first"
+        )
     with exclusive(path), measuring():
         module = import_module(stem.module)
         machine.check_torch(device)
         limit_memory()
-        try:
-            record = store.read(path)
-        except FileNotFoundError:
-            raise CannotStart(
-                f"{path} does not exist: there is nothing to verify, measure it first"
-            ) from None
+        record = store.read(path)
         if record.edited:
             raise CannotStart(f"{path} was edited by hand: measure it again")
         attention = attention_in(record)

@@ -9,6 +9,7 @@ from systems.experiments import STEMS
 from systems.records import store
 from systems.running import limited, machine, measure, verify
 from systems.running.reports import CannotStart
+from systems.running.resuming import record_path
 from tests.factories import RESULTS, fake_stem_on, make_gpu, make_record
 from tools import regen_tables
 from tools.render import load
@@ -53,7 +54,10 @@ def test_rows_measured_again_have_no_more(of_40, monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "check_torch", lambda _: None)
     limits = []
     monkeypatch.setattr(verify, "limit_memory", lambda: limits.append("40 GiB"))
-    with pytest.raises(CannotStart, match="nothing to verify"):
+    path = record_path(tmp_path, machine.device_for(("cuda",)), "fake", "full")
+    path.parent.mkdir()
+    path.write_text("no record")
+    with pytest.raises(store.RecordError):
         verify.verify_stem("fake", tmp_path)
     assert limits
 

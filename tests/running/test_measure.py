@@ -57,7 +57,9 @@ def start(results: Path, **environment: str) -> subprocess.Popen[str]:
     # Byte by byte: what a buffer took beyond this line, `communicate` would not see.
     line = b""
     while not line.endswith(b"\n"):
-        line += os.read(child.stdout.fileno(), 1)
+        # Nothing comes from one that has ended.
+        line += (byte := os.read(child.stdout.fileno(), 1))
+        assert byte, f"it ended without a report: exit code {child.wait()}"
     assert json.loads(line)["event"] == "start"
     return child
 
@@ -188,7 +190,13 @@ def test_the_next_run_measures_only_what_is_missing(run, record_file, partial_fi
     record.rows = record.rows[:1:-1]
     store.write(record, partial_file)
     outcome = run()
-    assert outcome.events[0] == {"event": "start", "total": 6, "done": 4}
+    start, there = outcome.events[:2]
+    assert start == {"event": "start", "total": 6, "done": 4}
+    assert (there["event"], there["rows"], there["since"]) == (
+        "there",
+        4,
+        record.started_utc,
+    )
     assert outcome.measured == [6, 5]
     assert indices(record_file) == [6, 5, 4, 3, 2, 1] and not partial_file.exists()
 

@@ -147,6 +147,9 @@ def test_the_unsteady_rows_of_a_record_are_measured_again(monkeypatch, tmp_path)
 
     monkeypatch.setattr(measuring, "run_child", quieter)
     path = tmp_path / "nvidia-h200" / "warmup.json"
+    outcome = measure_unsteady("warmup", tmp_path, 1e18)
+    said = f"error: {path} does not exist: measure it first"
+    assert (outcome.message, outcome.code) == (said, 2)
     store.write(record, path)
     outcome = measure_unsteady("warmup", tmp_path, 1e18)
     assert (outcome.message, outcome.code) == ("no row is unsteady", 0)

@@ -180,7 +180,7 @@ def test_a_reduced_grid_is_neither_published_nor_rendered(tree):
     done = regen_tables(tree, "--quick", "--only", "fake", "--only", "gpu_only")
     assert done.returncode == 0
     shown = "--render --results docs/results/quick --generated FOLDER"
-    assert f"`{shown}` shows them" in done.stdout.replace(f"{tree}/", "")
+    assert f"`{shown}` writes their tables" in done.stdout.replace(f"{tree}/", "")
     # On a CPU the quick grid runs what the full one skips.
     assert sorted(contents(tree / "docs/results")) == [
         "quick/cpu/.gpu_only.json.lock",
@@ -233,8 +233,9 @@ def test_out_of_time_it_stops_and_the_next_run_goes_on(tree):
     done = len(store.read(partial).rows) if partial.exists() else 0
     assert done < 4
     log = tree / "log"
-    regen_tables(tree, "--only", "fake", FAKE_LOG=str(log), **slow)
+    second = regen_tables(tree, "--only", "fake", FAKE_LOG=str(log), **slow)
     assert len(log.read_text().splitlines()) == 4 - done
+    assert (f"fake: {done} rows are there, of 2" in second.stdout) == (done > 0)
 
 
 @pytest.mark.slow
@@ -253,9 +254,10 @@ def test_verify_makes_a_stale_record_verified(tree):
     table.write_text("as it was")
     done = regen_tables(tree, "--verify", "crash")
     message = "does not exist: there is nothing to verify"
-    assert done.returncode == 2 and message in done.stdout
+    assert done.returncode == 2 and message in done.stderr
     # What failed changes nothing.
     assert table.read_text() == "as it was"
+    assert not [*(tree / "docs/results").rglob(".crash*")]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tree, tmp_path):
@@ -263,7 +265,7 @@ def test_a_folder_that_cannot_be_written_is_named(tree, tmp_path):
     file.write_text("in the way")
     done = regen_tables(tree, "--only", "fake", "--quick", "--results", str(file))
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert f"error: can't write {file}" in done.stdout
+    assert f"error: --results {file}: is a file, not a folder" in done.stderr
     assert "its records stay" not in done.stdout
     assert file.read_text() == "in the way"
 
@@ -539,7 +541,8 @@ def test_a_folder_of_records_that_is_none_is_refused(rendered, tmp_path, action,
     (tmp_path / "file").touch()
     before, other = contents(tmp_path), tmp_path / name
     done = rendered(*action.split(), "--results", str(other))
-    message = f"error: --results {other}: no such folder\n"
+    said = {"typo": "no such folder", "file": "is a file, not a folder"}[name]
+    message = f"error: --results {other}: {said}\n"
     assert (done.code, done.out, done.err) == (2, "", message)
     assert contents(tmp_path) == before
 
@@ -619,7 +622,7 @@ def test_rendering_that_was_stopped_anywhere_is_taken_up_again(
     for count in (1, 3, 5):
         stop_at(count)
         done = rendered(*options, str(shown))
-        assert done.code == 2 and done.err.startswith("error: stopped")
+        assert done.code == 2 and done.err.strip().endswith("error: stopped")
         assert len(contents(shown)) == count
     monkeypatch.setattr(rendering, "write_whole", write)
     (shown / "of-another-day.md").touch()

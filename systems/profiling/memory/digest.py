@@ -9,9 +9,13 @@ from collections import Counter
 from pathlib import Path, PurePath
 from typing import Annotated, Any
 
+from systems import need, run_as_command
+
+if __name__ == "__main__":
+    need("typer", "msgspec")
+
 import typer
 
-from systems import run_as_command
 from systems.profiling.memory.snapshot import (
     CATEGORIES,
     Block,
