@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 from systems import ROOT
-from systems.benchmarking import graphs, phases, timing
+from systems.benchmarking import phases, timing
+from systems.benchmarking.graphs import as_graphs
 from systems.benchmarking.timing import Step
 from systems.benchmarking.workload import Workload
 from systems.model.sizes import SIZES, TABLE_1, VOCAB_SIZE
@@ -31,7 +32,6 @@ from systems.profiling.annotated_attention import causal_attention
 from systems.profiling.digest import on_the_gpu, timeline
 from systems.profiling.marks import LAYER, PARTS, STEP
 from systems.profiling.trace import Kernel
-from systems.records.outcome import Unsupported
 from systems.running.command import main, option, options_of
 
 PROTOCOL = {
@@ -145,19 +145,6 @@ def run(config: Config) -> dict[str, Any]:
 
 
 # --8<-- [end:run]
-
-
-def as_graphs(work: Workload, steps: int, device: str) -> dict[str, Any]:
-    """Samples in ms of each phase, its kernels launched as a CUDA graph; or why there
-    are none: what is profiled is another matter.
-    """
-    clear = work.model.zero_grad
-    try:
-        with graphs.captured(work.step, clear, device) as replay:
-            found = timing.measure(replay, warmup=1, repeats=steps, device=device)
-    except (Unsupported, torch.OutOfMemoryError) as error:
-        return {"no_graphs": str(error).splitlines()[0]}
-    return {f"graph_{n}": ms for n, ms in found.items() if n.endswith("_ms")}
 
 
 def gpu() -> str:

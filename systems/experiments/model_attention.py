@@ -3,7 +3,9 @@ in the model's slot.
 
 The step of `end_to_end` in bf16, with its protocol, for every size at context 1024 and
 for `small` on to 16384. The three attentions of a cell are measured in turns, so that
-all meet the same host; only one model is in memory at a time.
+all meet the same host; only one model is in memory at a time. Then each step is timed
+as CUDA graphs, which is what the GPU needs for it: where a host launches kernel by
+kernel, a faster attention only waits longer.
 
     python -m systems.experiments.model_attention --context 4096 --attention flash
 """
@@ -15,7 +17,9 @@ from typing import Any
 import torch
 
 from systems.benchmarking import timing
+from systems.benchmarking.graphs import as_graphs
 from systems.benchmarking.peers import what_ran
+from systems.benchmarking.workload import Workload
 from systems.experiments import end_to_end
 from systems.model.sizes import SIZES, TABLE_1
 from systems.records.outcome import Turns
@@ -24,7 +28,8 @@ from systems.running.command import main, option
 # The rows that differ in this field alone are measured in turns.
 IN_TURNS = "attention"
 PROTOCOL = end_to_end.PROTOCOL | {
-    "order": "the three attentions in turn, three rounds, each with a new model"
+    "order": "the three attentions in turn, three rounds, each with a new model",
+    "graph": "a CUDA graph of each phase of the step, after the turns",
 }
 ROUNDS = 3
 BATCH = 4
@@ -57,14 +62,14 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
-    """Samples in ms for each phase of a training step, peak memory in bytes, and what
-    attention ran. A turn has its share of the steps, after the warm-up steps.
+    """Samples in ms for each phase of a training step, as it is and as CUDA graphs,
+    peak memory in bytes, and what attention ran. A turn has its share of the steps,
+    after the warm-up steps.
     """
     c, shape, device = config, SIZES[config.size], timing.default_device()
-    metrics: dict[str, Any] = {}
+    given, metrics = ("step", "bf16", c.batch), dict[str, Any]()
     ends = [c.steps * i // ROUNDS for i in range(ROUNDS + 1)]
     for steps in (end - start for start, end in pairwise(ends) if end > start):
-        given = "step", "bf16", c.batch
         turn = end_to_end.Config(
             c.size,
             c.context,
@@ -80,6 +85,10 @@ def run(config: Config) -> Turns:
                 metrics[name] = max(value, metrics.get(name, 0))
         timing.give_back(device)
         yield
+    work = Workload(device, c.size, c.context, *given, attention=c.attention)
+    metrics |= as_graphs(work, c.steps, device)
+    del work
+    timing.give_back(device)
     heads = (c.batch, shape.num_heads, c.context, shape.d_model // shape.num_heads)
     # What attention gets under autocast.
     q = torch.empty(heads, dtype=torch.bfloat16, device=device, requires_grad=True)

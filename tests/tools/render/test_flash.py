@@ -177,11 +177,11 @@ def test_where_the_host_decides_is_told_and_a_loss_still_counts(bench, name):
             "none",
         )
         table = flash_benchmarking.fragments([bench])["table.md"]
-        assert (f"{both:.3f} (waits)" in table) == (told != "none")
+        assert (f" (in a row {both:.3f})" in table) == (told != "none")
         # Of a slow host nobody can tell whether it waits on another one.
         row.slowdown, row.own = 2.0, {"both": 0.0}
         table = flash_benchmarking.fragments([bench])["table.md"]
-        assert f"{both:.3f}† |" in table and "waits" not in table
+        assert f"{both:.3f}†" in table
         row.slowdown = 1.0
         assert facts["slower_than_plain_forward"] == "1"
         assert facts["compared_plain_forward"] == "1"
@@ -709,8 +709,8 @@ def test_one_pass_is_a_kernel_of_its_own(board):
     # 132 multiprocessors at 2 GHz: 4.96 µs.
     assert flash_leaderboard.facts(board)["over_floors"] == "402.8 (dK, dV and dQ)"
     # What multiplies nothing has no floor.
-    (line,) = (line for line in shown.splitlines() if line.startswith("| D |"))
-    assert line.startswith("| D | 0.200 |") and line.endswith("|  |")
+    (line,) = (line for line in shown.splitlines() if line.startswith("| δ |"))
+    assert line.startswith("| δ | 0.200 |") and line.endswith("|  |")
 
 
 def test_what_one_pass_adds_in_memory_is_a_limit_of_its_own(board):
@@ -807,10 +807,12 @@ def test_a_step_adds_its_phases_and_an_eager_one_may_have_no_memory():
     files = model_attention.fragments([measured])
     assert "| small | eager | 4096 | out of memory |" in files["steps.md"]
     assert (
-        "| small | ours (triton) | 4096 | 10.00 | 1.00 | 2.000 | 5.000 | 1,638,400 |  "
-        "| 3.0 |" in files["steps.md"]
+        "| small | ours (triton) | 4096 | 10.00 | 1.00 | 2.000 | 5.000 |  | 1,638,400 |"
+        "  | 3.0 |" in files["steps.md"]
     )
-    line = "| small | 4096 | out of memory | 15.00 | 10.00 |  | out of memory | 3.0 |"
+    line = (
+        "| small | 4096 | out of memory | 15.00 | 10.00 |  |  | out of memory | 3.0 |"
+    )
     assert line in files["table.md"]
     reached = "our attention reaches context 4,096 with 3.0\N{NO-BREAK SPACE}GiB"
     assert reached in files["figure.md"] and "eager reaches" not in files["figure.md"]
@@ -831,6 +833,27 @@ def test_a_step_adds_its_phases_and_an_eager_one_may_have_no_memory():
         shown["figure.md"].count("--md-default-bg-color") for shown in (files, unsteady)
     ]
     assert drawn[0] < drawn[1]
+
+
+def test_as_graphs_a_step_is_compared_where_all_were_timed_so():
+    rows = [
+        ("eager", 20.0, [8.0, 8.0], [4.0, 4.0]),
+        ("flash", 20.0, [3.0, 3.0], [3.0, 3.0]),
+    ]
+    found = []
+    for name, wall, forward, backward in rows:
+        config = {"size": "small", "context": 1024, "attention": name, "batch": 4}
+        metrics = {"forward_ms": [wall], "backward_ms": [wall]}
+        metrics |= {"graph_forward_ms": forward, "graph_backward_ms": backward}
+        metrics |= {"peak_allocated_bytes": 2**30, "ran": "triton"}
+        found.append(Row(config, "ok", metrics))
+    measured = record("model_attention", *found)
+    files = model_attention.fragments([measured])
+    assert (
+        "| small | 1024 | 40.00 | not measured | 40.00 | 1.00 | 2.00 |"
+        in (files["table.md"])
+    )
+    assert model_attention.facts(measured)["graphs_small_1024"] == "2.00"
 
 
 def test_the_memory_of_a_step_is_predicted_without_a_record():

@@ -36,6 +36,7 @@ from tools.render.rows import (
     span,
     steady,
 )
+from tools.render.stems.kernel_profile.rows import graphs_ms
 
 NAMES = {"eager": "eager", "sdpa": "SDPA", "flash": "ours"}
 PEAK = "peak_allocated_bytes"
@@ -53,6 +54,11 @@ def beside(record: Record | None, c: Cell, attention: str) -> Cell:
 def gain(record: Record | None, c: Cell, over: str = "eager") -> float:
     """Time of a step with another attention over this one's."""
     return beside(record, c, over).ms() / c.ms()
+
+
+def gain_as_graphs(record: Record | None, c: Cell, over: str = "eager") -> float:
+    """The same of steps that one call launches: no host makes them longer."""
+    return graphs_ms(beside(record, c, over)) / graphs_ms(c)
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
@@ -79,6 +85,9 @@ def cells_table(record: Record) -> str:
     def over(c: Cell) -> Any:
         return gain(record, beside(record, c, "flash")) or ""
 
+    def as_graphs(c: Cell) -> Any:
+        return gain_as_graphs(record, beside(record, c, "flash")) or ""
+
     def kept(c: Cell, attention: str) -> str:
         return say(beside(record, c, attention).get(PEAK), gib)
 
@@ -89,6 +98,7 @@ def cells_table(record: Record) -> str:
         "context",
         *((f"{name}, ms", partial(step, attention=a)) for a, name in NAMES.items()),
         ("eager / ours", over, "{:.2f}"),
+        ("as CUDA graphs", as_graphs, "{:.2f}"),
         *((f"{NAMES[a]}, GiB", partial(kept, attention=a)) for a in ("eager", "flash")),
     )
 
@@ -103,6 +113,7 @@ def steps_table(record: Record) -> str:
         ("spread", lambda c: c.spread, "{:.2f}"),
         ("forward, ms", lambda c: c.ms("forward"), milliseconds),
         ("backward, ms", lambda c: c.ms("backward"), milliseconds),
+        ("as graphs, ms", lambda c: graphs_ms(c) or "", milliseconds),
         ("tokens/s", tokens_per_second, "{:,.0f}"),
         ("eager / this", lambda c: gain(record, c), "{:.2f}"),
         ("peak GiB", lambda c: c.get(PEAK), gib),
@@ -244,7 +255,10 @@ def facts(record: Record | None) -> dict[str, str]:
     ratios = [sdpa.ms() / c.ms() for sdpa, c in pairs]
     lost = [c.missing for c in cells(record, attention="flash") if not c]
     doubtful = counted(isinstance(ratio, Unsteady) for ratio in ratios)
+    of_small = cell(record, size="small", context=1024, attention="flash")
+    as_graphs = gain_as_graphs(record, of_small)
     return found | {
+        "graphs_small_1024": say(as_graphs or MISSING, "{:.2f}"),
         "sdpa_over_ours": span([*steady(ratios), *lost]),
         "unsteady": say(doubtful if pairs else MISSING),
     }
