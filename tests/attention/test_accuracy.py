@@ -320,7 +320,8 @@ def test_limbs_are_the_nearest_to_what_is_left(limbs, device):
         torch.empty(limbs, 512, device=device),
         torch.empty(512, device=device),
     )
-    limbs_kernel[(1,)](x, found, whole, n=512, LIMBS=limbs, enable_fp_fusion=True)  # pyright: ignore
+    options = {"LIMBS": limbs, "enable_fp_fusion": True}
+    limbs_kernel[(1,)](x, found, whole, n=512, **options)  # pyright: ignore
     left = x
     for limb in found:
         assert torch.equal(limb, left.bfloat16().float())
@@ -469,7 +470,8 @@ def test_rounding_is_to_the_nearest(dtype, device):
         [1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 2 - 2**-9, 0.5, -3.0, 1.0, 65000.0]
     )
     y = torch.empty(512, dtype=dtype, device=device)
-    narrow_kernel[(1,)](x, y, n=512, enable_fp_fusion=True)  # pyright: ignore[reportArgumentType]
+    launch = narrow_kernel[(1,)]
+    launch(x, y, n=512, enable_fp_fusion=True)  # pyright: ignore[reportArgumentType]
     assert torch.equal(y, x.to(dtype))
 
 

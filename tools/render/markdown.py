@@ -324,13 +324,23 @@ def provenance(record: Record, shown: str = "") -> str:
 def of_host(record: Record) -> list[str]:
     """What else the host did: it bears on whatever the host decides."""
     probes = [probe for row in record.rows for probe in row.host]
-    others = [p.other_threads for p in probes if p.other_threads is not None]
-    usual = statistics.median(others) if others else 0
     told = {
-        f"others ran {usual:.0f} threads on this host": usual >= 2,
+        f"others ran {others(record):.0f} threads on this host": beside_others(record),
         "on battery": any(probe.on_battery for probe in probes),
     }
     return [text for text, holds in told.items() if holds]
+
+
+def others(record: Record) -> float:
+    """How many threads of others usually ran on its host."""
+    probes = (probe.other_threads for row in record.rows for probe in row.host)
+    seen = [threads for threads in probes if threads is not None]
+    return statistics.median(seen) if seen else 0
+
+
+def beside_others(record: Record) -> bool:
+    """Whether others computed on its host nearly all the time."""
+    return others(record) >= 2
 
 
 # Where method.md defines it.

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.load import Found, is_fresh, primary_gpu
-from tools.render.markdown import NOT_MEASURED, bold, table
+from tools.render.markdown import NOT_MEASURED, beside_others, bold, table
 
 # The time of a row is from before its set-up to after its last sample; starting a
 # process is not in it.
@@ -21,7 +21,7 @@ def seconds(record: Record) -> float:
 def fragments(found: Found) -> dict[str, str]:
     """A row for each experiment and a column for each GPU, the primary one first; the
     sums are the last row. What an older version of the code took is told and not
-    summed.
+    summed, nor what was measured while others computed on the host.
     """
     records = {
         (record.device.slug, stem): record
@@ -51,15 +51,20 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def todays(records: Iterable[Record]) -> float:
-    """Seconds of those that the code of the tree measured."""
-    return sum(seconds(record) for record in records if is_fresh(record))
+    """Seconds of those that the code of the tree measured, by itself."""
+    return sum(
+        seconds(record)
+        for record in records
+        if is_fresh(record) and not beside_others(record)
+    )
 
 
 def told(record: Record | None) -> str:
     if record is None:
         return NOT_MEASURED
-    time = minutes(seconds(record))
-    return time if is_fresh(record) else f"older code: {time}"
+    old = "" if is_fresh(record) else "older code: "
+    busy = ", beside others" if beside_others(record) else ""
+    return f"{old}{minutes(seconds(record))}{busy}"
 
 
 def minutes(time: float) -> str:

@@ -98,9 +98,9 @@ def roles() -> str:
         ("One group of warps, copies ahead", "A producer and two consumers"),
         (without, with_roles),
         f"One group of warps leaves tensor cores and exponentials idle in turn and "
-        f"finishes {counts[0]} tiles. Two groups out of step keep both units busy and "
-        f"finish {counts[1]}.",
-        "Two groups out of step keep both units busy.",
+        f"finishes {counts[0]} tiles. Two groups out of step can keep both units busy, "
+        f"and finish {counts[1]}.",
+        "Two groups out of step can keep both units busy.",
         "One SM. Blue and grey: two groups with 64 queries each; green: copies for "
         "both. Lengths of products and exponentials follow from the rates, those of "
         "copies do not.",

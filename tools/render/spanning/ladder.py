@@ -41,6 +41,7 @@ from tools.render.stems.flash_ablation import (
     Step,
     gain,
 )
+from tools.render.stems.flash_ablation import ms as fastest_ms
 from tools.render.stems.flash_leaderboard import FLOOR, SHAPE, limits_ms, rates_of
 from tools.render.stems.flash_peers.rows import TEST
 
@@ -92,7 +93,7 @@ def ms(record: Record | None, step: str) -> float:
     """Where the kernels for Hopper don't run, their step repeats the one before."""
     c = cell(record, step=step)
     repeats = c and step in PATH_OF_HOPPER and c["ran"] != "hopper"
-    return MISSING if repeats else c.ms("time")
+    return MISSING if repeats else fastest_ms(record, step)
 
 
 def landmarks(found: Found, record: Record | None, name: str) -> tuple[float, float]:
@@ -251,9 +252,23 @@ def reasons(record: Record | None, steps: Mapping[str, Step]) -> str:
     return "\n".join(items) + "\n" if items else "Not measured yet.\n"
 
 
+def saved(gained: float, predicted: float) -> float:
+    """Of the time that a step should save, the share that it saves."""
+    return (1 - 1 / gained) / (1 - 1 / predicted)
+
+
 def falls_short(gained: float, predicted: float) -> bool:
-    """Of a gain, less than half came."""
-    return predicted > 1.02 and gained < (1 + predicted) / 2
+    """Less than half of that."""
+    return predicted > 1.02 and saved(gained, predicted) < 0.5
+
+
+def in_words(gained: float, predicted: float) -> str:
+    """What stands where a step falls short."""
+    if gained < 1.02:
+        return "**It gains nothing.**"
+    return (
+        f"**It saves {percent(saved(gained, predicted))} of the time that it should.**"
+    )
 
 
 def evidence(
@@ -272,7 +287,7 @@ def evidence(
         )
     if a.registers is None or b.registers is None:
         if falls_short(gained, predicted):
-            told.append(f"**It gains less than half of that.** {short or UNKNOWN}")
+            told.append(f"{in_words(gained, predicted)} {short or UNKNOWN}")
         return told
     fewer = b.warps_on_sm < a.warps_on_sm
     limit = REGISTERS // (a.programs * b.warps * LANES)
@@ -297,13 +312,13 @@ def evidence(
     elif gained < 0.98:
         told.append(f"**It loses.** {UNKNOWN}")
     elif falls_short(gained, predicted):
-        little = "nothing" if gained < 1.02 else "less than half of that"
-        told.append(
-            f"**It gains {little}.** The likely cause: what the loop saves is lost "
-            "again, since fewer warps are left to hide each other's waits."
-            if fewer
-            else f"**It gains {little}.** {short or UNKNOWN}"
-        )
+        why = short or UNKNOWN
+        if fewer:
+            why = (
+                "The likely cause: what the loop saves is lost again, since fewer "
+                "warps are left to hide each other's waits."
+            )
+        told.append(f"{in_words(gained, predicted)} {why}")
     elif gained > 1.2 * predicted and b.warps_on_sm > a.warps_on_sm:
         told.append(
             "It gains more than predicted. Likely it gains twice: by what it saves, "

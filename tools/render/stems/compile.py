@@ -3,6 +3,7 @@ many steps pay for compiling.
 """
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -442,13 +443,21 @@ def facts(record: Record | None) -> dict[str, str]:
     "measured.",
 )
 def compiling_gains(record: Record) -> Judgement:
-    # Unsteady ones too: such a step may be the slower one.
-    compiled = [c for c in grid(record, "compiled") if speedup(record, c)]
-    found = [speedup(record, c) for c in compiled]
-    numbers = f"Eager time over compiled time of a step: {span(found)}"
-    if torn := sum(doubtful(record, c) for c in compiled):
-        numbers += f", {torn} of {len(found)} unsteady"
-    return found and (min(found) > 1, f"{numbers}.")
+    found = known(speedup(record, c) for c in grid(record, "compiled"))
+    certain = steady(found)
+    torn = [float(ratio) for ratio in found if isinstance(ratio, Unsteady)]
+    if certain and torn and min(torn) > 1:
+        # They decide nothing, and are not told as numbers.
+        numbers = f"{span(certain)} in {in_words_of(certain, 'steady')}, and above 1"
+        numbers += f" in {in_words_of(torn, 'unsteady')}, too"
+    else:
+        numbers = span(found)
+    numbers = f"Eager time over compiled time of a step: {numbers}."
+    return found and (min(found) > 1, numbers)
+
+
+def in_words_of(found: Sequence[float], kind: str) -> str:
+    return f"{len(found)} {kind} case{'s' if len(found) > 1 else ''}"
 
 
 @claim(

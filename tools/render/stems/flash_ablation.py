@@ -1,11 +1,12 @@
 """The steps of `flash_ablation`, and what its launchers' choices gained."""
 
+from statistics import median
 from typing import NamedTuple
 
 from systems.records.record import Record
 from tools.render.load import constant
 from tools.render.markdown import per_device, percent, table
-from tools.render.rows import cell, faster, say
+from tools.render.rows import MISSING, cell, say
 
 # What launches the steps' kernels, but not what times them.
 ABLATION = "systems.experiments.flash_ablation"
@@ -21,8 +22,8 @@ LAUNCHERS = (
 class Step(NamedTuple):
     """A step's short name, for figures and tables; why it should gain; and by what
     factor, written down before this experiment ran and kept as it is. Those of the path
-    for Hopper knew earlier trials. `short`: what is in the way, where it gains less
-    than half of that.
+    for Hopper knew earlier trials. `short`: what is in the way, where it saves less
+    than half of the time that it should.
 
     What it did gain, and what the compiler made of it, follows from the records.
     """
@@ -59,7 +60,8 @@ FORWARD = {
     "exp2": Step(
         "exp2 instead of exp",
         "The GPU has an instruction for exp2 and none for exp, which is built from it "
-        "with a product and a check for tiny numbers.",
+        "with a product and a check for tiny numbers. And scaling a score and taking "
+        "the maximum away become one multiply-add.",
         "1.05: a multiplication less for each score",
     ),
     "pipeline": Step(
@@ -107,8 +109,8 @@ BACKWARD = {
         "Five products for each tile, and many programs add to one dQ by atomics, in "
         "an order that changes from run to run.",
         "1.4: five products instead of seven",
-        "What leaving out two products saves is mostly lost again: for each tile of "
-        "keys a tile of dQ goes to memory.",
+        "The rest of what two products take is lost again: for each tile of keys a "
+        "tile of dQ goes to memory.",
     ),
     "plain_backward": Step(
         "two passes, any shape",
@@ -156,6 +158,8 @@ TOLD = [
         ("1.1: else each program splits all keys", "1.2: the same, for more products"),
     ),
 ]
+# So many calls at its end say how long a step takes once it has gone on for a while.
+LAST = 5
 PATH_OF_HOPPER: tuple[str, ...] = constant("flash_ablation", "HOPPER_STEPS")
 
 
@@ -172,17 +176,29 @@ def told(record: Record) -> str:
     for without, with_it, case, predictions in TOLD:
         for of, predicted in zip(("forward", "backward"), predictions, strict=True):
             pair = [f"{how}_{of}" for how in (without, with_it)]
-            times = [cell(record, step=step).ms("time") for step in pair]
             if cell(record, step=pair[0]).row:
-                shown = (f"{time:.3f}" for time in times)
+                shown = (f"{ms(record, step):.3f}" for step in pair)
                 rows.append([case, of, predicted, *shown, f"{gain(record, *pair):.2f}"])
     header = ["what", "pass", "predicted gain", "without, ms", "with, ms", "gain"]
     return table(header, rows, left=3)
 
 
+def ms(record: Record | None, step: str) -> float:
+    """Of its fastest call. Each step begins at the same clock, which the power limit
+    lowers in some of them while they are timed: medians would compare clocks.
+    """
+    return cell(record, step=step).summary("time").min
+
+
+def slowed(record: Record | None, step: str) -> float:
+    """How many times as long as the fastest call those took that ended the step."""
+    samples = cell(record, step=step).samples("time")
+    return median(samples[-LAST:]) / min(samples) if samples else MISSING
+
+
 def gain(record: Record | None, before: str, after: str) -> float:
     """Time of one step over that of another."""
-    return faster(cell(record, step=before), cell(record, step=after), "time")
+    return ms(record, before) / ms(record, after)
 
 
 def facts(record: Record | None) -> dict[str, str]:
@@ -196,9 +212,18 @@ def facts(record: Record | None) -> dict[str, str]:
         "plain_over_first": ("first_backward", "plain_backward"),
     }
     plain = say(gain(record, "tiles", "plain_forward"), "{:.1f}")
+    drifts = {step: slowed(record, step) for step in STEPS}
+    worst = max(drifts, key=lambda step: drifts[step] or 0.0)
     gains = {name: say(gain(record, *pair), "{:.2f}") for name, pair in pairs.items()}
     keep = say(gain(record, *pairs["atomic_over_first"]), atomics_keep)
-    return {"plain_gain": plain, "atomics_keep": keep, **gains}
+    return {
+        "plain_gain": plain,
+        "atomics_keep": keep,
+        "slowed_step": STEPS[worst].name,
+        "slowed_first": say(ms(record, worst), "{:.2f} ms"),
+        "slowed_last": say(drifts[worst] * ms(record, worst), "{:.2f} ms"),
+        **gains,
+    }
 
 
 def atomics_keep(gained: float) -> str:

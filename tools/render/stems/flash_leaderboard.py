@@ -49,7 +49,7 @@ NAMES = {
 # computes D.
 ROLES = {
     "forward": "forward",
-    "delta": "D",
+    "delta": "δ",
     "one_pass": "dK, dV and dQ",
     "dkdv": "dK and dV",
     "dq": "dQ",

@@ -171,7 +171,7 @@ def facts(record: Record | None) -> dict[str, str]:
     """Two corners of the table, the extremes, and TF32 at context 512."""
     ratios: dict[str, float] = {}
     shares: dict[str, float] = {}
-    for place in (("small", 128), ("2.7B", 512)):
+    for place in (("medium", 128), ("2.7B", 512)):
         key = f"{place[0].replace('.', '_')}_{place[1]}"
         for phase in PASSES:
             ratios[f"gain_{phase}_{key}"] = speedup(record, place, phase)

@@ -19,7 +19,6 @@ from tools.render.markdown import (
 from tools.render.rows import (
     MISSING,
     Cell,
-    Unsteady,
     cell,
     cells,
     data_sheet,
@@ -90,7 +89,8 @@ CAPTIONS = {
     "passes.md": "Each pass at every shape: times, the rate that ours reaches, memory.",
     "table.md": (
         "FlashAttention and plain PyTorch at every shape: forward, backward, and the "
-        "two together."
+        "two together. Where the GPU waited between the two: the sum of their fastest "
+        "calls, and in brackets what both took in a row."
     ),
 }
 
@@ -122,14 +122,17 @@ def moves_table() -> str:
 
 
 def time(record: Record, name: str, of: str, head: str) -> tuple[Any, ...]:
-    """A column: the median time of a pass of an implementation at a shape; with a word
-    where it waits for a host that is not slow.
+    """A column: the median time of a pass of an implementation at a shape. Where the
+    GPU waited for the host between both passes, what it needs for them, and what was
+    measured in a row.
     """
 
     def read(shape: Shape) -> Any:
         c = at(record, name, *shape)
-        late = of == "both" and waits(c) and not isinstance(c.ms(of), Unsteady)
-        return f"{milliseconds(c.ms(of))} (waits)" if late else c.ms(of)
+        if of != "both" or not waits(c):
+            return c.ms(of)
+        needed = milliseconds(gpu_ms(c, of))
+        return f"{needed} (in a row {milliseconds(c.ms(of))})"
 
     return head, read, milliseconds
 

@@ -322,6 +322,12 @@ def facts(record: Record | None) -> dict[str, str]:
         found[f"{of}_over_sdpa"] = say(call_ratio(record, c), "{:.2f}")
     test = cell(record, implementation="ours", **TEST)
     errors = most(error_ratios(record, ours["bf16"]))
+    for of in ("forward", "backward"):
+        plain = ratio(record, test, of, "ours_triton")
+        found[f"test_{of}_over_any"] = say(1 / plain, "{:.2f}")
+    for name in ("ours", "fa4_ordered", "fa4"):
+        took = beside(record, test, name).ms("backward")
+        found[f"test_backward_{name}"] = say(took, "{:.2f} ms")
     return found | {
         "shapes": say(len(ours["bf16"]) or MISSING),
         "over_flash": span(ratios(record, ours["bf16"], "both", "sdpa_flash")),
