@@ -177,7 +177,7 @@ def test_where_the_host_decides_is_told_and_a_loss_still_counts(bench, name):
             "none",
         )
         table = flash_benchmarking.fragments([bench])["table.md"]
-        assert (f" (in a row {both:.3f})" in table) == (told != "none")
+        assert (f" ({both:.3f}) |" in table) == (told != "none")
         # Of a slow host nobody can tell whether it waits on another one.
         row.slowdown, row.own = 2.0, {"both": 0.0}
         table = flash_benchmarking.fragments([bench])["table.md"]

@@ -89,7 +89,7 @@ CAPTIONS = {
     "passes.md": "Each pass at every shape: times, the rate that ours reaches, memory.",
     "table.md": (
         "FlashAttention and plain PyTorch at every shape: forward, backward, and the "
-        "two together. Where the GPU waited between the two: the sum of their fastest "
+        "two together. Where the GPU waits between the two: the sum of their fastest "
         "calls, and in brackets what both took in a row."
     ),
 }
@@ -132,7 +132,7 @@ def time(record: Record, name: str, of: str, head: str) -> tuple[Any, ...]:
         if of != "both" or not waits(c):
             return c.ms(of)
         needed = milliseconds(gpu_ms(c, of))
-        return f"{needed} (in a row {milliseconds(c.ms(of))})"
+        return f"{needed} ({milliseconds(c.ms(of))})"
 
     return head, read, milliseconds
 
