@@ -365,8 +365,9 @@ def test_rows_of_two_gpu_models_never_meet(tree):
     assert store.read(tree.results / "gpu-1/fake.json").device.name == "GPU 1"
     first = store.read(tree.results / "gpu-0/fake.partial.json")
     assert first.device.name == "GPU 0" and 2 <= len(first.rows) < 8
-    # The second measured all rows, those of the first too.
-    assert Counter(tree.measured())[8] == 2
+    # The second measured all rows, those of the first too; again, if others made the
+    # host slow meanwhile.
+    assert Counter(tree.measured())[8] >= 2
 
 
 @pytest.fixture
@@ -539,7 +540,7 @@ def test_a_folder_that_cannot_be_written_is_a_line(tree, tmp_path):
     done = tree.run("--results", str(tmp_path / "file"))
     assert (done.returncode, done.stderr) == (
         2,
-        f"error: can't use {tmp_path / 'file'}: File exists\n",
+        f"error: --results {tmp_path / 'file'}: is a file, not a folder\n",
     )
     # Seen here, but not by the node: it is gone when the job starts.
     tree.cluster("scontrol", "update", "nodename=node1", "state=drain", "reason=test")

@@ -132,7 +132,7 @@ def time(record: Record, name: str, of: str, head: str) -> tuple[Any, ...]:
         if of != "both" or not waits(c):
             return c.ms(of)
         needed = milliseconds(gpu_ms(c, of))
-        return f"{needed} ({milliseconds(c.ms(of))})"
+        return f"{needed} ({c.ms(of):.2f})"
 
     return head, read, milliseconds
 
