@@ -20,7 +20,7 @@ from systems.records.host import Probe
 from systems.records.neighbours import NOTE
 from systems.records.outcome import as_reason, turns_of
 from systems.records.record import Record, Row
-from systems.running import machine
+from systems.running import machine, profilers
 from systems.running.command import options_of
 from systems.running.host import probe
 
@@ -136,4 +136,5 @@ def look_at_host(device: Device, module: Any) -> list[Probe]:
         return []
     # Where rows have processes of their own, this one holds nothing on the GPU.
     in_process = not getattr(module, "FRESH_PROCESS", False)
+    profilers.wait_until_gone()
     return [probe(launches=device.is_gpu and in_process)]
