@@ -136,5 +136,5 @@ def look_at_host(device: Device, module: Any) -> list[Probe]:
         return []
     # Where rows have processes of their own, this one holds nothing on the GPU.
     in_process = not getattr(module, "FRESH_PROCESS", False)
-    profilers.wait_until_gone()
+    profilers.let_go()
     return [probe(launches=device.is_gpu and in_process)]

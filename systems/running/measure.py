@@ -25,7 +25,7 @@ from systems.records import store
 from systems.records.device import Device, no_gpu
 from systems.records.neighbours import measuring
 from systems.records.store import RecordError
-from systems.running import machine, profilers
+from systems.running import machine
 from systems.running.again import Again
 from systems.running.caches import compiled_folder, unwritable
 from systems.running.cores import quick_cores
@@ -151,7 +151,6 @@ def imported(stem: Stem, device: Device) -> Any:
     module = import_module(stem.module)
     machine.check_torch(device)
     if device.is_gpu:
-        profilers.told_to_leave()
         limit_memory()
         # Else imported by the first row that compiles, or steps an optimizer.
         import_module("torch._inductor.compile_fx")

@@ -1,41 +1,42 @@
 """A profiler that has stopped goes on making launches longer: PyTorch leaves CUPTI, the
 library that watches the GPU, attached to the process (its issue 144455). What is timed
-after that is timed beside it, unless it is told to leave.
+next would be timed beside it.
 """
 
 import os
 import sys
 import time
 
-LEAVE = "TEARDOWN_CUPTI"
+# Whatever starts a profiler imports this.
 PROFILES = "systems.profiling.torch_trace"
-# Before that CUPTI and CUDA graphs did not go together once it had left.
-SINCE_CUDA = (12, 6)
-# It leaves during one of the process's next calls of CUDA, from a thread of its own.
+# CUPTI leaves when a profile ends under this, where CUDA is as new: before, it and CUDA
+# graphs did not go together afterwards.
+LEAVE, SINCE_CUDA = "TEARDOWN_CUPTI", (12, 6)
+# It goes during one of the process's next calls of CUDA, from a thread of its own. A
+# profile that begins before then loses kernels.
 CALLS, PAUSE = 10, 0.005
 
 
-def told_to_leave() -> bool:
-    """Whether profilers of this process leave when they stop; said here, unless the
-    environment says otherwise.
-    """
-    import torch
-
-    cuda = torch.version.cuda
-    if cuda and tuple(int(part) for part in cuda.split(".")[:2]) >= SINCE_CUDA:
-        os.environ.setdefault(LEAVE, "1")
-    return os.environ.get(LEAVE) == "1"
-
-
-def wait_until_gone() -> None:
-    """Give a profiler that has stopped the calls during which it leaves, where what
-    starts one was imported.
-    """
-    if PROFILES not in sys.modules or os.environ.get(LEAVE) != "1":
+def let_go() -> None:
+    """Detach from this process what a profiler left attached."""
+    if PROFILES not in sys.modules:
         return
     import torch
 
-    if torch.cuda.is_initialized():
-        for _ in range(CALLS):
-            torch.cuda.synchronize()
-            time.sleep(PAUSE)
+    from systems.profiling.torch_trace import watched
+
+    cuda = tuple(int(part) for part in (torch.version.cuda or "0").split(".")[:2])
+    if cuda < SINCE_CUDA or not torch.cuda.is_initialized():
+        return
+    kept = os.environ.get(LEAVE)
+    os.environ[LEAVE] = "1"
+    try:
+        # The last profile ended otherwise: end one of nothing.
+        watched(lambda: None, "cuda")
+    finally:
+        os.environ.pop(LEAVE)
+        if kept is not None:
+            os.environ[LEAVE] = kept
+    for _ in range(CALLS):
+        torch.cuda.synchronize()
+        time.sleep(PAUSE)

@@ -1,0 +1,74 @@
+"""What a profiler leaves attached to a process is detached between rows."""
+
+import os
+import sys
+
+import pytest
+import torch
+
+from systems.profiling import torch_trace
+from systems.running import groups, host, profilers
+from systems.running.profilers import LEAVE, let_go
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """What each profile ended under, on a GPU that is pretended."""
+    found = []
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: found.append("call"))
+    monkeypatch.setattr(profilers, "PAUSE", 0)
+    monkeypatch.setattr(
+        torch_trace, "watched", lambda work, device: found.append(os.environ[LEAVE])
+    )
+    return found
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_a_profile_ends_that_detaches_and_the_environment_is_as_before(
+    ended, monkeypatch, before
+):
+    monkeypatch.delenv(LEAVE, raising=False)
+    if before is not None:
+        monkeypatch.setenv(LEAVE, before)
+    let_go()
+    assert ended == ["1", *["call"] * profilers.CALLS]
+    assert os.environ.get(LEAVE) == before
+
+
+def test_nothing_is_detached_where_no_profiler_ran_or_cuda_is_older(ended, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "12.4")
+    let_go()
+    monkeypatch.setattr(torch.version, "cuda", None)
+    let_go()
+    monkeypatch.setattr(torch.version, "cuda", "12.6")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    let_go()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.delitem(sys.modules, profilers.PROFILES)
+    let_go()
+    assert ended == []
+
+
+def test_the_host_is_looked_at_without_a_profiler(monkeypatch):
+    order = []
+    monkeypatch.setattr(profilers, "let_go", lambda: order.append("let go"))
+    monkeypatch.setattr(groups, "probe", lambda launches: order.append("probe"))
+    groups.look_at_host(groups.Device(name="a", slug="a"), object())
+    assert order == ["let go", "probe"]
+
+
+@pytest.mark.gpu
+def test_launches_after_a_profile_take_as_long_as_before():
+    def least() -> float:
+        return min(host.issued_ms(host.additions) or 0 for _ in range(5))
+
+    before = least()
+    torch_trace.profiled(lambda: torch.ones(1, device="cuda") + 1, "cuda")
+    attached = least()
+    let_go()
+    assert least() < 0.5 * (before + attached)
+    # And kernels are seen again.
+    _, kernels = torch_trace.profiled(lambda: torch.ones(9, device="cuda") + 1, "cuda")
+    assert len(kernels) == 2
