@@ -6,15 +6,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from systems.records import store
 from systems.records.host import SLOW, Probe, Quiet, quietest, slowdown, usual
 from systems.records.own_times import (
+    OF_THE_HOST,
     by_events,
     launched_in_a_loop,
     own_times,
     settled,
+    times_of,
     unsteady,
 )
 from systems.records.record import Record, Row
@@ -28,6 +31,9 @@ TIMES_AGAIN, SECONDS_AGAIN, SHARE_AGAIN = 2, 60.0, 0.1
 # And where measuring again is all that was asked for: of hosts that are now fast and
 # now slow, many a row needs its fourth or fifth try.
 TIMES_LATER = 8
+# Rows that took so much longer than those before had a slower host, whatever its probes
+# saw: the GPU's clock changes less.
+LONGER = 1.03
 # How long a quiet moment is waited for before each, in seconds: in a run, and where
 # measuring again is all that was asked for.
 PATIENCE, PATIENCE_LATER, PAUSE = 5.0, 60.0, 0.2
@@ -170,20 +176,32 @@ def quiet_moment(
 
 def keep_quieter(record: Record, rows: list[Row], quiet: Quiet) -> None:
     """Put the rows of a group in the place of those there, where they ended as those
-    did and the host was quieter. What both took counts.
+    did, the host was quieter by its probes, and they took no longer: what a host adds
+    it never takes away. What both took counts.
     """
     there = [old for row in rows if (old := record.row(row.config))]
     worst, before = (unrest(record, each, quiet) for each in (rows, there))
     ended_alike = all(
         row.status == old.status for row, old in zip(rows, there, strict=True)
     )
-    kept, others = (rows, there) if ended_alike and worst < before else (there, rows)
+    better = ended_alike and worst < before and took(rows) <= LONGER * took(there)
+    kept, others = (rows, there) if better else (there, rows)
     for row, other in zip(kept, others, strict=True):
         row.seconds = round((row.seconds or 0) + (other.seconds or 0), 3)
     record.rows = [
         next((new for new in kept if new.config == row.config), row)
         for row in record.rows
     ]
+
+
+def took(rows: list[Row]) -> float:
+    """The sum of the medians of all that a host can have lengthened, in ms."""
+    return sum(
+        median(samples)
+        for row in rows
+        for name, samples in times_of(row.metrics).items()
+        if not OF_THE_HOST.fullmatch(name)
+    )
 
 
 def unrest(record: Record, rows: list[Row], quiet: Quiet) -> tuple[bool, float]:

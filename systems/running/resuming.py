@@ -25,6 +25,7 @@ from systems.running.software import (
     hash_of,
     kernels_on,
     launches_kernels,
+    that_count,
     tuned_software,
     versions,
 )
@@ -72,7 +73,7 @@ def new_record(
     protocol: dict[str, Any],
 ) -> Record:
     """An empty record of what is about to be measured."""
-    software, stem = versions(), STEMS[stem_name]
+    software, stem = that_count(versions(), configs), STEMS[stem_name]
     attention = attention_of(configs)
     software |= tuned_software(
         stem.module, attention, device.slug, software.get("triton", "")
@@ -134,9 +135,11 @@ def may_continue(old: Record, new: Record, configs: list[Any]) -> str | None:
     """Why rows of `old` may not stand beside new ones; None if they may: same code,
     versions, device and grid.
     """
-    same = ("stem", "kind", "grid", "software", "source_hash", "expected_rows")
-    if old.device.name != new.device.name or any(
-        getattr(old, name) != getattr(new, name) for name in same
+    same = ("stem", "kind", "grid", "source_hash", "expected_rows")
+    if (
+        old.device.name != new.device.name
+        or that_count(old.software, configs) != that_count(new.software, configs)
+        or any(getattr(old, name) != getattr(new, name) for name in same)
     ):
         return "was measured with other code, versions or device"
     if odd := beside_grid(old, configs):

@@ -24,13 +24,15 @@ from systems.running.reports import CannotStart
 # What a stem reaches that launches our kernels.
 LAUNCHES = ("systems.attention.triton.chooser", "owners")
 TUNED = "launch configurations"
+# A library of others, and how the implementations are called that it runs.
+PEER, ITS = "flash-attn-4", "fa4"
 COMMIT = "GIT_COMMIT"
 
 
 def versions() -> dict[str, str]:
     """Versions of what the measured time depends on."""
     found = {"python": platform.python_version()}
-    for name in ("torch", "triton", "flash-attn-4"):
+    for name in ("torch", "triton", PEER):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -45,6 +47,14 @@ def versions() -> dict[str, str]:
                 "cudnn": str(torch.backends.cudnn.version()),
             }
     return found
+
+
+def that_count(software: dict[str, str], configs: list[Any]) -> dict[str, str]:
+    """The versions of what these configurations run: a library that happens to be
+    installed changes nothing for the others.
+    """
+    runs_peer = any(getattr(c, "implementation", "").startswith(ITS) for c in configs)
+    return {k: v for k, v in software.items() if runs_peer or k != PEER}
 
 
 def git_state() -> Git | None:

@@ -261,13 +261,13 @@ def test_stopped_it_keeps_what_was_measured_and_work_in_progress(
     def killed(config):
         if config.index == 4:
             raise KeyboardInterrupt
-        return {"work_ms": [7.0]}
+        return {"work_ms": [2.0]}
 
     monkeypatch.setattr(fake_stem, "run", killed)
     with pytest.raises(KeyboardInterrupt):
         run(again="2,3")
     record = store.read(record_file)
-    assert record.complete and record.rows[3].metrics == {"work_ms": [7.0]}
+    assert record.complete and record.rows[3].metrics == {"work_ms": [2.0]}
     assert record.rows[2] == slow.rows[2]
     assert progress.read_text() == "of another run"
 
@@ -314,3 +314,17 @@ def test_steps_far_apart_are_unrest_though_no_probe_saw_a_slow_host():
     quiet = {"python_ms": 1.0}
     assert again.unrest(record, rows["steady"], quiet) == (False, 1.0)
     assert again.unrest(record, rows["apart"], quiet) == (True, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "kept"), [([15.2] * 3, True), ([16.0] * 3, False), ([9.0] * 3, True)]
+)
+def test_a_quiet_probe_does_not_excuse_rows_that_took_longer(steps, kept):
+    """What a host adds it never takes away."""
+    config = {"size": "small"}
+    old = make_row(config, forward_ms=[15.0, 15.0, 15.0], setup_ms=[1.0])
+    new = make_row(config, forward_ms=steps, setup_ms=[900.0])
+    old.host, new.host = [Probe(2.0)], [Probe(1.0)]
+    record = make_record("end_to_end", old)
+    again.keep_quieter(record, [new], {"python_ms": 1.0})
+    assert record.rows[0].metrics == (new if kept else old).metrics

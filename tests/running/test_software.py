@@ -3,6 +3,7 @@ timed, where what it measures reads them; with other ones it is stale.
 """
 
 import json
+from dataclasses import dataclass
 
 import pytest
 from msgspec.structs import replace
@@ -17,9 +18,11 @@ from systems.records.source_hash import source_hash
 from systems.running import software
 from systems.running.resuming import may_continue, new_record
 from systems.running.software import (
+    PEER,
     TUNED,
     kernels_on,
     launches_kernels,
+    that_count,
     tuned_software,
 )
 from tests.factories import make_gpu, make_record
@@ -143,3 +146,31 @@ def test_with_other_configurations_a_record_is_stale(file):
     assert not load.is_fresh(record)
     del record.software[TUNED]
     assert load.is_fresh(record)
+
+
+@dataclass(frozen=True)
+class Named:
+    implementation: str
+
+
+@dataclass(frozen=True)
+class Numbered:
+    index: int
+
+
+@pytest.mark.parametrize(
+    ("configs", "count"),
+    [
+        ([Named("ours"), Named("fa4_ordered")], True),
+        ([Named("ours")], False),
+        ([Numbered(1)], False),
+    ],
+)
+def test_a_library_of_others_counts_where_it_runs(configs, count):
+    """Whoever measured attention with one installed may go on without it."""
+    found = {"torch": "2.11.0", PEER: "4.0"}
+    expected = found if count else {"torch": "2.11.0"}
+    assert that_count(found, configs) == expected
+    old, new = (make_record("fake", software=dict(found)) for _ in range(2))
+    del new.software[PEER]
+    assert (may_continue(old, new, configs) is not None) == count
