@@ -112,11 +112,12 @@ def attention_peak_bytes(
     p = e / l.
 
     With dp the gradient of p, the gradient of l is -dp · ((e / l) / l) summed over
-    rows. The probabilities are free by then, but dp, de = dp / l, e / l², -dp and the
-    product of the last two stand beside the exponentials: six matrices.
+    rows. The probabilities are free by then, but dp, e / l, e / l², -dp and the product
+    of the last two stand beside the exponentials: six matrices. PyTorch computes
+    de = dp / l after it has freed three of them.
     """
     rows = batch * n
-    matrices = ("dp", "de = dp / l", "e / l²", "-dp", "their product")
+    matrices = ("dp", "e / l", "e / l²", "-dp", "-dp · e / l²")
     saved = attention_saved_bytes(
         batch=batch, n=n, d=d, element_bytes=element_bytes, causal=causal
     )

@@ -17,6 +17,7 @@ LEAVE, SINCE_CUDA = "TEARDOWN_CUPTI", (12, 6)
 CALLS, PAUSE = 10, 0.005
 
 
+# --8<-- [start:let_go]
 def let_go() -> None:
     """Detach from this process what a profiler left attached."""
     if PROFILES not in sys.modules:
@@ -40,3 +41,6 @@ def let_go() -> None:
     for _ in range(CALLS):
         torch.cuda.synchronize()
         time.sleep(PAUSE)
+
+
+# --8<-- [end:let_go]

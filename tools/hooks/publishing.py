@@ -13,6 +13,7 @@ import json
 import re
 from contextlib import suppress
 from html import escape, unescape
+from lzma import compress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,10 @@ INDENTS = re.compile(r"<(pre|textarea|script)\b.*?</\1>|\n\s+", re.DOTALL)
 # no L; a style.
 NAMES = re.compile(r"\bp[0-9a-f]{8}-[mp][0-9a-f]{10}\b")
 LINES = re.compile(r'(?<= d=")M [-MLz. \d]*(?=")')
+# Records, and the links to them. A browser shows a JSON file of up to so many bytes; a
+# larger one, full of the names of kernels, is a twentieth of that when it is packed.
+RECORDS, READABLE_BYTES = "results", 1_000_000
+LINKS = re.compile(rf'href="(\.\./)*(?P<record>{RECORDS}/[\w./-]+\.json)"')
 STYLES = re.compile(r'(?<= style=")[^"]*(?=")')
 
 
@@ -73,7 +78,7 @@ def on_post_page(output: str, /, page: Page, config: MkDocsConfig) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         title = unescape(page.toc.items[0].title)
         path.write_bytes(card(config.site_name, title, said, figure))
-    return with_short_figures(without_indents(output))
+    return with_packed_links(with_short_figures(without_indents(output)), config)
 
 
 # After the offline plugin, which writes it.
@@ -86,11 +91,29 @@ def on_post_build(*, config: MkDocsConfig) -> None:
     site = Path(config.site_dir)
     if config.site_url:
         (site / "search" / "search_index.js").unlink()
-    for path in (site / "results").rglob("*.json"):
+    for path in (site / RECORDS).rglob("*.json"):
         with suppress(ValueError, RecursionError):
             content = json.loads(path.read_bytes())
             text = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
             path.write_bytes(text.encode())
+        if packed(path.relative_to(site), config):
+            path.with_name(path.name + ".xz").write_bytes(compress(path.read_bytes()))
+            path.unlink()
+
+
+def with_packed_links(page_html: str, config: MkDocsConfig) -> str:
+    def link(found: re.Match[str]) -> str:
+        is_packed = packed(Path(found["record"]), config)
+        return f'{found[0][:-1]}.xz"' if is_packed else found[0]
+
+    return LINKS.sub(link, page_html)
+
+
+def packed(record: Path, config: MkDocsConfig) -> bool:
+    """Whether a record is too large to be read in a browser anyway."""
+    with suppress(OSError):
+        return (Path(config.docs_dir) / record).stat().st_size > READABLE_BYTES
+    return False
 
 
 def with_short_figures(page_html: str) -> str:

@@ -261,9 +261,9 @@ class Cell:
         return self.as_steady(seconds, warm)
 
     def mean_std(self, *names: str) -> Any:
-        """ "38.32 ± 0.36", and "1116.2 ± 1.2"."""
+        """ "38.32 ± 0.36", and "116.2 ± 1.2"."""
         s = self.summary(*names)
-        digits = 2 if s.mean < 1000 else 1
+        digits = 2 if s.mean < 100 else 1
         text = f"{float(s.mean):.{digits}f} ± {s.std:.{digits}f}"
         return text if self else self.missing
 

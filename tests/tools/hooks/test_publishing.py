@@ -76,3 +76,15 @@ def test_figures_say_the_same_in_fewer_bytes():
         '<path id="p1" d="M 0 3 C 1 2 3 4 5 6 L 7 8 z" />'
         '<use href="#p1" x="1" />'
     )
+
+
+def test_links_to_a_record_that_is_too_large_to_be_read_lead_to_it_packed(tmp_path):
+    for name, size in (("small", 10), ("large", publishing.READABLE_BYTES + 1)):
+        path = tmp_path / "results" / "a-gpu" / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b" " * size)
+    records = [f"{to}results/a-gpu/{name}.json" for name in ("small", "large", "none")
+               for to in ("", "../")]  # fmt: skip
+    page = " ".join(f'<a href="{record}">' for record in records)
+    linked = publishing.with_packed_links(page, SimpleNamespace(docs_dir=tmp_path))
+    assert linked == page.replace("large.json", "large.json.xz")

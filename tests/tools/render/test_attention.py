@@ -160,7 +160,8 @@ def test_the_prediction_is_compared_with_the_measurement(record):
 
 def test_the_first_length_that_does_not_fit(record):
     facts = attention.facts(record)
-    n = int(facts["shortest_out"].replace(",", ""))
+    n = attention_memory.shortest_out(140 * GIB)
+    assert facts["shortest_out"] == "28,000"
     assert (
         attention_memory.needed_at(n - 1) <= 140 * GIB < attention_memory.needed_at(n)
     )
@@ -244,6 +245,8 @@ def test_the_matrices_drawn_at_the_peak_are_those_that_the_formula_counts():
         name for name in attention_peak_bytes(**shape(16384)) if "(b, n, n)" in name
     ]
     assert len(attention_memory.alive(attention_memory.AT_PEAK)) == len(counted) == 6
+    alive = [len(attention_memory.alive(i)) for i in range(11)]
+    assert alive == [1, 2, 2, 2, 3, 3, 4, 5, 6, 4, 4]
     drawn = attention_memory.matrices()
     assert "6 are alive" in drawn and "256 times as large" in drawn
     # After the forward pass what autograd keeps is alive, and nothing else.

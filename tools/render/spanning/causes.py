@@ -246,6 +246,7 @@ def gain_table(profile: Record, clock: Record | None) -> str:
         ("expected gain", lambda g: g.expected, "{:.1f}"),
         ("measured gain", lambda g: g.measured, "{:.1f}"),
         *more,
+        telling=lambda g: g.fp32.size in DRAWN,
     )
 
 

@@ -13,8 +13,8 @@ from tools.render.rows import known
 from tools.render.spanning.envelope import SHOWN, Regimes, regimes
 
 MACHINE = (
-    "The nearer to the arithmetic, the smaller and the faster: one memory feeds all "
-    "{sms} SMs, a register one thread."
+    "The nearer to the arithmetic, the faster, and the fewer threads share it: memory "
+    "and L2 serve all {sms} SMs, shared memory one program, a register one thread."
 )
 MACHINE_KEY = (
     "Rates are those of all units of a kind in one SM. Sizes and rates: {source}."
@@ -27,7 +27,8 @@ TIMELINES = (
 )
 TIMELINES_KEY = (
     "Above the CPU, which launches; below the GPU, which runs the kernels. Lengths are "
-    "measured averages, each panel to its own scale. Green bars: how much of the data "
+    "measured averages, each panel to its own scale; a launch has that of panel 1 in "
+    "all of them. Green bars: how much of the data "
     "sheet's rates the kernels reach. The longer one names the limit; few kernels come "
     "close to a whole bar."
 )

@@ -217,7 +217,7 @@ def times_table(record: Record) -> str:
     phases = [(f"{p}, ms", lambda c, p=p: c.mean_std(p)) for p in shown]
 
     def telling(c: Cell) -> bool:
-        return at_ends(c) and execution_of(c) != "compiled_optimizer"
+        return at_ends(c) and execution_of(c) in ("eager", "compiled")
 
     steps = ("step, ms", Cell.mean_std)
     return columns(grid(record), *NAME, *phases, steps, left=3, telling=telling)
@@ -330,7 +330,7 @@ def price_table(record: Record, *sizes: str) -> str:
         ("compiling, s", compile_seconds, "{:.1f}"),
         *([("at once", at_once)] if any(at_once(c) > 1 for c in found) else []),
         *([again] if known(map(again_seconds, found)) else []),
-        ("saved per step, ms", lambda c: saved_ms(record, c), "{:.2f}"),
+        ("saved per step, ms", lambda c: saved_ms(record, c), "{:.1f}"),
         ("pays after steps", lambda c: steps_to_pay(record, c), "{:,.0f}"),
         *([] if sizes else more),
         left=3,

@@ -336,6 +336,7 @@ def facts(record: Record | None) -> dict[str, str]:
         rate = best_rate(record, precision)
         ended = fmean(finals(record, precision, rate).values()) if rate else MISSING
         found[f"best_{precision}"] = say(ended, f"{{:.3f}} (rate {rate:g})")
+        found[f"next_{precision}"] = say(next_best(record, precision), "{:.3f}")
     for precision in PRECISIONS:
         of = numbers(record, precision)
         if precision != "fp32":
@@ -350,6 +351,16 @@ def facts(record: Record | None) -> dict[str, str]:
                 for name in WATCHED:
                     found[f"unchanged_bf16_pure_{name}"] = say(of[name], kept_of)
     return found
+
+
+def next_best(record: Record | None, precision: str) -> float:
+    """How far the second best of the learning rates ends above the best."""
+    ended = sorted(
+        fmean(found.values())
+        for rate in rates(record)
+        if (found := finals(record, precision, rate))
+    )
+    return ended[1] - ended[0] if len(ended) > 1 else MISSING
 
 
 def rates_tried(record: Record | None) -> str:

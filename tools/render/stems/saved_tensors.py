@@ -117,7 +117,7 @@ def shares_table(record: Record) -> str:
             told = f"{by_formula.get(name, 0) / MIB:,.1f}"
             lines.append([str(context), name, f"{size / MIB:,.1f}", told, share])
     head = ["context", "operation", "counted, MiB", "predicted, MiB", "share"]
-    return table(head, lines, left=2, telling=[at == "512" for at, *_ in lines])
+    return table(head, lines, left=2, telling=[at == "128" for at, *_ in lines])
 
 
 def tensors_table(record: Record) -> str:

@@ -58,8 +58,12 @@ def fragments(measured: list[Record]) -> dict[str, str]:
 # Which matrices exist, and when -------------------------------------------------------
 
 # Operations of a forward pass from the exponentials on, and of the backward pass until
-# the division is done; the last forward one, and the one at the peak.
-OPERATIONS = ("exp", "÷ l", "P V", "dV", "dP", "dP ÷ l", "e ÷ l²", "− dP", "×", "sum")
+# the division is done, in PyTorch's order; the last forward one, and the one at the
+# peak.
+OPERATIONS = (
+    *("exp", "÷ l", "P V"),
+    *("dV", "dP", "e ÷ l", "e ÷ l²", "− dP", "×", "dP ÷ l", "sum"),
+)
 FORWARD, AT_PEAK = OPERATIONS.index("P V"), OPERATIONS.index("×")
 
 
@@ -73,12 +77,13 @@ class Matrix(NamedTuple):
 
 MATRICES = (
     Matrix("e", "exp", "sum"),
-    Matrix("P", "÷ l", "dV"),
+    Matrix("P", "÷ l", "dP"),
     Matrix("dP", "dP", "sum"),
-    Matrix("de", "dP ÷ l", "sum"),
-    Matrix("e / l²", "e ÷ l²", "sum"),
-    Matrix("− dP", "− dP", "sum"),
+    Matrix("e / l", "e ÷ l", "×"),
+    Matrix("e / l²", "e ÷ l²", "×"),
+    Matrix("− dP", "− dP", "×"),
     Matrix("product", "×", "sum"),
+    Matrix("de", "dP ÷ l", "sum"),
 )
 
 
@@ -141,7 +146,8 @@ def matrices() -> str:
         f"Two N × N matrices stay from the forward pass, and {most} are alive in the "
         "middle of the backward pass.",
         f"Green: kept for the backward pass. At {n:,} tokens and head dimension {d} "
-        f"each is {times} times as large as q. e are exponentials, l their sums.",
+        f"each is {times} times as large as q. e are exponentials, l their sums; dP "
+        "and de are the gradients of P and e, and product is −dP times e / l².",
     )
 
 
@@ -297,7 +303,9 @@ def needed_at(n: int) -> int:
 
 
 def shortest_out(memory_bytes: int) -> int:
-    """The first length whose predicted peak exceeds this memory."""
+    """The first length whose predicted peak exceeds this memory, all of it: without the
+    CUDA context and the workspace of the matrix library.
+    """
     low, high = 0, 1
     while needed_at(high) <= memory_bytes:
         low, high = high, 2 * high
@@ -344,6 +352,11 @@ def outcome(record: Record | None, n: int, execution: str) -> str:
 # Facts --------------------------------------------------------------------------------
 
 
+def about(value: float) -> str:
+    """To two digits: "28,000"."""
+    return f"{float(f'{value:.1e}'):,.0f}"
+
+
 def facts(record: Record | None) -> dict[str, str]:
     """Bytes per N², predicted and measured, and the configuration that does not fit."""
     memory = (record.device.memory_bytes if record else None) or MISSING
@@ -357,7 +370,7 @@ def facts(record: Record | None) -> dict[str, str]:
         **{f"per_square_{e}": say(kept[e] / LONGEST**2, "{:.1f}") for e in EXECUTIONS},
         "prediction_off": say(largest_error(record), at_most),
         "gpu_memory": say(memory, gibibytes),
-        "shortest_out": say(shortest_out(int(memory)) if memory else memory, "{:,}"),
+        "shortest_out": say(shortest_out(int(memory)) if memory else memory, about),
         "tried_length": say(n or MISSING, "{:,}"),
         "tried_need": say(needed_at(n) if n else MISSING, gibibytes),
         **{f"tried_{e}": outcome(record, n, e) for e in EXECUTIONS},

@@ -76,6 +76,11 @@ SIZE = ("size", lambda place: place[0])
 NAME = (SIZE, ("context", lambda place: place[1]))
 
 
+def short(ms: float) -> str:
+    """For the widest table: tenths of a time below 100 ms."""
+    return f"{ms:.1f}" if ms < 100 else f"{ms:.0f}"
+
+
 def speedup_table(record: Record) -> str:
     def time(precision: str, phases: tuple[str, ...]):
         return lambda place: step(record, place, precision).ms(*phases)
@@ -84,8 +89,8 @@ def speedup_table(record: Record) -> str:
         column
         for name, phases in COMPARED
         for column in (
-            (f"{name}, fp32, ms", time("fp32", phases), "{:.2f}"),
-            (f"{name}, bf16, ms", time("bf16", phases), "{:.2f}"),
+            (f"{name}, fp32, ms", time("fp32", phases), short),
+            (f"{name}, bf16, ms", time("bf16", phases), short),
             (
                 f"{name}, fp32 / bf16",
                 lambda p, of=phases: speedup(record, p, *of),

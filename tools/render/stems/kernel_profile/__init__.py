@@ -133,6 +133,12 @@ def times_table(record: Record, **where: Any) -> str:
     """(a) Wall time, with and without the profiler, span and sum of the kernels, and
     what is idle; and the same kernels as CUDA graphs, where they were timed.
     """
+
+    def telling(c: Cell) -> bool:
+        of = c.config
+        asked = of["precision"] == "fp32" or of["size"] in TOLD
+        return asked and (of["context"], of["mode"]) == (512, "forward")
+
     found = cells(record, **where)
     graphs = ("as graphs, ms", graphs_ms, "{:.2f}")
     shown = columns(
@@ -146,7 +152,7 @@ def times_table(record: Record, **where: Any) -> str:
         ("wall, profiled, ms", profiled_ms, "{:.2f}"),
         ("GPU span, profiled, ms", span_ms, "{:.2f}"),
         left=4,
-        telling=lambda c: (c.config["context"], c.config["mode"]) == (512, "forward"),
+        telling=telling,
     )
     own = sum(1 for c in found if c and timed(c) is c)
     return f"{shown}\n\n{clocks_of(record, own, shown)}" if shown else ""

@@ -41,7 +41,7 @@ CAPTIONS = {
     ),
     "helps.md": (
         "What checkpointing and FlashAttention save in a bf16 step of `2.7B`, and "
-        "what it costs in time."
+        "how long the step then takes."
     ),
 }
 
@@ -118,6 +118,7 @@ def facts(record: Record | None) -> dict[str, str]:
 
     named = [(m, c, "fp32") for m in ("forward", "step") for c in CONTEXTS]
     named += [(m, LONGEST, "bf16") for m in ("forward", "step")]
+    named += [("step", CONTEXTS[1], "bf16")]
     named += [(m, LONGEST, "fp32") for m in ("forward_graph", "forward_two_graphs")]
     found = {f"{m}_{c}_{p}": in_gib(peak(m, c, p)) for m, c, p in named}
     for mode in ("forward", "forward_graph", "forward_two_graphs"):
@@ -131,6 +132,7 @@ def facts(record: Record | None) -> dict[str, str]:
         if context != LONGEST and name in ("flash", "both"):
             found[f"helps_{name}_{context}_ms"] = say(c.ms(), "{:.0f} ms")
     low = at(record, LONGEST, "forward", "bf16")
+    short = [at(record, context, "step", "fp32") for context in CONTEXTS[:2]]
     return {
         **found,
         "forward_weight_copies_bf16": in_gib(low.category("weight copies")),
@@ -139,7 +141,8 @@ def facts(record: Record | None) -> dict[str, str]:
         "forward_bf16_over_fp32": bf16_over_fp32("forward"),
         "step_bf16_over_fp32": bf16_over_fp32("step"),
         "agrees": agreement(worst(record, *PREDICTED)),
-        "step_falls": falls(*(at(record, c, "step", "fp32") for c in CONTEXTS[:2])),
+        "step_falls": falls(*short),
+        "step_grows": in_mib(short[1].requested - short[0].requested),
         **blocks_in_words(at(record, LONGEST, "forward", "fp32")),
         **from_shapes(),
     }
@@ -168,10 +171,13 @@ def from_shapes() -> dict[str, str]:
     """What needs no record: sizes by formula."""
     fp32, bf16 = (Pass(SIZE, LONGEST, "step", precision) for precision in PRECISIONS)
     kept, long = "saved activations", Pass(SIZE, 1024, "step", "fp32")
+    small = Pass(SIZE, CONTEXTS[0], "step", "fp32")
     residual = {c: residual_bytes(Pass(SIZE, c, "forward", "fp32")) for c in CONTEXTS}
     return {
         **{f"residual_{context}": in_mib(size) for context, size in residual.items()},
         "kept_fp32": in_gib(most(fp32)[kept]),
+        "kept_fp32_quarter": in_gib(most(fp32)[kept] / 4),
+        "kept_fp32_128": in_gib(most(small)[kept]),
         "kept_bf16": in_gib(most(bf16)[kept]),
         "kept_1024": in_gib(most(long)[kept]),
         "copies_bf16": in_gib(most(bf16)["weight copies"]),
@@ -180,4 +186,5 @@ def from_shapes() -> dict[str, str]:
             sum(most(fp32)[n] for n in ("weights", "gradients", "optimizer state"))
         ),
         "scores": in_mib(attention_saved(fp32)["exponentials"]),
+        "scores_128": in_mib(attention_saved(small)["exponentials"]),
     }

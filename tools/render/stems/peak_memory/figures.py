@@ -56,6 +56,11 @@ DRAWN = {
     "forward": "a forward pass without a graph",
     "step": "a full training step with AdamW",
 }
+# What both timelines of a forward pass show.
+FORWARD = (
+    "In fp32 memory falls back to the weights after each block; under autocast it "
+    "climbs from block to block, as copies of the weights add up."
+)
 # Moments that a timeline is drawn at.
 DRAWN_EVENTS = 200
 
@@ -70,6 +75,8 @@ def timeline_figure(
         f"in {c.config['precision']} memory peaks at {gib(c.requested)} GiB {place(c)}"
         for c in found
     )
+    if mode == "forward" and len(found) == len(PRECISIONS):
+        finding = finding or FORWARD
     told = (
         f"Active memory over {DRAWN[mode]}: {SIZE}, context {LONGEST}, batch 4, "
         "in bytes as asked for, before the allocator rounds. The horizontal axis "
@@ -98,18 +105,25 @@ def edition_figure(record: Record, mode: str) -> str:
     found = of_edition(record, mode)
     if not all(c.get("timeline", None) for c in found):
         return ""
-    peaks = "; ".join(
-        f"at context {c.config['context']:,} memory peaks at {gib(c.requested)} GiB "
-        f"{place(c)}"
-        for c in found
-    )
+    if mode == "step":
+        short, long = map(place, found)
+        finding = (
+            f"In fp32 with plain attention, a step at context 128 peaks {short}; in "
+            f"bf16 with flash, one at 2,048 peaks {long}."
+        )
+    else:
+        low, high = (gib(c.requested) for c in found)
+        finding = (
+            f"At context 128 memory peaks at {low} GiB, at 2,048 at {high} GiB: after "
+            "each block it falls back to the weights."
+        )
+    names = {"eager": "plain"}
     titles = [
         f"context {c.config['context']:,}, {c.config['precision']}, "
-        f"{c.config['attention']}: GiB"
+        f"{names.get(c.config['attention'], c.config['attention'])}: GiB"
         for c in found
     ]
     more = f"Active memory over {DRAWN[mode]}: {SIZE}, batch 4, read as above."
-    finding = f"{peaks[:1].upper()}{peaks[1:]}."
     return timelines(record, f"{mode}-edition", found, titles, finding, more)
 
 
@@ -285,9 +299,11 @@ def contexts_figure(record: Record) -> str:
         record,
         "contexts",
         draw,
-        f"What every pass that fits asked for at its peak is within {100 * off:.1f} "
-        "percent of its prediction.",
-        f"What {SIZE} holds at its peak, by category, pass and context.",
+        "A longer context adds saved activations and temporaries; once activations and "
+        "copies of weights outweigh the gradients, the peak of a step is at the start "
+        "of the backward pass, with few gradients.",
+        f"From left to right, each bar adds up what {SIZE} holds at its peak, by "
+        f"category. All are within {100 * off:.1f} percent of their predictions.",
         height=470,
         narrow=880,
     )
