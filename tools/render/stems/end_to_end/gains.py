@@ -89,10 +89,10 @@ def speedup_table(record: Record) -> str:
         column
         for name, phases in COMPARED
         for column in (
-            (f"{name}, fp32, ms", time("fp32", phases), short),
-            (f"{name}, bf16, ms", time("bf16", phases), short),
+            (f"{name} fp32, ms", time("fp32", phases), short),
+            (f"{name} bf16, ms", time("bf16", phases), short),
             (
-                f"{name}, fp32 / bf16",
+                f"{name} fp32 / bf16",
                 lambda p, of=phases: speedup(record, p, *of),
                 "{:.2f}",
             ),
