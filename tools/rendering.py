@@ -74,7 +74,7 @@ def check_tree(
     records and too many unsteady rows too. 0 if there is none, 2 if a record can't be
     read or was edited by hand, otherwise 1.
     """
-    from tools.checks import grids, same_cell, steadiness
+    from tools.checks import durations, grids, same_cell, steadiness
     from tools.checks.pages import check_pages
     from tools.render import load
 
@@ -102,8 +102,9 @@ def check_tree(
     findings += [*(stale if fresh else []), *edited]
     differ, differed = same_cell.compare(found)
     too_many, unsteady = steadiness.judge(found)
-    findings += [*differ, *grids.compare(found), *(too_many if fresh else [])]
-    warnings = [*([] if fresh else [*stale, *too_many]), *unsteady, *differed]
+    unmet = [*too_many, *durations.judge(found)]
+    findings += [*differ, *grids.compare(found), *(unmet if fresh else [])]
+    warnings = [*([] if fresh else [*stale, *unmet]), *unsteady, *differed]
     for message in warnings:
         print(f"warning: {message}")
     for finding in sorted(findings):

@@ -86,7 +86,7 @@ class Again:
                     return sum(map(len, left))
                 # Of a shared host other cores are quick now than at the try before.
                 self.move()
-                if not self.measure(group, PATIENCE_LATER):
+                if not self.measure(group, PATIENCE_LATER, counts=False):
                     return sum(map(len, left))
                 if not self.may_be_touched(group):
                     left.remove(group)
@@ -106,10 +106,11 @@ class Again:
         """
         return unrest(self.record, self.rows(group), self.quiet)[0]
 
-    def measure(self, group: Group, patience: float) -> bool:
+    def measure(self, group: Group, patience: float, counts: bool = True) -> bool:
         """Measure a group again once the host is quiet, and write the record, in one
         step; of old rows and new ones those of the quieter host stay. False where it
-        did not become quiet, or the GPU broke.
+        did not become quiet, or the GPU broke. What it takes `counts` as a part of the
+        run, or is another one's.
         """
 
         def look() -> list[Probe]:
@@ -122,7 +123,7 @@ class Again:
         rows = self.measured(group, before, time.monotonic())
         if gpu_is_broken(self.module, rows):
             return False
-        keep_quieter(self.record, rows, self.quiet)
+        keep_quieter(self.record, rows, self.quiet, counts)
         store.write(self.record, self.path)
         return True
 
@@ -174,10 +175,12 @@ def quiet_moment(
     return probes
 
 
-def keep_quieter(record: Record, rows: list[Row], quiet: Quiet) -> None:
+def keep_quieter(
+    record: Record, rows: list[Row], quiet: Quiet, counts: bool = True
+) -> None:
     """Put the rows of a group in the place of those there, where they ended as those
     did, the host was quieter by its probes, and they took no longer: what a host adds
-    it never takes away. What both took counts.
+    it never takes away. What measuring again took `counts` with the first time, or not.
     """
     there = [old for row in rows if (old := record.row(row.config))]
     worst, before = (unrest(record, each, quiet) for each in (rows, there))
@@ -185,9 +188,10 @@ def keep_quieter(record: Record, rows: list[Row], quiet: Quiet) -> None:
         row.status == old.status for row, old in zip(rows, there, strict=True)
     )
     better = ended_alike and worst < before and took(rows) <= LONGER * took(there)
-    kept, others = (rows, there) if better else (there, rows)
-    for row, other in zip(kept, others, strict=True):
-        row.seconds = round((row.seconds or 0) + (other.seconds or 0), 3)
+    kept = rows if better else there
+    for row, new, old in zip(kept, rows, there, strict=True):
+        took_again = (new.seconds or 0) if counts else 0
+        row.seconds = round((old.seconds or 0) + took_again, 3)
     record.rows = [
         next((new for new in kept if new.config == row.config), row)
         for row in record.rows

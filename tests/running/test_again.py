@@ -325,6 +325,8 @@ def test_a_quiet_probe_does_not_excuse_rows_that_took_longer(steps, kept):
     old = make_row(config, forward_ms=[15.0, 15.0, 15.0], setup_ms=[1.0])
     new = make_row(config, forward_ms=steps, setup_ms=[900.0])
     old.host, new.host = [Probe(2.0)], [Probe(1.0)]
+    old.seconds, new.seconds = 5.0, 3.0
     record = make_record("end_to_end", old)
-    again.keep_quieter(record, [new], {"python_ms": 1.0})
+    again.keep_quieter(record, [new], {"python_ms": 1.0}, counts=kept)
     assert record.rows[0].metrics == (new if kept else old).metrics
+    assert record.rows[0].seconds == (8.0 if kept else 5.0)

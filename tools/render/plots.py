@@ -402,6 +402,11 @@ PLACES = (
     (-9, 2, "right", "bottom"),
     (-9, 0, "right", "center"),
     (-9, -2, "right", "top"),
+    (-24, 6, "right", "bottom"),
+    (-24, 14, "right", "bottom"),
+    (0, 20, "center", "bottom"),
+    (-24, -10, "right", "top"),
+    (0, -20, "center", "top"),
 )
 
 

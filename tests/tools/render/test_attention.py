@@ -339,7 +339,7 @@ def test_steps_that_pay_for_compiling_by_hand():
     # 5001 ms at 20 ms a step: the 251st step makes it even.
     assert (facts["compile_small_fp32"], facts["steps_small_fp32"]) == ("5 s", "251")
     assert (
-        "| small | fp32 | model | 5.0 | 20.00 | 251 | 1 | 40 to 16 | 3.0 to 3.0 |"
+        "| small | fp32 | model | 5.0 | 20.0 | 251 | 1 | 40 to 16 | 3.0 to 3.0 |"
         in (compile_builder.price_table(record))
     )
 

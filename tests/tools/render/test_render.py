@@ -156,6 +156,7 @@ def test_out_of_memory_is_a_row_and_a_fact(found):
 def test_what_fits_of_10b_is_a_time_and_what_does_not_a_row_that_says_so(found):
     """Beside what the formula says, which stands there before anything was measured."""
     record = copy.deepcopy(measured(found, "end_to_end"))
+    record.rows = [row for row in record.rows if row.config["size"] != "10B"]
     builder = import_module("tools.render.stems.end_to_end")
     before = builder.fragments([record])["10B.md"]
     assert "| fp32 | step | 199.5 |" in before and "by formula alone" in before
@@ -170,7 +171,7 @@ def test_what_fits_of_10b_is_a_time_and_what_does_not_a_row_that_says_so(found):
                 row.metrics["peak_allocated_bytes"] = 50 * 2**30
             record.rows.append(row)
     files, facts = builder.fragments([record]), builder.facts(record)
-    assert "| fp32 | forward | 701.00 ± 1.41 | 50.0 | 48.5 |" in files["10B.md"]
+    assert "| fp32 | forward | 701.0 ± 1.4 | 50.0 | 48.5 |" in files["10B.md"]
     assert "| bf16 | step | out of memory |  | 205.3 |" in files["10B.md"]
     assert "by formula alone" not in files["10B.md"]
     assert facts["ten_billion"] == "measured where it fits"
