@@ -134,3 +134,19 @@ def test_casts_are_told_from_copies():
     assert causes.facts(found)["casts_2_7B_most"] == "3.0 ms"
     table = causes.fragments(found)["causes-copies.md"]
     assert "| 2.7B | 128 | 3.0 | 3.0 |" in table
+
+
+def test_a_slow_host_changes_idling_and_not_the_share_of_copies():
+    clock, slow = clock_record(), clock_record()
+    for row in slow.rows:
+        row.metrics["forward_ms"] = [9 * ms for ms in row.metrics["forward_ms"]]
+    facts, slowed = (
+        causes.facts({"kernel_profile": [kernel_record()], "end_to_end": [of]})
+        for of in (clock, slow)
+    )
+    changed = {name for name in facts if facts[name] != slowed[name]}
+    assert "products_2_7B_512_fp32" in changed
+    assert not any(name.startswith(("copies_", "element_")) for name in changed)
+    assert any(
+        facts[name].endswith("%") for name in facts if name.startswith("copies_")
+    )
