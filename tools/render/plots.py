@@ -391,8 +391,8 @@ def power_of_two_axis(axis: Axis, ticks: Sequence[int], label: str) -> None:
 # How it becomes part of a page --------------------------------------------------------
 
 
-# Where a name stands from its line's last point, in pixels: the first place where no
-# line goes through it.
+# Where a name stands from its line's last point, or else from its first, in pixels: the
+# first place where no line goes through it.
 PLACES = (
     (9, 0, "left", "center"),
     (0, 8, "center", "bottom"),
@@ -402,11 +402,11 @@ PLACES = (
     (-9, 2, "right", "bottom"),
     (-9, 0, "right", "center"),
     (-9, -2, "right", "top"),
-    (-24, 6, "right", "bottom"),
-    (-24, 14, "right", "bottom"),
-    (0, 20, "center", "bottom"),
-    (-24, -10, "right", "top"),
-    (0, -20, "center", "top"),
+)
+PLACES_AT_FIRST = (
+    (0, -8, "center", "top"),
+    (-9, 0, "right", "center"),
+    (0, 8, "center", "bottom"),
 )
 
 
@@ -418,6 +418,7 @@ def name_lines(figure: Figure) -> None:
     assert layout is not None
     layout.execute(figure)
     names: list[Annotation] = []
+    starts: list[tuple[float, float]] = []
     for axes in figure.axes:
         named = [
             line
@@ -427,7 +428,7 @@ def name_lines(figure: Figure) -> None:
         for one, height in beside_one_another(named):
             name = axes.annotate(
                 CONTROL.sub(" ", str(one.get_label())),
-                last_point(one),
+                point(one, -1),
                 xytext=(9, height - end_of(one)[1]),
                 textcoords="offset points",
                 gid=OVER_LINES,
@@ -437,15 +438,18 @@ def name_lines(figure: Figure) -> None:
                 weight="bold" if one.get_color() == ACCENT else "normal",
             )
             names.append(name)
+            starts.append(point(one, 0))
     if names:
         # They take room from the lines.
         layout.execute(figure)
     figure.set_layout_engine("none")
-    for name in names:
+    for name, start in zip(names, starts, strict=True):
         others = [other for other in names if other is not name]
-        first = (*name.xyann, "left", "center")
-        for x, y, ha, va in (first, *PLACES, first):
-            name.xyann = (x, y)
+        first, end = (*name.xyann, "left", "center"), name.xy
+        at_end = [(end, *place) for place in (first, *PLACES)]
+        at_start = [(start, *place) for place in (*PLACES_AT_FIRST, *PLACES)]
+        for anchor, x, y, ha, va in (*at_end, *at_start, at_end[0]):
+            name.xy, name.xyann = anchor, (x, y)
             name.set(ha=ha, va=va)
             if is_free(name, others):
                 break
@@ -481,15 +485,15 @@ def beside_one_another(named: Sequence[Line2D]) -> list[tuple[Line2D, float]]:
     return found
 
 
-def last_point(line: Line2D) -> tuple[float, float]:
-    x, y = np.asarray(line.get_xydata())[-1]
+def point(line: Line2D, index: int) -> tuple[float, float]:
+    x, y = np.asarray(line.get_xydata())[index]
     return float(x), float(y)
 
 
 def end_of(line: Line2D) -> tuple[float, float]:
     """The last point on the canvas, in pixels."""
     assert line.axes is not None
-    x, y = line.axes.transData.transform(last_point(line))
+    x, y = line.axes.transData.transform(point(line, -1))
     return float(x), float(y)
 
 
