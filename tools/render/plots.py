@@ -391,8 +391,8 @@ def power_of_two_axis(axis: Axis, ticks: Sequence[int], label: str) -> None:
 # How it becomes part of a page --------------------------------------------------------
 
 
-# Where a name stands from its line's last point, or else from its first, in pixels: the
-# first place where no line goes through it.
+# Where a name stands from its line's last point, or else from its first, or else farther
+# from the last, in pixels: the first place where no line goes through it.
 PLACES = (
     (9, 0, "left", "center"),
     (0, 8, "center", "bottom"),
@@ -402,6 +402,13 @@ PLACES = (
     (-9, 2, "right", "bottom"),
     (-9, 0, "right", "center"),
     (-9, -2, "right", "top"),
+)
+FARTHER = (
+    (-24, 6, "right", "bottom"),
+    (-24, 14, "right", "bottom"),
+    (0, 20, "center", "bottom"),
+    (-24, -10, "right", "top"),
+    (0, -20, "center", "top"),
 )
 PLACES_AT_FIRST = (
     (0, -8, "center", "top"),
@@ -448,7 +455,8 @@ def name_lines(figure: Figure) -> None:
         first, end = (*name.xyann, "left", "center"), name.xy
         at_end = [(end, *place) for place in (first, *PLACES)]
         at_start = [(start, *place) for place in (*PLACES_AT_FIRST, *PLACES)]
-        for anchor, x, y, ha, va in (*at_end, *at_start, at_end[0]):
+        farther = [(end, *place) for place in FARTHER]
+        for anchor, x, y, ha, va in (*at_end, *at_start, *farther, at_end[0]):
             name.xy, name.xyann = anchor, (x, y)
             name.set(ha=ha, va=va)
             if is_free(name, others):
@@ -456,7 +464,9 @@ def name_lines(figure: Figure) -> None:
 
 
 def is_free(name: Annotation, others: Sequence[Annotation]) -> bool:
-    """Whether neither a line nor another name nor a tick goes through this one."""
+    """Whether neither a line, the axis below, another name nor a tick goes through this
+    one.
+    """
     assert name.axes is not None
     box = name.get_window_extent().padded(-1)
     lines = (
@@ -466,7 +476,7 @@ def is_free(name: Annotation, others: Sequence[Annotation]) -> bool:
     )
     ticks = [tick for tick in name.axes.get_xticklabels() if tick.get_text()]
     texts = [text.get_window_extent().padded(-1) for text in (*others, *ticks)]
-    return not (
+    return box.y0 > name.axes.bbox.y0 and not (
         any(line.intersects_bbox(box, filled=False) for line in lines)
         or any(map(box.overlaps, texts))
     )
