@@ -391,7 +391,7 @@ def power_of_two_axis(axis: Axis, ticks: Sequence[int], label: str) -> None:
 # How it becomes part of a page --------------------------------------------------------
 
 
-# Where a name stands from its line's last point, or else from its first, or else farther
+# Where a name stands from the last point of its line, else from the first, else farther
 # from the last, in pixels: the first place where no line goes through it.
 PLACES = (
     (9, 0, "left", "center"),
