@@ -9,7 +9,6 @@ by itself soon after its parent was killed.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -45,9 +44,10 @@ PARENT = "SYSTEMS_COMPILED_FOR"
 LONGEST = 20 * 60
 # How long a process that is told to end may take, in seconds.
 GRACE = 5
-# How the folder's name begins; and for how many seconds it may be that nobody holds a
-# new one.
-OWN, JUST_NOW = f"transformer-systems-{os.getuid()}-compiled-", 60
+# How the folder's name begins, by whom it belongs to (Windows has no such numbers); and
+# for how many seconds it may be that nobody holds a new one.
+USER = os.getuid() if hasattr(os, "getuid") else "own"
+OWN, JUST_NOW = f"transformer-systems-{USER}-compiled-", 60
 # Beside what was compiled: what the steps took that compiled it.
 COLD = "cold.json"
 # Fewer rows are compiled sooner than the processes have started.
@@ -99,6 +99,9 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold a folder, until this process ends, however it does. BlockingIOError where
     another holds it.
     """
+    # Windows has none, and imports the experiments all the same, to check the records.
+    import fcntl
+
     with open_plain(folder / ".lock", os.O_RDWR | os.O_CREAT) as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

@@ -453,11 +453,12 @@ def name_lines(figure: Figure) -> None:
     for name, start in zip(names, starts, strict=True):
         others = [other for other in names if other is not name]
         first, end = (*name.xyann, "left", "center"), name.xy
-        at_end = [(end, *place) for place in (first, *PLACES)]
-        at_start = [(start, *place) for place in (*PLACES_AT_FIRST, *PLACES)]
-        farther = [(end, *place) for place in FARTHER]
-        for anchor, x, y, ha, va in (*at_end, *at_start, *farther, at_end[0]):
-            name.xy, name.xyann = anchor, (x, y)
+        at_end = [(end, place) for place in (first, *PLACES)]
+        at_start = [(start, place) for place in (*PLACES_AT_FIRST, *PLACES)]
+        farther = [(end, place) for place in FARTHER]
+        for anchor, (x, y, ha, va) in (*at_end, *at_start, *farther, at_end[0]):
+            name.xy = anchor
+            name.xyann = (x, y)
             name.set(ha=ha, va=va)
             if is_free(name, others):
                 break
