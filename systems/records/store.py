@@ -21,8 +21,8 @@ from systems.records.rules import faults_of
 
 SCHEMA = 2
 SUFFIX, PARTIAL_SUFFIX = ".json", ".partial.json"
-# Five times the largest record; what is made of a file this long takes less than 1 GB.
-LONGEST_BYTES = 2**22
+# Twice the largest record; what is made of a file this long takes less than 1 GB.
+LONGEST_BYTES = 2**23
 
 
 class RecordError(ValueError):
