@@ -51,6 +51,16 @@ def test_nothing_is_detached_where_no_profiler_ran_or_cuda_is_older(ended, monke
     assert ended == []
 
 
+def test_a_broken_gpu_is_left_for_its_row_to_tell(ended, monkeypatch):
+    def broken(work, device):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.delenv(LEAVE, raising=False)
+    monkeypatch.setattr(torch_trace, "watched", broken)
+    let_go()
+    assert ended == [] and LEAVE not in os.environ
+
+
 def test_the_host_is_looked_at_without_a_profiler(monkeypatch):
     order = []
     monkeypatch.setattr(profilers, "let_go", lambda: order.append("let go"))
