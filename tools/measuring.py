@@ -82,10 +82,13 @@ def measure_if_stale(
 
 
 def measure_unsteady(stem: str, results: Path, deadline: float) -> Outcome:
-    """Measure the unsteady rows of a record again until `deadline`."""
+    """Measure the unsteady rows of a record again until `deadline`, and those that
+    took longer than the same cell of another record.
+    """
     from systems.records.device import no_gpu
     from systems.running.machine import device_for
     from systems.running.resuming import record_path
+    from tools.checks.same_cell import slower_rows
     from tools.render.load import of_gpu, sound_in
 
     device = device_for(STEMS[stem].full)
@@ -96,18 +99,28 @@ def measure_unsteady(stem: str, results: Path, deadline: float) -> Outcome:
         return Outcome(stem, f"error: {path} does not exist: measure it first", 2)
     slug = device.slug
 
-    def unsteady() -> list[str]:
-        record = of_gpu(sound_in(results, slug)[0], stem, slug)
+    def unsteady_and_longer() -> tuple[list[int], list[int]]:
+        found = sound_in(results, slug)[0]
+        record = of_gpu(found, stem, slug)
         rows = record.rows if record else []
-        return [str(i) for i, row in enumerate(rows) if row.unsteady]
+        longer = [row.config for row in slower_rows(found, stem)]
+        return (
+            [i for i, row in enumerate(rows) if row.unsteady],
+            [i for i, row in enumerate(rows) if row.config in longer],
+        )
 
-    if not (before := unsteady()):
+    unsteady, longer = unsteady_and_longer()
+    if not unsteady and not longer:
         return Outcome(stem, "no row is unsteady", skipped=True)
-    flags = ["--again", ",".join(before), "--deadline", str(deadline)]
-    outcome = run_child(stem, results, *flags)
+    rows = ",".join(map(str, sorted({*unsteady, *longer})))
+    outcome = run_child(stem, results, "--again", rows, "--deadline", str(deadline))
     if not outcome.code:
-        left = f"{len(unsteady())} of {len(before)} rows are still unsteady"
-        outcome.message = f"{outcome.message}; {left}"
+        # Rows of other records that were measured meanwhile may show some of this one.
+        left, differ = unsteady_and_longer()
+        told = [f"{len(left)} rows are unsteady, {len(unsteady)} were"]
+        if longer or differ:
+            told.append(f"{len(differ)} differ from another record, {len(longer)} did")
+        outcome.message = "; ".join((outcome.message, *told))
     return outcome
 
 

@@ -104,7 +104,7 @@ class Again:
         """Whether a row of it is unsteady, as far as the row itself tells: what other
         records show, a run can't know.
         """
-        return unrest(self.record, self.rows(group), self.quiet)[0]
+        return unrest(self.record, self.rows(group), self.quiet)[0] > 0
 
     def measure(self, group: Group, patience: float, counts: bool = True) -> bool:
         """Measure a group again once the host is quiet, and write the record, in one
@@ -179,15 +179,18 @@ def keep_quieter(
     record: Record, rows: list[Row], quiet: Quiet, counts: bool = True
 ) -> None:
     """Put the rows of a group in the place of those there, where they ended as those
-    did, the host was quieter by its probes, and they took no longer: what a host adds
-    it never takes away. What measuring again took `counts` with the first time, or not.
+    did and fewer of them are unsteady, or as many but on a host that was quieter by its
+    probes or that added less: what a host adds it never takes away. So none that took
+    longer. What measuring again took `counts` with the first time, or not.
     """
     there = [old for row in rows if (old := record.row(row.config))]
     worst, before = (unrest(record, each, quiet) for each in (rows, there))
     ended_alike = all(
         row.status == old.status for row, old in zip(rows, there, strict=True)
     )
-    better = ended_alike and worst < before and took(rows) <= LONGER * took(there)
+    new_ms, old_ms = took(rows), took(there)
+    quieter = worst < before or worst[0] == before[0] and LONGER * new_ms < old_ms
+    better = ended_alike and quieter and new_ms <= LONGER * old_ms
     kept = rows if better else there
     for row, new, old in zip(kept, rows, there, strict=True):
         took_again = (new.seconds or 0) if counts else 0
@@ -208,12 +211,12 @@ def took(rows: list[Row]) -> float:
     )
 
 
-def unrest(record: Record, rows: list[Row], quiet: Quiet) -> tuple[bool, float]:
-    """Whether one of these rows is unsteady, and how slow their hosts were at most."""
-    events, slowest, found = by_events(record.protocol), 1.0, False
+def unrest(record: Record, rows: list[Row], quiet: Quiet) -> tuple[int, float]:
+    """How many of these rows are unsteady, and how slow their hosts were at most."""
+    events, slowest, count = by_events(record.protocol), 1.0, 0
     for row in rows:
         looped, slow = launched_in_a_loop(row.config), slowdown(row.host, quiet)
         own = own_times(row.metrics, events, {}, {}, looped)
-        found |= unsteady(row.metrics, own, events, slow > SLOW, settled(row.config))
+        count += unsteady(row.metrics, own, events, slow > SLOW, settled(row.config))
         slowest = max(slowest, slow)
-    return found, slowest
+    return count, slowest

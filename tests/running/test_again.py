@@ -312,8 +312,8 @@ def test_steps_far_apart_are_unrest_though_no_probe_saw_a_slow_host():
     for (row,) in rows.values():
         row.host = [Probe(1.0)]
     quiet = {"python_ms": 1.0}
-    assert again.unrest(record, rows["steady"], quiet) == (False, 1.0)
-    assert again.unrest(record, rows["apart"], quiet) == (True, 1.0)
+    assert again.unrest(record, rows["steady"], quiet) == (0, 1.0)
+    assert again.unrest(record, rows["apart"], quiet) == (1, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -330,3 +330,48 @@ def test_a_quiet_probe_does_not_excuse_rows_that_took_longer(steps, kept):
     again.keep_quieter(record, [new], {"python_ms": 1.0}, counts=kept)
     assert record.rows[0].metrics == (new if kept else old).metrics
     assert record.rows[0].seconds == (8.0 if kept else 5.0)
+
+
+@pytest.mark.parametrize(
+    ("probe", "steps", "kept"),
+    [
+        (1.2, 14.0, True),
+        (1.2, 14.9, False),
+        (1.0, 14.9, True),
+        (1.3, 14.0, False),
+    ],
+    ids=str,
+)
+def test_of_steady_rows_the_one_to_which_a_host_added_less_stays(probe, steps, kept):
+    """Shorter by more than the GPU's clock changes, on a host that is not slow; or as
+    long on a quieter one.
+    """
+    old = make_row({"size": "small"}, forward_ms=[15.0] * 3)
+    new = make_row({"size": "small"}, forward_ms=[steps] * 3)
+    old.host, new.host = [Probe(1.1)], [Probe(probe)]
+    record = make_record("end_to_end", old)
+    again.keep_quieter(record, [new], {"python_ms": 1.0})
+    assert record.rows[0].metrics == (new if kept else old).metrics
+
+
+def test_a_group_stays_where_as_many_of_its_rows_would_be_unsteady():
+    """Measured in turns they are kept or dropped together."""
+    ways = [{"size": "small", "way": way} for way in "abc"]
+    apart, steady = [15.0, 15.1, 30.0], [15.0] * 3
+
+    def group(*samples):
+        rows = zip(ways, samples, strict=True)
+        return [make_row(way, forward_ms=ms) for way, ms in rows]
+
+    record = make_record("end_to_end", *group(apart, apart, steady))
+    for row in record.rows:
+        row.host = [Probe(1.1)]
+    for samples, kept in (
+        ((apart, apart, apart), False),
+        ((apart, steady, steady), True),
+    ):
+        rows = group(*samples)
+        for row in rows:
+            row.host = [Probe(1.0)]
+        again.keep_quieter(record, rows, {"python_ms": 1.0})
+        assert (record.rows == rows) is kept

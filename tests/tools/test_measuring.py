@@ -16,6 +16,7 @@ from systems.records.host import Probe
 from systems.running import machine
 from tests.factories import committed
 from tools import measuring
+from tools.checks import same_cell
 from tools.measuring import (
     Outcome,
     measure_if_stale,
@@ -157,7 +158,16 @@ def test_the_unsteady_rows_of_a_record_are_measured_again(monkeypatch, tmp_path)
     store.write(record, path)
     outcome = measure_unsteady("warmup", tmp_path, 1e18)
     assert started == [("--again", "1,3", "--deadline", "1e+18")]
-    assert outcome.message == "measured; 1 of 2 rows are still unsteady"
+    assert outcome.message == "measured; 1 rows are unsteady, 2 were"
+    record.rows[3].host = [Probe(1.0)]
+    store.write(record, path)
+    longer = [[record.rows[0]], []]
+    monkeypatch.setattr(same_cell, "slower_rows", lambda *_: longer.pop(0))
+    outcome = measure_unsteady("warmup", tmp_path, 1e18)
+    assert started[1:] == [("--again", "0", "--deadline", "1e+18")]
+    assert outcome.message == (
+        "measured; 0 rows are unsteady, 0 were; 0 differ from another record, 1 did"
+    )
     monkeypatch.setattr(machine, "device_for", lambda _: None)
     assert measure_unsteady("warmup", tmp_path, 1e18).code == 2
 

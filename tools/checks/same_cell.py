@@ -32,12 +32,17 @@ class Pair:
     cell: str
     phase: str
     slower: str
+    slower_row: Row
     slower_ms: float
     faster_ms: float
 
     @property
     def ratio(self) -> float:
         return self.slower_ms / self.faster_ms
+
+    @property
+    def differ(self) -> bool:
+        return self.ratio > AGREE
 
 
 # --8<-- [start:cells]
@@ -63,12 +68,29 @@ def pairs(one: Record, other: Record) -> Iterator[Pair]:
             name, rows = f"{phase}_ms", (mine[key], theirs[key])
             # What a slow host may have done is said wherever such a time is shown.
             if all(name in r.metrics and not r.unsteady_in(phase) for r in rows):
-                times = sorted(
-                    (median(row.metrics[name]), record.stem)
-                    for row, record in zip(rows, (one, other), strict=True)
+                times = [median(row.metrics[name]) for row in rows]
+                slower = times.index(max(times))
+                yield Pair(
+                    " ".join(map(str, key)),
+                    phase,
+                    (one, other)[slower].stem,
+                    rows[slower],
+                    max(times),
+                    min(times),
                 )
-                (faster, _), (slower, stem) = times
-                yield Pair(" ".join(map(str, key)), phase, stem, slower, faster)
+
+
+def slower_rows(found: Mapping[str, list[Record]], stem: str) -> list[Row]:
+    """Rows of this record whose times another record of the same GPU and of today's
+    code has shorter: what a host adds it never takes away.
+    """
+    return [
+        pair.slower_row
+        for one, other in combinations(filter(is_fresh, timed(found)), 2)
+        if one.device.slug == other.device.slug
+        for pair in pairs(one, other)
+        if pair.differ and pair.slower == stem
+    ]
 
 
 def compare(found: Mapping[str, list[Record]]) -> tuple[list[str], list[str]]:
@@ -79,10 +101,10 @@ def compare(found: Mapping[str, list[Record]]) -> tuple[list[str], list[str]]:
         if one.device.slug != other.device.slug:
             continue
         both = list(pairs(one, other))
-        apart = [pair for pair in both if pair.ratio > AGREE]
+        apart = [pair for pair in both if pair.differ]
         if apart:
             fresh = is_fresh(one) and is_fresh(other)
-            line = told(one, other, apart, len(both))
+            line = told(one, other, apart, len(both), fresh)
             (errors if fresh else warnings).append(line)
     return errors, warnings
 
@@ -91,12 +113,13 @@ def timed(found: Mapping[str, list[Record]]) -> Iterable[Record]:
     return [r for stem in STEMS for r in found.get(stem, []) if r.kind == "measured"]
 
 
-def told(one: Record, other: Record, apart: list[Pair], count: int) -> str:
+def told(one: Record, other: Record, apart: list[Pair], count: int, fresh: bool) -> str:
     worst = max(apart, key=lambda pair: (pair.ratio, pair.cell))
+    how = f"--again {worst.slower}" if fresh else f"--only {worst.slower} --force"
     return (
         f"{one.device.slug}: {one.stem} and {other.stem} differ by more than a tenth "
         f"in {len(apart)} of {count} times of the same cell, most in {worst.phase} of "
         f"{worst.cell}: {worst.slower_ms:.1f} ms in {worst.slower}, "
         f"{worst.faster_ms:.1f} in the other; measure it again by "
-        f"`regen_tables.py --only {worst.slower} --force`"
+        f"`regen_tables.py {how}`"
     )
