@@ -111,16 +111,16 @@ def measure_unsteady(stem: str, results: Path, deadline: float) -> Outcome:
 
     unsteady, longer = unsteady_and_longer()
     if not unsteady and not longer:
-        return Outcome(stem, "no row is unsteady", skipped=True)
+        return Outcome(stem, "no row is unsteady or differs", skipped=True)
     rows = ",".join(map(str, sorted({*unsteady, *longer})))
     outcome = run_child(stem, results, "--again", rows, "--deadline", str(deadline))
     if not outcome.code:
         # Rows of other records that were measured meanwhile may show some of this one.
         left, differ = unsteady_and_longer()
-        told = [f"{len(left)} rows are unsteady, {len(unsteady)} were"]
+        outcome.message += f"; unsteady rows: {len(left)}, before {len(unsteady)}"
         if longer or differ:
-            told.append(f"{len(differ)} differ from another record, {len(longer)} did")
-        outcome.message = "; ".join((outcome.message, *told))
+            told = f"rows that differ: {len(differ)}, before {len(longer)}"
+            outcome.message += f"; {told}"
     return outcome
 
 

@@ -190,8 +190,8 @@ def command_line() -> argparse.ArgumentParser:
         "--again",
         metavar="STEM",
         type=stem,
-        help="measure the rows again that a slow host may have touched, once the host "
-        "is quiet",
+        help="measure the rows again that a slow host may have touched, or that took "
+        "longer than the same cell of another record, once the host is quiet",
     )
     action("--slurm", **switch, help="measure in Slurm jobs, one per experiment")
 

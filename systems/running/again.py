@@ -179,9 +179,9 @@ def keep_quieter(
     record: Record, rows: list[Row], quiet: Quiet, counts: bool = True
 ) -> None:
     """Put the rows of a group in the place of those there, where they ended as those
-    did and fewer of them are unsteady, or as many but on a host that was quieter by its
-    probes or that added less: what a host adds it never takes away. So none that took
-    longer. What measuring again took `counts` with the first time, or not.
+    did and fewer of them are unsteady, or as many on a host that was quieter by its
+    probes or added less. None that took longer: what a host adds it never takes away.
+    What measuring again took `counts` with the first time, or not.
     """
     there = [old for row in rows if (old := record.row(row.config))]
     worst, before = (unrest(record, each, quiet) for each in (rows, there))

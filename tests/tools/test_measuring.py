@@ -153,12 +153,12 @@ def test_the_unsteady_rows_of_a_record_are_measured_again(monkeypatch, tmp_path)
     assert (outcome.message, outcome.code) == (said, 2)
     store.write(record, path)
     outcome = measure_unsteady("warmup", tmp_path, 1e18)
-    assert (outcome.message, outcome.code) == ("no row is unsteady", 0)
+    assert (outcome.message, outcome.code) == ("no row is unsteady or differs", 0)
     record.rows[1].host, record.rows[3].host = [Probe(1.9)], [Probe(2.0)]
     store.write(record, path)
     outcome = measure_unsteady("warmup", tmp_path, 1e18)
     assert started == [("--again", "1,3", "--deadline", "1e+18")]
-    assert outcome.message == "measured; 1 rows are unsteady, 2 were"
+    assert outcome.message == "measured; unsteady rows: 1, before 2"
     record.rows[3].host = [Probe(1.0)]
     store.write(record, path)
     longer = [[record.rows[0]], []]
@@ -166,7 +166,7 @@ def test_the_unsteady_rows_of_a_record_are_measured_again(monkeypatch, tmp_path)
     outcome = measure_unsteady("warmup", tmp_path, 1e18)
     assert started[1:] == [("--again", "0", "--deadline", "1e+18")]
     assert outcome.message == (
-        "measured; 0 rows are unsteady, 0 were; 0 differ from another record, 1 did"
+        "measured; unsteady rows: 0, before 0; rows that differ: 0, before 1"
     )
     monkeypatch.setattr(machine, "device_for", lambda _: None)
     assert measure_unsteady("warmup", tmp_path, 1e18).code == 2

@@ -86,8 +86,8 @@ def slower_rows(found: Mapping[str, list[Record]], stem: str) -> list[Row]:
     """
     return [
         pair.slower_row
-        for one, other in combinations(filter(is_fresh, timed(found)), 2)
-        if one.device.slug == other.device.slug
+        for one, other in of_one_gpu(found)
+        if is_fresh(one) and is_fresh(other)
         for pair in pairs(one, other)
         if pair.differ and pair.slower == stem
     ]
@@ -97,9 +97,7 @@ def compare(found: Mapping[str, list[Record]]) -> tuple[list[str], list[str]]:
     """A line for each two records that differ: those of today's code; the others."""
     errors: list[str] = []
     warnings: list[str] = []
-    for one, other in combinations(timed(found), 2):
-        if one.device.slug != other.device.slug:
-            continue
+    for one, other in of_one_gpu(found):
         both = list(pairs(one, other))
         apart = [pair for pair in both if pair.differ]
         if apart:
@@ -107,6 +105,13 @@ def compare(found: Mapping[str, list[Record]]) -> tuple[list[str], list[str]]:
             line = told(one, other, apart, len(both), fresh)
             (errors if fresh else warnings).append(line)
     return errors, warnings
+
+
+def of_one_gpu(found: Mapping[str, list[Record]]) -> Iterator[tuple[Record, Record]]:
+    """Each two records of the same GPU."""
+    for one, other in combinations(timed(found), 2):
+        if one.device.slug == other.device.slug:
+            yield one, other
 
 
 def timed(found: Mapping[str, list[Record]]) -> Iterable[Record]:

@@ -178,6 +178,12 @@ def test_a_row_that_counts_its_kernels_needs_no_other():
         found = row(config, forward=10.0, metrics={"forward_kernels": count})
         judge_hosts([record("attention", found), clock(end_to_end())])
         assert found.unsteady == unsteady
+    # To call what was compiled takes a host longer than to issue a few kernels.
+    for execution, unsteady in (("compiled", True), ("eager", False)):
+        few = {"forward_kernels": 3}
+        found = row(config | {"execution": execution}, forward=0.6, metrics=few)
+        judge_hosts([record("attention", found), clock(end_to_end())])
+        assert found.unsteady == unsteady
     # Nor does the longest of those that differ in their length alone.
     short, long = (row(config | {"n": n}, forward=ms) for n, ms in ((1, 2.0), (2, 9.0)))
     judge_hosts([record("attention", short, long), clock(end_to_end())])
