@@ -292,8 +292,7 @@ def facts(record: Record | None) -> dict[str, str]:
     seconds = [compile_seconds(c) for c in rows]
     longest = pair(record, LONGEST)
     return {
-        "speedup_least": say(least(found), "{:.2f}"),
-        "speedup_most": say(most(found), "{:.2f}"),
+        "speedups": span(found),
         **{f"speedup_{p}": say(speedup(longest, p), "{:.2f}") for p in PASSES},
         "compile_least": say(least(seconds), "{:.1f} s"),
         "compile_most": say(most(seconds), "{:.1f} s"),
