@@ -10,8 +10,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from systems.experiments import STEMS
 from tools.states import state_of
 
 OUT_OF_TIME = "out of time; run again to go on"
+# How long a child that is told to end may take, in seconds.
+GRACE = 10
 
 
 @dataclass
@@ -45,9 +48,11 @@ def measure_if_stale(
     quick: bool,
     force: bool,
     deadline: float,
+    lane: "Lane | None" = None,
 ) -> Outcome:
     """Measure one stem until `deadline` (in seconds of `time.time`), unless its record
-    is fresh. With `force` too it goes on from where it was stopped.
+    is fresh. With `force` too it goes on from where it was stopped. In a `lane`, where
+    others are measured beside it.
     """
     from systems.records.device import no_gpu
     from systems.records.store import RecordError
@@ -78,7 +83,7 @@ def measure_if_stale(
     # On a CPU Triton's kernels run in its interpreter, chosen before triton is
     # imported.
     environment = {"TRITON_INTERPRET": "1"} if device.slug == "cpu" else {}
-    return run_child(stem, results, *flags, **environment)
+    return run_child(stem, results, *flags, lane=lane, **environment)
 
 
 def measure_unsteady(stem: str, results: Path, deadline: float) -> Outcome:
@@ -124,10 +129,22 @@ def measure_unsteady(stem: str, results: Path, deadline: float) -> Outcome:
     return outcome
 
 
-def run_child(stem: str, results: Path, *flags: str, **environment: str) -> Outcome:
-    """Run `systems.running.measure` with these flags and show its reports as a progress
-    bar.
+@dataclass
+class Lane:
+    """A GPU, the cores of the host that measure on it; the bars that all lanes share,
+    and whether all are to stop.
     """
+
+    gpu: str
+    cores: list[int]
+    bars: Any
+    stopped: threading.Event
+    # What runs in it now.
+    child: subprocess.Popen[str] | None = None
+
+
+def progress_bars() -> Any:
+    """A bar for each experiment, with the row at hand and the time that is left."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -137,9 +154,7 @@ def run_child(stem: str, results: Path, *flags: str, **environment: str) -> Outc
         TimeRemainingColumn,
     )
 
-    module = "systems.running.measure"
-    command = [sys.executable, "-m", module, stem, str(results.resolve()), *flags]
-    columns = (
+    return Progress(
         TextColumn("{task.description:>12}"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -148,6 +163,26 @@ def run_child(stem: str, results: Path, *flags: str, **environment: str) -> Outc
         TextColumn("left:"),
         TimeRemainingColumn(),
     )
+
+
+def run_child(
+    stem: str,
+    results: Path,
+    *flags: str,
+    lane: Lane | None = None,
+    **environment: str,
+) -> Outcome:
+    """Run `systems.running.measure` with these flags and show its reports as a progress
+    bar.
+    """
+    module = "systems.running.measure"
+    command = [sys.executable, "-m", module, stem, str(results.resolve()), *flags]
+    bars: AbstractContextManager[Any] = progress_bars()
+    if lane:
+        environment["CUDA_VISIBLE_DEVICES"] = lane.gpu
+        bars = nullcontext(lane.bars)
+        if lane.cores:
+            command += ["--cores", ",".join(map(str, lane.cores))]
     outcome, started = Outcome(stem, ""), time.monotonic()
     with (
         subprocess.Popen(
@@ -159,10 +194,15 @@ def run_child(stem: str, results: Path, *flags: str, **environment: str) -> Outc
             # With the processes of its rows a group of its own, to be ended together.
             process_group=0,
         ) as child,
-        Progress(*columns) as progress,
+        bars as progress,
     ):
         assert child.stdout is not None
         task = progress.add_task(stem, total=None, now="starting")
+        if lane:
+            lane.child = child
+            if lane.stopped.is_set():
+                # Who ended the others had not seen this one yet.
+                end([child])
         try:
             for line in child.stdout:
                 # Whatever an experiment prints of its own is no report.
@@ -170,16 +210,9 @@ def run_child(stem: str, results: Path, *flags: str, **environment: str) -> Outc
                     take_report(json.loads(line), outcome, progress, task)
         except BaseException:
             # Ctrl-C, or the warning of a cluster that ends the job.
-            os.killpg(child.pid, signal.SIGTERM)
-            # It cleans up, unless it is deep in a library, or we are told once more.
-            try:
-                with suppress(subprocess.TimeoutExpired):
-                    child.wait(timeout=10)
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
+            end([child])
             raise
+        progress.update(task, now="")
     outcome.seconds = time.monotonic() - started
     outcome.code = child.returncode
     if child.returncode < 0:
@@ -194,6 +227,25 @@ def run_child(stem: str, results: Path, *flags: str, **environment: str) -> Outc
             "run again to go on from the last row"
         )
     return outcome
+
+
+def end(children: list[subprocess.Popen[str]]) -> None:
+    """End them all, each with the processes of its rows. They clean up, unless they are
+    deep in a library, or we are told once more.
+    """
+    for child in children:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGTERM)
+    last = time.monotonic() + GRACE
+    try:
+        for child in children:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=max(0.0, last - time.monotonic()))
+    finally:
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
 
 
 def take_report(

@@ -10,6 +10,7 @@ run it again to go on. Examples:
     python tools/regen_tables.py --quick            a reduced grid, on a CPU too
     python tools/regen_tables.py --check            is all as the records give it?
     python tools/regen_tables.py --again STEM       rows that a slow host has touched
+    python tools/regen_tables.py --at-once 4        on a node with four GPUs
     python tools/regen_tables.py --slurm --gpus 1   on a cluster: a job per experiment
 """
 
@@ -45,7 +46,7 @@ GRID = {"only", "force", "quick", "time_limit", "generated"}
 # The flags that each action reads, besides --results. An action would ignore any other,
 # so giving one is an error.
 READS = {
-    "measuring": GRID,
+    "measuring": {*GRID, "at_once"},
     "--slurm": {*GRID, "no_wait", *FLAGS},
     "--list": set(),
     "--render": {"generated"},
@@ -212,6 +213,14 @@ def command_line() -> argparse.ArgumentParser:
         help="stop between configurations after MIN minutes",
     )
 
+    measuring(
+        "--at-once",
+        metavar="N",
+        type=several,
+        help="so many experiments at a time, each on a GPU and cores of its own; here "
+        "alone",
+    )
+
     checking = parser.add_argument_group("with --check").add_argument
     checking(
         "--fresh",
@@ -259,12 +268,20 @@ def minutes(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text} is no number of minutes above 0")
 
 
+def several(text: str) -> int:
+    """A number of GPUs as a flag's value."""
+    if text.isdecimal() and int(text) > 1:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text} is no number of GPUs above 1")
+
+
 def measure(
     results: Path,
     only: Sequence[str] = tuple(STEMS),
     quick: bool = False,
     force: bool = False,
     time_limit: float = 0,
+    at_once: int = 1,
     generated: Path | None = None,
 ) -> int:
     """Measure what is missing or stale, show a summary, and render. Returns the exit
@@ -273,9 +290,17 @@ def measure(
     need("torch", "fcntl")
     look_at_caches()
     deadline = time.time() + time_limit * 60 if time_limit else 1e18
-    outcomes = [
-        measure_if_stale(stem, results, quick, force, deadline) for stem in only
-    ]
+    if at_once > 1:
+        from tools.at_once import measure_at_once
+
+        try:
+            outcomes = measure_at_once(only, at_once, results, quick, force, deadline)
+        except ValueError as error:
+            stop(str(error))
+    else:
+        outcomes = [
+            measure_if_stale(stem, results, quick, force, deadline) for stem in only
+        ]
     return conclude(outcomes, results, quick, generated)
 
 

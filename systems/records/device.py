@@ -61,11 +61,25 @@ def plain(name: str) -> str:
     return re.sub(r"[<>\n\r\ud800-\udfff]", " ", name)[:2000] or "a GPU without a name"
 
 
-def find_gpu() -> Device | None:
-    """The first GPU (or part of one, by MIG) that CUDA_VISIBLE_DEVICES leaves visible,
-    or None: no GPU, no driver, or no NVML.
+def visible_gpus() -> list[str]:
+    """Those that CUDA_VISIBLE_DEVICES leaves visible, as it names each: all, by number,
+    where it is not set.
     """
-    handle = _nvml_handle()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        if _nvml_handle() is None:
+            return []
+        import pynvml
+
+        return [str(i) for i in range(told(pynvml.nvmlDeviceGetCount) or 0)]
+    return [name for part in visible.split(",") if (name := part.strip())]
+
+
+def find_gpu(visible: str | None = None) -> Device | None:
+    """The first GPU (or part of one, by MIG) that CUDA_VISIBLE_DEVICES leaves visible,
+    or would if it were `visible`. None: no GPU, no driver, or no NVML.
+    """
+    handle = _nvml_handle(visible)
     if handle is None:
         return None
     import pynvml
@@ -157,12 +171,14 @@ def told(ask: Callable[..., Any], *arguments: Any) -> Any:
         return None
 
 
-def _nvml_handle() -> Any:
+def _nvml_handle(visible: str | None = None) -> Any:
     try:
         import pynvml
     except ImportError:
         return None
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    if visible is None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    visible = visible.split(",")[0].strip()
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:

@@ -207,8 +207,13 @@ def main(
     deadline: float = 1e18,
     verify: bool = False,
     again: str = "",
+    cores: str = "",
 ):
-    """Measure STEM into RESULTS; `again`, its rows of these numbers."""
+    """Measure STEM into RESULTS; `again`, its rows of these numbers. On these `cores`,
+    where they are given: others measure on the rest.
+    """
+    if cores:
+        os.sched_setaffinity(0, map(int, cores.split(",")))
     try:
         for value, known in ((stem, STEMS), (grid, ("full", "quick"))):
             if value not in known:

@@ -16,6 +16,7 @@ from systems.records.device import (
     slug_of,
     sm_clock_mhz,
     used_by_others,
+    visible_gpus,
 )
 from systems.records.record import Git
 from tests.factories import make_record, make_row
@@ -93,6 +94,20 @@ LESS = {
 
 def test_a_driver_that_tells_all(driver):
     assert find_gpu() == WHOLE and sm_clock_mhz() == 1980
+
+
+def test_visible_gpus_are_those_that_are_named_or_all(driver, monkeypatch):
+    driver.nvmlDeviceGetCount = lambda: 3
+    assert visible_gpus() == ["0", "1", "2"]
+    assert find_gpu("0") == WHOLE and find_gpu("1") is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"2, {UUID}")
+    assert visible_gpus() == ["2", UUID]
+    assert find_gpu() is None and find_gpu(UUID) == WHOLE
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert visible_gpus() == []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    driver.refused = {"nvmlInit"}
+    assert visible_gpus() == []
 
 
 def test_the_newest_cuda_that_the_driver_runs(driver):

@@ -85,6 +85,9 @@ WRONG = {
     "--verify nope": f"argument --verify: {UNKNOWN}",
     "--time-limit -1": "argument --time-limit: -1 is no number of minutes above 0",
     "--time-limit x": "argument --time-limit: x is no number of minutes above 0",
+    "--at-once 1": "argument --at-once: 1 is no number of GPUs above 1",
+    "--at-once 2": "--at-once 2: 0 GPUs are visible",
+    "--slurm --at-once 2": "--at-once goes with measuring, not with --slurm",
     "--list --render": "argument --render: not allowed with argument --list",
     "--list --quick": f"--quick {MEASURES} --list",
     "--render --only warmup": f"--only {MEASURES} --render",
@@ -314,7 +317,9 @@ def test_the_bar_says_that_kernels_are_compiled():
 
 def test_on_a_cpu_tritons_kernels_are_interpreted(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(measuring, "run_child", lambda *_, **environment: environment)
+    monkeypatch.setattr(
+        measuring, "run_child", lambda *_, lane, **environment: environment
+    )
     monkeypatch.setattr(measuring, "lacks", lambda *_: "")
     told = {
         stem: measuring.measure_if_stale(stem, tmp_path, True, False, 1e18)
