@@ -35,7 +35,9 @@ def test_each_has_a_gpu_and_cores_of_its_own_and_the_longest_is_first(
     node, monkeypatch, tmp_path
 ):
     for seconds, stem in ((9, "warmup"), (90, "compile"), (900, "attention")):
-        record = make_record(stem, replace(make_row({}, step_ms=[1.0]), seconds=seconds))
+        record = make_record(
+            stem, replace(make_row({}, step_ms=[1.0]), seconds=seconds)
+        )
         store.write(record, tmp_path / f"a-gpu/{stem}.json")
     began, lanes, both = [], set(), threading.Barrier(2, timeout=30)
 
