@@ -5,6 +5,7 @@ of a run, and later for a record that is complete.
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,6 +38,9 @@ LONGER = 1.03
 # How long a quiet moment is waited for before each, in seconds: in a run, and where
 # measuring again is all that was asked for.
 PATIENCE, PATIENCE_LATER, PAUSE = 5.0, 60.0, 0.2
+
+# In a record, before the day.
+NOTE = "some rows measured again until"
 
 Group = list[Any]
 # The rows of a group, by the host before them and since when their time counts.
@@ -123,7 +127,8 @@ class Again:
         rows = self.measured(group, before, time.monotonic())
         if gpu_is_broken(self.module, rows):
             return False
-        keep_quieter(self.record, rows, self.quiet, counts)
+        if keep_quieter(self.record, rows, self.quiet, counts) and not counts:
+            note_again(self.record)
         store.write(self.record, self.path)
         return True
 
@@ -177,11 +182,12 @@ def quiet_moment(
 
 def keep_quieter(
     record: Record, rows: list[Row], quiet: Quiet, counts: bool = True
-) -> None:
+) -> bool:
     """Put the rows of a group in the place of those there, where they ended as those
     did and fewer of them are unsteady, or as many on a host that was quieter by its
     probes or added less. None that took longer: what a host adds it never takes away.
-    What measuring again took `counts` with the first time, or not.
+    What measuring again took `counts` with the first time, or not. Returns whether they
+    are there now.
     """
     there = [old for row in rows if (old := record.row(row.config))]
     worst, before = (unrest(record, each, quiet) for each in (rows, there))
@@ -199,6 +205,15 @@ def keep_quieter(
         next((new for new in kept if new.config == row.config), row)
         for row in record.rows
     ]
+    return better
+
+
+def note_again(record: Record) -> None:
+    """The day of a record is that of its first row: say until when others were measured
+    again, by the same code.
+    """
+    others = [note for note in record.notes if not note.startswith(NOTE)]
+    record.notes = [*others, f"{NOTE} {datetime.now(UTC):%Y-%m-%d}"]
 
 
 def took(rows: list[Row]) -> float:

@@ -1,6 +1,7 @@
 """Rows that a slow host may have touched are measured again when it is quiet."""
 
 import time
+from datetime import UTC, datetime
 
 import pytest
 
@@ -224,6 +225,23 @@ def test_what_is_still_touched_is_tried_again_until_it_is_not(
     assert measured == [3, 4, 3, 3] and slowest(record_file)[2:4] == [1, 1.1]
     settled = [e["done"] for e in outcome.events if e["event"] == "settled"]
     assert settled == [1, 2] and outcome.events[-1]["event"] == "complete"
+
+
+def test_a_record_says_until_when_rows_were_measured_again(
+    run, record_file, monkeypatch, measured, slow
+):
+    """Once, and not of the rows of its own run, nor where the old ones stay."""
+    today = f"some rows measured again until {datetime.now(UTC):%Y-%m-%d}"
+    assert store.read(record_file).notes == []
+    monkeypatch.setattr(again, "TIMES_LATER", 1)
+    probing(monkeypatch, 1, 5)
+    run(again="2")
+    assert store.read(record_file).notes == []
+    slow.notes = ["seen", "some rows measured again until 2026-01-01"]
+    store.write(slow, record_file)
+    probing(monkeypatch)
+    run(again="2,3")
+    assert store.read(record_file).notes == ["seen", today]
 
 
 def test_each_try_is_on_the_cores_that_are_quick_then(run, monkeypatch, measured, slow):
