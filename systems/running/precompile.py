@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterator
 from importlib import import_module
-from itertools import accumulate
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
@@ -117,13 +117,12 @@ def rehearse(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
     wanted = [c for c in pending if kind_of(c) in STEMS[stem].rehearsed]
     if len(wanted) < LEAST_ROWS or count < 2 or ends <= started:
         return
+    configs = configs_of(stem, grid)
+    rows = [i for i, config in enumerate(configs) if config in wanted]
+    shares = [rows[i::count] for i in range(min(count, len(rows)))]
     if needed := getattr(import_module(STEMS[stem].module), "bytes_ahead", None):
-        count = min(count, that_fit([needed(config) for config in wanted], free()))
-    rows = [i for i, config in enumerate(configs_of(stem, grid)) if config in wanted]
+        shares = that_fit({row: needed(configs[row]) for row in rows}, count, free())
     command = [sys.executable, "-m", "systems.running.precompile", stem, grid]
-    shares = [
-        [str(row) for row in rows[i::count]] for i in range(min(count, len(rows)))
-    ]
     environment = os.environ | {
         # There are processes enough without more of PyTorch's compiler.
         "TORCHINDUCTOR_COMPILE_THREADS": str(cores_of_each),
@@ -139,7 +138,7 @@ def rehearse(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
     children: list[subprocess.Popen[Any]] = []
     try:
         for share in shares:
-            children.append(subprocess.Popen([*command, *share], **options))
+            children.append(subprocess.Popen([*command, *map(str, share)], **options))
         for child in children:
             child.wait(timeout=max(0.0, ends - time.time()))
     except subprocess.TimeoutExpired:
@@ -165,10 +164,19 @@ def end(children: list[subprocess.Popen[Any]]) -> None:
             child.wait()
 
 
-def that_fit(needs: list[int], room: int) -> int:
-    """How many at once surely fit, 1 at least: the largest together."""
-    totals = accumulate(sorted(needs, reverse=True))
-    return max(1, sum(total <= room for total in totals))
+def that_fit(needs: dict[int, int], most: int, room: int) -> list[list[int]]:
+    """Rows by what they need, shared out among as many processes as surely fit at once,
+    1 at least. Those that need much come one after the other, in the same process, so
+    that it is no more than one of them at any moment.
+    """
+    rows = sorted(needs, key=needs.__getitem__, reverse=True)
+    for count in range(min(most, len(rows)), 0, -1):
+        # What is left over goes to those that need least.
+        ends = [len(rows) * i // count for i in range(count + 1)]
+        shares = [rows[start:end] for start, end in pairwise(ends)]
+        if count == 1 or sum(needs[share[0]] for share in shares) <= room:
+            return shares
+    return []
 
 
 def free() -> int:

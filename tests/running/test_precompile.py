@@ -92,7 +92,7 @@ def test_what_compiles_much_is_compiled_ahead(name, started):
     assert compiled and not {x for x in compiled if x.startswith("sdpa")}
 
 
-@pytest.mark.parametrize(("room", "count"), [(2**50, 5), (100 * 2**30, 2), (1, 1)])
+@pytest.mark.parametrize(("room", "count"), [(2**50, 5), (100 * 2**30, 3), (1, 1)])
 def test_models_are_compiled_by_as_many_as_cores_and_memory_allow(
     started, monkeypatch, room, count
 ):
@@ -103,6 +103,14 @@ def test_models_are_compiled_by_as_many_as_cores_and_memory_allow(
     assert len(started) == count
     rows = {int(row) for command in started for row in command[5:]}
     assert {i for i, c in enumerate(configs) if c.execution == "compiled"} == rows
+
+
+def test_what_needs_much_waits_for_its_like_and_what_needs_little_is_beside_it():
+    needs = {0: 40, 1: 5, 2: 30, 3: 20, 4: 10, 5: 38}
+    assert precompile.that_fit(needs, 9, 143) == [[0], [5], [2], [3], [4], [1]]
+    assert precompile.that_fit(needs, 3, 80) == [[0, 5], [2, 3], [4, 1]]
+    assert precompile.that_fit(needs, 3, 79) == [[0, 5, 2], [3, 4, 1]]
+    assert precompile.that_fit(needs, 2, 59) == [[0, 5, 2, 3, 4, 1]]
 
 
 @pytest.mark.parametrize("deadline", [6, NEVER])
