@@ -177,10 +177,10 @@ def run_child(
     """
     module = "systems.running.measure"
     command = [sys.executable, "-m", module, stem, str(results.resolve()), *flags]
-    bars: AbstractContextManager[Any] = progress_bars()
+    bars: AbstractContextManager[Any]
+    bars = nullcontext(lane.bars) if lane else progress_bars()
     if lane:
         environment["CUDA_VISIBLE_DEVICES"] = lane.gpu
-        bars = nullcontext(lane.bars)
         if lane.cores:
             command += ["--cores", ",".join(map(str, lane.cores))]
     outcome, started = Outcome(stem, ""), time.monotonic()
@@ -212,7 +212,10 @@ def run_child(
             # Ctrl-C, or the warning of a cluster that ends the job.
             end([child])
             raise
-        progress.update(task, now="")
+        finally:
+            if lane:
+                # A bar of each that has ended would leave no room for those that run.
+                progress.remove_task(task)
     outcome.seconds = time.monotonic() - started
     outcome.code = child.returncode
     if child.returncode < 0:
@@ -233,19 +236,25 @@ def end(children: list[subprocess.Popen[str]]) -> None:
     """End them all, each with the processes of its rows. They clean up, unless they are
     deep in a library, or we are told once more.
     """
-    for child in children:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGTERM)
+    # The number of one that has ended may be another's by now.
+    running = [child for child in children if child.poll() is None]
     last = time.monotonic() + GRACE
     try:
-        for child in children:
+        for child in running:
+            signal_all(child, signal.SIGTERM)
+        for child in running:
             with suppress(subprocess.TimeoutExpired):
                 child.wait(timeout=max(0.0, last - time.monotonic()))
     finally:
-        for child in children:
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
+        for child in running:
+            signal_all(child, signal.SIGKILL)
+        for child in running:
             child.wait()
+
+
+def signal_all(child: subprocess.Popen[str], number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, number)
 
 
 def take_report(

@@ -217,8 +217,8 @@ def command_line() -> argparse.ArgumentParser:
         "--at-once",
         metavar="N",
         type=several,
-        help="so many experiments at a time, each on a GPU and cores of its own; here "
-        "alone",
+        help="N experiments at a time, each on one of the first N visible GPUs and its "
+        "share of the cores; not with --slurm",
     )
 
     checking = parser.add_argument_group("with --check").add_argument
@@ -291,11 +291,11 @@ def measure(
     look_at_caches()
     deadline = time.time() + time_limit * 60 if time_limit else 1e18
     if at_once > 1:
-        from tools.at_once import measure_at_once
+        from tools.at_once import CannotShare, measure_at_once
 
         try:
             outcomes = measure_at_once(only, at_once, results, quick, force, deadline)
-        except ValueError as error:
+        except CannotShare as error:
             stop(str(error))
     else:
         outcomes = [

@@ -101,6 +101,16 @@ def find_gpu(visible: str | None = None) -> Device | None:
     )
 
 
+def uuid_of(visible: str) -> str | None:
+    """What no other GPU has, of the one that CUDA_VISIBLE_DEVICES would name so."""
+    handle = _nvml_handle(visible)
+    if handle is None:
+        return None
+    import pynvml
+
+    return told(pynvml.nvmlDeviceGetUUID, handle)
+
+
 def used_by_others() -> tuple[int, int]:
     """How many processes compute on the GPU, and how many bytes of it are in use: all
     of others, before this process does. None that the driver does not tell.

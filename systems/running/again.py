@@ -25,6 +25,7 @@ from systems.records.record import Record, Row
 from systems.records.store import PARTIAL_SUFFIX, SUFFIX, RecordError
 from systems.running.groups import gpu_is_broken, look_at_host
 from systems.running.reports import report
+from systems.running.software import git_state
 
 # How often rows are measured again; and what that may take at the end of a run, in
 # seconds or as a share of what all rows took: some hosts are never quiet.
@@ -127,7 +128,7 @@ class Again:
         rows = self.measured(group, before, time.monotonic())
         if gpu_is_broken(self.module, rows):
             return False
-        if keep_quieter(self.record, rows, self.quiet, counts) and not counts:
+        if keep_quieter(self.record, rows, self.quiet, counts):
             note_again(self.record)
         store.write(self.record, self.path)
         return True
@@ -209,11 +210,14 @@ def keep_quieter(
 
 
 def note_again(record: Record) -> None:
-    """The day of a record is that of its first row: say until when others were measured
-    again, by the same code.
+    """The day and the commit of a record are those of its first row: say until when
+    others were measured again, and by which commit, if it was another day or commit.
     """
-    others = [note for note in record.notes if not note.startswith(NOTE)]
-    record.notes = [*others, f"{NOTE} {datetime.now(UTC):%Y-%m-%d}"]
+    now, git = f"{datetime.now(UTC):%Y-%m-%d}", git_state()
+    by = f", commit {git.commit[:10]}" if git and git != record.git else ""
+    if by or now != (record.started_utc or "")[:10]:
+        others = [note for note in record.notes if not note.startswith(NOTE)]
+        record.notes = [*others, f"{NOTE} {now}{by}"]
 
 
 def took(rows: list[Row]) -> float:

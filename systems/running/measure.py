@@ -56,9 +56,11 @@ IN_THE_WAY = (
 )  # fmt: skip
 
 
-def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
-    """Measure the configurations that the work in progress lacks. Returns the exit
-    code.
+def measure_stem(
+    name: str, results: Path, grid: str, deadline: float, shared: str = ""
+) -> int:
+    """Measure the configurations that the work in progress lacks. The record notes how
+    the host was `shared` out. Returns the exit code.
     """
     ended, stem = time.monotonic(), STEMS[name]
     device = machine.device_for(stem.quick if grid == "quick" else stem.full)
@@ -79,13 +81,14 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
         quick_cores(device.is_gpu) as cores,
     ):
         module = imported(stem, device)
-        shared = machine.shared_with() if device.is_gpu else ""
+        held = machine.shared_with() if device.is_gpu else ""
         configs = module.configs(quick=grid == "quick")
         record = new_record(name, device, grid, configs, module.PROTOCOL)
         progress = partial_path(path)
         record = resume(progress, record, configs)
-        if shared and shared not in record.notes:
-            record.notes.append(shared)
+        for note in (held, shared if device.is_gpu else ""):
+            if note and note not in record.notes:
+                record.notes.append(note)
         # Where one row of a group is missing, all were not measured in turns.
         groups = groups_of(module, configs)
         missing = [
@@ -142,6 +145,20 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
             again.at_the_end(groups, deadline)
     report(event="complete")
     return 0
+
+
+def on_cores(cores: str) -> str:
+    """Keep this process, and those that it starts, on these cores; what a record says
+    of it.
+    """
+    wanted = {int(core) for core in cores.split(",")}
+    try:
+        os.sched_setaffinity(0, wanted)
+    except OSError as error:
+        raise CannotStart(
+            f"can't run on cores {cores}: {error.strerror}; start the command again"
+        ) from None
+    return f"on {len(wanted)} of {os.cpu_count()} cores"
 
 
 def imported(stem: Stem, device: Device) -> Any:
@@ -212,9 +229,8 @@ def main(
     """Measure STEM into RESULTS; `again`, its rows of these numbers. On these `cores`,
     where they are given: others measure on the rest.
     """
-    if cores:
-        os.sched_setaffinity(0, map(int, cores.split(",")))
     try:
+        shared = on_cores(cores) if cores else ""
         for value, known in ((stem, STEMS), (grid, ("full", "quick"))):
             if value not in known:
                 raise CannotStart(f"{value!r} is none of {', '.join(known)}")
@@ -224,7 +240,7 @@ def main(
             rows = [int(number) for number in again.split(",")]
             code = measure_again(stem, results, rows, deadline)
         else:
-            code = measure_stem(stem, results, grid, deadline)
+            code = measure_stem(stem, results, grid, deadline, shared)
     except (CannotStart, RecordError) as error:
         stop(str(error))
     except OSError as error:

@@ -230,18 +230,28 @@ def test_what_is_still_touched_is_tried_again_until_it_is_not(
 def test_a_record_says_until_when_rows_were_measured_again(
     run, record_file, monkeypatch, measured, slow
 ):
-    """Once, and not of the rows of its own run, nor where the old ones stay."""
-    today = f"some rows measured again until {datetime.now(UTC):%Y-%m-%d}"
-    assert store.read(record_file).notes == []
+    """Once; not where the old ones stay, nor of the day and the commit that it names
+    anyway.
+    """
+    today, start = f"{datetime.now(UTC):%Y-%m-%d}", "some rows measured again until"
     monkeypatch.setattr(again, "TIMES_LATER", 1)
+    slow.notes, slow.started_utc = ["seen", f"{start} 2026-01-01"], "2026-01-01 10:00"
+    store.write(slow, record_file)
     probing(monkeypatch, 1, 5)
     run(again="2")
-    assert store.read(record_file).notes == []
-    slow.notes = ["seen", "some rows measured again until 2026-01-01"]
-    store.write(slow, record_file)
+    assert store.read(record_file).notes == slow.notes
     probing(monkeypatch)
-    run(again="2,3")
-    assert store.read(record_file).notes == ["seen", today]
+    run(again="2")
+    assert store.read(record_file).notes == ["seen", f"{start} {today}"]
+    monkeypatch.setenv("GIT_COMMIT", "0123456789abcdef")
+    run(again="3")
+    told = f"{start} {today}, commit 0123456789"
+    assert store.read(record_file).notes == ["seen", told]
+    slow.notes, slow.started_utc = [], f"{today} 00:00"
+    store.write(slow, record_file)
+    monkeypatch.setenv("GIT_COMMIT", slow.git.commit)
+    run(again="2")
+    assert store.read(record_file).notes == []
 
 
 def test_each_try_is_on_the_cores_that_are_quick_then(run, monkeypatch, measured, slow):

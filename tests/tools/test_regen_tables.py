@@ -86,7 +86,7 @@ WRONG = {
     "--time-limit -1": "argument --time-limit: -1 is no number of minutes above 0",
     "--time-limit x": "argument --time-limit: x is no number of minutes above 0",
     "--at-once 1": "argument --at-once: 1 is no number of GPUs above 1",
-    "--at-once 2": "--at-once 2: 0 GPUs are visible",
+    "--at-once 2": "--at-once 2 needs a GPU and none was found: leave it out",
     "--slurm --at-once 2": "--at-once goes with measuring, not with --slurm",
     "--list --render": "argument --render: not allowed with argument --list",
     "--list --quick": f"--quick {MEASURES} --list",

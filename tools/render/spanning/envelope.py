@@ -248,7 +248,7 @@ def gain_facts(profile: Record | None) -> dict[str, str]:
     ratio = peak.bf16 / peak.fp32
     return {
         "rates": say(ratio, "{:.1f}"),
-        "product_share": say(share, percent),
+        "product_share": say(100 * share, "{:.1f} %"),
         "expected_gain": say(1 / (1 - share + share / ratio), "{:.1f}"),
     }
 

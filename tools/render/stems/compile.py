@@ -241,7 +241,10 @@ def speedups_body(record: Record) -> str:
         left=3,
         telling=at_ends,
     )
-    caption = "Eager time over compiled time of each phase, context 512."
+    caption = (
+        "Eager time over compiled time of each phase, context 512. A dagger judges the "
+        "whole step, not the phase."
+    )
     return captioned(caption, shown)
 
 
@@ -344,6 +347,17 @@ def kernels_of(c: Cell) -> str:
 # Figure -------------------------------------------------------------------------------
 
 
+def steady_cases(record: Record | None) -> str:
+    """Where neither step is doubtful: "`medium`, `large` in fp32; `2.7B` in bf16"."""
+    told = []
+    for precision in PRECISIONS:
+        cells = [at(record, size, precision) for size in TABLE_1]
+        sizes = [f"`{c.config['size']}`" for c in cells if steady([speedup(record, c)])]
+        if sizes:
+            told.append(f"{', '.join(sizes)} in {precision}")
+    return "; ".join(told) or NOT_MEASURED
+
+
 def step_speedups(record: Record | None, *phases: str) -> list[float]:
     """Where the model is compiled and AdamW is not, and neither step is doubtful."""
     return steady(speedup(record, c, *phases) for c in grid(record, "compiled"))
@@ -426,6 +440,7 @@ def facts(record: Record | None) -> dict[str, str]:
                 if known([speedup(record, c)])
             )
         ),
+        "steady_cases": steady_cases(record),
         "speedup_least": say(least(step_speedups(record)), "{:.2f}"),
         "speedup_most": say(most(step_speedups(record)), "{:.2f}"),
         "optimizer_eager": say(eager.ms("optimizer"), "{:.1f} ms"),

@@ -11,7 +11,7 @@ def clock_adds(c: Cell) -> float:
 
 
 def waiting_adds(c: Cell) -> float:
-    """What waiting costs: those events over events with the queue kept full."""
+    """What waiting costs: those events over events of passes without a wait."""
     return c.ms("events") / c.ms("queued_events") - 1
 
 
@@ -33,7 +33,7 @@ def body(record: Record) -> str:
         ("our clock, ms", lambda c: c.ms("clock"), "{:.3f}"),
         ("events, ms", lambda c: c.ms("events"), "{:.3f}"),
         ("clock adds", lambda c: 100 * clock_adds(c), "{:+z.2f} %"),
-        ("events, queue full, ms", lambda c: c.ms("queued_events"), "{:.3f}"),
+        ("events, no waits, ms", lambda c: c.ms("queued_events"), "{:.3f}"),
         ("waiting adds", lambda c: 100 * waiting_adds(c), "{:+z.2f} %"),
         left=0,
     )

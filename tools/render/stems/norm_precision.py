@@ -228,7 +228,7 @@ def facts(record: Record | None) -> dict[str, str]:
     """Where a layer norm fails, and what each way makes of the widest one."""
     fp16, bf16 = (at(record, "layer", dtype, "library") for dtype in ("fp16", "bf16"))
     widest = {c: output_error(at(record, "layer", "bf16", c, WIDEST)) for c in COMPUTE}
-    smallest = output_error(at(record, "rms", "fp16", "library"), 0)
+    smallest = output_error(at(record, "layer", "fp16", "library"), 0)
     return {f"bf16_{c}": say(error, in_percent) for c, error in widest.items()} | {
         "fp16_square_overflows": first_with(fp16, "square", "∞"),
         "fp16_output_zero": first_with(fp16, "output", "=0"),

@@ -28,11 +28,13 @@ AGREE = 0.03
 SAME = 1.1
 
 CAPTIONS = {
-    "kernels.md": "The kernels of one training step at context 512 under nsys, and "
-    "their time divided by that under torch.profiler (*torch*).",
+    "kernels.md": "The kernels of one training step at context 512 under nsys, copies "
+    "and fills of memory included, and their time divided by that under "
+    "torch.profiler (*torch*).",
     "cost.md": "A step without a profiler, and how many times as long it takes under "
     "each. *Again*: the same step without a profiler, timed once more before nsys "
-    "starts, divided by the first time.",
+    "starts, divided by the first time. *nsys* is divided by that second time, "
+    "*torch* by the first.",
 }
 
 

@@ -272,7 +272,7 @@ def times_figure(record: Record) -> str:
             axes.set_title(f"{precision}, ms")
 
     grown = [
-        f"{factor:.2f}-fold for {size} in {precision}"
+        f"by {factor:.2f} for {size} in {precision}"
         for size, precision in (("small", "bf16"), ("2.7B", "fp32"))
         if (factor := growth(record, size, precision))
     ]
@@ -280,8 +280,8 @@ def times_figure(record: Record) -> str:
         record,
         "times",
         draw,
-        "From context 128 to 512 the time of a forward pass grows "
-        f"{' and '.join(grown) or 'as far as measured'}.",
+        "From context 128 to 512 the time of a forward pass is multiplied "
+        f"{' and '.join(grown) or 'by a factor not measured'}.",
         "Median time without gradients, for each model size. Both axes are "
         "logarithmic.",
         narrow=520,
