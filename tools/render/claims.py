@@ -83,7 +83,9 @@ def verdict(claim: Claim, record: Record | None) -> str:
             numbers = steady[1]
             left_out = " Rows that a slow host may have changed are left out."
     said = claim.sentence if holds else claim.otherwise or claim.sentence
-    judged = "Holds" if holds else "Does not hold here"
+    # What a claim says otherwise is what was found.
+    found = "; found instead" if claim.otherwise else ""
+    judged = "Holds" if holds else f"Does not hold here{found}"
     why = f" *Why this bar:* {claim.because}" if claim.because else ""
     return f"**{judged}:** {said} {inert(in_words(numbers))}{left_out}{why} {link}"
 

@@ -420,7 +420,10 @@ def test_an_altered_record_turns_the_claim_over(name, found, monkeypatch):
     after, text = claim.judge(record), claims.verdict(claim, record)
     assert isinstance(after, tuple) and said(claim, after) in text
     assert after[0] != before[0] and after[1] != before[1]
-    assert text.startswith("**Holds:**" if after[0] else "**Does not hold here:**")
+    # Said otherwise, it is what was found.
+    found_instead = "; found instead" if claim.otherwise else ""
+    label = "Holds" if after[0] else f"Does not hold here{found_instead}"
+    assert text.startswith(f"**{label}:**")
 
 
 @pytest.mark.parametrize("name", BY_NAME)

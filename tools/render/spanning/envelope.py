@@ -23,6 +23,7 @@ from tools.render.markdown import percent
 from tools.render.rows import MISSING, Cell, cell, cells, data_sheet, say, span
 from tools.render.stems.end_to_end.rows import at as timed
 from tools.render.stems.kernel_profile.rows import at as profiled
+from tools.render.stems.warmup import later, nth
 
 BATCH = 4
 # Where nobody lists the primary GPU, the drawing shows this one, and says so.
@@ -231,10 +232,8 @@ def step_facts(record: Record | None) -> dict[str, str]:
 
 def warmup_facts(record: Record | None) -> dict[str, str]:
     """What one slow step does to the mean of ten."""
-    names = ("forward", "loss", "backward")
-    cold, warm = cell(record, warmup=0), cell(record, warmup=5)
-    first = cold.samples(*names)[0] if cold else cold.missing
-    return {"mean_predicted": say((first / warm.ms(*names) + 9) / 10, "{:.1f}")}
+    cold = cell(record, warmup=0)
+    return {"mean_predicted": say((nth(cold, 0) / later(cold) + 9) / 10, "{:.1f}")}
 
 
 def gain_facts(profile: Record | None) -> dict[str, str]:

@@ -428,8 +428,7 @@ def facts(record: Record | None) -> dict[str, str]:
         found[f"graph_{size.replace('.', '_')}"] = graph
     rounds = max((c.config.get("rounds", 1) for c in ran(record)), default=1)
     adamw = at(record, "small", "fp32", "compiled_optimizer")
-    # What took turns with it, and without it any eager step.
-    eager = eager_of(record, adamw) if adamw else at(record, "small", "fp32", "eager")
+    eager, graph = (at(record, "small", "fp32", way) for way in ("eager", "graph"))
     return {
         **found,
         "rounds": str(rounds) if rounds > 1 else NOT_MEASURED,
@@ -444,6 +443,14 @@ def facts(record: Record | None) -> dict[str, str]:
         "speedup_least": say(least(step_speedups(record)), "{:.2f}"),
         "speedup_most": say(most(step_speedups(record)), "{:.2f}"),
         "optimizer_eager": say(eager.ms("optimizer"), "{:.1f} ms"),
+        "optimizer_graph": say(graph.ms("optimizer"), "{:.1f} ms"),
+        **{
+            f"{phase}_gains": " to ".join(
+                say(end(step_speedups(record, phase)), "{:.2f}")
+                for end in (least, most)
+            )
+            for phase in ("forward", "backward")
+        },
         "optimizer_compiled": say(adamw.ms("optimizer"), "{:.1f} ms"),
         "optimizer_compile": say(compile_seconds(adamw, "optimizer"), "{:.0f} s"),
     }

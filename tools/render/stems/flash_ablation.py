@@ -109,8 +109,8 @@ BACKWARD = {
         "Five products for each tile, and many programs add to one dQ by atomics, in "
         "an order that changes from run to run.",
         "1.4: five products instead of seven",
-        "The rest of what two products take is lost again: for each tile of keys a "
-        "tile of dQ goes to memory.",
+        "The rest of what two products take is lost again, most likely because for "
+        "each tile of keys a tile of dQ goes to memory.",
     ),
     "plain_backward": Step(
         "two passes, any shape",

@@ -1,6 +1,6 @@
 """Table and figure of `warmup`: the first steps of a process beside the later ones."""
 
-from statistics import fmean
+from statistics import fmean, median
 
 from matplotlib.figure import Figure
 
@@ -55,7 +55,8 @@ def body(record: Record) -> str:
 
 
 def steps_figure(record: Record) -> str:
-    ratio = nth(cell(record, warmup=0), 0) / cell(record, warmup=5).ms(*PASSES)
+    cold = cell(record, warmup=0)
+    ratio = nth(cold, 0) / later(cold)
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -82,6 +83,14 @@ def steps_figure(record: Record) -> str:
     )
 
 
+def later(c: Cell) -> float:
+    """The median of the measured steps after the first: of the same process, as another
+    one may have had another host.
+    """
+    steps = c.samples(*PASSES)[1:]
+    return c.as_steady(median(steps), *PASSES) if steps else c.missing
+
+
 def mean_after(record: Record | None, warmup: int) -> float:
     """Mean of the steps measured after so many warm-up steps."""
     return cell(record, warmup=warmup).summary(*PASSES).mean
@@ -99,7 +108,8 @@ def halves(record: Record | None, warmup: int) -> float:
 
 def facts(record: Record | None) -> dict[str, str]:
     """The first step of a cold process against settled ones."""
-    cold, settled = cell(record, warmup=0), cell(record, warmup=5).ms(*PASSES)
+    cold = cell(record, warmup=0)
+    settled = later(cold)
     times = {
         "first_step": nth(cold, 0),
         "second_step": nth(cold, 1),

@@ -73,7 +73,7 @@ CAPTIONS = {
     ),
     "speedup-table.md": (
         "fp32 against bf16 autocast at every size and context. Forward is that of a "
-        "training step, which keeps its graph: a pass without one is a little faster."
+        "training step, which keeps its graph: a pass without one has less to do."
     ),
     "speedup-tf32.md": "What TF32 and bf16 gain over fp32 in each pass, context 512.",
 }

@@ -12,7 +12,15 @@ from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.markdown import columns, per_device, percent
 from tools.render.plots import DARK, family, note, plain_log_scale, plot
-from tools.render.rows import MISSING, Cell, known, most, say, steady
+from tools.render.rows import (
+    MISSING,
+    NOT_MEASURED,
+    Cell,
+    known,
+    most,
+    say,
+    steady,
+)
 from tools.render.stems.end_to_end.rows import (
     at,
     flops,
@@ -193,7 +201,14 @@ def facts(record: Record | None) -> dict[str, str]:
         **{name: say(value, percent) for name, value in shares.items()},
         "slower_cells": say(slower, f"{{}} of {len(gains)}"),
         "gain_most": say(most(gains), "{:.2f}"),
+        "gains_1024": gains_by_size(record, 1024),
     }
+
+
+def gains_by_size(record: Record | None, context: int) -> str:
+    """ "2.17, 2.42" of both passes, the smallest model first."""
+    told = [gain(record, (size, context)) for size in TABLE_1]
+    return ", ".join(say(ratio, "{:.2f}") for ratio in known(told)) or NOT_MEASURED
 
 
 # Claims -------------------------------------------------------------------------------

@@ -309,6 +309,8 @@ def facts(record: Record | None) -> dict[str, str]:
         "2_7B": largest,
     }.items():
         found[f"profiled_{key}"] = say(profiled_ms(c), ms)
+        if key == "small_128":
+            found[f"unprofiled_{key}"] = say(c.ms("forward"), ms)
         found[f"span_{key}"] = say(span_ms(c), ms)
         found[f"busy_{key}"] = say(busy_ms(c), ms)
     short = at(record, *SHORT, "forward")
@@ -380,6 +382,10 @@ def attention_facts(c: Cell) -> dict[str, str]:
     return {
         "multiplying_ms_small": say(multiplied or c.missing, "{:.2f} ms"),
         "multiplying_ratio_small": say((multiplied or c.missing) / time, "{:.2f}"),
+        "multiplying_rate_small": say(
+            products_flops * products_ms(c) / (multiplied or c.missing) / 1e12,
+            "{:.1f} TFLOP/s",
+        ),
         "softmax_bandwidth_small": say(softmax_bytes / peak.bandwidth, percent),
         "products_share_small": say(products_flops / peak.fp32, percent),
         "softmax_ms_small": say(time, "{:.2f} ms"),

@@ -117,8 +117,7 @@ def facts(record: Record | None) -> dict[str, str]:
         return say(ratio, "{:.2f}")
 
     named = [(m, c, "fp32") for m in ("forward", "step") for c in CONTEXTS]
-    named += [(m, LONGEST, "bf16") for m in ("forward", "step")]
-    named += [("step", CONTEXTS[1], "bf16")]
+    named += [(m, c, "bf16") for m in ("forward", "step") for c in CONTEXTS]
     named += [(m, LONGEST, "fp32") for m in ("forward_graph", "forward_two_graphs")]
     found = {f"{m}_{c}_{p}": in_gib(peak(m, c, p)) for m, c, p in named}
     for mode in ("forward", "forward_graph", "forward_two_graphs"):
