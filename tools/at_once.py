@@ -48,7 +48,8 @@ def measure_at_once(
             while not stopped.is_set() and (stem := next_of(waiting)):
                 found = measure_if_stale(stem, results, quick, force, deadline, lane)
                 outcomes[stem] = found
-                bars.console.print(f"{stem}: {found.message}")
+                if not stopped.is_set():
+                    bars.console.print(f"{stem}: {found.message}")
 
         try:
             futures = [pool.submit(work, lane) for lane in lanes]

@@ -206,8 +206,10 @@ def test_one_lane_that_fails_ends_the_others(node, monkeypatch, tmp_path):
     assert time.monotonic() - start < 20
 
 
-def test_stopped_it_leaves_no_child_in_any_lane(node, monkeypatch, tmp_path):
-    """By Ctrl-C, which only the main thread sees. What waits is not begun."""
+def test_stopped_it_leaves_no_child_in_any_lane(node, monkeypatch, tmp_path, capsys):
+    """By Ctrl-C, which only the main thread sees. What waits is not begun, and none is
+    said to have crashed.
+    """
     child_that(
         monkeypatch,
         f"""
@@ -229,6 +231,7 @@ time.sleep(60)
         measure_at_once(["warmup", "compile", "nsys"], 2, tmp_path, *ARGUMENTS)
     begun = [int(path.name) for path in tmp_path.iterdir()]
     assert len(begun) == 2 and time.monotonic() - start < 30
+    assert "crashed" not in capsys.readouterr().out
     for pid in begun:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
