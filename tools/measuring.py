@@ -236,8 +236,9 @@ def end(children: list[subprocess.Popen[str]]) -> None:
     """End them all, each with the processes of its rows. They clean up, unless they are
     deep in a library, or we are told once more.
     """
-    # The number of one that has ended may be another's by now.
-    running = [child for child in children if child.poll() is None]
+    # The number of one that has been waited for may be another's by now. Of one that
+    # ended just now, processes of rows may still run.
+    running = [child for child in children if child.returncode is None]
     last = time.monotonic() + GRACE
     try:
         for child in running:
