@@ -428,7 +428,9 @@ def facts(record: Record | None) -> dict[str, str]:
         found[f"graph_{size.replace('.', '_')}"] = graph
     rounds = max((c.config.get("rounds", 1) for c in ran(record)), default=1)
     adamw = at(record, "small", "fp32", "compiled_optimizer")
-    eager, graph = (at(record, "small", "fp32", way) for way in ("eager", "graph"))
+    alone, graph = (at(record, "small", "fp32", way) for way in ("eager", "graph"))
+    # What took turns with it, and without it any eager step.
+    eager = eager_of(record, adamw) if adamw else alone
     return {
         **found,
         "rounds": str(rounds) if rounds > 1 else NOT_MEASURED,
@@ -443,6 +445,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "speedup_least": say(least(step_speedups(record)), "{:.2f}"),
         "speedup_most": say(most(step_speedups(record)), "{:.2f}"),
         "optimizer_eager": say(eager.ms("optimizer"), "{:.1f} ms"),
+        "optimizer_eager_alone": say(alone.ms("optimizer"), "{:.1f} ms"),
         "optimizer_graph": say(graph.ms("optimizer"), "{:.1f} ms"),
         **{
             f"{phase}_gains": " to ".join(
