@@ -120,6 +120,7 @@ STEMS = {
         "systems.experiments.triton_versions",
         full=("cuda",),
         quick=("cuda", "cpu"),
+        rehearsed=("ours", "ours_triton"),
         needs=("triton",),
     ),
     "method": Stem("systems.experiments.method", full=("cuda",), quick=("cuda",)),

@@ -1,9 +1,9 @@
 """Which software, which kernels, how fast: the same attention with each Triton that a
 torch of our range brings, and which of our kernels it gets.
 
-Each row has a process of its own, which imports the Triton of the row from a folder
-that holds triton-3.9.0 and the like: `build`, where `make versions` leaves them, or the
-one that TRITON_FOLDER names. The one that is installed needs none.
+The rows of each Triton have a process of their own, which imports it from a folder that
+holds triton-3.9.0 and the like: `build`, where `make versions` leaves them, or the one
+that TRITON_FOLDER names. The one that is installed needs none.
 
     PYTHONPATH=build/triton-3.9.0 python -m systems.experiments.triton_versions \\
         --triton 3.9.0 --implementation ours --n 4096 --d 128
@@ -20,7 +20,8 @@ from systems.experiments import flash_peers
 from systems.records.outcome import NotInstalled, Turns
 from systems.running.command import main, option
 
-FRESH_PROCESS = True
+# The rows of one version have a process in common: to import all of it takes seconds.
+PROCESS_OF = "triton"
 FOLDER = "TRITON_FOLDER"
 # What torch 2.11, 2.12 and 2.13, 2.14, and 2.15 bring with them.
 VERSIONS = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
@@ -29,7 +30,7 @@ IMPLEMENTATIONS = ("ours", "ours_triton")
 # The first of `flash_peers`.
 SHAPES = 8
 PROTOCOL = flash_peers.PROTOCOL | {
-    "order": "five rounds in a process of each version, one process after the other",
+    "order": "five rounds by each version in turn, each in a process that goes on",
     "torch": "the installed one, with each Triton",
 }
 
@@ -67,7 +68,7 @@ def folder_of(version: str) -> Path:
 
 
 def environment(config: Config) -> dict[str, str]:
-    """What the process of a row is given, to import its Triton."""
+    """What a process is given, to import the Triton of its rows."""
     folder = folder_of(config.triton)
     if config.triton == triton.__version__ or not folder.is_dir():
         return {}

@@ -2,27 +2,20 @@
 them.
 """
 
-import os
-import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
-import msgspec
-
-from systems import ROOT
 from systems.records.device import META, Device, sm_clock_mhz
 from systems.records.host import Probe
 from systems.records.neighbours import NOTE
-from systems.records.outcome import as_reason, turns_of
+from systems.records.outcome import as_reason
 from systems.records.record import Record, Row
 from systems.running import machine, profilers
-from systems.running.command import options_of
 from systems.running.host import probe
+from systems.running.processes import elsewhere, turns
 
 
 def groups_of(module: Any, configs: list[Any]) -> list[list[Any]]:
@@ -68,64 +61,31 @@ def measure_group(module: Any, configs: list[Any]) -> list[Row]:
     """Their rows, measured in turns. What goes wrong is a failed row that names the
     cause, tried again by the next run; it takes nothing from the others.
     """
-    fresh = getattr(module, "FRESH_PROCESS", False)
-    start = (
-        partial(in_a_process, module) if fresh else partial(turns_of, run=module.run)
-    )
-    going = {config: start(config) for config in configs}
+    going = {config: turns(module, config) for config in configs}
     rows: dict[Any, Row] = {}
     while going:
-        for config, turns in list(going.items()):
-            if (row := next_turn(config, turns)) is not None:
+        for config, left in list(going.items()):
+            if (row := next_turn(config, left)) is not None:
                 rows[config] = row
                 del going[config]
     return [rows[config] for config in configs]
 
 
-def next_turn(config: Any, turns: Iterator[Row | None]) -> Row | None:
+def next_turn(config: Any, left: Iterator[Row | None]) -> Row | None:
     """The row, where this was its last turn."""
     try:
-        return next(turns)
+        return next(left)
     except Exception as error:
         traceback.print_exc()
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return Row(asdict(config), "failed", reason=as_reason(reason))
 
 
-def in_a_process(module: Any, config: Any) -> Iterator[Row]:
-    """The row of a process of its own, with what the experiment adds to its
-    environment.
-    """
-    added = getattr(module, "environment", lambda config: {})(config)
-    child = subprocess.run(
-        [sys.executable, "-m", module.__name__, *options_of(config), "--json"],
-        cwd=ROOT,
-        env=os.environ | added,
-        capture_output=True,
-        text=True,
-    )
-    if child.returncode:
-        reason = f"exit code {child.returncode}: {error_in(child.stderr)}"
-        yield Row(asdict(config), "failed", reason=reason)
-    else:
-        yield msgspec.json.decode(child.stdout.splitlines()[-1], type=Row)
-
-
-def error_in(stderr: str) -> str:
-    """The line that names an error: where there is a traceback the first behind it, for
-    PyTorch's messages end with advice; else the last.
-    """
-    lines = stderr.strip().splitlines() or ["no message"]
-    _, found, behind = stderr.rpartition("Traceback (most recent call last):\n")
-    named = [line for line in behind.splitlines() if line and not line[0].isspace()]
-    return named[0] if found and named else lines[-1]
-
-
 def gpu_is_broken(module: Any, rows: list[Row]) -> bool:
     """Whether a failure leaves CUDA unusable in this process, so that later rows could
     not be trusted. A row with a process of its own breaks that alone.
     """
-    return not getattr(module, "FRESH_PROCESS", False) and any(
+    return not elsewhere(module) and any(
         row.status == "failed" and "CUDA error" in (row.reason or "") for row in rows
     )
 
@@ -135,6 +95,6 @@ def look_at_host(device: Device, module: Any) -> list[Probe]:
     if device == META:
         return []
     # Where rows have processes of their own, this one holds nothing on the GPU.
-    in_process = not getattr(module, "FRESH_PROCESS", False)
+    in_process = not elsewhere(module)
     profilers.let_go()
     return [probe(launches=device.is_gpu and in_process)]

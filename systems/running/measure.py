@@ -37,6 +37,7 @@ from systems.running.groups import (
 )
 from systems.running.limited import limit_memory, would_publish
 from systems.running.precompile import folder_for_compiled, rehearse
+from systems.running.processes import kept_processes
 from systems.running.reports import CannotStart, exit_when_terminated, report
 from systems.running.resuming import (
     complete_record,
@@ -234,13 +235,14 @@ def main(
         for value, known in ((stem, STEMS), (grid, ("full", "quick"))):
             if value not in known:
                 raise CannotStart(f"{value!r} is none of {', '.join(known)}")
-        if verify:
-            code = verify_stem(stem, results)
-        elif again:
-            rows = [int(number) for number in again.split(",")]
-            code = measure_again(stem, results, rows, deadline)
-        else:
-            code = measure_stem(stem, results, grid, deadline, shared)
+        with kept_processes():
+            if verify:
+                code = verify_stem(stem, results)
+            elif again:
+                rows = [int(number) for number in again.split(",")]
+                code = measure_again(stem, results, rows, deadline)
+            else:
+                code = measure_stem(stem, results, grid, deadline, shared)
     except (CannotStart, RecordError) as error:
         stop(str(error))
     except OSError as error:

@@ -29,8 +29,8 @@ import typer
 from systems import ROOT
 from systems.experiments import STEMS
 from systems.records.files import open_plain, write_whole
-from systems.records.outcome import turns_of
 from systems.running.limited import limit_memory, simulated_gib
+from systems.running.processes import kept_processes, turns
 from systems.running.reports import exit_when_terminated, report
 
 # Each holds a context and a row's tensors on the GPU.
@@ -240,14 +240,15 @@ def main(stem: str, grid: str, rows: list[int]) -> None:
     end_with(int(os.environ.get(PARENT, os.getppid())))
     limit_memory()
     module, configs = import_module(STEMS[stem].module), configs_of(stem, grid)
-    for row in rows:
-        # Whatever goes wrong goes wrong again where it is reported.
-        with contextlib.suppress(Exception):
-            if hasattr(module, "precompile"):
-                module.precompile(configs[row])
-            else:
-                # Of rows measured in turns, all that is compiled is in the first.
-                next(turns_of(configs[row], module.run))
+    with kept_processes():
+        for row in rows:
+            # Whatever goes wrong goes wrong again where it is reported.
+            with contextlib.suppress(Exception):
+                if hasattr(module, "precompile"):
+                    module.precompile(configs[row])
+                else:
+                    # Of rows measured in turns, all that is compiled is in the first.
+                    next(turns(module, configs[row]))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from systems.experiments.triton_versions import (
     environment,
 )
 from systems.records.outcome import measure_row
-from systems.running import groups
+from systems.running import processes
+from systems.running.processes import in_a_process, kept_processes
 from tests import fake_stem
 
 ANOTHER = next(version for version in VERSIONS if version != triton.__version__)
@@ -94,12 +95,12 @@ def test_the_process_of_a_row_has_what_the_experiment_adds(monkeypatch):
         seen.append(env)
         return SimpleNamespace(returncode=1, stderr="stopped")
 
-    monkeypatch.setattr(groups.subprocess, "run", start)
+    monkeypatch.setattr(processes.subprocess, "run", start)
     monkeypatch.setenv("THERE", "before")
     for module in (triton_versions, fake_stem):
-        list(groups.in_a_process(module, module.Config()))
+        list(in_a_process(module, module.Config()))
     monkeypatch.setattr(triton_versions, "environment", lambda c: {"ADDED": c.triton})
-    list(groups.in_a_process(triton_versions, Config("3.9.0")))
+    list(in_a_process(triton_versions, Config("3.9.0")))
     assert [env.get("ADDED") for env in seen] == [None, None, "3.9.0"]
     assert {env["THERE"] for env in seen} == {"before"}
 
@@ -112,5 +113,6 @@ def test_a_process_imports_the_version_of_its_row(tmp_path, monkeypatch):
     (place / "triton" / "__init__.py").write_text("print('0.0.1 was imported')\n1 / 0")
     monkeypatch.setenv(FOLDER, str(tmp_path))
     monkeypatch.setattr(sys, "stderr", sys.__stderr__)
-    (row,) = groups.in_a_process(triton_versions, Config("0.0.1"))
-    assert row.status == "failed" and "ZeroDivisionError" in (row.reason or "")
+    with kept_processes():
+        (row,) = processes.turns(triton_versions, Config("0.0.1"))
+    assert row and row.status == "failed" and "ZeroDivisionError" in (row.reason or "")

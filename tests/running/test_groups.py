@@ -1,27 +1,13 @@
-"""Rows in turns and in processes of their own, with the host around them."""
-
-import os
+"""Rows in turns, with the host around them."""
 
 import pytest
 
 from systems.experiments import STEMS
 from systems.records import store
 from systems.records.outcome import measure_row
-from systems.running import groups
 from tests import fake_stem
 from tests.factories import fake_stem_on
 from tests.running.conftest import probing
-
-
-def test_rows_may_have_a_process_each(run, monkeypatch, tmp_path, record_file):
-    log = tmp_path / "log"
-    monkeypatch.setattr(fake_stem, "FRESH_PROCESS", True)
-    monkeypatch.setenv("FAKE_ROWS", "3")
-    monkeypatch.setenv("FAKE_LOG", str(log))
-    assert run().code == 0
-    processes = [line.split()[1] for line in log.read_text().splitlines()]
-    assert len({*processes, str(os.getpid())}) == 4
-    assert [row.metrics["count"] for row in store.read(record_file).rows] == [3, 2, 1]
 
 
 @pytest.fixture
@@ -78,40 +64,3 @@ def test_each_row_knows_the_host_before_and_after_it(run, record_file, monkeypat
 def test_a_row_in_turns_is_measured_alone_by_its_command(turns):
     row = measure_row(fake_stem.Config(5), fake_stem.run)
     assert (row.metrics, turns) == ({"count": 5}, [5, 5, 5])
-
-
-def test_a_process_of_a_row_that_ends_badly_is_a_failed_row(
-    run, monkeypatch, tmp_path, partial_file
-):
-    monkeypatch.setattr(fake_stem, "FRESH_PROCESS", True)
-    monkeypatch.setenv("FAKE_ROWS", "1")
-    monkeypatch.setenv("FAKE_LOG", str(tmp_path / "no folder" / "log"))
-    assert run().code == 1
-    (row,) = store.read(partial_file).rows
-    assert row.status == "failed" and row.reason is not None
-    assert row.reason.startswith("exit code 1: FileNotFoundError: ")
-
-
-def test_a_gpu_that_fails_one_process_measures_the_others(
-    run, monkeypatch, partial_file
-):
-    monkeypatch.setattr(fake_stem, "FRESH_PROCESS", True)
-    monkeypatch.setenv("FAKE_ROWS", "3")
-    monkeypatch.setenv("FAKE_CUDA_ERROR", "2")
-    assert run().code == 1
-    rows = store.read(partial_file).rows
-    assert [row.status for row in rows] == ["ok", "failed", "ok"]
-    said = "exit code 1: RuntimeError: CUDA error: an illegal memory access"
-    assert rows[1].reason == said
-
-
-@pytest.mark.parametrize(
-    ("stderr", "named"),
-    [
-        ("", "no message"),
-        ("a warning\nerror: --n must be 1 or more\n", "error: --n must be 1 or more"),
-        ("Traceback (most recent call last):\n  cut short", "  cut short"),
-    ],
-)
-def test_what_a_process_ends_with_is_its_error(stderr, named):
-    assert groups.error_in(stderr) == named

@@ -1,0 +1,139 @@
+"""Rows in processes of their own: a fresh one each, or one for all of a kind."""
+
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from systems.records import store
+from systems.running import processes
+from systems.running.processes import KEPT, kept_processes
+from tests import fake_stem
+
+
+def test_rows_may_have_a_process_each(run, monkeypatch, tmp_path, record_file):
+    log = tmp_path / "log"
+    monkeypatch.setattr(fake_stem, "FRESH_PROCESS", True)
+    monkeypatch.setenv("FAKE_ROWS", "3")
+    monkeypatch.setenv("FAKE_LOG", str(log))
+    assert run().code == 0
+    processes = [line.split()[1] for line in log.read_text().splitlines()]
+    assert len({*processes, str(os.getpid())}) == 4
+    assert [row.metrics["count"] for row in store.read(record_file).rows] == [3, 2, 1]
+
+
+def test_a_process_of_a_row_that_ends_badly_is_a_failed_row(
+    run, monkeypatch, tmp_path, partial_file
+):
+    monkeypatch.setattr(fake_stem, "FRESH_PROCESS", True)
+    monkeypatch.setenv("FAKE_ROWS", "1")
+    monkeypatch.setenv("FAKE_LOG", str(tmp_path / "no folder" / "log"))
+    assert run().code == 1
+    (row,) = store.read(partial_file).rows
+    assert row.status == "failed" and row.reason is not None
+    assert row.reason.startswith("exit code 1: FileNotFoundError: ")
+
+
+def test_a_gpu_that_fails_one_process_measures_the_others(
+    run, monkeypatch, partial_file
+):
+    monkeypatch.setattr(fake_stem, "FRESH_PROCESS", True)
+    monkeypatch.setenv("FAKE_ROWS", "3")
+    monkeypatch.setenv("FAKE_CUDA_ERROR", "2")
+    assert run().code == 1
+    rows = store.read(partial_file).rows
+    assert [row.status for row in rows] == ["ok", "failed", "ok"]
+    said = "exit code 1: RuntimeError: CUDA error: an illegal memory access"
+    assert rows[1].reason == said
+
+
+@pytest.mark.parametrize(
+    ("stderr", "named"),
+    [
+        ("", "no message"),
+        ("a warning\nerror: --n must be 1 or more\n", "error: --n must be 1 or more"),
+        ("Traceback (most recent call last):\n  cut short", "  cut short"),
+    ],
+)
+def test_what_a_process_ends_with_is_its_error(stderr, named):
+    assert processes.error_in(stderr) == named
+
+
+@pytest.fixture
+def kept(monkeypatch, tmp_path):
+    """Rows of the fake stem with odd numbers have a process in common, and those with
+    even ones. What is called writes which row was measured by which.
+    """
+    log = tmp_path / "log"
+    monkeypatch.setenv("FAKE_LOG", str(log))
+    monkeypatch.setattr(fake_stem, "PROCESS_OF", "odd", raising=False)
+    monkeypatch.setattr(
+        fake_stem.Config, "odd", property(lambda self: self.index % 2), raising=False
+    )
+    with kept_processes():
+        yield lambda: [line.split() for line in log.read_text().splitlines()]
+    assert not KEPT
+
+
+def test_rows_that_agree_have_a_process_in_common(run, kept, monkeypatch, record_file):
+    monkeypatch.setenv("FAKE_ROWS", "4")
+    assert run().code == 0
+    by = {int(row): process for row, process in kept()}
+    assert by[1] == by[3] != by[2] == by[4] and str(os.getpid()) not in by.values()
+    assert [row.metrics["count"] for row in store.read(record_file).rows] == [
+        4,
+        3,
+        2,
+        1,
+    ]
+
+
+def test_one_that_ends_badly_is_a_failed_row_and_the_next_row_has_another(
+    run, kept, monkeypatch, partial_file
+):
+    monkeypatch.setenv("FAKE_ROWS", "5")
+    monkeypatch.setenv("FAKE_CUDA_ERROR", "3")
+    assert run().code == 1
+    rows = store.read(partial_file).rows
+    assert [row.status for row in rows] == ["ok", "ok", "failed", "ok", "ok"]
+    said = "exit code 1: RuntimeError: CUDA error: an illegal memory access"
+    assert rows[2].reason == said
+    by = {int(row): process for row, process in kept()}
+    assert by[5] == by[3] != by[1] and by[2] == by[4]
+
+
+def test_they_end_with_what_started_them(kept):
+    """However that ends: their input does, too."""
+    list(processes.turns(fake_stem, fake_stem.Config(1)))
+    (started,) = KEPT.values()
+    assert started.process.poll() is None
+    with kept_processes():
+        pass
+    assert started.process.returncode == 0 and not KEPT
+
+
+def test_one_that_was_killed_is_a_failed_row(kept):
+    list(processes.turns(fake_stem, fake_stem.Config(1)))
+    (started,) = KEPT.values()
+    started.process.kill()
+    started.process.wait()
+    (row,) = processes.turns(fake_stem, fake_stem.Config(1))
+    assert row is not None and row.status == "failed"
+    assert row.reason == "exit code -9: no message"
+
+
+def test_what_an_experiment_prints_is_no_row(monkeypatch, tmp_path):
+    (tmp_path / "talking.py").write_text(
+        "from tests.fake_stem import Config\n"
+        "def run(config):\n    print('{} of', config.index)\n    return {'n': 1}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    module = SimpleNamespace(
+        __name__="talking",
+        PROCESS_OF="index",
+        environment=lambda config: {"PYTHONPATH": f"{tmp_path}:{os.getcwd()}"},
+    )
+    with kept_processes():
+        (row,) = processes.turns(module, fake_stem.Config(1))
+    assert row is not None and row.metrics == {"n": 1} and "talking" not in sys.modules
