@@ -137,6 +137,10 @@ def facts(record: Record | None) -> dict[str, str]:
         "forward_weight_copies_bf16": in_gib(low.category("weight copies")),
         "step_place_fp32": place(at(record, LONGEST, "step", "fp32")),
         "step_place_short": place(at(record, CONTEXTS[0], "step", "fp32")),
+        **{
+            f"step_place_{n}_bf16": place(at(record, n, "step", "bf16"))
+            for n in CONTEXTS[:2]
+        },
         "forward_bf16_over_fp32": bf16_over_fp32("forward"),
         "step_bf16_over_fp32": bf16_over_fp32("step"),
         "agrees": agreement(worst(record, *PREDICTED)),
