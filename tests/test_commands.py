@@ -5,6 +5,7 @@ clone that was moved.
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -108,6 +109,25 @@ def test_a_wrong_option_computes_nothing():
     line = [sys.executable, "-m", "systems.profiling.memory.digest"]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and "Missing argument 'file'" in done.stderr
+
+
+def test_ctrl_c_while_torch_is_imported_is_one_line(tmp_path):
+    (tmp_path / "torch.py").write_text(
+        "print(1, flush=True)\nimport time; time.sleep(60)"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-m", "systems.experiments.autocast"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with child:
+        assert child.stdout is not None and child.stdout.readline() == "1\n"
+        child.send_signal(signal.SIGINT)
+        _, said = child.communicate(timeout=30)
+    assert said == "Aborted!\n" and child.returncode in (130, -signal.SIGINT)
 
 
 def test_formulas_need_no_torch():

@@ -4,6 +4,7 @@ Imports nothing heavy.
 
 import sys
 from dataclasses import dataclass
+from types import TracebackType
 
 from systems import need
 
@@ -126,7 +127,19 @@ STEMS = {
     "method": Stem("systems.experiments.method", full=("cuda",), quick=("cuda",)),
 }
 
+
+def without_traceback(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Ctrl-C while torch is imported ends as it does later."""
+    if issubclass(kind, KeyboardInterrupt):
+        print("Aborted!", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
 if sys.argv[:1] == ["-m"]:
     # Python is about to run an experiment: `python -m systems.experiments.<stem>`.
+    sys.excepthook = without_traceback
     named = (stem for stem in STEMS.values() if stem.module in sys.orig_argv)
     need("torch", *(module for stem in named for module in stem.needs))
