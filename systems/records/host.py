@@ -6,6 +6,7 @@ A row is *slow* where its probes took longer than those of the quietest record o
 same kind of device with the same software. `systems.running.host` takes them.
 """
 
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable
@@ -15,6 +16,9 @@ from msgspec import Meta, Struct
 
 # A probe that takes this much longer than a quiet one is of a slow host.
 SLOW = 1.25
+# What a record notes of an experiment that had its share of the host for itself.
+SHARE = "on {} of {} cores"
+A_SHARE = re.compile(re.escape(SHARE).replace(r"\{\}", r"\d+"))
 
 Milliseconds = Annotated[float, Meta(gt=0, le=1e6)]
 Threads = Annotated[int, Meta(ge=0, le=1_000_000)]
@@ -69,3 +73,7 @@ def slowdown(probes: Iterable[Probe], quiet: Quiet) -> float:
         if getattr(each, name) is not None
     )
     return max(ratios, default=1.0)
+
+
+def on_cores_of_its_own(notes: Iterable[str]) -> bool:
+    return any(map(A_SHARE.fullmatch, notes))

@@ -23,6 +23,7 @@ from systems import lacks
 from systems.experiments import STEMS, Stem
 from systems.records import store
 from systems.records.device import Device, no_gpu
+from systems.records.host import SHARE
 from systems.records.neighbours import measuring
 from systems.records.store import RecordError
 from systems.running import machine
@@ -159,7 +160,7 @@ def on_cores(cores: str) -> str:
         raise CannotStart(
             f"can't run on cores {cores}: {error.strerror}; start the command again"
         ) from None
-    return f"on {len(wanted)} of {os.cpu_count()} cores"
+    return SHARE.format(len(wanted), os.cpu_count())
 
 
 def imported(stem: Stem, device: Device) -> Any:

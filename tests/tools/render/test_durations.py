@@ -2,7 +2,7 @@
 
 import copy
 
-from systems.records.host import Probe
+from systems.records.host import SHARE, Probe
 from tests.factories import RESULTS
 from tools.render import load
 from tools.render.markdown import beside_others
@@ -62,3 +62,8 @@ def test_each_gpu_has_a_column_and_what_is_not_measured_says_so(monkeypatch):
     busy = lines({"warmup": [ours]})
     assert busy["warmup"] == [f"{seconds(ours) / 60:.1f}, beside others"]
     assert busy["measured by this code"] == ["0.0"]
+    # By `--at-once`: it had cores of its own, as the record notes.
+    ours.notes.append(SHARE.format(16, 64))
+    shared = lines({"warmup": [ours]})
+    assert shared["warmup"] == [f"{seconds(ours) / 60:.1f}"]
+    assert shared["measured by this code"] == shared["warmup"]
