@@ -196,7 +196,7 @@ def command(
     ] = "eager",
     checkpoint: Annotated[
         str,
-        typer.Option(help="none, attention, or how many blocks are computed again."),
+        typer.Option(help="none, attention, or how many blocks a run has."),
     ] = "none",
     d_model: Annotated[
         int | None, typer.Option(help="Width, instead of the size's.")

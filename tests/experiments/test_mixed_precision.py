@@ -349,9 +349,7 @@ def test_a_cell_that_ran_out_of_memory_has_no_speed_up(times):
             row.status, row.metrics = "out_of_memory", {}
     facts = gains.facts(smaller)
     assert (
-        facts["gain_forward_2_7B_512"]
-        == facts["pass_share_fp32_2_7B_512"]
-        == "out of memory"
+        facts["gain_tf32_2_7B"] == facts["pass_share_fp32_2_7B_512"] == "out of memory"
     )
     assert facts["slower_cells"].endswith(
         " of 19"

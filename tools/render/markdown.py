@@ -275,14 +275,21 @@ def tabs(parts: Iterable[tuple[str, str]]) -> str:
 
 
 def per_device(
-    records: Iterable[Record], body: Callable[[Record], str], tabbed: bool = True
+    records: Iterable[Record],
+    body: Callable[[Record], str],
+    tabbed: bool = True,
+    daggers: bool = True,
 ) -> str:
     """A tab for each record that has something to show (an empty body has not), with
-    its provenance below. Without tabs, the first.
+    its provenance below. Without tabs, the first. Its `daggers` may be another's.
     """
     records = list(records)
+
+    def below(record: Record, text: str) -> str:
+        return provenance(record, text if daggers else "")
+
     shown = [
-        (device_label(r), "\n\n".join([*banner(r), text, provenance(r, text)]))
+        (device_label(r), "\n\n".join([*banner(r), text, below(r, text)]))
         for r in records
         if (text := body(r))
     ]

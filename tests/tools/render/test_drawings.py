@@ -106,7 +106,7 @@ def test_predictions_need_no_record_and_measurements_do():
     (empty,) = first_kernel.fragments({}).values()
     assert "Not measured" in empty
     # A record may be from before the first kernel was timed.
-    for rows, begins in ((rest, "design"), ([*rest, *timed], "larger tiles")):
+    for rows, begins in ((rest, "design"), ([*rest, *timed], "other tiles")):
         found["flash_ablation"] = [replace(ours, rows=rows)]
         unknown = "not measured" in first_kernel.facts(found).values()
         assert unknown is (rows is rest)

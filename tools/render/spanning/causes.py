@@ -201,11 +201,17 @@ def fragments(found: Found) -> dict[str, str]:
     def of_both(profile: Record, body: Callable[[Record, Record | None], str]) -> str:
         clock = of_gpu(found, "end_to_end", profile.device.slug)
         text = body(profile, clock)
-        return f"{text}\n\nWall time: {provenance(clock)}" if text and clock else text
+        return (
+            f"{text}\n\nWall time: {provenance(clock, text)}"
+            if text and clock
+            else text
+        )
 
     return {
         **{
-            name: per_device(profiles, lambda r, body=body: of_both(r, body))
+            name: per_device(
+                profiles, lambda r, body=body: of_both(r, body), daggers=False
+            )
             for name, body in bodies.items()
         },
         "causes-copies.md": per_device(profiles, copies_table),

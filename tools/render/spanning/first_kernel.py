@@ -29,7 +29,9 @@ def ladder(ablation: Record) -> str:
     """What each step from the first kernel to the one for any shape takes, as bars."""
     timed = cell(ablation, step="first_forward")
     steps = {step: FORWARD[step].name for step in LADDER}
-    steps["skip"] = "larger tiles" if timed else "the first kernel's design"
+    steps["skip"] = (
+        "other tiles, one in flight" if timed else "the first kernel's design"
+    )
     if timed:
         steps = {"first_forward": "the first kernel", **steps}
     times = {step: fastest_ms(ablation, step) for step in steps}
@@ -45,7 +47,8 @@ def ladder(ablation: Record) -> str:
         f"{'Seven' if timed else 'Six'} steps, of which some lose, make the same "
         f"algorithm {say(first / last, '{:.1f}')} times as fast.",
         f"Forward pass, {HEADS} heads of {N:,} tokens, head dimension {D}, bf16, "
-        "causal; each step keeps those above it. Orange: slower than the step above.",
+        "causal; each step keeps the techniques of those above it, not always their "
+        "tiles. Orange: slower than the step above.",
         height=36 + 26 * len(shown),
     )
 

@@ -73,7 +73,7 @@ def cluster() -> str:
         "One command submits a job for each experiment; each row is kept in its record "
         "as soon as it is measured, and a job that is cut short goes on from the row "
         "that it lost.",
-        "A job that is cut short loses one row.",
+        "A job that is cut short loses one row, or those that were taking turns.",
         "A square is a row: filled where it is measured and kept, empty where it is "
         "still to come.",
     )

@@ -381,8 +381,9 @@ def bars_figure(found: Found, record: Record) -> str:
         f"to {say(end, '{:.2f} ms')}, {say(first / end, '{:.1f}')} times as fast as "
         "the first kernel.",
         "16 heads of 16,384 tokens, head dimension 64, bf16, causal. Each step keeps "
-        "those above it, but for the first kernel: it is the second step with smaller "
-        "tiles. Orange: slower than the step above.",
+        "the techniques of those above it, not always their tiles; the first kernel is "
+        "the second step with other tiles, two in flight. Orange: slower than the "
+        "step above.",
         height=60 + 26 * len(shown),
     )
 

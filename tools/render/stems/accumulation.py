@@ -266,7 +266,7 @@ def errors_figure(record: Record) -> str:
         "errors",
         draw,
         "Rounding the term gives errors that grow evenly, rounding the sums gives "
-        "errors that grow in jumps"
+        "errors whose rate, even its sign, changes at powers of two"
         f"{', and fp16 terms into an fp32 sum have none of the second' * exact}.",
         "Error of the running sum of 1,000 × 0.01. First: what rounding the term "
         "alone would cost. Second: what adding cost.",

@@ -444,6 +444,8 @@ def facts(record: Record | None) -> dict[str, str]:
         "steady_cases": steady_cases(record),
         "speedup_least": say(least(step_speedups(record)), "{:.2f}"),
         "speedup_most": say(most(step_speedups(record)), "{:.2f}"),
+        **bounds(record),
+        "falls": say(falls_with_size(record)),
         "optimizer_eager": say(eager.ms("optimizer"), "{:.1f} ms"),
         "optimizer_eager_alone": say(alone.ms("optimizer"), "{:.1f} ms"),
         "optimizer_graph": say(graph.ms("optimizer"), "{:.1f} ms"),
@@ -457,6 +459,28 @@ def facts(record: Record | None) -> dict[str, str]:
         "optimizer_compiled": say(adamw.ms("optimizer"), "{:.1f} ms"),
         "optimizer_compile": say(compile_seconds(adamw, "optimizer"), "{:.0f} s"),
     }
+
+
+def bounds(record: Record | None) -> dict[str, str]:
+    """The least that compiling gains in bf16, and from which sizes on: a CUDA graph
+    takes no longer than the eager step, and a slow host lengthens the compiled one
+    alone.
+    """
+    found: dict[str, float] = {}
+    for size in TABLE_1:
+        graph, compiled = (at(record, size, "bf16", e) for e in ("graph", "compiled"))
+        least_gain = graph.ms() / compiled.ms()
+        if known([least_gain]) and least_gain > 1:
+            found[size] = least_gain
+    sizes = list(found)
+    named = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else NOT_MEASURED
+    return {"bound_bf16": span(found.values()), "bound_sizes": named}
+
+
+def falls_with_size(record: Record | None) -> bool:
+    """Whether in fp32 each larger model gains less."""
+    gains = known(speedup(record, at(record, size, "fp32")) for size in TABLE_1)
+    return len(gains) > 1 and all(a > b for a, b in pairwise(gains))
 
 
 # Claims -------------------------------------------------------------------------------

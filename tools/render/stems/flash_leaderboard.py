@@ -351,7 +351,7 @@ def kernels_figure(record: Record) -> str:
             axes.set_xlim(0, 1.18 * longest)
             axes.set_title(f"{kernel.label}, ms")
 
-    told = " and ".join(f"{say(k.over_floor, '{:.1f}')} ({k.label})" for k in shown)
+    told = " and ".join(f"{say(k.over_floor, '{:.2f}')} ({k.label})" for k in shown)
     return plot(
         record,
         "kernels",
@@ -382,7 +382,7 @@ def facts(record: Record | None) -> dict[str, str]:
     rest = kernel.get("rest", Kernel("rest", MISSING, MISSING, {}))
     adding = additions_per_s(record)
     both = [f"{k.label} {k.ms:.2f} ms" for k in kernel.values() if k.role in ROLES]
-    over = [f"{say(k.over_floor, '{:.1f}')} ({k.label})" for k in large(record)]
+    over = [f"{say(k.over_floor, '{:.2f}')} ({k.label})" for k in large(record)]
     return found | {
         "rate": say(test_rate(ours) / TFLOPS, "{:.0f} TFLOP/s"),
         "share": say(test_rate(ours) / peak_flops(record, "bf16"), percent),
@@ -408,6 +408,6 @@ def predictions(record: Record | None, kernel: dict[str, Kernel]) -> dict[str, s
         alone = limits[FLOOR] + limits["exponentials"]
         found |= {f"{role}_{name}": say(time, ms) for name, time in limits.items()}
         found[f"{role}_took"] = say(took, ms)
-        found[f"{role}_over_floor"] = say(took / limits[FLOOR], "{:.1f}")
+        found[f"{role}_over_floor"] = say(took / limits[FLOOR], "{:.2f}")
         found[f"{role}_over_sum"] = say(took / alone, "{:.2f}")
     return found

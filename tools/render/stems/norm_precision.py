@@ -113,7 +113,8 @@ def stages_figure(norm: str, record: Record) -> str:
         norm,
         partial(draw_maps, lines, sizes, "magnitude of x"),
         f"In fp16 x² overflows from magnitude {first_with(fp16, 'square', '∞')} on and "
-        f"the output is zero from {first_with(fp16, 'output', '=0')} on; in bf16 x² "
+        f"the output is zero from {first_with(fp16, 'output', '=0')} on, until x "
+        f"overflows, too; in bf16 x² "
         f"{'never overflows' if fits == 'none' else f'overflows from {fits} on'}.",
         f"{NORMS[norm]} of width {WIDTH:,}, each stage rounded to its format, means by "
         f"`torch.mean`. {READ}",

@@ -1,6 +1,6 @@
 """Table and figure of `warmup`: the first steps of a process beside the later ones."""
 
-from statistics import fmean, median
+from statistics import median
 
 from matplotlib.figure import Figure
 
@@ -8,7 +8,7 @@ from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.markdown import columns, per_device
 from tools.render.plots import ACCENT, GREY, line, note, plain_log_scale, plot
-from tools.render.rows import Cell, cell, cells, say
+from tools.render.rows import Cell, cell, cells, say, span
 
 PASSES = ("forward", "loss", "backward")
 ORDINALS = ("1st step, ms", "2nd step, ms", "3rd step, ms")
@@ -97,13 +97,13 @@ def mean_after(record: Record | None, warmup: int) -> float:
 
 
 def halves(record: Record | None, warmup: int) -> float:
-    """Mean of the first half of the steps after so many warm-up steps, over that of the
-    second half: of one process, whose host may still have changed between the two.
+    """Median of the first half of the steps after so many warm-up steps over that of
+    the second half: of one process, whose host may still have changed between the two.
     """
     c = cell(record, warmup=warmup)
     times = c.samples(*PASSES)
     middle = len(times) // 2
-    return fmean(times[:middle]) / fmean(times[middle:]) if middle else c.missing
+    return median(times[:middle]) / median(times[middle:]) if middle else c.missing
 
 
 def facts(record: Record | None) -> dict[str, str]:
@@ -112,13 +112,13 @@ def facts(record: Record | None) -> dict[str, str]:
     settled = later(cold)
     times = {
         "first_step": nth(cold, 0),
-        "second_step": nth(cold, 1),
-        "cold_std": cold.summary(*PASSES).std,
-        "settled_median": settled,
         **{f"mean_after_{n}": mean_after(record, n) for n in (1, 2, 5)},
         "setup": cold.ms("setup"),
     }
     return {name: say(time, "{:.1f} ms") for name, time in times.items()} | {
+        "setups": span(
+            (c.ms("setup") for c in cells(record) if c.config["warmup"]), "{:.0f}"
+        ),
         "first_over_settled": say(nth(cold, 0) / settled, "{:.0f}"),
         "halves_after_2": say(halves(record, 2), "{:.2f}"),
         "mean_over_settled": say(cold.summary(*PASSES).mean / settled, "{:.1f}"),

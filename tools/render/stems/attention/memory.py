@@ -357,6 +357,12 @@ def about(value: float) -> str:
     return f"{float(f'{value:.1e}'):,.0f}"
 
 
+def all_fit(record: Record | None) -> bool:
+    """Whether each cell of the grid ran, eagerly and compiled."""
+    found = [c for c in tried(record) if c.config["n"] <= LONGEST]
+    return bool(found) and all(found)
+
+
 def facts(record: Record | None) -> dict[str, str]:
     """Bytes per N², predicted and measured, and the configuration that does not fit."""
     memory = (record.device.memory_bytes if record else None) or MISSING
@@ -368,6 +374,9 @@ def facts(record: Record | None) -> dict[str, str]:
         "kept": say(kept["eager"], gibibytes),
         "per_square_limit": f"{2 * BATCH * ELEMENT_BYTES['fp32']}",
         **{f"per_square_{e}": say(kept[e] / LONGEST**2, "{:.1f}") for e in EXECUTIONS},
+        "all_fit": say(all_fit(record)),
+        "matrices_at_peak": str(len(alive(AT_PEAK))),
+        "per_square_peak": str(len(alive(AT_PEAK)) * BATCH * ELEMENT_BYTES["fp32"]),
         "prediction_off": say(largest_error(record), at_most),
         "gpu_memory": say(memory, gibibytes),
         "shortest_out": say(shortest_out(int(memory)) if memory else memory, about),

@@ -5,6 +5,8 @@ A step's phases are compared, each timed in the same run. Why a gain is what it 
 profile tells: `tools/render/spanning/causes.py`.
 """
 
+from itertools import pairwise
+
 from matplotlib.figure import Figure
 
 from systems.model.sizes import TABLE_1
@@ -181,13 +183,9 @@ def speedup_figure(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Two corners of the table, the extremes, and TF32 at context 512."""
+    """The extremes, the trend, and TF32 at context 512."""
     ratios: dict[str, float] = {}
     shares: dict[str, float] = {}
-    for place in (("medium", 128), ("2.7B", 512)):
-        key = f"{place[0].replace('.', '_')}_{place[1]}"
-        for phase in PASSES:
-            ratios[f"gain_{phase}_{key}"] = speedup(record, place, phase)
     for p in ("fp32", "bf16"):
         shares[f"pass_share_{p}_2_7B_512"] = share(record, ("2.7B", 512), p)
     for size in ("small", "2.7B"):
@@ -202,7 +200,14 @@ def facts(record: Record | None) -> dict[str, str]:
         "slower_cells": say(slower, f"{{}} of {len(gains)}"),
         "gain_most": say(most(gains), "{:.2f}"),
         "gains_1024": gains_by_size(record, 1024),
+        "gains_grow": say(gains_grow(record, 1024)),
     }
+
+
+def gains_grow(record: Record | None, context: int) -> bool:
+    """Whether each larger model gains more."""
+    found = known(gain(record, (size, context)) for size in TABLE_1)
+    return len(found) > 1 and all(a < b for a, b in pairwise(found))
 
 
 def gains_by_size(record: Record | None, context: int) -> str:

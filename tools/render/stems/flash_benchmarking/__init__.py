@@ -288,6 +288,9 @@ def facts(record: Record | None) -> dict[str, str]:
     for name in ("ours", "sdpa"):
         time = at(record, name, "bf16", D, 128).ms("both")
         found[f"both_{name}_128"] = say(1e3 * time, "{:.0f} µs")
+    for name in ("tiles", "plain", "ours"):
+        time = at(record, name, "fp32", D, 4096).ms("backward")
+        found[f"{name}_backward"] = say(time, lambda ms: f"{milliseconds(ms)} ms")
     for key in ("ours_bf16", "plain_bf16", "ours_fp32", "sdpa_fp32"):
         name, dtype = key.split("_")
         needs = memory_bytes(at(record, name, dtype, D, LONGEST))

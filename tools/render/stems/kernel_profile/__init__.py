@@ -322,6 +322,22 @@ def facts(record: Record | None) -> dict[str, str]:
         for passes in PASSES:
             name = f"{passes.replace(' ', '_')}_matmul_{key}"
             found[name] = say(matmul_share(record, c, passes), percent)
+        step = of_passes(record, c, "full step")[0]
+        if key != "small":
+            found[f"forward_copy_{key}"] = say(share(c, COPY), percent)
+            found[f"step_copy_{key}"] = say(share(step, COPY), percent)
+        found[f"adamw_{key}"] = say(
+            total_ms(step, ("optimizer",)) / total_ms(step), percent
+        )
+    others = [k for k in by_name(small) if k.category != MATMUL]
+    if others:
+        other = others[0]
+        found["other_small"] = (
+            f"`{other.name}` with {other.calls:g} calls and "
+            f"{percent(other.ms / total_ms(small))}"
+        )
+    else:
+        found["other_small"] = say(small.missing)
     for name in ("matmul", "softmax", "elementwise", "reduction", "copy"):
         found[f"{name}_small"] = say(share(small, name), percent)
     rows = ran(record)
