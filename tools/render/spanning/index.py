@@ -69,9 +69,10 @@ def hook(found: Found) -> str:
     allocated = at(record, 512, "step", "fp32").allocated
     weights = weight_bytes(Pass("2.7B", 512, "step", "fp32"))
     finding = (
-        f"Of what a training step of 2.7B holds at its peak in fp32, {gib(weights)} "
-        "GiB are weights; optimizer state is twice that, and saved activations are "
-        "most of the rest."
+        f"Of what a training step of 2.7B ({weights / 4e9:.1f} billion parameters, in "
+        f"spite of its name) holds at its peak in fp32, {gib(weights)} GiB are "
+        "weights; optimizer state is twice that, and saved activations are most of the "
+        "rest."
     )
     rounded = in_words(say(allocated, lambda v: f"{gib(v)} GiB"))
     more = Markup(HOOK.format(allocated=rounded))
