@@ -104,9 +104,13 @@ class Kept:
 
 @contextmanager
 def kept_processes() -> Iterator[None]:
-    """Those that are started inside end with it."""
+    """Those that are started inside end with it; at once, where it was stopped."""
     try:
         yield
+    except BaseException:
+        for kept in KEPT.values():
+            kept.process.terminate()
+        raise
     finally:
         while KEPT:
             KEPT.popitem()[1].end()

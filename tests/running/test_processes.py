@@ -1,6 +1,7 @@
 """Rows in processes of their own: a fresh one each, or one for all of a kind."""
 
 import os
+import signal
 import sys
 from types import SimpleNamespace
 
@@ -111,6 +112,16 @@ def test_they_end_with_what_started_them(kept):
     with kept_processes():
         pass
     assert started.process.returncode == 0 and not KEPT
+
+
+def test_they_are_not_waited_for_where_that_was_stopped(kept):
+    list(processes.turns(fake_stem, fake_stem.Config(1)))
+    (started,) = KEPT.values()
+    with pytest.raises(KeyboardInterrupt), kept_processes():
+        assert started.process.stdin is not None
+        print('{"index": 1, "sleep": 600000}', file=started.process.stdin, flush=True)
+        raise KeyboardInterrupt
+    assert started.process.returncode == -signal.SIGTERM and not KEPT
 
 
 def test_one_that_was_killed_is_a_failed_row(kept):
