@@ -65,7 +65,8 @@ def a_step(size, **times):
 
 def test_a_step_that_is_faster_under_a_profiler_is_told_as_the_hosts_noise():
     steady = a_step("2.7B", torch=(0.5, 0.6), nsys=(0.5, 0.55))
-    slow = a_step("small", torch=(2.0, 4.0), nsys=(2.5, 2.0))
+    # The second time without a profiler counts for nothing: one has run by then.
+    slow = a_step("small", torch=(2.0, 4.0), nsys=(2.5, 1.6))
     facts = rendered.facts(make_record("nsys", steady, slow))
     assert facts["gains"] == "0.80" and facts["noise"] == "1.00 to 1.25"
     assert (facts["slowdown_nsys"], facts["slowdown_torch"]) == ("1.10", "2.00")
