@@ -1,5 +1,11 @@
 """Rows in processes of their own, where an experiment asks for them: each in a fresh
 one (`FRESH_PROCESS`), or all that agree in the field `PROCESS_OF` in the same one.
+
+Such a one is asked for rows one after the other: a configuration as JSON on each line
+of its standard input, its row on a line of its standard output. It ends where its input
+does, so it never outlives who asks.
+
+    python -m systems.running.processes systems.experiments.triton_versions
 """
 
 import json
@@ -10,14 +16,18 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from importlib import import_module
 from typing import Any
 
 import msgspec
 
-from systems import ROOT
-from systems.records.outcome import turns_of
+from systems import ROOT, run_as_command
+from systems.records.outcome import measure_row, turns_of
 from systems.records.record import Row
 from systems.running.command import options_of
+from systems.running.host_memory import bound_memory
+from systems.running.limited import limit_memory
+from systems.running.machine import free_memory
 
 # How a row begins, among whatever an experiment prints.
 ROW = '{"config"'
@@ -70,13 +80,13 @@ def in_a_kept_process(module: Any, config: Any) -> Iterator[Row]:
 
 
 class Kept:
-    """A process that measures rows as they are asked for, by `systems.running.rows`."""
+    """A process that measures rows as they are asked for, by `main`."""
 
     def __init__(self, module: Any, config: Any):
         # A pipe that nobody reads would stop it.
         self.errors = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "systems.running.rows", module.__name__],
+            [sys.executable, "-m", "systems.running.processes", module.__name__],
             cwd=ROOT,
             env=environment_of(module, config),
             stdin=subprocess.PIPE,
@@ -134,3 +144,18 @@ def error_in(stderr: str) -> str:
     _, found, behind = stderr.rpartition("Traceback (most recent call last):\n")
     named = [line for line in behind.splitlines() if line and not line[0].isspace()]
     return named[0] if found and named else lines[-1]
+
+
+def main(module: str) -> None:
+    """Measure rows of this module, as they are asked for."""
+    experiment = import_module(module)
+    bound_memory()
+    limit_memory()
+    for line in sys.stdin:
+        row = measure_row(experiment.Config(**json.loads(line)), experiment.run)
+        print(json.dumps(row, default=msgspec.structs.asdict), flush=True)
+        free_memory()
+
+
+if __name__ == "__main__":
+    run_as_command(main, __doc__)
