@@ -10,7 +10,7 @@ from systems.formulas.costs import attention_peak_bytes
 from systems.records.device import Device
 from systems.records.host import Probe
 from systems.records.record import Record, Row
-from tests.factories import RESULTS
+from tests.factories import RESULTS, make_record, make_row
 from tools.render import load
 from tools.render.markdown import REST
 from tools.render.rows import PHASES
@@ -551,3 +551,36 @@ def test_before_there_were_probes_what_waits_for_launches_is_no_best_case():
     for row in rows:
         row.host = [Probe(1.0)]
     assert compile_builder.facts(record)["speedup_most"] == "3.00"
+
+
+def test_what_a_cuda_graph_of_the_eager_step_bounds():
+    """In bf16, where the compiled step is shorter than what the GPU needs eagerly."""
+    times = {"medium": (12.0, 10.0), "large": (30.0, 20.0), "small": (5.0, 6.0)}
+    rows = [
+        make_row(
+            {"size": size, "precision": "bf16", "execution": execution},
+            **{f"{phase}_ms": [ms / 4] * 5 for phase in PHASES},
+        )
+        for size, both in times.items()
+        for execution, ms in zip(("graph", "compiled"), both, strict=True)
+    ]
+    found = compile_builder.bounds(make_record("compile", *rows))
+    assert found == {"bound_bf16": "1.20 to 1.50", "bound_sizes": "medium to large"}
+    assert compile_builder.bounds(None)["bound_sizes"] == "not measured"
+
+
+def test_a_gain_that_falls_with_each_larger_model():
+    def record(*compiled: float) -> Record:
+        sizes = ("small", "medium", "large")
+        rows = [
+            make_row(
+                {"size": size, "precision": "fp32", "execution": execution},
+                **{f"{phase}_ms": [ms] * 5 for phase in PHASES},
+            )
+            for size, own in zip(sizes, compiled, strict=True)
+            for execution, ms in (("eager", 10.0), ("compiled", own))
+        ]
+        return make_record("compile", *rows)
+
+    assert compile_builder.falls_with_size(record(5.0, 6.0, 7.0))
+    assert not compile_builder.falls_with_size(record(5.0, 7.0, 6.0))

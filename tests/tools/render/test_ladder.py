@@ -3,10 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from tests.factories import committed
+from tests.factories import committed, make_record, make_row
 from tools.render.spanning import ladder
 from tools.render.spanning.ladder import Needs, evidence
-from tools.render.stems.flash_ablation import BACKWARD, FORWARD, atomics_keep
+from tools.render.stems.flash_ablation import BACKWARD, FORWARD, atomics_keep, ms
 
 STEMS = ("flash_ablation", "flash_peers", "flash_leaderboard")
 TEXT = ()
@@ -177,3 +177,8 @@ def test_where_hopper_s_kernels_did_not_run_their_steps_are_left_out(found):
     assert "any shape" in files["ladder-forward.md"]
     for name in ("ladder-forward.md", "ladder-why.md", "ladder-bars.md"):
         assert "with roles" not in files[name]
+
+
+def test_one_outlying_call_decides_no_step():
+    row = make_row({"step": "forward"}, time_ms=[0.7, 1.1, 1.0, 1.2])
+    assert ms(make_record("flash_ablation", row), "forward") == 1.0
