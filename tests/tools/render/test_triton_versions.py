@@ -64,10 +64,30 @@ def test_a_shape_names_the_kernels_where_others_ran():
 def test_sentences_tell_the_same_kernels_from_others():
     assert triton_versions.facts(record()) == {
         "oldest": "3.6.0",
-        "same": "0.90 to 1.20",
+        "chosen": "0.90",
+        "plain": "0.90 to 1.20",
         "other": "2.20 to 2.40",
+        "forward": "0.90",
+        "forward_shape": "16k · d\N{NO-BREAK SPACE}64 · causal · 16\N{NO-BREAK SPACE}heads",
+        "forward_triton": "3.7.1",
     }
     assert set(triton_versions.facts(None).values()) == {"not measured"}
+
+
+def test_the_slowest_forward_pass_is_named_with_its_shape_and_triton():
+    there = record()
+    for row in there.rows:
+        if row.config["triton"] == "3.7.1" and row.config["d"] == 128:
+            row.metrics["forward_ms"] = [1.5 * ms for ms in row.metrics["forward_ms"]]
+    facts = triton_versions.facts(there)
+    assert facts["forward"] == "1.35"
+    assert facts["forward_shape"].startswith("4k · d\N{NO-BREAK SPACE}128 · full")
+
+
+def test_no_sentence_speaks_of_other_kernels_where_none_ran():
+    there = record()
+    there.rows = [row for row in there.rows if row.config["triton"] in TESTED]
+    assert triton_versions.facts(there)["other"] == "none"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -82,7 +102,7 @@ def test_a_version_that_was_not_there_is_named_as_such(version):
     assert "not installed" in files["shapes.md"]
     # Without the oldest nothing is compared.
     compared = version != VERSIONS[0]
-    assert (triton_versions.facts(there)["same"] != "not measured") == compared
+    assert (triton_versions.facts(there)["plain"] != "not measured") == compared
 
 
 def test_without_a_record_the_tables_say_what_to_run():

@@ -8,7 +8,7 @@ from typing import Any
 from systems.records.record import Record
 from systems.records.summary import summarize
 from tools.render.markdown import columns, milliseconds, per_device, table
-from tools.render.rows import Cell, axis, cell, known, ran, say, span
+from tools.render.rows import Cell, axis, cell, known, most, ran, say, span
 from tools.render.stems.flash_peers.rows import SHAPE, shape_text
 
 # What "auto" chooses, and the plain kernels, which run with each.
@@ -105,15 +105,29 @@ def shapes(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Times of both passes over the oldest Triton's: where the same kernels ran, and
-    where others did.
+    """Times over the oldest Triton's: of both passes, where the same kernels ran and
+    where others did; and the forward pass that became slower than any other, of which
+    shape and with which Triton.
     """
     found = [c for v in versions(record)[1:] for c in ran(record, triton=v)]
-    pairs = [(c, with_oldest(record, c)) for c in found]
-    same = [c for c, old in pairs if old and c["ran"] == old["ran"]]
-    other = [c for c, old in pairs if old and c["ran"] != old["ran"]]
+    pairs = [(c, old) for c in found if (old := with_oldest(record, c))]
+    same = [c for c, old in pairs if c["ran"] == old["ran"]]
+    chosen, plain = (
+        [c for c in same if c.config["implementation"] == name]
+        for name in (OURS, PLAIN)
+    )
+    other = [c for c, old in pairs if c["ran"] != old["ran"]]
+    forward = [(over(record, c, "forward"), c) for c in chosen]
+    longest = most(ratio for ratio, _ in forward)
+    slowest = next((c for ratio, c in forward if ratio is longest), None)
     return {
         "oldest": next(iter(versions(record)), "not measured"),
-        "same": span(over(record, c, "both") for c in same),
-        "other": span(over(record, c, "both") for c in other),
+        "chosen": span(over(record, c, "both") for c in chosen),
+        "plain": span(over(record, c, "both") for c in plain),
+        "other": span(over(record, c, "both") for c in other)
+        if other or not found
+        else "none",
+        "forward": say(longest, "{:.2f}"),
+        "forward_shape": shape_text(slowest) if slowest else "not measured",
+        "forward_triton": slowest.config["triton"] if slowest else "not measured",
     }
