@@ -13,6 +13,7 @@ from typing import Any
 from systems.records import store
 from systems.records.host import SLOW, Probe, Quiet, quietest, slowdown, usual
 from systems.records.own_times import (
+    CLOSE,
     OF_THE_HOST,
     by_events,
     launched_in_a_loop,
@@ -36,6 +37,8 @@ TIMES_LATER = 8
 # Rows that took so much longer than those before had a slower host, whatever its probes
 # saw: the GPU's clock changes less.
 LONGER = 1.03
+# Of one of its times alone, which says less: of those that are this share of all.
+ALONE, SHARE_ALONE = CLOSE, 0.02
 # How long a quiet moment is waited for before each, in seconds: in a run, and where
 # measuring again is all that was asked for.
 PATIENCE, PATIENCE_LATER, PAUSE = 5.0, 60.0, 0.2
@@ -186,9 +189,9 @@ def keep_quieter(
 ) -> bool:
     """Put the rows of a group in the place of those there, where they ended as those
     did and fewer of them are unsteady, or as many on a host that was quieter by its
-    probes or added less. None that took longer: what a host adds it never takes away.
-    What measuring again took `counts` with the first time, or not. Returns whether they
-    are there now.
+    probes or added less. None that took longer, all together or in one of its times:
+    what a host adds it never takes away. What measuring again took `counts` with the
+    first time, or not. Returns whether they are there now.
     """
     there = [old for row in rows if (old := record.row(row.config))]
     worst, before = (unrest(record, each, quiet) for each in (rows, there))
@@ -197,7 +200,8 @@ def keep_quieter(
     )
     new_ms, old_ms = took(rows), took(there)
     quieter = worst < before or worst[0] == before[0] and LONGER * new_ms < old_ms
-    better = ended_alike and quieter and new_ms <= LONGER * old_ms
+    longer = new_ms > LONGER * old_ms or any(map(grew, rows, there))
+    better = ended_alike and quieter and not longer
     kept = rows if better else there
     for row, new, old in zip(kept, rows, there, strict=True):
         took_again = (new.seconds or 0) if counts else 0
@@ -222,11 +226,26 @@ def note_again(record: Record) -> None:
 
 def took(rows: list[Row]) -> float:
     """The sum of the medians of all that a host can have lengthened, in ms."""
-    return sum(
-        median(samples)
-        for row in rows
+    return sum(sum(medians(row).values()) for row in rows)
+
+
+def medians(row: Row) -> dict[str, float]:
+    """Of what a host can have lengthened, in ms, by name."""
+    return {
+        name: median(samples)
         for name, samples in times_of(row.metrics).items()
         if not OF_THE_HOST.fullmatch(name)
+    }
+
+
+def grew(row: Row, old: Row) -> bool:
+    """Whether one of its times, which others might hide in a sum, is clearly longer."""
+    new_ms, old_ms = medians(row), medians(old)
+    least = SHARE_ALONE * sum(old_ms.values())
+    return any(
+        ms > ALONE * old_ms[name]
+        for name, ms in new_ms.items()
+        if old_ms.get(name, 0) > least
     )
 
 

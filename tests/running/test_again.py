@@ -366,6 +366,24 @@ def test_a_quiet_probe_does_not_excuse_rows_that_took_longer(steps, kept):
 
 
 @pytest.mark.parametrize(
+    ("optimizer", "loss", "kept"),
+    [(6.5, 0.2, True), (10.0, 0.2, False), (6.5, 0.4, True)],
+)
+def test_no_time_alone_may_be_clearly_longer(optimizer, loss, kept):
+    """A sum that a quicker forward pass makes shorter would hide it; of what is hardly
+    a share of a step it says nothing.
+    """
+    config = {"size": "small"}
+    old = make_row(config, forward_ms=[30.0], loss_ms=[0.2], optimizer_ms=[6.0])
+    times = {"forward_ms": [20.0], "loss_ms": [loss], "optimizer_ms": [optimizer]}
+    new = make_row(config, **times)
+    old.host, new.host = [Probe(2.0)], [Probe(1.0)]
+    record = make_record("end_to_end", old)
+    assert again.keep_quieter(record, [new], {"python_ms": 1.0}) == kept
+    assert record.rows[0].metrics == (new if kept else old).metrics
+
+
+@pytest.mark.parametrize(
     ("probe", "steps", "kept"),
     [
         (1.2, 14.0, True),

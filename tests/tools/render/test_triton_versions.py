@@ -62,13 +62,17 @@ def test_a_shape_names_the_kernels_where_others_ran():
 
 
 def test_sentences_tell_the_same_kernels_from_others():
-    assert triton_versions.facts(record()) == {
+    facts = triton_versions.facts(record())
+    plain_spaces = {
+        key: said.replace("\N{NO-BREAK SPACE}", " ") for key, said in facts.items()
+    }
+    assert plain_spaces == {
         "oldest": "3.6.0",
         "chosen": "0.90",
         "plain": "0.90 to 1.20",
         "other": "2.20 to 2.40",
         "forward": "0.90",
-        "forward_shape": "16k · d\N{NO-BREAK SPACE}64 · causal · 16\N{NO-BREAK SPACE}heads",
+        "forward_shape": "16k · d 64 · causal · 16 heads",
         "forward_triton": "3.7.1",
     }
     assert set(triton_versions.facts(None).values()) == {"not measured"}
