@@ -91,8 +91,10 @@ def optimizer_moved_bytes(p: Pass) -> int:
 
 
 def floor_seconds(p: Pass, gpu: Gpu) -> float:
-    """No step is faster: its products at the data sheet's rate and then, which can't
-    begin before the last gradient is there, the optimizer's traffic at its bandwidth.
+    """No step with plain attention, whose optimizer waits for the last gradient, is
+    faster: its products at the data sheet's rate, and then the optimizer's traffic at
+    its bandwidth. Flash attention leaves out the masked half of the scores' products,
+    which are counted here.
     """
     rate = gpu.peak.fp32 if p.precision == "fp32" else gpu.peak.bf16
     return step_flops(p) / rate + optimizer_moved_bytes(p) / gpu.peak.bandwidth

@@ -83,6 +83,9 @@ def main(config_class: type, run: Run) -> NoReturn:
                     raise ValueError(f"{flag(name)} must be finite, not {value}")
             bound_memory()
             limit_memory()
+            if sys.stderr.isatty():
+                # One line: what keeps moving would take time from what is measured.
+                print("measuring (on a CPU it may take minutes)", file=sys.stderr)
             row = measure_row(config_class(**plain), run)
         except ValueError as error:
             print(f"error: {error}", file=sys.stderr)

@@ -1,6 +1,7 @@
 """One configuration from the command line, where what it is given can't be."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -21,6 +22,17 @@ def test_a_number_that_is_none_is_refused_in_one_line(term):
     child = command("accumulation", "--term", term)
     assert child.returncode == 2 and not child.stdout
     assert child.stderr == f"error: --term must be finite, not {term}\n"
+
+
+def test_who_waits_at_a_terminal_is_told_what_for():
+    ours, terminal = os.openpty()
+    given = [sys.executable, "-m", "systems.experiments.accumulation", "--json"]
+    child = subprocess.run(given, cwd=ROOT, stdout=subprocess.PIPE, stderr=terminal)
+    assert child.returncode == 0 and json.loads(child.stdout)["status"] == "ok"
+    assert os.read(ours, 1000).startswith(b"measuring")
+    os.close(ours)
+    os.close(terminal)
+    assert not command("accumulation").stderr
 
 
 def test_json_never_holds_a_number_that_is_none():

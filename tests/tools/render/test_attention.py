@@ -565,8 +565,22 @@ def test_what_a_cuda_graph_of_the_eager_step_bounds():
         for execution, ms in zip(("graph", "compiled"), both, strict=True)
     ]
     found = compile_builder.bounds(make_record("compile", *rows))
-    assert found == {"bound_bf16": "1.20 to 1.50", "bound_sizes": "medium to large"}
+    assert found == {"bound_bf16": "1.20 to 1.50", "bound_sizes": "medium, large"}
     assert compile_builder.bounds(None)["bound_sizes"] == "not measured"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "named"),
+    [
+        (["medium", "large", "xl"], "medium to xl"),
+        (["small", "large", "xl"], "small, large, xl"),
+        (["xl"], "xl"),
+        ([], ""),
+    ],
+    ids=str,
+)
+def test_sizes_are_a_range_only_where_none_is_left_out(sizes, named):
+    assert compile_builder.sizes_named(sizes) == named
 
 
 def test_a_gain_that_falls_with_each_larger_model():

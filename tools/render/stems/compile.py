@@ -462,7 +462,7 @@ def facts(record: Record | None) -> dict[str, str]:
 
 
 def bounds(record: Record | None) -> dict[str, str]:
-    """The least that compiling gains in bf16, and from which sizes on: a CUDA graph
+    """The least that compiling gains in bf16, and for which sizes: a CUDA graph
     takes no longer than the eager step, and a slow host lengthens the compiled one
     alone.
     """
@@ -472,9 +472,17 @@ def bounds(record: Record | None) -> dict[str, str]:
         least_gain = graph.ms() / compiled.ms()
         if known([least_gain]) and least_gain > 1:
             found[size] = least_gain
-    sizes = list(found)
-    named = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else NOT_MEASURED
-    return {"bound_bf16": span(found.values()), "bound_sizes": named}
+    return {
+        "bound_bf16": span(found.values()),
+        "bound_sizes": sizes_named(list(found)) or NOT_MEASURED,
+    }
+
+
+def sizes_named(sizes: list[str]) -> str:
+    """ "medium to xl", where none between is left out, or "small, large"."""
+    first, last = (list(TABLE_1).index(sizes[i]) if sizes else 0 for i in (0, -1))
+    whole = len(sizes) > 2 and last - first == len(sizes) - 1
+    return f"{sizes[0]} to {sizes[-1]}" if whole else ", ".join(sizes)
 
 
 def falls_with_size(record: Record | None) -> bool:

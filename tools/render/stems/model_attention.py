@@ -257,7 +257,10 @@ def facts(record: Record | None) -> dict[str, str]:
     doubtful = counted(isinstance(ratio, Unsteady) for ratio in ratios)
     of_small = cell(record, size="small", context=1024, attention="flash")
     as_graphs = gain_as_graphs(record, of_small)
+    of_long = cell(record, size="small", context=16384, attention="flash")
+    growth = of_long.get(PEAK) / of_small.get(PEAK)
     return found | {
+        "memory_growth": say(growth, "{:.1f}"),
         "graphs_small_1024": say(as_graphs or MISSING, "{:.2f}"),
         "sdpa_over_ours": span([*steady(ratios), *lost]),
         "unsteady": say(doubtful if pairs else MISSING),

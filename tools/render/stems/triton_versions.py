@@ -3,20 +3,28 @@ longer than the oldest of them they take.
 """
 
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 from systems.records.record import Record
 from systems.records.summary import summarize
 from tools.render.markdown import columns, milliseconds, per_device, table
-from tools.render.rows import Cell, axis, cell, known, most, ran, say, span
-from tools.render.stems.flash_peers.rows import SHAPE, shape_text
+from tools.render.rows import Cell, axis, cell, known, ran, say, span
+from tools.render.stems.flash_peers.rows import (
+    SHAPE,
+    quotient,
+    quotients,
+    shape_text,
+)
 
 # What "auto" chooses, and the plain kernels, which run with each.
 OURS, PLAIN = "ours", "ours_triton"
 PASSES = ("forward", "both")
+PASS_NAMES = {"forward": "forward", "both": "forward + backward"}
 CAPTIONS = {
-    "table.md": "Which kernels run with each Triton, and their time over the oldest "
-    "one's: the median of all shapes, and the range.",
+    "table.md": "Which kernels run with each Triton by default, and their time over "
+    "the oldest one's: the median of all shapes, and the range. In the last columns "
+    "the same of the kernels for any GPU.",
     "shapes.md": "Each shape: milliseconds with the oldest Triton, and times as many "
     "with others. Where other kernels ran, they are named.",
 }
@@ -34,7 +42,7 @@ def with_oldest(record: Record | None, c: Cell) -> Cell:
 
 
 def over(record: Record | None, c: Cell, of: str) -> float:
-    return c.ms(of) / with_oldest(record, c).ms(of)
+    return quotient(c, with_oldest(record, c), of)
 
 
 def of_version(record: Record | None, version: str, name: str) -> list[Cell]:
@@ -69,7 +77,8 @@ def summary(record: Record) -> str:
             line += [kernels(found) or say(why)] if name == OURS else []
             line += [usual(known(over(record, c, of) for c in found)) for of in PASSES]
         lines.append(line)
-    head = ["Triton", "kernels", *PASSES, *(f"plain, {of}" for of in PASSES)]
+    names = [PASS_NAMES[of] for of in PASSES]
+    head = ["Triton", "by default", *names, *(f"any GPU: {name}" for name in names)]
     return table(head, lines, left=2)
 
 
@@ -80,7 +89,7 @@ def shapes(record: Record) -> str:
     items = [(c, of) for c in first for of in PASSES]
 
     def asked(item: tuple[Cell, str]) -> str:
-        return "auto" if item[0].config["implementation"] == OURS else "plain"
+        return "default" if item[0].config["implementation"] == OURS else "any GPU"
 
     def with_version(version: str) -> Callable[[tuple[Cell, str]], Any]:
         def shown(item: tuple[Cell, str]) -> Any:
@@ -95,9 +104,9 @@ def shapes(record: Record) -> str:
     return columns(
         items,
         (SHAPE, lambda item: shape_text(item[0])),
-        ("asked for", asked),
+        ("kernels", asked),
         ("ran", lambda item: item[0]["ran"]),
-        ("pass", lambda item: item[1]),
+        ("pass", lambda item: PASS_NAMES[item[1]]),
         (f"{oldest}, ms", lambda item: item[0].ms(item[1]), milliseconds),
         *((version, with_version(version), "{:.2f}") for version in others),
         left=2,
@@ -106,28 +115,38 @@ def shapes(record: Record) -> str:
 
 def facts(record: Record | None) -> dict[str, str]:
     """Times over the oldest Triton's: of both passes, where the same kernels ran and
-    where others did; and the forward pass that became slower than any other, of which
-    shape and with which Triton.
+    where others did; of the forward pass; and how far the rounds of a shape lie apart.
     """
     found = [c for v in versions(record)[1:] for c in ran(record, triton=v)]
     pairs = [(c, old) for c in found if (old := with_oldest(record, c))]
     same = [c for c, old in pairs if c["ran"] == old["ran"]]
+    other = [c for c, old in pairs if c["ran"] != old["ran"]]
     chosen, plain = (
         [c for c in same if c.config["implementation"] == name]
         for name in (OURS, PLAIN)
     )
-    other = [c for c, old in pairs if c["ran"] != old["ran"]]
-    forward = [(over(record, c, "forward"), c) for c in chosen]
-    longest = most(ratio for ratio, _ in forward)
-    slowest = next((c for ratio, c in forward if ratio is longest), None)
+    rounds = [quotients(c, old, of) for c, old in pairs for of in PASSES]
+    apart = [max(each) - min(each) for each in rounds if each]
+    # They took the longest, on an H200.
+    newest = versions(record)[-2:]
+    of_newest = [c for c in chosen if c.config["triton"] in newest]
+
+    def times(cells: list[Cell], of: str) -> str:
+        return span(over(record, c, of) for c in cells)
+
     return {
         "oldest": next(iter(versions(record)), "not measured"),
-        "chosen": span(over(record, c, "both") for c in chosen),
-        "plain": span(over(record, c, "both") for c in plain),
-        "other": span(over(record, c, "both") for c in other)
-        if other or not found
-        else "none",
-        "forward": say(longest, "{:.2f}"),
-        "forward_shape": shape_text(slowest) if slowest else "not measured",
-        "forward_triton": slowest.config["triton"] if slowest else "not measured",
+        "newest": " and ".join(newest) or "not measured",
+        "chosen": times(chosen, "both"),
+        "plain": times(plain, "both"),
+        "other": times(other, "both") if other or not found else "none",
+        **{
+            f"forward_{d}": times(
+                [c for c in of_newest if c.config["d"] == d], "forward"
+            )
+            for d in (64, 128)
+        },
+        "plain_forward": times(plain, "forward"),
+        "rounds_apart": f"{median(apart):.2f}" if apart else "not measured",
+        "rounds_apart_most": f"{max(apart):.2f}" if apart else "not measured",
     }

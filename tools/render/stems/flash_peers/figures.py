@@ -30,7 +30,7 @@ def turns() -> str:
         for order, names in orders.items():
             d.text(left, 12, order, SMALL, bold=True)
             for i, name in enumerate(names):
-                # The clock falls while the chip warms up.
+                # The clock falls under a long load.
                 high = 62 - 34 * min(i, 8) / 8
                 x = left + i * each
                 style = "fill-blue" if name == "A" else "fill-grey"
@@ -42,9 +42,9 @@ def turns() -> str:
         draw,
         "One after the other, A meets the fast clock and B the slow one; in turns both "
         "meet both.",
-        "Whoever is measured second runs on a slower chip.",
-        "Height: the clock, which falls as the chip warms up. In turns, A and B meet "
-        "the same clocks.",
+        "Whoever is measured second may meet a lower clock.",
+        "A sketch. Height: the clock, which can fall under a long load. In turns, A "
+        "and B meet the same clocks.",
     )
 
 

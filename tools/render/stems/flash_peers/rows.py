@@ -93,17 +93,27 @@ def short_cell(record: Record | None, name: str = "ours") -> Cell:
 
 
 def ratio(record: Record | None, c: Cell, of: str, over: str = "") -> float:
-    """The time of a pass over another implementation's: below one, this is faster.
-    Where both have a median of each round, the median of their quotients, for in a
-    round both meet the same clock; else the quotient of the medians.
+    """The time of a pass over another implementation's: below one, this is faster."""
+    return quotient(c, beside(record, c, over), of)
+
+
+def quotient(c: Cell, other: Cell, of: str) -> float:
+    """The time of a pass over that of a row measured in turns with it: the median of
+    the rounds' quotients, for in a round both meet the same clock. Where they have no
+    rounds, the quotient of the medians.
     """
-    other = beside(record, c, over)
     times = c.ms(of) / other.ms(of)
-    rounds = [one.get(f"{of}_rounds_ms", ()) or () for one in (c, other)]
-    if all(rounds) and len({*map(len, rounds)}) == 1:
-        of_rounds = median(a / b for a, b in zip(*rounds, strict=True))
-        return Unsteady(of_rounds) if isinstance(times, Unsteady) else of_rounds
+    if of_rounds := quotients(c, other, of):
+        middle = median(of_rounds)
+        return Unsteady(middle) if isinstance(times, Unsteady) else middle
     return times
+
+
+def quotients(c: Cell, other: Cell, of: str) -> list[float]:
+    """Of each round. None where they have no rounds, or not as many."""
+    rounds = [one.get(f"{of}_rounds_ms", ()) or () for one in (c, other)]
+    alike = all(rounds) and len({*map(len, rounds)}) == 1
+    return [a / b for a, b in zip(*rounds, strict=True)] if alike else []
 
 
 def ratios(

@@ -35,6 +35,7 @@ from tools.render.rows import known, measured, most, say, span
 from tools.render.stems.gradient_checkpointing import drawing
 from tools.render.stems.gradient_checkpointing.rows import (
     BEST,
+    BY_HAND,
     COMPILED,
     CURVE,
     HALF,
@@ -291,7 +292,8 @@ def facts(record: Record | None) -> dict[str, str]:
         found[f"{name}_peak"] = in_gib(row.of(record).get(PEAKS[0]))
         if row.predicted and name in ("half", "best", "next"):
             found[f"{name}_predicted"] = in_gib(row.predicted[0])
-    timed = {"sdpa": SDPA, "compiled": COMPILED}
+    timed = {"sdpa": SDPA, "compiled": COMPILED, "best": BEST, "hand": BY_HAND}
+    timed["whole"] = CURVE[-1]
     for name, row in timed.items():
         found[f"{name}_ms"] = say(row.of(record).ms(), "{:.0f} ms")
     kept = best(1)
