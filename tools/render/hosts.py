@@ -16,6 +16,7 @@ from systems.formulas.recomputation import forward_passes
 from systems.model.sizes import SIZES, VOCAB_SIZE
 from systems.records.host import SLOW, quietest, slowdown, usual
 from systems.records.own_times import (
+    CLOSE,
     PHASES,
     Times,
     by_events,
@@ -23,6 +24,7 @@ from systems.records.own_times import (
     own_times,
     settled,
     times_of,
+    touched,
     unsteady,
 )
 from systems.records.record import Record, Row
@@ -48,6 +50,8 @@ ISSUED_MS = 0.02
 COMPILED_MS = 0.5
 # Those that watch a pass by a profiler, and the one that times it.
 PROFILED, CLOCK = ("kernel_profile", "nsys"), "end_to_end"
+# What it times in two rows of a cell.
+TWICE = ("forward", "backward")
 # What times the same only where it is the same.
 SAME_SOFTWARE = ("torch", "cuda", "cudnn")
 
@@ -61,12 +65,13 @@ def judge_hosts(records: list[Record]) -> None:
         known = Known(alike)
         for record in alike:
             events = by_events(record.protocol)
+            beside = shortest_beside(record)
             for row in record.rows:
                 looped = launched_in_a_loop(row.config)
                 row.own = own_times(row.metrics, events, *known.of(record, row), looped)
                 row.unsteady = unsteady(
                     row.metrics, row.own, events, row.slow, settled(row.config)
-                )
+                ) or outdone(record, row, beside)
 
 
 def unsteady_rows(record: Record) -> str:
@@ -233,6 +238,41 @@ def at_any_length(record: Record, row: Row, name: str) -> Any:
     """A row and those that differ from it in their length alone: as many launches."""
     rest = {k: v for k, v in row.config.items() if k not in ("context", "n")}
     return record.stem, tuple(sorted(rest.items())), name
+
+
+# What the rows beside it show ---------------------------------------------------------
+
+
+def shortest_beside(record: Record) -> dict[Any, float]:
+    """By cell and phase the shortest median of this record, in ms: `end_to_end` times
+    the forward and the backward pass of a cell with the optimizer and without.
+    """
+    shortest: dict[Any, float] = {}
+    for row in record.rows if record.stem == CLOCK else ():
+        for key in twice(record, row):
+            ms = median(row.metrics[f"{key[1]}_ms"])
+            shortest[key] = min(ms, shortest.get(key, ms))
+    return shortest
+
+
+def twice(record: Record, row: Row) -> list[tuple[Cell, str]]:
+    """Cell and phase of what this row may have timed as another did."""
+    config = full(record, row)
+    cell = cell_of(config) if is_plain(config) else None
+    phases = [phase for phase in TWICE if f"{phase}_ms" in row.metrics]
+    return [(cell, phase) for phase in phases] if cell else []
+
+
+def outdone(record: Record, row: Row, beside: Mapping[Any, float]) -> bool:
+    """Whether the row beside it took over a tenth less for the same pass, which was not
+    shown to be the GPU's own: then its host was slow all the time.
+    """
+    return any(
+        median(row.metrics[f"{phase}_ms"]) > CLOSE * beside[cell, phase]
+        and touched(row.metrics, row.own, [phase])
+        for cell, phase in twice(record, row)
+        if (cell, phase) in beside
+    )
 
 
 # Clocks and profiles ------------------------------------------------------------------

@@ -565,7 +565,11 @@ def test_what_a_cuda_graph_of_the_eager_step_bounds():
         for execution, ms in zip(("graph", "compiled"), both, strict=True)
     ]
     found = compile_builder.bounds(make_record("compile", *rows))
-    assert found == {"bound_bf16": "1.20 to 1.50", "bound_sizes": "medium, large"}
+    assert found == {
+        "bound_bf16": "1.20 to 1.50",
+        "bound_sizes": "medium, large",
+        "unbound": "small",
+    }
     assert compile_builder.bounds(None)["bound_sizes"] == "not measured"
 
 

@@ -172,6 +172,32 @@ def test_what_is_computed_again_is_launched_in_the_backward_pass():
         assert found.rows[0].unsteady == unsteady, strategy
 
 
+@pytest.mark.parametrize(
+    ("mode", "backward", "kernels", "unsteady"),
+    [
+        ("step", 45.0, 20.0, True),
+        ("step", 31.0, 20.0, False),
+        # The kernels fill it.
+        ("step", 45.0, 44.0, False),
+        # Without gradients the pass is another.
+        ("forward", 45.0, 20.0, False),
+    ],
+)
+def test_a_row_that_the_one_beside_it_outdoes_had_a_slow_host(
+    mode, backward, kernels, unsteady
+):
+    """With or without the optimizer, forward and backward are the same."""
+    long = end_to_end(512, mode, forward=15.0, backward=backward)
+    long.metrics["backward_gpu_busy_ms"] = [kernels] * 3
+    short = end_to_end(512, "forward_backward", forward=15.0, backward=30.0)
+    judge_hosts([clock(long, short)])
+    assert (long.unsteady, short.unsteady) == (unsteady, False)
+    # Records of other experiments are compared by the check of same cells.
+    other = record("peak_memory", long, short)
+    judge_hosts([other])
+    assert not long.unsteady
+
+
 def test_a_row_that_counts_its_kernels_needs_no_other():
     config = {"d": 64, "n": 4096, "execution": "compiled"}
     for count, unsteady in ((100, False), (1000, True)):

@@ -168,6 +168,20 @@ def test_the_facts_by_hand(record):
     assert facts["profiler"] == "torch.profiler"
 
 
+def test_what_bf16_gains_is_told_of_the_kernels_alone_too(record):
+    """Of forward, loss and backward; AdamW's kernels are fp32 in either case."""
+    there = copy.deepcopy(record)
+    for row in there.rows:
+        if row.config["precision"] == "bf16" and row.config["mode"] == "step":
+            fewer = 4 if row.config["context"] == 128 else 2
+            for phase in ("forward", "loss", "backward"):
+                name = f"{phase}_gpu_busy_ms"
+                row.metrics[name] = [ms / fewer for ms in row.metrics[name]]
+    facts = kernel_profile.facts(there)
+    assert facts["gains_128"] == ", ".join(["4.00"] * 5)
+    assert facts["gains_1024"] == ", ".join(["2.00"] * 5)
+
+
 def test_two_kernels_of_one_tile_are_counted_apart(record):
     """As cuBLAS names them: weights are multiplied by one, heads by the other."""
     whole = f"{GEMM}_tilesize128x128x8_stage{{}}_warpsize2x2x1_execute_kernel"

@@ -199,6 +199,7 @@ def facts(record: Record | None) -> dict[str, str]:
         **{name: say(value, percent) for name, value in shares.items()},
         "slower_cells": say(slower, f"{{}} of {len(gains)}"),
         "gain_most": say(most(gains), "{:.2f}"),
+        "gains_128": gains_by_size(record, 128),
         "gains_1024": gains_by_size(record, 1024),
         "gains_grow": say(gains_grow(record, 1024)),
     }

@@ -90,7 +90,7 @@ CAPTIONS = {
     "table.md": (
         "FlashAttention and plain PyTorch at every shape: forward, backward, and the "
         "two together. Where the GPU waits between the two: the sum of their fastest "
-        "calls, and in brackets what both took in a row."
+        "calls, below that of their medians, and in brackets what both took in a row."
     ),
 }
 

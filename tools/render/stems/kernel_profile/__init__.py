@@ -340,6 +340,10 @@ def facts(record: Record | None) -> dict[str, str]:
         found["other_small"] = say(small.missing)
     for name in ("matmul", "softmax", "elementwise", "reduction", "copy"):
         found[f"{name}_small"] = say(share(small, name), percent)
+    for context in (128, 1024):
+        gains = [busy_gain(record, size, context) for size in TABLE_1]
+        told = ", ".join(say(gain, "{:.2f}") for gain in known(gains))
+        found[f"gains_{context}"] = told or say(instead(gains))
     rows = ran(record)
     factors = [slowdown(c) for c in rows]
     return {
@@ -362,6 +366,13 @@ def at_most(share: float) -> str:
     return "less than 0.1 %" if told == percent(0) else f"at most {told}"
 
 
+def busy_gain(record: Record | None, size: str, context: int) -> float:
+    """What the kernels of forward, loss and backward take in fp32 over bf16."""
+    passes = [f"{phase}_gpu_busy" for phase in ("forward", "loss", "backward")]
+    full, low = (at(record, size, context, "step", p) for p in ("fp32", "bf16"))
+    return full.ms(*passes) / low.ms(*passes)
+
+
 def top_facts(record: Record | None, c: Cell, key: str) -> dict[str, str]:
     """The top kernel of the forward pass and of both passes, and whether it is the
     same.
@@ -381,8 +392,7 @@ def top_facts(record: Record | None, c: Cell, key: str) -> dict[str, str]:
         told[f"top_{short}_share_{key}"] = say(of_top, percent)
     same = "the same kernel" if names[0] == names[1] else "another kernel"
     told[f"top_same_{key}"] = same if all(names) else say(instead(missing))
-    unused = ("both", "both_calls", "both_share") if key == "2_7B" else ()
-    return {n: text for n, text in told.items() if n[4 : -len(key) - 1] not in unused}
+    return told
 
 
 def attention_facts(c: Cell) -> dict[str, str]:
