@@ -4,6 +4,7 @@ compute right (on a Hopper GPU).
 
 import itertools
 import random
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -47,7 +48,7 @@ from systems.attention.relaunch import (
 from systems.attention.triton import function
 from systems.attention.triton.configs import sm_count
 from systems.attention.triton.function import chosen
-from systems.experiments import flash_accuracy
+from systems.experiments import flash_accuracy, triton_versions
 from tests.attention.checks import (
     NAMES,
     Like,
@@ -284,9 +285,14 @@ def test_what_they_need_of_the_machine():
 
 def test_the_page_on_setting_up_names_the_versions():
     page = (ROOT / "docs" / "setup.md").read_text(encoding="utf-8")
-    names = [f"`{version.rstrip('.')}`" for version in limits.VERSIONS]
-    listed = f"{', '.join(names[:-1])} and {names[-1]}"
-    assert f"tested on an H200:\n{listed}, " in page
+
+    def listed(versions: Iterable[str]) -> str:
+        *names, last = (f"`{version.rstrip('.')}`" for version in versions)
+        return f"{', '.join(names)} and {last}"
+
+    taken, tested = listed(limits.VERSIONS), listed(triton_versions.VERSIONS)
+    assert f"Hopper run with Triton\n{taken}, whatever the last number" in page
+    assert f"Tested on an H200 were {tested}: " in page
 
 
 @pytest.mark.skipif(on_hopper(), reason="there is a Hopper GPU")
