@@ -388,7 +388,9 @@ def top_facts(record: Record | None, c: Cell, key: str) -> dict[str, str]:
         of_top = top.ms / total_ms(row, phases) if top else row.missing
         named = f"`{short_name(top.name)}`" if top else say(row.missing)
         told[f"top_{short}_{key}"] = named
-        told[f"top_{short}_calls_{key}"] = say(top.calls if top else MISSING, "{:g}")
+        told[f"top_{short}_calls_{key}"] = say(
+            top.calls if top else row.missing, "{:g}"
+        )
         told[f"top_{short}_share_{key}"] = say(of_top, percent)
     same = "the same kernel" if names[0] == names[1] else "another kernel"
     told[f"top_same_{key}"] = same if all(names) else say(instead(missing))
