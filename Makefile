@@ -11,7 +11,7 @@ export NO_MKDOCS_2_WARNING = 1
 # Where `make serve` answers.
 PORT ?= 8000
 
-# What torch 2.11, 2.12 and 2.13, 2.14, and 2.15 bring with them.
+# The newest that torch 2.11, 2.12 or 2.13, 2.14, and 2.15 bring with them.
 TRITONS ?= 3.6.0 3.7.1 3.8.0 3.9.0
 
 .PHONY: serve build zensical lint quick test versions exercises browser slurm submission

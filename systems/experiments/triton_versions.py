@@ -23,7 +23,7 @@ from systems.running.command import main, option
 # The rows of one version have a process in common: to import all of it takes seconds.
 PROCESS_OF = "triton"
 FOLDER = "TRITON_FOLDER"
-# What torch 2.11, 2.12 and 2.13, 2.14, and 2.15 bring with them.
+# The newest that torch 2.11, 2.12 or 2.13, 2.14, and 2.15 bring with them.
 VERSIONS = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
 # What "auto" chooses, and the kernels that each version runs.
 IMPLEMENTATIONS = ("ours", "ours_triton")

@@ -56,6 +56,7 @@ FACTS = {
     "causes": "causes",
     "ladder": "ladder",
     "compiled": "compiled",
+    "compile_by_clock": "compile_by_clock",
     "calculator": "calculator",
 }
 

@@ -353,7 +353,7 @@ def peers():
         row("sdpa_flash", 4096, "bf16", "unsupported"),
         # The host is twice as slow in the second round.
         timed("ours", 128, 9.0, 1e-3, call_ms=[0.05, 0.12, 0.06]),
-        timed("sdpa_cudnn", 128, 1.0, 1e-3),
+        timed("sdpa_cudnn", 128, 1.0, 1e-3, call_ms=[0.04, 0.04, 0.04]),
         timed("ours_triton", 128, 9.0, 1e-3, call_ms=[0.04, 0.09, 0.045]),
         timed("sdpa_flash", 128, 2.0, 1e-3, call_ms=[0.03, 0.06, 0.03]),
         timed("ours", 2048, 3.0, 1e-6, "fp32"),
@@ -377,10 +377,22 @@ def test_ratios_are_ours_over_theirs_at_one_shape(peers):
     )
     assert (facts["call"], facts["call_over_sdpa"]) == ("60 µs", "2.00")
     assert (facts["call_triton"], facts["call_triton_over_sdpa"]) == ("45 µs", "1.50")
+    # Beside cuDNN's call, and pass by pass.
+    assert facts["call_over_cudnn"] == "1.50" and facts["short_forward"] == "9.00"
+    assert facts["short_both"] == "18000 µs"
+    assert (facts["cudnn"], facts["share_512"]) == ("not measured", "not measured")
     assert facts["error_over_rival_most"] == "2.00"
     assert (facts["high_error_most"], facts["test_over_cudnn"]) == ("1000", "1.50")
     assert (facts["triton_64"], facts["triton_128"]) == ("1.25", "not measured")
     assert (facts["over_flex"], facts["over_flash"]) == ("2.00", "not measured")
+
+
+@pytest.mark.parametrize(
+    ("number", "version"), [("91900", "9.19"), ("90100", "9.1"), ("100203", "10.2")]
+)
+def test_cudnn_s_number_is_told_as_its_version(peers, number, version):
+    software = {**peers.software, "cudnn": number}
+    assert flash_peers.facts(replace(peers, software=software))["cudnn"] == version
 
 
 def test_without_overlap_half_of_the_peak_is_left_at_head_dimension_64(peers):

@@ -5,12 +5,17 @@ from msgspec.structs import replace
 
 from tests.factories import committed, make_record, make_row
 from tools.render.spanning import ladder
-from tools.render.spanning.ladder import Needs, evidence
+from tools.render.spanning.ladder import Gain, Needs, evidence
 from tools.render.stems.flash_ablation import BACKWARD, FORWARD, atomics_keep, ms
 
 STEMS = ("flash_ablation", "flash_peers", "flash_leaderboard")
 TEXT = ()
 TWO = Needs(TEXT, (15.0,), 120, 8, 2)
+
+
+def same(gained: float) -> Gain:
+    """At any clock."""
+    return Gain(gained, gained)
 
 
 @pytest.fixture(scope="module")
@@ -86,30 +91,35 @@ def test_the_first_step_measured_compares_with_nothing(found):
     ],
 )
 def test_the_reason_follows_from_what_was_compiled(after, gained, said):
-    told = " ".join(evidence(TWO, after, gained, predicted=1.1))
+    told = " ".join(evidence(TWO, after, same(gained), predicted=1.1))
     assert [words for words in said if words not in told] == []
 
 
 def test_nothing_is_said_where_nothing_changes_or_kernels_are_several():
-    assert evidence(TWO, TWO, 1.05, predicted=1.1) == []
+    assert evidence(TWO, TWO, same(1.05), predicted=1.1) == []
     several = Needs(TEXT, (8.0, 7.0), None, 8, 1)
-    assert evidence(TWO, several, 0.5, predicted=0.7) == []
+    assert evidence(TWO, several, same(0.5), predicted=0.7) == []
 
 
 def test_a_step_that_falls_short_keeps_its_reason():
     several = Needs(TEXT, (8.0, 4.0), None, 8, 1)
-    told = evidence(TWO, several, 1.1, predicted=1.4, short="dQ travels.")
+    told = evidence(TWO, several, same(1.1), predicted=1.4, short="dQ travels.")
     assert told == [
         "The loops together went from 15.0 to 12.0 instructions for a score.",
         "**It saves 32 % of the time that it should.** dQ travels.",
     ]
-    (told,) = evidence(TWO, TWO, 1.01, predicted=1.1)
+    *_, told = evidence(TWO, several, Gain(1.1, 1.2), predicted=1.4, short="Why.")
+    assert told == (
+        "**It saves 32 % of the time that it should (58 % once the clock has "
+        "fallen).** Why."
+    )
+    (told,) = evidence(TWO, TWO, same(1.01), predicted=1.1)
     assert told.startswith("**It gains nothing.** The compiled loop does not")
     fewer = Needs(TEXT, (15.0,), 120, 4, 2)
-    *_, told = evidence(TWO, fewer, 0.99, predicted=1.1)
+    *_, told = evidence(TWO, fewer, same(0.99), predicted=1.1)
     assert "fewer warps are left" in told
     # Where a factor below one was expected, nothing falls short.
-    assert evidence(TWO, TWO, 0.99, predicted=1.0) == []
+    assert evidence(TWO, TWO, same(0.99), predicted=1.0) == []
 
 
 def test_every_step_that_falls_short_on_the_page_says_why(found):
@@ -182,3 +192,24 @@ def test_where_hopper_s_kernels_did_not_run_their_steps_are_left_out(found):
 def test_one_outlying_call_decides_no_step():
     row = make_row({"step": "forward"}, time_ms=[0.7, 1.1, 1.0, 1.2])
     assert ms(make_record("flash_ablation", row), "forward") == 1.0
+
+
+def test_where_the_clock_fell_in_one_step_alone_both_gains_are_told(found):
+    steps = {
+        "two_passes_backward": [2.9] * 3 + [3.3] * 9,
+        "backward": [2.7] * 12,
+        "plain_backward": [3.4] * 12,
+    }
+    (ours,) = found["flash_ablation"]
+    rows = [
+        replace(
+            row, metrics=row.metrics | {"time_ms": steps.get(row.config["step"], [5.0])}
+        )
+        for row in ours.rows
+    ]
+    files = ladder.fragments({"flash_ablation": [replace(ours, rows=rows)]})
+    why = files["ladder-why-backward.md"]
+    assert "measured 1.07, and 1.22 once the clock has fallen." in why
+    assert "measured 1.17, and 1.03 once the clock has fallen." in why
+    line = next(x for x in files["ladder-backward.md"].splitlines() if "in order" in x)
+    assert [x.strip() for x in line.split("|")[4:6]] == ["1.07", "1.22"]

@@ -1,9 +1,9 @@
 """Where forward and backward go, by cause: products, copies and casts, everything
 element-wise, and what no kernel fills.
 
-Kernel times are those of `kernel_profile`. The wall time is that of `end_to_end`: a
-host that launches slowly while a profile is made makes no kernel longer, and must not
-count as idle GPU. Times in ms.
+Kernel times are those of `kernel_profile`. The wall time is that of `end_to_end`, the
+shorter of the two that it has: a host that launches slowly while a profile is made
+makes no kernel longer, and must not count as idle GPU. Times in ms.
 """
 
 import re
@@ -51,11 +51,11 @@ from tools.render.rows import (
     most,
     say,
 )
+from tools.render.stems.end_to_end.rows import BATCH, PASSES, quicker
 from tools.render.stems.end_to_end.rows import at as timed
 from tools.render.stems.kernel_profile.rows import at as profiled
 from tools.render.stems.kernel_profile.rows import kernels, total_ms
 
-PASSES = ("forward", "backward")
 PRECISIONS = ("fp32", "bf16")
 # What the GPU did, by category of kernel. Softmax and the loss are element-wise kernels
 # and reductions too.
@@ -113,8 +113,8 @@ def split(
     """One pass by cause. What was not measured is Missing."""
     at = {"size": size, "context": context, "precision": precision, "mode": "step"}
     step = cell(profile, **at)
-    at["batch"] = step.config.get("batch", 4)
-    wall = cell(clock, **at).ms(*PASSES)
+    batch = step.config.get("batch", BATCH)
+    wall = quicker(clock, size, context, precision, batch).ms(*PASSES)
     busy = {
         cause: sum(total_ms(step, PASSES, name) for name in names)
         for cause, names in CATEGORIES.items()

@@ -45,6 +45,7 @@ EXECUTIONS = {
     "eager": "nothing",
     "graph": "nothing; as a graph",
     "compiled": "model",
+    "eager_optimizer": "nothing, in turns with the next",
     "compiled_optimizer": "model, AdamW",
 }
 COMPILED_PHASES = {
@@ -59,20 +60,21 @@ COMPILED_PHASES = {
 def at(
     record: Record | None, size: Any, precision: Any, execution: str = "compiled"
 ) -> Cell:
-    """With "compiled_optimizer": where AdamW's step is compiled too. Its eager row
-    stands behind that of the others.
+    """With "compiled_optimizer": where AdamW's step is compiled too; it has an eager
+    row of its own. Both stand behind the others.
     """
     named = {"size": size, "precision": precision}
-    both = cell(record, **named, execution="compiled", optimizer=True)
-    if execution == "compiled_optimizer" and both.row:
+    way = execution.removesuffix("_optimizer")
+    both = cell(record, **named, execution=way, optimizer=True)
+    if way != execution and both.row:
         return both
     return cell(record, **named, execution=execution)
 
 
 def execution_of(c: Cell) -> str:
     """One of EXECUTIONS."""
-    compiled = c.config.get("execution", "")
-    return "compiled_optimizer" if c.config.get("optimizer") else compiled
+    way = c.config.get("execution", "")
+    return f"{way}_optimizer" if c.config.get("optimizer") else way
 
 
 def eager_of(record: Record | None, c: Cell) -> Cell:

@@ -110,7 +110,7 @@ def facts(record: Record | None) -> dict[str, str]:
     """The first step of a cold process against settled ones."""
     cold = cell(record, warmup=0)
     settled = later(cold)
-    early = [cold.as_steady(ms, *PASSES) for ms in cold.samples(*PASSES)[1:5]]
+    passes = [cold.as_steady(ms, *PASSES) for ms in cold.samples(*PASSES)]
     times = {
         "first_step": nth(cold, 0),
         **{f"mean_after_{n}": mean_after(record, n) for n in (1, 2, 5)},
@@ -122,7 +122,8 @@ def facts(record: Record | None) -> dict[str, str]:
         ),
         "first_over_settled": say(nth(cold, 0) / settled, "{:.0f}"),
         "halves_after_2": say(halves(record, 2), "{:.2f}"),
-        "steps_2_to_5": span(early, "{:.1f}"),
+        "steps_2_to_5": span(passes[1:5], "{:.1f}"),
+        "steps_6_to_10": span(passes[5:], "{:.1f}"),
         "mean_over_settled": say(cold.summary(*PASSES).mean / settled, "{:.1f}"),
     }
 

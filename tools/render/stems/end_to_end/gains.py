@@ -1,7 +1,8 @@
 """What bf16 buys, from the record of `end_to_end`: fp32 over bf16 by phase, and why it
 is large or small.
 
-A step's phases are compared, each timed in the same run. Why a gain is what it is, a
+A step's phases are compared, each timed in the same run; both passes together by the
+shorter of two times. Why a gain is what it is, a
 profile tells: `tools/render/spanning/causes.py`.
 """
 
@@ -24,14 +25,15 @@ from tools.render.rows import (
     steady,
 )
 from tools.render.stems.end_to_end.rows import (
+    PASSES,
     at,
     flops,
     of_grid,
+    quicker,
     share_of_peak,
     steps_at_512,
 )
 
-PASSES = ("forward", "backward")
 # What is compared in a table: its name and its phases.
 COMPARED = (("forward", ("forward",)), ("backward", ("backward",)), ("step", ()))
 Place = tuple[str, int]
@@ -59,11 +61,13 @@ def speedup(
 
 
 def gain(record: Record | None, place: Place) -> float:
-    return speedup(record, place, *PASSES)
+    """Of both passes, each precision's from the row in which they took less."""
+    fp32, bf16 = (quicker(record, *place, p).ms(*PASSES) for p in ("fp32", "bf16"))
+    return fp32 / bf16
 
 
 def share(record: Record | None, place: Place, precision: str) -> float:
-    return share_of_peak(record, step(record, place, precision), *PASSES)
+    return share_of_peak(record, quicker(record, *place, precision), *PASSES)
 
 
 # Fragments ----------------------------------------------------------------------------
@@ -154,7 +158,7 @@ def speedup_figure(record: Record) -> str:
     if not found:
         return ""
     least, most = (pick(found, key=lambda place: found[place]) for pick in (min, max))
-    work = {place: flops(step(record, place, "bf16")) / 1e12 for place in found}
+    work = {place: flops(quicker(record, *place, "bf16")) / 1e12 for place in found}
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -199,8 +203,10 @@ def facts(record: Record | None) -> dict[str, str]:
         **{name: say(value, percent) for name, value in shares.items()},
         "slower_cells": say(slower, f"{{}} of {len(gains)}"),
         "gain_most": say(most(gains), "{:.2f}"),
-        "gains_128": gains_by_size(record, 128),
-        "gains_1024": gains_by_size(record, 1024),
+        **{
+            f"gains_{context}": gains_by_size(record, context)
+            for context in (128, 256, 512, 1024)
+        },
         "gains_grow": say(gains_grow(record, 1024)),
     }
 

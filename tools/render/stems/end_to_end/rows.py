@@ -13,6 +13,7 @@ from tools.render.rows import PHASES, Cell, cell, cells, data_sheet
 # their own.
 BATCH = 4
 PRECISIONS = ("fp32", "tf32", "bf16")
+PASSES = ("forward", "backward")
 
 
 def at(
@@ -31,6 +32,21 @@ def at(
         precision=precision,
         batch=batch,
     )
+
+
+def quicker(
+    record: Record | None, size: str, context: int, precision: str, batch: int = BATCH
+) -> Cell:
+    """Of the two rows that time both passes, with the optimizer and without, the one in
+    which they took less: what a host adds, it does not take away. Where no step was
+    timed, that row.
+    """
+    step, other = (
+        at(record, size, context, mode, precision, batch)
+        for mode in ("step", "forward_backward")
+    )
+    whole = step and other and other.get("backward_ms", None)
+    return min(step, other, key=lambda c: c.ms(*PASSES)) if whole else step
 
 
 def of_grid(record: Record | None, **config: object) -> list[Cell]:

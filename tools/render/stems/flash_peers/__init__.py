@@ -60,6 +60,18 @@ from tools.render.stems.flash_peers.rows import (
 CALLS = constant("flash_peers", "CALLS_COMPARED") + 1
 # Of the shapes that predictions are for, and our kernel that computes a pass in one.
 WIDTHS, ONE = (64, 128), {"forward": "forward", "backward": "one_pass"}
+# Short inputs of many heads.
+SHORTER = {
+    n: {
+        "n": n,
+        "batch": batch,
+        "heads": heads,
+        "d": 64,
+        "causal": True,
+        "dtype": "bf16",
+    }
+    for n, batch, heads in ((512, 8, 16), (1024, 16, 32))
+}
 
 CAPTIONS = {
     "fa4.md": "**Our time over that of FlashAttention-4.** The last two columns are "
@@ -337,10 +349,31 @@ def facts(record: Record | None) -> dict[str, str]:
         "error_over_rival_most": say(errors, "{:.2f}"),
         "test_over_cudnn": say(ratio(record, test, "both"), "{:.2f}"),
         "short_over_cudnn": say(ratio(record, short["ours"], "both"), "{:.2f}"),
+        "short_forward": say(ratio(record, short["ours"], "forward"), "{:.2f}"),
+        "short_backward": say(ratio(record, short["ours"], "backward"), "{:.2f}"),
+        "short_both": say(1e3 * short["ours"].ms("both"), "{:.0f} µs"),
+        "call_over_cudnn": say(
+            call_ratio(record, short["ours"], "sdpa_cudnn"), "{:.2f}"
+        ),
+        **{
+            f"share_{n}": say(
+                rate(cell(record, implementation="ours", **shape), "both")
+                / peak_flops(record, "bf16"),
+                percent,
+            )
+            for n, shape in SHORTER.items()
+        },
         "published": say(published_rate(record), "{:.0f} TFLOP/s"),
+        "cudnn": cudnn_version(record),
         **of_order(record, ours["bf16"]),
         **predictions(record),
     }
+
+
+def cudnn_version(record: Record | None) -> str:
+    """ "9.19" of "91900": major, two digits of minor, two of patch."""
+    number = int(record.software.get("cudnn", 0)) if record else 0
+    return f"{number // 10_000}.{number // 100 % 100}" if number else NOT_MEASURED
 
 
 def of_order(record: Record | None, ours: list[Cell]) -> dict[str, str]:

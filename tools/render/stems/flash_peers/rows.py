@@ -137,11 +137,11 @@ def is_wrong(c: Cell, of: str = "both") -> bool:
     return any(c.get(f"{each}_relative_error", 0.0) > WRONG for each in results)
 
 
-def call_ratio(record: Record | None, c: Cell) -> float:
-    """Wall time of a call over FlashAttention-2's: the median over rounds, for all in a
-    round meet the same host.
+def call_ratio(record: Record | None, c: Cell, over: str = "sdpa_flash") -> float:
+    """Wall time of a call over another's: the median over rounds, for all in a round
+    meet the same host.
     """
-    pair = (c.get("call_ms"), beside(record, c, "sdpa_flash").get("call_ms"))
+    pair = (c.get("call_ms"), beside(record, c, over).get("call_ms"))
     if not all(pair):
         return MISSING
     return summarize([a / b for a, b in zip(*pair, strict=True)]).median

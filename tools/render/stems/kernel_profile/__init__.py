@@ -80,10 +80,11 @@ LISTED_SHARE = 0.01
 
 CAPTIONS = {
     "times.md": (
-        "Wall time, the sum of the kernels and what is idle, at every size and context."
+        "Median wall time, the sum of the kernels and what is idle, at every size and "
+        "context."
     ),
     "times-forward.md": (
-        "Wall time of forward passes, the sum of their kernels and what is idle."
+        "Median wall time of forward passes, the sum of their kernels and what is idle."
     ),
     "top.md": "The kernel that takes longest, in forward and in forward and backward.",
     "top-telling.md": "The kernel that takes longest, at context 512 in fp32.",
@@ -340,10 +341,14 @@ def facts(record: Record | None) -> dict[str, str]:
         found["other_small"] = say(small.missing)
     for name in ("matmul", "softmax", "elementwise", "reduction", "copy"):
         found[f"{name}_small"] = say(share(small, name), percent)
-    for context in (128, 1024):
+    grows = []
+    for context in (128, 256, 512, 1024):
         gains = [busy_gain(record, size, context) for size in TABLE_1]
         told = ", ".join(say(gain, "{:.2f}") for gain in known(gains))
         found[f"gains_{context}"] = told or say(instead(gains))
+        if known(gains):
+            grows.append(known(gains) == sorted(known(gains)))
+    found["gains_grow"] = say(all(grows) if grows else MISSING)
     rows = ran(record)
     factors = [slowdown(c) for c in rows]
     return {

@@ -143,7 +143,7 @@ def needed(c: Cell, end: str) -> float:
 
 def place(c: Tried) -> str:
     """Where in a pass its peak is: "in the forward pass", "at the start of the backward
-    pass"; both ends where they tie.
+    pass"; where the other end ties, that too.
     """
     if not c:
         return c.missing.words
@@ -158,7 +158,8 @@ def place(c: Tried) -> str:
     needs = {WHERE[end]: needed(c, end) for end in ENDS}
     least = (1 - TIE) * max(needs.values())
     tied = [where for where, need in needs.items() if need >= least]
-    return " and just as high ".join(tied) if found in tied else found
+    others = [where for where in tied if where != found]
+    return " and nearly as high ".join([found, *others]) if found in tied else found
 
 
 def used(found: list[Tried]) -> list[str]:
