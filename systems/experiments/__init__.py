@@ -16,7 +16,8 @@ class Stem:
 
     On a GPU rows of the implementations or executions in `rehearsed` are compiled
     ahead, many at once, by processes of so many cores each. `needs` is what importing
-    it takes beside torch: Triton, where our kernels are.
+    it takes beside torch: Triton, where our kernels are. `one_core`: launching decides
+    its times, and nothing in it works side by side.
     """
 
     module: str
@@ -25,6 +26,7 @@ class Stem:
     rehearsed: tuple[str, ...] = ()
     cores_of_each: int = 1
     needs: tuple[str, ...] = ()
+    one_core: bool = False
 
 
 STEMS = {
@@ -32,9 +34,17 @@ STEMS = {
         "systems.experiments.model_sizes", full=("meta",), quick=("meta",)
     ),
     "end_to_end": Stem(
-        "systems.experiments.end_to_end", full=("cuda",), quick=("cuda", "cpu")
+        "systems.experiments.end_to_end",
+        full=("cuda",),
+        quick=("cuda", "cpu"),
+        one_core=True,
     ),
-    "warmup": Stem("systems.experiments.warmup", full=("cuda",), quick=("cuda", "cpu")),
+    "warmup": Stem(
+        "systems.experiments.warmup",
+        full=("cuda",),
+        quick=("cuda", "cpu"),
+        one_core=True,
+    ),
     "accumulation": Stem(
         "systems.experiments.accumulation", full=("cuda",), quick=("cuda", "cpu")
     ),
@@ -110,6 +120,7 @@ STEMS = {
         full=("cuda",),
         quick=("cuda", "cpu"),
         needs=("triton",),
+        one_core=True,
     ),
     "flash_ablation": Stem(
         "systems.experiments.flash_ablation",
@@ -124,7 +135,9 @@ STEMS = {
         rehearsed=("ours", "ours_triton"),
         needs=("triton",),
     ),
-    "method": Stem("systems.experiments.method", full=("cuda",), quick=("cuda",)),
+    "method": Stem(
+        "systems.experiments.method", full=("cuda",), quick=("cuda",), one_core=True
+    ),
 }
 
 

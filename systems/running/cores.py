@@ -14,8 +14,8 @@ from systems.running.host import fixed_loop, milliseconds
 
 # About 1 ms of Python, of which the middle one of three counts.
 LOOPS, LOOP_LENGTH = 3, 30_000
-# So many are kept even if they are slow: PyTorch's backward pass and the driver have
-# threads of their own.
+# So many are kept even if they are slow, where one is not enough: compilers work side
+# by side, profilers have threads of their own.
 LEAST = 4
 TASKS = Path("/proc/self/task")
 
@@ -23,10 +23,13 @@ Look = Callable[[], list[Probe]]
 
 
 class Cores:
-    """Those that this process may use, and what its probes took at best."""
+    """Those that this process may use, and what its probes took at best. With `one` it
+    runs on the quickest of them alone: the thread that issues a backward pass is
+    another than that of the forward pass, and would have a neighbour of its own.
+    """
 
-    def __init__(self, allowed: set[int]):
-        self.allowed = allowed
+    def __init__(self, allowed: set[int], one: bool = False):
+        self.allowed, self.one = allowed, one
         self.best: Quiet = {}
         # Whether some were slow while others were quick: then somebody else computes
         # on this machine, and which are slow changes.
@@ -48,18 +51,20 @@ class Cores:
     def move(self) -> None:
         """To the cores that are quick now, with all threads."""
         if self.allowed:
-            chosen = quick(times_of(self.allowed))
+            times = times_of(self.allowed)
+            chosen = quick(times)
             self.shared |= chosen != self.allowed
-            keep_on(chosen)
+            keep_on({min(times, key=times.__getitem__)} if self.one else chosen)
 
 
 @contextmanager
-def quick_cores(wanted: bool) -> Iterator[Cores]:
-    """Inside, this process may be moved; afterwards it has all of its cores again.
-    Where that isn't `wanted`, or the system has no such choice, it stays where it is.
+def quick_cores(wanted: bool, one: bool = False) -> Iterator[Cores]:
+    """Inside, this process may be moved, to `one` core or to several; afterwards it has
+    all of its cores again. Where that isn't `wanted`, or the system has no such choice,
+    it stays where it is.
     """
     here = hasattr(os, "sched_setaffinity")
-    cores = Cores(os.sched_getaffinity(0) if wanted and here else set())
+    cores = Cores(os.sched_getaffinity(0) if wanted and here else set(), one)
     try:
         yield cores
     finally:

@@ -80,7 +80,7 @@ def measure_stem(
         exclusive(path),
         measuring() as others_measure,
         folder_for_compiled(),
-        quick_cores(device.is_gpu) as cores,
+        quick_cores(device.is_gpu, stem.one_core) as cores,
     ):
         module = imported(stem, device)
         held = machine.shared_with() if device.is_gpu else ""
@@ -194,7 +194,7 @@ def measure_again(name: str, results: Path, rows: list[int], deadline: float) ->
         exclusive(path),
         measuring() as others_measure,
         folder_for_compiled(),
-        quick_cores(device.is_gpu) as cores,
+        quick_cores(device.is_gpu, stem.one_core) as cores,
     ):
         module = imported(stem, device)
         configs = module.configs()

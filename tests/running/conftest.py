@@ -45,7 +45,7 @@ def probing(monkeypatch, *times: float) -> None:
     """The host takes these times, in ms, one probe after the other, then 1; all cores
     alike, so that nobody moves.
     """
-    monkeypatch.setattr(measure, "quick_cores", lambda wanted: quick_cores(False))
+    monkeypatch.setattr(measure, "quick_cores", lambda *wanted: quick_cores(False))
     left = list(times)
     monkeypatch.setattr(
         groups, "probe", lambda launches: Probe(left.pop(0) if left else 1.0)

@@ -79,7 +79,7 @@ def test_a_run_leaves_cores_that_became_slow(run, record_file, monkeypatch, meas
     """Before its first row, after the third, and to find a quiet moment at the end."""
     monkeypatch.setattr(again, "PATIENCE", 60)
     probing(monkeypatch, *[3, 1, 1, 1, 3, 1, 1, 1, 1], *[3, 1, 1])
-    monkeypatch.setattr(measure, "quick_cores", lambda wanted: quick_cores(wanted))
+    monkeypatch.setattr(measure, "quick_cores", quick_cores)
     moved = []
     monkeypatch.setattr(Cores, "move", lambda self: moved.append(len(measured)))
     assert run().code == 0 and moved == [0, 3, 6] and measured == [*ALL, 4]

@@ -88,6 +88,18 @@ def test_it_moves_at_first_and_when_the_host_became_slow(monkeypatch):
     assert found.settle([], lambda: pytest.fail("looked")) == []
 
 
+def test_one_core_is_the_quickest_and_a_shared_host_is_known_all_the_same(monkeypatch):
+    kept: list[set[int]] = []
+    monkeypatch.setattr(cores, "keep_on", kept.append)
+    alike = dict.fromkeys(range(8), 7.0)
+    found = Cores(set(range(8)), one=True)
+    for times, shared in ((alike | {3: 6.9}, False), (alike | {1: 12, 5: 6.5}, True)):
+        monkeypatch.setattr(cores, "times_of", lambda allowed, times=times: times)
+        found.move()
+        assert found.shared is shared
+    assert kept == [{3}, {5}]
+
+
 def test_of_a_shared_host_cores_are_chosen_anew_each_time(monkeypatch):
     """A probe of a quick core says nothing of the one beside it."""
     kept: list[set[int]] = []
