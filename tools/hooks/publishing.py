@@ -17,7 +17,7 @@ from lzma import compress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mkdocs.plugins import event_priority
+from mkdocs.plugins import CombinedEvent, event_priority
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -38,6 +38,9 @@ LINES = re.compile(r'(?<= d=")M [-MLz. \d]*(?=")')
 # larger one, full of the names of kernels, is a twentieth of that when it is packed.
 RECORDS, READABLE_BYTES = "results", 1_000_000
 LINKS = re.compile(rf'href="(\.\./)*(?P<record>{RECORDS}/[\w./-]+\.json)"')
+FIGURES = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
+# What pages hold while the search reads them without figures, by address.
+WHOLE: dict[str, str] = {}
 STYLES = re.compile(r'(?<= style=")[^"]*(?=")')
 
 
@@ -47,13 +50,22 @@ def on_files(files: Files, /, **_: object) -> Files:
     return files
 
 
+@event_priority(100)
+def without_figures(context: dict, /, page: Page, **_: object) -> dict:
+    """The search reads what it is given tag by tag, and figures are two thirds of that:
+    their numbers are nothing to look for.
+    """
+    WHOLE[page.url] = page.content or ""
+    page.content = FIGURES.sub("", WHOLE[page.url])
+    return context
+
+
 @event_priority(-100)
-def on_page_context(
-    context: dict, /, page: Page, config: MkDocsConfig, **_: object
-) -> dict:
+def described(context: dict, /, page: Page, config: MkDocsConfig, **_: object) -> dict:
     """Let the description be what the search shows of a page. Tags are of the page, and
     not of each of its sections.
     """
+    page.content = WHOLE.pop(page.url)
     search = config.plugins[SEARCH]
     entries = getattr(search, "search_index").entries  # noqa: B009 - not in its type
     # The search has just added this page, its title first.
@@ -64,6 +76,9 @@ def on_page_context(
     for entry in own[1:]:
         entry.pop("tags", None)
     return context
+
+
+on_page_context = CombinedEvent(without_figures, described)
 
 
 def on_post_page(output: str, /, page: Page, config: MkDocsConfig) -> str:

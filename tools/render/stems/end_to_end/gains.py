@@ -205,7 +205,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "gain_most": say(most(gains), "{:.2f}"),
         **{
             f"gains_{context}": gains_by_size(record, context)
-            for context in (128, 256, 512, 1024)
+            for context in (128, 1024)
         },
         "gains_grow": say(gains_grow(record, 1024)),
     }
