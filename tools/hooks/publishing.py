@@ -51,7 +51,9 @@ def on_files(files: Files, /, **_: object) -> Files:
 
 
 @event_priority(100)
-def without_figures(context: dict, /, page: Page, **_: object) -> dict:
+def without_figures(
+    context: dict, /, page: Page, config: MkDocsConfig, **_: object
+) -> dict:
     """The search reads what it is given tag by tag, and figures are much of that:
     their numbers are nothing to look for.
     """
