@@ -70,16 +70,23 @@ def remedies(p: Pass) -> dict[str, Pass]:
 
 
 def step_flops(p: Pass) -> int:
-    """Matrix FLOPs of a training step, those of what is computed again included."""
+    """Matrix FLOPs of a training step, those of what is computed again included. Flash
+    attention leaves out the masked half of the scores, and its backward pass computes
+    the others again, one of the forward pass's two products.
+    """
     parts = forward_flops(
         **vars(p.shape), vocab_size=p.vocab, context=p.context, batch=p.batch
     )
-    forward = sum(parts.values())
     again = 0
+    if p.attention == "flash":
+        # A query sees itself and the keys before it: of s² pairs s (s + 1) / 2.
+        parts["attention"] = parts["attention"] * (p.context + 1) // (2 * p.context)
+        again = parts["attention"] // 2
+    forward = sum(parts.values())
     if p.checkpoint:
-        again = forward - parts["head"]
+        again += forward - parts["head"]
     elif p.recompute_attention:
-        again = parts["attention"]
+        again += parts["attention"]
     return (1 + BACKWARD_OVER_FORWARD) * forward + again
 
 
@@ -91,10 +98,8 @@ def optimizer_moved_bytes(p: Pass) -> int:
 
 
 def floor_seconds(p: Pass, gpu: Gpu) -> float:
-    """No step with plain attention, whose optimizer waits for the last gradient, is
-    faster: its products at the data sheet's rate, and then the optimizer's traffic at
-    its bandwidth. Flash attention leaves out the masked half of the scores' products,
-    which are counted here.
+    """No step whose optimizer waits for the last gradient is faster: its products at
+    the data sheet's rate, and then the optimizer's traffic at its bandwidth.
     """
     rate = gpu.peak.fp32 if p.precision == "fp32" else gpu.peak.bf16
     return step_flops(p) / rate + optimizer_moved_bytes(p) / gpu.peak.bandwidth

@@ -85,6 +85,14 @@ def test_what_is_computed_again_is_counted():
     assert step_flops(again) == 4 * forward - parts["head"]
     scores = Pass("small", 512, "step", "fp32", recompute_attention=True)
     assert step_flops(scores) == 3 * forward + parts["attention"]
+    # Of 512² pairs 512 · 513 / 2, in two products forward, and in five backward.
+    flash = Pass("small", 512, "step", "fp32", attention="flash")
+    product = parts["attention"] // 2 * 513 // 1024
+    others = 3 * (forward - parts["attention"])
+    assert step_flops(flash) == others + 7 * product
+    blocks = Pass("small", 512, "step", "fp32", attention="flash", checkpoint=1)
+    kept = parts["head"]
+    assert step_flops(blocks) == 4 * others // 3 - kept + 9 * product
     a100 = GPUS["a100-80"]
     moved = 7 * weight_bytes(p)
     assert floor_seconds(p, a100) == 3 * forward / 19.5e12 + moved / 2.039e12
