@@ -96,9 +96,9 @@ def pytest_runtest_makereport(item, call):
 def pytest_collection_finish():
     """Modules of tests that run kernels have imported triton by now."""
     if not HAS_GPU and sys.modules.get("triton"):
-        from tests.interpreting import patch_the_language_once_a_launch
+        from tests.interpreting import without_repeating
 
-        patch_the_language_once_a_launch()
+        without_repeating()
 
 
 @pytest.fixture(scope="session")

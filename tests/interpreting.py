@@ -1,29 +1,73 @@
 """Triton's interpreter without what it repeats."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 
-def patch_the_language_once_a_launch() -> None:
+def without_repeating() -> None:
+    """Kernels are interpreted in less than half of the time, and give what they give. Triton 3.6 to 3.9
+    have these functions; without one it is only slower.
+    """
+    from triton.runtime import interpreter
+
+    patch_the_language_once_a_launch(interpreter)
+    look_up_each_dtype_once(interpreter)
+    compute_no_overflow_that_nobody_looks_at(interpreter)
+
+
+def patch_the_language_once_a_launch(interpreter: Any) -> None:
     """A launch puts functions of the interpreter in the place of Triton's language, and
     takes them away at its end. The interpreter does so again at each call of a helper
     in a kernel, which changes nothing and takes it two fifths of its time.
     """
-    from triton.runtime import interpreter
-
-    # As they are called in Triton 3.6 to 3.9; without them it is only slower.
     patch: Callable[[Any], Any] | None = getattr(interpreter, "_patch_lang", None)
     scope: Any = getattr(interpreter, "_LangPatchScope", None)
     if patch is None or scope is None or hasattr(patch, "whole"):
         return
     tl = interpreter.tl
+    # What a module has of the language stays: by its globals, which stay too.
+    seen: dict[int, list[Any]] = {}
 
     def once(function: Any) -> Any:
-        seen = function.__globals__.values()
-        langs = [lang for lang in (tl, tl.core) if any(one is lang for one in seen)]
+        of_module = function.__globals__
+        langs = seen.get(id(of_module))
+        if langs is None:
+            values = of_module.values()
+            langs = [lang for lang in (tl, tl.core) if any(v is lang for v in values)]
+            seen[id(of_module)] = langs
         if langs and not any(tl.core.is_builtin(lang.load) for lang in langs):
             return scope()
         return patch(function)
 
     once.whole = patch  # pyright: ignore[reportFunctionMemberAccess]
     interpreter._patch_lang = once
+
+
+def look_up_each_dtype_once(interpreter: Any) -> None:
+    """NumPy's dtype of a number of Triton's, for which the interpreter makes a table of
+    them all at each question.
+    """
+    whole: Callable[[Any], Any] | None = getattr(interpreter, "_get_np_dtype", None)
+    if whole is None or hasattr(whole, "whole"):
+        return
+    known: dict[str, Any] = {}
+
+    def once(dtype: Any) -> Any:
+        name = dtype.scalar.name
+        if name not in known:
+            known[name] = whole(dtype)
+        return known[name]
+
+    once.whole = whole  # pyright: ignore[reportFunctionMemberAccess]
+    interpreter._get_np_dtype = once
+
+
+def compute_no_overflow_that_nobody_looks_at(interpreter: Any) -> None:
+    """The interpreter adds and multiplies whole numbers once more in 64 bits, and says
+    only where it is to debug that 32 were too few.
+    """
+    builder: Any = getattr(interpreter, "interpreter_builder", None)
+    options: Any = getattr(builder, "options", None)
+    if getattr(options, "sanitize_overflow", False) and not options.debug:
+        builder.options = replace(options, sanitize_overflow=False)

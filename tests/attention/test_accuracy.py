@@ -164,7 +164,7 @@ def test_loops_that_are_split(dtype, splits, causal, device):
     without a step adds nothing. Grouped heads, strided outputs.
     """
     q, k, v, do = inputs = make_inputs(
-        65, 97, 40, dtype, device, lead=(2, 4), lead_k=(2, 2)
+        65, 97, 40, dtype, device, lead=(2, 2), lead_k=(2, 1)
     )
     q = q.transpose(1, 2).contiguous().transpose(1, 2)
     t = Config(32, 32, warps=4, stages=1)

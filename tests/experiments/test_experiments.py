@@ -957,6 +957,7 @@ def test_attentions_take_turns_in_a_model(monkeypatch):
         return {"forward_ms": [1.0] * c.steps, "peak_allocated_bytes": len(ran)}
 
     monkeypatch.setattr(model_attention.end_to_end, "run", measured)
+    monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 1, 2))
     configs = [
         model_attention.Config("small", 6, name, 1, steps=10)
         for name in ("eager", "sdpa")

@@ -29,6 +29,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.path import Path
 from matplotlib.text import Annotation, Text
 from matplotlib.ticker import (
     FuncFormatter,
@@ -36,6 +37,7 @@ from matplotlib.ticker import (
     NullFormatter,
     ScalarFormatter,
 )
+from matplotlib.transforms import BboxBase
 
 from systems.records.record import Record
 from tools.render.drawing import NARROW, SMALL, WIDE, caption, figure
@@ -181,7 +183,8 @@ def second_row(figure: Figure) -> float:
     """Where the panels below the first begin, from the bottom; 0 where there are none.
     The picture of a page for links to it, tools/hooks/cards.py, ends there.
     """
-    if len(figure.axes) == 1:
+    first, *others = figure.axes
+    if not any(axes.bbox.y1 <= first.bbox.y0 for axes in others):
         return 0
     boxes = [axes.get_tightbbox() for axes in figure.axes]
     found = [box for box in boxes if box is not None]
@@ -450,6 +453,7 @@ def name_lines(figure: Figure) -> None:
         # They take room from the lines.
         layout.execute(figure)
     figure.set_layout_engine("none")
+    drawn = {axes: (curves(axes), ticks(axes)) for axes in {n.axes for n in names}}
     for name, start in zip(names, starts, strict=True):
         others = [other for other in names if other is not name]
         first, end = (*name.xyann, "left", "center"), name.xy
@@ -460,23 +464,37 @@ def name_lines(figure: Figure) -> None:
             name.xy = anchor
             name.xyann = (x, y)
             name.set(ha=ha, va=va)
-            if is_free(name, others):
+            if is_free(name, others, *drawn[name.axes]):
                 break
 
 
-def is_free(name: Annotation, others: Sequence[Annotation]) -> bool:
+def curves(axes: Axes) -> list[Path]:
+    """The lines of a panel that are drawn, in pixels."""
+    return [
+        line.get_path().transformed(line.get_transform())
+        for line in axes.get_lines()
+        if line.get_linestyle() != "None"
+    ]
+
+
+def ticks(axes: Axes) -> list[BboxBase]:
+    """The boxes of the numbers along its horizontal axis."""
+    texts = [tick for tick in axes.get_xticklabels() if tick.get_text()]
+    return [text.get_window_extent().padded(-1) for text in texts]
+
+
+def is_free(
+    name: Annotation,
+    others: Sequence[Annotation],
+    lines: Sequence[Path],
+    ticks: Sequence[BboxBase],
+) -> bool:
     """Whether neither a line, the axis below, another name nor a tick goes through this
     one.
     """
     assert name.axes is not None
     box = name.get_window_extent().padded(-1)
-    lines = (
-        line.get_path().transformed(line.get_transform())
-        for line in name.axes.get_lines()
-        if line.get_linestyle() != "None"
-    )
-    ticks = [tick for tick in name.axes.get_xticklabels() if tick.get_text()]
-    texts = [text.get_window_extent().padded(-1) for text in (*others, *ticks)]
+    texts = [*(other.get_window_extent().padded(-1) for other in others), *ticks]
     return box.y0 > name.axes.bbox.y0 and not (
         any(line.intersects_bbox(box, filled=False) for line in lines)
         or any(map(box.overlaps, texts))

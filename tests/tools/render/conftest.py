@@ -1,10 +1,18 @@
 import pytest
 
-from tests.tools.render.svgs import at_one_width
+from tests.tools.render.svgs import by_lot
 from tools.render import plots
 
 
 @pytest.fixture
 def one_width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that render much and look at no figure."""
-    monkeypatch.setattr(plots, "svg", at_one_width(request.node.name))
+    """For tests that look at no figure: each is drawn once."""
+    monkeypatch.setattr(plots, "svg", by_lot(request.node.name))
+
+
+@pytest.fixture
+def few_figures(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For those that render all of a site, many times."""
+    monkeypatch.setattr(plots, "svg", by_lot(request.node.name, 4))

@@ -8,6 +8,8 @@ from itertools import combinations, pairwise
 from zlib import crc32
 
 from lxml import html
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.path import Path
 from matplotlib.textpath import TextPath
@@ -162,17 +164,21 @@ def crosses(word: Word, segment: Segment) -> bool:
     return start <= end
 
 
-def at_one_width(lot: str):
-    """`plots.svg`, which draws each figure at one of its two widths and leaves the
-    other blank: drawing takes most of the time of rendering. `lot` says which, so that
-    many tests together draw it at both.
+def by_lot(lot: str, one_in: int = 1):
+    """`plots.svg`, which draws of so many figures one, at one of its two widths, and
+    leaves what else it is asked for blank: arranging and writing take most of the time
+    of rendering. What a builder draws is called for all. `lot` says which is drawn, so
+    that many tests together draw each at both widths.
     """
     svg = plots.svg
 
-    def draw_one(draw, address, alt, shown, *size):
-        wide = crc32(f"{lot} {address}".encode()) % 2 == 0
-        if wide is (shown == "wide"):
-            return svg(draw, address, alt, shown, *size)
+    def draw_one(draw, address, alt, shown, width, height):
+        drawn = crc32(f"{lot} {address}".encode()) % (2 * one_in)
+        if drawn == ("wide", "narrow").index(shown):
+            return svg(draw, address, alt, shown, width, height)
+        if drawn > 1 and shown == "wide":
+            with rc_context(plots.STYLE):
+                draw(Figure(figsize=(width / 72, height / 72), layout="constrained"))
         return f'<svg class="plot {shown}"></svg>'
 
     return draw_one

@@ -20,8 +20,6 @@ from tools.render import everything
 from tools.render.claims import claims_in, verdict
 from tools.render.markdown import inert, provenance
 
-pytestmark = pytest.mark.usefixtures("one_width")
-
 # Which of n rows are lost.
 LOST = {
     "all": lambda n: range(n),
@@ -36,6 +34,7 @@ LOST = {
 }
 
 
+@cache
 def record_of(stem: str) -> Record:
     """The committed one; of what no GPU has run yet a reduced one, measured here."""
     gpu = "meta" if "meta" in STEMS[stem].full else "nvidia-h200"
@@ -46,7 +45,6 @@ def record_of(stem: str) -> Record:
     )
 
 
-@cache
 def made(stem: str) -> Record:
     module = import_module(STEMS[stem].module)
     rows = [measure_row(config, module.run) for config in module.configs(quick=True)]
@@ -56,13 +54,12 @@ def made(stem: str) -> Record:
 def without(record: Record, pattern: str, status: str | None) -> Record:
     """A copy without these rows, or with rows of this status in their place."""
     lost = set(LOST[pattern](len(record.rows)))
-    smaller = copy.deepcopy(record)
-    smaller.rows = [
+    rows = [
         row if i not in lost else replace(row, status=status, metrics={}, reason="why")
-        for i, row in enumerate(smaller.rows)
+        for i, row in enumerate(record.rows)
         if status or i not in lost
     ]
-    return smaller
+    return replace(record, rows=rows)
 
 
 @pytest.mark.parametrize("status", [None, "out_of_memory", "unsupported", "failed"])
@@ -98,6 +95,7 @@ SAMPLE = [
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_width")
 @pytest.mark.parametrize(("stem", "pattern", "status", "place"), SAMPLE)
 def test_tables_and_figures_do_without_them(stem, pattern, status, place):
     """On the GPU of the sentences, and on a second one."""
@@ -121,6 +119,7 @@ def test_tables_and_figures_do_without_them(stem, pattern, status, place):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_figures")
 @pytest.mark.parametrize("seed", range(3))
 def test_a_site_is_rendered_of_what_is_left(tmp_path, seed):
     """Of every experiment another pattern, all the way from the files."""
@@ -148,6 +147,7 @@ def elsewhere(record: Record) -> Record:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_width")
 @pytest.mark.parametrize("stem", STEMS)
 def test_a_record_without_rows_has_no_curves(stem):
     """Complete and empty: nobody measures one, and a page stands all the same."""
@@ -184,6 +184,7 @@ def with_hostile_text(record: Record, inside: bool) -> Record:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_width")
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("stem", STEMS)
 def test_no_text_of_a_record_is_live(stem, inside):

@@ -23,7 +23,7 @@ from tools.render.compiled_files import STEPS, TABLES
 from tools.render.hosts import PROFILED
 from tools.render.load import Broken
 
-pytestmark = pytest.mark.usefixtures("one_width")
+pytestmark = pytest.mark.usefixtures("few_figures")
 
 Data = dict[str, Any]
 

@@ -10,7 +10,7 @@ import pytest
 from systems import ROOT
 from systems.records import store
 from tests.factories import RECORDS, make_gpu, on_smaller
-from tests.tools.render.svgs import at_one_width
+from tests.tools.render.svgs import by_lot
 from tools.render import everything, load, plots
 from tools.render.spanning import pages
 
@@ -37,7 +37,7 @@ def guide(results: Path, name: str, gib: int) -> tuple[dict[str, str], set[str]]
         store.write(record, results / record.device.slug / path.name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(load, "_primary_gpu_in", lambda config: gpu.slug)
-        patch.setattr(plots, "svg", at_one_width(""))
+        patch.setattr(plots, "svg", by_lot("", 8))
         files = everything.render_all(results)
     assert not files.broken
     return dict(shown(files)), lost
