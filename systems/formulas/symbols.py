@@ -31,6 +31,13 @@ class Expression:
     operator: str
     operands: tuple[Any, ...] = ()
 
+    def __post_init__(self) -> None:
+        # Worked out once: an expression stands in many others, which ask for it.
+        object.__setattr__(self, "hashed", hash((self.operator, self.operands)))
+
+    def __hash__(self) -> int:
+        return vars(self)["hashed"]
+
     def __add__(self, other: Any) -> Any:
         return joined("+", self, other)
 

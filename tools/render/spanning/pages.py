@@ -12,10 +12,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined, TemplateError
+from jinja2 import Environment, StrictUndefined, Template, TemplateError
 
 from systems import ROOT
 from systems.records.store import RecordError
@@ -120,11 +120,15 @@ def include(part: str, name: str) -> str:
 
 
 def filled_in(name: str, text: str, facts: Mapping[str, Mapping[str, str]]) -> str:
-    environment = Environment(*MARKS, undefined=StrictUndefined)
     try:
-        return environment.from_string(text).render(facts=facts) + "\n"
+        return template(text).render(facts=facts) + "\n"
     except TemplateError as error:
         raise RecordError(f"docs/{name}.md: {error}") from error
+
+
+@cache
+def template(text: str) -> Template:
+    return Environment(*MARKS, undefined=StrictUndefined).from_string(text)
 
 
 def as_shown(name: str, text: str, facts: Mapping[str, Mapping[str, str]]) -> str:
