@@ -101,6 +101,11 @@ STEMS = {
 }
 STEMS["gpu_only"] = replace(STEMS["fake"], full=("cuda",), quick=("cuda", "cpu"))
 """
+# And few parts of its pages span them: the others draw figures, which takes most of the
+# time of a command.
+FEW_PARTS = """
+OF_RECORDS, OF_NONE, FACTS = (), (), {}
+"""
 KILL = """\
     if config.index == 5 and not os.environ.get("FAKE_MENDED"):
         os.kill(os.getpid(), 9)
@@ -120,7 +125,8 @@ def copied_tree(root: Path) -> Path:
     those of the tests.
     """
     for folder in ("systems", "tools"):
-        ignored = shutil.ignore_patterns("__pycache__")
+        # What Python has compiled goes along, but for what it is writing just now.
+        ignored = shutil.ignore_patterns("*.pyc.*")
         shutil.copytree(ROOT / folder, root / folder, ignore=ignored)
     shutil.copy(ROOT / "mkdocs.yml", root)
     (root / "docs").mkdir()
@@ -136,6 +142,8 @@ def copied_tree(root: Path) -> Path:
     (experiments / "fake.py").write_text(source)
     work = "    time.sleep"
     (experiments / "crash.py").write_text(source.replace(work, KILL + work))
+    with open(root / "tools/render/everything.py", "a") as file:
+        file.write(FEW_PARTS)
     for stem in ("crash", "fake", "gpu_only"):
         (root / "tools" / "render" / "stems" / f"{stem}.py").write_text(BUILDER)
     return root

@@ -6,8 +6,8 @@ from typing import Any
 
 
 def without_repeating() -> None:
-    """Kernels are interpreted in less than half of the time, and give what they give. Triton 3.6 to 3.9
-    have these functions; without one it is only slower.
+    """Kernels are interpreted in less than half of the time, and give what they give.
+    Triton 3.6 to 3.9 have these functions; without one it is only slower.
     """
     from triton.runtime import interpreter
 

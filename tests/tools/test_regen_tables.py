@@ -18,15 +18,24 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from msgspec.structs import replace
 
 from systems import ROOT
 from systems.experiments import STEMS
 from systems.records import store
+from systems.records.outcome import measure_row
 from systems.records.source_hash import source_hash
 from systems.running import machine
 from systems.running.software import versions
-from tests.factories import RESULTS, committed, contents, make_gpu, regen_tables
+from tests.factories import (
+    RESULTS,
+    committed,
+    contents,
+    make_gpu,
+    make_record,
+    regen_tables,
+)
 from tests.factories import command as regen_command
 from tools import measuring, rendering, states
 from tools import regen_tables as command
@@ -331,10 +340,14 @@ def test_on_a_cpu_tritons_kernels_are_interpreted(monkeypatch, tmp_path):
 # What the reduced grid of an experiment may take of a CPU, in seconds, with others at
 # work beside it. On an idle one the longest takes 40, and all together three minutes.
 QUICK_SECONDS = 120
+REDUCED = [stem for stem in STEMS if "cuda" != STEMS[stem].quick[-1]]
+# By the command: one that needs no hardware, one whose rows have processes of their
+# own, one of kernels in Triton's interpreter; and what no compiler follows here.
+BY_COMMAND = ("model_sizes", "warmup", "flash_ablation", "attention")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stem", [s for s in STEMS if "cuda" != STEMS[s].quick[-1]])
+@pytest.mark.parametrize("stem", BY_COMMAND)
 def test_the_reduced_grid_takes_a_cpu_no_longer_than_a_reader_waits(tmp_path, stem):
     """And all of its rows run, kernels in Triton's interpreter."""
     options = ("--quick", "--only", stem, "--results", str(tmp_path))
@@ -350,6 +363,20 @@ def test_the_reduced_grid_takes_a_cpu_no_longer_than_a_reader_waits(tmp_path, st
     # What a CPU does not tell is missing from the tables, and no more.
     (path,) = tmp_path.glob(f"quick/*/{stem}.json")
     everything.build(stem, [load.read(path)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stem", [s for s in REDUCED if s not in BY_COMMAND])
+def test_so_does_every_other_and_its_tables_are_made(stem, on_cpu, monkeypatch):
+    # Drawing a model's first weights takes half of the time.
+    monkeypatch.setattr(
+        torch.nn.init, "trunc_normal_", lambda x, std, **_: x.uniform_(-std, std)
+    )
+    module, begun = import_module(STEMS[stem].module), time.process_time()
+    rows = [measure_row(config, module.run) for config in module.configs(quick=True)]
+    assert {row.status for row in rows} == {"ok"}
+    assert time.process_time() - begun < QUICK_SECONDS
+    everything.build(stem, [make_record(stem, *rows, grid="quick")])
 
 
 @pytest.mark.slow

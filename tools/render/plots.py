@@ -428,7 +428,7 @@ def name_lines(figure: Figure) -> None:
     assert layout is not None
     layout.execute(figure)
     names: list[Annotation] = []
-    starts: list[tuple[float, float]] = []
+    starts: list[tuple[Axes, tuple[float, float]]] = []
     for axes in figure.axes:
         named = [
             line
@@ -448,13 +448,13 @@ def name_lines(figure: Figure) -> None:
                 weight="bold" if one.get_color() == ACCENT else "normal",
             )
             names.append(name)
-            starts.append(point(one, 0))
+            starts.append((axes, point(one, 0)))
     if names:
         # They take room from the lines.
         layout.execute(figure)
     figure.set_layout_engine("none")
-    drawn = {axes: (curves(axes), ticks(axes)) for axes in {n.axes for n in names}}
-    for name, start in zip(names, starts, strict=True):
+    drawn = {axes: (curves(axes), ticks(axes)) for axes in figure.axes if names}
+    for name, (axes, start) in zip(names, starts, strict=True):
         others = [other for other in names if other is not name]
         first, end = (*name.xyann, "left", "center"), name.xy
         at_end = [(end, place) for place in (first, *PLACES)]
@@ -464,7 +464,7 @@ def name_lines(figure: Figure) -> None:
             name.xy = anchor
             name.xyann = (x, y)
             name.set(ha=ha, va=va)
-            if is_free(name, others, *drawn[name.axes]):
+            if is_free(name, others, *drawn[axes]):
                 break
 
 
