@@ -8,6 +8,9 @@ PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 # Shapes in signatures are checked while tests run.
 SHAPES := --jaxtyping-packages=systems.model.transformer,beartype.beartype
 export NO_MKDOCS_2_WARNING = 1
+# Where Python may not keep what it compiled, each of the hundreds of processes that the
+# tests start would compile all anew.
+unexport PYTHONDONTWRITEBYTECODE
 # Where `make serve` answers.
 PORT ?= 8000
 

@@ -4,6 +4,7 @@ can be followed by hand.
 
 import copy
 import re
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from systems.model.sizes import SIZES
 from systems.records import store
 from systems.records.device import Device
 from systems.records.record import Record, Row
-from tests.factories import RESULTS
+from tests.factories import RESULTS, committed
 from tools.render import everything, load
 from tools.render.hosts import note_clocks
 from tools.render.markdown import REST
@@ -344,6 +345,34 @@ def test_under_nsys_no_operation_is_known(record):
     facts = kernel_profile.facts(seen)
     assert facts["disagreement_most"] == "not measured"
     assert facts["profiler"] == "Nsight Systems"
+
+
+MUL = "at::native::binary_internal::MulFunctor<float>"
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        (f"elementwise_kernel<128, 2, BinaryFunctor<float, {MUL} > >", "elementwise"),
+        (f"vectorized_elementwise_kernel<4, BinaryFunctor<{MUL} > >", "vectorized"),
+        (f"unrolled_elementwise_kernel<BinaryFunctor<{MUL} > >", "unrolled"),
+    ],
+)
+def test_what_was_compiled_for_other_memory_has_a_name_of_its_own(name, short):
+    of_two = kernel_rows.Kernel(f"void at::native::{name}", "elementwise", 1, 1.0)
+    assert of_two.short == f"{short} mul"
+    of_one = of_two._replace(name=of_two.name.replace("BinaryF", "BUnaryF"))
+    assert of_one.short == f"{short} mul by a number"
+
+
+def test_the_top_kernel_is_one_kernel_and_not_all_of_an_operation():
+    c = kernel_rows.at(committed("kernel_profile"), "small", 512, "forward", "bf16")
+    sums: Counter[str] = Counter()
+    for item in c["kernels"]:
+        sums[item["name"]] += item["total_ms"]
+    ((name, longest),) = sums.most_common(1)
+    top = kernel_rows.by_name(c)[0]
+    assert (top.name, top.ms) == (name, pytest.approx(longest))
 
 
 def test_without_a_record_every_table_says_so():

@@ -444,9 +444,10 @@ def backward_about_twice(record: Record) -> Judgement:
 
 @claim(
     "benchmarking_script",
-    "Where the GPU is slower than the CPU that launches, passes repeat: if a pass "
-    "takes over twice as long as at the shortest context, which has as many launches, "
-    "the standard deviation is below a hundredth of the mean.",
+    "Where the GPU is slower than the CPU that launches, passes repeat: if a forward "
+    "pass without a graph, or forward and backward, takes over twice as long as at the "
+    "shortest context, which has as many launches, the standard deviation is below a "
+    "hundredth of the mean.",
     because="then only the GPU's clock varies, in steps of about a hundredth.",
 )
 def passes_steady(record: Record) -> Judgement:

@@ -5,7 +5,7 @@ categories, attention's parts.
 from typing import Any
 
 from systems.model.sizes import TABLE_1
-from systems.profiling.kernel_names import CATEGORIES, COPY, MATMUL, short_name
+from systems.profiling.kernel_names import CATEGORIES, COPY, MATMUL
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.load import primary_gpu
@@ -33,12 +33,14 @@ from tools.render.rows import (
     span,
     steady,
 )
+from tools.render.stems.end_to_end.rows import quicker
 from tools.render.stems.kernel_profile import figures, reported
 from tools.render.stems.kernel_profile.rows import (
     PARTS,
     PASSES,
     PRODUCTS,
     SOFTMAX,
+    Kernel,
     at,
     busy_ms,
     by_name,
@@ -194,7 +196,7 @@ def top_table(
         found,
         *((key, lambda of, key=key: of[0].config[key]) for key in varies),
         ("pass", lambda of: of[1]),
-        ("top kernel", lambda of: folded_name(of[2].name, short_name(of[2].name))),
+        ("top kernel", lambda of: folded_name(of[2].name, of[2].short)),
         ("calls", lambda of: of[2].calls, "{:g}"),
         ("share of kernel time", lambda of: of[2].ms / (of[3] or 1), percent),
         ("product kernels", lambda of: of[4][0], "{:g}"),
@@ -213,7 +215,7 @@ def others_table(record: Record) -> str:
     ]
     return columns(
         found,
-        ("kernel", lambda k: folded_name(k.name)),
+        ("kernel", lambda k: folded_name(k.name, k.short)),
         ("category", lambda k: k.category),
         ("calls", lambda k: k.calls, "{:g}"),
         ("ms", lambda k: k.ms, "{:.3f}"),
@@ -334,7 +336,7 @@ def facts(record: Record | None) -> dict[str, str]:
     if others:
         other = others[0]
         found["other_small"] = (
-            f"`{other.name}` with {other.calls:g} calls and "
+            f"`{other.short}` with {other.calls:g} calls and "
             f"{percent(other.ms / total_ms(small))}"
         )
     else:
@@ -356,6 +358,7 @@ def facts(record: Record | None) -> dict[str, str]:
         **found,
         **top_facts(record, small, "small"),
         **top_facts(record, largest, "2_7B"),
+        "top_same_others": same_top_elsewhere(record),
         **attention_facts(small),
         "profiler": say(profilers(rows)),
         "unattributed_most": say(most(map(unattributed, rows)), at_most),
@@ -385,6 +388,7 @@ def top_facts(record: Record | None, c: Cell, key: str) -> dict[str, str]:
     """
     told: dict[str, str] = {}
     names, missing = [], []
+    found: list[Kernel] = []
     for short, passes in (("forward", "forward"), ("both", "forward and backward")):
         row, phases = of_passes(record, c, passes)
         found = by_name(row, phases)
@@ -392,15 +396,35 @@ def top_facts(record: Record | None, c: Cell, key: str) -> dict[str, str]:
         names.append(top and top.name)
         missing.append(row.missing)
         of_top = top.ms / total_ms(row, phases) if top else row.missing
-        named = f"`{short_name(top.name)}`" if top else say(row.missing)
+        named = f"`{top.short}`" if top else say(row.missing)
         told[f"top_{short}_{key}"] = named
         told[f"top_{short}_calls_{key}"] = say(
             top.calls if top else row.missing, "{:g}"
         )
         told[f"top_{short}_share_{key}"] = say(of_top, percent)
     same = "the same kernel" if names[0] == names[1] else "another kernel"
+    # By how much it is ahead of the one that leads in the forward pass.
+    first = [k for k in found[1:] if k.name == names[0]]
+    lead = percent(found[0].ms / first[0].ms - 1) if first else "none"
+    told[f"top_lead_{key}"] = lead if all(names) else say(instead(missing))
     told[f"top_same_{key}"] = same if all(names) else say(instead(missing))
     return told
+
+
+def same_top_elsewhere(record: Record | None) -> str:
+    """The sizes that no sentence is about, where one kernel leads in both."""
+    same = []
+    for size in [size for size in TABLE_1 if size not in TOLD]:
+        c = at(record, size, LISTED[1], "forward")
+        both = [
+            of_passes(record, c, passes)
+            for passes in ("forward", "forward and backward")
+        ]
+        tops = [found[0].name for of in both if (found := by_name(*of))]
+        if len(tops) < len(both):
+            return say(instead([row.missing for row, _ in both]))
+        same += [size] if tops[0] == tops[1] else []
+    return " and ".join(same) or "none"
 
 
 def attention_facts(c: Cell) -> dict[str, str]:
@@ -533,9 +557,10 @@ def slower_where_the_gpu_waits(record: Record) -> Judgement:
     pairs = [
         (c, same_in_fp32(record, c)) for c in ran(record, mode="step", precision="bf16")
     ]
+    longer = {id(b): trained_ms(record, b) / trained_ms(record, f) for b, f in pairs}
     # A cell that a slow host may have made slower tells nothing.
-    compared = [(b, f) for b, f in pairs if steady([trained_ms(b) / trained_ms(f)])]
-    slower = [(b, f) for b, f in compared if trained_ms(b) >= trained_ms(f)]
+    compared = [(b, f) for b, f in pairs if steady([longer[id(b)]])]
+    slower = [(b, f) for b, f in compared if longer[id(b)] >= 1]
     told = "".join(
         f"; {b.config['size']} at {b.config['context']}: kernels {of[0]:.1f} ms in "
         f"bf16, {of[1]:.1f} in fp32"
@@ -550,9 +575,11 @@ def slower_where_the_gpu_waits(record: Record) -> Judgement:
     return (holds, numbers) if slower else None
 
 
-def trained_ms(c: Cell) -> float:
-    """Forward and backward by the clock."""
-    return timed(c).ms(*TRAINED)
+def trained_ms(record: Record, c: Cell) -> float:
+    """Forward and backward by the clock, where they took less."""
+    size, context, precision = (c.config.get(key, "") for key in CELL)
+    clock = quicker(record.clock, size, context, precision, c.config.get("batch", 0))
+    return (clock or timed(c)).ms(*TRAINED)
 
 
 @claim(

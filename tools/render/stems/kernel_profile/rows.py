@@ -2,6 +2,7 @@
 name. Times in ms, per pass.
 """
 
+import re
 from collections import defaultdict
 from dataclasses import asdict
 from statistics import fmean
@@ -84,25 +85,36 @@ def matmul_share(record: Record | None, c: Cell, passes: str) -> float:
 
 
 class Kernel(NamedTuple):
-    """All launches of a kernel in one pass."""
+    """All launches of a kernel in one pass, by its whole name: what was compiled for
+    other arguments is another kernel.
+    """
 
     name: str
     category: str
     calls: float
     ms: float
 
+    @property
+    def short(self) -> str:
+        """As it is called in a table. PyTorch compiles an element-wise operation for
+        memory without gaps (vectorized), with casts (unrolled), and for any other.
+        """
+        short = short_name(self.name)
+        if found := WAY.search(self.name):
+            short = short.replace("elementwise", found[1], 1)
+        return f"{short} by a number" if OF_ONE.search(self.name) else short
+
+
+WAY = re.compile(r"\b(vectorized|unrolled)_elementwise_kernel\b")
+# One of the two factors is a number that the kernel is given.
+OF_ONE = re.compile(r"\b[AB]UnaryFunctor\b.*MulFunctor\b")
+
 
 def by_name(c: Cell, phases: tuple[str, ...] = PHASES) -> list[Kernel]:
-    """Each kernel, whatever its phase among these; the one that takes longest first.
-
-    Two kernels of one tile are two products, told apart by the whole name; one that
-    adds is an addition, for whichever arguments it was compiled.
-    """
+    """Each kernel, whatever its phase among these; the one that takes longest first."""
     found: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
     for item in kernels(c, phases):
-        whole, category = item["name"], item["category"]
-        name = whole if category == MATMUL else short_name(whole)
-        sums = found[name, category]
+        sums = found[item["name"], item["category"]]
         sums[0] += item["calls"]
         sums[1] += item["total_ms"]
     summed = [Kernel(*names, *sums) for names, sums in found.items()]
