@@ -83,10 +83,17 @@ def main() -> None:
     )
     for name, said in attention_kernels(device).items():
         table.add_row(f"attention: {name}", said)
-    for name, samples in run_once(device).items():
-        table.add_row(f"first {name.removesuffix('_ms')}", f"{samples[0]:.1f} ms")
-    console = Console()
+    console, trouble = Console(), ""
+    try:
+        for name, samples in run_once(device).items():
+            table.add_row(f"first {name.removesuffix('_ms')}", f"{samples[0]:.1f} ms")
+    except RuntimeError as error:
+        # What was found tells why.
+        trouble = str(error).splitlines()[0]
     console.print(table)
+    if trouble:
+        console.print(f"the first pass failed: {trouble}", markup=False)
+        raise SystemExit(2)
     if gpu and device == "cpu":
         console.print(why_unusable(gpu))
         raise SystemExit(2)

@@ -149,25 +149,11 @@ def write_pdf(
         except Error as error:
             last = error.message.strip().splitlines()[0]
             raise Missing(f"{chromium} does not start: {last}") from error
-        page = browser.new_page(color_scheme="light", offline=True)
-        page.goto((folder / "writeup.html").as_uri())
-        page.evaluate(PREPARE, [label, TITLE, told])
-        margin = {"top": "14mm", "bottom": "16mm", "left": "14mm", "right": "14mm"}
-        options = {
-            "format": "A4",
-            "scale": 0.8,
-            "margin": margin,
-            "print_background": True,
-            "outline": True,
-            "tagged": True,
-        }
-        page.pdf(
-            path=written,
-            display_header_footer=True,
-            header_template="<i></i>",
-            footer_template=FOOTER.format(told=escape(told)),
-            **options,
-        )
+        try:
+            printed(browser, folder / "writeup.html", written, label, told)
+        except Error as error:
+            last = error.message.strip().splitlines()[0]
+            raise Missing(f"{chromium} does not print: {last}") from error
         browser.close()
         # Chromium keeps the title and the bookmarks, and has no place for the rest.
         whole = PdfWriter(clone_from=written)
@@ -178,6 +164,31 @@ def write_pdf(
                 entry.node[NameObject("/Title")] = TextStringObject(half)
         whole.add_metadata({"/Title": TITLE, "/Subject": told})
         whole.write(written)
+
+
+def printed(
+    browser: Any, page_file: Path, target: Path, label: str | None, told: str
+) -> None:
+    """The page of the write-up, as Chromium prints it."""
+    page = browser.new_page(color_scheme="light", offline=True)
+    page.goto(page_file.as_uri())
+    page.evaluate(PREPARE, [label, TITLE, told])
+    margin = {"top": "14mm", "bottom": "16mm", "left": "14mm", "right": "14mm"}
+    options = {
+        "format": "A4",
+        "scale": 0.8,
+        "margin": margin,
+        "print_background": True,
+        "outline": True,
+        "tagged": True,
+    }
+    page.pdf(
+        path=target,
+        display_header_footer=True,
+        header_template="<i></i>",
+        footer_template=FOOTER.format(told=escape(told)),
+        **options,
+    )
 
 
 def flattened(outline: list[Any]) -> Iterator[Any]:

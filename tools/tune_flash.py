@@ -61,6 +61,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.table import Table
+from triton.errors import TritonError
 
 from systems.attention.triton import tuned
 from systems.attention.triton.chooser import architecture
@@ -195,6 +196,9 @@ def main(
             )
         except torch.OutOfMemoryError:
             trouble = f"{heads} heads of {n} rows do not fit on this GPU: give fewer"
+        except (RuntimeError, TritonError) as error:
+            said = (str(error) or type(error).__name__).splitlines()[0]
+            trouble = f"a candidate can't be timed: {said}{goes_on}"
         except OSError as error:
             where = f" ({error.filename})" if error.filename else ""
             trouble = f"{error.strerror}{where}{goes_on}"

@@ -36,8 +36,8 @@ def flash_attention(
     - "auto": "hopper" where it can run and the inputs are large enough for it to be
       faster, else "triton".
 
-    Autocast, `torch.compile(fullgraph=True)` and `torch.export` take it; after one call
-    of a shape CUDA graphs capture both passes.
+    Autocast takes it; so do `torch.compile(fullgraph=True)` and `torch.export`, but for
+    "first". After one call of a shape CUDA graphs capture both passes.
 
     `TypeError` or `ValueError` names what can't be taken, and what a backend needs that
     was not found; `NotImplementedError` a transform of torch.func (vmap, grad, jvp),

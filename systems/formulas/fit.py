@@ -22,7 +22,7 @@ from rich.table import Table
 
 from systems.formulas.costs import BACKWARD_OVER_FORWARD, forward_flops
 from systems.formulas.gpus import GPUS, Gpu
-from systems.formulas.memory_costs import Pass, weight_bytes
+from systems.formulas.memory_costs import Pass, segments, weight_bytes
 from systems.formulas.memory_peak import peak
 from systems.model.sizes import SIZES, VOCAB_SIZE, ModelSize
 
@@ -52,7 +52,9 @@ def largest(p: Pass, field: str, room: int) -> int:
 
 
 def remedies(p: Pass) -> dict[str, Pass]:
-    """What one may change to need less, each by itself and the strongest together."""
+    """What makes this pass need less, each change by itself and the strongest
+    together.
+    """
     half = max(1, round(p.shape.num_layers**0.5))
     found = {
         "bf16 autocast": replace(p, precision="bf16"),
@@ -66,13 +68,17 @@ def remedies(p: Pass) -> dict[str, Pass]:
     }
     if p.attention == "flash":
         del found["attention computed again"]
-    return {name: remedy for name, remedy in found.items() if remedy != p}
+    before = peak_bytes(p)
+    return {n: remedy for n, remedy in found.items() if peak_bytes(remedy) < before}
 
 
 def step_flops(p: Pass) -> int:
     """Matrix FLOPs of a training step, those of what is computed again included. Flash
     attention leaves out the masked half of the scores, and its backward pass computes
     the others again, one of the forward pass's two products.
+
+    PyTorch's checkpoint stops where it has what was kept: the last product before its
+    end, of w2 or of attention's output, is not computed again.
     """
     parts = forward_flops(
         **vars(p.shape), vocab_size=p.vocab, context=p.context, batch=p.batch
@@ -84,9 +90,10 @@ def step_flops(p: Pass) -> int:
         again = parts["attention"] // 2
     forward = sum(parts.values())
     if p.checkpoint:
-        again += forward - parts["head"]
+        w2 = 2 * p.tokens * p.shape.d_model * p.shape.d_ff
+        again += forward - parts["head"] - segments(p) * w2
     elif p.recompute_attention:
-        again += parts["attention"]
+        again += parts["attention"] // 2
     return (1 + BACKWARD_OVER_FORWARD) * forward + again
 
 

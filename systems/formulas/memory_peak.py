@@ -60,7 +60,9 @@ def peak(p: Pass) -> Bytes:
 
 
 def moments(p: Pass) -> dict[str, Bytes]:
-    """Every moment that may be the peak, by category."""
+    """Every moment that may be the peak, by category, of models of several layers in
+    which d_ff is at least d_model.
+    """
     trains = p.mode in ("forward_backward", "step")
     found = (
         in_training(p)

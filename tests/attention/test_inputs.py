@@ -23,7 +23,7 @@ from systems.attention import (
     torch_tiles,
 )
 from systems.attention.reference import attention_reference
-from systems.attention.triton import function, launches
+from systems.attention.triton import function, launches, prepared
 from tests.attention.checks import (
     NAMES,
     check_against_reference,
@@ -357,7 +357,12 @@ BAD = {
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bad_input_is_refused_before_anything_runs(backend, case, monkeypatch):
     make, options, error, message = BAD[case]
-    monkeypatch.setattr(torch_tiles, "forward_tiles", lambda *_: pytest.fail("it ran"))
+
+    def ran(*_):
+        pytest.fail("it ran")
+
+    monkeypatch.setattr(torch_tiles, "forward_tiles", ran)
+    monkeypatch.setattr(prepared.PreparedCall, "forward", ran)
     monkeypatch.setattr(function, "LAUNCHERS", {})
     with pytest.raises(error, match=message):
         flash_attention(*make(), **options, backend=backend)
@@ -481,9 +486,7 @@ def test_where_no_gradient_is_wanted_nothing_records_one(device, monkeypatch):
     """Then the host is spared an autograd Function, and the result is the same."""
     q, k, v, _ = make_inputs(20, 30, 16, device=device, lead=(2,))
     expected = FlashAttentionTriton.apply(q, k, v, True)
-    monkeypatch.setattr(
-        FlashAttentionTriton, "apply", lambda *_: pytest.fail("a Function ran")
-    )
+    monkeypatch.setattr(function, "apply", lambda *_: pytest.fail("a Function ran"))
     assert torch.equal(flash_attention(q, k, v, causal=True), expected)
     v.requires_grad_()
     with torch.no_grad():

@@ -224,6 +224,18 @@ def test_a_gpu_that_torch_alone_finds_is_not_ready(driver, monkeypatch, capsys):
     assert capsys.readouterr().out.endswith("ready\n")
 
 
+def test_where_the_first_pass_fails_what_was_found_is_shown(monkeypatch, capsys):
+    def fail(device):
+        raise RuntimeError("CUDA error: out of memory\nmore")
+
+    monkeypatch.setattr(check_setup, "run_once", fail)
+    with pytest.raises(SystemExit) as ended:
+        check_setup.main()
+    said = capsys.readouterr().out
+    assert ended.value.code == 2 and "torch runs on" in said
+    assert said.endswith("the first pass failed: CUDA error: out of memory\n")
+
+
 @pytest.mark.parametrize(
     ("name", "shown"),
     [

@@ -17,6 +17,7 @@ import torch
 import triton
 from rich.console import Console
 from triton import knobs
+from triton.runtime.errors import OutOfResources
 
 from systems import ROOT
 from systems.attention.triton import available, chooser, launches, tuned
@@ -432,6 +433,11 @@ def test_where_compiling_ends_early_what_was_found_is_kept(
     [
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "error: No space left on"),
         (torch.OutOfMemoryError("CUDA out of memory"), "error: 16 heads of 4096 rows"),
+        (RuntimeError("bad\nlaunch"), "error: a candidate can't be timed: bad; "),
+        (
+            OutOfResources(300, 200, "registers"),
+            "error: a candidate can't be timed: out of resource",
+        ),
     ],
 )
 def test_where_timing_ends_early_it_is_one_line(
