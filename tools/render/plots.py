@@ -183,10 +183,11 @@ def second_row(figure: Figure) -> float:
     """Where the panels below the first begin, from the bottom; 0 where there are none.
     The picture of a page for links to it, tools/hooks/cards.py, ends there.
     """
-    first, *others = figure.axes
-    if not any(axes.bbox.y1 <= first.bbox.y0 for axes in others):
+    every = figure.axes
+    # Their labels, which take long to measure, lie around them.
+    if not any(axes.bbox.y1 <= every[0].bbox.y0 + 1 for axes in every[1:]):
         return 0
-    boxes = [axes.get_tightbbox() for axes in figure.axes]
+    boxes = [axes.get_tightbbox() for axes in every]
     found = [box for box in boxes if box is not None]
     return max((box.y1 for box in found if box.y1 <= found[0].y0 + 1), default=0)
 

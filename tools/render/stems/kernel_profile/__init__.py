@@ -406,7 +406,8 @@ def top_facts(record: Record | None, c: Cell, key: str) -> dict[str, str]:
     # By how much it is ahead of the one that leads in the forward pass.
     first = [k for k in found[1:] if k.name == names[0]]
     lead = percent(found[0].ms / first[0].ms - 1) if first else "none"
-    told[f"top_lead_{key}"] = lead if all(names) else say(instead(missing))
+    if key != "small":
+        told[f"top_lead_{key}"] = lead if all(names) else say(instead(missing))
     told[f"top_same_{key}"] = same if all(names) else say(instead(missing))
     return told
 
