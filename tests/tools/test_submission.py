@@ -165,22 +165,6 @@ def test_a_browser_that_does_not_start_is_one_line(tmp_path, monkeypatch, capsys
     assert said.count("\n") == 1 and not any(tmp_path.iterdir())
 
 
-@pytest.mark.browser
-def test_a_browser_that_ends_while_it_prints_is_one_line(
-    tmp_path, monkeypatch, chromium
-):
-    def crash(*_):
-        from playwright.sync_api import Error
-
-        raise Error("Page crashed\nmore")
-
-    monkeypatch.setattr(submission, "printed", crash)
-    target = tmp_path / "writeup.pdf"
-    with pytest.raises(submission.Missing, match="does not print: Page crashed$"):
-        submission.write_pdf(target, None, "", tmp_path)
-    assert not target.exists()
-
-
 @in_a_repository
 @pytest.mark.browser
 @pytest.mark.parametrize("gpu", [None, "nvidia-h200"])

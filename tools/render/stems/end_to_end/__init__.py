@@ -444,7 +444,7 @@ def backward_about_twice(record: Record) -> Judgement:
 
 @claim(
     "benchmarking_script",
-    "Where the GPU is slower than the CPU that launches, passes repeat: if a forward "
+    "Where the GPU is slower than the CPU that launches, passes repeat. If a forward "
     "pass without a graph, or forward and backward, takes over twice as long as at the "
     "shortest context, which has as many launches, the standard deviation is below a "
     "hundredth of the mean.",

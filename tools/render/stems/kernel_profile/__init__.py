@@ -196,7 +196,7 @@ def top_table(
         found,
         *((key, lambda of, key=key: of[0].config[key]) for key in varies),
         ("pass", lambda of: of[1]),
-        ("top kernel", lambda of: folded_name(of[2].name, of[2].short)),
+        ("top kernel", lambda of: named(of[2])),
         ("calls", lambda of: of[2].calls, "{:g}"),
         ("share of kernel time", lambda of: of[2].ms / (of[3] or 1), percent),
         ("product kernels", lambda of: of[4][0], "{:g}"),
@@ -204,6 +204,14 @@ def top_table(
         left=2 + len(varies),
         telling=lambda of: of[0].config["size"] in [*TABLE_1][::2],
     )
+
+
+def named(kernel: Kernel) -> str:
+    """A product's whole name opens; that of an operation is hundreds of letters long,
+    and stands in the record.
+    """
+    whole = kernel.name if kernel.category == MATMUL else kernel.short
+    return folded_name(whole, kernel.short)
 
 
 def others_table(record: Record) -> str:
@@ -215,7 +223,7 @@ def others_table(record: Record) -> str:
     ]
     return columns(
         found,
-        ("kernel", lambda k: folded_name(k.name, k.short)),
+        ("kernel", named),
         ("category", lambda k: k.category),
         ("calls", lambda k: k.calls, "{:g}"),
         ("ms", lambda k: k.ms, "{:.3f}"),

@@ -99,10 +99,10 @@ class Kernel(NamedTuple):
         """As it is called in a table. PyTorch compiles an element-wise operation for
         memory without gaps (vectorized), with casts (unrolled), and for any other.
         """
-        short = short_name(self.name)
-        if found := WAY.search(self.name):
-            short = short.replace("elementwise", found[1], 1)
-        return f"{short} by a number" if OF_ONE.search(self.name) else short
+        if OF_ONE.search(self.name):
+            return "mul by a number"
+        found, short = WAY.search(self.name), short_name(self.name)
+        return short.replace("elementwise", found[1], 1) if found else short
 
 
 WAY = re.compile(r"\b(vectorized|unrolled)_elementwise_kernel\b")
