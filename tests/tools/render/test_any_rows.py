@@ -120,7 +120,7 @@ def test_tables_and_figures_do_without_them(stem, pattern, status, place):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_figures")
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_site_is_rendered_of_what_is_left(tmp_path, seed):
     """Of every experiment another pattern, all the way from the files."""
     lot = random.Random(seed)

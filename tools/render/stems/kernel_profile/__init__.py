@@ -196,7 +196,7 @@ def top_table(
         found,
         *((key, lambda of, key=key: of[0].config[key]) for key in varies),
         ("pass", lambda of: of[1]),
-        ("top kernel", lambda of: named(of[2])),
+        ("top kernel", lambda of: folded(of[2])),
         ("calls", lambda of: of[2].calls, "{:g}"),
         ("share of kernel time", lambda of: of[2].ms / (of[3] or 1), percent),
         ("product kernels", lambda of: of[4][0], "{:g}"),
@@ -206,7 +206,7 @@ def top_table(
     )
 
 
-def named(kernel: Kernel) -> str:
+def folded(kernel: Kernel) -> str:
     """A product's whole name opens; that of an operation is hundreds of letters long,
     and stands in the record.
     """
@@ -223,7 +223,7 @@ def others_table(record: Record) -> str:
     ]
     return columns(
         found,
-        ("kernel", named),
+        ("kernel", folded),
         ("category", lambda k: k.category),
         ("calls", lambda k: k.calls, "{:g}"),
         ("ms", lambda k: k.ms, "{:.3f}"),
