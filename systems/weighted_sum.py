@@ -23,6 +23,8 @@ from jaxtyping import Float
 from torch import Tensor
 from triton import knobs
 
+from systems.attention.inputs import refuse_second_derivative
+
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ROWS_TILE = 16
 MAX_COLUMNS_TILE = 128
@@ -128,6 +130,7 @@ class WeightedSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        refuse_second_derivative("the weighted sum")
         x, w = ctx.saved_tensors
         n, d = x.shape
         programs = triton.cdiv(n, ROWS_TILE)
@@ -150,7 +153,7 @@ def weighted_sum(
     float16 or bfloat16.
 
     `TypeError` or `ValueError` names what can't be taken. Differentiable once in x and
-    w.
+    w; a second time is refused.
     """
     for name, tensor in (("x", x), ("w", w)):
         if tensor.dtype not in DTYPES or tensor.dtype != x.dtype:

@@ -63,6 +63,13 @@ def test_repeats_are_bit_equal(device):
     assert all(torch.equal(gradient, gradients[0]) for gradient in gradients)
 
 
+def test_a_second_derivative_is_refused(device):
+    """Rather than zero for what the gradient owes to x and w."""
+    x, w = (torch.ones(s, device=device, requires_grad=True) for s in ((3, 4), (4,)))
+    with pytest.raises(ValueError, match="the weighted sum can't be .* again"):
+        torch.autograd.grad(weighted_sum(x, w).sum(), x, create_graph=True)
+
+
 def test_bad_input_is_refused():
     x = torch.zeros(3, 4)
     with pytest.raises(TypeError, match="w must be float32, .* got torch.float16"):

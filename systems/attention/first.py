@@ -229,7 +229,8 @@ class FlashAttentionFirst(torch.autograd.Function):
     @staticmethod
     def backward(ctx, do: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_second_derivative()
-        q, k, v, o, lse = ctx.saved_tensors
+        # Hooks on saved tensors may lay them out anew.
+        q, k, v, o, lse = (x.contiguous() for x in ctx.saved_tensors)
         batch, n, _ = q.shape
         grid = (batch, n // ctx.options["TILE"])
         # The gradient of a sum is one number, expanded; kernels read it written out.

@@ -39,11 +39,6 @@ def flash_attention(
     Autocast takes it; so do `torch.compile(fullgraph=True)` and `torch.export`, but for
     "first". After one call of a shape CUDA graphs capture both passes.
 
-    Two known faults: compiled for a Hopper GPU, the backward pass can raise where
-    grouped heads share transposed views; `k.contiguous()` and `v.contiguous()` help.
-    And where TF32 was set by `torch.backends.cuda.matmul.fp32_precision`, float32
-    raises: set it by `torch.set_float32_matmul_precision`.
-
     `TypeError` or `ValueError` names what can't be taken, and what a backend needs that
     was not found; `NotImplementedError` a transform of torch.func (vmap, grad, jvp),
     but for vmap inside `torch.compile`, which computes one batch after another.

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 # The properties of a tensor that decide whether attention can be computed with it.
 Described = tuple[torch.Size, torch.dtype, torch.device, torch.layout]
-SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**128
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
 
 
 def described(x: Tensor) -> Described:
@@ -52,12 +52,13 @@ def check_inputs(
                 "scale must be an int, a float or None, "
                 f"got {type(scale).__module__}.{type(scale).__qualname__}"
             )
-        # A kernel gets it as float32. Below the normal numbers it could become 0 there,
-        # and a score that is masked by -inf times 0 is no number.
+        # A kernel gets it as float32, times log2(e). Below the normal numbers it could
+        # become 0 there, and a score that is masked by -inf times 0 is no number. Above
+        # it could become infinite, and a score of 0 times that is none either.
         if not SMALLEST_SCALE <= scale < LARGEST_SCALE:
             raise ValueError(
-                "scale must be positive and finite, a normal number of float32 "
-                f"(1.2e-38 to 3.4e+38), got {scale!r:.30}"
+                "scale must be positive and finite, a normal number of float32 that is "
+                f"one times log2(e), too (1.2e-38 to 1.7e+38), got {scale!r:.30}"
             )
 
 
@@ -163,13 +164,13 @@ def refuse_transforms() -> None:
         )
 
 
-def refuse_second_derivative() -> None:
+def refuse_second_derivative(of: str = "flash attention") -> None:
     """ValueError inside a backward pass that records a graph of its own
     (`create_graph=True`).
     """
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise ValueError(
-            "the gradient of flash attention can't be differentiated again: "
+            f"the gradient of {of} can't be differentiated again: "
             "backward got create_graph=True, takes False"
         )
 

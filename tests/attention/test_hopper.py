@@ -11,7 +11,7 @@ import torch
 
 from systems import ROOT
 from systems.attention import FlashAttentionTriton, flash_attention
-from systems.attention.hopper import launches, limits, walks
+from systems.attention.hopper import launches, limits, one_pass_launches, walks
 from systems.attention.hopper.configs import (
     CONFIGS,
     ONE_PASS,
@@ -30,7 +30,10 @@ from systems.attention.hopper.limits import (
     missing,
     readable,
 )
-from systems.attention.hopper.one_pass_launches import launch_one_pass
+from systems.attention.hopper.one_pass_launches import (
+    BackwardInOnePass,
+    launch_one_pass,
+)
 from systems.attention.hopper.schedule import ITEM_STEPS, schedule
 from systems.attention.hopper.walks import (
     Ordered,
@@ -633,6 +636,62 @@ def test_in_one_ordered_pass(case, causal):
         for _ in range(20):
             again = launch_one_pass(*arguments)
             assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_what_parts_sum_up_lies_as_k_and_v(monkeypatch):
+    """A compiler has promised that, and goes on with it."""
+
+    def main(*tensors):
+        for x, value in zip(tensors[-3:-1], (1.0, 2.0), strict=True):
+            x.fill_(value)
+
+    nothing, whole = (lambda *_: None), (lambda x: x)
+    names = "q", "k", "v", "do", "statistics", "dq"
+    monkeypatch.setattr(
+        one_pass_launches,
+        "one_pass_plan",
+        lambda *_: BackwardInOnePass(
+            nothing, main, dict.fromkeys(names, whole), nothing, tiles=1, stride=64
+        ),
+    )
+    q, k, v = (
+        torch.zeros(2, 64, heads, 64, dtype=torch.bfloat16).transpose(1, 2)
+        for heads in (8, 2, 2)
+    )
+    o, lse = torch.empty_like(q), torch.zeros(q.shape[:-1])
+    walk = Ordered(1, 16, parts=4)
+    results = launch_one_pass(o, q, k, v, o, lse, True, 0.125, walk)
+    assert [x.stride() for x in results] == [x.stride() for x in (q, k, v)]
+    assert (results[1] == 4).all() and (results[2] == 8).all()
+
+
+@gpu
+@hopper
+@pytest.mark.filterwarnings("ignore")
+def test_shared_heads_of_transposed_views_under_the_compiler():
+    """With a program for each head that shares keys."""
+    torch.compiler.reset()
+    q, k, v, do = (
+        x.transpose(1, 2).contiguous().transpose(1, 2)
+        for x in make_inputs(
+            8192, 8192, 128, torch.bfloat16, "cuda", lead=(1, 32), lead_k=(1, 8)
+        )
+    )
+    walk = walk_in_one_pass(
+        *(layout(*shape_and_strides(x)) for x in (q, k)), True, sm_count(q.device)
+    )
+    assert isinstance(walk, Ordered) and walk.parts > 1
+
+    def loss(q, k, v):
+        return flash_attention(q * 2, k * 2, v * 2, causal=True).cos()
+
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    compiled = torch.compile(loss, fullgraph=True)
+    ours = torch.autograd.grad(compiled(*leaves), leaves, do)
+    expected = torch.autograd.grad(loss(*leaves), leaves, do)
+    for a, b in zip(ours, expected, strict=True):
+        assert a.stride() == b.stride()
+        torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
 
 
 @gpu

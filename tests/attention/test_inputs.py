@@ -350,6 +350,12 @@ BAD = {
         ValueError,
         "scale must be .* got 1000",
     ),
+    "scale is infinite in float32 times log2(e)": (
+        lambda: [x(8, 4)] * 3,
+        {"scale": 2.0**127},
+        ValueError,
+        r"scale must be .* times log2\(e\), too .* got 1.7",
+    ),
 }
 
 
@@ -374,6 +380,18 @@ def test_the_smallest_scale_gives_the_average_of_the_values(backend, device):
     o = flash_attention(q, k, v, causal=True, scale=2.0**-126, backend=backend)
     counts = torch.arange(1, 9, device=device)[:, None]
     torch.testing.assert_close(o, v.cumsum(0) / counts)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_largest_scale_picks_the_value_of_the_highest_score(backend, device):
+    k = torch.diag(torch.tensor([-1.0] * 8, device=device)) * 2.0**-4
+    v = torch.randn(8, 8, device=device)
+    largest = math.nextafter(2.0**127, 0)
+    # Query i scores 0 with all keys but its own, which it hides.
+    q = -k.flip(0)
+    o = flash_attention(q, k, v, scale=largest, backend=backend)
+    hidden = v.flip(0)
+    torch.testing.assert_close(o, (v.sum(0) - hidden) / 7)
 
 
 def test_what_only_the_kernels_refuse(device):
@@ -468,18 +486,16 @@ def test_autocast_is_that_of_sdpa(dtypes, backend, device):
         torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.05)
 
 
-def test_float32_products_follow_the_setting_of_torch(monkeypatch):
+def test_float32_products_follow_the_setting_of_torch(precision):
     """Never Triton's own default, which is TF32."""
-    for setting, expected in (
-        ("highest", "highest"),
-        ("high", "high"),
-        ("medium", "high"),
-    ):
-        monkeypatch.setattr(
-            torch, "get_float32_matmul_precision", lambda setting=setting: setting
-        )
-        assert launches.arithmetic_of(torch.float32) == expected
+    expected = {"highest": "highest", "high": "high", "medium": "high"}
+    for setting, arithmetic in expected.items():
+        precision(setting)
+        assert launches.arithmetic_of(torch.float32) == arithmetic
         assert launches.arithmetic_of(torch.bfloat16) == "half"
+    for setting, arithmetic in {"ieee": "highest", "tf32": "high"}.items():
+        torch.backends.cuda.matmul.fp32_precision = setting
+        assert launches.arithmetic_of(torch.float32) == arithmetic
 
 
 def test_where_no_gradient_is_wanted_nothing_records_one(device, monkeypatch):

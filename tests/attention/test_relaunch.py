@@ -304,7 +304,9 @@ def test_one_layout_is_worked_out_once(device):
 
 
 @pytest.mark.usefixtures("a_gpu")
-def test_the_precision_of_products_is_asked_at_each_launch(device, monkeypatch):
+def test_the_precision_of_products_is_asked_at_each_launch(
+    device, precision, monkeypatch
+):
     x = q_k_v(device)
     nothing = Launch(Kernel(), (1,), (), {"SPLITS": 1, "A": 1})
     made, chosen = launches.Forward(None, nothing, nothing), []
@@ -314,9 +316,7 @@ def test_the_precision_of_products_is_asked_at_each_launch(device, monkeypatch):
         lambda kind, *_: chosen.append(kind) or made,
     )
     for setting in ("highest", "high"):
-        monkeypatch.setattr(
-            torch, "get_float32_matmul_precision", lambda setting=setting: setting
-        )
+        precision(setting)
         launch_forward(*x, True, 0.25)
     assert chosen == ["highest", "high"]
 

@@ -135,9 +135,10 @@ def launch_one_pass(
     if parts > 1:
         # [2, ..., h_kv · parts, n_k, d]: each part's own sums.
         of_parts = (2, *k.shape[:-3], k.shape[-3] * parts, *k.shape[-2:])
-        sums = k.new_empty(of_parts, dtype=torch.float32)
-        dk, dv = sums
-    lies = map(shape_and_strides, (q, k, v, o, do, dq, dk, dv))
+        to_dk, to_dv = sums = k.new_empty(of_parts, dtype=torch.float32)
+    else:
+        to_dk, to_dv = dk, dv
+    lies = map(shape_and_strides, (q, k, v, o, do, dq, to_dk, to_dv))
     plan = one_pass_plan(q.dtype, q.device, walk, causal, scale, *lies)
     n_q, d = q.shape[-2:]
     copied = plan.stride > n_q
@@ -153,10 +154,12 @@ def launch_one_pass(
         plan.main(
             of["q"](q), of["k"](k), of["v"](v), of["do"](do),
             of["statistics"](lse_rows), of["statistics"](delta),
-            of["dq"](held), dk, dv, semaphores,
+            of["dq"](held), to_dk, to_dv, semaphores,
         )  # fmt: skip
         plan.rounded(held, dq)
     if parts > 1:
         # In the order of parts: the same bits each time.
-        dk, dv = sums.unflatten(-3, (-1, parts)).sum(-3).to(q.dtype)
+        total_dk, total_dv = sums.unflatten(-3, (-1, parts)).sum(-3)
+        dk.copy_(total_dk)
+        dv.copy_(total_dv)
     return dq, dk, dv

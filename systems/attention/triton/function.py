@@ -80,6 +80,8 @@ def run_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv) by the kernels that are `chosen`."""
     launcher = LAUNCHERS[chosen(backend, q, k, v)]
+    # Hooks on saved tensors may have laid it out anew.
+    lse = lse.contiguous()
     return launcher.launch_backward(do, q, k, v, o, lse, causal, scale)
 
 

@@ -44,11 +44,13 @@ PRECISION = {"half": "ieee", "high": "bf16x3", "highest": "bf16x6"}
 
 def arithmetic_of(dtype: torch.dtype) -> str:
     """How products are formed: "half" of 16 bits; float32 as
-    `torch.set_float32_matmul_precision` says.
+    `torch.set_float32_matmul_precision` or
+    `torch.backends.cuda.matmul.fp32_precision` says.
     """
     if dtype != torch.float32:
         return "half"
-    return "highest" if torch.get_float32_matmul_precision() == "highest" else "high"
+    # The former sets the latter; asked the other way round PyTorch raises.
+    return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
 
 
 def with_contiguous_rows(x: Tensor) -> tuple[Tensor, ShapeAndStrides]:
