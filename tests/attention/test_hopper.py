@@ -52,6 +52,7 @@ from systems.attention.triton import function
 from systems.attention.triton.configs import sm_count
 from systems.attention.triton.function import chosen
 from systems.experiments import flash_accuracy, triton_versions
+from systems.precision.dtypes import relative_error
 from tests.attention.checks import (
     NAMES,
     Like,
@@ -691,7 +692,8 @@ def test_shared_heads_of_transposed_views_under_the_compiler():
     expected = torch.autograd.grad(loss(*leaves), leaves, do)
     for a, b in zip(ours, expected, strict=True):
         assert a.stride() == b.stride()
-        torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
+        # The compiler rounds less often.
+        assert relative_error(a, b.double()) < 0.01
 
 
 @gpu
