@@ -132,8 +132,21 @@ def steady(values: Iterable[float]) -> list[float]:
 
 
 def dagger(values: Iterable[float]) -> str:
-    """One, for what is said of them all, if a slow host may have changed any."""
-    return DAGGER if any(isinstance(value, Unsteady) for value in values) else ""
+    """One, for what is said of them all, if a slow host may have changed any, or may be
+    why one is missing.
+    """
+
+    def doubtful(value: float) -> bool:
+        if isinstance(value, Missing):
+            return value.row is not None and value.row.unsteady
+        return isinstance(value, Unsteady)
+
+    return DAGGER if any(map(doubtful, values)) else ""
+
+
+def marked(said: str, values: Iterable[float]) -> str:
+    """What is said of them all, with their `dagger`."""
+    return said if DAGGER in said else said + dagger(values)
 
 
 def instead(values: Iterable[float]) -> Missing:
@@ -155,15 +168,14 @@ def most(values: Iterable[float]) -> float:
 
 
 def span(values: Iterable[float], text: str = "{:.2f}") -> str:
-    """ "1.20 to 3.40", or "1.20" where that is all. With a dagger where one of them has
-    one: on a quick host it might be an end.
+    """ "1.20 to 3.40", or "1.20" where that is all. `marked`, for on a quick host
+    another might be an end.
     """
     values = list(values)
     if not (found := known(values)):
         return instead(values).words
     low, high = (text.format(end(found)) for end in (min, max))
-    said = low if low == high else f"{low} to {high}"
-    return said if DAGGER in said else said + dagger(found)
+    return marked(low if low == high else f"{low} to {high}", values)
 
 
 def ranges(values: Iterable[float]) -> str:
@@ -323,8 +335,8 @@ def measured(records: Iterable[Record]) -> list[Record]:
 def counted_above(values: Iterable[float], bar: float) -> Any:
     """ "8 of 9" are, with a dagger where a slow host may have lifted or sunk one."""
     values = list(values)
-    found = counted(value > bar for value in values)
-    return found if isinstance(found, Missing) else found + dagger(values)
+    found = counted(value > bar for value in known(values))
+    return found if isinstance(found, Missing) else marked(found, values)
 
 
 def counted(flags: Iterable[bool]) -> Any:

@@ -21,6 +21,7 @@ from tools.render.rows import (
     axis,
     cell,
     cells,
+    counted_above,
     least,
     most,
     ranges,
@@ -90,6 +91,15 @@ def test_what_is_computed_with_an_unsteady_number_wears_its_dagger(record):
     # A quiet host lengthens nothing, whatever the time waits for.
     row.slowdown = 1.2
     assert say(found.ms(), "{:.1f}") == "3.0"
+
+
+def test_what_a_slow_host_may_have_left_out_is_missed(record):
+    """On a quick host it might be an end, and one of those that are counted."""
+    row = record.rows[0]
+    values = [1.0, Missing("the host decides", row), 3.0]
+    assert (span(values), counted_above(values, 2)) == ("1.00 to 3.00", "1 of 2")
+    row.unsteady = True
+    assert (span(values), counted_above(values, 2)) == ("1.00 to 3.00†", "1 of 2†")
 
 
 def test_a_cell_without_numbers_says_why(record):

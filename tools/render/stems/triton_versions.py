@@ -9,7 +9,19 @@ from typing import Any
 from systems.records.record import Record
 from systems.records.summary import summarize
 from tools.render.markdown import columns, milliseconds, per_device, table
-from tools.render.rows import Cell, axis, cell, known, ran, say, span
+from tools.render.rows import (
+    MISSING,
+    Cell,
+    Unsteady,
+    axis,
+    cell,
+    known,
+    marked,
+    most,
+    ran,
+    say,
+    span,
+)
 from tools.render.stems.flash_peers.rows import (
     SHAPE,
     quotient,
@@ -43,6 +55,14 @@ def with_oldest(record: Record | None, c: Cell) -> Cell:
 
 def over(record: Record | None, c: Cell, of: str) -> float:
     return quotient(c, with_oldest(record, c), of)
+
+
+def rounds_apart(c: Cell, old: Cell, of: str) -> float:
+    """The largest quotient of a round less the smallest."""
+    if not (found := quotients(c, old, of)):
+        return MISSING
+    apart = max(found) - min(found)
+    return Unsteady(apart) if isinstance(quotient(c, old, of), Unsteady) else apart
 
 
 def of_version(record: Record | None, version: str, name: str) -> list[Cell]:
@@ -125,8 +145,7 @@ def facts(record: Record | None) -> dict[str, str]:
         [c for c in same if c.config["implementation"] == name]
         for name in (OURS, PLAIN)
     )
-    rounds = [quotients(c, old, of) for c, old in pairs for of in PASSES]
-    apart = [max(each) - min(each) for each in rounds if each]
+    apart = known(rounds_apart(c, old, of) for c, old in pairs for of in PASSES)
     # They took the longest, on an H200.
     newest = versions(record)[-2:]
     of_newest = [c for c in chosen if c.config["triton"] in newest]
@@ -147,6 +166,6 @@ def facts(record: Record | None) -> dict[str, str]:
             for d in (64, 128)
         },
         "plain_forward": times(plain, "forward"),
-        "rounds_apart": f"{median(apart):.2f}" if apart else "not measured",
-        "rounds_apart_most": f"{max(apart):.2f}" if apart else "not measured",
+        "rounds_apart": say(median(apart) if apart else MISSING, "{:.2f}"),
+        "rounds_apart_most": marked(say(most(apart), "{:.2f}"), apart),
     }

@@ -194,6 +194,6 @@ def full_masks_keep_up(record: Record) -> Judgement:
     "Forward + backward, ours takes longer than cuDNN at some shape in bf16.",
 )
 def cudnn_is_beaten(record: Record) -> Judgement:
-    found = ratios(record, long_cells(record, "bf16"), "both")
+    found = known(ratios(record, long_cells(record, "bf16"), "both"))
     told = f"Ours over {NAMES['sdpa_cudnn']}: {span(found)}, {say(len(found))} shapes."
     return found and (max(found) < 1, told)

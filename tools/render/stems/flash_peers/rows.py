@@ -9,7 +9,17 @@ from typing import Any
 from systems.records.record import Record
 from systems.records.summary import summarize
 from tools.render.load import constant
-from tools.render.rows import MISSING, Cell, Unsteady, cell, cells, known, most, say
+from tools.render.rows import (
+    MISSING,
+    Cell,
+    Missing,
+    Unsteady,
+    cell,
+    cells,
+    known,
+    most,
+    say,
+)
 from tools.render.stems.flash_passes import flops, peak_flops, waits
 
 NAMES = {
@@ -119,16 +129,18 @@ def quotients(c: Cell, other: Cell, of: str) -> list[float]:
 def ratios(
     record: Record | None, found: Iterable[Cell], of: str, over: str = ""
 ) -> list[float]:
-    """`ratio` of each, but where the host decides the time of both passes together of
-    either, or the other's results are wrong.
+    """`ratio` of each, but where the other's results are wrong. Missing where the host
+    decides the time of both passes together of either.
     """
+
+    def judged(c: Cell, other: Cell) -> float:
+        waiting = filter(waits, (c, other)) if of == "both" else ()
+        for late in waiting:
+            return Missing("the host decides", late.row)
+        return ratio(record, c, of, over)
+
     pairs = ((c, beside(record, c, over)) for c in found)
-    kept = [
-        c
-        for c, other in pairs
-        if not (is_wrong(other, of) or of == "both" and (waits(c) or waits(other)))
-    ]
-    return known(ratio(record, c, of, over) for c in kept)
+    return [judged(c, other) for c, other in pairs if not is_wrong(other, of)]
 
 
 def is_wrong(c: Cell, of: str = "both") -> bool:
