@@ -54,7 +54,7 @@ def check_inputs(
             )
         # A kernel gets it as float32, times log2(e). Below the normal numbers it could
         # become 0 there, and a score that is masked by -inf times 0 is no number. Above
-        # it could become infinite, and a score of 0 times that is none either.
+        # (to a power of two) it could become infinite, and 0 times that is none either.
         if not SMALLEST_SCALE <= scale < LARGEST_SCALE:
             raise ValueError(
                 "scale must be positive and finite, a normal number of float32 that is "

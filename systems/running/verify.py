@@ -40,7 +40,7 @@ def agrees(name: str, old: Any, new: Any) -> bool:
         return sorted(map(without_times, old)) == sorted(map(without_times, new))
     if name == "peak_reserved_bytes" and new is not None:
         return abs(old - new) <= 0.1 * old
-    if name.endswith("_error") and new is not None:
+    if name.endswith("_error") and isinstance(old, float) and isinstance(new, float):
         return math.isclose(old, new, rel_tol=0.01)
     if not (
         name.endswith("_ms")

@@ -171,7 +171,11 @@ def test_an_error_may_differ_by_a_hundredth():
     name, old = "dq_relative_error", 0.0025283
     assert verify.agrees(name, old, 0.0025284) and verify.agrees(name, 0.0, 0.0)
     assert not verify.agrees(name, old, 0.00256) and not verify.agrees(name, 0.0, old)
-    assert not verify.agrees(name, old, None)
+    assert not verify.agrees(name, old, None) and not verify.agrees(name, None, old)
+    # A list of errors is one of single operations, which repeat.
+    steps = [0.0, None, old]
+    assert verify.agrees("mean_error", steps, list(steps))
+    assert not verify.agrees("mean_error", steps, [0.0, None, 1.001 * old])
 
 
 def test_verify_needs_a_record_with_rows(run, record_file):

@@ -420,6 +420,15 @@ def test_where_the_host_decides_both_passes_do_not_count(peers):
     facts = flash_peers.facts(peers)
     assert (facts["bf16_both"], facts["bf16_both_lost"]) == ("0.50", "0 of 1")
     assert facts["bf16_forward_lost"] == "1 of 2"
+    # On a slow host one may count that doesn't now, unless the rival's keeps it out.
+    waits, rival = (
+        peers.find(n=16384, implementation=name) for name in ("ours", "sdpa_cudnn")
+    )
+    waits.unsteady = True
+    assert flash_peers.facts(peers)["bf16_both"] == "0.50†"
+    before, cudnn["both_ms"] = cudnn["both_ms"], [45.0]
+    assert flash_peers.facts(peers)["bf16_both"] == "0.50" and not rival.unsteady
+    cudnn["both_ms"], waits.unsteady = before, False
     # The rival's host may decide as well.
     ours["both_ms"], cudnn["both_ms"] = [6.0], [4.5]
     assert flash_peers.facts(peers)["bf16_both_lost"] == "0 of 1"
@@ -431,6 +440,20 @@ def test_where_the_host_decides_both_passes_do_not_count(peers):
         "\N{NO-BREAK SPACE}", " "
     )
     assert "| 16k · d 64 · causal · 16 heads | 1.50 | 1.50 | 1.33 |" in ratios
+
+
+@pytest.mark.parametrize(
+    ("few", "many", "said"),
+    [
+        ([1.05, 1.10], [1.00, 1.04], "more at short"),
+        ([1.00], [1.02, 1.10], "more at long"),
+        ([1.00, 1.05], [1.04], "overlap"),
+        ([], [1.04], ""),
+    ],
+)
+def test_what_an_order_costs_by_length_is_said_as_measured(few, many, said):
+    assert said in flash_peers.by_length(few, many)
+    assert bool(said) == bool(flash_peers.by_length(few, many))
 
 
 def test_the_fastest_other_is_named(peers):

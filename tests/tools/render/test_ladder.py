@@ -1,5 +1,7 @@
 """The ladder: what is said of a step follows from its time and what was compiled."""
 
+from statistics import median
+
 import pytest
 from msgspec.structs import replace
 
@@ -7,6 +9,7 @@ from tests.factories import committed, make_record, make_row
 from tools.render.spanning import ladder
 from tools.render.spanning.ladder import Gain, Needs, evidence
 from tools.render.stems.flash_ablation import BACKWARD, FORWARD, atomics_keep, ms
+from tools.render.stems.flash_peers.rows import TEST
 
 STEMS = ("flash_ablation", "flash_peers", "flash_leaderboard")
 TEXT = ()
@@ -62,10 +65,26 @@ def test_the_first_step_measured_compares_with_nothing(found):
     table = ladder.fragments(found)["ladder-forward.md"]
     assert "not measured" not in table
     assert "not measured" not in ladder.facts(found).values()
-    # Tiles are where the ladder begins: no gain, but beside cuDNN and the floor.
+    # Tiles are where the ladder begins: no gain, but beside the floor.
     (tiles,) = (line for line in table.splitlines() if line.startswith("| all tiles"))
-    assert tiles.count("%") == 2 and tiles.split("|")[4].strip() == ""
+    assert tiles.count("%") == 1 and tiles.split("|")[4].strip() == ""
     assert "*same bits in two calls* yes" in table
+
+
+def test_cudnn_stands_beside_what_was_timed_in_turns_with_it(found):
+    """At whatever clock the steps were: elsewhere a ratio would compare clocks."""
+    (peers,), (ours,) = found["flash_peers"], found["flash_ablation"]
+    for step, name, of in (
+        ("plain_forward", "ours_triton", "forward"),
+        ("backward", "ours", "backward"),
+    ):
+        mine, cudnn = (
+            median(peers.find(**TEST, implementation=i).metrics[f"{of}_rounds_ms"])
+            for i in (name, "sdpa_cudnn")
+        )
+        share = ladder.of_cudnn(found, ours, step)
+        assert share == pytest.approx(cudnn / mine, rel=0.02)
+    assert not ladder.of_cudnn(found, ours, "exp2")
 
 
 @pytest.mark.parametrize(
@@ -115,6 +134,11 @@ def test_a_step_that_falls_short_keeps_its_reason():
     )
     (told,) = evidence(TWO, TWO, same(1.01), predicted=1.1)
     assert told.startswith("**It gains nothing.** The compiled loop does not")
+    # What takes longer saves no negative share.
+    (told,) = evidence(TWO, TWO, Gain(0.99, 1.1), predicted=1.3)
+    assert told.startswith(
+        "**It gains nothing at first, and saves 39 % of the time that it should once "
+    )
     fewer = Needs(TEXT, (15.0,), 120, 4, 2)
     *_, told = evidence(TWO, fewer, same(0.99), predicted=1.1)
     assert "fewer warps are left" in told

@@ -1,7 +1,7 @@
 """The ladder of `flash_ablation`: what each step gains, how far that is from cuDNN and
 from the floor, and what the compiled kernel says of why.
 
-Two records of one GPU are read: the steps, and cuDNN at the same shape.
+Two records of one GPU are read: the steps, and ours beside cuDNN at the same shape.
 What was compiled and not timed stands in a file of its own (`tools/compile_steps.py`).
 """
 
@@ -44,7 +44,7 @@ from tools.render.stems.flash_ablation import (
 )
 from tools.render.stems.flash_ablation import ms as fastest_ms
 from tools.render.stems.flash_leaderboard import FLOOR, SHAPE, limits_ms, rates_of
-from tools.render.stems.flash_peers.rows import TEST
+from tools.render.stems.flash_peers.rows import TEST, ratio
 
 REGISTERS, LANES = 65536, 32
 UNKNOWN = (
@@ -55,6 +55,13 @@ UNKNOWN = (
 CLOCKS_APART = 0.03
 # Threads whose instructions an SM can start in a cycle: four warps.
 ISSUED = 4 * LANES
+# What `flash_peers` calls the kernels of a step, which it times in turns with cuDNN's.
+IN_TURNS = {
+    "plain_forward": "ours_triton",
+    "forward": "ours",
+    "plain_backward": "ours_triton",
+    "backward": "ours",
+}
 # Left out of the figure and the tables of times where there is no time.
 UNTIMED = ("first_forward", "first_backward", *PATH_OF_HOPPER)
 
@@ -99,17 +106,23 @@ def ms(record: Record | None, step: str) -> float:
     return MISSING if repeats else fastest_ms(record, step)
 
 
-def landmarks(found: Found, record: Record | None, name: str) -> tuple[float, float]:
-    """cuDNN's time of this pass, and the least that its products take: five in a
-    backward pass.
-    """
+def floor_of(record: Record | None, name: str) -> float:
+    """The least that the products of this pass take: five in a backward pass."""
     if record is None:
-        return MISSING, MISSING
-    slug = record.device.slug
-    peers = of_gpu(found, "flash_peers", slug)
-    cudnn = cell(peers, implementation="sdpa_cudnn", **TEST).ms(name)
+        return MISSING
     kernel = {"forward": "forward", "backward": "one_pass"}[name]
-    return cudnn, limits_ms(rates_of(record), kernel, SHAPE)[FLOOR]
+    return limits_ms(rates_of(record), kernel, SHAPE)[FLOOR]
+
+
+def of_cudnn(found: Found, record: Record | None, step: str) -> float:
+    """cuDNN's time of this pass over that of a step's kernels, in turns. Missing where
+    these kernels were not timed so: at another clock a ratio says little.
+    """
+    if record is None or step not in IN_TURNS:
+        return MISSING
+    peers = of_gpu(found, "flash_peers", record.device.slug)
+    c = cell(peers, implementation=IN_TURNS[step], **TEST)
+    return 1 / ratio(peers, c, pass_of(FORWARD if step in FORWARD else BACKWARD))
 
 
 def pass_of(steps: Mapping[str, Step]) -> str:
@@ -130,14 +143,14 @@ def timed(record: Record | None, steps: Mapping[str, Step]) -> list[str]:
 
 def times(found: Found, record: Record, steps: Mapping[str, Step]) -> str:
     """A line for each step."""
-    cudnn, floor = landmarks(found, record, pass_of(steps))
+    floor = floor_of(record, pass_of(steps))
     before = {step: earlier for earlier, step in compared(steps)}
 
     def gained(by: Callable[..., float]) -> Callable[[str], float | str]:
         return lambda s: by(record, before[s], s) if before.get(s) else ""
 
-    def beside(mark: float) -> Callable[[str], float | str]:
-        return lambda step: mark / ms(record, step) or ""
+    def in_turns(step: str) -> float | str:
+        return of_cudnn(found, record, step) or ""
 
     def metric(name: str) -> Callable[[str], Any]:
         return lambda step: cell(record, step=step)[name]
@@ -149,8 +162,8 @@ def times(found: Found, record: Record, steps: Mapping[str, Step]) -> str:
         ("ms", lambda step: ms(record, step), "{:.3f}"),
         ("gain", gained(gain), "{:.2f}"),
         ("gain at the end", gained(gain_at_the_end), "{:.2f}"),
-        ("of cuDNN's speed", beside(cudnn), percent),
-        ("of the floor", beside(floor), percent),
+        ("of the floor", lambda s: floor / ms(record, s) or "", percent),
+        ("of cuDNN's speed, in turns", in_turns, percent),
         ("error", metric("relative_error"), "{:.1e}"),
         (
             "same bits in two calls",
@@ -288,6 +301,11 @@ def in_words(gained: Gain, predicted: float) -> str:
     if max(gained) < 1.02:
         return "**It gains nothing.**"
     first, last = (percent(saved(each, predicted)) for each in gained)
+    if gained.first < 1.02:
+        return (
+            "**It gains nothing at first, and saves "
+            f"{last} of the time that it should once the clock has fallen.**"
+        )
     later = f" ({last} once the clock has fallen)" if gained.differ else ""
     return f"**It saves {first} of the time that it should{later}.**"
 
@@ -370,9 +388,8 @@ def bar_chart(
         # Seen on bars and between them.
         axes.axvline(time, color=GROUND, lw=3.5)
         axes.axvline(time, color=INK, lw=1.2)
-        side = "right" if name == "floor" else "left"
         place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-        place |= {"ha": side, "xytext": (3 if side == "right" else -3, 4)}
+        place |= {"ha": "right", "xytext": (3, 4)}
         axes.annotate(f"{name} {time:.2f}", (time, 1), **place)
     for y, (_, time) in enumerate(shown.values()):
         # Behind a mark that would go through it.
@@ -385,7 +402,7 @@ def bar_chart(
 
 def bars_figure(found: Found, record: Record) -> str:
     """The forward pass, step by step, with cuDNN's time and the floor across."""
-    cudnn, floor = landmarks(found, record, "forward")
+    floor = floor_of(record, "forward")
     shown = {s: (STEPS[s].name, ms(record, s)) for s in timed(record, FORWARD)}
     lost = {
         step
@@ -397,7 +414,7 @@ def bars_figure(found: Found, record: Record) -> str:
     return plot(
         record,
         "ladder",
-        lambda figure: bar_chart(figure, shown, lost, {"floor": floor, "cuDNN": cudnn}),
+        lambda figure: bar_chart(figure, shown, lost, {"floor": floor}),
         f"Technique by technique the forward pass goes from {say(start, '{:.2f} ms')} "
         f"to {say(end, '{:.2f} ms')}, {say(first / end, '{:.1f}')} times as fast as "
         "the first kernel.",
@@ -418,8 +435,7 @@ def facts(found: Found) -> dict[str, str]:
     record = ours(found, "flash_ablation")
     start, end = ms(record, "tiles"), fastest(record)
     back = ms(record, "backward")
-    cudnn, floor = landmarks(found, record, "forward")
-    back_cudnn, back_floor = landmarks(found, record, "backward")
+    floor, back_floor = (floor_of(record, name) for name in ("forward", "backward"))
     limits = limits_ms(rates_of(record), "forward", SHAPE) if record else {}
     products, exponentials = (
         limits.get(name, MISSING) for name in (FLOOR, "exponentials")
@@ -441,9 +457,9 @@ def facts(found: Found) -> dict[str, str]:
         "first": say(first, time),
         "end": say(end, time),
         "gain": say(first / end, "{:.1f}"),
-        "of_cudnn": say(cudnn / end, percent),
+        "of_cudnn": say(of_cudnn(found, record, "forward"), percent),
         "of_floor": say(floor / end, percent),
-        "backward_of_cudnn": say(back_cudnn / back, percent),
+        "backward_of_cudnn": say(of_cudnn(found, record, "backward"), percent),
         "backward_of_floor": say(back_floor / back, percent),
         "products": say(products, time),
         "exponentials": say(exponentials, time),

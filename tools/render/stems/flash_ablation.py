@@ -214,6 +214,7 @@ def gain_at_the_end(record: Record | None, before: str, after: str) -> float:
 def facts(record: Record | None) -> dict[str, str]:
     """From the first step to the last, and one design against another."""
     pairs = {
+        "plain_gain": ("tiles", "plain_forward"),
         "hopper_forward_gain": ("plain_forward", "forward"),
         "hopper_backward_gain": ("plain_backward", "backward"),
         "one_pass_gain": ("two_passes_backward", "backward"),
@@ -221,20 +222,19 @@ def facts(record: Record | None) -> dict[str, str]:
         "atomic_over_first": ("first_backward", "atomic_backward"),
         "plain_over_first": ("first_backward", "plain_backward"),
     }
-    plain = say(gain(record, "tiles", "plain_forward"), "{:.1f}")
     drifts = {s: ms_at_the_end(record, s) / ms(record, s) for s in STEPS}
     worst = max(drifts, key=lambda step: drifts[step] or 0.0)
-    gains = {name: say(gain(record, *pair), "{:.2f}") for name, pair in pairs.items()}
+    gains = {
+        f"{name}{when}": say(by(record, *pair), "{:.2f}")
+        for when, by in (("", gain), ("_at_the_end", gain_at_the_end))
+        for name, pair in pairs.items()
+    }
     keep = say(gain(record, *pairs["atomic_over_first"]), atomics_keep)
     return {
-        "plain_gain": plain,
         "atomics_keep": keep,
         "slowed_step": STEPS[worst].name,
         "slowed_first": say(ms(record, worst), "{:.2f} ms"),
         "slowed_last": say(ms_at_the_end(record, worst), "{:.2f} ms"),
-        "one_pass_at_the_end": say(
-            gain_at_the_end(record, *pairs["one_pass_gain"]), "{:.2f}"
-        ),
         **gains,
     }
 

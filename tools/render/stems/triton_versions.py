@@ -146,6 +146,7 @@ def facts(record: Record | None) -> dict[str, str]:
         for name in (OURS, PLAIN)
     )
     apart = known(rounds_apart(c, old, of) for c, old in pairs for of in PASSES)
+    middle = median(apart) if apart else MISSING
     # They took the longest, on an H200.
     newest = versions(record)[-2:]
     of_newest = [c for c in chosen if c.config["triton"] in newest]
@@ -166,6 +167,6 @@ def facts(record: Record | None) -> dict[str, str]:
             for d in (64, 128)
         },
         "plain_forward": times(plain, "forward"),
-        "rounds_apart": say(median(apart) if apart else MISSING, "{:.2f}"),
+        "rounds_apart": marked(say(middle, "{:.2f}"), apart),
         "rounds_apart_most": marked(say(most(apart), "{:.2f}"), apart),
     }

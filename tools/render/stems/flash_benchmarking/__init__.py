@@ -60,6 +60,8 @@ from tools.render.stems.flash_passes import (
     waits,
 )
 
+# Those at which the tiles in PyTorch are timed.
+OF_TILES = 1024, 4096
 TELLING = (128, 1024, 16384, LONGEST)
 # What plain attention reads and writes at least, in numbers for each score, operation
 # by operation; a boolean counts half a bf16 number.
@@ -289,8 +291,10 @@ def facts(record: Record | None) -> dict[str, str]:
         time = at(record, name, "bf16", D, 128).ms("both")
         found[f"both_{name}_128"] = say(1e3 * time, "{:.0f} µs")
     for name in ("tiles", "plain", "ours"):
-        time = at(record, name, "fp32", D, 4096).ms("backward")
+        time = at(record, name, "fp32", D, OF_TILES[-1]).ms("backward")
         found[f"{name}_backward"] = say(time, lambda ms: f"{milliseconds(ms)} ms")
+    first, last = (at(record, "tiles", "bf16", D, n).ms("backward") for n in OF_TILES)
+    found["tiles_growth"] = say(last / first, "{:.1f}")
     for key in ("ours_bf16", "plain_bf16", "ours_fp32", "sdpa_fp32"):
         name, dtype = key.split("_")
         needs = memory_bytes(at(record, name, dtype, D, LONGEST))

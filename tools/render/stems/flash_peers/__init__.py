@@ -21,6 +21,7 @@ from tools.render.rows import (
     counted,
     counted_above,
     data_sheet,
+    known,
     measured,
     most,
     say,
@@ -370,6 +371,17 @@ def facts(record: Record | None) -> dict[str, str]:
     }
 
 
+def by_length(few: list[float], many: list[float]) -> str:
+    """What the costs of an order say about lengths, as a sentence."""
+    if not few or not many:
+        return ""
+    if min(few) > max(many):
+        return "So here, too, it costs more at short ones."
+    if max(few) < min(many):
+        return "So here it costs more at long ones."
+    return "The two ranges overlap: here the length alone does not decide."
+
+
 def cudnn_version(record: Record | None) -> str:
     """ "9.19" of "91900": major, two digits of minor, two of patch."""
     number = int(record.software.get("cudnn", 0)) if record else 0
@@ -393,12 +405,17 @@ def of_order(record: Record | None, ours: list[Cell]) -> dict[str, str]:
     for name in ORDERED:
         costs = [order_costs(record, c, name) for c in ours]
         found[f"order_costs_{ORDERED[name]}"] = span(costs)
-    for lengths, few in (("few", True), ("many", False)):
-        found[f"order_costs_{lengths}_tokens"] = span(
+    few, many = (
+        [
             order_costs(record, c, "fa4_ordered")
             for c in ours
-            if (c.config["n"] <= FEW_TOKENS) == few
-        )
+            if (c.config["n"] <= FEW_TOKENS) == short
+        ]
+        for short in (True, False)
+    )
+    found["order_costs_few_tokens"] = span(few)
+    found["order_costs_many_tokens"] = span(many)
+    found["order_by_length"] = by_length(known(few), known(many))
     found["few_tokens"] = f"{FEW_TOKENS:,}"
     wrong = [c for c in (beside(record, c, "fa4") for c in ours) if is_wrong(c)]
     widths = sorted({c.config["d"] for c in wrong})

@@ -134,10 +134,12 @@ def ratios(
     """
 
     def judged(c: Cell, other: Cell) -> float:
-        waiting = filter(waits, (c, other)) if of == "both" else ()
-        for late in waiting:
-            return Missing("the host decides", late.row)
-        return ratio(record, c, of, over)
+        waiting = [x.row for x in (c, other) if of == "both" and waits(x)]
+        if not waiting:
+            return ratio(record, c, of, over)
+        # One that waits on a quick host leaves the shape out by itself.
+        steady = (row for row in waiting if row and not row.unsteady)
+        return Missing("the host decides", next(steady, waiting[0]))
 
     pairs = ((c, beside(record, c, over)) for c in found)
     return [judged(c, other) for c, other in pairs if not is_wrong(other, of)]
@@ -234,4 +236,10 @@ def order_costs(record: Record | None, c: Cell, name: str) -> float:
     """The time of an ordered implementation over the same one's as it comes; missing as
     in `ratios`.
     """
-    return most(ratios(record, [beside(record, c, name)], "both", ORDERED[name]))
+    ordered = beside(record, c, name)
+    return only(ratios(record, [ordered], "both", ORDERED[name]))
+
+
+def only(found: list[float]) -> float:
+    """The ratio of the one shape that was asked for."""
+    return next(iter(found), MISSING)

@@ -2,6 +2,7 @@
 stacked by category.
 """
 
+import math
 from bisect import bisect
 from collections.abc import Sequence
 from operator import mul
@@ -303,7 +304,8 @@ def contexts_figure(record: Record) -> str:
         "copies of weights outweigh the gradients, the peak of a step is at the start "
         "of the backward pass, with few gradients.",
         f"From left to right, each bar adds up what {SIZE} holds at its peak, by "
-        f"category. All are within {100 * off:.1f} percent of their predictions.",
+        f"category. All are within {math.ceil(1000 * off) / 10:.1f} percent of their "
+        "predictions.",
         height=470,
         narrow=880,
     )
