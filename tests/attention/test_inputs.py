@@ -383,11 +383,11 @@ def test_the_smallest_scale_gives_the_average_of_the_values(backend, device):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_largest_scale_picks_the_value_of_the_highest_score(backend, device):
+def test_with_the_largest_scale_a_score_of_zero_stays_one(backend, device):
     k = torch.diag(torch.tensor([-1.0] * 8, device=device)) * 2.0**-4
     v = torch.randn(8, 8, device=device)
     largest = math.nextafter(2.0**127, 0)
-    # Query i scores 0 with all keys but its own, which it hides.
+    # Each query scores 0 with all keys but one, which it leaves no weight.
     q = -k.flip(0)
     o = flash_attention(q, k, v, scale=largest, backend=backend)
     hidden = v.flip(0)

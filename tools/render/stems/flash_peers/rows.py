@@ -133,7 +133,7 @@ def ratios(
     decides the time of both passes together of either.
     """
 
-    def judged(c: Cell, other: Cell) -> float:
+    def compared(c: Cell, other: Cell) -> float:
         waiting = [x.row for x in (c, other) if of == "both" and waits(x)]
         if not waiting:
             return ratio(record, c, of, over)
@@ -142,7 +142,7 @@ def ratios(
         return Missing("the host decides", next(steady, waiting[0]))
 
     pairs = ((c, beside(record, c, over)) for c in found)
-    return [judged(c, other) for c, other in pairs if not is_wrong(other, of)]
+    return [compared(c, other) for c, other in pairs if not is_wrong(other, of)]
 
 
 def is_wrong(c: Cell, of: str = "both") -> bool:
