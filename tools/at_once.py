@@ -1,5 +1,5 @@
 """Several experiments at once, each on a GPU of its own and on its share of the host's
-cores: `regen_tables.py --at-once 4`.
+cores: `regen_tables.py --at-once 4`, with `--again` too.
 
 The one that takes longest begins first, and a lane that is free takes the next. Memory
 and power of the host are still shared. Records of a GPU say that another experiment ran
@@ -9,13 +9,13 @@ on this host, and on how many of its cores this one did.
 import os
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from systems import ROOT
 from systems.records.device import find_gpu, no_gpu, uuid_of, visible_gpus
-from tools.measuring import Lane, Outcome, end, measure_if_stale, progress_bars
+from tools.measuring import Lane, Outcome, end, progress_bars
 
 TOPOLOGY = Path("/sys/devices/system/cpu")
 
@@ -28,11 +28,9 @@ def measure_at_once(
     stems: Sequence[str],
     count: int,
     results: Path,
-    quick: bool,
-    force: bool,
-    deadline: float,
+    measure: Callable[[str, Lane], Outcome],
 ) -> list[Outcome]:
-    """As `measure_if_stale`, for so many stems at a time."""
+    """What came of each stem; so many are measured at a time, each in a lane."""
     # No lane would be left without one, and each has the more cores.
     gpus = alike(count)[: len(stems)]
     shares = shared_out(available_cores(), len(gpus))
@@ -46,8 +44,7 @@ def measure_at_once(
 
         def work(lane: Lane) -> None:
             while not stopped.is_set() and (stem := next_of(waiting)):
-                found = measure_if_stale(stem, results, quick, force, deadline, lane)
-                outcomes[stem] = found
+                outcomes[stem] = found = measure(stem, lane)
                 if not stopped.is_set():
                     bars.console.print(f"{stem}: {found.message}")
 

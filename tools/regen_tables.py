@@ -19,7 +19,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,14 +32,15 @@ from systems import ROOT, need  # noqa: E402
 from systems.experiments import STEMS  # noqa: E402
 from systems.running.reports import exit_when_terminated  # noqa: E402
 from tools.measuring import (  # noqa: E402
+    Lane,
     Outcome,
     measure_if_stale,
-    measure_unsteady,
     run_child,
 )
 from tools.rendering import check_tree, stop, write_rendered  # noqa: E402
 from tools.slurm.options import FLAGS, Options  # noqa: E402
 from tools.states import print_states  # noqa: E402
+from tools.unsteady import measure_unsteady  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 GRID = {"only", "force", "quick", "time_limit", "generated"}
@@ -52,7 +53,7 @@ READS = {
     "--render": {"generated"},
     "--check": {"fresh", "generated"},
     "--verify": {"generated"},
-    "--again": {"generated", "time_limit"},
+    "--again": {"generated", "time_limit", "at_once"},
 }
 # These keep each row that they measured.
 MEASURES = ("measuring", "--slurm", "--verify", "--again")
@@ -65,8 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     action = next((a for a in READS if a.removeprefix("--") in given), "measuring")
     value = given.pop(action.removeprefix("--"), None)
     if "only" in given:
-        # Named twice, it is measured once.
-        given["only"] = list(dict.fromkeys(given["only"]))
+        given["only"] = each_once(given["only"])
     for name in sorted(given.keys() - READS[action]):
         readers = " or ".join(a for a, reads in READS.items() if name in reads)
         stop(f"{flag(name)} goes with {readers}, not with {action}")
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case "--verify":
                 return verify(value, results, **given)
             case "--again":
-                return measure_again(value, results, **given)
+                return measure_again(each_once(value), results, **given)
             case "--slurm":
                 return measure_by_slurm(results, **given)
             case _:
@@ -132,6 +132,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         kept = "; every finished configuration is kept, run the same command to go on"
         stop("stopped" + (kept if action in MEASURES else ""))
+
+
+def each_once(stems: list[str]) -> list[str]:
+    """Named twice, an experiment is measured once."""
+    return list(dict.fromkeys(stems))
 
 
 def same(one: Path, other: Path) -> bool:
@@ -191,8 +196,10 @@ def command_line() -> argparse.ArgumentParser:
         "--again",
         metavar="STEM",
         type=stem,
+        action="append",
         help="measure the rows again that a slow host may have touched, or that took "
-        "longer than the same cell of another record, once the host is quiet",
+        "longer than the same cell of another record, once the host is quiet; may be "
+        "given more than once",
     )
     action("--slurm", **switch, help="measure in Slurm jobs, one per experiment")
 
@@ -218,7 +225,7 @@ def command_line() -> argparse.ArgumentParser:
         metavar="N",
         type=several,
         help="N experiments at a time, each on one of the first N visible GPUs and its "
-        "share of the cores; not with --slurm",
+        "share of the cores; with --again too, not with --slurm",
     )
 
     checking = parser.add_argument_group("with --check").add_argument
@@ -290,18 +297,29 @@ def measure(
     need("torch", "fcntl")
     look_at_caches()
     deadline = time.time() + time_limit * 60 if time_limit else 1e18
-    if at_once > 1:
-        from tools.at_once import CannotShare, measure_at_once
 
-        try:
-            outcomes = measure_at_once(only, at_once, results, quick, force, deadline)
-        except CannotShare as error:
-            stop(str(error))
-    else:
-        outcomes = [
-            measure_if_stale(stem, results, quick, force, deadline) for stem in only
-        ]
+    def measured(stem: str, lane: Lane | None) -> Outcome:
+        return measure_if_stale(stem, results, quick, force, deadline, lane)
+
+    outcomes = outcomes_of(only, at_once, results, measured)
     return conclude(outcomes, results, quick, generated)
+
+
+def outcomes_of(
+    stems: Sequence[str],
+    at_once: int,
+    results: Path,
+    measured: Callable[[str, Lane | None], Outcome],
+) -> list[Outcome]:
+    """Of each stem, one after the other or several at once."""
+    if at_once < 2:
+        return [measured(stem, None) for stem in stems]
+    from tools.at_once import CannotShare, measure_at_once
+
+    try:
+        return measure_at_once(stems, at_once, results, measured)
+    except CannotShare as error:
+        stop(str(error))
 
 
 def look_at_caches() -> None:
@@ -355,17 +373,30 @@ def verify(stem: str, results: Path, generated: Path | None = None) -> int:
 
 
 def measure_again(
-    stem: str, results: Path, time_limit: float = 0, generated: Path | None = None
+    stems: Sequence[str],
+    results: Path,
+    time_limit: float = 0,
+    at_once: int = 1,
+    generated: Path | None = None,
 ) -> int:
-    """Measure the unsteady rows of a record again. Returns the exit code."""
+    """Measure the unsteady rows of records again. Returns the exit code."""
     need("torch", "fcntl")
     deadline = time.time() + time_limit * 60 if time_limit else 1e18
-    outcome = measure_unsteady(stem, results, deadline)
-    if outcome.code:
-        stop(outcome.message.removeprefix("error: "), outcome.code)
-    print(f"{stem}: {outcome.message}")
-    if not outcome.skipped:
+
+    def measured(stem: str, lane: Lane | None) -> Outcome:
+        outcome = measure_unsteady(stem, results, deadline, lane)
+        if lane is None and not outcome.code:
+            # A lane says so by itself.
+            print(f"{stem}: {outcome.message}")
+        return outcome
+
+    outcomes = outcomes_of(stems, at_once, results, measured)
+    failed = [outcome for outcome in outcomes if outcome.code]
+    if any(not outcome.code and not outcome.skipped for outcome in outcomes):
         render_if_told(results, generated)
+    if failed:
+        faults = (f"{o.stem}: {o.message.removeprefix('error: ')}" for o in failed)
+        stop("; ".join(faults), max(outcome.code for outcome in failed))
     return 0
 
 

@@ -144,6 +144,17 @@ def touched(metrics: Mapping[str, Any], own: Times, names: Collection[str]) -> b
     return sum(medians.values()) > CLOSE * sum(own[name] for name in medians)
 
 
+def outdone(
+    metrics: Mapping[str, Any], shortest: Times, names: Collection[str]
+) -> bool:
+    """Whether these times together are over a tenth longer than they were where the
+    same took least: what a host adds it never takes away.
+    """
+    medians = {name: median(metrics[f"{name}_ms"]) for name in names}
+    least = sum(min(ms, shortest.get(name, ms)) for name, ms in medians.items())
+    return sum(medians.values()) > CLOSE * least
+
+
 def apart(metrics: Mapping[str, Any], names: Collection[str]) -> bool:
     """Whether these times of a model's phases, added up step by step, are far from one
     another, as where the host was now fast and now slow.

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from systems.records.device import Device, Name, Plain
 from systems.records.host import SLOW, Probe
-from systems.records.own_times import Times, touched
+from systems.records.own_times import Times, outdone, touched
 
 Count = Annotated[int, Meta(ge=0, le=100_000)]
 # Four months: longer than any row took, shorter than a clock that was set anew.
@@ -29,9 +29,10 @@ class Row(Struct, forbid_unknown_fields=True, dict=True):
 
     # No fields, so not in the file; `tools.render.hosts` compares the records of a GPU.
     # How many times as long as on a quiet host the probes took; how much of each time
-    # is shown to be the GPU's own; and whether a slow host may have lengthened its
-    # passes.
+    # is shown to be the GPU's own; of phases that are not, the shortest that another
+    # row took; and whether a slow host may have lengthened its passes.
     slowdown, own, unsteady = 1.0, cast("Times", {}), False
+    shortest = cast("Times", {})
     # Of a profiled row, the row of `end_to_end` that timed the same cell.
     clock = cast("Row | None", None)
 
@@ -58,10 +59,12 @@ class Row(Struct, forbid_unknown_fields=True, dict=True):
 
     def unsteady_in(self, *names: str) -> bool:
         """Whether the host of a slow row, or of one whose steps are now fast and now
-        slow, may have lengthened these times, added up.
+        slow, may have lengthened these times, added up; or did, as another row shows.
         """
         doubtful = self.slow or self.unsteady
-        return doubtful and touched(self.metrics, self.own, names)
+        return (doubtful and touched(self.metrics, self.own, names)) or outdone(
+            self.metrics, self.shortest, [name for name in names if name in self.own]
+        )
 
 
 class Record(Struct, forbid_unknown_fields=True, dict=True):

@@ -52,8 +52,8 @@ Measured = Callable[[Group, list[Probe], float], list[Row]]
 
 
 class Again:
-    """A complete record, how its rows are measured, and what moves the process off
-    cores that are slow.
+    """A complete record, how its rows are measured, what moves the process off cores
+    that are slow, and how the host is `shared` out.
     """
 
     def __init__(
@@ -63,9 +63,11 @@ class Again:
         module: Any,
         measured: Measured,
         move: Callable[[], None],
+        shared: str = "",
     ):
         self.record, self.path = record, path
         self.module, self.measured, self.move = module, measured, move
+        self.shared = shared
         self.quiet = quiet_host(record, path.parent)
 
     def at_the_end(self, groups: list[Group], deadline: float) -> None:
@@ -128,11 +130,17 @@ class Again:
         if before is None:
             return False
         report(event="again")
+        notes = [*self.record.notes]
         rows = self.measured(group, before, time.monotonic())
         if gpu_is_broken(self.module, rows):
             return False
         if keep_quieter(self.record, rows, self.quiet, counts):
             note_again(self.record)
+            if self.shared and self.shared not in self.record.notes:
+                self.record.notes.append(self.shared)
+        else:
+            # What is noted of rows that are not kept.
+            self.record.notes = notes
         store.write(self.record, self.path)
         return True
 

@@ -21,6 +21,14 @@ def compiled_folder() -> Path:
     return Path(given) if given else Path(home, ".triton", "cache")
 
 
+def name_compiled_folder() -> None:
+    """Name it to this process and those that it starts. Where nobody does, PyTorch's
+    compiler names another once it has a kernel, and what was compiled ahead is not
+    found from then on.
+    """
+    os.environ.setdefault("TRITON_CACHE_DIR", str(compiled_folder()))
+
+
 def unwritable(folder: Path) -> str:
     """Why nothing can be kept there, and what to do about it; nothing where it can."""
     try:

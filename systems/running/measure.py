@@ -28,7 +28,7 @@ from systems.records.neighbours import measuring
 from systems.records.store import RecordError
 from systems.running import machine
 from systems.running.again import Again
-from systems.running.caches import compiled_folder, unwritable
+from systems.running.caches import compiled_folder, name_compiled_folder, unwritable
 from systems.running.cores import quick_cores
 from systems.running.groups import (
     gpu_is_broken,
@@ -165,8 +165,10 @@ def on_cores(cores: str) -> str:
 
 def imported(stem: Stem, device: Device) -> Any:
     """The experiment, and all that its rows would else import."""
-    if device.is_gpu and (fault := unwritable(compiled_folder())):
-        raise CannotStart(fault)
+    if device.is_gpu:
+        if fault := unwritable(compiled_folder()):
+            raise CannotStart(fault)
+        name_compiled_folder()
     module = import_module(stem.module)
     machine.check_torch(device)
     if device.is_gpu:
@@ -179,11 +181,13 @@ def imported(stem: Stem, device: Device) -> Any:
     return module
 
 
-def measure_again(name: str, results: Path, rows: list[int], deadline: float) -> int:
+def measure_again(
+    name: str, results: Path, rows: list[int], deadline: float, shared: str = ""
+) -> int:
     """Measure these rows of a complete record of today's code again, each with those
     that take turns with it, once the host is quiet; of old and new ones those of the
-    quieter host stay. Whenever it is stopped, the record is whole. Returns the exit
-    code.
+    quieter host stay. Whenever it is stopped, the record is whole. It notes how the
+    host was `shared` out, once it has a new row. Returns the exit code.
     """
     stem = STEMS[name]
     device = machine.device_for(stem.full)
@@ -213,7 +217,7 @@ def measure_again(name: str, results: Path, rows: list[int], deadline: float) ->
             report(event="compiling")
             rehearse(name, "full", pending, deadline)
         measured = partial(measured_now, record, module, others_measure)
-        again = Again(record, path, module, measured, cores.move)
+        again = Again(record, path, module, measured, cores.move, shared)
         left = again.later(groups, deadline)
     report(event="left" if left else "complete", rows=left)
     return 0
@@ -241,7 +245,7 @@ def main(
                 code = verify_stem(stem, results)
             elif again:
                 rows = [int(number) for number in again.split(",")]
-                code = measure_again(stem, results, rows, deadline)
+                code = measure_again(stem, results, rows, deadline, shared)
             else:
                 code = measure_stem(stem, results, grid, deadline, shared)
     except (CannotStart, RecordError) as error:

@@ -119,6 +119,9 @@ def rehearse(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
         return
     configs = configs_of(stem, grid)
     rows = [i for i, config in enumerate(configs) if config in wanted]
+    # Of each kind as many for each: where kinds take turns in a grid, every second
+    # process would have all of those that compile long.
+    rows.sort(key=lambda row: STEMS[stem].rehearsed.index(kind_of(configs[row])))
     shares = [rows[i::count] for i in range(min(count, len(rows)))]
     if needed := getattr(import_module(STEMS[stem].module), "bytes_ahead", None):
         shares = that_fit({row: needed(configs[row]) for row in rows}, count, free())

@@ -1,6 +1,7 @@
 """Rows that a slow host may have touched are measured again when it is quiet."""
 
 import time
+from contextlib import nullcontext
 from datetime import UTC, datetime
 
 import pytest
@@ -257,6 +258,23 @@ def test_a_record_says_until_when_rows_were_measured_again(
     monkeypatch.setenv("GIT_COMMIT", slow.git.commit)
     run(again="2")
     assert notes() == []
+
+
+def test_it_says_how_the_host_was_shared_and_who_was_there_once_a_new_row_stays(
+    run, record_file, monkeypatch, measured, slow
+):
+    monkeypatch.setattr(again, "TIMES_LATER", 1)
+    monkeypatch.setattr(measure, "on_cores", lambda cores: "on 4 of 16 cores")
+    monkeypatch.setattr(measure, "measuring", lambda: nullcontext(lambda: True))
+    slow.notes = []
+    store.write(slow, record_file)
+    probing(monkeypatch, 1, 5)
+    run(again="2", cores="0,1,2,3")
+    assert store.read(record_file).notes == []
+    probing(monkeypatch)
+    run(again="2", cores="0,1,2,3")
+    run(again="3", cores="0,1,2,3")
+    assert store.read(record_file).notes == [neighbours.NOTE, "on 4 of 16 cores"]
 
 
 def test_each_try_is_on_the_cores_that_are_quick_then(run, monkeypatch, measured, slow):

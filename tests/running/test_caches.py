@@ -9,8 +9,9 @@ import pytest
 
 from systems.experiments import STEMS
 from systems.records import device
-from systems.running import machine
+from systems.running import machine, measure
 from systems.running.caches import compiled_folder, shared_by_machines, unwritable
+from tests import fake_stem
 from tests.factories import fake_stem_on, make_gpu
 from tools import regen_tables
 
@@ -98,3 +99,20 @@ def test_without_a_gpu_nobody_looks(monkeypatch):
     monkeypatch.setattr(device, "find_gpu", lambda: None)
     monkeypatch.setenv("TRITON_CACHE_DIR", "/dev/null/x")
     regen_tables.look_at_caches()
+
+
+@pytest.mark.usefixtures("fake_on_gpu")
+def test_rows_look_where_compiled_ahead_is_kept(run, environment, monkeypatch):
+    """PyTorch's compiler would name another folder, where none is named."""
+    seen, real = [], fake_stem.run
+
+    def noting(config):
+        seen.append(os.environ.get("TRITON_CACHE_DIR"))
+        return real(config)
+
+    monkeypatch.setattr(fake_stem, "run", noting)
+    environment(HOME=os.environ["HOME"])
+    assert run().code == 0 and set(seen) == {str(compiled_folder())}
+    environment(TRITON_CACHE_DIR="/of/mine")
+    monkeypatch.setattr(measure, "unwritable", lambda folder: "")
+    assert run(again="0").code == 0 and seen[-1] == "/of/mine"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -77,6 +77,17 @@ def test_pending_rows_are_shared_out_among_the_processes(
     assert sorted(stem.seen, key=OURS.index) == [
         config for config in CONFIGS[done:] if config in OURS
     ]
+
+
+def test_each_process_has_its_share_of_each_kind(stem, started, monkeypatch):
+    """Also where as many kinds take turns in the grid as there are processes."""
+    both = ("ours", "plain")
+    monkeypatch.setitem(STEMS, "fake", replace(STEMS["fake"], rehearsed=both))
+    monkeypatch.setattr(precompile, "cores", lambda: 2)
+    precompile.rehearse("fake", "full", CONFIGS, NEVER)
+    for command in started:
+        names = [CONFIGS[int(row)].implementation for row in command[5:]]
+        assert sorted(names) == ["ours"] * 10 + ["plain"] * 10
 
 
 @pytest.mark.parametrize(

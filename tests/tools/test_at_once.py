@@ -29,8 +29,6 @@ from tools.at_once import (
 )
 from tools.measuring import Outcome, run_child
 
-ARGUMENTS = (False, False, 1e18)
-
 
 @pytest.fixture
 def node(monkeypatch, tmp_path):
@@ -42,30 +40,25 @@ def node(monkeypatch, tmp_path):
     monkeypatch.setattr(at_once, "TOPOLOGY", tmp_path / "no-topology")
 
 
-def run_each(monkeypatch) -> None:
+def run_each(results):
     """Whatever there is of a stem, its child is started."""
-    monkeypatch.setattr(
-        at_once,
-        "measure_if_stale",
-        lambda stem, results, *more: run_child(stem, results, lane=more[-1]),
-    )
+    return lambda stem, lane: run_child(stem, results, lane=lane)
 
 
 def test_each_has_a_gpu_and_cores_of_its_own_and_the_longest_is_first(
-    node, monkeypatch, tmp_path, capsys
+    node, tmp_path, capsys
 ):
     began, lanes, both = [], set(), threading.Barrier(2, timeout=30)
 
-    def measured(stem, results, quick, force, deadline, lane):
+    def measured(stem, lane):
         began.append(stem)
         lanes.add((lane.gpu, *lane.cores))
         # None goes on before another is measured beside it.
         both.wait()
         return Outcome(stem, f"on {lane.gpu}")
 
-    monkeypatch.setattr(at_once, "measure_if_stale", measured)
     stems = ["warmup", "compile", "accumulation", "attention"]
-    outcomes = measure_at_once(stems, 2, tmp_path, *ARGUMENTS)
+    outcomes = measure_at_once(stems, 2, tmp_path, measured)
     # In the order in which they were asked for.
     assert [outcome.stem for outcome in outcomes] == stems
     assert set(began[:2]) == {"compile", "attention"}
@@ -87,14 +80,14 @@ def test_what_nothing_is_known_of_is_first_and_work_in_progress_tells_nothing(tm
     assert longest_first(stems, tmp_path) == ["crash", "model_sizes", "warmup"]
 
 
-def test_no_lane_is_left_without_an_experiment(node, monkeypatch, tmp_path):
+def test_no_lane_is_left_without_an_experiment(node, tmp_path):
     cores = []
-    monkeypatch.setattr(
-        at_once,
-        "measure_if_stale",
-        lambda stem, *more: cores.append(more[-1].cores) or Outcome(stem, "measured"),
-    )
-    measure_at_once(["warmup"], 4, tmp_path, *ARGUMENTS)
+
+    def measured(stem, lane):
+        cores.append(lane.cores)
+        return Outcome(stem, "measured")
+
+    measure_at_once(["warmup"], 4, tmp_path, measured)
     assert cores == [list(range(9))]
 
 
@@ -142,8 +135,7 @@ def test_a_child_is_given_its_lane(node, monkeypatch, tmp_path):
 
     child_that(monkeypatch, "")
     monkeypatch.setattr(measuring.subprocess, "Popen", start)
-    run_each(monkeypatch)
-    measure_at_once(["attention", "compile"], 2, tmp_path, *ARGUMENTS)
+    measure_at_once(["attention", "compile"], 2, tmp_path, run_each(tmp_path))
     assert {stem for stem, *_ in given} == {"attention", "compile"}
     assert {tuple(lane) for _, *lane in given} == {
         ("0", "--cores", "0,1,2,3"),
@@ -191,18 +183,17 @@ def test_cores_that_were_taken_away_are_one_line(capsys):
     assert said.startswith("can't run on cores 100000: ")
 
 
-def test_one_lane_that_fails_ends_the_others(node, monkeypatch, tmp_path):
-    def failing(stem, results, *more):
+def test_one_lane_that_fails_ends_the_others(node, tmp_path):
+    def failing(stem, lane):
         if stem == "compile":
             raise PermissionError("its record")
         # The other lane would have gone on with this one.
-        more[-1].stopped.wait(30)
-        return Outcome(stem, "stopped" if more[-1].stopped.is_set() else "went on")
+        lane.stopped.wait(30)
+        return Outcome(stem, "stopped" if lane.stopped.is_set() else "went on")
 
-    monkeypatch.setattr(at_once, "measure_if_stale", failing)
     start = time.monotonic()
     with pytest.raises(PermissionError, match="its record"):
-        measure_at_once(["attention", "compile", "nsys"], 2, tmp_path, *ARGUMENTS)
+        measure_at_once(["attention", "compile", "nsys"], 2, tmp_path, failing)
     assert time.monotonic() - start < 20
 
 
@@ -218,7 +209,6 @@ import os, pathlib, time
 time.sleep(60)
 """,
     )
-    run_each(monkeypatch)
 
     def interrupt():
         while len(list(tmp_path.iterdir())) < 2:
@@ -228,7 +218,7 @@ time.sleep(60)
     threading.Thread(target=interrupt, daemon=True).start()
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        measure_at_once(["warmup", "compile", "nsys"], 2, tmp_path, *ARGUMENTS)
+        measure_at_once(["warmup", "compile", "nsys"], 2, tmp_path, run_each(tmp_path))
     begun = [int(path.name) for path in tmp_path.iterdir()]
     assert len(begun) == 2 and time.monotonic() - start < 30
     assert "crashed" not in capsys.readouterr().out

@@ -96,7 +96,13 @@ WRONG = {
     "--time-limit x": "argument --time-limit: x is no number of minutes above 0",
     "--at-once 1": "argument --at-once: 1 is no number of GPUs above 1",
     "--at-once 2": "--at-once 2 needs a GPU and none was found: leave it out",
-    "--slurm --at-once 2": "--at-once goes with measuring, not with --slurm",
+    "--slurm --at-once 2": "--at-once goes with measuring or --again, not with --slurm",
+    "--again compile --again compile": (
+        "compile: compile needs a GPU and none was found"
+    ),
+    "--again compile --at-once 2": (
+        "--at-once 2 needs a GPU and none was found: leave it out"
+    ),
     "--list --render": "argument --render: not allowed with argument --list",
     "--list --quick": f"--quick {MEASURES} --list",
     "--render --only warmup": f"--only {MEASURES} --render",

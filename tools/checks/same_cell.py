@@ -13,13 +13,10 @@ from statistics import median
 from typing import Any
 
 from systems.records.record import Record, Row
-from tools.render.hosts import AXES, CELLS
+from tools.render.hosts import ALIKE, AXES, CELLS, TIMED
 from tools.render.load import is_fresh
 
 AGREE = 1.1
-# A loss takes less than a launch does, and says nothing.
-PHASES = ("forward", "backward", "optimizer")
-STEMS = ("end_to_end", "warmup", "kernel_profile", "compile", "model_attention")
 # What is no cell of another record: a compiled model, and a process that did not warm
 # up as the others do.
 USUAL = {"execution": "eager", "warmup": 5}
@@ -64,7 +61,7 @@ def pairs(one: Record, other: Record) -> Iterator[Pair]:
     """Every phase that both timed in the same configuration."""
     mine, theirs = cells(one), cells(other)
     for key in mine.keys() & theirs.keys():
-        for phase in PHASES:
+        for phase in TIMED:
             name, rows = f"{phase}_ms", (mine[key], theirs[key])
             # What a slow host may have done is said wherever such a time is shown.
             if all(name in r.metrics and not r.unsteady_in(phase) for r in rows):
@@ -115,7 +112,7 @@ def of_one_gpu(found: Mapping[str, list[Record]]) -> Iterator[tuple[Record, Reco
 
 
 def timed(found: Mapping[str, list[Record]]) -> Iterable[Record]:
-    return [r for stem in STEMS for r in found.get(stem, []) if r.kind == "measured"]
+    return [r for stem in ALIKE for r in found.get(stem, []) if r.kind == "measured"]
 
 
 def told(one: Record, other: Record, apart: list[Pair], count: int, fresh: bool) -> str:

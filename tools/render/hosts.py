@@ -16,11 +16,11 @@ from systems.formulas.recomputation import forward_passes
 from systems.model.sizes import SIZES, VOCAB_SIZE
 from systems.records.host import SLOW, quietest, slowdown, usual
 from systems.records.own_times import (
-    CLOSE,
     PHASES,
     Times,
     by_events,
     launched_in_a_loop,
+    outdone,
     own_times,
     settled,
     times_of,
@@ -50,8 +50,10 @@ ISSUED_MS = 0.02
 COMPILED_MS = 0.5
 # Those that watch a pass by a profiler, and the one that times it.
 PROFILED, CLOCK = ("kernel_profile", "nsys"), "end_to_end"
-# What it times in two rows of a cell.
-TWICE = ("forward", "backward")
+# Records that time steps of the model in the same way, and the phases that say
+# something: a loss takes less than a launch does.
+ALIKE = (CLOCK, "warmup", "kernel_profile", "compile", "model_attention")
+TIMED = ("forward", "backward", "optimizer")
 # What times the same only where it is the same.
 SAME_SOFTWARE = ("torch", "cuda", "cudnn")
 
@@ -62,16 +64,22 @@ def judge_hosts(records: list[Record]) -> None:
     """
     compare_hosts(records)
     for alike in grouped(records, SAME_SOFTWARE):
-        known = Known(alike)
+        known, shortest = Known(alike), shortest_of(alike)
         for record in alike:
             events = by_events(record.protocol)
-            beside = shortest_beside(record)
             for row in record.rows:
                 looped = launched_in_a_loop(row.config)
                 row.own = own_times(row.metrics, events, *known.of(record, row), looped)
+                row.shortest = {
+                    phase: shortest[cell, phase]
+                    for cell, phase in passes_of(record, row)
+                    if touched(row.metrics, row.own, [phase])
+                }
+                # One of the optimizer alone, which is short, is marked by itself.
+                passes = row.shortest.keys() & {"forward", "backward"}
                 row.unsteady = unsteady(
                     row.metrics, row.own, events, row.slow, settled(row.config)
-                ) or outdone(record, row, beside)
+                ) or any(outdone(row.metrics, row.shortest, [p]) for p in passes)
 
 
 def unsteady_rows(record: Record) -> str:
@@ -240,39 +248,37 @@ def at_any_length(record: Record, row: Row, name: str) -> Any:
     return record.stem, tuple(sorted(rest.items())), name
 
 
-# What the rows beside it show ---------------------------------------------------------
+# What the same passes took elsewhere --------------------------------------------------
 
 
-def shortest_beside(record: Record) -> dict[Any, float]:
-    """By cell and phase the shortest median of this record, in ms: `end_to_end` times
-    the forward and the backward pass of a cell with the optimizer and without.
+# --8<-- [start:same]
+def shortest_of(records: list[Record]) -> dict[Any, float]:
+    """By cell and phase the shortest median of these records, in ms: several time the
+    same passes, and `end_to_end` does in two rows, with the optimizer and without.
     """
     shortest: dict[Any, float] = {}
-    for row in record.rows if record.stem == CLOCK else ():
-        for key in twice(record, row):
-            ms = median(row.metrics[f"{key[1]}_ms"])
-            shortest[key] = min(ms, shortest.get(key, ms))
+    for record in records:
+        for row in record.rows:
+            for key in passes_of(record, row):
+                ms = median(row.metrics[f"{key[1]}_ms"])
+                shortest[key] = min(ms, shortest.get(key, ms))
     return shortest
 
 
-def twice(record: Record, row: Row) -> list[tuple[Cell, str]]:
-    """Cell and phase of what this row may have timed as another did."""
+def passes_of(record: Record, row: Row) -> list[tuple[Cell, str]]:
+    """Cell and phase of what this row may have timed as another did: eager passes after
+    five of warm-up.
+    """
+    if record.stem not in ALIKE:
+        return []
     config = full(record, row)
-    cell = cell_of(config) if is_plain(config) else None
-    phases = [phase for phase in TWICE if f"{phase}_ms" in row.metrics]
+    usual = config["execution"] == "eager" and config.get("warmup", 5) == 5
+    cell = cell_of(config) if usual and is_plain(config) else None
+    phases = [phase for phase in TIMED if f"{phase}_ms" in row.metrics]
     return [(cell, phase) for phase in phases] if cell else []
 
 
-def outdone(record: Record, row: Row, beside: Mapping[Any, float]) -> bool:
-    """Whether the row beside it took over a tenth less for the same pass, which was not
-    shown to be the GPU's own: then its host was slow all the time.
-    """
-    return any(
-        median(row.metrics[f"{phase}_ms"]) > CLOSE * beside[cell, phase]
-        and touched(row.metrics, row.own, [phase])
-        for cell, phase in twice(record, row)
-        if (cell, phase) in beside
-    )
+# --8<-- [end:same]
 
 
 # Clocks and profiles ------------------------------------------------------------------

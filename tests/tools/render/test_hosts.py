@@ -16,6 +16,7 @@ from tools.render import hosts, load
 CELL = {"size": "small", "context": 512, "precision": "bf16"}
 GPU = make_gpu("NVIDIA H200")
 SLOW, QUIET = [Probe(2.0)], [Probe(1.0)]
+BUSY = {"forward_gpu_busy_ms": [18.5] * 3}
 
 
 def judge_hosts(records) -> None:
@@ -192,10 +193,48 @@ def test_a_row_that_the_one_beside_it_outdoes_had_a_slow_host(
     short = end_to_end(512, "forward_backward", forward=15.0, backward=30.0)
     judge_hosts([clock(long, short)])
     assert (long.unsteady, short.unsteady) == (unsteady, False)
-    # Records of other experiments are compared by the check of same cells.
+    # A record that times in another way says nothing.
     other = record("peak_memory", long, short)
     judge_hosts([other])
     assert not long.unsteady
+
+
+def timed_elsewhere(config=None, **ms):
+    """A step of the same cell in another record, on a host that probes call quiet."""
+    return row(CELL | {"mode": "step"} | (config or {}), host=QUIET, **ms)
+
+
+def test_a_row_that_another_record_outdoes_had_a_slow_host():
+    times = {"forward": 10.0, "backward": 20.0, "optimizer": 5.0}
+    for phase in times:
+        short = end_to_end(512, **times)
+        busy = {f"{name}_gpu_busy_ms": [ms / 2] * 3 for name, ms in times.items()}
+        long = timed_elsewhere(metrics=busy, **times | {phase: 1.2 * times[phase]})
+        judge_hosts([clock(short), record("kernel_profile", long)])
+        assert long.unsteady_in(phase) and not short.unsteady_in(*times)
+        # The optimizer is short beside the passes, and says nothing of them.
+        passes = phase != "optimizer"
+        assert long.unsteady is long.unsteady_in("forward", "backward") is passes
+    for elsewhere in (
+        # What differs by less.
+        record("kernel_profile", timed_elsewhere(forward=10.9)),
+        # Kernels, which no host makes longer.
+        record("kernel_profile", timed_elsewhere(metrics=BUSY, forward=19.0)),
+        # A process that was cold, and kernels that are launched at once.
+        record("warmup", timed_elsewhere({"warmup": 0}, forward=19.0)),
+    ):
+        judge_hosts([short := clock(end_to_end(512, forward=10.0)), elsewhere])
+        assert not elsewhere.rows[0].unsteady and not short.rows[0].unsteady
+    graph = timed_elsewhere({"execution": "graph"}, forward=5.0)
+    judge_hosts(
+        [eager := clock(end_to_end(512, forward=10.0)), record("compile", graph)]
+    )
+    assert not eager.rows[0].unsteady
+    # Another driver, or other software, may launch in more time.
+    other = record("kernel_profile", timed_elsewhere(forward=19.0))
+    other.device = make_gpu("NVIDIA H200", driver="2")
+    judge_hosts([clock(end_to_end(512, forward=10.0)), other])
+    assert not other.rows[0].unsteady
 
 
 def test_a_row_that_counts_its_kernels_needs_no_other():
