@@ -391,13 +391,13 @@ def measure_again(
         return outcome
 
     outcomes = outcomes_of(stems, at_once, results, measured)
-    failed = [outcome for outcome in outcomes if outcome.code]
     if any(not outcome.code and not outcome.skipped for outcome in outcomes):
         render_if_told(results, generated)
-    if failed:
-        faults = (f"{o.stem}: {o.message.removeprefix('error: ')}" for o in failed)
-        stop("; ".join(faults), max(outcome.code for outcome in failed))
-    return 0
+    for outcome in outcomes:
+        if outcome.code:
+            said = outcome.message.removeprefix("error: ")
+            print(f"error: {outcome.stem}: {said}", file=sys.stderr)
+    return max(outcome.code for outcome in outcomes)
 
 
 def conclude(

@@ -2,10 +2,11 @@
 `regen_tables.py --again`.
 """
 
+import time
 from pathlib import Path
 
 from systems.experiments import STEMS
-from tools.measuring import Lane, Outcome, run_child
+from tools.measuring import OUT_OF_TIME, Lane, Outcome, run_child
 
 
 def measure_unsteady(
@@ -23,7 +24,7 @@ def measure_unsteady(
 
     device = device_for(STEMS[stem].full)
     if device is None:
-        return Outcome(stem, f"error: {stem} {no_gpu()}", 2)
+        return Outcome(stem, f"error: {no_gpu()}", 2)
     path = record_path(results, device, stem, "full")
     if not path.is_file():
         return Outcome(stem, f"error: {path} does not exist: measure it first", 2)
@@ -35,13 +36,16 @@ def measure_unsteady(
         rows = record.rows if record else []
         longer = [row.config for row in slower_rows(found, stem)]
         return (
-            [i for i, row in enumerate(rows) if row.unsteady],
+            [i for i, row in enumerate(rows) if row.in_doubt],
             [i for i, row in enumerate(rows) if row.config in longer],
         )
 
     unsteady, longer = unsteady_and_longer()
     if not unsteady and not longer:
         return Outcome(stem, "no row is unsteady or differs", skipped=True)
+    if time.time() >= deadline:
+        # To start would take seconds for each experiment that is left.
+        return Outcome(stem, OUT_OF_TIME)
     rows = ",".join(map(str, sorted({*unsteady, *longer})))
     flags = ["--again", rows, "--deadline", str(deadline)]
     outcome = run_child(stem, results, *flags, lane=lane)

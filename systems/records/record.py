@@ -57,6 +57,14 @@ class Row(Struct, forbid_unknown_fields=True, dict=True):
         """Whether its host was."""
         return self.slowdown > SLOW
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether it is unsteady, or one of its phases alone, as another row shows."""
+        phases = ([phase] for phase in self.shortest)
+        return self.unsteady or any(
+            outdone(self.metrics, self.shortest, names) for names in phases
+        )
+
     def unsteady_in(self, *names: str) -> bool:
         """Whether the host of a slow row, or of one whose steps are now fast and now
         slow, may have lengthened these times, added up; or did, as another row shows.

@@ -130,7 +130,7 @@ class Again:
         if before is None:
             return False
         report(event="again")
-        notes = [*self.record.notes]
+        notes, clocks = [*self.record.notes], [*self.record.device.sm_clocks_mhz]
         rows = self.measured(group, before, time.monotonic())
         if gpu_is_broken(self.module, rows):
             return False
@@ -139,8 +139,8 @@ class Again:
             if self.shared and self.shared not in self.record.notes:
                 self.record.notes.append(self.shared)
         else:
-            # What is noted of rows that are not kept.
-            self.record.notes = notes
+            # Not what was noted of rows that are not kept.
+            self.record.notes, self.record.device.sm_clocks_mhz = notes, clocks
         store.write(self.record, self.path)
         return True
 

@@ -26,7 +26,7 @@ def name_compiled_folder() -> None:
     compiler names another once it has a kernel, and what was compiled ahead is not
     found from then on.
     """
-    os.environ.setdefault("TRITON_CACHE_DIR", str(compiled_folder()))
+    os.environ["TRITON_CACHE_DIR"] = str(compiled_folder())
 
 
 def unwritable(folder: Path) -> str:

@@ -219,7 +219,8 @@ def measure_again(
         measured = partial(measured_now, record, module, others_measure)
         again = Again(record, path, module, measured, cores.move, shared)
         left = again.later(groups, deadline)
-    report(event="left" if left else "complete", rows=left)
+    ended = "out_of_time" if time.time() >= deadline else "left"
+    report(event=ended if left else "complete", rows=left)
     return 0
 
 

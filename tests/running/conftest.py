@@ -59,8 +59,9 @@ def run(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(machine, "free_memory", lambda: None)
     # Where the archive is unpacked, runs would say that there is none.
     monkeypatch.setenv("GIT_COMMIT", "be1169b0c4d5")
-    # What is measured as on a GPU names it, for as long as the process lives.
-    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    # What is measured as on a GPU names it. Set first, or it would not be taken back.
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    monkeypatch.delenv("TRITON_CACHE_DIR")
     return lambda **options: Run(capsys, options.pop("results", tmp_path), **options)
 
 

@@ -351,7 +351,7 @@ def test_a_verified_record_is_as_good(run, record_file, measured, slow):
 
 def test_there_is_a_time_limit(run, measured, slow):
     outcome = run(again="2,3", deadline=time.time() - 1)
-    assert outcome.events[-1] == {"event": "left", "rows": 2} and measured == []
+    assert outcome.events[-1] == {"event": "out_of_time", "rows": 2} and measured == []
 
 
 def test_steps_far_apart_are_unrest_though_no_probe_saw_a_slow_host():

@@ -24,7 +24,9 @@ def environment(monkeypatch):
 
     def put(**variables: str) -> None:
         for name in VARIABLES:
-            monkeypatch.delenv(name, raising=False)
+            # Set first, or what is set meanwhile would not be taken back.
+            monkeypatch.setenv(name, "")
+            monkeypatch.delenv(name)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
 

@@ -85,6 +85,7 @@ def test_each_process_has_its_share_of_each_kind(stem, started, monkeypatch):
     monkeypatch.setitem(STEMS, "fake", replace(STEMS["fake"], rehearsed=both))
     monkeypatch.setattr(precompile, "cores", lambda: 2)
     precompile.rehearse("fake", "full", CONFIGS, NEVER)
+    assert len(started) == 2
     for command in started:
         names = [CONFIGS[int(row)].implementation for row in command[5:]]
         assert sorted(names) == ["ours"] * 10 + ["plain"] * 10

@@ -97,9 +97,7 @@ WRONG = {
     "--at-once 1": "argument --at-once: 1 is no number of GPUs above 1",
     "--at-once 2": "--at-once 2 needs a GPU and none was found: leave it out",
     "--slurm --at-once 2": "--at-once goes with measuring or --again, not with --slurm",
-    "--again compile --again compile": (
-        "compile: compile needs a GPU and none was found"
-    ),
+    "--again compile --again compile": "compile: needs a GPU and none was found",
     "--again compile --at-once 2": (
         "--at-once 2 needs a GPU and none was found: leave it out"
     ),

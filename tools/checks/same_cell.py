@@ -12,14 +12,10 @@ from itertools import combinations
 from statistics import median
 from typing import Any
 
+from systems.records.own_times import CLOSE
 from systems.records.record import Record, Row
-from tools.render.hosts import ALIKE, AXES, CELLS, TIMED
+from tools.render.hosts import ALIKE, AXES, CELLS, TIMED, is_usual
 from tools.render.load import is_fresh
-
-AGREE = 1.1
-# What is no cell of another record: a compiled model, and a process that did not warm
-# up as the others do.
-USUAL = {"execution": "eager", "warmup": 5}
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,7 @@ class Pair:
 
     @property
     def differ(self) -> bool:
-        return self.ratio > AGREE
+        return self.ratio > CLOSE
 
 
 # --8<-- [start:cells]
@@ -48,8 +44,7 @@ def cells(record: Record) -> dict[tuple[Any, ...], Row]:
     found = {}
     for row in record.rows:
         config = CELLS[record.stem] | row.config
-        usual = all(config.get(key, value) == value for key, value in USUAL.items())
-        if row.status == "ok" and usual:
+        if row.status == "ok" and is_usual(config):
             found[tuple(config.get(axis) for axis in AXES)] = row
     return found
 

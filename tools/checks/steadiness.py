@@ -23,7 +23,7 @@ def judge(found: Mapping[str, list[Record]]) -> tuple[list[str], list[str]]:
 
 def too_many(records: list[Record]) -> list[str]:
     rows = [row for record in records for row in record.rows]
-    count = sum(row.unsteady for row in rows)
+    count = sum(row.in_doubt for row in rows)
     told = f"{count} of {len(rows)} rows of today's code are unsteady, more than "
     few = count <= MOST * len(rows)
     return [] if few else [f"{told}{100 * MOST:.0f} %; the warnings name their records"]

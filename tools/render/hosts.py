@@ -7,7 +7,7 @@ kernels of the same cell, and the longest that launching them can take.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import product
 from statistics import median
 from typing import Any, NamedTuple
@@ -54,19 +54,24 @@ PROFILED, CLOCK = ("kernel_profile", "nsys"), "end_to_end"
 # something: a loss takes less than a launch does.
 ALIKE = (CLOCK, "warmup", "kernel_profile", "compile", "model_attention")
 TIMED = ("forward", "backward", "optimizer")
+# A compiled model is another one, and so is a process that warmed up less.
+USUAL = {"execution": "eager", "warmup": 5}
 # What times the same only where it is the same.
 SAME_SOFTWARE = ("torch", "cuda", "cudnn")
 
 
-def judge_hosts(records: list[Record]) -> None:
+def judge_hosts(
+    records: list[Record], is_fresh: Callable[[Record], bool] = lambda record: True
+) -> None:
     """Note at each row how slow its host was, and which of its times may be longer for
-    that.
+    that. What code took that is not `is_fresh` says nothing of other records.
     """
     compare_hosts(records)
     for alike in grouped(records, SAME_SOFTWARE):
-        known, shortest = Known(alike), shortest_of(alike)
+        known, fresh = Known(alike), [*filter(is_fresh, alike)]
         for record in alike:
             events = by_events(record.protocol)
+            shortest = shortest_of([record, *fresh])
             for row in record.rows:
                 looped = launched_in_a_loop(row.config)
                 row.own = own_times(row.metrics, events, *known.of(record, row), looped)
@@ -84,7 +89,7 @@ def judge_hosts(records: list[Record]) -> None:
 
 def unsteady_rows(record: Record) -> str:
     """ "2 of 21 rows, on a host that took up to 1.9 times as long", or nothing."""
-    slow = [row.slowdown for row in record.rows if row.unsteady]
+    slow = [row.slowdown for row in record.rows if row.in_doubt]
     if not slow:
         return ""
     # Probes may have seen nothing of a host that was now fast and now slow.
@@ -265,6 +270,10 @@ def shortest_of(records: list[Record]) -> dict[Any, float]:
     return shortest
 
 
+def is_usual(config: Mapping[str, Any]) -> bool:
+    return all(config.get(key, value) == value for key, value in USUAL.items())
+
+
 def passes_of(record: Record, row: Row) -> list[tuple[Cell, str]]:
     """Cell and phase of what this row may have timed as another did: eager passes after
     five of warm-up.
@@ -272,8 +281,7 @@ def passes_of(record: Record, row: Row) -> list[tuple[Cell, str]]:
     if record.stem not in ALIKE:
         return []
     config = full(record, row)
-    usual = config["execution"] == "eager" and config.get("warmup", 5) == 5
-    cell = cell_of(config) if usual and is_plain(config) else None
+    cell = cell_of(config) if is_usual(config) and is_plain(config) else None
     phases = [phase for phase in TIMED if f"{phase}_ms" in row.metrics]
     return [(cell, phase) for phase in phases] if cell else []
 

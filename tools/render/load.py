@@ -289,7 +289,7 @@ def sound_in(
             found[path.stem].append(read(path))
         except store.RecordError as error:
             broken.append(Broken(path.stem, path, str(error)))
-    judge_hosts([record for of_stem in found.values() for record in of_stem])
+    judge_hosts([r for of_stem in found.values() for r in of_stem], is_fresh)
     note_clocks(found)
     return found, broken
 

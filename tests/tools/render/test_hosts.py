@@ -16,7 +16,7 @@ from tools.render import hosts, load
 CELL = {"size": "small", "context": 512, "precision": "bf16"}
 GPU = make_gpu("NVIDIA H200")
 SLOW, QUIET = [Probe(2.0)], [Probe(1.0)]
-BUSY = {"forward_gpu_busy_ms": [18.5] * 3}
+BUSY, WAITED = ({"forward_gpu_busy_ms": [ms] * 3} for ms in (18.5, 5.0))
 
 
 def judge_hosts(records) -> None:
@@ -215,21 +215,31 @@ def test_a_row_that_another_record_outdoes_had_a_slow_host():
         # The optimizer is short beside the passes, and says nothing of them.
         passes = phase != "optimizer"
         assert long.unsteady is long.unsteady_in("forward", "backward") is passes
+        assert long.in_doubt and not short.in_doubt
     for elsewhere in (
         # What differs by less.
         record("kernel_profile", timed_elsewhere(forward=10.9)),
         # Kernels, which no host makes longer.
         record("kernel_profile", timed_elsewhere(metrics=BUSY, forward=19.0)),
-        # A process that was cold, and kernels that are launched at once.
-        record("warmup", timed_elsewhere({"warmup": 0}, forward=19.0)),
+        # A process that was cold.
+        record("warmup", timed_elsewhere({"warmup": 0}, metrics=WAITED, forward=19.0)),
     ):
         judge_hosts([short := clock(end_to_end(512, forward=10.0)), elsewhere])
         assert not elsewhere.rows[0].unsteady and not short.rows[0].unsteady
+    # Kernels that are launched at once.
     graph = timed_elsewhere({"execution": "graph"}, forward=5.0)
     judge_hosts(
         [eager := clock(end_to_end(512, forward=10.0)), record("compile", graph)]
     )
     assert not eager.rows[0].unsteady
+    # Older code may have had less to do; what is slow of its own is still told.
+    older = clock(end_to_end(512, forward=10.0))
+    long = record("kernel_profile", timed_elsewhere(metrics=WAITED, forward=12.0))
+    for stale in ([older], [older, long], []):
+        hosts.judge_hosts(
+            [older, long], lambda record, stale=stale: record not in stale
+        )
+        assert long.rows[0].unsteady is (older not in stale)
     # Another driver, or other software, may launch in more time.
     other = record("kernel_profile", timed_elsewhere(forward=19.0))
     other.device = make_gpu("NVIDIA H200", driver="2")

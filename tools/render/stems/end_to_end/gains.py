@@ -179,8 +179,8 @@ def speedup_figure(record: Record) -> str:
         record,
         "speedup",
         draw,
-        f"bf16 gains a factor of {found[least]:.2f} ({least[0]} at context {least[1]}) "
-        f"to {found[most]:.2f} ({most[0]} at context {most[1]}).",
+        f"In bf16 a pass is {found[least]:.2f} ({least[0]} at context {least[1]}) to "
+        f"{found[most]:.2f} times ({most[0]} at context {most[1]}) as fast.",
         "Time in fp32 divided by time in bf16, forward and backward together. Each "
         "line is a model size, its points are the contexts. Below 1, bf16 is slower.",
     )

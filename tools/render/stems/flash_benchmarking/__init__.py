@@ -293,7 +293,7 @@ def facts(record: Record | None) -> dict[str, str]:
     for name in ("tiles", "plain", "ours"):
         time = at(record, name, "fp32", D, OF_TILES[-1]).ms("backward")
         found[f"{name}_backward"] = say(time, lambda ms: f"{milliseconds(ms)} ms")
-    first, last = (at(record, "tiles", "bf16", D, n).ms("backward") for n in OF_TILES)
+    first, last = (at(record, "tiles", "fp32", D, n).ms("backward") for n in OF_TILES)
     found["tiles_growth"] = say(last / first, "{:.1f}")
     for key in ("ours_bf16", "plain_bf16", "ours_fp32", "sdpa_fp32"):
         name, dtype = key.split("_")
