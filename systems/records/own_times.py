@@ -150,6 +150,8 @@ def outdone(
     """Whether these times together are over a tenth longer than they were where the
     same took least: what a host adds it never takes away.
     """
+    if not shortest.keys() & set(names):
+        return False
     medians = {name: median(metrics[f"{name}_ms"]) for name in names}
     least = sum(min(ms, shortest.get(name, ms)) for name, ms in medians.items())
     return sum(medians.values()) > CLOSE * least

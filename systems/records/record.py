@@ -29,8 +29,9 @@ class Row(Struct, forbid_unknown_fields=True, dict=True):
 
     # No fields, so not in the file; `tools.render.hosts` compares the records of a GPU.
     # How many times as long as on a quiet host the probes took; how much of each time
-    # is shown to be the GPU's own; of phases that are not, the shortest that another
-    # row took; and whether a slow host may have lengthened its passes.
+    # is shown to be the GPU's own; of phases that are not, and that another row took
+    # over a tenth less for, the shortest; and whether a slow host may have lengthened
+    # its passes.
     slowdown, own, unsteady = 1.0, cast("Times", {}), False
     shortest = cast("Times", {})
     # Of a profiled row, the row of `end_to_end` that timed the same cell.
@@ -60,10 +61,7 @@ class Row(Struct, forbid_unknown_fields=True, dict=True):
     @property
     def in_doubt(self) -> bool:
         """Whether it is unsteady, or one of its phases alone, as another row shows."""
-        phases = ([phase] for phase in self.shortest)
-        return self.unsteady or any(
-            outdone(self.metrics, self.shortest, names) for names in phases
-        )
+        return self.unsteady or bool(self.shortest)
 
     def unsteady_in(self, *names: str) -> bool:
         """Whether the host of a slow row, or of one whose steps are now fast and now

@@ -69,22 +69,26 @@ def judge_hosts(
     compare_hosts(records)
     for alike in grouped(records, SAME_SOFTWARE):
         known, fresh = Known(alike), [*filter(is_fresh, alike)]
+        of_fresh = shortest_of(fresh)
         for record in alike:
-            events = by_events(record.protocol)
-            shortest = shortest_of([record, *fresh])
+            events, shortest = by_events(record.protocol), of_fresh
+            if not is_fresh(record):
+                own = shortest_of([record])
+                shortest = {k: min(ms, of_fresh.get(k, ms)) for k, ms in own.items()}
             for row in record.rows:
                 looped = launched_in_a_loop(row.config)
                 row.own = own_times(row.metrics, events, *known.of(record, row), looped)
                 row.shortest = {
                     phase: shortest[cell, phase]
                     for cell, phase in passes_of(record, row)
-                    if touched(row.metrics, row.own, [phase])
+                    if outdone(row.metrics, {phase: shortest[cell, phase]}, [phase])
+                    and touched(row.metrics, row.own, [phase])
                 }
                 # One of the optimizer alone, which is short, is marked by itself.
                 passes = row.shortest.keys() & {"forward", "backward"}
-                row.unsteady = unsteady(
+                row.unsteady = bool(passes) or unsteady(
                     row.metrics, row.own, events, row.slow, settled(row.config)
-                ) or any(outdone(row.metrics, row.shortest, [p]) for p in passes)
+                )
 
 
 def unsteady_rows(record: Record) -> str:
