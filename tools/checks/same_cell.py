@@ -1,6 +1,7 @@
 """The same cell has one value: where two records of a GPU time the same configuration,
 they agree within a tenth. What differs by more was measured while something else ran,
-or by another code, and one of them has to be measured again.
+or by another code, and one of them has to be measured again. A longer time that is not
+shown to be the GPU's own is none of these: it is unsteady, and says so by itself.
 
 `regen_tables.py --check` prints the records that differ: as an error where both are of
 today's code, as a warning where one is to be measured again anyway.

@@ -215,6 +215,7 @@ def test_a_row_that_another_record_outdoes_had_a_slow_host():
         # The optimizer is short beside the passes, and says nothing of them.
         passes = phase != "optimizer"
         assert long.unsteady is long.unsteady_in("forward", "backward") is passes
+        assert long.unsteady_in(*times) is passes
         assert long.in_doubt and not short.in_doubt
     for elsewhere in (
         # What differs by less.
