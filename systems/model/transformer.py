@@ -102,19 +102,41 @@ class SwiGLU(nn.Module):
 
 
 class RotaryEmbedding(nn.Module):
-    """Turns each pair (2i, 2i+1) of x by the angle position · theta^(-2i/dim) (Su et
+    """Rotate each pair (2i, 2i+1) of x by the angle position · theta^(-2i/dim) (Su et
     al. 2021, equation 15).
     """
 
     def __init__(self, context_length: int, dim: int, theta: float = ROPE_THETA):
         super().__init__()
-        frequency = theta ** -(torch.arange(0, dim, 2) / dim)
-        angle = torch.outer(torch.arange(context_length), frequency)
+        self.theta = theta
         # (2, context_length, dim / 2): cosines, then sines. Derived, so it is not part
         # of a checkpoint.
         self.register_buffer(
-            "cos_sin", torch.stack((angle.cos(), angle.sin())), persistent=False
+            "cos_sin", torch.empty(2, context_length, dim // 2), persistent=False
         )
+        self.compute_table()
+
+    def compute_table(self) -> None:
+        """Fill the table in place, from angles in fp32 or fp64: in 16 bits, positions
+        above 256 would be rounded.
+        """
+        table = self.get_buffer("cos_sin")
+        _, context_length, pairs = table.shape
+        dtype = torch.promote_types(table.dtype, torch.float32)
+        even = torch.arange(0, 2 * pairs, 2, dtype=dtype, device=table.device)
+        position = torch.arange(context_length, dtype=dtype, device=table.device)
+        angle = torch.outer(position, self.theta ** -(even / (2 * pairs)))
+        table.copy_(torch.stack((angle.cos(), angle.sin())))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True):
+        """Compute the table again after a move or a cast: `to_empty` leaves it unset,
+        and a cast from 16 bits keeps their rounding.
+        """
+        before = self.get_buffer("cos_sin")
+        super()._apply(fn, recurse)
+        if self.get_buffer("cos_sin") is not before:
+            self.compute_table()
+        return self
 
     def forward(
         self, x: Float[Tensor, "... s e"], positions: Int[Tensor, "... s"]
@@ -203,6 +225,7 @@ class CausalMultiHeadSelfAttention(nn.Module):
         self.output_proj = Linear(d_model, d_model)
         self.rotary = rotary
         self.attention = attention
+        self.register_load_state_dict_post_hook(move_table_to_weights)
 
     def forward(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b s d"]:
         batch, sequence, d_model = x.shape
@@ -215,6 +238,15 @@ class CausalMultiHeadSelfAttention(nn.Module):
         positions = torch.arange(sequence, device=x.device)
         o = self.attention(self.rotary(q, positions), self.rotary(k, positions), v)
         return self.output_proj(o.transpose(1, 2).reshape(batch, sequence, d_model))
+
+
+def move_table_to_weights(layer: CausalMultiHeadSelfAttention, _: object) -> None:
+    """Give the rotary table the device and dtype of weights that
+    `load_state_dict(assign=True)` replaced.
+    """
+    weight, table = layer.q_proj.weight, layer.rotary.get_buffer("cos_sin")
+    if (weight.device, weight.dtype) != (table.device, table.dtype):
+        layer.rotary.to_empty(device=weight.device).to(weight.dtype)
 
 
 class TransformerBlock(nn.Module):

@@ -1,6 +1,9 @@
 """The model: the course's counts, keys and values."""
 
+import copy
+import io
 import math
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -179,3 +182,105 @@ def test_rotation_keeps_length_and_depends_on_distance_alone():
     assert torch.allclose(score(5, 2), score(41, 38), atol=1e-5)
     assert not torch.allclose(score(5, 2), score(5, 3), atol=1e-3)
     assert "cos_sin" not in rotary.state_dict()
+
+
+def tiny_model() -> BasicsTransformerLM:
+    return BasicsTransformerLM(50, 1000, 24, 2, 3, 40)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype):
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def built_with_dtype(dtype):
+    with default_dtype(dtype):
+        return tiny_model()
+
+
+def built_on_meta() -> BasicsTransformerLM:
+    with torch.device("meta"):
+        return tiny_model()
+
+
+def built_with_meta_as_default() -> BasicsTransformerLM:
+    torch.set_default_device("meta")
+    try:
+        return tiny_model()
+    finally:
+        torch.set_default_device(None)
+
+
+def saved_and_loaded(model, **options):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False, **options)
+
+
+def with_weights(model, dtype=torch.float32):
+    """The model after it was given the tensors of a checkpoint of this dtype."""
+    model.load_state_dict(tiny_model().to(dtype).state_dict(), assign=True)
+    return model
+
+
+BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+# How a model comes about, and the dtype that it has then.
+ORIGINS = {
+    "built": (tiny_model, FP32),
+    "built in bf16": (lambda: built_with_dtype(BF16), BF16),
+    "built in fp16": (lambda: built_with_dtype(FP16), FP16),
+    "built in fp64": (lambda: built_with_dtype(FP64), FP64),
+    "cast to bf16": (lambda: tiny_model().to(BF16), BF16),
+    "cast to bf16 and back": (lambda: tiny_model().to(BF16).to(FP32), FP32),
+    "cast to fp64": (lambda: tiny_model().to(FP64), FP64),
+    "built in bf16, cast to fp32": (lambda: built_with_dtype(BF16).float(), FP32),
+    "meta": (lambda: built_on_meta().to_empty(device="cpu"), FP32),
+    "meta in bf16": (lambda: built_on_meta().to(BF16).to_empty(device="cpu"), BF16),
+    "meta as default": (
+        lambda: built_with_meta_as_default().to_empty(device="cpu"),
+        FP32,
+    ),
+    "moved to meta": (lambda: tiny_model().to("meta").to_empty(device="cpu"), FP32),
+    "weights given to meta": (lambda: with_weights(built_on_meta()), FP32),
+    "bf16 given to meta": (lambda: with_weights(built_on_meta(), BF16), BF16),
+    "bf16 given to fp32": (lambda: with_weights(tiny_model(), BF16), BF16),
+    "copied, then cast": (lambda: copy.deepcopy(tiny_model()).to(BF16).float(), FP32),
+    "saved, then cast": (lambda: saved_and_loaded(tiny_model()).to(BF16).float(), FP32),
+    "saved, then loaded on meta": (
+        lambda: saved_and_loaded(tiny_model(), map_location="meta").to_empty(
+            device="cpu"
+        ),
+        FP32,
+    ),
+}
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+def test_rotary_angles_are_right_however_the_model_comes_about(origin):
+    build, dtype = ORIGINS[origin]
+    model = build()
+    # No checkpoint holds the angles, so loading one must not be what makes them right.
+    model.load_state_dict(tiny_model().state_dict())
+    position, pair = torch.arange(1000, dtype=FP64), torch.arange(4, dtype=FP64)
+    angle = torch.outer(position, 10_000.0 ** (-pair / 4))
+    for layer in model.layers:
+        found = layer.attn.rotary.cos_sin
+        assert found.dtype == layer.attn.q_proj.weight.dtype == dtype
+        # Rounding of an angle near 1,000 to fp32, and of a cosine to the table's dtype.
+        allowed = {FP32: 1e-4, FP64: 1e-12}.get(dtype, torch.finfo(dtype).eps / 2)
+        error = found.double() - torch.stack((angle.cos(), angle.sin()))
+        assert error.abs().max() < allowed
+    assert model(torch.randint(50, (1, 9))).dtype == dtype
+
+
+def test_a_weight_loaded_in_place_leaves_the_table_where_a_cuda_graph_reads_it():
+    model = tiny_model()
+    table = model.layers[0].attn.rotary.cos_sin
+    model.load_state_dict(tiny_model().state_dict())
+    model.to(torch.float32)
+    assert model.layers[0].attn.rotary.cos_sin is table
