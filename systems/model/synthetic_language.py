@@ -23,19 +23,18 @@ ENTROPY = -sum(p * math.log(p) for p in PROBABILITIES)
 def sample(
     vocab: int, sequences: int, length: int, seed: int
 ) -> Int[Tensor, "sequences length"]:
-    """Sequences of the language (int64, on the CPU). Its table depends on the
-    vocabulary alone, not on the seed.
+    """Return sequences of the language (int64, on the CPU). Its table depends on the
+    vocabulary alone, not on the seed or on torch's default dtype and device.
     """
     if vocab < SUCCESSORS:
         raise ValueError(f"vocab must be {SUCCESSORS} or more, not {vocab}")
-    table = (
-        torch.rand(vocab, vocab, generator=torch.Generator().manual_seed(vocab))
-        .topk(SUCCESSORS)
-        .indices
-    )
-    generator = torch.Generator().manual_seed(seed)
-    tokens = [torch.randint(vocab, (sequences,), generator=generator)]
-    probabilities = torch.tensor(PROBABILITIES)
+    fp32 = {"dtype": torch.float32, "device": "cpu"}
+    generator = torch.Generator().manual_seed(vocab)
+    scores = torch.rand(vocab, vocab, generator=generator, **fp32)
+    table = scores.topk(SUCCESSORS).indices
+    generator.manual_seed(seed)
+    tokens = [torch.randint(vocab, (sequences,), generator=generator, device="cpu")]
+    probabilities = torch.tensor(PROBABILITIES, **fp32)
     for _ in range(length - 1):
         choice = torch.multinomial(
             probabilities, sequences, replacement=True, generator=generator

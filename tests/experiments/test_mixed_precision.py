@@ -50,6 +50,19 @@ def test_no_model_can_beat_the_entropy_of_the_language():
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_the_language_does_not_depend_on_defaults(dtype, device):
+    expected = synthetic_language.sample(64, 20, 40, seed=1)
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            found = synthetic_language.sample(64, 20, 40, seed=1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, expected)
+
+
 def test_a_seed_changes_the_text_and_not_the_language():
     one, same, other = (
         synthetic_language.sample(64, 200, 40, seed) for seed in (1, 1, 2)
