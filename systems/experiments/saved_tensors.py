@@ -12,6 +12,7 @@ import linecache
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from systems.model import transformer
-from systems.model.checkpointing import forgetting, in_turn
+from systems.model.checkpointing import checkpointed
 from systems.model.sizes import SIZES
 from systems.running.command import main, option
 
@@ -79,10 +80,11 @@ def run(config: Config) -> dict[str, Any]:
     if c.compiled:
         torch.compiler.reset()
         one = torch.compile(module, fullgraph=True, backend=BACKEND)
-    twice = forgetting(in_turn([one, one]))
+    run_blocks = transformer.run_blocks
+    run_twice = partial(checkpointed(run_blocks), [one] * 2)
     parts: dict[str, Callable[..., Any]] = {
-        "four_blocks": in_turn([one] * 4),
-        "four_blocks_by_twos": in_turn([twice, twice]),
+        "four_blocks": partial(run_blocks, [one] * 4),
+        "four_blocks_by_twos": partial(run_blocks, [run_twice] * 2),
     }
     saved = Saved(module)
     with saved_tensors_hooks(saved.note, lambda tensor: tensor):

@@ -1,13 +1,14 @@
-"""Activation checkpointing: forget what blocks computed, and compute it again in the
+"""Activation checkpointing: discard what blocks computed, and recompute it in the
 backward pass.
 
-Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost": of every run of
-blocks the input alone is kept; section 4.4 nests that. Korthikanti et al. 2022,
-"Reducing Activation Recomputation in Large Transformer Models", section 5: the scores
-alone are computed again, which cost much memory and little arithmetic.
+Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost": keep only the input
+of every run of blocks; section 4.4 nests runs. Korthikanti et al. 2022, "Reducing
+Activation Recomputation in Large Transformer Models", section 5: recompute only the
+attention scores, which take much memory and little arithmetic.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 from systems.model.transformer import (
     BasicsTransformerLM,
+    Block,
     CausalMultiHeadSelfAttention,
     TransformerBlock,
+    run_blocks,
 )
 
 Function = Callable[..., Tensor]
@@ -25,51 +28,27 @@ Function = Callable[..., Tensor]
 
 # --8<-- [start:checkpoint]
 def checkpoint_blocks(model: BasicsTransformerLM, run: int = 1) -> None:
-    """Make `model` keep the input of every run of `run` blocks alone, and compute what
-    they need again when their gradients are asked for. Names of parameters stay.
+    """Keep only the input of every run of `run` blocks, and recompute the run in the
+    backward pass. ValueError for a run of less than one block.
     """
-    blocks = list(model.layers)
+    if run < 1:
+        raise ValueError(f"run must be 1 or more, not {run}")
+    model.set_run_blocks(partial(checkpoint_runs, run=run))
+
+
+def checkpoint_runs(blocks: Iterable[Block], x: Tensor, run: int) -> Tensor:
+    """Pass x through all blocks, each run of them checkpointed."""
+    blocks = list(blocks)
     for first in range(0, len(blocks), run):
-        of_run = blocks[first : first + run]
-        replace_by(of_run, forgetting(in_turn(forwards(of_run))))
-
-
-def forwards(blocks: Sequence[Any]) -> list[Function]:
-    return [block.forward for block in blocks]
-
-
-def replace_by(blocks: Sequence[Any], function: Function) -> None:
-    """The first of these blocks does the work of all."""
-    for block in blocks:
-        block.forward = unchanged
-    blocks[0].forward = function
-
-
-def unchanged(x: Tensor) -> Tensor:
+        x = checkpointed(run_blocks)(blocks[first : first + run], x)
     return x
 
 
-def in_turn(functions: Sequence[Function]) -> Function:
-    """One function that calls each with what the one before returned."""
-
-    def run(x: Tensor) -> Tensor:
-        for function in functions:
-            x = function(x)
-        return x
-
-    return run
-
-
-def forgetting(function: Function) -> Function:
-    """The same function; of what it computes autograd keeps its arguments alone."""
-
-    def call(*arguments: Tensor) -> Tensor:
-        # No dropout here, so there is no random state to restore.
-        return checkpoint(
-            function, *arguments, use_reentrant=False, preserve_rng_state=False
-        )
-
-    return call
+def checkpointed(function: Function) -> Function:
+    """Return the same function, for which autograd keeps nothing but the arguments."""
+    # No dropout here, so there is no random state to restore. A partial can be copied
+    # and saved with its model, unlike a closure.
+    return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
 
 
 # --8<-- [end:checkpoint]
@@ -77,26 +56,25 @@ def forgetting(function: Function) -> Function:
 
 # --8<-- [start:parts]
 def checkpoint_attention(model: BasicsTransformerLM) -> None:
-    """Make every block keep q, k and v in place of the scores and what softmax makes of
-    them.
-    """
+    """Keep q, k and v of every block instead of the scores and their softmax."""
     for module in model.modules():
         if isinstance(module, CausalMultiHeadSelfAttention):
-            module.attention = forgetting(module.attention)
+            module.attention = checkpointed(module.attention)
 
 
 def checkpoint_half_blocks(model: BasicsTransformerLM) -> None:
-    """Make every block keep its input and the input of its feed-forward half."""
-
-    def halves(block: Any) -> list[Function]:
-        return [
-            lambda x: x + block.attn(block.ln1(x)),
-            lambda x: x + block.ffn(block.ln2(x)),
-        ]
-
+    """Keep the input of every block and the input of its feed-forward half."""
     for block in model.layers:
         assert isinstance(block, TransformerBlock)
-        block.forward = in_turn([forgetting(half) for half in halves(block)])
+        block.__class__ = CheckpointedHalves
+
+
+class CheckpointedHalves(TransformerBlock):
+    """The same block, each half of it checkpointed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = checkpointed(lambda x: x + self.attn(self.ln1(x)))(x)
+        return checkpointed(lambda x: x + self.ffn(self.ln2(x)))(x)
 
 
 # --8<-- [end:parts]
@@ -104,32 +82,37 @@ def checkpoint_half_blocks(model: BasicsTransformerLM) -> None:
 
 # --8<-- [start:nested]
 def checkpoint_halving(model: BasicsTransformerLM) -> None:
-    """Nested: of all blocks the input of either half is kept, of a half that is
-    computed again the input of either quarter, and so on. Beside one block's own
-    tensors that is an input for each halving.
+    """Nested: keep the input of either half of the blocks; of a half that is being
+    recomputed, keep the input of either quarter, and so on. Each level keeps one input.
     """
-    blocks = list(model.layers)
-    replace_by(blocks, halved(forwards(blocks)))
+    model.set_run_blocks(checkpoint_halves)
 
 
-def halved(functions: Sequence[Function]) -> Function:
-    if len(functions) == 1:
-        return functions[0]
-    middle = len(functions) // 2
-    halves = (functions[:middle], functions[middle:])
-    return in_turn([forgetting(halved(half)) for half in halves])
+def checkpoint_halves(blocks: Iterable[Block], x: Tensor) -> Tensor:
+    """Pass x through all blocks, either half of them checkpointed, and so on."""
+    blocks = list(blocks)
+    if len(blocks) < 2:
+        return run_blocks(blocks, x)
+    middle = len(blocks) // 2
+    for half in (blocks[:middle], blocks[middle:]):
+        x = checkpointed(checkpoint_halves)(half, x)
+    return x
 
 
 def checkpoint_chain(model: BasicsTransformerLM) -> None:
-    """Nested: of all blocks but the last the input of the first alone is kept, of those
-    all but their last, and so on. Beside one block's own tensors that are two inputs,
-    however many blocks there are; of N blocks N (N + 3) / 2 are computed.
+    """Nested: keep the model's input alone; while all blocks but the last are
+    recomputed, keep their input alone, and so on. Two inputs are kept, however many
+    blocks there are; for N blocks, N (N + 3) / 2 are computed.
     """
-    blocks = list(model.layers)
-    function = forgetting(blocks[0].forward)
-    for block in blocks[1:]:
-        function = forgetting(in_turn([function, block.forward]))
-    replace_by(blocks, function)
+    model.set_run_blocks(checkpointed(checkpoint_all_but_last))
+
+
+def checkpoint_all_but_last(blocks: Iterable[Block], x: Tensor) -> Tensor:
+    """Pass x through all blocks, those before the last checkpointed, and so on."""
+    *before, last = blocks
+    if before:
+        x = checkpointed(checkpoint_all_but_last)(before, x)
+    return last(x)
 
 
 # --8<-- [end:nested]
@@ -161,14 +144,15 @@ class Again(torch.autograd.Function):
         return None, x.grad
 
 
+def run_by_hand(blocks: Iterable[Block], x: Tensor) -> Tensor:
+    for block in blocks:
+        x = Again.apply(block, x)
+    return x
+
+
 def checkpoint_by_hand(model: BasicsTransformerLM) -> None:
     """As `checkpoint_blocks` with runs of one block, by `Again`."""
-
-    def forgetting_by_hand(function: Function) -> Function:
-        return lambda x: Again.apply(function, x)
-
-    for block in model.layers:
-        block.forward = forgetting_by_hand(block.forward)
+    model.set_run_blocks(run_by_hand)
 
 
 # --8<-- [end:by-hand]

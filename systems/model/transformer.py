@@ -13,7 +13,7 @@ f feed-forward width.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from importlib import import_module
 
@@ -271,6 +271,17 @@ class TransformerBlock(nn.Module):
         return x + self.ffn(self.ln2(x))
 
 
+Block = Callable[[Tensor], Tensor]
+RunBlocks = Callable[[Iterable[Block], Tensor], Tensor]
+
+
+def run_blocks(blocks: Iterable[Block], x: Tensor) -> Tensor:
+    """Pass x through all blocks, one after the other."""
+    for block in blocks:
+        x = block(x)
+    return x
+
+
 # --8<-- [start:model]
 class BasicsTransformerLM(nn.Module):
     """Token ids (b, s) -> logits (b, s, v). `attention` names an entry of
@@ -304,6 +315,7 @@ class BasicsTransformerLM(nn.Module):
             TransformerBlock(d_model, num_heads, d_ff, rotary, attention_fn)
             for _ in range(num_layers)
         )
+        self.run_blocks: RunBlocks = run_blocks
         self.ln_final = RMSNorm(d_model)
         self.lm_head = Linear(d_model, vocab_size)
 
@@ -313,10 +325,15 @@ class BasicsTransformerLM(nn.Module):
                 f"a sequence of {token_ids.shape[-1]} tokens exceeds the context of "
                 f"{self.context_length}"
             )
-        x = self.token_embeddings(token_ids)
-        for layer in self.layers:
-            x = layer(x)
+        x = self.run_blocks(self.layers, self.token_embeddings(token_ids))
         return self.lm_head(self.ln_final(x))
+
+    def set_run_blocks(self, function: RunBlocks) -> None:
+        """Run the blocks by this function from now on, such as one that checkpoints.
+
+        It must be no closure over this model, or a copy would run this model's blocks.
+        """
+        self.run_blocks = function
 
 
 # --8<-- [end:model]

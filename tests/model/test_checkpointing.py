@@ -2,8 +2,12 @@
 as the formulas say.
 """
 
+import copy
+import io
+
 import pytest
 import torch
+from torch import nn
 
 from systems.experiments.gradient_checkpointing import STRATEGIES, recompute
 from systems.formulas.recomputation import forward_passes
@@ -13,10 +17,41 @@ from systems.model.transformer import BasicsTransformerLM
 LAYERS = 8
 
 
+def tiny_model() -> BasicsTransformerLM:
+    torch.manual_seed(0)
+    return BasicsTransformerLM(50, 16, 32, LAYERS, 4, 64)
+
+
+def checkpointed(strategy: str, run: int = 3) -> BasicsTransformerLM:
+    model = tiny_model()
+    recompute(model, strategy, run)
+    return model
+
+
+def saved_and_loaded(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def gradients(model) -> dict[str, torch.Tensor | None]:
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def assert_same(found: dict, expected: dict) -> None:
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        one = found[name]
+        if one is None or gradient is None:
+            assert one is gradient, name
+        else:
+            assert torch.equal(one, gradient), name
+
+
 def trained(strategy: str, precision: str, run: int = 1):
     """The gradients of a pass, and how often each block was computed."""
-    torch.manual_seed(0)
-    model = BasicsTransformerLM(50, 16, 32, LAYERS, 4, 64)
+    model = tiny_model()
     calls = [0] * LAYERS
     for i, block in enumerate(model.layers):
 
@@ -27,7 +62,7 @@ def trained(strategy: str, precision: str, run: int = 1):
     recompute(model, strategy, run)
     token_ids, targets = torch.randint(50, (2, 2, 16))
     training_step(model, token_ids, targets, precision_context(precision, "cpu"))
-    return {name: p.grad for name, p in model.named_parameters()}, calls
+    return gradients(model), calls
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -35,11 +70,8 @@ def trained(strategy: str, precision: str, run: int = 1):
 def test_what_is_computed_again_gives_the_same_gradients(strategy, precision):
     plain, _ = trained("none", precision)
     found, _ = trained(strategy, precision, run=3)
-    assert found.keys() == plain.keys()
-    for name, gradient in plain.items():
-        same = found[name]
-        assert gradient is not None and same is not None
-        assert torch.equal(same, gradient), name
+    assert all(gradient is not None for gradient in plain.values())
+    assert_same(found, plain)
 
 
 @pytest.mark.parametrize("strategy", [s for s in STRATEGIES if s != "attention"])
@@ -51,3 +83,38 @@ def test_blocks_are_computed_as_often_as_the_formula_says(strategy):
 def test_the_first_block_of_a_chain_is_computed_most_often():
     _, calls = trained("chain", "fp32")
     assert calls == list(range(LAYERS + 1, 1, -1))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, saved_and_loaded])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_copy_computes_with_its_own_weights(strategy, copied):
+    original = checkpointed(strategy)
+    expected, found = tiny_model(), copied(original)
+    with torch.no_grad():
+        for model in (expected, found):
+            for parameter in model.parameters():
+                parameter.mul_(0.5)
+    ids = torch.randint(50, (2, 16))
+    assert torch.equal(found(ids), expected(ids))
+    found(ids).square().mean().backward()
+    expected(ids).square().mean().backward()
+    assert_same(gradients(found), gradients(expected))
+    assert all(gradient is None for gradient in gradients(original).values())
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_checkpointing_changes_no_name_of_a_parameter(strategy):
+    expected, found = tiny_model().state_dict(), checkpointed(strategy).state_dict()
+    assert list(found) == list(expected)
+
+
+@pytest.mark.parametrize("run", [0, -1])
+def test_a_run_has_a_block(run):
+    with pytest.raises(ValueError, match=f"run must be 1 or more, not {run}"):
+        checkpointed("runs", run)
+
+
+def test_a_model_inside_a_wrapper_is_not_passed_over():
+    """The wrapper would take an attribute that its model never looks at."""
+    with pytest.raises(AttributeError):
+        recompute(nn.DataParallel(tiny_model()), "runs", 1)  # pyright: ignore
