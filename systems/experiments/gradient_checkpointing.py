@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from systems.benchmarking import timing
-from systems.benchmarking.compiling import compiled, fresh
+from systems.benchmarking.compiling import BACKEND, fresh
 from systems.benchmarking.workload import Workload
 from systems.model import checkpointing
 from systems.model.sizes import SIZES, VOCAB_SIZE
@@ -107,7 +107,7 @@ def run(config: Config) -> dict[str, Any]:
         return measured(c, work, device)
     with fresh(device):
         for block in work.model.layers:
-            block.forward = compiled(block.forward)
+            block.compile(fullgraph=True, dynamic=False, backend=BACKEND)
         return measured(c, work, device)
 
 

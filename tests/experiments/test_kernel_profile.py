@@ -5,6 +5,7 @@ A CPU launches no kernels. Here the profiler's own operations stand for them, an
 rest of the path is the same.
 """
 
+import copy
 import gzip
 import json
 import warnings
@@ -103,6 +104,19 @@ def test_a_model_takes_the_marked_attention_by_name(monkeypatch):
     monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 1, 2))
     built = transformer.build_model("small", 8, 20, "eager_annotated")
     assert built.layers[0].attn.attention is annotated_attention.causal_attention
+
+
+def test_a_copy_of_a_marked_model_computes_with_its_own_weights():
+    original = transformer.BasicsTransformerLM(20, 8, 8, 2, 2, 16)
+    kernel_profile.annotate(original)
+    copied = copy.deepcopy(original)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.mul_(0.5)
+    expected = transformer.BasicsTransformerLM(20, 8, 8, 2, 2, 16)
+    expected.load_state_dict(copied.state_dict())
+    ids = torch.arange(8)[None]
+    assert torch.equal(copied(ids), expected(ids))
 
 
 @pytest.mark.parametrize("mode", kernel_profile.MODES)
