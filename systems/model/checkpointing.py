@@ -125,34 +125,46 @@ class Again(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, function: Function, x: Tensor) -> Tensor:
-        ctx.function, ctx.device = function, x.device.type
-        ctx.autocast = torch.is_autocast_enabled(ctx.device)
-        ctx.dtype = torch.get_autocast_dtype(ctx.device)
+    def forward(ctx: Any, block: Block, x: Tensor, _: Tensor) -> Tensor:
+        ctx.block, ctx.autocast = block, current_autocast(x.device.type)
         ctx.save_for_backward(x)
-        # Autograd records nothing in here.
-        return function(x)
+        return block(x)  # Autograd records nothing in here.
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None]:
-        x = ctx.saved_tensors[0].detach().requires_grad_()
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None, None]:
+        if torch.is_grad_enabled() or not torch.autograd._is_checkpoint_valid():
+            raise ValueError(REFUSAL)
+        x = ctx.saved_tensors[0].detach().requires_grad_(ctx.needs_input_grad[1])
         # As autocast was in the forward pass, or other numbers come out.
-        autocast = torch.autocast(ctx.device, ctx.dtype, enabled=ctx.autocast)
-        with torch.enable_grad(), autocast:
-            output = ctx.function(x)
+        with torch.enable_grad(), ctx.autocast:
+            output = ctx.block(x)
         torch.autograd.backward(output, gradients)
-        return None, x.grad
+        return None, x.grad, None
 
 
-def run_by_hand(blocks: Iterable[Block], x: Tensor) -> Tensor:
+def run_by_hand(blocks: Iterable[Any], x: Tensor) -> Tensor:
     for block in blocks:
-        x = Again.apply(block, x)
+        # Autograd can't see the weights of a block, so an empty tensor stands for them.
+        trainable = any(weight.requires_grad for weight in block.parameters())
+        x = Again.apply(block, x, torch.empty(0, requires_grad=trainable))
     return x
 
 
-def checkpoint_by_hand(model: BasicsTransformerLM) -> None:
-    """As `checkpoint_blocks` with runs of one block, by `Again`."""
-    model.set_run_blocks(run_by_hand)
-
-
 # --8<-- [end:by-hand]
+
+
+def current_autocast(device: str) -> torch.autocast:
+    """Return a context in which autocast is as it is now."""
+    dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+    return torch.autocast(device, dtype, enabled)
+
+
+REFUSAL = (
+    "`checkpoint_by_hand` supports only a plain backward(), without `inputs` or "
+    "`create_graph`; for those and for torch.autograd.grad use `checkpoint_blocks`"
+)
+
+
+def checkpoint_by_hand(model: BasicsTransformerLM) -> None:
+    """Checkpoint every block by `Again`, for a plain `backward()` alone."""
+    model.set_run_blocks(run_by_hand)

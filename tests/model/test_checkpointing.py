@@ -118,3 +118,51 @@ def test_a_model_inside_a_wrapper_is_not_passed_over():
     """The wrapper would take an attribute that its model never looks at."""
     with pytest.raises(AttributeError):
         recompute(nn.DataParallel(tiny_model()), "runs", 1)  # pyright: ignore
+
+
+FROZEN = {
+    "embedding": ["token_embeddings"],
+    "embedding and a block": ["token_embeddings", "layers.0"],
+    "all but the last block": [
+        "token_embeddings",
+        *(f"layers.{i}" for i in range(LAYERS - 1)),
+    ],
+    "a block in the middle": ["layers.4"],
+    "norms": [f"layers.{i}.ln{j}" for i in range(LAYERS) for j in (1, 2)],
+}
+
+
+@pytest.mark.parametrize("frozen", FROZEN)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_is_not_frozen_gets_its_gradient(strategy, frozen):
+    expected, found = tiny_model(), checkpointed(strategy)
+    ids = torch.randint(50, (2, 16))
+    for model in (expected, found):
+        for name in FROZEN[frozen]:
+            model.get_submodule(name).requires_grad_(False)
+        model(ids).square().mean().backward()
+    assert_same(gradients(found), gradients(expected))
+
+
+def test_where_all_is_frozen_nothing_wants_a_gradient():
+    model = checkpointed("by_hand").requires_grad_(False)
+    assert not model(torch.randint(50, (2, 16))).requires_grad
+
+
+@pytest.mark.parametrize(
+    "differentiate",
+    {
+        "grad": lambda loss, weights: torch.autograd.grad(loss, weights),
+        "inputs": lambda loss, weights: loss.backward(inputs=weights),
+        "create_graph": lambda loss, weights: loss.backward(create_graph=True),
+    }.values(),
+    ids=["grad", "inputs", "create_graph"],
+)
+@pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph")
+def test_by_hand_refuses_what_it_cannot_differentiate(differentiate):
+    model = checkpointed("by_hand")
+    loss = model(torch.randint(50, (2, 16))).square().mean()
+    weights = list(model.parameters())
+    with pytest.raises(ValueError, match=r"plain backward\(\)"):
+        differentiate(loss, weights)
+    assert all(weight.grad is None for weight in model.layers.parameters())
