@@ -37,9 +37,7 @@ def flash_attention(
       faster, else "triton".
 
     Autocast takes it; so do `torch.compile(fullgraph=True)` and `torch.export`, but for
-    "first". After one call of a shape CUDA graphs capture both passes. Hooks on saved
-    tensors may lay them out anew, if lse still begins at a multiple of 16 bytes and,
-    for "hopper" by its name, rows of q, k and v still have no gaps.
+    "first". After one call of a shape CUDA graphs capture both passes.
 
     `TypeError` or `ValueError` names what can't be taken, and what a backend needs that
     was not found; `NotImplementedError` a transform of torch.func (vmap, grad, jvp),

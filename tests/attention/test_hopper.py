@@ -27,6 +27,7 @@ from systems.attention.hopper.launches import (
 from systems.attention.hopper.limits import (
     MIN_SCORES,
     TILE_DIMS,
+    as_readable,
     missing,
     readable,
 )
@@ -49,6 +50,7 @@ from systems.attention.relaunch import (
     statistics_descriptor,
 )
 from systems.attention.triton import function
+from systems.attention.triton import launches as plain
 from systems.attention.triton.configs import sm_count
 from systems.attention.triton.function import chosen
 from systems.experiments import flash_accuracy, triton_versions
@@ -325,6 +327,91 @@ def test_what_the_copy_engine_can_read():
     assert readable(
         torch.empty(6400, dtype=torch.bfloat16).as_strided((1, 100, 64), (3, 64, 1))
     )
+
+
+def off_by_one(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers, contiguous, from an address that 16 does not divide."""
+    return x.new_empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
+
+
+# What views and hooks on saved tensors may hand over.
+UNREADABLE = {
+    "off by one number": off_by_one,
+    "gaps": lambda x: torch.stack((x, torch.full_like(x, float("nan"))), -1)[..., 0],
+    "head dimension outermost": lambda x: x.mT.contiguous().mT,
+    "heads beside tokens, off by one": lambda x: off_by_one(
+        x.transpose(1, 2)
+    ).transpose(1, 2),
+}
+
+
+@pytest.mark.parametrize("layout", UNREADABLE)
+def test_what_tma_cannot_read_is_copied(layout):
+    x = torch.randn(2, 3, 40, 64).half()
+    unreadable = UNREADABLE[layout](x)
+    copy = as_readable(unreadable)
+    assert not readable(unreadable) and readable(copy) and torch.equal(copy, x)
+    assert as_readable(x) is x
+
+
+@pytest.fixture
+def plain_kernels_instead(monkeypatch):
+    """The launchers for Hopper run the plain kernels, also on a CPU, and insist on
+    tensors that TMA can read. Returns which of the backward launchers ran.
+    """
+    ran = []
+
+    def refusal(*inputs):
+        return "" if all(map(readable, inputs)) else "needs rows without gaps"
+
+    def backward(name):
+        def launch(do, q, k, v, o, lse, causal, scale, *walk):
+            ran.append(name)
+            assert all(map(readable, (do, q, k, v, o)))
+            assert lse.is_contiguous() and lse.data_ptr() % 16 == 0
+            return plain.launch_backward(do, q, k, v, o, lse, causal, scale)
+
+        return launch
+
+    monkeypatch.setattr(limits, "refusal", refusal)
+    monkeypatch.setattr(launches, "sm_count", lambda device: 132)
+    monkeypatch.setattr(launches, "launch_forward", plain.launch_forward)
+    monkeypatch.setattr(launches, "launch_one_pass", backward("one pass"))
+    monkeypatch.setattr(launches, "launch_two_passes", backward("two passes"))
+    return ran
+
+
+def gradients_of_unreadable(inputs, change, backend: str):
+    """Gradients where `change` lays out anew do, and what the forward pass saved."""
+    *leaves, do = inputs
+    leaves = [x.detach().requires_grad_() for x in leaves]
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, change):
+        o = flash_attention(*leaves, causal=True, backend=backend)
+    return torch.autograd.grad(o, leaves, change(do))
+
+
+@pytest.mark.parametrize("walk", [None, Shift(1)], ids=["two passes", "one pass"])
+@pytest.mark.parametrize("layout", UNREADABLE)
+def test_the_backward_pass_copies_what_tma_cannot_read(
+    layout, walk, plain_kernels_instead, monkeypatch, device
+):
+    monkeypatch.setattr(launches, "walk_in_one_pass", lambda *_: walk)
+    inputs = make_inputs(40, 40, 64, torch.float16, device, lead=(1, 2))
+    expected = gradients_of_unreadable(inputs, lambda x: x, "hopper")
+    found = gradients_of_unreadable(inputs, UNREADABLE[layout], "hopper")
+    assert all(map(torch.equal, found, expected))
+    assert plain_kernels_instead == 2 * ["one pass" if walk else "two passes"]
+
+
+@pytest.mark.usefixtures("plain_kernels_instead")
+@pytest.mark.parametrize("layout", UNREADABLE)
+def test_gradients_of_copies_lie_as_a_compiler_was_promised(layout, device):
+    q, k, v, do = make_inputs(40, 40, 64, torch.float16, device, lead=(1, 2))
+    o, lse = plain.launch_forward(q, k, v, True, 0.125)
+    inputs = [UNREADABLE[layout](x) for x in (q, k, v)]
+    found = function.run_backward(do, *inputs, o, lse, True, 0.125, "hopper")
+    for gradient, x in zip(found, inputs, strict=True):
+        assert gradient.stride() == torch.empty_like(x).stride()
 
 
 def test_there_is_a_configuration_for_each_kernel():
@@ -883,6 +970,53 @@ def test_the_public_class_runs_them(backend, n, monkeypatch):
     one = torch.ones((), device="cuda", dtype=q.dtype).expand_as(q)
     actual = run_class(FlashAttentionTriton, q, k, v, one, True, None, backend)
     check_against_reference(actual, q, k, v, one, True)
+
+
+@gpu
+@hopper
+@pytest.mark.parametrize("backend", ["hopper", "auto"])
+@pytest.mark.parametrize("layout", UNREADABLE)
+@pytest.mark.parametrize(
+    ("n", "lead", "d", "walk"),
+    [
+        (1000, (8, 17), 64, type(None)),
+        (4096, (4, 16), 64, Shift),
+        (4000, (4, 16), 128, Ordered),
+    ],
+    ids=["two passes", "one pass", "ordered"],
+)
+def test_gradients_of_what_tma_cannot_read(
+    n, lead, d, walk, layout, backend, monkeypatch
+):
+    """Bit by bit those of aligned tensors, where the same kernels compute them."""
+    monkeypatch.setattr(limits, "missing_here", lambda device: "")
+    inputs = make_inputs(n, n, d, torch.bfloat16, "cuda", lead=lead)
+    layouts = (Layout((*lead, n, d), ()) for _ in range(2))
+    assert isinstance(
+        walk_in_one_pass(*layouts, True, sm_count(inputs[0].device)), walk
+    )
+    assert limits.is_faster(*inputs[:2])
+    expected = gradients_of_unreadable(inputs, lambda x: x, backend)
+    found = gradients_of_unreadable(inputs, UNREADABLE[layout], backend)
+    for name, a, b in zip(("dq", "dk", "dv"), found, expected, strict=True):
+        if backend == "hopper":
+            assert torch.equal(a, b), name
+        else:
+            # The plain kernels take over where q, k or v can't be read.
+            torch.testing.assert_close(a, b, rtol=0.02, atol=0.02, msg=name)
+
+
+@gpu
+@hopper
+@pytest.mark.parametrize("n", [1000, 4096], ids=["two passes", "one pass"])
+def test_only_do_cannot_be_read(n, monkeypatch):
+    """As a slice of a joined gradient arrives: `chosen` looks at q, k and v alone."""
+    monkeypatch.setattr(limits, "missing_here", lambda device: "")
+    monkeypatch.delitem(function.LAUNCHERS, "triton")
+    q, k, v, do = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(4, 34))
+    expected = run_class(FlashAttentionTriton, q, k, v, do, True)
+    found = run_class(FlashAttentionTriton, q, k, v, off_by_one(do), True)
+    assert all(torch.equal(found[name], expected[name]) for name in NAMES)
 
 
 @gpu

@@ -20,11 +20,12 @@ from systems.attention.hopper.configs import (
     SHORT_FORWARD,
     Config,
 )
-from systems.attention.hopper.limits import TILE_DIMS, readable, statistics_stride
+from systems.attention.hopper.limits import TILE_DIMS, as_readable, statistics_stride
 from systems.attention.hopper.one_pass_launches import launch_one_pass
 from systems.attention.hopper.schedule import head_swizzle_for, schedule
 from systems.attention.hopper.walks import walk_in_one_pass
 from systems.attention.relaunch import (
+    ALIGNMENT,
     Descriptor,
     Launch,
     Layout,
@@ -185,9 +186,7 @@ def launch_two_passes(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv)."""
-    # The gradient of a sum is one number with strides of zero: it is written out.
-    do, o = (x if readable(x) else x.contiguous() for x in (do, o))
+    """(dq, dk, dv) of tensors that TMA can read."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     plan = backward_plan(
         q.dtype,
@@ -228,7 +227,15 @@ def launch_backward(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv) in one pass where that is faster, else in two."""
+    """Return (dq, dk, dv), computed in one pass where that is faster, else in two.
+
+    TMA must be able to read q, k and v. The other tensors are copied if it can't: the
+    gradient of a sum is one number with strides of zero, and views and hooks on saved
+    tensors may begin at any address.
+    """
+    do, o = as_readable(do), as_readable(o)
+    if lse.data_ptr() % ALIGNMENT:
+        lse = lse.clone()
     layouts = (layout(*shape_and_strides(x)) for x in (q, k))
     walk = walk_in_one_pass(*layouts, causal, sm_count(q.device))
     if walk:

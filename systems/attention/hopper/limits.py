@@ -79,6 +79,15 @@ def readable(x: Tensor) -> bool:
     return True
 
 
+def as_readable(x: Tensor) -> Tensor:
+    """Return x if TMA can read it, else a contiguous copy.
+
+    `x.contiguous()` would not do: a contiguous x may begin at any address, and only
+    fresh memory surely begins at a multiple of 16 bytes.
+    """
+    return x if readable(x) else x.clone(memory_format=torch.contiguous_format)
+
+
 def statistics_stride(n: int) -> int:
     """From one row of n float32 statistics to the next, where TMA can read them."""
     return -(-n // 4) * 4

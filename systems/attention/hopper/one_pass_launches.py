@@ -15,7 +15,7 @@ from systems.attention.hopper.configs import (
     ONE_PASS_MAXNREG,
     ONE_PASS_QUERIES,
 )
-from systems.attention.hopper.limits import TILE_DIMS, readable, statistics_stride
+from systems.attention.hopper.limits import TILE_DIMS, statistics_stride
 from systems.attention.hopper.walks import Ordered, Shift, is_narrow
 from systems.attention.relaunch import (
     Descriptor,
@@ -128,8 +128,7 @@ def launch_one_pass(
     scale: float,
     walk: Shift | Ordered,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv)."""
-    do = do if readable(do) else do.contiguous()
+    """(dq, dk, dv) of tensors that TMA can read."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     parts = walk.parts if isinstance(walk, Ordered) else 1
     if parts > 1:
