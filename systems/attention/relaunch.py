@@ -8,6 +8,7 @@ from dtypes, shapes and strides, and from where the tensors begin. TMA's descrip
 tensor follows from them too.
 """
 
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -55,6 +56,25 @@ def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
     if not x.is_cuda or x.get_device() == torch.cuda.current_device():
         return NOTHING
     return torch.cuda.device(x.device)
+
+
+# Has the attribute `context` in threads that have a CUDA context.
+THREAD = threading.local()
+
+
+def ready_for_tma(x: Tensor) -> AbstractContextManager[Any]:
+    """Return `on_device_of(x)`, and give this thread a CUDA context if it has none.
+
+    Triton's launcher does that too, but only after it has asked the driver for TMA's
+    descriptors, which need a context.
+    """
+    device = on_device_of(x)
+    if device is NOTHING and x.is_cuda and not hasattr(THREAD, "context"):
+        # Like most calls of the CUDA runtime this one makes the context current.
+        # `set_device` does nothing where the device is the current one already.
+        torch.cuda.mem_get_info()
+        THREAD.context = True
+    return device
 
 
 class Launch:

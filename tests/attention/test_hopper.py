@@ -5,6 +5,7 @@ compute right (on a Hopper GPU).
 import itertools
 import random
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -1017,6 +1018,29 @@ def test_only_do_cannot_be_read(n, monkeypatch):
     expected = run_class(FlashAttentionTriton, q, k, v, do, True)
     found = run_class(FlashAttentionTriton, q, k, v, off_by_one(do), True)
     assert all(torch.equal(found[name], expected[name]) for name in NAMES)
+
+
+@gpu
+@hopper
+@pytest.mark.parametrize("n", [1000, 4096], ids=["two passes", "one pass"])
+def test_a_thread_without_a_cuda_context_launches(n):
+    """Once kernels are compiled and memory is at hand nothing else asks for one."""
+    q, k, v, do = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(4, 34))
+    options = True, 0.125
+    o, lse = launch_forward(q, k, v, *options)
+    calls = {
+        "forward": lambda: launch_forward(q, k, v, *options),
+        "backward": lambda: launch_backward(do, q, k, v, o, lse, *options),
+        "two passes": lambda: launch_two_passes(do, q, k, v, o, lse, *options),
+    }
+    for name, call in calls.items():
+        expected = call()
+        # Freed, for the thread to find.
+        call()
+        torch.cuda.synchronize()
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(call).result()
+        assert all(map(torch.equal, found, expected)), name
 
 
 @gpu

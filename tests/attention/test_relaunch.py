@@ -247,6 +247,25 @@ def test_the_device_of_a_tensor_is_made_current_where_it_is_not(monkeypatch):
     assert on_device_of(second) is on_device_of(torch.zeros(1)) is NOTHING
 
 
+def test_a_thread_gets_a_cuda_context_before_its_first_descriptor(monkeypatch):
+    """Once: later launches of the thread don't ask, nor do tensors of a CPU."""
+    asked = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: asked.append("context"))
+    here, elsewhere = cast(torch.Tensor, On(1)), torch.zeros(1)
+
+    def work():
+        relaunch.ready_for_tma(elsewhere)
+        before = len(asked)
+        assert all(relaunch.ready_for_tma(here) is NOTHING for _ in range(3))
+        return before
+
+    for thread in range(2):
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(work).result() == thread
+    assert len(asked) == 2
+
+
 @pytest.mark.parametrize("shape", [(3, 8, 16), (2, 3, 8, 16), (1, 1, 1, 16)])
 def test_numbers_of_rows_lie_one_after_the_other(shape):
     x = torch.zeros(shape, dtype=torch.bfloat16).transpose(0, 1)

@@ -32,7 +32,7 @@ from systems.attention.relaunch import (
     ShapeAndStrides,
     empty_row_statistics,
     layout,
-    on_device_of,
+    ready_for_tma,
     rows_descriptor,
     shape_and_strides,
     statistics_descriptor,
@@ -108,7 +108,7 @@ def launch_forward(
     plan = forward_plan(
         q.dtype, q.device, config, causal, scale, *map(shape_and_strides, (q, k, v, o))
     )
-    with on_device_of(q):
+    with ready_for_tma(q):
         plan.launch(plan.q(q), plan.k(k), plan.v(v), o, lse, plan.starts, plan.items)
     return o, lse
 
@@ -197,7 +197,7 @@ def launch_two_passes(
     )
     lse_log2, delta = lse.new_empty((2, lse.numel() // lse.shape[-1], plan.stride))
     by, of = plan.dq_of, plan.dkdv_of
-    with on_device_of(q):
+    with ready_for_tma(q):
         plan.dq(
             by["q"](q),
             by["k"](k),

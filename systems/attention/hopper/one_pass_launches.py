@@ -22,7 +22,7 @@ from systems.attention.relaunch import (
     Launch,
     ShapeAndStrides,
     layout,
-    on_device_of,
+    ready_for_tma,
     rows_descriptor,
     shape_and_strides,
     statistics_descriptor,
@@ -148,7 +148,7 @@ def launch_one_pass(
     # The first kernel makes them zero.
     semaphores = torch.empty(plan.tiles, dtype=torch.int32, device=q.device)
     of = plan.of
-    with on_device_of(q):
+    with ready_for_tma(q):
         plan.delta(o, do, lse, delta, lse_rows, semaphores)
         plan.main(
             of["q"](q), of["k"](k), of["v"](v), of["do"](do),
