@@ -27,6 +27,8 @@ from systems.attention.inputs import refuse_second_derivative
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ROWS_TILE = 16
+# A grid of CUDA has at most 2³¹ - 1 programs.
+MAX_ROWS = (2**31 - 1) * ROWS_TILE
 MAX_COLUMNS_TILE = 128
 
 
@@ -181,5 +183,7 @@ def weighted_sum(
             "x must be on a CUDA device, or on the CPU with TRITON_INTERPRET=1, got "
             f"{x.device}"
         )
+    if (rows := x.shape[:-1].numel()) > MAX_ROWS:
+        raise ValueError(f"x must have at most {MAX_ROWS} rows, got {rows}")
     with torch.cuda.device_of(x):
         return WeightedSum.apply(x.reshape(-1, x.shape[-1]), w).view(x.shape[:-1])

@@ -82,5 +82,8 @@ def test_bad_input_is_refused():
         weighted_sum(torch.zeros(0, 4), torch.zeros(4))
     with pytest.raises(ValueError, match="w must be on the device of x, cpu, got meta"):
         weighted_sum(x, torch.zeros(4, device="meta"))
+    rows = 2**35
+    with pytest.raises(ValueError, match=f"at most 34359738352 rows, got {rows}"):
+        weighted_sum(x[:1, :1].expand(rows, 1), torch.zeros(1))
     with pytest.raises(ValueError, match="x must be on a CUDA device"):
         weighted_sum(x.to("meta"), torch.zeros(4, device="meta"))

@@ -90,7 +90,7 @@ def first_forward(
 ) -> None:
     """As `first.FlashAttentionFirst`, which takes no tensors of the meta device."""
     options = first.launch_options(q)
-    grid = len(q), n // options["TILE"]
+    grid = (len(q) * n // options["TILE"],)
     first.forward_kernel[grid](q, k, v, o, lse, n, scale, CAUSAL=True, **options)
 
 
@@ -98,7 +98,7 @@ def first_backward(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, lse: Tensor, n: int, scale: float
 ) -> None:
     options = first.launch_options(q)
-    grid = len(q), n // options["TILE"]
+    grid = (len(q) * n // options["TILE"],)
     inputs = q, k, v, do, lse, lse
     first.dk_dv_kernel[grid](*inputs, k, v, n, scale, CAUSAL=True, **options)
     first.dq_kernel[grid](*inputs, q, n, scale, CAUSAL=True, **options)

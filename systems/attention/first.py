@@ -78,8 +78,9 @@ def forward_kernel(
     TILE: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """o and lse of one tile of queries."""
-    head = tl.program_id(0).to(tl.int64) * n
-    i = tl.program_id(1) * TILE
+    tiles = n // TILE
+    head = (tl.program_id(0) // tiles).to(tl.int64) * n
+    i = tl.program_id(0) % tiles * TILE
     # [TILE, D]
     q = tl.load(q_ptr + tile(head + i, TILE, D))
     m = tl.full([TILE], float("-inf"), tl.float32)
@@ -133,8 +134,9 @@ def dk_dv_kernel(
     TILE: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of one tile of keys, down the column of its queries."""
-    head = tl.program_id(0).to(tl.int64) * n
-    j = tl.program_id(1) * TILE
+    tiles = n // TILE
+    head = (tl.program_id(0) // tiles).to(tl.int64) * n
+    j = tl.program_id(0) % tiles * TILE
     # [TILE, D]
     k = tl.load(k_ptr + tile(head + j, TILE, D))
     v = tl.load(v_ptr + tile(head + j, TILE, D))
@@ -167,8 +169,9 @@ def dq_kernel(
     TILE: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """dq of one tile of queries, along the row of its keys."""
-    head = tl.program_id(0).to(tl.int64) * n
-    i = tl.program_id(1) * TILE
+    tiles = n // TILE
+    head = (tl.program_id(0) // tiles).to(tl.int64) * n
+    i = tl.program_id(0) % tiles * TILE
     # [TILE, D]
     q = tl.load(q_ptr + tile(head + i, TILE, D))
     do = tl.load(do_ptr + tile(head + i, TILE, D))
@@ -219,7 +222,7 @@ class FlashAttentionFirst(torch.autograd.Function):
         scale = default_scale(scale, d)
         o, lse = torch.empty_like(q), q.new_empty((batch, n), dtype=torch.float32)
         with torch.cuda.device_of(q):
-            forward_kernel[batch, n // options["TILE"]](
+            forward_kernel[(batch * n // options["TILE"],)](
                 q, k, v, o, lse, n, scale, enable_fp_fusion=True, **options
             )
         ctx.save_for_backward(q, k, v, o, lse)
@@ -232,7 +235,7 @@ class FlashAttentionFirst(torch.autograd.Function):
         # Hooks on saved tensors may lay them out anew.
         q, k, v, o, lse = (x.contiguous() for x in ctx.saved_tensors)
         batch, n, _ = q.shape
-        grid = (batch, n // ctx.options["TILE"])
+        grid = (batch * n // ctx.options["TILE"],)
         # The gradient of a sum is one number, expanded; kernels read it written out.
         do = do.contiguous()
         delta = (o.float() * do.float()).sum(-1)

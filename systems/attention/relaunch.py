@@ -20,6 +20,8 @@ from triton.runtime import driver
 
 # What Triton asks of an address, in bytes.
 ALIGNMENT = 16
+# CUDA's limit on the first axis of a grid. The other axes end at 65,535.
+MOST_PROGRAMS = 2**31 - 1
 
 
 class Layout(NamedTuple):
@@ -114,6 +116,11 @@ class Launch:
                 arguments.append(x)
         if aligned and self.again is not None:
             return self.again(*arguments)
+        if self.grid[0] > MOST_PROGRAMS:
+            raise ValueError(
+                f"q, k and v must need at most {MOST_PROGRAMS} programs of a kernel, "
+                f"got {self.grid[0]}: compute some of the heads at a time"
+            )
         compiled = self.kernel[self.grid](
             *tensors, *self.scalars, **self.constants, **self.options
         )

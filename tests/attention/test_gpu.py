@@ -183,6 +183,26 @@ def test_offsets_beyond_two_to_the_31(causal):
         torch.testing.assert_close(x, expected[name], rtol=0.01, atol=0.01, msg=name)
 
 
+def test_the_most_rows():
+    """Of queries, and then of keys: one key gets all of the weight, and equal keys get
+    as much each. Statistics of 2³⁰ rows are 2³¹ numbers.
+    """
+    n = 2**30
+    one, many = (
+        torch.ones(1, rows, 1, device="cuda", dtype=torch.bfloat16) for rows in (1, n)
+    )
+    do = torch.zeros_like(many)
+    do[:, :: n - 1] = 1
+    found = run_class(FlashAttentionTriton, many, one, 3 * one, do, False)
+    assert (found["o"] == 3).all() and (found["dq"] == 0).all()
+    assert found["dk"] == 0 and found["dv"] == 2
+    del found
+    do.zero_()
+    found = run_class(FlashAttentionTriton, one, many, do, one, False)
+    assert found["o"] == 0 and found["dq"] == 0
+    assert (found["dk"] == 0).all() and (found["dv"] == 2.0**-30).all()
+
+
 @MASKS
 def test_rows_far_apart(causal):
     """The row stride alone takes a tile past 2³¹ elements: rows are 2²⁵ apart."""

@@ -422,6 +422,18 @@ def test_what_only_the_kernels_refuse(device):
         )
 
 
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("differentiated", [False, True])
+def test_more_rows_than_32_bits_count_are_refused(which, differentiated, device):
+    """Before memory is asked for: these take none."""
+    tensors = [x(1, 1, 1, device=device) for _ in range(2)]
+    tensors[which] = tensors[which].expand(1, 2**30 + 1, 1)
+    q, k = tensors
+    q.requires_grad_(differentiated)
+    with pytest.raises(ValueError, match="at most 1073741824 rows, got .*1073741825"):
+        flash_attention(q, k, k, backend="triton")
+
+
 def test_without_gpu_and_interpreter_the_kernels_refuse_and_nothing_stands_in():
     code = """
 import torch

@@ -125,6 +125,15 @@ def test_only_the_first_launch_asks():
 
 
 @pytest.mark.usefixtures("a_gpu")
+def test_more_programs_than_a_grid_holds_are_refused_in_words():
+    kernel, x = Kernel(), aligned()
+    Launch(kernel, (2**31 - 1,), (3, 5), {"A": 1, "B": 2})(x, x)
+    with pytest.raises(ValueError, match="at most 2147483647 programs .* 2147483648"):
+        Launch(kernel, (2**31,), (3, 5), {"A": 1, "B": 2})(x, x)
+    assert len(kernel.calls) == 1
+
+
+@pytest.mark.usefixtures("a_gpu")
 def test_an_option_may_be_an_argument_of_the_kernel():
     """As the number of warps is in Gluon. What only describes a tensor is never asked
     where it begins.

@@ -35,6 +35,8 @@ from systems.attention.triton.primitives import LOG2E, limbs_kernel
 COMBINED_ELEMENTS = 512
 # Elements that one program splits into limbs.
 LIMB_ELEMENTS = 2048
+# `dkdv_kernel` counts two numbers for each row, in 32 bits.
+MAX_LENGTH = 2**30
 # bfloat16 limbs of a float32: products of three are as good as those of float32, which
 # tensor cores can't multiply; products of two keep 16 bits.
 LIMBS = {"half": 1, "high": 2, "highest": 3}
@@ -165,6 +167,10 @@ def forward_launches(
     q, k, v, o = (layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]
+    if max(n_q, n_k) > MAX_LENGTH:
+        raise ValueError(
+            f"q and k must have at most {MAX_LENGTH} rows, got {n_q} and {n_k}"
+        )
     c = config or choose("forward", d, arithmetic, causal, batch * heads * n_q, device)
     programs = triton.cdiv(n_q, c.q) * batch * heads
     splits = splits or splits_for(programs, c.warps, n_k, c.k, arithmetic, device)
