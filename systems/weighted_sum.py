@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 from triton import knobs
 
-from systems.attention.inputs import refuse_second_derivative
+from systems.attention.inputs import refuse_batched_gradients, refuse_second_derivative
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ROWS_TILE = 16
@@ -133,6 +133,7 @@ class WeightedSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_second_derivative("the weighted sum")
+        refuse_batched_gradients(dy, "the weighted sum")
         x, w = ctx.saved_tensors
         n, d = x.shape
         programs = triton.cdiv(n, ROWS_TILE)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from systems.weighted_sum import MAX_COLUMNS_TILE, ROWS_TILE, weighted_sum
+from tests.attention.checks import BATCHED, check_batched_gradients
 
 
 def plain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -68,6 +69,13 @@ def test_a_second_derivative_is_refused(device):
     x, w = (torch.ones(s, device=device, requires_grad=True) for s in ((3, 4), (4,)))
     with pytest.raises(ValueError, match="the weighted sum can't be .* again"):
         torch.autograd.grad(weighted_sum(x, w).sum(), x, create_graph=True)
+
+
+@pytest.mark.parametrize("way", BATCHED)
+def test_a_batch_of_gradients_is_refused_in_words(way, device):
+    x, w = (torch.ones(s, device=device, requires_grad=True) for s in ((3, 4), (4,)))
+    with pytest.raises(NotImplementedError, match="weighted sum .* once for each"):
+        check_batched_gradients(way, weighted_sum(x, w), (x, w))
 
 
 def test_bad_input_is_refused():

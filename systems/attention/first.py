@@ -30,6 +30,7 @@ from systems.attention.inputs import (
     autocast_like_sdpa,
     check_inputs,
     default_scale,
+    refuse_batched_gradients,
     refuse_second_derivative,
     refuse_transforms,
 )
@@ -232,6 +233,7 @@ class FlashAttentionFirst(torch.autograd.Function):
     @staticmethod
     def backward(ctx, do: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_second_derivative()
+        refuse_batched_gradients(do, "the first kernel")
         # Hooks on saved tensors may lay them out anew.
         q, k, v, o, lse = (x.contiguous() for x in ctx.saved_tensors)
         batch, n, _ = q.shape

@@ -6,10 +6,15 @@ dimensions, the last of them the heads; n_q queries, n_k keys, d head dimension.
 
 import math
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import TransformType
+from torch._C._functorch import (
+    TransformType,
+    is_batchedtensor,
+    is_legacy_batchedtensor,
+)
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.autograd import forward_ad
 
@@ -161,6 +166,44 @@ def refuse_transforms() -> None:
         raise NotImplementedError(
             "flash attention can't be transformed by torch.func (grad, vjp, jvp, vmap "
             "and what they make up): use autograd, and batches as leading dimensions"
+        )
+
+
+def is_batched(do: Tensor) -> bool:
+    """Whether a backward pass gets a batch of gradients as if it were one: from
+    `is_grads_batched`, `jacobian(vectorize=True)`, or vmap around `autograd.grad`. A
+    kernel can't read such a tensor; PyTorch calls an operator once for each of them.
+    """
+    return not torch.compiler.is_compiling() and (
+        is_legacy_batchedtensor(do) or is_batchedtensor(do)
+    )
+
+
+def loop_under_vmap(operator: Any) -> None:
+    """Have vmap call this operator, which returns three tensors, once per member of a
+    batch.
+    """
+
+    @operator.register_vmap
+    def _(info, in_dims: tuple[int | None, ...], *arguments):
+        calls = (
+            operator(
+                *(
+                    x if dim is None else x.select(dim, i)
+                    for x, dim in zip(arguments, in_dims, strict=True)
+                )
+            )
+            for i in range(info.batch_size)
+        )
+        return tuple(map(torch.stack, zip(*calls, strict=True))), (0, 0, 0)
+
+
+def refuse_batched_gradients(do: Tensor, of: str) -> None:
+    """NotImplementedError where a backward pass computes one gradient alone."""
+    if is_batched(do):
+        raise NotImplementedError(
+            f"the gradient of {of} can't be computed for a batch of gradients "
+            "(is_grads_batched, vectorize or vmap): call backward once for each"
         )
 
 

@@ -21,6 +21,8 @@ from systems.attention.inputs import (
     autocast_like_sdpa,
     check_inputs,
     default_scale,
+    is_batched,
+    loop_under_vmap,
     refuse_second_derivative,
     refuse_transforms,
 )
@@ -164,6 +166,17 @@ def compiled_key_tile():
     return torch.compile(key_tile, dynamic=True)
 
 
+# For a batch of gradients. What writes into parts of tensors can't be batched itself.
+backward_operator = torch.library.custom_op(
+    "systems::tiles_backward",
+    backward_tiles,
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor do, "
+    "bool causal, float scale) -> (Tensor, Tensor, Tensor)",
+)
+loop_under_vmap(backward_operator)
+
+
 class FlashAttentionPyTorch(torch.autograd.Function):
     """`FlashAttentionPyTorch.apply(q, k, v, is_causal)`; (batch, n, d), or heads before
     n too.
@@ -201,7 +214,8 @@ class FlashAttentionPyTorch(torch.autograd.Function):
         # step, and warn of it.
         q, k, v, o, lse = (x.detach() for x in ctx.saved_tensors)
         with torch.autocast(q.device.type, enabled=False):
-            gradients = backward_tiles(q, k, v, o, lse, do, ctx.causal, ctx.scale)
+            run = backward_operator if is_batched(do) else backward_tiles
+            gradients = run(q, k, v, o, lse, do, ctx.causal, ctx.scale)
         # apply() may be called without the options: one gradient for each argument that
         # it got.
         return *gradients, *(None for _ in ctx.needs_input_grad[3:])

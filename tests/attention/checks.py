@@ -245,6 +245,30 @@ def check_against_reference(
         )
 
 
+# How PyTorch has a backward pass compute the gradients of several outputs at once: each
+# takes an output, inputs and a stack of its gradients.
+BATCHED = {
+    "is_grads_batched": lambda o, inputs, dos: torch.autograd.grad(
+        o, inputs, dos, is_grads_batched=True, retain_graph=True
+    ),
+    "vmap": lambda o, inputs, dos: torch.func.vmap(lambda do: gradients(o, inputs, do))(
+        dos
+    ),
+    "vmap along the last dimension": lambda o, inputs, dos: torch.func.vmap(
+        lambda do: gradients(o, inputs, do), in_dims=-1
+    )(dos.movedim(0, -1)),
+}
+
+
+def check_batched_gradients(way: str, o: Tensor, inputs: tuple[Tensor, ...]) -> None:
+    """Each is bit by bit what the backward pass computes of it alone."""
+    dos = torch.randn(3, *o.shape, device=o.device).to(o.dtype)
+    found = BATCHED[way](o, inputs, dos)
+    for i, do in enumerate(dos):
+        for ours, alone in zip(found, gradients(o, inputs, do), strict=True):
+            assert torch.equal(ours[i], alone)
+
+
 class Like:
     """As much of a tensor on a GPU as the predicate looks at."""
 

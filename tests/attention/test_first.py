@@ -8,8 +8,10 @@ import torch
 from systems.attention import FlashAttentionTriton, first, flash_attention
 from systems.attention.first import HEAD_DIMS, FlashAttentionFirst, first_attention
 from tests.attention.checks import (
+    BATCHED,
     NAMES,
     check_against_reference,
+    check_batched_gradients,
     make_inputs,
     run_class,
 )
@@ -131,3 +133,10 @@ def test_what_it_refuses(device):
     o = first_attention(q.requires_grad_(), q, q)
     with pytest.raises(ValueError, match="can't be differentiated again"):
         torch.autograd.grad(o.sum(), q, create_graph=True)
+
+
+@pytest.mark.parametrize("way", BATCHED)
+def test_a_batch_of_gradients_is_refused_in_words(way, device):
+    q = torch.zeros(2, 64, 16, device=device, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="call backward once for each"):
+        check_batched_gradients(way, first_attention(q, q, q), (q,))

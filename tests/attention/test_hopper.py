@@ -57,9 +57,11 @@ from systems.attention.triton.function import chosen
 from systems.experiments import flash_accuracy, triton_versions
 from systems.precision.dtypes import relative_error
 from tests.attention.checks import (
+    BATCHED,
     NAMES,
     Like,
     check_against_reference,
+    check_batched_gradients,
     like,
     make_inputs,
     run_class,
@@ -1018,6 +1020,20 @@ def test_only_do_cannot_be_read(n, monkeypatch):
     expected = run_class(FlashAttentionTriton, q, k, v, do, True)
     found = run_class(FlashAttentionTriton, q, k, v, off_by_one(do), True)
     assert all(torch.equal(found[name], expected[name]) for name in NAMES)
+
+
+@gpu
+@hopper
+@pytest.mark.parametrize("backend", ["hopper", "auto"])
+@pytest.mark.parametrize("n", [1000, 4096], ids=["two passes", "one pass"])
+@pytest.mark.parametrize("way", BATCHED)
+def test_a_batch_of_gradients(way, n, backend, monkeypatch):
+    monkeypatch.setattr(limits, "missing_here", lambda device: "")
+    monkeypatch.delitem(function.LAUNCHERS, "triton")
+    q, k, v, _ = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(4, 34))
+    leaves = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
+    o = flash_attention(*leaves, causal=True, backend=backend)
+    check_batched_gradients(way, o, leaves)
 
 
 @gpu

@@ -25,8 +25,10 @@ from systems.attention import (
 from systems.attention.reference import attention_reference
 from systems.attention.triton import function, launches, prepared
 from tests.attention.checks import (
+    BATCHED,
     NAMES,
     check_against_reference,
+    check_batched_gradients,
     gradients,
     make_inputs,
     run_class,
@@ -469,6 +471,29 @@ def test_second_derivatives_are_refused(backend, device):
         match="can't be differentiated again: backward got create_graph=True",
     ):
         torch.autograd.grad(o.sum(), q, create_graph=True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("way", BATCHED)
+def test_a_batch_of_gradients(way, backend, device):
+    q, k, v, _ = make_inputs(20, 33, 16, device=device, lead=(2, 4), lead_k=(2, 2))
+    leaves = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
+    o = flash_attention(*leaves, causal=True, backend=backend)
+    check_batched_gradients(way, o, leaves)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_vectorized_jacobian_is_that_of_sdpa(backend, device):
+    q, k, v, _ = make_inputs(5, 7, 16, device=device, lead=(1, 1))
+    ours, expected = (
+        torch.autograd.functional.jacobian(f, (q, k, v), vectorize=True)
+        for f in (
+            lambda q, k, v: flash_attention(q, k, v, backend=backend),
+            F.scaled_dot_product_attention,
+        )
+    )
+    for a, b in zip(ours, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

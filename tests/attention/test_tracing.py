@@ -47,13 +47,17 @@ def loss_of_function(q, k, v):
     return flash_attention(q * 2, k, v, causal=True).cos()
 
 
+def loss_of_tiles(q, k, v):
+    return flash_attention(q * 2, k, v, causal=True, backend="torch").cos()
+
+
 def loss_of_class(q, k, v):
     return FlashAttentionTriton.apply(q * 2, k, v, True).cos()
 
 
 @quiet
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("function", [loss_of_function, loss_of_class])
+@pytest.mark.parametrize("function", [loss_of_function, loss_of_class, loss_of_tiles])
 def test_one_graph_under_compile(function, dynamic, device):
     """No graph break, and the same bits as without compiling."""
     torch.compiler.reset()

@@ -19,8 +19,10 @@ from systems.attention.inputs import (
     autocast_like_sdpa,
     check_inputs,
     default_scale,
+    is_batched,
     is_differentiated,
     is_traced,
+    loop_under_vmap,
     refuse_forward_mode,
     refuse_second_derivative,
     refuse_transforms,
@@ -144,6 +146,9 @@ def _(
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
+loop_under_vmap(flash_backward)
+
+
 def save_for_operator(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     q, k, v, *ctx.options = inputs
     o, lse = output
@@ -205,11 +210,12 @@ class FlashAttentionTriton(torch.autograd.Function):
     def backward(ctx, do: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_second_derivative()
         saved, prepared = ctx.saved_tensors, ctx.prepared
-        if prepared is not None and not is_traced(do) and prepared.fits(*saved):
+        if is_traced(do) or is_batched(do):
+            gradients = flash_backward(do, *saved, *ctx.options)
+        elif prepared is not None and prepared.fits(*saved):
             gradients = prepared.backward(do, *saved)
         else:
-            run = flash_backward if is_traced(do) else run_backward
-            gradients = run(do, *saved, *ctx.options)
+            gradients = run_backward(do, *saved, *ctx.options)
         # apply() may be called without the options: one gradient for each argument that
         # it got.
         return *gradients, *(None for _ in ctx.needs_input_grad[3:])
