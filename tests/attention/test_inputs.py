@@ -589,6 +589,38 @@ def test_gradients_of_only_some_inputs(device):
     )
 
 
+WITHOUT = """
+import sys
+
+class Missing:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in {"msgspec", "typer", "rich", "yaml", "jinja2"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+import torch
+from systems.attention import flash_attention
+device = sys.argv[1]
+for backend in ("triton", "auto", "torch", "first"):
+    q = torch.ones(1, 64, 64, device=device, requires_grad=True)
+    flash_attention(q, q, q, backend=backend).sum().backward()
+    assert q.grad.isfinite().all()
+found = {name for name in sys.modules if name.startswith("systems.records")}
+assert not found, found
+"""
+
+
+def test_the_kernels_need_nothing_of_the_records(device):
+    """Neither our modules for them nor the packages that these need."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, device],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_package_is_cheap_and_the_oracle_stands_alone():
     """Importing the names loads no torch; no fast path imports the reference."""
     code = (

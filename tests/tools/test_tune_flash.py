@@ -134,6 +134,7 @@ def a100(monkeypatch, tmp_path):
     """An A100 that is not here, and a folder for its file."""
     device = make_gpu("NVIDIA A100-SXM4-80GB", capability="8.0")
     monkeypatch.setattr(tuned, "FOLDER", tmp_path)
+    monkeypatch.setattr(chooser, "TUNED", tmp_path)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: device.name)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(chooser.triton, "__version__", "3.7.1")

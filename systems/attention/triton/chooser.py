@@ -5,15 +5,16 @@ the GPU had timed there (`tuned`) comes before our table.
 """
 
 from functools import cache
+from pathlib import Path
 
 import torch
 import triton
 
-from systems.attention.triton import tuned
 from systems.attention.triton.configs import ByMask, Config
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
-from systems.records.device import slug_of
 
+# Where `tuned` keeps what owners of GPUs had timed.
+TUNED = Path(__file__).with_name("tuned")
 # The interpreter runs one operation after another: warps and stages mean nothing to it.
 INTERPRETER_CONFIG = Config(64, 64, 4, 1)
 
@@ -45,8 +46,16 @@ def for_mask(entry: Config | ByMask, causal: bool) -> Config:
 
 
 @cache
-def owners(device: torch.device) -> dict[tuned.Key, Config]:
-    """What was timed on this GPU by its owner, for many rows; empty without that."""
+def owners(device: torch.device) -> dict[tuple[str, str, int, bool], Config]:
+    """Return the configurations that the owner of this GPU had timed, for many rows, by
+    arithmetic, kernel, padded head dimension and mask.
+    """
+    if not any(TUNED.glob("*.json")):
+        return {}
+    # Imported here: these need msgspec, which the kernels can do without.
+    from systems.attention.triton import tuned
+    from systems.records.device import slug_of
+
     slug = slug_of(torch.cuda.get_device_name(device))
     found = tuned.configs(slug, triton.__version__)
     return {key: Config(*numbers) for key, numbers in found.items()}
