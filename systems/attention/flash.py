@@ -16,12 +16,16 @@ def flash_attention(
     scale: float | None = None,
     backend: str = "auto",
 ) -> Float[Tensor, "... q d"]:
-    """softmax(scale · q kᵀ) v without ever holding the scores. Leading dimensions are
-    free, the last of them is heads.
+    """Return softmax(scale · q kᵀ) v without ever storing the scores. Leading
+    dimensions are free; the last of them is heads.
 
-    `causal` hides key j from query i where j > i, counted from the top left as
-    PyTorch's `is_causal` does, also where the numbers of queries and keys differ. k and
-    v may have fewer heads, shared by neighbouring query heads. `scale` None is 1 /
+    The layout of flash-attn, (batch, n, heads, d), can't be told apart from (batch,
+    heads, n, d): transpose such tensors,
+    `flash_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)`.
+
+    `causal` hides key j from query i where j > i, counted from the top left like
+    PyTorch's `is_causal`, also where the numbers of queries and keys differ. k and v
+    may have fewer heads, which neighbouring query heads share. `scale` None is 1 /
     sqrt(d). The result has the dtype of q; sums are kept in float32 or wider.
 
     `backend` is one of
@@ -36,12 +40,15 @@ def flash_attention(
     - "auto": "hopper" where it can run and the inputs are large enough for it to be
       faster, else "triton".
 
-    Autocast takes it; so do `torch.compile(fullgraph=True)` and `torch.export`, but for
-    "first". After one call of a shape CUDA graphs capture both passes.
+    It works under autocast and, except for "first", in `torch.compile(fullgraph=True)`
+    and `torch.export`. After one call of a shape CUDA graphs capture both passes. A
+    batch of gradients (`is_grads_batched`, vmap around `autograd.grad`) is computed one
+    after another, except by "first".
 
-    `TypeError` or `ValueError` names what can't be taken, and what a backend needs that
-    was not found; `NotImplementedError` a transform of torch.func (vmap, grad, jvp),
-    but for vmap inside `torch.compile`, which computes one batch after another.
+    `TypeError` or `ValueError` names the argument that can't be taken, or what a
+    backend needs and did not find. Transforms of torch.func (vmap, grad, jvp) raise
+    `NotImplementedError`; only vmap inside `torch.compile` works, and computes one
+    batch after another.
     """
     # Imported here, so that the PyTorch tiles work where Triton is not installed.
     if backend in ("auto", "hopper", "triton"):

@@ -50,12 +50,16 @@ def check_inputs(
         raise TypeError("q, k and v must not be nested tensors") from error
     check(*of_tensors, dtypes)
     if not isinstance(causal, bool):
-        raise TypeError(f"causal must be True or False, got {causal!r}")
+        # A whole mask would fill the message, and bring it from the GPU.
+        given = type_name(causal) if hasattr(causal, "shape") else repr(causal)
+        raise TypeError(
+            f"causal must be True or False, got {given}; it is the fourth argument, "
+            "where SDPA takes attn_mask and flash-attn dropout_p: neither exists here"
+        )
     if scale is not None:
         if not isinstance(scale, int | float) or isinstance(scale, bool):
             raise TypeError(
-                "scale must be an int, a float or None, "
-                f"got {type(scale).__module__}.{type(scale).__qualname__}"
+                f"scale must be an int, a float or None, got {type_name(scale)}"
             )
         # A kernel gets it as float32, times log2(e). Below the normal numbers it could
         # become 0 there, and a score that is masked by -inf times 0 is no number. Above
@@ -65,6 +69,11 @@ def check_inputs(
                 "scale must be positive and finite, a normal number of float32 that is "
                 f"one times log2(e), too (1.2e-38 to 1.7e+38), got {scale!r:.30}"
             )
+
+
+def type_name(x: object) -> str:
+    """Return the name of the type of x with its module: "torch.Tensor"."""
+    return f"{type(x).__module__}.{type(x).__qualname__}"
 
 
 def check_described(

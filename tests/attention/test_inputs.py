@@ -296,7 +296,7 @@ BAD = {
         lambda: [x(8, 4)] * 3,
         {"causal": 1},
         TypeError,
-        "causal must be True or False, got 1",
+        "causal must be True or False, got 1; .* SDPA takes attn_mask",
     ),
     "scale is text": (
         lambda: [x(8, 4)] * 3,
@@ -314,7 +314,19 @@ BAD = {
         lambda: [x(8, 4)] * 3,
         {"causal": np.bool_(True)},
         TypeError,
-        "causal must be True or False, got ",
+        r"causal must be True or False, got numpy\.bool",
+    ),
+    "a mask comes fourth": (
+        lambda: (*[x(8, 4)] * 3, x(8, 8)),
+        {},
+        TypeError,
+        r"causal must be True or False, got torch\.Tensor; .* SDPA takes attn_mask",
+    ),
+    "a share of dropout comes fourth": (
+        lambda: (*[x(8, 4)] * 3, 0.0),
+        {},
+        TypeError,
+        "got 0.0; it is the fourth argument, .* flash-attn dropout_p",
     ),
     "nested": (
         lambda: [nested(x(3, 4), x(2, 4))] * 3,
@@ -569,6 +581,42 @@ def test_transforms_of_functions_are_refused_in_words(backend, transform, device
     x = torch.randn(2, 64, 16, device=device)
     with pytest.raises(NotImplementedError, match="can't be transformed by torch.func"):
         TRANSFORMS[transform](lambda x: flash_attention(x, x, x, backend=backend), x)
+
+
+def code_of_page(beginning: str) -> str:
+    """The example of the page on any shape whose last line begins so."""
+    page = (ROOT / "docs" / "flash_any_shape.md").read_text(encoding="utf-8")
+    blocks = [part.partition("```")[0].strip() for part in page.split("```python\n")]
+    (code,) = [x for x in blocks if x.splitlines()[-1].startswith(beginning)]
+    return code
+
+
+@pytest.mark.parametrize(("n_q", "n_k"), [(5, 21), (20, 20), (1, 70)])
+def test_the_page_on_the_mask_of_flash_attn(n_q, n_k, device):
+    """Bottom right: the last query sees all keys. Gradients too."""
+    q, k, v, do = make_inputs(n_q, n_k, 16, device=device, lead=(2, 3))
+    leaves = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
+    names: dict[str, Any] = {"q": q, "k": k, "v": v, "F": F}
+    exec(code_of_page("o = flash_attention(F.pad("), names | globals(), names)
+    visible = torch.ones(n_q, n_k, dtype=torch.bool, device=device).tril(n_k - n_q)
+    expected = F.scaled_dot_product_attention(*leaves, attn_mask=visible)
+    for a, b in zip(
+        (names["o"], *gradients(names["o"], leaves, do)),
+        (expected, *gradients(expected, leaves, do)),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-5)
+
+
+def test_the_page_on_the_layout_of_flash_attn(device):
+    q, k, v = (torch.randn(2, 20, 3, 16, device=device) for _ in range(3))
+    names: dict[str, Any] = {"q": q, "k": k, "v": v}
+    code = code_of_page("o = flash_attention(*(x.transpose")
+    exec(code, names | globals(), names)
+    expected = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)))
+    torch.testing.assert_close(names["o"], expected.transpose(1, 2), rtol=0, atol=2e-5)
+    one_line = flash_attention.__doc__ or ""
+    assert code.removeprefix("o = ") in one_line
 
 
 @pytest.mark.parametrize("cls", CLASSES)
