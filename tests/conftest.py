@@ -143,14 +143,11 @@ def on_cpu(monkeypatch) -> None:
 def fake_on_gpu(monkeypatch) -> None:
     """The stem `fake` is measured on "A GPU", which this machine seems to have."""
     from systems.experiments import STEMS
-    from systems.records.host import Probe
     from systems.running import groups, machine
     from tests.factories import fake_stem_on, make_gpu
 
     monkeypatch.setitem(STEMS, "fake", fake_stem_on("cuda"))
     monkeypatch.setattr(machine, "device_for", lambda allowed: make_gpu())
-    # A quiet host: this machine's own would have rows measured again at random.
-    monkeypatch.setattr(groups, "probe", lambda launches: Probe(1.0))
     monkeypatch.setattr(groups, "sm_clock_mhz", lambda: None)
     for name in ("check_torch", "free_memory"):
         monkeypatch.setattr(machine, name, lambda *_: None)

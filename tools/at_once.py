@@ -1,9 +1,9 @@
 """Several experiments at once, each on a GPU of its own and on its share of the host's
-cores: `regen_tables.py --at-once 4`, with `--again` too.
+cores: `regen_tables.py --at-once 4`.
 
 The one that takes longest begins first, and a lane that is free takes the next. Memory
-and power of the host are still shared. Records of a GPU say that another experiment ran
-on this host, and on how many of its cores this one did.
+and power of the host are still shared. Each record of a GPU says on how many of the
+host's cores it was measured.
 """
 
 import os

@@ -240,14 +240,8 @@ def take_report(
             if status != "ok":
                 row = f"{outcome.stem} {config}"
                 progress.console.print(f"{row}: {status}: {report['reason']}")
-        case "again":
-            progress.update(task, now="again: the host was slow")
-        case "settled":
-            progress.update(task, completed=report["done"])
         case "complete":
             outcome.message = "measured"
-        case "left":
-            outcome.message = f"{report['rows']} rows are left: the host is not quiet"
         case "out_of_time":
             outcome.message = OUT_OF_TIME
         case "failed":

@@ -9,7 +9,6 @@ run it again to go on. Examples:
     python tools/regen_tables.py --only end_to_end --time-limit 30
     python tools/regen_tables.py --quick            a reduced grid, on a CPU too
     python tools/regen_tables.py --check            is all as the records give it?
-    python tools/regen_tables.py --again STEM       rows that a slow host has touched
     python tools/regen_tables.py --at-once 4        on a node with four GPUs
     python tools/regen_tables.py --slurm --gpus 1   on a cluster: a job per experiment
 """
@@ -40,7 +39,6 @@ from tools.measuring import (  # noqa: E402
 from tools.rendering import check_tree, stop, write_rendered  # noqa: E402
 from tools.slurm.options import FLAGS, Options  # noqa: E402
 from tools.states import print_states  # noqa: E402
-from tools.unsteady import measure_unsteady  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 GRID = {"only", "force", "quick", "time_limit", "generated"}
@@ -53,10 +51,9 @@ READS = {
     "--render": {"generated"},
     "--check": {"fresh", "generated"},
     "--verify": {"generated"},
-    "--again": {"generated", "time_limit", "at_once"},
 }
 # These keep each row that they measured.
-MEASURES = ("measuring", "--slurm", "--verify", "--again")
+MEASURES = ("measuring", "--slurm", "--verify")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -110,8 +107,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return check_tree(results, **given)
             case "--verify":
                 return verify(value, results, **given)
-            case "--again":
-                return measure_again(each_once(value), results, **given)
             case "--slurm":
                 return measure_by_slurm(results, **given)
             case _:
@@ -192,15 +187,6 @@ def command_line() -> argparse.ArgumentParser:
         help="measure three rows again, each with those that take turns with it; if "
         "they agree, the record is verified",
     )
-    action(
-        "--again",
-        metavar="STEM",
-        type=stem,
-        action="append",
-        help="measure the rows again that a slow host may have touched, or that took "
-        "longer than the same cell of another record, once the host is quiet; may be "
-        "given more than once",
-    )
     action("--slurm", **switch, help="measure in Slurm jobs, one per experiment")
 
     measuring = parser.add_argument_group("measuring, here or by --slurm").add_argument
@@ -225,14 +211,14 @@ def command_line() -> argparse.ArgumentParser:
         metavar="N",
         type=several,
         help="N experiments at a time, each on one of the first N visible GPUs and its "
-        "share of the cores; with --again too, not with --slurm",
+        "share of the cores; not with --slurm",
     )
 
     checking = parser.add_argument_group("with --check").add_argument
     checking(
         "--fresh",
         **switch,
-        help="stale records and too many unsteady rows are errors, too",
+        help="stale records, and measuring that took too long, are errors, too",
     )
 
     jobs = parser.add_argument_group("with --slurm").add_argument
@@ -370,34 +356,6 @@ def verify(stem: str, results: Path, generated: Path | None = None) -> int:
     print(f"{stem}: rows measured again agree, the record is verified")
     render_if_told(results, generated)
     return 0
-
-
-def measure_again(
-    stems: Sequence[str],
-    results: Path,
-    time_limit: float = 0,
-    at_once: int = 1,
-    generated: Path | None = None,
-) -> int:
-    """Measure the unsteady rows of records again. Returns the exit code."""
-    need("torch", "fcntl")
-    deadline = time.time() + time_limit * 60 if time_limit else 1e18
-
-    def measured(stem: str, lane: Lane | None) -> Outcome:
-        outcome = measure_unsteady(stem, results, deadline, lane)
-        if lane is None and not outcome.code:
-            # A lane says so by itself.
-            print(f"{stem}: {outcome.message}")
-        return outcome
-
-    outcomes = outcomes_of(stems, at_once, results, measured)
-    if any(not outcome.code and not outcome.skipped for outcome in outcomes):
-        render_if_told(results, generated)
-    for outcome in outcomes:
-        if outcome.code:
-            said = outcome.message.removeprefix("error: ")
-            print(f"error: {outcome.stem}: {said}", file=sys.stderr)
-    return max(outcome.code for outcome in outcomes)
 
 
 def conclude(

@@ -71,10 +71,10 @@ def check_tree(
     results: Path, fresh: bool = False, generated: Path | None = None
 ) -> int:
     """Print every difference between the tree and its records; with `fresh`, stale
-    records and too many unsteady rows too. 0 if there is none, 2 if a record can't be
-    read or was edited by hand, otherwise 1.
+    records too, and measuring that took too long. Return 0 if there is none, 2 if a
+    record can't be read or was edited by hand, otherwise 1.
     """
-    from tools.checks import durations, grids, same_cell, steadiness
+    from tools.checks import durations, grids, same_cell
     from tools.checks.pages import check_pages
     from tools.render import load
 
@@ -100,12 +100,10 @@ def check_tree(
     records = [record for of_stem in found.values() for record in of_stem]
     stale, edited = load.stale_records(records), load.edited_records(records)
     findings += [*(stale if fresh else []), *edited]
-    differ, differed = same_cell.compare(found)
-    too_many, unsteady = steadiness.judge(found)
-    unmet = [*too_many, *durations.judge(found)]
-    findings += [*differ, *grids.compare(found), *(unmet if fresh else [])]
-    warnings = [*([] if fresh else [*stale, *unmet]), *unsteady, *differed]
-    for message in warnings:
+    findings += [*same_cell.compare(found), *grids.compare(found)]
+    too_long = durations.judge(found)
+    findings += too_long if fresh else []
+    for message in [] if fresh else [*stale, *too_long]:
         print(f"warning: {message}")
     for finding in sorted(findings):
         print(finding)

@@ -143,18 +143,15 @@
     return made
   }
 
-  // One series for all contexts of what is otherwise the same configuration; its name is what tells it from the others. What a slow host may
-  // have lengthened is drawn hollow.
-  const UNSTEADY = "unsteady"
+  // One series for all contexts of what is otherwise the same configuration; its name is what tells it from the others.
   function seriesOf(found) {
     const parts = (line) => [...["GPU", "size", "precision"].map((name) => line[at(name)]), ...line[at("configuration")].split(", ")]
     const all = found.map(parts)
     const everywhere = (part) => all.every((each) => each.includes(part))
     const series = new Map()
     found.forEach((line, i) => {
-      const name = all[i].filter((part) => part && part !== UNSTEADY && !everywhere(part)).join(", ")
-      const look = all[i].includes(UNSTEADY) ? UNSTEADY : ""
-      series.set(name, [...(series.get(name) ?? []), { x: line[at("context")], y: line[at("value")], look }])
+      const name = all[i].filter((part) => part && !everywhere(part)).join(", ")
+      series.set(name, [...(series.get(name) ?? []), { x: line[at("context")], y: line[at("value")] }])
     })
     return series
   }
@@ -204,8 +201,8 @@
       const group = mark("g", { class: "series" })
       group.append(mark("polyline", { points: points.map((p) => `${x(p.x)},${y(p.y / scale.by)}`).join(" ") }))
       for (const p of points) {
-        const dot = mark("circle", { cx: x(p.x), cy: y(p.y / scale.by), r: 3.5, class: p.look })
-        dot.append(mark("title", {}, `${name} at ${p.x}: ${format(p.y / scale.by, 4)} ${scale.unit} ${p.look}`.trim()))
+        const dot = mark("circle", { cx: x(p.x), cy: y(p.y / scale.by), r: 3.5 })
+        dot.append(mark("title", {}, `${name} at ${p.x}: ${format(p.y / scale.by, 4)} ${scale.unit}`.trim()))
         group.append(dot)
       }
       svg.append(group)
@@ -229,7 +226,7 @@
   }
 
   function drawBars(svg, series, scale, width) {
-    const bars = [...series].flatMap(([name, points]) => points.map((p) => [[name, p.x && `context ${p.x.toLocaleString("en")}`].filter(Boolean).join(", "), p.y / scale.by, p.look]))
+    const bars = [...series].flatMap(([name, points]) => points.map((p) => [[name, p.x && `context ${p.x.toLocaleString("en")}`].filter(Boolean).join(", "), p.y / scale.by]))
     // Names stand before their bars, on a phone above them.
     const narrow = width < 600
     const room = narrow ? 0 : Math.min(width * 0.5, 6.6 * Math.max(...bars.map(([name]) => name.length)) + 8)
@@ -237,11 +234,11 @@
     const least = scale.unit === "ratio" ? 1 : 0
     const most = Math.max(...bars.map(([, value]) => value), least)
     const length = (value) => (Math.max(0, value) / most) * (width - room - 60)
-    bars.forEach(([name, value, look], i) => {
+    bars.forEach(([name, value], i) => {
       const top = 24 + i * step
       const [bar, height] = narrow ? [top + 12, step - 14] : [top + 2, step - 4]
       const label = mark("text", narrow ? { x: 0, y: top + 10 } : { x: room - 6, y: top + step / 2 + 4, "text-anchor": "end" }, name)
-      svg.append(label, mark("rect", { x: room, y: bar, width: length(value), height, class: look }))
+      svg.append(label, mark("rect", { x: room, y: bar, width: length(value), height }))
       // Behind the line at 1, where that would go through the number.
       const text = format(value, 3)
       const [end, one] = [room + length(value), room + (least ? length(1) : -1)]

@@ -17,8 +17,7 @@ function scale(unit) {
 }
 
 function valueOf(cell) {
-  // A dagger marks a number that is unsteady.
-  const text = (cell.dataset.sort ?? cell.textContent).replaceAll("†", "").trim()
+  const text = (cell.dataset.sort ?? cell.textContent).trim()
   const match = NUMBER.exec(text)
   if (!match) return { text, number: NaN }
   const digits = match[1].replace(/[−–]/, "-").replace(/[,\u2009\u202f\u00a0]/g, "")

@@ -16,8 +16,7 @@ class Stem:
 
     On a GPU rows of the implementations or executions in `rehearsed` are compiled
     ahead, many at once, by processes of so many cores each. `needs` is what importing
-    it takes beside torch: Triton, where our kernels are. `one_core`: launching decides
-    its times, and nothing in it works side by side.
+    it takes beside torch: Triton, where our kernels are.
     """
 
     module: str
@@ -26,7 +25,6 @@ class Stem:
     rehearsed: tuple[str, ...] = ()
     cores_of_each: int = 1
     needs: tuple[str, ...] = ()
-    one_core: bool = False
 
 
 STEMS = {
@@ -37,13 +35,11 @@ STEMS = {
         "systems.experiments.end_to_end",
         full=("cuda",),
         quick=("cuda", "cpu"),
-        one_core=True,
     ),
     "warmup": Stem(
         "systems.experiments.warmup",
         full=("cuda",),
         quick=("cuda", "cpu"),
-        one_core=True,
     ),
     "accumulation": Stem(
         "systems.experiments.accumulation", full=("cuda",), quick=("cuda", "cpu")
@@ -120,7 +116,6 @@ STEMS = {
         full=("cuda",),
         quick=("cuda", "cpu"),
         needs=("triton",),
-        one_core=True,
     ),
     "flash_ablation": Stem(
         "systems.experiments.flash_ablation",
@@ -135,9 +130,7 @@ STEMS = {
         rehearsed=("ours", "ours_triton"),
         needs=("triton",),
     ),
-    "method": Stem(
-        "systems.experiments.method", full=("cuda",), quick=("cuda",), one_core=True
-    ),
+    "method": Stem("systems.experiments.method", full=("cuda",), quick=("cuda",)),
 }
 
 

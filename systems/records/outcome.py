@@ -41,7 +41,7 @@ class NotInstalled(Unsupported):
 
 # What an experiment's `run` returns: metrics, or a generator that ends each of its
 # turns with a `yield` and returns them. Rows measured in turns meet the same clocks,
-# temperatures and neighbours, so that their ratios don't depend on when each ran.
+# temperatures and host, so that their ratios don't depend on when each ran.
 Metrics = dict[str, Any]
 Turns = Generator[None, None, Metrics]
 Run = Callable[[Any], Metrics | Turns]

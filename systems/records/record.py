@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal, cast
 from msgspec import Meta, Struct
 
 from systems.records.device import Device, Name, Plain
-from systems.records.host import SLOW, Probe
-from systems.records.own_times import Times, outdone, touched
+
+# The phases of a training step, in order.
+PHASES = ("forward", "loss", "backward", "optimizer")
 
 Count = Annotated[int, Meta(ge=0, le=100_000)]
 # Four months: longer than any row took, shorter than a clock that was set anew.
@@ -27,14 +28,8 @@ class Row(Struct, forbid_unknown_fields=True, dict=True):
     is bytes.
     """
 
-    # No fields, so not in the file; `tools.render.hosts` compares the records of a GPU.
-    # How many times as long as on a quiet host the probes took; how much of each time
-    # is shown to be the GPU's own; of phases that are not, and that another row took
-    # over a tenth less for, the shortest; and whether a slow host may have lengthened
-    # its passes.
-    slowdown, own, unsteady = 1.0, cast("Times", {}), False
-    shortest = cast("Times", {})
-    # Of a profiled row, the row of `end_to_end` that timed the same cell.
+    # No field, so not in the file: of a profiled row, the row of `end_to_end` that
+    # timed the same cell.
     clock = cast("Row | None", None)
 
     config: dict[str, Any]
@@ -43,34 +38,6 @@ class Row(Struct, forbid_unknown_fields=True, dict=True):
     reason: str | None = None
     # Since the row before it ended, or the measuring began.
     seconds: Seconds | None = None
-    # The host before and after it.
-    host: list[Probe] = []
-
-    @property
-    def timed(self) -> bool:
-        """Whether a slow host could have lengthened anything here: a sum, an error or a
-        size is the same on each.
-        """
-        return any(name.endswith("_ms") for name in self.metrics)
-
-    @property
-    def slow(self) -> bool:
-        """Whether its host was."""
-        return self.slowdown > SLOW
-
-    @property
-    def in_doubt(self) -> bool:
-        """Whether it is unsteady, or one of its phases alone, as another row shows."""
-        return self.unsteady or bool(self.shortest)
-
-    def unsteady_in(self, *names: str) -> bool:
-        """Whether the host of a slow row, or of one whose steps are now fast and now
-        slow, may have lengthened these times, added up; or did, as another row shows.
-        """
-        doubtful = self.slow or self.unsteady
-        return (doubtful and touched(self.metrics, self.own, names)) or outdone(
-            self.metrics, self.shortest, [name for name in names if name in self.own]
-        )
 
 
 class Record(Struct, forbid_unknown_fields=True, dict=True):

@@ -9,8 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from systems.records.own_times import PHASES
-from systems.records.record import Record
+from systems.records.record import PHASES, Record
 
 # Eleven days in ms, and more than any machine's memory in bytes.
 LONGEST_MS, MOST_BYTES = 1e9, 2**60

@@ -16,8 +16,7 @@ from rich.table import Table
 
 from systems import run_as_command
 from systems.records.outcome import Run, measure_row
-from systems.records.own_times import PHASES
-from systems.records.record import Row
+from systems.records.record import PHASES, Row
 from systems.records.summary import summarize
 from systems.running.host_memory import bound_memory
 from systems.running.limited import limit_memory

@@ -1,20 +1,15 @@
-"""Rows that are measured together, in turns, with the host and the GPU's clock around
-them.
-"""
+"""Measure rows together, in turns, and note the GPU's clock after each group."""
 
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from systems.records.device import META, Device, sm_clock_mhz
-from systems.records.host import Probe
-from systems.records.neighbours import NOTE
+from systems.records.device import sm_clock_mhz
 from systems.records.outcome import as_reason
 from systems.records.record import Record, Row
 from systems.running import machine, profilers
-from systems.running.host import probe
 from systems.running.processes import elsewhere, turns
 
 
@@ -31,29 +26,21 @@ def groups_of(module: Any, configs: list[Any]) -> list[list[Any]]:
 
 
 def measured_now(
-    record: Record,
-    module: Any,
-    others_measure: Callable[[], bool],
-    group: list[Any],
-    before: list[Probe],
-    since: float,
+    record: Record, module: Any, group: list[Any], since: float
 ) -> list[Row]:
-    """The rows of a group, with the host `before` and after them; all since `since`, a
-    time.monotonic(), counts with the first: together rows say how long measuring takes.
-    The record notes clocks and neighbours.
+    """Return the rows of a group and note the GPU's clock in the record. All time since
+    `since`, a time.monotonic(), counts with the first row, so that the rows together
+    say how long measuring takes.
     """
     device = record.device
     machine.free_memory()
     rows = measure_group(module, group)
-    after = look_at_host(device, module)
+    profilers.let_go()
     for row in rows:
         row.seconds, since = round(time.monotonic() - since, 3), time.monotonic()
-        row.host = [*before, *after]
     if device.is_gpu and (clock := sm_clock_mhz()):
         seen = [*device.sm_clocks_mhz, clock]
         device.sm_clocks_mhz = [min(seen), max(seen)]
-    if device.is_gpu and others_measure() and NOTE not in record.notes:
-        record.notes.append(NOTE)
     return rows
 
 
@@ -88,13 +75,3 @@ def gpu_is_broken(module: Any, rows: list[Row]) -> bool:
     return not elsewhere(module) and any(
         row.status == "failed" and "CUDA error" in (row.reason or "") for row in rows
     )
-
-
-def look_at_host(device: Device, module: Any) -> list[Probe]:
-    """The host now, as rows keep it; where nothing is timed, nothing."""
-    if device == META:
-        return []
-    # Where rows have processes of their own, this one holds nothing on the GPU.
-    in_process = not elsewhere(module)
-    profilers.let_go()
-    return [probe(launches=device.is_gpu and in_process)]

@@ -12,7 +12,6 @@ import json
 import os
 import time
 from dataclasses import asdict
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,25 +22,15 @@ from systems import lacks
 from systems.experiments import STEMS, Stem
 from systems.records import store
 from systems.records.device import Device, no_gpu
-from systems.records.host import SHARE
-from systems.records.neighbours import measuring
 from systems.records.store import RecordError
 from systems.running import machine
-from systems.running.again import Again
 from systems.running.caches import compiled_folder, name_compiled_folder, unwritable
-from systems.running.cores import quick_cores
-from systems.running.groups import (
-    gpu_is_broken,
-    groups_of,
-    look_at_host,
-    measured_now,
-)
+from systems.running.groups import gpu_is_broken, groups_of, measured_now
 from systems.running.limited import limit_memory, would_publish
 from systems.running.precompile import folder_for_compiled, rehearse
 from systems.running.processes import kept_processes
 from systems.running.reports import CannotStart, exit_when_terminated, report
 from systems.running.resuming import (
-    complete_record,
     exclusive,
     new_record,
     partial_path,
@@ -76,12 +65,7 @@ def measure_stem(
             f"a record of a simulated GPU ({device.name}) is never published: give "
             "another --results"
         )
-    with (
-        exclusive(path),
-        measuring() as others_measure,
-        folder_for_compiled(),
-        quick_cores(device.is_gpu, stem.one_core) as cores,
-    ):
+    with exclusive(path), folder_for_compiled():
         module = imported(stem, device)
         held = machine.shared_with() if device.is_gpu else ""
         configs = module.configs(quick=grid == "quick")
@@ -109,17 +93,14 @@ def measure_stem(
         if device.is_gpu:
             report(event="compiling")
             rehearse(name, grid, pending, deadline)
-        measured = partial(measured_now, record, module, others_measure)
-        look = partial(look_at_host, device, module)
-        before = cores.settle(look(), look)
         for group in missing:
             if time.time() >= deadline:
                 report(event="out_of_time")
                 return 0
             # All since the group before ended, or since the start, counts with its
             # first row.
-            rows = measured(group, before, since=ended)
-            ended, before = time.monotonic(), cores.settle(rows[-1].host[-1:], look)
+            rows = measured_now(record, module, group, since=ended)
+            ended = time.monotonic()
             record.rows += rows
             store.write(record, progress)
             for row in rows:
@@ -142,9 +123,6 @@ def measure_stem(
         # In one step: work that is complete never lies beside its record, where it
         # would be taken for a new one once the record is deleted.
         os.replace(progress, path)
-        if device.is_gpu:
-            again = Again(record, path, module, measured, cores.move)
-            again.at_the_end(groups, deadline)
     report(event="complete")
     return 0
 
@@ -160,7 +138,7 @@ def on_cores(cores: str) -> str:
         raise CannotStart(
             f"can't run on cores {cores}: {error.strerror}; start the command again"
         ) from None
-    return SHARE.format(len(wanted), os.cpu_count())
+    return f"on {len(wanted)} of {os.cpu_count()} cores"
 
 
 def imported(stem: Stem, device: Device) -> Any:
@@ -181,60 +159,16 @@ def imported(stem: Stem, device: Device) -> Any:
     return module
 
 
-def measure_again(
-    name: str, results: Path, rows: list[int], deadline: float, shared: str = ""
-) -> int:
-    """Measure these rows of a complete record of today's code again, each with those
-    that take turns with it, once the host is quiet; of old and new ones those of the
-    quieter host stay. Whenever it is stopped, the record is whole. It notes how the
-    host was `shared` out, once it has a new row. Returns the exit code.
-    """
-    stem = STEMS[name]
-    device = machine.device_for(stem.full)
-    if device is None:
-        raise CannotStart(f"{name} {no_gpu()}")
-    path = record_path(results, device, name, "full")
-    with (
-        exclusive(path),
-        measuring() as others_measure,
-        folder_for_compiled(),
-        quick_cores(device.is_gpu, stem.one_core) as cores,
-    ):
-        module = imported(stem, device)
-        configs = module.configs()
-        record = complete_record(
-            path, new_record(name, device, "full", configs, module.PROTOCOL), configs
-        )
-        wanted = [record.rows[i].config for i in rows if i < len(record.rows)]
-        groups = [
-            group
-            for group in groups_of(module, configs)
-            if any(asdict(config) in wanted for config in group)
-        ]
-        pending = [config for group in groups for config in group]
-        report(event="start", total=len(pending), done=0)
-        if device.is_gpu:
-            report(event="compiling")
-            rehearse(name, "full", pending, deadline)
-        measured = partial(measured_now, record, module, others_measure)
-        again = Again(record, path, module, measured, cores.move, shared)
-        left = again.later(groups, deadline)
-    ended = "out_of_time" if time.time() >= deadline else "left"
-    report(event=ended if left else "complete", rows=left)
-    return 0
-
-
 def main(
     stem: str,
     results: Path,
     grid: str = "full",
     deadline: float = 1e18,
     verify: bool = False,
-    again: str = "",
     cores: str = "",
 ):
-    """Measure STEM into RESULTS; `again`, its rows of these numbers. On these `cores`,
-    where they are given: others measure on the rest.
+    """Measure STEM into RESULTS. Run on these `cores` only if they are given, because
+    other experiments are measured on the rest.
     """
     try:
         shared = on_cores(cores) if cores else ""
@@ -244,9 +178,6 @@ def main(
         with kept_processes():
             if verify:
                 code = verify_stem(stem, results)
-            elif again:
-                rows = [int(number) for number in again.split(",")]
-                code = measure_again(stem, results, rows, deadline, shared)
             else:
                 code = measure_stem(stem, results, grid, deadline, shared)
     except (CannotStart, RecordError) as error:

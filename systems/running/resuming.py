@@ -115,22 +115,6 @@ def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:
     return old
 
 
-def complete_record(path: Path, fresh: Record, configs: list[Any]) -> Record:
-    """The record of today's code, versions and device. CannotStart where it is not."""
-    try:
-        old = store.read(path)
-    except FileNotFoundError:
-        raise CannotStart(f"{path} does not exist: measure it first") from None
-    # By the present source three rows agreed: that is as good as having measured all.
-    if fresh.source_hash in old.verified_hashes:
-        fresh.source_hash = old.source_hash
-    reason = may_continue(old, fresh, configs)
-    if reason or not old.complete:
-        why = reason or "is not complete"
-        raise CannotStart(f"{path} {why}: measure it again with --force")
-    return old
-
-
 def may_continue(old: Record, new: Record, configs: list[Any]) -> str | None:
     """Why rows of `old` may not stand beside new ones; None if they may: same code,
     versions, device and grid.

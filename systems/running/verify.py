@@ -12,7 +12,6 @@ from typing import Any
 from systems.experiments import STEMS
 from systems.records import store
 from systems.records.device import no_gpu
-from systems.records.neighbours import measuring
 from systems.records.record import Row
 from systems.records.source_hash import source_hash
 from systems.records.summary import summarize
@@ -109,7 +108,7 @@ def verify_stem(name: str, results: Path) -> int:
         raise CannotStart(
             f"{path} does not exist: there is nothing to verify, measure it first"
         )
-    with exclusive(path), measuring():
+    with exclusive(path):
         module = import_module(stem.module)
         machine.check_torch(device)
         limit_memory()

@@ -7,9 +7,7 @@ import pytest
 import typer
 
 from systems.experiments import STEMS
-from systems.records.host import Probe
-from systems.running import groups, machine, measure
-from systems.running.cores import quick_cores
+from systems.running import machine, measure
 from tests.factories import fake_stem_on
 
 
@@ -39,17 +37,6 @@ class Run:
         message = self.events[-1]["message"]
         assert "\n" not in message
         return message
-
-
-def probing(monkeypatch, *times: float) -> None:
-    """The host takes these times, in ms, one probe after the other, then 1; all cores
-    alike, so that nobody moves.
-    """
-    monkeypatch.setattr(measure, "quick_cores", lambda *wanted: quick_cores(False))
-    left = list(times)
-    monkeypatch.setattr(
-        groups, "probe", lambda launches: Probe(left.pop(0) if left else 1.0)
-    )
 
 
 @pytest.fixture

@@ -117,4 +117,4 @@ def test_rows_look_where_compiled_ahead_is_kept(run, environment, monkeypatch):
     assert run().code == 0 and set(seen) == {str(compiled_folder())}
     environment(TRITON_CACHE_DIR="/of/mine")
     monkeypatch.setattr(measure, "unwritable", lambda folder: "")
-    assert run(again="0").code == 0 and seen[-1] == "/of/mine"
+    assert run().code == 0 and seen[-1] == "/of/mine"

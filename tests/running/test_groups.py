@@ -1,13 +1,10 @@
-"""Rows in turns, with the host around them."""
+"""Rows that are measured in turns."""
 
 import pytest
 
-from systems.experiments import STEMS
 from systems.records import store
 from systems.records.outcome import measure_row
 from tests import fake_stem
-from tests.factories import fake_stem_on
-from tests.running.conftest import probing
 
 
 @pytest.fixture
@@ -47,18 +44,6 @@ def test_where_one_row_of_a_round_is_missing_all_are_measured_again(
     turns.clear()
     assert run().events[0] == {"event": "start", "total": 6, "done": 0}
     assert turns[:6] == [6, 5, 4, 3, 2, 1] and len(store.read(partial_file).rows) == 6
-
-
-def test_each_row_knows_the_host_before_and_after_it(run, record_file, monkeypatch):
-    """Where nothing is timed there is nothing to know."""
-    run()
-    assert [row.host for row in store.read(record_file).rows] == [[]] * 6
-    monkeypatch.setitem(STEMS, "fake", fake_stem_on("cpu"))
-    probing(monkeypatch, 1.0, 2.0, 3.0)
-    run()
-    rows = store.read(record_file.parents[1] / "cpu" / "fake.json").rows
-    times = [[probe.python_ms for probe in row.host] for row in rows]
-    assert times == [[1, 2], [2, 3], [3, 1], [1, 1], [1, 1], [1, 1]]
 
 
 def test_a_row_in_turns_is_measured_alone_by_its_command(turns):

@@ -567,7 +567,7 @@ def test_what_another_folder_would_not_help_is_not_said_to(
     def fails():
         raise error
 
-    monkeypatch.setattr(measure, "measuring", fails)
+    monkeypatch.setattr(measure, "folder_for_compiled", fails)
     assert run().error == said
 
 

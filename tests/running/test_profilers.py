@@ -2,13 +2,15 @@
 
 import os
 import sys
+import time
 
 import pytest
 import torch
 
 from systems.profiling import torch_trace
-from systems.running import groups, host, profilers
+from systems.running import groups, machine, profilers
 from systems.running.profilers import LEAVE, let_go
+from tests.factories import make_record
 
 
 @pytest.fixture
@@ -61,18 +63,33 @@ def test_a_broken_gpu_is_left_for_its_row_to_tell(ended, monkeypatch):
     assert ended == [] and LEAVE not in os.environ
 
 
-def test_the_host_is_looked_at_without_a_profiler(monkeypatch):
+def test_a_profiler_is_detached_after_each_group_of_rows(monkeypatch):
     order = []
+    monkeypatch.setattr(machine, "free_memory", lambda: None)
     monkeypatch.setattr(profilers, "let_go", lambda: order.append("let go"))
-    monkeypatch.setattr(groups, "probe", lambda launches: order.append("probe"))
-    groups.look_at_host(groups.Device(name="a", slug="a"), object())
-    assert order == ["let go", "probe"]
+    monkeypatch.setattr(
+        groups, "measure_group", lambda module, group: order.append(group) or []
+    )
+    record = make_record("nsys")
+    for group in ("first", "second"):
+        assert groups.measured_now(record, object(), [group], since=0.0) == []
+    assert order == [["first"], "let go", ["second"], "let go"]
 
 
 @pytest.mark.gpu
 def test_launches_after_a_profile_take_as_long_as_before():
+    one = torch.ones(1, device="cuda")
+
     def least() -> float:
-        return min(host.issued_ms(host.additions) or 0 for _ in range(5))
+        """Milliseconds that the CPU takes to issue 500 additions, at best."""
+        times = []
+        for _ in range(15):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(500):
+                one + one
+            times.append((time.perf_counter() - start) * 1e3)
+        return min(times)
 
     before = least()
     torch_trace.profiled(lambda: torch.ones(1, device="cuda") + 1, "cuda")

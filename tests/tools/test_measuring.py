@@ -9,14 +9,11 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from rich.progress import Progress
 
 from tools import measuring
 from tools.measuring import (
-    Outcome,
     measure_if_stale,
     run_child,
-    take_report,
 )
 
 
@@ -121,15 +118,3 @@ def test_a_record_that_can_not_be_read_is_an_outcome_of_its_own(tmp_path):
     assert outcome.code == 2 and outcome.message.startswith(
         f"error: {path}: is not JSON"
     )
-
-
-def test_the_bar_moves_as_rows_of_a_slow_host_settle():
-    progress = Progress()
-    task = progress.add_task("warmup", total=None, now="starting")
-    for event in (
-        {"event": "start", "total": 3, "done": 0},
-        {"event": "again"},
-        {"event": "settled", "done": 2},
-    ):
-        take_report(event, Outcome("warmup", ""), progress, task)
-    assert progress.tasks[0].completed == 2 and progress.tasks[0].total == 3

@@ -39,7 +39,7 @@ from tests.factories import (
 from tests.factories import command as regen_command
 from tools import measuring, rendering, states
 from tools import regen_tables as command
-from tools.checks import pages, same_cell, steadiness
+from tools.checks import durations, pages, same_cell
 from tools.measuring import Outcome
 from tools.regen_tables import main
 from tools.render import everything, load
@@ -96,16 +96,11 @@ WRONG = {
     "--time-limit x": "argument --time-limit: x is no number of minutes above 0",
     "--at-once 1": "argument --at-once: 1 is no number of GPUs above 1",
     "--at-once 2": "--at-once 2 needs a GPU and none was found: leave it out",
-    "--slurm --at-once 2": "--at-once goes with measuring or --again, not with --slurm",
-    "--again compile --again compile": "compile: needs a GPU and none was found",
-    "--again compile --at-once 2": (
-        "--at-once 2 needs a GPU and none was found: leave it out"
-    ),
+    "--slurm --at-once 2": "--at-once goes with measuring, not with --slurm",
     "--list --render": "argument --render: not allowed with argument --list",
     "--list --quick": f"--quick {MEASURES} --list",
     "--render --only warmup": f"--only {MEASURES} --render",
     "--check --force": f"--force {MEASURES} --check",
-    "--again warmup --force": f"--force {MEASURES} --again",
     "--verify warmup --quick": f"--quick {MEASURES} --verify",
     "--fresh": "--fresh goes with --check, not with measuring",
     "--slurm --fresh": "--fresh goes with --check, not with --slurm",
@@ -114,7 +109,7 @@ WRONG = {
     "--time-limit nan": "argument --time-limit: nan is no number of minutes above 0",
     "--list --generated x": (
         "--generated goes with measuring or --slurm or --render or --check or "
-        "--verify or --again, not with --list"
+        "--verify, not with --list"
     ),
     # Of shells, a variable that is not set.
     "--results ''": "argument --results: it names no folder",
@@ -697,9 +692,9 @@ def test_a_tree_in_order_passes(rendered):
     assert done.out.endswith("generated files, all as the records give them\n")
 
 
-def test_too_many_unsteady_rows_fail_where_records_must_be_fresh(rendered, monkeypatch):
-    told = "7 of 200 rows of today's code are unsteady"
-    monkeypatch.setattr(steadiness, "judge", lambda found: ([told], []))
+def test_measuring_too_long_fails_where_records_must_be_fresh(rendered, monkeypatch):
+    told = "measuring everything took 80.0 minutes"
+    monkeypatch.setattr(durations, "judge", lambda found: [told])
     assert rendered("--check").code == 0
     assert f"warning: {told}" in rendered("--check").out
     done = rendered("--check", "--fresh")
@@ -792,12 +787,9 @@ def test_a_row_that_is_not_there_fails_the_check_with_its_right_digest(
 
 
 def test_records_that_differ_in_the_same_cell_fail_the_check(rendered, monkeypatch):
-    monkeypatch.setattr(same_cell, "compare", lambda found: (["a differs"], ["b may"]))
+    monkeypatch.setattr(same_cell, "compare", lambda found: ["a differs"])
     done = rendered("--check")
-    assert done.code == 1
-    assert done.out == "warning: b may\na differs\n1 findings\n"
-    monkeypatch.setattr(same_cell, "compare", lambda found: ([], ["b may"]))
-    assert rendered("--check").code == 0
+    assert (done.code, done.out) == (1, "a differs\n1 findings\n")
 
 
 def test_a_reader_that_has_seen_enough_is_no_error():

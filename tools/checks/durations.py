@@ -1,7 +1,7 @@
 """Measuring everything on the primary GPU takes less than 75 minutes, or is made to.
 
-`regen_tables.py --check` says what today's code took where that is more: a host can be
-slow. With `--fresh`, before the guide's own records are published, it fails.
+`regen_tables.py --check` says what today's code took where that is more. With
+`--fresh`, before the guide's own records are published, it fails.
 """
 
 from collections.abc import Mapping

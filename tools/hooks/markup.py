@@ -23,7 +23,6 @@ from markdown.preprocessors import Preprocessor
 from systems.model.sizes import SIZES
 from tools.hooks.maths import convert_maths
 from tools.render.editions import EXPLAINED, NOTE
-from tools.render.rows import DAGGER
 
 # Tables of the tables extension have no class. A caption is a paragraph with the class,
 # above one table or above tabs that show it of several GPUs. The title of a fold is the
@@ -403,8 +402,7 @@ def kind_of(texts: list[str]) -> str:
     """The class of a column: `r` for numbers, where a few cells may say why they have
     none; `t` for text of several lines.
     """
-    plain = [text.replace(DAGGER, "") for text in texts]
-    numbers = [bool(NUMBER.fullmatch(text)) and text not in ORDER for text in plain]
+    numbers = [bool(NUMBER.fullmatch(text)) and text not in ORDER for text in texts]
     others = [t for t, number in zip(texts, numbers, strict=True) if not number]
     words = [text for text in others if not NO_NUMBER.fullmatch(text)]
     if sum(numbers) > len(words):

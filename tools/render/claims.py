@@ -7,14 +7,12 @@ says why there: from theory, or from what was known before the measurement.
 """
 
 from collections.abc import Callable
-from copy import copy
 from dataclasses import dataclass
 from types import ModuleType
 
 from systems.records.record import Record
 from tools.render.load import FRESH, age
 from tools.render.markdown import in_words, inert, record_link
-from tools.render.rows import DAGGER
 
 # Whether it holds, and the numbers as a sentence. Anything false (an empty list, a
 # missing number): the rows to judge by are not there.
@@ -59,40 +57,20 @@ def claims_in(builder: ModuleType) -> list[Claim]:
 
 def verdict(claim: Claim, record: Record | None) -> str:
     """The outcome, the sentence that it is of, its numbers, the record that they are
-    of. Rows that a slow host may have changed decide nothing: where they would, it is
-    not judged.
+    of.
     """
     judgement = claim.judge(record) if record else None
     if record is None or not isinstance(judgement, tuple):
         return (
-            "**Not judged here:** the rows that would decide this are missing. "
+            "**Not measured here:** the rows that would decide this are missing. "
             f"{claim.sentence}"
         )
     old = "" if (known := age(record)) == FRESH else f", {known}"
     link = f"({record_link(record)}{old})"
     holds, numbers = judgement
-    left_out = ""
-    if DAGGER in numbers:
-        steady = claim.judge(steady_part(record))
-        if not isinstance(steady, tuple) or steady[0] != holds:
-            return (
-                "**Not judged here:** a slow host may have changed what would decide "
-                f"this. {claim.sentence} {inert(in_words(numbers))} {link}"
-            )
-        if DAGGER not in steady[1]:
-            numbers = steady[1]
-            left_out = " Rows that a slow host may have changed are left out."
     said = claim.sentence if holds else claim.otherwise or claim.sentence
     # What a claim says otherwise is what was found.
     found = "; found instead" if claim.otherwise else ""
     judged = "Holds" if holds else f"Does not hold here{found}"
     why = f" *Why this bar:* {claim.because}" if claim.because else ""
-    return f"**{judged}:** {said} {inert(in_words(numbers))}{left_out}{why} {link}"
-
-
-def steady_part(record: Record) -> Record:
-    """The record without its unsteady rows."""
-    part = copy(record)
-    vars(part).update(vars(record))
-    part.rows = [row for row in record.rows if not row.unsteady]
-    return part
+    return f"**{judged}:** {said} {inert(in_words(numbers))}{why} {link}"

@@ -17,8 +17,8 @@ from typing import Any
 from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.claims import claims_in
+from tools.render.clocks import CLOCK, PROFILE, note_clocks
 from tools.render.compiled_files import STEPS, TABLES
-from tools.render.hosts import CLOCK, PROFILED, note_clocks
 from tools.render.load import (
     Broken,
     Found,
@@ -48,7 +48,7 @@ OF_NONE = (
     *("glossary", "sketches", "how_to_drawings", "notebooks", "trace"),
 )
 # What the tables of a stem read beside its own records.
-ALSO_READS = dict.fromkeys(PROFILED, (CLOCK,))
+ALSO_READS = {PROFILE: (CLOCK,)}
 # The modules that have facts, by the name of these.
 FACTS = {
     "reported": "errata",
@@ -56,7 +56,6 @@ FACTS = {
     "causes": "causes",
     "ladder": "ladder",
     "compiled": "compiled",
-    "compile_by_clock": "compile_by_clock",
     "calculator": "calculator",
 }
 

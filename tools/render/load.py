@@ -19,7 +19,7 @@ from systems.records.record import Record
 from systems.records.source_hash import source_hash
 from systems.running.limited import would_publish
 from systems.running.software import TUNED, attention_in, tuned_software
-from tools.render.hosts import judge_hosts, note_clocks
+from tools.render.clocks import note_clocks
 
 GENERATED = ROOT / "docs" / "generated"
 # Records by stem, the primary GPU's first.
@@ -252,7 +252,16 @@ def load_sound(results: Path) -> tuple[dict[str, list[Record]], list[Broken]]:
     primary one.
     """
     primary = primary_gpu()
-    found, broken = sound_in(results)
+    found: dict[str, list[Record]] = defaultdict(list)
+    broken: list[Broken] = []
+    for path in files_in(results):
+        if path.name.endswith(store.PARTIAL_SUFFIX) or path.parent.name == "quick":
+            continue
+        try:
+            found[path.stem].append(read(path))
+        except store.RecordError as error:
+            broken.append(Broken(path.stem, path, str(error)))
+    note_clocks(found)
     measured = {r.device.slug for rs in found.values() for r in rs if is_of_gpu(r)}
     there = measured | {b.path.parent.name for b in broken}
     # A reduced grid is looked at wherever it was measured.
@@ -269,28 +278,6 @@ def load_sound(results: Path) -> tuple[dict[str, list[Record]], list[Broken]]:
                 r.device.slug,
             )
         )
-    return found, broken
-
-
-def sound_in(
-    results: Path, device: str = "*"
-) -> tuple[dict[str, list[Record]], list[Broken]]:
-    """Complete records by stem, all or of one device, with what was noted at their
-    rows; and what is broken.
-    """
-    found: dict[str, list[Record]] = defaultdict(list)
-    broken: list[Broken] = []
-    for path in files_in(results):
-        if device not in ("*", path.parent.name):
-            continue
-        if path.name.endswith(store.PARTIAL_SUFFIX) or path.parent.name == "quick":
-            continue
-        try:
-            found[path.stem].append(read(path))
-        except store.RecordError as error:
-            broken.append(Broken(path.stem, path, str(error)))
-    judge_hosts([r for of_stem in found.values() for r in of_stem], is_fresh)
-    note_clocks(found)
     return found, broken
 
 

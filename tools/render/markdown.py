@@ -3,7 +3,6 @@ under each: where from.
 """
 
 import re
-import statistics
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
@@ -11,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from systems.records.record import Record
-from tools.render.hosts import unsteady_rows
 from tools.render.load import STALE, VERIFIED, age
-from tools.render.rows import DAGGER, NOT_MEASURED, Cell, Missing, measured, say, span
+from tools.render.rows import NOT_MEASURED, Cell, Missing, measured, say, span
 
 # What can begin markup, an attribute, a formula, a macro or a new line, in Markdown or
 # in the HTML that it becomes; an underscore only where it begins or ends a word.
@@ -278,18 +276,14 @@ def per_device(
     records: Iterable[Record],
     body: Callable[[Record], str],
     tabbed: bool = True,
-    daggers: bool = True,
 ) -> str:
     """A tab for each record that has something to show (an empty body has not), with
-    its provenance below. Without tabs, the first. Its `daggers` may be another's.
+    its provenance below. Without tabs, the first.
     """
     records = list(records)
 
-    def below(record: Record, text: str) -> str:
-        return provenance(record, text if daggers else "")
-
     shown = [
-        (device_label(r), "\n\n".join([*banner(r), text, below(r, text)]))
+        (device_label(r), "\n\n".join([*banner(r), text, provenance(r)]))
         for r in records
         if (text := body(r))
     ]
@@ -309,9 +303,9 @@ def banner(record: Record) -> list[str]:
 WHAT_IT_MEANS = "[what this means](method.md#the-line-under-each-table)"
 
 
-def provenance(record: Record, shown: str = "") -> str:
-    """Where the numbers above come from, in a quiet line; what a dagger means, where it
-    is shown. The rest stands once on a page, as `conditions`.
+def provenance(record: Record) -> str:
+    """Where the numbers above come from, in a quiet line. The rest stands once on a
+    page, as `conditions`.
     """
     link = record_link(record)
     edited = ["edited by hand"] if record.edited else []
@@ -319,44 +313,12 @@ def provenance(record: Record, shown: str = "") -> str:
         told = " ".join([record.source or "", *record.notes, *edited])
         return f"Reported, not measured here: {inert(told)} {link}\n{{ .provenance }}"
     day = (record.started_utc or "").partition(" ")[0]
-    noted = [*record.notes, *of_host(record), *edited]
-    noted += [meaning_of_dagger(record)] if DAGGER in shown else []
+    noted = [*record.notes, *edited]
     said = {STALE: [Markup("**stale**{ .old }")], VERIFIED: [VERIFIED]}
     old = said.get(age(record), [])
     parts = [first(record.device.name), *old, day, commit_of(record), *noted]
     told = " · ".join(inert(part) for part in [*parts, Markup(link)] if part)
     return f"{told}\n{{ .provenance }}"
-
-
-def of_host(record: Record) -> list[str]:
-    """What else the host did: it bears on whatever the host decides."""
-    probes = [probe for row in record.rows for probe in row.host]
-    told = {
-        f"others ran {others(record):.0f} threads on this host": beside_others(record),
-        "on battery": any(probe.on_battery for probe in probes),
-    }
-    return [text for text, holds in told.items() if holds]
-
-
-def others(record: Record) -> float:
-    """How many threads of others usually ran on its host."""
-    probes = (probe.other_threads for row in record.rows for probe in row.host)
-    seen = [threads for threads in probes if threads is not None]
-    return statistics.median(seen) if seen else 0
-
-
-def beside_others(record: Record) -> bool:
-    """Whether others computed on its host nearly all the time."""
-    return others(record) >= 2
-
-
-# Where method.md defines it.
-UNSTEADY = "method.md#unsteady"
-
-
-def meaning_of_dagger(record: Record) -> Markup:
-    counted = unsteady_rows(record)
-    return Markup(f"{DAGGER} [unsteady]({UNSTEADY}){counted and f': {counted}'}")
 
 
 def record_address(record: Record) -> str:
@@ -438,7 +400,7 @@ def in_words(text: str) -> str:
     no line ends between a number and its unit.
     """
     text = re.sub(r"(?<![\w.])-(?=\d)", "\N{MINUS SIGN}", text)
-    unit = r"(?<=[\d†]) (?=%|(?:[KMGT]i?)?B\b|[nµm]?s\b|[MGT]FLOP)"
+    unit = r"(?<=\d) (?=%|(?:[KMGT]i?)?B\b|[nµm]?s\b|[MGT]FLOP)"
     return re.sub(unit, "\N{NO-BREAK SPACE}", text)
 
 

@@ -229,12 +229,6 @@ def family(axes: Axes, curves: dict[str, tuple[Any, Any]], marked: str) -> None:
         line(axes, xs, ys, label=name, color=ACCENT if name == marked else GREY)
 
 
-def hollow(axes: Axes, x: float, y: float, color: str) -> None:
-    """A point that is not to be relied on, over that of its curve."""
-    look: dict[str, Any] = {"marker": "o", "markerfacecolor": GROUND, "color": color}
-    axes.plot(x, y, **look, label="_")
-
-
 def note(axes: Axes, text: str, x: float, y: float, **more: Any) -> None:
     """The number that matters, where it is read: above its point, or as `offset`
     says in pixels.

@@ -17,13 +17,10 @@ from typing import Any
 from systems.formulas.costs import Peak, peak_of
 from systems.model.sizes import TABLE_1
 from systems.records.outcome import NOT_INSTALLED
-from systems.records.own_times import PHASES
-from systems.records.record import Record, Row
+from systems.records.record import PHASES, Record, Row
 from systems.records.summary import Summary, summarize
 
 NOT_MEASURED, OUT_OF_MEMORY = "not measured", "out of memory"
-# Beside a number that a slow host may have changed.
-DAGGER = "†"
 
 # How a number is printed: "{:.1f} ms", or a function.
 Text = str | Callable[[Any], str]
@@ -65,40 +62,6 @@ class Missing(float):
 MISSING = Missing()
 
 
-def keeping(name: str) -> Any:
-    """An operator of floats whose result is as unsteady as what it is given."""
-    of_floats = getattr(float, name)
-
-    def operate(self: "Unsteady", *others: Any) -> Any:
-        # What is missing stays so.
-        if any(isinstance(other, Missing) for other in others):
-            return NotImplemented
-        found = of_floats(self, *others)
-        return found if found is NotImplemented else Unsteady(found)
-
-    return operate
-
-
-class Unsteady(float):
-    """A number that a slow host may have changed: it is printed with a dagger, and so
-    is whatever is computed with it.
-    """
-
-    def __format__(self, spec: str, /) -> str:
-        return float.__format__(self, spec) + DAGGER
-
-    __add__, __radd__ = keeping("__add__"), keeping("__radd__")
-    __sub__, __rsub__ = keeping("__sub__"), keeping("__rsub__")
-    __mul__, __rmul__ = keeping("__mul__"), keeping("__rmul__")
-    __truediv__, __rtruediv__ = keeping("__truediv__"), keeping("__rtruediv__")
-    __pow__, __neg__, __abs__ = (
-        keeping("__pow__"),
-        keeping("__neg__"),
-        keeping("__abs__"),
-    )
-    __round__, __ceil__ = keeping("__round__"), keeping("__ceil__")
-
-
 # Of a GPU whose data sheet nobody listed.
 UNLISTED = Peak(MISSING, MISSING, MISSING, MISSING, "")
 
@@ -126,29 +89,6 @@ def known(values: Iterable[float]) -> list[float]:
     return [value for value in values if not isinstance(value, Missing)]
 
 
-def steady(values: Iterable[float]) -> list[float]:
-    """Those of them that no slow host may have changed."""
-    return [value for value in known(values) if not isinstance(value, Unsteady)]
-
-
-def dagger(values: Iterable[float]) -> str:
-    """One, for what is said of them all, if a slow host may have changed any, or may be
-    why one is missing.
-    """
-
-    def doubtful(value: float) -> bool:
-        if isinstance(value, Missing):
-            return value.row is not None and value.row.unsteady
-        return isinstance(value, Unsteady)
-
-    return DAGGER if any(map(doubtful, values)) else ""
-
-
-def marked(said: str, values: Iterable[float]) -> str:
-    """What is said of them all, with their `dagger`."""
-    return said if DAGGER in said else said + dagger(values)
-
-
 def instead(values: Iterable[float]) -> Missing:
     """What stands for values of which none is a number: that they ran out of memory, if
     any did, which is a result.
@@ -168,14 +108,12 @@ def most(values: Iterable[float]) -> float:
 
 
 def span(values: Iterable[float], text: str = "{:.2f}") -> str:
-    """ "1.20 to 3.40", or "1.20" where that is all. `marked`, for on a quick host
-    another might be an end.
-    """
+    """ "1.20 to 3.40", or "1.20" where that is all."""
     values = list(values)
     if not (found := known(values)):
         return instead(values).words
     low, high = (text.format(end(found)) for end in (min, max))
-    return marked(low if low == high else f"{low} to {high}", values)
+    return low if low == high else f"{low} to {high}"
 
 
 def ranges(values: Iterable[float]) -> str:
@@ -240,27 +178,11 @@ class Cell:
         return [fsum(times) for times in zip(*parts, strict=True)]
 
     def summary(self, *names: str) -> Summary:
-        """Of `samples`. Its fields are Missing where there are none, and Unsteady where
-        these times are.
-        """
+        """Of `samples`. Its fields are Missing where there are none."""
         samples = self.samples(*names)
         if not samples:
             return Summary(0, *[self.missing] * 7)
-        found = summarize(samples)
-        if not self.is_doubtful(*names):
-            return found
-        n, *values = vars(found).values()
-        return Summary(n, *map(Unsteady, values))
-
-    def as_steady(self, value: float, *names: str) -> float:
-        """A number that was made from these times of the row."""
-        there = not isinstance(value, Missing)
-        return Unsteady(value) if there and self.is_doubtful(*names) else value
-
-    def is_doubtful(self, *names: str) -> bool:
-        """Whether a slow host may have lengthened these times."""
-        names = names or tuple(p for p in PHASES if f"{p}_ms" in self.metrics)
-        return self.row is not None and self.row.unsteady_in(*names)
+        return summarize(samples)
 
     def ms(self, *names: str) -> float:
         """The median of `samples`."""
@@ -269,29 +191,20 @@ class Cell:
     def beyond(self, warm: str, settled: str) -> float:
         """In seconds, what warm-up samples took beyond as many settled ones."""
         times = self.samples(warm)
-        seconds = (sum(times) - len(times) * self.ms(settled)) / 1e3
-        return self.as_steady(seconds, warm)
+        return (sum(times) - len(times) * self.ms(settled)) / 1e3
 
     def mean_std(self, *names: str) -> Any:
         """ "38.32 ± 0.36", and "116.2 ± 1.2"."""
         s = self.summary(*names)
         digits = 2 if s.mean < 100 else 1
-        text = f"{float(s.mean):.{digits}f} ± {s.std:.{digits}f}"
+        text = f"{s.mean:.{digits}f} ± {s.std:.{digits}f}"
         return text if self else self.missing
 
     @property
     def spread(self) -> float:
-        """A slow step over a fast one: near one where the GPU alone decides. It tells
-        of the host, whichever that was.
-        """
+        """Return p80 over p20 of the steps."""
         whole = self.summary()
-        ratio = whole.p80 / whole.p20
-        return float(ratio) if isinstance(ratio, Unsteady) else ratio
-
-    @property
-    def unsteady(self) -> bool:
-        """Whether a slow host may have lengthened its passes."""
-        return self.row is not None and self.row.unsteady
+        return whole.p80 / whole.p20
 
 
 def cell(record: Record | None, **config: Any) -> Cell:
@@ -330,13 +243,6 @@ def faster(before: Cell, after: Cell, *names: str) -> float:
 def measured(records: Iterable[Record]) -> list[Record]:
     """Those that were measured, not reported."""
     return [record for record in records if record.kind == "measured"]
-
-
-def counted_above(values: Iterable[float], bar: float) -> Any:
-    """ "8 of 9" are, with a dagger where a slow host may have lifted or sunk one."""
-    values = list(values)
-    found = counted(value > bar for value in known(values))
-    return found if isinstance(found, Missing) else marked(found, values)
 
 
 def counted(flags: Iterable[bool]) -> Any:

@@ -161,7 +161,7 @@ def test_a_table_is_framed_and_named_after_its_columns() -> None:
 
 @pytest.mark.parametrize("head", ["size", "model", "step"])
 def test_a_size_of_another_name_in_2026_says_so(head: str) -> None:
-    sizes = ("large", "xl, fp32", "2.7B, fp32 †")
+    sizes = ("large", "xl, fp32", "2.7B, fp32")
     rows = "".join(f"<tr><td>{s}</td></tr>" for s in sizes)
     framed = frame_tables(f"<table><tr><th>{head}</th></tr>{rows}</table>")
     assert '<abbr title="CS336 of 2026 calls this size xl.">2.7B</abbr>' in framed
@@ -272,7 +272,7 @@ def test_tables_with_the_same_heads_are_told_apart() -> None:
         (["12 %", "−0.5 %", "~80\u202f%"], "r"),
         (["2.7e-05", "0"], "r"),
         (["1.05 to 1.10", "3 of 9", "0.92×"], "r"),
-        (["14.1†", "2.53 (+0.1 %)", "8.60 ± 0.17†", "not measured"], "r"),
+        (["14.1", "2.53 (+0.1 %)", "8.60 ± 0.17", "not measured"], "r"),
         (["small", "2.7B"], ""),
         (["yes", "no"], ""),
         (["1, 16, 16384, 64, causal"], "t"),

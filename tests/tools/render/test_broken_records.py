@@ -19,8 +19,8 @@ from systems import ROOT
 from systems.records import store
 from tests.factories import RECORDS, RESULTS
 from tools.render import everything
+from tools.render.clocks import PROFILE
 from tools.render.compiled_files import STEPS, TABLES
-from tools.render.hosts import PROFILED
 from tools.render.load import Broken
 
 pytestmark = pytest.mark.usefixtures("few_figures")
@@ -112,27 +112,25 @@ def other_phases(data: Data) -> None:
         row["metrics"] = {"forward_ms": [1.0, 2.0], "optimizer_ms": [1.0]}
 
 
-@pytest.mark.parametrize("stem", PROFILED)
 @pytest.mark.parametrize("change", [one_sample_less, other_phases])
-def test_a_clock_that_is_broken_takes_no_profile_with_it(tmp_path, change, stem):
+def test_a_clock_that_is_broken_takes_no_profile_with_it(tmp_path, change):
     path = put(tmp_path, "nvidia-h200/end_to_end.json", change)
-    put(tmp_path, f"nvidia-h200/{stem}.json")
+    put(tmp_path, f"nvidia-h200/{PROFILE}.json")
     files = everything.render_all(tmp_path)
     assert [b.path for b in files.broken] == [path]
     alone = tmp_path / "alone"
-    put(alone, f"nvidia-h200/{stem}.json")
+    put(alone, f"nvidia-h200/{PROFILE}.json")
     wanted = everything.render_all(alone)
-    names = [name for name in wanted if name.startswith(f"{stem}-")]
+    names = [name for name in wanted if name.startswith(f"{PROFILE}-")]
     assert len(names) > 3 and all(files[name] == wanted[name] for name in names)
 
 
-@pytest.mark.parametrize("stem", PROFILED)
 def test_a_clock_that_its_own_tables_can_be_made_of_is_at_fault_too(
-    tmp_path, monkeypatch, stem
+    tmp_path, monkeypatch
 ):
     clock = put(tmp_path, "nvidia-h200/end_to_end.json")
-    put(tmp_path, f"nvidia-h200/{stem}.json")
-    module = import_module(f"tools.render.stems.{stem}")
+    put(tmp_path, f"nvidia-h200/{PROFILE}.json")
+    module = import_module(f"tools.render.stems.{PROFILE}")
     fragments = module.fragments
 
     def stumbling(records):
@@ -143,7 +141,7 @@ def test_a_clock_that_its_own_tables_can_be_made_of_is_at_fault_too(
     monkeypatch.setattr(module, "fragments", stumbling)
     files = everything.render_all(tmp_path)
     assert [b.path for b in files.broken] == [clock]
-    tables = [name for name in files if name.startswith(f"{stem}-")]
+    tables = [name for name in files if name.startswith(f"{PROFILE}-")]
     assert tables and not any("**Missing" in files[name] for name in tables)
 
 

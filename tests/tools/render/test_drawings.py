@@ -15,12 +15,10 @@ from systems.attention import attention_reference
 from tests.factories import committed
 from tests.tools.render.svgs import figures
 from tools.render import standalone
-from tools.render.rows import Unsteady
 from tools.render.spanning import (
     attention_drawings,
     first_kernel,
     hopper_drawings,
-    index,
     trace,
     weighted_sum_drawings,
 )
@@ -131,12 +129,3 @@ def test_the_picture_of_the_readme_stands_by_itself():
     used = set(standalone.USED.findall(kept))
     assert used and all(kept.count(f"{name}: #") == 2 for name in used)
     ElementTree.fromstring(standalone.by_itself("Not measured yet."))
-
-
-def test_a_bar_is_as_long_as_its_number_though_a_slow_host_may_have_changed_it():
-    """The dagger is of the text alone: an attribute with one is no length."""
-    steady, unsteady = (
-        index.bars("Speed", [("small", of(1.5), text), ("large", 3.0, "3")])
-        for of, text in ((float, "1.5"), (Unsteady, "1.5†"))
-    )
-    assert unsteady.replace("†", "") == steady and unsteady.count("†") == 2

@@ -93,14 +93,6 @@ def test_out_of_memory_is_a_line(found):
     )
 
 
-def test_what_a_slow_host_may_have_lengthened_is_named_and_sizes_are_not(found):
-    record = copy.deepcopy(found["end_to_end"][0])
-    record.rows[0].unsteady = True
-    lines = [x for x in table({"end_to_end": [record]}) if x["size"] == "small"]
-    doubtful = {x["metric"] for x in lines if x["configuration"].endswith("unsteady")}
-    assert doubtful == {"forward"}
-
-
 def test_a_step_is_the_sum_of_its_phases_and_a_ratio_that_of_the_page(found):
     """Recomputed from the records, another way."""
     lines = [line for line in table(found) if line["GPU"] == "NVIDIA H200"]

@@ -178,12 +178,6 @@ def test_where_the_host_decides_is_told_and_a_loss_still_counts(bench, name):
         )
         table = flash_benchmarking.fragments([bench])["table.md"]
         assert (f" ({both:.2f}) |" in table) == (told != "none")
-        # Of a slow host nobody can tell whether it waits on another one.
-        row.slowdown, row.own = 2.0, {"both": 0.0}
-        table = flash_benchmarking.fragments([bench])["table.md"]
-        shown = f"{both:.3f}†" if told == "none" else f"({both:.2f}†)"
-        assert shown in table
-        row.slowdown = 1.0
         assert facts["slower_than_plain_forward"] == "1"
         assert facts["compared_plain_forward"] == "1"
 
@@ -420,15 +414,6 @@ def test_where_the_host_decides_both_passes_do_not_count(peers):
     facts = flash_peers.facts(peers)
     assert (facts["bf16_both"], facts["bf16_both_lost"]) == ("0.50", "0 of 1")
     assert facts["bf16_forward_lost"] == "1 of 2"
-    # On a slow host one may count that doesn't now, unless the rival's keeps it out.
-    waits, rival = (
-        peers.find(n=16384, implementation=name) for name in ("ours", "sdpa_cudnn")
-    )
-    waits.unsteady = True
-    assert flash_peers.facts(peers)["bf16_both"] == "0.50†"
-    before, cudnn["both_ms"] = cudnn["both_ms"], [45.0]
-    assert flash_peers.facts(peers)["bf16_both"] == "0.50" and not rival.unsteady
-    cudnn["both_ms"], waits.unsteady = before, False
     # The rival's host may decide as well.
     ours["both_ms"], cudnn["both_ms"] = [6.0], [4.5]
     assert flash_peers.facts(peers)["bf16_both_lost"] == "0 of 1"
@@ -839,7 +824,6 @@ def test_a_step_adds_its_phases_and_an_eager_one_may_have_no_memory():
         "10 ms",
         "1.50",
     )
-    assert facts["unsteady"] == "0 of 1"
     files = model_attention.fragments([measured])
     assert "| small | eager | 4096 | out of memory |" in files["steps.md"]
     assert (
@@ -852,23 +836,6 @@ def test_a_step_adds_its_phases_and_an_eager_one_may_have_no_memory():
     assert line in files["table.md"]
     reached = "our attention reaches context 4,096 with 3.0\N{NO-BREAK SPACE}GiB"
     assert reached in files["figure.md"] and "eager reaches" not in files["figure.md"]
-    # A slow host may have lengthened a step.
-    ours = measured.find(attention="flash")
-    ours.slowdown, ours.own, ours.unsteady = 2.0, {"forward": 0.0}, True
-    facts = model_attention.facts(measured)
-    assert (facts["unsteady"], facts["sdpa_over_ours"]) == ("1 of 1", "not measured")
-    assert (facts["step_flash_small_4096"], facts["step_sdpa_small_4096"]) == (
-        "10† ms",
-        "15 ms",
-    )
-    unsteady = model_attention.fragments([measured])
-    assert "| 10.00† | 1.00 | 2.000† | 5.000 |" in unsteady["steps.md"]
-    assert "| 15.00 | 10.00† |" in unsteady["table.md"]
-    # Its mark is hollow.
-    drawn = [
-        shown["figure.md"].count("--md-default-bg-color") for shown in (files, unsteady)
-    ]
-    assert drawn[0] < drawn[1]
 
 
 def test_as_graphs_a_step_is_compared_where_all_were_timed_so():

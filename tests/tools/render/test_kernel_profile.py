@@ -22,7 +22,7 @@ from systems.records.device import Device
 from systems.records.record import Record, Row
 from tests.factories import RESULTS, committed
 from tools.render import everything, load
-from tools.render.hosts import note_clocks
+from tools.render.clocks import note_clocks
 from tools.render.markdown import REST
 from tools.render.rows import Cell, cells
 from tools.render.stems import kernel_profile
@@ -278,15 +278,6 @@ def test_idle_is_told_by_the_clock_of_the_same_gpu_and_software(record):
         {"kernel_profile": [profile], "end_to_end": [clock_record(record, ms=9.9)]}
     )
     assert "| 9.90 | 10.00 | 0.0 % |" in fragments([profile])["times.md"]
-
-
-def test_a_clock_whose_host_was_slow_gives_numbers_that_say_so(record):
-    profile, clock = copy.deepcopy(record), clock_record(record)
-    clock.rows[0].slowdown, clock.rows[0].own = 2.0, {"forward": 10.0}
-    note_clocks({"kernel_profile": [profile], "end_to_end": [clock]})
-    times = fragments([profile])["times.md"]
-    assert "| 16.00† | 10.00 | 38† % | 18.75 |" in times
-    assert "† [unsteady](method.md#unsteady)" in times
 
 
 @pytest.mark.parametrize("why", ["torch", "driver", "gpu"])

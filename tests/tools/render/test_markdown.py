@@ -30,7 +30,6 @@ from tools.render.markdown import (
     spoken,
     table,
     tabs,
-    unsteady_rows,
 )
 from tools.render.plots import plot
 
@@ -329,13 +328,3 @@ def test_a_kernel_is_called_by_what_its_name_says(name, said):
     assert spoken(name).replace("\N{NO-BREAK SPACE}", " ") == said
     assert ("<summary>" in folded_name(name)) == (said != name)
     assert f"`{name}`" in folded_name(name)
-
-
-@pytest.mark.parametrize(("slowdown", "told"), [(1.0, ""), (1.9, "1.9 times as long")])
-def test_a_host_that_was_not_slow_is_not_called_so(slowdown, told):
-    record = committed("warmup")
-    row = record.rows[0]
-    row.unsteady, row.slowdown = True, slowdown
-    said = unsteady_rows(record)
-    assert f"1 of {len(record.rows)} rows" in said and told in said
-    assert ("changed its speed" in said) != bool(told)

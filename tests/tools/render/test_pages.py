@@ -56,18 +56,6 @@ def test_a_page_without_an_answer_or_its_number_is_named(tmp_path):
         of(tmp_path, {"a": "yes"}, a="# T\n\n## Answer\n\n{$ facts.a.c $}\n")
 
 
-def test_a_dagger_in_a_sentence_is_explained_at_the_head_of_its_page(tmp_path):
-    facts = {"a": {"b": "1 ms", "slow": "2† ms"}}
-    for text, told in (
-        ("It takes {$ facts.a.slow $}.", True),
-        ("It takes {$ facts.a.b $}.", False),
-        ('{@ if facts.a.slow != "none" @} It takes {$ facts.a.b $}. {@ endif @}', True),
-    ):
-        (tmp_path / "a.md").write_text(f"# T\n\n{text}\n")
-        files = pages.fragments(facts, {}, NOTHING, set(), tmp_path)
-        assert ("[unsteady](method.md#unsteady)" in files["head-a.md"]) == told
-
-
 LINKS = {"a": ["[a](a.json)"], "both": ["[a](a.json)", "[b](b.json)"]}
 STALE = "**Stale:** below, numbers of {} were measured with an earlier version"
 

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from systems import ROOT
 from systems.experiments import STEMS
 from systems.records import store
-from systems.records.neighbours import NOTE
 from systems.records.record import Record, Row
 from tests.factories import RESULTS
 from tools import regen_tables
@@ -99,8 +98,8 @@ def test_another_gpu_gets_a_tab_figures_and_its_own_peak(found):
     ours, theirs = "nvidia-h200", "nvidia-a100-sxm4-80gb"
     times, shares = (
         [
-            # Ids differ, and in one of them profiles tell which times are the GPU's.
-            re.sub(r"p[0-9a-f]{8}-|†", "", drawn[f"end_to_end-{name}-{slug}"])
+            # Ids differ.
+            re.sub(r"p[0-9a-f]{8}-", "", drawn[f"end_to_end-{name}-{slug}"])
             for slug in (ours, theirs)
         ]
         for name in ("times", "shares")
@@ -216,7 +215,7 @@ def test_the_line_under_a_table_says_how_old_its_record_is(found, monkeypatch):
 
 def test_what_a_reader_must_know_stands_in_the_line_under_the_table(found):
     record = copy.deepcopy(measured(found, "warmup"))
-    record.notes = [NOTE]
+    record.notes = ["on 16 of 64 cores"]
     assert f" · {record.notes[0]} · [record](" in markdown.provenance(record)
     record.notes = []
     assert " ·  · " not in markdown.provenance(record)

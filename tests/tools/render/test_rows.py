@@ -1,7 +1,6 @@
 """Rows as builders see them: a number, or the words for why there is none."""
 
 import math
-from statistics import median
 
 import pytest
 
@@ -21,7 +20,6 @@ from tools.render.rows import (
     axis,
     cell,
     cells,
-    counted_above,
     least,
     most,
     ranges,
@@ -65,46 +63,9 @@ def test_a_cell_adds_phases_sample_by_sample(record):
     assert found.ms("loss") == 1.0 and found.mean_std("loss") == "1.00 ± 0.00"
 
 
-def test_what_is_computed_with_an_unsteady_number_wears_its_dagger(record):
-    row = record.rows[0]
-    row.slowdown, row.own = 2.0, {"forward": 0.5, "loss": 1.0}
-    found, other = cell(record, n=1), cell(record, n=4)
-    assert [say(found.ms(*of), "{:.1f} ms") for of in ((), ("loss",))] == [
-        "3.0† ms",
-        "1.0 ms",
-    ]
-    for value in (
-        found.ms() / other.ms(),
-        1 - other.ms() / found.ms(),
-        max(found.ms(), 1.0),
-        median([1.0, found.ms(), 9.0]),
-        sum([found.ms(), 1.0]),
-        abs(-found.ms()),
-        round(found.ms() / 7, 2),
-        math.ceil(found.ms()),
-    ):
-        assert f"{value:.2f}".endswith("†"), value
-    assert found.mean_std() == "3.00 ± 1.41†"
-    assert span([found.ms(), 9.0]) == "3.00† to 9.00" and found.ms() == 3.0
-    # What is missing stays missing.
-    assert say(found.ms() / FULL) == say(FULL * found.ms()) == "out of memory"
-    # A quiet host lengthens nothing, whatever the time waits for.
-    row.slowdown = 1.2
-    assert say(found.ms(), "{:.1f}") == "3.0"
-
-
-def test_what_a_slow_host_may_have_left_out_is_missed(record):
-    """On a quick host it might be an end, and one of those that are counted."""
-    row = record.rows[0]
-    values = [1.0, Missing("the host decides", row), 3.0]
-    assert (span(values), counted_above(values, 2)) == ("1.00 to 3.00", "1 of 2")
-    row.unsteady = True
-    assert (span(values), counted_above(values, 2)) == ("1.00 to 3.00†", "1 of 2†")
-
-
 def test_a_cell_without_numbers_says_why(record):
     full, absent = cell(record, n=2), cell(None, n=2)
-    assert not full and not absent and not full.unsteady
+    assert not full and not absent
     assert [say(c.ms(), "{:.1f}") for c in (full, absent)] == [
         "out of memory",
         "not measured",

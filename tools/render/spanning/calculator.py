@@ -133,7 +133,7 @@ def step_points(found: Found) -> list[dict[str, Any]]:
     record = ours(found, "end_to_end")
     points = []
     for c in end_to_end.of_grid(record, mode="step"):
-        if not c or c.unsteady or c.config["precision"] not in PRECISIONS:
+        if not c or c.config["precision"] not in PRECISIONS:
             continue
         names = ("size", "context", "batch", "precision")
         points.append({name: c.config[name] for name in names} | {"ms": c.ms()})

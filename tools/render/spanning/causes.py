@@ -1,9 +1,9 @@
 """Where forward and backward go, by cause: products, copies and casts, everything
 element-wise, and what no kernel fills.
 
-Kernel times are those of `kernel_profile`. The wall time is that of `end_to_end`, the
-shorter of the two that it has: a host that launches slowly while a profile is made
-makes no kernel longer, and must not count as idle GPU. Times in ms.
+Kernel times are those of `kernel_profile`. The wall time is that of the step in
+`end_to_end`, because a profiler slows launches and makes no kernel longer: what it adds
+must not count as idle GPU. Times in ms.
 """
 
 import re
@@ -51,7 +51,7 @@ from tools.render.rows import (
     most,
     say,
 )
-from tools.render.stems.end_to_end.rows import BATCH, PASSES, quicker
+from tools.render.stems.end_to_end.rows import BATCH, PASSES
 from tools.render.stems.end_to_end.rows import at as timed
 from tools.render.stems.kernel_profile.rows import at as profiled
 from tools.render.stems.kernel_profile.rows import kernels, total_ms
@@ -98,7 +98,7 @@ class Pass(NamedTuple):
         return self.ms[cause] / self.wall_ms
 
     def of_kernels(self, cause: str) -> float:
-        """The share of kernel time, which no host can change."""
+        """The share of kernel time, which is the same on every host."""
         return self.ms[cause] / sum(self.ms[name] for name in CATEGORIES)
 
 
@@ -114,7 +114,7 @@ def split(
     at = {"size": size, "context": context, "precision": precision, "mode": "step"}
     step = cell(profile, **at)
     batch = step.config.get("batch", BATCH)
-    wall = quicker(clock, size, context, precision, batch).ms(*PASSES)
+    wall = timed(clock, size, context, "step", precision, batch).ms(*PASSES)
     busy = {
         cause: sum(total_ms(step, PASSES, name) for name in names)
         for cause, names in CATEGORIES.items()
@@ -201,17 +201,11 @@ def fragments(found: Found) -> dict[str, str]:
     def of_both(profile: Record, body: Callable[[Record, Record | None], str]) -> str:
         clock = of_gpu(found, "end_to_end", profile.device.slug)
         text = body(profile, clock)
-        return (
-            f"{text}\n\nWall time: {provenance(clock, text)}"
-            if text and clock
-            else text
-        )
+        return f"{text}\n\nWall time: {provenance(clock)}" if text and clock else text
 
     return {
         **{
-            name: per_device(
-                profiles, lambda r, body=body: of_both(r, body), daggers=False
-            )
+            name: per_device(profiles, lambda r, body=body: of_both(r, body))
             for name, body in bodies.items()
         },
         "causes-copies.md": per_device(profiles, copies_table),

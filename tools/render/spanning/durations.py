@@ -5,10 +5,9 @@ every record keeps.
 from collections.abc import Iterable
 
 from systems.experiments import STEMS
-from systems.records.host import on_cores_of_its_own
 from systems.records.record import Record
 from tools.render.load import Found, is_fresh, primary_gpu
-from tools.render.markdown import NOT_MEASURED, beside_others, bold, table
+from tools.render.markdown import NOT_MEASURED, bold, table
 
 # The time of a row is from before its set-up to after its last sample; starting a
 # process is not in it.
@@ -22,7 +21,7 @@ def seconds(record: Record) -> float:
 def fragments(found: Found) -> dict[str, str]:
     """A row for each experiment and a column for each GPU, the primary one first; the
     sums are the last row. What an older version of the code took is told and not
-    summed, nor what was measured while others computed on the same cores.
+    summed.
     """
     records = {
         (record.device.slug, stem): record
@@ -52,25 +51,15 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def todays(records: Iterable[Record]) -> float:
-    """Seconds of those that the code of the tree measured, on cores of their own."""
-    return sum(
-        seconds(record) for record in records if is_fresh(record) and not busy(record)
-    )
-
-
-def busy(record: Record) -> bool:
-    """Whether others computed on its cores, as far as they may have: one that had a
-    share of the host took no less than by itself.
-    """
-    return beside_others(record) and not on_cores_of_its_own(record.notes)
+    """Seconds of those that the code of the tree measured."""
+    return sum(seconds(record) for record in records if is_fresh(record))
 
 
 def told(record: Record | None) -> str:
     if record is None:
         return NOT_MEASURED
     old = "" if is_fresh(record) else "older code: "
-    beside = ", beside others" if busy(record) else ""
-    return f"{old}{minutes(seconds(record))}{beside}"
+    return f"{old}{minutes(seconds(record))}"
 
 
 def minutes(time: float) -> str:

@@ -71,9 +71,6 @@ def lines_of(record: Record) -> Iterator[list[Any]]:
             first_of(row, PRECISION),
             rest_of(row),
         ]
-        # Times alone are longer on a slow host; one can search for them, or without.
-        doubt = ", unsteady" if row.unsteady else ""
-        timed = [*name[:-1], f"{name[-1]}{doubt}"]
         context = first_of(row, CONTEXT) or None
         if row.status != "ok":
             yield [*name, "status", "", context, row.status.replace("_", " "), None]
@@ -86,10 +83,9 @@ def lines_of(record: Record) -> Iterator[list[Any]]:
                     (unit for ending, unit in UNITS.items() if metric.endswith(ending)),
                     "",
                 )
-                named = timed if unit == "ms" else name
-                yield [*named, metric.removesuffix(SAMPLES), unit, context, *found]
+                yield [*name, metric.removesuffix(SAMPLES), unit, context, *found]
         for metric, unit, value in derived(record, row):
-            yield [*timed, metric, unit, context, short(value), None]
+            yield [*name, metric, unit, context, short(value), None]
 
 
 def derived(record: Record, row: Row) -> Iterator[tuple[str, str, float]]:

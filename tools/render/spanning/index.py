@@ -126,8 +126,7 @@ def bars(alt: str, shown: list[Bar]) -> str:
         d.text(0, y + 15, label, SMALL)
         length = 0.0
         if not isinstance(value, Missing):
-            # A bar has no room for the dagger that its text may have.
-            length = max((WIDTH - left - right) * float(value) / max(known), 1)
+            length = max((WIDTH - left - right) * value / max(known), 1)
             d.box(left, y + 3, length, ROW - 8, "fill-blue")
         d.text(left + length + 6, y + 15, text, SMALL, bold=True)
     told = ", ".join(f"{label} {text}" for label, _, text in shown)

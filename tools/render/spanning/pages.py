@@ -19,7 +19,7 @@ from jinja2 import Environment, StrictUndefined, Template, TemplateError
 
 from systems import ROOT
 from systems.records.store import RecordError
-from tools.render.rows import DAGGER, NOT_MEASURED
+from tools.render.rows import NOT_MEASURED
 
 DOCS = ROOT / "docs"
 ANSWER = re.compile(r"^## Answer\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
@@ -40,7 +40,6 @@ GLOSSARY = '--8<-- "generated/glossary-tooltips.md"'
 FRAGMENT = re.compile(r'--8<-- "generated/(\w+)-')
 FACT = re.compile(r"\{\$ facts\.(\w+)\.")
 SHOWN_FACT = re.compile(r"\{\$ .*? \$\}")
-WHOLE_FACT = re.compile(r"\bfacts\.(\w+)\.(\w+)")
 # As the macros plugin fills in facts: mkdocs.yml says why these marks.
 MARKS = ("{@", "@}", "{$", "$}", "{~", "~}")
 # What is said of records, by what is doubtful of them.
@@ -50,10 +49,6 @@ DOUBTS = {
     "stale": "**Stale:** below, numbers of {links} were measured "
     "with an earlier version of the code; measured again they may differ.",
 }
-UNSTEADY = (
-    f"{DAGGER} behind a number: [unsteady](method.md#unsteady), a slow host may have "
-    "changed it."
-)
 # What is doubtful: for each name of facts or fragments, links to records.
 Doubtful = Mapping[str, Mapping[str, list[str]]]
 
@@ -84,7 +79,7 @@ def fragments(
         text = COPIED.sub(lambda mark: given.get(mark[1], ""), page)
         if shown_in(text):
             shown = shown_in(as_shown(name, text, facts))
-            files[f"head-{name}.md"] = head(text, shown, doubtful, facts)
+            files[f"head-{name}.md"] = head(shown, doubtful)
         files[f"foot-{name}.md"] = foot(text, conditions)
     return files
 
@@ -142,19 +137,9 @@ def as_shown(name: str, text: str, facts: Mapping[str, Mapping[str, str]]) -> st
     return filled_in(name, named, known)
 
 
-def head(
-    page: str,
-    shown: list[str],
-    doubtful: Doubtful,
-    facts: Mapping[str, Mapping[str, str]],
-) -> str:
-    """A line for each doubt about a record that the page takes the numbers from that
-    are shown, and about numbers in its sentences and their conditions.
-    """
+def head(shown: list[str], doubtful: Doubtful) -> str:
+    """Return a line for each doubt about a record that the page shows numbers of."""
     said = ""
-    used = (facts.get(of, {}).get(key, "") for of, key in WHOLE_FACT.findall(page))
-    if any(DAGGER in fact for fact in used):
-        said = f"{UNSTEADY}\n{{ .provenance }}\n\n"
     for doubt, text in DOUBTS.items():
         of_page = doubtful[doubt]
         found = [link for name in shown for link in of_page.get(name, [])]

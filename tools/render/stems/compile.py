@@ -3,7 +3,6 @@ many steps pay for compiling.
 """
 
 import math
-from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -11,20 +10,17 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from systems.model.sizes import TABLE_1
-from systems.records.own_times import touched
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.markdown import captioned, columns, gib, per_device
-from tools.render.plots import ACCENT, DARK, family, hollow, line, note, panels, plot
+from tools.render.plots import DARK, family, line, note, panels, plot
 from tools.render.rows import (
     NOT_MEASURED,
     PHASES,
     Cell,
-    Unsteady,
     at_ends,
     cell,
     cells,
-    counted,
     known,
     least,
     measured,
@@ -33,7 +29,6 @@ from tools.render.rows import (
     ranges,
     say,
     span,
-    steady,
 )
 
 PRECISIONS = ("fp32", "bf16")
@@ -112,19 +107,7 @@ def speedup(record: Record | None, c: Cell, *phases: str) -> float:
     if not found:
         # Why there is none, this row or the eager one knows.
         return c.ms() / eager_of(record, c).ms()
-    # To take turns is no help where a slow host lengthens one of two, round by round.
-    return Unsteady(median(found)) if doubtful(record, c) else median(found)
-
-
-def doubtful(record: Record | None, c: Cell) -> bool:
-    """Whether a slow host may have lengthened this step or the eager one; of a record
-    without probes, whether it could have.
-    """
-    rows = [of.row for of in (c, eager_of(record, c)) if of.row]
-    return any(
-        row.unsteady or not row.host and touched(row.metrics, row.own, PHASES)
-        for row in rows
-    )
+    return median(found)
 
 
 def saved_ms(record: Record | None, c: Cell) -> float:
@@ -243,11 +226,7 @@ def speedups_body(record: Record) -> str:
         left=3,
         telling=at_ends,
     )
-    caption = (
-        "Eager time over compiled time of each phase, context 512. A dagger judges the "
-        "whole step, not the phase."
-    )
-    return captioned(caption, shown)
+    return captioned("Eager time over compiled time of each phase, context 512.", shown)
 
 
 def graph_of(record: Record | None, c: Cell) -> Cell:
@@ -349,20 +328,9 @@ def kernels_of(c: Cell) -> str:
 # Figure -------------------------------------------------------------------------------
 
 
-def steady_cases(record: Record | None) -> str:
-    """Where neither step is doubtful: "`medium`, `large` in fp32; `2.7B` in bf16"."""
-    told = []
-    for precision in PRECISIONS:
-        cells = [at(record, size, precision) for size in TABLE_1]
-        sizes = [f"`{c.config['size']}`" for c in cells if steady([speedup(record, c)])]
-        if sizes:
-            told.append(f"{', '.join(sizes)} in {precision}")
-    return "; ".join(told) or NOT_MEASURED
-
-
 def step_speedups(record: Record | None, *phases: str) -> list[float]:
-    """Where the model is compiled and AdamW is not, and neither step is doubtful."""
-    return steady(speedup(record, c, *phases) for c in grid(record, "compiled"))
+    """Return the gains where the model is compiled and AdamW is not."""
+    return known(speedup(record, c, *phases) for c in grid(record, "compiled"))
 
 
 def speedup_figure(record: Record) -> str:
@@ -378,10 +346,8 @@ def speedup_figure(record: Record) -> str:
             }
             places = range(len(TABLE_1))
             family(axes, {n: (places, ratios) for n, ratios in curves.items()}, "step")
-            for place, c in zip(places, steps, strict=True):
-                if ratio := curves["step"][place]:
-                    if doubtful(record, c):
-                        hollow(axes, place, ratio, ACCENT)
+            for place, ratio in zip(places, curves["step"], strict=True):
+                if ratio:
                     # Below the line at 1 too, and the last keeps off the names.
                     side = "right" if place == places[-1] else "center"
                     below = {"va": "top", "ha": side, "offset": (0, -7)}
@@ -393,16 +359,13 @@ def speedup_figure(record: Record) -> str:
         # Once both are drawn: a limit of one ends the search for the other's.
         both[0].set_ylim(bottom=0)
 
-    told = ranges(step_speedups(record))
-    if any(doubtful(record, c) for c in grid(record, "compiled")):
-        told += " in the steady measurements"
+    gains = ranges(step_speedups(record))
     return plot(
         record,
         "speedup",
         draw,
-        f"Eager time over compiled time of a whole step {told}.",
-        "Each model size at context 512. At 1 compiling changes nothing. Hollow: the "
-        "gain is not steady.",
+        f"Eager time over compiled time of a whole step {gains}.",
+        "Each model size at context 512. At 1 compiling changes nothing.",
         narrow=520,
     )
 
@@ -436,17 +399,8 @@ def facts(record: Record | None) -> dict[str, str]:
     return {
         **found,
         "rounds": str(rounds) if rounds > 1 else NOT_MEASURED,
-        "unsteady": say(
-            counted(
-                doubtful(record, c)
-                for c in grid(record, "compiled")
-                if known([speedup(record, c)])
-            )
-        ),
-        "steady_cases": steady_cases(record),
         "speedup_least": say(least(step_speedups(record)), "{:.2f}"),
         "speedup_most": say(most(step_speedups(record)), "{:.2f}"),
-        **bounds(record),
         "falls": say(falls_with_size(record)),
         "optimizer_eager": say(eager.ms("optimizer"), "{:.1f} ms"),
         "optimizer_eager_alone": say(alone.ms("optimizer"), "{:.1f} ms"),
@@ -461,34 +415,6 @@ def facts(record: Record | None) -> dict[str, str]:
         "optimizer_compiled": say(adamw.ms("optimizer"), "{:.1f} ms"),
         "optimizer_compile": say(compile_seconds(adamw, "optimizer"), "{:.0f} s"),
     }
-
-
-def bounds(record: Record | None) -> dict[str, str]:
-    """The least that compiling gains in bf16, and for which sizes: a CUDA graph
-    takes no longer than the eager step, and a slow host lengthens the compiled one
-    alone. Where that waits for launches, nothing is bounded.
-    """
-    found: dict[str, float] = {}
-    left: list[str] = []
-    for size in TABLE_1:
-        graph, compiled = (at(record, size, "bf16", e) for e in ("graph", "compiled"))
-        least_gain = graph.ms() / compiled.ms()
-        if known([least_gain]) and least_gain > 1:
-            found[size] = least_gain
-        elif known([least_gain]):
-            left.append(size)
-    return {
-        "bound_bf16": span(found.values()),
-        "bound_sizes": sizes_named(list(found)) or NOT_MEASURED,
-        "unbound": sizes_named(left) or "none",
-    }
-
-
-def sizes_named(sizes: list[str]) -> str:
-    """ "medium to xl", where none between is left out, or "small, large"."""
-    first, last = (list(TABLE_1).index(sizes[i]) if sizes else 0 for i in (0, -1))
-    whole = len(sizes) > 2 and last - first == len(sizes) - 1
-    return f"{sizes[0]} to {sizes[-1]}" if whole else ", ".join(sizes)
 
 
 def falls_with_size(record: Record | None) -> bool:
@@ -506,21 +432,9 @@ def falls_with_size(record: Record | None) -> bool:
     "measured.",
 )
 def compiling_gains(record: Record) -> Judgement:
-    found = known(speedup(record, c) for c in grid(record, "compiled"))
-    certain = steady(found)
-    torn = [float(ratio) for ratio in found if isinstance(ratio, Unsteady)]
-    if certain and torn and min(torn) > 1:
-        # They decide nothing, and are not told as numbers.
-        numbers = f"{span(certain)} in {in_words_of(certain, 'steady')}, and above 1"
-        numbers += f" in {in_words_of(torn, 'unsteady')}, too"
-    else:
-        numbers = span(found)
-    numbers = f"Eager time over compiled time of a step: {numbers}."
+    found = step_speedups(record)
+    numbers = f"Eager time over compiled time of a step: {span(found)}."
     return found and (min(found) > 1, numbers)
-
-
-def in_words_of(found: Sequence[float], kind: str) -> str:
-    return f"{len(found)} {kind} case{'s' if len(found) > 1 else ''}"
 
 
 @claim(
@@ -537,7 +451,8 @@ def bf16_gains_more(record: Record) -> Judgement:
     "torch_compile",
     "Launched as CUDA graphs an eager step of small in bf16 takes less than nine "
     "tenths of its time, so much of it is launching; one of 2.7B takes more.",
-    because="a tenth is how far two times of one step may lie apart in this guide.",
+    because="this guide calls a step launch-bound where its wall-clock time exceeds "
+    "its GPU time by more than a tenth.",
 )
 def launches_are_part_of_small(record: Record) -> Judgement:
     small, large = (

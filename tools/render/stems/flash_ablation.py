@@ -191,14 +191,14 @@ def ms(record: Record | None, step: str) -> float:
     """
     c = cell(record, step=step)
     samples = sorted(c.samples("time"))
-    return c.as_steady(samples[:2][-1], "time") if samples else c.missing
+    return samples[:2][-1] if samples else c.missing
 
 
 def ms_at_the_end(record: Record | None, step: str) -> float:
     """Of the calls that ended the step, once the clock has fallen where it falls."""
     c = cell(record, step=step)
     samples = c.samples("time")
-    return c.as_steady(median(samples[-LAST:]), "time") if samples else c.missing
+    return median(samples[-LAST:]) if samples else c.missing
 
 
 def gain(record: Record | None, before: str, after: str) -> float:

@@ -5,7 +5,7 @@ them, the rate that they amount to, and its share of the data sheet's.
 from systems.formulas.costs import attention_flops
 from systems.records.record import Record
 from tools.render.markdown import percent
-from tools.render.rows import MISSING, Cell, Unsteady, data_sheet
+from tools.render.rows import MISSING, Cell, data_sheet
 
 PASSES = ("forward", "backward", "both")
 # As tables call them.
@@ -23,11 +23,8 @@ def passes_wait(forward: float, backward: float, both: float) -> bool:
 
 
 def waits(c: Cell) -> bool:
-    """`passes_wait` of a cell's medians, unless the time of both is shown to be the
-    GPU's own: then those of one pass alone can't tell otherwise.
-    """
-    shown = c.row is not None and c.row.own.get("both")
-    return not shown and passes_wait(*map(c.ms, PASSES))
+    """`passes_wait` of a cell's medians."""
+    return passes_wait(*map(c.ms, PASSES))
 
 
 def gpu_ms(c: Cell, name: str) -> float:
@@ -38,13 +35,12 @@ def gpu_ms(c: Cell, name: str) -> float:
     """
 
     def fastest(of: str) -> float:
-        return c.as_steady(min(c.samples(of), default=c.missing), of)
+        return min(c.samples(of), default=c.missing)
 
     if name != "both":
         return fastest(name)
     parts = fastest("forward") + fastest("backward")
-    both = fastest("both")
-    return parts if isinstance(both, Unsteady) else min(both, parts)
+    return min(fastest("both"), parts)
 
 
 def flops(c: Cell, name: str) -> float:

@@ -16,7 +16,6 @@ from tools.render.plots import (
     ACCENT,
     DARK,
     GREY,
-    hollow,
     line,
     panels,
     plain_log_scale,
@@ -26,15 +25,12 @@ from tools.render.plots import (
 from tools.render.rows import (
     MISSING,
     Cell,
-    Unsteady,
     axis,
     cell,
     cells,
-    counted,
     ran,
     say,
     span,
-    steady,
 )
 from tools.render.stems.kernel_profile.rows import graphs_ms
 
@@ -153,9 +149,6 @@ def contexts_figure(record: Record) -> str:
             # SDPA needs the same to the byte: dashes over its line let both show.
             look |= {"ls": "--"} if name == "flash" else {}
             line(sizes, contexts, [c.get(PEAK) / 2**30 for c in steps], **look)
-            for c in steps:
-                if c.unsteady:
-                    hollow(times, c.config["context"], c.ms(), color)
         for axes, title in ((times, "step, ms"), (sizes, "peak memory, GiB")):
             plain_log_scale(axes.yaxis)
             ticks = axis(record, "context", size="small")
@@ -174,7 +167,7 @@ def contexts_figure(record: Record) -> str:
         draw,
         f"In a training step of small, {', '.join(told)}.",
         "Batch 4, bf16. The dashed line of ours lies on SDPA's, which needs the same "
-        "memory. Hollow marks are steps that are not steady.",
+        "memory.",
         height=280,
         narrow=520,
     )
@@ -232,9 +225,7 @@ def memory() -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Steps, speed-ups and memory of the cells that the pages name; what is not steady
-    says so.
-    """
+    """Steps, speed-ups and memory of the cells that the pages name."""
     found: dict[str, str] = {}
     for size, context in NAMED:
         key = f"{size.replace('.', '_')}_{context}"
@@ -254,7 +245,6 @@ def facts(record: Record | None) -> dict[str, str]:
     ]
     ratios = [sdpa.ms() / c.ms() for sdpa, c in pairs]
     lost = [c.missing for c in cells(record, attention="flash") if not c]
-    doubtful = counted(isinstance(ratio, Unsteady) for ratio in ratios)
     of_small = cell(record, size="small", context=1024, attention="flash")
     as_graphs = gain_as_graphs(record, of_small)
     of_long = cell(record, size="small", context=16384, attention="flash")
@@ -262,6 +252,5 @@ def facts(record: Record | None) -> dict[str, str]:
     return found | {
         "memory_growth": say(growth, "{:.1f}"),
         "graphs_small_1024": say(as_graphs or MISSING, "{:.2f}"),
-        "sdpa_over_ours": span([*steady(ratios), *lost]),
-        "unsteady": say(doubtful if pairs else MISSING),
+        "sdpa_over_ours": span([*ratios, *lost]),
     }

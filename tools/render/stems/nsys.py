@@ -2,7 +2,6 @@
 what kernels fill, and no host can change, comes first.
 """
 
-from itertools import chain
 from typing import Any
 
 from systems.records.record import Record
@@ -23,9 +22,6 @@ from tools.render.rows import (
 
 # How far two readers of the same activity records may lie apart.
 AGREE = 0.03
-
-# How far a time may lie above that of the same step in `end_to_end`.
-SAME = 1.1
 
 CAPTIONS = {
     "kernels.md": "The kernels of one training step at context 512 under nsys, copies "
@@ -61,13 +57,10 @@ def kernels_table(record: Record) -> str:
 
 
 def cost_table(record: Record) -> str:
-    found = ordered(record)
-    timed = ("without, by the clock of End to end, ms", clock_ms, "{:.1f}")
     return columns(
-        found,
+        ordered(record),
         ("step", named),
         ("without, ms", lambda c: ms(c, "torch", "{}"), "{:.1f}"),
-        *([timed] if any(map(clock_ms, found)) else []),
         ("again", noise, "{:.2f}"),
         ("nsys", lambda c: slowdown(c, "nsys"), "{:.2f}"),
         ("torch", lambda c: slowdown(c, "torch"), "{:.2f}"),
@@ -110,15 +103,8 @@ def slowdown(c: Cell, instrument: str) -> float:
     return ms(c, instrument, "profiled_{}") / ms(c, "torch", "{}")
 
 
-def clock_ms(c: Cell) -> float:
-    """The same step in `end_to_end`. See `note_clocks` of `tools.render.hosts`."""
-    return Cell(c.row.clock if c.row else None).ms()
-
-
 def noise(c: Cell) -> float:
-    """Wall time of a step without a profiler, before nsys over before torch.profiler:
-    one where the host is steady.
-    """
+    """Return the wall time of a step before nsys over that before torch.profiler."""
     return ms(c, "nsys", "{}") / ms(c, "torch", "{}")
 
 
@@ -132,18 +118,11 @@ def facts(record: Record | None) -> dict[str, str]:
     slowdowns = {
         name: known(slowdown(c, name) for c in found) for name in ("nsys", "torch")
     }
-    # Rounded as the table shows it.
-    gains = [x for x in chain(*slowdowns.values()) if round(x, 2) < 1]
     fullest = max(filter(None, found), key=filled, default=Cell(None))
-    over = most(ms(c, "torch", "{}") / clock_ms(c) for c in found)
     return {
         "ratios": span(map(ratio, found), "{:.3f}"),
         "steps": say(len(known(map(ratio, found))) or MISSING),
         "noise": span(map(noise, found)),
-        # Where the host was slower than that of the clock.
-        "over_clock": say(over, "{:.1f}") if over > SAME else "none",
-        # Of a step that is faster under a profiler than without.
-        "gains": f"{min(gains):.2f}" if gains else "none",
         **{
             f"slowdown_{name}": say(most(of), "{:.2f}")
             for name, of in slowdowns.items()

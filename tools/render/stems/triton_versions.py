@@ -12,11 +12,9 @@ from tools.render.markdown import columns, milliseconds, per_device, table
 from tools.render.rows import (
     MISSING,
     Cell,
-    Unsteady,
     axis,
     cell,
     known,
-    marked,
     most,
     ran,
     say,
@@ -61,8 +59,7 @@ def rounds_apart(c: Cell, old: Cell, of: str) -> float:
     """The largest quotient of a round less the smallest."""
     if not (found := quotients(c, old, of)):
         return MISSING
-    apart = max(found) - min(found)
-    return Unsteady(apart) if isinstance(quotient(c, old, of), Unsteady) else apart
+    return max(found) - min(found)
 
 
 def of_version(record: Record | None, version: str, name: str) -> list[Cell]:
@@ -167,6 +164,6 @@ def facts(record: Record | None) -> dict[str, str]:
             for d in (64, 128)
         },
         "plain_forward": times(plain, "forward"),
-        "rounds_apart": marked(say(middle, "{:.2f}"), apart),
-        "rounds_apart_most": marked(say(most(apart), "{:.2f}"), apart),
+        "rounds_apart": say(middle, "{:.2f}"),
+        "rounds_apart_most": say(most(apart), "{:.2f}"),
     }

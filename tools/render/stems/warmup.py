@@ -25,8 +25,7 @@ def fragments(records: list[Record]) -> dict[str, str]:
 def nth(c: Cell, n: int) -> float:
     """The time of one measured step: forward, loss and backward."""
     steps = dict(enumerate(c.samples(*PASSES)))
-    # The first are the host's, whatever the others are.
-    return c.as_steady(steps.get(n, c.missing), "setup")
+    return steps.get(n, c.missing)
 
 
 def body(record: Record) -> str:
@@ -84,11 +83,9 @@ def steps_figure(record: Record) -> str:
 
 
 def later(c: Cell) -> float:
-    """The median of the measured steps after the first: of the same process, as another
-    one may have had another host.
-    """
+    """Return the median of the measured steps after the first of a process."""
     steps = c.samples(*PASSES)[1:]
-    return c.as_steady(median(steps), *PASSES) if steps else c.missing
+    return median(steps) if steps else c.missing
 
 
 def mean_after(record: Record | None, warmup: int) -> float:
@@ -97,8 +94,8 @@ def mean_after(record: Record | None, warmup: int) -> float:
 
 
 def halves(record: Record | None, warmup: int) -> float:
-    """Median of the first half of the steps after so many warm-up steps over that of
-    the second half: of one process, whose host may still have changed between the two.
+    """Return the median of the first half of the steps after so many warm-up steps,
+    divided by that of the second half.
     """
     c = cell(record, warmup=warmup)
     times = c.samples(*PASSES)
@@ -110,7 +107,7 @@ def facts(record: Record | None) -> dict[str, str]:
     """The first step of a cold process against settled ones."""
     cold = cell(record, warmup=0)
     settled = later(cold)
-    passes = [cold.as_steady(ms, *PASSES) for ms in cold.samples(*PASSES)]
+    passes = cold.samples(*PASSES)
     times = {
         "first_step": nth(cold, 0),
         **{f"mean_after_{n}": mean_after(record, n) for n in (1, 2, 5)},
@@ -135,8 +132,7 @@ def facts(record: Record | None) -> dict[str, str]:
     "benchmarking_script",
     "Two warm-up steps are enough: of the steps after them the first half takes as "
     "long as the second, within a twentieth.",
-    because="steps that differ by more than a twentieth are marked as unsteady. In one "
-    "process, as the host may change from one to the next.",
+    because="the sizes and precisions that the script compares differ by far more.",
 )
 def two_steps_warm_up(record: Record) -> Judgement:
     ratio = halves(record, 2)

@@ -22,14 +22,12 @@ from tools.render.rows import (
     known,
     most,
     say,
-    steady,
 )
 from tools.render.stems.end_to_end.rows import (
     PASSES,
     at,
     flops,
     of_grid,
-    quicker,
     share_of_peak,
     steps_at_512,
 )
@@ -61,13 +59,12 @@ def speedup(
 
 
 def gain(record: Record | None, place: Place) -> float:
-    """Of both passes, each precision's from the row in which they took less."""
-    fp32, bf16 = (quicker(record, *place, p).ms(*PASSES) for p in ("fp32", "bf16"))
-    return fp32 / bf16
+    """Return the speedup of both passes together in bf16."""
+    return speedup(record, place, *PASSES)
 
 
 def share(record: Record | None, place: Place, precision: str) -> float:
-    return share_of_peak(record, quicker(record, *place, precision), *PASSES)
+    return share_of_peak(record, step(record, place, precision), *PASSES)
 
 
 # Fragments ----------------------------------------------------------------------------
@@ -158,7 +155,7 @@ def speedup_figure(record: Record) -> str:
     if not found:
         return ""
     least, most = (pick(found, key=lambda place: found[place]) for pick in (min, max))
-    work = {place: flops(quicker(record, *place, "bf16")) / 1e12 for place in found}
+    work = {place: flops(step(record, place, "bf16")) / 1e12 for place in found}
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -196,7 +193,7 @@ def facts(record: Record | None) -> dict[str, str]:
         key, place = size.replace(".", "_"), (size, 512)
         ratios[f"gain_tf32_{key}"] = speedup(record, place, to="tf32")
         ratios[f"gain_bf16_over_tf32_{key}"] = speedup(record, place, of="tf32")
-    gains = steady(gain(record, place) for place in places(record))
+    gains = known(gain(record, place) for place in places(record))
     slower = sum(g < 1 for g in gains) if gains else MISSING
     return {
         **{name: say(ratio, "{:.2f}") for name, ratio in ratios.items()},

@@ -34,21 +34,6 @@ def at(
     )
 
 
-def quicker(
-    record: Record | None, size: str, context: int, precision: str, batch: int = BATCH
-) -> Cell:
-    """Of the two rows that time both passes, with the optimizer and without, the one in
-    which they took less: what a host adds, it does not take away. Where no step was
-    timed, that row.
-    """
-    step, other = (
-        at(record, size, context, mode, precision, batch)
-        for mode in ("step", "forward_backward")
-    )
-    whole = step and other and other.get("backward_ms", None)
-    return min(step, other, key=lambda c: c.ms(*PASSES)) if whole else step
-
-
 def of_grid(record: Record | None, **config: object) -> list[Cell]:
     """Those of the assignment's grid, out of memory or not."""
     return cells(record, batch=BATCH, **config)

@@ -5,7 +5,7 @@ ours.
 from typing import Any
 
 from systems.records.record import Record
-from tools.render.rows import MISSING, Cell, cell, cells, say, steady
+from tools.render.rows import MISSING, Cell, cell, cells, known, say
 from tools.render.stems.flash_passes import flops, gpu_ms, peak_flops, waits
 
 NAMES = {
@@ -85,12 +85,10 @@ def ratio(record: Record | None, over: str, name: str, *shape: Any) -> float:
 def ratios(
     record: Record | None, over: str, name: str, dtypes: tuple[str, ...] = DTYPES
 ) -> dict[Shape, float]:
-    """`ratio` at each shape of these dtypes that both could run, where both are
-    steady.
-    """
+    """`ratio` at each shape of these dtypes that both could run."""
     of_dtypes = (shape for shape in shapes(record) if shape[0] in dtypes)
     found = {shape: ratio(record, over, name, *shape) for shape in of_dtypes}
-    return {shape: faster for shape, faster in found.items() if steady([faster])}
+    return {shape: faster for shape, faster in found.items() if known([faster])}
 
 
 def losses(found: dict[Shape, float]) -> list[Shape]:

@@ -19,7 +19,6 @@ from tools.render.rows import (
     cell,
     cells,
     counted,
-    counted_above,
     data_sheet,
     known,
     measured,
@@ -323,7 +322,7 @@ def facts(record: Record | None) -> dict[str, str]:
     for dtype, of in [*(("bf16", of) for of in PASSES), ("fp32", "both")]:
         over = ratios(record, ours[dtype], of)
         found[f"{dtype}_{of}"] = span(over)
-        found[f"{dtype}_{of}_lost"] = say(counted_above(over, 1))
+        found[f"{dtype}_{of}_lost"] = say(counted(ratio > 1 for ratio in known(over)))
     high = long_cells(record, "fp32", "ours_high")
     for d in WIDTHS:
         triton = long_cells(record, "bf16", "ours_triton", d=d)
@@ -401,7 +400,7 @@ def of_order(record: Record | None, ours: list[Cell]) -> dict[str, str]:
     ):
         values = ratios(record, ours, of, over)
         found[fact] = span(values)
-        found[f"{fact}_lost"] = say(counted_above(values, 1))
+        found[f"{fact}_lost"] = say(counted(ratio > 1 for ratio in known(values)))
     for name in ORDERED:
         costs = [order_costs(record, c, name) for c in ours]
         found[f"order_costs_{ORDERED[name]}"] = span(costs)

@@ -13,7 +13,6 @@ from tools.render.rows import (
     MISSING,
     Cell,
     Missing,
-    Unsteady,
     cell,
     cells,
     known,
@@ -112,11 +111,9 @@ def quotient(c: Cell, other: Cell, of: str) -> float:
     the rounds' quotients, for in a round both meet the same clock. Where they have no
     rounds, the quotient of the medians.
     """
-    times = c.ms(of) / other.ms(of)
     if of_rounds := quotients(c, other, of):
-        middle = median(of_rounds)
-        return Unsteady(middle) if isinstance(times, Unsteady) else middle
-    return times
+        return median(of_rounds)
+    return c.ms(of) / other.ms(of)
 
 
 def quotients(c: Cell, other: Cell, of: str) -> list[float]:
@@ -137,9 +134,7 @@ def ratios(
         waiting = [x.row for x in (c, other) if of == "both" and waits(x)]
         if not waiting:
             return ratio(record, c, of, over)
-        # One that waits on a quick host leaves the shape out by itself.
-        steady = (row for row in waiting if row and not row.unsteady)
-        return Missing("the host decides", next(steady, waiting[0]))
+        return Missing("the host decides", waiting[0])
 
     pairs = ((c, beside(record, c, over)) for c in found)
     return [compared(c, other) for c, other in pairs if not is_wrong(other, of)]

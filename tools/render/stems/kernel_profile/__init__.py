@@ -31,9 +31,7 @@ from tools.render.rows import (
     ran,
     say,
     span,
-    steady,
 )
-from tools.render.stems.end_to_end.rows import quicker
 from tools.render.stems.kernel_profile import figures, reported
 from tools.render.stems.kernel_profile.rows import (
     PARTS,
@@ -158,15 +156,15 @@ def times_table(record: Record, **where: Any) -> str:
         telling=telling,
     )
     own = sum(1 for c in found if c and timed(c) is c)
-    return f"{shown}\n\n{clocks_of(record, own, shown)}" if shown else ""
+    return f"{shown}\n\n{clocks_of(record, own)}" if shown else ""
 
 
-def clocks_of(record: Record, own: int, shown: str) -> str:
+def clocks_of(record: Record, own: int) -> str:
     """Where the wall times are from."""
     if record.clock is None:
         return "Wall time of the profile's own run.\n{ .provenance }"
     rest = f"Wall time of {own} rows: of the profile's own run. " if own else ""
-    return f"{rest}Wall time: {provenance(record.clock, shown)}"
+    return f"{rest}Wall time: {provenance(record.clock)}"
 
 
 def forward_passes(record: Record | None, **config: Any) -> list[Cell]:
@@ -476,8 +474,8 @@ def attention_facts(c: Cell) -> dict[str, str]:
     "one at 128 takes as long, within a tenth, though it has half the FLOPs.",
     otherwise="Where the GPU idles for most of a forward pass at context 256, one at "
     "128, with half the FLOPs, can take over a tenth less.",
-    because="both launch nearly the same kernels, and a tenth is how far two times of "
-    "one pass may lie apart in this guide.",
+    because="both launch nearly the same kernels, and a tenth is this guide's bar for "
+    "launch-bound.",
 )
 def launches_decide(record: Record) -> Judgement:
     found = {}
@@ -486,10 +484,6 @@ def launches_decide(record: Record) -> Judgement:
         over = wall_ms(c) / wall_ms(at(record, size, 128, "forward", precision))
         if known([over]) and idle_share(c) > 1 / 2:
             found[f"{size} in {precision}"] = over
-    # One that is steady by the clock refutes it, however slow the profile's host was.
-    sure = {name: over for name, over in found.items() if steady([over])}
-    if any(abs(over - 1) >= 0.1 for over in sure.values()):
-        found = sure
     told = ", ".join(f"{name} {over:.2f}" for name, over in found.items())
     holds = all(abs(over - 1) < 0.1 for over in found.values())
     return bool(found) and (holds, f"Time at 256 over that at 128: {told}.")
@@ -572,9 +566,8 @@ def slower_where_the_gpu_waits(record: Record) -> Judgement:
     pairs = [
         (c, same_in_fp32(record, c)) for c in ran(record, mode="step", precision="bf16")
     ]
-    longer = {id(b): trained_ms(record, b) / trained_ms(record, f) for b, f in pairs}
-    # A cell that a slow host may have made slower tells nothing.
-    compared = [(b, f) for b, f in pairs if steady([longer[id(b)]])]
+    longer = {id(b): trained_ms(b) / trained_ms(f) for b, f in pairs}
+    compared = [(b, f) for b, f in pairs if known([longer[id(b)]])]
     slower = [(b, f) for b, f in compared if longer[id(b)] >= 1]
     told = "".join(
         f"; {b.config['size']} at {b.config['context']}: kernels {of[0]:.1f} ms in "
@@ -582,19 +575,14 @@ def slower_where_the_gpu_waits(record: Record) -> Judgement:
         for b, f in slower
         for of in [(total_ms(b, TRAINED), total_ms(f, TRAINED))]
     )
-    numbers = (
-        f"{len(slower)} of {len(compared)} cells timed steadily in both "
-        f"precisions{told}."
-    )
+    numbers = f"{len(slower)} of {len(compared)} cells timed in both precisions{told}."
     holds = all(total_ms(b, TRAINED) < total_ms(f, TRAINED) for b, f in slower)
     return (holds, numbers) if slower else None
 
 
-def trained_ms(record: Record, c: Cell) -> float:
-    """Forward and backward by the clock, where they took less."""
-    size, context, precision = (c.config.get(key, "") for key in CELL)
-    clock = quicker(record.clock, size, context, precision, c.config.get("batch", 0))
-    return (clock or timed(c)).ms(*TRAINED)
+def trained_ms(c: Cell) -> float:
+    """Return the wall-clock time of forward and backward."""
+    return timed(c).ms(*TRAINED)
 
 
 @claim(

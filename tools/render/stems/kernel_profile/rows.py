@@ -138,7 +138,7 @@ def phases_ms(c: Cell, metric: str) -> float:
 
 def timed(c: Cell) -> Cell:
     """The row whose wall time counts: that of `end_to_end` for the same cell, else this
-    one's own. See `note_clocks` of `tools.render.hosts`.
+    one's own. See `note_clocks` of `tools.render.clocks`.
     """
     clock = Cell(c.row.clock) if c and c.row else c
     return clock or c

@@ -1,0 +1,48 @@
+"""Find the row of `end_to_end` that timed the cell of a profile."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from systems.records.record import Record, Row
+
+PROFILE, CLOCK = "kernel_profile", "end_to_end"
+# What the configurations of each stem leave unsaid.
+UNSAID: dict[str, dict[str, Any]] = {
+    CLOCK: {},
+    PROFILE: {"attention": "eager"},
+    "nsys": {"mode": "step", "attention": "eager"},
+}
+AXES = ("size", "context", "batch", "precision", "mode", "attention")
+# Records of other versions may time other kernels.
+SAME_SOFTWARE = ("torch", "cuda", "cudnn")
+
+
+def cell_of(record: Record, row: Row) -> dict[str, Any]:
+    """Return the values of AXES, which decide the kernels of a pass."""
+    config = UNSAID[record.stem] | row.config
+    return {axis: config.get(axis) for axis in AXES}
+
+
+def same_software(records: Iterable[Record]) -> list[list[Record]]:
+    """Group measured records by GPU, driver and SAME_SOFTWARE."""
+    groups: dict[Any, list[Record]] = defaultdict(list)
+    for record in records:
+        if record.kind == "measured":
+            versions = (record.software.get(name) for name in SAME_SOFTWARE)
+            groups[record.device.slug, record.device.driver, *versions].append(record)
+    return list(groups.values())
+
+
+def note_clocks(found: Mapping[str, list[Record]]) -> None:
+    """Note at each row of `kernel_profile` the row of `end_to_end` that timed the same
+    cell on the same GPU with the same driver and software. A profiler slows the
+    launches of its own run, so its wall-clock times are not those of the step.
+    """
+    stems = (PROFILE, CLOCK)
+    for group in same_software(r for stem in stems for r in found.get(stem, [])):
+        clock = next((r for r in group if r.stem == CLOCK), None)
+        for profile in (r for r in group if r.stem == PROFILE):
+            profile.clock = clock
+            for row in profile.rows:
+                row.clock = clock.find(**cell_of(profile, row)) if clock else None
