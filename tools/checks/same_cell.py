@@ -15,7 +15,7 @@ from tools.render.load import is_fresh
 
 STEMS = ("kernel_profile", "nsys")
 CLOSE = 1.03
-# The loss takes less than a tenth of a millisecond, of which clock ticks are 3 %.
+# The loss takes about a tenth of a millisecond, too little to compare within 3 %.
 PHASES = ("forward", "backward", "optimizer")
 # By torch.profiler in `kernel_profile`; by both profilers in `nsys`.
 GPU_TIMES = ("{}_gpu_busy_ms", "torch_{}_gpu_busy_ms", "nsys_{}_gpu_busy_ms")

@@ -53,7 +53,7 @@ def gain(record: Record | None, c: Cell, over: str = "eager") -> float:
 
 
 def gain_as_graphs(record: Record | None, c: Cell, over: str = "eager") -> float:
-    """The same of steps that one call launches: no host makes them longer."""
+    """The same of steps as CUDA graphs, each launched by one call."""
     return graphs_ms(beside(record, c, over)) / graphs_ms(c)
 
 

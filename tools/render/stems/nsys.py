@@ -1,5 +1,5 @@
 """Tables and facts of `nsys`: the same step under Nsight Systems and torch.profiler;
-what kernels fill, and no host can change, comes first.
+the steps that kernels fill most come first.
 """
 
 from typing import Any
