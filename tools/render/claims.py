@@ -62,8 +62,8 @@ def verdict(claim: Claim, record: Record | None) -> str:
     judgement = claim.judge(record) if record else None
     if record is None or not isinstance(judgement, tuple):
         return (
-            "**Not measured here:** the rows that would decide this are missing. "
-            f"{claim.sentence}"
+            "**No data here:** the rows that decide this are missing or ran out of "
+            f"memory. {claim.sentence}"
         )
     old = "" if (known := age(record)) == FRESH else f", {known}"
     link = f"({record_link(record)}{old})"

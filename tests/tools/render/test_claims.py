@@ -418,13 +418,13 @@ def test_an_altered_record_turns_the_claim_over(name, found, monkeypatch):
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_without_its_rows_a_claim_is_not_measured(name, found):
+def test_without_its_rows_a_claim_has_no_data(name, found):
     claim = BY_NAME[name]
     record = record_for(claim, found)
     record.rows = []
     assert not claim.judge(record)
-    assert claims.verdict(claim, record).startswith("**Not measured here:**")
-    assert claims.verdict(claim, None).startswith("**Not measured here:**")
+    assert claims.verdict(claim, record).startswith("**No data here:**")
+    assert claims.verdict(claim, None).startswith("**No data here:**")
 
 
 def test_rows_out_of_memory_are_no_numbers(found):

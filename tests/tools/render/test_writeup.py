@@ -173,7 +173,7 @@ def test_what_needs_no_gpu_is_judged_for_each_and_has_no_tab_of_its_own(found):
     (problem,) = (p for p in PROBLEMS if p.name == "memory_profiling")
     counted = next(c for c in writeup.all_claims() if c.stem == "saved_tensors")
     (ours,) = (r for r in found["peak_memory"] if r.kind == "measured")
-    assert "Not measured here" not in writeup.claims_of(problem, found)
+    assert "No data here" not in writeup.claims_of(problem, found)
     assert "===" not in writeup.claims_of(problem, found)
     other = copy.deepcopy(ours)
     other.device.name, other.device.slug = "NVIDIA X", "nvidia-x"
@@ -184,7 +184,7 @@ def test_what_needs_no_gpu_is_judged_for_each_and_has_no_tab_of_its_own(found):
         "NVIDIA X",
     ]
     holds = f"- **Holds:** {counted.sentence}"
-    assert text.count(holds) == 2 and "Not measured here" not in text
+    assert text.count(holds) == 2 and "No data here" not in text
     # Before any GPU measured something, it is judged all the same.
     alone = writeup.claims_of(problem, {**found, "peak_memory": []})
     assert alone.count(holds) == 1 and "===" not in alone
