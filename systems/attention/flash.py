@@ -45,6 +45,9 @@ def flash_attention(
     batch of gradients (`is_grads_batched`, vmap around `autograd.grad`) is computed one
     after another, except by "first".
 
+    A row whose largest scaled score lies beyond ±1.8e8 still gets the right output, but
+    with "triton" and "hopper" it contributes nothing to the gradients.
+
     `TypeError` or `ValueError` names the argument that can't be taken, or what a
     backend needs and did not find. Transforms of torch.func (vmap, grad, jvp) raise
     `NotImplementedError`; only vmap inside `torch.compile` works, and computes one

@@ -213,8 +213,9 @@ class Descriptor:
 
         d, bits = shape[-1], 8 * dtype.itemsize
         # A dimension of size 1 may have any stride.
+        unit = 16 // dtype.itemsize
         regular = [
-            stride if size > 1 else d
+            stride if size > 1 else -(-d // unit) * unit
             for size, stride in zip(shape, strides, strict=True)
         ]
         regular[-1] = 1

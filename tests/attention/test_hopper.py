@@ -371,7 +371,7 @@ def plain_kernels_instead(monkeypatch):
         def launch(do, q, k, v, o, lse, causal, scale, *walk):
             ran.append(name)
             assert all(map(readable, (do, q, k, v, o)))
-            assert lse.is_contiguous() and lse.data_ptr() % 16 == 0
+            assert lse.is_contiguous()
             return plain.launch_backward(do, q, k, v, o, lse, causal, scale)
 
         return launch

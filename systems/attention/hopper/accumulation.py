@@ -54,10 +54,10 @@ def ds_times(k, ds):
 
 
 @gluon.jit
-def partial_dq(
-    dq_ring, ds_ring, kv, done, scale, D: gl.constexpr, NARROW: gl.constexpr
-):
-    """This program's partial dq of step `done`, a block of columns after the other."""
+def partial_dq(dq_ring, ds_ring, kv, done, D: gl.constexpr, NARROW: gl.constexpr):
+    """This program's partial dq of step `done`, without its scale, a block of columns
+    after the other.
+    """
     BLOCKS: gl.constexpr = D // DQ_COLUMNS
     stage, to = done % ds_ring.tiles.shape[0], done % dq_ring.tiles.shape[0]
     mbarrier.wait(ds_ring.full.index(stage), done // ds_ring.tiles.shape[0] & 1)
@@ -72,7 +72,7 @@ def partial_dq(
         if i == 0:
             phase = (done // dq_ring.tiles.shape[0] & 1) ^ 1
             mbarrier.wait(dq_ring.empty.index(to), phase)
-        x = as_held(dq * scale)
+        x = as_held(dq)
         rows = dq_ring.tiles.index(to).slice(i * HELD_ROWS, x.shape[0], 0)
         rows.store(x)
     fence_async_shared()

@@ -20,6 +20,8 @@ class Config(NamedTuple):
     # Forward: P v of a step runs beside the softmax of the next in one consumer, not
     # only in the others.
     overlap: bool = True
+    # Forward: consumers start their matmuls in turns.
+    turns: bool = False
     # dk and dv: k and v as the tensor cores' operands stay in registers.
     in_registers: bool = False
     # Forward: programs for each SM. More than one only to measure what the schedule is
@@ -32,7 +34,10 @@ class Config(NamedTuple):
 
 # CONFIGS[kernel][head dimension of the tiles]
 CONFIGS = {
-    "forward": {64: Config(3, 128, 3, 160, 128, overlap=False), 128: Config(2, 128, 3)},
+    "forward": {
+        64: Config(3, 128, 3, 160, 128, overlap=False, turns=True),
+        128: Config(2, 128, 3),
+    },
     "dq": {64: Config(2, 64, 4), 128: Config(2, 64, 4)},
     "dkdv": {64: Config(2, 64, 4, in_registers=True), 128: Config(2, 64, 3)},
 }
@@ -63,5 +68,5 @@ ONE_PASS_KEYS, ONE_PASS_QUERIES = 128, 64
 # without: while one of four groups begins or ends an item, three work. Small tiles
 # waste less on the mask.
 SHORT = 2048
-SHORT_FORWARD = Config(4, 64, 5, 112, 96, overlap=False)
+SHORT_FORWARD = Config(4, 64, 5, 112, 96, overlap=False, turns=True)
 # --8<-- [end:configs]

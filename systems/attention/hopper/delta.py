@@ -5,18 +5,17 @@ from float32 to its own dtype.
 import triton
 import triton.language as tl
 
-from systems.attention.triton.primitives import load_tile
+from systems.attention.triton.primitives import load_tile, usable
 
 
 @triton.jit(do_not_specialize=["heads", "n", "row_stride"])
 def delta_kernel(
-    o_ptr, do_ptr, lse_ptr, delta_ptr, lse_out_ptr, semaphores_ptr, stride_ob,
+    o_ptr, do_ptr, lse_ptr, lse_out_ptr, delta_ptr, semaphores_ptr, stride_ob,
     stride_oh, stride_on, stride_od, stride_gb, stride_gh, stride_gn, stride_gd, heads,
     n, row_stride, HEAD: tl.constexpr, D: tl.constexpr, RAGGED: tl.constexpr,
-    COPY: tl.constexpr,
 ):  # fmt: skip
     """delta = rowsum(o · do), which is also rowsum(p · dp): what softmax takes off each
-    dp. Semaphores of zero; with COPY, lse in rows that TMA can read. Strides of do: g.
+    dp. `usable` lse, in rows that TMA can read. Semaphores of zero. Strides of do: g.
 
     Grid: tiles of 64 queries x batch x heads.
     """
@@ -46,11 +45,11 @@ def delta_kernel(
         load_tile(at_do, rows, columns, n, HEAD, RAGGED),
     )
     delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
-    inside = rows < n
-    tl.store(delta_ptr + batch_head * row_stride + rows, delta, mask=inside)
-    if COPY:
-        lse = tl.load(lse_ptr + batch_head * n + rows, mask=inside)
-        tl.store(lse_out_ptr + batch_head * row_stride + rows, lse, mask=inside)
+    inside, own = rows < n, batch_head * n + rows
+    to = batch_head * row_stride + rows
+    tl.store(delta_ptr + to, delta, mask=inside)
+    lse = tl.load(lse_ptr + own, mask=inside)
+    tl.store(lse_out_ptr + to, usable(lse), mask=inside)
     tl.store(semaphores_ptr + tl.program_id(0), 0)
 
 
@@ -64,13 +63,14 @@ def round_kernel(
     stride_d,
     heads,
     n,
+    scale,
     HEAD: tl.constexpr,
     D: tl.constexpr,
     RAGGED: tl.constexpr,
     NARROW: tl.constexpr,
 ):
-    """dq in its own dtype, from float32 as held. Grid: tiles of 64 queries x batch x
-    heads.
+    """dq with its scale in its own dtype, from float32 as held. Grid: tiles of 64
+    queries x batch x heads.
     """
     tiles = tl.cdiv(n, 64)
     batch_head = tl.program_id(0) // tiles
@@ -89,7 +89,7 @@ def round_kernel(
         + half * 2
         + one
     )
-    dq = tl.load(held_ptr + tl.program_id(0).to(tl.int64) * 64 * D + held)
+    dq = scale * tl.load(held_ptr + tl.program_id(0).to(tl.int64) * 64 * D + held)
     start = tl.program_id(0) % tiles * 64
     dq_ptr += (batch_head // heads).to(tl.int64) * stride_b + (batch_head % heads).to(
         tl.int64

@@ -22,10 +22,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from systems.attention.hopper.exact import HUGE, LN2
 from systems.attention.hopper.forward import (
     PRODUCER_REGISTERS,
     TILE,
-    Problem,
     async_load,
     async_store,
     await_full,
@@ -34,8 +34,8 @@ from systems.attention.hopper.forward import (
     make_ring,
     pass_over,
     release,
-    sees,
 )
+from systems.attention.hopper.items import Problem, sees
 from systems.attention.triton.primitives import LOG2E
 
 
@@ -139,7 +139,8 @@ def dq_consumer(
     for i in range(skip):
         pass_over(ring, i)
 
-    lse = gl.load(rows_out.lse_ptr + rows, mask=rows < n_q, other=0.0) * LOG2E
+    lse = gl.load(rows_out.lse_ptr + rows, mask=rows < n_q, other=0.0)
+    lse = gl.where(gl.abs(lse) < HUGE * LN2, lse, float("inf")) * LOG2E
     q, do, o = queries.q.index(GROUP), queries.do.index(GROUP), queries.o.index(GROUP)
     mbarrier.wait(queries.full.index(GROUP), 0)
     # [64]

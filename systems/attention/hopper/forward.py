@@ -12,7 +12,9 @@ item arrive while o of this one is finished:
     groups of 4 warps)            o += P v
 
 A consumer starts S of the next tile of keys together with P v of the present one, and
-the tensor cores work for one consumer while another computes exponentials. It walks
+the tensor cores work for one consumer while another computes exponentials. With TURNS
+consumers start their matmuls in turns, so that they do not all compute exponentials at
+the same time. A consumer walks
 from the last tile of keys that its rows see to the first: the mask cuts only that first
 step, which stands before the loop.
 
@@ -29,14 +31,25 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
-    warpgroup_mma,
     warpgroup_mma_wait,
+)
+
+from systems.attention.hopper.exact import HUGE, LN2, exact_items
+from systems.attention.hopper.items import Problem, Schedule, item_of, sees
+from systems.attention.hopper.products import (
+    Rows,
+    add_products,
+    await_all,
+    await_sums,
+    blocks_of_zeros,
+    product,
+    store_rows,
+    times_rows,
 )
 
 # Triton has new names for TMA's copies from 3.8 on, and since 3.9 only those.
 async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
-LN2 = gl.constexpr(0.6931471805599453)
 PRODUCER_REGISTERS = gl.constexpr(24)
 # Rows of 64 elements of 16 bits, in the order that TMA writes and the tensor cores
 # read.
@@ -130,45 +143,6 @@ def pass_over(ring, i):
 # --8<-- [end:ring]
 
 
-class Problem(NamedTuple):
-    """Queries, keys, heads of queries, and scale · log2(e)."""
-
-    n_q: gl.tensor
-    n_k: gl.tensor
-    heads: gl.tensor
-    scale_log2: gl.tensor
-
-
-class Schedule(NamedTuple):
-    """The items of this program: those at items_ptr from `first` to `end` - 1."""
-
-    items_ptr: gl.tensor
-    first: gl.tensor
-    end: gl.tensor
-
-
-class Item(NamedTuple):
-    """A tile of queries of one head, and the steps over the keys that it sees."""
-
-    batch: gl.tensor
-    head: gl.tensor
-    q_start: gl.tensor
-    steps: gl.tensor
-
-
-@gluon.jit
-def item_of(number, problem, BQ: gl.constexpr, BK: gl.constexpr, CAUSAL: gl.constexpr):
-    """The item of this number: tile of queries + tiles · (batch · heads + head)."""
-    tiles = gl.cdiv(problem.n_q, BQ)
-    batch_head = number // tiles
-    q_start = number % tiles * BQ
-    seen_by_any = problem.n_k
-    if CAUSAL:
-        seen_by_any = gl.minimum(problem.n_k, q_start + BQ)
-    batch, head = batch_head // problem.heads, batch_head % problem.heads
-    return Item(batch, head, q_start, gl.cdiv(seen_by_any, BK))
-
-
 # --8<-- [start:producer]
 @gluon.jit
 def forward_producer(
@@ -206,49 +180,62 @@ def forward_producer(
 # --8<-- [end:producer]
 
 
+# --8<-- [start:turns]
+# Named barriers from here on are ours; Triton takes the first few of 16.
+FIRST_BARRIER = gl.constexpr(8)
+
+
 @gluon.jit
-def sees(rows, keys, n_k, CAUSAL: gl.constexpr):
-    """Which of `keys` each of `rows` sees."""
-    if CAUSAL:
-        visible = keys[None, :] <= gl.minimum(rows, n_k - 1)[:, None]
-    else:
-        visible = (keys < n_k)[None, :]
-    return visible
+def take_turn(GROUP: gl.constexpr):
+    """Wait until the consumer before has started its matmuls: a named barrier of the
+    256 threads of both.
+    """
+    gl.inline_asm_elementwise(
+        "bar.sync $1, 256; mov.b32 $0, 0;", "=r,r", [FIRST_BARRIER + GROUP],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
 
 
-class Output(NamedTuple):
-    """o with the strides of its batches, heads and rows, and lse."""
+@gluon.jit
+def pass_turn(GROUP: gl.constexpr, GROUPS: gl.constexpr):
+    """This consumer has started its matmuls: arrive where the next one waits."""
+    gl.inline_asm_elementwise(
+        "bar.arrive $1, 256; mov.b32 $0, 0;", "=r,r",
+        [FIRST_BARRIER + (GROUP + 1) % GROUPS],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
 
-    o_ptr: gl.tensor
-    stride_b: gl.tensor
-    stride_h: gl.tensor
-    stride_n: gl.tensor
-    lse_ptr: gl.tensor
+
+# --8<-- [end:turns]
 
 
 # --8<-- [start:consumer]
 @gluon.jit
 def forward_consumer(
-    work, out,
+    work, memory,
     GROUP: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, HEAD: gl.constexpr,
-    D: gl.constexpr, CAUSAL: gl.constexpr, OVERLAP: gl.constexpr,
+    D: gl.constexpr, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr,
+    OVERLAP: gl.constexpr, TURNS: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
     """o and lse of 64 rows of each item."""
     S: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BK, 16]
     )
-    O: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16]
-    )
-    P: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O, k_width=2)
-    TYPE: gl.constexpr = out.o_ptr.dtype.element_ty
     problem, schedule, queries, ring = work
+    o, lse_ptr = memory[3], memory[4]
+    TYPE: gl.constexpr = o.ptr.dtype.element_ty
+    GROUPS: gl.constexpr = queries.tiles.shape[0]
     n_q, n_k, _, scale_log2 = problem
 
     q = queries.tiles.index(GROUP)
     zeros = gl.zeros([64, BK], gl.float32, S)
     columns = gl.arange(0, BK, gl.SliceLayout(0, S))
     done = 0
+    # The largest maximum of any item.
+    largest = gl.zeros([64], gl.float32, gl.SliceLayout(1, S))
+    if TURNS and GROUP == GROUPS - 1:
+        # The first turn is the first consumer's.
+        pass_turn(GROUP, GROUPS)
     number = gl.load(schedule.items_ptr + schedule.first)
     for position in range(schedule.first, schedule.end):
         item = item_of(number, problem, BQ, BK, CAUSAL)
@@ -266,30 +253,39 @@ def forward_consumer(
         first = done + item.steps - 1 - last
         for i in range(done, first):
             pass_over(ring, i)
+            if TURNS:
+                # All consumers have as many turns.
+                take_turn(GROUP)
+                pass_turn(GROUP, GROUPS)
         done += item.steps
 
         mbarrier.wait(queries.full.index(GROUP), position - schedule.first & 1)
         # [64, BK]
         k, v = await_full(ring, first)
-        s = warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
-        s = warpgroup_mma_wait(0, deps=(s,))
+        s = warpgroup_mma_wait(0, deps=(product(q, k, zeros, NARROW),))
         s = gl.where(sees(rows, last * BK + columns, n_k, CAUSAL), s, -float("inf"))
         m = gl.max(s, 1) * scale_log2
         p = gl.exp2(s * scale_log2 - m[:, None])
         l = gl.sum(p, 1)
+        acc = blocks_of_zeros(D, NARROW)
+        # Converted before it goes around the loop, p stays packed in registers.
+        P: gl.constexpr = gl.DotOperandLayout(
+            operand_index=0, parent=acc[0].type.layout, k_width=2
+        )
         p = gl.convert_layout(p.to(TYPE), P)
-        acc = gl.zeros([64, D], gl.float32, O)
         k, v_next = await_full(ring, first + 1, first + 1 < done)
         # --8<-- [start:consumer_loop]
         for i in range(first + 1, done):
-            s_token = warpgroup_mma(
-                q, k.permute((1, 0)), zeros, use_acc=False, is_async=True
-            )
-            acc_token = warpgroup_mma(p, v, acc, is_async=True)
+            if TURNS:
+                take_turn(GROUP)
+            s_token = product(q, k, zeros, NARROW)
+            acc_tokens = add_products(acc, p, v)
+            if TURNS:
+                pass_turn(GROUP, GROUPS)
             if OVERLAP:
-                s = warpgroup_mma_wait(1, deps=(s_token,))
+                s = warpgroup_mma_wait(len(acc), deps=(s_token,))
             else:
-                s, acc = warpgroup_mma_wait(0, deps=(s_token, acc_token))
+                s, acc = await_sums(s_token, acc_tokens)
                 release(ring, i - 1)
             m_new = gl.maximum(m, gl.max(s, 1) * scale_log2)
             p_wide = gl.exp2(s * scale_log2 - m_new[:, None])
@@ -302,34 +298,30 @@ def forward_consumer(
             if OVERLAP:
                 # That p goes through this wait, and the wait above, keep the compiler
                 # from computing p afterwards.
-                acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
+                p, acc = await_sums(p, acc_tokens)
                 release(ring, i - 1)
-            acc = acc * gl.convert_layout(rescale, gl.SliceLayout(1, O))[:, None]
+            acc = times_rows(acc, rescale)
         # --8<-- [end:consumer_loop]
         # The queries have been read: those of the next item may come while o is
         # finished.
         mbarrier.arrive(queries.empty.index(GROUP), count=1)
-        acc = warpgroup_mma(p, v, acc)
+        acc = await_all(add_products(acc, p, v))
         release(ring, done - 1)
 
-        acc = acc * gl.convert_layout(1 / l, gl.SliceLayout(1, O))[:, None]
-        lse_ptr = (
-            out.lse_ptr + (item.batch * problem.heads + item.head).to(gl.int64) * n_q
+        acc = times_rows(acc, 1 / l)
+        largest = gl.maximum(largest, gl.abs(m))
+        batch_head = (item.batch * problem.heads + item.head).to(gl.int64)
+        lse_ptrs = lse_ptr + batch_head * n_q + rows
+        gl.store(lse_ptrs, (m + gl.log2(l)) * LN2, mask=rows < n_q)
+        # Straight from registers, for shared memory is full.
+        for i in gl.static_range(len(acc)):
+            store_rows(
+                acc[i], o, item.batch, item.head, q_start, n_q, 64 * i, HEAD, True
+            )
+    if gl.max(largest, 0) >= HUGE:
+        exact_items(
+            memory, problem, schedule, GROUP, BQ, BK, HEAD, D, HEADS_PER_KV, CAUSAL
         )
-        gl.store(lse_ptr + rows, (m + gl.log2(l)) * LN2, mask=rows < n_q)
-        # Straight from registers, for shared memory is full: each thread has pairs of
-        # columns.
-        o_rows = q_start + gl.arange(0, 64, gl.SliceLayout(1, O))
-        o_columns = gl.arange(0, D, gl.SliceLayout(0, O))
-        o_ptr = out.o_ptr + item.batch.to(gl.int64) * out.stride_b
-        o_ptr += item.head.to(gl.int64) * out.stride_h
-        o_tile = (
-            o_ptr + o_rows.to(gl.int64)[:, None] * out.stride_n + o_columns[None, :]
-        )
-        inside = (o_rows < n_q)[:, None]
-        if HEAD < D:
-            inside = inside & (o_columns < HEAD)[None, :]
-        gl.store(o_tile, acc.to(TYPE), mask=inside)
 
 
 # --8<-- [end:consumer]
@@ -337,11 +329,14 @@ def forward_consumer(
 
 @gluon.jit(do_not_specialize=["heads", "n_q", "n_k"])
 def forward_kernel(
-    q_desc, k_desc, v_desc, o_ptr, lse_ptr, starts_ptr, items_ptr,
-    stride_ob, stride_oh, stride_on, heads, n_q, n_k, scale_log2,
+    q_desc, k_desc, v_desc, q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, starts_ptr, items_ptr,
+    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
+    heads, n_q, n_k, scale_log2,
     BK: gl.constexpr, HEAD: gl.constexpr, D: gl.constexpr, HEADS_PER_KV: gl.constexpr,
     CAUSAL: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
-    OVERLAP: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
+    OVERLAP: gl.constexpr, TURNS: gl.constexpr, NARROW: gl.constexpr,
+    REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """o and lse of the items that the schedule has for this program: those from
     starts[program] to the next start.
@@ -359,37 +354,79 @@ def forward_kernel(
     # What all warps of the program have in common.
     work = (problem, schedule, queries, ring)
     load = (work, q_desc, k_desc, v_desc, BQ, BK, HEADS_PER_KV, CAUSAL)
-    out = Output(o_ptr, stride_ob, stride_oh, stride_on, lse_ptr)
+    memory = (
+        Rows(q_ptr, stride_qb, stride_qh, stride_qn),
+        Rows(k_ptr, stride_kb, stride_kh, stride_kn),
+        Rows(v_ptr, stride_vb, stride_vh, stride_vn),
+        Rows(o_ptr, stride_ob, stride_oh, stride_on),
+        lse_ptr,
+    )
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (forward_consumer, (work, out, 0, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
-                (forward_consumer, (work, out, 1, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
+                (
+                    forward_consumer,
+                    (work, memory, 0, BQ, BK, HEAD, D, HEADS_PER_KV, CAUSAL, OVERLAP,
+                     TURNS, NARROW),
+                ),
+                (
+                    forward_consumer,
+                    (work, memory, 1, BQ, BK, HEAD, D, HEADS_PER_KV, CAUSAL, OVERLAP,
+                     TURNS, NARROW),
+                ),
                 (forward_producer, load),
             ],
             [4, 1],
             [REGISTERS, PRODUCER_REGISTERS],
-        )
+        )  # fmt: skip
     elif GROUPS == 3:
         gl.warp_specialize(
             [
-                (forward_consumer, (work, out, 0, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
-                (forward_consumer, (work, out, 1, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
-                (forward_consumer, (work, out, 2, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
+                (
+                    forward_consumer,
+                    (work, memory, 0, BQ, BK, HEAD, D, HEADS_PER_KV, CAUSAL, OVERLAP,
+                     TURNS, NARROW),
+                ),
+                (
+                    forward_consumer,
+                    (work, memory, 1, BQ, BK, HEAD, D, HEADS_PER_KV, CAUSAL, OVERLAP,
+                     TURNS, NARROW),
+                ),
+                (
+                    forward_consumer,
+                    (work, memory, 2, BQ, BK, HEAD, D, HEADS_PER_KV, CAUSAL, OVERLAP,
+                     TURNS, NARROW),
+                ),
                 (forward_producer, load),
             ],
             [4, 4, 1],
             [REGISTERS, REGISTERS, PRODUCER_REGISTERS],
-        )
+        )  # fmt: skip
     else:
         gl.warp_specialize(
             [
-                (forward_consumer, (work, out, 0, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
-                (forward_consumer, (work, out, 1, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
-                (forward_consumer, (work, out, 2, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
-                (forward_consumer, (work, out, 3, BQ, BK, HEAD, D, CAUSAL, OVERLAP)),
+                (
+                    forward_consumer,
+                    (work, memory, 0, BQ, BK, HEAD, D, HEADS_PER_KV, CAUSAL, OVERLAP,
+                     TURNS, NARROW),
+                ),
+                (
+                    forward_consumer,
+                    (work, memory, 1, BQ, BK, HEAD, D, HEADS_PER_KV, CAUSAL, OVERLAP,
+                     TURNS, NARROW),
+                ),
+                (
+                    forward_consumer,
+                    (work, memory, 2, BQ, BK, HEAD, D, HEADS_PER_KV, CAUSAL, OVERLAP,
+                     TURNS, NARROW),
+                ),
+                (
+                    forward_consumer,
+                    (work, memory, 3, BQ, BK, HEAD, D, HEADS_PER_KV, CAUSAL, OVERLAP,
+                     TURNS, NARROW),
+                ),
                 (forward_producer, load),
             ],
             [4, 4, 4, 1],
             [REGISTERS, REGISTERS, REGISTERS, PRODUCER_REGISTERS],
-        )
+        )  # fmt: skip

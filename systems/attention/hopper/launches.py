@@ -23,9 +23,8 @@ from systems.attention.hopper.configs import (
 from systems.attention.hopper.limits import TILE_DIMS, as_readable, statistics_stride
 from systems.attention.hopper.one_pass_launches import launch_one_pass
 from systems.attention.hopper.schedule import head_swizzle_for, schedule
-from systems.attention.hopper.walks import walk_in_one_pass
+from systems.attention.hopper.walks import is_narrow, walk_in_one_pass
 from systems.attention.relaunch import (
-    ALIGNMENT,
     Descriptor,
     Launch,
     Layout,
@@ -82,10 +81,12 @@ def forward_plan(
     )
     launch = Launch(
         forward_kernel, (len(starts) - 1,),
-        (*o.strides[:3], heads, n_q, n_k, scale * LOG2E.value),
+        (*(stride for x in (q, k, v, o) for stride in x.strides[:3]),
+         heads, n_q, n_k, scale * LOG2E.value),
         {"BK": c.rows, "HEAD": d, "D": tile_d, "HEADS_PER_KV": heads // kv_heads,
          "CAUSAL": causal, "GROUPS": c.groups, "STAGES": c.stages,
-         "OVERLAP": c.overlap, "REGISTERS": c.registers},
+         "OVERLAP": c.overlap, "TURNS": c.turns or is_narrow(d),
+         "NARROW": is_narrow(d), "REGISTERS": c.registers},
         num_warps=4, maxnreg=c.maxnreg,
     )  # fmt: skip
     described = (
@@ -109,7 +110,9 @@ def launch_forward(
         q.dtype, q.device, config, causal, scale, *map(shape_and_strides, (q, k, v, o))
     )
     with ready_for_tma(q):
-        plan.launch(plan.q(q), plan.k(k), plan.v(v), o, lse, plan.starts, plan.items)
+        plan.launch(
+            plan.q(q), plan.k(k), plan.v(v), q, k, v, o, lse, plan.starts, plan.items
+        )
     return o, lse
 
 
@@ -234,8 +237,6 @@ def launch_backward(
     tensors may begin at any address.
     """
     do, o = as_readable(do), as_readable(o)
-    if lse.data_ptr() % ALIGNMENT:
-        lse = lse.clone()
     layouts = (layout(*shape_and_strides(x)) for x in (q, k))
     walk = walk_in_one_pass(*layouts, causal, sm_count(q.device))
     if walk:

@@ -92,7 +92,7 @@ def one_pass_plan(
         Launch(
             delta_kernel, (tiles,),
             (*o.strides, *do.strides, heads, n_q, stride),
-            {"COPY": stride > n_q, **ragged},
+            ragged,
         ),
         main,
         {
@@ -109,7 +109,7 @@ def one_pass_plan(
             ),
         },
         Launch(
-            round_kernel, (tiles,), (*dq.strides, heads, n_q),
+            round_kernel, (tiles,), (*dq.strides, heads, n_q, scale),
             {"NARROW": narrow, **ragged},
         ),
         tiles,
@@ -140,19 +140,16 @@ def launch_one_pass(
     lies = map(shape_and_strides, (q, k, v, o, do, dq, to_dk, to_dv))
     plan = one_pass_plan(q.dtype, q.device, walk, causal, scale, *lies)
     n_q, d = q.shape[-2:]
-    copied = plan.stride > n_q
-    rows = lse.new_empty((1 + copied, lse.numel() // n_q, plan.stride))
-    # What TMA reads: lse itself where its rows begin at multiples of 16 bytes.
-    delta, lse_rows = rows[0], rows[1] if copied else lse
+    statistics = lse.new_empty((2, lse.numel() // n_q, plan.stride))
     held = q.new_empty((plan.tiles * ONE_PASS_QUERIES, TILE_DIMS[d]), dtype=torch.float)
     # The first kernel makes them zero.
     semaphores = torch.empty(plan.tiles, dtype=torch.int32, device=q.device)
     of = plan.of
     with ready_for_tma(q):
-        plan.delta(o, do, lse, delta, lse_rows, semaphores)
+        plan.delta(o, do, lse, *statistics, semaphores)
         plan.main(
             of["q"](q), of["k"](k), of["v"](v), of["do"](do),
-            of["statistics"](lse_rows), of["statistics"](delta),
+            *(of["statistics"](x) for x in statistics),
             of["dq"](held), to_dk, to_dv, semaphores,
         )  # fmt: skip
         plan.rounded(held, dq)

@@ -30,15 +30,15 @@ from systems.attention.hopper.forward import (
     async_load,
     await_full,
 )
+from systems.attention.hopper.narrow import narrow_steps
 from systems.attention.hopper.one_pass import (
     BESIDE,
     KEYS,
-    Output,
-    blocks_of_zeros,
     make_shared,
     steps_from,
     store_keys,
 )
+from systems.attention.hopper.products import Rows, blocks_of_zeros
 
 
 class Walk(NamedTuple):
@@ -182,25 +182,34 @@ def key_group(
         resident = (k.load(A), v.load(A), zeros)
     else:
         resident = (k, v, zeros)
-    end = steps * HEADS_PER_KV
-    q, do = await_full(ring, 0, steps > 0)
-    done = 0
-    for _ in range(HEADS_PER_KV):
-        if CAUSAL:
-            dk, dv, q, do = steps_from(
-                0, cut, dk, dv, q, do, resident, ring, statistics, ds_ring, done, end,
-                hidden, shift, limit, scale_log2, GROUP, False, RAGGED,
-            )  # fmt: skip
-        if CAUSAL or RAGGED:
-            dk, dv, q, do = steps_from(
-                cut, cut + masked, dk, dv, q, do, resident, ring, statistics, ds_ring,
-                done, end, hidden, shift, limit, scale_log2, GROUP, True, RAGGED,
-            )  # fmt: skip
-        dk, dv, q, do = steps_from(
-            cut + masked, steps, dk, dv, q, do, resident, ring, statistics, ds_ring,
-            done, end, hidden, shift, limit, scale_log2, GROUP, False, RAGGED,
+    if NARROW:
+        dk, dv = narrow_steps(
+            steps, HEADS_PER_KV, dk, dv, resident, ring, statistics, ds_ring, hidden,
+            shift, limit, cut, cut + masked, scale_log2, GROUP, CAUSAL or RAGGED,
+            RAGGED,
         )  # fmt: skip
-        done += steps
+    else:
+        end = steps * HEADS_PER_KV
+        q, do = await_full(ring, 0, steps > 0)
+        done = 0
+        for _ in range(HEADS_PER_KV):
+            if CAUSAL:
+                dk, dv, q, do = steps_from(
+                    0, cut, dk, dv, q, do, resident, ring, statistics, ds_ring, done,
+                    end, hidden, shift, limit, scale_log2, GROUP, False, RAGGED, False,
+                )  # fmt: skip
+            if CAUSAL or RAGGED:
+                dk, dv, q, do = steps_from(
+                    cut, cut + masked, dk, dv, q, do, resident, ring, statistics,
+                    ds_ring, done, end, hidden, shift, limit, scale_log2, GROUP, True,
+                    RAGGED, False,
+                )  # fmt: skip
+            dk, dv, q, do = steps_from(
+                cut + masked, steps, dk, dv, q, do, resident, ring, statistics, ds_ring,
+                done, end, hidden, shift, limit, scale_log2, GROUP, False, RAGGED,
+                False,
+            )  # fmt: skip
+            done += steps
     kv_heads = walk.heads // HEADS_PER_KV
     batch, head = item.batch_head // kv_heads, item.batch_head % kv_heads
     start = item.keys * KEYS + 64 * GROUP
@@ -209,14 +218,14 @@ def key_group(
 
 @gluon.jit
 def dq_group(
-    dq_ring, ds_ring, work, scale,
-    D: gl.constexpr, HEADS_PER_KV: gl.constexpr, NARROW: gl.constexpr,
+    dq_ring, ds_ring, work, D: gl.constexpr, HEADS_PER_KV: gl.constexpr,
+    NARROW: gl.constexpr,
 ):  # fmt: skip
     """This program's partial dq."""
     kv, ring, statistics, item, walk, n_k = work
     mbarrier.wait(kv.full.index(0), 0)
     for done in range(item.steps * HEADS_PER_KV):
-        partial_dq(dq_ring, ds_ring, kv, done, scale, D, NARROW)
+        partial_dq(dq_ring, ds_ring, kv, done, D, NARROW)
 
 
 @gluon.jit
@@ -274,8 +283,8 @@ def one_pass_kernel(
         q_desc, k_desc, D, STAGES, DS_STAGES, DQ_STAGES
     )
     out = (
-        Output(dk_ptr, stride_dkb, stride_dkh, stride_dkn),
-        Output(dv_ptr, stride_dvb, stride_dvh, stride_dvn),
+        Rows(dk_ptr, stride_dkb, stride_dkh, stride_dkn),
+        Rows(dv_ptr, stride_dvb, stride_dvh, stride_dvn),
     )
     descs = Streamed(q_desc, do_desc, lse_desc, delta_desc)
     work, scales = (kv, ring, statistics, item, walk, n_k), (scale_log2, scale)
@@ -291,7 +300,7 @@ def one_pass_kernel(
                 (out, ds_ring, work, scales, 1,
                  HEAD, D, HEADS_PER_KV, CAUSAL, RAGGED, NARROW),
             ),
-            (dq_group, (dq_ring, ds_ring, work, scale, D, HEADS_PER_KV, NARROW)),
+            (dq_group, (dq_ring, ds_ring, work, D, HEADS_PER_KV, NARROW)),
             (producer, (descs, k_desc, v_desc, work, HEADS_PER_KV, CAUSAL)),
             (
                 dq_writer,

@@ -29,12 +29,11 @@ from systems.attention.hopper.forward import (
 from systems.attention.hopper.one_pass import (
     BESIDE,
     KEYS,
-    Output,
-    blocks_of_zeros,
     make_shared,
     steps_from,
     store_keys,
 )
+from systems.attention.hopper.products import Rows, blocks_of_zeros
 
 
 class Program(NamedTuple):
@@ -146,16 +145,16 @@ def key_group(
         if CAUSAL:
             dk, dv, q, do = steps_from(
                 0, cut, dk, dv, q, do, resident, ring, statistics, ds_ring, done, end,
-                hidden, shift, 0, scale_log2, GROUP, False, False,
+                hidden, shift, 0, scale_log2, GROUP, False, False, False,
             )  # fmt: skip
             start = cut + BESIDE
             dk, dv, q, do = steps_from(
                 cut, start, dk, dv, q, do, resident, ring, statistics, ds_ring, done,
-                end, hidden, shift, 0, scale_log2, GROUP, True, False,
+                end, hidden, shift, 0, scale_log2, GROUP, True, False, False,
             )  # fmt: skip
         dk, dv, q, do = steps_from(
             start, steps, dk, dv, q, do, resident, ring, statistics, ds_ring, done, end,
-            hidden, shift, 0, scale_log2, GROUP, False, False,
+            hidden, shift, 0, scale_log2, GROUP, False, False, D == 64 and not CAUSAL,
         )  # fmt: skip
         done = end
         mbarrier.arrive(kv_empty.index(0), count=1)
@@ -165,7 +164,7 @@ def key_group(
 
 
 @gluon.jit
-def dq_group(dq_ring, ds_ring, work, scale, D: gl.constexpr, CAUSAL: gl.constexpr):
+def dq_group(dq_ring, ds_ring, work, D: gl.constexpr, CAUSAL: gl.constexpr):
     """This program's partial dq."""
     kv, kv_empty, ring, statistics, program, items, heads = work
     done = 0
@@ -173,7 +172,7 @@ def dq_group(dq_ring, ds_ring, work, scale, D: gl.constexpr, CAUSAL: gl.constexp
         batch_head, keys, steps = item_of(n, program, CAUSAL)
         mbarrier.wait(kv.full.index(0), n & 1)
         for _ in range(steps):
-            partial_dq(dq_ring, ds_ring, kv, done, scale, D, False)
+            partial_dq(dq_ring, ds_ring, kv, done, D, False)
             done += 1
         mbarrier.arrive(kv_empty.index(0), count=1)
 
@@ -223,8 +222,8 @@ def one_pass_kernel(
     # The groups have read an item's keys and values.
     kv_empty = barriers(1, 3)
     out = (
-        Output(dk_ptr, stride_dkb, stride_dkh, stride_dkn),
-        Output(dv_ptr, stride_dvb, stride_dvh, stride_dvn),
+        Rows(dk_ptr, stride_dkb, stride_dkh, stride_dkn),
+        Rows(dv_ptr, stride_dvb, stride_dvh, stride_dvn),
     )
     descs = Streamed(q_desc, do_desc, lse_desc, delta_desc)
     work = (kv, kv_empty, ring, statistics, program, items, heads)
@@ -233,7 +232,7 @@ def one_pass_kernel(
         [
             (key_group, (out, ds_ring, work, scales, 0, HEAD, D, CAUSAL)),
             (key_group, (out, ds_ring, work, scales, 1, HEAD, D, CAUSAL)),
-            (dq_group, (dq_ring, ds_ring, work, scale, D, CAUSAL)),
+            (dq_group, (dq_ring, ds_ring, work, D, CAUSAL)),
             (producer, (descs, k_desc, v_desc, work, CAUSAL)),
             (dq_writer, (dq_desc, semaphores_ptr, dq_ring, program, items, 0, CAUSAL)),
             (dq_writer, (dq_desc, semaphores_ptr, dq_ring, program, items, 1, CAUSAL)),

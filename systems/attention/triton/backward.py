@@ -33,6 +33,7 @@ from systems.attention.triton.primitives import (
     store_tile,
     to_limbs,
     transposed,
+    usable,
 )
 
 
@@ -169,7 +170,8 @@ def dq_kernel(
     # [BQ]
     delta = tl.sum(o.to(tl.float32) * from_limbs(do), 1)
     own, inside = batch_head * n_q + rows, rows < n_q
-    lse_log2 = tl.load(lse_ptr + own, mask=inside, other=float("inf")) * LOG2E
+    lse = tl.load(lse_ptr + own, mask=inside, other=float("inf"))
+    lse_log2 = usable(lse) * LOG2E
     # The other splits of this tile have the same numbers. The interpreter makes
     # integers of a block of booleans & a boolean, which Triton 3.9 refuses as a mask.
     stored = rows < tl.where(split == 0, n_q, 0)

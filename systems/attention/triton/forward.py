@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from systems.attention.triton.primitives import (
-    LN2,
+    LOWEST,
     add_product,
     first_step,
     in_units,
@@ -31,6 +31,8 @@ from systems.attention.triton.primitives import (
     offsets,
     product,
     program_tile,
+    row_lse,
+    row_scale,
     rows_of_program,
     skip,
     store_tile,
@@ -38,15 +40,11 @@ from systems.attention.triton.primitives import (
     transposed,
 )
 
-# The maximum of no scores: the least float32, since an infinity can not be subtracted
-# from itself.
-LOWEST = tl.constexpr(-3.4028234663852886e38)
-
 
 # --8<-- [start:forward_steps]
 @triton.jit
 def forward_steps(
-    acc, m, l, q, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows,
+    acc, m, l, shift, q, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows,
     columns, first, last, n_k, scale_log2,
     BK: tl.constexpr, SPLITS: tl.constexpr, HEAD: tl.constexpr, CAUSAL: tl.constexpr,
     MASKED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
@@ -73,10 +71,11 @@ def forward_steps(
             if CAUSAL:
                 visible = visible & (rows[:, None] >= keys[None, :])
             s = tl.where(visible, s, -float("inf"))
-        m_new = tl.maximum(m, tl.max(s, 1) * scale_log2)
+        m = tl.maximum(m, tl.max(s, 1))
+        factor, new_shift = row_scale(m, scale_log2)
         # [BQ, BK]
-        p = tl.exp2(s * scale_log2 - m_new[:, None])
-        rescale = tl.exp2(m - m_new)
+        p = tl.exp2(tl.fma(s, factor[:, None], -new_shift[:, None]))
+        rescale = tl.exp2(shift - new_shift)
         l = l * rescale + tl.sum(p, 1)
         # [BK, D]
         v = load_limbs(
@@ -91,8 +90,8 @@ def forward_steps(
         acc = add_product(
             to_limbs(p, v[0].dtype, LIMBS), v, acc * rescale[:, None], PRECISION
         )
-        m = m_new
-    return acc, m, l
+        shift = new_shift
+    return acc, m, l, shift
 
 
 # --8<-- [end:forward_steps]
@@ -148,7 +147,7 @@ def forward_kernel(
     )
     acc = tl.zeros([BQ, D], tl.float32)
     m = tl.full([BQ], LOWEST, tl.float32)
-    l = tl.zeros([BQ], tl.float32)
+    l, shift = tl.zeros([BQ], tl.float32), m
 
     # Every row sees the keys before seen_by_all, no row sees one from seen_by_any on.
     seen_by_all, seen_by_any = n_k, n_k
@@ -158,21 +157,21 @@ def forward_kernel(
             tl.minimum(n_k, q_start + BQ),
         )
     whole = seen_by_all // BK * BK
-    acc, m, l = forward_steps(
-        acc, m, l, q, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows,
-        columns, split * BK, whole, n_k, scale_log2, BK, SPLITS, HEAD, CAUSAL, False,
-        LIMBS, PRECISION,
+    acc, m, l, shift = forward_steps(
+        acc, m, l, shift, q, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn,
+        rows, columns, split * BK, whole, n_k, scale_log2, BK, SPLITS, HEAD, CAUSAL,
+        False, LIMBS, PRECISION,
     )  # fmt: skip
-    acc, m, l = forward_steps(
-        acc, m, l, q, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows,
-        columns, whole + first_step(split, whole // BK, SPLITS) * BK, seen_by_any, n_k,
-        scale_log2, BK, SPLITS, HEAD, CAUSAL, True, LIMBS, PRECISION,
+    acc, m, l, shift = forward_steps(
+        acc, m, l, shift, q, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn,
+        rows, columns, whole + first_step(split, whole // BK, SPLITS) * BK,
+        seen_by_any, n_k, scale_log2, BK, SPLITS, HEAD, CAUSAL, True, LIMBS, PRECISION,
     )  # fmt: skip
     o_ptrs = o_ptr + offsets(rows, columns, stride_on, stride_od)
     lse_ptrs = lse_ptr + (split * batch_heads + batch_head) * n_q + rows
     if SPLITS == 1:
         store_tile(o_ptrs, acc / l[:, None], rows, columns, n_q, HEAD)
-        tl.store(lse_ptrs, (m + tl.log2(l)) * LN2, mask=rows < n_q)
+        tl.store(lse_ptrs, row_lse(m, l, shift, scale_log2), mask=rows < n_q)
     else:
         store_tile(o_ptrs, acc, rows, columns, n_q, HEAD)
         tl.store(lse_ptrs, m, mask=rows < n_q)
@@ -186,8 +185,8 @@ def forward_kernel(
 @triton.jit(do_not_specialize=["heads", "n_q"])
 def combine_kernel(
     acc_ptr, m_l_ptr, o_ptr, lse_ptr, stride_ob, stride_oh, stride_on, stride_od,
-    heads, n_q, SPLITS: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr,
-    D: tl.constexpr,
+    heads, n_q, scale_log2, SPLITS: tl.constexpr, ROWS: tl.constexpr,
+    HEAD: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """o and lse of ROWS rows of one head: the states of its splits are rescaled to one
     maximum and summed.
@@ -205,11 +204,14 @@ def combine_kernel(
         m = tl.maximum(
             m, tl.load(m_l_ptr + split * split_rows + own, mask=inside, other=0.0)
         )
+    _, shift = row_scale(m, scale_log2)
     acc = tl.zeros([ROWS, D], tl.float32)
     l = tl.zeros([ROWS], tl.float32)
     for split in tl.static_range(SPLITS):
         here = split * split_rows + own
-        weight = tl.exp2(tl.load(m_l_ptr + here, mask=inside, other=0.0) - m)
+        m_split = tl.load(m_l_ptr + here, mask=inside, other=0.0)
+        _, split_shift = row_scale(m_split, scale_log2)
+        weight = tl.exp2(split_shift - shift)
         l += weight * tl.load(l_ptr + here, mask=inside, other=1.0)
         acc_split = load_tile(
             acc_ptr + offsets(here, columns, HEAD, 1), rows, columns, n_q, HEAD, True
@@ -223,7 +225,7 @@ def combine_kernel(
         n_q,
         HEAD,
     )
-    tl.store(lse_ptr + own, (m + tl.log2(l)) * LN2, mask=inside)
+    tl.store(lse_ptr + own, row_lse(m, l, shift, scale_log2), mask=inside)
 
 
 # --8<-- [end:combine]

@@ -195,7 +195,7 @@ def forward_launches(
         ),
         Launch(
             combine_kernel, (triton.cdiv(n_q, rows) * batch * heads,),
-            (*o.strides, heads, n_q),
+            (*o.strides, heads, n_q, scale * LOG2E.value),
             {"ROWS": rows, **sizes},
         ),
     )  # fmt: skip

@@ -16,6 +16,11 @@ from triton import knobs
 INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+# The least float32: a running maximum of no scores. An infinity can't be subtracted
+# from itself.
+LOWEST = tl.constexpr(-3.4028234663852886e38)
+# From here on, in units of log 2, rounding a score in float32 moves it by 8 or more.
+HUGE = tl.constexpr(2.0**28)
 
 
 # --8<-- [start:tiles]
@@ -160,6 +165,43 @@ def rows_of_program(
 
 
 # --8<-- [end:tiles]
+
+
+# --8<-- [start:huge]
+@triton.jit
+def row_scale(m, scale_log2):
+    """(factor, shift) of rows whose largest score is m: p = exp2(s · factor - shift).
+
+    One multiply-add rounds once, but `shift` = m · factor was rounded before, and exp2
+    of that error is what the largest p becomes instead of 1. The error of a huge score
+    is large: p would be infinite, or zero in the whole row. There `factor` is the next
+    power of two, whose products are exact. Two huge scores that differ are so far apart
+    that the smaller one has p = 0 by either factor.
+    """
+    scale = tl.zeros_like(m) + scale_log2
+    bits = tl.minimum(scale.to(tl.int32, bitcast=True) + 0x7FFFFF, 0x7F000000)
+    power = (bits & 0x7F800000).to(tl.float32, bitcast=True)
+    huge = tl.abs(m) >= HUGE / scale_log2
+    shift = tl.where(huge, m * power, m * scale)
+    return tl.where(huge, power, scale), tl.maximum(shift, LOWEST)
+
+
+@triton.jit
+def row_lse(m, l, shift, scale_log2):
+    """lse of rows whose largest score is m, from the sum l of their p."""
+    huge = tl.abs(m) >= HUGE / scale_log2
+    return (tl.where(huge, m * scale_log2, shift) + tl.log2(l)) * LN2
+
+
+@triton.jit
+def usable(lse):
+    """lse for a backward pass; infinite where it is huge, which makes each p of its row
+    zero: exp2 of a score minus a number of so few digits would be no probability.
+    """
+    return tl.where(tl.abs(lse) < HUGE * LN2, lse, float("inf"))
+
+
+# --8<-- [end:huge]
 
 
 # --8<-- [start:limbs]

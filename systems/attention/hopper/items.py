@@ -1,0 +1,55 @@
+"""What programs of the forward pass compute one after another: tiles of queries."""
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+class Problem(NamedTuple):
+    """Queries, keys, heads of queries, and scale · log2(e)."""
+
+    n_q: gl.tensor
+    n_k: gl.tensor
+    heads: gl.tensor
+    scale_log2: gl.tensor
+
+
+class Schedule(NamedTuple):
+    """The items of this program: those at items_ptr from `first` to `end` - 1."""
+
+    items_ptr: gl.tensor
+    first: gl.tensor
+    end: gl.tensor
+
+
+class Item(NamedTuple):
+    """A tile of queries of one head, and the steps over the keys that it sees."""
+
+    batch: gl.tensor
+    head: gl.tensor
+    q_start: gl.tensor
+    steps: gl.tensor
+
+
+@gluon.jit
+def item_of(number, problem, BQ: gl.constexpr, BK: gl.constexpr, CAUSAL: gl.constexpr):
+    """The item of this number: tile of queries + tiles · (batch · heads + head)."""
+    tiles = gl.cdiv(problem.n_q, BQ)
+    batch_head = number // tiles
+    q_start = number % tiles * BQ
+    seen_by_any = problem.n_k
+    if CAUSAL:
+        seen_by_any = gl.minimum(problem.n_k, q_start + BQ)
+    batch, head = batch_head // problem.heads, batch_head % problem.heads
+    return Item(batch, head, q_start, gl.cdiv(seen_by_any, BK))
+
+
+@gluon.jit
+def sees(rows, keys, n_k, CAUSAL: gl.constexpr):
+    """Which of `keys` each of `rows` sees."""
+    if CAUSAL:
+        visible = keys[None, :] <= gl.minimum(rows, n_k - 1)[:, None]
+    else:
+        visible = (keys < n_k)[None, :]
+    return visible

@@ -1,0 +1,90 @@
+"""The steps of a key group for head dimensions from 72 to 96, whose matmuls have 96
+columns: those of `one_pass` in another order.
+
+S of the next step is issued behind dv and dk of this one, and one wait is for all
+three. So the tensor cores have work while dS is handed over, at the price of S and dP
+of one step in registers at once.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
+
+from systems.attention.hopper.forward import await_full, release
+from systems.attention.hopper.one_pass import await_empty, hand_over, hide
+from systems.attention.hopper.products import add_products, product
+from systems.attention.triton.primitives import LOG2E
+
+
+@gluon.jit
+def behind_branch():
+    """Nothing: it keeps the compiler from computing what stands behind a branch in any
+    case.
+    """
+    gl.inline_asm_elementwise(
+        "mov.u32 $0, 0;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+# --8<-- [start:narrow_step]
+@gluon.jit
+def narrow_step(
+    dk, dv, s, q, do, resident, ring, statistics, ds_ring, i, end, hidden, limit,
+    is_cut, scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
+):  # fmt: skip
+    """Tile i of queries, whose scores are s: dk and dv in two blocks of columns, this
+    group's half of dS, scores and tiles of the next step.
+    """
+    k, v, zeros = resident
+    STAGES: gl.constexpr = statistics.lse.shape[0]
+    COLUMNS: gl.constexpr = gl.SliceLayout(0, zeros.type.layout)
+    TYPE: gl.constexpr = q.dtype
+    dp_token = product(v, do, zeros, True)
+    if MASKED:
+        if is_cut:
+            behind_branch()
+            s = hide(s, hidden, limit, RAGGED)
+    lse = statistics.lse.index(i % STAGES).load(COLUMNS) * LOG2E
+    p = gl.exp2(s * scale_log2 - lse[None, :])
+    # Here this wait also keeps the wait for dP from going before the exponentials.
+    stage = await_empty(ds_ring, i)
+    # dv needs no dP and goes on beside what dk waits for.
+    dv_tokens = add_products(dv, p.to(TYPE), do)
+    dp = warpgroup_mma_wait(2, deps=(dp_token,))
+    delta = statistics.delta.index(i % STAGES).load(COLUMNS)
+    # [64 keys, QUERIES]
+    ds = (p * (dp - delta[None, :])).to(TYPE)
+    tokens = dv_tokens + add_products(dk, ds, q)
+    hand_over(ds, ds_ring, stage, GROUP)
+    q_next, do_next = await_full(ring, i + 1, i + 1 < end)
+    # After the last step this multiplies what the stage held before, for nobody.
+    s_token = product(k, q_next, zeros, True)
+    sums = warpgroup_mma_wait(0, deps=(s_token,) + tokens)  # noqa: RUF005
+    release(ring, i)
+    return sums[3:], sums[1:3], sums[0], q_next, do_next
+
+
+# --8<-- [end:narrow_step]
+
+
+@gluon.jit
+def narrow_steps(
+    steps, heads, dk, dv, resident, ring, statistics, ds_ring, hidden, shift, limit,
+    cut, cut_end, scale_log2,
+    GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
+):  # fmt: skip
+    """dk and dv over all steps of so many heads of queries. The mask cuts those from
+    `cut` to `cut_end` - 1 of each.
+    """
+    k, v, zeros = resident
+    end = steps * heads
+    q, do = await_full(ring, 0, end > 0)
+    s = warpgroup_mma_wait(0, deps=(product(k, q, zeros, True),))
+    for i in range(end):
+        of_head = i % steps
+        dk, dv, s, q, do = narrow_step(
+            dk, dv, s, q, do, resident, ring, statistics, ds_ring, i, end,
+            hidden + of_head * shift, limit, (of_head >= cut) & (of_head < cut_end),
+            scale_log2, GROUP, MASKED, RAGGED,
+        )  # fmt: skip
+    return dk, dv

@@ -1,0 +1,158 @@
+"""Scores of 2³¹ and more: float32 rounds their scale by more than exp2 can take, and a
+GPU fuses the product with the subtraction that follows (pytorch/pytorch#121558).
+"""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from systems.attention import attention_reference, flash_attention
+from tests.attention.checks import DTYPES
+
+MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+# What all of q, k and v are: rounding moves their scaled scores by up to 2³², up or
+# down.
+VALUES = [29952.0, 49920.0, 133120.0, 999424.0, 2.0**30]
+# Tiles of the last keys are filled up with zeros, whose p are infinite beside scores
+# that are negative and huge, and are not kept.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+
+
+@pytest.fixture
+def fused(monkeypatch, device):
+    """Triton's interpreter rounds a multiply-add once, as a GPU does."""
+    if device == "cpu":
+        from triton.runtime import interpreter
+
+        def create_fma(self, x, y, z):
+            # The product of two float32 is exact in float64.
+            exact = x.data.astype(np.float64) * y.data + z.data
+            handle = interpreter.TensorHandle
+            return handle(exact.astype(np.float32), z.dtype.scalar)
+
+        builder = interpreter.InterpreterBuilder
+        monkeypatch.setattr(builder, "create_fma", create_fma)
+
+
+def check_equal_scores(q: Tensor, k: Tensor, causal: bool, backend: str) -> None:
+    """Of equal keys each gets the same p, and o is v; gradients are finite."""
+    q, k, v = (x.clone().requires_grad_() for x in (q, k, q.abs()))
+    o = flash_attention(q, k, v, causal, backend=backend)
+    assert torch.allclose(o, v, rtol=1e-6, atol=0)
+    for x in torch.autograd.grad(o, (q, k, v), torch.ones_like(o)):
+        assert x.isfinite().all()
+
+
+@MASKS
+@pytest.mark.parametrize("sign", [1, -1], ids=["positive", "negative"])
+@pytest.mark.parametrize("value", [49920.0, 133120.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_equal_huge_scores(dtype, value, sign, causal, fused, device):
+    x = torch.full((1, 1, 40, 64), value, dtype=dtype, device=device)
+    check_equal_scores(x, sign * x, causal, "triton")
+
+
+@pytest.mark.parametrize("value", [133120.0])
+def test_equal_huge_scores_in_splits(value, fused, device):
+    """One query: the loop over its keys is split, and the parts are combined."""
+    from systems.attention.triton.launches import launch_forward
+
+    k = torch.full((1, 150, 64), value, device=device)
+    o, _ = launch_forward(k[:, :1], k, k, False, 0.125, splits=4)
+    assert torch.equal(o, k[:, :1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@MASKS
+def test_the_largest_of_huge_scores_takes_all(causal, dtype, fused, device):
+    """Scores that grow from moderate to huge from key to key, and that fall: each row
+    has p = 1 at the largest of those that it sees.
+    """
+    n, d = 80, 16
+    steps = torch.arange(n, device=device) % 40
+    for order in (steps, steps.flip(0)):
+        k = (2.0 ** (order // 2 - 16)).to(dtype)[:, None].expand(n, d).contiguous()
+        q = torch.full((n, d), 2.0**15, dtype=dtype, device=device)
+        v = torch.randn(n, d, device=device).to(dtype)
+        o = flash_attention(
+            q[None], k[None], v[None], causal, scale=2.0**10, backend="triton"
+        )
+        s = (q.double() @ k.double().mT) * 2.0**10
+        if causal:
+            s = s.masked_fill(torch.ones_like(s).triu(1).bool(), -float("inf"))
+        expected = torch.softmax(s, -1) @ v.double()
+        assert torch.allclose(o[0].double(), expected, rtol=1e-2, atol=1e-2)
+
+
+def check_rows_beside_huge_ones(n: int, d: int, dtype, backend: str, device) -> None:
+    """A row with a huge score leaves gradients as the other rows alone give them."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, do = (
+        torch.randn(1, 2, n, d, generator=generator).to(device, dtype) for _ in range(4)
+    )
+    huge = torch.zeros(n, dtype=torch.bool, device=device)
+    huge[3::7] = True
+    q[:, :, huge] *= 2.0**34 if dtype == torch.bfloat16 else 2.0**40
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    o = flash_attention(*inputs, backend=backend)
+    assert o.isfinite().all()
+    dq, dk, dv = torch.autograd.grad(o, inputs, do)
+    assert dq[:, :, huge].eq(0).all()
+    exact = [x.detach().double().requires_grad_() for x in (q[:, :, ~huge], k, v)]
+    o, _ = attention_reference(*exact)
+    expected = torch.autograd.grad(o, exact, do[:, :, ~huge].double())
+    for x, y in zip((dq[:, :, ~huge], dk, dv), expected, strict=True):
+        error = (x.double() - y).norm() / y.norm()
+        assert error < (1e-5 if dtype == torch.float32 else 1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_beside_huge_ones(dtype, fused, device):
+    check_rows_beside_huge_ones(70, 32, dtype, "triton", device)
+
+
+def need_hopper() -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
+
+
+@pytest.mark.gpu
+@MASKS
+@pytest.mark.parametrize("n", [1, 300, 4096])
+@pytest.mark.parametrize("d", [64, 96, 128])
+@pytest.mark.parametrize("value", VALUES)
+def test_equal_huge_scores_by_the_kernels_for_hopper(value, d, n, causal):
+    need_hopper()
+    # So many heads that a long sequence takes the backward pass in one kernel.
+    heads = 16 if n == 4096 else 1
+    x = torch.full((1, heads, n, d), value, dtype=torch.bfloat16, device="cuda")
+    check_equal_scores(x, x, causal, "hopper")
+    check_equal_scores(x, -x, causal, "hopper")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1000, 4096])
+@pytest.mark.parametrize("d", [64, 96, 128])
+def test_rows_beside_huge_ones_by_the_kernels_for_hopper(d, n):
+    need_hopper()
+    check_rows_beside_huge_ones(n, d, torch.bfloat16, "hopper", "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["triton", "hopper"])
+def test_different_huge_scores_on_a_gpu(backend):
+    """Normal q and k a million times as large as usual: softmax chooses one key."""
+    if backend == "hopper":
+        need_hopper()
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v = (
+        torch.randn(1, 2, 2048, 64, device="cuda", generator=generator).bfloat16()
+        for _ in range(3)
+    )
+    q, k = q * 2**20, k * 2**20
+    o = flash_attention(q, k, v, causal=True, backend=backend)
+    s = q.double() @ k.double().mT
+    later = torch.ones(2048, 2048, dtype=torch.bool, device="cuda").triu(1)
+    chosen = s.masked_fill(later, -float("inf")).argmax(-1)
+    assert torch.equal(o, v.gather(2, chosen[..., None].expand(v.shape)))
