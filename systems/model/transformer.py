@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from importlib import import_module
+from typing import no_type_check
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -275,6 +276,8 @@ Block = Callable[[Tensor], Tensor]
 RunBlocks = Callable[[Iterable[Block], Tensor], Tensor]
 
 
+# A checker of types around it would keep the first x in memory.
+@no_type_check
 def run_blocks(blocks: Iterable[Block], x: Tensor) -> Tensor:
     """Pass x through all blocks, one after the other."""
     for block in blocks:

@@ -100,7 +100,9 @@ def times_rows(blocks, factor):
     scaled = (blocks[0] * gl.convert_layout(factor, FIRST)[:, None],)
     if len(blocks) == 2:
         REST: gl.constexpr = gl.SliceLayout(1, blocks[1].type.layout)
-        scaled = scaled + (blocks[1] * gl.convert_layout(factor, REST)[:, None],)  # noqa: RUF005
+        scaled = scaled + (  # noqa: RUF005
+            blocks[1] * gl.convert_layout(factor, REST)[:, None],
+        )
     return scaled
 
 
