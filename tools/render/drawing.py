@@ -1,5 +1,5 @@
-"""Explaining drawings as SVG inside the page: its font and its colours, light and dark
-alike.
+"""Drawings whose shapes follow from numbers, as SVG inside the page: its font and its
+colours, light and dark alike. What never changes is drawn by hand, in docs/drawings.
 
 A drawing is made twice, for a wide column and for a telephone, since one that shrinks
 has text that nobody can read; a rule of the style sheet shows one of the two. One unit
@@ -124,11 +124,6 @@ class Drawing:
     ) -> None:
         """A box that touches others."""
         self.box(x, y, width, height, style, words, size, corner=0)
-
-    def triangle(self, x: float, y: float, size: float, style: str) -> None:
-        """The lower left half of a square."""
-        points = f"{x:g},{y:g} {x:g},{y + size:g} {x + size:g},{y + size:g}"
-        self.parts.append(f'<polygon class="{style}" points="{points}"/>')
 
     @contextmanager
     def frame(self) -> Iterator[None]:

@@ -41,11 +41,11 @@ from tools.render.spanning import pages
 # What spans stems, by module of `spanning`: made from records, and from none.
 OF_RECORDS = (
     *("writeup", "explorer", "calculator", "durations", "ladder", "compiled"),
-    *("first_kernel", "gpu", "precision_drawings", "causes", "repeats"),
+    *("first_kernel", "gpu", "causes", "repeats"),
 )
 OF_NONE = (
-    *("errata", "attention_drawings", "weighted_sum_drawings", "hopper_drawings"),
-    *("glossary", "sketches", "how_to_drawings", "notebooks", "trace"),
+    *("errata", "attention_drawings", "hopper_drawings"),
+    *("glossary", "notebooks", "trace"),
 )
 # What the tables of a stem read beside its own records.
 ALSO_READS = {PROFILE: (CLOCK,)}

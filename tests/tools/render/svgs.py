@@ -57,8 +57,11 @@ def figures(text: str, kind: str) -> list[html.HtmlElement]:
 
 def words(svg: html.HtmlElement) -> Iterator[Word]:
     for word in svg.iter("text"):
-        look = {name: word.get(name) for name in GIVEN}
-        look = {name: value for name, value in look.items() if value} | style_of(word)
+        # A group gives it what it has not; the size is that of drawings.css.
+        around = [word, *word.iterancestors()][::-1]
+        given = [(name, one.get(name)) for one in around for name in GIVEN]
+        look = {"font-size": "11"} | {name: value for name, value in given if value}
+        look |= style_of(word)
         size = float(look["font-size"].removesuffix("px"))
         text = word.text or ""
         bold = look.get("font-weight", "400") > "600"

@@ -1,5 +1,5 @@
-"""The drawings of the attention pages: their numbers are attention's, each step has its
-sentence, and what the pages quote of the first kernel is in it.
+"""Drawings: their numbers are those of attention, of formulas and of records, each step
+has its sentence, and what the pages quote of the first kernel is in it.
 """
 
 import math
@@ -8,19 +8,24 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from lxml import html
 from msgspec.structs import replace
 
 from systems import ROOT
 from systems.attention import attention_reference
+from systems.formulas.costs import forward_flops
+from systems.model.sizes import VOCAB_SIZE
 from tests.factories import committed
-from tests.tools.render.svgs import figures
+from tests.tools.render.svgs import figures, outside
 from tools.render import standalone
+from tools.render.markdown import percent
+from tools.render.rows import cell
 from tools.render.spanning import (
     attention_drawings,
+    envelope,
     first_kernel,
     hopper_drawings,
     trace,
-    weighted_sum_drawings,
 )
 from tools.render.spanning.attention_drawings import (
     KEYS,
@@ -30,11 +35,22 @@ from tools.render.spanning.attention_drawings import (
     result,
 )
 
-DRAWINGS = (
-    attention_drawings.fragments()
-    | hopper_drawings.fragments()
-    | weighted_sum_drawings.fragments()
+DOCS = ROOT / "docs"
+PAGES = {path: path.read_text("utf-8") for path in DOCS.glob("*.md")}
+COMPUTED = attention_drawings.fragments() | hopper_drawings.fragments()
+# Drawn by hand: the address of each without its width.
+BY_HAND = sorted(
+    path.name.removesuffix("-wide.svg") for path in DOCS.glob("drawings/*-wide.svg")
 )
+INCLUDED = re.compile(r'^--8<-- "(drawings/[\w-]+\.svg)"$', re.MULTILINE)
+
+
+def read(name: str, shown: str) -> html.HtmlElement:
+    return html.fragment_fromstring((DOCS / f"drawings/{name}-{shown}.svg").read_text())
+
+
+def texts(name: str) -> list[str]:
+    return [text.text for text in read(name, "wide").iter("text")]
 
 
 @pytest.mark.parametrize("s", SCORES, ids=["rising", "falling"])
@@ -60,20 +76,66 @@ def test_a_maximum_rises_and_another_does_not():
     assert all(state.shrink == 1 for state in second)
 
 
-@pytest.mark.parametrize("name", DRAWINGS)
-def test_each_step_has_its_sentence_and_no_shape_lies_outside(name):
-    text = DRAWINGS[name]
-    (drawn,) = figures(text, "drawn")
+FIGURES = COMPUTED | {
+    f"{path.name}-{at}": INCLUDED.sub(lambda m: (DOCS / m[1]).read_text(), figure)
+    for path, page in PAGES.items()
+    for at, figure in enumerate(
+        re.findall(r'<figure class="drawn.*?</figure>', page, re.DOTALL)
+    )
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_each_step_has_its_sentence_and_nothing_lies_outside(name):
+    (drawn,) = figures(FIGURES[name], "drawn")
     sentences, stepped = drawn.findall("ol/li"), "steps" in drawn.get("class")
-    for svg in drawn.findall("svg"):
-        frames = svg.findall("g[@class='frame']")
+    wide, narrow = drawn.findall("svg")
+    assert drawn.find("figcaption/strong").text_content().endswith(".")
+    assert [wide.get("width"), narrow.get("width")] == ["720", "340"]
+    for svg in (wide, narrow):
+        frames = svg.findall(".//g[@class='frame']")
         assert len(frames) == len(sentences) and (len(frames) > 1) == stepped
         _, _, width, height = map(float, svg.get("viewbox").split())
         shapes = list(svg.iter("rect"))
-        assert shapes
+        assert shapes and outside(svg) == []
         for shape in shapes:
             x, y, w, h = (float(shape.get(n)) for n in ("x", "y", "width", "height"))
             assert 0 <= x <= x + w <= width and 0 <= y <= y + h <= height
+
+
+def test_drawings_by_hand_are_small_well_formed_and_on_a_page():
+    used = {name for page in PAGES.values() for name in INCLUDED.findall(page)}
+    assert used == {
+        f"drawings/{name}-{shown}.svg"
+        for name in BY_HAND
+        for shown in ("wide", "narrow")
+    }
+    for path in (DOCS / "drawings").iterdir():
+        text = path.read_text("utf-8")
+        ElementTree.fromstring(text)
+        # An editor's first line says what is drawn, and no line ends a block of HTML.
+        assert re.match(r"<svg class=[^>]*\.\">\n  <!-- .+ -->\n", text), path.name
+        assert "\n\n" not in text and len(text) < 12_000
+
+
+def test_shares_of_a_block_are_those_of_the_formulas():
+    flops = forward_flops(vocab_size=VOCAB_SIZE, **envelope.shape("2.7B", 512))
+    kinds = [flops[part] for part in ("projections", "feed_forward", "attention")]
+    weights, feed_forward, attention = (part / sum(kinds) for part in kinds)
+    shares = [3 * weights / 4, attention / 2, attention / 2, weights / 4]
+    shares += [2 * feed_forward / 3, feed_forward / 3]
+    assert [t for t in texts("block") if t.endswith("%")] == list(map(percent, shares))
+
+
+def test_dtypes_under_autocast_are_those_of_the_record():
+    dtypes = cell(committed("autocast"), part="transformer", dtype="bf16")
+    parts = (
+        *("parameters", "embedding", "rmsnorm", "q_projection", "rotary", "scores"),
+        *("softmax_subtract", "softmax_exp", "weighted_values", "residual", "swiglu"),
+        *("logits", "loss"),
+    )
+    shown = [text for text in texts("autocast") if text in ("fp32", "bf16")]
+    assert shown == ["fp32", "bf16", *(dtypes[part] for part in parts)]
 
 
 @pytest.mark.parametrize(

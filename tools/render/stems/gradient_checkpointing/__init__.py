@@ -32,7 +32,6 @@ from tools.render.plots import (
     power_of_two_axis,
 )
 from tools.render.rows import known, measured, most, say, span
-from tools.render.stems.gradient_checkpointing import drawing
 from tools.render.stems.gradient_checkpointing.rows import (
     BEST,
     BY_HAND,
@@ -70,13 +69,12 @@ CAPTIONS = {
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
-    """The drawing of what is kept, the predictions, and what was measured of them."""
+    """The predictions, and what was measured of them."""
     ours = measured(records)
     # The best run of each column of peaks is there, by formula.
     runs = dict.fromkeys((BEST, NEXT, best(1)))
     telling = (NONE, HALF, *runs, *NESTED, COMPILED)
     return {
-        "kept.md": drawing.kept(),
         "orders.md": orders_table(),
         "predicted.md": predicted_table(),
         "curve.md": per_device(ours, curve_figure) if ours else predicted_figure(),
