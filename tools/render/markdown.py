@@ -11,7 +11,7 @@ from typing import Any
 
 from systems.records.record import Record
 from tools.render.load import STALE, VERIFIED, age
-from tools.render.rows import NOT_MEASURED, Cell, Missing, measured, say, span
+from tools.render.rows import NOT_MEASURED, Missing, measured, say, span
 
 # What can begin markup, an attribute, a formula, a macro or a new line, in Markdown or
 # in the HTML that it becomes; an underscore only where it begins or ends a word.
@@ -244,7 +244,7 @@ def printed(item: Any, described: list[tuple[Any, ...]]) -> list[str]:
         if isinstance(value, Missing):
             # What a cell that ran lacks is a number of another one, beside which it is
             # shown.
-            compared = isinstance(item, Cell) and item
+            compared = getattr(item, "row", None) and item
             known = words == NOT_MEASURED or any(row is value.row for row in said)
             words = "" if compared or known else words
             said.append(value.row)

@@ -52,6 +52,8 @@ class Missing(float):
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = itself
     __truediv__ = __rtruediv__ = __floordiv__ = __pow__ = __rpow__ = itself
     __neg__ = __abs__ = __round__ = __ceil__ = __floor__ = itself  # pyright: ignore
+    # A column of a row that is missing.
+    __getitem__ = itself
 
     def __str__(self) -> str:
         return self.words

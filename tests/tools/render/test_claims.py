@@ -12,7 +12,7 @@ from systems.experiments import nsys
 from systems.formulas.costs import peak_of
 from systems.records.record import Record, Row
 from tests.factories import RESULTS, make_record
-from tests.tools.render.test_attention import attention_row, model_record, model_row
+from tests.tools.render.test_attention import attention_row
 from tests.tools.render.test_flash import full_peers
 from tests.tools.render.test_kernel_profile import kernel_record
 from tests.tools.render.test_memory import memory_record
@@ -240,9 +240,6 @@ ALTERED = {
     "compiled_attention_faster": lambda r: stretch(
         rows(r, execution="compiled", n=8192), 9
     ),
-    "launches_are_part_of_small": lambda r: stretch(
-        rows(r, execution="graph", size="small"), 2
-    ),
     "compiling_gains": lambda r: stretch(rows(r, execution="compiled"), 2),
     "bf16_gains_more": lambda r: stretch(
         rows(r, execution="compiled", precision="bf16"), 2
@@ -288,7 +285,7 @@ def record_for(claim, found) -> Record:
             for n in (8192, 16384)
             for execution in ("eager", "compiled")
         ]
-        return model_record(*grid)
+        return make_record("attention", *grid)
     if claim.stem == "peak_memory":
         return memory_record()
     if claim.stem == "kernel_profile":
@@ -332,23 +329,6 @@ def record_for(claim, found) -> Record:
         return full_peers()
     if claim.stem == "nsys":
         return nsys_record()
-    if claim.stem == "compile":
-        pairs = [
-            model_row(e, t, size="2.7B")
-            for e, t in (("eager", 100.0), ("compiled", 80.0))
-        ]
-        for row in (half := copy.deepcopy(pairs)):
-            row.config["precision"] = "bf16"
-        stretch(half[1:], 0.9)
-        # What small waits for is launches, what 2.7B does is not.
-        graphs = [
-            model_row(e, t, size=size)
-            for size, of in (("small", 60.0), ("2.7B", 98.0))
-            for e, t in (("eager", 100.0), ("graph", of))
-        ]
-        for row in graphs:
-            row.config["precision"] = "bf16"
-        return model_record(*pairs, *half, *graphs)
     return copy.deepcopy(next(r for r in found[claim.stem] if r.kind == "measured"))
 
 

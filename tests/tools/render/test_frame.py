@@ -1,0 +1,120 @@
+"""The table type: select, join, derive, pivot, print."""
+
+import pytest
+
+from systems.records.record import Row
+from tests.factories import make_record, make_row
+from tools.render.frame import Frame, clocks, frame, texts
+from tools.render.rows import known, span
+
+FULL = Row({"size": "2.7B", "mode": "step", "precision": "bf16"}, "out_of_memory")
+
+
+def row(size: str, mode: str, precision: str, *forward_ms: float, **metrics) -> Row:
+    config = {"size": size, "mode": mode, "precision": precision}
+    return make_row(config, forward_ms=[*forward_ms], **metrics)
+
+
+@pytest.fixture
+def found() -> Frame:
+    return frame(
+        make_record(
+            "end_to_end",
+            row("small", "step", "bf16", 1.0, 3.0, backward_ms=[2.0, 2.0], bytes=8),
+            row("small", "forward", "bf16", 1.0, 1.0, bytes=2),
+            row("2.7B", "step", "fp32", 8.0, 8.0, backward_ms=[16.0, 16.0], bytes=64),
+            row("small", "step", "fp32", 4.0, 4.0, backward_ms=[8.0, 8.0], bytes=16),
+            FULL,
+        )
+    )
+
+
+def test_a_metric_reads_as_its_median_and_phases_add_up(found):
+    x = found.one(size="small", mode="step", precision="bf16")
+    assert (x["forward_ms"], x["step_ms"], x["bytes"]) == (2.0, 4.0, 8)
+    assert (x["step ±"], x["backward ±"]) == ("4.00 ± 1.41", "2.00 ± 0.00")
+    assert x.summary("forward").max == 3.0
+    own = frame(make_record("mixed_precision", make_row({}, step_ms=[5.0, 7.0])))[0]
+    assert (own["step_ms"], own["step ±"]) == (6.0, "6.00 ± 1.41")
+
+
+def test_rows_are_selected_and_arranged(found):
+    assert found.where(mode="forward").column("bytes") == [2]
+    assert len(found.where(bool, size=("small", "2.7B"))) == 4
+    ordered = found.where(mode="step").arrange(
+        size=["small", "2.7B"], precision=["fp32"]
+    )
+    assert ordered.column("bytes") == [16, 64]
+    assert frame(None) == [] and not frame(None).one(size="small")
+
+
+def test_what_is_missing_says_why_and_what_is_misspelt_fails(found):
+    full, absent = found.one(**FULL.config), found.one(size="xl")
+    assert (str(full["bytes"]), str(absent["bytes"])) == (
+        "out of memory",
+        "not measured",
+    )
+    assert str(full["forward ±"]) == str(full["step_ms"] / 2) == "out of memory"
+    with pytest.raises(KeyError, match="bites"):
+        found[0]["bites"]
+    with pytest.raises(KeyError, match="loss_ms"):
+        found[0]["loss_ms"]
+    assert str(found[0].get("loss_ms")) == "not measured"
+    assert (found[0].get("at_once", 1), full.get("at_once", 1)) == (1, 1)
+
+
+def test_rows_are_joined_with_their_twins(found):
+    steps = found.where(mode="step").join("fp32", precision="fp32")
+    steps.derive(gain=lambda x: x["fp32"]["step_ms"] / x["step_ms"])
+    assert known(steps.column("gain")) == [3.0, 1.0, 1.0]
+    assert span(steps.where(size="2.7B").column("gain")) == "1.00"
+    # Of another frame, by some columns.
+    steps.join("pass", found.where(mode="forward"), on=["size"])
+    assert [x["pass"].get("bytes", 0) for x in steps] == [2, 0, 2, 0]
+
+
+def test_an_axis_becomes_columns(found):
+    modes = found.where(precision="bf16").pivot("mode", "forward", "step")
+    assert [(x["size"], x["step"].why) for x in modes] == [
+        ("small", ""),
+        ("2.7B", "out of memory"),
+    ]
+    assert modes.table(
+        "size", ("forward", "forward.bytes"), ("step", "step.bytes")
+    ) == (
+        "| size | forward | step |\n"
+        "| :--- | ---: | ---: |\n"
+        "| small | 2 | 8 |\n"
+        "| 2.7B |  | out of memory |"
+    )
+
+
+def test_a_table_says_once_why_a_line_is_empty(found):
+    steps = found.where(mode="step", precision="bf16")
+    shown = steps.table(
+        "size", ("ms", "step_ms", "{:.1f}"), ("twice", lambda x: 2 * x["bytes"])
+    )
+    assert shown.splitlines()[2:] == [
+        "| small | 4.0 | 16 |",
+        "| 2.7B | out of memory |  |",
+    ]
+
+
+def test_wall_clock_and_gpu_time_stand_side_by_side():
+    rows = [
+        make_row({"n": 1}, forward_ms=[5.0], forward_gpu_ms=[2.0]),
+        make_row({"n": 2}, forward_ms=[5.0]),
+    ]
+    shown = frame(make_record("end_to_end", *rows)).table("n", *clocks("forward"))
+    assert shown.splitlines()[2:] == [
+        "| 1 | 5.0 | 2.0 | 3.0 |",
+        "| 2 | 5.0 | not measured | not measured |",
+    ]
+
+
+def test_facts_of_one_format():
+    missing = frame(make_record("end_to_end", FULL))[0]["step_ms"]
+    assert texts("{:.1f} ms", {"a": 1.25, "b": missing}) == {
+        "a": "1.2 ms",
+        "b": "out of memory",
+    }

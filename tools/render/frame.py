@@ -1,0 +1,224 @@
+"""A record as a table: select, join, derive and pivot rows, then print columns by name.
+
+    steps = frame(record, mode="step", context=512)
+    steps.join("fp32", precision="fp32")
+    steps.derive(speedup=lambda x: x["fp32"]["step_ms"] / x["step_ms"])
+    steps.arrange(size=TABLE_1, precision=("bf16",)).table(
+        "size", ("step, ms", "step ±"), ("speedup", "speedup", "{:.1f}")
+    )
+
+    | size | step, ms | speedup |
+    | :--- | ---: | ---: |
+    | small | 53.44 ± 4.07 | 1.3 |
+    | 2.7B | out of memory |  |
+
+How to write a builder with it:
+
+1. One function, `steps(record)` or a noun of the stem, makes the frame: it selects
+   rows, joins those that a column compares with, and derives every column. Tables,
+   figures, facts and claims name columns of this frame and compute nothing.
+2. A row reads like a dictionary. Its configuration and metrics are there by name. A
+   metric that is a list of samples (`forward_ms`) reads as its median, `step_ms` as the
+   median of all timed phases together, and `forward ±` as "mean ± standard deviation".
+   `x.summary("forward", "backward")` has the other statistics of summed phases.
+3. `join` gives each row another row under a name: `x["fp32"]["step_ms"]`. A column may
+   name it by a path: `("fp32, ms", "fp32.step_ms")`. `pivot` gives a row for each
+   configuration apart from one axis, and under each value of that axis its row.
+4. Don't ask whether a number exists. A row that ran out of memory, and a row that is
+   not there, read as `Missing`; arithmetic keeps the reason and a table prints it once
+   in a line. A name that a row with numbers lacks is a `KeyError`: a typing error. Read
+   a metric that only some records have with `x.get(name)`.
+5. Where a figure or a sentence needs numbers alone, take `known(steps.column(name))`,
+   `least`, `most` or `span` of it. `texts` prints facts of one format.
+6. Rows of a table come in the order of `arrange`; `telling` chooses those of a long
+   table that a page shows first.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import takewhile
+from operator import itemgetter
+from typing import Any
+
+from systems.records.record import Record, Row
+from systems.records.summary import Summary
+from tools.render.markdown import columns
+from tools.render.rows import MISSING, Cell, Missing, Text, say
+
+
+class Line(dict[str, Any]):
+    """A row by column names; false where it has no numbers."""
+
+    row: Row | None = None
+
+    @classmethod
+    def of(cls, row: Row) -> "Line":
+        line = cls(row.config)
+        line.row = row
+        return line
+
+    def __bool__(self) -> bool:
+        return bool(self.cell)
+
+    def __missing__(self, name: str) -> Any:
+        if "." in name:
+            other, _, column = name.rpartition(".")
+            return self[other][column]
+        if self.row is None or not self:
+            return self.missing
+        metrics, (phase, _, spread) = self.row.metrics, name.partition(" ")
+        if spread == "±":
+            return self.cell.mean_std(*self.phases(phase))
+        if isinstance(metrics.get(name, []), list) and name.endswith("_ms"):
+            return self.cell.ms(*self.phases(name.removesuffix("_ms")))
+        return metrics[name]
+
+    def get(self, name: str, default: Any = MISSING) -> Any:
+        """A column that not every row has."""
+        try:
+            found = self[name]
+        except KeyError:
+            return default
+        return found if self or name in self or default is MISSING else default
+
+    def phases(self, name: str) -> tuple[str, ...]:
+        """The timed parts of a phase: of a step all, unless it was timed as one."""
+        assert self.row is not None
+        whole = name == "step" and "step_ms" not in self.row.metrics
+        return () if whole else (name,)
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.row)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.cell.config
+
+    @property
+    def why(self) -> str:
+        """Why it has no numbers: "out of memory"."""
+        return self.cell.why
+
+    @property
+    def missing(self) -> Missing:
+        return self.cell.missing
+
+    def ms(self, *phases: str) -> float:
+        """The median of these phases together, or of all that were timed."""
+        return self.cell.ms(*phases)
+
+    def summary(self, *phases: str) -> Summary:
+        return self.cell.summary(*phases)
+
+    def samples(self, *phases: str) -> list[float]:
+        """The milliseconds of each repetition, these phases together."""
+        return self.cell.samples(*phases)
+
+
+class Frame(list[Line]):
+    """Rows to select from, to join, and to print."""
+
+    def where(self, *tests: Callable[[Line], Any], **wanted: Any) -> "Frame":
+        """Select rows with these values: of a collection any."""
+
+        def fits(x: Line) -> bool:
+            return all(test(x) for test in tests) and all(
+                x.get(name) in value
+                if isinstance(value, Collection) and not isinstance(value, str)
+                else x.get(name) == value
+                for name, value in wanted.items()
+            )
+
+        return Frame(filter(fits, self))
+
+    def arrange(self, **orders: Iterable[Any]) -> "Frame":
+        """Select rows with these values, in the order of the values."""
+        listed = {name: list(values) for name, values in orders.items()}
+
+        def places(x: Line) -> list[int]:
+            return [values.index(x[name]) for name, values in listed.items()]
+
+        return Frame(sorted(self.where(**listed), key=places))
+
+    def one(self, **wanted: Any) -> Line:
+        """The first row with these values. One that is not there has no numbers."""
+        return next(iter(self.where(**wanted)), Line())
+
+    def column(self, name: str) -> list[Any]:
+        return [x[name] for x in self]
+
+    def derive(self, **columns: Callable[[Line], Any]) -> "Frame":
+        """Add columns to each row, in this order."""
+        for x in self:
+            for name, value in columns.items():
+                x[name] = value(x)
+        return self
+
+    def join(
+        self,
+        name: str,
+        other: "Frame | None" = None,
+        on: Iterable[str] = (),
+        **values: Any,
+    ) -> "Frame":
+        """Give each row, under a name, the row of another frame that has these `values`
+        and the same values `on` these columns. By default that is the row of this frame
+        whose configuration differs in `values` alone.
+        """
+        keys = [*dict.fromkeys([*(on or (self[0].config if self else ())), *values])]
+        index: dict[tuple[Any, ...], Line] = {}
+        for y in self if other is None else other:
+            index.setdefault(tuple(y.get(key) for key in keys), y)
+        for x in self:
+            wanted = tuple((x | values).get(key, MISSING) for key in keys)
+            x[name] = index.get(wanted, Line())
+        return self
+
+    def pivot(self, axis: str, *values: Any) -> "Frame":
+        """Return a row for each configuration apart from `axis`. It has the row of each
+        value of the axis under that value.
+        """
+        rows: dict[tuple[Any, ...], Line] = {}
+        for x in self.where(**{axis: values}):
+            rest = {key: value for key, value in x.config.items() if key != axis}
+            absent = {value: Line() for value in values}
+            line = rows.setdefault(tuple(rest.items()), Line(rest | absent))
+            line[x[axis]] = x
+        return Frame(rows.values())
+
+    def table(
+        self,
+        *shown: str | tuple[Any, ...],
+        left: int = 0,
+        telling: Callable[[Line], bool] | None = None,
+    ) -> str:
+        """Print columns: a name; or the head, a name or a function of a row, and how a
+        value is printed. Names that come first name the line, or `left` columns do.
+        """
+        names = len([*takewhile(lambda one: isinstance(one, str), shown)])
+        pairs = [(one, one) if isinstance(one, str) else one for one in shown]
+        described = [
+            (head, value if callable(value) else itemgetter(value), *text)
+            for head, value, *text in pairs
+        ]
+        return columns(self, *described, left=left or names or 1, telling=telling)
+
+
+def frame(record: Record | None, **wanted: Any) -> Frame:
+    """The rows of a record with these values, with numbers or without."""
+    return Frame(map(Line.of, record.rows if record else ())).where(**wanted)
+
+
+def texts(text: Text, values: Mapping[str, Any]) -> dict[str, str]:
+    """Print facts of one format, by name."""
+    return {name: say(value, text) for name, value in values.items()}
+
+
+def clocks(phase: str, text: Text = "{:.1f}") -> list[tuple[Any, ...]]:
+    """Columns of a phase: wall-clock time, GPU time, and how long the GPU waited."""
+    wall, gpu = f"{phase}_ms", f"{phase}_gpu_ms"
+    return [
+        (f"{phase}, wall, ms", wall, text),
+        (f"{phase}, GPU, ms", lambda x: say(x.get(gpu), text)),
+        (f"{phase}, waiting, ms", lambda x: say(x[wall] - x.get(gpu), text)),
+    ]
