@@ -109,7 +109,7 @@ def hash_now(module: str, attention: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True)
 class Broken:
-    """A file that is no record, or a record that its tables can't be made from."""
+    """A file that can't be read as the record that belongs there."""
 
     stem: str
     path: Path

@@ -156,12 +156,12 @@ class Cell:
 
     @property
     def missing(self) -> Missing:
-        """What stands for each of its numbers where it has none."""
+        """What stands for each number that it lacks."""
         return Missing(self.why or NOT_MEASURED, self.row)
 
     def __getitem__(self, metric: str) -> Any:
-        """KeyError where the row has numbers and not this one: it was edited."""
-        return self.row.metrics[metric] if self.row and self else self.missing
+        """Return a metric, or what stands for it where the row lacks it."""
+        return self.metrics.get(metric, self.missing)
 
     def get(self, metric: str, default: Any = MISSING) -> Any:
         """A metric that not every row has."""
@@ -175,7 +175,9 @@ class Cell:
         if not (self.row and self):
             return []
         timed = names or [p for p in PHASES if f"{p}_ms" in self.row.metrics]
-        parts = [self.row.metrics[f"{name}_ms"] for name in timed]
+        parts = [self.row.metrics.get(f"{name}_ms", ()) for name in timed]
+        if not all(parts):
+            return []
         # From Python 3.12 on `sum` rounds once, too.
         return [fsum(times) for times in zip(*parts, strict=True)]
 

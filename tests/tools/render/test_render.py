@@ -13,11 +13,12 @@ from msgspec.structs import replace
 from systems import ROOT
 from systems.experiments import STEMS
 from systems.records import store
-from systems.records.record import Record, Row
+from systems.records.record import Row
 from tests.factories import RESULTS
 from tools import regen_tables
 from tools.render import everything, load, markdown
 from tools.render.spanning import envelope, pages
+from tools.render.stems import warmup
 
 
 @pytest.fixture(scope="module")
@@ -257,47 +258,52 @@ def test_a_misplaced_record_is_refused(tmp_path, found):
         load.load(tmp_path)
 
 
-def edited(record: Record) -> Record:
-    """Of a record, what lacks a metric that its tables need."""
-    broken = copy.deepcopy(record)
-    for row in broken.rows:
-        row.metrics["forwrad_ms"] = row.metrics.pop("forward_ms")
-    return broken
-
-
-def test_a_broken_record_costs_its_own_tables_alone(tmp_path, found):
-    ours = measured(found, "warmup")
-    other = replace(ours, device=replace(ours.device, name="X", slug="x"))
-    for record in (edited(ours), other, measured(found, "method")):
-        store.write(record, tmp_path / record.device.slug / f"{record.stem}.json")
+def test_a_broken_file_costs_its_own_tables_alone(tmp_path, found):
+    for stem in ("warmup", "method"):
+        store.write(measured(found, stem), tmp_path / "nvidia-h200" / f"{stem}.json")
     cut = tmp_path / "nvidia-h200" / "autocast.json"
     cut.write_text("{")
     files = everything.render_all(tmp_path)
-    assert [(b.stem, b.path.parent.name) for b in files.broken] == [
-        ("autocast", "nvidia-h200"),
-        ("warmup", "nvidia-h200"),
-    ]
-    lines = [str(broken) for broken in files.broken]
-    assert lines[0].startswith(f"{cut}: is not JSON")
-    assert re.search(r"warmup\.json: a record lacks what its tables need", lines[1])
-    assert "\nX · " in files["warmup-table.md"]
-    for name in ("warmup-table.md", "autocast-toy.md"):
-        assert files[name].startswith("**Missing:** the record `nvidia-h200/")
-    assert "NVIDIA H200 · " in files["method-table.md"]
-    assert "Missing" not in files["method-table.md"]
+    (broken,) = files.broken
+    assert broken.stem == "autocast" and str(broken).startswith(f"{cut}: is not JSON")
+    assert files["autocast-toy.md"].startswith("**Missing:** the record `nvidia-h200/")
+    for stem in ("warmup", "method"):
+        assert "NVIDIA H200 · " in files[f"{stem}-table.md"]
+        assert "Missing" not in files[f"{stem}-table.md"]
     facts = yaml.safe_load(files["facts.yml"])["facts"]
-    assert facts["warmup"]["first_step"] == "not measured"
-    assert facts["method"]["clock_adds_at_most"] != "not measured"
+    assert facts["warmup"]["first_step"] != "not measured"
 
 
-def test_a_broken_record_is_named_at_the_end(tmp_path, found, capsys):
-    record = edited(measured(found, "warmup"))
-    store.write(record, tmp_path / "results" / "nvidia-h200" / "warmup.json")
+def test_a_broken_file_is_named_at_the_end(tmp_path, capsys):
+    cut = tmp_path / "results" / "nvidia-h200" / "warmup.json"
+    cut.parent.mkdir(parents=True)
+    cut.write_text("{")
     folder = tmp_path / "generated"
     with pytest.raises(SystemExit) as end:
         regen_tables.write_rendered(tmp_path / "results", folder)
     assert end.value.code == 2 and (folder / "warmup-table.md").exists()
-    assert "nvidia-h200/warmup.json: a record lacks" in capsys.readouterr().err
+    assert f"{cut}: is not JSON" in capsys.readouterr().err
+
+
+def test_a_number_that_no_row_has_is_not_measured(found):
+    """As in a record of older code."""
+    record = copy.deepcopy(measured(found, "warmup"))
+    for row in record.rows:
+        del row.metrics["forward_ms"]
+    files, facts = everything.build("warmup", [record])
+    assert "not measured" in files["table.md"]
+    assert facts["first_step"] == "not measured" != facts["setup"]
+
+
+def test_an_error_of_a_builder_is_raised_and_names_its_records(found, monkeypatch):
+    """It is a fault of ours, and no record is called damaged."""
+    monkeypatch.setattr(warmup, "fragments", lambda records: 1 / 0)
+    record = replace(measured(found, "warmup"))
+    record.edited = True
+    with pytest.raises(ZeroDivisionError) as raised:
+        everything.build("warmup", [record])
+    (note,) = raised.value.__notes__
+    assert note == "while rendering nvidia-h200/warmup.json (edited by hand)"
 
 
 def test_a_fact_stands_in_a_sentence_as_it_should():
