@@ -1,10 +1,7 @@
 """Execute the notebooks of the guide and write their outputs into them: the site build
-itself runs no code.
+itself runs no code. A test executes them again and compares.
 
     python tools/run_notebooks.py
-
-A test executes them again and compares. What differs between machines (versions, times)
-is not kept.
 """
 
 from __future__ import annotations
@@ -25,18 +22,13 @@ import nbformat  # noqa: E402
 from nbclient import NotebookClient  # noqa: E402
 from traitlets.config import Config  # noqa: E402
 
-# The line above makes these importable from a plain source tree.
-from systems.records.files import write_whole  # noqa: E402
-
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "docs/notebooks"
-METADATA = {
-    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-    "language_info": {"name": "python"},
-}
 
 
 def executed(path: Path) -> str:
-    """The notebook's text after a fresh kernel ran it. An error in a cell raises."""
+    """Return the notebook's text after a fresh kernel ran it. An error in a cell
+    raises.
+    """
     notebook = nbformat.read(path, as_version=4)
     with TemporaryDirectory() as folder:
         # Sockets that are files: no port that another process could take or listen to.
@@ -44,19 +36,15 @@ def executed(path: Path) -> str:
             ConnectionFileMixin=Config(transport="ipc", ip=f"{folder}/kernel")
         )
         # The pieces in which a cell's output arrives depend on its pace: join them.
-        options = {
-            "kernel_name": "python3",
-            "timeout": 120,
-            "record_timing": False,
-            "coalesce_streams": True,
-        }
+        options = {"timeout": 120, "record_timing": False, "coalesce_streams": True}
         NotebookClient(notebook, config=sockets, **options).execute()
-    notebook.metadata = nbformat.from_dict(METADATA)
+    # The kernel's version differs between machines.
+    notebook.metadata["language_info"] = {"name": "python"}
     return nbformat.writes(notebook) + "\n"
 
 
 if __name__ == "__main__":
     argparse.ArgumentParser(description="Execute the notebooks.").parse_args()
     for notebook in sorted(NOTEBOOKS.glob("*.ipynb")):
-        write_whole(notebook, executed(notebook))
+        notebook.write_text(executed(notebook), encoding="utf-8")
         print(notebook.name)

@@ -7,26 +7,26 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nbformat
 import pytest
+from mkdocs_jupyter.convert import nb2html
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from tools import run_notebooks
-from tools.render.spanning import notebooks
-from tools.render.standalone import PAGE, Shown
+from tools.hooks import notebooks
+from tools.render.standalone import Shown
 
 NOTEBOOKS = sorted(run_notebooks.NOTEBOOKS.glob("*.ipynb"))
 PROSE = """# A title
 
-Costs `$5` and $a < b_c$.
+**In short.** Costs `$5` and $a < b_c$, see [there](../a.md#b).
 
 $$
 x
-$$
-
-## A section"""
+$$"""
 
 
 def test_help_runs_no_notebook() -> None:
@@ -50,95 +50,65 @@ def test_a_fresh_run_gives_what_is_committed(
     assert committed == fresh, f"{path.name} is stale: {remedy}"
 
 
-SHOWN = "if a < b:\n    print(a)"
-
-
-def page(
-    folder: Path, *outputs: Any, source: str = SHOWN, **metadata: Any
-) -> dict[str, str]:
-    """The fragments of a notebook of one text cell and one code cell."""
-    code = new_code_cell(
-        source, outputs=list(outputs), execution_count=1, metadata=metadata
-    )
-    notebook = new_notebook(cells=[new_markdown_cell(PROSE), code])
-    nbformat.write(notebook, folder / "note.ipynb")
-    return notebooks.fragments(folder)
-
-
-def test_a_notebook_is_written_as_the_other_pages_are(tmp_path: Path) -> None:
-    one = Shown("note", lambda figure: figure.subplots(), "It grows & grows.")
-    shown = one._repr_mimebundle_()
-    svg = new_output("display_data", shown)
-    files = page(tmp_path, new_output("stream", text="1 < 2\n"), svg)
-    # Viewers of notebooks have no style sheet.
-    assert "--md-default-bg-color: #" in shown["image/svg+xml"]
-    assert files["notebook-note.md"] == (
-        "Costs `$5` and \\(a < b_c\\).\n\n\\[\nx\n\\]\n\n## A section\n\n"
-        "```python\nif a < b:\n    print(a)\n```\n\n"
-        '<div class="notebook-output no-copy"><pre><code>1 &lt; 2</code></pre></div>'
-        f"\n\n{shown[PAGE]}"
-    )
-
-
-def test_a_cell_with_the_tag_folded_is_folded_and_its_output_is_not(
-    tmp_path: Path,
-) -> None:
-    output, source = new_output("stream", text="1\n"), f"# What is shown.\n{SHOWN}"
-    assert "???" not in page(tmp_path, output, source=source)["notebook-note.md"]
-    files = page(tmp_path, output, source=source, tags=["folded"])
-    assert files["notebook-note.md"].endswith(
-        '??? abstract "What is shown"\n\n    ```python\n    # What is shown.\n'
-        "    if a < b:\n        print(a)\n    ```\n\n"
-        '<div class="notebook-output no-copy"><pre><code>1</code></pre></div>\n'
-    )
-    with pytest.raises(ValueError, match="a folded cell begins with a comment"):
-        page(tmp_path, output, tags=["folded"])
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_its_page_has_its_title(path: Path) -> None:
-    title = nbformat.read(path, as_version=4).cells[0].source.splitlines()[0]
-    text = path.with_suffix(".md").read_text(encoding="utf-8")
-    assert f"\n{title}\n" in text and f"]({path.name})" in text
+def test_a_page_shows_every_output_and_no_error(path: Path) -> None:
+    cells = nbformat.read(path, as_version=4).cells
+    outputs = [output for cell in cells for output in cell.get("outputs", ())]
+    assert {output.get("name", "figure") for output in outputs} == {"stdout", "figure"}
 
 
-@pytest.mark.parametrize(
-    ("output", "finding"),
-    [
-        (
-            new_output("display_data", {"image/svg+xml": "<svg/>"}),
-            r"an output of type image/svg\+xml",
-        ),
-        (
-            new_output("display_data", {"image/png": "aGVsbG8="}),
-            "an output of type image/png",
-        ),
-        (
-            new_output("display_data", {"text/html": "<b>x</b>"}),
-            "an output of type text/html",
-        ),
-        (
-            new_output("stream", name="stderr", text="a warning"),
-            "an output of type stderr",
-        ),
-        (
-            new_output("error", ename="E", evalue="x", traceback=["E: x"]),
-            "an output of type error",
-        ),
-    ],
-)
-def test_an_output_that_a_page_can_not_show_is_refused(
-    tmp_path: Path, output: Any, finding: str
-) -> None:
-    with pytest.raises(ValueError, match=f"note.ipynb: {finding}"):
-        page(tmp_path, output)
+@pytest.fixture
+def page(tmp_path: Path) -> Any:
+    """Return the page of a notebook with a text cell and a code cell."""
+
+    def page_of(
+        *outputs: Any, source: str = "if a < b:\n    print(a)", **of: Any
+    ) -> str:
+        code = new_code_cell(source, outputs=list(outputs), metadata=of)
+        notebook = new_notebook(cells=[new_markdown_cell(PROSE), code])
+        notebook.metadata["page"] = {"description": "Of a."}
+        path = tmp_path / "note.ipynb"
+        nbformat.write(notebook, path)
+        file = SimpleNamespace(src_uri="note.ipynb", abs_src_path=str(path))
+        shown: Any = SimpleNamespace(file=file, meta={})
+        assert notebooks.on_page_markdown(path.read_text(), page=shown) == ""
+        assert shown.meta == {"description": "Of a."}
+        return notebooks.on_page_content(nb2html(str(path)), page=shown)
+
+    return page_of
 
 
-def test_what_a_notebook_finds_first_stands_in_the_box_of_all_pages(tmp_path):
-    text = new_markdown_cell(
-        "# A title\n\n## In short\n\nOne pass\ndoes.\n\nYou need $x$."
+def test_a_notebook_looks_like_the_other_pages(page: Any) -> None:
+    one = Shown("note", lambda figure: figure.subplots(), "It grows & grows.")
+    figure = one._repr_mimebundle_()
+    # Viewers of notebooks have no style sheet.
+    assert "--md-default-bg-color: #" in figure["image/svg+xml"]
+    text = new_output("stream", text="1 < 2\n")
+    built = page(text, new_output("display_data", figure))
+    assert (
+        '<p class="in-short"><strong>In short.</strong> Costs <code>$5</code>' in built
     )
-    nbformat.write(new_notebook(cells=[text]), tmp_path / "a.ipynb")
-    assert notebooks.fragments(tmp_path)["notebook-a.md"] == (
-        "**In short.** One pass\ndoes.\n{ .in-short }\n\nYou need \\(x\\).\n"
+    assert built.count("<math") == 2 and 'alttext="a &lt; b_c"' in built
+    assert 'href="../a.html#b"' in built and 'href="note.ipynb" download' in built
+    assert (
+        '<div class="language-python highlight" data-search-exclude><pre><code>'
+        in built
     )
+    assert "<pre><code>1 &lt; 2</code></pre>" in built
+    assert 'id="notebook-note"' in built and "Figure\N{NO-BREAK SPACE}1." in built
+    # Nothing of JupyterLab's is left, which asks a CDN.
+    assert not any(mark in built for mark in ("<style", "<script", "jp-"))
+
+
+def test_a_cell_with_the_tag_folded_is_folded_and_its_output_is_not(page: Any) -> None:
+    output, source = new_output("stream", text="1\n"), "# What is shown.\nprint(1)"
+    assert "<details" not in page(output, source=source)
+    fold = page(output, source=source, tags=["folded"])
+    assert '<details class="abstract"><summary>What is shown</summary><div' in fold
+    assert "</details>\n<div" in fold
+
+
+def test_other_pages_stay_as_they_are() -> None:
+    other: Any = SimpleNamespace(file=SimpleNamespace(src_uri="a.md"), meta={})
+    assert notebooks.on_page_markdown("$a$", page=other) == "$a$"
+    assert notebooks.on_page_content("$a$", page=other) == "$a$"

@@ -42,7 +42,7 @@ OF_RECORDS = (
 )
 OF_NONE = (
     *("errata", "attention_drawings", "hopper_drawings"),
-    *("glossary", "notebooks", "trace"),
+    *("glossary", "trace"),
 )
 # The modules that have facts, by the name of these.
 FACTS = {

@@ -54,8 +54,7 @@ def test_a_caption_begins_with_what_is_found(path: Path):
         assert links or "plotted" not in figure.get("class")
         for link in links:
             numbers = link.get("href")
-            page = "notebooks" if path.stem.startswith("notebook-") else "."
-            assert numbers.startswith("#") or (DOCS / page / numbers).is_file()
+            assert numbers.startswith("#") or (DOCS / numbers).is_file()
         # No line ends between a number and its unit.
         said = figure.find("figcaption").text_content()
         assert not re.search(r"\d (?:%|[KMGT]?i?B\b|[mµn]?s\b)", said), said

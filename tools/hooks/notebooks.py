@@ -1,0 +1,98 @@
+"""Hook of the site build: give notebooks the look of the other pages.
+
+mkdocs-jupyter's page brings the styles of JupyterLab, which know no dark scheme here,
+and scripts, one of which asks a CDN for Mermaid. Only its cells are kept. Maths becomes
+MathML, links to Markdown files lead to pages, code with the tag "folded" is folded, and
+a figure is the one that `tools.render.standalone.Shown` drew for pages.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lxml import html
+from mkdocs.plugins import event_priority
+
+from tools.hooks.markup import finished
+from tools.render.standalone import PAGE
+
+if TYPE_CHECKING:
+    from mkdocs.structure.pages import Page
+
+PARTS = "jp-MarkdownOutput", "highlight-ipynb", "jp-OutputArea-output"
+SELECTOR = " or ".join(f"contains(@class, '{name}')" for name in PARTS)
+HEADERLINK = 'class="headerlink" title="Link to this section"'
+LINK = re.compile(r'(href="[^":]*)\.md(?=["#])')
+MATHS = re.compile(
+    r"<(?:code|pre)\b.*?</(?:code|pre)>"
+    r"|(?:<p>)?\$\$(?P<display>.+?)\$\$(?:</p>)?|\$(?P<inline>[^$]+?)\$",
+    re.DOTALL,
+)
+
+
+def is_notebook(page: Page) -> bool:
+    return page.file.src_uri.endswith(".ipynb")
+
+
+@event_priority(100)
+def on_page_markdown(markdown: str, /, page: Page, **_: object) -> str:
+    """Read what the head of a Markdown page says from the notebook's metadata, before
+    the macros see its source.
+    """
+    if not is_notebook(page):
+        return markdown
+    page.meta |= json.loads(markdown)["metadata"]["page"]
+    return ""
+
+
+def on_page_content(content: str, /, page: Page, **_: object) -> str:
+    if not is_notebook(page):
+        return content
+    path = Path(page.file.abs_src_path or "")
+    text = "\n".join(cells(content, json.loads(path.read_text(encoding="utf-8"))))
+    text = text.replace("<p><strong>In short.", '<p class="in-short"><strong>In short.')
+    text = text.replace('class="anchor-link"', HEADERLINK)
+    link = f'<p class="provenance"><a href="{path.name}" download>'
+    text = text.replace("</h1>", f"</h1>{link}Download this notebook</a></p>", 1)
+    return finished(MATHS.sub(arithmatex, LINK.sub(r"\1.html", text)))
+
+
+def cells(content: str, notebook: dict) -> Iterator[str]:
+    """Yield the HTML of each text, listing and output."""
+    outputs = [o for cell in notebook["cells"] for o in cell.get("outputs", ())]
+    figures = (o["data"][PAGE] for o in outputs if PAGE in o.get("data", ()))
+    for part in html.fromstring(content).xpath(f"//div[{SELECTOR}]"):
+        if "jp-MarkdownOutput" in part.classes:
+            yield inner_html(part)
+        elif "jp-RenderedSVG" in part.classes:
+            yield "".join(next(figures))
+        elif "highlight-ipynb" in part.classes:
+            code = f"<code>{inner_html(part.xpath('pre')[0])}</code>"
+            listing = f'<div class="language-python highlight"><pre>{code}</pre></div>'
+            if part.xpath("ancestor::div[contains(@class, 'celltag_folded')]"):
+                title = part.text_content().partition("\n")[0].strip("# .")
+                summary = f"<summary>{escape(title)}</summary>"
+                listing = f'<details class="abstract">{summary}{listing}</details>'
+            yield listing
+        else:
+            code = f"<code>{escape(part.text_content().strip(chr(10)))}</code>"
+            yield f'<div class="notebook-output no-copy"><pre>{code}</pre></div>'
+
+
+def inner_html(part: html.HtmlElement) -> str:
+    children = (html.tostring(child, encoding="unicode") for child in part)
+    return escape(part.text or "") + "".join(map(str, children))
+
+
+def arithmatex(match: re.Match[str]) -> str:
+    """Mark a formula as pymdownx.arithmatex does, so that it becomes MathML."""
+    if match["display"]:
+        return rf'<div class="arithmatex">\[{match["display"]}\]</div>'
+    if match["inline"]:
+        return rf'<span class="arithmatex">\({match["inline"]}\)</span>'
+    return match[0]
