@@ -56,7 +56,8 @@ quick: lint
 	$(PYTEST) --quick $(PARALLEL)
 
 test: lint
-	$(PYTEST) -m "not browser and not alone and not slurm" $(PARALLEL) $(SHAPES)
+	$(PYTEST) -m "not browser and not alone and not slurm and not versions" \
+		$(PARALLEL) $(SHAPES)
 	$(PYTEST) -m alone $(SHAPES)
 	$(BIN)/python tools/regen_tables.py --check
 	$(MAKE) build

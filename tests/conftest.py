@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(config, items):
     that --quick selects the first case is kept.
     """
     if config.getoption("--quick"):
-        cases, left_out = {}, {"slow", "alone", "browser", "slurm", "gpu"}
+        cases, left_out = {}, {"slow", "alone", "browser", "slurm", "gpu", "versions"}
         for item in items:
             if not left_out & {mark.name for mark in item.iter_markers()}:
                 cases.setdefault((item.path, item.originalname), item)

@@ -23,9 +23,8 @@ COMMANDS = {
     "python tools/regen_tables.py --verify model_sizes": " is not installed for ",
     "python tools/regen_tables.py --list": " is not installed for ",
     "python tools/tune_flash.py": "torch is not installed here: ",
-    "python tools/compile_softmax.py": "torch is not installed here: ",
+    "python tools/compile_ahead.py": "torch is not installed here: ",
     "python tools/compile_steps.py": "torch is not installed here: ",
-    "python tools/compile_tables.py": "torch is not installed here: ",
     "python tools/run_notebooks.py": "nbformat is not installed here: ",
     "python tools/submission.py": "msgspec is not installed here: ",
     "python -m systems.formulas.fit": "typer is not installed here: ",
@@ -49,9 +48,8 @@ HELPS = {
     "-m systems.formulas.fit": "python -m systems.formulas.fit --size 2.7B --attent",
     "-m systems.profiling.memory.digest": "python -m systems.profiling.memory.dig",
     "-m systems.experiments.warmup": "python -m systems.experiments.warmup --",
-    "tools/compile_softmax.py": "python tools/compile_softmax.py",
+    "tools/compile_ahead.py": "python tools/compile_ahead.py --gpu a100",
     "tools/compile_steps.py": "python tools/compile_steps.py",
-    "tools/compile_tables.py": "python tools/compile_tables.py --gpu a100 --gpu",
     "tools/tune_flash.py": "python tools/tune_flash.py --compile-only --gpu a100",
 }
 
@@ -85,11 +83,9 @@ def test_output_that_fills_the_disk_is_one_line():
 
 INTERPRETED = "error: the interpreter compiles nothing: unset TRITON_INTERPRET\n"
 NOTHING = {
-    "tools/compile_softmax.py": INTERPRETED,
+    "tools/compile_ahead.py": INTERPRETED,
     "tools/compile_steps.py": INTERPRETED,
-    "tools/compile_tables.py --gpu a100": INTERPRETED,
-    "tools/tune_flash.py --compile-only": INTERPRETED,
-    "tools/compile_tables.py --gpu v100": "error: v100 is none of a100, ",
+    "tools/compile_ahead.py --gpu v100": "error: --gpu v100: is none of a100, ",
 }
 
 

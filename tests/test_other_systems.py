@@ -56,7 +56,6 @@ def on(tmp_path):
 
 WITHOUT_TRITON = [
     "tools/tune_flash.py --help",
-    "tools/compile_tables.py",
     "tools/compile_steps.py",
     "-m systems.experiments.flash_benchmarking --n 128",
     "-m systems.experiments.weighted_sum",

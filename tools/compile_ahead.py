@@ -1,17 +1,38 @@
-"""What the attention kernels need of a GPU that is not here, by compiling them for it.
+"""Compile the attention kernels for a GPU that is not here, and say what each needs:
+shared memory, registers, spills, programs on an SM.
+
+    python tools/compile_ahead.py --gpu a100
+
+compiles every launch configuration that the kernels may get on an A100, in minutes and
+without a GPU. The exit code is 2 where one does not compile, does not fit, spills or
+computes a matmul twice.
 
 Launchers, launch configurations and Triton's compiler are the real ones. Only the
-driver is none: it claims to be the wanted GPU, notes what it is given to load, and
-launches nothing. `tools/tune_flash.py --compile-only` prints the table.
+driver is a stand-in: it claims to be the wanted GPU, notes what it is given to load,
+and launches nothing.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import product
+from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from systems import need, run_as_command
+
+if __name__ == "__main__":
+    need("torch", "triton", "typer", "rich", "msgspec")
 
 import torch
+import triton
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
 from torch import Tensor
 from triton import knobs
 from triton.backends.compiler import GPUTarget
@@ -31,8 +52,8 @@ from systems.attention.triton.launches import (
     launch_forward,
 )
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
-from systems.formulas.chips import KIB, Target
-from systems.formulas.loop_times import repeats
+from systems.attention.triton.tuned import HEAD_DIMS
+from systems.formulas.chips import KIB
 from systems.running.caches import compiled_folder, unwritable
 from tools.binary import (
     hottest_loop,
@@ -42,6 +63,31 @@ from tools.binary import (
     resources,
 )
 from tools.rendering import stop
+
+
+class Target(NamedTuple):
+    """A kind of GPU: the names of the cards, and by CUDA's programming guide the bytes
+    of shared memory of a block and of an SM, the warps and blocks of an SM, and the
+    number of SMs.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    block_bytes: int
+    sm_bytes: int
+    sm_warps: int
+    sm_blocks: int
+    sms: int
+
+
+TARGETS = {
+    "a100": Target("A100", (8, 0), 163 * KIB, 164 * KIB, 64, 32, 108),
+    "rtx3090": Target("RTX 3090, A10", (8, 6), 99 * KIB, 100 * KIB, 48, 16, 82),
+    "rtx4090": Target("RTX 4090, L4, L40S", (8, 9), 99 * KIB, 100 * KIB, 48, 24, 128),
+    "h100": Target("H100, H200", (9, 0), 227 * KIB, 228 * KIB, 64, 32, 132),
+    "b200": Target("B200", (10, 0), 227 * KIB, 228 * KIB, 64, 32, 148),
+    "rtx5090": Target("RTX 5090", (12, 0), 99 * KIB, 100 * KIB, 48, 24, 170),
+}
 
 # What a thread may spill, in bytes, and in a step of its hottest loop, in instructions
 # that write registers to the stack or read them back, as a share of the loop's. With
@@ -60,6 +106,10 @@ TIMED = {
 SPLITS = 4
 # By arithmetic, the dtype of q, k and v.
 DTYPES = {"half": torch.bfloat16, "high": torch.float32, "highest": torch.float32}
+# Matmuls of a tile of queries and one of keys in each kernel, and the matmuls on tensor
+# cores that one of numbers in so many limbs takes.
+MATMULS = {"forward": 2, "dq": 3, "dkdv": 4}
+OF_LIMBS = {1: 1, 2: 3, 3: 6}
 # So many rows that both of Hopper's backward passes take them.
 BATCH, HEADS, N = 8, 16, 4096
 
@@ -98,12 +148,13 @@ class Needs(NamedTuple):
         )
 
     def repeats(self, arithmetic: str, d: int) -> float:
-        """How often each product of its hottest loop is computed; 0 where the binary
-        does not tell.
+        """How often the hottest loop computes each of its matmuls: twice where two
+        warps hold the same rows. 0 where the binary does not tell.
         """
         q, k = (int(size.split("=")[1]) for size in self.tile.split()[:2])
-        kernel, limbs = self.kernel.removesuffix("_kernel"), LIMBS[arithmetic]
-        return repeats(kernel, q, k, padded(d), self.loop, self.warps, limbs)
+        matmuls = MATMULS[self.kernel.removesuffix("_kernel")]
+        once = matmuls * OF_LIMBS[LIMBS[arithmetic]] * q * k * padded(d)
+        return self.warps * self.loop["products"] / once
 
 
 class Driver:
@@ -325,3 +376,53 @@ def cases(gpu: Target, arithmetic: str, d: int, causal: bool) -> Iterator[Case]:
     if own and d in TILE_DIMS.values():
         compiled = partial(compile_hopper, gpu, d, causal)
         yield Case("half, hopper", d, causal, compiled, partial(too_large, gpu))
+
+
+def main(
+    gpu: Annotated[str, typer.Option(help=f"{', '.join(TARGETS)}.")] = "a100",
+    arithmetic: Annotated[
+        list[str], typer.Option(help="half, high or highest; may be repeated.")
+    ] = list(DTYPES),  # noqa: B006
+    d: Annotated[
+        list[int], typer.Option(help="Head dimension; may be repeated.")
+    ] = sorted(HEAD_DIMS),  # noqa: B006
+) -> None:
+    """Compile all that the chooser may give this GPU and print what it needs."""
+    if gpu not in TARGETS:
+        stop(f"--gpu {gpu}: is none of {', '.join(TARGETS)}")
+    need_compiler()
+    columns = ("arithmetic", "d", "mask", "kernel", "tile", "warps", "shared KiB")
+    more = ("registers", "stack B", "spills", "per score", "per SM")
+    table, wrong = Table(*columns, *more), []
+    every = [
+        case
+        for kind, size, causal in product(arithmetic, d, (True, False))
+        for case in cases(TARGETS[gpu], kind, size, causal)
+    ]
+    for case in track(every, gpu, console=Console(stderr=True), transient=True):
+        mask = "causal" if case.causal else "full"
+        for found in case.compiled():
+            if isinstance(found, str):
+                wrong.append(f"{case.of} d={case.d} {mask}: {found}")
+                continue
+            for needs in found:
+                spills = sum(needs.loop.get(x, 0) for x in ("spilled", "reloaded"))
+                cells = (
+                    case.of, case.d, mask, needs.kernel, needs.tile, needs.warps,
+                    f"{needs.shared_bytes / KIB:.1f}", needs.registers,
+                    needs.stack_bytes, spills, needs.per_score,
+                    needs.programs(TARGETS[gpu]),
+                )  # fmt: skip
+                table.add_row(*map(str, cells))
+                where = f"{case.of} d={case.d} {mask}: {needs.kernel} {needs.tile}"
+                wrong += [f"{where} {fault}" for fault in case.faults(needs)]
+    console = Console(width=None if sys.stdout.isatty() else 130)
+    console.print(f"Triton {triton.__version__}, {gpu}", table)
+    for fault in wrong:
+        print(f"error: {fault}")
+    raise typer.Exit(2 if wrong else 0)
+
+
+if __name__ == "__main__":
+    assert __doc__
+    run_as_command(main, __doc__)

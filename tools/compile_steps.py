@@ -37,11 +37,10 @@ from systems.attention.hopper.one_pass_launches import launch_one_pass
 from systems.attention.hopper.walks import Shift
 from systems.attention.triton.launches import launch_backward, launch_forward
 from systems.experiments import flash_ablation
-from systems.formulas.chips import TARGETS
 from systems.records.files import write_whole
 from systems.records.source_hash import hash_of
 from systems.records.store import RecordError
-from tools.compile_ahead import Needs, loaded_by, need_compiler
+from tools.compile_ahead import TARGETS, Needs, loaded_by, need_compiler
 from tools.render.compiled_files import STEPS as COMPILED
 from tools.render.stems.flash_ablation import BACKWARD, FORWARD, LAUNCHERS
 from tools.rendering import stop

@@ -1,5 +1,5 @@
 """What the chooser gives each kind of GPU compiles for it and fits, where there is no
-such GPU. A sample: `tools/tune_flash.py --compile-only` compiles the rest.
+such GPU. A sample: `tools/compile_ahead.py` compiles the rest.
 """
 
 import json
@@ -10,84 +10,76 @@ from pathlib import Path
 
 import pytest
 import triton
+import typer
 from triton import knobs
 
 from systems import ROOT
-from systems.formulas.chips import TARGETS
-from tools import compile_ahead, tune_flash
-from tools.compile_ahead import TIMED, Needs, entries, faults, too_large
+from tools import compile_ahead
+from tools.compile_ahead import TARGETS, TIMED, Needs, entries, faults, too_large
 
-# Head dimensions of 16 bits: small ones compile in a second. Hopper's own kernels have
-# none below 40.
-SAMPLE = {name: 64 if name == "h100" else 16 for name in TARGETS}
-COMPILE = f"""
-from systems.formulas.chips import TARGETS
-from tools.compile_ahead import cases, inputs, loaded_by
+# `make test` compiles for this GPU alone, the only one that gets all kernels; `make
+# versions` for every GPU.
+FIRST = "h100"
+GPUS = [
+    pytest.param(name, marks=[] if name == FIRST else [pytest.mark.versions])
+    for name in TARGETS
+]
+# Many rows under a mask; the first kernel; without a mask the smallest tiles, whose
+# loops are split; and the kernels for Hopper, which have no head dimension below 40.
+COMPILE = """
 from tools.compile_steps import first_backward, first_forward
 
-for name, d in {SAMPLE}.items():
-    many, few, *hopper = cases(TARGETS[name], "half", d, causal=True)
-    for found in many.compiled():
-        show(name, found)
-    tensors, lse = inputs("half", d)
-    q, k, v, o, do, lse = (x.flatten(0, 1) for x in (*tensors, lse))
-    rows = lse, q.shape[1], 0.125
-    show(name + " first", loaded_by(TARGETS[name], first_forward, q, k, v, o, *rows))
-    show(name + " first", loaded_by(TARGETS[name], first_backward, q, k, v, do, *rows))
-    # Without a mask, the smallest tiles and loops that are split.
-    for case in [*cases(TARGETS[name], "half", d, causal=False)][-1 - len(hopper) :]:
-        for found in case.compiled():
-            show(name + " " + case.of, found)
-    for found in (found for case in hopper for found in case.compiled()):
-        show(name + " causal", found)
+many, few, *hopper = cases(gpu, "half", d, causal=True)
+show("many", *many.compiled())
+tensors, lse = inputs("half", d)
+q, k, v, o, do, lse = (x.flatten(0, 1) for x in (*tensors, lse))
+rows = lse, q.shape[1], 0.125
+show("first", loaded_by(gpu, first_forward, q, k, v, o, *rows))
+show("first", loaded_by(gpu, first_backward, q, k, v, do, *rows))
+few, *full = [*cases(gpu, "half", d, causal=False)][-1 - len(hopper) :]
+show("few", *few.compiled())
+for case in full:
+    show("hopper full", *case.compiled())
+for case in hopper:
+    show("hopper causal", *case.compiled())
 """
 # 16 bits with a row that 8 divides and 16 does not, and the next that 16 divides.
 EIGHTS = """
-from systems.formulas.chips import TARGETS
-from tools.compile_ahead import compile_for
-
-for name, *widths in (("a100", 40, 48, 72, 80), ("h100", 40, 48), ("b200", 40, 48)):
-    for d in widths:
-        for found in compile_for(TARGETS[name], "half", d, causal=True):
-            show(f"{name} {d}", found)
+for d in {widths}:
+    show(d, *compile_for(gpu, "half", d, causal=True))
 """
 # What has the most to hold, with the tables' limit of registers.
-LIMITS = """
-from systems.formulas.chips import TARGETS
-from tools.compile_ahead import compile_for
-
-for name in ("a100", "h100", "rtx3090"):
-    for found in compile_for(TARGETS[name], "highest", 256, causal=True):
-        show(name, found)
+LARGEST = """
+show("largest", *compile_for(gpu, "highest", 256, causal=True))
 """
 SHOW = f"""
 import json
 import triton
 
+from tools.compile_ahead import TARGETS, cases, compile_for, inputs, loaded_by
+
 # `make versions` names another than the one installed.
 assert triton.__version__ == {triton.__version__!r}
 
-def show(name, found):
-    print(json.dumps([name, found]))
+def show(name, *found):
+    for each in found:
+        print(json.dumps([name, each]))
 """
 PLAIN = ["forward_kernel", "dq_kernel", "dkdv_kernel"]
-FIRST = ["forward_kernel", "dk_dv_kernel", "dq_kernel"]
+FIRST_KERNELS = ["forward_kernel", "dk_dv_kernel", "dq_kernel"]
 # In two passes, and in one by either walk: what comes before and after is the same.
 ONE_PASS = ["delta_kernel", "one_pass_kernel", "round_kernel"]
 HOPPER = [*PLAIN, *ONE_PASS, "one_pass_kernel"]
 # What comes before and after in one pass asks for no mask: it was compiled before.
-OWN = {
-    "h100 half, hopper": HOPPER,
-    "h100 causal": [*PLAIN, "one_pass_kernel", "one_pass_kernel"],
-}
+HOPPER_CAUSAL = [*PLAIN, "one_pass_kernel", "one_pass_kernel"]
 # Where loops are split.
 SPLIT = ["forward_kernel", "combine_kernel", "dq_kernel", "dkdv_kernel", "sum_kernel"]
 # A fault that is known, with each Triton: the tile was timed for many rows, where it
 # spills nothing. Once its loop is split, without a mask, it does; no other was timed.
-SPILLS = {("h100 half", "dkdv_kernel")}
+SPILLS = {("h100", "few", "dkdv_kernel")}
 
 
-def compile_in_a_process(code: str, cache: Path) -> dict[str, list[Needs]]:
+def compile_for_gpu(gpu: str, code: str, cache: Path) -> dict[str, list[Needs]]:
     """What the `show`s in this code name and found. A process of its own, since Triton
     asks when it is imported whether to compile.
     """
@@ -96,8 +88,9 @@ def compile_in_a_process(code: str, cache: Path) -> dict[str, list[Needs]]:
     }
     # An empty cache, so that it is compiled and not found.
     environment |= {"TRITON_CACHE_DIR": str(cache)}
+    code = f"{SHOW}\ngpu = TARGETS[{gpu!r}]\n{code}"
     done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-c", SHOW + code],
+        [sys.executable, "-W", "error::UserWarning", "-c", code],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -112,70 +105,82 @@ def compile_in_a_process(code: str, cache: Path) -> dict[str, list[Needs]]:
 
 
 @pytest.mark.slow
-def test_what_each_gpu_gets_compiles_for_it_and_fits(tmp_path):
+@pytest.mark.parametrize("name", GPUS)
+def test_what_a_gpu_gets_compiles_for_it_and_fits(name, tmp_path):
     """Many rows under a mask, and few without one, which are combined and summed. With
     Hopper's kernels also where the chooser leaves them out for the version of Triton:
     they compile with those that were not tested on a GPU too.
     """
-    compiled = compile_in_a_process(COMPILE, tmp_path)
-    for name, gpu in TARGETS.items():
-        hopper = gpu.capability == (9, 0)
-        kernels = {
-            name: PLAIN,
-            f"{name} first": FIRST,
-            f"{name} half": SPLIT,
-            **(OWN if hopper else {}),
-        }
-        for of, names in kernels.items():
-            assert [needs.kernel for needs in compiled[of]] == names, of
-            for needs in compiled[of]:
-                assert list(too_large(gpu, needs)) == [], (of, needs)
-                # No fallback of the assembler to few registers, which spills the rest.
-                assert needs.registers > 32 or not needs.stack_bytes, (of, needs)
-                assert needs.stack_bytes < 1024, (of, needs)
-                assert needs.programs(gpu) >= 1
-        for of in (name, f"{name} half"):
-            for needs in compiled[of]:
-                found = [*faults(gpu, "half", SAMPLE[name], needs)]
-                assert bool(found) == ((of, needs.kernel) in SPILLS), (needs, found)
+    gpu, d = TARGETS[name], 64 if name == FIRST else 16
+    compiled = compile_for_gpu(name, f"d = {d}\n{COMPILE}", tmp_path)
+    kernels = {"many": PLAIN, "first": FIRST_KERNELS, "few": SPLIT}
+    if gpu.capability == (9, 0):
+        kernels |= {"hopper full": HOPPER, "hopper causal": HOPPER_CAUSAL}
+    for of, names in kernels.items():
+        assert [needs.kernel for needs in compiled[of]] == names, of
+        for needs in compiled[of]:
+            assert list(too_large(gpu, needs)) == [], (of, needs)
+            # No fallback of the assembler to few registers, which spills the rest.
+            assert needs.registers > 32 or not needs.stack_bytes, (of, needs)
+            assert needs.stack_bytes < 1024, (of, needs)
+            assert needs.programs(gpu) >= 1
+            if of in ("many", "few"):
+                found = [*faults(gpu, "half", d, needs)]
+                known = (name, of, needs.kernel) in SPILLS
+                assert bool(found) == known, (of, needs, found)
     # They are those of the table.
-    config = entries(TARGETS["a100"], "half", SAMPLE["a100"], True)[0]["forward"]
-    forward = compiled["a100"][0]
+    config = entries(gpu, "half", d, True)[0]["forward"]
+    forward = compiled["many"][0]
     assert forward.tile == f"BQ={config.q} BK={config.k}"
     assert forward.warps == config.warps
 
 
 @pytest.mark.slow
-def test_a_row_that_only_8_divides_is_loaded_16_bytes_at_a_time(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "d", "longer"),
+    [
+        ("a100", 40, 48),
+        *(
+            pytest.param(*case, marks=pytest.mark.versions)
+            for case in (("a100", 72, 80), ("h100", 40, 48), ("b200", 40, 48))
+        ),
+    ],
+)
+def test_a_row_that_only_8_divides_is_loaded_16_bytes_at_a_time(
+    name, d, longer, tmp_path
+):
     """As the next longer one is. Triton, told nothing, loads two bytes at a time and
     needs up to three times the instructions.
     """
-    compiled = compile_in_a_process(EIGHTS, tmp_path)
-    for name, d, next_d in (
-        *((name, 40, 48) for name in ("a100", "h100", "b200")),
-        ("a100", 72, 80),
-    ):
-        pairs = zip(compiled[f"{name} {d}"], compiled[f"{name} {next_d}"], strict=True)
-        for found, longer in pairs:
-            assert found.load_bytes == longer.load_bytes, (name, found)
-            # Those of 4 bytes are row statistics, which Triton 3.6 loads in pairs too.
-            assert set(found.load_bytes) <= {4, 8, 16} and 16 in found.load_bytes
-            assert found.per_score <= 1.1 * longer.per_score, (found, longer)
+    code = EIGHTS.format(widths=(d, longer))
+    eights, sixteens = compile_for_gpu(name, code, tmp_path).values()
+    for found, other in zip(eights, sixteens, strict=True):
+        assert found.load_bytes == other.load_bytes, (name, found)
+        # Those of 4 bytes are row statistics, which Triton 3.6 loads in pairs too.
+        assert set(found.load_bytes) <= {4, 8, 16} and 16 in found.load_bytes
+        assert found.per_score <= 1.1 * other.per_score, (found, other)
 
 
 @pytest.mark.slow
-def test_the_largest_tiles_fit_have_all_registers_and_spill_little(tmp_path):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a100",
+        pytest.param("h100", marks=pytest.mark.versions),
+        pytest.param("rtx3090", marks=pytest.mark.versions),
+    ],
+)
+def test_the_largest_tiles_fit_have_all_registers_and_spill_little(name, tmp_path):
     """Not told of a limit the assembler falls to 32 registers for some of them, and
     spills up to 29 KB of what those can't hold. What lies in shared memory at a time
     differs from Triton to Triton.
     """
-    compiled = compile_in_a_process(LIMITS, tmp_path)
-    for name in ("a100", "h100", "rtx3090"):
-        found = [needs for needs in compiled[name] if needs.per_score]
-        assert [needs.kernel for needs in found] == PLAIN
-        for needs in found:
-            assert needs.registers > 200 and needs.stack_bytes <= 4096, (name, needs)
-            assert list(faults(TARGETS[name], "highest", 256, needs)) == [], name
+    compiled = compile_for_gpu(name, LARGEST, tmp_path)["largest"]
+    found = [needs for needs in compiled if needs.per_score]
+    assert [needs.kernel for needs in found] == PLAIN
+    for needs in found:
+        assert needs.registers > 200 and needs.stack_bytes <= 4096, needs
+        assert list(faults(TARGETS[name], "highest", 256, needs)) == [], needs
 
 
 @pytest.mark.parametrize(
@@ -249,15 +254,8 @@ def test_what_was_timed_as_it_is_need_only_fit():
 def test_what_does_not_fit_is_a_line_and_exit_code_2(found, said, monkeypatch, capsys):
     monkeypatch.setattr(knobs.runtime, "interpret", False)
     monkeypatch.setattr(compile_ahead, "compile_for", lambda *_: [found])
-    code = tune_flash.print_needs("a100", ["half"], [64])
+    with pytest.raises(typer.Exit) as ended:
+        compile_ahead.main("a100", ["half"], [64])
     printed = capsys.readouterr().out
-    assert code == (2 if said else 0) and said in printed
+    assert ended.value.exit_code == (2 if said else 0) and said in printed
     assert said or "error" not in printed and "163.0" in printed
-
-
-def test_the_interpreter_compiles_nothing(monkeypatch, capsys):
-    monkeypatch.setattr(knobs.runtime, "interpret", True)
-    with pytest.raises(SystemExit) as ended:
-        tune_flash.print_needs("a100", ["half"], [64])
-    assert ended.value.code == 2
-    assert "unset TRITON_INTERPRET" in capsys.readouterr().err

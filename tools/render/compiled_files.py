@@ -1,10 +1,10 @@
-"""What was compiled and not timed, by version of Triton: two files beside the records,
-of the steps of the ladder and of the tables of launch configurations.
+"""What the steps of the ladder need of an H100 as compiled, by version of Triton: a
+file beside the records, which `tools/compile_steps.py` writes.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, TypedDict
 
 from msgspec import Meta
 from packaging.version import InvalidVersion, Version
@@ -15,6 +15,7 @@ from systems.records.store import RecordError
 from tools.render.load import Broken
 from tools.render.markdown import note
 
+COMMAND = "python tools/compile_steps.py"
 Count = Annotated[int, Meta(ge=0, le=2**40)]
 Some = Annotated[int, Meta(ge=1, le=2**40)]
 
@@ -36,60 +37,19 @@ class Steps(TypedDict):
     steps: dict[str, Annotated[list[Kernel], Meta(min_length=1)]]
 
 
-class Loop(TypedDict):
-    """What a warp executes in a round: see `tools.binary.hottest_loop`."""
-
-    instructions: Some
-    matrix: Count
-    products: Count
-    shared_bytes: Count
-    l2_bytes: Count
-    special: Count
-    plain: Count
-    other: Count
-    moves: Count
-    spilled: Count
-    reloaded: Count
-
-
-class Entry(TypedDict):
-    """What the kernel of an entry of a table needs."""
-
-    gpu: str
-    arithmetic: Literal["half", "high", "highest"]
-    d: Some
-    causal: bool
-    kernel: str
-    # A Config of `systems.attention.triton.configs`, which imports torch.
-    config: tuple[Some, Some, Some, Some, Some | None, bool, str]
-    shared_bytes: Count
-    registers: Count
-    stack_bytes: Count
-    programs: Some
-    repeats: float
-    loop: Loop
-
-
-class Tables(TypedDict):
-    source_hash: str
-    rows: list[Entry]
-
-
 @dataclass
 class CompiledFile:
-    """A file, what it holds of each version, and the tool that writes it."""
+    """A file, and what it holds of each version."""
 
     path: Path
-    kind: Any
-    tool: str
 
     def read(self) -> dict[str, Any]:
         """What it holds, by version; nothing where there is none. RecordError where it
         is broken.
         """
-        remedy = f"restore it, or delete it and run `python tools/{self.tool}`"
+        remedy = f"restore it, or delete it and run `{COMMAND}`"
         try:
-            found = store.decoded(self.path, dict[str, self.kind], remedy)
+            found = store.decoded(self.path, dict[str, Steps], remedy)
             for version in found:
                 Version(version)
         except FileNotFoundError:
@@ -111,15 +71,8 @@ class CompiledFile:
 
     def missing(self, words: str) -> str:
         """What stands in the place of a table of it."""
-        told = f"{words}: run `python tools/{self.tool}`.\n"
+        told = f"{words}: run `{COMMAND}`.\n"
         return note(self.path) if self.broken else told
 
 
-RESULTS = ROOT / "docs" / "results"
-STEPS, TABLES = (
-    CompiledFile(RESULTS / f"{name}-compiled.json", kind, tool)
-    for name, kind, tool in (
-        ("flash_ablation", Steps, "compile_steps.py"),
-        ("tables", Tables, "compile_tables.py"),
-    )
-)
+STEPS = CompiledFile(ROOT / "docs" / "results" / "flash_ablation-compiled.json")

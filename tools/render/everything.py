@@ -15,7 +15,7 @@ from types import ModuleType
 from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.claims import claims_in
-from tools.render.compiled_files import STEPS, TABLES
+from tools.render.compiled_files import STEPS
 from tools.render.load import (
     Broken,
     Found,
@@ -37,7 +37,7 @@ from tools.render.spanning import pages
 
 # What spans stems, by module of `spanning`: made from records, and from none.
 OF_RECORDS = (
-    *("writeup", "explorer", "calculator", "durations", "ladder", "compiled"),
+    *("writeup", "explorer", "calculator", "durations", "ladder"),
     *("first_kernel", "gpu", "causes", "repeats"),
 )
 OF_NONE = (
@@ -50,7 +50,6 @@ FACTS = {
     "first_kernel": "first_kernel",
     "causes": "causes",
     "ladder": "ladder",
-    "compiled": "compiled",
     "calculator": "calculator",
 }
 
@@ -69,7 +68,7 @@ def render_all(results: Path) -> Rendered:
     """
     sound, broken = load_sound(results)
     found = {stem: sound.get(stem, []) for stem in STEMS}
-    broken += [file.broken for file in (STEPS, TABLES) if file.broken]
+    broken += [STEPS.broken] if STEPS.broken else []
     return Rendered(render(found, broken), broken)
 
 

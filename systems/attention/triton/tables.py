@@ -1,9 +1,9 @@
 """The launch configurations, a literal table for each family of GPUs: by arithmetic,
 pass, padded head dimension and, where it matters, mask; and those for few rows.
 
-Hopper's were timed on an H200. No other GPU was at hand: the others were compiled for
-theirs, and chosen by what their loops need. `tools/compile_tables.py` writes down what
-that is. `tools/tune_flash.py` times them on the GPU that its owner has.
+Hopper's were timed on an H200. The other GPUs were not at hand: their configurations
+were compiled and chosen by what their loops need, which `tools/compile_ahead.py`
+prints. `tools/tune_flash.py` times configurations on the GPU that its owner has.
 """
 
 from systems.attention.triton.configs import (
@@ -145,8 +145,7 @@ FEW_ROWS_SM_90: FewByArithmetic = {
 # stays has 32 rows for each warp where registers allow it: 128 rows on 4 warps. With
 # 16 rows for a warp no product is computed by two. No loop of 16 bits spills a register
 # or reloads one: where dk, dv and two factors fill them, from d 128 on, addresses are
-# worked out anew. By the model of `systems.formulas.loop_times` that is no slower at
-# d 256 and up to 4 % faster at d 128; dv's product before dp's spills as much.
+# worked out anew; dv's product before dp's spills as much.
 # Float32 is split into limbs ahead: in the loop that takes longer than the products.
 SM_80: ByArithmetic = {
     "half": {

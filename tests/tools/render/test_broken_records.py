@@ -12,7 +12,7 @@ import yaml
 
 from tests.factories import RESULTS
 from tools.render import everything
-from tools.render.compiled_files import STEPS, TABLES
+from tools.render.compiled_files import STEPS
 
 pytestmark = pytest.mark.usefixtures("few_figures")
 
@@ -47,33 +47,28 @@ def test_a_reported_number_that_is_missing_is_not_measured(tmp_path):
 # Files of what was compiled -----------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("file", "shown"), [(STEPS, "ladder-needs.md"), (TABLES, "compiled-needs.md")]
-)
-def test_a_broken_file_of_compiled_kernels_is_named(tmp_path, monkeypatch, file, shown):
-    path, results = tmp_path / file.path.name, tmp_path / "results"
-    monkeypatch.setattr(file, "path", path)
+def test_a_broken_file_of_compiled_kernels_is_named(tmp_path, monkeypatch):
+    path, results = tmp_path / STEPS.path.name, tmp_path / "results"
+    monkeypatch.setattr(STEPS, "path", path)
     for stem in ("flash_ablation", "flash_peers"):
         put(results, f"nvidia-h200/{stem}.json")
     path.write_text("null")
     files = everything.render_all(results)
     assert [b.path for b in files.broken] == [path]
-    assert files[shown].startswith("**Missing:**")
+    assert files["ladder-needs.md"].startswith("**Missing:**")
     path.unlink()
     files = everything.render_all(results)
-    assert files.broken == [] and files[shown].startswith("Not compiled")
+    assert files.broken == []
+    assert files["ladder-needs.md"].startswith("Not compiled")
 
 
-@pytest.mark.parametrize("file", [STEPS, TABLES])
-def test_a_file_of_compiled_kernels_is_read_whole_or_refused(
-    tmp_path, monkeypatch, file
-):
-    text, copied = file.path.read_text(), tmp_path / "compiled.json"
-    monkeypatch.setattr(file, "path", copied)
+def test_a_file_of_compiled_kernels_is_read_whole_or_refused(tmp_path, monkeypatch):
+    text, copied = STEPS.path.read_text(), tmp_path / "compiled.json"
+    monkeypatch.setattr(STEPS, "path", copied)
     cut = (text[:length] for length in range(0, len(text) - 2, len(text) // 20))
     for damaged in (*cut, "null", "[]", '{"3.6.0": {}}', text.replace("3.6.0", "x")):
         copied.write_text(damaged)
-        assert str(file.broken).startswith(f"{copied}: ")
-        assert "\n" not in str(file.broken)
+        assert str(STEPS.broken).startswith(f"{copied}: ")
+        assert "\n" not in str(STEPS.broken)
     copied.write_text(text)
-    assert file.broken is None and file.versions()
+    assert STEPS.broken is None and STEPS.versions()

@@ -30,7 +30,6 @@ COPIED = re.compile(r'--8<-- "generated/answer-(\w+)\.md"')
 SPANNED = {
     "calculator": ("end_to_end", "peak_memory"),
     "causes": ("kernel_profile", "end_to_end"),
-    "compiled": ("flash_peers",),
     "first_kernel": ("flash_ablation", "flash_benchmarking"),
     "index": ("peak_memory", "end_to_end", "flash_benchmarking", "flash_peers"),
     "ladder": ("flash_ablation", "flash_peers"),
