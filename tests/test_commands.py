@@ -50,7 +50,7 @@ HELPS = {
     "-m systems.experiments.warmup": "python -m systems.experiments.warmup --",
     "tools/compile_ahead.py": "python tools/compile_ahead.py --gpu a100",
     "tools/compile_steps.py": "python tools/compile_steps.py",
-    "tools/tune_flash.py": "python tools/tune_flash.py --compile-only --gpu a100",
+    "tools/tune_flash.py": "python tools/tune_flash.py --arithmetic half --d 64",
 }
 
 

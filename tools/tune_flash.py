@@ -16,12 +16,6 @@ change, and records hold its digest. Nothing is tuned while they run.
     python tools/tune_flash.py --arithmetic half --d 64 --d 128
     python tools/tune_flash.py --everything --d 64      all tiles that fit, for hours
     python tools/tune_flash.py --heads 1 --n 1024       few rows: only printed
-
-With --compile-only nothing is searched: what the tables have for a GPU that need not be
-here is compiled for it, and what each kernel needs is printed. The exit code is 2 where
-one does not compile, needs more than there is, spills or computes a product twice.
-
-    python tools/tune_flash.py --compile-only --gpu a100
 """
 
 import math
@@ -73,10 +67,9 @@ from systems.attention.triton.tuned import (
     Tuned,
     TunedError,
 )
-from systems.formulas.chips import KIB, TARGETS
 from systems.records.device import Device, find_gpu
 from systems.running.precompile import MOST_PROCESSES, cores, end_with
-from tools.compile_ahead import DTYPES, cases, need_compiler
+from tools.compile_ahead import DTYPES, need_compiler
 from tools.rendering import stop
 from tools.tuning import (
     Candidate,
@@ -118,25 +111,18 @@ def main(
     out: Annotated[
         Path | None, typer.Option(help="Write there, where nobody reads it.")
     ] = None,
-    compile_only: Annotated[
-        bool, typer.Option("--compile-only", help="Compile the tables, for --gpu.")
-    ] = False,
-    gpu: Annotated[str, typer.Option(help=f"{', '.join(TARGETS)}.")] = "a100",
 ) -> None:
     """Time launch configurations on this GPU and write the fastest down."""
     for option, value, known in (
         *(("--arithmetic", x, tuple(DTYPES)) for x in arithmetic),
         *(("--kernel", x, KERNELS) for x in kernel),
         *(("--d", x, HEAD_DIMS) for x in d),
-        ("--gpu", gpu, tuple(TARGETS)),
     ):
         if value not in known:
             stop(f"{option} {value}: is none of {', '.join(map(str, known))}")
     for option, number in (("--heads", heads), ("--n", n), ("--minutes", minutes)):
         if not 0 < number < math.inf:
             stop(f"{option} must be above 0, not {number}")
-    if compile_only:
-        raise typer.Exit(print_needs(gpu, arithmetic, d))
     device = find_gpu()
     if device is None or not torch.cuda.is_available():
         stop("configurations are timed on a GPU, and torch sees none here")
@@ -374,51 +360,6 @@ def entry(config: Config) -> str:
     anew = f', anew="{config.anew}"' if config.anew else ""
     c = config
     return f"Config({c.q}, {c.k}, {c.warps}, {c.stages}{limit}{ahead}{anew})"
-
-
-def print_needs(gpu: str, arithmetic: list[str], d: list[int]) -> int:
-    """The exit code, after a table of what the kernels need of this GPU, under either
-    mask, with many rows and with few, whose loops are split; and what those for Hopper
-    need.
-    """
-    need_compiler()
-    columns = (
-        *("kernel", "tile", "warps", "shared KiB", "registers", "stack B"),
-        *("in loop", "per score", "per SM"),
-    )
-    table, wrong = Table("arithmetic", "d", "mask", *columns), []
-    every = [
-        case
-        for kind, size, causal in product(arithmetic, sorted(d), (True, False))
-        for case in cases(TARGETS[gpu], kind, size, causal)
-    ]
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        for case in progress.track(every, description=gpu):
-            kind, size, mask = case.of, case.d, "causal" if case.causal else "full"
-            for found in case.compiled():
-                if isinstance(found, str):
-                    wrong.append(f"{kind} d={size} {mask}: {found}")
-                    continue
-                for needs in found:
-                    loop = needs.loop
-                    cells = (
-                        needs.kernel, needs.tile, needs.warps,
-                        f"{needs.shared_bytes / KIB:.1f}", needs.registers,
-                        needs.stack_bytes,
-                        f"{loop['spilled']} + {loop['reloaded']}" if loop else "",
-                        needs.per_score, needs.programs(TARGETS[gpu]),
-                    )  # fmt: skip
-                    table.add_row(*map(str, (kind, size, mask, *cells)))
-                    wrong += [
-                        f"{kind} d={size} {mask}: {needs.kernel} {needs.tile} {fault}"
-                        for fault in case.faults(needs)
-                    ]
-    console = Console(width=None if sys.stdout.isatty() else 130)
-    console.print(f"Triton {triton.__version__}, {gpu}", style="bold")
-    console.print(table)
-    for fault in wrong:
-        print(f"error: {fault}")
-    return 2 if wrong else 0
 
 
 if __name__ == "__main__":

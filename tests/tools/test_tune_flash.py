@@ -341,7 +341,6 @@ def test_a_gpu_whose_configurations_nobody_timed_says_so(a100, monkeypatch):
             ("--arithmetic", "fp8"),
             "error: --arithmetic fp8: is none of half, high, highest",
         ),
-        (("--compile-only", "--gpu", "v100"), "error: --gpu v100: is none of a100"),
     ],
 )
 def test_what_it_can_not_do_is_one_line(options, said):
