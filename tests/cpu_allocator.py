@@ -126,7 +126,7 @@ def allocator(monkeypatch) -> Iterator[Allocator]:
         return tensor.untyped_storage()._cdata
 
     monkeypatch.setattr(transformer, "truncated_normal", uninitialised)
-    monkeypatch.setattr(recorder, "address_of", address_of)
+    monkeypatch.setattr(recorder, "storage_address", address_of)
     for name, function in {
         "synchronize": lambda: None,
         "empty_cache": lambda: None,

@@ -3,7 +3,7 @@
 # name -> "module:function"; the function takes q, k, v of shape (b, h, s, e) and is
 # causal.
 IMPLEMENTATIONS = {
-    "eager": "systems.model.transformer:eager",
+    "eager": "systems.model.transformer:eager_attention",
     "eager_annotated": "systems.profiling.annotated_attention:causal_attention",
     "sdpa": "systems.attention.sdpa:causal_attention",
     "flash": "systems.attention.triton.function:causal_attention",

@@ -91,7 +91,11 @@ def attention_of(causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """The model's attention: with its causal mask, which it builds in each call, or
     without a mask.
     """
-    return transformer.eager if causal else transformer.scaled_dot_product_attention
+    return (
+        transformer.eager_attention
+        if causal
+        else transformer.scaled_dot_product_attention
+    )
 
 
 # --8<-- [start:run]

@@ -16,7 +16,7 @@ from systems.model.optimizer import AdamW
 from systems.model.sizes import SIZES
 from systems.model.transformer import BasicsTransformerLM
 from systems.precision.dtype_trace import DtypeTrace
-from systems.precision.dtypes import DTYPES, NAMES
+from systems.precision.dtypes import DTYPE_NAMES, DTYPES
 from systems.running.command import main, option
 
 PROTOCOL = {
@@ -79,7 +79,7 @@ def trace_step(
     with DtypeTrace(model, loss_function, optimizer) as trace:
         with autocast:
             logits = model(inputs)
-        trace.end_forward()
+        trace.count_forward()
         with autocast:
             loss = loss_function(logits.flatten(0, -2), targets.flatten())
         loss.backward()
@@ -131,11 +131,11 @@ def toy_dtypes(trace: DtypeTrace) -> dict[str, object]:
         "ln": trace.outputs["ln"],
         "logits": trace.outputs["fc2"],
         "loss": trace.outputs["loss"],
-        "gradients": trace.one(trace.gradients),
+        "gradients": trace.join_dtypes(trace.gradients),
         "logits_gradient": trace.output_gradients["fc2"],
         "fc1_output_gradient": trace.output_gradients["fc1"],
-        "optimizer_state": trace.one(trace.optimizer_state),
-        "optimizer_update": trace.dtype_of("optimizer", "addcdiv_"),
+        "optimizer_state": trace.join_dtypes(trace.optimizer_state),
+        "optimizer_update": trace.result_dtype("optimizer", "addcdiv_"),
     }
 
 
@@ -144,32 +144,32 @@ def transformer_dtypes(trace: DtypeTrace) -> dict[str, object]:
     layer = "layers.0"
     norm, attention, feed_forward = f"{layer}.ln1", f"{layer}.attn", f"{layer}.ffn"
     return {
-        "parameters": trace.one(trace.parameters),
+        "parameters": trace.join_dtypes(trace.parameters),
         "embedding": trace.outputs["token_embeddings"],
-        "rmsnorm_square": trace.dtype_of(norm, "pow"),
-        "rmsnorm_rsqrt": trace.dtype_of(norm, "rsqrt"),
+        "rmsnorm_square": trace.result_dtype(norm, "pow"),
+        "rmsnorm_rsqrt": trace.result_dtype(norm, "rsqrt"),
         "rmsnorm": trace.outputs[norm],
         "q_projection": trace.outputs[f"{attention}.q_proj"],
         "rotary": trace.outputs[f"{attention}.rotary"],
-        "scores": trace.dtype_of(attention, "bmm"),
-        "softmax_max": trace.dtype_of(attention, "max"),
-        "softmax_subtract": trace.dtype_of(attention, "sub"),
-        "softmax_exp": trace.dtype_of(attention, "exp"),
-        "softmax_sum": trace.dtype_of(attention, "sum"),
-        "softmax_divide": trace.dtype_of(attention, "div", last=True),
-        "weighted_values": trace.dtype_of(attention, "bmm", last=True),
+        "scores": trace.result_dtype(attention, "bmm"),
+        "softmax_max": trace.result_dtype(attention, "max"),
+        "softmax_subtract": trace.result_dtype(attention, "sub"),
+        "softmax_exp": trace.result_dtype(attention, "exp"),
+        "softmax_sum": trace.result_dtype(attention, "sum"),
+        "softmax_divide": trace.result_dtype(attention, "div", last=True),
+        "weighted_values": trace.result_dtype(attention, "bmm", last=True),
         "attention": trace.outputs[attention],
         "residual": trace.outputs[layer],
         "swiglu_gate": trace.outputs[f"{feed_forward}.w1"],
-        "swiglu_sigmoid": trace.dtype_of(feed_forward, "sigmoid"),
-        "swiglu_product": trace.dtype_of(feed_forward, "mul", last=True),
+        "swiglu_sigmoid": trace.result_dtype(feed_forward, "sigmoid"),
+        "swiglu_product": trace.result_dtype(feed_forward, "mul", last=True),
         "swiglu": trace.outputs[feed_forward],
         "logits": trace.outputs["lm_head"],
         "loss": trace.outputs["loss"],
-        "gradients": trace.one(trace.gradients),
+        "gradients": trace.join_dtypes(trace.gradients),
         "logits_gradient": trace.output_gradients["lm_head"],
-        "optimizer_state": trace.one(trace.optimizer_state),
-        "optimizer_update": trace.dtype_of("optimizer", "addcdiv_"),
+        "optimizer_state": trace.join_dtypes(trace.optimizer_state),
+        "optimizer_update": trace.result_dtype("optimizer", "addcdiv_"),
         "forward_operations": trace.forward_operations,
         "forward_casts": trace.forward_casts,
     }
@@ -245,7 +245,7 @@ def dtypes_of_operations(low: torch.dtype, device: str) -> dict[str, object]:
 def result(operation, *inputs: Tensor) -> str:
     """The dtype of the result, or "raises" where PyTorch refuses these inputs."""
     try:
-        return NAMES[operation(*inputs).dtype]
+        return DTYPE_NAMES[operation(*inputs).dtype]
     except RuntimeError:
         return "raises"
 

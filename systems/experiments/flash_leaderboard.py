@@ -18,7 +18,7 @@ from systems.attention.triton.function import FlashAttentionTriton
 from systems.benchmarking import timing
 from systems.benchmarking.gpu_timing import kernel_times_ms
 from systems.benchmarking.peers import Attention, attention, only, what_ran
-from systems.profiling.probes import kernels_ms
+from systems.profiling.probes import kernel_samples_ms
 from systems.running.command import main, option
 
 PROTOCOL = {
@@ -98,7 +98,7 @@ def run(config: Config) -> dict[str, Any]:
         times = kernel_times_ms(
             step, device, warmup_ms=config.warmup_ms, rep_ms=config.rep_ms
         )
-        kernels = kernels_ms(step, PROFILED_CALLS, device)
+        kernels = kernel_samples_ms(step, PROFILED_CALLS, device)
     return {
         "both_ms": times,
         "ran": ran,

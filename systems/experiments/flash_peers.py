@@ -20,7 +20,7 @@ from systems.benchmarking.gpu_timing import OVERWRITTEN, pass_times_ms
 from systems.benchmarking.peers import Attention, attention, only, what_ran
 from systems.benchmarking.workload import random_inputs
 from systems.precision.dtypes import DTYPES, relative_error
-from systems.profiling.probes import kernels_ms
+from systems.profiling.probes import kernel_samples_ms
 from systems.records.outcome import Turns
 from systems.running.command import main, option
 
@@ -262,7 +262,7 @@ def in_kernels_ms(
         "backward": lambda: torch.autograd.grad(o, (q, k, v), do, retain_graph=True),
     }
     for of, work in works.items():
-        kernels = kernels_ms(work, PROFILED_CALLS, device)
+        kernels = kernel_samples_ms(work, PROFILED_CALLS, device)
         if kernels:
             times[f"{of}_kernels_ms"] = [
                 sum(call) for call in zip(*kernels.values(), strict=True)

@@ -29,7 +29,7 @@ from systems.model.train_step import Phase
 from systems.model.transformer import TransformerBlock
 from systems.profiling import nsys, torch_trace
 from systems.profiling.annotated_attention import causal_attention
-from systems.profiling.digest import on_the_gpu, timeline
+from systems.profiling.digest import gpu_metrics, layer_timeline
 from systems.profiling.marks import LAYER, PARTS, STEP
 from systems.profiling.trace import Kernel
 from systems.running.command import main, option, options_of
@@ -141,7 +141,11 @@ def run(config: Config) -> dict[str, Any]:
             config, device, lambda: measure(marked, 0, config.passes)
         )
     metrics |= {f"profiled_{name}": samples for name, samples in watched.items()}
-    return metrics | on_the_gpu(kernels, config.passes) | timeline(kernels, config.mode)
+    return (
+        metrics
+        | gpu_metrics(kernels, config.passes)
+        | layer_timeline(kernels, config.mode)
+    )
 
 
 # --8<-- [end:run]
@@ -228,7 +232,7 @@ def under_torch(
 ) -> tuple[dict[str, list[float]], list[Kernel]]:
     """The samples and the kernels of what `measure` runs."""
     kept = trace_path(config, ".json.gz") if config.keep_traces else None
-    return torch_trace.profiled(measure, device, MARKS, kept)
+    return torch_trace.profile_kernels(measure, device, MARKS, kept)
 
 
 def under_nsys(config: Config) -> tuple[dict[str, list[float]], list[Kernel], str]:
@@ -262,7 +266,7 @@ def under_nsys(config: Config) -> tuple[dict[str, list[float]], list[Kernel], st
     }
     return (
         samples,
-        nsys.read(export, MARKS),
+        nsys.read_export(export, MARKS),
         report.relative_to(ROOT).as_posix(),
     )
 

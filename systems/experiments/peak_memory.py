@@ -173,7 +173,7 @@ def recorded(config: Config, work: Workload) -> dict[str, Any]:
     metrics = seen | digest(recorder.history(), timeline=config.timeline)
     if config.keep_snapshots:
         path = snapshot_path(config)
-        recorder.keep(path)
+        recorder.save(path)
         metrics["snapshot"] = (
             f"{path.relative_to(ROOT).as_posix()}, for pytorch.org/memory_viz"
         )

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from systems.model import transformer
-from systems.model.checkpointing import checkpointed
+from systems.model.checkpointing import checkpoint_function
 from systems.model.sizes import SIZES
 from systems.running.command import main, option
 
@@ -81,7 +81,7 @@ def run(config: Config) -> dict[str, Any]:
         torch.compiler.reset()
         one = torch.compile(module, fullgraph=True, backend=BACKEND)
     run_blocks = transformer.run_blocks
-    run_twice = partial(checkpointed(run_blocks), [one] * 2)
+    run_twice = partial(checkpoint_function(run_blocks), [one] * 2)
     parts: dict[str, Callable[..., Any]] = {
         "four_blocks": partial(run_blocks, [one] * 4),
         "four_blocks_by_twos": partial(run_blocks, [run_twice] * 2),

@@ -4,7 +4,7 @@ to share out. Their rates per second stand in `PEAKS` of `costs`.
 
 from dataclasses import dataclass
 
-from systems.formulas.costs import EXPONENTIALS_PER_CLOCK, key_of
+from systems.formulas.costs import EXPONENTIALS_PER_CLOCK, longest_prefix
 
 KIB = 1024
 
@@ -62,4 +62,4 @@ CHIPS = {
 
 def chip_of(slug: str) -> Chip | None:
     """The chip of the device with this slug, or None where none is listed above."""
-    return CHIPS.get(key_of(slug, CHIPS))
+    return CHIPS.get(longest_prefix(slug, CHIPS))

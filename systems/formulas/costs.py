@@ -135,10 +135,10 @@ def attention_peak_bytes(
 # --8<-- [start:attention]
 # Products of all scores with rows of d numbers: S = Q Kᵀ and P V; backward S again, dP,
 # dV, dK and dQ.
-ATTENTION_PRODUCTS = {"forward": 2, "backward": 5, "both": 7}
+ATTENTION_MATMULS = {"forward": 2, "backward": 5, "both": 7}
 
 
-def scores(*, batch: int, heads: int, n: int, causal: bool) -> int:
+def count_scores(*, batch: int, heads: int, n: int, causal: bool) -> int:
     """Entries of the score matrices that count: n² per head, half of them under a
     causal mask.
     """
@@ -149,7 +149,7 @@ def attention_flops(name: str, *, d: int, **shape: Any) -> int:
     """Matrix FLOPs that a pass of attention needs, the same for every implementation
     whatever it does beyond them.
     """
-    return ATTENTION_PRODUCTS[name] * 2 * d * scores(**shape)
+    return ATTENTION_MATMULS[name] * 2 * d * count_scores(**shape)
 
 
 # --8<-- [end:attention]
@@ -162,7 +162,7 @@ class KernelWork:
     reads and writes once.
     """
 
-    products: int
+    matmuls: int
     exponentials: int
     # Tensors (n, d) in the dtype of the inputs, and fp32 vectors of n numbers, of each
     # head.
@@ -175,16 +175,16 @@ class KernelWork:
 
 # dO is not counted: the gradient of a sum is one number, expanded.
 KERNELS = {
-    "forward": KernelWork(products=2, exponentials=1, tensors=4, vectors=1),
-    "dkdv": KernelWork(products=4, exponentials=1, tensors=5, vectors=2),
+    "forward": KernelWork(matmuls=2, exponentials=1, tensors=4, vectors=1),
+    "dkdv": KernelWork(matmuls=4, exponentials=1, tensors=5, vectors=2),
     # It computes D too.
-    "dq": KernelWork(products=3, exponentials=1, tensors=5, vectors=3),
-    "delta": KernelWork(products=0, exponentials=0, tensors=1, vectors=1),
+    "dq": KernelWork(matmuls=3, exponentials=1, tensors=5, vectors=3),
+    "delta": KernelWork(matmuls=0, exponentials=0, tensors=1, vectors=1),
     # dQ in float32, which counts as two, and rounded by the last.
     "one_pass": KernelWork(
-        products=5, exponentials=1, tensors=7, vectors=2, keys_per_share=128
+        matmuls=5, exponentials=1, tensors=7, vectors=2, keys_per_share=128
     ),
-    "round": KernelWork(products=0, exponentials=0, tensors=3, vectors=0),
+    "round": KernelWork(matmuls=0, exponentials=0, tensors=3, vectors=0),
 }
 # Of each multiprocessor, compute capability 8.0 and 9.0: CUDA C++ Programming Guide,
 # arithmetic instructions.
@@ -213,16 +213,16 @@ def attention_part_costs(
     left out.
     """
     layers = num_layers * batch
-    n, heads, inputs = (
+    n, head_dim, inputs = (
         layers * num_heads * context**2,
         d_model // num_heads,
         layers * context * d_model,
     )
     return {
-        "attention scores": (2 * n * heads, element_bytes * (2 * inputs + n)),
+        "attention scores": (2 * n * head_dim, element_bytes * (2 * inputs + n)),
         "attention mask": (n, element_bytes * 4 * n),
         "attention softmax": (5 * n, element_bytes * 8 * n),
-        "attention output": (2 * n * heads, element_bytes * (2 * inputs + n)),
+        "attention output": (2 * n * head_dim, element_bytes * (2 * inputs + n)),
     }
 
 
@@ -316,16 +316,16 @@ PEAKS = {
 # --8<-- [end:peaks]
 
 
-def peak_of(slug: str) -> Peak | None:
+def find_peak(slug: str) -> Peak | None:
     """The peaks of the device with this slug, or None where no data sheet is listed
     above.
     """
-    return PEAKS.get(key_of(slug, PEAKS))
+    return PEAKS.get(longest_prefix(slug, PEAKS))
 
 
-def key_of(slug: str, keys: Iterable[str]) -> str:
+def longest_prefix(slug: str, keys: Iterable[str]) -> str:
     """The longest of the keys that begins a device's slug; nothing where none does, and
     for a slice by MIG, which has some of the SMs and of the bandwidth.
     """
-    whole = (key for key in keys if slug.startswith(key) and "-mig-" not in slug)
-    return max(whole, key=len, default="")
+    matches = (key for key in keys if slug.startswith(key) and "-mig-" not in slug)
+    return max(matches, key=len, default="")

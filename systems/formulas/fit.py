@@ -22,7 +22,7 @@ from rich.table import Table
 
 from systems.formulas.costs import BACKWARD_OVER_FORWARD, forward_flops
 from systems.formulas.gpus import GPUS, Gpu
-from systems.formulas.memory_costs import Pass, segments, weight_bytes
+from systems.formulas.memory_costs import Pass, count_segments, weight_bytes
 from systems.formulas.memory_peak import peak
 from systems.model.sizes import SIZES, VOCAB_SIZE, ModelSize
 
@@ -37,7 +37,7 @@ def peak_bytes(p: Pass) -> int:
     return sum(peak(p).values())
 
 
-def largest(p: Pass, field: str, room: int) -> int:
+def find_largest(p: Pass, field: str, room: int) -> int:
     """The largest `batch` or `context` with which this pass needs at most `room` bytes;
     0 where even 1 needs more.
     """
@@ -56,7 +56,7 @@ def remedies(p: Pass) -> dict[str, Pass]:
     together.
     """
     half = max(1, round(p.shape.num_layers**0.5))
-    found = {
+    options = {
         "bf16 autocast": replace(p, precision="bf16"),
         "flash attention": replace(p, attention="flash", recompute_attention=False),
         "attention computed again": replace(p, recompute_attention=True, checkpoint=0),
@@ -67,9 +67,9 @@ def remedies(p: Pass) -> dict[str, Pass]:
         ),
     }
     if p.attention == "flash":
-        del found["attention computed again"]
+        del options["attention computed again"]
     before = peak_bytes(p)
-    return {n: remedy for n, remedy in found.items() if peak_bytes(remedy) < before}
+    return {n: remedy for n, remedy in options.items() if peak_bytes(remedy) < before}
 
 
 def step_flops(p: Pass) -> int:
@@ -83,18 +83,18 @@ def step_flops(p: Pass) -> int:
     parts = forward_flops(
         **vars(p.shape), vocab_size=p.vocab, context=p.context, batch=p.batch
     )
-    again = 0
+    recomputed = 0
     if p.attention == "flash":
         # A query sees itself and the keys before it: of s² pairs s (s + 1) / 2.
         parts["attention"] = parts["attention"] * (p.context + 1) // (2 * p.context)
-        again = parts["attention"] // 2
+        recomputed = parts["attention"] // 2
     forward = sum(parts.values())
     if p.checkpoint:
         w2 = 2 * p.tokens * p.shape.d_model * p.shape.d_ff
-        again += forward - parts["head"] - segments(p) * w2
+        recomputed += forward - parts["head"] - count_segments(p) * w2
     elif p.recompute_attention:
-        again += parts["attention"] // 2
-    return (1 + BACKWARD_OVER_FORWARD) * forward + again
+        recomputed += parts["attention"] // 2
+    return (1 + BACKWARD_OVER_FORWARD) * forward + recomputed
 
 
 def optimizer_moved_bytes(p: Pass) -> int:
@@ -115,7 +115,7 @@ def floor_seconds(p: Pass, gpu: Gpu) -> float:
 # --8<-- [end:fit]
 
 
-def checked(p: Pass) -> Pass:
+def check_pass(p: Pass) -> Pass:
     """The same pass. `ValueError` for one that no model can run."""
     shape = p.shape
     numbers = {
@@ -143,38 +143,40 @@ def checked(p: Pass) -> Pass:
     return p
 
 
-def gib(count: float) -> str:
+def format_gib(count: float) -> str:
     return f"{count / GIB:,.2f}"
 
 
-def show(p: Pass, gpu: Gpu, console: Console) -> None:
+def print_report(p: Pass, gpu: Gpu, console: Console) -> None:
     """Print what the pass holds at its peak, what fits, and what helps."""
     need, room = peak_bytes(p), gpu.free_bytes
     table = Table("at the peak of a step", "GiB", title=f"on {gpu.name}")
     table.columns[1].justify = "right"
     for name, count in peak(p).items():
         if count:
-            table.add_row(name, gib(count))
+            table.add_row(name, format_gib(count))
     table.add_section()
-    table.add_row("all", gib(need), style="bold")
-    table.add_row("there is room for", gib(room))
+    table.add_row("all", format_gib(need), style="bold")
+    table.add_row("there is room for", format_gib(room))
     console.print(table)
     console.print(
-        f"fits, {gib(room - need)} GiB stay free"
+        f"fits, {format_gib(room - need)} GiB stay free"
         if need <= room
-        else f"does not fit: {gib(need - room)} GiB too much",
+        else f"does not fit: {format_gib(need - room)} GiB too much",
         style="bold green" if need <= room else "bold red",
     )
     console.print(
-        f"largest batch at context {p.context:,}: {largest(p, 'batch', room):,}; "
-        f"longest context at batch {p.batch:,}: {largest(p, 'context', room):,}"
+        f"largest batch at context {p.context:,}: {find_largest(p, 'batch', room):,}; "
+        f"longest context at batch {p.batch:,}: {find_largest(p, 'context', room):,}"
     )
     table = Table("with", "GiB at the peak", "largest batch", "longest context")
     for column in table.columns[1:]:
         column.justify = "right"
     for name, remedy in remedies(p).items():
-        most = [f"{largest(remedy, field, room):,}" for field in ("batch", "context")]
-        table.add_row(name, gib(peak_bytes(remedy)), *most)
+        most = [
+            f"{find_largest(remedy, field, room):,}" for field in ("batch", "context")
+        ]
+        table.add_row(name, format_gib(peak_bytes(remedy)), *most)
     console.print(table)
     seconds = floor_seconds(p, gpu)
     console.print(
@@ -184,7 +186,7 @@ def show(p: Pass, gpu: Gpu, console: Console) -> None:
     )
 
 
-def named(values: Mapping[str, Any], option: str, name: str) -> Any:
+def look_up(values: Mapping[str, Any], option: str, name: str) -> Any:
     """The value of this name. `ValueError` names those that there are."""
     if name not in values:
         raise ValueError(f"{option} takes {', '.join(values)}, not {name!r}")
@@ -221,16 +223,19 @@ def command(
     vocab: Annotated[int, typer.Option(help="Entries of the vocabulary.")] = VOCAB_SIZE,
 ) -> None:
     try:
-        base, device = named(SIZES, "--size", size), named(GPUS, "--gpu", gpu)
+        named_shape, device = (
+            look_up(SIZES, "--size", size),
+            look_up(GPUS, "--gpu", gpu),
+        )
         if checkpoint not in ("none", "attention") and not checkpoint.isdecimal():
             raise ValueError(
                 f"--checkpoint takes none, attention or blocks, not {checkpoint!r}"
             )
         shape = ModelSize(
-            base.d_model if d_model is None else d_model,
-            base.d_ff if d_ff is None else d_ff,
-            base.num_layers if layers is None else layers,
-            base.num_heads if heads is None else heads,
+            named_shape.d_model if d_model is None else d_model,
+            named_shape.d_ff if d_ff is None else d_ff,
+            named_shape.num_layers if layers is None else layers,
+            named_shape.num_heads if heads is None else heads,
         )
         p = Pass(
             shape,
@@ -244,7 +249,7 @@ def command(
             vocab,
             workspace_bytes=device.workspace_bytes,
         )
-        show(checked(p), device, Console())
+        print_report(check_pass(p), device, Console())
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from None

@@ -33,11 +33,11 @@ def floor_seconds(work: Work, peak: Peak, precision: str) -> float:
 # --8<-- [end:floor]
 
 
-def ridge(peak: Peak, precision: str) -> float:
+def ridge_intensity(peak: Peak, precision: str) -> float:
     """FLOPs per byte above which arithmetic binds and below which memory does."""
     return getattr(peak, precision) / peak.bandwidth
 
 
-def product(m: int, n: int, k: int, element_bytes: int) -> Work:
+def matmul_work(m: int, n: int, k: int, element_bytes: int) -> Work:
     """C (m, n) = A (m, k) B (k, n), each matrix read or written once."""
     return Work(2 * m * n * k, element_bytes * (m * k + k * n + m * n))

@@ -4,7 +4,7 @@ sheet in `PEAKS` of `costs` tells its rates.
 
 from dataclasses import dataclass
 
-from systems.formulas.costs import Peak, peak_of
+from systems.formulas.costs import Peak, find_peak
 from systems.formulas.memory_costs import HOPPER_WORKSPACE, WORKSPACE
 
 # What CUDA's context, its libraries and the kernels take before the first tensor: 0.5
@@ -29,9 +29,9 @@ class Gpu:
 
     @property
     def peak(self) -> Peak:
-        found = peak_of(self.slug)
-        assert found is not None
-        return found
+        peak = find_peak(self.slug)
+        assert peak is not None
+        return peak
 
 
 # --8<-- [start:gpus]

@@ -87,7 +87,7 @@ def attention_saved(p: Pass) -> Bytes:
         if p.autocast
         else {"input of q, k, v": n * d * low}
     )
-    kept = {
+    saved = {
         "norm before its weight, fp32": n * d * fp32,
         "inverse rms, fp32": n * fp32,
         **inputs,
@@ -95,11 +95,11 @@ def attention_saved(p: Pass) -> Bytes:
     }
     if p.recompute_attention:
         # What goes in: q and k as the rotation leaves them.
-        kept |= {"q and k, rotated": 2 * n * d * wide, "v": n * d * low}
+        saved |= {"q and k, rotated": 2 * n * d * wide, "v": n * d * low}
     else:
-        kept |= {"q and k, rotated": 2 * n * d * low, "v": n * d * low}
-        kept |= scores_saved(p)
-    return kept | {
+        saved |= {"q and k, rotated": 2 * n * d * low, "v": n * d * low}
+        saved |= scores_saved(p)
+    return saved | {
         "input of the output projection": n * d * low,
         "residual stream, fp32": n * d * fp32,
     }
@@ -122,17 +122,17 @@ def scores_saved(p: Pass) -> Bytes:
     }
 
 
-def attention_again(p: Pass) -> Bytes:
+def attention_in_backward(p: Pass) -> Bytes:
     """The same while the backward pass is inside it: what is computed again is there,
     beside what it is computed from.
     """
     if not p.recompute_attention:
         return attention_saved(p)
     n, d = p.tokens, p.shape.d_model
-    again = attention_saved(replace(p, recompute_attention=False))
+    recomputed = attention_saved(replace(p, recompute_attention=False))
     # Under autocast the products keep copies of q and k.
     rotated = 2 * n * d * p.wide if p.autocast else 0
-    return again | {"arguments of what is computed again": n * d * p.low + rotated}
+    return recomputed | {"arguments of what is computed again": n * d * p.low + rotated}
 
 
 def feed_forward_saved(p: Pass) -> Bytes:
@@ -161,7 +161,7 @@ def block_saved(p: Pass) -> int:
     return sum(attention_saved(p).values()) + sum(feed_forward_saved(p).values())
 
 
-def ends_saved(p: Pass) -> Bytes:
+def outside_blocks_saved(p: Pass) -> Bytes:
     """What is kept before the first block and after the last, up to the logits."""
     n, d = p.tokens, p.shape.d_model
     return {
@@ -213,37 +213,37 @@ def table_bytes(p: Pass) -> int:
     return p.context * (p.shape.d_model // p.shape.num_heads) * p.wide
 
 
-def block_matrices(p: Pass) -> int:
+def block_matrix_entries(p: Pass) -> int:
     """Entries of the weight matrices of one block."""
     return 4 * p.shape.d_model**2 + 3 * p.shape.d_model * p.shape.d_ff
 
 
-def copied_bytes(p: Pass) -> int:
+def weight_copy_bytes(p: Pass) -> int:
     """The bf16 copies of all weight matrices that autocast makes, the embedding not
     among them.
     """
     if not p.autocast:
         return 0
     head = p.vocab * p.shape.d_model
-    return (p.shape.num_layers * block_matrices(p) + head) * BF16_BYTES
+    return (p.shape.num_layers * block_matrix_entries(p) + head) * BF16_BYTES
 
 
-def segments(p: Pass) -> int:
+def count_segments(p: Pass) -> int:
     """Into how many runs of `checkpoint` blocks the layers fall; the last may be
     shorter.
     """
     return (p.shape.num_layers + p.checkpoint - 1) // p.checkpoint
 
 
-def kept_bytes(p: Pass) -> int:
+def graph_bytes(p: Pass) -> int:
     """What one forward pass keeps with its graph, the logits included.
 
     Of blocks that are computed again their input alone, which is the output of those
     before.
     """
     blocks = (
-        segments(p) * residual_bytes(p)
+        count_segments(p) * residual_bytes(p)
         if p.checkpoint
         else p.shape.num_layers * block_saved(p)
     )
-    return blocks + sum(ends_saved(p).values()) + logits_bytes(p)
+    return blocks + sum(outside_blocks_saved(p).values()) + logits_bytes(p)

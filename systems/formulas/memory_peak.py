@@ -13,25 +13,25 @@ from systems.formulas.memory_costs import (
     BF16_BYTES,
     Bytes,
     Pass,
-    attention_again,
-    block_matrices,
+    attention_in_backward,
+    block_matrix_entries,
     block_saved,
-    copied_bytes,
-    ends_saved,
-    kept_bytes,
+    count_segments,
+    graph_bytes,
     logits_bytes,
     loss_saved,
+    outside_blocks_saved,
     residual_bytes,
-    segments,
     table_bytes,
     weight_bytes,
+    weight_copy_bytes,
 )
-from systems.formulas.symbols import larger, smaller
+from systems.formulas.symbols import maximum, minimum
 from systems.profiling.memory.snapshot import CATEGORIES
 
 
 # --8<-- [start:most]
-def most(p: Pass) -> Bytes:
+def category_peaks(p: Pass) -> Bytes:
     """The most that each category holds at any moment of the pass. Temporaries are left
     to `peak`.
     """
@@ -44,8 +44,8 @@ def most(p: Pass) -> Bytes:
         else 0,
         "gradients": weight_bytes(p) if trains else 0,
         # Until autocast ends, or as long as a graph needs them.
-        "weight copies": max(1, graphs) * copied_bytes(p),
-        "saved activations": graphs * kept_bytes(p)
+        "weight copies": max(1, graphs) * weight_copy_bytes(p),
+        "saved activations": graphs * graph_bytes(p)
         + (sum(loss_saved(p).values()) if trains else 0),
     }
 
@@ -56,33 +56,33 @@ def most(p: Pass) -> Bytes:
 # --8<-- [start:peak]
 def peak(p: Pass) -> Bytes:
     """All categories, temporaries too, at the moment that needs most."""
-    return max(moments(p).values(), key=lambda moment: sum(moment.values()))
+    return max(peak_candidates(p).values(), key=lambda moment: sum(moment.values()))
 
 
-def moments(p: Pass) -> dict[str, Bytes]:
+def peak_candidates(p: Pass) -> dict[str, Bytes]:
     """Every moment that may be the peak, by category, of models of several layers in
     which d_ff is at least d_model.
     """
     trains = p.mode in ("forward_backward", "step")
-    found = (
-        in_training(p)
+    by_moment = (
+        training_moments(p)
         if trains
-        else at_rest(p)
+        else forward_without_graph(p)
         if p.mode == "forward"
-        else {"after the forward pass": after_forward(p)}
+        else {"after the forward pass": forward_with_graph(p)}
     )
-    lasting = {name: most(p)[name] for name in ("weights", "optimizer state")}
+    lasting = {name: category_peaks(p)[name] for name in ("weights", "optimizer state")}
     # The thread that calls has a workspace, and autograd's, once there was a backward
     # pass. Token ids and targets are int64.
     always = 2 * p.workspace_bytes + 2 * p.tokens * INT64_BYTES
     return {
         when: {name: {**lasting, **moment}.get(name, 0) for name in CATEGORIES}
         | {"temporaries": moment.get("temporaries", 0) + always}
-        for when, moment in found.items()
+        for when, moment in by_moment.items()
     }
 
 
-def at_rest(p: Pass) -> dict[str, Bytes]:
+def forward_without_graph(p: Pass) -> dict[str, Bytes]:
     """A forward pass that keeps nothing: inside the last block's attention, inside its
     feed-forward half, at the head.
 
@@ -91,7 +91,7 @@ def at_rest(p: Pass) -> dict[str, Bytes]:
     """
     n, d, f, low, fp32 = p.tokens, p.shape.d_model, p.shape.d_ff, p.low, FP32_BYTES
     scores = n * p.shape.num_heads * p.context if p.attention == "eager" else 0
-    copies = copied_bytes(p)
+    copies = weight_copy_bytes(p)
     head = p.vocab * d * BF16_BYTES if p.autocast else 0
     last = (3 * d * f + d * d) * BF16_BYTES if p.autocast else 0
     return {
@@ -110,7 +110,7 @@ def at_rest(p: Pass) -> dict[str, Bytes]:
     }
 
 
-def after_forward(p: Pass) -> Bytes:
+def forward_with_graph(p: Pass) -> Bytes:
     """The end of a forward pass with a graph. All is kept but, under autocast, the fp32
     norm before the head's cast.
 
@@ -118,12 +118,12 @@ def after_forward(p: Pass) -> Bytes:
     its softmax is the peak.
     """
     work = residual_bytes(p) if p.autocast else 0
-    return {name: most(p)[name] for name in ("weight copies", "saved activations")} | {
-        "temporaries": work
-    }
+    return {
+        name: category_peaks(p)[name] for name in ("weight copies", "saved activations")
+    } | {"temporaries": work}
 
 
-def in_training(p: Pass) -> dict[str, Bytes]:
+def training_moments(p: Pass) -> dict[str, Bytes]:
     """The loss, its gradient, the gradients of the blocks that may be the peak, and the
     optimizer.
 
@@ -131,34 +131,42 @@ def in_training(p: Pass) -> dict[str, Bytes]:
     peak is at one of the two ends, of the model or of a segment that is computed again.
     """
     n, d, f, layers = p.tokens, p.shape.d_model, p.shape.d_ff, p.shape.num_layers
-    kept, loss, copies = kept_bytes(p), sum(loss_saved(p).values()), copied_bytes(p)
+    graph, loss, copies = (
+        graph_bytes(p),
+        sum(loss_saved(p).values()),
+        weight_copy_bytes(p),
+    )
     head = p.vocab * d
     if p.checkpoint:
         # A segment's copies end with its forward pass.
         copies = head * BF16_BYTES if p.autocast else 0
-        last = segments(p) - 1
-        full = larger(last - 1, 0)
+        last = count_segments(p) - 1
+        full = maximum(last - 1, 0)
         ends = {
-            "last block": in_run(p, last, layers),
-            "first block of the last run": in_run(p, last, last * p.checkpoint + 1),
-            "last block of a whole run": in_run(
-                p, full, smaller((full + 1) * p.checkpoint, layers)
+            "last block": block_in_run(p, last, layers),
+            "first block of the last run": block_in_run(
+                p, last, last * p.checkpoint + 1
             ),
-            "first block of that run": in_run(p, full, full * p.checkpoint + 1),
-            "last block of the first run": in_run(p, 0, smaller(p.checkpoint, layers)),
-            "first block": in_run(p, 0, 1),
+            "last block of a whole run": block_in_run(
+                p, full, minimum((full + 1) * p.checkpoint, layers)
+            ),
+            "first block of that run": block_in_run(p, full, full * p.checkpoint + 1),
+            "last block of the first run": block_in_run(
+                p, 0, minimum(p.checkpoint, layers)
+            ),
+            "first block": block_in_run(p, 0, 1),
         }
     else:
         ends = {"last block": BackwardBlock(layers), "first block": BackwardBlock(1)}
     found = {
-        **(last_forward(p, segments(p)) if p.checkpoint else {}),
+        **(last_block_forward(p, count_segments(p)) if p.checkpoint else {}),
         "after the forward pass": {
             "weight copies": copies,
-            "saved activations": kept + loss,
+            "saved activations": graph + loss,
         },
         "backward, the loss": {
             "weight copies": copies,
-            "saved activations": kept - logits_bytes(p) + loss,
+            "saved activations": graph - logits_bytes(p) + loss,
             # The gradient of the log-softmax and that of the logits; under autocast its
             # fp32 copy goes between them.
             "temporaries": p.tokens * p.vocab * (4 if p.autocast else 2 * p.low),
@@ -167,9 +175,9 @@ def in_training(p: Pass) -> dict[str, Bytes]:
         "backward, the last norm": {
             "gradients": head * p.wide,
             "weight copies": copies - (head * BF16_BYTES if p.autocast else 0),
-            "saved activations": kept
+            "saved activations": graph
             - logits_bytes(p)
-            - sum(ends_saved(p).values())
+            - sum(outside_blocks_saved(p).values())
             + n * d * FP32_BYTES,
             "temporaries": 5 * n * d * FP32_BYTES,
         },
@@ -196,15 +204,15 @@ def in_training(p: Pass) -> dict[str, Bytes]:
     return found
 
 
-def last_forward(p: Pass, inputs: int) -> dict[str, Bytes]:
+def last_block_forward(p: Pass, inputs: int) -> dict[str, Bytes]:
     """Inside the last block's forward pass where it keeps nothing, `inputs` of those
     before: no graph needs autocast's copies, yet they last until it ends.
     """
-    keeping_nothing = at_rest(p)
+    keeping_nothing = forward_without_graph(p)
     # One of the tensors that a pass at rest holds is the input.
-    held = (inputs - 1) * residual_bytes(p)
+    kept_inputs = (inputs - 1) * residual_bytes(p)
     return {
-        f"forward, {when}": keeping_nothing[when] | {"saved activations": held}
+        f"forward, {when}": keeping_nothing[when] | {"saved activations": kept_inputs}
         for when in ("in the last attention", "in the last feed-forward half")
     }
 
@@ -222,13 +230,13 @@ class BackwardBlock:
     after: int = 0
 
 
-def in_run(p: Pass, run: int, block: int) -> BackwardBlock:
+def block_in_run(p: Pass, run: int, block: int) -> BackwardBlock:
     """A block in a run of `checkpoint`, counted from 0."""
-    last = smaller((run + 1) * p.checkpoint, p.shape.num_layers)
+    last = minimum((run + 1) * p.checkpoint, p.shape.num_layers)
     return BackwardBlock(block, run + 1, block - 1 - run * p.checkpoint, last - block)
 
 
-def block_backward(p: Pass, at: BackwardBlock) -> dict[str, Bytes]:
+def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
     """Inside the backward pass of a block: in its feed-forward half, and in its
     attention.
 
@@ -237,51 +245,57 @@ def block_backward(p: Pass, at: BackwardBlock) -> dict[str, Bytes]:
     """
     n, d, f = p.tokens, p.shape.d_model, p.shape.d_ff
     low, wide = p.low, p.wide
-    entries = block_matrices(p) + 2 * d
-    whole = block_saved(p)
+    entries = block_matrix_entries(p) + 2 * d
+    saved_block = block_saved(p)
     # Parameters of this block and of those before it have no gradient yet, nor has the
     # embedding.
-    gradients = weight_bytes(p) - (at.block * entries + p.vocab * d) * wide
+    gradients = weight_bytes(p) - (position.block * entries + p.vocab * d) * wide
     copy = BF16_BYTES if p.autocast else 0
-    before = at.before if p.checkpoint else at.block - 1
-    computed_again = before * whole if p.checkpoint else 0
-    copies = before * block_matrices(p) * copy
+    before = position.before if p.checkpoint else position.block - 1
+    computed_again = before * saved_block if p.checkpoint else 0
+    copies = before * block_matrix_entries(p) * copy
     # The input of this segment or, where all is kept, the first block's: in fp32, as
     # the norm keeps it. In pure bf16 the norm's is a copy of what a segment keeps.
     stream = n * d * FP32_BYTES
-    saved = at.inputs * residual_bytes(p) if p.checkpoint else before * whole + stream
+    saved = (
+        position.inputs * residual_bytes(p)
+        if p.checkpoint
+        else before * saved_block + stream
+    )
     if p.checkpoint and p.precision == "pure_bf16":
         computed_again += stream
     if p.checkpoint:
         # What the block gave to the next one of its segment is freed with the segment.
-        computed_again += smaller(at.after, 1) * residual_bytes(p)
+        computed_again += minimum(position.after, 1) * residual_bytes(p)
     # The gradient of the gated value and of its two factors. The gated value is gone,
     # w2 has its gradient.
     in_feed_forward = (
-        whole - stream - n * f * low,
-        (block_matrices(p) - d * f) * copy,
+        saved_block - stream - n * f * low,
+        (block_matrix_entries(p) - d * f) * copy,
         d * f,
         n * d * wide + 3 * n * f * low,
     )
     # Gone by then: what the output projection, the product with v and the norm after it
     # needed.
-    done = (
+    freed = (
         "probabilities",
         "v",
         "input of the output projection",
         "residual stream, fp32",
     )
-    left = sum(size for name, size in attention_again(p).items() if name not in done)
+    remaining = sum(
+        size for name, size in attention_in_backward(p).items() if name not in freed
+    )
     scores = n * p.shape.num_heads * p.context if p.attention == "eager" else 0
     in_attention = (
-        left,
+        remaining,
         3 * d * d * copy,
         d * d + 3 * d * f + d,
         n * d * (wide + low) + 5 * scores * wide,
     )
-    found = {}
+    moments = {}
     halves = {"feed-forward half": in_feed_forward, "attention": in_attention}
-    for half, (kept, needed, graded, work) in halves.items():
+    for half, (saved_half, needed, graded, work) in halves.items():
         moment = {
             "gradients": gradients + graded * wide,
             "saved activations": saved,
@@ -291,12 +305,12 @@ def block_backward(p: Pass, at: BackwardBlock) -> dict[str, Bytes]:
         # Where blocks are computed again, what they keep is as short-lived as the rest
         # of the backward pass.
         if p.checkpoint:
-            moment["temporaries"] += computed_again + copies + kept + needed
+            moment["temporaries"] += computed_again + copies + saved_half + needed
         else:
-            moment["saved activations"] += kept
+            moment["saved activations"] += saved_half
             moment["weight copies"] += needed
-        found[half] = moment
-    return found
+        moments[half] = moment
+    return moments
 
 
 # --8<-- [end:peak]

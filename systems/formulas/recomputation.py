@@ -14,7 +14,7 @@ from systems.formulas.memory_costs import (
     Bytes,
     Pass,
     attention_saved,
-    block_matrices,
+    block_matrix_entries,
     block_saved,
     residual_bytes,
     weight_bytes,
@@ -22,19 +22,19 @@ from systems.formulas.memory_costs import (
 from systems.formulas.memory_peak import (
     BackwardBlock,
     block_backward,
-    last_forward,
-    moments,
+    last_block_forward,
+    peak_candidates,
 )
 
 
 # --8<-- [start:counts]
-def inputs_kept(strategy: str, layers: int, block: int, run: int = 1) -> int:
+def count_kept_inputs(strategy: str, layers: int, block: int, run: int = 1) -> int:
     """How many inputs of blocks are in memory while this block, counted from 1, is
     computed again: its own and those that earlier blocks wait for.
     """
     if strategy == "halving":
         # The first of all, and one for each half that the block is the second of.
-        return 1 + sum(second for second in halves(layers, block))
+        return 1 + sum(second for second in enclosing_halves(layers, block))
     if strategy == "chain":
         return min(block, 2)
     return (block - 1) // run + 1
@@ -46,7 +46,9 @@ def forward_passes(strategy: str, layers: int) -> float:
         # For itself, and for each second half behind it: PyTorch stops when it has what
         # was asked for, so for a run's sake its own second half is not computed.
         blocks = range(1, layers + 1)
-        firsts = sum(not s for block in blocks for s in halves(layers, block)[1:])
+        firsts = sum(
+            not s for block in blocks for s in enclosing_halves(layers, block)[1:]
+        )
         return 2 + firsts / layers
     if strategy == "chain":
         # For itself, and for each block behind it.
@@ -54,7 +56,7 @@ def forward_passes(strategy: str, layers: int) -> float:
     return 1 if strategy == "none" else 2
 
 
-def halves(layers: int, block: int) -> list[bool]:
+def enclosing_halves(layers: int, block: int) -> list[bool]:
     """The halves that hold this block, from the largest to itself alone: whether each
     is the second of two.
     """
@@ -63,10 +65,10 @@ def halves(layers: int, block: int) -> list[bool]:
     middle = layers // 2
     second = block > middle
     inner = (layers - middle, block - middle) if second else (middle, block)
-    return [second, *halves(*inner)]
+    return [second, *enclosing_halves(*inner)]
 
 
-def best_runs(p: Pass) -> tuple[float, float]:
+def best_run_lengths(p: Pass) -> tuple[float, float]:
     """The run of blocks that makes layers / run inputs and `run` blocks least: where a
     block keeps no more than an input, and where it keeps what it does.
     """
@@ -83,57 +85,59 @@ def peaks(p: Pass, strategy: str, run: int = 1) -> tuple[int, int]:
     """All that a forward and backward pass needs at its peak, in bytes: where gradients
     are made as it goes on, and where all of them are there from the start.
     """
-    found = list(all_moments(p, strategy, run))
-    made = max(sum(moment.values()) for moment in found)
+    moments = list(strategy_moments(p, strategy, run))
+    growing = max(sum(moment.values()) for moment in moments)
     gradients = {"gradients": weight_bytes(p)}
-    return made, max(sum((moment | gradients).values()) for moment in found)
+    return growing, max(sum((moment | gradients).values()) for moment in moments)
 
 
-def all_moments(p: Pass, strategy: str, run: int) -> Iterator[Bytes]:
+def strategy_moments(p: Pass, strategy: str, run: int) -> Iterator[Bytes]:
     """Every moment that may be the peak, by category."""
     if strategy in ("none", "attention"):
-        again = replace(p, recompute_attention=strategy == "attention")
-        yield from moments(again).values()
+        recomputed = replace(p, recompute_attention=strategy == "attention")
+        yield from peak_candidates(recomputed).values()
     elif strategy in ("runs", "by_hand"):
-        for when, moment in moments(replace(p, checkpoint=run)).items():
+        for when, moment in peak_candidates(replace(p, checkpoint=run)).items():
             # By hand, the gradient that came in is held until the block is done.
             inside = when.startswith("backward") and "block" in when
-            held = residual_bytes(p) if strategy == "by_hand" and inside else 0
-            yield moment | {"temporaries": moment["temporaries"] + held}
+            held_gradient = residual_bytes(p) if strategy == "by_hand" and inside else 0
+            yield moment | {"temporaries": moment["temporaries"] + held_gradient}
     else:
         single = replace(p, checkpoint=1)
-        ends = moments(single)
+        ends = peak_candidates(single)
         # The loss and the embedding need what they need there, but for the inputs.
         layers = p.shape.num_layers
-        more = inputs_left(strategy, layers) - layers
+        more = inputs_after_forward(strategy, layers) - layers
         for when in ("after the forward pass", "backward, the loss"):
-            kept = ends[when]["saved activations"] + more * residual_bytes(p)
-            yield ends[when] | {"saved activations": kept}
+            saved = ends[when]["saved activations"] + more * residual_bytes(p)
+            yield ends[when] | {"saved activations": saved}
         last = ends["backward, the embedding"]
         yield last
-        for moment in of_blocks(single, strategy):
+        for moment in block_moments(single, strategy):
             always = last["temporaries"] - residual_bytes(p)
             found = {"weights": last["weights"]} | moment
             yield found | {"temporaries": found["temporaries"] + always}
 
 
-def inputs_left(strategy: str, layers: int) -> int:
+def inputs_after_forward(strategy: str, layers: int) -> int:
     """Inputs that the forward pass leaves behind."""
     return {"half_blocks": 2 * layers, "halving": 2, "chain": 1}[strategy]
 
 
-def of_blocks(p: Pass, strategy: str) -> Iterator[Bytes]:
+def block_moments(p: Pass, strategy: str) -> Iterator[Bytes]:
     """Inside the last block's forward pass, and inside each block's backward pass."""
     layers, residual = p.shape.num_layers, residual_bytes(p)
     # Of nested runs each is still being computed then, and holds its input.
-    apart = strategy == "half_blocks"
-    inputs = 2 * layers - 1 if apart else inputs_kept(strategy, layers, layers)
-    yield from last_forward(p, inputs).values()
+    two_inputs = strategy == "half_blocks"
+    inputs = (
+        2 * layers - 1 if two_inputs else count_kept_inputs(strategy, layers, layers)
+    )
+    yield from last_block_forward(p, inputs).values()
     for block in range(1, layers + 1):
-        inputs = 2 * block if apart else inputs_kept(strategy, layers, block)
+        inputs = 2 * block if two_inputs else count_kept_inputs(strategy, layers, block)
         moment = block_backward(p, BackwardBlock(block, inputs))
         feed_forward, attention = moment["feed-forward half"], moment["attention"]
-        if apart:
+        if two_inputs:
             less = sum(attention_saved(p).values())
             feed_forward["temporaries"] -= less
             attention["saved activations"] -= residual
@@ -143,9 +147,9 @@ def of_blocks(p: Pass, strategy: str) -> Iterator[Bytes]:
             # All blocks before it were computed on the way, and autocast has kept the
             # copies of their weights: at the end are its own tensors, its output, and
             # the product that this is the sum with.
-            copies = block * block_matrices(p) * BF16_BYTES
-            made = block_saved(p) + residual + residual // 2
-            yield attention | {"weight copies": copies, "temporaries": made}
+            copies = block * block_matrix_entries(p) * BF16_BYTES
+            new_tensors = block_saved(p) + residual + residual // 2
+            yield attention | {"weight copies": copies, "temporaries": new_tensors}
 
 
 # --8<-- [end:peaks]

@@ -3,7 +3,7 @@ another program can evaluate.
 
 The calculator's script is handed the formulas of this package as data, so there is no
 second implementation that could differ. What a formula may do to its numbers: add,
-subtract, multiply, square, divide rounding down, and take the `smaller` or `larger` of
+subtract, multiply, square, divide rounding down, and take the `minimum` or `maximum` of
 two. All are whole numbers.
 """
 
@@ -39,37 +39,37 @@ class Expression:
         return vars(self)["hashed"]
 
     def __add__(self, other: Any) -> Any:
-        return joined("+", self, other)
+        return combine("+", self, other)
 
     def __radd__(self, other: Any) -> Any:
-        return joined("+", other, self)
+        return combine("+", other, self)
 
     def __sub__(self, other: Any) -> Any:
-        return joined("-", self, other)
+        return combine("-", self, other)
 
     def __rsub__(self, other: Any) -> Any:
-        return joined("-", other, self)
+        return combine("-", other, self)
 
     def __mul__(self, other: Any) -> Any:
-        return joined("*", self, other)
+        return combine("*", self, other)
 
     def __rmul__(self, other: Any) -> Any:
-        return joined("*", other, self)
+        return combine("*", other, self)
 
     def __floordiv__(self, other: Any) -> Any:
-        return joined("//", self, other)
+        return combine("//", self, other)
 
     def __pow__(self, exponent: int) -> Any:
         if exponent != 2:
             raise TypeError(f"an expression is squared, not raised to {exponent}")
-        return joined("*", self, self)
+        return combine("*", self, self)
 
 
 # What leaves an expression as it is: (operator, the right operand).
 NEUTRAL = {("+", 0), ("-", 0), ("*", 1), ("//", 1)}
 
 
-def joined(name: str, left: Any, right: Any) -> Any:
+def combine(name: str, left: Any, right: Any) -> Any:
     """The expression of the two, or one of them where the other changes nothing.
     `TypeError` for what is no whole number.
     """
@@ -85,17 +85,17 @@ def joined(name: str, left: Any, right: Any) -> Any:
     return Expression(name, (left, right))
 
 
-def smaller(left: Any, right: Any) -> Any:
+def minimum(left: Any, right: Any) -> Any:
     """The smaller of two numbers, of which either may be an expression."""
-    return _chosen("min", left, right)
+    return _min_or_max("min", left, right)
 
 
-def larger(left: Any, right: Any) -> Any:
+def maximum(left: Any, right: Any) -> Any:
     """The larger of two numbers, of which either may be an expression."""
-    return _chosen("max", left, right)
+    return _min_or_max("max", left, right)
 
 
-def _chosen(name: str, left: Any, right: Any) -> Any:
+def _min_or_max(name: str, left: Any, right: Any) -> Any:
     if isinstance(left, Expression) or isinstance(right, Expression):
         return Expression(name, (left, right))
     return OPERATORS[name](left, right)

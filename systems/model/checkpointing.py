@@ -40,11 +40,11 @@ def checkpoint_runs(blocks: Iterable[Block], x: Tensor, run: int) -> Tensor:
     """Pass x through all blocks, each run of them checkpointed."""
     blocks = list(blocks)
     for first in range(0, len(blocks), run):
-        x = checkpointed(run_blocks)(blocks[first : first + run], x)
+        x = checkpoint_function(run_blocks)(blocks[first : first + run], x)
     return x
 
 
-def checkpointed(function: Function) -> Function:
+def checkpoint_function(function: Function) -> Function:
     """Return the same function, for which autograd keeps nothing but the arguments."""
     # No dropout here, so there is no random state to restore. A partial can be copied
     # and saved with its model, unlike a closure.
@@ -59,7 +59,7 @@ def checkpoint_attention(model: BasicsTransformerLM) -> None:
     """Keep q, k and v of every block instead of the scores and their softmax."""
     for module in model.modules():
         if isinstance(module, CausalMultiHeadSelfAttention):
-            module.attention = checkpointed(module.attention)
+            module.attention = checkpoint_function(module.attention)
 
 
 def checkpoint_half_blocks(model: BasicsTransformerLM) -> None:
@@ -73,8 +73,8 @@ class CheckpointedHalves(TransformerBlock):
     """The same block, each half of it checkpointed."""
 
     def forward(self, x: Tensor) -> Tensor:
-        x = checkpointed(lambda x: x + self.attn(self.ln1(x)))(x)
-        return checkpointed(lambda x: x + self.ffn(self.ln2(x)))(x)
+        x = checkpoint_function(lambda x: x + self.attn(self.ln1(x)))(x)
+        return checkpoint_function(lambda x: x + self.ffn(self.ln2(x)))(x)
 
 
 # --8<-- [end:parts]
@@ -95,7 +95,7 @@ def checkpoint_halves(blocks: Iterable[Block], x: Tensor) -> Tensor:
         return run_blocks(blocks, x)
     middle = len(blocks) // 2
     for half in (blocks[:middle], blocks[middle:]):
-        x = checkpointed(checkpoint_halves)(half, x)
+        x = checkpoint_function(checkpoint_halves)(half, x)
     return x
 
 
@@ -104,14 +104,14 @@ def checkpoint_chain(model: BasicsTransformerLM) -> None:
     recomputed, keep their input alone, and so on. Two inputs are kept, however many
     blocks there are; for N blocks, N (N + 3) / 2 are computed.
     """
-    model.set_run_blocks(checkpointed(checkpoint_all_but_last))
+    model.set_run_blocks(checkpoint_function(checkpoint_all_but_last))
 
 
 def checkpoint_all_but_last(blocks: Iterable[Block], x: Tensor) -> Tensor:
     """Pass x through all blocks, those before the last checkpointed, and so on."""
     *before, last = blocks
     if before:
-        x = checkpointed(checkpoint_all_but_last)(before, x)
+        x = checkpoint_function(checkpoint_all_but_last)(before, x)
     return last(x)
 
 
@@ -119,7 +119,7 @@ def checkpoint_all_but_last(blocks: Iterable[Block], x: Tensor) -> Tensor:
 
 
 # --8<-- [start:by-hand]
-class Again(torch.autograd.Function):
+class RecomputeBlock(torch.autograd.Function):
     """What `torch.utils.checkpoint` does, in its first form: forward without a graph,
     backward through a graph that is built then.
     """
@@ -133,7 +133,7 @@ class Again(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None, None]:
         if torch.is_grad_enabled() or not torch.autograd._is_checkpoint_valid():
-            raise ValueError(REFUSAL)
+            raise ValueError(UNSUPPORTED_BACKWARD)
         x = ctx.saved_tensors[0].detach().requires_grad_(ctx.needs_input_grad[1])
         # As autocast was in the forward pass, or other numbers come out.
         with torch.enable_grad(), ctx.autocast:
@@ -146,7 +146,7 @@ def run_by_hand(blocks: Iterable[Any], x: Tensor) -> Tensor:
     for block in blocks:
         # Autograd can't see the weights of a block, so an empty tensor stands for them.
         trainable = any(weight.requires_grad for weight in block.parameters())
-        x = Again.apply(block, x, torch.empty(0, requires_grad=trainable))
+        x = RecomputeBlock.apply(block, x, torch.empty(0, requires_grad=trainable))
     return x
 
 
@@ -159,12 +159,12 @@ def current_autocast(device: str) -> torch.autocast:
     return torch.autocast(device, dtype, enabled)
 
 
-REFUSAL = (
+UNSUPPORTED_BACKWARD = (
     "`checkpoint_by_hand` supports only a plain backward(), without `inputs` or "
     "`create_graph`; for those and for torch.autograd.grad use `checkpoint_blocks`"
 )
 
 
 def checkpoint_by_hand(model: BasicsTransformerLM) -> None:
-    """Checkpoint every block by `Again`, for a plain `backward()` alone."""
+    """Checkpoint every block by `RecomputeBlock`, for a plain `backward()` alone."""
     model.set_run_blocks(run_by_hand)

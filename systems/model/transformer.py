@@ -73,9 +73,9 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-        wide = x.to(torch.float32)
-        inverse_rms = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return (self.weight * (wide * inverse_rms)).to(x.dtype)
+        x_fp32 = x.to(torch.float32)
+        inverse_rms = torch.rsqrt(x_fp32.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (self.weight * (x_fp32 * inverse_rms)).to(x.dtype)
 
 
 # --8<-- [end:rmsnorm]
@@ -172,7 +172,7 @@ def scaled_dot_product_attention(
     return torch.einsum("...qk,...ke->...qe", softmax(scores), V)
 
 
-def eager(
+def eager_attention(
     q: Float[Tensor, "b h s e"],
     k: Float[Tensor, "b h s e"],
     v: Float[Tensor, "b h s e"],
@@ -195,7 +195,7 @@ def load_attention(name: str) -> AttentionFn:
     """
     # By itself, not by its name: what every model can run belongs to what it measures.
     if name == "eager":
-        return eager
+        return eager_attention
     if name not in IMPLEMENTATIONS:
         raise ValueError(
             f"no attention implementation is named {name!r}; there are: "
@@ -231,10 +231,13 @@ class CausalMultiHeadSelfAttention(nn.Module):
         batch, sequence, d_model = x.shape
 
         # (b, s, d) -> (b, h, s, e)
-        def heads(projected: Tensor) -> Tensor:
+        def split_heads(projected: Tensor) -> Tensor:
             return projected.view(batch, sequence, self.num_heads, -1).transpose(1, 2)
 
-        q, k, v = heads(self.q_proj(x)), heads(self.k_proj(x)), heads(self.v_proj(x))
+        q, k, v = (
+            split_heads(project(x))
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
         positions = torch.arange(sequence, device=x.device)
         o = self.attention(self.rotary(q, positions), self.rotary(k, positions), v)
         return self.output_proj(o.transpose(1, 2).reshape(batch, sequence, d_model))

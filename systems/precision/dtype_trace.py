@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from systems.precision.dtypes import NAMES
+from systems.precision.dtypes import DTYPE_NAMES
 
 
 # --8<-- [start:trace]
@@ -59,25 +59,25 @@ class DtypeTrace(TorchDispatchMode):
         self, name: str, module: nn.Module, inputs: tuple, output: Tensor
     ) -> None:
         self.scopes.pop()
-        self.outputs[name] = NAMES[output.dtype]
-        if own := [NAMES[p.dtype] for p in module.parameters(recurse=False)]:
-            self.parameters[name] = joined(own)
+        self.outputs[name] = DTYPE_NAMES[output.dtype]
+        if dtypes := [DTYPE_NAMES[p.dtype] for p in module.parameters(recurse=False)]:
+            self.parameters[name] = join_names(dtypes)
         if output.requires_grad:
             output.register_hook(partial(self.note_output_gradient, name))
 
     def note_output_gradient(self, name: str, gradient: Tensor) -> None:
-        self.output_gradients[name] = NAMES[gradient.dtype]
+        self.output_gradients[name] = DTYPE_NAMES[gradient.dtype]
 
     def note_gradient(self, name: str, parameter: Tensor) -> None:
         assert parameter.grad is not None
-        self.gradients[name] = NAMES[parameter.grad.dtype]
+        self.gradients[name] = DTYPE_NAMES[parameter.grad.dtype]
 
     def note_state(self, optimizer: torch.optim.Optimizer) -> None:
         self.scopes.pop()
         for state in optimizer.state.values():
             tensors = {name: x for name, x in state.items() if isinstance(x, Tensor)}
             self.optimizer_state |= {
-                name: NAMES[x.dtype] for name, x in tensors.items()
+                name: DTYPE_NAMES[x.dtype] for name, x in tensors.items()
             }
 
     def __torch_dispatch__(
@@ -88,43 +88,45 @@ class DtypeTrace(TorchDispatchMode):
         # A view computes nothing; indices and masks have no dtype to lose bits in.
         if first is not None and not is_view(func):
             scope = self.scopes[-1] if self.scopes else ""
-            dtype = NAMES.get(first.dtype, "other")
+            dtype = DTYPE_NAMES.get(first.dtype, "other")
             self.operations.append((scope, func.overloadpacket.__name__, dtype))
         return result
 
     # --8<-- [end:trace]
 
-    def end_forward(self) -> None:
+    def count_forward(self) -> None:
         """Count what has run so far: operations that compute, and those of them that
         only change a dtype.
         """
         self.forward_operations = len(self.operations)
         self.forward_casts = sum(name == "_to_copy" for _, name, _ in self.operations)
 
-    def dtype_of(self, scope: str, operation: str, last: bool = False) -> str:
+    def result_dtype(self, scope: str, operation: str, last: bool = False) -> str:
         """The dtype of the result of the first (or last) operation of this name in the
         forward pass of a module.
         """
-        found = [
+        dtypes = [
             dtype
             for where, name, dtype in self.operations
             if (where, name) == (scope, operation)
         ]
-        if not found:
-            ran = sorted({name for where, name, _ in self.operations if where == scope})
+        if not dtypes:
+            operations = sorted(
+                {name for where, name, _ in self.operations if where == scope}
+            )
             raise ValueError(
                 f"no {operation} ran in {scope}, which ran "
-                f"{', '.join(ran) or 'nothing'}"
+                f"{', '.join(operations) or 'nothing'}"
             )
-        return found[-1 if last else 0]
+        return dtypes[-1 if last else 0]
 
     @staticmethod
-    def one(dtypes: dict[str, str]) -> str:
+    def join_dtypes(dtypes: dict[str, str]) -> str:
         """The dtype that all of these have, or all that occur."""
-        return joined(dtypes.values())
+        return join_names(dtypes.values())
 
 
-def joined(dtypes: Iterable[str]) -> str:
+def join_names(dtypes: Iterable[str]) -> str:
     return ", ".join(sorted(set(dtypes)))
 
 

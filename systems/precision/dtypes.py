@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-NAMES = {torch.float64: "fp64"} | {dtype: name for name, dtype in DTYPES.items()}
+DTYPE_NAMES = {torch.float64: "fp64"} | {dtype: name for name, dtype in DTYPES.items()}
 
 
-def relative_error(found: Tensor, exact: Tensor) -> float:
+def relative_error(result: Tensor, exact: Tensor) -> float:
     """The norm of the difference over the norm of the exact result, in float64."""
-    return ((found.double() - exact).norm() / exact.norm()).item()
+    return ((result.double() - exact).norm() / exact.norm()).item()

@@ -25,7 +25,7 @@ class Format:
         return 2 ** (self.exponent_bits - 1) - 1
 
     @property
-    def largest(self) -> Fraction:
+    def max_finite(self) -> Fraction:
         """The largest finite number."""
         return (2 - Fraction(1, 2**self.fraction_bits)) * Fraction(2) ** self.bias
 
@@ -34,7 +34,7 @@ class Format:
         return Fraction(2) ** (1 - self.bias)
 
     @property
-    def smallest(self) -> Fraction:
+    def smallest_subnormal(self) -> Fraction:
         """The smallest positive number: below the normal ones the spacing no longer
         shrinks.
         """
@@ -44,7 +44,7 @@ class Format:
         """How far neighbours are apart in the binade of `value`."""
         return max(binade(value), self.smallest_normal) / 2**self.fraction_bits
 
-    def nearest(self, value: Fraction) -> Fraction:
+    def round_to_nearest(self, value: Fraction) -> Fraction:
         """`value` rounded to this format, ties to even; it must be far below
         `largest`.
         """
@@ -72,7 +72,7 @@ def binade(value: Fraction) -> Fraction:
 
 
 # --8<-- [start:stall]
-def stall(number: Format, term: Fraction) -> tuple[int, Fraction]:
+def find_stall(number_format: Format, term: Fraction) -> tuple[int, Fraction]:
     """Adding `term`, a number of this format, again and again: the last step that adds,
     and the sum there.
 
@@ -81,7 +81,7 @@ def stall(number: Format, term: Fraction) -> tuple[int, Fraction]:
     one multiplication: its numbers are equally far apart, so each step gains the same.
     """
     total, step, before = term, 1, None
-    while gain := number.nearest(total + term) - total:
+    while gain := number_format.round_to_nearest(total + term) - total:
         top = 2 * binade(total)
         # A tie can go the other way in the first step of a binade: only a gain seen
         # twice is repeated.

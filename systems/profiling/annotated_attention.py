@@ -1,8 +1,8 @@
 """The model's eager attention with its four parts marked, for profilers to tell them
 apart. Never timed: marks cost.
 
-The same operations in the same order as `systems.model.transformer.eager`, so the same
-bits.
+The operations are those of `systems.model.transformer.eager_attention`, in the same
+order, so the outputs are bitwise equal.
 """
 
 import math

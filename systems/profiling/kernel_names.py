@@ -65,24 +65,24 @@ OPERATIONS = (
     r"(\w+?)Ops\b",
     r"(\w+?)_?[Ff]unctor",
 )
-GENERIC = re.compile(
+GENERIC_KERNEL = re.compile(
     r"\b(\w*elementwise\w*kernel\w*|reduce_kernel|multi_tensor_apply_kernel)\b"
 )
 # A product that is cut along its sum ends in a second kernel, which adds the parts up:
 # cuBLAS has one of its own, and a form of each xmma kernel.
 SPLIT_K_SUM = re.compile(r"splitkreduce_|_execute_split_k_kernel|split-K sum$", re.I)
 # A name without arguments: a library's own, or one that is short already.
-PLAIN = re.compile(r"[^<(:]*")
+PLAIN_NAME = re.compile(r"[^<(:]*")
 # What the parts of a name mean that nobody would guess.
-SPOKEN = {
+OPERATION_NAMES = {
     "direct_copy": "copy",
     "bfloat16_copy": "copy to bf16",
     "launch_clamp_scalar": "clamp",
 }
-LONGEST = 72
+MAX_LENGTH = 72
 
 
-def category_of(name: str, path: tuple[str, ...] = ()) -> str:
+def kernel_category(name: str, path: tuple[str, ...] = ()) -> str:
     """What a kernel is for. Inside a phase that is named for it, a softmax or an
     optimizer is every kernel there: unfused, both are made of element-wise kernels and
     reductions like any other.
@@ -90,14 +90,14 @@ def category_of(name: str, path: tuple[str, ...] = ()) -> str:
     for word in (OPTIMIZER, SOFTMAX):
         if path and word in path[-1]:
             return word
-    return _category(name)
+    return _category_by_name(name)
 
 
 @cache
-def _category(name: str) -> str:
-    text = readable(name).lower()
+def _category_by_name(name: str) -> str:
+    words = demangle(name).lower()
     return next(
-        (category for category, pattern in RULES if re.search(pattern, text)), OTHER
+        (category for category, pattern in RULES if re.search(pattern, words)), OTHER
     )
 
 
@@ -105,7 +105,7 @@ def is_split_k_sum(name: str) -> bool:
     """Whether a kernel of the products multiplies nothing: it adds up the parts of a
     product that was cut along its sum.
     """
-    return SPLIT_K_SUM.search(readable(name)) is not None
+    return SPLIT_K_SUM.search(demangle(name)) is not None
 
 
 @cache
@@ -113,22 +113,22 @@ def short_name(name: str) -> str:
     """At most 72 characters: `elementwise exp`, `reduce max`,
     `ampere_sgemm_128x64_tn`. A short name is its own.
     """
-    text = readable(name)
-    if text == name and PLAIN.fullmatch(name):
-        return _without_schedule(name)[:LONGEST]
-    if generic := GENERIC.search(text):
+    text = demangle(name)
+    if text == name and PLAIN_NAME.fullmatch(name):
+        return _drop_schedule(name)[:MAX_LENGTH]
+    if generic := GENERIC_KERNEL.search(text):
         kind = {
             "reduce_kernel": "reduce",
             "multi_tensor_apply_kernel": "multi-tensor",
         }.get(generic[1], "elementwise")
         # The operation stands inside the arguments, behind the name of the generic
         # kernel.
-        operation = _operation(text[generic.end() :])
+        operation = _find_operation(text[generic.end() :])
         if kind == "elementwise" and generic[1].startswith(("index", "_scatter")):
             return "index" if generic[1].startswith("index") else "scatter or gather"
-        return f"{kind} {operation}".strip()[:LONGEST]
+        return f"{kind} {operation}".strip()[:MAX_LENGTH]
     if inner := re.search(r"\b(cutlass\w*(?:gemm|fprop|wgrad)\w*)", text):
-        return inner[1][:LONGEST]
+        return inner[1][:MAX_LENGTH]
     plain = re.sub(r"\(anonymous namespace\)::", "", text)
     if plain.startswith(("Memcpy", "Memset")):
         return plain.split(" (")[0]
@@ -140,51 +140,51 @@ def short_name(name: str) -> str:
         .split("::")[-1]
         .split(" ")[-1]
     )
-    return (base or plain)[:LONGEST]
+    return (base or plain)[:MAX_LENGTH]
 
 
-def _without_schedule(name: str) -> str:
+def _drop_schedule(name: str) -> str:
     """The tile of an xmma kernel tells it from its neighbours, its schedule does not.
     What it is for does.
     """
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"(.*_tilesize\w+?)_(?:stage|warpgroup|warpsize|cluster).*", name
     )
-    if found is None:
+    if match is None:
         return name
     role = " split-K sum" if is_split_k_sum(name) else ""
-    return f"{found[1]}{role}"
+    return f"{match[1]}{role}"
 
 
-def _operation(arguments: str) -> str:
+def _find_operation(arguments: str) -> str:
     for pattern in OPERATIONS:
-        if found := re.search(pattern, arguments):
-            words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", found[1]).lower().strip("_")
-            return SPOKEN.get(
+        if match := re.search(pattern, arguments):
+            words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", match[1]).lower().strip("_")
+            return OPERATION_NAMES.get(
                 words, "sum" if words == "func_wrapper" else words.replace("_", " ")
             )
     return ""
 
 
 @cache
-def readable(name: str) -> str:
+def demangle(name: str) -> str:
     """The identifiers of a mangled name (`_ZN2at6native...`), one after the other; any
     other name as it is.
     """
     if not name.startswith("_Z"):
         return name
-    found, at = [], 2
+    words, position = [], 2
     # A literal, a substitution or a template parameter has digits that count no
     # characters.
     token = re.compile(r"L[a-z]n?\d+E|[ST][0-9A-Z]*_|(?P<length>\d+)|.", re.DOTALL)
-    while at < len(name):
-        match = token.match(name, at)
+    while position < len(name):
+        match = token.match(name, position)
         assert match is not None
-        at = match.end()
+        position = match.end()
         if match["length"]:
-            word = name[at : at + int(match["length"])]
-            at += len(word)
+            word = name[position : position + int(match["length"])]
+            position += len(word)
             # Compilers name an unnamed namespace so.
             if not word.startswith(("_GLOBAL__N", "_INTERNAL")):
-                found.append(word)
-    return " ".join(found) or name
+                words.append(word)
+    return " ".join(words) or name

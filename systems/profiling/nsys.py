@@ -20,14 +20,14 @@ from systems.profiling.trace import (
     Launch,
     Span,
     TraceError,
-    attribute,
-    checked,
-    explained,
+    attribute_kernels,
+    check_times,
+    wrap_errors,
 )
 
 # The first whose --capture-range-end lets a process go on to its own end; exports have
 # all columns read here.
-OLDEST = (2022, 1)
+MIN_VERSION = (2022, 1)
 REPORT = ".nsys-rep"
 
 
@@ -40,7 +40,7 @@ def is_installed() -> bool:
     return shutil.which("nsys") is not None
 
 
-def find() -> str:
+def find_nsys() -> str:
     """Where `nsys` is. NsysError where there is none, or one that is too old or
     broken.
     """
@@ -50,18 +50,18 @@ def find() -> str:
             "no nsys on the PATH: install Nsight Systems (nsys.md says how), or give "
             "--profiler torch"
         )
-    said = _run([program, "--version"], "nsys --version")
-    version = re.search(r"version (\d{4})\.(\d+)", said)
+    output = _run_command([program, "--version"], "nsys --version")
+    version = re.search(r"version (\d{4})\.(\d+)", output)
     if version is None:
         raise NsysError(
             f"{program} does not tell its version: install Nsight Systems again, or "
             "give --profiler torch"
         )
-    if (int(version[1]), int(version[2])) < OLDEST:
+    if (int(version[1]), int(version[2])) < MIN_VERSION:
         raise NsysError(
             f"{program} is version {version[1]}.{version[2]}, too old to be told what "
-            f"to capture: install {OLDEST[0]}.{OLDEST[1]} or later, or give --profiler "
-            "torch"
+            f"to capture: install {MIN_VERSION[0]}.{MIN_VERSION[1]} or later, or give "
+            "--profiler torch"
         )
     return program
 
@@ -90,45 +90,45 @@ def profile(work: Sequence[str], report: Path, cwd: Path) -> tuple[str, Path]:
     (.nsys-rep) stays beside it.
     """
     assert report.suffix == REPORT
-    program = find()
+    program = find_nsys()
     report.parent.mkdir(parents=True, exist_ok=True)
     # What an earlier run left must not be taken for this one's.
     export = report.with_suffix(".sqlite")
     for old in (report, export):
         old.unlink(missing_ok=True)
-    printed = _run(command_line(program, report, work), "nsys profile", cwd)
+    printed = _run_command(command_line(program, report, work), "nsys profile", cwd)
     if not report.exists():
         raise NsysError(
             f"nsys profile wrote no {report.name}: no CUDA work ran while it captured; "
             "run the command by itself, or give --profiler torch"
         )
     into = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(export)]
-    _run([program, "export", *into, str(report)], "nsys export")
+    _run_command([program, "export", *into, str(report)], "nsys export")
     return printed, export
 
 
-def _run(command: list[str], what: str, cwd: Path | None = None) -> str:
+def _run_command(command: list[str], name: str, cwd: Path | None = None) -> str:
     """Standard output of a command. NsysError names the command and its last words
     where it fails.
     """
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, cwd=cwd, capture_output=True, text=True, errors="replace"
         )
     except OSError as error:
         raise NsysError(
-            f"{what} can't be run ({error.strerror}): repair it, or give --profiler "
+            f"{name} can't be run ({error.strerror}): repair it, or give --profiler "
             "torch"
         ) from error
-    if done.returncode:
+    if process.returncode:
         words = (
-            done.stderr.strip() or done.stdout.strip() or "it said nothing"
+            process.stderr.strip() or process.stdout.strip() or "it said nothing"
         ).splitlines()[-1]
         raise NsysError(
-            f"{what} failed (exit code {done.returncode}): {words}; repair that, or "
+            f"{name} failed (exit code {process.returncode}): {words}; repair that, or "
             "give --profiler torch"
         )
-    return done.stdout
+    return process.stdout
 
 
 # Reading an export --------------------------------------------------------------------
@@ -146,11 +146,11 @@ NEEDED = {
     "NVTX_EVENTS": "NVTX ranges",
 }
 # The columns that every kind of work on the GPU has.
-RUN = ("start", "end", "correlationId", "globalPid")
-AGAIN = "profile again with --trace cuda,nvtx on a machine with a GPU"
+GPU_COLUMNS = ("start", "end", "correlationId", "globalPid")
+PROFILE_AGAIN = "profile again with --trace cuda,nvtx on a machine with a GPU"
 
 
-def read(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
+def read_export(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
     """Kernels of an SQLite file that `nsys export --type sqlite` wrote, by start, each
     within those of the `marks` that were open at its launch. TraceError where the file
     is anything else.
@@ -165,15 +165,15 @@ def read(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
         )
     address = f"{path.resolve().as_uri()}?mode=ro"
     with (
-        explained(
+        wrap_errors(
             f"{path} is no whole SQLite export", "export the report again with nsys"
         ),
         closing(sqlite3.connect(address, uri=True)) as database,
     ):
-        return kernels_of(database, marks, str(path))
+        return query_kernels(database, marks, str(path))
 
 
-def kernels_of(
+def query_kernels(
     database: sqlite3.Connection, marks: Collection[str], name: str
 ) -> list[Kernel]:
     """Kernels of an open export. One of MALFORMED for a wrong row."""
@@ -192,24 +192,28 @@ def kernels_of(
             f"{name} has no table StringIds, so Nsight Systems did not write it: give "
             "its SQLite export"
         )
-    for table, what in NEEDED.items():
+    for table, content in NEEDED.items():
         if table not in tables:
-            raise TraceError(f"{name} has no {what} (table {table}): {AGAIN}")
+            raise TraceError(
+                f"{name} has no {content} (table {table}): {PROFILE_AGAIN}"
+            )
 
     def select(table: str, *columns: str) -> Iterable[tuple[Any, ...]]:
         """These columns of a table, None for one that this version lacks."""
-        known = tables.get(table)
-        if not known:
+        known_columns = tables.get(table)
+        if not known_columns:
             return []
-        present = (column if column in known else "NULL" for column in columns)
+        present = (column if column in known_columns else "NULL" for column in columns)
         return database.execute(f'SELECT {", ".join(present)} FROM "{table}"')
 
     strings = {number: value for number, value in select("StringIds", "id", "value")}
     launched: dict[Any, Launch] = {}
     for table in ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_DRIVER"):
-        for at, number, thread in select(table, "start", "correlationId", "globalTid"):
-            launch = Launch(thread, round(at))
-            launched[number, process_of(thread)] = launched[number, None] = launch
+        for start, number, thread in select(
+            table, "start", "correlationId", "globalTid"
+        ):
+            launch = Launch(thread, round(start))
+            launched[number, process_id(thread)] = launched[number, None] = launch
     kernel_names = ("demangledName", "mangledName", "shortName")
     on_gpu = [
         (
@@ -217,37 +221,41 @@ def kernels_of(
             *rest,
         )
         for long, mangled, short, *rest in select(
-            "CUPTI_ACTIVITY_KIND_KERNEL", *kernel_names, *RUN
+            "CUPTI_ACTIVITY_KIND_KERNEL", *kernel_names, *GPU_COLUMNS
         )
     ]
     if not on_gpu:
-        raise TraceError(f"{name} has an empty table of GPU kernels: {AGAIN}")
+        raise TraceError(f"{name} has an empty table of GPU kernels: {PROFILE_AGAIN}")
     on_gpu += [
         (f"Memcpy {COPY_KINDS.get(kind, 'of another kind')}", *rest)
-        for kind, *rest in select("CUPTI_ACTIVITY_KIND_MEMCPY", "copyKind", *RUN)
+        for kind, *rest in select(
+            "CUPTI_ACTIVITY_KIND_MEMCPY", "copyKind", *GPU_COLUMNS
+        )
     ]
-    on_gpu += [("Memset", *rest) for rest in select("CUPTI_ACTIVITY_KIND_MEMSET", *RUN)]
+    on_gpu += [
+        ("Memset", *rest) for rest in select("CUPTI_ACTIVITY_KIND_MEMSET", *GPU_COLUMNS)
+    ]
     ranges = select(
         "NVTX_EVENTS", "start", "end", "eventType", "text", "textId", "globalTid"
     )
-    marked = [
+    spans = [
         # A range that was still open when the capture ended has no end.
-        Span(*checked(said, start, OUTERMOST_END if end is None else end), thread)
+        Span(*check_times(said, start, OUTERMOST_END if end is None else end), thread)
         for start, end, kind, text, number, thread in ranges
         if (said := text or strings.get(number, "")) in marks
         and kind in (*RANGES, None)
     ]
     runs = [
         (
-            *checked(said or "a kernel without a name", start, end),
-            launched.get((number, process_of(process))),
+            *check_times(said or "a kernel without a name", start, end),
+            launched.get((number, process_id(process))),
         )
         for said, start, end, number, process in on_gpu
     ]
-    return attribute(runs, marked)
+    return attribute_kernels(runs, spans)
 
 
-def process_of(identifier: int | None) -> int | None:
+def process_id(identifier: int | None) -> int | None:
     """The part of a globalTid or globalPid that both have: all but the 24 bits of the
     thread.
     """

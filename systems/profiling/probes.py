@@ -15,11 +15,11 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from systems.benchmarking import phases
 from systems.benchmarking.timing import Step
-from systems.profiling.torch_trace import profiled
+from systems.profiling.torch_trace import profile_kernels
 from systems.profiling.trace import Kernel, TraceError
 
 # How TorchInductor begins the name of a kernel that it wrote.
-FUSED = "triton_"
+INDUCTOR_PREFIX = "triton_"
 
 
 # --8<-- [start:kernels]
@@ -36,15 +36,21 @@ def kernel_counts(step: Step, device: str) -> dict[str, int | list[str]]:
         return phases.mark(name)
 
     # The names of the marks are there when they are looked for: after the step.
-    _, kernels = profiled(lambda: step(phase), device, marks=names.keys())
+    _, kernels = profile_kernels(lambda: step(phase), device, marks=names.keys())
     for kernel in kernels:
         if kernel.path and not kernel.is_copy:
             names[kernel.path[0]].append(kernel.name)
-    counts = {f"{name}_kernels": len(found) for name, found in names.items()}
+    counts = {f"{name}_kernels": len(launched) for name, launched in names.items()}
     fused = {
-        f"{name}_fused": ours
-        for name, found in names.items()
-        if (ours := [each for each in found if each.startswith(FUSED)])
+        f"{name}_fused": fused_names
+        for name, launched in names.items()
+        if (
+            fused_names := [
+                kernel_name
+                for kernel_name in launched
+                if kernel_name.startswith(INDUCTOR_PREFIX)
+            ]
+        )
     }
     return counts | fused
 
@@ -52,7 +58,7 @@ def kernel_counts(step: Step, device: str) -> dict[str, int | list[str]]:
 # --8<-- [end:kernels]
 
 
-def kernels_ms(
+def kernel_samples_ms(
     work: Callable[[], object], calls: int, device: str
 ) -> dict[str, list[float]]:
     """Time on the GPU in ms by kernel name, one sample for each of `calls` calls; the
@@ -65,30 +71,30 @@ def kernels_ms(
     if device != "cuda":
         return {}
 
-    def look() -> dict[str, list[float]]:
-        _, kernels = profiled(lambda: [work() for _ in range(calls)], device)
-        return by_call_ms(kernels, calls)
+    def profile_calls() -> dict[str, list[float]]:
+        _, kernels = profile_kernels(lambda: [work() for _ in range(calls)], device)
+        return split_by_call(kernels, calls)
 
     with suppress(TraceError):
-        return look()
-    return look()
+        return profile_calls()
+    return profile_calls()
 
 
-def by_call_ms(kernels: Iterable[Kernel], calls: int) -> dict[str, list[float]]:
+def split_by_call(kernels: Iterable[Kernel], calls: int) -> dict[str, list[float]]:
     """The durations of each name's kernels, in order, shared out among the calls."""
     by_name: dict[str, list[float]] = {}
     for kernel in kernels:
         by_name.setdefault(kernel.name, []).append(kernel.ms)
     samples = {}
     for name, times in by_name.items():
-        launches, left = divmod(len(times), calls)
-        if left:
+        launches, remainder = divmod(len(times), calls)
+        if remainder:
             raise TraceError(
                 f"{len(times)} launches of {name} in {calls} calls: the profile lost "
                 "some, or calls differ; profile again"
             )
-        each = (times[i * launches : (i + 1) * launches] for i in range(calls))
-        samples[name] = [round(sum(call), 6) for call in each]
+        per_call = (times[i * launches : (i + 1) * launches] for i in range(calls))
+        samples[name] = [round(sum(call), 6) for call in per_call]
     return samples
 
 

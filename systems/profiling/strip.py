@@ -17,24 +17,29 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from systems.profiling.trace import TraceError, explained
+from systems.profiling.trace import TraceError, wrap_errors
 
-CALL = ("start", "end", "globalTid", "correlationId", "nameId")
-RUN = ("start", "end", "correlationId", "globalPid", "streamId")
+CALL_COLUMNS = ("start", "end", "globalTid", "correlationId", "nameId")
+GPU_COLUMNS = ("start", "end", "correlationId", "globalPid", "streamId")
 # --8<-- [start:kept]
 # What is copied: of each table these columns, where it has them.
-KEPT = {
-    "CUPTI_ACTIVITY_KIND_KERNEL": (*RUN, "demangledName", "mangledName", "shortName"),
-    "CUPTI_ACTIVITY_KIND_MEMCPY": (*RUN, "bytes", "copyKind"),
-    "CUPTI_ACTIVITY_KIND_MEMSET": (*RUN, "bytes"),
-    "CUPTI_ACTIVITY_KIND_RUNTIME": CALL,
-    "CUPTI_ACTIVITY_KIND_DRIVER": CALL,
+COPIED_COLUMNS = {
+    "CUPTI_ACTIVITY_KIND_KERNEL": (
+        *GPU_COLUMNS,
+        "demangledName",
+        "mangledName",
+        "shortName",
+    ),
+    "CUPTI_ACTIVITY_KIND_MEMCPY": (*GPU_COLUMNS, "bytes", "copyKind"),
+    "CUPTI_ACTIVITY_KIND_MEMSET": (*GPU_COLUMNS, "bytes"),
+    "CUPTI_ACTIVITY_KIND_RUNTIME": CALL_COLUMNS,
+    "CUPTI_ACTIVITY_KIND_DRIVER": CALL_COLUMNS,
     "NVTX_EVENTS": ("start", "end", "eventType", "text", "textId", "globalTid"),
 }
 # --8<-- [end:kept]
 # Their columns that are numbers of strings. Of the strings only these are copied: the
 # others name what else ran on the machine.
-NAMES = ("demangledName", "mangledName", "shortName", "nameId", "textId")
+STRING_ID_COLUMNS = ("demangledName", "mangledName", "shortName", "nameId", "textId")
 
 
 def strip(export: Path, into: Path) -> None:
@@ -46,13 +51,13 @@ def strip(export: Path, into: Path) -> None:
     if not export.is_file():
         raise TraceError(f"{export} does not exist")
     with (
-        explained(f"{export} is no whole SQLite export", "export the report again"),
+        wrap_errors(f"{export} is no whole SQLite export", "export the report again"),
         closing(sqlite3.connect(f"{export.resolve().as_uri()}?mode=ro", uri=True)) as a,
     ):
         # Read first: what can't be read leaves no file behind.
-        statements = list(copied(a, str(export)))
+        statements = list(copy_statements(a, str(export)))
     with (
-        explained(f"{into} can't be written", "give another folder"),
+        wrap_errors(f"{into} can't be written", "give another folder"),
         closing(sqlite3.connect(into)) as b,
         b,
     ):
@@ -60,32 +65,36 @@ def strip(export: Path, into: Path) -> None:
             b.executemany(statement, rows) if rows else b.execute(statement)
 
 
-def copied(
+def copy_statements(
     database: sqlite3.Connection, name: str
 ) -> Iterator[tuple[str, list[tuple[object, ...]]]]:
     """The statements that make the copy, with the rows of those that insert."""
-    named: set[object] = set()
-    found = False
-    for table, wanted in KEPT.items():
-        known = [
+    string_ids: set[object] = set()
+    has_events = False
+    for table, wanted_columns in COPIED_COLUMNS.items():
+        present = [
             column for _, column, *_ in database.execute(f"PRAGMA table_info({table})")
         ]
-        columns = [column for column in wanted if column in known]
+        columns = [column for column in wanted_columns if column in present]
         if not columns:
             continue
-        found = True
+        has_events = True
         rows = database.execute(f"SELECT {', '.join(columns)} FROM {table}").fetchall()
-        for at, column in enumerate(columns):
-            named |= {row[at] for row in rows} if column in NAMES else set()
-        yield from filled(table, columns, rows)
+        for position, column in enumerate(columns):
+            string_ids |= (
+                {row[position] for row in rows}
+                if column in STRING_ID_COLUMNS
+                else set()
+            )
+        yield from table_statements(table, columns, rows)
     strings = database.execute("SELECT id, value FROM StringIds").fetchall()
-    if not found:
+    if not has_events:
         raise TraceError(f"{name} has no kernels and no ranges: nothing to copy")
-    kept = [row for row in strings if row[0] in named]
-    yield from filled("StringIds", ["id", "value"], kept)
+    used_strings = [row for row in strings if row[0] in string_ids]
+    yield from table_statements("StringIds", ["id", "value"], used_strings)
 
 
-def filled(
+def table_statements(
     table: str, columns: list[str], rows: list[tuple[object, ...]]
 ) -> Iterator[tuple[str, list[tuple[object, ...]]]]:
     yield f"CREATE TABLE {table} ({', '.join(columns)})", []
@@ -98,14 +107,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("export", type=Path, help="what `nsys export` wrote")
     parser.add_argument("into", type=Path, help="the copy")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        strip(given.export, given.into)
+        strip(arguments.export, arguments.into)
     except TraceError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    size = given.into.stat().st_size / 2**20
-    print(f"{given.into}: {size:.1f} MiB; look at the texts of its NVTX ranges")
+    size = arguments.into.stat().st_size / 2**20
+    print(f"{arguments.into}: {size:.1f} MiB; look at the texts of its NVTX ranges")
     return 0
 
 

@@ -24,16 +24,16 @@ from systems.profiling.trace import (
     Launch,
     Span,
     TraceError,
-    attribute,
-    checked,
-    explained,
+    attribute_kernels,
+    check_times,
+    wrap_errors,
 )
 
 # Categories of events, in lower case: before PyTorch 1.12 they began with a capital and
 # had shorter names.
-ON_GPU = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
-CALLS = {"cuda_runtime", "cuda_driver", "runtime", "driver"}
-ON_CPU = {"user_annotation", "cpu_op", "operator"}
+GPU_CATEGORIES = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
+LAUNCH_CATEGORIES = {"cuda_runtime", "cuda_driver", "runtime", "driver"}
+CPU_CATEGORIES = {"user_annotation", "cpu_op", "operator"}
 # What launches a matrix product, by PyTorch's own name; `einsum`, `matmul` and `linear`
 # end in one of them.
 MATMUL_OPS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::addbmm")
@@ -41,7 +41,7 @@ MATMUL_OPS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::ad
 Result = TypeVar("Result")
 
 
-def profiled(
+def profile_kernels(
     work: Callable[[], Result],
     device: str,
     marks: Collection[str] = (),
@@ -55,22 +55,22 @@ def profiled(
     """
     if device == "cuda":
         load_profiler()
-    result, profiler = watched(work, device)
+    result, profiler = run_profiled(work, device)
     with TemporaryDirectory() as folder:
         path = keep or Path(folder) / "trace.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(path))
-        return result, read(path, marks)
+        return result, read_trace(path, marks)
 
 
 @cache
 def load_profiler() -> None:
     """The first profile of a process may miss kernels while the profiler loads."""
-    watched(lambda: torch.zeros(1, device="cuda"), "cuda")
+    run_profiled(lambda: torch.zeros(1, device="cuda"), "cuda")
 
 
 # --8<-- [start:watched]
-def watched(work: Callable[[], Result], device: str) -> tuple[Result, profile]:
+def run_profiled(work: Callable[[], Result], device: str) -> tuple[Result, profile]:
     """What `work` returns, and the profiler that has stopped watching it."""
     # What the CPU does is needed too: the marks, the launches and the operations.
     activities = [ProfilerActivity.CPU]
@@ -91,7 +91,7 @@ def watched(work: Callable[[], Result], device: str) -> tuple[Result, profile]:
 
 
 @contextmanager
-def no_garbage() -> Iterator[None]:
+def pause_gc() -> Iterator[None]:
     """Nothing inside makes any: each collection would only look through all that was
     read so far.
     """
@@ -104,8 +104,8 @@ def no_garbage() -> Iterator[None]:
             gc.enable()
 
 
-@no_garbage()
-def read(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
+@pause_gc()
+def read_trace(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
     """Kernels of a Chrome trace that torch.profiler exported (`.json` or `.json.gz`),
     by start. TraceError where it is anything else.
     """
@@ -113,11 +113,11 @@ def read(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
         raise TraceError(
             f"{path} does not exist: give a trace that torch.profiler exported"
         )
-    opened = gzip.open if path.suffix == ".gz" else open
-    with explained(
+    open_file = gzip.open if path.suffix == ".gz" else open
+    with wrap_errors(
         f"{path} is no whole trace", "profile again, and let the export finish"
     ):
-        with opened(path, "rt", encoding="utf-8", errors="replace") as file:
+        with open_file(path, "rt", encoding="utf-8", errors="replace") as file:
             # A kernel's name is its author's: it may have a line break, a tab or a byte
             # that is no text.
             trace = json.load(file, strict=False)
@@ -127,10 +127,10 @@ def read(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
             f"{path} has no traceEvents: give what `export_chrome_trace` of "
             "torch.profiler writes"
         )
-    with explained(
+    with wrap_errors(
         f"{path} has an event that is none of torch.profiler's", "profile again"
     ):
-        kernels = kernels_of(events, marks)
+        kernels = parse_events(events, marks)
     if not kernels:
         raise TraceError(
             f"{path} has no kernel of a GPU: profile with ProfilerActivity.CUDA and no "
@@ -140,44 +140,44 @@ def read(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
     return kernels
 
 
-def kernels_of(events: list[Any], marks: Collection[str]) -> list[Kernel]:
+def parse_events(events: list[Any], marks: Collection[str]) -> list[Kernel]:
     """Kernels of a trace's events, by start. One of MALFORMED for a wrong event."""
-    launched: dict[Any, Launch] = {}
-    operated: dict[Any, Launch] = {}
-    on_gpu, marked, ops = [], [], []
-    kinds = ON_GPU | CALLS | ON_CPU
+    launches: dict[Any, Launch] = {}
+    op_launches: dict[Any, Launch] = {}
+    gpu_events, mark_spans, ops = [], [], []
+    kinds = GPU_CATEGORIES | LAUNCH_CATEGORIES | CPU_CATEGORIES
     for event in (event for event in events if event.get("ph") == "X"):
-        kind, known = str(event.get("cat", "")).lower(), event.get("args", {})
+        kind, args = str(event.get("cat", "")).lower(), event.get("args", {})
         if kind not in kinds:
             continue
         start, thread = round(event["ts"] * 1e3), (event.get("pid"), event.get("tid"))
         end = start + round(event.get("dur", 0) * 1e3)
-        run = checked(event["name"], start, end)
-        if kind in ON_GPU:
-            on_gpu.append((run, known))
-        if kind in CALLS and "correlation" in known:
-            launched[known["correlation"]] = Launch(thread, start)
-        if kind in ON_CPU:
+        run = check_times(event["name"], start, end)
+        if kind in GPU_CATEGORIES:
+            gpu_events.append((run, args))
+        if kind in LAUNCH_CATEGORIES and "correlation" in args:
+            launches[args["correlation"]] = Launch(thread, start)
+        if kind in CPU_CATEGORIES:
             span = Span(*run, thread)
             if span.name in marks:
-                marked.append(span)
+                mark_spans.append(span)
             elif span.name in MATMUL_OPS:
                 ops.append(span)
-            if (number := external_id(known)) is not None:
-                operated[number] = Launch(thread, start)
+            if (number := external_id(args)) is not None:
+                op_launches[number] = Launch(thread, start)
     # Where the call was not recorded, the operation that the kernel names was.
     runs = [
         (
             *run,
-            launched.get(known.get("correlation")) or operated.get(external_id(known)),
+            launches.get(args.get("correlation")) or op_launches.get(external_id(args)),
         )
-        for run, known in on_gpu
+        for run, args in gpu_events
     ]
-    return attribute(runs, marked, ops)
+    return attribute_kernels(runs, mark_spans, ops)
 
 
-def external_id(known: dict[str, Any]) -> Any:
+def external_id(args: dict[str, Any]) -> Any:
     """The number by which operations and kernels name each other; its spelling differs
     between versions.
     """
-    return known.get("External id", known.get("external id", known.get("External Id")))
+    return args.get("External id", args.get("external id", args.get("External Id")))

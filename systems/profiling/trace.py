@@ -28,7 +28,7 @@ MALFORMED = (
     *(TypeError, ValueError, sqlite3.Error, zlib.error),
 )
 # How both profilers begin the names of copies and fills of memory.
-COPIES = ("Memcpy", "Memset")
+COPY_PREFIXES = ("Memcpy", "Memset")
 
 
 class TraceError(ValueError):
@@ -36,7 +36,7 @@ class TraceError(ValueError):
 
 
 @contextmanager
-def explained(problem: str, remedy: str) -> Iterator[None]:
+def wrap_errors(problem: str, remedy: str) -> Iterator[None]:
     """Whatever a malformed file raises inside is one line: a TraceError."""
     try:
         yield
@@ -47,7 +47,7 @@ def explained(problem: str, remedy: str) -> Iterator[None]:
         raise TraceError(f"{problem} ({cause}): {remedy}") from error
 
 
-def checked(name: Any, start: Any, end: Any) -> tuple[str, int, int]:
+def check_times(name: Any, start: Any, end: Any) -> tuple[str, int, int]:
     """A name and two times as a file gives them; times in whole ns. One of MALFORMED
     where they are anything else.
     """
@@ -76,7 +76,7 @@ class Launch:
     """Which thread launched a kernel, and when (ns)."""
 
     thread: Hashable
-    at: int
+    time: int
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Kernel:
     @property
     def is_copy(self) -> bool:
         """Whether it copies or fills memory, which no kernel of a program does."""
-        return self.name.startswith(COPIES)
+        return self.name.startswith(COPY_PREFIXES)
 
     @property
     def ms(self) -> float:
@@ -119,7 +119,9 @@ class KernelRow:
     start_ms: float
 
 
-def rows_of(kernels: Iterable[Kernel], origin: int | None = None) -> list[KernelRow]:
+def kernel_rows(
+    kernels: Iterable[Kernel], origin: int | None = None
+) -> list[KernelRow]:
     """A row for each kernel and phase, the one that takes longest first. `origin` (ns)
     is where starts count from.
     """
@@ -134,8 +136,14 @@ def rows_of(kernels: Iterable[Kernel], origin: int | None = None) -> list[Kernel
     for (name, path), group in groups.items():
         times = [kernel.ms for kernel in group]
         start_ms = (min(kernel.start for kernel in group) - origin) / 1e6
-        shown = (sum(times), statistics.median(times), min(times), max(times), start_ms)
-        rows.append(KernelRow(name, path, len(times), *shown))
+        metrics = (
+            sum(times),
+            statistics.median(times),
+            min(times),
+            max(times),
+            start_ms,
+        )
+        rows.append(KernelRow(name, path, len(times), *metrics))
     return sorted(rows, key=lambda row: (-row.total_ms, row.path, row.name))
 
 
@@ -150,24 +158,24 @@ def span_ms(kernels: Iterable[Kernel]) -> float:
 
 
 # --8<-- [start:attribute]
-def open_at(
+def find_open_spans(
     spans: Iterable[Span], launches: Iterable[Launch]
 ) -> dict[Launch, list[Span]]:
     """The spans, of any thread, that are open at each launch, outermost first. One
     sweep over both in time.
     """
-    coming = sorted(spans, key=lambda span: (span.start, -span.end), reverse=True)
-    found: dict[Launch, list[Span]] = {}
-    now: list[Span] = []
-    for launch in sorted(set(launches), key=lambda launch: launch.at):
-        while coming and coming[-1].start <= launch.at:
-            now.append(coming.pop())
-        now = [span for span in now if span.end >= launch.at]
-        found[launch] = list(now)
-    return found
+    pending = sorted(spans, key=lambda span: (span.start, -span.end), reverse=True)
+    open_by_launch: dict[Launch, list[Span]] = {}
+    current: list[Span] = []
+    for launch in sorted(set(launches), key=lambda launch: launch.time):
+        while pending and pending[-1].start <= launch.time:
+            current.append(pending.pop())
+        current = [span for span in current if span.end >= launch.time]
+        open_by_launch[launch] = list(current)
+    return open_by_launch
 
 
-def attribute(
+def attribute_kernels(
     runs: Iterable[tuple[str, int, int, Launch | None]],
     phases: Iterable[Span],
     ops: Iterable[Span] = (),
@@ -177,15 +185,24 @@ def attribute(
     """
     runs = sorted(runs, key=lambda run: run[1:3])
     launches = [launch for *_, launch in runs if launch is not None]
-    marked, working = open_at(phases, launches), open_at(ops, launches)
+    open_marks, open_ops = (
+        find_open_spans(phases, launches),
+        find_open_spans(ops, launches),
+    )
     kernels = []
     for name, start, end, launch in runs:
         marks, op = [], None
         if launch is not None:
-            own = [span for span in marked[launch] if span.thread == launch.thread]
-            marks = own or marked[launch]
+            same_thread = [
+                span for span in open_marks[launch] if span.thread == launch.thread
+            ]
+            marks = same_thread or open_marks[launch]
             op = next(
-                (span.name for span in working[launch] if span.thread == launch.thread),
+                (
+                    span.name
+                    for span in open_ops[launch]
+                    if span.thread == launch.thread
+                ),
                 None,
             )
         kernels.append(Kernel(name, start, end, tuple(marks), op))

@@ -26,7 +26,7 @@ def let_go() -> None:
         return
     import torch
 
-    from systems.profiling.torch_trace import watched
+    from systems.profiling.torch_trace import run_profiled
 
     cuda = tuple(int(part) for part in (torch.version.cuda or "0").split(".")[:2])
     if cuda < SINCE_CUDA or not torch.cuda.is_initialized():
@@ -35,7 +35,7 @@ def let_go() -> None:
     os.environ[LEAVE] = "1"
     try:
         # The last profile ended otherwise: end one of nothing.
-        watched(lambda: None, "cuda")
+        run_profiled(lambda: None, "cuda")
         for _ in range(CALLS):
             torch.cuda.synchronize()
             time.sleep(PAUSE)

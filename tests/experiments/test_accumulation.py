@@ -11,7 +11,7 @@ import torch
 
 from systems.benchmarking import timing
 from systems.experiments import accumulation
-from systems.precision.number_formats import FORMATS, stall
+from systems.precision.number_formats import FORMATS, find_stall
 from systems.records.outcome import measure_row
 from systems.records.record import Record
 from tests.factories import committed, make_gpu, make_record
@@ -67,7 +67,7 @@ def test_every_sum_is_exact_and_stalls_where_predicted(config):
     expected = exact_sums(config)
     found = [Fraction(s) for s in accumulation.running_sums(config, "cpu").tolist()]
     assert found == expected
-    step, total = stall(FORMATS[config.accumulator], expected[0])
+    step, total = find_stall(FORMATS[config.accumulator], expected[0])
     changes = [
         i + 1 for i in range(config.steps) if i == 0 or expected[i] != expected[i - 1]
     ]

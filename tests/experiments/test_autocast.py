@@ -167,7 +167,7 @@ def test_the_trace_tells_modules_gradients_and_states_apart():
     optimizer = AdamW(model.parameters())
     with DtypeTrace(model, loss, optimizer) as trace:
         logits = model(torch.randn(3, 4))
-        trace.end_forward()
+        trace.count_forward()
         loss(logits.float(), torch.tensor([0, 1, 2])).backward()
         optimizer.step()
     assert trace.outputs == {
@@ -182,12 +182,12 @@ def test_the_trace_tells_modules_gradients_and_states_apart():
         trace.output_gradients["wide"] == "fp32"
         and trace.output_gradients["narrow"] == "fp16"
     )
-    assert trace.one(trace.gradients) == "fp16, fp32"
-    assert trace.forward_casts == 1 and trace.dtype_of("", "_to_copy") == "fp16"
+    assert trace.join_dtypes(trace.gradients) == "fp16, fp32"
+    assert trace.forward_casts == 1 and trace.result_dtype("", "_to_copy") == "fp16"
     # One state of each kind is kept by name, of the last parameter.
     assert trace.optimizer_state == {"m": "fp16", "v": "fp16"}
     with pytest.raises(ValueError, match="no exp ran in narrow, which ran"):
-        trace.dtype_of("narrow", "exp")
+        trace.result_dtype("narrow", "exp")
 
 
 def test_views_are_no_operations():
@@ -195,7 +195,7 @@ def test_views_are_no_operations():
     with DtypeTrace(model, loss, AdamW(model.parameters())) as trace:
         x = torch.ones(4, 4)
         x.T.reshape(2, 8)[None].transpose(0, 1)
-        trace.end_forward()
+        trace.count_forward()
     # The ones, and the copy that reshaping a transposed matrix needs.
     assert [name for _, name, _ in trace.operations] == [
         "ones",

@@ -23,7 +23,7 @@ from systems.experiments.kernel_profile import Config
 from systems.model import transformer
 from systems.model.sizes import SIZES, TABLE_1, ModelSize
 from systems.profiling import annotated_attention, nsys, torch_trace
-from systems.profiling.digest import on_the_gpu, timeline
+from systems.profiling.digest import gpu_metrics, layer_timeline
 from systems.profiling.trace import Kernel, Span, TraceError
 from systems.records.outcome import measure_row
 from systems.running import command, verify
@@ -40,7 +40,7 @@ def cpu(monkeypatch, tmp_path):
     """
     monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 2, 2))
     monkeypatch.setattr(kernel_profile, "gpu", lambda: "cpu")
-    monkeypatch.setattr(torch_trace, "ON_GPU", {"cpu_op"})
+    monkeypatch.setattr(torch_trace, "GPU_CATEGORIES", {"cpu_op"})
     monkeypatch.setattr(kernel_profile, "ROOT", tmp_path)
     monkeypatch.setattr(kernel_profile, "TRACES", tmp_path / "traces")
     # An operation inside another would be counted twice: only the innermost of those
@@ -55,12 +55,12 @@ def cpu(monkeypatch, tmp_path):
         "aten::sum",
         "aten::div",
     )
-    read = torch_trace.read
+    read = torch_trace.read_trace
 
     def leaves(path, marks):
         return [kernel for kernel in read(path, marks) if kernel.name in kept]
 
-    monkeypatch.setattr(torch_trace, "read", leaves)
+    monkeypatch.setattr(torch_trace, "read_trace", leaves)
     return tmp_path
 
 
@@ -93,7 +93,10 @@ def test_marked_attention_gives_the_same_bits():
     q, k, v = (x.requires_grad_() for x in torch.randn(3, 2, 3, 7, 4))
     outputs = [
         attention(q, k, v)
-        for attention in (transformer.eager, annotated_attention.causal_attention)
+        for attention in (
+            transformer.eager_attention,
+            annotated_attention.causal_attention,
+        )
     ]
     assert torch.equal(*outputs)
     ours, theirs = (torch.autograd.grad(o.square().sum(), (q, k, v)) for o in outputs)
@@ -226,7 +229,7 @@ def test_spans_and_sums_are_of_each_pass_and_counts_per_pass():
         kernel("ampere_sgemm_128x64_tn", 130, 140, SECOND, backward),
         kernel("stray", 150, 151, SECOND),
     ]
-    metrics = on_the_gpu(kernels, 2)
+    metrics = gpu_metrics(kernels, 2)
     assert metrics["forward_gpu_span_ms"] == pytest.approx([0.020, 0.020])
     assert metrics["forward_gpu_busy_ms"] == pytest.approx([0.015, 0.020])
     assert (
@@ -249,7 +252,7 @@ def test_spans_and_sums_are_of_each_pass_and_counts_per_pass():
         TraceError,
         match="the trace has 2 steps with kernels, not 3: profile again",
     ):
-        on_the_gpu(kernels, 3)
+        gpu_metrics(kernels, 3)
 
 
 def test_kernels_keep_the_names_that_the_profiler_gave_them():
@@ -259,9 +262,9 @@ def test_kernels_keep_the_names_that_the_profiler_gave_them():
         kernel(name, at, at + 5, SECOND, forward, LAYERS[0])
         for at, name in ((61, mul), (66, add), (71, mul))
     ]
-    rows = on_the_gpu(kernels, 1)["kernels"]
+    rows = gpu_metrics(kernels, 1)["kernels"]
     assert {row["name"]: row["calls"] for row in rows} == {mul: 2, add: 1}
-    shown = timeline(kernels, "forward")["timeline"]
+    shown = layer_timeline(kernels, "forward")["timeline"]
     assert [item["name"] for item in shown] == [mul, add, mul]
 
 
@@ -276,7 +279,7 @@ def test_the_timeline_is_of_the_second_layer_of_the_last_pass():
         kernel("b", 75, 80, SECOND, forward, second),
         kernel("c", 82, 83, SECOND, forward, second, span("attention softmax", 76, 77)),
     ]
-    shown = timeline(kernels, "forward")["timeline"]
+    shown = layer_timeline(kernels, "forward")["timeline"]
     assert [(k["name"], k["phase"], k["category"]) for k in shown] == [
         ("b", "forward", "other"),
         ("c", "forward/attention softmax", "softmax"),
@@ -285,7 +288,7 @@ def test_the_timeline_is_of_the_second_layer_of_the_last_pass():
         (0, 0.005),
         (0.007, 0.001),
     ]
-    assert timeline(kernels, "step") == {}
+    assert layer_timeline(kernels, "step") == {}
 
 
 def nsys_says(monkeypatch, tmp_path, row, kernels=()):
@@ -301,7 +304,7 @@ def nsys_says(monkeypatch, tmp_path, row, kernels=()):
         return printed, report.with_suffix(".sqlite")
 
     monkeypatch.setattr(nsys, "profile", profile)
-    monkeypatch.setattr(nsys, "read", lambda path, marks: list(kernels))
+    monkeypatch.setattr(nsys, "read_export", lambda path, marks: list(kernels))
     return asked
 
 

@@ -43,11 +43,11 @@ def test_backward_costs_twice_the_forward():
 
 def test_the_longest_slug_names_the_device():
     assert (
-        costs.peak_of("nvidia-a100-sxm4-40gb") is costs.PEAKS["nvidia-a100-sxm4-40gb"]
+        costs.find_peak("nvidia-a100-sxm4-40gb") is costs.PEAKS["nvidia-a100-sxm4-40gb"]
     )
-    assert costs.peak_of("nvidia-a100-sxm4-80gb") is costs.PEAKS["nvidia-a100-sxm4"]
-    assert costs.peak_of("nvidia-h200-nvl") is costs.PEAKS["nvidia-h200-nvl"]
-    assert costs.peak_of("cpu") is None
+    assert costs.find_peak("nvidia-a100-sxm4-80gb") is costs.PEAKS["nvidia-a100-sxm4"]
+    assert costs.find_peak("nvidia-h200-nvl") is costs.PEAKS["nvidia-h200-nvl"]
+    assert costs.find_peak("cpu") is None
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -121,11 +121,9 @@ def test_attention_flops_are_those_of_pytorchs_counter():
     assert 2 * both == forward.get_total_flops() + backward
     # In one pass ours does the same products; in two, scores and dP are computed in
     # both.
-    products = {name: work.products for name, work in costs.KERNELS.items()}
-    assert (
-        products["forward"] + products["one_pass"] == costs.ATTENTION_PRODUCTS["both"]
-    )
+    products = {name: work.matmuls for name, work in costs.KERNELS.items()}
+    assert products["forward"] + products["one_pass"] == costs.ATTENTION_MATMULS["both"]
     assert (
         products["forward"] + products["dkdv"] + products["dq"]
-        == costs.ATTENTION_PRODUCTS["both"] + 2
+        == costs.ATTENTION_MATMULS["both"] + 2
     )

@@ -13,9 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from systems import ROOT
 from systems.formulas.costs import forward_flops
 from systems.formulas.fit import (
-    checked,
+    check_pass,
+    find_largest,
     floor_seconds,
-    largest,
     peak_bytes,
     remedies,
     step_flops,
@@ -43,7 +43,7 @@ def fit(*options: str) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize("gpu", GPUS)
 def test_the_largest_is_the_last_that_fits(field, gpu):
     room = GPUS[gpu].free_bytes
-    most = largest(XL, field, room)
+    most = find_largest(XL, field, room)
     fields = {"batch": XL.batch, "context": XL.context}
     more = Pass(
         "xl",
@@ -143,7 +143,7 @@ def test_the_floor_is_products_and_then_the_optimizer_s_traffic():
 )
 def test_a_pass_that_no_model_can_run_is_refused(p, words):
     with pytest.raises(ValueError, match=words):
-        checked(p)
+        check_pass(p)
 
 
 def test_the_command_needs_no_torch():

@@ -3,8 +3,8 @@
 import pytest
 
 from systems.formulas.chips import CHIPS, chip_of
-from systems.formulas.costs import Peak, peak_of
-from systems.formulas.floors import Work, floor_seconds, product, ridge
+from systems.formulas.costs import Peak, find_peak
+from systems.formulas.floors import Work, floor_seconds, matmul_work, ridge_intensity
 from systems.records.device import slug_of
 
 PEAK = Peak(fp32=10.0, tf32=20.0, bf16=40.0, bandwidth=2.0, source="made up")
@@ -12,7 +12,7 @@ PEAK = Peak(fp32=10.0, tf32=20.0, bf16=40.0, bandwidth=2.0, source="made up")
 
 @pytest.mark.parametrize("slug", CHIPS)
 def test_units_times_clock_are_the_data_sheets_rate(slug):
-    chip, peak = CHIPS[slug], peak_of(slug)
+    chip, peak = CHIPS[slug], find_peak(slug)
     assert peak is not None
     rate = chip.sms * chip.fp32_flops_per_clock * chip.clock
     assert rate == pytest.approx(peak.fp32, rel=0.01)
@@ -30,8 +30,8 @@ def test_the_longest_name_counts():
 
 def test_a_slice_of_a_gpu_has_neither_all_sms_nor_all_rates():
     slice = slug_of("NVIDIA A100-SXM4-80GB MIG 3g.40gb")
-    assert chip_of(slice) is None and peak_of(slice) is None
-    assert chip_of("nvidia-a100-sxm4-80gb") and peak_of("nvidia-a100-sxm4-80gb")
+    assert chip_of(slice) is None and find_peak(slice) is None
+    assert chip_of("nvidia-a100-sxm4-80gb") and find_peak("nvidia-a100-sxm4-80gb")
 
 
 def test_the_floor_is_what_binds():
@@ -42,9 +42,9 @@ def test_the_floor_is_what_binds():
 
 def test_at_the_ridge_both_bind():
     work = Work(flops=100, moved_bytes=20)
-    assert work.intensity == ridge(PEAK, "fp32")
+    assert work.intensity == ridge_intensity(PEAK, "fp32")
     assert work.flops / PEAK.fp32 == work.moved_bytes / PEAK.bandwidth
 
 
 def test_a_product_reads_and_writes_three_matrices():
-    assert product(2, 3, 5, element_bytes=4) == Work(60, 4 * (10 + 15 + 6))
+    assert matmul_work(2, 3, 5, element_bytes=4) == Work(60, 4 * (10 + 15 + 6))

@@ -12,7 +12,7 @@ from systems.experiments import peak_memory
 from systems.experiments.peak_memory import MODES, Config, run
 from systems.formulas import memory_costs
 from systems.formulas.memory_costs import Pass, residual_bytes
-from systems.formulas.memory_peak import most, peak
+from systems.formulas.memory_peak import category_peaks, peak
 from systems.model.checkpointing import checkpoint_attention, checkpoint_blocks
 from systems.model.optimizer import AdamW
 from systems.model.sizes import SIZES, ModelSize
@@ -78,7 +78,9 @@ def test_formulas_and_passes_agree(
     row = recorded(monkeypatch, *fields, checkpoint)
     p = Pass(*fields, int(checkpoint), batch=2, vocab=1000, workspace_bytes=0)
     measured = {c["category"]: c for c in row["categories"]}
-    assert {name: measured[name]["most_bytes"] for name in most(p)} == most(p)
+    assert {
+        name: measured[name]["most_bytes"] for name in category_peaks(p)
+    } == category_peaks(p)
     predicted = peak(p)
     assert predicted.keys() == measured.keys()
     # A forward pass that keeps nothing is the one whose small tensors are not counted.

@@ -8,10 +8,10 @@ import torch
 from systems.experiments.gradient_checkpointing import recompute
 from systems.formulas.memory_costs import Pass, block_saved, residual_bytes
 from systems.formulas.recomputation import (
-    best_runs,
+    best_run_lengths,
+    count_kept_inputs,
+    enclosing_halves,
     forward_passes,
-    halves,
-    inputs_kept,
     peaks,
 )
 from systems.model.sizes import SIZES, ModelSize
@@ -73,11 +73,11 @@ def test_both_peaks_are_their_formula(monkeypatch, strategy, run, attention, pre
 
 
 def test_halving_keeps_an_input_for_each_second_half():
-    assert [inputs_kept("halving", 8, block) for block in range(1, 9)] == [
+    assert [count_kept_inputs("halving", 8, block) for block in range(1, 9)] == [
         1 + (block - 1).bit_count() for block in range(1, 9)
     ]
     # Three layers split into one and two.
-    assert halves(3, 3) == [True, True] and halves(3, 1) == [False]
+    assert enclosing_halves(3, 3) == [True, True] and enclosing_halves(3, 1) == [False]
 
 
 def test_nested_runs_in_closed_form():
@@ -86,7 +86,7 @@ def test_nested_runs_in_closed_form():
         n = 2**log
         assert n * forward_passes("halving", n) == n * (3 + log) / 2
         assert n * forward_passes("chain", n) == n * (n + 3) / 2
-        kept = [inputs_kept("halving", n, block) for block in range(1, n + 1)]
+        kept = [count_kept_inputs("halving", n, block) for block in range(1, n + 1)]
         assert max(kept) == 1 + log
 
 
@@ -99,6 +99,6 @@ def test_by_hand_nothing_is_held_before_a_gradient_came_in():
 
 def test_the_square_root_is_of_equal_sizes():
     p = Pass("2.7B", 2048, "forward_backward", "bf16", "flash")
-    root, weighed = best_runs(p)
+    root, weighed = best_run_lengths(p)
     assert root == math.sqrt(32)
     assert 32 / weighed * residual_bytes(p) == pytest.approx(weighed * block_saved(p))

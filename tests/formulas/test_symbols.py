@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from systems.formulas.memory_costs import Pass
-from systems.formulas.memory_peak import moments
-from systems.formulas.symbols import Expression, Program, larger, smaller
+from systems.formulas.memory_peak import peak_candidates
+from systems.formulas.symbols import Expression, Program, maximum, minimum
 from systems.model.sizes import ModelSize
 
 NAMES = ("d_model", "d_ff", "num_layers", "num_heads", "context", "batch", "vocab")
@@ -43,7 +43,7 @@ def pass_of(precision, attention, remedy, numbers) -> Pass:
 def test_a_step_s_peak_in_symbols_is_its_peak_in_numbers(
     precision, attention, remedy, numbers
 ):
-    in_symbols = moments(pass_of(precision, attention, remedy, SYMBOLS))
+    in_symbols = peak_candidates(pass_of(precision, attention, remedy, SYMBOLS))
     program = Program()
     places = {
         when: {category: program.index(value) for category, value in moment.items()}
@@ -53,7 +53,7 @@ def test_a_step_s_peak_in_symbols_is_its_peak_in_numbers(
     assert {
         when: {category: values[place] for category, place in moment.items()}
         for when, moment in places.items()
-    } == moments(pass_of(precision, attention, remedy, numbers))
+    } == peak_candidates(pass_of(precision, attention, remedy, numbers))
 
 
 def test_an_instruction_stands_once():
@@ -67,8 +67,8 @@ def test_what_changes_nothing_is_left_out():
     d = Expression("d")
     assert d + 0 == 0 + d == d - 0 == 1 * d == d * 1 == d // 1 == d
     assert 0 * d == d * 0 == 0
-    assert smaller(2, 3) == 2
-    assert larger(2, 3) == 3
+    assert minimum(2, 3) == 2
+    assert maximum(2, 3) == 3
 
 
 @pytest.mark.parametrize("wrong", [1.5, "3", None])

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from systems.precision.dtypes import DTYPES, NAMES, relative_error
+from systems.precision.dtypes import DTYPE_NAMES, DTYPES, relative_error
 
 
 def test_names_and_dtypes_are_each_others():
-    assert {NAMES[dtype]: dtype for dtype in DTYPES.values()} == DTYPES
+    assert {DTYPE_NAMES[dtype]: dtype for dtype in DTYPES.values()} == DTYPES
 
 
 def test_an_error_is_relative_to_the_norm_of_the_exact_result():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from systems.precision.number_formats import FORMATS, binade, stall
+from systems.precision.number_formats import FORMATS, binade, find_stall
 
 TORCH = {
     "fp64": torch.float64,
@@ -23,7 +23,7 @@ NUMPY = {"fp64": np.float64, "fp32": np.float32, "fp16": np.float16}
 def test_the_limits_are_those_of_torch(name):
     ours, theirs = FORMATS[name], torch.finfo(TORCH[name])
     assert 1 + ours.exponent_bits + ours.fraction_bits == theirs.bits
-    assert (float(ours.largest), float(ours.smallest_normal)) == (
+    assert (float(ours.max_finite), float(ours.smallest_normal)) == (
         theirs.max,
         theirs.smallest_normal,
     )
@@ -37,7 +37,9 @@ def test_the_spacing_is_that_of_numpy(name):
         assert float(FORMATS[name].spacing(Fraction(float(rounded)))) == np.spacing(
             rounded
         )
-    assert float(FORMATS[name].smallest) == np.nextafter(NUMPY[name](0), NUMPY[name](1))
+    assert float(FORMATS[name].smallest_subnormal) == np.nextafter(
+        NUMPY[name](0), NUMPY[name](1)
+    )
 
 
 @pytest.mark.parametrize("name", ["fp32", "fp16", "bf16"])
@@ -56,7 +58,7 @@ def test_rounding_is_that_of_torch_ties_included(name):
     )
     for value in values:
         assert (
-            float(FORMATS[name].nearest(Fraction(value)))
+            float(FORMATS[name].round_to_nearest(Fraction(value)))
             == torch.tensor(value, dtype=TORCH[name]).item()
         )
 
@@ -98,7 +100,7 @@ def test_a_stall_is_where_adding_one_by_one_stalls(name):
         total, step = x.clone(), 1
         while (following := total + x) != total:
             total, step = following, step + 1
-        assert stall(FORMATS[name], Fraction(x.item())) == (
+        assert find_stall(FORMATS[name], Fraction(x.item())) == (
             step,
             Fraction(total.item()),
         ), term

@@ -8,10 +8,10 @@ import pytest
 
 from systems.profiling.kernel_names import (
     CATEGORIES,
-    LONGEST,
-    category_of,
+    MAX_LENGTH,
+    demangle,
     is_split_k_sum,
-    readable,
+    kernel_category,
     short_name,
 )
 from tests.factories import RESULTS
@@ -170,7 +170,7 @@ KNOWN = {
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_name_is_short_and_has_its_category(name):
-    assert (short_name(name), category_of(name)) == KNOWN[name]
+    assert (short_name(name), kernel_category(name)) == KNOWN[name]
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -188,15 +188,15 @@ def test_what_adds_up_the_parts_of_a_product_is_none():
 
 
 def test_the_phase_says_what_unfused_parts_are_for():
-    assert category_of(EXP, ("forward", "attention softmax")) == "softmax"
-    assert category_of(MUL, ("optimizer",)) == "optimizer"
+    assert kernel_category(EXP, ("forward", "attention softmax")) == "softmax"
+    assert kernel_category(MUL, ("optimizer",)) == "optimizer"
     assert (
-        category_of(EXP, ("forward",))
-        == category_of(EXP, ("forward", "attention mask"))
+        kernel_category(EXP, ("forward",))
+        == kernel_category(EXP, ("forward", "attention mask"))
         == "elementwise"
     )
     # The loss of a step with an optimizer is no optimizer.
-    assert category_of(LOG, ("step", "loss")) == "softmax"
+    assert kernel_category(LOG, ("step", "loss")) == "softmax"
 
 
 def test_names_of_the_compiler_in_the_records_are_known():
@@ -213,17 +213,19 @@ def test_names_of_the_compiler_in_the_records_are_known():
                 for name in value
             }
     assert len(names) > 5 and all(
-        category_of(name) in ("elementwise", "reduction") for name in names
+        kernel_category(name) in ("elementwise", "reduction") for name in names
     )
 
 
 def test_anything_is_a_name():
     for name in ("", "<>", "_Z", "_Z99", "void ", "((", "at::", "é" * 500, "_ZN2at"):
-        assert category_of(name) in CATEGORIES and len(short_name(name)) <= LONGEST
+        assert (
+            kernel_category(name) in CATEGORIES and len(short_name(name)) <= MAX_LENGTH
+        )
 
 
 def test_a_literal_in_a_mangled_name_is_no_length():
     assert (
-        readable(MANGLED_ADD)
+        demangle(MANGLED_ADD)
         == "at native vectorized_elementwise_kernel CUDAFunctor_add array"
     )

@@ -129,7 +129,7 @@ def test_a_version_that_can_not_do_it_is_refused(fake, tmp_path, version):
 @pytest.mark.parametrize("version", ["version 2022.1.1", "version 2025.10.0"])
 def test_a_version_that_can_do_it_is_taken(fake, version):
     fake.plan(version=version)
-    assert nsys.find() == str(fake.folder / "nsys")
+    assert nsys.find_nsys() == str(fake.folder / "nsys")
 
 
 def test_a_failure_is_named_with_its_last_words(fake, tmp_path):
@@ -173,4 +173,4 @@ def test_an_earlier_report_is_not_taken_for_this_one(fake, tmp_path):
 def test_a_program_that_can_not_run_is_a_clear_line(fake, tmp_path):
     (fake.folder / "nsys").write_text("#!/no/such/interpreter\n")
     with pytest.raises(NsysError, match=r"nsys --version can't be run \(No such file"):
-        nsys.find()
+        nsys.find_nsys()

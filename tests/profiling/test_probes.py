@@ -10,9 +10,9 @@ import torch
 from systems.profiling import probes, torch_trace
 from systems.profiling.probes import (
     SavedTensors,
-    by_call_ms,
     kernel_counts,
-    kernels_ms,
+    kernel_samples_ms,
+    split_by_call,
 )
 from systems.profiling.trace import Kernel, TraceError
 
@@ -22,17 +22,17 @@ def gpu(monkeypatch):
     """On the CPU the profiler's operations stand for kernels: the path from profile to
     names is the same.
     """
-    monkeypatch.setattr(torch_trace, "ON_GPU", {"cpu_op"})
+    monkeypatch.setattr(torch_trace, "GPU_CATEGORIES", {"cpu_op"})
     monkeypatch.setattr(
-        probes, "profiled", lambda work, _, marks=(): profiled(work, "cpu", marks)
+        probes, "profile_kernels", lambda work, _, marks=(): profile(work, "cpu", marks)
     )
 
 
-profiled = torch_trace.profiled
+profile = torch_trace.profile_kernels
 
 
 def test_each_phase_has_its_own_kernels(gpu, monkeypatch):
-    monkeypatch.setattr(probes, "FUSED", "aten::s")
+    monkeypatch.setattr(probes, "INDUCTOR_PREFIX", "aten::s")
     x = torch.ones(4, 4)
 
     def step(phase):
@@ -67,7 +67,7 @@ def test_copies_are_no_kernels(monkeypatch):
         mark = torch_trace.Span(forward, 0, 9, "main")
         return None, [Kernel(name, 0, 1, (mark,)) for name in names]
 
-    monkeypatch.setattr(probes, "profiled", fake)
+    monkeypatch.setattr(probes, "profile_kernels", fake)
     assert kernel_counts(step, "cuda") == {"forward_kernels": 1}
 
 
@@ -78,14 +78,14 @@ def kernels(*runs: tuple[str, int]) -> list[Kernel]:
 
 def test_launches_add_up_by_kernel_and_call():
     found = kernels(("a", 1), ("a", 2), ("b", 5), ("a", 3), ("a", 4), ("b", 7))
-    assert by_call_ms(found, 2) == {"a": [0.003, 0.007], "b": [0.005, 0.007]}
+    assert split_by_call(found, 2) == {"a": [0.003, 0.007], "b": [0.005, 0.007]}
 
 
 def test_a_lost_kernel_shifts_no_sample():
     """Of four launches in two calls one is missing: no call's time can be told."""
     lost = kernels(("gemm", 1), ("gemm", 2), ("exp", 5), ("gemm", 3), ("exp", 7))
     with pytest.raises(TraceError, match="3 launches of gemm in 2 calls: .*again$"):
-        by_call_ms(lost, 2)
+        split_by_call(lost, 2)
 
 
 @pytest.mark.parametrize("losses", [1, 2])
@@ -96,9 +96,9 @@ def test_where_a_kernel_was_lost_it_is_profiled_once_more(monkeypatch, losses):
     def fake(work, device):
         return work(), next(looks)
 
-    monkeypatch.setattr(probes, "profiled", fake)
+    monkeypatch.setattr(probes, "profile_kernels", fake)
     with nullcontext() if losses == 1 else pytest.raises(TraceError, match="1 launch"):
-        found = kernels_ms(lambda: calls.append(1), 2, "cuda")
+        found = kernel_samples_ms(lambda: calls.append(1), 2, "cuda")
         assert found == {"gemm": [0.001, 0.002]}
     assert len(calls) == 1 + 2 * 2
 
@@ -109,9 +109,9 @@ def test_calls_are_profiled_after_one_that_is_not(gpu):
     def work():
         calls.append(x @ x)
 
-    assert kernels_ms(work, 3, "cpu") == {} and len(calls) == 1
+    assert kernel_samples_ms(work, 3, "cpu") == {} and len(calls) == 1
     calls.clear()
-    times = kernels_ms(work, 3, "cuda")["aten::mm"]
+    times = kernel_samples_ms(work, 3, "cuda")["aten::mm"]
     assert len(times) == 3 and min(times) > 0 and len(calls) == 4
 
 
@@ -160,6 +160,6 @@ def test_a_gpu_names_its_kernels_and_its_memory_before_each_phase():
 @pytest.mark.gpu
 def test_kernels_of_a_product_are_found():
     a = torch.randn(1024, 1024, device="cuda")
-    found = kernels_ms(lambda: a @ a, 5, "cuda")
+    found = kernel_samples_ms(lambda: a @ a, 5, "cuda")
     assert found and all(len(samples) == 5 for samples in found.values())
     assert sum(sum(samples) for samples in found.values()) > 0

@@ -14,8 +14,8 @@ import pytest
 from systems import ROOT
 from systems.experiments.kernel_profile import MARKS
 from systems.profiling import nsys
-from systems.profiling.digest import on_the_gpu
-from systems.profiling.kernel_names import MATMUL, category_of, is_split_k_sum
+from systems.profiling.digest import gpu_metrics
+from systems.profiling.kernel_names import MATMUL, is_split_k_sum, kernel_category
 from systems.profiling.marks import LAYER
 from systems.profiling.strip import strip
 from systems.profiling.trace import TraceError
@@ -33,7 +33,7 @@ def export(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def kernels(export):
-    return nsys.read(export, MARKS)
+    return nsys.read_export(export, MARKS)
 
 
 def test_every_kernel_of_a_real_step_is_in_the_phase_that_launched_it(kernels):
@@ -51,7 +51,7 @@ def test_a_real_forward_pass_multiplies_nine_times_a_layer_and_once(kernels):
     products = Counter(
         kernel.path[1]
         for kernel in kernels
-        if category_of(kernel.name) == MATMUL and not is_split_k_sum(kernel.name)
+        if kernel_category(kernel.name) == MATMUL and not is_split_k_sum(kernel.name)
     )
     # Each product has two in the backward pass.
     assert products["forward"] == 9 * 12 + 1
@@ -61,7 +61,7 @@ def test_a_real_forward_pass_multiplies_nine_times_a_layer_and_once(kernels):
 
 
 def test_a_real_step_has_times_that_add_up(kernels):
-    metrics = on_the_gpu(kernels, 1)
+    metrics = gpu_metrics(kernels, 1)
     for phase in ("forward", "loss", "backward", "optimizer"):
         (busy,), (span,) = (metrics[f"{phase}_gpu_{of}_ms"] for of in ("busy", "span"))
         rows = [k for k in metrics["kernels"] if k["phase"].split("/")[0] == phase]
@@ -104,7 +104,7 @@ def with_secrets(export, path):
 def test_a_copy_reads_the_same_and_holds_no_secret(export, kernels, tmp_path):
     raw, copy = with_secrets(export, tmp_path / "raw.sqlite"), tmp_path / "copy.sqlite"
     strip(raw, copy)
-    assert nsys.read(copy, MARKS) == kernels
+    assert nsys.read_export(copy, MARKS) == kernels
     assert SECRET.encode() not in copy.read_bytes()
 
 

@@ -16,7 +16,7 @@ import torch
 
 from systems.benchmarking import phases
 from systems.profiling import nsys, torch_trace
-from systems.profiling.trace import Kernel, TraceError, rows_of, span_ms
+from systems.profiling.trace import Kernel, TraceError, kernel_rows, span_ms
 
 MARKS = ("step", "forward", "attention softmax", "backward")
 MAIN, AUTOGRAD = 100, 107
@@ -49,7 +49,7 @@ EXPECTED = {
 def found(kernels):
     return {
         (row.name, row.path): (row.calls, pytest.approx(row.total_ms))
-        for row in rows_of(kernels)
+        for row in kernel_rows(kernels)
     }
 
 
@@ -116,7 +116,7 @@ def write(path, content):
 
 @pytest.mark.parametrize("old", [False, True])
 def test_torch_kernels_belong_to_the_phase_that_launched_them(tmp_path, old):
-    kernels = torch_trace.read(write(tmp_path / "t.json", a_trace(old)), MARKS)
+    kernels = torch_trace.read_trace(write(tmp_path / "t.json", a_trace(old)), MARKS)
     assert found(kernels) == EXPECTED
     assert [k.op for k in kernels] == ["aten::mm", None, "aten::mm", "aten::mm", None]
     assert [k.start for k in kernels] == [55_000, 65_000, 69_000, 81_000, 111_000]
@@ -128,7 +128,7 @@ def test_torch_kernels_belong_to_the_phase_that_launched_them(tmp_path, old):
 def test_a_compressed_trace_is_the_same(tmp_path):
     with gzip.open(tmp_path / "t.json.gz", "wt") as file:
         json.dump(a_trace(), file)
-    assert found(torch_trace.read(tmp_path / "t.json.gz", MARKS)) == EXPECTED
+    assert found(torch_trace.read_trace(tmp_path / "t.json.gz", MARKS)) == EXPECTED
 
 
 def test_a_kernel_without_its_call_is_found_through_its_operation(tmp_path):
@@ -136,13 +136,13 @@ def test_a_kernel_without_its_call_is_found_through_its_operation(tmp_path):
     trace["traceEvents"] = [
         e for e in trace["traceEvents"] if not e["name"].startswith("cu")
     ]
-    kernels = torch_trace.read(write(tmp_path / "t.json", trace), MARKS)
+    kernels = torch_trace.read_trace(write(tmp_path / "t.json", trace), MARKS)
     assert found(kernels) == EXPECTED
     # Without that too it belongs to no phase, and is not lost.
     trace["traceEvents"] = [
         e for e in trace["traceEvents"] if not e["name"].startswith("aten")
     ]
-    kernels = torch_trace.read(write(tmp_path / "t.json", trace), MARKS)
+    kernels = torch_trace.read_trace(write(tmp_path / "t.json", trace), MARKS)
     assert {k.path for k in kernels} == {()} and len(kernels) == len(KERNELS)
 
 
@@ -150,7 +150,7 @@ def test_what_the_profiler_itself_writes_is_read(tmp_path, monkeypatch):
     """On the CPU the profiler's operations stand for kernels: marks, threads and times
     are its own.
     """
-    monkeypatch.setattr(torch_trace, "ON_GPU", {"cpu_op"})
+    monkeypatch.setattr(torch_trace, "GPU_CATEGORIES", {"cpu_op"})
     x = torch.ones(4, 4, requires_grad=True)
 
     def work():
@@ -162,10 +162,10 @@ def test_what_the_profiler_itself_writes_is_read(tmp_path, monkeypatch):
         return y.item()
 
     kept = tmp_path / "new" / "t.json.gz"
-    result, kernels = torch_trace.profiled(work, "cpu", MARKS, keep=kept)
+    result, kernels = torch_trace.profile_kernels(work, "cpu", MARKS, keep=kept)
     assert result == pytest.approx(16 * math.exp(4))
-    assert torch_trace.read(kept, MARKS) == kernels
-    rows = rows_of(kernels)
+    assert torch_trace.read_trace(kept, MARKS) == kernels
+    rows = kernel_rows(kernels)
     assert {row.path for row in rows if row.name == "aten::mm"} == {
         ("step", "forward"),
         ("step", "backward"),
@@ -184,7 +184,7 @@ def test_while_a_trace_is_read_nothing_looks_for_garbage(tmp_path, monkeypatch, 
         lambda *file, **how: seen.append(gc.isenabled()) or real(*file, **how),
     )
     with nullcontext() if text != "{" else pytest.raises(TraceError):
-        torch_trace.read(write(tmp_path / "t.json", text), MARKS)
+        torch_trace.read_trace(write(tmp_path / "t.json", text), MARKS)
     assert seen == [False] and gc.isenabled()
 
 
@@ -203,7 +203,7 @@ BROKEN_TORCH = {
 @pytest.mark.parametrize("text", BROKEN_TORCH, ids=range(len(BROKEN_TORCH)))
 def test_a_broken_torch_trace_is_one_clear_line(tmp_path, text):
     with pytest.raises(TraceError, match=rf"t\.json {BROKEN_TORCH[text]}") as error:
-        torch_trace.read(write(tmp_path / "t.json", text), MARKS)
+        torch_trace.read_trace(write(tmp_path / "t.json", text), MARKS)
     assert "\n" not in str(error.value)
 
 
@@ -236,7 +236,7 @@ def test_a_wrong_event_is_one_clear_line(tmp_path, wrong):
     event |= change
     said = r"t\.json has an event that is none of torch.profiler's .*: profile again$"
     with pytest.raises(TraceError, match=said) as error:
-        torch_trace.read(write(tmp_path / "t.json", content), MARKS)
+        torch_trace.read_trace(write(tmp_path / "t.json", content), MARKS)
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
 
 
@@ -244,7 +244,7 @@ def test_a_wrong_event_is_one_clear_line(tmp_path, wrong):
 def test_a_kernel_of_any_name_is_read(tmp_path, odd):
     text = json.dumps(a_trace()).encode().replace(b'"gemm"', b'"ge' + odd + b'mm"')
     (tmp_path / "t.json").write_bytes(text)
-    kernels = torch_trace.read(tmp_path / "t.json", MARKS)
+    kernels = torch_trace.read_trace(tmp_path / "t.json", MARKS)
     name = f"ge{odd.decode(errors='replace')}mm"
     renamed = {"gemm": name}
     assert found(kernels) == {
@@ -265,12 +265,12 @@ def test_what_is_no_text_is_one_clear_line(tmp_path):
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(TraceError, match="is no whole trace .*: profile") as error:
-            torch_trace.read(tmp_path / name, MARKS)
+            torch_trace.read_trace(tmp_path / name, MARKS)
         assert "\n" not in str(error.value) and len(str(error.value)) < 500
     with pytest.raises(TraceError, match="is no whole trace"):
-        torch_trace.read(tmp_path, MARKS)
+        torch_trace.read_trace(tmp_path, MARKS)
     with pytest.raises(TraceError, match="does not exist: give a trace"):
-        torch_trace.read(tmp_path / "none.json", MARKS)
+        torch_trace.read_trace(tmp_path / "none.json", MARKS)
 
 
 # Process 5 in the bits above the thread's 24, as Nsight Systems packs them.
@@ -388,14 +388,18 @@ def export(path, text="textId", process=True, mangled=True, driver=False, withou
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_nsys_kernels_belong_to_the_phase_that_launched_them(tmp_path, version):
-    kernels = nsys.read(export(tmp_path / "r.sqlite", **VERSIONS[version]), MARKS)
+    kernels = nsys.read_export(
+        export(tmp_path / "r.sqlite", **VERSIONS[version]), MARKS
+    )
     assert found(kernels) == EXPECTED
     assert [k.start for k in kernels] == [55_000, 65_000, 69_000, 81_000, 111_000]
 
 
 def test_both_readers_give_the_same_rows(tmp_path):
-    ours = rows_of(torch_trace.read(write(tmp_path / "t.json", a_trace()), MARKS))
-    assert rows_of(nsys.read(export(tmp_path / "r.sqlite"), MARKS)) == ours
+    ours = kernel_rows(
+        torch_trace.read_trace(write(tmp_path / "t.json", a_trace()), MARKS)
+    )
+    assert kernel_rows(nsys.read_export(export(tmp_path / "r.sqlite"), MARKS)) == ours
     first = ours[0]
     assert (first.name, first.path, first.calls) == ("gemm", ("step", "backward"), 1)
     assert (
@@ -427,13 +431,13 @@ def test_copies_and_fills_are_rows_too_and_may_be_absent(tmp_path):
             "INSERT INTO CUPTI_ACTIVITY_KIND_MEMSET VALUES (71000, 72000, 9, ?, 0)",
             (PID,),
         )
-    names = {k.name: k.path[-1] for k in nsys.read(path, MARKS)}
+    names = {k.name: k.path[-1] for k in nsys.read_export(path, MARKS)}
     assert names["Memcpy DtoH"] == names["Memset"] == "attention softmax"
     bare = export(
         tmp_path / "s.sqlite",
         without=("CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"),
     )
-    assert found(nsys.read(bare, MARKS)) == EXPECTED
+    assert found(nsys.read_export(bare, MARKS)) == EXPECTED
 
 
 AGAIN = "profile again with --trace cuda,nvtx"
@@ -448,7 +452,7 @@ WITHOUT = {
 @pytest.mark.parametrize("table", WITHOUT)
 def test_an_export_without_a_table_is_one_clear_line(tmp_path, table):
     with pytest.raises(TraceError, match=WITHOUT[table]):
-        nsys.read(export(tmp_path / "r.sqlite", without=(table,)), MARKS)
+        nsys.read_export(export(tmp_path / "r.sqlite", without=(table,)), MARKS)
 
 
 def test_a_truncated_or_foreign_export_is_one_clear_line(tmp_path):
@@ -462,18 +466,18 @@ def test_a_truncated_or_foreign_export_is_one_clear_line(tmp_path):
         with pytest.raises(
             TraceError, match="is no whole SQLite export .*: export the report again"
         ):
-            nsys.read(path, MARKS)
+            nsys.read_export(path, MARKS)
     with pytest.raises(TraceError, match="does not exist: write it with `nsys export"):
-        nsys.read(tmp_path / "none.sqlite", MARKS)
+        nsys.read_export(tmp_path / "none.sqlite", MARKS)
     (tmp_path / "empty.sqlite").write_bytes(b"")
     with pytest.raises(TraceError, match="has no table StringIds"):
-        nsys.read(tmp_path / "empty.sqlite", MARKS)
+        nsys.read_export(tmp_path / "empty.sqlite", MARKS)
     # The tables are there, and nothing was traced.
     path = export(tmp_path / "nothing.sqlite")
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL")
     with pytest.raises(TraceError, match="has an empty table of GPU kernels"):
-        nsys.read(path, MARKS)
+        nsys.read_export(path, MARKS)
 
 
 # What is wrong with one table of an export that is right otherwise. SQLite keeps text
@@ -505,7 +509,7 @@ def test_a_wrong_row_of_an_export_is_one_clear_line(tmp_path, wrong):
         db.execute(WRONG_ROWS[wrong])
     said = r"r\.sqlite is no whole SQLite export .*: export the report again with nsys$"
     with pytest.raises(TraceError, match=said) as error:
-        nsys.read(path, MARKS)
+        nsys.read_export(path, MARKS)
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
 
 
@@ -518,7 +522,7 @@ def test_an_export_with_flipped_bytes_is_read_or_one_clear_line(tmp_path):
             content[dice.randrange(len(content))] = dice.randrange(256)
         path.write_bytes(content)
         try:
-            outcomes["read"] += bool(nsys.read(path, MARKS))
+            outcomes["read"] += bool(nsys.read_export(path, MARKS))
         except TraceError as error:
             outcomes["refused"] += 1
             assert "\n" not in str(error)
@@ -528,9 +532,9 @@ def test_an_export_with_flipped_bytes_is_read_or_one_clear_line(tmp_path):
 def test_a_path_with_marks_of_an_address_is_a_file(tmp_path):
     folder = tmp_path / "50 % of what?"
     folder.mkdir()
-    assert found(nsys.read(export(folder / "r#1.sqlite"), MARKS)) == EXPECTED
+    assert found(nsys.read_export(export(folder / "r#1.sqlite"), MARKS)) == EXPECTED
 
 
 def test_rows_of_nothing():
-    assert rows_of([]) == [] and span_ms([]) == 0.0
+    assert kernel_rows([]) == [] and span_ms([]) == 0.0
     assert Kernel("k", 0, 1_000_000).ms == 1.0

@@ -22,7 +22,9 @@ def ended(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: found.append("call"))
     monkeypatch.setattr(profilers, "PAUSE", 0)
     monkeypatch.setattr(
-        torch_trace, "watched", lambda work, device: found.append(os.environ[LEAVE])
+        torch_trace,
+        "run_profiled",
+        lambda work, device: found.append(os.environ[LEAVE]),
     )
     return found
 
@@ -58,7 +60,7 @@ def test_a_broken_gpu_is_left_for_its_row_to_tell(ended, monkeypatch):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.delenv(LEAVE, raising=False)
-    monkeypatch.setattr(torch_trace, "watched", broken)
+    monkeypatch.setattr(torch_trace, "run_profiled", broken)
     let_go()
     assert ended == [] and LEAVE not in os.environ
 
@@ -92,10 +94,12 @@ def test_launches_after_a_profile_take_as_long_as_before():
         return min(times)
 
     before = least()
-    torch_trace.profiled(lambda: torch.ones(1, device="cuda") + 1, "cuda")
+    torch_trace.profile_kernels(lambda: torch.ones(1, device="cuda") + 1, "cuda")
     attached = least()
     let_go()
     assert least() < 0.5 * (before + attached)
     # And kernels are seen again.
-    _, kernels = torch_trace.profiled(lambda: torch.ones(9, device="cuda") + 1, "cuda")
+    _, kernels = torch_trace.profile_kernels(
+        lambda: torch.ones(9, device="cuda") + 1, "cuda"
+    )
     assert len(kernels) == 2

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import fsum
 from typing import Any
 
-from systems.formulas.costs import Peak, peak_of
+from systems.formulas.costs import Peak, find_peak
 from systems.model.sizes import TABLE_1
 from systems.records.outcome import NOT_INSTALLED
 from systems.records.record import PHASES, Record, Row
@@ -70,7 +70,7 @@ UNLISTED = Peak(MISSING, MISSING, MISSING, MISSING, "")
 
 def data_sheet(slug: str) -> Peak:
     """The rates of this GPU, Missing where none are listed."""
-    return peak_of(slug) or UNLISTED
+    return find_peak(slug) or UNLISTED
 
 
 def say(value: Any, text: Text = "{}") -> str:

@@ -21,17 +21,17 @@ from systems.profiling.memory.snapshot import (
     Block,
     History,
     SnapshotError,
-    history,
-    in_use,
-    marks_of,
-    read,
+    build_history,
+    bytes_in_use,
+    read_marks,
+    read_snapshot,
 )
 
 # Points of a timeline; between them its shape is lost, its highest and lowest points
 # are not.
-POINTS = 240
+TIMELINE_POINTS = 240
 # Groups of blocks that are kept of a pass: those of a drawn one are shown.
-LARGEST, FEW = 8, 3
+MOST_GROUPS, FEW_GROUPS = 8, 3
 Group = dict[str, Any]
 
 
@@ -40,14 +40,14 @@ def digest(history: History, timeline: bool = False) -> dict[str, Any]:
     """Bytes by category at the peak and at most, the peak of each phase, and the
     largest blocks; no times.
     """
-    layers = by_category(history)
-    total = in_use(history)
+    layers = bytes_by_category(history)
+    total = bytes_in_use(history)
     peak = total.index(max(total))
-    made = sorted(
+    allocations = sorted(
         (b for b in history.blocks if not b.older), key=lambda block: -block.bytes
     )
-    tenth = made[: max(1, len(made) // 10)]
-    shown = LARGEST if timeline else FEW
+    tenth = allocations[: max(1, len(allocations) // 10)]
+    group_count = MOST_GROUPS if timeline else FEW_GROUPS
     return {
         "peak_requested_bytes": total[peak],
         "peak_phase": next(
@@ -67,23 +67,23 @@ def digest(history: History, timeline: bool = False) -> dict[str, Any]:
             }
             for phase in history.phases
         ],
-        "allocations": len(made),
+        "allocations": len(allocations),
         "tenth_least_bytes": tenth[-1].bytes,
-        "tenth": groups(tenth)[:shown],
-        "largest_at_peak": groups([b for b in history.blocks if b.lives_at(peak)])[
-            :shown
-        ],
-        **({"timeline": sampled(layers, total, history)} if timeline else {}),
+        "tenth": group_blocks(tenth)[:group_count],
+        "largest_at_peak": group_blocks(
+            [b for b in history.blocks if b.lives_at(peak)]
+        )[:group_count],
+        **({"timeline": sample_timeline(layers, total, history)} if timeline else {}),
     }
 
 
 # --8<-- [end:digest]
 
 
-def by_category(history: History) -> dict[str, list[int]]:
+def bytes_by_category(history: History) -> dict[str, list[int]]:
     """Bytes of each category in use after each event."""
     return {
-        name: in_use(
+        name: bytes_in_use(
             History(
                 [b for b in history.blocks if b.category == name],
                 history.phases,
@@ -94,13 +94,13 @@ def by_category(history: History) -> dict[str, list[int]]:
     }
 
 
-def sampled(
+def sample_timeline(
     layers: dict[str, list[int]], total: list[int], history: History
 ) -> dict[str, list[int]]:
     """The timeline at about POINTS events: of each stretch its highest and its lowest,
     and both ends of each phase.
     """
-    length = max(1, -(-2 * len(total) // POINTS))
+    length = max(1, -(-2 * len(total) // TIMELINE_POINTS))
     chosen = {0, len(total) - 1} | {
         event for phase in history.phases for event in (phase.first, phase.last)
     }
@@ -117,15 +117,21 @@ def sampled(
     }
 
 
-def groups(blocks: list[Block]) -> list[Group]:
+def group_blocks(blocks: list[Block]) -> list[Group]:
     """Alike blocks together: of one size and category, from one line of code or kind of
     owner. The largest first.
     """
-    counted = Counter(
-        (b.bytes, b.category, b.phase or "before", kind(b.owner), code(b))
+    counts = Counter(
+        (
+            b.bytes,
+            b.category,
+            b.phase or "before",
+            owner_pattern(b.owner),
+            allocation_site(b),
+        )
         for b in blocks
     )
-    found = [
+    rows = [
         {
             "bytes": size,
             "count": count,
@@ -134,10 +140,10 @@ def groups(blocks: list[Block]) -> list[Group]:
             "owner": owner,
             "code": where,
         }
-        for (size, category, phase, owner, where), count in counted.items()
+        for (size, category, phase, owner, where), count in counts.items()
     ]
     return sorted(
-        found,
+        rows,
         key=lambda group: (
             -group["bytes"],
             -group["count"],
@@ -147,7 +153,7 @@ def groups(blocks: list[Block]) -> list[Group]:
     )
 
 
-def kind(owner: str | None) -> str:
+def owner_pattern(owner: str | None) -> str:
     """The name of an owner without the number of its layer:
     `layers.*.ffn.w1.weight`.
     """
@@ -158,19 +164,19 @@ def kind(owner: str | None) -> str:
     )
 
 
-def code(block: Block) -> str:
+def allocation_site(block: Block) -> str:
     """The first two frames of `systems` in the stack, innermost first: `model.py:46
     forward, model.py:92 forward`.
     """
-    ours = [
+    frames = [
         f"{PurePath(file).name}:{line} {function}"
         for function, file, line in block.stack
-        if is_ours(PurePath(file))
+        if is_in_systems(PurePath(file))
     ]
-    return ", ".join(ours[:2])
+    return ", ".join(frames[:2])
 
 
-def is_ours(file: PurePath) -> bool:
+def is_in_systems(file: PurePath) -> bool:
     """Whether it is a module of `systems`, at any depth. An environment in a folder of
     that name is none: its folders, as `site-packages`, can't be packages.
     """
@@ -179,18 +185,17 @@ def is_ours(file: PurePath) -> bool:
     return below != file.as_posix() and all(map(str.isidentifier, packages))
 
 
-def text(history: History) -> str:
+def format_digest(history: History) -> str:
     """The digest of a kept snapshot for a terminal."""
-    found = digest(history)
-    lines = [
-        f"peak {found['peak_requested_bytes'] / 2**30:.2f} GiB in {found['peak_phase']}"
-    ]
+    summary = digest(history)
+    peak, phase = summary["peak_requested_bytes"], summary["peak_phase"]
+    lines = [f"peak {peak / 2**30:.2f} GiB in {phase}"]
     lines += [
         f"{c['at_peak_bytes'] / 2**30:10.2f} GiB  {c['category']}"
-        for c in found["categories"]
+        for c in summary["categories"]
     ]
     lines += ["largest blocks at the peak:"]
-    for g in found["largest_at_peak"]:
+    for g in summary["largest_at_peak"]:
         where = g["owner"] or g["code"] or "no Python stack"
         lines.append(
             f"{g['bytes'] / 2**20:10.1f} MiB x {g['count']:<4} {g['category']}: {where}"
@@ -203,9 +208,9 @@ def main(
 ) -> None:
     """Print what a kept snapshot says. Exit code 2 where it can't be read."""
     try:
-        with file.open("rb") as opened:
-            kept = read(opened)
-        print(text(history(kept, marks_of(kept))))
+        with file.open("rb") as stream:
+            snapshot = read_snapshot(stream)
+        print(format_digest(build_history(snapshot, read_marks(snapshot))))
     except (SnapshotError, OSError) as error:
         print(f"error: {file}: {error}", file=sys.stderr)
         raise typer.Exit(2) from None

@@ -24,7 +24,7 @@ from systems.profiling.memory.snapshot import History, Mark, SnapshotError
 MAX_ENTRIES = 300_000
 
 
-def address_of(tensor: Tensor) -> int:
+def storage_address(tensor: Tensor) -> int:
     """Where the memory behind a tensor begins."""
     return tensor.untyped_storage().data_ptr()
 
@@ -50,7 +50,9 @@ class Recorder:
 
     def __enter__(self) -> "Recorder":
         torch.cuda.synchronize()
-        self.hook = self.model.register_forward_hook(lambda *_: self.look_at_copies())
+        self.hook = self.model.register_forward_hook(
+            lambda *_: self.mark_weight_copies()
+        )
         torch.cuda.reset_peak_memory_stats()
         torch.cuda.memory._record_memory_history(
             "all", context="alloc", stacks="python", max_entries=self.max_entries
@@ -71,50 +73,53 @@ class Recorder:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        self.mark(Mark(name, "begin", self.owners()))
+        self.mark(Mark(name, "begin", self.find_owners()))
         self.running.append(name)
         with phases.mark(name):
             yield
         self.running.pop()
-        self.mark(Mark(name, "end", self.owners()))
+        self.mark(Mark(name, "end", self.find_owners()))
 
     def mark(self, mark: Mark) -> None:
         self.marks.append(mark)
         drop_marker(self.device)
 
-    def owners(self) -> dict[int, tuple[str, str]]:
+    def find_owners(self) -> dict[int, tuple[str, str]]:
         """Who owns what at this moment."""
-        found: dict[int, tuple[str, str]] = {}
+        owner_by_address: dict[int, tuple[str, str]] = {}
         for name, tensor in [
             *self.model.named_parameters(),
             *self.model.named_buffers(),
         ]:
-            found[address_of(tensor)] = ("weights", name)
+            owner_by_address[storage_address(tensor)] = ("weights", name)
             if tensor.grad is not None:
-                found[address_of(tensor.grad)] = ("gradients", name)
+                owner_by_address[storage_address(tensor.grad)] = ("gradients", name)
             for key, state in (
                 self.optimizer.state.get(tensor, {}).items() if self.optimizer else ()
             ):
                 if isinstance(state, Tensor):
-                    found[address_of(state)] = ("optimizer state", f"{name}, {key}")
-        return found
+                    owner_by_address[storage_address(state)] = (
+                        "optimizer state",
+                        f"{name}, {key}",
+                    )
+        return owner_by_address
 
-    def look_at_copies(self) -> None:
+    def mark_weight_copies(self) -> None:
         """After the model, while autocast is still on: which copies of weights it
         holds.
         """
         if torch.is_autocast_enabled(self.device.type) and self.running:
             drop_pause(self.device)
-            self.mark(Mark(self.running[-1], "inside", cached_copies(self.model)))
+            self.mark(Mark(self.running[-1], "inside", find_weight_copies(self.model)))
 
     def history(self) -> History:
         """What was recorded. SnapshotError where it does not explain the allocator's
         own peak.
         """
-        recorded = snapshot.history(
+        recorded = snapshot.build_history(
             self.snapshot, self.marks, torch.cuda.current_device()
         )
-        peak = max(snapshot.in_use(recorded))
+        peak = max(snapshot.bytes_in_use(recorded))
         if peak != self.peak_requested_bytes:
             raise SnapshotError(
                 f"the history peaks at {peak} bytes, the allocator at "
@@ -123,8 +128,8 @@ class Recorder:
             )
         return recorded
 
-    def keep(self, path: Path) -> None:
-        snapshot.keep(self.snapshot, self.marks, path)
+    def save(self, path: Path) -> None:
+        snapshot.write_snapshot(self.snapshot, self.marks, path)
 
 
 # --8<-- [end:recorder]
@@ -144,14 +149,14 @@ def drop_pause(device: torch.device) -> None:
     torch.empty(1, dtype=torch.uint8, device=device)
 
 
-def cached_copies(model: nn.Module) -> dict[int, tuple[str, str]]:
+def find_weight_copies(model: nn.Module) -> dict[int, tuple[str, str]]:
     """The low-precision copies of weights in autocast's cache. A product asks for each;
     what it saves is the copy.
 
     Asking adds nothing to the cache: a copy is there, and the other operand has the low
     precision already.
     """
-    found: dict[int, tuple[str, str]] = {}
+    owner_by_address: dict[int, tuple[str, str]] = {}
     for name, module in model.named_modules():
         if isinstance(module, Linear):
             weight = module.weight
@@ -164,9 +169,12 @@ def cached_copies(model: nn.Module) -> dict[int, tuple[str, str]]:
                 saved: Tensor, name: str = name, weight: Tensor = weight
             ) -> Tensor:
                 if saved.numel() == weight.numel() and saved.dtype != weight.dtype:
-                    found[address_of(saved)] = ("weight copies", f"{name}.weight")
+                    owner_by_address[storage_address(saved)] = (
+                        "weight copies",
+                        f"{name}.weight",
+                    )
                 return saved
 
             with torch.enable_grad(), saved_tensors_hooks(note, lambda saved: saved):
                 module(x)
-    return found
+    return owner_by_address

@@ -100,27 +100,29 @@ class History:
 
 
 # --8<-- [start:history]
-def history(snapshot: dict[str, Any], marks: list[Mark], device: int = 0) -> History:
+def build_history(
+    snapshot: dict[str, Any], marks: list[Mark], device: int = 0
+) -> History:
     """The blocks of a snapshot, each in its category. `marks` are those dropped while
     it was recorded, in order.
 
     SnapshotError where the history is empty or incomplete.
     """
-    blocks, found, events = replay(snapshot, device)
-    if len(found) != len(marks):
+    blocks, mark_events, events = replay_events(snapshot, device)
+    if len(mark_events) != len(marks):
         raise SnapshotError(
-            f"{len(found)} of {len(marks)} marks are in the history, so it overflowed: "
-            "record it with more max_entries"
+            f"{len(mark_events)} of {len(marks)} marks are in the history, so it "
+            "overflowed: record it with more max_entries"
         )
-    at: dict[int, list[Block]] = {}
+    blocks_at: dict[int, list[Block]] = {}
     for block in blocks:
-        at.setdefault(block.address, []).append(block)
+        blocks_at.setdefault(block.address, []).append(block)
     phases: list[Span] = []
     begin = 0
-    for mark, event in zip(marks, found, strict=True):
+    for mark, event in zip(marks, mark_events, strict=True):
         for address, (category, name) in mark.owners.items():
             # An address has other blocks, and other owners, at other times.
-            for block in at.get(address, ()):
+            for block in blocks_at.get(address, ()):
                 if block.lives_at(event) and block.owner is None:
                     block.category, block.owner = category, name
         if mark.edge == "begin":
@@ -128,22 +130,24 @@ def history(snapshot: dict[str, Any], marks: list[Mark], device: int = 0) -> His
         elif mark.edge == "end":
             phases.append(Span(mark.phase, begin, event))
     for block in blocks:
-        made_in = next(
+        birth_phase = next(
             (p for p in phases if not block.older and p.first <= block.start <= p.last),
             None,
         )
-        if made_in is not None:
-            block.phase = made_in.name
+        if birth_phase is not None:
+            block.phase = birth_phase.name
             if (
                 block.owner is None
-                and made_in.name in SAVING_PHASES
-                and block.lives_at(made_in.last + 1)
+                and birth_phase.name in SAVING_PHASES
+                and block.lives_at(birth_phase.last + 1)
             ):
                 block.category = "saved activations"
     return History(blocks, phases, events)
 
 
-def replay(snapshot: dict[str, Any], device: int) -> tuple[list[Block], list[int], int]:
+def replay_events(
+    snapshot: dict[str, Any], device: int
+) -> tuple[list[Block], list[int], int]:
     """All blocks of a device, the events at which marks stand, and the number of
     events.
     """
@@ -158,7 +162,9 @@ def replay(snapshot: dict[str, Any], device: int) -> tuple[list[Block], list[int
         # Segments of the pool come and go, and a request to free precedes the free:
         # neither changes what is in use.
         if entry["action"] == "alloc":
-            block = Block(entry["addr"], entry["size"], event, stack=stack_of(entry))
+            block = Block(
+                entry["addr"], entry["size"], event, stack=python_stack(entry)
+            )
             if block.address in live:
                 raise SnapshotError(
                     f"the history allocates {block.address:#x} twice: entries are "
@@ -175,14 +181,18 @@ def replay(snapshot: dict[str, Any], device: int) -> tuple[list[Block], list[int
             block = live.pop(entry["addr"], None)
             if block is None:
                 block = Block(
-                    entry["addr"], entry["size"], 0, stack=stack_of(entry), older=True
+                    entry["addr"],
+                    entry["size"],
+                    0,
+                    stack=python_stack(entry),
+                    older=True,
                 )
                 blocks.append(block)
             block.end = event
             event += not paused
     for segment in snapshot["segments"]:
         if segment["device"] == device:
-            blocks += survivors(segment, live)
+            blocks += surviving_blocks(segment, live)
     if live:
         raise SnapshotError(
             f"{len(live)} blocks of the history are not in the pool that it ended "
@@ -194,7 +204,9 @@ def replay(snapshot: dict[str, Any], device: int) -> tuple[list[Block], list[int
 # --8<-- [end:history]
 
 
-def survivors(segment: dict[str, Any], live: dict[int, Block]) -> Iterator[Block]:
+def surviving_blocks(
+    segment: dict[str, Any], live: dict[int, Block]
+) -> Iterator[Block]:
     """The blocks of a segment in use since before the history. Those that it made are
     taken out of `live`.
     """
@@ -202,18 +214,18 @@ def survivors(segment: dict[str, Any], live: dict[int, Block]) -> Iterator[Block
     for entry in segment["blocks"]:
         if entry["state"].startswith("active"):
             size = entry.get("requested_size", entry["size"])
-            known = live.pop(address, None)
-            if known is None:
-                yield Block(address, size, 0, stack=stack_of(entry), older=True)
-            elif known.bytes != size:
+            block = live.pop(address, None)
+            if block is None:
+                yield Block(address, size, 0, stack=python_stack(entry), older=True)
+            elif block.bytes != size:
                 raise SnapshotError(
-                    f"{address:#x} has {size} bytes, in the history {known.bytes}: "
+                    f"{address:#x} has {size} bytes, in the history {block.bytes}: "
                     "record again"
                 )
         address += entry["size"]
 
 
-def in_use(history: History) -> list[int]:
+def bytes_in_use(history: History) -> list[int]:
     """Bytes in use after each event."""
     change = [0] * (history.events + 1)
     for block in history.blocks:
@@ -223,7 +235,7 @@ def in_use(history: History) -> list[int]:
     return list(accumulate(change[: history.events]))
 
 
-def stack_of(entry: dict[str, Any]) -> tuple[Frame, ...]:
+def python_stack(entry: dict[str, Any]) -> tuple[Frame, ...]:
     return tuple(
         (frame["name"], frame["filename"], frame["line"])
         for frame in entry.get("frames") or ()
@@ -255,9 +267,9 @@ class PlainUnpickler(pickle.Unpickler):
         )
 
 
-def read(file: BinaryIO) -> dict[str, Any]:
-    """The snapshot in a pickle, from PyTorch or from `keep`. SnapshotError where it is
-    anything else.
+def read_snapshot(file: BinaryIO) -> dict[str, Any]:
+    """Read a snapshot from a pickle that PyTorch or `write_snapshot` wrote.
+    SnapshotError for any other file.
     """
     try:
         snapshot = PlainUnpickler(file).load()
@@ -281,9 +293,9 @@ def read(file: BinaryIO) -> dict[str, Any]:
 # --8<-- [end:read]
 
 
-def keep(snapshot: dict[str, Any], marks: list[Mark], path: Path) -> None:
-    """Write a snapshot for pytorch.org/memory_viz and for `read`, with its marks beside
-    what PyTorch puts there.
+def write_snapshot(snapshot: dict[str, Any], marks: list[Mark], path: Path) -> None:
+    """Write a snapshot and its marks as a pickle, for `read_snapshot` and for
+    pytorch.org/memory_viz.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = [
@@ -295,8 +307,8 @@ def keep(snapshot: dict[str, Any], marks: list[Mark], path: Path) -> None:
         pickle.dump({**snapshot, "marks": plain}, file, protocol=4)
 
 
-def marks_of(snapshot: dict[str, Any]) -> list[Mark]:
-    """The marks that `keep` wrote."""
+def read_marks(snapshot: dict[str, Any]) -> list[Mark]:
+    """The marks that `write_snapshot` wrote."""
     try:
         return [Mark(**mark) for mark in snapshot["marks"]]
     except (KeyError, TypeError):

@@ -15,9 +15,9 @@ from systems import ROOT
 from systems.model.optimizer import AdamW
 from systems.model.train_step import precision_context, training_step
 from systems.model.transformer import build_model
-from systems.profiling.memory.digest import by_category, digest
+from systems.profiling.memory.digest import bytes_by_category, digest
 from systems.profiling.memory.recorder import Recorder
-from systems.profiling.memory.snapshot import in_use
+from systems.profiling.memory.snapshot import bytes_in_use
 from tests.cpu_allocator import allocator, rounded
 
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
@@ -53,11 +53,15 @@ def whole_step(device: str, precision: str) -> dict:
     # SnapshotError where the history's peak is not the allocator's, of bytes as asked
     # for.
     history = recorder.history()
-    total, layers, found = in_use(history), by_category(history), digest(history)
+    total, layers, found = (
+        bytes_in_use(history),
+        bytes_by_category(history),
+        digest(history),
+    )
     blocks = [replace(block, bytes=rounded(block.bytes)) for block in history.blocks]
     return {
         "allocated": allocated,
-        "allocated_by_history": max(in_use(replace(history, blocks=blocks))),
+        "allocated_by_history": max(bytes_in_use(replace(history, blocks=blocks))),
         "requested": recorder.peak_requested_bytes,
         "digest": found["peak_requested_bytes"],
         "categories_at_peak": {

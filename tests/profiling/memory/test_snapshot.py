@@ -11,18 +11,23 @@ import pytest
 import typer
 
 from systems.profiling.memory import digest as memory_digest
-from systems.profiling.memory.digest import POINTS, digest, sampled, text
+from systems.profiling.memory.digest import (
+    TIMELINE_POINTS,
+    digest,
+    format_digest,
+    sample_timeline,
+)
 from systems.profiling.memory.snapshot import (
     CATEGORIES,
     Block,
     History,
     Mark,
     SnapshotError,
-    history,
-    in_use,
-    keep,
-    marks_of,
-    read,
+    build_history,
+    bytes_in_use,
+    read_marks,
+    read_snapshot,
+    write_snapshot,
 )
 
 MIB = 2**20
@@ -141,7 +146,7 @@ def training_step() -> tuple[Pool, list[Mark]]:
 @pytest.fixture
 def step() -> History:
     pool, marks = training_step()
-    return history(pool.snapshot(), marks)
+    return build_history(pool.snapshot(), marks)
 
 
 def test_each_block_is_in_the_category_of_its_owner_and_phase(step):
@@ -168,7 +173,7 @@ def test_each_block_is_in_the_category_of_its_owner_and_phase(step):
 
 
 def test_memory_over_time_by_hand(step):
-    total = in_use(step)
+    total = bytes_in_use(step)
     assert len(total) == step.events == 19
     assert total[-1] == 168 * MIB and max(total) == (128 + 30 + 20 + 40 + 60) * MIB
     assert total.index(max(total)) == 13
@@ -209,9 +214,11 @@ def test_the_digest_by_hand(step):
     line = found["timeline"]
     assert [
         sum(line[name][i] for name in CATEGORIES) for i in range(len(line["event"]))
-    ] == [in_use(step)[event] for event in line["event"]]
+    ] == [bytes_in_use(step)[event] for event in line["event"]]
     assert "timeline" not in digest(step)
-    assert "278" not in text(step) and "0.27 GiB in backward" in text(step)
+    assert "278" not in format_digest(step) and "0.27 GiB in backward" in format_digest(
+        step
+    )
 
 
 def test_the_code_of_a_block_is_the_first_two_frames_of_ours_at_any_depth():
@@ -223,7 +230,7 @@ def test_the_code_of_a_block_is_the_first_two_frames_of_ours_at_any_depth():
         "/x/systems/model/transformer.py",
     )
     stack = tuple(("f", file, line) for line, file in enumerate(files))
-    found = memory_digest.code(Block(0, 1, 0, stack=stack))
+    found = memory_digest.allocation_site(Block(0, 1, 0, stack=stack))
     assert found == "launches.py:1 f, check_setup.py:3 f"
 
 
@@ -231,18 +238,18 @@ def test_a_sampled_timeline_keeps_every_peak():
     total = [(7919 * i) % 10_007 for i in range(20_000)]
     total[12_345] = 99_999
     layers = {name: total for name in CATEGORIES}
-    line = sampled(layers, total, History([], [], len(total)))
+    line = sample_timeline(layers, total, History([], [], len(total)))
     assert (
         99_999 in line["weights"]
         and min(total) in line["weights"]
-        and len(line["event"]) <= POINTS + 2
+        and len(line["event"]) <= TIMELINE_POINTS + 2
     )
     assert line["event"][0] == 0 and line["event"][-1] == len(total) - 1
 
 
 def test_no_time_passes_while_somebody_looks():
     pool, marks = training_step()
-    plain = history(pool.snapshot(), marks)
+    plain = build_history(pool.snapshot(), marks)
     trace = pool.trace
     after_copy = next(i for i, e in enumerate(trace) if e["size"] == 20 * MIB) + 1
     pool.trace = []
@@ -261,8 +268,8 @@ def test_no_time_passes_while_somebody_looks():
     pool.make("probe", 500 * MIB)
     pool.free("probe")
     pool.trace = [*trace[:after_copy], *pool.trace, *trace[after_copy:]]
-    looked = history(pool.snapshot(), marks)
-    assert in_use(looked) == in_use(plain) and looked.phases == plain.phases
+    looked = build_history(pool.snapshot(), marks)
+    assert bytes_in_use(looked) == bytes_in_use(plain) and looked.phases == plain.phases
 
 
 def test_what_expandable_segments_add_to_a_history_changes_nothing():
@@ -270,7 +277,7 @@ def test_what_expandable_segments_add_to_a_history_changes_nothing():
     listed as a segment.
     """
     pool, marks = training_step()
-    plain = history(pool.snapshot(), marks)
+    plain = build_history(pool.snapshot(), marks)
     actions = (
         "segment_map",
         "segment_unmap",
@@ -288,7 +295,7 @@ def test_what_expandable_segments_add_to_a_history_changes_nothing():
     # The one entry that has no address.
     pages.append({"action": "oom", "size": MIB, "device_free": 0, "frames": MODEL})
     pool.trace = [entry for one in pool.trace for entry in (*pages, one)] + pages
-    assert history(pool.snapshot(), marks) == plain
+    assert build_history(pool.snapshot(), marks) == plain
 
 
 # Histories that give no picture -------------------------------------------------------
@@ -296,9 +303,9 @@ def test_what_expandable_segments_add_to_a_history_changes_nothing():
 
 def test_a_history_that_is_not_there_is_an_error():
     with pytest.raises(SnapshotError, match="holds no history"):
-        history({"segments": [], "device_traces": [[]]}, [])
+        build_history({"segments": [], "device_traces": [[]]}, [])
     with pytest.raises(SnapshotError, match="holds no history"):
-        history({"segments": [], "device_traces": []}, [])
+        build_history({"segments": [], "device_traces": []}, [])
 
 
 def test_an_overflowed_history_is_an_error():
@@ -309,7 +316,7 @@ def test_an_overflowed_history_is_an_error():
     with pytest.raises(
         SnapshotError, match="4 of 5 marks are in the history, so it overflowed"
     ):
-        history(snapshot, marks)
+        build_history(snapshot, marks)
 
 
 def test_a_missing_free_is_an_error():
@@ -323,7 +330,7 @@ def test_a_missing_free_is_an_error():
     )
     del trace[freed]
     with pytest.raises(SnapshotError, match="twice"):
-        history(snapshot, marks)
+        build_history(snapshot, marks)
 
 
 def test_a_block_that_the_pool_lacks_is_an_error():
@@ -337,11 +344,11 @@ def test_a_block_that_the_pool_lacks_is_an_error():
     with pytest.raises(
         SnapshotError, match="1 blocks of the history are not in the pool"
     ):
-        history(snapshot, marks)
+        build_history(snapshot, marks)
     snapshot = pool.snapshot()
     snapshot["segments"][-2]["blocks"][-1]["requested_size"] += 1
     with pytest.raises(SnapshotError, match="in the history"):
-        history(snapshot, marks)
+        build_history(snapshot, marks)
 
 
 # Files --------------------------------------------------------------------------------
@@ -364,7 +371,7 @@ def test_a_hostile_pickle_is_refused_and_does_nothing(tmp_path, protocol):
     with pytest.raises(
         SnapshotError, match=r"asks for \w+\.mkdir, which no snapshot needs"
     ):
-        read(io.BytesIO(data))
+        read_snapshot(io.BytesIO(data))
     assert not path.exists()
     # It would have worked.
     pickle.loads(data)
@@ -378,20 +385,20 @@ def test_a_file_that_is_no_snapshot_is_refused():
         (pickle.dumps([1]), "no snapshot"),
     ):
         with pytest.raises(SnapshotError, match=said):
-            read(io.BytesIO(data))
+            read_snapshot(io.BytesIO(data))
     with pytest.raises(SnapshotError, match="outside itself"):
-        read(io.BytesIO(b"\x80\x02X\x01\x00\x00\x00aQ."))
+        read_snapshot(io.BytesIO(b"\x80\x02X\x01\x00\x00\x00aQ."))
 
 
 def test_a_kept_snapshot_reads_back_with_its_marks(tmp_path, capsys):
     pool, marks = training_step()
     path = tmp_path / "folder" / "kept.pickle"
-    keep(pool.snapshot(), marks, path)
+    write_snapshot(pool.snapshot(), marks, path)
     with open(path, "rb") as file:
-        snapshot = read(file)
-    assert marks_of(snapshot) == marks and history(snapshot, marks) == history(
-        pool.snapshot(), marks
-    )
+        snapshot = read_snapshot(file)
+    assert read_marks(snapshot) == marks and build_history(
+        snapshot, marks
+    ) == build_history(pool.snapshot(), marks)
     memory_digest.main(path)
     assert "peak 0.27 GiB in backward" in capsys.readouterr().out
 

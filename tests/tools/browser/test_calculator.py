@@ -9,7 +9,7 @@ import pytest
 
 from systems.formulas.fit import optimizer_moved_bytes, step_flops
 from systems.formulas.memory_costs import HOPPER_WORKSPACE, WORKSPACE, Pass
-from systems.formulas.memory_peak import moments
+from systems.formulas.memory_peak import peak_candidates
 from systems.model.sizes import ModelSize
 from systems.profiling.memory.snapshot import CATEGORIES
 from tests.tools.browser.looking import Page, expect
@@ -63,7 +63,7 @@ def test_the_calculator_computes_what_the_formulas_do(page: Page, site: Path) ->
         assert int(got["moved"]) == optimizer_moved_bytes(p), asked
         wanted = {
             when: [str(moment[category]) for category in CATEGORIES]
-            for when, moment in moments(p).items()
+            for when, moment in peak_candidates(p).items()
         }
         assert got["moments"] == wanted, asked
 

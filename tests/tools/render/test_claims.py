@@ -9,7 +9,7 @@ import pytest
 
 from systems.benchmarking.phases import PHASES
 from systems.experiments import nsys
-from systems.formulas.costs import peak_of
+from systems.formulas.costs import find_peak
 from systems.records.record import Record, Row
 from tests.factories import RESULTS, make_record
 from tests.tools.render.test_attention import attention_row
@@ -152,7 +152,7 @@ def rename_products(record: Record):
 
 def at_the_floor(record: Record):
     """Softmax takes one and a half times what its bytes take, in every pass."""
-    peak = peak_of(record.device.slug)
+    peak = find_peak(record.device.slug)
     assert peak
     for row in rows(record, mode="forward", precision="fp32"):
         moved = part_costs(Cell(row))[SOFTMAX][1]

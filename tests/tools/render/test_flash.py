@@ -685,7 +685,7 @@ def board():
         product_ms=[1.0],
         product_flops=10**12,
         copy_ms=[1.0],
-        copied_bytes=10**9,
+        weight_copy_bytes=10**9,
         multiprocessors=100,
     )
     return record(

@@ -395,7 +395,7 @@ def test_products_of_attention_cost_what_pytorch_counts(monkeypatch):
     small = type(size)(d_model=16, d_ff=32, num_layers=2, num_heads=2)
     q, k, v = torch.randn(3, 3, 2, 8, 8)
     with FlopCounterMode(display=False) as counter:
-        transformer.eager(q, k, v)
+        transformer.eager_attention(q, k, v)
     costs = attention_part_costs(context=8, batch=3, element_bytes=4, **asdict(small))
     per_layer = (
         costs["attention scores"][0] + costs["attention output"][0]

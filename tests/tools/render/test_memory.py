@@ -13,7 +13,7 @@ from systems.formulas.memory_costs import (
     attention_saved,
     residual_bytes,
 )
-from systems.formulas.memory_peak import most, peak
+from systems.formulas.memory_peak import category_peaks, peak
 from systems.profiling.memory.snapshot import CATEGORIES
 from systems.records.device import Device
 from systems.records.record import Record, Row
@@ -43,7 +43,7 @@ def memory_row(
     }
     config |= {"checkpoint": checkpoint, "batch": 4, "vocab": 10_000}
     p = Pass(**{**config, "checkpoint": int(checkpoint)})
-    moment, highest = peak(p), most(p)
+    moment, highest = peak(p), category_peaks(p)
     moment["temporaries"] += GIB // 8
     total = sum(moment.values())
     phase = (

@@ -13,7 +13,7 @@ from typing import Any
 from systems.formulas.fit import optimizer_moved_bytes, peak_bytes, step_flops
 from systems.formulas.gpus import CONTEXT_BYTES, GPUS
 from systems.formulas.memory_costs import Pass
-from systems.formulas.memory_peak import moments
+from systems.formulas.memory_peak import peak_candidates
 from systems.formulas.symbols import Expression, Program
 from systems.model.sizes import SIZES, VOCAB_SIZE, ModelSize
 from systems.profiling.memory.snapshot import CATEGORIES
@@ -103,7 +103,7 @@ def program(p: Pass) -> dict[str, Any]:
     return {
         "moments": {
             when: [made.index(moment[category]) for category in CATEGORIES]
-            for when, moment in moments(p).items()
+            for when, moment in peak_candidates(p).items()
         },
         "flops": made.index(step_flops(p)),
         "moved_bytes": made.index(optimizer_moved_bytes(p)),
@@ -167,6 +167,8 @@ def sizes_table() -> str:
         flash = replace(p, precision="bf16", attention="flash")
         passes = (p, replace(p, precision="bf16"), flash, replace(flash, checkpoint=1))
         needs = [f"{peak_bytes(x) / 2**30:.1f}" for x in passes]
-        weights = sum(moments(p)["optimizer, the head"][c] for c in ("weights",))
+        weights = sum(
+            peak_candidates(p)["optimizer, the head"][c] for c in ("weights",)
+        )
         lines.append(f"| {size} | {weights / 2**30:.1f} | " + " | ".join(needs) + " |")
     return "\n".join(lines) + "\n"

@@ -15,7 +15,7 @@ from systems.formulas.costs import (
     parameters_by_part,
     pass_flops,
 )
-from systems.formulas.floors import Work, floor_seconds, product, ridge
+from systems.formulas.floors import Work, floor_seconds, matmul_work, ridge_intensity
 from systems.model.sizes import SIZES, VOCAB_SIZE
 from systems.records.record import Record
 from tools.render.load import Found, ours, primary_gpu
@@ -45,9 +45,9 @@ def all_products(size: str, context: int) -> Work:
     """
     model, tokens = SIZES[size], BATCH * context
     d, wide, layers = model.d_model, model.d_ff, model.num_layers
-    projection = product(tokens, d, d, FP32_BYTES)
-    feed_forward = product(tokens, wide, d, FP32_BYTES)
-    head = product(tokens, VOCAB_SIZE, d, FP32_BYTES)
+    projection = matmul_work(tokens, d, d, FP32_BYTES)
+    feed_forward = matmul_work(tokens, wide, d, FP32_BYTES)
+    head = matmul_work(tokens, VOCAB_SIZE, d, FP32_BYTES)
     parts = attention_part_costs(element_bytes=FP32_BYTES, **shape(size, context))
     attention = sum(parts[f"attention {name}"][1] for name in ("scores", "output"))
     by_layer = 4 * projection.moved_bytes + 3 * feed_forward.moved_bytes
@@ -170,7 +170,7 @@ def facts(found: Found) -> dict[str, dict[str, str]]:
 
 def chip_facts() -> dict[str, str]:
     peak, chip = data_sheet(primary_gpu()), chip_of(primary_gpu())
-    fp32, bf16 = (ridge(peak, precision) for precision in ("fp32", "bf16"))
+    fp32, bf16 = (ridge_intensity(peak, precision) for precision in ("fp32", "bf16"))
     return {
         "bandwidth": say(peak.bandwidth / 1e12, "{:.1f} TB/s"),
         "fp32": say(peak.fp32 / 1e12, "{:g} TFLOP/s"),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from systems.formulas.chips import Chip, chip_of
-from systems.formulas.costs import Peak, peak_of
+from systems.formulas.costs import Peak, find_peak
 from systems.records.record import Record
 from tools.render.drawing import SMALL, TEXT, TITLE, Drawing, drawn
 from tools.render.load import Found, ours, primary_gpu
@@ -59,9 +59,9 @@ def shown_machine(found: Found) -> Machine:
     if record:
         name = record.device.name
         memory = f"{(record.device.memory_bytes or 0) / 2**30:.0f} GiB"
-    if not (chip_of(slug) and peak_of(slug)):
+    if not (chip_of(slug) and find_peak(slug)):
         slug, name, memory = SHOWN, "NVIDIA H200", ""
-    chip, peak = chip_of(slug), peak_of(slug)
+    chip, peak = chip_of(slug), find_peak(slug)
     assert chip and peak
     return Machine(name, chip, peak, memory)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 from systems.formulas.chips import KIB
-from systems.formulas.costs import EXPONENTIALS_PER_CLOCK, scores
+from systems.formulas.costs import EXPONENTIALS_PER_CLOCK, count_scores
 from systems.records.record import Record
 from systems.records.source_hash import hash_of
 from tools.render.compiled_files import STEPS as COMPILED
@@ -211,7 +211,7 @@ def issued_ms(record: Record, step: str, needs: Needs) -> float:
     """How long an SM's four schedulers take for the loops' instructions, one of a warp
     in each cycle. The first step visits the tiles above the diagonal, too.
     """
-    entries = scores(
+    entries = count_scores(
         batch=1, heads=SHAPE["heads"], n=SHAPE["n"], causal=step != "tiles"
     )
     per_second = rates_of(record).exponentials / EXPONENTIALS_PER_CLOCK * ISSUED

@@ -75,7 +75,7 @@ def step() -> tuple[list[Kernel], list[tuple[int, int]]]:
         calls = database.execute(
             "SELECT start, end FROM CUPTI_ACTIVITY_KIND_RUNTIME ORDER BY start"
         ).fetchall()
-        return nsys.kernels_of(database, MARKS, EXPORT), calls
+        return nsys.query_kernels(database, MARKS, EXPORT), calls
 
 
 def layer(kernels: list[Kernel], calls: list[tuple[int, int]]) -> Layer:

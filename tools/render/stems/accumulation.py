@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from systems.precision.number_formats import FORMATS, stall
+from systems.precision.number_formats import FORMATS, find_stall
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.markdown import columns, per_device
@@ -58,7 +58,7 @@ def numbers(c: Cell) -> Mapping[str, Any]:
     found = {"total": float(total), "error": total - steps * meant}
     if "stored" in c.metrics:
         stored, number = Fraction(c["stored"]), FORMATS[c.config["accumulator"]]
-        last, top = stall(number, stored)
+        last, top = find_stall(number, stored)
         found |= {
             "of_term": steps * (stored - meant),
             "of_adding": total - steps * stored,
@@ -119,14 +119,14 @@ def formats_table() -> str:
         FORMATS,
         ("format", str),
         ("sign + exponent + fraction bits", bits),
-        ("largest", lambda f: float(FORMATS[f].largest), "{:.3g}"),
+        ("largest", lambda f: float(FORMATS[f].max_finite), "{:.3g}"),
         ("smallest normal", lambda f: float(FORMATS[f].smallest_normal), "{:.3g}"),
-        ("smallest", lambda f: float(FORMATS[f].smallest), "{:.3g}"),
+        ("smallest", lambda f: float(FORMATS[f].smallest_subnormal), "{:.3g}"),
         ("spacing at 1", lambda f: spacing(f, 1), "{:.3g}"),
         ("spacing at 8", lambda f: spacing(f, 8), "{:.3g}"),
         (
             "0.01 becomes",
-            lambda f: float(FORMATS[f].nearest(Fraction("0.01"))),
+            lambda f: float(FORMATS[f].round_to_nearest(Fraction("0.01"))),
             "{:.9f}",
         ),
     )

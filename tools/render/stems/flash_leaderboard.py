@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 from systems.formulas.chips import chip_of
-from systems.formulas.costs import KERNELS, attention_flops, peak_of, scores
+from systems.formulas.costs import KERNELS, attention_flops, count_scores, find_peak
 from systems.records.device import slug_of
 from systems.records.record import Record
 from systems.records.summary import summarize
@@ -116,7 +116,7 @@ def roles_ms(c: Cell) -> dict[str, float]:
 
 def rates(slug: str, clock: float = 0.0, added: float = MISSING) -> Rates:
     """Of this GPU, at this clock in Hz, or at the highest that its maker names."""
-    peak, chip = peak_of(slug), chip_of(slug)
+    peak, chip = find_peak(slug), chip_of(slug)
     if not (peak and chip):
         return Rates(*[MISSING] * 4)
     clocks = chip.sms * (clock or chip.clock)
@@ -150,10 +150,10 @@ def limits_ms(rates: Rates, role: str, shape: dict[str, int]) -> dict[str, float
     """How long a kernel needs for each thing that it must do, did it nothing else."""
     work, d = KERNELS[role], shape["d"]
     rows = shape["heads"] * shape["n"]
-    entries = scores(batch=1, heads=shape["heads"], n=shape["n"], causal=True)
+    entries = count_scores(batch=1, heads=shape["heads"], n=shape["n"], causal=True)
     shares = entries / work.keys_per_share if work.keys_per_share else 0
     needed = {
-        "products": work.products * 2 * d * entries,
+        "products": work.matmuls * 2 * d * entries,
         "bytes": rows * (work.tensors * d * HALF + work.vectors * SINGLE),
         "exponentials": work.exponentials * entries,
         "additions": shares * d * SINGLE,

@@ -11,7 +11,7 @@ from systems.formulas.memory_costs import (
     Bytes,
     Pass,
     attention_saved,
-    block_matrices,
+    block_matrix_entries,
     feed_forward_saved,
     residual_bytes,
 )
@@ -223,7 +223,7 @@ def facts(record: Record | None) -> dict[str, str]:
         for part in NAMES
         for compiled in (False, True)
     }
-    gradients = block_matrices(p) + 2 * p.shape.d_model
+    gradients = block_matrix_entries(p) + 2 * p.shape.d_model
     return {
         **found,
         "five": listed or say(c.missing),

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from matplotlib.figure import Figure
 
-from systems.formulas.costs import forward_flops, peak_of
+from systems.formulas.costs import find_peak, forward_flops
 from systems.formulas.gpus import CONTEXT_BYTES
 from systems.formulas.memory_costs import Pass
 from systems.formulas.memory_peak import peak
@@ -110,7 +110,7 @@ def grid(record: Record, context: int | None = None) -> list[Place]:
 def figures_body(record: Record) -> str:
     """Where no data sheet gives the peak, there is no share of it to draw."""
     drawn = [times_figure(record)]
-    if peak_of(record.device.slug):
+    if find_peak(record.device.slug):
         drawn.append(shares_figure(record))
     return "\n".join(drawn)
 

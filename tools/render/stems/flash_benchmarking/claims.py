@@ -1,7 +1,7 @@
 """Claims of `flash_benchmarking`."""
 
 from systems.formulas.chips import chip_of
-from systems.formulas.costs import peak_of
+from systems.formulas.costs import find_peak
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.rows import cells, known, span
@@ -35,7 +35,7 @@ def fused_keeps_up(record: Record) -> Judgement:
     "up.",
 )
 def faster_than_storing_scores(record: Record) -> Judgement:
-    peak, chip = peak_of(record.device.slug), chip_of(record.device.slug)
+    peak, chip = find_peak(record.device.slug), chip_of(record.device.slug)
     if not (peak and chip):
         return None
     # Half of the scores, two bytes each, there and back.

@@ -447,7 +447,7 @@ def predictions(record: Record | None) -> dict[str, str]:
         for d in WIDTHS:
             products = exponentials = MISSING
             if chip:
-                products = work.products * 2 * d / chip.bf16_flops_per_clock
+                products = work.matmuls * 2 * d / chip.bf16_flops_per_clock
                 exponentials = work.exponentials / chip.exponentials_per_clock
             c = cell(record, implementation="ours", **TEST | {"d": d})
             alone = products / (products + exponentials)

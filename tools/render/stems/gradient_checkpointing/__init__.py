@@ -12,11 +12,15 @@ from matplotlib.figure import Figure
 from systems.formulas.memory_costs import (
     Pass,
     block_saved,
-    copied_bytes,
     residual_bytes,
     weight_bytes,
+    weight_copy_bytes,
 )
-from systems.formulas.recomputation import best_runs, forward_passes, inputs_kept
+from systems.formulas.recomputation import (
+    best_run_lengths,
+    count_kept_inputs,
+    forward_passes,
+)
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.markdown import captioned, columns, in_gib, in_mib, per_device
@@ -93,7 +97,12 @@ def orders_table() -> str:
         ("runs", 1, LAYERS, 1),
         ("runs", 6, -(-LAYERS // 6), 6),
         *(
-            (s, 1, max(inputs_kept(s, LAYERS, b) for b in range(1, LAYERS + 1)), 1)
+            (
+                s,
+                1,
+                max(count_kept_inputs(s, LAYERS, b) for b in range(1, LAYERS + 1)),
+                1,
+            )
             for s in ("halving", "chain")
         ),
     ]
@@ -180,7 +189,9 @@ def draw_peaks(axes: Axes, record: Record | None) -> None:
             side = {"va": "top", "offset": (0, -6)}
         note(axes, f"{value:.1f}", low.run, value, color=color, **side)
     axes.set_ylim(bottom=0)
-    for name, run in zip(("√N", "√(N r / R)"), best_runs(pass_of()), strict=True):
+    for name, run in zip(
+        ("√N", "√(N r / R)"), best_run_lengths(pass_of()), strict=True
+    ):
         axes.axvline(run, color=GREY, linewidth=1, linestyle=":")
         beside = {"ha": "left", "va": "top", "offset": (3, -9)}
         note(axes, name, run, axes.get_ylim()[1], color=DARK, **beside)
@@ -298,7 +309,7 @@ def facts(record: Record | None) -> dict[str, str]:
     plain = named("none", 1, "eager").predicted
     assert kept.predicted is not None and plain is not None
     p = pass_of()
-    root, weighed = best_runs(p)
+    root, weighed = best_run_lengths(p)
     slower = BEST.of(record).ms() / NONE.of(record).ms()
     chained = NESTED[1].of(record).ms() / BEST.of(record).ms()
     return {
@@ -318,7 +329,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "block_plain": in_mib(block_saved(pass_of("eager"))),
         "block_over_input": f"{block_saved(p) / residual_bytes(p):.0f}",
         "weights": in_gib(weight_bytes(p)),
-        "copies": in_gib(copied_bytes(p)),
+        "copies": in_gib(weight_copy_bytes(p)),
         "root": f"{root:.1f}",
         "weighed": f"{weighed:.1f}",
         "halving_inputs": str(1 + round(math.log2(LAYERS))),

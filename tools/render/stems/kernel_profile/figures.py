@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from systems.formulas.costs import Peak, peak_of
+from systems.formulas.costs import Peak, find_peak
 from systems.profiling.kernel_names import CATEGORIES, MATMUL
 from systems.records.record import Record
 from tools.render.markdown import per_device, percent
@@ -174,7 +174,7 @@ def points_of(record: Record) -> list[tuple[str, float, float]]:
 
 
 def roofline_figure(record: Record) -> str:
-    peak, points = peak_of(record.device.slug), points_of(record)
+    peak, points = find_peak(record.device.slug), points_of(record)
     if peak is None or not points:
         return ""
     softmax = [(x, rate) for name, x, rate in points if name == SOFTMAX]

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from systems.formulas.memory_costs import Pass, attention_saved, residual_bytes
-from systems.formulas.memory_peak import most
+from systems.formulas.memory_peak import category_peaks
 from systems.formulas.memory_peak import peak as peak_by_formula
 from systems.records.record import Record
 from tools.render.markdown import NOTHING_FITS, in_gib, in_mib, per_device
@@ -178,15 +178,18 @@ def from_shapes() -> dict[str, str]:
     residual = {c: residual_bytes(Pass(SIZE, c, "forward", "fp32")) for c in CONTEXTS}
     return {
         **{f"residual_{context}": in_mib(size) for context, size in residual.items()},
-        "kept_fp32": in_gib(most(fp32)[kept]),
-        "kept_fp32_quarter": in_gib(most(fp32)[kept] / 4),
-        "kept_fp32_128": in_gib(most(small)[kept]),
-        "kept_bf16": in_gib(most(bf16)[kept]),
-        "kept_1024": in_gib(most(long)[kept]),
-        "copies_bf16": in_gib(most(bf16)["weight copies"]),
-        "weights": in_gib(most(fp32)["weights"]),
+        "kept_fp32": in_gib(category_peaks(fp32)[kept]),
+        "kept_fp32_quarter": in_gib(category_peaks(fp32)[kept] / 4),
+        "kept_fp32_128": in_gib(category_peaks(small)[kept]),
+        "kept_bf16": in_gib(category_peaks(bf16)[kept]),
+        "kept_1024": in_gib(category_peaks(long)[kept]),
+        "copies_bf16": in_gib(category_peaks(bf16)["weight copies"]),
+        "weights": in_gib(category_peaks(fp32)["weights"]),
         "lasting": in_gib(
-            sum(most(fp32)[n] for n in ("weights", "gradients", "optimizer state"))
+            sum(
+                category_peaks(fp32)[n]
+                for n in ("weights", "gradients", "optimizer state")
+            )
         ),
         "scores": in_mib(attention_saved(fp32)["exponentials"]),
         "scores_128": in_mib(attention_saved(small)["exponentials"]),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from systems.formulas.memory_costs import Pass
-from systems.formulas.memory_peak import moments, most, peak
+from systems.formulas.memory_peak import category_peaks, peak, peak_candidates
 from systems.profiling.memory.snapshot import CATEGORIES
 from systems.records.record import Record
 from tools.render import rows
@@ -108,7 +108,7 @@ def deviations(c: Tried) -> dict[str, float]:
     """Measured over predicted, minus one, for the most of each category that the pass
     has.
     """
-    by_formula = most(pass_of(c)) if c else {}
+    by_formula = category_peaks(pass_of(c)) if c else {}
     return {n: c.most(n) / value - 1 for n, value in by_formula.items() if value}
 
 
@@ -136,7 +136,7 @@ TIE = 0.005
 
 def needed(c: Cell, end: str) -> float:
     """What a step needs there by formula; nothing where it never comes there."""
-    found = moments(pass_of(c)).items()
+    found = peak_candidates(pass_of(c)).items()
     each = [sum(of.values()) for when, of in found if any(n in when for n in ENDS[end])]
     return max(each, default=0)
 

@@ -9,13 +9,13 @@ from typing import Any
 from systems.formulas.memory_costs import (
     Pass,
     attention_saved,
-    ends_saved,
     feed_forward_saved,
-    kept_bytes,
+    graph_bytes,
     logits_bytes,
     loss_saved,
+    outside_blocks_saved,
 )
-from systems.formulas.memory_peak import most
+from systems.formulas.memory_peak import category_peaks
 from systems.formulas.memory_peak import peak as peak_by_formula
 from systems.model.sizes import SIZES, TABLE_1
 from systems.profiling.memory.snapshot import CATEGORIES
@@ -150,7 +150,7 @@ def saved_table() -> str:
     parts: dict[str, Callable[[Pass], dict[str, int]]] = {
         "attention half": attention_saved,
         "feed-forward half": feed_forward_saved,
-        "rest of the model": ends_saved,
+        "rest of the model": outside_blocks_saved,
         "loss": loss_saved,
     }
     rows = []
@@ -161,14 +161,14 @@ def saved_table() -> str:
             rows.append([part, label, f"{size / MIB:.2f}", f"{size_low / MIB:.2f}"])
 
     def whole(p: Pass) -> int:
-        return kept_bytes(p) - logits_bytes(p) + sum(loss_saved(p).values())
+        return graph_bytes(p) - logits_bytes(p) + sum(loss_saved(p).values())
 
     totals: dict[str, Callable[[Pass], int]] = {
         "one block": lambda p: sum(
             sum(kept(p).values()) for kept in (attention_saved, feed_forward_saved)
         ),
         f"{SIZES[SIZE].num_layers} blocks and the rest": whole,
-        "bf16 copies of weights": lambda p: most(p)["weight copies"],
+        "bf16 copies of weights": lambda p: category_peaks(p)["weight copies"],
     }
     for name, total in totals.items():
         rows.append([bold(name), "", *(f"{total(p) / MIB:,.2f}" for p in passes)])
