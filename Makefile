@@ -87,7 +87,7 @@ browser: .venv/all
 
 # Starts a Slurm of the tests' own; needs root (Debian: apt-get install slurm-wlm munge).
 slurm: .venv/all
-	$(PYTEST) -m slurm
+	$(PYTEST) -m slurm tests/tools/test_slurm.py
 
 # code.zip and writeup.pdf; `make submission GPU=nvidia-h200` prints the tabs of one GPU
 # alone. Needs Chromium.
@@ -110,7 +110,7 @@ submission: .venv/all
 .venv/all: .venv/docs
 	@echo "torch with its CUDA libraries makes .venv 5.5 GB; its CPU build, far less"
 	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[torch]'
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[docs,dev,slurm]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[docs,dev]'
 	touch $@
 
 clean:

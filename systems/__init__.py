@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 # The project's folder, which holds this package.
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,10 +45,13 @@ def need(*modules: str) -> None:
         raise SystemExit(2)
 
 
-def run_as_command(main: Callable[..., Any], help: str | None) -> None:
-    """Call `main` with what the command line gives for its parameters; --help shows
-    `help`, the docstring of a module, whose examples are lines of their own. Under
-    PYTHONOPTIMIZE=2 there is none.
+def run_as_command(
+    main: Callable[..., int | None], help: str | None, arguments: Any = None
+) -> NoReturn:
+    """Call `main` with what the command line gives for its parameters, and exit with
+    the code that it returns; a wrong option is one line. --help shows `help`, the
+    docstring of a module, whose examples are lines of their own. Under PYTHONOPTIMIZE=2
+    there is none.
     """
     import typer
 
@@ -58,7 +61,7 @@ def run_as_command(main: Callable[..., Any], help: str | None) -> None:
     )
     app.command()(main)
     try:
-        app()
+        code = app(arguments, standalone_mode=False)
     except OSError as error:
         # Our own output's error names no file.
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename:
@@ -66,4 +69,11 @@ def run_as_command(main: Callable[..., Any], help: str | None) -> None:
         # Python would complain once more when it flushes what is left.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"error: can't write: {error.strerror}", file=sys.stderr)
-        raise SystemExit(2) from None
+        code = 2
+    except Exception as error:
+        # A usage error of Click, which typer carries in some versions.
+        if (message := getattr(error, "format_message", None)) is None:
+            raise
+        print(f"error: {message()}", file=sys.stderr)
+        code = 2
+    raise SystemExit(code or 0)

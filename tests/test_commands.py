@@ -19,9 +19,9 @@ COMMANDS = {
     "python -m systems.check_setup": "torch is not installed here: "
     "run `make .venv/all`",
     "python -m systems.experiments.warmup": "torch is not installed here: run `make",
-    "python tools/regen_tables.py --only model_sizes": " is not installed for ",
-    "python tools/regen_tables.py --verify model_sizes": " is not installed for ",
-    "python tools/regen_tables.py --list": " is not installed for ",
+    "python tools/regen_tables.py --only model_sizes": "typer is not installed",
+    "python tools/regen_tables.py --verify model_sizes": "typer is not installed",
+    "python tools/regen_tables.py --list": "typer is not installed",
     "python tools/tune_flash.py": "torch is not installed here: ",
     "python tools/compile_ahead.py": "torch is not installed here: ",
     "python tools/compile_steps.py": "torch is not installed here: ",

@@ -38,9 +38,9 @@ def rendered(results: Path) -> Any:
         return render_all(results)
 
 
-def write_rendered(results: Path, generated: Path | None = None) -> None:
+def write_rendered(results: Path, generated: Path | None = None) -> int:
     """Rewrite docs/generated, or the folder named: it then holds what the records give,
-    and nothing else. A folder of other files is refused.
+    and nothing else. A folder of other files is refused. Return the exit code.
     """
     from tools.render import load
 
@@ -65,6 +65,7 @@ def write_rendered(results: Path, generated: Path | None = None) -> None:
     print(f"rendered {len(wanted)} files, {len(changed) + len(extra)} changed")
     if wanted.broken:
         stop("\n       ".join(map(str, wanted.broken)))
+    return 0
 
 
 def check_tree(

@@ -47,11 +47,9 @@ IN_THE_WAY = (
 )  # fmt: skip
 
 
-def measure_stem(
-    name: str, results: Path, grid: str, deadline: float, shared: str = ""
-) -> int:
-    """Measure the configurations that the work in progress lacks. The record notes how
-    the host was `shared` out. Returns the exit code.
+def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
+    """Measure the configurations that the work in progress lacks. Return the exit
+    code.
     """
     ended, stem = time.monotonic(), STEMS[name]
     device = machine.device_for(stem.quick if grid == "quick" else stem.full)
@@ -72,9 +70,8 @@ def measure_stem(
         record = new_record(name, device, grid, configs, module.PROTOCOL)
         progress = partial_path(path)
         record = resume(progress, record, configs)
-        for note in (held, shared if device.is_gpu else ""):
-            if note and note not in record.notes:
-                record.notes.append(note)
+        if held and held not in record.notes:
+            record.notes.append(held)
         # Where one row of a group is missing, all were not measured in turns.
         groups = groups_of(module, configs)
         missing = [
@@ -127,20 +124,6 @@ def measure_stem(
     return 0
 
 
-def on_cores(cores: str) -> str:
-    """Keep this process, and those that it starts, on these cores; what a record says
-    of it.
-    """
-    wanted = {int(core) for core in cores.split(",")}
-    try:
-        os.sched_setaffinity(0, wanted)
-    except OSError as error:
-        raise CannotStart(
-            f"can't run on cores {cores}: {error.strerror}; start the command again"
-        ) from None
-    return f"on {len(wanted)} of {os.cpu_count()} cores"
-
-
 def imported(stem: Stem, device: Device) -> Any:
     """The experiment, and all that its rows would else import."""
     if device.is_gpu:
@@ -165,13 +148,9 @@ def main(
     grid: str = "full",
     deadline: float = 1e18,
     verify: bool = False,
-    cores: str = "",
 ):
-    """Measure STEM into RESULTS. Run on these `cores` only if they are given, because
-    other experiments are measured on the rest.
-    """
+    """Measure STEM into RESULTS until `deadline`, in seconds since 1970."""
     try:
-        shared = on_cores(cores) if cores else ""
         for value, known in ((stem, STEMS), (grid, ("full", "quick"))):
             if value not in known:
                 raise CannotStart(f"{value!r} is none of {', '.join(known)}")
@@ -179,7 +158,7 @@ def main(
             if verify:
                 code = verify_stem(stem, results)
             else:
-                code = measure_stem(stem, results, grid, deadline, shared)
+                code = measure_stem(stem, results, grid, deadline)
     except (CannotStart, RecordError) as error:
         stop(str(error))
     except OSError as error:

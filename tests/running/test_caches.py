@@ -58,7 +58,7 @@ def test_one_that_cannot_be_written_is_a_line_with_the_remedy(
     # Where it is measured, and before that by the one command.
     assert run().error == said
     with pytest.raises(SystemExit) as ended:
-        regen_tables.measure(tmp_path, only=["fake"])
+        regen_tables.measure(["fake"], tmp_path)
     assert ended.value.code == 2
     assert capsys.readouterr().err == f"error: {said}\n"
 

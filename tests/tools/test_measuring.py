@@ -1,4 +1,6 @@
-"""Measuring an experiment in a child process: what is said of it is what came of it."""
+"""Measuring experiments in child processes: what is said of one is what came of it, and
+none is left behind.
+"""
 
 import json
 import os
@@ -10,111 +12,184 @@ from types import SimpleNamespace
 
 import pytest
 
-from tools import measuring
-from tools.measuring import (
-    measure_if_stale,
-    run_child,
-)
+from tests.factories import make_gpu
+from tools import at_once, measuring
+from tools.at_once import CannotShare, first_gpus, longest_first
+from tools.measuring import Outcome, Task, measure_all, run_all, task_of
+
+ROW = json.dumps({"event": "row", "status": "ok", "config": {"i": 1}, "reason": None})
+DONE = json.dumps({"event": "complete"})
+KILL = "import os, signal; os.kill(os.getpid(), signal.SIG{})"
 
 
-def child_that(monkeypatch, code: str) -> None:
-    """Let the child run this instead."""
-    real = subprocess.Popen
+@pytest.fixture
+def child_that(monkeypatch):
+    """Let each child run this code instead, whose arguments are those of the child."""
 
-    def start(command, **options):
-        return real([command[0], "-c", code], **options)
+    def replace(code: str) -> None:
+        real = subprocess.Popen
 
-    monkeypatch.setattr(
-        measuring,
-        "subprocess",
-        SimpleNamespace(
-            Popen=start,
-            PIPE=subprocess.PIPE,
-            TimeoutExpired=subprocess.TimeoutExpired,
-        ),
-    )
+        def start(command, **options):
+            return real([command[0], "-c", code, *command[3:]], **options)
+
+        fake = SimpleNamespace(**vars(subprocess) | {"Popen": start})
+        monkeypatch.setattr(measuring, "subprocess", fake)
+
+    return replace
 
 
-ROW = {"event": "row", "status": "ok", "config": {"index": 1}, "reason": None}
+def run_one(stem: str = "fake") -> Outcome:
+    (outcome,) = run_all(iter([Task(stem, [])]))
+    return outcome
 
 
 @pytest.mark.parametrize(
-    ("end", "shown"),
+    ("code", "shown"),
     [
-        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
-        ("raise SystemExit(130)", 130),
-        ("raise SystemExit(3)", 3),
-        ("raise SystemExit(0)", 0),
-        ("1 / 0", 1),
+        (f"print({ROW!r}, flush=True); {KILL.format('INT')}", -signal.SIGINT),
+        (f"print({ROW!r}, flush=True); {KILL.format('KILL')}", -signal.SIGKILL),
+        (f"print({ROW!r}); raise SystemExit(130)", 130),
+        (f"print({ROW!r}); raise SystemExit(0)", 0),
+        (f"print({ROW!r}); 1 / 0", 1),
+        # Behind its last word.
+        (f"print({ROW!r}); print({DONE!r}, flush=True); {KILL.format('KILL')}", -9),
     ],
 )
-def test_measured_is_said_of_a_child_that_finished_alone(
-    monkeypatch, tmp_path, end, shown
-):
+def test_a_child_that_does_not_reach_its_end_has_crashed(child_that, code, shown):
     """Whatever its exit code: only it knows whether all rows are there."""
-    child_that(monkeypatch, f"print({json.dumps(ROW)!r}, flush=True); {end}")
-    outcome = run_child("fake", tmp_path)
+    child_that(code)
+    outcome = run_one()
     again = "run again to go on from the last row"
     assert (outcome.code, outcome.rows) == (1, {"ok": 1})
     assert outcome.message == f"crashed (exit code {shown}); {again}"
 
 
-def test_a_child_that_finished_is_measured(monkeypatch, tmp_path):
-    done = json.dumps({"event": "complete"})
-    child_that(monkeypatch, f"print({json.dumps(ROW)!r}); print({done!r})")
-    outcome = run_child("fake", tmp_path)
-    assert (outcome.code, outcome.message) == (0, "measured")
-
-
-def test_a_child_that_dies_behind_its_last_word_has_crashed(monkeypatch, tmp_path):
-    done = json.dumps({"event": "complete"})
-    end = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    child_that(monkeypatch, f"print({done!r}, flush=True); {end}")
-    outcome = run_child("fake", tmp_path)
-    assert outcome.code == 1 and outcome.message.startswith("crashed (exit code -9)")
-
-
-def test_told_twice_to_end_it_leaves_no_child(monkeypatch, tmp_path):
-    """Ctrl-C again, while a child that is deep in a library is waited for."""
-    pid = tmp_path / "pid"
+def test_a_child_that_reached_its_end_has_measured(child_that):
+    """Its output arrives in pieces, and some of it is no report."""
     child_that(
-        monkeypatch,
-        f"""
-import os, pathlib, signal, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))
-print({json.dumps(ROW)!r}, flush=True)
-time.sleep(60)
-""",
+        "import sys, time\n"
+        f"for part in ({ROW[:9]!r}, {ROW[9:]!r}, '\\nno report\\n', {DONE!r}, '\\n'):\n"
+        "    print(part, end='', flush=True); time.sleep(0.05)\n"
     )
-
-    def interrupt(*_):
-        again = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-        again.start()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(measuring, "take_report", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        run_child("fake", tmp_path)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(pid.read_text()), 0)
+    outcome = run_one()
+    assert (outcome.code, outcome.message, outcome.rows) == (0, "measured", {"ok": 1})
 
 
-def test_out_of_time_no_further_child_is_started(monkeypatch, tmp_path):
-    child_that(monkeypatch, "raise SystemExit(3)")
-    late = time.time() - 1
-    outcome = measure_if_stale("model_sizes", tmp_path, False, False, late)
+def test_out_of_time_no_further_child_is_started(child_that, tmp_path):
+    child_that("raise SystemExit(3)")
+    (outcome,) = measure_all(["model_sizes"], tmp_path, deadline=time.time() - 1)
     said = "out of time; run again to go on"
     assert (outcome.code, outcome.message) == (0, said)
 
 
-def test_a_record_that_can_not_be_read_is_an_outcome_of_its_own(tmp_path):
-    """The other experiments are measured all the same."""
-    path = tmp_path / "meta" / "model_sizes.json"
-    path.parent.mkdir()
-    path.write_text("{")
-    outcome = measure_if_stale("model_sizes", tmp_path, False, False, 1e18)
-    assert outcome.code == 2 and outcome.message.startswith(
-        f"error: {path}: is not JSON"
-    )
+def test_on_a_cpu_tritons_kernels_are_interpreted(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(measuring, "lacks", lambda *_: "")
+    tasks = [
+        task_of(stem, tmp_path, True, False, 1e18)
+        for stem in ("flash_ablation", "model_sizes")
+    ]
+    interpreted = [{"TRITON_INTERPRET": "1"}, {}]
+    assert [isinstance(t, Task) and t.environment for t in tasks] == interpreted
+
+
+# Several at once ----------------------------------------------------------------------
+
+
+def test_each_gpu_measures_one_at_a_time(child_that, tmp_path, capsys):
+    child_that(f"""
+import os, pathlib, sys, time
+gpu = os.environ["CUDA_VISIBLE_DEVICES"]
+mine, other = (pathlib.Path({str(tmp_path)!r}, x) for x in (gpu, str(1 - int(gpu))))
+assert not mine.exists()
+mine.touch()
+# None goes on before another runs beside it.
+while sys.argv[1] in "ab" and not other.exists():
+    time.sleep(0.05)
+time.sleep(0.3)
+mine.unlink()
+print({DONE!r})
+""")
+    tasks = (Task(stem, []) for stem in "abc")
+    outcomes = run_all(tasks, ["0", "1"])
+    assert sorted((o.stem, o.message) for o in outcomes) == [
+        (stem, "measured") for stem in "abc"
+    ]
+    # Said of each when it has ended, to a file as well.
+    assert {f"{stem}: measured" for stem in "abc"} <= {
+        *capsys.readouterr().out.splitlines()
+    }
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_stopped_it_leaves_no_child(child_that, tmp_path, monkeypatch, capsys, deaf):
+    """Ctrl-C, or twice, where one is deep in a library. What waits is not begun, and
+    none is said to have crashed.
+    """
+    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" if deaf else ""
+    child_that(f"""
+import os, pathlib, signal, time
+{ignore}
+(pathlib.Path({str(tmp_path)!r}) / str(os.getpid())).touch()
+time.sleep(60)
+""")
+
+    def interrupt():
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.05)
+        for _ in range(1 + deaf):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.5)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_all((Task(stem, []) for stem in "abc"), ["0", "1"])
+    begun = [int(path.name) for path in tmp_path.iterdir()]
+    assert len(begun) == 2 and time.monotonic() - start < measuring.GRACE
+    assert "crashed" not in capsys.readouterr().out
+    for pid in begun:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_one_that_can_not_be_started_ends_the_others(child_that, monkeypatch):
+    child_that("import time; time.sleep(60)")
+    real, started = measuring.subprocess.Popen, []
+
+    def start(*command, **options):
+        if started:
+            raise PermissionError("no more processes")
+        started.append(real(*command, **options))
+        return started[0]
+
+    monkeypatch.setattr(measuring.subprocess, "Popen", start)
+    with pytest.raises(PermissionError, match="no more"):
+        run_all((Task(stem, []) for stem in "ab"), ["0", "1"])
+    assert started[0].returncode == -signal.SIGTERM
+
+
+def test_gpus_that_are_not_there_or_not_alike_are_one_line(monkeypatch):
+    monkeypatch.setattr(at_once, "visible_gpus", lambda: ["0", "1", "GPU-a"])
+    monkeypatch.setattr(at_once, "find_gpu", lambda gpu: make_gpu())
+    monkeypatch.setattr(at_once, "uuid_of", lambda gpu: gpu)
+    assert first_gpus(2) == ["0", "1"]
+    with pytest.raises(CannotShare, match="visible GPUs: 3; give --at-once 3"):
+        first_gpus(4)
+    monkeypatch.setattr(at_once, "uuid_of", lambda gpu: "one and the same")
+    with pytest.raises(CannotShare, match="names a GPU twice"):
+        first_gpus(2)
+    kinds = {"0": make_gpu("X"), "1": make_gpu("Y")}
+    monkeypatch.setattr(at_once, "find_gpu", kinds.get)
+    with pytest.raises(CannotShare, match="several kinds, X and Y: name some of one"):
+        first_gpus(2)
+    with pytest.raises(CannotShare, match="no GPU is GPU-a, see `nvidia-smi -L`"):
+        first_gpus(3)
+    monkeypatch.setattr(at_once, "visible_gpus", lambda: ["0"])
+    with pytest.raises(CannotShare, match="visible GPUs: 1; leave it out, or name"):
+        first_gpus(2)
+
+
+def test_what_nothing_is_known_of_is_first_and_then_what_takes_longest():
+    stems = ["model_sizes", "flash_peers", "unknown"]
+    assert longest_first(stems) == ["unknown", "flash_peers", "model_sizes"]

@@ -1,0 +1,157 @@
+"""The file for Slurm, submitted to a real one: controller, node and munge on loopback,
+started here as root.
+"""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from systems import ROOT
+from systems.experiments import STEMS
+from systems.records import store
+from tests.factories import command
+from tests.needed import missing
+
+FILE = "tools/regen_tables.sbatch"
+SETTINGS = """
+ClusterName=tests
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+AuthType=auth/munge
+# What is queued again waits until its credential has expired: two minutes by default.
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+SchedulerParameters=sched_interval=1,sched_min_interval=0,bf_interval=1
+KillWait=5
+GresTypes=gpu
+SlurmdParameters=config_overrides
+NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 CPUs=8 RealMemory=99999 Gres=gpu:1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=main Nodes=node1 Default=YES PriorityTier=1
+PartitionName=urgent Nodes=node1 PriorityTier=2
+"""
+
+
+def until(true: Callable[[], object], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.2)
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@pytest.fixture
+def slurm(tmp_path) -> Iterator[Callable[..., str]]:
+    """Run a command of Slurm in a tree, and return what it prints."""
+    programs = {
+        name: shutil.which(name, path="/usr/sbin:/sbin")
+        for name in ("munged", "slurmctld", "slurmd")
+    }
+    if None in programs.values() or os.geteuid() != 0:
+        missing("needs Debian's slurm-wlm and munge, and root")
+    folder = tmp_path / "slurm"
+    (folder / "state").mkdir(parents=True)
+    host, ports = socket.gethostname().split(".")[0], (free_port(), free_port())
+    settings = SETTINGS.format(host=host, folder=folder, ports=ports)
+    (folder / "slurm.conf").write_text(settings)
+    (folder / "gres.conf").write_text("Name=gpu File=/dev/null\n")
+    (folder / "key").write_bytes(os.urandom(128))
+    (folder / "key").chmod(0o600)
+    environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, *options: str) -> None:
+        with open(folder / f"{name}.out", "wb") as log:
+            line = [programs[name] or name, *options]
+            running.append(
+                subprocess.Popen(line, env=environment, stdout=log, stderr=log)
+            )
+
+    def run(*line: str, tree: Path = tmp_path, **more: str) -> str:
+        given = {"cwd": tree, "env": environment | more, "timeout": 60, "text": True}
+        return subprocess.run(line, stdout=subprocess.PIPE, **given).stdout
+
+    files = {"key-file": "key", "socket": "munge.socket", "pid-file": "munge.pid"}
+    files |= {"log-file": "munge.log", "seed-file": "munge.seed"}
+    try:
+        named = [f"--{option}={folder / name}" for option, name in files.items()]
+        start("munged", "--foreground", "--force", *named)
+        until((folder / "munge.socket").exists)
+        start("slurmctld", "-D")
+        start("slurmd", "-D", "-N", "node1")
+        until(lambda: "idle" in run("sinfo", "--noheader", "--format=%t"))
+        yield run
+        run("scancel", "--user=root")
+        until(lambda: not run("squeue", "--noheader"))
+    finally:
+        for process in reversed(running):
+            process.terminate()
+            process.wait()
+
+
+@pytest.mark.slurm
+def test_tasks_go_on_where_they_were_stopped_and_what_was_measured_is_rendered(
+    slurm, tree, tmp_path
+):
+    rows, log = 12, tmp_path / "log"
+    settings = {"FAKE_ROWS": str(rows), "FAKE_SLEEP": "400", "FAKE_LOG": str(log)}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = command(tree, FAKE_MENDED="1", PATH=path, **settings)["env"]
+
+    def submit(*options: str) -> str:
+        return slurm("sbatch", "--parsable", *options, tree=tree, **environment).strip()
+
+    def starts() -> int:
+        """How many processes have measured rows."""
+        lines = log.read_text().splitlines() if log.exists() else []
+        return len({line.split()[1] for line in lines})
+
+    job = submit("--array=0-1", FILE)
+    submit("--dependency=singleton", "--array=0", FILE, "--render")
+    until(lambda: starts() == 1)
+    # Of a time limit.
+    slurm("scancel", "--batch", "--signal=USR1", f"{job}_0")
+    until(lambda: starts() == 2)
+    # The other task, or this one again.
+    submit("--partition=urgent", "--gres=gpu:1", "--wrap", "sleep 1")
+    until(lambda: starts() == 4)
+    until(lambda: not slurm("squeue", "--noheader"))
+    said = "".join(path.read_text() for path in tree.glob("slurm-*.log"))
+    for stem in ("crash", "fake"):
+        assert store.read(tree / f"docs/results/meta/{stem}.json").complete, said
+        table = tree / f"docs/generated/{stem}-table.md"
+        assert table.read_text() == f"{rows} rows"
+    # Only the rows in flight ran twice, and rendering ran once.
+    assert 2 * rows <= len(log.read_text().splitlines()) <= 2 * rows + 2
+    assert said.count("rendered") == 1
+
+
+def test_the_array_has_a_task_for_each_experiment():
+    (last,) = re.findall(r"^#SBATCH --array=0-(\d+)$", (ROOT / FILE).read_text(), re.M)
+    assert int(last) == len(STEMS) - 1
