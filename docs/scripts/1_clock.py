@@ -1,0 +1,60 @@
+"""Time the forward and the backward pass of one model.
+
+python docs/scripts/1_clock.py --size small --context 256
+"""
+
+from argparse import ArgumentParser
+from statistics import mean, stdev
+from time import perf_counter
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from systems.model.sizes import SIZES
+from systems.model.transformer import build_model
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def time_ms(function):
+    """Run the function once; return its wall-clock time in ms and its result."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()  # The GPU must be idle when the clock starts ...
+    start = perf_counter()
+    result = function()
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()  # ... and finished when it stops.
+    return (perf_counter() - start) * 1e3, result
+
+
+def time_step(model, tokens, targets):
+    """Return the times of the forward and the backward pass, in ms."""
+    model.zero_grad()
+    forward_ms, logits = time_ms(lambda: model(tokens))
+    loss = cross_entropy(logits.flatten(0, 1), targets.flatten())
+    backward_ms, _ = time_ms(loss.backward)
+    return {"forward": forward_ms, "backward": backward_ms}
+
+
+def measure(size, options):
+    """Print the mean and standard deviation of both times for one model size."""
+    with torch.device(DEVICE):
+        model = build_model(size, options.context)
+        tokens, targets = torch.randint(10_000, (2, options.batch, options.context))
+    for _ in range(options.warmup):
+        time_step(model, tokens, targets)
+    steps = [time_step(model, tokens, targets) for _ in range(options.steps)]
+    for name in ("forward", "backward"):
+        times = [step[name] for step in steps]
+        print(f"{size:6} {name:8} {mean(times):8.2f} ± {stdev(times):.2f} ms")
+
+
+if __name__ == "__main__":
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=10)
+    options = parser.parse_args()
+    measure(options.size, options)

@@ -1,0 +1,81 @@
+"""Name the phases and the parts of attention in a profile by Nsight Systems.
+
+nsys profile -o small -- python docs/scripts/3_nvtx.py --size small
+"""
+
+from argparse import ArgumentParser
+from statistics import mean, stdev
+from time import perf_counter
+
+import torch
+from torch.cuda import nvtx
+from torch.nn.functional import cross_entropy
+
+from systems.model import transformer
+from systems.model.sizes import SIZES, TABLE_1
+from systems.model.transformer import build_model, softmax
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def annotated_attention(q, k, v, mask):
+    """Compute what the model's attention computes, each part in a range of its own."""
+    with nvtx.range("scores"):
+        scores = torch.einsum("...qe,...ke->...qk", q, k) / k.shape[-1] ** 0.5
+        scores = torch.where(mask, scores, float("-inf"))
+    with nvtx.range("softmax"):
+        weights = softmax(scores)
+    with nvtx.range("output"):
+        return torch.einsum("...qk,...ke->...qe", weights, v)
+
+
+def time_ms(function):
+    """Run the function once; return its wall-clock time in ms and its result."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()  # The GPU must be idle when the clock starts ...
+    start = perf_counter()
+    result = function()
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()  # ... and finished when it stops.
+    return (perf_counter() - start) * 1e3, result
+
+
+def time_step(model, tokens, targets):
+    """Return the times of the forward and the backward pass, in ms."""
+    model.zero_grad()
+    with nvtx.range("forward"):
+        forward_ms, logits = time_ms(lambda: model(tokens))
+    loss = cross_entropy(logits.flatten(0, 1), targets.flatten())
+    with nvtx.range("backward"):
+        backward_ms, _ = time_ms(loss.backward)
+    return {"forward": forward_ms, "backward": backward_ms}
+
+
+def measure(size, options):
+    """Print the mean and standard deviation of both times for one model size."""
+    with torch.device(DEVICE):
+        model = build_model(size, options.context)
+        tokens, targets = torch.randint(10_000, (2, options.batch, options.context))
+    with nvtx.range("warm-up"):
+        for _ in range(options.warmup):
+            time_step(model, tokens, targets)
+    steps = [time_step(model, tokens, targets) for _ in range(options.steps)]
+    for name in ("forward", "backward"):
+        times = [step[name] for step in steps]
+        print(f"{size:6} {name:8} {mean(times):8.2f} ± {stdev(times):.2f} ms")
+
+
+if __name__ == "__main__":
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--size", choices=SIZES, nargs="+", default=list(TABLE_1))
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=10)
+    options = parser.parse_args()
+    transformer.scaled_dot_product_attention = annotated_attention
+    for size in options.size:
+        try:
+            measure(size, options)
+        except torch.OutOfMemoryError:
+            print(f"{size:6} out of memory")

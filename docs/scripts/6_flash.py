@@ -1,0 +1,63 @@
+"""Time attention with `do_bench`: plain, PyTorch's fused one and FlashAttention here.
+
+python docs/scripts/6_flash.py --d 64 --dtype bfloat16
+"""
+
+from argparse import ArgumentParser
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from triton.testing import do_bench
+
+from systems.attention.flash import flash_attention
+from systems.model.transformer import eager
+
+DEVICE = "cuda"
+FUNCTIONS = {
+    "plain": eager,
+    "SDPA": lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True),
+    "flash": lambda q, k, v: flash_attention(q, k, v, causal=True),
+}
+
+
+def time_passes(function, q, k, v, do):
+    """Return the median GPU times in ms of forward, backward and both passes."""
+    o = function(q, k, v)
+    inputs = (q, k, v)
+
+    def backward():
+        torch.autograd.grad(o, inputs, do, retain_graph=True)
+
+    def both():
+        torch.autograd.grad(function(*inputs), inputs, do)
+
+    with torch.no_grad():
+        forward_ms = do_bench(lambda: function(*inputs), return_mode="median")
+    return [forward_ms, *(do_bench(f, return_mode="median") for f in (backward, both))]
+
+
+def measure(n, options):
+    """Print one line per function for sequences of n tokens, batch 1, one head."""
+    dtype = getattr(torch, options.dtype)
+    q, k, v, do = torch.randn(4, 1, 1, n, options.d, device=DEVICE, dtype=dtype)
+    for tensor in (q, k, v):
+        tensor.requires_grad_()
+    for name, function in FUNCTIONS.items():
+        try:
+            times = time_passes(function, q, k, v, do)
+        except torch.OutOfMemoryError:
+            print(f"{n:6} {name:6} out of memory")
+        else:
+            print(f"{n:6} {name:6}", *(f"{ms:9.3f}" for ms in times))
+
+
+if __name__ == "__main__":
+    parser = ArgumentParser(description=__doc__)
+    lengths = [2**power for power in range(7, 17)]
+    parser.add_argument("--n", type=int, nargs="+", default=lengths)
+    parser.add_argument("--d", type=int, default=64)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    options = parser.parse_args()
+    print("tokens name   forward  backward      both   (ms)")
+    for n in options.n:
+        measure(n, options)

@@ -1,0 +1,72 @@
+"""The student's scripts run by themselves, stay short and grow by a few lines each."""
+
+import difflib
+import re
+import runpy
+import sys
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from systems import ROOT
+
+SCRIPTS = sorted((ROOT / "docs/scripts").glob("*.py"))
+LINE = re.compile(r"small  (forward |backward) +\d+\.\d\d ± \d+\.\d\d ms")
+
+
+def run(monkeypatch, capsys, path, *arguments):
+    """Run a script in this process; return the lines that it prints."""
+    monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+    runpy.run_path(str(path), run_name="__main__")
+    return capsys.readouterr().out.splitlines()
+
+
+def test_scripts_are_short():
+    lengths = [len(path.read_text("utf-8").splitlines()) for path in SCRIPTS]
+    assert len(lengths) == 6
+    assert max(lengths) <= 80
+    assert sum(lengths) <= 480
+
+
+@pytest.mark.parametrize(("old", "new"), [(0, 1), (1, 2), (1, 3), (3, 4)])
+def test_each_step_changes_few_lines(old, new):
+    lines = [SCRIPTS[i].read_text("utf-8").splitlines() for i in (old, new)]
+    added = [d for d in difflib.ndiff(*lines) if d.startswith("+ ")]
+    assert 0 < len(added) <= 30
+
+
+@pytest.mark.parametrize("path", SCRIPTS[:5], ids=lambda path: path.stem)
+def test_a_script_times_both_passes(monkeypatch, capsys, path):
+    # Without CUDA, NVTX raises.
+    monkeypatch.setattr("torch.cuda.nvtx.range", nullcontext)
+    options = ("--size", "small", "--context", "8", "--batch", "1")
+    lines = run(monkeypatch, capsys, path, *options, "--warmup", "0", "--steps", "2")
+    assert len(lines) == 2
+    assert all(LINE.fullmatch(line) for line in lines)
+
+
+def test_out_of_memory_is_a_line(monkeypatch, capsys):
+    def exhaust(*_, **__):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("systems.model.transformer.build_model", exhaust)
+    lines = run(monkeypatch, capsys, SCRIPTS[1], "--size", "small", "xl")
+    assert lines == ["small  out of memory", "xl     out of memory"]
+
+
+def test_attention_is_timed(monkeypatch, capsys):
+    def call(function, return_mode):
+        function()
+        return 1.5
+
+    triton = pytest.importorskip("triton")
+    monkeypatch.setattr(triton.testing, "do_bench", call)
+    source = SCRIPTS[5].read_text("utf-8").replace('"cuda"', '"cpu"')
+    assert '"cpu"' in source
+    monkeypatch.setattr(sys, "argv", ["6_flash.py", "--n", "16", "--d", "16"])
+    exec(compile(source, "6_flash.py", "exec"), {"__name__": "__main__"})
+    lines = capsys.readouterr().out.splitlines()
+    names = [line.split()[1] for line in lines]
+    assert names == ["name", "plain", "SDPA", "flash"]
+    assert all(line.endswith("1.500     1.500     1.500") for line in lines[1:])
