@@ -13,7 +13,6 @@ from torch.nn.functional import cross_entropy
 
 from systems.model import transformer
 from systems.model.sizes import SIZES, TABLE_1
-from systems.model.transformer import build_model, softmax
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -24,7 +23,7 @@ def annotated_attention(q, k, v, mask):
         scores = torch.einsum("...qe,...ke->...qk", q, k) / k.shape[-1] ** 0.5
         scores = torch.where(mask, scores, float("-inf"))
     with nvtx.range("softmax"):
-        weights = softmax(scores)
+        weights = transformer.softmax(scores)
     with nvtx.range("output"):
         return torch.einsum("...qk,...ke->...qe", weights, v)
 
@@ -54,7 +53,7 @@ def time_step(model, tokens, targets):
 def measure(size, options):
     """Print the mean and standard deviation of both times for one model size."""
     with torch.device(DEVICE):
-        model = build_model(size, options.context)
+        model = transformer.build_model(size, options.context)
         tokens, targets = torch.randint(10_000, (2, options.batch, options.context))
     with nvtx.range("warm-up"):
         for _ in range(options.warmup):
