@@ -38,7 +38,7 @@ from tools.render.spanning import pages
 # What spans stems, by module of `spanning`: made from records, and from none.
 OF_RECORDS = (
     *("writeup", "explorer", "calculator", "durations", "ladder"),
-    *("first_kernel", "gpu", "causes", "repeats"),
+    *("student", "first_kernel", "gpu", "causes", "repeats"),
 )
 OF_NONE = (
     *("errata", "attention_drawings", "hopper_drawings"),

@@ -4,6 +4,7 @@ page of the navigation.
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import yaml
 
@@ -22,7 +23,7 @@ from tools.render.stems.peak_memory.rows import at
 WIDTH, ROW = 250, 24
 HOOK = (
     "The drawing counts the bytes that tensors asked for; the allocator rounds them up "
-    'to {allocated}. <a href="peak_memory.html">Who holds the memory</a> explains each '
+    'to {allocated}. <a href="peak_memory.html">Peak memory</a> explains each '
     "part."
 )
 Facts = Mapping[str, Mapping[str, str]]
@@ -83,19 +84,23 @@ def hook(found: Found) -> str:
 def pages() -> str:
     """The navigation of mkdocs.yml as a list, but for this page."""
     config = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), PlainYaml)
+    return "\n".join(listed(config["nav"], "1.")) + "\n"
+
+
+def listed(entries: list[Any], mark: str, indent: str = "") -> list[str]:
+    """One line for each entry, those below a title indented."""
     lines = []
-    for entry in config["nav"]:
-        ((name, under),) = entry.items()
-        if isinstance(under, list):
-            listed = [link for one in under for link in linked(one)]
-            lines += [f"1. {name}", "", *(f"    - {link}" for link in listed), ""]
-        elif under != "index.md":
-            lines += [f"1. {link}" for link in linked(entry)] + [""]
-    return "\n".join(lines)
-
-
-def linked(entry: Mapping[str, str]) -> list[str]:
-    return [f"[{title}]({path})" for title, path in entry.items()]
+    for entry in entries:
+        ((title, below),) = entry.items()
+        if isinstance(below, list):
+            lines += [
+                f"{indent}{mark} {title}",
+                "",
+                *listed(below, "-", indent + "    "),
+            ]
+        elif below != "index.md":
+            lines.append(f"{indent}{mark} [{title}]({below})")
+    return [*lines, ""]
 
 
 def speed(found: Found) -> list[Bar]:

@@ -1,0 +1,116 @@
+"""Tables of docs/hand_in.md and what changes from script to script of docs/scripts."""
+
+import tomllib
+from difflib import unified_diff
+from pathlib import Path
+
+from systems import ROOT
+from systems.formulas.gpus import GPUS, Gpu
+from systems.records.record import Record
+from tools.render.load import Found, ours, primary_gpu
+from tools.render.markdown import Markup, bold, table
+from tools.render.rows import NOT_MEASURED
+
+SCRIPTS = ROOT / "docs" / "scripts"
+# Each script and the one that it grew from.
+STEPS = (
+    ("1_clock", "2_sizes"),
+    ("2_sizes", "3_nvtx"),
+    ("2_sizes", "4_autocast"),
+    ("4_autocast", "5_memory"),
+)
+# For these the table predicts times; for the others it counts rows out of memory.
+TIMES, MEMORY = ("h100", "a100-80"), ("a100-80", "a100-40")
+HEADS = ("H200", "H100, at most", "A100, at most", "OOM on 80 GB", "OOM on 40 GB")
+
+
+def fragments(found: Found) -> dict[str, str]:
+    """Return `student-problems.md`, `student-check.md`, and a diff for each script that
+    grew from another.
+    """
+    return {
+        "student-problems.md": problems_table(found),
+        "student-check.md": check_output(found),
+        **{
+            f"script-{new}.md": diff(SCRIPTS / f"{old}.py", SCRIPTS / f"{new}.py")
+            for old, new in STEPS
+        },
+    }
+
+
+def diff(old: Path, new: Path) -> str:
+    """Return the lines that differ between two files, as a fenced unified diff."""
+    before, after = (p.read_text(encoding="utf-8").splitlines() for p in (old, new))
+    # The first two lines name the files.
+    lines = list(unified_diff(before, after, n=1, lineterm=""))[2:]
+    return "\n".join(["```diff", *lines, "```", ""])
+
+
+def problems_table(found: Found) -> str:
+    """Return one row per graded problem: stems, minutes on each GPU, rows that run out
+    of memory.
+    """
+    problems = tomllib.loads(
+        (Path(__file__).parent / "problems.toml").read_text(encoding="utf-8")
+    )["problem"]
+    measured = {record.stem: record for stem in found if (record := ours(found, stem))}
+    rows, seen = [], set()
+    for problem in problems:
+        # A record that several problems use is measured once.
+        stems = {s: None for a in problem["answer"] for s in a["stems"]}
+        new = [stem for stem in stems if stem not in seen]
+        seen.update(new)
+        records = [measured[stem] for stem in new if stem in measured]
+        link = Markup(f"[`{problem['name']}`](writeup.md#{problem['name']})")
+        if not new:
+            continue
+        rows.append([link, ", ".join(f"`{stem}`" for stem in new), *cells(records)])
+    all_records = [measured[stem] for stem in measured if stem in seen]
+    rows.append([bold("all of these"), "", *map(bold, cells(all_records))])
+    return table(["problem", "`--only`", *HEADS], rows, left=2) + "\n"
+
+
+def cells(records: list[Record]) -> list[str]:
+    """Return minutes, measured and predicted, and the numbers of rows out of memory."""
+    if not records:
+        return [NOT_MEASURED] * len(HEADS)
+    minutes = sum(row.seconds or 0 for r in records for row in r.rows) / 60
+    slower = (minutes * slowdown(GPUS[name]) for name in TIMES)
+    too_large = (rows_too_large(records, GPUS[name].free_bytes) for name in MEMORY)
+    return [f"{max(m, 1):.0f}" for m in (minutes, *slower)] + [*map(str, too_large)]
+
+
+def slowdown(gpu: Gpu) -> float:
+    """Return the largest ratio of any data-sheet rate of the primary GPU to this one's:
+    no kernel that a data sheet bounds loses more.
+    """
+    primary = next(g.peak for g in GPUS.values() if g.slug == primary_gpu())
+    rates = ("fp32", "bf16", "bandwidth")
+    return max(getattr(primary, rate) / getattr(gpu.peak, rate) for rate in rates)
+
+
+def rows_too_large(records: list[Record], free_bytes: int) -> int:
+    """Count the rows that were out of memory or peaked above `free_bytes`."""
+    peaks = (
+        float("inf")
+        if row.status == "out_of_memory"
+        else row.metrics.get("peak_allocated_bytes", 0)
+        for record in records
+        for row in record.rows
+    )
+    return sum(peak > free_bytes for peak in peaks)
+
+
+def check_output(found: Found) -> str:
+    """Return what `python -m systems.check_setup` finds on the primary GPU, from the
+    software and kernels that its record of `flash_benchmarking` names.
+    """
+    if (record := ours(found, "flash_benchmarking")) is None:
+        return "\n"
+    lines = {
+        **record.software,
+        "torch runs on": record.device.name,
+        **{f"attention: {name}": text for name, text in record.kernels.items()},
+    }
+    texts = (f"{name:20} {text}" for name, text in lines.items())
+    return "\n".join(["```text", *texts, "```", ""])
