@@ -1,39 +1,32 @@
-"""Time launch configurations of the plain flash-attention kernels on this GPU, and
-write down the fastest for the package to read.
+"""Time launch configurations of the Triton flash-attention kernels on this GPU, and
+write the fastest into a file that the kernels read.
 
     python tools/tune_flash.py
-
-takes less than 20 minutes; stopped, it goes on where it was. For each arithmetic, head
-dimension, kernel and mask it tries our configuration, those of all other GPUs and what
-lies next to ours. Each first computes a small case, whose result is compared with plain
-attention in float64; many processes compile at once. Those that are right are timed one
-after another: the forward pass by its kernel; a configuration of dq, or of dk and dv,
-by the whole backward pass, in which the other kernel keeps its own. What is found is
-written to systems/attention/triton/tuned/, in a file named after the GPU, with the
-versions that it holds for: from then on the kernels run with it, until they or Triton
-change, and records hold its digest. Nothing is tuned while they run.
-
     python tools/tune_flash.py --arithmetic half --d 64 --d 128
-    python tools/tune_flash.py --everything --d 64      all tiles that fit, for hours
-    python tools/tune_flash.py --heads 1 --n 1024       few rows: only printed
+
+takes less than 20 minutes; started again it goes on where it stopped. For each
+arithmetic, head dimension, kernel and mask it tries our configuration, those of all
+other GPUs, and what differs from ours in one number. Many processes compile at once and
+compare a small case with plain attention in float64. Candidates that are right are
+timed one after another: the forward pass by its kernel, a configuration of dq or of
+dk and dv by the whole backward pass. The file lies in systems/attention/triton/tuned
+and holds until the kernels or Triton change; records keep its digest.
 """
 
+import json
 import math
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
-from functools import partial
-from itertools import groupby, product
+from itertools import product
 from multiprocessing import active_children, get_context
-from operator import itemgetter
 from pathlib import Path
-from typing import Annotated
+from statistics import median
+from typing import Annotated, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -42,50 +35,192 @@ from systems import need, run_as_command
 if __name__ == "__main__":
     need("torch", "triton", "fcntl", "typer", "rich", "msgspec")
 
-import msgspec
 import torch
 import triton
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-)
-from rich.table import Table
+from torch import Tensor
 from triton.errors import TritonError
 
+from systems.attention.reference import attention_reference
 from systems.attention.triton import tuned
-from systems.attention.triton.chooser import architecture
+from systems.attention.triton.chooser import architecture, for_mask
 from systems.attention.triton.configs import Config
-from systems.attention.triton.tuned import (
-    HEAD_DIMS,
-    KERNELS,
-    Entry,
-    Tuned,
-    TunedError,
-)
+from systems.attention.triton.launches import launch_backward, launch_forward
+from systems.attention.triton.tables import CONFIGS
+from systems.attention.triton.tuned import HEAD_DIMS, KERNELS, Key
+from systems.benchmarking.timing import default_device
+from systems.benchmarking.workload import random_inputs
+from systems.precision.dtypes import relative_error
 from systems.records.device import Device, find_gpu
+from systems.records.files import write_whole
 from systems.running.precompile import MOST_PROCESSES, cores, end_with
 from tools.compile_ahead import DTYPES, need_compiler
 from tools.rendering import stop
-from tools.tuning import (
-    Candidate,
-    Search,
-    candidates,
-    milliseconds,
-    prepare,
-    shortlist,
-    verdict,
-)
 
-# What is timed for the table of many rows.
-HEADS, N = 16, 4096
+# Heads and rows of the timed case; rows of the checked one, which has one head.
+HEADS, N, SMALL = 16, 4096, 512
 # Nearer than this two configurations are as fast, and ours stays.
 TIE = 0.99
-Check = Callable[[list[Candidate]], Iterable[str]]
+# The largest relative error of a result: far above rounding, far below a mistake.
+TOLERANCE = {"half": 2e-2, "high": 1e-4, "highest": 1e-5}
+# Accumulators of a thread, which has 255 registers: more would spill, fewer leave the
+# tensor cores idle.
+MOST_ACCUMULATORS, LEAST_ACCUMULATORS = 200, 6
+
+
+class Candidate(NamedTuple):
+    """One kernel with one launch configuration."""
+
+    arithmetic: str
+    kernel: str
+    d: int
+    causal: bool
+    config: Config
+
+
+def candidates(key: Key, gpu: str) -> list[Candidate]:
+    """Return ours for this GPU first, then those of all other GPUs, then what differs
+    from ours in one number and has room for its accumulators.
+    """
+    kind, kernel, d, causal = key
+    ours = for_mask(CONFIGS[gpu][kind][kernel][d], causal)
+    others = (
+        for_mask(table[kind][kernel][d], mask)
+        for table in CONFIGS.values()
+        for mask in (causal, not causal)
+    )
+    near = (
+        config
+        for config in neighbours(ours)
+        if LEAST_ACCUMULATORS <= accumulators(kernel, d, config) <= MOST_ACCUMULATORS
+    )
+    return [Candidate(*key, c) for c in dict.fromkeys((ours, *others, *near))]
+
+
+def neighbours(c: Config) -> Iterator[Config]:
+    """Yield tiles of twice or half as many rows, other warps, a stage more or less."""
+    for side in ("q", "k"):
+        for rows in (2 * getattr(c, side), getattr(c, side) // 2):
+            if 16 <= rows <= 256:
+                yield c._replace(**{side: rows})
+    yield c._replace(warps=12 - c.warps)
+    yield from (c._replace(stages=s) for s in (c.stages - 1, c.stages + 1) if s)
+
+
+def accumulators(kernel: str, d: int, c: Config) -> float:
+    """Return how many numbers a thread accumulates: o, dq, or dk and dv of a tile, and
+    the results of its matmuls.
+    """
+    held = 2 * c.k * d if kernel == "dkdv" else c.q * d
+    return (held + (1 if kernel == "forward" else 2) * c.q * c.k) / (32 * c.warps)
+
+
+def inputs(heads: int, n: int, candidate: Candidate) -> list[Tensor]:
+    """Return normal q, k, v and do: (1, heads, n, d)."""
+    shape, dtype = (1, heads, n, candidate.d), DTYPES[candidate.arithmetic]
+    return [x.detach() for x in random_inputs(shape, dtype, default_device())]
+
+
+def prepare(candidate: Candidate, heads: int, n: int) -> Callable[[], Any]:
+    """Return a call of the pass that has the candidate's kernel. Loops are not split,
+    as with many heads.
+    """
+    high = candidate.arithmetic == "high"
+    torch.set_float32_matmul_precision("high" if high else "highest")
+    q, k, v, do = inputs(heads, n, candidate)
+    options = candidate.causal, candidate.d**-0.5
+    if candidate.kernel == "forward":
+        config = candidate.config
+        return lambda: launch_forward(q, k, v, *options, config, splits=1)[:1]
+    o, lse = launch_forward(q, k, v, *options, splits=1)
+    own: Any = {f"{candidate.kernel}_config": candidate.config}
+    own |= {"dkdv_splits": 1, "dq_splits": 1}
+    return lambda: launch_backward(do, q, k, v, o, lse, *options, **own)
+
+
+def check(candidate: Candidate) -> str:
+    """Return what is wrong with a candidate, or nothing. It runs in a process of its
+    own, which leaves the compiled kernel in Triton's cache.
+    """
+    try:
+        found = prepare(candidate, 1, SMALL)()
+        q, k, v, do = (x.double().requires_grad_() for x in inputs(1, SMALL, candidate))
+        o, _ = attention_reference(q, k, v, candidate.causal)
+        forward = candidate.kernel == "forward"
+        exact = (o,) if forward else torch.autograd.grad(o, (q, k, v), do)
+        worst = max(relative_error(*pair) for pair in zip(found, exact, strict=True))
+    except Exception as error:
+        # A tile that does not fit is an answer.
+        return f"{type(error).__name__}: {error}".splitlines()[0][:100]
+    right = worst <= TOLERANCE[candidate.arithmetic]
+    return "" if right else f"wrong: relative error {worst:.1e}"
+
+
+def milliseconds(call: Callable[[], object]) -> float:
+    """Return the median GPU time of a call."""
+    times: Any = triton.testing.do_bench(call, warmup=5, rep=25, return_mode="all")
+    return median(times)
+
+
+def entry(times: dict[Candidate, float], ours: Candidate) -> dict[str, Any]:
+    """Return the fastest as an entry of the file; ours, where that is a tie."""
+    best = min(times, key=times.__getitem__)
+    if ours in times and times[best] > TIE * times[ours]:
+        best = ours
+    of = {"pass_ms": times[best], "pass_with_ours_ms": times.get(ours)}
+    return best._asdict() | {"config": list(best.config)} | of
+
+
+def begin(path: Path, device: Device, force: bool) -> dict[str, Any]:
+    """Return what was found before with the same kernels and Triton, to go on with; or
+    a file without entries.
+    """
+    new = {
+        "gpu": device.name,
+        "software": {"torch": torch.__version__, "triton": triton.__version__},
+        "source_hash": tuned.kernels_hash(),
+        "measured_utc": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
+        "shape": [HEADS, N],
+        "entries": [],
+    }
+    try:
+        old = new if force else tuned.read(path)
+    except FileNotFoundError:
+        return new
+    same = all(old[x] == new[x] for x in ("software", "source_hash"))
+    return old if same else new
+
+
+def write(found: dict[str, Any], path: Path) -> None:
+    """Write the file in one step, an entry a line."""
+    entries = ",\n".join(f"  {json.dumps(x)}" for x in found["entries"])
+    head = json.dumps({k: v for k, v in found.items() if k != "entries"}, indent=1)
+    write_whole(path, f'{head[:-2]},\n "entries": [\n{entries}\n ]\n}}\n')
+
+
+def tune(
+    found: dict[str, Any],
+    path: Path,
+    tried: dict[Key, list[Candidate]],
+    verdicts: dict[Candidate, str],
+    timed: Callable[[Candidate], float],
+) -> None:
+    """Time what was found right for each key, and write an entry at once."""
+    for key, these in tried.items():
+        times = {c: timed(c) for c in these if not verdicts[c]}
+        if times:
+            found["entries"].append(fastest := entry(times, these[0]))
+            write(found, path)
+            arithmetic, kernel, d, causal = key
+            case = f"{arithmetic} d={d} {kernel} {'causal' if causal else 'full'}"
+            print(f"{case}: {fastest['pass_ms']:.4f} ms,", end=" ")
+            print(f"with ours {fastest['pass_with_ours_ms'] or math.nan:.4f} ms")
+
+
+def start_worker(parent: int) -> None:
+    """Leave Ctrl-C to the parent, and end when it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with(parent)
 
 
 def main(
@@ -96,270 +231,62 @@ def main(
         list[int],
         typer.Option(help="Head dimension: 16, 32, 64, 128 or 256; may be repeated."),
     ] = list(HEAD_DIMS),  # noqa: B006
-    kernel: Annotated[
-        list[str], typer.Option(help="forward, dkdv or dq; may be repeated.")
-    ] = list(KERNELS),  # noqa: B006
-    heads: Annotated[int, typer.Option(help="Heads of the timed case.")] = HEADS,
-    n: Annotated[int, typer.Option(help="Length of the timed case.")] = N,
-    everything: Annotated[
-        bool, typer.Option("--everything", help="Try all tiles that fit.")
-    ] = False,
     minutes: Annotated[float, typer.Option(help="Stop after so many.")] = 20,
     force: Annotated[
         bool, typer.Option("--force", help="Begin anew, also where a file is.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Write there, where nobody reads it.")
-    ] = None,
 ) -> None:
     """Time launch configurations on this GPU and write the fastest down."""
-    for option, value, known in (
-        *(("--arithmetic", x, tuple(DTYPES)) for x in arithmetic),
-        *(("--kernel", x, KERNELS) for x in kernel),
-        *(("--d", x, HEAD_DIMS) for x in d),
+    for option, values, known in (
+        ("--arithmetic", arithmetic, tuple(DTYPES)),
+        ("--d", d, HEAD_DIMS),
     ):
-        if value not in known:
-            stop(f"{option} {value}: is none of {', '.join(map(str, known))}")
-    for option, number in (("--heads", heads), ("--n", n), ("--minutes", minutes)):
-        if not 0 < number < math.inf:
-            stop(f"{option} must be above 0, not {number}")
+        for value in values:
+            if value not in known:
+                stop(f"{option} {value}: is none of {', '.join(map(str, known))}")
     device = find_gpu()
     if device is None or not torch.cuda.is_available():
         stop("configurations are timed on a GPU, and torch sees none here")
     need_compiler()
-    searches = [
-        Search(a, x, size, causal)
-        for a, size, x, causal in product(arithmetic, d, kernel, (True, False))
-    ]
-    console, path = Console(), out or tuned.path_of(device.slug)
-    if (heads, n) != (HEADS, N) and out is None:
-        path = None
-    try:
-        found = begin(path, device, force, (heads, n))
-        if path and not found.entries and holds_entries(path):
-            kept = path.with_name(f"{path.name}.bak")
-            path.replace(kept)
-            console.print(f"begins anew; what was timed before is kept: {kept}")
-        if path:
-            # Where nothing can be written, nothing is timed.
-            tuned.write(found, path)
-    except TunedError as error:
-        stop(str(error))
-    except OSError as error:
-        stop(f"can't write {path}: {error.strerror}; give --out FILE")
     name = architecture(torch.cuda.get_device_capability())
-    deadline = time.monotonic() + 60 * minutes
-
-    def configs(search: Search) -> list[Config]:
-        short = shortlist(search, name)
-        all_of = candidates(search.kernel, search.arithmetic, search.d)
-        more = [c.config for c in all_of] if everything else []
-        return list(dict.fromkeys([*short, *more]))
-
-    # Each holds a context on the GPU.
-    processes = min(MOST_PROCESSES, cores())
-    done, trouble = False, ""
-    goes_on = "; the same command goes on" if path else ""
+    path, deadline = tuned.path_of(device.slug), time.monotonic() + 60 * minutes
+    trouble = ""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with ProcessPoolExecutor(
-        processes, get_context("spawn"), end_with, (os.getpid(),)
-    ) as pool:
+    try:
+        found = begin(path, device, force)
+        # Where nothing can be written, nothing is timed.
+        write(found, path)
+    except OSError as error:
+        stop(f"can't write {path}: {error.strerror}")
+    except ValueError as error:
+        stop(str(error))
+    there = {tuned.key_of(x) for x in found["entries"]}
+    # Each process holds a context on the GPU.
+    count, context = min(MOST_PROCESSES, cores()), get_context("spawn")
+    with ProcessPoolExecutor(count, context, start_worker, (os.getpid(),)) as pool:
         try:
-            with without_interrupts():
-                # All are started here: one is started where none is idle.
-                for _ in range(processes):
-                    pool.submit(os.getpid)
-            done = tune(
-                found, path, searches, configs,
-                check=partial(verdicts, pool),
-                timed=lambda c: milliseconds(prepare(c, heads, n)),
-                deadline=deadline, console=console,
-            )  # fmt: skip
-        except BrokenProcessPool:
-            trouble = (
-                "a process that compiles was killed, as where memory runs out; with "
-                f"`taskset -c 0-3` in front only 4 compile at once{goes_on}"
-            )
-        except torch.OutOfMemoryError:
-            trouble = f"{heads} heads of {n} rows do not fit on this GPU: give fewer"
-        except (RuntimeError, TritonError) as error:
-            said = (str(error) or type(error).__name__).splitlines()[0]
-            trouble = f"a candidate can't be timed: {said}{goes_on}"
-        except OSError as error:
-            where = f" ({error.filename})" if error.filename else ""
-            trouble = f"{error.strerror}{where}{goes_on}"
-        except KeyboardInterrupt:
-            trouble = f"stopped{goes_on}"
-            with without_interrupts():
-                for child in active_children():
-                    child.terminate()
-                pool.shutdown()
-    report(console, found, searches)
-    if path and holds_entries(path):
-        console.print(f"written: {path}", soft_wrap=True)
+            for kind, size in product(arithmetic, d):
+                keys = [(kind, k, size, m) for k in KERNELS for m in (True, False)]
+                tried = {k: candidates(k, name) for k in keys if k not in there}
+                if time.monotonic() > deadline and tried:
+                    trouble = "out of time"
+                    break
+                # Not by `map`, which cancels what is left where it is interrupted: a
+                # pool with cancelled work leaves some of its processes running.
+                work = {c: pool.submit(check, c) for of in tried.values() for c in of}
+                verdicts = {c: result.result() for c, result in work.items()}
+                tune(
+                    found, path, tried, verdicts,
+                    lambda c: milliseconds(prepare(c, HEADS, N)),
+                )  # fmt: skip
+        except (RuntimeError, TritonError, OSError, KeyboardInterrupt) as error:
+            said = str(error).partition("\n")[0]
+            trouble = f"stopped: {type(error).__name__} {said}".strip()
+            for child in active_children():
+                child.terminate()
+    print(f"{len(found['entries'])} configurations: {path}")
     if trouble:
-        stop(trouble)
-    if not done:
-        console.print(f"out of time{goes_on}")
-
-
-@contextmanager
-def without_interrupts() -> Iterator[None]:
-    """Ignores Ctrl-C, which a terminal sends to all processes; those that are started
-    meanwhile ignore it for good.
-    """
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def verdicts(pool: Executor, these: list[Candidate]) -> Iterable[str]:
-    """What is wrong with each, as it becomes known.
-
-    Not by `map`, which cancels what is left where it is interrupted: a pool whose
-    processes end with cancelled work among theirs leaves some of them running.
-    """
-    work = [pool.submit(verdict, candidate) for candidate in these]
-    return (each.result() for each in work)
-
-
-def begin(
-    path: Path | None, device: Device, force: bool, shape: tuple[int, int]
-) -> Tuned:
-    """What was found here before by the same code and versions, to go on with; or
-    nothing yet.
-    """
-    new = Tuned(
-        gpu=device.name,
-        capability=device.capability or "",
-        software={
-            "torch": str(torch.__version__),
-            "triton": triton.__version__,
-            "driver": device.driver or "",
-        },
-        source_hash=tuned.kernels_hash(),
-        measured_utc=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
-        command="python tools/tune_flash.py",
-        shape=shape,
-        entries=[],
-    )
-    if path is None or force:
-        return new
-    try:
-        old = tuned.read(path)
-    except FileNotFoundError:
-        return new
-    same = ("gpu", "software", "source_hash", "shape")
-    return old if all(getattr(old, x) == getattr(new, x) for x in same) else new
-
-
-def holds_entries(path: Path) -> bool:
-    """Whether a file has what took its owner time: a start that was stopped early wrote
-    one without any.
-    """
-    try:
-        return bool(tuned.read(path).entries)
-    except FileNotFoundError:
-        return False
-    except TunedError:
-        # Of other code or cut short: who knows.
-        return True
-
-
-def tune(
-    found: Tuned,
-    path: Path | None,
-    searches: list[Search],
-    configs: Callable[[Search], list[Config]],
-    check: Check,
-    timed: Callable[[Candidate], float],
-    deadline: float,
-    console: Console,
-) -> bool:
-    """Add an entry for each search that has none, and write it at once. Ours is the
-    first of `configs`. Returns whether time was enough.
-    """
-    there = {entry.key for entry in found.entries}
-    todo = [search for search in searches if search.key not in there]
-    columns = (
-        TextColumn("{task.description:>24}"), BarColumn(), MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(
-            "", total=len(searches), completed=len(searches) - len(todo)
-        )
-        for (kind, d), group in groupby(todo, lambda s: (s.arithmetic, s.d)):
-            if time.monotonic() >= deadline:
-                return False
-            progress.update(task, description=f"{kind} d={d}: compile, check")
-            tried = {
-                s: [Candidate(s.kernel, kind, d, c, s.causal) for c in configs(s)]
-                for s in group
-            }
-            every = [candidate for these in tried.values() for candidate in these]
-            said = dict(zip(every, check(every), strict=True))
-            for candidate, fault in said.items():
-                if fault.startswith("wrong"):
-                    console.print(f"{candidate}: {fault}", style="red")
-            for search, these in tried.items():
-                if time.monotonic() >= deadline:
-                    return False
-                progress.update(task, description=f"{kind} d={d}: {search.kernel}")
-                times = {c.config: timed(c) for c in these if not said[c]}
-                if times:
-                    found.entries.append(fastest(search, these[0].config, times))
-                    if path:
-                        tuned.write(found, path)
-                progress.advance(task)
-    return True
-
-
-def fastest(search: Search, ours: Config, times: dict[Config, float]) -> Entry:
-    """The entry of the configuration with which its pass took least; ours, where that
-    is a tie.
-    """
-    best, ms = min(times.items(), key=itemgetter(1))
-    if ours in times and ms > TIE * times[ours]:
-        best, ms = ours, times[ours]
-    found = {
-        "arithmetic": search.arithmetic,
-        "kernel": search.kernel,
-        "d": search.d,
-        "causal": search.causal,
-        "config": list(best),
-        "pass_ms": ms,
-        "pass_with_ours_ms": times.get(ours),
-        "tried": len(times),
-    }
-    return msgspec.convert(found, Entry)
-
-
-def report(console: Console, found: Tuned, searches: list[Search]) -> None:
-    """What was found, beside ours. Of dq and of dkdv the times are the whole backward
-    pass's.
-    """
-    wanted = {search.key for search in searches}
-    columns = "pass", "with ours, ms", "with it, ms", "entry"
-    table = Table("arithmetic", "d", "kernel", "mask", *columns)
-    for e in (e for e in found.entries if e.key in wanted):
-        ours = f"{e.pass_with_ours_ms:.4f}" if e.pass_with_ours_ms else "wrong"
-        mask = "causal" if e.causal else "full"
-        timed = "forward" if e.kernel == "forward" else "backward"
-        cells = e.arithmetic, str(e.d), e.kernel, mask, timed, ours, f"{e.pass_ms:.4f}"
-        table.add_row(*cells, entry(Config(*e.config)))
-    console.print(table)
-
-
-def entry(config: Config) -> str:
-    """As it stands in the table."""
-    limit = f", registers={config.registers}" if config.registers else ""
-    ahead = ", ahead=True" if config.ahead else ""
-    anew = f', anew="{config.anew}"' if config.anew else ""
-    c = config
-    return f"Config({c.q}, {c.k}, {c.warps}, {c.stages}{limit}{ahead}{anew})"
+        stop(f"{trouble}; the same command goes on")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from systems.records.files import slug_of
+
 # Text of a record stands in pages: no markup, no lines.
 Plain = Annotated[str, Meta(max_length=2000, pattern=r"^[^<>\n\r]*$")]
 Name = Annotated[Plain, Meta(min_length=1)]
@@ -44,16 +46,6 @@ class Device(Struct, forbid_unknown_fields=True):
 # Parameters can be counted without any memory behind them, on PyTorch's "meta" device.
 META = Device("meta device (no hardware needed)", "meta")
 CPU = Device("CPU", "cpu")
-
-
-# Folders of docs/results that are no GPU's.
-RESERVED = ("", "cpu", "meta", "quick")
-
-
-def slug_of(name: str) -> str:
-    """A name as a folder: "NVIDIA A100-SXM4-40GB" -> "nvidia-a100-sxm4-40gb"."""
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return f"gpu-{slug}".strip("-") if slug in RESERVED else slug
 
 
 def plain(name: str) -> str:

@@ -2,12 +2,22 @@
 
 import errno
 import os
+import re
 import stat
 from pathlib import Path
 from typing import IO
 
 # Windows has the last alone, which keeps it from rewriting the ends of lines.
 ALWAYS = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+
+# Folders of docs/results that are no GPU's.
+RESERVED = ("", "cpu", "meta", "quick")
+
+
+def slug_of(name: str) -> str:
+    """A name as a folder: "NVIDIA A100-SXM4-40GB" -> "nvidia-a100-sxm4-40gb"."""
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return f"gpu-{slug}".strip("-") if slug in RESERVED else slug
 
 
 def open_plain(path: Path, flags: int) -> IO[bytes]:

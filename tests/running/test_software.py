@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from systems.attention.triton import tuned
 from systems.attention.triton.available import kernels_of
-from systems.attention.triton.tuned import Entry, Tuned
 from systems.experiments import STEMS
 from systems.records import store
 from systems.records.device import CPU
@@ -35,33 +34,18 @@ A100 = make_gpu("NVIDIA A100-SXM4-80GB", capability="8.0")
 @pytest.fixture
 def file(monkeypatch, tmp_path):
     monkeypatch.setattr(tuned, "FOLDER", tmp_path)
-    tuned.in_use.cache_clear()
-    tuned.write(
-        Tuned(
-            A100.name,
-            "8.0",
-            {"triton": "3.7.1"},
-            tuned.kernels_hash(),
-            "2026-01-01 00:00",
-            "tune",
-            (16, 4096),
-            [
-                Entry(
-                    "half",
-                    "dq",
-                    64,
-                    True,
-                    (64, 64, 4, 2, None, False, ""),
-                    0.5,
-                    None,
-                    1,
-                )
-            ],
-        ),  # fmt: skip
-        tuned.path_of(A100.slug),
-    )
+    tuned.configs.cache_clear()
+    entry = {"arithmetic": "half", "kernel": "dq", "d": 64, "causal": True}
+    config = [64, 64, 4, 2, None, False, ""]
+    found = {
+        "software": {"triton": "3.7.1"},
+        "source_hash": tuned.kernels_hash(),
+        "measured_utc": "2026-01-01 00:00",
+        "entries": [entry | {"config": config}],
+    }
+    tuned.path_of(A100.slug).write_text(json.dumps(found))
     yield tuned.path_of(A100.slug)
-    tuned.in_use.cache_clear()
+    tuned.configs.cache_clear()
 
 
 def said(stem: str, slug: str = A100.slug, triton: str = "3.7.1") -> dict[str, str]:
@@ -129,20 +113,20 @@ def test_with_other_configurations_a_record_is_stale(file):
     assert load.is_fresh(record)
     # Timed again, with the same outcome.
     file.write_text(file.read_text().replace("2026-01-01", "2026-01-02"))
-    tuned.in_use.cache_clear()
+    tuned.configs.cache_clear()
     assert load.is_fresh(record)
     found = tuned.read(file)
-    found.entries[0].d = 32
-    tuned.write(found, file)
-    tuned.in_use.cache_clear()
+    found["entries"][0]["d"] = 32
+    file.write_text(json.dumps(found))
+    tuned.configs.cache_clear()
     assert not load.is_fresh(record)
     # With other kernels: not in use.
-    found.entries[0].d, found.source_hash = 64, "other"
-    tuned.write(found, file)
-    tuned.in_use.cache_clear()
+    found["entries"][0]["d"], found["source_hash"] = 64, "other"
+    file.write_text(json.dumps(found))
+    tuned.configs.cache_clear()
     assert tuned.digest(A100.slug, "3.7.1") is None and not load.is_fresh(record)
     file.unlink()
-    tuned.in_use.cache_clear()
+    tuned.configs.cache_clear()
     assert not load.is_fresh(record)
     del record.software[TUNED]
     assert load.is_fresh(record)

@@ -52,9 +52,9 @@ def owners(device: torch.device) -> dict[tuple[str, str, int, bool], Config]:
     """
     if not any(TUNED.glob("*.json")):
         return {}
-    # Imported here: these need msgspec, which the kernels can do without.
+    # Imported here: most have no such file, and need nothing of the records.
     from systems.attention.triton import tuned
-    from systems.records.device import slug_of
+    from systems.records.files import slug_of
 
     slug = slug_of(torch.cuda.get_device_name(device))
     found = tuned.configs(slug, triton.__version__)

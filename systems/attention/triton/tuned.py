@@ -1,9 +1,9 @@
-"""Launch configurations that the owner of a GPU had timed there: a file beside our
-tables, for each kind of GPU, written by `tools/tune_flash.py`.
+"""Launch configurations that the owner of a GPU had timed there: a JSON file for each
+kind of GPU, which `tools/tune_flash.py` writes.
 
-A file that can't be used, or was timed with other kernels or another Triton, is one
-line in the log, and our table stands in for it. No torch is needed to read one: a
-record is fresh while its GPU has the file that it had.
+A file that is damaged, or was timed with other kernels or another Triton, is one line
+in the log, and our table is used instead. Reading a file needs the standard library
+alone.
 """
 
 import hashlib
@@ -11,151 +11,98 @@ import json
 import logging
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Any
 
-import msgspec
-from msgspec import Meta, Struct, structs
-
-from systems.records.files import write_whole
 from systems.records.source_hash import hash_of
 
 LOG = logging.getLogger(__name__)
 FOLDER = Path(__file__).with_name("tuned")
-# Of a file's digest, what a record keeps.
-DIGITS = 16
-# What a configuration is timed with, or compiled: the kernels and their launches. Which
-# one is chosen where makes it no other.
+# The kernels and their launches, of which a file is kept up to date. The chooser is
+# left out: which configuration is chosen changes no kernel.
 LAUNCHES = [("systems.attention.triton.launches", None)]
 CHOICE = [("systems.attention.triton.chooser", "choose")]
-
-# What the tables have a configuration for, and the order in which they are looked for:
-# head dimensions, as tiles have them, that most models have come first.
-Kernel = Literal["forward", "dkdv", "dq"]
-HeadDim = Literal[64, 128, 32, 256, 16]
-KERNELS: tuple[Kernel, ...] = get_args(Kernel)
-HEAD_DIMS: tuple[HeadDim, ...] = get_args(HeadDim)
-
-Rows = Annotated[int, Meta(ge=16, le=256)]
-# q, k, warps, stages, registers, ahead, anew, as `Config` has them.
-Numbers = tuple[
-    Rows, Rows, Literal[4, 8], Annotated[int, Meta(ge=1, le=8)],
-    Annotated[int, Meta(ge=16, le=255)] | None, bool,
-    Literal["", "addresses", "tiles"],
-]  # fmt: skip
-# By arithmetic, kernel, padded head dimension and mask.
+# What is tuned, in this order: head dimensions that most models have come first.
+ARITHMETICS, KERNELS = ("half", "high", "highest"), ("forward", "dkdv", "dq")
+HEAD_DIMS = (64, 128, 32, 256, 16)
+ROWS = (16, 32, 64, 128, 256)
+# Arithmetic, kernel, padded head dimension and whether the mask is causal.
 Key = tuple[str, str, int, bool]
-
-
-class Entry(Struct, forbid_unknown_fields=True):
-    """The configuration that was right and with which its pass took least, the times of
-    the pass in ms with it and with ours (if that was right), and how many were timed.
-
-    The pass of "forward" is that kernel. That of "dq" and "dkdv" is the whole backward
-    pass, in which the other kernel has a configuration of its own: no kernel's time.
-    """
-
-    arithmetic: Literal["half", "high", "highest"]
-    kernel: Kernel
-    d: HeadDim
-    causal: bool
-    config: Numbers
-    pass_ms: Annotated[float, Meta(gt=0)]
-    pass_with_ours_ms: Annotated[float, Meta(gt=0)] | None
-    tried: int
-
-    @property
-    def key(self) -> Key:
-        return self.arithmetic, self.kernel, self.d, self.causal
-
-
-class Tuned(Struct, forbid_unknown_fields=True):
-    """What was timed on one kind of GPU, and by what."""
-
-    gpu: str
-    capability: str
-    # torch, Triton and the driver.
-    software: dict[str, str]
-    # `kernels_hash` of then.
-    source_hash: str
-    measured_utc: str
-    command: str
-    # What was timed: heads and rows of each.
-    shape: tuple[int, int]
-    entries: list[Entry]
-
-
-class TunedError(ValueError):
-    """Why a file can't be used, in one line."""
-
-
-def path_of(slug: str) -> Path:
-    """Where the file of a GPU lies, by its name as a folder of docs/results."""
-    return FOLDER / f"{slug}.json"
-
-
-def read(path: Path) -> Tuned:
-    """The file's content. TunedError where it is none; FileNotFoundError without it."""
-    remedy = "remove it, or run python tools/tune_flash.py --force"
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Tuned)
-    except FileNotFoundError:
-        raise
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise TunedError(f"{path} can't be used ({error}): {remedy}") from None
-
-
-def write(found: Tuned, path: Path) -> None:
-    """In one step, an entry a line."""
-    data: dict[str, Any] = json.loads(json.dumps(found, default=structs.asdict))
-    entries = ",\n".join(f"  {json.dumps(entry)}" for entry in data.pop("entries"))
-    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in data.items()]
-    text = ",\n".join([*lines, f' "entries": [\n{entries}\n ]'])
-    write_whole(path, "{\n" + text + "\n}\n")
+# The fields of a `Config`, whose module imports torch.
+Numbers = tuple[int, int, int, int, int | None, bool, str]
 
 
 @cache
 def kernels_hash() -> str:
-    """Of the code of the kernels and their launches, without the tables."""
+    """Return the hash of the kernels and their launches, without the tables."""
     return hash_of(LAUNCHES, without=CHOICE)
 
 
-@cache
-def in_use(slug: str, triton: str) -> Tuned | None:
-    """What this GPU's file holds, if it was timed with these kernels and this Triton:
-    another one compiles other code. What speaks against it is logged once.
+def path_of(slug: str) -> Path:
+    """Return the path of a GPU's file, by the GPU's name as a folder of records."""
+    return FOLDER / f"{slug}.json"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the content of a file. FileNotFoundError where there is none; ValueError,
+    in one line, where it is damaged.
     """
     try:
-        found = read(path_of(slug))
+        found = json.loads(path.read_bytes())
+        whole = found["software"]["triton"] and found["source_hash"]
+        if not whole or not all(map(is_entry, found["entries"])):
+            raise ValueError("something in it is no launch configuration")
     except FileNotFoundError:
-        return None
-    except TunedError as error:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        remedy = "remove it, or run python tools/tune_flash.py --force"
+        raise ValueError(f"{path} can't be used ({error!r}): {remedy}") from None
+    return found
+
+
+def is_entry(entry: dict[str, Any]) -> bool:
+    """Return whether an entry names a kernel and holds a configuration of one."""
+    arithmetic, kernel, d, causal = key_of(entry)
+    q, k, warps, stages, registers, ahead, anew = entry["config"]
+    return (
+        (arithmetic in ARITHMETICS and kernel in KERNELS and d in HEAD_DIMS)
+        and (q in ROWS and k in ROWS and warps in (4, 8) and stages in range(1, 9))
+        and (registers is None or registers in range(16, 256))
+        and (isinstance(causal, bool) and isinstance(ahead, bool))
+        and anew in ("", "addresses", "tiles")
+    )
+
+
+def key_of(entry: dict[str, Any]) -> Key:
+    return entry["arithmetic"], entry["kernel"], entry["d"], entry["causal"]
+
+
+@cache
+def configs(slug: str, triton: str) -> dict[Key, Numbers]:
+    """Return the configurations that were timed on this GPU with these kernels and this
+    Triton. What makes a file useless is logged once.
+    """
+    path = path_of(slug)
+    try:
+        found = read(path)
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
         LOG.warning("%s", error)
-        return None
-    timed_with = found.software.get("triton")
+        return {}
+    timed_with, against = found["software"]["triton"], ""
     if timed_with != triton:
         against = f"with Triton {timed_with}, here is {triton}"
-    elif found.source_hash != kernels_hash():
-        against = f"on {found.measured_utc[:10]} with kernels that have changed since"
-    else:
-        return found
-    LOG.warning(
-        "%s was timed %s: our tables are used; run python tools/tune_flash.py",
-        path_of(slug), against,
-    )  # fmt: skip
-    return None
-
-
-def configs(slug: str, triton: str) -> dict[Key, Numbers]:
-    """The numbers of each configuration that is in use."""
-    found = in_use(slug, triton)
-    return {entry.key: entry.config for entry in found.entries} if found else {}
+    elif found["source_hash"] != kernels_hash():
+        against = "with kernels that have changed since"
+    if against:
+        remedy = "our tables are used; run python tools/tune_flash.py"
+        LOG.warning("%s was timed %s: %s", path, against, remedy)
+        return {}
+    return {key_of(entry): tuple(entry["config"]) for entry in found["entries"]}
 
 
 def digest(slug: str, triton: str) -> str | None:
-    """What a record says of the configurations that were in use, whenever and by
-    whatever they were timed; None without any.
-    """
+    """Return what a record keeps of the configurations in use; None without any."""
     found = configs(slug, triton)
-    if not found:
-        return None
-    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:DIGITS]
+    text = repr(sorted(found.items())).encode()
+    return hashlib.sha256(text).hexdigest()[:16] if found else None
