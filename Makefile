@@ -17,7 +17,7 @@ PORT ?= 8000
 # The newest that torch 2.11, 2.12 or 2.13, 2.14, and 2.15 bring with them.
 TRITONS ?= 3.6.0 3.7.1 3.8.0 3.9.0
 
-.PHONY: serve build zensical lint quick test versions exercises browser slurm submission
+.PHONY: serve build lint quick test versions exercises browser slurm submission
 .PHONY: clean
 
 # Programs run as modules: their scripts in .venv/bin name the folder where they were
@@ -31,17 +31,6 @@ serve: .venv/docs
 build: .venv/docs
 	$(BIN)/python -m mkdocs build --strict
 	$(BIN)/python tools/checks/built_site.py
-
-# The same pages by Zensical, which follows Material, and what our checks find in them: a
-# look at what is to come, which may fail. CONTRIBUTING.md says what does.
-zensical: .venv/docs
-	$(BIN)/uv pip install --quiet --python $(BIN)/python \
-		--target build/zensical-program zensical
-	sed 's,^strict: true,site_dir: build/zensical,' mkdocs.yml > zensical.yml
-	-PYTHONPATH=build/zensical-program:. $(BIN)/python -m zensical build --clean \
-		--config-file zensical.yml
-	rm zensical.yml
-	-$(BIN)/python tools/checks/built_site.py build/zensical
 
 lint: .venv/all
 	$(BIN)/python -m ruff check .

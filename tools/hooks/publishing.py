@@ -3,8 +3,7 @@ needs to be read.
 
 The search shows a page's description first and loads no file that it has no use for;
 lines of a page's source are not indented, a twelfth of it, and figures say the same in
-fewer bytes. Where the site has an
-address, each page has a picture for links to it, which `theme/main.html` names.
+fewer bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
-from html import escape, unescape
+from html import escape
 from lzma import compress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,17 +83,6 @@ on_page_context = CombinedEvent(without_figures, described)
 
 
 def on_post_page(output: str, /, page: Page, config: MkDocsConfig) -> str:
-    """Draw the page's card beside it, and take out what indents its source."""
-    if config.site_url:
-        # Only who publishes needs what draws.
-        from tools.hooks.cards import card, first_figure
-
-        figure = first_figure(page.content or "")
-        said = page.meta.get("description", "")
-        path = Path(config.site_dir, page.file.dest_uri).with_suffix(".png")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        title = unescape(page.toc.items[0].title)
-        path.write_bytes(card(config.site_name, title, said, figure))
     return with_packed_links(with_short_figures(without_indents(output)), config)
 
 
@@ -114,7 +102,9 @@ def on_post_build(*, config: MkDocsConfig) -> None:
             text = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
             path.write_bytes(text.encode())
         if packed(path.relative_to(site), config):
-            path.with_name(path.name + ".xz").write_bytes(compress(path.read_bytes()))
+            path.with_name(path.name + ".xz").write_bytes(
+                compress(path.read_bytes(), preset=1)
+            )
             path.unlink()
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from PIL import Image
 
 from tests.tools.browser.looking import DESK, Browser, build, expect
 
@@ -118,27 +117,3 @@ def test_a_wrong_address_below_a_folder_is_told_without_an_address_of_the_site(
                 expect(page.locator("nav li:visible")).to_have_count(0)
             context.close()
         server.shutdown()
-
-
-def test_every_page_has_a_picture_for_links_to_it(
-    site: Path, published: tuple[str, Path]
-) -> None:
-    address, folder = published
-    pattern = r'<meta property="og:(\w+)" content="([^"]+)">'
-    for path in folder.rglob("*.html"):
-        found = dict(re.findall(pattern, path.read_text(encoding="utf-8")))
-        if path.name == "404.html":
-            assert not found
-            continue
-        assert found["title"] and found["description"]
-        image = folder / found["image"].removeprefix(address)
-        with Image.open(image) as picture:
-            assert picture.size == (1200, 630), path.name
-        assert image.stat().st_size < 50_000, path.name
-    # A server is asked for one index of the search, files for the other.
-    assert len([*folder.glob("search/*")]) == 1 < len([*site.glob("search/*")])
-    assert sum(path.stat().st_size for path in folder.rglob("*.*")) < 14e6
-    # Without an address of the site a picture has none.
-    assert "og:" not in (site / "index.html").read_text(encoding="utf-8")
-    assert not list(site.glob("*.png"))
-    assert "md-source" not in (site / "index.html").read_text(encoding="utf-8")
