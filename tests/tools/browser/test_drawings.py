@@ -6,7 +6,6 @@ import pytest
 
 from tests.tools.browser.looking import (
     DESK,
-    OPEN_FOLDS,
     PHONE,
     Page,
     expect,
@@ -14,43 +13,6 @@ from tests.tools.browser.looking import (
 )
 
 pytestmark = pytest.mark.browser
-
-
-# Of each figure in sight: how much of its column its picture fills, and its words that
-# are smaller than 10 pixels.
-MEASURE = """() => {
-    const letters = (one, picture) =>
-        parseFloat(getComputedStyle(one).fontSize) * picture.getScreenCTM().a
-    return [...document.querySelectorAll("article figure :is(svg, img)")]
-        .filter((one) => one.checkVisibility())
-        .map((one) => {
-            const column = one.closest("figure").parentElement
-            const style = getComputedStyle(column)
-            const room = column.clientWidth
-                - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight)
-            const small = [...one.querySelectorAll("text")]
-                .filter((word) => letters(word, one) < 9.95)
-            return {
-                name: one.getAttribute("aria-label") ?? one.src,
-                share: one.getBoundingClientRect().width / room,
-                small: small.map((word) => word.textContent),
-            }
-        })
-}"""
-
-
-@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
-def test_every_figure_fills_its_column_and_its_words_can_be_read(
-    page: Page, pages: list[Path], size: dict[str, int]
-) -> None:
-    page.set_viewport_size(size)
-    found = []
-    for path in pages:
-        page.goto(path.as_uri())
-        page.evaluate(OPEN_FOLDS)
-        found += page.evaluate(MEASURE)
-    assert len(found) > 60
-    assert [one for one in found if one["share"] < 0.9 or one["small"]] == []
 
 
 def test_the_toggle_changes_the_figure_and_print_is_light(
@@ -103,23 +65,3 @@ def test_a_drawing_is_stepped_through_by_keyboard_and_prints_its_last_step(
     expect(frames.nth(1)).to_be_hidden()
     for sentence in sentences.all():
         expect(sentence).to_be_visible()
-
-
-SHOWN = """() => {
-    const first = document.querySelector("article figure")
-    const frames = [...(first?.querySelectorAll(".wide .frame") ?? [])]
-    return frames.map((one) => getComputedStyle(one).display !== "none")
-}"""
-
-
-def test_a_page_s_first_figure_opens_where_its_finding_is_seen(
-    page: Page, pages: list[Path]
-) -> None:
-    """If it has steps: its caption tells of what the frames before the last lack."""
-    stepped = 0
-    for path in pages:
-        page.goto(path.as_uri())
-        if shown := page.evaluate(SHOWN):
-            stepped += 1
-            assert shown == [False] * (len(shown) - 1) + [True], path.name
-    assert stepped

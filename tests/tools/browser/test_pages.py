@@ -1,4 +1,4 @@
-"""Every page fits and can be read, and its parts do as they say."""
+"""The parts of a page do as they say."""
 
 import re
 from pathlib import Path
@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.tools.browser.looking import (
-    AXE_SCRIPT,
-    DESK,
     OPEN_FOLDS,
     PHONE,
     TWO_FRAMES,
@@ -17,101 +15,6 @@ from tests.tools.browser.looking import (
 )
 
 pytestmark = pytest.mark.browser
-
-# Contrast takes axe most of its time. Texts whose ancestors have the same tags and
-# classes look alike: it reads one.
-CONTRAST = {"runOnly": ["color-contrast"]}
-
-MARK_FIRST = """() => {
-    const seen = new Set()
-    const own = (element) => `${element.localName}.${element.className}`
-    const kind = (one) => one && `${own(one)} ${kind(one.parentElement)}`
-    const isText = (node) => node.nodeType === Node.TEXT_NODE && node.data.trim()
-    for (const element of document.body.querySelectorAll("*")) {
-        const hasText = [...element.childNodes].some(isText)
-        if (!hasText || !element.checkVisibility() || seen.has(kind(element))) continue
-        seen.add(kind(element))
-        element.dataset.first = ""
-    }
-}"""
-
-ALL_BUT_CONTRAST = {"rules": {"color-contrast": {"enabled": False}}}
-
-
-# What a wider page hides or shows.
-SCROLLING = {"runOnly": ["scrollable-region-focusable"]}
-
-MISSHAPEN = """() => {
-    const isWide = document.documentElement.scrollWidth > innerWidth
-    const isEmpty = (formula) =>
-        formula.checkVisibility() && formula.getBoundingClientRect().width < 2
-    const empty = [...document.querySelectorAll("article math")].filter(isEmpty)
-    const tex = (formula) => formula.getAttribute("alttext")
-    const leaves = (word) => {
-        const [own, drawing] = [word, word.ownerSVGElement]
-            .map((element) => element.getBoundingClientRect())
-        return own.width && (own.left < drawing.left - 1 || own.top < drawing.top - 1
-            || own.right > drawing.right + 1 || own.bottom > drawing.bottom + 1)
-    }
-    const outside = [...document.querySelectorAll("article svg text")].filter(leaves)
-    return [
-        ...outside.map((word) => `leaves its drawing: ${word.textContent}`),
-        ...(isWide ? ["wider than the screen"] : []),
-        ...empty.map((formula) => `nothing to see of the formula ${tex(formula)}`),
-    ]
-}"""
-
-
-@pytest.mark.parametrize("quarter", range(4))
-def test_every_page_fits_and_can_be_read(
-    page: Page, pages: list[Path], quarter: int
-) -> None:
-    """On a desk and on a phone, in light and in dark: nothing is cut off, and axe finds
-    nothing.
-    """
-    # Otherwise colours would change slowly, and axe would read them half-way.
-    page.emulate_media(reduced_motion="reduce")
-    found = []
-    for path in pages[quarter::4]:
-        page.goto(path.as_uri())
-        expect(page.locator("article h1")).to_have_count(1)
-        page.evaluate(AXE_SCRIPT)
-        # Over the shadows at the edges of what scrolls axe can't tell a contrast, and
-        # would keep silent.
-        shaded = ".table-frame, .arithmatex, pre > code"
-        page.add_style_tag(content=f"{shaded} {{ background-image: none !important }}")
-        page.evaluate(MARK_FIRST)
-        problems = violations(page, SCROLLING)
-        problems += violations(page, CONTRAST)
-        page.emulate_media(color_scheme="dark")
-        expect(page.locator("body")).to_have_attribute("data-md-color-scheme", "slate")
-        problems += violations(page, CONTRAST)
-        # The frame of all pages, with its navigation, is looked through once.
-        problems += violations(page, {}) if path.name == "index.html" else []
-        page.emulate_media(color_scheme="light")
-        problems += [f"{one} at 1280 pixels" for one in page.evaluate(MISSHAPEN)]
-        page.set_viewport_size(PHONE)
-        # What scrolls becomes a stop for the keyboard once it has been laid out.
-        page.evaluate(TWO_FRAMES)
-        problems += [f"{one} at 390 pixels" for one in page.evaluate(MISSHAPEN)]
-        problems += violations(page, ALL_BUT_CONTRAST)
-        page.set_viewport_size(DESK)
-        found += [f"{path.name}: {problem}" for problem in problems]
-    assert found == []
-
-
-def violations(page: Page, options: dict) -> list[str]:
-    """What axe finds, of any severity, with the first element that it names."""
-    # A page from a file may not read its style sheets, which axe would try to.
-    options = {"resultTypes": ["violations"], "preload": False, **options}
-    part = "[data-first]" if options.get("runOnly") == ["color-contrast"] else "html"
-    answer = page.evaluate(
-        "([part, options]) => axe.run({ include: [[part]] }, options)", [part, options]
-    )
-    return [
-        f"{one['id']} ({one['impact']}): {one['nodes'][0]['html'][:200]}"
-        for one in answer["violations"]
-    ]
 
 
 def test_maths_is_drawn_without_a_script(page: Page, pages: list[Path]) -> None:
@@ -186,45 +89,6 @@ def test_a_copied_command_can_be_pasted(page: Page, pages: list[Path]) -> None:
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied
     assert not re.search(r"^\s*\$", copied, re.MULTILINE), copied
-
-
-# Lines of a command that go on below, and whether they go on further in; listings of
-# commands in which nothing is one; options of which one is broken.
-COMMANDS = """() => {
-    const blocks = [...document.querySelectorAll("article .language-console")]
-    const lefts = (line) => {
-        const words = document.createRange()
-        words.selectNodeContents(line)
-        const boxes = [...words.getClientRects()].filter((box) => box.width > 1)
-        const first = boxes.filter((box) => box.top < boxes[0].top + 3)
-        const least = (found) => Math.min(...found.map((box) => box.left))
-        return [least(first), least(boxes.filter((box) => !first.includes(box)))]
-    }
-    const wrapped = blocks.filter((one) => one.checkVisibility())
-        .flatMap((one) => [...one.querySelectorAll(".line")])
-        .filter((line) => lefts(line)[1] < Infinity)
-    return {
-        wrapped: wrapped.length,
-        further: wrapped.filter((line) => lefts(line)[1] > lefts(line)[0] + 10).length,
-        without: blocks.filter((one) => !one.querySelector(".gp")).length,
-        broken: [...document.querySelectorAll(".option")]
-            .filter((one) => one.getClientRects().length > 1).length,
-    }
-}"""
-
-
-def test_a_command_that_goes_on_below_goes_on_further_in(
-    page: Page, pages: list[Path]
-) -> None:
-    page.set_viewport_size(PHONE)
-    wrapped = 0
-    for path in pages:
-        page.goto(path.as_uri())
-        seen = page.evaluate(COMMANDS)
-        assert seen["without"] == seen["broken"] == 0, path.name
-        assert seen["wrapped"] == seen["further"], path.name
-        wrapped += seen["wrapped"]
-    assert wrapped > 3
 
 
 def test_what_a_button_covers_can_be_scrolled_out_from_under_it(

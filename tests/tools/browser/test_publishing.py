@@ -1,6 +1,5 @@
 """The site as a server shows it, below the address of a repository."""
 
-import re
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer

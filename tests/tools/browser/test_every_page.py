@@ -1,0 +1,176 @@
+"""What holds for every page: it fits, it can be read, its answer comes first. Each page
+is opened once, and looked at on a desk, on a telephone and on paper, in light and dark.
+"""
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tools.browser.looking import (
+    AXE_SCRIPT,
+    DESK,
+    PHONE,
+    TWO_FRAMES,
+    Page,
+    expect,
+)
+from tools.render.spanning.glossary import FILE
+
+pytestmark = pytest.mark.browser
+
+# A4 at 96 pixels an inch, less its margins, printed at a scale of 0.8.
+PAPER = {"width": 860, "height": 1200}
+# Looked up, not read: as long as what they list, and they begin with it.
+LOOKED_UP = re.compile(r"api/|(writeup|explorer|reference|errata|bibliography)\.html$")
+# These tell how to do something, and have no finding to begin with.
+HOW_TO = re.compile(r"(setup|hand_in|test_fails|cluster|calculator|exercises)\.html$")
+# Every other page has a picture.
+UNDRAWN = re.compile(
+    r"api/|(setup|hand_in|test_fails|calculator|writeup|reference|bibliography)\.html$"
+)
+# In these, headings say what tables show.
+HEADED = re.compile(r"api/|(reference|bibliography)\.html$")
+# These tables are their pages' subject, or a sum whose parts must all be there.
+LONG = re.compile(r"\. (Every graded problem|The graded problems)")
+# Of a page that speaks of measurements as if there were none, or counts none.
+RESIDUE = re.compile(
+    r"\bnone of (?:\d|none)|\bwithin [-−+]?0\.0+\s?%|\bat most 0\.0+\s?%"
+    r"|\bnot looked into|\bnot taken apart|\bnot measured yet|[-−]0\.00?\s?%",
+    re.IGNORECASE,
+)
+# Contrast takes axe most of its time.
+CONTRAST = {"runOnly": ["color-contrast"]}
+ALL_BUT_CONTRAST = {"rules": {"color-contrast": {"enabled": False}}}
+# What a wider page hides or shows.
+SCROLLING = {"runOnly": ["scrollable-region-focusable"]}
+# Over the shadows at the edges of what scrolls axe can't tell a contrast, and would
+# keep silent.
+UNSHADED = ".table-frame, .arithmatex, pre > code { background-image: none !important }"
+
+
+def glossary() -> dict[str, str]:
+    """Each form of a word of the glossary and the word, the longest first."""
+    groups = tomllib.loads(FILE.read_text(encoding="utf-8"))["group"]
+    forms = {
+        form: term["name"]
+        for group in groups
+        for term in group["term"]
+        for name in (term["name"], *term.get("also", ()))
+        for form in (name, name[0].upper() + name[1:])
+    }
+    return dict(sorted(forms.items(), key=lambda one: -len(one[0])))
+
+
+@pytest.mark.parametrize("quarter", range(4))
+def test_every_page_fits_and_can_be_read(
+    page: Page, pages: list[Path], site: Path, quarter: int
+) -> None:
+    page.context.add_init_script(path=Path(__file__).with_name("look.js"))
+    # Otherwise colours would change slowly, and axe would read them half-way.
+    page.emulate_media(reduced_motion="reduce")
+    words = glossary()
+    found, seen = [], Counter[str]()
+    for path in pages[quarter::4]:
+        name = path.relative_to(site).as_posix()
+        page.goto(path.as_uri())
+        expect(page.locator("article h1")).to_have_count(1)
+        found += [f"{name}: {finding}" for finding in findings(page, name, words)]
+        seen.update(page.evaluate("look.counts()"))
+    assert found == []
+    assert min(seen.values()) > 0, seen
+
+
+def findings(page: Page, name: str, words: dict[str, str]) -> Iterator[str]:
+    def look(*functions: str) -> list[str]:
+        return [one for f in functions for one in page.evaluate(f"look.{f}()")]
+
+    def resize(size: Any) -> None:
+        page.set_viewport_size(size)
+        # What scrolls becomes a stop for the keyboard once it has been laid out.
+        page.evaluate(TWO_FRAMES)
+
+    yield from layout(name, page.evaluate("look.layout()"))
+    yield from at("1280", look, "fits", "opening")
+    if not HEADED.search(name):
+        yield from look("captions")
+        for table, rows in page.evaluate("look.rowsOpen()"):
+            if rows > 8 and not LONG.search(table):
+                yield f"{table} opens with {rows} rows"
+    # Notebooks are rendered without the glossary.
+    if not name.startswith(("api/", "notebooks/")):
+        yield from page.evaluate("words => look.unexplained(words)", words)
+    page.evaluate(AXE_SCRIPT)
+    style = page.add_style_tag(content=UNSHADED)
+    page.evaluate("look.markFirst()")
+    yield from violations(page, SCROLLING)
+    yield from violations(page, CONTRAST)
+    page.emulate_media(color_scheme="dark")
+    expect(page.locator("body")).to_have_attribute("data-md-color-scheme", "slate")
+    yield from violations(page, CONTRAST)
+    # The frame of all pages, with its navigation, is looked through once.
+    yield from violations(page, {}) if name == "index.html" else ()
+    page.emulate_media(color_scheme="light")
+    style.evaluate("style => style.remove()")
+    resize(PHONE)
+    yield from at("390", look, "fits", "commands")
+    yield from violations(page, ALL_BUT_CONTRAST)
+    page.evaluate("look.openFolds()")
+    page.evaluate(TWO_FRAMES)
+    yield from at("390, open", look, "figures", "squeezed", "broken")
+    resize(DESK)
+    yield from at("1280, open", look, "figures", "cutNarrowly", "touching")
+    yield from prose(**page.evaluate("look.prose()"))
+    page.emulate_media(media="print")
+    resize(PAPER)
+    yield from at("paper", look, "touching")
+    page.emulate_media(media="screen")
+    page.set_viewport_size(DESK)
+
+
+def at(where: str, look: Callable[..., list[str]], *names: str) -> Iterator[str]:
+    yield from (f"{finding} (at {where})" for finding in look(*names))
+
+
+def layout(name: str, seen: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with a page on a desk, its folds closed."""
+    if not LOOKED_UP.search(name):
+        if seen["height"] > 10_000:
+            yield f"{seen['height']} pixels long"
+        if seen["code"] > 0.4:
+            yield f"{seen['code']:.0%} of it is code"
+        if not HOW_TO.search(name) and seen["answer"] > 1000:
+            yield "the answer does not come first"
+        if not UNDRAWN.search(name) and seen["picture"] > 1200:
+            yield "no picture on the first screens"
+    if not (UNDRAWN.search(name) or seen["drawn"]):
+        yield "no picture"
+    if seen["wide"] > max(1, 0.1 * seen["listings"]):
+        yield f"{seen['wide']} of {seen['listings']} listings scroll sideways"
+    yield from (f"more than 25 lines of code: {listing}" for listing in seen["long"])
+
+
+def prose(shown: str, texts: list[str]) -> Iterator[str]:
+    for found in RESIDUE.finditer(shown):
+        yield f"left behind by a template: {found[0]}"
+    for text in texts:
+        for sentence in re.split(r"(?<=[.!?])\s+", text):
+            if len(sentence.split()) > 45:
+                yield f"more than 45 words: {sentence}"
+
+
+def violations(page: Page, options: dict) -> Iterator[str]:
+    """What axe finds, of any severity, with the first element that it names."""
+    # A page from a file may not read its style sheets, which axe would try to.
+    options = {"resultTypes": ["violations"], "preload": False, **options}
+    part = "[data-first]" if options.get("runOnly") == ["color-contrast"] else "html"
+    answer = page.evaluate(
+        "([part, options]) => axe.run({ include: [[part]] }, options)", [part, options]
+    )
+    for one in answer["violations"]:
+        html = one["nodes"][0]["html"][:200]
+        yield f"{one['id']} ({one['impact']}): {html}"
