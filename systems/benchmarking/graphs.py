@@ -10,13 +10,11 @@ so a training loop would copy each batch into them.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
 
 import torch
 
 from systems.benchmarking import phases
-from systems.benchmarking.timing import Step, give_back, measure
-from systems.benchmarking.workload import Workload
+from systems.benchmarking.timing import Step, give_back
 from systems.model.train_step import Phase
 from systems.records.outcome import Unsupported, out_of_memory_reason
 
@@ -92,16 +90,3 @@ def refusals() -> Iterator[None]:
             raise
         said = str(error).splitlines()[0]
         raise Unsupported(f"this step can't be a CUDA graph: {said}") from error
-
-
-def as_graphs(work: Workload, steps: int, device: str) -> dict[str, Any]:
-    """Samples in ms of each phase, its kernels launched as a CUDA graph; or why there
-    are none: what is profiled is another matter.
-    """
-    clear = work.model.zero_grad
-    try:
-        with captured(work.step, clear, device) as replay:
-            found = measure(replay, warmup=1, repeats=steps, device=device)
-    except (Unsupported, torch.OutOfMemoryError) as error:
-        return {"no_graphs": str(error).splitlines()[0]}
-    return {f"graph_{n}": ms for n, ms in found.items() if n.endswith("_ms")}

@@ -9,6 +9,7 @@ bit by bit.
 
 import math
 import os
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,6 +29,8 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 BACKENDS = {
     "sdpa_flash": SDPBackend.FLASH_ATTENTION,
     "sdpa_flash_ordered": SDPBackend.FLASH_ATTENTION,
+    "sdpa_fa4": SDPBackend.FLASH_ATTENTION,
+    "sdpa_fa4_ordered": SDPBackend.FLASH_ATTENTION,
     "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
     "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
     "sdpa_math": SDPBackend.MATH,
@@ -36,6 +39,10 @@ BACKENDS = {
 OURS = {"ours": "auto", "ours_high": "auto", "ours_triton": "triton"}
 # FlashAttention-4 adds to dq as programs come, or in one order: by name, whether.
 FLASH_4 = {"fa4": False, "fa4_ordered": True}
+# PyTorch's SDPA with FlashAttention-4 in FlashAttention-2's place.
+SDPA_FLASH_4 = ("sdpa_fa4", "sdpa_fa4_ordered")
+# How PyTorch says what it does not hand on.
+REFUSED_BY_FLASH_4 = re.compile("FA4 .* unsupported: ")
 # Its package, and the compiler that its kernels are written for.
 OF_FLASH_4 = ("flash_attn", "cutlass")
 # How CUDA and the CPU say that a forced backend can't run.
@@ -97,7 +104,9 @@ def only(name: str) -> Iterator[None]:
         torch.set_float32_matmul_precision("high" if high else "highest")
         if name in BACKENDS:
             held.enter_context(sdpa_kernel(BACKENDS[name]))
-        if name == "sdpa_flash_ordered":
+        if name in SDPA_FLASH_4:
+            held.enter_context(flash_4_in_sdpa())
+        if name.startswith("sdpa") and name.endswith("_ordered"):
             held.enter_context(deterministic())
         try:
             yield
@@ -111,9 +120,11 @@ def refusal(name: str, error: Exception) -> str:
     """Why this implementation can't run an input, if that is what the error says;
     nothing where the error is of our own code.
     """
+    if name in SDPA_FLASH_4 and REFUSED_BY_FLASH_4.match(str(error)):
+        return str(error)
     if name in BACKENDS and any(words in str(error) for words in NO_BACKEND):
         return f"SDPA has no {name.removeprefix('sdpa_')} kernel for this input"
-    if name not in FLASH_4 or not raised_by(error, OF_FLASH_4):
+    if name not in (*FLASH_4, *SDPA_FLASH_4) or not raised_by(error, OF_FLASH_4):
         return ""
     if out_of_memory_reason(error) or "CUDA error" in str(error):
         return ""
@@ -131,6 +142,32 @@ def raised_by(error: Exception, packages: tuple[str, ...]) -> bool:
         for frame, _ in traceback.walk_tb(error.__traceback__)
     )
     return any(module.partition(".")[0] in packages for module in modules)
+
+
+@contextmanager
+def flash_4_in_sdpa() -> Iterator[None]:
+    """Inside, SDPA's flash backend is FlashAttention-4 (`pip install '.[peers]'`), and
+    afterwards what it was. NotInstalled where the package or a torch that can is not.
+    """
+    where: Any = torch.nn.attention
+    if not hasattr(where, "restore_flash_attention_impl"):
+        raise NotInstalled(f"torch {torch.__version__} has no FlashAttention-4 in SDPA")
+    keep_compiled_flash_4()
+    try:
+        where.activate_flash_attention_impl("FA4")
+    except ModuleNotFoundError as error:
+        raise NotInstalled(f"{error.name}: pip install '.[peers]'") from error
+    try:
+        yield
+    finally:
+        where.restore_flash_attention_impl()
+
+
+def keep_compiled_flash_4() -> None:
+    """Its kernels are compiled when they are first called: what one process compiled
+    another finds. Call it before it is imported.
+    """
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
 
 
 @contextmanager
@@ -156,7 +193,7 @@ def what_ran(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
     """
     if name in OURS:
         return chosen(OURS[name], q, k, v)
-    if name == "sdpa" or name in BACKENDS:
+    if name == "sdpa" or name in BACKENDS and name not in SDPA_FLASH_4:
         # The function by which PyTorch itself decides, on the same inputs and in the
         # same context.
         choice = torch._fused_sdp_choice(  # pyright: ignore
@@ -202,9 +239,7 @@ def flash_4(causal: bool, ordered: bool) -> Attention:
     """FlashAttention-4 (`pip install '.[peers]'`), which takes tokens before heads.
     NotInstalled where it isn't.
     """
-    # Its kernels are compiled when they are first called: what one process compiled
-    # another finds. Asked for before it is imported.
-    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    keep_compiled_flash_4()
     try:
         from flash_attn.cute import flash_attn_func  # pyright: ignore
     except ModuleNotFoundError as error:

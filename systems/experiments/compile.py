@@ -1,9 +1,10 @@
 """The whole model through `torch.compile`: each phase of a training step, eager and
-compiled, and what compiling costs; and the eager step as CUDA graphs, which is what the
-GPU needs for it where no host launches its kernels one by one.
+compiled, and what compiling costs; and the eager step as CUDA graphs, whose kernels no
+host launches one by one.
 
 The executions of a cell share one model and take turns, so that all meet the same host:
-one that is slow for seconds slows all of them. `compiled` compiles the model; the loss
+one that is slow for seconds slows all of them. GPU time is that of passes after all
+turns. `compiled` compiles the model; the loss
 and AdamW stay as they are, unless `--optimizer` compiles AdamW's step as well.
 
     python -m systems.experiments.compile --precision bf16 --execution compiled
@@ -18,12 +19,11 @@ from weakref import WeakValueDictionary
 
 from torch._dynamo.exc import TorchDynamoException
 
-from systems.benchmarking import compiling, graphs, timing
+from systems.benchmarking import compiling, gpu_time, graphs, timing
 from systems.benchmarking.workload import Workload
 from systems.formulas.memory_costs import Pass
 from systems.formulas.memory_peak import peak
 from systems.model.sizes import SIZES, TABLE_1, VOCAB_SIZE
-from systems.profiling import probes
 from systems.records.outcome import Turns, Unsupported, out_of_memory_reason
 from systems.running import precompile as precompiled
 from systems.running.command import main, option
@@ -32,8 +32,7 @@ from systems.running.command import main, option
 IN_TURNS = "execution"
 # Metrics of compiling from empty caches begin so: a row measured again finds full ones.
 ONCE = ("warmup_", "again_", "compiled_at_once")
-PROTOCOL = {
-    "clock": "wall time between two synchronisations, one pair around each phase",
+PROTOCOL = gpu_time.STEP_CLOCKS | {
     "data": "random tokens and targets, seed 0",
     "tf32": "off",
     "order": "the executions of a cell in turn, one model for all; the first step of a "
@@ -98,7 +97,7 @@ def configs(quick: bool = False) -> list[Config]:
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
     """Samples in ms for each phase, of the warm-up steps too; peak memory in bytes;
-    graphs, recompiles and kernels. A turn has its share of the steps.
+    graphs and recompiles; GPU time and kernels. A turn has its share of the steps.
     """
     c, device, metrics = config, timing.default_device(), {}
     if c.execution == "compiled" and c.warmup < compiling_steps(c):
@@ -124,10 +123,11 @@ def run(config: Config) -> Turns:
             found = {n.replace(WARMUP, "again_"): metrics[n] for n in metrics}
             metrics = found | cold
         if c.execution != "graph":
-            work.model.zero_grad()
+            clear = work.model.zero_grad
             with execution.running():
-                counted = probes.kernel_counts(work.step, device)
-            metrics |= {n: count for n, count in counted.items() if n in KERNELS}
+                found = gpu_time.measure(work.step, device, between=clear, counted=True)
+            clear()
+            metrics |= {n: of for n, of in found.items() if not n.endswith("_fused")}
     return metrics
 
 
@@ -151,7 +151,6 @@ def measure(
 
 
 WARMUP = "warmup_"
-KERNELS = tuple(f"{p}_kernels" for p in ("forward", "loss", "backward", "optimizer"))
 
 
 def compiling_steps(config: Config) -> int:

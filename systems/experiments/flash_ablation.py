@@ -36,16 +36,16 @@ from systems.attention.triton.configs import Config as LaunchConfig
 from systems.attention.triton.function import chosen, run_backward, run_forward
 from systems.attention.triton.launches import launch_backward, launch_forward
 from systems.attention.triton.primitives import INTERPRETED, LOG2E, dot, narrow
-from systems.benchmarking import timing
-from systems.benchmarking.gpu_timing import OVERWRITTEN, kernel_times_ms
+from systems.benchmarking import gpu_time, timing
 from systems.benchmarking.workload import random_inputs
+from systems.model.train_step import Phase
 from systems.precision.dtypes import DTYPES, relative_error
+from systems.records.outcome import Turns
 from systems.running.command import main, option
 
-PROTOCOL = {
-    "clock": "triton.testing.do_bench, 25 ms of warm-up, 100 ms of calls "
-    "with the emptying of the L2 cache before each",
-    "one head": "L2 cache emptied eight times over",
+# The rows that differ in this field alone are measured in turns.
+IN_TURNS = "step"
+PROTOCOL = gpu_time.COLD_CLOCK | {
     "inputs": "standard normal, seed 0; causal",
     "error": "norm of the difference from float64 over the norm of float64, "
     "first head, first rows",
@@ -316,8 +316,8 @@ def atomic_backward(
 
 
 # --8<-- [start:run]
-def run(config: Config) -> dict[str, Any]:
-    """Samples of the step in ms, its error on the first rows of a head, whether it
+def run(config: Config) -> Turns:
+    """GPU time of the step in ms, its error on the first rows of a head, whether it
     repeats bit by bit, and its path.
     """
     device = timing.default_device()
@@ -332,20 +332,24 @@ def run(config: Config) -> dict[str, Any]:
     work = prepare(config.step, q, k, v, do)
     first, second = work(), work()
     found, exact = first[0][0, :CHECKED_ROWS], exact_result(config.step, q, k, v, do)
-    return {
-        "time_ms": kernel_times_ms(
-            work,
-            device,
-            warmup_ms=25,
-            rep_ms=100,
-            overwritten=OVERWRITTEN if config.heads == 1 else 1,
-        ),
+    metrics = {
         "relative_error": relative_error(found, exact),
         "repeats": int(
             all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
         ),
         "ran": chosen("auto", q, k, v) if config.step in HOPPER_STEPS else "triton",
     }
+    del first, second, found, exact
+    yield
+
+    def step(phase: Phase) -> None:
+        with phase("time"):
+            work()
+
+    for _ in range(gpu_time.ROUNDS):
+        gpu_time.add_round(metrics, step, device)
+        yield
+    return metrics
 
 
 # --8<-- [end:run]

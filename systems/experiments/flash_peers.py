@@ -1,4 +1,4 @@
-"""Flash attention beside the libraries: time and error of ours, of PyTorch's fused
+"""Flash attention beside the libraries: GPU time and error of ours, of PyTorch's fused
 attentions and of FlashAttention-4, shape by shape, and whether results repeat.
 
 All implementations of a shape are measured in turns, so that their ratios don't depend
@@ -9,34 +9,28 @@ on when each ran: `run` ends each turn with a `yield`.
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from systems.benchmarking import timing
-from systems.benchmarking.gpu_timing import OVERWRITTEN, pass_times_ms
+from systems.benchmarking import gpu_time, timing
 from systems.benchmarking.peers import Attention, attention, only, what_ran
 from systems.benchmarking.workload import random_inputs
 from systems.precision.dtypes import DTYPES, relative_error
-from systems.profiling.probes import kernel_samples_ms
 from systems.records.outcome import Turns
 from systems.running.command import main, option
 
 # The rows that differ in this field alone are measured in turns.
 IN_TURNS = "implementation"
-PROTOCOL = {
-    "clock": "triton.testing.do_bench, 5 ms of warm-up, 20 ms of calls with the "
-    "emptying of the L2 cache before each",
-    "middling lengths": "L2 cache emptied eight times over",
-    "order": "every implementation in turn, five rounds, ten where the host decides",
-    "calls": "a hundred rounds of a hundred calls of every implementation in turn",
+PROTOCOL = gpu_time.COLD_CLOCK | {
+    "order": "every implementation in turn, five rounds",
+    "calls": "wall time; a hundred rounds of a hundred calls of every implementation "
+    "in turn",
     "inputs": "standard normal, seed 0",
     "error": "norm of the difference from float64 over the norm of float64, "
     "first batch, two heads of keys; after timing the same of other inputs",
     "repeats": "all results of eleven calls compared bit by bit",
-    "kernels": "torch.profiler, 10 calls, L2 cache not emptied",
     "fp32": "products in full precision but for what is named high",
 }
 # Memory-efficient attention is what SDPA has in fp32.
@@ -46,6 +40,8 @@ IMPLEMENTATIONS = {
         "ours_triton",
         "fa4",
         "fa4_ordered",
+        "sdpa_fa4",
+        "sdpa_fa4_ordered",
         "sdpa_flash",
         "sdpa_flash_ordered",
         "sdpa_cudnn",
@@ -54,25 +50,18 @@ IMPLEMENTATIONS = {
     ),
     "fp32": ("ours", "ours_high", "sdpa_efficient"),
 }
-ROUNDS = 5
-# The host may have something else to do for seconds.
-ROUNDS_OF_HOST = 10
 # Heads of keys whose results are computed exactly, with the heads of queries that share
 # them.
 CHECKED_HEADS = 2
 RESULTS = ("o", "dq", "dk", "dv")
 # Calls whose results are compared with those of a first one.
 CALLS_COMPARED = 10
-PROFILED_CALLS = 10
 # Queries of the exact attention that are in memory at once: 1 GiB of scores in float64
 # at 65536 keys.
 EXACT_ROWS = 2048
 # Up to this length launching takes longer than computing, so that calls in a row time
 # the host.
 SHORT = 128
-# Up to this length a slow host may take longer to issue both passes than the GPU to
-# compute them.
-MIDDLING = 2048
 # The host is now fast, now slow, for parts of a second: rounds this short lie in one or
 # the other.
 ROUNDS_OF_CALLS = 100
@@ -132,7 +121,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 
 def run(config: Config) -> Turns:
-    """Samples in ms of the three passes, errors, and whether results repeat. The first
+    """GPU time in ms of the three passes, errors, and whether results repeat. The first
     turn compiles and checks, the last one checks again, each other one times.
     """
     name, causal = config.implementation, config.causal
@@ -145,27 +134,19 @@ def run(config: Config) -> Turns:
         metrics |= repeats(attend, q, k, v, do)
         metrics |= {"ran": what_ran(name, q, k, v, causal)}
     yield
-    overwritten = OVERWRITTEN if SHORT < config.n <= MIDDLING else 1
-    for _ in range(ROUNDS if config.n > SHORT else ROUNDS_OF_HOST):
-        with only(name):
-            times = pass_times_ms(attend, q, k, v, do, overwritten=overwritten)
-        for key, samples in times.items():
-            metrics.setdefault(key, []).extend(samples)
-            # Of each round, for ratios between those that took turns in it.
-            of_rounds = key.replace("_ms", "_rounds_ms")
-            metrics.setdefault(of_rounds, []).append(median(samples))
-        yield
-    # --8<-- [end:turns]
+    # Before a profiler makes launches slower.
     for _ in range(ROUNDS_OF_CALLS if config.n <= SHORT else 0):
         with only(name):
             time = call_ms(attend, q, k, v, device)
         metrics.setdefault("call_ms", []).append(time)
         yield
-    if config.layout == "bnhd":
+    step = gpu_time.attention_passes(attend, q, k, v, do)
+    for _ in range(gpu_time.ROUNDS):
         with only(name):
-            metrics |= in_kernels_ms(attend, q, k, v, do, device)
+            gpu_time.add_round(metrics, step, device)
         yield
-    del q, k, v, do
+    # --8<-- [end:turns]
+    del q, k, v, do, step
     other = problem(replace(config, implementation="ours"), device, other=True)
     with only(name):
         again = errors(attend, *other)
@@ -248,26 +229,6 @@ def repeats(
 
 
 # --8<-- [end:repeats]
-
-
-def in_kernels_ms(
-    attend: Attention, q: Tensor, k: Tensor, v: Tensor, do: Tensor, device: str
-) -> dict[str, list[float]]:
-    """Samples in ms of each pass as its kernels' own time, by a profiler. Empty on a
-    CPU.
-    """
-    o, times = attend(q, k, v), {}
-    works = {
-        "forward": lambda: attend(q, k, v),
-        "backward": lambda: torch.autograd.grad(o, (q, k, v), do, retain_graph=True),
-    }
-    for of, work in works.items():
-        kernels = kernel_samples_ms(work, PROFILED_CALLS, device)
-        if kernels:
-            times[f"{of}_kernels_ms"] = [
-                sum(call) for call in zip(*kernels.values(), strict=True)
-            ]
-    return times
 
 
 # --8<-- [start:exact]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from systems.benchmarking import timing
+from systems.benchmarking import gpu_time, timing
 from systems.benchmarking.compiling import BACKEND, fresh
 from systems.benchmarking.workload import Workload
 from systems.model import checkpointing
@@ -20,8 +20,7 @@ from systems.model.sizes import SIZES, VOCAB_SIZE
 from systems.model.transformer import BasicsTransformerLM
 from systems.running.command import main, option
 
-PROTOCOL = {
-    "clock": "wall time between two synchronisations, one pair around each phase",
+PROTOCOL = gpu_time.STEP_CLOCKS | {
     "peak": "of the allocator, over the steps after the warm-up; then over one step "
     "more whose gradients are there from the start",
     "data": "random tokens and targets, seed 0",
@@ -88,8 +87,8 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Samples in ms for each phase, and the allocator's two peaks in bytes (on a
-    GPU).
+    """Samples in ms for each phase; the allocator's two peaks in bytes and GPU time (on
+    a GPU).
     """
     c, device = config, timing.default_device()
     work = Workload(
@@ -128,9 +127,11 @@ def measured(c: Config, work: Workload, device: str) -> dict[str, Any]:
     def keep_gradients() -> None:
         work.model.zero_grad(set_to_none=False)
 
-    found = measure(c.warmup, c.steps, work.model.zero_grad)
-    kept = measure(0, 1, keep_gradients).get("peak_allocated_bytes")
-    return found if kept is None else found | {"kept_peak_allocated_bytes": kept}
+    clear = work.model.zero_grad
+    found = measure(c.warmup, c.steps, clear)
+    if kept := measure(0, 1, keep_gradients).get("peak_allocated_bytes"):
+        found["kept_peak_allocated_bytes"] = kept
+    return found | gpu_time.measure(work.step, device, between=clear)
 
 
 # --8<-- [end:run]

@@ -1,18 +1,19 @@
 """Which kernels a forward pass and a training step run, phase by phase, and how long
 the GPU idles between them.
 
-The step is timed first without a profiler. Then a few passes run under one, with every
-part marked: torch.profiler, or Nsight Systems. Both give the same rows.
+A few passes run under a profiler, with every part marked: torch.profiler, or Nsight
+Systems. Both give the same rows. Wall-clock time of the same passes without a profiler
+is in `end_to_end`.
 
     python -m systems.experiments.kernel_profile --mode step --profiler nsys
 """
 
-import gc
 import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from torch import Tensor, nn
 
 from systems import ROOT
 from systems.benchmarking import phases, timing
-from systems.benchmarking.graphs import as_graphs
 from systems.benchmarking.timing import Step
 from systems.benchmarking.workload import Workload
 from systems.model.sizes import SIZES, TABLE_1, VOCAB_SIZE
@@ -35,11 +35,8 @@ from systems.profiling.trace import Kernel
 from systems.running.command import main, option, options_of
 
 PROTOCOL = {
-    "clock": "wall time between two synchronisations, one pair around each phase, "
-    "before any profiler starts",
-    "kernels": "of passes after those, per pass; a kernel's phase is the one that "
-    "launched it",
-    "graphs": "of each phase, up to context 256",
+    "kernels": "of passes after the warm-up, per pass; a kernel's phase is the one "
+    "that launched it",
     "data": "random tokens and targets, seed 0",
     "tf32": "off",
 }
@@ -49,8 +46,6 @@ PROFILERS = {
     "nsys": "Nsight Systems",
     "capture": "none: only tell a profiler around this process what to capture",
 }
-# Up to this context kernels are so short that the host may decide.
-HOST_DECIDES = 256
 MARKS = (STEP, *phases.PHASES, LAYER, *PARTS)
 # Where reports and traces are kept. Not committed: they are large, and name the
 # machine.
@@ -71,10 +66,8 @@ class Config:
     )
     batch: int = option(4, "sequences in a batch")
     vocab: int = option(VOCAB_SIZE, "vocabulary size")
-    warmup: int = option(5, "passes before the clock counts")
-    steps: int = option(5, "passes that are timed")
+    warmup: int = option(5, "passes before the profiler starts")
     passes: int = option(3, "passes that are profiled")
-    graphs: bool = option(False, "time each phase as a CUDA graph too")
 
 
 def configs(quick: bool = False) -> list[Config]:
@@ -83,11 +76,10 @@ def configs(quick: bool = False) -> list[Config]:
     """
     if quick:
         return [
-            Config("small", 128, mode, batch=1, warmup=1, steps=2, passes=2)
-            for mode in MODES
+            Config("small", 128, mode, batch=1, warmup=1, passes=2) for mode in MODES
         ]
     return [
-        Config(size, context, mode, precision, graphs=context <= HOST_DECIDES)
+        Config(size, context, mode, precision)
         for precision in ("fp32", "bf16")
         for size in TABLE_1
         for context in (128, 256, 512, 1024)
@@ -97,58 +89,49 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Samples in ms without and with the profiler, each phase's time on the GPU, and
-    its kernels, per pass.
+    """Wall-clock samples in ms with the profiler, each phase's GPU time, and its
+    kernels, per pass.
     """
-    device, profiler = gpu(), config.profiler
-    c = config
-    work = Workload(device, c.size, c.context, c.mode, c.precision, c.batch, c.vocab)
-    clear = work.model.zero_grad
-
-    def measure(step: Step, warmup: int, repeats: int) -> dict[str, list[float]]:
-        measured = timing.measure(
-            step, warmup=warmup, repeats=repeats, device=device, between=clear
-        )
-        return {
-            name: samples
-            for name, samples in measured.items()
-            if isinstance(samples, list)
-        }
-
-    metrics: dict[str, Any] = {"profiler": profiler, "passes": config.passes}
-    if profiler != "capture":
-        metrics |= measure(work.step, config.warmup, config.steps) | cost_of_marks(
-            device
-        )
-    if config.graphs and profiler != "capture":
-        metrics |= as_graphs(work, config.steps, device)
-    if profiler == "nsys":
+    device, metrics = gpu(), {"profiler": config.profiler, "passes": config.passes}
+    if config.profiler == "nsys":
         # The process that nsys starts needs the memory.
-        del work, clear
-        gc.collect()
-        torch.cuda.empty_cache()
+        timing.give_back(device)
         watched, kernels, metrics["report"] = under_nsys(config)
     else:
-        annotate(work.model)
-        marked = whole(work.step)
-        # The marked step has never run, and a profiler in its warm-up would trace it.
-        measure(marked, config.warmup if profiler == "capture" else 1, 1)
-        if profiler == "capture":
+        measure = marked_passes(config, device)
+        # Not in the trace.
+        measure(config.warmup)
+        if config.profiler == "capture":
             with captured():
-                watched = measure(marked, 0, config.passes)
-            return metrics | watched
-        watched, kernels = under_torch(
-            config, device, lambda: measure(marked, 0, config.passes)
-        )
+                return metrics | measure(config.passes)
+        passes = partial(measure, config.passes)
+        watched, kernels = under_torch(config, device, passes)
     metrics |= {f"profiled_{name}": samples for name, samples in watched.items()}
-    return (
-        metrics
-        | gpu_metrics(kernels, config.passes)
-        | layer_timeline(kernels, config.mode)
-    )
+    metrics |= cost_of_marks(device) | gpu_metrics(kernels, config.passes)
+    return metrics | layer_timeline(kernels, config.mode)
 
 
 # --8<-- [end:run]
+
+
+def marked_passes(c: Config, device: str) -> Callable[[int], dict[str, list[float]]]:
+    """A function that runs so many passes, every part marked, and gives their samples
+    in ms.
+    """
+    work = Workload(device, c.size, c.context, c.mode, c.precision, c.batch, c.vocab)
+    annotate(work.model)
+
+    def measure(passes: int) -> dict[str, list[float]]:
+        found = timing.measure(
+            whole(work.step),
+            warmup=0,
+            repeats=passes,
+            device=device,
+            between=work.model.zero_grad,
+        )
+        return {name: of for name, of in found.items() if isinstance(of, list)}
+
+    return measure
 
 
 def gpu() -> str:

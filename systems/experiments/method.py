@@ -1,23 +1,34 @@
-"""Does the measuring add anything? The same forward pass timed by our clock and by bare
-CUDA events, taking turns.
+"""Compare clocks: the same pass by our clock and by bare CUDA events, in turns; and its
+GPU time by two instruments, the sum of its kernels by CUPTI and a CUDA graph, which
+launches all of them in one call.
 
     python -m systems.experiments.method --context 128 --precision fp32
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from systems.benchmarking import timing
+from systems.benchmarking import gpu_time, timing
+from systems.benchmarking.graphs import captured
+from systems.benchmarking.timing import Step
 from systems.benchmarking.workload import Workload
 from systems.model.sizes import SIZES
+from systems.records.outcome import Unsupported
 from systems.running.command import main, option
 
 PROTOCOL = {
-    "order": "one pass by the clock, one by events, in turns",
+    "order": "one pass by the clock, one by events, in turns; then events without "
+    "waits, CUDA graphs without waits, and CUPTI",
+    "gpu time": "sum of kernel times by CUPTI (torch.profiler)",
     "tf32": "off for fp32",
 }
+MODES = ("forward", "step")
+# Passes whose kernels are summed up.
+PROFILED = 5
 
 
 @dataclass(frozen=True)
@@ -27,60 +38,86 @@ class Config:
     precision: str = option(
         "fp32", "precision: fp32 (TF32 off) or bf16 autocast", choices=("fp32", "bf16")
     )
+    mode: str = option("forward", "what to time", choices=MODES)
     repeats: int = option(100, "passes measured each way")
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """`small` at the assignment's contexts in both precisions."""
+    """`small` at the assignment's contexts in both precisions; steps of the smallest
+    and the largest size.
+    """
     if quick:
         return [Config(repeats=10)]
-    return [
+    passes = [
         Config("small", context, p)
         for context in (128, 256, 512, 1024)
         for p in ("fp32", "bf16")
     ]
+    steps = [
+        Config(size, 512, p, "step", repeats=10)
+        for size in ("small", "2.7B")
+        for p in ("fp32", "bf16")
+    ]
+    return passes + steps
 
 
 # --8<-- [start:run]
-def run(config: Config) -> dict[str, list[float]]:
-    """Samples in ms of the same pass, by our clock and by a bare loop with CUDA events.
+def run(config: Config) -> dict[str, Any]:
+    """Samples in ms of the same pass by each instrument.
 
-    `clock_ms` and `events_ms` take turns and wait for the GPU after each pass;
+    `clock_ms` and `events_ms` take turns and wait for the GPU after each pass.
     `queued_events_ms` waits once, after all passes, so that the GPU always has work
-    queued: the difference is what waiting costs, not what the clock adds.
+    queued: the difference is what waiting costs, not what the clock adds. So does
+    `graph_ms`, whose passes are CUDA graphs. GPU time by CUPTI comes last, because its
+    profiler makes launches slower.
     """
-    device = timing.default_device()
+    c, device = config, timing.default_device()
     if device != "cuda":
         raise ValueError("CUDA events exist on a GPU only, and torch sees none here")
-    work = Workload(device, config.size, config.context, "forward", config.precision)
+    work = Workload(device, c.size, c.context, c.mode, c.precision)
+    clear = work.model.zero_grad
 
-    def passes_by_events(count: int) -> list[float]:
+    def by_events(
+        step: Step, count: int, between: Callable[[], None] = clear
+    ) -> list[float]:
         pairs = [
             [torch.cuda.Event(enable_timing=True) for _ in range(2)]
             for _ in range(count)
         ]
         for start, end in pairs:
+            between()
             start.record()
-            work.step(lambda _: nullcontext())
+            step(lambda _: nullcontext())
             end.record()
         torch.cuda.synchronize()
         return [start.elapsed_time(end) for start, end in pairs]
 
-    timing.measure(work.step, warmup=0, repeats=5, device=device)
-    samples: dict[str, list[float]] = {
-        "clock_ms": [],
-        "events_ms": [],
-        "queued_events_ms": [],
-    }
-    for _ in range(config.repeats):
-        clocked = timing.measure(work.step, warmup=0, repeats=1, device=device)[
-            "forward_ms"
-        ]
-        assert isinstance(clocked, list)
-        samples["clock_ms"] += clocked
-        samples["events_ms"] += passes_by_events(1)
-    samples["queued_events_ms"] = passes_by_events(config.repeats)
-    return samples
+    def by_clock(count: int) -> list[float]:
+        found = timing.measure(
+            work.step, warmup=0, repeats=count, device=device, between=clear
+        )
+        phases = (samples for samples in found.values() if isinstance(samples, list))
+        return [sum(of_pass) for of_pass in zip(*phases, strict=True)]
+
+    by_clock(5)
+    metrics: dict[str, Any] = {"clock_ms": [], "events_ms": []}
+    for _ in range(c.repeats):
+        metrics["clock_ms"] += by_clock(1)
+        metrics["events_ms"] += by_events(work.step, 1)
+    metrics["queued_events_ms"] = by_events(work.step, c.repeats)
+    try:
+        with captured(work.step, clear, device) as replay:
+            # The gradients are the graph's: nobody clears them.
+            by_events(replay, 1, nothing)
+            metrics["graph_ms"] = by_events(replay, c.repeats, nothing)
+    except (Unsupported, torch.OutOfMemoryError) as error:
+        metrics["no_graphs"] = str(error).splitlines()[0]
+    return metrics | gpu_time.measure(
+        work.step, device, passes=PROFILED, between=clear, counted=True
+    )
+
+
+def nothing() -> None: ...
 
 
 # --8<-- [end:run]

@@ -2,10 +2,9 @@
 in the model's slot.
 
 The step of `end_to_end` in bf16, with its protocol, for every size at context 1024 and
-for `small` on to 16384. The three attentions of a cell are measured in turns, so that
-all meet the same host; only one model is in memory at a time. Then each step is timed
-as CUDA graphs, which is what the GPU needs for it: where a host launches kernel by
-kernel, a faster attention only waits longer.
+for `small` on to 16384. The three attentions of a cell are timed in turns, so that all
+meet the same host; only one model is in memory at a time. GPU time follows: where a
+step is launch-bound, a faster attention only waits longer.
 
     python -m systems.experiments.model_attention --context 4096 --attention flash
 """
@@ -16,20 +15,18 @@ from typing import Any
 
 import torch
 
-from systems.benchmarking import timing
-from systems.benchmarking.graphs import as_graphs
+from systems.benchmarking import gpu_time, timing
 from systems.benchmarking.peers import what_ran
 from systems.benchmarking.workload import Workload
-from systems.experiments import end_to_end
 from systems.model.sizes import SIZES, TABLE_1
 from systems.records.outcome import Turns
 from systems.running.command import main, option
 
 # The rows that differ in this field alone are measured in turns.
 IN_TURNS = "attention"
-PROTOCOL = end_to_end.PROTOCOL | {
+PROTOCOL = gpu_time.STEP_CLOCKS | {
+    "data": "random tokens and targets, seed 0",
     "order": "the three attentions in turn, three rounds, each with a new model",
-    "graph": "a CUDA graph of each phase of the step, after the turns",
 }
 ROUNDS = 3
 BATCH = 4
@@ -62,37 +59,47 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
-    """Samples in ms for each phase of a training step, as it is and as CUDA graphs,
-    peak memory in bytes, and what attention ran. A turn has its share of the steps,
-    after the warm-up steps.
+    """Samples in ms for each phase of a training step, peak memory in bytes, GPU time,
+    and what attention ran. A turn has its share of the steps, after the warm-up steps.
     """
     c, shape, device = config, SIZES[config.size], timing.default_device()
-    given, metrics = ("step", "bf16", c.batch), dict[str, Any]()
-    ends = [c.steps * i // ROUNDS for i in range(ROUNDS + 1)]
+    ends, metrics = [c.steps * i // ROUNDS for i in range(ROUNDS + 1)], dict[str, Any]()
     for steps in (end - start for start, end in pairwise(ends) if end > start):
-        turn = end_to_end.Config(
-            c.size,
-            c.context,
-            *given,
-            warmup=c.warmup,
-            steps=steps,
-            attention=c.attention,
-        )
-        for name, value in end_to_end.run(turn).items():
+        for name, value in timed(c, steps, device).items():
             if isinstance(value, list):
                 metrics.setdefault(name, []).extend(value)
             else:
                 metrics[name] = max(value, metrics.get(name, 0))
         timing.give_back(device)
         yield
-    work = Workload(device, c.size, c.context, *given, attention=c.attention)
-    metrics |= as_graphs(work, c.steps, device)
-    del work
+    metrics |= gpu_times(c, device)
     timing.give_back(device)
     heads = (c.batch, shape.num_heads, c.context, shape.d_model // shape.num_heads)
     # What attention gets under autocast.
     q = torch.empty(heads, dtype=torch.bfloat16, device=device, requires_grad=True)
     return {**metrics, "ran": what_ran(ATTENTIONS[c.attention], q, q, q, causal=True)}
+
+
+def workload(c: Config, device: str) -> Workload:
+    given = c.size, c.context, "step", "bf16", c.batch
+    return Workload(device, *given, attention=c.attention)
+
+
+def timed(c: Config, steps: int, device: str) -> dict[str, Any]:
+    """The samples of one turn and its peaks."""
+    work = workload(c, device)
+    clear = work.model.zero_grad
+    return timing.measure(
+        work.step, warmup=c.warmup, repeats=steps, device=device, between=clear
+    )
+
+
+def gpu_times(c: Config, device: str) -> dict[str, Any]:
+    work = workload(c, device)
+    clear = work.model.zero_grad
+    # AdamW's first step creates its state.
+    timing.measure(work.step, warmup=1, repeats=0, device=device, between=clear)
+    return gpu_time.measure(work.step, device, between=clear)
 
 
 # --8<-- [end:run]

@@ -30,7 +30,8 @@ IMPLEMENTATIONS = ("ours", "ours_triton")
 # The first of `flash_peers`.
 SHAPES = 8
 PROTOCOL = flash_peers.PROTOCOL | {
-    "order": "five rounds by each version in turn, each in a process that goes on",
+    "order": "five rounds by each version, one version after the other, each in a "
+    "process that goes on",
     "torch": "the installed one, with each Triton",
 }
 

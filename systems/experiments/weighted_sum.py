@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from systems.benchmarking import timing
-from systems.benchmarking.gpu_timing import OVERWRITTEN, kernel_times_ms
+from systems.benchmarking import gpu_time, timing
+from systems.model.train_step import Phase
 from systems.precision.dtypes import DTYPES, relative_error
 from systems.records.outcome import Turns
 from systems.running.command import main, option
@@ -24,8 +24,7 @@ from systems.weighted_sum import weighted_sum
 # The rows that differ in this field alone are measured in turns.
 IN_TURNS = "implementation"
 PROTOCOL = {
-    "clock": "triton.testing.do_bench, 5 ms of warm-up, 20 ms of calls with the "
-    "L2 cache emptied eight times over before each",
+    "gpu time": gpu_time.COLD_CLOCK["gpu time"],
     "order": "every implementation in turn, five rounds",
     "inputs": "standard normal, seed 0",
     "error": "norm of the difference from float64 over the norm of float64",
@@ -38,7 +37,6 @@ IMPLEMENTATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "product_and_sum": lambda x, w: (x * w).sum(-1),
 }
 # --8<-- [end:implementations]
-ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -61,32 +59,32 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
-    """Samples in ms of the forward and the backward pass, errors, and whether two calls
-    give the same bits; of a copy its samples.
+    """GPU time in ms of the forward and the backward pass, errors, and whether two
+    calls give the same bits; of a copy its bytes and GPU time.
     """
     device = timing.default_device()
     x, w, dy = made(config, device)
-    if config.implementation == "copy":
+    compute = IMPLEMENTATIONS.get(config.implementation)
+    if compute is None:
         source, target = x.detach(), torch.empty_like(x)
-        times: dict[str, list[float]] = {"copy_ms": []}
-        for _ in range(ROUNDS):
-            times["copy_ms"] += times_ms(lambda: target.copy_(source), device)
-            yield
-        return times
-    compute = IMPLEMENTATIONS[config.implementation]
-    y = compute(x, w)
+        metrics: dict[str, Any] = {"copied_bytes": source.nbytes}
 
-    def backward() -> tuple[Tensor, ...]:
-        return torch.autograd.grad(y, (x, w), dy, retain_graph=True)
+        def step(phase: Phase) -> None:
+            with phase("copy"):
+                target.copy_(source)
 
-    once, again = (y, *backward()), (compute(x, w), *backward())
-    metrics = errors(once, x.detach(), w.detach(), dy)
-    metrics["repeats"] = all(map(torch.equal, once, again))
-    del once, again
+    else:
+        metrics = checked(compute, x, w, dy)
+
+        def step(phase: Phase) -> None:
+            with phase("forward"):
+                y = compute(x, w)
+            with phase("backward"):
+                torch.autograd.grad(y, (x, w), dy)
+
     yield
-    for _ in range(ROUNDS):
-        for name, work in (("forward", lambda: compute(x, w)), ("backward", backward)):
-            metrics.setdefault(f"{name}_ms", []).extend(times_ms(work, device))
+    for _ in range(gpu_time.ROUNDS):
+        gpu_time.add_round(metrics, step, device)
         yield
     return metrics
 
@@ -94,9 +92,18 @@ def run(config: Config) -> Turns:
 # --8<-- [end:run]
 
 
-def times_ms(work: Callable[[], object], device: str) -> list[float]:
-    """Samples of one call, which takes so little that the host needs a head start."""
-    return kernel_times_ms(work, device, overwritten=OVERWRITTEN)
+def checked(
+    compute: Callable[[Tensor, Tensor], Tensor], x: Tensor, w: Tensor, dy: Tensor
+) -> dict[str, Any]:
+    """Errors, and whether two calls give the same bits."""
+
+    def call() -> tuple[Tensor, ...]:
+        y = compute(x, w)
+        return (y, *torch.autograd.grad(y, (x, w), dy))
+
+    once, again = call(), call()
+    metrics = errors(once, x.detach(), w.detach(), dy)
+    return metrics | {"repeats": all(map(torch.equal, once, again))}
 
 
 def made(config: Config, device: str) -> tuple[Tensor, Tensor, Tensor]:

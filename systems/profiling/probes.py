@@ -20,37 +20,98 @@ from systems.profiling.trace import Kernel, TraceError
 
 # How TorchInductor begins the name of a kernel that it wrote.
 INDUCTOR_PREFIX = "triton_"
+# The mark around a profiled pass.
+PASS = "pass"
 
 
-# --8<-- [start:kernels]
-def kernel_counts(step: Step, device: str) -> dict[str, int | list[str]]:
-    """How many kernels each phase launches, and the names of those that the compiler
-    wrote. Copies and fills of memory don't count. Empty on a CPU.
+def phase_kernels(
+    step: Step,
+    device: str,
+    *,
+    passes: int = 1,
+    between: Callable[[], None] | None = None,
+    cold: bool = False,
+) -> dict[str, list[list[Kernel]]]:
+    """The kernels that each phase launches, in each of a few profiled passes. Empty on
+    a CPU.
+
+    `between` runs before each pass. `cold` empties the L2 cache before each phase.
+    TraceError where passes differ in how many kernels they launch, twice: a profile may
+    lose a kernel.
     """
     if device != "cuda":
         return {}
-    names: dict[str, list[str]] = {}
+    # Whoever reads the trace looks names up after the passes, when all are there.
+    names = {PASS: None}
+    buffer = l2_buffer(device) if cold else None
 
     def phase(name: str) -> AbstractContextManager[None]:
-        names[name] = []
+        names[name] = None
+        if buffer is not None:
+            buffer.zero_()
         return phases.mark(name)
 
-    # The names of the marks are there when they are looked for: after the step.
-    _, kernels = profile_kernels(lambda: step(phase), device, marks=names.keys())
-    for kernel in kernels:
-        if kernel.path and not kernel.is_copy:
-            names[kernel.path[0]].append(kernel.name)
-    counts = {f"{name}_kernels": len(launched) for name, launched in names.items()}
-    fused = {
-        f"{name}_fused": fused_names
-        for name, launched in names.items()
-        if (
-            fused_names := [
-                kernel_name
-                for kernel_name in launched
-                if kernel_name.startswith(INDUCTOR_PREFIX)
-            ]
+    def work() -> None:
+        for _ in range(passes):
+            if between is not None:
+                between()
+            with phases.mark(PASS):
+                step(phase)
+
+    def profile_passes() -> dict[str, list[list[Kernel]]]:
+        _, kernels = profile_kernels(work, device, marks=names.keys())
+        return split_by_phase(kernels, [name for name in names if name != PASS], passes)
+
+    with suppress(TraceError):
+        return profile_passes()
+    return profile_passes()
+
+
+def l2_buffer(device: str) -> Tensor:
+    """A tensor larger than any L2 cache, as large as that of Triton's `do_bench`: who
+    writes it empties the cache of anything else.
+    """
+    return torch.empty(2**28, dtype=torch.int8, device=device)
+
+
+def split_by_phase(
+    kernels: Iterable[Kernel], names: list[str], passes: int
+) -> dict[str, list[list[Kernel]]]:
+    """Kernels in a phase of a pass, by both. TraceError where passes are not alike."""
+    inside = [kernel for kernel in kernels if kernel.path[:1] == (PASS,)]
+    starts = sorted({kernel.marks[0].start for kernel in inside})
+    found: dict[str, list[list[Kernel]]] = {
+        name: [[] for _ in starts] for name in names
+    }
+    for kernel in inside:
+        if len(kernel.path) > 1:
+            at = starts.index(kernel.marks[0].start)
+            found[kernel.path[1]][at].append(kernel)
+    counts = {name: [*map(len, of_passes)] for name, of_passes in found.items()}
+    if len(starts) != passes or any(len({*of}) > 1 for of in counts.values()):
+        raise TraceError(
+            f"{passes} passes launched {counts} kernels: the profile lost some, or "
+            "passes differ; profile again"
         )
+    return found
+
+
+# --8<-- [start:kernels]
+def kernel_counts(
+    found: dict[str, list[list[Kernel]]],
+) -> dict[str, int | list[str]]:
+    """How many kernels each phase launches in a pass, and the names of those that the
+    compiler wrote. Copies and fills of memory don't count.
+    """
+    names = {
+        phase: [kernel.name for kernel in of_passes[0] if not kernel.is_copy]
+        for phase, of_passes in found.items()
+    }
+    counts = {f"{phase}_kernels": len(each) for phase, each in names.items()}
+    fused = {
+        f"{phase}_fused": written
+        for phase, each in names.items()
+        if (written := [name for name in each if name.startswith(INDUCTOR_PREFIX)])
     }
     return counts | fused
 

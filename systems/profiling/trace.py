@@ -157,6 +157,17 @@ def span_ms(kernels: Iterable[Kernel]) -> float:
     )
 
 
+def busy_ms(kernels: Iterable[Kernel]) -> float:
+    """Sum of the durations; where kernels overlap, as a copy and a kernel may, the time
+    counts once.
+    """
+    total = until = 0
+    for kernel in sorted(kernels, key=lambda kernel: kernel.start):
+        total += max(0, kernel.end - max(kernel.start, until))
+        until = max(until, kernel.end)
+    return total / 1e6
+
+
 # --8<-- [start:attribute]
 def find_open_spans(
     spans: Iterable[Span], launches: Iterable[Launch]

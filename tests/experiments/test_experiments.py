@@ -20,7 +20,7 @@ from torch._dynamo.utils import counters
 
 from systems import ROOT
 from systems.attention.reference import attention_reference
-from systems.benchmarking import compiling, timing, workload
+from systems.benchmarking import compiling, gpu_time, timing, workload
 from systems.experiments import (
     STEMS,
     attention,
@@ -38,7 +38,6 @@ from systems.experiments import (
 from systems.experiments import compile as compile_experiment
 from systems.model import transformer as model_module
 from systems.model.sizes import SIZES, TABLE_1, ModelSize
-from systems.profiling import probes
 from systems.records import store
 from systems.records.outcome import Unsupported, measure_row, out_of_memory_reason
 from systems.records.record import Row
@@ -121,6 +120,7 @@ def test_the_grid_of_end_to_end_is_the_one_asked_for():
         for size, n in (("small", 64), ("large", 32))
         for p in ("fp32", "tf32", "bf16")
     }
+    cells |= {("2.7B", 2048, "fp32", 4), ("2.7B", 2048, "bf16", 4)}
     assert set(rows) == cells and {c.mode for c in end_to_end.configs()} == set(
         end_to_end.MODES
     )
@@ -130,8 +130,8 @@ def test_the_grid_of_end_to_end_is_the_one_asked_for():
 
 
 def test_the_grid_of_warmup_is_the_one_asked_for():
-    assert [(c.warmup, c.size, c.context) for c in warmup.configs()] == [
-        (n, "small", 128) for n in (0, 1, 2, 5)
+    assert [(c.process, c.warmup, c.size, c.context) for c in warmup.configs()] == [
+        (process, n, "small", 128) for process in (1, 2, 3, 4, 5) for n in (0, 1, 2, 5)
     ]
     assert warmup.FRESH_PROCESS
 
@@ -152,8 +152,10 @@ def test_the_grid_of_flash_benchmarking_is_the_one_asked_for():
 
 
 def test_the_leaderboard_measures_ours_as_its_test_does():
-    ours = next(c for c in flash_leaderboard.configs() if c.implementation == "ours")
-    assert asdict(ours) == {
+    ceiling, *implementations = flash_leaderboard.configs()
+    assert ceiling.implementation == "ceiling"
+    (asked,) = groups.groups_of(flash_leaderboard, implementations)
+    assert asdict(asked[0]) == {
         "implementation": "ours",
         "warmup_ms": 1000,
         "rep_ms": 10_000,
@@ -308,7 +310,7 @@ def test_the_ablation_refuses_a_cpu_without_the_interpreter(on_cpu, monkeypatch)
     compiled = SimpleNamespace(value=False)
     monkeypatch.setattr(flash_ablation, "INTERPRETED", compiled)
     with pytest.raises(ValueError, match="need a CUDA GPU.*TRITON_INTERPRET=1"):
-        flash_ablation.run(flash_ablation.configs(quick=True)[0])
+        measure_row(flash_ablation.configs(quick=True)[0], flash_ablation.run)
 
 
 @pytest.mark.parametrize(
@@ -471,7 +473,7 @@ def test_attention_times_both_passes_and_lists_what_is_kept(
     config = attention.Config(
         8, 24, causal, "fp32", execution, batch=2, warmup=2, passes=3
     )
-    metrics = attention.run(config)
+    metrics = measure_row(config, attention.run).metrics
     lengths = {
         name: len(value) for name, value in metrics.items() if name.endswith("_ms")
     }
@@ -517,11 +519,8 @@ def test_compile_times_every_phase_and_counts_graphs(
     """AdamW compiles three times: with no state, for the t that it finds, and for any
     t.
     """
-    monkeypatch.setattr(
-        probes,
-        "kernel_counts",
-        lambda step, device: {"forward_kernels": 7, "forward_fused": []},
-    )
+    found = {"forward_gpu_ms": [2.0], "forward_kernels": 7, "forward_fused": []}
+    monkeypatch.setattr(gpu_time, "measure", lambda *_, **__: found)
     config = compile_experiment.Config(
         "small", "fp32", execution, optimizer, **SHORT, warmup=4, steps=5, rounds=2
     )
@@ -532,6 +531,7 @@ def test_compile_times_every_phase_and_counts_graphs(
     assert lengths == {
         **{f"warmup_{name}": 4 for name in PHASES["step"]},
         **dict.fromkeys(PHASES["step"], 5),
+        "forward_gpu_ms": 1,
     }
     assert (metrics["graphs"], metrics["recompiles"]) == (graphs, 0)
     assert metrics["forward_kernels"] == 7 and "forward_fused" not in metrics
@@ -554,7 +554,6 @@ def test_executions_of_a_cell_share_a_model_and_take_turns(quick_compiler, monke
 
     monkeypatch.setattr(workload, "build_model", counting)
     monkeypatch.setattr(compile_experiment, "measure", spy)
-    monkeypatch.setattr(probes, "kernel_counts", lambda step, device: {})
     group = [
         compile_experiment.Config(
             "small", "fp32", execution, **SHORT, warmup=2, steps=3, rounds=2
@@ -601,7 +600,6 @@ def test_what_was_compiled_ahead_keeps_its_cold_times(
     quick_compiler, monkeypatch, optimizer
 ):
     """What the row's own first steps took is the time of a second start."""
-    monkeypatch.setattr(probes, "kernel_counts", lambda step, device: {})
     config = compile_experiment.Config(
         "small", "fp32", "compiled", optimizer, **SHORT, warmup=3, steps=1, rounds=1
     )
@@ -634,7 +632,6 @@ def test_what_was_compiled_ahead_keeps_its_cold_times(
 def test_what_was_compiled_ahead_is_not_compiled_again(quick_compiler, monkeypatch):
     """By the compiler itself, which takes a minute and has nothing to do then."""
     monkeypatch.setattr(compiling, "BACKEND", "inductor")
-    monkeypatch.setattr(probes, "kernel_counts", lambda step, device: {})
     config = compile_experiment.Config(
         "small", "bf16", "compiled", **SHORT, warmup=1, steps=1, rounds=1
     )
@@ -754,74 +751,47 @@ PASS_TIMES = ["forward_ms", "backward_ms", "both_ms"]
 
 
 def test_flash_benchmarking_times_three_passes(on_cpu):
-    metrics = flash_benchmarking.run(
-        flash_benchmarking.Config("sdpa", "fp32", d=16, n=64)
-    )
-    assert list(metrics) == [*PASS_TIMES, "ran"] and metrics["ran"] == "flash_attention"
-    assert all(min(metrics[name]) > 0 for name in PASS_TIMES)
-    product = flash_benchmarking.run(
-        flash_benchmarking.Config("ceiling", "tf32", d=8, n=8)
-    )
-    assert (
-        list(product) == ["burst_ms"]
-        and torch.get_float32_matmul_precision() == "highest"
-    )
+    def metrics(*given) -> dict[str, Any]:
+        config = flash_benchmarking.Config(*given)
+        return measure_row(config, flash_benchmarking.run).metrics
+
+    found = metrics("sdpa", "fp32", 16, 64)
+    assert list(found) == ["ran", *PASS_TIMES] and found["ran"] == "flash_attention"
+    assert all(min(found[name]) > 0 for name in PASS_TIMES)
+    assert list(metrics("ceiling", "tf32", 8, 8)) == ["burst_ms"]
     with pytest.raises(ValueError, match="fp32 and bf16, not in tf32"):
-        flash_benchmarking.run(flash_benchmarking.Config("plain", "tf32"))
+        metrics("plain", "tf32")
 
 
-def test_for_one_head_the_cache_is_emptied_more_often(on_cpu, monkeypatch):
-    """As the records say, so that the host can run ahead."""
-    asked = []
+def test_do_bench_is_done_before_a_profiler_slows_launches(on_cpu, monkeypatch):
+    """And the rounds of GPU time alternate."""
+    done = []
     monkeypatch.setattr(
-        flash_benchmarking,
-        "pass_times_ms",
-        lambda *_, **how: asked.append(how["overwritten"]) or {},
+        gpu_time, "pass_times_ms", lambda *_: done.append("do_bench") or {"a_ms": [1.0]}
     )
-    flash_benchmarking.run(flash_benchmarking.Config("sdpa", "fp32", d=16, n=64))
-    monkeypatch.setattr(
-        flash_ablation,
-        "kernel_times_ms",
-        lambda *_, **how: asked.append(how["overwritten"]) or [],
-    )
-    for heads in (1, 2):
-        flash_ablation.run(
-            flash_ablation.Config(step="tiles", heads=heads, n=128, d=16)
-        )
-    assert asked == [8, 8, 1]
+    monkeypatch.setattr(gpu_time, "add_round", lambda *_, **__: done.append("round"))
+    names = ("plain", "sdpa")
+    group = [flash_benchmarking.Config(name, "fp32", 16, 64) for name in names]
+    assert groups.groups_of(flash_benchmarking, group) == [group]
+    groups.measure_group(flash_benchmarking, group)
+    assert done == ["do_bench"] * 2 + ["round"] * 2 * flash_benchmarking.ROUNDS
 
 
-@pytest.mark.parametrize(
-    ("n", "rounds", "overwritten"),
-    [
-        (flash_peers.SHORT, 10, 1),
-        (flash_peers.SHORT + 1, 5, 8),
-        (flash_peers.MIDDLING + 1, 5, 1),
-    ],
-)
-def test_flash_peers_measures_all_of_a_shape_in_turns(
-    on_cpu, monkeypatch, n, rounds, overwritten
-):
+@pytest.mark.parametrize("n", [flash_peers.SHORT, flash_peers.SHORT + 1])
+def test_flash_peers_measures_all_of_a_shape_in_turns(on_cpu, monkeypatch, n):
     """A rival that can't run has a row that says so, and takes nothing from the
     others.
     """
     flash_peers.problem.cache_clear()
-    turns, how, calls, alone, real, timed = (
-        [],
-        [],
-        [],
-        [],
-        flash_peers.only,
-        flash_peers.call_ms,
-    )
-    fake = {name: [9.0, 1.0, 1.0] for name in PASS_TIMES}
-    monkeypatch.setattr(
-        flash_peers,
-        "pass_times_ms",
-        lambda attend, *_, **options: (
-            turns.append(attend) or how.append(options) or dict(fake)
-        ),
-    )
+    turns, calls, alone = [], [], []
+    real, timed = flash_peers.only, flash_peers.call_ms
+
+    def add_round(metrics, step, device):
+        assert len(calls) in (0, 2 * flash_peers.ROUNDS_OF_CALLS)
+        metrics.setdefault("both_rounds_ms", []).append(1.0)
+        turns.append(alone[-1])
+
+    monkeypatch.setattr(gpu_time, "add_round", add_round)
     monkeypatch.setattr(
         flash_peers, "only", lambda name: alone.append(name) or real(name)
     )
@@ -836,11 +806,8 @@ def test_flash_peers_measures_all_of_a_shape_in_turns(
     plain, efficient, flash = groups.measure_group(flash_peers, group)
     assert (efficient.status, efficient.metrics) == ("unsupported", {})
     assert efficient.reason == "SDPA has no efficient kernel for this input"
-    assert turns == [turns[0], turns[1]] * rounds and how == [
-        {"overwritten": overwritten}
-    ] * len(turns)
-    assert plain.metrics["both_ms"] == [9.0, 1.0, 1.0] * rounds
-    assert plain.metrics["both_rounds_ms"] == [1.0] * rounds
+    assert turns == ["plain", "sdpa_flash"] * gpu_time.ROUNDS
+    assert plain.metrics["both_rounds_ms"] == [1.0] * gpu_time.ROUNDS
     assert flash.metrics["ran"] == "flash_attention"
     assert all(
         0 < plain.metrics[f"{name}_relative_error"] < 1e-6
@@ -859,7 +826,6 @@ def test_flash_peers_measures_all_of_a_shape_in_turns(
 
 
 def test_flash_peers_checks_grouped_heads_stored_inside_tokens(on_cpu, monkeypatch):
-    monkeypatch.setattr(flash_peers, "pass_times_ms", lambda *_, **__: {})
     shape = (2, 4, flash_peers.SHORT + 3, 16, True, "fp32", 2, "bnhd")
     config = flash_peers.Config("sdpa_flash", *shape)
     q, k, *_ = flash_peers.problem(config, "cpu")
@@ -908,14 +874,13 @@ def test_the_leaderboard_step_gathers_gradients_of_an_expanded_one(on_cpu, monke
     seen = []
     monkeypatch.setattr(flash_leaderboard, "attention", lambda *_, **__: Watched.apply)
     monkeypatch.setattr(Watched, "seen", seen)
-    metrics = flash_leaderboard.run(
-        flash_leaderboard.Config("plain", heads=2, n=8, d=4)
-    )
+    config = flash_leaderboard.Config("plain", heads=2, n=8, d=4)
+    metrics = measure_row(config, flash_leaderboard.run).metrics
     assert list(metrics) == ["both_ms", "ran", "kernels"] and set(seen) == {
         ((1, 2, 8, 4), (0, 0, 0, 0))
     }
-    top = flash_leaderboard.run(flash_leaderboard.Config("ceiling"))
-    assert top == {"multiprocessors": 1}
+    top = measure_row(flash_leaderboard.Config("ceiling"), flash_leaderboard.run)
+    assert top.metrics == {"multiprocessors": 1}
 
 
 class Watched(torch.autograd.Function):
@@ -938,8 +903,7 @@ def test_a_step_names_the_attention_that_ran(tiny, name, ran):
     config = model_attention.Config("small", 6, name, 1, warmup=0, steps=4)
     metrics = measure_row(config, model_attention.run).metrics
     assert {len(metrics[phase]) for phase in PHASES["step"]} == {4}
-    # Here nothing is a CUDA graph, and the row says so.
-    assert list(metrics) == [*PHASES["step"], "no_graphs", "ran"]
+    assert list(metrics) == [*PHASES["step"], "ran"]
     assert metrics["ran"] == ran
     # Autocast, and the slot: SDPA does not pass through the function that the fixture
     # watches.
@@ -949,14 +913,19 @@ def test_a_step_names_the_attention_that_ran(tiny, name, ran):
 
 
 def test_attentions_take_turns_in_a_model(monkeypatch):
-    """Their steps are shared out among the rounds, and the highest peak counts."""
+    """Their steps are shared out among the rounds, the highest peak counts, and no
+    profiler starts before the last of them.
+    """
     ran = []
 
-    def measured(c):
-        ran.append((c.attention, c.steps))
-        return {"forward_ms": [1.0] * c.steps, "peak_allocated_bytes": len(ran)}
+    def timed(c, steps, device):
+        ran.append((c.attention, steps))
+        return {"forward_ms": [1.0] * steps, "peak_allocated_bytes": len(ran)}
 
-    monkeypatch.setattr(model_attention.end_to_end, "run", measured)
+    monkeypatch.setattr(model_attention, "timed", timed)
+    monkeypatch.setattr(
+        model_attention, "gpu_times", lambda c, device: ran.append(c.attention) or {}
+    )
     monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 1, 2))
     configs = [
         model_attention.Config("small", 6, name, 1, steps=10)
@@ -964,7 +933,8 @@ def test_attentions_take_turns_in_a_model(monkeypatch):
     ]
     (group,) = groups.groups_of(model_attention, configs)
     rows = groups.measure_group(model_attention, group)
-    assert ran == [(n, s) for s in (3, 3, 4) for n in ("eager", "sdpa")]
+    turns = [(n, s) for s in (3, 3, 4) for n in ("eager", "sdpa")]
+    assert ran == [*turns, "eager", "sdpa"]
     assert [row.metrics["peak_allocated_bytes"] for row in rows] == [5, 6]
     assert [len(row.metrics["forward_ms"]) for row in rows] == [10, 10]
 
@@ -975,7 +945,7 @@ def test_each_step_of_the_ablation_computes_attention(step):
     exact = step.startswith("first_") and timing.default_device() == "cpu"
     given = {"dtype": "fp32"} if exact else {}
     config = flash_ablation.Config(step, heads=2, n=256, d=16, **given)
-    metrics = flash_ablation.run(config)
+    metrics = measure_row(config, flash_ablation.run).metrics
     # Probabilities and results have the 8 significant bits of bf16.
     least, most = (0, 1e-6) if exact else (1e-4, 6e-3)
     assert least < metrics["relative_error"] < most and metrics["ran"] == "triton"

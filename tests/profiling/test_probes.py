@@ -12,6 +12,7 @@ from systems.profiling.probes import (
     SavedTensors,
     kernel_counts,
     kernel_samples_ms,
+    phase_kernels,
     split_by_call,
 )
 from systems.profiling.trace import Kernel, TraceError
@@ -31,9 +32,11 @@ def gpu(monkeypatch):
 profile = torch_trace.profile_kernels
 
 
-def test_each_phase_has_its_own_kernels(gpu, monkeypatch):
+def test_each_phase_of_each_pass_has_its_own_kernels(gpu, monkeypatch):
+    """What empties the cache is in none of them."""
     monkeypatch.setattr(probes, "INDUCTOR_PREFIX", "aten::s")
-    x = torch.ones(4, 4)
+    monkeypatch.setattr(probes, "l2_buffer", lambda device: torch.empty(4))
+    x, cleared = torch.ones(4, 4), []
 
     def step(phase):
         with phase("forward"):
@@ -44,31 +47,50 @@ def test_each_phase_has_its_own_kernels(gpu, monkeypatch):
         with phase("backward"):
             y.sqrt().sin().exp()
 
-    assert kernel_counts(step, "cuda") == {
+    found = phase_kernels(
+        step, "cuda", passes=2, between=lambda: cleared.append(1), cold=True
+    )
+    names = {phase: [[k.name for k in of] for of in p] for phase, p in found.items()}
+    assert names == {
+        "forward": [["aten::cos", "aten::sin"]] * 2,
+        "optimizer": [[]] * 2,
+        "backward": [["aten::sqrt", "aten::sin", "aten::exp"]] * 2,
+    }
+    assert cleared == [1, 1]
+    assert kernel_counts(found) == {
         "forward_kernels": 2,
         "optimizer_kernels": 0,
         "backward_kernels": 3,
         "forward_fused": ["aten::sin"],
         "backward_fused": ["aten::sqrt", "aten::sin"],
     }
-    assert kernel_counts(step, "cpu") == {}
+    assert phase_kernels(step, "cpu") == {}
 
 
-def test_copies_are_no_kernels(monkeypatch):
+def test_copies_are_no_kernels():
     names = ["Memcpy DtoD (Device -> Device)", "k", "Memset (Device)"]
+    found = {"forward": [[Kernel(name, 0, 1) for name in names]]}
+    assert kernel_counts(found) == {"forward_kernels": 1}
+
+
+@pytest.mark.parametrize("losses", [1, 2])
+def test_passes_that_differ_are_profiled_once_more(monkeypatch, losses):
+    passes = [torch_trace.Span(probes.PASS, start, start + 9, 0) for start in (0, 10)]
+    inside = torch_trace.Span("forward", 1, 2, 0)
+    whole = [Kernel("k", 1, 2, (each, inside)) for each in passes]
+    looks = iter([whole[:1]] * losses + [whole])
 
     def step(phase):
-        with phase("forward") as mark:
-            return mark
+        with phase("forward"):
+            pass
 
-    def fake(work, device, marks):
-        work()
-        (forward,) = marks
-        mark = torch_trace.Span(forward, 0, 9, "main")
-        return None, [Kernel(name, 0, 1, (mark,)) for name in names]
-
-    monkeypatch.setattr(probes, "profile_kernels", fake)
-    assert kernel_counts(step, "cuda") == {"forward_kernels": 1}
+    monkeypatch.setattr(
+        probes, "profile_kernels", lambda work, _, marks: (work(), next(looks))
+    )
+    with nullcontext() if losses == 1 else pytest.raises(TraceError, match="2 passes"):
+        assert phase_kernels(step, "cuda", passes=2) == {
+            "forward": [[k] for k in whole]
+        }
 
 
 def kernels(*runs: tuple[str, int]) -> list[Kernel]:
@@ -154,7 +176,8 @@ def test_a_gpu_names_its_kernels_and_its_memory_before_each_phase():
         == 4 * 2**20
     )
     x.grad = None
-    assert kernel_counts(step, "cuda") == {"forward_kernels": 1, "backward_kernels": 1}
+    found = phase_kernels(step, "cuda", cold=True)
+    assert kernel_counts(found) == {"forward_kernels": 1, "backward_kernels": 1}
 
 
 @pytest.mark.gpu

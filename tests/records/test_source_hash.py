@@ -335,7 +335,7 @@ def test_moving_eight_modules_into_a_folder_changes_no_hash(house):
     for name in (
         "benchmarking.timing",
         "benchmarking.phases",
-        "benchmarking.gpu_timing",
+        "benchmarking.gpu_time",
         "model.train_step",
         "model.optimizer",
         "profiling.probes",

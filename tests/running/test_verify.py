@@ -9,7 +9,9 @@ from systems.records import store
 from systems.records.record import Record
 from systems.records.source_hash import source_hash
 from systems.running import verify
+from systems.running.reports import CannotStart
 from tests import fake_stem
+from tests.factories import make_row
 from tools.render.load import VERIFIED, age
 
 
@@ -146,6 +148,16 @@ def test_an_attention_without_any_numbers_counts_with_the_others(
 )
 def test_agreement_is_within_noise(old, new, same):
     assert verify.agrees("forward_ms", old, new) == same
+
+
+def test_gpu_times_are_compared_where_a_row_has_them():
+    """Within 3 %; what the host decides is not."""
+    old = make_row({}, forward_ms=[10.0], warmup_ms=[9.0], forward_gpu_ms=[8.0])
+    slow = make_row({}, forward_ms=[99.0], warmup_ms=[1.0], forward_gpu_ms=[8.2])
+    verify.compare("end_to_end", old, slow, ())
+    slow.metrics["forward_gpu_ms"] = [8.3]
+    with pytest.raises(CannotStart, match="forward_gpu_ms .median 8, now median 8.3."):
+        verify.compare("end_to_end", old, slow, ())
 
 
 def test_what_is_no_time_must_be_the_same():

@@ -7,11 +7,16 @@ from typing import Any
 from systems.records.record import Record, Row
 
 PROFILE, CLOCK = "kernel_profile", "end_to_end"
+# Their records hold times under a profiler.
+PROFILED = (PROFILE, "nsys")
 # What the configurations of each stem leave unsaid.
 UNSAID: dict[str, dict[str, Any]] = {
     CLOCK: {},
     PROFILE: {"attention": "eager"},
     "nsys": {"mode": "step", "attention": "eager"},
+    "compile": {"mode": "step", "attention": "eager"},
+    "model_attention": {"mode": "step", "precision": "bf16"},
+    "method": {"mode": "forward", "attention": "eager", "batch": 4},
 }
 AXES = ("size", "context", "batch", "precision", "mode", "attention")
 # Records of other versions may time other kernels.
@@ -35,14 +40,14 @@ def same_software(records: Iterable[Record]) -> list[list[Record]]:
 
 
 def note_clocks(found: Mapping[str, list[Record]]) -> None:
-    """Note at each row of `kernel_profile` the row of `end_to_end` that timed the same
+    """Note at each row of a profile the row of `end_to_end` that timed the same
     cell on the same GPU with the same driver and software. A profiler slows the
     launches of its own run, so its wall-clock times are not those of the step.
     """
-    stems = (PROFILE, CLOCK)
+    stems = (*PROFILED, CLOCK)
     for group in same_software(r for stem in stems for r in found.get(stem, [])):
         clock = next((r for r in group if r.stem == CLOCK), None)
-        for profile in (r for r in group if r.stem == PROFILE):
+        for profile in (r for r in group if r.stem in PROFILED):
             profile.clock = clock
             for row in profile.rows:
                 row.clock = clock.find(**cell_of(profile, row)) if clock else None

@@ -149,33 +149,25 @@ def read(path: Path) -> Record:
         if wrong:
             raise store.RecordError(f"{path}: {fault}")
     if record.kind == "measured":
-        # A field may have come after a record was measured, which then is stale.
-        strict = is_whole(record) or record.edited or is_fresh(record)
+        # A stale record may be from before a field came, or went.
+        strict = record.edited or is_fresh(record)
         for i, row in enumerate(record.rows):
             for fault in faults_of_config(record.stem, row.config, strict):
                 raise store.RecordError(f"{path}: rows[{i}].config{fault}")
     return record
 
 
-def is_whole(record: Record) -> bool:
-    """Whether all fields of the experiment's `Config` are in all rows."""
-    return all(
-        config_fields(record.stem).keys() <= r.config.keys() for r in record.rows
-    )
-
-
 def faults_of_config(
     stem: str, config: dict[str, Any], strict: bool = True
 ) -> Iterator[str]:
-    """How a configuration differs from the fields of the experiment's `Config`, of
-    which it may lack some unless `strict`.
+    """How a configuration differs from the fields of the experiment's `Config`. Unless
+    `strict` it may have more fields or fewer.
     """
     fields = config_fields(stem)
-    needed = fields.keys() if strict else fields.keys() & config.keys()
-    if odd := sorted(needed ^ config.keys()):
+    if strict and (odd := sorted(fields.keys() ^ config.keys())):
         yield f": {odd[0]!r} is {'missing' if odd[0] in fields else 'no field of it'}"
-    for name, value in config.items():
-        wanted = fields.get(name, "")
+    for name in fields.keys() & config.keys():
+        wanted, value = fields[name], config[name]
         if type(value).__name__ not in (wanted, "int" if wanted == "float" else wanted):
             yield f".{name}: is {value!r:.60}, not {wanted}"
     if config.get("attention", "eager") not in IMPLEMENTATIONS:

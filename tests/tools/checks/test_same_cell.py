@@ -29,6 +29,12 @@ def nsys(**changed):
     return make_record("nsys", make_row(CELL, **times), device=H200)
 
 
+def steps(stem, **config):
+    """A record of steps that were timed."""
+    row = make_row({**CELL, **config}, forward_ms=[50.0], forward_gpu_ms=[18.0])
+    return make_record(stem, row, device=H200)
+
+
 def found(*records):
     return {record.stem: [record] for record in records}
 
@@ -55,6 +61,15 @@ def test_a_gpu_time_beyond_3_percent_is_named_with_the_longer_record():
     assert "optimizer" in line and line.endswith("--only nsys --force`")
 
 
+def test_timed_steps_are_compared_with_profiles_and_each_other():
+    clock = steps("end_to_end", mode="step", attention="eager")
+    (line,) = compare(found(clock, profile()))
+    assert "17.000 ms in kernel_profile, 18.000 ms in end_to_end" in line
+    assert len([*compare(found(steps("compile", execution="eager"), nsys()))]) == 1
+    assert [*compare(found(steps("compile", execution="compiled"), nsys()))] == []
+    assert [*compare(found(clock, steps("model_attention", attention="flash")))] == []
+
+
 def test_stale_records_other_gpus_and_the_loss_are_not_compared(stale):
     other = profile(device=make_gpu("NVIDIA A100"), forward=20.0)
     assert [*compare(found(other, nsys()))] == []
@@ -74,7 +89,8 @@ def test_another_cell_and_a_row_without_numbers_are_not_compared():
 
 def test_the_records_of_this_guide_have_cells_in_common():
     records = load.load(RESULTS)
-    measured = [load.ours(records, stem) for stem in same_cell.STEMS]
+    stems = ("kernel_profile", "nsys")
+    measured = [load.ours(records, stem) for stem in stems]
     times = gpu_times([record for record in measured if record])
-    stems = [{stem for _, stem in of_phase} for of_phase in times.values()]
-    assert stems.count(set(same_cell.STEMS)) >= 18
+    found = [{stem for _, stem in of_phase} for of_phase in times.values()]
+    assert found.count({*stems}) >= 18

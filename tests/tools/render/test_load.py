@@ -73,7 +73,7 @@ def test_a_record_verified_by_todays_source_is_neither_fresh_nor_stale():
         assert load.is_fresh(record) == (age != "stale")
 
 
-def test_a_field_that_came_later_is_missing_only_in_a_stale_record(tmp_path):
+def test_only_a_stale_record_may_have_other_fields_than_todays(tmp_path):
     record = committed("warmup")
     path = tmp_path / record.device.slug / "warmup.json"
     for row in record.rows:
@@ -85,11 +85,18 @@ def test_a_field_that_came_later_is_missing_only_in_a_stale_record(tmp_path):
     store.write(record, path)
     with pytest.raises(RecordError, match=r"rows\[0\].config: 'context' is missing"):
         load.read(path)
-    # What no experiment knows is refused of any age.
-    record.source_hash = "of before"
+    # A field that went since then.
     record.rows = [
-        replace(row, config=row.config | {"colour": 1}) for row in record.rows
+        replace(row, config=row.config | {"colour": 1, "context": 128})
+        for row in record.rows
     ]
     store.write(record, path)
     with pytest.raises(RecordError, match=r"'colour' is no field of it"):
+        load.read(path)
+    record.source_hash = "of before"
+    store.write(record, path)
+    assert len(load.read(path).rows) == len(record.rows)
+    record.rows[0].config["context"] = "long"
+    store.write(record, path)
+    with pytest.raises(RecordError, match=r"config.context: is 'long', not int"):
         load.read(path)

@@ -24,13 +24,10 @@ from tools.render.rows import (
 AGREE = 0.03
 
 CAPTIONS = {
-    "kernels.md": "The kernels of one training step at context 512 under nsys, copies "
-    "and fills of memory included, and their time divided by that under "
-    "torch.profiler (*torch*).",
-    "cost.md": "A step without a profiler, and how many times as long it takes under "
-    "each. *Again*: the same step without a profiler, timed once more before nsys "
-    "starts, divided by the first time: torch.profiler has run in its process by then, "
-    "and likely still costs time. Both profilers are divided by the first time.",
+    "kernels.md": "The kernels of one training step under nsys, copies and fills of "
+    "memory included, and their time divided by that under torch.profiler (*torch*).",
+    "cost.md": "Wall-clock time of a step without a profiler (by *end_to_end*, another "
+    "process on the same GPU), and how many times as long it takes under each.",
 }
 
 
@@ -60,15 +57,14 @@ def cost_table(record: Record) -> str:
     return columns(
         ordered(record),
         ("step", named),
-        ("without, ms", lambda c: ms(c, "torch", "{}"), "{:.1f}"),
-        ("again", noise, "{:.2f}"),
+        ("without, ms", lambda c: timed(c).ms(), "{:.1f}"),
         ("nsys", lambda c: slowdown(c, "nsys"), "{:.2f}"),
         ("torch", lambda c: slowdown(c, "torch"), "{:.2f}"),
     )
 
 
 def named(c: Cell) -> str:
-    return f"{c.config['size']}, {c.config['precision']}"
+    return ", ".join(str(c.config[key]) for key in ("size", "context", "precision"))
 
 
 def counts(c: Cell) -> Any:
@@ -97,20 +93,18 @@ def ratio(c: Cell) -> float:
 
 
 def slowdown(c: Cell, instrument: str) -> float:
-    """Wall time under the profiler over wall time without it, before any of the two:
-    once torch.profiler has run it lengthens the second time.
-    """
-    return ms(c, instrument, "profiled_{}") / ms(c, "torch", "{}")
-
-
-def noise(c: Cell) -> float:
-    """Return the wall time of a step before nsys over that before torch.profiler."""
-    return ms(c, "nsys", "{}") / ms(c, "torch", "{}")
+    """Wall-clock time under the profiler over that without."""
+    return ms(c, instrument, "profiled_{}") / timed(c).ms()
 
 
 def filled(c: Cell) -> float:
     """The share of a step that its kernels fill."""
-    return busy_ms(c, "torch") / ms(c, "torch", "{}")
+    return busy_ms(c, "torch") / timed(c).ms()
+
+
+def timed(c: Cell) -> Cell:
+    """The row of `end_to_end` that timed the same step; `c` if it has no numbers."""
+    return Cell(c.row.clock) if c and c.row else c
 
 
 def facts(record: Record | None) -> dict[str, str]:
@@ -122,7 +116,6 @@ def facts(record: Record | None) -> dict[str, str]:
     return {
         "ratios": span(map(ratio, found), "{:.3f}"),
         "steps": say(len(known(map(ratio, found))) or MISSING),
-        "noise": span(map(noise, found)),
         **{
             f"slowdown_{name}": say(most(of), "{:.2f}")
             for name, of in slowdowns.items()

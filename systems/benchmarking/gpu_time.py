@@ -1,0 +1,212 @@
+"""GPU time: how long the GPU works, whatever its host does meanwhile.
+
+Wall-clock time of the same phase differs up to twofold between hosts with the same GPU.
+The sum of its kernels' times differs by less than 3 %. CUPTI, NVIDIA's library that
+watches the GPU, notes these times for torch.profiler. `do_bench` is Triton's benchmark,
+which the assignment asks for: its times are those between two CUDA events, in which the
+GPU may wait for launches.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from systems.benchmarking import phases
+from systems.benchmarking.timing import Clock, Step
+from systems.model.train_step import Phase
+from systems.profiling import probes
+from systems.profiling.trace import TraceError, busy_ms
+
+# For the protocol of a record.
+STEP_CLOCKS = {
+    "wall time": "between two synchronisations, one pair around each phase",
+    "gpu time": "sum of kernel times by CUPTI (torch.profiler), of two passes after "
+    "the timed ones",
+}
+COLD_CLOCK = {
+    "gpu time": "sum of kernel times by CUPTI (torch.profiler); the L2 cache is "
+    "emptied before each pass; implementations alternate in rounds",
+    "forward and backward": "without a loss: the gradient of o is given",
+}
+# Of a step, and of a round of attention's much shorter ones.
+PASSES, PASSES_IN_ROUND = 2, 5
+ROUNDS = 5
+# Enough for quantiles; a record of a thousand rows stays readable.
+SAMPLES_KEPT = 30
+# Calls that a CPU is given: it has no events, and its times are for trying things out.
+CPU_CALLS = 3
+
+
+# --8<-- [start:gpu_time]
+def measure(
+    step: Step,
+    device: str,
+    *,
+    passes: int = PASSES,
+    between: Callable[[], None] | None = None,
+    cold: bool = False,
+    counted: bool = False,
+) -> dict[str, Any]:
+    """GPU time in ms of each phase, a sample for each profiled pass (`forward_gpu_ms`).
+    Empty on a CPU.
+
+    Call it after whatever is timed or counts memory: the profiler makes later launches
+    slower, until `systems.running.profilers` detaches it. `between` runs before each
+    pass. `cold` empties the L2 cache before each phase. `counted` adds how many kernels
+    each phase launches. Where a profile is not possible, `no_gpu_time` says why.
+    """
+    try:
+        found = probes.phase_kernels(
+            step, device, passes=passes, between=between, cold=cold
+        )
+    except (TraceError, torch.OutOfMemoryError) as error:
+        return {"no_gpu_time": str(error).splitlines()[0]}
+    times = {
+        f"{phase}_gpu_ms": [round(busy_ms(kernels), 6) for kernels in in_passes]
+        for phase, in_passes in found.items()
+        if all(in_passes)
+    }
+    return times | (probes.kernel_counts(found) if counted else {})
+
+
+# --8<-- [end:gpu_time]
+
+
+# --8<-- [start:round]
+def add_round(
+    metrics: dict[str, Any],
+    step: Step,
+    device: str,
+    *,
+    passes: int = PASSES_IN_ROUND,
+    between: Callable[[], None] | None = None,
+    counted: bool = False,
+) -> None:
+    """Add a round to a row: GPU times with a cold L2 cache, and the median of the round
+    (`forward_rounds_ms`), for ratios between those that alternate in it. A pass before
+    them warms up what another implementation left cold.
+    """
+    if device != "cuda":
+        return
+    if between is not None:
+        between()
+    step(phases.mark)
+    found = measure(
+        step, device, passes=passes, between=between, cold=True, counted=counted
+    )
+    for name, value in found.items():
+        if not name.endswith("_gpu_ms"):
+            metrics[name] = value
+            continue
+        metrics.setdefault(name, []).extend(value)
+        of_rounds = name.replace("_gpu_ms", "_rounds_ms")
+        metrics.setdefault(of_rounds, []).append(median(value))
+
+
+def attention_passes(
+    attention: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor
+) -> Step:
+    """A step of attention's forward pass with its graph recorded, of the backward pass,
+    and of both in a row. Gradients are returned, not accumulated.
+    """
+    inputs = (q, k, v)
+
+    def step(phase: Phase) -> None:
+        with phase("forward"):
+            o = attention(q, k, v)
+        with phase("backward"):
+            torch.autograd.grad(o, inputs, do)
+        del o
+        with phase("both"):
+            torch.autograd.grad(attention(q, k, v), inputs, do)
+
+    return step
+
+
+# --8<-- [end:round]
+
+
+# --8<-- [start:do_bench]
+def do_bench_ms(
+    work: Callable[[], object], device: str, *, warmup_ms: int = 5, rep_ms: int = 20
+) -> list[float]:
+    """Samples of one call of `work` in ms by `triton.testing.do_bench`, at most
+    SAMPLES_KEPT of them, spread over the run. On a CPU they are wall-clock times.
+
+    `do_bench` calls once, five times more to estimate a call's time, and as often as
+    fills `warmup_ms` and then `rep_ms`. Before each measured call it overwrites a
+    buffer larger than the L2 cache, so inputs come from memory. A CUDA event stands
+    right before the call and right after it, so a short call's time includes the wait
+    for its launches.
+    """
+    if device == "cpu":
+        clock = Clock(device)
+        for _ in range(CPU_CALLS):
+            with clock.phase("call"):
+                work()
+        return clock.samples_ms["call_ms"]
+    import triton.testing
+
+    times = triton.testing.do_bench(
+        work, warmup=warmup_ms, rep=rep_ms, return_mode="all"
+    )
+    assert isinstance(times, list)
+    return [round(time, 6) for time in times[:: -(-len(times) // SAMPLES_KEPT)]]
+
+
+# --8<-- [end:do_bench]
+
+
+# --8<-- [start:pass_times]
+def pass_times_ms(
+    attention: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor
+) -> dict[str, list[float]]:
+    """Samples in ms by `do_bench` of the forward pass with its graph recorded, of
+    forward and backward, and of the backward pass. Gradients are returned, not
+    accumulated.
+
+    Backward passes share one graph, built last: nothing else is timed while its tensors
+    are held.
+    """
+    device, inputs = q.device.type, (q, k, v)
+    forward = do_bench_ms(lambda: attention(q, k, v), device)
+    both = do_bench_ms(
+        lambda: torch.autograd.grad(attention(q, k, v), inputs, do), device
+    )
+    o = attention(q, k, v)
+    backward = do_bench_ms(
+        lambda: torch.autograd.grad(o, inputs, do, retain_graph=True), device
+    )
+    return {"forward_ms": forward, "backward_ms": backward, "both_ms": both}
+
+
+# --8<-- [end:pass_times]
+
+
+def product(dtype: str, m: int, k: int, device: str) -> Callable[[], Tensor]:
+    """A call that multiplies (m, k) by (k, m): 2·m²·k FLOPs. dtype "tf32" is fp32 with
+    TF32 on.
+    """
+    precision = "high" if dtype == "tf32" else "highest"
+    kind = torch.bfloat16 if dtype == "bf16" else torch.float32
+    a, b = (torch.randn(shape, device=device, dtype=kind) for shape in ((m, k), (k, m)))
+
+    def work() -> Tensor:
+        with matmul_precision(precision):
+            return a @ b
+
+    return work
+
+
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

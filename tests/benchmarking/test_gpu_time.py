@@ -1,0 +1,207 @@
+"""GPU time: what is summed up and left out, and what Triton's benchmark is asked."""
+
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+
+from systems.benchmarking import gpu_time, phases, timing
+from systems.benchmarking.gpu_time import do_bench_ms, pass_times_ms, product
+from systems.benchmarking.graphs import captured
+from systems.benchmarking.workload import Workload
+from systems.profiling import probes
+from systems.profiling.trace import Kernel, TraceError
+from systems.running.profilers import let_go
+
+
+def kernel(start: int, end: int) -> Kernel:
+    return Kernel("k", start, end)
+
+
+def test_a_phase_takes_what_its_kernels_take(monkeypatch):
+    """Gaps are left out, an overlap counts once, and a phase without kernels has no
+    time instead of zero.
+    """
+    first = [kernel(0, 1_000_000), kernel(5_000_000, 7_000_000)]
+    second = [kernel(0, 2_000_000), kernel(1_000_000, 4_000_000)]
+    found = {"forward": [first, second], "loss": [[], []]}
+    monkeypatch.setattr(probes, "phase_kernels", lambda *_, **__: found)
+    assert gpu_time.measure(print, "cuda") == {"forward_gpu_ms": [3.0, 4.0]}
+    counted = gpu_time.measure(print, "cuda", counted=True)
+    assert (counted["forward_kernels"], counted["loss_kernels"]) == (2, 0)
+
+
+def test_a_cpu_has_no_gpu_time():
+    metrics: dict[str, Any] = {}
+    gpu_time.add_round(metrics, print, "cpu")
+    assert gpu_time.measure(print, "cpu") == metrics == {}
+
+
+@pytest.mark.parametrize(
+    "error", [TraceError("no kernel\nof a GPU"), torch.OutOfMemoryError("no kernel\n")]
+)
+def test_a_row_without_a_profile_says_why(error, monkeypatch):
+    """The times that it has stay."""
+
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(probes, "phase_kernels", fail)
+    assert gpu_time.measure(print, "cuda") == {"no_gpu_time": "no kernel"}
+
+
+def test_rounds_add_up_and_warm_up_first(monkeypatch):
+    calls, samples = [], iter([[3.0, 1.0, 2.0], [5.0, 4.0, 9.0]])
+
+    def measure(step, device, **asked):
+        calls.append(asked)
+        return {"both_gpu_ms": next(samples)}
+
+    monkeypatch.setattr(gpu_time, "measure", measure)
+    metrics: dict[str, Any] = {"ran": "ours"}
+    for _ in range(2):
+        gpu_time.add_round(
+            metrics, lambda phase: calls.append("step"), "cuda", passes=3
+        )
+    assert metrics == {
+        "ran": "ours",
+        "both_gpu_ms": [3.0, 1.0, 2.0, 5.0, 4.0, 9.0],
+        "both_rounds_ms": [2.0, 5.0],
+    }
+    asked = {"passes": 3, "between": None, "cold": True, "counted": False}
+    assert calls == ["step", asked] * 2
+
+
+@pytest.fixture
+def do_bench(monkeypatch):
+    """Stands in for Triton's benchmark: keeps its options, answers with `times`."""
+    import triton.testing
+
+    calls, times = [], [1.0]
+    monkeypatch.setattr(
+        triton.testing,
+        "do_bench",
+        lambda work, **options: calls.append(options) or times,
+    )
+    return calls, times
+
+
+def test_samples_are_those_of_do_bench(do_bench):
+    calls, times = do_bench
+    times[:] = [0.123456789, 2.0]
+    asked = do_bench_ms(lambda: None, "cuda", warmup_ms=7, rep_ms=9)
+    assert asked == [0.123457, 2.0]
+    assert calls == [{"warmup": 7, "rep": 9, "return_mode": "all"}]
+
+
+@pytest.mark.parametrize("count", [1, 29, 30, 31, 1000])
+def test_few_samples_are_kept_and_they_span_the_run(do_bench, count):
+    do_bench[1][:] = [float(i) for i in range(count)]
+    kept, most = do_bench_ms(lambda: None, "cuda"), gpu_time.SAMPLES_KEPT
+    assert min(count, most // 2) <= len(kept) <= most
+    # Evenly: the largest gap is the step between any two.
+    steps = {b - a for a, b in zip(kept, kept[1:], strict=False)}
+    assert len(steps) <= 1 and kept[0] == 0.0
+    assert count - kept[-1] <= max(steps, default=1)
+
+
+class Product(torch.autograd.Function):
+    """Notes, in `done`, each pass and whether gradients are recorded."""
+
+    done: list = []
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        Product.done.append("forward")
+        return q * 1
+
+    @staticmethod
+    def backward(ctx, do):  # pyright: ignore[reportIncompatibleMethodOverride]
+        Product.done.append("backward")
+        return do, do, do
+
+
+@pytest.fixture
+def ones(monkeypatch):
+    monkeypatch.setattr(Product, "done", [])
+    return *(torch.ones(2, requires_grad=True) for _ in range(3)), torch.ones(2)
+
+
+def test_passes_are_told_apart(ones):
+    """Forward alone makes no gradients; the backward passes share one graph; gradients
+    are not accumulated.
+    """
+    times, calls = pass_times_ms(Product.apply, *ones), gpu_time.CPU_CALLS
+    assert [len(samples) for samples in times.values()] == [calls] * 3
+    both = ["forward", "backward"] * calls
+    assert Product.done == ["forward"] * calls + both + [
+        "forward",
+        *["backward"] * calls,
+    ]
+    assert ones[0].grad is None
+
+
+def test_a_step_of_attention_is_forward_backward_and_both(ones):
+    clock = timing.Clock("cpu")
+    gpu_time.attention_passes(Product.apply, *ones)(clock.phase)
+    assert list(clock.samples_ms) == ["forward_ms", "backward_ms", "both_ms"]
+    assert Product.done == ["forward", "backward"] * 2 and ones[0].grad is None
+
+
+def test_a_product_leaves_the_precision_as_it_was(precision, monkeypatch):
+    precision("medium")
+    inside = []
+
+    class Matrix:
+        def __matmul__(self, other):
+            inside.append(torch.get_float32_matmul_precision())
+
+    monkeypatch.setattr(torch, "randn", lambda *_, **__: Matrix())
+    for dtype in ("tf32", "fp32"):
+        product(dtype, 4, 2, "cpu")()
+    assert inside == ["high", "highest"]
+    assert torch.get_float32_matmul_precision() == "medium"
+
+
+@pytest.fixture
+def detached():
+    yield
+    let_go()
+
+
+@pytest.mark.gpu
+def test_gpu_time_of_a_product_is_near_that_of_events(detached):
+    multiply = product("bf16", 8192, 8192, "cuda")
+
+    def step(phase):
+        with phase("burst"):
+            multiply()
+
+    events = median(do_bench_ms(multiply, "cuda"))
+    metrics: dict[str, Any] = {}
+    gpu_time.add_round(metrics, step, "cuda")
+    (of_round,) = metrics["burst_rounds_ms"]
+    assert of_round == median(metrics["burst_gpu_ms"])
+    assert of_round == pytest.approx(events, rel=0.1)
+
+
+@pytest.mark.gpu
+def test_both_instruments_agree_on_the_gpu_time_of_a_step(detached):
+    """Where the GPU is busy, wall-clock time is no more than a little longer; a graph's
+    has no gaps but those between kernels.
+    """
+    work = Workload("cuda", "medium", 512, "step", "fp32")
+    clear = work.model.zero_grad
+    wall = timing.measure(work.step, warmup=3, repeats=5, device="cuda", between=clear)
+    with captured(work.step, clear, "cuda") as replay:
+        graph = timing.measure(replay, warmup=1, repeats=5, device="cuda")
+    found = gpu_time.measure(work.step, "cuda", between=clear, counted=True)
+    for phase in phases.PHASES:
+        kernels = median(found[f"{phase}_gpu_ms"])
+        assert found[f"{phase}_kernels"] > 0 and len(found[f"{phase}_gpu_ms"]) == 2
+        for clocked in (wall, graph):
+            assert kernels <= 1.02 * median(clocked[f"{phase}_ms"])  # pyright: ignore
+    whole = sum(median(found[f"{p}_gpu_ms"]) for p in phases.PHASES)
+    replayed = sum(median(graph[f"{p}_ms"]) for p in phases.PHASES)  # pyright: ignore
+    assert whole == pytest.approx(replayed, rel=0.07)
