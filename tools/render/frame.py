@@ -82,9 +82,12 @@ class Line(dict[str, Any]):
 
     def phases(self, name: str) -> tuple[str, ...]:
         """The timed parts of a phase: of a step all, unless it was timed as one."""
-        assert self.row is not None
-        whole = name == "step" and "step_ms" not in self.row.metrics
-        return () if whole else (name,)
+        metrics = self.cell.metrics
+        if name == "step" and "step_ms" not in metrics:
+            return ()
+        if f"{name}_ms" not in metrics:
+            raise KeyError(f"{name}_ms")
+        return (name,)
 
     @property
     def cell(self) -> Cell:
@@ -146,6 +149,13 @@ class Frame(list[Line]):
 
     def column(self, name: str) -> list[Any]:
         return [x[name] for x in self]
+
+    def curves(self, by: str, x: str, y: str) -> dict[Any, tuple[list[Any], list[Any]]]:
+        """A curve for each value of a column: its xs and ys, as `family` draws them."""
+        parts = {value: self.where(**{by: value}) for value in self.column(by)}
+        return {
+            value: (part.column(x), part.column(y)) for value, part in parts.items()
+        }
 
     def derive(self, **columns: Callable[[Line], Any]) -> "Frame":
         """Add columns to each row, in this order."""

@@ -189,9 +189,6 @@ ALTERED = {
     ),
     "passes_steady": jolt,
     "two_steps_warm_up": settle_late,
-    "fits_as_predicted": lambda r: [
-        setattr(row, "status", "ok") for row in rows(r, size="10B", mode="step")
-    ],
     "launches_decide": lambda r: stretch(
         rows(r, size="small", context=128, mode="forward"), 0.8
     ),
@@ -210,7 +207,6 @@ ALTERED = {
     "saved_as_predicted": save_more,
     "peaks_as_predicted": raise_peaks(1.02),
     "one_block_is_best": raise_peaks(1.2, run=1),
-    "runs_take_alike": lambda r: stretch(rows(r, strategy="runs", run=2), 1.2),
     "sums_follow_from_formats": stall_never,
     "autocast_dtypes": as_on_a_cpu,
     "bf16_squares_fit": overflow,
@@ -301,14 +297,6 @@ def record_for(claim, found) -> Record:
         slow_kernels(half := rows(record, precision="bf16"), "matmul", 0.5)
         stretch(half, 0.5, "matmul_ops_ms")
         return record
-    if claim.name == "fits_as_predicted":
-        record = copy.deepcopy(next(r for r in found["end_to_end"]))
-        record.rows += [
-            Row(ten_billion(mode, precision), status, {})
-            for mode, status in (("forward_backward", "ok"), ("step", "out_of_memory"))
-            for precision in ("fp32", "bf16")
-        ]
-        return record
     if claim.name == "fp32_ends_lower_at_its_best":
         # The committed runs at each rate, pure bf16 the worse.
         record = copy.deepcopy(next(r for r in found[claim.stem]))
@@ -330,11 +318,6 @@ def record_for(claim, found) -> Record:
     if claim.stem == "nsys":
         return nsys_record()
     return copy.deepcopy(next(r for r in found[claim.stem] if r.kind == "measured"))
-
-
-def ten_billion(mode: str, precision: str) -> dict:
-    named = {"size": "10B", "context": 512, "mode": mode, "precision": precision}
-    return named | {"batch": 4, "vocab": 10_000}
 
 
 def nsys_record() -> Record:

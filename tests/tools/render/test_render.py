@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from systems import ROOT
 from systems.experiments import STEMS
 from systems.records import store
-from systems.records.record import Row
 from tests.factories import RESULTS
 from tools import regen_tables
 from tools.render import everything, load, markdown
 from tools.render.spanning import envelope, pages
 from tools.render.stems import warmup
+from tools.render.stems.end_to_end import rows
 
 
 @pytest.fixture(scope="module")
@@ -138,55 +138,41 @@ def test_out_of_memory_is_a_row_and_a_fact(found):
         == "out of memory"
     )
     files = builder.fragments([smaller])
-    assert (
-        "| 2.7B | 512 | out of memory | out of memory | out of memory | out of memory |"
-        in files["fp32.md"]
-    )
+    full = " out of memory |"
+    assert f"| 2.7B | 512 |{3 * full}  |  |  |  |" in files["fp32.md"]
     assert not re.search(r"\bnan\b", files["figures.md"])
 
 
-def test_what_fits_of_10b_is_a_time_and_what_does_not_a_row_that_says_so(found):
-    """Beside what the formula says, which stands there before anything was measured."""
+def test_10b_stands_beside_its_prediction(found):
     record = copy.deepcopy(measured(found, "end_to_end"))
-    record.rows = [row for row in record.rows if row.config["size"] != "10B"]
     builder = import_module("tools.render.stems.end_to_end")
-    before = builder.fragments([record])["10B.md"]
-    assert "| fp32 | step | 199.5 |" in before and "by formula alone" in before
-    for mode in ("forward", "forward_backward", "step"):
-        for precision in ("fp32", "bf16"):
-            config = {"size": "10B", "context": 512, "mode": mode, "batch": 4}
-            row = Row({**config, "precision": precision, "vocab": 10_000}, "ok", {})
-            if mode == "step":
-                row.status = "out_of_memory"
-            else:
-                row.metrics = {"forward_ms": [700.0, 702.0]}
-                row.metrics["peak_allocated_bytes"] = 50 * 2**30
-            record.rows.append(row)
-    files, facts = builder.fragments([record]), builder.facts(record)
-    assert "| fp32 | forward | 701.0 ± 1.4 | 50.0 | 48.5 |" in files["10B.md"]
-    assert "| bf16 | step | out of memory |  | 205.3 |" in files["10B.md"]
-    assert "by formula alone" not in files["10B.md"]
-    assert facts["ten_billion"] == "measured where it fits"
+    table = builder.ten_billion_table(record)
+    assert re.search(r"\| bf16 \| step \| out of memory \|  \| 205.3 \|", table)
+    facts = builder.facts(record)
     assert facts["runs_of_10B"] == "can run forward and backward, but no optimizer step"
     record.device.memory_bytes = 40 * 2**30
     assert builder.facts(record)["runs_of_10B"] == "can run none of its passes"
-    # It stands in its own table: no other has a size that did not run in all modes.
-    assert "10B" not in files["headline.md"] + files["phases.md"]
-    assert not any(re.search(r"\bnan\b", text) for text in files.values())
 
 
-def test_share_of_peak_by_hand(found):
-    builder = import_module("tools.render.stems.end_to_end")
-    record = measured(found, "end_to_end")
-    cell = builder.at(record, "small", 512, "forward", "fp32")
-    seconds = sorted(cell["forward_ms"])[4:6]
-    # 0.534 TFLOP is what PyTorch's counter gives for this pass (record of model_sizes).
-    flops = (
-        found["model_sizes"][0].find(size="small", context=512).metrics["forward_flops"]
-    )
-    assert builder.share_of_peak(record, cell) == pytest.approx(
-        flops / (sum(seconds) / 2 / 1e3) / 67e12
-    )
+def test_columns_by_hand(found):
+    record = copy.deepcopy(measured(found, "end_to_end"))
+    place = {"size": "small", "context": 512, "batch": 4, "mode": "step"}
+    for precision, ms in (("fp32", 300.0), ("bf16", 90.0)):
+        row = record.find(**place, precision=precision)
+        parts = {"forward": ms / 3, "loss": 1.0, "backward": 2 * ms / 3, "optimizer": 9}
+        row.metrics |= {f"{phase}_ms": [took] * 3 for phase, took in parts.items()}
+    x = rows.steps(record).one(**place, precision="bf16")
+    assert (x["pass_gain"], x["backward_gain"]) == pytest.approx((300 / 90, 300 / 90))
+    assert (x["gain"], x["backward_over_forward"]) == pytest.approx((310 / 100, 2))
+    # PyTorch counts the forward pass, and backward has twice as many FLOPs.
+    sizes = found["model_sizes"][0]
+    counted = 3 * sizes.find(size="small", context=512).metrics["forward_flops"]
+    assert x["tflop"] == pytest.approx(counted / 1e12)
+    assert x["share"] == pytest.approx(counted / 0.1 / 989.5e12, rel=1e-3)
+    assert x["pass_share"] == pytest.approx(counted / 0.09 / 989.5e12, rel=1e-3)
+    short = rows.passes(record).one(**place | {"context": 128}, precision="bf16")
+    growth = rows.passes(record).one(**place, precision="bf16")["growth"]
+    assert growth == pytest.approx(100 / short["step_ms"])
 
 
 def test_reported_figures_say_so_and_stand_last(found):

@@ -77,13 +77,6 @@ def test_a_cell_without_numbers_says_why(record):
     )
 
 
-def test_a_row_with_numbers_that_lacks_one_was_edited(record):
-    with pytest.raises(KeyError):
-        cell(record, n=4)["kept"]
-    with pytest.raises(KeyError):
-        cell(record, n=4).ms("loss")
-
-
 def test_an_axis_is_what_the_record_has(record):
     assert (axis(record, "n"), axis(record, "only"), axis(None, "n")) == (
         [1, 2, 4],

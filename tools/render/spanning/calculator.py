@@ -18,9 +18,10 @@ from systems.formulas.symbols import Expression, Program
 from systems.model.sizes import SIZES, VOCAB_SIZE, ModelSize
 from systems.profiling.memory.snapshot import CATEGORIES
 from tools.render.editions import LABELS
+from tools.render.frame import frame
 from tools.render.load import Found, ours, primary_gpu
 from tools.render.rows import most, say, span
-from tools.render.stems.end_to_end import rows as end_to_end
+from tools.render.stems.end_to_end.rows import BATCH
 from tools.render.stems.peak_memory import rows as peak_memory
 
 SHAPE = ("d_model", "d_ff", "num_layers", "num_heads")
@@ -132,7 +133,7 @@ def step_points(found: Found) -> list[dict[str, Any]]:
     """Steps that were timed: how long, and which share of the floor's rate that is."""
     record = ours(found, "end_to_end")
     points = []
-    for c in end_to_end.of_grid(record, mode="step"):
+    for c in frame(record, mode="step", batch=BATCH):
         if not c or c.config["precision"] not in PRECISIONS:
             continue
         names = ("size", "context", "batch", "precision")

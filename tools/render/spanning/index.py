@@ -16,7 +16,7 @@ from tools.render.load import Found, PlainYaml, ours
 from tools.render.markdown import Markup, gib, in_words, nothing_of
 from tools.render.rows import NOT_MEASURED, Missing, say
 from tools.render.standalone import by_itself
-from tools.render.stems.end_to_end.gains import speedup
+from tools.render.stems.end_to_end.rows import steps
 from tools.render.stems.peak_memory.figures import timeline_figure
 from tools.render.stems.peak_memory.rows import at
 
@@ -106,7 +106,8 @@ def listed(entries: list[Any], mark: str, indent: str = "") -> list[str]:
 def speed(found: Found) -> list[Bar]:
     """fp32 over bf16 for a training step at context 512, from the smallest model up."""
     record = ours(found, "end_to_end")
-    gains = {size: speedup(record, (size, 512)) for size in TABLE_1}
+    bf16 = steps(record).where(context=512, precision="bf16")
+    gains = {size: bf16.one(size=size)["gain"] for size in TABLE_1}
     return [(size, gain, say(gain, "{:.1f} ×")) for size, gain in gains.items()]
 
 

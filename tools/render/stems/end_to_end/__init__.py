@@ -1,75 +1,32 @@
-"""Tables, figures and facts of `end_to_end`: passes and steps of every size, context
-and precision.
+"""Tables, facts and claims of `end_to_end`: passes and steps of every size, context and
+precision, and what bf16 gains.
 """
 
-from collections.abc import Iterable
 from dataclasses import asdict
+from functools import partial
 
-from matplotlib.figure import Figure
-
-from systems.formulas.costs import find_peak, forward_flops
+from systems.formulas.costs import forward_flops
 from systems.formulas.gpus import CONTEXT_BYTES
 from systems.formulas.memory_costs import Pass
 from systems.formulas.memory_peak import peak
 from systems.model.sizes import SIZES, TABLE_1, VOCAB_SIZE
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.markdown import captioned, columns, gib, per_device, percent
-from tools.render.plots import (
-    family,
-    panels,
-    plain_log_scale,
-    plot,
-    power_of_two_axis,
-)
-from tools.render.rows import (
-    MISSING,
-    PHASES,
-    Cell,
-    axis,
-    cells,
-    known,
-    least,
-    measured,
-    most,
-    say,
-    span,
-)
-from tools.render.stems.end_to_end import gains
-from tools.render.stems.end_to_end.gains import (  # noqa: F401
-    gain_grows,
-)
-from tools.render.stems.end_to_end.rows import (
-    BATCH,
-    PRECISIONS,
-    at,
-    flops,
-    of_grid,
-    share_of_peak,
-    steps_at_512,
-    tokens_per_second,
-)
+from tools.render.frame import Frame, Line, frame, texts
+from tools.render.markdown import captioned, gib, per_device, percent
+from tools.render.rows import MISSING, known, measured, most, say, span
+from tools.render.stems.end_to_end.figures import figures, speedup_figure
+from tools.render.stems.end_to_end.rows import BATCH, PRECISIONS, passes, steps
 
 PEAK = "peak_allocated_bytes"
-OUT_OF_MEMORY = "out of memory"
-# The columns that name a cell, and those of its passes.
-CELL = ("size", "context", "batch", "precision")
-MODES = {
-    "forward": "forward, ms",
-    "forward_graph": "forward, graph kept, ms",
-    "forward_backward": "forward + backward, ms",
-    "step": "step, ms",
-}
-# The largest batches of the source notes.
-NOTED = [("small", 256, 64), ("large", 256, 32)]
-
-
-# Tables -------------------------------------------------------------------------------
-
+MODES = ("forward", "forward_backward", "step")
+# The sizes of sentences.
+TOLD = ("small", "2.7B")
 CAPTIONS = {
     "headline.md": "A training step of each size at context 512.",
     "fp32.md": (
-        "Each pass in fp32 at every size and context: mean ± standard deviation."
+        "Each pass in fp32 at every size and context: mean ± standard deviation. "
+        "Backward and optimizer are phases of the step."
     ),
     "speedup-table.md": (
         "fp32 against bf16 autocast at every size and context. Forward is that of a "
@@ -79,310 +36,221 @@ CAPTIONS = {
 }
 
 
+# Tables -------------------------------------------------------------------------------
+
+
 def fragments(records: list[Record]) -> dict[str, str]:
-    """Tables by precision for all devices, and figures."""
     ours = measured(records)
+    grid = partial(passes_table, batch=BATCH)
+    noted = partial(passes_table, names=("size", "batch", "precision"), batch=(32, 64))
     return {
-        "fp32.md": per_device(records, lambda r: passes_table(r, grid(r), "fp32")),
-        "bf16.md": per_device(ours, lambda r: passes_table(r, grid(r), "bf16")),
-        "tf32.md": per_device(
-            ours, lambda r: passes_table(r, grid(r, 512), *PRECISIONS)
-        ),
-        "batches.md": per_device(
-            records, lambda r: passes_table(r, NOTED, *PRECISIONS)
-        ),
-        "phases.md": per_device(ours, phases_table),
+        "fp32.md": per_device(records, partial(grid, precision="fp32")),
+        "bf16.md": per_device(ours, partial(grid, precision="bf16")),
+        "batches.md": per_device(records, noted),
         "headline.md": per_device(ours, headline_table),
-        "10B.md": ten_billion(ours),
-        "figures.md": per_device(ours, figures_body),
-        **gains.fragments(ours),
+        "10B.md": per_device(ours, ten_billion_table),
+        "figures.md": per_device(ours, figures),
+        "speedup.md": per_device(ours, speedup_figure),
+        "speedup-table.md": per_device(ours, speedup_table),
+        "speedup-tf32.md": per_device(ours, tf32_table),
     }
 
 
-Place = tuple[str, int, int]
-
-
-def grid(record: Record, context: int | None = None) -> list[Place]:
-    contexts = [context] if context else axis(record, "context", batch=BATCH)
-    return [(size, c, BATCH) for size in SIZES for c in contexts]
-
-
-def figures_body(record: Record) -> str:
-    """Where no data sheet gives the peak, there is no share of it to draw."""
-    drawn = [times_figure(record)]
-    if find_peak(record.device.slug):
-        drawn.append(shares_figure(record))
-    return "\n".join(drawn)
-
-
-def passes_table(record: Record, places: Iterable[Place], *precisions: str) -> str:
-    """A line for each cell and precision; empty where the record has none of them. What
-    is the same in all lines is no column.
+def passes_table(
+    record: Record, names: tuple[str, ...] = ("size", "context"), **wanted: object
+) -> str:
+    """A row for each cell, a column for each pass; as others report theirs, if a record
+    is reported.
     """
     if record.kind == "reported":
-        return reported_table(record, set(places), precisions)
-    lines = [
-        {mode: at(record, size, context, mode, p, batch) for mode in MODES}
-        for size, context, batch in places
-        for p in precisions
-    ]
-    lines = [of for of in lines if any(c.row for c in of.values())]
-
-    def config(of: dict[str, Cell], key: str) -> object:
-        return next(c.config[key] for c in of.values() if c.row)
-
-    varies = [key for key in CELL if len({config(of, key) for of in lines}) > 1]
-    # With its graph kept a pass takes as long where the GPU is full.
-    modes = [m for m in MODES if m != "forward_graph" or "batch" not in varies]
-    return columns(
-        lines,
-        *((key, lambda of, key=key: config(of, key)) for key in varies),
-        *((MODES[m], lambda of, mode=m: of[mode].mean_std()) for m in modes),
-        ("step's backward, ms", lambda of: of["step"].mean_std("backward")),
-        ("tokens/s", lambda of: tokens_per_second(of["step"]), "{:,.0f}"),
-        ("share of peak", lambda of: share_of_peak(record, of["step"]), percent),
-        ("peak GiB", lambda of: of["step"][PEAK], gib),
-        telling=lambda of: config(of, "context") == 512,
-    )
-
-
-def reported_table(
-    record: Record, places: set[Place], precisions: tuple[str, ...]
-) -> str:
-    """What others report, as they report it: a mean and a deviation for each pass."""
-
-    def time(name: str):
-        return lambda c: (
-            f"{c[f'{name}_mean_ms']:.2f} ± {c[f'{name}_std_ms']:.2f}"
-            if c.get(f"{name}_mean_ms", None)
-            else ""
+        parts = {"forward": "forward", "backward": "backward"}
+        parts |= {"total": "forward + backward"}
+        return frame(record, **wanted).table(
+            *("size", "context", "batch", "precision"),
+            *((f"{head}, ms", partial(reported, part)) for part, head in parts.items()),
+            ("status", lambda x: x.why),
         )
-
-    chosen = [
-        c
-        for c in cells(record)
-        if (c.config["size"], c.config["context"], c.config["batch"]) in places
-        and c.config["precision"] in precisions
-    ]
-    passes = {
-        "forward": "forward, ms",
-        "backward": "backward, ms",
-        "total": "forward + backward, ms",
-    }
-    shown = [(head, time(name)) for name, head in passes.items()]
-    status = ("status", lambda c: c.why)
-    return columns(chosen, *CELL, *shown, status)
-
-
-def phases_table(record: Record) -> str:
-    """Median of each phase of a step at context 512."""
-    return columns(
-        steps_at_512(record),
-        "size",
-        "precision",
-        *((f"{p}, ms", lambda c, phase=p: c.ms(phase), "{:.2f}") for p in PHASES),
-        ("step, ms", Cell.ms, "{:.2f}"),
-        ("backward / forward", backward_over_forward, "{:.2f}"),
+    cells = passes(record).where(**wanted).pivot("mode", *MODES)
+    return cells.table(
+        *names,
+        ("forward, ms", "forward.step ±"),
+        ("forward + backward, ms", "forward_backward.step ±"),
+        ("backward, ms", "step.backward ±"),
+        ("optimizer, ms", "step.optimizer ±"),
+        ("step, ms", "step.step ±"),
+        ("share of peak", "step.share", percent),
+        ("peak GiB", f"step.{PEAK}", gib),
+        telling=lambda x: x["context"] == 512,
     )
 
 
-def backward_over_forward(c: Cell) -> float:
-    return c.ms("backward") / c.ms("forward")
+def reported(part: str, x: Line) -> str:
+    mean, std = (x.get(f"{part}_{name}_ms", None) for name in ("mean", "std"))
+    return f"{mean:.2f} ± {std:.2f}" if mean else ""
 
 
 def headline_table(record: Record) -> str:
-    """A training step of each size at context 512."""
-
-    def step(size: str, precision: str = "bf16") -> Cell:
-        return at(record, size, 512, "step", precision)
-
-    def gain(size: str) -> float:
-        return step(size, "fp32").ms() / step(size).ms()
-
-    return columns(
-        TABLE_1,
-        ("size", str),
-        *(
-            (f"step in {p}, ms", lambda size, p=p: step(size, p).ms(), "{:.0f}")
-            for p in PRECISIONS
-        ),
-        ("fp32 / bf16", gain, "{:.1f}"),
-        ("bf16 share of peak", lambda s: share_of_peak(record, step(s)), percent),
-        ("fp32 memory, GiB", lambda size: step(size, "fp32")[PEAK], gib),
+    bf16 = steps(record).where(context=512).arrange(size=TABLE_1, precision=["bf16"])
+    return bf16.table(
+        "size",
+        ("step in fp32, ms", "fp32.step_ms", "{:.0f}"),
+        ("step in tf32, ms", "tf32.step_ms", "{:.0f}"),
+        ("step in bf16, ms", "step_ms", "{:.0f}"),
+        ("fp32 / bf16", "gain", "{:.1f}"),
+        ("bf16 share of peak", "share", percent),
+        ("fp32 memory, GiB", f"fp32.{PEAK}", gib),
     )
 
 
-def of_ten_billion(record: Record | None) -> bool:
-    """Whether a record has rows of it."""
-    return bool(record) and any(r.config["size"] == "10B" for r in record.rows)
+def short(ms: float) -> str:
+    """For the widest table: tenths of a time below 100 ms."""
+    return f"{ms:.1f}" if ms < 100 else f"{ms:.0f}"
 
 
-def ten_billion(ours: list[Record]) -> str:
-    """Beside what was measured, or by formula alone, which is of no record."""
-    if tried := [record for record in ours if of_ten_billion(record)]:
-        caption = "`10B` at context 512: time, measured peak, and the peak by formula."
-        return captioned(caption, per_device(tried, ten_billion_table))
-    caption = "`10B` at context 512: peaks by formula alone, before any was measured."
-    return f"{captioned(caption, ten_billion_table(None))}\n"
+def speedup_table(record: Record) -> str:
+    shown = [
+        column
+        for name in ("forward", "backward", "step")
+        for column in (
+            (f"{name} fp32, ms", f"fp32.{name}_ms", short),
+            (f"{name} bf16, ms", f"{name}_ms", short),
+            (f"{name} fp32 / bf16", GAINS[name], "{:.2f}"),
+        )
+    ]
+    bf16 = steps(record).where(precision="bf16")
+    return bf16.table("size", "context", *shown, telling=lambda x: x["context"] == 512)
 
 
-def of_formula(mode: str, precision: str) -> int:
-    """The peak of a pass of 10B at context 512."""
-    return sum(peak(Pass("10B", 512, mode, precision)).values())
+GAINS = {"forward": "forward_gain", "backward": "backward_gain", "step": "gain"}
 
 
-def ten_billion_table(record: Record | None) -> str:
-    """Passes of 10B, each with what it needs by formula, whether it fitted or not."""
-
-    def of(place: tuple[str, str]) -> Cell:
-        precision, mode = place
-        return at(record, "10B", 512, mode, precision)
-
-    modes = ("forward", "forward_backward", "step")
-    found = (
-        ("time, ms", lambda place: of(place).mean_std()),
-        ("peak, GiB", lambda place: of(place)[PEAK], gib),
+def tf32_table(record: Record) -> str:
+    at_512 = steps(record).where(context=512)
+    shown = [
+        column
+        for name, gain in GAINS.items()
+        for column in (
+            (f"{name}, ms", f"{name}_ms", "{:.2f}"),
+            (f"{name}, gain over fp32", gain, "{:.2f}"),
+        )
+    ]
+    return at_512.arrange(size=TABLE_1, precision=PRECISIONS).table(
+        "size", "precision", *shown, telling=lambda x: x["size"] in TOLD
     )
-    return columns(
-        [(precision, mode) for precision in ("fp32", "bf16") for mode in modes],
-        ("precision", lambda place: place[0]),
-        ("pass", lambda place: place[1].replace("_", " and ")),
-        *(found if record else ()),
-        ("predicted, GiB", lambda place: of_formula(*reversed(place)), gib),
+
+
+def ten_billion_table(record: Record) -> str:
+    """Passes of 10B beside what they need by formula, whether they fitted or not."""
+    found = frame(record, size="10B", context=512).derive(
+        predicted=lambda x: predicted_bytes(x["mode"], x["precision"])
+    )
+    shown = found.arrange(precision=("fp32", "bf16"), mode=MODES).table(
+        "precision",
+        ("pass", lambda x: x["mode"].replace("_", " and ")),
+        ("time, ms", "step ±"),
+        ("peak, GiB", PEAK, gib),
+        ("predicted, GiB", "predicted", gib),
         left=2,
     )
+    caption = "`10B` at context 512: time, measured peak, and the peak by formula."
+    return captioned(caption, shown)
 
 
-# Figures ------------------------------------------------------------------------------
-
-
-def times_figure(record: Record) -> str:
-    contexts = axis(record, "context", batch=BATCH)
-
-    def draw(figure: Figure) -> None:
-        found = zip(panels(figure, 2, sharey=True), ("fp32", "bf16"), strict=True)
-        for axes, precision in found:
-            curves = {
-                size: [at(record, size, c, "forward", precision).ms() for c in contexts]
-                for size in TABLE_1
-            }
-            family(axes, {s: (contexts, ms) for s, ms in curves.items()}, "2.7B")
-            plain_log_scale(axes.yaxis)
-            power_of_two_axis(axes.xaxis, contexts, "context, tokens")
-            axes.set_title(f"{precision}, ms")
-
-    grown = [
-        f"by {factor:.2f} for {size} in {precision}"
-        for size, precision in (("small", "bf16"), ("2.7B", "fp32"))
-        if (factor := growth(record, size, precision))
-    ]
-    return plot(
-        record,
-        "times",
-        draw,
-        "From context 128 to 512 the time of a forward pass is multiplied "
-        f"{' and '.join(grown) or 'by a factor not measured'}.",
-        "Median time without gradients, for each model size. Both axes are "
-        "logarithmic.",
-        narrow=520,
-    )
-
-
-def growth(record: Record | None, size: str, precision: str) -> float:
-    """Forward time at context 512 over that at 128."""
-    short, long = (at(record, size, c, "forward", precision) for c in (128, 512))
-    return long.ms() / short.ms()
-
-
-def shares_figure(record: Record) -> str:
-    def draw(figure: Figure) -> None:
-        for axes, precision in zip(panels(figure, 2), ("fp32", "bf16"), strict=True):
-            curves = {}
-            for size in TABLE_1:
-                wanted = {"size": size, "mode": "forward", "precision": precision}
-                found = [c for c in of_grid(record, **wanted) if c]
-                shares = [100 * share_of_peak(record, c) for c in found]
-                curves[size] = [flops(c) / 1e12 for c in found], shares
-            family(axes, curves, "2.7B")
-            plain_log_scale(axes.xaxis, subs=(1,))
-            axes.set_ylim(bottom=0)
-            axes.set(xlabel="TFLOP of the pass", title=f"{precision}, % of its peak")
-
-    bf16 = {"mode": "forward", "precision": "bf16"}
-    reached = sorted(
-        (share_of_peak(record, c), f"({size}, {c.config['context']})")
-        for size in TABLE_1
-        for c in of_grid(record, size=size, **bf16)
-        if c
-    )
-    ends = [f"{percent(share)} {place}" for share, place in reached]
-    risen = f" from {ends[0]} to {ends[-1]}" if ends else " with the FLOPs of a pass"
-    return plot(
-        record,
-        "shares",
-        draw,
-        f"In bf16 the share of the peak rises{risen}.",
-        "Share of the data sheet's peak that a forward pass reaches, for each model "
-        "size; the points of a line are its contexts. Where it falls at the longest "
-        "context, mask and softmax take over: their time grows with the square of the "
-        "context, and they do hardly any FLOPs.",
-        narrow=520,
-    )
+def predicted_bytes(mode: str, precision: str) -> int:
+    return sum(peak(Pass("10B", 512, mode, precision)).values())
 
 
 # Facts --------------------------------------------------------------------------------
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Times, shares and memory of the cells that the pages name, and the ratios that
-    they speak of.
-    """
-    ms = "{:.1f} ms"
-    found: dict[str, str] = {}
-    for size in ("small", "2.7B"):
-        key = f"{size.replace('.', '_')}_128_fp32"
-        forward = at(record, size, 128, "forward", "fp32")
-        step = at(record, size, 128, "step", "fp32")
-        found[f"forward_{key}"] = say(forward.ms(), ms)
-        found[f"mean_forward_{key}"] = mean_of(forward)
-        found[f"mean_backward_{key}"] = mean_of(step, "backward")
-    for size, context, precision in (("small", 128, "bf16"), ("2.7B", 512, "fp32")):
-        key = f"{size.replace('.', '_')}_{context}_{precision}"
-        forward = at(record, size, context, "forward", precision)
-        found[f"share_{key}"] = say(share_of_peak(record, forward), percent)
-    largest = at(record, "2.7B", 512, "step", "fp32")[PEAK]
-    ratios = fp32_ratios(record)
-    of_bf16 = [share_of_peak(record, c) for c in steps(record, "bf16")]
-    varied = variations(record, precision="fp32")
+    found, of_steps = passes(record).where(batch=BATCH), steps(record)
+    forward, bf16 = found.where(mode="forward"), of_steps.where(precision="bf16")
+    small, large = (
+        forward.one(size=size, context=128, precision="fp32") for size in TOLD
+    )
+    small_step, large_step = (
+        of_steps.one(size=size, context=128, precision="fp32") for size in TOLD
+    )
+    small_bf16, small_bf16_512 = (
+        forward.one(size="small", context=c, precision="bf16") for c in (128, 512)
+    )
+    large_512 = forward.one(size="2.7B", context=512, precision="fp32")
+    varied = known(asked(found).where(precision="fp32").column("variation"))
     steady = sum(variation < 0.02 for variation in varied)
-    doubled = small_flops(512) / small_flops(128)
-    two = "{:.2f}"
+    gains = known(bf16.column("pass_gain"))
+    fp32_2_7B, tf32_2_7B, bf16_2_7B = (
+        of_steps.one(size="2.7B", context=512, precision=p) for p in PRECISIONS
+    )
     return {
-        **found,
-        "ten_billion": "measured where it fits"
-        if of_ten_billion(record)
-        else "predicted by formula alone",
-        "gpu_memory": say(memory_of(record), lambda v: f"{gib(v)} GiB"),
-        "runs_of_10B": runs_of_10b(record),
-        "memory_2_7B_512_fp32": say(largest, lambda v: f"{gib(v)} GiB"),
-        "backward_over_forward_least": say(least(ratios), two),
-        "backward_over_forward_most": say(most(ratios), two),
-        "variation_most": say(most(varied), percent),
+        **texts(
+            "{:.1f} ms",
+            {
+                "forward_small_128_fp32": small["step_ms"],
+                "forward_2_7B_128_fp32": large["step_ms"],
+            },
+        ),
+        "mean_forward_small_128_fp32": mean_ms(small, "forward"),
+        "mean_forward_2_7B_128_fp32": mean_ms(large, "forward"),
+        "mean_backward_small_128_fp32": mean_ms(small_step, "backward"),
+        "mean_backward_2_7B_128_fp32": mean_ms(large_step, "backward"),
+        **texts(
+            percent,
+            {
+                "share_small_128_bf16": small_bf16["share"],
+                "share_2_7B_512_fp32": large_512["share"],
+                "share_step_bf16_most": most(bf16.column("share")),
+                "pass_share_fp32_2_7B_512": fp32_2_7B["pass_share"],
+                "pass_share_bf16_2_7B_512": bf16_2_7B["pass_share"],
+                "variation_most": most(varied),
+            },
+        ),
+        **texts(
+            "{:.2f}",
+            {
+                "growth_small_bf16": small_bf16_512["growth"],
+                "growth_2_7B_fp32": large_512["growth"],
+                "flops_growth_small": small_flops(512) / small_flops(128),
+                "speedup_small_128": bf16.one(size="small", context=128)["gain"],
+                "gain_tf32_2_7B": tf32_2_7B["gain"],
+                "gain_bf16_over_tf32_2_7B": tf32_2_7B["step_ms"] / bf16_2_7B["step_ms"],
+                "gain_most": most(gains),
+            },
+        ),
+        "speedup_2_7B_512": say(bf16_2_7B["gain"], "{:.1f}"),
+        "backward_over_forward": span(fp32_ratios(of_steps)),
         "steady_rows": f"{steady} of {len(varied)}" if varied else say(MISSING),
-        "growth_small_bf16": say(growth(record, "small", "bf16"), two),
-        "growth_2_7B_fp32": say(growth(record, "2.7B", "fp32"), two),
-        "flops_growth_small": say(doubled, two),
-        "share_step_bf16_most": say(most(of_bf16), percent),
-        "speedup_2_7B_512": say(gains.speedup(record, ("2.7B", 512)), "{:.1f}"),
-        "speedup_small_128": say(gains.speedup(record, ("small", 128)), two),
-        **gains.facts(record),
+        "slower_cells": say(sum(g < 1 for g in gains), f"{{}} of {len(gains)}"),
+        **{f"gains_{c}": gains_by_size(bf16.where(context=c)) for c in (128, 1024)},
+        "gpu_memory": say(memory_of(record), lambda v: f"{gib(v)} GiB"),
+        "memory_2_7B_512_fp32": say(fp32_2_7B[PEAK], lambda v: f"{gib(v)} GiB"),
+        "runs_of_10B": runs_of_10b(record),
     }
 
 
-def mean_of(c: Cell, *names: str) -> str:
+def mean_ms(x: Line, phase: str) -> str:
     """ "38.32 ± 0.36 ms"."""
-    told = c.mean_std(*names)
-    return f"{told} ms" if c else say(told)
+    return f"{x[f'{phase} ±']} ms" if x else say(x.missing)
+
+
+def asked(found: Frame) -> Frame:
+    """The passes whose variation the assignment asks for."""
+    return found.where(mode=("forward", "forward_backward"))
+
+
+def fp32_ratios(of_steps: Frame) -> list[float]:
+    return known(of_steps.where(precision="fp32").column("backward_over_forward"))
+
+
+def gains_by_size(found: Frame) -> str:
+    """ "2.17, 2.42" of both passes, the smallest model first."""
+    gains = known(found.arrange(size=TABLE_1).column("pass_gain"))
+    return ", ".join(f"{gain:.2f}" for gain in gains) or say(MISSING)
+
+
+def small_flops(context: int) -> int:
+    shape = {"vocab_size": VOCAB_SIZE, **asdict(SIZES["small"])}
+    return sum(forward_flops(**shape, context=context, batch=BATCH).values())
 
 
 def memory_of(record: Record | None) -> float:
@@ -401,30 +269,8 @@ RUNS = (
 def runs_of_10b(record: Record | None) -> str:
     """By formula, in fp32."""
     room = memory_of(record) - CONTEXT_BYTES
-    needs = [of_formula(m, "fp32") for m in ("forward", "forward_backward", "step")]
+    needs = [predicted_bytes(mode, "fp32") for mode in MODES]
     return RUNS[sum(need <= room for need in needs)] if room else say(room)
-
-
-def steps(record: Record | None, precision: str) -> list[Cell]:
-    return cells(record, mode="step", precision=precision)
-
-
-def fp32_ratios(record: Record | None) -> list[float]:
-    """Backward over forward time of each step in fp32."""
-    found = of_grid(record, mode="step", precision="fp32")
-    return known(map(backward_over_forward, found))
-
-
-def variations(record: Record | None, **config: object) -> list[float]:
-    """Standard deviation over mean, of the passes that the assignment asks for."""
-    chosen = of_grid(record, **config)
-    asked = (c for c in chosen if c.config["mode"] in ("forward", "forward_backward"))
-    return known(c.summary().variation for c in asked)
-
-
-def small_flops(context: int) -> int:
-    shape = {"vocab_size": VOCAB_SIZE, **asdict(SIZES["small"])}
-    return sum(forward_flops(**shape, context=context, batch=BATCH).values())
 
 
 # Claims -------------------------------------------------------------------------------
@@ -437,7 +283,7 @@ def small_flops(context: int) -> int:
     because="two by FLOPs, and a quarter to either side for what is no product.",
 )
 def backward_about_twice(record: Record) -> Judgement:
-    ratios = fp32_ratios(record)
+    ratios = fp32_ratios(steps(record))
     numbers = f"Ratios: {span(ratios)} over {len(ratios)} steps."
     return ratios and (all(1.5 <= ratio <= 2.5 for ratio in ratios), numbers)
 
@@ -451,37 +297,21 @@ def backward_about_twice(record: Record) -> Judgement:
     because="then only the GPU's clock varies, in steps of about a hundredth.",
 )
 def passes_steady(record: Record) -> Judgement:
-    found = known(
-        c.summary().variation
-        for c in of_grid(record)
-        if c.config["mode"] in ("forward", "forward_backward")
-        and c.summary().median > 2 * shortest(record, c).summary().median
-    )
+    grown = asked(passes(record).where(lambda x: x["growth"] > 2, batch=BATCH))
+    found = known(grown.column("variation"))
     at_most = say(most(found), percent)
     numbers = f"Deviation over mean: at most {at_most}, in {len(found)} passes."
     return found and (max(found) < 0.01, numbers)
 
 
-def shortest(record: Record, of: Cell) -> Cell:
-    """The same pass at the shortest context."""
-    same = {name: of.config[name] for name in ("size", "mode", "precision")}
-    return of_grid(record, **same)[0]
-
-
 @claim(
-    "benchmarking_script",
-    "The passes of 10B that fit are those that the formula predicts: its peak is less "
-    "than the GPU's memory without what CUDA keeps there.",
+    "benchmarking_mixed_precision",
+    "At context 512 the gain from bf16 (forward and backward) grows with each step "
+    "from small to 2.7B.",
 )
-def fits_as_predicted(record: Record) -> Judgement:
-    tried = [c for c in cells(record, size="10B") if c or c.why == OUT_OF_MEMORY]
-    room = memory_of(record) - CONTEXT_BYTES
-    told, alike = [], []
-    for c in tried:
-        need = of_formula(c.config["mode"], c.config["precision"])
-        alike.append(bool(c) == (need <= room))
-        ran = "ran" if c else "ran out of memory"
-        mode = c.config["mode"].replace("_", " and ")
-        told.append(f"{mode}, {c.config['precision']}, {gib(need)} GiB: {ran}")
-    numbers = f"Room: {gib(room)} GiB. {'; '.join(told)}."
-    return (all(alike), numbers) if tried and room else None
+def gain_grows(record: Record) -> Judgement:
+    bf16 = steps(record).where(context=512, precision="bf16")
+    found = known(bf16.arrange(size=TABLE_1).column("pass_gain"))
+    texts = ", ".join(f"{g:.2f}" for g in found)
+    whole = len(found) == len(TABLE_1)
+    return whole and (found == sorted(found), f"fp32 time over bf16 time: {texts}.")

@@ -1,19 +1,70 @@
-"""What rows of `end_to_end` say: times, FLOPs, share of the peak. Read by every builder
-of its record.
-"""
+"""Columns of `end_to_end`: times, FLOPs, share of the peak, speedup over fp32."""
 
 from dataclasses import asdict
 
 from systems.formulas.costs import forward_flops, pass_flops
-from systems.model.sizes import SIZES, TABLE_1
+from systems.model.sizes import SIZES
 from systems.records.record import Record
-from tools.render.rows import PHASES, Cell, cell, cells, data_sheet
+from tools.render.frame import Frame, Line, frame
+from tools.render.rows import MISSING, PHASES, data_sheet
 
-# Rows of the assignment's own grid; the batches of the source notes stand in a table of
-# their own.
+# The batch of the assignment; those of the source notes stand in a table of their own.
 BATCH = 4
 PRECISIONS = ("fp32", "tf32", "bf16")
 PASSES = ("forward", "backward")
+
+
+def passes(record: Record | None) -> Frame:
+    """Every pass that was tried, beside the same at context 128."""
+    slug = record.device.slug if record else ""
+    return (
+        frame(record)
+        .join("short", context=128)
+        .derive(
+            growth=lambda x: x["step_ms"] / x["short.step_ms"],
+            tflop=lambda x: flops(x) / 1e12,
+            share=lambda x: share_of_peak(slug, x, x["step_ms"]),
+            variation=lambda x: x.summary().variation,
+        )
+    )
+
+
+def steps(record: Record | None) -> Frame:
+    """Training steps of the assignment's batch, beside those in fp32 and TF32. Forward
+    and backward together are compared, too: without the loss and AdamW.
+    """
+    slug = record.device.slug if record else ""
+    found = passes(record).where(mode="step", batch=BATCH)
+    found.derive(
+        pass_ms=lambda x: x.ms(*PASSES) if x else x.missing,
+        pass_share=lambda x: share_of_peak(slug, x, x["pass_ms"]),
+        backward_over_forward=lambda x: x["backward_ms"] / x["forward_ms"],
+    )
+    return (
+        found.join("fp32", precision="fp32")
+        .join("tf32", precision="tf32")
+        .derive(
+            forward_gain=lambda x: x["fp32.forward_ms"] / x["forward_ms"],
+            backward_gain=lambda x: x["fp32.backward_ms"] / x["backward_ms"],
+            pass_gain=lambda x: x["fp32.pass_ms"] / x["pass_ms"],
+            gain=lambda x: x["fp32.step_ms"] / x["step_ms"],
+        )
+    )
+
+
+def flops(x: Line) -> float:
+    """Matrix FLOPs of everything that the row timed."""
+    if not x:
+        return x.missing
+    shape = {**asdict(SIZES[x["size"]]), "context": x["context"], "batch": x["batch"]}
+    forward = forward_flops(vocab_size=x["vocab"], **shape)
+    timed = [phase for phase in PHASES if x.get(f"{phase}_ms")]
+    return pass_flops(sum(forward.values()), *timed)
+
+
+def share_of_peak(slug: str, x: Line, ms: float) -> float:
+    """FLOPs over a time, as a share of the GPU's data-sheet rate in this precision."""
+    return flops(x) / (ms / 1e3) / getattr(data_sheet(slug), x["precision"], MISSING)
 
 
 def at(
@@ -23,51 +74,7 @@ def at(
     mode: str,
     precision: str,
     batch: int = BATCH,
-) -> Cell:
-    return cell(
-        record,
-        size=size,
-        context=context,
-        mode=mode,
-        precision=precision,
-        batch=batch,
-    )
-
-
-def of_grid(record: Record | None, **config: object) -> list[Cell]:
-    """Those of the assignment's grid, out of memory or not."""
-    return cells(record, batch=BATCH, **config)
-
-
-def steps_at_512(record: Record | None) -> list[Cell]:
-    """Where TF32 was measured too; a size's precisions together."""
-    found = [
-        at(record, size, 512, "step", precision)
-        for size in TABLE_1
-        for precision in PRECISIONS
-    ]
-    return [c for c in found if c.row]
-
-
-def flops(c: Cell) -> int:
-    """Matrix FLOPs of everything that the row timed."""
-    shape = {key: c.config[key] for key in ("context", "batch")}
-    size = asdict(SIZES[c.config["size"]])
-    forward = forward_flops(vocab_size=c.config["vocab"], **size, **shape)
-    timed = [phase for phase in PHASES if c.get(f"{phase}_ms", None)]
-    return pass_flops(sum(forward.values()), *timed)
-
-
-def share_of_peak(record: Record | None, c: Cell, *phases: str) -> float:
-    """Those FLOPs over the median time of these phases, or of all, as a share of the
-    device's data-sheet rate in this precision.
-    """
-    if record is None or not c:
-        return c.missing
-    rate = flops(c) / (c.ms(*phases) / 1e3)
-    return rate / getattr(data_sheet(record.device.slug), c.config["precision"])
-
-
-def tokens_per_second(c: Cell) -> float:
-    tokens = c.config["batch"] * c.config["context"] if c else 0
-    return tokens / (c.ms() / 1e3)
+) -> Line:
+    """One row, for what reads several records."""
+    wanted = {"size": size, "context": context, "mode": mode}
+    return frame(record).one(**wanted, precision=precision, batch=batch)
