@@ -180,7 +180,7 @@ def one_line_errors(measures: bool) -> Iterator[None]:
 
 def look_at_environment(names_commit: bool) -> None:
     """Refuse variables of the environment that can't be right."""
-    from systems.running.limited import simulated_gib
+    from systems.running.memory import simulated_gib
     from systems.running.software import named_commit
 
     try:

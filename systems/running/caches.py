@@ -1,12 +1,12 @@
-"""Where kernels that were compiled are kept: a folder that can be written, and best one
-on a disk of this machine.
+"""The folder of compiled kernels: it must be writable, and it should be on a disk of
+this machine.
 """
 
 import os
 from pathlib import Path
 from tempfile import TemporaryFile
 
-# Types of file systems that many machines share: each look at a kernel asks a server.
+# File systems that many machines share: each look at a kernel asks a server.
 NETWORK = {
     *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "afs"),
     *("panfs", "wekafs", "glusterfs", "fuse.glusterfs", "fuse.sshfs"),
@@ -15,22 +15,21 @@ REMEDY = "set TRITON_CACHE_DIR to a folder on a disk of this machine"
 
 
 def compiled_folder() -> Path:
-    """Where Triton keeps them."""
+    """Return where Triton keeps compiled kernels."""
     home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
     given = os.environ.get("TRITON_CACHE_DIR")
     return Path(given) if given else Path(home, ".triton", "cache")
 
 
 def name_compiled_folder() -> None:
-    """Name it to this process and those that it starts. Where nobody does, PyTorch's
-    compiler names another once it has a kernel, and what was compiled ahead is not
-    found from then on.
+    """Set the folder for this process and its children. Otherwise PyTorch's compiler
+    sets another one with its first kernel, and what was compiled ahead is not found.
     """
     os.environ["TRITON_CACHE_DIR"] = str(compiled_folder())
 
 
 def unwritable(folder: Path) -> str:
-    """Why nothing can be kept there, and what to do about it; nothing where it can."""
+    """Say why no kernel can be kept in a folder, and the remedy; nothing if it can."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
@@ -41,17 +40,17 @@ def unwritable(folder: Path) -> str:
 
 
 def shared_by_machines(folder: Path, mounts: Path = Path("/proc/mounts")) -> str:
-    """The same of a folder on a file system that machines share: kernels are found
-    there slowly, and by several processes at once not always.
+    """Warn of a folder on a network file system, where kernels are found slowly and not
+    always by several processes at once. Return nothing for other folders.
     """
     try:
         lines = mounts.read_text(encoding="utf-8").splitlines()
     except OSError:
         return ""
-    whole, types = folder.resolve(), {}
+    whole, kinds = folder.resolve(), {}
     for line in lines:
         _, place, kind, *_ = line.split()
-        types[Path(place.replace("\\040", " "))] = kind
-    above = [place for place in (whole, *whole.parents) if place in types]
-    kind = types[above[0]] if above else ""
+        kinds[Path(place.replace("\\040", " "))] = kind
+    above = [place for place in (whole, *whole.parents) if place in kinds]
+    kind = kinds[above[0]] if above else ""
     return f"compiled kernels are kept on {kind}: {REMEDY}" if kind in NETWORK else ""

@@ -18,8 +18,7 @@ from systems import run_as_command
 from systems.records.outcome import Run, measure_row
 from systems.records.record import PHASES, Row
 from systems.records.summary import summarize
-from systems.running.host_memory import bound_memory
-from systems.running.limited import limit_memory
+from systems.running.memory import limit_gpu_memory, limit_host_memory
 
 # The largest size that a tensor can have.
 LARGEST = 2**63 - 1
@@ -80,8 +79,8 @@ def main(config_class: type, run: Run) -> NoReturn:
                     raise ValueError(f"{flag(name)} must be {LARGEST} at most")
                 if isinstance(value, float) and not math.isfinite(value):
                     raise ValueError(f"{flag(name)} must be finite, not {value}")
-            bound_memory()
-            limit_memory()
+            limit_host_memory()
+            limit_gpu_memory()
             if sys.stderr.isatty():
                 # One line: what keeps moving would take time from what is measured.
                 print("measuring (on a CPU it may take minutes)", file=sys.stderr)

@@ -10,12 +10,12 @@ from systems.records.device import sm_clock_mhz
 from systems.records.outcome import as_reason
 from systems.records.record import Record, Row
 from systems.running import machine, profilers
-from systems.running.processes import elsewhere, turns
+from systems.running.processes import has_own_process, turns
 
 
 def groups_of(module: Any, configs: list[Any]) -> list[list[Any]]:
-    """Configurations that are measured together: those that differ in the field
-    IN_TURNS of their experiment alone; in others each by itself.
+    """Group the configurations that are measured in turns: those that differ only in
+    the field IN_TURNS of their experiment. Without such a field each is a group.
     """
     varied, groups = getattr(module, "IN_TURNS", None), {}
     for config in configs:
@@ -25,7 +25,7 @@ def groups_of(module: Any, configs: list[Any]) -> list[list[Any]]:
     return list(groups.values())
 
 
-def measured_now(
+def measure_into(
     record: Record, module: Any, group: list[Any], since: float
 ) -> list[Row]:
     """Return the rows of a group and note the GPU's clock in the record. All time since
@@ -45,8 +45,8 @@ def measured_now(
 
 
 def measure_group(module: Any, configs: list[Any]) -> list[Row]:
-    """Their rows, measured in turns. What goes wrong is a failed row that names the
-    cause, tried again by the next run; it takes nothing from the others.
+    """Return the rows of these configurations, measured in turns. An error makes one
+    failed row that names it, and the next run tries that row again.
     """
     going = {config: turns(module, config) for config in configs}
     rows: dict[Any, Row] = {}
@@ -59,7 +59,7 @@ def measure_group(module: Any, configs: list[Any]) -> list[Row]:
 
 
 def next_turn(config: Any, left: Iterator[Row | None]) -> Row | None:
-    """The row, where this was its last turn."""
+    """Run the next turn of a configuration. Return its row if that was the last."""
     try:
         return next(left)
     except Exception as error:
@@ -69,9 +69,9 @@ def next_turn(config: Any, left: Iterator[Row | None]) -> Row | None:
 
 
 def gpu_is_broken(module: Any, rows: list[Row]) -> bool:
-    """Whether a failure leaves CUDA unusable in this process, so that later rows could
-    not be trusted. A row with a process of its own breaks that alone.
+    """Whether a failure leaves CUDA unusable in this process, so that no later row can
+    be trusted. A row with a process of its own breaks only that one.
     """
-    return not elsewhere(module) and any(
+    return not has_own_process(module) and any(
         row.status == "failed" and "CUDA error" in (row.reason or "") for row in rows
     )

@@ -1,4 +1,4 @@
-"""On which device this machine can measure a stem, and whether torch would use it."""
+"""Choose the device that measures a stem, and check that torch would use it."""
 
 import gc
 import sys
@@ -13,12 +13,12 @@ from systems.records.device import (
     plain,
     used_by_others,
 )
-from systems.running.limited import as_simulated
+from systems.running.memory import as_simulated
 from systems.running.reports import CannotStart
 
 
 def device_for(allowed: tuple[str, ...]) -> Device | None:
-    """The best of the allowed kinds of device that this machine has, or None."""
+    """Return the best of the allowed kinds of device that this machine has, or None."""
     if "meta" in allowed:
         return META
     gpu = find_gpu()
@@ -28,7 +28,7 @@ def device_for(allowed: tuple[str, ...]) -> Device | None:
 
 
 def check_torch(device: Device) -> None:
-    """A GPU that torch can't use would silently become a CPU measurement."""
+    """Raise CannotStart where torch would measure another device than this one."""
     if not device.is_gpu or "torch" not in sys.modules:
         return
     import torch
@@ -47,8 +47,8 @@ def check_torch(device: Device) -> None:
 
 
 def why_unusable(gpu: Device) -> str:
-    """Why torch can't use a GPU that the driver has, and what to do about it. A driver
-    runs what is built for any CUDA of its own first number, or of an older one.
+    """Say why torch can't use a GPU, and the remedy. A driver runs what is built for
+    any CUDA of its own major version, or of an older one.
     """
     import torch
 
@@ -65,13 +65,13 @@ def why_unusable(gpu: Device) -> str:
     return f"{fault}, though it is built for CUDA {built}: torch.cuda.init() says why"
 
 
-# Less than a process needs before it holds anything.
+# Less than what a process holds after its first call of CUDA.
 UNUSED_BYTES = 2**28
 
 
 def shared_with() -> str:
-    """What a record says of a GPU that others use when measuring begins, before this
-    process does; nothing of one that is free. In a container their number is hidden.
+    """Say who else uses the GPU, before this process does; nothing if it is free. A
+    container hides the number of other processes.
     """
     processes, held = used_by_others()
     if not processes and held < UNUSED_BYTES:
@@ -82,7 +82,7 @@ def shared_with() -> str:
 
 
 def free_memory() -> None:
-    """Give back what the last configuration left, so that each starts alike."""
+    """Free what the last configuration left, so that each one starts alike."""
     gc.collect()
     if "torch" in sys.modules:
         import torch

@@ -25,10 +25,10 @@ from systems.records.device import Device, no_gpu
 from systems.records.store import RecordError
 from systems.running import machine
 from systems.running.caches import compiled_folder, name_compiled_folder, unwritable
-from systems.running.groups import gpu_is_broken, groups_of, measured_now
-from systems.running.limited import limit_memory, would_publish
-from systems.running.precompile import folder_for_compiled, rehearse
-from systems.running.processes import kept_processes
+from systems.running.groups import gpu_is_broken, groups_of, measure_into
+from systems.running.memory import limit_gpu_memory, would_publish
+from systems.running.precompile import compile_ahead, folder_for_compiled
+from systems.running.processes import row_processes
 from systems.running.reports import CannotStart, exit_when_terminated, report
 from systems.running.resuming import (
     exclusive,
@@ -63,7 +63,7 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
             f"a record of a simulated GPU ({device.name}) is never published: give "
             "another --results"
         )
-    with exclusive(path), folder_for_compiled():
+    with exclusive(path), folder_for_compiled(path):
         module = imported(stem, device)
         held = machine.shared_with() if device.is_gpu else ""
         configs = module.configs(quick=grid == "quick")
@@ -89,14 +89,14 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
             report(event="there", rows=done, since=record.started_utc, commit=commit)
         if device.is_gpu:
             report(event="compiling")
-            rehearse(name, grid, pending, deadline)
+            compile_ahead(name, grid, pending, deadline)
         for group in missing:
             if time.time() >= deadline:
                 report(event="out_of_time")
                 return 0
             # All since the group before ended, or since the start, counts with its
             # first row.
-            rows = measured_now(record, module, group, since=ended)
+            rows = measure_into(record, module, group, since=ended)
             ended = time.monotonic()
             record.rows += rows
             store.write(record, progress)
@@ -133,7 +133,7 @@ def imported(stem: Stem, device: Device) -> Any:
     module = import_module(stem.module)
     machine.check_torch(device)
     if device.is_gpu:
-        limit_memory()
+        limit_gpu_memory()
         # Else imported by the first row that compiles, or steps an optimizer.
         import_module("torch._inductor.compile_fx")
     # What was imported stays: it need not be looked through for garbage before each
@@ -154,7 +154,7 @@ def main(
         for value, known in ((stem, STEMS), (grid, ("full", "quick"))):
             if value not in known:
                 raise CannotStart(f"{value!r} is none of {', '.join(known)}")
-        with kept_processes():
+        with row_processes():
             if verify:
                 code = verify_stem(stem, results)
             else:

@@ -1,14 +1,15 @@
-"""Run some rows of a stem once and throw their results away, so that what they compile
-is found when they are measured. An experiment that has a `precompile` compiles by it.
+"""Compile what rows run before they are measured, in several processes at once.
 
-`measure` starts several of these at once: compilers use one core each, and a row's
-kernels are compiled one after the other. Each is told which rows are its own, and ends
-by itself soon after its parent was killed.
+A row's kernels are compiled one after the other, and a compiler uses one core. So
+`compile_ahead` starts several of these processes. Each one runs its share of the rows
+once and throws the results away, or calls the experiment's own `precompile`. Measuring
+then finds the kernels in the compilers' caches.
 
-    python -m systems.running.precompile flash_accuracy full 0 16 32
+    python -m systems.running.precompile flash_accuracy full PARENT 0 16 32
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -21,127 +22,95 @@ from collections.abc import Iterator
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import gettempdir
 from typing import Any
-
-import typer
 
 from systems import ROOT
 from systems.experiments import STEMS
-from systems.records.files import open_plain, write_whole
-from systems.running.limited import limit_memory, simulated_gib
-from systems.running.processes import kept_processes, turns
+from systems.records.files import write_whole
+from systems.records.outcome import turns_of
+from systems.running.memory import limit_gpu_memory, simulated_gib
 from systems.running.reports import exit_when_terminated, report
 
-# Each holds a context and a row's tensors on the GPU.
+# Each process holds a context and a row's tensors on the GPU.
 MOST_PROCESSES = 16
-# In the environment: the folder for what is compiled ahead of this run, and how many
-# processes do so at once.
-AHEAD, AT_ONCE = "SYSTEMS_COMPILED_AHEAD", "SYSTEMS_COMPILED_AT_ONCE"
-# And the process that measures.
-PARENT = "SYSTEMS_COMPILED_FOR"
-# The longest that all of it may take, in seconds: a compiler may hang.
-LONGEST = 20 * 60
-# How long a process that is told to end may take, in seconds.
-GRACE = 5
-# How the folder's name begins, by whom it belongs to (Windows has no such numbers); and
-# for how many seconds it may be that nobody holds a new one.
-USER = os.getuid() if hasattr(os, "getuid") else "own"
-OWN, JUST_NOW = f"transformer-systems-{USER}-compiled-", 60
-# Beside what was compiled: what the steps took that compiled it.
-COLD = "cold.json"
 # Fewer rows are compiled sooner than the processes have started.
 LEAST_ROWS = 8
+# The longest that all of it may take, because a compiler may hang; and how long a
+# process that is told to end may take. In seconds.
+LONGEST, GRACE = 20 * 60, 5
+# In the environment: the folder for what an experiment compiles ahead, and how many
+# processes compile at once.
+AHEAD, AT_ONCE = "SYSTEMS_COMPILED_AHEAD", "SYSTEMS_COMPILED_AT_ONCE"
+# The file beside compiled code that holds how long the compiling steps took.
+COLD = "cold.json"
 
 
 def cores() -> int:
-    """How many this process may use, which on a cluster are fewer than there are."""
-    return (
-        len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1
-    )
+    """Return how many cores this process may use; on a cluster, its job's share."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def configs_of(stem: str, grid: str) -> list[Any]:
-    """All rows of a stem."""
+    """Return all configurations of a stem's grid."""
     return import_module(STEMS[stem].module).configs(quick=grid == "quick")
 
 
-@contextlib.contextmanager
-def folder_for_compiled() -> Iterator[None]:
-    """A folder that lives as long as rows are measured, named where both the processes
-    that compile and the rows look for it. Those of runs that were killed are removed.
-    """
-    remove_abandoned()
-    options: Any = {"prefix": OWN, "ignore_cleanup_errors": True}
-    with TemporaryDirectory(**options) as folder, locked(Path(folder)):
-        os.environ[AHEAD] = folder
-        try:
-            yield
-        finally:
-            del os.environ[AHEAD]
-
-
-def remove_abandoned() -> None:
-    """Remove the folders that nobody holds. One that was made just now may not be held
-    yet.
-    """
-    for folder in Path(gettempdir()).glob(f"{OWN}*"):
-        with contextlib.suppress(OSError):
-            if time.time() - folder.lstat().st_mtime > JUST_NOW:
-                with locked(folder):
-                    shutil.rmtree(folder)
+def kind_of(config: Any) -> str | None:
+    """Return the implementation or execution, which a stem names in `rehearsed`."""
+    return getattr(config, "implementation", getattr(config, "execution", None))
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder, until this process ends, however it does. BlockingIOError where
-    another holds it.
+def folder_for_compiled(record: Path) -> Iterator[None]:
+    """Make a temporary folder for what is compiled ahead and name it to this process
+    and its children. It belongs to a record, which one run at a time may write, so
+    whatever a killed run left there is removed first.
     """
-    # Windows has none, and imports the experiments all the same, to check the records.
-    import fcntl
-
-    with open_plain(folder / ".lock", os.O_RDWR | os.O_CREAT) as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    owner = f"{os.getuid()} {record.resolve()}"
+    digest = hashlib.sha256(owner.encode()).hexdigest()[:16]
+    folder = Path(gettempdir(), f"transformer-systems-compiled-{digest}")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    os.environ[AHEAD] = str(folder)
+    try:
         yield
+    finally:
+        del os.environ[AHEAD]
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def rehearse(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
-    """Compile in parallel what pending rows of a stem will run, for half of the time
-    that is left until `deadline`: what is not measured then compiles anew.
+def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
+    """Compile in parallel what the pending rows of a stem will run, in at most half of
+    the time that is left. Rows compile the rest themselves.
     """
-    started, cores_of_each = time.time(), STEMS[stem].cores_of_each
+    started, kinds = time.time(), STEMS[stem].rehearsed
     ends = started + min(LONGEST, (deadline - started) / 2)
-    count = min(MOST_PROCESSES, cores() // cores_of_each)
-    wanted = [c for c in pending if kind_of(c) in STEMS[stem].rehearsed]
+    count = min(MOST_PROCESSES, cores() // STEMS[stem].cores_of_each)
+    wanted = [config for config in pending if kind_of(config) in kinds]
     if len(wanted) < LEAST_ROWS or count < 2 or ends <= started:
         return
     configs = configs_of(stem, grid)
     rows = [i for i, config in enumerate(configs) if config in wanted]
-    # Of each kind as many for each: where kinds take turns in a grid, every second
-    # process would have all of those that compile long.
-    rows.sort(key=lambda row: STEMS[stem].rehearsed.index(kind_of(configs[row])))
+    # Sorted by kind, so that each process gets as many of each: some compile longer.
+    rows.sort(key=lambda row: kinds.index(kind_of(configs[row]) or ""))
     shares = [rows[i::count] for i in range(min(count, len(rows)))]
     if needed := getattr(import_module(STEMS[stem].module), "bytes_ahead", None):
-        shares = that_fit({row: needed(configs[row]) for row in rows}, count, free())
-    command = [sys.executable, "-m", "systems.running.precompile", stem, grid]
-    environment = os.environ | {
-        # There are processes enough without more of PyTorch's compiler.
-        "TORCHINDUCTOR_COMPILE_THREADS": str(cores_of_each),
-        AT_ONCE: str(len(shares)),
-        PARENT: str(os.getpid()),
-    }
-    options: Any = {
-        "cwd": ROOT,
-        "env": environment,
-        "stdout": subprocess.DEVNULL,
-        "stderr": subprocess.DEVNULL,
-    }
+        needs = {row: needed(configs[row]) for row in rows}
+        shares = shares_that_fit(needs, count, free_gpu_bytes())
+    own = ("-m", "systems.running.precompile", stem, grid, str(os.getpid()))
+    # There are processes enough without more of PyTorch's compiler.
+    threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(STEMS[stem].cores_of_each)}
+    environment = os.environ | threads | {AT_ONCE: str(len(shares))}
+    silent: Any = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
     children: list[subprocess.Popen[Any]] = []
     try:
         for share in shares:
-            children.append(subprocess.Popen([*command, *map(str, share)], **options))
+            command = [sys.executable, *own, *map(str, share)]
+            child = subprocess.Popen(command, cwd=ROOT, env=environment, **silent)
+            children.append(child)
         for child in children:
             child.wait(timeout=max(0.0, ends - time.time()))
     except subprocess.TimeoutExpired:
@@ -151,30 +120,24 @@ def rehearse(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
 
 
 def end(children: list[subprocess.Popen[Any]]) -> None:
-    """End them all, each after it removed its temporary files, unless a compiler keeps
-    it from doing so.
-    """
+    """Terminate all children; kill those that a compiler keeps from ending in time."""
     for child in children:
         child.terminate()
     last = time.time() + GRACE
-    try:
-        for child in children:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=max(0.0, last - time.time()))
-    finally:
-        for child in children:
+    for child in children:
+        try:
+            child.wait(timeout=max(0.0, last - time.time()))
+        except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
 
 
-def that_fit(needs: dict[int, int], most: int, room: int) -> list[list[int]]:
-    """Rows by what they need, shared out among as many processes as surely fit at once,
-    1 at least. Those that need much come one after the other, in the same process, so
-    that it is no more than one of them at any moment.
+def shares_that_fit(needs: dict[int, int], most: int, room: int) -> list[list[int]]:
+    """Share rows out among as many processes as fit in `room` bytes at once, at least
+    one. The largest rows share a process, so that only one of them runs at a time.
     """
     rows = sorted(needs, key=needs.__getitem__, reverse=True)
     for count in range(min(most, len(rows)), 0, -1):
-        # What is left over goes to those that need least.
         ends = [len(rows) * i // count for i in range(count + 1)]
         shares = [rows[start:end] for start, end in pairwise(ends)]
         if count == 1 or sum(needs[share[0]] for share in shares) <= room:
@@ -182,32 +145,26 @@ def that_fit(needs: dict[int, int], most: int, room: int) -> list[list[int]]:
     return []
 
 
-def free() -> int:
-    """Bytes of the GPU's memory that nobody holds; of a smaller one, if simulated."""
+def free_gpu_bytes() -> int:
+    """Return the GPU memory that is free, or that a simulated smaller GPU has."""
     import torch
 
-    gib = simulated_gib()
-    left = torch.cuda.mem_get_info()[0]
-    return left if gib is None else min(left, gib * 2**30)
-
-
-def kind_of(config: Any) -> str | None:
-    """What a stem names in `rehearsed`."""
-    return getattr(config, "implementation", getattr(config, "execution", None))
+    gib, free = simulated_gib(), torch.cuda.mem_get_info()[0]
+    return free if gib is None else min(free, gib * 2**30)
 
 
 # What an experiment's `precompile` keeps ----------------------------------------------
 
 
 def ahead(name: str) -> Path | None:
-    """The folder for what this cell compiles; None where nothing compiles ahead."""
+    """Return the folder for what a cell compiles; None where nothing compiles ahead."""
     folder = os.environ.get(AHEAD)
     return Path(folder) / name if folder else None
 
 
 def keep_samples(folder: Path, samples: dict[str, Any]) -> None:
-    """What compiling steps took, by phase, and how many processes compiled at once: all
-    of it or, where the process is ended or the disk is full, nothing.
+    """Write how long the phases of compiling steps took and how many processes compiled
+    at once: all of it or, if the process ends or the disk is full, nothing.
     """
     times = {f"warmup_{n}": ms for n, ms in samples.items() if n.endswith("_ms")}
     kept = times | {"compiled_at_once": int(os.environ.get(AT_ONCE, "1"))}
@@ -215,12 +172,15 @@ def keep_samples(folder: Path, samples: dict[str, Any]) -> None:
 
 
 def cold_samples(folder: Path | None) -> dict[str, Any]:
-    """What `keep_samples` kept; nothing where this cell was not compiled ahead, or not
+    """Return what `keep_samples` wrote; nothing for a cell that was not compiled ahead
     to the end.
     """
     if folder is None or not (folder / COLD).is_file():
         return {}
     return json.loads((folder / COLD).read_text())
+
+
+# One of the processes -----------------------------------------------------------------
 
 
 def end_with(parent: int) -> None:
@@ -229,7 +189,7 @@ def end_with(parent: int) -> None:
 
 
 def end_after(parent: int) -> None:
-    """End this process, whatever it does, once its parent is gone: nobody measures."""
+    """Wait until the parent is gone; then end this process, whatever it does."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -237,23 +197,22 @@ def end_after(parent: int) -> None:
     os._exit(1)
 
 
-def main(stem: str, grid: str, rows: list[int]) -> None:
+def main(stem: str, grid: str, parent: int, rows: list[int]) -> None:
     """Run these rows of a stem, counted from 0."""
-    # Before imports that take seconds, in which it may die.
-    end_with(int(os.environ.get(PARENT, os.getppid())))
-    limit_memory()
+    # First, because the imports take seconds in which the parent may die.
+    end_with(parent)
+    limit_gpu_memory()
     module, configs = import_module(STEMS[stem].module), configs_of(stem, grid)
-    with kept_processes():
-        for row in rows:
-            # Whatever goes wrong goes wrong again where it is reported.
-            with contextlib.suppress(Exception):
-                if hasattr(module, "precompile"):
-                    module.precompile(configs[row])
-                else:
-                    # Of rows measured in turns, all that is compiled is in the first.
-                    next(turns(module, configs[row]))
+    for row in rows:
+        # An error comes again when the row is measured, and is reported there.
+        with contextlib.suppress(Exception):
+            if hasattr(module, "precompile"):
+                module.precompile(configs[row])
+            else:
+                # The first turn of a row compiles all that it runs.
+                next(turns_of(configs[row], module.run))
 
 
 if __name__ == "__main__":
     exit_when_terminated()
-    typer.run(main)
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), [*map(int, sys.argv[4:])])

@@ -1,9 +1,9 @@
 """Rows in processes of their own, where an experiment asks for them: each in a fresh
 one (`FRESH_PROCESS`), or all that agree in the field `PROCESS_OF` in the same one.
 
-Such a one is asked for rows one after the other: a configuration as JSON on each line
-of its standard input, its row on a line of its standard output. It ends where its input
-does, so it never outlives who asks.
+Such a process reads a configuration as JSON from each line of its standard input and
+writes its row as a line to its standard output. It ends where its input does, so it
+never outlives the process that started it.
 
     python -m systems.running.processes systems.experiments.triton_versions
 """
@@ -21,82 +21,71 @@ from typing import Any
 
 import msgspec
 
-from systems import ROOT, run_as_command
+from systems import ROOT
 from systems.records.outcome import measure_row, turns_of
 from systems.records.record import Row
-from systems.running.command import options_of
-from systems.running.host_memory import bound_memory
-from systems.running.limited import limit_memory
 from systems.running.machine import free_memory
+from systems.running.memory import limit_gpu_memory, limit_host_memory
 
 # How a row begins, among whatever an experiment prints.
 ROW = '{"config"'
-# Those that go on, by experiment and what their rows have in common.
-KEPT: dict[tuple[str, Any], "Kept"] = {}
+# The processes that run, by experiment and by what their rows have in common.
+RUNNING: dict[tuple[str, Any], "RowProcess"] = {}
 
 
-def elsewhere(module: Any) -> bool:
-    """Whether its rows are measured in other processes than this one."""
+def has_own_process(module: Any) -> bool:
+    """Whether an experiment's rows are measured in other processes than this one."""
     return getattr(module, "FRESH_PROCESS", False) or hasattr(module, "PROCESS_OF")
 
 
 def turns(module: Any, config: Any) -> Iterator[Row | None]:
-    """The turns of a configuration, and then its row, in the process that it is to
-    have.
+    """Yield None after each turn of a configuration, then its row, measured in the
+    process that it is to have.
     """
-    if hasattr(module, "PROCESS_OF"):
-        return in_a_kept_process(module, config)
-    if elsewhere(module):
-        return in_a_process(module, config)
+    if has_own_process(module):
+        return row_of_process(module, config)
     return turns_of(config, module.run)
 
 
-def in_a_process(module: Any, config: Any) -> Iterator[Row]:
-    """The row of a fresh process."""
-    command = [sys.executable, "-m", module.__name__, *options_of(config), "--json"]
-    environment = environment_of(module, config)
-    child = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    if child.returncode:
-        yield failed(config, child.returncode, child.stderr)
-    else:
-        yield msgspec.json.decode(child.stdout.splitlines()[-1], type=Row)
-
-
-def in_a_kept_process(module: Any, config: Any) -> Iterator[Row]:
-    """The row of the process that measures all that agree with this one: started where
-    there is none, or where the last one ended.
+def row_of_process(module: Any, config: Any) -> Iterator[Row]:
+    """Yield the row that another process measures. Start the process where there is
+    none, or where the last one ended.
     """
-    key = module.__name__, getattr(config, module.PROCESS_OF)
-    if key not in KEPT:
-        KEPT[key] = Kept(module, config)
-    kept = KEPT[key]
-    if (line := kept.ask(config)) is not None:
-        yield msgspec.json.decode(line, type=Row)
-    else:
-        del KEPT[key]
-        yield failed(config, *kept.end())
+    common = getattr(module, "PROCESS_OF", None)
+    key = module.__name__, getattr(config, common) if common else None
+    if key not in RUNNING:
+        RUNNING[key] = RowProcess(module, config)
+    process = RUNNING[key]
+    line = process.measure(config)
+    if line is None or common is None:
+        del RUNNING[key]
+        code, errors = process.end()
+        if line is None:
+            reason = f"exit code {code}: {error_in(errors)}"
+            yield Row(asdict(config), "failed", reason=reason)
+            return
+    yield msgspec.json.decode(line, type=Row)
 
 
-class Kept:
-    """A process that measures rows as they are asked for, by `main`."""
+class RowProcess:
+    """A process that runs `main` and measures rows as they are asked for."""
 
     def __init__(self, module: Any, config: Any):
-        # A pipe that nobody reads would stop it.
+        # In a file, because a pipe that nobody reads would stop it.
         self.errors = tempfile.TemporaryFile("w+")
+        added = getattr(module, "environment", lambda config: {})(config)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "systems.running.processes", module.__name__],
             cwd=ROOT,
-            env=environment_of(module, config),
+            env=os.environ | added,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
             text=True,
         )
 
-    def ask(self, config: Any) -> str | None:
-        """Its row as JSON; None where the process has ended."""
+    def measure(self, config: Any) -> str | None:
+        """Return the row as JSON; None where the process has ended."""
         asked, answers = self.process.stdin, self.process.stdout
         assert asked is not None and answers is not None
         with suppress(BrokenPipeError):
@@ -104,7 +93,7 @@ class Kept:
         return next((line for line in answers if line.startswith(ROW)), None)
 
     def end(self) -> tuple[int, str]:
-        """Its exit code and what it said of errors, once it has come to its end."""
+        """Wait for the process to end; return its exit code and its errors."""
         with suppress(BrokenPipeError):
             self.process.communicate()
         self.errors.seek(0)
@@ -113,44 +102,34 @@ class Kept:
 
 
 @contextmanager
-def kept_processes() -> Iterator[None]:
-    """Those that are started inside end with it; at once, where it was stopped."""
+def row_processes() -> Iterator[None]:
+    """End the processes that were started inside; at once, where an error leaves it."""
     try:
         yield
     except BaseException:
-        for kept in KEPT.values():
-            kept.process.terminate()
+        for running in RUNNING.values():
+            running.process.terminate()
         raise
     finally:
-        while KEPT:
-            KEPT.popitem()[1].end()
-
-
-def environment_of(module: Any, config: Any) -> dict[str, str]:
-    """This process's, and what the experiment adds to it."""
-    return os.environ | getattr(module, "environment", lambda config: {})(config)
-
-
-def failed(config: Any, code: int, stderr: str) -> Row:
-    reason = f"exit code {code}: {error_in(stderr)}"
-    return Row(asdict(config), "failed", reason=reason)
+        while RUNNING:
+            RUNNING.popitem()[1].end()
 
 
 def error_in(stderr: str) -> str:
-    """The line that names an error: where there is a traceback the first behind it, for
+    """Return the line that names an error: the first one behind a traceback, because
     PyTorch's messages end with advice; else the last.
     """
     lines = stderr.strip().splitlines() or ["no message"]
-    _, found, behind = stderr.rpartition("Traceback (most recent call last):\n")
+    _, traceback, behind = stderr.rpartition("Traceback (most recent call last):\n")
     named = [line for line in behind.splitlines() if line and not line[0].isspace()]
-    return named[0] if found and named else lines[-1]
+    return named[0] if traceback and named else lines[-1]
 
 
 def main(module: str) -> None:
-    """Measure rows of this module, as they are asked for."""
+    """Measure rows of this module as they are asked for."""
     experiment = import_module(module)
-    bound_memory()
-    limit_memory()
+    limit_host_memory()
+    limit_gpu_memory()
     for line in sys.stdin:
         row = measure_row(experiment.Config(**json.loads(line)), experiment.run)
         print(json.dumps(row, default=msgspec.structs.asdict), flush=True)
@@ -158,4 +137,4 @@ def main(module: str) -> None:
 
 
 if __name__ == "__main__":
-    run_as_command(main, __doc__)
+    main(sys.argv[1])

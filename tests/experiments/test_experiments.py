@@ -597,7 +597,7 @@ def test_a_later_turn_that_compiles_is_counted_as_a_recompile():
 
 @pytest.mark.parametrize("optimizer", [False, True])
 def test_what_was_compiled_ahead_keeps_its_cold_times(
-    quick_compiler, monkeypatch, optimizer
+    quick_compiler, monkeypatch, tmp_path, optimizer
 ):
     """What the row's own first steps took is the time of a second start."""
     config = compile_experiment.Config(
@@ -610,7 +610,7 @@ def test_what_was_compiled_ahead_keeps_its_cold_times(
         return fresh(device, folder)
 
     monkeypatch.setattr(compiling, "fresh", spy)
-    with precompile.folder_for_compiled():
+    with precompile.folder_for_compiled(tmp_path / "compile.json"):
         monkeypatch.setenv(precompile.AT_ONCE, "5")
         folder = precompile.ahead(compile_experiment.name_of(config))
         # Nothing was: compiled here, in a cache of its own.
@@ -629,13 +629,15 @@ def test_what_was_compiled_ahead_keeps_its_cold_times(
 
 
 @pytest.mark.slow
-def test_what_was_compiled_ahead_is_not_compiled_again(quick_compiler, monkeypatch):
+def test_what_was_compiled_ahead_is_not_compiled_again(
+    quick_compiler, monkeypatch, tmp_path
+):
     """By the compiler itself, which takes a minute and has nothing to do then."""
     monkeypatch.setattr(compiling, "BACKEND", "inductor")
     config = compile_experiment.Config(
         "small", "bf16", "compiled", **SHORT, warmup=1, steps=1, rounds=1
     )
-    with precompile.folder_for_compiled():
+    with precompile.folder_for_compiled(tmp_path / "compile.json"):
         compile_experiment.precompile(config)
         counters.clear()
         row = measure_row(config, compile_experiment.run)

@@ -3,7 +3,6 @@
 import re
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import triton
@@ -19,7 +18,7 @@ from systems.experiments.triton_versions import (
 )
 from systems.records.outcome import measure_row
 from systems.running import processes
-from systems.running.processes import in_a_process, kept_processes
+from systems.running.processes import RowProcess, row_processes
 from tests import fake_stem
 
 ANOTHER = next(version for version in VERSIONS if version != triton.__version__)
@@ -93,14 +92,13 @@ def test_the_process_of_a_row_has_what_the_experiment_adds(monkeypatch):
 
     def start(command, env, **options):
         seen.append(env)
-        return SimpleNamespace(returncode=1, stderr="stopped")
 
-    monkeypatch.setattr(processes.subprocess, "run", start)
+    monkeypatch.setattr(processes.subprocess, "Popen", start)
     monkeypatch.setenv("THERE", "before")
     for module in (triton_versions, fake_stem):
-        list(in_a_process(module, module.Config()))
+        RowProcess(module, module.Config()).errors.close()
     monkeypatch.setattr(triton_versions, "environment", lambda c: {"ADDED": c.triton})
-    list(in_a_process(triton_versions, Config("3.9.0")))
+    RowProcess(triton_versions, Config("3.9.0")).errors.close()
     assert [env.get("ADDED") for env in seen] == [None, None, "3.9.0"]
     assert {env["THERE"] for env in seen} == {"before"}
 
@@ -113,6 +111,6 @@ def test_a_process_imports_the_version_of_its_row(tmp_path, monkeypatch):
     (place / "triton" / "__init__.py").write_text("print('0.0.1 was imported')\n1 / 0")
     monkeypatch.setenv(FOLDER, str(tmp_path))
     monkeypatch.setattr(sys, "stderr", sys.__stderr__)
-    with kept_processes():
+    with row_processes():
         (row,) = processes.turns(triton_versions, Config("0.0.1"))
     assert row and row.status == "failed" and "ZeroDivisionError" in (row.reason or "")

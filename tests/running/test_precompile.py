@@ -1,14 +1,12 @@
-"""Compiling ahead: which rows, by how many processes, and that the time it takes is not
-lost.
-"""
+"""Compiling ahead: which rows, by how many processes, and how they end."""
 
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -29,141 +27,140 @@ class Config:
 
 CONFIGS = [Config(name, n) for n in range(20) for name in ("ours", "plain")]
 NEVER = float("inf")
-OURS = [config for config in CONFIGS if config.implementation == "ours"]
+SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
 
 @pytest.fixture
 def stem(monkeypatch):
-    monkeypatch.setitem(
-        STEMS,
-        "fake",
-        Stem("fake_module", full=("cuda",), quick=("cpu",), rehearsed=("ours",)),
-    )
-    module = SimpleNamespace(
-        seen=[], configs=lambda quick: CONFIGS[:2] if quick else CONFIGS
-    )
+    entry = Stem("fake_module", full=("cuda",), quick=("cpu",), rehearsed=("ours",))
+    monkeypatch.setitem(STEMS, "fake", entry)
+    module = SimpleNamespace(seen=[], configs=lambda quick: CONFIGS)
     monkeypatch.setitem(sys.modules, "fake_module", module)
+    monkeypatch.setattr(precompile, "cores", lambda: 3)
     return module
 
 
 @pytest.fixture
-def started(monkeypatch):
-    found = []
+def shares(monkeypatch):
+    """The rows of each process, none of which is started."""
+    rows = []
 
-    def start(command, env, **_):
-        found.append(command)
-        return SimpleNamespace(
-            wait=lambda timeout=None: 0, kill=lambda: None, terminate=lambda: None
-        )
+    def start(command, **_):
+        assert command[1:3] == ["-m", "systems.running.precompile"]
+        assert command[5] == str(os.getpid())
+        rows.append([*map(int, command[6:])])
+        return SimpleNamespace(wait=lambda timeout: 0, terminate=lambda: None)
 
     monkeypatch.setattr(precompile, "cores", lambda: 3)
     monkeypatch.setattr(subprocess, "Popen", start)
-    return found
+    return rows
 
 
 @pytest.mark.parametrize("done", [0, 5])
-def test_pending_rows_are_shared_out_among_the_processes(
-    stem, started, done, monkeypatch
-):
-    precompile.rehearse("fake", "full", CONFIGS[done:], NEVER)
-    stem.run = stem.seen.append
+def test_pending_rows_are_shared_out_and_each_is_run(stem, shares, done, monkeypatch):
+    precompile.compile_ahead("fake", "full", CONFIGS[done:], NEVER)
     limits = []
-    monkeypatch.setattr(precompile, "limit_memory", lambda: limits.append(1))
-    for command in started:
-        assert command[:3] == [sys.executable, "-m", "systems.running.precompile"]
-        name, grid, *rows = command[3:]
-        precompile.main(name, grid, [int(row) for row in rows])
-    assert len(started) == len(limits) == 3
-    assert sorted(stem.seen, key=OURS.index) == [
-        config for config in CONFIGS[done:] if config in OURS
-    ]
+    monkeypatch.setattr(precompile, "limit_gpu_memory", lambda: limits.append(1))
+    monkeypatch.setattr(precompile, "end_with", lambda parent: None)
+
+    def run(config):
+        stem.seen.append(config)
+        # One row that fails keeps no other from being run.
+        raise RuntimeError("out of shared memory")
+
+    stem.run = run
+    for rows in shares:
+        precompile.main("fake", "full", 1, rows)
+    assert len(shares) == len(limits) == 3
+    wanted = [c for c in CONFIGS[done:] if c.implementation == "ours"]
+    assert sorted(stem.seen, key=CONFIGS.index) == wanted
 
 
-def test_each_process_has_its_share_of_each_kind(stem, started, monkeypatch):
-    """Also where as many kinds take turns in the grid as there are processes."""
-    both = ("ours", "plain")
-    monkeypatch.setitem(STEMS, "fake", replace(STEMS["fake"], rehearsed=both))
+def test_each_process_has_its_share_of_each_kind(stem, shares, monkeypatch):
+    """Also where as many kinds alternate in the grid as there are processes."""
+    both = replace(STEMS["fake"], rehearsed=("ours", "plain"))
+    monkeypatch.setitem(STEMS, "fake", both)
     monkeypatch.setattr(precompile, "cores", lambda: 2)
-    precompile.rehearse("fake", "full", CONFIGS, NEVER)
-    assert len(started) == 2
-    for command in started:
-        names = [CONFIGS[int(row)].implementation for row in command[5:]]
+    precompile.compile_ahead("fake", "full", CONFIGS, NEVER)
+    assert len(shares) == 2
+    for rows in shares:
+        names = [CONFIGS[row].implementation for row in rows]
         assert sorted(names) == ["ours"] * 10 + ["plain"] * 10
 
 
 @pytest.mark.parametrize(
     "name", ["flash_peers", "flash_accuracy", "flash_benchmarking"]
 )
-def test_what_compiles_much_is_compiled_ahead(name, started):
+def test_attention_kernels_are_compiled_ahead_and_pytorchs_own_are_not(name, shares):
     configs = precompile.configs_of(name, "full")
-    precompile.rehearse(name, "full", configs, NEVER)
-    assert len(started) == 3
-    rows = {int(row) for command in started for row in command[5:]}
-    compiled = {configs[row].implementation for row in rows}
-    # PyTorch's own attention comes compiled.
+    precompile.compile_ahead(name, "full", configs, NEVER)
+    compiled = {configs[row].implementation for rows in shares for row in rows}
+    assert len(shares) == 3
     assert compiled and not {x for x in compiled if x.startswith("sdpa")}
 
 
 @pytest.mark.parametrize(("room", "count"), [(2**50, 5), (100 * 2**30, 3), (1, 1)])
 def test_models_are_compiled_by_as_many_as_cores_and_memory_allow(
-    started, monkeypatch, room, count
+    shares, monkeypatch, room, count
 ):
     monkeypatch.setattr(precompile, "cores", lambda: 16)
-    monkeypatch.setattr(precompile, "free", lambda: room)
+    monkeypatch.setattr(precompile, "free_gpu_bytes", lambda: room)
     configs = precompile.configs_of("compile", "full")
-    precompile.rehearse("compile", "full", configs, NEVER)
-    assert len(started) == count
-    rows = {int(row) for command in started for row in command[5:]}
+    precompile.compile_ahead("compile", "full", configs, NEVER)
+    assert len(shares) == count
+    rows = {row for share in shares for row in share}
     assert {i for i, c in enumerate(configs) if c.execution == "compiled"} == rows
 
 
-def test_what_needs_much_waits_for_its_like_and_what_needs_little_is_beside_it():
+def test_the_largest_rows_share_a_process():
     needs = {0: 40, 1: 5, 2: 30, 3: 20, 4: 10, 5: 38}
-    assert precompile.that_fit(needs, 9, 143) == [[0], [5], [2], [3], [4], [1]]
-    assert precompile.that_fit(needs, 3, 80) == [[0, 5], [2, 3], [4, 1]]
-    assert precompile.that_fit(needs, 3, 79) == [[0, 5, 2], [3, 4, 1]]
-    assert precompile.that_fit(needs, 2, 59) == [[0, 5, 2, 3, 4, 1]]
+    assert precompile.shares_that_fit(needs, 9, 143) == [[0], [5], [2], [3], [4], [1]]
+    assert precompile.shares_that_fit(needs, 3, 80) == [[0, 5], [2, 3], [4, 1]]
+    assert precompile.shares_that_fit(needs, 3, 79) == [[0, 5, 2], [3, 4, 1]]
 
 
-@pytest.mark.parametrize("deadline", [6, NEVER])
-def test_half_of_the_time_or_a_ceiling_ends_it_in_one_line(
-    stem, monkeypatch, capsys, deadline
+def test_few_rows_one_core_or_no_time_are_not_worth_it(
+    stem, shares, monkeypatch, capsys
 ):
-    monkeypatch.setattr(precompile, "cores", lambda: 2)
-    monkeypatch.setattr(precompile, "LONGEST", 0.2 if deadline == NEVER else 60)
+    precompile.compile_ahead("fake", "full", CONFIGS[:14], NEVER)
+    precompile.compile_ahead("warmup", "full", CONFIGS, NEVER)
+    precompile.compile_ahead("fake", "full", CONFIGS, time.time() - 60)
+    monkeypatch.setattr(precompile, "cores", lambda: 1)
+    precompile.compile_ahead("fake", "full", CONFIGS, NEVER)
+    assert shares == [] and capsys.readouterr().out == ""
+
+
+def test_cores_that_others_have_are_not_counted(monkeypatch):
+    monkeypatch.setattr(precompile.os, "cpu_count", lambda: 64)
+    given = {"raising": False}
+    monkeypatch.setattr(precompile.os, "sched_getaffinity", lambda _: {3, 5}, **given)
+    assert precompile.cores() == 2
+    monkeypatch.delattr(precompile.os, "sched_getaffinity")
+    assert precompile.cores() == 64
+
+
+@pytest.mark.parametrize("started", [2, 3])
+def test_out_of_time_or_of_processes_all_are_ended(stem, monkeypatch, capsys, started):
+    """As where a container allows no third process."""
     children, popen = [], subprocess.Popen
 
     def start(command, **options):
-        children.append(
-            popen([sys.executable, "-c", "import time; time.sleep(60)"], **options)
-        )
-        return children[-1]
-
-    monkeypatch.setattr(subprocess, "Popen", start)
-    before = time.time()
-    precompile.rehearse("fake", "full", CONFIGS, before + deadline)
-    assert time.time() - before < 5
-    assert len(children) == 2 and all(child.returncode < 0 for child in children)
-    assert '"compiled_in_part", "minutes"' in capsys.readouterr().out
-
-
-def test_where_not_all_can_be_started_none_goes_on(stem, monkeypatch):
-    """As where a container allows no more processes."""
-    monkeypatch.setattr(precompile, "cores", lambda: 3)
-    children, popen = [], subprocess.Popen
-
-    def start(command, **options):
-        if len(children) == 2:
+        if len(children) == started:
             raise BlockingIOError("no more processes")
-        children.append(
-            popen([sys.executable, "-c", "import time; time.sleep(60)"], **options)
-        )
+        children.append(popen(SLEEP, **options))
         return children[-1]
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    with pytest.raises(BlockingIOError):
-        precompile.rehearse("fake", "full", CONFIGS, NEVER)
-    assert [child.poll() for child in children] == 2 * [-signal.SIGTERM]
+    monkeypatch.setattr(precompile, "LONGEST", 0.2)
+    before = time.time()
+    if started < 3:
+        with pytest.raises(BlockingIOError):
+            precompile.compile_ahead("fake", "full", CONFIGS, NEVER)
+    else:
+        precompile.compile_ahead("fake", "full", CONFIGS, NEVER)
+        assert '"compiled_in_part", "minutes"' in capsys.readouterr().out
+    assert time.time() - before < 5
+    assert [child.poll() for child in children] == started * [-signal.SIGTERM]
 
 
 # A child of a run, told of its parent: it has a temporary folder, and ends when it is
@@ -185,130 +182,101 @@ with TemporaryDirectory():
 """
 
 
+def child_command(kind: str, parent: int, folder: Path) -> dict:
+    return {
+        "args": [sys.executable, "-c", CHILD, kind, str(parent)],
+        "cwd": ROOT,
+        "env": os.environ | {"TMPDIR": str(folder)},
+        "stdout": subprocess.PIPE,
+    }
+
+
 def test_told_to_end_they_leave_no_folder_and_the_deaf_are_killed(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(precompile, "GRACE", 2)
     children = [
-        subprocess.Popen(
-            [sys.executable, "-c", CHILD, kind, str(os.getpid())],
-            cwd=ROOT,
-            env=os.environ | {"TMPDIR": str(tmp_path)},
-            stdout=subprocess.PIPE,
-        )
-        for kind in ("deaf", "hears", "hears")
+        subprocess.Popen(**child_command(kind, os.getpid(), tmp_path))
+        for kind in ("deaf", "hears")
     ]
     for child in children:
         assert child.stdout and child.stdout.readline()
         child.stdout.close()
     precompile.end(children)
-    assert [child.poll() for child in children] == [-signal.SIGKILL, 143, 143]
+    assert [child.poll() for child in children] == [-signal.SIGKILL, 143]
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_out_of_time_nothing_is_started_or_said(stem, started, capsys):
-    precompile.rehearse("fake", "full", CONFIGS, time.time() - 60)
-    assert started == [] and capsys.readouterr().out == ""
-
-
-def test_few_rows_or_one_core_are_not_worth_it(stem, started, monkeypatch):
-    precompile.rehearse("fake", "full", CONFIGS[:14], NEVER)
-    precompile.rehearse("warmup", "full", CONFIGS, NEVER)
-    monkeypatch.setattr(precompile, "cores", lambda: 1)
-    precompile.rehearse("fake", "full", CONFIGS, NEVER)
-    assert started == []
-
-
-def test_cores_that_others_have_are_not_counted(monkeypatch):
-    monkeypatch.setattr(precompile.os, "cpu_count", lambda: 64)
-    monkeypatch.setattr(
-        precompile.os, "sched_getaffinity", lambda process: {3, 5}, raising=False
-    )
-    assert precompile.cores() == 2
-    monkeypatch.delattr(precompile.os, "sched_getaffinity")
-    assert precompile.cores() == 64
-
-
-def test_a_row_that_fails_does_not_keep_the_others(stem):
-    def run(config):
-        stem.seen.append(config)
-        raise RuntimeError("out of shared memory")
-
-    stem.run = run
-    precompile.main("fake", "full", [2, 6])
-    assert stem.seen == [CONFIGS[2], CONFIGS[6]]
-
-
 @pytest.mark.parametrize(("kind", "code", "left"), [("hears", 143, 0), ("deaf", 1, 1)])
-def test_it_ends_at_work_when_its_parent_is_gone(kind, code, left, tmp_path):
-    command = [sys.executable, "-c", CHILD, kind, str(os.getpid() + 1)]
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
-    child = subprocess.run(command, cwd=ROOT, env=environment, timeout=30)
-    assert child.returncode == code and len(list(tmp_path.iterdir())) == left
+def test_they_end_at_work_when_their_parent_is_gone(kind, code, left, tmp_path):
+    given = child_command(kind, os.getpid() + 1, tmp_path)
+    assert subprocess.run(**given, timeout=30).returncode == code
+    assert len(list(tmp_path.iterdir())) == left
 
 
-def test_it_looks_for_the_parent_that_it_is_told_of():
-    command = [sys.executable, "-m", "systems.running.precompile"]
-    environment = os.environ | {precompile.PARENT: str(os.getpid() + 1)}
-    rows = ("flash_accuracy", "quick", "0")
-    child = subprocess.run([*command, *rows], cwd=ROOT, env=environment, timeout=30)
-    assert child.returncode == 128 + signal.SIGTERM
+@pytest.mark.slow
+@pytest.mark.parametrize("is_there", [True, False])
+def test_its_command_runs_rows_while_its_parent_is_there(is_there):
+    parent, code = (os.getpid(), 0) if is_there else (os.getpid() + 1, 143)
+    own = ("-m", "systems.running.precompile", "flash_accuracy", "quick", str(parent))
+    command = [sys.executable, *own, "0", "1"]
+    assert subprocess.run(command, cwd=ROOT, timeout=60).returncode == code
 
 
-def test_terminated_it_leaves_no_folder(tmp_path):
-    code = """
-import time
-from systems.running.precompile import folder_for_compiled
+HOLDS_FOLDER = """
+import sys, time
+from pathlib import Path
+from systems.running.precompile import ahead, folder_for_compiled
 from systems.running.reports import exit_when_terminated
 exit_when_terminated()
-with folder_for_compiled():
+with folder_for_compiled(Path(sys.argv[1])):
+    (ahead("") / "kernel").write_text("compiled")
     print(flush=True)
     time.sleep(60)
 """
-    command = [sys.executable, "-c", code]
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_folder_for_compiled_code_is_gone_at_the_end_or_in_the_next_run(
+    how, tmp_path, monkeypatch
+):
+    record, folders = tmp_path / "record.json", tmp_path / "temporary"
+    folders.mkdir()
+    monkeypatch.setattr(precompile, "gettempdir", lambda: str(folders))
+    command = [sys.executable, "-c", HOLDS_FOLDER, str(record)]
+    environment = os.environ | {"TMPDIR": str(folders)}
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE
     ) as child:
         assert child.stdout and child.stdout.readline()
-        assert list(tmp_path.glob("*-compiled-*"))
-        child.send_signal(signal.SIGTERM)
-    assert child.returncode == 143 and not list(tmp_path.glob("*-compiled-*"))
+        child.send_signal(how)
+    left = list(folders.iterdir())
+    assert len(left) == (1 if how == signal.SIGKILL else 0)
+    with precompile.folder_for_compiled(tmp_path / "other.json"):
+        assert all((folder / "kernel").exists() for folder in left)
+    with precompile.folder_for_compiled(record):
+        folder = precompile.ahead("")
+        assert folder and folder.is_dir() and not list(folder.iterdir())
+    assert not list(folders.iterdir()) and precompile.ahead("") is None
 
 
-def test_the_folders_of_runs_that_were_killed_are_removed_and_no_others(
-    monkeypatch, tmp_path
-):
+def test_a_link_in_the_place_of_that_folder_is_not_followed(tmp_path, monkeypatch):
     monkeypatch.setattr(precompile, "gettempdir", lambda: str(tmp_path))
-    names = ("killed", "new", "running", "full")
-    killed, new, running, full = (tmp_path / f"{precompile.OWN}{x}" for x in names)
-    other = tmp_path / "compiled-by-me"
-    for folder in (killed, new, running, full, other):
-        (folder / "cache").mkdir(parents=True)
-    for folder in (killed, running, other):
-        os.utime(folder, (0, 0))
-    code = f"""
-import os
-from pathlib import Path
-from systems.running.precompile import locked
-with locked(Path({str(full)!r})):
-    os._exit(9)
-"""
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 9
-    os.utime(full, (0, 0))
-    (tmp_path / f"{precompile.OWN}link").symlink_to(other)
-    with precompile.locked(running):
-        os.utime(running, (0, 0))
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-        with precompile.folder_for_compiled():
-            own = precompile.ahead("")
-            assert own and own.is_dir()
-    assert not killed.exists() and not full.exists() and not own.exists()
-    assert all((x / "cache").is_dir() for x in (new, running, other))
+    with precompile.folder_for_compiled(Path("record.json")):
+        folder = precompile.ahead("")
+    assert folder is not None
+    (tmp_path / "mine").mkdir()
+    folder.symlink_to(tmp_path / "mine")
+    with (
+        pytest.raises(FileExistsError),
+        precompile.folder_for_compiled(Path("record.json")),
+    ):
+        pass
+    assert (tmp_path / "mine").is_dir()
 
 
-def test_what_was_not_written_to_the_end_was_not_kept(tmp_path):
-    """Where the disk is full; or the process is ended, since its time is."""
+def test_samples_that_were_not_written_to_the_end_were_not_kept(tmp_path):
+    """Where the disk is full, or the process is ended because its time is over."""
     code = f"""
 import resource, signal
 from pathlib import Path
@@ -325,24 +293,14 @@ keep_samples(Path({str(tmp_path)!r}), {{"forward_ms": [1.0, 2.0]}})
     assert precompile.cold_samples(tmp_path)["warmup_forward_ms"] == [1.0]
 
 
-@pytest.mark.slow
-def test_the_command_line_is_understood():
-    rows = ("flash_accuracy", "quick", "0", "1")
-    command = [sys.executable, "-m", "systems.running.precompile", *rows]
-    assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
-
-
 def test_its_time_counts_with_the_first_row(fake_on_gpu, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(
-        measure, "rehearse", lambda *arguments: asked.append(arguments) or time.sleep(1)
+        measure, "compile_ahead", lambda *given: asked.append(given) or time.sleep(1)
     )
     with pytest.raises(typer.Exit):
         measure.main("fake", tmp_path)
     assert asked == [("fake", "full", fake_stem.configs(), 1e18)]
     rows = store.read(tmp_path / "a-gpu" / "fake.json").rows
-    assert [row.config for row in rows] == [
-        asdict(config) for config in fake_stem.configs()
-    ]
     first, *others = (row.seconds or 0 for row in rows)
     assert first >= 1 > max(others)

@@ -9,31 +9,21 @@ import pytest
 
 from systems.records import store
 from systems.running import processes
-from systems.running.processes import KEPT, kept_processes
+from systems.running.processes import RUNNING, row_processes
 from tests import fake_stem
 
+CUDA_ERROR = "exit code 1: RuntimeError: CUDA error: an illegal memory access"
 
-def test_rows_may_have_a_process_each(run, monkeypatch, tmp_path, record_file):
+
+def test_rows_may_have_a_fresh_process_each(run, monkeypatch, tmp_path, record_file):
     log = tmp_path / "log"
     monkeypatch.setattr(fake_stem, "FRESH_PROCESS", True)
     monkeypatch.setenv("FAKE_ROWS", "3")
     monkeypatch.setenv("FAKE_LOG", str(log))
     assert run().code == 0
-    processes = [line.split()[1] for line in log.read_text().splitlines()]
-    assert len({*processes, str(os.getpid())}) == 4
+    by = [line.split()[1] for line in log.read_text().splitlines()]
+    assert len({*by, str(os.getpid())}) == 4
     assert [row.metrics["count"] for row in store.read(record_file).rows] == [3, 2, 1]
-
-
-def test_a_process_of_a_row_that_ends_badly_is_a_failed_row(
-    run, monkeypatch, tmp_path, partial_file
-):
-    monkeypatch.setattr(fake_stem, "FRESH_PROCESS", True)
-    monkeypatch.setenv("FAKE_ROWS", "1")
-    monkeypatch.setenv("FAKE_LOG", str(tmp_path / "no folder" / "log"))
-    assert run().code == 1
-    (row,) = store.read(partial_file).rows
-    assert row.status == "failed" and row.reason is not None
-    assert row.reason.startswith("exit code 1: FileNotFoundError: ")
 
 
 def test_a_gpu_that_fails_one_process_measures_the_others(
@@ -45,8 +35,7 @@ def test_a_gpu_that_fails_one_process_measures_the_others(
     assert run().code == 1
     rows = store.read(partial_file).rows
     assert [row.status for row in rows] == ["ok", "failed", "ok"]
-    said = "exit code 1: RuntimeError: CUDA error: an illegal memory access"
-    assert rows[1].reason == said
+    assert rows[1].reason == CUDA_ERROR
 
 
 @pytest.mark.parametrize(
@@ -57,14 +46,14 @@ def test_a_gpu_that_fails_one_process_measures_the_others(
         ("Traceback (most recent call last):\n  cut short", "  cut short"),
     ],
 )
-def test_what_a_process_ends_with_is_its_error(stderr, named):
+def test_the_last_line_of_a_process_is_its_error(stderr, named):
     assert processes.error_in(stderr) == named
 
 
 @pytest.fixture
-def kept(monkeypatch, tmp_path):
+def by_parity(monkeypatch, tmp_path):
     """Rows of the fake stem with odd numbers have a process in common, and those with
-    even ones. What is called writes which row was measured by which.
+    even ones. Call it for the process of each row.
     """
     log = tmp_path / "log"
     monkeypatch.setenv("FAKE_LOG", str(log))
@@ -72,63 +61,62 @@ def kept(monkeypatch, tmp_path):
     monkeypatch.setattr(
         fake_stem.Config, "odd", property(lambda self: self.index % 2), raising=False
     )
-    with kept_processes():
-        yield lambda: [line.split() for line in log.read_text().splitlines()]
-    assert not KEPT
+    with row_processes():
+        yield lambda: dict(line.split() for line in log.read_text().splitlines())
+    assert not RUNNING
 
 
-def test_rows_that_agree_have_a_process_in_common(run, kept, monkeypatch, record_file):
+def test_rows_that_agree_have_a_process_in_common(
+    run, by_parity, monkeypatch, record_file
+):
     monkeypatch.setenv("FAKE_ROWS", "4")
     assert run().code == 0
-    by = {int(row): process for row, process in kept()}
-    assert by[1] == by[3] != by[2] == by[4] and str(os.getpid()) not in by.values()
-    assert [row.metrics["count"] for row in store.read(record_file).rows] == [
-        4,
-        3,
-        2,
-        1,
-    ]
+    by = by_parity()
+    assert by["1"] == by["3"] != by["2"] == by["4"]
+    assert str(os.getpid()) not in by.values()
+    assert [r.metrics["count"] for r in store.read(record_file).rows] == [4, 3, 2, 1]
 
 
 def test_one_that_ends_badly_is_a_failed_row_and_the_next_row_has_another(
-    run, kept, monkeypatch, partial_file
+    run, by_parity, monkeypatch, partial_file
 ):
     monkeypatch.setenv("FAKE_ROWS", "5")
     monkeypatch.setenv("FAKE_CUDA_ERROR", "3")
     assert run().code == 1
     rows = store.read(partial_file).rows
     assert [row.status for row in rows] == ["ok", "ok", "failed", "ok", "ok"]
-    said = "exit code 1: RuntimeError: CUDA error: an illegal memory access"
-    assert rows[2].reason == said
-    by = {int(row): process for row, process in kept()}
-    assert by[5] == by[3] != by[1] and by[2] == by[4]
+    assert rows[2].reason == CUDA_ERROR
+    by = by_parity()
+    assert by["5"] == by["3"] != by["1"] and by["2"] == by["4"]
 
 
-def test_they_end_with_what_started_them(kept):
-    """However that ends: their input does, too."""
+def measure_one():
     list(processes.turns(fake_stem, fake_stem.Config(1)))
-    (started,) = KEPT.values()
-    assert started.process.poll() is None
-    with kept_processes():
+    (started,) = RUNNING.values()
+    return started.process
+
+
+def test_they_end_with_their_input(by_parity):
+    process = measure_one()
+    assert process.poll() is None
+    with row_processes():
         pass
-    assert started.process.returncode == 0 and not KEPT
+    assert process.returncode == 0 and not RUNNING
 
 
-def test_they_are_not_waited_for_where_that_was_stopped(kept):
-    list(processes.turns(fake_stem, fake_stem.Config(1)))
-    (started,) = KEPT.values()
-    with pytest.raises(KeyboardInterrupt), kept_processes():
-        assert started.process.stdin is not None
-        print('{"index": 1, "sleep": 600000}', file=started.process.stdin, flush=True)
+def test_after_an_error_nobody_waits_for_them(by_parity):
+    process = measure_one()
+    with pytest.raises(KeyboardInterrupt), row_processes():
+        assert process.stdin is not None
+        print('{"index": 1, "sleep": 600000}', file=process.stdin, flush=True)
         raise KeyboardInterrupt
-    assert started.process.returncode == -signal.SIGTERM and not KEPT
+    assert process.returncode == -signal.SIGTERM and not RUNNING
 
 
-def test_one_that_was_killed_is_a_failed_row(kept):
-    list(processes.turns(fake_stem, fake_stem.Config(1)))
-    (started,) = KEPT.values()
-    started.process.kill()
-    started.process.wait()
+def test_one_that_was_killed_is_a_failed_row(by_parity):
+    process = measure_one()
+    process.kill()
+    process.wait()
     (row,) = processes.turns(fake_stem, fake_stem.Config(1))
     assert row is not None and row.status == "failed"
     assert row.reason == "exit code -9: no message"
@@ -145,6 +133,6 @@ def test_what_an_experiment_prints_is_no_row(monkeypatch, tmp_path):
         PROCESS_OF="index",
         environment=lambda config: {"PYTHONPATH": f"{tmp_path}:{os.getcwd()}"},
     )
-    with kept_processes():
+    with row_processes():
         (row,) = processes.turns(module, fake_stem.Config(1))
     assert row is not None and row.metrics == {"n": 1} and "talking" not in sys.modules

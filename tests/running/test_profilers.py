@@ -74,7 +74,7 @@ def test_a_profiler_is_detached_after_each_group_of_rows(monkeypatch):
     )
     record = make_record("nsys")
     for group in ("first", "second"):
-        assert groups.measured_now(record, object(), [group], since=0.0) == []
+        assert groups.measure_into(record, object(), [group], since=0.0) == []
     assert order == [["first"], "let go", ["second"], "let go"]
 
 

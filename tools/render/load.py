@@ -17,7 +17,7 @@ from systems.experiments import STEMS
 from systems.records import store
 from systems.records.record import Record
 from systems.records.source_hash import source_hash
-from systems.running.limited import would_publish
+from systems.running.memory import would_publish
 from systems.running.software import TUNED, attention_in, tuned_software
 from tools.render.clocks import note_clocks
 

@@ -77,6 +77,11 @@ def test_a_cell_without_numbers_says_why(record):
     )
 
 
+def test_a_number_that_a_row_lacks_is_not_measured(record):
+    row = cell(record, n=4)
+    assert row and say(row["kept"]) == say(row.ms("loss")) == "not measured"
+
+
 def test_an_axis_is_what_the_record_has(record):
     assert (axis(record, "n"), axis(record, "only"), axis(None, "n")) == (
         [1, 2, 4],
