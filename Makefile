@@ -2,7 +2,7 @@
 # a CPU can prove. They work from a bare machine.
 PYTHON ?= python3
 BIN := .venv/bin
-PYTEST := $(BIN)/python -m pytest
+PYTEST := "$(BIN)/python" -m pytest
 # On several cores, four of them at most: each process needs about 1 GB.
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 # Shapes in signatures are checked while tests run.
@@ -23,22 +23,22 @@ TRITONS ?= 3.6.0 3.7.1 3.8.0 3.9.0
 # Programs run as modules: their scripts in .venv/bin name the folder where they were
 # installed, and fail once the clone is moved.
 serve: .venv/docs
-	@$(BIN)/python -c 'import socket, sys; address = ("127.0.0.1", $(PORT)); \
+	@"$(BIN)/python" -c 'import socket, sys; address = ("127.0.0.1", $(PORT)); \
 		sys.exit(not socket.socket().connect_ex(address) and \
 		"port $(PORT) is taken: make serve PORT=8001")'
-	$(BIN)/python -m mkdocs serve --dev-addr 127.0.0.1:$(PORT)
+	"$(BIN)/python" -m mkdocs serve --livereload --dev-addr 127.0.0.1:$(PORT)
 
 build: .venv/docs
-	$(BIN)/python -m mkdocs build --strict
-	$(BIN)/python tools/checks/built_site.py
+	"$(BIN)/python" -m mkdocs build --strict
+	"$(BIN)/python" tools/checks/built_site.py
 
 lint: .venv/all
-	$(BIN)/python -m ruff check .
-	$(BIN)/python -m ruff format --check .
-	$(BIN)/python -m basedpyright
-	$(BIN)/python -m check_jsonschema --builtin-schema vendor.github-workflows \
+	"$(BIN)/python" -m ruff check .
+	"$(BIN)/python" -m ruff format --check .
+	"$(BIN)/python" -m basedpyright
+	"$(BIN)/python" -m check_jsonschema --builtin-schema vendor.github-workflows \
 		.github/workflows/*.yml
-	$(BIN)/zizmor --offline --quiet .github/workflows
+	"$(BIN)/zizmor" --offline --quiet .github/workflows
 
 # One case of each test that takes no seconds, of every folder.
 quick: lint
@@ -48,7 +48,7 @@ test: lint
 	$(PYTEST) -m "not browser and not alone and not slurm and not versions" \
 		$(PARALLEL) $(SHAPES)
 	$(PYTEST) -m alone $(SHAPES)
-	$(BIN)/python tools/regen_tables.py --check
+	"$(BIN)/python" tools/regen_tables.py --check
 	$(MAKE) build
 
 # Every kernel in the interpreter, and compiled ahead, and what reads Triton's own clock
@@ -58,7 +58,7 @@ test: lint
 versions: .venv/all
 	for triton in $(TRITONS); do \
 		case $$triton in 3.6.*) older="numpy<2.4" ;; *) older= ;; esac; \
-		$(BIN)/uv pip install --quiet --no-deps --target build/triton-$$triton \
+		"$(BIN)/uv" pip install --quiet --no-deps --target build/triton-$$triton \
 			triton==$$triton $$older && \
 		PYTHONPATH=build/triton-$$triton $(PYTEST) $(PARALLEL) \
 			tests/attention tests/test_weighted_sum.py \
@@ -81,25 +81,25 @@ slurm: .venv/all
 # code.zip and writeup.pdf; `make submission GPU=nvidia-h200` prints the tabs of one GPU
 # alone. Needs Chromium.
 submission: .venv/all
-	$(BIN)/python tools/submission.py $(if $(GPU),--gpu $(GPU))
+	"$(BIN)/python" tools/submission.py $(if $(GPU),--gpu $(GPU))
 
 # uv installs in seconds what pip needs a minute for. torch alone comes by pip, whose
 # settings choose its build.
 .venv/uv:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
-		"Python 3.11 or later is needed: make PYTHON=python3.12 ...")'
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11, 5) and \
+		"Python 3.11.5 or later is needed: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check uv
 	touch $@
 
 .venv/docs: .venv/uv pyproject.toml
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[docs]'
+	"$(BIN)/uv" pip install --quiet --python "$(BIN)/python" --editable '.[docs]'
 	touch $@
 
 .venv/all: .venv/docs
-	@echo "torch with its CUDA libraries makes .venv 5.5 GB; its CPU build, far less"
-	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[torch]'
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[docs,dev]'
+	@echo "torch with its CUDA libraries makes .venv 6 to 7 GB; its CPU build, far less"
+	"$(BIN)/python" -m pip install --disable-pip-version-check --editable '.[torch]'
+	"$(BIN)/uv" pip install --quiet --python "$(BIN)/python" --editable '.[docs,dev]'
 	touch $@
 
 clean:

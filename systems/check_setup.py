@@ -10,6 +10,11 @@ from systems import lacks, need, run_as_command
 
 if __name__ == "__main__":
     need("torch")
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        # A library that torch needs is missing, say.
+        raise SystemExit(f"error: torch can't be imported: {error}") from error
 
 import torch
 from rich.console import Console
@@ -21,6 +26,17 @@ from systems.model.transformer import BasicsTransformerLM
 from systems.records.device import find_gpu, no_gpu
 from systems.running.machine import why_unusable
 from systems.running.software import versions
+
+# pyproject.toml asks for it, but a torch that was there before may be older.
+OLDEST_TORCH = (2, 11)
+
+
+def is_too_old(version: str) -> bool:
+    """Return whether a version of torch, such as "2.9.1+cu128", is below the oldest
+    that this project supports.
+    """
+    major, minor = version.split(".")[:2]
+    return (int(major), int(minor)) < OLDEST_TORCH
 
 
 # --8<-- [start:check]
@@ -93,6 +109,13 @@ def main() -> None:
     console.print(table)
     if trouble:
         console.print(f"the first pass failed: {trouble}", markup=False)
+        raise SystemExit(2)
+    if is_too_old(torch.__version__):
+        console.print(
+            f"torch {torch.__version__} is too old: 2.11 or later is needed, run "
+            "pip install -e '.[torch]'",
+            markup=False,
+        )
         raise SystemExit(2)
     if gpu and device == "cpu":
         console.print(why_unusable(gpu))

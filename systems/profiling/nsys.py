@@ -10,6 +10,7 @@ import re
 import shutil
 import sqlite3
 import subprocess
+import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -140,11 +141,17 @@ COPY_KINDS = {
     **{1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA"},
     **{6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP"},
 }
+KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 NEEDED = {
-    "CUPTI_ACTIVITY_KIND_KERNEL": "GPU kernels",
+    KERNELS: "GPU kernels",
     "CUPTI_ACTIVITY_KIND_RUNTIME": "CUDA calls",
     "NVTX_EVENTS": "NVTX ranges",
 }
+# A graph that was traced as a whole is one entry, with no kernels in it.
+GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+WHOLE_GRAPH = "a CUDA graph (--cuda-graph-trace=node shows its kernels)"
+# An export of a few steps is read in seconds.
+LONGEST_READ_SECONDS = 120
 # The columns that every kind of work on the GPU has.
 GPU_COLUMNS = ("start", "end", "correlationId", "globalPid")
 PROFILE_AGAIN = "profile again with --trace cuda,nvtx on a machine with a GPU"
@@ -170,6 +177,8 @@ def read_export(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
         ),
         closing(sqlite3.connect(address, uri=True)) as database,
     ):
+        deadline = time.monotonic() + LONGEST_READ_SECONDS
+        database.set_progress_handler(lambda: time.monotonic() > deadline, 10**6)
         return query_kernels(database, marks, str(path))
 
 
@@ -178,7 +187,7 @@ def query_kernels(
 ) -> list[Kernel]:
     """Kernels of an open export. One of MALFORMED for a wrong row."""
     names = database.execute(
-        "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')"
+        "SELECT name FROM sqlite_master WHERE type = 'table'"
     ).fetchall()
     tables = {
         table: {
@@ -193,7 +202,8 @@ def query_kernels(
             "its SQLite export"
         )
     for table, content in NEEDED.items():
-        if table not in tables:
+        traced = table in tables or (table == KERNELS and GRAPHS in tables)
+        if not traced:
             raise TraceError(
                 f"{name} has no {content} (table {table}): {PROFILE_AGAIN}"
             )
@@ -220,10 +230,9 @@ def query_kernels(
             strings.get(long) or strings.get(mangled) or strings.get(short),
             *rest,
         )
-        for long, mangled, short, *rest in select(
-            "CUPTI_ACTIVITY_KIND_KERNEL", *kernel_names, *GPU_COLUMNS
-        )
+        for long, mangled, short, *rest in select(KERNELS, *kernel_names, *GPU_COLUMNS)
     ]
+    on_gpu += [(WHOLE_GRAPH, *rest) for rest in select(GRAPHS, *GPU_COLUMNS)]
     if not on_gpu:
         raise TraceError(f"{name} has an empty table of GPU kernels: {PROFILE_AGAIN}")
     on_gpu += [

@@ -30,6 +30,7 @@ COPIED_COLUMNS = {
         "mangledName",
         "shortName",
     ),
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": GPU_COLUMNS,
     "CUPTI_ACTIVITY_KIND_MEMCPY": (*GPU_COLUMNS, "bytes", "copyKind"),
     "CUPTI_ACTIVITY_KIND_MEMSET": (*GPU_COLUMNS, "bytes"),
     "CUPTI_ACTIVITY_KIND_RUNTIME": CALL_COLUMNS,

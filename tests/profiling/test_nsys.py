@@ -11,7 +11,7 @@ import pytest
 from systems.profiling import nsys
 from systems.profiling.nsys import NsysError
 
-FAKE = """#!{python}
+FAKE = """
 import json, os, pathlib, subprocess, sys
 plan = json.loads(pathlib.Path({plan!r}).read_text())
 arguments = sys.argv[1:]
@@ -42,11 +42,10 @@ class Fake:
     def __init__(self, folder, monkeypatch):
         self.folder, self.log = folder, folder / "log"
         program = folder / "nsys"
-        program.write_text(
-            FAKE.format(
-                python=sys.executable, plan=str(folder / "plan"), log=str(self.log)
-            )
-        )
+        script = folder / "nsys.py"
+        script.write_text(FAKE.format(plan=str(folder / "plan"), log=str(self.log)))
+        # Behind "#!", a path with a space would be cut.
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}" "$@"\n')
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
         self.plan()

@@ -440,6 +440,34 @@ def test_copies_and_fills_are_rows_too_and_may_be_absent(tmp_path):
     assert found(nsys.read_export(bare, MARKS)) == EXPECTED
 
 
+@pytest.mark.parametrize("kernels", [True, False])
+def test_a_graph_traced_as_a_whole_is_counted(tmp_path, kernels):
+    """By default nsys records a CUDA graph as one entry, without its kernels."""
+    without = () if kernels else ("CUPTI_ACTIVITY_KIND_KERNEL",)
+    path = export(tmp_path / "r.sqlite", without=without)
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INTEGER, "
+            "end INTEGER, correlationId INTEGER, globalPid INTEGER)"
+        )
+        db.execute(
+            "INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (50, 5050, 1, ?)",
+            (PID,),
+        )
+    (graph,) = (k for k in nsys.read_export(path, MARKS) if "CUDA graph" in k.name)
+    assert graph.end - graph.start == 5000
+    assert "--cuda-graph-trace=node" in graph.name
+
+
+def test_an_endless_view_is_no_table(tmp_path):
+    path = export(tmp_path / "r.sqlite", without=("NVTX_EVENTS",))
+    endless = "WITH RECURSIVE c(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM c)"
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(f"CREATE VIEW NVTX_EVENTS AS {endless} SELECT x AS start FROM c")
+    with pytest.raises(TraceError, match="has no NVTX ranges"):
+        nsys.read_export(path, MARKS)
+
+
 AGAIN = "profile again with --trace cuda,nvtx"
 WITHOUT = {
     "StringIds": "has no table StringIds, so Nsight Systems did not write it",
