@@ -72,10 +72,10 @@ def check_tree(
     results: Path, fresh: bool = False, generated: Path | None = None
 ) -> int:
     """Print every difference between the tree and its records; with `fresh`, stale
-    records too, and measuring that took too long. Return 0 if there is none, 2 if a
+    records too. Return 0 if there is none, 2 if a
     record can't be read or was edited by hand, otherwise 1.
     """
-    from tools.checks import durations, grids, same_cell
+    from tools.checks import grids, same_cell
     from tools.checks.pages import check_pages
     from tools.render import load
 
@@ -102,9 +102,7 @@ def check_tree(
     stale, edited = load.stale_records(records), load.edited_records(records)
     findings += [*(stale if fresh else []), *edited]
     findings += [*same_cell.compare(found), *grids.compare(found)]
-    too_long = durations.judge(found)
-    findings += too_long if fresh else []
-    for message in [] if fresh else [*stale, *too_long]:
+    for message in [] if fresh else stale:
         print(f"warning: {message}")
     for finding in sorted(findings):
         print(finding)

@@ -38,7 +38,7 @@ from tests.factories import (
 from tests.factories import command as regen_command
 from tools import regen_tables as command
 from tools import rendering, states
-from tools.checks import durations, pages, same_cell
+from tools.checks import pages, same_cell
 from tools.regen_tables import main
 from tools.render import everything, load
 
@@ -546,16 +546,9 @@ def test_a_tree_in_order_passes(rendered):
     assert done.out.endswith("generated files, all as the records give them\n")
 
 
-def test_what_a_check_finds_fails_it_or_is_a_warning(rendered, monkeypatch):
-    slow = "measuring everything took 80.0 minutes"
-    monkeypatch.setattr(durations, "judge", lambda found: [slow])
-    done = rendered("--check")
-    assert done.code == 0 and f"warning: {slow}" in done.out
-    assert (done := rendered("--check", "--fresh")).code == 1
-    assert done.out == f"{slow}\n1 findings\n"
+def test_what_a_check_finds_fails_it(rendered, monkeypatch):
     monkeypatch.setattr(same_cell, "compare", lambda found: ["a differs"])
     monkeypatch.setattr(pages, "check_pages", lambda root: [f"{root.name}/a.md:1: b"])
-    monkeypatch.setattr(durations, "judge", lambda found: [])
     done = rendered("--check")
     findings = f"a differs\n{ROOT.name}/a.md:1: b\n2 findings\n"
     assert done.code == 1 and sorted(done.out) == sorted(findings)

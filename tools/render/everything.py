@@ -41,12 +41,11 @@ OF_RECORDS = (
     *("student", "first_kernel", "gpu", "causes", "repeats"),
 )
 OF_NONE = (
-    *("errata", "attention_drawings", "hopper_drawings"),
+    *("attention_drawings", "hopper_drawings"),
     *("glossary", "trace"),
 )
 # The modules that have facts, by the name of these.
 FACTS = {
-    "reported": "errata",
     "first_kernel": "first_kernel",
     "causes": "causes",
     "ladder": "ladder",

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.factories import RESULTS
 from tools.render import everything
@@ -27,21 +26,6 @@ def put(results: Path, name: str, change: Callable[[Data], object] | None = None
     path = results / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data))
-
-
-def test_a_reported_number_that_is_missing_is_not_measured(tmp_path):
-    def less(data: Data) -> None:
-        data["rows"][0]["metrics"].pop("total_mean_ms", None)
-
-    def unknown_size(data: Data) -> None:
-        for row in data["rows"]:
-            row["config"]["size"] = "nosuch"
-
-    put(tmp_path, "reported-a100-sxm4-40gb/end_to_end.json", less)
-    put(tmp_path, "reported-a100-80gb-pcie/end_to_end.json", unknown_size)
-    files = everything.render_all(tmp_path)
-    facts = yaml.safe_load(files["facts.yml"])["facts"]["reported"]
-    assert facts["total_over_forward_least"] != "not measured" == facts["rate_least"]
 
 
 # Files of what was compiled -----------------------------------------------------------

@@ -6,15 +6,12 @@ import copy
 import re
 
 import pytest
-import torch
 
 from systems import ROOT
 from systems.experiments import STEMS
-from systems.model.sizes import SIZES
-from systems.model.transformer import build_model
 from tests.factories import RESULTS
 from tools.render import load
-from tools.render.spanning import errata, index, writeup
+from tools.render.spanning import index, writeup
 
 DOCS = ROOT / "docs"
 PAGE = (DOCS / "writeup.md").read_text(encoding="utf-8")
@@ -197,43 +194,6 @@ def test_the_overview_says_of_every_problem_how_it_stands(found):
         assert len(rows) == len(PROBLEMS)
         for problem, row in zip(PROBLEMS, rows, strict=True):
             assert all(writeup.status(a, known) in row for a in problem.answers)
-
-
-def test_what_follows_from_reported_figures_by_hand(found):
-    facts = errata.facts(found)
-    # medium, 154.60 over 76.59, and 2.7B, 672.30 over 219.24; the deviation is that of
-    # large, 3.71 over 273.11.
-    assert (facts["total_over_forward_least"], facts["total_over_forward_most"]) == (
-        "2.02",
-        "3.07",
-    )
-    assert (
-        facts["backward_over_forward_least"],
-        facts["backward_over_forward_most"],
-    ) == ("1.02", "2.07")
-    assert facts["spread_most"] == "1.4 %"
-    # More than an A100 can do in fp32, which is 19.5.
-    assert (
-        float(facts["rate_least"].split()[0]) > 19.5
-        and facts["rate_most"] == "47 TFLOP/s"
-    )
-    none = errata.facts({})
-    assert none.keys() == facts.keys() and none["rate_most"] == "not measured"
-
-
-def test_the_counts_of_notes_c_are_one_forward_pass_of_xl_and_of_no_other_size():
-    assert [size for size in SIZES if errata.calls(size) == (241, 96)] == ["xl"]
-    # Every weight of the model but the embedding is counted once, and a token
-    # multiplies by each of them.
-    with torch.device("meta"):
-        model = build_model("xl", 8)
-    weights = [p for name, p in model.named_parameters() if p.ndim == 2]
-    assert sum(errata.calls("xl")) == len(weights) - 1
-    # Equal work, so equal shares of the time.
-    narrow, wide = errata.macs("xl")
-    assert narrow == wide == 20.48
-    layer = sum(p.numel() for p in model.layers[0].parameters() if p.ndim == 2)
-    assert narrow + wide == layer / 1e6
 
 
 def test_the_overview_shows_every_page_by_its_own_title():

@@ -2,65 +2,32 @@
 every record keeps.
 """
 
-from collections.abc import Iterable
-
 from systems.experiments import STEMS
-from systems.records.record import Record
-from tools.render.load import Found, is_fresh, primary_gpu
+from tools.render.load import Found, primary_gpu
 from tools.render.markdown import NOT_MEASURED, bold, table
-
-# The time of a row is from before its set-up to after its last sample; starting a
-# process is not in it.
-PER_GPU = [stem for stem, where in STEMS.items() if where.full == ("cuda",)]
-
-
-def seconds(record: Record) -> float:
-    return sum(row.seconds or 0 for row in record.rows)
 
 
 def fragments(found: Found) -> dict[str, str]:
-    """A row for each experiment and a column for each GPU, the primary one first; the
-    sums are the last row. What an older version of the code took is told and not
-    summed.
+    """Return the table: a row for each experiment and a column for each GPU, the
+    primary one first.
     """
-    records = {
-        (record.device.slug, stem): record
-        for stem in PER_GPU
-        for record in found.get(stem, [])
-        if record.kind == "measured"
+    stems = [stem for stem, where in STEMS.items() if where.full == ("cuda",)]
+    records = [r for stem in stems for r in found.get(stem, []) if r.kind == "measured"]
+    names = {r.device.slug: r.device.name for r in records}
+    slugs = sorted(names, key=lambda slug: (slug != primary_gpu(), slug))
+    minutes = {
+        (r.device.slug, r.stem): sum(row.seconds or 0 for row in r.rows) / 60
+        for r in records
     }
-    names = {
-        r.device.slug: r.device.name for of_stem in found.values() for r in of_stem
-    }
-    slugs = sorted(
-        {slug for slug, _ in records}, key=lambda slug: (slug != primary_gpu(), slug)
-    )
     rows = [
-        [f"`{stem}`", *(told(records.get((slug, stem))) for slug in slugs)]
-        for stem in PER_GPU
+        [f"`{stem}`", *(text_of(minutes.get((slug, stem))) for slug in slugs)]
+        for stem in stems
     ]
-    sums = [todays(r for (of, _), r in records.items() if of == slug) for slug in slugs]
-    sum_line = ["measured by this code", *map(minutes, sums)]
-    rows.append(list(map(bold, sum_line)))
-    return {
-        "method-durations.md": table(
-            ["experiment", *(f"{names[slug]}, minutes" for slug in slugs)], rows
-        )
-        + "\n"
-    }
+    sums = [sum(m for (of, _), m in minutes.items() if of == slug) for slug in slugs]
+    rows.append([bold(text) for text in ("all", *map(text_of, sums))])
+    head = ["experiment", *(f"{names[slug]}, minutes" for slug in slugs)]
+    return {"method-durations.md": f"{table(head, rows)}\n"}
 
 
-def todays(records: Iterable[Record]) -> float:
-    """Seconds of those that the code of the tree measured."""
-    return sum(seconds(record) for record in records if is_fresh(record))
-
-
-def told(record: Record | None) -> str:
-    if record is None:
-        return NOT_MEASURED
-    old = "" if is_fresh(record) else "older code: "
-    return f"{old}{minutes(seconds(record))}"
-
-
-def minutes(time: float) -> str:
-    return f"{time / 60:.1f}"
+def text_of(minutes: float | None) -> str:
+    return NOT_MEASURED if minutes is None else f"{minutes:.1f}"
