@@ -201,9 +201,11 @@ class Frame(list[Line]):
         *shown: str | tuple[Any, ...],
         left: int = 0,
         telling: Callable[[Line], bool] | None = None,
+        alike: Collection[str] = (),
     ) -> str:
         """Print columns: a name; or the head, a name or a function of a row, and how a
         value is printed. Names that come first name the line, or `left` columns do.
+        Columns in `alike` become a sentence where all rows have the same value.
         """
         names = len([*takewhile(lambda one: isinstance(one, str), shown)])
         pairs = [(one, one) if isinstance(one, str) else one for one in shown]
@@ -211,7 +213,9 @@ class Frame(list[Line]):
             (head, value if callable(value) else itemgetter(value), *text)
             for head, value, *text in pairs
         ]
-        return columns(self, *described, left=left or names or 1, telling=telling)
+        return columns(
+            self, *described, left=left or names or 1, telling=telling, alike=alike
+        )
 
 
 def frame(record: Record | None, **wanted: Any) -> Frame:

@@ -4,7 +4,7 @@ under each: where from.
 
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -89,11 +89,6 @@ def bold(text: str) -> Markup:
 OPEN = 8
 # What marks a line as one of the others.
 REST = Markup(" {: .rest }")
-# A column of so many cells that are all alike is said in a sentence.
-ALIKE = 4
-# In a column of so many cells, two fifths of them zero, one looks for the others.
-SPARSE = 7
-ZERO = re.compile(r"[-+−]?0(?:\.0+)?(?:\s%)?(?: / 0)*")
 
 
 def table(
@@ -101,53 +96,38 @@ def table(
     rows: Iterable[list[str]],
     left: int = 1,
     telling: Sequence[bool] = (),
+    alike: Collection[str] = (),
 ) -> str:
     """A Markdown table, or nothing where it has no rows. The first `left` columns name
     a line, and stay in sight where a page shows less than the whole table; how a
     column is aligned follows from what it holds.
 
-    What all lines have alike stands in a sentence below, and where most of a column is
-    zero only the rest is printed. The first column always stays. Of a long table a
-    page shows the telling lines, and the others when asked; paper shows all.
+    A column named in `alike` is said in a sentence below where all lines have the same
+    cell. Of a long table a page shows the telling lines, and the others when asked;
+    paper shows all.
     """
-    lines = [[*map(inert, cells)] for cells in rows]
-    first_column, *others = enumerate(zip(map(inert, header), *lines, strict=True))
-    same = [at for at, (_, *cells) in others if is_alike(cells)]
-    # Were nearly all alike, little of a table would be left.
-    worth = sum(at >= left and at not in same for at, _ in others) >= 2
-    kept, alike, sparse = [first_column], [], []
-    for at, (head, *cells) in others:
-        if worth and at in same:
-            alike += [f"*{head}* {cells[0].lstrip('+')}"] if cells[0] else []
-        elif is_sparse(cells):
-            sparse.append(f"*{head}*")
-            kept.append((at, (head, *map(nonzero, cells))))
+    body = [[*map(inert, cells)] for cells in rows]
+    if not body:
+        return ""
+    shown, said = [], []
+    for at, (head, *cells) in enumerate(zip(header, *body, strict=True)):
+        if head in alike and len(cells) > 1 and len(set(cells)) == 1:
+            said.append(f"*{inert(head)}* {cells[0].lstrip('+')}")
         else:
-            kept.append((at, (head, *cells)))
-    rule = [":---" if at < left else "---:" for at, _ in kept]
-    head, *body = map(list, zip(*(column for _, column in kept), strict=True))
+            shown.append(at)
     if any(telling) and len(body) > OPEN:
         for cells, told in zip(body, telling, strict=True):
             # A cell without words takes no mark.
-            named = [at for at, cell in enumerate(cells) if cell]
+            named = [at for at in shown if cells[at]]
             if named and not told:
                 cells[named[0]] += REST
-    texts = ["| " + " | ".join(cells) + " |" for cells in (head, rule, *body)]
-    notes = [f"In each line: {' · '.join(alike)}."] if alike else []
-    notes += [f"Blank is zero in {', '.join(sparse)}."] if sparse else []
-    below = f"\n\n{' '.join(notes)}\n{{ .below }}" if notes else ""
-    return "\n".join(texts) + below if body else ""
-
-
-def is_alike(cells: list[str]) -> bool:
-    return len(cells) >= ALIKE and len(set(cells)) == 1
-
-
-def is_sparse(cells: list[str]) -> bool:
-    """Whether most of a column is zero. A blank would not be told from one."""
-    zeros = sum(bool(ZERO.fullmatch(cell)) for cell in cells)
-    many = len(cells) >= SPARSE and zeros < len(cells)
-    return many and all(cells) and 5 * zeros >= 2 * len(cells)
+    rule = [":---" if at < left else "---:" for at in range(len(header))]
+    texts = [
+        f"| {' | '.join(cells[at] for at in shown)} |"
+        for cells in ([*map(inert, header)], rule, *body)
+    ]
+    below = f"\n\nIn each line: {' · '.join(said)}.\n{{ .below }}" if said else ""
+    return "\n".join(texts) + below
 
 
 # A longer name of a kernel is folded to what it says to people.
@@ -215,6 +195,7 @@ def columns(
     *described: Any,
     left: int = 1,
     telling: Callable[[Any], bool] | None = None,
+    alike: Collection[str] = (),
 ) -> str:
     """A table with a line for each item, or nothing. A column is the name of a field of
     its configuration; or the head, what it shows of the item, and how that is printed.
@@ -232,7 +213,7 @@ def columns(
     ]
     rows = [printed(item, full) for item in items]
     told = [telling(item) for item in items] if telling else []
-    return table([head for head, *_ in full], rows, max(left, fields), told)
+    return table([head for head, *_ in full], rows, max(left, fields), told, alike)
 
 
 def printed(item: Any, described: list[tuple[Any, ...]]) -> list[str]:
@@ -388,6 +369,9 @@ def in_gib(value: float) -> str:
 
 def in_mib(value: float) -> str:
     return say(value / 2**20, "{:,.0f} MiB")
+
+
+ZERO = re.compile(r"[-+−]?0(?:\.0+)?(?:\s%)?(?: / 0)*")
 
 
 def nonzero(text: str) -> str:

@@ -265,27 +265,15 @@ def test_a_folder_of_any_name_is_named_where_its_record_is_missing(text):
     assert told.startswith("Missing:") and f"{words(folder)}/warmup.json" in told
 
 
-def test_what_all_lines_have_alike_is_a_sentence_and_no_column():
-    lines = [[name, "512", f"{n}", "+0.0 %", ""] for n, name in enumerate("abcd")]
+def test_a_column_named_as_alike_is_a_sentence_where_all_lines_have_it():
     header = ["size", "context", "ms", "off", "remark"]
-    # Two columns beside the names are left, or it is no table any more.
-    assert table(header, lines).count("512") == 4
-    lines = [[*cells, f"{n} GiB"] for n, cells in enumerate(lines)]
-    shown = table([*header, "peak"], lines)
-    assert shown.startswith("| size | ms | peak |\n")
+    lines = [[name, "512", f"{n}", "+0.0 %", ""] for n, name in enumerate("abcd")]
+    # No column vanishes by itself: neither one of equal cells nor an empty one.
+    assert table(header, lines).startswith("| size | context | ms | off | remark |\n")
+    shown = table(header, lines, alike=["context", "ms", "off"])
+    assert shown.startswith("| size | ms | remark |\n")
     assert shown.endswith("\n\nIn each line: *context* 512 · *off* 0.0 %.\n{ .below }")
-    assert table([*header, "peak"], lines[:3]).startswith("| size | context | ms ")
-
-
-def test_where_most_are_zero_the_others_stand_out():
-    lines = [[f"{n}", cell] for n, cell in enumerate(["0", "0 / 0", "0.0 %", *"1234"])]
-    shown = table(["n", "spills"], lines)
-    assert "| 2 |  |\n| 3 | 1 |" in shown
-    assert shown.endswith("Blank is zero in *spills*.\n{ .below }")
-    # A blank that was there would read as zero.
-    blank = table(["n", "spills"], [*lines, ["7", ""]])
-    assert "| 0 | 0 |" in blank and ".below" not in blank
-    assert "| 0 | 0 |" in table(["n", "spills"], lines[:6])
+    assert "below" not in table(header, lines[:1], alike=["context"])
 
 
 def test_a_long_table_opens_with_its_telling_lines():

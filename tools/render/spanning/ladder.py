@@ -170,6 +170,7 @@ def times(found: Found, record: Record, steps: Mapping[str, Step]) -> str:
             metric("repeats"),
             lambda same: "yes" if same else "no",
         ),
+        alike=("error", "same bits in two calls"),
     )
 
 

@@ -166,6 +166,7 @@ def results_table(record: Record, **wanted: int) -> str:
         column("error", "error", signed),
         *(here if record.kind == "measured" else ()),
         left=2,
+        alike=("added", "same bits on CPU and GPU"),
     )
 
 

@@ -129,7 +129,8 @@ def operations_table(record: Record) -> str:
         agrees = "yes" if as_documented(name, found, "bf16") else "no"
         rows.append([f"`{name}`", listed, kind, *found, agrees])
     header = ["operation", "PyTorch's list", "found", "bf16 in", "fp32 in", "mixed in"]
-    return table([*header, "mixed, no autocast", "agrees"], rows, left=3)
+    header += ["mixed, no autocast", "agrees"]
+    return table(header, rows, left=3, alike=["agrees"])
 
 
 def counts_table(record: Record) -> str:

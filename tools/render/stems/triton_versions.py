@@ -96,7 +96,7 @@ def summary(record: Record) -> str:
         lines.append(line)
     names = [PASS_NAMES[of] for of in PASSES]
     head = ["Triton", "by default", *names, *(f"any GPU: {name}" for name in names)]
-    return table(head, lines, left=2)
+    return table(head, lines, left=2, alike=["by default"])
 
 
 def shapes(record: Record) -> str:

@@ -96,8 +96,8 @@ def grid_table(record: Record) -> str:
     times = TIMES
     if record.kind == "reported":
         times = [(f"{p}, ms", lambda c, p=p: reported_ms(c, p)) for p in PASSES]
-    telling = {"telling": lambda c: c.config["d"] == WIDTH}
-    return columns(found, "d", LENGTH, *times, *MEMORY, left=0, **telling)
+    shown = ("d", LENGTH, *times, *MEMORY)
+    return columns(found, *shown, left=0, telling=lambda c: c.config["d"] == WIDTH)
 
 
 def reported_ms(c: Cell, name: str) -> str:

@@ -131,8 +131,12 @@ def compiled_table(record: Record) -> str:
     last = ("compiling, s", lambda both: compile_seconds(both[1]), "{:.1f}")
     if reported:
         last = ("remark", lambda both: both[1].row.reason or "")
-    telling = {"telling": lambda both: both[0].config["d"] == WIDTH}
-    return columns(found, *name, *times, last, left=0, **telling)
+    return columns(
+        found,
+        *(*name, *times, last),
+        left=0,
+        telling=lambda both: both[0].config["d"] == WIDTH,
+    )
 
 
 def kernels_table(record: Record) -> str:

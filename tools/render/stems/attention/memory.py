@@ -218,6 +218,7 @@ def memory_table(record: Record) -> str:
         ("N", lambda place: place[2]),
         *((f"{e}: {head}", *rest) for e in EXECUTIONS for head, *rest in of(e)),
         left=2,
+        alike=[f"{e}: measured / predicted" for e in EXECUTIONS],
     )
 
 

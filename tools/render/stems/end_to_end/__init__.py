@@ -2,6 +2,7 @@
 precision, and what bf16 gains.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 
@@ -63,13 +64,16 @@ def passes_table(
     is reported.
     """
     if record.kind == "reported":
+        rows, names = frame(record, **wanted), ("size", "context", "batch", "precision")
         parts = {"forward": "forward", "backward": "backward"}
         parts |= {"total": "forward + backward"}
-        return frame(record, **wanted).table(
-            *("size", "context", "batch", "precision"),
-            *((f"{head}, ms", partial(reported, part)) for part, head in parts.items()),
-            ("status", lambda x: x.why),
-        )
+        columns: list[tuple[str, Callable[[Line], str]]] = [
+            (f"{head}, ms", partial(reported, part)) for part, head in parts.items()
+        ]
+        columns.append(("status", lambda x: x.why))
+        # Nobody reports all of them.
+        found = [column for column in columns if any(map(column[1], rows))]
+        return rows.table(*names, *found, alike=names[1:])
     cells = passes(record).where(**wanted).pivot("mode", *MODES)
     return cells.table(
         *names,

@@ -154,6 +154,7 @@ def times_table(record: Record, **where: Any) -> str:
         ("GPU span, profiled, ms", span_ms, "{:.2f}"),
         left=4,
         telling=telling,
+        alike=["mode"],
     )
     own = sum(1 for c in found if c and timed(c) is c)
     return f"{shown}\n\n{clocks_of(record, own)}" if shown else ""
@@ -286,6 +287,7 @@ def attention_table(record: Record, **where: Any) -> str:
         ("share of bandwidth", lambda of: rates(*of)[1] / peak.bandwidth, percent),
         left=3,
         telling=lambda of: at_ends(of[0]),
+        alike=["context"],
     )
 
 
@@ -299,6 +301,7 @@ def checks_table(record: Record) -> str:
         ("products: by name over by operation", disagreement, percent),
         ("profiler's factor", slowdown, "{:.2f}"),
         left=4,
+        alike=["unattributed"],
     )
 
 

@@ -66,6 +66,7 @@ def peaks_table(record: Record, precision: str) -> str:
         ("off", lambda c: c.requested / predicted(c) - 1, signed),
         ("where", lambda c: place(c) if c else ""),
         telling=lambda c: c.config["context"] == LONGEST,
+        alike=["off"],
     )
 
 
@@ -85,7 +86,9 @@ def categories_table(record: Record) -> str:
     """2.7B: what the peak is made of."""
     found = [c for c in of_modes(record, *PRECISIONS) if c]
     shown = [(n, lambda c, n=n: nonzero(two(c.category(n)))) for n in CATEGORIES]
-    return columns(found, MODE, "precision", "context", *shown, left=2)
+    return columns(
+        found, MODE, "precision", "context", *shown, left=2, alike=CATEGORIES
+    )
 
 
 def moments_table(record: Record) -> str:
@@ -192,6 +195,7 @@ def blocks_table(c: Tried, kind: str) -> str:
         ("category", lambda group: group["category"]),
         ("made in", lambda group: group["phase"].replace("_", " ")),
         ("owner, or the code that asked", asked),
+        alike=("category", "made in"),
     )
     if kind != "tenth":
         return listed
