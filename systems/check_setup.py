@@ -81,9 +81,9 @@ def attention_kernels(device: str) -> dict[str, str]:
     """By name whether our attention kernels run here, or what they need."""
     if said := lacks("triton"):
         return {"hopper, triton": f"need Triton: {said}"}
-    from systems.attention.triton.available import kernels
+    from systems.attention.triton.available import describe_kernels
 
-    return kernels(torch.device(device))
+    return describe_kernels(torch.device(device))
 
 
 def main() -> None:

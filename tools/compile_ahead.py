@@ -42,7 +42,7 @@ from systems.attention.hopper import launches as hopper
 from systems.attention.hopper import one_pass_launches
 from systems.attention.hopper.limits import TILE_DIMS
 from systems.attention.hopper.walks import Ordered, Shift
-from systems.attention.triton.chooser import architecture, for_mask, padded
+from systems.attention.triton.chooser import architecture, pad_head_dim, select_by_mask
 from systems.attention.triton.configs import Config
 from systems.attention.triton.launches import (
     LIMBS,
@@ -153,7 +153,7 @@ class Needs(NamedTuple):
         """
         q, k = (int(size.split("=")[1]) for size in self.tile.split()[:2])
         matmuls = MATMULS[self.kernel.removesuffix("_kernel")]
-        once = matmuls * OF_LIMBS[LIMBS[arithmetic]] * q * k * padded(d)
+        once = matmuls * OF_LIMBS[LIMBS[arithmetic]] * q * k * pad_head_dim(d)
         return self.warps * self.loop["products"] / once
 
 
@@ -253,7 +253,7 @@ def entries(
     gpu: Target, arithmetic: str, d: int, causal: bool
 ) -> list[dict[str, Config]]:
     """By kernel what the tables have for this GPU: for many rows, then for few."""
-    name, size = architecture(gpu.capability), padded(d)
+    name, size = architecture(gpu.capability), pad_head_dim(d)
     many = {kernel: by_d[size] for kernel, by_d in CONFIGS[name][arithmetic].items()}
     few = [
         {kernel: by_d.get(size, many[kernel]) for kernel, by_d in tier.configs.items()}
@@ -261,7 +261,7 @@ def entries(
         if any(size in by_d for by_d in tier.configs.values())
     ]
     return [
-        {kernel: for_mask(entry, causal) for kernel, entry in passes.items()}
+        {kernel: select_by_mask(entry, causal) for kernel, entry in passes.items()}
         for passes in (many, *few)
     ]
 
@@ -306,8 +306,8 @@ def compile_hopper(gpu: Target, d: int, causal: bool) -> Iterator[list[Needs] | 
     not tested with.
     """
     for plan in (
-        *(hopper.forward_plan, hopper.backward_plan),
-        one_pass_launches.one_pass_plan,
+        *(hopper.plan_forward, hopper.plan_backward),
+        one_pass_launches.plan_one_pass,
     ):
         plan.cache_clear()
     (q, k, v, o, do), lse = inputs("half", d)
@@ -336,7 +336,7 @@ def faults(gpu: Target, arithmetic: str, d: int, needs: Needs) -> Iterator[str]:
     if not needs.loop:
         return
     name = needs.kernel.removesuffix("_kernel")
-    if gpu.capability == (9, 0) and (arithmetic, name, padded(d)) in TIMED:
+    if gpu.capability == (9, 0) and (arithmetic, name, pad_head_dim(d)) in TIMED:
         return
     if needs.stack_bytes > MOST_STACK[arithmetic]:
         yield f"has {needs.stack_bytes} bytes of stack, of {MOST_STACK[arithmetic]}"

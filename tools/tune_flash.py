@@ -43,7 +43,7 @@ from triton.errors import TritonError
 
 from systems.attention.reference import attention_reference
 from systems.attention.triton import tuned
-from systems.attention.triton.chooser import architecture, for_mask
+from systems.attention.triton.chooser import architecture, select_by_mask
 from systems.attention.triton.configs import Config
 from systems.attention.triton.launches import launch_backward, launch_forward
 from systems.attention.triton.tables import CONFIGS
@@ -83,9 +83,9 @@ def candidates(key: Key, gpu: str) -> list[Candidate]:
     from ours in one number and has room for its accumulators.
     """
     kind, kernel, d, causal = key
-    ours = for_mask(CONFIGS[gpu][kind][kernel][d], causal)
+    ours = select_by_mask(CONFIGS[gpu][kind][kernel][d], causal)
     others = (
-        for_mask(table[kind][kernel][d], mask)
+        select_by_mask(table[kind][kernel][d], mask)
         for table in CONFIGS.values()
         for mask in (causal, not causal)
     )

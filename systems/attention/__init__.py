@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from systems.attention.implementations import IMPLEMENTATIONS
 
 if TYPE_CHECKING:
+    from systems.attention.dispatch import FlashAttentionTriton
     from systems.attention.flash import flash_attention
     from systems.attention.reference import attention_reference
     from systems.attention.torch_tiles import FlashAttentionPyTorch
-    from systems.attention.triton.function import FlashAttentionTriton
 
 __all__ = [
     "IMPLEMENTATIONS",
@@ -29,7 +29,7 @@ EXPORTS = {
     "attention_reference": "systems.attention.reference",
     "flash_attention": "systems.attention.flash",
     "FlashAttentionPyTorch": "systems.attention.torch_tiles",
-    "FlashAttentionTriton": "systems.attention.triton.function",
+    "FlashAttentionTriton": "systems.attention.dispatch",
 }
 
 

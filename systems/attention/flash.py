@@ -55,9 +55,9 @@ def flash_attention(
     """
     # Imported here, so that the PyTorch tiles work where Triton is not installed.
     if backend in ("auto", "hopper", "triton"):
-        from systems.attention.triton import function
+        from systems.attention import dispatch
 
-        return function.attention(q, k, v, causal, scale, backend)
+        return dispatch.attention(q, k, v, causal, scale, backend)
     if backend == "torch":
         from systems.attention import torch_tiles
 

@@ -19,11 +19,11 @@ from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.autograd import forward_ad
 
 # The properties of a tensor that decide whether attention can be computed with it.
-Described = tuple[torch.Size, torch.dtype, torch.device, torch.layout]
+TensorProperties = tuple[torch.Size, torch.dtype, torch.device, torch.layout]
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
 
 
-def described(x: Tensor) -> Described:
+def tensor_properties(x: Tensor) -> TensorProperties:
     return x.shape, x.dtype, x.device, x.layout
 
 
@@ -42,18 +42,18 @@ def check_inputs(
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
     # Shapes are symbols while a compiler traces, and symbols can't be looked up.
-    check = check_described if is_traced(q) else check_described_once
+    check = check_properties if is_traced(q) else check_properties_cached
     try:
-        of_tensors = described(q), described(k), described(v)
+        properties = tensor_properties(q), tensor_properties(k), tensor_properties(v)
     except RuntimeError as error:
         # Nested tensors, alone, have no shape to tell.
         raise TypeError("q, k and v must not be nested tensors") from error
-    check(*of_tensors, dtypes)
+    check(*properties, dtypes)
     if not isinstance(causal, bool):
         # A whole mask would fill the message, and bring it from the GPU.
-        given = type_name(causal) if hasattr(causal, "shape") else repr(causal)
+        received = type_name(causal) if hasattr(causal, "shape") else repr(causal)
         raise TypeError(
-            f"causal must be True or False, got {given}; it is the fourth argument, "
+            f"causal must be True or False, got {received}; it is the fourth argument, "
             "where SDPA takes attn_mask and flash-attn dropout_p: neither exists here"
         )
     if scale is not None:
@@ -76,8 +76,11 @@ def type_name(x: object) -> str:
     return f"{type(x).__module__}.{type(x).__qualname__}"
 
 
-def check_described(
-    q: Described, k: Described, v: Described, dtypes: tuple[torch.dtype, ...]
+def check_properties(
+    q: TensorProperties,
+    k: TensorProperties,
+    v: TensorProperties,
+    dtypes: tuple[torch.dtype, ...],
 ) -> None:
     """The part of `check_inputs` that looks at the tensors."""
     q_shape, q_dtype, q_device, _ = q
@@ -86,8 +89,12 @@ def check_described(
         if layout != torch.strided:
             raise TypeError(f"{name} must be a strided tensor, got layout {layout}")
         if dtype not in dtypes:
-            found, *taken = (str(x).removeprefix("torch.") for x in (dtype, *dtypes))
-            raise TypeError(f"{name} must be one of {', '.join(taken)}, got {found}")
+            received, *accepted = (
+                str(x).removeprefix("torch.") for x in (dtype, *dtypes)
+            )
+            raise TypeError(
+                f"{name} must be one of {', '.join(accepted)}, got {received}"
+            )
         if dtype != q_dtype:
             raise TypeError(f"{name} must have the dtype of q, {q_dtype}, got {dtype}")
         if device != q_device:
@@ -129,7 +136,7 @@ def check_described(
 
 
 # What was taken once is taken again: only refusals are worked out anew.
-check_described_once = lru_cache(maxsize=4096)(check_described)
+check_properties_cached = lru_cache(maxsize=4096)(check_properties)
 
 
 def is_traced(q: Tensor) -> bool:
@@ -188,7 +195,7 @@ def is_batched(do: Tensor) -> bool:
     )
 
 
-def loop_under_vmap(operator: Any) -> None:
+def register_vmap_loop(operator: Any) -> None:
     """Have vmap call this operator, which returns three tensors, once per member of a
     batch.
     """
@@ -207,22 +214,22 @@ def loop_under_vmap(operator: Any) -> None:
         return tuple(map(torch.stack, zip(*calls, strict=True))), (0, 0, 0)
 
 
-def refuse_batched_gradients(do: Tensor, of: str) -> None:
+def refuse_batched_gradients(do: Tensor, operation: str) -> None:
     """NotImplementedError where a backward pass computes one gradient alone."""
     if is_batched(do):
         raise NotImplementedError(
-            f"the gradient of {of} can't be computed for a batch of gradients "
+            f"the gradient of {operation} can't be computed for a batch of gradients "
             "(is_grads_batched, vectorize or vmap): call backward once for each"
         )
 
 
-def refuse_second_derivative(of: str = "flash attention") -> None:
+def refuse_second_derivative(operation: str = "flash attention") -> None:
     """ValueError inside a backward pass that records a graph of its own
     (`create_graph=True`).
     """
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise ValueError(
-            f"the gradient of {of} can't be differentiated again: "
+            f"the gradient of {operation} can't be differentiated again: "
             "backward got create_graph=True, takes False"
         )
 

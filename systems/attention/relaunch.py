@@ -21,7 +21,7 @@ from triton.runtime import driver
 # What Triton asks of an address, in bytes.
 ALIGNMENT = 16
 # CUDA's limit on the first axis of a grid. The other axes end at 65,535.
-MOST_PROGRAMS = 2**31 - 1
+MAX_PROGRAMS = 2**31 - 1
 
 
 class Layout(NamedTuple):
@@ -39,7 +39,7 @@ def shape_and_strides(x: Tensor) -> ShapeAndStrides:
     return x.shape, x.stride()
 
 
-def layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
+def make_layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
     """That of a tensor (batch, heads, n, d), or (heads, n, d) with a batch of one."""
     return (
         Layout(shape, strides)
@@ -48,15 +48,15 @@ def layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
     )
 
 
-NOTHING = nullcontext()
+NO_DEVICE_CHANGE = nullcontext()
 
 
-def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
+def use_device_of(x: Tensor) -> AbstractContextManager[Any]:
     """Triton launches on the current GPU, which need not be the one of x; making it so
     where it is takes time.
     """
     if not x.is_cuda or x.get_device() == torch.cuda.current_device():
-        return NOTHING
+        return NO_DEVICE_CHANGE
     return torch.cuda.device(x.device)
 
 
@@ -64,14 +64,14 @@ def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
 THREAD = threading.local()
 
 
-def ready_for_tma(x: Tensor) -> AbstractContextManager[Any]:
-    """Return `on_device_of(x)`, and give this thread a CUDA context if it has none.
+def prepare_for_tma(x: Tensor) -> AbstractContextManager[Any]:
+    """Return `use_device_of(x)`, and give this thread a CUDA context if it has none.
 
     Triton's launcher does that too, but only after it has asked the driver for TMA's
     descriptors, which need a context.
     """
-    device = on_device_of(x)
-    if device is NOTHING and x.is_cuda and not hasattr(THREAD, "context"):
+    device = use_device_of(x)
+    if device is NO_DEVICE_CHANGE and x.is_cuda and not hasattr(THREAD, "context"):
         # Like most calls of the CUDA runtime this one makes the context current.
         # `set_device` does nothing where the device is the current one already.
         torch.cuda.mem_get_info()
@@ -116,9 +116,9 @@ class Launch:
                 arguments.append(x)
         if aligned and self.again is not None:
             return self.again(*arguments)
-        if self.grid[0] > MOST_PROGRAMS:
+        if self.grid[0] > MAX_PROGRAMS:
             raise ValueError(
-                f"q, k and v must need at most {MOST_PROGRAMS} programs of a kernel, "
+                f"q, k and v must need at most {MAX_PROGRAMS} programs of a kernel, "
                 f"got {self.grid[0]}: compute some of the heads at a time"
             )
         compiled = self.kernel[self.grid](
@@ -129,16 +129,16 @@ class Launch:
         if aligned and compiled is not None:
             names = self.kernel.arg_names[len(tensors) + len(self.scalars) :]
             # A kernel in Gluon has the number of its warps among its arguments.
-            given = {**self.constants, **self.options}
-            rest = (*self.scalars, *(given[name] for name in names))
-            self.again = launcher(compiled, self.grid, rest)
+            keywords = {**self.constants, **self.options}
+            rest = (*self.scalars, *(keywords[name] for name in names))
+            self.again = make_launcher(compiled, self.grid, rest)
         return None
 
     # --8<-- [end:launch]
 
 
 # --8<-- [start:launcher]
-def launcher(
+def make_launcher(
     compiled: Any, grid: tuple[int, ...], rest: tuple[Any, ...]
 ) -> Callable[..., None]:
     """`compiled[grid]` for the device that is current now, on whatever stream is
@@ -229,9 +229,9 @@ class Descriptor:
         )
 
     def __call__(self, x: Tensor):
-        described = object.__new__(self.type)
-        described.__dict__.update(self.fields, base=x)
-        return described
+        descriptor = object.__new__(self.type)
+        descriptor.__dict__.update(self.fields, base=x)
+        return descriptor
 
 
 def rows_descriptor(

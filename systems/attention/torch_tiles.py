@@ -22,9 +22,9 @@ from systems.attention.inputs import (
     check_inputs,
     default_scale,
     is_batched,
-    loop_under_vmap,
     refuse_second_derivative,
     refuse_transforms,
+    register_vmap_loop,
 )
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -32,7 +32,7 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 Q_TILE, K_TILE = 64, 64
 
 
-def wide_dtype(x: Tensor) -> torch.dtype:
+def accumulator_dtype(x: Tensor) -> torch.dtype:
     """What sums are kept in: float32, or float64 for float64."""
     return torch.promote_types(x.dtype, torch.float32)
 
@@ -50,7 +50,7 @@ def forward_tiles(
 
     o has the dtype of q, lse is float32, or float64 for float64.
     """
-    n_q, n_k, wide = q.shape[-2], k.shape[-2], wide_dtype(q)
+    n_q, n_k, wide = q.shape[-2], k.shape[-2], accumulator_dtype(q)
     o, lse = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=wide)
     for q_start in range(0, n_q, Q_TILE):
         rows = slice(q_start, min(q_start + Q_TILE, n_q))
@@ -63,7 +63,7 @@ def forward_tiles(
             keys = slice(k_start, min(k_start + K_TILE, n_k))
             s = q_i @ k[..., keys, :].to(wide).mT
             if causal and keys.stop > rows.start + 1:
-                s = s.masked_fill(hidden(rows, keys, s.device), float("-inf"))
+                s = s.masked_fill(causal_mask(rows, keys, s.device), float("-inf"))
             m_new = torch.maximum(m, s.amax(-1))
             p = torch.exp(s - m_new[..., None])
             rescale = torch.exp(m - m_new)
@@ -78,7 +78,7 @@ def forward_tiles(
 # --8<-- [end:forward]
 
 
-def hidden(rows: slice, keys: slice, device: torch.device) -> Tensor:
+def causal_mask(rows: slice, keys: slice, device: torch.device) -> Tensor:
     """True where a query may not see a key: above the diagonal that starts at the top
     left.
     """
@@ -101,7 +101,7 @@ def backward_tiles(
     """(dq, dk, dv), one tile of keys at a time against every query that sees it
     (algorithm 2).
     """
-    n_q, n_k, wide = q.shape[-2], k.shape[-2], wide_dtype(q)
+    n_q, n_k, wide = q.shape[-2], k.shape[-2], accumulator_dtype(q)
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
     # Scaled once, here: S = (scale q) kᵀ, and dk = dSᵀ (scale q).
     q, do = q.to(wide) * scale, do.to(wide)
@@ -174,7 +174,7 @@ backward_operator = torch.library.custom_op(
     schema="(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor do, "
     "bool causal, float scale) -> (Tensor, Tensor, Tensor)",
 )
-loop_under_vmap(backward_operator)
+register_vmap_loop(backward_operator)
 
 
 class FlashAttentionPyTorch(torch.autograd.Function):

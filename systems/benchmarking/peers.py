@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from systems.attention.dispatch import FlashAttentionTriton, choose_backend
 from systems.attention.torch_tiles import FlashAttentionPyTorch
-from systems.attention.triton.function import FlashAttentionTriton, chosen
 from systems.records.outcome import NotInstalled, Unsupported, out_of_memory_reason
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -111,12 +111,12 @@ def only(name: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            if not (reason := refusal(name, error)):
+            if not (reason := find_refusal(name, error)):
                 raise
             raise Unsupported(reason) from error
 
 
-def refusal(name: str, error: Exception) -> str:
+def find_refusal(name: str, error: Exception) -> str:
     """Why this implementation can't run an input, if that is what the error says;
     nothing where the error is of our own code.
     """
@@ -192,7 +192,7 @@ def what_ran(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
     SDPA chooses.
     """
     if name in OURS:
-        return chosen(OURS[name], q, k, v)
+        return choose_backend(OURS[name], q, k, v)
     if name == "sdpa" or name in BACKENDS and name not in SDPA_FLASH_4:
         # The function by which PyTorch itself decides, on the same inputs and in the
         # same context.

@@ -27,15 +27,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from systems.attention.dispatch import choose_backend, run_backward, run_forward
 from systems.attention.first import first_attention
 from systems.attention.hopper import launches
 from systems.attention.hopper.configs import CONFIGS
 from systems.attention.hopper.limits import TILE_DIMS
 from systems.attention.reference import attention_reference
 from systems.attention.triton.configs import Config as LaunchConfig
-from systems.attention.triton.function import chosen, run_backward, run_forward
 from systems.attention.triton.launches import launch_backward, launch_forward
-from systems.attention.triton.primitives import INTERPRETED, LOG2E, dot, narrow
+from systems.attention.triton.primitives import INTERPRETED, LOG2E, dot, round_to
 from systems.benchmarking import gpu_time, timing
 from systems.benchmarking.workload import random_inputs
 from systems.model.train_step import Phase
@@ -167,7 +167,7 @@ def steps(
             p = tl.exp(s - m_new[:, None])
             rescale = tl.exp(m - m_new)
         l = l * rescale + tl.sum(p, 1)
-        acc = dot(narrow(p, v.dtype), v, acc * rescale[:, None], "ieee")
+        acc = dot(round_to(p, v.dtype), v, acc * rescale[:, None], "ieee")
         m = m_new
     return acc, m, l
 
@@ -232,7 +232,7 @@ def switched_kernel(
         True,
         EXP2,
     )
-    o = narrow(acc / l[:, None], o_ptr.dtype.element_ty)
+    o = round_to(acc / l[:, None], o_ptr.dtype.element_ty)
     tl.store(o_ptr + head + rows[:, None] * D + columns[None, :], o)
 
 
@@ -283,14 +283,14 @@ def atomic_kernel(
         s = dot(k, tl.trans(q), zeros, "ieee")
         p = tl.exp2(s * scale_log2 - (lse * LOG2)[None, :])
         p = tl.where(rows[None, :] >= keys[:, None], p, 0.0)
-        dv = dot(narrow(p, do.dtype), do, dv, "ieee")
+        dv = dot(round_to(p, do.dtype), do, dv, "ieee")
         dp = dot(v, tl.trans(do), zeros, "ieee")
-        ds = narrow(p * (dp - delta[None, :]), q.dtype)
+        ds = round_to(p * (dp - delta[None, :]), q.dtype)
         dk = dot(ds, q, dk, "ieee")
         dq = dot(tl.trans(ds), k, tl.zeros([BQ, D], tl.float32), "ieee")
         tl.atomic_add(dq_ptr + at, dq * scale, sem="relaxed")
-    tl.store(dk_ptr + own, narrow(dk * scale, k.dtype))
-    tl.store(dv_ptr + own, narrow(dv, v.dtype))
+    tl.store(dk_ptr + own, round_to(dk * scale, k.dtype))
+    tl.store(dv_ptr + own, round_to(dv, v.dtype))
 
 
 def atomic_backward(
@@ -337,7 +337,9 @@ def run(config: Config) -> Turns:
         "repeats": int(
             all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
         ),
-        "ran": chosen("auto", q, k, v) if config.step in HOPPER_STEPS else "triton",
+        "ran": choose_backend("auto", q, k, v)
+        if config.step in HOPPER_STEPS
+        else "triton",
     }
     del first, second, found, exact
     yield
@@ -385,7 +387,7 @@ def prepare(
         launch = launch_forward if step == "plain_forward" else run_forward
         return lambda: launch(q, k, v, True, scale)[:1]
     if step == "one_item_forward":
-        if chosen("auto", q, k, v) != "hopper":
+        if choose_backend("auto", q, k, v) != "hopper":
             return lambda: launch_forward(q, k, v, True, scale)[:1]
         # More programs than items. A few heads at a time all the same: if all were last
         # ones, all would be walked through side by side.
@@ -397,7 +399,7 @@ def prepare(
         return lambda: atomic_backward(do, q, k, v, o, lse)
     if how in OVERRIDES:
         return lambda: launch_backward(do, q, k, v, o, lse, True, scale, **overrides)
-    if step == "two_passes_backward" and chosen("auto", q, k, v) == "hopper":
+    if step == "two_passes_backward" and choose_backend("auto", q, k, v) == "hopper":
         return lambda: launches.launch_two_passes(do, q, k, v, o, lse, True, scale)
     launch = run_backward if step == "backward" else launch_backward
     return lambda: launch(do, q, k, v, o, lse, True, scale)

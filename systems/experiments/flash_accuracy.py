@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from systems.attention.dispatch import FlashAttentionTriton, choose_backend
 from systems.attention.reference import attention_reference
 from systems.attention.torch_tiles import FlashAttentionPyTorch
-from systems.attention.triton.function import FlashAttentionTriton, chosen
 from systems.benchmarking import timing
 from systems.benchmarking.peers import attention, only
 from systems.benchmarking.workload import random_inputs
@@ -158,7 +158,7 @@ def ours(
 ) -> tuple[Tensor, Tensor]:
     """By the named kernels. Unsupported where they can't run."""
     try:
-        chosen(backend, q, k, v)
+        choose_backend(backend, q, k, v)
     except ValueError as error:
         raise Unsupported(str(error)) from error
     return with_saved_lse(FlashAttentionTriton.apply(q, k, v, causal, None, backend))

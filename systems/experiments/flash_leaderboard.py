@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from systems.attention.hopper.limits import missing_here
-from systems.attention.triton.function import FlashAttentionTriton
+from systems.attention.dispatch import FlashAttentionTriton
+from systems.attention.hopper.limits import missing_on_device
 from systems.benchmarking import gpu_time, timing
 from systems.benchmarking.peers import Attention, attention, only, what_ran
 from systems.model.train_step import Phase
@@ -144,7 +144,7 @@ def ceiling(device: str) -> dict[str, Any]:
         "multiprocessors": multiprocessors,
         **(
             additions(multiprocessors)
-            if device == "cuda" and not missing_here(torch.device(device))
+            if device == "cuda" and not missing_on_device(torch.device(device))
             else {}
         ),
     }

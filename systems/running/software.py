@@ -22,7 +22,7 @@ from systems.records.source_hash import Reach, source_hash
 from systems.running.reports import CannotStart
 
 # What a stem reaches that launches our kernels.
-LAUNCHES = ("systems.attention.triton.chooser", "owners")
+LAUNCHES = ("systems.attention.triton.chooser", "owner_configs")
 TUNED = "launch configurations"
 # A library of others, and how the implementations are called that it runs.
 PEER, ITS = "flash-attn-4", "fa4"
@@ -149,10 +149,10 @@ def kernels_on(device: Device) -> dict[str, str]:
         return {}
     if said := lacks("torch", "triton"):
         return {"hopper, triton": said}
-    from systems.attention.triton.available import kernels_of
+    from systems.attention.triton.available import describe_kernels_for
 
     major, minor = map(int, device.capability.split("."))
     version = metadata.version("triton")
     timed = len(tuned.configs(device.slug, version))
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    return kernels_of((major, minor), version, timed, interpreted)
+    return describe_kernels_for((major, minor), version, timed, interpreted)

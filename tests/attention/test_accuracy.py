@@ -19,9 +19,9 @@ from systems.attention.triton.configs import Config
 from systems.attention.triton.launches import launch_backward, launch_forward
 from systems.attention.triton.primitives import (
     first_step,
-    from_limbs,
-    narrow,
     program_tile,
+    round_to,
+    sum_limbs,
     to_limbs,
 )
 from tests.attention.checks import (
@@ -43,7 +43,7 @@ PAIRS = [(1, 130), (130, 1), (65, 191), (191, 65), (63, 64)]
 @triton.jit
 def narrow_kernel(x_ptr, y_ptr, n: tl.constexpr):
     x = tl.load(x_ptr + tl.arange(0, n))
-    tl.store(y_ptr + tl.arange(0, n), narrow(x, y_ptr.dtype.element_ty))
+    tl.store(y_ptr + tl.arange(0, n), round_to(x, y_ptr.dtype.element_ty))
 
 
 @triton.jit
@@ -52,7 +52,7 @@ def limbs_kernel(x_ptr, limbs_ptr, whole_ptr, n: tl.constexpr, LIMBS: tl.constex
     limbs = to_limbs(tl.load(x_ptr + at), tl.bfloat16, LIMBS)
     for i in tl.static_range(LIMBS):
         tl.store(limbs_ptr + i * n + at, limbs[i].to(tl.float32))
-    tl.store(whole_ptr + at, from_limbs(limbs))
+    tl.store(whole_ptr + at, sum_limbs(limbs))
 
 
 @triton.jit
@@ -263,7 +263,7 @@ def test_steps_are_dealt_to_splits_on_from_head_to_head(causal, device):
 
 def test_the_loop_of_dk_and_dv_is_as_long_as_all_heads_of_a_group(monkeypatch):
     """Four heads on one of k and v are split as one head that is four times as long."""
-    monkeypatch.setattr(configs, "sm_count", lambda device: 132)
+    monkeypatch.setattr(configs, "count_sms", lambda device: 132)
 
     def splits(heads: int, n_q: int) -> int:
         q, k = (
@@ -352,10 +352,10 @@ def test_float32_split_ahead(
     k, do = k.mT.contiguous().mT, do[..., :1, :].expand_as(do)
     forward, dkdv, dq = (Config(32, 32, 4, 1, ahead=each) for each in ahead)
     precision(setting)
-    done, as_limbs = [], launches.as_limbs
+    done, as_limbs = [], launches.split_into_limbs
     monkeypatch.setattr(
         launches,
-        "as_limbs",
+        "split_into_limbs",
         lambda *x: done.append(len(x) - 1) or as_limbs(*x),
     )
     o, lse = launch_forward(q, k, v, causal, 0.25, forward, splits)
@@ -394,8 +394,8 @@ def test_what_a_step_works_out_anew_is_what_it_would_keep(
     dq, dkdv = (Config(*tile, 4, 1, ahead=ahead) for tile in ((16, 32), (32, 16)))
     kept, found = (
         launch_backward(
-            do, q, k, v, o, lse, causal, 0.25, dkdv._replace(anew=which),
-            dq._replace(anew=which), splits, splits,
+            do, q, k, v, o, lse, causal, 0.25, dkdv._replace(recompute=which),
+            dq._replace(recompute=which), splits, splits,
         )
         for which in ("", anew)
     )  # fmt: skip
@@ -406,14 +406,14 @@ def test_what_a_step_works_out_anew_is_what_it_would_keep(
 def test_each_backward_kernel_is_told_what_to_work_out_anew(anew):
     of = shape_and_strides(torch.empty(1, 1, 64, 16))
     other = Config(32, 32, 4, 1)
-    config = other._replace(anew=anew)
+    config = other._replace(recompute=anew)
     for dkdv, dq in ((config, other), (other, config)):
         plan = launches.backward_launches(
             "half", torch.float32, torch.device("cpu"), dkdv, dq, 1, 1, 1, True, 1.0,
             *[of] * 8,
         )  # fmt: skip
-        assert plan.dkdv.constants["ANEW"] == dkdv.anew
-        assert plan.dq.constants["ANEW"] == dq.anew
+        assert plan.dkdv.constants["RECOMPUTE"] == dkdv.recompute
+        assert plan.dq.constants["RECOMPUTE"] == dq.recompute
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])

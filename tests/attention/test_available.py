@@ -9,10 +9,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from systems.attention import dispatch
+from systems.attention.dispatch import choose_backend
 from systems.attention.hopper import limits
-from systems.attention.triton import available, function
-from systems.attention.triton.available import kernels, kernels_of, look_at
-from systems.attention.triton.function import chosen
+from systems.attention.triton import available
+from systems.attention.triton.available import (
+    check_device,
+    describe_kernels,
+    describe_kernels_for,
+)
 from systems.attention.triton.primitives import INTERPRETED
 from systems.check_setup import attention_kernels
 from tests.attention.checks import Like, like
@@ -42,13 +47,15 @@ def gpu_with(monkeypatch):
         monkeypatch.setattr(limits.knobs.runtime, "interpret", interpreted)
         said = SimpleNamespace(value=interpreted)
         monkeypatch.setattr(available, "INTERPRETED", said)
-        monkeypatch.setattr(available, "owners", lambda _: dict.fromkeys(range(timed)))
-        for name in ("missing_here", "wrong_triton"):
+        monkeypatch.setattr(
+            available, "owner_configs", lambda _: dict.fromkeys(range(timed))
+        )
+        for name in ("missing_on_device", "unsupported_triton"):
             known = getattr(limits, name).__wrapped__
             monkeypatch.setattr(limits, name, known)
-        look = cache(look_at.__wrapped__)
-        monkeypatch.setattr(function, "look_at", look)
-        monkeypatch.setattr(available, "SAID", set())
+        look = cache(check_device.__wrapped__)
+        monkeypatch.setattr(dispatch, "check_device", look)
+        monkeypatch.setattr(available, "LOGGED", set())
         return look
 
     return see
@@ -56,7 +63,7 @@ def gpu_with(monkeypatch):
 
 def auto(*shape: int, **options) -> str:
     x = like(*shape, **options)
-    return chosen("auto", x, x, x)
+    return choose_backend("auto", x, x, x)
 
 
 def test_slower_kernels_than_the_gpu_allows_are_told_once(gpu_with, caplog):
@@ -78,9 +85,9 @@ def test_large_inputs_that_tma_cannot_read_are_told_once(gpu_with, caplog):
         wide = torch.empty(1, 16, 16384, 64 + gap, dtype=torch.bfloat16, device="meta")
         gappy = Like(wide[..., :64])
         few = Like(wide[:, :1, :8, :64])
-        assert chosen("auto", few, few, few) == "triton"
+        assert choose_backend("auto", few, few, few) == "triton"
         assert len(caplog.messages) == (gap == 3)
-        assert chosen("auto", gappy, gappy, gappy) == "triton"
+        assert choose_backend("auto", gappy, gappy, gappy) == "triton"
     (said,) = caplog.messages
     assert "hopper needs rows without gaps" in said and "(17039360, " in said
 
@@ -134,13 +141,13 @@ def test_a_gpu_before_the_a100_is_refused_and_the_setup_says_so(capability, gpu_
 def test_both_ways_to_launch_look_at_the_device_first(device, monkeypatch):
     """That of a prepared call and the other; a CPU has nothing to be told."""
     looked = []
-    monkeypatch.setattr(function, "look_at", looked.append)
+    monkeypatch.setattr(dispatch, "check_device", looked.append)
     x = torch.zeros(1, 16, 16, device=device)
-    function.attention(x, x, x)
-    function.attention(x.requires_grad_(), x, x)
-    function.attention(x.mT.contiguous().mT.detach(), x.detach(), x.detach())
+    dispatch.attention(x, x, x)
+    dispatch.attention(x.requires_grad_(), x, x)
+    dispatch.attention(x.mT.contiguous().mT.detach(), x.detach(), x.detach())
     assert looked == [x.device] * 3
-    assert look_at.__wrapped__(torch.device("cpu")) is None
+    assert check_device.__wrapped__(torch.device("cpu")) is None
 
 
 KERNELS = {
@@ -162,21 +169,23 @@ def test_the_setup_says_which_kernels_run_and_why(machine, gpu_with):
     assert list(said) == ["hopper", "triton"]
     assert hopper_says in said["hopper"] and triton_says in said["triton"]
     x = like(*LARGE)
-    assert said["hopper"].startswith("runs") == (chosen("auto", x, x, x) == "hopper")
+    assert said["hopper"].startswith("runs") == (
+        choose_backend("auto", x, x, x) == "hopper"
+    )
     if said["hopper"].startswith("needs"):
         with pytest.raises(ValueError, match=re.escape(f"hopper: {said['hopper']}")):
-            chosen("hopper", x, x, x)
+            choose_backend("hopper", x, x, x)
 
 
 def test_what_runs_is_known_of_a_gpu_that_is_not_here():
-    assert kernels_of((9, 0), "3.6.0")["hopper"].startswith("runs")
-    assert "9.0, found 8.0" in kernels_of((8, 0), "3.6.0")["hopper"]
-    assert "not timed" in kernels_of((8, 0), "3.6.0")["triton"]
-    assert "not timed" not in kernels_of((8, 0), "3.6.0", timed=1)["triton"]
+    assert describe_kernels_for((9, 0), "3.6.0")["hopper"].startswith("runs")
+    assert "9.0, found 8.0" in describe_kernels_for((8, 0), "3.6.0")["hopper"]
+    assert "not timed" in describe_kernels_for((8, 0), "3.6.0")["triton"]
+    assert "not timed" not in describe_kernels_for((8, 0), "3.6.0", timed=1)["triton"]
 
 
 def test_the_setup_says_that_a_cpu_runs_none(monkeypatch):
     assert "interpreter" in attention_kernels("cpu")["triton"] or not INTERPRETED.value
     monkeypatch.setattr(available, "INTERPRETED", SimpleNamespace(value=False))
-    for said in kernels(torch.device("cpu")).values():
+    for said in describe_kernels(torch.device("cpu")).values():
         assert said.startswith("needs a CUDA GPU, found cpu")

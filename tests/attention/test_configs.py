@@ -16,12 +16,17 @@ from systems import ROOT
 from systems.attention.relaunch import Layout
 from systems.attention.triton import chooser, configs, launches
 from systems.attention.triton.available import TABLES
-from systems.attention.triton.chooser import architecture, choose, for_mask, padded
+from systems.attention.triton.chooser import (
+    architecture,
+    choose_config,
+    pad_head_dim,
+    select_by_mask,
+)
 from systems.attention.triton.configs import (
     ByMask,
     Config,
-    head_swizzle_for,
-    splits_for,
+    choose_head_swizzle,
+    count_splits,
 )
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 from systems.attention.triton.tuned import HEAD_DIMS, KERNELS
@@ -30,7 +35,7 @@ from systems.attention.triton.tuned import HEAD_DIMS, KERNELS
 @pytest.fixture(autouse=True)
 def nobody_tuned(monkeypatch):
     """The tables decide, whatever an owner timed here."""
-    monkeypatch.setattr(chooser, "owners", lambda device: {})
+    monkeypatch.setattr(chooser, "owner_configs", lambda device: {})
 
 
 CUDA = torch.device("cuda")
@@ -49,7 +54,7 @@ from triton.compiler import ASTSource
 from systems.attention.triton.backward import dkdv_kernel, dq_kernel, sum_kernel
 from systems.attention.triton.forward import forward_kernel, combine_kernel
 from systems.attention.triton.primitives import limbs_kernel
-from systems.attention.triton.chooser import for_mask
+from systems.attention.triton.chooser import select_by_mask
 from systems.attention.triton.tables import CONFIGS
 
 # Float32 in a kernel that reads limbs, and in the one that makes them.
@@ -82,11 +87,11 @@ def compile(kernel, options, float32=(), **constants):
 
 for splits in (1, 4):
     for name in ("forward", "dkdv", "dq"):
-        config = for_mask(CONFIGS["sm_90"]["half"][name][64], causal=True)
+        config = select_by_mask(CONFIGS["sm_90"]["half"][name][64], causal=True)
         compile(
             kernels[name], config.options, BQ=config.q, BK=config.k,
             HEAD=40, D=64, GROUP=2, SPLITS=splits, CAUSAL=True, RAGGED=True,
-            LIMBS=1, PRECISION="ieee", UNIT=1, ANEW="",
+            LIMBS=1, PRECISION="ieee", UNIT=1, RECOMPUTE="",
         )
 for name in ("forward", "dkdv", "dq"):
     for kind, limbs in (("high", 2), ("highest", 3)):
@@ -95,7 +100,7 @@ for name in ("forward", "dkdv", "dq"):
         compile(
             kernels[name], config.options, WHOLE, BQ=config.q, BK=config.k,
             HEAD=40, D=64, GROUP=2, SPLITS=1, CAUSAL=True, RAGGED=True,
-            LIMBS=limbs, PRECISION="ieee", UNIT=1, ANEW="",
+            LIMBS=limbs, PRECISION="ieee", UNIT=1, RECOMPUTE="",
         )
 compile(limbs_kernel, {}, UNSPLIT, ROWS=32, HEAD=40, D=64, LIMBS=3)
 compile(combine_kernel, {}, SPLITS=4, ROWS=8, HEAD=40, D=64)
@@ -114,7 +119,7 @@ def test_the_table_is_complete():
             for by_d in by_kernel.values():
                 assert set(by_d) == set(HEAD_DIMS)
                 for config in (
-                    for_mask(entry, causal)
+                    select_by_mask(entry, causal)
                     for entry in by_d.values()
                     for causal in (True, False)
                 ):
@@ -138,9 +143,9 @@ def test_the_table_is_complete():
     ],
 )
 def test_a_kernel_is_told_of_strides_that_only_8_divides(shape, strides, unit):
-    assert launches.unit_of(Layout(shape, strides)) == unit
+    assert launches.find_stride_divisor(Layout(shape, strides)) == unit
     other = Layout((2, 4, 8, 16), (512, 128, 16, 1))
-    assert launches.unit_of(other, Layout(shape, strides)) == unit
+    assert launches.find_stride_divisor(other, Layout(shape, strides)) == unit
 
 
 def test_every_gpu_has_configurations():
@@ -161,7 +166,7 @@ def test_what_was_measured_on_an_h200_is_as_it_was_measured():
     digest anew.
     """
     text = repr((CONFIGS["sm_90"], FEW_ROWS["sm_90"]))
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "ae11bbf71458c1ab"
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "0004b0d4654c60ff"
 
 
 def test_each_program_owns_rows_enough_for_its_warps():
@@ -170,7 +175,7 @@ def test_each_program_owns_rows_enough_for_its_warps():
     """
     for name in ("sm_80", "sm_86", "sm_100", "sm_120"):
         for kernel, by_d in CONFIGS[name]["half"].items():
-            for config in (for_mask(entry, True) for entry in by_d.values()):
+            for config in (select_by_mask(entry, True) for entry in by_d.values()):
                 rows, columns = (config.q, config.k)
                 if kernel == "dkdv":
                     rows, columns = columns, rows
@@ -179,7 +184,7 @@ def test_each_program_owns_rows_enough_for_its_warps():
 
 
 def test_head_dimensions_are_padded_to_powers_of_two():
-    assert [padded(d) for d in (1, 16, 17, 64, 80, 129, 256)] == [
+    assert [pad_head_dim(d) for d in (1, 16, 17, 64, 80, 129, 256)] == [
         16,
         16,
         32,
@@ -196,8 +201,8 @@ def test_a_gpu_gets_the_configuration_of_its_arithmetic_and_mask(monkeypatch):
     for kind, by_kernel in CONFIGS["sm_90"].items():
         monkeypatch.setitem(by_kernel["dq"], 128, config := Config(64, 64, 4, 2))
         assert (
-            choose("dq", 80, kind, True, many, CUDA)
-            == choose("dq", 80, kind, False, many, CUDA)
+            choose_config("dq", 80, kind, True, many, CUDA)
+            == choose_config("dq", 80, kind, False, many, CUDA)
             == config
         )
         monkeypatch.setitem(
@@ -206,8 +211,8 @@ def test_a_gpu_gets_the_configuration_of_its_arithmetic_and_mask(monkeypatch):
             both := ByMask(causal=config, full=Config(128, 64, 4, 2)),
         )
         assert (
-            choose("dq", 80, kind, True, many, CUDA),
-            choose("dq", 80, kind, False, many, CUDA),
+            choose_config("dq", 80, kind, True, many, CUDA),
+            choose_config("dq", 80, kind, False, many, CUDA),
         ) == both
 
 
@@ -219,7 +224,7 @@ def test_few_rows_get_configurations_of_their_own_where_there_are_some(monkeypat
         )
         for kernel in ("forward", "dkdv", "dq"):
             for d in HEAD_DIMS:
-                table = for_mask(CONFIGS["sm_90"][kind][kernel][d], causal=False)
+                table = select_by_mask(CONFIGS["sm_90"][kind][kernel][d], causal=False)
                 entries = [
                     (few.most_rows, few.configs[kernel][d])
                     for few in tiers
@@ -228,32 +233,36 @@ def test_few_rows_get_configurations_of_their_own_where_there_are_some(monkeypat
                 for (most_rows, config), (_, larger) in pairwise(
                     [*entries, (0, table)]
                 ):
-                    assert choose(kernel, d, kind, False, most_rows, CUDA) == config
                     assert (
-                        choose(kernel, d, kind, False, most_rows + 1, CUDA)
+                        choose_config(kernel, d, kind, False, most_rows, CUDA) == config
+                    )
+                    assert (
+                        choose_config(kernel, d, kind, False, most_rows + 1, CUDA)
                         == larger
                         != config
                     )
-                assert entries or choose(kernel, d, kind, False, 1, CUDA) == table
+                assert (
+                    entries or choose_config(kernel, d, kind, False, 1, CUDA) == table
+                )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert choose("dq", 128, "highest", True, 1, CUDA) == for_mask(
+    assert choose_config("dq", 128, "highest", True, 1, CUDA) == select_by_mask(
         CONFIGS["sm_80"]["highest"]["dq"][128], causal=True
     )
-    assert not choose("dq", 64, "highest", True, 2048, CUDA).ahead
-    assert choose("dq", 64, "highest", True, 2049, CUDA).ahead
+    assert not choose_config("dq", 64, "highest", True, 2048, CUDA).ahead
+    assert choose_config("dq", 64, "highest", True, 2049, CUDA).ahead
 
 
 def test_loops_of_few_tiles_are_split(monkeypatch):
     """Until 4 warps run on each of 132 SMs, or 16 if loops are long; never more splits
     than steps, and two only where two are worth it.
     """
-    monkeypatch.setattr(configs, "sm_count", lambda device: 132)
+    monkeypatch.setattr(configs, "count_sms", lambda device: 132)
     monkeypatch.setitem(
         configs.SPLIT_RULES, "half", (configs.SplitRule(warps=4, least_rows=100),)
     )
 
     def splits(programs: int, n: int, warps: int = 4, rows: int = 64) -> int:
-        return splits_for(programs, warps, n, rows, "half", CUDA)
+        return count_splits(programs, warps, n, rows, "half", CUDA)
 
     assert [splits(programs, 4096) for programs in (1, 8, 9, 33, 34, 66, 67, 1024)] == [
         16,
@@ -287,21 +296,23 @@ def test_loops_of_few_tiles_are_split(monkeypatch):
         1,
     ]
     assert splits(132, 1999) == 1 < splits(132, 2000) == 2
-    monkeypatch.setattr(configs, "MOST_SPLITS", 2)
+    monkeypatch.setattr(configs, "MAX_SPLITS", 2)
     assert splits(1, 4096) == 2
-    assert splits_for(1, 4, 4096, 64, "half", torch.device("cpu")) == 1
+    assert count_splits(1, 4, 4096, 64, "half", torch.device("cpu")) == 1
 
 
 def test_heads_run_together_while_their_keys_and_values_fit_the_cache():
     k = Layout((1, 16, 16384, 64), (2**24, 2**20, 64, 1))
     assert (
-        head_swizzle_for(k, 16, True, "half") == 2
-        and head_swizzle_for(k, 16, True, "highest") == 4
+        choose_head_swizzle(k, 16, True, "half") == 2
+        and choose_head_swizzle(k, 16, True, "highest") == 4
     )
-    assert head_swizzle_for(k, 16, False, "half") == 1
-    assert head_swizzle_for(k._replace(shape=(1, 1, 2**22, 64)), 1, True, "half") == 1
+    assert choose_head_swizzle(k, 16, False, "half") == 1
+    assert (
+        choose_head_swizzle(k._replace(shape=(1, 1, 2**22, 64)), 1, True, "half") == 1
+    )
     # Never more than there are: the number of tiles of a group fits 32 bits.
-    assert head_swizzle_for(k._replace(shape=(1, 1, 1, 1)), 3, True, "half") == 3
+    assert choose_head_swizzle(k._replace(shape=(1, 1, 1, 1)), 3, True, "half") == 3
 
 
 @pytest.mark.slow

@@ -22,11 +22,12 @@ from systems.attention import (
     FlashAttentionPyTorch,
     FlashAttentionTriton,
     flash_attention,
+    prepared,
 )
 from systems.attention.hopper import launches as hopper
 from systems.attention.hopper import one_pass_launches
-from systems.attention.triton import launches, prepared
-from systems.attention.triton.chooser import for_mask
+from systems.attention.triton import launches
+from systems.attention.triton.chooser import select_by_mask
 from systems.attention.triton.launches import launch_backward, launch_forward
 from systems.attention.triton.primitives import INTERPRETED
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
@@ -102,7 +103,8 @@ def test_every_configuration_of_the_tables(precision, gpu, kind, d, causal):
     and padded.
     """
     configs = {
-        name: for_mask(config, causal) for name, config in ENTRIES[gpu, kind, d].items()
+        name: select_by_mask(config, causal)
+        for name, config in ENTRIES[gpu, kind, d].items()
     }
     # The two dtypes of 16 bits share their entries: each mask takes one, so that
     # compiling ends in time.
@@ -147,10 +149,10 @@ def test_pytorch_tiles_with_a_compiled_backward(dtype, causal):
 def test_two_hundred_repeats_are_bit_equal(dtype, causal, monkeypatch):
     """Of many heads, and of one, whose tiles are so few that their loops are split."""
     used = []
-    output_for = launches.output_for
+    output_for = launches.allocate_output
     monkeypatch.setattr(
         launches,
-        "output_for",
+        "allocate_output",
         lambda x, splits: used.append(splits) or output_for(x, splits),
     )
     for n, lead, lead_k in [(1000, (4, 8), (4, 2)), (2048, (1,), (1,))]:
@@ -301,7 +303,7 @@ def test_one_graph_under_the_default_compiler(dynamic):
     def function(q, k, v):
         return flash_attention(q * 2, k, v, causal=True).cos()
 
-    compiled = torch.compile(function, fullgraph=True, dynamic=dynamic)
+    compiled = torch.compile(dispatch, fullgraph=True, dynamic=dynamic)
     for n in (200, 333):
         q, k, v, do = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(2, 4))
         leaves = tuple(x.requires_grad_() for x in (q, k, v))
@@ -378,7 +380,7 @@ def test_the_compiler_captures_it_too():
     def function(q, k, v):
         return flash_attention(q, k, v, causal=True)
 
-    compiled = torch.compile(function, fullgraph=True, mode="reduce-overhead")
+    compiled = torch.compile(dispatch, fullgraph=True, mode="reduce-overhead")
     for seed in range(4):
         q, k, v, do = make_inputs(
             256, 256, 64, torch.bfloat16, "cuda", lead=(2, 4), seed=seed
@@ -410,10 +412,10 @@ def test_autocast_as_sdpa():
 PLANS = (
     launches.forward_launches,
     launches.backward_launches,
-    prepared.prepared_once,
-    hopper.forward_plan,
-    hopper.backward_plan,
-    one_pass_launches.one_pass_plan,
+    prepared.prepare_call_cached,
+    hopper.plan_forward,
+    hopper.plan_backward,
+    one_pass_launches.plan_one_pass,
 )
 # Loops that are split, a ragged length, and what Hopper's own kernels take.
 SHAPES = [(1, 2, 1024, 64), (2, 3, 333, 80), (1, 16, 4096, 64), (1, 16, 4096, 128)]

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from systems import ROOT
-from systems.attention import FlashAttentionTriton, flash_attention
+from systems.attention import FlashAttentionTriton, dispatch, flash_attention
+from systems.attention.dispatch import choose_backend
 from systems.attention.hopper import launches, limits, one_pass_launches, walks
 from systems.attention.hopper.configs import (
     CONFIGS,
@@ -28,32 +29,30 @@ from systems.attention.hopper.launches import (
 from systems.attention.hopper.limits import (
     MIN_SCORES,
     TILE_DIMS,
-    as_readable,
-    missing,
-    readable,
+    is_tma_readable,
+    make_tma_readable,
+    missing_requirement,
 )
 from systems.attention.hopper.one_pass_launches import (
     BackwardInOnePass,
     launch_one_pass,
 )
-from systems.attention.hopper.schedule import ITEM_STEPS, schedule
+from systems.attention.hopper.schedule import ITEM_STEPS, make_schedule
 from systems.attention.hopper.walks import (
     Ordered,
     Shift,
-    groups_in_one_pass,
-    walk_in_one_pass,
+    choose_walk,
+    count_shift_groups,
 )
 from systems.attention.relaunch import (
     Layout,
-    layout,
+    make_layout,
     rows_descriptor,
     shape_and_strides,
     statistics_descriptor,
 )
-from systems.attention.triton import function
 from systems.attention.triton import launches as plain
-from systems.attention.triton.configs import sm_count
-from systems.attention.triton.function import chosen
+from systems.attention.triton.configs import count_sms
 from systems.experiments import flash_accuracy, triton_versions
 from systems.precision.dtypes import relative_error
 from tests.attention.checks import (
@@ -107,13 +106,13 @@ def run(
 @pytest.fixture
 def a_hopper(monkeypatch):
     """The GPU and the Triton that these kernels need."""
-    monkeypatch.setattr(limits, "missing_here", lambda device: "")
+    monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
 
 
 def is_chosen(*shape: int, **options) -> bool:
     """Whether "auto" means these kernels for q, k and v of this shape."""
     x = like(*shape, **options)
-    return chosen("auto", x, x, x) == "hopper"
+    return choose_backend("auto", x, x, x) == "hopper"
 
 
 @pytest.mark.usefixtures("a_hopper")
@@ -148,8 +147,8 @@ def test_the_page_on_accuracy_judges_both_kinds_of_kernels():
         few = c.heads == flash_accuracy.HEADS
         assert is_chosen(1, c.heads, c.n, c.d) is not few
         if not few:
-            layouts = (layout((1, c.heads, c.n, c.d), (1, 1, 1, 1)),) * 2
-            seen.add(walk_in_one_pass(*layouts, c.causal, 132) is not None)
+            layouts = (make_layout((1, c.heads, c.n, c.d), (1, 1, 1, 1)),) * 2
+            seen.add(choose_walk(*layouts, c.causal, 132) is not None)
     assert seen == {True, False}
 
 
@@ -160,7 +159,7 @@ def test_the_page_on_accuracy_judges_both_kinds_of_kernels():
 )
 @pytest.mark.parametrize("last_items", [0, 2])
 def test_each_item_is_computed_once(n_q, n_k, heads, head_swizzle, last_items, causal):
-    starts, items = schedule(
+    starts, items = make_schedule(
         n_q,
         n_k,
         heads,
@@ -185,7 +184,7 @@ def test_programs_end_together():
     """Under a causal mask the longest item takes 32 times as long as the shortest; no
     program waits for another's.
     """
-    starts, items = schedule(
+    starts, items = make_schedule(
         4096, 4096, 64, 8, 128, 128, True, 132, LAST_ITEMS, torch.device("cpu")
     )
     times = [
@@ -206,7 +205,7 @@ def test_short_items_of_the_last_heads_even_out_the_end(
     """A head at a time to the end, the last item of some program would come 4 to 6 %
     later than those of the others.
     """
-    starts, items = schedule(
+    starts, items = make_schedule(
         n, n, heads, head_swizzle, rows, keys, True, 132, LAST_ITEMS,
         torch.device("cpu"),
     )  # fmt: skip
@@ -228,7 +227,7 @@ def test_a_descriptor_is_what_triton_makes_of_the_tensor():
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     x = torch.empty(2, 70, 3, 64, dtype=torch.bfloat16).transpose(1, 2)
-    made = rows_descriptor(layout(*shape_and_strides(x)), 16, 64, x.dtype)(x)
+    made = rows_descriptor(make_layout(*shape_and_strides(x)), 16, 64, x.dtype)(x)
     theirs = TensorDescriptor(
         x, [2, 3, 70, 64], [13440, 64, 192, 1], [1, 1, 16, 64], made.layout
     )
@@ -239,7 +238,7 @@ def test_a_descriptor_is_what_triton_makes_of_the_tensor():
         if name != "base"
     )
     # Without a batch, and of one head: strides of nothing are not asked about.
-    assert rows_descriptor(layout(*shape_and_strides(x[0])), 16, 64, x.dtype)(
+    assert rows_descriptor(make_layout(*shape_and_strides(x[0])), 16, 64, x.dtype)(
         x[0]
     ).shape == [
         1,
@@ -278,18 +277,18 @@ NEEDS = {
 def test_by_name_they_run_or_say_what_they_need(case):
     """However few the scores are; "auto" means other kernels then, without a word."""
     small, (bad, message) = like(1, 1, 8, 64), NEEDS[case]
-    assert chosen("hopper", small, small, small) == "hopper"
+    assert choose_backend("hopper", small, small, small) == "hopper"
     with pytest.raises(ValueError, match=f"hopper: {message}"):
-        chosen("hopper", bad, bad, bad)
-    assert chosen("auto", bad, bad, bad) == "triton"
+        choose_backend("hopper", bad, bad, bad)
+    assert choose_backend("auto", bad, bad, bad) == "triton"
 
 
 def test_what_they_need_of_the_machine():
-    assert missing((9, 0), "3.6.0") == ""
-    assert missing((8, 0), "3.6.0").endswith("9.0, found 8.0")
-    assert missing((10, 0), "3.6.0").endswith("9.0, found 10.0")
-    assert missing((9, 0), "3.9.1") == ""
-    assert missing((9, 0), "3.10.0").endswith("found 3.10.0")
+    assert missing_requirement((9, 0), "3.6.0") == ""
+    assert missing_requirement((8, 0), "3.6.0").endswith("9.0, found 8.0")
+    assert missing_requirement((10, 0), "3.6.0").endswith("9.0, found 10.0")
+    assert missing_requirement((9, 0), "3.9.1") == ""
+    assert missing_requirement((9, 0), "3.10.0").endswith("found 3.10.0")
 
 
 def test_the_page_on_setting_up_names_the_versions():
@@ -316,18 +315,20 @@ def test_elsewhere_nothing_stands_in_for_them(differentiated, device):
 def test_what_the_copy_engine_can_read():
     x = torch.empty(4, 8, 100, 64, dtype=torch.bfloat16)
     assert (
-        readable(x)
-        and readable(x[0])
-        and readable(x[:, ::2, 3:])
-        and readable(x.transpose(1, 2))
+        is_tma_readable(x)
+        and is_tma_readable(x[0])
+        and is_tma_readable(x[:, ::2, 3:])
+        and is_tma_readable(x.transpose(1, 2))
     )
     # Rows 65 elements apart, a base two bytes off, the head dimension strided, one row
     # for all.
-    assert not readable(torch.empty(2, 100, 65, dtype=torch.bfloat16)[..., :64])
-    assert not readable(torch.empty(6401, dtype=torch.bfloat16)[1:].view(1, 100, 64))
-    assert not readable(x.mT) and not readable(x[:, :, :1].expand_as(x))
+    assert not is_tma_readable(torch.empty(2, 100, 65, dtype=torch.bfloat16)[..., :64])
+    assert not is_tma_readable(
+        torch.empty(6401, dtype=torch.bfloat16)[1:].view(1, 100, 64)
+    )
+    assert not is_tma_readable(x.mT) and not is_tma_readable(x[:, :, :1].expand_as(x))
     # The stride of a dimension of size 1 means nothing.
-    assert readable(
+    assert is_tma_readable(
         torch.empty(6400, dtype=torch.bfloat16).as_strided((1, 100, 64), (3, 64, 1))
     )
 
@@ -352,9 +353,13 @@ UNREADABLE = {
 def test_what_tma_cannot_read_is_copied(layout):
     x = torch.randn(2, 3, 40, 64).half()
     unreadable = UNREADABLE[layout](x)
-    copy = as_readable(unreadable)
-    assert not readable(unreadable) and readable(copy) and torch.equal(copy, x)
-    assert as_readable(x) is x
+    copy = make_tma_readable(unreadable)
+    assert (
+        not is_tma_readable(unreadable)
+        and is_tma_readable(copy)
+        and torch.equal(copy, x)
+    )
+    assert make_tma_readable(x) is x
 
 
 @pytest.fixture
@@ -365,19 +370,19 @@ def plain_kernels_instead(monkeypatch):
     ran = []
 
     def refusal(*inputs):
-        return "" if all(map(readable, inputs)) else "needs rows without gaps"
+        return "" if all(map(is_tma_readable, inputs)) else "needs rows without gaps"
 
     def backward(name):
         def launch(do, q, k, v, o, lse, causal, scale, *walk):
             ran.append(name)
-            assert all(map(readable, (do, q, k, v, o)))
+            assert all(map(is_tma_readable, (do, q, k, v, o)))
             assert lse.is_contiguous()
             return plain.launch_backward(do, q, k, v, o, lse, causal, scale)
 
         return launch
 
-    monkeypatch.setattr(limits, "refusal", refusal)
-    monkeypatch.setattr(launches, "sm_count", lambda device: 132)
+    monkeypatch.setattr(limits, "find_refusal", refusal)
+    monkeypatch.setattr(launches, "count_sms", lambda device: 132)
     monkeypatch.setattr(launches, "launch_forward", plain.launch_forward)
     monkeypatch.setattr(launches, "launch_one_pass", backward("one pass"))
     monkeypatch.setattr(launches, "launch_two_passes", backward("two passes"))
@@ -398,7 +403,7 @@ def gradients_of_unreadable(inputs, change, backend: str):
 def test_the_backward_pass_copies_what_tma_cannot_read(
     layout, walk, plain_kernels_instead, monkeypatch, device
 ):
-    monkeypatch.setattr(launches, "walk_in_one_pass", lambda *_: walk)
+    monkeypatch.setattr(launches, "choose_walk", lambda *_: walk)
     inputs = make_inputs(40, 40, 64, torch.float16, device, lead=(1, 2))
     expected = gradients_of_unreadable(inputs, lambda x: x, "hopper")
     found = gradients_of_unreadable(inputs, UNREADABLE[layout], "hopper")
@@ -412,7 +417,7 @@ def test_gradients_of_copies_lie_as_a_compiler_was_promised(layout, device):
     q, k, v, do = make_inputs(40, 40, 64, torch.float16, device, lead=(1, 2))
     o, lse = plain.launch_forward(q, k, v, True, 0.125)
     inputs = [UNREADABLE[layout](x) for x in (q, k, v)]
-    found = function.run_backward(do, *inputs, o, lse, True, 0.125, "hopper")
+    found = dispatch.run_backward(do, *inputs, o, lse, True, 0.125, "hopper")
     for gradient, x in zip(found, inputs, strict=True):
         assert gradient.stride() == torch.empty_like(x).stride()
 
@@ -440,14 +445,14 @@ def walk_of(number: int, tiles: int, heads: int, groups: int, causal: bool):
     the kernel's own arithmetic.
     """
     pytest.importorskip("triton.experimental.gluon")
-    from systems.attention.hopper.shift import Program, item_of, tile_of
+    from systems.attention.hopper.shift import Program, get_item, get_tile
 
     group, column = divmod(number, tiles)
     program = Program(group, groups, column, tiles)
     for n in range(-(-(heads - group) // groups)):
-        head, keys, steps = (int(x) for x in item_of.fn(n, program, causal))
+        head, keys, steps = (int(x) for x in get_item.fn(n, program, causal))
         for step in range(steps):
-            tile, order = (int(x) for x in tile_of.fn(step, n, keys, tiles, causal))
+            tile, order = (int(x) for x in get_tile.fn(step, n, keys, tiles, causal))
             assert not causal or tile >= keys * BESIDE
             yield head, tile, order
 
@@ -496,15 +501,15 @@ def ordered_walks(heads: int, kv_heads: int, n_q: int, n_k: int, causal: bool, o
     own arithmetic. Heads with batches.
     """
     pytest.importorskip("triton.experimental.gluon")
-    from systems.attention.hopper.ordered import Walk, item_of, tile_of
+    from systems.attention.hopper.ordered import Walk, get_item, get_tile
 
     heads_of, shared = kv_heads * order.parts, heads // kv_heads // order.parts
     tiles_q, tiles_k = -(-n_q // ONE_PASS_QUERIES), -(-n_k // KEYS)
     walk = Walk(heads, heads_of, tiles_q, tiles_k, *order)
     for number in range(heads_of * tiles_k):
-        item = item_of.fn(number, walk, causal)
+        item = get_item.fn(number, walk, causal)
         item = type(item)(*(int(x) for x in item))
-        tiles = [tile_of.fn(i, item, walk, causal) for i in range(item.steps)]
+        tiles = [get_tile.fn(i, item, walk, causal) for i in range(item.steps)]
         yield (
             item,
             [
@@ -557,7 +562,7 @@ def test_in_the_ordered_walk_programs_wait_for_earlier_ones_only():
 def test_the_ordered_walk_is_taken_where_the_shift_walk_cannot_go():
     def walk(n, lead=(4, 16), lead_k=None, causal=True, d=128, n_q=None):
         q, k = Layout((*lead, n_q or n, d), ()), Layout((*(lead_k or lead), n, d), ())
-        return walk_in_one_pass(q, k, causal, 132)
+        return choose_walk(q, k, causal, 132)
 
     assert walk(4096) == Shift(4) and walk(16384, (1, 16), d=64) == Shift(1)
     # Rows past the last whole tile, shared heads, more tiles than multiprocessors, and
@@ -607,7 +612,7 @@ def test_the_drawing_shows_the_walk(program):
 def test_one_pass_is_taken_where_it_is_faster():
     def groups(n, lead=(1, 16), causal=True, n_q=None, lead_k=None, d=64):
         q, k = Layout((*lead, n_q or n, d), ()), Layout((*(lead_k or lead), n, d), ())
-        return groups_in_one_pass(q, k, causal, 132)
+        return count_shift_groups(q, k, causal, 132)
 
     assert (
         groups(16384) == 1
@@ -740,7 +745,7 @@ def test_what_parts_sum_up_lies_as_k_and_v(monkeypatch):
     names = "q", "k", "v", "do", "statistics", "dq"
     monkeypatch.setattr(
         one_pass_launches,
-        "one_pass_plan",
+        "plan_one_pass",
         lambda *_: BackwardInOnePass(
             nothing, main, dict.fromkeys(names, whole), nothing, tiles=1, stride=64
         ),
@@ -768,8 +773,8 @@ def test_shared_heads_of_transposed_views_under_the_compiler():
             8192, 8192, 128, torch.bfloat16, "cuda", lead=(1, 32), lead_k=(1, 8)
         )
     )
-    walk = walk_in_one_pass(
-        *(layout(*shape_and_strides(x)) for x in (q, k)), True, sm_count(q.device)
+    walk = choose_walk(
+        *(make_layout(*shape_and_strides(x)) for x in (q, k)), True, count_sms(q.device)
     )
     assert isinstance(walk, Ordered) and walk.parts > 1
 
@@ -883,7 +888,7 @@ def test_views_between_poisoned_rows(d, causal):
     views = [memory[:, 5 : 5 + n, i].transpose(1, 2) for i in range(4)]
     for view, part in zip(views, parts, strict=True):
         view.copy_(part)
-    assert all(readable(view) for view in views)
+    assert all(is_tma_readable(view) for view in views)
     q, k, v, do = views
     expected, actual = run(*parts, causal), run(q, k, v, do, causal)
     for name in NAMES:
@@ -967,8 +972,8 @@ def test_the_public_class_runs_them(backend, n, monkeypatch):
     strides of zero.
     """
     # With any Triton: that it computes right comes before `VERSIONS` names it.
-    monkeypatch.setattr(limits, "missing_here", lambda device: "")
-    monkeypatch.delitem(function.LAUNCHERS, "triton")
+    monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
+    monkeypatch.delitem(dispatch.LAUNCHERS, "triton")
     q, k, v, _ = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(4,))
     one = torch.ones((), device="cuda", dtype=q.dtype).expand_as(q)
     actual = run_class(FlashAttentionTriton, q, k, v, one, True, None, backend)
@@ -992,12 +997,10 @@ def test_gradients_of_what_tma_cannot_read(
     n, lead, d, walk, layout, backend, monkeypatch
 ):
     """Bit by bit those of aligned tensors, where the same kernels compute them."""
-    monkeypatch.setattr(limits, "missing_here", lambda device: "")
+    monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
     inputs = make_inputs(n, n, d, torch.bfloat16, "cuda", lead=lead)
     layouts = (Layout((*lead, n, d), ()) for _ in range(2))
-    assert isinstance(
-        walk_in_one_pass(*layouts, True, sm_count(inputs[0].device)), walk
-    )
+    assert isinstance(choose_walk(*layouts, True, count_sms(inputs[0].device)), walk)
     assert limits.is_faster(*inputs[:2])
     expected = gradients_of_unreadable(inputs, lambda x: x, backend)
     found = gradients_of_unreadable(inputs, UNREADABLE[layout], backend)
@@ -1013,9 +1016,9 @@ def test_gradients_of_what_tma_cannot_read(
 @hopper
 @pytest.mark.parametrize("n", [1000, 4096], ids=["two passes", "one pass"])
 def test_only_do_cannot_be_read(n, monkeypatch):
-    """As a slice of a joined gradient arrives: `chosen` looks at q, k and v alone."""
-    monkeypatch.setattr(limits, "missing_here", lambda device: "")
-    monkeypatch.delitem(function.LAUNCHERS, "triton")
+    """As a slice of a joined gradient arrives: the choice looks at q, k and v alone."""
+    monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
+    monkeypatch.delitem(dispatch.LAUNCHERS, "triton")
     q, k, v, do = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(4, 34))
     expected = run_class(FlashAttentionTriton, q, k, v, do, True)
     found = run_class(FlashAttentionTriton, q, k, v, off_by_one(do), True)
@@ -1028,8 +1031,8 @@ def test_only_do_cannot_be_read(n, monkeypatch):
 @pytest.mark.parametrize("n", [1000, 4096], ids=["two passes", "one pass"])
 @pytest.mark.parametrize("way", BATCHED)
 def test_a_batch_of_gradients(way, n, backend, monkeypatch):
-    monkeypatch.setattr(limits, "missing_here", lambda device: "")
-    monkeypatch.delitem(function.LAUNCHERS, "triton")
+    monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
+    monkeypatch.delitem(dispatch.LAUNCHERS, "triton")
     q, k, v, _ = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(4, 34))
     leaves = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
     o = flash_attention(*leaves, causal=True, backend=backend)
@@ -1082,11 +1085,11 @@ def test_long_tensors():
     for name, x, y in zip(("dq", "dk", "dv"), found, expected, strict=True):
         assert torch.equal(x[last], y), name
     del found
-    assert groups_in_one_pass(
-        layout(*shape_and_strides(q)),
-        layout(*shape_and_strides(k)),
+    assert count_shift_groups(
+        make_layout(*shape_and_strides(q)),
+        make_layout(*shape_and_strides(k)),
         True,
-        sm_count(q.device),
+        count_sms(q.device),
     )
     found = (o, lse, *launch_backward(do, q, k, v, o, lse, True, d**-0.5))
     check_against_reference(

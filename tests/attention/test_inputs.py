@@ -19,11 +19,13 @@ from systems import ROOT
 from systems.attention import (
     FlashAttentionPyTorch,
     FlashAttentionTriton,
+    dispatch,
     flash_attention,
+    prepared,
     torch_tiles,
 )
 from systems.attention.reference import attention_reference
-from systems.attention.triton import function, launches, prepared
+from systems.attention.triton import launches
 from tests.attention.checks import (
     BATCHED,
     NAMES,
@@ -383,7 +385,7 @@ def test_bad_input_is_refused_before_anything_runs(backend, case, monkeypatch):
 
     monkeypatch.setattr(torch_tiles, "forward_tiles", ran)
     monkeypatch.setattr(prepared.PreparedCall, "forward", ran)
-    monkeypatch.setattr(function, "LAUNCHERS", {})
+    monkeypatch.setattr(dispatch, "LAUNCHERS", {})
     with pytest.raises(error, match=message):
         flash_attention(*make(), **options, backend=backend)
 
@@ -540,18 +542,18 @@ def test_float32_products_follow_the_setting_of_torch(precision):
     expected = {"highest": "highest", "high": "high", "medium": "high"}
     for setting, arithmetic in expected.items():
         precision(setting)
-        assert launches.arithmetic_of(torch.float32) == arithmetic
-        assert launches.arithmetic_of(torch.bfloat16) == "half"
+        assert launches.choose_arithmetic(torch.float32) == arithmetic
+        assert launches.choose_arithmetic(torch.bfloat16) == "half"
     for setting, arithmetic in {"ieee": "highest", "tf32": "high"}.items():
         torch.backends.cuda.matmul.fp32_precision = setting
-        assert launches.arithmetic_of(torch.float32) == arithmetic
+        assert launches.choose_arithmetic(torch.float32) == arithmetic
 
 
 def test_where_no_gradient_is_wanted_nothing_records_one(device, monkeypatch):
     """Then the host is spared an autograd Function, and the result is the same."""
     q, k, v, _ = make_inputs(20, 30, 16, device=device, lead=(2,))
     expected = FlashAttentionTriton.apply(q, k, v, True)
-    monkeypatch.setattr(function, "apply", lambda *_: pytest.fail("a Function ran"))
+    monkeypatch.setattr(dispatch, "apply", lambda *_: pytest.fail("a Function ran"))
     assert torch.equal(flash_attention(q, k, v, causal=True), expected)
     v.requires_grad_()
     with torch.no_grad():
@@ -675,8 +677,8 @@ def test_the_package_is_cheap_and_the_oracle_stands_alone():
         "import sys, systems.attention; "
         "assert 'torch' not in sys.modules and 'triton' not in sys.modules; "
         "import systems.attention.torch_tiles; "
-        "assert 'systems.attention.triton.function' not in sys.modules; "
-        "import systems.attention.flash, systems.attention.triton.function; "
+        "assert 'systems.attention.dispatch' not in sys.modules; "
+        "import systems.attention.flash, systems.attention.dispatch; "
         "assert 'systems.attention.reference' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from systems.attention import FlashAttentionTriton, flash_attention
-from systems.attention.triton import function, prepared
+from systems.attention import FlashAttentionTriton, dispatch, flash_attention, prepared
+from systems.attention.prepared import prepare_call, prepare_call_cached
 from systems.attention.triton.launches import launch_backward, launch_forward
-from systems.attention.triton.prepared import prepared_call, prepared_once
 from tests.attention.checks import make_inputs
 
 
@@ -33,9 +32,9 @@ def test_the_second_call_checks_chooses_and_prepares_nothing(device, monkeypatch
 
     first = run()
     for module, name in [
-        (function, "check"),
-        (function, "chosen"),
-        (prepared, "check_described"),
+        (dispatch, "check_call"),
+        (dispatch, "choose_backend"),
+        (prepared, "check_properties"),
         (prepared, "forward_launches"),
         (prepared, "backward_launches"),
     ]:
@@ -49,7 +48,7 @@ def test_a_prepared_call_computes_what_the_launchers_do(device):
         x.transpose(1, 2).contiguous().transpose(1, 2)
         for x in make_inputs(20, 33, 40, torch.float16, device, (1, 4), (1, 2))
     )
-    made = prepared_call(q, k, v, True, None, "triton")
+    made = prepare_call(q, k, v, True, None, "triton")
     assert made is not None
     o, lse = launch_forward(q, k, v, True, 40**-0.5)
     expected = o, lse, *launch_backward(do, q, k, v, o, lse, True, 40**-0.5)
@@ -61,24 +60,24 @@ def test_a_prepared_call_computes_what_the_launchers_do(device):
 def test_what_may_change_the_launches_is_another_call(device):
     q, k, v, _ = make_inputs(20, 20, 16, device=device, lead=(1, 2))
     calls = [
-        prepared_call(q, k, v, True, None, "auto"),
-        prepared_call(q, k, v, False, None, "auto"),
-        prepared_call(q, k, v, True, 0.5, "auto"),
-        prepared_call(q.half(), k.half(), v.half(), True, None, "auto"),
-        prepared_call(q[:, :, :19], k, v, True, None, "auto"),
-        prepared_call(
+        prepare_call(q, k, v, True, None, "auto"),
+        prepare_call(q, k, v, False, None, "auto"),
+        prepare_call(q, k, v, True, 0.5, "auto"),
+        prepare_call(q.half(), k.half(), v.half(), True, None, "auto"),
+        prepare_call(q[:, :, :19], k, v, True, None, "auto"),
+        prepare_call(
             q.transpose(1, 2).contiguous().transpose(1, 2), k, v, True, None, "auto"
         ),
     ]
     assert None not in calls and len(set(map(id, calls))) == len(calls)
-    assert prepared_call(q.clone(), k, v, True, None, "auto") is calls[0]
+    assert prepare_call(q.clone(), k, v, True, None, "auto") is calls[0]
 
 
 def test_the_backward_pass_asks_anew_how_float32_is_multiplied(
     device, monkeypatch, precision
 ):
     q, k, v, do = make_inputs(20, 20, 16, device=device, lead=(1, 2))
-    prepared_once.cache_clear()
+    prepare_call_cached.cache_clear()
     asked, launches_for = [], prepared.backward_launches
 
     def noted(arithmetic, *rest):
@@ -124,7 +123,7 @@ def test_what_has_no_strides_is_refused_by_name(which, device):
     tensors = list(make_inputs(20, 20, 16, device=device)[:3])
     tensors[which] = tensors[which].to_sparse()
     q, k, v = tensors
-    assert prepared_call(q, k, v, True, None, "auto") is None
+    assert prepare_call(q, k, v, True, None, "auto") is None
     with pytest.raises(TypeError, match="qkv"[which] + " must be a strided tensor"):
         FlashAttentionTriton.apply(q, k, v, True)
 

@@ -15,12 +15,12 @@ from triton import knobs
 from systems import ROOT
 from systems.attention import relaunch
 from systems.attention.relaunch import (
-    NOTHING,
+    NO_DEVICE_CHANGE,
     Launch,
     empty_row_statistics,
-    layout,
-    on_device_of,
+    make_layout,
     shape_and_strides,
+    use_device_of,
 )
 from systems.attention.triton import launches
 from systems.attention.triton.launches import (
@@ -252,8 +252,8 @@ def test_the_device_of_a_tensor_is_made_current_where_it_is_not(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "device", lambda device: device)
     first, second = (cast(torch.Tensor, On(index)) for index in (0, 1))
-    assert on_device_of(first) == "cuda:0"
-    assert on_device_of(second) is on_device_of(torch.zeros(1)) is NOTHING
+    assert use_device_of(first) == "cuda:0"
+    assert use_device_of(second) is use_device_of(torch.zeros(1)) is NO_DEVICE_CHANGE
 
 
 def test_a_thread_gets_a_cuda_context_before_its_first_descriptor(monkeypatch):
@@ -264,9 +264,9 @@ def test_a_thread_gets_a_cuda_context_before_its_first_descriptor(monkeypatch):
     here, elsewhere = cast(torch.Tensor, On(1)), torch.zeros(1)
 
     def work():
-        relaunch.ready_for_tma(elsewhere)
+        relaunch.prepare_for_tma(elsewhere)
         before = len(asked)
-        assert all(relaunch.ready_for_tma(here) is NOTHING for _ in range(3))
+        assert all(relaunch.prepare_for_tma(here) is NO_DEVICE_CHANGE for _ in range(3))
         return before
 
     for thread in range(2):
@@ -288,9 +288,9 @@ def test_numbers_of_rows_lie_one_after_the_other(shape):
 
 def test_a_tensor_without_a_batch_has_a_batch_of_one():
     x = torch.zeros(4, 8, 16).transpose(0, 1)
-    assert layout(*shape_and_strides(x)) == ((1, 8, 4, 16), (0, 16, 128, 1))
-    assert layout(*shape_and_strides(x[None])).shape == (1, 8, 4, 16)
-    assert layout(*shape_and_strides(x.unflatten(0, (2, 4)))).strides == (
+    assert make_layout(*shape_and_strides(x)) == ((1, 8, 4, 16), (0, 16, 128, 1))
+    assert make_layout(*shape_and_strides(x[None])).shape == (1, 8, 4, 16)
+    assert make_layout(*shape_and_strides(x.unflatten(0, (2, 4)))).strides == (
         64,
         16,
         128,

@@ -11,8 +11,7 @@ from systems.attention import (
     flash_attention,
     torch_tiles,
 )
-from systems.attention.triton import function
-from systems.attention.triton.function import flash_backward, flash_forward
+from systems.attention.dispatch import flash_backward, flash_forward
 from systems.model.transformer import BasicsTransformerLM
 from tests.attention.checks import (
     check_against_reference,
@@ -58,7 +57,7 @@ def loss_of_class(q, k, v):
 @quiet
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("function", [loss_of_function, loss_of_class, loss_of_tiles])
-def test_one_graph_under_compile(function, dynamic, device):
+def test_one_graph_under_compile(dispatch, dynamic, device):
     """No graph break, and the same bits as without compiling."""
     torch.compiler.reset()
     compiled = torch.compile(

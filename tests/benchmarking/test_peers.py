@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from systems.attention import dispatch
 from systems.attention.hopper import limits
 from systems.attention.reference import attention_reference
-from systems.attention.triton import function
 from systems.benchmarking import compiling, peers
 from systems.benchmarking.peers import attention, only, what_ran
 from systems.benchmarking.workload import random_inputs
@@ -73,11 +73,11 @@ def test_products_are_as_precise_as_the_name_says(name, inside, precision):
 def test_the_plain_kernels_run_where_hopper_has_its_own(device, monkeypatch):
     """By their name, forwards and backwards."""
     monkeypatch.setattr(limits, "is_faster", lambda q, k: True)
-    monkeypatch.setattr(limits, "refusal", lambda q, k, v: "")
+    monkeypatch.setattr(limits, "find_refusal", lambda q, k, v: "")
     q, k, v, do = random_inputs((1, 1, 8, 16), torch.float32, device)
     assert what_ran("ours", q, k, v, True) == "hopper"
     assert what_ran("ours_triton", q, k, v, True) == "triton"
-    monkeypatch.delitem(function.LAUNCHERS, "hopper")
+    monkeypatch.delitem(dispatch.LAUNCHERS, "hopper")
     o = attention("ours_triton", True, 8, device)(q, k, v)
     torch.autograd.grad(o, (q, k, v), do)
 

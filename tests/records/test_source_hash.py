@@ -372,7 +372,7 @@ def split(root: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["benchmarking.timing", "profiling.trace", "attention.triton.function"]
+    "name", ["benchmarking.timing", "profiling.trace", "attention.dispatch"]
 )
 def test_splitting_a_module_in_two_changes_no_hash(house, name):
     before = hashes(house)

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from systems.attention.triton import tuned
-from systems.attention.triton.available import kernels_of
+from systems.attention.triton.available import describe_kernels_for
 from systems.experiments import STEMS
 from systems.records import store
 from systems.records.device import CPU
@@ -71,7 +71,7 @@ def test_a_record_says_in_words_which_kernels_its_gpu_gets(file, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(software.metadata, "version", lambda name: "3.7.1")
     told = kernels_on(A100)
-    assert told == kernels_of((8, 0), "3.7.1", timed=1)
+    assert told == describe_kernels_for((8, 0), "3.7.1", timed=1)
     assert "1 of them timed here" in told["triton"]
     made = new_record("flash_peers", A100, "full", [], {})
     assert made.kernels == told

@@ -17,8 +17,11 @@ from triton import knobs
 
 from systems import ROOT
 from systems.attention.triton import available, chooser, launches, tuned
-from systems.attention.triton.available import kernels
-from systems.attention.triton.chooser import choose, for_mask, owners
+from systems.attention.triton.chooser import (
+    choose_config,
+    owner_configs,
+    select_by_mask,
+)
 from systems.attention.triton.configs import Config
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 from systems.attention.triton.tuned import ARITHMETICS, HEAD_DIMS, KERNELS
@@ -39,11 +42,11 @@ def test_candidates_are_ours_those_of_others_and_what_is_next_to_ours(gpu):
         for kernel in KERNELS:
             found = candidates((arithmetic, kernel, 128, True), gpu)
             configs = [candidate.config for candidate in found]
-            ours = for_mask(CONFIGS[gpu][arithmetic][kernel][128], True)
+            ours = select_by_mask(CONFIGS[gpu][arithmetic][kernel][128], True)
             assert configs[0] == ours and len(configs) == len(set(configs))
             assert ours._replace(stages=ours.stages + 1) in configs
             others = (table[arithmetic][kernel][128] for table in CONFIGS.values())
-            assert {for_mask(other, True) for other in others} <= set(configs)
+            assert {select_by_mask(other, True) for other in others} <= set(configs)
             # Of 90 searches; with more, 20 minutes are too few.
             assert 5 <= len(configs) <= 16
 
@@ -53,7 +56,7 @@ def test_every_configuration_of_the_tables_can_be_read_from_a_file():
         for arithmetic, kernel, d in (
             (a, k, d) for a in ARITHMETICS for k in KERNELS for d in HEAD_DIMS
         ):
-            config = for_mask(table[arithmetic][kernel][d], True)
+            config = select_by_mask(table[arithmetic][kernel][d], True)
             found = Candidate(arithmetic, kernel, d, True, config)
             assert tuned.is_entry(found._asdict()), found
 
@@ -65,7 +68,7 @@ def test_a_wrong_result_is_named_and_loops_are_not_split(kernel, monkeypatch):
     """
     asked = []
     monkeypatch.setattr(tune_flash, "SMALL", 80)
-    monkeypatch.setattr(launches, "splits_for", lambda *_: asked.append(1) or 4)
+    monkeypatch.setattr(launches, "count_splits", lambda *_: asked.append(1) or 4)
     candidate = Candidate("half", kernel, 16, True, Config(32, 32, 4, 1))
     assert check(candidate) == "" and not asked
     right = tune_flash.prepare
@@ -98,7 +101,7 @@ def a100(monkeypatch, tmp_path):
     monkeypatch.setattr(available, "INTERPRETED", SimpleNamespace(value=False))
 
     def forget():
-        owners.cache_clear()
+        owner_configs.cache_clear()
         tuned.configs.cache_clear()
 
     forget()
@@ -117,23 +120,26 @@ def search(a100, *configs: Config, key=KEY):
 
 
 def test_the_fastest_that_is_right_is_what_the_kernels_get(a100, capsys):
-    before = choose("dq", 64, "half", True, 2**20, CUDA)
-    said = kernels(CUDA)["triton"]
+    before = choose_config("dq", 64, "half", True, 2**20, CUDA)
+    said = describe_kernels(CUDA)["triton"]
     assert "of the A100, compiled and not timed: python tools/tune_flash.py" in said
     (entry,) = search(a100, OURS, WRONG, FAST)
     assert (entry["pass_ms"], entry["pass_with_ours_ms"]) == (0.5, 1.0)
     assert capsys.readouterr().out == (
         "half d=64 dq causal: 0.5000 ms, with ours 1.0000 ms\n"
     )
-    assert choose("dq", 50, "half", True, 2**20, CUDA) == FAST != before
+    assert choose_config("dq", 50, "half", True, 2**20, CUDA) == FAST != before
     # The other mask, another kernel and few rows keep ours.
     for other in (("dq", 64, "half", False), ("dkdv", 64, "half", True)):
         kernel, d, kind, causal = other
-        ours = for_mask(CONFIGS["sm_80"][kind][kernel][d], causal)
-        assert choose(*other, 2**20, CUDA) == ours
+        ours = select_by_mask(CONFIGS["sm_80"][kind][kernel][d], causal)
+        assert choose_config(*other, 2**20, CUDA) == ours
     few = FEW_ROWS["sm_80"]["half"][0]
-    assert choose("dq", 64, "half", True, few.most_rows, CUDA) == few.configs["dq"][64]
-    said = kernels(CUDA)["triton"]
+    assert (
+        choose_config("dq", 64, "half", True, few.most_rows, CUDA)
+        == few.configs["dq"][64]
+    )
+    said = describe_kernels(CUDA)["triton"]
     assert said == "runs, with launch configurations of the A100, 1 of them timed here"
     assert tuned.digest(a100.device.slug, "3.7.1")
 
@@ -175,9 +181,9 @@ def test_a_file_that_can_not_be_used_is_one_line_and_ours_stay(damage, a100, cap
     change, said = DAMAGES[damage]
     search(a100, OURS, FAST)
     a100.path.write_text(change(a100.path.read_text()))
-    ours = for_mask(CONFIGS["sm_80"]["half"]["dq"][64], True)
+    ours = select_by_mask(CONFIGS["sm_80"]["half"]["dq"][64], True)
     for _ in range(2):
-        assert choose("dq", 64, "half", True, 2**20, CUDA) == ours
+        assert choose_config("dq", 64, "half", True, 2**20, CUDA) == ours
     (line,) = caplog.messages
     assert said in line and "python tools/tune_flash.py" in line
     assert "\n" not in line and str(a100.path) in line
@@ -203,7 +209,7 @@ def test_what_is_timed_is_of_the_kernels_and_their_launches_and_of_no_table():
         reached.follow(place)
         whole.follow(place)
     names = {place[1] for place in reached.places}
-    assert {"dq_kernel", "add_product", "unit_of", "run_backward"} <= names
+    assert {"dq_kernel", "add_matmul", "find_stride_divisor", "run_backward"} <= names
     tables = {place for place in whole.places if place[0].endswith(".tables")}
     assert ("systems.attention.triton.tables", "CONFIGS") in tables
     assert tables.isdisjoint(reached.places)

@@ -20,7 +20,7 @@ QUERIES = gl.constexpr(64)
 # Columns of a partial dq that are computed at a time.
 DQ_COLUMNS = gl.constexpr(64)
 # And the rows of 32 numbers in which they are held.
-HELD_ROWS = gl.constexpr(128)
+PACKED_ROWS = gl.constexpr(128)
 DQ_LAYOUT = gl.constexpr(
     gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32)
 )
@@ -28,7 +28,7 @@ DQ_LAYOUT = gl.constexpr(
 
 # --8<-- [start:dq]
 @gluon.jit
-def as_held(x):
+def pack_for_reduce(x):
     """x [QUERIES, DQ_COLUMNS] in the order in which threads hold it, 32 in a row: each
     its four, a warp's lanes, its columns.
 
@@ -43,7 +43,7 @@ def as_held(x):
 
 
 @gluon.jit
-def ds_times(k, ds):
+def start_dq_matmul(k, ds):
     """dS k, under way; ds [KEYS, QUERIES]."""
     COLUMNS: gl.constexpr = k.shape[1]
     Q: gl.constexpr = gl.NVMMADistributedLayout(
@@ -54,29 +54,31 @@ def ds_times(k, ds):
 
 
 @gluon.jit
-def partial_dq(dq_ring, ds_ring, kv, done, D: gl.constexpr, NARROW: gl.constexpr):
-    """This program's partial dq of step `done`, without its scale, a block of columns
+def compute_partial_dq(
+    dq_ring, ds_ring, kv, step, D: gl.constexpr, NARROW: gl.constexpr
+):
+    """This program's partial dq of step `step`, without its scale, a block of columns
     after the other.
     """
     BLOCKS: gl.constexpr = D // DQ_COLUMNS
-    stage, to = done % ds_ring.tiles.shape[0], done % dq_ring.tiles.shape[0]
-    mbarrier.wait(ds_ring.full.index(stage), done // ds_ring.tiles.shape[0] & 1)
+    stage, dq_stage = step % ds_ring.tiles.shape[0], step % dq_ring.tiles.shape[0]
+    mbarrier.wait(ds_ring.full.index(stage), step // ds_ring.tiles.shape[0] & 1)
     ds = ds_ring.tiles.index(stage)
     for i in gl.static_range(BLOCKS):
         # Where it is narrow, all columns of the first block and half of the second.
         k = kv.k.slice(i * DQ_COLUMNS, DQ_COLUMNS // (i + 1 if NARROW else 1), 1)
-        token = ds_times(k, ds)
+        token = start_dq_matmul(k, ds)
         dq = warpgroup_mma_wait(0, deps=(token,))
         if i == BLOCKS - 1:
             mbarrier.arrive(ds_ring.empty.index(stage), count=1)
         if i == 0:
-            phase = (done // dq_ring.tiles.shape[0] & 1) ^ 1
-            mbarrier.wait(dq_ring.empty.index(to), phase)
-        x = as_held(dq)
-        rows = dq_ring.tiles.index(to).slice(i * HELD_ROWS, x.shape[0], 0)
+            phase = (step // dq_ring.tiles.shape[0] & 1) ^ 1
+            mbarrier.wait(dq_ring.empty.index(dq_stage), phase)
+        x = pack_for_reduce(dq)
+        rows = dq_ring.tiles.index(dq_stage).slice(i * PACKED_ROWS, x.shape[0], 0)
         rows.store(x)
     fence_async_shared()
-    mbarrier.arrive(dq_ring.full.index(to), count=1)
+    mbarrier.arrive(dq_ring.full.index(dq_stage), count=1)
 
 
 # --8<-- [end:dq]
@@ -94,7 +96,7 @@ def add_shared_to_global(desc, coord, src, _semantic=None):
 
 
 @gluon.jit
-def acquired(semaphore_ptr):
+def load_acquire(semaphore_ptr):
     """A semaphore's value; what others did before its release is seen after this."""
     return gl.inline_asm_elementwise(
         "ld.acquire.gpu.global.b32 $0, [$1];",
@@ -131,7 +133,7 @@ def fence_before_release():
 
 # --8<-- [start:writer]
 @gluon.jit
-def add_in_order(
+def add_partial(
     dq_desc, semaphores_ptr, dq_ring, number, order, phase,
     ME: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
@@ -142,16 +144,16 @@ def add_in_order(
     BOXES: gl.constexpr = 3 if NARROW else 1
     partial = dq_ring.tiles.index(ME)
     # Most often it is next before the partial is there.
-    while acquired(semaphores_ptr + number) != order:
+    while load_acquire(semaphores_ptr + number) != order:
         pass
     fence_after_acquire()
     mbarrier.wait(dq_ring.full.index(ME), phase)
     for i in gl.static_range(BOXES):
-        at, box = [number * ROWS + i * BOX, 0], partial.slice(i * BOX, BOX, 0)
+        coords, box = [number * ROWS + i * BOX, 0], partial.slice(i * BOX, BOX, 0)
         if order == 0:
-            async_store(dq_desc, at, box)
+            async_store(dq_desc, coords, box)
         else:
-            add_shared_to_global(dq_desc, at, box)
+            add_shared_to_global(dq_desc, coords, box)
     tma.store_wait(0)
     mbarrier.arrive(dq_ring.empty.index(ME), count=1)
     fence_before_release()

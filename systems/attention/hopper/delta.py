@@ -5,7 +5,7 @@ from float32 to its own dtype.
 import triton
 import triton.language as tl
 
-from systems.attention.triton.primitives import load_tile, usable
+from systems.attention.triton.primitives import drop_huge_lse, load_tile
 
 
 @triton.jit(do_not_specialize=["heads", "n", "row_stride"])
@@ -14,10 +14,11 @@ def delta_kernel(
     stride_oh, stride_on, stride_od, stride_gb, stride_gh, stride_gn, stride_gd, heads,
     n, row_stride, HEAD: tl.constexpr, D: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
-    """delta = rowsum(o · do), which is also rowsum(p · dp): what softmax takes off each
-    dp. `usable` lse, in rows that TMA can read. Semaphores of zero. Strides of do: g.
+    """Compute delta = rowsum(o · do), copy lse and set the semaphores to zero.
 
-    Grid: tiles of 64 queries x batch x heads.
+    delta equals rowsum(p · dp), which the gradient of softmax subtracts from each dp.
+    lse goes through `drop_huge_lse` into rows that TMA can read. Strides of do end in
+    g. Grid: tiles of 64 queries x batch x heads.
     """
     tiles = tl.cdiv(n, 64)
     batch_head = (tl.program_id(0) // tiles).to(tl.int64)
@@ -26,14 +27,14 @@ def delta_kernel(
         (tl.program_id(0) % tiles * 64 + tl.arange(0, 64)).to(tl.int64),
         tl.arange(0, D),
     )
-    at_o = (
+    o_ptrs = (
         o_ptr
         + batch * stride_ob
         + head * stride_oh
         + rows[:, None] * stride_on
         + columns[None, :] * stride_od
     )
-    at_do = (
+    do_ptrs = (
         do_ptr
         + batch * stride_gb
         + head * stride_gh
@@ -41,15 +42,15 @@ def delta_kernel(
         + columns[None, :] * stride_gd
     )
     o, do = (
-        load_tile(at_o, rows, columns, n, HEAD, RAGGED),
-        load_tile(at_do, rows, columns, n, HEAD, RAGGED),
+        load_tile(o_ptrs, rows, columns, n, HEAD, RAGGED),
+        load_tile(do_ptrs, rows, columns, n, HEAD, RAGGED),
     )
     delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
-    inside, own = rows < n, batch_head * n + rows
-    to = batch_head * row_stride + rows
-    tl.store(delta_ptr + to, delta, mask=inside)
-    lse = tl.load(lse_ptr + own, mask=inside)
-    tl.store(lse_out_ptr + to, usable(lse), mask=inside)
+    inside, row_index = rows < n, batch_head * n + rows
+    out_index = batch_head * row_stride + rows
+    tl.store(delta_ptr + out_index, delta, mask=inside)
+    lse = tl.load(lse_ptr + row_index, mask=inside)
+    tl.store(lse_out_ptr + out_index, drop_huge_lse(lse), mask=inside)
     tl.store(semaphores_ptr + tl.program_id(0), 0)
 
 
@@ -76,7 +77,7 @@ def round_kernel(
     batch_head = tl.program_id(0) // tiles
     rows, columns = tl.arange(0, 64)[:, None], tl.arange(0, D)[None, :]
     warp, half, lane_row = rows // 16, rows // 8 % 2, rows % 8
-    part, eight, lane_column, one = (
+    part, eight, lane_column, element = (
         columns // 64,
         columns // 8 % 8,
         columns // 2 % 4,
@@ -84,12 +85,12 @@ def round_kernel(
     )
     # Of the last 32 columns a thread holds half as many.
     eights = 8 - 4 * part if NARROW else 8
-    held = (
+    packed = (
         (((part * 32 + warp * eights + eight) * 8 + lane_row) * 4 + lane_column) * 4
         + half * 2
-        + one
+        + element
     )
-    dq = scale * tl.load(held_ptr + tl.program_id(0).to(tl.int64) * 64 * D + held)
+    dq = scale * tl.load(held_ptr + tl.program_id(0).to(tl.int64) * 64 * D + packed)
     start = tl.program_id(0) % tiles * 64
     dq_ptr += (batch_head // heads).to(tl.int64) * stride_b + (batch_head % heads).to(
         tl.int64

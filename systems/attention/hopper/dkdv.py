@@ -21,12 +21,12 @@ from systems.attention.hopper.forward import (
     TILE,
     async_load,
     async_store,
-    await_full,
-    barriers,
-    fill,
+    fill_stage,
+    make_barriers,
     make_ring,
-    pass_over,
-    release,
+    release_stage,
+    skip_step,
+    wait_full,
 )
 
 # A float32 number for each row of a tile.
@@ -60,13 +60,15 @@ class Streamed(NamedTuple):
 
 
 @gluon.jit
-def fill_with_statistics(ring, statistics, i, descs, batch, head, batch_head, row):
-    """`fill` with tiles of q and do and the statistics of their rows."""
+def fill_stage_with_statistics(
+    ring, statistics, i, descs, batch, head, batch_head, row
+):
+    """`fill_stage` with tiles of q and do and the statistics of their rows."""
     MORE: gl.constexpr = 2 * descs.lse.block_type.nbytes
-    stage, full = fill(ring, i, descs.q, descs.do, batch, head, row, MORE)
-    at = [batch_head, row]
-    async_load(descs.lse, at, full, statistics.lse.index(stage))
-    async_load(descs.delta, at, full, statistics.delta.index(stage))
+    stage, full = fill_stage(ring, i, descs.q, descs.do, batch, head, row, MORE)
+    coords = [batch_head, row]
+    async_load(descs.lse, coords, full, statistics.lse.index(stage))
+    async_load(descs.delta, coords, full, statistics.delta.index(stage))
 
 
 class Keys(NamedTuple):
@@ -95,14 +97,14 @@ def dkdv_producer(
     GROUPS: gl.constexpr = keys.k.shape[0]
     batch, kv_head, k_start, first, steps = tile
     for group in gl.static_range(GROUPS):
-        at, full = [batch, kv_head, k_start + 64 * group, 0], keys.full.index(group)
+        coords, full = [batch, kv_head, k_start + 64 * group, 0], keys.full.index(group)
         mbarrier.expect(full, 2 * k_desc.block_type.nbytes)
-        async_load(k_desc, at, full, keys.k.index(group))
-        async_load(v_desc, at, full, keys.v.index(group))
+        async_load(k_desc, coords, full, keys.k.index(group))
+        async_load(v_desc, coords, full, keys.v.index(group))
     for i in range(steps * HEADS_PER_KV):
         head = kv_head * HEADS_PER_KV + i // steps
         start = (first + i % steps) * BQ
-        fill_with_statistics(
+        fill_stage_with_statistics(
             ring, statistics, i, descs, batch, head, batch * heads + head, start
         )
 
@@ -141,14 +143,14 @@ def dkdv_step(
     dv_token = warpgroup_mma(gl.convert_layout(p.to(TYPE), A), do, dv, is_async=True)
     if not FIRST:
         dp, dk = warpgroup_mma_wait(1, deps=(dp_token, dk_token))
-        release(ring, i - 1)
+        release_stage(ring, i - 1)
     else:
         dp = warpgroup_mma_wait(1, deps=(dp_token,))
     delta = statistics.delta.index(i % STAGES).load(COLUMNS)
     # [64, BQ]
     ds = gl.convert_layout((p * (dp - delta[None, :])).to(TYPE), A)
     # This wait also keeps the compiler from computing ds after the next one.
-    q_next, do_next = await_full(ring, i + 1, i + 1 < end)
+    q_next, do_next = wait_full(ring, i + 1, i + 1 < end)
     dv, ds = warpgroup_mma_wait(0, deps=(dv_token, ds))
     return dk, dv, ds, q, q_next, do_next
 
@@ -191,10 +193,10 @@ def dkdv_consumer(
     for member in range(HEADS_PER_KV):
         begin, end = member * steps + skip, (member + 1) * steps
         for i in range(member * steps, begin):
-            pass_over(ring, i)
+            skip_step(ring, i)
         # With more keys than queries no query may see them.
         if begin < end:
-            q, do = await_full(ring, begin)
+            q, do = wait_full(ring, begin)
             dk, dv, ds, q_before, q, do = dkdv_step(
                 dk, dv, ds, q, q, do, k, v, zeros, statistics, ring, begin, end, hidden,
                 scale_log2, True, CAUSAL,
@@ -205,7 +207,7 @@ def dkdv_consumer(
                     hidden, scale_log2, False, CAUSAL,
                 )  # fmt: skip
             dk = warpgroup_mma(ds, q_before, dk)
-            release(ring, end - 1)
+            release_stage(ring, end - 1)
     # Keys and values have been read: their memory takes dk and dv.
     dk_out, dv_out = keys.k.index(GROUP), keys.v.index(GROUP)
     dk_out.store((dk * scale).to(TYPE))
@@ -247,7 +249,7 @@ def dkdv_kernel(
     keys = Keys(
         gl.allocate_shared_memory(k_desc.dtype, [GROUPS, 64, D], TILE),
         gl.allocate_shared_memory(k_desc.dtype, [GROUPS, 64, D], TILE),
-        barriers(GROUPS, 1),
+        make_barriers(GROUPS, 1),
     )
     statistics, ring = make_statistics(STAGES, BQ), make_ring(q_desc, STAGES, GROUPS)
     tile = KeyTile(batch, kv_head, k_start, first, steps)

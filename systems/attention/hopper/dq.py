@@ -28,14 +28,14 @@ from systems.attention.hopper.forward import (
     TILE,
     async_load,
     async_store,
-    await_full,
-    barriers,
-    fill,
+    fill_stage,
+    make_barriers,
     make_ring,
-    pass_over,
-    release,
+    release_stage,
+    skip_step,
+    wait_full,
 )
-from systems.attention.hopper.items import Problem, sees
+from systems.attention.hopper.items import Problem, visible_mask
 from systems.attention.triton.primitives import LOG2E
 
 
@@ -64,15 +64,15 @@ def dq_producer(
 ):  # fmt: skip
     GROUPS: gl.constexpr = queries.q.shape[0]
     for group in gl.static_range(GROUPS):
-        at = [tile.batch, tile.head, tile.q_start + 64 * group, 0]
+        coords = [tile.batch, tile.head, tile.q_start + 64 * group, 0]
         full = queries.full.index(group)
         mbarrier.expect(full, 3 * q_desc.block_type.nbytes)
-        async_load(q_desc, at, full, queries.q.index(group))
-        async_load(do_desc, at, full, queries.do.index(group))
-        async_load(o_desc, at, full, queries.o.index(group))
+        async_load(q_desc, coords, full, queries.q.index(group))
+        async_load(do_desc, coords, full, queries.do.index(group))
+        async_load(o_desc, coords, full, queries.o.index(group))
     for i in range(tile.steps):
         start = (tile.steps - 1 - i) * BK
-        fill(ring, i, k_desc, v_desc, tile.batch, kv_head, start)
+        fill_stage(ring, i, k_desc, v_desc, tile.batch, kv_head, start)
 
 
 # --8<-- [start:dq]
@@ -93,7 +93,7 @@ def dq_step(
     # [64, BK]
     p = gl.exp2(s * scale_log2 - lse[:, None])
     # This wait also keeps the compiler from computing p after the next one.
-    k_next, v_next = await_full(ring, i + 1, i + 1 < steps)
+    k_next, v_next = wait_full(ring, i + 1, i + 1 < steps)
     # After the last step this multiplies what the stage held before, for nobody.
     s_token = warpgroup_mma(
         q, k_next.permute((1, 0)), zeros, use_acc=False, is_async=True
@@ -102,7 +102,7 @@ def dq_step(
         dp, p = warpgroup_mma_wait(1, deps=(dp_token, p))
     else:
         dp, dq, p = warpgroup_mma_wait(1, deps=(dp_token, dq_token, p))
-        release(ring, i - 1)
+        release_stage(ring, i - 1)
     # [64, BK]
     ds = gl.convert_layout((p * (dp - delta[:, None])).to(k.dtype), A)
     s, ds = warpgroup_mma_wait(0, deps=(s_token, ds))
@@ -137,7 +137,7 @@ def dq_consumer(
     # The last tiles of keys may be for the other groups alone.
     skip = steps - 1 - last
     for i in range(skip):
-        pass_over(ring, i)
+        skip_step(ring, i)
 
     lse = gl.load(rows_out.lse_ptr + rows, mask=rows < n_q, other=0.0)
     lse = gl.where(gl.abs(lse) < HUGE * LN2, lse, float("inf")) * LOG2E
@@ -152,10 +152,10 @@ def dq_consumer(
     dq, ds = gl.zeros([64, D], gl.float32, O), gl.zeros([64, BK], TYPE, A)
 
     # The mask cuts the first step only.
-    k, v = await_full(ring, skip)
+    k, v = wait_full(ring, skip)
     s = warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(0, deps=(s,))
-    s = gl.where(sees(rows, last * BK + columns, n_k, CAUSAL), s, -float("inf"))
+    s = gl.where(visible_mask(rows, last * BK + columns, n_k, CAUSAL), s, -float("inf"))
     dq, ds, k_before, s, k, v = dq_step(
         dq, ds, k, s, k, v, q, do, zeros, lse, delta, ring, skip, steps, scale_log2,
         True,
@@ -209,7 +209,7 @@ def dq_kernel(
         gl.allocate_shared_memory(q_desc.dtype, [GROUPS, 64, D], TILE),
         gl.allocate_shared_memory(q_desc.dtype, [GROUPS, 64, D], TILE),
         gl.allocate_shared_memory(q_desc.dtype, [GROUPS, 64, D], TILE),
-        barriers(GROUPS, 1),
+        make_barriers(GROUPS, 1),
     )
     ring = make_ring(k_desc, STAGES, GROUPS)
     rows = Rows(

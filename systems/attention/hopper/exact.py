@@ -8,8 +8,8 @@ for huge scores, where it is infinite or zero. Here the maximum is subtracted fi
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from systems.attention.hopper.items import item_of
-from systems.attention.hopper.products import store_rows
+from systems.attention.hopper.items import get_item
+from systems.attention.hopper.matmuls import store_rows
 
 LN2 = gl.constexpr(0.6931471805599453)
 # `triton.primitives.HUGE`.
@@ -28,7 +28,7 @@ def load_rows(x, batch, head, rows, n, HEAD: gl.constexpr, LAYOUT: gl.constexpr)
 
 
 @gluon.jit
-def exact_items(
+def recompute_huge_rows(
     memory, problem, schedule,
     GROUP: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, HEAD: gl.constexpr,
     D: gl.constexpr, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr,
@@ -44,7 +44,7 @@ def exact_items(
     # consumer have stored can be read.
     for position in range(schedule.first, schedule.end):
         number = gl.load(schedule.items_ptr + position)
-        item = item_of(number, problem, BQ, BK, CAUSAL)
+        item = get_item(number, problem, BQ, BK, CAUSAL)
         batch, head, kv_head = item.batch, item.head, item.head // HEADS_PER_KV
         q_start = item.q_start + 64 * GROUP
         rows = q_start + gl.arange(0, 64, ROWS)

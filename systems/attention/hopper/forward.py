@@ -34,17 +34,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from systems.attention.hopper.exact import HUGE, LN2, exact_items
-from systems.attention.hopper.items import Problem, Schedule, item_of, sees
-from systems.attention.hopper.products import (
+from systems.attention.hopper.exact import HUGE, LN2, recompute_huge_rows
+from systems.attention.hopper.items import Problem, Schedule, get_item, visible_mask
+from systems.attention.hopper.matmuls import (
     Rows,
-    add_products,
-    await_all,
-    await_sums,
-    blocks_of_zeros,
-    product,
+    accumulate,
+    scale_rows,
+    start_matmul,
     store_rows,
-    times_rows,
+    wait_all,
+    wait_all_and,
+    zero_accumulators,
 )
 
 # Triton has new names for TMA's copies from 3.8 on, and since 3.9 only those.
@@ -58,7 +58,7 @@ TILE = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidt
 
 # --8<-- [start:ring]
 @gluon.jit
-def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+def make_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
     """COUNT barriers in shared memory, each complete when ARRIVALS have arrived."""
     memory = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(COUNT):
@@ -93,14 +93,14 @@ def make_ring(desc, STAGES: gl.constexpr, READERS: gl.constexpr):
     return Ring(
         gl.allocate_shared_memory(desc.dtype, SHAPE, TILE),
         gl.allocate_shared_memory(desc.dtype, SHAPE, TILE),
-        barriers(STAGES, 1),
-        barriers(STAGES, READERS),
+        make_barriers(STAGES, 1),
+        make_barriers(STAGES, READERS),
     )
 
 
 # --8<-- [start:waits]
 @gluon.jit
-def fill(ring, i, a_desc, b_desc, batch, head, row, MORE: gl.constexpr = 0):
+def fill_stage(ring, i, a_desc, b_desc, batch, head, row, MORE: gl.constexpr = 0):
     """The producer's step i: wait until the stage is empty, then start copies.
 
     (stage, its barrier): full when MORE bytes than both tiles have come.
@@ -110,14 +110,14 @@ def fill(ring, i, a_desc, b_desc, batch, head, row, MORE: gl.constexpr = 0):
     full = ring.full.index(stage)
     mbarrier.wait(ring.empty.index(stage), (i // STAGES & 1) ^ 1)
     mbarrier.expect(full, 2 * a_desc.block_type.nbytes + MORE)
-    at = [batch, head, row, 0]
-    async_load(a_desc, at, full, ring.a.index(stage))
-    async_load(b_desc, at, full, ring.b.index(stage))
+    coords = [batch, head, row, 0]
+    async_load(a_desc, coords, full, ring.a.index(stage))
+    async_load(b_desc, coords, full, ring.b.index(stage))
     return stage, full
 
 
 @gluon.jit
-def await_full(ring, i, needed=True):
+def wait_full(ring, i, needed=True):
     """The two tiles of step i, once they have arrived."""
     STAGES: gl.constexpr = ring.a.shape[0]
     mbarrier.wait(ring.full.index(i % STAGES), i // STAGES & 1, pred=needed)
@@ -125,19 +125,19 @@ def await_full(ring, i, needed=True):
 
 
 @gluon.jit
-def release(ring, i):
+def release_stage(ring, i):
     """A consumer has read the tiles of step i."""
     mbarrier.arrive(ring.empty.index(i % ring.a.shape[0]), count=1)
 
 
 # --8<-- [end:waits]
 @gluon.jit
-def pass_over(ring, i):
+def skip_step(ring, i):
     """Release step i unread. Its phase must have ended all the same: a later wait tells
     phases by parity only.
     """
-    await_full(ring, i)
-    release(ring, i)
+    wait_full(ring, i)
+    release_stage(ring, i)
 
 
 # --8<-- [end:ring]
@@ -152,29 +152,29 @@ def forward_producer(
 ):  # fmt: skip
     problem, schedule, queries, ring = work
     GROUPS: gl.constexpr = queries.tiles.shape[0]
-    done = 0
+    steps_done = 0
     number = gl.load(schedule.items_ptr + schedule.first)
     for position in range(schedule.first, schedule.end):
-        item = item_of(number, problem, BQ, BK, CAUSAL)
+        item = get_item(number, problem, BQ, BK, CAUSAL)
         number = gl.load(
             schedule.items_ptr + gl.minimum(position + 1, schedule.end - 1)
         )
         kv_head = item.head // HEADS_PER_KV
         # Keys first: the consumers may still be reading the queries of the item before.
         last = (item.steps - 1) * BK
-        fill(ring, done, k_desc, v_desc, item.batch, kv_head, last)
+        fill_stage(ring, steps_done, k_desc, v_desc, item.batch, kv_head, last)
         for group in gl.static_range(GROUPS):
             full = queries.full.index(group)
             mbarrier.wait(
                 queries.empty.index(group), (position - schedule.first & 1) ^ 1
             )
             mbarrier.expect(full, q_desc.block_type.nbytes)
-            at = [item.batch, item.head, item.q_start + 64 * group, 0]
-            async_load(q_desc, at, full, queries.tiles.index(group))
+            coords = [item.batch, item.head, item.q_start + 64 * group, 0]
+            async_load(q_desc, coords, full, queries.tiles.index(group))
         for i in range(1, item.steps):
             start = (item.steps - 1 - i) * BK
-            fill(ring, done + i, k_desc, v_desc, item.batch, kv_head, start)
-        done += item.steps
+            fill_stage(ring, steps_done + i, k_desc, v_desc, item.batch, kv_head, start)
+        steps_done += item.steps
 
 
 # --8<-- [end:producer]
@@ -230,7 +230,7 @@ def forward_consumer(
     q = queries.tiles.index(GROUP)
     zeros = gl.zeros([64, BK], gl.float32, S)
     columns = gl.arange(0, BK, gl.SliceLayout(0, S))
-    done = 0
+    steps_done = 0
     # The largest maximum of any item.
     largest = gl.zeros([64], gl.float32, gl.SliceLayout(1, S))
     if TURNS and GROUP == GROUPS - 1:
@@ -238,7 +238,7 @@ def forward_consumer(
         pass_turn(GROUP, GROUPS)
     number = gl.load(schedule.items_ptr + schedule.first)
     for position in range(schedule.first, schedule.end):
-        item = item_of(number, problem, BQ, BK, CAUSAL)
+        item = get_item(number, problem, BQ, BK, CAUSAL)
         # The next one is known when this one ends.
         number = gl.load(
             schedule.items_ptr + gl.minimum(position + 1, schedule.end - 1)
@@ -250,43 +250,45 @@ def forward_consumer(
             seen_by_any = gl.minimum(n_k, q_start + 64)
         last = gl.cdiv(seen_by_any, BK) - 1
         # The last tiles of keys may be for the other groups alone.
-        first = done + item.steps - 1 - last
-        for i in range(done, first):
-            pass_over(ring, i)
+        first = steps_done + item.steps - 1 - last
+        for i in range(steps_done, first):
+            skip_step(ring, i)
             if TURNS:
                 # All consumers have as many turns.
                 take_turn(GROUP)
                 pass_turn(GROUP, GROUPS)
-        done += item.steps
+        steps_done += item.steps
 
         mbarrier.wait(queries.full.index(GROUP), position - schedule.first & 1)
         # [64, BK]
-        k, v = await_full(ring, first)
-        s = warpgroup_mma_wait(0, deps=(product(q, k, zeros, NARROW),))
-        s = gl.where(sees(rows, last * BK + columns, n_k, CAUSAL), s, -float("inf"))
+        k, v = wait_full(ring, first)
+        s = warpgroup_mma_wait(0, deps=(start_matmul(q, k, zeros, NARROW),))
+        s = gl.where(
+            visible_mask(rows, last * BK + columns, n_k, CAUSAL), s, -float("inf")
+        )
         m = gl.max(s, 1) * scale_log2
         p = gl.exp2(s * scale_log2 - m[:, None])
         l = gl.sum(p, 1)
-        acc = blocks_of_zeros(D, NARROW)
+        acc = zero_accumulators(D, NARROW)
         # Converted before it goes around the loop, p stays packed in registers.
         P: gl.constexpr = gl.DotOperandLayout(
             operand_index=0, parent=acc[0].type.layout, k_width=2
         )
         p = gl.convert_layout(p.to(TYPE), P)
-        k, v_next = await_full(ring, first + 1, first + 1 < done)
+        k, v_next = wait_full(ring, first + 1, first + 1 < steps_done)
         # --8<-- [start:consumer_loop]
-        for i in range(first + 1, done):
+        for i in range(first + 1, steps_done):
             if TURNS:
                 take_turn(GROUP)
-            s_token = product(q, k, zeros, NARROW)
-            acc_tokens = add_products(acc, p, v)
+            s_token = start_matmul(q, k, zeros, NARROW)
+            acc_tokens = accumulate(acc, p, v)
             if TURNS:
                 pass_turn(GROUP, GROUPS)
             if OVERLAP:
                 s = warpgroup_mma_wait(len(acc), deps=(s_token,))
             else:
-                s, acc = await_sums(s_token, acc_tokens)
-                release(ring, i - 1)
+                s, acc = wait_all_and(s_token, acc_tokens)
+                release_stage(ring, i - 1)
             m_new = gl.maximum(m, gl.max(s, 1) * scale_log2)
             p_wide = gl.exp2(s * scale_log2 - m_new[:, None])
             rescale = gl.exp2(m - m_new)
@@ -294,21 +296,21 @@ def forward_consumer(
             m = m_new
             p = gl.convert_layout(p_wide.to(TYPE), P)
             v = v_next
-            k, v_next = await_full(ring, i + 1, i + 1 < done)
+            k, v_next = wait_full(ring, i + 1, i + 1 < steps_done)
             if OVERLAP:
                 # That p goes through this wait, and the wait above, keep the compiler
                 # from computing p afterwards.
-                p, acc = await_sums(p, acc_tokens)
-                release(ring, i - 1)
-            acc = times_rows(acc, rescale)
+                p, acc = wait_all_and(p, acc_tokens)
+                release_stage(ring, i - 1)
+            acc = scale_rows(acc, rescale)
         # --8<-- [end:consumer_loop]
         # The queries have been read: those of the next item may come while o is
         # finished.
         mbarrier.arrive(queries.empty.index(GROUP), count=1)
-        acc = await_all(add_products(acc, p, v))
-        release(ring, done - 1)
+        acc = wait_all(accumulate(acc, p, v))
+        release_stage(ring, steps_done - 1)
 
-        acc = times_rows(acc, 1 / l)
+        acc = scale_rows(acc, 1 / l)
         largest = gl.maximum(largest, gl.abs(m))
         batch_head = (item.batch * problem.heads + item.head).to(gl.int64)
         lse_ptrs = lse_ptr + batch_head * n_q + rows
@@ -319,7 +321,7 @@ def forward_consumer(
                 acc[i], o, item.batch, item.head, q_start, n_q, 64 * i, HEAD, True
             )
     if gl.max(largest, 0) >= HUGE:
-        exact_items(
+        recompute_huge_rows(
             memory, problem, schedule, GROUP, BQ, BK, HEAD, D, HEADS_PER_KV, CAUSAL
         )
 
@@ -347,8 +349,8 @@ def forward_kernel(
     problem = Problem(n_q, n_k, heads, scale_log2)
     queries = Staged(
         gl.allocate_shared_memory(q_desc.dtype, [GROUPS, 64, D], TILE),
-        barriers(GROUPS, 1),
-        barriers(GROUPS, 1),
+        make_barriers(GROUPS, 1),
+        make_barriers(GROUPS, 1),
     )
     ring = make_ring(k_desc, STAGES, GROUPS)
     # What all warps of the program have in common.

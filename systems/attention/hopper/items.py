@@ -33,7 +33,7 @@ class Item(NamedTuple):
 
 
 @gluon.jit
-def item_of(number, problem, BQ: gl.constexpr, BK: gl.constexpr, CAUSAL: gl.constexpr):
+def get_item(number, problem, BQ: gl.constexpr, BK: gl.constexpr, CAUSAL: gl.constexpr):
     """The item of this number: tile of queries + tiles · (batch · heads + head)."""
     tiles = gl.cdiv(problem.n_q, BQ)
     batch_head = number // tiles
@@ -46,7 +46,7 @@ def item_of(number, problem, BQ: gl.constexpr, BK: gl.constexpr, CAUSAL: gl.cons
 
 
 @gluon.jit
-def sees(rows, keys, n_k, CAUSAL: gl.constexpr):
+def visible_mask(rows, keys, n_k, CAUSAL: gl.constexpr):
     """Which of `keys` each of `rows` sees."""
     if CAUSAL:
         visible = keys[None, :] <= gl.minimum(rows, n_k - 1)[:, None]

@@ -20,23 +20,27 @@ from systems.attention.hopper.configs import (
     SHORT_FORWARD,
     Config,
 )
-from systems.attention.hopper.limits import TILE_DIMS, as_readable, statistics_stride
+from systems.attention.hopper.limits import (
+    TILE_DIMS,
+    make_tma_readable,
+    statistics_stride,
+)
 from systems.attention.hopper.one_pass_launches import launch_one_pass
-from systems.attention.hopper.schedule import head_swizzle_for, schedule
-from systems.attention.hopper.walks import is_narrow, walk_in_one_pass
+from systems.attention.hopper.schedule import choose_head_swizzle, make_schedule
+from systems.attention.hopper.walks import choose_walk, is_narrow
 from systems.attention.relaunch import (
     Descriptor,
     Launch,
     Layout,
     ShapeAndStrides,
     empty_row_statistics,
-    layout,
-    ready_for_tma,
+    make_layout,
+    prepare_for_tma,
     rows_descriptor,
     shape_and_strides,
     statistics_descriptor,
 )
-from systems.attention.triton.configs import sm_count
+from systems.attention.triton.configs import count_sms
 from systems.attention.triton.primitives import LOG2E
 
 
@@ -52,7 +56,7 @@ class Forward(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def forward_plan(
+def plan_forward(
     dtype: torch.dtype, device: torch.device, config: Config | None, causal: bool,
     scale: float,
     *tensors: ShapeAndStrides,
@@ -60,14 +64,14 @@ def forward_plan(
     """For q, k, v and o that lie so."""
     from systems.attention.hopper.forward import forward_kernel
 
-    q, k, v, o = (layout(*lies) for lies in tensors)
+    q, k, v, o = (make_layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]
     tile_d = TILE_DIMS[d]
     short = tile_d == 64 and n_k <= (SHORT if causal else SHORT // 2)
     c = config or (SHORT_FORWARD if short else CONFIGS["forward"][tile_d])
-    head_swizzle = head_swizzle_for(k, batch * heads, causal, dtype)
-    starts, items = schedule(
+    head_swizzle = choose_head_swizzle(k, batch * heads, causal, dtype)
+    starts, items = make_schedule(
         n_q,
         n_k,
         batch * heads,
@@ -75,7 +79,7 @@ def forward_plan(
         64 * c.groups,
         c.rows,
         causal,
-        c.programs * sm_count(device),
+        c.programs * count_sms(device),
         c.last_items,
         device,
     )
@@ -106,10 +110,10 @@ def launch_forward(
 ) -> tuple[Tensor, Tensor]:
     """(o, lse); `config` overrides the table."""
     o, lse = torch.empty_like(q), empty_row_statistics(q)
-    plan = forward_plan(
+    plan = plan_forward(
         q.dtype, q.device, config, causal, scale, *map(shape_and_strides, (q, k, v, o))
     )
-    with ready_for_tma(q):
+    with prepare_for_tma(q):
         plan.launch(
             plan.q(q), plan.k(k), plan.v(v), q, k, v, o, lse, plan.starts, plan.items
         )
@@ -122,14 +126,14 @@ class Backward(NamedTuple):
     """
 
     dq: Launch
-    dq_of: dict[str, Descriptor]
+    dq_descriptors: dict[str, Descriptor]
     dkdv: Launch
-    dkdv_of: dict[str, Descriptor]
+    dkdv_descriptors: dict[str, Descriptor]
     stride: int
 
 
 @lru_cache(maxsize=1024)
-def backward_plan(
+def plan_backward(
     dtype: torch.dtype,
     device: torch.device,
     causal: bool,
@@ -140,7 +144,7 @@ def backward_plan(
     from systems.attention.hopper.dkdv import dkdv_kernel
     from systems.attention.hopper.dq import dq_kernel
 
-    q, k, v, o, do, dq, dk, dv = (layout(*lies) for lies in tensors)
+    q, k, v, o, do, dq, dk, dv = (make_layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]
     stride = statistics_stride(n_q)
@@ -191,7 +195,7 @@ def launch_two_passes(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv) of tensors that TMA can read."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    plan = backward_plan(
+    plan = plan_backward(
         q.dtype,
         q.device,
         causal,
@@ -199,23 +203,23 @@ def launch_two_passes(
         *map(shape_and_strides, (q, k, v, o, do, dq, dk, dv)),
     )
     lse_log2, delta = lse.new_empty((2, lse.numel() // lse.shape[-1], plan.stride))
-    by, of = plan.dq_of, plan.dkdv_of
-    with ready_for_tma(q):
+    for_dq, for_dkdv = plan.dq_descriptors, plan.dkdv_descriptors
+    with prepare_for_tma(q):
         plan.dq(
-            by["q"](q),
-            by["k"](k),
-            by["v"](v),
-            by["o"](o),
-            by["do"](do),
-            by["dq"](dq),
+            for_dq["q"](q),
+            for_dq["k"](k),
+            for_dq["v"](v),
+            for_dq["o"](o),
+            for_dq["do"](do),
+            for_dq["dq"](dq),
             lse,
             lse_log2,
             delta,
         )
         plan.dkdv(
-            of["q"](q), of["k"](k), of["v"](v), of["do"](do),
-            of["statistics"](lse_log2), of["statistics"](delta),
-            of["dk"](dk), of["dv"](dv),
+            for_dkdv["q"](q), for_dkdv["k"](k), for_dkdv["v"](v), for_dkdv["do"](do),
+            for_dkdv["statistics"](lse_log2), for_dkdv["statistics"](delta),
+            for_dkdv["dk"](dk), for_dkdv["dv"](dv),
         )  # fmt: skip
     return dq, dk, dv
 
@@ -236,9 +240,9 @@ def launch_backward(
     gradient of a sum is one number with strides of zero, and views and hooks on saved
     tensors may begin at any address.
     """
-    do, o = as_readable(do), as_readable(o)
-    layouts = (layout(*shape_and_strides(x)) for x in (q, k))
-    walk = walk_in_one_pass(*layouts, causal, sm_count(q.device))
+    do, o = make_tma_readable(do), make_tma_readable(o)
+    layouts = (make_layout(*shape_and_strides(x)) for x in (q, k))
+    walk = choose_walk(*layouts, causal, count_sms(q.device))
     if walk:
         return launch_one_pass(do, q, k, v, o, lse, causal, scale, walk)
     return launch_two_passes(do, q, k, v, o, lse, causal, scale)

@@ -1,8 +1,8 @@
-"""Which inputs the kernels for Hopper take, and where they pay: `refusal` says what is
-missing for others, `is_faster` where the plain kernels are no faster.
+"""The inputs that the Hopper kernels support, and those for which they are fastest.
 
-They take 16-bit dtypes, head dimensions from 40 to 128 in steps of 8, tensors that TMA
-can read.
+`find_refusal` names what an input or a machine lacks; `is_faster` tells whether the
+Hopper kernels beat the Triton kernels. They support 16-bit dtypes, head dimensions from
+40 to 128 in steps of 8, and tensors that TMA can read.
 """
 
 from functools import cache
@@ -33,13 +33,13 @@ MIN_ROWS = 2**15
 # --8<-- [end:limits]
 
 
-def missing(capability: tuple[int, int], version: str) -> str:
+def missing_requirement(capability: tuple[int, int], version: str) -> str:
     """What these kernels need of a GPU of this compute capability and of Triton, and
     what was found; nothing where they run.
     """
     if capability != CAPABILITY:
-        found = ".".join(map(str, capability))
-        return f"needs a GPU of compute capability 9.0, found {found}"
+        version_text = ".".join(map(str, capability))
+        return f"needs a GPU of compute capability 9.0, found {version_text}"
     if not version.startswith(VERSIONS):
         tested = ", ".join(x.rstrip(".") for x in VERSIONS)
         return f"needs Triton {tested}, with which it was tested, found {version}"
@@ -47,24 +47,30 @@ def missing(capability: tuple[int, int], version: str) -> str:
 
 
 @cache
-def missing_here(device: torch.device) -> str:
-    """`missing` of this GPU and the Triton that is installed."""
+def missing_on_device(device: torch.device) -> str:
+    """`missing_requirement` of this GPU and the Triton that is installed."""
     if knobs.runtime.interpret:
         return "needs a compiler, found the interpreter of TRITON_INTERPRET=1"
-    return missing(torch.cuda.get_device_capability(device), triton.__version__)
+    return missing_requirement(
+        torch.cuda.get_device_capability(device), triton.__version__
+    )
 
 
 @cache
-def wrong_triton(device: torch.device) -> str:
-    """`missing` where nothing but another Triton is missing; else nothing."""
+def unsupported_triton(device: torch.device) -> str:
+    """Return `missing_requirement` if only the Triton version is wrong, else ""."""
     if device.type != "cuda" or knobs.runtime.interpret:
         return ""
     capability = torch.cuda.get_device_capability(device)
-    return missing(capability, triton.__version__) if capability == CAPABILITY else ""
+    return (
+        missing_requirement(capability, triton.__version__)
+        if capability == CAPABILITY
+        else ""
+    )
 
 
 # --8<-- [start:takes]
-def readable(x: Tensor) -> bool:
+def is_tma_readable(x: Tensor) -> bool:
     """Whether TMA can read x: rows without gaps, and rows, heads and batches at
     multiples of 16 bytes.
     """
@@ -79,13 +85,13 @@ def readable(x: Tensor) -> bool:
     return True
 
 
-def as_readable(x: Tensor) -> Tensor:
+def make_tma_readable(x: Tensor) -> Tensor:
     """Return x if TMA can read it, else a contiguous copy.
 
     `x.contiguous()` would not do: a contiguous x may begin at any address, and only
     fresh memory surely begins at a multiple of 16 bytes.
     """
-    return x if readable(x) else x.clone(memory_format=torch.contiguous_format)
+    return x if is_tma_readable(x) else x.clone(memory_format=torch.contiguous_format)
 
 
 def statistics_stride(n: int) -> int:
@@ -93,21 +99,21 @@ def statistics_stride(n: int) -> int:
     return -(-n // 4) * 4
 
 
-def refusal(q: Tensor, k: Tensor, v: Tensor) -> str:
+def find_refusal(q: Tensor, k: Tensor, v: Tensor) -> str:
     """What these kernels need and didn't find, to compute attention of q (..., n_q, d),
     k and v (..., n_k, d) with 3 or 4 dimensions; nothing where they can.
     """
     if q.device.type != "cuda":
         return f"needs a CUDA GPU, found {q.device.type}"
-    if missing_here(q.device):
-        return missing_here(q.device)
+    if missing_on_device(q.device):
+        return missing_on_device(q.device)
     if q.dtype not in DTYPES:
         return f"needs float16 or bfloat16, found {q.dtype}"
     if q.shape[-1] not in TILE_DIMS:
-        found = q.shape[-1]
-        return f"needs a head dimension from 40 to 128 that 8 divides, found {found}"
+        head_dim = q.shape[-1]
+        return f"needs a head dimension from 40 to 128 that 8 divides, found {head_dim}"
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not readable(x):
+        if not is_tma_readable(x):
             return (
                 "needs rows without gaps that begin at multiples of 16 bytes, "
                 f"found {name} with strides {x.stride()} at address {x.data_ptr()}"

@@ -10,14 +10,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 
-from systems.attention.hopper.forward import await_full, release
-from systems.attention.hopper.one_pass import await_empty, hand_over, hide
-from systems.attention.hopper.products import add_products, product
+from systems.attention.hopper.forward import release_stage, wait_full
+from systems.attention.hopper.matmuls import accumulate, start_matmul
+from systems.attention.hopper.one_pass import apply_mask, store_ds, wait_empty
 from systems.attention.triton.primitives import LOG2E
 
 
 @gluon.jit
-def behind_branch():
+def keep_branch():
     """Nothing: it keeps the compiler from computing what stands behind a branch in any
     case.
     """
@@ -28,7 +28,7 @@ def behind_branch():
 
 # --8<-- [start:narrow_step]
 @gluon.jit
-def narrow_step(
+def process_narrow_tile(
     dk, dv, s, q, do, resident, ring, statistics, ds_ring, i, end, hidden, limit,
     is_cut, scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
 ):  # fmt: skip
@@ -39,28 +39,28 @@ def narrow_step(
     STAGES: gl.constexpr = statistics.lse.shape[0]
     COLUMNS: gl.constexpr = gl.SliceLayout(0, zeros.type.layout)
     TYPE: gl.constexpr = q.dtype
-    dp_token = product(v, do, zeros, True)
+    dp_token = start_matmul(v, do, zeros, True)
     if MASKED:
         if is_cut:
-            behind_branch()
-            s = hide(s, hidden, limit, RAGGED)
+            keep_branch()
+            s = apply_mask(s, hidden, limit, RAGGED)
     lse = statistics.lse.index(i % STAGES).load(COLUMNS) * LOG2E
     p = gl.exp2(s * scale_log2 - lse[None, :])
     # Here this wait also keeps the wait for dP from going before the exponentials.
-    stage = await_empty(ds_ring, i)
+    stage = wait_empty(ds_ring, i)
     # dv needs no dP and goes on beside what dk waits for.
-    dv_tokens = add_products(dv, p.to(TYPE), do)
+    dv_tokens = accumulate(dv, p.to(TYPE), do)
     dp = warpgroup_mma_wait(2, deps=(dp_token,))
     delta = statistics.delta.index(i % STAGES).load(COLUMNS)
     # [64 keys, QUERIES]
     ds = (p * (dp - delta[None, :])).to(TYPE)
-    tokens = dv_tokens + add_products(dk, ds, q)
-    hand_over(ds, ds_ring, stage, GROUP)
-    q_next, do_next = await_full(ring, i + 1, i + 1 < end)
+    tokens = dv_tokens + accumulate(dk, ds, q)
+    store_ds(ds, ds_ring, stage, GROUP)
+    q_next, do_next = wait_full(ring, i + 1, i + 1 < end)
     # After the last step this multiplies what the stage held before, for nobody.
-    s_token = product(k, q_next, zeros, True)
+    s_token = start_matmul(k, q_next, zeros, True)
     sums = warpgroup_mma_wait(0, deps=(s_token,) + tokens)  # noqa: RUF005
-    release(ring, i)
+    release_stage(ring, i)
     return sums[3:], sums[1:3], sums[0], q_next, do_next
 
 
@@ -68,7 +68,7 @@ def narrow_step(
 
 
 @gluon.jit
-def narrow_steps(
+def process_narrow_tiles(
     steps, heads, dk, dv, resident, ring, statistics, ds_ring, hidden, shift, limit,
     cut, cut_end, scale_log2,
     GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
@@ -78,13 +78,14 @@ def narrow_steps(
     """
     k, v, zeros = resident
     end = steps * heads
-    q, do = await_full(ring, 0, end > 0)
-    s = warpgroup_mma_wait(0, deps=(product(k, q, zeros, True),))
+    q, do = wait_full(ring, 0, end > 0)
+    s = warpgroup_mma_wait(0, deps=(start_matmul(k, q, zeros, True),))
     for i in range(end):
-        of_head = i % steps
-        dk, dv, s, q, do = narrow_step(
+        head_step = i % steps
+        dk, dv, s, q, do = process_narrow_tile(
             dk, dv, s, q, do, resident, ring, statistics, ds_ring, i, end,
-            hidden + of_head * shift, limit, (of_head >= cut) & (of_head < cut_end),
-            scale_log2, GROUP, MASKED, RAGGED,
+            hidden + head_step * shift, limit,
+            (head_step >= cut) & (head_step < cut_end), scale_log2, GROUP, MASKED,
+            RAGGED,
         )  # fmt: skip
     return dk, dv

@@ -36,17 +36,17 @@ from systems.attention.hopper.dkdv import make_statistics
 from systems.attention.hopper.forward import (
     TILE,
     Staged,
-    await_full,
-    barriers,
+    make_barriers,
     make_ring,
-    release,
+    release_stage,
+    wait_full,
 )
-from systems.attention.hopper.products import add_products, product, store_rows
+from systems.attention.hopper.matmuls import accumulate, start_matmul, store_rows
 from systems.attention.triton.primitives import LOG2E
 
 # Rows of keys of a program; so many tiles of queries lie beside one.
 KEYS = gl.constexpr(128)
-BESIDE = gl.constexpr(2)
+QUERY_TILES = gl.constexpr(2)
 
 
 class Keys(NamedTuple):
@@ -58,7 +58,7 @@ class Keys(NamedTuple):
 
 
 @gluon.jit
-def make_shared(
+def allocate_shared(
     q_desc, k_desc, D: gl.constexpr, STAGES: gl.constexpr, DS_STAGES: gl.constexpr,
     DQ_STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -68,36 +68,36 @@ def make_shared(
     v = gl.allocate_shared_memory(TYPE, [KEYS, D], TILE)
     ds_ring = Staged(
         gl.allocate_shared_memory(TYPE, [DS_STAGES, KEYS, QUERIES], TILE),
-        barriers(DS_STAGES, 2),
-        barriers(DS_STAGES, 1),
+        make_barriers(DS_STAGES, 2),
+        make_barriers(DS_STAGES, 1),
     )
     statistics = make_statistics(STAGES, QUERIES)
-    kv, ring = Keys(k, v, barriers(1, 1)), make_ring(q_desc, STAGES, 2)
+    kv, ring = Keys(k, v, make_barriers(1, 1)), make_ring(q_desc, STAGES, 2)
     dq_ring = Staged(
         gl.allocate_shared_memory(
             gl.float32, [DQ_STAGES, QUERIES * D // 32, 32], DQ_LAYOUT
         ),
-        barriers(DQ_STAGES, 1),
-        barriers(DQ_STAGES, 1),
+        make_barriers(DQ_STAGES, 1),
+        make_barriers(DQ_STAGES, 1),
     )
     return kv, ring, statistics, ds_ring, dq_ring
 
 
 @gluon.jit
-def hide(s, hidden, limit, RAGGED: gl.constexpr):
+def apply_mask(s, hidden, limit, RAGGED: gl.constexpr):
     """Transposed scores s without what the mask hides: row x is a key, column y a
     query, and y sees x from y - x = hidden on. Keys from `limit` on are none.
     """
     keys = gl.arange(0, s.shape[0], gl.SliceLayout(1, s.type.layout))
     queries = gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
-    seen = queries[None, :] - keys[:, None] >= hidden
+    visible = queries[None, :] - keys[:, None] >= hidden
     if RAGGED:
-        seen = seen & (keys < limit)[:, None]
-    return gl.where(seen, s, -float("inf"))
+        visible = visible & (keys < limit)[:, None]
+    return gl.where(visible, s, -float("inf"))
 
 
 @gluon.jit
-def await_empty(ds_ring, i):
+def wait_empty(ds_ring, i):
     """The stage for dS of step i, once the dq group has read what it held."""
     DS_STAGES: gl.constexpr = ds_ring.tiles.shape[0]
     stage = i % DS_STAGES
@@ -106,7 +106,7 @@ def await_empty(ds_ring, i):
 
 
 @gluon.jit
-def hand_over(ds, ds_ring, stage, GROUP: gl.constexpr):
+def store_ds(ds, ds_ring, stage, GROUP: gl.constexpr):
     """Give the dq group this group's half of dS."""
     ds_ring.tiles.index(stage).slice(64 * GROUP, 64, 0).store(ds)
     fence_async_shared()
@@ -115,7 +115,7 @@ def hand_over(ds, ds_ring, stage, GROUP: gl.constexpr):
 
 # --8<-- [start:step]
 @gluon.jit
-def step(
+def process_tile(
     dk, dv, q, do, resident, ring, statistics, ds_ring, i, end, hidden, limit,
     scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
     EARLY: gl.constexpr,
@@ -131,32 +131,32 @@ def step(
     # With 128 columns dk and dv leave no room for both: the compiler would run all
     # products one after another. dP below needs no p, and it issues that one first.
     AT_ONCE: gl.constexpr = dk[0].shape[1] == 64
-    s_token = product(k, q, zeros, False)
+    s_token = start_matmul(k, q, zeros, False)
     if AT_ONCE:
-        dp_token = product(v, do, zeros, False)
+        dp_token = start_matmul(v, do, zeros, False)
         # [64 keys, QUERIES]
         s = warpgroup_mma_wait(1, deps=(s_token,))
     else:
         s = warpgroup_mma_wait(0, deps=(s_token,))
     if MASKED:
-        s = hide(s, hidden, limit, RAGGED)
+        s = apply_mask(s, hidden, limit, RAGGED)
     lse = statistics.lse.index(i % STAGES).load(COLUMNS) * LOG2E
     p = gl.exp2(s * scale_log2 - lse[None, :])
     if not AT_ONCE:
-        dp_token = product(v, do, zeros, False)
+        dp_token = start_matmul(v, do, zeros, False)
     if EARLY:
-        stage = await_empty(ds_ring, i)
+        stage = wait_empty(ds_ring, i)
     dp, p = warpgroup_mma_wait(0, deps=(dp_token, p))
     delta = statistics.delta.index(i % STAGES).load(COLUMNS)
     # [64 keys, QUERIES]
     ds = (p * (dp - delta[None, :])).to(TYPE)
-    sums = add_products(dv, p.to(TYPE), do) + add_products(dk, ds, q)
+    sums = accumulate(dv, p.to(TYPE), do) + accumulate(dk, ds, q)
     if not EARLY:
-        stage = await_empty(ds_ring, i)
-    hand_over(ds, ds_ring, stage, GROUP)
-    q_next, do_next = await_full(ring, i + 1, i + 1 < end)
+        stage = wait_empty(ds_ring, i)
+    store_ds(ds, ds_ring, stage, GROUP)
+    q_next, do_next = wait_full(ring, i + 1, i + 1 < end)
     dv, dk = warpgroup_mma_wait(0, deps=sums)
-    release(ring, i)
+    release_stage(ring, i)
     return (dk,), (dv,), q_next, do_next
 
 
@@ -164,25 +164,26 @@ def step(
 
 
 @gluon.jit
-def steps_from(
-    start, stop, dk, dv, q, do, resident, ring, statistics, ds_ring, done, end, hidden,
-    shift, limit, scale_log2,
-    GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
-    EARLY: gl.constexpr,
+def process_tiles(
+    start, stop, dk, dv, q, do, resident, ring, statistics, ds_ring, steps_done, end,
+    hidden, shift, limit, scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr,
+    RAGGED: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """Steps `start` to `stop` - 1 of one head of queries, after `done` of those before
-    and before `end`; `hidden` moves by `shift` with each.
+    """Process steps `start` to `stop` - 1 of one query head.
+
+    `steps_done` steps of earlier heads precede them, and `end` is the number of all
+    steps. `hidden` moves by `shift` with each step.
     """
     for i in range(start, stop):
-        dk, dv, q, do = step(
-            dk, dv, q, do, resident, ring, statistics, ds_ring, done + i, end,
+        dk, dv, q, do = process_tile(
+            dk, dv, q, do, resident, ring, statistics, ds_ring, steps_done + i, end,
             hidden + i * shift, limit, scale_log2, GROUP, MASKED, RAGGED, EARLY,
         )  # fmt: skip
     return dk, dv, q, do
 
 
 @gluon.jit
-def store_keys(
+def store_dk_dv(
     dk, dv, out, batch, head, start, n, scale, HEAD: gl.constexpr, RAGGED: gl.constexpr
 ):
     """dk and dv of 64 rows from `start` on, of n that there are."""

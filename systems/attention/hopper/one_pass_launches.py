@@ -21,8 +21,8 @@ from systems.attention.relaunch import (
     Descriptor,
     Launch,
     ShapeAndStrides,
-    layout,
-    ready_for_tma,
+    make_layout,
+    prepare_for_tma,
     rows_descriptor,
     shape_and_strides,
     statistics_descriptor,
@@ -44,7 +44,7 @@ class BackwardInOnePass(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def one_pass_plan(
+def plan_one_pass(
     dtype: torch.dtype,
     device: torch.device,
     walk: Shift | Ordered,
@@ -56,7 +56,7 @@ def one_pass_plan(
     from systems.attention.hopper import ordered, shift
     from systems.attention.hopper.delta import delta_kernel, round_kernel
 
-    q, k, v, o, do, dq, dk, dv = (layout(*lies) for lies in tensors)
+    q, k, v, o, do, dq, dk, dv = (make_layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]
     step, tile_d = ONE_PASS_QUERIES, TILE_DIMS[d]
@@ -133,26 +133,28 @@ def launch_one_pass(
     parts = walk.parts if isinstance(walk, Ordered) else 1
     if parts > 1:
         # [2, ..., h_kv · parts, n_k, d]: each part's own sums.
-        of_parts = (2, *k.shape[:-3], k.shape[-3] * parts, *k.shape[-2:])
-        to_dk, to_dv = sums = k.new_empty(of_parts, dtype=torch.float32)
+        parts_shape = (2, *k.shape[:-3], k.shape[-3] * parts, *k.shape[-2:])
+        to_dk, to_dv = sums = k.new_empty(parts_shape, dtype=torch.float32)
     else:
         to_dk, to_dv = dk, dv
-    lies = map(shape_and_strides, (q, k, v, o, do, dq, to_dk, to_dv))
-    plan = one_pass_plan(q.dtype, q.device, walk, causal, scale, *lies)
+    layouts = map(shape_and_strides, (q, k, v, o, do, dq, to_dk, to_dv))
+    plan = plan_one_pass(q.dtype, q.device, walk, causal, scale, *layouts)
     n_q, d = q.shape[-2:]
     statistics = lse.new_empty((2, lse.numel() // n_q, plan.stride))
-    held = q.new_empty((plan.tiles * ONE_PASS_QUERIES, TILE_DIMS[d]), dtype=torch.float)
+    packed_dq = q.new_empty(
+        (plan.tiles * ONE_PASS_QUERIES, TILE_DIMS[d]), dtype=torch.float
+    )
     # The first kernel makes them zero.
     semaphores = torch.empty(plan.tiles, dtype=torch.int32, device=q.device)
     of = plan.of
-    with ready_for_tma(q):
+    with prepare_for_tma(q):
         plan.delta(o, do, lse, *statistics, semaphores)
         plan.main(
             of["q"](q), of["k"](k), of["v"](v), of["do"](do),
             *(of["statistics"](x) for x in statistics),
-            of["dq"](held), to_dk, to_dv, semaphores,
+            of["dq"](packed_dq), to_dk, to_dv, semaphores,
         )  # fmt: skip
-        plan.rounded(held, dq)
+        plan.rounded(packed_dq, dq)
     if parts > 1:
         # In the order of parts: the same bits each time.
         total_dk, total_dv = sums.unflatten(-3, (-1, parts)).sum(-3)

@@ -23,22 +23,26 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from systems.attention.hopper.accumulation import QUERIES, add_in_order, partial_dq
-from systems.attention.hopper.dkdv import Streamed, fill_with_statistics
+from systems.attention.hopper.accumulation import (
+    QUERIES,
+    add_partial,
+    compute_partial_dq,
+)
+from systems.attention.hopper.dkdv import Streamed, fill_stage_with_statistics
 from systems.attention.hopper.forward import (
     PRODUCER_REGISTERS,
     async_load,
-    await_full,
+    wait_full,
 )
-from systems.attention.hopper.narrow import narrow_steps
+from systems.attention.hopper.matmuls import Rows, zero_accumulators
+from systems.attention.hopper.narrow import process_narrow_tiles
 from systems.attention.hopper.one_pass import (
-    BESIDE,
     KEYS,
-    make_shared,
-    steps_from,
-    store_keys,
+    QUERY_TILES,
+    allocate_shared,
+    process_tiles,
+    store_dk_dv,
 )
-from systems.attention.hopper.products import Rows, blocks_of_zeros
 
 
 class Walk(NamedTuple):
@@ -72,7 +76,7 @@ class Item(NamedTuple):
 
 # --8<-- [start:walk]
 @gluon.jit
-def item_of(number, walk, CAUSAL: gl.constexpr):
+def get_item(number, walk, CAUSAL: gl.constexpr):
     """The item of this number: numbers are in the order in which programs start."""
     _, batch_kv_heads, tiles_q, tiles_k, side, turn, _ = walk
     first = number // (side * tiles_k) * side
@@ -90,7 +94,7 @@ def item_of(number, walk, CAUSAL: gl.constexpr):
     if CAUSAL:
         if number < turn * tiles_k:
             keys = tiles_k - 1 - keys
-        steps = tiles_q - keys * BESIDE
+        steps = tiles_q - keys * QUERY_TILES
         # Of more keys than queries no query sees the last.
         if steps < 0:
             steps = 0
@@ -98,7 +102,7 @@ def item_of(number, walk, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def tile_of(step, item, walk, CAUSAL: gl.constexpr):
+def get_tile(step, item, walk, CAUSAL: gl.constexpr):
     """(tile of queries, partial dq that it gets before) of a step of an item."""
     tile = step
     order = item.keys
@@ -106,9 +110,9 @@ def tile_of(step, item, walk, CAUSAL: gl.constexpr):
         if item.backwards == 1:
             tile = walk.tiles_q - 1 - step
         else:
-            tile = item.keys * BESIDE + step
-            order = tile // BESIDE - item.keys
-            if tile // BESIDE >= walk.tiles_k:
+            tile = item.keys * QUERY_TILES + step
+            order = tile // QUERY_TILES - item.keys
+            if tile // QUERY_TILES >= walk.tiles_k:
                 order = walk.tiles_k - 1 - item.keys
     return tile, order
 
@@ -125,19 +129,19 @@ def producer(
     batch, kv_head = item.batch_head // kv_heads, item.batch_head % kv_heads
     full = kv.full.index(0)
     mbarrier.expect(full, 2 * k_desc.block_type.nbytes)
-    at = [batch, kv_head // walk.parts, item.keys * KEYS, 0]
-    async_load(k_desc, at, full, kv.k)
-    async_load(v_desc, at, full, kv.v)
-    done = 0
+    coords = [batch, kv_head // walk.parts, item.keys * KEYS, 0]
+    async_load(k_desc, coords, full, kv.k)
+    async_load(v_desc, coords, full, kv.v)
+    steps_done = 0
     for member in range(HEADS_PER_KV):
         head = kv_head * HEADS_PER_KV + member
         for i in range(item.steps):
-            tile, order = tile_of(i, item, walk, CAUSAL)
-            fill_with_statistics(
-                ring, statistics, done + i, descs, batch, head,
+            tile, order = get_tile(i, item, walk, CAUSAL)
+            fill_stage_with_statistics(
+                ring, statistics, steps_done + i, descs, batch, head,
                 batch * walk.heads + head, tile * QUERIES,
             )  # fmt: skip
-        done += item.steps
+        steps_done += item.steps
 
 
 @gluon.jit
@@ -162,7 +166,7 @@ def key_group(
     hidden, shift = 64 * GROUP, -QUERIES
     limit = n_k - item.keys * KEYS - 64 * GROUP
     if CAUSAL:
-        masked = BESIDE
+        masked = QUERY_TILES
         if masked > steps:
             masked = steps
         if item.backwards == 1:
@@ -174,7 +178,7 @@ def key_group(
         # And all where keys end within the tile.
         if item.keys == walk.tiles_k - 1:
             cut, masked = 0, steps
-    dk, dv = blocks_of_zeros(D, NARROW), blocks_of_zeros(D, NARROW)
+    dk, dv = zero_accumulators(D, NARROW), zero_accumulators(D, NARROW)
     mbarrier.wait(kv.full.index(0), 0)
     # [64, D], in registers where they have room.
     k, v = kv.k.slice(64 * GROUP, 64, 0), kv.v.slice(64 * GROUP, 64, 0)
@@ -183,37 +187,38 @@ def key_group(
     else:
         resident = (k, v, zeros)
     if NARROW:
-        dk, dv = narrow_steps(
+        dk, dv = process_narrow_tiles(
             steps, HEADS_PER_KV, dk, dv, resident, ring, statistics, ds_ring, hidden,
             shift, limit, cut, cut + masked, scale_log2, GROUP, CAUSAL or RAGGED,
             RAGGED,
         )  # fmt: skip
     else:
         end = steps * HEADS_PER_KV
-        q, do = await_full(ring, 0, steps > 0)
-        done = 0
+        q, do = wait_full(ring, 0, steps > 0)
+        steps_done = 0
         for _ in range(HEADS_PER_KV):
             if CAUSAL:
-                dk, dv, q, do = steps_from(
-                    0, cut, dk, dv, q, do, resident, ring, statistics, ds_ring, done,
-                    end, hidden, shift, limit, scale_log2, GROUP, False, RAGGED, False,
-                )  # fmt: skip
-            if CAUSAL or RAGGED:
-                dk, dv, q, do = steps_from(
-                    cut, cut + masked, dk, dv, q, do, resident, ring, statistics,
-                    ds_ring, done, end, hidden, shift, limit, scale_log2, GROUP, True,
+                dk, dv, q, do = process_tiles(
+                    0, cut, dk, dv, q, do, resident, ring, statistics, ds_ring,
+                    steps_done, end, hidden, shift, limit, scale_log2, GROUP, False,
                     RAGGED, False,
                 )  # fmt: skip
-            dk, dv, q, do = steps_from(
+            if CAUSAL or RAGGED:
+                dk, dv, q, do = process_tiles(
+                    cut, cut + masked, dk, dv, q, do, resident, ring, statistics,
+                    ds_ring, steps_done, end, hidden, shift, limit, scale_log2, GROUP,
+                    True, RAGGED, False,
+                )  # fmt: skip
+            dk, dv, q, do = process_tiles(
                 cut + masked, steps, dk, dv, q, do, resident, ring, statistics, ds_ring,
-                done, end, hidden, shift, limit, scale_log2, GROUP, False, RAGGED,
+                steps_done, end, hidden, shift, limit, scale_log2, GROUP, False, RAGGED,
                 False,
             )  # fmt: skip
-            done += steps
+            steps_done += steps
     kv_heads = walk.heads // HEADS_PER_KV
     batch, head = item.batch_head // kv_heads, item.batch_head % kv_heads
     start = item.keys * KEYS + 64 * GROUP
-    store_keys(dk, dv, out, batch, head, start, n_k, scale, HEAD, RAGGED)
+    store_dk_dv(dk, dv, out, batch, head, start, n_k, scale, HEAD, RAGGED)
 
 
 @gluon.jit
@@ -224,8 +229,8 @@ def dq_group(
     """This program's partial dq."""
     kv, ring, statistics, item, walk, n_k = work
     mbarrier.wait(kv.full.index(0), 0)
-    for done in range(item.steps * HEADS_PER_KV):
-        partial_dq(dq_ring, ds_ring, kv, done, D, NARROW)
+    for step in range(item.steps * HEADS_PER_KV):
+        compute_partial_dq(dq_ring, ds_ring, kv, step, D, NARROW)
 
 
 @gluon.jit
@@ -243,13 +248,13 @@ def dq_writer(
         # batch · heads + head, the first that shares these keys.
         head = item.batch_head * HEADS_PER_KV
         for i in range(ME, end, DQ_STAGES):
-            member, of_member = 0, i
+            member, head_step = 0, i
             if HEADS_PER_KV > 1:
-                member, of_member = i // steps, i % steps
-            tile, order = tile_of(of_member, item, walk, CAUSAL)
+                member, head_step = i // steps, i % steps
+            tile, order = get_tile(head_step, item, walk, CAUSAL)
             number = (head + member) * walk.tiles_q + tile
             phase = i // DQ_STAGES & 1
-            add_in_order(
+            add_partial(
                 dq_desc, semaphores_ptr, dq_ring, number, order, phase, ME, NARROW
             )
 
@@ -278,8 +283,8 @@ def one_pass_kernel(
         turn,
         parts,
     )
-    item = item_of(gl.program_id(0), walk, CAUSAL)
-    kv, ring, statistics, ds_ring, dq_ring = make_shared(
+    item = get_item(gl.program_id(0), walk, CAUSAL)
+    kv, ring, statistics, ds_ring, dq_ring = allocate_shared(
         q_desc, k_desc, D, STAGES, DS_STAGES, DQ_STAGES
     )
     out = (

@@ -19,7 +19,7 @@ ROWS = 128
 TILE_BYTES = ROWS * 32 * 4
 # Tiles of a program that TMA may be reading at a time: as many as that kernel has
 # stages of them.
-UNDER_WAY = gl.constexpr(3)
+IN_FLIGHT = gl.constexpr(3)
 
 
 # --8<-- [start:additions]
@@ -35,7 +35,7 @@ def add_kernel(sum_desc, tiles, steps, num_warps: gl.constexpr):
     first = gl.program_id(0) * tiles // gl.num_programs(0)
     for i in range(steps):
         add_shared_to_global(sum_desc, [(first + i) % tiles * ROWS, 0], ones)
-        tma.store_wait(UNDER_WAY - 1)
+        tma.store_wait(IN_FLIGHT - 1)
     tma.store_wait(0)
 
 
@@ -44,11 +44,11 @@ def add_ones(sums: Tensor, programs: int, steps: int) -> None:
     as often.
     """
     tiles = len(sums)
-    described = Descriptor(
+    descriptor = Descriptor(
         (tiles * ROWS, 32), (32, 1), [ROWS, 32], torch.float32, swizzle=128
     )
     add_kernel[(programs,)](
-        described(sums), tiles, steps, num_warps=4, enable_fp_fusion=True
+        descriptor(sums), tiles, steps, num_warps=4, enable_fp_fusion=True
     )
 
 

@@ -22,7 +22,7 @@ ITEM_STEPS = 1
 
 # --8<-- [start:schedule]
 @lru_cache(maxsize=256)
-def schedule(
+def make_schedule(
     n_q: int, n_k: int, batch_heads: int, head_swizzle: int, rows: int, keys: int,
     causal: bool, programs: int, last_items: int, device: torch.device,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -46,25 +46,29 @@ def schedule(
     ]
     order = (
         tile + tiles * head
-        for some in (*groups, range(bulk, batch_heads))
+        for group in (*groups, range(bulk, batch_heads))
         for tile in reversed(range(tiles))
-        for head in some
+        for head in group
     )
-    taken: list[list[int]] = [[] for _ in range(min(programs, tiles * batch_heads))]
-    free = [(0, program) for program in range(len(taken))]
+    items_by_program: list[list[int]] = [
+        [] for _ in range(min(programs, tiles * batch_heads))
+    ]
+    free = [(0, program) for program in range(len(items_by_program))]
     for item in order:
         time, program = free[0]
-        taken[program].append(item)
+        items_by_program[program].append(item)
         heapreplace(free, (time + steps[item % tiles] + ITEM_STEPS, program))
-    starts = [0, *accumulate(len(items) for items in taken)]
+    starts = [0, *accumulate(len(items) for items in items_by_program)]
     as_tensor = partial(torch.tensor, dtype=torch.int32, device=device)
-    return as_tensor(starts), as_tensor([item for items in taken for item in items])
+    return as_tensor(starts), as_tensor(
+        [item for items in items_by_program for item in items]
+    )
 
 
 # --8<-- [end:schedule]
 
 
-def head_swizzle_for(k: Layout, heads: int, causal: bool, dtype: torch.dtype) -> int:
+def choose_head_swizzle(k: Layout, heads: int, causal: bool, dtype: torch.dtype) -> int:
     """How many heads are walked through side by side: those whose k and v (b, h, n, d)
     stay in the L2 cache.
 

@@ -18,22 +18,26 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from systems.attention.hopper.accumulation import QUERIES, add_in_order, partial_dq
-from systems.attention.hopper.dkdv import Streamed, fill_with_statistics
+from systems.attention.hopper.accumulation import (
+    QUERIES,
+    add_partial,
+    compute_partial_dq,
+)
+from systems.attention.hopper.dkdv import Streamed, fill_stage_with_statistics
 from systems.attention.hopper.forward import (
     PRODUCER_REGISTERS,
     async_load,
-    await_full,
-    barriers,
+    make_barriers,
+    wait_full,
 )
+from systems.attention.hopper.matmuls import Rows, zero_accumulators
 from systems.attention.hopper.one_pass import (
-    BESIDE,
     KEYS,
-    make_shared,
-    steps_from,
-    store_keys,
+    QUERY_TILES,
+    allocate_shared,
+    process_tiles,
+    store_dk_dv,
 )
-from systems.attention.hopper.products import Rows, blocks_of_zeros
 
 
 class Program(NamedTuple):
@@ -57,30 +61,30 @@ class Item(NamedTuple):
 
 # --8<-- [start:walk]
 @gluon.jit
-def item_of(n, program, CAUSAL: gl.constexpr):
+def get_item(n, program, CAUSAL: gl.constexpr):
     """This program's item n."""
     group, groups, column, tiles = program
     keys = column
-    steps = tiles * BESIDE
+    steps = tiles * QUERY_TILES
     if CAUSAL:
         if n % 2 == 0:
             keys = tiles - 1 - column
-        steps -= keys * BESIDE
+        steps -= keys * QUERY_TILES
     return Item(group + n * groups, keys, steps)
 
 
 @gluon.jit
-def tile_of(step, n, keys, tiles, CAUSAL: gl.constexpr):
+def get_tile(step, n, keys, tiles, CAUSAL: gl.constexpr):
     """(tile of queries, partial dq that it gets before) of a step of item n."""
     if CAUSAL:
-        tile = keys * BESIDE + step
-        order = step // BESIDE
+        tile = keys * QUERY_TILES + step
+        order = step // QUERY_TILES
         if n % 2 == 1:
-            tile = tiles * BESIDE - 1 - step
+            tile = tiles * QUERY_TILES - 1 - step
             order = keys
     else:
-        tile = (keys * BESIDE + step) % (tiles * BESIDE)
-        order = step // BESIDE
+        tile = (keys * QUERY_TILES + step) % (tiles * QUERY_TILES)
+        order = step // QUERY_TILES
     return tile, order
 
 
@@ -91,22 +95,22 @@ def tile_of(step, n, keys, tiles, CAUSAL: gl.constexpr):
 def producer(descs, k_desc, v_desc, work, CAUSAL: gl.constexpr):
     kv, kv_empty, ring, statistics, program, items, heads = work
     full, empty = kv.full.index(0), kv_empty.index(0)
-    done = 0
+    steps_done = 0
     for n in range(items):
-        batch_head, keys, steps = item_of(n, program, CAUSAL)
+        batch_head, keys, steps = get_item(n, program, CAUSAL)
         batch, head = batch_head // heads, batch_head % heads
         mbarrier.wait(empty, (n & 1) ^ 1)
         mbarrier.expect(full, 2 * k_desc.block_type.nbytes)
-        at = [batch, head, keys * KEYS, 0]
-        async_load(k_desc, at, full, kv.k)
-        async_load(v_desc, at, full, kv.v)
+        coords = [batch, head, keys * KEYS, 0]
+        async_load(k_desc, coords, full, kv.k)
+        async_load(v_desc, coords, full, kv.v)
         for i in range(steps):
-            tile, order = tile_of(i, n, keys, program.tiles, CAUSAL)
+            tile, order = get_tile(i, n, keys, program.tiles, CAUSAL)
             row = tile * QUERIES
-            fill_with_statistics(
-                ring, statistics, done + i, descs, batch, head, batch_head, row
+            fill_stage_with_statistics(
+                ring, statistics, steps_done + i, descs, batch, head, batch_head, row
             )
-        done += steps
+        steps_done += steps
 
 
 @gluon.jit
@@ -122,16 +126,16 @@ def key_group(
     kv, kv_empty, ring, statistics, program, items, heads = work
     scale_log2, scale = scales
     zeros = gl.zeros([64, QUERIES], gl.float32, S)
-    done = 0
+    steps_done = 0
     for n in range(items):
-        batch_head, keys, steps = item_of(n, program, CAUSAL)
+        batch_head, keys, steps = get_item(n, program, CAUSAL)
         # The mask cuts as many steps as lie beside the keys: the first ones forwards,
         # the last ones backwards.
         cut, hidden, shift = 0, 64 * GROUP, -QUERIES
         if n % 2 == 1:
-            cut = steps - BESIDE
+            cut = steps - QUERY_TILES
             hidden, shift = 64 * GROUP + (1 - steps) * QUERIES, QUERIES
-        dk, dv = blocks_of_zeros(D, False), blocks_of_zeros(D, False)
+        dk, dv = zero_accumulators(D, False), zero_accumulators(D, False)
         mbarrier.wait(kv.full.index(0), n & 1)
         # [64, D], in registers where they have room.
         k, v = kv.k.slice(64 * GROUP, 64, 0), kv.v.slice(64 * GROUP, 64, 0)
@@ -139,41 +143,43 @@ def key_group(
             resident = (k.load(A), v.load(A), zeros)
         else:
             resident = (k, v, zeros)
-        end = done + steps
-        q, do = await_full(ring, done)
+        end = steps_done + steps
+        q, do = wait_full(ring, steps_done)
         start = 0
         if CAUSAL:
-            dk, dv, q, do = steps_from(
-                0, cut, dk, dv, q, do, resident, ring, statistics, ds_ring, done, end,
-                hidden, shift, 0, scale_log2, GROUP, False, False, False,
+            dk, dv, q, do = process_tiles(
+                0, cut, dk, dv, q, do, resident, ring, statistics, ds_ring, steps_done,
+                end, hidden, shift, 0, scale_log2, GROUP, False, False, False,
             )  # fmt: skip
-            start = cut + BESIDE
-            dk, dv, q, do = steps_from(
-                cut, start, dk, dv, q, do, resident, ring, statistics, ds_ring, done,
-                end, hidden, shift, 0, scale_log2, GROUP, True, False, False,
+            start = cut + QUERY_TILES
+            dk, dv, q, do = process_tiles(
+                cut, start, dk, dv, q, do, resident, ring, statistics, ds_ring,
+                steps_done, end, hidden, shift, 0, scale_log2, GROUP, True, False,
+                False,
             )  # fmt: skip
-        dk, dv, q, do = steps_from(
-            start, steps, dk, dv, q, do, resident, ring, statistics, ds_ring, done, end,
-            hidden, shift, 0, scale_log2, GROUP, False, False, D == 64 and not CAUSAL,
+        dk, dv, q, do = process_tiles(
+            start, steps, dk, dv, q, do, resident, ring, statistics, ds_ring,
+            steps_done, end, hidden, shift, 0, scale_log2, GROUP, False, False,
+            D == 64 and not CAUSAL,
         )  # fmt: skip
-        done = end
+        steps_done = end
         mbarrier.arrive(kv_empty.index(0), count=1)
         batch, head = batch_head // heads, batch_head % heads
         row = keys * KEYS + 64 * GROUP
-        store_keys(dk, dv, out, batch, head, row, 0, scale, HEAD, False)
+        store_dk_dv(dk, dv, out, batch, head, row, 0, scale, HEAD, False)
 
 
 @gluon.jit
 def dq_group(dq_ring, ds_ring, work, D: gl.constexpr, CAUSAL: gl.constexpr):
     """This program's partial dq."""
     kv, kv_empty, ring, statistics, program, items, heads = work
-    done = 0
+    steps_done = 0
     for n in range(items):
-        batch_head, keys, steps = item_of(n, program, CAUSAL)
+        batch_head, keys, steps = get_item(n, program, CAUSAL)
         mbarrier.wait(kv.full.index(0), n & 1)
         for _ in range(steps):
-            partial_dq(dq_ring, ds_ring, kv, done, D, False)
-            done += 1
+            compute_partial_dq(dq_ring, ds_ring, kv, steps_done, D, False)
+            steps_done += 1
         mbarrier.arrive(kv_empty.index(0), count=1)
 
 
@@ -184,21 +190,21 @@ def dq_writer(
 ):  # fmt: skip
     """Adds the partials of one stage to dq, each after those that come before it."""
     DQ_STAGES: gl.constexpr = dq_ring.tiles.shape[0]
-    done = 0
+    steps_done = 0
     # A warp without a stage has nothing to do.
     if ME >= DQ_STAGES:
         items = 0
     for n in range(items):
-        batch_head, keys, steps = item_of(n, program, CAUSAL)
-        first = (ME + DQ_STAGES - done % DQ_STAGES) % DQ_STAGES
+        batch_head, keys, steps = get_item(n, program, CAUSAL)
+        first = (ME + DQ_STAGES - steps_done % DQ_STAGES) % DQ_STAGES
         for i in range(first, steps, DQ_STAGES):
-            tile, order = tile_of(i, n, keys, program.tiles, CAUSAL)
-            number = batch_head * program.tiles * BESIDE + tile
-            phase = (done + i) // DQ_STAGES & 1
-            add_in_order(
+            tile, order = get_tile(i, n, keys, program.tiles, CAUSAL)
+            number = batch_head * program.tiles * QUERY_TILES + tile
+            phase = (steps_done + i) // DQ_STAGES & 1
+            add_partial(
                 dq_desc, semaphores_ptr, dq_ring, number, order, phase, ME, False
             )
-        done += steps
+        steps_done += steps
 
 
 @gluon.jit(do_not_specialize=["batch", "heads", "tiles", "groups"])
@@ -216,11 +222,11 @@ def one_pass_kernel(
     group = gl.program_id(0) // tiles
     items = gl.cdiv(batch * heads - group, groups)
     program = Program(group, groups, gl.program_id(0) % tiles, tiles)
-    kv, ring, statistics, ds_ring, dq_ring = make_shared(
+    kv, ring, statistics, ds_ring, dq_ring = allocate_shared(
         q_desc, k_desc, D, STAGES, DS_STAGES, DQ_STAGES
     )
     # The groups have read an item's keys and values.
-    kv_empty = barriers(1, 3)
+    kv_empty = make_barriers(1, 3)
     out = (
         Rows(dk_ptr, stride_dkb, stride_dkh, stride_dkn),
         Rows(dv_ptr, stride_dvb, stride_dvh, stride_dvn),

@@ -72,7 +72,7 @@ class Ordered(NamedTuple):
     parts: int = 1
 
 
-def groups_in_one_pass(q: Layout, k: Layout, causal: bool, processors: int) -> int:
+def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> int:
     """How many heads the shift walk works on at a time; 0 where it can't go, or would
     leave SMs idle.
 
@@ -95,7 +95,7 @@ def groups_in_one_pass(q: Layout, k: Layout, causal: bool, processors: int) -> i
 
 
 # --8<-- [start:walks]
-def ordered_walk(q: Layout, k: Layout, causal: bool) -> Ordered | None:
+def plan_ordered_walk(q: Layout, k: Layout, causal: bool) -> Ordered | None:
     """For q (b, h, n_q, d) and k (b, h_kv, n_k, d); nothing where two passes are
     faster.
     """
@@ -108,12 +108,12 @@ def ordered_walk(q: Layout, k: Layout, causal: bool) -> Ordered | None:
     programs = batch * kv_heads * tiles
     parts = 1
     wide = causal and TILE_DIMS[d] == 128
-    dealt = wide and shared > 1 and shared * tiles >= DEALT_TILES
-    if dealt:
+    one_head_each = wide and shared > 1 and shared * tiles >= DEALT_TILES
+    if one_head_each:
         parts = shared
     elif programs < ORDERED_MIN_PROGRAMS:
-        wanted = 2 * ORDERED_MIN_PROGRAMS
-        parts = next((x for x in divisors(shared) if x * programs >= wanted), shared)
+        target = 2 * ORDERED_MIN_PROGRAMS
+        parts = next((x for x in divisors(shared) if x * programs >= target), shared)
     heads = batch * kv_heads * parts
     if heads == 1 and causal and tiles >= LONE_TILES:
         return Ordered(1, 0)
@@ -121,7 +121,7 @@ def ordered_walk(q: Layout, k: Layout, causal: bool) -> Ordered | None:
         return None
     if not causal:
         return Ordered(min(heads, max(1, 2 * SIDE_TILES // tiles)), heads, parts)
-    beside = 2 * SIDE_TILES if dealt else SIDE_TILES
+    beside = 2 * SIDE_TILES if one_head_each else SIDE_TILES
     side = max(1, beside // tiles // (2 if shared > parts else 1))
     backwards = min(heads // 2, max(2, BACKWARDS_TILES // tiles))
     return Ordered(min(heads, side), heads - backwards, parts)
@@ -132,12 +132,12 @@ def divisors(n: int) -> list[int]:
 
 
 @lru_cache(maxsize=1024)
-def walk_in_one_pass(
+def choose_walk(
     q: Layout, k: Layout, causal: bool, processors: int
 ) -> Shift | Ordered | None:
     """How the backward pass goes in one kernel; nothing where two passes are faster."""
-    groups = groups_in_one_pass(q, k, causal, processors)
-    ordered = ordered_walk(q, k, causal)
+    groups = count_shift_groups(q, k, causal, processors)
+    ordered = plan_ordered_walk(q, k, causal)
     if groups and not (ordered and is_narrow(q.shape[-1])):
         return Shift(groups)
     return ordered

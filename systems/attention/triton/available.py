@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from systems.attention.hopper import limits
-from systems.attention.triton.chooser import architecture, owners
+from systems.attention.triton.chooser import architecture, owner_configs
 from systems.attention.triton.primitives import INTERPRETED
 
 LOG = logging.getLogger(__name__)
@@ -25,89 +25,91 @@ TABLES = {
 # The table whose configurations were timed, on an H200.
 TIMED = "sm_90"
 # GPUs before it have 64 KiB of shared memory, and tensor cores without bfloat16.
-OLDEST = (8, 0)
+MIN_CAPABILITY = (8, 0)
 # What was logged in this process.
-SAID: set[str] = set()
+LOGGED: set[str] = set()
 
 
-def say_slower(reason: str) -> None:
+def log_slower(reason: str) -> None:
     """Log once in a process, whatever was found, why a GPU gets slower kernels than it
     could. A log and no warning: that kernels ran is no mistake of a program.
     """
     kind = reason.partition(", found ")[0]
-    if kind not in SAID:
-        SAID.add(kind)
+    if kind not in LOGGED:
+        LOGGED.add(kind)
         LOG.warning("flash_attention may be slower than this GPU allows: %s", reason)
 
 
-def say_why_no_hopper(q: Tensor, reason: str) -> None:
+def log_hopper_refusal(q: Tensor, reason: str) -> None:
     """The same where the kernels for Hopper refuse large inputs for this reason, and
     would take them with another Triton or other strides.
     """
     if q.dtype not in limits.DTYPES or q.shape[-1] not in limits.TILE_DIMS:
         return
     if q.device.type == "cuda" and (
-        not limits.missing_here(q.device) or limits.wrong_triton(q.device)
+        not limits.missing_on_device(q.device) or limits.unsupported_triton(q.device)
     ):
-        say_slower(f"hopper {reason}")
+        log_slower(f"hopper {reason}")
 
 
 @cache
-def look_at(device: torch.device) -> None:
+def check_device(device: torch.device) -> None:
     """Before the plain kernels first run on a device: ValueError for a GPU that they
     don't, and in the log what makes them slower there than they could be.
     """
     if device.type != "cuda":
         return
     capability = torch.cuda.get_device_capability(device)
-    said = kernels(device)["triton"]
+    status = describe_kernels(device)["triton"]
     if INTERPRETED.value:
-        say_slower(f"triton {said}")
-    elif capability < OLDEST:
-        raise ValueError(f"triton: {said}")
-    elif architecture(capability) != TIMED and not owners(device):
-        say_slower(f"triton {said}")
+        log_slower(f"triton {status}")
+    elif capability < MIN_CAPABILITY:
+        raise ValueError(f"triton: {status}")
+    elif architecture(capability) != TIMED and not owner_configs(device):
+        log_slower(f"triton {status}")
 
 
-def kernels(device: torch.device) -> dict[str, str]:
+def describe_kernels(device: torch.device) -> dict[str, str]:
     """What `chosen` has to choose from on this device: for each of our kernels, fastest
     first, whether it runs, or what it needs and didn't find.
     """
     if device.type != "cuda":
-        said = (
+        status = (
             "runs, in Triton's interpreter"
             if INTERPRETED.value
             else f"needs a CUDA GPU, found {device.type}; TRITON_INTERPRET=1 in the "
             "environment has the CPU interpret them"
         )
-        return {"hopper": f"needs a CUDA GPU, found {device.type}", "triton": said}
+        return {"hopper": f"needs a CUDA GPU, found {device.type}", "triton": status}
     capability = torch.cuda.get_device_capability(device)
-    own = 0 if INTERPRETED.value else len(owners(device))
-    return kernels_of(capability, triton.__version__, own, INTERPRETED.value)
+    tuned_count = 0 if INTERPRETED.value else len(owner_configs(device))
+    return describe_kernels_for(
+        capability, triton.__version__, tuned_count, INTERPRETED.value
+    )
 
 
-def kernels_of(
+def describe_kernels_for(
     capability: tuple[int, int], version: str, timed: int = 0, interpreted: bool = False
 ) -> dict[str, str]:
     """The same for any GPU of this compute capability with this version of Triton,
     whose owner had `timed` of its launch configurations timed.
     """
     if interpreted:
-        found = "the interpreter of TRITON_INTERPRET=1"
+        version_text = "the interpreter of TRITON_INTERPRET=1"
         return {
-            "hopper": f"needs a compiler, found {found}",
-            "triton": f"runs, in {found}: unset that, for the GPU's own speed",
+            "hopper": f"needs a compiler, found {version_text}",
+            "triton": f"runs, in {version_text}: unset that, for the GPU's own speed",
         }
-    table, found = architecture(capability), ".".join(map(str, capability))
-    said = f"runs, with launch configurations of {TABLES[table]}"
+    table, version_text = architecture(capability), ".".join(map(str, capability))
+    status = f"runs, with launch configurations of {TABLES[table]}"
     if timed:
-        said += f", {timed} of them timed here"
+        status += f", {timed} of them timed here"
     elif table != TIMED:
-        said += ", compiled and not timed: python tools/tune_flash.py times them here"
-    if capability < OLDEST:
-        said = f"needs a GPU of compute capability 8.0 or later, found {found}"
+        status += ", compiled and not timed: python tools/tune_flash.py times them here"
+    if capability < MIN_CAPABILITY:
+        status = f"needs a GPU of compute capability 8.0 or later, found {version_text}"
     return {
-        "hopper": limits.missing(capability, version)
+        "hopper": limits.missing_requirement(capability, version)
         or "runs, for large inputs of 16 bits with a head dimension from 40 to 128",
-        "triton": said,
+        "triton": status,
     }

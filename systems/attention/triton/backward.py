@@ -17,23 +17,23 @@ import triton.language as tl
 
 from systems.attention.triton.primitives import (
     LOG2E,
-    add_product,
-    add_product_read,
+    add_matmul,
+    add_matmul_from_memory,
+    drop_huge_lse,
     first_step,
-    from_limbs,
-    in_units,
+    hint_unit,
     load_limbs,
     load_tile,
+    locate_rows,
+    matmul,
+    matmul_from_memory,
     offsets,
-    product,
-    product_read,
     program_tile,
-    rows_of_program,
     step_ptrs,
     store_tile,
+    sum_limbs,
     to_limbs,
-    transposed,
-    usable,
+    transpose_limbs,
 )
 
 
@@ -44,7 +44,7 @@ def dq_steps(
     stride_kd, stride_vn, stride_vd, rows, columns, first, last, n_k, scale_log2,
     BK: tl.constexpr, SPLITS: tl.constexpr, HEAD: tl.constexpr, CAUSAL: tl.constexpr,
     MASKED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
-    ANEW: tl.constexpr,
+    RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
     """dq (without its scale) of one tile of queries over every SPLITS-th tile of keys
     from `first` to `last`.
@@ -53,23 +53,23 @@ def dq_steps(
         keys = start + tl.arange(0, BK)
         # [BK, D]
         k_ptrs = step_ptrs(
-            k_ptr, k_offsets, start, keys, columns, stride_kn, stride_kd, ANEW
+            k_ptr, k_offsets, start, keys, columns, stride_kn, stride_kd, RECOMPUTE
         )
-        if ANEW != "tiles":
+        if RECOMPUTE != "tiles":
             k = load_limbs(k_ptrs, keys, columns, n_k, HEAD, MASKED, LIMBS)
         v_ptrs = step_ptrs(
-            v_ptr, v_offsets, start, keys, columns, stride_vn, stride_vd, ANEW
+            v_ptr, v_offsets, start, keys, columns, stride_vn, stride_vd, RECOMPUTE
         )
-        if ANEW != "tiles":
+        if RECOMPUTE != "tiles":
             v = load_limbs(v_ptrs, keys, columns, n_k, HEAD, MASKED, LIMBS)
         # [BQ, BK]
-        if ANEW == "tiles":
+        if RECOMPUTE == "tiles":
             zero = tl.zeros([q[0].shape[0], BK], tl.float32)
-            s = product_read(
+            s = matmul_from_memory(
                 q, k_ptrs, keys, columns, n_k, zero, HEAD, MASKED, True, "", PRECISION
             )
         else:
-            s = product(q, transposed(k), PRECISION)
+            s = matmul(q, transpose_limbs(k), PRECISION)
         if MASKED:
             visible = (keys < n_k)[None, :]
             if CAUSAL:
@@ -77,21 +77,21 @@ def dq_steps(
             s = tl.where(visible, s, -float("inf"))
         p = tl.exp2(s * scale_log2 - lse_log2[:, None])
         # [BQ, BK]
-        if ANEW == "tiles":
+        if RECOMPUTE == "tiles":
             zero = tl.zeros([q[0].shape[0], BK], tl.float32)
-            dp = product_read(
+            dp = matmul_from_memory(
                 do, v_ptrs, keys, columns, n_k, zero, HEAD, MASKED, True, "", PRECISION
             )
         else:
-            dp = product(do, transposed(v), PRECISION)
+            dp = matmul(do, transpose_limbs(v), PRECISION)
         ds = p * (dp - delta[:, None])
         ds_limbs = to_limbs(ds, q[0].dtype, LIMBS)
-        if ANEW == "tiles":
-            dq = add_product_read(
+        if RECOMPUTE == "tiles":
+            dq = add_matmul_from_memory(
                 ds_limbs, k_ptrs, keys, columns, n_k, dq, HEAD, MASKED, PRECISION
             )
         else:
-            dq = add_product(ds_limbs, k, dq, PRECISION)
+            dq = add_matmul(ds_limbs, k, dq, PRECISION)
     return dq
 
 
@@ -108,7 +108,7 @@ def dq_kernel(
     BQ: tl.constexpr, BK: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
     GROUP: tl.constexpr, SPLITS: tl.constexpr, CAUSAL: tl.constexpr,
     LIMBS: tl.constexpr, PRECISION: tl.constexpr, UNIT: tl.constexpr,
-    ANEW: tl.constexpr,
+    RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
     """dq of one tile of queries of one head. Grid and order are those of the forward
     kernel.
@@ -117,25 +117,25 @@ def dq_kernel(
     delta, which softmax subtracts from each dp. With SPLITS > 1 dq_ptr takes (SPLITS,
     batch, heads, n_q, HEAD), for `sum_kernel`.
     """
-    stride_qb, stride_qh, stride_qn = in_units(stride_qb, stride_qh, stride_qn, UNIT)
-    stride_kb, stride_kh, stride_kn = in_units(stride_kb, stride_kh, stride_kn, UNIT)
-    stride_vb, stride_vh, stride_vn = in_units(stride_vb, stride_vh, stride_vn, UNIT)
-    stride_ob, stride_oh, stride_on = in_units(stride_ob, stride_oh, stride_on, UNIT)
-    stride_gb, stride_gh, stride_gn = in_units(stride_gb, stride_gh, stride_gn, UNIT)
-    stride_dqb, stride_dqh, stride_dqn = in_units(
+    stride_qb, stride_qh, stride_qn = hint_unit(stride_qb, stride_qh, stride_qn, UNIT)
+    stride_kb, stride_kh, stride_kn = hint_unit(stride_kb, stride_kh, stride_kn, UNIT)
+    stride_vb, stride_vh, stride_vn = hint_unit(stride_vb, stride_vh, stride_vn, UNIT)
+    stride_ob, stride_oh, stride_on = hint_unit(stride_ob, stride_oh, stride_on, UNIT)
+    stride_gb, stride_gh, stride_gn = hint_unit(stride_gb, stride_gh, stride_gn, UNIT)
+    stride_dqb, stride_dqh, stride_dqn = hint_unit(
         stride_dqb, stride_dqh, stride_dqn, UNIT
     )
     tiles = tl.cdiv(n_q, BQ)
     tile, batch_head, batch_heads, split = program_tile(tiles, head_swizzle, SPLITS)
     q_start = (tiles - 1 - tile) * BQ
     batch, head = batch_head // heads, batch_head % heads
-    to_batch = split * (batch_heads // heads) + batch
+    out_batch = split * (batch_heads // heads) + batch
     q_ptr += batch * stride_qb + head * stride_qh
     k_ptr += batch * stride_kb + head // GROUP * stride_kh
     v_ptr += batch * stride_vb + head // GROUP * stride_vh
     o_ptr += batch * stride_ob + head * stride_oh
     do_ptr += batch * stride_gb + head * stride_gh
-    dq_ptr += to_batch * stride_dqb + head * stride_dqh
+    dq_ptr += out_batch * stride_dqb + head * stride_dqh
 
     rows, columns = q_start + tl.arange(0, BQ), tl.arange(0, D)
     k_offsets = offsets(tl.arange(0, BK), columns, stride_kn, stride_kd)
@@ -168,15 +168,15 @@ def dq_kernel(
         True,
     )
     # [BQ]
-    delta = tl.sum(o.to(tl.float32) * from_limbs(do), 1)
-    own, inside = batch_head * n_q + rows, rows < n_q
-    lse = tl.load(lse_ptr + own, mask=inside, other=float("inf"))
-    lse_log2 = usable(lse) * LOG2E
+    delta = tl.sum(o.to(tl.float32) * sum_limbs(do), 1)
+    row_index, inside = batch_head * n_q + rows, rows < n_q
+    lse = tl.load(lse_ptr + row_index, mask=inside, other=float("inf"))
+    lse_log2 = drop_huge_lse(lse) * LOG2E
     # The other splits of this tile have the same numbers. The interpreter makes
     # integers of a block of booleans & a boolean, which Triton 3.9 refuses as a mask.
     stored = rows < tl.where(split == 0, n_q, 0)
-    tl.store(statistics_ptr + 2 * own, lse_log2, mask=stored)
-    tl.store(statistics_ptr + 2 * own + 1, delta, mask=stored)
+    tl.store(statistics_ptr + 2 * row_index, lse_log2, mask=stored)
+    tl.store(statistics_ptr + 2 * row_index + 1, delta, mask=stored)
     dq = tl.zeros([BQ, D], tl.float32)
 
     seen_by_all, seen_by_any = n_k, n_k
@@ -185,17 +185,17 @@ def dq_kernel(
             tl.minimum(n_k, q_start + 1),
             tl.minimum(n_k, q_start + BQ),
         )
-    whole = seen_by_all // BK * BK
+    unmasked_end = seen_by_all // BK * BK
     dq = dq_steps(
         dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn,
-        stride_kd, stride_vn, stride_vd, rows, columns, split * BK, whole, n_k,
-        scale_log2, BK, SPLITS, HEAD, CAUSAL, False, LIMBS, PRECISION, ANEW,
+        stride_kd, stride_vn, stride_vd, rows, columns, split * BK, unmasked_end, n_k,
+        scale_log2, BK, SPLITS, HEAD, CAUSAL, False, LIMBS, PRECISION, RECOMPUTE,
     )  # fmt: skip
     dq = dq_steps(
         dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn,
         stride_kd, stride_vn, stride_vd, rows, columns,
-        whole + first_step(split, whole // BK, SPLITS) * BK, seen_by_any, n_k,
-        scale_log2, BK, SPLITS, HEAD, CAUSAL, True, LIMBS, PRECISION, ANEW,
+        unmasked_end + first_step(split, unmasked_end // BK, SPLITS) * BK, seen_by_any,
+        n_k, scale_log2, BK, SPLITS, HEAD, CAUSAL, True, LIMBS, PRECISION, RECOMPUTE,
     )  # fmt: skip
     store_tile(
         dq_ptr + offsets(rows, columns, stride_dqn, stride_dqd),
@@ -217,7 +217,7 @@ def dkdv_steps(
     stride_qd, stride_gn, stride_gd, keys, columns, first, last, n_q, scale_log2,
     BQ: tl.constexpr, SPLITS: tl.constexpr, HEAD: tl.constexpr, MASKED: tl.constexpr,
     RAGGED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
-    ANEW: tl.constexpr,
+    RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
     """dk (without its scale) and dv of one tile of keys over every SPLITS-th tile of
     queries from `first` to `last`. All is transposed.
@@ -226,14 +226,14 @@ def dkdv_steps(
         rows = start + tl.arange(0, BQ)
         # [BQ, D]
         q_ptrs = step_ptrs(
-            q_ptr, q_offsets, start, rows, columns, stride_qn, stride_qd, ANEW
+            q_ptr, q_offsets, start, rows, columns, stride_qn, stride_qd, RECOMPUTE
         )
-        if ANEW != "tiles":
+        if RECOMPUTE != "tiles":
             q = load_limbs(q_ptrs, rows, columns, n_q, HEAD, RAGGED, LIMBS)
         do_ptrs = step_ptrs(
-            do_ptr, do_offsets, start, rows, columns, stride_gn, stride_gd, ANEW
+            do_ptr, do_offsets, start, rows, columns, stride_gn, stride_gd, RECOMPUTE
         )
-        if ANEW != "tiles":
+        if RECOMPUTE != "tiles":
             do = load_limbs(do_ptrs, rows, columns, n_q, HEAD, RAGGED, LIMBS)
         # [BQ]; an infinite lse makes the probabilities of a row past the end zero.
         pairs = statistics_ptr + 2 * rows[:, None] + tl.arange(0, 2)[None, :]
@@ -246,35 +246,35 @@ def dkdv_steps(
             lse_log2, delta = tl.split(tl.load(pairs))
         # [BK, BQ]; both before the exponentials, so that the product for dv runs while
         # ds is computed.
-        if ANEW == "tiles":
+        if RECOMPUTE == "tiles":
             zero = tl.zeros([k[0].shape[0], BQ], tl.float32)
-            s = product_read(
+            s = matmul_from_memory(
                 k, q_ptrs, rows, columns, n_q, zero, HEAD, RAGGED, True, "", PRECISION
             )
-            dp = product_read(
+            dp = matmul_from_memory(
                 v, do_ptrs, rows, columns, n_q, zero, HEAD, RAGGED, True, "", PRECISION
             )
         else:
-            s = product(k, transposed(q), PRECISION)
-            dp = product(v, transposed(do), PRECISION)
+            s = matmul(k, transpose_limbs(q), PRECISION)
+            dp = matmul(v, transpose_limbs(do), PRECISION)
         if MASKED:
             s = tl.where(rows[None, :] >= keys[:, None], s, -float("inf"))
         p = tl.exp2(s * scale_log2 - lse_log2[None, :])
         p_limbs = to_limbs(p, v[0].dtype, LIMBS)
-        if ANEW == "tiles":
-            dv = add_product_read(
+        if RECOMPUTE == "tiles":
+            dv = add_matmul_from_memory(
                 p_limbs, do_ptrs, rows, columns, n_q, dv, HEAD, RAGGED, PRECISION
             )
         else:
-            dv = add_product(p_limbs, do, dv, PRECISION)
+            dv = add_matmul(p_limbs, do, dv, PRECISION)
         ds = p * (dp - delta[None, :])
         ds_limbs = to_limbs(ds, k[0].dtype, LIMBS)
-        if ANEW == "tiles":
-            dk = add_product_read(
+        if RECOMPUTE == "tiles":
+            dk = add_matmul_from_memory(
                 ds_limbs, q_ptrs, rows, columns, n_q, dk, HEAD, RAGGED, PRECISION
             )
         else:
-            dk = add_product(ds_limbs, q, dk, PRECISION)
+            dk = add_matmul(ds_limbs, q, dk, PRECISION)
     return dk, dv
 
 
@@ -291,7 +291,7 @@ def dkdv_kernel(
     BQ: tl.constexpr, BK: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
     GROUP: tl.constexpr, SPLITS: tl.constexpr, CAUSAL: tl.constexpr,
     RAGGED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
-    UNIT: tl.constexpr, ANEW: tl.constexpr,
+    UNIT: tl.constexpr, RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of one tile of keys of one head of k and v. Grid: tiles of keys x batch
     x heads of k and v x SPLITS.
@@ -299,14 +299,14 @@ def dkdv_kernel(
     With SPLITS > 1 dk_ptr and dv_ptr take (SPLITS, batch, heads, n_k, HEAD), for
     `sum_kernel`.
     """
-    stride_qb, stride_qh, stride_qn = in_units(stride_qb, stride_qh, stride_qn, UNIT)
-    stride_kb, stride_kh, stride_kn = in_units(stride_kb, stride_kh, stride_kn, UNIT)
-    stride_vb, stride_vh, stride_vn = in_units(stride_vb, stride_vh, stride_vn, UNIT)
-    stride_gb, stride_gh, stride_gn = in_units(stride_gb, stride_gh, stride_gn, UNIT)
-    stride_dkb, stride_dkh, stride_dkn = in_units(
+    stride_qb, stride_qh, stride_qn = hint_unit(stride_qb, stride_qh, stride_qn, UNIT)
+    stride_kb, stride_kh, stride_kn = hint_unit(stride_kb, stride_kh, stride_kn, UNIT)
+    stride_vb, stride_vh, stride_vn = hint_unit(stride_vb, stride_vh, stride_vn, UNIT)
+    stride_gb, stride_gh, stride_gn = hint_unit(stride_gb, stride_gh, stride_gn, UNIT)
+    stride_dkb, stride_dkh, stride_dkn = hint_unit(
         stride_dkb, stride_dkh, stride_dkn, UNIT
     )
-    stride_dvb, stride_dvh, stride_dvn = in_units(
+    stride_dvb, stride_dvh, stride_dvn = hint_unit(
         stride_dvb, stride_dvh, stride_dvn, UNIT
     )
     tiles = tl.cdiv(n_k, BK)
@@ -316,11 +316,11 @@ def dkdv_kernel(
     k_start = tile * BK
     kv_heads = heads // GROUP
     batch, kv_head = batch_head // kv_heads, batch_head % kv_heads
-    to_batch = split * (batch_heads // kv_heads) + batch
+    out_batch = split * (batch_heads // kv_heads) + batch
     k_ptr += batch * stride_kb + kv_head * stride_kh
     v_ptr += batch * stride_vb + kv_head * stride_vh
-    dk_ptr += to_batch * stride_dkb + kv_head * stride_dkh
-    dv_ptr += to_batch * stride_dvb + kv_head * stride_dvh
+    dk_ptr += out_batch * stride_dkb + kv_head * stride_dkh
+    dv_ptr += out_batch * stride_dvb + kv_head * stride_dvh
 
     keys, columns = k_start + tl.arange(0, BK), tl.arange(0, D)
     q_offsets = offsets(tl.arange(0, BQ), columns, stride_qn, stride_qd)
@@ -347,17 +347,17 @@ def dkdv_kernel(
     dk = tl.zeros([BK, D], tl.float32)
     dv = tl.zeros([BK, D], tl.float32)
 
-    # No query before `first` sees a key of this tile, every query from `whole` on sees
-    # all of them.
-    first, whole = 0, 0
+    # Queries before `first` see no key of this tile; those from `unmasked_start` on see
+    # all of its keys.
+    first, unmasked_start = 0, 0
     if CAUSAL:
         first = k_start // BQ * BQ
-        whole = tl.minimum(tl.cdiv(k_start + BK - 1, BQ) * BQ, n_q)
+        unmasked_start = tl.minimum(tl.cdiv(k_start + BK - 1, BQ) * BQ, n_q)
     # Steps are dealt out to the splits in turn, on from loop to loop and head to head.
-    crossed, steps = tl.cdiv(whole - first, BQ), tl.cdiv(n_q - first, BQ)
+    masked_steps, steps = tl.cdiv(unmasked_start - first, BQ), tl.cdiv(n_q - first, BQ)
     for member in range(GROUP):
         # Not counted up from head to head: Triton 3.6 takes such a sum for zero.
-        head, dealt = kv_head * GROUP + member, member * steps
+        head, earlier_steps = kv_head * GROUP + member, member * steps
         statistics_head = statistics_ptr + 2 * (batch * heads + head) * n_q
         q_head, do_head = (
             q_ptr + batch * stride_qb + head * stride_qh,
@@ -367,14 +367,16 @@ def dkdv_kernel(
             dk, dv = dkdv_steps(
                 dk, dv, k, v, q_head, do_head, statistics_head, q_offsets, do_offsets,
                 stride_qn, stride_qd, stride_gn, stride_gd, keys, columns,
-                first + first_step(split, dealt, SPLITS) * BQ, whole, n_q, scale_log2,
-                BQ, SPLITS, HEAD, True, RAGGED, LIMBS, PRECISION, ANEW,
+                first + first_step(split, earlier_steps, SPLITS) * BQ, unmasked_start,
+                n_q, scale_log2, BQ, SPLITS, HEAD, True, RAGGED, LIMBS, PRECISION,
+                RECOMPUTE,
             )  # fmt: skip
         dk, dv = dkdv_steps(
             dk, dv, k, v, q_head, do_head, statistics_head, q_offsets, do_offsets,
             stride_qn, stride_qd, stride_gn, stride_gd, keys, columns,
-            whole + first_step(split, dealt + crossed, SPLITS) * BQ, n_q, n_q,
-            scale_log2, BQ, SPLITS, HEAD, False, RAGGED, LIMBS, PRECISION, ANEW,
+            unmasked_start + first_step(split, earlier_steps + masked_steps,
+            SPLITS) * BQ, n_q, n_q, scale_log2, BQ, SPLITS, HEAD, False, RAGGED, LIMBS,
+            PRECISION, RECOMPUTE,
         )  # fmt: skip
     store_tile(
         dk_ptr + offsets(keys, columns, stride_dkn, stride_dkd),
@@ -407,15 +409,20 @@ def sum_splits(
     """ROWS rows of a gradient as the sum of its splits (SPLITS, batch, heads, n, HEAD),
     always in the same order.
     """
-    out_ptr, rows, columns, own = rows_of_program(
+    out_ptr, rows, columns, row_index = locate_rows(
         program, out_ptr, stride_b, stride_h, heads, n, ROWS, D
     )
     all_rows = tl.cast(batch, tl.int64) * heads * n
     total = tl.zeros([ROWS, D], tl.float32)
     for split in tl.static_range(SPLITS):
-        here = split * all_rows + own
+        split_index = split * all_rows + row_index
         total += load_tile(
-            splits_ptr + offsets(here, columns, HEAD, 1), rows, columns, n, HEAD, True
+            splits_ptr + offsets(split_index, columns, HEAD, 1),
+            rows,
+            columns,
+            n,
+            HEAD,
+            True,
         )
     store_tile(
         out_ptr + offsets(rows, columns, stride_n, stride_d),
@@ -441,22 +448,23 @@ def sum_kernel(
     then those for dk, then for dv.
     """
     program = tl.program_id(0)
-    of_dq = tl.cdiv(n_q, ROWS) * batch * heads if DQ_SPLITS > 1 else 0
-    of_dk = tl.cdiv(n_k, ROWS) * batch * kv_heads
-    if program < of_dq:
+    dq_programs = tl.cdiv(n_q, ROWS) * batch * heads if DQ_SPLITS > 1 else 0
+    dk_programs = tl.cdiv(n_k, ROWS) * batch * kv_heads
+    if program < dq_programs:
         sum_splits(
             program, dq_splits_ptr, dq_ptr, stride_dqb, stride_dqh, stride_dqn,
             stride_dqd, batch, heads, n_q, DQ_SPLITS, ROWS, HEAD, D,
         )  # fmt: skip
-    elif program < of_dq + of_dk:
+    elif program < dq_programs + dk_programs:
         sum_splits(
-            program - of_dq, dk_splits_ptr, dk_ptr, stride_dkb, stride_dkh, stride_dkn,
-            stride_dkd, batch, kv_heads, n_k, DKDV_SPLITS, ROWS, HEAD, D,
+            program - dq_programs, dk_splits_ptr, dk_ptr, stride_dkb, stride_dkh,
+            stride_dkn, stride_dkd, batch, kv_heads, n_k, DKDV_SPLITS, ROWS, HEAD, D,
         )  # fmt: skip
     else:
         sum_splits(
-            program - of_dq - of_dk, dv_splits_ptr, dv_ptr, stride_dvb, stride_dvh,
-            stride_dvn, stride_dvd, batch, kv_heads, n_k, DKDV_SPLITS, ROWS, HEAD, D,
+            program - dq_programs - dk_programs, dv_splits_ptr, dv_ptr, stride_dvb,
+            stride_dvh, stride_dvn, stride_dvd, batch, kv_heads, n_k, DKDV_SPLITS, ROWS,
+            HEAD, D,
         )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def architecture(capability: tuple[int, int]) -> str:
     return "sm_80" if capability == (8, 0) else "sm_86"
 
 
-def padded(d: int) -> int:
+def pad_head_dim(d: int) -> int:
     """The head dimension that a tile has: a power of two from 16 on, as tensor cores
     need.
     """
@@ -38,7 +38,7 @@ def padded(d: int) -> int:
     return max(16, triton.next_power_of_2(d))  # pyright: ignore[reportReturnType]
 
 
-def for_mask(entry: Config | ByMask, causal: bool) -> Config:
+def select_by_mask(entry: Config | ByMask, causal: bool) -> Config:
     """What an entry of the table says for this mask."""
     if isinstance(entry, ByMask):
         return entry.causal if causal else entry.full
@@ -46,7 +46,7 @@ def for_mask(entry: Config | ByMask, causal: bool) -> Config:
 
 
 @cache
-def owners(device: torch.device) -> dict[tuple[str, str, int, bool], Config]:
+def owner_configs(device: torch.device) -> dict[tuple[str, str, int, bool], Config]:
     """Return the configurations that the owner of this GPU had timed, for many rows, by
     arithmetic, kernel, padded head dimension and mask.
     """
@@ -57,11 +57,11 @@ def owners(device: torch.device) -> dict[tuple[str, str, int, bool], Config]:
     from systems.records.files import slug_of
 
     slug = slug_of(torch.cuda.get_device_name(device))
-    found = tuned.configs(slug, triton.__version__)
-    return {key: Config(*numbers) for key, numbers in found.items()}
+    tuned_configs = tuned.configs(slug, triton.__version__)
+    return {key: Config(*numbers) for key, numbers in tuned_configs.items()}
 
 
-def choose(
+def choose_config(
     kernel: str, d: int, arithmetic: str, causal: bool, rows: int, device: torch.device
 ) -> Config:
     """The configuration of this kernel ("forward", "dkdv" or "dq") for head dimension d
@@ -71,9 +71,9 @@ def choose(
     """
     if device.type == "cpu":
         return INTERPRETER_CONFIG
-    gpu, size = architecture(torch.cuda.get_device_capability(device)), padded(d)
+    gpu, size = architecture(torch.cuda.get_device_capability(device)), pad_head_dim(d)
     for few in FEW_ROWS[gpu].get(arithmetic, ()):
         if rows <= few.most_rows and size in few.configs[kernel]:
-            return for_mask(few.configs[kernel][size], causal)
-    mine = owners(device).get((arithmetic, kernel, size, causal))
-    return mine or for_mask(CONFIGS[gpu][arithmetic][kernel][size], causal)
+            return select_by_mask(few.configs[kernel][size], causal)
+    tuned = owner_configs(device).get((arithmetic, kernel, size, causal))
+    return tuned or select_by_mask(CONFIGS[gpu][arithmetic][kernel][size], causal)

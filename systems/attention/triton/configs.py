@@ -23,7 +23,7 @@ class Config(NamedTuple):
     spills the rest. `ahead`: float32 q, k, v and do have been split into limbs before;
     a step splits only p and ds.
 
-    `anew`: what a step of a backward kernel works out anew instead of keeping it.
+    `recompute`: what a step of a backward kernel works out anew instead of keeping it.
     "addresses": those of the tiles that it loads, two registers of a thread for each of
     its copies. "tiles": these addresses, and each tile that it multiplies twice, which
     it reads from the L2 cache twice: shared memory need not hold one for long.
@@ -35,7 +35,7 @@ class Config(NamedTuple):
     stages: int
     registers: int | None = None
     ahead: bool = False
-    anew: Literal["", "addresses", "tiles"] = ""
+    recompute: Literal["", "addresses", "tiles"] = ""
 
     @property
     def options(self) -> dict[str, int]:
@@ -81,7 +81,7 @@ SPLIT_RULES = {
     "high": (SplitRule(warps=8, least_rows=32), SplitRule(warps=16, least_rows=256)),
     "highest": (SplitRule(warps=8, least_rows=32), SplitRule(warps=16, least_rows=128)),
 }
-MOST_SPLITS = 16
+MAX_SPLITS = 16
 # --8<-- [end:splits]
 # Of the L2 cache's 40 MiB (A100) or 50 MiB (Hopper), what keys and values of the heads
 # may take whose tiles run together: with more, programs of one head no longer read the
@@ -110,12 +110,12 @@ FewByArithmetic = dict[str, tuple[FewRows, ...]]
 
 
 @cache
-def sm_count(device: torch.device) -> int:
+def count_sms(device: torch.device) -> int:
     """Streaming multiprocessors of this GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def splits_for(
+def count_splits(
     programs: int, warps: int, n: int, rows: int, arithmetic: str, device: torch.device
 ) -> int:
     """Into how many splits a loop over n rows in steps of `rows` goes: a power of two,
@@ -128,14 +128,14 @@ def splits_for(
         return 1
     most = 1
     for rule in SPLIT_RULES[arithmetic]:
-        room = rule.warps * sm_count(device) // (programs * warps)
-        splits = min(room, n // max(rows, rule.least_rows), MOST_SPLITS)
+        room = rule.warps * count_sms(device) // (programs * warps)
+        splits = min(room, n // max(rows, rule.least_rows), MAX_SPLITS)
         if splits >= rule.least_splits:
             most = max(most, splits)
     return 1 << (most.bit_length() - 1)
 
 
-def head_swizzle_for(k: Layout, heads: int, causal: bool, arithmetic: str) -> int:
+def choose_head_swizzle(k: Layout, heads: int, causal: bool, arithmetic: str) -> int:
     """Head swizzle: of how many of all `heads` the long tiles run before the short
     ones. It is as many as keep their k and v in the L2 cache.
 

@@ -23,21 +23,21 @@ import triton.language as tl
 
 from systems.attention.triton.primitives import (
     LOWEST,
-    add_product,
+    add_matmul,
+    advance_rows,
     first_step,
-    in_units,
+    hint_unit,
     load_limbs,
     load_tile,
+    locate_rows,
+    matmul,
     offsets,
-    product,
     program_tile,
     row_lse,
     row_scale,
-    rows_of_program,
-    skip,
     store_tile,
     to_limbs,
-    transposed,
+    transpose_limbs,
 )
 
 
@@ -56,7 +56,7 @@ def forward_steps(
         keys = start + tl.arange(0, BK)
         # [BK, D]
         k = load_limbs(
-            skip(k_ptr, start, stride_kn) + k_offsets,
+            advance_rows(k_ptr, start, stride_kn) + k_offsets,
             keys,
             columns,
             n_k,
@@ -65,7 +65,7 @@ def forward_steps(
             LIMBS,
         )
         # [BQ, BK]
-        s = product(q, transposed(k), PRECISION)
+        s = matmul(q, transpose_limbs(k), PRECISION)
         if MASKED:
             visible = (keys < n_k)[None, :]
             if CAUSAL:
@@ -79,7 +79,7 @@ def forward_steps(
         l = l * rescale + tl.sum(p, 1)
         # [BK, D]
         v = load_limbs(
-            skip(v_ptr, start, stride_vn) + v_offsets,
+            advance_rows(v_ptr, start, stride_vn) + v_offsets,
             keys,
             columns,
             n_k,
@@ -87,7 +87,7 @@ def forward_steps(
             MASKED,
             LIMBS,
         )
-        acc = add_product(
+        acc = add_matmul(
             to_limbs(p, v[0].dtype, LIMBS), v, acc * rescale[:, None], PRECISION
         )
         shift = new_shift
@@ -117,10 +117,10 @@ def forward_kernel(
     takes acc (SPLITS, batch, heads, n_q, HEAD), and lse_ptr takes m and l (2, SPLITS,
     batch, heads, n_q).
     """
-    stride_qb, stride_qh, stride_qn = in_units(stride_qb, stride_qh, stride_qn, UNIT)
-    stride_kb, stride_kh, stride_kn = in_units(stride_kb, stride_kh, stride_kn, UNIT)
-    stride_vb, stride_vh, stride_vn = in_units(stride_vb, stride_vh, stride_vn, UNIT)
-    stride_ob, stride_oh, stride_on = in_units(stride_ob, stride_oh, stride_on, UNIT)
+    stride_qb, stride_qh, stride_qn = hint_unit(stride_qb, stride_qh, stride_qn, UNIT)
+    stride_kb, stride_kh, stride_kn = hint_unit(stride_kb, stride_kh, stride_kn, UNIT)
+    stride_vb, stride_vh, stride_vn = hint_unit(stride_vb, stride_vh, stride_vn, UNIT)
+    stride_ob, stride_oh, stride_on = hint_unit(stride_ob, stride_oh, stride_on, UNIT)
     tiles = tl.cdiv(n_q, BQ)
     # The last tile sees the most keys under a causal mask: it starts first, so that no
     # long one is left at the end.
@@ -156,16 +156,17 @@ def forward_kernel(
             tl.minimum(n_k, q_start + 1),
             tl.minimum(n_k, q_start + BQ),
         )
-    whole = seen_by_all // BK * BK
+    unmasked_end = seen_by_all // BK * BK
     acc, m, l, shift = forward_steps(
         acc, m, l, shift, q, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn,
-        rows, columns, split * BK, whole, n_k, scale_log2, BK, SPLITS, HEAD, CAUSAL,
-        False, LIMBS, PRECISION,
+        rows, columns, split * BK, unmasked_end, n_k, scale_log2, BK, SPLITS, HEAD,
+        CAUSAL, False, LIMBS, PRECISION,
     )  # fmt: skip
     acc, m, l, shift = forward_steps(
         acc, m, l, shift, q, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn,
-        rows, columns, whole + first_step(split, whole // BK, SPLITS) * BK,
-        seen_by_any, n_k, scale_log2, BK, SPLITS, HEAD, CAUSAL, True, LIMBS, PRECISION,
+        rows, columns, unmasked_end + first_step(split, unmasked_end // BK,
+        SPLITS) * BK, seen_by_any, n_k, scale_log2, BK, SPLITS, HEAD, CAUSAL, True,
+        LIMBS, PRECISION,
     )  # fmt: skip
     o_ptrs = o_ptr + offsets(rows, columns, stride_on, stride_od)
     lse_ptrs = lse_ptr + (split * batch_heads + batch_head) * n_q + rows
@@ -175,7 +176,7 @@ def forward_kernel(
     else:
         store_tile(o_ptrs, acc, rows, columns, n_q, HEAD)
         tl.store(lse_ptrs, m, mask=rows < n_q)
-        tl.store(skip(lse_ptrs, SPLITS * batch_heads, n_q), l, mask=rows < n_q)
+        tl.store(advance_rows(lse_ptrs, SPLITS * batch_heads, n_q), l, mask=rows < n_q)
 
 
 # --8<-- [end:forward_kernel]
@@ -192,29 +193,34 @@ def combine_kernel(
     maximum and summed.
     """
     program = tl.program_id(0)
-    o_ptr, rows, columns, own = rows_of_program(
+    o_ptr, rows, columns, row_index = locate_rows(
         program, o_ptr, stride_ob, stride_oh, heads, n_q, ROWS, D
     )
     split_rows = tl.cast(tl.num_programs(0) // tl.cdiv(n_q, ROWS), tl.int64) * n_q
-    l_ptr, inside = skip(m_l_ptr, SPLITS, split_rows), rows < n_q
+    l_ptr, inside = advance_rows(m_l_ptr, SPLITS, split_rows), rows < n_q
     # Unrolled, and the maximum first: so the loads of the splits don't wait for one
     # another.
     m = tl.full([ROWS], LOWEST, tl.float32)
     for split in tl.static_range(SPLITS):
         m = tl.maximum(
-            m, tl.load(m_l_ptr + split * split_rows + own, mask=inside, other=0.0)
+            m, tl.load(m_l_ptr + split * split_rows + row_index, mask=inside, other=0.0)
         )
     _, shift = row_scale(m, scale_log2)
     acc = tl.zeros([ROWS, D], tl.float32)
     l = tl.zeros([ROWS], tl.float32)
     for split in tl.static_range(SPLITS):
-        here = split * split_rows + own
-        m_split = tl.load(m_l_ptr + here, mask=inside, other=0.0)
+        split_index = split * split_rows + row_index
+        m_split = tl.load(m_l_ptr + split_index, mask=inside, other=0.0)
         _, split_shift = row_scale(m_split, scale_log2)
         weight = tl.exp2(split_shift - shift)
-        l += weight * tl.load(l_ptr + here, mask=inside, other=1.0)
+        l += weight * tl.load(l_ptr + split_index, mask=inside, other=1.0)
         acc_split = load_tile(
-            acc_ptr + offsets(here, columns, HEAD, 1), rows, columns, n_q, HEAD, True
+            acc_ptr + offsets(split_index, columns, HEAD, 1),
+            rows,
+            columns,
+            n_q,
+            HEAD,
+            True,
         )
         acc += weight[:, None] * acc_split
     store_tile(
@@ -225,7 +231,7 @@ def combine_kernel(
         n_q,
         HEAD,
     )
-    tl.store(lse_ptr + own, row_lse(m, l, shift, scale_log2), mask=inside)
+    tl.store(lse_ptr + row_index, row_lse(m, l, shift, scale_log2), mask=inside)
 
 
 # --8<-- [end:combine]

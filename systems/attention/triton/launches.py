@@ -20,13 +20,13 @@ from systems.attention.relaunch import (
     Layout,
     ShapeAndStrides,
     empty_row_statistics,
-    layout,
-    on_device_of,
+    make_layout,
     shape_and_strides,
+    use_device_of,
 )
 from systems.attention.triton.backward import dkdv_kernel, dq_kernel, sum_kernel
-from systems.attention.triton.chooser import choose, padded
-from systems.attention.triton.configs import Config, head_swizzle_for, splits_for
+from systems.attention.triton.chooser import choose_config, pad_head_dim
+from systems.attention.triton.configs import Config, choose_head_swizzle, count_splits
 from systems.attention.triton.forward import combine_kernel, forward_kernel
 from systems.attention.triton.primitives import LOG2E, limbs_kernel
 
@@ -44,7 +44,7 @@ LIMBS = {"half": 1, "high": 2, "highest": 3}
 PRECISION = {"half": "ieee", "high": "bf16x3", "highest": "bf16x6"}
 
 
-def arithmetic_of(dtype: torch.dtype) -> str:
+def choose_arithmetic(dtype: torch.dtype) -> str:
     """How products are formed: "half" of 16 bits; float32 as
     `torch.set_float32_matmul_precision` or
     `torch.backends.cuda.matmul.fp32_precision` says.
@@ -55,19 +55,19 @@ def arithmetic_of(dtype: torch.dtype) -> str:
     return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
 
 
-def with_contiguous_rows(x: Tensor) -> tuple[Tensor, ShapeAndStrides]:
+def make_rows_contiguous(x: Tensor) -> tuple[Tensor, ShapeAndStrides]:
     """x, or a copy of it, and its layout: each tile is read by many programs, and rows
     with gaps cost each of them many loads. The gradient of a sum, one number with
     strides of zero, is written out here.
     """
-    lies = shape_and_strides(x)
-    if lies[1][-1] == 1:
-        return x, lies
+    shape_strides = shape_and_strides(x)
+    if shape_strides[1][-1] == 1:
+        return x, shape_strides
     x = x.contiguous()
     return x, shape_and_strides(x)
 
 
-def output_for(x: Tensor, splits: int) -> Tensor:
+def allocate_output(x: Tensor, splits: int) -> Tensor:
     """Where a kernel writes: x itself, or (splits, *x.shape) in float32 where its loops
     are split.
     """
@@ -75,8 +75,9 @@ def output_for(x: Tensor, splits: int) -> Tensor:
 
 
 def output_layout(x: Layout, splits: int) -> Layout:
-    """The layout of x (b, h, n, d), or of what `output_for` makes, where b counts on
-    from split to split.
+    """Return the layout that `allocate_output` gives x (b, h, n, d).
+
+    With splits the batch dimension runs over splits and batches.
     """
     batch, heads, n, d = x.shape
     if splits == 1:
@@ -84,12 +85,12 @@ def output_layout(x: Layout, splits: int) -> Layout:
     return Layout((splits * batch, heads, n, d), (heads * n * d, n * d, d, 1))
 
 
-def strides(*tensors: Layout) -> tuple[int, ...]:
+def collect_strides(*tensors: Layout) -> tuple[int, ...]:
     """All strides of these, as kernels take them."""
     return tuple(chain(*(x.strides for x in tensors)))
 
 
-def unit_of(*tensors: Layout) -> int:
+def find_stride_divisor(*tensors: Layout) -> int:
     """What a kernel is to take for a divisor of all strides but those of d: 8 where
     that is true and Triton, which asks for 16, would not know. How a dimension of size
     1 is stepped through does not matter.
@@ -105,7 +106,7 @@ def unit_of(*tensors: Layout) -> int:
     return 8 if divisor % 16 == 8 else 1
 
 
-def limbs_launch(
+def make_limbs_launch(
     q: Layout, k: Layout, v: Layout, do: Layout | None, limbs: int
 ) -> Launch:
     """The launch of the kernel that splits q, k, v and, of a backward pass, do into
@@ -113,7 +114,7 @@ def limbs_launch(
     """
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]
-    rows = LIMB_ELEMENTS // padded(d)
+    rows = LIMB_ELEMENTS // pad_head_dim(d)
     programs = (
         triton.cdiv(n_q, rows) * heads * (2 if do else 1)
         + 2 * triton.cdiv(n_k, rows) * kv_heads
@@ -122,17 +123,17 @@ def limbs_launch(
         limbs_kernel, (programs * batch,),
         (*q.strides, *k.strides, *v.strides, *(do or q).strides,
          batch, heads, kv_heads, n_q, n_k),
-        {"ROWS": rows, "HEAD": d, "D": padded(d), "LIMBS": limbs},
+        {"ROWS": rows, "HEAD": d, "D": pad_head_dim(d), "LIMBS": limbs},
     )  # fmt: skip
 
 
-def in_limbs(x: Layout, limbs: int) -> Layout:
+def limbs_layout(x: Layout, limbs: int) -> Layout:
     """The layout of the limbs of x (b, h, n, d): those of a row lie side by side."""
     _, heads, n, d = x.shape
     return Layout(x.shape, (heads * n * limbs * d, n * limbs * d, limbs * d, 1))
 
 
-def as_limbs(launch: Launch, *tensors: Tensor) -> list[Tensor]:
+def split_into_limbs(launch: Launch, *tensors: Tensor) -> list[Tensor]:
     """q, k, v and, of a backward pass, do (..., d) as bfloat16 (..., limbs · d)."""
     count = launch.constants["LIMBS"]
     limbs = [
@@ -164,33 +165,36 @@ def forward_launches(
 
     Arguments that aren't used here decide what Triton compiles.
     """
-    q, k, v, o = (layout(*lies) for lies in tensors)
+    q, k, v, o = (make_layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]
     if max(n_q, n_k) > MAX_LENGTH:
         raise ValueError(
             f"q and k must have at most {MAX_LENGTH} rows, got {n_q} and {n_k}"
         )
-    c = config or choose("forward", d, arithmetic, causal, batch * heads * n_q, device)
+    c = config or choose_config(
+        "forward", d, arithmetic, causal, batch * heads * n_q, device
+    )
     programs = triton.cdiv(n_q, c.q) * batch * heads
-    splits = splits or splits_for(programs, c.warps, n_k, c.k, arithmetic, device)
-    sizes = {"SPLITS": splits, "HEAD": d, "D": padded(d)}
-    rows = COMBINED_ELEMENTS // padded(d)
-    swizzle = head_swizzle or head_swizzle_for(k, batch * heads, causal, arithmetic)
+    splits = splits or count_splits(programs, c.warps, n_k, c.k, arithmetic, device)
+    sizes = {"SPLITS": splits, "HEAD": d, "D": pad_head_dim(d)}
+    rows = COMBINED_ELEMENTS // pad_head_dim(d)
+    swizzle = head_swizzle or choose_head_swizzle(k, batch * heads, causal, arithmetic)
     limbs, split_ahead = 1, None
     if c.ahead:
         limbs = LIMBS[arithmetic]
-        split_ahead = limbs_launch(q, k, v, None, limbs)
-        q, k, v = (in_limbs(x, limbs) for x in (q, k, v))
-    touched = q, k, v, output_layout(o, splits)
+        split_ahead = make_limbs_launch(q, k, v, None, limbs)
+        q, k, v = (limbs_layout(x, limbs) for x in (q, k, v))
+    accessed = q, k, v, output_layout(o, splits)
     return Forward(
         split_ahead,
         Launch(
             forward_kernel, (programs * splits,),
-            (*strides(*touched), heads, n_q, n_k, swizzle, scale * LOG2E.value),
-            {"BQ": c.q, "BK": c.k, "GROUP": heads // kv_heads, "CAUSAL": causal,
+            (*collect_strides(*accessed), heads, n_q, n_k, swizzle,
+            scale * LOG2E.value), {"BQ": c.q, "BK": c.k, "GROUP": heads // kv_heads,
+            "CAUSAL": causal,
              "LIMBS": limbs, "PRECISION": PRECISION[arithmetic],
-             "UNIT": unit_of(*touched), **sizes},
+             "UNIT": find_stride_divisor(*accessed), **sizes},
             **c.options,
         ),
         Launch(
@@ -214,12 +218,12 @@ def launch_forward(
     """(o, lse). `config`, `splits` and `head_swizzle` override what is chosen."""
     o, lse = torch.empty_like(q), empty_row_statistics(q)
     (q, q_lies), (k, k_lies), (v, v_lies) = (
-        with_contiguous_rows(q),
-        with_contiguous_rows(k),
-        with_contiguous_rows(v),
+        make_rows_contiguous(q),
+        make_rows_contiguous(k),
+        make_rows_contiguous(v),
     )
     launch = forward_launches(
-        arithmetic_of(q.dtype), q.dtype, q.device, config, splits, head_swizzle,
+        choose_arithmetic(q.dtype), q.dtype, q.device, config, splits, head_swizzle,
         causal, scale, q_lies, k_lies, v_lies, shape_and_strides(o),
     )  # fmt: skip
     run_forward(launch, q, k, v, o, lse)
@@ -231,13 +235,13 @@ def run_forward(
 ) -> None:
     """o and lse by launches that were made for tensors that lie so."""
     count: int = launch.kernel.constants["SPLITS"]
-    with on_device_of(q):
+    with use_device_of(q):
         if launch.limbs:
-            q, k, v = as_limbs(launch.limbs, q, k, v)
+            q, k, v = split_into_limbs(launch.limbs, q, k, v)
         if count == 1:
             launch.kernel(q, k, v, o, lse)
         else:
-            acc, m_l = output_for(o, count), lse.new_empty((2, count, *lse.shape))
+            acc, m_l = allocate_output(o, count), lse.new_empty((2, count, *lse.shape))
             launch.kernel(q, k, v, acc, m_l)
             launch.combine(acc, m_l, o, lse)
 
@@ -261,59 +265,63 @@ def backward_launches(
     *tensors: ShapeAndStrides,
 ) -> Backward:  # fmt: skip
     """The kernels of a backward pass, for q, k, v, o, do, dq, dk, dv that lie so."""
-    q, k, v, o, do, dq, dk, dv = (layout(*lies) for lies in tensors)
+    q, k, v, o, do, dq, dk, dv = (make_layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]
-    sizes = {"HEAD": d, "D": padded(d)}
+    sizes = {"HEAD": d, "D": pad_head_dim(d)}
     constants = {
         **sizes,
         "GROUP": heads // kv_heads,
         "CAUSAL": causal,
         "PRECISION": PRECISION[arithmetic],
     }
-    swizzle = head_swizzle or head_swizzle_for(k, batch * heads, causal, arithmetic)
+    swizzle = head_swizzle or choose_head_swizzle(k, batch * heads, causal, arithmetic)
     scalars = (heads, n_q, n_k, swizzle, scale * LOG2E.value, scale)
-    c = dq_config or choose("dq", d, arithmetic, causal, batch * heads * n_q, device)
-    e = dkdv_config or choose(
+    c = dq_config or choose_config(
+        "dq", d, arithmetic, causal, batch * heads * n_q, device
+    )
+    e = dkdv_config or choose_config(
         "dkdv", d, arithmetic, causal, batch * kv_heads * n_k, device
     )
     dq_programs = triton.cdiv(n_q, c.q) * batch * heads
     dkdv_programs = triton.cdiv(n_k, e.k) * batch * kv_heads
-    dq_splits = dq_splits or splits_for(
+    dq_splits = dq_splits or count_splits(
         dq_programs, c.warps, n_k, c.k, arithmetic, device
     )
-    dkdv_splits = dkdv_splits or splits_for(
+    dkdv_splits = dkdv_splits or count_splits(
         dkdv_programs, e.warps, heads // kv_heads * n_q, e.q, arithmetic, device
     )
 
     inputs, split_ahead, limbs = (q, k, v, do), None, LIMBS[arithmetic]
     if c.ahead or e.ahead:
-        split_ahead = limbs_launch(*inputs, limbs)
+        split_ahead = make_limbs_launch(*inputs, limbs)
     dq_reads, dkdv_reads = (
-        [in_limbs(x, limbs) if ahead else x for x in inputs]
+        [limbs_layout(x, limbs) if ahead else x for x in inputs]
         for ahead in (c.ahead, e.ahead)
     )
-    of_dq = *dq_reads[:3], o, dq_reads[3], output_layout(dq, dq_splits)
-    of_dkdv = *dkdv_reads, *(output_layout(x, dkdv_splits) for x in (dk, dv))
+    dq_layouts = *dq_reads[:3], o, dq_reads[3], output_layout(dq, dq_splits)
+    dkdv_layouts = *dkdv_reads, *(output_layout(x, dkdv_splits) for x in (dk, dv))
 
-    rows = COMBINED_ELEMENTS // padded(d)
+    rows = COMBINED_ELEMENTS // pad_head_dim(d)
     dq_sums = triton.cdiv(n_q, rows) * batch * heads if dq_splits > 1 else 0
     dkdv_sums = 2 * triton.cdiv(n_k, rows) * batch * kv_heads if dkdv_splits > 1 else 0
     return Backward(
         split_ahead,
         Launch(
             dq_kernel, (dq_programs * dq_splits,),
-            (*strides(*of_dq), *scalars),
-            {"BQ": c.q, "BK": c.k, "SPLITS": dq_splits, "UNIT": unit_of(*of_dq),
-             "LIMBS": limbs if c.ahead else 1, "ANEW": c.anew, **constants},
+            (*collect_strides(*dq_layouts), *scalars),
+            {"BQ": c.q, "BK": c.k, "SPLITS": dq_splits,
+            "UNIT": find_stride_divisor(*dq_layouts),
+             "LIMBS": limbs if c.ahead else 1, "RECOMPUTE": c.recompute, **constants},
             **c.options,
         ),
         Launch(
             dkdv_kernel, (dkdv_programs * dkdv_splits,),
-            (*strides(*of_dkdv), *scalars),
-            {"BQ": e.q, "BK": e.k, "SPLITS": dkdv_splits, "UNIT": unit_of(*of_dkdv),
+            (*collect_strides(*dkdv_layouts), *scalars),
+            {"BQ": e.q, "BK": e.k, "SPLITS": dkdv_splits,
+            "UNIT": find_stride_divisor(*dkdv_layouts),
              "RAGGED": n_q % e.q != 0, "LIMBS": limbs if e.ahead else 1,
-             "ANEW": e.anew, **constants},
+             "RECOMPUTE": e.recompute, **constants},
             **e.options,
         ),
         Launch(
@@ -342,10 +350,10 @@ def launch_backward(
     """(dq, dk, dv). What is given from `dkdv_config` on overrides what is chosen."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     (q, q_lies), (k, k_lies), (v, v_lies), (do, do_lies) = map(
-        with_contiguous_rows, (q, k, v, do)
+        make_rows_contiguous, (q, k, v, do)
     )
     launch = backward_launches(
-        arithmetic_of(q.dtype), q.dtype, q.device, dkdv_config, dq_config,
+        choose_arithmetic(q.dtype), q.dtype, q.device, dkdv_config, dq_config,
         dkdv_splits, dq_splits, head_swizzle, causal, scale,
         q_lies, k_lies, v_lies, shape_and_strides(o), do_lies,
         *map(shape_and_strides, (dq, dk, dv)),
@@ -360,19 +368,19 @@ def run_backward(
 ) -> None:  # fmt: skip
     """dq, dk and dv by launches that were made for tensors that lie so."""
     statistics = lse.new_empty((*lse.shape, 2))
-    of_dq, of_dkdv = launch.dq.constants, launch.dkdv.constants
-    splits_of_dq, splits_of_dkdv = of_dq["SPLITS"], of_dkdv["SPLITS"]
-    with on_device_of(q):
+    dq_constants, dkdv_constants = launch.dq.constants, launch.dkdv.constants
+    dq_splits, dkdv_splits = dq_constants["SPLITS"], dkdv_constants["SPLITS"]
+    with use_device_of(q):
         to_dq, to_dk, to_dv = (
-            output_for(dq, splits_of_dq),
-            output_for(dk, splits_of_dkdv),
-            output_for(dv, splits_of_dkdv),
+            allocate_output(dq, dq_splits),
+            allocate_output(dk, dkdv_splits),
+            allocate_output(dv, dkdv_splits),
         )
         inputs = [q, k, v, do]
-        limbs = as_limbs(launch.limbs, *inputs) if launch.limbs else inputs
-        q, k, v, do = inputs if of_dq["LIMBS"] == 1 else limbs
+        limbs = split_into_limbs(launch.limbs, *inputs) if launch.limbs else inputs
+        q, k, v, do = inputs if dq_constants["LIMBS"] == 1 else limbs
         launch.dq(q, k, v, o, do, lse, statistics, to_dq)
-        inputs = inputs if of_dkdv["LIMBS"] == 1 else limbs
+        inputs = inputs if dkdv_constants["LIMBS"] == 1 else limbs
         launch.dkdv(*inputs, statistics, to_dk, to_dv)
-        if splits_of_dq > 1 or splits_of_dkdv > 1:
+        if dq_splits > 1 or dkdv_splits > 1:
             launch.sums(to_dq, to_dk, to_dv, dq, dk, dv)

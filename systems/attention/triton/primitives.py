@@ -47,7 +47,7 @@ def program_tile(tiles, head_swizzle, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def in_units(stride_b, stride_h, stride_n, UNIT: tl.constexpr):
+def hint_unit(stride_b, stride_h, stride_n, UNIT: tl.constexpr):
     """The same strides, which UNIT divides, in words that the compiler understands.
 
     Of a stride that it gets it knows only whether 16 divides it. Loads of 16 bytes take
@@ -65,7 +65,7 @@ def offsets(rows, columns, stride_n, stride_d):
 
 
 @triton.jit
-def skip(ptr, rows, stride_n):
+def advance_rows(ptr, rows, stride_n):
     """The pointer moved on by this many rows, in 64 bits."""
     return ptr + tl.cast(rows, tl.int64) * stride_n
 
@@ -79,15 +79,15 @@ def step_ptrs(
     columns,
     stride_n,
     stride_d,
-    ANEW: tl.constexpr,
+    RECOMPUTE: tl.constexpr,
 ):
     """Pointers to the tile of a step, whose `rows` begin at `start`: by the offsets of
     the first tile, or by none that a thread would keep from step to step.
     """
-    if ANEW != "":
+    if RECOMPUTE != "":
         ptrs = ptr + offsets(rows, columns, stride_n, stride_d)
     else:
-        ptrs = skip(ptr, start, stride_n) + tile_offsets
+        ptrs = advance_rows(ptr, start, stride_n) + tile_offsets
     return ptrs
 
 
@@ -100,7 +100,7 @@ def first_step(split, steps, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def narrow(x, TYPE: tl.constexpr):
+def round_to(x, TYPE: tl.constexpr):
     """float32 rounded to the nearest value of TYPE."""
     if INTERPRETED and TYPE == tl.bfloat16 and x.dtype != TYPE:
         # The interpreter truncates to the high 16 bits, so half a unit is added first,
@@ -145,11 +145,11 @@ def load_tile(
 def store_tile(ptrs, tile, rows, columns, n, HEAD: tl.constexpr):
     """Round to the dtype of the memory and write what lies inside it."""
     mask = (rows < n)[:, None] & (columns < HEAD)[None, :]
-    tl.store(ptrs, narrow(tile, ptrs.dtype.element_ty), mask=mask)
+    tl.store(ptrs, round_to(tile, ptrs.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def rows_of_program(
+def locate_rows(
     program, out_ptr, stride_b, stride_h, heads, n, ROWS: tl.constexpr, D: tl.constexpr
 ):
     """(head's output, rows, columns, index of these rows among those of all heads)."""
@@ -194,7 +194,7 @@ def row_lse(m, l, shift, scale_log2):
 
 
 @triton.jit
-def usable(lse):
+def drop_huge_lse(lse):
     """lse for a backward pass; infinite where it is huge, which makes each p of its row
     zero: exp2 of a score minus a number of so few digits would be no probability.
     """
@@ -210,15 +210,15 @@ def to_limbs(x, TYPE: tl.constexpr, LIMBS: tl.constexpr):
     """float32 as a tuple of LIMBS of TYPE, the largest first; one limb of float32 is x
     itself.
     """
-    limbs = (narrow(x, TYPE),)
+    limbs = (round_to(x, TYPE),)
     for i in tl.static_range(LIMBS - 1):
         x -= limbs[i].to(tl.float32)
-        limbs = limbs + (narrow(x, TYPE),)  # noqa: RUF005
+        limbs = limbs + (round_to(x, TYPE),)  # noqa: RUF005
     return limbs
 
 
 @triton.jit
-def from_limbs(limbs):
+def sum_limbs(limbs):
     """The float32 tile of these limbs."""
     x = limbs[0].to(tl.float32)
     for i in tl.static_range(1, len(limbs)):
@@ -245,7 +245,7 @@ def load_limbs(
 
 
 @triton.jit
-def transposed(x):
+def transpose_limbs(x):
     """The transpose of a tile in limbs."""
     limbs = (tl.trans(x[0]),)
     for i in tl.static_range(1, len(x)):
@@ -266,7 +266,7 @@ def dot(a, b, acc, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def product(a, b, PRECISION: tl.constexpr):
+def matmul(a, b, PRECISION: tl.constexpr):
     """a b of tiles in limbs, float32. Small products are added first, so that they are
     not lost beside large ones.
     """
@@ -278,7 +278,7 @@ def product(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def add_product(a, b, acc, PRECISION: tl.constexpr):
+def add_matmul(a, b, acc, PRECISION: tl.constexpr):
     """acc + a b of tiles in limbs, float32.
 
     Tensor cores truncate their sums. Beside the rounding of 16-bit factors that is
@@ -288,12 +288,12 @@ def add_product(a, b, acc, PRECISION: tl.constexpr):
     if len(a) == 1:
         acc = dot(a[0], b[0], acc, PRECISION)
     else:
-        acc += product(a, b, PRECISION)
+        acc += matmul(a, b, PRECISION)
     return acc
 
 
 @triton.jit
-def product_read(
+def matmul_from_memory(
     a,
     ptrs,
     rows,
@@ -306,7 +306,7 @@ def product_read(
     CACHE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """acc + `product` of a and a tile in memory, or its transpose, of which each limb
+    """acc + `matmul` of a and a tile in memory, or its transpose, of which each limb
     is read when it is first needed: no two need lie in shared memory.
 
     With another CACHE the compiler does not take it for a tile that it read before.
@@ -325,7 +325,7 @@ def product_read(
 
 
 @triton.jit
-def add_product_read(
+def add_matmul_from_memory(
     a,
     ptrs,
     rows,
@@ -336,13 +336,13 @@ def add_product_read(
     RAGGED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """`add_product` of a and a tile in memory that was read before."""
+    """`add_matmul` of a and a tile in memory that was read before."""
     if len(a) == 1:
-        acc = product_read(
+        acc = matmul_from_memory(
             a, ptrs, rows, columns, n, acc, HEAD, RAGGED, False, ".cg", PRECISION
         )
     else:
-        acc += product_read(
+        acc += matmul_from_memory(
             a,
             ptrs,
             rows,
@@ -363,7 +363,7 @@ def add_product_read(
 
 # --8<-- [start:limbs_kernel]
 @triton.jit
-def limbs_of_rows(
+def split_rows(
     program, x_ptr, limbs_ptr, stride_b, stride_h, stride_n, stride_d,
     heads, n, ROWS: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
     LIMBS: tl.constexpr,
@@ -371,7 +371,7 @@ def limbs_of_rows(
     """ROWS rows of a float32 tensor (batch, heads, n, HEAD) as limbs (batch, heads, n,
     LIMBS, HEAD).
     """
-    x_ptr, rows, columns, own = rows_of_program(
+    x_ptr, rows, columns, row_index = locate_rows(
         program, x_ptr, stride_b, stride_h, heads, n, ROWS, D
     )
     x = load_tile(
@@ -380,7 +380,7 @@ def limbs_of_rows(
     limbs = to_limbs(x, limbs_ptr.dtype.element_ty, LIMBS)
     for i in tl.static_range(LIMBS):
         store_tile(
-            limbs_ptr + offsets(own, columns, LIMBS * HEAD, 1) + i * HEAD,
+            limbs_ptr + offsets(row_index, columns, LIMBS * HEAD, 1) + i * HEAD,
             limbs[i],
             rows,
             columns,
@@ -403,27 +403,27 @@ def limbs_kernel(
     k, then v, then do.
     """
     program = tl.program_id(0)
-    of_q = tl.cdiv(n_q, ROWS) * batch * heads
-    of_k = tl.cdiv(n_k, ROWS) * batch * kv_heads
-    if program < of_q:
-        limbs_of_rows(
+    q_programs = tl.cdiv(n_q, ROWS) * batch * heads
+    k_programs = tl.cdiv(n_k, ROWS) * batch * kv_heads
+    if program < q_programs:
+        split_rows(
             program, q_ptr, q_limbs_ptr, stride_qb, stride_qh, stride_qn, stride_qd,
             heads, n_q, ROWS, HEAD, D, LIMBS,
         )  # fmt: skip
-    elif program < of_q + of_k:
-        limbs_of_rows(
-            program - of_q, k_ptr, k_limbs_ptr, stride_kb, stride_kh, stride_kn,
+    elif program < q_programs + k_programs:
+        split_rows(
+            program - q_programs, k_ptr, k_limbs_ptr, stride_kb, stride_kh, stride_kn,
             stride_kd, kv_heads, n_k, ROWS, HEAD, D, LIMBS,
         )  # fmt: skip
-    elif program < of_q + 2 * of_k:
-        limbs_of_rows(
-            program - of_q - of_k, v_ptr, v_limbs_ptr, stride_vb, stride_vh, stride_vn,
-            stride_vd, kv_heads, n_k, ROWS, HEAD, D, LIMBS,
+    elif program < q_programs + 2 * k_programs:
+        split_rows(
+            program - q_programs - k_programs, v_ptr, v_limbs_ptr, stride_vb, stride_vh,
+            stride_vn, stride_vd, kv_heads, n_k, ROWS, HEAD, D, LIMBS,
         )  # fmt: skip
     else:
-        limbs_of_rows(
-            program - of_q - 2 * of_k, do_ptr, do_limbs_ptr, stride_gb, stride_gh,
-            stride_gn, stride_gd, heads, n_q, ROWS, HEAD, D, LIMBS,
+        split_rows(
+            program - q_programs - 2 * k_programs, do_ptr, do_limbs_ptr, stride_gb,
+            stride_gh, stride_gn, stride_gd, heads, n_q, ROWS, HEAD, D, LIMBS,
         )  # fmt: skip
 
 

@@ -20,12 +20,12 @@ FOLDER = Path(__file__).with_name("tuned")
 # The kernels and their launches, of which a file is kept up to date. The chooser is
 # left out: which configuration is chosen changes no kernel.
 LAUNCHES = [("systems.attention.triton.launches", None)]
-CHOICE = [("systems.attention.triton.chooser", "choose")]
+CHOICE = [("systems.attention.triton.chooser", "choose_config")]
 # What is tuned, in this order: head dimensions that most models have come first.
 ARITHMETICS, KERNELS = ("half", "high", "highest"), ("forward", "dkdv", "dq")
 HEAD_DIMS = (64, 128, 32, 256, 16)
 ROWS = (16, 32, 64, 128, 256)
-# Arithmetic, kernel, padded head dimension and whether the mask is causal.
+# Arithmetic, kernel, pad_head_dim head dimension and whether the mask is causal.
 Key = tuple[str, str, int, bool]
 # The fields of a `Config`, whose module imports torch.
 Numbers = tuple[int, int, int, int, int | None, bool, str]

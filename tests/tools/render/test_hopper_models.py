@@ -80,11 +80,11 @@ def test_the_drawing_s_ring_waits_for_the_bits_that_the_kernel_waits_for():
     def body(path, name):
         return (ROOT / path).read_text().partition(f"def {name}(")[2].split("def ")[0]
 
-    for name, bit in (
-        ("fill", "(i // STAGES & 1) ^ 1"),
-        ("await_full", "i // STAGES & 1"),
+    for name, in_kernel, bit in (
+        ("fill", "fill_stage", "(i // STAGES & 1) ^ 1"),
+        ("await_full", "wait_full", "i // STAGES & 1"),
     ):
-        kernel = body("systems/attention/hopper/forward.py", name)
+        kernel = body("systems/attention/hopper/forward.py", in_kernel)
         drawn = body("tools/render/spanning/hopper_models.py", name)
         assert bit in kernel and bit in drawn
         assert ("^ 1" in kernel) == ("^ 1" in drawn) == (name == "fill")

@@ -128,7 +128,7 @@ def ring() -> str:
         "turns when its phase ends.",
         "Two barriers and one bit each keep the ring in order.",
         "Dashed: on its way; filled: arrived; framed: who waits. This is `fill`, "
-        "`await_full` and `release` of the listing.",
+        "`wait_full` and `release_stage` of the listing.",
     )
 
 

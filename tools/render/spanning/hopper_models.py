@@ -210,8 +210,8 @@ def walk(program: int) -> list[tuple[int, int, int]]:
     """(head, tile of queries, partials that its dQ holds before) of each step of a
     program, in the backward pass in one.
 
-    Two heads under a causal mask, in steps as long as the tiles of keys. As `item_of`
-    and `tile_of` of `systems.attention.hopper.shift` have it.
+    Two heads under a causal mask, in steps as long as the tiles of keys. As `get_item`
+    and `get_tile` of `systems.attention.hopper.shift` have it.
     """
     late = PROGRAMS - 1 - program
     forwards = [(0, late + step, step) for step in range(PROGRAMS - late)]

@@ -15,14 +15,14 @@ from systems.attention.hopper import limits
 from systems.attention.inputs import (
     LARGEST_SCALE,
     SMALLEST_SCALE,
-    check_described,
+    check_properties,
     default_scale,
     is_traced,
 )
 from systems.attention.relaunch import ShapeAndStrides, shape_and_strides
 from systems.attention.triton.launches import (
-    arithmetic_of,
     backward_launches,
+    choose_arithmetic,
     forward_launches,
     run_backward,
     run_forward,
@@ -63,9 +63,9 @@ class PreparedCall:
             *self.inputs, self.outputs[0],
         )  # fmt: skip
         # By the strides of do, and by how float32 is multiplied when it arrives.
-        self.backward_launches = lru_cache(maxsize=64)(self.launches_for)
+        self.backward_launches = lru_cache(maxsize=64)(self.make_backward_launches)
 
-    def launches_for(self, do_strides: tuple[int, ...], arithmetic: str):
+    def make_backward_launches(self, do_strides: tuple[int, ...], arithmetic: str):
         do = self.outputs[0][0], do_strides
         return backward_launches(
             arithmetic, self.dtype, self.device, None, None, None, None, None,
@@ -94,13 +94,13 @@ class PreparedCall:
         # The gradient of a sum is one number with strides of zero.
         if do.stride(-1) != 1:
             do = do.contiguous()
-        launches = self.backward_launches(do.stride(), arithmetic_of(self.dtype))
+        launches = self.backward_launches(do.stride(), choose_arithmetic(self.dtype))
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         run_backward(launches, do, q, k, v, o, lse, dq, dk, dv)
         return dq, dk, dv
 
 
-def prepared_call(
+def prepare_call(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -109,7 +109,7 @@ def prepared_call(
     backend: str,
 ) -> PreparedCall | None:
     """A call made ready, or None: where a compiler looks on, the kernels for Hopper
-    may run, rows have gaps, or `function.check` has something to say.
+    may run, rows have gaps, or `dispatch.check` has something to say.
     """
     # True equals 1, and 1 is no mask: what is looked up has been looked at.
     if type(causal) is not bool or not (scale is None or type(scale) in (float, int)):
@@ -117,11 +117,11 @@ def prepared_call(
     if is_traced(q) or not (isinstance(k, Tensor) and isinstance(v, Tensor)):
         return None
     try:
-        return prepared_once(
+        return prepare_call_cached(
             (q.shape, q.stride(), q.dtype, q.device),
             (k.shape, k.stride(), k.dtype, k.device),
             (v.shape, v.stride(), v.dtype, v.device),
-            causal, scale, backend, arithmetic_of(q.dtype),
+            causal, scale, backend, choose_arithmetic(q.dtype),
         )  # fmt: skip
     except RuntimeError:
         # Sparse and nested tensors have no strides.
@@ -129,7 +129,7 @@ def prepared_call(
 
 
 @lru_cache(maxsize=4096)
-def prepared_once(
+def prepare_call_cached(
     q: TensorMetadata,
     k: TensorMetadata,
     v: TensorMetadata,
@@ -138,7 +138,7 @@ def prepared_once(
     backend: str,
     arithmetic: str,
 ) -> PreparedCall | None:
-    """`prepared_call` from what follows."""
+    """`prepare_call` from what follows."""
     shape, _, _, device = q
     if backend not in ("auto", "triton") or len(shape) not in (3, 4):
         return None
@@ -150,8 +150,8 @@ def prepared_once(
         return None
     if scale is not None and not SMALLEST_SCALE <= scale < LARGEST_SCALE:
         return None
-    described = [(x[0], x[2], x[3], torch.strided) for x in (q, k, v)]
-    check_described(described[0], described[1], described[2], DTYPES)
+    properties = [(x[0], x[2], x[3], torch.strided) for x in (q, k, v)]
+    check_properties(properties[0], properties[1], properties[2], DTYPES)
     if backend == "auto" and limits.is_faster(
         torch.empty(q[0], device="meta"), torch.empty(k[0], device="meta")
     ):

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from systems import lacks
 
-if said := lacks("triton"):
-    raise ModuleNotFoundError(said, name="triton")
+if reason := lacks("triton"):
+    raise ModuleNotFoundError(reason, name="triton")
 
-from systems.attention.hopper import launches as hopper
+from systems.attention.hopper import launches as hopper_launches
 from systems.attention.hopper import limits
 from systems.attention.inputs import (
     autocast_like_sdpa,
@@ -22,21 +22,21 @@ from systems.attention.inputs import (
     is_batched,
     is_differentiated,
     is_traced,
-    loop_under_vmap,
     refuse_forward_mode,
     refuse_second_derivative,
     refuse_transforms,
+    register_vmap_loop,
 )
-from systems.attention.triton import launches as plain
-from systems.attention.triton.available import look_at, say_why_no_hopper
-from systems.attention.triton.prepared import DTYPES, MAX_HEAD, prepared_call
+from systems.attention.prepared import DTYPES, MAX_HEAD, prepare_call
+from systems.attention.triton import launches as triton_launches
+from systems.attention.triton.available import check_device, log_hopper_refusal
 from systems.attention.triton.primitives import INTERPRETED
 
 # --8<-- [start:chosen]
-LAUNCHERS = {"hopper": hopper, "triton": plain}
+LAUNCHERS = {"hopper": hopper_launches, "triton": triton_launches}
 
 
-def chosen(backend: str, q: Tensor, k: Tensor, v: Tensor) -> str:
+def choose_backend(backend: str, q: Tensor, k: Tensor, v: Tensor) -> str:
     """Which kernels run for this backend: those it names, or for "auto" the faster
     ones.
 
@@ -45,14 +45,14 @@ def chosen(backend: str, q: Tensor, k: Tensor, v: Tensor) -> str:
     if backend == "auto":
         if not limits.is_faster(q, k):
             return "triton"
-        if not (reason := limits.refusal(q, k, v)):
+        if not (reason := limits.find_refusal(q, k, v)):
             return "hopper"
-        say_why_no_hopper(q, reason)
+        log_hopper_refusal(q, reason)
         return "triton"
     if backend not in LAUNCHERS:
         names = ", ".join(("auto", *LAUNCHERS))
         raise ValueError(f"backend must be one of {names}, got {backend!r}")
-    if backend == "hopper" and (reason := limits.refusal(q, k, v)):
+    if backend == "hopper" and (reason := limits.find_refusal(q, k, v)):
         raise ValueError(f"hopper: {reason}")
     return backend
 
@@ -63,9 +63,9 @@ def chosen(backend: str, q: Tensor, k: Tensor, v: Tensor) -> str:
 def run_forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, backend: str = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """(o, lse) by the kernels that are `chosen`."""
-    look_at(q.device)
-    launcher = LAUNCHERS[chosen(backend, q, k, v)]
+    """Return (o, lse) from the kernels of `choose_backend`."""
+    check_device(q.device)
+    launcher = LAUNCHERS[choose_backend(backend, q, k, v)]
     return launcher.launch_forward(q, k, v, causal, scale)
 
 
@@ -80,20 +80,23 @@ def run_backward(
     scale: float,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv) by the kernels that are `chosen`, whatever layout hooks on
-    saved tensors gave to q, k, v, o and lse.
+    """Return (dq, dk, dv) from the kernels of `choose_backend`.
+
+    q, k, v, o and lse may have any layout, since hooks on saved tensors can change it.
     """
     inputs = q, k, v
     if backend == "hopper":
-        q, k, v = map(limits.as_readable, inputs)
-    launcher = LAUNCHERS[chosen(backend, q, k, v)]
-    found = launcher.launch_backward(do, q, k, v, o, lse.contiguous(), causal, scale)
+        q, k, v = map(limits.make_tma_readable, inputs)
+    launcher = LAUNCHERS[choose_backend(backend, q, k, v)]
+    gradients = launcher.launch_backward(
+        do, q, k, v, o, lse.contiguous(), causal, scale
+    )
     if backend != "hopper":
-        return found
+        return gradients
     # torch.compile was promised gradients that lie as `empty_like` of the inputs does.
     dq, dk, dv = (
         dx if x is copy else torch.empty_like(x).copy_(dx)
-        for x, copy, dx in zip(inputs, (q, k, v), found, strict=True)
+        for x, copy, dx in zip(inputs, (q, k, v), gradients, strict=True)
     )
     return dq, dk, dv
 
@@ -146,10 +149,10 @@ def _(
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
-loop_under_vmap(flash_backward)
+register_vmap_loop(flash_backward)
 
 
-def save_for_operator(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+def save_operator_inputs(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     q, k, v, *ctx.options = inputs
     o, lse = output
     ctx.mark_non_differentiable(lse)
@@ -162,7 +165,9 @@ def differentiate_operator(ctx, do: Tensor, dlse: Tensor | None):
     return *gradients, *(None for _ in ctx.options)
 
 
-flash_forward.register_autograd(differentiate_operator, setup_context=save_for_operator)
+flash_forward.register_autograd(
+    differentiate_operator, setup_context=save_operator_inputs
+)
 
 
 class FlashAttentionTriton(torch.autograd.Function):
@@ -183,9 +188,9 @@ class FlashAttentionTriton(torch.autograd.Function):
         scale: float | None = None,
         backend: str = "auto",
     ) -> Tensor:
-        ctx.prepared = prepared_call(q, k, v, is_causal, scale, backend)
+        ctx.prepared = prepare_call(q, k, v, is_causal, scale, backend)
         if ctx.prepared is not None:
-            look_at(q.device)
+            check_device(q.device)
             ctx.options = *ctx.prepared.options, backend
             o, lse = ctx.prepared.forward(q, k, v)
             ctx.save_for_backward(q, k, v, o, lse)
@@ -194,7 +199,7 @@ class FlashAttentionTriton(torch.autograd.Function):
             # Out of a compiler's sight PyTorch itself refuses both.
             refuse_transforms()
             refuse_forward_mode(q, k, v)
-        check(q, k, v, is_causal, scale)
+        check_call(q, k, v, is_causal, scale)
         if q.ndim not in (3, 4):
             raise ValueError(
                 "q must be (batch, N, d) or (batch, heads, N, d), "
@@ -227,7 +232,9 @@ class FlashAttentionTriton(torch.autograd.Function):
 apply = super(torch.autograd.Function, FlashAttentionTriton).apply  # pyright: ignore
 
 
-def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> None:
+def check_call(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
+) -> None:
     """TypeError or ValueError unless these kernels can run on this."""
     check_inputs(q, k, v, causal, scale, DTYPES)
     if q.shape[-1] > MAX_HEAD:
@@ -258,13 +265,13 @@ def attention(
             # The class checks for itself.
             return apply(q, k, v, causal, scale, backend)
         # An autograd Function costs the host as much as a launch.
-        if prepared := prepared_call(q, k, v, causal, scale, backend):
-            look_at(q.device)
+        if prepared := prepare_call(q, k, v, causal, scale, backend):
+            check_device(q.device)
             return prepared.forward(q, k, v)[0]
-        check(q, k, v, causal, scale)
+        check_call(q, k, v, causal, scale)
         scale = default_scale(scale, q.shape[-1])
         return run_forward(q, k, v, causal, scale, backend)[0]
-    check(q, k, v, causal, scale)
+    check_call(q, k, v, causal, scale)
     shape = q.shape
     if q.ndim == 2:
         q, k, v = q[None], k[None], v[None]

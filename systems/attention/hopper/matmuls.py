@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 
 @gluon.jit
-def blocks_of_zeros(D: gl.constexpr, NARROW: gl.constexpr):
+def zero_accumulators(D: gl.constexpr, NARROW: gl.constexpr):
     """Sums of 64 rows in blocks of columns: D, or where NARROW the first 64 and the
     next 32. A tensor's columns are a power of two, and 96 are not.
     """
@@ -35,7 +35,7 @@ def blocks_of_zeros(D: gl.constexpr, NARROW: gl.constexpr):
 
 
 @gluon.jit
-def product(a, b, zeros, NARROW: gl.constexpr):
+def start_matmul(a, b, zeros, NARROW: gl.constexpr):
     """a bᵀ, under way; where NARROW of columns 0 to 95."""
     if NARROW:
         token = warpgroup_mma(
@@ -51,7 +51,7 @@ def product(a, b, zeros, NARROW: gl.constexpr):
 
 
 @gluon.jit
-def add_product(block, p, x, FIRST: gl.constexpr):
+def accumulate_block(block, p, x, FIRST: gl.constexpr):
     """block += p x of as many columns of x, from FIRST on; under way."""
     A: gl.constexpr = gl.DotOperandLayout(
         operand_index=0, parent=block.type.layout, k_width=2
@@ -61,16 +61,16 @@ def add_product(block, p, x, FIRST: gl.constexpr):
 
 
 @gluon.jit
-def add_products(blocks, p, x):
+def accumulate(blocks, p, x):
     """The same for each block of columns."""
-    tokens = (add_product(blocks[0], p, x, 0),)
+    tokens = (accumulate_block(blocks[0], p, x, 0),)
     if len(blocks) == 2:
-        tokens = tokens + (add_product(blocks[1], p, x, 64),)
+        tokens = tokens + (accumulate_block(blocks[1], p, x, 64),)
     return tokens
 
 
 @gluon.jit
-def await_all(tokens):
+def wait_all(tokens):
     """The sums, once all matmuls are done."""
     if len(tokens) == 2:
         sums = warpgroup_mma_wait(0, deps=tokens)
@@ -80,7 +80,7 @@ def await_all(tokens):
 
 
 @gluon.jit
-def await_sums(x, tokens):
+def wait_all_and(x, tokens):
     """(x, sums): wait for all matmuls. That x goes through the wait keeps the compiler
     from computing it afterwards.
     """
@@ -94,7 +94,7 @@ def await_sums(x, tokens):
 
 
 @gluon.jit
-def times_rows(blocks, factor):
+def scale_rows(blocks, factor):
     """Each row of all blocks times its factor."""
     FIRST: gl.constexpr = gl.SliceLayout(1, blocks[0].type.layout)
     scaled = (blocks[0] * gl.convert_layout(factor, FIRST)[:, None],)
