@@ -17,6 +17,7 @@ from triton import knobs
 
 from systems import ROOT
 from systems.attention.triton import available, chooser, launches, tuned
+from systems.attention.triton.available import describe_kernels
 from systems.attention.triton.chooser import (
     choose_config,
     owner_configs,
