@@ -26,7 +26,7 @@ def keep_branch():
     )
 
 
-# --8<-- [start:narrow_step]
+# --8<-- [start:process_narrow_tile]
 @gluon.jit
 def process_narrow_tile(
     dk, dv, s, q, do, resident, ring, statistics, ds_ring, i, end, hidden, limit,
@@ -64,7 +64,7 @@ def process_narrow_tile(
     return sums[3:], sums[1:3], sums[0], q_next, do_next
 
 
-# --8<-- [end:narrow_step]
+# --8<-- [end:process_narrow_tile]
 
 
 @gluon.jit
