@@ -67,14 +67,12 @@
     return large ? value.toExponential(3) : value.toLocaleString("en", { maximumSignificantDigits: digits })
   }
 
-  const metricLabel = (metric) => metric.replace(/_(bytes|flops|parameters)$/, "").replaceAll("_", " ")
-
   function fillLists() {
     for (const name of LISTS) {
       const list = form.elements[name]
       const values = [...new Set(matching(name).map((line) => line[at(name)]))].filter((v) => v !== null && v !== "")
       values.sort(compare)
-      const label = name === "metric" ? metricLabel : (value) => (name === "size" && labels[value]) || String(value)
+      const label = (value) => (name === "size" && labels[value]) || String(value)
       list.replaceChildren(new Option("all", ""), ...values.map((value) => new Option(label(value), value)))
       list.value = state.chosen[name] ?? ""
     }
@@ -92,7 +90,6 @@
       made.title = `${format(value)} ${unit}`
       made.dataset.value = value
     } else if (name === "unit") made.textContent = scale.unit
-    else if (name === "metric") Object.assign(made, { textContent: metricLabel(value), title: value })
     else made.textContent = format(value)
     if (typeof value === "number") made.className = "r"
   }
@@ -169,7 +166,7 @@
     const most = Math.max(...found.map((line) => line[at("value")]))
     const scale = scaleOf(most, found[0][at("unit")])
     const width = chart.clientWidth
-    const title = `${metricLabel([...metrics][0])}${scale.unit ? `, ${scale.unit}` : ""}`
+    const title = `${[...metrics][0]}${scale.unit ? `, ${scale.unit}` : ""}`
     const svg = mark("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "img", "aria-label": `${title}: the lines of the table below` })
     svg.append(mark("text", { x: 0, y: 12, class: "title" }, title))
     ;({ curves: drawLines, bars: drawBars })[kind](svg, series, scale, width)

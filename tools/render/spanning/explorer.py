@@ -1,5 +1,5 @@
-"""The data of the results explorer: one line for each metric of each row of every
-record.
+"""The data of the results explorer: one line for each metric that readers compare, of
+each row of every record.
 
 It is a script, because a page read from file:// can load a script and no JSON. Texts
 occur over and over, so they are listed once, and lines hold their numbers in that list.
@@ -23,13 +23,42 @@ from tools.render.markdown import device_label, visible
 from tools.render.rows import PHASES, Cell, cell, say
 from tools.render.stems.flash_peers.rows import ratio
 
+TENSORS = ("o", "lse", "dq", "dk", "dv", "y", "dx", "dw")
 # The first columns are texts; `value` is a number or, for dtypes and the like, a text
 # of its own.
 TEXTS = ("GPU", "stem", "size", "precision", "configuration", "metric", "unit")
 COLUMNS = (*TEXTS, "context", "value", "samples")
 PRECISION, CONTEXT = ("precision", "dtype"), ("context", "n")
+# What readers compare, and how the page calls it. All else stands in records only.
+METRICS = {
+    **{f"{phase}_ms": phase for phase in PHASES},
+    **{f"{phase}_gpu_ms": f"{phase}, GPU time" for phase in PHASES},
+    **{f"{phase}_gpu_busy_ms": f"{phase}, sum of kernels" for phase in PHASES},
+    **{f"graph_{phase}_ms": f"{phase}, CUDA graph" for phase in PHASES},
+    "both_ms": "forward and backward",
+    "step_ms": "whole step",
+    "time_ms": "time",
+    # Others report means.
+    **{f"{phase}_mean_ms": phase for phase in ("forward", "backward")},
+    "total_mean_ms": "forward and backward",
+    "step_mean_ms": "whole step",
+    "training_step_mean_ms": "whole step",
+    "peak_allocated_bytes": "peak memory",
+    "peak_reserved_bytes": "reserved memory",
+    "peak_requested_bytes": "requested memory",
+    "before_backward_bytes": "memory before backward",
+    "forward_flops": "forward FLOPs",
+    "forward_kernels": "kernels in forward",
+    "backward_kernels": "kernels in backward",
+    "ran": "kernels that ran",
+    "relative_error": "error",
+    **{f"{one}_relative_error": f"error of {one}" for one in TENSORS},
+    "repeats": "bitwise reproducible",
+    "device_result": "sum",
+    "result": "sum",
+}
 UNITS = {"_ms": "ms", "_bytes": "bytes", "_flops": "FLOP", "_parameters": "parameters"}
-SAMPLES, ROUNDS = "_ms", "_rounds_ms"
+SAMPLES = "_ms"
 RIVAL = "sdpa_cudnn"
 
 
@@ -77,13 +106,9 @@ def lines_of(record: Record) -> Iterator[list[Any]]:
             continue
         for metric, value in row.metrics.items():
             found = value_of(metric, value)
-            # Medians of rounds are of samples that have a line.
-            if found is not None and not metric.endswith(ROUNDS):
-                unit = next(
-                    (unit for ending, unit in UNITS.items() if metric.endswith(ending)),
-                    "",
-                )
-                yield [*name, metric.removesuffix(SAMPLES), unit, context, *found]
+            if found is not None and metric in METRICS:
+                units = (u for ending, u in UNITS.items() if metric.endswith(ending))
+                yield [*name, METRICS[metric], next(units, ""), context, *found]
         for metric, unit, value in derived(record, row):
             yield [*name, metric, unit, context, short(value), None]
 
@@ -101,10 +126,11 @@ def derived(record: Record, row: Row) -> Iterator[tuple[str, str, float]]:
     if record.stem != "flash_peers" or implementation == RIVAL:
         return
     ours, cudnn = Cell(row), cell(record, **row.config | {"implementation": RIVAL})
-    for name in ("forward", "backward", "both"):
+    names = {"forward": "forward", "backward": "backward"}
+    for name, said in (names | {"both": METRICS["both_ms"]}).items():
         if ours.get(f"{name}_ms", ()) and cudnn.get(f"{name}_ms", ()):
             over = float(ratio(record, ours, name, RIVAL))
-            yield f"{name} over cuDNN", "ratio", over
+            yield f"{said} over cuDNN", "ratio", over
 
 
 def first_of(row: Row, keys: tuple[str, ...]) -> Any:
