@@ -38,7 +38,7 @@ from tools.render.spanning import pages
 # What spans stems, by module of `spanning`: made from records, and from none.
 OF_RECORDS = (
     *("writeup", "explorer", "calculator", "durations", "ladder"),
-    *("student", "first_kernel", "gpu", "causes", "repeats"),
+    *("index", "student", "first_kernel", "gpu", "causes", "repeats"),
 )
 OF_NONE = (
     *("attention_drawings", "hopper_drawings"),
@@ -87,7 +87,6 @@ def render(found: Found, broken: list[Broken]) -> dict[str, str]:
     predicted = {**spanning("envelope").facts(found)}
     for stem in facts_by_stem:
         facts_by_stem[stem] = {**facts_by_stem[stem], **predicted.pop(stem, {})}
-    files |= spanning("index").fragments(found, facts=facts_by_stem)
     facts: dict[str, Mapping[str, str]] = {
         "gpu": {"name": name_of_primary(found)},
         **{name: spanning(module).facts(found) for name, module in FACTS.items()},
