@@ -1,15 +1,13 @@
-"""What is handed in: the archive holds what git tracks, the PDF holds the write-up, and
-what goes wrong costs neither.
+"""What is handed in: the archive holds what is committed, the PDF holds the write-up,
+and what goes wrong costs neither.
 """
 
-import errno
 import re
 import subprocess
 import sys
 import unicodedata
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from pypdf import PdfReader
@@ -22,29 +20,16 @@ from tools.render.spanning.writeup import load_problems
 PRINT = """
 import sys
 from pathlib import Path
-from tools.submission import records_of, told_of, write_pdf
+from tools.submission import records_of, subject_of, write_pdf
 
 folder, site = map(Path, sys.argv[1:])
-write_pdf(folder / "writeup.pdf", None, told_of(records_of(None)), site)
+write_pdf(folder / "writeup.pdf", None, subject_of(records_of(None)), site)
 """
 DAY = r"\d{4}-\d\d-\d\d"
 # An unpacked archive has none.
 in_a_repository = pytest.mark.skipif(
-    not (ROOT / ".git").exists(), reason="the archive holds what git tracks"
+    not (ROOT / ".git").exists(), reason="the archive holds what is committed"
 )
-
-
-@in_a_repository
-def test_the_archive_holds_what_git_tracks(tmp_path):
-    submission.write_zip(tmp_path / "code.zip")
-    names = set(zipfile.ZipFile(tmp_path / "code.zip").namelist())
-    tracked = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True)
-    assert names == {f"code/{name}" for name in tracked.splitlines()}
-    # What its site is built from without a GPU, torch or git.
-    assert {"code/docs/generated/facts.yml", "code/Makefile"} <= names
-    first = (tmp_path / "code.zip").read_bytes()
-    submission.write_zip(tmp_path / "code.zip")
-    assert (tmp_path / "code.zip").read_bytes() == first
 
 
 @in_a_repository
@@ -53,8 +38,12 @@ def test_where_the_archive_is_unpacked_its_commands_work_without_git(tmp_path):
     """Those that ask for a commit, and tests that would look for one. A test in a
     browser builds its site.
     """
-    submission.write_zip(tmp_path / "code.zip")
-    zipfile.ZipFile(tmp_path / "code.zip").extractall(tmp_path)
+    archive = tmp_path / "code.zip"
+    submission.write_zip(archive)
+    first = archive.read_bytes()
+    submission.write_zip(archive)
+    assert archive.read_bytes() == first
+    zipfile.ZipFile(archive).extractall(tmp_path)
     (tmp_path / "programs").mkdir()
     without = {"PATH": str(tmp_path / "programs"), "HOME": str(tmp_path)}
     names = "running/test_measure.py", "tools/test_submission.py", "test_workflows.py"
@@ -80,89 +69,66 @@ def run(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("CHROMIUM", raising=False)
     monkeypatch.setattr(submission.shutil, "which", lambda name: None)
 
-    def run(*options: str) -> tuple[int, str]:
-        code = submission.main(["--into", str(tmp_path), *options])
+    def run(gpu: str | None = None, into: Path = tmp_path) -> tuple[int, str]:
+        code = submission.main(gpu, into)
         return code, capsys.readouterr().err
 
     return run
 
 
-@in_a_repository
-def test_without_chromium_the_archive_is_written_and_the_message_says_what_to_install(
-    run, tmp_path
-):
-    code, said = run()
-    assert code == 2 and "error: no Chromium to print with: install it" in said
-    assert (tmp_path / "code.zip").is_file() and not (tmp_path / "writeup.pdf").exists()
-
-
 def test_a_mistyped_gpu_or_folder_leaves_the_archive_as_it_was(run, tmp_path):
     (tmp_path / "code.zip").write_text("a good one")
-    code, said = run("--gpu", "nope")
+    code, said = run("nope")
     assert code == 2 and said.count("\n") == 1
     assert said.startswith("error: no record is of the GPU 'nope'; there are: ")
     assert "nvidia-h200" in said
-    code, said = run("--into", str(tmp_path / "nowhere"))
-    assert (code, said) == (
-        2,
-        f"error: --into {tmp_path / 'nowhere'}: no such folder\n",
-    )
+    nowhere = tmp_path / "nowhere"
+    assert run(into=nowhere) == (2, f"error: --into {nowhere}: no such folder\n")
     assert [path.name for path in tmp_path.iterdir()] == ["code.zip"]
     assert (tmp_path / "code.zip").read_text() == "a good one"
-
-
-@in_a_repository
-def test_a_disk_that_fills_leaves_the_archive_as_it_was(run, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    (tmp_path / "code.zip").write_text("a good one")
-    monkeypatch.setattr(zipfile.ZipFile, "writestr", full)
-    message = f"error: can't write {tmp_path}: No space left on device\n"
-    assert run() == (2, message)
-    assert [path.name for path in tmp_path.iterdir()] == ["code.zip"]
-    assert (tmp_path / "code.zip").read_text() == "a good one"
-
-
-@pytest.fixture
-def repository(tmp_path, monkeypatch) -> Path:
-    """A repository of one tracked and one untracked file."""
-    needs_git()
-    root = tmp_path / "repository"
-    root.mkdir()
-    for name in ("tracked", "forgotten"):
-        (root / name).touch()
-    for command in ("init -q", "add tracked"):
-        subprocess.run(["git", *command.split()], cwd=root, check=True)
-    monkeypatch.setattr(submission, "ROOT", root)
-    return root
-
-
-def test_files_that_git_does_not_track_are_named(run, repository, tmp_path):
-    _, said = run()
-    assert said.startswith("not in it, for git does not track it: forgotten\nerror: ")
-    names = zipfile.ZipFile(tmp_path / "code.zip").namelist()
-    assert names == ["code/tracked"]
 
 
 def test_without_a_repository_it_is_one_line(run, tmp_path, monkeypatch):
+    """And an older archive stays."""
+    (tmp_path / "code.zip").write_text("a good one")
     monkeypatch.setattr(submission, "ROOT", tmp_path)
+    monkeypatch.setattr(submission, "records_of", lambda gpu: [])
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     code, said = run()
-    assert code == 2 and said.startswith("error: code.zip holds what git tracks, and ")
-    assert said.count("\n") == 1 and not any(tmp_path.iterdir())
+    assert code == 2 and said.count("\n") == 1
+    assert said.startswith("error: code.zip holds what is committed: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["code.zip"]
+    assert (tmp_path / "code.zip").read_text() == "a good one"
 
 
-def test_a_browser_that_does_not_start_is_one_line(tmp_path, monkeypatch, capsys):
+def test_what_is_not_committed_is_named_and_without_chromium_there_is_an_archive(
+    run, tmp_path, monkeypatch
+):
+    needs_git()
+    root = tmp_path / "repository"
+    root.mkdir()
+    (root / "tracked").touch()
+    author = "-c user.name=a -c user.email=b commit -qm c"
+    for command in ("init -q", "add tracked", author):
+        subprocess.run(["git", *command.split()], cwd=root, check=True)
+    (root / "forgotten").touch()
+    monkeypatch.setattr(submission, "ROOT", root)
+    monkeypatch.setattr(submission, "records_of", lambda gpu: [])
+    code, said = run()
+    assert code == 2
+    assert said.startswith("not in it, for it is not committed: forgotten\nerror: ")
+    assert "error: no Chromium to print with: install it" in said
+    names = zipfile.ZipFile(tmp_path / "code.zip").namelist()
+    assert names == ["code/", "code/tracked"]
+    assert not (tmp_path / "writeup.pdf").exists()
+
+
+def test_a_browser_that_does_not_start_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("CHROMIUM", "/nonexistent/chromium")
-    monkeypatch.setattr(submission, "write_zip", lambda target: None)
-    monkeypatch.setattr(submission, "listed", lambda *_: [])
-    built = SimpleNamespace(returncode=0)
-    monkeypatch.setattr(submission.subprocess, "run", lambda *_, **__: built)
-    assert submission.main(["--into", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: /nonexistent/chromium does not start: ")
-    assert said.count("\n") == 1 and not any(tmp_path.iterdir())
+    message = "/nonexistent/chromium does not print: "
+    with pytest.raises(submission.Missing, match=message) as failed:
+        submission.write_pdf(tmp_path / "writeup.pdf", None, "", tmp_path)
+    assert "\n" not in str(failed.value) and not any(tmp_path.iterdir())
 
 
 @in_a_repository
