@@ -44,9 +44,7 @@ class Outcome:
 
 @dataclass
 class Task:
-    """What a child is to measure: the arguments of `systems.running.measure`, and what
-    its environment has besides.
-    """
+    """A stem to measure, with arguments and environment for its child."""
 
     stem: str
     arguments: list[str]
@@ -142,23 +140,16 @@ def run_all(tasks: Iterator[Task], gpus: Sequence[str] = ("",)) -> list[Outcome]
 
 def progress_bars() -> Any:
     """Return bars that show for each experiment its row and the time that is left."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress
 
-    return Progress(
-        TextColumn("{task.description:>12}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[now]}"),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
+    return progress.Progress(
+        "{task.description:>12}",
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        "{task.fields[now]}",
+        progress.TimeElapsedColumn(),
+        "left:",
+        progress.TimeRemainingColumn(),
     )
 
 

@@ -93,7 +93,7 @@ def command(
     listed: bool = switch("--list", "Instead, show the state of each record."),
     render: bool = switch("--render", "Instead, rewrite tables, figures and facts."),
     check: bool = switch("--check", "Instead, fail if --render would change a file."),
-    fresh: bool = switch("--fresh", "With --check, fail at what it only warns of."),
+    fresh: bool = switch("--fresh", "With --check, fail at stale records, too."),
     verify: str | None = value(
         "--verify",
         "STEM",
@@ -113,37 +113,26 @@ def command(
     ),
 ) -> int:
     results = results or RESULTS
-    actions = {"--list": listed, "--render": render, "--check": check}
-    actions |= {"--verify": bool(verify)}
-    chosen = [flag for flag, given in actions.items() if given]
-    action = chosen[0] if chosen else "measuring"
+    asked = {"--list": listed, "--render": render, "--check": check, "--verify": verify}
+    action, *others = [flag for flag, given in asked.items() if given] or ["measuring"]
     # An action would ignore a flag that it does not read: giving one is an error.
-    readers = {
-        "measuring": {
-            "--only": only,
-            "--quick": quick,
-            "--force": force,
-            "--time-limit": time_limit,
-            "--at-once": at_once > 1,
-            "--no-render": no_render,
-        },
-        "--check": {"--fresh": fresh},
+    measuring = {
+        "--only": only,
+        "--quick": quick,
+        "--force": force,
+        "--time-limit": time_limit,
+        "--at-once": at_once > 1,
+        "--no-render": no_render,
     }
-    for reader, flags in readers.items():
-        for flag in [flag for flag, given in flags.items() if given]:
-            if action != reader:
+    for reader, flags in (("measuring", measuring), ("--check", {"--fresh": fresh})):
+        for flag, given in flags.items():
+            if given and action != reader:
                 stop(f"{flag} goes with {reader}, not with {action}")
-    if chosen[1:] or (listed and generated):
-        stop(f"{[*chosen[1:], '--generated'][0]} does not go with {action}")
+    if others or (listed and generated):
+        stop(f"{[*others, '--generated'][0]} does not go with {action}")
     with one_line_errors(measures := action in ("measuring", "--verify")):
-        look_at_environment(names_commit=not chosen)
-        look_at_folder(results, may_be_new=not chosen, measures=measures)
-        if action in ("--render", "--check"):
-            if not generated and not same(results, RESULTS):
-                stop(
-                    f"this guide's own tables are not of {results}: add --generated "
-                    "FOLDER to say where its tables are"
-                )
+        look_at_environment(action)
+        look_at_folders(action, results, generated, measures)
         if listed:
             return print_states(results)
         if render:
@@ -178,31 +167,41 @@ def one_line_errors(measures: bool) -> Iterator[None]:
         stop("stopped" + (kept if measures else ""))
 
 
-def look_at_environment(names_commit: bool) -> None:
+def look_at_environment(action: str) -> None:
     """Refuse variables of the environment that can't be right."""
     from systems.running.memory import simulated_gib
     from systems.running.software import named_commit
 
     try:
         simulated_gib()
-        if names_commit:
+        if action == "measuring":
             named_commit()
     except ValueError as error:
         stop(str(error))
 
 
-def look_at_folder(results: Path, may_be_new: bool, measures: bool) -> None:
-    """Refuse a folder of records that is none, or not of full grids."""
+def look_at_folders(
+    action: str, results: Path, generated: Path | None, measures: bool
+) -> None:
+    """Refuse a folder of records that is none, or not of full grids; and to render
+    other records than the guide's where the guide's tables are.
+    """
     from tools.render.load import is_quick
 
+    ours = same(results, RESULTS)
     if results.exists() and not results.is_dir():
         stop(f"--results {results}: is a file, not a folder")
-    if not (may_be_new or same(results, RESULTS) or results.is_dir()):
+    if not (action == "measuring" or ours or results.is_dir()):
         stop(f"--results {results}: no such folder")
     if measures and is_quick(results):
         stop(
             f"--results {results}: in a folder of this name lie records of reduced "
             f"grids alone; --quick --results {results.parent} measures into it"
+        )
+    if not (measures or action == "--list" or ours or generated):
+        stop(
+            f"this guide's own tables are not of {results}: add --generated FOLDER "
+            "to say where its tables are"
         )
 
 

@@ -1,6 +1,4 @@
-"""Write what the records give into docs/generated, or say where the tree differs from
-it.
-"""
+"""Render the records into docs/generated, or check that the files there are theirs."""
 
 import sys
 from pathlib import Path
@@ -14,13 +12,13 @@ MARK = "facts.yml"
 
 
 def stop(message: str, code: int = 2) -> NoReturn:
-    """One line that says what is wrong, exit code 2 if none is given."""
+    """Exit with one line that says what is wrong."""
     print(f"error: {message}", file=sys.stderr)
     raise SystemExit(code)
 
 
 def texts_in(generated: Path) -> dict[str, str]:
-    """What a folder of rendered files holds now, by name."""
+    """Return the text of each file in a folder, by name."""
     return {
         path.name: path.read_text(encoding="utf-8", errors="replace")
         for path in (generated.iterdir() if generated.is_dir() else ())
@@ -29,7 +27,7 @@ def texts_in(generated: Path) -> dict[str, str]:
 
 
 def rendered(results: Path) -> Any:
-    """What the records give, by file name; on a terminal something moves meanwhile."""
+    """Return the text of each file to be rendered; a terminal shows a spinner."""
     from rich.console import Console
 
     with Console(stderr=True).status("rendering tables and figures"):
@@ -83,26 +81,21 @@ def check_tree(
     wanted, present = rendered(results), texts_in(folder)
     if wanted.broken:
         stop("\n       ".join(map(str, wanted.broken)))
-    faults = {name: "missing" for name in wanted.keys() - present.keys()}
-    faults |= {
-        name: "no record gives this file" for name in present.keys() - wanted.keys()
-    }
-    faults |= {
-        name: "differs from what the records give"
-        for name in wanted.keys() & present.keys()
-        if wanted[name] != present[name]
-    }
-    findings = [
-        f"{generated or 'docs/generated'}/{name}: {fault}; run --render"
-        for name, fault in faults.items()
-    ]
-    findings += check_pages(ROOT)
+    findings = check_pages(ROOT)
+    for name in wanted.keys() | present.keys():
+        if (text := wanted.get(name)) != (there := present.get(name)):
+            fault = "missing" if there is None else "differs from what the records give"
+            fault = "no record gives this file" if text is None else fault
+            where = generated or "docs/generated"
+            findings.append(f"{where}/{name}: {fault}; run --render")
     found = load.load_sound(results)[0]
     records = [record for of_stem in found.values() for record in of_stem]
-    stale, edited = load.stale_records(records), load.edited_records(records)
-    findings += [*(stale if fresh else []), *edited]
-    findings += [*same_cell.compare(found), *grids.compare(found)]
-    for message in [] if fresh else stale:
+    edited = load.edited_records(records)
+    findings += [*edited, *same_cell.compare(found), *grids.compare(found)]
+    warnings = load.stale_records(records)
+    if fresh:
+        findings, warnings = [*findings, *warnings], []
+    for message in warnings:
         print(f"warning: {message}")
     for finding in sorted(findings):
         print(finding)

@@ -1,4 +1,4 @@
-"""What state each record is in: fresh, verified, stale, edited, partial or missing."""
+"""Tell the state of each record: fresh, verified, stale, edited, partial, missing."""
 
 import os
 import sys
@@ -9,8 +9,8 @@ from systems.experiments import STEMS
 
 
 def state_of(path: Path) -> tuple[str, Any]:
-    """`fresh`, `verified`, `stale`, `edited by hand`, `partial` or `missing`, and the
-    record, if there is one. RecordError for one that can't be read.
+    """Return `fresh`, `verified`, `stale`, `edited by hand`, `partial` or `missing`,
+    and the record, if there is one. RecordError for one that can't be read.
     """
     from systems.records import store
     from systems.running.resuming import partial_path
@@ -18,9 +18,7 @@ def state_of(path: Path) -> tuple[str, Any]:
 
     if os.path.lexists(path):
         record = read(path)
-        if record.edited:
-            return "edited by hand", record
-        return age(record), record
+        return "edited by hand" if record.edited else age(record), record
     try:
         return "partial", store.read(partial_path(path))
     except (FileNotFoundError, NotADirectoryError, store.RecordError):
@@ -29,9 +27,9 @@ def state_of(path: Path) -> tuple[str, Any]:
 
 
 def print_states(results: Path) -> int:
-    """What --list says: every stem on every device that has a record of it, and on the
-    device of this machine. Lines are as long as the names need, also through a pipe.
-    Returns the exit code: 2 if a record can't be read or was edited by hand.
+    """Print every stem on every device that has a record of it, and on the device of
+    this machine; through a pipe names stay whole, too. Return the exit code: 2 if a
+    record can't be read or was edited by hand.
     """
     from systems.records.store import RecordError
     from systems.running.machine import device_for
@@ -57,15 +55,13 @@ def print_states(results: Path) -> int:
                 faults.append(f"error: {path} was edited by hand")
             elif record is not None and record.kind == "reported":
                 state = "reported"
-            if record is None:
-                lines.append((stem, slug, state, "", "", ""))
-                continue
-            rows = str(len(record.rows))
-            if not record.complete:
-                rows += f"/{record.expected_rows}"
-            minutes = sum(row.seconds or 0 for row in record.rows) / 60
-            took = f"{minutes:.1f}" if record.kind == "measured" else ""
-            date = (record.started_utc or "").split(" ")[0]
+            rows = date = took = ""
+            if record is not None:
+                expected = "" if record.complete else f"/{record.expected_rows}"
+                rows = f"{len(record.rows)}{expected}"
+                date = (record.started_utc or "").split(" ")[0]
+                minutes = sum(row.seconds or 0 for row in record.rows) / 60
+                took = f"{minutes:.1f}" if record.kind == "measured" else ""
             lines.append((stem, slug, state, rows, date, took))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:

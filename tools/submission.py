@@ -62,8 +62,16 @@ PREPARE = """([gpu, title, subject]) => {
     for (const link of document.querySelectorAll("a[href]"))
         if (!link.getAttribute("href").startsWith("#")) link.removeAttribute("href")
 }"""
-PAGE = {"format": "A4", "scale": 0.8, "print_background": True, "tagged": True}
-MARGIN = {"top": "14mm", "bottom": "16mm", "left": "14mm", "right": "14mm"}
+PAGE: dict[str, Any] = {
+    "format": "A4",
+    "scale": 0.8,
+    "margin": {"top": "14mm", "bottom": "16mm", "left": "14mm", "right": "14mm"},
+    "print_background": True,
+    "outline": True,
+    "tagged": True,
+    "display_header_footer": True,
+    "header_template": "<i></i>",
+}
 
 
 class Missing(RuntimeError):
@@ -139,15 +147,8 @@ def write_pdf(target: Path, label: str | None, subject: str, site: Path) -> None
                 page = browser.new_page(color_scheme="light", offline=True)
                 page.goto((site / "writeup.html").as_uri())
                 page.evaluate(PREPARE, [label, TITLE, subject])
-                page.pdf(
-                    **PAGE,
-                    path=written,
-                    margin=MARGIN,
-                    outline=True,
-                    display_header_footer=True,
-                    header_template="<i></i>",
-                    footer_template=FOOTER.format(subject=escape(subject)),
-                )
+                footer = FOOTER.format(subject=escape(subject))
+                page.pdf(path=written, footer_template=footer, **PAGE)
                 browser.close()
         except Error as error:
             first = error.message.strip().splitlines()[0]
