@@ -1,10 +1,7 @@
-"""Which GPU this process will use, asked of the driver (NVML), so that nobody needs
-torch to know.
-"""
+"""Ask the driver (NVML) which GPU this process will use, without importing torch."""
 
 import os
 import re
-from collections.abc import Callable
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -54,35 +51,27 @@ def plain(name: str) -> str:
 
 
 def visible_gpus() -> list[str]:
-    """Those that CUDA_VISIBLE_DEVICES leaves visible, as it names each: all, by number,
-    where it is not set.
+    """Return the names of the GPUs that CUDA_VISIBLE_DEVICES leaves visible: numbers of
+    all of them where it is not set.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        if _nvml_handle() is None:
-            return []
-        import pynvml
-
-        return [str(i) for i in range(told(pynvml.nvmlDeviceGetCount) or 0)]
+        return [str(i) for i in range(asked("nvmlDeviceGetCount") or 0)]
     return [name for part in visible.split(",") if (name := part.strip())]
 
 
 def find_gpu(visible: str | None = None) -> Device | None:
-    """The first GPU (or part of one, by MIG) that CUDA_VISIBLE_DEVICES leaves visible,
-    or would if it were `visible`. None: no GPU, no driver, or no NVML.
+    """Return the first GPU (or part of one, by MIG) that CUDA_VISIBLE_DEVICES leaves
+    visible, or would if it were `visible`. None: no GPU, no driver, or no NVML.
     """
-    handle = _nvml_handle(visible)
-    if handle is None:
-        return None
-    import pynvml
-
-    name = told(pynvml.nvmlDeviceGetName, handle)
+    handle = handle_of(visible)
+    name = asked("nvmlDeviceGetName", handle)
     if name is None:
         return None
-    name, driver = plain(name), told(pynvml.nvmlSystemGetDriverVersion)
-    capability = told(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
-    memory = told(pynvml.nvmlDeviceGetMemoryInfo, handle)
-    power = told(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    name, driver = plain(name), asked("nvmlSystemGetDriverVersion")
+    capability = asked("nvmlDeviceGetCudaComputeCapability", handle)
+    memory = asked("nvmlDeviceGetMemoryInfo", handle)
+    power = asked("nvmlDeviceGetEnforcedPowerLimit", handle)
     return Device(
         name=name,
         slug=slug_of(name),
@@ -94,39 +83,31 @@ def find_gpu(visible: str | None = None) -> Device | None:
 
 
 def uuid_of(visible: str) -> str | None:
-    """What no other GPU has, of the one that CUDA_VISIBLE_DEVICES would name so."""
-    handle = _nvml_handle(visible)
-    if handle is None:
-        return None
-    import pynvml
-
-    return told(pynvml.nvmlDeviceGetUUID, handle)
+    """Return the UUID of the GPU that CUDA_VISIBLE_DEVICES would name so."""
+    return asked("nvmlDeviceGetUUID", handle_of(visible))
 
 
 def used_by_others() -> tuple[int, int]:
-    """How many processes compute on the GPU, and how many bytes of it are in use: all
-    of others, before this process does. None that the driver does not tell.
+    """Return how many processes compute on the GPU and how many bytes of it are in use,
+    before this process does. What the driver does not tell counts as none.
     """
-    handle = _nvml_handle()
-    if handle is None:
-        return 0, 0
-    import pynvml
-
-    # Without what the driver keeps for itself.
-    version = getattr(pynvml, "nvmlMemory_v2", None)
-    memory = told(pynvml.nvmlDeviceGetMemoryInfo, handle, version) if version else None
-    processes = told(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    handle = handle_of()
+    # Only version 2 leaves out what the driver reserves.
+    version = getattr(nvml(), "nvmlMemory_v2", None)
+    memory = asked("nvmlDeviceGetMemoryInfo", handle, version) if version else None
+    processes = asked("nvmlDeviceGetComputeRunningProcesses", handle)
     return len(processes or ()), int(memory.used) if memory else 0
 
 
 def newest_cuda() -> tuple[int, int] | None:
-    """The newest CUDA that the driver runs, where it tells: (12, 4)."""
-    if _nvml_handle() is None:
-        return None
-    import pynvml
-
-    number = told(pynvml.nvmlSystemGetCudaDriverVersion)
+    """Return the newest CUDA that the driver runs, where it tells: (12, 4)."""
+    number = asked("nvmlSystemGetCudaDriverVersion")
     return divmod(number // 10, 100) if number else None
+
+
+def sm_clock_mhz() -> int | None:
+    """Return the clock of the GPU's multiprocessors now, where the driver tells."""
+    return asked("nvmlDeviceGetClockInfo", handle_of(), SM_CLOCK)
 
 
 # Where Linux, and Windows' own, have a driver of GPUs.
@@ -134,8 +115,8 @@ DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 
 
 def no_gpu() -> str:
-    """That none was found; and that NVML does not start, where there is a driver: in
-    some containers CUDA finds the GPU all the same.
+    """Say that no GPU was found; and that NVML does not start, where there is a driver:
+    in some containers CUDA finds the GPU all the same.
     """
     found = "needs a GPU and none was found"
     if not any(map(os.path.exists, DRIVERS)):
@@ -151,58 +132,61 @@ def no_gpu() -> str:
     return found
 
 
-def sm_clock_mhz() -> int | None:
-    """The clock of the GPU's multiprocessors now, where the driver tells."""
-    handle = _nvml_handle()
-    if handle is None:
-        return None
-    import pynvml
-
-    return told(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM)
-
-
-def told(ask: Callable[..., Any], *arguments: Any) -> Any:
-    """What the driver answers; None where it does not: boards with unified memory tell
-    no memory, virtual GPUs no power limit, MIG devices no clock.
-    """
-    import pynvml
-
-    try:
-        return ask(*arguments)
-    except pynvml.NVMLError:
-        return None
-
-
-def _nvml_handle(visible: str | None = None) -> Any:
+def nvml() -> Any:
+    """Return the NVML library, started; None where there is no driver or no library."""
     try:
         import pynvml
     except ImportError:
         return None
-    if visible is None:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
-    visible = visible.split(",")[0].strip()
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return None
+    return pynvml
+
+
+# Stands for a GPU that is not there.
+NO_HANDLE = object()
+# As NVML numbers its clocks.
+SM_CLOCK = 1
+
+
+def asked(question: str, *arguments: Any) -> Any:
+    """Return NVML's answer; None where there is none: boards with unified memory tell
+    no memory, virtual GPUs no power limit, MIG devices no clock.
+    """
+    library = nvml()
+    if library is None or NO_HANDLE in arguments:
+        return None
+    try:
+        return getattr(library, question)(*arguments)
+    except library.NVMLError:
+        return None
+
+
+def handle_of(visible: str | None = None) -> Any:
+    """Return NVML's handle of the first GPU that is visible, or NO_HANDLE."""
+    if visible is None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    visible, handle = visible.split(",")[0].strip(), None
     if visible.isdecimal():
-        return told(pynvml.nvmlDeviceGetHandleByIndex, int(visible))
-    if visible.startswith(("GPU-", "MIG-")):
-        whole = told(pynvml.nvmlDeviceGetHandleByUUID, visible)
-        return whole if whole is not None else _beginning_with(visible)
-    return None
+        handle = asked("nvmlDeviceGetHandleByIndex", int(visible))
+    elif visible.startswith(("GPU-", "MIG-")):
+        handle = asked("nvmlDeviceGetHandleByUUID", visible)
+        handle = handle_beginning_with(visible) if handle is None else handle
+    return NO_HANDLE if handle is None else handle
 
 
-def _beginning_with(uuid: str) -> Any:
-    """The one GPU whose UUID begins so: CUDA takes a shortened one, NVML does not."""
-    import pynvml
-
-    count = told(pynvml.nvmlDeviceGetCount) or 0
-    handles = [told(pynvml.nvmlDeviceGetHandleByIndex, i) for i in range(count)]
-    found = [
+def handle_beginning_with(uuid: str) -> Any:
+    """Return the one GPU whose UUID begins so: CUDA takes a shortened one, NVML does
+    not.
+    """
+    count = asked("nvmlDeviceGetCount") or 0
+    handles = (asked("nvmlDeviceGetHandleByIndex", i) for i in range(count))
+    known = [handle for handle in handles if handle is not None]
+    same = [
         handle
-        for handle in handles
-        if handle is not None
-        and (told(pynvml.nvmlDeviceGetUUID, handle) or "").startswith(uuid)
+        for handle in known
+        if (asked("nvmlDeviceGetUUID", handle) or "").startswith(uuid)
     ]
-    return found[0] if len(found) == 1 else None
+    return same[0] if len(same) == 1 else None

@@ -330,18 +330,9 @@ def move(root: Path, old: str, new: str) -> None:
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def test_moving_eight_modules_into_a_folder_changes_no_hash(house):
+def test_moving_modules_into_a_folder_changes_no_hash(house):
     before = hashes(house)
-    for name in (
-        "benchmarking.timing",
-        "benchmarking.phases",
-        "benchmarking.gpu_time",
-        "model.train_step",
-        "model.optimizer",
-        "profiling.probes",
-        "profiling.trace",
-        "profiling.nsys",
-    ):
+    for name in ("benchmarking.timing", "model.optimizer", "profiling.nsys"):
         moved = name.replace(".", "_")
         move(house, f"systems.{name}", f"systems.measuring.deep.{moved}")
     assert hashes(house) == before

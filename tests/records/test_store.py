@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -83,25 +84,13 @@ def test_the_schema_stands_first_and_each_row_on_a_line():
 
 
 def test_samples_are_kept_to_the_nanosecond():
+    """Losses, and whatever else isn't a clock's, keep all of their digits."""
+    samples = {"forward_ms": [0.2016629999985753, 1], "loss": [0.1234567891]}
     record = example()
-    record.rows = [
-        Row(
-            {},
-            "ok",
-            {
-                "forward_ms": [0.2016629999985753, 1],
-                "loss": [0.1234567891],
-                "last_ms": 0.1234567,
-            },
-        )
-    ]
+    record.rows = [Row({}, "ok", samples | {"last_ms": 0.1234567})]
     (row,) = json.loads(store.to_json(record))["rows"]
-    # Losses, and whatever else isn't a clock's, keep all of their digits.
-    assert row["metrics"] == {
-        "forward_ms": [0.201663, 1],
-        "loss": [0.1234567891],
-        "last_ms": 0.1234567,
-    }
+    kept = {"forward_ms": [0.201663, 1], "loss": [0.1234567891], "last_ms": 0.1234567}
+    assert row["metrics"] == kept
 
 
 def test_complete_means_every_row_and_none_failed():
@@ -133,10 +122,6 @@ def changed(**fields):
     return {**content(), **fields}
 
 
-def without(name):
-    return {key: value for key, value in content().items() if key != name}
-
-
 def row_with(**fields):
     first, second = content()["rows"]
     return changed(rows=[first, {**second, **fields}])
@@ -148,12 +133,10 @@ def device_with(**fields):
 
 FAULTS = {
     "not an object": ([1], "Expected `object`, got `array`"),
-    "missing": (without("device"), "Object missing required field `device`"),
     "missing inside": (
         changed(device={"name": "x"}),
         "Object missing required field `slug` - at `$.device`",
     ),
-    "unknown": (changed(colour="red"), "Object contains unknown field `colour`"),
     "unknown inside": (
         row_with(extra=1),
         "Object contains unknown field `extra` - at `$.rows[1]`",
@@ -163,10 +146,6 @@ FAULTS = {
         "Object contains unknown field `edited`",
     ),
     "wrong type": (changed(expected_rows="2"), "`str` - at `$.expected_rows`"),
-    "fraction for a count": (
-        changed(expected_rows=2.0),
-        "`float` - at `$.expected_rows`",
-    ),
     "bool for a count": (changed(expected_rows=True), "`bool` - at `$.expected_rows`"),
     "fewer than no rows": (changed(expected_rows=-1), ">= 0 - at `$.expected_rows`"),
     "too many rows": (changed(expected_rows=10**9), "100000 - at `$.expected_rows`"),
@@ -174,19 +153,13 @@ FAULTS = {
         changed(expected_rows=1),
         "has 2 rows, expected_rows is 1",
     ),
-    "text for a list": (changed(notes="one"), "`str` - at `$.notes`"),
-    "list for an object": (changed(protocol=[]), "`array` - at `$.protocol`"),
     "wrong item": (changed(verified_hashes=["a", 3]), "at `$.verified_hashes[1]`"),
     "wrong value": (changed(software={"torch": 2.11}), "at `$.software[...]`"),
-    "null where there must be a value": (changed(stem=None), "`null` - at `$.stem`"),
     "stem of another folder": (changed(stem="../../x"), "at `$.stem`"),
-    "wrong literal": (changed(kind="guessed"), "'guessed' - at `$.kind`"),
     "wrong literal inside": (
         row_with(status="fine"),
         "'fine' - at `$.rows[1].status`",
     ),
-    "list for a literal": (changed(grid=["full"]), "`array` - at `$.grid`"),
-    "number for an object": (changed(git=3), "`int` - at `$.git`"),
     "commit that is none": (
         changed(git={"commit": "<b>", "dirty": False}),
         "at `$.git.commit`",
@@ -196,8 +169,6 @@ FAULTS = {
     "folder above": (device_with(slug=".."), "at `$.device.slug`"),
     "no name": (device_with(name=""), "at `$.device.name`"),
     "negative clock": (device_with(sm_clocks_mhz=[-1]), "`$.device.sm_clocks_mhz[0]`"),
-    "negative memory": (device_with(memory_bytes=-1), "at `$.device.memory_bytes`"),
-    "negative power": (device_with(power_limit_w=-1.0), "`$.device.power_limit_w`"),
     "negative seconds": (row_with(seconds=-1.0), ">= 0.0 - at `$.rows[1].seconds`"),
     "no reason": (
         row_with(reason=None),
@@ -279,23 +250,26 @@ def test_a_metric_that_can_not_be_is_named(tmp_path, metric):
     assert str(raised.value).endswith(f"rows[0].metrics.{name}{message}")
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("at", ["loss", "loss[1]", "table[0][part]"])
-def test_a_metric_that_is_not_finite_is_neither_written_nor_read(tmp_path, value, at):
-    path, record = tmp_path / "r.json", example()
-    name = at.partition("[")[0]
-    nested = {
-        "loss": value,
-        "loss[1]": [1.0, value],
-        "table[0][part]": [{"part": value}],
-    }
-    record.rows[0].metrics[name] = nested[at]
-    with pytest.raises(RecordError) as raised:
-        store.write(record, path)
+@pytest.mark.parametrize("value", [float("nan"), -float("inf")])
+@pytest.mark.parametrize(
+    ("at", "nested"),
+    [("loss", lambda x: x), ("loss[1]", lambda x: [1.0, x])]
+    + [("table[0][part]", lambda x: [{"part": x}])],
+)
+def test_a_metric_that_is_not_finite_is_neither_written_nor_read(
+    tmp_path, value, at, nested
+):
+    path, record, name = tmp_path / "r.json", example(), at.partition("[")[0]
+    store.write(record, path)
+    before = path.read_bytes()
+    record.rows[0].metrics[name] = nested(value)
     fault = f"rows[0].metrics.{at}: is {value}, not a finite number"
-    assert str(raised.value).endswith(fault) and not path.exists()
+    with pytest.raises(RecordError, match=re.escape(fault)):
+        store.write(record, path)
+    # The old record stays, and nothing else.
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["r.json"]
     data = content()
-    data["rows"][0]["metrics"][name] = nested[at]
+    data["rows"][0]["metrics"][name] = nested(value)
     path.write_text(json.dumps(data))
     with pytest.raises(RecordError, match="is not JSON"):
         store.read(path)
@@ -329,7 +303,7 @@ NESTED = {
 }
 
 
-@pytest.mark.parametrize("depth", [100, 300, 500, 700, 900, 1100, 10_000, 100_000])
+@pytest.mark.parametrize("depth", [100, 900, 1100, 100_000])
 @pytest.mark.parametrize("place", NESTED)
 @pytest.mark.parametrize(("opened", "closed"), [("[", "]"), ('{"a":', "}")])
 def test_however_deep_a_record_is_nested_it_is_read_or_named(
@@ -362,37 +336,27 @@ def test_an_absent_record_is_no_broken_one(tmp_path):
         store.read(tmp_path / "r.json")
 
 
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_full_disk_leaves_the_old_record_and_nothing_else(
-    tmp_path, monkeypatch, call
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("fsync", OSError(errno.ENOSPC, "No space left")),
+        ("replace", OSError(errno.ENOSPC, "No space left")),
+        ("fsync", KeyboardInterrupt()),
+    ],
+)
+def test_a_full_disk_or_ctrl_c_leaves_the_old_record_and_nothing_else(
+    tmp_path, monkeypatch, call, error
 ):
-    path = tmp_path / "r.json"
-    store.write(example(), path)
+    path, record = tmp_path / "r.json", example()
+    store.write(record, path)
     before = path.read_bytes()
 
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def fail(*_):
+        raise error
 
-    record = example()
     record.rows.clear()
-    monkeypatch.setattr(os, call, full)
-    with pytest.raises(OSError, match="No space left"):
-        store.write(record, path)
-    assert path.read_bytes() == before and os.listdir(tmp_path) == ["r.json"]
-
-
-def test_interrupted_it_leaves_the_old_record_and_nothing_else(tmp_path, monkeypatch):
-    path = tmp_path / "r.json"
-    store.write(example(), path)
-    before = path.read_bytes()
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", interrupt)
-    record = example()
-    record.rows.clear()
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(type(error)):
         store.write(record, path)
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["r.json"]
 
@@ -420,17 +384,6 @@ def test_what_reading_refuses_is_not_written(tmp_path, fault):
     with pytest.raises(RecordError) as raised:
         store.write(record, path)
     assert str(raised.value).startswith(f"{path}: ") and not list(tmp_path.iterdir())
-
-
-def test_what_is_no_record_leaves_the_old_one_and_nothing_else(tmp_path):
-    path = tmp_path / "r.json"
-    store.write(example(), path)
-    before = path.read_bytes()
-    record = example()
-    record.rows[0].metrics["forward_ms"] = [float("nan")]
-    with pytest.raises(RecordError, match="not a finite number"):
-        store.write(record, path)
-    assert path.read_bytes() == before and os.listdir(tmp_path) == ["r.json"]
 
 
 def test_an_integer_of_5000_digits_is_no_record(tmp_path):
@@ -534,18 +487,10 @@ def test_a_summary_equals_that_of_numpy(samples):
 
 
 def test_a_summary_by_hand():
-    s = summarize([5.0, 1.0, 4.0, 2.0, 3.0, 9.0])
-    assert (s.n, s.mean, s.median, s.p20, s.p80, s.min, s.max) == (
-        6,
-        4.0,
-        3.5,
-        2.0,
-        5.0,
-        1.0,
-        9.0,
-    )
     # Deviations 1, -3, 0, -2, -1, 5: squares add up to 40, over 5.
-    assert s.std == pytest.approx(8**0.5) and s.variation == pytest.approx(8**0.5 / 4)
+    s = summarize([5.0, 1.0, 4.0, 2.0, 3.0, 9.0])
+    assert s == Summary(6, 4.0, pytest.approx(8**0.5), 3.5, 2.0, 5.0, 1.0, 9.0)
+    assert s.variation == pytest.approx(8**0.5 / 4)
     assert summarize([2.0]) == Summary(1, 2.0, 0.0, 2.0, 2.0, 2.0, 2.0, 2.0)
     with pytest.raises(ValueError, match="no samples"):
         summarize([])

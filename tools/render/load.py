@@ -149,11 +149,13 @@ def read(path: Path) -> Record:
         if wrong:
             raise store.RecordError(f"{path}: {fault}")
     if record.kind == "measured":
-        # A stale record may be from before a field came, or went.
-        strict = record.edited or is_fresh(record)
-        for i, row in enumerate(record.rows):
-            for fault in faults_of_config(record.stem, row.config, strict):
-                raise store.RecordError(f"{path}: rows[{i}].config{fault}")
+        for strict in (False, True):
+            # A stale record may be from before a field came, or went.
+            if strict and not is_fresh(record):
+                break
+            for i, row in enumerate(record.rows):
+                for fault in faults_of_config(record.stem, row.config, strict):
+                    raise store.RecordError(f"{path}: rows[{i}].config{fault}")
     return record
 
 

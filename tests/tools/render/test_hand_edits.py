@@ -55,35 +55,21 @@ def in_all_rows(change: Callable[[dict[str, Any]], object]) -> Edit:
     return lambda r: [change(row["config"]) for row in r["rows"]]
 
 
-# Of a record of four rows.
+# Of a record of four rows: one edit for each rule, and for each kind of field.
 EDITS: dict[str, tuple[Edit, str]] = {
     "times ten": (samples(lambda t: t * 10), EDITED),
     "a nanosecond more": (samples(lambda t: round(t + 1e-6, 6)), EDITED),
     "negative": (samples(lambda t: -t), "no time in ms above 0"),
-    "zero": (samples(lambda t: 0.0), "no time in ms above 0"),
-    "huge": (samples(lambda t: 1e300), "no time in ms above 0"),
-    "booleans": (samples(lambda t: True), "no time in ms above 0"),
     "text": (samples(str), "no time in ms above 0"),
-    "null": (samples(lambda t: None), "no time in ms above 0"),
     "one sample less": (
         lambda r: metrics(r)["forward_ms"].pop(),
         "rows[0].metrics.forward_ms: has 9 samples, loss_ms 10",
     ),
-    "no samples": (lambda r: metrics(r).update(forward_ms=[]), "has no samples"),
     "a metric less": (lambda r: metrics(r).pop("loss_ms"), EDITED),
     "a metric more": (lambda r: metrics(r).update(extra=1), EDITED),
-    "no metrics": (row(metrics={}), "is ok with 0 metrics"),
-    "bytes as text": (
-        lambda r: metrics(r).update(peak_allocated_bytes="1"),
-        "is '1', no number of bytes",
-    ),
     "a row twice": (
         lambda r: r["rows"].append(r["rows"][0]),
         "has 5 rows, expected_rows is 4",
-    ),
-    "a row twice and counted": (
-        lambda r: r.update(rows=[*r["rows"], r["rows"][0]], expected_rows=5),
-        "rows[4].config: is that of rows[0]",
     ),
     "a row in the place of another": (
         lambda r: r["rows"].__setitem__(1, r["rows"][0]),
@@ -91,15 +77,8 @@ EDITS: dict[str, tuple[Edit, str]] = {
     ),
     "a row removed": (without_a_row(4), "has 3 rows that did not fail"),
     "a row removed and counted": (without_a_row(3), EDITED),
-    "all rows removed": (lambda r: r.update(rows=[], expected_rows=0), EDITED),
     "rows in another order": (lambda r: r["rows"].reverse(), EDITED),
-    "expected -1": (lambda r: r.update(expected_rows=-1), "$.expected_rows"),
-    "expected 1e9": (lambda r: r.update(expected_rows=10**9), "$.expected_rows"),
     "a foreign key": (in_all_rows(lambda c: c.update(x=1)), "'x' is no field of it"),
-    "a foreign key in one row": (
-        lambda r: config(r).update(x=1),
-        "'x' is not in all rows",
-    ),
     "a key missing": (in_all_rows(lambda c: c.pop("size")), "'size' is missing"),
     "a number as text": (
         in_all_rows(lambda c: c.update(batch="4")),
@@ -112,34 +91,19 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "another configuration": (in_all_rows(lambda c: c.update(batch=8)), EDITED),
     "failed": (row(status="failed", metrics={}, reason="x"), "has 3 rows that did not"),
     "out of memory": (row(status="out_of_memory", metrics={}, reason="x"), EDITED),
-    "out of memory without reason": (
-        row(status="out_of_memory", metrics={}),
-        "rows[0].reason: is None",
-    ),
-    "unheard of": (row(status="fine"), "$.rows[0].status"),
-    "faster by the clock": (row(seconds=0.0), EDITED),
-    "before it began": (row(seconds=-1.0), "$.rows[0].seconds"),
+    "measured faster": (row(seconds=0.0), EDITED),
     "another stem": (
         lambda r: r.update(stem="attention"),
         "not this file's experiment",
     ),
-    "a path for a stem": (lambda r: r.update(stem="../../x"), "$.stem"),
     "another GPU's folder": (device(slug="nvidia-a100"), "misplaced here"),
     "another GPU's name": (device(name="NVIDIA A100"), EDITED),
-    "another driver": (device(driver="1"), EDITED),
-    "another power limit": (device(power_limit_w=None), EDITED),
-    "other clocks": (device(sm_clocks_mhz=[]), EDITED),
     "the quick grid": (lambda r: r.update(grid="quick"), "misplaced here"),
     "another torch": (lambda r: r["software"].update(torch="9"), EDITED),
-    "another commit": (lambda r: r["git"].update(commit="abc"), EDITED),
     "a clean tree": (lambda r: r["git"].update(dirty=not r["git"]["dirty"]), EDITED),
     "another day": (lambda r: r.update(started_utc=None), EDITED),
-    "another protocol": (lambda r: r["protocol"].update(clock="x"), EDITED),
-    "another source": (lambda r: r.update(source_hash="0" * 16), EDITED),
     "verified by hand": (lambda r: r.update(verified_hashes=["0" * 16]), EDITED),
-    "a note": (lambda r: r["notes"].append("all is well"), EDITED),
     "no digest": (lambda r: r.pop("digest"), EDITED),
-    "another digest": (lambda r: r.update(digest="0" * 64), EDITED),
     "a digest that is none": (lambda r: r.update(digest=["x"]), EDITED),
     "called reported": (lambda r: r.update(kind="reported"), "source is None"),
 }
@@ -150,15 +114,28 @@ REPORTED_EDITS: dict[str, tuple[Edit, str]] = {
         EDITED,
     ),
     "negative": (lambda r: metrics(r).update(mean_ms=-1.0), "is -1.0, no time in ms"),
-    "boolean": (lambda r: metrics(r).update(mean_ms=True), "is True, no time in ms"),
     "row removed": (lambda r: r["rows"].pop(), "that did not fail"),
-    "no source": (lambda r: r.update(source=None), "source is None"),
     "another source": (lambda r: r.update(source="a friend"), EDITED),
     "called measured": (lambda r: r.update(kind="measured"), "no measured record has"),
 }
 ALL = [(MEASURED, name, *edit) for name, edit in EDITS.items()] + [
     (REPORTED, name, *edit) for name, edit in REPORTED_EDITS.items()
 ]
+
+
+def content(which: str) -> dict[str, Any]:
+    """Return the committed record as if it were of today's code: with the fields of its
+    configurations, and the digest of what it holds.
+    """
+    data = json.loads((RESULTS / f"{which}.json").read_text())
+    if data["kind"] == "measured":
+        some = {"int": 1, "str": "", "bool": False, "float": 1.0}
+        fields = load.config_fields(data["stem"]).items()
+        for each in data["rows"]:
+            given = each["config"]
+            each["config"] = {k: given.get(k, some[kind]) for k, kind in fields}
+    held = {key: data[key] for key in data if key not in ("schema", "digest")}
+    return data | {"digest": store.digest_of(held)}
 
 
 def written(results: Path, which: str, text: str) -> Path:
@@ -173,8 +150,10 @@ def written(results: Path, which: str, text: str) -> Path:
     [(which, edit, found) for which, _, edit, found in ALL],
     ids=[f"{which.partition('-')[0]}: {name}" for which, name, *_ in ALL],
 )
-def test_an_edit_is_found(tmp_path, which, edit, found):
-    data = json.loads((RESULTS / f"{which}.json").read_text())
+def test_an_edit_is_found(tmp_path, monkeypatch, which, edit, found):
+    monkeypatch.setattr(load, "is_fresh", lambda record: True)
+    data = content(which)
+    assert not load.read(written(tmp_path, which, json.dumps(data))).edited
     edit(data)
     path = written(tmp_path, which, json.dumps(data))
     if found == EDITED:
@@ -196,7 +175,7 @@ def test_no_committed_record_was_edited():
 
 
 def test_another_layout_is_no_edit(tmp_path):
-    data = json.loads((RESULTS / f"{MEASURED}.json").read_text())
+    data = content(MEASURED)
     shuffled = dict(sorted(data.items(), reverse=True))
     path = written(tmp_path, MEASURED, json.dumps(shuffled, indent=3))
     assert not load.read(path).edited
@@ -205,7 +184,7 @@ def test_another_layout_is_no_edit(tmp_path):
 @pytest.mark.parametrize("edit", ["times ten", "negative"])
 def test_list_names_the_record_and_ends_with_2(tmp_path, capsys, edit):
     """And it shows all others."""
-    data = json.loads((RESULTS / f"{MEASURED}.json").read_text())
+    data = content(MEASURED)
     EDITS[edit][0](data)
     path = written(tmp_path, MEASURED, json.dumps(data))
     other = "nvidia-h200/method"
@@ -218,7 +197,7 @@ def test_list_names_the_record_and_ends_with_2(tmp_path, capsys, edit):
 
 
 def test_an_edit_fails_the_check_with_2(tmp_path, monkeypatch, capsys):
-    data = json.loads((RESULTS / f"{MEASURED}.json").read_text())
+    data = content(MEASURED)
     EDITS["times ten"][0](data)
     written(tmp_path, MEASURED, json.dumps(data))
     nothing = Rendered({}, [])
@@ -230,7 +209,7 @@ def test_an_edit_fails_the_check_with_2(tmp_path, monkeypatch, capsys):
 
 def test_a_row_with_an_attention_that_is_none_is_named(tmp_path):
     which = "nvidia-h200/model_attention"
-    data = json.loads((RESULTS / f"{which}.json").read_text())
+    data = content(which)
     for attention, message in (
         ("nosuch", "rows[0].config.attention: is 'nosuch', not one of eager, "),
         (["eager"], "rows[0].config.attention: is ['eager'], not one value"),
@@ -243,69 +222,48 @@ def test_a_row_with_an_attention_that_is_none_is_named(tmp_path):
         assert message in str(raised.value)
 
 
-SEED, MALFORMED = 7, 100
+ODD = (None, True, -1, 0, 1e308, 10**30, "", "x" * 99, [], [[]], {}, {"": None}, "<b>")
 
 
-def malformed(text: str, chance: random.Random) -> str:
-    """A record with something else somewhere: a value of another type, a piece cut out,
-    or a byte changed.
+def malformed(text: str, lot: random.Random) -> str:
+    """Return a record with something else somewhere: a piece cut out, a character
+    changed, or a value of another type.
     """
-    how = chance.randrange(3)
+    how, start = lot.randrange(3), lot.randrange(len(text))
     if how == 0:
-        start = chance.randrange(len(text))
-        return text[:start] + text[start + chance.randrange(1, 60) :]
+        return text[:start] + text[start + lot.randrange(1, 60) :]
     if how == 1:
-        at = chance.randrange(len(text))
-        return text[:at] + chance.choice('{}[]",:0-eé\0') + text[at + 1 :]
-    data = json.loads(text)
-    place: Any = data
+        return text[:start] + lot.choice('{}[]",:0-eé\0') + text[start + 1 :]
+    place = data = json.loads(text)
     while True:
-        key = chance.choice(
-            list(place) if isinstance(place, dict) else range(len(place))
-        )
+        key = lot.choice([*(place if isinstance(place, dict) else range(len(place)))])
         inside = place[key]
-        if not isinstance(inside, dict | list) or not inside or chance.random() < 0.2:
+        if not isinstance(inside, dict | list) or not inside or lot.random() < 0.2:
             break
         place = inside
-    odd = [
-        None,
-        True,
-        -1,
-        0,
-        1e308,
-        10**30,
-        "",
-        "x" * 99,
-        [],
-        [[]],
-        {},
-        {"": None},
-        "<b>",
-    ]
-    place[key] = chance.choice(odd)
+    place[key] = lot.choice(ODD)
     return json.dumps(data)
 
 
 def test_a_malformed_record_is_an_error_of_one_line_or_known_as_edited(tmp_path):
-    chance, seen = random.Random(SEED), {"refused": 0, EDITED: 0, "equal": 0}
-    for which in (MEASURED, REPORTED) * (MALFORMED // 2):
-        text = (RESULTS / f"{which}.json").read_text()
-        path = written(tmp_path, which, changed := malformed(text, chance))
+    lot, refused, edited = random.Random(7), 0, 0
+    for which in (MEASURED, REPORTED) * 50:
+        text = json.dumps(content(which))
+        path = written(tmp_path, which, changed := malformed(text, lot))
         try:
             record = load.read(path)
         except RecordError as error:
             assert "\n" not in str(error) and str(error).startswith(f"{path}: ")
-            seen["refused"] += 1
+            refused += 1
         else:
             # What was cut out may have been layout.
-            equal = json.loads(changed) == json.loads(text)
-            assert record.edited != equal, changed
-            seen["equal" if equal else EDITED] += 1
-    assert seen["refused"] > 50 and seen[EDITED] > 5, seen
+            assert record.edited != (json.loads(changed) == json.loads(text)), changed
+            edited += record.edited
+    assert refused > 50 and edited > 5
 
 
 def test_what_the_code_writes_again_is_no_edit(tmp_path):
-    data = json.loads((RESULTS / f"{MEASURED}.json").read_text())
+    data = content(MEASURED)
     EDITS["times ten"][0](data)
     path = written(tmp_path, MEASURED, json.dumps(data))
     assert state_of(path)[0] == EDITED
