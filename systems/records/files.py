@@ -1,4 +1,4 @@
-"""Files in places where others may have put something else, or that must stay whole."""
+"""Open regular files only, and write files whole."""
 
 import errno
 import os

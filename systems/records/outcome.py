@@ -1,4 +1,4 @@
-"""What comes of one configuration: numbers, or why there are none."""
+"""Run one configuration and return its row: numbers, or why there are none."""
 
 import json
 import re
@@ -12,7 +12,7 @@ import msgspec
 from systems.records.record import Row
 from systems.records.rules import faults_in_metrics
 
-# How PyTorch says on a CPU that a tensor has no place: in memory, or in any memory.
+# PyTorch's messages for a tensor that does not fit in a CPU's memory, or in any.
 NO_HOST_MEMORY = (
     "can't allocate memory",
     "Storage size calculation overflowed",
@@ -20,20 +20,20 @@ NO_HOST_MEMORY = (
     "cannot be represented as a SymInt",
     "std::bad_alloc",
 )
-# How the reason of a row begins whose implementation is not there.
+# How the reason begins of a row whose implementation is not installed.
 NOT_INSTALLED = "not installed"
-# Of a reason, in characters.
+# The most characters of a reason.
 LONGEST = 2000
 
 
 class Unsupported(Exception):
-    """What was asked for can't run this configuration: a result, like running out of
+    """An implementation can't run this configuration: a result, like running out of
     memory.
     """
 
 
 class NotInstalled(Unsupported):
-    """What was asked for comes with a package that is not here."""
+    """An implementation comes with a package that is not installed."""
 
     def __init__(self, what: str):
         super().__init__(f"{NOT_INSTALLED}: {what}")
@@ -58,8 +58,8 @@ def measure_row(config: Any, run: Run) -> Row:
 
 
 def turns_of(config: Any, run: Run) -> Iterator[Row | None]:
-    """None after each turn of a configuration, then its row. What a row can't hold
-    raises: see `measure_row`.
+    """Yield None after each turn of a configuration, then its row. A metric that a row
+    can't hold raises, as in `measure_row`.
     """
     metrics, status, reason = {}, "ok", None
     try:
@@ -89,22 +89,19 @@ def turns_of(config: Any, run: Run) -> Iterator[Row | None]:
 
 
 def as_reason(text: str | None) -> str | None:
-    """As a record can hold it: text of other people may be long, and no UTF-8."""
+    """Cut and encode a text so that a record can hold it."""
     return text and text[:LONGEST].encode("utf-8", "backslashreplace").decode()
 
 
 def out_of_memory_reason(error: BaseException | None) -> str | None:
-    """What says that the device had no memory left: `error` itself or what it wraps, as
-    the compiler's do. None if not.
-
-    Asks torch only where an experiment has imported it.
+    """Return the message of an error, or of one that it wraps, if it says that memory
+    ran out; else None. Asks torch only where an experiment has imported it.
     """
     torch = sys.modules.get("torch")
     for cause in causes(error):
         text = str(cause)
         if torch is not None and isinstance(cause, torch.OutOfMemoryError):
-            # "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total
-            # capacity ...": two sentences of it.
+            # Two sentences: "CUDA out of memory. Tried to allocate 2.50 GiB".
             return ". ".join(text.split(". ")[:2])
         if isinstance(cause, MemoryError):
             return "no memory left for Python"
@@ -115,8 +112,8 @@ def out_of_memory_reason(error: BaseException | None) -> str | None:
 
 
 def compiler_reason(error: BaseException) -> str | None:
-    """What says that torch.compile found no C++ compiler for the CPU, or one that fails
-    on its code. None if not.
+    """Return the reason if torch.compile found no C++ compiler for the CPU, or one that
+    fails on its code; else None.
     """
     inductor = sys.modules.get("torch._inductor.exc")
     if inductor is None:
@@ -133,7 +130,7 @@ def compiler_reason(error: BaseException) -> str | None:
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what it wraps, as the compiler's do."""
+    """Yield an error and the errors that it wraps, as the compiler's do."""
     while error is not None:
         yield error
         error = getattr(error, "inner_exception", None) or error.__cause__

@@ -1,8 +1,8 @@
-"""What a record must fulfil beside the types of its fields: rules of rows, and of
-metrics by the unit in their name.
+"""Rules of a record beside the types of its fields: of its rows, and of metrics by the
+unit in their name.
 
-A metric that breaks one is no result: `systems.records.outcome` refuses it where it is
-measured, `systems.records.store` where it is read.
+A metric that breaks a rule is refused where it is measured (`systems.records.outcome`)
+and where it is read (`systems.records.store`).
 """
 
 import math
@@ -16,7 +16,7 @@ LONGEST_MS, MOST_BYTES = 1e9, 2**60
 
 
 def faults_of(record: Record) -> Iterator[str]:
-    """What is wrong, each by its field."""
+    """Yield each fault of a record, named by its field."""
     reported, first = record.kind == "reported", {}
     if reported != (record.source is not None):
         yield f"source is {record.source!r}, which no {record.kind} record has"
@@ -46,8 +46,8 @@ def faults_of(record: Record) -> Iterator[str]:
 
 
 def faults_in_metrics(metrics: dict[str, Any], reported: bool = False) -> Iterator[str]:
-    """The metrics that are no results: numbers that aren't finite, times and bytes that
-    can't be. A reported one may be text ("about 14").
+    """Yield the faults of metrics: numbers that aren't finite, times and bytes that
+    can't be. A reported metric may be text ("about 14").
     """
     for name, value in metrics.items():
         yield from (f"{name}{fault}" for fault in _not_finite(value))
@@ -65,7 +65,9 @@ def faults_in_metrics(metrics: dict[str, Any], reported: bool = False) -> Iterat
 
 
 def _wrong_times(name: str, value: Any) -> Iterator[str]:
-    """Samples are positive; a single time may be 0, as where a timeline starts."""
+    """Yield times that can't be. Samples are positive; a single time may be 0, as at
+    the start of a timeline.
+    """
     if not isinstance(value, list):
         if not _within(value, 0, LONGEST_MS):
             yield f"{name}: is {value!r:.60}, no time in ms"
@@ -79,7 +81,7 @@ def _wrong_times(name: str, value: Any) -> Iterator[str]:
 
 
 def _unlike_phases(metrics: dict[str, Any]) -> Iterator[str]:
-    """Phases of the same steps, of which one is the loss, have as many samples."""
+    """Yield phases of a step that have another number of samples than its loss."""
     of = {p: metrics[f"{p}_ms"] for p in PHASES if f"{p}_ms" in metrics}
     counts = {p: len(samples) for p, samples in of.items() if isinstance(samples, list)}
     for phase, count in counts.items():
@@ -88,12 +90,12 @@ def _unlike_phases(metrics: dict[str, Any]) -> Iterator[str]:
 
 
 def _within(value: Any, least: float, most: float, *kinds: type) -> bool:
-    """Whether it is a number in these bounds; True and False are none."""
+    """Whether a value is a number in these bounds; True and False are none."""
     return type(value) in (kinds or (int, float)) and least <= value <= most
 
 
 def _not_finite(value: Any) -> Iterator[str]:
-    """Where a value holds NaN or an infinity."""
+    """Yield the places where a value holds NaN or an infinity."""
     if isinstance(value, float) and not math.isfinite(value):
         yield f": is {value}, not a finite number"
     items = value.items() if isinstance(value, dict) else ()

@@ -1,4 +1,4 @@
-"""What a list of samples says."""
+"""Mean, spread and quantiles of a list of samples."""
 
 import statistics
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ from functools import lru_cache
 
 @dataclass(frozen=True)
 class Summary:
-    """What a list of samples says. `std` is the sample standard deviation (n - 1), 0
-    for one sample.
+    """Statistics of samples. `std` is the sample standard deviation (n - 1), 0 for one
+    sample.
     """
 
     n: int
@@ -28,8 +28,8 @@ class Summary:
 
 
 def summarize(samples: Sequence[float]) -> Summary:
-    """Mean, deviation and quantiles (linear between samples). ValueError for an empty
-    list.
+    """Return mean, deviation and quantiles (linear between samples). ValueError for an
+    empty list.
     """
     return summary_of(tuple(samples))
 

@@ -1,6 +1,5 @@
-"""What a record says of the software that measured it: versions, the commit, the hash
-of the source, and the launch configurations that the owner of the GPU had timed there,
-where what is measured reads them.
+"""Describe the software that measures: versions, the commit, the hash of the source,
+and the launch configurations that the owner of the GPU timed there.
 """
 
 import os
@@ -21,16 +20,16 @@ from systems.records.record import Git, Record
 from systems.records.source_hash import Reach, source_hash
 from systems.running.reports import CannotStart
 
-# What a stem reaches that launches our kernels.
+# The function that every launch of our kernels reaches.
 LAUNCHES = ("systems.attention.triton.chooser", "owner_configs")
 TUNED = "launch configurations"
-# A library of others, and how the implementations are called that it runs.
+# A peer's library, and how the names of its implementations begin.
 PEER, ITS = "flash-attn-4", "fa4"
 COMMIT = "GIT_COMMIT"
 
 
 def versions() -> dict[str, str]:
-    """Versions of what the measured time depends on."""
+    """Return the versions of what a measured time depends on."""
     found = {"python": platform.python_version()}
     for name in ("torch", "triton", PEER):
         try:
@@ -50,19 +49,19 @@ def versions() -> dict[str, str]:
 
 
 def that_count(software: dict[str, str], configs: list[Any]) -> dict[str, str]:
-    """The versions of what these configurations run: a library that happens to be
-    installed changes nothing for the others.
+    """Leave out the version of a peer's library that these configurations do not run:
+    it changes nothing for them.
     """
     runs_peer = any(getattr(c, "implementation", "").startswith(ITS) for c in configs)
     return {k: v for k, v in software.items() if runs_peer or k != PEER}
 
 
 def git_state() -> Git | None:
-    """The commit that GIT_COMMIT names; else that of the tree, and whether what
-    measures differed from it; None outside a repository.
+    """Return the commit that GIT_COMMIT names, or that of the tree and whether its
+    measuring code was changed; None outside a repository.
     """
     try:
-        # Whoever names it knows more than a repository that the tree was copied into.
+        # The tree may be a copy inside another repository, so the name comes first.
         if commit := named_commit():
             return Git(commit, dirty=False)
     except ValueError as error:
@@ -87,8 +86,8 @@ def git_state() -> Git | None:
 
 
 def named_commit() -> str | None:
-    """The commit that the environment names, of a tree that has no repository or lies
-    in that of another commit (an archive, a copy). ValueError where it names none.
+    """Return the commit that GIT_COMMIT names, of an archive or a copied tree. None if
+    it is not set; ValueError where it names no commit.
     """
     text = os.environ.get(COMMIT)
     if text is None:
@@ -103,17 +102,17 @@ def named_commit() -> str | None:
 
 
 def hash_of(stem: Stem, configs: list[Any]) -> str:
-    """The hash of the source that these configurations run."""
+    """Return the hash of the source that these configurations run."""
     return source_hash(stem.module, attention_of(configs))
 
 
 def attention_of(configs: list[Any]) -> list[str]:
-    """The implementations of attention that they name."""
+    """Return the implementations of attention that configurations name."""
     return sorted({c.attention for c in configs if hasattr(c, "attention")})
 
 
 def attention_in(record: Record) -> list[str]:
-    """The same of a record's rows, whatever came of them."""
+    """Return the implementations of attention that a record's rows name."""
     rows = (row.config for row in record.rows)
     return sorted({config["attention"] for config in rows if "attention" in config})
 
@@ -121,8 +120,8 @@ def attention_in(record: Record) -> list[str]:
 def tuned_software(
     module: str, attention: Iterable[str], slug: str, triton: str
 ) -> dict[str, str]:
-    """The digest of launch configurations that were timed on this GPU; nothing where
-    there are none, or nobody reads them.
+    """Return the digest of the launch configurations that were timed on this GPU;
+    nothing where there are none or the experiment does not read them.
     """
     digest = tuned.digest(slug, triton)
     if digest is None or not launches_kernels(module, attention):
@@ -142,8 +141,8 @@ def launches_kernels(module: str, attention: Iterable[str]) -> bool:
 
 
 def kernels_on(device: Device) -> dict[str, str]:
-    """Which of our attention kernels a GPU gets with the software that is here, in
-    words. Imports torch; nothing is known where the driver tells no capability.
+    """Describe which of our attention kernels a GPU gets with the installed software.
+    Imports torch. Empty where the driver does not tell the GPU's capability.
     """
     if device.capability is None:
         return {}

@@ -1,5 +1,5 @@
-"""What the owner of an A100 with 40 or 80 GB sees: rows that did not fit are out of
-memory, wherever their numbers would stand, and never "not measured".
+"""What the owner of an A100 with 40 GB sees: rows that do not fit are out of memory,
+wherever their numbers would stand, and never "not measured".
 """
 
 import re
@@ -14,66 +14,51 @@ from tests.tools.render.svgs import by_lot
 from tools.render import everything, load, plots
 from tools.render.spanning import pages
 
-pytestmark = pytest.mark.slow
-
-GIB = 2**30
-NAME = "NVIDIA A100-SXM4-80GB"
 INCLUDE = re.compile(r'^( *)--8<-- "generated/([\w.-]+\.md)"$', re.MULTILINE)
 RESIDUE = re.compile(r"not\s+measured|\bnan\b", re.IGNORECASE)
+OUT_OF_MEMORY = re.compile("out of memory|OOM")
 
 
-def guide(results: Path, name: str, gib: int) -> tuple[dict[str, str], set[str]]:
-    """The text of each page with the records of a GPU that has so much memory, and the
-    stems with rows that don't fit there.
+def render_pages(results: Path, gib: int) -> tuple[dict[str, str], set[str]]:
+    """Return each page, with its fragments and facts, as a GPU with so much memory
+    would give it; and the stems with rows that are out of memory there.
     """
-    gpu = make_gpu(name, capability="8.0", memory_bytes=gib * GIB)
-    lost = set()
+    name = f"NVIDIA A100-SXM4-80GB limited to {gib} GiB"
+    gpu, lost = make_gpu(name, capability="8.0", memory_bytes=gib * 2**30), set()
     for path in RECORDS:
         record = store.read(path)
         if path.parent.name == "nvidia-h200":
             record = on_smaller(record, gpu)
-            statuses = [row.status for row in record.rows]
-            lost |= {record.stem} if "out_of_memory" in statuses else set()
+            if any(row.status == "out_of_memory" for row in record.rows):
+                lost.add(record.stem)
         store.write(record, results / record.device.slug / path.name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(load, "_primary_gpu_in", lambda config: gpu.slug)
         patch.setattr(plots, "svg", by_lot("", 8))
         files = everything.render_all(results)
     assert not files.broken
-    return dict(shown(files)), lost
-
-
-@pytest.fixture(scope="module")
-def enough(tmp_path_factory):
-    """With memory for everything, as on the GPU that measured these records."""
-    return guide(tmp_path_factory.mktemp("results"), NAME, 1000)
-
-
-def shown(files):
-    """Each page with its fragments and facts in their places."""
-    facts = load.yaml.safe_load(files["facts.yml"])["facts"]
-    for name, path in pages.sources(ROOT / "docs"):
+    facts, texts = load.yaml.safe_load(files["facts.yml"])["facts"], {}
+    for page, path in pages.sources(ROOT / "docs"):
         text = path.read_text(encoding="utf-8")
         while INCLUDE.search(text):
-            text = INCLUDE.sub(lambda found: files[found[2]], text)
-        yield name, pages.filled_in(name, text, facts)
+            text = INCLUDE.sub(lambda line: files[line[2]], text)
+        texts[page] = pages.filled_in(page, text, facts)
+    return texts, lost
 
 
-def found(pattern: re.Pattern[str], of: dict[str, str]) -> dict[str, int]:
-    return {name: len(pattern.findall(text)) for name, text in of.items()}
+def more(pattern: re.Pattern[str], before: dict[str, str], now: dict[str, str]):
+    """Return the pages on which a pattern stands more often now."""
+    count = {page: len(pattern.findall(text)) for page, text in before.items()}
+    return {page for page in now if len(pattern.findall(now[page])) > count[page]}
 
 
-@pytest.mark.parametrize("gib", [40, 80])
-def test_what_does_not_fit_is_out_of_memory_on_every_page(gib, enough, tmp_path):
-    """Some records have rows that no GPU of today holds, whatever its memory is."""
-    before, always = enough
-    pages_of, lost = guide(tmp_path, f"{NAME} limited to {gib} GiB", gib)
+@pytest.mark.slow
+def test_what_does_not_fit_is_out_of_memory_on_every_page(tmp_path):
+    """Some rows fit on no GPU of today."""
+    enough, always = render_pages(tmp_path / "1000", 1000)
+    small, lost = render_pages(tmp_path / "40", 40)
     assert always == {"attention", "end_to_end", "model_attention", "peak_memory"}
     assert lost >= always | {"kernel_profile"}
-    counts, now = found(RESIDUE, before), found(RESIDUE, pages_of)
-    assert not {n: (counts[n], now[n]) for n in counts if now[n] > counts[n]}
-    told = re.compile("out of memory|OOM")
-    more, now = found(told, before), found(told, pages_of)
-    assert {"end_to_end", "attention", "peak_memory", "kernel_profile"} <= {
-        n for n in more if now[n] > more[n]
-    }
+    assert not more(RESIDUE, enough, small)
+    pages_of_lost = {"end_to_end", "attention", "peak_memory", "kernel_profile"}
+    assert pages_of_lost <= more(OUT_OF_MEMORY, enough, small)

@@ -9,7 +9,7 @@ from systems.formulas.gpus import GPUS, Gpu
 from systems.records.record import Record
 from tools.render.load import Found, ours, primary_gpu
 from tools.render.markdown import Markup, bold, table
-from tools.render.rows import NOT_MEASURED
+from tools.render.rows import NOT_MEASURED, data_sheet
 
 SCRIPTS = ROOT / "docs" / "scripts"
 # Each script and the one that it grew from.
@@ -87,9 +87,9 @@ def cells(records: list[Record]) -> list[str]:
 
 def slowdown(gpu: Gpu) -> float:
     """Return the largest ratio of any data-sheet rate of the primary GPU to this one's:
-    no kernel that a data sheet bounds loses more.
+    no kernel that a data sheet bounds loses more. Missing where none is listed.
     """
-    primary = next(g.peak for g in GPUS.values() if g.slug == primary_gpu())
+    primary = data_sheet(primary_gpu())
     rates = ("fp32", "bf16", "bandwidth")
     return max(getattr(primary, rate) / getattr(gpu.peak, rate) for rate in rates)
 
