@@ -10,7 +10,6 @@ from systems.experiments import nsys as nsys_experiment
 from systems.records.outcome import measure_row
 from systems.records.record import Row
 from tests.factories import make_record
-from tools.render.rows import Cell
 from tools.render.stems import nsys as rendered
 
 # What each phase takes under an instrument: wall-clock time, kernels, in ms.
@@ -47,11 +46,10 @@ def test_a_row_holds_both_instruments(monkeypatch):
         ("medium", 512, "step", "bf16")
     }
     row.clock = Row({}, "ok", {f"{phase}_ms": [2.0] for phase in PHASES})
-    c = Cell(row)
-    assert rendered.launched(c, "nsys") == 3 * len(PHASES)
-    assert rendered.ratio(c) == pytest.approx(1.01)
-    assert rendered.slowdown(c, "torch") == pytest.approx(2.5)
-    assert rendered.slowdown(c, "nsys") == pytest.approx(1.5)
+    (x,) = rendered.steps(make_record("nsys", row))
+    assert x["nsys_kernels"] == 3 * len(PHASES)
+    times = x["ratio"], x["torch_slowdown"], x["nsys_slowdown"]
+    assert times == pytest.approx((1.01, 2.5, 1.5))
 
 
 def a_step(size, wall, torch=1.0, nsys=1.0):

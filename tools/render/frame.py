@@ -20,6 +20,8 @@ How to write a builder with it:
 2. A row reads like a dictionary. Its configuration and metrics are there by name. A
    metric that is a list of samples (`forward_ms`) reads as its median, `step_ms` as the
    median of all timed phases together, and `forward ±` as "mean ± standard deviation".
+   GPU time is `forward_gpu_ms`, and `step_gpu_ms`; `clocks("step")` gives columns of
+   wall-clock time, GPU time and their difference.
    `x.summary("forward", "backward")` has the other statistics of summed phases.
 3. `join` gives each row another row under a name: `x["fp32"]["step_ms"]`. A column may
    name it by a path: `("fp32, ms", "fp32.step_ms")`. `pivot` gives a row for each
@@ -39,7 +41,7 @@ from itertools import takewhile
 from operator import itemgetter
 from typing import Any
 
-from systems.records.record import Record, Row
+from systems.records.record import PHASES, Record, Row
 from systems.records.summary import Summary
 from tools.render.markdown import columns
 from tools.render.rows import MISSING, Cell, Missing, Text, say
@@ -81,11 +83,15 @@ class Line(dict[str, Any]):
         return found if self or name in self or default is MISSING else default
 
     def phases(self, name: str) -> tuple[str, ...]:
-        """The timed parts of a phase: of a step all, unless it was timed as one."""
-        metrics = self.cell.metrics
-        if name == "step" and "step_ms" not in metrics:
-            return ()
-        if f"{name}_ms" not in metrics:
+        """The timed parts of a phase: of `step` and of `step_gpu` all phases, unless
+        it was timed as one.
+        """
+        has = self.cell.metrics.keys()
+        clock = name.removeprefix("step")
+        parts = tuple(f"{p}{clock}" for p in PHASES if f"{p}{clock}_ms" in has)
+        if f"{name}_ms" not in has and clock in ("", "_gpu") and parts:
+            return parts
+        if f"{name}_ms" not in has:
             raise KeyError(f"{name}_ms")
         return (name,)
 

@@ -221,10 +221,6 @@ ALTERED = {
         rows(r, size="2.7B", context=128, precision="bf16"), "copy", 9
     ),
     "autocast_trains_alike": worse_autocast,
-    "fp32_ends_lower_at_its_best": lambda r: [
-        row.metrics.update(loss=[loss - 1 for loss in row.metrics["loss"]])
-        for row in rows(r, precision="bf16_pure")
-    ],
     "memory_peak_moves": most_of("saved activations", 9),
     "two_graphs_exceed_training": raise_peaks(9, mode="forward_backward"),
     "autocast_raises_forward": raise_peaks(1.5, mode="step", precision="bf16"),
@@ -296,20 +292,6 @@ def record_for(claim, found) -> Record:
             stretch(rows(record, size="small", context=context), 3)
         slow_kernels(half := rows(record, precision="bf16"), "matmul", 0.5)
         stretch(half, 0.5, "matmul_ops_ms")
-        return record
-    if claim.name == "fp32_ends_lower_at_its_best":
-        # The committed runs at each rate, pure bf16 the worse.
-        record = copy.deepcopy(next(r for r in found[claim.stem]))
-        runs = [
-            copy.deepcopy(row)
-            for rate in (1e-4, 3e-4, 1e-3)
-            for row in rows(record, seed=1) + rows(record, seed=2)
-            if not row.config.update(learning_rate=rate)
-        ]
-        for row in runs:
-            worse = 0.5 * (row.config["precision"] == "bf16_pure")
-            row.metrics["loss"] = [loss + worse for loss in row.metrics["loss"]]
-        record.rows = runs
         return record
     if claim.stem == "flash_accuracy":
         return accuracy_record(found)

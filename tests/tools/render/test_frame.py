@@ -101,13 +101,12 @@ def test_a_table_says_once_why_a_line_is_empty(found):
 
 
 def test_wall_clock_and_gpu_time_stand_side_by_side():
-    rows = [
-        make_row({"n": 1}, forward_ms=[5.0], forward_gpu_ms=[2.0]),
-        make_row({"n": 2}, forward_ms=[5.0]),
-    ]
-    shown = frame(make_record("end_to_end", *rows)).table("n", *clocks("forward"))
+    gpu = {"forward_gpu_ms": [2.0], "backward_gpu_ms": [1.5]}
+    wall = {"forward_ms": [3.0], "backward_ms": [2.0]}
+    rows = make_row({"n": 1}, **wall, **gpu), make_row({"n": 2}, **wall)
+    shown = frame(make_record("end_to_end", *rows)).table("n", *clocks("step"))
     assert shown.splitlines()[2:] == [
-        "| 1 | 5.0 | 2.0 | 3.0 |",
+        "| 1 | 5.0 | 3.5 | 1.5 |",
         "| 2 | 5.0 | not measured | not measured |",
     ]
 

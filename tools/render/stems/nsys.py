@@ -2,26 +2,11 @@
 the steps that kernels fill most come first.
 """
 
-from typing import Any
-
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.markdown import columns, per_device, percent
-from tools.render.rows import (
-    MISSING,
-    NOT_MEASURED,
-    PHASES,
-    Cell,
-    cells,
-    known,
-    most,
-    ran,
-    say,
-    span,
-)
-
-# How far two readers of the same activity records may lie apart.
-AGREE = 0.03
+from tools.render.frame import Frame, Line, frame
+from tools.render.markdown import per_device, percent
+from tools.render.rows import NOT_MEASURED, PHASES, Missing, known, most, say, span
 
 CAPTIONS = {
     "kernels.md": "The kernels of one training step under nsys, copies and fills of "
@@ -29,6 +14,47 @@ CAPTIONS = {
     "cost.md": "Wall-clock time of a step without a profiler (by *end_to_end*, another "
     "process on the same GPU), and how many times as long it takes under each.",
 }
+INSTRUMENTS = ("nsys", "torch")
+
+
+def steps(record: Record | None) -> Frame:
+    """Steps under both profilers, beside the row of `end_to_end` of each."""
+    found = frame(record).derive(
+        step=lambda x: ", ".join(str(x[k]) for k in ("size", "context", "precision")),
+        alone=alone,
+        **{f"{name}_ms": lambda x, n=name: kernel_ms(x, n) for name in INSTRUMENTS},
+        **{f"{name}_kernels": lambda x, n=name: kernels(x, n) for name in INSTRUMENTS},
+        **{
+            f"{name}_slowdown": lambda x, n=name: slowdown(x, n) for name in INSTRUMENTS
+        },
+        ratio=lambda x: x["nsys_ms"] / x["torch_ms"],
+        filled=lambda x: x["torch_ms"] / x["alone"]["step_ms"],
+    )
+    return Frame(sorted(found, key=lambda x: -x["filled"] if x else 0))
+
+
+def alone(x: Line) -> Line | Missing:
+    """The step in a process of its own, without a profiler."""
+    clock = x.row.clock if x and x.row else None
+    return Line.of(clock) if clock else x.missing
+
+
+def all_phases(x: Line, pattern: str) -> float:
+    """The median over steps of all phases together, of a metric."""
+    return x.ms(*(pattern.format(phase) for phase in PHASES))
+
+
+def kernel_ms(x: Line, instrument: str) -> float:
+    return all_phases(x, f"{instrument}_{{}}_gpu_busy")
+
+
+def kernels(x: Line, instrument: str) -> float:
+    return sum(x[f"{instrument}_{phase}_kernels"] for phase in PHASES)
+
+
+def slowdown(x: Line, instrument: str) -> float:
+    """Wall-clock time under the profiler over that without."""
+    return all_phases(x, f"{instrument}_profiled_{{}}") / x["alone"]["step_ms"]
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
@@ -38,91 +64,42 @@ def fragments(records: list[Record]) -> dict[str, str]:
     }
 
 
-def ordered(record: Record | None) -> list[Cell]:
-    """The steps that kernels fill first."""
-    return sorted(cells(record), key=lambda c: -filled(c) if c else 0)
-
-
 def kernels_table(record: Record) -> str:
-    return columns(
-        ordered(record),
-        ("step", named),
+    """Both numbers of kernels where they differ."""
+
+    def counts(x: Line) -> object:
+        nsys, torch = x["nsys_kernels"], x["torch_kernels"]
+        return nsys if not x or nsys == torch else f"{nsys}, torch.profiler {torch}"
+
+    return steps(record).table(
+        "step",
         ("kernels", counts),
-        ("ms", lambda c: busy_ms(c, "nsys"), "{:.1f}"),
-        ("nsys / torch", ratio, "{:.3f}"),
+        ("ms", "nsys_ms", "{:.1f}"),
+        ("nsys / torch", "ratio", "{:.3f}"),
     )
 
 
 def cost_table(record: Record) -> str:
-    return columns(
-        ordered(record),
-        ("step", named),
-        ("without, ms", lambda c: timed(c).ms(), "{:.1f}"),
-        ("nsys", lambda c: slowdown(c, "nsys"), "{:.2f}"),
-        ("torch", lambda c: slowdown(c, "torch"), "{:.2f}"),
+    return steps(record).table(
+        "step",
+        ("without, ms", lambda x: x["alone"]["step_ms"], "{:.1f}"),
+        *((name, f"{name}_slowdown", "{:.2f}") for name in INSTRUMENTS),
     )
 
 
-def named(c: Cell) -> str:
-    return ", ".join(str(c.config[key]) for key in ("size", "context", "precision"))
-
-
-def counts(c: Cell) -> Any:
-    """How many kernels both saw, or both numbers where they differ."""
-    ours, theirs = (launched(c, name) for name in ("nsys", "torch"))
-    return ours if not c or ours == theirs else f"{ours}, torch.profiler {theirs}"
-
-
-def launched(c: Cell, instrument: str) -> float:
-    """Kernels of a step."""
-    return sum(c[f"{instrument}_{phase}_kernels"] for phase in PHASES)
-
-
-def ms(c: Cell, instrument: str, name: str) -> float:
-    """Median over steps of all phases together, of a metric such as "profiled_{}"."""
-    return c.ms(*(f"{instrument}_{name.format(phase)}" for phase in PHASES))
-
-
-def busy_ms(c: Cell, instrument: str) -> float:
-    """The sum of the kernels of a step."""
-    return ms(c, instrument, "{}_gpu_busy")
-
-
-def ratio(c: Cell) -> float:
-    return busy_ms(c, "nsys") / busy_ms(c, "torch")
-
-
-def slowdown(c: Cell, instrument: str) -> float:
-    """Wall-clock time under the profiler over that without."""
-    return ms(c, instrument, "profiled_{}") / timed(c).ms()
-
-
-def filled(c: Cell) -> float:
-    """The share of a step that its kernels fill."""
-    return busy_ms(c, "torch") / timed(c).ms()
-
-
-def timed(c: Cell) -> Cell:
-    """The row of `end_to_end` that timed the same step; `c` if it has no numbers."""
-    return Cell(c.row.clock) if c and c.row else c
-
-
 def facts(record: Record | None) -> dict[str, str]:
-    found = cells(record)
-    slowdowns = {
-        name: known(slowdown(c, name) for c in found) for name in ("nsys", "torch")
-    }
-    fullest = max(filter(None, found), key=filled, default=Cell(None))
+    found = steps(record)
+    fullest = next(iter(found.where(bool)), Line())
     return {
-        "ratios": span(map(ratio, found), "{:.3f}"),
-        "steps": say(len(known(map(ratio, found))) or MISSING),
+        "ratios": span(found.column("ratio"), "{:.3f}"),
+        "steps": str(len(found.where(bool)) or NOT_MEASURED),
         **{
-            f"slowdown_{name}": say(most(of), "{:.2f}")
-            for name, of in slowdowns.items()
+            f"slowdown_{name}": say(most(found.column(f"{name}_slowdown")), "{:.2f}")
+            for name in INSTRUMENTS
         },
-        "filled": say(filled(fullest), percent),
-        "filled_size": fullest.config.get("size", NOT_MEASURED),
-        "filled_slowdown": say(slowdown(fullest, "nsys"), "{:.2f}"),
+        "filled": say(fullest["filled"], percent),
+        "filled_size": say(fullest["size"]),
+        "filled_slowdown": say(fullest["nsys_slowdown"], "{:.2f}"),
     }
 
 
@@ -134,9 +111,8 @@ def facts(record: Record | None) -> dict[str, str]:
     "of its steps of about 1 %.",
 )
 def instruments_agree(record: Record) -> Judgement:
-    found = ran(record)
-    ratios = known(map(ratio, found))
-    as_many = all(launched(c, "nsys") == launched(c, "torch") for c in found)
+    found = steps(record).where(bool)
+    ratios = known(found.column("ratio"))
+    as_many = all(x["nsys_kernels"] == x["torch_kernels"] for x in found)
     numbers = f"nsys over torch.profiler: {span(ratios, '{:.3f}')}."
-    near = all(abs(r - 1) <= AGREE for r in ratios)
-    return ratios and (as_many and near, numbers)
+    return ratios and (as_many and all(abs(r - 1) <= 0.03 for r in ratios), numbers)

@@ -6,11 +6,11 @@ from matplotlib.figure import Figure
 
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.markdown import columns, per_device
+from tools.render.frame import Frame, Line, frame, texts
+from tools.render.markdown import per_device
 from tools.render.plots import ACCENT, GREY, line, note, plain_log_scale, plot
-from tools.render.rows import Cell, cell, cells, say, span
+from tools.render.rows import Cell, say, span
 
-PASSES = ("forward", "loss", "backward")
 ORDINALS = ("1st step, ms", "2nd step, ms", "3rd step, ms")
 
 CAPTIONS = {
@@ -22,31 +22,52 @@ def fragments(records: list[Record]) -> dict[str, str]:
     return {"table.md": per_device(records, body)}
 
 
-def nth(c: Cell, n: int) -> float:
-    """The time of one measured step: forward, loss and backward."""
-    steps = dict(enumerate(c.samples(*PASSES)))
-    return steps.get(n, c.missing)
+def processes(record: Record | None) -> Frame:
+    """A row for each process, by the number of its warm-up steps."""
+    return frame(record).derive(
+        first=lambda x: nth(x, 0),
+        settled=later,
+        halves=halves,
+        mean=lambda x: x.summary().mean,
+    )
+
+
+def nth(x: Line | Cell, n: int) -> float:
+    """The time of one measured step."""
+    return dict(enumerate(x.samples())).get(n, x.missing)
+
+
+def later(x: Line | Cell) -> float:
+    """Return the median of the measured steps after the first of a process."""
+    steps = x.samples()[1:]
+    return median(steps) if steps else x.missing
+
+
+def halves(x: Line) -> float:
+    """Return the median of the first half of the steps, divided by that of the second
+    half.
+    """
+    times = x.samples()
+    middle = len(times) // 2
+    return median(times[:middle]) / median(times[middle:]) if middle else x.missing
 
 
 def body(record: Record) -> str:
-    skipped = ("warm-up steps", lambda c: c.config["warmup"])
     if record.kind == "reported":
-        return columns(
-            cells(record),
-            skipped,
-            ("mean ± std, ms", lambda c: f"{c['mean_ms']:.2f} ± {c['std_ms']:.2f}"),
+        return frame(record).table(
+            ("warm-up steps", "warmup"),
+            ("mean ± std, ms", lambda x: f"{x['mean_ms']:.2f} ± {x['std_ms']:.2f}"),
             *(
-                (head, lambda c, n=n: c["first_ms"][n], "{:.2f}")
+                (head, lambda x, n=n: x.row.metrics["first_ms"][n], "{:.2f}")
                 for n, head in enumerate(ORDINALS[:2])
             ),
         )
-    shown = columns(
-        cells(record),
-        skipped,
-        ("mean ± std, ms", lambda c: c.mean_std(*PASSES)),
-        ("median, ms", lambda c: c.ms(*PASSES), "{:.2f}"),
+    shown = processes(record).table(
+        ("warm-up steps", "warmup"),
+        ("mean ± std, ms", "step ±"),
+        ("median, ms", "step_ms", "{:.2f}"),
         *(
-            (head, lambda c, n=n: nth(c, n), "{:.2f}")
+            (head, lambda x, n=n: nth(x, n), "{:.2f}")
             for n, head in enumerate(ORDINALS)
         ),
     )
@@ -54,13 +75,14 @@ def body(record: Record) -> str:
 
 
 def steps_figure(record: Record) -> str:
-    cold = cell(record, warmup=0)
-    ratio = nth(cold, 0) / later(cold)
+    found = processes(record)
+    cold = found.one(warmup=0)
+    ratio = cold["first"] / cold["settled"]
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        for c in reversed(cells(record)):
-            times, skipped = c.samples(*PASSES), c.config["warmup"]
+        for x in reversed(found):
+            times, skipped = x.samples(), x["warmup"]
             steps = range(skipped + 1, skipped + 1 + len(times))
             line(axes, steps, times, color=GREY if skipped else ACCENT)
             if times and not skipped:
@@ -82,46 +104,18 @@ def steps_figure(record: Record) -> str:
     )
 
 
-def later(c: Cell) -> float:
-    """Return the median of the measured steps after the first of a process."""
-    steps = c.samples(*PASSES)[1:]
-    return median(steps) if steps else c.missing
-
-
-def mean_after(record: Record | None, warmup: int) -> float:
-    """Mean of the steps measured after so many warm-up steps."""
-    return cell(record, warmup=warmup).summary(*PASSES).mean
-
-
-def halves(record: Record | None, warmup: int) -> float:
-    """Return the median of the first half of the steps after so many warm-up steps,
-    divided by that of the second half.
-    """
-    c = cell(record, warmup=warmup)
-    times = c.samples(*PASSES)
-    middle = len(times) // 2
-    return median(times[:middle]) / median(times[middle:]) if middle else c.missing
-
-
 def facts(record: Record | None) -> dict[str, str]:
-    """The first step of a cold process against settled ones."""
-    cold = cell(record, warmup=0)
-    settled = later(cold)
-    passes = cold.samples(*PASSES)
-    times = {
-        "first_step": nth(cold, 0),
-        **{f"mean_after_{n}": mean_after(record, n) for n in (1, 2, 5)},
-        "setup": cold.ms("setup"),
-    }
-    return {name: say(time, "{:.1f} ms") for name, time in times.items()} | {
-        "setups": span(
-            (c.ms("setup") for c in cells(record) if c.config["warmup"]), "{:.0f}"
-        ),
-        "first_over_settled": say(nth(cold, 0) / settled, "{:.0f}"),
-        "halves_after_2": say(halves(record, 2), "{:.2f}"),
-        "steps_2_to_5": span(passes[1:5], "{:.1f}"),
-        "steps_6_to_10": span(passes[5:], "{:.1f}"),
-        "mean_over_settled": say(cold.summary(*PASSES).mean / settled, "{:.1f}"),
+    found = processes(record)
+    cold, after_2 = found.one(warmup=0), found.one(warmup=2)
+    steps, settled = cold.samples(), cold["settled"]
+    return {
+        **texts("{:.1f} ms", {"first_step": cold["first"], "setup": cold["setup_ms"]}),
+        "setups": span(found.where(lambda x: x["warmup"]).column("setup_ms"), "{:.0f}"),
+        "first_over_settled": say(cold["first"] / settled, "{:.0f}"),
+        "mean_over_settled": say(cold["mean"] / settled, "{:.1f}"),
+        "halves_after_2": say(after_2["halves"], "{:.2f}"),
+        "steps_2_to_5": span(steps[1:5], "{:.1f}"),
+        "steps_6_to_10": span(steps[5:], "{:.1f}"),
     }
 
 
@@ -135,6 +129,6 @@ def facts(record: Record | None) -> dict[str, str]:
     because="the sizes and precisions that the script compares differ by far more.",
 )
 def two_steps_warm_up(record: Record) -> Judgement:
-    ratio = halves(record, 2)
+    ratio = processes(record).one(warmup=2)["halves"]
     numbers = f"First half over second: {ratio:.2f}."
     return ratio and (abs(ratio - 1) < 0.05, numbers)

@@ -352,15 +352,10 @@ def facts(record: Record | None) -> dict[str, str]:
         found["other_small"] = say(small.missing)
     for name in ("matmul", "softmax", "elementwise", "reduction", "copy"):
         found[f"{name}_small"] = say(share(small, name), percent)
-    grows = []
-    for context in (128, 256, 512, 1024):
+    for context in (128, 1024):
         gains = [busy_gain(record, size, context) for size in TABLE_1]
-        if context in (128, 1024):
-            told = ", ".join(say(gain, "{:.2f}") for gain in known(gains))
-            found[f"gains_{context}"] = told or say(instead(gains))
-        if known(gains):
-            grows.append(known(gains) == sorted(known(gains)))
-    found["gains_grow"] = say(all(grows) if grows else MISSING)
+        told = ", ".join(say(gain, "{:.2f}") for gain in known(gains))
+        found[f"gains_{context}"] = told or say(instead(gains))
     rows = ran(record)
     factors = [slowdown(c) for c in rows]
     return {
