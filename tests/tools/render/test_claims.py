@@ -189,12 +189,6 @@ ALTERED = {
     ),
     "passes_steady": jolt,
     "two_steps_warm_up": settle_late,
-    "launches_decide": lambda r: stretch(
-        rows(r, size="small", context=128, mode="forward"), 0.8
-    ),
-    "graphs_leave_the_kernels": lambda r: stretch(
-        rows(r, size="medium", context=256), 1.6, *(f"graph_{p}_ms" for p in PHASES)
-    ),
     "top_kernel_multiplies": rename_products,
     "training_dilutes_products": lambda r: slow_kernels(
         rows(r, mode="forward"), "softmax", 9
@@ -213,12 +207,6 @@ ALTERED = {
     "bf16_sums_need_fp32": careful_sums,
     "gain_grows": lambda r: stretch(
         rows(r, size="2.7B", context=512, precision="bf16"), 9
-    ),
-    "slower_where_the_gpu_waits": lambda r: slow_kernels(
-        rows(r, precision="bf16", mode="step", context=128), "copy", 9
-    ),
-    "casts_outweigh_products": lambda r: slow_kernels(
-        rows(r, size="2.7B", context=128, precision="bf16"), "copy", 9
     ),
     "autocast_trains_alike": worse_autocast,
     "memory_peak_moves": most_of("saved activations", 9),

@@ -5,7 +5,7 @@ categories, attention's parts.
 from typing import Any
 
 from systems.model.sizes import TABLE_1
-from systems.profiling.kernel_names import CATEGORIES, COPY, MATMUL
+from systems.profiling.kernel_names import COPY, MATMUL
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.load import primary_gpu
@@ -25,14 +25,13 @@ from tools.render.rows import (
     data_sheet,
     instead,
     known,
-    least,
     measured,
     most,
     ran,
     say,
     span,
 )
-from tools.render.stems.kernel_profile import figures, reported
+from tools.render.stems.kernel_profile import figures
 from tools.render.stems.kernel_profile.rows import (
     PARTS,
     PASSES,
@@ -43,7 +42,6 @@ from tools.render.stems.kernel_profile.rows import (
     busy_ms,
     by_name,
     disagreement,
-    graphs_ms,
     idle_share,
     inference,
     kernels,
@@ -56,9 +54,7 @@ from tools.render.stems.kernel_profile.rows import (
     products_ms,
     profiled_ms,
     rates,
-    same_in_fp32,
     share,
-    slowdown,
     span_ms,
     timed,
     total_ms,
@@ -86,7 +82,6 @@ CAPTIONS = {
     "times-forward.md": (
         "Forward passes: median wall time, the sum of their kernels, what is idle."
     ),
-    "top.md": "The kernel that takes longest, in forward and in forward and backward.",
     "top-telling.md": "The kernel that takes longest, at context 512 in fp32.",
     "others.md": (
         "What else takes time in a forward pass of `small` at context 512 in fp32."
@@ -99,26 +94,20 @@ CAPTIONS = {
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
-    """A table for each question, the checks, what others report, and the figures of
-    each measured device.
-    """
+    """A table for each question, and the figures."""
     ours = measured(records)
     tables = {
         "times.md": times_table,
         "times-forward.md": lambda r: times_table(r, mode="forward"),
-        "top.md": top_table,
         "top-telling.md": lambda r: top_table(r, TOLD, context=512, precision="fp32"),
         "others.md": others_table,
-        "categories.md": categories_table,
         "matmul.md": matmul_table,
         "attention.md": attention_table,
         "attention-telling.md": lambda r: attention_table(r, context=512),
-        "checks.md": checks_table,
     }
     return {
         **{name: per_device(ours, body) for name, body in tables.items()},
         **figures.fragments(ours),
-        **reported.fragments([r for r in records if r.kind == "reported"]),
     }
 
 
@@ -132,7 +121,7 @@ def profilers(found: list[Cell]) -> Any:
 
 def times_table(record: Record, **where: Any) -> str:
     """(a) Wall time, with and without the profiler, span and sum of the kernels, and
-    what is idle; and the same kernels as CUDA graphs, where they were timed.
+    what is idle.
     """
 
     def telling(c: Cell) -> bool:
@@ -141,7 +130,6 @@ def times_table(record: Record, **where: Any) -> str:
         return asked and (of["context"], of["mode"]) == (512, "forward")
 
     found = cells(record, **where)
-    graphs = ("as graphs, ms", graphs_ms, "{:.2f}")
     shown = columns(
         found,
         *CELL,
@@ -149,7 +137,6 @@ def times_table(record: Record, **where: Any) -> str:
         ("wall, ms", wall_ms, "{:.2f}"),
         ("sum of kernels, ms", busy_ms, "{:.2f}"),
         ("idle", idle_share, percent),
-        *([graphs] if any(graphs_ms(c) for c in found) else []),
         ("wall, profiled, ms", profiled_ms, "{:.2f}"),
         ("GPU span, profiled, ms", span_ms, "{:.2f}"),
         left=4,
@@ -232,18 +219,6 @@ def others_table(record: Record) -> str:
     )
 
 
-def categories_table(record: Record) -> str:
-    """(c) The share of every category in the forward pass; the last column is what they
-    add up to.
-    """
-    found = forward_passes(record)
-    # An optimizer's kernels are in no forward pass.
-    named = [n for n in CATEGORIES if any(share(c, n) for c in found)]
-    shares = [(n, lambda c, n=n: share(c, n), percent) for n in named]
-    whole = ("all, ms", total_ms, "{:.2f}")
-    return columns(found, *CELL, *shares, whole, left=3)
-
-
 def matmul_table(record: Record) -> str:
     """(d) The share of matrix products in inference, in forward and backward, and in a
     full step.
@@ -291,20 +266,6 @@ def attention_table(record: Record, **where: Any) -> str:
     )
 
 
-def checks_table(record: Record) -> str:
-    """What must hold, row by row."""
-    return columns(
-        ran(record),
-        *CELL,
-        "mode",
-        ("unattributed", unattributed, percent),
-        ("products: by name over by operation", disagreement, percent),
-        ("profiler's factor", slowdown, "{:.2f}"),
-        left=4,
-        alike=["unattributed"],
-    )
-
-
 # Facts --------------------------------------------------------------------------------
 
 
@@ -325,9 +286,6 @@ def facts(record: Record | None) -> dict[str, str]:
             found[f"unprofiled_{key}"] = say(c.ms("forward"), ms)
         found[f"span_{key}"] = say(span_ms(c), ms)
         found[f"busy_{key}"] = say(busy_ms(c), ms)
-    short = at(record, *SHORT, "forward")
-    graphs = graphs_ms(short)
-    found["graphs_small_128"] = say(graphs, ms) if graphs or not short else "none"
     found["wall_2_7B"] = say(wall_ms(largest), ms)
     found["idle_2_7B"] = say(idle_share(largest), percent)
     for key, c in {"small": small, "2_7B": largest, "2_7B_bf16": low}.items():
@@ -357,18 +315,12 @@ def facts(record: Record | None) -> dict[str, str]:
         told = ", ".join(say(gain, "{:.2f}") for gain in known(gains))
         found[f"gains_{context}"] = told or say(instead(gains))
     rows = ran(record)
-    factors = [slowdown(c) for c in rows]
     return {
         **found,
         **top_facts(record, small, "small"),
         **top_facts(record, largest, "2_7B"),
-        "top_same_others": same_top_elsewhere(record),
         **attention_facts(small),
         "profiler": say(profilers(rows)),
-        "unattributed_most": say(most(map(unattributed, rows)), at_most),
-        "disagreement_most": say(most(abs(disagreement(c)) for c in rows), percent),
-        "factor_least": say(least(factors), "{:.2f}"),
-        "factor_most": say(most(factors), "{:.2f}"),
         # Of a thousand marks in ms, which is one in µs.
         "mark_us": say(most(c.ms("thousand_marks") for c in rows), "{:.1f} µs"),
     }
@@ -407,29 +359,8 @@ def top_facts(record: Record | None, c: Cell, key: str) -> dict[str, str]:
         )
         told[f"top_{short}_share_{key}"] = say(of_top, percent)
     same = "the same kernel" if names[0] == names[1] else "another kernel"
-    # By how much it is ahead of the one that leads in the forward pass.
-    first = [k for k in found[1:] if k.name == names[0]]
-    lead = percent(found[0].ms / first[0].ms - 1) if first else "none"
-    if key != "small":
-        told[f"top_lead_{key}"] = lead if all(names) else say(instead(missing))
     told[f"top_same_{key}"] = same if all(names) else say(instead(missing))
     return told
-
-
-def same_top_elsewhere(record: Record | None) -> str:
-    """The sizes that no sentence is about, where one kernel leads in both."""
-    same = []
-    for size in [size for size in TABLE_1 if size not in TOLD]:
-        c = at(record, size, LISTED[1], "forward")
-        both = [
-            of_passes(record, c, passes)
-            for passes in ("forward", "forward and backward")
-        ]
-        tops = [found[0].name for of in both if (found := by_name(*of))]
-        if len(tops) < len(both):
-            return say(instead([row.missing for row, _ in both]))
-        same += [size] if tops[0] == tops[1] else []
-    return " and ".join(same) or "none"
 
 
 def attention_facts(c: Cell) -> dict[str, str]:
@@ -464,43 +395,6 @@ def attention_facts(c: Cell) -> dict[str, str]:
 
 
 # Claims -------------------------------------------------------------------------------
-
-
-@claim(
-    "nsys_profile",
-    "Where the GPU idles for most of a forward pass at context 256, launches decide: "
-    "one at 128 takes as long, within a tenth, though it has half the FLOPs.",
-    otherwise="Where the GPU idles for most of a forward pass at context 256, one at "
-    "128, with half the FLOPs, can take over a tenth less.",
-    because="both launch nearly the same kernels, and a tenth is this guide's bar for "
-    "launch-bound.",
-)
-def launches_decide(record: Record) -> Judgement:
-    found = {}
-    for c in forward_passes(record, context=256):
-        size, precision = c.config["size"], c.config["precision"]
-        over = wall_ms(c) / wall_ms(at(record, size, 128, "forward", precision))
-        if known([over]) and idle_share(c) > 1 / 2:
-            found[f"{size} in {precision}"] = over
-    told = ", ".join(f"{name} {over:.2f}" for name, over in found.items())
-    holds = all(abs(over - 1) < 0.1 for over in found.values())
-    return bool(found) and (holds, f"Time at 256 over that at 128: {told}.")
-
-
-@claim(
-    "nsys_profile",
-    "Launched as CUDA graphs, passes take the time of their kernels and at most one "
-    "microsecond more for each of them.",
-    because="in [NVIDIA's example](https://developer.nvidia.com/blog/cuda-graphs/) a "
-    "graph adds half a microsecond to a kernel; twice that is allowed.",
-)
-def graphs_leave_the_kernels(record: Record) -> Judgement:
-    found = known(
-        1e3 * (graphs_ms(c) - busy_ms(c)) / sum(k["calls"] for k in kernels(c))
-        for c in ran(record)
-    )
-    told = f"Microseconds a kernel: {span(found)}, in {len(found)} rows."
-    return found and (max(found) <= 1, told)
 
 
 @claim(
@@ -551,48 +445,6 @@ def softmax_is_memory_traffic(record: Record) -> Judgement:
     )
     numbers = f"Time over the floor of its bytes: {span(found)}."
     return found and (min(found) >= 1 and max(found) <= 2, numbers)
-
-
-@claim(
-    "benchmarking_mixed_precision",
-    "Where forward and backward are no faster in bf16 than in fp32, their kernels are: "
-    "what grew is the time in which the GPU waits for launches.",
-    "In some profiled cell forward and backward are no faster in bf16 than in fp32, "
-    "and their kernels aren't either: copies and casts take what products gain.",
-)
-def slower_where_the_gpu_waits(record: Record) -> Judgement:
-    pairs = [
-        (c, same_in_fp32(record, c)) for c in ran(record, mode="step", precision="bf16")
-    ]
-    longer = {id(b): trained_ms(b) / trained_ms(f) for b, f in pairs}
-    compared = [(b, f) for b, f in pairs if known([longer[id(b)]])]
-    slower = [(b, f) for b, f in compared if longer[id(b)] >= 1]
-    told = "".join(
-        f"; {b.config['size']} at {b.config['context']}: kernels {of[0]:.1f} ms in "
-        f"bf16, {of[1]:.1f} in fp32"
-        for b, f in slower
-        for of in [(total_ms(b, TRAINED), total_ms(f, TRAINED))]
-    )
-    numbers = f"{len(slower)} of {len(compared)} cells timed in both precisions{told}."
-    holds = all(total_ms(b, TRAINED) < total_ms(f, TRAINED) for b, f in slower)
-    return (holds, numbers) if slower else None
-
-
-def trained_ms(c: Cell) -> float:
-    """Return the wall-clock time of forward and backward."""
-    return timed(c).ms(*TRAINED)
-
-
-@claim(
-    "benchmarking_mixed_precision",
-    "In bf16 forward and backward of 2.7B at context 128 spend more time on copies and "
-    "casts, most of which are paid for each weight, than on matrix products.",
-)
-def casts_outweigh_products(record: Record) -> Judgement:
-    c = at(record, "2.7B", 128, "step", "bf16")
-    copies, products = (total_ms(c, TRAINED, name) for name in (COPY, MATMUL))
-    numbers = f"Copies and casts {copies:.1f} ms, products {products:.1f} ms."
-    return known([copies / products]) and (copies > products, numbers)
 
 
 @claim(

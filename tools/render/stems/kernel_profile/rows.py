@@ -32,12 +32,6 @@ def at(
     return cell(record, **named)
 
 
-def same_in_fp32(record: Record | None, c: Cell) -> Cell:
-    """The fp32 row of the same size, context and mode."""
-    named = {key: c.config.get(key) for key in ("size", "context", "mode")}
-    return cell(record, **named, precision="fp32")
-
-
 def inference(record: Record | None) -> list[Cell]:
     """Every forward pass; the precisions of a size and context stand together."""
     places = [axis(record, key) for key in ("size", "context")]
@@ -148,11 +142,6 @@ def wall_ms(c: Cell) -> float:
     return phases_ms(timed(c), "{}")
 
 
-def graphs_ms(c: Cell) -> float:
-    """The same kernels, launched as CUDA graphs; where that was timed."""
-    return phases_ms(c, "graph_{}") if c.get("graph_forward_ms", None) else c.missing
-
-
 def profiled_ms(c: Cell) -> float:
     """Wall time under the profiler."""
     return phases_ms(c, "profiled_{}")
@@ -179,11 +168,6 @@ def idle_share(c: Cell, *phases: str) -> float:
         busy = c.ms(*(f"{phase}_gpu_busy" for phase in phases))
     idle = 1 - busy / wall
     return 0.0 if idle < 0 else idle
-
-
-def slowdown(c: Cell) -> float:
-    """Wall time under the profiler over wall time without, in the same run."""
-    return profiled_ms(c) / phases_ms(c, "{}")
 
 
 def unattributed(c: Cell) -> float:
