@@ -90,10 +90,7 @@ def test_a_notebook_looks_like_the_other_pages(page: Any) -> None:
     )
     assert built.count("<math") == 2 and 'alttext="a &lt; b_c"' in built
     assert 'href="../a.html#b"' in built and 'href="note.ipynb" download' in built
-    assert (
-        '<div class="language-python highlight" data-search-exclude><pre><code>'
-        in built
-    )
+    assert '<div class="language-python highlight"><pre><code>' in built
     assert "<pre><code>1 &lt; 2</code></pre>" in built
     assert 'id="notebook-note"' in built and "Figure\N{NO-BREAK SPACE}1." in built
     # Nothing of JupyterLab's is left, which asks a CDN.

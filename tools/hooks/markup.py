@@ -51,21 +51,15 @@ LABEL = re.compile(
     rf">[^<]*(?<![\w.])(?:{'|'.join(map(re.escape, EXPLAINED))})(?!\w)[^<]*</text>"
 )
 ADDRESS = re.compile(r'\bid="([^"]*)"')
-# Which task a page answers and where numbers come from is not read word by word.
-GLANCED_AT = re.compile(r'<p class="(?:provenance|tag)">.*?</p>', re.DOTALL)
-TOOLTIP = re.compile(r'<abbr title="[^"]*">([^<]*)</abbr>')
-# A word with its explanation, or the start or end of what must not hold one.
-TOOLTIP_OR_TAG = re.compile(
-    r'<abbr title="(?P<title>[^"]*)">(?P<word>[^<]*)</abbr>'
-    r"|<(?P<end>/?)(?P<tag>h[1-6]|a|summary|label|button|th|svg"
-    r"|(?P<aside>details|figure|table))\b[^>]*>"
-)
-# What a reader doesn't search for: where a table comes from, what is stale, names of
-# tabs, lines of a listing, what stands at an axis. Each page loads the words of all.
-UNSOUGHT = re.compile(
-    r'<(?:p class="(?:provenance|stale|below)"|div class="tabbed-labels"'
-    r'|div class="language-python[^"]*"|svg class="(?:plot|drawing)[^"]*")'
-    r"(?! data-search-exclude)"
+# A word with its explanation; what must not hold one, because it does something itself
+# or is only glanced at; and what is read apart from the text around it.
+TOOLTIP = re.compile(r'<abbr title="(?P<title>[^"]*)">(?P<word>[^<]*)</abbr>')
+TOOLTIP_OR_PART = re.compile(
+    rf"{TOOLTIP.pattern}"
+    r"|<(?P<tag>h[1-6]|a|summary|label|button|th|svg)\b.*?</(?P=tag)>"
+    r'|<p class="(?:provenance|tag)">.*?</p>'
+    r"|<(?P<aside>details|figure|table)\b(?P<inside>.*?</(?P=aside)>)",
+    re.DOTALL,
 )
 # Up to the first full stop outside of markup.
 SENTENCE = re.compile(r"(?:<(\w+)[^>]*>.*?</\1>|[^<])*?\.(?=\s|$)", re.DOTALL)
@@ -118,11 +112,11 @@ BREAKS = re.compile(r"(?<=[\w)])([._/])(?=\w)")
 
 
 def finished(page_html: str) -> str:
-    """Convert the maths of one page, frame its tables, number its figures, thin out
-    its tooltips, keep out of the search what nobody looks for.
+    """Convert the maths of one page, frame its tables, number its figures, and thin out
+    its tooltips.
     """
     text = convert_maths(few_tooltips(COMMANDS.sub(in_lines, page_html)))
-    text = unsought(number_figures(frame_tables(text)))
+    text = number_figures(frame_tables(text))
     return in_text(text, lambda said: UNIT.sub("\N{NO-BREAK SPACE}", said))
 
 
@@ -143,10 +137,6 @@ def in_lines(match: re.Match[str]) -> str:
     named = (OPTION.sub(r'<span class="option">\g<0></span>', line) for line in lines)
     told = "".join(f'<span class="line">{line}</span>\n' for line in named)
     return f"{match[1]}{told}</code>"
-
-
-def unsought(page_html: str) -> str:
-    return UNSOUGHT.sub(r"\g<0> data-search-exclude", page_html)
 
 
 class Finish(Postprocessor):
@@ -179,35 +169,24 @@ def makeExtension(**options: object) -> Finished:
 
 
 def few_tooltips(page_html: str) -> str:
-    """Explain a word where it first stands in a section, and never in a heading, a
-    link or a button, which do something themselves, nor in a line that is glanced at.
-    What a fold, a figure or a table explains, who reads on has not seen.
+    """Explain a word where it first stands in a section. What a fold, a figure or a
+    table explains, a reader of the text around it has not seen.
     """
     seen: set[str] = set()
-    seen_aside: set[str] = set()
-    inside = aside = 0
-    page_html = GLANCED_AT.sub(lambda line: TOOLTIP.sub(r"\1", line[0]), page_html)
 
     def kept(match: re.Match[str]) -> str:
-        nonlocal inside, aside
-        if match["title"] is not None:
-            known = seen_aside if aside else seen
-            if inside or match["title"] in known:
-                return match["word"]
-            known.add(match["title"])
-            return match[0]
-        if match["tag"] == "h2" and not match["end"]:
-            seen.clear()
-        step = -1 if match["end"] else 1
         if match["aside"]:
-            aside += step
-            if not aside:
-                seen_aside.clear()
-        else:
-            inside += step
+            return f"<{match['aside']}{few_tooltips(match['inside'])}"
+        if match["title"] is None:
+            if match["tag"] == "h2":
+                seen.clear()
+            return TOOLTIP.sub(r"\2", match[0])
+        if match["title"] in seen:
+            return match["word"]
+        seen.add(match["title"])
         return match[0]
 
-    return TOOLTIP_OR_TAG.sub(kept, page_html)
+    return TOOLTIP_OR_PART.sub(kept, page_html)
 
 
 def number_figures(page_html: str) -> str:
@@ -336,10 +315,7 @@ def framed_table(body: str, caption: str, alike: Counter[str]) -> str:
         label = f"Table: {named}{more}"
         alike[label] += 1
         label += f" ({alike[label]})" if alike[label] > 1 else ""
-    # Nobody searches for a measured number, and the search would load all of them with
-    # every page.
-    numbers = " data-search-exclude" if "r" in kinds else ""
-    region = f'role="region" tabindex="0" aria-label="{html.escape(label)}"{numbers}'
+    region = f'role="region" tabindex="0" aria-label="{html.escape(label)}"'
     look = "data dense" if len(heads) >= DENSE else "data"
     return (
         f'<div class="table-frame" {region}>'
@@ -349,10 +325,7 @@ def framed_table(body: str, caption: str, alike: Counter[str]) -> str:
 
 
 # Opens what the table above does not show, without a script.
-ALL = (
-    '<p class="all" data-search-exclude>'
-    '<label><input type="checkbox"> All {} rows</label></p>'
-)
+ALL = '<p class="all"><label><input type="checkbox"> All {} rows</label></p>'
 
 
 def in_thousands(text: str) -> str:

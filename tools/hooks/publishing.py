@@ -37,8 +37,17 @@ LINES = re.compile(r'(?<= d=")M [-MLz. \d]*(?=")')
 # larger one, full of the names of kernels, is a twentieth of that when it is packed.
 RECORDS, READABLE_BYTES = "results", 1_000_000
 LINKS = re.compile(rf'href="(\.\./)*(?P<record>{RECORDS}/[\w./-]+\.json)"')
-FIGURES = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
-# What pages hold while the search reads them without figures, by address.
+# What a reader doesn't search for, and the search would read tag by tag: figures, where
+# a table comes from, names of tabs, listings, tables of numbers.
+UNSOUGHT = re.compile(
+    r"<svg\b.*?</svg>"
+    r'|<p class="(?:provenance|stale|below|all)">.*?</p>'
+    r'|<div class="tabbed-labels".*?</div>'
+    r'|<div class="language-python.*?</pre>\s*</div>'
+    r'|<table class="data(?: dense)?">(?:(?!</table>).)*<td class="r\b.*?</table>',
+    re.DOTALL,
+)
+# What pages hold while the search reads them without that, by address.
 WHOLE: dict[str, str] = {}
 STYLES = re.compile(r'(?<= style=")[^"]*(?=")')
 
@@ -50,14 +59,11 @@ def on_files(files: Files, /, **_: object) -> Files:
 
 
 @event_priority(100)
-def without_figures(
+def with_what_is_sought(
     context: dict, /, page: Page, config: MkDocsConfig, **_: object
 ) -> dict:
-    """The search reads what it is given tag by tag, and figures are much of that:
-    their numbers are nothing to look for.
-    """
     WHOLE[page.url] = page.content or ""
-    page.content = FIGURES.sub("", WHOLE[page.url])
+    page.content = UNSOUGHT.sub("", WHOLE[page.url])
     return context
 
 
@@ -79,7 +85,7 @@ def described(context: dict, /, page: Page, config: MkDocsConfig, **_: object) -
     return context
 
 
-on_page_context = CombinedEvent(without_figures, described)
+on_page_context = CombinedEvent(with_what_is_sought, described)
 
 
 def on_post_page(output: str, /, page: Page, config: MkDocsConfig) -> str:

@@ -377,16 +377,3 @@ def test_a_word_is_explained_once_in_a_section_and_never_in_a_link():
         f'<h2>B</h2><p class="provenance">stream</p><details><p>{word}</p></details>'
         f"<p>{word}</p>"
     )
-
-
-def test_what_repeats_on_every_page_is_not_searched() -> None:
-    shown = hooks.finished('<p class="provenance">Measured</p><p>Why</p>')
-    assert shown == '<p class="provenance" data-search-exclude>Measured</p><p>Why</p>'
-    # A docstring was finished before the page that shows it.
-    assert hooks.finished(shown) == shown
-    listing = '<div class="language-python highlight"><pre>x</pre></div>'
-    assert "data-search-exclude><pre>" in hooks.finished(listing)
-    words = '<svg class="plot wide"><text>0.25</text></svg>'
-    assert hooks.finished(words).startswith('<svg class="plot wide" data-search-ex')
-    command = listing.replace("python", "console")
-    assert hooks.finished(command) == command

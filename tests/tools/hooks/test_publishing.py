@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from jinja2 import ChoiceLoader, DictLoader, Environment, FileSystemLoader
@@ -53,6 +53,26 @@ def test_programs_get_a_list_of_all_pages() -> None:
         "# Guide\n\n> Of what.\n\n- [Page one](one.html): About one's.\n"
         "- [Page two](https://example.org/guide/two.html): About two's."
     )
+
+
+def test_the_search_reads_no_figures_listings_and_numbers() -> None:
+    table = '<table class="data"><tr><td{}>1</td></tr></table>'
+    sought = "<p>Why</p>" + table.format("") + '<div class="language-console">$ a</div>'
+    unsought = (
+        '<svg class="plot wide"><text>0.25</text></svg>',
+        '<p class="provenance">H200</p>',
+        '<div class="language-python highlight"><pre>x</pre></div>',
+        table.format(' class="r"'),
+    )
+    content = sought + "".join(unsought)
+    page: Any = SimpleNamespace(url="a.html", content=content, meta={})
+    publishing.with_what_is_sought({}, page=page, config=cast(Any, None))
+    assert page.content == sought
+    # The page itself is whole again.
+    index = SimpleNamespace(search_index=SimpleNamespace(entries=[]))
+    config: Any = SimpleNamespace(plugins={publishing.SEARCH: index})
+    publishing.described({}, page=page, config=config)
+    assert page.content == content
 
 
 def test_lines_of_a_page_are_not_indented_but_those_of_code_are() -> None:

@@ -194,8 +194,6 @@ class Seen(HTMLParser):
         plain = {"src", "alt"} if tag == "img" else {"class"}
         # The frame of a table, and where the code in its cells may be broken.
         plain |= {"role", "tabindex", "aria-label"} if tag == "div" else set()
-        # What stands under a page's title is not what the search shows of it.
-        plain |= {"data-search-exclude"} if tag == "p" else set()
         kinds = ("p", "code", "span", "table", "thead", "tbody", "tr", "th", "td")
         kinds += ("div", "wbr")
         if tag not in (*kinds, "img") or {name for name, _ in attrs} - plain:
@@ -247,7 +245,7 @@ def test_a_gpu_of_any_name_begins_a_line_of_text(opening, monkeypatch):
     monkeypatch.setattr("tools.render.markdown.age", lambda record: "fresh")
     gpu = Device(f"{opening}A GPU", "a-gpu", driver="1")
     page = html_of("\n\n" + provenance(make_record("warmup", device=gpu)))
-    told = page.removeprefix('<p class="provenance" data-search-exclude>')
+    told = page.removeprefix('<p class="provenance">')
     seen = Seen(told)
     assert told != page and seen.odd[0][0] == "a" and len(seen.odd) == 1
     text = unescape(re.sub(r"<[^>]*>", "", told))
