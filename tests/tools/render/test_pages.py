@@ -68,24 +68,6 @@ def test_a_head_names_each_record_once_that_is_older_than_the_code(tmp_path):
     assert head.endswith("\n{ .stale }\n\n") and head.count("**") == 2
 
 
-def test_what_a_condition_leaves_out_makes_no_page_old(tmp_path):
-    facts = {"a": {"b": "not measured"}, "both": {"b": "1 ms"}}
-    page = "# T\n\n{$ facts.both.b $}\n"
-    page += '{@ if facts.a.b != "not measured" @}{$ facts.a.b $}\n{@ endif @}'
-    (tmp_path / "a.md").write_text(page)
-
-    def head() -> str:
-        stale = NOTHING | {"stale": {"a": ["[a](a)"], "both": ["[b](b)"]}}
-        return pages.fragments(facts, {}, stale, set(), tmp_path)["head-a.md"]
-
-    assert head().startswith(STALE.format("[b](b)"))
-    facts["a"]["b"] = "1 ms"
-    assert head().startswith(STALE.format("[b](b), [a](a)"))
-    # Nobody measured anything of it.
-    del facts["a"]
-    assert head().startswith(STALE.format("[b](b)"))
-
-
 def test_a_head_says_what_was_edited_too(tmp_path):
     page = "# T\n\n{$ facts.a.b $}\n"
     doubts = {"stale": {"a": ["[a](a)"]}, "edited": {"a": ["[a](a)"]}}

@@ -10,16 +10,14 @@ measured, folded, and the words that are explained where they stand.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined, Template, TemplateError
 
 from systems import ROOT
 from systems.records.store import RecordError
-from tools.render.rows import NOT_MEASURED
 
 DOCS = ROOT / "docs"
 ANSWER = re.compile(r"^## Answer\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
@@ -38,7 +36,6 @@ GLOSSARY = '--8<-- "generated/glossary-tooltips.md"'
 # The stem that a fragment is rendered from is the first part of its name.
 FRAGMENT = re.compile(r'--8<-- "generated/(\w+)-')
 FACT = re.compile(r"\{\$ facts\.(\w+)\.")
-SHOWN_FACT = re.compile(r"\{\$ .*? \$\}")
 # As the macros plugin fills in facts: mkdocs.yml says why these marks.
 MARKS = ("{@", "@}", "{$", "$}", "{~", "~}")
 # What is said of records, by what is doubtful of them.
@@ -77,8 +74,7 @@ def fragments(
         # What is copied into a page is part of it.
         text = COPIED.sub(lambda mark: given.get(mark[1], ""), page)
         if shown_in(text):
-            shown = shown_in(as_shown(name, text, facts))
-            files[f"head-{name}.md"] = head(shown, doubtful)
+            files[f"head-{name}.md"] = head(shown_in(text), doubtful)
         files[f"foot-{name}.md"] = foot(text, conditions)
     return files
 
@@ -123,17 +119,6 @@ def filled_in(name: str, text: str, facts: Mapping[str, Mapping[str, str]]) -> s
 @cache
 def template(text: str) -> Template:
     return Environment(*MARKS, undefined=StrictUndefined).from_string(text)
-
-
-def as_shown(name: str, text: str, facts: Mapping[str, Mapping[str, str]]) -> str:
-    """A page without what its conditions leave out; its facts stay as they are
-    named.
-    """
-    named = SHOWN_FACT.sub(lambda found: f"{{$ {found[0]!r} $}}", text)
-    # A condition may ask for facts of what nobody measured.
-    of_none = partial(defaultdict, lambda: NOT_MEASURED)
-    known = defaultdict(of_none, {stem: of_none(of) for stem, of in facts.items()})
-    return filled_in(name, named, known)
 
 
 def head(shown: list[str], doubtful: Doubtful) -> str:
