@@ -2,9 +2,11 @@
 the same precision.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import combinations, product
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -22,6 +24,32 @@ CAP = {
     torch.float16: 2e-2,
     torch.bfloat16: 1e-1,
 }
+
+
+def parametrize_pairs(**axes: Sequence[Any]) -> pytest.MarkDecorator:
+    """Parametrize a test with all combinations of values on a GPU. The interpreter is
+    slow: it gets fewer combinations, in which each two values of two axes still meet.
+    """
+    every = list(product(*axes.values()))
+    cases = every if torch.cuda.is_available() else cover_pairs(every)
+    return pytest.mark.parametrize(
+        tuple(axes), cases, ids=lambda value: getattr(value, "__name__", str(value))
+    )
+
+
+def cover_pairs(every: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Return some of all combinations, greedily, in which every pair of values that
+    stands in one of them stands.
+    """
+
+    def pairs(case: tuple[Any, ...]) -> set[Any]:
+        return set(combinations(enumerate(map(repr, case)), 2))
+
+    missing, chosen = set().union(*map(pairs, every)), []
+    while missing:
+        chosen.append(max(every, key=lambda case: len(pairs(case) & missing)))
+        missing -= pairs(chosen[-1])
+    return chosen
 
 
 def make_inputs(

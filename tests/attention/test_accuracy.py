@@ -30,12 +30,15 @@ from tests.attention.checks import (
     NAMES,
     check_against_reference,
     make_inputs,
+    parametrize_pairs,
     run_class,
     run_reference,
     worst,
 )
 
+MASKS = [False, True]
 CLASSES = [FlashAttentionPyTorch, FlashAttentionTriton]
+TILES = [(16, 32), (32, 16), (64, 16), (16, 64), (32, 32)]
 LENGTHS = [1, 17, 63, 64, 97, 128, 130, 191, 257]
 PAIRS = [(1, 130), (130, 1), (65, 191), (191, 65), (63, 64)]
 
@@ -76,17 +79,12 @@ def check(
     )
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("d", HEAD_DIMS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("cls", CLASSES)
+@parametrize_pairs(cls=CLASSES, dtype=DTYPES, d=HEAD_DIMS, causal=MASKS)
 def test_dtypes_and_head_dimensions(cls, dtype, d, causal, device):
     check(cls, make_inputs(97, 97, d, dtype, device), causal)
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("n", LENGTHS)
-@pytest.mark.parametrize("cls", CLASSES)
+@parametrize_pairs(cls=CLASSES, n=LENGTHS, causal=MASKS)
 def test_lengths(cls, n, causal, device):
     check(cls, make_inputs(n, n, 16, device=device), causal)
 
@@ -124,10 +122,7 @@ def test_rows_that_8_divides_and_rows_that_it_does_not(gap, device):
     check(FlashAttentionTriton, (q, k, v, do), True)
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("sigma", [8.0, 60.0])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("cls", CLASSES)
+@parametrize_pairs(cls=CLASSES, dtype=DTYPES, sigma=[8.0, 60.0], causal=MASKS)
 def test_large_scores(cls, dtype, sigma, causal, device):
     check(cls, make_inputs(70, 97, 32, dtype, device, sigma=sigma), causal)
 
@@ -138,9 +133,8 @@ def test_a_scale_of_ones_own(cls, scale, device):
     check(cls, make_inputs(33, 70, 16, device=device), True, scale)
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize(
-    "tile", [(16, 32), (32, 16), (64, 16), (16, 64), (32, 32)], ids=str
+@parametrize_pairs(
+    tile=[(16, 32), (32, 16), (64, 16), (16, 64), (32, 32)], causal=MASKS
 )
 def test_tiles_of_any_shape(tile, causal, device):
     """The causal loops split where the diagonal enters a tile, which depends on both
@@ -156,9 +150,7 @@ def test_tiles_of_any_shape(tile, causal, device):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("splits", [2, 3, 5])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@parametrize_pairs(dtype=DTYPES, splits=[2, 3, 5], causal=MASKS)
 def test_loops_that_are_split(dtype, splits, causal, device):
     """As many splits as steps and more (four over keys, three over queries): one
     without a step adds nothing. Grouped heads, strided outputs.
@@ -334,12 +326,12 @@ def test_limbs_are_the_nearest_to_what_is_left(limbs, device):
     )
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize(
-    "ahead", [(True, True, True), (True, True, False), (False, False, True)], ids=str
+@parametrize_pairs(
+    setting=["high", "highest"],
+    ahead=[(True, True, True), (True, True, False), (False, False, True)],
+    splits=[1, 3],
+    causal=MASKS,
 )
-@pytest.mark.parametrize("setting", ["high", "highest"])
 def test_float32_split_ahead(
     precision, setting, ahead, splits, causal, device, monkeypatch
 ):
@@ -372,20 +364,19 @@ def test_float32_split_ahead(
     check_against_reference(actual, q, k, v, do, causal, 0.25, split=setting == "high")
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("splits", [1, 2])
-@pytest.mark.parametrize("anew", ["addresses", "tiles"])
-@pytest.mark.parametrize(
-    ("dtype", "ahead"),
-    [(torch.bfloat16, False), (torch.float32, False), (torch.float32, True)],
-    ids=str,
+@parametrize_pairs(
+    kind=[(torch.bfloat16, False), (torch.float32, False), (torch.float32, True)],
+    anew=["addresses", "tiles"],
+    splits=[1, 2],
+    causal=MASKS,
 )
 def test_what_a_step_works_out_anew_is_what_it_would_keep(
-    dtype, ahead, anew, splits, causal, device
+    kind, anew, splits, causal, device
 ):
     """Bit by bit: heads that share keys, rows of q and do that lie differently far
     apart, a ragged end, padded columns.
     """
+    dtype, ahead = kind
     q, k, v, do = make_inputs(
         65, 50, 20, dtype, device, lead=(1, 2), lead_k=(1, 1), sigma=2.0
     )

@@ -221,164 +221,72 @@ def nested(*parts: torch.Tensor) -> torch.Tensor:
         return torch.nested.nested_tensor(list(parts))
 
 
-BAD = {
-    "q is no tensor": (
-        lambda: ([1.0], x(2, 8, 4), x(2, 8, 4)),
-        {},
-        TypeError,
-        "q must be a torch.Tensor, got list",
-    ),
-    "sparse": (
-        lambda: (x(8, 4), x(8, 4).to_sparse(), x(8, 4)),
-        {},
-        TypeError,
-        "k must be a strided .* torch.sparse",
-    ),
-    "integers": (
-        lambda: [x(2, 8, 4, dtype=torch.int64)] * 3,
-        {},
-        TypeError,
-        "q must be one of .*float32.*, got int64",
-    ),
-    "dtypes differ": (
-        lambda: (x(2, 8, 4), x(2, 8, 4), x(2, 8, 4).half()),
-        {},
-        TypeError,
-        "v must have the dtype of q, torch.float32, got torch.float16",
-    ),
-    "devices differ": (
-        lambda: (x(2, 8, 4), x(2, 8, 4, device="meta"), x(2, 8, 4)),
-        {},
-        ValueError,
-        "k must be on the device of q, cpu, got meta",
-    ),
-    "one dimension": (
-        lambda: [x(4)] * 3,
-        {},
-        ValueError,
-        r"q must have two or more .* got shape \(4,\)",
-    ),
-    "ranks differ": (
-        lambda: (x(2, 8, 4), x(8, 4), x(8, 4)),
-        {},
-        ValueError,
-        r"k must have as many dimensions as q, 3, got shape \(8, 4\)",
-    ),
-    "empty": (
-        lambda: (x(2, 8, 4), x(2, 0, 4), x(2, 0, 4)),
-        {},
-        ValueError,
-        r"k must not be empty, got .*2, 0, 4",
-    ),
-    "head dimensions differ": (
-        lambda: (x(2, 8, 4), x(2, 8, 4), x(2, 8, 5)),
-        {},
-        ValueError,
-        r"v must have the head dimension of q, 4, got shape \(2, 8, 5\)",
-    ),
-    "k and v differ": (
-        lambda: (x(2, 8, 4), x(2, 8, 4), x(2, 9, 4)),
-        {},
-        ValueError,
-        r"v must have the shape of k, \(2, 8, 4\), got \(2, 9, 4\)",
-    ),
-    "batches differ": (
-        lambda: (x(2, 1, 8, 4), x(3, 1, 8, 4), x(3, 1, 8, 4)),
-        {},
-        ValueError,
-        r"k must have the leading dimensions of q, \(2,\), got \(3,\)",
-    ),
-    "heads don't divide": (
-        lambda: (x(1, 4, 8, 4), x(1, 3, 8, 4), x(1, 3, 8, 4)),
-        {},
-        ValueError,
-        "k must have as many heads as q, 4, or a divisor of them, got 3",
-    ),
-    "causal is a number": (
-        lambda: [x(8, 4)] * 3,
-        {"causal": 1},
-        TypeError,
-        "causal must be True or False, got 1; .* SDPA takes attn_mask",
-    ),
-    "scale is text": (
-        lambda: [x(8, 4)] * 3,
-        {"scale": "1"},
-        TypeError,
-        "scale must be an int, a float or None, got builtins.str",
-    ),
-    "scale is NumPy's": (
-        lambda: [x(8, 4)] * 3,
-        {"scale": np.float32(0.5)},
-        TypeError,
-        "scale must be an int, a float or None, got numpy.float32",
-    ),
-    "causal is NumPy's": (
-        lambda: [x(8, 4)] * 3,
-        {"causal": np.bool_(True)},
-        TypeError,
-        r"causal must be True or False, got numpy\.bool",
-    ),
-    "a mask comes fourth": (
-        lambda: (*[x(8, 4)] * 3, x(8, 8)),
-        {},
-        TypeError,
-        r"causal must be True or False, got torch\.Tensor; .* SDPA takes attn_mask",
-    ),
-    "a share of dropout comes fourth": (
-        lambda: (*[x(8, 4)] * 3, 0.0),
-        {},
-        TypeError,
-        "got 0.0; it is the fourth argument, .* flash-attn dropout_p",
-    ),
-    "nested": (
-        lambda: [nested(x(3, 4), x(2, 4))] * 3,
-        {},
-        TypeError,
-        "q, k and v must not be nested tensors",
-    ),
-    "without memory": (
-        lambda: [x(2, 8, 4, device="meta")] * 3,
-        {},
-        ValueError,
-        "q must be on a .*device.*, got meta",
-    ),
-    "scale is negative": (
-        lambda: [x(8, 4)] * 3,
-        {"scale": -1.0},
-        ValueError,
-        "scale must be positive and .*-1.0",
-    ),
-    "scale is not a number": (
-        lambda: [x(8, 4)] * 3,
-        {"scale": math.nan},
-        ValueError,
-        "scale must be .* got nan",
-    ),
-    "scale is no normal float32": (
-        lambda: [x(8, 4)] * 3,
-        {"scale": 1e-46},
-        ValueError,
-        r"scale must be .* normal number of float32 .* got 1e-46",
-    ),
-    "scale is infinite in float32": (
-        lambda: [x(8, 4)] * 3,
-        {"scale": 10**400},
-        ValueError,
-        "scale must be .* got 1000",
-    ),
-    "scale is infinite in float32 times log2(e)": (
-        lambda: [x(8, 4)] * 3,
-        {"scale": 3e38},
-        ValueError,
-        r"scale must be .* times log2\(e\), too .* got 3e\+38",
-    ),
+def scaled(scale: object) -> list[Any]:
+    return [*[x(8, 4)] * 3, False, scale]
+
+
+# By the message of the error, what is given in the order of the parameters.
+WRONG_TYPES = {
+    "q must be a torch.Tensor, got list": lambda: [[1.0], x(2, 8, 4), x(2, 8, 4)],
+    "k must be a strided .* torch.sparse": lambda: [x(8, 4), x(8, 4).to_sparse(), x(4)],
+    "q must be one of .*float32.*, got int64": lambda: 3 * [x(8, dtype=torch.int64)],
+    "v must have the dtype of q, torch.float32, got torch.float16": lambda: [
+        *(x(2, 8, 4), x(2, 8, 4), x(2, 8, 4).half())
+    ],
+    "causal must be True or False, got 1; .* SDPA takes attn_mask": lambda: [
+        *(*[x(8, 4)] * 3, 1)
+    ],
+    r"causal must be True or False, got numpy\.bool": lambda: [
+        *(*[x(8, 4)] * 3, np.bool_(True))
+    ],
+    # A mask of PyTorch's comes fourth, or flash-attn's share of dropout.
+    r"must be True or False, got torch\.Tensor; .* SDPA takes attn_mask": lambda: [
+        *(*[x(8, 4)] * 3, x(8, 8))
+    ],
+    "got 0.0; it is the fourth argument, .* flash-attn dropout_p": lambda: [
+        *(*[x(8, 4)] * 3, 0.0)
+    ],
+    "scale must be an int, a float or None, got builtins.str": lambda: scaled("1"),
+    "an int, a float or None, got numpy.float32": lambda: scaled(np.float32(0.5)),
+    "must not be nested tensors": lambda: [nested(x(3, 4), x(2, 4))] * 3,
+}
+WRONG_VALUES = {
+    "k must be on the device of q, cpu, got meta": lambda: [
+        *(x(2, 8, 4), x(2, 8, 4, device="meta"), x(2, 8, 4))
+    ],
+    "q must be on a .*device.*, got meta": lambda: [x(2, 8, 4, device="meta")] * 3,
+    r"q must have two or more .* got shape \(4,\)": lambda: [x(4)] * 3,
+    r"k must have as many dimensions as q, 3, got shape \(8, 4\)": lambda: [
+        *(x(2, 8, 4), x(8, 4), x(8, 4))
+    ],
+    r"k must not be empty, got .*2, 0, 4": lambda: [
+        *(x(2, 8, 4), x(2, 0, 4), x(2, 0, 4))
+    ],
+    r"v must have the head dimension of q, 4, got shape \(2, 8, 5\)": lambda: [
+        *(x(2, 8, 4), x(2, 8, 4), x(2, 8, 5))
+    ],
+    r"v must have the shape of k, \(2, 8, 4\), got \(2, 9, 4\)": lambda: [
+        *(x(2, 8, 4), x(2, 8, 4), x(2, 9, 4))
+    ],
+    r"k must have the leading dimensions of q, \(2,\), got \(3,\)": lambda: [
+        *(x(2, 1, 8, 4), x(3, 1, 8, 4), x(3, 1, 8, 4))
+    ],
+    "k must have as many heads as q, 4, or a divisor of them, got 3": lambda: [
+        *(x(1, 4, 8, 4), x(1, 3, 8, 4), x(1, 3, 8, 4))
+    ],
+    "scale must be positive and .*-1.0": lambda: scaled(-1.0),
+    "scale must be .* got nan": lambda: scaled(math.nan),
+    "scale must be .* normal number of float32 .* got 1e-46": lambda: scaled(1e-46),
+    "scale must be .* got 1000": lambda: scaled(10**400),
+    r"scale must be .* times log2\(e\), too .* got 3e\+38": lambda: scaled(3e38),
 }
 
 
-@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("message", [*WRONG_TYPES, *WRONG_VALUES])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_bad_input_is_refused_before_anything_runs(backend, case, monkeypatch):
-    make, options, error, message = BAD[case]
+def test_bad_input_is_refused_before_anything_runs(backend, message, monkeypatch):
+    make = (WRONG_TYPES | WRONG_VALUES)[message]
+    error = TypeError if message in WRONG_TYPES else ValueError
 
     def ran(*_):
         pytest.fail("it ran")
@@ -387,7 +295,7 @@ def test_bad_input_is_refused_before_anything_runs(backend, case, monkeypatch):
     monkeypatch.setattr(prepared.PreparedCall, "forward", ran)
     monkeypatch.setattr(dispatch, "LAUNCHERS", {})
     with pytest.raises(error, match=message):
-        flash_attention(*make(), **options, backend=backend)
+        flash_attention(*make(), backend=backend)  # pyright: ignore
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -411,31 +319,24 @@ def test_with_the_largest_scale_a_score_of_zero_stays_one(backend, device):
 
 
 def test_what_only_the_kernels_refuse(device):
-    with pytest.raises(
-        TypeError, match="q must be one of float32, float16, bfloat16, got float64"
+    for error, message, tensor, options in (
+        (TypeError, "one of float32, .* got float64", x(8, 4, dtype=torch.float64), {}),
+        (ValueError, "q must have a head dimension from 1 to 256", x(8, 257), {}),
+        (ValueError, "q must be on a CUDA device", x(8, 4, device="meta"), {}),
+        (
+            ValueError,
+            "one of auto, hopper, triton, torch, first, got 'cuda'",
+            x(8, 4),
+            {"backend": "cuda"},
+        ),
     ):
-        flash_attention(*[x(8, 4, dtype=torch.float64)] * 3)
-    with pytest.raises(
-        ValueError, match="q must have a head dimension from 1 to 256, got 257"
-    ):
-        flash_attention(*[x(8, 257)] * 3)
-    with pytest.raises(ValueError, match="q must be on a CUDA device, got meta"):
-        flash_attention(*[x(8, 4, device="meta")] * 3)
-    with pytest.raises(
-        ValueError, match=r"q must be \(batch, N, d\).* got shape \(8, 4\)"
-    ):
+        with pytest.raises(error, match=message):
+            flash_attention(*[tensor] * 3, **options)
+    with pytest.raises(ValueError, match=r"be \(batch, N, d\).* got shape \(8, 4\)"):
         FlashAttentionTriton.apply(*[x(8, 4, device=device)] * 3)
-    with pytest.raises(
-        ValueError,
-        match="backend must be one of auto, hopper, triton, torch, first, got 'cuda'",
-    ):
-        flash_attention(*[x(8, 4)] * 3, backend="cuda")
-    with pytest.raises(
-        ValueError, match="backend must be one of auto, hopper, triton, got 'cuda'"
-    ):
-        FlashAttentionTriton.apply(
-            *[x(1, 8, 4, device=device)] * 3, False, None, "cuda"
-        )
+    one = [x(1, 8, 4, device=device)] * 3
+    with pytest.raises(ValueError, match="one of auto, hopper, triton, got 'cuda'"):
+        FlashAttentionTriton.apply(*one, False, None, "cuda")
 
 
 @pytest.mark.parametrize("which", [0, 1])
