@@ -346,9 +346,7 @@ def test_float32_split_ahead(
     precision(setting)
     done, as_limbs = [], launches.split_into_limbs
     monkeypatch.setattr(
-        launches,
-        "split_into_limbs",
-        lambda *x: done.append(len(x) - 1) or as_limbs(*x),
+        launches, "split_into_limbs", lambda *x: done.append(len(x) - 1) or as_limbs(*x)
     )
     o, lse = launch_forward(q, k, v, causal, 0.25, forward, splits)
     outputs = (

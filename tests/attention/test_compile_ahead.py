@@ -83,9 +83,7 @@ def compile_for_gpu(gpu: str, code: str, cache: Path) -> dict[str, list[Needs]]:
     """What the `show`s in this code name and found. A process of its own, since Triton
     asks when it is imported whether to compile.
     """
-    environment = {
-        key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"
-    }
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     # An empty cache, so that it is compiled and not found.
     environment |= {"TRITON_CACHE_DIR": str(cache)}
     code = f"{SHOW}\ngpu = TARGETS[{gpu!r}]\n{code}"

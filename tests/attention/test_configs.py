@@ -155,14 +155,8 @@ def test_each_program_owns_rows_enough_for_its_warps():
 
 
 def test_head_dimensions_are_padded_to_powers_of_two():
-    assert [pad_head_dim(d) for d in (1, 17, 64, 80, 129, 256)] == [
-        16,
-        32,
-        64,
-        128,
-        256,
-        256,
-    ]
+    dims = [pad_head_dim(d) for d in (1, 17, 64, 80, 129, 256)]
+    assert dims == [16, 32, 64, 128, 256, 256]
 
 
 def test_a_gpu_gets_the_configuration_of_its_arithmetic_and_mask(monkeypatch):

@@ -529,9 +529,7 @@ MOST_SECONDS = 15
     [("bfloat16", 128, 128), ("bfloat16", 128, 4096), ("float32", 128, 4096)],
 )
 def test_the_first_call_does_not_wait_long_for_the_compiler(dtype, d, n, tmp_path):
-    environment = os.environ | {
-        "TRITON_CACHE_DIR": str(tmp_path),
-    }
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", FIRST_CALL, str(n), str(d), dtype]
     done = subprocess.run(
         command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120
@@ -584,9 +582,7 @@ def test_the_sanitizer_finds_nothing(tool):
     ]
     # PyTorch's allocator hands out parts of large blocks, in which a stray access would
     # go unseen.
-    environment = os.environ | {
-        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
-    }
+    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True
     )

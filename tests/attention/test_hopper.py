@@ -240,12 +240,7 @@ def test_a_descriptor_is_what_triton_makes_of_the_tensor():
     # Without a batch, and of one head: strides of nothing are not asked about.
     assert rows_descriptor(make_layout(*shape_and_strides(x[0])), 16, 64, x.dtype)(
         x[0]
-    ).shape == [
-        1,
-        3,
-        70,
-        64,
-    ]
+    ).shape == [1, 3, 70, 64]
     statistics = torch.empty(6, 72)
     assert vars(statistics_descriptor(6, 70, 72, 16)(statistics))["strides"] == [72, 1]
     with pytest.raises(AssertionError):
@@ -253,10 +248,7 @@ def test_a_descriptor_is_what_triton_makes_of_the_tensor():
 
 
 NEEDS = {
-    "another device": (
-        like(1, 1, 8, 64, device="cpu"),
-        "needs a CUDA GPU, found cpu",
-    ),
+    "another device": (like(1, 1, 8, 64, device="cpu"), "needs a CUDA GPU, found cpu"),
     "another dtype": (
         like(1, 1, 8, 64, dtype=torch.float32),
         "needs float16 or bfloat16, found torch.float32",

@@ -33,6 +33,7 @@ from tests.attention.checks import (
     check_batched_gradients,
     gradients,
     make_inputs,
+    parametrize_pairs,
     run_class,
     run_reference,
 )
@@ -64,9 +65,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("cls", CLASSES)
+@parametrize_pairs(cls=CLASSES, layout=list(LAYOUTS), causal=[False, True])
 def test_strides_and_what_lies_between_them(cls, layout, causal, device):
     """Contiguous or not, the same result: only the elements themselves are read."""
     inputs = make_inputs(37, 70, 24, device=device, lead=(1, 2))
@@ -166,23 +165,26 @@ def test_kernels_write_all_of_their_outputs_and_nothing_else(
         assert torch.equal(output, expected[name]), name
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("backend", BACKENDS)
+def check_float32(backend: str, q, k, v, do, causal: bool) -> torch.Tensor:
+    """Compare o and the gradients of the public function with the reference."""
+    leaves = tuple(x.requires_grad_() for x in (q, k, v))
+    o = flash_attention(*leaves, causal=causal, backend=backend)
+    expected = run_reference(q, k, v, do, causal)
+    results = o, *gradients(o, leaves, do)
+    found = dict(zip(("o", "dq", "dk", "dv"), results, strict=True))
+    for name, x in found.items():
+        close = {"rtol": 0, "atol": 2e-5, "msg": name}
+        torch.testing.assert_close(x.double(), expected[name], **close)
+    return o
+
+
+@parametrize_pairs(backend=BACKENDS, kv_heads=[1, 2, 4], causal=[False, True])
 def test_grouped_heads(backend, kv_heads, causal, device):
     """Gradients of k and v are sums over the query heads that share them."""
     q, k, v, do = make_inputs(
         33, 40, 16, device=device, lead=(2, 4), lead_k=(2, kv_heads)
     )
-    leaves = tuple(x.requires_grad_() for x in (q, k, v))
-    o = flash_attention(*leaves, causal=causal, backend=backend)
-    expected = run_reference(q, k, v, do, causal)
-    for name, actual in zip(
-        ("o", "dq", "dk", "dv"), (o, *gradients(o, leaves, do)), strict=True
-    ):
-        torch.testing.assert_close(
-            actual.double(), expected[name], rtol=0, atol=2e-5, msg=name
-        )
+    o = check_float32(backend, q, k, v, do, causal)
     sdpa = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
     torch.testing.assert_close(o, sdpa, rtol=0, atol=2e-5)
 
@@ -190,17 +192,8 @@ def test_grouped_heads(backend, kv_heads, causal, device):
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 1, 3), (1, 2, 1, 3)], ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_leading_dimensions(backend, lead, device):
-    q, k, v, do = make_inputs(20, 20, 16, device=device, lead=lead)
-    leaves = tuple(x.requires_grad_() for x in (q, k, v))
-    o = flash_attention(*leaves, causal=True, backend=backend)
-    assert o.shape == q.shape
-    expected = run_reference(q, k, v, do, True)
-    for name, actual in zip(
-        ("o", "dq", "dk", "dv"), (o, *gradients(o, leaves, do)), strict=True
-    ):
-        torch.testing.assert_close(
-            actual.double(), expected[name], rtol=0, atol=2e-5, msg=name
-        )
+    inputs = make_inputs(20, 20, 16, device=device, lead=lead)
+    assert check_float32(backend, *inputs, causal=True).shape == inputs[0].shape
 
 
 def test_a_permuted_q_gives_an_o_laid_out_alike(device):
@@ -362,16 +355,9 @@ try:
 except ValueError as error:
     print(error)
 """
-    environment = {
-        key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    line, pipes = [sys.executable, "-c", code], {"capture_output": True}
+    done = subprocess.run(line, cwd=ROOT, env=environment, text=True, **pipes)
     assert done.stdout.startswith(
         "q must be on a CUDA device, got cpu; the CPU is taken where TRITON_INTERPRET=1"
     ), done

@@ -106,20 +106,8 @@ def test_only_the_first_launch_asks():
         ("asked", (7, 1, 1), (x, y, 3, 5), given),
         # No hooks; addresses; the constants in the order of the kernel's arguments.
         (
-            "again",
-            7,
-            1,
-            1,
-            STREAM + 3,
-            "function",
-            "metadata",
-            *3 * [None],
-            y.data_ptr(),
-            x.data_ptr(),
-            3,
-            5,
-            2,
-            1,
+            *("again", 7, 1, 1, STREAM + 3, "function", "metadata", None, None, None),
+            *(y.data_ptr(), x.data_ptr(), 3, 5, 2, 1),
         ),
     ]
 
@@ -168,11 +156,8 @@ def test_a_profiler_is_told_of_each_launch(hook):
         hook.remove(print)
     launch(x, x)
     assert [call[0] for call in kernel.calls] == ["asked", "with hooks", "again"]
-    assert kernel.calls[1] == (
-        "with hooks",
-        (7, 1, 1),
-        (x.data_ptr(), x.data_ptr(), 3, 5, 2, 1),
-    )
+    arguments = x.data_ptr(), x.data_ptr(), 3, 5, 2, 1
+    assert kernel.calls[1] == ("with hooks", (7, 1, 1), arguments)
 
 
 @pytest.mark.usefixtures("a_gpu")
@@ -290,12 +275,8 @@ def test_a_tensor_without_a_batch_has_a_batch_of_one():
     x = torch.zeros(4, 8, 16).transpose(0, 1)
     assert make_layout(*shape_and_strides(x)) == ((1, 8, 4, 16), (0, 16, 128, 1))
     assert make_layout(*shape_and_strides(x[None])).shape == (1, 8, 4, 16)
-    assert make_layout(*shape_and_strides(x.unflatten(0, (2, 4)))).strides == (
-        64,
-        16,
-        128,
-        1,
-    )
+    split = make_layout(*shape_and_strides(x.unflatten(0, (2, 4))))
+    assert split.strides == (64, 16, 128, 1)
 
 
 def q_k_v(device, n=64, dtype=torch.float32):
@@ -313,11 +294,8 @@ def test_one_layout_is_worked_out_once(device):
     for q, k, v in (x, tuple(y.clone() for y in x)):
         o, lse = launch_forward(q, k, v, True, 0.25)
         launch_backward(o, q, k, v, o, lse, True, 0.25)
-    assert (
-        forward_launches.cache_info().misses
-        == backward_launches.cache_info().misses
-        == 1
-    )
+    for each in (forward_launches, backward_launches):
+        assert each.cache_info().misses == 1
     q, k, v = (y.transpose(2, 3).contiguous().transpose(2, 3) for y in x)
     others = [
         (*x, False, 0.25),
@@ -339,9 +317,7 @@ def test_the_precision_of_products_is_asked_at_each_launch(
     nothing = Launch(Kernel(), (1,), (), {"SPLITS": 1, "A": 1})
     made, chosen = launches.Forward(None, nothing, nothing), []
     monkeypatch.setattr(
-        launches,
-        "forward_launches",
-        lambda kind, *_: chosen.append(kind) or made,
+        launches, "forward_launches", lambda kind, *_: chosen.append(kind) or made
     )
     for setting in ("highest", "high"):
         precision(setting)
