@@ -187,8 +187,6 @@ def test_a_simulated_gpu_is_never_published(of_40, tmp_path, monkeypatch):
 @pytest.mark.parametrize("text", ["40GB", "0", "", "²"])
 def test_no_number_of_gib_is_one_line(text, monkeypatch, capsys):
     monkeypatch.setenv(memory.VARIABLE, text)
-    with pytest.raises(SystemExit) as ended:
-        regen_tables.main(["--list"])
-    assert ended.value.code == 2
+    assert regen_tables.main(["--list"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line == f"error: {memory.VARIABLE} must be a number of GiB, got {text!r}"
