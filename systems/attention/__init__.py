@@ -1,5 +1,5 @@
-"""Attention implementations by name, each loaded when it is first asked for: importing
-this package loads no torch.
+"""Attention implementations by name. Each is loaded on first use, so importing this
+package loads no torch.
 
     from systems.attention import attention_reference, flash_attention
     from systems.attention import FlashAttentionPyTorch, FlashAttentionTriton

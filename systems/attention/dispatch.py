@@ -1,8 +1,8 @@
-"""Flash attention by our kernels, chosen by name: the autograd Function, the operators.
+"""Dispatch of flash attention to the Triton or the Hopper kernels: the autograd
+Function, the custom operators and the choice of backend.
 
-"triton" are the kernels of this folder, "hopper" those of the folder beside it. Which
-of them ran the forward pass makes no difference to the backward pass: both save o and
-lse.
+"triton" names the kernels in `triton`, "hopper" those in `hopper`. Both save o and lse,
+so the backward pass may run on other kernels than the forward pass.
 """
 
 import torch
@@ -37,10 +37,10 @@ LAUNCHERS = {"hopper": hopper_launches, "triton": triton_launches}
 
 
 def choose_backend(backend: str, q: Tensor, k: Tensor, v: Tensor) -> str:
-    """Which kernels run for this backend: those it names, or for "auto" the faster
-    ones.
+    """Return the name of the kernels that run for this backend; "auto" takes the
+    fastest.
 
-    ValueError says what the named ones need that was not found.
+    `ValueError` if the backend is unknown, or says what the Hopper kernels lack.
     """
     if backend == "auto":
         if not limits.is_faster(q, k):
@@ -105,8 +105,10 @@ def run_backward(
 def flash_forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, backend: str = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """What torch.compile and torch.export see of the forward pass: (o, lse). Called by
-    itself it has no tangent in forward mode; `attention` and the class refuse there.
+    """Return (o, lse); the forward operator for torch.compile and torch.export.
+
+    Called directly it drops tangents of forward mode; `attention` and the class refuse
+    them.
     """
     return run_forward(q, k, v, causal, scale, backend)
 
@@ -123,7 +125,7 @@ def flash_backward(
     scale: float,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What torch.compile and torch.export see of the backward pass: (dq, dk, dv)."""
+    """Return (dq, dk, dv); the backward operator for torch.compile and torch.export."""
     return run_backward(do, q, k, v, o, lse, causal, scale, backend)
 
 
@@ -171,11 +173,11 @@ flash_forward.register_autograd(
 
 
 class FlashAttentionTriton(torch.autograd.Function):
-    """`FlashAttentionTriton.apply(q, k, v, is_causal)`; (batch, n, d), or heads before
-    n too, d up to 256.
+    """Autograd Function: `FlashAttentionTriton.apply(q, k, v, is_causal)` for (batch,
+    n, d) or (batch, heads, n, d), d up to 256.
 
     float32, float16 or bfloat16. `backend` is as in `flash_attention`. `ValueError` or
-    `TypeError` names what can't be taken; a second derivative can't.
+    `TypeError` names an unsupported argument; second derivatives are unsupported.
     """
 
     @staticmethod
@@ -235,7 +237,7 @@ apply = super(torch.autograd.Function, FlashAttentionTriton).apply  # pyright: i
 def check_call(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
 ) -> None:
-    """TypeError or ValueError unless these kernels can run on this."""
+    """Raise TypeError or ValueError unless the kernels support these arguments."""
     check_inputs(q, k, v, causal, scale, DTYPES)
     if q.shape[-1] > MAX_HEAD:
         raise ValueError(
@@ -256,7 +258,9 @@ def attention(
     scale: float | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """`flash_attention` by these kernels, with its arguments and errors."""
+    """Compute `flash_attention` with the Triton or Hopper kernels, with the same
+    arguments and errors.
+    """
     refuse_transforms()
     q, k, v = autocast_like_sdpa(q, k, v)
     tensors = isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)
@@ -285,5 +289,7 @@ def attention(
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The model's attention slot: (b, h, s, e) three times -> (b, h, s, e)."""
+    """Compute causal attention of q, k and v, each (b, h, s, e), for the model's
+    attention slot.
+    """
     return attention(q, k, v, causal=True)

@@ -1,5 +1,5 @@
-"""`flash_attention`, the public function. A named backend runs or the call fails: none
-stands in for another.
+"""`flash_attention`, the public function. A named backend runs or raises; it never
+falls back to another.
 """
 
 from jaxtyping import Float

@@ -1,4 +1,4 @@
-"""The implementations of attention that a model can be given, by name."""
+"""Attention implementations that a model can use, by name."""
 
 # name -> "module:function"; the function takes q, k, v of shape (b, h, s, e) and is
 # causal.

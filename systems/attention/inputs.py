@@ -1,7 +1,8 @@
-"""What flash attention takes, said before anything runs, and how autocast changes it.
+"""Validation of the arguments of flash attention, and its behaviour under autocast and
+transforms.
 
-Every refusal names the argument, what it got and what it takes. Shapes: ... any leading
-dimensions, the last of them the heads; n_q queries, n_k keys, d head dimension.
+Every error names the argument, what it got and what is supported. Shapes: ... any
+leading dimensions, the last of them heads; n_q queries, n_k keys, d head dimension.
 """
 
 import math
@@ -35,8 +36,8 @@ def check_inputs(
     scale: float | None,
     dtypes: tuple[torch.dtype, ...],
 ) -> None:
-    """TypeError or ValueError unless q (..., n_q, d), k and v (..., n_k, d) and the
-    options can be computed with.
+    """Raise TypeError or ValueError unless q (..., n_q, d), k and v (..., n_k, d) and
+    the options are supported.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
@@ -82,7 +83,9 @@ def check_properties(
     v: TensorProperties,
     dtypes: tuple[torch.dtype, ...],
 ) -> None:
-    """The part of `check_inputs` that looks at the tensors."""
+    """Check the shapes, dtypes, devices and layouts of q, k and v, as part of
+    `check_inputs`.
+    """
     q_shape, q_dtype, q_device, _ = q
     for name, (shape, dtype, device, layout) in (("q", q), ("k", k), ("v", v)):
         rank = len(shape)
@@ -140,14 +143,16 @@ check_properties_cached = lru_cache(maxsize=4096)(check_properties)
 
 
 def is_traced(q: Tensor) -> bool:
-    """Whether a compiler looks on (torch.compile, torch.export), or q has no memory
-    that a kernel could read.
+    """Return whether a compiler traces this call (torch.compile, torch.export), or q
+    has no memory that a kernel could read.
     """
     return torch.compiler.is_compiling() or type(q) not in (Tensor, torch.nn.Parameter)
 
 
 def is_differentiated(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether autograd looks on: backwards or forwards through one of these."""
+    """Return whether autograd differentiates through q, k or v, in reverse or forward
+    mode.
+    """
     if torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad
     ):
@@ -156,13 +161,13 @@ def is_differentiated(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def has_tangents(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether one of these is differentiated in forward mode."""
+    """Return whether q, k or v is differentiated in forward mode."""
     return any(forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v))
 
 
 def refuse_forward_mode(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """NotImplementedError where the result would be without its tangent: an operator
-    drops it, and an autograd Function refuses by itself.
+    """Raise NotImplementedError if an input has a tangent: a custom operator would
+    silently drop it.
     """
     if has_tangents(q, k, v):
         raise NotImplementedError(
@@ -171,8 +176,8 @@ def refuse_forward_mode(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def refuse_transforms() -> None:
-    """NotImplementedError inside torch.func's grad, vmap and the like. Of a compiler
-    vmap is taken: it computes one batch after another.
+    """Raise NotImplementedError inside torch.func transforms (grad, vmap, jvp), except
+    for vmap under a compiler, which computes one batch after another.
     """
     # PyTorch asks the same before each autograd Function.
     if torch._C._are_functorch_transforms_active() and not (
@@ -186,9 +191,11 @@ def refuse_transforms() -> None:
 
 
 def is_batched(do: Tensor) -> bool:
-    """Whether a backward pass gets a batch of gradients as if it were one: from
-    `is_grads_batched`, `jacobian(vectorize=True)`, or vmap around `autograd.grad`. A
-    kernel can't read such a tensor; PyTorch calls an operator once for each of them.
+    """Return whether a backward pass gets a batch of gradients as one tensor: from
+    `is_grads_batched`, `jacobian(vectorize=True)`, or vmap around `autograd.grad`.
+
+    A kernel can't read such a tensor; PyTorch calls a custom operator once for each
+    gradient.
     """
     return not torch.compiler.is_compiling() and (
         is_legacy_batchedtensor(do) or is_batchedtensor(do)
@@ -196,8 +203,8 @@ def is_batched(do: Tensor) -> bool:
 
 
 def register_vmap_loop(operator: Any) -> None:
-    """Have vmap call this operator, which returns three tensors, once per member of a
-    batch.
+    """Register a vmap rule that calls this operator, which returns three tensors, once
+    per member of a batch.
     """
 
     @operator.register_vmap
@@ -215,7 +222,9 @@ def register_vmap_loop(operator: Any) -> None:
 
 
 def refuse_batched_gradients(do: Tensor, operation: str) -> None:
-    """NotImplementedError where a backward pass computes one gradient alone."""
+    """Raise NotImplementedError if a backward pass without batching gets a batch of
+    gradients.
+    """
     if is_batched(do):
         raise NotImplementedError(
             f"the gradient of {operation} can't be computed for a batch of gradients "
@@ -224,9 +233,7 @@ def refuse_batched_gradients(do: Tensor, operation: str) -> None:
 
 
 def refuse_second_derivative(operation: str = "flash attention") -> None:
-    """ValueError inside a backward pass that records a graph of its own
-    (`create_graph=True`).
-    """
+    """Raise ValueError inside a backward pass with `create_graph=True`."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise ValueError(
             f"the gradient of {operation} can't be differentiated again: "
@@ -237,8 +244,8 @@ def refuse_second_derivative(operation: str = "flash attention") -> None:
 def autocast_like_sdpa(
     q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Under autocast, cast as PyTorch does for its own attention: floating dtypes but
-    float64 become autocast's.
+    """Cast q, k and v under autocast as PyTorch does for SDPA: all floating dtypes but
+    float64 become autocast's dtype.
     """
     # What isn't a tensor is refused later. So are other devices, and asking whether
     # they know autocast would break a graph of torch.compile.
@@ -260,5 +267,5 @@ def autocast_like_sdpa(
 
 
 def default_scale(scale: float | None, d: int) -> float:
-    """1 / sqrt(d) unless another scale is given."""
+    """Return the scale as a float, 1 / sqrt(d) by default."""
     return 1 / math.sqrt(d) if scale is None else float(scale)

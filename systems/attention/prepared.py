@@ -1,9 +1,10 @@
-"""A call whose like was made before: looked up once, for both passes.
+"""Cached launches of both passes for calls with equal shapes, strides, dtypes and
+options.
 
-What a short call takes is the host's time, and most of it went into asking: are these
-inputs allowed, which kernels run, with which launches, in each pass anew. All of it
-follows from dtypes, shapes, strides and options. A prepared call is that answer, and
-autograd carries it from the forward pass to the backward pass.
+Short calls are CPU-bound, and most of that time went into checks: whether inputs are
+valid, which kernels run, with which launches. The answers depend only on dtypes,
+shapes, strides and options. A prepared call holds them, and autograd carries it from
+the forward pass to the backward pass.
 """
 
 from functools import lru_cache
@@ -36,8 +37,8 @@ TensorMetadata = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 
 class PreparedCall:
-    """Both passes of the plain kernels for q, k and v that lie alike: rows without
-    gaps, (b, n, d) or (b, h, n, d).
+    """Both passes of the Triton kernels for one layout of q, k and v: (b, n, d) or (b,
+    h, n, d), rows without gaps.
     """
 
     def __init__(
@@ -73,15 +74,15 @@ class PreparedCall:
         )  # fmt: skip
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """(o, lse)."""
+        """Return (o, lse)."""
         o = torch.empty_like(q)
         lse = torch.empty(self.statistics, dtype=torch.float32, device=self.device)
         run_forward(self.forward_launches, q, k, v, o, lse)
         return o, lse
 
     def fits(self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor) -> bool:
-        """Whether these, as autograd gives them back, lie as in the forward pass: hooks
-        on saved tensors may lay them out anew.
+        """Return whether saved tensors still have the layout of the forward pass. Hooks
+        on saved tensors can change it.
         """
         strides = [x.stride() for x in (q, k, v, o)]
         before = [x[1] for x in (*self.inputs, self.outputs[0])]
@@ -90,7 +91,7 @@ class PreparedCall:
     def backward(
         self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(dq, dk, dv)."""
+        """Return (dq, dk, dv)."""
         # The gradient of a sum is one number with strides of zero.
         if do.stride(-1) != 1:
             do = do.contiguous()
@@ -108,8 +109,8 @@ def prepare_call(
     scale: float | None,
     backend: str,
 ) -> PreparedCall | None:
-    """A call made ready, or None: where a compiler looks on, the kernels for Hopper
-    may run, rows have gaps, or `dispatch.check` has something to say.
+    """Return a prepared call, or None if a compiler traces, the Hopper kernels may run,
+    rows have gaps, or `dispatch.check_call` has to raise.
     """
     # True equals 1, and 1 is no mask: what is looked up has been looked at.
     if type(causal) is not bool or not (scale is None or type(scale) in (float, int)):
@@ -138,7 +139,7 @@ def prepare_call_cached(
     backend: str,
     arithmetic: str,
 ) -> PreparedCall | None:
-    """`prepare_call` from what follows."""
+    """Return the prepared call for this metadata and these options, or None."""
     shape, _, _, device = q
     if backend not in ("auto", "triton") or len(shape) not in (3, 4):
         return None

@@ -1,10 +1,9 @@
-"""Plain attention, the oracle: every score is written out, nothing is clever, and no
-fast path imports it.
+"""Plain attention, the oracle of all tests: it materializes every score, and no fast
+path imports it.
 
     S = scale · Q Kᵀ      lse = log Σ exp S      P = exp(S - lse)      O = P V
 
-It computes in the dtype that it is given, float64 included; autograd supplies its
-gradients.
+It computes in the dtype of its inputs, float64 included; autograd supplies gradients.
 """
 
 import math
@@ -21,12 +20,12 @@ def attention_reference(
     causal: bool = False,
     scale: float | None = None,
 ) -> tuple[Float[Tensor, "... q d"], Float[Tensor, "... q"]]:
-    """(o, lse), lse with the natural logarithm. Causal keeps key j for query i where j
-    ≤ i, counted from the top left.
+    """Return (o, lse), lse with the natural logarithm. Causal masks key j for query i
+    where j > i, counted from the top left.
 
-    `scale` None is 1 / sqrt(d). Fewer heads (third dimension from the end) in k and v
-    than in q: neighbouring query heads share one. Checks nothing: what PyTorch's own
-    operations refuse raises their errors.
+    `scale` None is 1 / sqrt(d). If k and v have fewer heads than q (third dimension
+    from the end), neighbouring query heads share one. Checks nothing: invalid inputs
+    raise the errors of PyTorch's own operations.
     """
     if q.ndim > 2 and k.shape[-3] != q.shape[-3]:
         group = q.shape[-3] // k.shape[-3]

@@ -1,11 +1,10 @@
-"""A Triton kernel launched again and again for tensors of one layout, at a fraction of
-what `kernel[grid](...)` costs.
+"""Repeated launches of a Triton kernel for tensors of one layout, without most of the
+CPU overhead of `kernel[grid](...)`.
 
-Each such call asks of every argument what compiled code may take for granted (a stride
-of one, an address that is a multiple of 16). With twenty strides that takes the host
-longer than a short kernel takes the GPU, and the answer is always the same: it follows
-from dtypes, shapes and strides, and from where the tensors begin. TMA's descriptor of a
-tensor follows from them too.
+Triton inspects every argument of each call for what compiled code may assume (strides
+of one, addresses that are multiples of 16). With twenty strides this takes the CPU
+longer than a short kernel takes the GPU. The answer depends only on dtypes, shapes,
+strides and alignment, and so do TMA descriptors, so both are cached here.
 """
 
 import threading
@@ -25,7 +24,7 @@ MAX_PROGRAMS = 2**31 - 1
 
 
 class Layout(NamedTuple):
-    """How a tensor (batch, heads, n, d) lies in memory, counted in elements."""
+    """Shape and strides of a tensor (batch, heads, n, d), in elements."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -40,7 +39,9 @@ def shape_and_strides(x: Tensor) -> ShapeAndStrides:
 
 
 def make_layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
-    """That of a tensor (batch, heads, n, d), or (heads, n, d) with a batch of one."""
+    """Return the layout of a tensor (batch, heads, n, d), or of (heads, n, d) with a
+    batch of one.
+    """
     return (
         Layout(shape, strides)
         if len(shape) == 4
@@ -52,8 +53,8 @@ NO_DEVICE_CHANGE = nullcontext()
 
 
 def use_device_of(x: Tensor) -> AbstractContextManager[Any]:
-    """Triton launches on the current GPU, which need not be the one of x; making it so
-    where it is takes time.
+    """Return a context that makes the GPU of x current, because Triton launches on the
+    current GPU. Does nothing if it is current, to save time.
     """
     if not x.is_cuda or x.get_device() == torch.cuda.current_device():
         return NO_DEVICE_CHANGE
@@ -67,7 +68,7 @@ THREAD = threading.local()
 def prepare_for_tma(x: Tensor) -> AbstractContextManager[Any]:
     """Return `use_device_of(x)`, and give this thread a CUDA context if it has none.
 
-    Triton's launcher does that too, but only after it has asked the driver for TMA's
+    Triton's launcher does that too, but only after it has asked the driver for TMA
     descriptors, which need a context.
     """
     device = use_device_of(x)
@@ -80,11 +81,10 @@ def prepare_for_tma(x: Tensor) -> AbstractContextManager[Any]:
 
 
 class Launch:
-    """`kernel` over a grid of programs, with all of its arguments but the tensors,
-    which come first.
+    """A kernel with its grid and all arguments except the tensors, which come first.
 
-    Valid for tensors of the dtypes, shapes, strides and device for which it was made.
-    What TMA reads or writes is passed as the tensor's `Descriptor`.
+    Valid only for tensors of the dtypes, shapes, strides and device for which it was
+    made. Tensors that TMA accesses are passed as `Descriptor`.
     """
 
     def __init__(
@@ -141,12 +141,11 @@ class Launch:
 def make_launcher(
     compiled: Any, grid: tuple[int, ...], rest: tuple[Any, ...]
 ) -> Callable[..., None]:
-    """`compiled[grid]` for the device that is current now, on whatever stream is
-    current at a launch; called with the first of its arguments, since the `rest` is
-    always the same.
+    """Return `compiled[grid]` for the current device, as a function of the leading
+    arguments; `rest` holds the others. It launches on the current stream.
 
-    Triton's own looks the device up each time, and calls hooks also where nobody has
-    hung one in.
+    Triton's own launcher looks the device up at each launch, and calls hooks even if
+    none is set.
     """
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     active: Any = driver.active
@@ -181,8 +180,8 @@ def make_launcher(
 
 
 def empty_row_statistics(x: Tensor) -> Tensor:
-    """Contiguous memory for a float32 number for each row of x (h, n, d) or (b, h, n,
-    d).
+    """Return uninitialized contiguous float32 memory with one number for each row of x
+    (h, n, d) or (b, h, n, d).
     """
     shape = x.shape[:-1]
     strides = (
@@ -193,10 +192,10 @@ def empty_row_statistics(x: Tensor) -> Tensor:
 
 
 class Descriptor:
-    """TMA's descriptor of tensors of one layout, checked once and then called with each
+    """A TMA descriptor for tensors of one layout, validated once and applied to each
     tensor.
 
-    TMA moves blocks of `block` elements. What lies outside the tensor's shape is read
+    TMA moves blocks of `block` elements. Elements outside the tensor's shape are read
     as zero and never written.
     """
 
@@ -237,14 +236,14 @@ class Descriptor:
 def rows_descriptor(
     x: Layout, rows: int, columns: int, dtype: torch.dtype
 ) -> Descriptor:
-    """Of tensors (b, h, n, d) that are moved `rows` rows of one head at a time, as
-    `columns` columns: d or more.
+    """Return the descriptor of tensors (b, h, n, d) that moves `rows` rows of one head
+    and `columns` columns, at least d.
     """
     return Descriptor(x.shape, x.strides, [1, 1, rows, columns], dtype, swizzle=128)
 
 
 def statistics_descriptor(heads: int, n: int, stride: int, rows: int) -> Descriptor:
-    """Of float32 row statistics (heads, stride), of which the first n of each head
-    count.
+    """Return the descriptor of float32 row statistics (heads, stride), whose first n
+    columns count.
     """
     return Descriptor((heads, n), (stride, 1), [1, rows], torch.float32, swizzle=0)

@@ -33,7 +33,7 @@ Q_TILE, K_TILE = 64, 64
 
 
 def accumulator_dtype(x: Tensor) -> torch.dtype:
-    """What sums are kept in: float32, or float64 for float64."""
+    """Return the dtype of sums: float64 for float64, else float32."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
@@ -45,10 +45,10 @@ def forward_tiles(
     causal: bool,
     scale: float,
 ) -> tuple[Float[Tensor, "... q d"], Float[Tensor, "... q"]]:
-    """(o, lse): one pass over the tiles of keys for each tile of queries, with online
-    softmax (algorithm 1).
+    """Return (o, lse) by online softmax: for each tile of queries one pass over the
+    tiles of keys (algorithm 1).
 
-    o has the dtype of q, lse is float32, or float64 for float64.
+    o has the dtype of q; lse is float32, or float64 for float64.
     """
     n_q, n_k, wide = q.shape[-2], k.shape[-2], accumulator_dtype(q)
     o, lse = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=wide)
@@ -79,8 +79,8 @@ def forward_tiles(
 
 
 def causal_mask(rows: slice, keys: slice, device: torch.device) -> Tensor:
-    """True where a query may not see a key: above the diagonal that starts at the top
-    left.
+    """Return True where a query must not attend to a key: above the diagonal that
+    starts at the top left.
     """
     return torch.arange(rows.start, rows.stop, device=device)[:, None] < torch.arange(
         keys.start, keys.stop, device=device
@@ -98,8 +98,8 @@ def backward_tiles(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv), one tile of keys at a time against every query that sees it
-    (algorithm 2).
+    """Return (dq, dk, dv), one tile of keys at a time against all queries that attend
+    to it (algorithm 2).
     """
     n_q, n_k, wide = q.shape[-2], k.shape[-2], accumulator_dtype(q)
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
@@ -145,8 +145,8 @@ def key_tile(
     do: Tensor,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What one tile of keys adds to dq, and its dk and dv; q is scaled. Under a causal
-    mask query 0 is beside key 0.
+    """Return one tile of keys' contribution to dq, and its dk and dv. q is scaled;
+    under a causal mask query 0 aligns with key 0.
     """
     p = torch.exp(q @ k.mT - lse[..., None])
     if causal:
@@ -162,7 +162,7 @@ def key_tile(
 
 @cache
 def compiled_key_tile():
-    """The same, fused by torch.compile; one compilation serves every length."""
+    """Return `key_tile` fused by torch.compile; one compilation serves every length."""
     return torch.compile(key_tile, dynamic=True)
 
 
@@ -178,11 +178,11 @@ register_vmap_loop(backward_operator)
 
 
 class FlashAttentionPyTorch(torch.autograd.Function):
-    """`FlashAttentionPyTorch.apply(q, k, v, is_causal)`; (batch, n, d), or heads before
-    n too.
+    """Autograd Function: `FlashAttentionPyTorch.apply(q, k, v, is_causal)` for (batch,
+    n, d) or (batch, heads, n, d).
 
-    Every float dtype; k and v have the heads of q. `ValueError` or `TypeError` names
-    what can't be taken; a second derivative can't.
+    Every float dtype; k and v have as many heads as q. `ValueError` or `TypeError`
+    names an unsupported argument; second derivatives are unsupported.
     """
 
     @staticmethod
@@ -224,7 +224,9 @@ class FlashAttentionPyTorch(torch.autograd.Function):
 def attention(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """`flash_attention` by these tiles, with its arguments and errors."""
+    """Compute `flash_attention` with the PyTorch tiles, with the same arguments and
+    errors.
+    """
     refuse_transforms()
     q, k, v = autocast_like_sdpa(q, k, v)
     check_inputs(q, k, v, causal, scale, DTYPES)
@@ -237,5 +239,7 @@ def attention(
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The model's attention slot: (b, h, s, e) three times -> (b, h, s, e)."""
+    """Compute causal attention of q, k and v, each (b, h, s, e), for the model's
+    attention slot.
+    """
     return attention(q, k, v, causal=True)

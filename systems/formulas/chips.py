@@ -1,5 +1,5 @@
-"""What a GPU is made of, by its maker's documents: the parts that a kernel's author has
-to share out. Their rates per second stand in `PEAKS` of `costs`.
+"""Hardware limits of GPUs by their makers' documents: SMs, shared memory, registers,
+tensor cores. Rates per second are in `PEAKS` of `costs`.
 """
 
 from dataclasses import dataclass
@@ -61,5 +61,5 @@ CHIPS = {
 
 
 def chip_of(slug: str) -> Chip | None:
-    """The chip of the device with this slug, or None where none is listed above."""
+    """Return the chip of the device with this slug, or None if none is listed."""
     return CHIPS.get(longest_prefix(slug, CHIPS))

@@ -1,8 +1,8 @@
-"""What a model must cost, by formula: parameters, FLOPs, bytes; and what a device can
-do at best, with its source.
+"""Costs of a model by formula (parameters, FLOPs, bytes) and the peak rates of GPUs,
+with sources.
 
-Arithmetic only: imports no torch, so that the pages can be rendered anywhere. Tests
-hold the formulas to PyTorch's own counts (`numel()` and `torch.utils.flop_counter`).
+Arithmetic only, without torch, so that pages can be rendered anywhere. Tests compare
+the formulas with PyTorch's own counts (`numel()` and `torch.utils.flop_counter`).
 """
 
 from collections.abc import Iterable
@@ -17,10 +17,11 @@ INT64_BYTES = 8
 def parameters_by_part(
     *, vocab_size: int, d_model: int, d_ff: int, num_layers: int, **_: int
 ) -> dict[str, int]:
-    """Parameters of each part of the model; their sum is the whole.
+    """Return the number of parameters of each part of the model.
 
     Attention has four d x d projections, SwiGLU three d x d_ff matrices, each block two
-    norms of d, and one norm ends the model: 2·V·d + L·(4·d² + 3·d·d_ff + 2·d) + d.
+    norms of d, and one norm ends the model. In all: 2·V·d + L·(4·d² + 3·d·d_ff + 2·d) +
+    d.
     """
     return {
         "embedding": vocab_size * d_model,
@@ -45,14 +46,14 @@ def forward_flops(
     batch: int,
     **_: int,
 ) -> dict[str, int]:
-    """FLOPs of the matrix products in one forward pass, by part.
+    """Return the FLOPs of the matmuls in one forward pass, by part.
 
-    A product of (m, k) by (k, n) is m·n·k multiplications and as many additions:
-    2·m·n·k FLOPs. So a weight matrix costs 2 FLOPs per parameter and token. Attention
-    multiplies Q Kᵀ and P V, each 2·s²·d over all heads, per sequence and layer; eager
-    attention computes the masked half too, so it is counted. Softmax, norms,
-    activations and the embedding look-up are not: up to two percent of the arithmetic
-    at contexts to 16,384, however much of the time.
+    A matmul of (m, k) by (k, n) takes 2·m·n·k FLOPs: as many additions as
+    multiplications. So a weight matrix costs 2 FLOPs per parameter and token. Attention
+    computes Q Kᵀ and P V, each 2·s²·d over all heads, per sequence and layer; eager
+    attention computes the masked half too, so it counts. Softmax, norms, activations
+    and the embedding look-up are left out: at most two percent of the FLOPs at contexts
+    to 16,384, though not of the time.
     """
     # --8<-- [start:products]
     tokens = batch * context
@@ -72,8 +73,8 @@ BACKWARD_OVER_FORWARD = 2
 
 
 def pass_flops(forward: int, *phases: str) -> int:
-    """Matrix FLOPs of the named phases together. Loss and optimizer multiply no
-    matrices.
+    """Return the matmul FLOPs of the named phases together. Loss and optimizer have
+    none.
     """
     per_phase = {"forward": 1, "backward": BACKWARD_OVER_FORWARD}
     return forward * sum(per_phase.get(phase, 0) for phase in phases)
@@ -83,12 +84,12 @@ def pass_flops(forward: int, *phases: str) -> int:
 def attention_saved_bytes(
     *, batch: int, n: int, d: int, element_bytes: int, causal: bool
 ) -> dict[str, int]:
-    """What unfused eager attention keeps between its passes, by tensor, beyond q, k and
-    v. One head.
+    """Return the bytes that eager attention saves for its backward pass, by tensor,
+    beyond q, k and v. For one head.
 
-    `exp` keeps its result, which the division keeps too; the division's own result, the
-    probabilities, is kept by the product with v. The maxima are kept as positions, the
-    mask as booleans. Every name ends in the shape of its tensor.
+    `exp` and the division share the exponentials. The matmul with v saves the
+    probabilities. The maxima are saved as positions, the mask as booleans. Each name
+    ends in the shape of its tensor.
     """
     rows = batch * n
     return {
@@ -108,13 +109,13 @@ def attention_saved_bytes(
 def attention_peak_bytes(
     *, batch: int, n: int, d: int, element_bytes: int, causal: bool
 ) -> dict[str, int]:
-    """All tensors at the peak of eager attention, by tensor: its backward pass, inside
-    p = e / l.
+    """Return the bytes of all tensors at the peak of eager attention, by tensor. The
+    peak is in the backward pass, inside p = e / l.
 
     With dp the gradient of p, the gradient of l is -dp · ((e / l) / l) summed over
     rows. The probabilities are free by then, but dp, e / l, e / l², -dp and the product
-    of the last two stand beside the exponentials: six matrices. PyTorch computes
-    de = dp / l after it has freed three of them.
+    of the last two are alive beside the exponentials: six matrices. PyTorch computes de
+    = dp / l after freeing three of them.
     """
     rows = batch * n
     matrices = ("dp", "e / l", "e / l²", "-dp", "-dp · e / l²")
@@ -139,15 +140,15 @@ ATTENTION_MATMULS = {"forward": 2, "backward": 5, "both": 7}
 
 
 def count_scores(*, batch: int, heads: int, n: int, causal: bool) -> int:
-    """Entries of the score matrices that count: n² per head, half of them under a
-    causal mask.
+    """Return the number of scores that count: n² per head, half of them under a causal
+    mask.
     """
     return batch * heads * n**2 // (2 if causal else 1)
 
 
 def attention_flops(name: str, *, d: int, **shape: Any) -> int:
-    """Matrix FLOPs that a pass of attention needs, the same for every implementation
-    whatever it does beyond them.
+    """Return the matmul FLOPs that a pass of attention needs, whichever implementation
+    runs it.
     """
     return ATTENTION_MATMULS[name] * 2 * d * count_scores(**shape)
 
@@ -158,8 +159,8 @@ def attention_flops(name: str, *, d: int, **shape: Any) -> int:
 # --8<-- [start:kernels]
 @dataclass(frozen=True)
 class KernelWork:
-    """What a kernel can't do without: products and exponentials per score, and what it
-    reads and writes once.
+    """Minimum work of an attention kernel: matmuls and exponentials per score, and the
+    tensors that it reads and writes once.
     """
 
     matmuls: int
@@ -203,14 +204,13 @@ def attention_part_costs(
     element_bytes: int,
     **_: int,
 ) -> dict[str, tuple[int, int]]:
-    """(FLOPs, bytes moved) of each part of eager attention in a forward pass, over all
-    layers and heads.
+    """Return (FLOPs, bytes moved) of each part of eager attention in a forward pass,
+    over all layers and heads.
 
-    n counts the scores. A product reads its operands and writes its result once.
-    Softmax is five kernels: maximum (reads n), subtraction and exponential (each reads
-    and writes n), sum (reads n), division (reads and writes n): 8 n moved and 5 n
-    FLOPs. The mask's two, scale and choice, move 4 n. What has one number per row is
-    left out.
+    With n scores: a matmul reads its operands and writes its result once. Softmax is
+    five kernels (maximum, subtraction, exponential, sum, division), which move 8 n
+    elements and take 5 n FLOPs. The mask's two kernels move 4 n. Vectors with one
+    number per row are left out.
     """
     layers = num_layers * batch
     n, head_dim, inputs = (
@@ -231,8 +231,8 @@ def attention_part_costs(
 
 @dataclass(frozen=True)
 class Peak:
-    """A device's dense rates and memory bandwidth by its maker's data sheet, in FLOP/s
-    and bytes/s.
+    """Dense peak rates in FLOP/s and memory bandwidth in bytes/s of a GPU, by its data
+    sheet.
     """
 
     fp32: float
@@ -317,15 +317,16 @@ PEAKS = {
 
 
 def find_peak(slug: str) -> Peak | None:
-    """The peaks of the device with this slug, or None where no data sheet is listed
-    above.
+    """Return the peak rates of the device with this slug, or None if no data sheet is
+    listed.
     """
     return PEAKS.get(longest_prefix(slug, PEAKS))
 
 
 def longest_prefix(slug: str, keys: Iterable[str]) -> str:
-    """The longest of the keys that begins a device's slug; nothing where none does, and
-    for a slice by MIG, which has some of the SMs and of the bandwidth.
+    """Return the longest of the keys that is a prefix of a device's slug, or "".
+
+    MIG slices match nothing: they have a part of the SMs and of the bandwidth.
     """
     matches = (key for key in keys if slug.startswith(key) and "-mig-" not in slug)
     return max(matches, key=len, default="")

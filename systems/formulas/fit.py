@@ -33,13 +33,13 @@ LIMIT = 2**30
 
 # --8<-- [start:fit]
 def peak_bytes(p: Pass) -> int:
-    """All that a pass needs at its peak."""
+    """Return the bytes that a pass needs at its peak."""
     return sum(peak(p).values())
 
 
 def find_largest(p: Pass, field: str, room: int) -> int:
-    """The largest `batch` or `context` with which this pass needs at most `room` bytes;
-    0 where even 1 needs more.
+    """Return the largest `batch` or `context` with which the pass needs at most `room`
+    bytes, 0 if even 1 needs more.
     """
     low, high = 0, LIMIT
     while low < high:
@@ -52,8 +52,8 @@ def find_largest(p: Pass, field: str, room: int) -> int:
 
 
 def remedies(p: Pass) -> dict[str, Pass]:
-    """What makes this pass need less, each change by itself and the strongest
-    together.
+    """Return variants of this pass that need less memory: each change alone, and the
+    strongest together.
     """
     half = max(1, round(p.shape.num_layers**0.5))
     options = {
@@ -73,12 +73,12 @@ def remedies(p: Pass) -> dict[str, Pass]:
 
 
 def step_flops(p: Pass) -> int:
-    """Matrix FLOPs of a training step, those of what is computed again included. Flash
-    attention leaves out the masked half of the scores, and its backward pass computes
-    the others again, one of the forward pass's two products.
+    """Return the matmul FLOPs of a training step, recomputation included.
 
-    PyTorch's checkpoint stops where it has what was kept: the last product before its
-    end, of w2 or of attention's output, is not computed again.
+    Flash attention skips the masked half of the scores, and its backward pass
+    recomputes one of the forward pass's two matmuls. PyTorch's checkpoint stops once it
+    has what was saved, so the last matmul of a segment, of w2 or of attention's output,
+    is not recomputed.
     """
     parts = forward_flops(
         **vars(p.shape), vocab_size=p.vocab, context=p.context, batch=p.batch
@@ -98,15 +98,15 @@ def step_flops(p: Pass) -> int:
 
 
 def optimizer_moved_bytes(p: Pass) -> int:
-    """What an update must read and write: the parameter, its gradient and each state
-    are read, all but the gradient written.
+    """Return the bytes that an optimizer step reads and writes: it reads the parameter,
+    its gradient and each state, and writes all but the gradient.
     """
     return (3 + 2 * p.optimizer_states) * weight_bytes(p)
 
 
 def floor_seconds(p: Pass, gpu: Gpu) -> float:
-    """No step whose optimizer waits for the last gradient is faster: its products at
-    the data sheet's rate, and then the optimizer's traffic at its bandwidth.
+    """Return a lower bound on the time of a step in seconds: its matmuls at the data
+    sheet's peak rate, then the optimizer's memory traffic at peak bandwidth.
     """
     rate = gpu.peak.fp32 if p.precision == "fp32" else gpu.peak.bf16
     return step_flops(p) / rate + optimizer_moved_bytes(p) / gpu.peak.bandwidth
@@ -116,7 +116,7 @@ def floor_seconds(p: Pass, gpu: Gpu) -> float:
 
 
 def check_pass(p: Pass) -> Pass:
-    """The same pass. `ValueError` for one that no model can run."""
+    """Return the pass. `ValueError` if no model can run it."""
     shape = p.shape
     numbers = {
         "--context": p.context,
@@ -148,7 +148,7 @@ def format_gib(count: float) -> str:
 
 
 def print_report(p: Pass, gpu: Gpu, console: Console) -> None:
-    """Print what the pass holds at its peak, what fits, and what helps."""
+    """Print the peak memory of a pass by category, what fits, and what helps."""
     need, room = peak_bytes(p), gpu.free_bytes
     table = Table("at the peak of a step", "GiB", title=f"on {gpu.name}")
     table.columns[1].justify = "right"
@@ -187,7 +187,7 @@ def print_report(p: Pass, gpu: Gpu, console: Console) -> None:
 
 
 def look_up(values: Mapping[str, Any], option: str, name: str) -> Any:
-    """The value of this name. `ValueError` names those that there are."""
+    """Return the value of this name. `ValueError` lists the names that exist."""
     if name not in values:
         raise ValueError(f"{option} takes {', '.join(values)}, not {name!r}")
     return values[name]

@@ -1,6 +1,4 @@
-"""GPUs by the short names that people type: how much memory each has, and which data
-sheet in `PEAKS` of `costs` tells its rates.
-"""
+"""GPUs by the short names that users type, with memory size and data sheet."""
 
 from dataclasses import dataclass
 
@@ -14,7 +12,7 @@ CONTEXT_BYTES = 640 * 2**20
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that is sold under this name."""
+    """A GPU as sold: its memory, and the slug of its data sheet in `costs.PEAKS`."""
 
     name: str
     slug: str
@@ -24,7 +22,7 @@ class Gpu:
 
     @property
     def free_bytes(self) -> int:
-        """What tensors may fill."""
+        """Bytes that tensors may use: the memory minus CUDA's context."""
         return self.memory_mib * 2**20 - CONTEXT_BYTES
 
     @property

@@ -1,9 +1,8 @@
-"""What a pass must keep in memory, by formula: every saved tensor by name. When it
-needs most is `memory_peak`.
+"""Bytes that a pass keeps in memory, by formula, for every saved tensor. `memory_peak`
+says when a pass needs most.
 
-Arithmetic only, as in `costs`: the renderer sets it beside what was measured, and
-beside what ran out of memory. Tests hold it to what autograd saves and to the peak of
-passes of many shapes.
+Arithmetic only, as in `costs`. Tests compare the formulas with what autograd saves and
+with measured peaks of many shapes.
 
 Letters: b sequences of s tokens, n = b·s; d model width, f feed-forward width, h heads
 of width e, v vocabulary.
@@ -25,11 +24,12 @@ Bytes = dict[str, int]
 
 @dataclass(frozen=True)
 class Pass:
-    """What is run: fields as in the `Config` of `peak_memory`.
+    """A forward, backward or training pass; fields are those of `Config` in
+    `peak_memory`.
 
-    A size is a name of Table 1 or a shape of one's own. Every formula below is
-    arithmetic on the shape's numbers, so they may also be symbols (`systems.formulas.
-    symbols`): what is told apart by `if` are words and switches alone.
+    `size` is a name of Table 1 or a shape. Formulas use only arithmetic on the shape's
+    numbers, so the numbers may be symbols (`systems.formulas.symbols`); only words and
+    switches decide an `if`.
     """
 
     size: str | ModelSize
@@ -64,7 +64,7 @@ class Pass:
 
     @property
     def low(self) -> int:
-        """Bytes of an element that a matrix product reads and writes."""
+        """Bytes of an element that a matmul reads and writes."""
         return FP32_BYTES if self.precision == "fp32" else BF16_BYTES
 
     @property
@@ -75,8 +75,8 @@ class Pass:
 
 # --8<-- [start:saved]
 def attention_saved(p: Pass) -> Bytes:
-    """What the attention half of one block keeps for the backward pass, by tensor; the
-    norm before it included.
+    """Return the bytes that the attention half of a block saves for the backward pass,
+    by tensor, including the norm before it.
     """
     n, d, h, s = p.tokens, p.shape.d_model, p.shape.num_heads, p.context
     low, wide, fp32 = p.low, p.wide, FP32_BYTES
@@ -106,7 +106,9 @@ def attention_saved(p: Pass) -> Bytes:
 
 
 def scores_saved(p: Pass) -> Bytes:
-    """What softmax and the two products keep beside q, k and v."""
+    """Return the bytes that softmax and the two matmuls save beyond q, k and v, by
+    tensor.
+    """
     n, d, h, s = p.tokens, p.shape.d_model, p.shape.num_heads, p.context
     if p.attention == "flash":
         return {
@@ -123,8 +125,8 @@ def scores_saved(p: Pass) -> Bytes:
 
 
 def attention_in_backward(p: Pass) -> Bytes:
-    """The same while the backward pass is inside it: what is computed again is there,
-    beside what it is computed from.
+    """Return the bytes of `attention_saved` during the attention half's backward pass:
+    recomputed tensors, and the inputs they are recomputed from.
     """
     if not p.recompute_attention:
         return attention_saved(p)
@@ -136,7 +138,7 @@ def attention_in_backward(p: Pass) -> Bytes:
 
 
 def feed_forward_saved(p: Pass) -> Bytes:
-    """The same of the feed-forward half."""
+    """Return the bytes that the feed-forward half of a block saves, by tensor."""
     n, d, f, low = p.tokens, p.shape.d_model, p.shape.d_ff, p.low
     inputs = (
         {"inputs of w1, w3, cast twice": 2 * n * d * low}
@@ -157,12 +159,14 @@ def feed_forward_saved(p: Pass) -> Bytes:
 
 
 def block_saved(p: Pass) -> int:
-    """What one block keeps where nothing is computed again."""
+    """Return the bytes that one block saves without recomputation."""
     return sum(attention_saved(p).values()) + sum(feed_forward_saved(p).values())
 
 
 def outside_blocks_saved(p: Pass) -> Bytes:
-    """What is kept before the first block and after the last, up to the logits."""
+    """Return the bytes saved before the first block and after the last, up to the
+    logits.
+    """
     n, d = p.tokens, p.shape.d_model
     return {
         "embedded tokens, fp32": n * d * FP32_BYTES,
@@ -173,10 +177,10 @@ def outside_blocks_saved(p: Pass) -> Bytes:
 
 
 def loss_saved(p: Pass) -> Bytes:
-    """What the loss keeps; the logits are held by whoever called the model.
+    """Return the bytes that the loss saves, without the logits, which the caller holds.
 
-    CUDA's autocast casts `nll_loss` and not `cross_entropy`, which asks for a
-    log-softmax in the dtype of the logits.
+    CUDA's autocast casts `nll_loss` but not `cross_entropy`, which computes log-softmax
+    in the dtype of the logits.
     """
     entries = p.tokens * p.vocab
     return {
@@ -193,8 +197,8 @@ def logits_bytes(p: Pass) -> int:
 
 
 def residual_bytes(p: Pass) -> int:
-    """One tensor of the residual stream, (b, s, d). It is fp32 under autocast too: sums
-    with fp32 are fp32.
+    """Return the bytes of one residual stream tensor (b, s, d). It is fp32 under
+    autocast too, because sums with fp32 are fp32.
     """
     return p.tokens * p.shape.d_model * p.wide
 
@@ -203,24 +207,28 @@ def residual_bytes(p: Pass) -> int:
 
 
 def weight_bytes(p: Pass) -> int:
-    """All parameters. Their gradients need as much, and each of AdamW's two moments."""
+    """Return the bytes of all parameters; gradients and each of AdamW's moments need as
+    much.
+    """
     parts = parameters_by_part(vocab_size=p.vocab, **vars(p.shape))
     return sum(parts.values()) * p.wide
 
 
 def table_bytes(p: Pass) -> int:
-    """The cosines and sines of every position: no parameter, but as lasting as one."""
+    """Return the bytes of the rotary table: a buffer that lives as long as the
+    parameters.
+    """
     return p.context * (p.shape.d_model // p.shape.num_heads) * p.wide
 
 
 def block_matrix_entries(p: Pass) -> int:
-    """Entries of the weight matrices of one block."""
+    """Return the number of entries in the weight matrices of one block."""
     return 4 * p.shape.d_model**2 + 3 * p.shape.d_model * p.shape.d_ff
 
 
 def weight_copy_bytes(p: Pass) -> int:
-    """The bf16 copies of all weight matrices that autocast makes, the embedding not
-    among them.
+    """Return the bytes of autocast's bf16 copies of all weight matrices but the
+    embedding.
     """
     if not p.autocast:
         return 0
@@ -229,16 +237,14 @@ def weight_copy_bytes(p: Pass) -> int:
 
 
 def count_segments(p: Pass) -> int:
-    """Into how many runs of `checkpoint` blocks the layers fall; the last may be
-    shorter.
-    """
+    """Return the number of runs of `checkpoint` blocks; the last run may be shorter."""
     return (p.shape.num_layers + p.checkpoint - 1) // p.checkpoint
 
 
 def graph_bytes(p: Pass) -> int:
-    """What one forward pass keeps with its graph, the logits included.
+    """Return the bytes that one forward pass keeps with its graph, logits included.
 
-    Of blocks that are computed again their input alone, which is the output of those
+    A checkpointed segment keeps only its input, which is the output of the blocks
     before.
     """
     blocks = (

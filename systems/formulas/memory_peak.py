@@ -1,9 +1,8 @@
-"""When a pass needs most memory, by formula: the bytes of each category at every moment
-that may be the peak.
+"""Peak memory of a pass by formula: bytes of each category at every moment that may be
+the peak.
 
-Arithmetic only, with the letters of `memory_costs`. The renderer sets it beside what
-was measured, and beside what ran out of memory; tests hold it to the peaks of passes of
-many shapes.
+Arithmetic only, with the letters of `memory_costs`. Tests compare it with measured
+peaks of many shapes.
 """
 
 from dataclasses import dataclass
@@ -32,9 +31,7 @@ from systems.profiling.memory.snapshot import CATEGORIES
 
 # --8<-- [start:most]
 def category_peaks(p: Pass) -> Bytes:
-    """The most that each category holds at any moment of the pass. Temporaries are left
-    to `peak`.
-    """
+    """Return the largest bytes of each category at any moment, without temporaries."""
     graphs = {"forward": 0, "forward_two_graphs": 2}.get(p.mode, 1)
     trains = p.mode in ("forward_backward", "step")
     return {
@@ -55,13 +52,13 @@ def category_peaks(p: Pass) -> Bytes:
 
 # --8<-- [start:peak]
 def peak(p: Pass) -> Bytes:
-    """All categories, temporaries too, at the moment that needs most."""
+    """Return the bytes of all categories, temporaries included, at the peak."""
     return max(peak_candidates(p).values(), key=lambda moment: sum(moment.values()))
 
 
 def peak_candidates(p: Pass) -> dict[str, Bytes]:
-    """Every moment that may be the peak, by category, of models of several layers in
-    which d_ff is at least d_model.
+    """Return the bytes by category at every moment that may be the peak, for models of
+    several layers with d_ff at least d_model.
     """
     trains = p.mode in ("forward_backward", "step")
     by_moment = (
@@ -83,11 +80,11 @@ def peak_candidates(p: Pass) -> dict[str, Bytes]:
 
 
 def forward_without_graph(p: Pass) -> dict[str, Bytes]:
-    """A forward pass that keeps nothing: inside the last block's attention, inside its
-    feed-forward half, at the head.
+    """Return the candidates of a forward pass without a graph: in the last block's
+    attention, in its feed-forward half, and at the head.
 
-    The scores are 12 bytes per entry in fp32 and under autocast: three fp32 matrices,
-    or two in bf16 and two in fp32. In pure bf16 they are three matrices of 2 bytes.
+    Scores take 12 bytes per entry in fp32 (three fp32 matrices) and under autocast (two
+    bf16 and two fp32 matrices), and 6 bytes in pure bf16.
     """
     n, d, f, low, fp32 = p.tokens, p.shape.d_model, p.shape.d_ff, p.low, FP32_BYTES
     scores = n * p.shape.num_heads * p.context if p.attention == "eager" else 0
@@ -111,11 +108,11 @@ def forward_without_graph(p: Pass) -> dict[str, Bytes]:
 
 
 def forward_with_graph(p: Pass) -> Bytes:
-    """The end of a forward pass with a graph. All is kept but, under autocast, the fp32
-    norm before the head's cast.
+    """Return the bytes at the end of a forward pass with a graph. Everything is kept
+    but, under autocast, the head's fp32 norm before its cast.
 
-    True while the scores of one block are smaller than the rest that it keeps; beyond,
-    its softmax is the peak.
+    This is the peak only while the scores of one block are smaller than the rest that
+    the block keeps.
     """
     work = residual_bytes(p) if p.autocast else 0
     return {
@@ -124,11 +121,11 @@ def forward_with_graph(p: Pass) -> Bytes:
 
 
 def training_moments(p: Pass) -> dict[str, Bytes]:
-    """The loss, its gradient, the gradients of the blocks that may be the peak, and the
-    optimizer.
+    """Return the candidates of a training pass: the loss and its gradient, the blocks
+    that may be the peak, and the optimizer.
 
-    From block to block activations go and gradients come, both by the same amount: the
-    peak is at one of the two ends, of the model or of a segment that is computed again.
+    From block to block activations are freed and gradients are added, both by constant
+    amounts, so the peak is at an end of the model or of a recomputed segment.
     """
     n, d, f, layers = p.tokens, p.shape.d_model, p.shape.d_ff, p.shape.num_layers
     graph, loss, copies = (
@@ -205,8 +202,10 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
 
 
 def last_block_forward(p: Pass, inputs: int) -> dict[str, Bytes]:
-    """Inside the last block's forward pass where it keeps nothing, `inputs` of those
-    before: no graph needs autocast's copies, yet they last until it ends.
+    """Return the candidates inside the last block's forward pass without a graph, while
+    `inputs` block inputs are kept.
+
+    No graph needs autocast's copies, yet they live until autocast ends.
     """
     keeping_nothing = forward_without_graph(p)
     # One of the tensors that a pass at rest holds is the input.
@@ -219,9 +218,8 @@ def last_block_forward(p: Pass, inputs: int) -> dict[str, Bytes]:
 
 @dataclass(frozen=True)
 class BackwardBlock:
-    """A block in the backward pass, counted from 1. Where it is computed again: how
-    many inputs are kept up to it, and how many blocks of its run stand before and after
-    it.
+    """A block in the backward pass, counted from 1. With recomputation: the inputs kept
+    up to it, and the blocks before and after it in its run.
     """
 
     block: int
@@ -231,14 +229,14 @@ class BackwardBlock:
 
 
 def block_in_run(p: Pass, run: int, block: int) -> BackwardBlock:
-    """A block in a run of `checkpoint`, counted from 0."""
+    """Return a block of this run of `checkpoint` blocks; runs are counted from 0."""
     last = minimum((run + 1) * p.checkpoint, p.shape.num_layers)
     return BackwardBlock(block, run + 1, block - 1 - run * p.checkpoint, last - block)
 
 
 def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
-    """Inside the backward pass of a block: in its feed-forward half, and in its
-    attention.
+    """Return the bytes by category inside a block's backward pass: in its feed-forward
+    half and in its attention.
 
     Eager attention needs most where it divides by the row sums: five matrices beside
     the exponentials, as `costs.attention_peak_bytes` counts them.

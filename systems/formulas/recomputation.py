@@ -1,8 +1,8 @@
-"""What is computed again, and what the backward pass then needs: runs of blocks, half
-blocks, nested runs. By formula, with the letters of `memory_costs`.
+"""Recomputation strategies by formula: forward passes and peak memory of runs, half
+blocks and nested runs, with the letters of `memory_costs`.
 
-Arithmetic only. Tests hold counts to what models compute, and peaks to passes of small
-shapes; the page shows them beside what was measured.
+Arithmetic only. Tests compare the counts with what models compute, and the peaks with
+passes of small shapes.
 """
 
 import math
@@ -29,8 +29,8 @@ from systems.formulas.memory_peak import (
 
 # --8<-- [start:counts]
 def count_kept_inputs(strategy: str, layers: int, block: int, run: int = 1) -> int:
-    """How many inputs of blocks are in memory while this block, counted from 1, is
-    computed again: its own and those that earlier blocks wait for.
+    """Return how many block inputs are in memory while this block, counted from 1, is
+    recomputed.
     """
     if strategy == "halving":
         # The first of all, and one for each half that the block is the second of.
@@ -41,7 +41,7 @@ def count_kept_inputs(strategy: str, layers: int, block: int, run: int = 1) -> i
 
 
 def forward_passes(strategy: str, layers: int) -> float:
-    """How often a block is computed on average, the forward pass included."""
+    """Return how often a block is computed on average, the forward pass included."""
     if strategy == "halving":
         # For itself, and for each second half behind it: PyTorch stops when it has what
         # was asked for, so for a run's sake its own second half is not computed.
@@ -57,7 +57,7 @@ def forward_passes(strategy: str, layers: int) -> float:
 
 
 def enclosing_halves(layers: int, block: int) -> list[bool]:
-    """The halves that hold this block, from the largest to itself alone: whether each
+    """Return for each half that contains this block, from the largest down, whether it
     is the second of two.
     """
     if layers == 1:
@@ -69,8 +69,8 @@ def enclosing_halves(layers: int, block: int) -> list[bool]:
 
 
 def best_run_lengths(p: Pass) -> tuple[float, float]:
-    """The run of blocks that makes layers / run inputs and `run` blocks least: where a
-    block keeps no more than an input, and where it keeps what it does.
+    """Return the run length that minimizes kept inputs plus recomputed blocks: counting
+    blocks as large as inputs, and at their true size.
     """
     layers = p.shape.num_layers
     smaller = residual_bytes(p) / block_saved(p)
@@ -82,8 +82,8 @@ def best_run_lengths(p: Pass) -> tuple[float, float]:
 
 # --8<-- [start:peaks]
 def peaks(p: Pass, strategy: str, run: int = 1) -> tuple[int, int]:
-    """All that a forward and backward pass needs at its peak, in bytes: where gradients
-    are made as it goes on, and where all of them are there from the start.
+    """Return the peak bytes of a forward and backward pass: with gradients allocated as
+    it goes on, and with all gradients allocated from the start.
     """
     moments = list(strategy_moments(p, strategy, run))
     growing = max(sum(moment.values()) for moment in moments)
@@ -92,7 +92,9 @@ def peaks(p: Pass, strategy: str, run: int = 1) -> tuple[int, int]:
 
 
 def strategy_moments(p: Pass, strategy: str, run: int) -> Iterator[Bytes]:
-    """Every moment that may be the peak, by category."""
+    """Yield the bytes by category at every moment that may be the peak under a
+    strategy.
+    """
     if strategy in ("none", "attention"):
         recomputed = replace(p, recompute_attention=strategy == "attention")
         yield from peak_candidates(recomputed).values()
@@ -120,12 +122,14 @@ def strategy_moments(p: Pass, strategy: str, run: int) -> Iterator[Bytes]:
 
 
 def inputs_after_forward(strategy: str, layers: int) -> int:
-    """Inputs that the forward pass leaves behind."""
+    """Return the number of block inputs that the forward pass keeps."""
     return {"half_blocks": 2 * layers, "halving": 2, "chain": 1}[strategy]
 
 
 def block_moments(p: Pass, strategy: str) -> Iterator[Bytes]:
-    """Inside the last block's forward pass, and inside each block's backward pass."""
+    """Yield the candidates inside the last block's forward pass and each block's
+    backward pass.
+    """
     layers, residual = p.shape.num_layers, residual_bytes(p)
     # Of nested runs each is still being computed then, and holds its input.
     two_inputs = strategy == "half_blocks"

@@ -1,10 +1,9 @@
-"""Numbers that are not known yet: formulas called with them give expressions, which
-another program can evaluate.
+"""Symbolic integers: called with them, formulas return expressions that another program
+can evaluate.
 
-The calculator's script is handed the formulas of this package as data, so there is no
-second implementation that could differ. What a formula may do to its numbers: add,
-subtract, multiply, square, divide rounding down, and take the `minimum` or `maximum` of
-two. All are whole numbers.
+The calculator's script gets the formulas of this package as data, so there is no second
+implementation. Formulas may add, subtract, multiply, square, floor-divide, and take
+`minimum` or `maximum` of two numbers. All are integers.
 """
 
 import operator
@@ -24,8 +23,8 @@ OPERATORS: dict[str, Callable[[int, int], int]] = {
 
 @dataclass(frozen=True)
 class Expression:
-    """An operator and its operands, each a whole number or an expression; or a name,
-    without operands.
+    """An operator with operands, which are integers or expressions; or a name without
+    operands.
     """
 
     operator: str
@@ -70,8 +69,8 @@ NEUTRAL = {("+", 0), ("-", 0), ("*", 1), ("//", 1)}
 
 
 def combine(name: str, left: Any, right: Any) -> Any:
-    """The expression of the two, or one of them where the other changes nothing.
-    `TypeError` for what is no whole number.
+    """Return the expression of two operands, or one operand if the other changes
+    nothing. `TypeError` for an operand that is not an integer.
     """
     for value in (left, right):
         if not isinstance(value, (int, Expression)):
@@ -86,12 +85,12 @@ def combine(name: str, left: Any, right: Any) -> Any:
 
 
 def minimum(left: Any, right: Any) -> Any:
-    """The smaller of two numbers, of which either may be an expression."""
+    """Return the smaller of two numbers or expressions."""
     return _min_or_max("min", left, right)
 
 
 def maximum(left: Any, right: Any) -> Any:
-    """The larger of two numbers, of which either may be an expression."""
+    """Return the larger of two numbers or expressions."""
     return _min_or_max("max", left, right)
 
 
@@ -102,8 +101,8 @@ def _min_or_max(name: str, left: Any, right: Any) -> Any:
 
 
 class Program:
-    """Expressions as a list of instructions, each of which stands there once: a whole
-    number, a name, or [operator, index, index] of earlier instructions.
+    """Expressions as a list of instructions without duplicates: an integer, a name, or
+    [operator, index, index] of earlier instructions.
     """
 
     def __init__(self) -> None:
@@ -111,7 +110,7 @@ class Program:
         self.indices: dict[Any, int] = {}
 
     def index(self, value: Any) -> int:
-        """Where the instructions give this; added if they don't."""
+        """Return the index of this value's instruction, adding it if needed."""
         if value not in self.indices:
             if isinstance(value, Expression) and value.operands:
                 operands = [self.index(operand) for operand in value.operands]
@@ -123,7 +122,7 @@ class Program:
         return self.indices[value]
 
     def values(self, names: dict[str, int]) -> list[int]:
-        """What each instruction gives where the names have these values."""
+        """Return the value of each instruction for these values of the names."""
         values: list[int] = []
         for instruction in self.instructions:
             match instruction:

@@ -1,1 +1,1 @@
-"""What is measured: the Transformer, its sizes, the optimizer, a step, its data."""
+"""The Transformer, its sizes, its optimizer, one training step and synthetic data."""

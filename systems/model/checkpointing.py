@@ -37,7 +37,7 @@ def checkpoint_blocks(model: BasicsTransformerLM, run: int = 1) -> None:
 
 
 def checkpoint_runs(blocks: Iterable[Block], x: Tensor, run: int) -> Tensor:
-    """Pass x through all blocks, each run of them checkpointed."""
+    """Pass x through all blocks, checkpointing each run of `run` blocks."""
     blocks = list(blocks)
     for first in range(0, len(blocks), run):
         x = checkpoint_function(run_blocks)(blocks[first : first + run], x)
@@ -45,7 +45,7 @@ def checkpoint_runs(blocks: Iterable[Block], x: Tensor, run: int) -> Tensor:
 
 
 def checkpoint_function(function: Function) -> Function:
-    """Return the same function, for which autograd keeps nothing but the arguments."""
+    """Return the function wrapped so that autograd saves only its arguments."""
     # No dropout here, so there is no random state to restore. A partial can be copied
     # and saved with its model, unlike a closure.
     return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
@@ -70,7 +70,9 @@ def checkpoint_half_blocks(model: BasicsTransformerLM) -> None:
 
 
 class CheckpointedHalves(TransformerBlock):
-    """The same block, each half of it checkpointed."""
+    """A Transformer block that checkpoints its attention half and its feed-forward
+    half.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         x = checkpoint_function(lambda x: x + self.attn(self.ln1(x)))(x)
@@ -89,7 +91,7 @@ def checkpoint_halving(model: BasicsTransformerLM) -> None:
 
 
 def checkpoint_halves(blocks: Iterable[Block], x: Tensor) -> Tensor:
-    """Pass x through all blocks, either half of them checkpointed, and so on."""
+    """Pass x through all blocks, recursively checkpointing each half of them."""
     blocks = list(blocks)
     if len(blocks) < 2:
         return run_blocks(blocks, x)
@@ -108,7 +110,7 @@ def checkpoint_chain(model: BasicsTransformerLM) -> None:
 
 
 def checkpoint_all_but_last(blocks: Iterable[Block], x: Tensor) -> Tensor:
-    """Pass x through all blocks, those before the last checkpointed, and so on."""
+    """Pass x through all blocks, recursively checkpointing those before the last."""
     *before, last = blocks
     if before:
         x = checkpoint_function(checkpoint_all_but_last)(before, x)
@@ -120,8 +122,9 @@ def checkpoint_all_but_last(blocks: Iterable[Block], x: Tensor) -> Tensor:
 
 # --8<-- [start:by-hand]
 class RecomputeBlock(torch.autograd.Function):
-    """What `torch.utils.checkpoint` does, in its first form: forward without a graph,
-    backward through a graph that is built then.
+    """Recompute a block in its backward pass, like the first `torch.utils.checkpoint`.
+
+    The forward pass records no graph; the backward pass builds one and runs through it.
     """
 
     @staticmethod
@@ -154,7 +157,7 @@ def run_by_hand(blocks: Iterable[Any], x: Tensor) -> Tensor:
 
 
 def current_autocast(device: str) -> torch.autocast:
-    """Return a context in which autocast is as it is now."""
+    """Return a context that restores the autocast state of this moment."""
     dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
     return torch.autocast(device, dtype, enabled)
 
@@ -166,5 +169,5 @@ UNSUPPORTED_BACKWARD = (
 
 
 def checkpoint_by_hand(model: BasicsTransformerLM) -> None:
-    """Checkpoint every block by `RecomputeBlock`, for a plain `backward()` alone."""
+    """Checkpoint every block with `RecomputeBlock`, for a plain `backward()` only."""
     model.set_run_blocks(run_by_hand)

@@ -46,7 +46,7 @@ class AdamW(torch.optim.Optimizer):
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
-        """One update of every parameter that has a gradient."""
+        """Update every parameter that has a gradient once."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -1,5 +1,7 @@
-"""One training step as phases. Who times it passes a clock as `phase`; who only trains
-passes nothing.
+"""One training step, divided into phases.
+
+Callers that time the step pass a clock as `phase`. Callers that only train leave the
+default.
 """
 
 from collections.abc import Callable
@@ -18,11 +20,11 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 
 
 def precision_context(precision: str, device: str) -> AbstractContextManager:
-    """What wraps the forward pass and the loss: autocast for bf16, nothing for fp32 and
-    tf32.
+    """Return the context for the forward pass and the loss: autocast for bf16, none for
+    fp32 and tf32.
 
-    Sets whether fp32 matrix products may round their inputs to TF32 (10 mantissa bits):
-    only where "tf32" is asked for. `ValueError` for a name that is not in `PRECISIONS`.
+    Also set whether fp32 matmuls may round their inputs to TF32 (10 mantissa bits):
+    only "tf32" allows it. `ValueError` for a name that is not in `PRECISIONS`.
     """
     if precision not in PRECISIONS:
         raise ValueError(
@@ -45,8 +47,9 @@ def training_step(
     optimizer: torch.optim.Optimizer | None = None,
     phase: Phase = phases.mark,
 ) -> None:
-    """Forward, loss, backward and, where there is an optimizer, its step. Gradients
-    must be empty on entry.
+    """Run forward, loss and backward, and the optimizer's step if there is one.
+
+    Gradients must be empty on entry.
     """
     with phase(phases.FORWARD), autocast:
         logits = model(token_ids)

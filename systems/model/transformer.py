@@ -31,8 +31,8 @@ ROPE_THETA = 10_000.0
 
 
 def truncated_normal(shape: tuple[int, ...], std: float) -> nn.Parameter:
-    """Parameter drawn from a normal distribution of mean 0, cut at three standard
-    deviations.
+    """Return a parameter drawn from a normal distribution of mean 0, truncated at three
+    standard deviations.
     """
     return nn.Parameter(
         nn.init.trunc_normal_(torch.empty(shape), std=std, a=-3 * std, b=3 * std)
@@ -117,8 +117,9 @@ class RotaryEmbedding(nn.Module):
         self.compute_table()
 
     def compute_table(self) -> None:
-        """Fill the table in place, from angles in fp32 or fp64: in 16 bits, positions
-        above 256 would be rounded.
+        """Fill the table in place, from angles in fp32 or fp64.
+
+        Angles in 16 bits would round positions above 256.
         """
         table = self.get_buffer("cos_sin")
         _, context_length, pairs = table.shape
@@ -129,8 +130,10 @@ class RotaryEmbedding(nn.Module):
         table.copy_(torch.stack((angle.cos(), angle.sin())))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True):
-        """Compute the table again after a move or a cast: `to_empty` leaves it unset,
-        and a cast from 16 bits keeps their rounding.
+        """Recompute the table after a move or a cast.
+
+        `to_empty` leaves it unset, and a cast from 16 bits keeps the rounding of 16
+        bits.
         """
         before = self.get_buffer("cos_sin")
         super()._apply(fn, recurse)
@@ -150,8 +153,8 @@ class RotaryEmbedding(nn.Module):
 
 # --8<-- [start:attention]
 def softmax(x: Float[Tensor, "..."], dim: int = -1) -> Float[Tensor, "..."]:
-    """Unfused: max, subtract, exp, sum, divide. Each is a kernel that reads and writes
-    all of x.
+    """Compute softmax unfused, as five kernels: max, subtract, exp, sum, divide. Each
+    kernel reads all of x.
     """
     exponentials = torch.exp(x - torch.max(x, dim=dim, keepdim=True).values)
     return exponentials / torch.sum(exponentials, dim=dim, keepdim=True)
@@ -177,10 +180,10 @@ def eager_attention(
     k: Float[Tensor, "b h s e"],
     v: Float[Tensor, "b h s e"],
 ) -> Tensor:
-    """Causal attention through the module's `scaled_dot_product_attention`, looked up
-    at each call.
+    """Compute causal attention with this module's `scaled_dot_product_attention`.
 
-    So assigning another function to that name in this module swaps it in every layer.
+    The function is looked up at each call, so assigning another one to that name swaps
+    it in every layer.
     """
     position = torch.arange(q.shape[-2], device=q.device)
     return scaled_dot_product_attention(q, k, v, mask=position[:, None] >= position)
@@ -190,8 +193,8 @@ def eager_attention(
 
 
 def load_attention(name: str) -> AttentionFn:
-    """The causal attention function of this name: (b, h, s, e) three times -> (b, h, s,
-    e). ValueError if unknown.
+    """Return the causal attention function of this name. It maps q, k and v of shape
+    (b, h, s, e) to an output of the same shape. `ValueError` if the name is unknown.
     """
     # By itself, not by its name: what every model can run belongs to what it measures.
     if name == "eager":
@@ -206,8 +209,8 @@ def load_attention(name: str) -> AttentionFn:
 
 
 class CausalMultiHeadSelfAttention(nn.Module):
-    """Projections, rotary embedding of q and k, then the implementation in the
-    attention slot.
+    """Multi-head attention: projections, rotary embedding of q and k, and the
+    implementation in the attention slot.
     """
 
     def __init__(
@@ -244,8 +247,8 @@ class CausalMultiHeadSelfAttention(nn.Module):
 
 
 def move_table_to_weights(layer: CausalMultiHeadSelfAttention, _: object) -> None:
-    """Give the rotary table the device and dtype of weights that
-    `load_state_dict(assign=True)` replaced.
+    """Move the rotary table to the device and dtype of the weights after
+    `load_state_dict(assign=True)` has replaced them.
     """
     weight, table = layer.q_proj.weight, layer.rotary.get_buffer("cos_sin")
     if (weight.device, weight.dtype) != (table.device, table.dtype):
@@ -338,9 +341,11 @@ class BasicsTransformerLM(nn.Module):
         return self.lm_head(self.ln_final(x))
 
     def set_run_blocks(self, function: RunBlocks) -> None:
-        """Run the blocks by this function from now on, such as one that checkpoints.
+        """Run the blocks with this function from now on, for example one that
+        checkpoints.
 
-        It must be no closure over this model, or a copy would run this model's blocks.
+        The function must not close over this model, or a copy of the model would run
+        this model's blocks.
         """
         self.run_blocks = function
 
@@ -354,8 +359,8 @@ def build_model(
     vocab_size: int = VOCAB_SIZE,
     attention: str = "eager",
 ):
-    """The model of this size on the current default device (`with torch.device("cuda"):
-    ...`), in float32.
+    """Return the model of this size in float32, on the current default device (`with
+    torch.device("cuda"): ...`).
 
     `KeyError` for a size that is not in `SIZES`, `ValueError` for an unknown attention.
     """

@@ -1,1 +1,1 @@
-"""Number formats, and who computes in which."""
+"""Number formats, and the dtypes in which each operation computes."""

@@ -1,8 +1,8 @@
-"""Who computes in which dtype, without touching the model: hooks on modules, gradients
-and the optimizer, and a trace.
+"""Record the dtype of every operation, gradient and optimizer state without changing
+the model.
 
-The trace stands below autocast: it sees each operation with the inputs that autocast
-made for it, casts included.
+Hooks watch modules, gradients and the optimizer. A dispatch mode watches operations
+below autocast, so it sees the inputs that autocast produced, casts included.
 """
 
 from collections.abc import Iterable
@@ -19,8 +19,8 @@ from systems.precision.dtypes import DTYPE_NAMES
 
 # --8<-- [start:trace]
 class DtypeTrace(TorchDispatchMode):
-    """While it is entered, notes dtypes of `model`, of its loss function and of its
-    optimizer, by name.
+    """Record dtypes of a model, its loss function and its optimizer, by name, while the
+    context is entered.
     """
 
     def __init__(
@@ -95,15 +95,15 @@ class DtypeTrace(TorchDispatchMode):
     # --8<-- [end:trace]
 
     def count_forward(self) -> None:
-        """Count what has run so far: operations that compute, and those of them that
-        only change a dtype.
+        """Count the operations so far that compute, and among them those that only
+        cast.
         """
         self.forward_operations = len(self.operations)
         self.forward_casts = sum(name == "_to_copy" for _, name, _ in self.operations)
 
     def result_dtype(self, scope: str, operation: str, last: bool = False) -> str:
-        """The dtype of the result of the first (or last) operation of this name in the
-        forward pass of a module.
+        """Return the dtype of the result of the first (or last) operation of this name
+        in a module's forward pass. `ValueError` if the module ran no such operation.
         """
         dtypes = [
             dtype
@@ -122,7 +122,7 @@ class DtypeTrace(TorchDispatchMode):
 
     @staticmethod
     def join_dtypes(dtypes: dict[str, str]) -> str:
-        """The dtype that all of these have, or all that occur."""
+        """Return the one dtype of these, or all dtypes that occur, joined by commas."""
         return join_names(dtypes.values())
 
 
@@ -131,7 +131,7 @@ def join_names(dtypes: Iterable[str]) -> str:
 
 
 def is_view(func: Any) -> bool:
-    """Whether an operation's result is its input under another shape: by its schema an
+    """Return whether an operation only views its input, which its schema says by an
     alias that is not written.
     """
     aliases = any(

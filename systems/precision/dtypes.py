@@ -1,4 +1,4 @@
-"""Dtypes and their short names, and how far a result is from an exact one."""
+"""Short names of dtypes, and the relative error of a result."""
 
 import torch
 from torch import Tensor
@@ -8,5 +8,5 @@ DTYPE_NAMES = {torch.float64: "fp64"} | {dtype: name for name, dtype in DTYPES.i
 
 
 def relative_error(result: Tensor, exact: Tensor) -> float:
-    """The norm of the difference over the norm of the exact result, in float64."""
+    """Return ‖result - exact‖ / ‖exact‖, computed in float64."""
     return ((result.double() - exact).norm() / exact.norm()).item()

@@ -1,8 +1,8 @@
-"""Floating-point formats by arithmetic: what fits, how far neighbours are apart, and
-where a running sum stops growing.
+"""Floating-point formats in exact arithmetic: range, spacing, rounding, and the step at
+which a running sum stops growing.
 
-Exact, because every finite number of a format is a fraction. Imports no torch: the
-pages' renderer reads it.
+Results are exact because every finite number of a format is a fraction. Imports no
+torch, because the pages' renderer reads this module.
 """
 
 import math
@@ -13,8 +13,8 @@ from fractions import Fraction
 # --8<-- [start:format]
 @dataclass(frozen=True)
 class Format:
-    """A binary format: one sign bit, a biased exponent, a fraction behind an implied
-    leading 1.
+    """A binary floating-point format: a sign bit, a biased exponent and a fraction with
+    an implied leading 1.
     """
 
     exponent_bits: int
@@ -35,18 +35,18 @@ class Format:
 
     @property
     def smallest_subnormal(self) -> Fraction:
-        """The smallest positive number: below the normal ones the spacing no longer
+        """The smallest positive number. Below the normal numbers the spacing no longer
         shrinks.
         """
         return self.smallest_normal / 2**self.fraction_bits
 
     def spacing(self, value: Fraction) -> Fraction:
-        """How far neighbours are apart in the binade of `value`."""
+        """Return the distance between neighbouring numbers in the binade of `value`."""
         return max(binade(value), self.smallest_normal) / 2**self.fraction_bits
 
     def round_to_nearest(self, value: Fraction) -> Fraction:
-        """`value` rounded to this format, ties to even; it must be far below
-        `largest`.
+        """Return `value` rounded to this format, ties to even. It must be far below
+        `max_finite`.
         """
         unit = self.spacing(value)
         return round(value / unit) * unit
@@ -65,7 +65,7 @@ FORMATS = {
 
 
 def binade(value: Fraction) -> Fraction:
-    """The largest power of two that is not above `value`, which is positive."""
+    """Return the largest power of two that is at most `value`, a positive number."""
     exponent = value.numerator.bit_length() - value.denominator.bit_length()
     power = Fraction(2) ** exponent
     return power if power <= value else power / 2
@@ -73,12 +73,13 @@ def binade(value: Fraction) -> Fraction:
 
 # --8<-- [start:stall]
 def find_stall(number_format: Format, term: Fraction) -> tuple[int, Fraction]:
-    """Adding `term`, a number of this format, again and again: the last step that adds,
-    and the sum there.
+    """Return the last step at which adding `term` still increases a running sum, and
+    the sum there.
 
-    A step is lost once the term is below half the spacing of the sum, or half of it,
-    since ties go to even. Until then each binade, from one power of two to the next, is
-    one multiplication: its numbers are equally far apart, so each step gains the same.
+    `term` is a number of the format. A step is lost once the term is below half the
+    spacing of the sum, or equal to half of it, since ties go to even. Within a binade
+    all numbers are equally far apart, so each step gains the same and one
+    multiplication covers the binade.
     """
     total, step, before = term, 1, None
     while gain := number_format.round_to_nearest(total + term) - total:

@@ -1,1 +1,1 @@
-"""Where time and memory go: kernels, launches and phases of a profiled step."""
+"""Kernels, launches, phases and memory of a profiled step."""

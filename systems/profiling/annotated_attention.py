@@ -22,8 +22,10 @@ def causal_attention(
     k: Float[Tensor, "b h s e"],
     v: Float[Tensor, "b h s e"],
 ) -> Float[Tensor, "b h s e"]:
-    """The scale belongs to the mask: both are visits to the score matrix that multiply
-    no matrices.
+    """Compute eager causal attention inside four marks: scores, mask, softmax, output.
+
+    The scale belongs to the mask, because both pass over the score matrix without a
+    matmul.
     """
     with mark(SCORES):
         scores = torch.einsum("...qe,...ke->...qk", q, k)

@@ -1,8 +1,7 @@
-"""What a record keeps of a profiled step: times of each phase on the GPU, and a row for
+"""Reduce a profiled step to what a record keeps: GPU times of each phase, and a row for
 each kernel of each phase.
 
-Everything is per pass, in ms. Kernels keep the names that the profiler gave them:
-short ones are made when tables are.
+All times are in ms per pass. Kernels keep the profiler's names; tables shorten them.
 """
 
 from collections import defaultdict
@@ -18,15 +17,17 @@ ROW_FIELDS = ("median_ms", "min_ms", "max_ms", "start_ms")
 
 
 def kernel_phase(kernel: Kernel) -> tuple[str, ...]:
-    """Its phase within a step: ("forward", "attention softmax"), say. Empty where
-    nobody had marked its launch.
+    """Return the phase of a kernel within a step, such as ("forward", "attention
+    softmax"). Empty if no mark was open at its launch.
     """
     return tuple(name for name in kernel.path if name not in (STEP, LAYER))
 
 
 def gpu_metrics(kernels: list[Kernel], passes: int) -> dict[str, Any]:
-    """Each phase's span and sum of kernel times in each pass, and per pass a row for
-    each kernel of each phase.
+    """Return the GPU span and the sum of kernel times of each phase and pass in ms, and
+    a row for each kernel of each phase.
+
+    `TraceError` if the trace does not hold `passes` steps with kernels.
     """
     by_pass: dict[int, list[Kernel]] = defaultdict(list)
     for kernel in kernels:
@@ -80,13 +81,15 @@ def gpu_metrics(kernels: list[Kernel], passes: int) -> dict[str, Any]:
 
 
 def calls_per_pass(calls: int, passes: int) -> int | float:
-    """Whole where each pass makes as many calls as the others."""
+    """Return the calls per pass, as an int if it divides evenly."""
     return calls / passes if calls % passes else calls // passes
 
 
 def layer_timeline(kernels: list[Kernel], mode: str) -> dict[str, list[dict[str, Any]]]:
-    """Of a forward pass: each kernel of the second layer of the last pass, in ms from
-    the first. The first layer may still wait for the CPU to get ahead.
+    """Return the kernels of the second layer of the last forward pass, with starts in
+    ms from the first kernel.
+
+    The first layer may still wait for the CPU to get ahead. Empty in other modes.
     """
     layers = sorted(
         {mark for kernel in kernels for mark in kernel.marks if mark.name == LAYER},

@@ -68,8 +68,8 @@ OPERATIONS = (
 GENERIC_KERNEL = re.compile(
     r"\b(\w*elementwise\w*kernel\w*|reduce_kernel|multi_tensor_apply_kernel)\b"
 )
-# A product that is cut along its sum ends in a second kernel, which adds the parts up:
-# cuBLAS has one of its own, and a form of each xmma kernel.
+# Split-K GEMMs launch a second kernel that reduces the partial sums: cuBLAS has one of
+# its own, and a variant of each xmma kernel.
 SPLIT_K_SUM = re.compile(r"splitkreduce_|_execute_split_k_kernel|split-K sum$", re.I)
 # A name without arguments: a library's own, or one that is short already.
 PLAIN_NAME = re.compile(r"[^<(:]*")
@@ -83,9 +83,10 @@ MAX_LENGTH = 72
 
 
 def kernel_category(name: str, path: tuple[str, ...] = ()) -> str:
-    """What a kernel is for. Inside a phase that is named for it, a softmax or an
-    optimizer is every kernel there: unfused, both are made of element-wise kernels and
-    reductions like any other.
+    """Return the category of a kernel.
+
+    Inside a phase named for softmax or the optimizer every kernel belongs to it:
+    unfused, both consist of ordinary element-wise kernels and reductions.
     """
     for word in (OPTIMIZER, SOFTMAX):
         if path and word in path[-1]:
@@ -102,16 +103,16 @@ def _category_by_name(name: str) -> str:
 
 
 def is_split_k_sum(name: str) -> bool:
-    """Whether a kernel of the products multiplies nothing: it adds up the parts of a
-    product that was cut along its sum.
+    """Return whether a kernel is the second kernel of a split-K GEMM, which reduces the
+    partial sums.
     """
     return SPLIT_K_SUM.search(demangle(name)) is not None
 
 
 @cache
 def short_name(name: str) -> str:
-    """At most 72 characters: `elementwise exp`, `reduce max`,
-    `ampere_sgemm_128x64_tn`. A short name is its own.
+    """Return a short name of at most 72 characters, such as `elementwise exp` or
+    `ampere_sgemm_128x64_tn`. A short name maps to itself.
     """
     text = demangle(name)
     if text == name and PLAIN_NAME.fullmatch(name):
@@ -144,9 +145,7 @@ def short_name(name: str) -> str:
 
 
 def _drop_schedule(name: str) -> str:
-    """The tile of an xmma kernel tells it from its neighbours, its schedule does not.
-    What it is for does.
-    """
+    """Cut the schedule off an xmma kernel's name and keep its tile and role."""
     match = re.fullmatch(
         r"(.*_tilesize\w+?)_(?:stage|warpgroup|warpsize|cluster).*", name
     )
@@ -168,8 +167,8 @@ def _find_operation(arguments: str) -> str:
 
 @cache
 def demangle(name: str) -> str:
-    """The identifiers of a mangled name (`_ZN2at6native...`), one after the other; any
-    other name as it is.
+    """Return the identifiers of a mangled name (`_ZN2at6native...`), separated by
+    spaces. Other names are returned unchanged.
     """
     if not name.startswith("_Z"):
         return name

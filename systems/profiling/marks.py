@@ -1,5 +1,5 @@
-"""How the marks of a profiled step are named, beside its phases. Imports no torch: the
-pages' renderer reads exports by them.
+"""Names of the marks in a profiled step. Imports no torch, because the pages' renderer
+reads exports by these names.
 """
 
 # Which pass and which layer, not which phase.

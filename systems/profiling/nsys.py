@@ -1,9 +1,9 @@
-"""Run a command under Nsight Systems, export what it saw (one report to open in its
-window, one SQLite file), and read the kernels from that.
+"""Profile a command with Nsight Systems, export the report to SQLite, and read its
+kernels.
 
-`nsys` is a program of its own, not a library: it starts the process that it watches.
-Only what runs between `cudaProfilerStart` and `cudaProfilerStop` is kept, so that
-warm-up is never in a report. Imports no torch.
+`nsys` is a separate program that starts the process it profiles. It records only
+between `cudaProfilerStart` and `cudaProfilerStop`, so reports contain no warm-up.
+Imports no torch.
 """
 
 import re
@@ -33,18 +33,16 @@ REPORT = ".nsys-rep"
 
 
 class NsysError(ValueError):
-    """Why Nsight Systems can't be used, and what to do about it."""
+    """Nsight Systems can't be used; the message says why and what to do."""
 
 
 def is_installed() -> bool:
-    """Whether there is an `nsys` on the PATH, of whatever version."""
+    """Return whether an `nsys` of any version is on the PATH."""
     return shutil.which("nsys") is not None
 
 
 def find_nsys() -> str:
-    """Where `nsys` is. NsysError where there is none, or one that is too old or
-    broken.
-    """
+    """Return the path of `nsys`. `NsysError` if it is missing, broken or too old."""
     program = shutil.which("nsys")
     if program is None:
         raise NsysError(
@@ -69,8 +67,8 @@ def find_nsys() -> str:
 
 # --8<-- [start:command]
 def command_line(program: str, report: Path, work: Sequence[str]) -> list[str]:
-    """The command that profiles `work` into `report`: CUDA and NVTX, only while the
-    process says so.
+    """Return the command that profiles `work` into `report`: CUDA and NVTX, only
+    between the profiler's start and stop.
     """
     return [
         *(program, "profile", "--trace", "cuda,nvtx"),
@@ -87,8 +85,8 @@ def command_line(program: str, report: Path, work: Sequence[str]) -> list[str]:
 
 
 def profile(work: Sequence[str], report: Path, cwd: Path) -> tuple[str, Path]:
-    """Run `work` under nsys. Returns what it printed, and the export; `report`
-    (.nsys-rep) stays beside it.
+    """Run `work` under nsys. Return its standard output and the path of the SQLite
+    export; `report` (.nsys-rep) stays beside it.
     """
     assert report.suffix == REPORT
     program = find_nsys()
@@ -109,8 +107,8 @@ def profile(work: Sequence[str], report: Path, cwd: Path) -> tuple[str, Path]:
 
 
 def _run_command(command: list[str], name: str, cwd: Path | None = None) -> str:
-    """Standard output of a command. NsysError names the command and its last words
-    where it fails.
+    """Return the standard output of a command. `NsysError` with the command and its
+    last line of output if it fails.
     """
     try:
         process = subprocess.run(
@@ -158,12 +156,11 @@ PROFILE_AGAIN = "profile again with --trace cuda,nvtx on a machine with a GPU"
 
 
 def read_export(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
-    """Kernels of an SQLite file that `nsys export --type sqlite` wrote, by start, each
-    within those of the `marks` that were open at its launch. TraceError where the file
-    is anything else.
+    """Return the kernels of an SQLite export, sorted by start, each within those
+    `marks` that were open at its launch.
 
-    Versions differ: a text is a string or the number of one, and tables are absent
-    where they would be empty.
+    `TraceError` for any other file. Versions of nsys differ: a text is a string or an
+    index into StringIds, and empty tables are absent.
     """
     if not path.is_file():
         raise TraceError(
@@ -185,7 +182,7 @@ def read_export(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
 def query_kernels(
     database: sqlite3.Connection, marks: Collection[str], name: str
 ) -> list[Kernel]:
-    """Kernels of an open export. One of MALFORMED for a wrong row."""
+    """Return the kernels of an open export. Raises one of MALFORMED for a wrong row."""
     names = database.execute(
         "SELECT name FROM sqlite_master WHERE type = 'table'"
     ).fetchall()
@@ -209,7 +206,7 @@ def query_kernels(
             )
 
     def select(table: str, *columns: str) -> Iterable[tuple[Any, ...]]:
-        """These columns of a table, None for one that this version lacks."""
+        """Yield these columns of a table, None for a column that this version lacks."""
         known_columns = tables.get(table)
         if not known_columns:
             return []
@@ -265,7 +262,7 @@ def query_kernels(
 
 
 def process_id(identifier: int | None) -> int | None:
-    """The part of a globalTid or globalPid that both have: all but the 24 bits of the
+    """Return the process part of a globalTid or globalPid: all but the 24 bits of the
     thread.
     """
     return None if identifier is None else identifier >> 24

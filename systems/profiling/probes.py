@@ -1,8 +1,8 @@
-"""Look at a step instead of timing it: the kernels of each phase, the time of each
-kernel, and what stays in memory for the backward pass.
+"""Inspect a step instead of timing it: kernels of each phase, time of each kernel, and
+memory saved for the backward pass.
 
-A step takes a probe's `phase` in place of the clock's, so the step that is looked at is
-the one that is timed, in a pass of its own.
+A step takes a probe's `phase` in place of a clock's, so the inspected step is the timed
+one, in a pass of its own.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -100,8 +100,10 @@ def split_by_phase(
 def kernel_counts(
     found: dict[str, list[list[Kernel]]],
 ) -> dict[str, int | list[str]]:
-    """How many kernels each phase launches in a pass, and the names of those that the
-    compiler wrote. Copies and fills of memory don't count.
+    """Return how many kernels each phase launches, and the names of those that
+    TorchInductor generated.
+
+    Copies and fills of memory don't count. Empty on a CPU.
     """
     names = {
         phase: [kernel.name for kernel in of_passes[0] if not kernel.is_copy]
@@ -122,11 +124,11 @@ def kernel_counts(
 def kernel_samples_ms(
     work: Callable[[], object], calls: int, device: str
 ) -> dict[str, list[float]]:
-    """Time on the GPU in ms by kernel name, one sample for each of `calls` calls; the
-    launches of a call add up. Empty on a CPU, which runs no kernels.
+    """Return GPU times in ms by kernel name, one sample for each of `calls` calls. The
+    launches of one call are summed. Empty on a CPU.
 
-    The L2 cache is not emptied between calls. TraceError where calls differ in what
-    they launch, twice: a profile may lose a kernel.
+    The L2 cache stays warm between calls. `TraceError` if two profiles in a row show
+    calls with different launches: a profile can lose a kernel.
     """
     work()
     if device != "cuda":
@@ -142,7 +144,9 @@ def kernel_samples_ms(
 
 
 def split_by_call(kernels: Iterable[Kernel], calls: int) -> dict[str, list[float]]:
-    """The durations of each name's kernels, in order, shared out among the calls."""
+    """Return the summed durations of each kernel name per call, in ms, from kernels in
+    the order of their launches.
+    """
     by_name: dict[str, list[float]] = {}
     for kernel in kernels:
         by_name.setdefault(kernel.name, []).append(kernel.ms)
@@ -161,8 +165,9 @@ def split_by_call(kernels: Iterable[Kernel], calls: int) -> dict[str, list[float
 
 # --8<-- [start:saved]
 class SavedTensors:
-    """Each tensor that autograd saves in the forward phase; `adds_bytes` counts its
-    memory once, the inputs' never.
+    """Record each tensor that autograd saves in the forward phase.
+
+    `adds_bytes` counts each storage once and never that of the inputs.
     """
 
     def __init__(self, inputs: Iterable[Tensor]):
@@ -193,8 +198,8 @@ class SavedTensors:
 
 
 class MemoryInUse:
-    """Bytes that tensors hold on the GPU just before each phase
-    (`before_backward_bytes`, say). Absent on a CPU.
+    """Record the bytes allocated on the GPU just before each phase, as
+    `before_backward_bytes` for example. Empty on a CPU.
     """
 
     def __init__(self, device: str):

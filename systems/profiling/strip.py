@@ -1,13 +1,13 @@
-"""A copy of an Nsight Systems export that can be shown to others.
+"""Copy an Nsight Systems export without private data, so that it can be shared.
 
-A report holds every environment variable of the process that it watched, tokens and
-passwords among them, the names of all processes of the machine, its paths and its
-command lines. So does an SQLite export. This copies what a profile is made of, kernels,
-copies, CUDA calls and NVTX ranges with the names that they use, and nothing else:
+A report holds every environment variable of the profiled process, tokens and passwords
+among them, the names of all processes, paths and command lines; so does an SQLite
+export. This copies only kernels, memory copies, CUDA calls and NVTX ranges, with the
+names that they use:
 
     python -m systems.profiling.strip traces/x.sqlite shown.sqlite
 
-Texts of NVTX ranges are the program's own, and are kept. Imports no torch.
+Texts of NVTX ranges are kept. Imports no torch.
 """
 
 import argparse
@@ -44,8 +44,8 @@ STRING_ID_COLUMNS = ("demangledName", "mangledName", "shortName", "nameId", "tex
 
 
 def strip(export: Path, into: Path) -> None:
-    """Write the copy. TraceError where `export` is no export of Nsight Systems, or
-    `into` is there already.
+    """Write the copy. `TraceError` if `export` is not an export of Nsight Systems, or
+    `into` exists.
     """
     if into.exists():
         raise TraceError(f"{into} exists: give another name")
@@ -69,7 +69,7 @@ def strip(export: Path, into: Path) -> None:
 def copy_statements(
     database: sqlite3.Connection, name: str
 ) -> Iterator[tuple[str, list[tuple[object, ...]]]]:
-    """The statements that make the copy, with the rows of those that insert."""
+    """Yield the SQL statements of the copy, each with the rows that it inserts."""
     string_ids: set[object] = set()
     has_events = False
     for table, wanted_columns in COPIED_COLUMNS.items():

@@ -1,7 +1,7 @@
-"""Run work under torch.profiler, and read the kernels from the trace that it exports.
+"""Run work under torch.profiler and read the kernels from the exported trace.
 
-The one way to PyTorch's profiler: who wants names, counts or times groups the kernels
-that come back.
+All use of PyTorch's profiler goes through here. Callers group the kernels by name,
+phase or time.
 """
 
 import gc
@@ -47,11 +47,11 @@ def profile_kernels(
     marks: Collection[str] = (),
     keep: Path | None = None,
 ) -> tuple[Result, list[Kernel]]:
-    """What `work` returns, and the kernels that it launched, by start, each within
-    those of the `marks` that were open at its launch.
+    """Return the result of `work` and the kernels that it launched, sorted by start,
+    each within those `marks` that were open at its launch.
 
-    The trace stays at `keep` (`.json` or `.json.gz`), for ui.perfetto.dev. TraceError
-    where nothing ran on the GPU.
+    The trace stays at `keep` (`.json` or `.json.gz`), for ui.perfetto.dev. `TraceError`
+    if nothing ran on the GPU.
     """
     if device == "cuda":
         load_profiler()
@@ -65,13 +65,15 @@ def profile_kernels(
 
 @cache
 def load_profiler() -> None:
-    """The first profile of a process may miss kernels while the profiler loads."""
+    """Profile one kernel and discard it: the first profile of a process may miss
+    kernels while the profiler loads.
+    """
     run_profiled(lambda: torch.zeros(1, device="cuda"), "cuda")
 
 
 # --8<-- [start:watched]
 def run_profiled(work: Callable[[], Result], device: str) -> tuple[Result, profile]:
-    """What `work` returns, and the profiler that has stopped watching it."""
+    """Return the result of `work` and the stopped profiler."""
     # What the CPU does is needed too: the marks, the launches and the operations.
     activities = [ProfilerActivity.CPU]
     if device == "cuda":
@@ -92,8 +94,8 @@ def run_profiled(work: Callable[[], Result], device: str) -> tuple[Result, profi
 
 @contextmanager
 def pause_gc() -> Iterator[None]:
-    """Nothing inside makes any: each collection would only look through all that was
-    read so far.
+    """Pause garbage collection: parsing a trace creates no garbage, and each collection
+    would traverse all events.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -106,8 +108,8 @@ def pause_gc() -> Iterator[None]:
 
 @pause_gc()
 def read_trace(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
-    """Kernels of a Chrome trace that torch.profiler exported (`.json` or `.json.gz`),
-    by start. TraceError where it is anything else.
+    """Return the kernels of a Chrome trace from torch.profiler (`.json` or `.json.gz`),
+    sorted by start. `TraceError` for any other file.
     """
     if not path.exists():
         raise TraceError(
@@ -141,7 +143,9 @@ def read_trace(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
 
 
 def parse_events(events: list[Any], marks: Collection[str]) -> list[Kernel]:
-    """Kernels of a trace's events, by start. One of MALFORMED for a wrong event."""
+    """Return the kernels of a trace's events, sorted by start. Raises one of MALFORMED
+    for a wrong event.
+    """
     launches: dict[Any, Launch] = {}
     op_launches: dict[Any, Launch] = {}
     gpu_events, mark_spans, ops = [], [], []
@@ -177,7 +181,7 @@ def parse_events(events: list[Any], marks: Collection[str]) -> list[Kernel]:
 
 
 def external_id(args: dict[str, Any]) -> Any:
-    """The number by which operations and kernels name each other; its spelling differs
-    between versions.
+    """Return the number that links an operation to its kernels. Its spelling differs
+    between versions of PyTorch.
     """
     return args.get("External id", args.get("external id", args.get("External Id")))

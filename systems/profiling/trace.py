@@ -1,16 +1,16 @@
-"""What a profile is, whoever made it: GPU kernels, each in the phase that launched it.
+"""Kernels of a profile, whichever profiler made it, each with the phase that launched
+it.
 
-`torch_trace` reads a trace of torch.profiler, `nsys` an SQLite export of Nsight
-Systems; both give kernels as they are defined here.
+`torch_trace` reads traces of torch.profiler, `nsys` reads SQLite exports of Nsight
+Systems; both return the `Kernel` defined here.
 
-A kernel runs long after the CPU has launched it, so its phase is not what the CPU does
-while it runs: it is what was marked at the moment of its launch. Both profilers number
-each launch (the correlation id) and write that number beside the kernel. The launching
-thread's marks count. Autograd launches the backward pass from a thread of its own,
-which has none: then the marks of the thread that waits for it do.
+A kernel runs long after the CPU has launched it, so its phase is the one that was
+marked at its launch. Both profilers number each launch (the correlation id) and store
+that number with the kernel. The marks of the launching thread count. Autograd launches
+the backward pass from a thread without marks; then the marks of the waiting thread
+count.
 
-Times inside are whole ns, of whatever clock the trace has; in rows they are ms. Imports
-no torch.
+Times are integers in ns on the trace's clock; rows have ms. Imports no torch.
 """
 
 import sqlite3
@@ -32,12 +32,12 @@ COPY_PREFIXES = ("Memcpy", "Memset")
 
 
 class TraceError(ValueError):
-    """A trace that can't be read: the message names the file and says what to do."""
+    """A trace can't be read; the message names the file and says what to do."""
 
 
 @contextmanager
 def wrap_errors(problem: str, remedy: str) -> Iterator[None]:
-    """Whatever a malformed file raises inside is one line: a TraceError."""
+    """Turn any exception that a malformed file causes into a one-line `TraceError`."""
     try:
         yield
     except TraceError:
@@ -48,8 +48,8 @@ def wrap_errors(problem: str, remedy: str) -> Iterator[None]:
 
 
 def check_times(name: Any, start: Any, end: Any) -> tuple[str, int, int]:
-    """A name and two times as a file gives them; times in whole ns. One of MALFORMED
-    where they are anything else.
+    """Return the name, start and end of an event, with times as integers in ns. Raises
+    one of MALFORMED for any other value.
     """
     if not isinstance(name, str):
         raise TypeError(f"a name is {name!r}")
@@ -61,8 +61,8 @@ def check_times(name: Any, start: Any, end: Any) -> tuple[str, int, int]:
 
 @dataclass(frozen=True)
 class Span:
-    """Something with a name on a thread of the CPU, from start to end in ns: a marked
-    phase, or an operation.
+    """A named interval on a CPU thread, from start to end in ns: a marked phase or an
+    operation.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Launch:
-    """Which thread launched a kernel, and when (ns)."""
+    """The thread that launched a kernel, and the time of the launch in ns."""
 
     thread: Hashable
     time: int
@@ -81,8 +81,8 @@ class Launch:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One run of a kernel on the GPU, in ns; the marks around its launch, outermost
-    first; the operation, if known.
+    """One run of a kernel on the GPU, in ns, with the marks around its launch
+    (outermost first) and its operation, if known.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Kernel:
 
     @property
     def is_copy(self) -> bool:
-        """Whether it copies or fills memory, which no kernel of a program does."""
+        """Whether this is a memory copy or fill instead of a kernel of the program."""
         return self.name.startswith(COPY_PREFIXES)
 
     @property
@@ -107,7 +107,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class KernelRow:
-    """All runs of one kernel in one phase. `start_ms` is the first run's."""
+    """All runs of one kernel in one phase. `start_ms` belongs to the first run."""
 
     name: str
     path: tuple[str, ...]
@@ -122,8 +122,8 @@ class KernelRow:
 def kernel_rows(
     kernels: Iterable[Kernel], origin: int | None = None
 ) -> list[KernelRow]:
-    """A row for each kernel and phase, the one that takes longest first. `origin` (ns)
-    is where starts count from.
+    """Return a row for each kernel and phase, by descending total time. Starts count
+    from `origin` (ns), by default the first kernel's.
     """
     groups: dict[tuple[str, tuple[str, ...]], list[Kernel]] = defaultdict(list)
     for kernel in kernels:
@@ -148,7 +148,7 @@ def kernel_rows(
 
 
 def span_ms(kernels: Iterable[Kernel]) -> float:
-    """From the start of the first kernel to the end of the last."""
+    """Return the time from the first kernel's start to the last one's end, in ms."""
     kernels = list(kernels)
     return (
         (max(k.end for k in kernels) - min(k.start for k in kernels)) / 1e6
@@ -172,8 +172,8 @@ def busy_ms(kernels: Iterable[Kernel]) -> float:
 def find_open_spans(
     spans: Iterable[Span], launches: Iterable[Launch]
 ) -> dict[Launch, list[Span]]:
-    """The spans, of any thread, that are open at each launch, outermost first. One
-    sweep over both in time.
+    """Return the spans of all threads that are open at each launch, outermost first.
+    One sweep over both lists in order of time.
     """
     pending = sorted(spans, key=lambda span: (span.start, -span.end), reverse=True)
     open_by_launch: dict[Launch, list[Span]] = {}
@@ -191,8 +191,10 @@ def attribute_kernels(
     phases: Iterable[Span],
     ops: Iterable[Span] = (),
 ) -> list[Kernel]:
-    """Kernels (name, start, end, launch) with their phases, by start. Without a launch
-    they belong to none.
+    """Return kernels, sorted by start, with the phase and operation that were open at
+    their launch.
+
+    `runs` are (name, start, end, launch). A run without a launch belongs to no phase.
     """
     runs = sorted(runs, key=lambda run: run[1:3])
     launches = [launch for *_, launch in runs if launch is not None]

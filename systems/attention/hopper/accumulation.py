@@ -1,5 +1,5 @@
-"""Ordered accumulation: partial dq of many programs are added up in memory, one after
-the other by a semaphore for each tile, so that the sum is the same bits every time.
+"""Ordered accumulation of dq: programs add their partial dq in memory one after
+another, so that the sum is bitwise reproducible. A semaphore per tile sets the order.
 """
 
 from triton.experimental import gluon
@@ -29,10 +29,10 @@ DQ_LAYOUT = gl.constexpr(
 # --8<-- [start:dq]
 @gluon.jit
 def pack_for_reduce(x):
-    """x [QUERIES, DQ_COLUMNS] in the order in which threads hold it, 32 in a row: each
-    its four, a warp's lanes, its columns.
+    """Reorder x [QUERIES, DQ_COLUMNS] to the order in which threads hold it, 32 numbers
+    in a row: each thread's four, a warp's lanes, its columns.
 
-    Each thread stores 16 bytes beside the last one's, and no two meet in a bank.
+    Neighbouring threads then store neighbouring 16 bytes, without bank conflicts.
     """
     N: gl.constexpr = x.shape[1]
     return (
@@ -44,7 +44,7 @@ def pack_for_reduce(x):
 
 @gluon.jit
 def start_dq_matmul(k, ds):
-    """dS k, under way; ds [KEYS, QUERIES]."""
+    """Start dS k and return its token; ds [KEYS, QUERIES]."""
     COLUMNS: gl.constexpr = k.shape[1]
     Q: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, 16]
@@ -57,8 +57,8 @@ def start_dq_matmul(k, ds):
 def compute_partial_dq(
     dq_ring, ds_ring, kv, step, D: gl.constexpr, NARROW: gl.constexpr
 ):
-    """This program's partial dq of step `step`, without its scale, a block of columns
-    after the other.
+    """Compute this program's partial dq of one step, without its scale, one block of
+    columns after the other.
     """
     BLOCKS: gl.constexpr = D // DQ_COLUMNS
     stage, dq_stage = step % ds_ring.tiles.shape[0], step % dq_ring.tiles.shape[0]
@@ -86,8 +86,8 @@ def compute_partial_dq(
 
 @builtin
 def add_shared_to_global(desc, coord, src, _semantic=None):
-    """TMA's sum: global memory += src. Gluon of Triton 3.6 has the operation but no
-    name for it.
+    """Add shared memory to global memory by TMA. Gluon of Triton 3.6 has the operation
+    but no name for it.
     """
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(
@@ -97,7 +97,9 @@ def add_shared_to_global(desc, coord, src, _semantic=None):
 
 @gluon.jit
 def load_acquire(semaphore_ptr):
-    """A semaphore's value; what others did before its release is seen after this."""
+    """Load a semaphore with acquire order: writes before its release are visible
+    afterwards.
+    """
     return gl.inline_asm_elementwise(
         "ld.acquire.gpu.global.b32 $0, [$1];",
         "=r,l",
@@ -110,7 +112,9 @@ def load_acquire(semaphore_ptr):
 
 @gluon.jit
 def fence_after_acquire():
-    """What others' TMA wrote before the last acquire is what this one's will add to."""
+    """Order this thread's TMA additions after the TMA writes that the last acquire made
+    visible.
+    """
     gl.inline_asm_elementwise(
         "{ fence.proxy.async.global; mov.u32 $0, 0; }",
         "=r,r",
@@ -123,7 +127,7 @@ def fence_after_acquire():
 
 @gluon.jit
 def fence_before_release():
-    """Wait until TMA's writes have arrived in global memory, for the other SMs too."""
+    """Wait until TMA's writes are in global memory, visible to the other SMs."""
     gl.inline_asm_elementwise(
         "{ cp.async.bulk.wait_group 0; fence.proxy.async.global; "
         "bar.warp.sync 0xffffffff; mov.u32 $0, 0; }",
@@ -137,7 +141,9 @@ def add_partial(
     dq_desc, semaphores_ptr, dq_ring, number, order, phase,
     ME: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
-    """Adds the partial of stage ME to tile `number` of dq, after `order` others."""
+    """Add the partial dq of stage ME to tile `number` of dq, after `order` other
+    partials.
+    """
     ROWS: gl.constexpr = dq_ring.tiles.shape[1]
     BOX: gl.constexpr = dq_desc.block_type.shape[0]
     # Of four boxes the last has columns past 95.

@@ -1,5 +1,5 @@
-"""Launch configurations of the kernels for Hopper, by the head dimension of their tiles
-(`limits.TILE_DIMS`). What each is worth was timed on an H200.
+"""Launch configurations of the Hopper kernels, by the head dimension of their tiles
+(`limits.TILE_DIMS`), timed on an H200.
 """
 
 from typing import NamedTuple
@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 # --8<-- [start:configs]
 class Config(NamedTuple):
-    """`groups` x 64 rows stay in a program; tiles of `rows` stream past them through a
-    ring of `stages`.
+    """Launch configuration of a Hopper kernel: `groups` x 64 rows stay in a program,
+    tiles of `rows` stream past them through a ring of `stages`.
     """
 
     groups: int

@@ -1,5 +1,5 @@
-"""The small kernels before and after the backward pass in one kernel: delta, and dq
-from float32 to its own dtype.
+"""Small kernels before and after the one-pass backward: delta, and rounding of dq from
+float32 to its dtype.
 """
 
 import triton
@@ -70,8 +70,8 @@ def round_kernel(
     RAGGED: tl.constexpr,
     NARROW: tl.constexpr,
 ):
-    """dq with its scale in its own dtype, from float32 as held. Grid: tiles of 64
-    queries x batch x heads.
+    """Scale dq and round it to its own dtype, from float32 in the order of
+    `accumulation.pack_for_reduce`. Grid: tiles of 64 queries x batch x heads.
     """
     tiles = tl.cdiv(n, 64)
     batch_head = tl.program_id(0) // tiles

@@ -1,7 +1,7 @@
-"""dk and dv for Hopper in Gluon: rows of keys and values stay, tiles of queries and of
-do stream past with their row statistics, of which `dq` writes delta.
+"""dk and dv for Hopper in Gluon: tiles of keys and values stay in a program, tiles of
+queries and do stream past with their lse and delta. `dq` writes delta.
 
-As there, a step starts with the product that the step before left over.
+As there, a step starts with the matmul that the step before left over.
 """
 
 from typing import NamedTuple
@@ -36,7 +36,7 @@ STATISTICS = gl.constexpr(
 
 
 class Statistics(NamedTuple):
-    """lse and delta of the rows of each stage."""
+    """lse and delta of the rows of each stage, in shared memory."""
 
     lse: gl.shared_memory_descriptor
     delta: gl.shared_memory_descriptor
@@ -51,7 +51,7 @@ def make_statistics(STAGES: gl.constexpr, ROWS: gl.constexpr):
 
 
 class Streamed(NamedTuple):
-    """Descriptors of what streams past a tile of keys."""
+    """TMA descriptors of the tensors that stream past a tile of keys."""
 
     q: tma.tensor_descriptor
     do: tma.tensor_descriptor
@@ -63,7 +63,7 @@ class Streamed(NamedTuple):
 def fill_stage_with_statistics(
     ring, statistics, i, descs, batch, head, batch_head, row
 ):
-    """`fill_stage` with tiles of q and do and the statistics of their rows."""
+    """Fill a stage with tiles of q and do, and the lse and delta of their rows."""
     MORE: gl.constexpr = 2 * descs.lse.block_type.nbytes
     stage, full = fill_stage(ring, i, descs.q, descs.do, batch, head, row, MORE)
     coords = [batch_head, row]
@@ -72,7 +72,7 @@ def fill_stage_with_statistics(
 
 
 class Keys(NamedTuple):
-    """What a program of dk and dv holds of its keys in shared memory, by consumer."""
+    """Keys and values of a program in shared memory, by consumer."""
 
     k: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
@@ -80,7 +80,7 @@ class Keys(NamedTuple):
 
 
 class KeyTile(NamedTuple):
-    """The first row of a program's keys, and the steps over the queries they meet."""
+    """A program's tile of keys, and its steps over the queries that attend to it."""
 
     batch: gl.tensor
     kv_head: gl.tensor
@@ -115,8 +115,8 @@ def dkdv_step(
     dk, dv, ds, q_before, q, do, k, v, zeros, statistics, ring, i, end, hidden,
     scale_log2, FIRST: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """One tile of queries: dv, dk of the step before, ds, and the tiles of the next
-    step.
+    """Process one tile of queries: accumulate dv, and dk of the step before; compute
+    ds; wait for the tiles of the next step.
     """
     STAGES: gl.constexpr = statistics.lse.shape[0]
     COLUMNS: gl.constexpr = gl.SliceLayout(0, zeros.type.layout)
@@ -161,7 +161,9 @@ def dkdv_consumer(
     GROUP: gl.constexpr, BQ: gl.constexpr, D: gl.constexpr, HEADS_PER_KV: gl.constexpr,
     CAUSAL: gl.constexpr, IN_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """dk and dv of 64 rows, over the tiles of queries that see them. Transposed."""
+    """Compute dk and dv of 64 rows over the tiles of queries that attend to them. All
+    products are transposed.
+    """
     S: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BQ, 16]
     )
@@ -229,8 +231,8 @@ def dkdv_kernel(
     GROUPS: gl.constexpr, STAGES: gl.constexpr, IN_REGISTERS: gl.constexpr,
     REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """dk and dv of one tile of keys of one head of k and v. Grid: tiles of keys x batch
-    x heads of k and v.
+    """Compute dk and dv of one tile of keys of one KV head. Grid: tiles of keys x batch
+    x KV heads.
     """
     BK: gl.constexpr = 64 * GROUPS
     tiles = gl.cdiv(n_k, BK)

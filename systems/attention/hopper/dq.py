@@ -1,13 +1,13 @@
-"""dq for Hopper in Gluon; the roles of the warps are those of `forward`.
+"""dq for Hopper in Gluon, with the warp roles of `forward`.
 
-64 x GROUPS rows of queries stay, tiles of keys and values stream past. It has o and do
-at hand, so it also writes delta = rowsum(o · do), which `dkdv` reads. Both recompute
-P = exp(S - lse), and nobody adds to what another program writes: results repeat bit by
-bit.
+64 x GROUPS rows of queries stay in a program, tiles of keys and values stream past. It
+holds o and do, so it also writes delta = rowsum(o · do) for `dkdv`. Both kernels
+recompute P = exp(S - lse), and no program adds to another's output: results are bitwise
+reproducible.
 
-Each step starts with the product into the accumulator that the step before left over:
-the tensor cores have work while exponentials are computed. No product is under way when
-the loop turns, else the compiler would run them all one after another.
+Each step starts with the matmul into the accumulator that the step before left over, so
+that tensor cores work while exponentials are computed. No matmul is in flight at the
+end of an iteration, or the compiler would serialize them all.
 """
 
 from typing import NamedTuple
@@ -40,7 +40,7 @@ from systems.attention.triton.primitives import LOG2E
 
 
 class Queries(NamedTuple):
-    """What a program of dq holds of its queries in shared memory, by consumer."""
+    """Queries of a program in shared memory, with o and do, by consumer."""
 
     q: gl.shared_memory_descriptor
     do: gl.shared_memory_descriptor
@@ -49,7 +49,7 @@ class Queries(NamedTuple):
 
 
 class QueryTile(NamedTuple):
-    """The first row of a program's queries, and the steps over the keys they see."""
+    """A program's tile of queries, and its steps over the keys that they attend to."""
 
     batch: gl.tensor
     head: gl.tensor
@@ -81,8 +81,8 @@ def dq_step(
     dq, ds, k_before, s, k, v, q, do, zeros, lse, delta, ring, i, steps, scale_log2,
     FIRST: gl.constexpr,
 ):  # fmt: skip
-    """One tile of keys, whose scores are s: dq of the step before, ds, and the scores
-    and tiles of the next step.
+    """Process one tile of keys with scores s: accumulate dq of the step before, compute
+    ds, and start the scores of the next step.
     """
     A: gl.constexpr = gl.DotOperandLayout(
         operand_index=0, parent=dq.type.layout, k_width=2
@@ -114,7 +114,9 @@ def dq_consumer(
     dq_desc, rows_out, work, scale,
     GROUP: gl.constexpr, BK: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """dq of 64 rows, from the last tile of keys that they see to the first."""
+    """Compute dq of 64 rows, from the last tile of keys that they attend to down to the
+    first.
+    """
     S: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BK, 16]
     )
@@ -177,7 +179,7 @@ def dq_consumer(
 
 
 class Rows(NamedTuple):
-    """The row statistics of a head: lse, and what `dkdv_kernel` reads of it."""
+    """Row statistics of a head: lse, and the lse and delta that `dkdv_kernel` reads."""
 
     lse_ptr: gl.tensor
     lse_log2_ptr: gl.tensor
@@ -192,7 +194,7 @@ def dq_kernel(
     GROUPS: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
     num_warps: gl.constexpr,
 ):  # fmt: skip
-    """dq, delta and lse in units of log 2 of one tile of queries. Grid: tiles of
+    """Compute dq, delta and lse · log2(e) of one tile of queries. Grid: tiles of
     queries x batch x heads.
     """
     BQ: gl.constexpr = 64 * GROUPS

@@ -1,8 +1,9 @@
-"""Rows whose scores are huge, computed again by the program that had them.
+"""Recompute rows with huge scores in the program that had them.
 
-The kernel scales a score and subtracts the scaled maximum by one multiply-add, and that
-maximum was rounded. exp2 of the rounding error takes the place of p = 1: nothing, but
-for huge scores, where it is infinite or zero. Here the maximum is subtracted first.
+The kernel scales a score and subtracts the scaled maximum in one multiply-add, after
+rounding that maximum. The rounding error replaces p = 1 by exp2(error): harmless,
+except for huge scores, where it is infinite or zero. Here the maximum is subtracted
+first.
 """
 
 from triton.experimental import gluon
@@ -18,7 +19,7 @@ HUGE = gl.constexpr(2.0**28)
 
 @gluon.jit
 def load_rows(x, batch, head, rows, n, HEAD: gl.constexpr, LAYOUT: gl.constexpr):
-    """Rows of q, k or v, those before n, in float32."""
+    """Load rows of q, k or v before row n, in float32."""
     D: gl.constexpr = LAYOUT.threads_per_warp[1] * LAYOUT.size_per_thread[1]
     columns = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
     ptr = x.ptr + batch.to(gl.int64) * x.stride_b + head.to(gl.int64) * x.stride_h
@@ -33,8 +34,8 @@ def recompute_huge_rows(
     GROUP: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, HEAD: gl.constexpr,
     D: gl.constexpr, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """o and lse of this consumer's rows of each item with a huge score: key by key and
-    without tensor cores, slowly.
+    """Recompute o and lse of this consumer's rows in each item with a huge score: key
+    by key without tensor cores, slowly.
     """
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
     ROWS: gl.constexpr = gl.SliceLayout(1, LAYOUT)

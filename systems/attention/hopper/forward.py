@@ -59,7 +59,7 @@ TILE = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidt
 # --8<-- [start:ring]
 @gluon.jit
 def make_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    """COUNT barriers in shared memory, each complete when ARRIVALS have arrived."""
+    """Return COUNT barriers in shared memory, each complete after ARRIVALS arrivals."""
     memory = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(COUNT):
         mbarrier.init(memory.index(i), count=ARRIVALS)
@@ -67,8 +67,8 @@ def make_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 class Ring(NamedTuple):
-    """Each stage holds two tiles, a and b: it is full when both have arrived, empty
-    when all consumers have read them.
+    """Stages of two tiles, a and b. A stage is full when both have arrived, empty when
+    all consumers have read them.
     """
 
     a: gl.shared_memory_descriptor
@@ -78,9 +78,7 @@ class Ring(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """Tiles in shared memory, each with a barrier that says it is full and one that
-    says it is empty.
-    """
+    """Tiles in shared memory, each with a full and an empty barrier."""
 
     tiles: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
@@ -101,9 +99,10 @@ def make_ring(desc, STAGES: gl.constexpr, READERS: gl.constexpr):
 # --8<-- [start:waits]
 @gluon.jit
 def fill_stage(ring, i, a_desc, b_desc, batch, head, row, MORE: gl.constexpr = 0):
-    """The producer's step i: wait until the stage is empty, then start copies.
+    """Wait until the stage of step i is empty, then start the copies of its tiles.
 
-    (stage, its barrier): full when MORE bytes than both tiles have come.
+    Return (stage, its full barrier), which completes after MORE bytes beyond both
+    tiles.
     """
     STAGES: gl.constexpr = ring.a.shape[0]
     stage = i % STAGES
@@ -118,7 +117,7 @@ def fill_stage(ring, i, a_desc, b_desc, batch, head, row, MORE: gl.constexpr = 0
 
 @gluon.jit
 def wait_full(ring, i, needed=True):
-    """The two tiles of step i, once they have arrived."""
+    """Wait for the two tiles of step i and return them."""
     STAGES: gl.constexpr = ring.a.shape[0]
     mbarrier.wait(ring.full.index(i % STAGES), i // STAGES & 1, pred=needed)
     return ring.a.index(i % STAGES), ring.b.index(i % STAGES)
@@ -126,15 +125,15 @@ def wait_full(ring, i, needed=True):
 
 @gluon.jit
 def release_stage(ring, i):
-    """A consumer has read the tiles of step i."""
+    """Tell the producer that this consumer has read the tiles of step i."""
     mbarrier.arrive(ring.empty.index(i % ring.a.shape[0]), count=1)
 
 
 # --8<-- [end:waits]
 @gluon.jit
 def skip_step(ring, i):
-    """Release step i unread. Its phase must have ended all the same: a later wait tells
-    phases by parity only.
+    """Release step i unread. Its phase must still end, because a later wait tells
+    phases apart only by parity.
     """
     wait_full(ring, i)
     release_stage(ring, i)
@@ -187,8 +186,8 @@ FIRST_BARRIER = gl.constexpr(8)
 
 @gluon.jit
 def take_turn(GROUP: gl.constexpr):
-    """Wait until the consumer before has started its matmuls: a named barrier of the
-    256 threads of both.
+    """Wait on a named barrier of 256 threads until the consumer before has started its
+    matmuls.
     """
     gl.inline_asm_elementwise(
         "bar.sync $1, 256; mov.b32 $0, 0;", "=r,r", [FIRST_BARRIER + GROUP],
@@ -198,7 +197,7 @@ def take_turn(GROUP: gl.constexpr):
 
 @gluon.jit
 def pass_turn(GROUP: gl.constexpr, GROUPS: gl.constexpr):
-    """This consumer has started its matmuls: arrive where the next one waits."""
+    """Arrive at the next consumer's barrier, after this one has started its matmuls."""
     gl.inline_asm_elementwise(
         "bar.arrive $1, 256; mov.b32 $0, 0;", "=r,r",
         [FIRST_BARRIER + (GROUP + 1) % GROUPS],
@@ -217,7 +216,7 @@ def forward_consumer(
     D: gl.constexpr, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr,
     OVERLAP: gl.constexpr, TURNS: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
-    """o and lse of 64 rows of each item."""
+    """Compute o and lse of 64 rows of each item."""
     S: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BK, 16]
     )
@@ -298,8 +297,8 @@ def forward_consumer(
             v = v_next
             k, v_next = wait_full(ring, i + 1, i + 1 < steps_done)
             if OVERLAP:
-                # That p goes through this wait, and the wait above, keep the compiler
-                # from computing p afterwards.
+                # Passing p through both waits keeps the compiler from sinking its
+                # computation below them.
                 p, acc = wait_all_and(p, acc_tokens)
                 release_stage(ring, i - 1)
             acc = scale_rows(acc, rescale)
@@ -340,8 +339,8 @@ def forward_kernel(
     OVERLAP: gl.constexpr, TURNS: gl.constexpr, NARROW: gl.constexpr,
     REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """o and lse of the items that the schedule has for this program: those from
-    starts[program] to the next start.
+    """Compute o and lse of this program's items: those from starts[program] to the next
+    start.
     """
     BQ: gl.constexpr = 64 * GROUPS
     start_ptr = starts_ptr + gl.program_id(0)

@@ -1,4 +1,6 @@
-"""What programs of the forward pass compute one after another: tiles of queries."""
+"""Work items of the forward pass: tiles of queries, which a program computes one after
+another.
+"""
 
 from typing import NamedTuple
 
@@ -7,7 +9,7 @@ from triton.experimental.gluon import language as gl
 
 
 class Problem(NamedTuple):
-    """Queries, keys, heads of queries, and scale · log2(e)."""
+    """Numbers of queries, keys and query heads, and scale · log2(e)."""
 
     n_q: gl.tensor
     n_k: gl.tensor
@@ -16,7 +18,7 @@ class Problem(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """The items of this program: those at items_ptr from `first` to `end` - 1."""
+    """The items of this program: items_ptr[first] to items_ptr[end - 1]."""
 
     items_ptr: gl.tensor
     first: gl.tensor
@@ -24,7 +26,7 @@ class Schedule(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A tile of queries of one head, and the steps over the keys that it sees."""
+    """A tile of queries of one head, and the number of steps over its keys."""
 
     batch: gl.tensor
     head: gl.tensor
@@ -34,7 +36,9 @@ class Item(NamedTuple):
 
 @gluon.jit
 def get_item(number, problem, BQ: gl.constexpr, BK: gl.constexpr, CAUSAL: gl.constexpr):
-    """The item of this number: tile of queries + tiles · (batch · heads + head)."""
+    """Return the item with this number: tile of queries + tiles · (batch · heads +
+    head).
+    """
     tiles = gl.cdiv(problem.n_q, BQ)
     batch_head = number // tiles
     q_start = number % tiles * BQ
@@ -47,7 +51,7 @@ def get_item(number, problem, BQ: gl.constexpr, BK: gl.constexpr, CAUSAL: gl.con
 
 @gluon.jit
 def visible_mask(rows, keys, n_k, CAUSAL: gl.constexpr):
-    """Which of `keys` each of `rows` sees."""
+    """Return whether each of `rows` attends to each of `keys`."""
     if CAUSAL:
         visible = keys[None, :] <= gl.minimum(rows, n_k - 1)[:, None]
     else:

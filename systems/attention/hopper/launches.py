@@ -1,10 +1,9 @@
-"""Launches of the kernels for Hopper: the forward pass, and the backward pass in two
-kernels or by `one_pass_launches` in one, whichever is faster.
+"""Launchers of the Hopper kernels: the forward pass, and the backward pass in two
+kernels, or in one by `one_pass_launches` if that is faster.
 
-The kernels stand in `forward`, `dq`, `dkdv` and `one_pass` with its walks `shift` and
-`ordered`. They are written in Gluon, the dialect of Triton in which warps have roles
-and each copy, barrier and product is placed by hand. They hold what the plain kernels
-promise: results repeat bit by bit.
+The kernels are written in Gluon, the dialect of Triton in which warps have roles and
+each copy, barrier and matmul is placed by hand. Like the Triton kernels they are
+bitwise reproducible.
 """
 
 from functools import lru_cache
@@ -45,7 +44,7 @@ from systems.attention.triton.primitives import LOG2E
 
 
 class Forward(NamedTuple):
-    """A forward launch, and what it reads besides o and lse."""
+    """A forward launch, its TMA descriptors and its schedule."""
 
     launch: Launch
     q: Descriptor
@@ -61,7 +60,7 @@ def plan_forward(
     scale: float,
     *tensors: ShapeAndStrides,
 ) -> Forward:  # fmt: skip
-    """For q, k, v and o that lie so."""
+    """Return the forward launch for q, k, v and o of these layouts."""
     from systems.attention.hopper.forward import forward_kernel
 
     q, k, v, o = (make_layout(*lies) for lies in tensors)
@@ -108,7 +107,7 @@ def launch_forward(
     scale: float,
     config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(o, lse); `config` overrides the table."""
+    """Return (o, lse). `config` overrides the table."""
     o, lse = torch.empty_like(q), empty_row_statistics(q)
     plan = plan_forward(
         q.dtype, q.device, config, causal, scale, *map(shape_and_strides, (q, k, v, o))
@@ -121,9 +120,7 @@ def launch_forward(
 
 
 class Backward(NamedTuple):
-    """The launches of a backward pass, and what describes their tensors: by tensor, of
-    dq's and of dkdv's tiles.
-    """
+    """The two launches of a backward pass, and the TMA descriptors of each."""
 
     dq: Launch
     dq_descriptors: dict[str, Descriptor]
@@ -140,7 +137,7 @@ def plan_backward(
     scale: float,
     *tensors: ShapeAndStrides,
 ) -> Backward:
-    """For q, k, v, o, do, dq, dk and dv that lie so."""
+    """Return the launches for q, k, v, o, do, dq, dk and dv of these layouts."""
     from systems.attention.hopper.dkdv import dkdv_kernel
     from systems.attention.hopper.dq import dq_kernel
 
@@ -193,7 +190,9 @@ def launch_two_passes(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv) of tensors that TMA can read."""
+    """Return (dq, dk, dv), computed by two kernels. TMA must be able to read all
+    tensors.
+    """
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     plan = plan_backward(
         q.dtype,

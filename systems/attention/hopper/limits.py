@@ -34,8 +34,8 @@ MIN_ROWS = 2**15
 
 
 def missing_requirement(capability: tuple[int, int], version: str) -> str:
-    """What these kernels need of a GPU of this compute capability and of Triton, and
-    what was found; nothing where they run.
+    """Return what a GPU of this compute capability or this version of Triton lacks for
+    the Hopper kernels, or "" if they run.
     """
     if capability != CAPABILITY:
         version_text = ".".join(map(str, capability))
@@ -48,7 +48,7 @@ def missing_requirement(capability: tuple[int, int], version: str) -> str:
 
 @cache
 def missing_on_device(device: torch.device) -> str:
-    """`missing_requirement` of this GPU and the Triton that is installed."""
+    """Return `missing_requirement` for this GPU and the installed Triton."""
     if knobs.runtime.interpret:
         return "needs a compiler, found the interpreter of TRITON_INTERPRET=1"
     return missing_requirement(
@@ -71,7 +71,7 @@ def unsupported_triton(device: torch.device) -> str:
 
 # --8<-- [start:takes]
 def is_tma_readable(x: Tensor) -> bool:
-    """Whether TMA can read x: rows without gaps, and rows, heads and batches at
+    """Return whether TMA can read x: contiguous rows, and rows, heads and batches at
     multiples of 16 bytes.
     """
     *outer, last = x.stride()
@@ -95,13 +95,13 @@ def make_tma_readable(x: Tensor) -> Tensor:
 
 
 def statistics_stride(n: int) -> int:
-    """From one row of n float32 statistics to the next, where TMA can read them."""
+    """Return the stride between rows of n float32 statistics that TMA can read."""
     return -(-n // 4) * 4
 
 
 def find_refusal(q: Tensor, k: Tensor, v: Tensor) -> str:
-    """What these kernels need and didn't find, to compute attention of q (..., n_q, d),
-    k and v (..., n_k, d) with 3 or 4 dimensions; nothing where they can.
+    """Return why the Hopper kernels can't compute attention of q (..., n_q, d), k and v
+    (..., n_k, d) with 3 or 4 dimensions, or "" if they can.
     """
     if q.device.type != "cuda":
         return f"needs a CUDA GPU, found {q.device.type}"
@@ -122,8 +122,8 @@ def find_refusal(q: Tensor, k: Tensor, v: Tensor) -> str:
 
 
 def is_faster(q: Tensor, k: Tensor) -> bool:
-    """Whether q (..., n_q, d) and k (..., n_k, d) are large enough for these kernels to
-    be faster than the plain ones.
+    """Return whether q (..., n_q, d) and k (..., n_k, d) are large enough for the
+    Hopper kernels to beat the Triton kernels.
     """
     rows = q.numel() // q.shape[-1]
     return rows >= MIN_ROWS and rows * k.shape[-2] >= MIN_SCORES

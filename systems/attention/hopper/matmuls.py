@@ -1,6 +1,7 @@
-"""Matmuls of tiles in blocks of columns. A tile has 64 or 128 columns, of which a head
-dimension from 72 to 96 needs 96: as 64 and 32, since a tensor's columns are a power of
-two.
+"""Matmuls of tiles in blocks of columns.
+
+A tile has 64 or 128 columns. A head dimension from 72 to 96 needs 96, computed as 64
+and 32, since a tensor's columns are a power of two.
 """
 
 from typing import NamedTuple
@@ -15,9 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 @gluon.jit
 def zero_accumulators(D: gl.constexpr, NARROW: gl.constexpr):
-    """Sums of 64 rows in blocks of columns: D, or where NARROW the first 64 and the
-    next 32. A tensor's columns are a power of two, and 96 are not.
-    """
+    """Return zeros for 64 rows in blocks of D columns, or if NARROW of 64 and 32."""
     FIRST: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64 if NARROW else D, 16]
     )
@@ -36,7 +35,7 @@ def zero_accumulators(D: gl.constexpr, NARROW: gl.constexpr):
 
 @gluon.jit
 def start_matmul(a, b, zeros, NARROW: gl.constexpr):
-    """a bᵀ, under way; where NARROW of columns 0 to 95."""
+    """Start a bᵀ and return its token; if NARROW, only of columns 0 to 95."""
     if NARROW:
         token = warpgroup_mma(
             a.slice(0, 64, 1), b.slice(0, 64, 1).permute((1, 0)), zeros, use_acc=False,
@@ -52,7 +51,7 @@ def start_matmul(a, b, zeros, NARROW: gl.constexpr):
 
 @gluon.jit
 def accumulate_block(block, p, x, FIRST: gl.constexpr):
-    """block += p x of as many columns of x, from FIRST on; under way."""
+    """Start block += p x for columns FIRST and on of x; return the token."""
     A: gl.constexpr = gl.DotOperandLayout(
         operand_index=0, parent=block.type.layout, k_width=2
     )
@@ -62,7 +61,7 @@ def accumulate_block(block, p, x, FIRST: gl.constexpr):
 
 @gluon.jit
 def accumulate(blocks, p, x):
-    """The same for each block of columns."""
+    """Start blocks += p x for each block of columns; return the tokens."""
     tokens = (accumulate_block(blocks[0], p, x, 0),)
     if len(blocks) == 2:
         tokens = tokens + (accumulate_block(blocks[1], p, x, 64),)
@@ -71,7 +70,7 @@ def accumulate(blocks, p, x):
 
 @gluon.jit
 def wait_all(tokens):
-    """The sums, once all matmuls are done."""
+    """Wait for all matmuls and return their sums."""
     if len(tokens) == 2:
         sums = warpgroup_mma_wait(0, deps=tokens)
     else:
@@ -81,8 +80,8 @@ def wait_all(tokens):
 
 @gluon.jit
 def wait_all_and(x, tokens):
-    """(x, sums): wait for all matmuls. That x goes through the wait keeps the compiler
-    from computing it afterwards.
+    """Wait for all matmuls; return (x, sums). Passing x through the wait keeps the
+    compiler from sinking its computation below it.
     """
     if len(tokens) == 2:
         x, first, rest = warpgroup_mma_wait(0, deps=(x, tokens[0], tokens[1]))
@@ -95,7 +94,7 @@ def wait_all_and(x, tokens):
 
 @gluon.jit
 def scale_rows(blocks, factor):
-    """Each row of all blocks times its factor."""
+    """Multiply each row of all blocks by its factor."""
     FIRST: gl.constexpr = gl.SliceLayout(1, blocks[0].type.layout)
     scaled = (blocks[0] * gl.convert_layout(factor, FIRST)[:, None],)
     if len(blocks) == 2:
@@ -107,7 +106,7 @@ def scale_rows(blocks, factor):
 
 
 class Rows(NamedTuple):
-    """Rows of a tensor in memory, with the strides of batches, heads and rows."""
+    """A tensor in global memory, with the strides of batches, heads and rows."""
 
     ptr: gl.tensor
     stride_b: gl.tensor
@@ -120,8 +119,8 @@ def store_rows(
     x, out, batch, head, start, n, FIRST: gl.constexpr, HEAD: gl.constexpr,
     RAGGED: gl.constexpr,
 ):  # fmt: skip
-    """Columns of x from FIRST to HEAD, of rows before n, straight from registers:
-    shared memory is full.
+    """Store columns FIRST to HEAD of x, for rows before n, straight from registers
+    because shared memory is full.
     """
     rows = start + gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))
     columns = FIRST + gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))

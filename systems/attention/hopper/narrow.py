@@ -1,9 +1,9 @@
-"""The steps of a key group for head dimensions from 72 to 96, whose matmuls have 96
-columns: those of `one_pass` in another order.
+"""Steps of a key group for head dimensions from 72 to 96, with matmuls of 96 columns:
+those of `one_pass` in another order.
 
-S of the next step is issued behind dv and dk of this one, and one wait is for all
-three. So the tensor cores have work while dS is handed over, at the price of S and dP
-of one step in registers at once.
+S of the next step is issued behind dv and dk of this one, and one wait covers all
+three. So tensor cores work while dS is stored; the cost is S and dP of one step in
+registers at once.
 """
 
 from triton.experimental import gluon
@@ -18,8 +18,8 @@ from systems.attention.triton.primitives import LOG2E
 
 @gluon.jit
 def keep_branch():
-    """Nothing: it keeps the compiler from computing what stands behind a branch in any
-    case.
+    """Do nothing: the inline assembly keeps the compiler from executing the branch
+    unconditionally.
     """
     gl.inline_asm_elementwise(
         "mov.u32 $0, 0;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
@@ -32,8 +32,8 @@ def process_narrow_tile(
     dk, dv, s, q, do, resident, ring, statistics, ds_ring, i, end, hidden, limit,
     is_cut, scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
 ):  # fmt: skip
-    """Tile i of queries, whose scores are s: dk and dv in two blocks of columns, this
-    group's half of dS, scores and tiles of the next step.
+    """Process tile i of queries with scores s: dk and dv in two blocks of columns, this
+    group's half of dS, and the scores of the next step.
     """
     k, v, zeros = resident
     STAGES: gl.constexpr = statistics.lse.shape[0]
@@ -73,8 +73,8 @@ def process_narrow_tiles(
     cut, cut_end, scale_log2,
     GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
 ):  # fmt: skip
-    """dk and dv over all steps of so many heads of queries. The mask cuts those from
-    `cut` to `cut_end` - 1 of each.
+    """Accumulate dk and dv over all steps of these query heads. The mask cuts steps
+    `cut` to `cut_end` - 1 of each head.
     """
     k, v, zeros = resident
     end = steps * heads

@@ -1,5 +1,5 @@
-"""The backward pass for Hopper in one kernel: five products where two passes need
-seven, and the same bits every time.
+"""The backward pass for Hopper in one kernel: five matmuls where two passes need seven,
+and bitwise reproducible.
 
 A program owns 128 rows of keys and values; tiles of 64 queries stream past them:
 
@@ -50,7 +50,7 @@ QUERY_TILES = gl.constexpr(2)
 
 
 class Keys(NamedTuple):
-    """The keys and values of an item in shared memory."""
+    """Keys and values of an item in shared memory."""
 
     k: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
@@ -62,7 +62,9 @@ def allocate_shared(
     q_desc, k_desc, D: gl.constexpr, STAGES: gl.constexpr, DS_STAGES: gl.constexpr,
     DQ_STAGES: gl.constexpr,
 ):  # fmt: skip
-    """(keys and values, ring of q and do, their statistics, of dS, of partial dq)."""
+    """Return (keys and values, ring of q and do, ring of statistics, ring of dS, ring
+    of partial dq) in shared memory.
+    """
     TYPE: gl.constexpr = k_desc.dtype
     k = gl.allocate_shared_memory(TYPE, [KEYS, D], TILE)
     v = gl.allocate_shared_memory(TYPE, [KEYS, D], TILE)
@@ -85,8 +87,8 @@ def allocate_shared(
 
 @gluon.jit
 def apply_mask(s, hidden, limit, RAGGED: gl.constexpr):
-    """Transposed scores s without what the mask hides: row x is a key, column y a
-    query, and y sees x from y - x = hidden on. Keys from `limit` on are none.
+    """Mask transposed scores s: key x is visible to query y if y - x ≥ hidden. Keys
+    from `limit` on don't exist.
     """
     keys = gl.arange(0, s.shape[0], gl.SliceLayout(1, s.type.layout))
     queries = gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
@@ -98,7 +100,7 @@ def apply_mask(s, hidden, limit, RAGGED: gl.constexpr):
 
 @gluon.jit
 def wait_empty(ds_ring, i):
-    """The stage for dS of step i, once the dq group has read what it held."""
+    """Wait until the dq group has emptied the stage for dS of step i; return it."""
     DS_STAGES: gl.constexpr = ds_ring.tiles.shape[0]
     stage = i % DS_STAGES
     mbarrier.wait(ds_ring.empty.index(stage), (i // DS_STAGES & 1) ^ 1)
@@ -107,7 +109,7 @@ def wait_empty(ds_ring, i):
 
 @gluon.jit
 def store_ds(ds, ds_ring, stage, GROUP: gl.constexpr):
-    """Give the dq group this group's half of dS."""
+    """Store this group's half of dS for the dq group."""
     ds_ring.tiles.index(stage).slice(64 * GROUP, 64, 0).store(ds)
     fence_async_shared()
     mbarrier.arrive(ds_ring.full.index(stage), count=1)
@@ -120,16 +122,18 @@ def process_tile(
     scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
     EARLY: gl.constexpr,
 ):  # fmt: skip
-    """Tile i of queries: dk and dv, this group's half of dS, and the tiles of the next
-    step, before step `end`. EARLY: the wait for a stage of dS stands before the wait
-    for dP, so that the exponentials run beside dP.
+    """Process tile i of queries: accumulate dk and dv, store this group's half of dS,
+    and wait for the tiles of the next step, if before `end`.
+
+    EARLY: wait for a stage of dS before the wait for dP, so that exponentials overlap
+    with dP.
     """
     k, v, zeros = resident
     STAGES: gl.constexpr = statistics.lse.shape[0]
     COLUMNS: gl.constexpr = gl.SliceLayout(0, zeros.type.layout)
     TYPE: gl.constexpr = q.dtype
-    # With 128 columns dk and dv leave no room for both: the compiler would run all
-    # products one after another. dP below needs no p, and it issues that one first.
+    # At D = 128 the dk and dv accumulators fill the registers, so two matmuls in flight
+    # would be serialized. dP below needs no p, and the compiler issues it first.
     AT_ONCE: gl.constexpr = dk[0].shape[1] == 64
     s_token = start_matmul(k, q, zeros, False)
     if AT_ONCE:
@@ -186,7 +190,7 @@ def process_tiles(
 def store_dk_dv(
     dk, dv, out, batch, head, start, n, scale, HEAD: gl.constexpr, RAGGED: gl.constexpr
 ):
-    """dk and dv of 64 rows from `start` on, of n that there are."""
+    """Store dk and dv of 64 rows from `start` on, of n."""
     dk_out, dv_out = out
     for i in gl.static_range(len(dk)):
         store_rows(dk[i] * scale, dk_out, batch, head, start, n, 64 * i, HEAD, RAGGED)

@@ -1,5 +1,5 @@
-"""Launches of the backward pass for Hopper in one kernel, by the walk that was chosen:
-delta, the pass itself, and rounding of dq to 16 bits.
+"""Launchers of the one-pass backward for Hopper, for the chosen walk: delta, the pass
+itself, and rounding of dq to 16 bits.
 """
 
 from functools import lru_cache
@@ -31,8 +31,8 @@ from systems.attention.triton.primitives import LOG2E
 
 
 class BackwardInOnePass(NamedTuple):
-    """The launches of a backward pass, and what describes their tensors; tiles of
-    queries of all heads, and how far apart rows of lse and delta are.
+    """The launches of a one-pass backward, its TMA descriptors, the number of query
+    tiles of all heads, and the stride of lse and delta rows.
     """
 
     delta: Launch
@@ -52,7 +52,7 @@ def plan_one_pass(
     scale: float,
     *tensors: ShapeAndStrides,
 ) -> BackwardInOnePass:
-    """For q, k, v, o, do, dq, dk and dv that lie so."""
+    """Return the launches for q, k, v, o, do, dq, dk and dv of these layouts."""
     from systems.attention.hopper import ordered, shift
     from systems.attention.hopper.delta import delta_kernel, round_kernel
 
@@ -128,7 +128,7 @@ def launch_one_pass(
     scale: float,
     walk: Shift | Ordered,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv) of tensors that TMA can read."""
+    """Return (dq, dk, dv), computed in one pass. All tensors must be TMA-readable."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     parts = walk.parts if isinstance(walk, Ordered) else 1
     if parts > 1:

@@ -46,12 +46,12 @@ from systems.attention.hopper.one_pass import (
 
 
 class Walk(NamedTuple):
-    """Heads of q, and heads of keys with batches; tiles of a head of each. `side` heads
-    of keys are walked through side by side, and those from `turn` on backwards, all
-    side by side.
+    """Order of the walk: query heads, KV heads over all batches, tiles of each, and the
+    parameters of `walks.Ordered`.
 
-    The query heads that share keys may be dealt out to `parts` programs: then heads of
-    keys are counted once for each part.
+    `side` KV heads are interleaved; those from `turn` on are walked backwards, all
+    interleaved. With `parts`, query heads of a KV head are divided among programs, and
+    each part counts as a KV head.
     """
 
     heads: gl.tensor
@@ -64,8 +64,8 @@ class Walk(NamedTuple):
 
 
 class Item(NamedTuple):
-    """batch · heads of keys + head, a tile of its keys, and the steps over the queries
-    of each head that shares them; whether it is walked backwards.
+    """batch · KV heads + head, a tile of its keys, the steps over the queries of each
+    query head, and whether it is walked backwards.
     """
 
     batch_head: gl.tensor
@@ -77,7 +77,7 @@ class Item(NamedTuple):
 # --8<-- [start:walk]
 @gluon.jit
 def get_item(number, walk, CAUSAL: gl.constexpr):
-    """The item of this number: numbers are in the order in which programs start."""
+    """Return the item with this number, in the order in which programs start."""
     _, batch_kv_heads, tiles_q, tiles_k, side, turn, _ = walk
     first = number // (side * tiles_k) * side
     width = turn - first
@@ -103,7 +103,9 @@ def get_item(number, walk, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def get_tile(step, item, walk, CAUSAL: gl.constexpr):
-    """(tile of queries, partial dq that it gets before) of a step of an item."""
+    """Return (tile of queries, number of partial dq before this one) of a step of an
+    item.
+    """
     tile = step
     order = item.keys
     if CAUSAL:
@@ -151,7 +153,7 @@ def key_group(
     HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr, RAGGED: gl.constexpr,
     NARROW: gl.constexpr,
 ):  # fmt: skip
-    """dk and dv of 64 rows of this program's item, and their dS."""
+    """Compute dk and dv of 64 rows of this program's item, and their dS."""
     S: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, QUERIES, 16]
     )
@@ -226,7 +228,7 @@ def dq_group(
     dq_ring, ds_ring, work, D: gl.constexpr, HEADS_PER_KV: gl.constexpr,
     NARROW: gl.constexpr,
 ):  # fmt: skip
-    """This program's partial dq."""
+    """Compute this program's partial dq."""
     kv, ring, statistics, item, walk, n_k = work
     mbarrier.wait(kv.full.index(0), 0)
     for step in range(item.steps * HEADS_PER_KV):
@@ -238,7 +240,7 @@ def dq_writer(
     dq_desc, semaphores_ptr, dq_ring, work, ME: gl.constexpr,
     HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
-    """Adds the partials of one stage to dq, each after those that come before it."""
+    """Add the partial dq of one stage to dq, each in its order."""
     DQ_STAGES: gl.constexpr = dq_ring.tiles.shape[0]
     kv, ring, statistics, item, walk, n_k = work
     steps = item.steps
@@ -271,8 +273,8 @@ def one_pass_kernel(
     STAGES: gl.constexpr, DS_STAGES: gl.constexpr, DQ_STAGES: gl.constexpr,
     REGISTERS: gl.constexpr, DQ_REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """dq in float32 and as held, dk and dv. Grid: tiles of keys x batch x heads of
-    keys.
+    """Compute dq (in float32, in the order of `pack_for_reduce`), dk and dv. Grid:
+    tiles of keys x batch x KV heads.
     """
     walk = Walk(
         heads,

@@ -1,8 +1,7 @@
-"""How fast TMA adds to memory that the L2 cache of a Hopper GPU holds.
+"""Measure how fast TMA adds to memory in the L2 cache of a Hopper GPU.
 
-Programs that share a sum have to carry their partial sums to it. `one_pass` has TMA add
-them (`cp.reduce`); here every SM does nothing else, so that there is a rate to hold
-that kernel against.
+`one_pass` adds partial sums by TMA (`cp.reduce`). Here every SM does nothing else,
+which gives an upper bound for that kernel.
 """
 
 import torch
@@ -25,7 +24,7 @@ IN_FLIGHT = gl.constexpr(3)
 # --8<-- [start:additions]
 @gluon.jit
 def add_kernel(sum_desc, tiles, steps, num_warps: gl.constexpr):
-    """Adds tiles of ones to `steps` tiles in turn, each program from another one on."""
+    """Add ones to `steps` tiles in turn; each program starts at another tile."""
     ROWS: gl.constexpr = sum_desc.block_shape[0]
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [num_warps, 1], [1, 0])
     ones = gl.allocate_shared_memory(
@@ -40,8 +39,8 @@ def add_kernel(sum_desc, tiles, steps, num_warps: gl.constexpr):
 
 
 def add_ones(sums: Tensor, programs: int, steps: int) -> None:
-    """Add `programs` x `steps` tiles of ones to sums (tiles, ROWS, 32), each tile about
-    as often.
+    """Add `programs` x `steps` tiles of ones to sums (tiles, ROWS, 32), about equally
+    often to each tile.
     """
     tiles = len(sums)
     descriptor = Descriptor(

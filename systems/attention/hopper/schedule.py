@@ -1,5 +1,5 @@
-"""Who computes what in the forward pass for Hopper: one program for each SM, which is
-handed its items before the launch.
+"""Schedule of the forward pass for Hopper: one persistent program per SM, with its
+items assigned before the launch.
 """
 
 from functools import lru_cache, partial
@@ -26,13 +26,13 @@ def make_schedule(
     n_q: int, n_k: int, batch_heads: int, head_swizzle: int, rows: int, keys: int,
     causal: bool, programs: int, last_items: int, device: torch.device,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(starts, items): program i computes items[starts[i]] to items[starts[i + 1] - 1],
-    in this order.
+    """Return (starts, items): program i computes items[starts[i]] to items[starts[i +
+    1] - 1], in this order.
 
-    An item is a tile of `rows` queries + tiles · head. Long ones first, each to the
-    program that is free first: under a causal mask their lengths differ by the number
-    of tiles. `head_swizzle` heads are walked through side by side, and so are the
-    last ones, from which programs take what makes them end together.
+    An item is a tile of `rows` queries + tiles · head. Longest items come first, each
+    assigned to the program that is free first: under a causal mask lengths differ by
+    the number of tiles. `head_swizzle` heads are interleaved, and so are the last
+    heads, so that programs end together.
     """
     tiles = triton.cdiv(n_q, rows)
     steps = [
@@ -69,11 +69,11 @@ def make_schedule(
 
 
 def choose_head_swizzle(k: Layout, heads: int, causal: bool, dtype: torch.dtype) -> int:
-    """How many heads are walked through side by side: those whose k and v (b, h, n, d)
-    stay in the L2 cache.
+    """Return how many heads are interleaved: as many as keep their k and v (b, h, n, d)
+    in the L2 cache.
 
-    Without a mask all items are as long, and short ones are many: then one head after
-    the other reads less.
+    Without a mask all items are equally long, and with few keys they are many; then one
+    head after the other reads less.
     """
     if not causal or k.shape[2] <= SHORT // 2:
         return 1

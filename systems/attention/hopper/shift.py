@@ -41,8 +41,8 @@ from systems.attention.hopper.one_pass import (
 
 
 class Program(NamedTuple):
-    """A program takes heads group, group + groups, ...; of each the tile of keys
-    `column` of `tiles`, or under a causal mask in every second head the mirrored one.
+    """A program takes heads group, group + groups, ... and of each head key tile
+    `column` of `tiles`; under a causal mask the mirrored tile in every second head.
     """
 
     group: gl.tensor
@@ -52,7 +52,9 @@ class Program(NamedTuple):
 
 
 class Item(NamedTuple):
-    """batch · heads + head, a tile of its keys, and the steps over the queries."""
+    """batch · heads + head, a tile of its keys, and the number of steps over the
+    queries.
+    """
 
     batch_head: gl.tensor
     keys: gl.tensor
@@ -62,7 +64,7 @@ class Item(NamedTuple):
 # --8<-- [start:walk]
 @gluon.jit
 def get_item(n, program, CAUSAL: gl.constexpr):
-    """This program's item n."""
+    """Return this program's item n."""
     group, groups, column, tiles = program
     keys = column
     steps = tiles * QUERY_TILES
@@ -75,7 +77,9 @@ def get_item(n, program, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def get_tile(step, n, keys, tiles, CAUSAL: gl.constexpr):
-    """(tile of queries, partial dq that it gets before) of a step of item n."""
+    """Return (tile of queries, number of partial dq before this one) of a step of item
+    n.
+    """
     if CAUSAL:
         tile = keys * QUERY_TILES + step
         order = step // QUERY_TILES
@@ -118,7 +122,7 @@ def key_group(
     out, ds_ring, work, scales,
     GROUP: gl.constexpr, HEAD: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """dk and dv of 64 rows of this program's items, and their dS."""
+    """Compute dk and dv of 64 rows of this program's items, and their dS."""
     S: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, QUERIES, 16]
     )
@@ -171,7 +175,7 @@ def key_group(
 
 @gluon.jit
 def dq_group(dq_ring, ds_ring, work, D: gl.constexpr, CAUSAL: gl.constexpr):
-    """This program's partial dq."""
+    """Compute this program's partial dq."""
     kv, kv_empty, ring, statistics, program, items, heads = work
     steps_done = 0
     for n in range(items):
@@ -188,7 +192,7 @@ def dq_writer(
     dq_desc, semaphores_ptr, dq_ring, program, items,
     ME: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Adds the partials of one stage to dq, each after those that come before it."""
+    """Add the partial dq of one stage to dq, each in its order."""
     DQ_STAGES: gl.constexpr = dq_ring.tiles.shape[0]
     steps_done = 0
     # A warp without a stage has nothing to do.

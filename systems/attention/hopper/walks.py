@@ -1,9 +1,10 @@
-"""Whether a backward pass for Hopper goes in one kernel, and by which walk: in which
-order the programs of a head, each with a tile of keys, meet the tiles of queries.
+"""Choose between one and two kernels for the Hopper backward pass, and the walk of the
+one: the order in which programs of a head, each with a tile of keys, meet the tiles of
+queries.
 
-They add to dq in memory in an order that the walk sets, so that results repeat. The
-kernels of the walks stand in `shift` and `ordered`. Where two passes are faster, by
-times on an H200, there is no walk.
+Programs add to dq in memory in the walk's order, so that results are bitwise
+reproducible. `shift` and `ordered` hold the kernels of the walks. Two passes run where
+they were faster on an H200.
 """
 
 from functools import lru_cache
@@ -57,14 +58,15 @@ LONE_TILES = 512
 
 
 class Shift(NamedTuple):
-    """The walk of `shift`, `groups` heads at a time."""
+    """The walk of `shift`, with `groups` heads at a time."""
 
     groups: int
 
 
 class Ordered(NamedTuple):
-    """The walk of `ordered`: `side` heads of keys side by side, those from `turn` on
-    backwards, the query heads that share keys in `parts`. Parts count as heads.
+    """The walk of `ordered`: `side` KV heads are interleaved, and those from `turn` on
+    walked backwards. The query heads of a KV head are divided into `parts`, each
+    scheduled like a head.
     """
 
     side: int
@@ -73,10 +75,10 @@ class Ordered(NamedTuple):
 
 
 def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> int:
-    """How many heads the shift walk works on at a time; 0 where it can't go, or would
-    leave SMs idle.
+    """Return how many heads the shift walk processes at a time, 0 if it can't run or
+    would leave SMs idle.
 
-    All programs of a head run side by side, one on each SM, and wait for one another.
+    All programs of a head run at once, one per SM, and wait for one another.
     """
     batch, heads, n, d = k.shape
     tiles = n // ONE_PASS_KEYS
@@ -96,8 +98,8 @@ def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> i
 
 # --8<-- [start:walks]
 def plan_ordered_walk(q: Layout, k: Layout, causal: bool) -> Ordered | None:
-    """For q (b, h, n_q, d) and k (b, h_kv, n_k, d); nothing where two passes are
-    faster.
+    """Return the ordered walk for q (b, h, n_q, d) and k (b, h_kv, n_k, d), or None
+    where two passes are faster.
     """
     batch, kv_heads, n_k, d = k.shape
     shared, n_q = q.shape[1] // kv_heads, q.shape[2]
@@ -135,7 +137,7 @@ def divisors(n: int) -> list[int]:
 def choose_walk(
     q: Layout, k: Layout, causal: bool, processors: int
 ) -> Shift | Ordered | None:
-    """How the backward pass goes in one kernel; nothing where two passes are faster."""
+    """Return the walk of the one-pass backward, or None where two passes are faster."""
     groups = count_shift_groups(q, k, causal, processors)
     ordered = plan_ordered_walk(q, k, causal)
     if groups and not (ordered and is_narrow(q.shape[-1])):

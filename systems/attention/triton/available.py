@@ -1,5 +1,5 @@
-"""Which of our attention kernels run on a GPU with this Triton, and why no faster ones:
-in words, for whoever asks and, once in a process, in the log.
+"""Report which attention kernels run on a GPU with the installed Triton, and log once
+per process why faster ones don't.
 """
 
 import logging
@@ -31,8 +31,8 @@ LOGGED: set[str] = set()
 
 
 def log_slower(reason: str) -> None:
-    """Log once in a process, whatever was found, why a GPU gets slower kernels than it
-    could. A log and no warning: that kernels ran is no mistake of a program.
+    """Log a reason for slower kernels, once per process and reason. It is a log and not
+    a warning, since the program is not at fault.
     """
     kind = reason.partition(", found ")[0]
     if kind not in LOGGED:
@@ -41,8 +41,8 @@ def log_slower(reason: str) -> None:
 
 
 def log_hopper_refusal(q: Tensor, reason: str) -> None:
-    """The same where the kernels for Hopper refuse large inputs for this reason, and
-    would take them with another Triton or other strides.
+    """Log why the Hopper kernels refuse a large input, if another Triton or other
+    strides would help.
     """
     if q.dtype not in limits.DTYPES or q.shape[-1] not in limits.TILE_DIMS:
         return
@@ -54,8 +54,8 @@ def log_hopper_refusal(q: Tensor, reason: str) -> None:
 
 @cache
 def check_device(device: torch.device) -> None:
-    """Before the plain kernels first run on a device: ValueError for a GPU that they
-    don't, and in the log what makes them slower there than they could be.
+    """Check a device before the Triton kernels first run on it. ValueError for an
+    unsupported GPU; logs what makes the kernels slow there.
     """
     if device.type != "cuda":
         return
@@ -70,8 +70,8 @@ def check_device(device: torch.device) -> None:
 
 
 def describe_kernels(device: torch.device) -> dict[str, str]:
-    """What `chosen` has to choose from on this device: for each of our kernels, fastest
-    first, whether it runs, or what it needs and didn't find.
+    """Return for each kernel family, fastest first, whether it runs on this device or
+    what it lacks.
     """
     if device.type != "cuda":
         status = (
@@ -91,8 +91,8 @@ def describe_kernels(device: torch.device) -> dict[str, str]:
 def describe_kernels_for(
     capability: tuple[int, int], version: str, timed: int = 0, interpreted: bool = False
 ) -> dict[str, str]:
-    """The same for any GPU of this compute capability with this version of Triton,
-    whose owner had `timed` of its launch configurations timed.
+    """Return `describe_kernels` for a compute capability and a version of Triton, with
+    `timed` launch configurations tuned by the owner.
     """
     if interpreted:
         version_text = "the interpreter of TRITON_INTERPRET=1"

@@ -46,8 +46,8 @@ def dq_steps(
     MASKED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
     RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """dq (without its scale) of one tile of queries over every SPLITS-th tile of keys
-    from `first` to `last`.
+    """Accumulate dq (without its scale) of one tile of queries over every SPLITS-th
+    tile of keys from `first` to `last`.
     """
     for start in range(first, last, BK * SPLITS):
         keys = start + tl.arange(0, BK)
@@ -110,8 +110,8 @@ def dq_kernel(
     LIMBS: tl.constexpr, PRECISION: tl.constexpr, UNIT: tl.constexpr,
     RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """dq of one tile of queries of one head. Grid and order are those of the forward
-    kernel.
+    """Compute dq of one tile of queries of one head. Grid and order are those of the
+    forward kernel.
 
     statistics_ptr takes (batch, heads, n_q, 2) for `dkdv_kernel`: lse · log2(e), and
     delta, which softmax subtracts from each dp. With SPLITS > 1 dq_ptr takes (SPLITS,
@@ -219,8 +219,8 @@ def dkdv_steps(
     RAGGED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
     RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """dk (without its scale) and dv of one tile of keys over every SPLITS-th tile of
-    queries from `first` to `last`. All is transposed.
+    """Accumulate dk (without its scale) and dv of one tile of keys over every SPLITS-th
+    tile of queries from `first` to `last`. All products are transposed.
     """
     for start in range(first, last, BQ * SPLITS):
         rows = start + tl.arange(0, BQ)
@@ -293,8 +293,8 @@ def dkdv_kernel(
     RAGGED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
     UNIT: tl.constexpr, RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of one tile of keys of one head of k and v. Grid: tiles of keys x batch
-    x heads of k and v x SPLITS.
+    """Compute dk and dv of one tile of keys of one KV head. Grid: tiles of keys x batch
+    x KV heads x SPLITS.
 
     With SPLITS > 1 dk_ptr and dv_ptr take (SPLITS, batch, heads, n_k, HEAD), for
     `sum_kernel`.
@@ -406,8 +406,8 @@ def sum_splits(
     batch, heads, n, SPLITS: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr,
     D: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows of a gradient as the sum of its splits (SPLITS, batch, heads, n, HEAD),
-    always in the same order.
+    """Sum the splits (SPLITS, batch, heads, n, HEAD) of ROWS rows of a gradient, always
+    in the same order.
     """
     out_ptr, rows, columns, row_index = locate_rows(
         program, out_ptr, stride_b, stride_h, heads, n, ROWS, D
@@ -444,8 +444,8 @@ def sum_kernel(
     DQ_SPLITS: tl.constexpr, DKDV_SPLITS: tl.constexpr, ROWS: tl.constexpr,
     HEAD: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """All gradients that have more than one split. Grid: first the programs for dq,
-    then those for dk, then for dv.
+    """Sum the splits of all gradients that have more than one. Grid: programs for dq,
+    then dk, then dv.
     """
     program = tl.program_id(0)
     dq_programs = tl.cdiv(n_q, ROWS) * batch * heads if DQ_SPLITS > 1 else 0

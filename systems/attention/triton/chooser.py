@@ -1,7 +1,7 @@
-"""Which launch configuration a Triton kernel gets on this GPU.
+"""Choose the launch configuration of a Triton kernel for a GPU.
 
-Where there are few rows, the table for few rows decides. For many, what the owner of
-the GPU had timed there (`tuned`) comes before our table.
+For few rows the table for few rows decides. For many rows configurations tuned on this
+GPU (`tuned`) override the table.
 """
 
 from functools import cache
@@ -20,8 +20,8 @@ INTERPRETER_CONFIG = Config(64, 64, 4, 1)
 
 
 def architecture(capability: tuple[int, int]) -> str:
-    """The key of the table for a GPU of this compute capability. What nobody compiled
-    for gets the one that needs least shared memory.
+    """Return the key of the table for a compute capability. Unknown GPUs get the table
+    that needs the least shared memory.
     """
     if capability[0] in (9, 12):
         return f"sm_{capability[0]}0"
@@ -31,7 +31,7 @@ def architecture(capability: tuple[int, int]) -> str:
 
 
 def pad_head_dim(d: int) -> int:
-    """The head dimension that a tile has: a power of two from 16 on, as tensor cores
+    """Return the head dimension of a tile: a power of two from 16 on, as tensor cores
     need.
     """
     # Triton 3.7 has another type for it.
@@ -39,7 +39,7 @@ def pad_head_dim(d: int) -> int:
 
 
 def select_by_mask(entry: Config | ByMask, causal: bool) -> Config:
-    """What an entry of the table says for this mask."""
+    """Return the configuration of a table entry for this mask."""
     if isinstance(entry, ByMask):
         return entry.causal if causal else entry.full
     return entry
@@ -64,10 +64,10 @@ def owner_configs(device: torch.device) -> dict[tuple[str, str, int, bool], Conf
 def choose_config(
     kernel: str, d: int, arithmetic: str, causal: bool, rows: int, device: torch.device
 ) -> Config:
-    """The configuration of this kernel ("forward", "dkdv" or "dq") for head dimension d
-    and a kind of `arithmetic`.
+    """Return the configuration of a kernel ("forward", "dkdv" or "dq") for head
+    dimension d and a kind of `arithmetic`.
 
-    `rows` of all heads together are tiled: those of queries, or for dkdv of keys.
+    `rows` counts the tiled rows of all heads: queries, or keys for dkdv.
     """
     if device.type == "cpu":
         return INTERPRETER_CONFIG

@@ -1,7 +1,7 @@
-"""What a launch configuration of a Triton kernel is, and what launches choose beside
-it: splits of a loop, heads that run together.
+"""Launch configurations of the Triton kernels, and the choices beside them: split loops
+and head swizzle.
 
-`tables` has the configurations, `chooser` says which a launch gets.
+`tables` holds the configurations, `chooser` selects one.
 """
 
 from functools import cache
@@ -14,19 +14,19 @@ from systems.attention.relaunch import Layout
 
 # --8<-- [start:config]
 class Config(NamedTuple):
-    """The launch configuration of one kernel: tiles of `q` rows of queries and `k` rows
-    of keys, and `stages` tiles of the inner loop in flight.
+    """Launch configuration of one kernel: tiles of `q` queries and `k` keys, and
+    `stages` tiles of the inner loop in flight.
 
-    `registers` is the most that a thread may have, if that is limited: with fewer, more
-    programs run side by side. 255 is all that there are, and yet worth saying: NVIDIA's
-    assembler, not told of a limit, gives a thread that needs too many only 32, and
-    spills the rest. `ahead`: float32 q, k, v and do have been split into limbs before;
-    a step splits only p and ds.
+    `registers` limits the registers of a thread, so that more programs fit on an SM.
+    255 is the hardware's limit, and yet worth setting: without any limit NVIDIA's
+    assembler gives a thread that needs too many only 32, and spills the rest. `ahead`:
+    a kernel before has split float32 q, k, v and do into limbs; a step splits only p
+    and ds.
 
-    `recompute`: what a step of a backward kernel works out anew instead of keeping it.
-    "addresses": those of the tiles that it loads, two registers of a thread for each of
-    its copies. "tiles": these addresses, and each tile that it multiplies twice, which
-    it reads from the L2 cache twice: shared memory need not hold one for long.
+    `recompute`: what a backward step recomputes instead of keeping. "addresses":
+    addresses of its tiles, which take two registers of a thread for each copy. "tiles":
+    these addresses, and each tile that it multiplies twice, which it loads twice from
+    L2, so that shared memory need not hold one for long.
     """
 
     q: int
@@ -45,7 +45,7 @@ class Config(NamedTuple):
 
 
 class ByMask(NamedTuple):
-    """Where the best configuration under a causal mask is not the best without one."""
+    """Configurations with and without a causal mask, where the best ones differ."""
 
     causal: Config
     full: Config
@@ -56,13 +56,12 @@ class ByMask(NamedTuple):
 
 # --8<-- [start:splits]
 class SplitRule(NamedTuple):
-    """Loops are split until an SM has so many `warps`, with `least_rows` or more for
-    each split.
+    """Split loops until an SM has `warps` warps, with at least `least_rows` rows per
+    split.
 
-    Where that gives fewer than `least_splits`, it takes less time not to split. Rows
-    are those of a whole loop: a causal mask leaves half of them on average. What splits
-    compute must be written, read and combined: that pays the more, the longer their
-    loops are.
+    Below `least_splits` splits it is faster not to split. Rows are those of a whole
+    loop; a causal mask halves them on average. The results of splits must be written,
+    read and combined, which pays off for long loops.
     """
 
     warps: int
@@ -95,10 +94,11 @@ ByArithmetic = dict[str, Passes]
 
 
 class FewRows(NamedTuple):
-    """What is faster where all heads together have at most so many rows.
+    """Configurations that are faster when all heads together have at most `most_rows`
+    rows.
 
-    Smaller tiles mostly keep more of the GPU busy, and float32 that few programs read
-    is seldom worth splitting into limbs ahead.
+    Smaller tiles mostly fill more of the GPU, and splitting float32 into limbs ahead
+    rarely pays if few programs read them.
     """
 
     most_rows: int
@@ -111,18 +111,17 @@ FewByArithmetic = dict[str, tuple[FewRows, ...]]
 
 @cache
 def count_sms(device: torch.device) -> int:
-    """Streaming multiprocessors of this GPU."""
+    """Return the number of streaming multiprocessors of a GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def count_splits(
     programs: int, warps: int, n: int, rows: int, arithmetic: str, device: torch.device
 ) -> int:
-    """Into how many splits a loop over n rows in steps of `rows` goes: a power of two,
-    so that few kernels are compiled.
+    """Return the number of splits of a loop over n rows in steps of `rows`: a power of
+    two, so that few kernels are compiled.
 
-    There are `programs` tiles, for each of which one program alone would have `warps`
-    warps.
+    There are `programs` tiles, each with `warps` warps if its loop is not split.
     """
     if device.type == "cpu":
         return 1
@@ -136,10 +135,10 @@ def count_splits(
 
 
 def choose_head_swizzle(k: Layout, heads: int, causal: bool, arithmetic: str) -> int:
-    """Head swizzle: of how many of all `heads` the long tiles run before the short
-    ones. It is as many as keep their k and v in the L2 cache.
+    """Return the head swizzle: how many heads run their long tiles before any short
+    one. Their k and v fit the L2 cache.
 
-    Without a mask all tiles are as long, and one head after the other reads less.
+    Without a mask all tiles are equally long, and one head after the other reads less.
     """
     if not causal:
         return 1

@@ -49,7 +49,7 @@ def forward_steps(
     BK: tl.constexpr, SPLITS: tl.constexpr, HEAD: tl.constexpr, CAUSAL: tl.constexpr,
     MASKED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax of one tile of queries over every SPLITS-th tile of keys from
+    """Run online softmax of one tile of queries over every SPLITS-th tile of keys from
     `first` to `last`.
     """
     for start in range(first, last, BK * SPLITS):
@@ -110,12 +110,12 @@ def forward_kernel(
     GROUP: tl.constexpr, SPLITS: tl.constexpr, CAUSAL: tl.constexpr,
     LIMBS: tl.constexpr, PRECISION: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """o and lse of one tile of queries of one head. Grid: tiles of queries x batch x
-    heads x SPLITS.
+    """Compute o and lse of one tile of queries of one head. Grid: tiles of queries x
+    batch x heads x SPLITS.
 
-    With SPLITS > 1 the state of online softmax for `combine_kernel` instead: o_ptr
-    takes acc (SPLITS, batch, heads, n_q, HEAD), and lse_ptr takes m and l (2, SPLITS,
-    batch, heads, n_q).
+    With SPLITS > 1, store the state of online softmax for `combine_kernel`: o_ptr takes
+    acc (SPLITS, batch, heads, n_q, HEAD), lse_ptr takes m and l (2, SPLITS, batch,
+    heads, n_q).
     """
     stride_qb, stride_qh, stride_qn = hint_unit(stride_qb, stride_qh, stride_qn, UNIT)
     stride_kb, stride_kh, stride_kn = hint_unit(stride_kb, stride_kh, stride_kn, UNIT)
@@ -189,8 +189,8 @@ def combine_kernel(
     heads, n_q, scale_log2, SPLITS: tl.constexpr, ROWS: tl.constexpr,
     HEAD: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """o and lse of ROWS rows of one head: the states of its splits are rescaled to one
-    maximum and summed.
+    """Combine the splits of ROWS rows of one head into o and lse: rescale their states
+    to one maximum and sum them.
     """
     program = tl.program_id(0)
     o_ptr, rows, columns, row_index = locate_rows(

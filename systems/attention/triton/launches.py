@@ -1,9 +1,9 @@
-"""The launchers of the Triton kernels: which kernels run for tensors of this layout,
-with which constants, into which memory.
+"""Launchers of the Triton kernels: kernels, constants and outputs for tensors of one
+layout.
 
-All that follows from dtypes, shapes and strides is worked out once and kept. A pass
-launches: float32 into bfloat16 limbs (where the configuration says `ahead`); forward,
-or dq and then dk and dv; combine or sum (where loops are split).
+Everything that depends only on dtypes, shapes and strides is computed once and cached.
+A pass launches: float32 split into bfloat16 limbs (if the configuration has `ahead`);
+forward, or dq and then dkdv; combine or sum (if loops are split).
 """
 
 from functools import lru_cache
@@ -45,8 +45,8 @@ PRECISION = {"half": "ieee", "high": "bf16x3", "highest": "bf16x6"}
 
 
 def choose_arithmetic(dtype: torch.dtype) -> str:
-    """How products are formed: "half" of 16 bits; float32 as
-    `torch.set_float32_matmul_precision` or
+    """Return how matmuls compute: "half" for 16 bits; for float32 "high" or "highest",
+    as `torch.set_float32_matmul_precision` or
     `torch.backends.cuda.matmul.fp32_precision` says.
     """
     if dtype != torch.float32:
@@ -56,9 +56,10 @@ def choose_arithmetic(dtype: torch.dtype) -> str:
 
 
 def make_rows_contiguous(x: Tensor) -> tuple[Tensor, ShapeAndStrides]:
-    """x, or a copy of it, and its layout: each tile is read by many programs, and rows
-    with gaps cost each of them many loads. The gradient of a sum, one number with
-    strides of zero, is written out here.
+    """Return x and its layout, or a copy with contiguous rows.
+
+    Many programs read each tile, and rows with gaps cost each of them many loads. The
+    gradient of a sum, one number with strides of zero, is materialized here.
     """
     shape_strides = shape_and_strides(x)
     if shape_strides[1][-1] == 1:
@@ -68,8 +69,8 @@ def make_rows_contiguous(x: Tensor) -> tuple[Tensor, ShapeAndStrides]:
 
 
 def allocate_output(x: Tensor, splits: int) -> Tensor:
-    """Where a kernel writes: x itself, or (splits, *x.shape) in float32 where its loops
-    are split.
+    """Return where a kernel writes: x itself, or float32 (splits, *x.shape) if its
+    loops are split.
     """
     return x if splits == 1 else x.new_empty((splits, *x.shape), dtype=torch.float32)
 
@@ -86,14 +87,15 @@ def output_layout(x: Layout, splits: int) -> Layout:
 
 
 def collect_strides(*tensors: Layout) -> tuple[int, ...]:
-    """All strides of these, as kernels take them."""
+    """Return all strides of these layouts in the order of the kernels' arguments."""
     return tuple(chain(*(x.strides for x in tensors)))
 
 
 def find_stride_divisor(*tensors: Layout) -> int:
-    """What a kernel is to take for a divisor of all strides but those of d: 8 where
-    that is true and Triton, which asks for 16, would not know. How a dimension of size
-    1 is stepped through does not matter.
+    """Return 8 if 8 divides all strides but those of d and 16 does not, else 1.
+
+    Triton checks only for 16 and would not know. Strides of dimensions of size 1 don't
+    matter.
     """
     divisor = gcd(
         *(
@@ -109,9 +111,7 @@ def find_stride_divisor(*tensors: Layout) -> int:
 def make_limbs_launch(
     q: Layout, k: Layout, v: Layout, do: Layout | None, limbs: int
 ) -> Launch:
-    """The launch of the kernel that splits q, k, v and, of a backward pass, do into
-    limbs.
-    """
+    """Return the launch that splits q, k, v and, in a backward pass, do into limbs."""
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]
     rows = LIMB_ELEMENTS // pad_head_dim(d)
@@ -128,13 +128,13 @@ def make_limbs_launch(
 
 
 def limbs_layout(x: Layout, limbs: int) -> Layout:
-    """The layout of the limbs of x (b, h, n, d): those of a row lie side by side."""
+    """Return the layout of the limbs of x (b, h, n, d): those of a row are adjacent."""
     _, heads, n, d = x.shape
     return Layout(x.shape, (heads * n * limbs * d, n * limbs * d, limbs * d, 1))
 
 
 def split_into_limbs(launch: Launch, *tensors: Tensor) -> list[Tensor]:
-    """q, k, v and, of a backward pass, do (..., d) as bfloat16 (..., limbs · d)."""
+    """Return q, k, v and, if given, do (..., d) as bfloat16 (..., limbs · d)."""
     count = launch.constants["LIMBS"]
     limbs = [
         x.new_empty((*x.shape[:-1], count * x.shape[-1]), dtype=torch.bfloat16)
@@ -161,9 +161,9 @@ def forward_launches(
     splits: int | None, head_swizzle: int | None, causal: bool, scale: float,
     *tensors: ShapeAndStrides,
 ) -> Forward:  # fmt: skip
-    """The kernels of a forward pass, for q, k, v and o that lie so.
+    """Return the launches of a forward pass for q, k, v and o of these layouts.
 
-    Arguments that aren't used here decide what Triton compiles.
+    Unused arguments are part of the cache's key: they decide what Triton compiles.
     """
     q, k, v, o = (make_layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
@@ -215,7 +215,7 @@ def launch_forward(
     splits: int | None = None,
     head_swizzle: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(o, lse). `config`, `splits` and `head_swizzle` override what is chosen."""
+    """Return (o, lse). `config`, `splits` and `head_swizzle` override the choice."""
     o, lse = torch.empty_like(q), empty_row_statistics(q)
     (q, q_lies), (k, k_lies), (v, v_lies) = (
         make_rows_contiguous(q),
@@ -233,7 +233,7 @@ def launch_forward(
 def run_forward(
     launch: Forward, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
 ) -> None:
-    """o and lse by launches that were made for tensors that lie so."""
+    """Compute o and lse with launches made for these layouts."""
     count: int = launch.kernel.constants["SPLITS"]
     with use_device_of(q):
         if launch.limbs:
@@ -264,7 +264,9 @@ def backward_launches(
     dq_splits: int | None, head_swizzle: int | None, causal: bool, scale: float,
     *tensors: ShapeAndStrides,
 ) -> Backward:  # fmt: skip
-    """The kernels of a backward pass, for q, k, v, o, do, dq, dk, dv that lie so."""
+    """Return the launches of a backward pass for q, k, v, o, do, dq, dk, dv of these
+    layouts.
+    """
     q, k, v, o, do, dq, dk, dv = (make_layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]
@@ -347,7 +349,7 @@ def launch_backward(
     dq_splits: int | None = None,
     head_swizzle: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv). What is given from `dkdv_config` on overrides what is chosen."""
+    """Return (dq, dk, dv). Arguments from `dkdv_config` on override the choice."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     (q, q_lies), (k, k_lies), (v, v_lies), (do, do_lies) = map(
         make_rows_contiguous, (q, k, v, do)
@@ -366,7 +368,7 @@ def run_backward(
     launch: Backward, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
     lse: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
 ) -> None:  # fmt: skip
-    """dq, dk and dv by launches that were made for tensors that lie so."""
+    """Compute dq, dk and dv with launches made for these layouts."""
     statistics = lse.new_empty((*lse.shape, 2))
     dq_constants, dkdv_constants = launch.dq.constants, launch.dkdv.constants
     dq_splits, dkdv_splits = dq_constants["SPLITS"], dkdv_constants["SPLITS"]

@@ -1,11 +1,11 @@
-"""What the Triton kernels share: which tile a program has, how tiles are loaded,
-stored, split into limbs and multiplied.
+"""Helpers of the Triton kernels: assign tiles to programs, load, store, split into
+limbs and multiply.
 
-Tensor cores multiply numbers of 16 bits. A float32 is the sum of bfloat16 limbs, each
-the nearest to what the limbs before it leave, and a product of two float32 is a sum of
-products of limbs (Henry, Tang and Heinecke 2019, arXiv 1904.06376). Products smaller
-than what the limbs leave out are dropped: two limbs need three products and keep 16
-bits (Triton's `bf16x3`), three limbs need six and keep the 24 of float32 (`bf16x6`).
+Tensor cores multiply 16-bit numbers. A float32 is the sum of bfloat16 limbs, each the
+nearest to the remainder of those before it, and a product of two float32 is a sum of
+products of limbs (Henry, Tang and Heinecke 2019, arXiv 1904.06376). Products below the
+precision of the limbs are dropped: two limbs need three products and keep 16 bits
+(Triton's `bf16x3`), three limbs need six and keep the 24 bits of float32 (`bf16x6`).
 float16 and bfloat16 are one limb. Letters as in `forward`.
 """
 
@@ -26,10 +26,10 @@ HUGE = tl.constexpr(2.0**28)
 # --8<-- [start:tiles]
 @triton.jit
 def program_tile(tiles, head_swizzle, SPLITS: tl.constexpr):
-    """(tile, batch · heads + head, how many heads there are, split) of this program.
+    """Return (tile, batch · heads + head, number of heads, split) of this program.
 
-    Head swizzle: programs are ordered by group of `head_swizzle` heads, then by tile,
-    then by head, then by split. So no long tile starts when all other work is done.
+    Head swizzle orders programs by group of `head_swizzle` heads, then by tile, head
+    and split. So no long tile starts when all other work is done.
     """
     # Without splits this is zero; were that known when the kernel is compiled, its
     # second loop would become slower.
@@ -48,17 +48,20 @@ def program_tile(tiles, head_swizzle, SPLITS: tl.constexpr):
 
 @triton.jit
 def hint_unit(stride_b, stride_h, stride_n, UNIT: tl.constexpr):
-    """The same strides, which UNIT divides, in words that the compiler understands.
+    """Return the same strides, multiplied out so that the compiler knows that UNIT
+    divides them.
 
-    Of a stride that it gets it knows only whether 16 divides it. Loads of 16 bytes take
-    8 numbers of 16 bits: of a row of 40 it would load one at a time.
+    It checks only divisibility by 16. Loads of 16 bytes take 8 numbers of 16 bits: of a
+    row of 40 it would otherwise load one number at a time.
     """
     return stride_b // UNIT * UNIT, stride_h // UNIT * UNIT, stride_n // UNIT * UNIT
 
 
 @triton.jit
 def offsets(rows, columns, stride_n, stride_d):
-    """Offsets of a tile's elements, in 64 bits: a long tensor has more than 2³¹."""
+    """Return the offsets of a tile's elements, in 64 bits since a long tensor has over
+    2³¹ elements.
+    """
     return (
         rows[:, None].to(tl.int64) * stride_n + columns[None, :].to(tl.int64) * stride_d
     )
@@ -66,7 +69,7 @@ def offsets(rows, columns, stride_n, stride_d):
 
 @triton.jit
 def advance_rows(ptr, rows, stride_n):
-    """The pointer moved on by this many rows, in 64 bits."""
+    """Return the pointer advanced by this many rows, in 64 bits."""
     return ptr + tl.cast(rows, tl.int64) * stride_n
 
 
@@ -81,8 +84,10 @@ def step_ptrs(
     stride_d,
     RECOMPUTE: tl.constexpr,
 ):
-    """Pointers to the tile of a step, whose `rows` begin at `start`: by the offsets of
-    the first tile, or by none that a thread would keep from step to step.
+    """Return pointers to the tile of a step, whose `rows` begin at `start`.
+
+    They come from the first tile's offsets, or with RECOMPUTE from scratch, so that a
+    thread keeps no offsets between steps.
     """
     if RECOMPUTE != "":
         ptrs = ptr + offsets(rows, columns, stride_n, stride_d)
@@ -93,15 +98,15 @@ def step_ptrs(
 
 @triton.jit
 def first_step(split, steps, SPLITS: tl.constexpr):
-    """The first step of this split in a loop. Steps are dealt out to the splits in
-    turn, on from the `steps` of the loops before.
+    """Return the first step of this split in a loop. Steps are dealt to the splits in
+    turn, continuing after the `steps` of earlier loops.
     """
     return (split + SPLITS - steps % SPLITS) % SPLITS if SPLITS > 1 else split
 
 
 @triton.jit
 def round_to(x, TYPE: tl.constexpr):
-    """float32 rounded to the nearest value of TYPE."""
+    """Round float32 to the nearest value of TYPE."""
     if INTERPRETED and TYPE == tl.bfloat16 and x.dtype != TYPE:
         # The interpreter truncates to the high 16 bits, so half a unit is added first,
         # with ties to even. The low bits are cleared: beside a zero they would make the
@@ -123,8 +128,8 @@ def load_tile(
     RAGGED: tl.constexpr,
     CACHE: tl.constexpr = tl.constexpr(""),
 ):
-    """A tile, zero where a column is padding and, if RAGGED, where a row lies past n:
-    such memory is not ours to read. CACHE: ".cg" leaves out the L1 cache.
+    """Load a tile, with zeros where a column is padding and, if RAGGED, where a row is
+    past n. CACHE ".cg" bypasses the L1 cache.
     """
     PADDED: tl.constexpr = columns.shape[0] != HEAD
     if RAGGED and PADDED:
@@ -143,7 +148,7 @@ def load_tile(
 
 @triton.jit
 def store_tile(ptrs, tile, rows, columns, n, HEAD: tl.constexpr):
-    """Round to the dtype of the memory and write what lies inside it."""
+    """Round a tile to the dtype of the memory and store the part inside the tensor."""
     mask = (rows < n)[:, None] & (columns < HEAD)[None, :]
     tl.store(ptrs, round_to(tile, ptrs.dtype.element_ty), mask=mask)
 
@@ -152,7 +157,9 @@ def store_tile(ptrs, tile, rows, columns, n, HEAD: tl.constexpr):
 def locate_rows(
     program, out_ptr, stride_b, stride_h, heads, n, ROWS: tl.constexpr, D: tl.constexpr
 ):
-    """(head's output, rows, columns, index of these rows among those of all heads)."""
+    """Return (the head's output, rows, columns, index of these rows among those of all
+    heads).
+    """
     tiles = tl.cdiv(n, ROWS)
     batch_head = (program // tiles).to(tl.int64)
     rows, columns = program % tiles * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
@@ -188,15 +195,17 @@ def row_scale(m, scale_log2):
 
 @triton.jit
 def row_lse(m, l, shift, scale_log2):
-    """lse of rows whose largest score is m, from the sum l of their p."""
+    """Return lse of rows whose largest score is m, from the sum l of their p."""
     huge = tl.abs(m) >= HUGE / scale_log2
     return (tl.where(huge, m * scale_log2, shift) + tl.log2(l)) * LN2
 
 
 @triton.jit
 def drop_huge_lse(lse):
-    """lse for a backward pass; infinite where it is huge, which makes each p of its row
-    zero: exp2 of a score minus a number of so few digits would be no probability.
+    """Return lse for a backward pass, infinite where it is huge, so that each p of its
+    row is zero.
+
+    exp2 of a score minus a number with so few digits would not be a probability.
     """
     return tl.where(tl.abs(lse) < HUGE * LN2, lse, float("inf"))
 
@@ -207,8 +216,8 @@ def drop_huge_lse(lse):
 # --8<-- [start:limbs]
 @triton.jit
 def to_limbs(x, TYPE: tl.constexpr, LIMBS: tl.constexpr):
-    """float32 as a tuple of LIMBS of TYPE, the largest first; one limb of float32 is x
-    itself.
+    """Split float32 into a tuple of LIMBS of TYPE, the largest first. One limb of
+    float32 is x itself.
     """
     limbs = (round_to(x, TYPE),)
     for i in tl.static_range(LIMBS - 1):
@@ -219,7 +228,7 @@ def to_limbs(x, TYPE: tl.constexpr, LIMBS: tl.constexpr):
 
 @triton.jit
 def sum_limbs(limbs):
-    """The float32 tile of these limbs."""
+    """Return the float32 tile that these limbs add up to."""
     x = limbs[0].to(tl.float32)
     for i in tl.static_range(1, len(limbs)):
         x += limbs[i].to(tl.float32)
@@ -236,7 +245,7 @@ def load_limbs(
     RAGGED: tl.constexpr,
     LIMBS: tl.constexpr,
 ):
-    """The limbs of a tile; in memory those of a row lie side by side."""
+    """Load the limbs of a tile; in memory those of a row are adjacent."""
     limbs = (load_tile(ptrs, rows, columns, n, HEAD, RAGGED),)
     for i in tl.static_range(1, LIMBS):
         limb = load_tile(ptrs + i * HEAD, rows, columns, n, HEAD, RAGGED)
@@ -246,7 +255,7 @@ def load_limbs(
 
 @triton.jit
 def transpose_limbs(x):
-    """The transpose of a tile in limbs."""
+    """Transpose a tile in limbs."""
     limbs = (tl.trans(x[0]),)
     for i in tl.static_range(1, len(x)):
         limbs = limbs + (tl.trans(x[i]),)  # noqa: RUF005
@@ -255,7 +264,7 @@ def transpose_limbs(x):
 
 @triton.jit
 def dot(a, b, acc, PRECISION: tl.constexpr):
-    """acc + a b with sums in float32."""
+    """Return acc + a b with sums in float32."""
     if INTERPRETED:
         # The interpreter multiplies the bit patterns of bfloat16; float32 holds the
         # same values.
@@ -267,8 +276,8 @@ def dot(a, b, acc, PRECISION: tl.constexpr):
 
 @triton.jit
 def matmul(a, b, PRECISION: tl.constexpr):
-    """a b of tiles in limbs, float32. Small products are added first, so that they are
-    not lost beside large ones.
+    """Return a b of tiles in limbs, in float32. Small products are added first, to keep
+    their bits.
     """
     acc = tl.zeros([a[0].shape[0], b[0].shape[1]], tl.float32)
     for larger in tl.static_range(len(a)):
@@ -279,11 +288,11 @@ def matmul(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def add_matmul(a, b, acc, PRECISION: tl.constexpr):
-    """acc + a b of tiles in limbs, float32.
+    """Return acc + a b of tiles in limbs, in float32.
 
-    Tensor cores truncate their sums. Beside the rounding of 16-bit factors that is
-    nothing; in float32 a long sum would drift. So the products of a step are summed on
-    their own, and added to acc with rounding.
+    Tensor cores truncate their sums. For 16-bit factors rounding dominates; in float32
+    a long sum would drift. So the products of a step are summed on their own, and added
+    to acc with rounding.
     """
     if len(a) == 1:
         acc = dot(a[0], b[0], acc, PRECISION)
@@ -306,10 +315,10 @@ def matmul_from_memory(
     CACHE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """acc + `matmul` of a and a tile in memory, or its transpose, of which each limb
-    is read when it is first needed: no two need lie in shared memory.
+    """Return acc + `matmul` of a and a tile in memory, or its transpose. Loads limb by
+    limb, so that shared memory holds one limb at a time.
 
-    With another CACHE the compiler does not take it for a tile that it read before.
+    A different CACHE keeps the compiler from reusing an earlier load of the tile.
     """
     limb = load_tile(ptrs, rows, columns, n, HEAD, RAGGED, CACHE)
     b = (tl.trans(limb),) if TRANSPOSED else (limb,)
@@ -336,7 +345,7 @@ def add_matmul_from_memory(
     RAGGED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """`add_matmul` of a and a tile in memory that was read before."""
+    """Return `add_matmul` of a and a tile in memory that was loaded before."""
     if len(a) == 1:
         acc = matmul_from_memory(
             a, ptrs, rows, columns, n, acc, HEAD, RAGGED, False, ".cg", PRECISION
@@ -368,8 +377,8 @@ def split_rows(
     heads, n, ROWS: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
     LIMBS: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows of a float32 tensor (batch, heads, n, HEAD) as limbs (batch, heads, n,
-    LIMBS, HEAD).
+    """Split ROWS rows of a float32 tensor (batch, heads, n, HEAD) into limbs (batch,
+    heads, n, LIMBS, HEAD).
     """
     x_ptr, rows, columns, row_index = locate_rows(
         program, x_ptr, stride_b, stride_h, heads, n, ROWS, D
@@ -399,8 +408,8 @@ def limbs_kernel(
     batch, heads, kv_heads, n_q, n_k,
     ROWS: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, LIMBS: tl.constexpr,
 ):  # fmt: skip
-    """The limbs of float32 q, k, v and, if there is one, do. Grid: programs for q, then
-    k, then v, then do.
+    """Split float32 q, k, v and, in a backward pass, do into limbs. Grid: programs for
+    q, then k, v and do.
     """
     program = tl.program_id(0)
     q_programs = tl.cdiv(n_q, ROWS) * batch * heads

@@ -1,1 +1,1 @@
-"""What holds memory: the allocator's history recorded, read and summed up."""
+"""The CUDA allocator's history: record it, read it and summarize it."""

@@ -1,5 +1,7 @@
-"""What a record keeps of a memory history: peaks by category and by phase, the largest
-blocks, the timeline. A kept snapshot as text:
+"""Reduce a memory history to what a record keeps: peaks by category and phase, the
+largest blocks, the timeline.
+
+Print a kept snapshot as text:
 
     python -m systems.profiling.memory.digest snapshots/FILE.pickle
 """
@@ -37,8 +39,8 @@ Group = dict[str, Any]
 
 # --8<-- [start:digest]
 def digest(history: History, timeline: bool = False) -> dict[str, Any]:
-    """Bytes by category at the peak and at most, the peak of each phase, and the
-    largest blocks; no times.
+    """Return bytes by category at the peak and at most, the peak of each phase, and the
+    largest blocks. Contains no times.
     """
     layers = bytes_by_category(history)
     total = bytes_in_use(history)
@@ -81,7 +83,7 @@ def digest(history: History, timeline: bool = False) -> dict[str, Any]:
 
 
 def bytes_by_category(history: History) -> dict[str, list[int]]:
-    """Bytes of each category in use after each event."""
+    """Return the bytes in use after each event, by category."""
     return {
         name: bytes_in_use(
             History(
@@ -97,8 +99,8 @@ def bytes_by_category(history: History) -> dict[str, list[int]]:
 def sample_timeline(
     layers: dict[str, list[int]], total: list[int], history: History
 ) -> dict[str, list[int]]:
-    """The timeline at about POINTS events: of each stretch its highest and its lowest,
-    and both ends of each phase.
+    """Return about `TIMELINE_POINTS` events of the timeline: the highest and lowest of
+    each stretch, and both ends of each phase.
     """
     length = max(1, -(-2 * len(total) // TIMELINE_POINTS))
     chosen = {0, len(total) - 1} | {
@@ -118,8 +120,8 @@ def sample_timeline(
 
 
 def group_blocks(blocks: list[Block]) -> list[Group]:
-    """Alike blocks together: of one size and category, from one line of code or kind of
-    owner. The largest first.
+    """Group blocks of the same size, category, phase, owner pattern and allocation
+    site, largest first.
     """
     counts = Counter(
         (
@@ -154,7 +156,7 @@ def group_blocks(blocks: list[Block]) -> list[Group]:
 
 
 def owner_pattern(owner: str | None) -> str:
-    """The name of an owner without the number of its layer:
+    """Return the name of an owner with its layer number replaced:
     `layers.*.ffn.w1.weight`.
     """
     return (
@@ -165,8 +167,8 @@ def owner_pattern(owner: str | None) -> str:
 
 
 def allocation_site(block: Block) -> str:
-    """The first two frames of `systems` in the stack, innermost first: `model.py:46
-    forward, model.py:92 forward`.
+    """Return the two innermost frames of `systems` in the stack: `model.py:46 forward,
+    model.py:92 forward`.
     """
     frames = [
         f"{PurePath(file).name}:{line} {function}"
@@ -177,8 +179,10 @@ def allocation_site(block: Block) -> str:
 
 
 def is_in_systems(file: PurePath) -> bool:
-    """Whether it is a module of `systems`, at any depth. An environment in a folder of
-    that name is none: its folders, as `site-packages`, can't be packages.
+    """Return whether a file is a module of `systems`, at any depth.
+
+    A virtual environment in a folder of that name doesn't count: `site-packages` can't
+    be a package.
     """
     *_, below = file.as_posix().rpartition("/systems/")
     packages = PurePath(below).parts[:-1]
@@ -186,7 +190,7 @@ def is_in_systems(file: PurePath) -> bool:
 
 
 def format_digest(history: History) -> str:
-    """The digest of a kept snapshot for a terminal."""
+    """Return the digest of a snapshot as text for a terminal."""
     summary = digest(history)
     peak, phase = summary["peak_requested_bytes"], summary["peak_phase"]
     lines = [f"peak {peak / 2**30:.2f} GiB in {phase}"]
@@ -206,7 +210,7 @@ def format_digest(history: History) -> str:
 def main(
     file: Annotated[Path, typer.Argument(help="A snapshot that was kept.")],
 ) -> None:
-    """Print what a kept snapshot says. Exit code 2 where it can't be read."""
+    """Print the digest of a snapshot. Exit with code 2 if it can't be read."""
     try:
         with file.open("rb") as stream:
             snapshot = read_snapshot(stream)

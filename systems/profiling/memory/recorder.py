@@ -25,14 +25,14 @@ MAX_ENTRIES = 300_000
 
 
 def storage_address(tensor: Tensor) -> int:
-    """Where the memory behind a tensor begins."""
+    """Return the address of the memory behind a tensor."""
     return tensor.untyped_storage().data_ptr()
 
 
 # --8<-- [start:recorder]
 class Recorder:
-    """Takes the place of a clock: its `phase` marks the phases of one pass. Whoever
-    looks sees the pass unchanged.
+    """Record one pass. Its `phase` takes the place of a clock's and leaves the pass
+    unchanged.
     """
 
     def __init__(
@@ -85,7 +85,9 @@ class Recorder:
         drop_marker(self.device)
 
     def find_owners(self) -> dict[int, tuple[str, str]]:
-        """Who owns what at this moment."""
+        """Return the category and name of each tensor that the model and the optimizer
+        own now, by address.
+        """
         owner_by_address: dict[int, tuple[str, str]] = {}
         for name, tensor in [
             *self.model.named_parameters(),
@@ -105,16 +107,16 @@ class Recorder:
         return owner_by_address
 
     def mark_weight_copies(self) -> None:
-        """After the model, while autocast is still on: which copies of weights it
-        holds.
+        """Mark the copies of weights that autocast holds, at the end of the model's
+        forward pass.
         """
         if torch.is_autocast_enabled(self.device.type) and self.running:
             drop_pause(self.device)
             self.mark(Mark(self.running[-1], "inside", find_weight_copies(self.model)))
 
     def history(self) -> History:
-        """What was recorded. SnapshotError where it does not explain the allocator's
-        own peak.
+        """Return the recorded history. `SnapshotError` if its peak differs from the
+        allocator's own.
         """
         recorded = snapshot.build_history(
             self.snapshot, self.marks, torch.cuda.current_device()
@@ -136,24 +138,24 @@ class Recorder:
 
 
 def drop_marker(device: torch.device) -> None:
-    """One byte, allocated and freed: a point in the history that is found again by this
-    function's name.
+    """Allocate and free one byte. This function's name in the stack marks the point in
+    the history.
     """
     torch.empty(1, dtype=torch.uint8, device=device)
 
 
 def drop_pause(device: torch.device) -> None:
-    """The same, before a look: what looking allocates until the next mark is no part of
-    the pass.
+    """Allocate and free one byte to start a pause: what is allocated until the next
+    mark is not part of the pass.
     """
     torch.empty(1, dtype=torch.uint8, device=device)
 
 
 def find_weight_copies(model: nn.Module) -> dict[int, tuple[str, str]]:
-    """The low-precision copies of weights in autocast's cache. A product asks for each;
-    what it saves is the copy.
+    """Return the low-precision copies of weights in autocast's cache, by address.
 
-    Asking adds nothing to the cache: a copy is there, and the other operand has the low
+    A matmul asks autocast for each copy and saves it for the backward pass. Asking adds
+    nothing to the cache, because the copy exists and the other operand has low
     precision already.
     """
     owner_by_address: dict[int, tuple[str, str]] = {}

@@ -1,15 +1,13 @@
-"""Who holds the GPU's memory, moment by moment: the allocator's own history as blocks,
-each with an owner and a phase.
+"""The allocator's history as blocks, each with an owner, a phase and a category.
 
-PyTorch's allocator can record every allocation and every free with the Python stack
-that asked for it: the history that pytorch.org/memory_viz draws. Here it becomes blocks
-from allocation to free. What a block is follows from who owns it (a parameter, a
-gradient, a state of the optimizer, a copy that autocast made of a weight) and from when
-it lives. What the forward pass or the loss makes and leaves behind is saved for the
-backward pass. Sizes decide nothing.
+PyTorch's allocator can record each allocation and free with its Python stack;
+pytorch.org/memory_viz draws this history. Here it becomes blocks from allocation to
+free. The category of a block follows from its owner (parameter, gradient, optimizer
+state, autocast's copy of a weight) and its lifetime: what the forward pass or the loss
+leaves behind is saved for the backward pass. Sizes decide nothing.
 
-`systems.profiling.memory.recorder` records; this module needs no GPU and no torch. A
-snapshot that was kept is read again by
+`systems.profiling.memory.recorder` records; this module needs no GPU and no torch.
+Print a kept snapshot:
 
     python -m systems.profiling.memory.digest snapshots/FILE.pickle
 """
@@ -41,14 +39,12 @@ Frame = tuple[str, str, int]
 
 
 class SnapshotError(ValueError):
-    """Why a snapshot gives no picture, and what to do about it."""
+    """A snapshot can't be read; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A moment in the history, and who owned which block then: address -> (category,
-    name).
-    """
+    """A point in the history, and its owners: address -> (category, name)."""
 
     phase: str
     edge: Literal["begin", "inside", "end"]
@@ -57,8 +53,8 @@ class Mark:
 
 @dataclass
 class Block:
-    """One allocation, of `bytes` as asked for. It lives from event `start` up to but
-    not at event `end`.
+    """One allocation of `bytes` requested bytes. It lives from event `start` to before
+    event `end`.
     """
 
     address: int
@@ -81,7 +77,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Span:
-    """A phase, between the events of its two marks."""
+    """A phase, from the event of its first mark to that of its last."""
 
     name: str
     first: int
@@ -90,8 +86,8 @@ class Span:
 
 @dataclass(frozen=True)
 class History:
-    """Every block of a recorded pass, its phases, and how many events (allocations and
-    frees) there are.
+    """All blocks of a recorded pass, its phases, and the number of events (allocations
+    and frees).
     """
 
     blocks: list[Block]
@@ -103,10 +99,10 @@ class History:
 def build_history(
     snapshot: dict[str, Any], marks: list[Mark], device: int = 0
 ) -> History:
-    """The blocks of a snapshot, each in its category. `marks` are those dropped while
-    it was recorded, in order.
+    """Return the history of a snapshot, with a category for each block.
 
-    SnapshotError where the history is empty or incomplete.
+    `marks` are in the order in which they were dropped. `SnapshotError` if the history
+    is empty or incomplete.
     """
     blocks, mark_events, events = replay_events(snapshot, device)
     if len(mark_events) != len(marks):
@@ -148,9 +144,7 @@ def build_history(
 def replay_events(
     snapshot: dict[str, Any], device: int
 ) -> tuple[list[Block], list[int], int]:
-    """All blocks of a device, the events at which marks stand, and the number of
-    events.
-    """
+    """Return a device's blocks, the events of the marks, and the number of events."""
     traces = snapshot.get("device_traces", [])
     if device >= len(traces) or not traces[device]:
         raise SnapshotError("the snapshot holds no history: enable it before the pass")
@@ -207,8 +201,8 @@ def replay_events(
 def surviving_blocks(
     segment: dict[str, Any], live: dict[int, Block]
 ) -> Iterator[Block]:
-    """The blocks of a segment in use since before the history. Those that it made are
-    taken out of `live`.
+    """Yield the blocks of a segment that predate the history. Remove the others from
+    `live`.
     """
     address = segment["address"]
     for entry in segment["blocks"]:
@@ -226,7 +220,7 @@ def surviving_blocks(
 
 
 def bytes_in_use(history: History) -> list[int]:
-    """Bytes in use after each event."""
+    """Return the bytes in use after each event."""
     change = [0] * (history.events + 1)
     for block in history.blocks:
         change[block.start] += block.bytes
@@ -247,11 +241,10 @@ def python_stack(entry: dict[str, Any]) -> tuple[Frame, ...]:
 
 # --8<-- [start:read]
 class PlainUnpickler(pickle.Unpickler):
-    """Reads dictionaries, lists, tuples, strings and numbers. A pickle that asks for
-    anything else is refused.
+    """Unpickle only dictionaries, lists, tuples, strings and numbers, and refuse
+    everything else.
 
-    A pickle is a program: whatever class or function it names is imported and may be
-    called while it is read.
+    A pickle is a program: it can import and call any class or function that it names.
     """
 
     def find_class(self, module_name: str, global_name: str) -> Any:
@@ -308,7 +301,7 @@ def write_snapshot(snapshot: dict[str, Any], marks: list[Mark], path: Path) -> N
 
 
 def read_marks(snapshot: dict[str, Any]) -> list[Mark]:
-    """The marks that `write_snapshot` wrote."""
+    """Return the marks that `write_snapshot` stored. `SnapshotError` without any."""
     try:
         return [Mark(**mark) for mark in snapshot["marks"]]
     except (KeyError, TypeError):
