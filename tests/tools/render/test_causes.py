@@ -133,7 +133,9 @@ def test_casts_are_told_from_copies():
     found = {"kernel_profile": [profile], "end_to_end": [clock_record()]}
     assert causes.facts(found)["casts_2_7B_most"] == "3.0 ms"
     table = causes.fragments(found)["causes-copies.md"]
-    assert "| 2.7B | 128 | 3.0 | 3.0 |" in table
+    head, _, *lines = [x.split(" | ") for x in table.splitlines() if x.startswith("|")]
+    (line,) = [x for x in lines if x[:2] == ["| 2.7B", "128"]]
+    assert line[head.index("casts to bf16 in it, ms")] == "3.0"
 
 
 def test_a_slow_host_changes_idling_and_not_the_share_of_copies():

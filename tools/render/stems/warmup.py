@@ -11,6 +11,7 @@ from tools.render.markdown import per_device
 from tools.render.plots import ACCENT, GREY, line, note, plain_log_scale, plot
 from tools.render.rows import Cell, say, span
 
+PASSES = ("forward", "loss", "backward")
 ORDINALS = ("1st step, ms", "2nd step, ms", "3rd step, ms")
 
 CAPTIONS = {
@@ -28,18 +29,18 @@ def processes(record: Record | None) -> Frame:
         first=lambda x: nth(x, 0),
         settled=later,
         halves=halves,
-        mean=lambda x: x.summary().mean,
+        mean=lambda x: x.summary(*PASSES).mean,
     )
 
 
 def nth(x: Line | Cell, n: int) -> float:
     """The time of one measured step."""
-    return dict(enumerate(x.samples())).get(n, x.missing)
+    return dict(enumerate(x.samples(*PASSES))).get(n, x.missing)
 
 
 def later(x: Line | Cell) -> float:
     """Return the median of the measured steps after the first of a process."""
-    steps = x.samples()[1:]
+    steps = x.samples(*PASSES)[1:]
     return median(steps) if steps else x.missing
 
 
@@ -47,7 +48,7 @@ def halves(x: Line) -> float:
     """Return the median of the first half of the steps, divided by that of the second
     half.
     """
-    times = x.samples()
+    times = x.samples(*PASSES)
     middle = len(times) // 2
     return median(times[:middle]) / median(times[middle:]) if middle else x.missing
 
@@ -64,8 +65,8 @@ def body(record: Record) -> str:
         )
     shown = processes(record).table(
         ("warm-up steps", "warmup"),
-        ("mean ± std, ms", "step ±"),
-        ("median, ms", "step_ms", "{:.2f}"),
+        ("mean ± std, ms", lambda x: x.cell.mean_std(*PASSES)),
+        ("median, ms", lambda x: x.ms(*PASSES), "{:.2f}"),
         *(
             (head, lambda x, n=n: nth(x, n), "{:.2f}")
             for n, head in enumerate(ORDINALS)
@@ -82,7 +83,7 @@ def steps_figure(record: Record) -> str:
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         for x in reversed(found):
-            times, skipped = x.samples(), x["warmup"]
+            times, skipped = x.samples(*PASSES), x["warmup"]
             steps = range(skipped + 1, skipped + 1 + len(times))
             line(axes, steps, times, color=GREY if skipped else ACCENT)
             if times and not skipped:
@@ -107,7 +108,7 @@ def steps_figure(record: Record) -> str:
 def facts(record: Record | None) -> dict[str, str]:
     found = processes(record)
     cold, after_2 = found.one(warmup=0), found.one(warmup=2)
-    steps, settled = cold.samples(), cold["settled"]
+    steps, settled = cold.samples(*PASSES), cold["settled"]
     return {
         **texts("{:.1f} ms", {"first_step": cold["first"], "setup": cold["setup_ms"]}),
         "setups": span(found.where(lambda x: x["warmup"]).column("setup_ms"), "{:.0f}"),
