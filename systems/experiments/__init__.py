@@ -123,13 +123,6 @@ STEMS = {
         quick=("cuda", "cpu"),
         needs=("triton",),
     ),
-    "triton_versions": Stem(
-        "systems.experiments.triton_versions",
-        full=("cuda",),
-        quick=("cuda", "cpu"),
-        rehearsed=("ours", "ours_triton"),
-        needs=("triton",),
-    ),
     "method": Stem("systems.experiments.method", full=("cuda",), quick=("cuda",)),
 }
 

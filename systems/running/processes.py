@@ -5,7 +5,7 @@ Such a process reads a configuration as JSON from each line of its standard inpu
 writes its row as a line to its standard output. It ends where its input does, so it
 never outlives the process that started it.
 
-    python -m systems.running.processes systems.experiments.triton_versions
+    python -m systems.running.processes systems.experiments.compile
 """
 
 import json

@@ -30,7 +30,6 @@ UNASKED = {
     "model_attention",
     "flash_ablation",
     "weighted_sum",
-    "triton_versions",
 }
 
 
