@@ -70,8 +70,8 @@ def check_tree(
     results: Path, fresh: bool = False, generated: Path | None = None
 ) -> int:
     """Print every difference between the tree and its records; with `fresh`, stale
-    records too. Return 0 if there is none, 2 if a
-    record can't be read or was edited by hand, otherwise 1.
+    records too. Return 0 if there is none, 2 if a record can't be read or was edited by
+    hand, otherwise 1.
     """
     from tools.checks import grids, same_cell
     from tools.checks.pages import check_pages
