@@ -235,10 +235,34 @@ def texts(text: Text, values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def clocks(phase: str, text: Text = "{:.1f}") -> list[tuple[Any, ...]]:
-    """Columns of a phase: wall-clock time, GPU time, and how long the GPU waited."""
+    """Columns of a phase: wall-clock time, and `gpu_columns`."""
+    return [(f"{phase}, wall, ms", f"{phase}_ms", text), *gpu_columns(phase, text)]
+
+
+def gpu_columns(
+    phase: str, text: Text = "{:.1f}"
+) -> list[tuple[str, Callable[[Line], Any]]]:
+    """Columns of a phase: GPU time, how long the GPU waited, and whether the phase is
+    launch-bound.
+    """
     wall, gpu = f"{phase}_ms", f"{phase}_gpu_ms"
+
+    def told(x: Line, ms: float) -> Any:
+        # A row that has wall-clock time alone says so in the line.
+        return say(ms, text) if x else x.missing
+
     return [
-        (f"{phase}, wall, ms", wall, text),
-        (f"{phase}, GPU, ms", lambda x: say(x.get(gpu), text)),
-        (f"{phase}, waiting, ms", lambda x: say(x[wall] - x.get(gpu), text)),
+        (f"{phase}, GPU, ms", lambda x: told(x, x.get(gpu))),
+        (f"{phase}, waiting, ms", lambda x: told(x, x[wall] - x.get(gpu))),
+        (f"{phase} is", lambda x: bound(x, phase)),
     ]
+
+
+# Wall-clock time over GPU time from which on a phase is launch-bound.
+LAUNCH_BOUND = 1.1
+
+
+def bound(x: Line, phase: str = "step") -> Any:
+    """ "launch-bound", or nothing."""
+    over = x[f"{phase}_ms"] / x.get(f"{phase}_gpu_ms")
+    return "launch-bound" * (over > LAUNCH_BOUND) if x else x.missing

@@ -192,6 +192,23 @@ class Cell:
         """The median of `samples`."""
         return self.summary(*names).median
 
+    def gpu_ms(self, *names: str) -> float:
+        """The median GPU time of the named phases together, or of all that were timed.
+        Missing where it was not measured.
+        """
+        timed = names or [p for p in PHASES if f"{p}_ms" in self.metrics]
+        has = timed and all(f"{name}_gpu_ms" in self.metrics for name in timed)
+        return self.ms(*(f"{name}_gpu" for name in timed)) if has else self.missing
+
+    def kernel_ms(self, name: str) -> float:
+        """GPU time of a call; in a record from before it was measured, `do_bench`'s. Of
+        both passes that is the sum where the GPU waited between them.
+        """
+        if f"{name}_gpu_ms" in self.metrics or f"{name}_ms" not in self.metrics:
+            return self.gpu_ms(name)
+        parts = ("forward", "backward") if name == "both" else (name,)
+        return min(self.ms(name), sum(map(self.ms, parts)))
+
     def beyond(self, warm: str, settled: str) -> float:
         """In seconds, what warm-up samples took beyond as many settled ones."""
         times = self.samples(warm)

@@ -106,8 +106,8 @@ def test_wall_clock_and_gpu_time_stand_side_by_side():
     rows = make_row({"n": 1}, **wall, **gpu), make_row({"n": 2}, **wall)
     shown = frame(make_record("end_to_end", *rows)).table("n", *clocks("step"))
     assert shown.splitlines()[2:] == [
-        "| 1 | 5.0 | 3.5 | 1.5 |",
-        "| 2 | 5.0 | not measured | not measured |",
+        "| 1 | 5.0 | 3.5 | 1.5 | launch-bound |",
+        "| 2 | 5.0 | not measured | not measured |  |",
     ]
 
 

@@ -38,6 +38,9 @@ METRICS = {
     "both_ms": "forward and backward",
     "step_ms": "whole step",
     "time_ms": "time",
+    "both_gpu_ms": "forward and backward, GPU time",
+    "step_gpu_ms": "whole step, GPU time",
+    "time_gpu_ms": "GPU time",
     # Others report means.
     **{f"{phase}_mean_ms": phase for phase in ("forward", "backward")},
     "total_mean_ms": "forward and backward",
@@ -128,7 +131,7 @@ def derived(record: Record, row: Row) -> Iterator[tuple[str, str, float]]:
     ours, cudnn = Cell(row), cell(record, **row.config | {"implementation": RIVAL})
     names = {"forward": "forward", "backward": "backward"}
     for name, said in (names | {"both": METRICS["both_ms"]}).items():
-        if ours.get(f"{name}_ms", ()) and cudnn.get(f"{name}_ms", ()):
+        if ours.kernel_ms(name) and cudnn.kernel_ms(name):
             over = float(ratio(record, ours, name, RIVAL))
             yield f"{said} over cuDNN", "ratio", over
 

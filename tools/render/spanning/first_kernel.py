@@ -78,7 +78,9 @@ def facts(found: Found) -> dict[str, str]:
     benchmark = ours(found, "flash_benchmarking")
     ablation = ours(found, "flash_ablation")
     plain, flash = (
-        cell(benchmark, implementation=name, dtype="bf16", d=D, n=N).ms("forward")
+        cell(benchmark, implementation=name, dtype="bf16", d=D, n=N).kernel_ms(
+            "forward"
+        )
         for name in ("plain", "ours")
     )
 

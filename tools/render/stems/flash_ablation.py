@@ -186,19 +186,21 @@ def told(record: Record) -> str:
 
 
 def ms(record: Record | None, step: str) -> float:
-    """Of its second fastest call: a single one may be off. Each step begins near the
-    highest clock, which then falls in some: medians would compare clocks.
+    """The median GPU time. In a record from before it was measured, the second fastest
+    call by `do_bench`: steps did not alternate, and each began near the highest clock.
     """
     c = cell(record, step=step)
-    samples = sorted(c.samples("time"))
-    return samples[:2][-1] if samples else c.missing
+    samples = sorted(c.get("time_ms", ()) or ())
+    return c.gpu_ms("time") or (samples[:2][-1] if samples else c.missing)
 
 
 def ms_at_the_end(record: Record | None, step: str) -> float:
-    """Of the calls that ended the step, once the clock has fallen where it falls."""
+    """Of the calls that ended the step, once the clock has fallen where it falls; of
+    rounds that alternate, all.
+    """
     c = cell(record, step=step)
-    samples = c.samples("time")
-    return median(samples[-LAST:]) if samples else c.missing
+    samples = c.get("time_ms", ()) or ()
+    return c.gpu_ms("time") or (median(samples[-LAST:]) if samples else c.missing)
 
 
 def gain(record: Record | None, before: str, after: str) -> float:

@@ -236,6 +236,7 @@ def test_table(record: Record, *more: tuple[Any, ...]) -> str:
         [c for name in NAMES if (c := at(record, name)).row is not None],
         ("implementation", lambda c: NAMES[c.config["implementation"]]),
         ("median, ms", lambda c: c.ms("both"), milliseconds),
+        ("GPU, ms", lambda c: c.gpu_ms("both") or "", milliseconds),
         ("p20", lambda c: c.summary("both").p20, milliseconds),
         ("p80", lambda c: c.summary("both").p80, milliseconds),
         ("TFLOP/s", lambda c: test_rate(c) / TFLOPS, "{:.0f}"),

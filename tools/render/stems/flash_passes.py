@@ -2,6 +2,8 @@
 them, the rate that they amount to, and its share of the data sheet's.
 """
 
+from statistics import median
+
 from systems.formulas.costs import attention_flops
 from systems.records.record import Record
 from tools.render.markdown import percent
@@ -23,24 +25,26 @@ def passes_wait(forward: float, backward: float, both: float) -> bool:
 
 
 def waits(c: Cell) -> bool:
-    """`passes_wait` of a cell's medians."""
-    return passes_wait(*map(c.ms, PASSES))
+    """`passes_wait` of a cell's medians by `do_bench`."""
+    return "both_ms" in c.metrics and passes_wait(*map(c.ms, PASSES))
 
 
-def gpu_ms(c: Cell, name: str) -> float:
-    """What the GPU needs for a pass, as nearly as these times tell: the fastest sample.
-
-    Both passes need no more than one and then the other: a host makes nobody slower
-    unless it is late for every call.
+def round_ratios(c: Cell, other: Cell, of: str) -> list[float]:
+    """Time of a pass over another row's in each round that both alternated in. Empty
+    where they have no rounds, or not as many.
     """
+    rounds = [one.get(f"{of}_rounds_ms", ()) or () for one in (c, other)]
+    alike = all(rounds) and len({*map(len, rounds)}) == 1
+    return [a / b for a, b in zip(*rounds, strict=True)] if alike else []
 
-    def fastest(of: str) -> float:
-        return min(c.samples(of), default=c.missing)
 
-    if name != "both":
-        return fastest(name)
-    parts = fastest("forward") + fastest("backward")
-    return min(fastest("both"), parts)
+def time_ratio(c: Cell, other: Cell, of: str) -> float:
+    """The median of `round_ratios`, for in a round both meet the same clock; without
+    rounds the ratio of the medians.
+    """
+    if ratios := round_ratios(c, other, of):
+        return median(ratios)
+    return c.kernel_ms(of) / other.kernel_ms(of)
 
 
 def flops(c: Cell, name: str) -> float:

@@ -24,7 +24,7 @@ from systems.formulas.recomputation import (
 )
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.frame import Frame, Line, frame, texts
+from tools.render.frame import Frame, Line, frame, gpu_columns, texts
 from tools.render.load import constant
 from tools.render.markdown import captioned, in_gib, in_mib, per_device
 from tools.render.plots import (
@@ -222,6 +222,7 @@ def rows_table(record: Record) -> str:
         gib_column("kept", "peak, gradients kept, GiB"),
         ("over that prediction", "kept_over", "{:.4f}"),
         ("forward and backward, ms", "step_ms", "{:.0f}"),
+        *((head.removeprefix("step, "), of) for head, of in gpu_columns("step")),
         left=2,
         telling=telling,
     )

@@ -41,7 +41,7 @@ def moved_bytes(of: str, dtype: str, n: int = N, d: int = D) -> int:
 
 def ms(c: Cell, of: str) -> float:
     """Of a copy, which is one pass, there is no backward time."""
-    return MISSING if c and f"{of}_ms" not in c.metrics else c.ms(of)
+    return c.kernel_ms(of) if c.kernel_ms(of) or not c else MISSING
 
 
 def rate(c: Cell, of: str) -> float:
@@ -122,7 +122,7 @@ def facts(record: Record | None) -> dict[str, str]:
             ours = cell(record, implementation="ours", dtype=dtype)
             least = 1e3 * moved_bytes(of, dtype) / bandwidth
             found[f"predicted_{of}_{dtype}"] = say(least, "{:.3f} ms")
-            found[f"{of}_{dtype}"] = say(ours.ms(of), "{:.3f} ms")
+            found[f"{of}_{dtype}"] = say(ours.kernel_ms(of), "{:.3f} ms")
             found[f"{of}_{dtype}_share"] = say(share(ours, of, bandwidth), percent)
         found[f"conflicts_{dtype}"] = say(conflicts_ms(dtype), "{:.2f} ms")
         copy = cell(record, implementation="copy", dtype=dtype)
@@ -134,5 +134,5 @@ def facts(record: Record | None) -> dict[str, str]:
     )
     of_copy = rate(wide, "forward") / rate(copied, "copy")
     found["of_copy_fp32"] = say(of_copy, percent)
-    found["backward_bf16_over"] = say(ours.ms("backward") / least, "{:.1f}")
+    found["backward_bf16_over"] = say(ours.kernel_ms("backward") / least, "{:.1f}")
     return found

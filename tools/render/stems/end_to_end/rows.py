@@ -11,7 +11,8 @@ from tools.render.rows import MISSING, PHASES, data_sheet
 # The batch of the assignment; those of the source notes stand in a table of their own.
 BATCH = 4
 PRECISIONS = ("fp32", "tf32", "bf16")
-PASSES = ("forward", "backward")
+# Forward and backward together have the loss in them.
+PASSES = ("forward", "loss", "backward")
 
 
 def passes(record: Record | None) -> Frame:
@@ -31,12 +32,13 @@ def passes(record: Record | None) -> Frame:
 
 def steps(record: Record | None) -> Frame:
     """Training steps of the assignment's batch, beside those in fp32 and TF32. Forward
-    and backward together are compared, too: without the loss and AdamW.
+    and backward together are compared, too: with the loss, without AdamW.
     """
     slug = record.device.slug if record else ""
     found = passes(record).where(mode="step", batch=BATCH)
     found.derive(
         pass_ms=lambda x: x.ms(*PASSES) if x else x.missing,
+        pass_gpu_ms=lambda x: x.cell.gpu_ms(*PASSES),
         pass_share=lambda x: share_of_peak(slug, x, x["pass_ms"]),
         backward_over_forward=lambda x: x["backward_ms"] / x["forward_ms"],
     )
@@ -47,6 +49,7 @@ def steps(record: Record | None) -> Frame:
             forward_gain=lambda x: x["fp32.forward_ms"] / x["forward_ms"],
             backward_gain=lambda x: x["fp32.backward_ms"] / x["backward_ms"],
             pass_gain=lambda x: x["fp32.pass_ms"] / x["pass_ms"],
+            pass_gpu_gain=lambda x: x["fp32.pass_gpu_ms"] / x["pass_gpu_ms"],
             gain=lambda x: x["fp32.step_ms"] / x["step_ms"],
         )
     )

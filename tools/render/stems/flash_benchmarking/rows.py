@@ -6,7 +6,7 @@ from typing import Any
 
 from systems.records.record import Record
 from tools.render.rows import MISSING, Cell, cell, cells, known, say
-from tools.render.stems.flash_passes import flops, gpu_ms, peak_flops, waits
+from tools.render.stems.flash_passes import flops, peak_flops, time_ratio, waits
 
 NAMES = {
     "ours": "ours",
@@ -46,7 +46,7 @@ def at(record: Record | None, name: str, dtype: str, d: int, n: int) -> Cell:
 
 def rate(c: Cell, name: str) -> float:
     """FLOP/s of the GPU in a pass, by the FLOPs that attention needs."""
-    return flops(c, name) / (gpu_ms(c, name) / 1e3)
+    return flops(c, name) / (c.kernel_ms(name) / 1e3)
 
 
 def share(record: Record | None, c: Cell, name: str) -> float:
@@ -67,19 +67,17 @@ def memory_bytes(c: Cell) -> float:
 
 
 def product_rate(record: Record | None, dtype: str) -> float:
-    """FLOP/s of one large product, timed in the bursts that attention is timed in.
-    Missing in a record whose product had longer ones.
-    """
+    """FLOP/s of one large product, timed in bursts as short as attention's."""
     c = cell(record, implementation="ceiling", dtype=dtype)
-    if "burst_ms" not in c.metrics:
+    if not c:
         return c.missing
-    return 2 * c.config["n"] ** 2 * c.config["d"] / (min(c.samples("burst")) / 1e3)
+    return 2 * c.config["n"] ** 2 * c.config["d"] / (c.kernel_ms("burst") / 1e3)
 
 
 def ratio(record: Record | None, over: str, name: str, *shape: Any) -> float:
-    """`gpu_ms` of another implementation over ours: above one, ours is faster."""
-    theirs, ours = (gpu_ms(at(record, of, *shape), name) for of in (over, "ours"))
-    return theirs / ours
+    """GPU time of another implementation over ours: above one, ours is faster."""
+    theirs, ours = (at(record, of, *shape) for of in (over, "ours"))
+    return time_ratio(theirs, ours, name)
 
 
 def ratios(

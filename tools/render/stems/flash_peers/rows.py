@@ -3,7 +3,6 @@ measured in turns, rates, errors, what repeats.
 """
 
 from collections.abc import Iterable
-from statistics import median
 from typing import Any
 
 from systems.records.record import Record
@@ -19,7 +18,7 @@ from tools.render.rows import (
     most,
     say,
 )
-from tools.render.stems.flash_passes import flops, peak_flops, waits
+from tools.render.stems.flash_passes import flops, peak_flops, time_ratio, waits
 
 NAMES = {
     "ours": "ours",
@@ -29,6 +28,8 @@ NAMES = {
     "fa3": "FlashAttention-3",
     "fa4": "FlashAttention-4",
     "fa4_ordered": "FlashAttention-4, ordered",
+    "sdpa_fa4": "SDPA with FlashAttention-4",
+    "sdpa_fa4_ordered": "SDPA with FlashAttention-4, ordered",
     "sdpa_flash": "FlashAttention-2",
     "sdpa_flash_ordered": "FlashAttention-2, ordered",
     "sdpa_efficient": "memory-efficient",
@@ -40,7 +41,11 @@ WRONG = 0.1
 # Against whom each dtype is measured.
 RIVAL = {"bf16": "sdpa_cudnn", "fp32": "sdpa_efficient"}
 # What is asked for gradients that repeat, and the same as it comes.
-ORDERED = {"fa4_ordered": "fa4", "sdpa_flash_ordered": "sdpa_flash"}
+ORDERED = {
+    "fa4_ordered": "fa4",
+    "sdpa_fa4_ordered": "sdpa_fa4",
+    "sdpa_flash_ordered": "sdpa_flash",
+}
 # Of the row whose calls are so short that the host decides.
 SHORT = 128
 # What the leaderboard's test computes.
@@ -103,24 +108,7 @@ def short_cell(record: Record | None, name: str = "ours") -> Cell:
 
 def ratio(record: Record | None, c: Cell, of: str, over: str = "") -> float:
     """The time of a pass over another implementation's: below one, this is faster."""
-    return quotient(c, beside(record, c, over), of)
-
-
-def quotient(c: Cell, other: Cell, of: str) -> float:
-    """The time of a pass over that of a row measured in turns with it: the median of
-    the rounds' quotients, for in a round both meet the same clock. Where they have no
-    rounds, the quotient of the medians.
-    """
-    if of_rounds := quotients(c, other, of):
-        return median(of_rounds)
-    return c.ms(of) / other.ms(of)
-
-
-def quotients(c: Cell, other: Cell, of: str) -> list[float]:
-    """Of each round. None where they have no rounds, or not as many."""
-    rounds = [one.get(f"{of}_rounds_ms", ()) or () for one in (c, other)]
-    alike = all(rounds) and len({*map(len, rounds)}) == 1
-    return [a / b for a, b in zip(*rounds, strict=True)] if alike else []
+    return time_ratio(c, beside(record, c, over), of)
 
 
 def ratios(
@@ -175,7 +163,7 @@ def over_fastest(record: Record, c: Cell) -> str:
 
 def rate(c: Cell, of: str) -> float:
     """FLOP/s, by the FLOPs that attention needs."""
-    return flops(c, of) / (c.ms(of) / 1e3)
+    return flops(c, of) / (c.kernel_ms(of) / 1e3)
 
 
 def share(record: Record | None, c: Cell, of: str) -> float:

@@ -128,8 +128,6 @@ def facts(record: Record | None) -> dict[str, str]:
         found[f"residual_measured_{precision}"] = in_mib(residual)
     for ((context, _), c), name in zip(helped(record).items(), 2 * HELPS, strict=True):
         found[f"helps_{name}_{context}"] = in_gib(c.allocated)
-        if context != LONGEST and name in ("flash", "both"):
-            found[f"helps_{name}_{context}_ms"] = say(c.ms(), "{:.0f} ms")
     low = at(record, LONGEST, "forward", "bf16")
     short = [at(record, context, "step", "fp32") for context in CONTEXTS[:2]]
     return {

@@ -20,7 +20,7 @@ from systems.formulas.memory_peak import peak as peak_by_formula
 from systems.model.sizes import SIZES, TABLE_1
 from systems.profiling.memory.snapshot import CATEGORIES
 from systems.records.record import Record
-from tools.render.markdown import bold, columns, milliseconds, nonzero, table
+from tools.render.markdown import bold, columns, nonzero, table
 from tools.render.rows import NOT_MEASURED, cells
 from tools.render.stems.peak_memory import figures
 from tools.render.stems.peak_memory.rows import (
@@ -206,7 +206,7 @@ def blocks_table(c: Tried, kind: str) -> str:
 
 
 def helps_table(record: Record) -> str:
-    """Memory with its prediction, and time."""
+    """Memory with its prediction."""
     found = [(*key, c) for key, c in helped(record).items() if c.row]
     return columns(
         found,
@@ -215,7 +215,6 @@ def helps_table(record: Record) -> str:
         ("peak, GiB", lambda of: of[2].allocated, two),
         ("predicted, GiB", lambda of: predicted(of[2]), two),
         ("saved activations, GiB", lambda of: of[2].most("saved activations"), two),
-        ("step, ms", lambda of: of[2].ms(), milliseconds),
         left=2,
     )
 
