@@ -299,7 +299,8 @@ def nsys_record() -> Record:
             for name in (phase, f"profiled_{phase}", f"{phase}_gpu_busy"):
                 metrics[f"{instrument}_{name}_ms"] = [2.0, 2.0]
     sizes = ("small", "medium")
-    grid = [Row({"size": s, "precision": "fp32"}, "ok", dict(metrics)) for s in sizes]
+    shape = {"context": 512, "precision": "fp32"}
+    grid = [Row({"size": s, **shape}, "ok", dict(metrics)) for s in sizes]
     return make_record("nsys", *grid)
 
 

@@ -643,9 +643,9 @@ def test_bars_are_told_with_the_shapes_that_miss_them():
     assert not holds and told.startswith("Within: 4 of 12. Furthest off: ")
     assert "(0.975, bar 0.95)" in told
     table = flash_peers.fragments([full_peers()])["bars.md"]
-    assert table.count("| 0.900 |") == 11 and "*over it unordered* 0.945" in table
+    assert table.count("| 0.900 |") == 11 and table.count("| 0.945 |") == 12
     # At 512 tokens cuDNN stands in for it.
-    assert "| 0.750 | 1.00 | 1.00 |" in table
+    assert "| 0.750 | 1.00 | 0.945 | 1.00 |" in table
     # Of so many shapes only some are shown first.
     files = flash_peers.fragments([full_peers()])
     for name, rows in (("ratios", 8), ("ratios-all", 16), ("fa4", 8), ("fa4-all", 16)):
@@ -822,24 +822,10 @@ def test_a_step_adds_its_phases_and_an_eager_one_may_have_no_memory():
         row("flash", "ok", 2, 1, 5, 2),
     )
     facts = model_attention.facts(measured)
-    assert (
-        facts["faster_small_4096"]
-        == facts["memory_eager_small_4096"]
-        == "out of memory"
-    )
-    assert (facts["step_flash_small_4096"], facts["sdpa_over_ours"]) == (
-        "10 ms",
-        "1.50",
-    )
+    assert facts["faster_small_4096"] == "out of memory"
+    assert facts["sdpa_over_ours"] == "1.50"
     files = model_attention.fragments([measured])
-    assert "| small | eager | 4096 | out of memory |" in files["steps.md"]
-    assert (
-        "| small | ours (triton) | 4096 | 10.00 | 1.00 | 2.000 | 5.000 |  |  "
-        "| 1,638,400 |  | 3.0 |" in files["steps.md"]
-    )
-    line = (
-        "| small | 4096 | out of memory | 15.00 | 10.00 |  |  | out of memory | 3.0 |"
-    )
+    line = "| small | 4096 | out of memory | 15.00 | 10.00 |"
     assert line in files["table.md"]
     reached = "our attention reaches context 4,096 with 3.0\N{NO-BREAK SPACE}GiB"
     assert reached in files["figure.md"] and "eager reaches" not in files["figure.md"]
@@ -859,17 +845,8 @@ def test_steps_are_compared_in_gpu_time_where_all_have_it():
         found.append(Row(config, "ok", metrics))
     measured = record("model_attention", *found)
     files = model_attention.fragments([measured])
-    assert (
-        "| small | 1024 | 40.00 | not measured | 40.00 | 1.00 | 2.00 |"
-        in (files["table.md"])
-    )
+    assert "| 40.00 | 1.00 | 2.00 |" in files["table.md"]
     assert model_attention.facts(measured)["gpu_small_1024"] == "2.00"
-
-
-def test_the_memory_of_a_step_is_predicted_without_a_record():
-    facts = model_attention.facts(None)
-    assert facts["predicted_eager_small_16384"] == "1,124.2 GiB"
-    assert facts["memory_eager_small_16384"] == "not measured"
 
 
 def test_what_the_launchers_choose_is_shown_without_it_and_with_it():
