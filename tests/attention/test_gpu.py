@@ -303,7 +303,7 @@ def test_one_graph_under_the_default_compiler(dynamic):
     def function(q, k, v):
         return flash_attention(q * 2, k, v, causal=True).cos()
 
-    compiled = torch.compile(dispatch, fullgraph=True, dynamic=dynamic)
+    compiled = torch.compile(function, fullgraph=True, dynamic=dynamic)
     for n in (200, 333):
         q, k, v, do = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(2, 4))
         leaves = tuple(x.requires_grad_() for x in (q, k, v))
@@ -380,7 +380,7 @@ def test_the_compiler_captures_it_too():
     def function(q, k, v):
         return flash_attention(q, k, v, causal=True)
 
-    compiled = torch.compile(dispatch, fullgraph=True, mode="reduce-overhead")
+    compiled = torch.compile(function, fullgraph=True, mode="reduce-overhead")
     for seed in range(4):
         q, k, v, do = make_inputs(
             256, 256, 64, torch.bfloat16, "cuda", lead=(2, 4), seed=seed
