@@ -10,11 +10,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench
 
 from systems.attention.flash import flash_attention
-from systems.model.transformer import eager
+from systems.model.transformer import eager_attention
 
 DEVICE = "cuda"
 FUNCTIONS = {
-    "plain": eager,
+    "plain": eager_attention,
     "SDPA": lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True),
     "flash": lambda q, k, v: flash_attention(q, k, v, causal=True),
 }
