@@ -231,7 +231,6 @@ def repeats(
 # --8<-- [end:repeats]
 
 
-# --8<-- [start:exact]
 def exact(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -262,10 +261,6 @@ def exact(
     return o, dq, dk, dv
 
 
-# --8<-- [end:exact]
-
-
-# --8<-- [start:call]
 def call_ms(attend: Attention, q: Tensor, k: Tensor, v: Tensor, device: str) -> float:
     """Wall time in ms of one forward call, as the mean of many that the host issues
     without waiting for the GPU.
@@ -277,8 +272,6 @@ def call_ms(attend: Attention, q: Tensor, k: Tensor, v: Tensor, device: str) -> 
             attend(q, k, v)
     return clock.samples_ms["calls_ms"][0] / calls
 
-
-# --8<-- [end:call]
 
 if __name__ == "__main__":
     main(Config, run)

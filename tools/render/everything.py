@@ -38,7 +38,7 @@ from tools.render.spanning import pages
 # What spans stems, by module of `spanning`: made from records, and from none.
 OF_RECORDS = (
     *("writeup", "explorer", "calculator", "durations", "ladder"),
-    *("index", "student", "first_kernel", "gpu", "causes", "repeats"),
+    *("index", "student", "first_kernel", "gpu", "causes"),
 )
 OF_NONE = (
     *("attention_drawings", "hopper_drawings"),

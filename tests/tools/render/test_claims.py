@@ -180,9 +180,6 @@ def slower_than_peers(factor: float, **wanted):
 ALTERED = {
     "ahead_where_results_repeat": slower_than_peers(1.08),
     "near_the_unordered": slower_than_peers(1.12),
-    "never_far_behind": slower_than_peers(1.2, n=8192),
-    "grouped_heads_keep_up": slower_than_peers(1.2, group=8),
-    "full_masks_keep_up": slower_than_peers(1.2, causal=False),
     "cudnn_is_beaten": slower_than_peers(1.4, n=16384),
     "backward_about_twice": lambda r: stretch(
         rows(r, size="xl", mode="step"), 2, "backward_ms"

@@ -132,7 +132,7 @@ def derived(record: Record, row: Row) -> Iterator[tuple[str, str, float]]:
     names = {"forward": "forward", "backward": "backward"}
     for name, said in (names | {"both": METRICS["both_ms"]}).items():
         if ours.kernel_ms(name) and cudnn.kernel_ms(name):
-            over = float(ratio(record, ours, name, RIVAL))
+            over = float(ratio(record, ours, name))
             yield f"{said} over cuDNN", "ratio", over
 
 
