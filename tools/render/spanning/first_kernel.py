@@ -2,15 +2,13 @@
 was measured: from `systems.formulas`, a data sheet and the records.
 """
 
-from itertools import pairwise
-
 from systems.formulas.costs import KERNELS, attention_flops
 from systems.records.record import Record
 from tools.render.load import Found, ours, primary_gpu
 from tools.render.markdown import per_device
 from tools.render.plots import plot
 from tools.render.rows import cell, data_sheet, say
-from tools.render.spanning.ladder import bar_chart
+from tools.render.spanning.ladder import waterfall
 from tools.render.stems.flash_ablation import (
     FORWARD,
     gain,
@@ -39,22 +37,18 @@ def ladder(ablation: Record) -> str:
     )
     if timed:
         steps = {"first_forward": "the first kernel", **steps}
-    times = {step: fastest_ms(ablation, step) for step in steps}
-    shown = {step: (words, times[step]) for step, words in steps.items()}
-    first, last = (times[step] for step in (next(iter(steps)), "plain_forward"))
-    slower = {
-        step for before, step in pairwise(steps) if times[step] > 1.02 * times[before]
-    }
+    times = {words: fastest_ms(ablation, step) for step, words in steps.items()}
+    first, *_, last = times.values()
     return plot(
         ablation,
         "first",
-        lambda figure: bar_chart(figure, shown, slower, {}),
+        lambda figure: waterfall(figure, times),
         f"{'Seven' if timed else 'Six'} steps, of which some lose, make the same "
         f"algorithm {say(first / last, '{:.1f}')} times as fast.",
         f"Forward pass, {HEADS} heads of {N:,} tokens, head dimension {D}, bf16, "
         "causal; each step keeps the techniques of those above it, not always their "
-        "tiles. Orange: slower than the step above.",
-        height=36 + 26 * len(shown),
+        "tiles. Blue: saved by the step; orange: added.",
+        height=36 + 28 * len(times),
     )
 
 

@@ -4,6 +4,7 @@ from statistics import median
 from typing import NamedTuple
 
 from systems.records.record import Record
+from tools.render.frame import texts
 from tools.render.load import constant
 from tools.render.markdown import per_device, percent, table
 from tools.render.rows import cell, say
@@ -20,122 +21,40 @@ LAUNCHERS = (
 
 
 class Step(NamedTuple):
-    """A step's short name, for figures and tables; why it should gain; and by what
-    factor, written down before this experiment ran and kept as it is. Those of the path
-    for Hopper knew earlier trials. `short`: what is in the way, where it saves less
-    than half of the time that it should.
-
-    What it did gain, and what the compiler made of it, follows from the records.
+    """A step's name, and the speedup over the step above that was expected, written
+    down before this experiment ran and kept; for the Hopper path after earlier trials.
     """
 
     name: str
-    cause: str = ""
-    predicted: str = ""
-    short: str = ""
-
-    @property
-    def factor(self) -> str:
-        """The predicted one, without its reason."""
-        return self.predicted.partition(":")[0]
+    because: str = ""
+    predicted: float = 0.0
 
 
 FORWARD = {
-    "tiles": Step(
-        "all tiles, all masked",
-        "The online softmax in tiles of 128 queries and 64 keys, eight warps; no other "
-        "technique.",
-    ),
-    "skip": Step(
-        "stops at the diagonal",
-        "Half of the tiles lie above the diagonal: a program now ends there.",
-        "2.0: half of the tiles",
-    ),
+    "tiles": Step("online softmax in tiles"),
+    "skip": Step("stop at the diagonal", "half of the tiles", 2.0),
     "first_forward": Step("the first kernel"),
-    "split": Step(
-        "masks the diagonal only",
-        "Only tiles on the diagonal need the comparison, so the loop over the others "
-        "is compiled without it.",
-        "1.1: a comparison and a selection less for each score",
-    ),
-    "exp2": Step(
-        "exp2 instead of exp",
-        "The GPU has an instruction for exp2 and none for exp, which is built from it "
-        "with a product and a check for tiny numbers. And scaling a score and taking "
-        "the maximum away become one multiply-add.",
-        "1.05: a multiplication less for each score",
-    ),
-    "pipeline": Step(
-        "three tiles in flight",
-        "While a tile is multiplied, [the next two are on their "
-        "way](#software-pipelining).",
-        "1.3: loads hidden behind products",
-    ),
-    "heavy_first": Step(
-        "longest rows first",
-        "The loop is the same. Only the order changes in which programs start: the "
-        "longest no longer come last, when other SMs have nothing left.",
-        "1.02: no long program left at the end",
-    ),
-    "small_tiles": Step(
-        "smaller tiles",
-        "Half of the queries and twice the keys in a program of four warps: more "
-        "programs could take turns on an SM.",
-        "1.1: more programs on an SM overlap",
-    ),
-    "plain_forward": Step(
-        "any shape",
-        "Strides, ragged edges, splits, tiles of its own and [a limit of "
-        "registers](flash_any_shape.md#programs-side-by-side). The last two change "
-        "what the compiler makes of the loop.",
-        "1.0: its generality is paid outside the loop",
-    ),
+    "split": Step("mask only diagonal tiles", "no comparison in most tiles", 1.1),
+    "exp2": Step("exp2 instead of exp", "one multiplication less per score", 1.05),
+    "pipeline": Step("three pipeline stages", "loads hidden behind matmuls", 1.3),
+    "heavy_first": Step("longest rows first", "no long block at the end", 1.02),
+    "small_tiles": Step("smaller tiles", "more thread blocks overlap on an SM", 1.1),
+    "plain_forward": Step("any shape", "generality costs nothing in the loop", 1.0),
     "one_item_forward": Step(
-        "warps with roles",
-        "[Warps with roles](flash_hopper.md) on Hopper: a producer copies, so "
-        "consumers can use tensor cores and units for exponentials at once.",
-        "1.3: products and exponentials overlap",
+        "warp specialization", "matmuls and exponentials overlap", 1.3
     ),
-    "forward": Step(
-        "item after item",
-        "One program on each SM computes one item after another, so the next one's "
-        "tiles arrive while this one ends.",
-        "1.03: to begin and end an item costs 2 of 65 steps",
-    ),
+    "forward": Step("persistent thread blocks", "2 of 65 steps begin or end one", 1.03),
 }
 BACKWARD = {
     "first_backward": Step("the first kernel"),
-    "atomic_backward": Step(
-        "one pass, atomics",
-        "Five products for each tile, and many programs add to one dQ by atomics, in "
-        "an order that changes from run to run.",
-        "1.4: five products instead of seven",
-        "The rest of what two products take is lost again, most likely because for "
-        "each tile of keys a tile of dQ goes to memory.",
-    ),
+    "atomic_backward": Step("one pass, atomics", "five matmuls, not seven", 1.4),
     "plain_backward": Step(
-        "two passes, any shape",
-        "Seven products in two passes. Nobody adds to what another one writes, so no "
-        "dQ travels to memory and back for each tile of keys. This kernel is tuned: "
-        "it masks tiles on the diagonal only, which saves instructions, and has one "
-        "more tile in flight.",
-        "0.75: two products of seven more, no atomics",
+        "two passes, any shape", "seven matmuls again, no atomics", 0.75
     ),
     "two_passes_backward": Step(
-        "two passes, roles",
-        "The same products by [warps with roles](flash_hopper.md).",
-        "1.3: products and exponentials overlap",
-        "In the forward pass roles also save instructions of the loop; here they save "
-        "hardly any. A profile would tell whether that is the cause.",
+        "two passes, warp specialization", "matmuls and exponentials overlap", 1.3
     ),
-    "backward": Step(
-        "one pass, in order",
-        "Five products again, and [partial dQ added in a fixed "
-        "order](flash_hopper.md#the-backward-pass-in-one-kernel) by the copy engine.",
-        "1.4: five products instead of seven",
-        "Each tile of keys makes a partial dQ in fp32 that has to be carried to "
-        "memory: [how long that takes by itself](flash_leaderboard.md#the-floor) was "
-        "measured.",
-    ),
+    "backward": Step("one pass, fixed order", "five matmuls, not seven", 1.4),
 }
 STEPS = FORWARD | BACKWARD
 # (how it was, how it is, its case, predictions for the passes): the first two cases'
@@ -214,31 +133,15 @@ def gain_at_the_end(record: Record | None, before: str, after: str) -> float:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """From the first step to the last, and one design against another."""
-    pairs = {
-        "plain_gain": ("tiles", "plain_forward"),
-        "hopper_forward_gain": ("plain_forward", "forward"),
-        "hopper_backward_gain": ("plain_backward", "backward"),
-        "one_pass_gain": ("two_passes_backward", "backward"),
-        "atomic_over_plain": ("atomic_backward", "plain_backward"),
-        "atomic_over_first": ("first_backward", "atomic_backward"),
-        "plain_over_first": ("first_backward", "plain_backward"),
-    }
-    drifts = {s: ms_at_the_end(record, s) / ms(record, s) for s in STEPS}
-    worst = max(drifts, key=lambda step: drifts[step] or 0.0)
+    one_pass = ("two_passes_backward", "backward")
+    atomics = gain(record, "first_backward", "atomic_backward")
     gains = {
-        f"{name}{when}": say(by(record, *pair), "{:.2f}")
-        for when, by in (("", gain), ("_at_the_end", gain_at_the_end))
-        for name, pair in pairs.items()
+        "one_pass_gain": gain(record, *one_pass),
+        "one_pass_gain_at_the_end": gain_at_the_end(record, *one_pass),
+        "atomic_over_first": atomics,
+        "plain_over_first": gain(record, "first_backward", "plain_backward"),
     }
-    keep = say(gain(record, *pairs["atomic_over_first"]), atomics_keep)
-    return {
-        "atomics_keep": keep,
-        "slowed_step": STEPS[worst].name,
-        "slowed_first": say(ms(record, worst), "{:.2f} ms"),
-        "slowed_last": say(ms_at_the_end(record, worst), "{:.2f} ms"),
-        **gains,
-    }
+    return {"atomics_keep": say(atomics, atomics_keep), **texts("{:.2f}", gains)}
 
 
 def atomics_keep(gained: float) -> str:
