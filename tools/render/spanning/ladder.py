@@ -97,7 +97,7 @@ def steps_table(record: Record, named: Mapping[str, Step]) -> str:
         ("speedup", "speedup", "{:.2f}"),
         ("ms", "ms", "{:.2f}"),
         ("of the bound", "of_bound", percent),
-        ("deterministic", "repeats"),
+        ("deterministic", "repeats", lambda same: "yes" if same else "no"),
         left=2,
         alike=("deterministic",),
     )
@@ -200,7 +200,6 @@ def facts(found: Found) -> dict[str, str]:
         **texts(
             "{:.2f} ms",
             {
-                "first": ms(record, "first_forward"),
                 "end": end,
                 "any_shape": ms(record, "plain_forward"),
                 "products": bound,
