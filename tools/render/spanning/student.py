@@ -25,12 +25,13 @@ HEADS = ("H200", "H100, at most", "A100, at most", "OOM on 80 GB", "OOM on 40 GB
 
 
 def fragments(found: Found) -> dict[str, str]:
-    """Return `student-problems.md`, `student-check.md`, and a diff for each script that
-    grew from another.
+    """Return `student-problems.md`, `student-check.md`, `student-gpus.md`, and a diff
+    for each script that grew from another.
     """
     return {
         "student-problems.md": problems_table(found),
         "student-check.md": check_output(found),
+        "student-gpus.md": gpus_table(),
         **{
             f"script-{new}.md": diff(SCRIPTS / f"{old}.py", SCRIPTS / f"{new}.py")
             for old, new in STEPS
@@ -119,3 +120,25 @@ def check_output(found: Found) -> str:
     }
     texts = (f"{name:20} {text}" for name, text in lines.items())
     return "\n".join(["```text", *texts, "```", ""])
+
+
+def gpus_table() -> str:
+    """Return memory, dense rates and ridge points of the GPUs that people have."""
+    rows = [
+        [
+            gpu.name,
+            f"{gpu.memory_mib / 1024:.0f} GiB",
+            f"{gpu.peak.bandwidth / 1e12:.2f}",
+            *(f"{rate / 1e12:.4g}" for rate in rates(gpu)),
+            *(f"{rates(gpu)[i] / gpu.peak.bandwidth:.0f}" for i in (0, 2)),
+            gpu.peak.source,
+        ]
+        for gpu in GPUS.values()
+    ]
+    heads = ["memory", "TB/s", "fp32", "TF32", "bf16", "ridge fp32", "ridge bf16"]
+    return table(["GPU", *heads, "source"], rows) + "\n"
+
+
+def rates(gpu: Gpu) -> tuple[float, float, float]:
+    """Return the dense fp32, TF32 and bf16 rates, in FLOP/s."""
+    return gpu.peak.fp32, gpu.peak.tf32, gpu.peak.bf16
