@@ -1,4 +1,4 @@
-# make serve: read the guide. make quick: prove an edit in a minute. make test: all that
+# make serve: read the guide. make quick: check an edit in minutes. make test: all that
 # a CPU can prove. They work from a bare machine.
 PYTHON ?= python3
 BIN := .venv/bin
