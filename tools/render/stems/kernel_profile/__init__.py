@@ -5,7 +5,7 @@ categories, attention's parts.
 from typing import Any
 
 from systems.model.sizes import TABLE_1
-from systems.profiling.kernel_names import COPY, MATMUL
+from systems.profiling.kernel_names import MATMUL
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.load import primary_gpu
@@ -35,7 +35,6 @@ from tools.render.stems.kernel_profile import figures
 from tools.render.stems.kernel_profile.rows import (
     PARTS,
     PASSES,
-    PRODUCTS,
     SOFTMAX,
     Kernel,
     at,
@@ -44,7 +43,6 @@ from tools.render.stems.kernel_profile.rows import (
     disagreement,
     idle_share,
     inference,
-    kernels,
     matmul_share,
     of_passes,
     over_softmax,
@@ -282,8 +280,6 @@ def facts(record: Record | None) -> dict[str, str]:
         "2_7B": largest,
     }.items():
         found[f"profiled_{key}"] = say(profiled_ms(c), ms)
-        if key == "small_128":
-            found[f"unprofiled_{key}"] = say(c.ms("forward"), ms)
         found[f"span_{key}"] = say(span_ms(c), ms)
         found[f"busy_{key}"] = say(busy_ms(c), ms)
     found["wall_2_7B"] = say(wall_ms(largest), ms)
@@ -293,9 +289,6 @@ def facts(record: Record | None) -> dict[str, str]:
             name = f"{passes.replace(' ', '_')}_matmul_{key}"
             found[name] = say(matmul_share(record, c, passes), percent)
         step = of_passes(record, c, "full step")[0]
-        if key != "small":
-            found[f"forward_copy_{key}"] = say(share(c, COPY), percent)
-            found[f"step_copy_{key}"] = say(share(step, COPY), percent)
         found[f"adamw_{key}"] = say(
             total_ms(step, ("optimizer",)) / total_ms(step), percent
         )
@@ -308,7 +301,7 @@ def facts(record: Record | None) -> dict[str, str]:
         )
     else:
         found["other_small"] = say(small.missing)
-    for name in ("matmul", "softmax", "elementwise", "reduction", "copy"):
+    for name in ("matmul", "softmax", "elementwise", "copy"):
         found[f"{name}_small"] = say(share(small, name), percent)
     for context in (128, 1024):
         gains = [busy_gain(record, size, context) for size in TABLE_1]
@@ -318,7 +311,6 @@ def facts(record: Record | None) -> dict[str, str]:
     return {
         **found,
         **top_facts(record, small, "small"),
-        **top_facts(record, largest, "2_7B"),
         **attention_facts(small),
         "profiler": say(profilers(rows)),
         # Of a thousand marks in ms, which is one in µs.
@@ -364,33 +356,18 @@ def top_facts(record: Record | None, c: Cell, key: str) -> dict[str, str]:
 
 
 def attention_facts(c: Cell) -> dict[str, str]:
-    """Softmax against the two products: time, FLOPs, bytes, and rates."""
+    """Softmax against the two matmuls: time, FLOPs and bandwidth."""
     count, time = part(c, SOFTMAX)
-    (softmax_flops, softmax_bytes) = rates(c, SOFTMAX)
-    flops, moved, times = over_softmax(c)
-    products_flops = rates(c, *PRODUCTS)[0]
+    softmax_bytes = rates(c, SOFTMAX)[1]
+    flops, _, times = over_softmax(c)
     peak = data_sheet(primary_gpu())
-    multiplying = {f"forward/{name}" for name in PRODUCTS}
-    alone = [k for k in kernels(c) if k["phase"] in multiplying]
-    multiplied = sum(k["total_ms"] for k in alone if k["category"] == MATMUL)
     return {
-        "multiplying_ms_small": say(multiplied or c.missing, "{:.2f} ms"),
-        "multiplying_ratio_small": say((multiplied or c.missing) / time, "{:.2f}"),
-        "multiplying_rate_small": say(
-            products_flops * products_ms(c) / (multiplied or c.missing) / 1e12,
-            "{:.1f} TFLOP/s",
-        ),
         "softmax_bandwidth_small": say(softmax_bytes / peak.bandwidth, percent),
-        "products_share_small": say(products_flops / peak.fp32, percent),
         "softmax_ms_small": say(time, "{:.2f} ms"),
         "softmax_kernels_small": say(count, "{:g}"),
         "products_ms_small": say(products_ms(c), "{:.2f} ms"),
         "time_ratio_small": say(times, "{:.2f}"),
         "flops_ratio_small": say(flops, "{:.0f}"),
-        "bytes_ratio_small": say(moved, "{:.2f}"),
-        "softmax_bytes_rate_small": say(softmax_bytes / 1e12, "{:.2f} TB/s"),
-        "softmax_flops_rate_small": say(softmax_flops / 1e12, "{:.2f} TFLOP/s"),
-        "products_flops_rate_small": say(products_flops / 1e12, "{:.1f} TFLOP/s"),
     }
 
 
