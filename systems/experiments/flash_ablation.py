@@ -79,7 +79,6 @@ FORWARD = {
     ),
 }
 # --8<-- [end:steps]
-# --8<-- [start:overrides]
 # What the launchers of the plain kernels get in either pass, in place of what they
 # would choose.
 OVERRIDES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -105,7 +104,6 @@ IN_STEPS_ELSEWHERE: tuple[dict[str, Any], dict[str, Any]] = (
         "dq_config": LaunchConfig(32, 32, 4, 1),
     },
 )
-# --8<-- [end:overrides]
 PASSES = ("forward", "backward")
 # Where the kernels for Hopper don't run, these repeat what is measured before them.
 HOPPER_STEPS = ("one_item_forward", "forward", "two_passes_backward", "backward")
