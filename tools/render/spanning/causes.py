@@ -40,7 +40,6 @@ from tools.render.plots import (
     spread,
 )
 from tools.render.rows import (
-    MISSING,
     Cell,
     axis,
     cell,
@@ -400,14 +399,14 @@ def facts(found: Found) -> dict[str, str]:
         ("2.7B", 128, "fp32", (PRODUCTS, COPIES)),
         ("2.7B", 128, "bf16", (IDLE, COPIES)),
         ("2.7B", 512, "bf16", (IDLE, COPIES)),
-        ("2.7B", 1024, "bf16", (COPIES, REST)),
+        ("2.7B", 1024, "bf16", (COPIES,)),
         ("2.7B", 512, "fp32", (PRODUCTS,)),
     ):
         p = split(profile, clock, size, context, precision)
         key = f"{size.replace('.', '_')}_{context}_{precision}"
         for cause in causes:
             name = cause.split()[0].replace("-", "_")
-            share = p.of_kernels(cause) if cause in (COPIES, REST) else p.share(cause)
+            share = p.of_kernels(cause) if cause == COPIES else p.share(cause)
             told[f"{name}_{key}"] = say(share, percent)
     for size, context in (("small", 128), ("2.7B", 128), ("2.7B", 512)):
         g = gain(profile, clock, size, context)
@@ -421,10 +420,6 @@ def facts(found: Found) -> dict[str, str]:
     for context in (128, 1024):
         copied = split(profile, clock, "2.7B", context, "bf16").ms[COPIES]
         told[f"copies_ms_2_7B_{context}_bf16"] = say(copied, "{:.0f} ms")
-    sizes = axis(profile, "size", mode="step", precision="bf16")
-    whole = len(sizes) == len(axis(profile, "size"))
-    listed = " and ".join(f"`{size}`" for size in sizes) or say(MISSING)
-    told["sizes_bf16"] = "every size" if sizes and whole else listed
     short = gain(profile, clock, "2.7B", 128)
     told["more_copies_2_7B_128"] = say(short.more(COPIES), "{:.0f} ms")
     told["more_idle_2_7B_128"] = say(short.more(IDLE), "{:.0f} ms")

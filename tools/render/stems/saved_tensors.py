@@ -227,7 +227,6 @@ def facts(record: Record | None) -> dict[str, str]:
     return {
         **found,
         "five": listed or say(c.missing),
-        "times": say(c["saved"]),
         "each_time": in_mib(c["bytes_if_counted_each_time"]),
         "gradients_as_predicted": say(
             c["parameter_gradient_bytes"] == 4 * gradients

@@ -194,13 +194,7 @@ def facts(record: Record | None) -> dict[str, str]:
         of_steps.one(size="2.7B", context=512, precision=p) for p in PRECISIONS
     )
     return {
-        **texts(
-            "{:.1f} ms",
-            {
-                "forward_small_128_fp32": small["step_ms"],
-                "forward_2_7B_128_fp32": large["step_ms"],
-            },
-        ),
+        "forward_small_128_fp32": say(small["step_ms"], "{:.1f} ms"),
         "mean_forward_small_128_fp32": mean_ms(small, "forward"),
         "mean_forward_2_7B_128_fp32": mean_ms(large, "forward"),
         "mean_backward_small_128_fp32": mean_ms(small_step, "backward"),
