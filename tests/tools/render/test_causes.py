@@ -6,7 +6,6 @@ import copy
 
 import pytest
 
-from systems.model.sizes import TABLE_1
 from tests.factories import make_gpu, make_record, make_row
 from tests.tools.render.test_kernel_profile import kernel_record
 from tools.render.spanning import causes
@@ -95,21 +94,6 @@ def test_facts_and_tables_are_of_the_clock_of_the_same_gpu():
     assert all("Not measured yet" in alone[f"causes-{n}.md"] for n in ("told", "gain"))
     told = causes.facts({**found, "end_to_end": [other]})
     assert told["products_2_7B_512_fp32"] == "not measured"
-
-
-@pytest.mark.parametrize(
-    ("sizes", "told"),
-    [({"small", "2.7B"}, "`small` and `2.7B`"), (TABLE_1.keys(), "every size")],
-)
-def test_sentences_name_the_sizes_that_were_profiled_in_bf16(sizes, told):
-    profile = kernel_record()
-    fp32 = [r for r in profile.rows if r.config["precision"] == "fp32"]
-    bf16 = copy.deepcopy([r for r in fp32 if r.config["size"] in sizes])
-    for row in bf16:
-        row.config["precision"] = "bf16"
-    profile.rows = fp32 + bf16
-    found = {"kernel_profile": [profile], "end_to_end": [clock_record()]}
-    assert causes.facts(found)["sizes_bf16"] == told
 
 
 def test_without_records_everything_says_so():
