@@ -28,7 +28,9 @@ PAPER = {"width": 860, "height": 1200}
 # Looked up, not read: as long as what they list, and they begin with it.
 LOOKED_UP = re.compile(r"api/|(writeup|explorer|reference|errata|bibliography)\.html$")
 # These tell how to do something, and have no finding to begin with.
-HOW_TO = re.compile(r"(setup|hand_in|test_fails|cluster|calculator|exercises)\.html$")
+HOW_TO = re.compile(
+    r"(index|setup|hand_in|test_fails|cluster|calculator|exercises)\.html$"
+)
 # Every other page has a picture.
 UNDRAWN = re.compile(
     r"api/|(setup|hand_in|test_fails|calculator|writeup|reference|bibliography)\.html$"

@@ -177,7 +177,7 @@ def bars_figure(record: Record) -> str:
         axes = figure.axes[0]
         if known([bound]):
             axes.axvline(bound, color=GREY, lw=1.2, ls="--")
-            axes.set_title(f"ms; dashed: the matmuls alone, {bound:.2f}")
+            axes.set_title(f"ms; dashed: matmuls, {bound:.2f}")
 
     start, end = rungs[0]["ms"] if rungs else MISSING, least(rungs.column("ms"))
     return plot(

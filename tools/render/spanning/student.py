@@ -21,6 +21,14 @@ STEPS = (
 )
 # For these the table predicts times; for the others it counts rows out of memory.
 TIMES, MEMORY = ("h100", "a100-80"), ("a100-80", "a100-40")
+# Problems that cost little, or no points: shown on request.
+BRIEF = (
+    "mixed_precision_accumulation",
+    "gradient_checkpointing",
+    "torch_compile",
+)
+# Left out of the table of rates.
+OLDER = "rtx3090"
 HEADS = ("H200", "H100, at most", "A100, at most", "OOM on 80 GB", "OOM on 40 GB")
 
 
@@ -60,7 +68,7 @@ def problems_table(found: Found) -> str:
         for stem in found
         if (record := ours(found, stem)) and record.device.slug == primary_gpu()
     }
-    rows, seen = [], set()
+    rows, seen, shown = [], set(), []
     for problem in problems:
         # A record that several problems use is measured once.
         stems = {s: None for a in problem["answer"] for s in a["stems"]}
@@ -71,9 +79,11 @@ def problems_table(found: Found) -> str:
         if not new:
             continue
         rows.append([link, ", ".join(f"`{stem}`" for stem in new), *cells(records)])
+        shown.append(problem["name"] not in BRIEF)
     all_records = [measured[stem] for stem in measured if stem in seen]
     rows.append([bold("all of these"), "", *map(bold, cells(all_records))])
-    return table(["problem", "`--only`", *HEADS], rows, left=2) + "\n"
+    heads = ["problem", "`--only`", *HEADS]
+    return table(heads, rows, left=2, telling=[*shown, True]) + "\n"
 
 
 def cells(records: list[Record]) -> list[str]:
@@ -131,12 +141,12 @@ def gpus_table() -> str:
             f"{gpu.peak.bandwidth / 1e12:.2f}",
             *(f"{rate / 1e12:.4g}" for rate in rates(gpu)),
             *(f"{rates(gpu)[i] / gpu.peak.bandwidth:.0f}" for i in (0, 2)),
-            gpu.peak.source,
         ]
-        for gpu in GPUS.values()
+        for name, gpu in GPUS.items()
+        if name != OLDER
     ]
     heads = ["memory", "TB/s", "fp32", "TF32", "bf16", "ridge fp32", "ridge bf16"]
-    return table(["GPU", *heads, "source"], rows) + "\n"
+    return table(["GPU", *heads], rows) + "\n"
 
 
 def rates(gpu: Gpu) -> tuple[float, float, float]:
