@@ -10,7 +10,6 @@ import re
 import shutil
 import sqlite3
 import subprocess
-import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -148,8 +147,6 @@ NEEDED = {
 # A graph that was traced as a whole is one entry, with no kernels in it.
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 WHOLE_GRAPH = "a CUDA graph (--cuda-graph-trace=node shows its kernels)"
-# An export of a few steps is read in seconds.
-LONGEST_READ_SECONDS = 120
 # The columns that every kind of work on the GPU has.
 GPU_COLUMNS = ("start", "end", "correlationId", "globalPid")
 PROFILE_AGAIN = "profile again with --trace cuda,nvtx on a machine with a GPU"
@@ -174,8 +171,6 @@ def read_export(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
         ),
         closing(sqlite3.connect(address, uri=True)) as database,
     ):
-        deadline = time.monotonic() + LONGEST_READ_SECONDS
-        database.set_progress_handler(lambda: time.monotonic() > deadline, 10**6)
         return query_kernels(database, marks, str(path))
 
 

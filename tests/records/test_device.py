@@ -224,6 +224,16 @@ def test_a_gpu_that_torch_alone_finds_is_not_ready(driver, monkeypatch, capsys):
     assert capsys.readouterr().out.endswith("ready\n")
 
 
+def test_a_torch_that_is_too_old_is_not_ready(monkeypatch, capsys):
+    monkeypatch.setattr(check_setup, "run_once", lambda device: {})
+    monkeypatch.setattr(check_setup.torch, "__version__", "2.9.1+cu128")
+    with pytest.raises(SystemExit) as ended:
+        check_setup.main()
+    said = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code == 2 and "ready" not in said
+    assert "torch 2.9.1+cu128 is too old: 2.11 or later is needed" in said
+
+
 def test_where_the_first_pass_fails_what_was_found_is_shown(monkeypatch, capsys):
     def fail(device):
         raise RuntimeError("CUDA error: out of memory\nmore")

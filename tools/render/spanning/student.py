@@ -29,7 +29,7 @@ BRIEF = (
 )
 # Left out of the table of rates.
 OLDER = "rtx3090"
-HEADS = ("H200", "H100, at most", "A100, at most", "OOM on 80 GB", "OOM on 40 GB")
+HEADS = ("H200, measured", "H100", "A100", "OOM on 80 GB", "OOM on 40 GB")
 
 
 def fragments(found: Found) -> dict[str, str]:
@@ -93,28 +93,28 @@ def cells(records: list[Record]) -> list[str]:
     minutes = sum(row.seconds or 0 for r in records for row in r.rows) / 60
     slower = (minutes * slowdown(GPUS[name]) for name in TIMES)
     too_large = (rows_too_large(records, GPUS[name].free_bytes) for name in MEMORY)
-    return [f"{max(m, 1):.0f}" for m in (minutes, *slower)] + [*map(str, too_large)]
+    return [f"{max(m, 1):.0f}" for m in (minutes, *slower)] + [*too_large]
 
 
 def slowdown(gpu: Gpu) -> float:
-    """Return the largest ratio of any data-sheet rate of the primary GPU to this one's:
-    no kernel that a data sheet bounds loses more. Missing where none is listed.
+    """Return the largest ratio of any data-sheet rate of the primary GPU to this one's.
+    Missing where none is listed.
     """
     primary = data_sheet(primary_gpu())
     rates = ("fp32", "bf16", "bandwidth")
     return max(getattr(primary, rate) / getattr(gpu.peak, rate) for rate in rates)
 
 
-def rows_too_large(records: list[Record], free_bytes: int) -> int:
-    """Count the rows that were out of memory or peaked above `free_bytes`."""
-    peaks = (
-        float("inf")
-        if row.status == "out_of_memory"
-        else row.metrics.get("peak_allocated_bytes", 0)
-        for record in records
-        for row in record.rows
-    )
-    return sum(peak > free_bytes for peak in peaks)
+def rows_too_large(records: list[Record], free_bytes: int) -> str:
+    """Count the rows that were out of memory or peaked above `free_bytes`; a dash if
+    no row says how much memory it needs.
+    """
+    rows = [row for record in records for row in record.rows]
+    peaks = [row.metrics.get("peak_allocated_bytes") for row in rows]
+    if not any(peaks):
+        return "–"
+    exhausted = sum(row.status == "out_of_memory" for row in rows)
+    return str(exhausted + sum((peak or 0) > free_bytes for peak in peaks))
 
 
 def check_output(found: Found) -> str:

@@ -21,8 +21,6 @@ from tools.render.rows import PHASES
 
 # A training step of `small` at context 512 in fp32, the third of a profile.
 EXPORT = "assets/step-small-512.sqlite.xz"
-# Unpacked, the export has 0.3 MB; a much larger one is another file.
-LONGEST = 64 * 2**20
 MARKS = (STEP, *PHASES, LAYER, *PARTS)
 # The second: the first may still wait for the CPU to get ahead.
 SHOWN = 1
@@ -73,8 +71,7 @@ class Layer:
 def step() -> tuple[list[Kernel], list[tuple[int, int]]]:
     """Its kernels, and the calls that launched them."""
     with closing(sqlite3.connect(":memory:")) as database:
-        packed = (ROOT / "docs" / EXPORT).read_bytes()
-        database.deserialize(lzma.LZMADecompressor().decompress(packed, LONGEST))
+        database.deserialize(lzma.decompress((ROOT / "docs" / EXPORT).read_bytes()))
         calls = database.execute(
             "SELECT start, end FROM CUPTI_ACTIVITY_KIND_RUNTIME ORDER BY start"
         ).fetchall()

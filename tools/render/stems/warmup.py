@@ -125,7 +125,7 @@ def facts(record: Record | None) -> dict[str, str]:
 
 @claim(
     "benchmarking_script",
-    "Two warm-up steps are enough: of the steps after them the first half takes as "
+    "After two warm-up steps there is no trend: the first half of the steps takes as "
     "long as the second, within a twentieth.",
     because="the sizes and precisions that the script compares differ by far more.",
 )
