@@ -21,7 +21,7 @@ PROTOCOL = gpu_time.STEP_CLOCKS | {
     "data": "random tokens and targets, seed 0",
     "tf32": "off for fp32 and bf16, on for tf32",
 }
-MODES = ("forward", "forward_graph", "forward_backward", "step")
+MODES = ("forward", "forward_backward", "step")
 
 
 # --8<-- [start:config]

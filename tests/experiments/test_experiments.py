@@ -378,7 +378,6 @@ def tiny(monkeypatch, on_cpu):
 
 PHASES = {
     "forward": ["forward_ms"],
-    "forward_graph": ["forward_ms"],
     "forward_backward": ["forward_ms", "loss_ms", "backward_ms"],
     "step": ["forward_ms", "loss_ms", "backward_ms", "optimizer_ms"],
 }
