@@ -41,7 +41,7 @@ from systems.records.files import write_whole
 from systems.records.source_hash import hash_of
 from systems.records.store import RecordError
 from tools.compile_ahead import TARGETS, Needs, loaded_by, need_compiler
-from tools.render.compiled_files import STEPS as COMPILED
+from tools.render.compiled_files import PATH, read_steps
 from tools.render.stems.flash_ablation import BACKWARD, FORWARD, LAUNCHERS
 from tools.rendering import stop
 
@@ -126,7 +126,7 @@ def shown(needs: Needs) -> dict[str, float | str]:
 def main() -> None:
     need_compiler()
     try:
-        versions = COMPILED.read()
+        versions = read_steps()
     except RecordError as error:
         stop(str(error))
     steps = (*FORWARD, *BACKWARD)
@@ -137,8 +137,8 @@ def main() -> None:
     }
     in_order = {version: versions[version] for version in sorted(versions, key=Version)}
     text = json.dumps(in_order, indent=1)
-    write_whole(COMPILED.path, text + "\n")
-    print(f"{COMPILED.path}: Triton {triton.__version__}")
+    write_whole(PATH, text + "\n")
+    print(f"{PATH}: Triton {triton.__version__}")
 
 
 if __name__ == "__main__":

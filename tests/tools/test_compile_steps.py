@@ -14,7 +14,7 @@ from systems import ROOT
 from systems.records.source_hash import hash_of
 from tests.needed import missing
 from tools.binary import instructions_per_score
-from tools.render.compiled_files import STEPS as COMPILED
+from tools.render.compiled_files import PATH, read_steps
 from tools.render.stems.flash_ablation import BACKWARD, FORWARD, LAUNCHERS
 
 REMEDY = "`python tools/compile_steps.py`"
@@ -41,7 +41,7 @@ def test_instructions_of_the_shortest_loop_with_products_and_exponentials():
 
 
 def test_every_step_was_compiled_by_each_version():
-    for found in COMPILED.read().values():
+    for found in read_steps().values():
         assert list(found["steps"]) == [*FORWARD, *BACKWARD]
         for kernels in found["steps"].values():
             assert kernels and all(k["per_score"] > 1 for k in kernels)
@@ -51,7 +51,7 @@ def test_every_step_was_compiled_by_each_version():
 
 def test_what_each_version_compiled_is_of_this_code():
     of_this_code = hash_of(LAUNCHERS)
-    versions = COMPILED.read()
+    versions = read_steps()
     stale = [v for v, found in versions.items() if found["source_hash"] != of_this_code]
     assert not stale, f"run {REMEDY} with each of these Tritons: {', '.join(stale)}"
 
@@ -65,9 +65,9 @@ print(json.dumps(compiled("skip")))
 
 @pytest.mark.slow
 def test_what_is_committed_is_what_compiling_finds():
-    here = COMPILED.read().get(triton.__version__)
+    here = read_steps().get(triton.__version__)
     if here is None:
-        missing(f"{COMPILED.path} has no Triton {triton.__version__}: run {REMEDY}")
+        missing(f"{PATH} has no Triton {triton.__version__}: run {REMEDY}")
     compiles = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     line = [sys.executable, "-c", AGAIN]
     found = subprocess.run(line, cwd=ROOT, env=compiles, capture_output=True, text=True)

@@ -11,7 +11,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-from tools.render.spanning import pages
+from tools.render.spanning.pages import sources
 
 SPACE = r"[^\S\n]"
 # Between a number and its unit: spaces, emphasis, a non-breaking space, and at most one
@@ -65,7 +65,7 @@ def check_pages(root: Path) -> list[str]:
     """Return every finding in the pages and in the Python sources of this tree, as
     `path:line: finding`.
     """
-    docs = dict(pages.sources(root / "docs"))
+    docs = dict(sources(root / "docs"))
     texts = {name: path.read_text(encoding="utf-8") for name, path in docs.items()}
     included = {found for text in texts.values() for found in INCLUDE.findall(text)}
     findings = []
@@ -88,24 +88,12 @@ def check_pages(root: Path) -> list[str]:
         findings += [f"{name}:{line}: {fault}" for line, fault in faults]
     for name, text in texts.items():
         place = docs[name].relative_to(root).as_posix()
-        faults = [*missing_frame(name, text), *typed_numbers(text)]
-        findings += [f"{place}:{line}: {fault}" for line, fault in faults]
+        findings += [f"{place}:{line}: {fault}" for line, fault in typed_numbers(text)]
     readme = root / "README.md"
     shown = "".join(texts.values()) + (
         readme.read_text("utf-8") if readme.is_file() else ""
     )
     return findings + unused_facts(root, set(FACT.findall(shown)))
-
-
-def missing_frame(name: str, page: str) -> Iterator[tuple[int, str]]:
-    """Find a page without the lines that say how old its numbers are (`head`), and how
-    they were measured and what words mean (`foot`).
-    """
-    where = {"head": "under the title", "foot": "at the end"}
-    for part in where if pages.shown_in(page) else ("foot",):
-        line = pages.include(part, name)
-        if line not in page.splitlines():
-            yield 1, f"include {line} {where[part]}"
 
 
 def unused_facts(root: Path, used: set[str]) -> list[str]:

@@ -4,7 +4,6 @@ import ast
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -105,18 +104,6 @@ def hash_now(module: str, attention: tuple[str, ...]) -> str:
     wherever a record is named.
     """
     return source_hash(module, attention)
-
-
-@dataclass(frozen=True)
-class Broken:
-    """A file that can't be read as the record that belongs there."""
-
-    stem: str
-    path: Path
-    why: str
-
-    def __str__(self) -> str:
-        return self.why if str(self.path) in self.why else f"{self.path}: {self.why}"
 
 
 def read(path: Path) -> Record:
@@ -233,33 +220,20 @@ def files_in(results: Path) -> list[Path]:
 
 
 def load(results: Path) -> dict[str, list[Record]]:
-    """As `load_sound`. RecordError where a file is broken."""
-    found, broken = load_sound(results)
-    if broken:
-        raise store.RecordError("\n".join(map(str, broken)))
-    return found
-
-
-def load_sound(results: Path) -> tuple[dict[str, list[Record]], list[Broken]]:
     """Complete records by stem: the primary GPU's first, then other measured ones, then
-    reported ones; and what is broken. RecordError where there are GPUs, but not the
-    primary one.
+    reported ones. RecordError where a file can't be read, or where there are GPUs, but
+    not the primary one.
     """
     primary = primary_gpu()
     found: dict[str, list[Record]] = defaultdict(list)
-    broken: list[Broken] = []
     for path in files_in(results):
         if path.name.endswith(store.PARTIAL_SUFFIX) or path.parent.name == "quick":
             continue
-        try:
-            found[path.stem].append(read(path))
-        except store.RecordError as error:
-            broken.append(Broken(path.stem, path, str(error)))
+        found[path.stem].append(read(path))
     note_clocks(found)
     measured = {r.device.slug for rs in found.values() for r in rs if is_of_gpu(r)}
-    there = measured | {b.path.parent.name for b in broken}
     # A reduced grid is looked at wherever it was measured.
-    if measured and primary not in there and not is_quick(results):
+    if measured and primary not in measured and not is_quick(results):
         raise store.RecordError(
             f"mkdocs.yml: extra.primary_gpu is {primary!r}, and no record in {results} "
             f"is of that GPU; there are: {', '.join(sorted(measured))}"
@@ -272,7 +246,7 @@ def load_sound(results: Path) -> tuple[dict[str, list[Record]], list[Broken]]:
                 r.device.slug,
             )
         )
-    return found, broken
+    return found
 
 
 def is_of_gpu(record: Record) -> bool:

@@ -4,9 +4,8 @@ under each: where from.
 
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 from systems.records.record import Record
@@ -160,10 +159,13 @@ def spoken(name: str) -> str:
     return f"{' '.join(words)} ·\N{NO-BREAK SPACE}{tile}"
 
 
-def note(path: Path) -> str:
-    """What stands in the place of what a file that can't be read would give."""
-    place = inert(f"`{path.parent.name}/{path.name}`")
-    return f"**Missing:** the record {place} can't be read.\n{{ .stale }}\n\n"
+def sections(parts: Mapping[str, str]) -> str:
+    """A file of parts that pages include by name: `--8<-- "generated/FILE:name"`."""
+    return "\n".join(
+        f"<!-- --8<-- [start:{name}] -->\n{text.strip()}\n"
+        f"<!-- --8<-- [end:{name}] -->\n"
+        for name, text in parts.items()
+    )
 
 
 # Stands where a table would.

@@ -50,18 +50,9 @@ min, fp32 s.
 """
 
 
-FRAME = {part: f'--8<-- "generated/{part}-page.md"' for part in ("head", "foot")}
-
-
-def tree(
-    root: Path, page: str = PAGE, source: str = SOURCE, frame: str = "head foot"
-) -> Path:
+def tree(root: Path, page: str = PAGE, source: str = SOURCE) -> Path:
     for folder in ("docs/generated", "systems"):
         (root / folder).mkdir(parents=True)
-    for part in frame.split():
-        page += f"\n{FRAME[part]}\n"
-    for part in FRAME:
-        (root / f"docs/generated/{part}-page.md").write_text("\n")
     (root / "docs/page.md").write_text(page, encoding="utf-8")
     (root / "systems/a.py").write_text(source, encoding="utf-8")
     # Fragments hold measured numbers: that is what they are for.
@@ -87,18 +78,6 @@ def test_a_fact_that_no_page_uses_is_found(tmp_path):
 
 def test_a_clean_tree_has_no_findings(tmp_path):
     assert check_pages(tree(tmp_path)) == []
-
-
-def test_a_page_says_how_old_its_numbers_are_and_how_they_were_measured(tmp_path):
-    (finding,) = check_pages(tree(tmp_path / "a", frame="foot"))
-    assert finding.startswith(
-        f"docs/page.md:1: include {FRAME['head']} under the title"
-    )
-    (finding,) = check_pages(tree(tmp_path / "b", frame="head"))
-    assert finding.startswith(f"docs/page.md:1: include {FRAME['foot']} at the end")
-    # One without numbers has nothing to say on top.
-    plain = tree(tmp_path / "c", "# Title\n", source="", frame="foot")
-    assert check_pages(plain) == []
 
 
 NUMBERS = r"""

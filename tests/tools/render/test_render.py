@@ -7,16 +7,13 @@ import re
 from importlib import import_module
 
 import pytest
-import yaml
-from msgspec.structs import replace
 
 from systems import ROOT
 from systems.experiments import STEMS
 from systems.records import store
 from tests.factories import RESULTS
-from tools import regen_tables
 from tools.render import everything, load, markdown
-from tools.render.spanning import envelope, pages
+from tools.render.spanning import envelope
 from tools.render.stems import warmup
 from tools.render.stems.end_to_end import rows
 
@@ -62,8 +59,8 @@ def test_pages_use_only_facts_that_exist(found):
     }
     known |= {
         f"{group}.{name}"
-        for group, module in everything.FACTS.items()
-        for name in import_module(f"tools.render.spanning.{module}").facts({})
+        for group in everything.WITH_FACTS
+        for name in everything.spanning(group).facts({})
     }
     known |= {
         f"{group}.{name}"
@@ -203,31 +200,6 @@ def test_what_a_reader_must_know_stands_in_the_line_under_the_table(found):
     assert " ·  · " not in markdown.provenance(record)
 
 
-def test_sentences_learn_which_records_are_stale(found, monkeypatch):
-    """A link for each stem whose numbers stand in sentences; records of other GPUs and
-    reported ones are not meant.
-    """
-    monkeypatch.setattr(everything, "is_fresh", lambda record: record.stem == "warmup")
-    elsewhere = copy.deepcopy(measured(found, "method"))
-    elsewhere.device.slug = "nvidia-a100"
-    stale = everything.doubtful({**found, "method": [elsewhere]})["stale"]
-    assert stale.keys() > pages.SPANNED.keys()
-    assert not stale.keys() & {"warmup", "method"}
-    assert stale["causes"] == stale["kernel_profile"] + stale["end_to_end"]
-    assert stale["end_to_end"] == ["[end_to_end](results/nvidia-h200/end_to_end.json)"]
-    assert stale["model_sizes"] == ["[model_sizes](results/meta/model_sizes.json)"]
-    elsewhere.kind, elsewhere.device.slug = "reported", "nvidia-h200"
-    assert "method" not in everything.doubtful({"method": [elsewhere]})["stale"]
-
-
-def test_sentences_learn_which_records_were_edited(found):
-    edited = copy.deepcopy(measured(found, "method"))
-    edited.edited = True
-    links = everything.doubtful({**found, "method": [edited]})["edited"]
-    assert links["method"] == ["[method](results/nvidia-h200/method.json)"]
-    assert not any(link for stem, link in links.items() if stem != "method")
-
-
 def test_a_misplaced_record_is_refused(tmp_path, found):
     record = measured(found, "warmup")
     store.write(record, tmp_path / "nvidia-a100" / "warmup.json")
@@ -237,33 +209,6 @@ def test_a_misplaced_record_is_refused(tmp_path, found):
     store.write(record, tmp_path / record.device.slug / "method.json")
     with pytest.raises(store.RecordError, match="not this file's experiment"):
         load.load(tmp_path)
-
-
-def test_a_broken_file_costs_its_own_tables_alone(tmp_path, found):
-    for stem in ("warmup", "method"):
-        store.write(measured(found, stem), tmp_path / "nvidia-h200" / f"{stem}.json")
-    cut = tmp_path / "nvidia-h200" / "autocast.json"
-    cut.write_text("{")
-    files = everything.render_all(tmp_path)
-    (broken,) = files.broken
-    assert broken.stem == "autocast" and str(broken).startswith(f"{cut}: is not JSON")
-    assert files["autocast-toy.md"].startswith("**Missing:** the record `nvidia-h200/")
-    for stem in ("warmup", "method"):
-        assert "NVIDIA H200 · " in files[f"{stem}-table.md"]
-        assert "Missing" not in files[f"{stem}-table.md"]
-    facts = yaml.safe_load(files["facts.yml"])["facts"]
-    assert facts["warmup"]["first_step"] != "not measured"
-
-
-def test_a_broken_file_is_named_at_the_end(tmp_path, capsys):
-    cut = tmp_path / "results" / "nvidia-h200" / "warmup.json"
-    cut.parent.mkdir(parents=True)
-    cut.write_text("{")
-    folder = tmp_path / "generated"
-    with pytest.raises(SystemExit) as end:
-        regen_tables.write_rendered(tmp_path / "results", folder)
-    assert end.value.code == 2 and (folder / "warmup-table.md").exists()
-    assert f"{cut}: is not JSON" in capsys.readouterr().err
 
 
 def test_a_number_that_no_row_has_is_not_measured(found):
@@ -279,12 +224,10 @@ def test_a_number_that_no_row_has_is_not_measured(found):
 def test_an_error_of_a_builder_is_raised_and_names_its_records(found, monkeypatch):
     """It is a fault of ours, and no record is called damaged."""
     monkeypatch.setattr(warmup, "fragments", lambda records: 1 / 0)
-    record = replace(measured(found, "warmup"))
-    record.edited = True
     with pytest.raises(ZeroDivisionError) as raised:
-        everything.build("warmup", [record])
+        everything.build("warmup", [measured(found, "warmup")])
     (note,) = raised.value.__notes__
-    assert note == "while rendering nvidia-h200/warmup.json (edited by hand)"
+    assert note == "while rendering nvidia-h200/warmup.json"
 
 
 def test_a_fact_stands_in_a_sentence_as_it_should():

@@ -7,21 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from systems import ROOT
 from systems.records import store
 from tests.factories import RECORDS, make_gpu, on_smaller
 from tests.tools.render.svgs import by_lot
 from tools.render import everything, load, plots
-from tools.render.spanning import pages
 
-INCLUDE = re.compile(r'^( *)--8<-- "generated/([\w.-]+\.md)"$', re.MULTILINE)
 RESIDUE = re.compile(r"not\s+measured|\bnan\b", re.IGNORECASE)
 OUT_OF_MEMORY = re.compile("out of memory|OOM")
 
 
-def render_pages(results: Path, gib: int) -> tuple[dict[str, str], set[str]]:
-    """Return each page, with its fragments and facts, as a GPU with so much memory
-    would give it; and the stems with rows that are out of memory there.
+def rendered(results: Path, gib: int) -> tuple[dict[str, str], set[str]]:
+    """Return each rendered file as a GPU with so much memory would give it; and the
+    stems with rows that are out of memory there.
     """
     name = f"NVIDIA A100-SXM4-80GB limited to {gib} GiB"
     gpu, lost = make_gpu(name, capability="8.0", memory_bytes=gib * 2**30), set()
@@ -36,29 +33,22 @@ def render_pages(results: Path, gib: int) -> tuple[dict[str, str], set[str]]:
         patch.setattr(load, "_primary_gpu_in", lambda config: gpu.slug)
         patch.setattr(plots, "svg", by_lot("", 8))
         files = everything.render_all(results)
-    assert not files.broken
-    facts, texts = load.yaml.safe_load(files["facts.yml"])["facts"], {}
-    for page, path in pages.sources(ROOT / "docs"):
-        text = path.read_text(encoding="utf-8")
-        while INCLUDE.search(text):
-            text = INCLUDE.sub(lambda line: files[line[2]], text)
-        texts[page] = pages.filled_in(page, text, facts)
-    return texts, lost
+    return files, lost
 
 
 def more(pattern: re.Pattern[str], before: dict[str, str], now: dict[str, str]):
-    """Return the pages on which a pattern stands more often now."""
-    count = {page: len(pattern.findall(text)) for page, text in before.items()}
-    return {page for page in now if len(pattern.findall(now[page])) > count[page]}
+    """Return the files in which a pattern stands more often now."""
+    count = {name: len(pattern.findall(text)) for name, text in before.items()}
+    return {name for name in now if len(pattern.findall(now[name])) > count[name]}
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_out_of_memory_on_every_page(tmp_path):
+def test_what_does_not_fit_is_out_of_memory_in_every_file(tmp_path):
     """Some rows fit on no GPU of today."""
-    enough, always = render_pages(tmp_path / "1000", 1000)
-    small, lost = render_pages(tmp_path / "40", 40)
+    enough, always = rendered(tmp_path / "1000", 1000)
+    small, lost = rendered(tmp_path / "40", 40)
     assert always == {"attention", "end_to_end", "model_attention", "peak_memory"}
     assert lost >= always | {"kernel_profile"}
     assert not more(RESIDUE, enough, small)
-    pages_of_lost = {"end_to_end", "attention", "peak_memory", "kernel_profile"}
-    assert pages_of_lost <= more(OUT_OF_MEMORY, enough, small)
+    stems = {name.partition("-")[0] for name in more(OUT_OF_MEMORY, enough, small)}
+    assert stems >= {"end_to_end", "attention", "peak_memory", "kernel_profile"}

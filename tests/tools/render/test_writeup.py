@@ -48,18 +48,11 @@ def test_page_and_problems_are_the_same_in_the_same_order():
         (f"{n}. {p.title}", p.name, f"{p.asked_by} · `{p.name}`")
         for n, p in enumerate(PROBLEMS, start=1)
     ]
-    asked = [
-        f"{problem.name}-{answer.page}"
-        for problem in PROBLEMS
-        for answer in problem.answers
-    ]
-    assert re.findall(r"generated/writeup-(\w+-\w+)\.md", PAGE) == asked
-    assert re.findall(r"generated/answer-(\w+)\.md", PAGE) == [
-        answer.page for answer in ANSWERS
-    ]
-    assert re.findall(r"generated/claims-(\w+)\.md", PAGE) == [
-        problem.name for problem in PROBLEMS
-    ]
+    pages = [answer.page for answer in ANSWERS]
+    assert re.findall(r"writeup\.md:asked-(\w+)", PAGE) == pages
+    assert re.findall(r"answers\.md:(\w+)", PAGE) == pages
+    names = [problem.name for problem in PROBLEMS]
+    assert re.findall(r"writeup\.md:claims-(\w+)", PAGE) == names
 
 
 def test_every_stem_answers_a_problem_or_is_named_as_asked_by_none():
@@ -82,10 +75,10 @@ def test_every_answer_stands_on_evidence():
     """A table or figure of the stems that it rests on follows each answer whose page
     exists.
     """
-    for part in re.split(r"(?=generated/answer-)", PAGE)[1:]:
-        answer = next(a for a in ANSWERS if f"answer-{a.page}.md" in part)
+    for part in re.split(r"(?=answers\.md:)", PAGE)[1:]:
+        answer = next(a for a in ANSWERS if f"answers.md:{a.page}" in part)
         shown = re.findall(
-            r"generated/(\w+?)-[\w-]+\.md", part.split("generated/writeup-")[0]
+            r"generated/(\w+?)-[\w-]+\.md", part.split("generated/writeup.md")[0]
         )
         assert not answer.built or set(answer.stems) & set(shown), (
             f"no evidence follows the answer of {answer.page}"
@@ -118,7 +111,7 @@ def test_the_status_follows_the_records(found, monkeypatch):
     )
     answer = next(a for a in ANSWERS if a.page == "mixed_precision")
     assert writeup.status(answer, found) == "answered on NVIDIA H200, fresh"
-    assert writeup.answered(found)["mixed_precision"] == "yes"
+    assert writeup.answered(found)["mixed_precision"]
     # Another GPU counts once it has every stem.
     others = {stem: list(records) for stem, records in found.items()}
     for stem in answer.stems:
@@ -138,7 +131,7 @@ def test_the_status_follows_the_records(found, monkeypatch):
         record for record in found["end_to_end"] if record.kind == "reported"
     ]
     assert writeup.status(answer, others) == "not measured yet"
-    assert writeup.answered(others)["mixed_precision"] == "no"
+    assert not writeup.answered(others)["mixed_precision"]
     assert (
         writeup.status(writeup.Answer("new", ("a_stem_to_come",), "", ""), found)
         == "not built yet"
@@ -149,8 +142,8 @@ def test_what_needs_no_gpu_is_measured_on_the_meta_device(found):
     """The answer of (f) is counted on shapes, so no GPU has a record of it."""
     ours = [r for r in found["saved_tensors"] if r.kind == "measured"]
     assert [record.device.slug for record in ours] == ["meta"]
-    assert writeup.answered(found)["saved_tensors"] == "yes"
-    assert writeup.answered({**found, "saved_tensors": []})["saved_tensors"] == "no"
+    assert writeup.answered(found)["saved_tensors"]
+    assert not writeup.answered({**found, "saved_tensors": []})["saved_tensors"]
 
 
 def test_a_claim_whose_stem_no_answer_names_comes_last(found):

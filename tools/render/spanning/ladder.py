@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from systems.formulas.chips import KIB
 from systems.records.record import Record
 from systems.records.source_hash import hash_of
-from tools.render.compiled_files import STEPS as COMPILED
+from tools.render.compiled_files import COMMAND, read_steps
 from tools.render.frame import Frame, Line, frame, texts
 from tools.render.load import Found, of_gpu, ours
 from tools.render.markdown import Markup, per_device, percent
@@ -106,11 +106,10 @@ def steps_table(record: Record, named: Mapping[str, Step]) -> str:
 def needs_table(record: Record | None) -> str:
     """Print what the steps need of an SM, compiled with the Triton measured."""
     version = record.software.get("triton", "") if record else ""
-    there = COMPILED.versions().get(version, {})
+    there = read_steps().get(version)
     if record is None or record.device.capability != "9.0" or not there:
-        return COMPILED.missing(
-            f"Not compiled{f' with Triton {version}' * bool(version)}"
-        )
+        with_triton = f" with Triton {version}" * bool(version)
+        return f"Not compiled{with_triton}: run `{COMMAND}`.\n"
 
     def each(step: str, text: str) -> str:
         """A cell has a value for each kernel of the step."""

@@ -1,8 +1,8 @@
 """The write-up: every graded problem of problems.toml with its status, which follows
 from STEMS and the records, and the editions of the assignment that ask for it.
 
-The answers themselves stand in their pages; `pages.py` beside this copies those that
-`answered` here says are measured.
+The answers themselves stand in their pages; `pages.py` beside this copies those whose
+records `answered` finds.
 """
 
 import re
@@ -17,7 +17,7 @@ from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.claims import Claim, claims_in, verdict
 from tools.render.load import AGES, Found, age, is_of_gpu, primary_gpu
-from tools.render.markdown import Markup, captioned, inert, lines, table, tabs
+from tools.render.markdown import Markup, captioned, inert, lines, sections, table, tabs
 
 PROBLEMS_FILE = Path(__file__).with_name("problems.toml")
 NOT_BUILT, NOT_MEASURED_YET = "not built yet", "not measured yet"
@@ -99,16 +99,14 @@ def status(answer: Answer, found: Found) -> str:
     return f"answered on {'; '.join(each)}" if each else NOT_MEASURED_YET
 
 
-def answered(found: Found) -> dict[str, str]:
+def answered(found: Found) -> dict[str, bool]:
     """For each page, whether the GPU whose numbers stand in its sentences has measured
     what its answer rests on; what needs no GPU is measured on the meta device.
     """
     counts = {primary_gpu(), "meta"}
     answers = (answer for problem in load_problems() for answer in problem.answers)
     return {
-        a.page: "yes"
-        if a.built and counts & measured_on(a.stems, found).keys()
-        else "no"
+        a.page: bool(a.built and counts & measured_on(a.stems, found).keys())
         for a in answers
     }
 
@@ -117,20 +115,16 @@ def answered(found: Found) -> dict[str, str]:
 
 
 def fragments(found: Found) -> dict[str, str]:
-    """The overview and the editions, what each answer was asked and how it stands, and
-    the claims of each problem.
+    """Return `writeup.md`: sections for the overview and the editions, what each answer
+    was asked and how it stands, and the claims of each problem.
     """
     problems = load_problems()
-    return {
-        "writeup-overview.md": overview(problems, found),
-        "writeup-editions.md": editions(problems),
-        **{
-            f"writeup-{p.name}-{a.page}.md": asked(a, found)
-            for p in problems
-            for a in p.answers
-        },
-        **{f"claims-{p.name}.md": claims_of(p, found) for p in problems},
-    }
+    parts = {"overview": overview(problems, found), "editions": editions(problems)}
+    for problem in problems:
+        for answer in problem.answers:
+            parts[f"asked-{answer.page}"] = asked(answer, found)
+        parts[f"claims-{problem.name}"] = claims_of(problem, found)
+    return {"writeup.md": sections(parts)}
 
 
 OVERVIEW = "Every graded problem, and what its answer rests on."
