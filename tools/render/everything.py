@@ -25,10 +25,7 @@ OF_RECORDS = (
     *("writeup", "explorer", "calculator", "durations", "ladder"),
     *("index", "student", "first_kernel", "gpu", "causes"),
 )
-OF_NONE = (
-    *("attention_drawings", "hopper_drawings"),
-    *("glossary", "trace"),
-)
+OF_NONE = ("glossary", "trace")
 # Those of them that have facts, by their own name.
 WITH_FACTS = ("first_kernel", "causes", "ladder", "calculator")
 

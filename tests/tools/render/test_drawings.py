@@ -21,23 +21,13 @@ from tools.render import standalone
 from tools.render.markdown import percent
 from tools.render.rows import cell
 from tools.render.spanning import (
-    attention_drawings,
     envelope,
     first_kernel,
-    hopper_drawings,
     trace,
-)
-from tools.render.spanning.attention_drawings import (
-    KEYS,
-    SCORES,
-    VALUES,
-    online_softmax,
-    result,
 )
 
 DOCS = ROOT / "docs"
 PAGES = {path: path.read_text("utf-8") for path in DOCS.glob("*.md")}
-COMPUTED = attention_drawings.fragments() | hopper_drawings.fragments()
 # Drawn by hand: the address of each without its width.
 BY_HAND = sorted(
     path.name.removesuffix("-wide.svg") for path in DOCS.glob("drawings/*-wide.svg")
@@ -53,30 +43,20 @@ def texts(name: str) -> list[str]:
     return [text.text for text in read(name, "wide").iter("text")]
 
 
-@pytest.mark.parametrize("s", SCORES, ids=["rising", "falling"])
-def test_the_walk_is_attention_over_the_keys_seen_so_far(s):
-    seen = online_softmax(s, VALUES, KEYS)
-    assert seen[0].m == -math.inf and len(seen) == 1 + len(s) // KEYS
-    for t, state in enumerate(seen[1:], 1):
-        keys = KEYS * t
-        # One query, of head dimension one, which is log 2: its scores are the keys.
-        q = torch.tensor([[math.log(2)]], dtype=torch.float64)
-        k, v = (torch.tensor(x[:keys], dtype=q.dtype)[:, None] for x in (s, VALUES))
+def test_the_walk_of_online_softmax_is_attention():
+    """Scores are in units of log 2: with q = log 2 they are the keys."""
+    shown = [text for text in texts("forward-walk") if re.fullmatch(r"[\d.−]+", text)]
+    v = torch.arange(1.0, 9.0, dtype=torch.float64)[:, None]
+    assert [float(text) for text in shown[:8]] == v[:, 0].tolist()
+    q = torch.tensor([[math.log(2)]], dtype=torch.float64)
+    for s, ends in (("1 0 2 1 2 0 3 1", -12), ("3 2 1 3 0 2 2 1", -6)):
+        k = torch.tensor([float(x) for x in s.split()], dtype=torch.float64)[:, None]
         o, lse = attention_reference(q, k, v, scale=1.0)
-        ours = torch.tensor(result(state), dtype=q.dtype)
-        torch.testing.assert_close(ours[0], o[0, 0])
-        torch.testing.assert_close(ours[1] * math.log(2), lse[0])
+        end = [f"{round(x.item(), 3):g}" for x in (o, lse / math.log(2))]
+        assert shown[ends:][4:6] == end
 
 
-def test_a_maximum_rises_and_another_does_not():
-    """The page's sentences tell of both."""
-    first, second = (online_softmax(s, VALUES, KEYS)[2:] for s in SCORES)
-    assert min(state.shrink for state in first) < 1
-    assert max(state.shrink for state in first) == 1
-    assert all(state.shrink == 1 for state in second)
-
-
-FIGURES = COMPUTED | {
+FIGURES = {
     f"{path.name}-{at}": INCLUDED.sub(lambda m: (DOCS / m[1]).read_text(), figure)
     for path, page in PAGES.items()
     for at, figure in enumerate(
@@ -96,9 +76,8 @@ def test_each_step_has_its_sentence_and_nothing_lies_outside(name):
         frames = svg.findall(".//g[@class='frame']")
         assert len(frames) == len(sentences) and (len(frames) > 1) == stepped
         _, _, width, height = map(float, svg.get("viewbox").split())
-        shapes = list(svg.iter("rect"))
-        assert shapes and outside(svg) == []
-        for shape in shapes:
+        assert list(svg.iter("rect", "path")) and outside(svg) == []
+        for shape in svg.iter("rect"):
             x, y, w, h = (float(shape.get(n)) for n in ("x", "y", "width", "height"))
             assert 0 <= x <= x + w <= width and 0 <= y <= y + h <= height
 

@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.drawing import SMALL, Drawing, drawn
 from tools.render.load import constant
 from tools.render.markdown import columns, per_device, table
 from tools.render.plots import (
@@ -79,11 +78,10 @@ CAPTIONS = {
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
-    """The rule, drawn; ours over plain attention's error, drawn and in a table; errors
+    """Ours over plain attention's error, drawn and in a table; errors
     at d = 64, N = 4096.
     """
     return {
-        "rule.md": rule(),
         "figure.md": per_device(records, ratios_figure),
         "table.md": per_device(records, error_table),
         "ratios.md": per_device(records, ratio_table),
@@ -194,31 +192,6 @@ def ratios_figure(record: Record) -> str:
         "Each bar spans all results, head dimensions, lengths and masks; a mark shows "
         "the geometric mean. The line: plain attention in the same dtype.",
         height=90 + 36 * len(names),
-    )
-
-
-def rule() -> str:
-    """Where a correct kernel's error may lie."""
-
-    def draw(d: Drawing) -> None:
-        left, unit = 14, (d.width - 28) / 3
-        d.box(left, 40, LIMIT * unit, 22, "fill-green")
-        d.line(left, 62, d.width - 8, 62)
-        marks = {0: "float64", 1: "plain attention", LIMIT: "the limit"}
-        for at, words in marks.items():
-            d.line(left + at * unit, 36, left + at * unit, 68, "ink thick")
-            d.text(left + at * unit, 82, words, SMALL, "middle" if at else "start")
-        for at, words in ((0.66, "passes"), (2.6, "fails")):
-            d.box(left + at * unit - 5, 46, 10, 10, "fill-blue")
-            d.text(left + at * unit, 30, words, SMALL, "middle")
-        d.text(0, 12, "error of a result" if d.wide else "error", SMALL)
-
-    return drawn(
-        draw,
-        "A kernel passes with an error of up to twice plain attention's.",
-        "A kernel may err at most twice as much as plain attention does in the same "
-        "dtype.",
-        "Both are compared with float64.",
     )
 
 

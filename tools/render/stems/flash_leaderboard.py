@@ -2,14 +2,12 @@
 kernels.
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from systems.formulas.chips import chip_of
 from systems.formulas.costs import KERNELS, attention_flops, count_scores, find_peak
 from systems.records.record import Record
 from systems.records.summary import summarize
-from tools.render.drawing import SMALL, Drawing, drawn
 from tools.render.frame import Frame, Line, frame, texts
 from tools.render.markdown import milliseconds, per_device, percent
 from tools.render.rows import MISSING, measured
@@ -142,7 +140,6 @@ def fragments(records: list[Record]) -> dict[str, str]:
     ours = measured(records)
     reported = [record for record in records if record.kind == "reported"]
     return {
-        "lanes.md": lanes(),
         "table.md": per_device(ours, test_table),
         "kernels.md": per_device(ours, kernels_table),
         "reported.md": per_device(reported, entries_table),
@@ -184,37 +181,6 @@ def entries_table(record: Record) -> str:
     if any("step_ms" in x.cell.metrics for x in found):
         return found.table("place", ("training step, ms", "step_ms", "{:,.0f}"))
     return found.table("place", ("time, ms", "both_ms", "{:.2f}"))
-
-
-def lanes() -> str:
-    """Matmuls and exponentials of six tiles, serial and overlapped."""
-
-    def blocks(overlapped: bool) -> Iterator[tuple[int, int, str]]:
-        for tile in range(6):
-            yield 0, tile if overlapped else 2 * tile, "fill-blue"
-            yield 1, tile + 1 if overlapped else 2 * tile + 1, "fill-grey"
-
-    def draw(d: Drawing) -> None:
-        left = 118 if d.wide else 84
-        each = (d.width - left) / 12
-        y = 0
-        for words, overlapped in (("serial", False), ("overlapped", True)):
-            d.text(left, y + 12, words, SMALL, bold=True)
-            for lane, name in enumerate(("tensor cores", "exponentials")):
-                d.text(0, y + 34 + 24 * lane, name, SMALL)
-                d.line(left, y + 40 + 24 * lane, d.width, y + 40 + 24 * lane, "faint")
-            for lane, slot, style in blocks(overlapped):
-                d.box(left + slot * each, y + 20 + 24 * lane, each - 3, 18, style)
-            y += 78
-
-    return drawn(
-        draw,
-        "Serial, matmuls and exponentials take the sum of their times; overlapped, "
-        "the longer of the two.",
-        "Overlapped, a kernel takes the longer of two times; serial, their sum.",
-        "Six tiles of the forward pass at head dimension 64, where both take equally "
-        "long.",
-    )
 
 
 # Facts --------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from matplotlib.figure import Figure
 from systems.formulas.memory_costs import Pass
 from systems.formulas.memory_peak import peak
 from systems.records.record import PHASES, Record
-from tools.render.drawing import SMALL, Drawing, drawn
 from tools.render.frame import Frame, Line, frame, texts
 from tools.render.markdown import gib, milliseconds, per_device
 from tools.render.plots import (
@@ -26,7 +25,6 @@ NAMES = {"eager": "eager", "sdpa": "SDPA", "flash": "ours"}
 PEAK = "peak_allocated_bytes"
 # What sentences name.
 NAMED = (("2.7B", 1024), ("small", 4096), ("small", 16384))
-CONTEXTS = (1024, 4096, 16384)
 
 
 def steps(record: Record | None) -> Frame:
@@ -59,7 +57,6 @@ def predicted_bytes(size: str, context: int, attention: str) -> int:
 
 def fragments(records: list[Record]) -> dict[str, str]:
     return {
-        "memory.md": memory(),
         "figure.md": per_device(records, contexts_figure),
         "table.md": per_device(records, steps_table),
         "predicted.md": per_device(records, predicted_table),
@@ -136,42 +133,6 @@ def contexts_figure(record: Record) -> str:
         "memory.",
         height=280,
         narrow=520,
-    )
-
-
-def memory() -> str:
-    """Predicted peaks of `small`, eager and fused, beside what a GPU has."""
-    fused = {"eager": "eager", "flash": "fused"}
-    found = {
-        (context, name): predicted_bytes("small", context, attention) / 2**30
-        for context in CONTEXTS
-        for attention, name in fused.items()
-    }
-    has = 80
-
-    def draw(d: Drawing) -> None:
-        left = 108 if d.wide else 96
-        scale = (d.width - left - 70) / max(found.values())
-        y = 14.0
-        d.text(left + has * scale, 10, f"{has} GiB", SMALL, "middle")
-        for (context, name), needed in found.items():
-            d.text(0, y + 14, f"{context:,}, {name}", SMALL)
-            style = "fill-orange" if name == "eager" else "fill-blue"
-            length = max(needed * scale, 1)
-            d.box(left, y + 3, length, 16, style)
-            after = left + (max(length, has * scale) if needed < has else length)
-            d.text(after + 6, y + 15, f"{needed:,.0f} GiB", SMALL)
-            y += 24 if name == "eager" else 30
-        d.line(left + has * scale, 14, left + has * scale, y - 8, "ink")
-
-    long = found[CONTEXTS[-1], "eager"], found[CONTEXTS[-1], "fused"]
-    return drawn(
-        draw,
-        f"At context {CONTEXTS[-1]} a step needs {long[0]:,.0f} GiB with eager "
-        f"attention and {long[1]:,.0f} GiB with a fused one.",
-        "Only eager attention's memory grows with the square of the context.",
-        "A training step of small, batch 4, bf16, as `systems.formulas` predicts it; "
-        f"the line is a GPU of {has} GiB.",
     )
 
 

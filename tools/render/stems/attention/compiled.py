@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.drawing import SMALL, TEXT, Drawing, drawn
-from tools.render.markdown import columns, lines, per_device, record_address
+from tools.render.markdown import columns, lines, per_device
 from tools.render.plots import heat_map, panels, plot
 from tools.render.rows import (
     Cell,
@@ -51,7 +50,6 @@ def fragments(records: list[Record]) -> dict[str, str]:
         "speedups.md": per_device(ours, speedup_figure),
         "speedup-table.md": per_device(ours, speedup_table),
         "kernels.md": per_device(ours, kernels_table),
-        "fusion.md": fusion(next(iter(ours), None)),
     }
 
 
@@ -158,72 +156,6 @@ def kernels_table(record: Record) -> str:
             lambda of: lines(map(fused_words, of[4].get(f"{of[2]}_fused", []))),
         ),
         left=len(NAME) + 3,
-    )
-
-
-# How often each kernel of the forward pass reads and writes a score matrix. Those
-# between the products become one.
-KERNELS = {
-    "Q Kᵀ": (0, 1),
-    "scale": (1, 1),
-    "max": (1, 0),
-    "subtract": (1, 1),
-    "exp": (1, 1),
-    "sum": (1, 0),
-    "divide": (1, 1),
-    "P V": (1, 0),
-}
-
-
-def fusion(record: Record | None) -> str:
-    """The kernels of the forward pass and what each moves through memory, eager and
-    compiled; how many there were is the record's.
-    """
-    first, *between, last = KERNELS
-    fused = {first: KERNELS[first], " ".join(between): (1, 1), last: KERNELS[last]}
-    moved = [sum(map(sum, kernels.values())) for kernels in (KERNELS, fused)]
-
-    def draw(d: Drawing) -> None:
-        each = d.width / len(KERNELS)
-        top = 0.0
-        for execution, kernels in zip(EXECUTIONS, (KERNELS, fused), strict=True):
-            d.text(0, top + 13, execution, TEXT, bold=True)
-            d.box(0, top + 20, d.width, 20, "faint")
-            d.text(6, top + 34, "GPU memory: N × N scores", SMALL)
-            x = 0.0
-            for name, (reads, writes) in kernels.items():
-                words = name.split(" ") if name not in KERNELS else [name]
-                wide = each * len(words)
-                style = "fill-blue" if len(words) > 1 else "fill-orange"
-                if name in (first, last):
-                    style = "fill-grey"
-                d.box(x + 2, top + 76, wide - 4, 26, style)
-                for i, word in enumerate(words):
-                    short = word if d.wide or len(word) < 7 else word[:3]
-                    at = x + (i + 0.5) * each
-                    d.text(at, top + 93, short, SMALL, "middle")
-                if reads:
-                    d.arrow(x + each * 0.3, top + 44, x + each * 0.3, top + 72)
-                if writes:
-                    at = x + wide - each * 0.3
-                    d.arrow(at, top + 72, at, top + 44)
-                x += wide
-            top += 124
-
-    counted = [c.get("forward_kernels") for c in pair(record, KERNELS_AT, WIDTH)]
-    told = (
-        f"Fusion makes {counted[1]} kernels of {counted[0]}."
-        if len(known(counted)) == 2
-        else "Fusion joins the kernels between the two products."
-    )
-    moves = f"Each arrow is one score matrix read or written: {moved[0]} become"
-    return drawn(
-        draw,
-        f"{told} {moves} {moved[1]}.",
-        told,
-        f"The forward pass of attention without a mask. {moves} {moved[1]}. The "
-        "products (grey) stay calls of the library.",
-        numbers=record_address(record) if record else "",
     )
 
 

@@ -2,14 +2,13 @@
 and where a GPU is full.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from matplotlib.figure import Figure
 
 from systems.formulas.costs import attention_peak_bytes, attention_saved_bytes
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.drawing import SMALL, TEXT, Drawing, drawn
 from tools.render.markdown import at_most, columns, gib, per_device, table
 from tools.render.plots import (
     ACCENT,
@@ -51,104 +50,7 @@ def fragments(measured: list[Record]) -> dict[str, str]:
         "saved.md": per_device(measured, saved_table),
         "memory.md": per_device(measured, memory_body),
         "accounting.md": per_device(measured, accounting),
-        "matrices.md": matrices(),
     }
-
-
-# Which matrices exist, and when -------------------------------------------------------
-
-# Operations of a forward pass from the exponentials on, and of the backward pass until
-# the division is done, in PyTorch's order; the last forward one, and the one at the
-# peak.
-OPERATIONS = (
-    *("exp", "÷ l", "P V"),
-    *("dV", "dP", "e ÷ l", "e ÷ l²", "− dP", "×", "dP ÷ l", "sum"),
-)
-FORWARD, AT_PEAK = OPERATIONS.index("P V"), OPERATIONS.index("×")
-
-
-class Matrix(NamedTuple):
-    """Of N × N: the operation that makes it, and the last that finds it alive."""
-
-    name: str
-    made: str
-    last: str
-
-
-MATRICES = (
-    Matrix("e", "exp", "sum"),
-    Matrix("P", "÷ l", "dP"),
-    Matrix("dP", "dP", "sum"),
-    Matrix("e / l", "e ÷ l", "×"),
-    Matrix("e / l²", "e ÷ l²", "×"),
-    Matrix("− dP", "− dP", "×"),
-    Matrix("product", "×", "sum"),
-    Matrix("de", "dP ÷ l", "sum"),
-)
-
-
-def alive(operation: int) -> list[Matrix]:
-    return [
-        m
-        for m in MATRICES
-        if OPERATIONS.index(m.made) <= operation <= OPERATIONS.index(m.last)
-    ]
-
-
-def matrices() -> str:
-    """Six score matrices at the peak, drawn to one scale with a vector of rows, and
-    when each is alive.
-    """
-    n, d = LONGEST, WIDTH
-    most = len(alive(AT_PEAK))
-
-    def draw(drawing: Drawing) -> None:
-        side = 62 if drawing.wide else 34
-        gap = 10 if drawing.wide else 6
-        left = 86 if drawing.wide else 58
-        step = (drawing.width - left - 2) / len(OPERATIONS)
-        drawing.text(0, 13, "at the peak, to scale", TEXT, bold=True)
-        names = [m.name for m in alive(AT_PEAK)]
-        for i, name in enumerate(names):
-            style = "fill-green" if name == "e" else "fill-blue"
-            short = name if drawing.wide else name.replace("product", "×")
-            drawing.box(i * (side + gap), 22, side, side, style, short)
-        # Of q, k or v all rows, as wide as they are beside a matrix of scores.
-        x = len(names) * (side + gap) + 4
-        drawing.cell(x, 22, max(1.0, side * d / n), side, "fill-ink")
-        drawing.text(x + 6, 22 + side / 2 + 4, "q" if not drawing.wide else "q: N × 64")
-        top = 22 + side + 40
-        for i, name in enumerate(OPERATIONS):
-            at = left + (i + 0.5) * step
-            short = name if drawing.wide else name.replace(" ", "")
-            drawing.text(at, top - 8, short, SMALL, "middle")
-            count = len(alive(i))
-            drawing.text(at, top + 24 * len(MATRICES) + 18, str(count), TEXT, "middle",
-                         bold=count == most)  # fmt: skip
-        for row, m in enumerate(MATRICES):
-            y = top + 24 * row
-            drawing.text(0, y + 15, m.name, drawing.size)
-            made, last = OPERATIONS.index(m.made), OPERATIONS.index(m.last)
-            style = "fill-green" if made < FORWARD else "fill-blue"
-            drawing.box(left + made * step + 1, y + 2, (last - made + 1) * step - 2, 18,
-                        style)  # fmt: skip
-        end = left + (FORWARD + 1) * step
-        drawing.line(end, top - 24, end, top + 24 * len(MATRICES), "dashed")
-        drawing.text(end - 4, top - 26, "forward", SMALL, "end")
-        drawing.text(end + 4, top - 26, "backward", SMALL)
-        drawing.text(0, top + 24 * len(MATRICES) + 18, "alive", SMALL)
-
-    times = f"{n // d:,}"
-    return drawn(
-        draw,
-        f"Two N × N matrices stay after the forward pass, and {most} are alive inside "
-        "the backward pass of the division.",
-        f"Two N × N matrices stay from the forward pass, and {most} are alive in the "
-        "middle of the backward pass.",
-        f"Green: kept for the backward pass. At {n:,} tokens and head dimension {d} "
-        f"each is {times} times as large as q. e are exponentials, l their sums; dP "
-        "and de are the gradients of P and e, and product is −dP times e / l².",
-    )
 
 
 # What is kept -------------------------------------------------------------------------
@@ -376,8 +278,6 @@ def facts(record: Record | None) -> dict[str, str]:
         "per_square_limit": f"{2 * BATCH * ELEMENT_BYTES['fp32']}",
         **{f"per_square_{e}": say(kept[e] / LONGEST**2, "{:.1f}") for e in EXECUTIONS},
         "all_fit": say(all_fit(record)),
-        "matrices_at_peak": str(len(alive(AT_PEAK))),
-        "per_square_peak": str(len(alive(AT_PEAK)) * BATCH * ELEMENT_BYTES["fp32"]),
         "prediction_off": say(largest_error(record), at_most),
         "gpu_memory": say(memory, gibibytes),
         "shortest_out": say(shortest_out(int(memory)) if memory else memory, about),

@@ -101,7 +101,6 @@ CAPTIONS = {
 def fragments(records: list[Record]) -> dict[str, str]:
     """Of what follows from shapes, what was drawn, and what stands in tables."""
     return {
-        "tiles.md": figures.tiles(),
         "moves.md": moves_table(),
         "rates.md": per_device(records, figures.rates_figure),
         "memory.md": per_device(records, figures.memory_figure),

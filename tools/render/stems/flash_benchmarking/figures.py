@@ -1,16 +1,11 @@
-"""Figures of `flash_benchmarking`: how few tiles a short head has, rates and memory by
-length.
-"""
+"""Figures of `flash_benchmarking`: rates and memory by length."""
 
 from collections.abc import Callable
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from systems.formulas.chips import chip_of
 from systems.records.record import Record
-from tools.render.drawing import Drawing, drawn
-from tools.render.load import primary_gpu
 from tools.render.markdown import percent
 from tools.render.plots import (
     ACCENT,
@@ -28,10 +23,8 @@ from tools.render.rows import Cell, say
 from tools.render.stems.flash_benchmarking.rows import (
     DTYPES,
     LIMB_PRODUCTS,
-    LONGEST,
     MIB,
     NAMES,
-    TILE,
     D,
     at,
     lengths,
@@ -40,37 +33,6 @@ from tools.render.stems.flash_benchmarking.rows import (
     share,
 )
 from tools.render.stems.flash_passes import TFLOPS, peak_flops
-
-
-def tiles() -> str:
-    """How many SMs the tiles of one head occupy."""
-    chip = chip_of(primary_gpu()) or chip_of("nvidia-h200")
-    assert chip
-    lengths = (1024, 8192, LONGEST)
-
-    def draw(d: Drawing) -> None:
-        each = 44 if d.wide else 22
-        size = d.width / each
-        y = 0.0
-        for n in lengths:
-            made = n // TILE
-            busy = min(made, chip.sms)
-            d.text(0, y + 14, f"N = {n:,}: {made} tiles, {busy} of {chip.sms} SMs")
-            y += 22
-            styles = ["fill-blue"] * busy + ["faint"] * (chip.sms - busy)
-            d.squares(0, y, size, each, styles)
-            y += -(-chip.sms // each) * size + 14
-
-    alt = "; ".join(
-        f"{n} tokens make {n // TILE} tiles for {chip.sms} SMs" for n in lengths
-    )
-    return drawn(
-        draw,
-        f"{alt}.",
-        "One short head leaves most of the GPU idle.",
-        "Each square is an SM, filled where it has one of the "
-        f"head's tiles of {TILE} queries.",
-    )
 
 
 def curves(
