@@ -2,6 +2,7 @@
 under each: where from.
 """
 
+import math
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -365,8 +366,14 @@ def gib(value: float) -> str:
     return f"{value / 2**30:.1f}"
 
 
+def significant(value: float) -> str:
+    """Three digits that count, as sentences have them: 0.112, 12.7, 427."""
+    decimals = 2 - math.floor(math.log10(abs(value))) if value else 0
+    return f"{value:,.{max(0, decimals)}f}"
+
+
 def in_gib(value: float) -> str:
-    return say(value / 2**30, "{:.2f} GiB")
+    return say(value / 2**30, lambda gib: f"{significant(gib)} GiB")
 
 
 def in_mib(value: float) -> str:

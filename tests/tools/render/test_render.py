@@ -92,7 +92,7 @@ def test_another_gpu_gets_a_tab_figures_and_its_own_peak(found):
         '=== "NVIDIA H200"' in files["fp32.md"]
         and '=== "NVIDIA A100-SXM4-80GB"' in files["fp32.md"]
     )
-    drawn = dict(FIGURE.findall(files["figures.md"]))
+    drawn = dict(FIGURE.findall(files["phases.md"] + files["shares.md"]))
     ours, theirs = "nvidia-h200", "nvidia-a100-sxm4-80gb"
     times, shares = (
         [
@@ -100,7 +100,7 @@ def test_another_gpu_gets_a_tab_figures_and_its_own_peak(found):
             re.sub(r"p[0-9a-f]{8}-", "", drawn[f"end_to_end-{name}-{slug}"])
             for slug in (ours, theirs)
         ]
-        for name in ("times", "shares")
+        for name in ("phases", "shares")
     )
     assert times[0] == times[1]
     # The same times are another share of another peak.
@@ -112,9 +112,9 @@ def test_a_gpu_without_a_data_sheet_shows_times_and_no_shares(found):
     unknown.device.slug = "acme-gpu"
     builder = import_module("tools.render.stems.end_to_end")
     files = builder.fragments([unknown])
-    assert "times-acme-gpu" in files["figures.md"]
-    assert "shares-acme-gpu" not in files["figures.md"]
-    assert builder.facts(unknown)["share_small_128_bf16"] == "not measured"
+    assert "phases-acme-gpu" in files["phases.md"]
+    assert "<svg" not in files["shares.md"]
+    assert builder.facts(unknown)["share_2_7B_512_fp32"] == "not measured"
 
 
 def test_out_of_memory_is_a_row_and_a_fact(found):
@@ -132,7 +132,8 @@ def test_out_of_memory_is_a_row_and_a_fact(found):
     files = builder.fragments([smaller])
     full = " out of memory |"
     assert f"| 2.7B | 512 |{3 * full}  |  |  |  |" in files["fp32.md"]
-    assert not re.search(r"\bnan\b", files["figures.md"])
+    drawn = files["shares.md"] + files["phases.md"]
+    assert not re.search(r"\bnan\b", drawn)
 
 
 def test_10b_stands_beside_its_prediction(found):

@@ -116,7 +116,6 @@ def facts(record: Record | None) -> dict[str, str]:
             share(record, "2.7B", "feed_forward"), "{:.0f} %"
         ),
         "weights_2_7B": say(weights(record, "2.7B"), lambda v: f"{gib(v)} GiB"),
-        "weights_10B": say(weights(record, "10B"), lambda v: f"{gib(v)} GiB"),
         "lasting_10B": say(4 * weights(record, "10B") / 2**30, "{:.0f} GiB"),
         "named_2_7B": f"{with_two_matrices(SIZES['2.7B']) / 1e9:.2f}",
     }

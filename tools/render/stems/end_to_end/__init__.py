@@ -16,7 +16,11 @@ from tools.render.claims import Judgement, claim
 from tools.render.frame import Frame, Line, frame, gpu_columns, texts
 from tools.render.markdown import captioned, gib, per_device, percent
 from tools.render.rows import MISSING, known, measured, most, say, span
-from tools.render.stems.end_to_end.figures import figures, speedup_figure
+from tools.render.stems.end_to_end.figures import (
+    phases_figure,
+    shares_figure,
+    speedup_figure,
+)
 from tools.render.stems.end_to_end.rows import BATCH, PRECISIONS, passes, steps
 
 PEAK = "peak_allocated_bytes"
@@ -50,7 +54,8 @@ def fragments(records: list[Record]) -> dict[str, str]:
         "batches.md": per_device(records, noted),
         "headline.md": per_device(ours, headline_table),
         "10B.md": per_device(ours, ten_billion_table),
-        "figures.md": per_device(ours, figures),
+        "shares.md": per_device(ours, shares_figure),
+        "phases.md": per_device(ours, phases_figure),
         "speedup.md": per_device(ours, speedup_figure),
         "speedup-table.md": per_device(ours, speedup_table),
         "speedup-tf32.md": per_device(ours, tf32_table),
@@ -202,9 +207,7 @@ def facts(record: Record | None) -> dict[str, str]:
         **texts(
             percent,
             {
-                "share_small_128_bf16": small_bf16["share"],
                 "share_2_7B_512_fp32": large_512["share"],
-                "share_step_bf16_most": most(bf16.column("share")),
                 "pass_share_fp32_2_7B_512": fp32_2_7B["pass_share"],
                 "pass_share_bf16_2_7B_512": bf16_2_7B["pass_share"],
                 "variation_most": most(varied),

@@ -1,4 +1,7 @@
-"""Figures of `end_to_end`: forward times, shares of the peak, speedup by bf16."""
+"""Figures of `end_to_end`: shares of the peak, a step by phase, speedup by bf16."""
+
+from collections.abc import Callable
+from math import log
 
 from matplotlib.figure import Figure
 
@@ -8,86 +11,97 @@ from systems.records.record import Record
 from tools.render.frame import Frame
 from tools.render.markdown import percent
 from tools.render.plots import (
+    ACCENT,
     DARK,
-    family,
-    note,
+    PALE,
+    heat_map,
+    key,
     panels,
-    plain_log_scale,
     plot,
-    power_of_two_axis,
+    stacked,
+    value,
 )
 from tools.render.stems.end_to_end.rows import BATCH, passes, steps
 
-
-def figures(record: Record) -> str:
-    """Without a data sheet there is no share of its peak."""
-    drawn = [times_figure(record)]
-    if find_peak(record.device.slug):
-        drawn.append(shares_figure(record))
-    return "\n".join(drawn)
+Cell = Callable[[float], tuple[str, float]]
+PHASES = {"forward": PALE, "backward": ACCENT, "optimizer": DARK}
 
 
-def forward_passes(record: Record) -> Frame:
-    return passes(record).where(mode="forward", batch=BATCH, size=TABLE_1)
+def by_size(found: Frame, name: str, cell: Cell) -> dict[str, list[tuple[str, float]]]:
+    """Rows of a heat map: a cell for each context of each size."""
+    contexts = contexts_of(found)
+    return {
+        size: [cell(found.one(size=size, context=c)[name]) for c in contexts]
+        for size in TABLE_1
+    }
 
 
-def times_figure(record: Record) -> str:
-    found = forward_passes(record)
-    contexts = list(dict.fromkeys(found.column("context")))
-
-    def draw(figure: Figure) -> None:
-        both = panels(figure, 2, sharey=True)
-        for axes, precision in zip(both, ("fp32", "bf16"), strict=True):
-            curves = found.where(precision=precision).curves(
-                "size", "context", "step_ms"
-            )
-            family(axes, curves, "2.7B")
-            plain_log_scale(axes.yaxis)
-            power_of_two_axis(axes.xaxis, contexts, "context, tokens")
-            axes.set_title(f"{precision}, ms")
-
-    grown = [
-        f"by {factor:.2f} for {size} in {precision}"
-        for size, precision in (("small", "bf16"), ("2.7B", "fp32"))
-        if (factor := found.one(size=size, precision=precision, context=512)["growth"])
-    ]
-    return plot(
-        record,
-        "times",
-        draw,
-        "From context 128 to 512 the time of a forward pass is multiplied "
-        f"{' and '.join(grown) or 'by a factor not measured'}.",
-        "Median time without gradients, for each model size. Both axes are "
-        "logarithmic.",
-        narrow=520,
-    )
+def contexts_of(found: Frame) -> list[int]:
+    return list(dict.fromkeys(found.column("context")))
 
 
 def shares_figure(record: Record) -> str:
-    found = forward_passes(record).where(bool)
-    found.derive(percent=lambda x: 100 * x["share"])
+    """Nothing without a data sheet: then there is no peak to have a share of."""
+    if not find_peak(record.device.slug):
+        return ""
+    found = passes(record).where(mode="forward", batch=BATCH, size=TABLE_1)
+
+    def shaded(share: float) -> tuple[str, float]:
+        return (percent(share), -share) if share else ("", 0)
 
     def draw(figure: Figure) -> None:
         for axes, precision in zip(panels(figure, 2), ("fp32", "bf16"), strict=True):
-            curves = found.where(precision=precision).curves("size", "tflop", "percent")
-            family(axes, curves, "2.7B")
-            plain_log_scale(axes.xaxis, subs=(1,))
-            axes.set_ylim(bottom=0)
-            axes.set(xlabel="TFLOP of the pass", title=f"{precision}, % of its peak")
+            of_one = found.where(precision=precision)
+            heads = [f"{c:,}" for c in contexts_of(of_one)]
+            heat_map(axes, by_size(of_one, "share", shaded), heads)
+            axes.set_title(f"{precision}, by context")
 
-    bf16 = sorted(found.where(precision="bf16"), key=lambda x: x["share"])
-    ends = [f"{percent(x['share'])} ({x['size']}, {x['context']})" for x in bf16]
-    risen = f" from {ends[0]} to {ends[-1]}" if ends else " with the FLOPs of a pass"
+    bf16 = found.where(bool, precision="bf16")
+    ends = [pick(bf16, key=lambda x: x["share"], default=None) for pick in (min, max)]
+    least, most = (
+        f"{percent(x['share'])} ({x['size']}, {x['context']})" if x else "not measured"
+        for x in ends
+    )
     return plot(
         record,
         "shares",
         draw,
-        f"In bf16 the share of the peak rises{risen}.",
-        "Share of the data sheet's peak that a forward pass reaches, for each model "
-        "size; the points of a line are its contexts. Where it falls at the longest "
-        "context, mask and softmax take over: their time grows with the square of the "
-        "context, and they do hardly any FLOPs.",
-        narrow=520,
+        "The larger the model, the nearer a forward pass comes to the peak: in bf16 "
+        f"from {least} to {most}.",
+        "Share of the data sheet's peak rate. In bf16 it falls again at the longest "
+        "context, where mask and softmax take over.",
+        height=190,
+        narrow=380,
+    )
+
+
+def phases_figure(record: Record) -> str:
+    found = steps(record).where(context=512)
+
+    def draw(figure: Figure) -> None:
+        key(figure, PHASES)
+        for axes, precision in zip(panels(figure, 2), ("fp32", "bf16"), strict=True):
+            sizes = [x for x in found.where(precision=precision, size=TABLE_1) if x]
+            stacked(
+                axes,
+                [x["size"] for x in sizes],
+                {p: [100 * x[f"{p}_ms"] / x["step_ms"] for x in sizes] for p in PHASES},
+                PHASES,
+            )
+            for y, x in enumerate(sizes):
+                value(axes, f"{x['step_ms']:.0f} ms", 100, y)
+            axes.set_xlim(0, 125)
+            axes.set_xticks(range(0, 101, 25))
+            axes.set_title(f"{precision}, % of a step")
+
+    return plot(
+        record,
+        "phases",
+        draw,
+        "bf16 shortens forward and backward, so AdamW takes a larger share of a step.",
+        "Context 512, batch 4; the loss is too short to see.",
+        height=210,
+        narrow=400,
     )
 
 
@@ -98,14 +112,14 @@ def speedup_figure(record: Record) -> str:
         return ""
     least, most = (pick(found, key=lambda x: x["pass_gain"]) for pick in (min, max))
 
+    def shaded(gain: float) -> tuple[str, float]:
+        return (f"{gain:.2f}", -log(gain) / log(most["pass_gain"])) if gain else ("", 0)
+
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        family(axes, found.curves("size", "tflop", "pass_gain"), "2.7B")
-        note(axes, f"{most['pass_gain']:.1f} ×", most["tflop"], most["pass_gain"])
-        axes.axhline(1, color=DARK, linewidth=1)
-        axes.set_ylim(bottom=0)
-        plain_log_scale(axes.xaxis, subs=(1,))
-        axes.set(xlabel="TFLOP of both passes", title="fp32 time / bf16 time")
+        heads = [f"{c:,}" for c in contexts_of(found)]
+        heat_map(axes, by_size(found, "pass_gain", shaded), heads)
+        axes.set_title("fp32 time / bf16 time, by context")
 
     return plot(
         record,
@@ -114,6 +128,6 @@ def speedup_figure(record: Record) -> str:
         f"In bf16 a pass is {least['pass_gain']:.2f} ({least['size']} at context "
         f"{least['context']}) to {most['pass_gain']:.2f} times ({most['size']} at "
         f"context {most['context']}) as fast.",
-        "Time in fp32 divided by time in bf16, forward and backward together. Each "
-        "line is a model size, its points are the contexts. Below 1, bf16 is slower.",
+        "Forward and backward together, in wall-clock time. Orange: bf16 is slower.",
+        height=190,
     )
