@@ -5,7 +5,7 @@ it refuses, and that its gradients repeat.
 import pytest
 import torch
 
-from systems.attention import FlashAttentionTriton, first, flash_attention
+from systems.attention import FlashAttentionTriton
 from systems.attention.first import HEAD_DIMS, FlashAttentionFirst, first_attention
 from tests.attention.checks import (
     BATCHED,
@@ -66,33 +66,6 @@ def test_the_gradient_of_a_sum_is_one_number_expanded(device):
     assert all(torch.equal(a, b) for a, b in zip(ours, written_out, strict=True))
 
 
-def test_the_public_function_runs_it_by_name(device):
-    q, k, v, _ = make_inputs(64, 64, 16, device=device)
-    named = flash_attention(q, k, v, causal=True, scale=0.5, backend="first")
-    assert torch.equal(named, first_attention(q, k, v, True, 0.5))
-
-
-class Noted:
-    """A kernel that notes the grid of each launch and computes nothing."""
-
-    def __init__(self, grids: list):
-        self.grids = grids
-
-    def __getitem__(self, grid):
-        self.grids.append(grid)
-        return lambda *_, **options: None
-
-
-def test_all_programs_lie_on_the_axis_without_a_limit_of_65535(device, monkeypatch):
-    """As many as there are tiles of all heads."""
-    grids = []
-    for name in ("forward_kernel", "dk_dv_kernel", "dq_kernel"):
-        monkeypatch.setattr(first, name, Noted(grids))
-    q = torch.zeros(5, 192, 16, device=device, requires_grad=True)
-    first_attention(q, q, q).sum().backward()
-    assert grids == 3 * [(5 * 192 // 32,)]
-
-
 @pytest.mark.gpu
 def test_more_tiles_than_a_launch_grid_has_rows(device):
     """CUDA's second and third grid axes end at 65,535."""
@@ -104,14 +77,6 @@ def test_more_tiles_than_a_launch_grid_has_rows(device):
         torch.testing.assert_close(
             actual[name], expected[name], rtol=0.02, atol=0.02, msg=name
         )
-
-
-def test_gradients_are_the_same_bits_each_time(device):
-    """No program adds to what another one writes."""
-    inputs = make_inputs(192, 192, 16, device=device, lead=(2,))
-    first, *others = (run_class(FlashAttentionFirst, *inputs, True) for _ in range(3))
-    for other in others:
-        assert all(torch.equal(first[name], other[name]) for name in first)
 
 
 def test_what_it_refuses(device):

@@ -30,8 +30,6 @@ from systems.attention.hopper.limits import (
     MIN_SCORES,
     TILE_DIMS,
     is_tma_readable,
-    make_tma_readable,
-    missing_requirement,
 )
 from systems.attention.hopper.one_pass_launches import (
     BackwardInOnePass,
@@ -179,30 +177,20 @@ def test_each_item_is_computed_once(n_q, n_k, heads, head_swizzle, last_items, c
     )
 
 
-def test_programs_end_together():
-    """Under a causal mask the longest item takes 32 times as long as the shortest; no
-    program waits for another's.
-    """
-    starts, items = make_schedule(
-        4096, 4096, 64, 8, 128, 128, True, 132, LAST_ITEMS, torch.device("cpu")
-    )
-    times = [
-        (items[a:b] % 32 + 1 + ITEM_STEPS).sum()
-        for a, b in itertools.pairwise(starts.tolist())
-    ]
-    assert len(times) == 132 and max(times) <= 1.01 * sum(times) / len(times)
-    assert (items[starts[:-1]] % 32 >= 15).all()
-
-
 @pytest.mark.parametrize(
-    ("n", "heads", "head_swizzle", "rows", "keys"),
-    [(16384, 16, 2, 192, 128), (1024, 512, 1, 256, 64)],
+    ("n", "heads", "head_swizzle", "rows", "keys", "most"),
+    [
+        (16384, 16, 2, 192, 128, 1.02),
+        (1024, 512, 1, 256, 64, 1.02),
+        (4096, 64, 8, 128, 128, 1.01),
+    ],
 )
 def test_short_items_of_the_last_heads_even_out_the_end(
-    n, heads, head_swizzle, rows, keys
+    n, heads, head_swizzle, rows, keys, most
 ):
-    """A head at a time to the end, the last item of some program would come 4 to 6 %
-    later than those of the others.
+    """Under a causal mask the longest item takes many times as long as the shortest. A
+    head at a time to the end, the last item of some program would come 4 to 6 % later
+    than those of the others.
     """
     starts, items = make_schedule(
         n, n, heads, head_swizzle, rows, keys, True, 132, LAST_ITEMS,
@@ -218,7 +206,7 @@ def test_short_items_of_the_last_heads_even_out_the_end(
         steps[items[a:b] % len(steps)].sum()
         for a, b in itertools.pairwise(starts.tolist())
     ]
-    assert max(times) <= 1.02 * sum(times) / len(times)
+    assert len(times) == 132 and max(times) <= most * sum(times) / len(times)
 
 
 def test_a_descriptor_is_what_triton_makes_of_the_tensor():
@@ -274,14 +262,6 @@ def test_by_name_they_run_or_say_what_they_need(case):
     assert choose_backend("auto", bad, bad, bad) == "triton"
 
 
-def test_what_they_need_of_the_machine():
-    assert missing_requirement((9, 0), "3.6.0") == ""
-    assert missing_requirement((8, 0), "3.6.0").endswith("9.0, found 8.0")
-    assert missing_requirement((10, 0), "3.6.0").endswith("9.0, found 10.0")
-    assert missing_requirement((9, 0), "3.9.1") == ""
-    assert missing_requirement((9, 0), "3.10.0").endswith("found 3.10.0")
-
-
 def test_the_page_on_setting_up_names_the_versions():
     page = (ROOT / "docs" / "setup.md").read_text(encoding="utf-8")
     *names, last = (f"`{version.rstrip('.')}`" for version in limits.VERSIONS)
@@ -332,19 +312,6 @@ UNREADABLE = {
         x.transpose(1, 2)
     ).transpose(1, 2),
 }
-
-
-@pytest.mark.parametrize("layout", UNREADABLE)
-def test_what_tma_cannot_read_is_copied(layout):
-    x = torch.randn(2, 3, 40, 64).half()
-    unreadable = UNREADABLE[layout](x)
-    copy = make_tma_readable(unreadable)
-    assert (
-        not is_tma_readable(unreadable)
-        and is_tma_readable(copy)
-        and torch.equal(copy, x)
-    )
-    assert make_tma_readable(x) is x
 
 
 @pytest.fixture

@@ -84,33 +84,15 @@ def test_strides_and_what_lies_between_them(cls, layout, causal, device):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_slices_of_one_qkv_tensor(cls, device):
-    qkv = torch.randn(2, 40, 3, 2, 16, device=device)
-    q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))
-    do = torch.randn(2, 2, 40, 16, device=device)
-    check_against_reference(run_class(cls, q, k, v, do, True), q, k, v, do, True)
-
-
-@pytest.mark.parametrize("cls", CLASSES)
-def test_a_gradient_that_is_one_number_expanded(cls, device):
-    """The backward pass of o.sum() hands over a do whose strides are all zero."""
-    q, k, v, _ = make_inputs(40, 70, 16, device=device)
+def test_a_gradient_and_keys_that_are_expanded(cls, device):
+    """The backward pass of o.sum() hands over a do whose strides are all zero. Keys
+    that the batch shares have a stride of 0 there, and autograd sums their gradients.
+    """
+    q, k, v, _ = make_inputs(40, 70, 16, device=device, lead=(3,))
+    k, v = k[:1].expand(3, -1, -1), v[:1].expand(3, -1, -1)
     do = torch.ones((), device=device).expand_as(q)
     assert do.stride() == (0, 0, 0)
     check_against_reference(run_class(cls, q, k, v, do, True), q, k, v, do, True)
-    leaves = [x.requires_grad_() for x in (q, k, v)]
-    _, dk, _ = torch.autograd.grad(cls.apply(*leaves, True).sum(), leaves)
-    assert torch.allclose(
-        dk.double(), run_reference(q, k, v, do, True)["dk"], atol=1e-4
-    )
-
-
-@pytest.mark.parametrize("cls", CLASSES)
-def test_a_key_shared_by_expanding(cls, device):
-    """Stride 0 over the batch in k and v; autograd sums their gradients."""
-    q, k, v, do = make_inputs(33, 40, 16, device=device, lead=(3,))
-    k, v = k[:1].expand(3, -1, -1), v[:1].expand(3, -1, -1)
-    check_against_reference(run_class(cls, q, k, v, do, False), q, k, v, do, False)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -189,7 +171,7 @@ def test_grouped_heads(backend, kv_heads, causal, device):
     torch.testing.assert_close(o, sdpa, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 1, 3), (1, 2, 1, 3)], ids=str)
+@pytest.mark.parametrize("lead", [(), (3,), (2, 1, 3)], ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_leading_dimensions(backend, lead, device):
     inputs = make_inputs(20, 20, 16, device=device, lead=lead)
@@ -384,20 +366,6 @@ def test_a_batch_of_gradients(way, backend, device):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_vectorized_jacobian_is_that_of_sdpa(backend, device):
-    q, k, v, _ = make_inputs(5, 7, 16, device=device, lead=(1, 1))
-    ours, expected = (
-        torch.autograd.functional.jacobian(f, (q, k, v), vectorize=True)
-        for f in (
-            lambda q, k, v: flash_attention(q, k, v, backend=backend),
-            F.scaled_dot_product_attention,
-        )
-    )
-    for a, b in zip(ours, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=2e-5)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "dtypes",
     [(torch.float32,) * 3, (torch.float32, torch.float32, torch.bfloat16)],
@@ -434,17 +402,6 @@ def test_float32_products_follow_the_setting_of_torch(precision):
     for setting, arithmetic in {"ieee": "highest", "tf32": "high"}.items():
         torch.backends.cuda.matmul.fp32_precision = setting
         assert launches.choose_arithmetic(torch.float32) == arithmetic
-
-
-def test_where_no_gradient_is_wanted_nothing_records_one(device, monkeypatch):
-    """Then the host is spared an autograd Function, and the result is the same."""
-    q, k, v, _ = make_inputs(20, 30, 16, device=device, lead=(2,))
-    expected = FlashAttentionTriton.apply(q, k, v, True)
-    monkeypatch.setattr(dispatch, "apply", lambda *_: pytest.fail("a Function ran"))
-    assert torch.equal(flash_attention(q, k, v, causal=True), expected)
-    v.requires_grad_()
-    with torch.no_grad():
-        assert torch.equal(flash_attention(q, k, v, causal=True), expected)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

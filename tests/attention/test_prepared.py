@@ -7,7 +7,6 @@ import torch
 
 from systems.attention import FlashAttentionTriton, dispatch, flash_attention, prepared
 from systems.attention.prepared import prepare_call, prepare_call_cached
-from systems.attention.triton.launches import launch_backward, launch_forward
 from tests.attention.checks import make_inputs
 
 
@@ -40,37 +39,6 @@ def test_the_second_call_checks_chooses_and_prepares_nothing(device, monkeypatch
     ]:
         monkeypatch.setattr(module, name, lambda *_, name=name: pytest.fail(name))
     assert all(torch.equal(a, b) for a, b in zip(run(), first, strict=True))
-
-
-def test_a_prepared_call_computes_what_the_launchers_do(device):
-    """From tensors with heads between tokens, whose results lie as they do."""
-    q, k, v, do = (
-        x.transpose(1, 2).contiguous().transpose(1, 2)
-        for x in make_inputs(20, 33, 40, torch.float16, device, (1, 4), (1, 2))
-    )
-    made = prepare_call(q, k, v, True, None, "triton")
-    assert made is not None
-    o, lse = launch_forward(q, k, v, True, 40**-0.5)
-    expected = o, lse, *launch_backward(do, q, k, v, o, lse, True, 40**-0.5)
-    actual = *made.forward(q, k, v), *made.backward(do, q, k, v, o, lse)
-    for a, b in zip(actual, expected, strict=True):
-        assert torch.equal(a, b) and a.stride() == b.stride()
-
-
-def test_what_may_change_the_launches_is_another_call(device):
-    q, k, v, _ = make_inputs(20, 20, 16, device=device, lead=(1, 2))
-    calls = [
-        prepare_call(q, k, v, True, None, "auto"),
-        prepare_call(q, k, v, False, None, "auto"),
-        prepare_call(q, k, v, True, 0.5, "auto"),
-        prepare_call(q.half(), k.half(), v.half(), True, None, "auto"),
-        prepare_call(q[:, :, :19], k, v, True, None, "auto"),
-        prepare_call(
-            q.transpose(1, 2).contiguous().transpose(1, 2), k, v, True, None, "auto"
-        ),
-    ]
-    assert None not in calls and len(set(map(id, calls))) == len(calls)
-    assert prepare_call(q.clone(), k, v, True, None, "auto") is calls[0]
 
 
 def test_the_backward_pass_asks_anew_how_float32_is_multiplied(

@@ -22,11 +22,7 @@ from systems.attention.relaunch import (
     shape_and_strides,
     use_device_of,
 )
-from systems.attention.triton import launches
 from systems.attention.triton.launches import (
-    backward_launches,
-    forward_launches,
-    launch_backward,
     launch_forward,
 )
 
@@ -143,33 +139,30 @@ def test_tensors_that_begin_elsewhere_are_always_asked_about():
     assert [call[0] for call in kernel.calls] == ["asked", "asked", "asked", "again"]
 
 
+HOOKS = ["launch_enter_hook", "launch_exit_hook"]
+
+
 @pytest.mark.usefixtures("a_gpu")
-@pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
-def test_a_profiler_is_told_of_each_launch(hook):
-    kernel, x, hook = Kernel(), aligned(), getattr(knobs.runtime, hook)
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize(
+    ("put", "second"), [("added", "with hooks"), (print, "with hooks"), (None, "again")]
+)
+def test_a_profiler_is_told_of_each_launch(hook, put, second, monkeypatch):
+    """Its hook is one of a chain, or a function in the place of the chain."""
+    kernel, x, chain = Kernel(), aligned(), getattr(knobs.runtime, hook)
     launch = Launch(kernel, (7,), (3, 5), {"A": 1, "B": 2})
     launch(x, x)
-    hook.add(print)
-    try:
+    with monkeypatch.context() as patch:
+        if put == "added":
+            patch.setattr(chain, "calls", [print])
+        else:
+            patch.setattr(knobs.runtime, hook, put)
         launch(x, x)
-    finally:
-        hook.remove(print)
     launch(x, x)
-    assert [call[0] for call in kernel.calls] == ["asked", "with hooks", "again"]
-    arguments = x.data_ptr(), x.data_ptr(), 3, 5, 2, 1
-    assert kernel.calls[1] == ("with hooks", (7, 1, 1), arguments)
-
-
-@pytest.mark.usefixtures("a_gpu")
-@pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
-@pytest.mark.parametrize(("put", "second"), [(print, "with hooks"), (None, "again")])
-def test_a_hook_may_be_a_function_or_nothing(hook, put, second, monkeypatch):
-    monkeypatch.setattr(knobs.runtime, hook, put)
-    kernel, x = Kernel(), aligned()
-    launch = Launch(kernel, (7,), (3, 5), {"A": 1, "B": 2})
-    launch(x, x)
-    launch(x, x)
-    assert [call[0] for call in kernel.calls] == ["asked", second]
+    assert [call[0] for call in kernel.calls] == ["asked", second, "again"]
+    if put:
+        arguments = x.data_ptr(), x.data_ptr(), 3, 5, 2, 1
+        assert kernel.calls[1] == ("with hooks", (7, 1, 1), arguments)
 
 
 THREADS, ROUNDS = 8, 200
@@ -282,62 +275,6 @@ def test_a_tensor_without_a_batch_has_a_batch_of_one():
 def q_k_v(device, n=64, dtype=torch.float32):
     q, k, v = torch.randn(3, 1, 2, n, 16, dtype=dtype, device=device)
     return q, k, v
-
-
-def test_one_layout_is_worked_out_once(device):
-    """Another mask, scale, dtype, length, stride or precision of products is another
-    launch.
-    """
-    forward_launches.cache_clear()
-    backward_launches.cache_clear()
-    x = q_k_v(device)
-    for q, k, v in (x, tuple(y.clone() for y in x)):
-        o, lse = launch_forward(q, k, v, True, 0.25)
-        launch_backward(o, q, k, v, o, lse, True, 0.25)
-    for each in (forward_launches, backward_launches):
-        assert each.cache_info().misses == 1
-    q, k, v = (y.transpose(2, 3).contiguous().transpose(2, 3) for y in x)
-    others = [
-        (*x, False, 0.25),
-        (*x, True, 0.5),
-        (*q_k_v(device, dtype=torch.float16), True, 0.25),
-        (*q_k_v(device, n=65), True, 0.25),
-        (q, k, v, True, 0.25),
-    ]
-    for count, inputs in enumerate(others, 2):
-        launch_forward(*inputs)
-        assert forward_launches.cache_info().misses == count
-
-
-@pytest.mark.usefixtures("a_gpu")
-def test_the_precision_of_products_is_asked_at_each_launch(
-    device, precision, monkeypatch
-):
-    x = q_k_v(device)
-    nothing = Launch(Kernel(), (1,), (), {"SPLITS": 1, "A": 1})
-    made, chosen = launches.Forward(None, nothing, nothing), []
-    monkeypatch.setattr(
-        launches, "forward_launches", lambda kind, *_: chosen.append(kind) or made
-    )
-    for setting in ("highest", "high"):
-        precision(setting)
-        launch_forward(*x, True, 0.25)
-    assert chosen == ["highest", "high"]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("offset", [0, 1])
-def test_the_second_launch_computes_the_same(offset):
-    """From memory that begins at a multiple of 16 bytes, and from other memory."""
-    device = torch.device("cuda")
-    memory = torch.randn(3, 2 * 64 * 16 + 8, device=device, dtype=torch.bfloat16)
-    q, k, v = (row[offset:][: 2 * 64 * 16].view(1, 2, 64, 16) for row in memory)
-    first, lse = launch_forward(q, k, v, True, 0.25)
-    gradients = launch_backward(first, q, k, v, first, lse, True, 0.25)
-    second, lse = launch_forward(q, k, v, True, 0.25)
-    assert torch.equal(first, second)
-    again = launch_backward(first, q, k, v, first, lse, True, 0.25)
-    assert all(torch.equal(a, b) for a, b in zip(gradients, again, strict=True))
 
 
 @pytest.mark.gpu
