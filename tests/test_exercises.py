@@ -27,6 +27,7 @@ KEYS = {
     "3_online_softmax": ("docs/exercises/keys.py", "online_softmax"),
     "4_forward_loop": ("systems/attention/first.py", "forward_loop"),
     "5_dq_loop": ("systems/attention/first.py", "p_and_ds", "dq_loop"),
+    "6_handout_kernel": ("docs/exercises/keys.py", "handout_kernel"),
 }
 LOAD_X = "tl.load(x_ptr + row * stride_x + columns"
 # What is filled in wrong, in an exercise that is right otherwise; and how that is told.
@@ -107,6 +108,22 @@ MISTAKES = [
     ("5_dq_loop", {"dq": "dq += product(ds, k) * scale"}, "scale counts twice"),
     ("5_dq_loop", {"dq": "dq += product(ds, k) * 2"}, "none of the usual ones"),
     ("5_dq_loop", {"dp": "dp = product(do, v)"}, "line 37 .*shapes don't fit"),
+    (
+        "6_handout_kernel",
+        {"k": "k = tl.load(K_ptr + keys[:, None] * stride_kk + columns * stride_kd)"},
+        "3 batch entries .*\no, .* reads k of the first",
+    ),
+    (
+        "6_handout_kernel",
+        {"q": "q = tl.load(Q_ptr + queries[:, None] * D + columns)"},
+        "3 batch entries .* own three strides",
+    ),
+    (
+        "6_handout_kernel",
+        {"first": "first = tl.program_id(1) * 32", "batch": "batch = tl.program_id(0)"},
+        "3 batch entries .* program 0 counts tiles",
+    ),
+    ("6_handout_kernel", {"end": "end = first"}, "a tile of queries saw no key"),
 ]
 
 
@@ -160,7 +177,14 @@ def test_the_key_solves_it(checks, tmp_path, name):
     list(
         zip(
             KEYS,
-            ("x w y", "x e p", "m_new l", "s m_new shrink p l a", "p dp return dq"),
+            (
+                "x w y",
+                "x e p",
+                "m_new l",
+                "s m_new shrink p l a",
+                "p dp return dq",
+                "first batch q end k v",
+            ),
             strict=True,
         )
     ),
@@ -215,7 +239,9 @@ def test_the_command_tells_solved_wrong_and_unsolved_apart(checks, tmp_path):
     line = [sys.executable, "-m", "pytest", "-c", "pyproject.toml", str(tmp_path)]
     line += ["-p", "no:cacheprovider", "-k", "weighted or row or online"]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
-    assert "1 failed, 1 passed, 1 skipped, 2 deselected" in done.stdout, done.stdout
-    assert "unsolved: fill in m_new (line " in done.stdout
+    assert "1 failed, 1 passed, 1 skipped, 3 deselected" in done.stdout, done.stdout
+    page = (ROOT / "docs/exercises.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"unsolved: fill in .*", page)
+    assert shown in done.stdout
     assert "likely cause: the division by the sum of e is missing" in done.stdout
     assert "Traceback" not in done.stdout and "handling of" not in done.stdout

@@ -360,6 +360,55 @@ def dq_loop(module: ModuleType) -> None:
         )
 
 
+def handout_kernel(module: ModuleType) -> None:
+    apart = "with numbers of a row far apart"
+    cases = {
+        "1 batch entry of 32 queries and 32 keys": (1, 32, 32, False),
+        f"3 batch entries of 64 queries and 48 keys, {apart}": (3, 64, 48, False),
+        f"2 batch entries of 64 queries and keys, {apart}, with a causal mask": (
+            (2, 64, 64, True)
+        ),
+    }
+    for where, (batch, n_q, n_k, causal) in cases.items():
+        q, k, v = (3 * normal(batch, n, D + i) for i, n in enumerate((n_q, n_k, n_k)))
+        q, k, v = (x[..., :D].contiguous() for x in (q, k, v))
+        if apart in where:
+            q, k, v = (amid_nan(x.mT).mT for x in (q, k, v))
+        expected = every_entry(q, k, v, causal)
+        results = {
+            f"every batch entry reads {name} of the first: add batch times the stride "
+            "of the batch": every_entry(*tensors, causal)
+            for name, tensors in (
+                ("q", (first_of(q), k, v)),
+                ("k", (q, first_of(k), v)),
+                ("v", (q, k, first_of(v))),
+            )
+        }
+        not_finite = (
+            "a load went where this test has put NaN: use each tensor's own three "
+            "strides; program 0 counts tiles of queries, program 1 batch entries"
+        )
+        if causal:
+            not_finite = (
+                "a tile of queries saw no key: the loop ends after the tile's last "
+                "query, first + Q_TILE_SIZE"
+            )
+        found = run(module.attention, q, k, v, causal)
+        for i, name in enumerate(("o", "l")):
+            mistakes = {words: result[i] for words, result in results.items()}
+            compare(where, name, found[i], expected[i], mistakes, not_finite)
+
+
+def first_of(x: Tensor) -> Tensor:
+    return x[:1].expand_as(x)
+
+
+def every_entry(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """o and the log-sum-exp of every batch entry."""
+    s = torch.stack([scores_of(*pair, causal) for pair in zip(q, k, strict=True)])
+    return s.softmax(-1) @ v.double(), s.logsumexp(-1)
+
+
 # In the order in which they are solved.
 CHECKS: dict[str, Callable[[ModuleType], None]] = {
     "1_weighted_sum": weighted_sum,
@@ -367,4 +416,5 @@ CHECKS: dict[str, Callable[[ModuleType], None]] = {
     "3_online_softmax": online_softmax,
     "4_forward_loop": forward_loop,
     "5_dq_loop": dq_loop,
+    "6_handout_kernel": handout_kernel,
 }

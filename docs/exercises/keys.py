@@ -1,4 +1,4 @@
-"""What stands in place of each `...` of exercises 2 and 3. The keys of the others are
+"""What stands in place of each `...` of exercises 2, 3 and 6. The keys of the others
 kernels of this guide: systems/weighted_sum.py, systems/attention/first.py.
 """
 
@@ -14,3 +14,21 @@ p = e / tl.sum(e, 0)
 m_new = tl.maximum(m, tl.max(x, 0))
 l = tl.exp(m - m_new) * l + tl.sum(tl.exp(x - m_new), 0)
 # --8<-- [end:online_softmax]
+
+# --8<-- [start:handout_kernel]
+first = tl.program_id(0) * Q_TILE_SIZE
+batch = tl.program_id(1)
+q = tl.load(
+    Q_ptr + batch * stride_qb
+    + queries[:, None] * stride_qq + columns[None, :] * stride_qd
+)  # fmt: skip
+end = tl.minimum(N_KEYS, first + Q_TILE_SIZE)
+k = tl.load(
+    K_ptr + batch * stride_kb
+    + keys[:, None] * stride_kk + columns[None, :] * stride_kd
+)  # fmt: skip
+v = tl.load(
+    V_ptr + batch * stride_vb
+    + keys[:, None] * stride_vk + columns[None, :] * stride_vd
+)  # fmt: skip
+# --8<-- [end:handout_kernel]

@@ -12,6 +12,7 @@ from systems.attention import (
     FlashAttentionPyTorch,
     FlashAttentionTriton,
 )
+from systems.attention.recompute import recompute_backward
 from systems.attention.relaunch import shape_and_strides
 from systems.attention.triton import configs, launches
 from systems.attention.triton.configs import Config
@@ -338,6 +339,21 @@ def test_what_a_step_works_out_anew_is_what_it_would_keep(
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_float64_tiles_are_exact(causal):
     check(FlashAttentionPyTorch, make_inputs(130, 97, 24, torch.float64), causal)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_the_compiled_recomputation_is_right(causal):
+    """With scores so large that exp of a masked one overflows."""
+    inputs = make_inputs(33, 33, 16, lead=(2,), sigma=60.0)
+    expected = run_reference(*inputs, causal, dtype=torch.float32)
+    q, k, v, do = inputs
+    found = recompute_backward(q, k, v, expected["o"], expected["lse"], do, causal)
+    for name, gradient in zip(("dq", "dk", "dv"), found, strict=True):
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-3, atol=1e-3)
+    half = [x.bfloat16() for x in (q, k, v, expected["o"], do)]
+    found = recompute_backward(*half[:4], expected["lse"], half[4], causal)
+    assert all(gradient.dtype == torch.bfloat16 for gradient in found)
 
 
 def test_the_oracle_is_plain_attention():

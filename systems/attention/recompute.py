@@ -1,0 +1,29 @@
+"""The backward pass as the assignment writes it: PyTorch under `torch.compile`.
+
+It recomputes P from the saved lse, but all of it at once: S, P, dP and dS, each n_q x
+n_k, exist in memory. Tile by tile: `torch_tiles.py`.
+"""
+
+import torch
+from torch import Tensor
+
+
+# --8<-- [start:backward]
+@torch.compile
+def recompute_backward(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (dq, dk, dv) for q (..., n_q, d), k and v (..., n_k, d)."""
+    scale = q.shape[-1] ** -0.5
+    s = q @ k.mT * scale
+    p = torch.exp(s - lse[..., None])
+    if causal:
+        p = p.tril()
+    dv = p.to(do.dtype).mT @ do
+    dp = do @ v.mT
+    delta = (o.float() * do).sum(-1, keepdim=True)
+    ds = (p * (dp - delta) * scale).to(q.dtype)
+    return ds @ k, ds.mT @ q, dv
+
+
+# --8<-- [end:backward]
