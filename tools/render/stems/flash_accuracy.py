@@ -223,8 +223,6 @@ def facts(record: Record | None) -> dict[str, str]:
     hopper = {f"hopper_{d}": most(ratios(record, "hopper", d)) for d in BITS}
     named = worst | {"fp32_without_lse": without_lse} | hopper
     named["bf16_forward"] = most(ratios(record, "triton", "bf16", ("o",)))
-    largest = ratios(record, "triton", "bf16", ("o",), LARGEST)
-    named["bf16_forward_largest"] = most(largest)
     named["sdpa_efficient_fp32"] = most(ratios(record, "sdpa_efficient", "fp32"))
     for dtype in DTYPES:
         named[f"{dtype}_largest"] = most(ratios(record, "triton", dtype, by=LARGEST))
