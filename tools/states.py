@@ -1,4 +1,4 @@
-"""Tell the state of each record: fresh, verified, stale, edited, partial, missing."""
+"""Tell the state of each record: fresh, verified, stale, partial or missing."""
 
 import os
 import sys
@@ -9,8 +9,8 @@ from systems.experiments import STEMS
 
 
 def state_of(path: Path) -> tuple[str, Any]:
-    """Return `fresh`, `verified`, `stale`, `edited by hand`, `partial` or `missing`,
-    and the record, if there is one. RecordError for one that can't be read.
+    """Return `fresh`, `verified`, `stale`, `partial` or `missing`, and the record, if
+    there is one. RecordError for one that can't be read or was edited by hand.
     """
     from systems.records import store
     from systems.running.resuming import partial_path
@@ -18,7 +18,7 @@ def state_of(path: Path) -> tuple[str, Any]:
 
     if os.path.lexists(path):
         record = read(path)
-        return "edited by hand" if record.edited else age(record), record
+        return age(record), record
     try:
         return "partial", store.read(partial_path(path))
     except (FileNotFoundError, NotADirectoryError, store.RecordError):
@@ -29,7 +29,7 @@ def state_of(path: Path) -> tuple[str, Any]:
 def print_states(results: Path) -> int:
     """Print every stem on every device that has a record of it, and on the device of
     this machine; through a pipe names stay whole, too. Return the exit code: 2 if a
-    record can't be read or was edited by hand.
+    record can't be read.
     """
     from systems.records.store import RecordError
     from systems.running.machine import device_for
@@ -51,9 +51,7 @@ def print_states(results: Path) -> int:
             except RecordError as error:
                 state, record = "unreadable", None
                 faults.append(f"error: {error}")
-            if state == "edited by hand":
-                faults.append(f"error: {path} was edited by hand")
-            elif record is not None and record.kind == "reported":
+            if record is not None and record.kind == "reported":
                 state = "reported"
             rows = date = took = ""
             if record is not None:

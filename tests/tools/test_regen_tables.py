@@ -195,7 +195,7 @@ def test_a_reduced_grid_stays_apart_and_is_rendered_by_the_command_that_is_shown
     shutil.copytree(results / "quick/meta", tree / "docs/results/meta")
     done = regen_tables(tree, "--render")
     path = tree / "docs/results/meta/fake.json"
-    message = f"error: {path}: is a quick record of meta, misplaced here\n"
+    message = f"error: {path}: is a quick record of fake on meta, misplaced here\n"
     assert (done.returncode, done.stderr) == (2, message)
 
 

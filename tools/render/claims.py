@@ -12,7 +12,7 @@ from types import ModuleType
 
 from systems.records.record import Record
 from tools.render.load import FRESH, age
-from tools.render.markdown import in_words, inert, record_link
+from tools.render.markdown import in_words, record_link
 
 # Whether it holds, and the numbers as a sentence. Anything false (an empty list, a
 # missing number): the rows to judge by are not there.
@@ -73,4 +73,4 @@ def verdict(claim: Claim, record: Record | None) -> str:
     found = "; found instead" if claim.otherwise else ""
     judged = "Holds" if holds else f"Does not hold here{found}"
     why = f" *Why this bar:* {claim.because}" if claim.because else ""
-    return f"**{judged}:** {said} {inert(in_words(numbers))}{why} {link}"
+    return f"**{judged}:** {said} {in_words(numbers)}{why} {link}"

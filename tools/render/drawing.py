@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from html import escape
 from math import hypot
 
-from tools.render.markdown import Markup, in_words, inert, plain
+from tools.render.markdown import in_words, plain
 
 WIDE, NARROW = 720, 340
 SMALL, TEXT, TITLE = 11, 12.5, 14
@@ -192,9 +192,9 @@ def caption(finding: str, key: str = "", numbers: str = "") -> str:
 
 
 def told(text: str) -> str:
-    """A text of a record or of ours as HTML; `code` is code."""
-    kept = text if isinstance(text, Markup) else inert(in_words(text))
-    return re.sub(r"`([^`]*)`", r"<code>\1</code>", kept)
+    """A caption, which is HTML, with `code` as code."""
+    code = re.compile(r"`([^`]*)`")
+    return code.sub(lambda c: f"<code>{escape(c[1])}</code>", in_words(text))
 
 
 def figure(pictures: str, caption: str, kind: str, address: str = "") -> str:

@@ -16,7 +16,7 @@ from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.claims import claims_in
 from tools.render.load import Found, load, of_sentences, primary_gpu
-from tools.render.markdown import captioned, conditions, first, in_words, sections
+from tools.render.markdown import captioned, conditions, in_words, sections
 from tools.render.rows import measured
 from tools.render.spanning import pages
 
@@ -57,7 +57,7 @@ def render(found: Found) -> dict[str, str]:
         {stem: conditions(records) for stem, records in found.items()}
     )
     told = {
-        name: {key: in_words(first(texts[key])) for key in texts}
+        name: {key: in_words(texts[key]) for key in texts}
         for name, texts in facts.items()
     }
     files |= pages.fragments(told, spanning("writeup").answered(found))

@@ -3,7 +3,7 @@
 import ast
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import yaml
 
 from systems import ROOT
-from systems.attention import IMPLEMENTATIONS
 from systems.experiments import STEMS
 from systems.records import store
 from systems.records.record import Record
@@ -41,16 +40,12 @@ def primary_gpu() -> str:
 def _primary_gpu_in(config: str) -> str:
     try:
         name = yaml.load(config, PlainYaml)["extra"]["primary_gpu"]
-    except yaml.YAMLError as error:
-        line = " ".join(str(error).split())
-        raise store.RecordError(f"mkdocs.yml is not YAML: {line}") from error
     except (KeyError, TypeError):
         name = None
     if not isinstance(name, str):
-        given = "" if name is None else f", got {name!r}"
         raise store.RecordError(
-            "mkdocs.yml: extra.primary_gpu must name a GPU's folder of docs/results"
-            + given
+            "mkdocs.yml: extra.primary_gpu must name a GPU's folder of docs/results, "
+            f"got {name!r}"
         )
     return name
 
@@ -108,79 +103,26 @@ def hash_now(module: str, attention: tuple[str, ...]) -> str:
 
 def read(path: Path) -> Record:
     """The whole record in this file. RecordError where it is not the one that belongs
-    there, or its rows are not of the experiment; FileNotFoundError where there is none.
+    there, or was edited by hand; FileNotFoundError where there is none.
     """
     record = store.read(path)
-    quick = is_quick(path.parent.parent)
-    for wrong, fault in (
-        (
-            record.stem not in STEMS or path.stem != record.stem,
-            f"stem is {record.stem!r}, which is not this file's experiment",
-        ),
-        (
-            path.parent.name != record.device.slug
-            or record.grid != ("quick" if quick else "full"),
-            f"is a {record.grid} record of {record.device.slug}, misplaced here",
-        ),
-        (
-            would_publish(record.device, path),
-            f"is of a simulated GPU ({record.device.name}), which is never published",
-        ),
-        (
-            not record.complete,
-            f"has {sum(row.status != 'failed' for row in record.rows)} rows that did "
-            "not fail, "
-            f"expected_rows is {record.expected_rows}",
-        ),
-    ):
+    grid = "quick" if is_quick(path.parent.parent) else "full"
+    ran = sum(row.status != "failed" for row in record.rows)
+    faults = {
+        f"is a {record.grid} record of {record.stem} on {record.device.slug}, "
+        "misplaced here": (record.stem, record.device.slug, record.grid)
+        != (path.stem, path.parent.name, grid),
+        f"{record.stem} is no experiment": record.stem not in STEMS,
+        f"is of a simulated GPU ({record.device.name}), which is never "
+        "published": would_publish(record.device, path),
+        f"has {ran} rows that did not fail, expected_rows is "
+        f"{record.expected_rows}": not record.complete,
+        "was edited by hand; restore it or measure again": record.edited,
+    }
+    for fault, wrong in faults.items():
         if wrong:
             raise store.RecordError(f"{path}: {fault}")
-    if record.kind == "measured":
-        for strict in (False, True):
-            # A stale record may be from before a field came, or went.
-            if strict and not is_fresh(record):
-                break
-            for i, row in enumerate(record.rows):
-                for fault in faults_of_config(record.stem, row.config, strict):
-                    raise store.RecordError(f"{path}: rows[{i}].config{fault}")
     return record
-
-
-def faults_of_config(
-    stem: str, config: dict[str, Any], strict: bool = True
-) -> Iterator[str]:
-    """How a configuration differs from the fields of the experiment's `Config`. Unless
-    `strict` it may have more fields or fewer.
-    """
-    fields = config_fields(stem)
-    if strict and (odd := sorted(fields.keys() ^ config.keys())):
-        yield f": {odd[0]!r} is {'missing' if odd[0] in fields else 'no field of it'}"
-    for name in fields.keys() & config.keys():
-        wanted, value = fields[name], config[name]
-        if type(value).__name__ not in (wanted, "int" if wanted == "float" else wanted):
-            yield f".{name}: is {value!r:.60}, not {wanted}"
-    if config.get("attention", "eager") not in IMPLEMENTATIONS:
-        known = ", ".join(IMPLEMENTATIONS)
-        yield f".attention: is {config['attention']!r:.60}, not one of {known}"
-
-
-@cache
-def config_fields(stem: str) -> dict[str, str]:
-    """The fields of an experiment's `Config` and their types, read from its text:
-    importing it would import torch.
-    """
-    path = ROOT / f"{STEMS[stem].module.replace('.', '/')}.py"
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    (config,) = (
-        node
-        for node in tree.body
-        if isinstance(node, ast.ClassDef) and node.name == "Config"
-    )
-    return {
-        ast.unparse(field.target): ast.unparse(field.annotation)
-        for field in config.body
-        if isinstance(field, ast.AnnAssign)
-    }
 
 
 @cache
@@ -261,14 +203,4 @@ def stale_records(records: Iterable[Record]) -> list[str]:
         f"measure or --verify {r.stem}"
         for r in records
         if r.kind == "measured" and not is_fresh(r)
-    ]
-
-
-def edited_records(records: Iterable[Record]) -> list[str]:
-    """A line for each record whose content is not what was written."""
-    return [
-        f"{r.place} was edited by hand: "
-        "its digest is of other content; restore it or measure again"
-        for r in records
-        if r.edited
     ]

@@ -6,6 +6,7 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from html import escape
 from itertools import takewhile
 from typing import Any
 
@@ -13,82 +14,21 @@ from systems.records.record import Record
 from tools.render.load import STALE, VERIFIED, age
 from tools.render.rows import NOT_MEASURED, Missing, measured, say, span
 
-# What can begin markup, an attribute, a formula, a macro or a new line, in Markdown or
-# in the HTML that it becomes; an underscore only where it begins or ends a word.
-LIVE = re.compile(r'[<>&$|`*\[\]{}\\"]|(?<![^\W_])_|_(?![^\W_])')
-# Code between single marks. Others would be paired with those that follow.
-CODE = re.compile(r"((?<!`)`(?!`)[^`]+`(?!`))")
-# What code shows otherwise than it is written, or ends an attribute.
-LIVE_IN_CODE = re.compile(r'[<>&|{}\\"]|^(?:#!|:::)')
-# What begins a block where a line begins with it: "::: module", "# heading", "- item",
-# "1. item". Of "-3" and "1.5" nothing does.
-OPENING = re.compile(r"^(?:[:=!?~+-]{3}|#|[-+](?=\s)|\d+(?=[.)]\s))")
-# What has no look of its own, or turns around or hides what stands beside it.
-INVISIBLE = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
-    r"\ud800-\udfff\ufeff\ufff9-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
-    r"\U000e0000-\U000e007f]+"
-)
-
-
-class Markup(str):
-    """Markdown of ours, which is printed as it is."""
-
-
-def visible(text: str) -> str:
-    """With a space in the place of what is not."""
-    return INVISIBLE.sub(" ", text)
-
-
-def inert(text: str) -> str:
-    """Text of a record as text: nothing in it is markup but `code`.
-
-    Everything that pages print of a record goes through here: cells of tables,
-    provenance, facts, labels of tabs.
-    """
-    if isinstance(text, Markup):
-        return text
-    parts = CODE.split(visible(text))
-    return "".join(map(coded, parts))
-
-
-def coded(part: str) -> str:
-    """A part of a text: code, or what stands between."""
-    if not CODE.fullmatch(part):
-        return LIVE.sub(escaped, part)
-    bare = part.strip("`")
-    return f"<code>{coded(bare)}</code>" if LIVE_IN_CODE.search(bare) else part
-
 
 def plain(text: str) -> str:
-    """Text of a record where nothing can be markup, `code` neither: what images say
-    and show.
-    """
-    return coded(visible(text.replace("`", "")))
+    """Text as an image says and shows it."""
+    text = escape(text.replace("`", ""), quote=False)
+    return text.replace('"', "&quot;")
 
 
-def first(text: str) -> Markup:
-    """Text of a record at the start of a line, where it begins no heading or list."""
-    return Markup(OPENING.sub(escaped, inert(text).strip()))
-
-
-def escaped(match: re.Match[str]) -> str:
-    return "".join(f"&#{ord(character)};" for character in match[0])
-
-
-def lines(texts: Iterable[str]) -> Markup:
-    """Several lines in one cell."""
-    return Markup("<br>".join(map(inert, texts)))
-
-
-def bold(text: str) -> Markup:
-    return Markup(f"**{inert(text)}**")
+def bold(text: str) -> str:
+    return f"**{text}**"
 
 
 # So many lines stand open.
 OPEN = 8
 # What marks a line as one of the others.
-REST = Markup(" {: .rest }")
+REST = " {: .rest }"
 
 
 def table(
@@ -106,13 +46,13 @@ def table(
     cell. Of a long table a page shows the telling lines, and the others when asked;
     paper shows all.
     """
-    body = [[*map(inert, cells)] for cells in rows]
+    body = [[*cells] for cells in rows]
     if not body:
         return ""
     shown, said = [], []
     for at, (head, *cells) in enumerate(zip(header, *body, strict=True)):
         if head in alike and len(cells) > 1 and len(set(cells)) == 1:
-            said.append(f"*{inert(head)}* {cells[0].lstrip('+')}")
+            said.append(f"*{head}* {cells[0].lstrip('+')}")
         else:
             shown.append(at)
     if any(telling) and len(body) > OPEN:
@@ -124,7 +64,7 @@ def table(
     rule = [":---" if at < left else "---:" for at in range(len(header))]
     texts = [
         f"| {' | '.join(cells[at] for at in shown)} |"
-        for cells in ([*map(inert, header)], rule, *body)
+        for cells in ([*header], rule, *body)
     ]
     below = f"\n\nIn each line: {' · '.join(said)}.\n{{ .below }}" if said else ""
     return "\n".join(texts) + below
@@ -144,8 +84,7 @@ def folded_name(name: str, short: str = "") -> str:
     """A kernel's name as code; a long one opens where it stands, out of a short one."""
     if (said := spoken(short or name)) == name or len(name) <= NAME:
         return f"`{name}`"
-    short, full = (inert(f"`{text}`") for text in (said, name))
-    return Markup(f'<details class="name"><summary>{short}</summary>{full}</details>')
+    return f'<details class="name"><summary>`{said}`</summary>`{name}`</details>'
 
 
 def spoken(name: str) -> str:
@@ -251,8 +190,7 @@ def tabs(parts: Iterable[tuple[str, str]]) -> str:
     if len(parts) == 1:
         return parts[0][1]
     return "\n\n".join(
-        f'=== "{inert(label)}"\n\n{textwrap.indent(body, "    ")}'
-        for label, body in parts
+        f'=== "{label}"\n\n{textwrap.indent(body, "    ")}' for label, body in parts
     )
 
 
@@ -267,21 +205,13 @@ def per_device(
     records = list(records)
 
     shown = [
-        (device_label(r), "\n\n".join([*banner(r), text, provenance(r)]))
+        (device_label(r), f"{text}\n\n{provenance(r)}")
         for r in records
         if (text := body(r))
     ]
     if not shown:
         return nothing_of(records)
     return f"{tabs(shown) if tabbed else shown[0][1]}\n"
-
-
-def banner(record: Record) -> list[str]:
-    """What a reader must see above numbers that are not what was measured. That they
-    are older than the code stands once on a page, and in the line below.
-    """
-    warning = "**Edited by hand:** not all of these numbers are what was measured."
-    return [f"{warning}\n{{ .stale }}"] if record.edited else []
 
 
 WHAT_IT_MEANS = "[what this means](method.md#the-line-under-each-table)"
@@ -292,16 +222,14 @@ def provenance(record: Record) -> str:
     page, as `conditions`.
     """
     link = record_link(record)
-    edited = ["edited by hand"] if record.edited else []
     if record.kind == "reported":
-        told = " ".join([record.source or "", *record.notes, *edited])
-        return f"Reported, not measured here: {inert(told)} {link}\n{{ .provenance }}"
+        told = " ".join([record.source or "", *record.notes])
+        return f"Reported, not measured here: {told} {link}\n{{ .provenance }}"
     day = (record.started_utc or "").partition(" ")[0]
-    noted = [*record.notes, *edited]
-    said = {STALE: [Markup("**stale**{ .old }")], VERIFIED: [VERIFIED]}
+    said = {STALE: ["**stale**{ .old }"], VERIFIED: [VERIFIED]}
     old = said.get(age(record), [])
-    parts = [first(record.device.name), *old, day, commit_of(record), *noted]
-    told = " · ".join(inert(part) for part in [*parts, Markup(link)] if part)
+    parts = [record.device.name, *old, day, commit_of(record), *record.notes]
+    told = " · ".join(part for part in [*parts, link] if part)
     return f"{told}\n{{ .provenance }}"
 
 
@@ -344,10 +272,10 @@ def conditions_of(record: Record) -> str:
         commit_of(record),
         record.started_utc and f"{record.started_utc} UTC",
         protocol,
-        Markup(record_link(record)),
-        Markup(WHAT_IT_MEANS),
+        record_link(record),
+        WHAT_IT_MEANS,
     ]
-    told = " · ".join(inert(part) for part in parts if part)
+    told = " · ".join(part for part in parts if part)
     return f"{told}\n{{ .provenance }}"
 
 

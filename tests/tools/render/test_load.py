@@ -1,13 +1,16 @@
 """Which GPU's numbers stand in sentences, by mkdocs.yml; which records are read."""
 
+import json
+import re
+
 import pytest
-from msgspec.structs import replace
 
 from systems.experiments import STEMS
 from systems.records import store
 from systems.records.source_hash import source_hash
 from systems.records.store import RecordError
-from tests.factories import committed, make_gpu, make_record
+from tests.factories import RECORDS, committed, make_gpu, make_record
+from tools import regen_tables
 from tools.render import load
 
 
@@ -73,30 +76,25 @@ def test_a_record_verified_by_todays_source_is_neither_fresh_nor_stale():
         assert load.is_fresh(record) == (age != "stale")
 
 
-def test_only_a_stale_record_may_have_other_fields_than_todays(tmp_path):
+def test_an_edited_record_is_refused_and_the_check_fails(tmp_path, monkeypatch):
     record = committed("warmup")
     path = tmp_path / record.device.slug / "warmup.json"
-    for row in record.rows:
-        del row.config["context"]
-    record.source_hash, record.verified_hashes = "of before", []
     store.write(record, path)
-    assert len(load.read(path).rows) == len(record.rows)
-    record.source_hash = source_hash(STEMS["warmup"].module, ["eager"])
-    store.write(record, path)
-    with pytest.raises(RecordError, match=r"rows\[0\].config: 'context' is missing"):
+    text = path.read_text()
+    # Another layout is no edit.
+    path.write_text(json.dumps(dict(sorted(json.loads(text).items())), indent=3))
+    load.read(path)
+    changed = re.sub(r'"seconds": \d', '"seconds": 9', text)
+    path.write_text(changed)
+    assert changed != text
+    with pytest.raises(RecordError, match=r"warmup\.json: was edited by hand; restore"):
         load.read(path)
-    # A field that went since then.
-    record.rows = [
-        replace(row, config=row.config | {"colour": 1, "context": 128})
-        for row in record.rows
-    ]
-    store.write(record, path)
-    with pytest.raises(RecordError, match=r"'colour' is no field of it"):
-        load.read(path)
-    record.source_hash = "of before"
-    store.write(record, path)
-    assert len(load.read(path).rows) == len(record.rows)
-    record.rows[0].config["context"] = "long"
-    store.write(record, path)
-    with pytest.raises(RecordError, match=r"config.context: is 'long', not int"):
-        load.read(path)
+    folders = ["--results", str(tmp_path), "--generated", str(tmp_path / "x")]
+    assert regen_tables.main(["--check", *folders]) == 2
+    # Written again by the code, it is whole.
+    store.write(store.read(path), path)
+    load.read(path)
+
+
+def test_no_committed_record_was_edited():
+    assert all(load.read(path) for path in RECORDS)

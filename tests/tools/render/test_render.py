@@ -208,7 +208,7 @@ def test_a_misplaced_record_is_refused(tmp_path, found):
         load.load(tmp_path)
     (tmp_path / "nvidia-a100" / "warmup.json").unlink()
     store.write(record, tmp_path / record.device.slug / "method.json")
-    with pytest.raises(store.RecordError, match="not this file's experiment"):
+    with pytest.raises(store.RecordError, match="of warmup on nvidia-h200, misplaced"):
         load.load(tmp_path)
 
 

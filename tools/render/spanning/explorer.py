@@ -19,7 +19,7 @@ from systems.records.record import Record, Row
 from systems.records.summary import summarize
 from tools.render.editions import LABELS
 from tools.render.load import Found
-from tools.render.markdown import device_label, visible
+from tools.render.markdown import device_label
 from tools.render.rows import PHASES, Cell, cell, say
 from tools.render.stems.flash_peers.rows import ratio
 
@@ -166,9 +166,5 @@ def value_of(metric: str, value: Any) -> tuple[Any, int | None] | None:
 
 
 def short(value: Any) -> Any:
-    """Six significant digits, of fractions only: bytes and counts stay exact. Of a text
-    what can be seen.
-    """
-    if isinstance(value, str):
-        return visible(value)
+    """Six significant digits, of fractions only: bytes and counts stay exact."""
     return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -6,7 +6,7 @@ from systems.formulas.memory_costs import Pass, weight_bytes
 from systems.formulas.memory_peak import peak
 from tools.render.drawing import SMALL, Drawing
 from tools.render.load import Found, ours
-from tools.render.markdown import Markup, gib, in_words, nothing_of
+from tools.render.markdown import gib, in_words, nothing_of
 from tools.render.rows import say
 from tools.render.standalone import by_itself
 from tools.render.stems.peak_memory.figures import timeline_figure
@@ -46,7 +46,7 @@ def hook(found: Found) -> str:
         "rest."
     )
     rounded = in_words(say(allocated, lambda v: f"{gib(v)} GiB"))
-    more = Markup(HOOK.format(allocated=rounded))
+    more = HOOK.format(allocated=rounded)
     drawn = timeline_figure(record, "step", finding, more) if record else ""
     return drawn or nothing_of([record] if record else [])
 

@@ -16,7 +16,7 @@ from systems.records.source_hash import hash_of
 from tools.render.compiled_files import COMMAND, read_steps
 from tools.render.frame import Frame, Line, frame, texts
 from tools.render.load import Found, of_gpu, ours
-from tools.render.markdown import Markup, per_device, percent
+from tools.render.markdown import per_device, percent
 from tools.render.plots import (
     ACCENT,
     GREY,
@@ -131,7 +131,7 @@ def needs_table(record: Record | None) -> str:
         ("step", lambda x: STEPS[x["step"]].name),
         *((head, lambda x, t=t: each(x["step"], t)) for head, t in shown.items()),
     )
-    link = Markup("[file](results/flash_ablation-compiled.json)")
+    link = "[file](results/flash_ablation-compiled.json)"
     return (
         f"{'' if fresh else stale}{table}\n\n"
         f"Compiled for an H100 with Triton {version}, not timed · {link}\n"

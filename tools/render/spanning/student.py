@@ -8,7 +8,7 @@ from systems import ROOT
 from systems.formulas.gpus import GPUS, Gpu
 from systems.records.record import Record
 from tools.render.load import Found, ours, primary_gpu
-from tools.render.markdown import Markup, bold, table
+from tools.render.markdown import bold, table
 from tools.render.rows import NOT_MEASURED, data_sheet
 
 SCRIPTS = ROOT / "docs" / "scripts"
@@ -75,7 +75,7 @@ def problems_table(found: Found) -> str:
         new = [stem for stem in stems if stem not in seen]
         seen.update(new)
         records = [measured[stem] for stem in new if stem in measured]
-        link = Markup(f"[`{problem['name']}`](writeup.md#{problem['name']})")
+        link = f"[`{problem['name']}`](writeup.md#{problem['name']})"
         if not new:
             continue
         rows.append([link, ", ".join(f"`{stem}`" for stem in new), *cells(records)])

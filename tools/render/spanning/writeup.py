@@ -17,7 +17,7 @@ from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.claims import Claim, claims_in, verdict
 from tools.render.load import AGES, Found, age, is_of_gpu, primary_gpu
-from tools.render.markdown import Markup, captioned, inert, lines, sections, table, tabs
+from tools.render.markdown import captioned, sections, table, tabs
 
 PROBLEMS_FILE = Path(__file__).with_name("problems.toml")
 NOT_BUILT, NOT_MEASURED_YET = "not built yet", "not measured yet"
@@ -142,9 +142,9 @@ def overview(problems: list[Problem], found: Found) -> str:
         )
         rows.append(
             [
-                Markup(f"[{number}. {problem.title}](#{problem.name})"),
-                Markup(f"{problem.section or problem.asked_by}<br>`{problem.name}`"),
-                lines(words),
+                f"[{number}. {problem.title}](#{problem.name})",
+                f"{problem.section or problem.asked_by}<br>`{problem.name}`",
+                "<br>".join(words),
                 str(problem.points) if problem.points else "",
             ]
         )
@@ -160,7 +160,7 @@ def editions(problems: list[Problem]) -> str:
             f"`{problem.name}`",
             f"{problem.section} · {problem.points}" if problem.section else "",
             *(problem.stanford.get(year, "") for year in years),
-            Markup(", ".join(linked(answer.page) for answer in problem.answers)),
+            ", ".join(linked(answer.page) for answer in problem.answers),
         ]
         for problem in problems
     ]
@@ -183,7 +183,7 @@ def asked(answer: Answer, found: Found) -> str:
         if answer.built
         else ""
     )
-    said = f"**Status:** {inert(status(answer, found))}{link}\n{{ .status }}\n"
+    said = f"**Status:** {status(answer, found)}{link}\n{{ .status }}\n"
     return f"**Asked{parts}.** {answer.question}\n\n{said}"
 
 

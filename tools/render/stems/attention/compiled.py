@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.markdown import columns, lines, per_device
+from tools.render.markdown import columns, per_device
 from tools.render.plots import heat_map, panels, plot
 from tools.render.rows import (
     Cell,
@@ -153,7 +153,7 @@ def kernels_table(record: Record) -> str:
         ("compiled kernels", lambda of: of[4].get(f"{of[2]}_kernels")),
         (
             "of these, fused by the compiler",
-            lambda of: lines(map(fused_words, of[4].get(f"{of[2]}_fused", []))),
+            lambda of: "<br>".join(map(fused_words, of[4].get(f"{of[2]}_fused", []))),
         ),
         left=len(NAME) + 3,
     )
