@@ -23,11 +23,11 @@ from tools.render.spanning import pages
 # What spans stems, by module of `spanning`: made from records, and from none.
 OF_RECORDS = (
     *("writeup", "explorer", "calculator", "durations", "ladder"),
-    *("index", "student", "first_kernel", "gpu", "causes"),
+    *("index", "student", "gpu"),
 )
 OF_NONE = ("glossary", "trace")
 # Those of them that have facts, by their own name.
-WITH_FACTS = ("first_kernel", "causes", "ladder", "calculator")
+WITH_FACTS = ("ladder", "calculator")
 
 
 def render_all(results: Path) -> dict[str, str]:

@@ -17,11 +17,11 @@ from tests.tools.render.test_flash import full_peers
 from tests.tools.render.test_kernel_profile import kernel_record
 from tests.tools.render.test_memory import memory_record
 from tools.render import claims, load
+from tools.render.frame import Line
 from tools.render.markdown import in_words
-from tools.render.rows import Cell
 from tools.render.spanning.writeup import all_claims
 from tools.render.stems.flash_passes import PASSES
-from tools.render.stems.kernel_profile.rows import SOFTMAX, part_costs
+from tools.render.stems.kernel_profile.rows import SOFTMAX_PART, part_costs
 
 CLAIMS = all_claims()
 BY_NAME = {claim.name: claim for claim in CLAIMS}
@@ -155,8 +155,9 @@ def at_the_floor(record: Record):
     peak = find_peak(record.device.slug)
     assert peak
     for row in rows(record, mode="forward", precision="fp32"):
-        moved = part_costs(Cell(row))[SOFTMAX][1]
-        softmax = [k for k in row.metrics["kernels"] if k["phase"].endswith(SOFTMAX)]
+        moved = part_costs(Line.of(row))[SOFTMAX_PART][1]
+        kernels = row.metrics["kernels"]
+        softmax = [k for k in kernels if k["phase"].endswith(SOFTMAX_PART)]
         for kernel in softmax:
             kernel["total_ms"] = 1.5e3 * moved / peak.bandwidth / len(softmax)
 
@@ -267,11 +268,6 @@ def record_for(claim, found) -> Record:
         return memory_record()
     if claim.stem == "kernel_profile":
         record = kernel_record()
-        # Graphs add little to the kernels.
-        for row in rows(record, size="medium", context=256):
-            for phase in (p for p in PHASES if f"{p}_ms" in row.metrics):
-                busy = row.metrics[f"{phase}_gpu_busy_ms"]
-                row.metrics[f"graph_{phase}_ms"] = [1.005 * ms for ms in busy]
         # Launches of small take longer than its kernels, and in bf16 products are fast.
         for context in (128, 256):
             stretch(rows(record, size="small", context=context), 3)

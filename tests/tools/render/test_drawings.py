@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from lxml import html
-from msgspec.structs import replace
 
 from systems import ROOT
 from systems.attention import attention_reference
-from systems.formulas.costs import forward_flops
+from systems.formulas.chips import chip_of
+from systems.formulas.costs import find_peak, forward_flops
 from systems.model.sizes import VOCAB_SIZE
 from tests.factories import committed
 from tests.tools.render.svgs import figures, outside
@@ -22,7 +22,6 @@ from tools.render.markdown import percent
 from tools.render.rows import cell
 from tools.render.spanning import (
     envelope,
-    first_kernel,
     trace,
 )
 
@@ -128,29 +127,21 @@ def test_the_lines_beside_the_equations_are_lines_of_the_kernel(page, lines):
     assert [line for line in quoted if line not in source] == []
 
 
-def test_predictions_need_no_record_and_measurements_do():
-    stems = ("flash_benchmarking", "flash_ablation")
-    without, found = first_kernel.facts({}), {stem: [committed(stem)] for stem in stems}
-    # 9 numbers of two bytes for each of 16384² scores, since what is timed calls
-    # torch.softmax; 4.8 TB/s.
-    assert without["plain_bytes"] == "4.8 GB" and without["plain_moved"] == "1.01 ms"
-    assert without["plain"] == without["two_passes"] == "not measured"
-    (ours,) = found["flash_ablation"]
-    rest = [row for row in ours.rows if not row.config["step"].startswith("first_")]
-    (row,) = (row for row in rest if row.config["step"] == "skip")
-    timed = [
-        replace(row, config=row.config | {"step": f"first_{of}"})
-        for of in ("forward", "backward")
-    ]
-    (empty,) = first_kernel.fragments({}).values()
-    assert "Not measured" in empty
-    # A record may be from before the first kernel was timed.
-    for rows, begins in ((rest, "design"), ([*rest, *timed], "other tiles")):
-        found["flash_ablation"] = [replace(ours, rows=rows)]
-        unknown = "not measured" in first_kernel.facts(found).values()
-        assert unknown is (rows is rest)
-        (drawn,) = first_kernel.fragments(found).values()
-        assert begins in drawn and "not measured" not in drawn
+def test_the_machine_is_as_its_data_sheet_says():
+    chip, peak = chip_of("nvidia-h200"), find_peak("nvidia-h200")
+    assert chip and peak
+    assert {
+        f"{chip.sms} SMs, all alike",
+        f"{peak.bandwidth / 1e12:.1f} TB/s",
+        f"{chip.l2_bytes >> 20} MiB",
+        f"{chip.register_bytes >> 10} KiB",
+        f"{chip.shared_bytes >> 10} KiB",
+        f"holds up to {chip.warps} warps",
+        f"{chip.tensor_cores} tensor cores",
+        f"{chip.bf16_flops_per_clock:,} bf16 FLOPs a clock",
+        f"{chip.fp32_flops_per_clock} FLOPs a clock",
+        f"{chip.exponentials_per_clock} a clock",
+    } <= set(texts("machine"))
 
 
 def test_a_memset_in_a_trace_is_no_kernel():

@@ -24,8 +24,8 @@ from systems.records.record import Record, Row
 from tests.factories import committed
 from tools.render import everything
 from tools.render.clocks import note_clocks
+from tools.render.frame import Line, frame
 from tools.render.markdown import REST
-from tools.render.rows import Cell, cells
 from tools.render.stems import kernel_profile
 from tools.render.stems.kernel_profile import rows as kernel_rows
 
@@ -59,44 +59,27 @@ def metrics_of(mode: str) -> dict:
         | dict.fromkeys(("median_ms", "min_ms", "max_ms", "start_ms"), 0.1)
         for p, n, c, k, ms in seen
     ]
-    layer = [
-        ("forward", "matmul"),
-        ("forward/attention scores", "matmul"),
-        ("forward/attention softmax", "softmax"),
-    ]
     return {
         **{
             "profiler": "torch",
             "passes": 3,
             "thousand_marks_ms": [9.0, 8.0, 7.0, 8.0, 8.0],
         },
-        **{f"{name}_ms": [WALL[name]] * 10 for name in names},
         **{f"profiled_{name}_ms": [1.5 * WALL[name]] * 3 for name in names},
         **{f"{name}_gpu_span_ms": [busy[name] + 0.5] * 3 for name in names},
         **{f"{name}_gpu_busy_ms": [busy[name]] * 3 for name in names},
         "matmul_ops_ms": [sum(k[4] for k in seen if k[2] == "matmul") / 1.02] * 3,
         "kernels": kernels,
-        **(
-            {
-                "timeline": [
-                    {
-                        "phase": p,
-                        "name": "k",
-                        "category": c,
-                        "start_ms": i * 0.1,
-                        "duration_ms": 0.08,
-                    }
-                    for i, (p, c) in enumerate(layer)
-                ]
-            }
-            if mode == "forward"
-            else {}
-        ),
     }
 
 
-def kernel_record() -> Record:
+def kernel_record(clocked: bool = True) -> Record:
+    """Every pass, and how long it takes without a profiler."""
     rows = [Row(asdict(c), "ok", metrics_of(c.mode)) for c in experiment.configs()]
+    for row in rows if clocked else ():
+        phases = ["forward"] if row.config["mode"] == "forward" else WALL
+        walls = {f"{name}_ms": [WALL[name]] * 10 for name in phases}
+        row.clock = Row(row.config, "ok", walls)
     device = Device("NVIDIA H200", "nvidia-h200", driver="580", power_limit_w=700.0)
     return Record(
         "kernel_profile",
@@ -135,11 +118,8 @@ def test_the_facts_by_hand(record):
     assert facts["profiled_2_7B"] == "18.75 ms"
     assert facts["idle_2_7B"] == "20 %"
     # 7 of 10 ms forward; 14.75 of 20 with loss and backward; of 25 with the optimizer.
-    assert facts["forward_matmul_small"] == facts["matmul_small"] == "70 %"
-    assert (
-        facts["forward_and_backward_matmul_small"],
-        facts["full_step_matmul_small"],
-    ) == ("74 %", "59 %")
+    names = [f"matmul_{passes}_small" for passes in ("forward", "both", "step")]
+    assert [facts[name] for name in names] == ["70 %", "74 %", "59 %"]
     # Calls of a kernel are those of all its phases.
     assert (facts["top_forward_small"], facts["top_forward_calls_small"]) == (
         f"`{GEMM}`",
@@ -163,12 +143,11 @@ def test_the_facts_by_hand(record):
     assert facts["mark_us"] == "8.0 µs"
     _, checked = kernel_profile.kernels_are_attributed.judge(record)
     assert "less than 0.1 %; names against operations at most 2.0 %" in checked
-    assert facts["profiler"] == "torch.profiler"
 
 
 def test_what_bf16_gains_is_told_of_the_kernels_alone_too(record):
     """Of forward, loss and backward; AdamW's kernels are fp32 in either case."""
-    there = copy.deepcopy(record)
+    there = kernel_record()
     for row in there.rows:
         if row.config["precision"] == "bf16" and row.config["mode"] == "step":
             fewer = 4 if row.config["context"] == 128 else 2
@@ -183,7 +162,7 @@ def test_what_bf16_gains_is_told_of_the_kernels_alone_too(record):
 def test_two_kernels_of_one_tile_are_counted_apart(record):
     """As cuBLAS names them: weights are multiplied by one, heads by the other."""
     whole = f"{GEMM}_tilesize128x128x8_stage{{}}_warpsize2x2x1_execute_kernel"
-    full = copy.deepcopy(record)
+    full = kernel_record()
     for row in full.rows:
         for kernel in row.metrics["kernels"]:
             if kernel["name"] == GEMM:
@@ -194,25 +173,25 @@ def test_two_kernels_of_one_tile_are_counted_apart(record):
     # 85 of the 109 that have this tile, and 6 of 7 ms.
     assert facts["top_forward_calls_small"] == "85"
     assert facts["top_forward_share_small"] == "60 %"
-    top = fragments([full])["top-telling.md"]
+    top = fragments([full])["top.md"]
     assert f"</summary>`{whole.format(3)}`" in top
-    assert "| 85 | 60 % | 109 |" in top
+    assert "| 85 | 60 % |" in top
 
 
 def test_categories_add_up_to_the_whole(record):
-    for c in cells(record):
-        shares = [kernel_rows.share(c, name) for name in CATEGORIES]
+    for x in frame(record):
+        shares = [kernel_rows.share(x, name) for name in CATEGORIES]
         assert sum(shares) == pytest.approx(1)
 
 
 def test_what_nobody_marked_shows(record):
-    stray = copy.deepcopy(record)
+    stray = kernel_record()
     stray.rows[0].metrics["kernels"].append(
         {**stray.rows[0].metrics["kernels"][0], "phase": "", "total_ms": 2.5}
     )
-    assert kernel_rows.unattributed(Cell(stray.rows[0])) == pytest.approx(0.2)
-    holds, told = kernel_profile.kernels_are_attributed.judge(stray)
-    assert not holds and "at most 20 %" in told
+    assert kernel_rows.unattributed(Line.of(stray.rows[0])) == pytest.approx(0.2)
+    judged = kernel_profile.kernels_are_attributed.judge(stray)
+    assert isinstance(judged, tuple) and not judged[0] and "at most 20 %" in judged[1]
 
 
 def test_every_question_has_its_table_and_every_figure_its_file(record):
@@ -223,98 +202,121 @@ def test_every_question_has_its_table_and_every_figure_its_file(record):
         "| wall, ms | sum of kernels, ms | idle | wall, profiled, ms | GPU span, "
         "profiled, ms |" in files["times.md"]
     )
-    assert (
-        "| small | 512 | fp32 | forward | 12.50 | 10.00 | 20 % | 18.75 | 10.50 |"
-        in files["times.md"]
-    )
-    assert "Wall time of the profile's own run." in files["times.md"]
-    assert (
-        f"| small | 512 | fp32 | forward | `{GEMM}` | 109 | 70 % | 109 |"
-        in kernel_profile.top_table(record)
-    )
-    assert (
-        f"| `{EXP}` | softmax | 60 | 2.000 | 20 % |" in files["others.md"]
-        and GEMM not in files["others.md"]
-    )
-    assert "| small | 512 | bf16 | 70 % | 74 % | 59 % | 5.00 |" in files["matmul.md"]
+    line = "| small | 512 | fp32 | 12.50 | 10.00 | 20 % | 18.75 | 10.50 |"
+    assert line in files["times.md"]
+    assert f"| small | forward | `{GEMM}` | 109 | 70 % |" in files["top.md"]
+    assert f"| `{EXP}` | softmax | 60 | 2.000 | 20 % |" in files["others.md"]
+    assert GEMM not in files["others.md"]
+    assert "| small | bf16 | 70 % | 74 % | 59 % | 20 % |" in files["matmul.md"]
     # bf16 moves other bytes, so attention's rates are of fp32 alone.
-    assert files["attention.md"].count("attention softmax") == 20
-    for name in ("shares", "layer", "roofline"):
+    assert files["attention.md"].count("attention softmax") == 5
+    for name in ("causes", "roofline"):
         assert f'id="kernel_profile-{name}-nvidia-h200"' in files[f"{name}.md"]
     assert not any(re.search(r"\bnan\b", text) for text in files.values())
 
 
-def clock_record(record, ms=16.0, **software):
+def clock_record(record, ms=16.0):
     """A record of `end_to_end` of one cell of it, on the same GPU."""
     cell = {"size": "small", "context": 128, "mode": "forward", "precision": "fp32"}
     config = cell | {"batch": 4, "vocab": 10_000, "attention": "eager"}
     row = Row(config, "ok", {"forward_ms": [ms] * 10})
-    device, software = copy.deepcopy(record.device), record.software | software
+    device, software = copy.deepcopy(record.device), dict(record.software)
     return Record("end_to_end", "measured", device, [row], 1, software=software)
 
 
-def test_idle_is_told_by_the_clock_of_the_same_gpu_and_software(record):
-    """However slow the host was while the profile was made."""
-    profile, clock = copy.deepcopy(record), clock_record(record)
-    note_clocks({"kernel_profile": [profile], "end_to_end": [clock]})
-    times = fragments([profile])["times.md"]
-    assert "| small | 128 | fp32 | forward | 16.00 | 10.00 | 38 % | 18.75 |" in times
-    assert "| small | 256 | fp32 | forward | 12.50 |" in times
-    own = f"Wall time of {len(record.rows) - 1} rows: of the profile's own run. "
-    assert f"{own}Wall time: NVIDIA H200" in times
-    # Kernels that took longer than the run that was timed leave nothing idle.
-    note_clocks(
-        {"kernel_profile": [profile], "end_to_end": [clock_record(record, ms=9.9)]}
-    )
-    assert "| 9.90 | 10.00 | 0.0 % |" in fragments([profile])["times.md"]
-
-
-@pytest.mark.parametrize("why", ["torch", "driver", "gpu"])
-def test_another_clock_does_not_count(record, why):
-    profile, clock = copy.deepcopy(record), clock_record(record)
-    if why == "torch":
+@pytest.mark.parametrize("differs", ["", "torch", "driver", "gpu"])
+def test_idle_is_told_by_the_clock_of_the_same_gpu_and_software(differs):
+    profile = kernel_record(clocked=False)
+    clock = clock_record(profile)
+    if differs == "torch":
         clock.software["torch"] = "2.12"
-    if why == "driver":
+    if differs == "driver":
         clock.device.driver = "581"
-    if why == "gpu":
+    if differs == "gpu":
         clock.device.slug = "nvidia-a100"
     note_clocks({"kernel_profile": [profile], "end_to_end": [clock]})
     times = fragments([profile])["times.md"]
-    assert "| small | 128 | fp32 | forward | 12.50 |" in times
+    wall = " | 10.00 |  |" if differs else "16.00 | 10.00 | 38 % |"
+    assert f"| small | 128 | fp32 | {wall} 18.75 |" in times
+    assert ("Wall-clock time: [record]" in times) == (not differs)
+
+
+def test_kernels_that_took_longer_than_the_timed_run_leave_nothing_idle():
+    profile = kernel_record(clocked=False)
+    clock = clock_record(profile, ms=9.9)
+    note_clocks({"kernel_profile": [profile], "end_to_end": [clock]})
+    assert "| 9.90 | 10.00 | 0.0 % |" in fragments([profile])["times.md"]
+
+
+def test_a_pass_is_divided_by_what_the_gpu_did(record):
+    x = kernel_rows.steps(record).one(size="2.7B", context=512, precision="fp32")
+    # Of forward, loss and backward, without the optimizer: 7 + 7.75 matmuls, 2 copies,
+    # 1 + 2 + 0.25 element-wise, of 23 ms by the clock.
+    assert [x[name] for name in ("wall_ms", "matmuls", "copies", "rest", "idle")] == (
+        pytest.approx([23, 14.75, 2, 3.25, 3])
+    )
+    named = [name for names in kernel_rows.CAUSES.values() for name in names]
+    assert sorted([*named, "optimizer"]) == sorted(CATEGORIES)
+
+
+def test_a_gain_is_expected_of_matmuls_alone(record):
+    there = kernel_record()
+    for row in there.rows:
+        if row.config["precision"] == "bf16" and row.config["mode"] == "step":
+            row.clock.metrics["backward_ms"] = [5.0] * 10
+    found = kernel_rows.steps(there)
+    x = found.one(size="2.7B", context=512, precision="bf16")
+    rates = 989.5 / 67
+    assert x["expected_gain"] == pytest.approx(
+        23 / (23 - 14.75 * (1 - 1 / rates)), rel=1e-3
+    )
+    assert x["gain"] == pytest.approx(23 / 18)
+    shown = fragments([there])["gains.md"]
+    assert "| 2.7B | 512 | 0.0 % |" not in shown and "| 2.5 | 1.3 |" in shown
+
+
+def test_a_slow_host_changes_idling_and_not_the_share_of_copies(record):
+    slow = kernel_record()
+    for row in slow.rows:
+        row.clock.metrics["forward_ms"] = [90.0] * 10
+    facts, slowed = kernel_profile.facts(record), kernel_profile.facts(slow)
+    changed = {name for name in facts if facts[name] != slowed[name]}
+    assert "idle_2_7B_128_bf16" in changed
+    assert not any(name.startswith(("copies_", "copied_")) for name in changed)
 
 
 def test_out_of_memory_is_a_row_and_facts_say_so(record):
-    smaller = copy.deepcopy(record)
+    smaller = kernel_record()
     for row in smaller.rows:
         if row.config["size"] == "2.7B":
-            row.status, row.metrics, row.reason = (
-                "out_of_memory",
-                {},
-                "CUDA out of memory",
-            )
+            row.status, row.metrics = "out_of_memory", {}
     files = fragments([smaller])
-    assert (
-        "| 2.7B | 512 | fp32 | step | out of memory |" in files["times.md"]
-        and "2.7B" not in files["matmul.md"]
-    )
+    assert "| 2.7B | 512 | fp32 | out of memory |" in files["times.md"]
+    assert "| 2.7B | fp32 | out of memory |" in files["matmul.md"]
     assert kernel_profile.facts(smaller)["wall_2_7B"] == "out of memory"
 
 
 def test_a_gpu_without_a_data_sheet_has_no_roofline(record):
-    unknown = copy.deepcopy(record)
+    unknown = kernel_record()
     unknown.device.slug = "acme-gpu"
     files = fragments([unknown])
-    assert "layer-acme-gpu" in files["layer.md"]
     assert "roofline-acme-gpu" not in files["roofline.md"]
 
 
-def test_under_nsys_no_operation_is_known(record):
-    seen = copy.deepcopy(record)
-    for row in seen.rows:
-        row.metrics["profiler"] = "nsys"
-        del row.metrics["matmul_ops_ms"]
-    facts = kernel_profile.facts(seen)
-    assert facts["profiler"] == "Nsight Systems"
+def test_two_gpus_stand_side_by_side_with_and_without_gpu_time(record):
+    """Of one the clock has wall-clock time alone."""
+    newer = kernel_record()
+    newer.device.name, newer.device.slug = "NVIDIA H100", "nvidia-h100"
+    for row in newer.rows:
+        phases = [name.removesuffix("_ms") for name in row.clock.metrics]
+        row.clock.metrics |= {f"{name}_gpu_ms": [1.0, 1.0] for name in phases}
+    files = fragments([record, newer])
+    for name, text in files.items():
+        first, _, second = text.partition('=== "NVIDIA H100"')
+        assert first.startswith('=== "NVIDIA H200"'), name
+        if name not in ("attention.md", "gains.md"):
+            # Rates are relative to each GPU's data sheet.
+            assert re.findall(r"\| .* \|", first) == re.findall(r"\| .* \|", second)
 
 
 MUL = "at::native::binary_internal::MulFunctor<float>"
@@ -336,12 +338,13 @@ def test_what_was_compiled_for_other_memory_has_a_name_of_its_own(name, short):
 
 
 def test_the_top_kernel_is_one_kernel_and_not_all_of_an_operation():
-    c = kernel_rows.at(committed("kernel_profile"), "small", 512, "forward", "bf16")
+    config = {"size": "small", "context": 512, "mode": "forward", "precision": "bf16"}
+    x = frame(committed("kernel_profile")).one(**config)
     sums: Counter[str] = Counter()
-    for item in c["kernels"]:
+    for item in x["kernels"]:
         sums[item["name"]] += item["total_ms"]
     ((name, longest),) = sums.most_common(1)
-    top = kernel_rows.by_name(c)[0]
+    top = kernel_rows.by_name(x)[0]
     assert (top.name, top.ms) == (name, pytest.approx(longest))
 
 
@@ -379,4 +382,4 @@ def test_products_of_attention_cost_what_pytorch_counts(monkeypatch):
 def test_no_two_sets_of_tabs_stand_side_by_side():
     """Markdown would join them into one, with the same GPU twice."""
     page = (ROOT / "docs" / "kernel_profile.md").read_text(encoding="utf-8")
-    assert not re.search(r'--8<-- "generated/[^"]+"\s+--8<-- "generated/', page)
+    assert not re.search(r'--8<-- "generated/[^":]+"\s+--8<-- "generated/', page)

@@ -1,15 +1,13 @@
 """The back of an envelope: what formulas and data sheets predict, beside what was
-measured.
-
-A prediction needs no record. A ratio does, and reads "not measured" without one.
+measured. A prediction needs no record; a ratio reads "not measured" without one.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from systems.formulas.chips import chip_of
 from systems.formulas.costs import (
     FP32_BYTES,
-    Peak,
+    attention_flops,
     attention_part_costs,
     forward_flops,
     parameters_by_part,
@@ -18,16 +16,15 @@ from systems.formulas.costs import (
 from systems.formulas.floors import Work, floor_seconds, matmul_work, ridge_intensity
 from systems.model.sizes import SIZES, VOCAB_SIZE
 from systems.records.record import Record
+from tools.render.frame import Line, frame
 from tools.render.load import Found, ours, primary_gpu
 from tools.render.markdown import percent
-from tools.render.rows import MISSING, Cell, cell, cells, data_sheet, say, span
-from tools.render.stems.end_to_end.rows import at as timed
-from tools.render.stems.kernel_profile.rows import at as profiled
+from tools.render.rows import MISSING, cell, data_sheet, say, span
+from tools.render.stems.end_to_end.rows import at
+from tools.render.stems.kernel_profile.rows import MATMULS, calls, total_ms, wall_ms
 from tools.render.stems.warmup import later, nth
 
 BATCH = 4
-# Where nobody lists the primary GPU, the drawing shows this one, and says so.
-SHOWN = "nvidia-h200"
 
 
 def shape(size: str, context: int) -> dict[str, int]:
@@ -35,112 +32,62 @@ def shape(size: str, context: int) -> dict[str, int]:
 
 
 def of_forward(size: str, context: int) -> int:
-    """Matrix FLOPs of a forward pass."""
+    """Matmul FLOPs of a forward pass."""
     return sum(forward_flops(vocab_size=VOCAB_SIZE, **shape(size, context)).values())
 
 
+def attention_work(size: str, context: int, *parts: str) -> Work:
+    """Parts of attention, all layers, in fp32."""
+    costs = attention_part_costs(element_bytes=FP32_BYTES, **shape(size, context))
+    flops, moved = (sum(costs[part][i] for part in parts) for i in (0, 1))
+    return Work(flops, moved)
+
+
 def all_products(size: str, context: int) -> Work:
-    """Every matrix product of a forward pass in fp32, operands read and results written
-    once by each.
+    """Every matmul of a forward pass in fp32: each reads its operands and writes its
+    result once.
     """
     model, tokens = SIZES[size], BATCH * context
     d, wide, layers = model.d_model, model.d_ff, model.num_layers
     projection = matmul_work(tokens, d, d, FP32_BYTES)
     feed_forward = matmul_work(tokens, wide, d, FP32_BYTES)
     head = matmul_work(tokens, VOCAB_SIZE, d, FP32_BYTES)
-    parts = attention_part_costs(element_bytes=FP32_BYTES, **shape(size, context))
-    attention = sum(parts[f"attention {name}"][1] for name in ("scores", "output"))
     by_layer = 4 * projection.moved_bytes + 3 * feed_forward.moved_bytes
+    attention = attention_work(size, context, *MATMULS).moved_bytes
     moved = layers * by_layer + head.moved_bytes + attention
     return Work(of_forward(size, context), moved)
 
 
-def softmax(size: str, context: int) -> Work:
-    """Softmax as the model writes it, all layers, in fp32."""
-    parts = attention_part_costs(element_bytes=FP32_BYTES, **shape(size, context))
-    return Work(*parts["attention softmax"])
+SOFTMAX = attention_work("small", 512, "attention softmax")
+PRODUCTS = all_products("2.7B", 512)
 
 
-def attention_products(size: str, context: int) -> list[Work]:
-    """The two products of attention, all layers, in fp32."""
-    parts = attention_part_costs(element_bytes=FP32_BYTES, **shape(size, context))
-    return [Work(*parts[f"attention {name}"]) for name in ("scores", "output")]
+def regimes(record: Record | None) -> tuple[Line, Line, Line]:
+    """Kernels of a profile that are launch-bound, memory-bound and compute-bound."""
+    peak = data_sheet(primary_gpu())
 
-
-# What was measured of them ------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """Some kernels of one forward pass: how many, and their times added up."""
-
-    calls: float
-    ms: float
-
-    @property
-    def each_us(self) -> float:
-        return 1e3 * self.ms / self.calls
-
-
-def kernels(c: Cell, phase: str = "forward", category: str = "") -> Kernels:
-    """Those of a phase and its parts, or only those of a category; Missing where there
-    are none.
-    """
-    items = [
-        item
-        for item in (c["kernels"] if c else [])
-        if item["phase"].startswith(phase) and item["category"].startswith(category)
-    ]
-    calls, ms = (sum(item[key] for item in items) for key in ("calls", "total_ms"))
-    return Kernels(calls, ms) if calls else Kernels(c.missing, c.missing)
-
-
-@dataclass(frozen=True)
-class Regimes:
-    """One row of ours for each way of being slow."""
-
-    peak: Peak
-    # `small` at context 128 under bf16, a forward pass: bound by launches.
-    wall_ms: float
-    all_kernels: Kernels
-    # `small` at 512 in fp32: bound by memory.
-    softmax: Kernels
-    softmax_work: Work
-    # 2.7B at 512 in fp32: bound by arithmetic.
-    products: Kernels
-    products_work: Work
-
-    @property
-    def launch_us(self) -> float:
-        """From one launch to the next, where the GPU waits for launches."""
-        return 1e3 * self.wall_ms / self.all_kernels.calls
-
-    @property
-    def busy(self) -> float:
-        """The share of the pass in which some kernel runs."""
-        return self.all_kernels.ms / self.wall_ms
-
-    def shares(self, kernels: Kernels, work: Work) -> tuple[float, float]:
-        """Of the memory's rate and of fp32's that these kernels reach."""
-        seconds = kernels.ms / 1e3
-        return (
-            work.moved_bytes / seconds / self.peak.bandwidth,
-            work.flops / seconds / self.peak.fp32,
+    def regime(
+        size: str, context: int, precision: str, phase: str, kind: str, work: Work
+    ) -> Line:
+        config = {"size": size, "context": context, "precision": precision}
+        x = frame(record).one(**config, mode="forward")
+        ms, count = total_ms(x, phase, kind), calls(x, phase, kind) or x.missing
+        wall, seconds = wall_ms(x), (ms or x.missing) / 1e3
+        return Line(
+            calls=count,
+            ms=ms,
+            each_us=1e3 * ms / count,
+            # From one launch to the next, where the GPU waits for launches.
+            launch_us=1e3 * wall / count,
+            busy=ms / wall,
+            of_memory=work.moved_bytes / seconds / peak.bandwidth,
+            of_fp32=work.flops / seconds / peak.fp32,
         )
 
-
-def regimes(found: Found) -> Regimes:
-    profile, clock = (ours(found, s) for s in ("kernel_profile", "end_to_end"))
-    launches = ("small", 128, "forward", "bf16")
-    small, large = (profiled(profile, s, 512, "forward") for s in ("small", "2.7B"))
-    return Regimes(
-        data_sheet(primary_gpu()),
-        timed(clock, *launches).ms("forward"),
-        kernels(profiled(profile, *launches)),
-        kernels(small, "forward/attention softmax"),
-        softmax("small", 512),
-        kernels(large, category="matmul"),
-        all_products("2.7B", 512),
+    return (
+        regime("small", 128, "bf16", "forward", "", Work(0, 0)),
+        regime("small", 512, "fp32", "forward/attention softmax", "", SOFTMAX),
+        regime("2.7B", 512, "fp32", "forward", "matmul", PRODUCTS),
     )
 
 
@@ -149,22 +96,18 @@ def regimes(found: Found) -> Regimes:
 
 def facts(found: Found) -> dict[str, dict[str, str]]:
     """For each stem what pages say of its predictions; and `chip`, the data sheet."""
+    profile, attention = ours(found, "kernel_profile"), ours(found, "attention")
+    benchmark = ours(found, "flash_benchmarking")
     return {
         "chip": chip_facts(),
-        "kernel_profile": regime_facts(regimes(found)),
+        "kernel_profile": regime_facts(profile),
         "end_to_end": step_facts(ours(found, "end_to_end")),
         "warmup": warmup_facts(ours(found, "warmup")),
         "peak_memory": memory_facts(ours(found, "peak_memory")),
-        "mixed_precision": gain_facts(ours(found, "kernel_profile")),
-        "attention": {
-            **traffic_facts(ours(found, "attention")),
-            **dynamic_facts(
-                ours(found, "attention"), ours(found, "flash_benchmarking")
-            ),
-        },
-        "model_attention": slot_facts(
-            ours(found, "kernel_profile"), ours(found, "model_attention")
-        ),
+        "mixed_precision": gain_facts(profile),
+        "attention": traffic_facts(attention) | dynamic_facts(attention, benchmark),
+        "flash_benchmarking": head_facts(benchmark),
+        "model_attention": slot_facts(profile, ours(found, "model_attention")),
     }
 
 
@@ -183,28 +126,27 @@ def chip_facts() -> dict[str, str]:
     }
 
 
-def regime_facts(r: Regimes) -> dict[str, str]:
-    floor = 1e3 * floor_seconds(r.softmax_work, r.peak, "fp32")
-    two = attention_products("small", 512)
-    flops = sum(product.flops for product in two)
-    of_two = 1e3 * sum(floor_seconds(product, r.peak, "fp32") for product in two)
-    of_fp32 = r.shares(r.softmax, r.softmax_work)[1]
-    reached = r.shares(r.products, r.products_work)[1]
+def regime_facts(record: Record | None) -> dict[str, str]:
+    launches, softmax, products = regimes(record)
+    peak = data_sheet(primary_gpu())
+    floor = 1e3 * floor_seconds(SOFTMAX, peak, "fp32")
+    of_two = [attention_work("small", 512, part) for part in MATMULS]
+    floor_of_two = 1e3 * sum(floor_seconds(work, peak, "fp32") for work in of_two)
     return {
-        "launched": say(r.all_kernels.calls, "{:,.0f}"),
-        "launch_every": say(r.launch_us, "{:.1f} µs"),
-        "kernel_each": say(r.all_kernels.each_us, "{:.1f} µs"),
-        "busy": say(r.busy, percent),
-        "softmax_bytes": f"{r.softmax_work.moved_bytes / 1e9:.2f} GB",
-        "softmax_intensity": f"{r.softmax_work.intensity:.2f}",
+        "launched": say(launches["calls"], "{:,.0f}"),
+        "launch_every": say(launches["launch_us"], "{:.1f} µs"),
+        "kernel_each": say(launches["each_us"], "{:.1f} µs"),
+        "busy": say(launches["busy"], percent),
+        "softmax_bytes": f"{SOFTMAX.moved_bytes / 1e9:.2f} GB",
+        "softmax_intensity": f"{SOFTMAX.intensity:.2f}",
         "softmax_floor": say(floor, "{:.2f} ms"),
-        "products_flops": f"{flops / 1e9:.1f} GFLOP",
-        "products_floor": say(of_two, "{:.2f} ms"),
-        "floor_ratio": say(of_two / floor, "{:.2f}"),
-        "softmax_over_floor": say(r.softmax.ms / floor, "{:.1f}"),
-        "softmax_of_fp32": say(of_fp32, percent),
-        "products_intensity": f"{r.products_work.intensity:.0f}",
-        "products_of_fp32": say(reached, percent),
+        "products_flops": f"{sum(work.flops for work in of_two) / 1e9:.1f} GFLOP",
+        "products_floor": say(floor_of_two, "{:.2f} ms"),
+        "floor_ratio": say(floor_of_two / floor, "{:.2f}"),
+        "softmax_over_floor": say(softmax["ms"] / floor, "{:.1f}"),
+        "softmax_of_fp32": say(softmax["of_fp32"], percent),
+        "products_intensity": f"{PRODUCTS.intensity:.0f}",
+        "products_of_fp32": say(products["of_fp32"], percent),
     }
 
 
@@ -219,30 +161,29 @@ def step_facts(record: Record | None) -> dict[str, str]:
         for precision in ("fp32", "bf16"):
             key = f"{mode}_2_7B_512_{precision}"
             floor = 1e3 * pass_flops(forward, *phases) / getattr(peak, precision)
-            took = timed(record, "2.7B", 512, mode, precision).ms()
+            took = at(record, "2.7B", 512, mode, precision).ms()
             found[f"floor_{key}"] = say(floor, "{:.0f} ms")
             found[f"over_floor_{key}"] = say(took / floor, "{:.1f}")
     for context in (128, 256, 512, 1024):
-        took = timed(record, "small", context, "forward", "bf16").ms()
+        took = at(record, "small", context, "forward", "bf16").ms()
         found[f"forward_small_{context}_bf16"] = say(took, "{:.1f} ms")
-    took = timed(record, "2.7B", 512, "forward", "fp32").ms()
-    found["forward_2_7B_512_fp32"] = say(took, "{:.0f} ms")
-    return found
+    took = at(record, "2.7B", 512, "forward", "fp32").ms()
+    return found | {"forward_2_7B_512_fp32": say(took, "{:.0f} ms")}
 
 
 def warmup_facts(record: Record | None) -> dict[str, str]:
     """What one slow step does to the mean of ten."""
-    cold = cell(record, warmup=0)
+    cold = frame(record).one(warmup=0)
     return {"mean_predicted": say((nth(cold, 0) / later(cold) + 9) / 10, "{:.1f}")}
 
 
 def gain_facts(profile: Record | None) -> dict[str, str]:
-    """What bf16 can gain where only the matrix products get faster, by the ratio of the
-    peaks, for a step of 2.7B at context 512.
+    """What bf16 can gain where only the matmuls get faster, by the ratio of the peaks,
+    for a step of 2.7B at context 512.
     """
-    step = profiled(profile, "2.7B", 512, "step")
-    products, every = kernels(step, "", "matmul"), kernels(step, "")
-    share = products.ms / every.ms
+    config = {"size": "2.7B", "context": 512, "mode": "step", "precision": "fp32"}
+    step = frame(profile).one(**config)
+    share = total_ms(step, category="matmul") / total_ms(step)
     peak = data_sheet(primary_gpu())
     ratio = peak.bf16 / peak.fp32
     return {
@@ -254,28 +195,21 @@ def gain_facts(profile: Record | None) -> dict[str, str]:
 
 def traffic_facts(record: Record | None) -> dict[str, str]:
     """Forward pass of one head over 16,384 tokens in fp32, d = 64, no mask: floors of
-    its two products and of what its kernels read and write, eager and fused.
+    its two matmuls and of what its kernels read and write, eager and fused.
     """
     n, d, batch = 16384, 64, 8
-    parts = attention_part_costs(
-        d_model=d,
-        num_layers=1,
-        num_heads=1,
-        context=n,
-        batch=batch,
-        element_bytes=FP32_BYTES,
-    )
-    products = [parts[f"attention {name}"] for name in ("scores", "output")]
-    flops, outer = (sum(part[i] for part in products) for i in (0, 1))
-    # Beside the products. Of the mask's two kernels only the scaling runs.
+    heads = {"d_model": d, "num_layers": 1, "num_heads": 1, "batch": batch}
+    parts = attention_part_costs(context=n, element_bytes=FP32_BYTES, **heads)
+    flops, outer = (sum(parts[part][i] for part in MATMULS) for i in (0, 1))
+    # Beside the matmuls. Of the mask's two kernels only the scaling runs.
     moved = parts["attention softmax"][1] + parts["attention mask"][1] // 2
     # One fused kernel reads the scores and writes the probabilities.
     fused = 2 * FP32_BYTES * batch * n**2
     peak = data_sheet(primary_gpu())
     compute = 1e3 * max(flops / peak.fp32, outer / peak.bandwidth)
     eager, compiled = (1e3 * total / peak.bandwidth for total in (moved, fused))
-    at = {"d": d, "n": n, "dtype": "fp32", "causal": False, "execution": "eager"}
-    took = cell(record, batch=batch, **at).ms("forward")
+    config = {"d": d, "n": n, "dtype": "fp32", "causal": False, "execution": "eager"}
+    took = cell(record, batch=batch, **config).ms("forward")
     return {
         "products_floor": say(compute, "{:.1f} ms"),
         "moved": f"{moved / 2**30:.0f} GiB",
@@ -295,39 +229,61 @@ def dynamic_facts(static: Record | None, dynamic: Record | None) -> dict[str, st
     """Causal attention compiled for any length, over the same compiled for one: the
     time of a head alone, over that of a head of a batch.
     """
-    over: dict[str, list[float]] = {"forward": [], "backward": []}
-    for c in cells(dynamic, implementation="compiled"):
-        shape = {key: c.config[key] for key in ("n", "d", "dtype")}
-        if c.config["n"] < LONG:
-            continue
-        one = cell(static, **shape, causal=True, execution="compiled")
-        for of, ratios in over.items():
-            batch = one.config.get("batch", 1)
-            ratios.append(c.ms(of) / (one.ms(of) / batch))
-    return {f"dynamic_{of}": span(ratios) for of, ratios in over.items()}
+    long = frame(dynamic, implementation="compiled").where(lambda x: x["n"] >= LONG)
+    compiled = frame(static, causal=True, execution="compiled")
+    found = long.join("one", compiled, on=("n", "d", "dtype"))
+    return {
+        f"dynamic_{of}": span(
+            x.ms(of) / (x["one"].ms(of) / x["one"].get("batch", 1)) for x in found
+        )
+        for of in ("forward", "backward")
+    }
+
+
+def head_facts(record: Record | None) -> dict[str, str]:
+    """One causal head of 16,384 tokens in bf16, d = 64: the time that the bytes of
+    plain attention and the matmuls of FlashAttention take at least, and what was
+    measured.
+    """
+    n, d, peak = 16384, 64, data_sheet(primary_gpu())
+    # Nine numbers of two bytes for each score.
+    moved = 1e3 * 9 * 2 * n**2 / peak.bandwidth
+    flops = attention_flops("forward", d=d, batch=1, heads=1, n=n, causal=True)
+    plain, flash = (
+        cell(record, implementation=name, dtype="bf16", d=d, n=n).kernel_ms("forward")
+        for name in ("plain", "ours")
+    )
+    return {
+        "head_moved": say(moved, "{:.2f} ms"),
+        "head_multiplied": say(1e3 * flops / peak.bf16, "{:.3f} ms"),
+        "head_plain": say(plain, "{:.2f} ms"),
+        "head_ours": say(flash, "{:.2f} ms"),
+        "head_plain_over_ours": say(plain / flash, "{:.0f}"),
+    }
 
 
 def slot_facts(profile: Record | None, record: Record | None) -> dict[str, str]:
     """A forward pass of 2.7B at context 1024 in bf16: how much of it is attention, what
     it would gain if that took no time at all, and what it gains.
     """
-    forward = profiled(profile, "2.7B", 1024, "forward", "bf16")
-    share = kernels(forward, "forward/attention").ms / kernels(forward).ms
-    eager, ours = (
+    config = {"size": "2.7B", "context": 1024, "precision": "bf16"}
+    forward = frame(profile).one(**config, mode="forward")
+    share = total_ms(forward, "forward/attention") / total_ms(forward)
+    eager, flash = (
         cell(record, size="2.7B", context=1024, attention=name).ms("forward")
         for name in ("eager", "flash")
     )
     return {
         "attention_share": say(share, percent),
         "gain_at_most": say(1 / (1 - share), "{:.1f}"),
-        "gain_forward": say(eager / ours, "{:.1f}"),
+        "gain_forward": say(eager / flash, "{:.1f}"),
     }
 
 
 def memory_facts(record: Record | None) -> dict[str, str]:
     """What a training step of 2.7B needs beside its weights."""
-    at = {"size": "2.7B", "context": 512, "precision": "fp32", "attention": "eager"}
-    step = cell(record, mode="step", checkpoint=False, batch=BATCH, **at)
+    config = {"size": "2.7B", "context": 512, "precision": "fp32", "mode": "step"}
+    step = cell(record, **config, attention="eager", checkpoint=False, batch=BATCH)
     weights = FP32_BYTES * sum(
         parameters_by_part(vocab_size=VOCAB_SIZE, **asdict(SIZES["2.7B"])).values()
     )

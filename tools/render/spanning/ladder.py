@@ -5,7 +5,7 @@ the lower bound, and what the compiler made of it.
 not timed stands in a file of its own (`tools/compile_steps.py`).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 
 from matplotlib.figure import Figure
@@ -139,46 +139,40 @@ def needs_table(record: Record | None) -> str:
     )
 
 
-def waterfall(
-    figure: Figure, times: Mapping[str, float], expected: Collection[float] = ()
-) -> None:
-    """Draw the time of each step, and what it saves or adds relative to the step above;
-    a tick marks the expected time.
-    """
-    axes = figure.subplots()
-    found = [time or 0.0 for time in times.values()]
-    longest = max(found, default=1.0) * (1.4 if is_narrow(figure) else 1.2)
-    axes.barh(range(len(found)), found, 0.62, color=[*[PALE] * len(found)])
-    for y, (above, time) in enumerate(pairwise(found), 1):
-        slower = time > 1.02 * above
-        part = {"left": min(above, time), "color": WARN if slower else ACCENT}
-        axes.barh(y, abs(above - time), 0.62, **part)
-        value(axes, f"{time:.2f} ms, {above / (time or 1):.2f}×", max(above, time), y)
-    for y, time in enumerate(expected):
-        if known([time]):
-            axes.plot([time, time], [y - 0.42, y + 0.42], color=INK, lw=2)
-    value(axes, f"{found[0] if found else 0:.2f} ms", found[0] if found else 0, 0)
-    bars(axes, list(times))
-    without_numbers(axes)
-    axes.set_xlim(0, longest)
-
-
 def bars_figure(record: Record) -> str:
+    """The time of each step, and what it saves or adds relative to the step above; a
+    tick marks the expected time.
+    """
     rungs = Frame(x for x in steps(record, FORWARD) if x["step"] != "first_forward")
     bound = bound_ms(record, "forward")
-    expected = [
-        x["ms"] * x["speedup"] / (FORWARD[x["step"]].predicted or MISSING)
-        for x in rungs
-    ]
+    times = [x["ms"] or 0.0 for x in rungs]
 
     def draw(figure: Figure) -> None:
-        waterfall(figure, {x["name"]: x["ms"] for x in rungs}, expected)
-        axes = figure.axes[0]
+        axes = figure.subplots()
+        axes.barh(range(len(times)), times, 0.62, color=PALE)
+        for y, (above, time) in enumerate(pairwise([times[0], *times])):
+            part = {"left": min(above, time), "color": ACCENT}
+            if time > 1.02 * above:
+                part["color"] = WARN
+            axes.barh(y, abs(above - time), 0.62, **part)
+            speedup = f", {above / (time or 1):.2f}×" if y else ""
+            value(axes, f"{time:.2f} ms{speedup}", max(above, time), y)
+        for y, x in enumerate(rungs):
+            expected = (
+                x["ms"] * x["speedup"] / (FORWARD[x["step"]].predicted or MISSING)
+            )
+            if known([expected]):
+                axes.plot([expected] * 2, [y - 0.42, y + 0.42], color=INK, lw=2)
+        bars(axes, rungs.column("name"))
+        without_numbers(axes)
+        axes.set_xlim(0, max(times) * (1.4 if is_narrow(figure) else 1.2))
         if known([bound]):
             axes.axvline(bound, color=GREY, lw=1.2, ls="--")
             axes.set_title(f"ms; dashed: matmuls, {bound:.2f}")
 
-    start, end = rungs[0]["ms"] if rungs else MISSING, least(rungs.column("ms"))
+    if not rungs:
+        return ""
+    start, end = rungs[0]["ms"], least(rungs.column("ms"))
     return plot(
         record,
         "ladder",
@@ -194,18 +188,30 @@ def bars_figure(record: Record) -> str:
 def facts(found: Found) -> dict[str, str]:
     record = ours(found, "flash_ablation")
     end, back = ms(record, "forward"), ms(record, "backward")
-    bound = bound_ms(record, "forward")
+    first, first_back = ms(record, "first_forward"), ms(record, "first_backward")
+    any_shape, bound = ms(record, "plain_forward"), bound_ms(record, "forward")
     return {
         **texts(
             "{:.2f} ms",
             {
+                "first": first,
+                "first_backward": first_back,
+                "atomic_backward": ms(record, "atomic_backward"),
+                "two_passes": ms(record, "plain_backward"),
+                "any_shape": any_shape,
                 "end": end,
-                "any_shape": ms(record, "plain_forward"),
                 "products": bound,
                 "in_turn": bound + bound_ms(record, "forward", "exponentials"),
             },
         ),
-        "gain": say(ms(record, "first_forward") / end, "{:.1f}"),
+        **texts(
+            "{:.1f}",
+            {
+                "gain": first / end,
+                "gain_any_shape": first / any_shape,
+                "gain_backward": first_back / back,
+            },
+        ),
         **texts(
             percent,
             {

@@ -1,5 +1,5 @@
-"""Tables and facts of `kernel_profile`: wall time and GPU time, the top kernels,
-categories, attention's parts.
+"""Tables, facts and claims of `kernel_profile`: wall-clock time and GPU time, the top
+kernels, what bf16 gains, and attention's parts.
 """
 
 from typing import Any
@@ -8,191 +8,133 @@ from systems.model.sizes import TABLE_1
 from systems.profiling.kernel_names import MATMUL
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.load import primary_gpu
+from tools.render.frame import Frame, Line, frame, texts
 from tools.render.markdown import (
     OPEN,
     columns,
     folded_name,
     per_device,
     percent,
-    provenance,
+    record_link,
 )
-from tools.render.rows import (
-    MISSING,
-    Cell,
-    at_ends,
-    cells,
-    data_sheet,
-    instead,
-    known,
-    measured,
-    most,
-    ran,
-    say,
-    span,
+from tools.render.rows import Missing, instead, known, measured, most, say, span
+from tools.render.stems.kernel_profile.figures import (
+    causes_figure,
+    roofline_figure,
 )
-from tools.render.stems.kernel_profile import figures
 from tools.render.stems.kernel_profile.rows import (
-    PARTS,
-    PASSES,
-    SOFTMAX,
+    MATMULS,
+    SOFTMAX_PART,
     Kernel,
-    at,
-    busy_ms,
+    attention,
     by_name,
     disagreement,
-    idle_share,
-    inference,
-    matmul_share,
-    of_passes,
-    over_softmax,
-    part,
-    part_costs,
-    product_calls,
-    products_ms,
-    profiled_ms,
-    rates,
+    passes,
     share,
-    span_ms,
-    timed,
+    steps,
     total_ms,
     unattributed,
-    wall_ms,
 )
 
 CELL = ("size", "context", "precision")
-PROFILERS = {"nsys": "Nsight Systems", "torch": "torch.profiler"}
-# The cell whose kernels are listed one by one, and those whose numbers stand in
-# sentences.
-LISTED = ("small", 512)
-SHORT, LARGEST = ("small", 128), ("2.7B", 512)
+PRECISIONS = ("fp32", "bf16")
+# The pass whose kernels are listed one by one, and the sizes of sentences.
+LISTED = {"size": "small", "context": 512, "precision": "fp32"}
 TOLD = ("small", "2.7B")
-# What bf16 is to make faster, the phases of a step without loss and optimizer.
-TRAINED = ("forward", "backward")
 # Kernels that take less are not listed.
 LISTED_SHARE = 0.01
 
 CAPTIONS = {
     "times.md": (
-        "Median wall time, the sum of the kernels and what is idle, at every size and "
-        "context."
+        "Forward passes: median wall-clock time, the sum of their kernels, what is "
+        "idle."
     ),
-    "times-forward.md": (
-        "Forward passes: median wall time, the sum of their kernels, what is idle."
-    ),
-    "top-telling.md": "The kernel that takes longest, at context 512 in fp32.",
+    "top.md": "The kernel that takes longest, at context 512 in fp32.",
     "others.md": (
         "What else takes time in a forward pass of `small` at context 512 in fp32."
     ),
-    "attention.md": "Each part of attention, all layers of one forward pass in fp32.",
-    "attention-telling.md": (
+    "matmul.md": "The share of matmuls in kernel time at context 512.",
+    "gains.md": (
+        "Forward and backward in bf16: the share of wall-clock time in which the GPU "
+        "idles, the share of copies and casts in kernel time, and the gain over fp32."
+    ),
+    "attention.md": (
         "Each part of attention at context 512, all layers of one forward pass in fp32."
     ),
 }
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
-    """A table for each question, and the figures."""
-    ours = measured(records)
-    tables = {
+    bodies = {
         "times.md": times_table,
-        "times-forward.md": lambda r: times_table(r, mode="forward"),
-        "top-telling.md": lambda r: top_table(r, TOLD, context=512, precision="fp32"),
+        "top.md": top_table,
         "others.md": others_table,
         "matmul.md": matmul_table,
+        "gains.md": gains_table,
         "attention.md": attention_table,
-        "attention-telling.md": lambda r: attention_table(r, context=512),
+        "causes.md": lambda record: clocked(record, causes_figure(record)),
+        "roofline.md": roofline_figure,
     }
-    return {
-        **{name: per_device(ours, body) for name, body in tables.items()},
-        **figures.fragments(ours),
-    }
+    ours = measured(records)
+    return {name: per_device(ours, body) for name, body in bodies.items()}
 
 
-def profilers(found: list[Cell]) -> Any:
-    names = sorted({PROFILERS[c["profiler"]] for c in found})
-    return " and ".join(names) if names else MISSING
+def clocked(record: Record, shown: str) -> str:
+    """What uses wall-clock time, and the record that has it."""
+    if not shown or record.clock is None:
+        return shown
+    link = record_link(record.clock)
+    return f"{shown}\n\nWall-clock time: {link} of `end_to_end`\n{{ .provenance }}"
 
 
 # Tables -------------------------------------------------------------------------------
 
 
-def times_table(record: Record, **where: Any) -> str:
-    """(a) Wall time, with and without the profiler, span and sum of the kernels, and
-    what is idle.
-    """
-
-    def telling(c: Cell) -> bool:
-        of = c.config
-        asked = of["precision"] == "fp32" or of["size"] in TOLD
-        return asked and (of["context"], of["mode"]) == (512, "forward")
-
-    found = cells(record, **where)
-    shown = columns(
-        found,
-        *CELL,
-        "mode",
-        ("wall, ms", wall_ms, "{:.2f}"),
-        ("sum of kernels, ms", busy_ms, "{:.2f}"),
-        ("idle", idle_share, percent),
-        ("wall, profiled, ms", profiled_ms, "{:.2f}"),
-        ("GPU span, profiled, ms", span_ms, "{:.2f}"),
-        left=4,
-        telling=telling,
-        alike=["mode"],
+def times_table(record: Record) -> str:
+    """(a) Wall-clock time with and without the profiler, GPU span and GPU time."""
+    shown = (
+        passes(record)
+        .where(mode="forward")
+        .table(
+            *CELL,
+            ("wall, ms", "wall_ms", "{:.2f}"),
+            ("sum of kernels, ms", "busy_ms", "{:.2f}"),
+            ("idle", "idle_share", percent),
+            ("wall, profiled, ms", "profiled_ms", "{:.2f}"),
+            ("GPU span, profiled, ms", "span_ms", "{:.2f}"),
+            telling=lambda x: (
+                x["context"] == 512 and (x["precision"] == "fp32" or x["size"] in TOLD)
+            ),
+        )
     )
-    own = sum(1 for c in found if c and timed(c) is c)
-    return f"{shown}\n\n{clocks_of(record, own)}" if shown else ""
+    return clocked(record, shown)
 
 
-def clocks_of(record: Record, own: int) -> str:
-    """Where the wall times are from."""
-    if record.clock is None:
-        return "Wall time of the profile's own run.\n{ .provenance }"
-    rest = f"Wall time of {own} rows: of the profile's own run. " if own else ""
-    return f"{rest}Wall time: {provenance(record.clock)}"
-
-
-def forward_passes(record: Record | None, **config: Any) -> list[Cell]:
-    return ran(record, mode="forward", **config)
-
-
-def top_table(
-    record: Record, sizes: tuple[str, ...] | None = None, **where: Any
-) -> str:
-    """(b) The kernel that takes longest in the forward pass, and in forward and
-    backward together.
-    """
-    found = []
-    for c in inference(record):
-        if sizes and c.config["size"] not in sizes:
-            continue
-        if not where.items() <= c.config.items():
-            continue
-        for passes in ("forward", "forward and backward"):
-            row, phases = of_passes(record, c, passes)
-            if names := by_name(row, phases):
-                calls = product_calls(row, phases)
-                found.append((c, passes, names[0], total_ms(row, phases), calls))
-    # What is the same in all lines stands in the caption.
-    varies = [key for key in CELL if key not in where]
-    return columns(
-        found,
-        *((key, lambda of, key=key: of[0].config[key]) for key in varies),
-        ("pass", lambda of: of[1]),
-        ("top kernel", lambda of: folded(of[2])),
-        ("calls", lambda of: of[2].calls, "{:g}"),
-        ("share of kernel time", lambda of: of[2].ms / (of[3] or 1), percent),
-        ("product kernels", lambda of: of[4][0], "{:g}"),
-        ("split-K kernels", lambda of: of[4][1], "{:g}"),
-        left=2 + len(varies),
-        telling=lambda of: of[0].config["size"] in [*TABLE_1][::2],
+def top_table(record: Record) -> str:
+    """(b) The kernel that takes longest, forward, and forward and backward together."""
+    found = passes(record).where(mode="forward", context=512, precision="fp32")
+    tops = Frame(
+        Line(x[top], size=x["size"], which=name)
+        for x in found.arrange(size=TOLD)
+        for name, top in TOPS.items()
+        if not isinstance(x[top], Missing)
     )
+    return tops.table(
+        "size",
+        ("pass", "which"),
+        ("top kernel", lambda x: folded(x["kernel"])),
+        ("calls", "calls", "{:g}"),
+        ("share of kernel time", "of_whole", percent),
+        left=3,
+    )
+
+
+TOPS = {"forward": "top_forward", "forward and backward": "top_both"}
 
 
 def folded(kernel: Kernel) -> str:
-    """A product's whole name opens; that of an operation is hundreds of letters long,
-    and stands in the record.
+    """A matmul's whole name opens; that of an element-wise operation is hundreds of
+    letters long, and stands in the record.
     """
     whole = kernel.name if kernel.category == MATMUL else kernel.short
     return folded_name(whole, kernel.short)
@@ -200,10 +142,10 @@ def folded(kernel: Kernel) -> str:
 
 def others_table(record: Record) -> str:
     """(c) What else takes time in one forward pass, kernel by kernel."""
-    c = at(record, *LISTED, "forward")
-    whole = total_ms(c)
+    x = frame(record).one(**LISTED, mode="forward")
+    whole = total_ms(x)
     found = [
-        k for k in by_name(c) if k.category != MATMUL and k.ms / whole >= LISTED_SHARE
+        k for k in by_name(x) if k.category != MATMUL and k.ms / whole >= LISTED_SHARE
     ]
     return columns(
         found,
@@ -218,49 +160,51 @@ def others_table(record: Record) -> str:
 
 
 def matmul_table(record: Record) -> str:
-    """(d) The share of matrix products in inference, in forward and backward, and in a
-    full step.
-    """
-
-    def optimizer_ms(c: Cell) -> float:
-        return total_ms(of_passes(record, c, "full step")[0], ("optimizer",))
-
-    return columns(
-        [
-            c
-            for c in inference(record)
-            if any(matmul_share(record, c, p) for p in PASSES)
-        ],
-        *CELL,
-        *((p, lambda c, p=p: matmul_share(record, c, p), percent) for p in PASSES),
-        ("optimizer's kernels, ms", optimizer_ms, "{:.2f}"),
-        left=3,
+    """(d) Matmuls in inference, in forward and backward, and in a full step."""
+    found = passes(record).where(mode="forward", context=512)
+    return found.arrange(size=TABLE_1, precision=PRECISIONS).table(
+        "size",
+        "precision",
+        ("inference", "matmul_forward", percent),
+        ("forward and backward", "matmul_both", percent),
+        ("full step", "matmul_step", percent),
+        ("AdamW in a full step", "adamw", percent),
+        telling=lambda x: x["size"] in TOLD,
     )
 
 
-def attention_table(record: Record, **where: Any) -> str:
-    """(e) Each part of attention in an fp32 forward pass: kernels, time, FLOPs, bytes,
-    and the rates reached.
-    """
-    passes = forward_passes(record, precision="fp32", **where)
-    peak = data_sheet(record.device.slug)
+def gains_table(record: Record) -> str:
+    """Why bf16 gains less than its peak allows."""
+    shown = (
+        steps(record)
+        .where(precision="bf16")
+        .table(
+            "size",
+            "context",
+            ("idle", lambda x: x["idle"] / x["wall_ms"], percent),
+            ("copies and casts", lambda x: x["copies"] / x["gpu_ms"], percent),
+            ("expected gain", "expected_gain", "{:.1f}"),
+            ("measured gain", "gain", "{:.1f}"),
+            telling=lambda x: x["size"] in TOLD,
+        )
+    )
+    return clocked(record, shown)
 
-    return columns(
-        [(c, name) for c in passes for name in PARTS if part(c, name)[1]],
-        ("size", lambda of: of[0].config["size"]),
-        ("context", lambda of: of[0].config["context"]),
-        ("part", lambda of: of[1]),
-        ("kernels", lambda of: part(*of)[0], "{:g}"),
-        ("ms", lambda of: part(*of)[1], "{:.3f}"),
-        ("GFLOP", lambda of: part_costs(of[0])[of[1]][0] / 1e9, "{:.2f}"),
-        ("GB moved", lambda of: part_costs(of[0])[of[1]][1] / 1e9, "{:.2f}"),
-        ("TFLOP/s", lambda of: rates(*of)[0] / 1e12, "{:.2f}"),
-        ("share of peak", lambda of: rates(*of)[0] / peak.fp32, percent),
-        ("TB/s", lambda of: rates(*of)[1] / 1e12, "{:.2f}"),
-        ("share of bandwidth", lambda of: rates(*of)[1] / peak.bandwidth, percent),
-        left=3,
-        telling=lambda of: at_ends(of[0]),
-        alike=["context"],
+
+def attention_table(record: Record) -> str:
+    """(e) Kernels, time, FLOPs and bytes of each part, and the rates reached."""
+    return attention(record, context=512).table(
+        "size",
+        "part",
+        ("kernels", "calls", "{:g}"),
+        ("ms", "part_ms", "{:.3f}"),
+        ("GFLOP", lambda x: x["flops"] / 1e9, "{:.2f}"),
+        ("GB moved", lambda x: x["moved"] / 1e9, "{:.2f}"),
+        ("TFLOP/s", lambda x: x["rate"] / 1e12, "{:.2f}"),
+        ("share of peak", "of_fp32", percent),
+        ("TB/s", lambda x: x["bandwidth"] / 1e12, "{:.2f}"),
+        ("share of bandwidth", "of_bandwidth", percent),
+        telling=lambda x: x["size"] in TOLD,
     )
 
 
@@ -268,106 +212,106 @@ def attention_table(record: Record, **where: Any) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """The answers' numbers: small at two contexts and 2.7B at one, in fp32 unless
-    named; and the checks' worst.
-    """
-    ms = "{:.2f} ms"
-    small, largest = (at(record, *place, "forward") for place in (LISTED, LARGEST))
-    low = at(record, *LARGEST, "forward", "bf16")
-    found: dict[str, str] = {}
-    for key, c in {
-        "small_128": at(record, *SHORT, "forward"),
-        "2_7B": largest,
-    }.items():
-        found[f"profiled_{key}"] = say(profiled_ms(c), ms)
-        found[f"span_{key}"] = say(span_ms(c), ms)
-        found[f"busy_{key}"] = say(busy_ms(c), ms)
-    found["wall_2_7B"] = say(wall_ms(largest), ms)
-    found["idle_2_7B"] = say(idle_share(largest), percent)
-    for key, c in {"small": small, "2_7B": largest, "2_7B_bf16": low}.items():
-        for passes in PASSES:
-            name = f"{passes.replace(' ', '_')}_matmul_{key}"
-            found[name] = say(matmul_share(record, c, passes), percent)
-        step = of_passes(record, c, "full step")[0]
-        found[f"adamw_{key}"] = say(
-            total_ms(step, ("optimizer",)) / total_ms(step), percent
-        )
-    others = [k for k in by_name(small) if k.category != MATMUL]
-    if others:
-        other = others[0]
-        found["other_small"] = (
-            f"`{other.short}` with {other.calls:g} calls and "
-            f"{percent(other.ms / total_ms(small))}"
-        )
-    else:
-        found["other_small"] = say(small.missing)
-    for name in ("matmul", "softmax", "elementwise", "copy"):
-        found[f"{name}_small"] = say(share(small, name), percent)
-    for context in (128, 1024):
-        gains = [busy_gain(record, size, context) for size in TABLE_1]
-        told = ", ".join(say(gain, "{:.2f}") for gain in known(gains))
-        found[f"gains_{context}"] = told or say(instead(gains))
-    rows = ran(record)
+    found, by_cause = passes(record), steps(record)
+    forward = found.where(mode="forward")
+    small, large = forward.one(**LISTED), forward.one(**LISTED | {"size": "2.7B"})
+    short = forward.one(**LISTED | {"context": 128})
+    bf16 = by_cause.where(precision="bf16")
+    launching = bf16.one(size="small", context=128)
+    casting, later = (bf16.one(size="2.7B", context=c) for c in (128, 1024))
+    in_bf16 = forward.one(size="2.7B", context=512, precision="bf16")
+    # A straight line through both contexts, at no tokens.
+    grown = (later["copies"] - casting["copies"]) * 128 / (1024 - 128)
     return {
-        **found,
-        **top_facts(record, small, "small"),
-        **attention_facts(small),
-        "profiler": say(profilers(rows)),
+        **texts(
+            "{:.2f} ms",
+            {
+                f"{name}_{key}": x[f"{name}_ms"]
+                for key, x in (("small_128", short), ("2_7B", large))
+                for name in ("profiled", "span", "busy")
+            },
+        ),
+        "wall_2_7B": say(large["wall_ms"], "{:.2f} ms"),
+        **texts(
+            percent,
+            {
+                **{
+                    f"matmul_{name}_{key}": x[f"matmul_{name}"]
+                    for key, x in (("small", small), ("2_7B", large))
+                    for name in ("forward", "both", "step")
+                },
+                "idle_2_7B": large["idle_share"],
+                "idle_small_128": short["idle_share"],
+                "matmul_step_2_7B_bf16": in_bf16["matmul_step"],
+                "adamw_2_7B": large["adamw"],
+                "softmax_small": share(small, "softmax"),
+                "elementwise_small": share(small, "elementwise"),
+                "copy_small": share(small, "copy"),
+                "idle_small_128_bf16": launching["idle"] / launching["wall_ms"],
+                "idle_2_7B_128_bf16": casting["idle"] / casting["wall_ms"],
+                "copies_2_7B_128_bf16": casting["copies"] / casting["gpu_ms"],
+                "copies_2_7B_1024_bf16": later["copies"] / later["gpu_ms"],
+                "per_weight_2_7B_128_bf16": 1 - grown / casting["copies"],
+            },
+        ),
+        "copied_2_7B_128_bf16": say(casting["copies"], "{:.0f} ms"),
+        "copied_2_7B_1024_bf16": say(later["copies"], "{:.0f} ms"),
+        **{f"gains_{c}": gains_by_size(bf16.where(context=c)) for c in (128, 1024)},
+        **top_facts(small),
+        **attention_facts(attention(record, size="small", context=512)),
         # Of a thousand marks in ms, which is one in µs.
-        "mark_us": say(most(c.ms("thousand_marks") for c in rows), "{:.1f} µs"),
+        "mark_us": say(
+            most(found.where(bool).column("thousand_marks_ms")), "{:.1f} µs"
+        ),
     }
 
 
-def at_most(share: float) -> str:
-    told = percent(share)
-    return "less than 0.1 %" if told == percent(0) else f"at most {told}"
+def gains_by_size(bf16: Frame) -> str:
+    """ "2.17, 2.42" of the kernels alone, the smallest model first."""
+    gains = bf16.arrange(size=TABLE_1).column("gpu_gain")
+    told = ", ".join(f"{gain:.2f}" for gain in known(gains))
+    return told or say(instead(gains))
 
 
-def busy_gain(record: Record | None, size: str, context: int) -> float:
-    """What the kernels of forward, loss and backward take in fp32 over bf16."""
-    passes = [f"{phase}_gpu_busy" for phase in ("forward", "loss", "backward")]
-    full, low = (at(record, size, context, "step", p) for p in ("fp32", "bf16"))
-    return full.ms(*passes) / low.ms(*passes)
-
-
-def top_facts(record: Record | None, c: Cell, key: str) -> dict[str, str]:
-    """The top kernel of the forward pass and of both passes, and whether it is the
-    same.
+def top_facts(x: Line) -> dict[str, str]:
+    """The top kernel of the forward pass and of both passes, and the largest that is no
+    matmul.
     """
-    told: dict[str, str] = {}
-    names, missing = [], []
-    found: list[Kernel] = []
-    for short, passes in (("forward", "forward"), ("both", "forward and backward")):
-        row, phases = of_passes(record, c, passes)
-        found = by_name(row, phases)
-        top = found[0] if found else None
-        names.append(top and top.name)
-        missing.append(row.missing)
-        of_top = top.ms / total_ms(row, phases) if top else row.missing
-        named = f"`{top.short}`" if top else say(row.missing)
-        told[f"top_{short}_{key}"] = named
-        told[f"top_{short}_calls_{key}"] = say(
-            top.calls if top else row.missing, "{:g}"
-        )
-        told[f"top_{short}_share_{key}"] = say(of_top, percent)
-    same = "the same kernel" if names[0] == names[1] else "another kernel"
-    told[f"top_same_{key}"] = same if all(names) else say(instead(missing))
-    return told
-
-
-def attention_facts(c: Cell) -> dict[str, str]:
-    """Softmax against the two matmuls: time, FLOPs and bandwidth."""
-    count, time = part(c, SOFTMAX)
-    softmax_bytes = rates(c, SOFTMAX)[1]
-    flops, _, times = over_softmax(c)
-    peak = data_sheet(primary_gpu())
+    tops = {"forward": x["top_forward"], "both": x["top_both"]}
+    forward, both = (top["name"] for top in tops.values())
+    others = [k for k in by_name(x) if k.category != MATMUL]
+    told = {f"top_{name}_small": code(top["short"]) for name, top in tops.items()}
+    for name, top in tops.items():
+        told[f"top_{name}_calls_small"] = say(top["calls"], "{:g}")
+        told[f"top_{name}_share_small"] = say(top["of_whole"], percent)
+    same = "the same kernel" if forward == both else "another kernel"
     return {
-        "softmax_bandwidth_small": say(softmax_bytes / peak.bandwidth, percent),
-        "softmax_ms_small": say(time, "{:.2f} ms"),
-        "softmax_kernels_small": say(count, "{:g}"),
-        "products_ms_small": say(products_ms(c), "{:.2f} ms"),
-        "time_ratio_small": say(times, "{:.2f}"),
-        "flops_ratio_small": say(flops, "{:.0f}"),
+        **told,
+        "top_same_small": same if known([forward, both])[1:] else say(x.missing),
+        "other_small": f"`{others[0].short}` with {others[0].calls:g} calls and "
+        f"{percent(others[0].ms / total_ms(x))}"
+        if others
+        else say(x.missing),
+    }
+
+
+def code(name: Any) -> str:
+    return say(name) if isinstance(name, Missing) else f"`{name}`"
+
+
+def attention_facts(parts: Frame) -> dict[str, str]:
+    """Softmax against the two matmuls."""
+    softmax = parts.one(part=SOFTMAX_PART)
+    scores, output = (parts.one(part=part) for part in MATMULS)
+    ms = scores["part_ms"] + output["part_ms"]
+    flops = scores["flops"] + output["flops"]
+    return {
+        "softmax_bandwidth_small": say(softmax["of_bandwidth"], percent),
+        "softmax_ms_small": say(softmax["part_ms"], "{:.2f} ms"),
+        "softmax_kernels_small": say(softmax["calls"], "{:g}"),
+        "products_ms_small": say(ms, "{:.2f} ms"),
+        "time_ratio_small": say(ms / softmax["part_ms"], "{:.2f}"),
+        "flops_ratio_small": say(flops / softmax["flops"], "{:.0f}"),
     }
 
 
@@ -380,14 +324,12 @@ def attention_facts(c: Cell) -> dict[str, str]:
     "and in every forward and backward pass together.",
 )
 def top_kernel_multiplies(record: Record) -> Judgement:
-    passes = [
-        of_passes(record, c, name)
-        for c in cells(record, mode="forward", precision="fp32")
-        for name in ("forward", "forward and backward")
-    ]
-    tops = [found[0].category for of in passes if (found := by_name(*of))]
-    numbers = f"{tops.count(MATMUL)} of {len(tops)} passes."
-    return (set(tops) == {MATMUL}, numbers) if tops else None
+    found = passes(record).where(mode="forward", precision="fp32")
+    multiply = known(
+        x[top]["category"] == MATMUL for x in found for top in TOPS.values()
+    )
+    numbers = f"{sum(multiply)} of {len(multiply)} passes."
+    return multiply and (all(multiply), numbers)
 
 
 @claim(
@@ -397,8 +339,8 @@ def top_kernel_multiplies(record: Record) -> Judgement:
 )
 def training_dilutes_products(record: Record) -> Judgement:
     found = known(
-        matmul_share(record, c, "full step") / matmul_share(record, c, "forward")
-        for c in forward_passes(record, precision="fp32")
+        x["matmul_step"] / x["matmul_forward"]
+        for x in passes(record).where(bool, mode="forward", precision="fp32")
     )
     told = f"{span(found)}, {len(found)} cells."
     numbers = f"Share in a full step over share in inference: {told}"
@@ -414,12 +356,8 @@ def training_dilutes_products(record: Record) -> Judgement:
     "reaches more than half of its rate.",
 )
 def softmax_is_memory_traffic(record: Record) -> Judgement:
-    peak = data_sheet(record.device.slug)
-    found = known(
-        part(c, SOFTMAX)[1] / (1e3 * part_costs(c)[SOFTMAX][1] / peak.bandwidth)
-        for c in forward_passes(record, precision="fp32")
-        if c.config["context"] >= 512
-    )
+    softmax = attention(record).where(lambda x: x["context"] >= 512, part=SOFTMAX_PART)
+    found = known(1 / x["of_bandwidth"] for x in softmax)
     numbers = f"Time over the floor of its bytes: {span(found)}."
     return found and (min(found) >= 1 and max(found) <= 2, numbers)
 
@@ -433,10 +371,16 @@ def softmax_is_memory_traffic(record: Record) -> Judgement:
     "memset beside its product.",
 )
 def kernels_are_attributed(record: Record) -> Judgement:
-    lost = most(map(unattributed, ran(record)))
-    gap = most([0.0, *(abs(disagreement(c)) for c in ran(record))])
+    ran = frame(record).where(bool)
+    lost = most(map(unattributed, ran))
+    gap = most([0.0, *(abs(disagreement(x)) for x in ran)])
     numbers = (
         f"Without a phase {say(lost, at_most)}; names against operations at "
         f"most {say(gap, percent)}."
     )
     return known([lost]) and (lost < 0.01 and gap < 0.03, numbers)
+
+
+def at_most(value: float) -> str:
+    told = percent(value)
+    return "less than 0.1 %" if told == percent(0) else f"at most {told}"

@@ -1,207 +1,141 @@
-"""Figures of `kernel_profile`: shares by category, one layer's kernels in time,
-attention's parts on a roofline.
+"""Figures of `kernel_profile`: forward and backward by cause, and attention's parts on
+a roofline.
 """
 
 from math import exp, log
-from statistics import fmean
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from systems.formulas.costs import Peak, find_peak
-from systems.profiling.kernel_names import CATEGORIES, MATMUL
 from systems.records.record import Record
-from tools.render.markdown import per_device, percent
+from tools.render.frame import Frame
+from tools.render.markdown import percent
 from tools.render.plots import (
     ACCENT,
     DARK,
-    FAINT,
     GREY,
-    GROUND,
     INK,
     PALE,
     TINT,
-    WARN,
-    across,
     key,
     note,
+    number,
     panels,
     plain_log_scale,
     plot,
-    stacked,
 )
-from tools.render.rows import least, most, ran, say
+from tools.render.rows import most, say
 from tools.render.stems.kernel_profile.rows import (
-    PARTS,
-    SOFTMAX,
-    at,
-    matmul_share,
-    part,
-    part_costs,
-    rates,
-    share,
+    SOFTMAX_PART,
+    attention,
+    steps,
 )
 
-# Products are what a GPU is for; the rest is in greys.
-COLORS: dict[str, str] = dict(
-    zip(CATEGORIES, (ACCENT, TINT, GREY, DARK, PALE, WARN, WARN, FAINT), strict=True)
-)
-BARS_AT, LAYER_AT = 512, ("small", 512)
-BARS = ("forward", "backward")
+# Forward and backward by cause --------------------------------------------------------
+
+NAMES = {
+    "idle": "idle",
+    "matmuls": "matmuls",
+    "copies": "copies and casts",
+    "rest": "element-wise and reductions",
+}
+LOOKS = {"idle": PALE, "matmuls": DARK, "copies": ACCENT, "rest": TINT}
+DRAWN = [(size, p) for size in ("small", "2.7B") for p in ("fp32", "bf16")]
 
 
-def fragments(measured: list[Record]) -> dict[str, str]:
-    return {
-        "shares.md": per_device(measured, shares_figure),
-        "layer.md": per_device(measured, layer_figure),
-        "roofline.md": per_device(measured, roofline_figure),
-    }
-
-
-def shares_figure(record: Record) -> str:
-    found = ran(record, context=BARS_AT, mode="step", precision="fp32")
-    if not found:
+def causes_figure(record: Record) -> str:
+    """A panel for each size and precision, a bar for each context."""
+    found = steps(record).where(lambda x: x["idle"])
+    parts = [found.where(size=size, precision=precision) for size, precision in DRAWN]
+    if not all(parts):
         return ""
-    sizes = [c.config["size"] for c in found]
+    small, large, last = parts[1][0], parts[3][0], parts[3][-1]
 
     def draw(figure: Figure) -> None:
-        seen = {}
-        for axes, phase in zip(panels(figure, 2), BARS, strict=True):
-            parts = {
-                name: [100 * (share(c, name, (phase,)) or 0.0) for c in found]
-                for name in CATEGORIES
-            }
-            seen |= {name: COLORS[name] for name in CATEGORIES if any(parts[name])}
-            stacked(axes, sizes, parts, COLORS)
-            for y, products in enumerate(parts[MATMUL]):
-                text: dict[str, Any] = {
-                    "color": GROUND,
-                    "weight": "bold",
-                    "va": "center",
-                }
-                axes.text(2, y, f"{products:.0f} %", **text)
-            axes.set_xlim(0, 100)
-            axes.set_title(f"{phase} pass, % of its kernel time")
-        key(figure, {name: seen[name] for name in CATEGORIES if name in seen})
+        shown = panels(figure, len(parts), sharey=True)
+        for axes, part in zip(shown, parts, strict=True):
+            stack(axes, part)
+        key(figure, {NAMES[cause]: color for cause, color in LOOKS.items()})
 
-    each = {phase: [share(c, MATMUL, (phase,)) for c in found] for phase in BARS} | {
-        "step": [matmul_share(record, c, "full step") for c in found]
-    }
-    took = {
-        name: f"{say(least(shares), percent)} to {say(most(shares), percent)}"
-        for name, shares in each.items()
-    }
+    idle, copies, later = (
+        percent(x[cause] / x["wall_ms"])
+        for x, cause in ((small, "idle"), (large, "copies"), (last, "copies"))
+    )
     return plot(
         record,
-        "shares",
+        "causes",
         draw,
-        f"Matrix products take {took['forward']} of a forward pass's kernel time and "
-        f"{took['backward']} of a backward pass's.",
-        f"Kernel time by category at context {BARS_AT} in fp32. AdamW, the step's "
-        f"third part, has no products: of a full step's kernel time they take "
-        f"{took['step']}.",
-        height=240,
-        narrow=430,
+        f"In bf16 at context {small['context']} `small` leaves the GPU idle for "
+        f"{idle} of the time, and `2.7B` spends {copies} on copies and casts, "
+        f"{later} at context {number(last['context'])}.",
+        "Forward and backward by cause, as shares of wall-clock time. Below each bar "
+        "is the context, above it the time, in ms unless it names another unit.",
+        height=290,
+        narrow=860,
     )
 
 
-def layer_figure(record: Record) -> str:
-    """The kernels of one layer's forward pass."""
-    timeline: list[dict[str, Any]] = at(record, *LAYER_AT, "forward").get(
-        "timeline", []
-    )
-    if not timeline:
-        return ""
-    lanes = {f"forward/{name}": i for i, name in enumerate(PARTS, 1)}
-
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        for item in timeline:
-            bar = (item["start_ms"], item["duration_ms"])
-            lane = (lanes.get(item["phase"], 0) - 0.4, 0.8)
-            color = ACCENT if item["category"] == MATMUL else GREY
-            look = {"facecolor": color, "edgecolor": GROUND, "linewidth": 0.5}
-            axes.broken_barh([bar], lane, **look)
-        names = ["rest of the layer", *(n.removeprefix("attention ") for n in PARTS)]
-        axes.set_yticks(range(len(names)), names)
-        # Every lane whole, the first on top, whether a kernel ran in it or not.
-        axes.set_ylim(len(PARTS) + 0.5, -0.5)
-        axes.set_xlabel("ms since the layer's first kernel")
-        across(axes)
-
-    cleared = sum(item["name"] == "Memset" for item in timeline)
-    work = f"{len(timeline) - cleared} kernels"
-    if cleared:
-        work += f" and {cleared} memset{'s' * (cleared > 1)}"
-    busy = sum(item["duration_ms"] for item in timeline)
-    span = max(item["start_ms"] + item["duration_ms"] for item in timeline)
-    return plot(
-        record,
-        "layer",
-        draw,
-        f"{work} fill {percent(busy / span)} of the {span:.2f} ms of "
-        "one layer's forward pass under the profiler, which slows launching.",
-        "The model `small` at context 512 in fp32, by the part of the layer that "
-        "launched them. Blue: matrix products; grey: everything else; where all lanes "
-        "are empty, the GPU waits for the next launch.",
-        height=220,
-    )
+def stack(axes: Axes, found: Frame) -> None:
+    for place, x in enumerate(found):
+        bottom = 0.0
+        for cause, color in LOOKS.items():
+            # Kernels that took longer than the timed run leave nothing idle.
+            height = max(0.0, 100 * x[cause] / x["wall_ms"])
+            axes.bar(place, height, 0.9, bottom, color=color)
+            bottom += height
+        ms = x["wall_ms"]
+        told = f"{ms:.0f}" if ms < 999.5 else f"{ms / 1e3:.1f} s"
+        axes.text(place, 101, told, ha="center", va="bottom")
+    axes.set_xticks(range(len(found)), [number(x["context"]) for x in found])
+    axes.set_title(f"{found[0]['size']}, {found[0]['precision']}: %")
+    axes.set_ylim(0, 112)
+    axes.set_yticks(range(0, 101, 25))
 
 
 # The roofline -------------------------------------------------------------------------
 
 
-# Its colour, and on which side its name stands: the points of the products lie in one
-# another.
+# Colour, and the side on which the name stands: the matmuls' points overlap.
 POINTS: dict[str, tuple[str, str, str, tuple[int, int]]] = {
     "attention scores": (GREY, "center", "bottom", (0, 9)),
     "attention mask": (GREY, "left", "center", (12, 0)),
-    SOFTMAX: (ACCENT, "left", "center", (12, 0)),
+    SOFTMAX_PART: (ACCENT, "left", "center", (12, 0)),
     "attention output": (DARK, "center", "top", (0, -9)),
 }
 
 
-def points_of(record: Record) -> list[tuple[str, float, float]]:
-    """(part, FLOP per byte, FLOP/s) of each part in each fp32 forward pass."""
-    points = []
-    for c in ran(record, mode="forward", precision="fp32"):
-        for name in PARTS:
-            if part(c, name)[1]:
-                flops, moved = part_costs(c)[name]
-                points.append((name, flops / moved, rates(c, name)[0]))
-    return points
-
-
 def roofline_figure(record: Record) -> str:
-    peak, points = find_peak(record.device.slug), points_of(record)
-    if peak is None or not points:
+    peak = find_peak(record.device.slug)
+    found = attention(record).derive(
+        intensity=lambda x: x["flops"] / x["moved"], tflops=lambda x: x["rate"] / 1e12
+    )
+    if peak is None or not found:
         return ""
-    softmax = [(x, rate) for name, x, rate in points if name == SOFTMAX]
-    moved = most(rate / x / peak.bandwidth for x, rate in softmax)
-    reached = say(moved, percent)
+    softmax = found.where(part=SOFTMAX_PART)
+    reached = say(most(softmax.column("of_bandwidth")), percent)
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        draw_roofs(axes, peak, [x for _, x, _ in points])
+        draw_roofs(axes, peak, found.column("intensity"))
+        curves = found.curves("part", "intensity", "tflops")
         for name, (color, side, height, offset) in POINTS.items():
-            mine = [(x, rate / 1e12) for label, x, rate in points if label == name]
-            if mine:
-                xs, rates = zip(*mine, strict=True)
+            if name in curves:
+                xs, rates = curves[name]
                 axes.plot(xs, rates, "o", color=color, alpha=0.7, markeredgewidth=0)
-                share = f": {reached} of the bandwidth" if name == SOFTMAX else ""
-                text = name.removeprefix("attention ") + share
+                told = f": {reached} of the bandwidth" if name == SOFTMAX_PART else ""
+                text = name.removeprefix("attention ") + told
                 y = min(rates) if height == "top" else max(rates)
-                place = {"offset": offset, "ha": side, "va": height}
-                look = {"color": ACCENT if share else INK}
-                note(axes, text, exp(fmean(map(log, xs))), y, **place, **look)
+                look = {"color": ACCENT if told else INK, "offset": offset}
+                look |= {"ha": side, "va": height}
+                note(axes, text, exp(sum(map(log, xs)) / len(xs)), y, **look)
 
     return plot(
         record,
         "roofline",
         draw,
         f"Softmax moves at best {reached} of the data sheet's bytes per second; the "
-        "products do more FLOPs per byte.",
+        "matmuls do more FLOPs per byte.",
         "Attention's parts in fp32 forward passes, a point for each size and context. "
         "Lines: what the data sheet allows. FLOPs per byte count what the operations "
         "must move; the cache can save some of it.",

@@ -1,81 +1,146 @@
-"""What rows of `kernel_profile` say: times by phase and category, shares, kernels by
-name. Times in ms, per pass.
+"""Columns of `kernel_profile`: wall-clock time, GPU span and GPU time of a pass, its
+kernels by name, category and cause, and the parts of attention. Times are ms per pass.
 """
 
 import re
 from collections import defaultdict
 from dataclasses import asdict
-from statistics import fmean
 from typing import Any, NamedTuple
 
 from systems.formulas.costs import FP32_BYTES, attention_part_costs
 from systems.model.sizes import SIZES
-from systems.profiling.kernel_names import MATMUL, is_split_k_sum, short_name
+from systems.profiling.kernel_names import (
+    ATTENTION,
+    COPY,
+    ELEMENTWISE,
+    MATMUL,
+    OTHER,
+    REDUCTION,
+    SOFTMAX,
+    short_name,
+)
 from systems.records.record import Record
-from tools.render.rows import PHASES, Cell, axis, cell, cells
+from tools.render.frame import Frame, Line, frame
+from tools.render.rows import PHASES, Missing, data_sheet
+from tools.render.stems.end_to_end.rows import PASSES
 
-# What (b) and (d) compare: a row's mode, and which of its phases.
-PASSES = {
-    "forward": ("forward", ("forward",)),
-    "forward and backward": ("step", ("forward", "loss", "backward")),
-    "full step": ("step", PHASES),
+SOFTMAX_PART = "attention softmax"
+MATMULS = ("attention scores", "attention output")
+PARTS = (MATMULS[0], "attention mask", SOFTMAX_PART, MATMULS[1])
+# What the GPU does, by the categories of its kernels; AdamW's are none of these.
+CAUSES = {
+    "matmuls": (MATMUL,),
+    "copies": (COPY,),
+    "rest": (ELEMENTWISE, SOFTMAX, REDUCTION, ATTENTION, OTHER),
 }
-SOFTMAX = "attention softmax"
-PRODUCTS = ("attention scores", "attention output")
-PARTS = (PRODUCTS[0], "attention mask", SOFTMAX, PRODUCTS[1])
 
 
-def at(
-    record: Record | None, size: str, context: int, mode: str, precision: str = "fp32"
-) -> Cell:
-    named = {"size": size, "context": context, "mode": mode, "precision": precision}
-    return cell(record, **named)
-
-
-def inference(record: Record | None) -> list[Cell]:
-    """Every forward pass; the precisions of a size and context stand together."""
-    places = [axis(record, key) for key in ("size", "context")]
-    return sorted(
-        cells(record, mode="forward"),
-        key=lambda c: [
-            values.index(c.config[key])
-            for key, values in zip(("size", "context"), places, strict=True)
-        ],
+def passes(record: Record | None) -> Frame:
+    """Every profiled pass, beside the training step of its configuration."""
+    return (
+        frame(record)
+        .join("step", mode="step")
+        .derive(
+            wall_ms=wall_ms,
+            profiled_ms=lambda x: all_phases(x, "profiled_{}"),
+            span_ms=lambda x: all_phases(x, "{}_gpu_span"),
+            busy_ms=lambda x: all_phases(x, "{}_gpu_busy"),
+            idle_share=idle_share,
+            matmul_forward=lambda x: share(x, MATMUL, "forward"),
+            matmul_both=lambda x: share(x["step"], MATMUL, PASSES),
+            matmul_step=lambda x: share(x["step"], MATMUL),
+            adamw=lambda x: total_ms(x["step"], "optimizer") / total_ms(x["step"]),
+            top_forward=lambda x: top(x, "forward"),
+            top_both=lambda x: top(x["step"], PASSES),
+        )
     )
 
 
-def of_passes(record: Record | None, c: Cell, passes: str) -> tuple[Cell, Any]:
-    """The row of the same size, context and precision that these passes are read from,
-    and their phases.
+def wall_ms(x: Line, *phases: str) -> float:
+    """Wall-clock time of the same pass in `end_to_end`, where no profiler ran: of these
+    phases, or of all.
     """
-    mode, phases = PASSES[passes]
-    same = {k: c.config.get(k) for k in ("size", "context", "precision")}
-    return cell(record, **same, mode=mode), phases
+    clock = x.row.clock if x and x.row else None
+    return Line.of(clock).ms(*phases) if clock else x.missing
 
 
-def kernels(c: Cell, phases: tuple[str, ...] = PHASES) -> list[dict[str, Any]]:
-    """Rows of kernels launched in these phases or in parts of them."""
-    found = c["kernels"] if c else []
-    return [item for item in found if item["phase"].split("/")[0] in phases]
+def all_phases(x: Line, metric: str) -> float:
+    """The median over passes of all phases together, of a metric like "profiled_{}"."""
+    names = [metric.format(phase) for phase in PHASES]
+    measured = [name for name in names if f"{name}_ms" in x.cell.metrics]
+    return x.ms(*measured) if measured else x.missing
 
 
-def total_ms(
-    c: Cell, phases: tuple[str, ...] = PHASES, category: str | None = None
-) -> float:
-    """Sum of kernel times."""
-    chosen = (k for k in kernels(c, phases) if category in (None, k["category"]))
-    return sum(k["total_ms"] for k in chosen) if c else c.missing
+def idle_share(x: Line) -> float:
+    """The share of wall-clock time in which no kernel runs. The kernels are of another
+    run, and may take a little longer than all of the run that was timed.
+    """
+    idle = 1 - x["busy_ms"] / x["wall_ms"]
+    return 0.0 if idle < 0 else idle
 
 
-def share(c: Cell, category: str, phases: tuple[str, ...] = PHASES) -> float:
-    """Of the sum of kernel times of these phases."""
-    whole = total_ms(c, phases)
-    return total_ms(c, phases, category) / whole if whole else c.missing
+def steps(record: Record | None) -> Frame:
+    """Forward, loss and backward of each training step, by cause, beside fp32."""
+    peak = data_sheet(record.device.slug if record else "")
+    rates = peak.bf16 / peak.fp32
+    return (
+        frame(record, mode="step")
+        .derive(
+            wall_ms=lambda x: wall_ms(x, *PASSES),
+            **{
+                cause: lambda x, names=names: sum(
+                    total_ms(x, PASSES, name) for name in names
+                )
+                for cause, names in CAUSES.items()
+            },
+            gpu_ms=lambda x: x["matmuls"] + x["copies"] + x["rest"],
+            idle=lambda x: x["wall_ms"] - x["gpu_ms"],
+        )
+        .join("fp32", precision="fp32")
+        .derive(
+            # What bf16 would gain if matmuls alone got faster, by the data sheet.
+            expected_gain=lambda x: (
+                x["fp32.wall_ms"]
+                / (x["fp32.wall_ms"] - x["fp32.matmuls"] * (1 - 1 / rates))
+            ),
+            gain=lambda x: x["fp32.wall_ms"] / x["wall_ms"],
+            gpu_gain=lambda x: busy_ms(x["fp32"]) / busy_ms(x),
+        )
+    )
 
 
-def matmul_share(record: Record | None, c: Cell, passes: str) -> float:
-    row, phases = of_passes(record, c, passes)
-    return share(row, MATMUL, phases)
+def busy_ms(x: Line) -> float:
+    return x.ms(*(f"{phase}_gpu_busy" for phase in PASSES)) if x else x.missing
+
+
+# Kernels ------------------------------------------------------------------------------
+
+Phases = str | tuple[str, ...]
+
+
+def kernels(x: Line, phases: Phases = PHASES, category: str = "") -> list[Any]:
+    """Kernels that were launched in these phases or in their parts."""
+    return [
+        kernel
+        for kernel in (x["kernels"] if x else ())
+        if kernel["phase"].startswith(phases) and category in ("", kernel["category"])
+    ]
+
+
+def total_ms(x: Line, phases: Phases = PHASES, category: str = "") -> float:
+    found = kernels(x, phases, category)
+    return sum(kernel["total_ms"] for kernel in found) if x else x.missing
+
+
+def calls(x: Line, phases: Phases = PHASES, category: str = "") -> float:
+    found = kernels(x, phases, category)
+    return sum(kernel["calls"] for kernel in found) if x else x.missing
+
+
+def share(x: Line, category: str, phases: Phases = PHASES) -> float:
+    """The share of a category in the kernel time of these phases."""
+    whole = total_ms(x, phases)
+    return total_ms(x, phases, category) / whole if whole else x.missing
 
 
 class Kernel(NamedTuple):
@@ -104,10 +169,10 @@ WAY = re.compile(r"\b(vectorized|unrolled)_elementwise_kernel\b")
 OF_ONE = re.compile(r"\b[AB]UnaryFunctor\b.*MulFunctor\b")
 
 
-def by_name(c: Cell, phases: tuple[str, ...] = PHASES) -> list[Kernel]:
-    """Each kernel, whatever its phase among these; the one that takes longest first."""
+def by_name(x: Line, phases: Phases = PHASES) -> list[Kernel]:
+    """Each kernel of these phases, the one that takes longest first."""
     found: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
-    for item in kernels(c, phases):
+    for item in kernels(x, phases):
         sums = found[item["name"], item["category"]]
         sums[0] += item["calls"]
         sums[1] += item["total_ms"]
@@ -115,110 +180,53 @@ def by_name(c: Cell, phases: tuple[str, ...] = PHASES) -> list[Kernel]:
     return sorted(summed, key=lambda kernel: (-kernel.ms, kernel.name))
 
 
-def product_calls(c: Cell, phases: tuple[str, ...] = PHASES) -> tuple[float, float]:
-    """How many kernels multiply matrices, and how many add up the parts of products
-    that were cut along their sum.
-    """
-    products = [k for k in kernels(c, phases) if k["category"] == MATMUL]
-    sums = [is_split_k_sum(k["name"]) * k["calls"] for k in products]
-    return sum(k["calls"] for k in products) - sum(sums), sum(sums)
-
-
-def phases_ms(c: Cell, metric: str) -> float:
-    """Median over passes of all phases together, of a metric such as "profiled_{}"."""
-    names = [metric.format(phase) for phase in PHASES]
-    return c.ms(*(name for name in names if c.get(f"{name}_ms", None)))
-
-
-def timed(c: Cell) -> Cell:
-    """The row whose wall time counts: that of `end_to_end` for the same cell, else this
-    one's own. See `note_clocks` of `tools.render.clocks`.
-    """
-    clock = Cell(c.row.clock) if c and c.row else c
-    return clock or c
-
-
-def wall_ms(c: Cell) -> float:
-    return phases_ms(timed(c), "{}")
-
-
-def profiled_ms(c: Cell) -> float:
-    """Wall time under the profiler."""
-    return phases_ms(c, "profiled_{}")
-
-
-def span_ms(c: Cell) -> float:
-    """From a phase's first kernel to its last."""
-    return phases_ms(c, "{}_gpu_span")
-
-
-def busy_ms(c: Cell) -> float:
-    """The sum of its kernels."""
-    return phases_ms(c, "{}_gpu_busy")
-
-
-def idle_share(c: Cell, *phases: str) -> float:
-    """Of the wall time of these phases, or of all, without a profiler, what no kernel
-    fills. Nothing where the kernels of this run took a little longer than all of the
-    run that was timed.
-    """
-    wall, busy = wall_ms(c), busy_ms(c)
-    if phases:
-        wall = timed(c).ms(*phases)
-        busy = c.ms(*(f"{phase}_gpu_busy" for phase in phases))
-    idle = 1 - busy / wall
-    return 0.0 if idle < 0 else idle
-
-
-def unattributed(c: Cell) -> float:
-    """The share of kernel time whose launch nobody had marked."""
-    every = sum(item["total_ms"] for item in c["kernels"])
-    return 1 - total_ms(c) / every if every else 0.0
-
-
-def disagreement(c: Cell) -> float:
-    """How far the time of kernels named as products is from that of kernels launched by
-    products. Nsight Systems does not tell operations.
-    """
-    launched = c.get("matmul_ops_ms", None)
-    return total_ms(c, category=MATMUL) / fmean(launched) - 1 if launched else c.missing
-
-
-def part(c: Cell, name: str) -> tuple[float, float]:
-    """(kernels launched, ms) of one part of attention in a forward pass, all layers
-    together.
-    """
-    found = [k for k in kernels(c) if k["phase"] == f"forward/{name}"]
+def top(x: Line, phases: Phases) -> Line | Missing:
+    """The kernel that takes longest, with its share of the kernel time."""
+    found = by_name(x, phases)
     if not found:
-        return c.missing, c.missing
-    return sum(k["calls"] for k in found), sum(k["total_ms"] for k in found)
+        return x.missing
+    line = Line(found[0]._asdict(), kernel=found[0], short=found[0].short)
+    return Line(line, of_whole=line["ms"] / total_ms(x, phases))
 
 
-def part_costs(c: Cell) -> dict[str, tuple[float, float]]:
-    """(FLOPs, bytes) of each part of attention, in fp32."""
-    if not c:
-        return dict.fromkeys(PARTS, (c.missing, c.missing))
-    shape = {key: c.config[key] for key in ("context", "batch")}
-    size = asdict(SIZES[c.config["size"]])
-    return dict(attention_part_costs(**shape, element_bytes=FP32_BYTES, **size))
+def unattributed(x: Line) -> float:
+    """The share of kernel time whose launch nobody had marked."""
+    every = sum(kernel["total_ms"] for kernel in x["kernels"])
+    return 1 - total_ms(x) / every if every else 0.0
 
 
-def rates(c: Cell, *names: str) -> tuple[float, float]:
-    """(FLOP/s, bytes/s) that these parts of attention reach together."""
-    seconds = sum(part(c, name)[1] for name in names) / 1e3
-    costs = part_costs(c)
-    flops, moved = (sum(costs[name][i] for name in names) for i in (0, 1))
-    return flops / seconds, moved / seconds
+def disagreement(x: Line) -> float:
+    """How far the time of kernels named as matmuls is from that of kernels launched by
+    matmuls. Nsight Systems does not tell operations.
+    """
+    return total_ms(x, category=MATMUL) / x.get("matmul_ops_ms") - 1
 
 
-def over_softmax(c: Cell) -> tuple[float, float, float]:
-    """The two products' FLOPs, bytes and time, over those of softmax."""
-    costs = part_costs(c)
-    flops, moved = (
-        sum(costs[name][i] for name in PRODUCTS) / costs[SOFTMAX][i] for i in (0, 1)
+# Attention ----------------------------------------------------------------------------
+
+
+def attention(record: Record | None, **wanted: Any) -> Frame:
+    """Each part of attention in each fp32 forward pass, all layers together."""
+    peak = data_sheet(record.device.slug if record else "")
+    found = Frame()
+    for x in frame(record, mode="forward", precision="fp32", **wanted).where(bool):
+        for part, (flops, moved) in part_costs(x).items():
+            phase = f"forward/{part}"
+            if part in PARTS and kernels(x, phase):
+                line = Line(x.config | {"part": part, "flops": flops, "moved": moved})
+                line |= {"calls": calls(x, phase), "part_ms": total_ms(x, phase)}
+                found.append(line)
+    return found.derive(
+        rate=lambda x: x["flops"] / (x["part_ms"] / 1e3),
+        bandwidth=lambda x: x["moved"] / (x["part_ms"] / 1e3),
+        of_fp32=lambda x: x["rate"] / peak.fp32,
+        of_bandwidth=lambda x: x["bandwidth"] / peak.bandwidth,
     )
-    return flops, moved, products_ms(c) / part(c, SOFTMAX)[1]
 
 
-def products_ms(c: Cell) -> float:
-    return sum(part(c, name)[1] for name in PRODUCTS)
+def part_costs(x: Line) -> dict[str, tuple[float, float]]:
+    """(FLOPs, bytes) of each part of attention, in fp32."""
+    shape = {key: x.config[key] for key in ("context", "batch")}
+    size = asdict(SIZES[x.config["size"]])
+    costs = attention_part_costs(**shape, element_bytes=FP32_BYTES, **size)
+    return {part: costs[part] for part in PARTS}
