@@ -45,6 +45,43 @@ def need(*modules: str) -> None:
         raise SystemExit(2)
 
 
+def torch_misfit() -> str:
+    """Say that the installed torch is not in the range of pyproject.toml, as one may be
+    that was there before; nothing where it is.
+    """
+    import tomllib
+    from importlib import metadata
+
+    from packaging.requirements import Requirement
+
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wanted = Requirement(asked["project"]["optional-dependencies"]["torch"][0])
+    try:
+        version = metadata.version(wanted.name)
+    except metadata.PackageNotFoundError:
+        return ""
+    if wanted.specifier.contains(version, prereleases=True):
+        return ""
+    return f"torch {version} is not {wanted.specifier}: run pip install -e '.[torch]'"
+
+
+def printable(text: str) -> str:
+    """Write out what a terminal would obey or can't show: control characters, those
+    that turn the direction of writing, halves of surrogate pairs.
+    """
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode()
+        for c in text
+    )
+
+
+def plain_console() -> Any:
+    """Return a terminal that takes brackets and colons in a text as they are."""
+    from rich.console import Console
+
+    return Console(markup=False, emoji=False)
+
+
 def run_as_command(
     main: Callable[..., int | None], help: str | None, arguments: Any = None
 ) -> NoReturn:
@@ -74,6 +111,6 @@ def run_as_command(
         # A usage error of Click, which typer carries in some versions.
         if (message := getattr(error, "format_message", None)) is None:
             raise
-        print(f"error: {message()}", file=sys.stderr)
+        print(f"error: {printable(message())}", file=sys.stderr)
         code = 2
     raise SystemExit(code or 0)

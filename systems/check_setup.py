@@ -6,7 +6,14 @@ run on it, then runs a small model forward and backward once.
 
 import math
 
-from systems import lacks, need, run_as_command
+from systems import (
+    lacks,
+    need,
+    plain_console,
+    printable,
+    run_as_command,
+    torch_misfit,
+)
 
 if __name__ == "__main__":
     need("torch")
@@ -17,7 +24,6 @@ if __name__ == "__main__":
         raise SystemExit(f"error: torch can't be imported: {error}") from error
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from systems.benchmarking.timing import Clock, default_device
@@ -26,17 +32,6 @@ from systems.model.transformer import BasicsTransformerLM
 from systems.records.device import find_gpu, no_gpu
 from systems.running.machine import why_unusable
 from systems.running.software import versions
-
-# pyproject.toml asks for it, but a torch that was there before may be older.
-OLDEST_TORCH = (2, 11)
-
-
-def is_too_old(version: str) -> bool:
-    """Return whether a version of torch, such as "2.9.1+cu128", is below the oldest
-    that this project supports.
-    """
-    major, minor = version.split(".")[:2]
-    return (int(major), int(minor)) < OLDEST_TORCH
 
 
 # --8<-- [start:check]
@@ -99,7 +94,7 @@ def main() -> None:
     )
     for name, said in attention_kernels(device).items():
         table.add_row(f"attention: {name}", said)
-    console, trouble = Console(), ""
+    console, trouble = plain_console(), ""
     try:
         for name, samples in run_once(device).items():
             table.add_row(f"first {name.removesuffix('_ms')}", f"{samples[0]:.1f} ms")
@@ -108,14 +103,10 @@ def main() -> None:
         trouble = str(error).splitlines()[0]
     console.print(table)
     if trouble:
-        console.print(f"the first pass failed: {trouble}", markup=False)
+        console.print(f"the first pass failed: {printable(trouble)}")
         raise SystemExit(2)
-    if is_too_old(torch.__version__):
-        console.print(
-            f"torch {torch.__version__} is too old: 2.11 or later is needed, run "
-            "pip install -e '.[torch]'",
-            markup=False,
-        )
+    if said := torch_misfit():
+        console.print(said)
         raise SystemExit(2)
     if gpu and device == "cpu":
         console.print(why_unusable(gpu))

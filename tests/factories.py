@@ -128,7 +128,8 @@ def copied_tree(root: Path) -> Path:
         # What Python has compiled goes along, but for what it is writing just now.
         ignored = shutil.ignore_patterns("*.pyc.*")
         shutil.copytree(ROOT / folder, root / folder, ignore=ignored)
-    shutil.copy(ROOT / "mkdocs.yml", root)
+    for name in ("mkdocs.yml", "pyproject.toml"):
+        shutil.copy(ROOT / name, root)
     (root / "docs").mkdir()
     # The index of the guide takes its titles from them.
     for page in (ROOT / "docs").glob("*.md"):

@@ -169,18 +169,3 @@ def test_a_moved_clone_needs_no_new_environment():
     """
     recipes = (ROOT / "Makefile").read_text()
     assert set(re.findall(r"\$\(BIN\)/(\w+)", recipes)) == {"python", "uv", "zizmor"}
-
-
-@pytest.mark.parametrize(
-    ("version", "old"),
-    [
-        ("2.9.1+cu128", True),
-        ("2.11.0", False),
-        ("2.15.0a0+git1", False),
-        ("3.0", False),
-    ],
-)
-def test_a_torch_below_the_range_is_too_old(version, old):
-    from systems.check_setup import is_too_old
-
-    assert is_too_old(version) == old

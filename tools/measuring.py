@@ -18,7 +18,7 @@ from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
-from systems import ROOT, lacks
+from systems import ROOT, lacks, plain_console, printable
 from systems.experiments import STEMS
 from tools.states import state_of
 
@@ -85,7 +85,7 @@ def task_of(
     from systems.records.device import no_gpu
     from systems.records.store import RecordError
     from systems.running.machine import device_for
-    from systems.running.resuming import record_path
+    from systems.running.resuming import record_path, written_at
 
     grid, entry = "quick" if quick else "full", STEMS[stem]
     device = device_for(entry.quick if quick else entry.full)
@@ -97,6 +97,7 @@ def task_of(
         return Outcome(stem, f"skipped: can't be measured: {missing}", skipped=True)
     try:
         path = record_path(results, device, stem, grid)
+        seen = written_at(path)
         state = "" if force else state_of(path)[0]
     except RecordError as error:
         # The other experiments can be measured all the same.
@@ -107,6 +108,7 @@ def task_of(
         # Starting takes seconds for each experiment that is left.
         return Outcome(stem, OUT_OF_TIME)
     arguments = [str(results.resolve()), "--grid", grid, "--deadline", str(deadline)]
+    arguments += ["--seen", str(seen)]
     # On a CPU Triton's kernels run in its interpreter, chosen before triton is
     # imported.
     interpreter = {"TRITON_INTERPRET": "1"} if device.slug == "cpu" else {}
@@ -146,10 +148,11 @@ def progress_bars() -> Any:
         "{task.description:>12}",
         progress.BarColumn(),
         progress.MofNCompleteColumn(),
-        "{task.fields[now]}",
+        progress.TextColumn("{task.fields[now]}", markup=False),
         progress.TimeElapsedColumn(),
         "left:",
         progress.TimeRemainingColumn(),
+        console=plain_console(),
     )
 
 
@@ -160,9 +163,9 @@ class Child:
         self.gpu, self.bars, self.outcome = gpu, bars, Outcome(task.stem)
         self.started, self.unread = time.monotonic(), b""
         visible = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
-        module = "systems.running.measure"
+        module, own = "systems.running.measure", ["--parent", str(os.getpid())]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module, task.stem, *task.arguments],
+            [sys.executable, "-m", module, task.stem, *task.arguments, *own],
             cwd=ROOT,
             env=os.environ | visible | task.environment,
             stdout=subprocess.PIPE,
@@ -178,13 +181,15 @@ class Child:
         read = os.read(self.pipe.fileno(), 2**16)
         *lines, self.unread = (self.unread + read).split(b"\n")
         for line in lines:
-            # Whatever an experiment prints of its own is no report.
-            if line.startswith(b'{"event"'):
-                self.take_report(json.loads(line))
+            self.take_report(json.loads(line))
         return bool(read)
 
     def take_report(self, report: dict[str, Any]) -> None:
-        outcome, show = self.outcome, self.bars.console.print
+        outcome = self.outcome
+
+        def show(line: str) -> None:
+            self.bars.console.print(printable(line))
+
         match report["event"]:
             case "start":
                 total, done = report["total"], report["done"]
@@ -202,10 +207,12 @@ class Child:
             case "row":
                 status, config = report["status"], report["config"]
                 outcome.rows[status] = outcome.rows.get(status, 0) + 1
-                now = " ".join(map(str, list(config.values())[:4]))
+                now = printable(" ".join(map(str, list(config.values())[:4])))
                 self.bars.update(self.bar, advance=1, now=now)
                 if status != "ok":
                     show(f"{outcome.stem} {config}: {status}: {report['reason']}")
+            case "already":
+                outcome.message = "another run has measured it meanwhile"
             case "complete":
                 outcome.message = "measured"
             case "out_of_time":
@@ -214,7 +221,7 @@ class Child:
                 counts = f"{report['failed']} failed, {report['missing']} missing"
                 outcome.message = f"{counts}; run again to retry them"
             case "error":
-                outcome.message = f"error: {report['message']}"
+                outcome.message = printable(f"error: {report['message']}")
 
     def ended(self) -> Outcome:
         """Return the outcome, once the child has closed its output."""

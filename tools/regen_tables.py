@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 # The line above makes these importable from a plain source tree. What takes long to
 # import is imported where it is used, so that --help answers at once.
-from systems import ROOT, need, run_as_command  # noqa: E402
+from systems import ROOT, need, plain_console, run_as_command  # noqa: E402
 
 if __name__ == "__main__":
     need("typer", "rich", "msgspec", "matplotlib")
@@ -131,7 +131,8 @@ def command(
     if others or (listed and generated):
         stop(f"{[*others, '--generated'][0]} does not go with {action}")
     with one_line_errors(measures := action in ("measuring", "--verify")):
-        look_at_environment(action)
+        if action == "measuring":
+            look_at_commit()
         look_at_folders(action, results, generated, measures)
         if listed:
             return print_states(results)
@@ -167,15 +168,12 @@ def one_line_errors(measures: bool) -> Iterator[None]:
         stop("stopped" + (kept if measures else ""))
 
 
-def look_at_environment(action: str) -> None:
-    """Refuse variables of the environment that can't be right."""
-    from systems.running.memory import simulated_gib
+def look_at_commit() -> None:
+    """Refuse a GIT_COMMIT that names no commit."""
     from systems.running.software import named_commit
 
     try:
-        simulated_gib()
-        if action == "measuring":
-            named_commit()
+        named_commit()
     except ValueError as error:
         stop(str(error))
 
@@ -296,7 +294,6 @@ def render_own(results: Path, generated: Path | None) -> None:
 
 def print_outcomes(outcomes: list[Outcome]) -> None:
     """Print the summary."""
-    from rich.console import Console
     from rich.table import Column, Table
 
     table = Table(Column("experiment", no_wrap=True), "outcome", "rows", "took")
@@ -305,7 +302,7 @@ def print_outcomes(outcomes: list[Outcome]) -> None:
         rows = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in counts)
         took = f"{outcome.seconds:.0f} s" if outcome.seconds else ""
         table.add_row(outcome.stem, outcome.message, rows, took)
-    Console().print(table)
+    plain_console().print(table)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

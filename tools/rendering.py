@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from systems import ROOT
+from systems import ROOT, printable
 from systems.records.files import write_whole
 
 # What every folder of rendered files has.
@@ -13,7 +13,7 @@ MARK = "facts.yml"
 
 def stop(message: str, code: int = 2) -> NoReturn:
     """Exit with one line that says what is wrong."""
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {printable(message)}", file=sys.stderr)
     raise SystemExit(code)
 
 
@@ -90,9 +90,9 @@ def check_tree(
     if fresh:
         findings, warnings = [*findings, *warnings], []
     for message in warnings:
-        print(f"warning: {message}")
+        print(printable(f"warning: {message}"))
     for finding in sorted(findings):
-        print(finding)
+        print(printable(finding))
     if findings:
         print(f"{len(findings)} findings")
     else:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from systems import printable, torch_misfit
 from systems.experiments import STEMS
 
 
@@ -64,10 +65,13 @@ def print_states(results: Path) -> int:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = zip(line, widths, strict=True)
-        print(" ".join(cell.ljust(width) for cell, width in cells).rstrip())
+        shown = " ".join(cell.ljust(width) for cell, width in cells)
+        print(printable(shown.rstrip()))
     if gpu := device_for(("cuda",)):
         for name, said in kernels_on(gpu).items():
             print(f"{gpu.name}, attention by {name}: {said}")
+    if said := torch_misfit():
+        print(f"warning: {said}", file=sys.stderr)
     for fault in faults:
-        print(fault, file=sys.stderr)
+        print(printable(fault), file=sys.stderr)
     return 2 if faults else 0

@@ -53,7 +53,8 @@ from systems.benchmarking.workload import random_inputs
 from systems.precision.dtypes import relative_error
 from systems.records.device import Device, find_gpu
 from systems.records.files import write_whole
-from systems.running.precompile import MOST_PROCESSES, cores, end_with
+from systems.running.precompile import MOST_PROCESSES, cores
+from systems.running.reports import end_with
 from tools.compile_ahead import DTYPES, need_compiler
 from tools.rendering import stop
 

@@ -8,14 +8,10 @@ from msgspec import Meta, Struct
 
 from systems.records.files import slug_of
 
-# Text of a record stands in pages: no markup, no lines.
-Plain = Annotated[str, Meta(max_length=2000, pattern=r"^[^<>\n\r]*$")]
+# Text of a record stands in pages and terminals: no markup, no control characters.
+Plain = Annotated[str, Meta(max_length=2000, pattern=r"^[^<>\x00-\x1f\x7f-\x9f]*\Z")]
 Name = Annotated[Plain, Meta(min_length=1)]
 Megahertz = Annotated[int, Meta(ge=0, le=100_000)]
-
-
-# In the name of a GPU whose memory was limited, to see what a smaller one would do.
-SIMULATED = " limited to "
 
 
 class Device(Struct, forbid_unknown_fields=True):
@@ -35,10 +31,6 @@ class Device(Struct, forbid_unknown_fields=True):
     def is_gpu(self) -> bool:
         return self.slug not in (CPU.slug, META.slug)
 
-    @property
-    def is_simulated(self) -> bool:
-        return SIMULATED in self.name
-
 
 # Parameters can be counted without any memory behind them, on PyTorch's "meta" device.
 META = Device("meta device (no hardware needed)", "meta")
@@ -47,7 +39,10 @@ CPU = Device("CPU", "cpu")
 
 def plain(name: str) -> str:
     """The name of a GPU as a record can hold it, whatever its driver says."""
-    return re.sub(r"[<>\n\r\ud800-\udfff]", " ", name)[:2000] or "a GPU without a name"
+    return (
+        re.sub(r"[<>\x00-\x1f\x7f-\x9f\ud800-\udfff]", " ", name)[:2000]
+        or "a GPU without a name"
+    )
 
 
 def visible_gpus() -> list[str]:

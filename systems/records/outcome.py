@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from systems import printable
 from systems.records.record import Row
 from systems.records.rules import faults_in_metrics
 
@@ -89,8 +90,8 @@ def turns_of(config: Any, run: Run) -> Iterator[Row | None]:
 
 
 def as_reason(text: str | None) -> str | None:
-    """Cut and encode a text so that a record can hold it."""
-    return text and text[:LONGEST].encode("utf-8", "backslashreplace").decode()
+    """Make one line of a text, cut so that a record can hold it."""
+    return text and printable(" ".join(text[:LONGEST].split()))
 
 
 def out_of_memory_reason(error: BaseException | None) -> str | None:

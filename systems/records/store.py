@@ -41,6 +41,8 @@ def read(path: Path) -> Record:
 def _parsed(content: bytes, path: Path) -> Record:
     with _faults_named(path, "delete it to measure again"):
         data = msgspec.json.decode(content, type=dict[str, Any])
+        # Of a key that comes twice the last counts, whatever a reader of the text sees.
+        json.loads(content, object_pairs_hook=_with_different_keys)
         schema, digest = data.pop("schema", None), data.pop("digest", None)
         if schema != SCHEMA:
             found = f"schema is {schema!r:.60}, this version reads {SCHEMA}"
@@ -50,6 +52,12 @@ def _parsed(content: bytes, path: Path) -> Record:
             raise RecordError(f"{path}: {fault}")
         record.edited = digest != digest_of(data)
     return record
+
+
+def _with_different_keys(pairs: list[tuple[str, Any]]) -> None:
+    keys = {key for key, _ in pairs}
+    if len(keys) < len(pairs):
+        raise msgspec.DecodeError(f"a key comes twice among {sorted(keys)!r:.80}")
 
 
 def decoded(path: Path, kind: Any, remedy: str) -> Any:

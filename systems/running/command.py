@@ -11,14 +11,13 @@ from typing import Any, NoReturn
 
 import typer
 from msgspec import structs
-from rich.console import Console
 from rich.table import Table
 
-from systems import run_as_command
+from systems import plain_console, printable, run_as_command
 from systems.records.outcome import Run, measure_row
 from systems.records.record import PHASES, Row
 from systems.records.summary import summarize
-from systems.running.memory import limit_gpu_memory, limit_host_memory
+from systems.running.memory import limit_host_memory
 
 # The largest size that a tensor can have.
 LARGEST = 2**63 - 1
@@ -80,7 +79,6 @@ def main(config_class: type, run: Run) -> NoReturn:
                 if isinstance(value, float) and not math.isfinite(value):
                     raise ValueError(f"{flag(name)} must be finite, not {value}")
             limit_host_memory()
-            limit_gpu_memory()
             if sys.stderr.isatty():
                 # One line: what keeps moving would take time from what is measured.
                 print("measuring (on a CPU it may take minutes)", file=sys.stderr)
@@ -120,7 +118,7 @@ def _parameter(f: Any) -> Parameter:
 
 
 def _print_table(row: Row) -> None:
-    console = Console()
+    console = plain_console()
     console.print(
         ", ".join(f"{name} {value}" for name, value in row.config.items()),
         style="bold",
@@ -177,7 +175,7 @@ def _table_of(name: str, items: list[dict[str, Any]]) -> Table:
     for item in items[:LONGEST_TABLE]:
         table.add_row(
             *(
-                f"{value:.4f}" if isinstance(value, float) else str(value)
+                f"{value:.4f}" if isinstance(value, float) else printable(str(value))
                 for value in item.values()
             )
         )
@@ -195,10 +193,11 @@ def _shown(name: str, value: Any) -> str:
             else value
         )
         return ", ".join(
-            part if isinstance(part, str) else _shown("", part) for part in parts
+            printable(part) if isinstance(part, str) else _shown("", part)
+            for part in parts
         )
     if isinstance(value, int):
         return f"{value:,}" + (
             f"  ({value / 2**30:.2f} GiB)" if name.endswith("_bytes") else ""
         )
-    return f"{value:.8g}" if isinstance(value, float) else str(value)
+    return f"{value:.8g}" if isinstance(value, float) else printable(str(value))

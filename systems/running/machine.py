@@ -6,14 +6,12 @@ import sys
 from systems.records.device import (
     CPU,
     META,
-    SIMULATED,
     Device,
     find_gpu,
     newest_cuda,
     plain,
     used_by_others,
 )
-from systems.running.memory import as_simulated
 from systems.running.reports import CannotStart
 
 
@@ -23,7 +21,7 @@ def device_for(allowed: tuple[str, ...]) -> Device | None:
         return META
     gpu = find_gpu()
     if gpu is not None and "cuda" in allowed:
-        return as_simulated(gpu)
+        return gpu
     return CPU if "cpu" in allowed else None
 
 
@@ -35,9 +33,7 @@ def check_torch(device: Device) -> None:
 
     if not torch.cuda.is_available():
         raise CannotStart(why_unusable(device))
-    # A smaller GPU that is simulated is the larger one.
-    expected = device.name.partition(SIMULATED)[0]
-    if (name := plain(torch.cuda.get_device_name(0))) != expected:
+    if (name := plain(torch.cuda.get_device_name(0))) != device.name:
         fault = f"torch would use {name}, not {device.name}"
         kind = "MIG device" if " MIG " in name else "GPU"
         raise CannotStart(

@@ -26,16 +26,22 @@ from systems.records.store import RecordError
 from systems.running import machine
 from systems.running.caches import compiled_folder, name_compiled_folder, unwritable
 from systems.running.groups import gpu_is_broken, groups_of, measure_into
-from systems.running.memory import limit_gpu_memory, would_publish
 from systems.running.precompile import compile_ahead, folder_for_compiled
 from systems.running.processes import row_processes
-from systems.running.reports import CannotStart, exit_when_terminated, report
+from systems.running.reports import (
+    CannotStart,
+    end_with,
+    exit_when_terminated,
+    keep_output_for_reports,
+    report,
+)
 from systems.running.resuming import (
     exclusive,
     new_record,
     partial_path,
     record_path,
     resume,
+    written_at,
 )
 from systems.running.verify import verify_stem
 
@@ -47,9 +53,11 @@ IN_THE_WAY = (
 )  # fmt: skip
 
 
-def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
-    """Measure the configurations that the work in progress lacks. Return the exit
-    code.
+def measure_stem(
+    name: str, results: Path, grid: str, deadline: float, seen: int | None = None
+) -> int:
+    """Measure the configurations that the work in progress lacks; none where another
+    run has written the record since it was `seen`. Return the exit code.
     """
     ended, stem = time.monotonic(), STEMS[name]
     device = machine.device_for(stem.quick if grid == "quick" else stem.full)
@@ -58,12 +66,10 @@ def measure_stem(name: str, results: Path, grid: str, deadline: float) -> int:
     if said := lacks(*stem.needs):
         raise CannotStart(said)
     path = record_path(results, device, name, grid)
-    if would_publish(device, path):
-        raise CannotStart(
-            f"a record of a simulated GPU ({device.name}) is never published: give "
-            "another --results"
-        )
     with exclusive(path), folder_for_compiled(path):
+        if seen not in (None, written_at(path)):
+            report(event="already")
+            return 0
         module = imported(stem, device)
         held = machine.shared_with() if device.is_gpu else ""
         configs = module.configs(quick=grid == "quick")
@@ -133,7 +139,6 @@ def imported(stem: Stem, device: Device) -> Any:
     module = import_module(stem.module)
     machine.check_torch(device)
     if device.is_gpu:
-        limit_gpu_memory()
         # Else imported by the first row that compiles, or steps an optimizer.
         import_module("torch._inductor.compile_fx")
     # What was imported stays: it need not be looked through for garbage before each
@@ -148,8 +153,12 @@ def main(
     grid: str = "full",
     deadline: float = 1e18,
     verify: bool = False,
+    seen: int | None = None,
+    parent: int | None = None,
 ):
     """Measure STEM into RESULTS until `deadline`, in seconds since 1970."""
+    if parent is not None:
+        end_with(parent)
     try:
         for value, known in ((stem, STEMS), (grid, ("full", "quick"))):
             if value not in known:
@@ -158,7 +167,7 @@ def main(
             if verify:
                 code = verify_stem(stem, results)
             else:
-                code = measure_stem(stem, results, grid, deadline)
+                code = measure_stem(stem, results, grid, deadline, seen)
     except (CannotStart, RecordError) as error:
         stop(str(error))
     except OSError as error:
@@ -194,4 +203,5 @@ def stop(message: str) -> NoReturn:
 
 if __name__ == "__main__":
     exit_when_terminated()
+    keep_output_for_reports()
     typer.run(main)

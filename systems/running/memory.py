@@ -1,68 +1,12 @@
-"""Limits on memory, so that running out of it is a result and ends no process.
-
-On a CPU, a process may allocate no more than the host has free. On a GPU,
-SIMULATED_MEMORY_GIB lets torch's allocator refuse what a smaller GPU does not have:
-
-    SIMULATED_MEMORY_GIB=40 python tools/regen_tables.py --results /tmp/rehearsal
-
-Only memory is simulated: times are those of the larger GPU. The name of the GPU in such
-a record says so, and the record is never published.
+"""A limit on memory, so that running out of it on a CPU is a result and ends no
+process.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from msgspec import structs
-
-from systems import ROOT
-from systems.records.device import SIMULATED, Device, find_gpu, slug_of
-
-VARIABLE = "SIMULATED_MEMORY_GIB"
-
-
-# A smaller GPU, simulated -------------------------------------------------------------
-
-
-def simulated_gib() -> int | None:
-    """Return how much GPU memory to simulate. ValueError where that is no number."""
-    text = os.environ.get(VARIABLE)
-    if text is None:
-        return None
-    if not text.isdecimal() or int(text) == 0:
-        raise ValueError(f"{VARIABLE} must be a number of GiB, got {text!r}")
-    return int(text)
-
-
-def as_simulated(gpu: Device) -> Device:
-    """Return this GPU, or the smaller one that is simulated on it."""
-    gib = simulated_gib()
-    if gib is None:
-        return gpu
-    name = f"{gpu.name}{SIMULATED}{gib} GiB"
-    return structs.replace(gpu, name=name, slug=slug_of(name), memory_bytes=gib * 2**30)
-
-
-def limit_gpu_memory() -> None:
-    """Let torch's allocator refuse what a simulated GPU does not have."""
-    gib = simulated_gib()
-    if gib is None:
-        return
-    import torch
-
-    if torch.cuda.is_available():
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, gib * 2**30 / total))
-
-
-def would_publish(device: Device, path: Path) -> bool:
-    """Whether this is the path of a published record, of a simulated GPU."""
-    published = (ROOT / "docs" / "results").resolve()
-    return device.is_simulated and path.resolve().parent.parent == published
-
-
-# The host -----------------------------------------------------------------------------
+from systems.records.device import find_gpu
 
 
 def limit_host_memory() -> None:

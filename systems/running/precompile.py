@@ -13,10 +13,8 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from importlib import import_module
@@ -29,16 +27,14 @@ from systems import ROOT
 from systems.experiments import STEMS
 from systems.records.files import write_whole
 from systems.records.outcome import turns_of
-from systems.running.memory import limit_gpu_memory, simulated_gib
-from systems.running.reports import exit_when_terminated, report
+from systems.running.reports import GRACE, end_with, exit_when_terminated, report
 
 # Each process holds a context and a row's tensors on the GPU.
 MOST_PROCESSES = 16
 # Fewer rows are compiled sooner than the processes have started.
 LEAST_ROWS = 8
-# The longest that all of it may take, because a compiler may hang; and how long a
-# process that is told to end may take. In seconds.
-LONGEST, GRACE = 20 * 60, 5
+# The longest that all of it may take, in seconds, because a compiler may hang.
+LONGEST = 20 * 60
 # In the environment: the folder for what an experiment compiles ahead, and how many
 # processes compile at once.
 AHEAD, AT_ONCE = "SYSTEMS_COMPILED_AHEAD", "SYSTEMS_COMPILED_AT_ONCE"
@@ -146,11 +142,10 @@ def shares_that_fit(needs: dict[int, int], most: int, room: int) -> list[list[in
 
 
 def free_gpu_bytes() -> int:
-    """Return the GPU memory that is free, or that a simulated smaller GPU has."""
+    """Return the GPU memory that is free."""
     import torch
 
-    gib, free = simulated_gib(), torch.cuda.mem_get_info()[0]
-    return free if gib is None else min(free, gib * 2**30)
+    return torch.cuda.mem_get_info()[0]
 
 
 # What an experiment's `precompile` keeps ----------------------------------------------
@@ -183,25 +178,10 @@ def cold_samples(folder: Path | None) -> dict[str, Any]:
 # One of the processes -----------------------------------------------------------------
 
 
-def end_with(parent: int) -> None:
-    """Let this process end soon after its parent, even if that is killed."""
-    threading.Thread(target=end_after, args=(parent,), daemon=True).start()
-
-
-def end_after(parent: int) -> None:
-    """Wait until the parent is gone; then end this process, whatever it does."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(GRACE)
-    os._exit(1)
-
-
 def main(stem: str, grid: str, parent: int, rows: list[int]) -> None:
     """Run these rows of a stem, counted from 0."""
     # First, because the imports take seconds in which the parent may die.
     end_with(parent)
-    limit_gpu_memory()
     module, configs = import_module(STEMS[stem].module), configs_of(stem, grid)
     for row in rows:
         # An error comes again when the row is measured, and is reported there.

@@ -2,10 +2,10 @@
 one (`FRESH_PROCESS`), or all that agree in the field `PROCESS_OF` in the same one.
 
 Such a process reads a configuration as JSON from each line of its standard input and
-writes its row as a line to its standard output. It ends where its input does, so it
-never outlives the process that started it.
+writes its row as a line to its standard output. It ends where its input does, and soon
+after the process that started it.
 
-    python -m systems.running.processes systems.experiments.compile
+    python -m systems.running.processes systems.experiments.compile PARENT
 """
 
 import json
@@ -25,10 +25,9 @@ from systems import ROOT
 from systems.records.outcome import measure_row, turns_of
 from systems.records.record import Row
 from systems.running.machine import free_memory
-from systems.running.memory import limit_gpu_memory, limit_host_memory
+from systems.running.memory import limit_host_memory
+from systems.running.reports import end_with, keep_output_for_reports, report
 
-# How a row begins, among whatever an experiment prints.
-ROW = '{"config"'
 # The processes that run, by experiment and by what their rows have in common.
 RUNNING: dict[tuple[str, Any], "RowProcess"] = {}
 
@@ -74,8 +73,9 @@ class RowProcess:
         # In a file, because a pipe that nobody reads would stop it.
         self.errors = tempfile.TemporaryFile("w+")
         added = getattr(module, "environment", lambda config: {})(config)
+        own = str(os.getpid())
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "systems.running.processes", module.__name__],
+            [sys.executable, "-m", "systems.running.processes", module.__name__, own],
             cwd=ROOT,
             env=os.environ | added,
             stdin=subprocess.PIPE,
@@ -90,7 +90,7 @@ class RowProcess:
         assert asked is not None and answers is not None
         with suppress(BrokenPipeError):
             print(json.dumps(asdict(config)), file=asked, flush=True)
-        return next((line for line in answers if line.startswith(ROW)), None)
+        return answers.readline() or None
 
     def end(self) -> tuple[int, str]:
         """Wait for the process to end; return its exit code and its errors."""
@@ -125,16 +125,17 @@ def error_in(stderr: str) -> str:
     return named[0] if traceback and named else lines[-1]
 
 
-def main(module: str) -> None:
+def main(module: str, parent: int) -> None:
     """Measure rows of this module as they are asked for."""
+    keep_output_for_reports()
+    end_with(parent)
     experiment = import_module(module)
     limit_host_memory()
-    limit_gpu_memory()
     for line in sys.stdin:
         row = measure_row(experiment.Config(**json.loads(line)), experiment.run)
-        print(json.dumps(row, default=msgspec.structs.asdict), flush=True)
+        report(**msgspec.structs.asdict(row))
         free_memory()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))

@@ -4,14 +4,16 @@ The work in progress is `<stem>.partial.json` beside the record.
 """
 
 import os
+import platform
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from systems import printable
 from systems.experiments import STEMS
 from systems.records import store
 from systems.records.device import Device
@@ -59,10 +61,21 @@ def exclusive(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            by = printable(handle.read(300).decode(errors="replace"))
             raise CannotStart(
-                f"{path} is being measured by another run: wait for it, or stop it"
+                f"{path} is being measured by {by}: wait for it, or stop it"
             ) from None
+        handle.truncate()
+        handle.write(f"process {os.getpid()} of {platform.node()}".encode())
+        handle.flush()
         yield
+
+
+def written_at(path: Path) -> int:
+    """When this record took its place, in ns; 0 where there is none."""
+    with suppress(OSError):
+        return path.stat().st_mtime_ns
+    return 0
 
 
 def new_record(

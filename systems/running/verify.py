@@ -18,7 +18,6 @@ from systems.records.summary import summarize
 from systems.running import machine
 from systems.running.command import is_table
 from systems.running.groups import groups_of, measure_group
-from systems.running.memory import limit_gpu_memory
 from systems.running.reports import CannotStart, report
 from systems.running.resuming import exclusive, record_path, unlike_grid
 from systems.running.software import TUNED, attention_in, tuned_software
@@ -123,7 +122,6 @@ def verify_stem(name: str, results: Path) -> int:
     with exclusive(path):
         module = import_module(stem.module)
         machine.check_torch(device)
-        limit_gpu_memory()
         record = store.read(path)
         if record.edited:
             raise CannotStart(f"{path} was edited by hand: measure it again")

@@ -283,6 +283,8 @@ def test_a_metric_that_is_not_finite_is_neither_written_nor_read(
         b"no JSON",
         b"\xff\xfe",
         b'{"schema": 2} {}',
+        b'{"kind": "reported", "schema": 2, "kind": "measured"}',
+        b'{"schema": 2, "rows": [{"config": {"n": 1, "n": 2}}]}',
         b'\xef\xbb\xbf{"schema": 2}',
         b'{"schema": 2, "rows": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     ],

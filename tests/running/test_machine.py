@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from rich.console import Console
 
 from systems import check_setup
 from systems.experiments import STEMS
@@ -46,7 +47,7 @@ def test_measuring_and_the_setup_say_why(built, runs, no_gpu_for_torch, monkeypa
     monkeypatch.setattr(check_setup, "find_gpu", lambda: A100)
     monkeypatch.setattr(check_setup, "default_device", lambda: "cpu")
     printed: list[object] = []
-    monkeypatch.setattr(check_setup.Console, "print", lambda _, x: printed.append(x))
+    monkeypatch.setattr(Console, "print", lambda _, x: printed.append(x))
     with pytest.raises(SystemExit) as ended:
         check_setup.main()
     assert ended.value.code == 2 and printed[1:] == [line]

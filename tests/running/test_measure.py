@@ -6,6 +6,7 @@ import errno
 import gc
 import json
 import os
+import platform
 import random
 import signal
 import subprocess
@@ -233,13 +234,15 @@ def test_work_in_progress_that_is_broken_or_edited_is_started_over(
 def test_of_two_runs_at_once_the_second_is_refused_by_name(run, tmp_path, record_file):
     first = start(tmp_path, FAKE_SLEEP="60000")
     try:
-        message = "is being measured by another run: wait for it, or stop it"
-        assert run().error == f"{record_file} {message}"
+        by = f"is being measured by process {first.pid} of {platform.node()}"
+        assert run().error == f"{record_file} {by}: wait for it, or stop it"
     finally:
         first.kill()
         first.communicate()
     # The lock went with the process, however it ended.
-    assert run().code == 0
+    assert run(seen=0).code == 0
+    # Whoever found no record before, and waited, doesn't measure it again.
+    assert [event["event"] for event in run(seen=0).events] == ["already"]
 
 
 def test_out_of_time_it_stops_between_rows_and_keeps_them(

@@ -59,8 +59,6 @@ def shares(monkeypatch):
 @pytest.mark.parametrize("done", [0, 5])
 def test_pending_rows_are_shared_out_and_each_is_run(stem, shares, done, monkeypatch):
     precompile.compile_ahead("fake", "full", CONFIGS[done:], NEVER)
-    limits = []
-    monkeypatch.setattr(precompile, "limit_gpu_memory", lambda: limits.append(1))
     monkeypatch.setattr(precompile, "end_with", lambda parent: None)
 
     def run(config):
@@ -71,7 +69,7 @@ def test_pending_rows_are_shared_out_and_each_is_run(stem, shares, done, monkeyp
     stem.run = run
     for rows in shares:
         precompile.main("fake", "full", 1, rows)
-    assert len(shares) == len(limits) == 3
+    assert len(shares) == 3
     wanted = [c for c in CONFIGS[done:] if c.implementation == "ours"]
     assert sorted(stem.seen, key=CONFIGS.index) == wanted
 
@@ -168,16 +166,16 @@ def test_out_of_time_or_of_processes_all_are_ended(stem, monkeypatch, capsys, st
 CHILD = """
 import signal, sys, time
 from tempfile import TemporaryDirectory
-from systems.running import precompile
+from systems.running import reports
 from systems.running.reports import exit_when_terminated
 kind, parent = sys.argv[1:]
-precompile.GRACE = 1
+reports.GRACE = 1
 exit_when_terminated()
 if kind == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 with TemporaryDirectory():
     print(flush=True)
-    precompile.end_with(int(parent))
+    reports.end_with(int(parent))
     time.sleep(60)
 """
 

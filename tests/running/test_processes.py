@@ -125,7 +125,10 @@ def test_one_that_was_killed_is_a_failed_row(by_parity):
 def test_what_an_experiment_prints_is_no_row(monkeypatch, tmp_path):
     (tmp_path / "talking.py").write_text(
         "from tests.fake_stem import Config\n"
-        "def run(config):\n    print('{} of', config.index)\n    return {'n': 1}\n"
+        """def run(config):
+            print('{"config": {}, "status": "ok", "metrics": {"n": 2}}', flush=True)
+            return {"n": 1}
+        """
     )
     monkeypatch.syspath_prepend(tmp_path)
     module = SimpleNamespace(

@@ -65,10 +65,10 @@ def test_a_child_that_does_not_reach_its_end_has_crashed(child_that, code, shown
 
 
 def test_a_child_that_reached_its_end_has_measured(child_that):
-    """Its output arrives in pieces, and some of it is no report."""
+    """Its output arrives in pieces."""
     child_that(
         "import sys, time\n"
-        f"for part in ({ROW[:9]!r}, {ROW[9:]!r}, '\\nno report\\n', {DONE!r}, '\\n'):\n"
+        f"for part in ({ROW[:9]!r}, {ROW[9:]!r}, '\\n', {DONE!r}, '\\n'):\n"
         "    print(part, end='', flush=True); time.sleep(0.05)\n"
     )
     outcome = run_one()

@@ -246,7 +246,11 @@ def test_verify_makes_a_stale_record_verified(tree):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("told", "code", "said"),
-    [(signal.SIGINT, 2, "error: stopped; every finished"), (signal.SIGTERM, 143, "")],
+    [
+        (signal.SIGINT, 2, "error: stopped; every finished"),
+        (signal.SIGTERM, 143, ""),
+        (signal.SIGKILL, -9, ""),
+    ],
 )
 def test_stopping_the_command_ends_the_process_of_a_row(
     tree, tmp_path, told, code, said

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path, PurePath
 from typing import Annotated, Any
 
-from systems import need, run_as_command
+from systems import need, printable, run_as_command
 
 if __name__ == "__main__":
     need("typer", "msgspec")
@@ -214,7 +214,8 @@ def main(
     try:
         with file.open("rb") as stream:
             snapshot = read_snapshot(stream)
-        print(format_digest(build_history(snapshot, read_marks(snapshot))))
+        history = build_history(snapshot, read_marks(snapshot))
+        print(printable(format_digest(history)))
     except (SnapshotError, OSError) as error:
         print(f"error: {file}: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
