@@ -97,9 +97,10 @@
       if (!/^[0-9]+$/.test(text)) return [name, `${WORDS[name]} must be a whole number, not \u201c${text}\u201d`]
       if (BigInt(text) < 1n || BigInt(text) > LIMIT) return [name, `${WORDS[name]} must be from 1 to ${grouped(LIMIT)}`]
     }
-    const [d, h, layers, run] = ["d_model", "num_heads", "num_layers", "checkpoint"].map((name) => BigInt(field[name].value || 0))
+    const [d, h, layers] = ["d_model", "num_heads", "num_layers"].map((name) => BigInt(field[name].value))
     if (d % (2n * h)) return ["num_heads", `a width of ${d} does not split into ${h} heads of even width`]
-    if (field.recomputed.value === "blocks" && run > layers) return ["checkpoint", `a run of ${run} blocks is longer than the model, which has ${layers}`]
+    const run = field.recomputed.value === "blocks" ? BigInt(field.checkpoint.value) : 1n
+    if (run > layers) return ["checkpoint", `a run of ${run} blocks is longer than the model, which has ${layers}`]
     for (const name of ["memory", ...Object.keys(RATES)]) {
       const number = Number(field[name].value)
       if (!(number > 0 && number < 1e6)) return [name, `${WORDS[name]} must be a number above 0`]

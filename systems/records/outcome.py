@@ -78,6 +78,9 @@ def turns_of(config: Any, run: Run) -> Iterator[Row | None]:
             status = "out_of_memory"
         elif (reason := compiler_reason(error)) is not None:
             status = "unsupported"
+        elif "does not yet support recordHistory" in str(error):
+            remedy = "set PYTORCH_CUDA_ALLOC_CONF=backend:native"
+            raise ValueError(f"this allocator keeps no history: {remedy}") from error
         else:
             raise
     for fault in faults_in_metrics(metrics):

@@ -109,3 +109,11 @@ def test_a_cpu_says_otherwise_that_it_is_out_of_memory(text, reason):
 
     row = measure_row(Config(), run)
     assert (row.status, row.metrics, row.reason) == ("out_of_memory", {}, reason)
+
+
+def test_an_allocator_that_keeps_no_history_is_one_line():
+    def run(config):
+        raise RuntimeError("cudaMallocAsync does not yet support recordHistory. If")
+
+    with pytest.raises(ValueError, match="set PYTORCH_CUDA_ALLOC_CONF=backend:native"):
+        measure_row(Config(), run)

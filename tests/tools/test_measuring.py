@@ -17,6 +17,8 @@ from tools import at_once, measuring
 from tools.at_once import CannotShare, first_gpus, longest_first
 from tools.measuring import Outcome, Task, measure_all, run_all, task_of
 
+MARKUP = "[/red] :smile: \x1b[31m"
+FAILED = {"event": "row", "status": "failed", "config": {"i": "[b]"}, "reason": MARKUP}
 ROW = json.dumps({"event": "row", "status": "ok", "config": {"i": 1}, "reason": None})
 DONE = json.dumps({"event": "complete"})
 KILL = "import os, signal; os.kill(os.getpid(), signal.SIG{})"
@@ -64,15 +66,19 @@ def test_a_child_that_does_not_reach_its_end_has_crashed(child_that, code, shown
     assert outcome.message == f"crashed (exit code {shown}); {again}"
 
 
-def test_a_child_that_reached_its_end_has_measured(child_that):
-    """Its output arrives in pieces."""
+def test_a_child_that_reached_its_end_has_measured(child_that, capsys):
+    """Its output arrives in pieces, and no text in it is markup or moves a cursor."""
     child_that(
         "import sys, time\n"
+        f"print({json.dumps(FAILED)!r})\n"
         f"for part in ({ROW[:9]!r}, {ROW[9:]!r}, '\\n', {DONE!r}, '\\n'):\n"
         "    print(part, end='', flush=True); time.sleep(0.05)\n"
     )
     outcome = run_one()
-    assert (outcome.code, outcome.message, outcome.rows) == (0, "measured", {"ok": 1})
+    rows = {"failed": 1, "ok": 1}
+    assert (outcome.code, outcome.message, outcome.rows) == (0, "measured", rows)
+    said = capsys.readouterr().out
+    assert "{'i': '[b]'}: failed: [/red] :smile: \\x1b[31m\n" in said
 
 
 def test_out_of_time_no_further_child_is_started(child_that, tmp_path):

@@ -185,12 +185,15 @@ def device_label(record: Record) -> str:
 
 
 def tabs(parts: Iterable[tuple[str, str]]) -> str:
-    """One tab for each (label, Markdown); where there is one, its Markdown alone."""
+    """One tab for each (label, Markdown); where there is one, its Markdown alone. The
+    first begins a set of its own, whatever tabs stand above.
+    """
     parts = list(parts)
     if len(parts) == 1:
         return parts[0][1]
     return "\n\n".join(
-        f'=== "{label}"\n\n{textwrap.indent(body, "    ")}' for label, body in parts
+        f'==={"" if i else "!"} "{label}"\n\n{textwrap.indent(body, "    ")}'
+        for i, (label, body) in enumerate(parts)
     )
 
 

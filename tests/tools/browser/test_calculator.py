@@ -112,3 +112,6 @@ def test_the_calculator_answers_a_key_at_once_and_says_what_is_wrong(
     page.reload()
     expect(verdict).to_have_text(said)
     expect(root.locator("input[name=num_layers]")).to_have_value("30")
+    # What is not asked for may be anything.
+    page.goto((site / "calculator.html").as_uri() + "#recomputed=none&checkpoint=x")
+    expect(verdict).to_contain_text(re.compile("[Ff]it"))

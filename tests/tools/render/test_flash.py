@@ -213,8 +213,10 @@ def test_passes_stand_in_tabs_and_one_gpu_in_none(bench):
     lines = flash_benchmarking.fragments([bench])["passes.md"].splitlines()
     tabs = [line for line in lines if "===" in line]
     assert tabs == [
-        f'=== "{name}"'
-        for name in ("Forward", "Backward", "Forward + backward", "Memory")
+        f'==={"" if i else "!"} "{name}"'
+        for i, name in enumerate(
+            ("Forward", "Backward", "Forward + backward", "Memory")
+        )
     ]
 
 

@@ -89,3 +89,9 @@ def test_a_kernel_is_called_by_what_its_name_says(name, said):
     assert spoken(name).replace("\N{NO-BREAK SPACE}", " ") == said
     assert ("<summary>" in folded_name(name)) == (said != name)
     assert f"`{name}`" in folded_name(name)
+
+
+def test_tabs_that_follow_tabs_are_a_set_of_their_own():
+    sets = "\n\n".join([tabs([("A", "1"), ("B", "2")])] * 2)
+    page = markdown.markdown(sets, extensions=["pymdownx.tabbed"])
+    assert page.count('"tabbed-set') == 2

@@ -171,7 +171,7 @@ def test_what_needs_no_gpu_is_judged_for_each_and_has_no_tab_of_its_own(found):
     other.device.name, other.device.slug = "NVIDIA X", "nvidia-x"
     both = {**found, "peak_memory": [ours, other]}
     text = writeup.claims_of(problem, both)
-    assert re.findall(r'^=== "(.+)"$', text, re.MULTILINE) == [
+    assert re.findall(r'^===!? "(.+)"$', text, re.MULTILINE) == [
         "NVIDIA H200",
         "NVIDIA X",
     ]
