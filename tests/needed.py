@@ -6,6 +6,8 @@ from typing import NoReturn
 
 import pytest
 
+from systems.records.outcome import UNQUOTED, paths_with_a_space
+
 
 def missing(what: str) -> NoReturn:
     """Skips the test, for the reason `what`. Where CI is set nothing may be missing:
@@ -17,3 +19,9 @@ def missing(what: str) -> NoReturn:
 def needs_git() -> None:
     if not which("git"):
         missing("git is not installed")
+
+
+# Asked of the paths that the compiler would get: with some versions it passes.
+compiles_cpp = pytest.mark.xfail(
+    bool(paths_with_a_space()), reason=f"torch.compile: {UNQUOTED}"
+)

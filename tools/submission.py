@@ -60,7 +60,7 @@ PREPARE = """([gpu, title, subject]) => {
         set.querySelector(":scope > .tabbed-labels").remove()
     }
     for (const link of document.querySelectorAll("a[href]"))
-        if (!link.getAttribute("href").startsWith("#")) link.replaceWith(...link.childNodes)
+        if (!link.matches('[href^="#"]')) link.replaceWith(...link.childNodes)
 }"""
 PAGE: dict[str, Any] = {
     "format": "A4",

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict
+from tempfile import gettempdir
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ NO_HOST_MEMORY = (
     "cannot be represented as a SymInt",
     "std::bad_alloc",
 )
+UNQUOTED = "it can't in a path with a space"
 # How the reason begins of a row whose implementation is not installed.
 NOT_INSTALLED = "not installed"
 # The most characters of a reason.
@@ -126,11 +128,16 @@ def compiler_reason(error: BaseException) -> str | None:
         if isinstance(cause, inductor.InvalidCxxCompiler):
             return "torch.compile needs a C++ compiler, and found none: install g++"
         if isinstance(cause, inductor.CppCompileError):
-            # It hands paths to the compiler unquoted.
-            space = f": it can't in a path with a space, {sys.prefix}"
-            failed = "torch.compile could not compile its C++ code"
-            return failed + (space if " " in sys.prefix else "")
+            space = (f": {UNQUOTED}, {path}" for path in paths_with_a_space())
+            return "torch.compile could not compile its C++ code" + next(space, "")
     return None
+
+
+def paths_with_a_space() -> list[str]:
+    """Return what torch.compile would hand to the C++ compiler in pieces: its own
+    folder, the one for temporary files.
+    """
+    return [path for path in (sys.prefix, gettempdir()) if " " in path]
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

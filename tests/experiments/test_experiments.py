@@ -44,6 +44,7 @@ from systems.records.record import Row
 from systems.running import command, groups, precompile
 from systems.running.command import options_of
 from tests.factories import RESULTS, make_record
+from tests.needed import compiles_cpp
 from tools.render.load import is_fresh, primary_gpu
 
 
@@ -627,6 +628,7 @@ def test_what_was_compiled_ahead_keeps_its_cold_times(
     assert not folder.exists()
 
 
+@compiles_cpp
 @pytest.mark.slow
 def test_what_was_compiled_ahead_is_not_compiled_again(
     quick_compiler, monkeypatch, tmp_path

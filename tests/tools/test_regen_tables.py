@@ -36,6 +36,7 @@ from tests.factories import (
     regen_tables,
 )
 from tests.factories import command as regen_command
+from tests.needed import compiles_cpp
 from tools import regen_tables as command
 from tools import rendering, states
 from tools.checks import pages, same_cell
@@ -312,7 +313,14 @@ def test_the_reduced_grid_takes_a_cpu_no_longer_than_a_reader_waits(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stem", [s for s in REDUCED if s not in BY_COMMAND])
+@pytest.mark.parametrize(
+    "stem",
+    [
+        pytest.param(stem, marks=[compiles_cpp] if stem == "compile" else [])
+        for stem in REDUCED
+        if stem not in BY_COMMAND
+    ],
+)
 def test_so_does_every_other_and_its_tables_are_made(stem, on_cpu, monkeypatch):
     # Drawing a model's first weights takes half of the time.
     monkeypatch.setattr(
