@@ -8,7 +8,7 @@ import pytest
 from mkdocs.utils.yaml import yaml_load
 
 from systems import ROOT
-from tools.render.markdown import columns, folded_name, plain, spoken, table
+from tools.render.markdown import columns, folded_name, plain, spoken, table, tabs
 
 
 @cache
@@ -93,5 +93,5 @@ def test_a_kernel_is_called_by_what_its_name_says(name, said):
 
 def test_tabs_that_follow_tabs_are_a_set_of_their_own():
     sets = "\n\n".join([tabs([("A", "1"), ("B", "2")])] * 2)
-    page = markdown.markdown(sets, extensions=["pymdownx.tabbed"])
-    assert page.count('"tabbed-set') == 2
+    page = html_of(sets)
+    assert page.count('class="tabbed-set') == 2
