@@ -2,7 +2,6 @@
 integers only.
 """
 
-import copy
 from dataclasses import asdict
 from fractions import Fraction
 
@@ -148,19 +147,3 @@ def test_the_two_parts_of_an_error_add_up(measured):
     assert builder.numbers(named["fp16_in_fp32"])["of_adding"] == 0
     assert builder.numbers(named["bf16_in_fp32"])["of_adding"] == 0
     assert builder.numbers(named["fp32_in_fp32"])["of_adding"] != 0
-
-
-def test_sums_are_named_in_the_order_of_the_grid(measured):
-    assert tuple(builder.named(measured)) == builder.NAMED
-
-
-def test_the_page_says_where_devices_differ(measured):
-    found = copy.deepcopy(measured)
-    for row in found.rows:
-        row.metrics["device"] = "cuda"
-    facts = builder.facts(found)
-    assert facts["agreeing"] == facts["stalls_as_predicted"] == "9 of 9"
-    found.rows[4].metrics |= {"differing_steps": 7, "last_change": 351}
-    facts = builder.facts(found)
-    assert facts["agreeing"] == facts["stalls_as_predicted"] == "8 of 9"
-    assert "7 steps differ" in builder.results_table(found)

@@ -203,21 +203,6 @@ def test_views_are_no_operations():
     ] and trace.forward_operations == 2
 
 
-BEHAVIOURS = {
-    ("bf16", "bf16", "bf16", "raises"): builder.LOWER,
-    ("fp32", "fp32", "fp32", "bf16"): builder.WIDE,
-    ("bf16", "fp32", "fp32", "raises"): builder.PROMOTE,
-    ("bf16", "fp32", "fp32", "fp32"): "widest input",
-    ("bf16", "fp32", "bf16", "bf16"): "dtype of its input",
-    ("bf16", "fp32", "raises", "raises"): "mixed inputs raise",
-}
-
-
-@pytest.mark.parametrize("cells, kind", BEHAVIOURS.items(), ids=BEHAVIOURS.values())
-def test_a_behaviour_by_its_cells(cells, kind):
-    assert builder.behaviour(list(cells), "bf16") == kind
-
-
 def test_what_differs_from_the_list_is_shown():
     assert not builder.as_documented("exp", ["bf16", "fp32", "bf16", "bf16"], "bf16")
     assert not builder.as_documented("mul", ["fp32", "fp32", "fp32", "fp32"], "bf16")

@@ -11,6 +11,7 @@ import weakref
 from dataclasses import asdict, is_dataclass, replace
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,18 +33,17 @@ from systems.experiments import (
     flash_peers,
     method,
     model_attention,
-    model_sizes,
     warmup,
 )
 from systems.experiments import compile as compile_experiment
 from systems.model import transformer as model_module
 from systems.model.sizes import SIZES, TABLE_1, ModelSize
 from systems.records import store
-from systems.records.outcome import Unsupported, measure_row, out_of_memory_reason
+from systems.records.outcome import measure_row, out_of_memory_reason
 from systems.records.record import Row
 from systems.running import command, groups, precompile
 from systems.running.command import options_of
-from tests.factories import RESULTS, make_record
+from tests.factories import RESULTS
 from tests.needed import compiles_cpp
 from tools.render.load import is_fresh, primary_gpu
 
@@ -101,55 +101,30 @@ def test_the_grids_have_their_rows_once_and_the_full_one_is_what_was_measured(st
         assert [row.config for row in measured.rows] == [asdict(c) for c in full]
 
 
-def test_the_grid_of_end_to_end_is_the_one_asked_for():
-    rows = [
-        (c.size, c.context, c.precision, c.batch)
-        for c in end_to_end.configs()
-        if c.mode == "step"
-    ]
-    cells = {
-        (size, context, p, 4)
-        for size in TABLE_1
-        for context in (128, 256, 512, 1024)
-        for p in ("fp32", "bf16")
-    }
-    cells |= {(size, 512, "tf32", 4) for size in TABLE_1}
-    # CS336's of 2026.
-    cells |= {("10B", 512, "fp32", 4), ("10B", 512, "bf16", 4)}
-    cells |= {
-        (size, 256, p, n)
-        for size, n in (("small", 64), ("large", 32))
-        for p in ("fp32", "tf32", "bf16")
-    }
-    cells |= {("2.7B", 2048, "fp32", 4), ("2.7B", 2048, "bf16", 4)}
-    assert set(rows) == cells and {c.mode for c in end_to_end.configs()} == set(
-        end_to_end.MODES
-    )
-    assert {
-        (c.vocab, c.warmup, c.steps, c.attention) for c in end_to_end.configs()
-    } == {(10_000, 5, 10, "eager")}
+# What the assignment asks for: the cells of a grid by these of its fields.
+CONTEXTS, HEAD_DIMS = (128, 256, 512, 1024), (16, 32, 64, 128)
+ASKED = {
+    ("end_to_end", "size context precision warmup steps batch"): product(
+        TABLE_1, CONTEXTS, ("fp32", "bf16"), (5,), (10,), (4,)
+    ),
+    ("warmup", "size context warmup"): product(("small",), (128,), (0, 1, 2, 5)),
+    ("attention", "d n passes batch"): product(
+        HEAD_DIMS, (256, 1024, 4096, 8192, 16384), (100,), (8,)
+    ),
+    ("kernel_profile", "size context precision"): product(
+        TABLE_1, CONTEXTS, ("fp32", "bf16")
+    ),
+    ("flash_benchmarking", "implementation dtype d n"): product(
+        ("ours", "plain"), ("bf16", "fp32"), HEAD_DIMS, (2**p for p in range(7, 17))
+    ),
+}
 
 
-def test_the_grid_of_warmup_is_the_one_asked_for():
-    assert [(c.process, c.warmup, c.size, c.context) for c in warmup.configs()] == [
-        (process, n, "small", 128) for process in (1, 2, 3, 4, 5) for n in (0, 1, 2, 5)
-    ]
-    assert warmup.FRESH_PROCESS
-
-
-def test_the_grid_of_flash_benchmarking_is_the_one_asked_for():
-    grid = {(c.implementation, c.dtype, c.d, c.n) for c in flash_benchmarking.configs()}
-    for name in ("ours", "plain"):
-        asked = {
-            (name, t, d, 2**p)
-            for t in ("bf16", "fp32")
-            for d in (16, 32, 64, 128)
-            for p in range(7, 17)
-        }
-        assert len(asked) == 80 and asked <= grid
-    assert {
-        (c, t, 8192, 8192) for c in ("ceiling",) for t in ("bf16", "fp32", "tf32")
-    } <= grid
+@pytest.mark.parametrize(("stem", "fields"), ASKED)
+def test_a_grid_has_the_cells_that_are_asked_for(stem, fields):
+    configs = import_module(STEMS[stem].module).configs()
+    found = {tuple(getattr(c, name) for name in fields.split()) for c in configs}
+    assert set(ASKED[stem, fields]) <= found
 
 
 def test_the_leaderboard_measures_ours_as_its_test_does():
@@ -163,18 +138,6 @@ def test_the_leaderboard_measures_ours_as_its_test_does():
         "heads": 16,
         "n": 16384,
         "d": 64,
-    }
-
-
-def test_a_longer_context_keeps_everything_else():
-    cells = {(c.size, c.context) for c in model_attention.configs()}
-    assert cells == {
-        *((size, 1024) for size in TABLE_1),
-        ("small", 4096),
-        ("small", 16384),
-    }
-    assert {(c.batch, c.warmup, c.steps) for c in model_attention.configs()} == {
-        (4, 5, 10)
     }
 
 
@@ -213,16 +176,6 @@ def test_help_names_every_option_with_its_choices(capsys, monkeypatch):
         assert "|".join(choices) in "".join(out.split())
 
 
-def test_what_is_true_or_false_is_switched_on_and_off(capsys, monkeypatch):
-    seen = []
-    for options in ([], ["--causal"], ["--no-causal"]):
-        run_line(
-            *(capsys, monkeypatch, attention.Config),
-            *(lambda config: seen.append(config.causal) or {}, *options),
-        )
-    assert seen == [False, True, False]
-
-
 BAD = {
     ("--size", "huge"): "'huge' is not one of 'small', 'medium', 'large', 'xl', '2.7B'",
     ("--mode", "backward"): "'backward' is not one of",
@@ -244,14 +197,6 @@ def test_a_bad_value_is_one_clear_line(options, capsys, monkeypatch):
     assert code == 2 and out == "" and BAD[options] in err.strip().splitlines()[-1]
 
 
-def test_an_error_of_the_experiment_is_not_hidden(capsys, monkeypatch):
-    def run(config):
-        raise RuntimeError("no such kernel")
-
-    with pytest.raises(RuntimeError, match="no such kernel"):
-        run_line(capsys, monkeypatch, end_to_end.Config, run)
-
-
 def test_out_of_memory_is_a_row(capsys, monkeypatch):
     def run(config):
         raise torch.OutOfMemoryError(
@@ -267,18 +212,6 @@ def test_out_of_memory_is_a_row(capsys, monkeypatch):
         "out_of_memory",
         reason,
         {},
-    )
-
-
-def test_what_can_not_run_is_a_row(capsys, monkeypatch):
-    def run(config):
-        raise Unsupported("no kernel for this dtype")
-
-    code, out, _ = run_line(capsys, monkeypatch, end_to_end.Config, run, "--json")
-    row = Row(**json.loads(out))
-    assert code == 0 and (row.status, row.reason) == (
-        "unsupported",
-        "no kernel for this dtype",
     )
 
 
@@ -409,23 +342,6 @@ def test_warmup_lists_the_first_steps_and_the_setup(tiny):
     ) == 4
 
 
-def test_model_sizes_counts_parts_that_add_up():
-    metrics = model_sizes.run(model_sizes.Config("small", 512))
-    assert {name: metrics[name] for name in asdict(SIZES["small"])} == asdict(
-        SIZES["small"]
-    )
-    # Table 1's small: 12 layers of 4 d² and 3 d d_ff, two norms each and one after,
-    # embedding and head of V d.
-    d, d_ff, layers, vocab = 768, 3072, 12, 10_000
-    assert metrics["embedding_parameters"] == metrics["head_parameters"] == vocab * d
-    assert metrics["attention_parameters"] == layers * 4 * d * d
-    assert metrics["feed_forward_parameters"] == layers * 3 * d * d_ff
-    assert metrics["norms_parameters"] == (2 * layers + 1) * d
-    assert metrics["forward_flops"] > 2 * 4 * 512 * (
-        metrics["attention_parameters"] + vocab * d
-    )
-
-
 @pytest.fixture
 def quick_compiler(monkeypatch, on_cpu):
     """On the CPU, graphs are captured and differentiated but run as they are; `small`
@@ -446,23 +362,6 @@ def quick_compiler(monkeypatch, on_cpu):
     compiling.load.cache_clear()
     yield
     torch.compiler.reset()
-
-
-def test_the_grid_of_attention_is_the_one_asked_for():
-    configs = attention.configs()
-    cells = {(c.d, c.n) for c in configs if c.n != attention.TOO_LONG}
-    assert cells == {
-        (d, n) for d in (16, 32, 64, 128) for n in (256, 1024, 4096, 8192, 16384)
-    }
-    grid = [c for c in configs if c.n != attention.TOO_LONG]
-    assert {c.batch for c in grid} == {8}
-    asked = {c.passes for c in grid if c.dtype == "fp32" and not c.causal}
-    assert asked == {100} and min(c.passes for c in grid) == 30
-    # Eager and compiled are measured one after the other.
-    assert all(
-        a.execution != b.execution and a.n == b.n
-        for a, b in zip(configs[::2], configs[1::2], strict=True)
-    )
 
 
 @pytest.mark.parametrize("execution", ["eager", "compiled"])
@@ -577,22 +476,6 @@ def test_executions_of_a_cell_share_a_model_and_take_turns(quick_compiler, monke
     ]
     assert len(built) == 1 and not compile_experiment.CELLS
     assert rows[0].metrics["graphs"] == 0 and rows[2].metrics["graphs"] == 1
-
-
-def test_a_later_turn_that_compiles_is_counted_as_a_recompile():
-    first = {"forward_ms": [1.0], "warmup_forward_ms": [9.0], "graphs": 1} | {
-        "recompiles": 0,
-        "peak_allocated_bytes": 5,
-    }
-    later = first | {"forward_ms": [2.0], "peak_allocated_bytes": 7}
-    assert compile_experiment.merged({}, first) == first
-    assert compile_experiment.merged(first, later) == {
-        "forward_ms": [1.0, 2.0],
-        "warmup_forward_ms": [9.0],
-        "graphs": 1,
-        "recompiles": 1,
-        "peak_allocated_bytes": 7,
-    }
 
 
 @pytest.mark.parametrize("optimizer", [False, True])
@@ -841,18 +724,6 @@ def test_flash_peers_checks_grouped_heads_stored_inside_tokens(on_cpu, monkeypat
     assert (q != other).float().mean() > 0.9
 
 
-def test_a_result_that_varies_is_named(monkeypatch):
-    monkeypatch.setattr(flash_peers, "CALLS_COMPARED", 2)
-    made, given = iter([1.0, 1.0, 1.0 + 2**-23]), torch.zeros(1)
-    monkeypatch.setattr(
-        flash_peers,
-        "results",
-        lambda *_: (given, given + next(made), given, given),
-    )
-    found = flash_peers.repeats(None, *[given] * 4)  # pyright: ignore
-    assert found == {"repeats": False, "varies": "dq"}
-
-
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_exact_gradients_are_those_of_autograd(causal, group, monkeypatch):
@@ -955,46 +826,6 @@ def test_each_step_of_the_ablation_computes_attention(step):
     assert metrics["repeats"] or step == "atomic_backward"
 
 
-def test_the_ablation_cuts_in_steps_what_is_cut_ahead_otherwise(monkeypatch):
-    """By configurations of this GPU; on a CPU nothing is."""
-    tensors = {of: torch.zeros(16, 4096, 64, device=of) for of in ("cpu", "meta")}
-    launched = []
-    monkeypatch.setattr(
-        flash_ablation,
-        "launch_forward",
-        lambda *_, **given: launched.append(given) or (None, None),
-    )
-    monkeypatch.setattr(
-        flash_ablation, "launch_backward", lambda *_, **given: launched.append(given)
-    )
-    for device, capability, of_cut_in_steps in (
-        ("cpu", None, ({}, {})),
-        ("meta", (9, 0), flash_ablation.OVERRIDES["cut_in_steps"]),
-        ("meta", (8, 0), flash_ablation.IN_STEPS_ELSEWHERE),
-    ):
-        q = tensors[device]
-        monkeypatch.setattr(
-            torch.cuda, "get_device_capability", lambda _, c=capability: c
-        )
-        for how, expected in (
-            ("cut_in_steps", of_cut_in_steps),
-            ("unshared", flash_ablation.OVERRIDES["unshared"]),
-        ):
-            for of, overrides in zip(flash_ablation.PASSES, expected, strict=True):
-                flash_ablation.prepare(f"{how}_{of}", q, q, q, q)()
-                assert launched[-1] == overrides
-    # What is given differs from what would be chosen: it is cut in each step.
-    assert not any(
-        config.ahead
-        for given in (
-            flash_ablation.OVERRIDES["cut_in_steps"],
-            flash_ablation.IN_STEPS_ELSEWHERE,
-        )
-        for overrides in given
-        for config in overrides.values()
-    )
-
-
 TINY = [
     "--size",
     "small",
@@ -1043,18 +874,3 @@ def test_the_script_prints_a_table():
     )
     # One step has no deviation.
     assert {float(std) for _, _, std, *_ in cells} == {0.0}
-
-
-def test_the_script_prints_a_row_that_a_record_takes(
-    tiny, capsys, monkeypatch, tmp_path
-):
-    options = [*TINY, "--mode", "step", "--precision", "bf16", "--json"]
-    code, out, _ = run_line(
-        capsys, monkeypatch, end_to_end.Config, end_to_end.run, *options
-    )
-    assert code == 0 and out.count("\n") == 1
-    row = Row(**json.loads(out))
-    made = make_record("end_to_end", row)
-    store.write(made, tmp_path / "r.json")
-    assert store.to_json(store.read(tmp_path / "r.json")) == store.to_json(made)
-    assert list(row.metrics) == PHASES["step"] and row.config["precision"] == "bf16"

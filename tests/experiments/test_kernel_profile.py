@@ -8,10 +8,7 @@ rest of the path is the same.
 import copy
 import gzip
 import json
-import warnings
 from dataclasses import replace
-from itertools import product
-from unittest import mock
 
 import pytest
 import torch
@@ -20,12 +17,12 @@ from systems.benchmarking import phases, timing
 from systems.experiments import kernel_profile
 from systems.experiments.kernel_profile import Config
 from systems.model import transformer
-from systems.model.sizes import SIZES, TABLE_1, ModelSize
+from systems.model.sizes import SIZES, ModelSize
 from systems.profiling import annotated_attention, nsys, torch_trace
 from systems.profiling.digest import gpu_metrics, layer_timeline
 from systems.profiling.trace import Kernel, Span, TraceError
 from systems.records.outcome import measure_row
-from systems.running import command, verify
+from systems.running import command
 
 CONFIG = Config(
     "small", 6, "step", "fp32", "torch", batch=2, vocab=50, warmup=1, passes=2
@@ -63,31 +60,6 @@ def cpu(monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_the_profiler_makes_no_table_of_its_events_and_no_ado_about_that(
-    cpu, monkeypatch, recwarn
-):
-    monkeypatch.setattr(torch.profiler.profiler, "_WARNINGS_SHOWN", set())
-    table = mock.Mock()
-    monkeypatch.setattr(
-        torch.autograd.profiler.profile, "_ensure_function_events", table
-    )
-
-    def measure():
-        # PyTorch up to 2.11 does.
-        warnings.warn(
-            "Warning: Profiler clears events at the end of each cycle.",
-            UserWarning,
-            stacklevel=1,
-        )
-        return {"sum": torch.ones(2, 2).sum().tolist()}
-
-    samples, kernels = kernel_profile.under_torch(CONFIG, "cpu", measure)
-    assert samples == {"sum": 4.0} and "aten::sum" in {
-        kernel.name for kernel in kernels
-    }
-    assert not table.called and not recwarn.list
-
-
 def test_marked_attention_gives_the_same_bits():
     q, k, v = (x.requires_grad_() for x in torch.randn(3, 2, 3, 7, 4))
     outputs = [
@@ -100,12 +72,6 @@ def test_marked_attention_gives_the_same_bits():
     assert torch.equal(*outputs)
     ours, theirs = (torch.autograd.grad(o.square().sum(), (q, k, v)) for o in outputs)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-
-
-def test_a_model_takes_the_marked_attention_by_name(monkeypatch):
-    monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 1, 2))
-    built = transformer.build_model("small", 8, 20, "eager_annotated")
-    assert built.layers[0].attn.attention is annotated_attention.causal_attention
 
 
 def test_a_copy_of_a_marked_model_computes_with_its_own_weights():
@@ -183,11 +149,6 @@ def test_traces_are_kept_where_asked(cpu):
         assert json.load(file)["traceEvents"]
 
 
-def test_a_size_with_a_point_names_a_file_without_one():
-    path = kernel_profile.trace_path(replace(CONFIG, size="2.7B"), nsys.REPORT)
-    assert path.name == "kernel_profile-2_7B-6-step-fp32.nsys-rep"
-
-
 def span(name, start, end):
     return Span(name, start, end, 1)
 
@@ -233,19 +194,6 @@ def test_spans_and_sums_are_of_each_pass_and_counts_per_pass():
         match="the trace has 2 steps with kernels, not 3: profile again",
     ):
         gpu_metrics(kernels, 3)
-
-
-def test_kernels_keep_the_names_that_the_profiler_gave_them():
-    mul, add = (f"void at::native::{name}Functor<float>>(int)" for name in ("A", "B"))
-    forward = span("forward", 60, 90)
-    kernels = [
-        kernel(name, at, at + 5, SECOND, forward, LAYERS[0])
-        for at, name in ((61, mul), (66, add), (71, mul))
-    ]
-    rows = gpu_metrics(kernels, 1)["kernels"]
-    assert {row["name"]: row["calls"] for row in rows} == {mul: 2, add: 1}
-    shown = layer_timeline(kernels, "forward")["timeline"]
-    assert [item["name"] for item in shown] == [mul, add, mul]
 
 
 def test_the_timeline_is_of_the_second_layer_of_the_last_pass():
@@ -366,23 +314,6 @@ def test_without_a_gpu_it_says_so(monkeypatch):
         ValueError, match="kernels run on a GPU, and torch sees none here"
     ):
         kernel_profile.run(CONFIG)
-
-
-def test_the_grid_is_the_one_asked_for():
-    cells = {(c.size, c.context, c.precision) for c in kernel_profile.configs()}
-    contexts = (128, 256, 512, 1024)
-    assert cells == {*product(TABLE_1, contexts, ("fp32", "bf16"))}
-    assert {(c.profiler, c.keep_traces) for c in kernel_profile.configs()} == {
-        ("torch", False)
-    }
-
-
-def test_rows_measured_again_agree_in_all_but_their_times():
-    row = {"phase": "forward", "name": "gemm", "calls": 3, "total_ms": 1.0}
-    other = {"phase": "loss", "name": "exp", "calls": 1, "total_ms": 0.9}
-    assert verify.agrees("kernels", [row, other], [{**other, "total_ms": 1.1}, row])
-    assert not verify.agrees("kernels", [row, other], [{**row, "calls": 4}, other])
-    assert not verify.agrees("kernels", [row, other], [row])
 
 
 def test_the_script_prints_its_kernels_as_a_table(capsys, monkeypatch):

@@ -8,8 +8,6 @@ import torch
 from systems.experiments import norm_precision
 from systems.experiments.norm_precision import MAGNITUDES, Config, running_mean, stages
 from systems.records.outcome import measure_row
-from systems.records.record import Row
-from tests.factories import make_record
 from tools.render.rows import Cell
 from tools.render.stems import norm_precision as builder
 
@@ -102,36 +100,3 @@ def test_inputs_that_do_not_fit_are_counted():
     stages = ("square", "variance", "eps", "rsqrt", "output")
     assert {builder.marks(fp16, stage)[-1] for stage in stages} == {"∞"}
     assert measured("rms", "bf16", 64, "library")["input_nonfinite"] == [0] * 10
-
-
-def test_marks():
-    metrics = {
-        "x_error": [None, None, 1.0, 0.02, 0.0],
-        "x_nonfinite": [0, 0.1, 0, 0, 0],
-        "x_zero": [0, 0, 1.0, 0.4, 0],
-        "input_nonfinite": [0.1, 0, 0, 0, 0],
-    }
-    found = builder.marks(Cell(Row({}, "ok", metrics)), "x")
-    assert found == ["∞", "∞", "=0", "-2", "exact"]
-    assert builder.marks(Cell(None), "x") == [""] * len(MAGNITUDES)
-    shades = [builder.darkness(mark) for mark in ("∞", "=0", "0", "-3", "exact", "")]
-    # What is lost stands out from the worst error that is left.
-    assert shades[:2] == [1, 1] and 1 > shades[2] > shades[3] > 0
-    assert shades[4:] == [0, 0]
-
-
-def test_the_table_has_the_magnitudes_that_were_measured():
-    assert builder.MAGNITUDES == MAGNITUDES
-
-
-def test_the_facts_name_the_first_magnitude_that_fails():
-    both = [
-        Config("layer", dtype, builder.WIDTH, "library") for dtype in ("fp16", "bf16")
-    ]
-    rows = [measure_row(config, norm_precision.run) for config in both]
-    facts = builder.facts(make_record("norm_precision", *rows))
-    assert facts["fp16_square_overflows"] == facts["fp16_output_zero"] == "100"
-    assert (
-        facts["bf16_square_overflows"] == "none"
-        and facts["bf16_running"] == "not measured"
-    )
