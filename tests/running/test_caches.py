@@ -63,11 +63,6 @@ def test_one_that_cannot_be_written_is_a_line_with_the_remedy(
     assert capsys.readouterr().err == f"error: {said}\n"
 
 
-def test_one_that_is_missing_is_made(tmp_path):
-    assert unwritable(tmp_path / "a" / "b") == ""
-    assert (tmp_path / "a" / "b").is_dir() and not any((tmp_path / "a/b").iterdir())
-
-
 MOUNTS = """\
 /dev/sda1 / ext4 rw 0 0
 server:/home {home} {kind} rw 0 0
@@ -95,12 +90,6 @@ def test_a_network_disk_is_warned_of_once(kind, tmp_path, monkeypatch, capsys):
     )
     regen_tables.look_at_caches()
     assert capsys.readouterr().err == f"warning: {said}\n"
-
-
-def test_without_a_gpu_nobody_looks(monkeypatch):
-    monkeypatch.setattr(device, "find_gpu", lambda: None)
-    monkeypatch.setenv("TRITON_CACHE_DIR", "/dev/null/x")
-    regen_tables.look_at_caches()
 
 
 @pytest.mark.usefixtures("fake_on_gpu")

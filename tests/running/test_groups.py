@@ -3,7 +3,6 @@
 import pytest
 
 from systems.records import store
-from systems.records.outcome import measure_row
 from tests import fake_stem
 
 
@@ -44,8 +43,3 @@ def test_where_one_row_of_a_round_is_missing_all_are_measured_again(
     turns.clear()
     assert run().events[0] == {"event": "start", "total": 6, "done": 0}
     assert turns[:6] == [6, 5, 4, 3, 2, 1] and len(store.read(partial_file).rows) == 6
-
-
-def test_a_row_in_turns_is_measured_alone_by_its_command(turns):
-    row = measure_row(fake_stem.Config(5), fake_stem.run)
-    assert (row.metrics, turns) == ({"count": 5}, [5, 5, 5])

@@ -121,16 +121,6 @@ def test_no_row_looks_for_garbage_in_what_was_there_before(run, monkeypatch):
     assert collected == [False] * 6
 
 
-def test_on_a_gpu_the_compiler_is_there_before(run, fake_on_gpu, monkeypatch):
-    real, order = measure.import_module, []
-    monkeypatch.setattr(
-        measure, "import_module", lambda name: order.append(name) or real(name)
-    )
-    monkeypatch.setattr(gc, "freeze", lambda: order.append("freeze"))
-    assert run().code == 0
-    assert order.index("torch._inductor.compile_fx") < order.index("freeze")
-
-
 # Interrupted, and gone on with -------------------------------------------------------
 
 
@@ -333,15 +323,6 @@ def test_after_a_cuda_error_no_further_row_is_trusted(run, monkeypatch):
     assert outcome.events[-1] == {"event": "failed", "failed": 1, "missing": 3}
 
 
-def test_out_of_memory_is_a_result(run, monkeypatch, record_file):
-    reason = "CUDA out of memory. Tried to allocate 2.50 GiB"
-    error = torch.OutOfMemoryError(f"{reason}. GPU 0 has a total capacity of 139 GiB.")
-    fail_at(monkeypatch, 4, error)
-    assert run().code == 0
-    row = row_of(record_file, 4)
-    assert (row.status, row.metrics, row.reason) == ("out_of_memory", {}, reason)
-
-
 def test_what_no_record_can_hold_is_a_failed_row(run, monkeypatch, partial_file):
     """Written as it is, it would be in the way of all later rows."""
     metrics = {
@@ -421,34 +402,6 @@ def test_a_place_that_cannot_be_written_is_one_line(run, tmp_path, partial_file)
     message = run(results=Path("/proc/nowhere")).error
     assert message.endswith("No such file or directory; give another --results")
     assert (tmp_path / "file").read_text() == "in the way"
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (
-            OSError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"),
-            "can't go on: No usable temporary directory found in ['/tmp']",
-        ),
-        (
-            OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), sys.executable),
-            f"can't use {sys.executable}: Cannot allocate memory",
-        ),
-        (
-            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/compiled-x"),
-            "can't use /tmp/compiled-x: No space left on device; free space there",
-        ),
-    ],
-    ids=["no temporary folder", "no process starts", "temporary files fill the disk"],
-)
-def test_another_results_folder_is_named_only_where_it_helps(
-    run, monkeypatch, error, said
-):
-    def fails(record):
-        raise error
-
-    monkeypatch.setattr(measure, "folder_for_compiled", fails)
-    assert run().error == said
 
 
 @pytest.mark.parametrize("installed", [True, False])

@@ -74,6 +74,19 @@ def test_pending_rows_are_shared_out_and_each_is_run(stem, shares, done, monkeyp
     assert sorted(stem.seen, key=CONFIGS.index) == wanted
 
 
+@pytest.mark.parametrize(("room", "count"), [(2**50, 5), (100 * 2**30, 3), (1, 1)])
+def test_models_are_compiled_by_as_many_as_cores_and_memory_allow(
+    shares, monkeypatch, room, count
+):
+    monkeypatch.setattr(precompile, "cores", lambda: 16)
+    monkeypatch.setattr(precompile, "free_gpu_bytes", lambda: room)
+    configs = precompile.configs_of("compile", "full")
+    precompile.compile_ahead("compile", "full", configs, NEVER)
+    assert len(shares) == count
+    rows = {row for share in shares for row in share}
+    assert {i for i, c in enumerate(configs) if c.execution == "compiled"} == rows
+
+
 def test_each_process_has_its_share_of_each_kind(stem, shares, monkeypatch):
     """Also where as many kinds alternate in the grid as there are processes."""
     both = replace(STEMS["fake"], rehearsed=("ours", "plain"))
@@ -86,28 +99,13 @@ def test_each_process_has_its_share_of_each_kind(stem, shares, monkeypatch):
         assert sorted(names) == ["ours"] * 10 + ["plain"] * 10
 
 
-@pytest.mark.parametrize(
-    "name", ["flash_peers", "flash_accuracy", "flash_benchmarking"]
-)
-def test_attention_kernels_are_compiled_ahead_and_pytorchs_own_are_not(name, shares):
-    configs = precompile.configs_of(name, "full")
-    precompile.compile_ahead(name, "full", configs, NEVER)
-    compiled = {configs[row].implementation for rows in shares for row in rows}
-    assert len(shares) == 3
-    assert compiled and not {x for x in compiled if x.startswith("sdpa")}
-
-
-@pytest.mark.parametrize(("room", "count"), [(2**50, 5), (100 * 2**30, 3), (1, 1)])
-def test_models_are_compiled_by_as_many_as_cores_and_memory_allow(
-    shares, monkeypatch, room, count
-):
-    monkeypatch.setattr(precompile, "cores", lambda: 16)
-    monkeypatch.setattr(precompile, "free_gpu_bytes", lambda: room)
-    configs = precompile.configs_of("compile", "full")
-    precompile.compile_ahead("compile", "full", configs, NEVER)
-    assert len(shares) == count
-    rows = {row for share in shares for row in share}
-    assert {i for i, c in enumerate(configs) if c.execution == "compiled"} == rows
+def test_cores_that_others_have_are_not_counted(monkeypatch):
+    monkeypatch.setattr(precompile.os, "cpu_count", lambda: 64)
+    given = {"raising": False}
+    monkeypatch.setattr(precompile.os, "sched_getaffinity", lambda _: {3, 5}, **given)
+    assert precompile.cores() == 2
+    monkeypatch.delattr(precompile.os, "sched_getaffinity")
+    assert precompile.cores() == 64
 
 
 def test_the_largest_rows_share_a_process():
@@ -126,15 +124,6 @@ def test_few_rows_one_core_or_no_time_are_not_worth_it(
     monkeypatch.setattr(precompile, "cores", lambda: 1)
     precompile.compile_ahead("fake", "full", CONFIGS, NEVER)
     assert shares == [] and capsys.readouterr().out == ""
-
-
-def test_cores_that_others_have_are_not_counted(monkeypatch):
-    monkeypatch.setattr(precompile.os, "cpu_count", lambda: 64)
-    given = {"raising": False}
-    monkeypatch.setattr(precompile.os, "sched_getaffinity", lambda _: {3, 5}, **given)
-    assert precompile.cores() == 2
-    monkeypatch.delattr(precompile.os, "sched_getaffinity")
-    assert precompile.cores() == 64
 
 
 @pytest.mark.parametrize("started", [2, 3])
@@ -210,15 +199,6 @@ def test_they_end_at_work_when_their_parent_is_gone(kind, code, left, tmp_path):
     given = child_command(kind, os.getpid() + 1, tmp_path)
     assert subprocess.run(**given, timeout=30).returncode == code
     assert len(list(tmp_path.iterdir())) == left
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_there", [True, False])
-def test_its_command_runs_rows_while_its_parent_is_there(is_there):
-    parent, code = (os.getpid(), 0) if is_there else (os.getpid() + 1, 143)
-    own = ("-m", "systems.running.precompile", "flash_accuracy", "quick", str(parent))
-    command = [sys.executable, *own, "0", "1"]
-    assert subprocess.run(command, cwd=ROOT, timeout=60).returncode == code
 
 
 HOLDS_FOLDER = """

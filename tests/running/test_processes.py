@@ -38,18 +38,6 @@ def test_a_gpu_that_fails_one_process_measures_the_others(
     assert rows[1].reason == CUDA_ERROR
 
 
-@pytest.mark.parametrize(
-    ("stderr", "named"),
-    [
-        ("", "no message"),
-        ("a warning\nerror: --n must be 1 or more\n", "error: --n must be 1 or more"),
-        ("Traceback (most recent call last):\n  cut short", "  cut short"),
-    ],
-)
-def test_the_last_line_of_a_process_is_its_error(stderr, named):
-    assert processes.error_in(stderr) == named
-
-
 @pytest.fixture
 def by_parity(monkeypatch, tmp_path):
     """Rows of the fake stem with odd numbers have a process in common, and those with

@@ -6,12 +6,10 @@ import json
 from dataclasses import dataclass
 
 import pytest
-from msgspec.structs import replace
 
 from systems.attention.triton import tuned
 from systems.attention.triton.available import describe_kernels_for
 from systems.experiments import STEMS
-from systems.records import store
 from systems.records.device import CPU
 from systems.records.source_hash import source_hash
 from systems.running import software
@@ -20,7 +18,6 @@ from systems.running.software import (
     PEER,
     TUNED,
     kernels_on,
-    launches_kernels,
     that_count,
     tuned_software,
 )
@@ -60,13 +57,6 @@ def test_only_what_reads_them_on_that_gpu_with_that_triton_says_so(file):
     assert said("flash_peers", triton="3.8.0") == {}
 
 
-def test_what_launches_our_kernels_is_told_apart():
-    assert launches_kernels(STEMS["flash_peers"].module, [])
-    assert launches_kernels(STEMS["end_to_end"].module, ["eager", "flash"])
-    assert not launches_kernels(STEMS["end_to_end"].module, ["eager"])
-    assert not launches_kernels(STEMS["weighted_sum"].module, [])
-
-
 def test_a_record_says_in_words_which_kernels_its_gpu_gets(file, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(software.metadata, "version", lambda name: "3.7.1")
@@ -85,22 +75,6 @@ def test_a_record_says_in_words_which_kernels_its_gpu_gets(file, monkeypatch):
     monkeypatch.setattr(software, "lacks", lambda *_: "no Triton here")
     assert kernels_on(A100) == {"hopper, triton": "no Triton here"}
     assert kernels_on(make_gpu()) == {}, "of which the driver tells no capability"
-
-
-def test_a_record_from_before_is_read_stays_fresh_and_goes_on(tmp_path):
-    new = new_record("flash_peers", A100, "full", [], {})
-    assert new.kernels
-    old = replace(new, kernels={})
-    path = tmp_path / "flash_peers.json"
-    text = store.to_json(old)
-    assert '"kernels": {}' in text
-    data = json.loads(text.replace(' "kernels": {},\n', ""))
-    assert "kernels" not in data
-    digest = {k: v for k, v in data.items() if k not in ("schema", "digest")}
-    path.write_text(json.dumps(data | {"digest": store.digest_of(digest)}))
-    read = store.read(path)
-    assert read == old and not read.edited and load.is_fresh(read)
-    assert may_continue(read, new, []) is None
 
 
 def test_with_other_configurations_a_record_is_stale(file):

@@ -129,27 +129,6 @@ def test_an_attention_without_any_numbers_counts_with_the_others(
     assert age(store.read(record_file)) == VERIFIED
 
 
-@pytest.mark.parametrize(
-    "old, new, same",
-    [
-        ([10.0, 10.0], [10.4, 10.4], True),
-        ([10.0, 10.0], [10.6, 10.6], False),
-        ([10.0, 10.0], [9.4, 9.4], False),
-        # Noise of three times the spread is allowed, whichever run was the noisier: p80
-        # - p20 is 0.6 of 1.
-        ([10.0, 11.0], [12.0, 12.0], True),
-        ([12.0, 12.0], [10.0, 11.0], True),
-        ([10.0, 11.0], [12.5, 12.5], False),
-        (3, 3, True),
-        (3, 4, False),
-        ([1.0], None, False),
-        (1.0, [1.0], False),
-    ],
-)
-def test_agreement_is_within_noise(old, new, same):
-    assert verify.agrees("forward_ms", old, new) == same
-
-
 def test_gpu_times_are_compared_where_a_row_has_them():
     """Within 3 %; what the host decides is not."""
     old = make_row({}, forward_ms=[10.0], warmup_ms=[9.0], forward_gpu_ms=[8.0])
@@ -158,36 +137,6 @@ def test_gpu_times_are_compared_where_a_row_has_them():
     slow.metrics["forward_gpu_ms"] = [8.3]
     with pytest.raises(CannotStart, match="forward_gpu_ms .median 8, now median 8.3."):
         verify.compare("end_to_end", old, slow, ())
-
-
-def test_what_is_no_time_must_be_the_same():
-    old = [{"dtype": "float32", "bytes": 8}]
-    assert verify.agrees("saved", old, [dict(old[0])]) and not verify.agrees(
-        "saved", old, [old[0] | {"bytes": 9}]
-    )
-    assert not verify.agrees("forward_fused", ["triton_a"], ["triton_b"])
-
-
-def test_reserved_memory_may_differ_by_a_tenth():
-    assert verify.agrees("peak_reserved_bytes", 1000, 1100) and verify.agrees(
-        "peak_reserved_bytes", 1000, 900
-    )
-    assert not verify.agrees("peak_reserved_bytes", 1000, 1101) and not verify.agrees(
-        "peak_allocated_bytes", 9, 10
-    )
-    assert not verify.agrees("peak_reserved_bytes", 1000, None)
-
-
-def test_an_error_may_differ_by_a_hundredth():
-    """As the gradients of a kernel do that adds in another order each time."""
-    name, old = "dq_relative_error", 0.0025283
-    assert verify.agrees(name, old, 0.0025284) and verify.agrees(name, 0.0, 0.0)
-    assert not verify.agrees(name, old, 0.00256) and not verify.agrees(name, 0.0, old)
-    assert not verify.agrees(name, old, None) and not verify.agrees(name, None, old)
-    # A list of errors is one of single operations, which repeat.
-    steps = [0.0, None, old]
-    assert verify.agrees("mean_error", steps, list(steps))
-    assert not verify.agrees("mean_error", steps, [0.0, None, 1.001 * old])
 
 
 def test_verify_needs_a_record_with_rows(run, record_file):
@@ -227,3 +176,55 @@ def test_an_edited_record_is_never_verified(run, stale, record_file):
     assert (
         run(verify=True).error == f"{record_file} was edited by hand: measure it again"
     )
+
+
+MEMORY, TENSORS = "peak_reserved_bytes", [{"dtype": "float32", "bytes": 8}]
+ERROR, STEPS = "dq_relative_error", [0.0, None, 0.0025283]
+KERNELS = [
+    {"phase": "forward", "name": "gemm", "calls": 3, "total_ms": 1.0},
+    {"phase": "loss", "name": "exp", "calls": 1, "total_ms": 0.9},
+]
+SLOWER = [KERNELS[1] | {"total_ms": 1.1}, KERNELS[0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "same"),
+    [
+        ("a_ms", [10.0, 10.0], [10.4, 10.4], True),
+        ("a_ms", [10.0, 10.0], [10.6, 10.6], False),
+        ("a_ms", [10.0, 10.0], [9.4, 9.4], False),
+        # Noise of three times the spread is allowed, whichever run was the noisier: p80
+        # - p20 is 0.6 of 1.
+        ("a_ms", [10.0, 11.0], [12.0, 12.0], True),
+        ("a_ms", [12.0, 12.0], [10.0, 11.0], True),
+        ("a_ms", [10.0, 11.0], [12.5, 12.5], False),
+        ("a_ms", [1.0], None, False),
+        ("a_ms", 1.0, [1.0], False),
+        ("count", 3, 4, False),
+        # What is no time must be the same.
+        ("saved", TENSORS, [dict(TENSORS[0])], True),
+        ("saved", TENSORS, [TENSORS[0] | {"bytes": 9}], False),
+        ("forward_fused", ["triton_a"], ["triton_b"], False),
+        # Kernels in any order, with other times.
+        ("kernels", KERNELS, SLOWER, True),
+        ("kernels", KERNELS, [KERNELS[0] | {"calls": 4}, KERNELS[1]], False),
+        ("kernels", KERNELS, KERNELS[:1], False),
+        # Reserved memory may differ by a tenth.
+        (MEMORY, 1000, 1100, True),
+        (MEMORY, 1000, 900, True),
+        (MEMORY, 1000, 1101, False),
+        (MEMORY, 1000, None, False),
+        ("peak_allocated_bytes", 9, 10, False),
+        # An error may differ by a hundredth, as the gradients of a kernel do that adds
+        # in another order each time. A list of errors is one of single operations.
+        (ERROR, 0.0025283, 0.0025284, True),
+        (ERROR, 0.0, 0.0, True),
+        (ERROR, 0.0025283, 0.00256, False),
+        (ERROR, 0.0, 0.0025283, False),
+        (ERROR, None, 0.0025283, False),
+        ("mean_error", STEPS, list(STEPS), True),
+        ("mean_error", STEPS, [0.0, None, 1.001 * 0.0025283], False),
+    ],
+)
+def test_agreement_is_within_noise(name, old, new, same):
+    assert verify.agrees(name, old, new) == same
