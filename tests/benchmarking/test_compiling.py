@@ -7,7 +7,6 @@ import tempfile
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from systems.benchmarking import compiling
 
@@ -69,17 +68,6 @@ def test_a_recompile_while_warming_up_is_counted_and_one_while_measuring_is_an_e
             )
 
 
-def test_eager_work_compiles_nothing():
-    metrics = compiling.measure(
-        step_over(torch.sin, [3, 4]),
-        warmup=1,
-        repeats=1,
-        device="cpu",
-        between=lambda: None,
-    )
-    assert (metrics["graphs"], metrics["recompiles"]) == (0, 0)
-
-
 def test_a_break_in_the_graph_is_an_error():
     def broken(x):
         torch._dynamo.graph_break()
@@ -104,28 +92,6 @@ def test_each_configuration_finds_an_empty_compiler_and_leaves_one():
     before = compiling.graphs()
     compiling.compiled(square)(torch.ones(3))
     assert compiling.graphs() - before == 1
-
-
-def test_loading_the_compiler_happens_once():
-    compiling.load("cpu")
-    before = compiling.graphs()
-    compiling.load("cpu")
-    assert compiling.graphs() == before
-
-
-def test_loading_multiplies_in_both_dtypes_forward_and_backward(monkeypatch):
-    seen = []
-
-    class Spy(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func is torch.ops.aten.mm.default:
-                seen.append(args[0].dtype)
-            return func(*args, **(kwargs or {}))
-
-    monkeypatch.setattr(torch, "compile", lambda work, **_: work)
-    with Spy():
-        compiling.load("cpu")
-    assert seen == [torch.float32] * 3 + [torch.bfloat16] * 3
 
 
 def test_a_configuration_that_fails_leaves_no_folder(monkeypatch, tmp_path):

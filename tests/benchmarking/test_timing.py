@@ -1,15 +1,12 @@
 """The clock: what it counts, what it leaves out, and what a training step tells it."""
 
 import time
-from contextlib import contextmanager
 
 import pytest
 import torch
 
 from systems.benchmarking import timing
-from systems.model.optimizer import AdamW
-from systems.model.train_step import precision_context, training_step
-from systems.model.transformer import BasicsTransformerLM
+from systems.model.train_step import precision_context
 
 
 def test_phases_are_kept_by_name_in_order():
@@ -56,7 +53,7 @@ def test_an_exception_leaves_no_sample():
 
 
 @pytest.mark.alone
-def test_measure_counts_the_repeats_and_not_the_warm_ups():
+def test_measure_counts_the_repeats_and_neither_warm_ups_nor_what_is_between():
     calls = []
 
     def step(phase):
@@ -67,59 +64,16 @@ def test_measure_counts_the_repeats_and_not_the_warm_ups():
         with phase("two"):
             pass
 
-    samples = timing.measure(
-        step, warmup=2, repeats=3, device="cpu", between=lambda: calls.append("between")
-    )
+    def between():
+        calls.append("between")
+        time.sleep(0.03)
+
+    samples = timing.measure(step, warmup=2, repeats=3, device="cpu", between=between)
     assert calls == ["between", "step"] * 5
     assert list(samples) == ["one_ms", "two_ms"] and all(
         len(values) == 3 for values in samples.values()
     )
-    assert 1 <= min(samples["one_ms"]) and sorted(samples["one_ms"])[1] < 50
-
-
-@pytest.mark.alone
-def test_between_is_outside_the_clock():
-    def step(phase):
-        with phase("work"):
-            pass
-
-    samples = timing.measure(
-        step, warmup=0, repeats=3, device="cpu", between=lambda: time.sleep(0.02)
-    )
-    assert sorted(samples["work_ms"])[1] < 20
-
-
-def test_an_exception_in_a_step_ends_the_measuring():
-    def step(phase):
-        with phase("work"):
-            raise MemoryError("full")
-
-    with pytest.raises(MemoryError, match="full"):
-        timing.measure(step, warmup=1, repeats=1, device="cpu")
-
-
-@pytest.mark.parametrize("train", [False, True], ids=["no optimizer", "optimizer"])
-def test_a_training_step_names_its_phases_in_order(train):
-    model = BasicsTransformerLM(
-        50, 16, d_model=24, num_layers=2, num_heads=3, d_ff=40, rope_theta=10_000.0
-    )
-    ids = torch.randint(50, (2, 11))
-    before = model.lm_head.weight.detach().clone()
-    seen = []
-
-    @contextmanager
-    def phase(name):
-        seen.append(name)
-        has_gradient = model.lm_head.weight.grad is not None
-        yield
-        seen.append((model.lm_head.weight.grad is not None) - has_gradient)
-
-    optimizer = AdamW(model.parameters()) if train else None
-    training_step(model, ids, ids, precision_context("fp32", "cpu"), optimizer, phase)
-    # The number behind each phase: 1 where it made the gradients.
-    expected = ["forward", 0, "loss", 0, "backward", 1]
-    assert seen == expected + ["optimizer", 0] * train
-    assert torch.equal(model.lm_head.weight, before) != train
+    assert 1 <= min(samples["one_ms"]) and sorted(samples["one_ms"])[1] < 30
 
 
 @pytest.fixture
@@ -143,19 +97,6 @@ def test_a_precision_sets_tf32_and_autocast(restored_precision, precision, round
         assert product.dtype == (
             torch.bfloat16 if precision == "bf16" else torch.float32
         )
-
-
-def test_an_unknown_precision_is_refused_and_changes_nothing(restored_precision):
-    torch.set_float32_matmul_precision("high")
-    with pytest.raises(
-        ValueError, match="no precision is named 'fp8'; there are: fp32, tf32, bf16"
-    ):
-        precision_context("fp8", "cpu")
-    assert torch.get_float32_matmul_precision() == "high"
-
-
-def test_a_cpu_has_no_peak_memory():
-    assert timing.peak_memory("cpu") == {}
 
 
 @pytest.mark.gpu

@@ -22,7 +22,7 @@ from systems.records.device import (
 )
 from systems.records.record import Git
 from tests.factories import make_record, make_row
-from tools.render.markdown import conditions, provenance
+from tools.render.markdown import conditions
 
 UUID = "MIG-6d0e1f6c-0000-5555-aaaa-111122223333"
 GPU = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
@@ -94,10 +94,6 @@ LESS = {
 }
 
 
-def test_a_driver_that_tells_all(driver):
-    assert find_gpu() == WHOLE and sm_clock_mhz() == 1980
-
-
 def test_visible_gpus_are_those_that_are_named_or_all(driver, monkeypatch):
     driver.nvmlDeviceGetCount = lambda: 3
     assert visible_gpus() == ["0", "1", "2"]
@@ -140,13 +136,6 @@ def test_what_a_driver_does_not_tell_is_unknown_and_the_rest_known(driver, refus
     assert find_gpu() == structs.replace(WHOLE, **{LESS[refused]: None})
 
 
-def test_a_driver_that_tells_nothing_but_a_name_has_a_gpu(driver):
-    driver.refused = {*LESS, "nvmlDeviceGetClockInfo"}
-    gpu = find_gpu()
-    assert gpu == Device("NVIDIA Stub", "nvidia-stub") and sm_clock_mhz() is None
-    assert gpu.is_gpu and not device.CPU.is_gpu and not device.META.is_gpu
-
-
 @pytest.mark.parametrize(
     "refused", ["nvmlInit", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetName"]
 )
@@ -179,12 +168,6 @@ def test_the_visible_device_is_found_parts_by_mig_too(
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert (find_gpu() is not None) == (sm_clock_mhz() is not None) == found
-
-
-def test_a_uuid_that_the_driver_does_not_take_is_no_gpu(driver, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", UUID)
-    driver.refused = {"nvmlDeviceGetHandleByUUID"}
-    assert find_gpu() is None
 
 
 def test_a_shortened_uuid_of_two_gpus_is_neither(driver, monkeypatch):
@@ -298,12 +281,3 @@ def test_the_conditions_of_a_record_say_what_is_known(left_out):
     shown = [text for name, (_, text) in KNOWN.items() if name != left_out]
     assert line.startswith(f"`warmup`: {', '.join(['NVIDIA Stub', *shown])} · ")
     assert "None" not in line.partition(" · ")[0]
-
-
-def test_a_gpu_of_which_only_the_name_is_known_is_rendered(monkeypatch):
-    monkeypatch.setattr("tools.render.markdown.age", lambda record: "fresh")
-    record = make_record(
-        "warmup", make_row({}, a_ms=[1.0]), device=Device("A GPU", "a-gpu")
-    )
-    assert conditions([record]).startswith("`warmup`: A GPU · ")
-    assert provenance(record).startswith("A GPU · no commit")

@@ -1,7 +1,6 @@
 """The hash of the measured code: the same on every Python, blind to words, layout and
 the house, sharp on code."""
 
-import ast
 import shutil
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from systems import ROOT
 from systems.experiments import STEMS
 from systems.records import source_hash as module
-from systems.records.source_hash import Reach, bindings, parsed, source_hash
+from systems.records.source_hash import Reach, parsed, source_hash
 
 SOURCE = '''# A comment first, with "quotes" and größer
 """A docstring # with a hash,
@@ -304,71 +303,6 @@ def hashes(root: Path) -> dict[str, str]:
     parsed.cache_clear()
     names = ("eager", "flash", "sdpa")
     return {s: source_hash(f"systems.experiments.{s}", names, root) for s in STEMS}
-
-
-def move(root: Path, old: str, new: str) -> None:
-    """A module to another place, and every import with it."""
-    source, target = (
-        root.joinpath(*name.split(".")).with_suffix(".py") for name in (old, new)
-    )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    source.rename(target)
-    (package, name), (new_package, new_name) = (n.rsplit(".", 1) for n in (old, new))
-    alias = "" if name == new_name else f" as {name}"
-    for path in root.rglob("*.py"):
-        lines = []
-        for line in path.read_text(encoding="utf-8").splitlines():
-            line = line.replace(f"from {old} import", f"from {new} import")
-            # `from systems import a, b` becomes a line for each.
-            start, separator, names = line.partition(f"from {package} import ")
-            listed = [n.strip() for n in names.split(",")]
-            if separator and not start.strip() and name in listed:
-                listed.remove(name)
-                lines += [f"{start}{separator}{', '.join(listed)}"] if listed else []
-                line = f"{start}from {new_package} import {new_name}{alias}"
-            lines.append(line)
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def test_moving_modules_into_a_folder_changes_no_hash(house):
-    before = hashes(house)
-    for name in ("benchmarking.timing", "model.optimizer", "profiling.nsys"):
-        moved = name.replace(".", "_")
-        move(house, f"systems.{name}", f"systems.measuring.deep.{moved}")
-    assert hashes(house) == before
-
-
-def split(root: Path, name: str) -> None:
-    """The second half of a module into `<name>_rest`; each half imports the other."""
-    path = root.joinpath(*name.split(".")).with_suffix(".py")
-    lines = path.read_text(encoding="utf-8").splitlines()
-    body = ast.parse("\n".join(lines)).body
-    imported = [n for n in body if isinstance(n, ast.Import | ast.ImportFrom)]
-    defined = [n for n in body if n not in imported][1:]
-
-    def written(nodes: list[ast.stmt], other: str, others: list[ast.stmt]) -> str:
-        names = ", ".join(bindings(others))
-        text = (ast.get_source_segment("\n".join(lines), n) for n in imported + nodes)
-        decorated = (
-            "\n".join(f"@{ast.unparse(d)}" for d in getattr(n, "decorator_list", []))
-            for n in imported + nodes
-        )
-        parts = (f"{d}\n{t}" for d, t in zip(decorated, text, strict=True))
-        return "\n".join([*parts, f"from {other} import {names}\n"])
-
-    half = len(defined) // 2
-    rest = path.with_name(f"{path.stem}_rest.py")
-    path.write_text(written(defined[:half], f"{name}_rest", defined[half:]), "utf-8")
-    rest.write_text(written(defined[half:], name, defined[:half]), "utf-8")
-
-
-@pytest.mark.parametrize(
-    "name", ["benchmarking.timing", "profiling.trace", "attention.dispatch"]
-)
-def test_splitting_a_module_in_two_changes_no_hash(house, name):
-    before = hashes(house)
-    split(house, f"systems.{name}")
-    assert hashes(house) == before
 
 
 def test_exactly_the_stems_that_reach_a_changed_statement_become_stale(house):

@@ -18,7 +18,7 @@ from systems.records import store
 from systems.records.device import Device
 from systems.records.record import Git, Record, Row
 from systems.records.store import RecordError
-from systems.records.summary import Summary, summarize
+from systems.records.summary import summarize
 
 
 def example() -> Record:
@@ -60,19 +60,6 @@ def test_a_record_comes_back_as_it_went(tmp_path):
     store.write(example(), path)
     assert store.read(path) == example()
     assert os.listdir(path.parent) == ["r.json"]
-
-
-def test_a_reported_record_needs_few_fields(tmp_path):
-    record = Record(
-        "warmup",
-        "reported",
-        Device("A100", "a100"),
-        [],
-        expected_rows=3,
-        source="section 2 of the notes",
-    )
-    store.write(record, tmp_path / "r.json")
-    assert store.read(tmp_path / "r.json") == record and not record.complete
 
 
 def test_the_schema_stands_first_and_each_row_on_a_line():
@@ -486,13 +473,3 @@ def test_a_summary_equals_that_of_numpy(samples):
     got = (s.n, s.mean, s.std, s.median, s.p20, s.p80)
     assert got == pytest.approx(expected, rel=1e-9, abs=1e-9)
     assert (s.min, s.max) == (min(samples), max(samples))
-
-
-def test_a_summary_by_hand():
-    # Deviations 1, -3, 0, -2, -1, 5: squares add up to 40, over 5.
-    s = summarize([5.0, 1.0, 4.0, 2.0, 3.0, 9.0])
-    assert s == Summary(6, 4.0, pytest.approx(8**0.5), 3.5, 2.0, 5.0, 1.0, 9.0)
-    assert s.variation == pytest.approx(8**0.5 / 4)
-    assert summarize([2.0]) == Summary(1, 2.0, 0.0, 2.0, 2.0, 2.0, 2.0, 2.0)
-    with pytest.raises(ValueError, match="no samples"):
-        summarize([])

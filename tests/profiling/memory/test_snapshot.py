@@ -172,15 +172,6 @@ def test_each_block_is_in_the_category_of_its_owner_and_phase(step):
     ]
 
 
-def test_memory_over_time_by_hand(step):
-    total = bytes_in_use(step)
-    assert len(total) == step.events == 19
-    assert total[-1] == 168 * MIB and max(total) == (128 + 30 + 20 + 40 + 60) * MIB
-    assert total.index(max(total)) == 13
-    # After the forward pass: what it saved, and the mark itself.
-    assert total[8] == (128 + 30 + 20) * MIB + 1
-
-
 def test_the_digest_by_hand(step):
     found = digest(step, timeline=True)
     assert (
