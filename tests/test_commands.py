@@ -101,12 +101,6 @@ def test_what_compiles_nothing_is_one_line(command):
     assert done.stderr.startswith(NOTHING[command])
 
 
-def test_a_wrong_option_computes_nothing():
-    line = [sys.executable, "-m", "systems.profiling.memory.digest"]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and "Missing argument 'file'" in done.stderr
-
-
 def test_ctrl_c_while_torch_is_imported_is_one_line(tmp_path):
     (tmp_path / "torch.py").write_text(
         "print(1, flush=True)\nimport time; time.sleep(60)"
@@ -126,12 +120,6 @@ def test_ctrl_c_while_torch_is_imported_is_one_line(tmp_path):
     assert said == "Aborted!\n" and child.returncode in (130, -signal.SIGINT)
 
 
-def test_formulas_need_no_torch():
-    line = [sys.executable, "-S", "-m", "systems.formulas.fit", "--help"]
-    done = subprocess.run(line, cwd=ROOT, env={}, capture_output=True, text=True)
-    assert "torch is not installed" not in done.stderr
-
-
 @pytest.mark.skipif(shutil.which("make") is None, reason="without make")
 def test_where_the_port_is_taken_serving_says_so_before_it_builds():
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -142,25 +130,6 @@ def test_where_the_port_is_taken_serving_says_so_before_it_builds():
     assert done.returncode == 2
     assert f"port {port} is taken: make serve PORT=" in done.stderr
     assert "mkdocs" not in done.stdout
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="without make")
-def test_each_triton_is_tried_and_the_oldest_with_the_numpy_that_it_takes(tmp_path):
-    for name, code in {
-        "uv": f'shift 5; echo "$@" >> "{tmp_path}/asked"',
-        "python": 'echo "$PYTHONPATH $@"',
-    }.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{code}\n")
-        (tmp_path / name).chmod(0o755)
-    options = (f"BIN={tmp_path}", "TRITONS=3.6.0 3.9.0")
-    line = ["make", "--silent", "--old-file", ".venv/all", "versions", *options]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
-    first, second = (tmp_path / "asked").read_text().splitlines()
-    assert first.split() == ["build/triton-3.6.0", "triton==3.6.0", "numpy<2.4"]
-    assert second.split() == ["build/triton-3.9.0", "triton==3.9.0"]
-    for version, run in zip(("3.6.0", "3.9.0"), done.stdout.splitlines(), strict=True):
-        assert run.startswith(f"build/triton-{version} -m pytest "), run
-        assert "tests/attention " in run and run.endswith("test_compile_steps.py")
 
 
 def test_a_moved_clone_needs_no_new_environment():

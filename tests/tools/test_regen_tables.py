@@ -18,27 +18,23 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from msgspec.structs import replace
 
 from systems import ROOT
 from systems.experiments import STEMS
 from systems.records import store
 from systems.records.outcome import measure_row
 from systems.records.source_hash import source_hash
-from systems.running import machine
-from systems.running.software import versions
 from tests.factories import (
     RESULTS,
     committed,
     contents,
-    make_gpu,
     make_record,
     regen_tables,
 )
 from tests.factories import command as regen_command
 from tests.needed import compiles_cpp
 from tools import regen_tables as command
-from tools import rendering, states
+from tools import rendering
 from tools.checks import pages, same_cell
 from tools.regen_tables import main
 from tools.render import everything, load
@@ -122,13 +118,6 @@ def test_a_flag_that_would_be_ignored_or_is_wrong_is_one_line(run, options):
 # Measuring ----------------------------------------------------------------------------
 
 
-def test_before_anything_is_measured_a_commit_that_is_none_is_refused(run, monkeypatch):
-    monkeypatch.setenv("GIT_COMMIT", "main")
-    done = run("--quick")
-    assert done.code == 2 and done.out == ""
-    assert done.err.startswith("error: GIT_COMMIT must be a commit")
-
-
 def test_a_run_measures_renders_and_says_what_it_skipped(tree):
     done = regen_tables(tree, "--only", "fake", "--only", "gpu_only")
     assert done.returncode == 0, done.stderr
@@ -208,20 +197,6 @@ def test_a_folder_of_reduced_grids_is_not_measured_into(run, tmp_path, options):
     assert done.code == 2 and not contents(quick)
     parent = f"--quick --results {quick.parent} measures into it"
     assert done.err.endswith(f"{parent}\n") and done.err.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_out_of_time_it_stops_and_the_next_run_goes_on(tree):
-    slow = {"FAKE_ROWS": "4", "FAKE_SLEEP": "400"}
-    first = regen_tables(tree, "--only", "fake", "--time-limit", "0.001", **slow)
-    assert first.returncode == 0 and "out of time; run again to go on" in first.stdout
-    partial = tree / "docs/results/meta/fake.partial.json"
-    done = len(store.read(partial).rows) if partial.exists() else 0
-    assert done < 4
-    log = tree / "log"
-    second = regen_tables(tree, "--only", "fake", FAKE_LOG=str(log), **slow)
-    assert len(log.read_text().splitlines()) == 4 - done
-    assert (f"fake: {done} rows are there, of 2" in second.stdout) == (done > 0)
 
 
 @pytest.mark.slow
@@ -333,33 +308,6 @@ def test_so_does_every_other_and_its_tables_are_made(stem, on_cpu, monkeypatch):
     everything.build(stem, [make_record(stem, *rows, grid="quick")])
 
 
-@pytest.mark.slow
-def test_model_sizes_needs_no_hardware(run, tmp_path):
-    """Its counts are exact wherever they are made, so all but two of the committed rows
-    pass as work in progress.
-    """
-    ours = committed("model_sizes", "meta")
-    partial = replace(
-        ours,
-        software=versions(),
-        source_hash=source_hash(STEMS["model_sizes"].module),
-        rows=ours.rows[2:],
-    )
-    folder = tmp_path / "results/meta"
-    store.write(partial, folder / "model_sizes.partial.json")
-    done = run("--only", "model_sizes")
-    assert done.code == 0 and "2 ok" in done.out
-    record = store.read(folder / "model_sizes.json")
-    assert record.complete and record.device.slug == "meta"
-    # Measured here or there, the rows are the same.
-    assert [(row.config, row.metrics) for row in record.rows] == [
-        (row.config, row.metrics) for row in ours.rows
-    ]
-    generated = contents(tmp_path / "generated")
-    assert b"3,406,809,600" in generated["model_sizes-table.md"]
-    assert b"<svg" in generated["model_sizes-parts.md"]
-
-
 # Records that are there ---------------------------------------------------------------
 
 
@@ -373,17 +321,6 @@ def test_list_works_on_an_empty_and_on_an_absent_folder(run, tmp_path, exists):
     for stem, entry in STEMS.items():
         assert state(done.out, stem) == ("missing" if "meta" in entry.full else "no")
     assert results.exists() == exists
-
-
-def test_list_says_which_kernels_the_gpu_that_is_here_gets(monkeypatch, capsys):
-    gpu = make_gpu("NVIDIA A100-SXM4-80GB", capability="8.0")
-    monkeypatch.setattr(machine, "find_gpu", lambda: gpu)
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert states.print_states(RESULTS) == 0
-    hopper, triton = capsys.readouterr().out.splitlines()[-2:]
-    assert hopper.startswith(f"{gpu.name}, attention by hopper: needs a GPU of compute")
-    assert f"{gpu.name}, attention by triton: runs, with launch" in triton
-    assert "compiled and not timed: python tools/tune_flash.py" in triton
 
 
 @pytest.mark.parametrize("action", ["--list", "--render"])
@@ -407,17 +344,6 @@ def test_a_folder_that_can_not_be_listed_is_not_an_empty_one(
     assert (done.code, done.out, done.err) == (2, "", line)
     monkeypatch.undo()
     assert contents(tmp_path) == before
-
-
-@pytest.mark.slow
-def test_a_folder_whose_name_is_no_text_is_named(tmp_path):
-    folder = os.fsencode(tmp_path / "results") + b"/a-\xff"
-    os.makedirs(folder)
-    with open(folder + b"/warmup.json", "w") as file:
-        file.write("no record")
-    done = regen_tables(ROOT, "--list", "--results", str(tmp_path / "results"))
-    assert done.returncode == 2 and "a-\\udcff" in done.stdout
-    assert "a-\\udcff/warmup.json: is not JSON" in done.stderr
 
 
 def test_list_shows_names_whole_in_eighty_columns():
@@ -471,15 +397,6 @@ def test_records_elsewhere_leave_the_guides_own_tables(rendered, tmp_path):
         assert not rendered("--render", *flags).code
         assert (contents(shown) == before) == (results != other)
     assert contents(tmp_path / "generated") == before
-
-
-@pytest.mark.slow
-def test_measuring_into_another_folder_renders_nothing(tree, tmp_path):
-    other, before = tmp_path / "other", contents(tree / "docs")
-    done = regen_tables(tree, "--only", "fake", "--results", str(other))
-    assert done.returncode == 0 and f"the records are in {other}" in done.stdout
-    assert contents(tree / "docs") == before
-    assert store.read(other / "meta/fake.json").complete
 
 
 def test_a_link_among_the_rendered_is_replaced_not_followed(rendered, tmp_path):

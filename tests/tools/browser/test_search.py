@@ -51,34 +51,6 @@ def test_words_at_axes_are_not_searched(site: Path, pages: list[Path]) -> None:
     assert looked_at > 50
 
 
-def test_search_finds_a_page_by_its_title(page: Page, pages: list[Path]) -> None:
-    target = pages[-1]
-    page.goto(target.as_uri())
-    title = page.locator("article h1").evaluate(
-        "heading => heading.firstChild.textContent"
-    )
-    page.goto(pages[0].as_uri())
-    page.locator(".md-search__input").click()
-    # The theme listens for keys, so the word is typed; half of "write-up" would be an
-    # operator without its word.
-    page.locator(".md-search__input").press_sequentially(
-        max(re.findall(r"\w+", title), key=len)
-    )
-    results = page.locator(".md-search-result__link")
-    expect(results.first).to_be_visible()
-    addresses = results.evaluate_all("links => links.map(link => link.href)")
-    assert any(address.startswith(target.as_uri()) for address in addresses), addresses
-
-
-def test_search_finds_a_phrase_of_the_text(page: Page, site: Path) -> None:
-    page.goto((site / "index.html").as_uri())
-    page.locator(".md-search__input").click()
-    page.locator(".md-search__input").press_sequentially("online softmax")
-    expect(
-        page.locator('.md-search-result__link[href*="online_softmax.html"]').first
-    ).to_be_visible()
-
-
 @pytest.mark.parametrize("words", SOUGHT)
 def test_the_search_answers_with_a_page_that_explains(
     page: Page, site: Path, words: str

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from systems import ROOT
-from systems.model.sizes import SIZES
 from tests.tools.browser.looking import (
     OPEN_FOLDS,
     PHONE,
@@ -149,50 +148,6 @@ def test_columns_that_stay_in_sight_cover_none_beside_them(
         })"""
     )
     assert gaps and max(map(abs, gaps)) < 1.5, gaps
-
-
-def test_sort_arrows_take_no_room_and_show_where_they_are_asked_for(
-    page: Page, pages: list[Path]
-) -> None:
-    button = open_first(page, pages, SORTABLE).first
-    heights = """() => [...document.querySelectorAll("thead")]
-        .filter((head) => head.checkVisibility()).map((head) => head.clientHeight)"""
-    before = page.evaluate(heights)
-    page.add_style_tag(content="th button::after { display: none !important }")
-    assert page.evaluate(heights) == before
-    page.reload()
-    shown = "button => getComputedStyle(button, '::after').opacity"
-    assert button.evaluate(shown) == "0"
-    button.hover()
-    assert button.evaluate(shown) == "1"
-    button.click()
-    page.mouse.move(0, 0)
-    assert button.evaluate(shown) == "1"
-
-
-def test_numbers_end_where_their_head_ends(page: Page, pages: list[Path]) -> None:
-    """And a size is sorted as a size, not by its letters."""
-    head = page.locator("th:not(.r):visible", has_text=re.compile("^size$")).first
-    for path in pages:
-        page.goto(path.as_uri())
-        if head.count():
-            break
-    script = """head => {
-        const rows = [...head.closest("table").rows]
-        const ends = (row) => [...row.cells].filter((c) => c.matches(".r")).map((c) => {
-            const words = document.createRange()
-            words.selectNodeContents(c.querySelector("button") ?? c)
-            return words.getBoundingClientRect().right
-        })
-        const [heads, ...lines] = rows.map(ends)
-        return lines.flatMap((line) => line.map((end, i) => Math.abs(end - heads[i])))
-    }"""
-    assert max(head.evaluate(script)) < 1
-    sizes = list(SIZES)
-    button = head.locator("button")
-    button.click()
-    found = [sizes.index(text) for text in column(page, button)]
-    assert len(set(found)) > 2 and found == sorted(found)
 
 
 def test_in_print_heads_are_text_and_tables_whole(

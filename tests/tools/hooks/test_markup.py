@@ -36,16 +36,6 @@ def test_inline_and_display_maths_become_mathml() -> None:
     assert built.count("\\(") == 1 and "\\[" not in built
 
 
-def test_the_source_is_kept_for_copying_and_reading_aloud() -> None:
-    assert formula("a <\n  b").get("alttext") == "a < b"
-
-
-def test_lines_are_aligned_and_not_numbered() -> None:
-    math = formula(r"\begin{aligned} m &= 1 \\ l &= 2 \end{aligned}", "block")
-    assert len(math.findall(".//m:mtr", NAMESPACE)) == 2
-    assert "(1)" not in "".join(math.itertext())
-
-
 def test_a_name_is_spaced_as_a_name_and_a_sign_as_a_sign() -> None:
     def marked(tex: str) -> list[tuple[str, str]]:
         return [
@@ -194,11 +184,6 @@ def test_a_figure_with_such_a_size_in_it_says_so_below(label: str, moved: bool) 
     assert (NOTE in number_figures(figures.replace(f" {data}", ""))) == moved
 
 
-def test_a_table_of_many_columns_has_a_short_name() -> None:
-    framed = frame_tables("<table><tr>" + "<th>a</th>" * 12 + "</tr></table>")
-    assert 'aria-label="Table: a, a, a, a and 8 more columns"' in framed
-
-
 def test_a_caption_above_is_numbered_and_names_the_table() -> None:
     framed = frame_tables(
         f'<p class="caption">Time &amp; "memory".</p>\n<p class="stale">Old</p>{TABLE}'
@@ -254,16 +239,6 @@ def test_a_caption_further_up_is_not_this_table_s(between: str) -> None:
     assert 'aria-label="Table: size, forward (ms)"' in framed
 
 
-def test_code_with_line_numbers_has_no_frame() -> None:
-    framed = frame_tables(f'{TABLE}<table class="highlighttable"></table>')
-    assert framed.count("table-frame") == framed.count("aria-label") == 1
-
-
-def test_tables_with_the_same_heads_are_told_apart() -> None:
-    labels = re.findall('aria-label="([^"]*)"', frame_tables(TABLE + TABLE))
-    assert labels == ["Table: size, forward (ms)", "Table: size, forward (ms) (2)"]
-
-
 @pytest.mark.parametrize(
     ("cells", "kind"),
     [
@@ -305,18 +280,6 @@ def test_numbers_are_written_one_way_and_stay_with_their_units() -> None:
     assert '<th class="r key"><span>n</span></th><td></td>' in built
 
 
-def test_the_title_of_a_fold_of_tables_is_a_caption_above_what_is_said() -> None:
-    said = f"<summary>Every row</summary><p>Errors are <em>relative</em>.</p>{TABLE}"
-    framed = frame_tables(f'<details class="abstract">\n{said}</details>')
-    assert '<summary id="table-1">Table 1. Every row</summary>' in framed
-    assert 'aria-label="Table 1. Every row"' in framed
-    peaks = '<summary>Peaks</summary><p class="caption">In fp32.</p>'
-    framed = frame_tables(f'<details class="abstract">{peaks}{TABLE}</details>')
-    assert 'Table 1. Peaks</summary><p class="caption">In fp32.</p><div' in framed
-    # The answer to a question is no caption.
-    assert "Table 1" not in frame_tables(f'<details class="question">{said}</details>')
-
-
 def test_marks_of_a_column_follow_from_all_of_its_cells() -> None:
     """Not from what Markdown says of it: that names the columns that stay in sight."""
     left, right = (f' style="text-align: {side};"' for side in ("left", "right"))
@@ -334,18 +297,6 @@ def test_marks_of_a_column_follow_from_all_of_its_cells() -> None:
     assert '<td data-sort="1">small</td><td class="r">1 <small>± 2</small>' in framed
     assert '<td class="t">the backward pass, <code>a.<wbr>b_<wbr>c</code>' in framed
     assert "style" not in framed
-
-
-def test_a_size_sorts_as_a_size_beside_a_precision() -> None:
-    steps = [["size", "small"], ["step", "xl, bf16"]]
-    small, xl = (
-        hooks.frame_tables(
-            f"<table><tr><th>{head}</th></tr><tr><td>{text}</td></tr></table>"
-        )
-        for head, text in steps
-    )
-    assert '<td data-sort="1">small' in small and "<abbr" not in small
-    assert 'data-sort="4"' in xl and ">xl</abbr>, bf16" in xl
 
 
 def test_shapes_sort_by_length_and_columns_about_one_thing_begin_with_a_rule() -> None:

@@ -57,11 +57,6 @@ def test_a_primary_gpu_without_records_is_refused_by_those_that_there_are(
     assert len(load.load(tmp_path / "results")["warmup"]) == 2
 
 
-def test_before_anything_was_measured_any_gpu_may_be_named(primary, tmp_path):
-    primary("primary_gpu: later")
-    assert load.load(tmp_path / "results") == {}
-
-
 def test_a_record_verified_by_todays_source_is_neither_fresh_nor_stale():
     record = committed("warmup")
     present = source_hash(STEMS["warmup"].module, ["eager"])

@@ -4,11 +4,10 @@ import re
 from functools import cache
 
 import markdown
-import pytest
 from mkdocs.utils.yaml import yaml_load
 
 from systems import ROOT
-from tools.render.markdown import columns, folded_name, plain, spoken, table, tabs
+from tools.render.markdown import columns, plain, table, tabs
 
 
 @cache
@@ -60,35 +59,6 @@ def test_a_long_table_opens_with_its_telling_lines():
     assert "All 9 rows" in html_of(table(["a", "b"], lines[:9], telling=telling[:9]))
     of_items = columns(range(20), ("a", str), ("b", str), telling=(4).__eq__)
     assert html_of(of_items).count('class="rest"') == 19
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        (
-            "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x64x8",
-            "sm80 gemm f32 tn · 128x64x8",
-        ),
-        (
-            "cutlass_80_simt_sgemm_256x128_8x4_nt_align1",
-            "cutlass 80 sgemm nt · 256x128",
-        ),
-        (
-            "nvjet_sm90_tst_96x128_64x6_2x1_v_bz_splitK_NNN",
-            "nvjet sm90 splitK NNN · 96x128",
-        ),
-        ("DeviceRadixSortExclusiveSumKernel", "DeviceRadixSortExclusiveSumKernel"),
-        ("ampere_sgemm_128x64_tn", "ampere_sgemm_128x64_tn"),
-        (
-            "nll_loss_backward_reduce_cuda_kernel_2d",
-            "nll_loss_backward_…cuda_kernel_2d",
-        ),
-    ],
-)
-def test_a_kernel_is_called_by_what_its_name_says(name, said):
-    assert spoken(name).replace("\N{NO-BREAK SPACE}", " ") == said
-    assert ("<summary>" in folded_name(name)) == (said != name)
-    assert f"`{name}`" in folded_name(name)
 
 
 def test_tabs_that_follow_tabs_are_a_set_of_their_own():
