@@ -171,6 +171,7 @@ def detached():
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_gpu_time_of_a_product_is_near_that_of_events(detached):
     multiply = product("bf16", 8192, 8192, "cuda")
 
@@ -187,6 +188,7 @@ def test_gpu_time_of_a_product_is_near_that_of_events(detached):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_both_instruments_agree_on_the_gpu_time_of_a_step(detached):
     """Where the GPU is busy, wall-clock time is no more than a little longer; a graph's
     has no gaps but those between kernels.
