@@ -21,28 +21,24 @@ Judgement = tuple[bool, str] | list[float] | float | None
 
 @dataclass(frozen=True)
 class Claim:
-    """`sentence` says what holds. `otherwise` is what else is so where it does not, if
-    that is more than "does not hold here". `because` argues for its threshold.
-    """
+    """`sentence` says what holds, `because` argues for its threshold."""
 
     name: str
     stem: str
     problem: str
     sentence: str
     judge: Callable[[Record], Judgement]
-    otherwise: str = ""
-    because: str = ""
+    because: str
 
 
 def claim(
-    problem: str, sentence: str, otherwise: str = "", because: str = ""
+    problem: str, sentence: str, because: str = ""
 ) -> Callable[[Callable[[Record], Judgement]], Claim]:
-    """Makes the claim that a function of a record judges, in the module of its stem."""
+    """Make the claim that a function of a record judges, in the module of its stem."""
 
     def of(judge: Callable[[Record], Judgement]) -> Claim:
         stem = judge.__module__.split(".")[3]
-        name = judge.__name__
-        return Claim(name, stem, problem, sentence, judge, otherwise, because)
+        return Claim(judge.__name__, stem, problem, sentence, judge, because)
 
     return of
 
@@ -56,9 +52,7 @@ def claims_in(builder: ModuleType) -> list[Claim]:
 
 
 def verdict(claim: Claim, record: Record | None) -> str:
-    """The outcome, the sentence that it is of, its numbers, the record that they are
-    of.
-    """
+    """The outcome, the sentence, its numbers, and the record that they are of."""
     judgement = claim.judge(record) if record else None
     if record is None or not isinstance(judgement, tuple):
         return (
@@ -66,11 +60,8 @@ def verdict(claim: Claim, record: Record | None) -> str:
             f"memory. {claim.sentence}"
         )
     old = "" if (known := age(record)) == FRESH else f", {known}"
-    link = f"({record_link(record)}{old})"
     holds, numbers = judgement
-    said = claim.sentence if holds else claim.otherwise or claim.sentence
-    # What a claim says otherwise is what was found.
-    found = "; found instead" if claim.otherwise else ""
-    judged = "Holds" if holds else f"Does not hold here{found}"
+    judged = "Holds" if holds else "Does not hold here"
     why = f" *Why this bar:* {claim.because}" if claim.because else ""
-    return f"**{judged}:** {said} {in_words(numbers)}{why} {link}"
+    told = f"{claim.sentence} {in_words(numbers)}{why} ({record_link(record)}{old})"
+    return f"**{judged}:** {told}"

@@ -128,7 +128,7 @@ def captioned(caption: str, shown: str) -> str:
     that nothing was measured has none.
     """
     nothing = shown.startswith((NOTHING_YET, NOTHING_FITS))
-    shows = caption and shown and not nothing
+    shows = caption and shown.strip() and not nothing
     return f"{caption}\n{{ .caption }}\n\n{shown}" if shows else shown
 
 

@@ -27,7 +27,6 @@ from tools.render.stems import (
     flash_leaderboard,
     flash_peers,
     model_attention,
-    weighted_sum,
 )
 from tools.render.stems.flash_passes import PASSES
 
@@ -687,12 +686,3 @@ def test_what_the_launchers_choose_is_shown_without_it_and_with_it():
     measured = record("flash_ablation", *rows)
     shown = flash_ablation.fragments([measured])["told.md"]
     assert "| 5.000 | 4.000 | 1.25 |" in shown and "| 3.000 | 2.000 | 1.50 |" in shown
-
-
-def test_sums_that_cross_warps_take_turns_at_one_bank():
-    """Twice as many accesses in bf16, whose lanes hold twice as many columns."""
-    assert weighted_sum.turns("bf16") == weighted_sum.turns("fp32") == 16
-    bf16, fp32 = map(weighted_sum.conflicts_ms, ("bf16", "fp32"))
-    # 8 stores and 8 loads of 16 turns, 4 warps, 65536 / 132 tiles, 1.98 GHz.
-    assert bf16 == pytest.approx(1e3 * 16 * 16 * 4 * 65536 / 132 / 1.98e9)
-    assert bf16 == 2 * fp32

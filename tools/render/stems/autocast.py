@@ -4,8 +4,9 @@ from functools import partial
 
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.markdown import columns, per_device, table
-from tools.render.rows import MISSING, cell, cells, counted, say
+from tools.render.frame import Frame, frame
+from tools.render.markdown import columns, per_device
+from tools.render.rows import say
 
 NAMES = {
     "parameters": "parameters, inside autocast",
@@ -46,22 +47,15 @@ NAMED = {
     ("toy", "bf16"): ASKED,
     ("transformer", "bf16"): ("rotary", "residual"),
 }
-LOWER, WIDE, PROMOTE, NOT_LISTED = "lower precision", "fp32", "promote", "not listed"
-# What PyTorch's documentation lists for CUDA: operations that autocast to float16, that
-# autocast to float32, and that promote to the widest input type. Of einsum and
-# scaled_dot_product_attention only PyTorch's source says it.
-LISTS = {
-    LOWER: "matmul bmm addmm einsum linear scaled_dot_product_attention",
-    WIDE: "exp log pow rsqrt reciprocal softmax log_softmax sum cumsum norm softplus "
-    "layer_norm cross_entropy mse_loss",
-    PROMOTE: "addcmul atan2 dot cross scatter_add",
-}
-DOCUMENTED = {name: kind for kind, names in LISTS.items() for name in names.split()}
 
 CAPTIONS = {
     "toy.md": "The dtype of each part of the toy model.",
     "counts.md": (
         "Operations that one forward pass runs, and how many of them are casts."
+    ),
+    "operations.md": (
+        "Dtypes of results under bf16 autocast, by the dtypes of the inputs; last, "
+        "without autocast."
     ),
 }
 
@@ -78,87 +72,62 @@ def fragments(records: list[Record]) -> dict[str, str]:
 
 def parts_table(part: str, record: Record) -> str:
     """A line for each part that the record has, a column for each dtype of autocast."""
-    found = [c for c in cells(record, part=part) if c.config["dtype"] != "fp32"]
-    has = {name for c in found if c for name in c.metrics}
+    found = frame(record, part=part, dtype=("fp16", "bf16"))
+    has = {name for x in found if x and x.row for name in x.row.metrics}
     return columns(
         [name for name in NAMES if name in has],
         ("part", NAMES.__getitem__),
         *(
-            (f"under {c.config['dtype']} autocast", lambda name, c=c: c.get(name))
-            for c in found
+            (f"under {x['dtype']} autocast", lambda name, x=x: x.get(name))
+            for x in found
         ),
         telling=ASKED.__contains__,
     )
 
 
-def behaviour(cells: list[str], low: str) -> str:
-    """What an operation does, by its results for low, fp32 and mixed inputs, and for
-    mixed ones without autocast.
-    """
-    narrow, wide, mixed, without = cells
-    if wide == low:
-        return LOWER
-    if narrow == "fp32":
-        return WIDE
-    if mixed == "fp32":
-        return PROMOTE if without == "raises" else "widest input"
-    return "mixed inputs raise" if mixed == "raises" else "dtype of its input"
-
-
-def as_documented(name: str, cells: list[str], low: str) -> bool:
-    """Whether an operation does what the list that it is on says; off the lists
-    autocast changes nothing.
-    """
-    found, listed = behaviour(cells, low), DOCUMENTED.get(name, NOT_LISTED)
-    if listed == NOT_LISTED:
-        return cells == [low, "fp32", cells[3], cells[3]]
-    # PyTorch's ordinary rules promote elementwise operations too, so autocast has
-    # nothing to add.
-    return found == listed or (listed == PROMOTE and found == "widest input")
-
-
-def operations(record: Record | None) -> dict[str, list[str]]:
-    """What each operation gave under bf16 autocast."""
-    return cell(record, part="operations", dtype="bf16").metrics
-
-
 def operations_table(record: Record) -> str:
-    rows = []
-    for name, found in operations(record).items():
-        listed, kind = DOCUMENTED.get(name, NOT_LISTED), behaviour(found, "bf16")
-        agrees = "yes" if as_documented(name, found, "bf16") else "no"
-        rows.append([f"`{name}`", listed, kind, *found, agrees])
-    header = ["operation", "PyTorch's list", "found", "bf16 in", "fp32 in", "mixed in"]
-    header += ["mixed, no autocast", "agrees"]
-    return table(header, rows, left=3, alike=["agrees"])
+    """The dtypes of results under bf16 autocast, and the operations that have them."""
+    found = frame(record).one(part="operations", dtype="bf16")
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, dtypes in found.cell.metrics.items():
+        alike.setdefault(tuple(dtypes), []).append(f"`{name}`")
+    inputs = ("bf16 in", "fp32 in", "one of each in", "one of each, no autocast")
+    return columns(
+        alike.items(),
+        ("operations", lambda one: ", ".join(one[1])),
+        *((head, lambda one, i=i: one[0][i]) for i, head in enumerate(inputs)),
+    )
+
+
+def passes(record: Record | None) -> Frame:
+    """A forward pass of the Transformer without autocast, then with it."""
+    found = frame(record).arrange(part=("transformer",), dtype=("fp32", "fp16", "bf16"))
+    return found.derive(
+        others=lambda x: x["forward_operations"] - x["forward_casts"],
+    )
 
 
 def counts_table(record: Record) -> str:
-    tried = cells(record, part="transformer")
-    return columns(
-        # Without autocast first.
-        sorted(tried, key=lambda c: c.config["dtype"] != "fp32"),
-        ("autocast", lambda c: c.config["dtype"].replace("fp32", "none (fp32)")),
-        ("operations in a forward pass", lambda c: c["forward_operations"]),
-        ("of them casts", lambda c: c["forward_casts"]),
-        ("others", lambda c: c["forward_operations"] - c["forward_casts"]),
+    return passes(record).table(
+        ("autocast", lambda x: x["dtype"].replace("fp32", "none (fp32)")),
+        ("operations in a forward pass", "forward_operations"),
+        ("of them casts", "forward_casts"),
+        ("others", "others"),
     )
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """The cells that the page names, counts, and how much is as documented."""
-    found: dict[str, str] = {}
-    for (part, dtype), names in NAMED.items():
-        c = cell(record, part=part, dtype=dtype)
-        found |= {f"{part}_{name}_{dtype}": say(c[name]) for name in names}
-    plain, cast = (cell(record, part="transformer", dtype=d) for d in ("fp32", "bf16"))
-    agreeing = [as_documented(*item, "bf16") for item in operations(record).items()]
-    same = f"all {len(agreeing)}" if all(agreeing) else counted(agreeing)
-    return found | {
+    """The dtypes that the page names, and counts."""
+    plain, cast = (passes(record).one(dtype=dtype) for dtype in ("fp32", "bf16"))
+    return {
+        f"{part}_{name}_{dtype}": say(x[name])
+        for (part, dtype), names in NAMED.items()
+        for x in [frame(record).one(part=part, dtype=dtype)]
+        for name in names
+    } | {
         "operations_fp32": say(plain["forward_operations"]),
         "operations_bf16": say(cast["forward_operations"]),
         "casts_bf16": say(cast["forward_casts"]),
-        "as_documented": say(same if agreeing else MISSING),
     }
 
 
@@ -168,10 +137,8 @@ def facts(record: Record | None) -> dict[str, str]:
     "layer norm, loss and gradients are fp32.",
 )
 def autocast_dtypes(record: Record) -> Judgement:
-    c = cell(record, part="toy", dtype="fp16")
-    found = {name: c[name] for name in ASKED}
-    narrow = [name for name, dtype in found.items() if dtype == "fp16"]
-    wide = [name for name, dtype in found.items() if dtype == "fp32"]
-    holds = narrow == ["fc1", "logits"] and len(narrow) + len(wide) == len(ASKED)
+    x = frame(record).one(part="toy", dtype="fp16")
+    found = {name: x[name] for name in ASKED}
+    expected = {name: "fp16" if name in ("fc1", "logits") else "fp32" for name in ASKED}
     told = ", ".join(f"{name} {dtype}" for name, dtype in found.items())
-    return bool(c) and (holds, f"Found: {told}.")
+    return bool(x) and (found == expected, f"Found: {told}.")

@@ -2,9 +2,10 @@
 time.
 """
 
-from systems.records.record import PHASES, Record
-from tools.render.markdown import columns, per_device, percent
-from tools.render.rows import Cell, cells, most, say, span
+from systems.records.record import Record
+from tools.render.frame import Frame, frame
+from tools.render.markdown import per_device, percent
+from tools.render.rows import most, say
 
 CAPTIONS = {
     "table.md": "A forward pass of `small` by our clock and by CUDA events.",
@@ -14,73 +15,68 @@ CAPTIONS = {
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
+    timed = [record for record in records if instruments_table(record)]
     return {
         "table.md": per_device(records, clocks_table),
-        "instruments.md": per_device(records, instruments_table),
+        "instruments.md": per_device(timed, instruments_table) if timed else "\n",
     }
 
 
-def forward_passes(record: Record | None) -> list[Cell]:
-    return [c for c in cells(record) if c.config.get("mode", "forward") == "forward"]
-
-
-def clock_adds(c: Cell) -> float:
-    """What our clock reads beyond CUDA events with a wait after each pass."""
-    return c.ms("clock") / c.ms("events") - 1
-
-
-def waiting_adds(c: Cell) -> float:
-    """What waiting costs: those events over events of passes without a wait."""
-    return c.ms("events") / c.ms("queued_events") - 1
-
-
-def clocks_table(record: Record) -> str:
-    return columns(
-        forward_passes(record),
-        "context",
-        "precision",
-        ("our clock, ms", lambda c: c.ms("clock"), "{:.3f}"),
-        ("events, ms", lambda c: c.ms("events"), "{:.3f}"),
-        ("clock adds", lambda c: 100 * clock_adds(c), "{:+z.2f} %"),
-        ("events, no waits, ms", lambda c: c.ms("queued_events"), "{:.3f}"),
-        ("waiting adds", lambda c: 100 * waiting_adds(c), "{:+z.2f} %"),
-        left=0,
+def passes(record: Record | None) -> Frame:
+    """Passes on each clock; a record from before GPU time has no `cupti`."""
+    return frame(record).derive(
+        mode=lambda x: x.get("mode", "forward"),
+        # What our clock reads beyond CUDA events with a wait after each pass, and what
+        # waiting costs: those events over events of passes without a wait.
+        clock_adds=lambda x: x["clock_ms"] / x["events_ms"] - 1,
+        waiting_adds=lambda x: x["events_ms"] / x["queued_events_ms"] - 1,
+        cupti=lambda x: x.get("step_gpu_ms"),
+        ratio=lambda x: x.get("graph_ms") / x["cupti"],
     )
 
 
-def kernels_ms(c: Cell) -> float:
-    """The sum of kernel times of all phases of a pass."""
-    timed = [phase for phase in PHASES if f"{phase}_gpu_ms" in c.metrics]
-    return c.gpu_ms(*timed) if timed else c.missing
-
-
-def graph_ms(c: Cell) -> float:
-    return c.ms("graph") if "graph_ms" in c.metrics else c.missing
+def clocks_table(record: Record) -> str:
+    return (
+        passes(record)
+        .where(mode="forward")
+        .table(
+            "context",
+            "precision",
+            ("our clock, ms", "clock_ms", "{:.3f}"),
+            ("events, ms", "events_ms", "{:.3f}"),
+            ("clock adds", lambda x: 100 * x["clock_adds"], "{:+z.2f} %"),
+            ("events, no waits, ms", "queued_events_ms", "{:.3f}"),
+            ("waiting adds", lambda x: 100 * x["waiting_adds"], "{:+z.2f} %"),
+        )
+    )
 
 
 def instruments_table(record: Record) -> str:
-    found = [c for c in cells(record) if kernels_ms(c)]
-    return columns(
-        found,
-        "size",
-        "context",
-        "precision",
-        ("pass", lambda c: c.config["mode"]),
-        ("wall, ms", lambda c: c.ms("clock"), "{:.3f}"),
-        ("CUPTI, ms", kernels_ms, "{:.3f}"),
-        ("graph, ms", graph_ms, "{:.3f}"),
-        ("graph / CUPTI", lambda c: graph_ms(c) / kernels_ms(c), "{:.3f}"),
-        left=4,
+    return (
+        passes(record)
+        .where(lambda x: x["cupti"])
+        .table(
+            "size",
+            "context",
+            "precision",
+            ("pass", "mode"),
+            ("wall, ms", "clock_ms", "{:.3f}"),
+            ("CUPTI, ms", "cupti", "{:.3f}"),
+            ("graph, ms", lambda x: x.get("graph_ms"), "{:.3f}"),
+            ("graph / CUPTI", "ratio", "{:.3f}"),
+            left=4,
+        )
     )
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """How far our clock is off bare events at most, what waiting after each pass costs
-    at most, and how far the instruments of GPU time differ.
+    """How far our clock is off bare events at most, and what waiting after each pass
+    costs at most.
     """
-    found = forward_passes(record)
+    forward = passes(record).where(mode="forward")
     return {
-        "clock_adds_at_most": say(most(abs(clock_adds(c)) for c in found), percent),
-        "waiting_adds_at_most": say(most(waiting_adds(c) for c in found), percent),
-        "graph_over_cupti": span(graph_ms(c) / kernels_ms(c) for c in cells(record)),
+        "clock_adds_at_most": say(
+            most(map(abs, forward.column("clock_adds"))), percent
+        ),
+        "waiting_adds_at_most": say(most(forward.column("waiting_adds")), percent),
     }

@@ -1,5 +1,5 @@
-"""Figure, tables and facts of `mixed_precision`: loss curves, lost updates, and what
-others report. How much faster bf16 is, the record of `end_to_end` says.
+"""Figure, tables and facts of `mixed_precision`: loss curves and lost updates. How much
+faster bf16 is, the record of `end_to_end` says.
 """
 
 from statistics import fmean, median
@@ -7,7 +7,6 @@ from statistics import fmean, median
 from matplotlib.figure import Figure
 
 from systems.records.record import Record
-from tools.render.claims import Judgement, claim
 from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import captioned, gib, in_words, per_device
 from tools.render.plots import ACCENT, DARK, GREY, line, panels, plot
@@ -122,12 +121,10 @@ def verdict(differences: list[float], fp32: list[float]) -> str:
 
 def fragments(records: list[Record]) -> dict[str, str]:
     ours = measured(records)
-    theirs = [record for record in records if record not in ours]
     return {
         "loss.md": per_device(ours, loss_body),
         "rates.md": per_device(ours, rates_table),
         "unchanged.md": per_device(ours, unchanged_table),
-        "reported.md": per_device(theirs, reported_table),
     }
 
 
@@ -226,33 +223,6 @@ def loss_figure(record: Record) -> str:
     )
 
 
-def reported_table(record: Record) -> str:
-    """Mean ± deviation of each pass, as reported, and the ratio of the means."""
-
-    def both(x: Line, phase: str) -> str:
-        mean, std = (x[f"{phase}_{name}_ms"] for name in ("mean", "std"))
-        return f"{mean:.1f} ± {std:.1f}"
-
-    found = frame(record).join("fp32", precision="fp32").where(precision="bf16")
-    passes = [
-        column
-        for p in ("forward", "backward")
-        for column in (
-            (f"{p}, fp32, ms", lambda x, p=p: both(x["fp32"], p)),
-            (f"{p}, bf16, ms", lambda x, p=p: both(x, p)),
-            (
-                f"{p}, fp32 / bf16",
-                lambda x, p=p: x[f"fp32.{p}_mean_ms"] / x[f"{p}_mean_ms"],
-                "{:.2f}",
-            ),
-        )
-    ]
-    return found.table("size", "context", *passes)
-
-
-# Facts and claims ---------------------------------------------------------------------
-
-
 def facts(record: Record | None) -> dict[str, str]:
     found = runs(record).where(precision="fp32")
     autocast, pure = (differences(record, p) for p in ("bf16", "bf16_pure"))
@@ -262,18 +232,3 @@ def facts(record: Record | None) -> dict[str, str]:
         "bf16_verdict": verdict(autocast, known(found.column("final"))),
         "bf16_pure_against_fp32": nats_apart(pure),
     }
-
-
-@claim(
-    "benchmarking_mixed_precision",
-    "In a short training bf16 autocast ends closer to fp32 than runs with different "
-    "seeds are to one another.",
-)
-def autocast_trains_alike(record: Record) -> Judgement:
-    fp32 = known(runs(record).where(precision="fp32").column("final"))
-    autocast = differences(record, "bf16")
-    if not autocast or len(fp32) < 2:
-        return None
-    worst, seeds = max(map(abs, autocast)), max(fp32) - min(fp32)
-    told = f"Final losses differ by {worst:.4f} at most, the seeds by {seeds:.4f}."
-    return worst <= seeds, told

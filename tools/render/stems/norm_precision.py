@@ -1,4 +1,4 @@
-"""Heat maps, tables and facts of `norm_precision`: where norms lose digits."""
+"""Heat maps and facts of `norm_precision`: where a layer norm loses digits."""
 
 import math
 from functools import partial
@@ -7,9 +7,10 @@ from matplotlib.figure import Figure
 
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.markdown import columns, per_device, table
+from tools.render.frame import Line, frame
+from tools.render.markdown import per_device
 from tools.render.plots import heat_map, panels, plot
-from tools.render.rows import Cell, axis, cell, cells, say
+from tools.render.rows import axis, say
 
 STAGES = {
     "mean": "mean",
@@ -22,14 +23,13 @@ STAGES = {
 DTYPES = ("fp16", "bf16", "fp32")
 MAGNITUDES = tuple(10.0**exponent for exponent in range(-4, 6))
 ONE = MAGNITUDES.index(1.0)
-NORMS = {"layer": "LayerNorm", "rms": "RMSNorm"}
 COMPUTE = {
     "running": "in the dtype, running sum",
     "library": "in the dtype, torch.mean",
     "upcast": "in fp32, output rounded",
     "fused": "PyTorch's own kernel",
 }
-# What the stage figures speak of, and what the others and the facts.
+# What the stage figure speaks of, and what the other and the facts.
 WIDTH, WIDEST = 4096, 16384
 # The size of the error from which a cell is darkest and lightest, in powers of ten.
 WORST, BEST = 0, -8
@@ -37,17 +37,16 @@ WORST, BEST = 0, -8
 LOST = ("∞", "=0")
 
 
-def at(
-    record: Record | None, norm: str, dtype: str, compute: str, width: int = WIDTH
-) -> Cell:
-    return cell(record, norm=norm, dtype=dtype, compute=compute, width=width)
+def at(record: Record | None, dtype: str, compute: str, width: int = WIDTH) -> Line:
+    """A layer norm of this width."""
+    return frame(record).one(norm="layer", dtype=dtype, compute=compute, width=width)
 
 
-def marks(c: Cell, stage: str) -> list[str]:
+def marks(x: Line, stage: str) -> list[str]:
     """By magnitude: "∞" where something is not finite, "=0" where most of it vanished,
     else the error's power of ten; empty where there are no numbers.
     """
-    if not c:
+    if not x:
         return [""] * len(MAGNITUDES)
 
     def mark(inputs: float, nonfinite: float, zero: float, error: float | None) -> str:
@@ -57,66 +56,56 @@ def marks(c: Cell, stage: str) -> list[str]:
             return "∞" if inputs > 0 or nonfinite > 0 else "=0"
         return str(round(math.log10(error))) if error else "exact"
 
-    kinds = (c[f"{stage}_{kind}"] for kind in ("nonfinite", "zero", "error"))
-    return list(map(mark, c["input_nonfinite"], *kinds))
+    kinds = (x[f"{stage}_{kind}"] for kind in ("nonfinite", "zero", "error"))
+    return list(map(mark, x["input_nonfinite"], *kinds))
 
 
-def first_with(c: Cell, stage: str, text: str) -> str:
+def first_with(x: Line, stage: str, text: str) -> str:
     """The smallest magnitude at which the stage has this mark."""
-    found = zip(MAGNITUDES, marks(c, stage), strict=True)
+    found = zip(MAGNITUDES, marks(x, stage), strict=True)
     first = next((f"{size:,.6g}" for size, mark in found if mark == text), "none")
-    return say(first if c else c.missing)
+    return say(first if x else x.missing)
 
 
-def output_error(c: Cell, magnitude: int = ONE) -> float | None:
+def output_error(x: Line, magnitude: int = ONE) -> float | None:
     """None where it is not finite."""
-    return c["output_error"][magnitude] if c else c.missing
-
-
-def power(error: float | None) -> str:
-    return "not finite" if error is None else f"{error:.1e}"
+    return x["output_error"][magnitude]
 
 
 def in_percent(error: float | None) -> str:
     if error is None:
-        return power(error)
+        return "not finite"
     return f"{100 * error:.0f} %" if error >= 0.1 else f"{100 * error:.2f} %"
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
-    """For each norm its stages and its output by width, and the numbers as tables."""
-    files = {
-        "output.md": per_device(records, output_table),
-        "all.md": per_device(records, all_table),
+    """The stages of a layer norm, and its output by width."""
+    return {
+        "layer.md": per_device(records, stages_figure),
+        "layer-widths.md": per_device(records, widths_figure),
     }
-    for norm in NORMS:
-        files[f"{norm}.md"] = per_device(records, partial(stages_figure, norm))
-        widths = per_device(records, partial(widths_figure, norm))
-        files[f"{norm}-widths.md"] = widths
-    return files
 
 
-def stages_figure(norm: str, record: Record) -> str:
+def stages_figure(record: Record) -> str:
     lines = {
         dtype: {
-            STAGES[stage]: marks(at(record, norm, dtype, "library"), stage)
-            for stage in STAGES
-            if norm == "layer" or stage != "mean"
+            text: marks(at(record, dtype, "library"), stage)
+            for stage, text in STAGES.items()
         }
         for dtype in DTYPES
     }
     sizes = [in_tens(str(round(math.log10(size)))) for size in MAGNITUDES]
-    fp16, bf16 = (at(record, norm, dtype, "library") for dtype in ("fp16", "bf16"))
+    fp16, bf16 = (at(record, dtype, "library") for dtype in ("fp16", "bf16"))
     fits = first_with(bf16, "square", "∞")
     return plot(
         record,
-        norm,
+        "layer",
         partial(draw_maps, lines, sizes, "magnitude of x"),
         f"In fp16 x² overflows from magnitude {first_with(fp16, 'square', '∞')} on and "
         f"the output is zero from {first_with(fp16, 'output', '=0')} on, until x "
         f"overflows, too; in bf16 x² "
         f"{'never overflows' if fits == 'none' else f'overflows from {fits} on'}.",
-        f"{NORMS[norm]} of width {WIDTH:,}, each stage rounded to its format, means by "
+        f"LayerNorm of width {WIDTH:,}, each stage rounded to its format, means by "
         f"`torch.mean`. {READ}",
         height=500,
     )
@@ -128,30 +117,30 @@ READ = (
 )
 
 
-def widths_figure(norm: str, record: Record) -> str:
+def widths_figure(record: Record) -> str:
     if not (widths := axis(record, "width")):
         return ""
 
     def line(dtype: str, compute: str) -> list[str]:
-        found = (at(record, norm, dtype, compute, width) for width in widths)
-        return [marks(c, "output")[ONE] for c in found]
+        found = (at(record, dtype, compute, width) for width in widths)
+        return [marks(x, "output")[ONE] for x in found]
 
     lines = {
         dtype: {
             COMPUTE[compute]: line(dtype, compute)
-            for compute in axis(record, "compute", norm=norm, dtype=dtype)
+            for compute in axis(record, "compute", norm="layer", dtype=dtype)
         }
         for dtype in DTYPES
     }
     running, library = (
-        say(output_error(at(record, norm, "bf16", c, WIDEST)), in_percent)
-        for c in ("running", "library")
+        say(output_error(at(record, "bf16", compute, WIDEST)), in_percent)
+        for compute in ("running", "library")
     )
     return plot(
         record,
-        f"{norm}-widths",
+        "layer-widths",
         partial(draw_maps, lines, [f"{width:,}" for width in widths], "width"),
-        f"At width {WIDEST:,} the output of {NORMS[norm]} in bf16 is off by {running} "
+        f"At width {WIDEST:,} the output of LayerNorm in bf16 is off by {running} "
         f"with a running sum in bf16, by {library} where the sum is kept in fp32.",
         f"At magnitude 1. Each line of a panel is a way to compute it. {READ}",
         height=400,
@@ -186,55 +175,15 @@ def darkness(text: str) -> float:
     return 0.75 * min(1.0, max(0.0, (int(text) - BEST) / (WORST - BEST)))
 
 
-def output_table(record: Record) -> str:
-    """Error of the output at magnitude 1, for each norm, format and way to compute."""
-
-    def of(line: tuple[str, str, str], width: int) -> float | None:
-        return output_error(at(record, *line, width=width))
-
-    return columns(
-        [
-            (n, d, c)
-            for n in NORMS
-            for d in DTYPES
-            for c in axis(record, "compute", norm=n, dtype=d)
-        ],
-        ("norm", lambda line: NORMS[line[0]]),
-        ("format", lambda line: line[1]),
-        ("computed", lambda line: COMPUTE[line[2]]),
-        *((f"width {w}", partial(of, width=w), power) for w in axis(record, "width")),
-        left=3,
-    )
-
-
-def all_table(record: Record) -> str:
-    """Every stage at every magnitude, at the width of the figures."""
-    rows = []
-    for c in cells(record, width=WIDTH):
-        named = [
-            NORMS[c.config["norm"]],
-            c.config["dtype"],
-            COMPUTE[c.config["compute"]],
-        ]
-        for stage, text in STAGES.items():
-            if errors := c.get(f"{stage}_error", None):
-                both = zip(marks(c, stage), errors, strict=True)
-                shown = [mark if mark in LOST else power(error) for mark, error in both]
-                rows.append([*named, text, *shown])
-    header = ["norm", "format", "computed", "stage", *(f"{m:g}" for m in MAGNITUDES)]
-    return table(header, rows, left=4)
-
-
 def facts(record: Record | None) -> dict[str, str]:
     """Where a layer norm fails, and what each way makes of the widest one."""
-    fp16, bf16 = (at(record, "layer", dtype, "library") for dtype in ("fp16", "bf16"))
-    widest = {c: output_error(at(record, "layer", "bf16", c, WIDEST)) for c in COMPUTE}
-    smallest = output_error(at(record, "layer", "fp16", "library"), 0)
-    return {f"bf16_{c}": say(error, in_percent) for c, error in widest.items()} | {
+    fp16, bf16 = (at(record, dtype, "library") for dtype in ("fp16", "bf16"))
+    widest = {way: output_error(at(record, "bf16", way, WIDEST)) for way in COMPUTE}
+    return {f"bf16_{way}": say(error, in_percent) for way, error in widest.items()} | {
         "fp16_square_overflows": first_with(fp16, "square", "∞"),
         "fp16_output_zero": first_with(fp16, "output", "=0"),
         "bf16_square_overflows": first_with(bf16, "square", "∞"),
-        "fp16_smallest_output": say(smallest, in_percent),
+        "fp16_smallest_output": say(output_error(fp16, 0), in_percent),
     }
 
 
@@ -244,8 +193,8 @@ def facts(record: Record | None) -> dict[str, str]:
     "measured.",
 )
 def bf16_squares_fit(record: Record) -> Judgement:
-    both = [at(record, "layer", dtype, "library") for dtype in ("fp16", "bf16")]
-    first = [first_with(c, "square", "∞") for c in both]
+    both = [at(record, dtype, "library") for dtype in ("fp16", "bf16")]
+    first = [first_with(x, "square", "∞") for x in both]
     fp16, bf16 = (size if size == "none" else f"from {size}" for size in first)
     numbers = f"Magnitudes that overflow: fp16 {fp16}, bf16 {bf16}."
     return all(both) and (bf16 == "none" != fp16, numbers)
@@ -259,7 +208,7 @@ def bf16_squares_fit(record: Record) -> Judgement:
     "row this wide is lost.",
 )
 def bf16_sums_need_fp32(record: Record) -> Judgement:
-    ways = (at(record, "layer", "bf16", way, WIDEST) for way in ("running", "library"))
+    ways = (at(record, "bf16", way, WIDEST) for way in ("running", "library"))
     running, library = map(output_error, ways)
     if not (running and library):
         return None
