@@ -315,7 +315,6 @@ def hopper_backward_accurate(record: Record) -> Judgement:
     "flash_backward",
     "Calls of our kernels on the same inputs give the same bits, in every result and "
     "configuration.",
-    "In some configuration a call gave other bits than the first.",
 )
 def same_bits(record: Record) -> Judgement:
     found = [
