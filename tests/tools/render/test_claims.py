@@ -120,11 +120,6 @@ def raise_peaks(factor: float, **wanted):
     return alter
 
 
-def narrow_residual(record: Record):
-    for row in rows(record, precision="bf16"):
-        row.metrics["residual_bytes"] //= 2
-
-
 def larger_block(record: Record):
     for row in rows(record, mode="forward"):
         row.metrics["tenth"][0]["bytes"] *= 2
@@ -202,9 +197,7 @@ ALTERED = {
         rows(r, size="2.7B", context=512, precision="bf16"), 9
     ),
     "memory_peak_moves": most_of("saved activations", 9),
-    "two_graphs_exceed_training": raise_peaks(9, mode="forward_backward"),
     "autocast_raises_forward": raise_peaks(1.5, mode="step", precision="bf16"),
-    "residual_as_derived": narrow_residual,
     "largest_are_scores": larger_block,
     "memory_as_predicted": most_of("gradients", 1.03),
     "two_matrices_saved": keep_more,

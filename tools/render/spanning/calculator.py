@@ -18,7 +18,7 @@ from systems.formulas.symbols import Expression, Program
 from systems.model.sizes import SIZES, VOCAB_SIZE, ModelSize
 from systems.profiling.memory.snapshot import CATEGORIES
 from tools.render.editions import LABELS
-from tools.render.frame import frame
+from tools.render.frame import Frame, frame
 from tools.render.load import Found, ours, primary_gpu
 from tools.render.rows import most, say, span
 from tools.render.stems.end_to_end.rows import BATCH
@@ -112,10 +112,9 @@ def program(p: Pass) -> dict[str, Any]:
     }
 
 
-def steps(found: Found) -> list[peak_memory.Tried]:
+def steps(found: Found) -> Frame:
     """Every training step whose memory was measured."""
-    tried = peak_memory.tried(ours(found, "peak_memory"))
-    return [c for c in tried if c and c.config["mode"] == "step"]
+    return peak_memory.passes(ours(found, "peak_memory")).where(bool, mode="step")
 
 
 def memory_points(found: Found) -> list[dict[str, Any]]:
@@ -125,7 +124,7 @@ def memory_points(found: Found) -> list[dict[str, Any]]:
         p = peak_memory.pass_of(c)
         point = {name: c.config[name] for name in ("size", "context", "batch")}
         point |= {"precision": p.precision, "attention": p.attention}
-        points.append({**point, "checkpoint": p.checkpoint, "bytes": c.requested})
+        points.append({**point, "checkpoint": p.checkpoint, "bytes": c["requested"]})
     return points
 
 
@@ -144,7 +143,8 @@ def step_points(found: Found) -> list[dict[str, Any]]:
 def worst(found: Found) -> float:
     """How far the formula is off a measured peak, at worst, as a share of it."""
     return most(
-        abs(peak_bytes(peak_memory.pass_of(c)) / c.requested - 1) for c in steps(found)
+        abs(peak_bytes(peak_memory.pass_of(c)) / c["requested"] - 1)
+        for c in steps(found)
     )
 
 
@@ -153,7 +153,7 @@ def facts(found: Found) -> dict[str, str]:
         "steps": str(len(steps(found))),
         "worst": say(100 * worst(found), "{:.2f} %"),
         "rounding": span(
-            (100 * (c.allocated / c.requested - 1) for c in steps(found)), "{:.1f}"
+            (100 * (c["peak"] / c["requested"] - 1) for c in steps(found)), "{:.1f}"
         ),
     }
 

@@ -10,7 +10,6 @@ from systems.formulas.costs import (
     attention_flops,
     attention_part_costs,
     forward_flops,
-    parameters_by_part,
     pass_flops,
 )
 from systems.formulas.floors import Work, floor_seconds, matmul_work, ridge_intensity
@@ -103,7 +102,6 @@ def facts(found: Found) -> dict[str, dict[str, str]]:
         "kernel_profile": regime_facts(profile),
         "end_to_end": step_facts(ours(found, "end_to_end")),
         "warmup": warmup_facts(ours(found, "warmup")),
-        "peak_memory": memory_facts(ours(found, "peak_memory")),
         "mixed_precision": gain_facts(profile),
         "attention": traffic_facts(attention) | dynamic_facts(attention, benchmark),
         "flash_benchmarking": head_facts(benchmark),
@@ -278,14 +276,3 @@ def slot_facts(profile: Record | None, record: Record | None) -> dict[str, str]:
         "gain_at_most": say(1 / (1 - share), "{:.1f}"),
         "gain_forward": say(eager / flash, "{:.1f}"),
     }
-
-
-def memory_facts(record: Record | None) -> dict[str, str]:
-    """What a training step of 2.7B needs beside its weights."""
-    config = {"size": "2.7B", "context": 512, "precision": "fp32", "mode": "step"}
-    step = cell(record, **config, attention="eager", checkpoint=False, batch=BATCH)
-    weights = FP32_BYTES * sum(
-        parameters_by_part(vocab_size=VOCAB_SIZE, **asdict(SIZES["2.7B"])).values()
-    )
-    beyond = step["peak_allocated_bytes"] - weights
-    return {"beyond_weights": say(beyond / 2**30, "{:.0f}")}

@@ -10,7 +10,7 @@ from tools.render.markdown import gib, in_words, nothing_of
 from tools.render.rows import say
 from tools.render.standalone import by_itself
 from tools.render.stems.peak_memory.figures import timeline_figure
-from tools.render.stems.peak_memory.rows import at
+from tools.render.stems.peak_memory.rows import PLAIN, passes
 
 CONTEXTS = (128, 256, 512, 1024)
 OPENS_AT = 512
@@ -37,7 +37,8 @@ def fragments(found: Found) -> dict[str, str]:
 def hook(found: Found) -> str:
     """Return the memory timeline of the primary GPU, if it was measured there."""
     record = ours(found, "peak_memory")
-    allocated = at(record, 512, "step", "fp32").allocated
+    steps = passes(record).where(size="2.7B", context=512, mode="step", **PLAIN)
+    allocated = steps.one(precision="fp32")["peak"]
     weights = weight_bytes(Pass("2.7B", 512, "step", "fp32"))
     finding = (
         f"Of what a training step of 2.7B ({weights / 4e9:.1f} billion parameters, in "

@@ -1,168 +1,205 @@
-"""Tables, figures and facts of `peak_memory`: what a pass holds at its peak, measured
+"""Tables, facts and claims of `peak_memory`: what a pass holds at its peak, measured
 beside predicted.
 """
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 from systems.formulas.memory_costs import Pass, attention_saved, residual_bytes
 from systems.formulas.memory_peak import category_peaks
-from systems.formulas.memory_peak import peak as peak_by_formula
 from systems.records.record import Record
-from tools.render.markdown import NOTHING_FITS, in_gib, in_mib, per_device
-from tools.render.rows import MISSING, OUT_OF_MEMORY, measured, say
-from tools.render.stems.peak_memory import claims as claims
-from tools.render.stems.peak_memory import figures, tables
+from tools.render.claims import Judgement, claim
+from tools.render.frame import Line, texts
+from tools.render.markdown import columns, in_gib, in_mib, per_device, percent
+from tools.render.rows import MISSING, measured, say
+from tools.render.stems.peak_memory.figures import DRAWN, timeline_figure
 from tools.render.stems.peak_memory.rows import (
     CONTEXTS,
+    LONG,
     LONGEST,
+    MODES,
+    PLAIN,
     PRECISIONS,
-    PREDICTED,
+    REMEDIES,
     SIZE,
-    Tried,
-    agreement,
-    at,
-    helped,
+    category,
     largest,
-    place,
+    pass_of,
+    passes,
     worst,
 )
 
-HELPS = ("plain", "checkpoint", "flash", "both")
+MIB = 2**20
 
 CAPTIONS = {
-    "peaks.md": "Peak of each pass of `2.7B`, by precision and context.",
-    "peaks-fp32.md": "Peaks of `2.7B` in fp32, beside their prediction.",
-    "peaks-bf16.md": "Peaks of `2.7B` under bf16 autocast, beside their prediction.",
+    "peaks.md": "Peak of each pass of `2.7B` in GiB, by precision and context.",
+    "predicted.md": "Peaks beside their predictions, in GiB.",
     "largest.md": "The largest allocations of a forward pass of `2.7B` at context 512.",
-    "edition.md": (
-        "Peaks of `2.7B` at the contexts that CS336 of 2026 asks for, where it is "
-        "called `xl`."
-    ),
     "helps.md": (
-        "What checkpointing and FlashAttention save in a bf16 step of `2.7B`, and "
-        "how long the step then takes."
+        "What checkpointing and FlashAttention save in a bf16 step of `2.7B`, in GiB."
     ),
 }
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
-    """Timelines, peaks with their predictions and categories, saved tensors, the
-    largest blocks, and what helps.
-    """
-    ours = measured(records)
-    reported = [record for record in records if record.kind == "reported"]
-
-    def blocks(mode: str, kind: str) -> str:
-        return per_device(
-            ours, lambda r: tables.blocks_table(at(r, LONGEST, mode, "fp32"), kind)
-        )
-
-    fp32, bf16 = (partial(tables.peaks_table, precision=p) for p in PRECISIONS)
-    shown: dict[str, Any] = {
-        "contexts.md": figures.contexts_figure,
-        "categories.md": tables.categories_table,
-        "moments.md": tables.moments_table,
-        "peaks.md": tables.pivot,
-        "prediction.md": tables.prediction_table,
-        "sizes.md": tables.sizes_table,
-        "helps.md": tables.helps_table,
-        "edition.md": tables.edition_table,
-        "peaks-fp32.md": fp32,
-        "peaks-bf16.md": bf16,
+    bodies: dict[str, Any] = {
+        "peaks.md": peaks_table,
+        "predicted.md": predicted_table,
+        "largest.md": largest_table,
+        "helps.md": helps_table,
         **{
-            f"timeline-{mode}.md": partial(figures.timeline_figure, mode=mode)
-            for mode in figures.DRAWN
+            f"timeline-{mode}.md": partial(timeline_figure, mode=mode) for mode in DRAWN
         },
     }
-    editions = {
-        f"edition-{mode}.md": edition(ours, mode, of)
-        for mode, of in figures.DRAWN.items()
-    }
-    return {
-        **{name: per_device(ours, body) for name, body in shown.items()},
-        **editions,
-        "saved.md": tables.saved_table() + "\n",
-        "largest.md": blocks("forward", "tenth"),
-        "largest-step.md": blocks("step", "tenth"),
-        "live.md": blocks("step", "largest_at_peak"),
-        "reported.md": per_device(reported, tables.reported_table),
-    }
+    ours = measured(records)
+    return {name: per_device(ours, body) for name, body in bodies.items()}
 
 
-def edition(ours: list[Record], mode: str, of: str) -> str:
-    """Memory over time at contexts 128 and 2048, or that there is none yet."""
-    drawn = [r for r in ours if figures.edition_figure(r, mode)]
-    tried = [c for r in ours for c in figures.of_edition(r, mode)]
-    if not drawn and any(c.why.startswith(OUT_OF_MEMORY) for c in tried):
-        return NOTHING_FITS
-    if not drawn:
-        return f"Not measured yet: memory over {of} at contexts 128 and 2048.\n"
-    return per_device(drawn, lambda r: figures.edition_figure(r, mode))
+# Tables -------------------------------------------------------------------------------
+
+
+def two(value: float) -> str:
+    """GiB, to two decimals."""
+    return say(value / 2**30, "{:.2f}")
+
+
+def peaks_table(record: Record) -> str:
+    """(b), (c) The allocator's peak of each pass of 2.7B."""
+    found = passes(record).where(size=SIZE, **PLAIN)
+    places = list(product(PRECISIONS, (*CONTEXTS, LONG)))
+
+    def peak(mode: str, precision: str, context: int) -> float:
+        return found.one(mode=mode, precision=precision, context=context)["peak"]
+
+    return columns(
+        MODES if found else [],
+        ("pass", MODES.__getitem__),
+        *(
+            (f"{p}, {c}", lambda mode, p=p, c=c: peak(mode, p, c), two)
+            for p, c in places
+        ),
+    )
+
+
+def predicted_table(record: Record) -> str:
+    """Every pass: the peak, what was reserved, and the peak as asked for beside its
+    prediction.
+    """
+    return passes(record).table(
+        "size",
+        ("pass", "name"),
+        ("attention and blocks", "remedy"),
+        "precision",
+        "context",
+        ("peak", "peak", two),
+        ("reserved", "peak_reserved_bytes", two),
+        ("asked for", "requested", two),
+        ("predicted", "predicted", two),
+        ("off", "off", lambda off: f"{100 * off:+.1f} %".replace("-0.0", "+0.0")),
+        ("where", lambda x: x["place"] if x else ""),
+        left=5,
+        telling=lambda x: (
+            x["size"] == SIZE
+            and x["context"] == LONGEST
+            and x["mode"] in DRAWN
+            and x["remedy"] == "as written"
+        ),
+    )
+
+
+def largest_table(record: Record) -> str:
+    """(e) Groups of alike blocks, the largest first, and who asked for them."""
+    x = passes(record).one(**AT, mode="forward", precision="fp32")
+    if not x:
+        return ""
+
+    def asked(group: dict[str, str]) -> str:
+        who = group["owner"] or group["code"]
+        return f"`{who}`" if who else "autograd's thread"
+
+    shown = columns(
+        x["tenth"],
+        ("MiB each", lambda group: group["bytes"] / MIB, "{:.1f}"),
+        ("how many", lambda group: group["count"]),
+        ("category", lambda group: group["category"]),
+        ("made in", lambda group: group["phase"].replace("_", " ")),
+        ("owner, or the code that asked", asked),
+        alike=("category", "made in"),
+    )
+    return (
+        f"{shown}\n\nThe largest tenth of {x['allocations']:,} allocations; the "
+        f"smallest of it has {x['tenth_least_bytes'] / MIB:.1f} MiB."
+    )
+
+
+# The rows of sentences.
+AT = {"size": SIZE, "context": LONGEST, **PLAIN}
+
+
+def helps_table(record: Record) -> str:
+    found = passes(record).where(size=SIZE, mode="step", precision="bf16")
+    return found.arrange(context=(LONGEST, LONG), remedy=REMEDIES.values()).table(
+        "context",
+        ("attention and blocks", "remedy"),
+        ("peak", "peak", two),
+        ("predicted", "predicted", two),
+        ("saved activations", "saved", two),
+        left=2,
+    )
 
 
 # Facts --------------------------------------------------------------------------------
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Peaks, categories and largest blocks that the pages name, and what follows from
-    shapes alone.
-    """
+    """Peaks and largest blocks that the pages name, and what follows from shapes."""
+    found = passes(record).where(size=SIZE, **PLAIN)
 
-    def peak(mode: str, context: int, precision: str) -> float:
-        return at(record, context, mode, precision).allocated
+    def at(mode: str, precision: str, context: int = LONGEST) -> Line:
+        return found.one(mode=mode, precision=precision, context=context)
 
-    def bf16_over_fp32(mode: str) -> str:
-        ratio = peak(mode, LONGEST, "bf16") / peak(mode, LONGEST, "fp32")
-        return say(ratio, "{:.2f}")
-
-    named = [(m, c, "fp32") for m in ("forward", "step") for c in CONTEXTS]
-    named += [(m, c, "bf16") for m in ("forward", "step") for c in CONTEXTS]
-    named += [(m, LONGEST, "fp32") for m in ("forward_graph", "forward_two_graphs")]
-    found = {f"{m}_{c}_{p}": in_gib(peak(m, c, p)) for m, c, p in named}
-    for mode in ("forward", "forward_graph", "forward_two_graphs"):
-        by_formula = sum(peak_by_formula(Pass(SIZE, LONGEST, mode, "fp32")).values())
-        found[f"{mode}_{LONGEST}_fp32_predicted"] = in_gib(by_formula)
-    for precision in PRECISIONS:
-        residual = at(record, LONGEST, "step", precision).get("residual_bytes")
-        found[f"residual_measured_{precision}"] = in_mib(residual)
-    for ((context, _), c), name in zip(helped(record).items(), 2 * HELPS, strict=True):
-        found[f"helps_{name}_{context}"] = in_gib(c.allocated)
-    low = at(record, LONGEST, "forward", "bf16")
-    short = [at(record, context, "step", "fp32") for context in CONTEXTS[:2]]
+    forward, step = (
+        {precision: at(mode, precision) for precision in PRECISIONS} for mode in DRAWN
+    )
+    weights = category_peaks(Pass(SIZE, LONGEST, "step", "fp32"))["weights"]
+    beyond = step["fp32"]["peak_allocated_bytes"] - weights
     return {
-        **found,
-        "forward_weight_copies_bf16": in_gib(low.category("weight copies")),
-        "step_place_fp32": place(at(record, LONGEST, "step", "fp32")),
-        "step_place_short": place(at(record, CONTEXTS[0], "step", "fp32")),
+        **{f"{mode}_fp32": in_gib(at(mode, "fp32")["peak"]) for mode in MODES},
+        "step_bf16": in_gib(step["bf16"]["peak"]),
+        "beyond_weights": say(beyond / 2**30, "{:.0f}"),
+        **texts(
+            "{:.2f}",
+            {
+                f"{mode}_bf16_over_fp32": of["bf16"]["peak"] / of["fp32"]["peak"]
+                for mode, of in (("forward", forward), ("step", step))
+            },
+        ),
+        "forward_copies_bf16": in_gib(category(forward["bf16"], "weight copies")),
+        "place_fp32": say(step["fp32"]["place"]),
+        "place_short": say(at("step", "fp32", 128)["place"]),
         **{
-            f"step_place_{n}_bf16": place(at(record, n, "step", "bf16"))
-            for n in CONTEXTS[:2]
+            f"residual_measured_{precision}": in_mib(step[precision]["residual_bytes"])
+            for precision in PRECISIONS
         },
-        "forward_bf16_over_fp32": bf16_over_fp32("forward"),
-        "step_bf16_over_fp32": bf16_over_fp32("step"),
-        "agrees": agreement(worst(record, *PREDICTED)),
-        "step_falls": falls(*short),
-        "step_grows": in_mib(short[1].requested - short[0].requested),
-        **blocks_in_words(at(record, LONGEST, "forward", "fp32")),
+        "agrees": agreement(worst(record)),
+        **blocks_in_words(forward["fp32"]),
         **from_shapes(),
     }
 
 
-def falls(short: Tried, long: Tried) -> str:
-    """Whether a longer context needs less memory though it asks for more."""
-    rounded = long.allocated < short.allocated and long.requested >= short.requested
-    return "yes" if rounded else "no"
+def agreement(off: float) -> str:
+    """How measurement and prediction agree: "to the byte", "within 0.40 %"."""
+    return "to the byte" if off == 0 else say(100 * off, "within {:.2f} %")
 
 
-def blocks_in_words(c: Tried) -> dict[str, str]:
+def blocks_in_words(x: Line) -> dict[str, str]:
     """(e): the largest allocations of a forward pass, and where they come from."""
-    found = largest(c)
+    found = largest(x)
     named = dict.fromkeys(g["code"].split(",")[0] for g in found if g["code"])
     return {
-        "forward_largest": in_mib(found[0]["bytes"] if found else c.missing),
-        "forward_allocations": say(c["allocations"], "{:,}"),
-        "forward_tenth": in_mib(c["tenth_least_bytes"]),
+        "forward_largest": in_mib(found[0]["bytes"] if found else x.missing),
+        "forward_allocations": say(x["allocations"], "{:,}"),
         "forward_largest_code": ", ".join(f"`{code}`" for code in named)
         or say(MISSING),
     }
@@ -171,24 +208,91 @@ def blocks_in_words(c: Tried) -> dict[str, str]:
 def from_shapes() -> dict[str, str]:
     """What needs no record: sizes by formula."""
     fp32, bf16 = (Pass(SIZE, LONGEST, "step", precision) for precision in PRECISIONS)
-    kept, long = "saved activations", Pass(SIZE, 1024, "step", "fp32")
-    small = Pass(SIZE, CONTEXTS[0], "step", "fp32")
+    long, short = (Pass(SIZE, context, "step", "fp32") for context in (1024, 128))
+    peaks = category_peaks(fp32)
+    kept = {
+        "fp32": peaks["saved activations"],
+        "fp32_quarter": peaks["saved activations"] / 4,
+        "fp32_128": category_peaks(short)["saved activations"],
+        "bf16": category_peaks(bf16)["saved activations"],
+        "1024": category_peaks(long)["saved activations"],
+    }
+    lasting = ("weights", "gradients", "optimizer state")
     residual = {c: residual_bytes(Pass(SIZE, c, "forward", "fp32")) for c in CONTEXTS}
     return {
-        **{f"residual_{context}": in_mib(size) for context, size in residual.items()},
-        "kept_fp32": in_gib(category_peaks(fp32)[kept]),
-        "kept_fp32_quarter": in_gib(category_peaks(fp32)[kept] / 4),
-        "kept_fp32_128": in_gib(category_peaks(small)[kept]),
-        "kept_bf16": in_gib(category_peaks(bf16)[kept]),
-        "kept_1024": in_gib(category_peaks(long)[kept]),
+        **texts(in_mib, {f"residual_{c}": size for c, size in residual.items()}),
+        **texts(in_gib, {f"kept_{name}": size for name, size in kept.items()}),
         "copies_bf16": in_gib(category_peaks(bf16)["weight copies"]),
-        "weights": in_gib(category_peaks(fp32)["weights"]),
-        "lasting": in_gib(
-            sum(
-                category_peaks(fp32)[n]
-                for n in ("weights", "gradients", "optimizer state")
-            )
-        ),
+        "weights": in_gib(peaks["weights"]),
+        "lasting": in_gib(sum(peaks[name] for name in lasting)),
         "scores": in_mib(attention_saved(fp32)["exponentials"]),
-        "scores_128": in_mib(attention_saved(small)["exponentials"]),
+        "scores_128": in_mib(attention_saved(short)["exponentials"]),
     }
+
+
+# Claims -------------------------------------------------------------------------------
+
+
+@claim(
+    "memory_profiling",
+    "The peak of a full fp32 step of 2.7B moves: at context 512 it holds most of the "
+    "activations and few gradients, at 128 most of the gradients and few activations.",
+)
+def memory_peak_moves(record: Record) -> Judgement:
+    names = ("gradients", "saved activations")
+    steps = passes(record).where(size=SIZE, mode="step", precision="fp32", **PLAIN)
+    ends = [steps.one(context=context) for context in (128, 512)]
+    short, long = (
+        [category(x, n) / category(x, n, "most_bytes") for n in names] for x in ends
+    )
+    said = [
+        ", ".join(
+            f"{percent(s)} of the {n}" for s, n in zip(shares, names, strict=True)
+        )
+        for shares in (short, long)
+    ]
+    holds = short[0] > 0.5 > short[1] and long[1] > 0.5 > long[0]
+    numbers = f"Alive at the peak: context 128 {said[0]}; 512 {said[1]}."
+    return (holds, numbers) if all(ends) else None
+
+
+@claim(
+    "memory_profiling",
+    "At context 512 autocast raises the forward peak of 2.7B, by its copies of the "
+    "weights, and lowers that of a full step, whose activations shrink by more.",
+)
+def autocast_raises_forward(record: Record) -> Judgement:
+    found = passes(record).where(**AT)
+    forward, step = (
+        found.one(mode=mode, precision="bf16")["peak"]
+        / found.one(mode=mode, precision="fp32")["peak"]
+        for mode in DRAWN
+    )
+    numbers = f"bf16 over fp32: forward {forward:.2f}, full step {step:.2f}."
+    return forward / step and (forward > 1 > step, numbers)
+
+
+@claim(
+    "memory_profiling",
+    "At context 512 the largest allocations of a forward pass of 2.7B in fp32 are "
+    "score matrices, made by the code of attention.",
+)
+def largest_are_scores(record: Record) -> Judgement:
+    x = passes(record).one(**AT, mode="forward", precision="fp32")
+    if not (found := largest(x)):
+        return None
+    derived, size = attention_saved(pass_of(x))["exponentials"], found[0]["bytes"]
+    attention = all("scaled_dot_product_attention" in g["code"] for g in found)
+    numbers = f"Largest {in_mib(size)}, a score matrix {in_mib(derived)}."
+    return size == derived and attention, numbers
+
+
+@claim(
+    "memory_profiling",
+    "Wherever a pass fits, the most of its weights, gradients, optimizer state, weight "
+    "copies and saved activations is what shapes predict, to the byte.",
+)
+def memory_as_predicted(record: Record) -> Judgement:
+    ran = len(passes(record).where(bool))
+    off = worst(record)
+    return ran and (off == 0, f"Over {ran} rows they agree {agreement(off)}.")

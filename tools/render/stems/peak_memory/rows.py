@@ -1,20 +1,19 @@
-"""Rows of `peak_memory`, read: what was measured, what the formulas say, and how far
-apart the two are.
+"""Columns of `peak_memory`: the peak of each pass beside its prediction, where in the
+pass it is, and what each category holds.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from systems.formulas.memory_costs import Pass
-from systems.formulas.memory_peak import category_peaks, peak, peak_candidates
+from systems.formulas.memory_peak import category_peaks, peak
 from systems.profiling.memory.snapshot import CATEGORIES
 from systems.records.record import Record
-from tools.render import rows
-from tools.render.rows import Cell, cell, cells, say
+from tools.render.frame import Frame, Line, frame
+from tools.render.rows import Missing, most
 
-MIB = 2**20
 SIZE, CONTEXTS, PRECISIONS = "2.7B", (128, 256, 512), ("fp32", "bf16")
-LONGEST = CONTEXTS[-1]
+LONGEST, LONG = CONTEXTS[-1], 2048
 MODES = {
     "forward": "forward, no graph",
     "forward_graph": "forward, graph kept",
@@ -29,172 +28,76 @@ REMEDIES = {
     ("flash", True): "both",
 }
 # What shapes predict alone.
-PREDICTED = (
-    "weights",
-    "gradients",
-    "optimizer state",
-    "weight copies",
-    "saved activations",
-)
+PREDICTED = ("weights", "gradients", "optimizer state", "weight copies")
+PREDICTED += ("saved activations",)
+PLAIN = {"attention": "eager", "checkpoint": False}
 
 
-@dataclass(frozen=True)
-class Tried(Cell):
-    """A cell that says what it needs where that was too much."""
-
-    @property
-    def why(self) -> str:
-        """ "out of memory, needs 65.3 GiB"."""
-        words = super().why
-        full = self.row is not None and self.row.status == "out_of_memory"
-        return f"{words}, needs {predicted(self) / 2**30:.1f} GiB" if full else words
-
-    def category(self, name: str, which: str = "at_peak_bytes") -> float:
-        """Bytes at the peak, or the most that there ever were."""
-        found = {c["category"]: c[which] for c in self["categories"]} if self else {}
-        return found[name] if self else self.missing
-
-    def most(self, name: str) -> float:
-        return self.category(name, "most_bytes")
-
-    @property
-    def allocated(self) -> float:
-        """The allocator's own peak."""
-        return self["peak_allocated_bytes"]
-
-    @property
-    def requested(self) -> float:
-        """The same in bytes as asked for, before the allocator rounds."""
-        return self["peak_requested_bytes"]
+def passes(record: Record | None) -> Frame:
+    """Every pass that was tried. Of one that ran out of memory the peak says what it
+    needs by formula.
+    """
+    found = frame(record).derive(
+        name=lambda x: MODES[x["mode"]],
+        remedy=lambda x: REMEDIES[x["attention"], x["checkpoint"]],
+        predicted=lambda x: sum(peak(pass_of(x)).values()),
+        peak=lambda x: x["peak_allocated_bytes"] if x else needs(x),
+        requested=lambda x: x["peak_requested_bytes"] if x else needs(x),
+        off=lambda x: x["requested"] / x["predicted"] - 1,
+        place=place,
+        saved=lambda x: category(x, "saved activations", "most_bytes"),
+    )
+    return found
 
 
-def at(
-    record: Record | None,
-    context: int,
-    mode: str,
-    precision: str,
-    size: str = SIZE,
-    attention: str = "eager",
-    checkpoint: bool = False,
-) -> Tried:
-    model = {"size": size, "attention": attention, "checkpoint": checkpoint}
-    named = {"context": context, "mode": mode, "precision": precision, **model}
-    return Tried(cell(record, **named).row)
-
-
-def tried(record: Record | None) -> list[Tried]:
-    return [Tried(c.row) for c in cells(record)]
-
-
-def of_modes(record: Record, *precisions: str) -> list[Tried]:
-    """2.7B, by mode, precision and context; what was tried of it."""
-    found = [at(record, c, m, p) for m in MODES for p in precisions for c in CONTEXTS]
-    return [c for c in found if c.row]
-
-
-def pass_of(c: Cell) -> Pass:
+def pass_of(x: Line) -> Pass:
     named: dict[str, Any]
-    named = {f.name: c.config[f.name] for f in fields(Pass) if f.name in c.config}
+    named = {f.name: x.config[f.name] for f in fields(Pass) if f.name in x.config}
     named["checkpoint"] = int(named["checkpoint"])
     return Pass(**named)
 
 
-def predicted(c: Cell) -> float:
-    """Peak by formula."""
-    return sum(peak(pass_of(c)).values()) if c.row else c.missing
+def needs(x: Line) -> Missing:
+    """ "out of memory, needs 65.3 GiB"."""
+    if x.row is None or x.row.status != "out_of_memory":
+        return x.missing
+    return Missing(f"{x.why}, needs {x['predicted'] / 2**30:.1f} GiB", x.row)
 
 
-def deviations(c: Tried) -> dict[str, float]:
-    """Measured over predicted, minus one, for the most of each category that the pass
-    has.
-    """
-    by_formula = category_peaks(pass_of(c)) if c else {}
-    return {n: c.most(n) / value - 1 for n, value in by_formula.items() if value}
-
-
-def worst(record: Record | None, *categories: str) -> float:
-    """The largest deviation in these categories over all rows that fitted."""
-    found = [deviations(c) for c in tried(record)]
-    return rows.most(abs(of[n]) for of in found for n in categories if n in of)
-
-
-# The moments of a step that may be its peak, by what their names contain; and where
-# that is.
-ENDS = {
-    "backward starts": ("after the forward", "the loss", "last norm", "last block"),
-    "backward ends": ("first block", "embedding"),
-    "optimizer": ("optimizer",),
-}
-WHERE = {
-    "backward starts": "at the start of the backward pass",
-    "backward ends": "at the end of the backward pass",
-    "optimizer": "in the optimizer",
-}
-# Where two of them lie as near as this, they tie: the allocator's rounding adds more.
-TIE = 0.005
-
-
-def needed(c: Cell, end: str) -> float:
-    """What a step needs there by formula; nothing where it never comes there."""
-    found = peak_candidates(pass_of(c)).items()
-    each = [sum(of.values()) for when, of in found if any(n in when for n in ENDS[end])]
-    return max(each, default=0)
-
-
-def place(c: Tried) -> str:
-    """Where in a pass its peak is: "in the forward pass", "at the start of the backward
-    pass"; where the other end ties, that too.
-    """
-    if not c:
-        return c.missing.words
-    phase = c["peak_phase"].replace("_", " ")
-    found = f"in the {phase}" + (" pass" if "forward" in phase else "")
+def place(x: Line) -> str | Missing:
+    """Where in a pass its peak is: "in the forward pass"."""
+    if not x:
+        return x.missing
+    phase = x["peak_phase"].replace("_", " ")
     if phase == "backward":
         # Gradients appear as the backward pass goes on.
-        start = c.category("gradients") < c.most("gradients") / 2
-        found = WHERE["backward starts" if start else "backward ends"]
-    if c.config["checkpoint"] or c.config["mode"] not in ("forward_backward", "step"):
-        return found
-    needs = {WHERE[end]: needed(c, end) for end in ENDS}
-    least = (1 - TIE) * max(needs.values())
-    tied = [where for where, need in needs.items() if need >= least]
-    others = [where for where in tied if where != found]
-    return " and nearly as high ".join([found, *others]) if found in tied else found
+        early = category(x, "gradients") < category(x, "gradients", "most_bytes") / 2
+        return f"at the {'start' if early else 'end'} of the backward pass"
+    return f"in the {phase}" + (" pass" if "forward" in phase else "")
 
 
-def used(found: list[Tried]) -> list[str]:
+def category(x: Line, name: str, which: str = "at_peak_bytes") -> float:
+    """Bytes of a category at the peak, or the most that there ever were."""
+    found = {c["category"]: c[which] for c in x["categories"]} if x else {}
+    return found[name] if x else x.missing
+
+
+def worst(record: Record | None) -> float:
+    """The largest deviation from its prediction of what shapes predict alone."""
+    return most(
+        abs(category(x, name, "most_bytes") / value - 1)
+        for x in passes(record).where(bool)
+        for name, value in category_peaks(pass_of(x)).items()
+        if value and name in PREDICTED
+    )
+
+
+def used(found: list[Line]) -> list[str]:
     """The categories that any of these rows has, in the order of the timeline."""
-    return [name for name in CATEGORIES if any(c.most(name) for c in found)]
+    return [n for n in CATEGORIES if any(category(x, n, "most_bytes") for x in found)]
 
 
-def helped(record: Record | None) -> dict[tuple[int, tuple[str, bool]], Tried]:
-    """A bf16 step of 2.7B by context and remedy."""
-    return {
-        (context, remedy): at(record, context, "step", "bf16", SIZE, *remedy)
-        for context in (LONGEST, 4 * LONGEST)
-        for remedy in REMEDIES
-    }
-
-
-def largest(c: Tried) -> list[dict[str, Any]]:
+def largest(x: Line) -> list[dict[str, Any]]:
     """The groups of the largest allocations of a pass."""
-    groups = c.get("tenth", [])
+    groups = x["tenth"] if x else []
     return [group for group in groups if group["bytes"] == groups[0]["bytes"]]
-
-
-# Numbers in words ---------------------------------------------------------------------
-
-
-def two(value: float) -> str:
-    """GiB, to two decimals."""
-    return say(value / 2**30, "{:.2f}")
-
-
-def signed(value: float) -> str:
-    """A deviation: `+0.4 %`."""
-    return f"{100 * value:+.1f} %".replace("-0.0", "+0.0")
-
-
-def agreement(off: float) -> str:
-    """How measurement and prediction agree: "to the byte", "within 0.40 %"."""
-    return "to the byte" if off == 0 else say(100 * off, "within {:.2f} %")
