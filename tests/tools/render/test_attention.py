@@ -5,6 +5,7 @@ answers are known by hand.
 import re
 
 import pytest
+from tools.render.stems.attention.rows import at, shape
 
 from systems import ROOT
 from systems.formulas.costs import attention_peak_bytes
@@ -17,7 +18,6 @@ from tools.render.spanning import envelope
 from tools.render.stems import attention
 from tools.render.stems.attention import compiled as attention_compiled
 from tools.render.stems.attention import memory as attention_memory
-from tools.render.stems.attention.rows import at, shape
 
 MIB, GIB = 2**20, 2**30
 

@@ -4,11 +4,11 @@ from statistics import median
 
 import pytest
 from msgspec.structs import replace
+from tools.render.stems.flash_peers.rows import TEST
 
 from tests.factories import committed, make_record, make_row
 from tools.render.spanning import ladder
 from tools.render.stems.flash_ablation import BACKWARD, FORWARD, atomics_keep, ms
-from tools.render.stems.flash_peers.rows import TEST
 
 STEMS = ("flash_ablation", "flash_peers", "flash_leaderboard")
 

@@ -18,7 +18,7 @@ from systems.records.record import Record
 from tools.render.frame import Line, frame
 from tools.render.load import Found, ours, primary_gpu
 from tools.render.markdown import percent
-from tools.render.rows import MISSING, cell, data_sheet, say, span
+from tools.render.rows import MISSING, cell, data_sheet, say
 from tools.render.stems.end_to_end.rows import at
 from tools.render.stems.kernel_profile.rows import MATMULS, calls, total_ms, wall_ms
 from tools.render.stems.warmup import later, nth
@@ -103,7 +103,7 @@ def facts(found: Found) -> dict[str, dict[str, str]]:
         "end_to_end": step_facts(ours(found, "end_to_end")),
         "warmup": warmup_facts(ours(found, "warmup")),
         "mixed_precision": gain_facts(profile),
-        "attention": traffic_facts(attention) | dynamic_facts(attention, benchmark),
+        "attention": traffic_facts(attention),
         "flash_benchmarking": head_facts(benchmark),
         "model_attention": slot_facts(profile, ours(found, "model_attention")),
     }
@@ -216,25 +216,6 @@ def traffic_facts(record: Record | None) -> dict[str, str]:
         "traffic_floor_fused": say(compiled, "{:.1f} ms"),
         "over_floors": say(took / (compute + eager), "{:.1f}"),
         "expected_gain": say((compute + eager) / (compute + compiled), "{:.1f}"),
-    }
-
-
-# From here on one head of attention takes so long that nobody waits for the host.
-LONG = 8192
-
-
-def dynamic_facts(static: Record | None, dynamic: Record | None) -> dict[str, str]:
-    """Causal attention compiled for any length, over the same compiled for one: the
-    time of a head alone, over that of a head of a batch.
-    """
-    long = frame(dynamic, implementation="compiled").where(lambda x: x["n"] >= LONG)
-    compiled = frame(static, causal=True, execution="compiled")
-    found = long.join("one", compiled, on=("n", "d", "dtype"))
-    return {
-        f"dynamic_{of}": span(
-            x.ms(of) / (x["one"].ms(of) / x["one"].get("batch", 1)) for x in found
-        )
-        for of in ("forward", "backward")
     }
 
 

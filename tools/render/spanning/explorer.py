@@ -18,10 +18,11 @@ from systems.experiments import STEMS
 from systems.records.record import Record, Row
 from systems.records.summary import summarize
 from tools.render.editions import LABELS
+from tools.render.frame import Line
 from tools.render.load import Found
 from tools.render.markdown import device_label
-from tools.render.rows import PHASES, Cell, cell, say
-from tools.render.stems.flash_peers.rows import ratio
+from tools.render.rows import PHASES, say
+from tools.render.stems.flash_passes import kernel_ms, time_ratio
 
 TENSORS = ("o", "lse", "dq", "dk", "dv", "y", "dx", "dw")
 # The first columns are texts; `value` is a number or, for dtypes and the like, a text
@@ -128,12 +129,12 @@ def derived(record: Record, row: Row) -> Iterator[tuple[str, str, float]]:
     implementation = row.config.get("implementation")
     if record.stem != "flash_peers" or implementation == RIVAL:
         return
-    ours, cudnn = Cell(row), cell(record, **row.config | {"implementation": RIVAL})
+    beside = record.find(**row.config | {"implementation": RIVAL})
+    ours, cudnn = (Line.of(one) if one else Line() for one in (row, beside))
     names = {"forward": "forward", "backward": "backward"}
     for name, said in (names | {"both": METRICS["both_ms"]}).items():
-        if ours.kernel_ms(name) and cudnn.kernel_ms(name):
-            over = float(ratio(record, ours, name))
-            yield f"{said} over cuDNN", "ratio", over
+        if kernel_ms(ours, name) and kernel_ms(cudnn, name):
+            yield f"{said} over cuDNN", "ratio", time_ratio(ours, cudnn, name)
 
 
 def first_of(row: Row, keys: tuple[str, ...]) -> Any:

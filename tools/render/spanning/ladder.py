@@ -29,7 +29,7 @@ from tools.render.plots import (
     value,
     without_numbers,
 )
-from tools.render.rows import MISSING, cell, known, least, say
+from tools.render.rows import MISSING, known, least, say
 from tools.render.stems.flash_ablation import (
     BACKWARD,
     FORWARD,
@@ -39,8 +39,8 @@ from tools.render.stems.flash_ablation import (
     Step,
     ms,
 )
-from tools.render.stems.flash_leaderboard import FLOOR, SHAPE, limits_ms, rates_of
-from tools.render.stems.flash_peers.rows import TEST, ratio
+from tools.render.stems.flash_leaderboard import FLOOR, SHAPE, limits_ms
+from tools.render.stems.flash_peers import TEST, every_shape
 
 
 def fragments(found: Found) -> dict[str, str]:
@@ -77,13 +77,13 @@ def steps(record: Record | None, named: Mapping[str, Step]) -> Frame:
 def bound_ms(record: Record | None, of: str, job: str = FLOOR) -> float:
     """Return the least time of the matmuls of a pass: five for each score backward."""
     kernel = {"forward": "forward", "backward": "one_pass"}[of]
-    return limits_ms(rates_of(record), kernel, SHAPE)[job] if record else MISSING
+    return limits_ms(record, kernel, SHAPE)[job] if record else MISSING
 
 
 def of_cudnn(found: Found, record: Record | None, of: str) -> float:
     """Return the speed of the Hopper kernel over cuDNN's, interleaved at this shape."""
     peers = of_gpu(found, "flash_peers", record.device.slug) if record else None
-    return 1 / ratio(peers, cell(peers, implementation="ours", **TEST), of)
+    return 1 / every_shape(peers).one(**TEST)[f"{of} / sdpa_cudnn"]
 
 
 # Tables and figure --------------------------------------------------------------------

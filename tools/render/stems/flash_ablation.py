@@ -1,13 +1,11 @@
 """The steps of `flash_ablation`, and what its launchers' choices gained."""
 
-from statistics import median
 from typing import NamedTuple
 
 from systems.records.record import Record
-from tools.render.frame import texts
+from tools.render.frame import Frame, Line, frame, texts
 from tools.render.load import constant
-from tools.render.markdown import per_device, percent, table
-from tools.render.rows import cell, say
+from tools.render.markdown import per_device
 
 # What launches the steps' kernels, but not what times them.
 ABLATION = "systems.experiments.flash_ablation"
@@ -79,9 +77,10 @@ TOLD = [
         ("1.1: else each program splits all keys", "1.2: the same, for more products"),
     ),
 ]
-# So many calls at its end say how long a step takes once it has gone on for a while.
-LAST = 5
 PATH_OF_HOPPER: tuple[str, ...] = constant("flash_ablation", "HOPPER_STEPS")
+
+
+CAPTIONS = {"told.md": "**Each choice pays at the shape that it is for.**"}
 
 
 def fragments(records: list[Record]) -> dict[str, str]:
@@ -93,65 +92,50 @@ def fragments(records: list[Record]) -> dict[str, str]:
 
 def told(record: Record) -> str:
     """Each choice of the launchers, without and with it, in both passes."""
-    rows = []
-    for without, with_it, case, predictions in TOLD:
-        for of, predicted in zip(("forward", "backward"), predictions, strict=True):
-            pair = [f"{how}_{of}" for how in (without, with_it)]
-            if cell(record, step=pair[0]).row:
-                shown = (f"{ms(record, step):.3f}" for step in pair)
-                rows.append([case, of, predicted, *shown, f"{gain(record, *pair):.2f}"])
-    header = ["what", "pass", "predicted gain", "without, ms", "with, ms", "gain"]
-    return table(header, rows, left=3)
+    return (
+        Frame(
+            Line(
+                what=case,
+                of=of,
+                predicted=predicted,
+                without=f"{a}_{of}",
+                step=f"{b}_{of}",
+            )
+            for a, b, case, predictions in TOLD
+            for of, predicted in zip(("forward", "backward"), predictions, strict=True)
+        )
+        .where(lambda x: frame(record, step=x["without"]))
+        .table(
+            ("what", "what"),
+            ("pass", "of"),
+            ("predicted gain", "predicted"),
+            ("without, ms", lambda x: ms(record, x["without"]), "{:.3f}"),
+            ("with, ms", lambda x: ms(record, x["step"]), "{:.3f}"),
+            ("gain", lambda x: gain(record, x["without"], x["step"]), "{:.2f}"),
+            left=3,
+        )
+    )
 
 
 def ms(record: Record | None, step: str) -> float:
-    """The median GPU time. In a record from before it was measured, the second fastest
-    call by `do_bench`: steps did not alternate, and each began near the highest clock.
+    """Return the median GPU time. In a record from before it was measured, the second
+    fastest call by `do_bench`: steps did not alternate, and each began near the highest
+    clock.
     """
-    c = cell(record, step=step)
-    samples = sorted(c.get("time_ms", ()) or ())
-    return c.gpu_ms("time") or (samples[:2][-1] if samples else c.missing)
-
-
-def ms_at_the_end(record: Record | None, step: str) -> float:
-    """Of the calls that ended the step, once the clock has fallen where it falls; of
-    rounds that alternate, all.
-    """
-    c = cell(record, step=step)
-    samples = c.get("time_ms", ()) or ()
-    return c.gpu_ms("time") or (median(samples[-LAST:]) if samples else c.missing)
+    x = frame(record).one(step=step)
+    samples = sorted(x.samples("time"))
+    return x.cell.gpu_ms("time") or (samples[:2][-1] if samples else x.missing)
 
 
 def gain(record: Record | None, before: str, after: str) -> float:
-    """Time of one step over that of another, near the highest clock."""
+    """Return the speedup of one step over another."""
     return ms(record, before) / ms(record, after)
 
 
-def gain_at_the_end(record: Record | None, before: str, after: str) -> float:
-    """The same, once each step has gone on for a while."""
-    return ms_at_the_end(record, before) / ms_at_the_end(record, after)
-
-
 def facts(record: Record | None) -> dict[str, str]:
-    one_pass = ("two_passes_backward", "backward")
-    atomics = gain(record, "first_backward", "atomic_backward")
     gains = {
-        "one_pass_gain": gain(record, *one_pass),
-        "one_pass_gain_at_the_end": gain_at_the_end(record, *one_pass),
-        "atomic_over_first": atomics,
+        "one_pass_gain": gain(record, "two_passes_backward", "backward"),
+        "atomic_over_first": gain(record, "first_backward", "atomic_backward"),
         "plain_over_first": gain(record, "first_backward", "plain_backward"),
     }
-    return {"atomics_keep": say(atomics, atomics_keep), **texts("{:.2f}", gains)}
-
-
-def atomics_keep(gained: float) -> str:
-    """Of the time of two products in seven, if all time were products; to follow
-    "atomics".
-    """
-    kept = (1 - 1 / gained) / (2 / 7)
-    if kept < 0.05:
-        return "lose all that leaving out two products could save"
-    return (
-        f"keep {percent(kept)} of what leaving out two products would save if all time "
-        "were products"
-    )
+    return texts("{:.2f}", gains)

@@ -1,6 +1,7 @@
-"""Tables and facts of `flash_accuracy`: errors against float64, beside PyTorch's."""
+"""Tables, figure, facts and claims of `flash_accuracy`: errors against float64, over
+those of plain attention in the same dtype.
+"""
 
-from collections.abc import Iterable
 from math import erf, sqrt
 from statistics import geometric_mean
 from typing import Any
@@ -9,8 +10,9 @@ from matplotlib.figure import Figure
 
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
+from tools.render.frame import Frame, Line, frame, texts
 from tools.render.load import constant
-from tools.render.markdown import columns, per_device, table
+from tools.render.markdown import per_device
 from tools.render.plots import (
     ACCENT,
     DARK,
@@ -21,20 +23,12 @@ from tools.render.plots import (
     plain_log_scale,
     plot,
 )
-from tools.render.rows import (
-    MISSING,
-    Cell,
-    axis,
-    cell,
-    cells,
-    counted,
-    known,
-    most,
-    say,
-)
+from tools.render.rows import MISSING, counted, known, most, say
 
 RESULTS: tuple[str, ...] = constant("flash_accuracy", "RESULTS")
-DTYPES = ("fp32", "fp16", "bf16")
+GRADIENTS = ("dq", "dk", "dv")
+# The colour of each dtype in the figure.
+DTYPES = {"fp32": DARK, "fp16": GREY, "bf16": ACCENT}
 NAMES = {
     "triton": "ours, Triton",
     "hopper": "ours, for Hopper",
@@ -50,6 +44,7 @@ OURS = ("triton", "hopper")
 TWICE = (
     "what FlashAttention's own tests allow: a sum in tiles is rounded in more places."
 )
+LIMIT = 2
 # Of a significand, the leading one included.
 BITS = {"fp16": 11, "bf16": 8}
 # What the predictions are for.
@@ -58,12 +53,6 @@ TELLING = {"d": 64, "n": 4096, "causal": True}
 HEADS = 4
 # What is compared of an error.
 NORM, LARGEST = "relative_error", "largest_error"
-# As much as a kernel may err for each error of plain attention.
-LIMIT = 2
-
-
-# Tables and figures -----------------------------------------------------------------
-
 CAPTIONS = {
     "table.md": (
         "Error of each result against float64, at d = 64 and N = 4096 under the "
@@ -77,10 +66,50 @@ CAPTIONS = {
 }
 
 
-def fragments(records: list[Record]) -> dict[str, str]:
-    """Ours over plain attention's error, drawn and in a table; errors
-    at d = 64, N = 4096.
+# Columns ------------------------------------------------------------------------------
+
+
+def errors(record: Record | None) -> Frame:
+    """Return the rows, each beside that of plain attention on the same inputs."""
+    return frame(record).join("plain", implementation="plain")
+
+
+def over_plain(x: Line, of: str, by: str = NORM) -> float:
+    """Return the error of a result over plain attention's."""
+    return x.get(f"{of}_{by}") / (x["plain"].get(f"{of}_{by}") or MISSING)
+
+
+def ratios(
+    found: Frame,
+    name: str | tuple[str, ...],
+    dtype: str,
+    results: tuple[str, ...] = RESULTS,
+    by: str = NORM,
+) -> list[float]:
+    """Return `over_plain` of each result and configuration. lse counts in fp32 alone:
+    plain attention in 16 bits rounds it to 16 bits, which ours never do.
     """
+    judged = [of for of in results if of != "lse" or dtype == "fp32"]
+    rows = found.where(implementation=name, dtype=dtype)
+    return known(over_plain(x, of, by) for x in rows for of in judged)
+
+
+def compared(record: Record) -> Frame:
+    """Return a row for each implementation and dtype with its ratios."""
+    found = errors(record)
+    dtypes = dict.fromkeys(found.column("dtype"))
+    pairs = [(n, d) for n in NAMES for d in dtypes if n != "plain"]
+    return Frame(
+        Line(name=NAMES[n], dtype=d, over=over, largest=ratios(found, n, d, by=LARGEST))
+        for n, d in pairs
+        if (over := ratios(found, n, d))
+    )
+
+
+# Tables and figure --------------------------------------------------------------------
+
+
+def fragments(records: list[Record]) -> dict[str, str]:
     return {
         "figure.md": per_device(records, ratios_figure),
         "table.md": per_device(records, error_table),
@@ -89,99 +118,61 @@ def fragments(records: list[Record]) -> dict[str, str]:
 
 
 def error_table(record: Record) -> str:
-    return columns(
-        cells(record, **TELLING),
-        ("implementation", lambda c: NAMES[c.config["implementation"]]),
-        "dtype",
-        ("heads", lambda c: c.config.get("heads", HEADS)),
-        *((name, lambda c, name=name: error(c, name), "{:.1e}") for name in RESULTS),
-        left=2,
-        telling=is_telling,
+    return (
+        frame(record, **TELLING)
+        .derive(heads=lambda x: x.config.get("heads", HEADS))
+        .table(
+            ("implementation", lambda x: NAMES[x["implementation"]]),
+            ("dtype", "dtype"),
+            ("heads", "heads"),
+            *((of, lambda x, of=of: x.get(f"{of}_{NORM}"), "{:.1e}") for of in RESULTS),
+            left=2,
+            telling=is_telling,
+        )
     )
 
 
-def is_telling(c: Cell) -> bool:
-    """In bf16 everybody with few heads, and the kernels that run for many."""
-    few = c.config.get("heads", HEADS) == HEADS
-    return c.config["dtype"] == "bf16" and (
-        few or c.config["implementation"] == "hopper"
-    )
-
-
-def error(c: Cell, result: str, by: str = NORM) -> float:
-    return c.get(f"{result}_{by}")
-
-
-def ratios(
-    record: Record | None,
-    name: str,
-    dtype: str,
-    results: tuple[str, ...] = RESULTS,
-    by: str = NORM,
-) -> list[float]:
-    """Error of an implementation over that of plain attention in the same dtype, for
-    each result and configuration: of norms, or of the largest single ones.
-
-    lse counts in fp32 alone: plain attention in 16 bits rounds it to 16 bits, which
-    ours never do.
-    """
-    compared = [result for result in results if result != "lse" or dtype == "fp32"]
-    found = []
-    for c in cells(record, implementation=name, dtype=dtype):
-        plain = cell(record, **c.config | {"implementation": "plain"})
-        found += [
-            error(c, of, by) / (error(plain, of, by) or MISSING) for of in compared
-        ]
-    return known(found)
-
-
-def compared(record: Record) -> dict[tuple[str, str], list[float]]:
-    """`ratios` of each implementation and dtype that has some."""
-    found = {
-        (name, dtype): ratios(record, name, dtype)
-        for name in NAMES
-        for dtype in axis(record, "dtype")
-        if name != "plain"
-    }
-    return {place: over for place, over in found.items() if over}
+def is_telling(x: Line) -> bool:
+    """In bf16 all with few heads, and the kernels that run for many."""
+    few = x["heads"] == HEADS
+    return x["dtype"] == "bf16" and (few or x["implementation"] == "hopper")
 
 
 def ratio_table(record: Record) -> str:
-    header = ["implementation", "dtype", "least", "geometric mean", "most"]
-    header += ["results compared", "most, largest error"]
-    rows = []
-    for (name, dtype), found in compared(record).items():
-        shown = (min(found), geometric_mean(found), max(found))
-        numbers = [f"{ratio:.2f}" for ratio in shown]
-        single = say(most(ratios(record, name, dtype, by=LARGEST)), "{:.2f}")
-        rows.append([NAMES[name], dtype, *numbers, str(len(found)), single])
-    in_bf16 = [dtype == "bf16" for _, dtype in compared(record)]
-    return table(header, rows, left=2, telling=in_bf16)
+    return compared(record).table(
+        ("implementation", "name"),
+        ("dtype", "dtype"),
+        ("least", lambda x: min(x["over"]), "{:.2f}"),
+        ("geometric mean", lambda x: geometric_mean(x["over"]), "{:.2f}"),
+        ("most", lambda x: max(x["over"]), "{:.2f}"),
+        ("results compared", lambda x: len(x["over"])),
+        ("most, largest error", lambda x: say(most(x["largest"]), "{:.2f}")),
+        left=2,
+        telling=lambda x: x["dtype"] == "bf16",
+    )
 
 
 def ratios_figure(record: Record) -> str:
     """From the least to the most of each implementation, by dtype."""
     found = compared(record)
-    names = [name for name in NAMES if any(name == of for of, _ in found)]
-    looks = {"fp32": DARK, "fp16": GREY, "bf16": ACCENT}
+    names = list(dict.fromkeys(found.column("name")))
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        for i, dtype in enumerate(looks):
-            for (name, of), over in found.items():
-                if of == dtype:
-                    y = names.index(name) + 0.22 * (i - 1)
-                    ends = [min(over), max(over)]
-                    style: dict[str, Any] = {"color": looks[dtype], "label": "_"}
-                    axes.plot(ends, [y, y], lw=3, solid_capstyle="butt", **style)
-                    axes.plot([geometric_mean(over)], [y], "o", ms=6, **style)
+        for i, (dtype, color) in enumerate(DTYPES.items()):
+            for x in found.where(dtype=dtype):
+                y = names.index(x["name"]) + 0.22 * (i - 1)
+                style: dict[str, Any] = {"color": color, "label": "_"}
+                ends = [min(x["over"]), max(x["over"])]
+                axes.plot(ends, [y, y], lw=3, solid_capstyle="butt", **style)
+                axes.plot([geometric_mean(x["over"])], [y], "o", ms=6, **style)
         axes.axvline(1, color=INK, lw=1)
-        bars(axes, [NAMES[name] for name in names])
+        bars(axes, names)
         plain_log_scale(axes.xaxis)
         axes.set_title("error over plain attention's")
-        key(figure, looks)
+        key(figure, DTYPES)
 
-    worst = {dtype: most(ratios(record, "triton", dtype)) for dtype in DTYPES}
+    worst = {d: most(ratios(errors(record), "triton", d)) for d in DTYPES}
     told = ", ".join(f"{say(of, '{:.2f}')} in {dtype}" for dtype, of in worst.items())
     return plot(
         record,
@@ -199,8 +190,9 @@ def ratios_figure(record: Record) -> str:
 
 
 def rounding(bits: int) -> float:
-    """The relative error, norm over norm, of normal numbers that are rounded once to so
-    many significant bits: a spacing over the root of 12, in each power of two.
+    """Return the relative error, norm over norm, of normal numbers that are rounded
+    once to so many significant bits: a spacing over the root of 12, in each power of
+    two.
     """
 
     def within(x: float) -> float:
@@ -218,62 +210,50 @@ def facts(record: Record | None) -> dict[str, str]:
     """The worst error of ours over plain attention's, by dtype; and what roundings
     predict.
     """
-    worst = {dtype: most(ratios(record, "triton", dtype)) for dtype in DTYPES}
-    without_lse = most(ratios(record, "triton", "fp32", ("o", "dq", "dk", "dv")))
-    hopper = {f"hopper_{d}": most(ratios(record, "hopper", d)) for d in BITS}
-    named = worst | {"fp32_without_lse": without_lse} | hopper
-    named["bf16_forward"] = most(ratios(record, "triton", "bf16", ("o",)))
-    named["sdpa_efficient_fp32"] = most(ratios(record, "sdpa_efficient", "fp32"))
-    for dtype in DTYPES:
-        named[f"{dtype}_largest"] = most(ratios(record, "triton", dtype, by=LARGEST))
-    for dtype in BITS:
-        of_hopper = most(ratios(record, "hopper", dtype, by=LARGEST))
-        named[f"hopper_{dtype}_largest"] = of_hopper
-    found = {f"worst_{name}": say(ratio, "{:.2f}") for name, ratio in named.items()}
-    found["calls_compared"] = str(constant("flash_accuracy", "CALLS"))
-    for name in OURS:
-        calls, same = repeated(record, name)
-        found |= {f"calls_{name}": say(calls, "{:,}"), f"same_{name}": say(same)}
-    for dtype, bits in BITS.items():
-        once = rounding(bits)
-        found[f"once_{dtype}"] = f"{once:.5f}"
-        found[f"twice_{dtype}"] = f"{sqrt(2) * once:.5f}"
+    found = errors(record)
+    worst = {d: most(ratios(found, "triton", d)) for d in DTYPES}
+    for d in DTYPES:
+        worst[f"{d}_largest"] = most(ratios(found, "triton", d, by=LARGEST))
+    worst["bf16_forward"] = most(ratios(found, "triton", "bf16", ("o",)))
+    rounded = {f"once_{d}": rounding(bits) for d, bits in BITS.items()}
+    rounded |= {f"twice_{d}": sqrt(2) * rounding(bits) for d, bits in BITS.items()}
+    for d in BITS:
         for name in ("sdpa_math", "triton", "plain"):
-            c = cell(record, implementation=name, dtype=dtype, **TELLING)
-            found[f"{name}_{dtype}"] = say(error(c, "o"), "{:.5f}")
-    return found
+            x = frame(record).one(implementation=name, dtype=d, **TELLING)
+            rounded[f"{name}_{d}"] = x.get(f"o_{NORM}")
+    return {
+        **texts("{:.2f}", {f"worst_{name}": ratio for name, ratio in worst.items()}),
+        **texts("{:.5f}", rounded),
+        "calls_compared": str(constant("flash_accuracy", "CALLS")),
+        "same_ours": say(counted(x["differing_calls"] == 0 for x in repeated(record))),
+    }
 
 
-def repeated(record: Record | None, name: str) -> tuple[Any, Any]:
-    """How many calls were compared with a first one, and how many configurations gave
-    the same bits in all of theirs.
-    """
-    judged = [c for c in cells(record, implementation=name) if "calls" in c.metrics]
-    calls = sum(c["calls"] for c in judged) or MISSING
-    return calls, counted(c["differing_calls"] == 0 for c in judged)
+def repeated(record: Record | None) -> Frame:
+    """Our kernels' rows in which calls were compared with a first one."""
+    return frame(record, implementation=OURS).where(lambda x: "calls" in x.cell.metrics)
 
 
 # Claims -------------------------------------------------------------------------------
 
 
-def errs_little(
-    record: Record, *results: str, name: str = "triton", dtypes: Iterable[str] = DTYPES
-) -> Judgement:
-    """By norms and by the largest single errors."""
-    worst, told = [], []
-    for by, words in ((NORM, "norms"), (LARGEST, "the largest single errors")):
-        found = {d: most(ratios(record, name, d, results, by)) for d in dtypes}
-        ratio_of = ", ".join(f"{dtype} {ratio:.2f}" for dtype, ratio in found.items())
-        told.append(f"of {words} {ratio_of}")
-        worst += found.values()
-    said = f"Largest ratios: {'; '.join(told)}."
-    return all(worst) and (max(worst) <= LIMIT, said)
+def errs_little(record: Record, *results: str) -> Judgement:
+    """By norms and by the largest single errors, of Triton's and Hopper's kernels."""
+    found, worst, told = errors(record), [], []
+    for name in OURS:
+        for by, words in ((NORM, "norms"), (LARGEST, "the largest single errors")):
+            every = {d: most(ratios(found, name, d, results, by)) for d in DTYPES}
+            every = {d: ratio for d, ratio in every.items() if known([ratio])}
+            text = ", ".join(f"{d} {ratio:.2f}" for d, ratio in every.items())
+            told.append(f"{NAMES[name]}, of {words}: {text}")
+            worst += every.values()
+    return worst and (max(worst) <= LIMIT, f"Largest ratios: {'; '.join(told)}.")
 
 
 @claim(
     "flash_forward",
-    "The Triton forward pass errs at most twice as much as plain attention in the same "
-    "dtype, over every configuration.",
+    "The forward passes of our kernels err at most twice as much as plain attention in "
+    "the same dtype, over every configuration.",
     because=TWICE,
 )
 def forward_accurate(record: Record) -> Judgement:
@@ -282,33 +262,12 @@ def forward_accurate(record: Record) -> Judgement:
 
 @claim(
     "flash_backward",
-    "The gradients of the Triton kernels err at most twice as much as those of plain "
+    "The gradients of our kernels err at most twice as much as those of plain "
     "attention in the same dtype, over every configuration.",
     because=TWICE,
 )
 def backward_accurate(record: Record) -> Judgement:
-    return errs_little(record, "dq", "dk", "dv")
-
-
-@claim(
-    "flash_forward",
-    "The forward pass for Hopper errs at most twice as much as plain attention in the "
-    "same dtype, over every configuration.",
-    because=TWICE,
-)
-def hopper_forward_accurate(record: Record) -> Judgement:
-    return errs_little(record, "o", name="hopper", dtypes=BITS)
-
-
-@claim(
-    "flash_backward",
-    "The gradients of the kernels for Hopper, in one pass and in two, err at most "
-    "twice as much as those of plain attention in the same dtype, over every "
-    "configuration.",
-    because=TWICE,
-)
-def hopper_backward_accurate(record: Record) -> Judgement:
-    return errs_little(record, "dq", "dk", "dv", name="hopper", dtypes=BITS)
+    return errs_little(record, *GRADIENTS)
 
 
 @claim(
@@ -317,13 +276,7 @@ def hopper_backward_accurate(record: Record) -> Judgement:
     "configuration.",
 )
 def same_bits(record: Record) -> Judgement:
-    found = [
-        c
-        for name in OURS
-        for c in cells(record, implementation=name)
-        if "calls" in c.metrics
-    ]
-    calls = sum(c["calls"] for c in found)
-    differing = sum(c["differing_calls"] for c in found)
+    found = repeated(record)
+    calls, differing = (sum(found.column(c)) for c in ("calls", "differing_calls"))
     told = f"{differing} of {calls:,} calls differ, over {len(found)} configurations."
     return (differing == 0, told) if found else None

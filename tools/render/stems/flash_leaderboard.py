@@ -2,7 +2,7 @@
 kernels.
 """
 
-from typing import NamedTuple
+from typing import Any
 
 from systems.formulas.chips import chip_of
 from systems.formulas.costs import KERNELS, attention_flops, count_scores, find_peak
@@ -11,7 +11,7 @@ from systems.records.summary import summarize
 from tools.render.frame import Frame, Line, frame, texts
 from tools.render.markdown import milliseconds, per_device, percent
 from tools.render.rows import MISSING, measured
-from tools.render.stems.flash_passes import TFLOPS, peak_flops
+from tools.render.stems.flash_passes import peak_tflops
 
 NAMES = {
     "ours": "this guide, Hopper",
@@ -49,17 +49,6 @@ CAPTIONS = {
 }
 
 
-class Rates(NamedTuple):
-    """Per second: FLOPs and exponentials at the highest clock, bytes by the data sheet,
-    bytes added to memory as measured.
-    """
-
-    products: float
-    bytes: float
-    exponentials: float
-    additions: float
-
-
 # Columns ------------------------------------------------------------------------------
 
 
@@ -72,37 +61,27 @@ def role_of(kernel: str) -> str:
     return next((role for role in ROLES if role in kernel), "rest")
 
 
-def roles_ms(x: Line) -> dict[str, float]:
-    """Return the median time of one call by role."""
-    found: dict[str, float] = {}
-    for kernel in x.get("kernels", []) if x else []:
-        role, ms = role_of(kernel["name"]), summarize(kernel["time_ms"]).median
-        found[role] = found.get(role, 0.0) + ms
-    return found
-
-
-def rates_of(record: Record) -> Rates:
-    """Return the rates of this GPU at the highest clock of its maker or record."""
+def rates_of(record: Record) -> dict[str, float]:
+    """Return how much this GPU does per second: FLOPs and exponentials at the highest
+    clock of its maker or record, bytes by the data sheet, bytes added to memory as
+    measured.
+    """
     peak, chip = find_peak(record.device.slug), chip_of(record.device.slug)
     if not (peak and chip):
-        return Rates(*[MISSING] * 4)
+        return dict.fromkeys(LIMITS, MISSING)
     seen = 1e6 * max(record.device.sm_clocks_mhz, default=0)
     clocks = chip.sms * max(seen, chip.clock)
-    return Rates(
-        clocks * chip.bf16_flops_per_clock,
-        peak.bandwidth,
-        clocks * chip.exponentials_per_clock,
-        additions_per_s(record),
-    )
-
-
-def additions_per_s(record: Record | None) -> float:
-    """Return bytes per second that all copy engines add to memory; only on Hopper."""
     top = frame(record).one(implementation="ceiling")
-    return top.get("added_bytes") / (top.get("addition_ms") / 1e3)
+    return {
+        "products": clocks * chip.bf16_flops_per_clock,
+        "exponentials": clocks * chip.exponentials_per_clock,
+        "bytes": peak.bandwidth,
+        # By all copy engines; only on Hopper.
+        "additions": top.get("added_bytes") / (top.get("addition_ms") / 1e3),
+    }
 
 
-def limits_ms(rates: Rates, role: str, shape: dict[str, int]) -> dict[str, float]:
+def limits_ms(record: Record, role: str, shape: dict[str, Any]) -> dict[str, float]:
     """Return how long a kernel takes at least for each of its jobs."""
     work, d = KERNELS[role], shape["d"]
     rows = shape["heads"] * shape["n"]
@@ -114,19 +93,23 @@ def limits_ms(rates: Rates, role: str, shape: dict[str, int]) -> dict[str, float
         "exponentials": work.exponentials * entries,
         "additions": shares * d * SINGLE,
     }
-    return {name: 1e3 * n / getattr(rates, name) for name, n in needed.items() if n}
+    rates = rates_of(record)
+    return {name: 1e3 * n / rates[name] for name, n in needed.items() if n}
 
 
 def kernels(record: Record | None) -> Frame:
-    """Return the kernels of one call in their order, each with its lower bounds."""
+    """Return the kernels of one call in their order, each with its median time and its
+    lower bounds.
+    """
     ours = frame(record).one(implementation="ours")
-    times = roles_ms(ours)
-    found = Frame(Line(role=role, ms=times[role]) for role in ROLES if role in times)
+    times = dict.fromkeys(ROLES, 0.0)
+    for kernel in ours.get("kernels", []) if ours else []:
+        times[role_of(kernel["name"])] += summarize(kernel["time_ms"]).median
+    found = Frame(Line(role=role, ms=ms) for role, ms in times.items() if ms)
     for x in found:
         x |= dict.fromkeys(LIMITS, "")
         if record and x["role"] in KERNELS:
-            shape = {key: ours[key] for key in SHAPE}
-            x |= limits_ms(rates_of(record), x["role"], shape)
+            x |= limits_ms(record, x["role"], {key: ours[key] for key in SHAPE})
     return found.derive(
         share=lambda x: x["ms"] / sum(times.values()),
         over_floor=lambda x: x["ms"] / x[FLOOR] if x[FLOOR] != "" else "",
@@ -146,22 +129,27 @@ def fragments(records: list[Record]) -> dict[str, str]:
     }
 
 
-def test_rate(x: Line) -> float:
-    """Return FLOP/s of the test, counting the FLOPs that attention needs."""
-    if not x:
-        return x.missing
-    shape = {key: x[key] for key in SHAPE}
-    return attention_flops("both", batch=1, causal=True, **shape) / (x["both_ms"] / 1e3)
-
-
 def test_table(record: Record) -> str:
-    found = frame(record).arrange(implementation=NAMES)
+    found = (
+        frame(record)
+        .arrange(implementation=NAMES)
+        .derive(
+            # Counting the FLOPs that attention needs.
+            tflops=lambda x: (
+                attention_flops(
+                    "both", batch=1, causal=True, **{k: x[k] for k in SHAPE}
+                )
+                / (x["both_ms"] * 1e9)
+            ),
+            peak=lambda x: x["tflops"] / peak_tflops(record, "bf16"),
+        )
+    )
     return found.table(
         ("implementation", lambda x: NAMES[x["implementation"]]),
         ("median, ms", "both_ms", milliseconds),
         ("GPU, ms", lambda x: x.cell.gpu_ms("both") or "", milliseconds),
-        ("TFLOP/s", lambda x: test_rate(x) / TFLOPS, "{:.0f}"),
-        ("share of peak", lambda x: test_rate(x) / peak_flops(record, "bf16"), percent),
+        ("TFLOP/s", "tflops", "{:.0f}"),
+        ("share of peak", "peak", percent),
     )
 
 

@@ -4,8 +4,6 @@ in the model's slot.
 
 from matplotlib.figure import Figure
 
-from systems.formulas.memory_costs import Pass
-from systems.formulas.memory_peak import peak
 from systems.records.record import PHASES, Record
 from tools.render.frame import Frame, Line, frame, texts
 from tools.render.markdown import gib, milliseconds, per_device
@@ -47,11 +45,6 @@ def gpu_ms(x: Line) -> float:
     return x.get("step_gpu_ms") or (x.ms(*graphs) if graphs else x.missing)
 
 
-def predicted_bytes(size: str, context: int, attention: str) -> int:
-    """The peak of a step by formula."""
-    return sum(peak(Pass(size, context, "step", "bf16", attention)).values())
-
-
 # Tables and figures -------------------------------------------------------------------
 
 
@@ -59,7 +52,6 @@ def fragments(records: list[Record]) -> dict[str, str]:
     return {
         "figure.md": per_device(records, contexts_figure),
         "table.md": per_device(records, steps_table),
-        "predicted.md": per_device(records, predicted_table),
     }
 
 
@@ -74,28 +66,9 @@ def steps_table(record: Record) -> str:
     )
 
 
-def predicted_table(record: Record) -> str:
-    shown = [
-        column
-        for a in ("eager", "flash")
-        for column in (
-            (
-                f"{NAMES[a]}, predicted, GiB",
-                lambda x, a=a: predicted_bytes(x["size"], x["context"], a),
-                gib,
-            ),
-            ("measured", f"{a}.peak", gib),
-        )
-    ]
-    named = steps(record).where(lambda x: (x["size"], x["context"]) in NAMED)
-    return named.table("size", "context", *shown)
-
-
 def contexts_figure(record: Record) -> str:
     """Nothing where no step of `small` ran."""
-    tried = frame(record, size="small").derive(
-        gib=lambda x: x.get(PEAK) / 2**30,
-    )
+    tried = frame(record, size="small").derive(gib=lambda x: x.get(PEAK) / 2**30)
     ran = {name: tried.where(bool, attention=name) for name in NAMES}
     ends = {name: found[-1] for name, found in ran.items() if found}
     if not ends:

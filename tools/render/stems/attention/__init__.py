@@ -1,17 +1,16 @@
-"""Tables, figures and facts of `attention`: time and memory of plain attention over d
-and N.
-
-Two pages include them. `memory` builds what is about memory, `compiled` what compares
-eager with compiled.
+"""Tables, figures, facts and claims of `attention`: time and memory of plain attention
+over d and N. `compiled` compares eager with compiled, for another page.
 """
 
-from collections.abc import Iterable
+from bisect import bisect_left
 
 from matplotlib.figure import Figure
 
+from systems.formulas.costs import attention_peak_bytes, attention_saved_bytes
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.markdown import columns, per_device
+from tools.render.frame import Frame, Line, frame, texts
+from tools.render.markdown import at_most, gib, milliseconds, per_device, table
 from tools.render.plots import (
     ACCENT,
     DARK,
@@ -21,45 +20,42 @@ from tools.render.plots import (
     plot,
     power_of_two_axis,
 )
-from tools.render.rows import Cell, axis, measured, say
-from tools.render.stems.attention import compiled, memory
-from tools.render.stems.attention.compiled import (  # noqa: F401
-    compiled_attention_faster,
-)
-from tools.render.stems.attention.memory import two_matrices_saved  # noqa: F401
-from tools.render.stems.attention.rows import (
-    BEFORE_BACKWARD,
+from tools.render.rows import MISSING, measured, most, say
+from tools.render.stems.attention import compiled
+from tools.render.stems.attention.columns import (
+    BATCH,
     EXECUTIONS,
     LONGEST,
     PASSES,
-    PEAK,
+    PLAIN,
     WIDTH,
-    Tried,
-    at,
     gib3,
     lengths,
-    variants,
+    one,
+    passes,
+    peak_bytes,
+    predicted_bytes,
+    shape,
+    values,
+)
+from tools.render.stems.attention.compiled import (  # noqa: F401
+    compiled_attention_faster,
 )
 
+# From here on what grows with N² hides everything else.
+LONG = 4096
+# Lengths that are shown first: one where a pass is launch-bound, and the longest.
+TELLING = (256, LONGEST)
 CAPTIONS = {
     "table.md": (
         "Plain attention in fp32 without a mask: time of each pass, what is held "
         "before backward, and the peak."
     ),
-    "variants.md": (
-        "Plain attention at d = 64: at N = 16384 a mask costs time and a little "
-        "memory, and bf16 about halves both; at N = 256 times are those of launches."
-    ),
-    "saved.md": (
-        "What autograd keeps of one forward pass at N = 4096 under the causal mask."
-    ),
+    "variants.md": "Plain attention at d = 64, by dtype and mask.",
     "accounting.md": (
         "What would be alive at the peak of the first pass that does not fit."
     ),
-    "compiled.md": "Attention in fp32 without a mask, eager and compiled.",
-    "speedup-table.md": "Eager time over compiled time, both passes together: by the "
-    "median of their sums, so where the host decides it can lie outside both ratios.",
-    "kernels.md": "The kernels of each pass, before compiling and after.",
+    **compiled.CAPTIONS,
 }
 
 
@@ -68,85 +64,133 @@ def fragments(records: list[Record]) -> dict[str, str]:
     ours = measured(records)
     return {
         "table.md": per_device(records, grid_table),
-        "variants.md": per_device(ours, lambda r: variants_table(r, TELLING)),
-        "variants-all.md": per_device(ours, lambda r: variants_table(r, lengths(r))),
+        "variants.md": per_device(ours, variants_table),
         "times.md": per_device(ours, times_figure),
-        **memory.fragments(ours),
+        "memory.md": per_device(ours, memory_figure),
+        "accounting.md": per_device(ours, accounting),
         **compiled.fragments(records),
     }
 
 
 # Tables -------------------------------------------------------------------------------
 
-LENGTH = ("N", lambda c: c.config["n"])
-MASK = ("causal mask", lambda c: c.config["causal"])
 MEMORY = (
-    ("memory before backward, GiB", lambda c: c.get(BEFORE_BACKWARD), gib3),
-    ("peak, GiB", lambda c: c.get(PEAK), gib3),
+    ("memory before backward, GiB", lambda x: x.get("before_backward_bytes"), gib3),
+    ("peak, GiB", "peak", gib3),
 )
-TIMES = [(f"{p}, ms", lambda c, p=p: c.mean_std(p)) for p in PASSES]
 
 
 def grid_table(record: Record) -> str:
     """The assignment's 20 cells: fp32, no mask, eager; those of others as they report
     them.
     """
-    found = [at(record, n, d) for d in axis(record, "d") for n in lengths(record)]
-    found = [c for c in found if c.row]
-    times = TIMES
+    found = passes(record).where(execution="eager", **PLAIN)
+    times = [(f"{of}, ms", f"{of} ±") for of in PASSES]
     if record.kind == "reported":
-        times = [(f"{p}, ms", lambda c, p=p: reported_ms(c, p)) for p in PASSES]
-    shown = ("d", LENGTH, *times, *MEMORY)
-    return columns(found, *shown, left=0, telling=lambda c: c.config["d"] == WIDTH)
+        times = [(f"{of}, ms", lambda x, of=of: reported_ms(x, of)) for of in PASSES]
+    gpu = [
+        (f"{of}, GPU, ms", lambda x, of=of: x.get(f"{of}_gpu_ms"), milliseconds)
+        for of in PASSES
+        if any(x.get(f"{of}_gpu_ms", 0) for x in found)
+    ]
+    shown = ("d", ("N", "n"), *times, *gpu, *MEMORY)
+    return found.table(*shown, telling=lambda x: x["d"] == WIDTH)
 
 
-def reported_ms(c: Cell, name: str) -> str:
-    deviation = c.get(f"{name}_std_ms", None)
-    mean = f"{c[f'{name}_mean_ms']:.2f}"
+def reported_ms(x: Line, of: str) -> str:
+    deviation = x.get(f"{of}_std_ms", None)
+    mean = f"{x[f'{of}_mean_ms']:.2f}"
     return mean if deviation is None else f"{mean} ± {deviation:.2f}"
 
 
-# Lengths that are shown first: one where a pass costs its launches, and the longest.
-TELLING = (256, LONGEST)
-
-
-def variants_table(record: Record, ns: Iterable[int]) -> str:
+def variants_table(record: Record) -> str:
     """Both dtypes, with and without a mask, at one width."""
-    found = [at(record, n, WIDTH, *v) for v in variants(record) for n in ns]
-    shown = filter(lambda c: c.row, found)
-    return columns(shown, "dtype", MASK, LENGTH, *TIMES, *MEMORY, left=2)
+    found = passes(record).where(d=WIDTH, execution="eager", n=TELLING)
+    return found.arrange(
+        dtype=values(frame(record), "dtype"), causal=(False, True)
+    ).table(
+        "dtype",
+        ("causal mask", "causal"),
+        ("N", "n"),
+        *((f"{of}, ms", f"{of} ±") for of in PASSES),
+        *MEMORY,
+        left=2,
+    )
 
 
-# Figure -------------------------------------------------------------------------------
-
-
-def growth(record: Record | None, name: str) -> float:
-    """Eager time at the longest length of the grid over that at half of it: 4 where it
-    grows with N².
+def accounting(record: Record) -> str:
+    """Every matrix at the peak of the first configuration that does not fit, what is
+    left, and what came of trying.
     """
-    return at(record, LONGEST).ms(name) / at(record, LONGEST // 2).ms(name)
+    n = accounted_length(record)
+    parts = attention_peak_bytes(**shape(n))
+    large = {name: size for name, size in parts.items() if "(b, n, n)" in name}
+    rest = sum(parts.values()) - sum(large.values())
+    whole = {
+        "everything that is no matrix of scores": rest,
+        f"all, N = {n}, d = {WIDTH}, b = {BATCH}, fp32": sum(parts.values()),
+    }
+    rows = [[name, gib3(size)] for name, size in (large | whole).items()]
+    tried = "; ".join(f"{e} {outcome(record, n, e)}" for e in EXECUTIONS)
+    memory = record.device.memory_bytes
+    holds = f" This GPU has {gib(memory)} GiB." if memory else ""
+    listed = table(["tensor at the peak", "GiB"], rows)
+    return f"{listed}\n\nTried at N = {n}: {tried}.{holds}"
+
+
+def accounted_length(record: Record) -> int:
+    """The shortest measured length that ran out of memory; where none did, the first
+    doubled one that must.
+    """
+    found = frame(record, d=WIDTH, execution="eager", **PLAIN)
+    out = [x["n"] for x in found if x.why == "out of memory"]
+    n = min(out, default=LONGEST)
+    while not out and peak_bytes(n) <= (record.device.memory_bytes or 0):
+        n *= 2
+    return n
+
+
+def shortest_out(memory_bytes: float) -> int:
+    """The first length whose predicted peak exceeds this memory, all of it: without the
+    CUDA context and the workspace of the matrix library.
+    """
+    every = range(1, 2**24)
+    return every[bisect_left(every, True, key=lambda n: peak_bytes(n) > memory_bytes)]
+
+
+def outcome(record: Record | None, n: int, execution: str) -> str:
+    """What a run at this length came to, in words that follow the name of an
+    execution.
+    """
+    x = one(frame(record), n, e=execution)
+    if x:
+        peak = x.get("peak_allocated_bytes", 0)
+        return f"ran with a peak of {gib(peak)} GiB" if peak else "ran"
+    return x.why.replace("out of", "ran out of") or "was not measured"
+
+
+# Figures ------------------------------------------------------------------------------
 
 
 def times_figure(record: Record) -> str:
-    if not (ns := lengths(record)):
+    found = passes(record)
+    if not (ns := lengths(found)):
         return ""
 
     def draw(figure: Figure) -> None:
-        for axes, name in zip(panels(figure, 2, sharey=True), PASSES, strict=True):
-            eager, compiled = (
-                [at(record, n, execution=e).ms(name) for n in ns] for e in EXECUTIONS
-            )
-            line(axes, ns, compiled, label="compiled")
+        for axes, of in zip(panels(figure, 2, sharey=True), PASSES, strict=True):
+            eager, fused = ([one(found, n, e=e).ms(of) for n in ns] for e in EXECUTIONS)
+            line(axes, ns, fused, label="compiled")
             line(axes, ns, eager, label="eager", color=ACCENT)
             grown = [eager[-1] * (n / ns[-1]) ** 2 for n in ns[2:]]
             look = {"marker": "", "ls": (0, (1, 2)), "color": DARK, "linewidth": 1}
             line(axes, ns[2:], [t / 4 for t in grown], label="slope of N²", **look)
             plain_log_scale(axes.yaxis, subs=(1,))
             power_of_two_axis(axes.xaxis, ns, "sequence length N")
-            axes.set_title(f"{name} pass, ms")
+            axes.set_title(f"{of} pass, ms")
 
-    factors = {name: growth(record, name) for name in PASSES}
-    grown = [f"{factor:.2f} {name}" for name, factor in factors.items() if factor]
+    factors = {of: growth(found, of) for of in PASSES}
+    grown = [f"{factor:.2f} {of}" for of, factor in factors.items() if factor]
     return plot(
         record,
         "times",
@@ -162,24 +206,108 @@ def times_figure(record: Record) -> str:
     )
 
 
-# Facts --------------------------------------------------------------------------------
+def growth(found: Frame, of: str) -> float:
+    """Eager time at the longest length of the grid over that at half of it: 4 where it
+    grows with N².
+    """
+    return one(found).ms(of) / one(found, LONGEST // 2).ms(of)
+
+
+def memory_figure(record: Record) -> str:
+    found = passes(record)
+    ns = lengths(found)
+    curves = {
+        "peak": ("peak", attention_peak_bytes),
+        "kept for the backward pass": ("kept", attention_saved_bytes),
+    }
+
+    def draw(figure: Figure) -> None:
+        shown = zip(panels(figure, 2, sharey=True), curves.items(), strict=True)
+        for axes, (name, (column, formula)) in shown:
+            predicted = [sum(formula(**shape(n)).values()) / 2**30 for n in ns]
+            thin = {"marker": "", "color": DARK, "linewidth": 1}
+            line(axes, ns, predicted, label="predicted, eager", **thin)
+            for e, look in (("compiled", {}), ("eager", {"color": ACCENT})):
+                ys = [one(found, n, e=e)[column] / 2**30 for n in ns]
+                line(axes, ns, ys, label=e, ls="none", **look)
+            plain_log_scale(axes.yaxis, subs=(1,))
+            power_of_two_axis(axes.xaxis, ns, "sequence length N")
+            axes.set_title(f"{name}, GiB")
+
+    told = say(largest_error(record), at_most)
+    return plot(
+        record,
+        "memory",
+        draw,
+        f"Kept memory grows with N² and differs from its prediction by {told} from "
+        f"N = {LONG:,} on.",
+        f"fp32, d = {WIDTH}, no mask. Points: measured; lines: predicted by formula.",
+        narrow=520,
+    )
+
+
+def largest_error(record: Record | None) -> float:
+    """Largest |measured / predicted - 1| over all rows of long sequences."""
+    found = passes(record).where(lambda x: x["n"] >= LONG)
+    return most(abs(x["kept"] / predicted_bytes(x) - 1) for x in found)
+
+
+# Facts and claims ---------------------------------------------------------------------
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Times at one width and the longest length, and how they grow; what memory and
-    compiling have to say.
+    """Times at one width and the longest length, and how they grow; bytes per N²,
+    predicted and measured, and the configuration that does not fit.
     """
-    longest: Tried = at(record, LONGEST)
-    narrow, wide = (at(record, LONGEST, d).ms("forward") for d in (16, 128))
+    found = passes(record)
+    longest = one(found)
+    narrow, wide = (one(found, d=d).ms("forward") for d in (16, 128))
+    memory = (record.device.memory_bytes if record else None) or MISSING
+    n = accounted_length(record) if record and memory else 0
+    kept = {e: one(found, e=e)["kept"] for e in EXECUTIONS}
     return {
-        **{name: say(longest.ms(name), "{:.1f} ms") for name in PASSES},
-        "forward_16": say(narrow, "{:.1f} ms"),
-        "forward_128": say(wide, "{:.1f} ms"),
+        **texts(
+            "{:.1f} ms",
+            {
+                **{of: longest.ms(of) for of in PASSES},
+                "forward_16": narrow,
+                "forward_128": wide,
+            },
+        ),
         "wide_over_narrow": say(wide / narrow, "{:.1f}"),
-        **{f"growth_{p}": say(growth(record, p), "{:.2f}") for p in PASSES},
-        **memory.facts(record),
+        **texts("{:.2f}", {f"growth_{of}": growth(found, of) for of in PASSES}),
+        **texts(
+            lambda value: f"{gib(value)} GiB",
+            {
+                "one_matrix": BATCH * LONGEST**2 * 4,
+                "kept": kept["eager"],
+                "gpu_memory": memory,
+                "tried_need": peak_bytes(n) if n else MISSING,
+            },
+        ),
+        **{f"per_square_{e}": say(kept[e] / LONGEST**2, "{:.1f}") for e in EXECUTIONS},
+        "prediction_off": say(largest_error(record), at_most),
+        # To two digits.
+        "shortest_out": say(
+            shortest_out(memory) if memory else memory,
+            lambda value: f"{float(f'{value:.1e}'):,.0f}",
+        ),
+        "tried_length": say(n or MISSING, "{:,}"),
+        **{f"tried_{e}": outcome(record, n, e) for e in EXECUTIONS},
         **compiled.facts(record),
     }
+
+
+@claim(
+    "pytorch_attention",
+    "Eager attention keeps two fp32 score matrices of the batch for its backward pass: "
+    "about 64 bytes per N².",
+    because="within a twentieth; what grows with N alone is less at this length.",
+)
+def two_matrices_saved(record: Record) -> Judgement:
+    per_square = one(passes(record))["kept"] / LONGEST**2
+    numbers = f"Kept per N²: {per_square:.1f} bytes at N = {LONGEST:,}."
+    return per_square and (abs(per_square / 64 - 1) < 0.05, numbers)
 
 
 @claim(
@@ -189,7 +317,7 @@ def facts(record: Record | None) -> dict[str, str]:
     because="four by N², and a quarter to either side for what grows with N alone.",
 )
 def time_grows_with_square(record: Record) -> Judgement:
-    forward, backward = (growth(record, name) for name in PASSES)
+    forward, backward = (growth(passes(record), of) for of in PASSES)
     numbers = (
         f"From N = {LONGEST // 2:,} to twice that: forward {forward:.2f}, backward "
         f"{backward:.2f}."

@@ -1,0 +1,347 @@
+"""Tables, figure, facts and claims of `flash_peers`: attention of each library at each
+shape, timed interleaved, and whose results are deterministic.
+"""
+
+from functools import partial
+
+from matplotlib.figure import Figure
+
+from systems.records.record import Record
+from tools.render.claims import Judgement, claim
+from tools.render.frame import Frame, Line, frame, texts
+from tools.render.load import constant
+from tools.render.markdown import per_device, percent
+from tools.render.plots import (
+    ACCENT,
+    DARK,
+    GREY,
+    INK,
+    PALE,
+    line,
+    panels,
+    plot,
+    power_of_two_axis,
+)
+from tools.render.rows import (
+    MISSING,
+    Missing,
+    counted,
+    known,
+    measured,
+    most,
+    say,
+    span,
+)
+from tools.render.stems.flash_passes import (
+    PASSES,
+    flops,
+    is_launch_bound,
+    peak_tflops,
+    tflops,
+    time_ratio,
+)
+
+NAMES = {
+    "ours": "this guide, Hopper",
+    "ours_triton": "this guide, any GPU",
+    "ours_high": 'this guide, "high"',
+    "fa4": "FlashAttention-4",
+    "fa4_ordered": "FlashAttention-4, deterministic",
+    "sdpa_fa4": "SDPA, FlashAttention-4",
+    "sdpa_fa4_ordered": "SDPA, FlashAttention-4, deterministic",
+    "sdpa_cudnn": "cuDNN",
+    "sdpa_flash": "FlashAttention-2",
+    "sdpa_flash_ordered": "FlashAttention-2, deterministic",
+    "sdpa_efficient": "memory-efficient",
+    "flex": "FlexAttention",
+}
+RESULTS: tuple[str, ...] = constant("flash_peers", "RESULTS")
+# A larger relative error is no rounding error: the result is wrong.
+WRONG = 0.1
+RIVAL = {"bf16": "sdpa_cudnn", "fp32": "sdpa_efficient"}
+# The length whose calls are launch-bound.
+SHORT = 128
+# The shape of the leaderboard's test.
+TEST = {"batch": 1, "heads": 16, "n": 16384, "d": 64, "causal": True, "dtype": "bf16"}
+CALLS = constant("flash_peers", "CALLS_COMPARED") + 1
+CAPTIONS = {
+    "table.md": "**The Hopper kernel at each shape:** throughput of forward + "
+    "backward, share of the data sheet's peak, and time relative to each library. "
+    "Below 1 the Hopper kernel is faster.",
+    "repeats.md": f"**Deterministic results,** compared bitwise over {CALLS} calls.",
+    "calls.md": f"**Launch overhead:** wall-clock time of a forward call at {SHORT} "
+    "tokens.",
+    "published.md": "**TFLOP/s at NVIDIA's shape, measured here and by NVIDIA:** 64 "
+    "query heads, 8 key heads, 8,192 tokens, causal. Both are sums of kernel times.",
+}
+# Lines of the figure: colour and marker.
+LINES = {
+    "fa4": (INK, "o"),
+    "fa4_ordered": (DARK, "^"),
+    "sdpa_cudnn": (GREY, "D"),
+    "sdpa_flash": (PALE, "v"),
+    "ours": (ACCENT, "s"),
+}
+KEY = "● FA4   ▲ FA4, deterministic   ◆ cuDNN   ▼ FA2   ■ this guide"
+PANELS = ((64, True), (128, True), (128, False))
+
+
+# Columns ------------------------------------------------------------------------------
+
+
+def shapes(record: Record | None, dtype: str = "bf16") -> Frame:
+    """Return a row for each shape, without the short one and NVIDIA's layout."""
+    found = every_shape(record).where(dtype=dtype)
+    return found.where(lambda x: x["n"] > SHORT and x.get("layout") != "bnhd")
+
+
+def every_shape(record: Record | None) -> Frame:
+    """Return a row for each shape. Under the name of each implementation stands its
+    row; "both / fa4" is the relative time of the Hopper kernel.
+    """
+    found = frame(record).pivot("implementation", *NAMES)
+    return found.derive(
+        shape=shape_text,
+        tflops=lambda x: tflops(x["ours"], "both"),
+        peak=lambda x: x["tflops"] / peak_tflops(record, x["dtype"]),
+        **{
+            f"{of} / {name}": partial(relative_time, of=of, name=name)
+            for of in PASSES
+            for name in NAMES
+        },
+    )
+
+
+def relative_time(x: Line, of: str, name: str, whose: str = "ours") -> float:
+    """Return the time of a pass over that of another implementation, missing where its
+    result is wrong or either is launch-bound.
+    """
+    own, other = x[whose], x[name]
+    if error(other, *RESULTS[: 1 if of == "forward" else None]) > WRONG:
+        return Missing("wrong gradient")
+    slow = [one for one in (own, other) if of == "both" and is_launch_bound(one)]
+    return Missing("launch-bound", slow[0].row) if slow else time_ratio(own, other, of)
+
+
+def error(x: Line, *results: str) -> float:
+    """Return the largest relative error of these results."""
+    return most(x.get(f"{of}_relative_error") for of in results)
+
+
+def error_ratio(x: Line) -> float:
+    """Return the largest error of the Hopper kernel over its rival's, by result."""
+    rival = x[RIVAL[x["dtype"]]]
+    return most(error(x["ours"], of) / (error(rival, of) or MISSING) for of in RESULTS)
+
+
+def shape_text(x: Line) -> str:
+    """Return "8k · d 128 · full · 2 × 64/8 heads": tokens, head dimension, mask, batch
+    and heads, of keys too where these are fewer.
+    """
+    batch, heads, n, d = (x[key] for key in ("batch", "heads", "n", "d"))
+    tokens = f"{n // 1024}k" if n % 1024 == 0 else f"{n:,}"
+    mask = "causal" if x["causal"] else "full"
+    group = x.get("group", 1)
+    of_keys = f"/{heads // group}" if group > 1 else ""
+    batches = f"{batch} × " if batch > 1 else ""
+    every = f"{batches}{heads}{of_keys} head{'s' if heads > 1 else ''}"
+    parts = [tokens, f"d {d}", mask, every]
+    # A line breaks between two of them.
+    return " · ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts)
+
+
+# Tables and figure --------------------------------------------------------------------
+
+
+def fragments(records: list[Record]) -> dict[str, str]:
+    reported = {r.device.slug: r for r in records if r.kind == "reported"}
+    records = measured(records)
+    return {
+        "figure.md": per_device(records, throughput_figure),
+        "table.md": per_device(records, shapes_table),
+        "repeats.md": per_device(records, repeats_table),
+        "calls.md": per_device(records, calls_table),
+        "published.md": per_device(
+            records,
+            lambda r: published_table(r, reported.get(f"reported-{r.device.slug}")),
+        ),
+    }
+
+
+def shapes_table(record: Record) -> str:
+    over = {"FA4": "fa4", "FA4, deterministic": "fa4_ordered", "cuDNN": "sdpa_cudnn"}
+    return shapes(record).table(
+        ("tokens · d · mask · heads", "shape"),
+        ("TFLOP/s", "tflops", "{:.0f}"),
+        ("share of peak", "peak", percent),
+        *((head, f"both / {name}", "{:.2f}") for head, name in over.items()),
+        ("FA2", "both / sdpa_flash", "{:.2f}"),
+        ("FA4, forward", "forward / fa4", "{:.2f}"),
+        telling=lambda x: (
+            x["batch"] == 1 or x["n"] <= 1024 or (x["d"], x["causal"]) == (128, False)
+        ),
+    )
+
+
+def compared(record: Record | None, name: str) -> Frame:
+    """Rows whose results were compared between calls."""
+    found = frame(record, implementation=name)
+    return found.where(lambda x: "repeats" in x.cell.metrics)
+
+
+def repeats_table(record: Record) -> str:
+    found = ((name, compared(record, name)) for name in NAMES)
+    return Frame(
+        Line(
+            implementation=NAMES[name],
+            same=counted(rows.column("repeats")),
+            varies=", ".join(
+                of for of in RESULTS if any(of in x["varies"] for x in rows)
+            ),
+        )
+        for name, rows in found
+        if rows
+    ).table("implementation", ("deterministic at shapes", "same"), ("varies", "varies"))
+
+
+def calls_table(record: Record) -> str:
+    found = frame(record, n=SHORT, dtype="bf16").where(lambda x: x.get("call_ms"))
+    return found.table(
+        ("implementation", lambda x: NAMES[x["implementation"]]),
+        ("wall-clock time of a call, µs", lambda x: 1e3 * x["call_ms"], "{:.0f}"),
+    )
+
+
+def published_table(record: Record, reported: Record | None) -> str:
+    """TFLOP/s by the sum of kernels, and as NVIDIA reports them for this GPU."""
+    if reported is None:
+        return ""
+    names = ("ours", "fa4", "fa4_ordered", "sdpa_cudnn")
+    found = frame(record, layout="bnhd", implementation=names)
+    found.join("theirs", frame(reported), on=("implementation", "n", "causal"))
+    return found.table(
+        ("implementation", lambda x: NAMES[x["implementation"]]),
+        *(
+            (f"{of}{whose}", value, "{:.0f}")
+            for of in PASSES[:2]
+            for whose, value in (
+                ("", lambda x, of=of: kernel_rate(x, of)),
+                (", NVIDIA", lambda x, of=of: x["theirs"].get(f"{of}_tflops")),
+            )
+        ),
+    )
+
+
+def kernel_rate(x: Line, of: str) -> float:
+    """Return TFLOP/s in GPU time; older records had it for this shape alone."""
+    before = f"{of}_kernels_ms"
+    return flops(x, of) / x[before] / 1e9 if before in x.cell.metrics else tflops(x, of)
+
+
+def throughput_figure(record: Record) -> str:
+    found = shapes(record).where(lambda x: x.get("group", 1) == 1)
+
+    def draw(figure: Figure) -> None:
+        every = panels(figure, len(PANELS), sharey=True)
+        for axes, (d, causal) in zip(every, PANELS, strict=True):
+            part = Frame(sorted(found.where(d=d, causal=causal), key=lambda x: x["n"]))
+            for name, (color, marker) in LINES.items():
+                rates = [tflops(x[name], "both") for x in part]
+                look = {"color": color, "marker": marker, "ms": 6}
+                line(axes, part.column("n"), rates, **look)
+            power_of_two_axis(axes.xaxis, sorted({*part.column("n")}), "tokens")
+            axes.set_title(f"d {d}, {'causal' if causal else 'no mask'}: TFLOP/s")
+        # Once all are drawn: a limit of one ends the search for the others'.
+        every[0].set_ylim(bottom=0)
+
+    fa4, cudnn = (span(found.column(f"both / {n}")) for n in ("fa4", "sdpa_cudnn"))
+    return plot(
+        record,
+        "throughput",
+        draw,
+        f"The Hopper kernel takes {fa4} of FlashAttention-4's time and {cudnn} of "
+        "cuDNN's.",
+        f"Forward + backward in bf16. {KEY}. Batch and heads change with the length: "
+        "see the table.",
+        height=300,
+        narrow=640,
+    )
+
+
+# Facts and claims ---------------------------------------------------------------------
+
+
+def facts(record: Record | None) -> dict[str, str]:
+    found, every = shapes(record), every_shape(record)
+    test, short = every.one(**TEST), every.one(n=SHORT, dtype="bf16")
+    wide = found.one(d=80)["fa4"]
+    over = {
+        "bf16_both": found.column("both / sdpa_cudnn"),
+        "fa4_both": found.column("both / fa4"),
+        "ordered_both": found.column("both / fa4_ordered"),
+    }
+    triton = {
+        f"triton_{d}": span(
+            relative_time(x, "both", "sdpa_cudnn", "ours_triton")
+            for x in found.where(d=d)
+        )
+        for d in (64, 128)
+    }
+    return {
+        **{name: span(values) for name, values in over.items()},
+        **triton,
+        "over_flash": span(found.column("both / sdpa_flash")),
+        "fp32_both": span(shapes(record, "fp32").column("both / sdpa_efficient")),
+        "order_costs_fa4": span(
+            relative_time(x, "both", "fa4", "fa4_ordered") for x in found
+        ),
+        **texts(
+            "{}",
+            {
+                **{
+                    f"{name}_lost": counted(value > 1 for value in known(values))
+                    for name, values in over.items()
+                },
+                "repeats_ours": counted(compared(record, "ours").column("repeats")),
+                "shapes": len(found) or MISSING,
+            },
+        ),
+        **texts(
+            "{:.2f}",
+            {
+                "error_over_rival_most": most(map(error_ratio, found)),
+                "test_forward_over_any": 1 / test["forward / ours_triton"],
+                "test_backward_over_any": 1 / test["backward / ours_triton"],
+                "short_over_cudnn": short["ours"].get("call_ms")
+                / short["sdpa_cudnn"].get("call_ms"),
+            },
+        ),
+        "fa4_error_80": say(error(wide, *RESULTS) if wide else MISSING, "{:.2g}"),
+    }
+
+
+def faster_everywhere(record: Record, name: str) -> Judgement:
+    found = known(shapes(record).column(f"both / {name}"))
+    slower = counted(value > 1 for value in found)
+    return found and (
+        max(found) < 1,
+        f"Relative time: {span(found)}, slower at {slower} shapes.",
+    )
+
+
+@claim(
+    "flash_benchmarking",
+    "Forward + backward, the Hopper kernel is faster than FlashAttention-4's "
+    "deterministic mode at every shape in bf16 that is not launch-bound.",
+)
+def deterministic_mode_is_beaten(record: Record) -> Judgement:
+    return faster_everywhere(record, "fa4_ordered")
+
+
+@claim(
+    "flash_benchmarking",
+    "Forward + backward, the Hopper kernel is faster than cuDNN at every shape in bf16 "
+    "that is not launch-bound.",
+)
+def cudnn_is_beaten(record: Record) -> Judgement:
+    return faster_everywhere(record, "sdpa_cudnn")
