@@ -4,11 +4,11 @@ from statistics import median
 
 import pytest
 from msgspec.structs import replace
-from tools.render.stems.flash_peers.rows import TEST
 
 from tests.factories import committed, make_record, make_row
 from tools.render.spanning import ladder
-from tools.render.stems.flash_ablation import BACKWARD, FORWARD, atomics_keep, ms
+from tools.render.stems.flash_ablation import BACKWARD, FORWARD, ms
+from tools.render.stems.flash_peers import TEST
 
 STEMS = ("flash_ablation", "flash_peers", "flash_leaderboard")
 
@@ -51,14 +51,6 @@ def test_cudnn_stands_beside_what_was_interleaved_with_it(found):
         )
         share = ladder.of_cudnn(found, ours, of)
         assert share == pytest.approx(cudnn / mine, rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("gained", "said"),
-    [(1.0, "lose all"), (7 / 6, "keep 50 % "), (7 / 5, "keep 100 % ")],
-)
-def test_the_verdict_on_atomics_follows_what_was_measured(gained, said):
-    assert atomics_keep(gained).startswith(said)
 
 
 def test_compiled_numbers_stand_beside_their_own_triton_and_gpu_alone(found):

@@ -94,7 +94,10 @@ def shapes(record: Record | None) -> Frame:
     row; `both / plain` is the time of plain attention over ours.
     """
     names = (*NAMES, "tiles")
-    rows = frame(record, implementation=names).derive(mib=memory_mib)
+    rows = frame(record, implementation=names).derive(
+        mib=memory_mib,
+        **{f"{of}_kernel": lambda x, of=of: kernel_ms(x, of) for of in PASSES},
+    )
     return rows.pivot("implementation", *names).derive(
         **{
             f"{of} / {name}": lambda x, of=of, n=name: time_ratio(x[n], x["ours"], of)
@@ -144,7 +147,7 @@ def telling_table(record: Record) -> str:
             "dtype",
             ("N", "n"),
             *(
-                (f"{label}, ms", lambda x, n=n: kernel_ms(x[n], "both"), milliseconds)
+                (f"{label}, ms", f"{n}.both_kernel", milliseconds)
                 for n, label in NAMES.items()
             ),
             ("plain / ours", "both / plain", "{:.1f}"),
@@ -180,7 +183,7 @@ def latency_table(record: Record) -> str:
             for name in who
             if gpu
         ),
-        ("plain / ours, forward + backward", plain_over_ours),
+        ("plain / ours, forward + backward", plain_over_ours, "{:.2f}"),
         ("ours ran", lambda x: what_ran(x["ours"])),
         telling=lambda x: x["d"] == D and x["n"] in TELLING,
     )
@@ -189,7 +192,7 @@ def latency_table(record: Record) -> str:
 def plain_over_ours(x: Line) -> Any:
     """ "19.50 (19.10 to 19.80)", the median of rounds and their ends."""
     ratio, rounds = x["both / plain"], round_ratios(x["plain"], x["ours"], "both")
-    return f"{ratio:.2f} ({span(rounds)})" if rounds else say(ratio, "{:.2f}")
+    return f"{ratio:.2f} ({span(rounds)})" if rounds else ratio
 
 
 def lost_table(record: Record) -> str:
@@ -198,7 +201,9 @@ def lost_table(record: Record) -> str:
         name: {of: known(found.column(f"{of} / {name}")) for of in PASSES}
         for name in OTHERS
     }
-    return Frame(Line(beside=NAMES[n], **r) for n, r in ratios.items() if any(r)).table(
+    return Frame(
+        Line(beside=NAMES[n], **r) for n, r in ratios.items() if any(r.values())
+    ).table(
         "beside",
         *((SAID[of], lambda x, of=of: counted(r < 1 for r in x[of])) for of in PASSES),
         ("least ratio", lambda x: least(x["both"]), "{:.2f}"),
@@ -286,10 +291,10 @@ def facts(record: Record | None) -> dict[str, str]:
             {
                 "faster_bf16_1024": middle["both / plain"],
                 "faster_bf16_65536": longest["both / plain"],
-                "tiles_growth": kernel_ms(tiles["tiles"], "backward")
-                / kernel_ms(fewer["tiles"], "backward"),
-                "growth_128_1024": kernel_ms(middle["ours"], "forward")
-                / kernel_ms(short["ours"], "forward"),
+                "tiles_growth": tiles["tiles.backward_kernel"]
+                / fewer["tiles.backward_kernel"],
+                "growth_128_1024": middle["ours.forward_kernel"]
+                / short["ours.forward_kernel"],
             },
         ),
         **texts(
@@ -299,7 +304,7 @@ def facts(record: Record | None) -> dict[str, str]:
         **texts(
             lambda ms: f"{milliseconds(ms)} ms",
             {
-                f"{n}_backward": kernel_ms(tiles[n], "backward")
+                f"{n}_backward": tiles[f"{n}.backward_kernel"]
                 for n in ("tiles", "plain", "ours")
             },
         ),
@@ -325,9 +330,9 @@ def predictions(longest: Line) -> dict[str, str]:
             "{:.3g} ms",
             {
                 "plain_predicted": plain_ms,
-                "plain_took": kernel_ms(longest["plain"], "both"),
+                "plain_took": longest["plain.both_kernel"],
                 "ours_predicted": ours_ms,
-                "ours_took": kernel_ms(longest["ours"], "both"),
+                "ours_took": longest["ours.both_kernel"],
             },
         ),
         "faster_predicted": say(plain_ms / ours_ms, "{:.0f}"),

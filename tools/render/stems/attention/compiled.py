@@ -14,6 +14,7 @@ from tools.render.markdown import per_device
 from tools.render.plots import heat_map, panels, plot
 from tools.render.rows import known, measured, ranges, say, span
 from tools.render.stems.attention.columns import (
+    EXECUTIONS,
     LONGEST,
     PASSES,
     PLAIN,
@@ -161,9 +162,8 @@ def speedup_figure(record: Record) -> str:
 
 def facts(record: Record | None) -> dict[str, str]:
     found = compiled(record)
-    longest, shorter = (
-        one(passes(record), n, e="compiled") for n in (LONGEST, KERNELS_AT)
-    )
+    every = passes(record)
+    longest = one(every, e="compiled")
     shown = {"": lengths(found), "_long": (8192, LONGEST), "_short": (256, 1024)}
     return {
         **{
@@ -172,8 +172,8 @@ def facts(record: Record | None) -> dict[str, str]:
         },
         **texts("{:.2f}", {f"speedup_{of}": longest[f"{of}_gain"] for of in PASSES}),
         **{
-            f"{of}_kernels_{e}": say(x.get(f"{of}_kernels"))
-            for e, x in (("eager", shorter["eager"]), ("compiled", shorter))
+            f"{of}_kernels_{e}": say(one(every, KERNELS_AT, e=e).get(f"{of}_kernels"))
+            for e in EXECUTIONS
             for of in PASSES
         },
         "compile_seconds": span(map(compile_seconds, found), "{:.1f}"),
