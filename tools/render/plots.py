@@ -312,7 +312,7 @@ def heat_map(
             alpha = 0.5 * min(1.0, abs(shade)) if text else 0
             axes.add_patch(Rectangle((x, y), 0.96, 0.94, alpha=alpha, **look))
             axes.text(x + 0.48, y + 0.48, text, ha="center", va="center")
-    axes.set(xlim=(0, len(heads)), ylim=(len(rows) or 1, 0))
+    axes.set(xlim=(0, len(heads) or 1), ylim=(len(rows) or 1, 0))
     axes.set_xticks([x + 0.48 for x in range(len(heads))], list(heads))
     axes.set_yticks([y + 0.48 for y in range(len(rows))], list(rows))
     axes.tick_params(length=0)
