@@ -99,14 +99,18 @@ def run_as_command(
     app.command()(main)
     try:
         code = app(arguments, standalone_mode=False)
+        sys.stdout.flush()
     except OSError as error:
         # Our own output's error names no file.
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EPIPE) or (
+            error.filename
+        ):
             raise
         # Python would complain once more when it flushes what is left.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print(f"error: can't write: {error.strerror}", file=sys.stderr)
-        code = 2
+        # Who reads it, as `head`, has seen enough.
+        if code := 2 * (error.errno != errno.EPIPE):
+            print(f"error: can't write: {error.strerror}", file=sys.stderr)
     except Exception as error:
         # A usage error of Click, which typer carries in some versions.
         if (message := getattr(error, "format_message", None)) is None:

@@ -211,13 +211,10 @@ def same(one: Path, other: Path) -> bool:
 def look_at_caches() -> None:
     """Refuse or warn before anything is compiled that could not be kept."""
     from systems.records.device import find_gpu
-    from systems.running.caches import compiled_folder, shared_by_machines, unwritable
+    from systems.running.caches import compiled_folder, unwritable
 
-    if find_gpu() is not None:
-        if fault := unwritable(compiled_folder()):
-            stop(fault)
-        if warning := shared_by_machines(compiled_folder()):
-            print(f"warning: {warning}", file=sys.stderr)
+    if find_gpu() is not None and (fault := unwritable(compiled_folder())):
+        stop(fault)
 
 
 def measure(

@@ -82,18 +82,6 @@ def uuid_of(visible: str) -> str | None:
     return asked("nvmlDeviceGetUUID", handle_of(visible))
 
 
-def used_by_others() -> tuple[int, int]:
-    """Return how many processes compute on the GPU and how many bytes of it are in use,
-    before this process does. What the driver does not tell counts as none.
-    """
-    handle = handle_of()
-    # Only version 2 leaves out what the driver reserves.
-    version = getattr(nvml(), "nvmlMemory_v2", None)
-    memory = asked("nvmlDeviceGetMemoryInfo", handle, version) if version else None
-    processes = asked("nvmlDeviceGetComputeRunningProcesses", handle)
-    return len(processes or ()), int(memory.used) if memory else 0
-
-
 def newest_cuda() -> tuple[int, int] | None:
     """Return the newest CUDA that the driver runs, where it tells: (12, 4)."""
     number = asked("nvmlSystemGetCudaDriverVersion")
@@ -168,20 +156,4 @@ def handle_of(visible: str | None = None) -> Any:
         handle = asked("nvmlDeviceGetHandleByIndex", int(visible))
     elif visible.startswith(("GPU-", "MIG-")):
         handle = asked("nvmlDeviceGetHandleByUUID", visible)
-        handle = handle_beginning_with(visible) if handle is None else handle
     return NO_HANDLE if handle is None else handle
-
-
-def handle_beginning_with(uuid: str) -> Any:
-    """Return the one GPU whose UUID begins so: CUDA takes a shortened one, NVML does
-    not.
-    """
-    count = asked("nvmlDeviceGetCount") or 0
-    handles = (asked("nvmlDeviceGetHandleByIndex", i) for i in range(count))
-    known = [handle for handle in handles if handle is not None]
-    same = [
-        handle
-        for handle in known
-        if (asked("nvmlDeviceGetUUID", handle) or "").startswith(uuid)
-    ]
-    return same[0] if len(same) == 1 else None

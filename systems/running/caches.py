@@ -1,16 +1,9 @@
-"""The folder of compiled kernels: it must be writable, and it should be on a disk of
-this machine.
-"""
+"""The folder of compiled kernels, which must be writable."""
 
 import os
 from pathlib import Path
 from tempfile import TemporaryFile
 
-# File systems that many machines share: each look at a kernel asks a server.
-NETWORK = {
-    *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "afs"),
-    *("panfs", "wekafs", "glusterfs", "fuse.glusterfs", "fuse.sshfs"),
-}
 REMEDY = "set TRITON_CACHE_DIR to a folder on a disk of this machine"
 
 
@@ -37,20 +30,3 @@ def unwritable(folder: Path) -> str:
     except OSError as error:
         why = f"can't keep compiled kernels in {folder}: {error.strerror}"
         return f"{why}; {REMEDY}"
-
-
-def shared_by_machines(folder: Path, mounts: Path = Path("/proc/mounts")) -> str:
-    """Warn of a folder on a network file system, where kernels are found slowly and not
-    always by several processes at once. Return nothing for other folders.
-    """
-    try:
-        lines = mounts.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
-    whole, kinds = folder.resolve(), {}
-    for line in lines:
-        _, place, kind, *_ = line.split()
-        kinds[Path(place.replace("\\040", " "))] = kind
-    above = [place for place in (whole, *whole.parents) if place in kinds]
-    kind = kinds[above[0]] if above else ""
-    return f"compiled kernels are kept on {kind}: {REMEDY}" if kind in NETWORK else ""

@@ -133,15 +133,13 @@ def _print_table(row: Row) -> None:
     if len(phases) > 1:
         times["total_ms"] = [sum(samples) for samples in zip(*phases, strict=True)]
     if times:
-        table = Table(
-            "time in ms", *("mean", "std", "median", "p20", "p80", "min", "max")
-        )
+        # Of one sample the rest says nothing; more columns are cut in 80.
+        once = all(len(samples) == 1 for samples in times.values())
+        shown = ("mean",) if once else ("mean", "std", "median", "min", "max")
+        table = Table("time in ms", *([""] if once else shown))
         for name, samples in times.items():
-            s = summarize(samples)
-            cells = (s.mean, s.std, s.median, s.p20, s.p80, s.min, s.max)
-            table.add_row(
-                name.removesuffix("_ms"), *(f"{value:.3f}" for value in cells)
-            )
+            s = asdict(summarize(samples))
+            table.add_row(name.removesuffix("_ms"), *(f"{s[x]:.3f}" for x in shown))
         console.print(table)
     for name, value in row.metrics.items():
         if name not in times and is_table(value):

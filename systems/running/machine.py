@@ -10,7 +10,6 @@ from systems.records.device import (
     find_gpu,
     newest_cuda,
     plain,
-    used_by_others,
 )
 from systems.running.reports import CannotStart
 
@@ -59,22 +58,6 @@ def why_unusable(gpu: Device) -> str:
             f"CUDA {runs[0]}"
         )
     return f"{fault}, though it is built for CUDA {built}: torch.cuda.init() says why"
-
-
-# Less than what a process holds after its first call of CUDA.
-UNUSED_BYTES = 2**28
-
-
-def shared_with() -> str:
-    """Say who else uses the GPU, before this process does; nothing if it is free. A
-    container hides the number of other processes.
-    """
-    processes, held = used_by_others()
-    if not processes and held < UNUSED_BYTES:
-        return ""
-    others = f"{processes} other process{'es' * (processes > 1)}"
-    who = others if processes else "others"
-    return f"when measuring began, {who} held {held / 2**30:.1f} GiB of this GPU"
 
 
 def free_memory() -> None:

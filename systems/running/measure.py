@@ -27,7 +27,6 @@ from systems.running import machine
 from systems.running.caches import compiled_folder, name_compiled_folder, unwritable
 from systems.running.groups import gpu_is_broken, groups_of, measure_into
 from systems.running.precompile import compile_ahead, folder_for_compiled
-from systems.running.processes import row_processes
 from systems.running.reports import (
     CannotStart,
     end_with,
@@ -71,13 +70,10 @@ def measure_stem(
             report(event="already")
             return 0
         module = imported(stem, device)
-        held = machine.shared_with() if device.is_gpu else ""
         configs = module.configs(quick=grid == "quick")
         record = new_record(name, device, grid, configs, module.PROTOCOL)
         progress = partial_path(path)
         record = resume(progress, record, configs)
-        if held and held not in record.notes:
-            record.notes.append(held)
         # Where one row of a group is missing, all were not measured in turns.
         groups = groups_of(module, configs)
         missing = [
@@ -163,11 +159,10 @@ def main(
         for value, known in ((stem, STEMS), (grid, ("full", "quick"))):
             if value not in known:
                 raise CannotStart(f"{value!r} is none of {', '.join(known)}")
-        with row_processes():
-            if verify:
-                code = verify_stem(stem, results)
-            else:
-                code = measure_stem(stem, results, grid, deadline, seen)
+        if verify:
+            code = verify_stem(stem, results)
+        else:
+            code = measure_stem(stem, results, grid, deadline, seen)
     except (CannotStart, RecordError) as error:
         stop(str(error))
     except OSError as error:
@@ -183,17 +178,13 @@ def said_of(error: OSError, results: Path) -> str:
     # Of a file that can't be renamed, the place that it was to take.
     named = error.filename2 or error.filename
     where = Path(named) if named else results if full else None
+    remedy = "remove it" if error.errno in IN_THE_WAY else "free space" * full
     if where is not None and where.is_relative_to(results):
-        first = {FULL: "free space or ", IN_THE_WAY: "remove it, or "}
-        may = next(
-            (said for errnos, said in first.items() if error.errno in errnos), ""
-        )
-        return f"can't write {where}: {error.strerror}; {may}give another --results"
+        remedy = f"{remedy}, or give another --results".removeprefix(", or ")
+        return f"can't write {where}: {error.strerror}; {remedy}"
     # In the folder for temporary files, say, or a program that does not start.
     what = f"can't use {where}" if where else "can't go on"
-    remedies = {IN_THE_WAY: "; remove it", FULL: "; free space there"}
-    remedy = (told for errnos, told in remedies.items() if error.errno in errnos)
-    return f"{what}: {error.strerror}" + next(remedy, "")
+    return f"{what}: {error.strerror}; {remedy}".removesuffix("; ")
 
 
 def stop(message: str) -> NoReturn:

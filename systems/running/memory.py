@@ -2,9 +2,8 @@
 process.
 """
 
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from systems.records.device import find_gpu
 
@@ -31,35 +30,23 @@ def limit_host_memory() -> None:
 
 
 def free_host_bytes(root: Path = Path("/")) -> int | None:
-    """Return what the system has free, or the limits of this process's control groups
-    leave where that is less (in a container, or a job of a cluster). None if unknown.
+    """Return what the system has free, or this process's control group leaves of its
+    limit where that is less (in a container, or a job of a cluster). None if unknown.
     """
     free = []
     with suppress(OSError, ValueError):
         for line in (root / "proc" / "meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 free.append(1024 * int(line.split()[1]))
-    return min([*free, *left_by_groups(root)], default=None)
-
-
-def left_by_groups(root: Path) -> Iterator[int]:
-    """Yield what this process's control group, and each group around it, leaves of its
-    limit. Cached files count as free, as in MemAvailable. Control groups of version 2.
-    """
-    with suppress(OSError, ValueError):
-        lines = (root / "proc" / "self" / "cgroup").read_text().splitlines()
-        (path,) = (line[3:] for line in lines if line.startswith("0::"))
-        # In a container the group may be mounted as the root, and its path leads
-        # nowhere.
-        inner = PurePosixPath(path.lstrip("/"))
-        for each in (inner, *inner.parents):
-            group = root / "sys" / "fs" / "cgroup" / each
-            # Without a limit, or at the root of all, there is no number.
-            with suppress(OSError, ValueError):
-                most = int((group / "memory.max").read_text())
-                used = int((group / "memory.current").read_text())
-                stat = (group / "memory.stat").read_text().splitlines()
-                counts = dict(line.split() for line in stat)
-                files = (f"{kind}_file" for kind in ("active", "inactive"))
-                cached = sum(int(counts.get(name, 0)) for name in files)
-                yield max(0, most - used + cached)
+    with suppress(OSError, ValueError, KeyError):
+        cgroup = (root / "proc" / "self" / "cgroup").read_text()
+        path = cgroup.rpartition("0::/")[2].strip()
+        group = root / "sys" / "fs" / "cgroup" / path
+        # In a container the group may be mounted as the root of all.
+        group = group if (group / "memory.max").exists() else root / "sys/fs/cgroup"
+        limit, used = ((group / f"memory.{n}").read_text() for n in ("max", "current"))
+        lines = (group / "memory.stat").read_text().splitlines()
+        stat = dict(line.split() for line in lines)
+        cached = int(stat["active_file"]) + int(stat["inactive_file"])
+        free.append(max(0, int(limit) - int(used) + cached))
+    return min(free, default=None)

@@ -1,20 +1,16 @@
-"""Rows in processes of their own, where an experiment asks for them: each in a fresh
-one (`FRESH_PROCESS`), or all that agree in the field `PROCESS_OF` in the same one.
+"""Rows in fresh processes, where an experiment asks for them (`FRESH_PROCESS`).
 
-Such a process reads a configuration as JSON from each line of its standard input and
-writes its row as a line to its standard output. It ends where its input does, and soon
-after the process that started it.
+Such a process measures one configuration, given as JSON, and writes its row as a line
+to its standard output. It ends soon after the process that started it.
 
-    python -m systems.running.processes systems.experiments.compile PARENT
+    python -m systems.running.processes systems.experiments.warmup '{...}' PARENT
 """
 
 import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib import import_module
 from typing import Any
@@ -22,19 +18,15 @@ from typing import Any
 import msgspec
 
 from systems import ROOT
-from systems.records.outcome import measure_row, turns_of
+from systems.records.outcome import as_reason, measure_row, turns_of
 from systems.records.record import Row
-from systems.running.machine import free_memory
 from systems.running.memory import limit_host_memory
 from systems.running.reports import end_with, keep_output_for_reports, report
-
-# The processes that run, by experiment and by what their rows have in common.
-RUNNING: dict[tuple[str, Any], "RowProcess"] = {}
 
 
 def has_own_process(module: Any) -> bool:
     """Whether an experiment's rows are measured in other processes than this one."""
-    return getattr(module, "FRESH_PROCESS", False) or hasattr(module, "PROCESS_OF")
+    return getattr(module, "FRESH_PROCESS", False)
 
 
 def turns(module: Any, config: Any) -> Iterator[Row | None]:
@@ -42,77 +34,27 @@ def turns(module: Any, config: Any) -> Iterator[Row | None]:
     process that it is to have.
     """
     if has_own_process(module):
-        return row_of_process(module, config)
+        return iter([row_of_process(module, config)])
     return turns_of(config, module.run)
 
 
-def row_of_process(module: Any, config: Any) -> Iterator[Row]:
-    """Yield the row that another process measures. Start the process where there is
-    none, or where the last one ended.
+def row_of_process(module: Any, config: Any) -> Row:
+    """Return the row that another process measures. Whatever ends this one at its work
+    ends that one, too.
     """
-    common = getattr(module, "PROCESS_OF", None)
-    key = module.__name__, getattr(config, common) if common else None
-    if key not in RUNNING:
-        RUNNING[key] = RowProcess(module, config)
-    process = RUNNING[key]
-    line = process.measure(config)
-    if line is None or common is None:
-        del RUNNING[key]
-        code, errors = process.end()
-        if line is None:
-            reason = f"exit code {code}: {error_in(errors)}"
-            yield Row(asdict(config), "failed", reason=reason)
-            return
-    yield msgspec.json.decode(line, type=Row)
-
-
-class RowProcess:
-    """A process that runs `main` and measures rows as they are asked for."""
-
-    def __init__(self, module: Any, config: Any):
-        # In a file, because a pipe that nobody reads would stop it.
-        self.errors = tempfile.TemporaryFile("w+")
-        added = getattr(module, "environment", lambda config: {})(config)
-        own = str(os.getpid())
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "systems.running.processes", module.__name__, own],
-            cwd=ROOT,
-            env=os.environ | added,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            text=True,
-        )
-
-    def measure(self, config: Any) -> str | None:
-        """Return the row as JSON; None where the process has ended."""
-        asked, answers = self.process.stdin, self.process.stdout
-        assert asked is not None and answers is not None
-        with suppress(BrokenPipeError):
-            print(json.dumps(asdict(config)), file=asked, flush=True)
-        return answers.readline() or None
-
-    def end(self) -> tuple[int, str]:
-        """Wait for the process to end; return its exit code and its errors."""
-        with suppress(BrokenPipeError):
-            self.process.communicate()
-        self.errors.seek(0)
-        with self.errors:
-            return self.process.returncode, self.errors.read()
-
-
-@contextmanager
-def row_processes() -> Iterator[None]:
-    """End the processes that were started inside; at once, where an error leaves it."""
-    try:
-        yield
-    except BaseException:
-        for running in RUNNING.values():
-            running.process.terminate()
-        raise
-    finally:
-        while RUNNING:
-            RUNNING.popitem()[1].end()
+    asked = json.dumps(asdict(config)), str(os.getpid())
+    done = subprocess.run(
+        [sys.executable, "-m", "systems.running.processes", module.__name__, *asked],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
+    if done.stdout.endswith("\n"):
+        return msgspec.json.decode(done.stdout, type=Row)
+    reason = as_reason(f"exit code {done.returncode}: {error_in(done.stderr)}")
+    return Row(asdict(config), "failed", reason=reason)
 
 
 def error_in(stderr: str) -> str:
@@ -125,17 +67,15 @@ def error_in(stderr: str) -> str:
     return named[0] if traceback and named else lines[-1]
 
 
-def main(module: str, parent: int) -> None:
-    """Measure rows of this module as they are asked for."""
+def main(module: str, config: str, parent: int) -> None:
+    """Measure this configuration of a module."""
     keep_output_for_reports()
     end_with(parent)
     experiment = import_module(module)
     limit_host_memory()
-    for line in sys.stdin:
-        row = measure_row(experiment.Config(**json.loads(line)), experiment.run)
-        report(**msgspec.structs.asdict(row))
-        free_memory()
+    row = measure_row(experiment.Config(**json.loads(config)), experiment.run)
+    report(**msgspec.structs.asdict(row))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -17,7 +17,6 @@ from systems.records.device import (
     no_gpu,
     slug_of,
     sm_clock_mhz,
-    used_by_others,
     visible_gpus,
 )
 from systems.records.record import Git
@@ -116,20 +115,6 @@ def test_the_newest_cuda_that_the_driver_runs(driver):
     assert newest_cuda() is None
 
 
-def test_what_others_hold_of_it_is_asked_without_what_the_driver_keeps(driver):
-    def memory(handle, version=None):
-        return SimpleNamespace(total=2**37, used=3 * 2**30 if version == 2 else 2**36)
-
-    driver.nvmlDeviceGetMemoryInfo = memory
-    driver.nvmlDeviceGetComputeRunningProcesses = lambda handle: ["one", "other"]
-    assert used_by_others() == (2, 3 * 2**30)
-    del driver.nvmlMemory_v2
-    driver.nvmlDeviceGetComputeRunningProcesses = lambda handle: None
-    assert used_by_others() == (0, 0), "an older library tells no such memory"
-    driver.nvmlDeviceGetHandleByIndex = lambda index: None
-    assert used_by_others() == (0, 0)
-
-
 @pytest.mark.parametrize("refused", LESS)
 def test_what_a_driver_does_not_tell_is_unknown_and_the_rest_known(driver, refused):
     driver.refused = {refused}
@@ -150,8 +135,6 @@ def test_without_a_driver_a_handle_or_a_name_there_is_no_gpu(driver, refused):
         (UUID, True),
         (f"{UUID},GPU-1", True),
         # CUDA takes a UUID that is cut short, where it is still one GPU's.
-        ("GPU-8932f9", True),
-        ("GPU-8932f9,1", True),
         ("0", True),
         (" 0 ", True),
         ("1", False),
@@ -168,15 +151,6 @@ def test_the_visible_device_is_found_parts_by_mig_too(
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert (find_gpu() is not None) == (sm_clock_mhz() is not None) == found
-
-
-def test_a_shortened_uuid_of_two_gpus_is_neither(driver, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932f9")
-    driver.nvmlDeviceGetCount = lambda: 2
-    driver.nvmlDeviceGetHandleByIndex = lambda index: f"whole {index}"
-    assert find_gpu() is None
-    driver.nvmlDeviceGetUUID = lambda handle: GPU if handle == "whole 1" else "GPU-1"
-    assert find_gpu() == WHOLE
 
 
 def test_a_driver_through_which_nothing_can_be_asked_is_named(driver, monkeypatch):

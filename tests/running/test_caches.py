@@ -3,14 +3,13 @@ anything is measured; one on a network is a warning.
 """
 
 import os
-from pathlib import Path
 
 import pytest
 
 from systems.experiments import STEMS
 from systems.records import device
 from systems.running import machine, measure
-from systems.running.caches import compiled_folder, shared_by_machines, unwritable
+from systems.running.caches import compiled_folder, unwritable
 from tests import fake_stem
 from tests.factories import fake_stem_on, make_gpu
 from tools import regen_tables
@@ -61,35 +60,6 @@ def test_one_that_cannot_be_written_is_a_line_with_the_remedy(
         regen_tables.measure(["fake"], tmp_path)
     assert ended.value.code == 2
     assert capsys.readouterr().err == f"error: {said}\n"
-
-
-MOUNTS = """\
-/dev/sda1 / ext4 rw 0 0
-server:/home {home} {kind} rw 0 0
-tmpfs {home}/fast tmpfs rw 0 0
-"""
-
-
-@pytest.mark.parametrize("kind", ["nfs4", "lustre", "gpfs"])
-def test_a_network_disk_is_warned_of_once(kind, tmp_path, monkeypatch, capsys):
-    home = tmp_path / "my home"
-    (home / "fast").mkdir(parents=True)
-    mounts = tmp_path / "mounts"
-    named = str(home).replace(" ", "\\040")
-    mounts.write_text(MOUNTS.format(home=named, kind=kind))
-    said = shared_by_machines(home / ".triton" / "cache", mounts)
-    assert said.startswith(f"compiled kernels are kept on {kind}: set TRITON_CACHE_DIR")
-    assert shared_by_machines(home / "fast" / "cache", mounts) == ""
-    assert shared_by_machines(tmp_path, mounts) == ""
-    assert shared_by_machines(home, Path("/no/mounts")) == ""
-    monkeypatch.setattr(device, "find_gpu", make_gpu)
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(home / "cache"))
-    monkeypatch.setattr(
-        "systems.running.caches.shared_by_machines",
-        lambda folder: shared_by_machines(folder, mounts),
-    )
-    regen_tables.look_at_caches()
-    assert capsys.readouterr().err == f"warning: {said}\n"
 
 
 @pytest.mark.usefixtures("fake_on_gpu")

@@ -5,11 +5,9 @@ import torch
 from rich.console import Console
 
 from systems import check_setup
-from systems.experiments import STEMS
-from systems.records import store
-from systems.running import groups, machine
+from systems.running import machine
 from systems.running.reports import CannotStart
-from tests.factories import fake_stem_on, make_gpu
+from tests.factories import make_gpu
 
 A100 = make_gpu("NVIDIA A100-SXM4-80GB", driver="535.54")
 
@@ -51,32 +49,6 @@ def test_measuring_and_the_setup_say_why(built, runs, no_gpu_for_torch, monkeypa
     with pytest.raises(SystemExit) as ended:
         check_setup.main()
     assert ended.value.code == 2 and printed[1:] == [line]
-
-
-GIB = 2**30
-SHARED = {
-    (0, 0): "",
-    (0, GIB // 8): "",
-    (1, 0): "1 other process held 0.0 GiB",
-    (2, 5 * GIB): "2 other processes held 5.0 GiB",
-    # Their number is hidden in a container.
-    (0, 5 * GIB): "others held 5.0 GiB",
-}
-
-
-@pytest.mark.parametrize("used", SHARED)
-def test_a_gpu_that_others_use_is_noted_in_the_record_once(
-    used, run, monkeypatch, tmp_path
-):
-    monkeypatch.setitem(STEMS, "fake", fake_stem_on("cuda"))
-    monkeypatch.setattr(machine, "find_gpu", make_gpu)
-    monkeypatch.setattr(machine, "used_by_others", lambda: used)
-    monkeypatch.setattr(machine, "check_torch", lambda device: None)
-    monkeypatch.setattr(groups, "sm_clock_mhz", lambda: None)
-    assert run().code == 0
-    (path,) = tmp_path.rglob("fake.json")
-    said = f"when measuring began, {SHARED[used]} of this GPU"
-    assert store.read(path).notes == ([said] if SHARED[used] else [])
 
 
 @pytest.mark.parametrize(

@@ -56,12 +56,6 @@ def group(name: str, limit: str | int, used: int, files: int = 0) -> dict:
         ("0::/job", group("job__", 4 * GIB, 3 * GIB, 2 * GIB), 3 * GIB),
         ("0::/job", group("job__", GIB, 2 * GIB), 0),
         ("0::/job", group("job__", "max", GIB), 8 * GIB),
-        # The group around it is full sooner.
-        (
-            "0::/user/job",
-            group("user__job__", 4 * GIB, GIB) | group("user__", 5 * GIB, 3 * GIB),
-            2 * GIB,
-        ),
         # A path of the machine outside of the container.
         ("0::/../../job", group("", 4 * GIB, GIB), 3 * GIB),
         # Version 1 beside it; and a group that can't be read.
