@@ -3,9 +3,13 @@ before triton is first imported.
 """
 
 import os
+import signal
 import sys
 
 import pytest
+
+# Ignored by what is started by `nohup` or `&`; tests interrupt what they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
     # torch would start a thread for each core in each worker, to wait for one another.

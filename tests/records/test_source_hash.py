@@ -66,7 +66,8 @@ def tree(tmp_path, monkeypatch):
 
     def hash_of(attention=(), **sources: str) -> str:
         for name, source in sources.items():
-            path = tmp_path / "systems" / f"{name.replace('__', '/')}.py"
+            inside = re.sub("(?<=[a-z])__(?=[a-z])", "/", name)
+            path = tmp_path / "systems" / f"{inside}.py"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(source, encoding="utf-8")
         # Which modules there are is part of what a text means.
