@@ -10,14 +10,17 @@ import pytest
 import torch
 
 from systems import ROOT
-from systems.model import transformer
+from systems.model import sizes, transformer
 
 SCRIPTS = sorted((ROOT / "docs/scripts").glob("*.py"))
-LINE = re.compile(r"small  (forward |backward) +\d+\.\d\d ± \d+\.\d\d ms")
+LINE = re.compile(r"small  (forward  |backward |optimizer) +\d+\.\d\d ± \d+\.\d\d ms")
 
 
 def run(monkeypatch, capsys, path, *arguments):
-    """Run a script in this process; return the lines that it prints."""
+    """Run a script in this process, with a model that is quick on a CPU; return the
+    lines that it prints.
+    """
+    monkeypatch.setitem(sizes.SIZES, "small", sizes.ModelSize(32, 64, 2, 2))
     monkeypatch.setattr(sys, "argv", [str(path), *arguments])
     runpy.run_path(str(path), run_name="__main__")
     return capsys.readouterr().out.splitlines()
@@ -25,9 +28,9 @@ def run(monkeypatch, capsys, path, *arguments):
 
 def test_scripts_are_short():
     lengths = [len(path.read_text("utf-8").splitlines()) for path in SCRIPTS]
-    assert len(lengths) == 6
-    assert max(lengths) <= 80
-    assert sum(lengths) <= 480
+    assert len(lengths) == 7
+    assert max(lengths) <= 85
+    assert sum(lengths) <= 500
 
 
 @pytest.mark.parametrize(("old", "new"), [(0, 1), (1, 2), (1, 3), (3, 4)])
@@ -38,15 +41,28 @@ def test_each_step_changes_few_lines(old, new):
 
 
 @pytest.mark.parametrize("path", SCRIPTS[:5], ids=lambda path: path.stem)
-def test_a_script_times_both_passes(monkeypatch, capsys, path):
+def test_a_script_times_each_part_of_a_step(monkeypatch, capsys, path):
     # Without CUDA, NVTX raises. The script replaces the model's attention for good.
     monkeypatch.setattr("torch.cuda.nvtx.range", nullcontext)
     name = "scaled_dot_product_attention"
     monkeypatch.setattr(transformer, name, getattr(transformer, name))
     options = ("--size", "small", "--context", "8", "--batch", "1")
     lines = run(monkeypatch, capsys, path, *options, "--warmup", "0", "--steps", "2")
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert all(LINE.fullmatch(line) for line in lines)
+
+
+def test_memory_of_a_forward_pass_alone(monkeypatch, capsys):
+    options = ("--size", "small", "--context", "8", "--batch", "1", "--forward-only")
+    lines = run(monkeypatch, capsys, SCRIPTS[4], *options, "--warmup", "0")
+    assert len(lines) == 1 and LINE.fullmatch(lines[0])
+
+
+def test_plain_attention_is_timed(monkeypatch, capsys):
+    options = ("--n", "16", "32", "--passes", "2", "--warmup", "1")
+    lines = run(monkeypatch, capsys, SCRIPTS[5], *options)
+    assert [line.split()[1] for line in lines] == ["tokens", "16", "32"]
+    assert all(float(number) >= 0 for line in lines[1:] for number in line.split())
 
 
 def test_out_of_memory_is_a_line(monkeypatch, capsys):
@@ -65,10 +81,10 @@ def test_attention_is_timed(monkeypatch, capsys):
 
     triton = pytest.importorskip("triton")
     monkeypatch.setattr(triton.testing, "do_bench", call)
-    source = SCRIPTS[5].read_text("utf-8").replace('"cuda"', '"cpu"')
+    source = SCRIPTS[6].read_text("utf-8").replace('"cuda"', '"cpu"')
     assert '"cpu"' in source
-    monkeypatch.setattr(sys, "argv", ["6_flash.py", "--n", "16", "--d", "16"])
-    exec(compile(source, "6_flash.py", "exec"), {"__name__": "__main__"})
+    monkeypatch.setattr(sys, "argv", ["7_flash.py", "--n", "16", "--d", "16"])
+    exec(compile(source, "7_flash.py", "exec"), {"__name__": "__main__"})
     lines = capsys.readouterr().out.splitlines()
     names = [line.split()[1] for line in lines]
     assert names == ["name", "plain", "SDPA", "flash"]

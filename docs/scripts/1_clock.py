@@ -1,4 +1,4 @@
-"""Time the forward and the backward pass of one model.
+"""Time forward, backward and optimizer of one model.
 
 python docs/scripts/1_clock.py --size small --context 256
 """
@@ -10,6 +10,7 @@ from time import perf_counter
 import torch
 from torch.nn.functional import cross_entropy
 
+from systems.model.optimizer import AdamW
 from systems.model.sizes import SIZES
 from systems.model.transformer import build_model
 
@@ -27,26 +28,28 @@ def time_ms(function):
     return (perf_counter() - start) * 1e3, result
 
 
-def time_step(model, tokens, targets):
-    """Return the times of the forward and the backward pass, in ms."""
-    model.zero_grad()
+def time_step(model, optimizer, tokens, targets):
+    """Return the times of one training step's three parts, in ms."""
+    optimizer.zero_grad()
     forward_ms, logits = time_ms(lambda: model(tokens))
     loss = cross_entropy(logits.flatten(0, 1), targets.flatten())
     backward_ms, _ = time_ms(loss.backward)
-    return {"forward": forward_ms, "backward": backward_ms}
+    optimizer_ms, _ = time_ms(optimizer.step)
+    return {"forward": forward_ms, "backward": backward_ms, "optimizer": optimizer_ms}
 
 
 def measure(size, options):
-    """Print the mean and standard deviation of both times for one model size."""
+    """Print the mean and standard deviation of each time for one model size."""
     with torch.device(DEVICE):
         model = build_model(size, options.context)
         tokens, targets = torch.randint(10_000, (2, options.batch, options.context))
+    step = (model, AdamW(model.parameters()), tokens, targets)
     for _ in range(options.warmup):
-        time_step(model, tokens, targets)
-    steps = [time_step(model, tokens, targets) for _ in range(options.steps)]
-    for name in ("forward", "backward"):
+        time_step(*step)
+    steps = [time_step(*step) for _ in range(options.steps)]
+    for name in steps[0]:
         times = [step[name] for step in steps]
-        print(f"{size:6} {name:8} {mean(times):8.2f} ± {stdev(times):.2f} ms")
+        print(f"{size:6} {name:9} {mean(times):8.2f} ± {stdev(times):.2f} ms")
 
 
 if __name__ == "__main__":

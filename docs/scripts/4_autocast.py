@@ -11,6 +11,7 @@ from time import perf_counter
 import torch
 from torch.nn.functional import cross_entropy
 
+from systems.model.optimizer import AdamW
 from systems.model.sizes import SIZES, TABLE_1
 from systems.model.transformer import build_model
 
@@ -28,29 +29,30 @@ def time_ms(function):
     return (perf_counter() - start) * 1e3, result
 
 
-def time_step(model, tokens, targets, precision):
-    """Return the times of the forward and the backward pass, in ms."""
+def time_step(model, optimizer, tokens, targets, options):
+    """Return the times of one training step's three parts, in ms."""
     autocast = torch.autocast(DEVICE, torch.bfloat16)
-    model.zero_grad()
-    with autocast if precision == "bf16" else nullcontext():
+    optimizer.zero_grad()
+    with autocast if options.precision == "bf16" else nullcontext():
         forward_ms, logits = time_ms(lambda: model(tokens))
         loss = cross_entropy(logits.flatten(0, 1), targets.flatten())
     backward_ms, _ = time_ms(loss.backward)
-    return {"forward": forward_ms, "backward": backward_ms}
+    optimizer_ms, _ = time_ms(optimizer.step)
+    return {"forward": forward_ms, "backward": backward_ms, "optimizer": optimizer_ms}
 
 
 def measure(size, options):
-    """Print the mean and standard deviation of both times for one model size."""
+    """Print the mean and standard deviation of each time for one model size."""
     with torch.device(DEVICE):
         model = build_model(size, options.context)
         tokens, targets = torch.randint(10_000, (2, options.batch, options.context))
-    arguments = (model, tokens, targets, options.precision)
+    step = (model, AdamW(model.parameters()), tokens, targets, options)
     for _ in range(options.warmup):
-        time_step(*arguments)
-    steps = [time_step(*arguments) for _ in range(options.steps)]
-    for name in ("forward", "backward"):
+        time_step(*step)
+    steps = [time_step(*step) for _ in range(options.steps)]
+    for name in steps[0]:
         times = [step[name] for step in steps]
-        print(f"{size:6} {name:8} {mean(times):8.2f} ± {stdev(times):.2f} ms")
+        print(f"{size:6} {name:9} {mean(times):8.2f} ± {stdev(times):.2f} ms")
 
 
 if __name__ == "__main__":

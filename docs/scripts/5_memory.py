@@ -1,4 +1,4 @@
-"""Record what each training step allocates, for pytorch.org/memory_viz.
+"""Record what forward passes or training steps allocate, for pytorch.org/memory_viz.
 
 python docs/scripts/5_memory.py --size 2.7B --context 512
 """
@@ -11,6 +11,7 @@ from time import perf_counter
 import torch
 from torch.nn.functional import cross_entropy
 
+from systems.model.optimizer import AdamW
 from systems.model.sizes import SIZES, TABLE_1
 from systems.model.transformer import build_model
 
@@ -28,43 +29,48 @@ def time_ms(function):
     return (perf_counter() - start) * 1e3, result
 
 
-def time_step(model, tokens, targets, precision):
-    """Return the times of the forward and the backward pass, in ms."""
+def time_step(model, optimizer, tokens, targets, options):
+    """Return the times of one training step's three parts, in ms."""
     autocast = torch.autocast(DEVICE, torch.bfloat16)
-    model.zero_grad()
-    with autocast if precision == "bf16" else nullcontext():
+    optimizer.zero_grad()
+    with autocast if options.precision == "bf16" else nullcontext():
+        if options.forward_only:
+            with torch.no_grad():
+                return {"forward": time_ms(lambda: model(tokens))[0]}
         forward_ms, logits = time_ms(lambda: model(tokens))
         loss = cross_entropy(logits.flatten(0, 1), targets.flatten())
     backward_ms, _ = time_ms(loss.backward)
-    return {"forward": forward_ms, "backward": backward_ms}
+    optimizer_ms, _ = time_ms(optimizer.step)
+    return {"forward": forward_ms, "backward": backward_ms, "optimizer": optimizer_ms}
 
 
 def measure(size, options):
-    """Print the mean and standard deviation of both times for one model size."""
+    """Print the mean and standard deviation of each time for one model size."""
     with torch.device(DEVICE):
         model = build_model(size, options.context)
         tokens, targets = torch.randint(10_000, (2, options.batch, options.context))
-    arguments = (model, tokens, targets, options.precision)
+    step = (model, AdamW(model.parameters()), tokens, targets, options)
     for _ in range(options.warmup):
-        time_step(*arguments)
+        time_step(*step)
     if DEVICE == "cuda":
         torch.cuda.memory._record_memory_history(max_entries=1_000_000)
         torch.cuda.reset_peak_memory_stats()
-    steps = [time_step(*arguments) for _ in range(options.steps)]
+    steps = [time_step(*step) for _ in range(options.steps)]
     if DEVICE == "cuda":
         torch.cuda.memory._dump_snapshot(f"{size}.pickle")
         torch.cuda.memory._record_memory_history(enabled=None)
         peak_gib = torch.cuda.max_memory_allocated() / 2**30
         print(f"{size:6} peak {peak_gib:.2f} GiB, snapshot in {size}.pickle")
-    for name in ("forward", "backward"):
+    for name in steps[0]:
         times = [step[name] for step in steps]
-        print(f"{size:6} {name:8} {mean(times):8.2f} ± {stdev(times):.2f} ms")
+        print(f"{size:6} {name:9} {mean(times):8.2f} ± {stdev(times):.2f} ms")
 
 
 if __name__ == "__main__":
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--size", choices=SIZES, nargs="+", default=list(TABLE_1))
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--forward-only", action="store_true")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--warmup", type=int, default=5)

@@ -23,7 +23,7 @@ from tools.render.spanning import pages
 # What spans stems, by module of `spanning`: made from records, and from none.
 OF_RECORDS = (
     *("writeup", "explorer", "calculator", "durations", "ladder"),
-    *("index", "student", "gpu"),
+    *("index", "student", "scripts", "gpu"),
 )
 OF_NONE = ("glossary", "trace")
 # Those of them that have facts, by their own name.

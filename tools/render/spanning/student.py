@@ -1,24 +1,14 @@
-"""Tables of docs/hand_in.md and what changes from script to script of docs/scripts."""
+"""Tables of docs/hand_in.md."""
 
 import tomllib
-from difflib import unified_diff
 from pathlib import Path
 
-from systems import ROOT
 from systems.formulas.gpus import GPUS, Gpu
 from systems.records.record import Record
 from tools.render.load import Found, ours, primary_gpu
 from tools.render.markdown import bold, table
 from tools.render.rows import NOT_MEASURED, data_sheet
 
-SCRIPTS = ROOT / "docs" / "scripts"
-# Each script and the one that it grew from.
-STEPS = (
-    ("1_clock", "2_sizes"),
-    ("2_sizes", "3_nvtx"),
-    ("2_sizes", "4_autocast"),
-    ("4_autocast", "5_memory"),
-)
 # For these the table predicts times; for the others it counts rows out of memory.
 TIMES, MEMORY = ("h100", "a100-80"), ("a100-80", "a100-40")
 # Problems that cost little, or no points: shown on request.
@@ -33,26 +23,12 @@ HEADS = ("H200, measured", "H100", "A100", "OOM on 80 GB", "OOM on 40 GB")
 
 
 def fragments(found: Found) -> dict[str, str]:
-    """Return `student-problems.md`, `student-check.md`, `student-gpus.md`, and a diff
-    for each script that grew from another.
-    """
+    """Return `student-problems.md`, `student-check.md` and `student-gpus.md`."""
     return {
         "student-problems.md": problems_table(found),
         "student-check.md": check_output(found),
         "student-gpus.md": gpus_table(),
-        **{
-            f"script-{new}.md": diff(SCRIPTS / f"{old}.py", SCRIPTS / f"{new}.py")
-            for old, new in STEPS
-        },
     }
-
-
-def diff(old: Path, new: Path) -> str:
-    """Return the lines that differ between two files, as a fenced unified diff."""
-    before, after = (p.read_text(encoding="utf-8").splitlines() for p in (old, new))
-    # The first two lines name the files.
-    lines = list(unified_diff(before, after, n=1, lineterm=""))[2:]
-    return "\n".join(["```diff", *lines, "```", ""])
 
 
 def problems_table(found: Found) -> str:

@@ -1,6 +1,6 @@
 """Time attention with `do_bench`: plain, PyTorch's fused one and FlashAttention here.
 
-python docs/scripts/6_flash.py --d 64 --dtype bfloat16
+python docs/scripts/7_flash.py --d 64 --dtype bfloat16
 """
 
 from argparse import ArgumentParser

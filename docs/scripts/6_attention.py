@@ -1,0 +1,65 @@
+"""Time plain attention and read the memory that it keeps for its backward pass.
+
+python docs/scripts/6_attention.py --d 16 32 64 128 --compile
+"""
+
+from argparse import ArgumentParser
+from functools import partial
+from statistics import mean
+from time import perf_counter
+
+import torch
+
+from systems.model.transformer import scaled_dot_product_attention
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def time_ms(function):
+    """Run the function once; return its wall-clock time in ms and its result."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()  # The GPU must be idle when the clock starts ...
+    start = perf_counter()
+    result = function()
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()  # ... and finished when it stops.
+    return (perf_counter() - start) * 1e3, result
+
+
+def measure(attention, d, n, options):
+    """Print mean times of both passes, and the memory in use between them."""
+    q, k, v, do = torch.randn(4, options.batch, n, d, device=DEVICE)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    forward, backward, gib = [], [], 0.0
+    for turn in range(options.warmup + options.passes):
+        forward_ms, o = time_ms(lambda: attention(*inputs))
+        if DEVICE == "cuda":
+            gib = torch.cuda.memory_allocated() / 2**30
+        backward_ms, _ = time_ms(partial(torch.autograd.grad, o, inputs, do))
+        if turn >= options.warmup:
+            forward.append(forward_ms)
+            backward.append(backward_ms)
+    print(f"{d:3} {n:6} {mean(forward):9.2f} {gib:9.2f} {mean(backward):9.2f}")
+
+
+if __name__ == "__main__":
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--d", type=int, nargs="+", default=[64])
+    lengths = [256, 1024, 4096, 8192, 16384]
+    parser.add_argument("--n", type=int, nargs="+", default=lengths)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument("--passes", type=int, default=100)
+    options = parser.parse_args()
+    print("  d tokens   forward kept, GiB  backward   (ms)")
+    for d in options.d:
+        for n in options.n:
+            function = scaled_dot_product_attention
+            if options.compile:
+                torch._dynamo.reset()
+                function = torch.compile(function, dynamic=False)
+            try:
+                measure(function, d, n, options)
+            except torch.OutOfMemoryError:
+                print(f"{d:3} {n:6} out of memory")

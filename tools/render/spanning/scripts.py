@@ -1,0 +1,141 @@
+"""What the scripts of docs/scripts print on the GPU of the pages, from its records, and
+what each adds to the one that it grew from.
+"""
+
+from difflib import unified_diff
+from pathlib import Path
+
+from systems import ROOT
+from systems.model.sizes import TABLE_1
+from tools.render.load import Found, ours
+from tools.render.markdown import NOTHING_YET, sections
+from tools.render.rows import Cell, cell
+
+SCRIPTS = ROOT / "docs" / "scripts"
+# Each script and the one that it grew from.
+STEPS = (
+    ("1_clock", "2_sizes"),
+    ("2_sizes", "3_nvtx"),
+    ("2_sizes", "4_autocast"),
+    ("4_autocast", "5_memory"),
+)
+STEP = {"batch": 4, "attention": "eager", "mode": "step"}
+ATTENTION_HEAD = "  d tokens   forward kept, GiB  backward   (ms)"
+FLASH_HEAD = "tokens name   forward  backward      both   (ms)"
+# What the last script calls its functions, by their names in the record.
+FLASH = {"plain": "plain", "sdpa": "SDPA", "ours": "flash"}
+
+
+def fragments(found: Found) -> dict[str, str]:
+    """Return `scripts.md`: `prints-NAME` and `adds-NAME` for scripts by name."""
+    parts = {
+        f"prints-{command.split('.')[0]}": prints(command, lines)
+        for command, lines in outputs(found).items()
+    }
+    parts |= {f"adds-{new}": diff(old, new) for old, new in STEPS}
+    return {"scripts.md": sections(parts)}
+
+
+def prints(command: str, lines: list[str]) -> str:
+    """Return a command with its output, or what stands for it without a record."""
+    if not any(lines):
+        return NOTHING_YET
+    prompt = f"$ python docs/scripts/{command}"
+    return "\n".join(["```console", prompt, *lines, "```"])
+
+
+def outputs(found: Found) -> dict[str, list[str]]:
+    """Return the lines that each command prints."""
+    step, memory, plain, flash = (
+        ours(found, stem)
+        for stem in ("end_to_end", "peak_memory", "attention", "flash_benchmarking")
+    )
+
+    def steps(context: int, precision: str, *sizes: str) -> list[str]:
+        options = {**STEP, "context": context, "precision": precision}
+        return [
+            line
+            for size in sizes
+            for line in step_lines(size, cell(step, **options, size=size))
+        ]
+
+    large = {**STEP, "context": 512, "precision": "fp32", "size": "2.7B"}
+    large |= {"checkpoint": False}
+    return {
+        "1_clock.py --size small --context 256": steps(256, "fp32", "small"),
+        "2_sizes.py --context 128": steps(128, "fp32", *TABLE_1),
+        "4_autocast.py --size small 2.7B --context 512 --precision bf16": steps(
+            512, "bf16", "small", "2.7B"
+        ),
+        "5_memory.py --size 2.7B --context 512 --warmup 1 --steps 3": memory_lines(
+            "2.7B", cell(memory, **large)
+        ),
+        "6_attention.py --d 64": headed(
+            ATTENTION_HEAD,
+            [
+                attention_line(
+                    cell(
+                        plain, d=64, n=n, causal=False, dtype="fp32", execution="eager"
+                    )
+                )
+                for n in (256, 1024, 4096, 8192, 16384)
+            ],
+        ),
+        "7_flash.py --d 64 --n 1024 16384": headed(
+            FLASH_HEAD,
+            [
+                flash_line(
+                    name, cell(flash, implementation=which, dtype="bf16", d=64, n=n)
+                )
+                for n in (1024, 16384)
+                for which, name in FLASH.items()
+            ],
+        ),
+    }
+
+
+def headed(head: str, lines: list[str]) -> list[str]:
+    return [head, *filter(None, lines)] if any(lines) else []
+
+
+def step_lines(size: str, c: Cell) -> list[str]:
+    if not c:
+        return [f"{size:6} {c.why}"] if c.why else []
+    parts = {name: c.summary(name) for name in ("forward", "backward", "optimizer")}
+    return [
+        f"{size:6} {name:9} {s.mean:8.2f} ± {s.std:.2f} ms" for name, s in parts.items()
+    ]
+
+
+def memory_lines(size: str, c: Cell) -> list[str]:
+    if not c:
+        return step_lines(size, c)
+    gib = c["peak_allocated_bytes"] / 2**30
+    peak = f"{size:6} peak {gib:.2f} GiB, snapshot in {size}.pickle"
+    return [peak, *step_lines(size, c)]
+
+
+def attention_line(c: Cell) -> str:
+    if not c:
+        return f"{c.config['d']:3} {c.config['n']:6} {c.why}" if c.why else ""
+    forward, backward = (c.summary(name).mean for name in ("forward", "backward"))
+    kept = c["before_backward_bytes"] / 2**30
+    return f"{c.config['d']:3} {c.config['n']:6} {forward:9.2f} {kept:9.2f} {backward:9.2f}"
+
+
+def flash_line(name: str, c: Cell) -> str:
+    if not c:
+        return f"{c.config['n']:6} {name:6} {c.why}" if c.why else ""
+    times = (c.ms(part) for part in ("forward", "backward", "both"))
+    return " ".join([f"{c.config['n']:6} {name:6}", *(f"{ms:9.3f}" for ms in times)])
+
+
+def diff(old: str, new: str) -> str:
+    """Return the lines that differ between two scripts, as a fenced unified diff."""
+    before, after = (
+        Path(SCRIPTS / f"{name}.py").read_text(encoding="utf-8").splitlines()
+        for name in (old, new)
+    )
+    # The first two lines name the files.
+    lines = list(unified_diff(before, after, n=1, lineterm=""))[2:]
+    return "\n".join(["```diff", *lines, "```"])
