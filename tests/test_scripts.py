@@ -11,8 +11,11 @@ import torch
 
 from systems import ROOT
 from systems.model import sizes, transformer
+from tests.factories import committed
+from tools.render.spanning import scripts
 
 SCRIPTS = sorted((ROOT / "docs/scripts").glob("*.py"))
+SOURCES = [scripts.MARK.sub("", path.read_text("utf-8")) for path in SCRIPTS]
 LINE = re.compile(r"small  (forward  |backward |optimizer) +\d+\.\d\d ± \d+\.\d\d ms")
 
 
@@ -27,7 +30,7 @@ def run(monkeypatch, capsys, path, *arguments):
 
 
 def test_scripts_are_short():
-    lengths = [len(path.read_text("utf-8").splitlines()) for path in SCRIPTS]
+    lengths = [len(source.splitlines()) for source in SOURCES]
     assert len(lengths) == 7
     assert max(lengths) <= 85
     assert sum(lengths) <= 500
@@ -35,7 +38,7 @@ def test_scripts_are_short():
 
 @pytest.mark.parametrize(("old", "new"), [(0, 1), (1, 2), (1, 3), (3, 4)])
 def test_each_step_changes_few_lines(old, new):
-    lines = [SCRIPTS[i].read_text("utf-8").splitlines() for i in (old, new)]
+    lines = [SOURCES[i].splitlines() for i in (old, new)]
     added = [d for d in difflib.ndiff(*lines) if d.startswith("+ ")]
     assert 0 < len(added) <= 30
 
@@ -81,7 +84,7 @@ def test_attention_is_timed(monkeypatch, capsys):
 
     triton = pytest.importorskip("triton")
     monkeypatch.setattr(triton.testing, "do_bench", call)
-    source = SCRIPTS[6].read_text("utf-8").replace('"cuda"', '"cpu"')
+    source = SOURCES[6].replace('"cuda"', '"cpu"')
     assert '"cpu"' in source
     monkeypatch.setattr(sys, "argv", ["7_flash.py", "--n", "16", "--d", "16"])
     exec(compile(source, "7_flash.py", "exec"), {"__name__": "__main__"})
@@ -89,3 +92,21 @@ def test_attention_is_timed(monkeypatch, capsys):
     names = [line.split()[1] for line in lines]
     assert names == ["name", "plain", "SDPA", "flash"]
     assert all(line.endswith("1.500     1.500     1.500") for line in lines[1:])
+
+
+def test_pages_show_what_the_scripts_print():
+    """In the words and columns of their own print calls."""
+    stems = ("end_to_end", "peak_memory", "attention", "flash_benchmarking")
+    outputs = scripts.outputs({stem: [committed(stem)] for stem in stems})
+    assert [command.split()[0] for command in outputs] == [
+        path.name for path in SCRIPTS if path.stem != "3_nvtx"
+    ]
+    size = "|".join(sizes.SIZES)
+    step = LINE.pattern.replace("small  ", f"({size}) +", 1)
+    peak = r"2\.7B +peak \d+\.\d\d GiB, snapshot in 2\.7B\.pickle"
+    *steps, plain, flash = outputs.values()
+    for line in (line for lines in steps for line in lines):
+        assert re.fullmatch(f"{step}|{peak}|({size}) +out of memory", line), line
+    for (head, *lines), source in ((plain, SOURCES[5]), (flash, SOURCES[6])):
+        assert f'print("{head}")' in source
+        assert {len(line) for line in lines} == {len(head.removesuffix("   (ms)"))}

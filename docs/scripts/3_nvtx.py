@@ -18,6 +18,7 @@ from systems.model.sizes import SIZES, TABLE_1
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
+# --8<-- [start:annotated]
 def annotated_attention(q, k, v, mask):
     """Compute what the model's attention computes, each part in a range of its own."""
     with nvtx.range("scores"):
@@ -27,6 +28,9 @@ def annotated_attention(q, k, v, mask):
         weights = transformer.softmax(scores)
     with nvtx.range("output"):
         return torch.einsum("...qk,...ke->...qe", weights, v)
+
+
+# --8<-- [end:annotated]
 
 
 def time_ms(function):

@@ -52,6 +52,7 @@ def measure(size, options):
     step = (model, AdamW(model.parameters()), tokens, targets, options)
     for _ in range(options.warmup):
         time_step(*step)
+    # --8<-- [start:snapshot]
     if DEVICE == "cuda":
         torch.cuda.memory._record_memory_history(max_entries=1_000_000)
         torch.cuda.reset_peak_memory_stats()
@@ -61,6 +62,7 @@ def measure(size, options):
         torch.cuda.memory._record_memory_history(enabled=None)
         peak_gib = torch.cuda.max_memory_allocated() / 2**30
         print(f"{size:6} peak {peak_gib:.2f} GiB, snapshot in {size}.pickle")
+    # --8<-- [end:snapshot]
     for name in steps[0]:
         times = [step[name] for step in steps]
         print(f"{size:6} {name:9} {mean(times):8.2f} ± {stdev(times):.2f} ms")

@@ -58,6 +58,6 @@ if __name__ == "__main__":
     parser.add_argument("--d", type=int, default=64)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     options = parser.parse_args()
-    print("tokens name   forward  backward      both   (ms)")
+    print("tokens name     forward  backward      both   (ms)")
     for n in options.n:
         measure(n, options)

@@ -2,8 +2,8 @@
 what each adds to the one that it grew from.
 """
 
+import re
 from difflib import unified_diff
-from pathlib import Path
 
 from systems import ROOT
 from systems.model.sizes import TABLE_1
@@ -12,6 +12,8 @@ from tools.render.markdown import NOTHING_YET, sections
 from tools.render.rows import Cell, cell
 
 SCRIPTS = ROOT / "docs" / "scripts"
+# A section that a page shows, and the blank lines after it.
+MARK = re.compile(r" *# --8<-- .*\n(\n\n)?")
 # Each script and the one that it grew from.
 STEPS = (
     ("1_clock", "2_sizes"),
@@ -21,7 +23,7 @@ STEPS = (
 )
 STEP = {"batch": 4, "attention": "eager", "mode": "step"}
 ATTENTION_HEAD = "  d tokens   forward kept, GiB  backward   (ms)"
-FLASH_HEAD = "tokens name   forward  backward      both   (ms)"
+FLASH_HEAD = "tokens name     forward  backward      both   (ms)"
 # What the last script calls its functions, by their names in the record.
 FLASH = {"plain": "plain", "sdpa": "SDPA", "ours": "flash"}
 
@@ -119,8 +121,9 @@ def attention_line(c: Cell) -> str:
     if not c:
         return f"{c.config['d']:3} {c.config['n']:6} {c.why}" if c.why else ""
     forward, backward = (c.summary(name).mean for name in ("forward", "backward"))
-    kept = c["before_backward_bytes"] / 2**30
-    return f"{c.config['d']:3} {c.config['n']:6} {forward:9.2f} {kept:9.2f} {backward:9.2f}"
+    numbers = (forward, c["before_backward_bytes"] / 2**30, backward)
+    shape = f"{c.config['d']:3} {c.config['n']:6}"
+    return " ".join([shape, *(f"{number:9.2f}" for number in numbers)])
 
 
 def flash_line(name: str, c: Cell) -> str:
@@ -133,7 +136,7 @@ def flash_line(name: str, c: Cell) -> str:
 def diff(old: str, new: str) -> str:
     """Return the lines that differ between two scripts, as a fenced unified diff."""
     before, after = (
-        Path(SCRIPTS / f"{name}.py").read_text(encoding="utf-8").splitlines()
+        MARK.sub("", (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")).splitlines()
         for name in (old, new)
     )
     # The first two lines name the files.
