@@ -1,6 +1,7 @@
 """The hash of the measured code: the same on every Python, blind to words, layout and
 the house, sharp on code."""
 
+import re
 import shutil
 from pathlib import Path
 
