@@ -1,9 +1,8 @@
 """Hook of the site build: what only this builder of sites leaves undone, and no page
 needs to be read.
 
-The search shows a page's description first and loads no file that it has no use for;
-lines of a page's source are not indented, a twelfth of it, and figures say the same in
-fewer bytes.
+The search shows a page's description first and reads no figures and numbers, and the
+largest records are packed.
 """
 
 from __future__ import annotations
@@ -27,12 +26,6 @@ SEARCH = "material/search"
 # What the theme brings for search in other languages than English, and for debugging
 # its own scripts: a fifth of the site.
 UNUSED = re.compile(r"assets/javascripts/lunr/|.*\.map$")
-# What begins a line of a page's source, where it is not shown as it stands.
-INDENTS = re.compile(r"<(pre|textarea|script)\b.*?</\1>|\n\s+", re.DOTALL)
-# In a figure: names that are unique on all pages; lines from point to point, which need
-# no L; a style.
-NAMES = re.compile(r"\bp[0-9a-f]{8}-[mp][0-9a-f]{10}\b")
-LINES = re.compile(r'(?<= d=")M [-MLz. \d]*(?=")')
 # Records, and the links to them. A browser shows a JSON file of up to so many bytes; a
 # larger one, full of the names of kernels, is a twentieth of that when it is packed.
 RECORDS, READABLE_BYTES = "results", 1_000_000
@@ -49,7 +42,6 @@ UNSOUGHT = re.compile(
 )
 # What pages hold while the search reads them without that, by address.
 WHOLE: dict[str, str] = {}
-STYLES = re.compile(r'(?<= style=")[^"]*(?=")')
 
 
 def on_files(files: Files, /, **_: object) -> Files:
@@ -89,7 +81,7 @@ on_page_context = CombinedEvent(with_what_is_sought, described)
 
 
 def on_post_page(output: str, /, page: Page, config: MkDocsConfig) -> str:
-    return with_packed_links(with_short_figures(without_indents(output)), config)
+    return with_packed_links(output, config)
 
 
 # After the offline plugin, which writes it.
@@ -127,22 +119,3 @@ def packed(record: Path, config: MkDocsConfig) -> bool:
     with suppress(OSError):
         return (Path(config.docs_dir) / record).stat().st_size > READABLE_BYTES
     return False
-
-
-def with_short_figures(page_html: str) -> str:
-    names: dict[str, str] = {}
-
-    def short(found: re.Match[str]) -> str:
-        return names.setdefault(found[0], f"p{len(names)}")
-
-    def line(found: re.Match[str]) -> str:
-        return re.sub(r" ?([Mz]) ?", r"\1", found[0].replace(" L ", " "))
-
-    def style(found: re.Match[str]) -> str:
-        return found[0].replace("; ", ";").replace(": ", ":")
-
-    return STYLES.sub(style, LINES.sub(line, NAMES.sub(short, page_html)))
-
-
-def without_indents(page_html: str) -> str:
-    return INDENTS.sub(lambda found: found[0] if found[1] else "\n", page_html)

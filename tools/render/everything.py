@@ -22,7 +22,7 @@ from tools.render.spanning import pages
 
 # What spans stems, by module of `spanning`: made from records, and from none.
 OF_RECORDS = (
-    *("writeup", "explorer", "calculator", "durations", "ladder"),
+    *("writeup", "explorer", "calculator", "ladder"),
     *("index", "student", "scripts", "gpu"),
 )
 OF_NONE = ("glossary", "trace")

@@ -75,29 +75,6 @@ def test_the_search_reads_no_figures_listings_and_numbers() -> None:
     assert page.content == content
 
 
-def test_lines_of_a_page_are_not_indented_but_those_of_code_are() -> None:
-    page = "<ul>\n    <li>\n        a</li>\n</ul><pre>\n  x\n    y</pre>\n\n   <p>"
-    assert publishing.without_indents(page) == (
-        "<ul>\n<li>\na</li>\n</ul><pre>\n  x\n    y</pre>\n<p>"
-    )
-
-
-def test_figures_say_the_same_in_fewer_bytes():
-    """A curve keeps its letters: after one a point without any would be another's."""
-    page = (
-        '<path id="p0123abcd-p0123456789" d="M 1.5 2 L 3 -4 L 5 6 z M 7 8 L 9 9 z" '
-        'style="fill: none; stroke: var(--dark)" />'
-        '<path id="p0123abcd-m0123456789" d="M 0 3 C 1 2 3 4 5 6 L 7 8 z" />'
-        '<use href="#p0123abcd-m0123456789" x="1" />'
-    )
-    assert publishing.with_short_figures(page) == (
-        '<path id="p0" d="M1.5 2 3 -4 5 6zM7 8 9 9z" '
-        'style="fill:none;stroke:var(--dark)" />'
-        '<path id="p1" d="M 0 3 C 1 2 3 4 5 6 L 7 8 z" />'
-        '<use href="#p1" x="1" />'
-    )
-
-
 def test_links_to_a_record_that_is_too_large_to_be_read_lead_to_it_packed(tmp_path):
     for name, size in (("small", 10), ("large", publishing.READABLE_BYTES + 1)):
         path = tmp_path / "results" / "a-gpu" / f"{name}.json"
