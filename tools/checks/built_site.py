@@ -6,8 +6,8 @@ Every finding is printed as `page: finding`. Exit status: 0 no finding, 1 findin
 there is nothing to check.
 
 mkdocs checks Markdown links. It does not look at raw HTML, at marks that some extension
-left as text, at ids, headings or alternative texts, nor at what a page would fetch from
-the network. This reads what a browser would read.
+left as text, at ids, headings or alternative texts, nor at what a page's elements would
+fetch from the network. What scripts and style sheets fetch, tests in a browser see.
 """
 
 from __future__ import annotations
@@ -30,18 +30,6 @@ FETCHING_LINKS = set(
     "stylesheet icon preload prefetch preconnect dns-prefetch modulepreload"
     " manifest".split()
 )
-CSS_URL = re.compile(r"""(?:url\(\s*|@import\s+(?!url\())["']?([^"')\s;]+)""")
-# An address of another host in a script; names of XML vocabularies look like one, and
-# nobody fetches them.
-SCRIPT_URL = re.compile(
-    r"(?:https?:)?//(?!www\.w3\.org/)[\w-]+(?:\.[\w-]+)+[^\s\"'`)]*"
-)
-COMMENT = re.compile(r"/\*.*?\*/|^\s*//.*?$", re.DOTALL | re.MULTILINE)
-SVG_URL = re.compile(r"""<(?!a\b)\w[^>]*?\s(?:xlink:)?href=["']([^"'#][^"']*)""")
-# The theme's own scripts name a CDN for two things that these pages don't have;
-# `mermaid` below is looked for.
-THEME_SCRIPTS = "assets/javascripts/"
-
 # What is searched in the text of a page, and outside of code alone.
 ANYWHERE = {
     "snippet marker left as text": re.compile(r"-+8<-+"),
@@ -87,12 +75,13 @@ class Site:
 
 
 def check(site: Site) -> list[str]:
-    """Return every finding of the whole site, once, in order of the files."""
-    findings: dict[str, None] = {}
-    for path in sorted(site.root.rglob("*")):
-        found = check_page if path in site.pages else check_asset
-        findings |= {f"{site.name(path)}: {one}": None for one in found(site, path)}
-    return list(findings)
+    """Return every finding of the whole site, once, in order of the pages."""
+    findings = [
+        f"{site.name(path)}: {one}"
+        for path in site.pages
+        for one in check_page(site, path)
+    ]
+    return list(dict.fromkeys(findings))
 
 
 def check_page(site: Site, path: Path) -> Iterator[str]:
@@ -109,12 +98,6 @@ def check_page(site: Site, path: Path) -> Iterator[str]:
             for url, fetched in addresses(element, attribute, value):
                 if not (is_404 and re.match("/(?!/)", url)):
                     yield from check_address(site, path, url, fetched)
-    for script in page.iter("script"):
-        yield from check_script(script.text or "")
-    for style in page.iter("style"):
-        for url in CSS_URL.findall(style.text or ""):
-            if re.match(r"(?:https?:)?//", url):
-                yield f"fetched from another host: {url}"
 
 
 def check_text(main: Element) -> Iterator[str]:
@@ -190,9 +173,7 @@ def addresses(
     element: Element, attribute: str, value: str
 ) -> Iterator[tuple[str, bool]]:
     """Yield the addresses in an attribute, and whether a browser fetches them."""
-    if attribute == "style":
-        yield from ((url, True) for url in CSS_URL.findall(value))
-    elif attribute == "srcset":
+    if attribute == "srcset":
         yield from ((one.split()[0], True) for one in value.split(",") if one.strip())
     elif attribute == "href" and element.tag == "link":
         yield value.strip(), bool(FETCHING_LINKS & set(element.get("rel", "").split()))
@@ -222,28 +203,6 @@ def check_address(site: Site, path: Path, url: str, fetched: bool) -> Iterator[s
     elif parts.fragment and "=" not in parts.fragment and target in site.pages:
         if unquote(parts.fragment) not in site.anchors[target]:
             yield f"dead anchor: {url}"
-
-
-def check_script(script: str) -> Iterator[str]:
-    for url in SCRIPT_URL.findall(COMMENT.sub("", script)):
-        yield f"script names another host: {url}"
-
-
-def check_asset(site: Site, path: Path) -> Iterator[str]:
-    """Check style sheets, scripts and drawings: the browser reads them too."""
-    if path.suffix not in (".css", ".js", ".svg"):
-        return
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".js":
-        if not site.name(path).startswith(THEME_SCRIPTS):
-            yield from check_script(text)
-        return
-    urls = CSS_URL.findall(COMMENT.sub("", text) if path.suffix == ".css" else text)
-    urls += SVG_URL.findall(text) if path.suffix == ".svg" else []
-    for url in urls:
-        # A drawing refers to its own parts as url(#name).
-        if not url.startswith("#"):
-            yield from check_address(site, path, url, fetched=True)
 
 
 def main(arguments: list[str] | None = None) -> int:

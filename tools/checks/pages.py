@@ -1,99 +1,80 @@
-"""What must never stand in the guide's sources: measured numbers typed by hand, and
-snippet marks that show no code. `regen_tables.py --check` prints the findings.
+"""What must never stand in the guide's sources: measured numbers typed by hand, facts
+that no page uses, and snippet marks that show no code. `regen_tables.py --check` prints
+the findings.
 
 A measured number belongs in a fact or a fragment, which follow the records. One that
 no record gives (a setting, a data sheet's figure) is written as inline code.
 """
 
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-from tools.render.spanning.pages import sources
-
-SPACE = r"[^\S\n]"
-# Between a number and its unit: spaces, emphasis, a non-breaking space, and at most one
-# line break.
-GAP = rf"(?:{SPACE}|[*_]|&nbsp;|&thinsp;|\n(?!{SPACE}*\n))*"
+# Between a number and its unit: spaces, emphasis, at most one line break.
+GAP = r"(?:[^\S\n]|[*_]|&nbsp;|\n(?![^\S\n]*\n))*"
 UNITS = (
     r"[mnµμu]?s|(?:milli|micro|nano)?seconds?|min|minutes?|hours?"
     r"|[kKMGTP]?FLOPS?/s|[KMGT]i?B(?:/s)?|k?W|[kMG]Hz|tokens?(?:/s|[ ]per[ ]second)"
-    r"|percent|per[ ]cent|times[ ](?:faster|slower|as[ ](?:fast|slow|long|much|many))"
+    r"|percent|times[ ](?:faster|slower|as[ ](?:fast|slow|long|much|many))"
 )
 MEASURED = re.compile(
     rf"""
     # Not inside a name (A100-SXM4-40GB, fp32) or another number.
     (?<![\w.]) (?<![A-Za-z]-) (?<![A-Za-z]\d-)
     \d (?:[\d.,]*\d)?
-    (?: {GAP} (?: % | (?:{UNITS}) (?![\w/]) )
-    # A factor (2.1×, 2.1 x faster), but no product (16×16, 4 x 512, 2 × width).
-    | [×x] (?! {SPACE}* [\w\0] )
-    | {SPACE}? [×x] (?= {SPACE}* (?:
-        [.,;:!?)|] | $ | (?:as|faster|slower|more|less|the|of|over)\b
-    ) ) )
+    # With a unit, or a factor (2.1×), but no product (16×16).
+    (?: {GAP} (?: % | (?:{UNITS}) (?![\w/]) ) | [ ]? × (?! \s* (?!faster|as\b)[\w\0] ) )
     """,
     re.MULTILINE | re.VERBOSE,
 )
 NOT_PROSE = re.compile(
     r"""
-    # A code block.
+    # A code block, an include, a comment, inline code, maths, a fact.
     ^[ \t>]* (?P<fence>`{3,}|~{3,}) [^`\n]*\n .*?^[ \t>]* (?P=fence) [`~]* [ ]*$
     | ^[ ]* --8<--[ ] [^\n]*
     | <!--.*?-->
-    # Inline code, which ends in its paragraph.
     | (?P<ticks>(?<!`)`+(?!`)) (?:(?!\n\s*\n).)+? (?<!`)(?P=ticks)(?!`)
-    # A fact.
+    | \\\(.*?\\\) | \\\[.*?\\\]
     | \{\$.*?\$\}
-    # Addresses: of a link, of a link's definition, by themselves, of an element.
-    | (?<=\]) \( [^()\n]* (?:\([^()\n]*\)[^()\n]*)* \)
+    # Addresses: of a link, of a link's definition, of an element.
+    | (?<=\]) \( [^()\n]* \)
     | ^[ ]* \[[^\]\n]+\]: [ ]* \S+
-    | \w+://[^\s<>)]+
     | \b (?:src|href|width|height|style|class|id) ="[^"]*"
     """,
     re.DOTALL | re.MULTILINE | re.VERBOSE,
 )
-MATHS = re.compile(r"\\\(.*?\\\)|\\\[.*?\\\]", re.DOTALL)
 FACT = re.compile(r"\bfacts\.(\w+\.\w+)")
-INCLUDE = re.compile(r"""^ *--8<-- ["']([^":]+):([^"']+)["']$""", re.MULTILINE)
-MARK = re.compile(r"-+8<-+")
-SECTION = re.compile(r"# --8<-- \[(start|end):([A-Za-z][-\w]*)\]$")
+INCLUDE = re.compile(r'^ *--8<-- "([^":]+):([^"]+)"$', re.MULTILINE)
+SECTION = re.compile(r"^ *# --8<-- \[(start|end):([\w-]+)\]$", re.MULTILINE)
 
 
 def check_pages(root: Path) -> list[str]:
     """Return every finding in the pages and in the Python sources of this tree, as
     `path:line: finding`.
     """
-    docs = dict(sources(root / "docs"))
-    texts = {name: path.read_text(encoding="utf-8") for name, path in docs.items()}
-    included = {found for text in texts.values() for found in INCLUDE.findall(text)}
+    pages = {path: path.read_text(encoding="utf-8") for path in sources(root / "docs")}
+    included = {found for text in pages.values() for found in INCLUDE.findall(text)}
     findings = []
-    for path in sorted(
-        p for f in ("systems", "tools", "tests") for p in (root / f).rglob("*.py")
-    ):
+    code = {*(root / "systems").rglob("*.py"), *(root / "tools").rglob("*.py")}
+    code |= {root / file for file, _ in included if file.endswith(".py")}
+    for path in sorted(path for path in code if path.is_file()):
         name = path.relative_to(root).as_posix()
-        starts: dict[str, int] = {}
-        faults = [*check_markers(path, starts)]
-        faults += [
-            (line, f"no page shows the section {section!r}: include it or delete it")
-            for section, line in starts.items()
-            if (name, section) not in included
-        ]
-        faults += [
-            (1, f"a page shows the section {section!r}, which is not here")
-            for file, section in sorted(included)
-            if file == name and section not in starts
-        ]
-        findings += [f"{name}:{line}: {fault}" for line, fault in faults]
-    for name, text in texts.items():
-        place = docs[name].relative_to(root).as_posix()
+        shown = {section for file, section in included if file == name}
+        text = path.read_text(encoding="utf-8")
+        findings += [f"{name}:{n}: {fault}" for n, fault in wrong_marks(text, shown)]
+    for path, text in pages.items():
+        place = path.relative_to(root).as_posix()
         findings += [f"{place}:{line}: {fault}" for line, fault in typed_numbers(text)]
     readme = root / "README.md"
-    shown = "".join(texts.values()) + (
-        readme.read_text("utf-8") if readme.is_file() else ""
-    )
-    return findings + unused_facts(root, set(FACT.findall(shown)))
+    texts = [*pages.values(), *([readme.read_text("utf-8")] if readme.exists() else [])]
+    return findings + unused_facts(root, set(FACT.findall("".join(texts))))
+
+
+def sources(docs: Path) -> Iterator[Path]:
+    """Yield every page."""
+    for path in sorted(docs.rglob("*.md")):
+        if docs / "generated" not in path.parents:
+            yield path
 
 
 def unused_facts(root: Path, used: set[str]) -> list[str]:
@@ -112,7 +93,8 @@ def unused_facts(root: Path, used: set[str]) -> list[str]:
 
 def typed_numbers(page: str) -> Iterator[tuple[int, str]]:
     """Find measured numbers in the page's prose."""
-    prose = MATHS.sub(units_of_maths, NOT_PROSE.sub(blank, page))
+    # What is no prose keeps its line breaks, for counting lines.
+    prose = NOT_PROSE.sub(lambda found: "\0" + "\n" * found[0].count("\n"), page)
     for match in MEASURED.finditer(prose):
         number = " ".join(match[0].split())
         yield (
@@ -123,57 +105,24 @@ def typed_numbers(page: str) -> Iterator[tuple[int, str]]:
         )
 
 
-def blank(match: re.Match[str]) -> str:
-    """No number, no unit and no space. The line breaks stay, for counting lines."""
-    return "\0" + "\n" * match[0].count("\n")
-
-
-def units_of_maths(match: re.Match[str]) -> str:
-    """In maths a letter is a variable (2x, 4s): only \\text and \\mathrm hold units."""
-    text = re.sub(r"\\[,;:! ]", " ", match[0]).replace("\\%", "%")
-    parts = re.split(r"\\(?:text|mathrm)\{([^{}]*)\}", text)
-    parts[::2] = [re.sub(r"[A-Za-z×]", "\0", part) for part in parts[::2]]
-    return "".join(parts)
-
-
-def check_markers(path: Path, starts: dict[str, int]) -> Iterator[tuple[int, str]]:
-    """Find faults of the section markers of one Python file that snippets pass over.
-    Fills `starts` with the line of each section.
+def wrong_marks(text: str, shown: set[str]) -> Iterator[tuple[int, str]]:
+    """Find sections of a Python file that start and do not end, that no page shows, or
+    that a page shows and are not there: snippets pass over them.
     """
-    text = path.read_text(encoding="utf-8")
-    lines, opened = text.splitlines(), dict[str, int]()
-    marked = (
-        [
-            token.start[0]
-            for token in tokenize.generate_tokens(io.StringIO(text).readline)
-            if token.type == tokenize.COMMENT and MARK.search(token.string)
-        ]
-        if MARK.search(text)
-        else []
+    lines: dict[tuple[str, str], int] = {}
+    for mark in SECTION.finditer(text):
+        line = text.count("\n", 0, mark.start()) + 1
+        if lines.setdefault((mark[1], mark[2]), line) != line:
+            yield line, f"section {mark[2]!r} has two marks of {mark[1]}"
+    starts, ends = (
+        {name: at for (kind, name), at in lines.items() if kind == wanted}
+        for wanted in ("start", "end")
     )
-    for number in marked:
-        match = SECTION.match(lines[number - 1].strip())
-        if match is None:
-            yield (
-                number,
-                "badly formed marker: write # --8<-- [start:name] or [end:name]",
-            )
-        elif match[1] == "start":
-            if match[2] in starts:
-                yield (
-                    number,
-                    f"section {match[2]!r} starts twice, and pages show the first",
-                )
-            opened[match[2]] = number
-            starts.setdefault(match[2], number)
-        elif (start := opened.pop(match[2], None)) is None:
-            yield number, f"section {match[2]!r} ends but never started"
-        elif not any(
-            lines[i - 1].strip() for i in range(start + 1, number) if i not in marked
-        ):
-            yield start, f"section {match[2]!r} is empty"
-    for name, number in opened.items():
-        yield (
-            number,
-            f"section {name!r} never ends: a page would show the rest of the file",
-        )
+    for name in starts.keys() | ends.keys() | shown:
+        start, end = starts.get(name, 0), ends.get(name, 0)
+        if name not in starts:
+            yield end or 1, f"a page shows the section {name!r}, which does not start"
+        elif end <= start + 1:
+            yield start, f"section {name!r} never ends, or is empty"
+        elif name not in shown:
+            yield start, f"no page shows the section {name!r}: include it or delete it"

@@ -3,7 +3,7 @@ what a page says under its heading "Answer" is written once.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined, TemplateError
@@ -45,11 +45,3 @@ def answer_of(
         return TEMPLATES.from_string(text).render(facts=facts)
     except TemplateError as error:
         raise RecordError(f"docs/{page}.md: {error}") from error
-
-
-def sources(docs: Path) -> Iterator[tuple[str, Path]]:
-    """Yield every page and its name: `api-model` is docs/api/model.md."""
-    for path in sorted(docs.rglob("*.md")):
-        parts = path.relative_to(docs).with_suffix("").parts
-        if parts[0] != "generated":
-            yield "-".join(parts), path
