@@ -1,27 +1,24 @@
 """The write-up: every graded problem of problems.toml with its status, which follows
-from STEMS and the records, and the editions of the assignment that ask for it.
+from STEMS and the records, and its claims.
 
 The answers themselves stand in their pages; `pages.py` beside this copies those whose
 records `answered` finds.
 """
 
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
-from systems import ROOT
 from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.claims import Claim, claims_in, verdict
 from tools.render.load import AGES, Found, age, is_of_gpu, primary_gpu
-from tools.render.markdown import captioned, sections, table, tabs
+from tools.render.markdown import captioned, columns, sections, tabs
 
 PROBLEMS_FILE = Path(__file__).with_name("problems.toml")
-NOT_BUILT, NOT_MEASURED_YET = "not built yet", "not measured yet"
-TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
+NOT_MEASURED_YET = "not measured yet"
 
 
 @dataclass(frozen=True)
@@ -32,10 +29,6 @@ class Answer:
     stems: tuple[str, ...]
     parts: str
     question: str
-
-    @property
-    def built(self) -> bool:
-        return all(stem in STEMS for stem in self.stems)
 
 
 @dataclass(frozen=True)
@@ -59,15 +52,11 @@ def load_problems(path: Path = PROBLEMS_FILE) -> list[Problem]:
     listed = tomllib.loads(path.read_text(encoding="utf-8"))["problem"]
     problems = []
     for problem in listed:
-        answers = tuple(
-            Answer(**{**answer, "stems": tuple(answer["stems"])})
-            for answer in problem.pop("answer")
-        )
-        problems.append(Problem(**problem, answers=answers))
+        given = [
+            answer | {"stems": (*answer["stems"],)} for answer in problem.pop("answer")
+        ]
+        problems.append(Problem(**problem, answers=tuple(Answer(**x) for x in given)))
     return problems
-
-
-# Status -------------------------------------------------------------------------------
 
 
 def measured_on(stems: tuple[str, ...], found: Found) -> dict[str, list[Record]]:
@@ -89,12 +78,9 @@ def status(answer: Answer, found: Found) -> str:
     """ "answered on NVIDIA H200, fresh", for each GPU: as old as the oldest record; or
     why there is no answer.
     """
-    if not answer.built:
-        return NOT_BUILT
-    gpus = measured_on(answer.stems, found)
     each = [
         f"{rs[0].device.name}, {max(map(age, rs), key=AGES.index)}"
-        for rs in gpus.values()
+        for rs in measured_on(answer.stems, found).values()
     ]
     return f"answered on {'; '.join(each)}" if each else NOT_MEASURED_YET
 
@@ -105,21 +91,18 @@ def answered(found: Found) -> dict[str, bool]:
     """
     counts = {primary_gpu(), "meta"}
     answers = (answer for problem in load_problems() for answer in problem.answers)
-    return {
-        a.page: bool(a.built and counts & measured_on(a.stems, found).keys())
-        for a in answers
-    }
+    return {a.page: bool(counts & measured_on(a.stems, found).keys()) for a in answers}
 
 
 # Fragments ----------------------------------------------------------------------------
 
 
 def fragments(found: Found) -> dict[str, str]:
-    """Return `writeup.md`: sections for the overview and the editions, what each answer
-    was asked and how it stands, and the claims of each problem.
+    """Return `writeup.md`: a section for the overview, for what each answer was asked
+    and how it stands, and for the claims of each problem.
     """
     problems = load_problems()
-    parts = {"overview": overview(problems, found), "editions": editions(problems)}
+    parts = {"overview": overview(problems, found)}
     for problem in problems:
         for answer in problem.answers:
             parts[f"asked-{answer.page}"] = asked(answer, found)
@@ -127,63 +110,36 @@ def fragments(found: Found) -> dict[str, str]:
     return {"writeup.md": sections(parts)}
 
 
-OVERVIEW = "Every graded problem, and what its answer rests on."
-
-
 def overview(problems: list[Problem], found: Found) -> str:
-    rows = []
-    for number, problem in enumerate(problems, start=1):
-        stands = {a.parts: status(a, found) for a in problem.answers}
-        same = len(set(stands.values())) == 1
-        words = (
-            [stands[problem.answers[0].parts]]
-            if same
-            else [f"{parts}: {text}" for parts, text in stands.items()]
-        )
-        rows.append(
-            [
-                f"[{number}. {problem.title}](#{problem.name})",
-                f"{problem.section or problem.asked_by}<br>`{problem.name}`",
-                "<br>".join(words),
-                str(problem.points) if problem.points else "",
-            ]
-        )
-    listed = table(["problem", "section and name", "status", "points"], rows, left=2)
-    return f"{captioned(OVERVIEW, listed)}\n"
+    """Section and points of each problem, and what its answer rests on."""
 
+    def nyu(problem: Problem) -> str:
+        return f"{problem.section} · {problem.points}" if problem.section else ""
 
-def editions(problems: list[Problem]) -> str:
-    """Section and points of each problem, and the pages that answer it."""
-    years = ("2025", "2026")
-    rows = [
-        [
-            f"`{problem.name}`",
-            f"{problem.section} · {problem.points}" if problem.section else "",
-            *(problem.stanford.get(year, "") for year in years),
-            ", ".join(linked(answer.page) for answer in problem.answers),
-        ]
-        for problem in problems
-    ]
-    head = ["problem", "NYU 2026", *(f"CS336 {year}" for year in years), "here"]
-    caption = "The graded problems: section and points in each edition that asks."
-    return captioned(caption, table(head, rows)) + "\n"
+    def stands(problem: Problem) -> str:
+        texts = {a.parts: status(a, found) for a in problem.answers}
+        if len(set(texts.values())) == 1:
+            return next(iter(texts.values()))
+        return "<br>".join(f"{parts}: {text}" for parts, text in texts.items())
 
-
-def linked(page: str) -> str:
-    """A link by the page's own title."""
-    title = TITLE.search((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
-    return f"[{title[1] if title else page}]({page}.md)"
+    numbers = {problem.name: n for n, problem in enumerate(problems, start=1)}
+    listed = columns(
+        problems,
+        ("problem", lambda p: f"[{numbers[p.name]}. {p.title}](#{p.name})"),
+        ("NYU 2026", nyu),
+        ("CS336 2025", lambda p: p.stanford.get("2025", "")),
+        ("CS336 2026", lambda p: p.stanford.get("2026", "")),
+        ("status", stands),
+    )
+    caption = "Every graded problem: section and points in each edition, and status."
+    return captioned(caption, listed)
 
 
 def asked(answer: Answer, found: Found) -> str:
     """The question, its status, and where the rest stands."""
     parts = f" {answer.parts}" if answer.parts else ""
-    link = (
-        f" · [code, all tables and how it was measured]({answer.page}.md)"
-        if answer.built
-        else ""
-    )
-    said = f"**Status:** {status(answer, found)}{link}\n{{ .status }}\n"
+    link = f"[code, all tables and how it was measured]({answer.page}.md)"
+    said = f"**Status:** {status(answer, found)} · {link}\n{{ .status }}"
     return f"**Asked{parts}.** {answer.question}\n\n{said}"
 
 
