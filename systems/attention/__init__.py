@@ -24,7 +24,7 @@ __all__ = [
     "flash_attention",
 ]
 
-# What `from systems.attention import NAME` loads.
+# Public names and the modules that define them.
 EXPORTS = {
     "attention_reference": "systems.attention.reference",
     "flash_attention": "systems.attention.flash",

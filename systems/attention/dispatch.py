@@ -37,10 +37,10 @@ LAUNCHERS = {"hopper": hopper_launches, "triton": triton_launches}
 
 
 def choose_backend(backend: str, q: Tensor, k: Tensor, v: Tensor) -> str:
-    """Return the name of the kernels that run for this backend; "auto" takes the
-    fastest.
+    """Return the name of the kernels to run for `backend`; "auto" picks the fastest.
 
-    `ValueError` if the backend is unknown, or says what the Hopper kernels lack.
+    `ValueError` for an unknown backend, or for inputs that the Hopper kernels can't
+    take.
     """
     if backend == "auto":
         if not limits.is_faster(q, k):
@@ -93,7 +93,7 @@ def run_backward(
     )
     if backend != "hopper":
         return gradients
-    # torch.compile was promised gradients that lie as `empty_like` of the inputs does.
+    # `register_fake` promised torch.compile gradients with the layout of `empty_like`.
     dq, dk, dv = (
         dx if x is copy else torch.empty_like(x).copy_(dx)
         for x, copy, dx in zip(inputs, (q, k, v), gradients, strict=True)
@@ -107,8 +107,8 @@ def flash_forward(
 ) -> tuple[Tensor, Tensor]:
     """Return (o, lse); the forward operator for torch.compile and torch.export.
 
-    Called directly it drops tangents of forward mode; `attention` and the class refuse
-    them.
+    A direct call drops forward-mode tangents silently; `attention` and
+    `FlashAttentionTriton` raise instead.
     """
     return run_forward(q, k, v, causal, scale, backend)
 
@@ -198,7 +198,7 @@ class FlashAttentionTriton(torch.autograd.Function):
             ctx.save_for_backward(q, k, v, o, lse)
             return o
         if is_traced(q):
-            # Out of a compiler's sight PyTorch itself refuses both.
+            # In eager mode PyTorch itself refuses both.
             refuse_transforms()
             refuse_forward_mode(q, k, v)
         check_call(q, k, v, is_causal, scale)
@@ -223,14 +223,14 @@ class FlashAttentionTriton(torch.autograd.Function):
             gradients = prepared.backward(do, *saved)
         else:
             gradients = run_backward(do, *saved, *ctx.options)
-        # apply() may be called without the options: one gradient for each argument that
-        # it got.
+        # `apply` may omit trailing options: return one gradient per argument it
+        # received.
         return *gradients, *(None for _ in ctx.needs_input_grad[3:])
 
 
-# PyTorch's own `apply` looks at each argument, in Python, for wrappers of transforms
-# that have ended. `attention` refuses those under way; a tensor that outlived one has
-# no memory, and fails in PyTorch's words.
+# PyTorch's own `apply` searches every argument, in Python, for tensors of finished
+# transforms. Skip that: `attention` refuses active transforms, and a tensor left over
+# from a finished one has no storage, so PyTorch raises on its first use.
 apply = super(torch.autograd.Function, FlashAttentionTriton).apply  # pyright: ignore
 
 
@@ -266,9 +266,10 @@ def attention(
     tensors = isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)
     if tensors and q.ndim in (3, 4) and not is_traced(q):
         if is_differentiated(q, k, v):
-            # The class checks for itself.
+            # FlashAttentionTriton checks its arguments.
             return apply(q, k, v, causal, scale, backend)
-        # An autograd Function costs the host as much as a launch.
+        # Without gradients skip the autograd Function, whose CPU overhead is that of a
+        # launch.
         if prepared := prepare_call(q, k, v, causal, scale, backend):
             check_device(q.device)
             return prepared.forward(q, k, v)[0]

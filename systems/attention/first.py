@@ -1,22 +1,22 @@
-"""FlashAttention as a first kernel: the whole algorithm, forward and backward, for
+"""A first FlashAttention kernel: the whole algorithm, forward and backward, for
 contiguous (batch, n, d).
 
-Milakov and Gimelshein (2018) showed that a softmax can be summed while its scores still
-arrive. Dao (2022) built attention on that, so that no score is ever written to memory;
-Dao (2023) divides once, at the end, and gives each tile of queries a program of its
-own. Left out is what only some inputs need: other lengths and strides, shared loops,
-exact float32 on tensor cores. `systems/attention/triton` has all of it.
+Milakov and Gimelshein (2018) compute a softmax in one pass over its scores. Dao (2022)
+builds attention on this online softmax, so that scores are never written to HBM; Dao
+(2023) divides by the sum once, at the end, and computes each tile of queries in its own
+program instance. Left out are arbitrary lengths and strides, split loops, and float32
+without TF32 on tensor cores: see `systems/attention/triton`.
 
     first_attention(q, k, v, causal)      # (batch, n, d) three times -> (batch, n, d)
 
-Letters of the papers: s scores, p probabilities, m largest score so far, l sum so far,
-a output so far, not yet divided; lse = m + log l; delta = rowsum(o · do). i is the
-first query of a tile and j the first key; `head` is the row where a head begins, for
-all heads lie one below the other. TILE rows make a tile.
+Letters as in the papers: s scores, p probabilities, m running maximum, l running sum, a
+unnormalized output; lse = m + log l; delta = rowsum(o · do). A tile has TILE rows; i is
+its first query, j its first key. `head` is the first row of a head in the (batch · n,
+d) view.
 """
 
-# Triton's decorator hides from the type checker that a kernel is called with a grid,
-# options and plain constants.
+# The type checker doesn't know that `triton.jit` kernels take a grid, launch options
+# and plain numbers.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
 import torch
@@ -37,20 +37,20 @@ from systems.attention.inputs import (
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 HEAD_DIMS = (16, 32, 64, 128)
-# Every length is a multiple of it, so no tile is cut off and no load needs a mask.
+# n is a multiple of LENGTH, so every tile is full and no load needs a mask.
 LENGTH = 64
 
 
 # --8<-- [start:helpers]
 @triton.jit
 def tile(first, TILE: tl.constexpr, D: tl.constexpr):
-    """Offsets of TILE rows from row `first` on: [TILE, D]."""
+    """Return the offsets of TILE rows starting at row `first`: [TILE, D]."""
     return (first + tl.arange(0, TILE))[:, None] * D + tl.arange(0, D)[None, :]
 
 
 @triton.jit
 def product(x, y):
-    """x y, summed in float32; "ieee" keeps float32 from being rounded to TF32."""
+    """Return x @ y, summed in float32; "ieee" prevents rounding of float32 to TF32."""
     return tl.dot(x, y, input_precision="ieee")
 
 
@@ -60,7 +60,9 @@ def product(x, y):
 # --8<-- [start:scores]
 @triton.jit
 def scores(q, k, i, j, scale, TILE: tl.constexpr, CAUSAL: tl.constexpr):
-    """s of a tile of queries and one of keys, -∞ where the key comes later."""
+    """Return a tile of scores [TILE queries, TILE keys], -∞ where a causal mask hides
+    the key.
+    """
     s = product(q, tl.trans(k)) * scale
     if CAUSAL:
         t = tl.arange(0, TILE)
@@ -78,7 +80,7 @@ def forward_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, n, scale,
     TILE: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """o and lse of one tile of queries."""
+    """Compute o and lse of one tile of queries."""
     tiles = n // TILE
     head = (tl.program_id(0) // tiles).to(tl.int64) * n
     i = tl.program_id(0) % tiles * TILE
@@ -118,7 +120,7 @@ def forward_kernel(
 def p_and_ds(
     q, k, v, do, lse, delta, i, j, scale, TILE: tl.constexpr, CAUSAL: tl.constexpr
 ):  # fmt: skip
-    """A tile of p, computed again, and of ds, the gradient of the scores."""
+    """Return a tile of p, recomputed, and of ds, the gradient of the scores."""
     s = scores(q, k, i, j, scale, TILE, CAUSAL)
     p = tl.exp(s - lse[:, None])
     dp = product(do, tl.trans(v))
@@ -134,7 +136,7 @@ def dk_dv_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, n, scale,
     TILE: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of one tile of keys, down the column of its queries."""
+    """Compute dk and dv of one tile of keys by a loop over tiles of queries."""
     tiles = n // TILE
     head = (tl.program_id(0) // tiles).to(tl.int64) * n
     j = tl.program_id(0) % tiles * TILE
@@ -169,7 +171,7 @@ def dq_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, n, scale,
     TILE: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """dq of one tile of queries, along the row of its keys."""
+    """Compute dq of one tile of queries by a loop over tiles of keys."""
     tiles = n // TILE
     head = (tl.program_id(0) // tiles).to(tl.int64) * n
     i = tl.program_id(0) % tiles * TILE
@@ -196,16 +198,16 @@ def dq_kernel(
 
 
 def launch_options(q: Tensor) -> dict[str, int]:
-    """64 rows to a tile of 16 bits and 32 to one of float32: the tiles of the backward
-    pass then fit into the shared memory of every GPU from the A100 on.
+    """Return 64 rows per tile for 16-bit dtypes and 32 for float32, so that the
+    backward pass fits the shared memory of every GPU from the A100 on.
     """
     return {"TILE": 128 // q.element_size(), "D": q.shape[-1], "num_stages": 2}
 
 
 # --8<-- [start:function]
 class FlashAttentionFirst(torch.autograd.Function):
-    """`FlashAttentionFirst.apply(q, k, v, is_causal)` for inputs that `first_attention`
-    takes; `ValueError` or `TypeError` names what can't be. A second derivative can't.
+    """Autograd Function: `FlashAttentionFirst.apply(q, k, v, is_causal)` for the inputs
+    of `first_attention`, with the same errors. Second derivatives are unsupported.
     """
 
     @staticmethod
@@ -234,11 +236,12 @@ class FlashAttentionFirst(torch.autograd.Function):
     def backward(ctx, do: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_second_derivative()
         refuse_batched_gradients(do, "the first kernel")
-        # Hooks on saved tensors may lay them out anew.
+        # Hooks on saved tensors can change strides.
         q, k, v, o, lse = (x.contiguous() for x in ctx.saved_tensors)
         batch, n, _ = q.shape
         grid = (batch * n // ctx.options["TILE"],)
-        # The gradient of a sum is one number, expanded; kernels read it written out.
+        # The gradient of a sum is one number with strides of zero; kernels need it
+        # materialized.
         do = do.contiguous()
         delta = (o.float() * do.float()).sum(-1)
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
@@ -263,14 +266,14 @@ def first_attention(
     causal: bool = False,
     scale: float | None = None,
 ) -> Float[Tensor, "batch n d"]:
-    """softmax(scale · q kᵀ) v without ever holding the scores, differentiable once.
+    """Return softmax(scale · q kᵀ) v without storing the scores; differentiable once.
 
-    q, k and v are contiguous and of one shape: n a multiple of 64, d 16, 32, 64 or 128;
-    float32, float16, or on a GPU bfloat16. `causal` hides key j from query i where
+    q, k and v are contiguous and have one shape: n a multiple of 64, d 16, 32, 64 or
+    128; float32, float16, or on a GPU bfloat16. `causal` hides key j from query i where
     j > i; `scale` None is 1 / sqrt(d). The result has the dtype of q; sums are kept in
-    float32. `ValueError` or `TypeError` names what can't be taken,
-    `NotImplementedError` a transform of torch.func. In float32 with d 128, dk and dv of
-    a tile don't fit into registers: each thread spills over a KiB.
+    float32. `ValueError` or `TypeError` names an unsupported argument,
+    `NotImplementedError` a transform of torch.func. In float32 with d = 128 the
+    accumulators of dk and dv exceed the registers: each thread spills over 1 KiB.
     """
     refuse_transforms()
     q, k, v = autocast_like_sdpa(q, k, v)
@@ -278,7 +281,7 @@ def first_attention(
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> None:
-    """TypeError or ValueError unless these kernels can run on this."""
+    """Raise TypeError or ValueError unless these kernels support the arguments."""
     check_inputs(q, k, v, causal, scale, DTYPES)
     shape = tuple(q.shape)
     if len(shape) != 3 or shape[1] % LENGTH or shape[2] not in HEAD_DIMS:

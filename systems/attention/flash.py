@@ -19,41 +19,39 @@ def flash_attention(
     """Return softmax(scale · q kᵀ) v without ever storing the scores. Leading
     dimensions are free; the last of them is heads.
 
-    The layout of flash-attn, (batch, n, heads, d), can't be told apart from (batch,
-    heads, n, d): transpose such tensors,
-    `flash_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)`.
+    The layout of flash-attn, (batch, n, heads, d), can't be recognized: transpose such
+    tensors, `flash_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)`.
 
     `causal` hides key j from query i where j > i, counted from the top left like
-    PyTorch's `is_causal`, also where the numbers of queries and keys differ. k and v
-    may have fewer heads, which neighbouring query heads share. `scale` None is 1 /
-    sqrt(d). The result has the dtype of q; sums are kept in float32 or wider.
+    PyTorch's `is_causal`, also if there are more keys than queries or fewer. k and v
+    may have fewer heads than q: adjacent query heads then share a KV head. `scale` None
+    is 1 / sqrt(d). The result has the dtype of q; sums are kept in float32 or wider.
 
     `backend` is one of
 
     - "triton": the Triton kernels, for any GPU from the A100 on. float32, float16 and
       bfloat16, d up to 256, any strides.
-    - "hopper": the Gluon kernels for a Hopper GPU. float16 and bfloat16, d from 40 to
-      128 that 8 divides, rows without gaps that begin at multiples of 16 bytes.
+    - "hopper": the Gluon kernels for a Hopper GPU. float16 and bfloat16, d a multiple
+      of 8 from 40 to 128, contiguous rows whose addresses are multiples of 16 bytes.
     - "torch": the same algorithm in PyTorch, slow, on any device; float64 too.
     - "first": the kernel that the guide teaches, for contiguous (batch, n, d): n a
       multiple of 64, d 16, 32, 64 or 128.
     - "auto": "hopper" where it can run and the inputs are large enough for it to be
       faster, else "triton".
 
-    It works under autocast and, except for "first", in `torch.compile(fullgraph=True)`
-    and `torch.export`. After one call of a shape CUDA graphs capture both passes. A
-    batch of gradients (`is_grads_batched`, vmap around `autograd.grad`) is computed one
-    after another, except by "first".
+    All backends work under autocast and, except for "first", in
+    `torch.compile(fullgraph=True)` and `torch.export`. After one call of a shape CUDA
+    graphs can capture both passes. A batch of gradients (`is_grads_batched`, vmap
+    around `autograd.grad`) is computed one member after another; "first" refuses it.
 
     A row whose largest scaled score lies beyond ±1.8e8 still gets the right output, but
     with "triton" and "hopper" it contributes nothing to the gradients.
 
-    `TypeError` or `ValueError` names the argument that can't be taken, or what a
-    backend needs and did not find. Transforms of torch.func (vmap, grad, jvp) raise
-    `NotImplementedError`; only vmap inside `torch.compile` works, and computes one
-    batch after another.
+    `TypeError` or `ValueError` names an unsupported argument or what a backend lacks.
+    Transforms of torch.func (vmap, grad, jvp) raise `NotImplementedError`; only vmap
+    inside `torch.compile` works, and computes one batch member after another.
     """
-    # Imported here, so that the PyTorch tiles work where Triton is not installed.
+    # Imported here, so that the PyTorch tiles work without Triton installed.
     if backend in ("auto", "hopper", "triton"):
         from systems.attention import dispatch
 

@@ -1,7 +1,6 @@
 """Attention implementations that a model can use, by name."""
 
-# name -> "module:function"; the function takes q, k, v of shape (b, h, s, e) and is
-# causal.
+# name -> "module:function"; each function is causal and takes q, k, v of (b, h, s, e).
 IMPLEMENTATIONS = {
     "eager": "systems.model.transformer:eager_attention",
     "eager_annotated": "systems.profiling.annotated_attention:causal_attention",

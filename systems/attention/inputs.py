@@ -1,5 +1,4 @@
-"""Validation of the arguments of flash attention, and its behaviour under autocast and
-transforms.
+"""Argument checks of flash attention, and its behavior under autocast and transforms.
 
 Every error names the argument, what it got and what is supported. Shapes: ... any
 leading dimensions, the last of them heads; n_q queries, n_k keys, d head dimension.
@@ -19,7 +18,7 @@ from torch._C._functorch import (
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.autograd import forward_ad
 
-# The properties of a tensor that decide whether attention can be computed with it.
+# The properties of a tensor that decide whether attention supports it.
 TensorProperties = tuple[torch.Size, torch.dtype, torch.device, torch.layout]
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
 
@@ -42,16 +41,16 @@ def check_inputs(
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
-    # Shapes are symbols while a compiler traces, and symbols can't be looked up.
+    # While a compiler traces, shapes are symbolic and can't be keys of a cache.
     check = check_properties if is_traced(q) else check_properties_cached
     try:
         properties = tensor_properties(q), tensor_properties(k), tensor_properties(v)
     except RuntimeError as error:
-        # Nested tensors, alone, have no shape to tell.
+        # Of all tensors only nested ones have no shape.
         raise TypeError("q, k and v must not be nested tensors") from error
     check(*properties, dtypes)
     if not isinstance(causal, bool):
-        # A whole mask would fill the message, and bring it from the GPU.
+        # Printing a tensor would copy it from the GPU and fill the message.
         received = type_name(causal) if hasattr(causal, "shape") else repr(causal)
         raise TypeError(
             f"causal must be True or False, got {received}; it is the fourth argument, "
@@ -62,9 +61,9 @@ def check_inputs(
             raise TypeError(
                 f"scale must be an int, a float or None, got {type_name(scale)}"
             )
-        # A kernel gets it as float32, times log2(e). Below the normal numbers it could
-        # become 0 there, and a score that is masked by -inf times 0 is no number. Above
-        # (to a power of two) it could become infinite, and 0 times that is none either.
+        # Kernels use scale · log2(e) in float32. A subnormal scale could flush to zero
+        # there, and a masked score of -inf times 0 is NaN. A scale of 2^127 or more
+        # could overflow, and 0 times infinity is NaN too.
         if not SMALLEST_SCALE <= scale < LARGEST_SCALE:
             raise ValueError(
                 "scale must be positive and finite, a normal number of float32 that is "
@@ -138,7 +137,7 @@ def check_properties(
         )
 
 
-# What was taken once is taken again: only refusals are worked out anew.
+# Only successes are cached: lru_cache does not store exceptions.
 check_properties_cached = lru_cache(maxsize=4096)(check_properties)
 
 
@@ -179,7 +178,7 @@ def refuse_transforms() -> None:
     """Raise NotImplementedError inside torch.func transforms (grad, vmap, jvp), except
     for vmap under a compiler, which computes one batch after another.
     """
-    # PyTorch asks the same before each autograd Function.
+    # PyTorch makes the same check before each autograd Function.
     if torch._C._are_functorch_transforms_active() and not (
         torch.compiler.is_compiling()
         and retrieve_current_functorch_interpreter().key() == TransformType.Vmap
@@ -247,11 +246,11 @@ def autocast_like_sdpa(
     """Cast q, k and v under autocast as PyTorch does for SDPA: all floating dtypes but
     float64 become autocast's dtype.
     """
-    # What isn't a tensor is refused later. So are other devices, and asking whether
-    # they know autocast would break a graph of torch.compile.
+    # Later checks refuse non-tensors and other devices. Asking another device about
+    # autocast would break a graph of torch.compile.
     if not isinstance(q, Tensor) or not (q.is_cuda or q.is_cpu):
         return q, k, v
-    # The device's own name for its type costs the host more than both questions.
+    # Reading `q.device.type` costs more CPU time than both of these checks.
     device = "cuda" if q.is_cuda else "cpu"
     if not torch.is_autocast_enabled(device):
         return q, k, v

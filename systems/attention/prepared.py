@@ -1,10 +1,10 @@
 """Cached launches of both passes for calls with equal shapes, strides, dtypes and
 options.
 
-Short calls are CPU-bound, and most of that time went into checks: whether inputs are
-valid, which kernels run, with which launches. The answers depend only on dtypes,
-shapes, strides and options. A prepared call holds them, and autograd carries it from
-the forward pass to the backward pass.
+Short calls are CPU-bound, mostly because of checks: are the inputs valid, which kernels
+run, with which launches? The answers depend only on shapes, strides, dtypes and
+options. A prepared call holds them, and autograd carries it from the forward pass to
+the backward pass.
 """
 
 from functools import lru_cache
@@ -38,7 +38,7 @@ TensorMetadata = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 class PreparedCall:
     """Both passes of the Triton kernels for one layout of q, k and v: (b, n, d) or (b,
-    h, n, d), rows without gaps.
+    h, n, d) with contiguous rows.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class PreparedCall:
         self.dtype, self.device = q[2:]
         self.options = causal, scale
         self.inputs: list[ShapeAndStrides] = [x[:2] for x in (q, k, v)]
-        # What torch.empty_like makes of them.
+        # The layouts of `torch.empty_like(q)`, k and v.
         self.outputs = [
             shape_and_strides(torch.empty_like(torch.empty_strided(*x, device="meta")))
             for x in self.inputs
@@ -63,7 +63,8 @@ class PreparedCall:
             arithmetic, self.dtype, self.device, None, None, None, causal, scale,
             *self.inputs, self.outputs[0],
         )  # fmt: skip
-        # By the strides of do, and by how float32 is multiplied when it arrives.
+        # Cached by the strides of do and the float32 matmul precision at the backward
+        # pass.
         self.backward_launches = lru_cache(maxsize=64)(self.make_backward_launches)
 
     def make_backward_launches(self, do_strides: tuple[int, ...], arithmetic: str):
@@ -112,7 +113,8 @@ def prepare_call(
     """Return a prepared call, or None if a compiler traces, the Hopper kernels may run,
     rows have gaps, or `dispatch.check_call` has to raise.
     """
-    # True equals 1, and 1 is no mask: what is looked up has been looked at.
+    # As keys of the cache True and 1 are equal, but only True is valid: check types
+    # first.
     if type(causal) is not bool or not (scale is None or type(scale) in (float, int)):
         return None
     if is_traced(q) or not (isinstance(k, Tensor) and isinstance(v, Tensor)):

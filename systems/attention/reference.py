@@ -1,4 +1,4 @@
-"""Plain attention, the oracle of all tests: it materializes every score, and no fast
+"""Plain attention, the oracle of all tests: it materializes all scores, and no fast
 path imports it.
 
     S = scale · Q Kᵀ      lse = log Σ exp S      P = exp(S - lse)      O = P V
@@ -20,12 +20,12 @@ def attention_reference(
     causal: bool = False,
     scale: float | None = None,
 ) -> tuple[Float[Tensor, "... q d"], Float[Tensor, "... q"]]:
-    """Return (o, lse), lse with the natural logarithm. Causal masks key j for query i
-    where j > i, counted from the top left.
+    """Return (o, lse), where lse uses the natural logarithm. `causal` hides key j from
+    query i where j > i, counted from the top left.
 
     `scale` None is 1 / sqrt(d). If k and v have fewer heads than q (third dimension
-    from the end), neighbouring query heads share one. Checks nothing: invalid inputs
-    raise the errors of PyTorch's own operations.
+    from the end), adjacent query heads share one. Arguments are not checked: invalid
+    ones raise the errors of PyTorch's own operations.
     """
     if q.ndim > 2 and k.shape[-3] != q.shape[-3]:
         group = q.shape[-3] // k.shape[-3]

@@ -1,10 +1,10 @@
-"""Repeated launches of a Triton kernel for tensors of one layout, without most of the
-CPU overhead of `kernel[grid](...)`.
+"""Cached launches of a Triton kernel for tensors of one layout, without most of the CPU
+overhead of `kernel[grid](...)`.
 
-Triton inspects every argument of each call for what compiled code may assume (strides
-of one, addresses that are multiples of 16). With twenty strides this takes the CPU
-longer than a short kernel takes the GPU. The answer depends only on dtypes, shapes,
-strides and alignment, and so do TMA descriptors, so both are cached here.
+At each call Triton inspects every argument to specialize compiled code (strides of one,
+addresses that are multiples of 16). With twenty strides this takes the CPU longer than
+a short kernel takes the GPU. Because the result, like a TMA descriptor, depends only on
+dtypes, shapes, strides and alignment, both are cached here.
 """
 
 import threading
@@ -17,9 +17,9 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 
-# What Triton asks of an address, in bytes.
+# Triton specializes code for addresses that are multiples of this, in bytes.
 ALIGNMENT = 16
-# CUDA's limit on the first axis of a grid. The other axes end at 65,535.
+# CUDA's limit on the first axis of a grid; the other axes are limited to 65,535.
 MAX_PROGRAMS = 2**31 - 1
 
 
@@ -30,7 +30,7 @@ class Layout(NamedTuple):
     strides: tuple[int, ...]
 
 
-# A layout follows from these: all that is asked of a tensor whose launch is known.
+# The part of a layout's key that is cheap to read from a tensor.
 ShapeAndStrides = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -61,7 +61,7 @@ def use_device_of(x: Tensor) -> AbstractContextManager[Any]:
     return torch.cuda.device(x.device)
 
 
-# Has the attribute `context` in threads that have a CUDA context.
+# Per thread; the attribute `context` is set once the thread has a CUDA context.
 THREAD = threading.local()
 
 
@@ -73,8 +73,8 @@ def prepare_for_tma(x: Tensor) -> AbstractContextManager[Any]:
     """
     device = use_device_of(x)
     if device is NO_DEVICE_CHANGE and x.is_cuda and not hasattr(THREAD, "context"):
-        # Like most calls of the CUDA runtime this one makes the context current.
-        # `set_device` does nothing where the device is the current one already.
+        # Like most CUDA runtime calls, this one creates and binds the context.
+        # `set_device` would do nothing if the device is current already.
         torch.cuda.mem_get_info()
         THREAD.context = True
     return device
@@ -97,8 +97,8 @@ class Launch:
     ):
         self.kernel, self.grid = kernel, (*grid, 1, 1)[:3]
         self.scalars, self.constants = scalars, constants
-        # What it has been by default: Triton 3.9 warns where it is not given, since a
-        # later one turns it off.
+        # Triton's default until now, set because 3.9 warns that a later version changes
+        # it.
         self.options = {"enable_fp_fusion": True, **options}
         self.again: Callable[..., None] | None = None
 
@@ -112,7 +112,7 @@ class Launch:
                 aligned = aligned and address % ALIGNMENT == 0
                 arguments.append(address)
             else:
-                # A descriptor is of aligned memory only.
+                # Descriptors require aligned memory.
                 arguments.append(x)
         if aligned and self.again is not None:
             return self.again(*arguments)
@@ -124,11 +124,11 @@ class Launch:
         compiled = self.kernel[self.grid](
             *tensors, *self.scalars, **self.constants, **self.options
         )
-        # The interpreter compiles nothing. Code for tensors that begin anywhere is
-        # looked up anew each time.
+        # The interpreter compiles nothing. Launches with unaligned tensors are not
+        # cached.
         if aligned and compiled is not None:
             names = self.kernel.arg_names[len(tensors) + len(self.scalars) :]
-            # A kernel in Gluon has the number of its warps among its arguments.
+            # A Gluon kernel may have num_warps, an option, among its arguments.
             keywords = {**self.constants, **self.options}
             rest = (*self.scalars, *(keywords[name] for name in names))
             self.again = make_launcher(compiled, self.grid, rest)
@@ -155,8 +155,8 @@ def make_launcher(
 
     def launch(*arguments: Any) -> None:
         enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
-        # Triton's own hook is a chain of calls; a function or None may have been put in
-        # its place.
+        # Triton's own hook is a chain with a list `calls`; users may set a function or
+        # None.
         if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
             return with_hooks(*arguments, *rest)
         return run(
@@ -187,7 +187,7 @@ def empty_row_statistics(x: Tensor) -> Tensor:
     strides = (
         (shape[-1], 1) if len(shape) == 2 else (shape[-2] * shape[-1], shape[-1], 1)
     )
-    # Strides are given, so that the host need not work them out.
+    # Computing the strides here is cheaper than in torch.empty.
     return torch.empty_strided(shape, strides, dtype=torch.float32, device=x.device)
 
 

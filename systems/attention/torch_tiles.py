@@ -1,14 +1,14 @@
 """FlashAttention-2 in PyTorch, tile by tile: the algorithm without a GPU language (Dao
 2023, algorithms 1 and 2).
 
-Forward keeps, for each query row, the running maximum m of its scores, the running sum
-l of exp(score - m) and the unnormalised output. A new tile of keys may raise m: what
-was summed before is then multiplied by exp(m_old - m_new). Backward recomputes P =
-exp(S - lse) tile by tile from the saved lse, so nothing of size n_q x n_k is ever
-stored.
+The forward pass keeps, for each query row, the running maximum m of its scores, the
+running sum l of exp(score - m) and the unnormalized output. If a new tile of keys
+raises m, the earlier sums are rescaled by exp(m_old - m_new). The backward pass
+recomputes P = exp(S - lse) tile by tile from the saved lse, so nothing of size n_q x
+n_k is ever stored.
 
-Letters: q k v o as usual; s scores, p probabilities, m maximum, l sum, lse = m + log l,
-delta = rowsum(o · do).
+Letters: q, k, v, o as usual; s scores, p probabilities, m maximum, l sum, lse = m + log
+l, delta = rowsum(o · do).
 """
 
 from functools import cache
@@ -58,7 +58,7 @@ def forward_tiles(
         m = q_i.new_full(q_i.shape[:-1], float("-inf"))
         l = torch.zeros_like(m)
         acc = torch.zeros_like(q_i)
-        # Tiles of keys that lie whole above the diagonal are never visited.
+        # Skip tiles of keys that lie entirely above the diagonal.
         for k_start in range(0, min(n_k, rows.stop) if causal else n_k, K_TILE):
             keys = slice(k_start, min(k_start + K_TILE, n_k))
             s = q_i @ k[..., keys, :].to(wide).mT
@@ -79,8 +79,8 @@ def forward_tiles(
 
 
 def causal_mask(rows: slice, keys: slice, device: torch.device) -> Tensor:
-    """Return True where a query must not attend to a key: above the diagonal that
-    starts at the top left.
+    """Return a mask that is True above the diagonal, where a query must not attend to a
+    key. The diagonal starts at the top left of the whole matrix.
     """
     return torch.arange(rows.start, rows.stop, device=device)[:, None] < torch.arange(
         keys.start, keys.stop, device=device
@@ -103,15 +103,14 @@ def backward_tiles(
     """
     n_q, n_k, wide = q.shape[-2], k.shape[-2], accumulator_dtype(q)
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
-    # Scaled once, here: S = (scale q) kᵀ, and dk = dSᵀ (scale q).
+    # Scale q once: S = (scale q) kᵀ, and dk = dSᵀ (scale q).
     q, do = q.to(wide) * scale, do.to(wide)
     dq = torch.zeros_like(q)
     delta = (o.to(wide) * do).sum(-1)
     step = compiled_key_tile() if q.is_cuda else key_tile
     for k_start in range(0, min(n_k, n_q) if causal else n_k, K_TILE):
         keys = slice(k_start, min(k_start + K_TILE, n_k))
-        # The first query that sees a key of this tile stands at the tile's own first
-        # position.
+        # Queries before k_start see no key of this tile.
         rows = slice(k_start if causal else 0, n_q)
         tiles = (
             q[..., rows, :],
@@ -121,8 +120,8 @@ def backward_tiles(
             delta[..., rows],
             do[..., rows, :],
         )
-        # Contiguous: a compiled step is compiled anew for each new relation between
-        # strides, and given up at the ninth.
+        # Contiguous, because torch.compile recompiles for each new relation between
+        # strides and gives up after eight.
         dq_j, dk_j, dv_j = step(
             *(x.to(wide).contiguous() for x in tiles), causal=causal
         )
@@ -145,8 +144,8 @@ def key_tile(
     do: Tensor,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return one tile of keys' contribution to dq, and its dk and dv. q is scaled;
-    under a causal mask query 0 aligns with key 0.
+    """Return the contribution of one tile of keys to dq, and its dk and dv. q is
+    scaled; under a causal mask query 0 is at the position of key 0.
     """
     p = torch.exp(q @ k.mT - lse[..., None])
     if causal:
@@ -166,7 +165,7 @@ def compiled_key_tile():
     return torch.compile(key_tile, dynamic=True)
 
 
-# For a batch of gradients. What writes into parts of tensors can't be batched itself.
+# For batches of gradients: vmap can't batch the in-place writes of `backward_tiles`.
 backward_operator = torch.library.custom_op(
     "systems::tiles_backward",
     backward_tiles,
@@ -201,7 +200,7 @@ class FlashAttentionPyTorch(torch.autograd.Function):
                 f"got {tuple(k.shape[:-2])}"
             )
         ctx.causal, ctx.scale = is_causal, default_scale(scale, q.shape[-1])
-        # Otherwise autocast would round the products of the tiles.
+        # Autocast would round the matmuls of the tiles.
         with torch.autocast(q.device.type, enabled=False):
             o, lse = forward_tiles(q, k, v, ctx.causal, ctx.scale)
         ctx.save_for_backward(q, k, v, o, lse)
@@ -210,14 +209,14 @@ class FlashAttentionPyTorch(torch.autograd.Function):
     @staticmethod
     def backward(ctx, do: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_second_derivative()
-        # Detached: torch 2.11 would look for a .grad on each input of the compiled
-        # step, and warn of it.
+        # Detached, because torch 2.11 reads .grad of each input of a compiled function,
+        # and warns.
         q, k, v, o, lse = (x.detach() for x in ctx.saved_tensors)
         with torch.autocast(q.device.type, enabled=False):
             run = backward_operator if is_batched(do) else backward_tiles
             gradients = run(q, k, v, o, lse, do, ctx.causal, ctx.scale)
-        # apply() may be called without the options: one gradient for each argument that
-        # it got.
+        # `apply` may omit trailing options: return one gradient per argument it
+        # received.
         return *gradients, *(None for _ in ctx.needs_input_grad[3:])
 
 

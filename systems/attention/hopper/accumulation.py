@@ -1,4 +1,4 @@
-"""Ordered accumulation of dq: programs add their partial dq in memory one after
+"""Ordered accumulation of dq: programs add their partial dq in global memory one after
 another, so that the sum is bitwise reproducible. A semaphore per tile sets the order.
 """
 
@@ -15,11 +15,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from systems.attention.hopper.forward import async_store
 
-# Rows of queries of a step.
+# Query rows of a step.
 QUERIES = gl.constexpr(64)
-# Columns of a partial dq that are computed at a time.
+# Columns of a partial dq computed at a time.
 DQ_COLUMNS = gl.constexpr(64)
-# And the rows of 32 numbers in which they are held.
+# Rows of 32 numbers that store those columns.
 PACKED_ROWS = gl.constexpr(128)
 DQ_LAYOUT = gl.constexpr(
     gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32)
@@ -29,10 +29,10 @@ DQ_LAYOUT = gl.constexpr(
 # --8<-- [start:dq]
 @gluon.jit
 def pack_for_reduce(x):
-    """Reorder x [QUERIES, DQ_COLUMNS] to the order in which threads hold it, 32 numbers
-    in a row: each thread's four, a warp's lanes, its columns.
+    """Reorder x [QUERIES, DQ_COLUMNS] into rows of 32 numbers, in the order of the
+    threads that hold them. Innermost first: a thread's four, lanes, columns, warps.
 
-    Neighbouring threads then store neighbouring 16 bytes, without bank conflicts.
+    Adjacent threads then store adjacent 16-byte chunks, without bank conflicts.
     """
     N: gl.constexpr = x.shape[1]
     return (
@@ -44,7 +44,7 @@ def pack_for_reduce(x):
 
 @gluon.jit
 def start_dq_matmul(k, ds):
-    """Start dS k and return its token; ds [KEYS, QUERIES]."""
+    """Start dS @ k and return its token; ds is transposed, [KEYS, QUERIES]."""
     COLUMNS: gl.constexpr = k.shape[1]
     Q: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, 16]
@@ -58,14 +58,14 @@ def compute_partial_dq(
     dq_ring, ds_ring, kv, step, D: gl.constexpr, NARROW: gl.constexpr
 ):
     """Compute this program's partial dq of one step, without its scale, one block of
-    columns after the other.
+    columns after another.
     """
     BLOCKS: gl.constexpr = D // DQ_COLUMNS
     stage, dq_stage = step % ds_ring.tiles.shape[0], step % dq_ring.tiles.shape[0]
     mbarrier.wait(ds_ring.full.index(stage), step // ds_ring.tiles.shape[0] & 1)
     ds = ds_ring.tiles.index(stage)
     for i in gl.static_range(BLOCKS):
-        # Where it is narrow, all columns of the first block and half of the second.
+        # If NARROW, all columns of the first block and half of the second.
         k = kv.k.slice(i * DQ_COLUMNS, DQ_COLUMNS // (i + 1 if NARROW else 1), 1)
         token = start_dq_matmul(k, ds)
         dq = warpgroup_mma_wait(0, deps=(token,))
@@ -86,8 +86,8 @@ def compute_partial_dq(
 
 @builtin
 def add_shared_to_global(desc, coord, src, _semantic=None):
-    """Add shared memory to global memory by TMA. Gluon of Triton 3.6 has the operation
-    but no name for it.
+    """Add shared memory to global memory by TMA. Gluon in Triton 3.6 has the operation
+    but no public name for it.
     """
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(
@@ -97,9 +97,7 @@ def add_shared_to_global(desc, coord, src, _semantic=None):
 
 @gluon.jit
 def load_acquire(semaphore_ptr):
-    """Load a semaphore with acquire order: writes before its release are visible
-    afterwards.
-    """
+    """Load a semaphore with acquire order: writes before its release become visible."""
     return gl.inline_asm_elementwise(
         "ld.acquire.gpu.global.b32 $0, [$1];",
         "=r,l",
@@ -112,8 +110,8 @@ def load_acquire(semaphore_ptr):
 
 @gluon.jit
 def fence_after_acquire():
-    """Order this thread's TMA additions after the TMA writes that the last acquire made
-    visible.
+    """Order this thread's TMA additions after TMA writes made visible by the last
+    acquire.
     """
     gl.inline_asm_elementwise(
         "{ fence.proxy.async.global; mov.u32 $0, 0; }",
@@ -127,7 +125,7 @@ def fence_after_acquire():
 
 @gluon.jit
 def fence_before_release():
-    """Wait until TMA's writes are in global memory, visible to the other SMs."""
+    """Wait until TMA's writes are in global memory, visible to other SMs."""
     gl.inline_asm_elementwise(
         "{ cp.async.bulk.wait_group 0; fence.proxy.async.global; "
         "bar.warp.sync 0xffffffff; mov.u32 $0, 0; }",
@@ -141,15 +139,16 @@ def add_partial(
     dq_desc, semaphores_ptr, dq_ring, number, order, phase,
     ME: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
-    """Add the partial dq of stage ME to tile `number` of dq, after `order` other
-    partials.
+    """Add the partial dq of stage ME to tile `number` of dq, once `order` other
+    partials have been added.
     """
     ROWS: gl.constexpr = dq_ring.tiles.shape[1]
     BOX: gl.constexpr = dq_desc.block_type.shape[0]
-    # Of four boxes the last has columns past 95.
+    # A narrow head skips the last of four boxes, which holds columns from 96 on.
     BOXES: gl.constexpr = 3 if NARROW else 1
     partial = dq_ring.tiles.index(ME)
-    # Most often it is next before the partial is there.
+    # Wait for the semaphore first: usually it is this partial's turn before the partial
+    # is complete.
     while load_acquire(semaphores_ptr + number) != order:
         pass
     fence_after_acquire()

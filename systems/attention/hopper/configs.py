@@ -1,4 +1,4 @@
-"""Launch configurations of the Hopper kernels, by the head dimension of their tiles
+"""Launch configurations of the Hopper kernels by padded head dimension
 (`limits.TILE_DIMS`), timed on an H200.
 """
 
@@ -8,31 +8,31 @@ from typing import NamedTuple
 # --8<-- [start:configs]
 class Config(NamedTuple):
     """Launch configuration of a Hopper kernel: `groups` x 64 rows stay in a program,
-    tiles of `rows` stream past them through a ring of `stages`.
+    tiles of `rows` stream through a ring of `stages`.
     """
 
     groups: int
     rows: int
     stages: int
-    # Of each consumer's thread, and of all threads on average.
+    # Registers per consumer thread, and on average per thread.
     registers: int = 240
     maxnreg: int = 168
-    # Forward: P v of a step runs beside the softmax of the next in one consumer, not
-    # only in the others.
+    # Forward: P v of a step overlaps with the next softmax of the same consumer, not
+    # only with those of other consumers.
     overlap: bool = True
     # Forward: consumers start their matmuls in turns.
     turns: bool = False
-    # dk and dv: k and v as the tensor cores' operands stay in registers.
+    # dk and dv: k and v stay in registers as matmul operands.
     in_registers: bool = False
-    # Forward: programs for each SM. More than one only to measure what the schedule is
-    # worth.
+    # Forward: programs per SM. More than one only to measure the gain from the
+    # schedule.
     programs: int = 1
-    # Forward: the last heads, with about this many items for each program, are handed
-    # out together, longest items first.
+    # Forward: the last heads, about this many items per program, are scheduled
+    # together, longest items first.
     last_items: int = 2
 
 
-# CONFIGS[kernel][head dimension of the tiles]
+# CONFIGS[kernel][padded head dimension]
 CONFIGS = {
     "forward": {
         64: Config(3, 128, 3, 160, 128, overlap=False, turns=True),
@@ -43,9 +43,9 @@ CONFIGS = {
 }
 
 
-# The backward pass in one kernel, also by tiles: stages of the ring of q and do, of dS
-# that the dq group has yet to read, and of partial dq, each with a writer; registers of
-# a key group's thread and of the dq group's.
+# The one-pass backward by padded head dimension: stages of q and do, of dS and of
+# partial dq (one writer per stage); registers per thread of a key group and of the dq
+# group.
 ONE_PASS = {
     64: {
         "STAGES": 5,
@@ -64,9 +64,9 @@ ONE_PASS = {
 }
 ONE_PASS_MAXNREG = 128
 ONE_PASS_KEYS, ONE_PASS_QUERIES = 128, 64
-# Tiles of head dimension 64, up to so many keys under a causal mask, or half of them
-# without: while one of four groups begins or ends an item, three work. Small tiles
-# waste less on the mask.
+# Configuration for padded head dimension 64 and at most SHORT keys under a causal mask,
+# or half as many without. With four groups three keep working while one begins or ends
+# an item, and small tiles waste less work on the mask.
 SHORT = 2048
 SHORT_FORWARD = Config(4, 64, 5, 112, 96, overlap=False, turns=True)
 # --8<-- [end:configs]

@@ -16,9 +16,9 @@ def delta_kernel(
 ):  # fmt: skip
     """Compute delta = rowsum(o · do), copy lse and set the semaphores to zero.
 
-    delta equals rowsum(p · dp), which the gradient of softmax subtracts from each dp.
-    lse goes through `drop_huge_lse` into rows that TMA can read. Strides of do end in
-    g. Grid: tiles of 64 queries x batch x heads.
+    delta equals rowsum(p · dp), which the gradient of softmax subtracts from dp. lse
+    passes through `drop_huge_lse` into rows that TMA can read. Strides of do have the
+    suffix g. Grid: tiles of 64 queries x batch x heads.
     """
     tiles = tl.cdiv(n, 64)
     batch_head = (tl.program_id(0) // tiles).to(tl.int64)
@@ -70,7 +70,7 @@ def round_kernel(
     RAGGED: tl.constexpr,
     NARROW: tl.constexpr,
 ):
-    """Scale dq and round it to its own dtype, from float32 in the order of
+    """Scale dq and round it to its dtype. The input is float32 in the order of
     `accumulation.pack_for_reduce`. Grid: tiles of 64 queries x batch x heads.
     """
     tiles = tl.cdiv(n, 64)
@@ -83,7 +83,7 @@ def round_kernel(
         columns // 2 % 4,
         columns % 2,
     )
-    # Of the last 32 columns a thread holds half as many.
+    # If NARROW, a thread holds half as many of the last 32 columns.
     eights = 8 - 4 * part if NARROW else 8
     packed = (
         (((part * 32 + warp * eights + eight) * 8 + lane_row) * 4 + lane_column) * 4

@@ -1,7 +1,7 @@
 """dk and dv for Hopper in Gluon: tiles of keys and values stay in a program, tiles of
-queries and do stream past with their lse and delta. `dq` writes delta.
+queries and do stream past with their lse and delta. `dq` computes delta.
 
-As there, a step starts with the matmul that the step before left over.
+As in `dq`, a step starts with the matmul left over from the step before.
 """
 
 from typing import NamedTuple
@@ -29,14 +29,14 @@ from systems.attention.hopper.forward import (
     wait_full,
 )
 
-# A float32 number for each row of a tile.
+# Shared memory for a float32 statistic per row of a tile.
 STATISTICS = gl.constexpr(
     gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
 )
 
 
 class Statistics(NamedTuple):
-    """lse and delta of the rows of each stage, in shared memory."""
+    """lse and delta for the rows of each stage, in shared memory."""
 
     lse: gl.shared_memory_descriptor
     delta: gl.shared_memory_descriptor
@@ -72,7 +72,7 @@ def fill_stage_with_statistics(
 
 
 class Keys(NamedTuple):
-    """Keys and values of a program in shared memory, by consumer."""
+    """The keys and values of a program in shared memory, one tile per consumer."""
 
     k: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
@@ -133,8 +133,7 @@ def dkdv_step(
     else:
         s = warpgroup_mma_wait(1, deps=(s_token,))
     if FIRST and CAUSAL:
-        # Row x of the tile is a key, column y a query, and y sees x from x - y = hidden
-        # on.
+        # Row x of the tile is a key, column y a query: y sees x if y - x ≥ hidden.
         keys = gl.arange(0, zeros.shape[0], gl.SliceLayout(1, zeros.type.layout))
         rows = gl.arange(0, zeros.shape[1], COLUMNS)
         s = gl.where(rows[None, :] - keys[:, None] >= hidden, s, -float("inf"))
@@ -149,7 +148,7 @@ def dkdv_step(
     delta = statistics.delta.index(i % STAGES).load(COLUMNS)
     # [64, BQ]
     ds = gl.convert_layout((p * (dp - delta[None, :])).to(TYPE), A)
-    # This wait also keeps the compiler from computing ds after the next one.
+    # This wait also keeps the compiler from moving ds behind the next wait.
     q_next, do_next = wait_full(ring, i + 1, i + 1 < end)
     dv, ds = warpgroup_mma_wait(0, deps=(dv_token, ds))
     return dk, dv, ds, q, q_next, do_next
@@ -161,8 +160,8 @@ def dkdv_consumer(
     GROUP: gl.constexpr, BQ: gl.constexpr, D: gl.constexpr, HEADS_PER_KV: gl.constexpr,
     CAUSAL: gl.constexpr, IN_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv of 64 rows over the tiles of queries that attend to them. All
-    products are transposed.
+    """Compute dk and dv of 64 keys over the tiles of queries that attend to them. All
+    scores are transposed: [keys, queries].
     """
     S: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BQ, 16]
@@ -178,7 +177,7 @@ def dkdv_consumer(
     TYPE: gl.constexpr = dk_desc.dtype
 
     k_start += 64 * GROUP
-    # The first tiles of queries may be for the other groups alone.
+    # Skip first tiles of queries that only other consumers need.
     skip = 0
     if CAUSAL:
         skip = gl.minimum(k_start // BQ - first, steps)
@@ -196,7 +195,7 @@ def dkdv_consumer(
         begin, end = member * steps + skip, (member + 1) * steps
         for i in range(member * steps, begin):
             skip_step(ring, i)
-        # With more keys than queries no query may see them.
+        # With more keys than queries, some keys have no queries.
         if begin < end:
             q, do = wait_full(ring, begin)
             dk, dv, ds, q_before, q, do = dkdv_step(
@@ -210,7 +209,7 @@ def dkdv_consumer(
                 )  # fmt: skip
             dk = warpgroup_mma(ds, q_before, dk)
             release_stage(ring, end - 1)
-    # Keys and values have been read: their memory takes dk and dv.
+    # Reuse the shared memory of keys and values for dk and dv.
     dk_out, dv_out = keys.k.index(GROUP), keys.v.index(GROUP)
     dk_out.store((dk * scale).to(TYPE))
     dv_out.store(dv.to(TYPE))
@@ -236,8 +235,8 @@ def dkdv_kernel(
     """
     BK: gl.constexpr = 64 * GROUPS
     tiles = gl.cdiv(n_k, BK)
-    # The first tile is seen by the most queries under a causal mask: it starts first as
-    # it is.
+    # Under a causal mask the first tile has the most queries, so it already starts
+    # first.
     k_start = gl.program_id(0) % tiles * BK
     batch_head = gl.program_id(0) // tiles
     kv_heads = heads // HEADS_PER_KV
@@ -245,7 +244,7 @@ def dkdv_kernel(
     first = 0
     if CAUSAL:
         first = k_start // BQ
-    # With more keys than queries, no query sees the last keys.
+    # With more keys than queries, the last keys have no queries.
     steps = gl.maximum(gl.cdiv(n_q, BQ) - first, 0)
 
     keys = Keys(

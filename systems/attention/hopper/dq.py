@@ -1,13 +1,13 @@
 """dq for Hopper in Gluon, with the warp roles of `forward`.
 
-64 x GROUPS rows of queries stay in a program, tiles of keys and values stream past. It
-holds o and do, so it also writes delta = rowsum(o · do) for `dkdv`. Both kernels
-recompute P = exp(S - lse), and no program adds to another's output: results are bitwise
-reproducible.
+64 x GROUPS rows of queries stay in a program, tiles of keys and values stream past.
+Because it holds o and do, it also computes delta = rowsum(o · do) for `dkdv`. Both
+kernels recompute P = exp(S - lse), and no two programs write the same output, so
+results are bitwise reproducible.
 
-Each step starts with the matmul into the accumulator that the step before left over, so
-that tensor cores work while exponentials are computed. No matmul is in flight at the
-end of an iteration, or the compiler would serialize them all.
+Each step starts with the matmul left over from the step before, so that tensor cores
+work during the exponentials. No matmul is in flight at the end of an iteration, or the
+compiler would serialize all of them.
 """
 
 from typing import NamedTuple
@@ -40,7 +40,7 @@ from systems.attention.triton.primitives import LOG2E
 
 
 class Queries(NamedTuple):
-    """Queries of a program in shared memory, with o and do, by consumer."""
+    """A program's queries, o and do in shared memory, one tile each per consumer."""
 
     q: gl.shared_memory_descriptor
     do: gl.shared_memory_descriptor
@@ -92,9 +92,9 @@ def dq_step(
         dq_token = warpgroup_mma(ds, k_before, dq, is_async=True)
     # [64, BK]
     p = gl.exp2(s * scale_log2 - lse[:, None])
-    # This wait also keeps the compiler from computing p after the next one.
+    # This wait also keeps the compiler from moving p behind the next wait.
     k_next, v_next = wait_full(ring, i + 1, i + 1 < steps)
-    # After the last step this multiplies what the stage held before, for nobody.
+    # After the last step this multiplies stale tiles, and the result is unused.
     s_token = warpgroup_mma(
         q, k_next.permute((1, 0)), zeros, use_acc=False, is_async=True
     )
@@ -114,8 +114,8 @@ def dq_consumer(
     dq_desc, rows_out, work, scale,
     GROUP: gl.constexpr, BK: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Compute dq of 64 rows, from the last tile of keys that they attend to down to the
-    first.
+    """Compute dq of 64 queries, from the last tile of keys that they attend to down to
+    the first.
     """
     S: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BK, 16]
@@ -136,7 +136,7 @@ def dq_consumer(
     if CAUSAL:
         seen_by_any = gl.minimum(n_k, q_start + 64)
     last = gl.cdiv(seen_by_any, BK) - 1
-    # The last tiles of keys may be for the other groups alone.
+    # Skip last tiles of keys that only other consumers need.
     skip = steps - 1 - last
     for i in range(skip):
         skip_step(ring, i)
@@ -153,7 +153,7 @@ def dq_consumer(
     zeros = gl.zeros([64, BK], gl.float32, S)
     dq, ds = gl.zeros([64, D], gl.float32, O), gl.zeros([64, BK], TYPE, A)
 
-    # The mask cuts the first step only.
+    # Only the first step needs the mask.
     k, v = wait_full(ring, skip)
     s = warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(0, deps=(s,))
@@ -168,7 +168,7 @@ def dq_consumer(
             scale_log2, False,
         )  # fmt: skip
     dq = warpgroup_mma(ds, k_before, dq)
-    # The queries have been read: their memory takes dq.
+    # Reuse the shared memory of the queries for dq.
     q.store((dq * scale).to(TYPE))
     fence_async_shared()
     async_store(dq_desc, [tile.batch, tile.head, q_start, 0], q)

@@ -1,9 +1,9 @@
-"""Recompute rows with huge scores in the program that had them.
+"""Recompute rows with huge scores, in the program that computed them first.
 
-The kernel scales a score and subtracts the scaled maximum in one multiply-add, after
-rounding that maximum. The rounding error replaces p = 1 by exp2(error): harmless,
-except for huge scores, where it is infinite or zero. Here the maximum is subtracted
-first.
+The forward kernel computes scale · score minus the scaled maximum in one multiply-add,
+but the maximum was rounded before. The largest p is then exp2(rounding error) instead
+of 1: harmless unless scores are huge, where it is infinite or zero. Here the maximum is
+subtracted before scaling.
 """
 
 from triton.experimental import gluon
@@ -13,13 +13,13 @@ from systems.attention.hopper.items import get_item
 from systems.attention.hopper.matmuls import store_rows
 
 LN2 = gl.constexpr(0.6931471805599453)
-# `triton.primitives.HUGE`.
+# Equal to `triton.primitives.HUGE`.
 HUGE = gl.constexpr(2.0**28)
 
 
 @gluon.jit
 def load_rows(x, batch, head, rows, n, HEAD: gl.constexpr, LAYOUT: gl.constexpr):
-    """Load rows of q, k or v before row n, in float32."""
+    """Load rows of q, k or v in float32; rows from n on are zero."""
     D: gl.constexpr = LAYOUT.threads_per_warp[1] * LAYOUT.size_per_thread[1]
     columns = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
     ptr = x.ptr + batch.to(gl.int64) * x.stride_b + head.to(gl.int64) * x.stride_h
@@ -34,15 +34,15 @@ def recompute_huge_rows(
     GROUP: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, HEAD: gl.constexpr,
     D: gl.constexpr, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Recompute o and lse of this consumer's rows in each item with a huge score: key
-    by key without tensor cores, slowly.
+    """Recompute o and lse of this consumer's rows in each item with a huge score,
+    slowly: key by key, without tensor cores.
     """
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
     ROWS: gl.constexpr = gl.SliceLayout(1, LAYOUT)
     q_rows, k_rows, v_rows, o_rows, lse_ptr = memory
     n_q, n_k, heads, scale_log2 = problem
-    # The caller's maximum over all rows was a barrier: what the other threads of this
-    # consumer have stored can be read.
+    # The caller's maximum over all rows was a barrier, so the stores of this consumer's
+    # other threads are visible.
     for position in range(schedule.first, schedule.end):
         number = gl.load(schedule.items_ptr + position)
         item = get_item(number, problem, BQ, BK, CAUSAL)
@@ -51,7 +51,7 @@ def recompute_huge_rows(
         rows = q_start + gl.arange(0, 64, ROWS)
         lse_ptrs = lse_ptr + (batch * heads + head).to(gl.int64) * n_q + rows
         lse = gl.load(lse_ptrs, mask=rows < n_q, other=0.0)
-        # As it is where p was infinite, or none.
+        # False also for infinite and NaN lse.
         finite = gl.abs(lse) < HUGE * LN2
         if gl.max(gl.where(finite, 0, 1), 0) == 1:
             q = load_rows(q_rows, batch, head, rows, n_q, HEAD, LAYOUT)
@@ -62,7 +62,7 @@ def recompute_huge_rows(
             if CAUSAL:
                 seen_by_any = gl.minimum(n_k, q_start + 64)
             for key in range(seen_by_any):
-                # All rows the same one.
+                # The same key for every row.
                 keys = rows * 0 + key
                 k = load_rows(k_rows, batch, kv_head, keys, n_k, HEAD, LAYOUT)
                 # [64]

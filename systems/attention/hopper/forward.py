@@ -1,27 +1,26 @@
-"""The forward kernel for Hopper, in Gluon; `launches` says what it takes and launches
-it.
+"""The forward kernel for Hopper, in Gluon; `limits` lists what it supports and
+`launches` launches it.
 
-One program on each SM computes one item after another: GROUPS x 64 rows of o of one
-head. A schedule made on the host says which (`launches.schedule`). Its warps have
-roles, and meet only at barriers in shared memory, so the keys and queries of the next
+One persistent program per SM computes items one after another; an item is GROUPS x 64
+rows of o of one head. A schedule made on the CPU (`schedule`) assigns the items. Warps
+have roles and synchronize only through barriers, so the keys and queries of the next
 item arrive while o of this one is finished:
 
     producer (1 warp)             copies tiles of k and v into a ring of STAGES stages,
-                                  ahead of those who read them
+                                  ahead of the consumers
     consumers (GROUPS warp        64 rows of queries each: S = q kᵀ, online softmax,
     groups of 4 warps)            o += P v
 
-A consumer starts S of the next tile of keys together with P v of the present one, and
+A consumer starts S of the next tile of keys together with P v of the current one, and
 the tensor cores work for one consumer while another computes exponentials. With TURNS
-consumers start their matmuls in turns, so that they do not all compute exponentials at
-the same time. A consumer walks
-from the last tile of keys that its rows see to the first: the mask cuts only that first
-step, which stands before the loop.
+consumers start their matmuls in turns, so that they don't all compute exponentials at
+the same time. A consumer goes from the last tile of keys that its rows see to the
+first: only that first step needs the mask, and it precedes the loop.
 
 Letters as in `triton.forward`; i counts steps, and stage i % STAGES of the ring holds
-step i. The compiler moves a wait for products in front of arithmetic that does not need
-them; it does not move it over a wait for a barrier. So the wait for the next tiles
-stands where products and arithmetic shall overlap.
+step i. The compiler hoists a wait for matmuls above arithmetic that doesn't need them,
+but not above a wait for a barrier. So the wait for the next tiles is placed where
+matmuls and arithmetic should overlap.
 """
 
 from typing import NamedTuple
@@ -47,12 +46,11 @@ from systems.attention.hopper.matmuls import (
     zero_accumulators,
 )
 
-# Triton has new names for TMA's copies from 3.8 on, and since 3.9 only those.
+# Triton 3.8 renamed the TMA copies, and 3.9 removed the old names.
 async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 PRODUCER_REGISTERS = gl.constexpr(24)
-# Rows of 64 elements of 16 bits, in the order that TMA writes and the tensor cores
-# read.
+# Rows of 64 16-bit elements, in the swizzled order of TMA and tensor cores.
 TILE = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16))
 
 
@@ -101,8 +99,8 @@ def make_ring(desc, STAGES: gl.constexpr, READERS: gl.constexpr):
 def fill_stage(ring, i, a_desc, b_desc, batch, head, row, MORE: gl.constexpr = 0):
     """Wait until the stage of step i is empty, then start the copies of its tiles.
 
-    Return (stage, its full barrier), which completes after MORE bytes beyond both
-    tiles.
+    Return (stage, its full barrier). The barrier also waits for MORE bytes, which the
+    caller copies.
     """
     STAGES: gl.constexpr = ring.a.shape[0]
     stage = i % STAGES
@@ -125,15 +123,15 @@ def wait_full(ring, i, needed=True):
 
 @gluon.jit
 def release_stage(ring, i):
-    """Tell the producer that this consumer has read the tiles of step i."""
+    """Signal the producer that this consumer has read the tiles of step i."""
     mbarrier.arrive(ring.empty.index(i % ring.a.shape[0]), count=1)
 
 
 # --8<-- [end:waits]
 @gluon.jit
 def skip_step(ring, i):
-    """Release step i unread. Its phase must still end, because a later wait tells
-    phases apart only by parity.
+    """Release step i unread. Its barrier's phase must still end, because a wait
+    distinguishes phases only by parity.
     """
     wait_full(ring, i)
     release_stage(ring, i)
@@ -159,7 +157,8 @@ def forward_producer(
             schedule.items_ptr + gl.minimum(position + 1, schedule.end - 1)
         )
         kv_head = item.head // HEADS_PER_KV
-        # Keys first: the consumers may still be reading the queries of the item before.
+        # Keys first: the consumers may still be reading the queries of the previous
+        # item.
         last = (item.steps - 1) * BK
         fill_stage(ring, steps_done, k_desc, v_desc, item.batch, kv_head, last)
         for group in gl.static_range(GROUPS):
@@ -180,14 +179,14 @@ def forward_producer(
 
 
 # --8<-- [start:turns]
-# Named barriers from here on are ours; Triton takes the first few of 16.
+# The first named barrier used here; Triton reserves the first few of 16.
 FIRST_BARRIER = gl.constexpr(8)
 
 
 @gluon.jit
 def take_turn(GROUP: gl.constexpr):
-    """Wait on a named barrier of 256 threads until the consumer before has started its
-    matmuls.
+    """Wait on a named barrier of 256 threads until the previous consumer has started
+    its matmuls.
     """
     gl.inline_asm_elementwise(
         "bar.sync $1, 256; mov.b32 $0, 0;", "=r,r", [FIRST_BARRIER + GROUP],
@@ -197,7 +196,9 @@ def take_turn(GROUP: gl.constexpr):
 
 @gluon.jit
 def pass_turn(GROUP: gl.constexpr, GROUPS: gl.constexpr):
-    """Arrive at the next consumer's barrier, after this one has started its matmuls."""
+    """Arrive at the next consumer's named barrier, after this one has started its
+    matmuls.
+    """
     gl.inline_asm_elementwise(
         "bar.arrive $1, 256; mov.b32 $0, 0;", "=r,r",
         [FIRST_BARRIER + (GROUP + 1) % GROUPS],
@@ -230,15 +231,15 @@ def forward_consumer(
     zeros = gl.zeros([64, BK], gl.float32, S)
     columns = gl.arange(0, BK, gl.SliceLayout(0, S))
     steps_done = 0
-    # The largest maximum of any item.
+    # The largest |maximum| over all items, to detect huge scores.
     largest = gl.zeros([64], gl.float32, gl.SliceLayout(1, S))
     if TURNS and GROUP == GROUPS - 1:
-        # The first turn is the first consumer's.
+        # Give the first turn to the first consumer.
         pass_turn(GROUP, GROUPS)
     number = gl.load(schedule.items_ptr + schedule.first)
     for position in range(schedule.first, schedule.end):
         item = get_item(number, problem, BQ, BK, CAUSAL)
-        # The next one is known when this one ends.
+        # Load the next item's number early, to hide the latency.
         number = gl.load(
             schedule.items_ptr + gl.minimum(position + 1, schedule.end - 1)
         )
@@ -248,12 +249,12 @@ def forward_consumer(
         if CAUSAL:
             seen_by_any = gl.minimum(n_k, q_start + 64)
         last = gl.cdiv(seen_by_any, BK) - 1
-        # The last tiles of keys may be for the other groups alone.
+        # Skip last tiles of keys that only other consumers need.
         first = steps_done + item.steps - 1 - last
         for i in range(steps_done, first):
             skip_step(ring, i)
             if TURNS:
-                # All consumers have as many turns.
+                # All consumers must take the same number of turns.
                 take_turn(GROUP)
                 pass_turn(GROUP, GROUPS)
         steps_done += item.steps
@@ -269,7 +270,7 @@ def forward_consumer(
         p = gl.exp2(s * scale_log2 - m[:, None])
         l = gl.sum(p, 1)
         acc = zero_accumulators(D, NARROW)
-        # Converted before it goes around the loop, p stays packed in registers.
+        # As a matmul operand before the loop, p stays packed in registers.
         P: gl.constexpr = gl.DotOperandLayout(
             operand_index=0, parent=acc[0].type.layout, k_width=2
         )
@@ -303,7 +304,7 @@ def forward_consumer(
                 release_stage(ring, i - 1)
             acc = scale_rows(acc, rescale)
         # --8<-- [end:consumer_loop]
-        # The queries have been read: those of the next item may come while o is
+        # The queries have been read: those of the next item can arrive while o is
         # finished.
         mbarrier.arrive(queries.empty.index(GROUP), count=1)
         acc = wait_all(accumulate(acc, p, v))
@@ -314,7 +315,7 @@ def forward_consumer(
         batch_head = (item.batch * problem.heads + item.head).to(gl.int64)
         lse_ptrs = lse_ptr + batch_head * n_q + rows
         gl.store(lse_ptrs, (m + gl.log2(l)) * LN2, mask=rows < n_q)
-        # Straight from registers, for shared memory is full.
+        # Stored directly from registers, because shared memory is full.
         for i in gl.static_range(len(acc)):
             store_rows(
                 acc[i], o, item.batch, item.head, q_start, n_q, 64 * i, HEAD, True
@@ -339,8 +340,8 @@ def forward_kernel(
     OVERLAP: gl.constexpr, TURNS: gl.constexpr, NARROW: gl.constexpr,
     REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """Compute o and lse of this program's items: those from starts[program] to the next
-    start.
+    """Compute o and lse of this program's items: items[starts[program]] up to
+    items[starts[program + 1]].
     """
     BQ: gl.constexpr = 64 * GROUPS
     start_ptr = starts_ptr + gl.program_id(0)
@@ -352,7 +353,7 @@ def forward_kernel(
         make_barriers(GROUPS, 1),
     )
     ring = make_ring(k_desc, STAGES, GROUPS)
-    # What all warps of the program have in common.
+    # Arguments of all warp roles.
     work = (problem, schedule, queries, ring)
     load = (work, q_desc, k_desc, v_desc, BQ, BK, HEADS_PER_KV, CAUSAL)
     memory = (

@@ -1,9 +1,9 @@
 """Launchers of the Hopper kernels: the forward pass, and the backward pass in two
-kernels, or in one by `one_pass_launches` if that is faster.
+kernels, or in one (`one_pass_launches`) where that is faster.
 
-The kernels are written in Gluon, the dialect of Triton in which warps have roles and
-each copy, barrier and matmul is placed by hand. Like the Triton kernels they are
-bitwise reproducible.
+The kernels are written in Gluon, the lower-level dialect of Triton: each warp's role
+and each copy, barrier and matmul is explicit. Like the Triton kernels they are bitwise
+reproducible.
 """
 
 from functools import lru_cache
@@ -235,9 +235,9 @@ def launch_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (dq, dk, dv), computed in one pass where that is faster, else in two.
 
-    TMA must be able to read q, k and v. The other tensors are copied if it can't: the
-    gradient of a sum is one number with strides of zero, and views and hooks on saved
-    tensors may begin at any address.
+    TMA must be able to read q, k and v. Other tensors are copied if necessary: the
+    gradient of a sum has strides of zero, and views and hooks on saved tensors can have
+    any address.
     """
     do, o = make_tma_readable(do), make_tma_readable(o)
     layouts = (make_layout(*shape_and_strides(x)) for x in (q, k))

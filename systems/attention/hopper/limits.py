@@ -1,8 +1,8 @@
 """The inputs that the Hopper kernels support, and those for which they are fastest.
 
-`find_refusal` names what an input or a machine lacks; `is_faster` tells whether the
-Hopper kernels beat the Triton kernels. They support 16-bit dtypes, head dimensions from
-40 to 128 in steps of 8, and tensors that TMA can read.
+They support 16-bit dtypes, head dimensions from 40 to 128 in steps of 8, and tensors
+that TMA can read. `find_refusal` returns what an input or a machine lacks, `is_faster`
+whether the Hopper kernels beat the Triton kernels.
 """
 
 from functools import cache
@@ -13,29 +13,27 @@ from torch import Tensor
 from triton import knobs
 
 # --8<-- [start:limits]
-# Versions of Triton whose Gluon these kernels were tested with: the dialect changes
-# from one to the next. On an H200 no test of a result failed with any. A memory checker
-# found nothing, with 3.8 and 3.9 on an H100.
+# Tested versions of Triton; Gluon changes with each. Tests of results passed with all
+# of them on an H200, a memory checker with 3.8 and 3.9 on an H100.
 VERSIONS = ("3.6.", "3.7.", "3.8.", "3.9.")
 CAPABILITY = (9, 0)
-# By head dimension that of its tiles, which the tables below go by: TMA fills them up
-# with zeros, and leaves these out where it writes. It needs rows that begin at
-# multiples of 16 bytes. Smaller head dimensions have smaller tiles in the plain
-# kernels.
+# Padded head dimension by head dimension. TMA pads tiles with zeros on load and drops
+# the padding on store, and needs rows at multiples of 16 bytes. Smaller head dimensions
+# run on the Triton kernels, whose tiles are smaller.
 TILE_DIMS = {d: 64 if d <= 64 else 128 for d in range(40, 129, 8)}
 DTYPES = (torch.float16, torch.bfloat16)
-# With fewer scores the GPU may be done before the host has made TMA's descriptors,
-# which the plain kernels don't need.
+# With fewer scores the GPU may finish before the CPU has made TMA descriptors, which
+# the Triton kernels don't need.
 MIN_SCORES = 2**27
-# With fewer queries of all heads together there are few more tiles than SMs, or fewer:
-# some SMs would idle while others finish. The plain kernels split their loops then.
+# With fewer query rows in all heads there are too few tiles to fill all SMs; the Triton
+# kernels then split their loops.
 MIN_ROWS = 2**15
 # --8<-- [end:limits]
 
 
 def missing_requirement(capability: tuple[int, int], version: str) -> str:
-    """Return what a GPU of this compute capability or this version of Triton lacks for
-    the Hopper kernels, or "" if they run.
+    """Return what the Hopper kernels lack on a GPU of this compute capability with this
+    version of Triton, or "" if they run.
     """
     if capability != CAPABILITY:
         version_text = ".".join(map(str, capability))
@@ -71,14 +69,14 @@ def unsupported_triton(device: torch.device) -> str:
 
 # --8<-- [start:takes]
 def is_tma_readable(x: Tensor) -> bool:
-    """Return whether TMA can read x: contiguous rows, and rows, heads and batches at
+    """Return whether TMA can read x: contiguous rows; rows, heads and batches at
     multiples of 16 bytes.
     """
     *outer, last = x.stride()
     if last != 1 or x.data_ptr() % 16:
         return False
     unit = 16 // x.element_size()
-    # A loop, not `all`: asked of each tensor in each call.
+    # A loop is faster than `all`, and this runs for every tensor of every call.
     for size, stride in zip(x.shape, outer, strict=False):
         if size > 1 and (stride <= 0 or stride % unit):
             return False
@@ -88,20 +86,20 @@ def is_tma_readable(x: Tensor) -> bool:
 def make_tma_readable(x: Tensor) -> Tensor:
     """Return x if TMA can read it, else a contiguous copy.
 
-    `x.contiguous()` would not do: a contiguous x may begin at any address, and only
-    fresh memory surely begins at a multiple of 16 bytes.
+    Not `x.contiguous()`: a contiguous x may have any address, while new memory is
+    aligned to at least 16 bytes.
     """
     return x if is_tma_readable(x) else x.clone(memory_format=torch.contiguous_format)
 
 
 def statistics_stride(n: int) -> int:
-    """Return the stride between rows of n float32 statistics that TMA can read."""
+    """Return a row stride, at least n, with which TMA can read float32 statistics."""
     return -(-n // 4) * 4
 
 
 def find_refusal(q: Tensor, k: Tensor, v: Tensor) -> str:
-    """Return why the Hopper kernels can't compute attention of q (..., n_q, d), k and v
-    (..., n_k, d) with 3 or 4 dimensions, or "" if they can.
+    """Return why the Hopper kernels can't compute attention of q (..., n_q, d) with k
+    and v (..., n_k, d) in 3 or 4 dimensions, or "" if they can.
     """
     if q.device.type != "cuda":
         return f"needs a CUDA GPU, found {q.device.type}"

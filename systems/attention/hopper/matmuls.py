@@ -1,7 +1,7 @@
 """Matmuls of tiles in blocks of columns.
 
-A tile has 64 or 128 columns. A head dimension from 72 to 96 needs 96, computed as 64
-and 32, since a tensor's columns are a power of two.
+A tile has 64 or 128 columns. Head dimensions from 72 to 96 (NARROW) need only 96,
+computed in blocks of 64 and 32, because Triton's tensors have powers of two as sizes.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 @gluon.jit
 def zero_accumulators(D: gl.constexpr, NARROW: gl.constexpr):
-    """Return zeros for 64 rows in blocks of D columns, or if NARROW of 64 and 32."""
+    """Return zeros for 64 rows: a block of D columns, or if NARROW of 64 and 32."""
     FIRST: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64 if NARROW else D, 16]
     )
@@ -35,7 +35,7 @@ def zero_accumulators(D: gl.constexpr, NARROW: gl.constexpr):
 
 @gluon.jit
 def start_matmul(a, b, zeros, NARROW: gl.constexpr):
-    """Start a bᵀ and return its token; if NARROW, only of columns 0 to 95."""
+    """Start a @ bᵀ and return its token; if NARROW, it reads only columns 0 to 95."""
     if NARROW:
         token = warpgroup_mma(
             a.slice(0, 64, 1), b.slice(0, 64, 1).permute((1, 0)), zeros, use_acc=False,
@@ -51,7 +51,7 @@ def start_matmul(a, b, zeros, NARROW: gl.constexpr):
 
 @gluon.jit
 def accumulate_block(block, p, x, FIRST: gl.constexpr):
-    """Start block += p x for columns FIRST and on of x; return the token."""
+    """Start block += p @ x for the columns of x from FIRST on; return the token."""
     A: gl.constexpr = gl.DotOperandLayout(
         operand_index=0, parent=block.type.layout, k_width=2
     )
@@ -61,7 +61,7 @@ def accumulate_block(block, p, x, FIRST: gl.constexpr):
 
 @gluon.jit
 def accumulate(blocks, p, x):
-    """Start blocks += p x for each block of columns; return the tokens."""
+    """Start blocks += p @ x for each block of columns; return the tokens."""
     tokens = (accumulate_block(blocks[0], p, x, 0),)
     if len(blocks) == 2:
         tokens = tokens + (accumulate_block(blocks[1], p, x, 64),)
@@ -70,7 +70,7 @@ def accumulate(blocks, p, x):
 
 @gluon.jit
 def wait_all(tokens):
-    """Wait for all matmuls and return their sums."""
+    """Wait for all matmuls and return their results."""
     if len(tokens) == 2:
         sums = warpgroup_mma_wait(0, deps=tokens)
     else:
@@ -80,7 +80,7 @@ def wait_all(tokens):
 
 @gluon.jit
 def wait_all_and(x, tokens):
-    """Wait for all matmuls; return (x, sums). Passing x through the wait keeps the
+    """Wait for all matmuls; return (x, results). Passing x through the wait keeps the
     compiler from sinking its computation below it.
     """
     if len(tokens) == 2:
@@ -119,7 +119,7 @@ def store_rows(
     x, out, batch, head, start, n, FIRST: gl.constexpr, HEAD: gl.constexpr,
     RAGGED: gl.constexpr,
 ):  # fmt: skip
-    """Store columns FIRST to HEAD of x, for rows before n, straight from registers
+    """Store columns FIRST to HEAD of x for rows before n, directly from registers
     because shared memory is full.
     """
     rows = start + gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))

@@ -1,9 +1,9 @@
-"""Steps of a key group for head dimensions from 72 to 96, with matmuls of 96 columns:
-those of `one_pass` in another order.
+"""Steps of a key group for head dimensions from 72 to 96, with matmuls of 96 columns,
+in another order than in `one_pass`.
 
-S of the next step is issued behind dv and dk of this one, and one wait covers all
-three. So tensor cores work while dS is stored; the cost is S and dP of one step in
-registers at once.
+S of the next step is issued after dv and dk of this step, and one wait covers all
+three. So tensor cores work while dS is stored, at the cost of registers for S and dP at
+once.
 """
 
 from triton.experimental import gluon
@@ -18,7 +18,7 @@ from systems.attention.triton.primitives import LOG2E
 
 @gluon.jit
 def keep_branch():
-    """Do nothing: the inline assembly keeps the compiler from executing the branch
+    """Do nothing, in inline assembly that keeps the compiler from executing the branch
     unconditionally.
     """
     gl.inline_asm_elementwise(
@@ -46,9 +46,9 @@ def process_narrow_tile(
             s = apply_mask(s, hidden, limit, RAGGED)
     lse = statistics.lse.index(i % STAGES).load(COLUMNS) * LOG2E
     p = gl.exp2(s * scale_log2 - lse[None, :])
-    # Here this wait also keeps the wait for dP from going before the exponentials.
+    # This wait also keeps the compiler from moving the wait for dP above exp2.
     stage = wait_empty(ds_ring, i)
-    # dv needs no dP and goes on beside what dk waits for.
+    # dv doesn't need dP and overlaps with the wait for it.
     dv_tokens = accumulate(dv, p.to(TYPE), do)
     dp = warpgroup_mma_wait(2, deps=(dp_token,))
     delta = statistics.delta.index(i % STAGES).load(COLUMNS)
@@ -57,7 +57,7 @@ def process_narrow_tile(
     tokens = dv_tokens + accumulate(dk, ds, q)
     store_ds(ds, ds_ring, stage, GROUP)
     q_next, do_next = wait_full(ring, i + 1, i + 1 < end)
-    # After the last step this multiplies what the stage held before, for nobody.
+    # After the last step this multiplies stale tiles, and the result is unused.
     s_token = start_matmul(k, q_next, zeros, True)
     sums = warpgroup_mma_wait(0, deps=(s_token,) + tokens)  # noqa: RUF005
     release_stage(ring, i)
@@ -73,8 +73,8 @@ def process_narrow_tiles(
     cut, cut_end, scale_log2,
     GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
 ):  # fmt: skip
-    """Accumulate dk and dv over all steps of these query heads. The mask cuts steps
-    `cut` to `cut_end` - 1 of each head.
+    """Accumulate dk and dv over all steps of these query heads. The mask applies to
+    steps `cut` to `cut_end` - 1 of each head.
     """
     k, v, zeros = resident
     end = steps * heads

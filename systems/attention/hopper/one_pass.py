@@ -9,16 +9,16 @@ A program owns 128 rows of keys and values; tiles of 64 queries stream past them
                                   dk += dSᵀ q; dS into shared memory
     dq group (warp group)         dS k of all 128 keys, this program's partial dq, into
                                   shared memory
-    writers (1 warp each)         one partial dq at a time: wait until the semaphore
-                                  says that it is next, have TMA add it to dq, release
-                                  the semaphore
+    writers (1 warp each)         one partial dq at a time: wait for its turn at the
+                                  semaphore, have TMA add it to dq, release the
+                                  semaphore
 
-The partial dq of all programs of a head have to be added up. Floating-point sums depend
-on their order, so accumulation is ordered: each tile of dq has a semaphore that counts
-the partials it holds, and a partial waits for its number. `shift` and `ordered` say
-which program walks over which tiles, and so in which order partials come; what a warp
-does with a tile is the same for both: of keys here, of dq in `accumulation`. The small
-kernels before and after stand in `delta`.
+The partial dq of all programs of a head must be added. Since floating-point sums depend
+on their order, accumulation is ordered: each tile of dq has a semaphore that counts the
+partials added so far, and a partial waits for its number. Two walks, `shift` and
+`ordered`, set which program visits which tiles when, and so the order of partials (see
+`walks`). The work per tile is shared: for keys here, for dq in `accumulation`. Small
+kernels before and after are in `delta`.
 """
 
 from typing import NamedTuple
@@ -44,13 +44,13 @@ from systems.attention.hopper.forward import (
 from systems.attention.hopper.matmuls import accumulate, start_matmul, store_rows
 from systems.attention.triton.primitives import LOG2E
 
-# Rows of keys of a program; so many tiles of queries lie beside one.
+# Rows of keys per program, and how many tiles of queries span as many rows.
 KEYS = gl.constexpr(128)
 QUERY_TILES = gl.constexpr(2)
 
 
 class Keys(NamedTuple):
-    """Keys and values of an item in shared memory."""
+    """The keys and values of an item in shared memory."""
 
     k: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
@@ -87,9 +87,7 @@ def allocate_shared(
 
 @gluon.jit
 def apply_mask(s, hidden, limit, RAGGED: gl.constexpr):
-    """Mask transposed scores s: key x is visible to query y if y - x ≥ hidden. Keys
-    from `limit` on don't exist.
-    """
+    """Mask transposed scores s: query y sees key x if y - x ≥ hidden and x < limit."""
     keys = gl.arange(0, s.shape[0], gl.SliceLayout(1, s.type.layout))
     queries = gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
     visible = queries[None, :] - keys[:, None] >= hidden
@@ -100,7 +98,9 @@ def apply_mask(s, hidden, limit, RAGGED: gl.constexpr):
 
 @gluon.jit
 def wait_empty(ds_ring, i):
-    """Wait until the dq group has emptied the stage for dS of step i; return it."""
+    """Wait until the dq group has read the previous dS in the stage of step i; return
+    the stage.
+    """
     DS_STAGES: gl.constexpr = ds_ring.tiles.shape[0]
     stage = i % DS_STAGES
     mbarrier.wait(ds_ring.empty.index(stage), (i // DS_STAGES & 1) ^ 1)
@@ -109,7 +109,7 @@ def wait_empty(ds_ring, i):
 
 @gluon.jit
 def store_ds(ds, ds_ring, stage, GROUP: gl.constexpr):
-    """Store this group's half of dS for the dq group."""
+    """Store this group's half of dS, for the dq group."""
     ds_ring.tiles.index(stage).slice(64 * GROUP, 64, 0).store(ds)
     fence_async_shared()
     mbarrier.arrive(ds_ring.full.index(stage), count=1)
@@ -175,8 +175,8 @@ def process_tiles(
 ):  # fmt: skip
     """Process steps `start` to `stop` - 1 of one query head.
 
-    `steps_done` steps of earlier heads precede them, and `end` is the number of all
-    steps. `hidden` moves by `shift` with each step.
+    `steps_done` counts the steps of earlier heads, and `end` the steps of all heads.
+    `hidden` changes by `shift` per step.
     """
     for i in range(start, stop):
         dk, dv, q, do = process_tile(
@@ -190,7 +190,7 @@ def process_tiles(
 def store_dk_dv(
     dk, dv, out, batch, head, start, n, scale, HEAD: gl.constexpr, RAGGED: gl.constexpr
 ):
-    """Store dk and dv of 64 rows from `start` on, of n."""
+    """Store dk and dv of the rows from `start` on, of n; a tile has 64."""
     dk_out, dv_out = out
     for i in gl.static_range(len(dk)):
         store_rows(dk[i] * scale, dk_out, batch, head, start, n, 64 * i, HEAD, RAGGED)

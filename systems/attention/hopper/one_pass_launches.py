@@ -1,5 +1,5 @@
-"""Launchers of the one-pass backward for Hopper, for the chosen walk: delta, the pass
-itself, and rounding of dq to 16 bits.
+"""Launchers of the one-pass backward for Hopper: delta, the main kernel of the chosen
+walk, and rounding of dq to 16 bits.
 """
 
 from functools import lru_cache
@@ -63,7 +63,7 @@ def plan_one_pass(
     tiles = batch * heads * triton.cdiv(n_q, step)
     tiles_k = triton.cdiv(n_k, ONE_PASS_KEYS)
     stride = statistics_stride(n_q)
-    # The shift walk has no products of 96 columns.
+    # The shift walk doesn't implement narrow matmuls.
     narrow = is_narrow(d) and isinstance(walk, Ordered)
     ragged = {"HEAD": d, "D": tile_d, "RAGGED": n_q % step > 0}
     strides = (*dk.strides[:3], *dv.strides[:3])
@@ -75,8 +75,8 @@ def plan_one_pass(
             shift.one_pass_kernel, (tiles_k * walk.groups,),
             (*strides, batch, heads, tiles_k, walk.groups, *scales),
             constants,
-            # Programs wait for one another: a launch that the GPU can't hold whole must
-            # fail, not hang.
+            # Programs wait for one another, so a launch that doesn't fit the GPU at
+            # once must fail instead of hanging.
             launch_cooperative_grid=True, **options,
         )  # fmt: skip
     else:
@@ -101,8 +101,8 @@ def plan_one_pass(
             "v": rows_descriptor(v, ONE_PASS_KEYS, tile_d, dtype),
             "do": rows_descriptor(do, step, tile_d, dtype),
             "statistics": statistics_descriptor(batch * heads, n_q, stride, step),
-            # As held: 32 numbers a row, a step's rows at a time, or where it is narrow
-            # three quarters of them in three boxes.
+            # Packed dq: 32 numbers per row. A box holds a step's rows, or for narrow
+            # heads a quarter of them, of which three are used.
             "dq": Descriptor(
                 (tiles * step * tile_d // 32, 32), (32, 1),
                 [64 if narrow else step * tile_d // 32, 32], torch.float32, swizzle=128
@@ -132,7 +132,7 @@ def launch_one_pass(
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     parts = walk.parts if isinstance(walk, Ordered) else 1
     if parts > 1:
-        # [2, ..., h_kv · parts, n_k, d]: each part's own sums.
+        # [2, ..., h_kv · parts, n_k, d]: separate sums for each part.
         parts_shape = (2, *k.shape[:-3], k.shape[-3] * parts, *k.shape[-2:])
         to_dk, to_dv = sums = k.new_empty(parts_shape, dtype=torch.float32)
     else:
@@ -144,7 +144,7 @@ def launch_one_pass(
     packed_dq = q.new_empty(
         (plan.tiles * ONE_PASS_QUERIES, TILE_DIMS[d]), dtype=torch.float
     )
-    # The first kernel makes them zero.
+    # The delta kernel sets them to zero.
     semaphores = torch.empty(plan.tiles, dtype=torch.int32, device=q.device)
     of = plan.of
     with prepare_for_tma(q):
@@ -156,7 +156,7 @@ def launch_one_pass(
         )  # fmt: skip
         plan.rounded(packed_dq, dq)
     if parts > 1:
-        # In the order of parts: the same bits each time.
+        # Summed in a fixed order, so the result is reproducible.
         total_dk, total_dv = sums.unflatten(-3, (-1, parts)).sum(-3)
         dk.copy_(total_dk)
         dv.copy_(total_dv)

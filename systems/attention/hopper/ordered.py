@@ -1,20 +1,21 @@
-"""The backward pass in one kernel for any shape: programs wait for earlier ones only.
+"""The ordered walk: the one-pass backward for any shape, in which programs wait only
+for programs that started before them.
 
-A program takes one tile of keys, and the heads of queries that share it, all or some,
-one after the other, so that dk and dv stay in its registers. The partials of a tile of
-dq come in the order in which the programs of its head are numbered. So a program waits
-for smaller numbers only, which GPUs start first (no manual promises it): the smallest
-that has not ended never waits, and no launch needs to be held whole.
+A program takes one tile of keys and loops over the query heads that share it, all or
+some, so that dk and dv stay in its registers. Partials are added to a tile of dq in the
+order of program numbers. A program waits only for smaller numbers, which GPUs start
+first (in practice; no manual guarantees it). The smallest unfinished number never
+waits, so there is no deadlock, and the programs need not all run at once.
 
-Under a causal mask heads are walked through in two ways. Forwards, numbered from the
-last keys on, programs begin at their own diagonal: those that start together are a tile
-apart, and nobody waits. But the longest start last. So the last heads are walked
-backwards, numbered from the first keys on, each from the last queries to the diagonal:
-there the shortest start last, and fill up the end.
+Under a causal mask heads are visited in two directions. Forwards, programs are numbered
+from the last keys on and begin at their diagonal: programs that start together are one
+tile apart, and none waits, but the longest start last. So the last heads go backwards,
+numbered from the first keys on, each from the last queries to the diagonal: there the
+shortest programs start last and fill the idle SMs at the end.
 
-Heads that share keys may be dealt out to several programs, each with its own sums of dk
-and dv, which are added up afterwards: where few heads of keys would leave SMs idle, and
-where the walk of one program would be too long. `walks` decides.
+Query heads that share keys may be divided among several programs, each with its own dk
+and dv, which are summed afterwards. This helps if few KV heads would leave SMs idle,
+and if the loop of one program would be too long. `walks` decides.
 """
 
 from typing import NamedTuple
@@ -46,12 +47,12 @@ from systems.attention.hopper.one_pass import (
 
 
 class Walk(NamedTuple):
-    """Order of the walk: query heads, KV heads over all batches, tiles of each, and the
-    parameters of `walks.Ordered`.
+    """Parameters of the walk: number of query heads, KV heads over all batches, tiles
+    per head, and the fields of `walks.Ordered`.
 
-    `side` KV heads are interleaved; those from `turn` on are walked backwards, all
-    interleaved. With `parts`, query heads of a KV head are divided among programs, and
-    each part counts as a KV head.
+    `side` KV heads are interleaved; those from `turn` on go backwards, all interleaved.
+    With `parts` the query heads of a KV head are divided among programs, and each part
+    counts as a KV head.
     """
 
     heads: gl.tensor
@@ -64,8 +65,8 @@ class Walk(NamedTuple):
 
 
 class Item(NamedTuple):
-    """batch · KV heads + head, a tile of its keys, the steps over the queries of each
-    query head, and whether it is walked backwards.
+    """A program's work: batch · KV heads + head, its tile of keys, the steps per query
+    head, and whether they go backwards.
     """
 
     batch_head: gl.tensor
@@ -77,7 +78,7 @@ class Item(NamedTuple):
 # --8<-- [start:walk]
 @gluon.jit
 def get_item(number, walk, CAUSAL: gl.constexpr):
-    """Return the item with this number, in the order in which programs start."""
+    """Return the item with this number; programs start in the order of numbers."""
     _, batch_kv_heads, tiles_q, tiles_k, side, turn, _ = walk
     first = number // (side * tiles_k) * side
     width = turn - first
@@ -95,7 +96,7 @@ def get_item(number, walk, CAUSAL: gl.constexpr):
         if number < turn * tiles_k:
             keys = tiles_k - 1 - keys
         steps = tiles_q - keys * QUERY_TILES
-        # Of more keys than queries no query sees the last.
+        # With more keys than queries, the last keys have no queries.
         if steps < 0:
             steps = 0
     return Item(first + inside % width, keys, steps, backwards)
@@ -103,7 +104,7 @@ def get_item(number, walk, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def get_tile(step, item, walk, CAUSAL: gl.constexpr):
-    """Return (tile of queries, number of partial dq before this one) of a step of an
+    """Return (tile of queries, number of earlier partials of its dq) for a step of an
     item.
     """
     tile = step
@@ -153,7 +154,7 @@ def key_group(
     HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr, RAGGED: gl.constexpr,
     NARROW: gl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv of 64 rows of this program's item, and their dS."""
+    """Compute dk and dv of 64 keys of this program's item, and their dS."""
     S: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, QUERIES, 16]
     )
@@ -162,8 +163,8 @@ def key_group(
     scale_log2, scale = scales
     zeros = gl.zeros([64, QUERIES], gl.float32, S)
     steps = item.steps
-    # The mask cuts as many steps as lie beside the keys: the first ones forwards, the
-    # last ones backwards.
+    # The mask applies to as many steps as span the tile's keys: the first ones
+    # forwards, the last ones backwards.
     cut, masked = 0, 0
     hidden, shift = 64 * GROUP, -QUERIES
     limit = n_k - item.keys * KEYS - 64 * GROUP
@@ -177,12 +178,12 @@ def key_group(
     else:
         hidden, shift = -QUERIES, 0
     if RAGGED:
-        # And all where keys end within the tile.
+        # Mask all steps if keys end within the tile.
         if item.keys == walk.tiles_k - 1:
             cut, masked = 0, steps
     dk, dv = zero_accumulators(D, NARROW), zero_accumulators(D, NARROW)
     mbarrier.wait(kv.full.index(0), 0)
-    # [64, D], in registers where they have room.
+    # [64, D], in registers if there is room.
     k, v = kv.k.slice(64 * GROUP, 64, 0), kv.v.slice(64 * GROUP, 64, 0)
     if D == 64:
         resident = (k.load(A), v.load(A), zeros)
@@ -228,7 +229,7 @@ def dq_group(
     dq_ring, ds_ring, work, D: gl.constexpr, HEADS_PER_KV: gl.constexpr,
     NARROW: gl.constexpr,
 ):  # fmt: skip
-    """Compute this program's partial dq."""
+    """Compute this program's partial dq of every step."""
     kv, ring, statistics, item, walk, n_k = work
     mbarrier.wait(kv.full.index(0), 0)
     for step in range(item.steps * HEADS_PER_KV):
@@ -240,14 +241,14 @@ def dq_writer(
     dq_desc, semaphores_ptr, dq_ring, work, ME: gl.constexpr,
     HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
-    """Add the partial dq of one stage to dq, each in its order."""
+    """Add the partials of one stage to dq, each in its turn."""
     DQ_STAGES: gl.constexpr = dq_ring.tiles.shape[0]
     kv, ring, statistics, item, walk, n_k = work
     steps = item.steps
     end = steps * HEADS_PER_KV
-    # A warp without a stage has nothing to do.
+    # A warp without a stage is idle.
     if ME < DQ_STAGES:
-        # batch · heads + head, the first that shares these keys.
+        # batch · heads + head of the first query head that shares these keys.
         head = item.batch_head * HEADS_PER_KV
         for i in range(ME, end, DQ_STAGES):
             member, head_step = 0, i

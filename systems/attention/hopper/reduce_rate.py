@@ -1,7 +1,7 @@
-"""Measure how fast TMA adds to memory in the L2 cache of a Hopper GPU.
+"""Measure how fast TMA adds to global memory that is in the L2 cache of a Hopper GPU.
 
 `one_pass` adds partial sums by TMA (`cp.reduce`). Here every SM does nothing else,
-which gives an upper bound for that kernel.
+which gives an upper bound for its rate.
 """
 
 import torch
@@ -13,18 +13,17 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from systems.attention.hopper.accumulation import DQ_LAYOUT, add_shared_to_global
 from systems.attention.relaunch import Descriptor
 
-# A tile is a partial dq of 64 queries at head dimension 64: float32 in rows of 32.
+# A tile is like a partial dq of 64 queries at head dimension 64: float32, 32 per row.
 ROWS = 128
 TILE_BYTES = ROWS * 32 * 4
-# Tiles of a program that TMA may be reading at a time: as many as that kernel has
-# stages of them.
+# TMA additions in flight per program: as many as `one_pass` has stages of partial dq.
 IN_FLIGHT = gl.constexpr(3)
 
 
 # --8<-- [start:additions]
 @gluon.jit
 def add_kernel(sum_desc, tiles, steps, num_warps: gl.constexpr):
-    """Add ones to `steps` tiles in turn; each program starts at another tile."""
+    """Add ones to `steps` tiles in a cycle; each program starts at another tile."""
     ROWS: gl.constexpr = sum_desc.block_shape[0]
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [num_warps, 1], [1, 0])
     ones = gl.allocate_shared_memory(

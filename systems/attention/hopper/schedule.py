@@ -13,10 +13,9 @@ from torch import Tensor
 from systems.attention.hopper.configs import SHORT
 from systems.attention.relaunch import Layout
 
-# Of the L2 cache's 50 MiB, what the keys and values of heads that are walked through
-# side by side may take.
+# Budget for k and v of interleaved heads, of the L2 cache's 50 MiB.
 L2_BYTES = 2**23
-# What an item costs beside its steps, in steps.
+# Overhead of an item, in steps.
 ITEM_STEPS = 1
 
 
@@ -29,10 +28,10 @@ def make_schedule(
     """Return (starts, items): program i computes items[starts[i]] to items[starts[i +
     1] - 1], in this order.
 
-    An item is a tile of `rows` queries + tiles · head. Longest items come first, each
-    assigned to the program that is free first: under a causal mask lengths differ by
-    the number of tiles. `head_swizzle` heads are interleaved, and so are the last
-    heads, so that programs end together.
+    Item tile + tiles · head is a tile of `rows` queries. Under a causal mask items
+    differ in length: the longest come first, and each goes to the program that is free
+    first. `head_swizzle` heads are interleaved, and so are the last heads, so that
+    programs end together.
     """
     tiles = triton.cdiv(n_q, rows)
     steps = [
@@ -72,8 +71,8 @@ def choose_head_swizzle(k: Layout, heads: int, causal: bool, dtype: torch.dtype)
     """Return how many heads are interleaved: as many as keep their k and v (b, h, n, d)
     in the L2 cache.
 
-    Without a mask all items are equally long, and with few keys they are many; then one
-    head after the other reads less.
+    Without a mask all items are equally long, and with few keys there are many items:
+    one head after another then reads less.
     """
     if not causal or k.shape[2] <= SHORT // 2:
         return 1

@@ -1,15 +1,15 @@
-"""The backward pass in one kernel, as a shift walk: programs that stay, and of which
-nobody waits for another's partial dq.
+"""The shift walk: a one-pass backward with persistent programs, in which no program
+waits for another's partial dq.
 
-All programs of a head run at once and each starts at another tile. While the program of
-keys j works on the tiles beside keys j + s, those beside keys t get their partials from
-keys t, t - 1, t - 2, ..., one after the other. Under a causal mask programs of early
-keys have the longer way. Then each takes the mirrored keys of the next head and walks
-from the last tile back: there the partials come from keys 0, 1, 2, ..., again one after
-the other, and after two heads all programs end together.
+All programs of a head run at once. In step s the program of key tile j works on the
+queries at tile j + s, so those at tile t get partials from key tiles t, t - 1, t - 2,
+..., one after another. Under a causal mask programs of early keys have more steps. So
+each then takes the mirrored key tile of the next head and goes from the last queries
+backwards: there partials come from key tiles 0, 1, 2, ..., again one after another,
+and after two heads all programs end together.
 
-For as many heads and rows of queries as of keys, and no more whole tiles of keys than
-there are SMs: others take the walk of `ordered`.
+It requires as many KV heads as query heads, as many keys as queries, and at most as
+many whole tiles of keys as SMs; `ordered` handles the rest.
 """
 
 from typing import NamedTuple
@@ -41,8 +41,9 @@ from systems.attention.hopper.one_pass import (
 
 
 class Program(NamedTuple):
-    """A program takes heads group, group + groups, ... and of each head key tile
-    `column` of `tiles`; under a causal mask the mirrored tile in every second head.
+    """A program's heads and keys: heads group, group + groups, ..., and of each head
+    tile `column` of the `tiles` of keys; under a causal mask, the mirrored tile in
+    every second head.
     """
 
     group: gl.tensor
@@ -52,9 +53,7 @@ class Program(NamedTuple):
 
 
 class Item(NamedTuple):
-    """batch · heads + head, a tile of its keys, and the number of steps over the
-    queries.
-    """
+    """batch · heads + head, its tile of keys, and the number of steps over queries."""
 
     batch_head: gl.tensor
     keys: gl.tensor
@@ -77,7 +76,7 @@ def get_item(n, program, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def get_tile(step, n, keys, tiles, CAUSAL: gl.constexpr):
-    """Return (tile of queries, number of partial dq before this one) of a step of item
+    """Return (tile of queries, number of earlier partials of its dq) for a step of item
     n.
     """
     if CAUSAL:
@@ -122,7 +121,7 @@ def key_group(
     out, ds_ring, work, scales,
     GROUP: gl.constexpr, HEAD: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv of 64 rows of this program's items, and their dS."""
+    """Compute dk and dv of 64 keys of this program's items, and their dS."""
     S: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, QUERIES, 16]
     )
@@ -133,15 +132,15 @@ def key_group(
     steps_done = 0
     for n in range(items):
         batch_head, keys, steps = get_item(n, program, CAUSAL)
-        # The mask cuts as many steps as lie beside the keys: the first ones forwards,
-        # the last ones backwards.
+        # The mask applies to as many steps as span the tile's keys: the first ones
+        # forwards, the last ones backwards.
         cut, hidden, shift = 0, 64 * GROUP, -QUERIES
         if n % 2 == 1:
             cut = steps - QUERY_TILES
             hidden, shift = 64 * GROUP + (1 - steps) * QUERIES, QUERIES
         dk, dv = zero_accumulators(D, False), zero_accumulators(D, False)
         mbarrier.wait(kv.full.index(0), n & 1)
-        # [64, D], in registers where they have room.
+        # [64, D], in registers if there is room.
         k, v = kv.k.slice(64 * GROUP, 64, 0), kv.v.slice(64 * GROUP, 64, 0)
         if D == 64:
             resident = (k.load(A), v.load(A), zeros)
@@ -175,7 +174,7 @@ def key_group(
 
 @gluon.jit
 def dq_group(dq_ring, ds_ring, work, D: gl.constexpr, CAUSAL: gl.constexpr):
-    """Compute this program's partial dq."""
+    """Compute this program's partial dq of every step."""
     kv, kv_empty, ring, statistics, program, items, heads = work
     steps_done = 0
     for n in range(items):
@@ -192,10 +191,10 @@ def dq_writer(
     dq_desc, semaphores_ptr, dq_ring, program, items,
     ME: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Add the partial dq of one stage to dq, each in its order."""
+    """Add the partials of one stage to dq, each in its turn."""
     DQ_STAGES: gl.constexpr = dq_ring.tiles.shape[0]
     steps_done = 0
-    # A warp without a stage has nothing to do.
+    # A warp without a stage is idle.
     if ME >= DQ_STAGES:
         items = 0
     for n in range(items):
@@ -220,8 +219,8 @@ def one_pass_kernel(
     DS_STAGES: gl.constexpr, DQ_STAGES: gl.constexpr, REGISTERS: gl.constexpr,
     DQ_REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """dq in float32 and as held, dk and dv. Grid: tiles of keys x groups; group g takes
-    heads g, g + groups, ...
+    """Compute dq (in float32, in the order of `pack_for_reduce`), dk and dv. Grid:
+    tiles of keys x groups; group g takes heads g, g + groups, ...
     """
     group = gl.program_id(0) // tiles
     items = gl.cdiv(batch * heads - group, groups)
@@ -229,7 +228,7 @@ def one_pass_kernel(
     kv, ring, statistics, ds_ring, dq_ring = allocate_shared(
         q_desc, k_desc, D, STAGES, DS_STAGES, DQ_STAGES
     )
-    # The groups have read an item's keys and values.
+    # Completes once all groups have read an item's keys and values.
     kv_empty = make_barriers(1, 3)
     out = (
         Rows(dk_ptr, stride_dkb, stride_dkh, stride_dkn),

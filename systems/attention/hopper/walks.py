@@ -1,10 +1,10 @@
-"""Choose between one and two kernels for the Hopper backward pass, and the walk of the
-one: the order in which programs of a head, each with a tile of keys, meet the tiles of
-queries.
+"""Choose one or two kernels for the Hopper backward pass, and the walk of the one-pass
+kernel.
 
-Programs add to dq in memory in the walk's order, so that results are bitwise
-reproducible. `shift` and `ordered` hold the kernels of the walks. Two passes run where
-they were faster on an H200.
+A walk is the order in which the programs of a head, each with a tile of keys, visit the
+tiles of queries. Programs add to dq in that order, so results are bitwise reproducible.
+`shift` and `ordered` hold the two kernels. Two passes run where they were faster on an
+H200.
 """
 
 from functools import lru_cache
@@ -17,56 +17,55 @@ from systems.attention.hopper.limits import TILE_DIMS
 from systems.attention.relaunch import Layout
 
 # --8<-- [start:limits]
-# Head dimensions from 72 to this one have products and sums of 96 columns of the 128 in
-# a tile, as 64 and 32.
+# Head dimensions from 72 to this one use 96 of a tile's 128 columns, in blocks of 64
+# and 32.
 NARROW_HEAD = 96
-# The shift walk takes at least so many rows, by the head dimension of its tiles, under
-# a causal mask; without one, half as many.
+# Least keys for the shift walk by padded head dimension, under a causal mask; half as
+# many without.
 ONE_PASS_MIN_KEYS = {64: 2048, 128: 4096}
-# So much of all SMs' time must go into steps, or the shift walk is not taken.
+# Least share of all SMs' time in steps for the shift walk.
 ONE_PASS_USE = 0.9
-# The ordered walk, chosen on an H200 by times of this walk, the shift walk and two
-# passes in turns, all but one of them under a causal mask. Where the shift walk can go
-# it is as fast or faster, but for narrow heads, whose products only this one saves.
-# Elsewhere this one beat two passes at each length that was timed: 4000 to 32,768 at
-# tiles of 128, with and without shared heads, and 16,384 at 64. With fewer keys or
-# queries two passes are taken, by tiles and halved as above; a last one may be short.
+# Least queries and keys, rounded up to whole tiles, for the ordered walk; half as many
+# without a mask. Chosen by interleaved timings on an H200, nearly all causal. The shift
+# walk was as fast or faster where it applies, except for narrow heads, whose matmuls
+# only the ordered walk shortens. Elsewhere the ordered walk beat two passes at every
+# timed length: 4000 to 32,768 with 128 columns, and 16,384 with 64.
 ORDERED_MIN_KEYS = {64: 4096, 128: 4096}
-# With fewer programs, about two for each SM, shared heads are dealt out to twice as
-# many, or to one program each. If these are still too few, two passes are taken.
+# With fewer programs (about two per SM) query heads of a KV head are divided among
+# twice as many, or one program each. If that is too few, two passes run.
 ORDERED_MIN_PROGRAMS = 256
-# Tiles of 128 keys, times the query heads that share them. With so many the walk of one
-# program is too long: its neighbours drift apart, and what one has read has left the L2
-# cache when the next one comes. Then each head has programs of its own, whose dk and dv
-# are summed afterwards. On an H200, under a causal mask and at tiles of 128 columns,
-# 4 heads of 8192 rows (64 tiles) were faster so, and 4 of 4096 slower, as were 4 of
-# 8192 at tiles of 64 columns. More queries than keys, or fewer, were not timed.
+# Tiles of 128 keys times query heads per KV head, from which each query head gets its
+# own programs, with dk and dv summed afterwards. Otherwise the loop of a program is too
+# long: neighbors drift apart, and tiles leave the L2 cache before the next one reads
+# them. Causal on an H200 with 128 columns, 4 heads of 8192 rows (64 tiles) were faster
+# this way and 4 of 4096 slower, as were 4 of 8192 with 64 columns. Unequal numbers of
+# queries and keys were not timed.
 DEALT_TILES = 256
-# Tiles of keys side by side: about one for each SM. Half as many where a program has
-# several query heads under a causal mask. Twice as many where long walks were dealt
-# out, and without a mask: there the programs of a head start at the same queries and
-# queue, but only once.
+# Tiles of keys of interleaved heads: about one per SM. Half as many if a program has
+# several query heads under a causal mask. Twice as many if each query head has its own
+# programs, and without a mask, where the programs of a head start at the same queries
+# and queue once.
 SIDE_TILES = 128
-# Tiles of keys of the heads that are walked backwards at the end: two heads or more,
-# but half of all at most.
+# Tiles of keys of the heads that go backwards at the end: at least two heads, at most
+# half of all.
 BACKWARDS_TILES = 256
-# With a single head of keys nothing could fill up the end, so it takes two passes. With
-# so many tiles the end is short enough: walked backwards, 65,536 keys were faster, at
-# head dimension 64 and with one head of queries; others were not timed.
+# A single KV head has no other heads to fill the end, so two passes run, except from
+# this many tiles on: 65,536 keys were faster going backwards (head dimension 64, one
+# query head; others were not timed).
 LONE_TILES = 512
 # --8<-- [end:limits]
 
 
 class Shift(NamedTuple):
-    """The walk of `shift`, with `groups` heads at a time."""
+    """The walk of `shift`; `groups` heads run at a time."""
 
     groups: int
 
 
 class Ordered(NamedTuple):
     """The walk of `ordered`: `side` KV heads are interleaved, and those from `turn` on
-    walked backwards. The query heads of a KV head are divided into `parts`, each
-    scheduled like a head.
+    go backwards. The query heads of a KV head are divided into `parts`, each scheduled
+    like a KV head.
     """
 
     side: int
@@ -87,8 +86,8 @@ def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> i
         return 0
     groups = min(processors // tiles, batch * heads)
     walks = triton.cdiv(batch * heads, groups)
-    # Under a causal mask two heads take a program tiles + 1 steps, and one left over
-    # takes some program `tiles`.
+    # Under a causal mask a program needs tiles + 1 steps for two heads, and at most
+    # `tiles` for a last single one.
     longest = walks // 2 * (tiles + 1) + walks % 2 * tiles if causal else walks * tiles
     steps = (
         batch * heads * tiles * (tiles + 1) // 2 if causal else batch * heads * tiles**2

@@ -14,7 +14,7 @@ from systems.attention.triton.chooser import architecture, owner_configs
 from systems.attention.triton.primitives import INTERPRETED
 
 LOG = logging.getLogger(__name__)
-# For whom each of `tables.CONFIGS` was made.
+# The GPUs for which each table in `tables.CONFIGS` was made.
 TABLES = {
     "sm_90": "Hopper",
     "sm_80": "the A100",
@@ -22,17 +22,17 @@ TABLES = {
     "sm_100": "the B200",
     "sm_120": "the GeForce RTX 50",
 }
-# The table whose configurations were timed, on an H200.
+# The only table whose configurations were timed (on an H200).
 TIMED = "sm_90"
-# GPUs before it have 64 KiB of shared memory, and tensor cores without bfloat16.
+# Older GPUs have 64 KiB of shared memory and no bfloat16 tensor cores.
 MIN_CAPABILITY = (8, 0)
-# What was logged in this process.
+# Reasons already logged in this process.
 LOGGED: set[str] = set()
 
 
 def log_slower(reason: str) -> None:
-    """Log a reason for slower kernels, once per process and reason. It is a log and not
-    a warning, since the program is not at fault.
+    """Log a reason for slower kernels, once per process and reason. This is a log
+    message and not a warning, since the calling program is not at fault.
     """
     kind = reason.partition(", found ")[0]
     if kind not in LOGGED:

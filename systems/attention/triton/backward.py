@@ -1,15 +1,15 @@
 """The backward kernels of FlashAttention-2 in Triton (Dao 2023, arXiv 2307.08691,
 algorithm 2).
 
-First one program per tile of queries walks over the keys (dq); it holds rows of do, so
-it also computes their delta = rowsum(o · do). Then one per tile of keys walks over the
-queries (dk, dv). Each recomputes P = exp(S - lse). No program adds to what another
-writes, so there are no atomics and every result repeats bit by bit. SPLITS and letters
-as in `forward`.
+The first kernel computes dq: one program per tile of queries loops over the keys.
+Because it holds rows of do, it also computes their delta = rowsum(o · do). The second
+kernel computes dk and dv: one program per tile of keys loops over the queries. Each
+recomputes P = exp(S - lse). No two programs write the same output, so there are no
+atomics and results are bitwise reproducible. SPLITS and letters as in `forward`.
 
-The row statistics that the second kernel needs of each query, lse and delta, lie side
-by side in memory. Loaded apart, a tile's 64 numbers are fewer than its threads, and
-Triton 3.6 has each thread load all that it needs: 32 single numbers in a step.
+The second kernel needs two statistics of each query, lse and delta. They are adjacent
+in memory: loaded separately, a tile's 64 numbers are fewer than the threads, and Triton
+3.6 has each thread load 32 single numbers per step.
 """
 
 import triton
@@ -113,9 +113,9 @@ def dq_kernel(
     """Compute dq of one tile of queries of one head. Grid and order are those of the
     forward kernel.
 
-    statistics_ptr takes (batch, heads, n_q, 2) for `dkdv_kernel`: lse · log2(e), and
-    delta, which softmax subtracts from each dp. With SPLITS > 1 dq_ptr takes (SPLITS,
-    batch, heads, n_q, HEAD), for `sum_kernel`.
+    statistics_ptr receives (batch, heads, n_q, 2) for `dkdv_kernel`: lse · log2(e), and
+    delta, which is subtracted from dp. With SPLITS > 1 dq_ptr receives (SPLITS, batch,
+    heads, n_q, HEAD), for `sum_kernel`.
     """
     stride_qb, stride_qh, stride_qn = hint_unit(stride_qb, stride_qh, stride_qn, UNIT)
     stride_kb, stride_kh, stride_kn = hint_unit(stride_kb, stride_kh, stride_kn, UNIT)
@@ -172,8 +172,9 @@ def dq_kernel(
     row_index, inside = batch_head * n_q + rows, rows < n_q
     lse = tl.load(lse_ptr + row_index, mask=inside, other=float("inf"))
     lse_log2 = drop_huge_lse(lse) * LOG2E
-    # The other splits of this tile have the same numbers. The interpreter makes
-    # integers of a block of booleans & a boolean, which Triton 3.9 refuses as a mask.
+    # Only split 0 stores; the other splits have the same numbers. Not `inside & (split
+    # == 0)`: the interpreter makes integers of that, which Triton 3.9 refuses as a
+    # mask.
     stored = rows < tl.where(split == 0, n_q, 0)
     tl.store(statistics_ptr + 2 * row_index, lse_log2, mask=stored)
     tl.store(statistics_ptr + 2 * row_index + 1, delta, mask=stored)
@@ -220,7 +221,7 @@ def dkdv_steps(
     RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
     """Accumulate dk (without its scale) and dv of one tile of keys over every SPLITS-th
-    tile of queries from `first` to `last`. All products are transposed.
+    tile of queries from `first` to `last`. All scores are transposed: [keys, queries].
     """
     for start in range(first, last, BQ * SPLITS):
         rows = start + tl.arange(0, BQ)
@@ -235,7 +236,7 @@ def dkdv_steps(
         )
         if RECOMPUTE != "tiles":
             do = load_limbs(do_ptrs, rows, columns, n_q, HEAD, RAGGED, LIMBS)
-        # [BQ]; an infinite lse makes the probabilities of a row past the end zero.
+        # [BQ]; past the end lse is infinite, so that p is zero.
         pairs = statistics_ptr + 2 * rows[:, None] + tl.arange(0, 2)[None, :]
         if RAGGED:
             lse_log2, delta = tl.split(
@@ -244,8 +245,8 @@ def dkdv_steps(
             delta = tl.where(rows < n_q, delta, 0.0)
         else:
             lse_log2, delta = tl.split(tl.load(pairs))
-        # [BK, BQ]; both before the exponentials, so that the product for dv runs while
-        # ds is computed.
+        # [BK, BQ]; both matmuls come before exp2, so that the matmul for dv overlaps
+        # with ds.
         if RECOMPUTE == "tiles":
             zero = tl.zeros([k[0].shape[0], BQ], tl.float32)
             s = matmul_from_memory(
@@ -296,7 +297,7 @@ def dkdv_kernel(
     """Compute dk and dv of one tile of keys of one KV head. Grid: tiles of keys x batch
     x KV heads x SPLITS.
 
-    With SPLITS > 1 dk_ptr and dv_ptr take (SPLITS, batch, heads, n_k, HEAD), for
+    With SPLITS > 1 dk_ptr and dv_ptr receive (SPLITS, batch, heads, n_k, HEAD), for
     `sum_kernel`.
     """
     stride_qb, stride_qh, stride_qn = hint_unit(stride_qb, stride_qh, stride_qn, UNIT)
@@ -310,8 +311,8 @@ def dkdv_kernel(
         stride_dvb, stride_dvh, stride_dvn, UNIT
     )
     tiles = tl.cdiv(n_k, BK)
-    # The first tile is seen by the most queries under a causal mask: it starts first as
-    # it is.
+    # Under a causal mask the first tile has the most queries, so it already starts
+    # first.
     tile, batch_head, batch_heads, split = program_tile(tiles, head_swizzle, SPLITS)
     k_start = tile * BK
     kv_heads = heads // GROUP
@@ -325,7 +326,7 @@ def dkdv_kernel(
     keys, columns = k_start + tl.arange(0, BK), tl.arange(0, D)
     q_offsets = offsets(tl.arange(0, BQ), columns, stride_qn, stride_qd)
     do_offsets = offsets(tl.arange(0, BQ), columns, stride_gn, stride_gd)
-    # [BK, D]; rows past n_k are zero, and what comes of them is never stored.
+    # [BK, D]; rows past n_k are zero, and their results are never stored.
     k = load_limbs(
         k_ptr + offsets(keys, columns, stride_kn, stride_kd),
         keys,
@@ -347,16 +348,16 @@ def dkdv_kernel(
     dk = tl.zeros([BK, D], tl.float32)
     dv = tl.zeros([BK, D], tl.float32)
 
-    # Queries before `first` see no key of this tile; those from `unmasked_start` on see
-    # all of its keys.
+    # Queries before `first` see no key of this tile; queries from `unmasked_start` on
+    # see all.
     first, unmasked_start = 0, 0
     if CAUSAL:
         first = k_start // BQ * BQ
         unmasked_start = tl.minimum(tl.cdiv(k_start + BK - 1, BQ) * BQ, n_q)
-    # Steps are dealt out to the splits in turn, on from loop to loop and head to head.
+    # Splits take steps in turn; the count continues across loops and heads.
     masked_steps, steps = tl.cdiv(unmasked_start - first, BQ), tl.cdiv(n_q - first, BQ)
     for member in range(GROUP):
-        # Not counted up from head to head: Triton 3.6 takes such a sum for zero.
+        # Not a running sum: Triton 3.6 would treat it as zero.
         head, earlier_steps = kv_head * GROUP + member, member * steps
         statistics_head = statistics_ptr + 2 * (batch * heads + head) * n_q
         q_head, do_head = (

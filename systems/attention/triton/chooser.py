@@ -1,7 +1,7 @@
 """Choose the launch configuration of a Triton kernel for a GPU.
 
-For few rows the table for few rows decides. For many rows configurations tuned on this
-GPU (`tuned`) override the table.
+With few rows the table `FEW_ROWS` decides. With many rows configurations tuned on this
+GPU (`tuned`) override the table `CONFIGS`.
 """
 
 from functools import cache
@@ -13,9 +13,9 @@ import triton
 from systems.attention.triton.configs import ByMask, Config
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 
-# Where `tuned` keeps what owners of GPUs had timed.
+# The folder of configurations that GPU owners had timed, read by `tuned`.
 TUNED = Path(__file__).with_name("tuned")
-# The interpreter runs one operation after another: warps and stages mean nothing to it.
+# The interpreter runs serially: warps and stages have no effect.
 INTERPRETER_CONFIG = Config(64, 64, 4, 1)
 
 
@@ -31,10 +31,10 @@ def architecture(capability: tuple[int, int]) -> str:
 
 
 def pad_head_dim(d: int) -> int:
-    """Return the head dimension of a tile: a power of two from 16 on, as tensor cores
+    """Return the head dimension padded to a power of two, at least 16, as tensor cores
     need.
     """
-    # Triton 3.7 has another type for it.
+    # Triton 3.7 declares another return type.
     return max(16, triton.next_power_of_2(d))  # pyright: ignore[reportReturnType]
 
 
@@ -47,12 +47,12 @@ def select_by_mask(entry: Config | ByMask, causal: bool) -> Config:
 
 @cache
 def owner_configs(device: torch.device) -> dict[tuple[str, str, int, bool], Config]:
-    """Return the configurations that the owner of this GPU had timed, for many rows, by
-    arithmetic, kernel, padded head dimension and mask.
+    """Return the configurations that the owner of this GPU had timed, for many rows:
+    {(arithmetic, kernel, padded head dimension, causal): configuration}.
     """
     if not any(TUNED.glob("*.json")):
         return {}
-    # Imported here: most have no such file, and need nothing of the records.
+    # Imported here, because most users have no such file and so need no records.
     from systems.attention.triton import tuned
     from systems.records.files import slug_of
 

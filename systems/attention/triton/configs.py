@@ -1,5 +1,5 @@
-"""Launch configurations of the Triton kernels, and the choices beside them: split loops
-and head swizzle.
+"""Types of launch configurations of the Triton kernels, and the choice of loop splits
+and of head swizzle.
 
 `tables` holds the configurations, `chooser` selects one.
 """
@@ -17,16 +17,15 @@ class Config(NamedTuple):
     """Launch configuration of one kernel: tiles of `q` queries and `k` keys, and
     `stages` tiles of the inner loop in flight.
 
-    `registers` limits the registers of a thread, so that more programs fit on an SM.
-    255 is the hardware's limit, and yet worth setting: without any limit NVIDIA's
-    assembler gives a thread that needs too many only 32, and spills the rest. `ahead`:
-    a kernel before has split float32 q, k, v and do into limbs; a step splits only p
-    and ds.
+    `registers` limits the registers per thread, so that more programs fit on an SM.
+    Even 255, the hardware's limit, is worth setting: without a limit NVIDIA's assembler
+    gives a thread that needs more only 32, and spills the rest. `ahead`: a previous
+    kernel has split float32 q, k, v and do into limbs; a step splits only p and ds.
 
-    `recompute`: what a backward step recomputes instead of keeping. "addresses":
-    addresses of its tiles, which take two registers of a thread for each copy. "tiles":
-    these addresses, and each tile that it multiplies twice, which it loads twice from
-    L2, so that shared memory need not hold one for long.
+    `recompute`: what a backward step recomputes to save space. "addresses": the
+    addresses of its tiles, which take two registers per copy. "tiles": these addresses,
+    and each tile used in two matmuls is loaded twice (from L2), so that shared memory
+    holds it only briefly.
     """
 
     q: int
@@ -39,13 +38,15 @@ class Config(NamedTuple):
 
     @property
     def options(self) -> dict[str, int]:
-        """Triton's options of a launch."""
+        """Return the launch options for Triton."""
         limit = {"maxnreg": self.registers} if self.registers else {}
         return {"num_warps": self.warps, "num_stages": self.stages, **limit}
 
 
 class ByMask(NamedTuple):
-    """Configurations with and without a causal mask, where the best ones differ."""
+    """Configurations with and without a causal mask, for entries where the best ones
+    differ.
+    """
 
     causal: Config
     full: Config
@@ -56,12 +57,12 @@ class ByMask(NamedTuple):
 
 # --8<-- [start:splits]
 class SplitRule(NamedTuple):
-    """Split loops until an SM has `warps` warps, with at least `least_rows` rows per
-    split.
+    """Rule to split loops until an SM has `warps` warps, with at least `least_rows`
+    rows per split.
 
-    Below `least_splits` splits it is faster not to split. Rows are those of a whole
-    loop; a causal mask halves them on average. The results of splits must be written,
-    read and combined, which pays off for long loops.
+    With fewer than `least_splits` splits not splitting is faster. Rows are those of a
+    whole loop; a causal mask halves them on average. Partial results of splits must be
+    written, read and combined, which pays off only for long loops.
     """
 
     warps: int
@@ -69,9 +70,9 @@ class SplitRule(NamedTuple):
     least_splits: int = 2
 
 
-# Many warps hide waiting, and let long and short tiles end together. The less time
-# products take, the more it matters what combining costs: two splits save half of a
-# loop, four save three quarters, and both take one launch more.
+# Many warps hide latency and even out long and short tiles. The cheaper the matmuls,
+# the more the cost of combining matters: two splits save half of a loop, four save
+# three quarters, and both add one launch.
 SPLIT_RULES = {
     "half": (
         SplitRule(warps=8, least_rows=128, least_splits=4),
@@ -82,30 +83,31 @@ SPLIT_RULES = {
 }
 MAX_SPLITS = 16
 # --8<-- [end:splits]
-# Of the L2 cache's 40 MiB (A100) or 50 MiB (Hopper), what keys and values of the heads
-# may take whose tiles run together: with more, programs of one head no longer read the
-# same keys at about the same time. Float32 products take so much longer that reading
-# matters less; they count as float32, in three limbs they take half as much again.
+# L2 budget for k and v of the heads that run concurrently, of 40 MiB (A100) or 50 MiB
+# (Hopper). Above it programs of one head drift apart and no longer share loads of k and
+# v. Float32 may use more, because its matmuls are slow; k and v count as 4 bytes per
+# element, although three limbs take 6.
 L2_BYTES = {"half": 2**23, "high": 2**25, "highest": 2**25}
 
-# By pass and padded head dimension, and by the mask where that matters; by arithmetic.
+# {pass: {padded head dimension: configuration, or one per mask}}; {arithmetic: Passes}.
 Passes = dict[str, dict[int, Config | ByMask]]
 ByArithmetic = dict[str, Passes]
 
 
 class FewRows(NamedTuple):
-    """Configurations that are faster when all heads together have at most `most_rows`
+    """Configurations that are faster if all heads together have at most `most_rows`
     rows.
 
-    Smaller tiles mostly fill more of the GPU, and splitting float32 into limbs ahead
-    rarely pays if few programs read them.
+    Mostly smaller tiles, which occupy more SMs. Splitting float32 into limbs ahead
+    rarely pays, because few programs read the limbs.
     """
 
     most_rows: int
     configs: Passes
 
 
-# By arithmetic, the fewest rows first. What has no entry is as with many rows.
+# {arithmetic: entries by ascending `most_rows`}; a missing entry means `CONFIGS`
+# applies.
 FewByArithmetic = dict[str, tuple[FewRows, ...]]
 
 
@@ -136,9 +138,9 @@ def count_splits(
 
 def choose_head_swizzle(k: Layout, heads: int, causal: bool, arithmetic: str) -> int:
     """Return the head swizzle: how many heads run their long tiles before any short
-    one. Their k and v fit the L2 cache.
+    tile. Their k and v fit the L2 budget.
 
-    Without a mask all tiles are equally long, and one head after the other reads less.
+    Without a mask all tiles are equally long, and one head after another reads less.
     """
     if not causal:
         return 1

@@ -1,20 +1,20 @@
 """The forward kernel of FlashAttention-2 in Triton (Dao 2023, arXiv 2307.08691,
 algorithm 1).
 
-One program per tile of queries walks over the tiles of keys with online softmax; scores
-stay on chip, and only o and lse are written. The causal mask costs only where it cuts:
-tiles above the diagonal are never visited, tiles below it are not masked. Scores are
-kept in units of log 2, since a GPU computes exp2: scale · log2(e) is one factor.
+One program (Triton's thread block) per tile of queries loops over the tiles of keys
+with online softmax; scores stay on chip, and only o and lse are written. Tiles above
+the causal diagonal are skipped, and only tiles that the diagonal cuts are masked.
+Scores are in base 2, since GPUs compute exp2: scale · log2(e) is one factor.
 
-Where there are fewer tiles than the GPU has room for, the loop of a tile is split: each
-of SPLITS programs takes every SPLITS-th step, and a second kernel combines their states
+If there are too few tiles to fill the GPU, the loop of a tile is split: each of SPLITS
+programs takes every SPLITS-th step, and a second kernel combines their partial results
 in a fixed order.
 
 Letters: q k v o, d for gradients; s scores, p probabilities, m running maximum, l
-running sum, lse = log Σ exp s. UPPER is known when the kernel is compiled. BQ, BK are
-rows of a tile; HEAD is the head dimension, D the same padded to a power of two; GROUP
-query heads share one head of k and v. In so many LIMBS memory holds a factor of a
-product (`primitives`); UNIT divides all strides but those of d. On a CPU Triton's
+running sum, lse = log Σ exp s. UPPER case means known at compile time. BQ and BK are
+the rows of a tile; HEAD is the head dimension, D the same padded to a power of two;
+GROUP query heads share a KV head. LIMBS is the number of 16-bit limbs of an operand
+(see `primitives`); UNIT divides all strides except that of d. On a CPU Triton's
 interpreter runs the same kernels.
 """
 
@@ -122,8 +122,8 @@ def forward_kernel(
     stride_vb, stride_vh, stride_vn = hint_unit(stride_vb, stride_vh, stride_vn, UNIT)
     stride_ob, stride_oh, stride_on = hint_unit(stride_ob, stride_oh, stride_on, UNIT)
     tiles = tl.cdiv(n_q, BQ)
-    # The last tile sees the most keys under a causal mask: it starts first, so that no
-    # long one is left at the end.
+    # Under a causal mask the last tile has the most keys, so it starts first: no long
+    # tile is left at the end.
     tile, batch_head, batch_heads, split = program_tile(tiles, head_swizzle, SPLITS)
     q_start = (tiles - 1 - tile) * BQ
     batch, head = batch_head // heads, batch_head % heads
@@ -149,7 +149,7 @@ def forward_kernel(
     m = tl.full([BQ], LOWEST, tl.float32)
     l, shift = tl.zeros([BQ], tl.float32), m
 
-    # Every row sees the keys before seen_by_all, no row sees one from seen_by_any on.
+    # All rows see the keys before seen_by_all; no row sees keys from seen_by_any on.
     seen_by_all, seen_by_any = n_k, n_k
     if CAUSAL:
         seen_by_all, seen_by_any = (
@@ -189,8 +189,8 @@ def combine_kernel(
     heads, n_q, scale_log2, SPLITS: tl.constexpr, ROWS: tl.constexpr,
     HEAD: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Combine the splits of ROWS rows of one head into o and lse: rescale their states
-    to one maximum and sum them.
+    """Combine the splits of ROWS rows of one head into o and lse: rescale their partial
+    results to one maximum and sum them.
     """
     program = tl.program_id(0)
     o_ptr, rows, columns, row_index = locate_rows(
@@ -198,8 +198,7 @@ def combine_kernel(
     )
     split_rows = tl.cast(tl.num_programs(0) // tl.cdiv(n_q, ROWS), tl.int64) * n_q
     l_ptr, inside = advance_rows(m_l_ptr, SPLITS, split_rows), rows < n_q
-    # Unrolled, and the maximum first: so the loads of the splits don't wait for one
-    # another.
+    # Unrolled, with the maximum first, so that the loads of the splits are independent.
     m = tl.full([ROWS], LOWEST, tl.float32)
     for split in tl.static_range(SPLITS):
         m = tl.maximum(

@@ -2,8 +2,9 @@
 layout.
 
 Everything that depends only on dtypes, shapes and strides is computed once and cached.
-A pass launches: float32 split into bfloat16 limbs (if the configuration has `ahead`);
-forward, or dq and then dkdv; combine or sum (if loops are split).
+A pass launches up to four kernels: split float32 into bfloat16 limbs (if the
+configuration has `ahead`); forward, or dq and dkdv; combine or sum (if loops are
+split).
 """
 
 from functools import lru_cache
@@ -30,35 +31,35 @@ from systems.attention.triton.configs import Config, choose_head_swizzle, count_
 from systems.attention.triton.forward import combine_kernel, forward_kernel
 from systems.attention.triton.primitives import LOG2E, limbs_kernel
 
-# Elements of the result that one program combines: each of its threads loads four of
-# each split at once. With more, fewer programs wait for more loads.
+# Elements of the result that a program combines: each thread loads four of each split.
+# More elements would leave fewer programs, each waiting for more loads.
 COMBINED_ELEMENTS = 512
-# Elements that one program splits into limbs.
+# Elements that a program splits into limbs.
 LIMB_ELEMENTS = 2048
-# `dkdv_kernel` counts two numbers for each row, in 32 bits.
+# `dkdv_kernel` indexes two statistics per row with 32 bits.
 MAX_LENGTH = 2**30
-# bfloat16 limbs of a float32: products of three are as good as those of float32, which
-# tensor cores can't multiply; products of two keep 16 bits.
+# bfloat16 limbs per float32. Tensor cores can't multiply float32; three limbs reach its
+# precision, two keep 16 bits.
 LIMBS = {"half": 1, "high": 2, "highest": 3}
-# How tl.dot multiplies what has not been split ahead: it splits in each step.
+# Argument `input_precision` of tl.dot for operands not split ahead.
 PRECISION = {"half": "ieee", "high": "bf16x3", "highest": "bf16x6"}
 
 
 def choose_arithmetic(dtype: torch.dtype) -> str:
-    """Return how matmuls compute: "half" for 16 bits; for float32 "high" or "highest",
-    as `torch.set_float32_matmul_precision` or
-    `torch.backends.cuda.matmul.fp32_precision` says.
+    """Return the arithmetic of matmuls: "half" for 16-bit dtypes; for float32 "high" or
+    "highest", as set by `torch.set_float32_matmul_precision` or
+    `torch.backends.cuda.matmul.fp32_precision`.
     """
     if dtype != torch.float32:
         return "half"
-    # The former sets the latter; asked the other way round PyTorch raises.
+    # Only this setting is safe to read: `torch.get_float32_matmul_precision` can raise.
     return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
 
 
 def make_rows_contiguous(x: Tensor) -> tuple[Tensor, ShapeAndStrides]:
-    """Return x and its layout, or a copy with contiguous rows.
+    """Return x and its layout, or a copy with contiguous rows and the layout of that.
 
-    Many programs read each tile, and rows with gaps cost each of them many loads. The
+    Many programs read each tile, and gaps within rows cost each of them many loads. The
     gradient of a sum, one number with strides of zero, is materialized here.
     """
     shape_strides = shape_and_strides(x)
@@ -69,8 +70,8 @@ def make_rows_contiguous(x: Tensor) -> tuple[Tensor, ShapeAndStrides]:
 
 
 def allocate_output(x: Tensor, splits: int) -> Tensor:
-    """Return where a kernel writes: x itself, or float32 (splits, *x.shape) if its
-    loops are split.
+    """Return the buffer that a kernel writes: x itself, or float32 (splits, *x.shape)
+    if its loops are split.
     """
     return x if splits == 1 else x.new_empty((splits, *x.shape), dtype=torch.float32)
 
@@ -78,7 +79,7 @@ def allocate_output(x: Tensor, splits: int) -> Tensor:
 def output_layout(x: Layout, splits: int) -> Layout:
     """Return the layout that `allocate_output` gives x (b, h, n, d).
 
-    With splits the batch dimension runs over splits and batches.
+    With splits the batch dimension is splits · batches.
     """
     batch, heads, n, d = x.shape
     if splits == 1:
@@ -92,10 +93,10 @@ def collect_strides(*tensors: Layout) -> tuple[int, ...]:
 
 
 def find_stride_divisor(*tensors: Layout) -> int:
-    """Return 8 if 8 divides all strides but those of d and 16 does not, else 1.
+    """Return 8 if 8 divides all strides except that of d but 16 does not, else 1.
 
-    Triton checks only for 16 and would not know. Strides of dimensions of size 1 don't
-    matter.
+    Triton itself detects only divisibility by 16. Strides of dimensions of size 1 are
+    ignored.
     """
     divisor = gcd(
         *(
@@ -128,7 +129,9 @@ def make_limbs_launch(
 
 
 def limbs_layout(x: Layout, limbs: int) -> Layout:
-    """Return the layout of the limbs of x (b, h, n, d): those of a row are adjacent."""
+    """Return the layout of the limbs of x (b, h, n, d): the limbs of a row are
+    adjacent.
+    """
     _, heads, n, d = x.shape
     return Layout(x.shape, (heads * n * limbs * d, n * limbs * d, limbs * d, 1))
 
@@ -140,14 +143,14 @@ def split_into_limbs(launch: Launch, *tensors: Tensor) -> list[Tensor]:
         x.new_empty((*x.shape[:-1], count * x.shape[-1]), dtype=torch.bfloat16)
         for x in tensors
     ]
-    # A missing do is replaced by q: no program reads it there.
+    # Without do, q fills its place; no program reads it.
     launch(*(*tensors, *tensors[:1])[:4], *(*limbs, *limbs[:1])[:4])
     return limbs
 
 
 class Forward(NamedTuple):
-    """The launches of a forward pass; `limbs` where float32 is split ahead, `combine`
-    where loops are split.
+    """The launches of a forward pass. `limbs` runs if float32 is split ahead, `combine`
+    if loops are split.
     """
 
     limbs: Launch | None
@@ -163,7 +166,8 @@ def forward_launches(
 ) -> Forward:  # fmt: skip
     """Return the launches of a forward pass for q, k, v and o of these layouts.
 
-    Unused arguments are part of the cache's key: they decide what Triton compiles.
+    Arguments not used here still belong to the cache key, because Triton compiles for
+    them.
     """
     q, k, v, o = (make_layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
@@ -233,7 +237,7 @@ def launch_forward(
 def run_forward(
     launch: Forward, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
 ) -> None:
-    """Compute o and lse with launches made for these layouts."""
+    """Compute o and lse with launches made for the layouts of these tensors."""
     count: int = launch.kernel.constants["SPLITS"]
     with use_device_of(q):
         if launch.limbs:
@@ -247,8 +251,8 @@ def run_forward(
 
 
 class Backward(NamedTuple):
-    """The launches of a backward pass; `limbs` where float32 is split ahead, `sums`
-    where loops are split.
+    """The launches of a backward pass. `limbs` runs if float32 is split ahead, `sums`
+    if loops are split.
     """
 
     limbs: Launch | None
@@ -368,7 +372,7 @@ def run_backward(
     launch: Backward, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
     lse: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
 ) -> None:  # fmt: skip
-    """Compute dq, dk and dv with launches made for these layouts."""
+    """Compute dq, dk and dv with launches made for the layouts of these tensors."""
     statistics = lse.new_empty((*lse.shape, 2))
     dq_constants, dkdv_constants = launch.dq.constants, launch.dkdv.constants
     dq_splits, dkdv_splits = dq_constants["SPLITS"], dkdv_constants["SPLITS"]

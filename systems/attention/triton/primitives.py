@@ -2,7 +2,7 @@
 limbs and multiply.
 
 Tensor cores multiply 16-bit numbers. A float32 is the sum of bfloat16 limbs, each the
-nearest to the remainder of those before it, and a product of two float32 is a sum of
+rounded remainder of the previous ones, and the product of two float32 is a sum of
 products of limbs (Henry, Tang and Heinecke 2019, arXiv 1904.06376). Products below the
 precision of the limbs are dropped: two limbs need three products and keep 16 bits
 (Triton's `bf16x3`), three limbs need six and keep the 24 bits of float32 (`bf16x6`).
@@ -16,10 +16,9 @@ from triton import knobs
 INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-# The least float32: a running maximum of no scores. An infinity can't be subtracted
-# from itself.
+# The initial running maximum. Not -∞, because -∞ minus -∞ is NaN.
 LOWEST = tl.constexpr(-3.4028234663852886e38)
-# From here on, in units of log 2, rounding a score in float32 moves it by 8 or more.
+# Above this, in base 2, rounding a score to float32 changes it by 8 or more.
 HUGE = tl.constexpr(2.0**28)
 
 
@@ -28,11 +27,11 @@ HUGE = tl.constexpr(2.0**28)
 def program_tile(tiles, head_swizzle, SPLITS: tl.constexpr):
     """Return (tile, batch · heads + head, number of heads, split) of this program.
 
-    Head swizzle orders programs by group of `head_swizzle` heads, then by tile, head
-    and split. So no long tile starts when all other work is done.
+    Head swizzle orders programs by group of `head_swizzle` heads, then tile, head and
+    split, so that no long tile starts after all other work is done.
     """
-    # Without splits this is zero; were that known when the kernel is compiled, its
-    # second loop would become slower.
+    # Without splits this is always zero, but a constant zero makes the compiled second
+    # loop slower.
     split = tl.program_id(0) % SPLITS if SPLITS > 1 else tl.program_id(1)
     program, heads = tl.program_id(0) // SPLITS, tl.num_programs(0) // SPLITS // tiles
     group = program // (tiles * head_swizzle)
@@ -48,19 +47,19 @@ def program_tile(tiles, head_swizzle, SPLITS: tl.constexpr):
 
 @triton.jit
 def hint_unit(stride_b, stride_h, stride_n, UNIT: tl.constexpr):
-    """Return the same strides, multiplied out so that the compiler knows that UNIT
-    divides them.
+    """Return the strides rewritten so that the compiler can prove that UNIT divides
+    them.
 
-    It checks only divisibility by 16. Loads of 16 bytes take 8 numbers of 16 bits: of a
-    row of 40 it would otherwise load one number at a time.
+    By itself it checks only divisibility by 16. A 16-byte load takes 8 numbers of 16
+    bits; a row of 40 would otherwise be loaded one number at a time.
     """
     return stride_b // UNIT * UNIT, stride_h // UNIT * UNIT, stride_n // UNIT * UNIT
 
 
 @triton.jit
 def offsets(rows, columns, stride_n, stride_d):
-    """Return the offsets of a tile's elements, in 64 bits since a long tensor has over
-    2³¹ elements.
+    """Return the offsets of a tile's elements, in 64 bits because a tensor can have
+    over 2³¹ elements.
     """
     return (
         rows[:, None].to(tl.int64) * stride_n + columns[None, :].to(tl.int64) * stride_d
@@ -86,8 +85,8 @@ def step_ptrs(
 ):
     """Return pointers to the tile of a step, whose `rows` begin at `start`.
 
-    They come from the first tile's offsets, or with RECOMPUTE from scratch, so that a
-    thread keeps no offsets between steps.
+    They are the first tile's pointers advanced, or with RECOMPUTE computed from
+    scratch, so that a thread keeps no offsets in registers between steps.
     """
     if RECOMPUTE != "":
         ptrs = ptr + offsets(rows, columns, stride_n, stride_d)
@@ -98,8 +97,8 @@ def step_ptrs(
 
 @triton.jit
 def first_step(split, steps, SPLITS: tl.constexpr):
-    """Return the first step of this split in a loop. Steps are dealt to the splits in
-    turn, continuing after the `steps` of earlier loops.
+    """Return the first step of this split in a loop. Splits take steps in turn,
+    continuing after the `steps` of earlier loops.
     """
     return (split + SPLITS - steps % SPLITS) % SPLITS if SPLITS > 1 else split
 
@@ -108,9 +107,8 @@ def first_step(split, steps, SPLITS: tl.constexpr):
 def round_to(x, TYPE: tl.constexpr):
     """Round float32 to the nearest value of TYPE."""
     if INTERPRETED and TYPE == tl.bfloat16 and x.dtype != TYPE:
-        # The interpreter truncates to the high 16 bits, so half a unit is added first,
-        # with ties to even. The low bits are cleared: beside a zero they would make the
-        # interpreter read another number.
+        # The interpreter truncates to the upper 16 bits, so add half a unit first, with
+        # ties to even. Clear the lower bits, which it could otherwise misread.
         bits = x.to(tl.int32, bitcast=True)
         x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).to(
             tl.float32, bitcast=True
@@ -128,8 +126,8 @@ def load_tile(
     RAGGED: tl.constexpr,
     CACHE: tl.constexpr = tl.constexpr(""),
 ):
-    """Load a tile, with zeros where a column is padding and, if RAGGED, where a row is
-    past n. CACHE ".cg" bypasses the L1 cache.
+    """Load a tile; padding columns, and with RAGGED rows past n, are zero. CACHE ".cg"
+    bypasses the L1 cache.
     """
     PADDED: tl.constexpr = columns.shape[0] != HEAD
     if RAGGED and PADDED:
@@ -148,7 +146,7 @@ def load_tile(
 
 @triton.jit
 def store_tile(ptrs, tile, rows, columns, n, HEAD: tl.constexpr):
-    """Round a tile to the dtype of the memory and store the part inside the tensor."""
+    """Round a tile to the output dtype and store the part inside the tensor."""
     mask = (rows < n)[:, None] & (columns < HEAD)[None, :]
     tl.store(ptrs, round_to(tile, ptrs.dtype.element_ty), mask=mask)
 
@@ -157,9 +155,7 @@ def store_tile(ptrs, tile, rows, columns, n, HEAD: tl.constexpr):
 def locate_rows(
     program, out_ptr, stride_b, stride_h, heads, n, ROWS: tl.constexpr, D: tl.constexpr
 ):
-    """Return (the head's output, rows, columns, index of these rows among those of all
-    heads).
-    """
+    """Return (pointer to the head's output, rows, columns, row index in all heads)."""
     tiles = tl.cdiv(n, ROWS)
     batch_head = (program // tiles).to(tl.int64)
     rows, columns = program % tiles * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
@@ -177,13 +173,14 @@ def locate_rows(
 # --8<-- [start:huge]
 @triton.jit
 def row_scale(m, scale_log2):
-    """(factor, shift) of rows whose largest score is m: p = exp2(s · factor - shift).
+    """Return (factor, shift) for rows with largest score m: p = exp2(s · factor -
+    shift).
 
-    One multiply-add rounds once, but `shift` = m · factor was rounded before, and exp2
-    of that error is what the largest p becomes instead of 1. The error of a huge score
-    is large: p would be infinite, or zero in the whole row. There `factor` is the next
-    power of two, whose products are exact. Two huge scores that differ are so far apart
-    that the smaller one has p = 0 by either factor.
+    The multiply-add rounds once, but `shift` = m · factor was rounded before, so the
+    largest p is exp2 of that rounding error instead of 1. For a huge score the error is
+    large, and p would be infinite or zero in the whole row. There `factor` is the next
+    power of two, whose products are exact. Two different huge scores are so far apart
+    that the smaller has p = 0 with either factor.
     """
     scale = tl.zeros_like(m) + scale_log2
     bits = tl.minimum(scale.to(tl.int32, bitcast=True) + 0x7FFFFF, 0x7F000000)
@@ -195,17 +192,17 @@ def row_scale(m, scale_log2):
 
 @triton.jit
 def row_lse(m, l, shift, scale_log2):
-    """Return lse of rows whose largest score is m, from the sum l of their p."""
+    """Return lse of rows with largest score m from l, the sum of their p."""
     huge = tl.abs(m) >= HUGE / scale_log2
     return (tl.where(huge, m * scale_log2, shift) + tl.log2(l)) * LN2
 
 
 @triton.jit
 def drop_huge_lse(lse):
-    """Return lse for a backward pass, infinite where it is huge, so that each p of its
-    row is zero.
+    """Return lse for a backward pass, infinite where it is huge, so that p is zero in
+    that row.
 
-    exp2 of a score minus a number with so few digits would not be a probability.
+    A huge lse is too coarse: exp2(score - lse) would not be a probability.
     """
     return tl.where(tl.abs(lse) < HUGE * LN2, lse, float("inf"))
 
@@ -216,7 +213,7 @@ def drop_huge_lse(lse):
 # --8<-- [start:limbs]
 @triton.jit
 def to_limbs(x, TYPE: tl.constexpr, LIMBS: tl.constexpr):
-    """Split float32 into a tuple of LIMBS of TYPE, the largest first. One limb of
+    """Split float32 into a tuple of LIMBS limbs of TYPE, the largest first. One limb of
     float32 is x itself.
     """
     limbs = (round_to(x, TYPE),)
@@ -228,7 +225,7 @@ def to_limbs(x, TYPE: tl.constexpr, LIMBS: tl.constexpr):
 
 @triton.jit
 def sum_limbs(limbs):
-    """Return the float32 tile that these limbs add up to."""
+    """Return the sum of limbs in float32."""
     x = limbs[0].to(tl.float32)
     for i in tl.static_range(1, len(limbs)):
         x += limbs[i].to(tl.float32)
@@ -245,7 +242,7 @@ def load_limbs(
     RAGGED: tl.constexpr,
     LIMBS: tl.constexpr,
 ):
-    """Load the limbs of a tile; in memory those of a row are adjacent."""
+    """Load the limbs of a tile; the limbs of a row are adjacent in memory."""
     limbs = (load_tile(ptrs, rows, columns, n, HEAD, RAGGED),)
     for i in tl.static_range(1, LIMBS):
         limb = load_tile(ptrs + i * HEAD, rows, columns, n, HEAD, RAGGED)
@@ -264,10 +261,10 @@ def transpose_limbs(x):
 
 @triton.jit
 def dot(a, b, acc, PRECISION: tl.constexpr):
-    """Return acc + a b with sums in float32."""
+    """Return acc + a @ b, summed in float32."""
     if INTERPRETED:
-        # The interpreter multiplies the bit patterns of bfloat16; float32 holds the
-        # same values.
+        # The interpreter would multiply bit patterns of bfloat16; float32 represents
+        # the same values.
         acc = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
     else:
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
@@ -276,8 +273,8 @@ def dot(a, b, acc, PRECISION: tl.constexpr):
 
 @triton.jit
 def matmul(a, b, PRECISION: tl.constexpr):
-    """Return a b of tiles in limbs, in float32. Small products are added first, to keep
-    their bits.
+    """Return a @ b of tiles in limbs, in float32. Small products are added first, to
+    keep their bits.
     """
     acc = tl.zeros([a[0].shape[0], b[0].shape[1]], tl.float32)
     for larger in tl.static_range(len(a)):
@@ -288,11 +285,11 @@ def matmul(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def add_matmul(a, b, acc, PRECISION: tl.constexpr):
-    """Return acc + a b of tiles in limbs, in float32.
+    """Return acc + a @ b of tiles in limbs, in float32.
 
-    Tensor cores truncate their sums. For 16-bit factors rounding dominates; in float32
-    a long sum would drift. So the products of a step are summed on their own, and added
-    to acc with rounding.
+    Tensor cores truncate sums. With 16-bit operands their rounding dominates; in
+    float32 a long sum would drift, so each step is summed on its own and added to acc
+    with rounding.
     """
     if len(a) == 1:
         acc = dot(a[0], b[0], acc, PRECISION)
@@ -345,7 +342,7 @@ def add_matmul_from_memory(
     RAGGED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Return `add_matmul` of a and a tile in memory that was loaded before."""
+    """Return `add_matmul` of a and a tile in memory, which is loaded again."""
     if len(a) == 1:
         acc = matmul_from_memory(
             a, ptrs, rows, columns, n, acc, HEAD, RAGGED, False, ".cg", PRECISION

@@ -1,9 +1,10 @@
-"""The launch configurations, a literal table for each family of GPUs: by arithmetic,
-pass, padded head dimension and, where it matters, mask; and those for few rows.
+"""Tables of launch configurations for each family of GPUs: by arithmetic, pass, padded
+head dimension and, where it matters, mask; and separate ones for few rows.
 
-Hopper's were timed on an H200. The other GPUs were not at hand: their configurations
-were compiled and chosen by what their loops need, which `tools/compile_ahead.py`
-prints. `tools/tune_flash.py` times configurations on the GPU that its owner has.
+The configurations for Hopper were timed on an H200. Those for other GPUs were not timed
+but chosen from compiled kernels by the resources that their loops need, which
+`tools/compile_ahead.py` prints. `tools/tune_flash.py` times configurations on your own
+GPU.
 """
 
 from systems.attention.triton.configs import (
@@ -15,7 +16,7 @@ from systems.attention.triton.configs import (
 )
 
 # --- Hopper ---------------------------------------------------------------------------
-# 227 KiB of shared memory in a block. Each was the fastest of those timed on an H200.
+# 227 KiB of shared memory per block. Each was the fastest of those timed on an H200.
 
 SM_90: ByArithmetic = {
     "half": {
@@ -111,7 +112,8 @@ FLOAT32_2048_ROWS_SM_90 = FewRows(
         "dq": {16: Config(64, 64, 4, 2), 32: Config(64, 64, 4, 1)},
     },
 )
-# The fewest rows first. What has no entry is as with many rows.
+# In ascending order of rows. Where an entry is missing, the table for many rows
+# applies.
 FEW_ROWS_SM_90: FewByArithmetic = {
     "half": (
         FewRows(
@@ -139,14 +141,12 @@ FEW_ROWS_SM_90: FewByArithmetic = {
 }
 
 # --- A100 -----------------------------------------------------------------------------
-# 163 KiB of shared memory in a block. Every warp reads the whole streamed tile from
-# shared memory, which feeds an SM 128 bytes in a clock, and its tensor cores want 256
-# bytes for a product of 16 x 8 x 16 of which each warp reuses nothing. So a tile that
-# stays has 32 rows for each warp where registers allow it: 128 rows on 4 warps. With
-# 16 rows for a warp no product is computed by two. No loop of 16 bits spills a register
-# or reloads one: where dk, dv and two factors fill them, from d 128 on, addresses are
-# worked out anew; dv's product before dp's spills as much.
-# Float32 is split into limbs ahead: in the loop that takes longer than the products.
+# 163 KiB of shared memory per block. Every warp reads the whole streamed tile from
+# shared memory, which delivers 128 bytes per cycle; without reuse in a warp 16 x 8 x 16
+# matmuls would need 256. So the resident tile has 32 rows per warp if registers allow
+# it (128 rows on 4 warps); with 16 rows no matmul is computed by two warps. No 16-bit
+# loop spills: from d = 128 on dk, dv and two operands fill the registers, so addresses
+# are recomputed. Float32 is split ahead, since splitting takes longer than matmuls.
 SM_80: ByArithmetic = {
     "half": {
         "forward": {
@@ -194,9 +194,9 @@ SM_80: ByArithmetic = {
             256: Config(16, 32, 4, 1, ahead=True),
         },
     },
-    # At d 256 the assembler of some Tritons falls back to 32 registers and spills the
-    # rest, unless it is told how many there are. Two programs fit where tiles are
-    # read anew, and spill less.
+    # At d = 256 some Triton versions' assembler falls back to 32 registers and spills
+    # unless a limit is set. Two programs fit an SM if tiles are loaded twice, and spill
+    # less.
     "highest": {
         "forward": {
             16: Config(64, 64, 4, 3, ahead=True),
@@ -223,10 +223,10 @@ SM_80: ByArithmetic = {
 }
 
 # --- GeForce, A10, L4, L40S, and every GPU that is not named --------------------------
-# 99 KiB of shared memory in a block, 48 warps in an SM. Their tensor cores form sums in
-# float32 at half rate or less: they limit every loop, so what counts is that no product
-# is computed twice, and that two programs fit. Of float32 in limbs 99 KiB hold too few
-# rows for that, unless the backward kernels read anew what they multiply twice.
+# 99 KiB of shared memory per block, 48 warps per SM. Tensor cores accumulate in float32
+# at half rate or less and limit every loop, so the aims are to compute no matmul twice
+# and to fit two programs per SM. With float32 in limbs 99 KiB hold too few rows for
+# that unless the backward kernels load tiles twice.
 SM_86: ByArithmetic = {
     "half": {
         "forward": {
@@ -300,15 +300,15 @@ SM_86: ByArithmetic = {
 }
 
 # --- GeForce RTX 50 -------------------------------------------------------------------
-# As much shared memory and tensor cores of the same kind as the family before; the same
-# configurations were found best when compiled for it.
+# Shared memory and tensor cores are like those of the family above, and the same
+# configurations were the best when compiled for these GPUs.
 SM_120 = SM_86
 
 # --- B100, B200, B300 -----------------------------------------------------------------
-# 227 KiB of shared memory in a block. Tensor cores read both factors from memory of
-# their own or from shared memory, for tiles of 64 rows on, at their full rate from 128
-# on. That memory has 512 columns for all programs of an SM: float32 in limbs needs so
-# many that only small tiles fit, which the cores of the generation before multiply.
+# 227 KiB of shared memory per block. Tensor cores read operands from tensor memory or
+# shared memory, in tiles of at least 64 rows, at full rate from 128 rows on. Tensor
+# memory has 512 columns for all programs of an SM. Float32 in limbs needs so many that
+# only small tiles fit, which run on the matmul instructions of the previous generation.
 SM_100: ByArithmetic = {
     "half": {
         "forward": {
@@ -382,8 +382,8 @@ SM_100: ByArithmetic = {
 }
 
 # --- All but Hopper, with few rows ----------------------------------------------------
-# Tiles of 128 rows would be fewer than SMs; with half as many rows there are twice as
-# many. To split float32 ahead takes one launch more.
+# Tiles of 128 rows would be fewer than the SMs; 64 rows make twice as many. Splitting
+# float32 ahead would add a launch.
 FEW_ROWS_OTHERS: FewByArithmetic = {
     "half": (
         FewRows(

@@ -1,9 +1,8 @@
-"""Launch configurations that the owner of a GPU had timed there: a JSON file for each
-kind of GPU, which `tools/tune_flash.py` writes.
+"""Launch configurations that the owner of a GPU had timed there: one JSON file per GPU
+model, written by `tools/tune_flash.py`.
 
-A file that is damaged, or was timed with other kernels or another Triton, is one line
-in the log, and our table is used instead. Reading a file needs the standard library
-alone.
+If a file is damaged, or was timed with other kernels or another Triton, this is logged
+once and the built-in tables apply. Reading a file needs only the standard library.
 """
 
 import hashlib
@@ -17,34 +16,36 @@ from systems.records.source_hash import hash_of
 
 LOG = logging.getLogger(__name__)
 FOLDER = Path(__file__).with_name("tuned")
-# The kernels and their launches, of which a file is kept up to date. The chooser is
-# left out: which configuration is chosen changes no kernel.
+# A file is valid for these kernels and launches. The chooser is left out of their hash,
+# because choosing a configuration doesn't change a kernel.
 LAUNCHES = [("systems.attention.triton.launches", None)]
 CHOICE = [("systems.attention.triton.chooser", "choose_config")]
-# What is tuned, in this order: head dimensions that most models have come first.
+# What is tuned, in this order: the most common head dimensions first.
 ARITHMETICS, KERNELS = ("half", "high", "highest"), ("forward", "dkdv", "dq")
 HEAD_DIMS = (64, 128, 32, 256, 16)
 ROWS = (16, 32, 64, 128, 256)
-# Arithmetic, kernel, pad_head_dim head dimension and whether the mask is causal.
+# (arithmetic, kernel, padded head dimension, causal).
 Key = tuple[str, str, int, bool]
-# The fields of a `Config`, whose module imports torch.
+# The fields of a `Config`, which is not imported because its module imports torch.
 Numbers = tuple[int, int, int, int, int | None, bool, str]
 
 
 @cache
 def kernels_hash() -> str:
-    """Return the hash of the kernels and their launches, without the tables."""
+    """Return the source hash of the kernels and their launches, without the tables."""
     return hash_of(LAUNCHES, without=CHOICE)
 
 
 def path_of(slug: str) -> Path:
-    """Return the path of a GPU's file, by the GPU's name as a folder of records."""
+    """Return the path of a GPU's file; `slug` is the GPU's name as a folder name of
+    records.
+    """
     return FOLDER / f"{slug}.json"
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the content of a file. FileNotFoundError where there is none; ValueError,
-    in one line, where it is damaged.
+    """Return the content of a file. FileNotFoundError if it doesn't exist, ValueError
+    with a one-line message if it is damaged.
     """
     try:
         found = json.loads(path.read_bytes())
@@ -60,7 +61,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def is_entry(entry: dict[str, Any]) -> bool:
-    """Return whether an entry names a kernel and holds a configuration of one."""
+    """Return whether an entry names a kernel and holds a valid configuration of it."""
     arithmetic, kernel, d, causal = key_of(entry)
     q, k, warps, stages, registers, ahead, anew = entry["config"]
     return (
@@ -78,8 +79,8 @@ def key_of(entry: dict[str, Any]) -> Key:
 
 @cache
 def configs(slug: str, triton: str) -> dict[Key, Numbers]:
-    """Return the configurations that were timed on this GPU with these kernels and this
-    Triton. What makes a file useless is logged once.
+    """Return the configurations timed on this GPU with the current kernels and this
+    Triton; none, with one log message, if the file is damaged or outdated.
     """
     path = path_of(slug)
     try:
@@ -102,7 +103,7 @@ def configs(slug: str, triton: str) -> dict[Key, Numbers]:
 
 
 def digest(slug: str, triton: str) -> str | None:
-    """Return what a record keeps of the configurations in use; None without any."""
+    """Return a short hash of the configurations in use, for records, or None."""
     found = configs(slug, triton)
     text = repr(sorted(found.items())).encode()
     return hashlib.sha256(text).hexdigest()[:16] if found else None
