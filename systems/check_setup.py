@@ -1,5 +1,5 @@
-"""Is everything there? Prints versions, the device and which of our attention kernels
-run on it, then runs a small model forward and backward once.
+"""Check the setup: print versions, the device and the attention kernels that run on it,
+then run a small model forward and backward once.
 
     python -m systems.check_setup
 """
@@ -20,7 +20,7 @@ if __name__ == "__main__":
     try:
         import torch
     except (ImportError, OSError) as error:
-        # A library that torch needs is missing, say.
+        # For example if a library that torch needs is missing.
         raise SystemExit(f"error: torch can't be imported: {error}") from error
 
 import torch
@@ -36,8 +36,8 @@ from systems.running.software import versions
 
 # --8<-- [start:check]
 def run_once(device: str) -> dict[str, list[float]]:
-    """One forward and backward pass of a model of two layers; the time of each phase in
-    ms.
+    """Run one forward and backward pass of a two-layer model; return the time of each
+    phase in ms.
     """
     torch.manual_seed(0)
     with torch.device(device):
@@ -73,7 +73,7 @@ def run_once(device: str) -> dict[str, list[float]]:
 
 
 def attention_kernels(device: str) -> dict[str, str]:
-    """By name whether our attention kernels run here, or what they need."""
+    """Return, by name, whether our attention kernels run here or what they lack."""
     if said := lacks("triton"):
         return {"hopper, triton": f"need Triton: {said}"}
     from systems.attention.triton.available import describe_kernels
@@ -82,7 +82,9 @@ def attention_kernels(device: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Print what was found, which kernels run and what the first pass took."""
+    """Print versions, kernels and the times of a first pass; exit with code 2 if it
+    fails.
+    """
     device, gpu = default_device(), find_gpu()
     table = Table("what", "found")
     for name, version in versions().items():
@@ -99,7 +101,7 @@ def main() -> None:
         for name, samples in run_once(device).items():
             table.add_row(f"first {name.removesuffix('_ms')}", f"{samples[0]:.1f} ms")
     except RuntimeError as error:
-        # What was found tells why.
+        # Print the table all the same: it helps to find the cause.
         trouble = str(error).splitlines()[0]
     console.print(table)
     if trouble:

@@ -1,19 +1,19 @@
-"""The first Triton kernel: y = Σ_d w_d x_d, the weighted sum of each row, forward and
+"""A first Triton kernel: y = Σ_d w_d x_d, the weighted sum of each row, forward and
 backward.
 
-One program owns ROWS rows and walks over their columns in tiles, adding products to a
-sum that stays on the chip. Backward: dx_nd = dy_n w_d is written tile by tile. dw_d =
-Σ_n x_nd dy_n sums over rows that other programs own, so each program writes its own
-partial row, and PyTorch adds the partial rows: no atomics, the same bits every time.
+One program (Triton's thread block) computes ROWS rows: it loops over tiles of columns
+and keeps the sum in registers. Backward: dx_nd = dy_n w_d is written tile by tile. dw_d
+= Σ_n x_nd dy_n sums over the rows of all programs, so each program writes a partial
+row, and PyTorch sums them: no atomics, and bitwise reproducible.
 
     weighted_sum(x, w)      # x (..., d), w (d,) -> (...)
 
-A mask stands wherever a tile may reach past the end. Offsets are explicit: start + row
-· stride + column · stride.
+Loads and stores are masked where a tile may cross the edge. Offsets are explicit: start
++ row · stride + column · stride.
 """
 
-# Triton's decorator hides from the type checker that a kernel is called with a grid,
-# options and plain constants.
+# The type checker doesn't know that `triton.jit` kernels take a grid, launch options
+# and plain numbers.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
 import torch
@@ -27,7 +27,7 @@ from systems.attention.inputs import refuse_batched_gradients, refuse_second_der
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ROWS_TILE = 16
-# A grid of CUDA has at most 2³¹ - 1 programs.
+# CUDA limits a grid to 2³¹ - 1 programs.
 MAX_ROWS = (2**31 - 1) * ROWS_TILE
 MAX_COLUMNS_TILE = 128
 
@@ -38,7 +38,7 @@ def weighted_sum_forward_kernel(
     x_ptr, w_ptr, y_ptr, stride_xn, stride_xd, stride_w, n, d, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr
 ):  # fmt: skip
-    """y of ROWS rows."""
+    """Compute y of ROWS rows."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     y = tl.zeros([ROWS], tl.float32)
     for start in range(0, d, COLUMNS):
@@ -65,7 +65,7 @@ def weighted_sum_backward_kernel(
     stride_dy, n, d,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """dx of ROWS rows, and what these rows add to dw."""
+    """Compute dx of ROWS rows, and their partial sum of dw."""
     program = tl.program_id(0).to(tl.int64)
     rows = program * ROWS + tl.arange(0, ROWS)
     # [ROWS]
@@ -98,8 +98,8 @@ def weighted_sum_backward_kernel(
 
 
 def columns_tile(d: int) -> int:
-    """Columns in a tile: a power of two, as Triton's ranges need."""
-    # Triton 3.7 has another type for it.
+    """Return the columns of a tile: a power of two, as Triton requires."""
+    # Triton 3.7 declares another return type.
     return min(  # pyright: ignore[reportReturnType]
         MAX_COLUMNS_TILE, triton.next_power_of_2(d)
     )
@@ -107,8 +107,8 @@ def columns_tile(d: int) -> int:
 
 # --8<-- [start:function]
 class WeightedSum(torch.autograd.Function):
-    """`WeightedSum.apply(x, w)`: x (n, d) and w (d,) -> (n,). It checks nothing:
-    `weighted_sum` does.
+    """Autograd Function: `WeightedSum.apply(x, w)` for x (n, d) and w (d,) -> (n,).
+    Arguments are not checked here but in `weighted_sum`.
     """
 
     @staticmethod
@@ -152,11 +152,11 @@ class WeightedSum(torch.autograd.Function):
 def weighted_sum(
     x: Float[Tensor, "... d"], w: Float[Tensor, " d"]
 ) -> Float[Tensor, "..."]:
-    """Σ_d w_d x_d for each row of x, added up in float32, in the dtype of x: float32,
-    float16 or bfloat16.
+    """Return Σ_d w_d x_d for each row of x, summed in float32, in the dtype of x:
+    float32, float16 or bfloat16.
 
-    `TypeError` or `ValueError` names what can't be taken. Differentiable once in x and
-    w; a second time is refused.
+    `TypeError` or `ValueError` names an unsupported argument. Differentiable once; a
+    second derivative is refused.
     """
     for name, tensor in (("x", x), ("w", w)):
         if tensor.dtype not in DTYPES or tensor.dtype != x.dtype:

@@ -1,1 +1,1 @@
-"""How time is measured: clocks, phases, workloads, the GPU by itself, rivals."""
+"""Time measurement: clocks, phases, workloads, GPU time and rival attentions."""

@@ -1,9 +1,9 @@
-"""`torch.compile`, measured honestly: nothing cached from before, no compile in a timed
-step, recompiles counted.
+"""`torch.compile`, measured fairly: empty caches, no compilation in a timed step, and
+recompiles counted.
 
-Compiling happens in the first calls. So warm-up steps are timed as well, in samples of
-their own: what they take beyond as many settled steps is the price of compiling. The
-timed steps then run where a recompile is an error.
+Compilation happens in the first calls, so warm-up steps are timed too, as separate
+samples. Their time beyond that of as many steady steps is the cost of compiling. In
+timed steps a recompile is an error.
 """
 
 import os
@@ -27,8 +27,8 @@ BACKEND = "inductor"
 
 # --8<-- [start:graph]
 def compiled(work: Any, dynamic: bool | None = False) -> Any:
-    """`work` compiled as one graph (a break in it is an error), for the shapes that it
-    meets unless `dynamic`.
+    """Return `work` compiled as one graph; a graph break is an error. It is compiled
+    for the shapes it meets unless `dynamic`.
     """
     return torch.compile(work, fullgraph=True, dynamic=dynamic, backend=BACKEND)
 
@@ -39,13 +39,13 @@ def compiled(work: Any, dynamic: bool | None = False) -> Any:
 # --8<-- [start:clock]
 @contextmanager
 def fresh(device: str, folder: Path | None = None) -> Iterator[None]:
-    """The compiler as a new process has it: nothing compiled, no cache on disk; its own
-    loading is done before. With a `folder`, its cache is there, and stays.
+    """Give the compiler the state of a new process: nothing compiled and empty disk
+    caches, but already imported. With `folder` the caches are there and persist.
     """
     load(device)
     torch.compiler.reset()
     try:
-        # PyTorch keeps its folder where something goes wrong inside.
+        # After an error PyTorch would keep its temporary folder.
         with (
             TemporaryDirectory(ignore_cleanup_errors=True) as empty,
             fresh_inductor_cache(dir=empty),
@@ -53,15 +53,15 @@ def fresh(device: str, folder: Path | None = None) -> Iterator[None]:
         ):
             yield
     finally:
-        # What was compiled may hold on to tensors, which the next configuration would
-        # count as its own.
+        # Compiled code can keep tensors alive, which would count as memory of the next
+        # configuration.
         torch.compiler.reset()
 
 
 @cache
 def load(device: str) -> None:
-    """Import the compiler and start its worker processes, and multiply matrices in both
-    dtypes, forward and backward: the first step of a process would pay for it.
+    """Import the compiler, start its worker processes and run a matmul in both dtypes,
+    forward and backward. Otherwise the first step of a process would pay for all that.
     """
     for dtype in (torch.float32, torch.bfloat16):
         w = torch.ones(8, 8, device=device, dtype=dtype, requires_grad=True)
@@ -71,17 +71,17 @@ def load(device: str) -> None:
 
 
 def graphs() -> int:
-    """How many graphs this process has compiled, recompiled ones included."""
+    """Return how many graphs this process has compiled, recompiles included."""
     return counters["stats"]["unique_graphs"]
 
 
 def measure(
     step: Step, *, warmup: int, repeats: int, device: str, between: Callable[[], None]
 ) -> dict[str, list[float] | int]:
-    """As `timing.measure`, with the warm-up steps as samples too (`warmup_..._ms`), and
-    a count of the graphs compiled.
+    """Measure like `timing.measure`, also keep the warm-up steps as samples
+    (`warmup_..._ms`), and count the compiled graphs.
 
-    RuntimeError where a measured step would compile again.
+    RuntimeError if a measured step recompiles.
     """
     before = graphs()
     first = timing.measure(
@@ -110,8 +110,8 @@ def measure(
 
 @contextmanager
 def kept_in(folder: Path | None) -> Iterator[None]:
-    """Inductor's cache and Triton's in this folder. Which of a kernel's configurations
-    is fastest is not kept: beside other processes none can tell.
+    """Keep the caches of Inductor and Triton in this folder. Autotuning results are not
+    kept, because timings made beside other processes are unreliable.
     """
     if folder is None:
         yield

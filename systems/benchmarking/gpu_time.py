@@ -1,10 +1,10 @@
-"""GPU time: how long the GPU works, whatever its host does meanwhile.
+"""GPU time: how long the GPU works, independent of the speed of its host.
 
-Wall-clock time of the same phase differs up to twofold between hosts with the same GPU.
-The sum of its kernels' times differs by less than 3 %. CUPTI, NVIDIA's library that
-watches the GPU, notes these times for torch.profiler. `do_bench` is Triton's benchmark,
-which the assignment asks for: its times are those between two CUDA events, in which the
-GPU may wait for launches.
+The wall-clock time of a phase differs up to twofold between hosts with the same GPU,
+the sum of kernel times by less than 3 %. CUPTI, NVIDIA's library for profilers, records
+kernel times for torch.profiler. `do_bench` is Triton's benchmark, which the assignment
+asks for: it measures between two CUDA events, so it includes time in which the GPU
+waits for launches.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from systems.model.train_step import Phase
 from systems.profiling import probes
 from systems.profiling.trace import TraceError, busy_ms
 
-# For the protocol of a record.
+# Descriptions of the clocks, for the protocol of a record.
 STEP_CLOCKS = {
     "wall time": "between two synchronisations, one pair around each phase",
     "gpu time": "sum of kernel times by CUPTI (torch.profiler), of two passes after "
@@ -32,12 +32,13 @@ COLD_CLOCK = {
     "emptied before each pass; implementations alternate in rounds",
     "forward and backward": "without a loss: the gradient of o is given",
 }
-# Of a step, and of a round of attention's much shorter ones.
+# Profiled passes of a training step, and per round of attention, whose passes are
+# short.
 PASSES, PASSES_IN_ROUND = 2, 5
 ROUNDS = 5
-# Enough for quantiles; a record of a thousand rows stays readable.
+# Enough for quantiles, few enough to keep long records readable.
 SAMPLES_KEPT = 30
-# Calls that a CPU is given: it has no events, and its times are for trying things out.
+# CPUs have no CUDA events: a few calls are enough to try things out.
 CPU_CALLS = 3
 
 
@@ -51,13 +52,13 @@ def measure(
     cold: bool = False,
     counted: bool = False,
 ) -> dict[str, Any]:
-    """GPU time in ms of each phase, a sample for each profiled pass (`forward_gpu_ms`).
-    Empty on a CPU.
+    """Return the GPU time of each phase in ms, a sample per profiled pass
+    (`forward_gpu_ms`). Empty on a CPU.
 
-    Call it after whatever is timed or counts memory: the profiler makes later launches
-    slower, until `systems.running.profilers` detaches it. `between` runs before each
-    pass. `cold` empties the L2 cache before each phase. `counted` adds how many kernels
-    each phase launches. Where a profile is not possible, `no_gpu_time` says why.
+    Call it after all timing and memory measurements, because the profiler slows down
+    later launches until `systems.running.profilers` detaches it. `between` runs before
+    each pass. `cold` empties the L2 cache before each phase. `counted` adds the number
+    of kernels per phase. If profiling fails, `no_gpu_time` holds the reason.
     """
     try:
         found = probes.phase_kernels(
@@ -86,9 +87,9 @@ def add_round(
     between: Callable[[], None] | None = None,
     counted: bool = False,
 ) -> None:
-    """Add a round to a row: GPU times with a cold L2 cache, and the median of the round
-    (`forward_rounds_ms`), for ratios between those that alternate in it. A pass before
-    them warms up what another implementation left cold.
+    """Add a round to a row: GPU times with a cold L2 cache, and their median
+    (`forward_rounds_ms`), for ratios of implementations that alternate in rounds. A
+    warm-up pass precedes them, since another implementation ran before.
     """
     if device != "cuda":
         return
@@ -110,8 +111,8 @@ def add_round(
 def attention_passes(
     attention: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> Step:
-    """A step of attention's forward pass with its graph recorded, of the backward pass,
-    and of both in a row. Gradients are returned, not accumulated.
+    """Return a step with phases "forward" (which records the graph), "backward", and
+    "both" in sequence. Gradients are returned, not accumulated.
     """
     inputs = (q, k, v)
 
@@ -134,14 +135,14 @@ def attention_passes(
 def do_bench_ms(
     work: Callable[[], object], device: str, *, warmup_ms: int = 5, rep_ms: int = 20
 ) -> list[float]:
-    """Samples of one call of `work` in ms by `triton.testing.do_bench`, at most
-    SAMPLES_KEPT of them, spread over the run. On a CPU they are wall-clock times.
+    """Return samples in ms of one call of `work` by `triton.testing.do_bench`: at most
+    SAMPLES_KEPT, spread over the run. On a CPU they are wall-clock times.
 
-    `do_bench` calls once, five times more to estimate a call's time, and as often as
-    fills `warmup_ms` and then `rep_ms`. Before each measured call it overwrites a
-    buffer larger than the L2 cache, so inputs come from memory. A CUDA event stands
-    right before the call and right after it, so a short call's time includes the wait
-    for its launches.
+    `do_bench` calls once, five more times to estimate the duration, and then as often
+    as fills `warmup_ms` and `rep_ms`. Before each measured call it overwrites a buffer
+    larger than the L2 cache, so inputs come from HBM. CUDA events right before and
+    after the call time it, so the time of a short call includes waiting for its
+    launches.
     """
     if device == "cpu":
         clock = Clock(device)
@@ -165,12 +166,12 @@ def do_bench_ms(
 def pass_times_ms(
     attention: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> dict[str, list[float]]:
-    """Samples in ms by `do_bench` of the forward pass with its graph recorded, of
-    forward and backward, and of the backward pass. Gradients are returned, not
+    """Return samples in ms by `do_bench` of the forward pass (which records its graph),
+    of forward and backward, and of the backward pass. Gradients are returned, not
     accumulated.
 
-    Backward passes share one graph, built last: nothing else is timed while its tensors
-    are held.
+    All backward passes share one graph, built last, so its tensors are held during no
+    other timing.
     """
     device, inputs = q.device.type, (q, k, v)
     forward = do_bench_ms(lambda: attention(q, k, v), device)
@@ -188,8 +189,8 @@ def pass_times_ms(
 
 
 def product(dtype: str, m: int, k: int, device: str) -> Callable[[], Tensor]:
-    """A call that multiplies (m, k) by (k, m): 2·m²·k FLOPs. dtype "tf32" is fp32 with
-    TF32 on.
+    """Return a call that multiplies (m, k) by (k, m): 2·m²·k FLOPs. dtype "tf32" is
+    fp32 with TF32 allowed.
     """
     precision = "high" if dtype == "tf32" else "highest"
     kind = torch.bfloat16 if dtype == "bf16" else torch.float32

@@ -1,10 +1,10 @@
-"""A pass as CUDA graphs, one for each of its phases: the same kernels in the same
-order, launched in one call.
+"""A pass as CUDA graphs, one per phase: the same kernels in the same order, launched by
+one call.
 
-Eager mode launches kernel by kernel, and where the host needs longer for that than the
-GPU for the kernels, the clock measures the host. A graph is recorded once and replayed:
-what a replay takes is what the GPU needs. It computes with the tensors of its capture,
-so a training loop would copy each batch into them.
+Eager mode launches each kernel separately. If launching takes the CPU longer than the
+kernels take the GPU, wall-clock time measures the CPU. A graph is captured once and
+replayed without that launch overhead. It computes with the tensors of its capture, so a
+training loop would copy each batch into them.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,24 +21,27 @@ from systems.records.outcome import Unsupported, out_of_memory_reason
 
 @cache
 def capture_stream() -> torch.cuda.Stream:
-    """One for all captures: libraries keep a workspace for each stream they met."""
+    """Return the one stream of all captures, because libraries keep a workspace per
+    stream.
+    """
     return torch.cuda.Stream()
 
 
 # --8<-- [start:captured]
 @contextmanager
 def captured(step: Step, clear: Callable[[], None], device: str) -> Iterator[Step]:
-    """A step that replays what `step` launched when it was captured, phase by phase.
+    """Yield a step that replays, phase by phase, the launches of `step` at its capture.
     `clear` empties the gradients.
 
-    A step before the capture creates what the first one would: an optimizer's state,
-    libraries' workspaces. `Unsupported` where there is no GPU, or what the step does
+    A step before the capture creates what only the first step creates, such as
+    optimizer state and library workspaces. `Unsupported` without a GPU, or if the step
     can't be captured.
     """
     if device != "cuda":
         raise Unsupported("a CPU has no CUDA graphs")
     found: dict[str, torch.cuda.CUDAGraph] = {}
-    # Graphs that share memory are captured on one stream, and replayed in one order.
+    # Graphs with a shared memory pool must be captured on one stream and replayed in
+    # order.
     pool, side = torch.cuda.graph_pool_handle(), capture_stream()
 
     @contextmanager
@@ -60,7 +63,8 @@ def captured(step: Step, clear: Callable[[], None], device: str) -> Iterator[Ste
         torch.cuda.synchronize()
         clear()
         give_back(device)
-        # A capture that CUDA breaks off would leave its stream the current one.
+        # After a failed capture CUDA would leave its stream current; this context
+        # restores it.
         with refusals(), torch.cuda.stream(torch.cuda.current_stream()):
             step(capture)
         yield replay
@@ -70,9 +74,10 @@ def captured(step: Step, clear: Callable[[], None], device: str) -> Iterator[Ste
         finally:
             for graph in found.values():
                 graph.reset()
-            # Gradients lie in the memory of the graphs.
+            # Gradients are in the graphs' memory.
             clear()
-            # What cuBLAS keeps for this stream is no part of what others need.
+            # Free cuBLAS's workspace for this stream, which later measurements don't
+            # use.
             torch._C._cuda_clearCublasWorkspaces()
 
 
@@ -81,11 +86,11 @@ def captured(step: Step, clear: Callable[[], None], device: str) -> Iterator[Ste
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """A capture that CUDA or PyTorch refuses, as a result with its reason."""
+    """Turn an error of CUDA or PyTorch that refuses the capture into `Unsupported`."""
     try:
         yield
     except RuntimeError as error:
-        # All else broke for another reason, and may have broken the process.
+        # Any other error has another cause, and may have corrupted the process.
         if out_of_memory_reason(error) is not None or "captur" not in str(error):
             raise
         said = str(error).splitlines()[0]

@@ -1,10 +1,10 @@
-"""Every way to compute attention that is measured here, by name: ours, plain PyTorch,
-PyTorch's own fused ones, and FlashAttention-4 where it is installed.
+"""The attention implementations that are measured, by name: FlashAttention of this
+project ("ours..."), plain PyTorch, PyTorch's fused ones and, if installed,
+FlashAttention-4.
 
-Each is a function (q, k, v) -> o of tensors (b, h, n, d). `only(name)` surrounds
-whatever runs it: there, the named implementation runs or `Unsupported` is raised, and
-nothing stands in for it. What is named "..._ordered" is asked for gradients that repeat
-bit by bit.
+Each is a function (q, k, v) -> o of tensors (b, h, n, d). Run it inside `only(name)`:
+there the named implementation runs or `Unsupported` is raised, and no other takes its
+place. Names with "_ordered" request deterministic gradients.
 """
 
 import math
@@ -35,24 +35,25 @@ BACKENDS = {
     "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
     "sdpa_math": SDPBackend.MATH,
 }
-# Of ours by name: "ours_triton" runs on a Hopper GPU what ours runs on any other.
+# Backend of this project's FlashAttention by name; "ours_triton" never uses the Hopper
+# kernels.
 OURS = {"ours": "auto", "ours_high": "auto", "ours_triton": "triton"}
-# FlashAttention-4 adds to dq as programs come, or in one order: by name, whether.
+# FlashAttention-4 by name, and whether its sum of dq is deterministic.
 FLASH_4 = {"fa4": False, "fa4_ordered": True}
-# PyTorch's SDPA with FlashAttention-4 in FlashAttention-2's place.
+# SDPA with FlashAttention-4 in place of FlashAttention-2.
 SDPA_FLASH_4 = ("sdpa_fa4", "sdpa_fa4_ordered")
-# How PyTorch says what it does not hand on.
+# PyTorch's error for inputs that it doesn't pass on to FlashAttention-4.
 REFUSED_BY_FLASH_4 = re.compile("FA4 .* unsupported: ")
-# Its package, and the compiler that its kernels are written for.
+# Packages of FlashAttention-4: its own, and the compiler of its kernels.
 OF_FLASH_4 = ("flash_attn", "cutlass")
-# How CUDA and the CPU say that a forced backend can't run.
+# Errors of CUDA and the CPU if a selected SDPA backend can't run.
 NO_BACKEND = ("No available kernel", "No viable backend")
 
 
 # --8<-- [start:plain]
 def plain(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """softmax(q kᵀ / sqrt(d)) v as one writes it down: each operation reads and writes
-    all the scores.
+    """Return softmax(q kᵀ / sqrt(d)) v computed naively: each operation reads and
+    writes all scores.
     """
     s = q @ k.mT / math.sqrt(q.shape[-1])
     if causal:
@@ -67,8 +68,8 @@ def plain(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 def attention(
     name: str, causal: bool, n: int, device: str, grouped: bool = False
 ) -> Attention:
-    """The implementation of this name for n queries and keys. `grouped`: k and v have
-    fewer heads, each shared by neighbouring heads of q.
+    """Return the implementation of this name for n queries and keys. `grouped`: k and v
+    have fewer heads, each shared by adjacent query heads.
     """
     if name in OURS:
         backend = OURS[name]
@@ -80,7 +81,7 @@ def attention(
     if name == "compiled":
         return compiled_plain(causal)
     if name == "tiles":
-        # Its backward pass is compiled on a GPU.
+        # On a GPU its backward pass is compiled.
         allow_shared_graphs()
         return lambda q, k, v: FlashAttentionPyTorch.apply(q, k, v, causal)
     if name == "flex":
@@ -95,8 +96,8 @@ def attention(
 
 @contextmanager
 def only(name: str) -> Iterator[None]:
-    """Inside, this implementation runs alone: SDPA is held to one backend, and fp32
-    products to the named precision.
+    """Restrict SDPA to the backend of this implementation, and set its fp32 matmul
+    precision, inside the context.
     """
     with ExitStack() as held:
         held.callback(torch.set_float32_matmul_precision, "highest")
@@ -117,9 +118,7 @@ def only(name: str) -> Iterator[None]:
 
 
 def find_refusal(name: str, error: Exception) -> str:
-    """Why this implementation can't run an input, if that is what the error says;
-    nothing where the error is of our own code.
-    """
+    """Return why this implementation can't run an input by this error, or ""."""
     if name in SDPA_FLASH_4 and REFUSED_BY_FLASH_4.match(str(error)):
         return str(error)
     if name in BACKENDS and any(words in str(error) for words in NO_BACKEND):
@@ -128,14 +127,15 @@ def find_refusal(name: str, error: Exception) -> str:
         return ""
     if out_of_memory_reason(error) or "CUDA error" in str(error):
         return ""
-    # It asserts what it can take, and its compiler has errors of its own.
+    # It rejects inputs by assertions and by errors of its compiler.
     said = " ".join(str(error).split())[:200]
     return f"FlashAttention-4 does not run this: {type(error).__name__}: {said}"
 
 
 def raised_by(error: Exception, packages: tuple[str, ...]) -> bool:
-    """Whether it came up in code of these packages, or in what they called: a backward
-    pass is called by PyTorch, and no call of ours stands around it.
+    """Return whether an error comes from code of these packages or from what they
+    called. PyTorch calls backward passes, so a `try` of ours around the forward call
+    would miss them.
     """
     modules = (
         str(frame.f_globals.get("__name__"))
@@ -146,8 +146,9 @@ def raised_by(error: Exception, packages: tuple[str, ...]) -> bool:
 
 @contextmanager
 def flash_4_in_sdpa() -> Iterator[None]:
-    """Inside, SDPA's flash backend is FlashAttention-4 (`pip install '.[peers]'`), and
-    afterwards what it was. NotInstalled where the package or a torch that can is not.
+    """Make FlashAttention-4 (`pip install '.[peers]'`) the flash backend of SDPA, and
+    restore the previous one afterwards. NotInstalled without the package or a recent
+    torch.
     """
     where: Any = torch.nn.attention
     if not hasattr(where, "restore_flash_attention_impl"):
@@ -164,16 +165,16 @@ def flash_4_in_sdpa() -> Iterator[None]:
 
 
 def keep_compiled_flash_4() -> None:
-    """Its kernels are compiled when they are first called: what one process compiled
-    another finds. Call it before it is imported.
+    """Cache FlashAttention-4's compiled kernels on disk, so that other processes find
+    them. Call it before the import.
     """
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
 
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Inside, PyTorch takes algorithms that repeat. Memory is not filled before it is
-    written, which would be timed with them.
+    """Make PyTorch use deterministic algorithms inside the context. It would also fill
+    new memory, which would be timed, so that is disabled.
     """
     how: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled()
@@ -188,14 +189,13 @@ def deterministic() -> Iterator[None]:
 
 
 def what_ran(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
-    """What computes these inputs inside `only`: our kernels' name, or the backend that
-    SDPA chooses.
+    """Return what computes these inputs inside `only`: the names of our kernels, or the
+    backend that SDPA chooses.
     """
     if name in OURS:
         return choose_backend(OURS[name], q, k, v)
     if name == "sdpa" or name in BACKENDS and name not in SDPA_FLASH_4:
-        # The function by which PyTorch itself decides, on the same inputs and in the
-        # same context.
+        # PyTorch's own dispatch function, with the same inputs and context.
         choice = torch._fused_sdp_choice(  # pyright: ignore
             q, k, v, None, 0.0, causal, enable_gqa=q.shape[-3] != k.shape[-3]
         )
@@ -204,22 +204,22 @@ def what_ran(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
 
 
 def allow_shared_graphs() -> None:
-    """Compiled functions whose graph may be gone through twice, as timing the backward
-    pass alone does.
+    """Let the backward pass of a compiled function run more than once per forward pass,
+    as timing it alone requires.
     """
     import torch._dynamo.config
     import torch._functorch.config
 
-    # Otherwise a compiled backward pass writes over what the forward pass saved.
+    # Otherwise a compiled backward pass overwrites saved tensors.
     torch._functorch.config.donated_buffer = False
-    # Lengths beyond 32-bit indices, dtypes and head dimensions are compiled apart: more
-    # than the default allows.
+    # Each dtype, head dimension and index width is compiled separately: more often than
+    # the default limit allows.
     torch._dynamo.config.recompile_limit = 64
 
 
 @cache
 def compiled_plain(causal: bool) -> Attention:
-    """Plain attention under torch.compile; one compilation of a dtype and a head
+    """Return plain attention under torch.compile; one compilation per dtype and head
     dimension serves every length.
     """
     from systems.benchmarking.compiling import compiled
@@ -236,8 +236,8 @@ def compiled_plain(causal: bool) -> Attention:
 
 
 def flash_4(causal: bool, ordered: bool) -> Attention:
-    """FlashAttention-4 (`pip install '.[peers]'`), which takes tokens before heads.
-    NotInstalled where it isn't.
+    """Return FlashAttention-4 (`pip install '.[peers]'`) for (b, h, n, d); its own
+    layout is (b, n, h, d). NotInstalled without it.
     """
     keep_compiled_flash_4()
     try:
@@ -254,8 +254,8 @@ def flash_4(causal: bool, ordered: bool) -> Attention:
 
 
 def flex(causal: bool, n: int, device: str, grouped: bool = False) -> Attention:
-    """FlexAttention, compiled for this shape alone; a causal mask skips the blocks that
-    it hides.
+    """Return FlexAttention compiled for this shape only. It skips blocks that a causal
+    mask hides.
     """
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 

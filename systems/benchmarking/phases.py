@@ -1,4 +1,4 @@
-"""The phases of a training step, and the one mark that profilers see.
+"""The phases of a training step, and the mark that profilers see.
 
 `mark("forward")` is an NVTX range (Nsight Systems) and a profiler record
 (torch.profiler) in one context manager.
@@ -19,7 +19,7 @@ FORWARD, LOSS, BACKWARD, OPTIMIZER = PHASES = (
 
 @contextmanager
 def mark(name: str) -> Iterator[None]:
-    """Name the work launched inside, for whoever is listening."""
+    """Name the work launched inside the context, for any active profiler."""
     on_gpu = torch.cuda.is_initialized()
     if on_gpu:
         torch.cuda.nvtx.range_push(name)

@@ -1,8 +1,8 @@
-"""The only clock, and the only reader of peak memory.
+"""The only wall clock and the only reader of peak memory.
 
-A CUDA call returns before the GPU has done its work, so the clock waits for the GPU
-before it starts and before it stops. The time of a phase is wall time between two such
-waits: what a user waits for, launches included.
+A CUDA call returns before the GPU has finished, so the clock synchronizes before it
+starts and before it stops. The time of a phase is wall time between the two: what a
+user waits for, launch overhead included.
 """
 
 import gc
@@ -20,20 +20,18 @@ now = time.perf_counter
 
 
 class Step(Protocol):
-    """A piece of work that names its phases: called once per warm-up and once per
-    measured step.
-    """
+    """Work that names its phases; called once per warm-up or measured step."""
 
     def __call__(self, phase: Phase) -> None: ...
 
 
 def default_device() -> str:
-    """ "cuda" where torch sees a GPU, otherwise "cpu"."""
+    """Return "cuda" if torch finds a GPU, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def synchronize(device: str) -> None:
-    """Wait until the device has done everything that it was given. A CPU always has."""
+    """Wait until the device has finished all work. A CPU always has."""
     if device == "cuda":
         torch.cuda.synchronize()
 
@@ -72,11 +70,12 @@ def measure(
     device: str,
     between: Callable[[], None] | None = None,
 ) -> dict[str, list[float] | int]:
-    """Run `step` warmup + repeats times; keep the repeats' samples, in ms by phase, and
-    their peak memory in bytes.
+    """Run `step` warmup + repeats times. Return the samples of the repeats in ms by
+    phase, and their peak memory in bytes.
 
-    `between` runs before each step, outside the clock (clearing gradients, say). Memory
-    is absent on a CPU. What the step raises, running out of memory too, passes through.
+    `between` runs before each step, outside the clock (to clear gradients, for
+    example). Memory is absent on a CPU. Exceptions of the step propagate, out of memory
+    included.
     """
     warm, clock = Clock(device), Clock(device)
     for i in range(warmup + repeats):
@@ -93,8 +92,8 @@ def measure(
 
 # --8<-- [start:peak]
 def peak_memory(device: str) -> dict[str, int]:
-    """Bytes at the peak since the counters were reset: held by tensors, and held from
-    the driver by the allocator.
+    """Return peak bytes since the last reset: allocated for tensors, and reserved from
+    the driver by PyTorch's allocator.
     """
     if device != "cuda":
         return {}
@@ -108,7 +107,9 @@ def peak_memory(device: str) -> dict[str, int]:
 
 
 def give_back(device: str) -> None:
-    """To the driver, what the last work left: a turn that follows is another's."""
+    """Return cached memory to the driver, so that the next measurement starts without
+    it.
+    """
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()

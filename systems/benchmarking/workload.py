@@ -1,7 +1,7 @@
-"""What is measured, set up once for every experiment: a pass of the model, and the
-inputs of an attention.
+"""The measured work, set up in one place for all experiments: a pass of the model, and
+the inputs of attention.
 
-So times, memory and kernels of one configuration are of the same pass.
+So time, memory and kernels of a configuration belong to the same pass.
 """
 
 import torch
@@ -26,11 +26,10 @@ SECOND_FORWARD = "second_forward"
 # --8<-- [start:workload]
 class Workload:
     """A model on the device, random tokens and targets (seed 0), and one pass over
-    them: `step`, which goes where a clock or a probe asks for one.
+    them: `step`, which clocks and probes call.
 
-    `forward` computes the logits: the model, unless something compiled takes its place.
-    There is an optimizer in mode "step" alone. ValueError for an unknown precision or
-    attention.
+    `forward` computes the logits by the model, or by a compiled one put in its place.
+    Only mode "step" has an optimizer. ValueError for an unknown precision or attention.
     """
 
     def __init__(
@@ -53,20 +52,20 @@ class Workload:
         self.optimizer = AdamW(self.model.parameters()) if mode == "step" else None
 
     def step(self, phase: Phase) -> None:
-        """One pass of the mode. Gradients must be empty: `model.zero_grad()`."""
+        """Run one pass of the mode. Gradients must be empty: `model.zero_grad()`."""
         if self.mode == "forward":
             with phase(phases.FORWARD), torch.no_grad(), self.autocast:
                 self.forward(self.token_ids)
         elif self.mode == "forward_graph":
             with phase(phases.FORWARD), self.autocast:
                 logits = self.forward(self.token_ids)
-            # Freed here, outside the clock and before the next graph is built.
+            # Free the graph outside the clock, before the next one is built.
             del logits
         elif self.mode == "forward_two_graphs":
             with phase(phases.FORWARD), self.autocast:
                 logits = self.forward(self.token_ids)
-            # As in a loop that times the forward pass: the name lets go of the first
-            # graph when the second is there.
+            # As in a loop that times the forward pass: the first graph is freed only
+            # when the name is assigned again, after the second is built.
             with phase(SECOND_FORWARD), self.autocast:
                 logits = self.forward(self.token_ids)
             del logits
@@ -81,8 +80,8 @@ class Workload:
 def random_inputs(
     shape: tuple[int, ...], dtype: torch.dtype, device: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v that require gradients and the output gradient do: standard normal, seed
-    0, the same numbers in every dtype but for rounding.
+    """Return q, k, v that require gradients, and the output gradient do: standard
+    normal, seed 0, equal in every dtype up to rounding.
     """
     generator = torch.Generator(device).manual_seed(0)
     q, k, v, do = (

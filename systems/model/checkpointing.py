@@ -1,10 +1,10 @@
-"""Activation checkpointing: discard what blocks computed, and recompute it in the
+"""Activation checkpointing: discard activations of blocks, and recompute them in the
 backward pass.
 
 Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost": keep only the input
 of every run of blocks; section 4.4 nests runs. Korthikanti et al. 2022, "Reducing
 Activation Recomputation in Large Transformer Models", section 5: recompute only the
-attention scores, which take much memory and little arithmetic.
+attention scores, which take much memory and few FLOPs.
 """
 
 from collections.abc import Callable, Iterable
@@ -46,8 +46,8 @@ def checkpoint_runs(blocks: Iterable[Block], x: Tensor, run: int) -> Tensor:
 
 def checkpoint_function(function: Function) -> Function:
     """Return the function wrapped so that autograd saves only its arguments."""
-    # No dropout here, so there is no random state to restore. A partial can be copied
-    # and saved with its model, unlike a closure.
+    # The model has no dropout, so no random state to restore. Unlike a closure, a
+    # partial can be copied and saved with its model.
     return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
 
 
@@ -84,8 +84,9 @@ class CheckpointedHalves(TransformerBlock):
 
 # --8<-- [start:nested]
 def checkpoint_halving(model: BasicsTransformerLM) -> None:
-    """Nested: keep the input of either half of the blocks; of a half that is being
-    recomputed, keep the input of either quarter, and so on. Each level keeps one input.
+    """Checkpoint by nested halves: keep the input of each half of the blocks; while a
+    half is recomputed, keep the input of each of its quarters, and so on. Each level
+    keeps one input.
     """
     model.set_run_blocks(checkpoint_halves)
 
@@ -102,9 +103,9 @@ def checkpoint_halves(blocks: Iterable[Block], x: Tensor) -> Tensor:
 
 
 def checkpoint_chain(model: BasicsTransformerLM) -> None:
-    """Nested: keep the model's input alone; while all blocks but the last are
-    recomputed, keep their input alone, and so on. Two inputs are kept, however many
-    blocks there are; for N blocks, N (N + 3) / 2 are computed.
+    """Checkpoint the whole chain: keep only the model's input; while all blocks but the
+    last are recomputed, keep only their input, and so on. Two inputs are kept for any
+    number of blocks; N blocks take N (N + 3) / 2 block computations.
     """
     model.set_run_blocks(checkpoint_function(checkpoint_all_but_last))
 
@@ -138,7 +139,7 @@ class RecomputeBlock(torch.autograd.Function):
         if torch.is_grad_enabled() or not torch.autograd._is_checkpoint_valid():
             raise ValueError(UNSUPPORTED_BACKWARD)
         x = ctx.saved_tensors[0].detach().requires_grad_(ctx.needs_input_grad[1])
-        # As autocast was in the forward pass, or other numbers come out.
+        # Restore autocast as in the forward pass, or the results would differ.
         with torch.enable_grad(), ctx.autocast:
             output = ctx.block(x)
         torch.autograd.backward(output, gradients)
@@ -147,7 +148,8 @@ class RecomputeBlock(torch.autograd.Function):
 
 def run_by_hand(blocks: Iterable[Any], x: Tensor) -> Tensor:
     for block in blocks:
-        # Autograd can't see the weights of a block, so an empty tensor stands for them.
+        # Autograd doesn't see a block's weights; an empty tensor that requires
+        # gradients if they do makes it call `backward`.
         trainable = any(weight.requires_grad for weight in block.parameters())
         x = RecomputeBlock.apply(block, x, torch.empty(0, requires_grad=trainable))
     return x

@@ -1,10 +1,10 @@
-"""AdamW as the course writes it: one parameter at a time, unfused, weight decay after
+"""AdamW as the course defines it: one parameter at a time, unfused, weight decay after
 the update.
 
-Loshchilov and Hutter 2019, algorithm 2. Compared with `torch.optim.AdamW` two things
-differ: decay comes last, and eps is added before the bias correction of the second
-moment rather than after it. Several small kernels per parameter tensor: the optimizer's
-time is launches and memory traffic, not arithmetic.
+Loshchilov and Hutter 2019, algorithm 2. It differs from `torch.optim.AdamW` in two
+ways: decay comes last, and eps is added before the bias correction of the second
+moment. It launches several small kernels per parameter tensor, so it is bound by
+launches and memory bandwidth.
 """
 
 import math
@@ -16,8 +16,8 @@ from torch import Tensor
 
 # --8<-- [start:adamw]
 class AdamW(torch.optim.Optimizer):
-    """State per parameter: m (first moment), v (second moment), t (the number of the
-    next step, from 1).
+    """AdamW. State per parameter: m (first moment), v (second moment), t (the number of
+    the next step, from 1).
 
     m and v have the shape and dtype of their parameter. `ValueError` for options out of
     range.
@@ -46,7 +46,7 @@ class AdamW(torch.optim.Optimizer):
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
-        """Update every parameter that has a gradient once."""
+        """Update every parameter that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

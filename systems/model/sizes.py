@@ -1,5 +1,5 @@
-"""The five models of the assignment's Table 1, and the one that CS336 added in 2026.
-Imports no torch: the pages' renderer reads them too.
+"""The five models of the assignment's Table 1, and one added by CS336 in 2026. Imports
+no torch, because the pages' renderer reads this module.
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 # --8<-- [start:sizes]
 @dataclass(frozen=True)
 class ModelSize:
-    """One row of the table: the width, the feed-forward width, layers and heads."""
+    """One row of the table: width, feed-forward width, layers and heads."""
 
     d_model: int
     d_ff: int
@@ -23,7 +23,7 @@ TABLE_1 = {
     "xl": ModelSize(1600, 6400, 48, 25),
     "2.7B": ModelSize(2560, 10240, 32, 32),
 }
-# CS336 of 2026 calls our 2.7B xl, and adds this one.
+# CS336 of 2026 adds the 10B, and calls the 2.7B of Table 1 "xl".
 SIZES = TABLE_1 | {"10B": ModelSize(4608, 12288, 50, 36)}
 VOCAB_SIZE = 10_000
 # --8<-- [end:sizes]

@@ -1,9 +1,9 @@
-"""A language that a model can learn in minutes and whose best possible loss is known: a
+"""A language that a model can learn in minutes and whose minimal loss is known: a
 seeded sparse Markov chain.
 
-Each token has a few successors of its own, drawn at random once, with the same
-probabilities 1, 1/2, 1/3, ... (scaled). So whatever came before, the next token has the
-same entropy, and no model's expected loss is below it.
+Each token has a few random successors with fixed probabilities proportional to 1, 1/2,
+1/3, ... So the next token has the same entropy in any context, and no model's expected
+loss is lower.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch import Tensor
 SUCCESSORS = 8
 WEIGHTS = [1 / rank for rank in range(1, SUCCESSORS + 1)]
 PROBABILITIES = [weight / sum(WEIGHTS) for weight in WEIGHTS]
-# In nats per token, as cross-entropy counts.
+# In nats per token, like cross-entropy.
 ENTROPY = -sum(p * math.log(p) for p in PROBABILITIES)
 
 
@@ -23,8 +23,8 @@ ENTROPY = -sum(p * math.log(p) for p in PROBABILITIES)
 def sample(
     vocab: int, sequences: int, length: int, seed: int
 ) -> Int[Tensor, "sequences length"]:
-    """Return sequences of the language (int64, on the CPU). Its table depends on the
-    vocabulary alone, not on the seed or on torch's default dtype and device.
+    """Return sequences of the language (int64, on the CPU). Its transition table
+    depends only on the vocabulary, not on the seed or torch's default dtype and device.
     """
     if vocab < SUCCESSORS:
         raise ValueError(f"vocab must be {SUCCESSORS} or more, not {vocab}")

@@ -1,15 +1,14 @@
-"""The Transformer language model that everything here measures, written as the course
-writes it.
+"""The Transformer language model that all experiments measure, as the course defines
+it.
 
 Pre-norm blocks, RMSNorm, rotary embedding, SwiGLU, untied embedding and head, no
-biases. Names, signatures and state-dict keys are those of the course's package, so a
-checkpoint loads in either. The model is *eager* on purpose: softmax is max, subtract,
-exp, sum, divide and SiLU is two operations, each a kernel of its own, because that is
-what the measurements are about. Fused attention comes in through the slot
-`BasicsTransformerLM(..., attention=NAME)`.
+biases. Names, signatures and state-dict keys match the course's package, so checkpoints
+load in either. The model is deliberately *eager*: softmax is max, subtract, exp, sum
+and divide, SiLU two operations, each a separate kernel, because these kernels are what
+is measured. `BasicsTransformerLM(..., attention=NAME)` selects a fused attention.
 
-Shapes: b batch, s sequence, v vocabulary, d model width, h heads, e width of one head,
-f feed-forward width.
+Shapes: b batch, s sequence, v vocabulary, d model width, h heads, e head width, f
+feed-forward width.
 """
 
 import math
@@ -40,7 +39,7 @@ def truncated_normal(shape: tuple[int, ...], std: float) -> nn.Parameter:
 
 
 class Linear(nn.Module):
-    """y = x Wᵀ without bias; weight (d_out, d_in)."""
+    """Compute y = x Wᵀ without bias; weight (d_out, d_in)."""
 
     def __init__(self, d_in: int, d_out: int):
         super().__init__()
@@ -51,7 +50,7 @@ class Linear(nn.Module):
 
 
 class Embedding(nn.Module):
-    """A row of weight (vocab_size, d_model) for each token id."""
+    """Look up a row of weight (vocab_size, d_model) for each token id."""
 
     def __init__(self, vocab_size: int, d_model: int):
         super().__init__()
@@ -63,7 +62,7 @@ class Embedding(nn.Module):
 
 # --8<-- [start:rmsnorm]
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x²) + eps) · weight, computed in fp32, returned in the dtype of x
+    """Compute x / sqrt(mean(x²) + eps) · weight in fp32; the result has the dtype of x
     (Zhang and Sennrich 2019).
     """
 
@@ -82,13 +81,13 @@ class RMSNorm(nn.Module):
 
 
 def silu(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """x · sigmoid(x) as two kernels, as the course writes it."""
+    """Return x · sigmoid(x), computed by two kernels as in the course."""
     return x * torch.sigmoid(x)
 
 
 class SwiGLU(nn.Module):
-    """w2(silu(w1 x) · w3 x): w1 is the gate, w3 the value, w2 the way down (Shazeer
-    2020, equation 6).
+    """Compute w2(silu(w1 x) · w3 x): w1 is the gate, w3 the value, w2 the projection
+    back (Shazeer 2020, equation 6).
     """
 
     def __init__(self, d_model: int, d_ff: int):
@@ -109,8 +108,8 @@ class RotaryEmbedding(nn.Module):
     def __init__(self, context_length: int, dim: int, theta: float = ROPE_THETA):
         super().__init__()
         self.theta = theta
-        # (2, context_length, dim / 2): cosines, then sines. Derived, so it is not part
-        # of a checkpoint.
+        # (2, context_length, dim / 2): cosines, then sines. Not saved in checkpoints,
+        # because it can be recomputed.
         self.register_buffer(
             "cos_sin", torch.empty(2, context_length, dim // 2), persistent=False
         )
@@ -119,7 +118,7 @@ class RotaryEmbedding(nn.Module):
     def compute_table(self) -> None:
         """Fill the table in place, from angles in fp32 or fp64.
 
-        Angles in 16 bits would round positions above 256.
+        16-bit angles would round positions above 256.
         """
         table = self.get_buffer("cos_sin")
         _, context_length, pairs = table.shape
@@ -132,8 +131,8 @@ class RotaryEmbedding(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True):
         """Recompute the table after a move or a cast.
 
-        `to_empty` leaves it unset, and a cast from 16 bits keeps the rounding of 16
-        bits.
+        `to_empty` leaves it uninitialized, and a cast from 16 bits would keep their
+        rounding.
         """
         before = self.get_buffer("cos_sin")
         super()._apply(fn, recurse)
@@ -166,8 +165,8 @@ def scaled_dot_product_attention(
     V: Float[Tensor, "... k e"],
     mask: Bool[Tensor, "... q k"] | None = None,
 ) -> Float[Tensor, "... q e"]:
-    """softmax(Q Kᵀ / sqrt(e)) V; mask True keeps a score, False makes it -inf (Vaswani
-    et al. 2017, equation 1).
+    """Return softmax(Q Kᵀ / sqrt(e)) V; the mask is True where a score is kept, False
+    where it becomes -inf (Vaswani et al. 2017, equation 1).
     """
     scores = torch.einsum("...qe,...ke->...qk", Q, K) / math.sqrt(K.shape[-1])
     if mask is not None:
@@ -182,8 +181,8 @@ def eager_attention(
 ) -> Tensor:
     """Compute causal attention with this module's `scaled_dot_product_attention`.
 
-    The function is looked up at each call, so assigning another one to that name swaps
-    it in every layer.
+    That name is looked up at each call, so assigning another function to it changes
+    every layer.
     """
     position = torch.arange(q.shape[-2], device=q.device)
     return scaled_dot_product_attention(q, k, v, mask=position[:, None] >= position)
@@ -196,7 +195,7 @@ def load_attention(name: str) -> AttentionFn:
     """Return the causal attention function of this name. It maps q, k and v of shape
     (b, h, s, e) to an output of the same shape. `ValueError` if the name is unknown.
     """
-    # By itself, not by its name: what every model can run belongs to what it measures.
+    # A direct reference, which makes it part of every model's source hash.
     if name == "eager":
         return eager_attention
     if name not in IMPLEMENTATIONS:
@@ -209,8 +208,8 @@ def load_attention(name: str) -> AttentionFn:
 
 
 class CausalMultiHeadSelfAttention(nn.Module):
-    """Multi-head attention: projections, rotary embedding of q and k, and the
-    implementation in the attention slot.
+    """Multi-head attention: projections, rotary embedding of q and k, and a selectable
+    attention function.
     """
 
     def __init__(
@@ -256,7 +255,7 @@ def move_table_to_weights(layer: CausalMultiHeadSelfAttention, _: object) -> Non
 
 
 class TransformerBlock(nn.Module):
-    """x + attention(norm(x)), then x + feed-forward(norm(x))."""
+    """Compute x + attention(norm(x)), then x + feed-forward(norm(x))."""
 
     def __init__(
         self,
@@ -282,7 +281,7 @@ RunBlocks = Callable[[Iterable[Block], Tensor], Tensor]
 
 
 def run_blocks(blocks: Iterable[Block], x: Tensor) -> Tensor:
-    """Pass x through all blocks, one after the other."""
+    """Pass x through all blocks, one after another."""
     for block in blocks:
         x = block(x)
     return x
@@ -290,11 +289,11 @@ def run_blocks(blocks: Iterable[Block], x: Tensor) -> Tensor:
 
 # --8<-- [start:model]
 class BasicsTransformerLM(nn.Module):
-    """Token ids (b, s) -> logits (b, s, v). `attention` names an entry of
+    """Map token ids (b, s) to logits (b, s, v). `attention` is a name in
     `systems.attention.IMPLEMENTATIONS`.
 
-    ValueError where the heads don't divide the width, a sequence is longer than the
-    context, or the name is unknown.
+    ValueError if the heads don't divide the width, a sequence exceeds the context
+    length, or the name is unknown.
     """
 
     def __init__(
@@ -335,7 +334,7 @@ class BasicsTransformerLM(nn.Module):
         if self.run_blocks is not None:
             x = self.run_blocks(self.layers, x)
         else:
-            # Here, since a function's caller may keep the first x in memory.
+            # Inlined: as an argument of `run_blocks` the first x would stay in memory.
             for block in self.layers:
                 x = block(x)
         return self.lm_head(self.ln_final(x))
@@ -344,8 +343,8 @@ class BasicsTransformerLM(nn.Module):
         """Run the blocks with this function from now on, for example one that
         checkpoints.
 
-        The function must not close over this model, or a copy of the model would run
-        this model's blocks.
+        It must not close over this model, or a copy of the model would run the
+        original's blocks.
         """
         self.run_blocks = function
 

@@ -19,8 +19,8 @@ from systems.precision.dtypes import DTYPE_NAMES
 
 # --8<-- [start:trace]
 class DtypeTrace(TorchDispatchMode):
-    """Record dtypes of a model, its loss function and its optimizer, by name, while the
-    context is entered.
+    """Record by name the dtypes of a model, its loss function and its optimizer while
+    the context is active.
     """
 
     def __init__(
@@ -35,8 +35,8 @@ class DtypeTrace(TorchDispatchMode):
         self.gradients: dict[str, str] = {}
         self.output_gradients: dict[str, str] = {}
         self.optimizer_state: dict[str, str] = {}
-        # (module, "optimizer" or "", operation, dtype of the result), in the order of
-        # execution.
+        # (module, "optimizer" or "", operation, dtype of the result), in execution
+        # order.
         self.operations: list[tuple[str, str, str]] = []
         self.forward_operations = self.forward_casts = 0
         self.scopes: list[str] = []
@@ -85,7 +85,7 @@ class DtypeTrace(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         first = next((x for x in tree_leaves(result) if isinstance(x, Tensor)), None)
-        # A view computes nothing; indices and masks have no dtype to lose bits in.
+        # A view computes nothing; indices and masks have no floating-point dtype.
         if first is not None and not is_view(func):
             scope = self.scopes[-1] if self.scopes else ""
             dtype = DTYPE_NAMES.get(first.dtype, "other")
@@ -95,8 +95,8 @@ class DtypeTrace(TorchDispatchMode):
     # --8<-- [end:trace]
 
     def count_forward(self) -> None:
-        """Count the operations so far that compute, and among them those that only
-        cast.
+        """Count the operations of the forward pass that compute, and how many of them
+        only cast.
         """
         self.forward_operations = len(self.operations)
         self.forward_casts = sum(name == "_to_copy" for _, name, _ in self.operations)
@@ -122,7 +122,7 @@ class DtypeTrace(TorchDispatchMode):
 
     @staticmethod
     def join_dtypes(dtypes: dict[str, str]) -> str:
-        """Return the one dtype of these, or all dtypes that occur, joined by commas."""
+        """Return the dtype if all are equal, else all that occur, joined by commas."""
         return join_names(dtypes.values())
 
 
@@ -131,12 +131,12 @@ def join_names(dtypes: Iterable[str]) -> str:
 
 
 def is_view(func: Any) -> bool:
-    """Return whether an operation only views its input, which its schema says by an
-    alias that is not written.
+    """Return whether an operation only views its input: its schema then has an alias
+    that is not written.
     """
     aliases = any(
         a.alias_info is not None and not a.alias_info.is_write
         for a in func._schema.arguments
     )
-    # The schema of this one hides that it is a view, for autograd's sake.
+    # `_unsafe_view` is a view that its schema hides from autograd.
     return aliases or func.overloadpacket.__name__ == "_unsafe_view"

@@ -26,7 +26,7 @@ class Format:
 
     @property
     def max_finite(self) -> Fraction:
-        """The largest finite number."""
+        """Return the largest finite number."""
         return (2 - Fraction(1, 2**self.fraction_bits)) * Fraction(2) ** self.bias
 
     @property
@@ -35,13 +35,13 @@ class Format:
 
     @property
     def smallest_subnormal(self) -> Fraction:
-        """The smallest positive number. Below the normal numbers the spacing no longer
-        shrinks.
+        """Return the smallest positive number, which is also the spacing of all
+        subnormals.
         """
         return self.smallest_normal / 2**self.fraction_bits
 
     def spacing(self, value: Fraction) -> Fraction:
-        """Return the distance between neighbouring numbers in the binade of `value`."""
+        """Return the distance between adjacent numbers in the binade of `value`."""
         return max(binade(value), self.smallest_normal) / 2**self.fraction_bits
 
     def round_to_nearest(self, value: Fraction) -> Fraction:
@@ -54,7 +54,7 @@ class Format:
 
 # --8<-- [end:format]
 
-# TF32 is no storage format: tensor cores read fp32 and drop its last 13 fraction bits.
+# TF32 is not a storage format: tensor cores ignore the last 13 fraction bits of fp32.
 FORMATS = {
     "fp64": Format(11, 52),
     "fp32": Format(8, 23),
@@ -76,16 +76,16 @@ def find_stall(number_format: Format, term: Fraction) -> tuple[int, Fraction]:
     """Return the last step at which adding `term` still increases a running sum, and
     the sum there.
 
-    `term` is a number of the format. A step is lost once the term is below half the
-    spacing of the sum, or equal to half of it, since ties go to even. Within a binade
-    all numbers are equally far apart, so each step gains the same and one
-    multiplication covers the binade.
+    `term` must be a number of the format. A step adds nothing once the term is below
+    half the spacing of the sum, or equal to half with a tie to even. Numbers in a
+    binade are equally spaced, so each step gains the same and one multiplication covers
+    the binade.
     """
     total, step, before = term, 1, None
     while gain := number_format.round_to_nearest(total + term) - total:
         top = 2 * binade(total)
-        # A tie can go the other way in the first step of a binade: only a gain seen
-        # twice is repeated.
+        # In the first step of a binade a tie can round the other way, so only a gain
+        # seen twice is extrapolated.
         repeats = (
             max(1, math.ceil((top - term - total) / gain)) if gain == before else 1
         )

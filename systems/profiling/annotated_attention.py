@@ -1,7 +1,7 @@
-"""The model's eager attention with its four parts marked, for profilers to tell them
-apart. Never timed: marks cost.
+"""The model's eager attention with marks around its four parts, for profilers. Never
+timed, because marks take time.
 
-The operations are those of `systems.model.transformer.eager_attention`, in the same
+The operations are those of `systems.model.transformer.eager_attention` in the same
 order, so the outputs are bitwise equal.
 """
 

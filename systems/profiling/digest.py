@@ -1,5 +1,5 @@
-"""Reduce a profiled step to what a record keeps: GPU times of each phase, and a row for
-each kernel of each phase.
+"""Reduce a profiled step to what a record stores: GPU times of each phase, and a row
+for each kernel of each phase.
 
 All times are in ms per pass. Kernels keep the profiler's names; tables shorten them.
 """
@@ -86,10 +86,10 @@ def calls_per_pass(calls: int, passes: int) -> int | float:
 
 
 def layer_timeline(kernels: list[Kernel], mode: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the kernels of the second layer of the last forward pass, with starts in
-    ms from the first kernel.
+    """Return the kernels of the second layer of the last forward pass, with start times
+    in ms after the first kernel.
 
-    The first layer may still wait for the CPU to get ahead. Empty in other modes.
+    The first layer may still be launch-bound. Empty in other modes.
     """
     layers = sorted(
         {mark for kernel in kernels for mark in kernel.marks if mark.name == LAYER},

@@ -1,10 +1,9 @@
-"""Kernel names for people: a short name and a category for what a profiler calls a
-kernel.
+"""Short names and categories of kernels, from the names that a profiler reports.
 
-A library's kernel says in its own name what it does (`ampere_sgemm_128x64_tn`).
-PyTorch's generic kernels say it in a template argument: `elementwise_kernel<128, 2, ...
-exp_kernel_cuda(...) ...>` is an exponential. Names are taken as profilers give them,
-demangled or mangled. Pure text: imports no torch.
+Kernels of libraries are named for what they do (`ampere_sgemm_128x64_tn`). PyTorch's
+generic kernels tell it in a template argument: `elementwise_kernel<128, 2, ...
+exp_kernel_cuda(...) ...>` is an exponential. Names may be demangled or mangled. Imports
+no torch.
 """
 
 import re
@@ -31,16 +30,14 @@ CATEGORIES = (
 )
 
 # --8<-- [start:categories]
-# The first that is found anywhere in the name counts. So what a kernel is for stands
-# before how it is built: fused attention may be a cutlass kernel, and a copy an
-# element-wise one.
+# The first match anywhere in a name wins. So purpose comes before construction: fused
+# attention may use cutlass, and a copy may be an element-wise kernel.
 RULES = (
     (ATTENTION, r"flash|fmha|sdpa|flex_attention|^(?:forward|delta|dkdv|dq)_kernel$"),
     (OPTIMIZER, r"adam|fusedsgd|lamb_"),
     (SOFTMAX, r"softmax"),
     (MATMUL, r"gemm|gemv|nvjet|cutlass|cublas|splitkreduce|triton_tem_|triton_mm"),
-    # The compiler names a kernel after all that it fused, a scatter too; its kind
-    # stands in front.
+    # TorchInductor lists all fused operations in a name (scatter too) after its kind.
     (REDUCTION, r"^triton_(?:red|per)_"),
     (ELEMENTWISE, r"^triton_poi_"),
     (
@@ -53,8 +50,8 @@ RULES = (
 )
 # --8<-- [end:categories]
 
-# What names the operation inside a generic kernel, most telling first. `BinaryFunctor`
-# and its kind only wrap another.
+# Patterns for the operation inside a generic kernel's name, most specific first.
+# `BinaryFunctor` and the like only wrap another functor.
 WRAPPER = r"(?:Binary|BUnary|AUnary|Unary|Opaque|Compare)"
 OPERATIONS = (
     r"(\w+?)_kernel_cuda",
@@ -68,12 +65,12 @@ OPERATIONS = (
 GENERIC_KERNEL = re.compile(
     r"\b(\w*elementwise\w*kernel\w*|reduce_kernel|multi_tensor_apply_kernel)\b"
 )
-# Split-K GEMMs launch a second kernel that reduces the partial sums: cuBLAS has one of
-# its own, and a variant of each xmma kernel.
+# Split-K GEMMs launch a second kernel that reduces the partial sums. cuBLAS has one of
+# its own, and each xmma kernel has a variant.
 SPLIT_K_SUM = re.compile(r"splitkreduce_|_execute_split_k_kernel|split-K sum$", re.I)
-# A name without arguments: a library's own, or one that is short already.
+# A name without template or call arguments: a library's own, or a short one.
 PLAIN_NAME = re.compile(r"[^<(:]*")
-# What the parts of a name mean that nobody would guess.
+# Readable forms of abbreviated operation names.
 OPERATION_NAMES = {
     "direct_copy": "copy",
     "bfloat16_copy": "copy to bf16",
@@ -85,8 +82,8 @@ MAX_LENGTH = 72
 def kernel_category(name: str, path: tuple[str, ...] = ()) -> str:
     """Return the category of a kernel.
 
-    Inside a phase named for softmax or the optimizer every kernel belongs to it:
-    unfused, both consist of ordinary element-wise kernels and reductions.
+    In a phase named softmax or optimizer every kernel gets that category, because
+    unfused both consist of ordinary element-wise kernels and reductions.
     """
     for word in (OPTIMIZER, SOFTMAX):
         if path and word in path[-1]:
@@ -122,8 +119,7 @@ def short_name(name: str) -> str:
             "reduce_kernel": "reduce",
             "multi_tensor_apply_kernel": "multi-tensor",
         }.get(generic[1], "elementwise")
-        # The operation stands inside the arguments, behind the name of the generic
-        # kernel.
+        # The operation is in the arguments, after the name of the generic kernel.
         operation = _find_operation(text[generic.end() :])
         if kind == "elementwise" and generic[1].startswith(("index", "_scatter")):
             return "index" if generic[1].startswith("index") else "scatter or gather"
@@ -133,8 +129,7 @@ def short_name(name: str) -> str:
     plain = re.sub(r"\(anonymous namespace\)::", "", text)
     if plain.startswith(("Memcpy", "Memset")):
         return plain.split(" (")[0]
-    # Up to the template's or the call's arguments, without the return type and the
-    # namespaces.
+    # Cut template and call arguments, return type and namespaces.
     base = (
         re.split(r"[<(]", plain.removeprefix("void "))[0]
         .strip()
@@ -145,7 +140,7 @@ def short_name(name: str) -> str:
 
 
 def _drop_schedule(name: str) -> str:
-    """Cut the schedule off an xmma kernel's name and keep its tile and role."""
+    """Cut the schedule from an xmma kernel's name; keep its tile and role."""
     match = re.fullmatch(
         r"(.*_tilesize\w+?)_(?:stage|warpgroup|warpsize|cluster).*", name
     )
@@ -173,8 +168,7 @@ def demangle(name: str) -> str:
     if not name.startswith("_Z"):
         return name
     words, position = [], 2
-    # A literal, a substitution or a template parameter has digits that count no
-    # characters.
+    # Digits in literals, substitutions and template parameters are not lengths.
     token = re.compile(r"L[a-z]n?\d+E|[ST][0-9A-Z]*_|(?P<length>\d+)|.", re.DOTALL)
     while position < len(name):
         match = token.match(name, position)
@@ -183,7 +177,7 @@ def demangle(name: str) -> str:
         if match["length"]:
             word = name[position : position + int(match["length"])]
             position += len(word)
-            # Compilers name an unnamed namespace so.
+            # Names of an anonymous namespace.
             if not word.startswith(("_GLOBAL__N", "_INTERNAL")):
                 words.append(word)
     return " ".join(words) or name

@@ -2,9 +2,9 @@
 reads exports by these names.
 """
 
-# Which pass and which layer, not which phase.
+# These name a pass and a layer, not a phase.
 STEP, LAYER = "step", "layer"
-# The parts of eager attention.
+# The parts of eager attention, in order.
 PARTS = SCORES, MASK, SOFTMAX, OUTPUT = (
     "attention scores",
     "attention mask",

@@ -25,14 +25,14 @@ from systems.profiling.trace import (
     wrap_errors,
 )
 
-# The first whose --capture-range-end lets a process go on to its own end; exports have
-# all columns read here.
+# The first version in which --capture-range-end lets the process finish and exports
+# have all columns that are read here.
 MIN_VERSION = (2022, 1)
 REPORT = ".nsys-rep"
 
 
 class NsysError(ValueError):
-    """Nsight Systems can't be used; the message says why and what to do."""
+    """Nsight Systems can't be used; the message states the reason and what to do."""
 
 
 def is_installed() -> bool:
@@ -71,8 +71,8 @@ def command_line(program: str, report: Path, work: Sequence[str]) -> list[str]:
     """
     return [
         *(program, "profile", "--trace", "cuda,nvtx"),
-        # Samples of the CPU and its context switches would need rights, and change what
-        # is measured.
+        # CPU sampling and context switches would need privileges and disturb the
+        # measurement.
         *("--sample", "none", "--cpuctxsw", "none"),
         *("--capture-range", "cudaProfilerApi", "--capture-range-end", "stop"),
         *("--force-overwrite", "true", "--output", str(report.with_suffix(""))),
@@ -90,7 +90,7 @@ def profile(work: Sequence[str], report: Path, cwd: Path) -> tuple[str, Path]:
     assert report.suffix == REPORT
     program = find_nsys()
     report.parent.mkdir(parents=True, exist_ok=True)
-    # What an earlier run left must not be taken for this one's.
+    # Delete the files of an earlier run, so that they can't be mistaken for this one's.
     export = report.with_suffix(".sqlite")
     for old in (report, export):
         old.unlink(missing_ok=True)
@@ -131,7 +131,7 @@ def _run_command(command: list[str], name: str, cwd: Path | None = None) -> str:
 
 # Reading an export --------------------------------------------------------------------
 
-# NVTX_EVENTS.eventType of a range pushed and popped, and of one started and ended.
+# NVTX_EVENTS.eventType of push/pop ranges and of start/end ranges.
 RANGES = (59, 60)
 OUTERMOST_END = 2**63 - 1
 COPY_KINDS = {
@@ -144,17 +144,17 @@ NEEDED = {
     "CUPTI_ACTIVITY_KIND_RUNTIME": "CUDA calls",
     "NVTX_EVENTS": "NVTX ranges",
 }
-# A graph that was traced as a whole is one entry, with no kernels in it.
+# A graph that was traced as a whole is one entry without kernels.
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 WHOLE_GRAPH = "a CUDA graph (--cuda-graph-trace=node shows its kernels)"
-# The columns that every kind of work on the GPU has.
+# The columns common to all kinds of GPU work.
 GPU_COLUMNS = ("start", "end", "correlationId", "globalPid")
 PROFILE_AGAIN = "profile again with --trace cuda,nvtx on a machine with a GPU"
 
 
 def read_export(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
-    """Return the kernels of an SQLite export, sorted by start, each within those
-    `marks` that were open at its launch.
+    """Return the kernels of an SQLite export, sorted by start, each with those `marks`
+    that were open at its launch.
 
     `TraceError` for any other file. Versions of nsys differ: a text is a string or an
     index into StringIds, and empty tables are absent.
@@ -177,7 +177,7 @@ def read_export(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
 def query_kernels(
     database: sqlite3.Connection, marks: Collection[str], name: str
 ) -> list[Kernel]:
-    """Return the kernels of an open export. Raises one of MALFORMED for a wrong row."""
+    """Return the kernels of an open export. Raises one of MALFORMED for a bad row."""
     names = database.execute(
         "SELECT name FROM sqlite_master WHERE type = 'table'"
     ).fetchall()
@@ -201,7 +201,9 @@ def query_kernels(
             )
 
     def select(table: str, *columns: str) -> Iterable[tuple[Any, ...]]:
-        """Yield these columns of a table, None for a column that this version lacks."""
+        """Yield these columns of a table, with None for a column that this version
+        lacks.
+        """
         known_columns = tables.get(table)
         if not known_columns:
             return []
@@ -240,7 +242,7 @@ def query_kernels(
         "NVTX_EVENTS", "start", "end", "eventType", "text", "textId", "globalTid"
     )
     spans = [
-        # A range that was still open when the capture ended has no end.
+        # A range still open at the end of the capture has no end.
         Span(*check_times(said, start, OUTERMOST_END if end is None else end), thread)
         for start, end, kind, text, number, thread in ranges
         if (said := text or strings.get(number, "")) in marks
@@ -257,7 +259,7 @@ def query_kernels(
 
 
 def process_id(identifier: int | None) -> int | None:
-    """Return the process part of a globalTid or globalPid: all but the 24 bits of the
+    """Return the process part of a globalTid or globalPid, without the 24 bits of the
     thread.
     """
     return None if identifier is None else identifier >> 24

@@ -1,8 +1,8 @@
 """Inspect a step instead of timing it: kernels of each phase, time of each kernel, and
 memory saved for the backward pass.
 
-A step takes a probe's `phase` in place of a clock's, so the inspected step is the timed
-one, in a pass of its own.
+A probe's `phase` replaces a clock's, so the inspected step is the timed one, in a
+separate pass.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -18,9 +18,9 @@ from systems.benchmarking.timing import Step
 from systems.profiling.torch_trace import profile_kernels
 from systems.profiling.trace import Kernel, TraceError
 
-# How TorchInductor begins the name of a kernel that it wrote.
+# Prefix of kernels that TorchInductor generated.
 INDUCTOR_PREFIX = "triton_"
-# The mark around a profiled pass.
+# Name of the mark around a profiled pass.
 PASS = "pass"
 
 
@@ -32,16 +32,16 @@ def phase_kernels(
     between: Callable[[], None] | None = None,
     cold: bool = False,
 ) -> dict[str, list[list[Kernel]]]:
-    """The kernels that each phase launches, in each of a few profiled passes. Empty on
-    a CPU.
+    """Return the kernels that each phase launches, in each of a few profiled passes.
+    Empty on a CPU.
 
-    `between` runs before each pass. `cold` empties the L2 cache before each phase.
-    TraceError where passes differ in how many kernels they launch, twice: a profile may
-    lose a kernel.
+    `between` runs before each pass. `cold` empties the L2 cache before each phase. A
+    profile may lose a kernel, so TraceError is raised only if passes launch different
+    numbers of kernels twice.
     """
     if device != "cuda":
         return {}
-    # Whoever reads the trace looks names up after the passes, when all are there.
+    # Filled during the passes; the trace is read by these names afterwards.
     names = {PASS: None}
     buffer = l2_buffer(device) if cold else None
 
@@ -68,8 +68,8 @@ def phase_kernels(
 
 
 def l2_buffer(device: str) -> Tensor:
-    """A tensor larger than any L2 cache, as large as that of Triton's `do_bench`: who
-    writes it empties the cache of anything else.
+    """Return a tensor larger than any L2 cache, like that of Triton's `do_bench`:
+    writing it evicts everything else.
     """
     return torch.empty(2**28, dtype=torch.int8, device=device)
 
@@ -77,7 +77,9 @@ def l2_buffer(device: str) -> Tensor:
 def split_by_phase(
     kernels: Iterable[Kernel], names: list[str], passes: int
 ) -> dict[str, list[list[Kernel]]]:
-    """Kernels in a phase of a pass, by both. TraceError where passes are not alike."""
+    """Return the kernels by phase and pass. TraceError if passes differ in their
+    number.
+    """
     inside = [kernel for kernel in kernels if kernel.path[:1] == (PASS,)]
     starts = sorted({kernel.marks[0].start for kernel in inside})
     found: dict[str, list[list[Kernel]]] = {
@@ -103,7 +105,7 @@ def kernel_counts(
     """Return how many kernels each phase launches, and the names of those that
     TorchInductor generated.
 
-    Copies and fills of memory don't count. Empty on a CPU.
+    Copies and fills of memory are not counted. Empty on a CPU.
     """
     names = {
         phase: [kernel.name for kernel in of_passes[0] if not kernel.is_copy]
@@ -124,8 +126,8 @@ def kernel_counts(
 def kernel_samples_ms(
     work: Callable[[], object], calls: int, device: str
 ) -> dict[str, list[float]]:
-    """Return GPU times in ms by kernel name, one sample for each of `calls` calls. The
-    launches of one call are summed. Empty on a CPU.
+    """Return GPU times in ms by kernel name, one sample for each of `calls` calls.
+    Launches of one call are summed. Empty on a CPU.
 
     The L2 cache stays warm between calls. `TraceError` if two profiles in a row show
     calls with different launches: a profile can lose a kernel.
@@ -165,9 +167,9 @@ def split_by_call(kernels: Iterable[Kernel], calls: int) -> dict[str, list[float
 
 # --8<-- [start:saved]
 class SavedTensors:
-    """Record each tensor that autograd saves in the forward phase.
+    """Recorder of each tensor that autograd saves in the forward phase.
 
-    `adds_bytes` counts each storage once and never that of the inputs.
+    `adds_bytes` counts each storage once, and no storage of the inputs.
     """
 
     def __init__(self, inputs: Iterable[Tensor]):
@@ -198,8 +200,8 @@ class SavedTensors:
 
 
 class MemoryInUse:
-    """Record the bytes allocated on the GPU just before each phase, as
-    `before_backward_bytes` for example. Empty on a CPU.
+    """Recorder of the bytes allocated on the GPU just before each phase, such as
+    `before_backward_bytes`. Empty on a CPU.
     """
 
     def __init__(self, device: str):

@@ -1,13 +1,13 @@
 """Copy an Nsight Systems export without private data, so that it can be shared.
 
-A report holds every environment variable of the profiled process, tokens and passwords
-among them, the names of all processes, paths and command lines; so does an SQLite
-export. This copies only kernels, memory copies, CUDA calls and NVTX ranges, with the
-names that they use:
+A report, like its SQLite export, holds every environment variable of the profiled
+process (tokens and passwords too), the names of all processes, paths and command lines.
+The copy has only kernels, memory copies, CUDA calls and NVTX ranges, with the names
+that they use:
 
     python -m systems.profiling.strip traces/x.sqlite shown.sqlite
 
-Texts of NVTX ranges are kept. Imports no torch.
+Texts of NVTX ranges are copied too. Imports no torch.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from systems.profiling.trace import TraceError, wrap_errors
 CALL_COLUMNS = ("start", "end", "globalTid", "correlationId", "nameId")
 GPU_COLUMNS = ("start", "end", "correlationId", "globalPid", "streamId")
 # --8<-- [start:kept]
-# What is copied: of each table these columns, where it has them.
+# {table: columns to copy, where they exist}.
 COPIED_COLUMNS = {
     "CUPTI_ACTIVITY_KIND_KERNEL": (
         *GPU_COLUMNS,
@@ -38,14 +38,14 @@ COPIED_COLUMNS = {
     "NVTX_EVENTS": ("start", "end", "eventType", "text", "textId", "globalTid"),
 }
 # --8<-- [end:kept]
-# Their columns that are numbers of strings. Of the strings only these are copied: the
-# others name what else ran on the machine.
+# Columns that index StringIds. Only their strings are copied, because others name
+# unrelated processes of the machine.
 STRING_ID_COLUMNS = ("demangledName", "mangledName", "shortName", "nameId", "textId")
 
 
 def strip(export: Path, into: Path) -> None:
-    """Write the copy. `TraceError` if `export` is not an export of Nsight Systems, or
-    `into` exists.
+    """Write the copy of `export`. `TraceError` if `export` is not an export of Nsight
+    Systems, or `into` exists.
     """
     if into.exists():
         raise TraceError(f"{into} exists: give another name")
@@ -55,7 +55,7 @@ def strip(export: Path, into: Path) -> None:
         wrap_errors(f"{export} is no whole SQLite export", "export the report again"),
         closing(sqlite3.connect(f"{export.resolve().as_uri()}?mode=ro", uri=True)) as a,
     ):
-        # Read first: what can't be read leaves no file behind.
+        # Read everything first, so that an unreadable export leaves no file behind.
         statements = list(copy_statements(a, str(export)))
     with (
         wrap_errors(f"{into} can't be written", "give another folder"),
@@ -69,7 +69,7 @@ def strip(export: Path, into: Path) -> None:
 def copy_statements(
     database: sqlite3.Connection, name: str
 ) -> Iterator[tuple[str, list[tuple[object, ...]]]]:
-    """Yield the SQL statements of the copy, each with the rows that it inserts."""
+    """Yield the SQL statements of the copy, each with the rows to insert."""
     string_ids: set[object] = set()
     has_events = False
     for table, wanted_columns in COPIED_COLUMNS.items():

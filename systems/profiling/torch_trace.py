@@ -29,13 +29,11 @@ from systems.profiling.trace import (
     wrap_errors,
 )
 
-# Categories of events, in lower case: before PyTorch 1.12 they began with a capital and
-# had shorter names.
+# Event categories in lower case; before PyTorch 1.12 they were capitalized and shorter.
 GPU_CATEGORIES = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
 LAUNCH_CATEGORIES = {"cuda_runtime", "cuda_driver", "runtime", "driver"}
 CPU_CATEGORIES = {"user_annotation", "cpu_op", "operator"}
-# What launches a matrix product, by PyTorch's own name; `einsum`, `matmul` and `linear`
-# end in one of them.
+# PyTorch's operations that launch a matmul; `einsum`, `matmul` and `linear` call them.
 MATMUL_OPS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::addbmm")
 
 Result = TypeVar("Result")
@@ -48,7 +46,7 @@ def profile_kernels(
     keep: Path | None = None,
 ) -> tuple[Result, list[Kernel]]:
     """Return the result of `work` and the kernels that it launched, sorted by start,
-    each within those `marks` that were open at its launch.
+    each with those `marks` that were open at its launch.
 
     The trace stays at `keep` (`.json` or `.json.gz`), for ui.perfetto.dev. `TraceError`
     if nothing ran on the GPU.
@@ -74,13 +72,13 @@ def load_profiler() -> None:
 # --8<-- [start:watched]
 def run_profiled(work: Callable[[], Result], device: str) -> tuple[Result, profile]:
     """Return the result of `work` and the stopped profiler."""
-    # What the CPU does is needed too: the marks, the launches and the operations.
+    # Marks, launches and operations are CPU events.
     activities = [ProfilerActivity.CPU]
     if device == "cuda":
         activities.append(ProfilerActivity.CUDA)
     with warnings.catch_warnings():
-        # Up to PyTorch 2.11 it says that another cycle would forget this one. With
-        # acc_events=True it would not, but make a table of all events when it stops,
+        # PyTorch up to 2.11 warns that another cycle would clear the events.
+        # acc_events=True avoids that, but builds a table of all events at the end,
         # which takes many times as long as the trace.
         warnings.filterwarnings("ignore", "Warning: Profiler clears events")
         with profile(activities=activities) as profiler:
@@ -94,8 +92,8 @@ def run_profiled(work: Callable[[], Result], device: str) -> tuple[Result, profi
 
 @contextmanager
 def pause_gc() -> Iterator[None]:
-    """Pause garbage collection: parsing a trace creates no garbage, and each collection
-    would traverse all events.
+    """Pause garbage collection, because parsing a trace creates no garbage, yet each
+    collection would traverse all events.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -120,8 +118,8 @@ def read_trace(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
         f"{path} is no whole trace", "profile again, and let the export finish"
     ):
         with open_file(path, "rt", encoding="utf-8", errors="replace") as file:
-            # A kernel's name is its author's: it may have a line break, a tab or a byte
-            # that is no text.
+            # Kernel names are arbitrary: they may contain line breaks, tabs or invalid
+            # bytes.
             trace = json.load(file, strict=False)
     events = trace.get("traceEvents") if isinstance(trace, dict) else None
     if not isinstance(events, list):
@@ -144,7 +142,7 @@ def read_trace(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
 
 def parse_events(events: list[Any], marks: Collection[str]) -> list[Kernel]:
     """Return the kernels of a trace's events, sorted by start. Raises one of MALFORMED
-    for a wrong event.
+    for an invalid event.
     """
     launches: dict[Any, Launch] = {}
     op_launches: dict[Any, Launch] = {}
@@ -169,7 +167,7 @@ def parse_events(events: list[Any], marks: Collection[str]) -> list[Kernel]:
                 ops.append(span)
             if (number := external_id(args)) is not None:
                 op_launches[number] = Launch(thread, start)
-    # Where the call was not recorded, the operation that the kernel names was.
+    # If a launch was not recorded, use the operation that the kernel refers to.
     runs = [
         (
             *run,
@@ -181,7 +179,7 @@ def parse_events(events: list[Any], marks: Collection[str]) -> list[Kernel]:
 
 
 def external_id(args: dict[str, Any]) -> Any:
-    """Return the number that links an operation to its kernels. Its spelling differs
-    between versions of PyTorch.
+    """Return the number that links an operation to its kernels; its key differs between
+    versions of PyTorch.
     """
     return args.get("External id", args.get("external id", args.get("External Id")))

@@ -1,14 +1,12 @@
-"""Kernels of a profile, whichever profiler made it, each with the phase that launched
-it.
+"""Kernels of a profile, from either profiler, each with the phase that launched it.
 
 `torch_trace` reads traces of torch.profiler, `nsys` reads SQLite exports of Nsight
 Systems; both return the `Kernel` defined here.
 
-A kernel runs long after the CPU has launched it, so its phase is the one that was
-marked at its launch. Both profilers number each launch (the correlation id) and store
-that number with the kernel. The marks of the launching thread count. Autograd launches
-the backward pass from a thread without marks; then the marks of the waiting thread
-count.
+A kernel runs long after its launch by the CPU, so its phase is the one that was marked
+at the launch. Both profilers number each launch (the correlation id) and store that
+number with the kernel. The marks of the launching thread count. Autograd launches the
+backward pass from a thread without marks; then the marks of the waiting thread count.
 
 Times are integers in ns on the trace's clock; rows have ms. Imports no torch.
 """
@@ -22,12 +20,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-# What a file that is not what it says makes Python raise while it is taken apart.
+# Exceptions that Python raises while parsing a malformed file.
 MALFORMED = (
     *(ArithmeticError, AttributeError, EOFError, LookupError, OSError, RecursionError),
     *(TypeError, ValueError, sqlite3.Error, zlib.error),
 )
-# How both profilers begin the names of copies and fills of memory.
+# Prefixes that both profilers give to copies and fills of memory.
 COPY_PREFIXES = ("Memcpy", "Memset")
 
 
@@ -97,7 +95,7 @@ class Kernel:
 
     @property
     def is_copy(self) -> bool:
-        """Whether this is a memory copy or fill instead of a kernel of the program."""
+        """Return whether this is a memory copy or fill instead of a kernel."""
         return self.name.startswith(COPY_PREFIXES)
 
     @property
@@ -158,8 +156,8 @@ def span_ms(kernels: Iterable[Kernel]) -> float:
 
 
 def busy_ms(kernels: Iterable[Kernel]) -> float:
-    """Sum of the durations; where kernels overlap, as a copy and a kernel may, the time
-    counts once.
+    """Return the time during which at least one kernel runs, in ms: the sum of the
+    durations, with overlaps (a copy beside a kernel) counted once.
     """
     total = until = 0
     for kernel in sorted(kernels, key=lambda kernel: kernel.start):
@@ -172,8 +170,8 @@ def busy_ms(kernels: Iterable[Kernel]) -> float:
 def find_open_spans(
     spans: Iterable[Span], launches: Iterable[Launch]
 ) -> dict[Launch, list[Span]]:
-    """Return the spans of all threads that are open at each launch, outermost first.
-    One sweep over both lists in order of time.
+    """Return the spans of all threads that are open at each launch, outermost first, in
+    one sweep over both in order of time.
     """
     pending = sorted(spans, key=lambda span: (span.start, -span.end), reverse=True)
     open_by_launch: dict[Launch, list[Span]] = {}

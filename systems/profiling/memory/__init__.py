@@ -1,1 +1,1 @@
-"""The CUDA allocator's history: record it, read it and summarize it."""
+"""The history of the CUDA allocator: record it, read it and summarize it."""

@@ -1,7 +1,7 @@
-"""Reduce a memory history to what a record keeps: peaks by category and phase, the
+"""Reduce a memory history to what a record stores: peaks by category and phase, the
 largest blocks, the timeline.
 
-Print a kept snapshot as text:
+Print a saved snapshot as text:
 
     python -m systems.profiling.memory.digest snapshots/FILE.pickle
 """
@@ -29,18 +29,17 @@ from systems.profiling.memory.snapshot import (
     read_snapshot,
 )
 
-# Points of a timeline; between them its shape is lost, its highest and lowest points
-# are not.
+# Points of a sampled timeline, which keeps the highest and lowest of each stretch.
 TIMELINE_POINTS = 240
-# Groups of blocks that are kept of a pass: those of a drawn one are shown.
+# Groups of blocks stored for a pass with a figure, which shows them, and for others.
 MOST_GROUPS, FEW_GROUPS = 8, 3
 Group = dict[str, Any]
 
 
 # --8<-- [start:digest]
 def digest(history: History, timeline: bool = False) -> dict[str, Any]:
-    """Return bytes by category at the peak and at most, the peak of each phase, and the
-    largest blocks. Contains no times.
+    """Return a summary without times: bytes by category at the peak and at their
+    maximum, the peak of each phase, and the largest blocks.
     """
     layers = bytes_by_category(history)
     total = bytes_in_use(history)
@@ -167,7 +166,7 @@ def owner_pattern(owner: str | None) -> str:
 
 
 def allocation_site(block: Block) -> str:
-    """Return the two innermost frames of `systems` in the stack: `model.py:46 forward,
+    """Return the two innermost frames in `systems` of the stack: `model.py:46 forward,
     model.py:92 forward`.
     """
     frames = [
@@ -181,8 +180,8 @@ def allocation_site(block: Block) -> str:
 def is_in_systems(file: PurePath) -> bool:
     """Return whether a file is a module of `systems`, at any depth.
 
-    A virtual environment in a folder of that name doesn't count: `site-packages` can't
-    be a package.
+    A virtual environment in a folder named `systems` doesn't count: `site-packages` is
+    not a valid package name.
     """
     *_, below = file.as_posix().rpartition("/systems/")
     packages = PurePath(below).parts[:-1]

@@ -1,5 +1,5 @@
 """Record one pass of a model on the GPU: the allocator's history, with a mark and a
-look at owners around each phase.
+search for tensor owners around each phase.
 
     with Recorder(model, optimizer) as recorder:
         training_step(model, token_ids, targets, autocast, optimizer, recorder.phase)
@@ -20,7 +20,7 @@ from systems.model.transformer import Linear
 from systems.profiling.memory import snapshot
 from systems.profiling.memory.snapshot import History, Mark, SnapshotError
 
-# A step of the largest model needs about 12,000; each entry holds a stack.
+# A step of the largest model makes about 12,000 entries, each with a stack.
 MAX_ENTRIES = 300_000
 
 
@@ -31,7 +31,7 @@ def storage_address(tensor: Tensor) -> int:
 
 # --8<-- [start:recorder]
 class Recorder:
-    """Record one pass. Its `phase` takes the place of a clock's and leaves the pass
+    """Recorder of one pass. Its `phase` replaces a clock's and leaves the pass
     unchanged.
     """
 
@@ -85,8 +85,8 @@ class Recorder:
         drop_marker(self.device)
 
     def find_owners(self) -> dict[int, tuple[str, str]]:
-        """Return the category and name of each tensor that the model and the optimizer
-        own now, by address.
+        """Return {address: (category, name)} of the tensors that the model and the
+        optimizer own now.
         """
         owner_by_address: dict[int, tuple[str, str]] = {}
         for name, tensor in [
@@ -107,9 +107,7 @@ class Recorder:
         return owner_by_address
 
     def mark_weight_copies(self) -> None:
-        """Mark the copies of weights that autocast holds, at the end of the model's
-        forward pass.
-        """
+        """Mark autocast's copies of weights, at the end of the model's forward pass."""
         if torch.is_autocast_enabled(self.device.type) and self.running:
             drop_pause(self.device)
             self.mark(Mark(self.running[-1], "inside", find_weight_copies(self.model)))
@@ -138,25 +136,26 @@ class Recorder:
 
 
 def drop_marker(device: torch.device) -> None:
-    """Allocate and free one byte. This function's name in the stack marks the point in
+    """Allocate and free one byte: this function's name in the stack marks a point in
     the history.
     """
     torch.empty(1, dtype=torch.uint8, device=device)
 
 
 def drop_pause(device: torch.device) -> None:
-    """Allocate and free one byte to start a pause: what is allocated until the next
-    mark is not part of the pass.
+    """Allocate and free one byte to start a pause: allocations until the next mark
+    don't belong to the pass.
     """
     torch.empty(1, dtype=torch.uint8, device=device)
 
 
 def find_weight_copies(model: nn.Module) -> dict[int, tuple[str, str]]:
-    """Return the low-precision copies of weights in autocast's cache, by address.
+    """Return {address: (category, name)} of the low-precision weight copies in
+    autocast's cache.
 
-    A matmul asks autocast for each copy and saves it for the backward pass. Asking adds
-    nothing to the cache, because the copy exists and the other operand has low
-    precision already.
+    A matmul gets each copy from autocast and saves it for the backward pass. These
+    matmuls add nothing to the cache, because the copy exists and the other operand
+    already has low precision.
     """
     owner_by_address: dict[int, tuple[str, str]] = {}
     for name, module in model.named_modules():

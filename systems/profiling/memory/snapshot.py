@@ -1,13 +1,13 @@
 """The allocator's history as blocks, each with an owner, a phase and a category.
 
 PyTorch's allocator can record each allocation and free with its Python stack;
-pytorch.org/memory_viz draws this history. Here it becomes blocks from allocation to
-free. The category of a block follows from its owner (parameter, gradient, optimizer
-state, autocast's copy of a weight) and its lifetime: what the forward pass or the loss
-leaves behind is saved for the backward pass. Sizes decide nothing.
+pytorch.org/memory_viz draws this history. Here it becomes blocks that live from
+allocation to free. The category of a block follows from its owner (parameter, gradient,
+optimizer state, autocast's copy of a weight) and its lifetime: a block that survives
+the forward or loss phase is saved for the backward pass. Sizes are not used.
 
 `systems.profiling.memory.recorder` records; this module needs no GPU and no torch.
-Print a kept snapshot:
+Print a saved snapshot:
 
     python -m systems.profiling.memory.digest snapshots/FILE.pickle
 """
@@ -19,7 +19,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-# The layers of a timeline from the bottom up: what lives longest comes first.
+# The layers of a timeline from the bottom up, longest-lived first.
 CATEGORIES = (
     "weights",
     "optimizer state",
@@ -28,23 +28,24 @@ CATEGORIES = (
     "saved activations",
     "temporaries",
 )
-# What these phases make and leave behind waits for the backward pass.
+# Blocks that these phases allocate and leave are saved for the backward pass.
 SAVING_PHASES = ("forward", "second_forward", "loss")
-# The function whose allocations are the marks in the history: a clock would not tell on
-# which side a block falls.
+# The function whose allocations mark phases. Unlike times they are ordered exactly with
+# respect to other allocations.
 MARKER = "drop_marker"
-# From an allocation of this function to the next mark somebody looks: no time passes.
+# An allocation of this function starts a pause until the next mark, in which the
+# recorder searches for owners and no event counts.
 PAUSE = "drop_pause"
 Frame = tuple[str, str, int]
 
 
 class SnapshotError(ValueError):
-    """A snapshot can't be read; the message says why and what to do."""
+    """A snapshot can't be read; the message states the reason and what to do."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A point in the history, and its owners: address -> (category, name)."""
+    """A point in the history and the owners at it: {address: (category, name)}."""
 
     phase: str
     edge: Literal["begin", "inside", "end"]
@@ -53,19 +54,19 @@ class Mark:
 
 @dataclass
 class Block:
-    """One allocation of `bytes` requested bytes. It lives from event `start` to before
+    """One allocation of `bytes` requested bytes, live from event `start` until before
     event `end`.
     """
 
     address: int
     bytes: int
     start: int
-    # None: it is still there after the last event.
+    # None if it is never freed.
     end: int | None = None
-    # (function, file, line), innermost first; empty where no Python ran, as in
+    # (function, file, line), innermost first. Empty without Python code, as in
     # autograd's own thread.
     stack: tuple[Frame, ...] = ()
-    # Whether it was there before the history began.
+    # Whether it predates the history.
     older: bool = False
     phase: str | None = None
     category: str = "temporaries"
@@ -77,7 +78,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Span:
-    """A phase, from the event of its first mark to that of its last."""
+    """A phase, from its first event to its last."""
 
     name: str
     first: int
@@ -101,8 +102,8 @@ def build_history(
 ) -> History:
     """Return the history of a snapshot, with a category for each block.
 
-    `marks` are in the order in which they were dropped. `SnapshotError` if the history
-    is empty or incomplete.
+    `marks` are in recording order. `SnapshotError` if the history is empty or
+    incomplete.
     """
     blocks, mark_events, events = replay_events(snapshot, device)
     if len(mark_events) != len(marks):
@@ -117,7 +118,8 @@ def build_history(
     begin = 0
     for mark, event in zip(marks, mark_events, strict=True):
         for address, (category, name) in mark.owners.items():
-            # An address has other blocks, and other owners, at other times.
+            # An address can hold different blocks, with different owners, at different
+            # times.
             for block in blocks_at.get(address, ()):
                 if block.lives_at(event) and block.owner is None:
                     block.category, block.owner = category, name
@@ -153,8 +155,8 @@ def replay_events(
     marks: list[int] = []
     event, paused = 0, False
     for entry in traces[device]:
-        # Segments of the pool come and go, and a request to free precedes the free:
-        # neither changes what is in use.
+        # Skip segment events of the pool, and requests to free, which precede the free:
+        # neither changes the bytes in use.
         if entry["action"] == "alloc":
             block = Block(
                 entry["addr"], entry["size"], event, stack=python_stack(entry)
@@ -244,7 +246,7 @@ class PlainUnpickler(pickle.Unpickler):
     """Unpickle only dictionaries, lists, tuples, strings and numbers, and refuse
     everything else.
 
-    A pickle is a program: it can import and call any class or function that it names.
+    A pickle is a program: it can import and call any class or function.
     """
 
     def find_class(self, module_name: str, global_name: str) -> Any:
@@ -269,7 +271,7 @@ def read_snapshot(file: BinaryIO) -> dict[str, Any]:
     except SnapshotError:
         raise
     except Exception as error:
-        # Bytes that are no pickle can make the unpickler raise almost anything.
+        # Arbitrary bytes can make the unpickler raise almost any exception.
         raise SnapshotError(
             f"the file is no pickle ({error}): record it again"
         ) from None
@@ -296,12 +298,12 @@ def write_snapshot(snapshot: dict[str, Any], marks: list[Mark], path: Path) -> N
         for mark in marks
     ]
     with open(path, "wb") as file:
-        # The viewer reads protocols up to 4.
+        # The viewer supports protocols up to 4.
         pickle.dump({**snapshot, "marks": plain}, file, protocol=4)
 
 
 def read_marks(snapshot: dict[str, Any]) -> list[Mark]:
-    """Return the marks that `write_snapshot` stored. `SnapshotError` without any."""
+    """Return the marks that `write_snapshot` stored. `SnapshotError` if none."""
     try:
         return [Mark(**mark) for mark in snapshot["marks"]]
     except (KeyError, TypeError):
