@@ -36,9 +36,7 @@ from systems.running.software import versions
 
 # --8<-- [start:check]
 def run_once(device: str) -> dict[str, list[float]]:
-    """Run one forward and backward pass of a two-layer model; return the time of each
-    phase in ms.
-    """
+    """Run a two-layer model forward and backward once; return each phase's ms."""
     torch.manual_seed(0)
     with torch.device(device):
         model = BasicsTransformerLM(
@@ -82,9 +80,7 @@ def attention_kernels(device: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Print versions, kernels and the times of a first pass; exit with code 2 if it
-    fails.
-    """
+    """Print versions, kernels and a first pass; exit with code 2 if it fails."""
     device, gpu = default_device(), find_gpu()
     table = Table("what", "found")
     for name, version in versions().items():

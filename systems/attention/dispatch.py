@@ -223,8 +223,7 @@ class FlashAttentionTriton(torch.autograd.Function):
             gradients = prepared.backward(do, *saved)
         else:
             gradients = run_backward(do, *saved, *ctx.options)
-        # `apply` may omit trailing options: return one gradient per argument it
-        # received.
+        # `apply` may omit options: return one gradient per argument it received.
         return *gradients, *(None for _ in ctx.needs_input_grad[3:])
 
 
@@ -258,9 +257,7 @@ def attention(
     scale: float | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Compute `flash_attention` with the Triton or Hopper kernels, with the same
-    arguments and errors.
-    """
+    """Compute `flash_attention` with the Triton or Hopper kernels."""
     refuse_transforms()
     q, k, v = autocast_like_sdpa(q, k, v)
     tensors = isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)
@@ -268,8 +265,7 @@ def attention(
         if is_differentiated(q, k, v):
             # FlashAttentionTriton checks its arguments.
             return apply(q, k, v, causal, scale, backend)
-        # Without gradients skip the autograd Function, whose CPU overhead is that of a
-        # launch.
+        # Without gradients an autograd Function would only add CPU overhead.
         if prepared := prepare_call(q, k, v, causal, scale, backend):
             check_device(q.device)
             return prepared.forward(q, k, v)[0]
@@ -290,7 +286,5 @@ def attention(
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute causal attention of q, k and v, each (b, h, s, e), for the model's
-    attention slot.
-    """
+    """Compute causal attention of q, k and v (b, h, s, e), as the model expects it."""
     return attention(q, k, v, causal=True)

@@ -60,9 +60,7 @@ def product(x, y):
 # --8<-- [start:scores]
 @triton.jit
 def scores(q, k, i, j, scale, TILE: tl.constexpr, CAUSAL: tl.constexpr):
-    """Return a tile of scores [TILE queries, TILE keys], -∞ where a causal mask hides
-    the key.
-    """
+    """Return scores [TILE queries, TILE keys], -∞ where a causal mask hides the key."""
     s = product(q, tl.trans(k)) * scale
     if CAUSAL:
         t = tl.arange(0, TILE)
@@ -240,8 +238,7 @@ class FlashAttentionFirst(torch.autograd.Function):
         q, k, v, o, lse = (x.contiguous() for x in ctx.saved_tensors)
         batch, n, _ = q.shape
         grid = (batch * n // ctx.options["TILE"],)
-        # The gradient of a sum is one number with strides of zero; kernels need it
-        # materialized.
+        # A sum has a gradient with strides of zero; kernels need it materialized.
         do = do.contiguous()
         delta = (o.float() * do.float()).sum(-1)
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))

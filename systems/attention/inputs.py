@@ -82,9 +82,7 @@ def check_properties(
     v: TensorProperties,
     dtypes: tuple[torch.dtype, ...],
 ) -> None:
-    """Check the shapes, dtypes, devices and layouts of q, k and v, as part of
-    `check_inputs`.
-    """
+    """Check shapes, dtypes, devices and layouts of q, k and v for `check_inputs`."""
     q_shape, q_dtype, q_device, _ = q
     for name, (shape, dtype, device, layout) in (("q", q), ("k", k), ("v", v)):
         rank = len(shape)
@@ -149,9 +147,7 @@ def is_traced(q: Tensor) -> bool:
 
 
 def is_differentiated(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Return whether autograd differentiates through q, k or v, in reverse or forward
-    mode.
-    """
+    """Return whether autograd differentiates q, k or v, in reverse or forward mode."""
     if torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad
     ):
@@ -221,9 +217,7 @@ def register_vmap_loop(operator: Any) -> None:
 
 
 def refuse_batched_gradients(do: Tensor, operation: str) -> None:
-    """Raise NotImplementedError if a backward pass without batching gets a batch of
-    gradients.
-    """
+    """Raise NotImplementedError if a backward pass gets a batch of gradients."""
     if is_batched(do):
         raise NotImplementedError(
             f"the gradient of {operation} can't be computed for a batch of gradients "

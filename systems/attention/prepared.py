@@ -63,8 +63,7 @@ class PreparedCall:
             arithmetic, self.dtype, self.device, None, None, None, causal, scale,
             *self.inputs, self.outputs[0],
         )  # fmt: skip
-        # Cached by the strides of do and the float32 matmul precision at the backward
-        # pass.
+        # Cached by the strides of do and the matmul precision of the backward pass.
         self.backward_launches = lru_cache(maxsize=64)(self.make_backward_launches)
 
     def make_backward_launches(self, do_strides: tuple[int, ...], arithmetic: str):
@@ -113,8 +112,7 @@ def prepare_call(
     """Return a prepared call, or None if a compiler traces, the Hopper kernels may run,
     rows have gaps, or `dispatch.check_call` has to raise.
     """
-    # As keys of the cache True and 1 are equal, but only True is valid: check types
-    # first.
+    # As cache keys True and 1 are equal, but only True is valid: check types.
     if type(causal) is not bool or not (scale is None or type(scale) in (float, int)):
         return None
     if is_traced(q) or not (isinstance(k, Tensor) and isinstance(v, Tensor)):

@@ -97,8 +97,7 @@ class Launch:
     ):
         self.kernel, self.grid = kernel, (*grid, 1, 1)[:3]
         self.scalars, self.constants = scalars, constants
-        # Triton's default until now, set because 3.9 warns that a later version changes
-        # it.
+        # Triton's present default; 3.9 warns that a later version changes it.
         self.options = {"enable_fp_fusion": True, **options}
         self.again: Callable[..., None] | None = None
 
@@ -124,8 +123,7 @@ class Launch:
         compiled = self.kernel[self.grid](
             *tensors, *self.scalars, **self.constants, **self.options
         )
-        # The interpreter compiles nothing. Launches with unaligned tensors are not
-        # cached.
+        # The interpreter compiles nothing. Unaligned launches are not cached.
         if aligned and compiled is not None:
             names = self.kernel.arg_names[len(tensors) + len(self.scalars) :]
             # A Gluon kernel may have num_warps, an option, among its arguments.
@@ -155,8 +153,7 @@ def make_launcher(
 
     def launch(*arguments: Any) -> None:
         enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
-        # Triton's own hook is a chain with a list `calls`; users may set a function or
-        # None.
+        # Triton's hook is a chain with a list `calls`; users may set a function.
         if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
             return with_hooks(*arguments, *rest)
         return run(

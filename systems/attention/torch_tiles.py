@@ -209,23 +209,19 @@ class FlashAttentionPyTorch(torch.autograd.Function):
     @staticmethod
     def backward(ctx, do: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_second_derivative()
-        # Detached, because torch 2.11 reads .grad of each input of a compiled function,
-        # and warns.
+        # Detached, because torch 2.11 warns when it reads .grad of a compiled input.
         q, k, v, o, lse = (x.detach() for x in ctx.saved_tensors)
         with torch.autocast(q.device.type, enabled=False):
             run = backward_operator if is_batched(do) else backward_tiles
             gradients = run(q, k, v, o, lse, do, ctx.causal, ctx.scale)
-        # `apply` may omit trailing options: return one gradient per argument it
-        # received.
+        # `apply` may omit options: return one gradient per argument it received.
         return *gradients, *(None for _ in ctx.needs_input_grad[3:])
 
 
 def attention(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """Compute `flash_attention` with the PyTorch tiles, with the same arguments and
-    errors.
-    """
+    """Compute `flash_attention` with the PyTorch tiles."""
     refuse_transforms()
     q, k, v = autocast_like_sdpa(q, k, v)
     check_inputs(q, k, v, causal, scale, DTYPES)
@@ -238,7 +234,5 @@ def attention(
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute causal attention of q, k and v, each (b, h, s, e), for the model's
-    attention slot.
-    """
+    """Compute causal attention of q, k and v (b, h, s, e), as the model expects it."""
     return attention(q, k, v, causal=True)

@@ -53,8 +53,8 @@ def fresh(device: str, folder: Path | None = None) -> Iterator[None]:
         ):
             yield
     finally:
-        # Compiled code can keep tensors alive, which would count as memory of the next
-        # configuration.
+        # Compiled code can keep tensors alive, which the next memory reading would
+        # count.
         torch.compiler.reset()
 
 

@@ -21,9 +21,7 @@ from systems.records.outcome import Unsupported, out_of_memory_reason
 
 @cache
 def capture_stream() -> torch.cuda.Stream:
-    """Return the one stream of all captures, because libraries keep a workspace per
-    stream.
-    """
+    """Return the stream of all captures, as libraries keep a workspace per stream."""
     return torch.cuda.Stream()
 
 
@@ -40,8 +38,7 @@ def captured(step: Step, clear: Callable[[], None], device: str) -> Iterator[Ste
     if device != "cuda":
         raise Unsupported("a CPU has no CUDA graphs")
     found: dict[str, torch.cuda.CUDAGraph] = {}
-    # Graphs with a shared memory pool must be captured on one stream and replayed in
-    # order.
+    # Graphs that share a pool must be captured on one stream, and replayed in order.
     pool, side = torch.cuda.graph_pool_handle(), capture_stream()
 
     @contextmanager
@@ -63,8 +60,7 @@ def captured(step: Step, clear: Callable[[], None], device: str) -> Iterator[Ste
         torch.cuda.synchronize()
         clear()
         give_back(device)
-        # After a failed capture CUDA would leave its stream current; this context
-        # restores it.
+        # A failed capture would leave its stream current; this context restores it.
         with refusals(), torch.cuda.stream(torch.cuda.current_stream()):
             step(capture)
         yield replay
@@ -76,8 +72,7 @@ def captured(step: Step, clear: Callable[[], None], device: str) -> Iterator[Ste
                 graph.reset()
             # Gradients are in the graphs' memory.
             clear()
-            # Free cuBLAS's workspace for this stream, which later measurements don't
-            # use.
+            # Free cuBLAS's workspace of this stream, which is not used later.
             torch._C._cuda_clearCublasWorkspaces()
 
 

@@ -35,8 +35,7 @@ BACKENDS = {
     "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
     "sdpa_math": SDPBackend.MATH,
 }
-# Backend of this project's FlashAttention by name; "ours_triton" never uses the Hopper
-# kernels.
+# Backends of this project's FlashAttention; "ours_triton" avoids the Hopper kernels.
 OURS = {"ours": "auto", "ours_high": "auto", "ours_triton": "triton"}
 # FlashAttention-4 by name, and whether its sum of dq is deterministic.
 FLASH_4 = {"fa4": False, "fa4_ordered": True}
@@ -52,9 +51,7 @@ NO_BACKEND = ("No available kernel", "No viable backend")
 
 # --8<-- [start:plain]
 def plain(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Return softmax(q kᵀ / sqrt(d)) v computed naively: each operation reads and
-    writes all scores.
-    """
+    """Return softmax(q kᵀ / sqrt(d)) v naively, with all scores in memory."""
     s = q @ k.mT / math.sqrt(q.shape[-1])
     if causal:
         rows, keys = (torch.arange(x.shape[-2], device=x.device) for x in (q, k))
@@ -254,9 +251,7 @@ def flash_4(causal: bool, ordered: bool) -> Attention:
 
 
 def flex(causal: bool, n: int, device: str, grouped: bool = False) -> Attention:
-    """Return FlexAttention compiled for this shape only. It skips blocks that a causal
-    mask hides.
-    """
+    """Return FlexAttention compiled for this shape; it skips fully masked blocks."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     from systems.benchmarking.compiling import compiled

@@ -107,9 +107,7 @@ def peak_memory(device: str) -> dict[str, int]:
 
 
 def give_back(device: str) -> None:
-    """Return cached memory to the driver, so that the next measurement starts without
-    it.
-    """
+    """Return cached memory to the driver before the next measurement."""
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()

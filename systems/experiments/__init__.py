@@ -1,4 +1,4 @@
-"""Every experiment by its stem: the name of its module, record, fragments and page.
+"""All experiments by stem: the name shared by module, record, fragments and page.
 Imports nothing heavy.
 """
 
@@ -11,12 +11,12 @@ from systems import need
 
 @dataclass(frozen=True)
 class Stem:
-    """Where an experiment is defined and what its grids run on: "cuda", "cpu", or
-    "meta" (no hardware at all).
+    """An experiment's module, and the devices of its full and quick grids: "cuda",
+    "cpu", or "meta" (tensors without data).
 
-    On a GPU rows of the implementations or executions in `rehearsed` are compiled
-    ahead, many at once, by processes of so many cores each. `needs` is what importing
-    it takes beside torch: Triton, where our kernels are.
+    On a GPU, rows of the implementations or executions in `rehearsed` are compiled
+    ahead in parallel, by processes of `cores_of_each` cores. `needs` lists modules that
+    the import requires beside torch: Triton for our kernels.
     """
 
     module: str
@@ -130,7 +130,7 @@ STEMS = {
 def without_traceback(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Ctrl-C while torch is imported ends as it does later."""
+    """Print only "Aborted!" after Ctrl-C, also during the import of torch."""
     if issubclass(kind, KeyboardInterrupt):
         print("Aborted!", file=sys.stderr)
     else:

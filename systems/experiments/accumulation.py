@@ -1,7 +1,7 @@
-"""A thousand times 0.01: what a running sum gives in each number format, on the CPU and
-on the GPU.
+"""Add 0.01 a thousand times: the running sum in each number format, on the CPU and on
+the GPU.
 
-The assignment's four snippets, the same in bf16, and 10 000 times 0.001.
+The assignment's four snippets, the same in bf16, and 0.001 added 10,000 times.
 
     python -m systems.experiments.accumulation --value fp16 --accumulator fp32
 """
@@ -20,7 +20,7 @@ PROTOCOL = {
     "sum": "one addition per step, on the CPU and on the GPU",
     "agreement": "every bit of every step",
 }
-# A record keeps this many of the running sums, evenly spaced and ending with the last.
+# Running sums stored in a record, evenly spaced and ending with the last.
 KEPT = 250
 
 
@@ -38,9 +38,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """The four snippets in their order, two more for bf16, then smaller steps in each
-    format.
-    """
+    """Return the four snippets, two more for bf16, then smaller terms per format."""
     if quick:
         return [Config(dtype, dtype, steps=500) for dtype in ("fp16", "bf16")]
     snippets = [
@@ -57,7 +55,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def running_sums(config: Config, device: str) -> Float[Tensor, "steps"]:
-    """The sum after each step, on the CPU."""
+    """Return the sum after each step, on the CPU."""
     s = torch.tensor(0, dtype=DTYPES[config.accumulator], device=device)
     x = torch.tensor(config.term, dtype=DTYPES[config.value], device=device)
     sums = torch.empty(config.steps, dtype=s.dtype, device=device)
@@ -71,8 +69,8 @@ def running_sums(config: Config, device: str) -> Float[Tensor, "steps"]:
 
 
 def run(config: Config) -> dict[str, object]:
-    """The term as stored, the last sum on each device, how many steps differ, and which
-    step changed the sum last.
+    """Return the rounded term, the final sum on each device, the number of steps in
+    which devices differ, and the last step that changed the sum.
     """
     device = timing.default_device()
     on_cpu, on_device = running_sums(config, "cpu"), running_sums(config, device)
@@ -90,7 +88,7 @@ def run(config: Config) -> dict[str, object]:
 
 
 def last_change(sums: Float[Tensor, "steps"]) -> int:
-    """The number, from 1, of the last step that changed the sum."""
+    """Return the number of the last step, counted from 1, that changed the sum."""
     return 1 + int((sums != sums[-1]).sum()) if len(sums) else 0
 
 

@@ -1,10 +1,9 @@
-"""Plain attention by itself: time forward, time backward, and the memory kept in
+"""Plain attention in isolation: forward time, backward time, and the memory saved in
 between, eager and compiled.
 
 The model's own `scaled_dot_product_attention` with one head, over head width d and
-sequence length n. The backward pass is timed alone: its graph is built by the forward
-pass before it, outside its clock. After both were timed, eager and compiled alternate
-for GPU time.
+sequence length n. The backward pass is timed alone: the forward pass that builds its
+graph is outside the clock. Afterwards eager and compiled alternate for GPU time.
 
     python -m systems.experiments.attention --d 64 --n 4096 --execution compiled
 """
@@ -27,7 +26,7 @@ from systems.profiling import probes
 from systems.records.outcome import Turns
 from systems.running.command import main, option
 
-# The rows that differ in this field alone are measured in turns.
+# Rows that differ only in this field are measured in alternation.
 IN_TURNS = "execution"
 PROTOCOL = gpu_time.COLD_CLOCK | {
     "wall time": "between two synchronisations, one pair around each pass",
@@ -39,12 +38,12 @@ PROTOCOL = gpu_time.COLD_CLOCK | {
 FORMATS = ("fp32", "bf16")
 WIDTHS = (16, 32, 64, 128)
 LENGTHS = (256, 1024, 4096, 8192, 16384)
-# Twice the longest of the assignment: eager attention keeps too much for a GPU of 140
-# GiB there.
+# Twice the assignment's longest length, where eager attention runs out of memory on a
+# GPU of 140 GiB.
 TOO_LONG = 32768
 ROUNDS = 3
-# The assignment asks for 100 passes of its own cells. Of the other long ones, which are
-# fp32 with a mask and bf16, fewer give a median and a deviation as well.
+# The assignment asks for 100 passes of its own cells. Other long cells (fp32 with a
+# mask, bf16) run fewer, which suffice for a median and a deviation.
 LONG, PASSES_IF_LONG = 8192, 30
 
 
@@ -65,8 +64,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """The assignment's 20 cells, with and without a mask, in two dtypes, eager and
-    compiled; and one length beyond.
+    """Return the assignment's 20 cells, with and without a mask, in two dtypes, eager
+    and compiled; and one longer sequence.
     """
     both = ("eager", "compiled")
     if quick:
@@ -94,8 +93,8 @@ def configs(quick: bool = False) -> list[Config]:
 
 
 def attention_of(causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """The model's attention: with its causal mask, which it builds in each call, or
-    without a mask.
+    """Return the model's attention, with a causal mask built in each call
+    or without.
     """
     return (
         transformer.eager_attention
@@ -106,8 +105,8 @@ def attention_of(causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
-    """Samples in ms of both passes, memory in bytes (on a GPU), the tensors kept for
-    the backward pass, GPU time and kernels.
+    """Measure both passes: samples in ms, memory in bytes (on a GPU), tensors saved for
+    the backward pass, GPU time and kernel counts.
     """
     if config.execution == "compiled" and config.warmup < 1:
         raise ValueError("--warmup must be 1 or more where the first pass compiles")
@@ -159,7 +158,7 @@ def run(config: Config) -> Turns:
 def inputs(
     shape: tuple[int, ...], dtype: torch.dtype, device: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v and do: the same tensors for both executions, or what one holds would
+    """Return q, k, v and do. Both executions share them, or the tensors of one would
     count as the other's memory.
     """
     return random_inputs(shape, dtype, device)

@@ -1,5 +1,5 @@
-"""Which dtype each part of a model computes in under autocast, found by hooks, and
-which list each operation is on.
+"""The dtype in which each part of a model computes under autocast, recorded by hooks,
+and autocast's treatment of each operation.
 
     python -m systems.experiments.autocast --part toy --dtype fp16
 """
@@ -35,8 +35,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Both dtypes of autocast for each part, and the Transformer without autocast for
-    its number of operations.
+    """Return both autocast dtypes for each part, and the Transformer without autocast
+    to compare the number of operations.
     """
     if quick:
         return [Config(part, "bf16") for part in PARTS]
@@ -47,9 +47,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:toy]
 class ToyModel(nn.Module):
-    """The model of the assignment: two matrices with a ReLU and a layer norm between
-    them.
-    """
+    """The assignment's model: linear, ReLU, layer norm, linear."""
 
     def __init__(self, in_features: int, out_features: int):
         super().__init__()
@@ -69,9 +67,7 @@ class ToyModel(nn.Module):
 def trace_step(
     model: nn.Module, inputs: Tensor, targets: Tensor, config: Config, device: str
 ) -> DtypeTrace:
-    """One training step under autocast, forward and loss inside it, backward and
-    optimizer outside.
-    """
+    """Trace one training step, with forward and loss under autocast."""
     loss_function, optimizer = nn.CrossEntropyLoss(), AdamW(model.parameters())
     autocast = torch.autocast(
         device, dtype=DTYPES[config.dtype], enabled=config.dtype != "fp32"
@@ -91,8 +87,8 @@ def trace_step(
 
 
 def run(config: Config) -> dict[str, object]:
-    """Names of dtypes by part; for the Transformer also the operations of a forward
-    pass and how many are casts.
+    """Return names of dtypes by part; for the Transformer also the number of operations
+    in a forward pass and how many are casts.
     """
     device = timing.default_device()
     torch.manual_seed(0)
@@ -108,7 +104,7 @@ def run(config: Config) -> dict[str, object]:
             device,
         )
         return toy_dtypes(trace)
-    # As deep as `small`, which is what the number of operations depends on, and narrow.
+    # As deep as `small`, which sets the number of operations, but narrow.
     with torch.device(device):
         model = BasicsTransformerLM(
             64,
@@ -123,7 +119,7 @@ def run(config: Config) -> dict[str, object]:
 
 
 def toy_dtypes(trace: DtypeTrace) -> dict[str, object]:
-    """What the assignment asks for, in its order, then what it leaves out."""
+    """Return the dtypes that the assignment asks for, in its order, then others."""
     return {
         "parameters": trace.parameters["fc1"],
         "fc1": trace.outputs["fc1"],
@@ -140,7 +136,9 @@ def toy_dtypes(trace: DtypeTrace) -> dict[str, object]:
 
 
 def transformer_dtypes(trace: DtypeTrace) -> dict[str, object]:
-    """The first block and what stands around it, in the order of the forward pass."""
+    """Return the dtypes of the first block and of the layers around the blocks, in the
+    order of the forward pass.
+    """
     layer = "layers.0"
     norm, attention, feed_forward = f"{layer}.ln1", f"{layer}.attn", f"{layer}.ffn"
     return {
@@ -175,8 +173,7 @@ def transformer_dtypes(trace: DtypeTrace) -> dict[str, object]:
     }
 
 
-# Each takes two or three (8, 8) matrices of positive numbers; `t` is a row of class
-# numbers.
+# Each takes two or three (8, 8) positive matrices; `t` is a vector of class indices.
 OPERATIONS = {
     "matmul": lambda a, b, c, t: a @ b,
     "bmm": lambda a, b, c, t: torch.bmm(a[None], b[None]),
@@ -223,15 +220,14 @@ OPERATIONS = {
 
 
 def dtypes_of_operations(low: torch.dtype, device: str) -> dict[str, object]:
-    """For each operation its result for low, for fp32 and for mixed inputs, and for
-    mixed ones without autocast.
+    """Return the result dtype of each operation for low, fp32 and mixed inputs, and for
+    mixed inputs without autocast.
     """
     wide = torch.rand(3, 8, 8, device=device) + 0.5
     narrow, t = wide.to(low), torch.arange(8, device=device)
     found: dict[str, object] = {}
     for name, operation in OPERATIONS.items():
-        # a and c decide what an operation with one input sees, so mixed means a low
-        # first input.
+        # Operations with one input use a or c, so mixed inputs have a low-precision a.
         mixed = (narrow[0], wide[1], narrow[2], t)
         with torch.autocast(device, dtype=low):
             inside = [
@@ -243,7 +239,7 @@ def dtypes_of_operations(low: torch.dtype, device: str) -> dict[str, object]:
 
 
 def result(operation, *inputs: Tensor) -> str:
-    """The dtype of the result, or "raises" where PyTorch refuses these inputs."""
+    """Return the dtype of the result, or "raises" if PyTorch refuses these inputs."""
     try:
         return DTYPE_NAMES[operation(*inputs).dtype]
     except RuntimeError:

@@ -1,11 +1,11 @@
-"""The whole model through `torch.compile`: each phase of a training step, eager and
-compiled, and what compiling costs; and the eager step as CUDA graphs, whose kernels no
-host launches one by one.
+"""The whole model under `torch.compile`: each phase of a training step, eager and
+compiled, with the cost of compiling; and the eager step as CUDA graphs, without launch
+overhead.
 
-The executions of a cell share one model and take turns, so that all meet the same host:
-one that is slow for seconds slows all of them. GPU time is that of passes after all
-turns. `compiled` compiles the model; the loss
-and AdamW stay as they are, unless `--optimizer` compiles AdamW's step as well.
+The executions of a cell share one model and alternate, so that a slow moment of the
+host affects all of them. GPU time is measured in passes after that. `compiled` compiles
+the model; the loss and AdamW stay eager, unless `--optimizer` compiles AdamW's step as
+well.
 
     python -m systems.experiments.compile --precision bf16 --execution compiled
 """
@@ -28,9 +28,9 @@ from systems.records.outcome import Turns, Unsupported, out_of_memory_reason
 from systems.running import precompile as precompiled
 from systems.running.command import main, option
 
-# The rows that differ in this field alone are measured in turns.
+# Rows that differ only in this field are measured in alternation.
 IN_TURNS = "execution"
-# Metrics of compiling from empty caches begin so: a row measured again finds full ones.
+# Prefixes of metrics that need empty caches, so they are measured only once.
 ONCE = ("warmup_", "again_", "compiled_at_once")
 PROTOCOL = gpu_time.STEP_CLOCKS | {
     "data": "random tokens and targets, seed 0",
@@ -47,11 +47,10 @@ EXECUTIONS = {
     "graph": "as written, each phase launched in one call, as a CUDA graph",
     "compiled": "through torch.compile",
 }
-# The steps in which the model compiles, and AdamW. AdamW's first step creates its
-# state, its second finds t a constant, its third finds that t changes and compiles for
-# any t.
+# First steps in which the model compiles, and AdamW: its first step creates the state,
+# its second compiles for a constant t, its third for any t.
 MODEL_COMPILES, OPTIMIZER_COMPILES = 1, 3
-# Where the host may decide: elsewhere the GPU is busy, and a graph takes as long.
+# Sizes that may be launch-bound; elsewhere a CUDA graph is as slow as eager.
 GRAPHS = {"fp32": ("small", "medium"), "bf16": tuple(TABLE_1)}
 
 
@@ -67,14 +66,15 @@ class Config:
     batch: int = option(4, "sequences in a batch")
     vocab: int = option(VOCAB_SIZE, "vocabulary size")
     warmup: int = option(5, "steps before the clock counts, timed apart")
-    # Three in a turn, whose median one slow step does not decide.
+    # Three per turn, so that one slow step doesn't change a turn's median.
     steps: int = option(15, "steps that are measured")
     rounds: int = option(5, "turns that these steps are shared out among")
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """All of Table 1 in fp32 and bf16, eager and compiled, as a graph where the host
-    may decide; AdamW too for the smallest, where it takes a minute, not ten.
+    """Return all sizes of Table 1 in fp32 and bf16, eager and compiled, and as a graph
+    where launches may be the bottleneck; compiled AdamW only for the smallest, where
+    compiling takes a minute instead of ten.
     """
     if quick:
         rows = [(p, execution) for p in GRAPHS for execution in ("eager", "compiled")]
@@ -86,7 +86,7 @@ def configs(quick: bool = False) -> list[Config]:
         for execution in EXECUTIONS
         if execution != "graph" or size in GRAPHS[precision]
     ]
-    # Compiled first: its first step creates the state, as in a training that begins.
+    # Compiled first, so that its first step creates AdamW's state as in training.
     adamw = [
         Config("small", "fp32", execution, optimizer=True)
         for execution in ("compiled", "eager")
@@ -96,8 +96,9 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
-    """Samples in ms for each phase, of the warm-up steps too; peak memory in bytes;
-    graphs and recompiles; GPU time and kernels. A turn has its share of the steps.
+    """Measure each phase and the warm-up steps: samples in ms, peak memory in bytes,
+    compiled graphs and recompiles, GPU time and kernels. A turn runs its share of the
+    steps.
     """
     c, device, metrics = config, timing.default_device(), {}
     if c.execution == "compiled" and c.warmup < compiling_steps(c):
@@ -119,7 +120,7 @@ def run(config: Config) -> Turns:
             timing.give_back(device)
             yield
         if cold:
-            # With the cache at hand warming up was that of a second start.
+            # With full caches these warm-up steps were those of a second start.
             found = {n.replace(WARMUP, "again_"): metrics[n] for n in metrics}
             metrics = found | cold
         if c.execution != "graph":
@@ -134,12 +135,12 @@ def run(config: Config) -> Turns:
 def measure(
     work: Workload, execution: str, warmup: int, steps: int, device: str
 ) -> dict[str, Any]:
-    """The samples of one turn, those of its warm-up steps apart."""
+    """Return the samples of one turn, with separate ones for its warm-up steps."""
     if execution == "graph":
         captured = graphs.captured(work.step, work.model.zero_grad, device)
         with captured as replay:
             found = timing.measure(replay, warmup=1, repeats=steps, device=device)
-        # The allocator does not see what replays use.
+        # The allocator doesn't count the memory of replays.
         return {n: samples for n, samples in found.items() if n.endswith("_ms")}
     clear = work.model.zero_grad
     return compiling.measure(
@@ -158,8 +159,8 @@ def compiling_steps(config: Config) -> int:
 
 
 def merged(metrics: dict[str, Any], turn: dict[str, Any]) -> dict[str, Any]:
-    """With another turn's: its samples behind the others, its peaks where they are
-    higher. What it compiled, warming up or not, was compiled again.
+    """Return the metrics with those of another turn: samples appended, peaks maximized.
+    Graphs compiled in that turn count as recompiles.
     """
     if not metrics:
         return turn
@@ -174,14 +175,14 @@ def merged(metrics: dict[str, Any], turn: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-# One model for all executions of a cell --------------------------------------------
+# One model for all executions of a cell -----------------------------------------------
 
 CELLS: WeakValueDictionary[Config, Workload] = WeakValueDictionary()
 
 
 def shared(config: Config, device: str) -> Workload:
-    """The workload of this cell: that of its other executions, while one of them goes
-    on. What differs between them is not what is computed, but how.
+    """Return the workload of this cell, shared with its other executions while one of
+    them runs. Executions differ in how it runs, not in what it computes.
     """
     cell = replace(config, execution="eager")
     work = CELLS.get(cell)
@@ -193,8 +194,8 @@ def shared(config: Config, device: str) -> Workload:
 
 
 class Execution:
-    """How a workload shared with others runs while it is `running`: its model compiled
-    or not, its optimizer's step compiled or not.
+    """An execution of a shared workload, active inside `running`: its model compiled or
+    not, its optimizer's step compiled or not.
     """
 
     def __init__(self, work: Workload, model: bool, optimizer: bool):
@@ -203,12 +204,14 @@ class Execution:
         self.update = None
         if optimizer:
             assert work.optimizer is not None
-            # Not for one value of t: it would be compiled anew at each step.
+            # Static compilation would specialize on t and recompile in each step.
             self.update = compiling.compiled(work.optimizer.step, dynamic=None)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """`Unsupported` where AdamW's step does not compile."""
+        """Switch the workload to this execution inside the context. `Unsupported` if
+        AdamW's step doesn't compile.
+        """
         work = self.work
         work.forward = self.forward
         if self.update:
@@ -218,7 +221,7 @@ class Execution:
         except TorchDynamoException as error:
             if not self.update or out_of_memory_reason(error) is not None:
                 raise
-            # A step over Python numbers is not what compilers are made for.
+            # AdamW's step uses Python numbers, which some compilers refuse.
             said = " ".join(str(error).splitlines()[:2])
             raise Unsupported(f"AdamW's step does not compile: {said}") from error
         finally:
@@ -231,17 +234,17 @@ class Execution:
 
 
 def name_of(config: Config) -> str:
-    """Of the folder of what a cell compiles."""
+    """Return the folder name for a cell's compiled code."""
     return "-".join(map(str, asdict(config).values())).replace(".", "_")
 
 
-# Beside tensors, at most: CUDA's context and the kernels that are loaded.
+# Upper bound for memory beside tensors: CUDA's context and loaded kernels.
 CONTEXT_BYTES = 2**30
 
 
 def bytes_ahead(config: Config) -> int:
-    """What `precompile` needs of the GPU, by formula: that of the eager pass, which
-    keeps more than a compiled one.
+    """Return the GPU memory that `precompile` needs, by formula: as much as the eager
+    pass, since a compiled pass keeps less.
     """
     c, mode = config, mode_ahead(config)
     p = Pass(c.size, c.context, mode, c.precision, batch=c.batch, vocab=c.vocab)
@@ -254,15 +257,15 @@ def mode_ahead(config: Config) -> str:
 
 # --8<-- [start:ahead]
 def precompile(config: Config) -> None:
-    """Compile this cell in a process of its own, from empty caches, and keep what was
-    compiled and what its steps took: `run` finds both. Without AdamW's state, which
-    compiling the model does not need: others compile beside it, on the same GPU.
+    """Compile this cell in its own process from empty caches, and store the compiled
+    code and the step times for `run`. The model compiles without AdamW's state, because
+    other cells compile on the same GPU at the same time.
     """
     c, device = config, timing.default_device()
     folder = precompiled.ahead(name_of(c))
     if folder is None:
         return
-    # Where one was compiled before.
+    # Memory of a cell compiled earlier in this process.
     timing.give_back(device)
     given = c.size, c.context, mode_ahead(c), c.precision, c.batch, c.vocab
     work = Workload(device, *given)

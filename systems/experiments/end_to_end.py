@@ -1,5 +1,5 @@
-"""How long a forward pass, a backward pass and a training step take, by the wall clock
-and on the GPU, and how much memory they hold at the peak.
+"""The time of a forward pass, a backward pass and a training step, as wall-clock and as
+GPU time, and their peak memory.
 
 The assignment's benchmarking script: one configuration from the command line, or every
 size and context as a table.
@@ -46,9 +46,9 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Table 1 at all contexts in fp32 and bf16; 2.7B at 2048 and 10B at 512, as CS336
-    of 2026 asks, some of which fits on no GPU. TF32 at context 512; two larger batches
-    that the source notes report.
+    """Return Table 1 at all contexts in fp32 and bf16; for CS336 of 2026, 2.7B at 2048
+    and 10B at 512, parts of which exceed any GPU's memory; TF32 at context 512; and the
+    two larger batches of the source notes.
     """
     if quick:
         return [
@@ -82,9 +82,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Samples in ms for each phase of the mode; peak memory in bytes and GPU time (on a
-    GPU).
-    """
+    """Measure each phase: samples in ms, and on a GPU peak bytes and GPU time."""
     c, device = config, timing.default_device()
     work = Workload(
         device, c.size, c.context, c.mode, c.precision, c.batch, c.vocab, c.attention

@@ -1,21 +1,21 @@
-"""What each technique of the kernels is worth: one at a time is added, at the
-leaderboard's shape. Before them the kernel that the guide teaches first is measured.
+"""The speedup from each technique of the kernels, added one at a time at the
+leaderboard's shape after the first kernel of the guide.
 
-How tiles are spread over the GPU is measured where it matters: one head, whose tiles
-are few, and many short heads. What splitting float32 into limbs ahead is worth is
+Two techniques are measured where they matter: split loops with one head, which has few
+tiles, and head swizzle with many short heads. Splitting float32 into limbs ahead is
 measured at one shape.
 
-The forward kernel here is the smallest that can be switched: whole tiles, contiguous
-(heads, n, d), no strides. The plain kernel of `systems.attention.triton.forward` is
-measured after it: any layout, its own configuration with a limit of registers, and head
-swizzle. The backward pass has two alternatives with five products instead of seven: dq
-added up by atomics, in no fixed order, and on Hopper by TMA, in a fixed order.
+The forward kernel here is the smallest with switches: whole tiles, contiguous (heads,
+n, d), no strides. The Triton kernel of `systems.attention.triton.forward` comes next,
+with any layout, tuned configurations and head swizzle. The backward pass has two
+variants with five matmuls instead of seven: one adds dq by atomics in no fixed order,
+the Hopper kernel by TMA in a fixed order.
 
     python -m systems.experiments.flash_ablation --step skip
 """
 
-# Triton's decorator hides from the type checker that a kernel is called with a grid,
-# options and plain constants.
+# The type checker doesn't know that `triton.jit` kernels take a grid, launch options
+# and plain numbers.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ from systems.precision.dtypes import DTYPES, relative_error
 from systems.records.outcome import Turns
 from systems.running.command import main, option
 
-# The rows that differ in this field alone are measured in turns.
+# Rows that differ only in this field are measured in alternation.
 IN_TURNS = "step"
 PROTOCOL = gpu_time.COLD_CLOCK | {
     "inputs": "standard normal, seed 0; causal",
@@ -55,7 +55,7 @@ CHECKED_ROWS = 2048
 
 @dataclass(frozen=True)
 class Switches:
-    """What the forward kernel of this page does; each step turns one more on."""
+    """Techniques of the forward kernel in this module; each step turns on one more."""
 
     config: LaunchConfig = LaunchConfig(128, 64, 8, 1)
     skip: bool = False
@@ -79,14 +79,13 @@ FORWARD = {
     ),
 }
 # --8<-- [end:steps]
-# What the launchers of the plain kernels get in either pass, in place of what they
-# would choose.
+# Overrides of the Triton launchers' own choices, for the forward and the backward pass.
 OVERRIDES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "unshared": ({"splits": 1}, {"dkdv_splits": 1, "dq_splits": 1}),
     "shared": ({}, {}),
     "in_turn": ({"head_swizzle": 1}, {"head_swizzle": 1}),
     "together": ({}, {}),
-    # The fastest on Hopper, at head dimension 64, of what is split in each step.
+    # The fastest configurations on Hopper at head dimension 64 that split in each step.
     "cut_in_steps": (
         {"config": LaunchConfig(128, 64, 4, 1)},
         {
@@ -96,7 +95,7 @@ OVERRIDES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "cut_ahead": ({}, {}),
 }
-# Those for splitting in each step that fit any other GPU, and don't spill there.
+# Configurations that split in each step and, on any other GPU, fit without spilling.
 IN_STEPS_ELSEWHERE: tuple[dict[str, Any], dict[str, Any]] = (
     {"config": LaunchConfig(64, 32, 4, 2)},
     {
@@ -105,7 +104,7 @@ IN_STEPS_ELSEWHERE: tuple[dict[str, Any], dict[str, Any]] = (
     },
 )
 PASSES = ("forward", "backward")
-# Where the kernels for Hopper don't run, these repeat what is measured before them.
+# Without the Hopper kernels these steps repeat earlier ones.
 HOPPER_STEPS = ("one_item_forward", "forward", "two_passes_backward", "backward")
 STEPS = (
     *("first_forward", *FORWARD, "plain_forward", "one_item_forward", "forward"),
@@ -127,8 +126,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Techniques at the leaderboard's shape, splits at one head, the order of many
-    heads and the limbs of fp32.
+    """Return techniques at the leaderboard's shape, split loops at one head, head
+    swizzle at many heads, and limbs of fp32.
     """
     if quick:
         return [Config("tiles", 1, 128, 16), Config("split", 1, 128, 16)]
@@ -143,9 +142,7 @@ def steps(
     acc, m, l, q, k_ptr, v_ptr, rows, columns, first, last, scale,
     BK: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr, EXP2: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax over the keys from `first` to `last`; scores in units of log 2
-    only if EXP2.
-    """
+    """Run online softmax over keys `first` to `last`, in base 2 if EXP2."""
     for start in range(first, last, BK):
         keys = start + tl.arange(0, BK)
         # [BK, D]
@@ -180,7 +177,7 @@ def switched_kernel(
     SKIP: tl.constexpr, SPLIT: tl.constexpr, EXP2: tl.constexpr,
     HEAVY_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """o of one tile of queries of one head, causal."""
+    """Compute o of one tile of queries of one head, with a causal mask."""
     tile = tl.program_id(0)
     if HEAVY_FIRST:
         tile = tl.num_programs(0) - 1 - tile
@@ -235,7 +232,7 @@ def switched_kernel(
 
 
 def switched_forward(q: Tensor, k: Tensor, v: Tensor, switches: Switches) -> Tensor:
-    """o of causal attention, (heads, n, d), n a multiple of both sides of the tile."""
+    """Return causal attention of (heads, n, d); both tile sizes divide n."""
     heads, n, d = q.shape
     c, o = switches.config, torch.empty_like(q)
     scale = d**-0.5 * (LOG2E.value if switches.exp2 else 1.0)
@@ -254,8 +251,8 @@ def atomic_kernel(
     scale_log2, scale,
     BQ: tl.constexpr, BK: tl.constexpr, D: tl.constexpr, LOG2: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of one tile of keys, and what this tile adds to dq: five products, in
-    no fixed order of addition.
+    """Compute dk and dv of one tile of keys, and add its partial dq by atomics: five
+    matmuls, in no fixed order of addition.
     """
     head = tl.program_id(1).to(tl.int64)
     q_ptr += head * n * D
@@ -294,8 +291,8 @@ def atomic_kernel(
 def atomic_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
 ) -> tuple[Tensor, ...]:
-    """(dq, dk, dv) of causal attention; dq is added up in float32, in another order
-    each time.
+    """Return (dq, dk, dv) of causal attention; dq is summed in float32 in an order that
+    varies between calls.
     """
     heads, n, d = q.shape
     delta = (o.float() * do.float()).sum(-1)
@@ -315,8 +312,8 @@ def atomic_backward(
 
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
-    """GPU time of the step in ms, its error on the first rows of a head, whether it
-    repeats bit by bit, and its path.
+    """Measure the step: GPU time in ms, error on the first rows of a head, whether
+    results are bitwise reproducible, and the path that ran.
     """
     device = timing.default_device()
     if device == "cpu" and not INTERPRETED.value:
@@ -356,7 +353,7 @@ def run(config: Config) -> Turns:
 
 
 def options(how: str, of: str, q: Tensor) -> dict[str, Any]:
-    """What the launcher of a pass gets. The interpreter splits nothing ahead."""
+    """Return a launcher's options; the interpreter never splits float32 ahead."""
     if how == "cut_in_steps" and q.is_cpu:
         return {}
     hopper = q.is_cpu or torch.cuda.get_device_capability(q.device)[0] == 9
@@ -367,7 +364,7 @@ def options(how: str, of: str, q: Tensor) -> dict[str, Any]:
 def prepare(
     step: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> Callable[[], tuple[Tensor, ...]]:
-    """The call that a step measures: (o,) or (dq, dk, dv)."""
+    """Return the call that a step measures, which returns (o,) or (dq, dk, dv)."""
     scale = q.shape[-1] ** -0.5
     how, _, of = step.rpartition("_")
     overrides = options(how, of, q) if how in OVERRIDES else {}
@@ -387,8 +384,7 @@ def prepare(
     if step == "one_item_forward":
         if choose_backend("auto", q, k, v) != "hopper":
             return lambda: launch_forward(q, k, v, True, scale)[:1]
-        # More programs than items. A few heads at a time all the same: if all were last
-        # ones, all would be walked through side by side.
+        # One program per item. Without last_items=0 all heads would be interleaved.
         config = CONFIGS["forward"][TILE_DIMS[q.shape[-1]]]
         one_item = config._replace(programs=q.shape[0] * q.shape[1], last_items=0)
         return lambda: launches.launch_forward(q, k, v, True, scale, one_item)[:1]
@@ -404,8 +400,8 @@ def prepare(
 
 
 def exact_result(step: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> Tensor:
-    """The first rows of o, or of dq, of the first head in float64: under a causal mask
-    they see no later key.
+    """Return the first rows of o, or of dq, of the first head in float64. Under a
+    causal mask they need only the first keys.
     """
     q, k, v, do = (
         x[:1, :CHECKED_ROWS].double().requires_grad_() for x in (q, k, v, do)

@@ -1,5 +1,5 @@
-"""How far each attention is from float64: o, lse, dq, dk and dv, ours beside PyTorch's
-own; and whether 200 calls of ours give the same bits.
+"""Errors of each attention against float64 in o, lse, dq, dk and dv, for our kernels
+and PyTorch's; and whether 200 calls of our kernels are bitwise equal.
 
 Errors come from one random normal input per configuration; the oracle is plain
 attention in float64 on the same inputs.
@@ -32,14 +32,14 @@ PROTOCOL = {
     "tf32": "off",
 }
 HEADS = 4
-# So many that the kernels for Hopper are chosen, and dimensions and lengths for them:
-# 4096 takes its backward pass in one kernel, 3000 under a causal mask in two.
+# Shapes for which the Hopper kernels are chosen. 4096 takes the one-pass backward, 3000
+# under a causal mask two passes.
 MANY_HEADS, HOPPER_DIMS, HOPPER_LENGTHS = 16, (48, 64, 80, 96, 128), (3000, 4096)
 IMPLEMENTATIONS = (
     *("triton", "hopper", "torch", "plain"),
     *("sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"),
 )
-# Ours by Triton, by backend.
+# Backends of our kernels.
 OURS = ("triton", "hopper")
 RESULTS = ("o", "lse", "dq", "dk", "dv")
 CALLS = 200
@@ -60,8 +60,9 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Every implementation over dtypes, head dimensions, a ragged and a long sequence,
-    with and without a mask; and inputs that the kernels for Hopper are chosen for.
+    """Return every implementation over dtypes, head dimensions, a ragged and a long
+    sequence, with and without a mask; and shapes for which the Hopper kernels are
+    chosen.
     """
     if quick:
         return [Config(name, "fp32", 32, 130) for name in ("torch", "plain")]
@@ -87,8 +88,9 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Relative error of each result against float64, and the largest absolute one; of
-    ours whether many calls give the same bits. SDPA returns no lse.
+    """Return the relative and the largest absolute error of each result against
+    float64; for our kernels also whether many calls are bitwise equal. SDPA returns no
+    lse.
     """
     device, causal = timing.default_device(), config.causal
     shape = (1, config.heads, config.n, config.d)
@@ -117,7 +119,7 @@ def run(config: Config) -> dict[str, Any]:
 def repeats(
     tested: Callable, inputs: tuple[Tensor, ...], first: dict[str, Tensor], calls: int
 ) -> dict[str, Any]:
-    """In how many calls on the same inputs any bit of any result is another one."""
+    """Count the calls on the same inputs in which any bit of any result differs."""
     differing = 0
     for _ in range(calls):
         again = results(tested, *inputs)
@@ -131,7 +133,7 @@ def repeats(
 def results(
     attention: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> dict[str, Tensor]:
-    """o, lse where it can be had, and the gradients for the output gradient do."""
+    """Return o, the gradients for output gradient do, and lse if available."""
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     o, lse = attention(q, k, v)
     dq, dk, dv = torch.autograd.grad(o, (q, k, v), do)
@@ -140,7 +142,7 @@ def results(
 
 
 def implementation(name: str, causal: bool, n: int, device: str) -> Callable:
-    """(q, k, v) -> (o, lse or None)."""
+    """Return the named implementation as a function (q, k, v) -> (o, lse or None)."""
     if name == "torch":
         return lambda q, k, v: with_saved_lse(
             FlashAttentionPyTorch.apply(q, k, v, causal)
@@ -156,7 +158,7 @@ def implementation(name: str, causal: bool, n: int, device: str) -> Callable:
 def ours(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, backend: str
 ) -> tuple[Tensor, Tensor]:
-    """By the named kernels. Unsupported where they can't run."""
+    """Return (o, lse) from this backend's kernels. Unsupported if they can't run."""
     try:
         choose_backend(backend, q, k, v)
     except ValueError as error:
@@ -165,9 +167,7 @@ def ours(
 
 
 def with_saved_lse(o: Tensor) -> tuple[Tensor, Tensor]:
-    """The output and the lse that its Function saved: the one saved tensor with a
-    dimension less.
-    """
+    """Return o and the lse that its autograd Function saved, found by its shape."""
     assert o.grad_fn is not None
     saved = o.grad_fn.saved_tensors  # pyright: ignore[reportAttributeAccessIssue]
     (lse,) = (x for x in saved if x.shape == o.shape[:-1])

@@ -1,9 +1,10 @@
-"""Flash attention against plain PyTorch: forward, backward and both, over the
+"""Flash attention compared with plain PyTorch: forward, backward and both, over the
 assignment's 80 configurations.
 
-Batch 1, one head, causal. Compiled PyTorch and PyTorch's own fused attention are
-measured beside them. `forward_ms` and its like are those of Triton's `do_bench`, as the
-assignment asks; `forward_gpu_ms` is GPU time, for which all of a shape alternate.
+Batch 1, one head, causal. Compiled PyTorch and PyTorch's fused attention are measured
+too. `forward_ms`, `backward_ms` and `both_ms` come from Triton's `do_bench`, as the
+assignment asks; `forward_gpu_ms` and so on are GPU time, for which the implementations
+of a shape alternate.
 
     python -m systems.experiments.flash_benchmarking --dtype bf16 --d 64 --n 16384
 """
@@ -21,7 +22,7 @@ from systems.precision.dtypes import DTYPES
 from systems.records.outcome import Turns
 from systems.running.command import main, option
 
-# The rows that differ in this field alone are measured in turns.
+# Rows that differ only in this field are measured in alternation.
 IN_TURNS = "implementation"
 PROTOCOL = gpu_time.COLD_CLOCK | {
     "do_bench": "triton.testing.do_bench, 5 ms of warm-up, 20 ms of calls with the "
@@ -31,10 +32,10 @@ PROTOCOL = gpu_time.COLD_CLOCK | {
 }
 IMPLEMENTATIONS = ("ours", "plain", "compiled", "sdpa")
 FORMATS = ("fp32", "bf16")
-# The PyTorch class of the assignment, its backward pass compiled: a loop that launches
-# tile after tile, so it is timed at short lengths alone.
+# The assignment's PyTorch class with a compiled backward pass. It loops over tiles in
+# Python, so it is timed only at short lengths.
 TILES, TILES_LENGTHS = "tiles", (1024, 4096)
-# What the others are held against: one large matrix product, (n, d) by (d, n).
+# Size of the reference for peak throughput: a large matmul, (n, d) by (d, n).
 CEILING = 8192
 ROUNDS, PASSES_IN_ROUND = 3, 3
 
@@ -57,8 +58,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Lengths from 2^7 to 2^16, four head dimensions, two dtypes, four implementations;
-    three matrix products; and tiles in PyTorch.
+    """Return lengths from 2^7 to 2^16, four head dimensions, two dtypes, four
+    implementations; three matmuls; and tiles in PyTorch.
     """
     if quick:
         return [Config(name, "fp32", 16, 128) for name in ("plain", "sdpa")]
@@ -83,8 +84,8 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
-    """Samples in ms of the three passes by `do_bench` and as GPU time, what ran, and
-    the memory that forward and backward need above their inputs.
+    """Measure the three passes: samples in ms by `do_bench` and as GPU time, what ran,
+    and the memory of forward and backward beyond their inputs.
     """
     device = timing.default_device()
     if config.implementation == "ceiling":
@@ -99,7 +100,7 @@ def run(config: Config) -> Turns:
     attend = attention(config.implementation, causal=True, n=config.n, device=device)
     metrics: dict[str, Any] = {}
     with only(config.implementation):
-        # Compiles, and lets libraries take the workspace that they keep.
+        # Compiles, and lets libraries allocate their persistent workspaces.
         torch.autograd.grad(attend(q, k, v), (q, k, v), do)
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -125,7 +126,7 @@ def run(config: Config) -> Turns:
 
 
 def product_times(config: Config, device: str) -> dict[str, Any]:
-    """The same of one large matrix product, in bursts as short."""
+    """Measure one large matmul in the same way, with bursts as short."""
     multiply = gpu_time.product(config.dtype, config.n, config.d, device)
 
     def step(phase: Phase) -> None:

@@ -1,8 +1,9 @@
 """The course's leaderboard test: forward and backward of 16 heads, 16384 tokens, head
 dimension 64, bf16, causal.
 
-Ours under torch.compile as the test prescribes, by `do_bench`; the libraries by the
-same test; then GPU time, for which all alternate, and where the time of each goes.
+Our kernels run under torch.compile as the test prescribes, timed by `do_bench`, and the
+libraries likewise. Then come GPU time, for which all alternate, and the time of each
+kernel.
 
     python -m systems.experiments.flash_leaderboard --implementation ours
 """
@@ -22,7 +23,7 @@ from systems.profiling.probes import kernel_samples_ms
 from systems.records.outcome import Turns
 from systems.running.command import main, option
 
-# The rows that differ in this field alone are measured in turns.
+# Rows that differ only in this field are measured in alternation.
 IN_TURNS = "implementation"
 PROTOCOL = gpu_time.COLD_CLOCK | {
     "do_bench": "triton.testing.do_bench, L2 cache emptied before each call; before "
@@ -33,9 +34,9 @@ PROTOCOL = gpu_time.COLD_CLOCK | {
 }
 IMPLEMENTATIONS = ("ours", "sdpa_cudnn", "sdpa_flash", "flex", "plain")
 PROFILED_CALLS = 10
-# Bytes that are added, which the kernels are held against.
+# Bytes added in the reference measurement of TMA additions.
 ADDED = 2**31
-# Bytes that they are added to: dq of one head at the test's shape, in float32.
+# Bytes of the sums: dq of one head at the test's shape, in float32.
 SUMS = 2**22
 
 
@@ -54,7 +55,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """What the GPU can do, and each implementation as long as the test asks."""
+    """Return the GPU's limits, and each implementation with the test's durations."""
     if quick:
         return [Config("plain", 100, 1000, heads=1, n=128, d=16)]
     return [Config(name) for name in ("ceiling", *IMPLEMENTATIONS)]
@@ -62,15 +63,14 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
-    """Samples in ms of the test, GPU time, what ran, and of each kernel its own name
-    and its samples in ms of one call.
+    """Measure the test: samples in ms, GPU time, what ran, and the name and samples in
+    ms per call of each kernel.
     """
     device = timing.default_device()
     if config.implementation == "ceiling":
         return ceiling(device)
     torch.manual_seed(0)
-    # As the test makes them: parts of one tensor, which gathers the gradients of all
-    # calls.
+    # As in the test: slices of one tensor, which accumulates all gradients.
     q, k, v = torch.randn(
         3,
         config.heads,
@@ -91,8 +91,8 @@ def run(config: Config) -> Turns:
         attend = attention(
             config.implementation, causal=True, n=config.n, device=device
         )
-        # Libraries take (b, h, n, d). The sum needs no way back, which would make a
-        # tensor of the expanded gradient.
+        # Libraries take (b, h, n, d). Their output keeps its batch dimension, because
+        # removing it would materialize the expanded gradient of the sum.
         call = forward_backward(
             lambda q, k, v: attend(q[None], k[None], v[None]), q, k, v
         )
@@ -119,8 +119,8 @@ def run(config: Config) -> Turns:
 
 
 def forward_backward(attend: Attention, q: Tensor, k: Tensor, v: Tensor):
-    """What the test times. The gradient of a sum is a single one, expanded: all strides
-    of do are 0.
+    """Return the call that the test times. The gradient of a sum is one number,
+    expanded, so all strides of do are 0.
     """
 
     def call() -> None:
@@ -134,7 +134,7 @@ def forward_backward(attend: Attention, q: Tensor, k: Tensor, v: Tensor):
 
 
 def ceiling(device: str) -> dict[str, Any]:
-    """The multiprocessors, and on Hopper samples in ms of additions in memory."""
+    """Return the number of SMs, and on Hopper samples in ms of TMA additions."""
     multiprocessors = (
         torch.cuda.get_device_properties(0).multi_processor_count
         if device == "cuda"
@@ -151,9 +151,7 @@ def ceiling(device: str) -> dict[str, Any]:
 
 
 def additions(multiprocessors: int) -> dict[str, Any]:
-    """Samples in ms of additions to memory by the copy engines of all multiprocessors,
-    and their bytes.
-    """
+    """Measure TMA additions to global memory by all SMs: samples in ms, and bytes."""
     from systems.attention.hopper.reduce_rate import ROWS, TILE_BYTES, add_ones
 
     sums = torch.zeros(SUMS // TILE_BYTES, ROWS, 32, device="cuda")

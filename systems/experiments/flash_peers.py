@@ -1,8 +1,8 @@
-"""Flash attention beside the libraries: GPU time and error of ours, of PyTorch's fused
-attentions and of FlashAttention-4, shape by shape, and whether results repeat.
+"""Flash attention compared with libraries: GPU time and error of our kernels, PyTorch's
+fused attentions and FlashAttention-4 by shape, and bitwise reproducibility.
 
-All implementations of a shape are measured in turns, so that their ratios don't depend
-on when each ran: `run` ends each turn with a `yield`.
+All implementations of a shape alternate, so that their ratios don't depend on when each
+ran: `run` ends each turn with a `yield`.
 
     python -m systems.experiments.flash_peers --implementation ours --n 4096 --d 128
 """
@@ -21,7 +21,7 @@ from systems.precision.dtypes import DTYPES, relative_error
 from systems.records.outcome import Turns
 from systems.running.command import main, option
 
-# The rows that differ in this field alone are measured in turns.
+# Rows that differ only in this field are measured in alternation.
 IN_TURNS = "implementation"
 PROTOCOL = gpu_time.COLD_CLOCK | {
     "order": "every implementation in turn, five rounds",
@@ -33,7 +33,7 @@ PROTOCOL = gpu_time.COLD_CLOCK | {
     "repeats": "all results of eleven calls compared bit by bit",
     "fp32": "products in full precision but for what is named high",
 }
-# Memory-efficient attention is what SDPA has in fp32.
+# In fp32 SDPA's fused kernel is memory-efficient attention.
 IMPLEMENTATIONS = {
     "bf16": (
         "ours",
@@ -50,20 +50,16 @@ IMPLEMENTATIONS = {
     ),
     "fp32": ("ours", "ours_high", "sdpa_efficient"),
 }
-# Heads of keys whose results are computed exactly, with the heads of queries that share
-# them.
+# KV heads checked against float64, with their query heads.
 CHECKED_HEADS = 2
 RESULTS = ("o", "dq", "dk", "dv")
-# Calls whose results are compared with those of a first one.
+# Calls compared bitwise with a first one.
 CALLS_COMPARED = 10
-# Queries of the exact attention that are in memory at once: 1 GiB of scores in float64
-# at 65536 keys.
+# Query rows per block of exact attention: 1 GiB of float64 scores at 65,536 keys.
 EXACT_ROWS = 2048
-# Up to this length launching takes longer than computing, so that calls in a row time
-# the host.
+# Up to this length calls are launch-bound, so back-to-back calls measure the host.
 SHORT = 128
-# The host is now fast, now slow, for parts of a second: rounds this short lie in one or
-# the other.
+# A host is slow or fast for parts of a second; a short round falls into one of these.
 ROUNDS_OF_CALLS = 100
 CALLS = 100
 
@@ -88,8 +84,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Long, middling and short sequences in bf16, shapes off the round numbers, one as
-    NVIDIA publishes it, four in fp32, and one so short that the host decides.
+    """Return bf16 shapes of long, medium and short sequences, irregular shapes, one
+    that NVIDIA publishes, and a launch-bound one; and four in fp32.
     """
     shapes: list[tuple] = [
         (1, 16, 16384, 64, True, "bf16"),
@@ -121,8 +117,8 @@ def configs(quick: bool = False) -> list[Config]:
 
 
 def run(config: Config) -> Turns:
-    """GPU time in ms of the three passes, errors, and whether results repeat. The first
-    turn compiles and checks, the last one checks again, each other one times.
+    """Measure GPU time in ms of the three passes, errors, and bitwise reproducibility.
+    The first turn compiles and checks, the last one checks again, the others time.
     """
     name, causal = config.implementation, config.causal
     device = timing.default_device()
@@ -134,7 +130,7 @@ def run(config: Config) -> Turns:
         metrics |= repeats(attend, q, k, v, do)
         metrics |= {"ran": what_ran(name, q, k, v, causal)}
     yield
-    # Before a profiler makes launches slower.
+    # Before the profiler, which makes launches slower.
     for _ in range(ROUNDS_OF_CALLS if config.n <= SHORT else 0):
         with only(name):
             time = call_ms(attend, q, k, v, device)
@@ -157,10 +153,10 @@ def run(config: Config) -> Turns:
 def problem(
     config: Config, device: str, other: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
-    """q, k, v, do and the exact results of their first heads: made once for all
-    implementations of a shape. The `other` ones have the tokens in reverse.
+    """Return q, k, v, do and the exact results of their first heads, cached for all
+    implementations of a shape. With `other` the tokens are in reverse.
     """
-    # What an earlier shape compiled must not make this one compile for any shape.
+    # Reset dynamo, or a change of shape would trigger dynamic-shape compilation.
     if not other:
         torch.compiler.reset()
     shape = config.batch, config.heads, config.n, config.d
@@ -182,7 +178,7 @@ def problem(
 
 
 def laid_out(x: Tensor, layout: str) -> Tensor:
-    """(b, h, n, d) without gaps, or stored as (b, n, h, d)."""
+    """Return x (b, h, n, d) contiguous, or stored as (b, n, h, d)."""
     if layout == "bhnd":
         return x.contiguous()
     return x.transpose(1, 2).contiguous().transpose(1, 2)
@@ -196,7 +192,7 @@ def errors(
     do: Tensor,
     expected: tuple[Tensor, ...],
 ) -> dict[str, Any]:
-    """Relative error of o, dq, dk and dv on the heads that were computed exactly."""
+    """Return relative errors of o, dq, dk and dv on the heads with exact results."""
     relative = {}
     found = results(attend, q, k, v, do)
     for name, value, exactly in zip(RESULTS, found, expected, strict=True):
@@ -208,7 +204,7 @@ def errors(
 def results(
     attend: Attention, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> tuple[Tensor, ...]:
-    """o, dq, dk and dv."""
+    """Return o, dq, dk and dv."""
     o = attend(q, k, v)
     return o.detach(), *torch.autograd.grad(o, (q, k, v), do)
 
@@ -217,7 +213,7 @@ def results(
 def repeats(
     attend: Attention, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> dict[str, Any]:
-    """Whether calls on the same inputs give the same bits, and which results do not."""
+    """Return whether repeated calls are bitwise equal, and which results differ."""
     first, varying = results(attend, q, k, v, do), set()
     for _ in range(CALLS_COMPARED):
         again = results(attend, q, k, v, do)
@@ -234,8 +230,9 @@ def repeats(
 def exact(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """o, dq, dk and dv by the formulas, a few thousand queries at a time: all scores at
-    once would not fit. Heads of q share those of k and v where these are fewer.
+    """Return o, dq, dk and dv by the formulas in the dtype of the inputs, in blocks of
+    queries because all scores would not fit. Fewer heads of k and v are shared by heads
+    of q.
     """
     shared = k.shape[1]
     group = q.shape[1] // shared
@@ -262,7 +259,7 @@ def exact(
 
 
 def call_ms(attend: Attention, q: Tensor, k: Tensor, v: Tensor, device: str) -> float:
-    """Wall time in ms of one forward call, as the mean of many that the host issues
+    """Return the wall-clock time in ms of one forward call: the mean of many, issued
     without waiting for the GPU.
     """
     calls = CALLS if device == "cuda" else 1

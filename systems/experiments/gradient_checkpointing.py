@@ -1,9 +1,10 @@
-"""What memory a forward and backward pass needs at its peak, and how long it takes, by
-what is computed again: runs of blocks, half blocks, nested runs, attention alone.
+"""Peak memory and time of a forward and backward pass by recomputation strategy: runs
+of blocks, half blocks, nested runs, attention only.
 
-Each row has two peaks. In the first, gradients are made as the pass goes on, as after
-`zero_grad()`; in the second they are there from the start, as where they accumulate
-over several batches. Only then do weights and gradients add the same to every row.
+Each row has two peaks. In the first, the backward pass allocates gradients as it
+proceeds, as after `zero_grad()`; in the second they exist from the start, as with
+accumulation over several batches. Only then do weights and gradients contribute equally
+to every row.
 
     python -m systems.experiments.gradient_checkpointing --strategy runs --run 4
 """
@@ -36,7 +37,7 @@ STRATEGIES: dict[str, Callable[[BasicsTransformerLM], None] | None] = {
     "by_hand": checkpointing.checkpoint_by_hand,
 }
 ATTENTIONS = ("eager", "sdpa", "flash")
-# Other lengths make as many runs of 32 blocks as one of these, and longer ones.
+# Any other length gives as many runs of 32 blocks as one of these, but longer ones.
 RUNS = (1, 2, 3, 4, 6, 8, 11, 16, 32)
 
 
@@ -62,8 +63,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """The assignment's model: every run length worth trying with `flash` attention, two
-    with plain; then whatever else is computed again, and compiled blocks.
+    """Return the assignment's model with `flash` attention at every useful run length,
+    two with plain attention, then the other strategies and compiled blocks.
     """
     if quick:
         tiny: dict[str, Any] = {"batch": 1, "warmup": 0, "steps": 1}
@@ -87,9 +88,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Samples in ms for each phase; the allocator's two peaks in bytes and GPU time (on
-    a GPU).
-    """
+    """Measure each phase: samples in ms, and on a GPU two peaks and GPU time."""
     c, device = config, timing.default_device()
     work = Workload(
         device,
@@ -111,7 +110,7 @@ def run(config: Config) -> dict[str, Any]:
 
 
 def recompute(model: BasicsTransformerLM, strategy: str, run: int) -> None:
-    """Let the model compute again what the strategy names."""
+    """Make the model recompute as the strategy says."""
     if strategy == "runs":
         checkpointing.checkpoint_blocks(model, run)
     elif (change := STRATEGIES[strategy]) is not None:

@@ -1,9 +1,9 @@
-"""Which kernels a forward pass and a training step run, phase by phase, and how long
+"""The kernels of a forward pass and of a training step, phase by phase, and how long
 the GPU idles between them.
 
-A few passes run under a profiler, with every part marked: torch.profiler, or Nsight
-Systems. Both give the same rows. Wall-clock time of the same passes without a profiler
-is in `end_to_end`.
+A few passes run under torch.profiler or Nsight Systems, with every part marked. Both
+give the same rows. `end_to_end` measures the wall-clock time of the same passes without
+a profiler.
 
     python -m systems.experiments.kernel_profile --mode step --profiler nsys
 """
@@ -47,8 +47,7 @@ PROFILERS = {
     "capture": "none: only tell a profiler around this process what to capture",
 }
 MARKS = (STEP, *phases.PHASES, LAYER, *PARTS)
-# Where reports and traces are kept. Not committed: they are large, and name the
-# machine.
+# Folder of traces. Not committed: they are large, and name the machine.
 TRACES = ROOT / "traces"
 
 
@@ -71,8 +70,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """All sizes and contexts in fp32 and bf16. One instrument for all of them, the one
-    that every GPU's owner has: `nsys` holds both side by side.
+    """Return all sizes and contexts in fp32 and bf16, all under torch.profiler, which
+    needs no installation; `nsys` compares both profilers.
     """
     if quick:
         return [
@@ -89,9 +88,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Wall-clock samples in ms with the profiler, each phase's GPU time, and its
-    kernels, per pass.
-    """
+    """Profile the passes: wall-clock samples, GPU times and kernels, in ms per pass."""
     device, metrics = gpu(), {"profiler": config.profiler, "passes": config.passes}
     if config.profiler == "nsys":
         # The process that nsys starts needs the memory.
@@ -99,7 +96,7 @@ def run(config: Config) -> dict[str, Any]:
         watched, kernels, metrics["report"] = under_nsys(config)
     else:
         measure = marked_passes(config, device)
-        # Not in the trace.
+        # Warm up outside the trace.
         measure(config.warmup)
         if config.profiler == "capture":
             with captured():
@@ -115,9 +112,7 @@ def run(config: Config) -> dict[str, Any]:
 
 
 def marked_passes(c: Config, device: str) -> Callable[[int], dict[str, list[float]]]:
-    """A function that runs so many passes, every part marked, and gives their samples
-    in ms.
-    """
+    """Return a function that runs marked passes and returns their samples in ms."""
     work = Workload(device, c.size, c.context, c.mode, c.precision, c.batch, c.vocab)
     annotate(work.model)
 
@@ -135,14 +130,14 @@ def marked_passes(c: Config, device: str) -> Callable[[int], dict[str, list[floa
 
 
 def gpu() -> str:
-    """ "cuda". ValueError where there is none."""
+    """Return "cuda". ValueError without a GPU."""
     if timing.default_device() != "cuda":
         raise ValueError("kernels run on a GPU, and torch sees none here")
     return "cuda"
 
 
 def whole(step: Step) -> Step:
-    """The step with a mark around all of it."""
+    """Return the step with a mark around all of it."""
 
     def marked(phase: Phase) -> None:
         with phases.mark(STEP):
@@ -160,7 +155,7 @@ def annotate(model: nn.Module) -> None:
 
 
 class MarkedBlock(TransformerBlock):
-    """The same block with a mark around its forward pass."""
+    """A Transformer block with a mark around its forward pass."""
 
     def forward(self, x: Tensor) -> Tensor:
         with phases.mark(LAYER):
@@ -168,7 +163,7 @@ class MarkedBlock(TransformerBlock):
 
 
 def cost_of_marks(device: str) -> dict[str, list[float]]:
-    """What a thousand marks cost while nobody listens, in ms: five samples."""
+    """Measure a thousand marks without a profiler: five samples in ms."""
 
     def marks(phase: Phase) -> None:
         with phase("thousand_marks"):
@@ -183,12 +178,12 @@ def cost_of_marks(device: str) -> dict[str, list[float]]:
     return {"thousand_marks_ms": samples}
 
 
-# Who watches --------------------------------------------------------------------------
+# Profilers ----------------------------------------------------------------------------
 
 
 @contextmanager
 def captured() -> Iterator[None]:
-    """What runs inside is what `--capture-range cudaProfilerApi` keeps."""
+    """Mark the range that nsys records with `--capture-range cudaProfilerApi`."""
     torch.cuda.profiler.start()
     try:
         yield
@@ -198,8 +193,8 @@ def captured() -> Iterator[None]:
 
 
 def trace_path(config: Config, suffix: str) -> Path:
-    """A file of its own for each configuration; no point but the suffix's, which
-    programs would cut off.
+    """Return a separate file for each configuration, without dots in its stem because
+    programs would cut it there.
     """
     parts = (
         config.size.replace(".", "_"),
@@ -213,15 +208,13 @@ def trace_path(config: Config, suffix: str) -> Path:
 def under_torch(
     config: Config, device: str, measure: Callable[[], dict[str, list[float]]]
 ) -> tuple[dict[str, list[float]], list[Kernel]]:
-    """The samples and the kernels of what `measure` runs."""
+    """Return the samples of `measure` and its kernels."""
     kept = trace_path(config, ".json.gz") if config.keep_traces else None
     return torch_trace.profile_kernels(measure, device, MARKS, kept)
 
 
 def under_nsys(config: Config) -> tuple[dict[str, list[float]], list[Kernel], str]:
-    """The same from a process that nsys starts, and its report, which is kept to be
-    opened.
-    """
+    """Profile in a process under nsys: (samples, kernels, path of the report)."""
     report = trace_path(config, nsys.REPORT)
     options = options_of(replace(config, profiler="capture"))
     work = [
@@ -232,7 +225,7 @@ def under_nsys(config: Config) -> tuple[dict[str, list[float]], list[Kernel], st
         "--json",
     ]
     printed, export = nsys.profile(work, report, ROOT)
-    # nsys prints among the lines of the process that it watches.
+    # nsys adds lines to the output of the process.
     line = next(
         (line for line in printed.splitlines() if line.startswith('{"config"')), None
     )

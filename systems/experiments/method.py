@@ -1,6 +1,6 @@
-"""Compare clocks: the same pass by our clock and by bare CUDA events, in turns; and its
-GPU time by two instruments, the sum of its kernels by CUPTI and a CUDA graph, which
-launches all of them in one call.
+"""Compare clocks: the same pass by our wall clock and by bare CUDA events, alternating;
+and its GPU time as the sum of kernel times by CUPTI and as a CUDA graph, which launches
+all kernels in one call.
 
     python -m systems.experiments.method --context 128 --precision fp32
 """
@@ -27,7 +27,7 @@ PROTOCOL = {
     "tf32": "off for fp32",
 }
 MODES = ("forward", "step")
-# Passes whose kernels are summed up.
+# Profiled passes for the sum of kernel times.
 PROFILED = 5
 
 
@@ -43,8 +43,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """`small` at the assignment's contexts in both precisions; steps of the smallest
-    and the largest size.
+    """Return `small` at the assignment's contexts in both precisions, and steps of the
+    smallest and the largest size.
     """
     if quick:
         return [Config(repeats=10)]
@@ -63,11 +63,11 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Samples in ms of the same pass by each instrument.
+    """Return samples in ms of the same pass by each instrument.
 
-    `clock_ms` and `events_ms` take turns and wait for the GPU after each pass.
-    `queued_events_ms` waits once, after all passes, so that the GPU always has work
-    queued: the difference is what waiting costs, not what the clock adds. So does
+    `clock_ms` and `events_ms` alternate and synchronize after each pass.
+    `queued_events_ms` synchronizes once, after all passes, so that the GPU always has
+    work queued: the difference is the cost of synchronizing, not of the clock. So does
     `graph_ms`, whose passes are CUDA graphs. GPU time by CUPTI comes last, because its
     profiler makes launches slower.
     """
@@ -107,7 +107,7 @@ def run(config: Config) -> dict[str, Any]:
     metrics["queued_events_ms"] = by_events(work.step, c.repeats)
     try:
         with captured(work.step, clear, device) as replay:
-            # The gradients are the graph's: nobody clears them.
+            # The graph overwrites its gradients, so nothing clears them.
             by_events(replay, 1, nothing)
             metrics["graph_ms"] = by_events(replay, c.repeats, nothing)
     except (Unsupported, torch.OutOfMemoryError) as error:

@@ -1,11 +1,11 @@
-"""What precision costs in training: loss curves in fp32, under bf16 autocast, and with
-everything in bf16.
+"""The effect of precision on training: loss curves in fp32, under bf16 autocast, and in
+pure bf16.
 
-Rounding changes the size of a step, so fp32 and pure bf16 are also trained at a lower
-and a higher learning rate: each is to be judged at its own best.
+Rounding changes the effective step size, so fp32 and pure bf16 are also trained at a
+lower and a higher learning rate, to compare each at its best.
 
-The language is generated and its entropy known, so the curves have a floor. A seed
-fixes the initial weights and the data for all three precisions.
+The data is a synthetic language of known entropy, which is the minimum of the loss. A
+seed fixes the initial weights and the data for all three precisions.
 
     python -m systems.experiments.mixed_precision --precision bf16 --seed 0 --steps 300
 """
@@ -38,8 +38,8 @@ PRECISIONS = {
     "bf16": "bf16 autocast; weights, gradients and optimizer state in fp32",
     "bf16_pure": "weights, gradients and optimizer state in bf16",
 }
-# Tensors whose elements have sizes of their own: about 1 the first and the last, a few
-# hundredths the matrix.
+# Tensors of different magnitude: elements of the first and last are about 1, those of
+# the matrix a few hundredths.
 WATCHED = {
     "embedding": "token_embeddings.weight",
     "matrix": "layers.0.ffn.w1.weight",
@@ -61,7 +61,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Three seeds in each precision; fp32 and pure bf16 at three learning rates."""
+    """Return three seeds per precision; fp32 and pure bf16 at three learning rates."""
     if quick:
         return [Config("bf16", context=16, batch=1, vocab=64, steps=2)]
     seeds = (1, 2, 3)
@@ -76,9 +76,9 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, object]:
-    """Loss of each step, the floor, shares of weights that a step leaves as they are,
-    wall-clock and GPU time, and memory. `Unsupported` where training diverges: a
-    result, no failure.
+    """Train and return the loss of each step, its minimum, the shares of weights that a
+    step leaves unchanged, wall-clock and GPU time, and memory. `Unsupported`, which is
+    a result, if training diverges.
     """
     device = timing.default_device()
     torch.manual_seed(config.seed)
@@ -101,8 +101,7 @@ def run(config: Config) -> dict[str, object]:
         with phase("step"):
             with autocast:
                 logits = model(tokens[:, :-1])
-            # The loss in fp32 in each precision: rounded to bf16 it would have two
-            # digits.
+            # The loss is fp32 in each precision, since bf16 would leave two digits.
             loss = functional.cross_entropy(
                 logits.flatten(0, 1).float(), tokens[:, 1:].flatten()
             )
@@ -140,8 +139,8 @@ def run(config: Config) -> dict[str, object]:
 
 
 class Watch:
-    """Share of the elements of a few tensors that a step leaves exactly as they were,
-    every so many steps.
+    """The share of elements of a few tensors that a step leaves bitwise unchanged,
+    every `WATCH_EVERY` steps.
     """
 
     def __init__(self, model: nn.Module):

@@ -1,10 +1,10 @@
-"""What attention changes in a whole training step: eager, PyTorch's fused one and ours
-in the model's slot.
+"""The effect of the attention implementation on a training step: eager, PyTorch's fused
+attention, and FlashAttention of this project.
 
-The step of `end_to_end` in bf16, with its protocol, for every size at context 1024 and
-for `small` on to 16384. The three attentions of a cell are timed in turns, so that all
-meet the same host; only one model is in memory at a time. GPU time follows: where a
-step is launch-bound, a faster attention only waits longer.
+The step and protocol of `end_to_end` in bf16, for every size at context 1024 and for
+`small` up to 16384. The three attentions of a cell alternate, so that the host affects
+all of them equally; only one model is in memory at a time. GPU time is measured too,
+because a faster attention doesn't shorten a launch-bound step.
 
     python -m systems.experiments.model_attention --context 4096 --attention flash
 """
@@ -22,7 +22,7 @@ from systems.model.sizes import SIZES, TABLE_1
 from systems.records.outcome import Turns
 from systems.running.command import main, option
 
-# The rows that differ in this field alone are measured in turns.
+# Rows that differ only in this field are measured in alternation.
 IN_TURNS = "attention"
 PROTOCOL = gpu_time.STEP_CLOCKS | {
     "data": "random tokens and targets, seed 0",
@@ -30,8 +30,7 @@ PROTOCOL = gpu_time.STEP_CLOCKS | {
 }
 ROUNDS = 3
 BATCH = 4
-# Entries of the model's slot, and the name by which `peers` knows what each of them
-# runs.
+# The model's attention names, and the corresponding names in `peers`.
 ATTENTIONS = {"eager": "eager", "sdpa": "sdpa", "flash": "ours"}
 
 
@@ -46,8 +45,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Every size at context 1024, `small` at 4096 and 16384, each with the three
-    attentions.
+    """Return every size at context 1024, and `small` at 4096 and 16384, each with the
+    three attentions.
     """
     if quick:
         return [Config("small", 32, "sdpa", 1, warmup=0, steps=1)]
@@ -59,8 +58,9 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
-    """Samples in ms for each phase of a training step, peak memory in bytes, GPU time,
-    and what attention ran. A turn has its share of the steps, after the warm-up steps.
+    """Measure each phase of a training step: samples in ms, peak memory in bytes, GPU
+    time, and the attention that ran. A turn runs its share of the steps after the
+    warm-up steps.
     """
     c, shape, device = config, SIZES[config.size], timing.default_device()
     ends, metrics = [c.steps * i // ROUNDS for i in range(ROUNDS + 1)], dict[str, Any]()
@@ -75,7 +75,7 @@ def run(config: Config) -> Turns:
     metrics |= gpu_times(c, device)
     timing.give_back(device)
     heads = (c.batch, shape.num_heads, c.context, shape.d_model // shape.num_heads)
-    # What attention gets under autocast.
+    # The dtype that attention gets under autocast.
     q = torch.empty(heads, dtype=torch.bfloat16, device=device, requires_grad=True)
     return {**metrics, "ran": what_ran(ATTENTIONS[c.attention], q, q, q, causal=True)}
 
@@ -86,7 +86,7 @@ def workload(c: Config, device: str) -> Workload:
 
 
 def timed(c: Config, steps: int, device: str) -> dict[str, Any]:
-    """The samples of one turn and its peaks."""
+    """Return the samples of one turn and its peaks."""
     work = workload(c, device)
     clear = work.model.zero_grad
     return timing.measure(

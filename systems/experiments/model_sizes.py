@@ -1,7 +1,7 @@
-"""How large each model is: parameters by part, and the FLOPs of one forward pass,
-counted by PyTorch itself.
+"""The size of each model: parameters by part, and FLOPs of one forward pass as counted
+by PyTorch.
 
-Built on the meta device, where tensors have shapes but no memory, so no GPU is needed:
+Built on the meta device, where tensors have shapes but no data, so no GPU is needed:
 
     python -m systems.experiments.model_sizes --size 2.7B --context 512
 """
@@ -17,7 +17,7 @@ from systems.running.command import main, option
 
 PROTOCOL = {"statistic": "exact counts", "device": "meta"}
 
-# The word in a parameter's name that tells its part.
+# The part of the model to which a parameter belongs, by a word in its name.
 PARTS = {
     "token_embeddings": "embedding",
     "attn": "attention",
@@ -38,7 +38,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Every size at every context of the assignment; quick: one context."""
+    """Return every size at every context of the assignment; quick: one context."""
     return [
         Config(size, context)
         for size in SIZES
@@ -48,8 +48,8 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, int]:
-    """The hyperparameters, the parameters of each part (their sum is the model), and
-    matrix FLOPs of a forward pass.
+    """Return the hyperparameters, the parameters of each part (which sum to the
+    model's), and matmul FLOPs of a forward pass.
     """
     with torch.device("meta"):
         model = build_model(config.size, config.context, config.vocab)

@@ -1,4 +1,4 @@
-"""Which part of a norm loses precision: every stage of LayerNorm and RMSNorm against
+"""The part of a norm that loses precision: every stage of LayerNorm and RMSNorm against
 float64, in three formats.
 
     python -m systems.experiments.norm_precision --norm layer --compute running
@@ -45,9 +45,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Every norm, format, width and way to compute; fp32 has nothing to be cast up
-    to.
-    """
+    """Return every norm, format, width and way to compute, but no fp32-to-fp32 cast."""
     if quick:
         return [
             Config(norm, dtype, 64, "running")
@@ -66,8 +64,8 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:stages]
 def stages(x: Float[Tensor, "m v d"], norm: str, running: bool) -> dict[str, Tensor]:
-    """Each stage of the norm of each vector, computed and rounded in the dtype of x.
-    RMSNorm subtracts no mean.
+    """Return each stage of the norm of each vector, computed and rounded in the dtype
+    of x. RMSNorm subtracts no mean.
     """
     average = running_mean if running else torch.mean
     found = {}
@@ -89,7 +87,7 @@ def stages(x: Float[Tensor, "m v d"], norm: str, running: bool) -> dict[str, Ten
 def running_mean(
     x: Float[Tensor, "m v d"], dim: int, keepdim: bool
 ) -> Float[Tensor, "m v 1"]:
-    """The mean by one addition after another, each rounded to the dtype of x."""
+    """Return the mean by sequential additions, each rounded to the dtype of x."""
     total, *rest = x.split(1, dim)
     total = total.clone()
     for term in rest:
@@ -101,8 +99,8 @@ def running_mean(
 
 
 def computed(x: Float[Tensor, "m v d"], config: Config) -> dict[str, Tensor]:
-    """The stages as the configuration computes them; only the output where PyTorch
-    keeps the others to itself.
+    """Return the stages as the configuration computes them; only the output if PyTorch
+    doesn't expose the others.
     """
     if config.compute == "fused":
         fused = functional.layer_norm if config.norm == "layer" else functional.rms_norm
@@ -115,10 +113,10 @@ def computed(x: Float[Tensor, "m v d"], config: Config) -> dict[str, Tensor]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, list[float | None]]:
-    """For each stage, by magnitude: its error, and which shares of it are not finite or
-    wrongly zero.
+    """Return for each stage, by magnitude: its error, and the shares that are not
+    finite or wrongly zero.
 
-    There is no error where something is not finite.
+    The error is None if any element is not finite.
     """
     device = timing.default_device()
     z = 1 + torch.randn(
@@ -147,12 +145,12 @@ def run(config: Config) -> dict[str, list[float | None]]:
 
 
 def share(true: Tensor) -> list[float | None]:
-    """The share of elements that are true, by magnitude."""
+    """Return the share of true elements, by magnitude."""
     return [rounded(value) for value in true.double().mean(dim=(1, 2)).tolist()]
 
 
 def rounded(value: float) -> float:
-    """Four digits: an error is read by its size."""
+    """Round to four significant digits, enough to compare errors."""
     return float(f"{value:.4g}")
 
 

@@ -1,5 +1,5 @@
-"""The same training step under both profilers: do Nsight Systems and torch.profiler see
-the same kernels, and what does each cost?
+"""The same training step under both profilers: do Nsight Systems and torch.profiler
+report the same kernels, and what is their overhead?
 
     python -m systems.experiments.nsys --size small
 """
@@ -36,7 +36,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Every size of Table 1 at context 512; the smallest in bf16 and at 128 too."""
+    """Return every size at context 512, and the smallest in bf16 and at 128 too."""
     if quick:
         return [Config(context=128, batch=1, warmup=1, passes=2)]
     return [
@@ -48,8 +48,8 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """By instrument and phase: wall-clock samples in ms with the profiler, the sum of
-    the kernels in ms, and how many there are, per step. `Unsupported` without nsys.
+    """Return, by profiler and phase, wall-clock samples in ms, the sum of kernel times
+    in ms, and the number of kernels, per step. `Unsupported` without nsys.
     """
     if not nsys.is_installed():
         raise Unsupported("no nsys on the PATH: install Nsight Systems (see nsys.md)")

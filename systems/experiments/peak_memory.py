@@ -1,10 +1,9 @@
-"""How much memory a pass of the model needs at its peak, and what holds it: weights,
-gradients, activations, and so on.
+"""Peak memory of a pass of the model by category: weights, gradients, activations, and
+so on.
 
-The pass runs first as it is, for the peak that the allocator counts. Then once more
-while the allocator's history is recorded, for the categories. With --keep-snapshots
-that history stays, for pytorch.org/memory_viz. `end_to_end` and
-`gradient_checkpointing` measure times.
+A first, plain pass gives the allocator's peak. A second pass records the allocator's
+history for the categories; with --keep-snapshots this history is kept, for
+pytorch.org/memory_viz. `end_to_end` and `gradient_checkpointing` measure times.
 
     python -m systems.experiments.peak_memory --size small --precision bf16
 """
@@ -32,9 +31,9 @@ PROTOCOL = {
     "data": "random tokens and targets, seed 0",
     "tf32": "off",
 }
-# What needs less memory: nothing, blocks computed twice, fused attention.
+# Attentions that are compared: eager, and one that needs less memory.
 ATTENTIONS = ("eager", "flash")
-# Where kept snapshots go. Not committed: they are large, and name the machine.
+# Folder of kept snapshots. Not committed, because they are large and name the machine.
 SNAPSHOTS = ROOT / "snapshots"
 
 
@@ -63,9 +62,9 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """2.7B at three contexts and every size at 512, in every mode; and what helps 2.7B,
-    at 512 and 2048. CS336 of 2026 asks for 128 and 2048, where a step of 2.7B needs
-    flash attention or checkpoints to fit.
+    """Return 2.7B at three contexts and every size at 512, in every mode; and what
+    saves memory for 2.7B at 512 and 2048. CS336 of 2026 asks for 128 and 2048, where a
+    step of 2.7B only fits with flash attention or checkpoints.
     """
     if quick:
         return [
@@ -109,7 +108,7 @@ def configs(quick: bool = False) -> list[Config]:
         )
         for context in (512, 2048)
         for attention, checkpoint in remedies
-        # This one is drawn above.
+        # This one is already in the list above.
         if (context, attention, checkpoint) != (512, "eager", False)
     ]
     return passes + helped
@@ -117,9 +116,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Peaks in bytes, as the allocator counts them and by category; the largest
-    blocks.
-    """
+    """Measure peaks in bytes, in all and by category, and the largest blocks."""
     c, device = config, gpu()
     work = Workload(
         device, c.size, c.context, c.mode, c.precision, c.batch, c.vocab, c.attention
@@ -144,7 +141,7 @@ def run(config: Config) -> dict[str, Any]:
 
 
 def gpu() -> str:
-    """ "cuda". ValueError where there is none."""
+    """Return "cuda". ValueError without a GPU."""
     if timing.default_device() != "cuda":
         raise ValueError(
             "the allocator whose history is recorded is the GPU's, and torch sees no "
@@ -154,8 +151,8 @@ def gpu() -> str:
 
 
 def recorded(config: Config, work: Workload) -> dict[str, Any]:
-    """The digest of one pass under the recorder, a block's output, and where the
-    snapshot lies if it is kept.
+    """Return the digest of one recorded pass, the bytes of a block's output, and the
+    path of the snapshot if it is kept.
     """
     work.model.zero_grad()
     seen: dict[str, Any] = {}
@@ -183,8 +180,8 @@ def recorded(config: Config, work: Workload) -> dict[str, Any]:
 
 
 def snapshot_path(config: Config) -> Path:
-    """A file of its own for each configuration; no point but the suffix's, which
-    programs would cut off.
+    """Return a separate file for each configuration, without dots in its stem because
+    programs would cut it there.
     """
     parts = [
         config.size.replace(".", "_"),
@@ -200,9 +197,7 @@ def snapshot_path(config: Config) -> Path:
 
 
 def allocator_settings() -> str:
-    """What the environment tells PyTorch's allocator; "default" where it says
-    nothing.
-    """
+    """Return the environment's settings of PyTorch's allocator, or "default"."""
     return (
         os.environ.get("PYTORCH_ALLOC_CONF")
         or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")

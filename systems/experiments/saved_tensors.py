@@ -1,9 +1,9 @@
-"""What autograd saves for the backward pass, tensor by tensor, and who saves it: of a
-norm, of a block, of four blocks, as written, compiled, and computed again.
+"""The tensors that autograd saves for the backward pass, and the code that saves them:
+for a norm, a block, and four blocks; eager, compiled, and with recomputation.
 
-`torch.autograd.graph.saved_tensors_hooks` shows every tensor as it is saved. Several
-operations may save the same memory, which is counted once; parameters are there
-anyway. Built on the meta device, where tensors have shapes but no memory:
+`torch.autograd.graph.saved_tensors_hooks` reports every tensor as it is saved. Memory
+that several operations save is counted once, and parameters not at all. Built on the
+meta device, where tensors have shapes but no data:
 
     python -m systems.experiments.saved_tensors --part block --context 2048
 """
@@ -32,7 +32,7 @@ PROTOCOL = {
     "decides what is saved; no code is generated",
 }
 PARTS = ("norm", "block", "four_blocks", "four_blocks_by_twos")
-# Traces, decomposes and splits as Inductor does, and runs the graphs as they are.
+# Traces, decomposes and partitions like Inductor, but runs the graphs uncompiled.
 BACKEND = "aot_eager_decomp_partition"
 
 
@@ -47,8 +47,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """A block at the contexts of the assignment's editions; then the example of CS336's
-    handout of 2026, as written and compiled.
+    """Return a block at the contexts of the assignment's editions, then the example of
+    CS336's 2026 handout, eager and compiled.
     """
     if quick:
         return [Config("norm", 128), Config("block", 128)]
@@ -62,8 +62,8 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """The saved tensors with their bytes, each memory once, the largest first; how many
-    times anything was saved, and the bytes then; bytes of the gradients of parameters
+    """Return the saved tensors with their bytes, each memory once, the largest first;
+    the number of saves, and their bytes with repetition; gradient bytes of parameters
     and of the input.
     """
     c, shape = config, SIZES[config.size]
@@ -101,11 +101,11 @@ def run(config: Config) -> dict[str, Any]:
 
 
 class Saved:
-    """Every tensor that is saved, by its memory; parameters and their views apart."""
+    """Record of every saved tensor by its memory, parameters and views apart."""
 
     def __init__(self, module: nn.Module) -> None:
         self.weights = {p.untyped_storage()._cdata for p in module.parameters()}
-        # By memory: bytes, shape, dtype, and each line that saved it.
+        # {memory: (bytes, shape, dtype, lines that saved it)}.
         self.found: dict[int, tuple[int, list[int], str, dict[str, None]]] = {}
         self.kept: list[Tensor] = []
         self.count = self.parameters = self.bytes = 0
@@ -117,7 +117,7 @@ class Saved:
             self.parameters += 1
             return tensor
         self.bytes += tensor.numel() * tensor.element_size()
-        # While it is held, nothing else gets its address.
+        # Held so that its address is not reused.
         self.kept.append(tensor.detach())
         seen = (storage.nbytes(), list(tensor.shape), str(tensor.dtype), {})
         self.found.setdefault(storage._cdata, seen)[3][line_of_the_model()] = None
@@ -132,7 +132,7 @@ class Saved:
 
 
 def line_of_the_model() -> str:
-    """ "softmax: exponentials / ...": the function and line of the model that runs."""
+    """Return the running function and line of the model: "softmax: x - maxima"."""
     frame = sys._getframe(2)
     while frame is not None:
         code = frame.f_code

@@ -1,9 +1,9 @@
-"""What the first steps of a process cost: forward and backward after 0, 1, 2 or 5
-warm-up steps.
+"""The cost of a process's first steps: forward and backward after 0, 1, 2 or 5 warm-up
+steps.
 
-Each row is measured in a new process, or the first would warm up the others. There are
-five processes for each number of warm-up steps, alternating: what one of them shows may
-be the host's. GPU time of this cell is in `end_to_end`.
+Each row runs in a new process, or earlier rows would warm up later ones. Each number of
+warm-up steps gets five processes, in alternation, because a single one may hit a slow
+moment of the host. `end_to_end` has the GPU time of this cell.
 
     python -m systems.experiments.warmup --warmup 0
 """
@@ -35,7 +35,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """0, 1, 2 and 5 warm-up steps, in five processes each."""
+    """Return 0, 1, 2 and 5 warm-up steps, in five processes each."""
     if quick:
         return [Config(warmup, steps=1, context=32, batch=1) for warmup in (0, 1)]
     return [
@@ -47,8 +47,8 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, list[float] | int]:
-    """Samples in ms for each phase, the first measured step first; and what building
-    the model took (`setup_ms`).
+    """Measure each phase, the first measured step first: samples in ms; and the time to
+    build the model (`setup_ms`).
     """
     device = timing.default_device()
     setup = timing.Clock(device)

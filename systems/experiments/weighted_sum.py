@@ -1,8 +1,8 @@
-"""What a first kernel reaches: the weighted sum of rows beside PyTorch's own, and a
-copy of as many bytes.
+"""The throughput of a first kernel: the weighted sum of rows compared with PyTorch's
+own, and with a copy of as many bytes.
 
-Each number of x is used once forwards and once backwards, so memory decides, and a copy
-says which rate can be had.
+Each number of x is used once forward and once backward, so both passes are
+bandwidth-bound, and a copy shows the achievable bandwidth.
 
     python -m systems.experiments.weighted_sum --implementation ours --dtype bf16
 """
@@ -21,7 +21,7 @@ from systems.records.outcome import Turns
 from systems.running.command import main, option
 from systems.weighted_sum import weighted_sum
 
-# The rows that differ in this field alone are measured in turns.
+# Rows that differ only in this field are measured in alternation.
 IN_TURNS = "implementation"
 PROTOCOL = {
     "gpu time": gpu_time.COLD_CLOCK["gpu time"],
@@ -50,7 +50,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Every implementation in both dtypes: x is far larger than the L2 cache."""
+    """Return every implementation in both dtypes; x is far larger than the L2 cache."""
     names = (*IMPLEMENTATIONS, "copy")
     if quick:
         return [Config(name, "fp32", 64, 256) for name in names]
@@ -59,8 +59,8 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
-    """GPU time in ms of the forward and the backward pass, errors, and whether two
-    calls give the same bits; of a copy its bytes and GPU time.
+    """Measure GPU time in ms of the forward and the backward pass, errors, and whether
+    two calls are bitwise equal; for a copy its bytes and GPU time.
     """
     device = timing.default_device()
     x, w, dy = made(config, device)
@@ -95,7 +95,7 @@ def run(config: Config) -> Turns:
 def checked(
     compute: Callable[[Tensor, Tensor], Tensor], x: Tensor, w: Tensor, dy: Tensor
 ) -> dict[str, Any]:
-    """Errors, and whether two calls give the same bits."""
+    """Return errors, and whether two calls are bitwise equal."""
 
     def call() -> tuple[Tensor, ...]:
         y = compute(x, w)
@@ -107,7 +107,7 @@ def checked(
 
 
 def made(config: Config, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """x and w, which require gradients, and dy."""
+    """Return x and w, which require gradients, and dy."""
     generator, dtype = torch.Generator(device).manual_seed(0), DTYPES[config.dtype]
     x, w, dy = (
         torch.randn(shape, generator=generator, device=device).to(dtype)
@@ -119,7 +119,7 @@ def made(config: Config, device: str) -> tuple[Tensor, Tensor, Tensor]:
 def errors(
     found: tuple[Tensor, ...], x: Tensor, w: Tensor, dy: Tensor
 ) -> dict[str, Any]:
-    """Relative errors of y, dx and dw."""
+    """Return relative errors of y, dx and dw."""
     exact_x, exact_w, exact_dy = x.double(), w.double(), dy.double()
     exact = {
         "y": lambda: exact_x @ exact_w,

@@ -1,1 +1,1 @@
-"""What follows from shapes: FLOPs, bytes, floors. Arithmetic alone, without torch."""
+"""What follows from shapes: FLOPs, bytes and lower bounds on time. Imports no torch."""

@@ -1,4 +1,4 @@
-"""Hardware limits of GPUs by their makers' documents: SMs, shared memory, registers,
+"""Hardware limits of GPUs from their vendors' documents: SMs, shared memory, registers,
 tensor cores. Rates per second are in `PEAKS` of `costs`.
 """
 
@@ -11,12 +11,12 @@ KIB = 1024
 
 @dataclass(frozen=True)
 class Chip:
-    """Counts, bytes and FLOPs a clock; everything but `sms`, `l2_bytes` and the clock
-    is of one streaming multiprocessor (SM).
+    """Limits of one GPU: counts, bytes, and FLOPs per cycle. All but `sms`, `l2_bytes`
+    and the clock are per streaming multiprocessor (SM).
     """
 
     sms: int
-    # The highest clock of the plain fp32 units, in Hz.
+    # Boost clock of the plain fp32 units, in Hz.
     clock: float
     l2_bytes: int
     shared_bytes: int
@@ -51,7 +51,7 @@ AMPERE = {
     "exponentials_per_clock": EXPONENTIALS_PER_CLOCK,
     "source": "NVIDIA A100 architecture white paper and Ampere tuning guide",
 }
-# Keys as in `PEAKS`: the longest that begins a device's slug counts.
+# Keys as in `PEAKS`: the longest one that is a prefix of a device's slug applies.
 CHIPS = {
     "nvidia-h200": Chip(sms=132, clock=1.98e9, **HOPPER),
     "nvidia-h100": Chip(sms=132, clock=1.98e9, **HOPPER),

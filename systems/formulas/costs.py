@@ -20,8 +20,7 @@ def parameters_by_part(
     """Return the number of parameters of each part of the model.
 
     Attention has four d x d projections, SwiGLU three d x d_ff matrices, each block two
-    norms of d, and one norm ends the model. In all: 2·V·d + L·(4·d² + 3·d·d_ff + 2·d) +
-    d.
+    norms of d, and a final norm has d. In all: 2·V·d + L·(4·d² + 3·d·d_ff + 2·d) + d.
     """
     return {
         "embedding": vocab_size * d_model,
@@ -48,12 +47,12 @@ def forward_flops(
 ) -> dict[str, int]:
     """Return the FLOPs of the matmuls in one forward pass, by part.
 
-    A matmul of (m, k) by (k, n) takes 2·m·n·k FLOPs: as many additions as
-    multiplications. So a weight matrix costs 2 FLOPs per parameter and token. Attention
-    computes Q Kᵀ and P V, each 2·s²·d over all heads, per sequence and layer; eager
-    attention computes the masked half too, so it counts. Softmax, norms, activations
-    and the embedding look-up are left out: at most two percent of the FLOPs at contexts
-    to 16,384, though not of the time.
+    A matmul of (m, k) by (k, n) takes 2·m·n·k FLOPs, half of them additions. So a
+    weight matrix costs 2 FLOPs per parameter and token. Attention computes Q Kᵀ and P
+    V, each 2·s²·d over all heads, per sequence and layer; this includes the masked
+    half, which eager attention computes too. Softmax, norms, activations and the
+    embedding look-up are left out: at most two percent of the FLOPs at contexts up to
+    16,384, though not of the time.
     """
     # --8<-- [start:products]
     tokens = batch * context
@@ -66,16 +65,13 @@ def forward_flops(
     # --8<-- [end:products]
 
 
-# The backward pass of C = A B forms dA = dC Bᵀ and dB = Aᵀ dC: two products of the same
-# size for each one.
+# The backward pass of C = A B is two such matmuls: dA = dC Bᵀ and dB = Aᵀ dC.
 BACKWARD_OVER_FORWARD = 2
 # --8<-- [end:flops]
 
 
 def pass_flops(forward: int, *phases: str) -> int:
-    """Return the matmul FLOPs of the named phases together. Loss and optimizer have
-    none.
-    """
+    """Return the matmul FLOPs of these phases; loss and optimizer have none."""
     per_phase = {"forward": 1, "backward": BACKWARD_OVER_FORWARD}
     return forward * sum(per_phase.get(phase, 0) for phase in phases)
 
@@ -84,12 +80,12 @@ def pass_flops(forward: int, *phases: str) -> int:
 def attention_saved_bytes(
     *, batch: int, n: int, d: int, element_bytes: int, causal: bool
 ) -> dict[str, int]:
-    """Return the bytes that eager attention saves for its backward pass, by tensor,
-    beyond q, k and v. For one head.
+    """Return the bytes that one head of eager attention saves for its backward pass, by
+    tensor, beyond q, k and v.
 
     `exp` and the division share the exponentials. The matmul with v saves the
-    probabilities. The maxima are saved as positions, the mask as booleans. Each name
-    ends in the shape of its tensor.
+    probabilities. Maxima are saved as positions, the mask as booleans. Each name ends
+    in the shape of its tensor.
     """
     rows = batch * n
     return {
@@ -110,12 +106,12 @@ def attention_peak_bytes(
     *, batch: int, n: int, d: int, element_bytes: int, causal: bool
 ) -> dict[str, int]:
     """Return the bytes of all tensors at the peak of eager attention, by tensor. The
-    peak is in the backward pass, inside p = e / l.
+    peak is in the backward pass of the division p = e / l.
 
     With dp the gradient of p, the gradient of l is -dp · ((e / l) / l) summed over
-    rows. The probabilities are free by then, but dp, e / l, e / l², -dp and the product
-    of the last two are alive beside the exponentials: six matrices. PyTorch computes de
-    = dp / l after freeing three of them.
+    rows. The probabilities have been freed by then, but six matrices are live: e, dp, e
+    / l, e / l², -dp, and the product of the last two. PyTorch computes de = dp / l
+    after freeing three of them.
     """
     rows = batch * n
     matrices = ("dp", "e / l", "e / l²", "-dp", "-dp · e / l²")
@@ -134,22 +130,18 @@ def attention_peak_bytes(
 
 
 # --8<-- [start:attention]
-# Products of all scores with rows of d numbers: S = Q Kᵀ and P V; backward S again, dP,
-# dV, dK and dQ.
+# Matmuls between all scores and rows of d numbers: S = Q Kᵀ and P V; in the backward
+# pass S again, dP, dV, dK and dQ.
 ATTENTION_MATMULS = {"forward": 2, "backward": 5, "both": 7}
 
 
 def count_scores(*, batch: int, heads: int, n: int, causal: bool) -> int:
-    """Return the number of scores that count: n² per head, half of them under a causal
-    mask.
-    """
+    """Return the number of scores: n² per head, half of that under a causal mask."""
     return batch * heads * n**2 // (2 if causal else 1)
 
 
 def attention_flops(name: str, *, d: int, **shape: Any) -> int:
-    """Return the matmul FLOPs that a pass of attention needs, whichever implementation
-    runs it.
-    """
+    """Return the matmul FLOPs of a pass of attention, for any implementation."""
     return ATTENTION_MATMULS[name] * 2 * d * count_scores(**shape)
 
 
@@ -165,30 +157,27 @@ class KernelWork:
 
     matmuls: int
     exponentials: int
-    # Tensors (n, d) in the dtype of the inputs, and fp32 vectors of n numbers, of each
-    # head.
+    # Per head: tensors (n, d) in the inputs' dtype, and fp32 vectors of n numbers.
     tensors: int
     vectors: int
-    # Rows of keys whose share of dQ is added to memory together, in fp32; 0 where
-    # nothing is added.
+    # Rows of keys whose partial dQ is added to memory at once, in fp32; 0 if none is.
     keys_per_share: int = 0
 
 
-# dO is not counted: the gradient of a sum is one number, expanded.
+# dO is not counted: the gradient of a sum is one number with strides of zero.
 KERNELS = {
     "forward": KernelWork(matmuls=2, exponentials=1, tensors=4, vectors=1),
     "dkdv": KernelWork(matmuls=4, exponentials=1, tensors=5, vectors=2),
-    # It computes D too.
+    # This kernel computes D too.
     "dq": KernelWork(matmuls=3, exponentials=1, tensors=5, vectors=3),
     "delta": KernelWork(matmuls=0, exponentials=0, tensors=1, vectors=1),
-    # dQ in float32, which counts as two, and rounded by the last.
+    # dQ is float32 and counts twice; "round" makes its 16-bit copy.
     "one_pass": KernelWork(
         matmuls=5, exponentials=1, tensors=7, vectors=2, keys_per_share=128
     ),
     "round": KernelWork(matmuls=0, exponentials=0, tensors=3, vectors=0),
 }
-# Of each multiprocessor, compute capability 8.0 and 9.0: CUDA C++ Programming Guide,
-# arithmetic instructions.
+# Per SM of compute capability 8.0 and 9.0 (CUDA C++ Programming Guide, arithmetic).
 EXPONENTIALS_PER_CLOCK = 16
 # --8<-- [end:kernels]
 
@@ -231,9 +220,7 @@ def attention_part_costs(
 
 @dataclass(frozen=True)
 class Peak:
-    """Dense peak rates in FLOP/s and memory bandwidth in bytes/s of a GPU, by its data
-    sheet.
-    """
+    """Dense peak rates in FLOP/s and bandwidth in bytes/s from a GPU's data sheet."""
 
     fp32: float
     tf32: float
@@ -243,8 +230,8 @@ class Peak:
 
 
 # --8<-- [start:peaks]
-# Dense rates (a data sheet's "with sparsity" figure is twice as high). Keys are slugs;
-# the longest that begins a device's own slug counts, so "nvidia-a100-sxm4" serves both
+# Dense rates; data sheets also state rates "with sparsity", twice as high. The longest
+# key that is a prefix of a device's slug applies, so "nvidia-a100-sxm4" covers both
 # memory sizes unless one is listed.
 PEAKS = {
     "nvidia-h200-nvl": Peak(
@@ -298,7 +285,7 @@ PEAKS = {
         75e12, 1.1e15, 2.25e15, 8.0e12, "NVIDIA DGX B200 data sheet, an eighth"
     ),
     "nvidia-l40s": Peak(91.6e12, 183e12, 362e12, 864e9, "NVIDIA L40S data sheet"),
-    # Of consumer cards the rates of tensor cores that add in fp32.
+    # For consumer cards, tensor core rates with fp32 accumulation.
     "nvidia-geforce-rtx-3090": Peak(
         35.6e12, 35.6e12, 71e12, 936e9, "NVIDIA GA102 architecture white paper"
     ),
@@ -317,16 +304,14 @@ PEAKS = {
 
 
 def find_peak(slug: str) -> Peak | None:
-    """Return the peak rates of the device with this slug, or None if no data sheet is
-    listed.
-    """
+    """Return the peak rates of the device with this slug, None if not listed."""
     return PEAKS.get(longest_prefix(slug, PEAKS))
 
 
 def longest_prefix(slug: str, keys: Iterable[str]) -> str:
     """Return the longest of the keys that is a prefix of a device's slug, or "".
 
-    MIG slices match nothing: they have a part of the SMs and of the bandwidth.
+    MIG slices match nothing, because they have only part of the SMs and bandwidth.
     """
     matches = (key for key in keys if slug.startswith(key) and "-mig-" not in slug)
     return max(matches, key=len, default="")

@@ -1,5 +1,5 @@
-"""Will it fit, and how fast at best? A model, a GPU and a batch, by formula: no torch,
-no GPU.
+"""Will it fit, and how fast at best? Answers by formula for a model, a GPU and a batch;
+needs no torch and no GPU.
 
     python -m systems.formulas.fit --size xl --context 4096 --gpu a100-80
     python -m systems.formulas.fit --size 2.7B --attention flash --checkpoint 4
@@ -27,18 +27,18 @@ from systems.formulas.memory_peak import peak
 from systems.model.sizes import SIZES, VOCAB_SIZE, ModelSize
 
 GIB = 2**30
-# Far above what any GPU holds: where the search for the largest batch or context ends.
+# Upper end of the search for the largest batch or context, beyond any GPU's memory.
 LIMIT = 2**30
 
 
 # --8<-- [start:fit]
 def peak_bytes(p: Pass) -> int:
-    """Return the bytes that a pass needs at its peak."""
+    """Return the peak memory of a pass in bytes."""
     return sum(peak(p).values())
 
 
 def find_largest(p: Pass, field: str, room: int) -> int:
-    """Return the largest `batch` or `context` with which the pass needs at most `room`
+    """Return the largest `batch` or `context` for which the pass needs at most `room`
     bytes, 0 if even 1 needs more.
     """
     low, high = 0, LIMIT
@@ -52,8 +52,8 @@ def find_largest(p: Pass, field: str, room: int) -> int:
 
 
 def remedies(p: Pass) -> dict[str, Pass]:
-    """Return variants of this pass that need less memory: each change alone, and the
-    strongest together.
+    """Return variants of this pass that need less memory: single changes, and the
+    strongest combination.
     """
     half = max(1, round(p.shape.num_layers**0.5))
     options = {
@@ -76,16 +76,16 @@ def step_flops(p: Pass) -> int:
     """Return the matmul FLOPs of a training step, recomputation included.
 
     Flash attention skips the masked half of the scores, and its backward pass
-    recomputes one of the forward pass's two matmuls. PyTorch's checkpoint stops once it
-    has what was saved, so the last matmul of a segment, of w2 or of attention's output,
-    is not recomputed.
+    recomputes one of the forward pass's two matmuls. PyTorch's checkpointing stops
+    recomputing at the last saved tensor, so the last matmul of a segment (w2, or
+    attention's output projection) is not recomputed.
     """
     parts = forward_flops(
         **vars(p.shape), vocab_size=p.vocab, context=p.context, batch=p.batch
     )
     recomputed = 0
     if p.attention == "flash":
-        # A query sees itself and the keys before it: of s² pairs s (s + 1) / 2.
+        # Under a causal mask s (s + 1) / 2 of s² scores are visible.
         parts["attention"] = parts["attention"] * (p.context + 1) // (2 * p.context)
         recomputed = parts["attention"] // 2
     forward = sum(parts.values())
@@ -98,8 +98,8 @@ def step_flops(p: Pass) -> int:
 
 
 def optimizer_moved_bytes(p: Pass) -> int:
-    """Return the bytes that an optimizer step reads and writes: it reads the parameter,
-    its gradient and each state, and writes all but the gradient.
+    """Return the bytes that an optimizer step moves: it reads the parameter, its
+    gradient and each state, and writes all but the gradient.
     """
     return (3 + 2 * p.optimizer_states) * weight_bytes(p)
 
@@ -116,7 +116,7 @@ def floor_seconds(p: Pass, gpu: Gpu) -> float:
 
 
 def check_pass(p: Pass) -> Pass:
-    """Return the pass. `ValueError` if no model can run it."""
+    """Return the pass unchanged. `ValueError` if its shape is invalid."""
     shape = p.shape
     numbers = {
         "--context": p.context,
@@ -148,7 +148,7 @@ def format_gib(count: float) -> str:
 
 
 def print_report(p: Pass, gpu: Gpu, console: Console) -> None:
-    """Print the peak memory of a pass by category, what fits, and what helps."""
+    """Print the peak memory of a pass by category, what fits, and what reduces it."""
     need, room = peak_bytes(p), gpu.free_bytes
     table = Table("at the peak of a step", "GiB", title=f"on {gpu.name}")
     table.columns[1].justify = "right"

@@ -1,4 +1,4 @@
-"""Lower bounds on time: data sheet peak rates for the FLOPs and the bytes."""
+"""Lower bounds on time from FLOPs, bytes and a data sheet's peak rates."""
 
 from dataclasses import dataclass
 
@@ -14,14 +14,14 @@ class Work:
 
     @property
     def intensity(self) -> float:
-        """Arithmetic intensity in FLOPs per byte, the horizontal axis of a roofline."""
+        """Return the arithmetic intensity in FLOPs per byte, as in a roofline."""
         return self.flops / self.moved_bytes
 
 
 # --8<-- [start:floor]
 def floor_seconds(work: Work, peak: Peak, precision: str) -> float:
-    """Return the longer of compute time and memory time at peak rates, since a GPU does
-    both at once.
+    """Return the longer of compute time and memory time at peak rates, because a GPU
+    can overlap both.
     """
     arithmetic = work.flops / getattr(peak, precision)
     memory = work.moved_bytes / peak.bandwidth
@@ -37,7 +37,5 @@ def ridge_intensity(peak: Peak, precision: str) -> float:
 
 
 def matmul_work(m: int, n: int, k: int, element_bytes: int) -> Work:
-    """Return the work of C (m, n) = A (m, k) B (k, n), with each matrix read or written
-    once.
-    """
+    """Return the work of an (m, k) by (k, n) matmul; each matrix moves once."""
     return Work(2 * m * n * k, element_bytes * (m * k + k * n + m * n))

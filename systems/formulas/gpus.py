@@ -5,24 +5,24 @@ from dataclasses import dataclass
 from systems.formulas.costs import Peak, find_peak
 from systems.formulas.memory_costs import HOPPER_WORKSPACE, WORKSPACE
 
-# What CUDA's context, its libraries and the kernels take before the first tensor: 0.5
-# to 0.7 GiB, depending on the driver.
+# Memory that CUDA's context, its libraries and the kernels take before the first
+# tensor: 0.5 to 0.7 GiB, depending on the driver.
 CONTEXT_BYTES = 640 * 2**20
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as sold: its memory, and the slug of its data sheet in `costs.PEAKS`."""
+    """A GPU as sold: its memory, and its data sheet's key in `costs.PEAKS`."""
 
     name: str
     slug: str
-    # All of it, as `nvidia-smi` reports: a maker's gigabytes are rounded.
+    # Total memory as reported by `nvidia-smi`; vendors' gigabytes are rounded.
     memory_mib: int
     workspace_bytes: int = WORKSPACE
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that tensors may use: the memory minus CUDA's context."""
+        """Return the bytes available to tensors: the memory minus CUDA's context."""
         return self.memory_mib * 2**20 - CONTEXT_BYTES
 
     @property

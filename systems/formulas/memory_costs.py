@@ -1,5 +1,5 @@
 """Bytes that a pass keeps in memory, by formula, for every saved tensor. `memory_peak`
-says when a pass needs most.
+finds the moment of peak memory.
 
 Arithmetic only, as in `costs`. Tests compare the formulas with what autograd saves and
 with measured peaks of many shapes.
@@ -15,8 +15,8 @@ from systems.model.sizes import SIZES, VOCAB_SIZE, ModelSize
 
 BF16_BYTES = 2
 BOOL_BYTES = 1
-# What cuBLAS is given for each thread that multiplies matrices, on compute capability
-# 9.0 and 10.0, and elsewhere: aten/src/ATen/cuda/CublasHandlePool.cpp of PyTorch.
+# cuBLAS workspace per thread that runs matmuls, on compute capability 9.0 and 10.0, and
+# elsewhere: aten/src/ATen/cuda/CublasHandlePool.cpp of PyTorch.
 HOPPER_WORKSPACE = 32 * 2**20
 WORKSPACE = 8_320 * 2**10
 Bytes = dict[str, int]
@@ -27,9 +27,9 @@ class Pass:
     """A forward, backward or training pass; fields are those of `Config` in
     `peak_memory`.
 
-    `size` is a name of Table 1 or a shape. Formulas use only arithmetic on the shape's
-    numbers, so the numbers may be symbols (`systems.formulas.symbols`); only words and
-    switches decide an `if`.
+    `size` is a name of Table 1 or a shape. A shape's numbers may be symbols
+    (`systems.formulas.symbols`), because formulas only do arithmetic with them; an `if`
+    depends only on strings and booleans.
     """
 
     size: str | ModelSize
@@ -39,15 +39,15 @@ class Pass:
     # activations in bf16.
     precision: str
     attention: str = "eager"
-    # Blocks that are computed again together; 0 where all is kept.
+    # Blocks that are recomputed together; 0 to keep all activations.
     checkpoint: int = 0
-    # The scores alone are computed again: from q, k and v, of each block.
+    # Whether each block recomputes only its scores, from q, k and v.
     recompute_attention: bool = False
     batch: int = 4
     vocab: int = VOCAB_SIZE
-    # Tensors as large as its parameter that the optimizer keeps: AdamW's two moments.
+    # Tensors of the parameter's size that the optimizer keeps: AdamW's two moments.
     optimizer_states: int = 2
-    # What cuBLAS takes for each thread that multiplies matrices.
+    # cuBLAS workspace per thread that runs matmuls.
     workspace_bytes: int = HOPPER_WORKSPACE
 
     @property
@@ -64,12 +64,12 @@ class Pass:
 
     @property
     def low(self) -> int:
-        """Bytes of an element that a matmul reads and writes."""
+        """Return the bytes per element of matmul inputs and outputs."""
         return FP32_BYTES if self.precision == "fp32" else BF16_BYTES
 
     @property
     def wide(self) -> int:
-        """Bytes of an element of weights, gradients, residual stream and softmax."""
+        """Return the bytes per element of weights, gradients, residuals and softmax."""
         return BF16_BYTES if self.precision == "pure_bf16" else FP32_BYTES
 
 
@@ -80,8 +80,7 @@ def attention_saved(p: Pass) -> Bytes:
     """
     n, d, h, s = p.tokens, p.shape.d_model, p.shape.num_heads, p.context
     low, wide, fp32 = p.low, p.wide, FP32_BYTES
-    # Under autocast q, k and v each cast the norm's output, which is fp32, and each
-    # keeps its copy.
+    # Under autocast q, k and v each save their own cast of the norm's fp32 output.
     inputs = (
         {"inputs of q, k, v, cast three times": 3 * n * d * low}
         if p.autocast
@@ -94,7 +93,7 @@ def attention_saved(p: Pass) -> Bytes:
         "cosines and sines for q and k": 2 * s * (d // h) * wide,
     }
     if p.recompute_attention:
-        # What goes in: q and k as the rotation leaves them.
+        # The inputs of recomputation: q and k as rotated, before autocast's cast.
         saved |= {"q and k, rotated": 2 * n * d * wide, "v": n * d * low}
     else:
         saved |= {"q and k, rotated": 2 * n * d * low, "v": n * d * low}
@@ -106,9 +105,7 @@ def attention_saved(p: Pass) -> Bytes:
 
 
 def scores_saved(p: Pass) -> Bytes:
-    """Return the bytes that softmax and the two matmuls save beyond q, k and v, by
-    tensor.
-    """
+    """Return the bytes that softmax and two matmuls save beyond q, k and v."""
     n, d, h, s = p.tokens, p.shape.d_model, p.shape.num_heads, p.context
     if p.attention == "flash":
         return {
@@ -126,13 +123,13 @@ def scores_saved(p: Pass) -> Bytes:
 
 def attention_in_backward(p: Pass) -> Bytes:
     """Return the bytes of `attention_saved` during the attention half's backward pass:
-    recomputed tensors, and the inputs they are recomputed from.
+    recomputed tensors, and the inputs of the recomputation.
     """
     if not p.recompute_attention:
         return attention_saved(p)
     n, d = p.tokens, p.shape.d_model
     recomputed = attention_saved(replace(p, recompute_attention=False))
-    # Under autocast the products keep copies of q and k.
+    # Under autocast the matmuls keep casts of q and k besides the originals.
     rotated = 2 * n * d * p.wide if p.autocast else 0
     return recomputed | {"arguments of what is computed again": n * d * p.low + rotated}
 
@@ -164,9 +161,7 @@ def block_saved(p: Pass) -> int:
 
 
 def outside_blocks_saved(p: Pass) -> Bytes:
-    """Return the bytes saved before the first block and after the last, up to the
-    logits.
-    """
+    """Return the bytes saved outside the blocks, up to the logits."""
     n, d = p.tokens, p.shape.d_model
     return {
         "embedded tokens, fp32": n * d * FP32_BYTES,
@@ -207,17 +202,13 @@ def residual_bytes(p: Pass) -> int:
 
 
 def weight_bytes(p: Pass) -> int:
-    """Return the bytes of all parameters; gradients and each of AdamW's moments need as
-    much.
-    """
+    """Return the bytes of all parameters, and so of gradients or one AdamW moment."""
     parts = parameters_by_part(vocab_size=p.vocab, **vars(p.shape))
     return sum(parts.values()) * p.wide
 
 
 def table_bytes(p: Pass) -> int:
-    """Return the bytes of the rotary table: a buffer that lives as long as the
-    parameters.
-    """
+    """Return the bytes of the rotary table, a buffer as permanent as parameters."""
     return p.context * (p.shape.d_model // p.shape.num_heads) * p.wide
 
 
@@ -227,9 +218,7 @@ def block_matrix_entries(p: Pass) -> int:
 
 
 def weight_copy_bytes(p: Pass) -> int:
-    """Return the bytes of autocast's bf16 copies of all weight matrices but the
-    embedding.
-    """
+    """Return the bytes of autocast's bf16 copies of weights, without embedding."""
     if not p.autocast:
         return 0
     head = p.vocab * p.shape.d_model
@@ -244,8 +233,7 @@ def count_segments(p: Pass) -> int:
 def graph_bytes(p: Pass) -> int:
     """Return the bytes that one forward pass keeps with its graph, logits included.
 
-    A checkpointed segment keeps only its input, which is the output of the blocks
-    before.
+    A checkpointed segment keeps only its input, the output of the previous block.
     """
     blocks = (
         count_segments(p) * residual_bytes(p)

@@ -1,5 +1,5 @@
-"""Peak memory of a pass by formula: bytes of each category at every moment that may be
-the peak.
+"""Peak memory of a pass by formula: bytes by category at every moment that may be the
+peak.
 
 Arithmetic only, with the letters of `memory_costs`. Tests compare it with measured
 peaks of many shapes.
@@ -40,7 +40,7 @@ def category_peaks(p: Pass) -> Bytes:
         if p.mode == "step"
         else 0,
         "gradients": weight_bytes(p) if trains else 0,
-        # Until autocast ends, or as long as a graph needs them.
+        # Weight copies live until autocast ends, or as long as a graph needs them.
         "weight copies": max(1, graphs) * weight_copy_bytes(p),
         "saved activations": graphs * graph_bytes(p)
         + (sum(loss_saved(p).values()) if trains else 0),
@@ -52,7 +52,7 @@ def category_peaks(p: Pass) -> Bytes:
 
 # --8<-- [start:peak]
 def peak(p: Pass) -> Bytes:
-    """Return the bytes of all categories, temporaries included, at the peak."""
+    """Return the bytes of all categories at the peak, temporaries included."""
     return max(peak_candidates(p).values(), key=lambda moment: sum(moment.values()))
 
 
@@ -69,8 +69,8 @@ def peak_candidates(p: Pass) -> dict[str, Bytes]:
         else {"after the forward pass": forward_with_graph(p)}
     )
     lasting = {name: category_peaks(p)[name] for name in ("weights", "optimizer state")}
-    # The thread that calls has a workspace, and autograd's, once there was a backward
-    # pass. Token ids and targets are int64.
+    # Workspaces of the calling thread and of autograd's thread (after a backward pass),
+    # and int64 token ids and targets.
     always = 2 * p.workspace_bytes + 2 * p.tokens * INT64_BYTES
     return {
         when: {name: {**lasting, **moment}.get(name, 0) for name in CATEGORIES}
@@ -109,10 +109,10 @@ def forward_without_graph(p: Pass) -> dict[str, Bytes]:
 
 def forward_with_graph(p: Pass) -> Bytes:
     """Return the bytes at the end of a forward pass with a graph. Everything is kept
-    but, under autocast, the head's fp32 norm before its cast.
+    except, under autocast, the final norm's fp32 output before its cast.
 
-    This is the peak only while the scores of one block are smaller than the rest that
-    the block keeps.
+    This is the peak only if the scores of one block are smaller than the other tensors
+    that the block keeps.
     """
     work = residual_bytes(p) if p.autocast else 0
     return {
@@ -135,7 +135,7 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
     )
     head = p.vocab * d
     if p.checkpoint:
-        # A segment's copies end with its forward pass.
+        # A segment's weight copies are freed after its forward pass.
         copies = head * BF16_BYTES if p.autocast else 0
         last = count_segments(p) - 1
         full = maximum(last - 1, 0)
@@ -164,11 +164,11 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
         "backward, the loss": {
             "weight copies": copies,
             "saved activations": graph - logits_bytes(p) + loss,
-            # The gradient of the log-softmax and that of the logits; under autocast its
-            # fp32 copy goes between them.
+            # The gradients of the log-softmax and of the logits. Under autocast the
+            # fp32 copy of the logits is freed in between.
             "temporaries": p.tokens * p.vocab * (4 if p.autocast else 2 * p.low),
         },
-        # Five fp32 tensors at once.
+        # Five fp32 tensors are live at once.
         "backward, the last norm": {
             "gradients": head * p.wide,
             "weight copies": copies - (head * BF16_BYTES if p.autocast else 0),
@@ -183,15 +183,15 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
             for where, end in ends.items()
             for half, moment in block_backward(p, end).items()
         },
-        # From the gradient of its rows.
+        # Computed from the gradient of the embedded tokens.
         "backward, the embedding": {
             "gradients": weight_bytes(p),
             "temporaries": residual_bytes(p),
         },
     }
     if p.mode == "step":
-        # The root of AdamW's second moment, of one parameter after the other. Whoever
-        # keeps one state or none has no such root.
+        # AdamW takes the square root of the second moment, one parameter at a time.
+        # Optimizers with one state or none need no root.
         root = p.wide * (p.optimizer_states // 2)
         for name, largest in {"a feed-forward matrix": d * f, "the head": head}.items():
             found[f"optimizer, {name}"] = {
@@ -205,10 +205,10 @@ def last_block_forward(p: Pass, inputs: int) -> dict[str, Bytes]:
     """Return the candidates inside the last block's forward pass without a graph, while
     `inputs` block inputs are kept.
 
-    No graph needs autocast's copies, yet they live until autocast ends.
+    Autocast's copies live until autocast ends, although no graph needs them.
     """
     keeping_nothing = forward_without_graph(p)
-    # One of the tensors that a pass at rest holds is the input.
+    # A pass without a graph already counts one of these inputs.
     kept_inputs = (inputs - 1) * residual_bytes(p)
     return {
         f"forward, {when}": keeping_nothing[when] | {"saved activations": kept_inputs}
@@ -218,8 +218,8 @@ def last_block_forward(p: Pass, inputs: int) -> dict[str, Bytes]:
 
 @dataclass(frozen=True)
 class BackwardBlock:
-    """A block in the backward pass, counted from 1. With recomputation: the inputs kept
-    up to it, and the blocks before and after it in its run.
+    """A block in the backward pass, counted from 1. With recomputation: the number of
+    block inputs kept up to it, and of blocks before and after it in its run.
     """
 
     block: int
@@ -238,22 +238,21 @@ def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
     """Return the bytes by category inside a block's backward pass: in its feed-forward
     half and in its attention.
 
-    Eager attention needs most where it divides by the row sums: five matrices beside
-    the exponentials, as `costs.attention_peak_bytes` counts them.
+    Eager attention needs most in the division by the row sums: five matrices beside the
+    exponentials (see `costs.attention_peak_bytes`).
     """
     n, d, f = p.tokens, p.shape.d_model, p.shape.d_ff
     low, wide = p.low, p.wide
     entries = block_matrix_entries(p) + 2 * d
     saved_block = block_saved(p)
-    # Parameters of this block and of those before it have no gradient yet, nor has the
-    # embedding.
+    # This block, earlier blocks and the embedding have no gradients yet.
     gradients = weight_bytes(p) - (position.block * entries + p.vocab * d) * wide
     copy = BF16_BYTES if p.autocast else 0
     before = position.before if p.checkpoint else position.block - 1
     computed_again = before * saved_block if p.checkpoint else 0
     copies = before * block_matrix_entries(p) * copy
-    # The input of this segment or, where all is kept, the first block's: in fp32, as
-    # the norm keeps it. In pure bf16 the norm's is a copy of what a segment keeps.
+    # The input of this segment or, without recomputation, of the first block: in fp32,
+    # as the norm saves it. In pure bf16 that is a copy of the segment's input.
     stream = n * d * FP32_BYTES
     saved = (
         position.inputs * residual_bytes(p)
@@ -263,18 +262,18 @@ def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
     if p.checkpoint and p.precision == "pure_bf16":
         computed_again += stream
     if p.checkpoint:
-        # What the block gave to the next one of its segment is freed with the segment.
+        # A block's output, the next block's input, is freed with the segment.
         computed_again += minimum(position.after, 1) * residual_bytes(p)
-    # The gradient of the gated value and of its two factors. The gated value is gone,
-    # w2 has its gradient.
+    # The gradients of the gated value and of its two factors. The gated value is freed,
+    # and w2 has its gradient.
     in_feed_forward = (
         saved_block - stream - n * f * low,
         (block_matrix_entries(p) - d * f) * copy,
         d * f,
         n * d * wide + 3 * n * f * low,
     )
-    # Gone by then: what the output projection, the product with v and the norm after it
-    # needed.
+    # The backward passes of the next norm, the output projection and the matmul with v
+    # have already freed these.
     freed = (
         "probabilities",
         "v",
@@ -300,8 +299,7 @@ def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
             "weight copies": 0 if p.checkpoint else copies,
             "temporaries": work,
         }
-        # Where blocks are computed again, what they keep is as short-lived as the rest
-        # of the backward pass.
+        # Recomputed activations are as short-lived as the other temporaries.
         if p.checkpoint:
             moment["temporaries"] += computed_again + copies + saved_half + needed
         else:

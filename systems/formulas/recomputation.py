@@ -1,8 +1,8 @@
-"""Recomputation strategies by formula: forward passes and peak memory of runs, half
-blocks and nested runs, with the letters of `memory_costs`.
+"""Recomputation strategies by formula: number of forward passes and peak memory of
+runs, half blocks and nested runs, with the letters of `memory_costs`.
 
 Arithmetic only. Tests compare the counts with what models compute, and the peaks with
-passes of small shapes.
+measured passes of small shapes.
 """
 
 import math
@@ -29,11 +29,11 @@ from systems.formulas.memory_peak import (
 
 # --8<-- [start:counts]
 def count_kept_inputs(strategy: str, layers: int, block: int, run: int = 1) -> int:
-    """Return how many block inputs are in memory while this block, counted from 1, is
-    recomputed.
+    """Return how many block inputs are in memory during the recomputation of this
+    block, counted from 1.
     """
     if strategy == "halving":
-        # The first of all, and one for each half that the block is the second of.
+        # The model's input, and one for each enclosing half that is the second of two.
         return 1 + sum(second for second in enclosing_halves(layers, block))
     if strategy == "chain":
         return min(block, 2)
@@ -43,21 +43,22 @@ def count_kept_inputs(strategy: str, layers: int, block: int, run: int = 1) -> i
 def forward_passes(strategy: str, layers: int) -> float:
     """Return how often a block is computed on average, the forward pass included."""
     if strategy == "halving":
-        # For itself, and for each second half behind it: PyTorch stops when it has what
-        # was asked for, so for a run's sake its own second half is not computed.
+        # A block is computed once more for its own backward pass and for each second
+        # half after it. PyTorch stops recomputing once all saved tensors exist, so
+        # recomputing a run skips the run's own second half.
         blocks = range(1, layers + 1)
         firsts = sum(
             not s for block in blocks for s in enclosing_halves(layers, block)[1:]
         )
         return 2 + firsts / layers
     if strategy == "chain":
-        # For itself, and for each block behind it.
+        # Once in the forward pass, once for itself, and once for each block after it.
         return 1 + (layers + 1) / 2
     return 1 if strategy == "none" else 2
 
 
 def enclosing_halves(layers: int, block: int) -> list[bool]:
-    """Return for each half that contains this block, from the largest down, whether it
+    """Return, for each half that contains this block from the largest down, whether it
     is the second of two.
     """
     if layers == 1:
@@ -69,8 +70,8 @@ def enclosing_halves(layers: int, block: int) -> list[bool]:
 
 
 def best_run_lengths(p: Pass) -> tuple[float, float]:
-    """Return the run length that minimizes kept inputs plus recomputed blocks: counting
-    blocks as large as inputs, and at their true size.
+    """Return the run length that minimizes kept inputs plus recomputed blocks, first as
+    if a block's activations were as large as its input, then at their true size.
     """
     layers = p.shape.num_layers
     smaller = residual_bytes(p) / block_saved(p)
@@ -82,8 +83,8 @@ def best_run_lengths(p: Pass) -> tuple[float, float]:
 
 # --8<-- [start:peaks]
 def peaks(p: Pass, strategy: str, run: int = 1) -> tuple[int, int]:
-    """Return the peak bytes of a forward and backward pass: with gradients allocated as
-    it goes on, and with all gradients allocated from the start.
+    """Return the peak bytes of a forward and backward pass: with gradients allocated
+    when computed, and with all gradients allocated from the start.
     """
     moments = list(strategy_moments(p, strategy, run))
     growing = max(sum(moment.values()) for moment in moments)
@@ -92,22 +93,20 @@ def peaks(p: Pass, strategy: str, run: int = 1) -> tuple[int, int]:
 
 
 def strategy_moments(p: Pass, strategy: str, run: int) -> Iterator[Bytes]:
-    """Yield the bytes by category at every moment that may be the peak under a
-    strategy.
-    """
+    """Yield the bytes by category at every moment that may be a strategy's peak."""
     if strategy in ("none", "attention"):
         recomputed = replace(p, recompute_attention=strategy == "attention")
         yield from peak_candidates(recomputed).values()
     elif strategy in ("runs", "by_hand"):
         for when, moment in peak_candidates(replace(p, checkpoint=run)).items():
-            # By hand, the gradient that came in is held until the block is done.
+            # `RecomputeBlock` holds the incoming gradient until the block is done.
             inside = when.startswith("backward") and "block" in when
             held_gradient = residual_bytes(p) if strategy == "by_hand" and inside else 0
             yield moment | {"temporaries": moment["temporaries"] + held_gradient}
     else:
         single = replace(p, checkpoint=1)
         ends = peak_candidates(single)
-        # The loss and the embedding need what they need there, but for the inputs.
+        # Loss and embedding: as with checkpoints of one block, but other inputs.
         layers = p.shape.num_layers
         more = inputs_after_forward(strategy, layers) - layers
         for when in ("after the forward pass", "backward, the loss"):
@@ -127,11 +126,9 @@ def inputs_after_forward(strategy: str, layers: int) -> int:
 
 
 def block_moments(p: Pass, strategy: str) -> Iterator[Bytes]:
-    """Yield the candidates inside the last block's forward pass and each block's
-    backward pass.
-    """
+    """Yield the candidates in the last forward block and all backward blocks."""
     layers, residual = p.shape.num_layers, residual_bytes(p)
-    # Of nested runs each is still being computed then, and holds its input.
+    # All enclosing nested runs are still active, and each holds its input.
     two_inputs = strategy == "half_blocks"
     inputs = (
         2 * layers - 1 if two_inputs else count_kept_inputs(strategy, layers, layers)
@@ -148,9 +145,9 @@ def block_moments(p: Pass, strategy: str) -> Iterator[Bytes]:
         yield feed_forward
         yield attention
         if strategy == "chain" and p.autocast:
-            # All blocks before it were computed on the way, and autocast has kept the
-            # copies of their weights: at the end are its own tensors, its output, and
-            # the product that this is the sum with.
+            # All previous blocks were just recomputed, and autocast has cached copies
+            # of their weights. The temporaries are the last block's activations, its
+            # output, and the bf16 operand of its residual sum.
             copies = block * block_matrix_entries(p) * BF16_BYTES
             new_tensors = block_saved(p) + residual + residual // 2
             yield attention | {"weight copies": copies, "temporaries": new_tensors}

@@ -1,9 +1,9 @@
-"""Symbolic integers: called with them, formulas return expressions that another program
+"""Symbolic integers: formulas called with them return expressions that another program
 can evaluate.
 
-The calculator's script gets the formulas of this package as data, so there is no second
-implementation. Formulas may add, subtract, multiply, square, floor-divide, and take
-`minimum` or `maximum` of two numbers. All are integers.
+The calculator's script receives the formulas of this package as data, so there is no
+second implementation. Formulas may add, subtract, multiply, square, floor-divide, and
+take `minimum` or `maximum` of two numbers. All are integers.
 """
 
 import operator
@@ -23,15 +23,13 @@ OPERATORS: dict[str, Callable[[int, int], int]] = {
 
 @dataclass(frozen=True)
 class Expression:
-    """An operator with operands, which are integers or expressions; or a name without
-    operands.
-    """
+    """An operator with operands (integers or expressions), or a name without."""
 
     operator: str
     operands: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
-        # Worked out once: an expression stands in many others, which ask for it.
+        # Cached, because expressions are nested in many others that hash them.
         object.__setattr__(self, "hashed", hash((self.operator, self.operands)))
 
     def __hash__(self) -> int:
@@ -64,13 +62,13 @@ class Expression:
         return combine("*", self, self)
 
 
-# What leaves an expression as it is: (operator, the right operand).
+# Operations without effect: (operator, right operand).
 NEUTRAL = {("+", 0), ("-", 0), ("*", 1), ("//", 1)}
 
 
 def combine(name: str, left: Any, right: Any) -> Any:
-    """Return the expression of two operands, or one operand if the other changes
-    nothing. `TypeError` for an operand that is not an integer.
+    """Return the expression of two operands, or one operand if the operation has no
+    effect. `TypeError` for an operand that is not an integer.
     """
     for value in (left, right):
         if not isinstance(value, (int, Expression)):

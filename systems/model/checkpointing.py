@@ -70,9 +70,7 @@ def checkpoint_half_blocks(model: BasicsTransformerLM) -> None:
 
 
 class CheckpointedHalves(TransformerBlock):
-    """A Transformer block that checkpoints its attention half and its feed-forward
-    half.
-    """
+    """A Transformer block that checkpoints its attention and feed-forward halves."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = checkpoint_function(lambda x: x + self.attn(self.ln1(x)))(x)

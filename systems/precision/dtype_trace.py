@@ -35,8 +35,7 @@ class DtypeTrace(TorchDispatchMode):
         self.gradients: dict[str, str] = {}
         self.output_gradients: dict[str, str] = {}
         self.optimizer_state: dict[str, str] = {}
-        # (module, "optimizer" or "", operation, dtype of the result), in execution
-        # order.
+        # (module or "optimizer", operation, dtype of the result), in execution order.
         self.operations: list[tuple[str, str, str]] = []
         self.forward_operations = self.forward_casts = 0
         self.scopes: list[str] = []
@@ -95,9 +94,7 @@ class DtypeTrace(TorchDispatchMode):
     # --8<-- [end:trace]
 
     def count_forward(self) -> None:
-        """Count the operations of the forward pass that compute, and how many of them
-        only cast.
-        """
+        """Count the operations so far that compute, and the casts among them."""
         self.forward_operations = len(self.operations)
         self.forward_casts = sum(name == "_to_copy" for _, name, _ in self.operations)
 

@@ -35,9 +35,7 @@ class Format:
 
     @property
     def smallest_subnormal(self) -> Fraction:
-        """Return the smallest positive number, which is also the spacing of all
-        subnormals.
-        """
+        """Return the smallest positive number, also the spacing of all subnormals."""
         return self.smallest_normal / 2**self.fraction_bits
 
     def spacing(self, value: Fraction) -> Fraction:

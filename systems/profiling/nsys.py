@@ -71,8 +71,7 @@ def command_line(program: str, report: Path, work: Sequence[str]) -> list[str]:
     """
     return [
         *(program, "profile", "--trace", "cuda,nvtx"),
-        # CPU sampling and context switches would need privileges and disturb the
-        # measurement.
+        # CPU sampling would need privileges and disturb the measurement.
         *("--sample", "none", "--cpuctxsw", "none"),
         *("--capture-range", "cudaProfilerApi", "--capture-range-end", "stop"),
         *("--force-overwrite", "true", "--output", str(report.with_suffix(""))),
@@ -201,9 +200,7 @@ def query_kernels(
             )
 
     def select(table: str, *columns: str) -> Iterable[tuple[Any, ...]]:
-        """Yield these columns of a table, with None for a column that this version
-        lacks.
-        """
+        """Yield these columns of a table, None for a column that it lacks."""
         known_columns = tables.get(table)
         if not known_columns:
             return []
@@ -259,7 +256,5 @@ def query_kernels(
 
 
 def process_id(identifier: int | None) -> int | None:
-    """Return the process part of a globalTid or globalPid, without the 24 bits of the
-    thread.
-    """
+    """Return the process part of an id, without the 24 bits of the thread."""
     return None if identifier is None else identifier >> 24

@@ -77,9 +77,7 @@ def l2_buffer(device: str) -> Tensor:
 def split_by_phase(
     kernels: Iterable[Kernel], names: list[str], passes: int
 ) -> dict[str, list[list[Kernel]]]:
-    """Return the kernels by phase and pass. TraceError if passes differ in their
-    number.
-    """
+    """Return the kernels by phase and pass. TraceError if passes differ."""
     inside = [kernel for kernel in kernels if kernel.path[:1] == (PASS,)]
     starts = sorted({kernel.marks[0].start for kernel in inside})
     found: dict[str, list[list[Kernel]]] = {

@@ -118,8 +118,7 @@ def read_trace(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
         f"{path} is no whole trace", "profile again, and let the export finish"
     ):
         with open_file(path, "rt", encoding="utf-8", errors="replace") as file:
-            # Kernel names are arbitrary: they may contain line breaks, tabs or invalid
-            # bytes.
+            # Kernel names may contain line breaks, tabs or invalid bytes.
             trace = json.load(file, strict=False)
     events = trace.get("traceEvents") if isinstance(trace, dict) else None
     if not isinstance(events, list):

@@ -110,9 +110,7 @@ def load_acquire(semaphore_ptr):
 
 @gluon.jit
 def fence_after_acquire():
-    """Order this thread's TMA additions after TMA writes made visible by the last
-    acquire.
-    """
+    """Order this thread's TMA additions after TMA writes that its acquire saw."""
     gl.inline_asm_elementwise(
         "{ fence.proxy.async.global; mov.u32 $0, 0; }",
         "=r,r",
@@ -147,8 +145,7 @@ def add_partial(
     # A narrow head skips the last of four boxes, which holds columns from 96 on.
     BOXES: gl.constexpr = 3 if NARROW else 1
     partial = dq_ring.tiles.index(ME)
-    # Wait for the semaphore first: usually it is this partial's turn before the partial
-    # is complete.
+    # The semaphore first: usually its turn comes before the partial is complete.
     while load_acquire(semaphores_ptr + number) != order:
         pass
     fence_after_acquire()

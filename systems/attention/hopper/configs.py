@@ -24,8 +24,7 @@ class Config(NamedTuple):
     turns: bool = False
     # dk and dv: k and v stay in registers as matmul operands.
     in_registers: bool = False
-    # Forward: programs per SM. More than one only to measure the gain from the
-    # schedule.
+    # Forward: programs per SM; above one only to measure the schedule's gain.
     programs: int = 1
     # Forward: the last heads, about this many items per program, are scheduled
     # together, longest items first.

@@ -230,13 +230,10 @@ def dkdv_kernel(
     GROUPS: gl.constexpr, STAGES: gl.constexpr, IN_REGISTERS: gl.constexpr,
     REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv of one tile of keys of one KV head. Grid: tiles of keys x batch
-    x KV heads.
-    """
+    """Compute dk and dv of one tile of keys. Grid: key tiles x batch x KV heads."""
     BK: gl.constexpr = 64 * GROUPS
     tiles = gl.cdiv(n_k, BK)
-    # Under a causal mask the first tile has the most queries, so it already starts
-    # first.
+    # Under a causal mask the first tile has the most queries, and already starts first.
     k_start = gl.program_id(0) % tiles * BK
     batch_head = gl.program_id(0) // tiles
     kv_heads = heads // HEADS_PER_KV

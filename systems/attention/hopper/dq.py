@@ -114,9 +114,7 @@ def dq_consumer(
     dq_desc, rows_out, work, scale,
     GROUP: gl.constexpr, BK: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Compute dq of 64 queries, from the last tile of keys that they attend to down to
-    the first.
-    """
+    """Compute dq of 64 queries, from their last visible tile of keys to the first."""
     S: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BK, 16]
     )

@@ -157,8 +157,7 @@ def forward_producer(
             schedule.items_ptr + gl.minimum(position + 1, schedule.end - 1)
         )
         kv_head = item.head // HEADS_PER_KV
-        # Keys first: the consumers may still be reading the queries of the previous
-        # item.
+        # Keys first: consumers may still read the queries of the previous item.
         last = (item.steps - 1) * BK
         fill_stage(ring, steps_done, k_desc, v_desc, item.batch, kv_head, last)
         for group in gl.static_range(GROUPS):
@@ -185,9 +184,7 @@ FIRST_BARRIER = gl.constexpr(8)
 
 @gluon.jit
 def take_turn(GROUP: gl.constexpr):
-    """Wait on a named barrier of 256 threads until the previous consumer has started
-    its matmuls.
-    """
+    """Wait until the previous consumer has started its matmuls (256 threads)."""
     gl.inline_asm_elementwise(
         "bar.sync $1, 256; mov.b32 $0, 0;", "=r,r", [FIRST_BARRIER + GROUP],
         dtype=gl.int32, is_pure=False, pack=1,
@@ -196,9 +193,7 @@ def take_turn(GROUP: gl.constexpr):
 
 @gluon.jit
 def pass_turn(GROUP: gl.constexpr, GROUPS: gl.constexpr):
-    """Arrive at the next consumer's named barrier, after this one has started its
-    matmuls.
-    """
+    """Signal the next consumer that this one has started its matmuls."""
     gl.inline_asm_elementwise(
         "bar.arrive $1, 256; mov.b32 $0, 0;", "=r,r",
         [FIRST_BARRIER + (GROUP + 1) % GROUPS],
@@ -304,8 +299,7 @@ def forward_consumer(
                 release_stage(ring, i - 1)
             acc = scale_rows(acc, rescale)
         # --8<-- [end:consumer_loop]
-        # The queries have been read: those of the next item can arrive while o is
-        # finished.
+        # Free the queries early: the next item's can arrive while o is finished.
         mbarrier.arrive(queries.empty.index(GROUP), count=1)
         acc = wait_all(accumulate(acc, p, v))
         release_stage(ring, steps_done - 1)

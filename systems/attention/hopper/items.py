@@ -1,6 +1,4 @@
-"""Work items of the forward pass: tiles of queries, which a program computes one after
-another.
-"""
+"""Work items of the forward pass: tiles of queries that a program computes in turn."""
 
 from typing import NamedTuple
 

@@ -190,9 +190,7 @@ def launch_two_passes(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv), computed by two kernels. TMA must be able to read all
-    tensors.
-    """
+    """Return (dq, dk, dv), computed by two kernels, for TMA-readable tensors."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     plan = plan_backward(
         q.dtype,

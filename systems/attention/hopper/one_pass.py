@@ -98,9 +98,7 @@ def apply_mask(s, hidden, limit, RAGGED: gl.constexpr):
 
 @gluon.jit
 def wait_empty(ds_ring, i):
-    """Wait until the dq group has read the previous dS in the stage of step i; return
-    the stage.
-    """
+    """Wait until the dq group has emptied the dS stage of step i, and return it."""
     DS_STAGES: gl.constexpr = ds_ring.tiles.shape[0]
     stage = i % DS_STAGES
     mbarrier.wait(ds_ring.empty.index(stage), (i // DS_STAGES & 1) ^ 1)

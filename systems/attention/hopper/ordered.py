@@ -104,9 +104,7 @@ def get_item(number, walk, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def get_tile(step, item, walk, CAUSAL: gl.constexpr):
-    """Return (tile of queries, number of earlier partials of its dq) for a step of an
-    item.
-    """
+    """Return (tile of queries, number of earlier partials of its dq) for a step."""
     tile = step
     order = item.keys
     if CAUSAL:

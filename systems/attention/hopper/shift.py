@@ -76,9 +76,7 @@ def get_item(n, program, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def get_tile(step, n, keys, tiles, CAUSAL: gl.constexpr):
-    """Return (tile of queries, number of earlier partials of its dq) for a step of item
-    n.
-    """
+    """Return (tile of queries, number of earlier partials of its dq) for a step."""
     if CAUSAL:
         tile = keys * QUERY_TILES + step
         order = step // QUERY_TILES

@@ -17,11 +17,9 @@ from systems.attention.hopper.limits import TILE_DIMS
 from systems.attention.relaunch import Layout
 
 # --8<-- [start:limits]
-# Head dimensions from 72 to this one use 96 of a tile's 128 columns, in blocks of 64
-# and 32.
+# Head dimensions from 72 to this use 96 of 128 columns, in blocks of 64 and 32.
 NARROW_HEAD = 96
-# Least keys for the shift walk by padded head dimension, under a causal mask; half as
-# many without.
+# Least keys for the shift walk by padded head dimension; half without a causal mask.
 ONE_PASS_MIN_KEYS = {64: 2048, 128: 4096}
 # Least share of all SMs' time in steps for the shift walk.
 ONE_PASS_USE = 0.9
@@ -46,8 +44,7 @@ DEALT_TILES = 256
 # programs, and without a mask, where the programs of a head start at the same queries
 # and queue once.
 SIDE_TILES = 128
-# Tiles of keys of the heads that go backwards at the end: at least two heads, at most
-# half of all.
+# Key tiles of the heads that go backwards at the end: two heads to half of all.
 BACKWARDS_TILES = 256
 # A single KV head has no other heads to fill the end, so two passes run, except from
 # this many tiles on: 65,536 keys were faster going backwards (head dimension 64, one

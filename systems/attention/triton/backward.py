@@ -245,8 +245,7 @@ def dkdv_steps(
             delta = tl.where(rows < n_q, delta, 0.0)
         else:
             lse_log2, delta = tl.split(tl.load(pairs))
-        # [BK, BQ]; both matmuls come before exp2, so that the matmul for dv overlaps
-        # with ds.
+        # [BK, BQ]; both precede exp2, so that the matmul for dv overlaps with ds.
         if RECOMPUTE == "tiles":
             zero = tl.zeros([k[0].shape[0], BQ], tl.float32)
             s = matmul_from_memory(
@@ -311,8 +310,7 @@ def dkdv_kernel(
         stride_dvb, stride_dvh, stride_dvn, UNIT
     )
     tiles = tl.cdiv(n_k, BK)
-    # Under a causal mask the first tile has the most queries, so it already starts
-    # first.
+    # Under a causal mask the first tile has the most queries, and already starts first.
     tile, batch_head, batch_heads, split = program_tile(tiles, head_swizzle, SPLITS)
     k_start = tile * BK
     kv_heads = heads // GROUP
@@ -348,8 +346,7 @@ def dkdv_kernel(
     dk = tl.zeros([BK, D], tl.float32)
     dv = tl.zeros([BK, D], tl.float32)
 
-    # Queries before `first` see no key of this tile; queries from `unmasked_start` on
-    # see all.
+    # Queries before `first` see no key of this tile, from `unmasked_start` on all.
     first, unmasked_start = 0, 0
     if CAUSAL:
         first = k_start // BQ * BQ

@@ -31,9 +31,7 @@ def architecture(capability: tuple[int, int]) -> str:
 
 
 def pad_head_dim(d: int) -> int:
-    """Return the head dimension padded to a power of two, at least 16, as tensor cores
-    need.
-    """
+    """Return d padded to a power of two, at least 16, as tensor cores need."""
     # Triton 3.7 declares another return type.
     return max(16, triton.next_power_of_2(d))  # pyright: ignore[reportReturnType]
 

@@ -44,9 +44,7 @@ class Config(NamedTuple):
 
 
 class ByMask(NamedTuple):
-    """Configurations with and without a causal mask, for entries where the best ones
-    differ.
-    """
+    """Separate configurations with and without a causal mask."""
 
     causal: Config
     full: Config
@@ -106,8 +104,7 @@ class FewRows(NamedTuple):
     configs: Passes
 
 
-# {arithmetic: entries by ascending `most_rows`}; a missing entry means `CONFIGS`
-# applies.
+# {arithmetic: entries by ascending `most_rows`}; without an entry `CONFIGS` applies.
 FewByArithmetic = dict[str, tuple[FewRows, ...]]
 
 

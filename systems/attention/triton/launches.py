@@ -129,9 +129,7 @@ def make_limbs_launch(
 
 
 def limbs_layout(x: Layout, limbs: int) -> Layout:
-    """Return the layout of the limbs of x (b, h, n, d): the limbs of a row are
-    adjacent.
-    """
+    """Return the layout of the limbs of x (b, h, n, d), adjacent for each row."""
     _, heads, n, d = x.shape
     return Layout(x.shape, (heads * n * limbs * d, n * limbs * d, limbs * d, 1))
 
@@ -268,9 +266,7 @@ def backward_launches(
     dq_splits: int | None, head_swizzle: int | None, causal: bool, scale: float,
     *tensors: ShapeAndStrides,
 ) -> Backward:  # fmt: skip
-    """Return the launches of a backward pass for q, k, v, o, do, dq, dk, dv of these
-    layouts.
-    """
+    """Return the launches of a backward pass for tensors of these layouts."""
     q, k, v, o, do, dq, dk, dv = (make_layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]

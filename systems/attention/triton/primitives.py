@@ -30,8 +30,7 @@ def program_tile(tiles, head_swizzle, SPLITS: tl.constexpr):
     Head swizzle orders programs by group of `head_swizzle` heads, then tile, head and
     split, so that no long tile starts after all other work is done.
     """
-    # Without splits this is always zero, but a constant zero makes the compiled second
-    # loop slower.
+    # Always zero without splits, but a constant zero slows down the second loop.
     split = tl.program_id(0) % SPLITS if SPLITS > 1 else tl.program_id(1)
     program, heads = tl.program_id(0) // SPLITS, tl.num_programs(0) // SPLITS // tiles
     group = program // (tiles * head_swizzle)
@@ -263,8 +262,7 @@ def transpose_limbs(x):
 def dot(a, b, acc, PRECISION: tl.constexpr):
     """Return acc + a @ b, summed in float32."""
     if INTERPRETED:
-        # The interpreter would multiply bit patterns of bfloat16; float32 represents
-        # the same values.
+        # The interpreter would multiply bit patterns; float32 has the same values.
         acc = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
     else:
         acc = tl.dot(a, b, acc, input_precision=PRECISION)

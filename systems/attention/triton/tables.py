@@ -112,8 +112,7 @@ FLOAT32_2048_ROWS_SM_90 = FewRows(
         "dq": {16: Config(64, 64, 4, 2), 32: Config(64, 64, 4, 1)},
     },
 )
-# In ascending order of rows. Where an entry is missing, the table for many rows
-# applies.
+# By ascending rows. Without an entry the table for many rows applies.
 FEW_ROWS_SM_90: FewByArithmetic = {
     "half": (
         FewRows(

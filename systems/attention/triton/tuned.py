@@ -37,9 +37,7 @@ def kernels_hash() -> str:
 
 
 def path_of(slug: str) -> Path:
-    """Return the path of a GPU's file; `slug` is the GPU's name as a folder name of
-    records.
-    """
+    """Return the path of a GPU's file; `slug` is the GPU's folder name in records."""
     return FOLDER / f"{slug}.json"
 
 

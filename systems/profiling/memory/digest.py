@@ -155,9 +155,7 @@ def group_blocks(blocks: list[Block]) -> list[Group]:
 
 
 def owner_pattern(owner: str | None) -> str:
-    """Return the name of an owner with its layer number replaced:
-    `layers.*.ffn.w1.weight`.
-    """
+    """Return an owner's name without layer number: `layers.*.ffn.w1.weight`."""
     return (
         ".".join("*" if part.isdigit() else part for part in owner.split("."))
         if owner

@@ -31,9 +31,7 @@ def storage_address(tensor: Tensor) -> int:
 
 # --8<-- [start:recorder]
 class Recorder:
-    """Recorder of one pass. Its `phase` replaces a clock's and leaves the pass
-    unchanged.
-    """
+    """Recorder of one pass; its `phase` replaces a clock's."""
 
     def __init__(
         self,
@@ -136,9 +134,7 @@ class Recorder:
 
 
 def drop_marker(device: torch.device) -> None:
-    """Allocate and free one byte: this function's name in the stack marks a point in
-    the history.
-    """
+    """Allocate and free one byte: its stack marks a point in the history."""
     torch.empty(1, dtype=torch.uint8, device=device)
 
 

@@ -54,9 +54,7 @@ class Mark:
 
 @dataclass
 class Block:
-    """One allocation of `bytes` requested bytes, live from event `start` until before
-    event `end`.
-    """
+    """One allocation in requested bytes, live from event `start` to before `end`."""
 
     address: int
     bytes: int
@@ -87,9 +85,7 @@ class Span:
 
 @dataclass(frozen=True)
 class History:
-    """All blocks of a recorded pass, its phases, and the number of events (allocations
-    and frees).
-    """
+    """All blocks of a recorded pass, its phases, and its number of events."""
 
     blocks: list[Block]
     phases: list[Span]
@@ -118,8 +114,7 @@ def build_history(
     begin = 0
     for mark, event in zip(marks, mark_events, strict=True):
         for address, (category, name) in mark.owners.items():
-            # An address can hold different blocks, with different owners, at different
-            # times.
+            # An address can hold other blocks, with other owners, at other times.
             for block in blocks_at.get(address, ()):
                 if block.lives_at(event) and block.owner is None:
                     block.category, block.owner = category, name
