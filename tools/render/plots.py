@@ -29,15 +29,13 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.path import Path
-from matplotlib.text import Annotation, Text
+from matplotlib.text import Text
 from matplotlib.ticker import (
     FuncFormatter,
     LogLocator,
     NullFormatter,
     ScalarFormatter,
 )
-from matplotlib.transforms import BboxBase
 
 from systems.records.record import Record
 from tools.render.drawing import NARROW, SMALL, WIDE, caption, figure
@@ -111,19 +109,17 @@ def plot(
     *,
     height: float = 300,
     narrow: float | None = None,
-    data: str | None = None,
 ) -> str:
     """The figure of a record for a page: its caption is the finding, then how to read
-    it, then where its numbers are: the record, or `data`, an address in the page.
-
-    `height` is that of the wide one in pixels, `narrow` that of the other.
+    it, then where its numbers are. `height` is that of the wide one in pixels,
+    `narrow` that of the other.
     """
     return picture(
         f"{record.stem}-{name}-{record.device.slug}",
         draw,
         finding,
         key,
-        numbers=data or record_address(record),
+        numbers=record_address(record),
         height=height,
         narrow=narrow,
     )
@@ -170,26 +166,11 @@ def svg(
         buffer = io.StringIO()
         # `savefig` would draw once more, to arrange what `draw` arranges itself.
         FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
-        below = second_row(figure)
-    first = f' data-first="{height - below - 4:.0f}"' if below else ""
     head = (
         f'<svg class="plot {shown}" role="img" aria-label="{plain(in_words(alt))}"'
-        f' viewBox="0 0 {width} {height:g}" width="{width}" height="{height:g}"{first}>'
+        f' viewBox="0 0 {width} {height:g}" width="{width}" height="{height:g}">'
     )
     return f"{head}\n{inline(buffer.getvalue(), f'{address}-{shown}')}\n</svg>"
-
-
-def second_row(figure: Figure) -> float:
-    """Where the panels below the first begin, from the bottom; 0 where there are none.
-    The picture of a page for links to it, tools/hooks/cards.py, ends there.
-    """
-    every = figure.axes
-    # Their labels, which take long to measure, lie around them.
-    if not any(axes.bbox.y1 <= every[0].bbox.y0 + 1 for axes in every[1:]):
-        return 0
-    boxes = [axes.get_tightbbox() for axes in every]
-    found = [box for box in boxes if box is not None]
-    return max((box.y1 for box in found if box.y1 <= found[0].y0 + 1), default=0)
 
 
 # What a builder draws with ------------------------------------------------------------
@@ -248,24 +229,22 @@ def stacked(
     names: Sequence[str],
     parts: dict[str, list[float]],
     colors: dict[str, str],
-    **more: Any,
 ) -> None:
     """A horizontal bar for each name, from top to bottom, made of its parts."""
     ends = [0.0] * len(names)
-    places = more.pop("at", range(len(names)))
     for part, widths in parts.items():
-        axes.barh(places, widths, 0.8, ends, color=colors[part], linewidth=0)
+        axes.barh(range(len(names)), widths, 0.8, ends, color=colors[part], linewidth=0)
         ends = [end + width for end, width in zip(ends, widths, strict=True)]
-    bars(axes, names, places)
+    bars(axes, names)
 
 
 # On a telephone, so many letters stand beside a bar; longer names stand above it.
 BESIDE = 30
 
 
-def bars(axes: Axes, names: Sequence[str], places: Sequence[float] = ()) -> None:
+def bars(axes: Axes, names: Sequence[str]) -> None:
     """An axis of names from top to bottom, for horizontal bars at 0, 1, 2, ..."""
-    at = places or range(len(names))
+    at = range(len(names))
     axes.set_yticks(at, list(names))
     axes.set_ylim(max(at, default=0) + 0.6, -0.6)
     figure = axes.get_figure(root=True)
@@ -389,49 +368,17 @@ def power_of_two_axis(axis: Axis, ticks: Sequence[int], label: str) -> None:
 # How it becomes part of a page --------------------------------------------------------
 
 
-# Where a name stands from the last point of its line, else from the first, else farther
-# from the last, in pixels: the first place where no line goes through it.
-PLACES = (
-    (9, 0, "left", "center"),
-    (0, 8, "center", "bottom"),
-    (0, -8, "center", "top"),
-    (9, 6, "left", "bottom"),
-    (9, -6, "left", "top"),
-    (-9, 2, "right", "bottom"),
-    (-9, 0, "right", "center"),
-    (-9, -2, "right", "top"),
-)
-FARTHER = (
-    (-24, 6, "right", "bottom"),
-    (-24, 14, "right", "bottom"),
-    (0, 20, "center", "bottom"),
-    (-24, -10, "right", "top"),
-    (0, -20, "center", "top"),
-)
-PLACES_AT_FIRST = (
-    (0, -8, "center", "top"),
-    (-9, 0, "right", "center"),
-    (0, 8, "center", "bottom"),
-)
-
-
 def name_lines(figure: Figure) -> None:
-    """Write the label of each line at its last point, none over another. What is drawn
-    then is what they were placed in: the layout takes longer than all else of a figure.
-    """
+    """Write the label of each line beside its last point, apart from its neighbours."""
     layout = figure.get_layout_engine()
     assert layout is not None
     layout.execute(figure)
-    names: list[Annotation] = []
-    starts: list[tuple[Axes, tuple[float, float]]] = []
+    every = [x for axes in figure.axes for x in axes.get_lines()]
+    named = [x for x in every if not str(x.get_label()).startswith("_")]
     for axes in figure.axes:
-        named = [
-            line
-            for line in axes.get_lines()
-            if not str(line.get_label()).startswith("_")
-        ]
-        for one, height in beside_one_another(named):
-            name = axes.annotate(
+        for one, height in beside_one_another([x for x in named if x.axes is axes]):
+            color = one.get_color()
+            axes.annotate(
                 CONTROL.sub(" ", str(one.get_label())),
                 point(one, -1),
                 xytext=(9, height - end_of(one)[1]),
@@ -439,61 +386,14 @@ def name_lines(figure: Figure) -> None:
                 gid=OVER_LINES,
                 parse_math=False,
                 va="center",
-                color=INK if one.get_color() in (GREY, PALE) else one.get_color(),
-                weight="bold" if one.get_color() == ACCENT else "normal",
+                color=INK if color in (GREY, PALE) else color,
+                weight="bold" if color == ACCENT else "normal",
             )
-            names.append(name)
-            starts.append((axes, point(one, 0)))
-    if names:
-        # They take room from the lines.
+    if named:
+        # Names take room from the lines.
         layout.execute(figure)
+    # What is drawn is what the names were placed in.
     figure.set_layout_engine("none")
-    drawn = {axes: (curves(axes), ticks(axes)) for axes in figure.axes if names}
-    for name, (axes, start) in zip(names, starts, strict=True):
-        others = [other for other in names if other is not name]
-        first, end = (*name.xyann, "left", "center"), name.xy
-        at_end = [(end, place) for place in (first, *PLACES)]
-        at_start = [(start, place) for place in (*PLACES_AT_FIRST, *PLACES)]
-        farther = [(end, place) for place in FARTHER]
-        for anchor, (x, y, ha, va) in (*at_end, *at_start, *farther, at_end[0]):
-            name.xy = anchor
-            name.xyann = (x, y)
-            name.set(ha=ha, va=va)
-            if is_free(name, others, *drawn[axes]):
-                break
-
-
-def curves(axes: Axes) -> list[Path]:
-    """The lines of a panel that are drawn, in pixels."""
-    return [
-        line.get_path().transformed(line.get_transform())
-        for line in axes.get_lines()
-        if line.get_linestyle() != "None"
-    ]
-
-
-def ticks(axes: Axes) -> list[BboxBase]:
-    """The boxes of the numbers along its horizontal axis."""
-    texts = [tick for tick in axes.get_xticklabels() if tick.get_text()]
-    return [text.get_window_extent().padded(-1) for text in texts]
-
-
-def is_free(
-    name: Annotation,
-    others: Sequence[Annotation],
-    lines: Sequence[Path],
-    ticks: Sequence[BboxBase],
-) -> bool:
-    """Whether neither a line, the axis below, another name nor a tick goes through this
-    one.
-    """
-    assert name.axes is not None
-    box = name.get_window_extent().padded(-1)
-    texts = [*(other.get_window_extent().padded(-1) for other in others), *ticks]
-    return box.y0 > name.axes.bbox.y0 and not (
-        any(line.intersects_bbox(box, filled=False) for line in lines)
-        or any(map(box.overlaps, texts))
-    )
 
 
 def beside_one_another(named: Sequence[Line2D]) -> list[tuple[Line2D, float]]:
