@@ -22,7 +22,7 @@ from markdown.preprocessors import Preprocessor
 
 from systems.model.sizes import SIZES
 from tools.hooks.maths import convert_maths
-from tools.render.editions import EXPLAINED, NOTE
+from tools.render.editions import EXPLAINED
 
 # Tables of the tables extension have no class. A caption is a paragraph with the class,
 # above one table or above tabs that show it of several GPUs. The title of a fold is the
@@ -45,10 +45,6 @@ FIGURE = re.compile(
     r"(?P<caption><figcaption[^>]*>)(?P<said>(?:(?!</figcaption>).)*?)"
     r"(?P<data><a class=\"data\"[^>]*>[^<]*</a>)?(?=</figcaption>)",
     re.DOTALL,
-)
-# A word in a picture that is a size of another name in another edition.
-LABEL = re.compile(
-    rf">[^<]*(?<![\w.])(?:{'|'.join(map(re.escape, EXPLAINED))})(?!\w)[^<]*</text>"
 )
 ADDRESS = re.compile(r'\bid="([^"]*)"')
 # A word with its explanation; what must not hold one, because it does something itself
@@ -190,11 +186,8 @@ def few_tooltips(page_html: str) -> str:
 
 
 def number_figures(page_html: str) -> str:
-    """Each caption begins with the number of its figure, which links to it. The first
-    whose picture names such sizes says what other editions call them.
-    """
+    """Each caption begins with the number of its figure, which links to it."""
     numbers = count(1)
-    notes = iter([f"{NOTE} "])
 
     def numbered(match: re.Match[str]) -> str:
         found = ADDRESS.search(match["attributes"])
@@ -204,10 +197,7 @@ def number_figures(page_html: str) -> str:
         link = (
             f'<a class="number" href="#{address}">Figure\N{NO-BREAK SPACE}{number}.</a>'
         )
-        said, data = match["said"], match["data"] or ""
-        if LABEL.search(match["pictures"]):
-            said = f"{said.rstrip()} {next(notes, '')}".rstrip() + " " * bool(data)
-        whole = f"{match['caption']}{link} {said}{data}"
+        whole = f"{match['caption']}{link} {match['said']}{match['data'] or ''}"
         return f"{opened}{match['pictures']}{whole}"
 
     return FIGURE.sub(numbered, page_html)

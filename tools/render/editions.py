@@ -7,5 +7,3 @@ EXPLAINED = {
 }
 # Where there is room for a word or two.
 LABELS = {"xl": "xl (2026: none)", "2.7B": "2.7B (2026: xl)"}
-# Below a figure.
-NOTE = "CS336 of 2026 calls 2.7B xl, and has no size like our xl."

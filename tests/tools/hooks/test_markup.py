@@ -12,9 +12,7 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
 from tools.hooks import markup as hooks
-from tools.hooks.markup import number_figures
 from tools.hooks.maths import to_mathml
-from tools.render.editions import NOTE
 
 NAMESPACE = {"m": "http://www.w3.org/1998/Math/MathML"}
 
@@ -158,30 +156,6 @@ def test_a_size_of_another_name_in_2026_says_so(head: str) -> None:
     assert framed.count("<abbr") == 2 and 'data-sort="5"' in framed
     other = frame_tables(f"<table><tr><th>name</th></tr>{rows}</table>")
     assert "<abbr" not in other
-
-
-@pytest.mark.parametrize(
-    ("label", "moved"),
-    [("2.7B", True), ("xl, bf16: %", True), ("in 2.7B.", True)]
-    + [(text, False) for text in ("small", "12.7B", "xlarge", "10B")],
-)
-def test_a_figure_with_such_a_size_in_it_says_so_below(label: str, moved: bool) -> None:
-    drawn = f"<svg><text>context</text><text x='1'>{label}</text></svg>"
-    data = '<a class="data" href="a.json">Data</a>'
-    figures = "".join(
-        f"<figure>{drawn}<figcaption><b>Found.</b> More.{more}</figcaption></figure>"
-        for more in (f" {data}", f" {data}", "")
-    )
-    captions = re.findall(r"<figcaption>.*?</figcaption>", number_figures(figures))
-    told = [caption.partition("</a> ")[2] for caption in captions]
-    # Once, and before the link.
-    note = f" {NOTE}" if moved else ""
-    assert told == [
-        f"<b>Found.</b> More.{note} {data}</figcaption>",
-        f"<b>Found.</b> More. {data}</figcaption>",
-        "<b>Found.</b> More.</figcaption>",
-    ]
-    assert (NOTE in number_figures(figures.replace(f" {data}", ""))) == moved
 
 
 def test_a_caption_above_is_numbered_and_names_the_table() -> None:

@@ -142,12 +142,12 @@ def test_the_prediction_is_compared_with_the_measurement(record):
     row = record.find(n=8192, d=16, dtype="bf16", causal=False, execution="eager")
     kept = row.metrics["before_backward_bytes"] - row.metrics["before_forward_bytes"]
     row.metrics["before_backward_bytes"] += kept // 50
-    assert attention.facts(record)["prediction_off"] == "at most 2.0 %"
+    assert attention.largest_error(record) == pytest.approx(0.02, abs=0.001)
     # At short sequences other things count, and nobody promised anything.
     short = attention_row(256, "eager")
     short.metrics["before_backward_bytes"] *= 9
     record.rows.append(short)
-    assert attention.facts(record)["prediction_off"] == "at most 2.0 %"
+    assert attention.largest_error(record) == pytest.approx(0.02, abs=0.001)
 
 
 def test_the_first_length_that_does_not_fit(record):
@@ -156,10 +156,7 @@ def test_the_first_length_that_does_not_fit(record):
     assert facts["shortest_out"] == "28,000"
     assert peak_bytes(n - 1) <= 140 * GIB < peak_bytes(n)
     assert facts["tried_length"] == "32,768" and facts["tried_need"] == "192.4 GiB"
-    assert (
-        facts["tried_eager"] == "ran out of memory"
-        and facts["tried_compiled"] == "ran with a peak of 96.0 GiB"
-    )
+    assert facts["tried_eager"] == "ran out of memory"
     table = attention.accounting(record)
     cells = [
         float(line.split("|")[2])

@@ -111,12 +111,11 @@ def test_the_facts_by_hand(record):
     )
     # 10 of 12.5 ms are kernels, and the span is half a ms longer.
     assert (facts["wall_2_7B"], facts["span_2_7B"], facts["busy_2_7B"]) == (
-        "12.50 ms",
-        "10.50 ms",
-        "10.00 ms",
+        "12.5 ms",
+        "10.5 ms",
+        "10.0 ms",
     )
-    assert facts["profiled_2_7B"] == "18.75 ms"
-    assert facts["idle_2_7B"] == "20 %"
+    assert facts["profiled_2_7B"] == "18.8 ms"
     # 7 of 10 ms forward; 14.75 of 20 with loss and backward; of 25 with the optimizer.
     names = [f"matmul_{passes}_small" for passes in ("forward", "both", "step")]
     assert [facts[name] for name in names] == ["70 %", "74 %", "59 %"]
@@ -143,20 +142,6 @@ def test_the_facts_by_hand(record):
     assert facts["mark_us"] == "8.0 µs"
     _, checked = kernel_profile.kernels_are_attributed.judge(record)
     assert "less than 0.1 %; names against operations at most 2.0 %" in checked
-
-
-def test_what_bf16_gains_is_told_of_the_kernels_alone_too(record):
-    """Of forward, loss and backward; AdamW's kernels are fp32 in either case."""
-    there = kernel_record()
-    for row in there.rows:
-        if row.config["precision"] == "bf16" and row.config["mode"] == "step":
-            fewer = 4 if row.config["context"] == 128 else 2
-            for phase in ("forward", "loss", "backward"):
-                name = f"{phase}_gpu_busy_ms"
-                row.metrics[name] = [ms / fewer for ms in row.metrics[name]]
-    facts = kernel_profile.facts(there)
-    assert facts["gains_128"] == ", ".join(["4.00"] * 5)
-    assert facts["gains_1024"] == ", ".join(["2.00"] * 5)
 
 
 def test_two_kernels_of_one_tile_are_counted_apart(record):
@@ -281,7 +266,7 @@ def test_a_slow_host_changes_idling_and_not_the_share_of_copies(record):
         row.clock.metrics["forward_ms"] = [90.0] * 10
     facts, slowed = kernel_profile.facts(record), kernel_profile.facts(slow)
     changed = {name for name in facts if facts[name] != slowed[name]}
-    assert "idle_2_7B_128_bf16" in changed
+    assert "idle_small_128_bf16" in changed
     assert not any(name.startswith(("copies_", "copied_")) for name in changed)
 
 

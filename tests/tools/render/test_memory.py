@@ -118,12 +118,8 @@ def test_every_fact_has_a_number(record):
         facts.keys() == peak_memory.facts(None).keys()
         and "not measured" not in facts.values()
     )
-    assert (
-        facts["residual_512"] == facts["residual_measured_bf16"] == "20 MiB"
-        and facts["residual_256"] == "10 MiB"
-    )
+    assert facts["residual_512"] == facts["residual_measured_bf16"] == "20 MiB"
     assert facts["forward_largest"] == facts["scores"] == "128 MiB"
-    assert facts["forward_largest_code"] == "`model.py:111 softmax`"
     assert facts["agrees"] == "to the byte"
     # 2.7B, fp32, context 512: 66.61 GiB by the formula, an eighth more, a MiB of
     # rounding.
@@ -181,7 +177,6 @@ def test_out_of_memory_is_a_row_with_the_need_beside_it(record):
         in (files["predicted.md"].replace(REST, ""))
     )
     assert facts["step_fp32"] == "out of memory, needs 65.4 GiB"
-    assert facts["step_bf16_over_fp32"].startswith("out of memory")
     assert "<svg" not in files["timeline-step.md"]
     assert "<svg" in files["timeline-forward.md"]
     assert "ran out of memory" in files["timeline-step.md"]

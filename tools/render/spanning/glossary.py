@@ -3,6 +3,7 @@
 import tomllib
 from html import escape
 from pathlib import Path
+from textwrap import indent
 
 FILE = Path(__file__).with_name("glossary.toml")
 
@@ -28,15 +29,14 @@ def fragments() -> dict[str, str]:
 
 
 def listed(group: dict) -> str:
-    """One group as HTML, in which no tooltip repeats what stands there."""
+    """One group as a fold with HTML, in which no tooltip repeats what stands there."""
     lines = [
         f'<dt id="{slug(term["name"])}">{escape(term["name"])}</dt>'
         f"<dd>{escape(term['means'])}</dd>"
         for term in group["term"]
     ]
-    return "\n".join(
-        [f"### {group['title']}", "", '<dl class="terms">', *lines, "</dl>"]
-    )
+    terms = "\n".join(['<dl class="terms">', *lines, "</dl>"])
+    return f'??? abstract "{group["title"]}"\n{indent(terms, "    ")}'
 
 
 def slug(name: str) -> str:

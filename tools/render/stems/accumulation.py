@@ -202,12 +202,9 @@ def facts(record: Record | None) -> dict[str, str]:
     found = sums(record)
     ran = found.where(bool)
     names = (*SNIPPETS, "bf16_in_bf16", "bf16_in_fp32")
-    small = [f"{value}_small_steps" for value in COLORS]
-    of = {name: found.one(name=name) for name in (*names, *small)}
+    of = {name: found.one(name=name) for name in names}
     return {
         **texts("{:.6f}", {name: x["total"] for name, x in of.items()}),
-        **{f"{name}_error": say(of[name]["error"], signed) for name in SNIPPETS[:3]},
-        "bf16_last_change": say(of["bf16_in_bf16"]["last_change"], "step {:,}"),
         "agreeing": say(counted(ran.column("alike"))),
         "stalls_as_predicted": say(counted(ran.column("as_predicted"))),
     }

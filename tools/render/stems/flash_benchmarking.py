@@ -281,7 +281,6 @@ def facts(record: Record | None) -> dict[str, str]:
     found = shapes(record)
     bf16 = found.where(dtype="bf16", d=D)
     short, middle, longest = (bf16.one(n=n) for n in (128, 1024, LONGEST))
-    fewer, tiles = (found.one(dtype="fp32", d=D, n=n) for n in (1024, 4096))
     gains = {f"faster_{d}": found.where(dtype=d).column("both / plain") for d in DTYPES}
     return {
         **predictions(longest),
@@ -291,8 +290,6 @@ def facts(record: Record | None) -> dict[str, str]:
             {
                 "faster_bf16_1024": middle["both / plain"],
                 "faster_bf16_65536": longest["both / plain"],
-                "tiles_growth": tiles["tiles.backward_kernel"]
-                / fewer["tiles.backward_kernel"],
                 "growth_128_1024": middle["ours.forward_kernel"]
                 / short["ours.forward_kernel"],
             },
@@ -300,13 +297,6 @@ def facts(record: Record | None) -> dict[str, str]:
         **texts(
             "{:,.0f} MiB",
             {f"memory_{n}_bf16": longest[f"{n}.mib"] for n in ("ours", "plain")},
-        ),
-        **texts(
-            lambda ms: f"{milliseconds(ms)} ms",
-            {
-                f"{n}_backward": tiles[f"{n}.backward_kernel"]
-                for n in ("tiles", "plain", "ours")
-            },
         ),
         "limb_peak": say(peak_tflops(record, "bf16") / LIMB_PRODUCTS, "{:.0f} TFLOP/s"),
     }

@@ -2,7 +2,6 @@
 recomputed, measured beside predicted.
 """
 
-import math
 from collections.abc import Iterable
 from functools import cache
 
@@ -37,7 +36,7 @@ from tools.render.plots import (
     plot,
     power_of_two_axis,
 )
-from tools.render.rows import MISSING, known, measured, most, say
+from tools.render.rows import MISSING, known, measured, say
 
 GIB = 2**30
 # As in the experiment, which imports torch and this doesn't.
@@ -310,12 +309,9 @@ def facts(record: Record | None) -> dict[str, str]:
             {
                 "none_peak": none["peak"],
                 "half_peak": half["peak"],
-                "half_predicted": plan.one(strategy="half_blocks")["predicted_peak"],
                 "best_peak": best["peak"],
                 "best_predicted": plan.one(strategy="runs", run=1)["predicted_peak"],
                 "next_peak": following["peak"],
-                "next_predicted": plan.one(strategy="runs", run=2)["predicted_peak"],
-                "kept_peak": runs.one(run=kept["run"])["kept"],
                 "attention_peak": plain["peak"],
                 "weights": weight_bytes(p),
                 "copies": weight_copy_bytes(p),
@@ -331,11 +327,9 @@ def facts(record: Record | None) -> dict[str, str]:
         ),
         "kept_run": blocks(kept),
         "slower": say(best["step_ms"] / none["step_ms"], "{:.2f}"),
-        "worst": say(100 * most(all_off(record)), "{:.2f} %"),
         "block_over_input": f"{block_saved(p) / residual_bytes(p):.0f}",
         "root": f"{root:.1f}",
         "weighed": f"{weighed:.1f}",
-        "halving_inputs": str(1 + round(math.log2(n))),
         "halving_passes": f"{forward_passes('halving', n):.0f}",
         "chain_passes": f"{forward_passes('chain', n):.1f}",
     }

@@ -181,7 +181,6 @@ def facts(record: Record | None) -> dict[str, str]:
     widest = {way: output_error(at(record, "bf16", way, WIDEST)) for way in COMPUTE}
     return {f"bf16_{way}": say(error, in_percent) for way, error in widest.items()} | {
         "fp16_square_overflows": first_with(fp16, "square", "∞"),
-        "fp16_output_zero": first_with(fp16, "output", "=0"),
         "bf16_square_overflows": first_with(bf16, "square", "∞"),
         "fp16_smallest_output": say(output_error(fp16, 0), in_percent),
     }

@@ -209,24 +209,16 @@ def facts(record: Record | None) -> dict[str, str]:
         f"{x['operation']} {percent(x['share'])}"
         for x in shares(record).where(context=512)
     )
-    of_example = {
-        "block": example.one(part="block", compiled=False),
-        "compiled": example.one(part="block", compiled=True),
-        "four": example.one(part="four_blocks", compiled=True),
-        "twos": example.one(part="four_blocks_by_twos", compiled=True),
-    }
     return {
         **{
             f"block_{c}": in_mib(blocks(record).one(context=c)["total"])
             for c in CONTEXTS
         },
         "five": "; ".join(five) or say(block.missing),
-        "each_time": in_mib(block["bytes_if_counted_each_time"]),
         "parameter_gradients": in_mib(block["parameter_gradient_bytes"]),
         "input_gradient": in_mib(block["input_gradient_bytes"]),
         "norm_saved": say(norm["saved"]),
         "norm_compiled_saved": say(compiled["saved"]),
-        **{f"example_{name}": in_mib(x["total"]) for name, x in of_example.items()},
     }
 
 

@@ -6,10 +6,10 @@ from matplotlib.figure import Figure
 
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.frame import Frame, Line, frame, texts
+from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import per_device
 from tools.render.plots import ACCENT, GREY, line, note, plain_log_scale, plot
-from tools.render.rows import Cell, say, span
+from tools.render.rows import Cell, say
 
 PASSES = ("forward", "loss", "backward")
 ORDINALS = ("1st step, ms", "2nd step, ms", "3rd step, ms")
@@ -108,15 +108,12 @@ def steps_figure(record: Record) -> str:
 def facts(record: Record | None) -> dict[str, str]:
     found = processes(record)
     cold, after_2 = found.one(warmup=0), found.one(warmup=2)
-    steps, settled = cold.samples(*PASSES), cold["settled"]
+    settled = cold["settled"]
     return {
-        **texts("{:.1f} ms", {"first_step": cold["first"], "setup": cold["setup_ms"]}),
-        "setups": span(found.where(lambda x: x["warmup"]).column("setup_ms"), "{:.0f}"),
+        "first_step": say(cold["first"], "{:.0f} ms"),
         "first_over_settled": say(cold["first"] / settled, "{:.0f}"),
         "mean_over_settled": say(cold["mean"] / settled, "{:.1f}"),
         "halves_after_2": say(after_2["halves"], "{:.2f}"),
-        "steps_2_to_5": span(steps[1:5], "{:.1f}"),
-        "steps_6_to_10": span(steps[5:], "{:.1f}"),
     }
 
 

@@ -274,26 +274,23 @@ def facts(record: Record | None) -> dict[str, str]:
                 "forward_128": wide,
             },
         ),
-        "wide_over_narrow": say(wide / narrow, "{:.1f}"),
         **texts("{:.2f}", {f"growth_{of}": growth(found, of) for of in PASSES}),
         **texts(
             lambda value: f"{gib(value)} GiB",
             {
                 "one_matrix": BATCH * LONGEST**2 * 4,
                 "kept": kept["eager"],
-                "gpu_memory": memory,
                 "tried_need": peak_bytes(n) if n else MISSING,
             },
         ),
         **{f"per_square_{e}": say(kept[e] / LONGEST**2, "{:.1f}") for e in EXECUTIONS},
-        "prediction_off": say(largest_error(record), at_most),
         # To two digits.
         "shortest_out": say(
             shortest_out(memory) if memory else memory,
             lambda value: f"{float(f'{value:.1e}'):,.0f}",
         ),
         "tried_length": say(n or MISSING, "{:,}"),
-        **{f"tried_{e}": outcome(record, n, e) for e in EXECUTIONS},
+        "tried_eager": outcome(record, n, "eager"),
         **compiled.facts(record),
     }
 

@@ -220,8 +220,6 @@ def facts(record: Record | None) -> dict[str, str]:
                 "growth_2_7B_fp32": large_512["growth"],
                 "flops_growth_small": small_flops(512) / small_flops(128),
                 "speedup_small_128": bf16.one(size="small", context=128)["gain"],
-                "gain_tf32_2_7B": tf32_2_7B["gain"],
-                "gain_bf16_over_tf32_2_7B": tf32_2_7B["step_ms"] / bf16_2_7B["step_ms"],
                 "gain_most": most(gains),
             },
         ),
@@ -229,7 +227,6 @@ def facts(record: Record | None) -> dict[str, str]:
         "backward_over_forward": span(fp32_ratios(of_steps)),
         "steady_rows": f"{steady} of {len(varied)}" if varied else say(MISSING),
         "slower_cells": say(sum(g < 1 for g in gains), f"{{}} of {len(gains)}"),
-        **{f"gains_{c}": gains_by_size(bf16.where(context=c)) for c in (128, 1024)},
         "gpu_memory": say(memory_of(record), lambda v: f"{gib(v)} GiB"),
         "memory_2_7B_512_fp32": say(fp32_2_7B[PEAK], lambda v: f"{gib(v)} GiB"),
         "runs_of_10B": runs_of_10b(record),
@@ -248,12 +245,6 @@ def asked(found: Frame) -> Frame:
 
 def fp32_ratios(of_steps: Frame) -> list[float]:
     return known(of_steps.where(precision="fp32").column("backward_over_forward"))
-
-
-def gains_by_size(found: Frame) -> str:
-    """ "2.17, 2.42" of both passes, the smallest model first."""
-    gains = known(found.arrange(size=TABLE_1).column("pass_gain"))
-    return ", ".join(f"{gain:.2f}" for gain in gains) or say(MISSING)
 
 
 def small_flops(context: int) -> int:

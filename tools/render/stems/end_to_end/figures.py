@@ -21,6 +21,7 @@ from tools.render.plots import (
     stacked,
     value,
 )
+from tools.render.rows import known
 from tools.render.stems.end_to_end.rows import BATCH, passes, steps
 
 Cell = Callable[[float], tuple[str, float]]
@@ -45,6 +46,8 @@ def shares_figure(record: Record) -> str:
     if not find_peak(record.device.slug):
         return ""
     found = passes(record).where(mode="forward", batch=BATCH, size=TABLE_1)
+    if not known(found.column("share")):
+        return ""
 
     def shaded(share: float) -> tuple[str, float]:
         return (percent(share), -share) if share else ("", 0)
@@ -76,12 +79,14 @@ def shares_figure(record: Record) -> str:
 
 
 def phases_figure(record: Record) -> str:
-    found = steps(record).where(context=512)
+    found = steps(record).where(bool, context=512, size=TABLE_1)
+    if not found:
+        return ""
 
     def draw(figure: Figure) -> None:
         key(figure, PHASES)
         for axes, precision in zip(panels(figure, 2), ("fp32", "bf16"), strict=True):
-            sizes = [x for x in found.where(precision=precision, size=TABLE_1) if x]
+            sizes = found.where(precision=precision)
             stacked(
                 axes,
                 [x["size"] for x in sizes],

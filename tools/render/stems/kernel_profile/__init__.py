@@ -16,8 +16,9 @@ from tools.render.markdown import (
     per_device,
     percent,
     record_link,
+    significant,
 )
-from tools.render.rows import Missing, instead, known, measured, most, say, span
+from tools.render.rows import Missing, known, measured, most, say, span
 from tools.render.stems.kernel_profile.figures import (
     causes_figure,
     roofline_figure,
@@ -224,14 +225,16 @@ def facts(record: Record | None) -> dict[str, str]:
     grown = (later["copies"] - casting["copies"]) * 128 / (1024 - 128)
     return {
         **texts(
-            "{:.2f} ms",
+            lambda ms: f"{significant(ms)} ms",
             {
-                f"{name}_{key}": x[f"{name}_ms"]
-                for key, x in (("small_128", short), ("2_7B", large))
-                for name in ("profiled", "span", "busy")
+                **{
+                    f"{name}_{key}": x[f"{name}_ms"]
+                    for key, x in (("small_128", short), ("2_7B", large))
+                    for name in ("profiled", "span", "busy")
+                },
+                "wall_2_7B": large["wall_ms"],
             },
         ),
-        "wall_2_7B": say(large["wall_ms"], "{:.2f} ms"),
         **texts(
             percent,
             {
@@ -240,23 +243,16 @@ def facts(record: Record | None) -> dict[str, str]:
                     for key, x in (("small", small), ("2_7B", large))
                     for name in ("forward", "both", "step")
                 },
-                "idle_2_7B": large["idle_share"],
                 "idle_small_128": short["idle_share"],
                 "matmul_step_2_7B_bf16": in_bf16["matmul_step"],
-                "adamw_2_7B": large["adamw"],
                 "softmax_small": share(small, "softmax"),
                 "elementwise_small": share(small, "elementwise"),
-                "copy_small": share(small, "copy"),
                 "idle_small_128_bf16": launching["idle"] / launching["wall_ms"],
-                "idle_2_7B_128_bf16": casting["idle"] / casting["wall_ms"],
                 "copies_2_7B_128_bf16": casting["copies"] / casting["gpu_ms"],
                 "copies_2_7B_1024_bf16": later["copies"] / later["gpu_ms"],
                 "per_weight_2_7B_128_bf16": 1 - grown / casting["copies"],
             },
         ),
-        "copied_2_7B_128_bf16": say(casting["copies"], "{:.0f} ms"),
-        "copied_2_7B_1024_bf16": say(later["copies"], "{:.0f} ms"),
-        **{f"gains_{c}": gains_by_size(bf16.where(context=c)) for c in (128, 1024)},
         **top_facts(small),
         **attention_facts(attention(record, size="small", context=512)),
         # Of a thousand marks in ms, which is one in µs.
@@ -264,13 +260,6 @@ def facts(record: Record | None) -> dict[str, str]:
             most(found.where(bool).column("thousand_marks_ms")), "{:.1f} µs"
         ),
     }
-
-
-def gains_by_size(bf16: Frame) -> str:
-    """ "2.17, 2.42" of the kernels alone, the smallest model first."""
-    gains = bf16.arrange(size=TABLE_1).column("gpu_gain")
-    told = ", ".join(f"{gain:.2f}" for gain in known(gains))
-    return told or say(instead(gains))
 
 
 def top_facts(x: Line) -> dict[str, str]:

@@ -12,7 +12,7 @@ from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.frame import Line, texts
 from tools.render.markdown import columns, in_gib, in_mib, per_device, percent
-from tools.render.rows import MISSING, measured, say
+from tools.render.rows import measured, say
 from tools.render.stems.peak_memory.figures import DRAWN, timeline_figure
 from tools.render.stems.peak_memory.rows import (
     CONTEXTS,
@@ -168,20 +168,13 @@ def facts(record: Record | None) -> dict[str, str]:
         **{f"{mode}_fp32": in_gib(at(mode, "fp32")["peak"]) for mode in MODES},
         "step_bf16": in_gib(step["bf16"]["peak"]),
         "beyond_weights": say(beyond / 2**30, "{:.0f}"),
-        **texts(
-            "{:.2f}",
-            {
-                f"{mode}_bf16_over_fp32": of["bf16"]["peak"] / of["fp32"]["peak"]
-                for mode, of in (("forward", forward), ("step", step))
-            },
+        "forward_bf16_over_fp32": say(
+            forward["bf16"]["peak"] / forward["fp32"]["peak"], "{:.2f}"
         ),
         "forward_copies_bf16": in_gib(category(forward["bf16"], "weight copies")),
         "place_fp32": say(step["fp32"]["place"]),
         "place_short": say(at("step", "fp32", 128)["place"]),
-        **{
-            f"residual_measured_{precision}": in_mib(step[precision]["residual_bytes"])
-            for precision in PRECISIONS
-        },
+        "residual_measured_bf16": in_mib(step["bf16"]["residual_bytes"]),
         "agrees": agreement(worst(record)),
         **blocks_in_words(forward["fp32"]),
         **from_shapes(),
@@ -194,35 +187,28 @@ def agreement(off: float) -> str:
 
 
 def blocks_in_words(x: Line) -> dict[str, str]:
-    """(e): the largest allocations of a forward pass, and where they come from."""
+    """(e): the largest allocations of a forward pass."""
     found = largest(x)
-    named = dict.fromkeys(g["code"].split(",")[0] for g in found if g["code"])
-    return {
-        "forward_largest": in_mib(found[0]["bytes"] if found else x.missing),
-        "forward_allocations": say(x["allocations"], "{:,}"),
-        "forward_largest_code": ", ".join(f"`{code}`" for code in named)
-        or say(MISSING),
-    }
+    return {"forward_largest": in_mib(found[0]["bytes"] if found else x.missing)}
 
 
 def from_shapes() -> dict[str, str]:
     """What needs no record: sizes by formula."""
-    fp32, bf16 = (Pass(SIZE, LONGEST, "step", precision) for precision in PRECISIONS)
+    fp32 = Pass(SIZE, LONGEST, "step", "fp32")
     long, short = (Pass(SIZE, context, "step", "fp32") for context in (1024, 128))
     peaks = category_peaks(fp32)
     kept = {
         "fp32": peaks["saved activations"],
-        "fp32_quarter": peaks["saved activations"] / 4,
         "fp32_128": category_peaks(short)["saved activations"],
-        "bf16": category_peaks(bf16)["saved activations"],
         "1024": category_peaks(long)["saved activations"],
     }
     lasting = ("weights", "gradients", "optimizer state")
-    residual = {c: residual_bytes(Pass(SIZE, c, "forward", "fp32")) for c in CONTEXTS}
+    residual = {
+        c: residual_bytes(Pass(SIZE, c, "forward", "fp32")) for c in (128, LONGEST)
+    }
     return {
         **texts(in_mib, {f"residual_{c}": size for c, size in residual.items()}),
         **texts(in_gib, {f"kept_{name}": size for name, size in kept.items()}),
-        "copies_bf16": in_gib(category_peaks(bf16)["weight copies"]),
         "weights": in_gib(peaks["weights"]),
         "lasting": in_gib(sum(peaks[name] for name in lasting)),
         "scores": in_mib(attention_saved(fp32)["exponentials"]),
