@@ -8,8 +8,10 @@ from msgspec import Meta, Struct
 
 from systems.records.files import slug_of
 
-# Text of a record stands in pages and terminals: no markup, no control characters.
-Plain = Annotated[str, Meta(max_length=2000, pattern=r"^[^<>\x00-\x1f\x7f-\x9f]*\Z")]
+# Text of a record stands in pages and terminals, as it is: no markup, macros, links or
+# control characters. A name that a driver gives has none of these afterwards.
+LIVE = r"<>\[\]{}\x00-\x1f\x7f-\x9f"
+Plain = Annotated[str, Meta(max_length=2000, pattern=rf"^[^{LIVE}]*\Z")]
 Name = Annotated[Plain, Meta(min_length=1)]
 Megahertz = Annotated[int, Meta(ge=0, le=100_000)]
 
@@ -39,10 +41,7 @@ CPU = Device("CPU", "cpu")
 
 def plain(name: str) -> str:
     """The name of a GPU as a record can hold it, whatever its driver says."""
-    return (
-        re.sub(r"[<>\x00-\x1f\x7f-\x9f\ud800-\udfff]", " ", name)[:2000]
-        or "a GPU without a name"
-    )
+    return re.sub(rf"[{LIVE}\ud800-\udfff]", " ", name)[:2000] or "a GPU without a name"
 
 
 def visible_gpus() -> list[str]:

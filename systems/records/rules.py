@@ -6,11 +6,18 @@ and where it is read (`systems.records.store`).
 """
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from systems.records.record import PHASES, Record
 
+# What a page or a terminal would obey: control characters, macros, attributes, scripts.
+# Names of C++ hold brackets of all kinds, and those are text.
+LIVE = re.compile(
+    r"[\x00-\x1f\x7f-\x9f]|\{[$@~:{%]|\{[^{}]*=|<script|<iframe|[\s/]on\w+\s*=|script:",
+    re.IGNORECASE,
+)
 # Eleven days in ms, and more than any machine's memory in bytes.
 LONGEST_MS, MOST_BYTES = 1e9, 2**60
 
@@ -24,6 +31,8 @@ def faults_of(record: Record) -> Iterator[str]:
         yield f"has {len(record.rows)} rows, expected_rows is {record.expected_rows}"
     for i, row in enumerate(record.rows):
         where = f"rows[{i}]"
+        for fault in _unfit(row.config):
+            yield f"{where}.config{fault}"
         for name, value in row.config.items():
             if isinstance(value, list | dict):
                 yield f"{where}.config.{name}: is {value!r:.60}, not one value"
@@ -50,7 +59,7 @@ def faults_in_metrics(metrics: dict[str, Any], reported: bool = False) -> Iterat
     can't be. A reported metric may be text ("about 14").
     """
     for name, value in metrics.items():
-        yield from (f"{name}{fault}" for fault in _not_finite(value))
+        yield from (f"{name}{fault}" for fault in [*_unfit(name), *_unfit(value)])
         if reported and isinstance(value, str):
             continue
         if name.endswith("_ms"):
@@ -94,10 +103,15 @@ def _within(value: Any, least: float, most: float, *kinds: type) -> bool:
     return type(value) in (kinds or (int, float)) and least <= value <= most
 
 
-def _not_finite(value: Any) -> Iterator[str]:
-    """Yield the places where a value holds NaN or an infinity."""
+def _unfit(value: Any) -> Iterator[str]:
+    """Yield the places where a value holds NaN, an infinity or live text."""
     if isinstance(value, float) and not math.isfinite(value):
         yield f": is {value}, not a finite number"
-    items = value.items() if isinstance(value, dict) else ()
-    for key, item in enumerate(value) if isinstance(value, list) else items:
-        yield from (f"[{key}]{fault}" for fault in _not_finite(item))
+    if isinstance(value, str) and LIVE.search(value):
+        yield f": is {value!r:.60}, which a page would obey"
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            if type(item) is not int:
+                yield from (f"[{key}]{fault}" for fault in _unfit(item))
+            if type(key) is str:
+                yield from (f"[{key}]{fault}" for fault in _unfit(key))

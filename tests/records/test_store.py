@@ -153,6 +153,11 @@ FAULTS = {
     ),
     "markup": (changed(notes=["<script>"]), "at `$.notes[0]`"),
     "lines": (changed(notes=["a\n\n# b"]), "at `$.notes[0]`"),
+    "a link": (device_with(name="[x](javascript:x)"), "at `$.device.name`"),
+    "a macro in a name": (
+        row_with(config={"size": "{$ 6 * 7 $}", "context": 1}),
+        "rows[1].config[size]: is '{$ 6 * 7 $}', which a page would obey",
+    ),
     "folder above": (device_with(slug=".."), "at `$.device.slug`"),
     "no name": (device_with(name=""), "at `$.device.name`"),
     "negative clock": (device_with(sm_clocks_mhz=[-1]), "`$.device.sm_clocks_mhz[0]`"),
@@ -218,6 +223,11 @@ METRICS = {
     "negative bytes": ("peak_bytes", -1, ": is -1, no number of bytes"),
     "a fraction of bytes": ("peak_bytes", 1.5, ": is 1.5, no number of bytes"),
     "a boolean for bytes": ("peak_bytes", True, ": is True, no number of bytes"),
+    "a script": (
+        "x",
+        [{"y": "<script>"}],
+        "[0][y]: is '<script>', which a page would obey",
+    ),
     "inside": (
         "kernels",
         [{"time_ms": [0]}],
