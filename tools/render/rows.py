@@ -15,7 +15,6 @@ from math import fsum
 from typing import Any
 
 from systems.formulas.costs import Peak, find_peak
-from systems.model.sizes import TABLE_1
 from systems.records.outcome import NOT_INSTALLED
 from systems.records.record import PHASES, Record, Row
 from systems.records.summary import Summary, summarize
@@ -248,12 +247,6 @@ def axis(record: Record | None, key: str, **config: Any) -> list[Any]:
     """The values that the configuration takes there, in the order of the grid."""
     found = (c.config[key] for c in cells(record, **config) if key in c.config)
     return list(dict.fromkeys(found))
-
-
-def at_ends(c: Cell) -> bool:
-    """Whether it is of the smallest or the largest model: the others lie between."""
-    sizes = [*TABLE_1]
-    return c.config["size"] in (sizes[0], sizes[-1])
 
 
 def faster(before: Cell, after: Cell, *names: str) -> float:
