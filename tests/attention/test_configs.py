@@ -2,16 +2,11 @@
 where there is none.
 """
 
-import os
-import subprocess
-import sys
 from itertools import pairwise
 
 import pytest
 import torch
-import triton
 
-from systems import ROOT
 from systems.attention.relaunch import Layout
 from systems.attention.triton import chooser, configs, launches
 from systems.attention.triton.available import TABLES
@@ -38,47 +33,6 @@ def nobody_tuned(monkeypatch):
 
 
 CUDA = torch.device("cuda")
-# Prints for dk and dv's kernel, with and without splits, how many of its loads many
-# threads repeat: bfloat16, causal, d = 40 padded to 64.
-COMPILE = (
-    f"""
-import triton
-assert triton.__version__ == {triton.__version__!r}
-"""
-    + """
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from systems.attention.triton.backward import dkdv_kernel
-from systems.attention.triton.chooser import select_by_mask
-from systems.attention.triton.tables import CONFIGS
-
-config = select_by_mask(CONFIGS["sm_90"]["half"]["dkdv"][64], causal=True)
-for splits in (1, 4):
-    constants = dict(
-        BQ=config.q, BK=config.k, HEAD=40, D=64, GROUP=2, SPLITS=splits, CAUSAL=True,
-        RAGGED=True, LIMBS=1, PRECISION="ieee", UNIT=1, RECOMPUTE="",
-    )
-    signature, constexprs, attributes = {}, {}, {}
-    for i, argument in enumerate(dkdv_kernel.arg_names):
-        stride_of_d = argument.startswith("stride") and argument.endswith("d")
-        if argument in constants or stride_of_d:
-            signature[argument] = "constexpr"
-            constexprs[(i,)] = constants.get(argument, 1)
-        elif argument.endswith("_ptr"):
-            wide = argument in ("lse_ptr", "statistics_ptr")
-            signature[argument] = "*fp32" if wide else "*bf16"
-            attributes[(i,)] = [["tt.divisibility", 16]]
-        else:
-            signature[argument] = "fp32" if argument.startswith("scale") else "i32"
-    source = ASTSource(dkdv_kernel, signature, constexprs, attributes)
-    compiled = triton.compile(source, GPUTarget("cuda", 90, 32), config.options)
-    # Where numbers are fewer than threads, Triton 3.6 lays them out as a product's
-    # result: all threads load them.
-    lines = compiled.asm["ttgir"].splitlines()
-    loads = [line for line in lines if "tt.load" in line or "async_copy" in line]
-    print(sum("#ttg.slice" in line for line in loads))
-"""
-)
 
 
 def test_the_table_is_complete():
@@ -253,17 +207,3 @@ def test_heads_run_together_while_their_keys_and_values_fit_the_cache():
     )
     # Never more than there are: the number of tiles of a group fits 32 bits.
     assert choose_head_swizzle(k._replace(shape=(1, 1, 1, 1)), 3, True, "half") == 3
-
-
-@pytest.mark.slow
-def test_no_load_of_dk_and_dv_is_repeated_by_many_threads(tmp_path):
-    """dq loads the numbers of its rows once, before its loop; dk and dv need others in
-    each step.
-    """
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    # An empty cache, so that it is compiled and not found.
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path)}
-    line, pipes = [sys.executable, "-c", COMPILE], {"capture_output": True}
-    done = subprocess.run(line, cwd=ROOT, env=environment, text=True, **pipes)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["0", "0"]

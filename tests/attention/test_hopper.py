@@ -13,7 +13,7 @@ import torch
 from systems import ROOT
 from systems.attention import FlashAttentionTriton, dispatch, flash_attention
 from systems.attention.dispatch import choose_backend
-from systems.attention.hopper import launches, limits, one_pass_launches, walks
+from systems.attention.hopper import launches, limits, walks
 from systems.attention.hopper.configs import (
     CONFIGS,
     ONE_PASS,
@@ -32,7 +32,6 @@ from systems.attention.hopper.limits import (
     is_tma_readable,
 )
 from systems.attention.hopper.one_pass_launches import (
-    BackwardInOnePass,
     launch_one_pass,
 )
 from systems.attention.hopper.schedule import ITEM_STEPS, make_schedule
@@ -266,15 +265,6 @@ def test_the_page_on_setting_up_names_the_versions():
     page = (ROOT / "docs" / "setup.md").read_text(encoding="utf-8")
     *names, last = (f"`{version.rstrip('.')}`" for version in limits.VERSIONS)
     assert f"Triton {', '.join(names)} and {last}" in page
-
-
-@pytest.mark.skipif(on_hopper(), reason="there is a Hopper GPU")
-@pytest.mark.parametrize("differentiated", [False, True])
-def test_elsewhere_nothing_stands_in_for_them(differentiated, device):
-    x = torch.zeros(1, 64, 64, dtype=torch.bfloat16, device=device)
-    x.requires_grad_(differentiated)
-    with pytest.raises(ValueError, match="hopper: needs .* found"):
-        flash_attention(x, x, x, backend="hopper")
 
 
 def test_what_the_copy_engine_can_read():
@@ -678,33 +668,6 @@ def test_in_one_ordered_pass(case, causal):
         for _ in range(20):
             again = launch_one_pass(*arguments)
             assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-
-
-def test_what_parts_sum_up_lies_as_k_and_v(monkeypatch):
-    """A compiler has promised that, and goes on with it."""
-
-    def main(*tensors):
-        for x, value in zip(tensors[-3:-1], (1.0, 2.0), strict=True):
-            x.fill_(value)
-
-    nothing, whole = (lambda *_: None), (lambda x: x)
-    names = "q", "k", "v", "do", "statistics", "dq"
-    monkeypatch.setattr(
-        one_pass_launches,
-        "plan_one_pass",
-        lambda *_: BackwardInOnePass(
-            nothing, main, dict.fromkeys(names, whole), nothing, tiles=1, stride=64
-        ),
-    )
-    q, k, v = (
-        torch.zeros(2, 64, heads, 64, dtype=torch.bfloat16).transpose(1, 2)
-        for heads in (8, 2, 2)
-    )
-    o, lse = torch.empty_like(q), torch.zeros(q.shape[:-1])
-    walk = Ordered(1, 16, parts=4)
-    results = launch_one_pass(o, q, k, v, o, lse, True, 0.125, walk)
-    assert [x.stride() for x in results] == [x.stride() for x in (q, k, v)]
-    assert (results[1] == 4).all() and (results[2] == 8).all()
 
 
 @gpu

@@ -1,10 +1,6 @@
 """A launch that is repeated goes past Triton's own, for the same result."""
 
 import ast
-import threading
-import time
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import cast
 
@@ -17,7 +13,6 @@ from systems.attention import relaunch
 from systems.attention.relaunch import (
     NO_DEVICE_CHANGE,
     Launch,
-    empty_row_statistics,
     make_layout,
     shape_and_strides,
     use_device_of,
@@ -165,55 +160,6 @@ def test_a_profiler_is_told_of_each_launch(hook, put, second, monkeypatch):
         assert kernel.calls[1] == ("with hooks", (7, 1, 1), arguments)
 
 
-THREADS, ROUNDS = 8, 200
-
-
-@pytest.mark.parametrize("known", [False, True], ids=["first calls", "later calls"])
-def test_threads_launch_their_own_tensors_on_their_own_streams(known, monkeypatch):
-    """Also where all of them ask at once what one has not asked yet."""
-    here, started = threading.local(), threading.Barrier(THREADS)
-    active = SimpleNamespace(
-        get_current_device=lambda: 3, get_current_stream=lambda device: here.stream
-    )
-    monkeypatch.setattr(relaunch, "driver", SimpleNamespace(active=active))
-    kernel, launched = Kernel(), []
-
-    class Slow(Compiled):
-        def run(self, *args):
-            launched.append((here.stream, *args[3:4], *args[9:11]))
-
-    class Asking(Kernel):
-        def __getitem__(self, grid):
-            def ask(*args, **options):
-                # Others come meanwhile.
-                time.sleep(0.01)
-                addresses = (x.data_ptr() for x in args[:2])
-                launched.append((here.stream, here.stream, *addresses))
-                return Slow(kernel.calls)
-
-            return ask
-
-    launch = Launch(Asking(), (7,), (3, 5), {"A": 1, "B": 2})
-    memory = [(aligned(), aligned()) for _ in range(THREADS)]
-    if known:
-        here.stream = STREAM
-        launch(*memory[0])
-        launched.clear()
-
-    def work(index: int) -> None:
-        here.stream = index
-        started.wait()
-        for _ in range(ROUNDS):
-            launch(*memory[index])
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(work, range(THREADS)))
-    expected = Counter(
-        {(i, i, x.data_ptr(), y.data_ptr()): ROUNDS for i, (x, y) in enumerate(memory)}
-    )
-    assert Counter(launched) == expected
-
-
 class On:
     """A tensor on the GPU of this number."""
 
@@ -232,36 +178,6 @@ def test_the_device_of_a_tensor_is_made_current_where_it_is_not(monkeypatch):
     first, second = (cast(torch.Tensor, On(index)) for index in (0, 1))
     assert use_device_of(first) == "cuda:0"
     assert use_device_of(second) is use_device_of(torch.zeros(1)) is NO_DEVICE_CHANGE
-
-
-def test_a_thread_gets_a_cuda_context_before_its_first_descriptor(monkeypatch):
-    """Once: later launches of the thread don't ask, nor do tensors of a CPU."""
-    asked = []
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: asked.append("context"))
-    here, elsewhere = cast(torch.Tensor, On(1)), torch.zeros(1)
-
-    def work():
-        relaunch.prepare_for_tma(elsewhere)
-        before = len(asked)
-        assert all(relaunch.prepare_for_tma(here) is NO_DEVICE_CHANGE for _ in range(3))
-        return before
-
-    for thread in range(2):
-        with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(work).result() == thread
-    assert len(asked) == 2
-
-
-@pytest.mark.parametrize("shape", [(3, 8, 16), (2, 3, 8, 16), (1, 1, 1, 16)])
-def test_numbers_of_rows_lie_one_after_the_other(shape):
-    x = torch.zeros(shape, dtype=torch.bfloat16).transpose(0, 1)
-    statistics, expected = empty_row_statistics(x), torch.empty(x.shape[:-1])
-    assert (
-        statistics.dtype == torch.float32
-        and statistics.is_contiguous()
-        and statistics.stride() == expected.stride()
-    )
 
 
 def test_a_tensor_without_a_batch_has_a_batch_of_one():

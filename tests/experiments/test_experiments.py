@@ -436,48 +436,6 @@ def test_compile_times_every_phase_and_counts_graphs(
     assert metrics["forward_kernels"] == 7 and "forward_fused" not in metrics
 
 
-def test_executions_of_a_cell_share_a_model_and_take_turns(quick_compiler, monkeypatch):
-    """A host that is slow for seconds slows all of them. A CPU has no graphs, which
-    keeps the others from nothing.
-    """
-    steps, built = [], []
-    build, measure_turn = workload.build_model, compile_experiment.measure
-
-    def spy(work, execution, warmup, count, device):
-        steps.append((execution, warmup, count))
-        return measure_turn(work, execution, warmup, count, device)
-
-    def counting(*given):
-        built.append(given)
-        return build(*given)
-
-    monkeypatch.setattr(workload, "build_model", counting)
-    monkeypatch.setattr(compile_experiment, "measure", spy)
-    group = [
-        compile_experiment.Config(
-            "small", "fp32", execution, **SHORT, warmup=2, steps=3, rounds=2
-        )
-        for execution in compile_experiment.EXECUTIONS
-    ]
-    assert groups.groups_of(compile_experiment, group) == [group]
-    rows = groups.measure_group(compile_experiment, group)
-    assert [(row.status, row.reason) for row in rows] == [
-        ("ok", None),
-        ("unsupported", "a CPU has no CUDA graphs"),
-        ("ok", None),
-    ]
-    first, second = 1, 2
-    assert steps == [
-        ("eager", 2, first),
-        ("graph", 2, first),
-        ("compiled", 2, first),
-        ("eager", 1, second),
-        ("compiled", 1, second),
-    ]
-    assert len(built) == 1 and not compile_experiment.CELLS
-    assert rows[0].metrics["graphs"] == 0 and rows[2].metrics["graphs"] == 1
-
-
 @pytest.mark.parametrize("optimizer", [False, True])
 def test_what_was_compiled_ahead_keeps_its_cold_times(
     quick_compiler, monkeypatch, tmp_path, optimizer
@@ -784,33 +742,6 @@ def test_a_step_names_the_attention_that_ran(tiny, name, ran):
     assert bool(tiny) == (name == "eager") and all(
         dtype == torch.bfloat16 for _, dtype, _ in tiny
     )
-
-
-def test_attentions_take_turns_in_a_model(monkeypatch):
-    """Their steps are shared out among the rounds, the highest peak counts, and no
-    profiler starts before the last of them.
-    """
-    ran = []
-
-    def timed(c, steps, device):
-        ran.append((c.attention, steps))
-        return {"forward_ms": [1.0] * steps, "peak_allocated_bytes": len(ran)}
-
-    monkeypatch.setattr(model_attention, "timed", timed)
-    monkeypatch.setattr(
-        model_attention, "gpu_times", lambda c, device: ran.append(c.attention) or {}
-    )
-    monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 1, 2))
-    configs = [
-        model_attention.Config("small", 6, name, 1, steps=10)
-        for name in ("eager", "sdpa")
-    ]
-    (group,) = groups.groups_of(model_attention, configs)
-    rows = groups.measure_group(model_attention, group)
-    turns = [(n, s) for s in (3, 3, 4) for n in ("eager", "sdpa")]
-    assert ran == [*turns, "eager", "sdpa"]
-    assert [row.metrics["peak_allocated_bytes"] for row in rows] == [5, 6]
-    assert [len(row.metrics["forward_ms"]) for row in rows] == [10, 10]
 
 
 @pytest.mark.parametrize("step", flash_ablation.STEPS)

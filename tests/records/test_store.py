@@ -119,7 +119,6 @@ def device_with(**fields):
 
 
 FAULTS = {
-    "not an object": ([1], "Expected `object`, got `array`"),
     "missing inside": (
         changed(device={"name": "x"}),
         "Object missing required field `slug` - at `$.device`",
@@ -132,7 +131,6 @@ FAULTS = {
         changed(edited=False),
         "Object contains unknown field `edited`",
     ),
-    "wrong type": (changed(expected_rows="2"), "`str` - at `$.expected_rows`"),
     "bool for a count": (changed(expected_rows=True), "`bool` - at `$.expected_rows`"),
     "fewer than no rows": (changed(expected_rows=-1), ">= 0 - at `$.expected_rows`"),
     "too many rows": (changed(expected_rows=10**9), "100000 - at `$.expected_rows`"),
@@ -141,7 +139,6 @@ FAULTS = {
         "has 2 rows, expected_rows is 1",
     ),
     "wrong item": (changed(verified_hashes=["a", 3]), "at `$.verified_hashes[1]`"),
-    "wrong value": (changed(software={"torch": 2.11}), "at `$.software[...]`"),
     "stem of another folder": (changed(stem="../../x"), "at `$.stem`"),
     "wrong literal inside": (
         row_with(status="fine"),

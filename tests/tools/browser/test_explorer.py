@@ -103,18 +103,6 @@ def test_the_explorer_draws_what_its_address_says(
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_the_explorer_moves_nothing_while_it_loads(page: Page, site: Path) -> None:
-    page.goto((site / "explorer.html").as_uri())
-    shifted = """new Promise((told) => {
-        let sum = 0
-        const add = (seen) => seen.getEntries().forEach((shift) => (sum += shift.value))
-        const watch = { type: "layout-shift", buffered: true }
-        new PerformanceObserver(add).observe(watch)
-        setTimeout(() => told(sum), 500)
-    })"""
-    assert page.evaluate(shifted) < 0.01
-
-
 @pytest.mark.parametrize("name", ["explorer", "calculator"])
 def test_a_choice_of_sizes_names_those_of_2026(
     page: Page, site: Path, name: str

@@ -7,7 +7,6 @@ import pytest
 
 from tests.tools.browser.looking import (
     OPEN_FOLDS,
-    PHONE,
     TWO_FRAMES,
     Page,
     expect,
@@ -15,14 +14,6 @@ from tests.tools.browser.looking import (
 )
 
 pytestmark = pytest.mark.browser
-
-
-def test_maths_is_drawn_without_a_script(page: Page, pages: list[Path]) -> None:
-    formula = open_first(page, pages, "article math").first
-    box = formula.bounding_box()
-    assert box and box["width"] > 5 and box["height"] > 5
-    assert formula.get_attribute("alttext")
-    assert "\\(" not in page.locator("article").inner_text()
 
 
 def test_a_chosen_tab_is_kept_across_pages(page: Page, pages: list[Path]) -> None:
@@ -89,22 +80,6 @@ def test_a_copied_command_can_be_pasted(page: Page, pages: list[Path]) -> None:
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied
     assert not re.search(r"^\s*\$", copied, re.MULTILINE), copied
-
-
-def test_what_a_button_covers_can_be_scrolled_out_from_under_it(
-    page: Page, pages: list[Path]
-) -> None:
-    page.set_viewport_size(PHONE)
-    listing = open_first(page, pages, ".language-python pre:has(.md-code__nav)").first
-    room, width, ground = listing.evaluate(
-        """(listing) => {
-            const buttons = listing.querySelector(".md-code__nav")
-            const style = getComputedStyle(listing.querySelector("code"))
-            return [parseFloat(style.paddingRight), buttons.offsetWidth,
-                getComputedStyle(buttons).backgroundColor]
-        }"""
-    )
-    assert room >= width > 10 and ground.startswith("rgb(")
 
 
 def test_what_is_wide_ends_at_one_edge_and_paper_breaks_folds(

@@ -184,33 +184,24 @@ def test_a_caption_begins_bold_as_those_of_figures_do(caption: str, bold: str) -
     assert "".join(re.findall("<strong>(.*?)</strong>", framed)) == bold
 
 
-def test_the_title_of_a_fold_is_the_caption_of_the_table_in_it() -> None:
-    fold = "<details><summary>{}</summary>\n{}</details>"
-    framed = frame_tables(
-        fold.format("Every row", TABLE) + fold.format("Why?", f"<p>So:</p>{TABLE}")
-    )
-    assert '<summary id="table-1">Table 1. Every row</summary>' in framed
-    assert "<summary>Why?</summary>" in framed
-    assert re.findall('aria-label="([^"]*)"', framed) == [
-        "Table 1. Every row",
-        "Table: size, forward (ms)",
-    ]
+FOLD, CAPTION = "<details><summary>{}</summary>\n{}</details>", '<p class="caption">'
+UNNAMED = "Table: size, forward (ms)"
+LABELS = {
+    # The title of a fold is the caption of the table in it, unless it says more first.
+    FOLD.format("Every row", TABLE): ["Table 1. Every row"],
+    FOLD.format("Why?", f"<p>So:</p>{TABLE}"): [UNNAMED],
+    # Tabs of several GPUs share the caption above them.
+    f'{CAPTION}A</p><div class="tabbed-set">{TABLE}<p class="provenance">GPU</p>'
+    f"{TABLE}</div>{CAPTION}B</p>{TABLE}": [*2 * ["Table 1. A"], "Table 2. B"],
+    # A caption further up is not this table's.
+    f"{CAPTION}Far</p><p>text</p>{TABLE}": [UNNAMED],
+    f"{CAPTION}Far</p><h2>B</h2>{TABLE}": [UNNAMED],
+}
 
 
-def test_tabs_of_several_gpus_share_the_caption_above_them() -> None:
-    framed = frame_tables(
-        '<p class="caption">A</p><div class="tabbed-set">'
-        f'{TABLE}<p class="provenance">GPU</p>{TABLE}</div>'
-        f'<p class="caption">B</p>{TABLE}'
-    )
-    labels = re.findall('aria-label="([^"]*)"', framed)
-    assert labels == ["Table 1. A", "Table 1. A", "Table 2. B"]
-
-
-@pytest.mark.parametrize("between", ["<p>text</p>", "<h2>B</h2>"])
-def test_a_caption_further_up_is_not_this_table_s(between: str) -> None:
-    framed = frame_tables(f'<p class="caption">Far</p>{between}{TABLE}')
-    assert 'aria-label="Table: size, forward (ms)"' in framed
+@pytest.mark.parametrize("page", LABELS)
+def test_a_table_is_named_by_what_stands_above_it(page: str) -> None:
+    assert re.findall('aria-label="([^"]*)"', frame_tables(page)) == LABELS[page]
 
 
 @pytest.mark.parametrize(
