@@ -757,32 +757,13 @@ def test_each_step_of_the_ablation_computes_attention(step):
     assert metrics["repeats"] or step == "atomic_backward"
 
 
-TINY = [
-    "--size",
-    "small",
-    "--context",
-    "8",
-    "--batch",
-    "1",
-    "--warmup",
-    "0",
-    "--steps",
-    "1",
-    "--vocab",
-    "100",
-]
+TINY = "--size small --context 8 --batch 1 --warmup 0 --steps 1 --vocab 100"
 
 
 @pytest.mark.slow
 def test_the_script_prints_a_table():
-    line = [
-        sys.executable,
-        "-m",
-        "systems.experiments.end_to_end",
-        *TINY,
-        "--mode",
-        "forward_backward",
-    ]
+    experiment = "-m", "systems.experiments.end_to_end", *TINY.split()
+    line = [sys.executable, *experiment, "--mode", "forward_backward"]
     environment = {**os.environ, "COLUMNS": "120", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         line, cwd=ROOT, env=environment, capture_output=True, text=True
@@ -793,12 +774,8 @@ def test_the_script_prints_a_table():
         "size small, context 8, mode forward_backward, precision fp32, batch 1, "
     )
     cells = [line.split("│")[1:-1] for line in out.splitlines() if line.startswith("│")]
-    assert [name.strip() for name, *_ in cells] == [
-        "forward",
-        "loss",
-        "backward",
-        "total",
-    ]
+    names = [name.strip() for name, *_ in cells]
+    assert names == ["forward", "loss", "backward", "total"]
     means = {name.strip(): float(mean) for name, mean, *_ in cells}
     assert means["total"] == pytest.approx(
         means["forward"] + means["loss"] + means["backward"], abs=0.002

@@ -41,16 +41,7 @@ def cpu(monkeypatch, tmp_path):
     monkeypatch.setattr(kernel_profile, "TRACES", tmp_path / "traces")
     # An operation inside another would be counted twice: only the innermost of those
     # that matter are kept.
-    kept = (
-        "aten::mm",
-        "aten::bmm",
-        "aten::exp",
-        "aten::amax",
-        "aten::max",
-        "aten::sub",
-        "aten::sum",
-        "aten::div",
-    )
+    kept = {f"aten::{name}" for name in "mm bmm exp amax max sub sum div".split()}
     read = torch_trace.read_trace
 
     def leaves(path, marks):

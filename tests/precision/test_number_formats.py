@@ -44,18 +44,10 @@ def test_the_spacing_is_that_of_numpy(name):
 
 @pytest.mark.parametrize("name", ["fp32", "fp16", "bf16"])
 def test_rounding_is_that_of_torch_ties_included(name):
-    spread = (
-        torch.rand(
-            2000, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-        )
-        * 10.5
-        - 6
-    )
-    values = (
-        [float(10**x) for x in spread]
-        + [1 + k / 2**12 for k in range(64)]
-        + [1 + k / 2**9 for k in range(64)]
-    )
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.rand(2000, generator=generator, dtype=torch.float64) * 10.5 - 6
+    values = [float(10**x) for x in spread]
+    values += [1 + k / 2**p for p in (12, 9) for k in range(64)]
     for value in values:
         assert (
             float(FORMATS[name].round_to_nearest(Fraction(value)))
@@ -83,18 +75,8 @@ def test_a_stall_is_where_adding_one_by_one_stalls(name):
     draws = torch.rand(
         40, generator=torch.Generator().manual_seed(1), dtype=torch.float64
     ).tolist()
-    terms = [
-        0.01,
-        0.001,
-        1.0,
-        3.0,
-        2**-7,
-        3 * 2**-9,
-        1 + 2**-7,
-        1.5,
-        1.25,
-        *(10 ** (4 * u - 3) for u in draws),
-    ]
+    terms = [0.01, 0.001, 1.0, 3.0, 2**-7, 3 * 2**-9, 1 + 2**-7, 1.5, 1.25]
+    terms += [10 ** (4 * u - 3) for u in draws]
     for term in terms:
         x = torch.tensor(term, dtype=dtype)
         total, step = x.clone(), 1

@@ -54,54 +54,34 @@ def found(kernels):
 
 def a_trace(old=False):
     """As PyTorch 2 writes it, or with the categories and the spelling of 1.9."""
-    cats = dict(
-        zip(
-            ("kernel", "call", "op", "id"),
-            ("Kernel", "Runtime", "Operator", "external id"),
-            strict=True,
-        )
-    )
-    if not old:
-        cats = {
-            "kernel": "kernel",
-            "call": "cuda_runtime",
-            "op": "cpu_op",
-            "id": "External id",
-        }
-    mark = "Operator" if old else "user_annotation"
+    known = {
+        "kernel": ("kernel", "Kernel"),
+        "call": ("cuda_runtime", "Runtime"),
+        "op": ("cpu_op", "Operator"),
+        "id": ("External id", "external id"),
+        "mark": ("user_annotation", "Operator"),
+    }
+    cats = {name: spelled[old] for name, spelled in known.items()}
+    events: list[dict] = [{"ph": "M", "name": "process_name", "pid": 1}]
 
-    def event(cat, name, tid, ts, dur, **args):
-        return {
-            "ph": "X",
-            "cat": cat,
-            "name": name,
-            "pid": 1,
-            "tid": tid,
-            "ts": ts,
-            "dur": dur,
-            "args": args,
-        }
+    def event(cat, name, tid, ts, dur, pid=1, **args):
+        given = {"cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts}
+        events.append({"ph": "X", **given, "dur": dur, "args": args})
 
-    events = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}}]
-    events += [
-        event(mark, name, MAIN, start, end - start) for name, start, end in PHASES
-    ]
+    for name, start, end in PHASES:
+        event(cats["mark"], name, MAIN, start, end - start)
     # The GPU's own copy of a mark, an operation's, and a range of somebody else: none
     # is a phase.
-    events += [event("gpu_user_annotation", "backward", 7, 55, 30)]
-    events += [event(mark, "Optimizer.step#AdamW.step", MAIN, 0, 100)]
+    event("gpu_user_annotation", "backward", 7, 55, 30)
+    event(cats["mark"], "Optimizer.step#AdamW.step", MAIN, 0, 100)
     for name, thread, at, start, duration, number in KERNELS:
         launch = "cudaLaunchKernel" if number % 2 else "cuLaunchKernelEx"
         call = cats["call"] if old or number % 2 else "cuda_driver"
         op = "aten::mm" if name == "gemm" else "aten::exp"
-        events.append(
-            event(cats["op"], op, thread, at - 1, 3, **{cats["id"]: 70 + number})
-        )
-        events.append(event(call, launch, thread, at, 1, correlation=number))
-        args = {"correlation": number, cats["id"]: 70 + number, "stream": 7}
-        events.append(
-            {**event(cats["kernel"], name, 7, start, duration, **args), "pid": 0}
-        )
+        ids = {"correlation": number, cats["id"]: 70 + number}
+        event(cats["op"], op, thread, at - 1, 3, **{cats["id"]: 70 + number})
+        event(call, launch, thread, at, 1, correlation=number)
+        event(cats["kernel"], name, 7, start, duration, pid=0, **ids, stream=7)
     return {"schemaVersion": 1, "traceEvents": events}
 
 
@@ -272,97 +252,55 @@ def export(path, text="textId", process=True, mangled=True, driver=False, withou
     def number(word):
         return numbers.setdefault(word, len(numbers) + 1)
 
+    pid = ["globalPid"] * process
+    run = ["start", "end", "correlationId", *pid]
+    names = ["demangledName", "shortName", *["mangledName"] * mangled]
+    calls = ["start", "end", "globalTid", "correlationId", "nameId"]
+    texts = {"text": ["text"], "textId": ["textId"], "both": ["text", "textId"]}[text]
+    kind = "CUPTI_ACTIVITY_KIND_"
+    columns = {
+        "StringIds": ["id", "value"],
+        f"{kind}KERNEL": [*run, "deviceId", "streamId", *names],
+        f"{kind}MEMCPY": [*run, "copyKind", "bytes"],
+        f"{kind}MEMSET": [*run, "value"],
+        f"{kind}RUNTIME": calls,
+        f"{kind}DRIVER": calls,
+        "NVTX_EVENTS": ["start", "end", "eventType", *texts, "globalTid"],
+    }
+    rows: dict[str, list[tuple]] = {table: [] for table in columns}
+
+    def mark(name, start, end, event=59):
+        said = {"text": None if text == "both" else name, "textId": number(name)}
+        words = (said[column] for column in texts)
+        times = start * 1000, end and end * 1000
+        rows["NVTX_EVENTS"].append((*times, event, *words, PID + MAIN))
+
+    def call(table, start, thread, correlation):
+        what = number("cudaLaunchKernel_v7000")
+        rows[kind + table].append((start, start + 500, thread, correlation, what))
+
+    for name, start, end in PHASES:
+        # The last step was open when the capture ended.
+        mark(name, start, None if name == "step" else end)
+    mark("aten::mm", 11, 14)
+    # A point in time with a phase's name is no range.
+    mark("backward", 11, None, event=34)
+    for name, thread, at, start, duration, correlation in KERNELS:
+        table = "DRIVER" if driver and correlation % 2 else "RUNTIME"
+        call(table, at * 1000, PID + thread, correlation)
+        of = [start * 1000, (start + duration) * 1000, correlation, *[PID] * process]
+        called = [name, f"short {name}", *[f"_Z{name}"] * mangled]
+        rows[f"{kind}KERNEL"].append((*of, 0, 7, *map(number, called)))
+    if process:
+        # Another process has used the same correlation id, outside of every phase.
+        call("RUNTIME", 1_000_000, (6 << 24) + MAIN, 1)
+    rows["StringIds"] = [(i, word) for word, i in numbers.items()]
     with closing(sqlite3.connect(path)) as db, db:
-        extra = ", mangledName INTEGER" if mangled else ""
-        pid = ", globalPid INTEGER" if process else ""
-        db.execute(
-            "CREATE TABLE StringIds "
-            "(id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL)"
-        )
-        db.execute(
-            "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL "
-            "(start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER, "
-            f"streamId INTEGER, correlationId INTEGER{pid}, "
-            f"demangledName INTEGER, shortName INTEGER{extra})"
-        )
-        for kind, own in (
-            ("MEMCPY", "copyKind INTEGER, bytes INTEGER"),
-            ("MEMSET", "value INTEGER"),
-        ):
-            columns = f"start INTEGER, end INTEGER, correlationId INTEGER{pid}, {own}"
-            db.execute(f"CREATE TABLE CUPTI_ACTIVITY_KIND_{kind} ({columns})")
-        calls = (
-            "(start INTEGER, end INTEGER, globalTid INTEGER, correlationId INTEGER, "
-            "nameId INTEGER)"
-        )
-        db.execute(f"CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME {calls}")
-        if driver:
-            db.execute(f"CREATE TABLE CUPTI_ACTIVITY_KIND_DRIVER {calls}")
-        has = {
-            "text": "text TEXT",
-            "textId": "textId INTEGER",
-            "both": "text TEXT, textId INTEGER",
-        }[text]
-        db.execute(
-            "CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, "
-            f"eventType INTEGER, {has}, globalTid INTEGER)"
-        )
-
-        def mark(name, start, end, kind=59):
-            words = {
-                "text": [name],
-                "textId": [number(name)],
-                "both": [None, number(name)],
-            }[text]
-            row = (start * 1000, end and end * 1000, kind, *words, PID + MAIN)
-            db.execute(
-                f"INSERT INTO NVTX_EVENTS VALUES ({', '.join('?' * len(row))})", row
-            )
-
-        for name, start, end in PHASES:
-            # The last step was open when the capture ended.
-            mark(name, start, None if name == "step" else end)
-        mark("aten::mm", 11, 14)
-        # A point in time with a phase's name is no range.
-        mark("backward", 11, None, kind=34)
-        for name, thread, at, start, duration, correlation in KERNELS:
-            table = "DRIVER" if driver and correlation % 2 else "RUNTIME"
-            call = (
-                at * 1000,
-                at * 1000 + 500,
-                PID + thread,
-                correlation,
-                number("cudaLaunchKernel_v7000"),
-            )
-            db.execute(
-                f"INSERT INTO CUPTI_ACTIVITY_KIND_{table} VALUES (?, ?, ?, ?, ?)", call
-            )
-            row = [start * 1000, (start + duration) * 1000, 0, 7, correlation]
-            row += [PID] if process else []
-            row += [number(name), number(f"short {name}")] + (
-                [number(f"_Z{name}")] if mangled else []
-            )
-            values = ", ".join("?" * len(row))
-            db.execute(f"INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ({values})", row)
-        if process:
-            # Another process has used the same correlation id, outside of every phase
-            # of ours.
-            other = (
-                1_000_000,
-                1_000_001,
-                (6 << 24) + MAIN,
-                1,
-                number("cudaLaunchKernel_v7000"),
-            )
-            db.execute(
-                "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, ?)", other
-            )
-        db.executemany(
-            "INSERT INTO StringIds VALUES (?, ?)",
-            [(i, word) for word, i in numbers.items()],
-        )
-        for table in without:
-            db.execute(f"DROP TABLE {table}")
+        left_out = {*without, *[f"{kind}DRIVER"] * (not driver)}
+        for table in columns.keys() - left_out:
+            db.execute(f"CREATE TABLE {table} ({', '.join(columns[table])})")
+            places = ", ".join("?" * len(columns[table]))
+            db.executemany(f"INSERT INTO {table} VALUES ({places})", rows[table])
     return path
 
 
