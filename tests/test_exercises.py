@@ -97,11 +97,7 @@ MISTAKES = [
         {"return": "return p, p * (dp + delta[:, None])"},
         "the sign of delta",
     ),
-    (
-        "5_dq_loop",
-        {"return": "return p, p * (delta[:, None] - dp)"},
-        "the sign of ds",
-    ),
+    ("5_dq_loop", {"return": "return p, p * (delta[:, None] - dp)"}, "the sign of ds"),
     ("5_dq_loop", {"return": "return p, dp - delta[:, None]"}, "p is missing in ds"),
     ("5_dq_loop", {"p": "p = tl.exp(s)"}, "lse is not subtracted"),
     ("5_dq_loop", {"dq": "dq = product(ds, k)"}, "only the last tile"),

@@ -8,10 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from systems.attention import (
-    FlashAttentionPyTorch,
-    FlashAttentionTriton,
-)
+from systems.attention import FlashAttentionPyTorch, FlashAttentionTriton
 from systems.attention.recompute import recompute_backward
 from systems.attention.relaunch import shape_and_strides
 from systems.attention.triton import configs, launches

@@ -13,10 +13,7 @@ from systems.attention import dispatch
 from systems.attention.dispatch import choose_backend
 from systems.attention.hopper import limits
 from systems.attention.triton import available
-from systems.attention.triton.available import (
-    check_device,
-    describe_kernels,
-)
+from systems.attention.triton.available import check_device, describe_kernels
 from systems.attention.triton.primitives import INTERPRETED
 from systems.check_setup import attention_kernels
 from tests.attention.checks import Like, like

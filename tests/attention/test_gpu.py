@@ -541,17 +541,8 @@ torch.cuda.synchronize()
 @pytest.mark.parametrize("tool", TOOLS)
 def test_the_sanitizer_finds_nothing(tool):
     assert SANITIZER is not None
-    command = [
-        SANITIZER,
-        "--tool",
-        tool,
-        *TOOLS[tool],
-        "--error-exitcode",
-        "9",
-        sys.executable,
-        "-c",
-        SMALL,
-    ]
+    options = "--tool", tool, *TOOLS[tool], "--error-exitcode", "9"
+    command = [SANITIZER, *options, sys.executable, "-c", SMALL]
     # PyTorch's allocator hands out parts of large blocks, in which a stray access would
     # go unseen.
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}

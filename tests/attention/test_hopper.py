@@ -26,14 +26,8 @@ from systems.attention.hopper.launches import (
     launch_forward,
     launch_two_passes,
 )
-from systems.attention.hopper.limits import (
-    MIN_SCORES,
-    TILE_DIMS,
-    is_tma_readable,
-)
-from systems.attention.hopper.one_pass_launches import (
-    launch_one_pass,
-)
+from systems.attention.hopper.limits import MIN_SCORES, TILE_DIMS, is_tma_readable
+from systems.attention.hopper.one_pass_launches import launch_one_pass
 from systems.attention.hopper.schedule import ITEM_STEPS, make_schedule
 from systems.attention.hopper.walks import (
     Ordered,

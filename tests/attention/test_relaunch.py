@@ -17,9 +17,7 @@ from systems.attention.relaunch import (
     shape_and_strides,
     use_device_of,
 )
-from systems.attention.triton.launches import (
-    launch_forward,
-)
+from systems.attention.triton.launches import launch_forward
 
 
 class Kernel:

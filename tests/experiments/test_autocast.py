@@ -17,47 +17,27 @@ from tests.cuda_autocast import cuda_autocast
 from tests.factories import committed
 
 LOW = "the dtype of autocast"
-TOY = {
-    "parameters": "fp32",
-    "fc1": LOW,
-    "relu": LOW,
-    "ln": "fp32",
-    "logits": LOW,
-    "loss": "fp32",
-    "gradients": "fp32",
-    "logits_gradient": LOW,
-    "fc1_output_gradient": LOW,
-    "optimizer_state": "fp32",
-    "optimizer_update": "fp32",
-}
-TRANSFORMER = {
-    "parameters": "fp32",
-    "embedding": "fp32",
-    "rmsnorm_square": "fp32",
-    "rmsnorm_rsqrt": "fp32",
-    "rmsnorm": "fp32",
-    "q_projection": LOW,
-    "rotary": "fp32",
-    "scores": LOW,
-    "softmax_max": LOW,
-    "softmax_subtract": LOW,
-    "softmax_exp": "fp32",
-    "softmax_sum": "fp32",
-    "softmax_divide": "fp32",
-    "weighted_values": LOW,
-    "attention": LOW,
-    "residual": "fp32",
-    "swiglu_gate": LOW,
-    "swiglu_sigmoid": LOW,
-    "swiglu_product": LOW,
-    "swiglu": LOW,
-    "logits": LOW,
-    "loss": "fp32",
-    "gradients": "fp32",
-    "logits_gradient": LOW,
-    "optimizer_state": "fp32",
-    "optimizer_update": "fp32",
-}
+
+
+def cells(low: str, fp32: str) -> dict[str, str]:
+    return dict.fromkeys(low.split(), LOW) | dict.fromkeys(fp32.split(), "fp32")
+
+
+TOY = cells(
+    low="fc1 relu logits logits_gradient fc1_output_gradient",
+    fp32="parameters ln loss gradients optimizer_state optimizer_update",
+)
+TRANSFORMER = cells(
+    low=(
+        "q_projection scores softmax_max softmax_subtract weighted_values attention "
+        "swiglu_gate swiglu_sigmoid swiglu_product swiglu logits logits_gradient"
+    ),
+    fp32=(
+        "parameters embedding rmsnorm_square rmsnorm_rsqrt rmsnorm rotary softmax_exp "
+        "softmax_sum softmax_divide residual loss gradients optimizer_state "
+        "optimizer_update"
+    ),
+)
 # The CPU's fp32 list is shorter: these stay in the dtype that they meet.
 CPU_LEAVES = {"ln", "softmax_exp", "softmax_sum", "softmax_divide"}
 

@@ -181,8 +181,7 @@ def test_spans_and_sums_are_of_each_pass_and_counts_per_pass():
         0.0005
     ]
     with pytest.raises(
-        TraceError,
-        match="the trace has 2 steps with kernels, not 3: profile again",
+        TraceError, match="the trace has 2 steps with kernels, not 3: profile again"
     ):
         gpu_metrics(kernels, 3)
 

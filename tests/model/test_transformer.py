@@ -11,11 +11,7 @@ from torch.nn.functional import silu
 
 from systems.model import transformer as model_module
 from systems.model.sizes import SIZES
-from systems.model.transformer import (
-    BasicsTransformerLM,
-    build_model,
-    load_attention,
-)
+from systems.model.transformer import BasicsTransformerLM, build_model, load_attention
 
 PARAMETERS = {
     "small": 128_625_408,

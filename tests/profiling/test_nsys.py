@@ -82,14 +82,8 @@ def test_the_command_captures_the_range_and_exports_what_it_kept(fake, tmp_path)
     assert asked == ["--version"]
     assert profiled == [
         *("profile", "--trace", "cuda,nvtx", "--sample", "none", "--cpuctxsw", "none"),
-        *(
-            "--capture-range",
-            "cudaProfilerApi",
-            "--capture-range-end",
-            "stop",
-            "--force-overwrite",
-            "true",
-        ),
+        *("--capture-range", "cudaProfilerApi", "--capture-range-end", "stop"),
+        *("--force-overwrite", "true"),
         *("--output", str(tmp_path / "traces" / "2.7B-128"), *WORK),
     ]
     assert exported[:5] == ["export", "--type", "sqlite", "--force-overwrite", "true"]

@@ -97,6 +97,7 @@ def test_visible_gpus_are_those_that_are_named_or_all(driver, monkeypatch):
     driver.nvmlDeviceGetCount = lambda: 3
     assert visible_gpus() == ["0", "1", "2"]
     assert find_gpu("0") == WHOLE and find_gpu("1") is None
+    assert WHOLE.is_gpu and not device.CPU.is_gpu and not device.META.is_gpu
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"2, {UUID}")
     assert visible_gpus() == ["2", UUID]
     assert find_gpu() is None and find_gpu(UUID) == WHOLE

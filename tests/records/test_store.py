@@ -133,17 +133,14 @@ FAULTS = {
     ),
     "bool for a count": (changed(expected_rows=True), "`bool` - at `$.expected_rows`"),
     "fewer than no rows": (changed(expected_rows=-1), ">= 0 - at `$.expected_rows`"),
-    "too many rows": (changed(expected_rows=10**9), "100000 - at `$.expected_rows`"),
+    "too many rows": (changed(expected_rows=100_001), "100000 - at `$.expected_rows`"),
     "more rows than expected": (
         changed(expected_rows=1),
         "has 2 rows, expected_rows is 1",
     ),
     "wrong item": (changed(verified_hashes=["a", 3]), "at `$.verified_hashes[1]`"),
     "stem of another folder": (changed(stem="../../x"), "at `$.stem`"),
-    "wrong literal inside": (
-        row_with(status="fine"),
-        "'fine' - at `$.rows[1].status`",
-    ),
+    "wrong literal inside": (row_with(status="fine"), "'fine' - at `$.rows[1].status`"),
     "commit that is none": (
         changed(git={"commit": "<b>", "dirty": False}),
         "at `$.git.commit`",
@@ -158,6 +155,8 @@ FAULTS = {
     "folder above": (device_with(slug=".."), "at `$.device.slug`"),
     "no name": (device_with(name=""), "at `$.device.name`"),
     "negative clock": (device_with(sm_clocks_mhz=[-1]), "`$.device.sm_clocks_mhz[0]`"),
+    "a clock too fast": (device_with(sm_clocks_mhz=[100_001]), "sm_clocks_mhz[0]`"),
+    "seconds of months": (row_with(seconds=1e7 + 1), "at `$.rows[1].seconds`"),
     "negative seconds": (row_with(seconds=-1.0), ">= 0.0 - at `$.rows[1].seconds`"),
     "no reason": (
         row_with(reason=None),

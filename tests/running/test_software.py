@@ -14,13 +14,7 @@ from systems.records.device import CPU
 from systems.records.source_hash import source_hash
 from systems.running import software
 from systems.running.resuming import may_continue, new_record
-from systems.running.software import (
-    PEER,
-    TUNED,
-    kernels_on,
-    that_count,
-    tuned_software,
-)
+from systems.running.software import PEER, TUNED, kernels_on, that_count, tuned_software
 from tests.factories import make_gpu, make_record
 from tools.render import load
 from tools.render.markdown import conditions

@@ -24,13 +24,7 @@ from systems.experiments import STEMS
 from systems.records import store
 from systems.records.outcome import measure_row
 from systems.records.source_hash import source_hash
-from tests.factories import (
-    RESULTS,
-    committed,
-    contents,
-    make_record,
-    regen_tables,
-)
+from tests.factories import RESULTS, committed, contents, make_record, regen_tables
 from tests.factories import command as regen_command
 from tests.needed import compiles_cpp
 from tools import regen_tables as command

@@ -4,13 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.browser.looking import (
-    DESK,
-    PHONE,
-    Page,
-    expect,
-    open_first,
-)
+from tests.tools.browser.looking import DESK, PHONE, Page, expect, open_first
 
 pytestmark = pytest.mark.browser
 

@@ -5,13 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.browser.looking import (
-    OPEN_FOLDS,
-    TWO_FRAMES,
-    Page,
-    expect,
-    open_first,
-)
+from tests.tools.browser.looking import OPEN_FOLDS, TWO_FRAMES, Page, expect, open_first
 
 pytestmark = pytest.mark.browser
 

@@ -36,9 +36,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, P
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         address = f"http://127.0.0.1:{server.server_port}/guide/"
         build(
-            root / "guide",
-            SITE_URL=address,
-            REPO_URL="https://example.org/owner/guide",
+            root / "guide", SITE_URL=address, REPO_URL="https://example.org/owner/guide"
         )
         Thread(target=server.serve_forever, daemon=True).start()
         yield address, root / "guide"
