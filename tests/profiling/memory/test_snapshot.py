@@ -244,17 +244,7 @@ def test_no_time_passes_while_somebody_looks():
     trace = pool.trace
     after_copy = next(i for i, e in enumerate(trace) if e["size"] == 20 * MIB) + 1
     pool.trace = []
-    pool.make(
-        "pause",
-        1,
-        [
-            {
-                "name": "drop_pause",
-                "filename": "/x/systems/profiling/memory/recorder.py",
-                "line": 2,
-            }
-        ],
-    )
+    pool.make("pause", 1, [MARKED[0] | {"name": "drop_pause", "line": 2}])
     pool.free("pause")
     pool.make("probe", 500 * MIB)
     pool.free("probe")
@@ -269,14 +259,8 @@ def test_what_expandable_segments_add_to_a_history_changes_nothing():
     """
     pool, marks = training_step()
     plain = build_history(pool.snapshot(), marks)
-    actions = (
-        "segment_map",
-        "segment_unmap",
-        "segment_alloc",
-        "segment_free",
-        "workspace_snapshot",
-        "snapshot",
-    )
+    actions = [f"segment_{done}" for done in ("map", "unmap", "alloc", "free")]
+    actions += ["workspace_snapshot", "snapshot"]
     # At the address of a block that is alive, and from a marker's line.
     address = pool.live["gradient"][0]
     pages = [
@@ -292,53 +276,41 @@ def test_what_expandable_segments_add_to_a_history_changes_nothing():
 # Histories that give no picture -------------------------------------------------------
 
 
-def test_a_history_that_is_not_there_is_an_error():
-    with pytest.raises(SnapshotError, match="holds no history"):
-        build_history({"segments": [], "device_traces": [[]]}, [])
-    with pytest.raises(SnapshotError, match="holds no history"):
-        build_history({"segments": [], "device_traces": []}, [])
+def without_a_free(snapshot):
+    (trace, _) = snapshot["device_traces"]
+    freed = ("free_completed", 40 * MIB)
+    trace.remove(next(e for e in trace if (e["action"], e["size"]) == freed))
 
 
-def test_an_overflowed_history_is_an_error():
-    pool, marks = training_step()
-    snapshot = pool.snapshot()
-    # The allocator overwrites its oldest entries.
-    snapshot["device_traces"][0] = snapshot["device_traces"][0][3:]
-    with pytest.raises(
-        SnapshotError, match="4 of 5 marks are in the history, so it overflowed"
-    ):
-        build_history(snapshot, marks)
+def without_a_block(snapshot):
+    """Of the blocks of this size the gradient alone is younger than the history."""
+    segments = snapshot["segments"]
+    kept = [s for s in segments if s["blocks"][-1].get("requested_size") != 40 * MIB]
+    snapshot["segments"] = kept
 
 
-def test_a_missing_free_is_an_error():
-    pool, marks = training_step()
-    snapshot = pool.snapshot()
-    trace = snapshot["device_traces"][0]
-    freed = next(
-        i
-        for i, e in enumerate(trace)
-        if e["action"] == "free_completed" and e["size"] == 40 * MIB
-    )
-    del trace[freed]
-    with pytest.raises(SnapshotError, match="twice"):
-        build_history(snapshot, marks)
-
-
-def test_a_block_that_the_pool_lacks_is_an_error():
-    pool, marks = training_step()
-    snapshot = pool.snapshot()
-    snapshot["segments"] = [
-        s
-        for s in snapshot["segments"]
-        if s["blocks"][-1].get("requested_size") != 40 * MIB
-    ]
-    with pytest.raises(
-        SnapshotError, match="1 blocks of the history are not in the pool"
-    ):
-        build_history(snapshot, marks)
-    snapshot = pool.snapshot()
+def with_a_larger_block(snapshot):
     snapshot["segments"][-2]["blocks"][-1]["requested_size"] += 1
-    with pytest.raises(SnapshotError, match="in the history"):
+
+
+NO_PICTURES = {
+    "holds no history": lambda snapshot: snapshot.update(device_traces=[[]]),
+    # The allocator overwrites its oldest entries.
+    "4 of 5 marks are in the history, so it overflowed": (
+        lambda snapshot: snapshot["device_traces"][0].__delitem__(slice(3))
+    ),
+    "twice": without_a_free,
+    "1 blocks of the history are not in the pool": without_a_block,
+    "in the history": with_a_larger_block,
+}
+
+
+@pytest.mark.parametrize("said", NO_PICTURES)
+def test_a_history_that_gives_no_picture_is_an_error(said):
+    pool, marks = training_step()
+    snapshot = pool.snapshot()
+    NO_PICTURES[said](snapshot)
+    with pytest.raises(SnapshotError, match=said):
         build_history(snapshot, marks)
 
 
