@@ -170,7 +170,7 @@ MOST_LINES = {
     "systems": 20_300,
     "tools/render": 11_100,
     "tools": 14_500,
-    "tests": 22_950,
+    "tests": 22_800,
 }
 
 
