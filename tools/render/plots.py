@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import unescape
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
@@ -27,7 +27,6 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
 from matplotlib.ticker import (
@@ -369,19 +368,23 @@ def power_of_two_axis(axis: Axis, ticks: Sequence[int], label: str) -> None:
 
 
 def name_lines(figure: Figure) -> None:
-    """Write the label of each line beside its last point, apart from its neighbours."""
+    """Write the label of each line beside its last point, apart from the others."""
     layout = figure.get_layout_engine()
     assert layout is not None
     layout.execute(figure)
     every = [x for axes in figure.axes for x in axes.get_lines()]
     named = [x for x in every if not str(x.get_label()).startswith("_")]
     for axes in figure.axes:
-        for one, height in beside_one_another([x for x in named if x.axes is axes]):
-            color = one.get_color()
+        ends = [(x, np.asarray(x.get_xydata())[-1]) for x in named if x.axes is axes]
+        at = {x: float(axes.transData.transform(end)[1]) for x, end in ends}
+        ends.sort(key=lambda one: -at[one[0]])
+        heights = spread([at[x] for x, _ in ends], SMALL + 3)
+        for (x, end), height in zip(ends, heights, strict=True):
+            color = x.get_color()
             axes.annotate(
-                CONTROL.sub(" ", str(one.get_label())),
-                point(one, -1),
-                xytext=(9, height - end_of(one)[1]),
+                CONTROL.sub(" ", str(x.get_label())),
+                (float(end[0]), float(end[1])),
+                xytext=(9, height - at[x]),
                 textcoords="offset points",
                 gid=OVER_LINES,
                 parse_math=False,
@@ -394,31 +397,6 @@ def name_lines(figure: Figure) -> None:
         layout.execute(figure)
     # What is drawn is what the names were placed in.
     figure.set_layout_engine("none")
-
-
-def beside_one_another(named: Sequence[Line2D]) -> list[tuple[Line2D, float]]:
-    """The lines, and at which height each name stands: apart from those of lines that
-    end at about the same place.
-    """
-    found = []
-    left = sorted(named, key=lambda one: end_of(one)[0])
-    for _, group in groupby(left, key=lambda one: round(end_of(one)[0] / 30)):
-        lines = sorted(group, key=lambda one: end_of(one)[1], reverse=True)
-        heights = spread([end_of(one)[1] for one in lines], SMALL + 3)
-        found += zip(lines, heights, strict=True)
-    return found
-
-
-def point(line: Line2D, index: int) -> tuple[float, float]:
-    x, y = np.asarray(line.get_xydata())[index]
-    return float(x), float(y)
-
-
-def end_of(line: Line2D) -> tuple[float, float]:
-    """The last point on the canvas, in pixels."""
-    assert line.axes is not None
-    x, y = line.axes.transData.transform(point(line, -1))
-    return float(x), float(y)
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:

@@ -177,9 +177,6 @@ ALTERED = {
     "passes_steady": jolt,
     "two_steps_warm_up": settle_late,
     "top_kernel_multiplies": rename_products,
-    "training_dilutes_products": lambda r: slow_kernels(
-        rows(r, mode="forward"), "softmax", 9
-    ),
     "softmax_is_memory_traffic": at_the_floor,
     "kernels_are_attributed": lambda r: slow_kernels(
         rows(r, size="xl", context=256), "matmul", 1.05

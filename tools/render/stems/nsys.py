@@ -1,4 +1,4 @@
-"""Tables and facts of `nsys`: the same step under Nsight Systems and torch.profiler;
+"""The table and facts of `nsys`: the same step under Nsight Systems and torch.profiler;
 the steps that kernels fill most come first.
 """
 
@@ -6,62 +6,47 @@ from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import per_device, percent
-from tools.render.rows import NOT_MEASURED, PHASES, Missing, known, most, say, span
+from tools.render.rows import NOT_MEASURED, PHASES, known, most, say, span
+from tools.render.stems.kernel_profile.rows import all_phases, wall_ms
 
 CAPTIONS = {
-    "kernels.md": "The kernels of one training step under nsys, copies and fills of "
-    "memory included, and their time divided by that under torch.profiler (*torch*).",
-    "cost.md": "Wall-clock time of a step without a profiler (by *end_to_end*, another "
-    "process on the same GPU), and how many times as long it takes under each.",
+    "kernels.md": (
+        "A step under nsys: its kernels, copies and fills included, their time, also "
+        "relative to torch.profiler, the wall-clock time without a profiler, and the "
+        "slowdown under each."
+    ),
 }
 INSTRUMENTS = ("nsys", "torch")
 
 
 def steps(record: Record | None) -> Frame:
-    """Steps under both profilers, beside the row of `end_to_end` of each."""
+    """Steps under both profilers, beside the time without one."""
     found = frame(record).derive(
         step=lambda x: ", ".join(str(x[k]) for k in ("size", "context", "precision")),
-        alone=alone,
-        **{f"{name}_ms": lambda x, n=name: kernel_ms(x, n) for name in INSTRUMENTS},
+        wall_ms=wall_ms,
+        **{
+            f"{name}_ms": lambda x, n=name: all_phases(x, f"{n}_{{}}_gpu_busy")
+            for name in INSTRUMENTS
+        },
         **{f"{name}_kernels": lambda x, n=name: kernels(x, n) for name in INSTRUMENTS},
         **{
-            f"{name}_slowdown": lambda x, n=name: slowdown(x, n) for name in INSTRUMENTS
+            f"{name}_slowdown": lambda x, n=name: (
+                all_phases(x, f"{n}_profiled_{{}}") / x["wall_ms"]
+            )
+            for name in INSTRUMENTS
         },
         ratio=lambda x: x["nsys_ms"] / x["torch_ms"],
-        filled=lambda x: x["torch_ms"] / x["alone"]["step_ms"],
+        filled=lambda x: x["torch_ms"] / x["wall_ms"],
     )
     return Frame(sorted(found, key=lambda x: -x["filled"] if x else 0))
-
-
-def alone(x: Line) -> Line | Missing:
-    """The step in a process of its own, without a profiler."""
-    clock = x.row.clock if x and x.row else None
-    return Line.of(clock) if clock else x.missing
-
-
-def all_phases(x: Line, pattern: str) -> float:
-    """The median over steps of all phases together, of a metric."""
-    return x.ms(*(pattern.format(phase) for phase in PHASES))
-
-
-def kernel_ms(x: Line, instrument: str) -> float:
-    return all_phases(x, f"{instrument}_{{}}_gpu_busy")
 
 
 def kernels(x: Line, instrument: str) -> float:
     return sum(x[f"{instrument}_{phase}_kernels"] for phase in PHASES)
 
 
-def slowdown(x: Line, instrument: str) -> float:
-    """Wall-clock time under the profiler over that without."""
-    return all_phases(x, f"{instrument}_profiled_{{}}") / x["alone"]["step_ms"]
-
-
 def fragments(records: list[Record]) -> dict[str, str]:
-    return {
-        "kernels.md": per_device(records, kernels_table),
-        "cost.md": per_device(records, cost_table),
-    }
+    return {"kernels.md": per_device(records, kernels_table)}
 
 
 def kernels_table(record: Record) -> str:
@@ -74,16 +59,10 @@ def kernels_table(record: Record) -> str:
     return steps(record).table(
         "step",
         ("kernels", counts),
-        ("ms", "nsys_ms", "{:.1f}"),
+        ("kernel time, ms", "nsys_ms", "{:.1f}"),
         ("nsys / torch", "ratio", "{:.3f}"),
-    )
-
-
-def cost_table(record: Record) -> str:
-    return steps(record).table(
-        "step",
-        ("without, ms", lambda x: x["alone"]["step_ms"], "{:.1f}"),
-        *((name, f"{name}_slowdown", "{:.2f}") for name in INSTRUMENTS),
+        ("wall, ms", "wall_ms", "{:.1f}"),
+        *((f"slowdown, {n}", f"{n}_slowdown", "{:.2f}") for n in INSTRUMENTS),
     )
 
 

@@ -2,8 +2,6 @@
 kernels, what bf16 gains, and attention's parts.
 """
 
-from typing import Any
-
 from systems.model.sizes import TABLE_1
 from systems.profiling.kernel_names import MATMUL
 from systems.records.record import Record
@@ -263,29 +261,14 @@ def facts(record: Record | None) -> dict[str, str]:
 
 
 def top_facts(x: Line) -> dict[str, str]:
-    """The top kernel of the forward pass and of both passes, and the largest that is no
-    matmul.
-    """
-    tops = {"forward": x["top_forward"], "both": x["top_both"]}
-    forward, both = (top["name"] for top in tops.values())
-    others = [k for k in by_name(x) if k.category != MATMUL]
-    told = {f"top_{name}_small": code(top["short"]) for name, top in tops.items()}
-    for name, top in tops.items():
+    """The top kernel of the forward pass, and of both passes."""
+    told: dict[str, str] = {}
+    for name in ("forward", "both"):
+        top = x[f"top_{name}"]
+        told[f"top_{name}_small"] = say(top["code"])
         told[f"top_{name}_calls_small"] = say(top["calls"], "{:g}")
         told[f"top_{name}_share_small"] = say(top["of_whole"], percent)
-    same = "the same kernel" if forward == both else "another kernel"
-    return {
-        **told,
-        "top_same_small": same if known([forward, both])[1:] else say(x.missing),
-        "other_small": f"`{others[0].short}` with {others[0].calls:g} calls and "
-        f"{percent(others[0].ms / total_ms(x))}"
-        if others
-        else say(x.missing),
-    }
-
-
-def code(name: Any) -> str:
-    return say(name) if isinstance(name, Missing) else f"`{name}`"
+    return told
 
 
 def attention_facts(parts: Frame) -> dict[str, str]:
@@ -319,21 +302,6 @@ def top_kernel_multiplies(record: Record) -> Judgement:
     )
     numbers = f"{sum(multiply)} of {len(multiply)} passes."
     return multiply and (all(multiply), numbers)
-
-
-@claim(
-    "nsys_profile",
-    "In fp32 matrix products take a smaller share of kernel time in a full step than "
-    "in inference, at every size and context.",
-)
-def training_dilutes_products(record: Record) -> Judgement:
-    found = known(
-        x["matmul_step"] / x["matmul_forward"]
-        for x in passes(record).where(bool, mode="forward", precision="fp32")
-    )
-    told = f"{span(found)}, {len(found)} cells."
-    numbers = f"Share in a full step over share in inference: {told}"
-    return found and (max(found) < 1, numbers)
 
 
 @claim(

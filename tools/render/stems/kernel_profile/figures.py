@@ -2,8 +2,6 @@
 a roofline.
 """
 
-from math import exp, log
-
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -14,8 +12,6 @@ from tools.render.markdown import percent
 from tools.render.plots import (
     ACCENT,
     DARK,
-    GREY,
-    INK,
     PALE,
     TINT,
     key,
@@ -96,12 +92,11 @@ def stack(axes: Axes, found: Frame) -> None:
 # The roofline -------------------------------------------------------------------------
 
 
-# Colour, and the side on which the name stands: the matmuls' points overlap.
-POINTS: dict[str, tuple[str, str, str, tuple[int, int]]] = {
-    "attention scores": (GREY, "center", "bottom", (0, 9)),
-    "attention mask": (GREY, "left", "center", (12, 0)),
-    SOFTMAX_PART: (ACCENT, "left", "center", (12, 0)),
-    "attention output": (DARK, "center", "top", (0, -9)),
+POINTS = {
+    "attention scores": PALE,
+    "attention mask": TINT,
+    SOFTMAX_PART: ACCENT,
+    "attention output": DARK,
 }
 
 
@@ -119,16 +114,10 @@ def roofline_figure(record: Record) -> str:
         axes = figure.subplots()
         draw_roofs(axes, peak, found.column("intensity"))
         curves = found.curves("part", "intensity", "tflops")
-        for name, (color, side, height, offset) in POINTS.items():
-            if name in curves:
-                xs, rates = curves[name]
-                axes.plot(xs, rates, "o", color=color, alpha=0.7, markeredgewidth=0)
-                told = f": {reached} of the bandwidth" if name == SOFTMAX_PART else ""
-                text = name.removeprefix("attention ") + told
-                y = min(rates) if height == "top" else max(rates)
-                look = {"color": ACCENT if told else INK, "offset": offset}
-                look |= {"ha": side, "va": height}
-                note(axes, text, exp(sum(map(log, xs)) / len(xs)), y, **look)
+        shown = {name: color for name, color in POINTS.items() if name in curves}
+        for name, color in shown.items():
+            axes.plot(*curves[name], "o", color=color, markeredgewidth=0)
+        key(figure, {n.removeprefix("attention "): c for n, c in shown.items()})
 
     return plot(
         record,

@@ -104,13 +104,9 @@ def steps(record: Record | None) -> Frame:
                 / (x["fp32.wall_ms"] - x["fp32.matmuls"] * (1 - 1 / rates))
             ),
             gain=lambda x: x["fp32.wall_ms"] / x["wall_ms"],
-            gpu_gain=lambda x: busy_ms(x["fp32"]) / busy_ms(x),
+            gpu_gain=lambda x: x["fp32.gpu_ms"] / x["gpu_ms"],
         )
     )
-
-
-def busy_ms(x: Line) -> float:
-    return x.ms(*(f"{phase}_gpu_busy" for phase in PASSES)) if x else x.missing
 
 
 # Kernels ------------------------------------------------------------------------------
@@ -185,7 +181,7 @@ def top(x: Line, phases: Phases) -> Line | Missing:
     found = by_name(x, phases)
     if not found:
         return x.missing
-    line = Line(found[0]._asdict(), kernel=found[0], short=found[0].short)
+    line = Line(found[0]._asdict(), kernel=found[0], code=f"`{found[0].short}`")
     return Line(line, of_whole=line["ms"] / total_ms(x, phases))
 
 
