@@ -215,12 +215,8 @@ def note(axes: Axes, text: str, x: float, y: float, **more: Any) -> None:
     """
     offset = more.pop("offset", (0, 8))
     style: dict[str, Any] = {"ha": "center", "color": ACCENT, "weight": "bold"} | more
-    place: dict[str, Any] = {
-        "xytext": offset,
-        "textcoords": "offset points",
-        "gid": OVER_LINES,
-    }
-    axes.annotate(text, (x, y), **place, **style)
+    place: dict[str, Any] = {"textcoords": "offset points", "gid": OVER_LINES}
+    axes.annotate(text, (x, y), xytext=offset, **place, **style)
 
 
 def stacked(
@@ -237,23 +233,10 @@ def stacked(
     bars(axes, names)
 
 
-# On a telephone, so many letters stand beside a bar; longer names stand above it.
-BESIDE = 30
-
-
 def bars(axes: Axes, names: Sequence[str]) -> None:
     """An axis of names from top to bottom, for horizontal bars at 0, 1, 2, ..."""
-    at = range(len(names))
-    axes.set_yticks(at, list(names))
-    axes.set_ylim(max(at, default=0) + 0.6, -0.6)
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    if is_narrow(figure) and max(map(len, names), default=0) > BESIDE:
-        axes.set_yticklabels([])
-        for y, name in zip(at, names, strict=True):
-            place = {"xycoords": ("axes fraction", "data"), "gid": OVER_LINES}
-            axes.annotate(name, (0, y - 0.36), va="bottom", **place)
-        axes.set_ylim(max(at, default=0) + 0.5, -0.9)
+    axes.set_yticks(range(len(names)), list(names))
+    axes.set_ylim(max(0, len(names) - 1) + 0.6, -0.6)
     across(axes)
 
 
@@ -261,12 +244,6 @@ def value(axes: Axes, text: str, x: float, y: float) -> None:
     """A number behind the bar that ends here."""
     style: dict[str, Any] = {"textcoords": "offset points", "gid": OVER_LINES}
     axes.annotate(text, (x, y), xytext=(6, 0), va="center", **style)
-
-
-def without_numbers(axes: Axes) -> None:
-    """No axis of numbers, where each bar has its own."""
-    axes.xaxis.set_visible(False)
-    axes.spines["bottom"].set_visible(False)
 
 
 def across(axes: Axes) -> None:

@@ -27,7 +27,6 @@ from tools.render.plots import (
     is_narrow,
     plot,
     value,
-    without_numbers,
 )
 from tools.render.rows import MISSING, known, least, say
 from tools.render.stems.flash_ablation import (
@@ -164,7 +163,7 @@ def bars_figure(record: Record) -> str:
             if known([expected]):
                 axes.plot([expected] * 2, [y - 0.42, y + 0.42], color=INK, lw=2)
         bars(axes, rungs.column("name"))
-        without_numbers(axes)
+        axes.xaxis.set_visible(False)
         axes.set_xlim(0, max(times) * (1.4 if is_narrow(figure) else 1.2))
         if known([bound]):
             axes.axvline(bound, color=GREY, lw=1.2, ls="--")

@@ -104,7 +104,6 @@ def steps(record: Record | None) -> Frame:
                 / (x["fp32.wall_ms"] - x["fp32.matmuls"] * (1 - 1 / rates))
             ),
             gain=lambda x: x["fp32.wall_ms"] / x["wall_ms"],
-            gpu_gain=lambda x: x["fp32.gpu_ms"] / x["gpu_ms"],
         )
     )
 
