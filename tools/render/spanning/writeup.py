@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from textwrap import indent
 
 from systems.experiments import STEMS
 from systems.records.record import Record
@@ -102,7 +103,7 @@ def fragments(found: Found) -> dict[str, str]:
     and how it stands, and for the claims of each problem.
     """
     problems = load_problems()
-    parts = {"overview": overview(problems, found)}
+    parts = {"overview": overview(problems)}
     for problem in problems:
         for answer in problem.answers:
             parts[f"asked-{answer.page}"] = asked(answer, found)
@@ -110,17 +111,11 @@ def fragments(found: Found) -> dict[str, str]:
     return {"writeup.md": sections(parts)}
 
 
-def overview(problems: list[Problem], found: Found) -> str:
-    """Section and points of each problem, and what its answer rests on."""
+def overview(problems: list[Problem]) -> str:
+    """Section and points of each problem."""
 
     def nyu(problem: Problem) -> str:
         return f"{problem.section} · {problem.points}" if problem.section else ""
-
-    def stands(problem: Problem) -> str:
-        texts = {a.parts: status(a, found) for a in problem.answers}
-        if len(set(texts.values())) == 1:
-            return next(iter(texts.values()))
-        return "<br>".join(f"{parts}: {text}" for parts, text in texts.items())
 
     numbers = {problem.name: n for n, problem in enumerate(problems, start=1)}
     listed = columns(
@@ -129,17 +124,16 @@ def overview(problems: list[Problem], found: Found) -> str:
         ("NYU 2026", nyu),
         ("CS336 2025", lambda p: p.stanford.get("2025", "")),
         ("CS336 2026", lambda p: p.stanford.get("2026", "")),
-        ("status", stands),
     )
-    caption = "Every graded problem: section and points in each edition, and status."
+    caption = "Every graded problem: section and points in each edition."
     return captioned(caption, listed)
 
 
 def asked(answer: Answer, found: Found) -> str:
     """The question, its status, and where the rest stands."""
     parts = f" {answer.parts}" if answer.parts else ""
-    link = f"[code, all tables and how it was measured]({answer.page}.md)"
-    said = f"**Status:** {status(answer, found)} · {link}\n{{ .status }}"
+    link = f"[code and all tables]({answer.page}.md)"
+    said = f"{status(answer, found)} · {link}\n{{ .status }}"
     return f"**Asked{parts}.** {answer.question}\n\n{said}"
 
 
@@ -150,8 +144,8 @@ def all_claims() -> list[Claim]:
 
 def claims_of(problem: Problem, found: Found) -> str:
     """A tab for each GPU with what its records say of the problem's claims: in the
-    order of the stems that its answers rest on, and then those of other stems. What is
-    counted without a GPU is so on every one.
+    order of the stems that its answers rest on, and then those of other stems, folded.
+    What is counted without a GPU is so on every one.
     """
     stems = [stem for answer in problem.answers for stem in answer.stems]
     claims = [claim for claim in all_claims() if claim.problem == problem.name]
@@ -173,7 +167,11 @@ def claims_of(problem: Problem, found: Found) -> str:
         (next(iter(rs.values())).device.name, verdicts(claims, anywhere | rs))
         for rs in (by_gpu or {"": anywhere}).values()
     ]
-    return f"**Claims, judged by the record:**\n\n{tabs(judged)}\n"
+    held = "; ".join(
+        f"{name}: {text.count('**Holds:**')} of {len(claims)}" for name, text in judged
+    )
+    title = f"Claims that hold in the record ({held})"
+    return f'??? abstract "{title}"\n{indent(tabs(judged), "    ")}\n'
 
 
 def verdicts(claims: list[Claim], records: Mapping[str, Record]) -> str:
