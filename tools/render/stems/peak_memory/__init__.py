@@ -195,12 +195,11 @@ def blocks_in_words(x: Line) -> dict[str, str]:
 def from_shapes() -> dict[str, str]:
     """What needs no record: sizes by formula."""
     fp32 = Pass(SIZE, LONGEST, "step", "fp32")
-    long, short = (Pass(SIZE, context, "step", "fp32") for context in (1024, 128))
+    short = Pass(SIZE, 128, "step", "fp32")
     peaks = category_peaks(fp32)
     kept = {
         "fp32": peaks["saved activations"],
         "fp32_128": category_peaks(short)["saved activations"],
-        "1024": category_peaks(long)["saved activations"],
     }
     lasting = ("weights", "gradients", "optimizer state")
     residual = {
