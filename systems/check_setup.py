@@ -97,7 +97,7 @@ def main() -> None:
         for name, samples in run_once(device).items():
             table.add_row(f"first {name.removesuffix('_ms')}", f"{samples[0]:.1f} ms")
     except RuntimeError as error:
-        # Print the table all the same: it helps to find the cause.
+        # The table helps to find the cause, so print it before the error.
         trouble = str(error).splitlines()[0]
     console.print(table)
     if trouble:

@@ -37,7 +37,8 @@ LAUNCHERS = {"hopper": hopper_launches, "triton": triton_launches}
 
 
 def choose_backend(backend: str, q: Tensor, k: Tensor, v: Tensor) -> str:
-    """Return the name of the kernels to run for `backend`; "auto" picks the fastest.
+    """Return the kernel family to run, "hopper" or "triton"; "auto" picks the faster
+    one.
 
     `ValueError` for an unknown backend, or for inputs that the Hopper kernels can't
     take.
@@ -63,7 +64,7 @@ def choose_backend(backend: str, q: Tensor, k: Tensor, v: Tensor) -> str:
 def run_forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, backend: str = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """Return (o, lse) from the kernels of `choose_backend`."""
+    """Return (o, lse) from the kernel family that `choose_backend` picks."""
     check_device(q.device)
     launcher = LAUNCHERS[choose_backend(backend, q, k, v)]
     return launcher.launch_forward(q, k, v, causal, scale)
@@ -80,7 +81,7 @@ def run_backward(
     scale: float,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv) from the kernels of `choose_backend`.
+    """Return (dq, dk, dv) from the kernel family that `choose_backend` picks.
 
     q, k, v, o and lse may have any layout, since hooks on saved tensors can change it.
     """
@@ -227,8 +228,8 @@ class FlashAttentionTriton(torch.autograd.Function):
         return *gradients, *(None for _ in ctx.needs_input_grad[3:])
 
 
-# PyTorch's own `apply` searches every argument, in Python, for tensors of finished
-# transforms. Skip that: `attention` refuses active transforms, and a tensor left over
+# Bypass PyTorch's own `apply`, which searches every argument, in Python, for tensors of
+# finished transforms. `attention` refuses active transforms, and a tensor left over
 # from a finished one has no storage, so PyTorch raises on its first use.
 apply = super(torch.autograd.Function, FlashAttentionTriton).apply  # pyright: ignore
 

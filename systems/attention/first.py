@@ -60,7 +60,7 @@ def product(x, y):
 # --8<-- [start:scores]
 @triton.jit
 def scores(q, k, i, j, scale, TILE: tl.constexpr, CAUSAL: tl.constexpr):
-    """Return scores [TILE queries, TILE keys], -∞ where a causal mask hides the key."""
+    """Return scores [TILE queries, TILE keys], scaled and masked with -∞."""
     s = product(q, tl.trans(k)) * scale
     if CAUSAL:
         t = tl.arange(0, TILE)
@@ -196,8 +196,8 @@ def dq_kernel(
 
 
 def launch_options(q: Tensor) -> dict[str, int]:
-    """Return 64 rows per tile for 16-bit dtypes and 32 for float32, so that the
-    backward pass fits the shared memory of every GPU from the A100 on.
+    """Return launch options: 64 rows per tile for 16-bit dtypes and 32 for float32, so
+    that the backward pass fits the shared memory of every GPU from the A100 on.
     """
     return {"TILE": 128 // q.element_size(), "D": q.shape[-1], "num_stages": 2}
 

@@ -46,7 +46,7 @@ def check_inputs(
     try:
         properties = tensor_properties(q), tensor_properties(k), tensor_properties(v)
     except RuntimeError as error:
-        # Of all tensors only nested ones have no shape.
+        # Nested tensors have no shape.
         raise TypeError("q, k and v must not be nested tensors") from error
     check(*properties, dtypes)
     if not isinstance(causal, bool):

@@ -30,7 +30,7 @@ class Layout(NamedTuple):
     strides: tuple[int, ...]
 
 
-# The part of a layout's key that is cheap to read from a tensor.
+# What a cached launch reads from a tensor, because making a `Layout` takes longer.
 ShapeAndStrides = tuple[tuple[int, ...], tuple[int, ...]]
 
 

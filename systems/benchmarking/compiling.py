@@ -27,8 +27,8 @@ BACKEND = "inductor"
 
 # --8<-- [start:graph]
 def compiled(work: Any, dynamic: bool | None = False) -> Any:
-    """Return `work` compiled as one graph; a graph break is an error. It is compiled
-    for the shapes it meets unless `dynamic`.
+    """Return `work` compiled as one graph, where a graph break is an error. Shapes are
+    static unless `dynamic`.
     """
     return torch.compile(work, fullgraph=True, dynamic=dynamic, backend=BACKEND)
 
@@ -111,7 +111,7 @@ def measure(
 @contextmanager
 def kept_in(folder: Path | None) -> Iterator[None]:
     """Keep the caches of Inductor and Triton in this folder. Autotuning results are not
-    kept, because timings made beside other processes are unreliable.
+    kept, because timings made while other processes run are unreliable.
     """
     if folder is None:
         yield

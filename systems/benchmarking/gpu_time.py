@@ -32,7 +32,7 @@ COLD_CLOCK = {
     "emptied before each pass; implementations alternate in rounds",
     "forward and backward": "without a loss: the gradient of o is given",
 }
-# Profiled passes of a step, and per round of attention, whose passes are short.
+# Profiled passes of a step, and of attention in a round.
 PASSES, PASSES_IN_ROUND = 2, 5
 ROUNDS = 5
 # Enough for quantiles, few enough to keep long records readable.

@@ -21,7 +21,7 @@ from systems.records.outcome import Unsupported, out_of_memory_reason
 
 @cache
 def capture_stream() -> torch.cuda.Stream:
-    """Return the stream of all captures, as libraries keep a workspace per stream."""
+    """Return one stream for all captures: libraries keep a workspace for each."""
     return torch.cuda.Stream()
 
 
@@ -72,7 +72,7 @@ def captured(step: Step, clear: Callable[[], None], device: str) -> Iterator[Ste
                 graph.reset()
             # Gradients are in the graphs' memory.
             clear()
-            # Free cuBLAS's workspace of this stream, which is not used later.
+            # Free cuBLAS's workspace of this stream, which no later measurement uses.
             torch._C._cuda_clearCublasWorkspaces()
 
 

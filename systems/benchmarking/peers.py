@@ -35,7 +35,7 @@ BACKENDS = {
     "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
     "sdpa_math": SDPBackend.MATH,
 }
-# Backends of this project's FlashAttention; "ours_triton" avoids the Hopper kernels.
+# Backends of this project's kernels; "ours_triton" avoids the Hopper kernels.
 OURS = {"ours": "auto", "ours_high": "auto", "ours_triton": "triton"}
 # FlashAttention-4 by name, and whether its sum of dq is deterministic.
 FLASH_4 = {"fa4": False, "fa4_ordered": True}
@@ -115,7 +115,7 @@ def only(name: str) -> Iterator[None]:
 
 
 def find_refusal(name: str, error: Exception) -> str:
-    """Return why this implementation can't run an input by this error, or ""."""
+    """Return why the implementation refused an input, "" for any other error."""
     if name in SDPA_FLASH_4 and REFUSED_BY_FLASH_4.match(str(error)):
         return str(error)
     if name in BACKENDS and any(words in str(error) for words in NO_BACKEND):
@@ -124,7 +124,7 @@ def find_refusal(name: str, error: Exception) -> str:
         return ""
     if out_of_memory_reason(error) or "CUDA error" in str(error):
         return ""
-    # It rejects inputs by assertions and by errors of its compiler.
+    # FlashAttention-4 rejects inputs by assertions and by errors of its compiler.
     said = " ".join(str(error).split())[:200]
     return f"FlashAttention-4 does not run this: {type(error).__name__}: {said}"
 

@@ -31,7 +31,7 @@ def default_device() -> str:
 
 
 def synchronize(device: str) -> None:
-    """Wait until the device has finished all work. A CPU always has."""
+    """Wait until the device has finished all work; on a CPU, return at once."""
     if device == "cuda":
         torch.cuda.synchronize()
 

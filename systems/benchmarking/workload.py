@@ -64,8 +64,8 @@ class Workload:
         elif self.mode == "forward_two_graphs":
             with phase(phases.FORWARD), self.autocast:
                 logits = self.forward(self.token_ids)
-            # As in a loop that times the forward pass: the first graph is freed only
-            # when the name is assigned again, after the second is built.
+            # Like a loop that reuses a variable: the first graph is freed only when
+            # `logits` is assigned again, after the second graph is built.
             with phase(SECOND_FORWARD), self.autocast:
                 logits = self.forward(self.token_ids)
             del logits

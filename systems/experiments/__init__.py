@@ -16,7 +16,7 @@ class Stem:
 
     On a GPU, rows of the implementations or executions in `rehearsed` are compiled
     ahead in parallel, by processes of `cores_of_each` cores. `needs` lists modules that
-    the import requires beside torch: Triton for our kernels.
+    the import requires besides torch.
     """
 
     module: str

@@ -38,7 +38,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the four snippets, two more for bf16, then smaller terms per format."""
+    """Return the configurations: the four snippets, two in bf16, then smaller terms."""
     if quick:
         return [Config(dtype, dtype, steps=500) for dtype in ("fp16", "bf16")]
     snippets = [

@@ -42,8 +42,8 @@ LENGTHS = (256, 1024, 4096, 8192, 16384)
 # GPU of 140 GiB.
 TOO_LONG = 32768
 ROUNDS = 3
-# The assignment asks for 100 passes of its own cells. Other long cells (fp32 with a
-# mask, bf16) run fewer, which suffice for a median and a deviation.
+# The assignment asks for 100 passes of its own cells. For others from this length on,
+# fewer passes suffice for a median and a deviation.
 LONG, PASSES_IF_LONG = 8192, 30
 
 
@@ -64,8 +64,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the assignment's 20 cells, with and without a mask, in two dtypes, eager
-    and compiled; and one longer sequence.
+    """Return the configurations: the assignment's 20 cells, with and without a mask, in
+    two dtypes, eager and compiled; and one longer sequence.
     """
     both = ("eager", "compiled")
     if quick:
@@ -93,9 +93,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 
 def attention_of(causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Return the model's attention, with a causal mask built in each call
-    or without.
-    """
+    """Return the model's attention, with or without its causal mask."""
     return (
         transformer.eager_attention
         if causal
@@ -158,8 +156,8 @@ def run(config: Config) -> Turns:
 def inputs(
     shape: tuple[int, ...], dtype: torch.dtype, device: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return q, k, v and do. Both executions share them, or the tensors of one would
-    count as the other's memory.
+    """Return q, k, v and do, cached for both executions; otherwise the tensors of one
+    would count as the other's memory.
     """
     return random_inputs(shape, dtype, device)
 

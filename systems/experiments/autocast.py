@@ -35,8 +35,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return both autocast dtypes for each part, and the Transformer without autocast
-    to compare the number of operations.
+    """Return the configurations: both autocast dtypes for each part, and the
+    Transformer without autocast to compare the number of operations.
     """
     if quick:
         return [Config(part, "bf16") for part in PARTS]
@@ -87,8 +87,8 @@ def trace_step(
 
 
 def run(config: Config) -> dict[str, object]:
-    """Return names of dtypes by part; for the Transformer also the number of operations
-    in a forward pass and how many are casts.
+    """Return the dtypes by part; for the Transformer also the number of operations and
+    casts in a forward pass.
     """
     device = timing.default_device()
     torch.manual_seed(0)
@@ -104,7 +104,7 @@ def run(config: Config) -> dict[str, object]:
             device,
         )
         return toy_dtypes(trace)
-    # As deep as `small`, which sets the number of operations, but narrow.
+    # Narrow, but as deep as `small`, because depth sets the number of operations.
     with torch.device(device):
         model = BasicsTransformerLM(
             64,
@@ -227,7 +227,7 @@ def dtypes_of_operations(low: torch.dtype, device: str) -> dict[str, object]:
     narrow, t = wide.to(low), torch.arange(8, device=device)
     found: dict[str, object] = {}
     for name, operation in OPERATIONS.items():
-        # Operations with one input use a or c, so mixed inputs have a low-precision a.
+        # The first input of an operation is a or c; both have low precision in `mixed`.
         mixed = (narrow[0], wide[1], narrow[2], t)
         with torch.autocast(device, dtype=low):
             inside = [

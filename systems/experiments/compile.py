@@ -47,8 +47,8 @@ EXECUTIONS = {
     "graph": "as written, each phase launched in one call, as a CUDA graph",
     "compiled": "through torch.compile",
 }
-# First steps in which the model compiles, and AdamW: its first step creates the state,
-# its second compiles for a constant t, its third for any t.
+# Steps until the model has compiled, and until AdamW has: its first step creates the
+# state, its second compiles for a constant t, its third for any t.
 MODEL_COMPILES, OPTIMIZER_COMPILES = 1, 3
 # Sizes that may be launch-bound; elsewhere a CUDA graph is as slow as eager.
 GRAPHS = {"fp32": ("small", "medium"), "bf16": tuple(TABLE_1)}
@@ -66,14 +66,14 @@ class Config:
     batch: int = option(4, "sequences in a batch")
     vocab: int = option(VOCAB_SIZE, "vocabulary size")
     warmup: int = option(5, "steps before the clock counts, timed apart")
-    # Three per turn, so that one slow step doesn't change a turn's median.
+    # Three steps per turn, so that one slow step doesn't change a turn's median.
     steps: int = option(15, "steps that are measured")
     rounds: int = option(5, "turns that these steps are shared out among")
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return all sizes of Table 1 in fp32 and bf16, eager and compiled, and as a graph
-    where launches may be the bottleneck; compiled AdamW only for the smallest, where
+    """Return the configurations: Table 1 in fp32 and bf16, eager and compiled, and as a
+    CUDA graph if it may be launch-bound; compiled AdamW only for the smallest, where
     compiling takes a minute instead of ten.
     """
     if quick:
@@ -120,7 +120,7 @@ def run(config: Config) -> Turns:
             timing.give_back(device)
             yield
         if cold:
-            # With full caches these warm-up steps were those of a second start.
+            # These warm-up steps ran with full caches, as in a second start.
             found = {n.replace(WARMUP, "again_"): metrics[n] for n in metrics}
             metrics = found | cold
         if c.execution != "graph":
@@ -135,12 +135,12 @@ def run(config: Config) -> Turns:
 def measure(
     work: Workload, execution: str, warmup: int, steps: int, device: str
 ) -> dict[str, Any]:
-    """Return the samples of one turn, with separate ones for its warm-up steps."""
+    """Return the samples of one turn; warm-up steps have their own."""
     if execution == "graph":
         captured = graphs.captured(work.step, work.model.zero_grad, device)
         with captured as replay:
             found = timing.measure(replay, warmup=1, repeats=steps, device=device)
-        # The allocator doesn't count the memory of replays.
+        # The allocator doesn't see the memory of a replay.
         return {n: samples for n, samples in found.items() if n.endswith("_ms")}
     clear = work.model.zero_grad
     return compiling.measure(
@@ -181,8 +181,8 @@ CELLS: WeakValueDictionary[Config, Workload] = WeakValueDictionary()
 
 
 def shared(config: Config, device: str) -> Workload:
-    """Return the workload of this cell, shared with its other executions while one of
-    them runs. Executions differ in how it runs, not in what it computes.
+    """Return the workload of this cell, which its executions share: they differ in how
+    it runs, not in what it computes.
     """
     cell = replace(config, execution="eager")
     work = CELLS.get(cell)
@@ -194,8 +194,8 @@ def shared(config: Config, device: str) -> Workload:
 
 
 class Execution:
-    """An execution of a shared workload, active inside `running`: its model compiled or
-    not, its optimizer's step compiled or not.
+    """One execution of a shared workload: whether its model and its optimizer's step
+    are compiled. Active inside `running`.
     """
 
     def __init__(self, work: Workload, model: bool, optimizer: bool):
@@ -265,7 +265,7 @@ def precompile(config: Config) -> None:
     folder = precompiled.ahead(name_of(c))
     if folder is None:
         return
-    # Memory of a cell compiled earlier in this process.
+    # Free the memory of a cell compiled earlier in this process.
     timing.give_back(device)
     given = c.size, c.context, mode_ahead(c), c.precision, c.batch, c.vocab
     work = Workload(device, *given)

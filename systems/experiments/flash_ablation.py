@@ -126,8 +126,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return techniques at the leaderboard's shape, split loops at one head, head
-    swizzle at many heads, and limbs of fp32.
+    """Return the configurations: techniques at the leaderboard's shape, split loops at
+    one head, head swizzle at many heads, and limbs of fp32.
     """
     if quick:
         return [Config("tiles", 1, 128, 16), Config("split", 1, 128, 16)]
@@ -384,7 +384,7 @@ def prepare(
     if step == "one_item_forward":
         if choose_backend("auto", q, k, v) != "hopper":
             return lambda: launch_forward(q, k, v, True, scale)[:1]
-        # One program per item. Without last_items=0 all heads would be interleaved.
+        # One program per item; last_items=0 interleaves only a few heads at a time.
         config = CONFIGS["forward"][TILE_DIMS[q.shape[-1]]]
         one_item = config._replace(programs=q.shape[0] * q.shape[1], last_items=0)
         return lambda: launches.launch_forward(q, k, v, True, scale, one_item)[:1]

@@ -60,9 +60,9 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return every implementation over dtypes, head dimensions, a ragged and a long
-    sequence, with and without a mask; and shapes for which the Hopper kernels are
-    chosen.
+    """Return the configurations: every implementation over dtypes, head dimensions, a
+    ragged and a long sequence, with and without a mask; and shapes for which the Hopper
+    kernels are chosen.
     """
     if quick:
         return [Config(name, "fp32", 32, 130) for name in ("torch", "plain")]

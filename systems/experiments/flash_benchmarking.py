@@ -58,8 +58,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return lengths from 2^7 to 2^16, four head dimensions, two dtypes, four
-    implementations; three matmuls; and tiles in PyTorch.
+    """Return the configurations: lengths from 2^7 to 2^16, four head dimensions, two
+    dtypes, four implementations; three matmuls; and tiles in PyTorch.
     """
     if quick:
         return [Config(name, "fp32", 16, 128) for name in ("plain", "sdpa")]
@@ -126,7 +126,7 @@ def run(config: Config) -> Turns:
 
 
 def product_times(config: Config, device: str) -> dict[str, Any]:
-    """Measure one large matmul in the same way, with bursts as short."""
+    """Measure one large matmul the same way, in bursts of equal length."""
     multiply = gpu_time.product(config.dtype, config.n, config.d, device)
 
     def step(phase: Phase) -> None:

@@ -1,9 +1,8 @@
 """The course's leaderboard test: forward and backward of 16 heads, 16384 tokens, head
 dimension 64, bf16, causal.
 
-Our kernels run under torch.compile as the test prescribes, timed by `do_bench`, and the
-libraries likewise. Then come GPU time, for which all alternate, and the time of each
-kernel.
+Our kernels run under torch.compile as the test prescribes, timed by `do_bench`, and so
+do the libraries. GPU time is then measured in alternation, and the time of each kernel.
 
     python -m systems.experiments.flash_leaderboard --implementation ours
 """
@@ -34,9 +33,9 @@ PROTOCOL = gpu_time.COLD_CLOCK | {
 }
 IMPLEMENTATIONS = ("ours", "sdpa_cudnn", "sdpa_flash", "flex", "plain")
 PROFILED_CALLS = 10
-# Bytes added in the reference measurement of TMA additions.
+# Bytes added when the peak rate of TMA additions is measured.
 ADDED = 2**31
-# Bytes of the sums: dq of one head at the test's shape, in float32.
+# Bytes of the sums they are added to: dq of one head at the test's shape, in float32.
 SUMS = 2**22
 
 
@@ -55,7 +54,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the GPU's limits, and each implementation with the test's durations."""
+    """Return the configurations: the GPU's limits, and each implementation."""
     if quick:
         return [Config("plain", 100, 1000, heads=1, n=128, d=16)]
     return [Config(name) for name in ("ceiling", *IMPLEMENTATIONS)]

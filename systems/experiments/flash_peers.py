@@ -59,7 +59,7 @@ CALLS_COMPARED = 10
 EXACT_ROWS = 2048
 # Up to this length calls are launch-bound, so back-to-back calls measure the host.
 SHORT = 128
-# A host is slow or fast for parts of a second; a short round falls into one of these.
+# A host is slow or fast for parts of a second, so rounds are shorter than that.
 ROUNDS_OF_CALLS = 100
 CALLS = 100
 
@@ -84,8 +84,9 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return bf16 shapes of long, medium and short sequences, irregular shapes, one
-    that NVIDIA publishes, and a launch-bound one; and four in fp32.
+    """Return the configurations: bf16 shapes of long, medium and short sequences,
+    irregular shapes, one that NVIDIA publishes, and a launch-bound one; and four in
+    fp32.
     """
     shapes: list[tuple] = [
         (1, 16, 16384, 64, True, "bf16"),
@@ -100,7 +101,7 @@ def configs(quick: bool = False) -> list[Config]:
         (2, 16, 8192, 96, True, "bf16"),
         (8, 16, 2048, 128, False, "bf16"),
         (8, 16, 512, 64, True, "bf16"),
-        # Grouped heads, a ragged length, a narrow head, a long sequence of many heads.
+        # Irregular: grouped heads, a ragged length, a narrow head, a long sequence.
         (2, 64, 8192, 128, True, "bf16", 8),
         (8, 16, 2000, 128, True, "bf16"),
         (4, 16, 4096, 80, True, "bf16"),
@@ -231,8 +232,7 @@ def exact(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return o, dq, dk and dv by the formulas in the dtype of the inputs, in blocks of
-    queries because all scores would not fit. Fewer heads of k and v are shared by heads
-    of q.
+    queries because all scores would not fit in memory. k and v may have fewer heads.
     """
     shared = k.shape[1]
     group = q.shape[1] // shared

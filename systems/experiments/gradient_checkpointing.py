@@ -37,7 +37,7 @@ STRATEGIES: dict[str, Callable[[BasicsTransformerLM], None] | None] = {
     "by_hand": checkpointing.checkpoint_by_hand,
 }
 ATTENTIONS = ("eager", "sdpa", "flash")
-# Any other length gives as many runs of 32 blocks as one of these, but longer ones.
+# Any other length divides 32 blocks into as many runs as a shorter one of these.
 RUNS = (1, 2, 3, 4, 6, 8, 11, 16, 32)
 
 
@@ -63,8 +63,9 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the assignment's model with `flash` attention at every useful run length,
-    two with plain attention, then the other strategies and compiled blocks.
+    """Return the configurations: the assignment's model with `flash` attention at every
+    useful run length, two with plain attention, then the other strategies and compiled
+    blocks.
     """
     if quick:
         tiny: dict[str, Any] = {"batch": 1, "warmup": 0, "steps": 1}

@@ -70,8 +70,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return all sizes and contexts in fp32 and bf16, all under torch.profiler, which
-    needs no installation; `nsys` compares both profilers.
+    """Return the configurations: all sizes and contexts in fp32 and bf16 under
+    torch.profiler, which needs no installation; `nsys` compares both profilers.
     """
     if quick:
         return [
@@ -193,7 +193,7 @@ def captured() -> Iterator[None]:
 
 
 def trace_path(config: Config, suffix: str) -> Path:
-    """Return a separate file for each configuration, without dots in its stem because
+    """Return the trace's path, one per configuration, without dots in its stem because
     programs would cut it there.
     """
     parts = (
@@ -208,7 +208,7 @@ def trace_path(config: Config, suffix: str) -> Path:
 def under_torch(
     config: Config, device: str, measure: Callable[[], dict[str, list[float]]]
 ) -> tuple[dict[str, list[float]], list[Kernel]]:
-    """Return the samples of `measure` and its kernels."""
+    """Run `measure` under torch.profiler; return its samples and its kernels."""
     kept = trace_path(config, ".json.gz") if config.keep_traces else None
     return torch_trace.profile_kernels(measure, device, MARKS, kept)
 

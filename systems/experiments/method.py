@@ -43,8 +43,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return `small` at the assignment's contexts in both precisions, and steps of the
-    smallest and the largest size.
+    """Return the configurations: `small` at the assignment's contexts in both
+    precisions, and steps of the smallest and the largest size.
     """
     if quick:
         return [Config(repeats=10)]
@@ -66,10 +66,10 @@ def run(config: Config) -> dict[str, Any]:
     """Return samples in ms of the same pass by each instrument.
 
     `clock_ms` and `events_ms` alternate and synchronize after each pass.
-    `queued_events_ms` synchronizes once, after all passes, so that the GPU always has
-    work queued: the difference is the cost of synchronizing, not of the clock. So does
-    `graph_ms`, whose passes are CUDA graphs. GPU time by CUPTI comes last, because its
-    profiler makes launches slower.
+    `queued_events_ms` and `graph_ms` synchronize once, after all passes, so that the
+    GPU always has work queued: the difference to `events_ms` is the cost of
+    synchronizing. The passes of `graph_ms` are CUDA graphs. GPU time by CUPTI comes
+    last, because its profiler makes launches slower.
     """
     c, device = config, timing.default_device()
     if device != "cuda":

@@ -38,8 +38,8 @@ PRECISIONS = {
     "bf16": "bf16 autocast; weights, gradients and optimizer state in fp32",
     "bf16_pure": "weights, gradients and optimizer state in bf16",
 }
-# Tensors of different magnitude: elements of the first and last are about 1, those of
-# the matrix a few hundredths.
+# Tensors of different magnitude: about 1 in the first and the last, a few hundredths in
+# the matrix.
 WATCHED = {
     "embedding": "token_embeddings.weight",
     "matrix": "layers.0.ffn.w1.weight",
@@ -61,7 +61,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return three seeds per precision; fp32 and pure bf16 at three learning rates."""
+    """Return the configurations: three seeds per precision and learning rate."""
     if quick:
         return [Config("bf16", context=16, batch=1, vocab=64, steps=2)]
     seeds = (1, 2, 3)

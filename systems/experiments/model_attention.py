@@ -45,8 +45,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return every size at context 1024, and `small` at 4096 and 16384, each with the
-    three attentions.
+    """Return the configurations: the three attentions for every size at context 1024,
+    and for `small` at 4096 and 16384.
     """
     if quick:
         return [Config("small", 32, "sdpa", 1, warmup=0, steps=1)]

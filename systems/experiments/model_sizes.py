@@ -38,7 +38,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return every size at every context of the assignment; quick: one context."""
+    """Return the configurations: every size at every context of the assignment."""
     return [
         Config(size, context)
         for size in SIZES

@@ -45,7 +45,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return every norm, format, width and way to compute, but no fp32-to-fp32 cast."""
+    """Return the configurations: every norm, format, width and way to compute."""
     if quick:
         return [
             Config(norm, dtype, 64, "running")
@@ -113,8 +113,8 @@ def computed(x: Float[Tensor, "m v d"], config: Config) -> dict[str, Tensor]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, list[float | None]]:
-    """Return for each stage, by magnitude: its error, and the shares that are not
-    finite or wrongly zero.
+    """Return the errors of each stage by magnitude of the input, and its shares of
+    elements that are not finite or wrongly zero.
 
     The error is None if any element is not finite.
     """
@@ -145,7 +145,7 @@ def run(config: Config) -> dict[str, list[float | None]]:
 
 
 def share(true: Tensor) -> list[float | None]:
-    """Return the share of true elements, by magnitude."""
+    """Return the share of elements that are True, by magnitude of the input."""
     return [rounded(value) for value in true.double().mean(dim=(1, 2)).tolist()]
 
 

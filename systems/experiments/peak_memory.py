@@ -62,9 +62,9 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return 2.7B at three contexts and every size at 512, in every mode; and what
-    saves memory for 2.7B at 512 and 2048. CS336 of 2026 asks for 128 and 2048, where a
-    step of 2.7B only fits with flash attention or checkpoints.
+    """Return the configurations: 2.7B at three contexts and every size at 512, in every
+    mode; and what saves memory for 2.7B at 512 and 2048. CS336 of 2026 asks for 128 and
+    2048, where a step of 2.7B only fits with flash attention or checkpoints.
     """
     if quick:
         return [
@@ -116,7 +116,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Measure peaks in bytes, in all and by category, and the largest blocks."""
+    """Measure the peak in bytes, its categories, and the largest blocks."""
     c, device = config, gpu()
     work = Workload(
         device, c.size, c.context, c.mode, c.precision, c.batch, c.vocab, c.attention
@@ -180,8 +180,8 @@ def recorded(config: Config, work: Workload) -> dict[str, Any]:
 
 
 def snapshot_path(config: Config) -> Path:
-    """Return a separate file for each configuration, without dots in its stem because
-    programs would cut it there.
+    """Return the snapshot's path, one per configuration, without dots in its stem
+    because programs would cut it there.
     """
     parts = [
         config.size.replace(".", "_"),

@@ -47,8 +47,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return a block at the contexts of the assignment's editions, then the example of
-    CS336's 2026 handout, eager and compiled.
+    """Return the configurations: a block at the contexts of the assignment's editions,
+    then the example of CS336's 2026 handout, eager and compiled.
     """
     if quick:
         return [Config("norm", 128), Config("block", 128)]
@@ -63,8 +63,8 @@ def configs(quick: bool = False) -> list[Config]:
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
     """Return the saved tensors with their bytes, each memory once, the largest first;
-    the number of saves, and their bytes with repetition; gradient bytes of parameters
-    and of the input.
+    the number of saves and their total bytes; and the gradient bytes of parameters and
+    of the input.
     """
     c, shape = config, SIZES[config.size]
     with torch.device("meta"):
@@ -101,7 +101,7 @@ def run(config: Config) -> dict[str, Any]:
 
 
 class Saved:
-    """Record of every saved tensor by its memory, parameters and views apart."""
+    """Collector of saved tensors by memory; parameters and their views are separate."""
 
     def __init__(self, module: nn.Module) -> None:
         self.weights = {p.untyped_storage()._cdata for p in module.parameters()}
@@ -132,7 +132,7 @@ class Saved:
 
 
 def line_of_the_model() -> str:
-    """Return the running function and line of the model: "softmax: x - maxima"."""
+    """Return the line of the model that is running, with its function."""
     frame = sys._getframe(2)
     while frame is not None:
         code = frame.f_code

@@ -35,7 +35,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return 0, 1, 2 and 5 warm-up steps, in five processes each."""
+    """Return the configurations: each number of warm-up steps in five processes."""
     if quick:
         return [Config(warmup, steps=1, context=32, batch=1) for warmup in (0, 1)]
     return [
@@ -47,8 +47,8 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, list[float] | int]:
-    """Measure each phase, the first measured step first: samples in ms; and the time to
-    build the model (`setup_ms`).
+    """Return samples in ms of each phase, in the order of steps, and the time to build
+    the model (`setup_ms`).
     """
     device = timing.default_device()
     setup = timing.Clock(device)

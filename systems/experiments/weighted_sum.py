@@ -50,7 +50,9 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return every implementation in both dtypes; x is far larger than the L2 cache."""
+    """Return the configurations: every implementation in both dtypes. x is far larger
+    than the L2 cache.
+    """
     names = (*IMPLEMENTATIONS, "copy")
     if quick:
         return [Config(name, "fp32", 64, 256) for name in names]

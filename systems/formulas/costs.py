@@ -160,7 +160,7 @@ class KernelWork:
     # Per head: tensors (n, d) in the inputs' dtype, and fp32 vectors of n numbers.
     tensors: int
     vectors: int
-    # Rows of keys whose partial dQ is added to memory at once, in fp32; 0 if none is.
+    # Rows of keys in one partial dQ, added to memory in fp32; 0 without partials.
     keys_per_share: int = 0
 
 
@@ -168,7 +168,7 @@ class KernelWork:
 KERNELS = {
     "forward": KernelWork(matmuls=2, exponentials=1, tensors=4, vectors=1),
     "dkdv": KernelWork(matmuls=4, exponentials=1, tensors=5, vectors=2),
-    # This kernel computes D too.
+    # "dq" computes D too.
     "dq": KernelWork(matmuls=3, exponentials=1, tensors=5, vectors=3),
     "delta": KernelWork(matmuls=0, exponentials=0, tensors=1, vectors=1),
     # dQ is float32 and counts twice; "round" makes its 16-bit copy.

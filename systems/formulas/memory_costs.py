@@ -15,8 +15,8 @@ from systems.model.sizes import SIZES, VOCAB_SIZE, ModelSize
 
 BF16_BYTES = 2
 BOOL_BYTES = 1
-# cuBLAS workspace per thread that runs matmuls, on compute capability 9.0 and 10.0, and
-# elsewhere: aten/src/ATen/cuda/CublasHandlePool.cpp of PyTorch.
+# cuBLAS workspace per thread that runs matmuls: on compute capability 9.0 and 10.0, and
+# on others (PyTorch's aten/src/ATen/cuda/CublasHandlePool.cpp).
 HOPPER_WORKSPACE = 32 * 2**20
 WORKSPACE = 8_320 * 2**10
 Bytes = dict[str, int]
@@ -93,7 +93,7 @@ def attention_saved(p: Pass) -> Bytes:
         "cosines and sines for q and k": 2 * s * (d // h) * wide,
     }
     if p.recompute_attention:
-        # The inputs of recomputation: q and k as rotated, before autocast's cast.
+        # Recomputation starts from rotated q and k, before autocast's cast.
         saved |= {"q and k, rotated": 2 * n * d * wide, "v": n * d * low}
     else:
         saved |= {"q and k, rotated": 2 * n * d * low, "v": n * d * low}

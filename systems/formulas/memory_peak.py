@@ -208,7 +208,7 @@ def last_block_forward(p: Pass, inputs: int) -> dict[str, Bytes]:
     Autocast's copies live until autocast ends, although no graph needs them.
     """
     keeping_nothing = forward_without_graph(p)
-    # A pass without a graph already counts one of these inputs.
+    # A pass without a graph counts one of these inputs already.
     kept_inputs = (inputs - 1) * residual_bytes(p)
     return {
         f"forward, {when}": keeping_nothing[when] | {"saved activations": kept_inputs}

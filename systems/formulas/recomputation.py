@@ -29,11 +29,11 @@ from systems.formulas.memory_peak import (
 
 # --8<-- [start:counts]
 def count_kept_inputs(strategy: str, layers: int, block: int, run: int = 1) -> int:
-    """Return how many block inputs are in memory during the recomputation of this
-    block, counted from 1.
+    """Return how many block inputs are in memory while this block (counted from 1) is
+    recomputed.
     """
     if strategy == "halving":
-        # The model's input, and one for each enclosing half that is the second of two.
+        # The model's input, and one for each second half around the block.
         return 1 + sum(second for second in enclosing_halves(layers, block))
     if strategy == "chain":
         return min(block, 2)
@@ -43,9 +43,9 @@ def count_kept_inputs(strategy: str, layers: int, block: int, run: int = 1) -> i
 def forward_passes(strategy: str, layers: int) -> float:
     """Return how often a block is computed on average, the forward pass included."""
     if strategy == "halving":
-        # A block is computed once more for its own backward pass and for each second
-        # half after it. PyTorch stops recomputing once all saved tensors exist, so
-        # recomputing a run skips the run's own second half.
+        # A block is computed in the forward pass, for its own backward pass, and for
+        # each second half after it. PyTorch stops recomputing once all saved tensors
+        # exist, so it skips the second half of a run that it recomputes.
         blocks = range(1, layers + 1)
         firsts = sum(
             not s for block in blocks for s in enclosing_halves(layers, block)[1:]
@@ -58,8 +58,8 @@ def forward_passes(strategy: str, layers: int) -> float:
 
 
 def enclosing_halves(layers: int, block: int) -> list[bool]:
-    """Return, for each half that contains this block from the largest down, whether it
-    is the second of two.
+    """Return, for each half around this block from the largest to the smallest, whether
+    that is the second half.
     """
     if layers == 1:
         return []
@@ -70,8 +70,8 @@ def enclosing_halves(layers: int, block: int) -> list[bool]:
 
 
 def best_run_lengths(p: Pass) -> tuple[float, float]:
-    """Return the run length that minimizes kept inputs plus recomputed blocks, first as
-    if a block's activations were as large as its input, then at their true size.
+    """Return run lengths that minimize kept inputs plus recomputed blocks: if a block's
+    activations were as large as its input, and at their true size.
     """
     layers = p.shape.num_layers
     smaller = residual_bytes(p) / block_saved(p)
@@ -83,8 +83,8 @@ def best_run_lengths(p: Pass) -> tuple[float, float]:
 
 # --8<-- [start:peaks]
 def peaks(p: Pass, strategy: str, run: int = 1) -> tuple[int, int]:
-    """Return the peak bytes of a forward and backward pass: with gradients allocated
-    when computed, and with all gradients allocated from the start.
+    """Return two peaks of a forward and backward pass in bytes: with gradients
+    allocated when computed, and with all gradients allocated from the start.
     """
     moments = list(strategy_moments(p, strategy, run))
     growing = max(sum(moment.values()) for moment in moments)
@@ -106,7 +106,7 @@ def strategy_moments(p: Pass, strategy: str, run: int) -> Iterator[Bytes]:
     else:
         single = replace(p, checkpoint=1)
         ends = peak_candidates(single)
-        # Loss and embedding: as with checkpoints of one block, but other inputs.
+        # Loss and embedding are as with single-block checkpoints, but for the inputs.
         layers = p.shape.num_layers
         more = inputs_after_forward(strategy, layers) - layers
         for when in ("after the forward pass", "backward, the loss"):
@@ -126,7 +126,7 @@ def inputs_after_forward(strategy: str, layers: int) -> int:
 
 
 def block_moments(p: Pass, strategy: str) -> Iterator[Bytes]:
-    """Yield the candidates in the last forward block and all backward blocks."""
+    """Yield the candidates in the last block's forward and all backward passes."""
     layers, residual = p.shape.num_layers, residual_bytes(p)
     # All enclosing nested runs are still active, and each holds its input.
     two_inputs = strategy == "half_blocks"
@@ -145,8 +145,8 @@ def block_moments(p: Pass, strategy: str) -> Iterator[Bytes]:
         yield feed_forward
         yield attention
         if strategy == "chain" and p.autocast:
-            # All previous blocks were just recomputed, and autocast has cached copies
-            # of their weights. The temporaries are the last block's activations, its
+            # Recomputing this block ran all previous blocks, whose weight copies
+            # autocast still caches. The temporaries are the block's activations, its
             # output, and the bf16 operand of its residual sum.
             copies = block * block_matrix_entries(p) * BF16_BYTES
             new_tensors = block_saved(p) + residual + residual // 2

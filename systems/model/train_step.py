@@ -55,7 +55,7 @@ def training_step(
         logits = model(token_ids)
     with phase(phases.LOSS), autocast:
         loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    # The logits hold the graph in memory until the next one is built.
+    # Free the graph, which `logits` would keep until the next step's is built.
     del logits
     with phase(phases.BACKWARD):
         loss.backward()

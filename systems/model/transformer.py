@@ -195,7 +195,7 @@ def load_attention(name: str) -> AttentionFn:
     """Return the causal attention function of this name. It maps q, k and v of shape
     (b, h, s, e) to an output of the same shape. `ValueError` if the name is unknown.
     """
-    # A direct reference, which makes it part of every model's source hash.
+    # Called directly, so that eager attention is part of every model's source hash.
     if name == "eager":
         return eager_attention
     if name not in IMPLEMENTATIONS:
@@ -334,7 +334,7 @@ class BasicsTransformerLM(nn.Module):
         if self.run_blocks is not None:
             x = self.run_blocks(self.layers, x)
         else:
-            # Inlined: as an argument of `run_blocks` the first x would stay in memory.
+            # A loop: as an argument of `run_blocks` the first x would stay in memory.
             for block in self.layers:
                 x = block(x)
         return self.lm_head(self.ln_final(x))

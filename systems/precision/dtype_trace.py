@@ -119,7 +119,7 @@ class DtypeTrace(TorchDispatchMode):
 
     @staticmethod
     def join_dtypes(dtypes: dict[str, str]) -> str:
-        """Return the dtype if all are equal, else all that occur, joined by commas."""
+        """Return the common dtype, or all dtypes that occur, joined by commas."""
         return join_names(dtypes.values())
 
 
@@ -128,9 +128,7 @@ def join_names(dtypes: Iterable[str]) -> str:
 
 
 def is_view(func: Any) -> bool:
-    """Return whether an operation only views its input: its schema then has an alias
-    that is not written.
-    """
+    """Return whether an operation is a view: its result aliases an input."""
     aliases = any(
         a.alias_info is not None and not a.alias_info.is_write
         for a in func._schema.arguments

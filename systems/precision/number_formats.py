@@ -63,7 +63,7 @@ FORMATS = {
 
 
 def binade(value: Fraction) -> Fraction:
-    """Return the largest power of two that is at most `value`, a positive number."""
+    """Return the largest power of two that is at most `value`; `value` is positive."""
     exponent = value.numerator.bit_length() - value.denominator.bit_length()
     power = Fraction(2) ** exponent
     return power if power <= value else power / 2

@@ -1,7 +1,7 @@
 """Short names and categories of kernels, from the names that a profiler reports.
 
-Kernels of libraries are named for what they do (`ampere_sgemm_128x64_tn`). PyTorch's
-generic kernels tell it in a template argument: `elementwise_kernel<128, 2, ...
+Library kernels are named for what they do (`ampere_sgemm_128x64_tn`). PyTorch's generic
+kernels name the operation in a template argument: `elementwise_kernel<128, 2, ...
 exp_kernel_cuda(...) ...>` is an exponential. Names may be demangled or mangled. Imports
 no torch.
 """
@@ -30,14 +30,14 @@ CATEGORIES = (
 )
 
 # --8<-- [start:categories]
-# The first match anywhere in a name wins. So purpose comes before construction: fused
-# attention may use cutlass, and a copy may be an element-wise kernel.
+# The first match wins. So purpose comes before construction: fused attention may use
+# cutlass, and a copy may be an element-wise kernel.
 RULES = (
     (ATTENTION, r"flash|fmha|sdpa|flex_attention|^(?:forward|delta|dkdv|dq)_kernel$"),
     (OPTIMIZER, r"adam|fusedsgd|lamb_"),
     (SOFTMAX, r"softmax"),
     (MATMUL, r"gemm|gemv|nvjet|cutlass|cublas|splitkreduce|triton_tem_|triton_mm"),
-    # TorchInductor lists all fused operations in a name (scatter too) after its kind.
+    # TorchInductor's names begin with the kind, then list all fused operations.
     (REDUCTION, r"^triton_(?:red|per)_"),
     (ELEMENTWISE, r"^triton_poi_"),
     (
@@ -168,7 +168,7 @@ def demangle(name: str) -> str:
     if not name.startswith("_Z"):
         return name
     words, position = [], 2
-    # Digits in literals, substitutions and template parameters are not lengths.
+    # Digits in literals, substitutions and template parameters are not name lengths.
     token = re.compile(r"L[a-z]n?\d+E|[ST][0-9A-Z]*_|(?P<length>\d+)|.", re.DOTALL)
     while position < len(name):
         match = token.match(name, position)
@@ -177,7 +177,7 @@ def demangle(name: str) -> str:
         if match["length"]:
             word = name[position : position + int(match["length"])]
             position += len(word)
-            # Names of an anonymous namespace.
+            # Skip the names of anonymous namespaces.
             if not word.startswith(("_GLOBAL__N", "_INTERNAL")):
                 words.append(word)
     return " ".join(words) or name

@@ -2,7 +2,7 @@
 reads exports by these names.
 """
 
-# These name a pass and a layer, not a phase.
+# Marks of a pass and of a layer, which are not phases.
 STEP, LAYER = "step", "layer"
 # The parts of eager attention, in order.
 PARTS = SCORES, MASK, SOFTMAX, OUTPUT = (

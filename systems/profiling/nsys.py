@@ -25,8 +25,8 @@ from systems.profiling.trace import (
     wrap_errors,
 )
 
-# The first version in which --capture-range-end lets the process finish and exports
-# have all columns that are read here.
+# The first version whose --capture-range-end lets the process finish, and whose exports
+# have all columns read here.
 MIN_VERSION = (2022, 1)
 REPORT = ".nsys-rep"
 

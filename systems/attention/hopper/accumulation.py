@@ -110,7 +110,7 @@ def load_acquire(semaphore_ptr):
 
 @gluon.jit
 def fence_after_acquire():
-    """Order this thread's TMA additions after TMA writes that its acquire saw."""
+    """Order this thread's TMA additions after the TMA writes that it has acquired."""
     gl.inline_asm_elementwise(
         "{ fence.proxy.async.global; mov.u32 $0, 0; }",
         "=r,r",
@@ -145,7 +145,7 @@ def add_partial(
     # A narrow head skips the last of four boxes, which holds columns from 96 on.
     BOXES: gl.constexpr = 3 if NARROW else 1
     partial = dq_ring.tiles.index(ME)
-    # The semaphore first: usually its turn comes before the partial is complete.
+    # Wait for the semaphore first: usually its turn comes before the partial is ready.
     while load_acquire(semaphores_ptr + number) != order:
         pass
     fence_after_acquire()

@@ -14,7 +14,7 @@ class Config(NamedTuple):
     groups: int
     rows: int
     stages: int
-    # Registers per consumer thread, and on average per thread.
+    # Registers of a consumer thread, and the average over all threads.
     registers: int = 240
     maxnreg: int = 168
     # Forward: P v of a step overlaps with the next softmax of the same consumer, not
@@ -26,8 +26,8 @@ class Config(NamedTuple):
     in_registers: bool = False
     # Forward: programs per SM; above one only to measure the schedule's gain.
     programs: int = 1
-    # Forward: the last heads, about this many items per program, are scheduled
-    # together, longest items first.
+    # Forward: the last heads (about `last_items` items per program) are interleaved,
+    # and start with their longest items.
     last_items: int = 2
 
 

@@ -177,7 +177,7 @@ def dkdv_consumer(
     TYPE: gl.constexpr = dk_desc.dtype
 
     k_start += 64 * GROUP
-    # Skip first tiles of queries that only other consumers need.
+    # Skip the first tiles of queries if only other consumers need them.
     skip = 0
     if CAUSAL:
         skip = gl.minimum(k_start // BQ - first, steps)

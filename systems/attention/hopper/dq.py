@@ -134,7 +134,7 @@ def dq_consumer(
     if CAUSAL:
         seen_by_any = gl.minimum(n_k, q_start + 64)
     last = gl.cdiv(seen_by_any, BK) - 1
-    # Skip last tiles of keys that only other consumers need.
+    # Skip the last tiles of keys if only other consumers need them.
     skip = steps - 1 - last
     for i in range(skip):
         skip_step(ring, i)

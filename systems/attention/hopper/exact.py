@@ -51,7 +51,7 @@ def recompute_huge_rows(
         rows = q_start + gl.arange(0, 64, ROWS)
         lse_ptrs = lse_ptr + (batch * heads + head).to(gl.int64) * n_q + rows
         lse = gl.load(lse_ptrs, mask=rows < n_q, other=0.0)
-        # False also for infinite and NaN lse.
+        # False also if lse is infinite or NaN.
         finite = gl.abs(lse) < HUGE * LN2
         if gl.max(gl.where(finite, 0, 1), 0) == 1:
             q = load_rows(q_rows, batch, head, rows, n_q, HEAD, LAYOUT)
@@ -62,7 +62,7 @@ def recompute_huge_rows(
             if CAUSAL:
                 seen_by_any = gl.minimum(n_k, q_start + 64)
             for key in range(seen_by_any):
-                # The same key for every row.
+                # All rows load the same key.
                 keys = rows * 0 + key
                 k = load_rows(k_rows, batch, kv_head, keys, n_k, HEAD, LAYOUT)
                 # [64]

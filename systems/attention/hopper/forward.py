@@ -157,7 +157,7 @@ def forward_producer(
             schedule.items_ptr + gl.minimum(position + 1, schedule.end - 1)
         )
         kv_head = item.head // HEADS_PER_KV
-        # Keys first: consumers may still read the queries of the previous item.
+        # Load keys first, because consumers may still read the previous item's queries.
         last = (item.steps - 1) * BK
         fill_stage(ring, steps_done, k_desc, v_desc, item.batch, kv_head, last)
         for group in gl.static_range(GROUPS):
@@ -244,7 +244,7 @@ def forward_consumer(
         if CAUSAL:
             seen_by_any = gl.minimum(n_k, q_start + 64)
         last = gl.cdiv(seen_by_any, BK) - 1
-        # Skip last tiles of keys that only other consumers need.
+        # Skip the last tiles of keys if only other consumers need them.
         first = steps_done + item.steps - 1 - last
         for i in range(steps_done, first):
             skip_step(ring, i)
@@ -265,7 +265,7 @@ def forward_consumer(
         p = gl.exp2(s * scale_log2 - m[:, None])
         l = gl.sum(p, 1)
         acc = zero_accumulators(D, NARROW)
-        # As a matmul operand before the loop, p stays packed in registers.
+        # A matmul operand before the loop, p stays packed in registers.
         P: gl.constexpr = gl.DotOperandLayout(
             operand_index=0, parent=acc[0].type.layout, k_width=2
         )
@@ -299,7 +299,7 @@ def forward_consumer(
                 release_stage(ring, i - 1)
             acc = scale_rows(acc, rescale)
         # --8<-- [end:consumer_loop]
-        # Free the queries early: the next item's can arrive while o is finished.
+        # Release the queries: the next item's can arrive while o is finished.
         mbarrier.arrive(queries.empty.index(GROUP), count=1)
         acc = wait_all(accumulate(acc, p, v))
         release_stage(ring, steps_done - 1)

@@ -44,7 +44,7 @@ from systems.attention.hopper.forward import (
 from systems.attention.hopper.matmuls import accumulate, start_matmul, store_rows
 from systems.attention.triton.primitives import LOG2E
 
-# Rows of keys per program, and how many tiles of queries span as many rows.
+# Rows of keys per program, and tiles of 64 queries that span as many rows.
 KEYS = gl.constexpr(128)
 QUERY_TILES = gl.constexpr(2)
 
@@ -188,7 +188,7 @@ def process_tiles(
 def store_dk_dv(
     dk, dv, out, batch, head, start, n, scale, HEAD: gl.constexpr, RAGGED: gl.constexpr
 ):
-    """Store dk and dv of the rows from `start` on, of n; a tile has 64."""
+    """Store dk and dv of 64 rows from `start` on, except rows from n on."""
     dk_out, dv_out = out
     for i in gl.static_range(len(dk)):
         store_rows(dk[i] * scale, dk_out, batch, head, start, n, 64 * i, HEAD, RAGGED)

@@ -65,8 +65,8 @@ class Walk(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A program's work: batch · KV heads + head, its tile of keys, the steps per query
-    head, and whether they go backwards.
+    """A program's work: index of a KV head over all batches, its tile of keys, the
+    steps per query head, and whether they go backwards.
     """
 
     batch_head: gl.tensor
@@ -78,7 +78,7 @@ class Item(NamedTuple):
 # --8<-- [start:walk]
 @gluon.jit
 def get_item(number, walk, CAUSAL: gl.constexpr):
-    """Return the item with this number; programs start in the order of numbers."""
+    """Return the item of program `number`."""
     _, batch_kv_heads, tiles_q, tiles_k, side, turn, _ = walk
     first = number // (side * tiles_k) * side
     width = turn - first
@@ -104,7 +104,7 @@ def get_item(number, walk, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def get_tile(step, item, walk, CAUSAL: gl.constexpr):
-    """Return (tile of queries, number of earlier partials of its dq) for a step."""
+    """Return the query tile of a step, and how many partials its dq gets before."""
     tile = step
     order = item.keys
     if CAUSAL:
@@ -246,7 +246,7 @@ def dq_writer(
     end = steps * HEADS_PER_KV
     # A warp without a stage is idle.
     if ME < DQ_STAGES:
-        # batch · heads + head of the first query head that shares these keys.
+        # Index over all batches of the first query head that shares these keys.
         head = item.batch_head * HEADS_PER_KV
         for i in range(ME, end, DQ_STAGES):
             member, head_step = 0, i

@@ -41,9 +41,8 @@ from systems.attention.hopper.one_pass import (
 
 
 class Program(NamedTuple):
-    """A program's heads and keys: heads group, group + groups, ..., and of each head
-    tile `column` of the `tiles` of keys; under a causal mask, the mirrored tile in
-    every second head.
+    """The heads and keys of a program: of heads group, group + groups, ... key tile
+    `column` of `tiles`; under a causal mask the mirrored tile in every second head.
     """
 
     group: gl.tensor
@@ -53,7 +52,9 @@ class Program(NamedTuple):
 
 
 class Item(NamedTuple):
-    """batch · heads + head, its tile of keys, and the number of steps over queries."""
+    """A program's work: index of a head over all batches, its tile of keys, and the
+    number of steps over queries.
+    """
 
     batch_head: gl.tensor
     keys: gl.tensor
@@ -63,7 +64,7 @@ class Item(NamedTuple):
 # --8<-- [start:walk]
 @gluon.jit
 def get_item(n, program, CAUSAL: gl.constexpr):
-    """Return this program's item n."""
+    """Return item n of this program."""
     group, groups, column, tiles = program
     keys = column
     steps = tiles * QUERY_TILES
@@ -76,7 +77,7 @@ def get_item(n, program, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def get_tile(step, n, keys, tiles, CAUSAL: gl.constexpr):
-    """Return (tile of queries, number of earlier partials of its dq) for a step."""
+    """Return the query tile of a step, and how many partials its dq gets before."""
     if CAUSAL:
         tile = keys * QUERY_TILES + step
         order = step // QUERY_TILES

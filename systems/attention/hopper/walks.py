@@ -17,38 +17,38 @@ from systems.attention.hopper.limits import TILE_DIMS
 from systems.attention.relaunch import Layout
 
 # --8<-- [start:limits]
-# Head dimensions from 72 to this use 96 of 128 columns, in blocks of 64 and 32.
+# Head dimensions from 72 to 96 use 96 of 128 columns, in blocks of 64 and 32.
 NARROW_HEAD = 96
-# Least keys for the shift walk by padded head dimension; half without a causal mask.
+# Fewest keys for the shift walk by padded head dimension; half without a causal mask.
 ONE_PASS_MIN_KEYS = {64: 2048, 128: 4096}
-# Least share of all SMs' time in steps for the shift walk.
+# Smallest share of all SMs' time that must go into steps for the shift walk.
 ONE_PASS_USE = 0.9
-# Least queries and keys, rounded up to whole tiles, for the ordered walk; half as many
+# Fewest queries and keys, rounded up to whole tiles, for the ordered walk; half as many
 # without a mask. Chosen by interleaved timings on an H200, nearly all causal. The shift
 # walk was as fast or faster where it applies, except for narrow heads, whose matmuls
 # only the ordered walk shortens. Elsewhere the ordered walk beat two passes at every
 # timed length: 4000 to 32,768 with 128 columns, and 16,384 with 64.
 ORDERED_MIN_KEYS = {64: 4096, 128: 4096}
-# With fewer programs (about two per SM) query heads of a KV head are divided among
-# twice as many, or one program each. If that is too few, two passes run.
+# Fewest programs, about two per SM. With fewer, the query heads of a KV head are
+# divided among twice as many, or one program each; if that is too few, two passes run.
 ORDERED_MIN_PROGRAMS = 256
-# Tiles of 128 keys times query heads per KV head, from which each query head gets its
-# own programs, with dk and dv summed afterwards. Otherwise the loop of a program is too
-# long: neighbors drift apart, and tiles leave the L2 cache before the next one reads
-# them. Causal on an H200 with 128 columns, 4 heads of 8192 rows (64 tiles) were faster
-# this way and 4 of 4096 slower, as were 4 of 8192 with 64 columns. Unequal numbers of
-# queries and keys were not timed.
+# Give each query head its own programs from this product on: tiles of 128 keys times
+# query heads per KV head. Otherwise a program's loop is too long: neighbors drift
+# apart, and tiles leave the L2 cache before the next one reads them. Causal on an H200
+# with 128 columns, 4 heads of 8192 rows (64 tiles) were faster this way and 4 of 4096
+# slower, as were 4 of 8192 with 64 columns. Unequal numbers of queries and keys were
+# not timed.
 DEALT_TILES = 256
-# Tiles of keys of interleaved heads: about one per SM. Half as many if a program has
-# several query heads under a causal mask. Twice as many if each query head has its own
-# programs, and without a mask, where the programs of a head start at the same queries
-# and queue once.
+# Key tiles of heads that are interleaved: about one per SM. Half as many if a program
+# has several query heads under a causal mask. Twice as many if each query head has its
+# own programs, and without a mask, where the programs of a head all start at the same
+# queries.
 SIDE_TILES = 128
-# Key tiles of the heads that go backwards at the end: two heads to half of all.
+# Key tiles of the heads that go backwards: at least two heads, at most half of all.
 BACKWARDS_TILES = 256
-# A single KV head has no other heads to fill the end, so two passes run, except from
-# this many tiles on: 65,536 keys were faster going backwards (head dimension 64, one
-# query head; others were not timed).
+# A single KV head takes the ordered walk only from this many key tiles on, because no
+# other head fills the SMs at its end. 65,536 keys were faster going backwards (head
+# dimension 64, one query head; others were not timed).
 LONE_TILES = 512
 # --8<-- [end:limits]
 

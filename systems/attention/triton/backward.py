@@ -346,15 +346,15 @@ def dkdv_kernel(
     dk = tl.zeros([BK, D], tl.float32)
     dv = tl.zeros([BK, D], tl.float32)
 
-    # Queries before `first` see no key of this tile, from `unmasked_start` on all.
+    # Queries before `first` see no key of this tile, and all from `unmasked_start` on.
     first, unmasked_start = 0, 0
     if CAUSAL:
         first = k_start // BQ * BQ
         unmasked_start = tl.minimum(tl.cdiv(k_start + BK - 1, BQ) * BQ, n_q)
-    # Splits take steps in turn; the count continues across loops and heads.
+    # The splits take steps in turn, and the count goes on across loops and heads.
     masked_steps, steps = tl.cdiv(unmasked_start - first, BQ), tl.cdiv(n_q - first, BQ)
     for member in range(GROUP):
-        # Not a running sum: Triton 3.6 would treat it as zero.
+        # Multiplied, because Triton 3.6 would treat a running sum as zero.
         head, earlier_steps = kv_head * GROUP + member, member * steps
         statistics_head = statistics_ptr + 2 * (batch * heads + head) * n_q
         q_head, do_head = (
@@ -442,8 +442,8 @@ def sum_kernel(
     DQ_SPLITS: tl.constexpr, DKDV_SPLITS: tl.constexpr, ROWS: tl.constexpr,
     HEAD: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Sum the splits of all gradients that have more than one. Grid: programs for dq,
-    then dk, then dv.
+    """Sum the splits of dq, dk and dv into those gradients whose loops were split.
+    Grid: programs for dq, then dk, then dv.
     """
     program = tl.program_id(0)
     dq_programs = tl.cdiv(n_q, ROWS) * batch * heads if DQ_SPLITS > 1 else 0

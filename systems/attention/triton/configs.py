@@ -68,9 +68,9 @@ class SplitRule(NamedTuple):
     least_splits: int = 2
 
 
-# Many warps hide latency and even out long and short tiles. The cheaper the matmuls,
-# the more the cost of combining matters: two splits save half of a loop, four save
-# three quarters, and both add one launch.
+# Many warps hide latency and even out long and short tiles. Combining costs relatively
+# more if matmuls are cheap: two splits save half of a loop, four save three quarters,
+# and both add one launch.
 SPLIT_RULES = {
     "half": (
         SplitRule(warps=8, least_rows=128, least_splits=4),
@@ -96,8 +96,8 @@ class FewRows(NamedTuple):
     """Configurations that are faster if all heads together have at most `most_rows`
     rows.
 
-    Mostly smaller tiles, which occupy more SMs. Splitting float32 into limbs ahead
-    rarely pays, because few programs read the limbs.
+    They mostly have smaller tiles, which occupy more SMs. Splitting float32 into limbs
+    ahead rarely pays with few rows, because few programs read the limbs.
     """
 
     most_rows: int

@@ -29,17 +29,17 @@ from systems.profiling.memory.snapshot import (
     read_snapshot,
 )
 
-# Points of a sampled timeline, which keeps the highest and lowest of each stretch.
+# Points of a sampled timeline, which includes the extremes of each stretch.
 TIMELINE_POINTS = 240
-# Groups of blocks stored for a pass with a figure, which shows them, and for others.
+# Groups of blocks stored for a pass that a figure shows, and for other passes.
 MOST_GROUPS, FEW_GROUPS = 8, 3
 Group = dict[str, Any]
 
 
 # --8<-- [start:digest]
 def digest(history: History, timeline: bool = False) -> dict[str, Any]:
-    """Return a summary without times: bytes by category at the peak and at their
-    maximum, the peak of each phase, and the largest blocks.
+    """Summarize a history without times: bytes by category at the peak, the maximum of
+    each category, the peak of each phase, and the largest blocks.
     """
     layers = bytes_by_category(history)
     total = bytes_in_use(history)
@@ -98,7 +98,7 @@ def bytes_by_category(history: History) -> dict[str, list[int]]:
 def sample_timeline(
     layers: dict[str, list[int]], total: list[int], history: History
 ) -> dict[str, list[int]]:
-    """Return about `TIMELINE_POINTS` events of the timeline: the highest and lowest of
+    """Sample about `TIMELINE_POINTS` events of the timeline: the highest and lowest of
     each stretch, and both ends of each phase.
     """
     length = max(1, -(-2 * len(total) // TIMELINE_POINTS))
@@ -164,8 +164,8 @@ def owner_pattern(owner: str | None) -> str:
 
 
 def allocation_site(block: Block) -> str:
-    """Return the two innermost frames in `systems` of the stack: `model.py:46 forward,
-    model.py:92 forward`.
+    """Return the two innermost stack frames that are in `systems`: `model.py:46
+    forward, model.py:92 forward`.
     """
     frames = [
         f"{PurePath(file).name}:{line} {function}"

@@ -30,11 +30,11 @@ CATEGORIES = (
 )
 # Blocks that these phases allocate and leave are saved for the backward pass.
 SAVING_PHASES = ("forward", "second_forward", "loss")
-# The function whose allocations mark phases. Unlike times they are ordered exactly with
-# respect to other allocations.
+# The function whose allocations mark phases. Unlike times, these marks are exactly
+# ordered among other allocations.
 MARKER = "drop_marker"
-# An allocation of this function starts a pause until the next mark, in which the
-# recorder searches for owners and no event counts.
+# The function whose allocation starts a pause until the next mark. The recorder
+# searches for owners in it, so its events don't count.
 PAUSE = "drop_pause"
 Frame = tuple[str, str, int]
 
