@@ -32,6 +32,7 @@ import typer  # noqa: E402
 from systems.records.record import Record  # noqa: E402
 from systems.records.store import RecordError  # noqa: E402
 from tools.render.load import load, primary_gpu  # noqa: E402
+from tools.rendering import stop  # noqa: E402
 
 TITLE = "Transformers on a GPU, measured: the write-up"
 FOOTER = (
@@ -74,18 +75,13 @@ PAGE: dict[str, Any] = {
 }
 
 
-class Missing(RuntimeError):
-    """What keeps a file from being written, and what to do about it."""
-
-
 def records_of(slug: str | None) -> list[Record]:
     """Return the records of this GPU, or of the one that the site's sentences name."""
     records = [r for rs in load(ROOT / "docs" / "results").values() for r in rs]
     slugs = {r.device.slug for r in records}
     if slug is not None and slug not in slugs:
-        raise Missing(
-            f"no record is of the GPU {slug!r}; there are: {', '.join(sorted(slugs))}"
-        )
+        there = ", ".join(sorted(slugs))
+        stop(f"no record is of the GPU {slug!r}; there are: {there}")
     return [r for r in records if r.device.slug == (slug or primary_gpu())]
 
 
@@ -101,7 +97,7 @@ def find_chromium() -> str:
     installed = (path for name in names if (path := shutil.which(name)))
     if path := os.environ.get("CHROMIUM") or next(installed, None):
         return path
-    raise Missing(
+    stop(
         "no Chromium to print with: install it (Debian: apt-get install chromium) "
         "or set CHROMIUM"
     )
@@ -116,17 +112,17 @@ def replacing(target: Path) -> Iterator[Path]:
 
 
 def output_of(what: str, *command: str) -> str:
-    """Return what a command prints; where it fails, Missing with its last line."""
+    """Return what a command prints; where it fails, exit with its last line."""
     try:
         done = subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, check=True
         )
         return done.stdout
     except FileNotFoundError:
-        raise Missing(f"{what}: {command[0]} is not installed") from None
+        stop(f"{what}: {command[0]} is not installed")
     except subprocess.CalledProcessError as error:
         last = (error.stderr.strip().splitlines() or ["no message"])[-1]
-        raise Missing(f"{what}: {last}") from None
+        stop(f"{what}: {last}")
 
 
 def write_pdf(target: Path, label: str | None, subject: str, site: Path) -> None:
@@ -137,7 +133,7 @@ def write_pdf(target: Path, label: str | None, subject: str, site: Path) -> None
         from pypdf import PdfWriter
         from pypdf.generic import NameObject, TextStringObject
     except ImportError as error:
-        raise Missing(f"{error.name} is not installed: run `make .venv/all`") from error
+        stop(f"{error.name} is not installed: run `make .venv/all`")
     with replacing(target) as written:
         try:
             with sync_playwright() as playwright:
@@ -152,7 +148,7 @@ def write_pdf(target: Path, label: str | None, subject: str, site: Path) -> None
                 browser.close()
         except Error as error:
             first = error.message.strip().splitlines()[0]
-            raise Missing(f"{chromium} does not print: {first}") from error
+            stop(f"{chromium} does not print: {first}")
         whole = PdfWriter(clone_from=written)
         for entry in flattened(whole.outline):
             # Chromium writes a heading twice that it first tried at the end of a page.
@@ -184,13 +180,13 @@ def main(
         None, help="Print the tabs of this GPU alone (a folder of docs/results)."
     ),
     into: Path = typer.Option(ROOT, show_default=False, help="Folder to write to."),
-) -> int:
+) -> None:
     try:
         # What may be wrong is looked at before anything is written.
         records = records_of(gpu)
         label = records[0].device.name if gpu else None
         if not into.is_dir():
-            raise Missing(f"--into {into}: no such folder")
+            stop(f"--into {into}: no such folder")
         changes = git("status", "--porcelain").splitlines()
         write_zip(into / "code.zip")
         print("wrote code.zip")
@@ -203,15 +199,12 @@ def main(
             pdf = into / "writeup.pdf"
             write_pdf(pdf, label, subject_of(records), Path(site))
         print("wrote writeup.pdf")
-        return 0
-    except (Missing, RecordError) as error:
-        message = str(error)
+    except RecordError as error:
+        stop(str(error))
     except OSError as error:
-        message = f"can't write {error.filename or into}: {error.strerror}"
+        stop(f"can't write {error.filename or into}: {error.strerror}")
     except KeyboardInterrupt:
-        message = "stopped; what was written is whole"
-    print(f"error: {message}", file=sys.stderr)
-    return 2
+        stop("stopped; what was written is whole")
 
 
 if __name__ == "__main__":

@@ -41,9 +41,8 @@ CAPTION_OR_TABLE = re.compile(
 )
 # A figure with its caption.
 FIGURE = re.compile(
-    r"(<figure(?P<attributes>[^>]*)>)(?P<pictures>(?:(?!</figure>).)*?)"
-    r"(?P<caption><figcaption[^>]*>)(?P<said>(?:(?!</figcaption>).)*?)"
-    r"(?P<data><a class=\"data\"[^>]*>[^<]*</a>)?(?=</figcaption>)",
+    r"<figure(?P<attributes>[^>]*)>(?P<pictures>(?:(?!</figure>).)*?)"
+    r"(?P<caption><figcaption[^>]*>)",
     re.DOTALL,
 )
 ADDRESS = re.compile(r'\bid="([^"]*)"')
@@ -190,15 +189,13 @@ def number_figures(page_html: str) -> str:
     numbers = count(1)
 
     def numbered(match: re.Match[str]) -> str:
-        found = ADDRESS.search(match["attributes"])
-        number = next(numbers)
+        found, number = ADDRESS.search(match["attributes"]), next(numbers)
         address = found[1] if found else f"figure-{number}"
-        opened = match[1] if found else f'<figure id="{address}"{match["attributes"]}>'
-        link = (
-            f'<a class="number" href="#{address}">Figure\N{NO-BREAK SPACE}{number}.</a>'
-        )
-        whole = f"{match['caption']}{link} {match['said']}{match['data'] or ''}"
-        return f"{opened}{match['pictures']}{whole}"
+        opened = "" if found else f' id="{address}"'
+        name = f"Figure\N{NO-BREAK SPACE}{number}."
+        link = f'<a class="number" href="#{address}">{name}</a>'
+        shown = f"<figure{opened}{match['attributes']}>{match['pictures']}"
+        return f"{shown}{match['caption']}{link} "
 
     return FIGURE.sub(numbered, page_html)
 
