@@ -14,7 +14,7 @@ from systems.precision.number_formats import FORMATS, find_stall
 from systems.records.outcome import measure_row
 from systems.records.record import Record
 from tests.factories import committed, make_gpu, make_record
-from tools.render.rows import cells
+from tools.render.frame import Line
 from tools.render.stems import accumulation as builder
 
 # Fraction bits and the exponent of the smallest number, which every finite number is a
@@ -102,8 +102,8 @@ def test_the_record_of_the_h200_agrees_in_every_bit():
 def test_the_known_results():
     """Those that notes on the assignment get wrong, typed by hand for once."""
     found = {
-        name: accumulation.running_sums(c, "cpu")[-1].item()
-        for name, c in zip(builder.NAMED, accumulation.configs(), strict=True)
+        builder.name_of(Line(asdict(c))): accumulation.running_sums(c, "cpu")[-1].item()
+        for c in accumulation.configs()
     }
     assert (
         f"{found['fp32_in_fp32']:.6f}" == "10.000134"
@@ -137,13 +137,12 @@ def measured() -> Record:
 
 
 def test_the_two_parts_of_an_error_add_up(measured):
-    for c in cells(measured):
-        meant = Fraction(str(c.config["term"])) * c.config["steps"]
-        found = builder.numbers(c)
-        total = Fraction(c["device_result"])
-        assert found["of_term"] + found["of_adding"] == total - meant == found["error"]
+    found = builder.sums(measured)
+    for x in found:
+        total = Fraction(x["device_result"])
+        assert x["of_term"] + x["of_adding"] == x["error"]
+        assert total - Fraction(str(x["term"])) * x["steps"] == x["error"]
     # Terms of 16 bits leave an fp32 sum room: adding them costs nothing at all.
-    named = builder.named(measured)
-    assert builder.numbers(named["fp16_in_fp32"])["of_adding"] == 0
-    assert builder.numbers(named["bf16_in_fp32"])["of_adding"] == 0
-    assert builder.numbers(named["fp32_in_fp32"])["of_adding"] != 0
+    assert found.one(name="fp16_in_fp32")["of_adding"] == 0
+    assert found.one(name="bf16_in_fp32")["of_adding"] == 0
+    assert found.one(name="fp32_in_fp32")["of_adding"] != 0

@@ -8,7 +8,7 @@ import torch
 from systems.experiments import norm_precision
 from systems.experiments.norm_precision import MAGNITUDES, Config, running_mean, stages
 from systems.records.outcome import measure_row
-from tools.render.rows import Cell
+from tools.render.frame import Line
 from tools.render.stems import norm_precision as builder
 
 X = torch.randn(
@@ -56,9 +56,9 @@ def test_each_stage_is_in_the_dtype_that_the_configuration_says(config):
     )
 
 
-def measured(norm: str, dtype: str, width: int, compute: str) -> Cell:
+def measured(norm: str, dtype: str, width: int, compute: str) -> Line:
     config = Config(norm, dtype, width, compute)
-    return Cell(measure_row(config, norm_precision.run))
+    return Line.of(measure_row(config, norm_precision.run))
 
 
 def test_in_fp16_the_square_overflows_and_the_root_does_not_underflow():

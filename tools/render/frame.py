@@ -38,13 +38,15 @@ How to write a builder with it:
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import takewhile
+from math import fsum
 from operator import itemgetter
 from typing import Any
 
+from systems.records.outcome import NOT_INSTALLED
 from systems.records.record import PHASES, Record, Row
-from systems.records.summary import Summary
+from systems.records.summary import Summary, summarize
 from tools.render.markdown import columns
-from tools.render.rows import MISSING, Cell, Missing, Text, say
+from tools.render.rows import MISSING, NOT_MEASURED, Missing, Text, say
 
 
 class Line(dict[str, Any]):
@@ -59,7 +61,7 @@ class Line(dict[str, Any]):
         return line
 
     def __bool__(self) -> bool:
-        return bool(self.cell)
+        return self.row is not None and self.row.status == "ok"
 
     def __missing__(self, name: str) -> Any:
         if "." in name:
@@ -69,9 +71,9 @@ class Line(dict[str, Any]):
             return self.missing
         metrics, (phase, _, spread) = self.row.metrics, name.partition(" ")
         if spread == "±":
-            return self.cell.mean_std(*self.phases(phase))
+            return self.mean_std(*self.phases(phase))
         if isinstance(metrics.get(name, []), list) and name.endswith("_ms"):
-            return self.cell.ms(*self.phases(name.removesuffix("_ms")))
+            return self.ms(*self.phases(name.removesuffix("_ms")))
         return metrics[name]
 
     def get(self, name: str, default: Any = MISSING) -> Any:
@@ -86,7 +88,7 @@ class Line(dict[str, Any]):
         """The timed parts of a phase: of `step` and of `step_gpu` all phases, unless
         it was timed as one.
         """
-        has = self.cell.metrics.keys()
+        has = self.metrics.keys()
         clock = name.removeprefix("step")
         parts = tuple(f"{p}{clock}" for p in PHASES if f"{p}{clock}_ms" in has)
         if f"{name}_ms" not in has and clock in ("", "_gpu") and parts:
@@ -96,32 +98,78 @@ class Line(dict[str, Any]):
         return (name,)
 
     @property
-    def cell(self) -> Cell:
-        return Cell(self.row)
+    def config(self) -> dict[str, Any]:
+        return self.row.config if self.row else {}
 
     @property
-    def config(self) -> dict[str, Any]:
-        return self.cell.config
+    def metrics(self) -> dict[str, Any]:
+        """All numbers as they were measured, none where it has none."""
+        return self.row.metrics if self.row and self else {}
 
     @property
     def why(self) -> str:
-        """Why it has no numbers: "out of memory"."""
-        return self.cell.why
+        """Why it has no numbers: "out of memory". Nothing where it has, or was never
+        tried.
+        """
+        if self.row is None or self:
+            return ""
+        if (self.row.reason or "").startswith(NOT_INSTALLED):
+            return NOT_INSTALLED
+        return self.row.status.replace("_", " ")
 
     @property
     def missing(self) -> Missing:
-        return self.cell.missing
+        """What stands for each number that it lacks."""
+        return Missing(self.why or NOT_MEASURED, self.row)
 
-    def ms(self, *phases: str) -> float:
-        """The median of these phases together, or of all that were timed."""
-        return self.cell.ms(*phases)
+    def samples(self, *names: str) -> list[float]:
+        """The milliseconds of each repetition, the named parts together; without names,
+        those phases of a step that were timed.
+        """
+        timed = names or [p for p in PHASES if f"{p}_ms" in self.metrics]
+        parts = [self.metrics.get(f"{name}_ms", ()) for name in timed]
+        if not (parts and all(parts)):
+            return []
+        # From Python 3.12 on `sum` rounds once, too.
+        return [fsum(times) for times in zip(*parts, strict=True)]
 
-    def summary(self, *phases: str) -> Summary:
-        return self.cell.summary(*phases)
+    def summary(self, *names: str) -> Summary:
+        """Of `samples`. Its fields are Missing where there are none."""
+        samples = self.samples(*names)
+        return summarize(samples) if samples else Summary(0, *[self.missing] * 7)
 
-    def samples(self, *phases: str) -> list[float]:
-        """The milliseconds of each repetition, these phases together."""
-        return self.cell.samples(*phases)
+    def ms(self, *names: str) -> float:
+        """The median of `samples`."""
+        return self.summary(*names).median
+
+    def mean_std(self, *names: str) -> Any:
+        """ "38.32 ± 0.36", and "116.2 ± 1.2"."""
+        s = self.summary(*names)
+        digits = 2 if s.mean < 100 else 1
+        text = f"{s.mean:.{digits}f} ± {s.std:.{digits}f}"
+        return text if self else self.missing
+
+    def gpu_ms(self, *names: str) -> float:
+        """The median GPU time of the named phases together, or of all that were timed.
+        Missing where it was not measured.
+        """
+        timed = names or [p for p in PHASES if f"{p}_ms" in self.metrics]
+        has = timed and all(f"{name}_gpu_ms" in self.metrics for name in timed)
+        return self.ms(*(f"{name}_gpu" for name in timed)) if has else self.missing
+
+    def kernel_ms(self, name: str) -> float:
+        """GPU time of a call; in a record from before it was measured, `do_bench`'s. Of
+        both passes that is the sum where the GPU waited between them.
+        """
+        if f"{name}_gpu_ms" in self.metrics or f"{name}_ms" not in self.metrics:
+            return self.gpu_ms(name)
+        parts = ("forward", "backward") if name == "both" else (name,)
+        return min(self.ms(name), sum(map(self.ms, parts)))
+
+    def beyond(self, warm: str, settled: str) -> float:
+        """In seconds, what warm-up samples took beyond as many settled ones."""
+        times = self.samples(warm)
+        return (sum(times) - len(times) * self.ms(settled)) / 1e3
 
 
 class Frame(list[Line]):

@@ -177,11 +177,7 @@ def printed(item: Any, described: list[tuple[Any, ...]]) -> list[str]:
 
 def device_label(record: Record) -> str:
     """The tab's name."""
-    return (
-        f"{record.device.name}, reported"
-        if record.kind == "reported"
-        else record.device.name
-    )
+    return record.device.name + ", reported" * (record.kind == "reported")
 
 
 def tabs(parts: Iterable[tuple[str, str]]) -> str:
@@ -284,13 +280,7 @@ def conditions_of(record: Record) -> str:
 
 def milliseconds(value: float) -> str:
     """About four significant digits: 0.034, 5.362, 21.45, 184.3."""
-    return (
-        f"{value:.3f}"
-        if value < 10
-        else f"{value:.2f}"
-        if value < 100
-        else f"{value:.1f}"
-    )
+    return f"{value:.{3 if value < 10 else 2 if value < 100 else 1}f}"
 
 
 def gib(value: float) -> str:
@@ -309,14 +299,6 @@ def in_gib(value: float) -> str:
 
 def in_mib(value: float) -> str:
     return say(value / 2**20, "{:,.0f} MiB")
-
-
-ZERO = re.compile(r"[-+−]?0(?:\.0+)?(?:\s%)?(?: / 0)*")
-
-
-def nonzero(text: str) -> str:
-    """A number of a table in which few are not zero; the others are left blank."""
-    return "" if ZERO.fullmatch(text) else text
 
 
 def in_words(text: str) -> str:

@@ -1,23 +1,16 @@
-"""Rows of a record, as builders ask for them.
+"""Numbers that may be missing, and how they are printed.
 
-A row may be missing, out of memory, unsupported or failed. That is decided here: where
-there is no number there is a `Missing`, which knows the words for why not, and whatever
-is computed with it is missing for the same reason. So builders divide, compare and
-print without asking first:
-
-    step = cell(record, size="small", mode="step")
-    say(step.ms("backward") / step.ms("forward"), "{:.2f}")  # or "out of memory"
+A row may be missing, out of memory, unsupported or failed. Where there is no number
+there is a `Missing`, which knows the words for why not, and whatever is computed with
+it is missing for the same reason. So builders divide, compare and print without asking
+first.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from math import fsum
 from typing import Any
 
 from systems.formulas.costs import Peak, find_peak
-from systems.records.outcome import NOT_INSTALLED
-from systems.records.record import PHASES, Record, Row
-from systems.records.summary import Summary, summarize
+from systems.records.record import Record, Row
 
 NOT_MEASURED, OUT_OF_MEMORY = "not measured", "out of memory"
 
@@ -126,132 +119,11 @@ def ranges(values: Iterable[float]) -> str:
     return "ran out of memory" if instead(values) is not MISSING else "was not measured"
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One configuration of a record: false where it has no numbers."""
-
-    row: Row | None
-
-    def __bool__(self) -> bool:
-        return self.row is not None and self.row.status == "ok"
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return self.row.config if self.row else {}
-
-    @property
-    def metrics(self) -> dict[str, Any]:
-        """All numbers by name, none where it has none."""
-        return self.row.metrics if self.row and self else {}
-
-    @property
-    def why(self) -> str:
-        """Why it has no numbers. Nothing where it has, or was never tried."""
-        if self.row is None or self:
-            return ""
-        if (self.row.reason or "").startswith(NOT_INSTALLED):
-            return NOT_INSTALLED
-        return self.row.status.replace("_", " ")
-
-    @property
-    def missing(self) -> Missing:
-        """What stands for each number that it lacks."""
-        return Missing(self.why or NOT_MEASURED, self.row)
-
-    def __getitem__(self, metric: str) -> Any:
-        """Return a metric, or what stands for it where the row lacks it."""
-        return self.metrics.get(metric, self.missing)
-
-    def get(self, metric: str, default: Any = MISSING) -> Any:
-        """A metric that not every row has."""
-        has = self.row is not None and self and metric in self.row.metrics
-        return self[metric] if has or default is MISSING and not self else default
-
-    def samples(self, *names: str) -> list[float]:
-        """In ms, the named parts of each repetition added up; without names, those
-        phases of a step that were timed.
-        """
-        if not (self.row and self):
-            return []
-        timed = names or [p for p in PHASES if f"{p}_ms" in self.row.metrics]
-        parts = [self.row.metrics.get(f"{name}_ms", ()) for name in timed]
-        if not all(parts):
-            return []
-        # From Python 3.12 on `sum` rounds once, too.
-        return [fsum(times) for times in zip(*parts, strict=True)]
-
-    def summary(self, *names: str) -> Summary:
-        """Of `samples`. Its fields are Missing where there are none."""
-        samples = self.samples(*names)
-        if not samples:
-            return Summary(0, *[self.missing] * 7)
-        return summarize(samples)
-
-    def ms(self, *names: str) -> float:
-        """The median of `samples`."""
-        return self.summary(*names).median
-
-    def gpu_ms(self, *names: str) -> float:
-        """The median GPU time of the named phases together, or of all that were timed.
-        Missing where it was not measured.
-        """
-        timed = names or [p for p in PHASES if f"{p}_ms" in self.metrics]
-        has = timed and all(f"{name}_gpu_ms" in self.metrics for name in timed)
-        return self.ms(*(f"{name}_gpu" for name in timed)) if has else self.missing
-
-    def kernel_ms(self, name: str) -> float:
-        """GPU time of a call; in a record from before it was measured, `do_bench`'s. Of
-        both passes that is the sum where the GPU waited between them.
-        """
-        if f"{name}_gpu_ms" in self.metrics or f"{name}_ms" not in self.metrics:
-            return self.gpu_ms(name)
-        parts = ("forward", "backward") if name == "both" else (name,)
-        return min(self.ms(name), sum(map(self.ms, parts)))
-
-    def beyond(self, warm: str, settled: str) -> float:
-        """In seconds, what warm-up samples took beyond as many settled ones."""
-        times = self.samples(warm)
-        return (sum(times) - len(times) * self.ms(settled)) / 1e3
-
-    def mean_std(self, *names: str) -> Any:
-        """ "38.32 ± 0.36", and "116.2 ± 1.2"."""
-        s = self.summary(*names)
-        digits = 2 if s.mean < 100 else 1
-        text = f"{s.mean:.{digits}f} ± {s.std:.{digits}f}"
-        return text if self else self.missing
-
-    @property
-    def spread(self) -> float:
-        """Return p80 over p20 of the steps."""
-        whole = self.summary()
-        return whole.p80 / whole.p20
-
-
-def cell(record: Record | None, **config: Any) -> Cell:
-    """The first row whose configuration has these values."""
-    return Cell(record.find(**config) if record else None)
-
-
-def cells(record: Record | None, **config: Any) -> list[Cell]:
-    """All such rows, in the order of the grid, with numbers or without."""
-    rows = record.rows if record else []
-    return [Cell(row) for row in rows if config.items() <= row.config.items()]
-
-
-def ran(record: Record | None, **config: Any) -> list[Cell]:
-    """Those of them that have numbers."""
-    return [c for c in cells(record, **config) if c]
-
-
 def axis(record: Record | None, key: str, **config: Any) -> list[Any]:
     """The values that the configuration takes there, in the order of the grid."""
-    found = (c.config[key] for c in cells(record, **config) if key in c.config)
-    return list(dict.fromkeys(found))
-
-
-def faster(before: Cell, after: Cell, *names: str) -> float:
-    """Time of one over that of the other, of the named parts."""
-    return before.ms(*names) / after.ms(*names)
+    rows = record.rows if record else []
+    wanted = (row.config for row in rows if config.items() <= row.config.items())
+    return list(dict.fromkeys(found[key] for found in wanted if key in found))
 
 
 def measured(records: Iterable[Record]) -> list[Record]:

@@ -18,8 +18,8 @@ from systems.model.sizes import VOCAB_SIZE
 from tests.factories import committed
 from tests.tools.render.svgs import figures, outside
 from tools.render import standalone
+from tools.render.frame import frame
 from tools.render.markdown import percent
-from tools.render.rows import cell
 from tools.render.spanning import (
     envelope,
     trace,
@@ -106,7 +106,7 @@ def test_shares_of_a_block_are_those_of_the_formulas():
 
 
 def test_dtypes_under_autocast_are_those_of_the_record():
-    dtypes = cell(committed("autocast"), part="transformer", dtype="bf16")
+    dtypes = frame(committed("autocast")).one(part="transformer", dtype="bf16")
     parts = (
         *("parameters", "embedding", "rmsnorm", "q_projection", "rotary", "scores"),
         *("softmax_subtract", "softmax_exp", "weighted_values", "residual", "swiglu"),

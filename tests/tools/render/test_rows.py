@@ -6,6 +6,7 @@ import pytest
 
 from systems.records.record import Row
 from tests.factories import make_record, make_row
+from tools.render.frame import frame
 from tools.render.markdown import (
     NOTHING_FITS,
     NOTHING_YET,
@@ -15,11 +16,8 @@ from tools.render.markdown import (
 )
 from tools.render.rows import (
     MISSING,
-    Cell,
     Missing,
     axis,
-    cell,
-    cells,
     least,
     most,
     ranges,
@@ -57,29 +55,22 @@ def test_missing_numbers_are_not_counted():
     assert say(least([MISSING])) == "not measured"
 
 
-def test_a_cell_adds_phases_sample_by_sample(record):
-    found = cell(record, n=1)
+def test_a_row_adds_phases_sample_by_sample(record):
+    found = frame(record).one(n=1)
     assert found and (found.samples(), found.ms()) == ([2.0, 4.0], 3.0)
     assert found.ms("loss") == 1.0 and found.mean_std("loss") == "1.00 ± 0.00"
 
 
-def test_a_cell_without_numbers_says_why(record):
-    full, absent = cell(record, n=2), cell(None, n=2)
+def test_a_row_without_numbers_says_why(record):
+    full, absent = frame(record).one(n=2), frame(None).one(n=2)
     assert not full and not absent
-    assert [say(c.ms(), "{:.1f}") for c in (full, absent)] == [
+    assert [say(x.ms(), "{:.1f}") for x in (full, absent)] == [
         "out of memory",
         "not measured",
     ]
     assert say(full["kept"]) == say(full.mean_std()) == "out of memory"
-    assert (
-        full.get("kept", 0) == 0
-        and say(cell(record, n=4).get("kept")) == "not measured"
-    )
-
-
-def test_a_number_that_a_row_lacks_is_not_measured(record):
-    row = cell(record, n=4)
-    assert row and say(row["kept"]) == say(row.ms("loss")) == "not measured"
+    other = frame(record).one(n=4)
+    assert say(other.get("kept")) == say(other.ms("loss")) == "not measured"
 
 
 def test_an_axis_is_what_the_record_has(record):
@@ -91,19 +82,19 @@ def test_an_axis_is_what_the_record_has(record):
 
 
 def test_a_table_says_once_why_a_line_is_empty(record):
-    shown = columns(
-        cells(record),
+    found = frame(record)
+    shown = found.table(
         "n",
-        ("ms", Cell.ms, "{:.1f}"),
-        ("kept", lambda c: c.get("kept")),
-        ("over the next", lambda c: cell(record, n=2 * c.config["n"]).ms() / c.ms()),
+        ("ms", lambda x: x.ms(), "{:.1f}"),
+        ("kept", lambda x: x.get("kept")),
+        ("over the next", lambda x: found.one(n=2 * x["n"]).ms() / x.ms()),
     )
     assert shown.splitlines()[2:] == [
         "| 1 | 3.0 | 7 |  |",
         "| 2 | out of memory |  |  |",
         "| 4 | 4.0 |  |  |",
     ]
-    pairs = columns([1, 2], ("ms", lambda n: cell(record, n=n).ms(), "{:.1f}"))
+    pairs = columns([1, 2], ("ms", lambda n: frame(record).one(n=n).ms(), "{:.1f}"))
     assert pairs.splitlines()[2:] == ["| 3.0 |", "| out of memory |"]
 
 

@@ -18,7 +18,7 @@ from systems.records.record import Record
 from tools.render.frame import Line, frame
 from tools.render.load import Found, ours, primary_gpu
 from tools.render.markdown import percent
-from tools.render.rows import MISSING, cell, data_sheet, say
+from tools.render.rows import MISSING, data_sheet, say
 from tools.render.stems.end_to_end.rows import at
 from tools.render.stems.kernel_profile.rows import MATMULS, calls, total_ms, wall_ms
 from tools.render.stems.warmup import later, nth
@@ -207,7 +207,7 @@ def traffic_facts(record: Record | None) -> dict[str, str]:
     compute = 1e3 * max(flops / peak.fp32, outer / peak.bandwidth)
     eager, compiled = (1e3 * total / peak.bandwidth for total in (moved, fused))
     config = {"d": d, "n": n, "dtype": "fp32", "causal": False, "execution": "eager"}
-    took = cell(record, batch=batch, **config).ms("forward")
+    took = frame(record).one(batch=batch, **config).ms("forward")
     return {
         "products_floor": say(compute, "{:.1f} ms"),
         "moved": f"{moved / 2**30:.0f} GiB",
@@ -229,7 +229,9 @@ def head_facts(record: Record | None) -> dict[str, str]:
     moved = 1e3 * 9 * 2 * n**2 / peak.bandwidth
     flops = attention_flops("forward", d=d, batch=1, heads=1, n=n, causal=True)
     plain, flash = (
-        cell(record, implementation=name, dtype="bf16", d=d, n=n).kernel_ms("forward")
+        frame(record)
+        .one(implementation=name, dtype="bf16", d=d, n=n)
+        .kernel_ms("forward")
         for name in ("plain", "ours")
     )
     return {
@@ -249,7 +251,7 @@ def slot_facts(profile: Record | None, record: Record | None) -> dict[str, str]:
     forward = frame(profile).one(**config, mode="forward")
     share = total_ms(forward, "forward/attention") / total_ms(forward)
     eager, flash = (
-        cell(record, size="2.7B", context=1024, attention=name).ms("forward")
+        frame(record).one(size="2.7B", context=1024, attention=name).ms("forward")
         for name in ("eager", "flash")
     )
     return {

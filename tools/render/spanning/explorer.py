@@ -15,13 +15,13 @@ from os.path import commonprefix
 from typing import Any
 
 from systems.experiments import STEMS
-from systems.records.record import Record, Row
+from systems.records.record import PHASES, Record, Row
 from systems.records.summary import summarize
 from tools.render.editions import LABELS
 from tools.render.frame import Line
 from tools.render.load import Found
 from tools.render.markdown import device_label
-from tools.render.rows import PHASES, say
+from tools.render.rows import say
 from tools.render.stems.flash_passes import kernel_ms, time_ratio
 
 TENSORS = ("o", "lse", "dq", "dk", "dv", "y", "dx", "dw")

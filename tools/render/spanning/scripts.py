@@ -7,9 +7,9 @@ from difflib import unified_diff
 
 from systems import ROOT
 from systems.model.sizes import TABLE_1
+from tools.render.frame import Line, frame
 from tools.render.load import Found, ours
 from tools.render.markdown import NOTHING_YET, sections
-from tools.render.rows import Cell, cell
 
 SCRIPTS = ROOT / "docs" / "scripts"
 # A section that a page shows, and the blank lines after it.
@@ -58,7 +58,7 @@ def outputs(found: Found) -> dict[str, list[str]]:
         return [
             line
             for size in sizes
-            for line in step_lines(size, cell(step, **options, size=size))
+            for line in step_lines(size, frame(step).one(**options, size=size))
         ]
 
     large = {**STEP, "context": 512, "precision": "fp32", "size": "2.7B"}
@@ -70,14 +70,14 @@ def outputs(found: Found) -> dict[str, list[str]]:
             512, "bf16", "small", "2.7B"
         ),
         "5_memory.py --size 2.7B --context 512 --warmup 1 --steps 3": memory_lines(
-            "2.7B", cell(memory, **large)
+            "2.7B", frame(memory).one(**large)
         ),
         "6_attention.py --d 64": headed(
             ATTENTION_HEAD,
             [
                 attention_line(
-                    cell(
-                        plain, d=64, n=n, causal=False, dtype="fp32", execution="eager"
+                    frame(plain).one(
+                        d=64, n=n, causal=False, dtype="fp32", execution="eager"
                     )
                 )
                 for n in (256, 1024, 4096, 8192, 16384)
@@ -87,7 +87,8 @@ def outputs(found: Found) -> dict[str, list[str]]:
             FLASH_HEAD,
             [
                 flash_line(
-                    name, cell(flash, implementation=which, dtype="bf16", d=64, n=n)
+                    name,
+                    frame(flash).one(implementation=which, dtype="bf16", d=64, n=n),
                 )
                 for n in (1024, 16384)
                 for which, name in FLASH.items()
@@ -100,7 +101,7 @@ def headed(head: str, lines: list[str]) -> list[str]:
     return [head, *filter(None, lines)] if any(lines) else []
 
 
-def step_lines(size: str, c: Cell) -> list[str]:
+def step_lines(size: str, c: Line) -> list[str]:
     if not c:
         return [f"{size:6} {c.why}"] if c.why else []
     parts = {name: c.summary(name) for name in ("forward", "backward", "optimizer")}
@@ -109,7 +110,7 @@ def step_lines(size: str, c: Cell) -> list[str]:
     ]
 
 
-def memory_lines(size: str, c: Cell) -> list[str]:
+def memory_lines(size: str, c: Line) -> list[str]:
     if not c:
         return step_lines(size, c)
     gib = c["peak_allocated_bytes"] / 2**30
@@ -117,7 +118,7 @@ def memory_lines(size: str, c: Cell) -> list[str]:
     return [peak, *step_lines(size, c)]
 
 
-def attention_line(c: Cell) -> str:
+def attention_line(c: Line) -> str:
     if not c:
         return f"{c.config['d']:3} {c.config['n']:6} {c.why}" if c.why else ""
     forward, backward = (c.summary(name).mean for name in ("forward", "backward"))
@@ -126,7 +127,7 @@ def attention_line(c: Cell) -> str:
     return " ".join([shape, *(f"{number:9.2f}" for number in numbers)])
 
 
-def flash_line(name: str, c: Cell) -> str:
+def flash_line(name: str, c: Line) -> str:
     if not c:
         return f"{c.config['n']:6} {name:6} {c.why}" if c.why else ""
     times = (c.ms(part) for part in ("forward", "backward", "both"))

@@ -16,8 +16,8 @@ from systems import ROOT
 from systems.profiling import nsys
 from systems.profiling.marks import LAYER, PARTS, SOFTMAX, STEP
 from systems.profiling.trace import Kernel, Span
+from systems.records.record import PHASES
 from tools.render.plots import ACCENT, DARK, GREY, TINT, is_narrow, key, picture
-from tools.render.rows import PHASES
 
 # A training step of `small` at context 512 in fp32, the third of a profile.
 EXPORT = "assets/step-small-512.sqlite.xz"

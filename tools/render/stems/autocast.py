@@ -89,7 +89,7 @@ def operations_table(record: Record) -> str:
     """The dtypes of results under bf16 autocast, and the operations that have them."""
     found = frame(record).one(part="operations", dtype="bf16")
     alike: dict[tuple[str, ...], list[str]] = {}
-    for name, dtypes in found.cell.metrics.items():
+    for name, dtypes in found.metrics.items():
         alike.setdefault(tuple(dtypes), []).append(f"`{name}`")
     inputs = ("bf16 in", "fp32 in", "one of each in", "one of each, no autocast")
     return columns(

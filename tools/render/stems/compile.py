@@ -94,7 +94,7 @@ def beyond_settled(x: Line, start: str, *phases: str) -> float:
     """
     if not x.get(f"{start}_forward_ms"):
         return x.missing
-    return sum(x.cell.beyond(f"{start}_{p}", p) for p in phases or way(x)[1])
+    return sum(x.beyond(f"{start}_{p}", p) for p in phases or way(x)[1])
 
 
 def steps_to_pay(x: Line) -> Any:

@@ -124,7 +124,7 @@ def ms(record: Record | None, step: str) -> float:
     """
     x = frame(record).one(step=step)
     samples = sorted(x.samples("time"))
-    return x.cell.gpu_ms("time") or (samples[:2][-1] if samples else x.missing)
+    return x.gpu_ms("time") or (samples[:2][-1] if samples else x.missing)
 
 
 def gain(record: Record | None, before: str, after: str) -> float:

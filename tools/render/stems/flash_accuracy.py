@@ -231,7 +231,7 @@ def facts(record: Record | None) -> dict[str, str]:
 
 def repeated(record: Record | None) -> Frame:
     """Our kernels' rows in which calls were compared with a first one."""
-    return frame(record, implementation=OURS).where(lambda x: "calls" in x.cell.metrics)
+    return frame(record, implementation=OURS).where(lambda x: "calls" in x.metrics)
 
 
 # Claims -------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ def test_table(record: Record) -> str:
     return found.table(
         ("implementation", lambda x: NAMES[x["implementation"]]),
         ("median, ms", "both_ms", milliseconds),
-        ("GPU, ms", lambda x: x.cell.gpu_ms("both") or "", milliseconds),
+        ("GPU, ms", lambda x: x.gpu_ms("both") or "", milliseconds),
         ("TFLOP/s", "tflops", "{:.0f}"),
         ("share of peak", "peak", percent),
     )
@@ -166,7 +166,7 @@ def kernels_table(record: Record) -> str:
 def entries_table(record: Record) -> str:
     """Print the entries of a leaderboard, of attention or of a training step."""
     found = frame(record)
-    if any("step_ms" in x.cell.metrics for x in found):
+    if any("step_ms" in x.metrics for x in found):
         return found.table("place", ("training step, ms", "step_ms", "{:,.0f}"))
     return found.table("place", ("time, ms", "both_ms", "{:.2f}"))
 

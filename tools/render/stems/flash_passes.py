@@ -19,12 +19,12 @@ WAITS = 1.1
 
 def kernel_ms(x: Line, of: str) -> float:
     """Return the GPU time of a pass, or that of `do_bench` in a record without it."""
-    return x.cell.kernel_ms(of)
+    return x.kernel_ms(of)
 
 
 def is_launch_bound(x: Line) -> bool:
     """Whether both passes in a row take longer by `do_bench` than each by itself."""
-    if "both_ms" not in x.cell.metrics:
+    if "both_ms" not in x.metrics:
         return False
     return x["both_ms"] > WAITS * (x["forward_ms"] + x["backward_ms"])
 

@@ -189,7 +189,7 @@ def shapes_table(record: Record) -> str:
 def compared(record: Record | None, name: str) -> Frame:
     """Rows whose results were compared between calls."""
     found = frame(record, implementation=name)
-    return found.where(lambda x: "repeats" in x.cell.metrics)
+    return found.where(lambda x: "repeats" in x.metrics)
 
 
 def repeats_table(record: Record) -> str:
@@ -238,7 +238,7 @@ def published_table(record: Record, reported: Record | None) -> str:
 def kernel_rate(x: Line, of: str) -> float:
     """Return TFLOP/s in GPU time; older records had it for this shape alone."""
     before = f"{of}_kernels_ms"
-    return flops(x, of) / x[before] / 1e9 if before in x.cell.metrics else tflops(x, of)
+    return flops(x, of) / x[before] / 1e9 if before in x.metrics else tflops(x, of)
 
 
 def throughput_figure(record: Record) -> str:

@@ -41,7 +41,7 @@ def steps(record: Record | None) -> Frame:
 
 def gpu_ms(x: Line) -> float:
     """GPU time, or in older records that of the same kernels as CUDA graphs."""
-    graphs = [f"graph_{p}" for p in PHASES if f"graph_{p}_ms" in x.cell.metrics]
+    graphs = [f"graph_{p}" for p in PHASES if f"graph_{p}_ms" in x.metrics]
     return x.get("step_gpu_ms") or (x.ms(*graphs) if graphs else x.missing)
 
 

@@ -2,11 +2,11 @@
 the steps that kernels fill most come first.
 """
 
-from systems.records.record import Record
+from systems.records.record import PHASES, Record
 from tools.render.claims import Judgement, claim
 from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import per_device, percent
-from tools.render.rows import NOT_MEASURED, PHASES, known, most, say, span
+from tools.render.rows import NOT_MEASURED, known, most, say, span
 from tools.render.stems.kernel_profile.rows import all_phases, wall_ms
 
 CAPTIONS = {

@@ -9,7 +9,7 @@ from tools.render.claims import Judgement, claim
 from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import per_device
 from tools.render.plots import ACCENT, GREY, line, note, plain_log_scale, plot
-from tools.render.rows import Cell, say
+from tools.render.rows import say
 
 PASSES = ("forward", "loss", "backward")
 ORDINALS = ("1st step, ms", "2nd step, ms", "3rd step, ms")
@@ -33,12 +33,12 @@ def processes(record: Record | None) -> Frame:
     )
 
 
-def nth(x: Line | Cell, n: int) -> float:
+def nth(x: Line, n: int) -> float:
     """The time of one measured step."""
     return dict(enumerate(x.samples(*PASSES))).get(n, x.missing)
 
 
-def later(x: Line | Cell) -> float:
+def later(x: Line) -> float:
     """Return the median of the measured steps after the first of a process."""
     steps = x.samples(*PASSES)[1:]
     return median(steps) if steps else x.missing
@@ -65,7 +65,7 @@ def body(record: Record) -> str:
         )
     shown = processes(record).table(
         ("warm-up steps", "warmup"),
-        ("mean ± std, ms", lambda x: x.cell.mean_std(*PASSES)),
+        ("mean ± std, ms", lambda x: x.mean_std(*PASSES)),
         ("median, ms", lambda x: x.ms(*PASSES), "{:.2f}"),
         *(
             (head, lambda x, n=n: nth(x, n), "{:.2f}")

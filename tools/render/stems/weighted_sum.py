@@ -38,7 +38,7 @@ def kernels(record: Record | None) -> Frame:
     def ms(x: Line, of: str) -> float:
         name = "copy" if (x["implementation"], of) == ("copy", "forward") else of
         # Of a copy there is no backward time.
-        return x.cell.kernel_ms(name) if x.cell.kernel_ms(name) or not x else MISSING
+        return x.kernel_ms(name) if x.kernel_ms(name) or not x else MISSING
 
     def rate(x: Line, of: str) -> float:
         name = "copy" if x["implementation"] == "copy" else of

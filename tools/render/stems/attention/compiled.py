@@ -49,7 +49,7 @@ def compiled(record: Record | None) -> Frame:
 
 def compile_seconds(x: Line) -> float:
     """What the warm-up passes took beyond as many settled ones."""
-    return sum(x.cell.beyond(f"warmup_{of}", of) for of in PASSES)
+    return sum(x.beyond(f"warmup_{of}", of) for of in PASSES)
 
 
 def compiled_table(record: Record) -> str:

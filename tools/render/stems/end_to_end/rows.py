@@ -4,9 +4,9 @@ from dataclasses import asdict
 
 from systems.formulas.costs import forward_flops, pass_flops
 from systems.model.sizes import SIZES
-from systems.records.record import Record
+from systems.records.record import PHASES, Record
 from tools.render.frame import Frame, Line, frame
-from tools.render.rows import MISSING, PHASES, data_sheet
+from tools.render.rows import MISSING, data_sheet
 
 # The batch of the assignment; those of the source notes stand in a table of their own.
 BATCH = 4
@@ -38,7 +38,7 @@ def steps(record: Record | None) -> Frame:
     found = passes(record).where(mode="step", batch=BATCH)
     found.derive(
         pass_ms=lambda x: x.ms(*PASSES) if x else x.missing,
-        pass_gpu_ms=lambda x: x.cell.gpu_ms(*PASSES),
+        pass_gpu_ms=lambda x: x.gpu_ms(*PASSES),
         pass_share=lambda x: share_of_peak(slug, x, x["pass_ms"]),
         backward_over_forward=lambda x: x["backward_ms"] / x["forward_ms"],
     )

@@ -19,9 +19,9 @@ from systems.profiling.kernel_names import (
     SOFTMAX,
     short_name,
 )
-from systems.records.record import Record
+from systems.records.record import PHASES, Record
 from tools.render.frame import Frame, Line, frame
-from tools.render.rows import PHASES, Missing, data_sheet
+from tools.render.rows import Missing, data_sheet
 from tools.render.stems.end_to_end.rows import PASSES
 
 SOFTMAX_PART = "attention softmax"
@@ -67,7 +67,7 @@ def wall_ms(x: Line, *phases: str) -> float:
 def all_phases(x: Line, metric: str) -> float:
     """The median over passes of all phases together, of a metric like "profiled_{}"."""
     names = [metric.format(phase) for phase in PHASES]
-    measured = [name for name in names if f"{name}_ms" in x.cell.metrics]
+    measured = [name for name in names if f"{name}_ms" in x.metrics]
     return x.ms(*measured) if measured else x.missing
 
 

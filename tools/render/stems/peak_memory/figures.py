@@ -56,7 +56,7 @@ def timeline_figure(
     """The timelines of one mode, fp32 before bf16; nothing where there are none."""
     tried = passes(record).where(size=SIZE, context=LONGEST, mode=mode, **PLAIN)
     found = tried.arrange(precision=PRECISIONS).where(
-        lambda x: x.cell.get("timeline", None)
+        lambda x: x.metrics.get("timeline")
     )
     if not found:
         return ""
@@ -93,7 +93,7 @@ def timeline_figure(
 
 
 def draw_timeline(axes: Axes, x: Line, height: float) -> None:
-    timeline: dict[str, list[int]] = x.cell["timeline"]
+    timeline: dict[str, list[int]] = x.metrics["timeline"]
     shown = highest(timeline, used([x]))
     events = [timeline["event"][i] for i in shown]
     sizes = [[timeline[name][i] / 2**30 for i in shown] for name in used([x])]
