@@ -162,7 +162,7 @@ def test_two_gpus_stand_side_by_side(record):
         row.metrics |= {"forward_gpu_ms": [1.0, 1.0]}
     for name, text in peak_memory.fragments([record, other]).items():
         first, _, second = text.partition('=== "NVIDIA H100"')
-        assert first.startswith('=== "NVIDIA H200"'), name
+        assert first.startswith('===! "NVIDIA H200"'), name
         assert re.findall(r"\| .* \|", first) == re.findall(r"\| .* \|", second)
 
 
