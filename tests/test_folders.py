@@ -167,7 +167,7 @@ def test_no_line_is_longer_than_a_code_block_of_the_site():
 MOST_LINES = {
     "systems/attention": 7_400,
     "systems/experiments": 3_925,
-    "systems": 20_300,
+    "systems": 19_950,
     "tools/render": 9_800,
     "tools": 13_050,
     "tests": 22_800,
