@@ -291,15 +291,10 @@ def render_own(results: Path, generated: Path | None) -> None:
 
 def print_outcomes(outcomes: list[Outcome]) -> None:
     """Print the summary."""
-    from rich.table import Column, Table
+    from tools.render.spanning.student import outcome_table
 
-    table = Table(Column("experiment", no_wrap=True), "outcome", "rows", "took")
-    for outcome in outcomes:
-        counts = outcome.rows.items()
-        rows = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in counts)
-        took = f"{outcome.seconds:.0f} s" if outcome.seconds else ""
-        table.add_row(outcome.stem, outcome.message, rows, took)
-    plain_console().print(table)
+    rows = [(o.stem, o.message, o.rows, o.seconds) for o in outcomes]
+    plain_console().print(outcome_table(rows))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,7 +1,13 @@
 """Tables of docs/hand_in.md."""
 
 import tomllib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from io import StringIO
 from pathlib import Path
+
+from rich.console import Console
+from rich.table import Column, Table
 
 from systems.formulas.gpus import GPUS, Gpu
 from systems.records.record import Record
@@ -23,11 +29,12 @@ HEADS = ("H200, measured", "H100", "A100", "OOM on 80 GB", "OOM on 40 GB")
 
 
 def fragments(found: Found) -> dict[str, str]:
-    """Return `student-problems.md`, `student-check.md` and `student-gpus.md`."""
+    """Return `student-problems.md`, `-check.md`, `-gpus.md` and `-measured.md`."""
     return {
         "student-problems.md": problems_table(found),
         "student-check.md": check_output(found),
         "student-gpus.md": gpus_table(),
+        "student-measured.md": measured_output(found),
     }
 
 
@@ -106,6 +113,34 @@ def check_output(found: Found) -> str:
     }
     texts = (f"{name:20} {text}" for name, text in lines.items())
     return "\n".join(["```text", *texts, "```", ""])
+
+
+def measured_output(found: Found) -> str:
+    """Return what measuring `warmup` prints at its end on the primary GPU."""
+    if (record := ours(found, "warmup")) is None:
+        return "\n"
+    statuses = Counter(row.status for row in record.rows)
+    seconds = sum(row.seconds or 0 for row in record.rows)
+    console = Console(file=StringIO(), width=80, color_system=None)
+    with console.capture() as captured:
+        console.print(outcome_table([("warmup", "measured", statuses, seconds)]))
+    command = "$ python tools/regen_tables.py --only warmup"
+    return "\n".join(["```console", command, *captured.get().splitlines(), "```", ""])
+
+
+def outcome_table(
+    outcomes: Iterable[tuple[str, str, Mapping[str, int], float]],
+) -> Table:
+    """Return the summary of a run: for each stem what happened, its rows by their
+    status and the seconds that it took.
+    """
+    table = Table(Column("experiment", no_wrap=True), "outcome", "rows", "took")
+    for stem, message, statuses, seconds in outcomes:
+        rows = ", ".join(
+            f"{n} {name.replace('_', ' ')}" for name, n in statuses.items()
+        )
+        table.add_row(stem, message, rows, f"{seconds:.0f} s" if seconds else "")
+    return table
 
 
 def gpus_table() -> str:
