@@ -56,8 +56,9 @@ def print_states(results: Path) -> int:
                 state = "reported"
             rows = date = took = ""
             if record is not None:
-                expected = "" if record.complete else f"/{record.expected_rows}"
-                rows = f"{len(record.rows)}{expected}"
+                there = len(record.rows)
+                share = f"{100 * there // record.expected_rows} %"
+                rows = str(there) if record.complete else share
                 date = (record.started_utc or "").split(" ")[0]
                 minutes = sum(row.seconds or 0 for row in record.rows) / 60
                 took = f"{minutes:.1f}" if record.kind == "measured" else ""
