@@ -491,7 +491,7 @@ FAULTS = {
         DIFFERS,
     ),
     "edited fact": ("facts.yml", lambda path: edit(path, "%", "percent"), DIFFERS),
-    "missing": ("model_sizes-parts.md", Path.unlink, "missing; run --render"),
+    "missing": ("model_sizes-table.md", Path.unlink, "missing; run --render"),
     "extra": (
         "old-table.md",
         lambda path: path.write_text("left"),
