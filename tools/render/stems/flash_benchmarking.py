@@ -282,7 +282,10 @@ def facts(record: Record | None) -> dict[str, str]:
     bf16 = found.where(dtype="bf16", d=D)
     short, middle, longest = (bf16.one(n=n) for n in (128, 1024, LONGEST))
     gains = {f"faster_{d}": found.where(dtype=d).column("both / plain") for d in DTYPES}
+    rows = record.rows if record else []
+    on_gpu = any("both_gpu_ms" in (row.metrics or {}) for row in rows)
     return {
+        "clock": "in GPU time" if on_gpu else "by `do_bench`",
         **predictions(longest),
         **{name: span(values, "{:.1f}") for name, values in gains.items()},
         **texts(
