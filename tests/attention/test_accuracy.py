@@ -31,6 +31,7 @@ from tests.attention.checks import (
     run_reference,
     worst,
 )
+from tests.needed import compiles_cpp
 
 MASKS = [False, True]
 CLASSES = [FlashAttentionPyTorch, FlashAttentionTriton]
@@ -338,6 +339,7 @@ def test_float64_tiles_are_exact(causal):
     check(FlashAttentionPyTorch, make_inputs(130, 97, 24, torch.float64), causal)
 
 
+@compiles_cpp
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_the_compiled_recomputation_is_right(causal):

@@ -257,7 +257,8 @@ QUICK_SECONDS = 120
 REDUCED = [stem for stem in STEMS if "cuda" != STEMS[stem].quick[-1]]
 # By the command: one whose rows have processes of their own, one of kernels in Triton's
 # interpreter; and what no compiler follows here.
-BY_COMMAND = ("warmup", "flash_ablation", "attention")
+BY_COMMAND = ("warmup", "flash_ablation", "end_to_end")
+COMPILE_ON_A_CPU = ("compile", "attention")
 
 
 @pytest.mark.slow
@@ -285,7 +286,7 @@ def test_the_reduced_grid_takes_a_cpu_no_longer_than_a_reader_waits(tmp_path):
 @pytest.mark.parametrize(
     "stem",
     [
-        pytest.param(stem, marks=[compiles_cpp] if stem == "compile" else [])
+        pytest.param(stem, marks=[compiles_cpp] if stem in COMPILE_ON_A_CPU else [])
         for stem in REDUCED
         if stem not in BY_COMMAND
     ],

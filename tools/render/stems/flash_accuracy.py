@@ -30,9 +30,9 @@ GRADIENTS = ("dq", "dk", "dv")
 # The colour of each dtype in the figure.
 DTYPES = {"fp32": DARK, "fp16": GREY, "bf16": ACCENT}
 NAMES = {
-    "triton": "ours, Triton",
-    "hopper": "ours, for Hopper",
-    "torch": "ours, PyTorch tiles",
+    "triton": "this guide, Triton",
+    "hopper": "this guide, Hopper",
+    "torch": "this guide, PyTorch tiles",
     "plain": "plain attention",
     "sdpa_flash": "SDPA, FlashAttention-2",
     "sdpa_cudnn": "SDPA, cuDNN",
@@ -87,7 +87,7 @@ def ratios(
     by: str = NORM,
 ) -> list[float]:
     """Return `over_plain` of each result and configuration. lse counts in fp32 alone:
-    plain attention in 16 bits rounds it to 16 bits, which ours never do.
+    plain attention in 16 bits rounds it to 16 bits, which the kernels never do.
     """
     judged = [of for of in results if of != "lse" or dtype == "fp32"]
     rows = found.where(implementation=name, dtype=dtype)
@@ -178,8 +178,8 @@ def ratios_figure(record: Record) -> str:
         record,
         "ratios",
         draw,
-        "By the norm of its error, ours errs at most this many times as much as plain "
-        f"attention: {told}.",
+        "By the norm of its error, FlashAttention errs at most this many times as much "
+        f"as plain attention: {told}.",
         "Each bar spans all results, head dimensions, lengths and masks; a mark shows "
         "the geometric mean. The line: plain attention in the same dtype.",
         height=90 + 36 * len(names),
@@ -207,8 +207,8 @@ def rounding(bits: int) -> float:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """The worst error of ours over plain attention's, by dtype; and what roundings
-    predict.
+    """The worst error of the kernels over plain attention's, by dtype; and what
+    roundings predict.
     """
     found = errors(record)
     worst = {d: most(ratios(found, "triton", d)) for d in DTYPES}

@@ -34,7 +34,7 @@ from tools.render.stems.flash_passes import (
 )
 
 NAMES = {
-    "ours": "ours",
+    "ours": "FlashAttention",
     "plain": "plain PyTorch",
     "compiled": "compiled PyTorch",
     "sdpa": "SDPA",
@@ -72,16 +72,16 @@ PLAIN_MOVES = {
 PLAIN_HOLDS = 4.5
 
 CAPTIONS = {
-    "telling.md": "**The longer the head, the nearer ours comes to the peak.** Forward "
-    "+ backward of one head, head dimension 64; the peak is the data sheet's for that "
-    "dtype.",
-    "lost.md": "**Shapes at which ours is slower,** and the least ratio of the other's "
-    "time to ours, forward + backward.",
+    "telling.md": "**The longer the head, the nearer FlashAttention comes to the "
+    "peak.** Forward + backward of one head, head dimension 64; the peak is the data "
+    "sheet's for that dtype.",
+    "lost.md": "**Shapes at which FlashAttention is slower,** and the least ratio of "
+    "the other's time to FlashAttention's, forward + backward.",
     "table.md": (
         "FlashAttention and plain PyTorch at every shape: forward, backward, and the "
         "two together, without a loss. Medians by `do_bench`, which include the wait "
-        "for launches. Plain / ours is of GPU time where the record has it: the median "
-        "of rounds with the lowest and the highest."
+        "for launches. Plain / FlashAttention is of GPU time where the record has "
+        "it: the median of rounds with the lowest and the highest."
     ),
 }
 
@@ -91,7 +91,7 @@ CAPTIONS = {
 
 def shapes(record: Record | None) -> Frame:
     """Return a row for each shape. Under the name of each implementation stands its
-    row; `both / plain` is the time of plain attention over ours.
+    row; `both / plain` is the time of plain attention over FlashAttention's.
     """
     names = (*NAMES, "tiles")
     rows = frame(record, implementation=names).derive(
@@ -150,8 +150,8 @@ def telling_table(record: Record) -> str:
                 (f"{label}, ms", f"{n}.both_kernel", milliseconds)
                 for n, label in NAMES.items()
             ),
-            ("plain / ours", "both / plain", "{:.1f}"),
-            ("ours, TFLOP/s", "rate", "{:.1f}"),
+            ("plain / FlashAttention", "both / plain", "{:.1f}"),
+            ("FlashAttention, TFLOP/s", "rate", "{:.1f}"),
             ("share of peak", "share", tiny),
         )
     )
@@ -183,7 +183,7 @@ def latency_table(record: Record) -> str:
             for name in who
             if gpu
         ),
-        ("plain / ours, forward + backward", plain_over_ours, "{:.2f}"),
+        ("plain / FlashAttention, forward + backward", plain_over_ours, "{:.2f}"),
         ("ours ran", lambda x: what_ran(x["ours"])),
         telling=lambda x: x["d"] == D and x["n"] in TELLING,
     )
@@ -214,7 +214,7 @@ def lost_table(record: Record) -> str:
 
 
 def curves(axes: Axes, found: Frame, y: Any, **dashes: str) -> None:
-    """A line for each implementation, by length; ours last, over the others."""
+    """A line for each implementation, by length; FlashAttention on top."""
     for name, label in reversed(NAMES.items()):
         look = {"color": ACCENT if name == "ours" else GREY, "label": label}
         ys = [y(x[name]) for x in found]
@@ -240,7 +240,7 @@ def rates_figure(record: Record) -> str:
         record,
         "rates",
         draw,
-        f"At {say(longest['n'], '{:,}')} tokens in bf16 ours runs at "
+        f"At {say(longest['n'], '{:,}')} tokens in bf16 FlashAttention runs at "
         f"{say(longest['share'], percent)} of the data sheet's peak, plain PyTorch at "
         f"{say(plain, percent)}.",
         f"Forward and backward of one causal head, head dimension {D}. Ours forms each "
@@ -266,8 +266,8 @@ def memory_figure(record: Record) -> str:
         record,
         "memory",
         draw,
-        f"Ours needs {ours} for {say(longest['n'], '{:,}')} tokens, plain PyTorch "
-        f"{plain}.",
+        f"FlashAttention needs {ours} for {say(longest['n'], '{:,}')} tokens, "
+        f"plain PyTorch {plain}.",
         f"Peak of forward and backward, bf16, head dimension {D}. Both axes are "
         "logarithmic: a line twice as steep grows with the square of N.",
         height=280,
@@ -307,7 +307,7 @@ def facts(record: Record | None) -> dict[str, str]:
 
 def predictions(longest: Line) -> dict[str, str]:
     """Predict forward and backward of the longest head in bf16: what plain attention
-    moves and ours multiplies, and how long data-sheet rates need for that.
+    moves and FlashAttention multiplies, and how long data-sheet rates need for that.
     """
     peak = data_sheet(primary_gpu())
     scores, returned = LONGEST**2, 4 * LONGEST * D * 2
@@ -349,15 +349,16 @@ def fused_keeps_up(record: Record) -> Judgement:
     found = known(r for of in PASSES for r in every.column(f"{of} / plain"))
     lost = sum(faster < 1 for faster in found)
     said = f"{len(found)} pairs{f', {lost} of them below one' if lost else ''}"
-    numbers = f"Plain PyTorch's time over ours: {span(found)}, {said}."
+    numbers = f"Plain PyTorch's time over FlashAttention's: {span(found)}, {said}."
     return found and (min(found) >= 1, numbers)
 
 
 @claim(
     "flash_benchmarking",
-    "Nothing that ours holds grows with the square of N. At 65,536 tokens in bf16, "
-    "forward and backward need at most what they return, dQ's sums in fp32 and three "
-    "fp32 numbers for each row, to within five percent, at every head dimension.",
+    "Nothing that FlashAttention holds grows with the square of N. At 65,536 tokens "
+    "in bf16, forward and backward need at most what they return, dQ's sums in fp32 "
+    "and three fp32 numbers for each row, to within five percent, at every head "
+    "dimension.",
     because="the allocator rounds each block up.",
 )
 def fused_memory_linear(record: Record) -> Judgement:

@@ -97,7 +97,7 @@ def predicted(x: Line) -> tuple[float, float]:
     """Both peaks; none where a compiler decides what is kept."""
     if x["blocks_compiled"]:
         return MISSING, MISSING
-    # PyTorch's kernels keep what ours do: their output and the log-sum-exp.
+    # PyTorch's kernels keep what this guide's do: their output and the log-sum-exp.
     attention = "eager" if x["attention"] == "eager" else "flash"
     shape = (x["size"], x["context"], "forward_backward", x["precision"], attention)
     return cached_peaks(Pass(*shape, batch=x["batch"]), x["strategy"], x["run"])

@@ -19,7 +19,7 @@ from tools.render.plots import (
 )
 from tools.render.rows import say, span
 
-NAMES = {"eager": "eager", "sdpa": "SDPA", "flash": "ours"}
+NAMES = {"eager": "eager", "sdpa": "SDPA", "flash": "this guide"}
 PEAK = "peak_allocated_bytes"
 # What sentences name.
 NAMED = (("2.7B", 1024), ("small", 4096), ("small", 16384))
@@ -60,7 +60,7 @@ def steps_table(record: Record) -> str:
         "size",
         "context",
         *((f"{name}, ms", f"{a}.step_ms", milliseconds) for a, name in NAMES.items()),
-        ("eager / ours", "gain", "{:.2f}"),
+        ("eager / this guide", "gain", "{:.2f}"),
         ("by GPU time", "gpu_gain", "{:.2f}"),
         *((f"{NAMES[a]}, GiB", f"{a}.peak", gib) for a in ("eager", "flash")),
     )
@@ -102,8 +102,8 @@ def contexts_figure(record: Record) -> str:
         "contexts",
         draw,
         f"In a training step of small, {', '.join(told)}.",
-        "Batch 4, bf16. The dashed line of ours lies on SDPA's, which needs the same "
-        "memory.",
+        "Batch 4, bf16. The dashed line of this guide lies on SDPA's, which needs the "
+        "same memory.",
         height=280,
         narrow=520,
     )
