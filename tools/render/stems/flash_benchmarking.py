@@ -243,8 +243,8 @@ def rates_figure(record: Record) -> str:
         f"At {say(longest['n'], '{:,}')} tokens in bf16 FlashAttention runs at "
         f"{say(longest['share'], percent)} of the data sheet's peak, plain PyTorch at "
         f"{say(plain, percent)}.",
-        f"Forward and backward of one causal head, head dimension {D}. Ours forms each "
-        f"fp32 matmul from {LIMB_PRODUCTS} of bf16.",
+        f"Forward and backward of one causal head, head dimension {D}. This kernel "
+        f"forms each fp32 matmul from {LIMB_PRODUCTS} of bf16.",
         height=300,
         narrow=560,
     )
@@ -255,7 +255,7 @@ def memory_figure(record: Record) -> str:
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        # Ours and SDPA can need the same to the byte: dashes over a line let both show.
+        # Both can need the same to the byte: dashes over a line let both show.
         curves(axes, found, lambda x: x["mib"], ours="--")
         plain_log_scale(axes.yaxis, subs=(1,))
         axes.set_title("memory above the inputs, MiB")
@@ -341,8 +341,8 @@ def predictions(longest: Line) -> dict[str, str]:
 
 @claim(
     "flash_benchmarking",
-    "Ours takes no longer than plain PyTorch in any pass, at any length, dtype and "
-    "head dimension.",
+    "FlashAttention takes no longer than plain PyTorch in any pass, at any length, "
+    "dtype and head dimension.",
 )
 def fused_keeps_up(record: Record) -> Judgement:
     every = shapes(record)

@@ -76,7 +76,7 @@ def contexts_figure(record: Record) -> str:
 
     def draw(figure: Figure) -> None:
         times, sizes = panels(figure, 2)
-        # Ours last, over the others.
+        # This guide last, over the others.
         for name, color in (("eager", DARK), ("sdpa", GREY), ("flash", ACCENT)):
             full = tried.where(lambda x: x.why == "out of memory", attention=name)
             label = NAMES[name] + (", then out of memory" if full else "")
