@@ -111,12 +111,12 @@ def chromium() -> str:
     there.
     """
     from tests.needed import missing
-    from tools.submission import Missing, find_chromium
+    from tools.submission import find_chromium
 
     try:
         return find_chromium()
-    except Missing as error:
-        missing(str(error))
+    except SystemExit:
+        missing("no Chromium is installed")
 
 
 @pytest.fixture
