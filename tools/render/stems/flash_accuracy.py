@@ -30,9 +30,9 @@ GRADIENTS = ("dq", "dk", "dv")
 # The colour of each dtype in the figure.
 DTYPES = {"fp32": DARK, "fp16": GREY, "bf16": ACCENT}
 NAMES = {
-    "triton": "this guide, Triton",
-    "hopper": "this guide, Hopper",
-    "torch": "this guide, PyTorch tiles",
+    "triton": "Triton",
+    "hopper": "Hopper",
+    "torch": "PyTorch tiles",
     "plain": "plain attention",
     "sdpa_flash": "SDPA, FlashAttention-2",
     "sdpa_cudnn": "SDPA, cuDNN",

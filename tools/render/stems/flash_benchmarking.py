@@ -34,7 +34,7 @@ from tools.render.stems.flash_passes import (
 )
 
 NAMES = {
-    "ours": "FlashAttention",
+    "ours": "flash",
     "plain": "plain PyTorch",
     "compiled": "compiled PyTorch",
     "sdpa": "SDPA",
@@ -80,7 +80,7 @@ CAPTIONS = {
     "table.md": (
         "FlashAttention and plain PyTorch at every shape: forward, backward, and the "
         "two together, without a loss. Medians by `do_bench`, which include the wait "
-        "for launches. Plain / FlashAttention is of GPU time where the record has "
+        "for launches. Plain / flash is of GPU time where the record has "
         "it: the median of rounds with the lowest and the highest."
     ),
 }
@@ -150,8 +150,8 @@ def telling_table(record: Record) -> str:
                 (f"{label}, ms", f"{n}.both_kernel", milliseconds)
                 for n, label in NAMES.items()
             ),
-            ("plain / FlashAttention", "both / plain", "{:.1f}"),
-            ("FlashAttention, TFLOP/s", "rate", "{:.1f}"),
+            ("plain / flash", "both / plain", "{:.1f}"),
+            ("flash, TFLOP/s", "rate", "{:.1f}"),
             ("share of peak", "share", tiny),
         )
     )
@@ -183,7 +183,7 @@ def latency_table(record: Record) -> str:
             for name in who
             if gpu
         ),
-        ("plain / FlashAttention, forward + backward", plain_over_ours, "{:.2f}"),
+        ("plain / flash, forward + backward", plain_over_ours, "{:.2f}"),
         ("ours ran", lambda x: what_ran(x["ours"])),
         telling=lambda x: x["d"] == D and x["n"] in TELLING,
     )
