@@ -174,6 +174,13 @@ def test_a_mistake_of_our_own_is_no_refusal(flash_4, error):
         attention("fa4", True, 8, "cpu")(no_tensor, k, v)
 
 
+def test_only_pytorchs_own_words_are_its_refusal_of_flash_attention_4():
+    refused = RuntimeError("FA4 backward unsupported: head dimension")
+    assert peers.find_refusal("sdpa_fa4", refused) == str(refused)
+    assert peers.find_refusal("plain", refused) == ""
+    assert peers.find_refusal("sdpa_fa4", RuntimeError("shapes differ")) == ""
+
+
 def test_an_order_is_asked_of_pytorch_and_memory_is_not_filled_for_it():
     how = torch.utils.deterministic
     for name, asked in (("sdpa_flash", False), ("sdpa_flash_ordered", True)):

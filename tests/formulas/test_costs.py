@@ -127,3 +127,22 @@ def test_attention_flops_are_those_of_pytorchs_counter():
         products["forward"] + products["dkdv"] + products["dq"]
         == costs.ATTENTION_MATMULS["both"] + 2
     )
+
+
+def test_parts_of_attention_by_hand():
+    """Its matmuls are those of the forward pass, and each reads or writes every score
+    once.
+    """
+    shape = {"context": 40, "batch": 2, "d_model": 48, "num_heads": 3}
+    parts = costs.attention_part_costs(**shape, num_layers=5, element_bytes=4)
+    n, inputs = 5 * 2 * 3 * 40**2, 5 * 2 * 40 * 48
+    of_head = {"batch": 2, "heads": 3, "n": 40, "d": 16, "causal": False}
+    scores, mask, softmax, output = parts.values()
+    assert scores == output == (scores[0], 4 * (2 * inputs + n))
+    assert scores[0] + output[0] == 5 * costs.attention_flops("forward", **of_head)
+    assert (mask, softmax) == ((n, 4 * 4 * n), (5 * n, 4 * 8 * n))
+
+
+def test_a_kernel_that_multiplies_scores_exponentiates_each_once():
+    for work in costs.KERNELS.values():
+        assert work.exponentials == min(work.matmuls, 1) and work.tensors > 0

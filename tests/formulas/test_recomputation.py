@@ -1,18 +1,21 @@
 """Peaks of what is computed again, by formula, against passes over fake tensors."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from systems.experiments.gradient_checkpointing import recompute
 from systems.formulas.memory_costs import Pass, block_saved, residual_bytes
+from systems.formulas.memory_peak import peak_candidates
 from systems.formulas.recomputation import (
     best_run_lengths,
     count_kept_inputs,
     enclosing_halves,
     forward_passes,
     peaks,
+    strategy_moments,
 )
 from systems.model.sizes import SIZES, ModelSize
 from systems.model.train_step import precision_context, training_step
@@ -30,6 +33,7 @@ WAYS = [
     ("half_blocks", 1, "flash", "fp32"),
     ("halving", 1, "flash", "bf16"),
     ("chain", 1, "flash", "fp32"),
+    ("chain", 1, "flash", "bf16"),
 ]
 
 
@@ -60,6 +64,16 @@ def test_both_peaks_are_their_formula(monkeypatch, strategy, run, attention, pre
     p = Pass(SHAPE, 512, "forward_backward", precision, attention, **small)
     found = allocated(monkeypatch, p, strategy, run)
     assert list(peaks(p, strategy, run)) == pytest.approx(found, rel=0.007)
+
+
+def test_what_the_forward_pass_keeps():
+    """Two inputs of each half block; nested runs two in all, or one."""
+    p = Pass(SHAPE, 512, "forward_backward", "fp32", "flash")
+    of_blocks = peak_candidates(replace(p, checkpoint=1))["after the forward pass"]
+    for strategy, inputs in (("half_blocks", 16), ("halving", 2), ("chain", 1)):
+        kept = next(strategy_moments(p, strategy, 1))["saved activations"]
+        more = kept - of_blocks["saved activations"]
+        assert more == (inputs - 8) * residual_bytes(p)
 
 
 def test_halving_keeps_an_input_for_each_second_half():

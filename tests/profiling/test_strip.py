@@ -119,7 +119,10 @@ def test_the_command_says_what_it_wrote_and_what_is_wrong(export, tmp_path):
         return subprocess.run(given, capture_output=True, text=True, cwd=ROOT)
 
     done = run(export, copy)
-    assert done.returncode == 0 and "copy.sqlite: " in done.stdout
+    assert (
+        done.returncode == 0
+        and f"copy.sqlite: {copy.stat().st_size / 2**20:.1f} MiB" in done.stdout
+    )
     again = run(export, copy)
     assert again.returncode == 2 and "exists: give another name" in again.stderr
     assert run(tmp_path / "no.sqlite", tmp_path / "x").returncode == 2
