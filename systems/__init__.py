@@ -46,8 +46,8 @@ def need(*modules: str) -> None:
 
 
 def torch_misfit() -> str:
-    """Say that the installed torch is not in the range of pyproject.toml, as one may be
-    that was there before; nothing where it is.
+    """Return a message if the installed torch is outside the range of pyproject.toml,
+    else an empty string.
     """
     import tomllib
     from importlib import metadata

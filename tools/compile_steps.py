@@ -46,7 +46,7 @@ from tools.render.stems.flash_ablation import BACKWARD, FORWARD, LAUNCHERS
 from tools.rendering import stop
 
 GPU = TARGETS["h100"]
-# The same kernel, whose programs are handed other items: it is compiled once.
+# Both steps launch one kernel, with other items per program: compile it once.
 SAME = {"forward": "one_item_forward"}
 
 
@@ -103,7 +103,7 @@ def first_backward(
     first.dq_kernel[grid](*inputs, q, n, scale, CAUSAL=True, **options)
 
 
-def compiled(step: str) -> list[dict[str, float | str]]:
+def compile_step(step: str) -> list[dict[str, float | str]]:
     """Each kernel of the step that exponentiates; the others take next to no time."""
     found = loaded_by(GPU, launch(step))
     if isinstance(found, str):
@@ -130,7 +130,7 @@ def main() -> None:
     except RecordError as error:
         stop(str(error))
     steps = (*FORWARD, *BACKWARD)
-    found = {step: compiled(step) for step in steps if step not in SAME}
+    found = {step: compile_step(step) for step in steps if step not in SAME}
     versions[triton.__version__] = {
         "source_hash": hash_of(LAUNCHERS),
         "steps": {step: found[SAME.get(step, step)] for step in steps},

@@ -146,7 +146,7 @@ def command(
         stems = list(dict.fromkeys(only or STEMS))
         deadline = time.time() + time_limit * 60 if time_limit else 1e18
         outcomes = measure(stems, results, quick, force, deadline, at_once)
-        return conclude(outcomes, results, quick, generated, no_render)
+        return summarize_and_render(outcomes, results, quick, generated, no_render)
 
 
 @contextmanager
@@ -253,7 +253,7 @@ def verify_record(stem: str, results: Path, generated: Path | None) -> int:
     return 0
 
 
-def conclude(
+def summarize_and_render(
     outcomes: list[Outcome],
     results: Path,
     quick: bool,
@@ -309,7 +309,7 @@ if __name__ == "__main__":
     # Told to end, it ends what measures, too.
     exit_when_terminated()
     for stream in (sys.stdout, sys.stderr):
-        # A folder's name may be no text, and a terminal may not have all characters.
+        # A folder's name may be no valid text, and a terminal may lack characters.
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     sys.exit(main())

@@ -38,7 +38,9 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the configurations: the four snippets, two in bf16, then smaller terms."""
+    """Return the assignment's four sums, two in bf16, and one per dtype of a smaller
+    term.
+    """
     if quick:
         return [Config(dtype, dtype, steps=500) for dtype in ("fp16", "bf16")]
     snippets = [

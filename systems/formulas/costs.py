@@ -106,7 +106,8 @@ def attention_peak_bytes(
     *, batch: int, n: int, d: int, element_bytes: int, causal: bool
 ) -> dict[str, int]:
     """Return the bytes of all tensors at the peak of eager attention, by tensor. The
-    peak is in the backward pass of the division p = e / l.
+    peak is in the backward pass of the division p = e / l, with e the exponentials of
+    the scores and l the sums of their rows.
 
     With dp the gradient of p, the gradient of l is -dp · ((e / l) / l) summed over
     rows. The probabilities have been freed by then, but six matrices are live: e, dp, e

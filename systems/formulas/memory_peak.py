@@ -218,8 +218,9 @@ def last_block_forward(p: Pass, inputs: int) -> dict[str, Bytes]:
 
 @dataclass(frozen=True)
 class BackwardBlock:
-    """A block in the backward pass, counted from 1. With recomputation: the number of
-    block inputs kept up to it, and of blocks before and after it in its run.
+    """A block in the backward pass, counted from 1. With recomputation also how many
+    block inputs are kept up to it, and how many blocks of its checkpointed run come
+    before and after it.
     """
 
     block: int

@@ -82,7 +82,9 @@ def uuid_of(visible: str) -> str | None:
 
 
 def newest_cuda() -> tuple[int, int] | None:
-    """Return the newest CUDA that the driver runs, where it tells: (12, 4)."""
+    """Return the newest CUDA that the driver supports, such as (12, 4); None if it
+    does not say.
+    """
     number = asked("nvmlSystemGetCudaDriverVersion")
     return divmod(number // 10, 100) if number else None
 

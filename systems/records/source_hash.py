@@ -107,7 +107,7 @@ class Reach:
             return module.statements if module else []
         if place[1] in module.imports:
             return self.at(resolve(module.imports[place[1]], self.root))
-        # A name that the module makes up at run time could be any part of it.
+        # A name without a statement is made at run time: any statement may make it.
         return module.defines.get(place[1], module.statements)
 
     def run_by_importing(self, name: str) -> Iterator[Statement]:

@@ -69,7 +69,7 @@ def measure_stem(
         if seen not in (None, written_at(path)):
             report(event="already")
             return 0
-        module = imported(stem, device)
+        module = import_experiment(stem, device)
         configs = module.configs(quick=grid == "quick")
         record = new_record(name, device, grid, configs, module.PROTOCOL)
         progress = partial_path(path)
@@ -126,7 +126,7 @@ def measure_stem(
     return 0
 
 
-def imported(stem: Stem, device: Device) -> Any:
+def import_experiment(stem: Stem, device: Device) -> Any:
     """The experiment, and all that its rows would else import."""
     if device.is_gpu:
         if fault := unwritable(compiled_folder()):
@@ -182,7 +182,7 @@ def said_of(error: OSError, results: Path) -> str:
     if where is not None and where.is_relative_to(results):
         remedy = f"{remedy}, or give another --results".removeprefix(", or ")
         return f"can't write {where}: {error.strerror}; {remedy}"
-    # In the folder for temporary files, say, or a program that does not start.
+    # The path lies elsewhere, such as a temporary file, or the error names none.
     what = f"can't use {where}" if where else "can't go on"
     return f"{what}: {error.strerror}; {remedy}".removesuffix("; ")
 

@@ -54,7 +54,7 @@ def configs_of(stem: str, grid: str) -> list[Any]:
     return import_module(STEMS[stem].module).configs(quick=grid == "quick")
 
 
-def kind_of(config: Any) -> str | None:
+def implementation_or_execution(config: Any) -> str | None:
     """Return the implementation or execution, which a stem names in `rehearsed`."""
     return getattr(config, "implementation", getattr(config, "execution", None))
 
@@ -85,13 +85,17 @@ def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> 
     started, kinds = time.time(), STEMS[stem].rehearsed
     ends = started + min(LONGEST, (deadline - started) / 2)
     count = min(MOST_PROCESSES, cores() // STEMS[stem].cores_of_each)
-    wanted = [config for config in pending if kind_of(config) in kinds]
+    wanted = [
+        config for config in pending if implementation_or_execution(config) in kinds
+    ]
     if len(wanted) < LEAST_ROWS or count < 2 or ends <= started:
         return
     configs = configs_of(stem, grid)
     rows = [i for i, config in enumerate(configs) if config in wanted]
     # Sorted by kind, so that each process gets as many of each: some compile longer.
-    rows.sort(key=lambda row: kinds.index(kind_of(configs[row]) or ""))
+    rows.sort(
+        key=lambda row: kinds.index(implementation_or_execution(configs[row]) or "")
+    )
     shares = [rows[i::count] for i in range(min(count, len(rows)))]
     if needed := getattr(import_module(STEMS[stem].module), "bytes_ahead", None):
         needs = {row: needed(configs[row]) for row in rows}

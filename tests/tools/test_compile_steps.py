@@ -58,8 +58,8 @@ def test_what_each_version_compiled_is_of_this_code():
 
 AGAIN = """
 import json
-from tools.compile_steps import compiled
-print(json.dumps(compiled("skip")))
+from tools.compile_steps import compile_step
+print(json.dumps(compile_step("skip")))
 """
 
 

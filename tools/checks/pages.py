@@ -61,7 +61,9 @@ def check_pages(root: Path) -> list[str]:
         name = path.relative_to(root).as_posix()
         shown = {section for file, section in included if file == name}
         text = path.read_text(encoding="utf-8")
-        findings += [f"{name}:{n}: {fault}" for n, fault in wrong_marks(text, shown)]
+        findings += [
+            f"{name}:{n}: {fault}" for n, fault in find_broken_sections(text, shown)
+        ]
     for path, text in pages.items():
         place = path.relative_to(root).as_posix()
         findings += [f"{place}:{line}: {fault}" for line, fault in typed_numbers(text)]
@@ -105,7 +107,7 @@ def typed_numbers(page: str) -> Iterator[tuple[int, str]]:
         )
 
 
-def wrong_marks(text: str, shown: set[str]) -> Iterator[tuple[int, str]]:
+def find_broken_sections(text: str, shown: set[str]) -> Iterator[tuple[int, str]]:
     """Find sections of a Python file that start and do not end, that no page shows, or
     that a page shows and are not there: snippets pass over them.
     """

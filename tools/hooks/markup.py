@@ -255,7 +255,7 @@ def framed_table(body: str, caption: str, alike: Counter[str]) -> str:
     """
     rows = [CELL.findall(row) for row in ROW.findall(body)]
     heads, *lines = [[text_of(cell) for *_, cell in row] for row in rows]
-    kinds = [kind_of(list(column)) for column in zip(*lines, strict=False)]
+    kinds = [column_class(list(column)) for column in zip(*lines, strict=False)]
     # Shapes stand on one line where there is room for them.
     one_line = heads[:1] == [SHAPES] and len(heads) <= DENSE
     # The columns that Markdown aligns left name the line; if it aligns none, the first.
@@ -285,7 +285,7 @@ def framed_table(body: str, caption: str, alike: Counter[str]) -> str:
             return (
                 f"<th{marks}><span>{said}</span></th>" if text else f"<td{marks}></td>"
             )
-        if rank := rank_of(heads[at], text):
+        if rank := sort_key_of(heads[at], text):
             marks += f' data-sort="{rank}"'
         if (size := size_of(heads[at], text)) in EXPLAINED:
             named = f'<abbr title="{EXPLAINED[size]}">{size}</abbr>'
@@ -336,7 +336,7 @@ def size_of(head: str, text: str) -> str:
     return found[0] if found and found[0] in ORDER else ""
 
 
-def rank_of(head: str, text: str) -> int | None:
+def sort_key_of(head: str, text: str) -> int | None:
     """Where a cell stands in order, if its letters don't say it."""
     if size := size_of(head, text):
         return ORDER[size]
@@ -358,7 +358,7 @@ def starts_of_groups(heads: list[str]) -> set[int]:
     return groups if len(groups) > 1 else set()
 
 
-def kind_of(texts: list[str]) -> str:
+def column_class(texts: list[str]) -> str:
     """The class of a column: `r` for numbers, where a few cells may say why they have
     none; `t` for text of several lines.
     """

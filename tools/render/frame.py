@@ -302,7 +302,7 @@ def gpu_columns(
     return [
         (f"{phase}, GPU, ms", lambda x: told(x, x.get(gpu))),
         (f"{phase}, waiting, ms", lambda x: told(x, x[wall] - x.get(gpu))),
-        (f"{phase} is", lambda x: bound(x, phase)),
+        (f"{phase} is", lambda x: launch_bound_label(x, phase)),
     ]
 
 
@@ -310,7 +310,7 @@ def gpu_columns(
 LAUNCH_BOUND = 1.1
 
 
-def bound(x: Line, phase: str = "step") -> Any:
+def launch_bound_label(x: Line, phase: str = "step") -> Any:
     """ "launch-bound", or nothing."""
     over = x[f"{phase}_ms"] / x.get(f"{phase}_gpu_ms")
     return "launch-bound" * (over > LAUNCH_BOUND) if x else x.missing

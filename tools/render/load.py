@@ -78,8 +78,8 @@ def is_fresh(record: Record) -> bool:
 
 
 def age(record: Record) -> str:
-    """One of AGES: measured by the source of the tree; by an older one, and three rows
-    measured again by this one agreed; or by an older one.
+    """Return the age of a record: fresh (measured by the present source), verified (by
+    an older one, but three rows measured again by the present one agreed) or stale.
     """
     attention = attention_in(record)
     module, triton = STEMS[record.stem].module, record.software.get("triton", "")

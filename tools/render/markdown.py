@@ -165,8 +165,8 @@ def printed(item: Any, described: list[tuple[Any, ...]]) -> list[str]:
         value = read(item)
         words = say(value, *text)
         if isinstance(value, Missing):
-            # What a cell that ran lacks is a number of another one, beside which it is
-            # shown.
+            # If this row ran, the number is missing in the row that it is compared
+            # with: the cell stays empty.
             compared = getattr(item, "row", None) and item
             known = words == NOT_MEASURED or any(row is value.row for row in said)
             words = "" if compared or known else words
@@ -278,7 +278,7 @@ def conditions_of(record: Record) -> str:
     return f"{told}\n{{ .provenance }}"
 
 
-def milliseconds(value: float) -> str:
+def say_ms(value: float) -> str:
     """About four significant digits: 0.034, 5.362, 21.45, 184.3."""
     return f"{value:.{3 if value < 10 else 2 if value < 100 else 1}f}"
 

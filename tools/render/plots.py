@@ -377,7 +377,7 @@ def name_lines(figure: Figure) -> None:
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Falling heights moved apart, each as little as its neighbours allow."""
+    """Move falling heights apart until neighbours differ by at least `gap`."""
     found = list(heights)
     for _ in range(100):
         close = [i for i, (a, b) in enumerate(pairwise(found)) if a - b < gap - 1e-6]

@@ -81,7 +81,7 @@ def wait_all(tokens):
 @gluon.jit
 def wait_all_and(x, tokens):
     """Wait for all matmuls; return (x, results). Passing x through the wait keeps the
-    compiler from sinking its computation below it.
+    compiler from moving the computation of x below the wait.
     """
     if len(tokens) == 2:
         x, first, rest = warpgroup_mma_wait(0, deps=(x, tokens[0], tokens[1]))

@@ -44,7 +44,7 @@ from systems.attention.hopper.forward import (
 from systems.attention.hopper.matmuls import accumulate, start_matmul, store_rows
 from systems.attention.triton.primitives import LOG2E
 
-# Rows of keys per program, and tiles of 64 queries that span as many rows.
+# Keys per program, and how many tiles of 64 queries have as many rows.
 KEYS = gl.constexpr(128)
 QUERY_TILES = gl.constexpr(2)
 

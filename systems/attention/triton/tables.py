@@ -141,11 +141,12 @@ FEW_ROWS_SM_90: FewByArithmetic = {
 
 # --- A100 -----------------------------------------------------------------------------
 # 163 KiB of shared memory per block. Every warp reads the whole streamed tile from
-# shared memory, which delivers 128 bytes per cycle; without reuse in a warp 16 x 8 x 16
-# matmuls would need 256. So the resident tile has 32 rows per warp if registers allow
-# it (128 rows on 4 warps); with 16 rows no matmul is computed by two warps. No 16-bit
-# loop spills: from d = 128 on dk, dv and two operands fill the registers, so addresses
-# are recomputed. Float32 is split ahead, since splitting takes longer than matmuls.
+# shared memory, which delivers 128 bytes per cycle. 16 x 8 x 16 matmuls that reuse
+# nothing in a warp would need 256. So the resident tile has 32 rows per warp if
+# registers allow it (128 rows on 4 warps); with 16 rows no two warps compute the same
+# matmul. No 16-bit loop spills: from d = 128 on dk, dv and two operands fill the
+# registers, so addresses are recomputed. A kernel of its own splits float32 into bf16
+# limbs beforehand, since splitting in the loop takes longer than the matmuls.
 SM_80: ByArithmetic = {
     "half": {
         "forward": {

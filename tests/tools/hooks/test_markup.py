@@ -226,7 +226,7 @@ def test_a_table_is_named_by_what_stands_above_it(page: str) -> None:
     ],
 )
 def test_a_column_stands_as_what_it_holds_asks(cells: list[str], kind: str) -> None:
-    assert hooks.kind_of(cells) == kind
+    assert hooks.column_class(cells) == kind
 
 
 def test_numbers_are_written_one_way_and_stay_with_their_units() -> None:
@@ -273,7 +273,9 @@ def test_shapes_sort_by_length_and_columns_about_one_thing_begin_with_a_rule() -
     )
     framed = hooks.finished(f"<table>{page}</table>")
     assert '<td class="t line" data-sort="4096">4k · d 64' in framed
-    assert hooks.rank_of(hooks.SHAPES, "2,000 · d 128 · causal · 8 × 16 heads") == 2000
+    assert (
+        hooks.sort_key_of(hooks.SHAPES, "2,000 · d 128 · causal · 8 × 16 heads") == 2000
+    )
     ruled = re.findall(r'<t[hd] class="[^"]*\bgroup">(?:<span>)?([^<]+)<', framed)
     assert ruled == ["ours, ms", "SDPA, ms", "1", "4"]
     assert hooks.starts_of_groups(["size", "forward, ms", "forward, kept", "both"]) == (

@@ -42,7 +42,7 @@ RECOMPUTED = ("none", "blocks", "attention")
 
 
 def fragments(found: Found) -> dict[str, str]:
-    """`calculator.js`, and the table that stands there without JavaScript."""
+    """Return `calculator.js` and the table for browsers without JavaScript."""
     data = {
         "categories": CATEGORIES,
         "sizes": {name: asdict(size) for name, size in SIZES.items()},

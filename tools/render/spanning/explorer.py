@@ -93,8 +93,8 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def lines_of(record: Record) -> Iterator[list[Any]]:
-    """The cells of COLUMNS for each metric; one line that gives the status where a row
-    has no metrics.
+    """Yield the cells of COLUMNS for each metric of each row. A row without metrics has
+    one line with its status.
     """
     for row in record.rows:
         name = [

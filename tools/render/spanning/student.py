@@ -45,7 +45,7 @@ def problems_table(found: Found) -> str:
     problems = tomllib.loads(
         (Path(__file__).parent / "problems.toml").read_text(encoding="utf-8")
     )["problem"]
-    # What needs no GPU takes seconds anywhere.
+    # Of the primary GPU alone: without a GPU measuring takes seconds.
     measured = {
         record.stem: record
         for stem in found

@@ -1,8 +1,7 @@
-"""The write-up: every graded problem of problems.toml with its status, which follows
-from STEMS and the records, and its claims.
+"""The write-up: each graded problem of problems.toml, its status and its claims. The
+status follows from STEMS and the records.
 
-The answers themselves stand in their pages; `pages.py` beside this copies those whose
-records `answered` finds.
+The answers are written on their pages. `pages.py` copies those whose records are there.
 """
 
 import tomllib
@@ -43,7 +42,7 @@ class Problem:
     stanford: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def asked_by(self) -> str:
+    def sections_asked(self) -> str:
         """NYU's section, or the edition that asks where NYU doesn't."""
         return f"NYU {self.section}" if self.section else f"CS336 {max(self.stanford)}"
 

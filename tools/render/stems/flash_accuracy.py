@@ -40,7 +40,7 @@ NAMES = {
     "sdpa_math": "SDPA, math",
 }
 OURS = ("triton", "hopper")
-# Why our errors are held against twice those of plain attention.
+# Why the limit is twice the error of plain attention.
 TWICE = (
     "what FlashAttention's own tests allow: a sum in tiles is rounded in more places."
 )
@@ -74,7 +74,7 @@ def errors(record: Record | None) -> Frame:
     return frame(record).join("plain", implementation="plain")
 
 
-def over_plain(x: Line, of: str, by: str = NORM) -> float:
+def error_over_plain(x: Line, of: str, by: str = NORM) -> float:
     """Return the error of a result over plain attention's."""
     return x.get(f"{of}_{by}") / (x["plain"].get(f"{of}_{by}") or MISSING)
 
@@ -86,12 +86,12 @@ def ratios(
     results: tuple[str, ...] = RESULTS,
     by: str = NORM,
 ) -> list[float]:
-    """Return `over_plain` of each result and configuration. lse counts in fp32 alone:
-    plain attention in 16 bits rounds it to 16 bits, which the kernels never do.
+    """Return `error_over_plain` of each result and configuration. lse counts in fp32
+    alone: plain attention in 16 bits rounds it to 16 bits, which the kernels never do.
     """
     judged = [of for of in results if of != "lse" or dtype == "fp32"]
     rows = found.where(implementation=name, dtype=dtype)
-    return known(over_plain(x, of, by) for x in rows for of in judged)
+    return known(error_over_plain(x, of, by) for x in rows for of in judged)
 
 
 def compared(record: Record) -> Frame:
@@ -225,12 +225,14 @@ def facts(record: Record | None) -> dict[str, str]:
         **texts("{:.2f}", {f"worst_{name}": ratio for name, ratio in worst.items()}),
         **texts("{:.5f}", rounded),
         "calls_compared": str(constant("flash_accuracy", "CALLS")),
-        "same_ours": say(counted(x["differing_calls"] == 0 for x in repeated(record))),
+        "same_ours": say(
+            counted(x["differing_calls"] == 0 for x in repeated_rows(record))
+        ),
     }
 
 
-def repeated(record: Record | None) -> Frame:
-    """Our kernels' rows in which calls were compared with a first one."""
+def repeated_rows(record: Record | None) -> Frame:
+    """Return the kernels' rows in which later calls were compared with the first."""
     return frame(record, implementation=OURS).where(lambda x: "calls" in x.metrics)
 
 
@@ -276,7 +278,7 @@ def backward_accurate(record: Record) -> Judgement:
     "configuration.",
 )
 def same_bits(record: Record) -> Judgement:
-    found = repeated(record)
+    found = repeated_rows(record)
     calls, differing = (sum(found.column(c)) for c in ("calls", "differing_calls"))
     told = f"{differing} of {calls:,} calls differ, over {len(found)} configurations."
     return (differing == 0, told) if found else None

@@ -12,7 +12,7 @@ from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.frame import Frame, Line, frame, texts
 from tools.render.load import primary_gpu
-from tools.render.markdown import milliseconds, per_device, percent
+from tools.render.markdown import per_device, percent, say_ms
 from tools.render.plots import (
     ACCENT,
     GREY,
@@ -147,7 +147,7 @@ def telling_table(record: Record) -> str:
             "dtype",
             ("N", "n"),
             *(
-                (f"{label}, ms", f"{n}.both_kernel", milliseconds)
+                (f"{label}, ms", f"{n}.both_kernel", say_ms)
                 for n, label in NAMES.items()
             ),
             ("plain / flash", "both / plain", "{:.1f}"),
@@ -170,7 +170,7 @@ def latency_table(record: Record) -> str:
         "d",
         ("N", "n"),
         *(
-            (f"{name}, {SAID[of]}, ms", f"{name}.{of}_ms", milliseconds)
+            (f"{name}, {SAID[of]}, ms", f"{name}.{of}_ms", say_ms)
             for name in who
             for of in PASSES
         ),
@@ -178,18 +178,18 @@ def latency_table(record: Record) -> str:
             (
                 f"{name}, {SAID['both']}, GPU, ms",
                 lambda x, n=name: x[n].get("both_gpu_ms"),
-                milliseconds,
+                say_ms,
             )
             for name in who
             if gpu
         ),
-        ("plain / flash, forward + backward", plain_over_ours, "{:.2f}"),
+        ("plain / flash, forward + backward", ratio_with_range, "{:.2f}"),
         ("ours ran", lambda x: what_ran(x["ours"])),
         telling=lambda x: x["d"] == D and x["n"] in TELLING,
     )
 
 
-def plain_over_ours(x: Line) -> Any:
+def ratio_with_range(x: Line) -> Any:
     """ "19.50 (19.10 to 19.80)", the median of rounds and their ends."""
     ratio, rounds = x["both / plain"], round_ratios(x["plain"], x["ours"], "both")
     return f"{ratio:.2f} ({span(rounds)})" if rounds else ratio

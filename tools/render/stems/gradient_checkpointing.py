@@ -235,9 +235,15 @@ def draw_peaks(axes: Axes, found: Frame) -> None:
         ("peak", "made", ACCENT, below),
         ("kept", "kept", DARK, above),
     ):
-        lines = gibs(by_formula, f"predicted_{name}")
+        lines = column_in_gib(by_formula, f"predicted_{name}")
         line(axes, RUNS, lines, label=label, color=color, marker="")
-        line(axes, found.column("run"), gibs(found, name), color=color, linestyle="")
+        line(
+            axes,
+            found.column("run"),
+            column_in_gib(found, name),
+            color=color,
+            linestyle="",
+        )
         low = least(by_formula, f"predicted_{name}")
         value = low[f"predicted_{name}"] / GIB
         note(axes, f"{value:.1f}", low["run"], value, color=color, **side)
@@ -252,7 +258,7 @@ def draw_peaks(axes: Axes, found: Frame) -> None:
     axes.set_title("peak, GiB, gradients made or kept")
 
 
-def gibs(found: Iterable[Line], name: str) -> list[float]:
+def column_in_gib(found: Iterable[Line], name: str) -> list[float]:
     return [x[name] / GIB for x in found]
 
 

@@ -50,7 +50,7 @@ def differences(record: Record | None, precision: str) -> list[float]:
     return known(runs(record).where(precision=precision).column("against"))
 
 
-def ended(found: Frame) -> str:
+def say_final_loss(found: Frame) -> str:
     """ "2.107 (2.098 to 2.115)": the mean over seeds, the least and the most."""
     if not (losses := known(found.column("final"))):
         return say(found.one().missing)
@@ -74,7 +74,7 @@ def by_precision(record: Record | None) -> Frame:
 def summarize(ran: Frame) -> Line:
     """Medians and means over seeds; of times and lost updates, of the second half."""
     return Line(
-        ended=ended(ran),
+        ended=say_final_loss(ran),
         above=fmean(ran.column("final")) - ran[0]["floor"],
         step_ms=median(t for x in ran for t in half(x.samples("step"))),
         # A CPU tells no peak.
@@ -152,7 +152,7 @@ def rates_table(record: Record) -> str:
         *(
             (
                 PRECISIONS[precision],
-                lambda x, p=precision: ended(
+                lambda x, p=precision: say_final_loss(
                     found.where(precision=p, learning_rate=x["rate"])
                 ),
             )

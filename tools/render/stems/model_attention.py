@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from systems.records.record import PHASES, Record
 from tools.render.frame import Frame, Line, frame, texts
-from tools.render.markdown import gib, milliseconds, per_device
+from tools.render.markdown import gib, per_device, say_ms
 from tools.render.plots import (
     ACCENT,
     DARK,
@@ -21,7 +21,7 @@ from tools.render.rows import say, span
 
 NAMES = {"eager": "eager", "sdpa": "SDPA", "flash": "this guide"}
 PEAK = "peak_allocated_bytes"
-# What sentences name.
+# (size, context) of the steps that sentences quote.
 NAMED = (("2.7B", 1024), ("small", 4096), ("small", 16384))
 
 
@@ -59,7 +59,7 @@ def steps_table(record: Record) -> str:
     return steps(record).table(
         "size",
         "context",
-        *((f"{name}, ms", f"{a}.step_ms", milliseconds) for a, name in NAMES.items()),
+        *((f"{name}, ms", f"{a}.step_ms", say_ms) for a, name in NAMES.items()),
         ("eager / this guide", "gain", "{:.2f}"),
         ("by GPU time", "gpu_gain", "{:.2f}"),
         *((f"{NAMES[a]}, GiB", f"{a}.peak", gib) for a in ("eager", "flash")),
@@ -83,7 +83,7 @@ def contexts_figure(record: Record) -> str:
             look = {"color": color, "label": label}
             contexts = ran[name].column("context")
             line(times, contexts, ran[name].column("step_ms"), **look)
-            # SDPA needs the same to the byte: dashes over its line let both show.
+            # Dashed, since SDPA needs the same memory: both lines stay visible.
             look |= {"ls": "--"} if name == "flash" else {}
             line(sizes, contexts, ran[name].column("gib"), **look)
         for axes, title in ((times, "step, ms"), (sizes, "peak memory, GiB")):

@@ -1,5 +1,5 @@
-"""The table and facts of `nsys`: the same step under Nsight Systems and torch.profiler;
-the steps that kernels fill most come first.
+"""The table and facts of `nsys`: the same step under Nsight Systems and torch.profiler.
+Steps that keep the GPU busiest come first.
 """
 
 from systems.records.record import PHASES, Record

@@ -10,7 +10,7 @@ from systems.formulas.costs import attention_peak_bytes, attention_saved_bytes
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.frame import Frame, Line, frame, texts
-from tools.render.markdown import at_most, gib, milliseconds, per_device, table
+from tools.render.markdown import at_most, gib, per_device, say_ms, table
 from tools.render.plots import (
     ACCENT,
     DARK,
@@ -89,7 +89,7 @@ def grid_table(record: Record) -> str:
     if record.kind == "reported":
         times = [(f"{of}, ms", lambda x, of=of: reported_ms(x, of)) for of in PASSES]
     gpu = [
-        (f"{of}, GPU, ms", lambda x, of=of: x.get(f"{of}_gpu_ms"), milliseconds)
+        (f"{of}, GPU, ms", lambda x, of=of: x.get(f"{of}_gpu_ms"), say_ms)
         for of in PASSES
         if any(x.get(f"{of}_gpu_ms", 0) for x in found)
     ]

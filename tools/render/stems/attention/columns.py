@@ -13,7 +13,7 @@ from tools.render.rows import say
 PASSES = ("forward", "backward")
 EXECUTIONS = ("eager", "compiled")
 BATCH = 8
-# What tables and figures over N show, and what sentences name.
+# The head dimension, and the longest N, that tables, figures and sentences show.
 WIDTH, LONGEST = 64, 16384
 # The assignment's cells.
 PLAIN = {"dtype": "fp32", "causal": False}

@@ -87,14 +87,14 @@ def passes_table(
         ("backward, ms", "step.backward ±"),
         ("optimizer, ms", "step.optimizer ±"),
         ("step, ms", "step.step ±"),
-        *clocks_of("step"),
+        *gpu_time_columns("step"),
         ("share of peak", "step.share", percent),
         ("peak GiB", f"step.{PEAK}", gib),
         telling=lambda x: x["context"] == 512,
     )
 
 
-def clocks_of(mode: str) -> list[tuple[object, ...]]:
+def gpu_time_columns(mode: str) -> list[tuple[object, ...]]:
     """The columns of `clocks` beside wall-clock time, of a pass of a pivoted row."""
     return [(head, lambda x, of=of: of(x[mode])) for head, of in gpu_columns("step")]
 

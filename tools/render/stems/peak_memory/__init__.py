@@ -177,7 +177,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "residual_measured_bf16": in_mib(step["bf16"]["residual_bytes"]),
         "agrees": agreement(worst(record)),
         **blocks_in_words(forward["fp32"]),
-        **from_shapes(),
+        **formula_facts(),
     }
 
 
@@ -192,7 +192,7 @@ def blocks_in_words(x: Line) -> dict[str, str]:
     return {"forward_largest": in_mib(found[0]["bytes"] if found else x.missing)}
 
 
-def from_shapes() -> dict[str, str]:
+def formula_facts() -> dict[str, str]:
     """What needs no record: sizes by formula."""
     fp32 = Pass(SIZE, LONGEST, "step", "fp32")
     short = Pass(SIZE, 128, "step", "fp32")
