@@ -62,7 +62,7 @@ versions: .venv/all
 			triton==$$triton $$older && \
 		PYTHONPATH=build/triton-$$triton $(PYTEST) $(PARALLEL) \
 			tests/attention tests/test_weighted_sum.py \
-			tests/benchmarking/test_gpu_timing.py \
+			tests/benchmarking/test_gpu_time.py \
 			tests/tools/test_compile_steps.py || exit; \
 	done
 

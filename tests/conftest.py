@@ -1,6 +1,4 @@
-"""Without a CUDA GPU, Triton's kernels run in its interpreter, which has to be chosen
-before triton is first imported.
-"""
+"""Without a CUDA GPU, Triton's kernels run in its interpreter."""
 
 import os
 import signal
@@ -39,9 +37,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Tests that need a GPU are skipped, with the reason, where there is none. Of those
-    that --quick selects the first case is kept.
-    """
+    """Skip GPU tests without a GPU; keep the first case of each test for --quick."""
     if config.getoption("--quick"):
         cases, left_out = {}, {"slow", "alone", "browser", "slurm", "gpu", "versions"}
         for item in items:
@@ -56,9 +52,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item):
-    """Several processes share a GPU: what a test held goes back to the driver, or the
-    next process finds no memory.
-    """
+    """Give GPU memory back to the driver, for other processes on the same GPU."""
     if HAS_GPU and item.get_closest_marker("gpu"):
         torch.cuda.empty_cache()
 
@@ -107,9 +101,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """Path of the browser that the project itself would print with. In CI it must be
-    there.
-    """
+    """Path of the browser that prints the writeup; in CI it must be there."""
     from tests.needed import missing
     from tools.submission import find_chromium
 

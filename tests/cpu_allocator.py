@@ -27,9 +27,7 @@ BLOCK_BYTES = 512
 
 
 class Allocator(TorchDispatchMode):
-    """What `torch.cuda.memory` would have recorded, and the bytes in use: as asked for,
-    and rounded up to blocks.
-    """
+    """Record bytes in use and a history as `torch.cuda.memory` would."""
 
     def __init__(self):
         super().__init__()
@@ -94,9 +92,7 @@ class Allocator(TorchDispatchMode):
 
 
 def rounded(size: int) -> int:
-    """The block that holds `size` bytes where any rest can be split off, as with
-    expandable segments.
-    """
+    """The size of the block that holds `size` bytes, with expandable segments."""
     return -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
 
@@ -114,9 +110,7 @@ def python_frames() -> list[dict[str, Any]]:
 
 @contextmanager
 def allocator(monkeypatch) -> Iterator[Allocator]:
-    """Fake tensors inside, an allocator that the recorder takes for the GPU's, and
-    CUDA's autocast.
-    """
+    """Fake tensors and CUDA's autocast, with an allocator that the recorder reads."""
     made = Allocator()
 
     def uninitialised(shape, std):

@@ -1,6 +1,4 @@
-"""What tests build more than once: devices, records, an experiment of their own, and a
-copy of the project whose command they run.
-"""
+"""Devices, records, an experiment and a copy of the project for tests."""
 
 import os
 import shutil
@@ -52,9 +50,7 @@ def committed(stem: str, device: str = "nvidia-h200") -> Record:
 
 
 def needed_bytes(row: Row) -> int:
-    """The most that a row holds of its GPU: as measured, or by formula; 0 where nothing
-    of the size of a model is held.
-    """
+    """Return the peak memory of a row, measured or by formula; 0 without a model."""
     c = row.config
     if "size" not in c or "peak_allocated_bytes" in row.metrics:
         return row.metrics.get("peak_allocated_bytes", 0)
@@ -63,9 +59,7 @@ def needed_bytes(row: Row) -> int:
 
 
 def on_smaller(record: Record, gpu: Device) -> Record:
-    """What a GPU with less memory would have measured: rows that don't fit are out of
-    memory, and the kernels for Hopper don't run.
-    """
+    """Return the record of a GPU with less memory: larger rows are out of memory."""
     room = gpu.memory_bytes or 0
     lost = {
         "out_of_memory": lambda row: needed_bytes(row) > room,
@@ -84,9 +78,7 @@ def on_smaller(record: Record, gpu: Device) -> Record:
 
 
 def fake_stem_on(*kinds: str) -> Stem:
-    """The entry of tests/fake_stem.py among the STEMS, to be measured on these kinds of
-    device.
-    """
+    """The entry of tests/fake_stem.py in STEMS, for these kinds of device."""
     return Stem("tests.fake_stem", full=kinds, quick=kinds)
 
 
@@ -121,9 +113,7 @@ def facts(record):
 
 
 def copied_tree(root: Path) -> Path:
-    """A copy of the code and the pages at `root`, without records. Its experiments are
-    those of the tests.
-    """
+    """Copy code and pages to `root`, without records, with the tests' experiments."""
     for folder in ("systems", "tools"):
         # What Python has compiled goes along, but for what it is writing just now.
         ignored = shutil.ignore_patterns("*.pyc.*")
@@ -151,9 +141,7 @@ def copied_tree(root: Path) -> Path:
 
 
 def command(tree: Path, *options: str, **environment: str) -> dict[str, Any]:
-    """What `subprocess` needs to run tools/regen_tables.py in this tree, on a machine
-    that shows no GPU.
-    """
+    """Return how `subprocess` runs tools/regen_tables.py in a tree, without a GPU."""
     fixed = {
         "CUDA_VISIBLE_DEVICES": "",
         "COLUMNS": "200",

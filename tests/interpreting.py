@@ -6,9 +6,7 @@ from typing import Any
 
 
 def without_repeating() -> None:
-    """Kernels are interpreted in less than half of the time, and give what they give.
-    Triton 3.6 to 3.9 have these functions; without one it is only slower.
-    """
+    """Interpret kernels in less than half the time; without these functions, slower."""
     from triton.runtime import interpreter
 
     patch_the_language_once_a_launch(interpreter)
@@ -17,10 +15,7 @@ def without_repeating() -> None:
 
 
 def patch_the_language_once_a_launch(interpreter: Any) -> None:
-    """A launch puts functions of the interpreter in the place of Triton's language, and
-    takes them away at its end. The interpreter does so again at each call of a helper
-    in a kernel, which changes nothing and takes it two fifths of its time.
-    """
+    """Patch Triton's language once a launch instead of at each call of a helper."""
     patch: Callable[[Any], Any] | None = getattr(interpreter, "_patch_lang", None)
     scope: Any = getattr(interpreter, "_LangPatchScope", None)
     if patch is None or scope is None or hasattr(patch, "whole"):
@@ -45,9 +40,7 @@ def patch_the_language_once_a_launch(interpreter: Any) -> None:
 
 
 def look_up_each_dtype_once(interpreter: Any) -> None:
-    """NumPy's dtype of a number of Triton's, for which the interpreter makes a table of
-    them all at each question.
-    """
+    """Cache NumPy's dtype of each Triton dtype."""
     whole: Callable[[Any], Any] | None = getattr(interpreter, "_get_np_dtype", None)
     if whole is None or hasattr(whole, "whole"):
         return
@@ -64,9 +57,7 @@ def look_up_each_dtype_once(interpreter: Any) -> None:
 
 
 def compute_no_overflow_that_nobody_looks_at(interpreter: Any) -> None:
-    """The interpreter adds and multiplies whole numbers once more in 64 bits, and says
-    only where it is to debug that 32 were too few.
-    """
+    """Leave out the 64-bit arithmetic that only debugging reads."""
     builder: Any = getattr(interpreter, "interpreter_builder", None)
     options: Any = getattr(builder, "options", None)
     if getattr(options, "sanitize_overflow", False) and not options.debug:

@@ -10,9 +10,7 @@ from systems.records.outcome import UNQUOTED, paths_with_a_space
 
 
 def missing(what: str) -> NoReturn:
-    """Skips the test, for the reason `what`. Where CI is set nothing may be missing:
-    there it fails.
-    """
+    """Skip the test, or fail it where CI is set."""
     (pytest.fail if os.environ.get("CI") else pytest.skip)(what)
 
 

@@ -1,6 +1,4 @@
-"""What a newcomer meets first: commands without their packages, a port that is taken, a
-clone that was moved.
-"""
+"""Errors of commands are one line: no packages, a taken port, a full disk."""
 
 import os
 import re
@@ -133,8 +131,6 @@ def test_where_the_port_is_taken_serving_says_so_before_it_builds():
 
 
 def test_a_moved_clone_needs_no_new_environment():
-    """The first line of an installed script names the folder it was installed in. uv
-    and zizmor are no scripts.
-    """
+    """Installed scripts name their folder; uv and zizmor are no scripts."""
     recipes = (ROOT / "Makefile").read_text()
     assert set(re.findall(r"\$\(BIN\)/(\w+)", recipes)) == {"python", "uv", "zizmor"}

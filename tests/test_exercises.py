@@ -1,6 +1,4 @@
-"""The exercises: with their keys filled in they pass, unsolved ones say what is left,
-and the usual mistakes are told by name.
-"""
+"""Exercises pass with their keys, and name the usual mistakes."""
 
 import ast
 import importlib.util

@@ -1,6 +1,4 @@
-"""The folders as CONTRIBUTING draws them: imports run one way and in no circle, the top
-floor of `systems` is small, and what the map names is there.
-"""
+"""Imports run one way, folders stay within budgets, and the map is right."""
 
 import ast
 import re
@@ -23,9 +21,7 @@ def name_of(path: Path) -> str:
 
 
 def imported_names(path: Path) -> Iterator[str]:
-    """Every name that a module imports, at its top or inside a function, whole: `from a
-    import b` is `a.b`, `import_module("a.b")` too.
-    """
+    """Yield every name that a module imports, anywhere in it."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         match node:
             case ast.Import(names):

@@ -1,6 +1,4 @@
-"""What works where parts of Linux are missing: Triton on macOS and Windows, locks of
-files and flags of opening them on Windows. What needs them says so in one line.
-"""
+"""What runs without Triton, or without Linux, and what says that it needs them."""
 
 import os
 import shutil

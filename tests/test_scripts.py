@@ -20,9 +20,7 @@ LINE = re.compile(r"small  (forward  |backward |optimizer) +\d+\.\d\d ± \d+\.\d
 
 
 def run(monkeypatch, capsys, path, *arguments):
-    """Run a script in this process, with a model that is quick on a CPU; return the
-    lines that it prints.
-    """
+    """Run a script here with a tiny model; return the lines that it prints."""
     monkeypatch.setitem(sizes.SIZES, "small", sizes.ModelSize(32, 64, 2, 2))
     monkeypatch.setattr(sys, "argv", [str(path), *arguments])
     runpy.run_path(str(path), run_name="__main__")

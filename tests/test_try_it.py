@@ -1,7 +1,4 @@
-"""What *Try it* promises on a page happens: keys that need no GPU are tried.
-
-A line to change stands once in the source, and on the page as it is there.
-"""
+"""What *Try it* promises on a page happens; keys that need no GPU are tried."""
 
 import importlib.util
 import re

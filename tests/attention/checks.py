@@ -1,8 +1,6 @@
-"""How the attention tests judge: errors against float64, bounds from plain PyTorch in
-the same precision.
-"""
+"""Compare attention with float64, within bounds that plain PyTorch sets."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
@@ -27,9 +25,7 @@ CAP = {
 
 
 def parametrize_pairs(**axes: Sequence[Any]) -> pytest.MarkDecorator:
-    """Parametrize a test with all combinations of values on a GPU. The interpreter is
-    slow: it gets fewer combinations, in which each two values of two axes still meet.
-    """
+    """Test all combinations on a GPU, and on a CPU enough for every pair of values."""
     every = list(product(*axes.values()))
     cases = every if torch.cuda.is_available() else cover_pairs(every)
     return pytest.mark.parametrize(
@@ -38,9 +34,7 @@ def parametrize_pairs(**axes: Sequence[Any]) -> pytest.MarkDecorator:
 
 
 def cover_pairs(every: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Return some of all combinations, greedily, in which every pair of values that
-    stands in one of them stands.
-    """
+    """Choose combinations greedily until each pair of values of two axes occurs."""
 
     def pairs(case: tuple[Any, ...]) -> set[Any]:
         return set(combinations(enumerate(map(repr, case)), 2))
@@ -80,6 +74,10 @@ def make_inputs(
     return q, k, v, do
 
 
+def named(results: Iterable[Tensor]) -> dict[str, Tensor]:
+    return dict(zip(NAMES, results, strict=True))
+
+
 def gradients(o: Tensor, inputs: tuple[Tensor, ...], do: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(o, inputs, do, retain_graph=True)
 
@@ -98,9 +96,7 @@ def run_class(
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     o = cls.apply(q, k, v, causal, *options)
     lse = saved_lse(o, q.shape[:-1])
-    return dict(
-        zip(NAMES, (o.detach(), lse, *gradients(o, (q, k, v), do)), strict=True)
-    )
+    return named((o.detach(), lse, *gradients(o, (q, k, v), do)))
 
 
 def run_reference(
@@ -115,19 +111,11 @@ def run_reference(
     """The same five by plain attention in this dtype."""
     q, k, v = (x.detach().to(dtype).requires_grad_() for x in (q, k, v))
     o, lse = attention_reference(q, k, v, causal, scale)
-    return dict(
-        zip(
-            NAMES,
-            (o.detach(), lse.detach(), *gradients(o, (q, k, v), do.to(dtype))),
-            strict=True,
-        )
-    )
+    return named((o.detach(), lse.detach(), *gradients(o, (q, k, v), do.to(dtype))))
 
 
 class SplitProduct(torch.autograd.Function):
-    """a b with each factor the sum of two bfloat16 numbers, in the gradient too; low
-    times low is left out.
-    """
+    """Multiply factors that are sums of two bfloat16 numbers, in the gradient too."""
 
     @staticmethod
     def forward(ctx, a: Tensor, b: Tensor) -> Tensor:
@@ -147,11 +135,14 @@ def split_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def two_limbs(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The nearest bfloat16 and the bfloat16 nearest to what it leaves, both held as
-    float32.
-    """
+    """Split float32 into the nearest bfloat16 and the bfloat16 nearest to the rest."""
     high = x.bfloat16().float()
     return high, (x - high).bfloat16().float()
+
+
+def hide_later_keys(s: Tensor) -> Tensor:
+    later = torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1)
+    return s.masked_fill(later, float("-inf"))
 
 
 def run_split(
@@ -160,17 +151,9 @@ def run_split(
     """The same five by plain attention whose products are `split_product`."""
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     s = SplitProduct.apply(q, k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if causal:
-        s = s.masked_fill(
-            torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1),
-            float("-inf"),
-        )
+    s = hide_later_keys(s) if causal else s
     o, lse = SplitProduct.apply(torch.softmax(s, -1), v), torch.logsumexp(s, -1)
-    return dict(
-        zip(
-            NAMES, (o.detach(), lse.detach(), *gradients(o, (q, k, v), do)), strict=True
-        )
-    )
+    return named((o.detach(), lse.detach(), *gradients(o, (q, k, v), do)))
 
 
 def of_delta(
@@ -182,20 +165,11 @@ def of_delta(
     scale: float | None,
     lse: Tensor,
 ) -> dict[str, float]:
-    """How far dq and dk move where delta = rowsum(o · do) is taken of an o with this
-    error.
-
-    Flash attention takes it so; plain attention sums p · dp, in which the errors of p
-    and dp are its own. In 16 bits the unit of the result is larger.
-    """
+    """Return how far an error of o moves dq and dk through delta = rowsum(o · do)."""
     q, k, do = q.double(), k.double(), do.double()
     scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
     s = q @ k.mT * scale
-    if causal:
-        s = s.masked_fill(
-            torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1),
-            float("-inf"),
-        )
+    s = hide_later_keys(s) if causal else s
     ds = torch.exp(s - lse[..., None]) * (o_error * do).sum(-1, keepdim=True)
     return {
         "dq": (ds @ k * scale).abs().max().item(),
@@ -208,7 +182,7 @@ def worst(actual: Tensor, exact: Tensor) -> float:
 
 
 def check_against_reference(
-    actual: Mapping[str, Tensor],
+    actual: Mapping[str, Tensor] | Iterable[Tensor],
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -220,13 +194,12 @@ def check_against_reference(
     """Each error is at most twice that of plain PyTorch in the same precision, plus a
     band for rounding, and capped.
 
-    The band: one unit of the result's dtype at its largest value, what sums in float32
-    leave where the exact result cancels to nothing, what a sum of n terms gathers when
-    each addition rounds (a walk of n steps of half a unit), and the rounding of the
-    saved lse. lse is kept in float32 whatever the inputs are, so plain PyTorch in
-    float32 is its measure. With `split`, plain attention with split products is the
-    measure of all, and the band has what delta adds.
+    The band: one unit of the result's dtype at its largest value, what float32 sums
+    leave where the exact result cancels, what n additions that round gather, and the
+    rounding of the saved lse, which is float32 for all inputs. With `split`, plain
+    attention with split products is the measure, and the band has what delta adds.
     """
+    actual = actual if isinstance(actual, Mapping) else named(actual)
     exact = run_reference(q, k, v, do, causal, scale)
     wide = q.dtype if q.dtype == torch.float64 else torch.float32
     if split:
@@ -234,40 +207,29 @@ def check_against_reference(
     else:
         plain = run_reference(q, k, v, do, causal, scale, dtype=q.dtype)
         plain["lse"] = run_reference(q, k, v, do, causal, scale, dtype=wide)["lse"]
+    eps = torch.finfo(wide).eps
     for name in NAMES:
         assert torch.isfinite(actual[name]).all(), f"{name} is not finite"
         dtype = wide if name == "lse" else q.dtype
-        assert (
-            actual[name].dtype == dtype and actual[name].shape == exact[name].shape
-        ), name
+        assert actual[name].dtype == dtype, name
+        assert actual[name].shape == exact[name].shape, name
         largest = exact[name].abs().max().item()
-        eps = torch.finfo(wide).eps
         # A gradient is a difference of sums of d products: it is exact to their size,
         # not to its own.
-        terms = (
-            8
-            * eps
-            * q.shape[-1] ** 0.5
-            * (q.abs().max().item() if name in ("dk", "lse") else 1.0)
-        )
-        # Probabilities come back as exp(s - lse): rounding an lse of 200 changes them
-        # by 200 eps.
-        recomputed = (
-            0.0
-            if name in ("o", "lse")
-            else eps * exact["lse"].abs().max().item() * largest
-        )
+        size = q.abs().max().item() if name in ("dk", "lse") else 1.0
+        terms = 8 * eps * q.shape[-1] ** 0.5 * size
+        # Probabilities are exp(s - lse): rounding an lse of 200 moves them by 200 eps.
+        recomputed = eps * exact["lse"].abs().max().item() * largest
+        recomputed *= name not in ("o", "lse")
         summed = q.shape[-2] if name in ("dk", "dv") else k.shape[-2]
         walk = eps / 2 * summed**0.5 * largest
         band = torch.finfo(dtype).eps * largest + terms + walk + recomputed
         if split and name in ("dq", "dk"):
-            band += of_delta(
-                plain["o"] - exact["o"], q, k, do, causal, scale, exact["lse"]
-            )[name]
+            o_error = plain["o"] - exact["o"]
+            band += of_delta(o_error, q, k, do, causal, scale, exact["lse"])[name]
         error = worst(actual[name], exact[name])
-        bound = min(
-            2 * worst(plain[name], exact[name]) + band, CAP[q.dtype] * max(1.0, largest)
-        )
+        bound = 2 * worst(plain[name], exact[name]) + band
+        bound = min(bound, CAP[q.dtype] * max(1.0, largest))
         assert error <= bound, (
             f"{name}: error {error:.3g} exceeds {bound:.3g} (largest {largest:.3g})"
         )

@@ -1,6 +1,4 @@
-"""Which of our kernels a GPU gets, and why no faster ones: in words that anybody asks
-for, and in one line of the log.
-"""
+"""The setup and one line of the log say which kernels a GPU gets, and why."""
 
 import re
 from functools import cache
@@ -24,9 +22,7 @@ GPU = torch.device("cuda:0")
 
 @pytest.fixture
 def gpu_with(monkeypatch):
-    """Sets the machine that the chooser sees, which keeps nothing from one to the
-    next.
-    """
+    """Set the GPU and the Triton that the chooser sees, with empty caches."""
 
     def see(
         capability: tuple[int, int],
@@ -34,18 +30,15 @@ def gpu_with(monkeypatch):
         interpreted: bool = False,
         timed: int = 0,
     ):
-        for name, value in {
-            "get_device_capability": capability,
-            "get_device_name": "A GPU of nobody's",
-        }.items():
-            monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
+        device = torch.cuda
+        monkeypatch.setattr(device, "get_device_capability", lambda _: capability)
+        monkeypatch.setattr(device, "get_device_name", lambda _: "A GPU of nobody's")
         monkeypatch.setattr(limits.triton, "__version__", version)
         monkeypatch.setattr(limits.knobs.runtime, "interpret", interpreted)
         said = SimpleNamespace(value=interpreted)
         monkeypatch.setattr(available, "INTERPRETED", said)
-        monkeypatch.setattr(
-            available, "owner_configs", lambda _: dict.fromkeys(range(timed))
-        )
+        owned = dict.fromkeys(range(timed))
+        monkeypatch.setattr(available, "owner_configs", lambda _: owned)
         for name in ("missing_on_device", "unsupported_triton"):
             known = getattr(limits, name).__wrapped__
             monkeypatch.setattr(limits, name, known)
@@ -88,13 +81,10 @@ def test_large_inputs_that_tma_cannot_read_are_told_once(gpu_with, caplog):
     assert "hopper needs rows without gaps" in said and "(17039360, " in said
 
 
-MACHINES = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("capability", "version", "best"),
     [((9, 0), "3.6.0", "hopper"), ((8, 0), "3.8.0", "triton")],
 )
-
-
-@MACHINES
 def test_a_gpu_on_its_best_path_is_not_told(
     capability, version, best, gpu_with, caplog
 ):
@@ -165,9 +155,7 @@ def test_the_setup_says_which_kernels_run_and_why(machine, gpu_with):
     assert list(said) == ["hopper", "triton"]
     assert hopper_says in said["hopper"] and triton_says in said["triton"]
     x = like(*LARGE)
-    assert said["hopper"].startswith("runs") == (
-        choose_backend("auto", x, x, x) == "hopper"
-    )
+    assert said["hopper"].startswith("runs") == (auto(*LARGE) == "hopper")
     if said["hopper"].startswith("needs"):
         with pytest.raises(ValueError, match=re.escape(f"hopper: {said['hopper']}")):
             choose_backend("hopper", x, x, x)

@@ -1,8 +1,6 @@
-"""The table of launch configurations: complete, and its kernels compile for a GPU also
-where there is none.
-"""
+"""The tables of launch configurations are complete, and the chooser reads them."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -42,16 +40,10 @@ def test_the_table_is_complete():
             assert set(by_kernel) == set(KERNELS)
             for by_d in by_kernel.values():
                 assert set(by_d) == set(HEAD_DIMS)
-                for config in (
-                    select_by_mask(entry, causal)
-                    for entry in by_d.values()
-                    for causal in (True, False)
-                ):
-                    assert (
-                        {config.q, config.k} <= {16, 32, 64, 128, 256}
-                        and config.warps in (4, 8)
-                        and config.stages >= 1
-                    )
+                for entry in by_d.values():
+                    for config in (select_by_mask(entry, c) for c in (True, False)):
+                        assert {config.q, config.k} <= {16, 32, 64, 128, 256}
+                        assert config.warps in (4, 8) and config.stages >= 1
 
 
 @pytest.mark.parametrize(
@@ -86,9 +78,7 @@ def test_every_gpu_has_configurations():
 
 
 def test_each_program_owns_rows_enough_for_its_warps():
-    """Triton lays the warps of chained products along the rows that stay, 16 for each:
-    with fewer, several compute the same. Two warps may share the columns instead.
-    """
+    """Each warp has 16 rows, or two warps share them; else warps repeat work."""
     for name in ("sm_80", "sm_86", "sm_100", "sm_120"):
         for kernel, by_d in CONFIGS[name]["half"].items():
             for config in (select_by_mask(entry, True) for entry in by_d.values()):
@@ -100,75 +90,57 @@ def test_each_program_owns_rows_enough_for_its_warps():
 
 
 def test_head_dimensions_are_padded_to_powers_of_two():
-    dims = [pad_head_dim(d) for d in (1, 17, 64, 80, 129, 256)]
-    assert dims == [16, 32, 64, 128, 256, 256]
+    dims = [pad_head_dim(d) for d in (1, 16, 17, 64, 80, 129, 256)]
+    assert dims == [16, 16, 32, 64, 128, 256, 256]
 
 
 def test_a_gpu_gets_the_configuration_of_its_arithmetic_and_mask(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    many = 2**20
     for kind, by_kernel in CONFIGS["sm_90"].items():
-        monkeypatch.setitem(by_kernel["dq"], 128, config := Config(64, 64, 4, 2))
-        assert (
-            choose_config("dq", 80, kind, True, many, CUDA)
-            == choose_config("dq", 80, kind, False, many, CUDA)
-            == config
-        )
-        monkeypatch.setitem(
-            by_kernel["dq"],
-            128,
-            both := ByMask(causal=config, full=Config(128, 64, 4, 2)),
-        )
-        assert (
-            choose_config("dq", 80, kind, True, many, CUDA),
-            choose_config("dq", 80, kind, False, many, CUDA),
-        ) == both
+
+        def chosen(kind=kind):
+            rest = 2**20, CUDA
+            return [choose_config("dq", 80, kind, c, *rest) for c in (True, False)]
+
+        one, other = Config(64, 64, 4, 2), Config(128, 64, 4, 2)
+        monkeypatch.setitem(by_kernel["dq"], 128, one)
+        assert chosen() == [one, one]
+        monkeypatch.setitem(by_kernel["dq"], 128, ByMask(causal=one, full=other))
+        assert chosen() == [one, other]
 
 
 def test_few_rows_get_configurations_of_their_own_where_there_are_some(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     for kind, tiers in FEW_ROWS["sm_90"].items():
-        assert [few.most_rows for few in tiers] == sorted(
-            {few.most_rows for few in tiers}
-        )
-        for kernel in ("forward", "dkdv", "dq"):
-            for d in HEAD_DIMS:
-                table = select_by_mask(CONFIGS["sm_90"][kind][kernel][d], causal=False)
-                entries = [
-                    (few.most_rows, few.configs[kernel][d])
-                    for few in tiers
-                    if d in few.configs[kernel]
-                ]
-                for (most_rows, config), (_, larger) in pairwise(
-                    [*entries, (0, table)]
-                ):
-                    assert (
-                        choose_config(kernel, d, kind, False, most_rows, CUDA) == config
-                    )
-                    assert (
-                        choose_config(kernel, d, kind, False, most_rows + 1, CUDA)
-                        == larger
-                        != config
-                    )
-                assert (
-                    entries or choose_config(kernel, d, kind, False, 1, CUDA) == table
-                )
+        most = [few.most_rows for few in tiers]
+        assert most == sorted(set(most))
+        for kernel, d in product(("forward", "dkdv", "dq"), HEAD_DIMS):
+
+            def chosen(rows, of=(kernel, d, kind, False)):
+                return choose_config(*of, rows, CUDA)
+
+            table = select_by_mask(CONFIGS["sm_90"][kind][kernel][d], causal=False)
+            few = [f for f in tiers if d in f.configs[kernel]]
+            entries = [(f.most_rows, f.configs[kernel][d]) for f in few]
+            for (rows, config), (_, larger) in pairwise([*entries, (0, table)]):
+                assert chosen(rows) == config
+                assert chosen(rows + 1) == larger != config
+            assert entries or chosen(1) == table
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert choose_config("dq", 128, "highest", True, 1, CUDA) == select_by_mask(
-        CONFIGS["sm_80"]["highest"]["dq"][128], causal=True
-    )
+    many = select_by_mask(CONFIGS["sm_80"]["highest"]["dq"][128], causal=True)
+    assert choose_config("dq", 128, "highest", True, 1, CUDA) == many
     assert not choose_config("dq", 64, "highest", True, 2048, CUDA).ahead
     assert choose_config("dq", 64, "highest", True, 2049, CUDA).ahead
 
 
 def test_loops_of_few_tiles_are_split(monkeypatch):
-    """Until 4 warps run on each of 132 SMs, or 16 if loops are long; never more splits
-    than steps, and two only where two are worth it.
-    """
+    """Splits fill 132 SMs with the warps of a rule, within the number of steps."""
     monkeypatch.setattr(configs, "count_sms", lambda device: 132)
-    monkeypatch.setitem(
-        configs.SPLIT_RULES, "half", (configs.SplitRule(warps=4, least_rows=100),)
-    )
+
+    def rules(*of: configs.SplitRule) -> None:
+        monkeypatch.setitem(configs.SPLIT_RULES, "half", of)
+
+    rules(configs.SplitRule(warps=4, least_rows=100))
 
     def splits(programs: int, n: int, warps: int = 4, rows: int = 64) -> int:
         return count_splits(programs, warps, n, rows, "half", CUDA)
@@ -177,16 +149,10 @@ def test_loops_of_few_tiles_are_split(monkeypatch):
     assert found == [16, 16, 8, 4, 2, 2, 1, 1]
     assert splits(33, 4096, warps=8) == 2 and splits(1, 4096, rows=1024) == 4
     assert splits(1, 400) == 4 > splits(1, 399) == 2
-    monkeypatch.setitem(
-        configs.SPLIT_RULES, "half", (configs.SplitRule(4, 100, least_splits=4),)
-    )
+    rules(configs.SplitRule(4, 100, least_splits=4))
     assert [splits(programs, 4096) for programs in (9, 33, 34, 66)] == [8, 4, 1, 1]
     assert splits(1, 400) == 4 > splits(1, 399) == 1
-    monkeypatch.setitem(
-        configs.SPLIT_RULES,
-        "half",
-        (configs.SplitRule(4, 100), configs.SplitRule(16, 1000)),
-    )
+    rules(configs.SplitRule(4, 100), configs.SplitRule(16, 1000))
     found = [splits(programs, 4000) for programs in (1, 33, 34, 132, 133, 264, 265)]
     assert found == [16, 4, 4, 4, 2, 2, 1]
     assert splits(132, 1999) == 1 < splits(132, 2000) == 2
@@ -197,13 +163,10 @@ def test_loops_of_few_tiles_are_split(monkeypatch):
 
 def test_heads_run_together_while_their_keys_and_values_fit_the_cache():
     k = Layout((1, 16, 16384, 64), (2**24, 2**20, 64, 1))
-    assert (
-        choose_head_swizzle(k, 16, True, "half") == 2
-        and choose_head_swizzle(k, 16, True, "highest") == 4
-    )
+    assert choose_head_swizzle(k, 16, True, "half") == 2
+    assert choose_head_swizzle(k, 16, True, "highest") == 4
     assert choose_head_swizzle(k, 16, False, "half") == 1
-    assert (
-        choose_head_swizzle(k._replace(shape=(1, 1, 2**22, 64)), 1, True, "half") == 1
-    )
+    long = k._replace(shape=(1, 1, 2**22, 64))
+    assert choose_head_swizzle(long, 1, True, "half") == 1
     # Never more than there are: the number of tiles of a group fits 32 bits.
     assert choose_head_swizzle(k._replace(shape=(1, 1, 1, 1)), 3, True, "half") == 3

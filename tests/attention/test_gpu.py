@@ -1,8 +1,6 @@
-"""What only a GPU can show: every tile of the tables, the whole grid, long tensors,
-repeats, memory, compilers.
+"""What only a GPU shows: all tiles of the tables, long tensors, repeats, compilers.
 
-Compiling takes most of the time: `pytest -m "gpu and not alone" -n 8` does it in
-parallel. What remains times the compiler: `pytest -m "gpu and alone"`.
+`pytest -m "gpu and not alone" -n 8` compiles in parallel, then `-m "gpu and alone"`.
 """
 
 import os
@@ -79,57 +77,39 @@ ENTRIES = {
 }
 
 
+def check(cls, inputs, causal: bool) -> None:
+    check_against_reference(run_class(cls, *inputs, causal), *inputs, causal)
+
+
 @MASKS
 @pytest.mark.parametrize("d", HEAD_DIMS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_all_lengths(dtype, d, causal):
-    for n in LENGTHS:
-        inputs = make_inputs(n, n, d, dtype, "cuda", lead=(2,))
-        check_against_reference(
-            run_class(FlashAttentionTriton, *inputs, causal), *inputs, causal
-        )
-    for n_q, n_k in PAIRS:
+    for n_q, n_k in [*((n, n) for n in LENGTHS), *PAIRS]:
         inputs = make_inputs(n_q, n_k, d, dtype, "cuda", lead=(2,))
-        check_against_reference(
-            run_class(FlashAttentionTriton, *inputs, causal), *inputs, causal
-        )
+        check(FlashAttentionTriton, inputs, causal)
 
 
 @MASKS
 @pytest.mark.parametrize(("gpu", "kind", "d"), ENTRIES, ids=str)
 def test_every_configuration_of_the_tables(precision, gpu, kind, d, causal):
-    """Each entry, not only those of this GPU, on whole and on ragged lengths, unpadded
-    and padded.
-    """
+    """Entries of every GPU, on whole and ragged lengths, padded and unpadded."""
     configs = {
         name: select_by_mask(config, causal)
         for name, config in ENTRIES[gpu, kind, d].items()
     }
-    # The two dtypes of 16 bits share their entries: each mask takes one, so that
-    # compiling ends in time.
-    dtype = (
-        torch.float32 if kind != "half" else torch.bfloat16 if causal else torch.float16
-    )
+    # The two dtypes of 16 bits share their entries: each mask takes one.
+    half = torch.bfloat16 if causal else torch.float16
+    dtype = half if kind == "half" else torch.float32
     precision("high" if kind == "high" else "highest")
-    for n_q, n_k, head in [(512, 512, d), (333, 461, d), (333, 461, d - 3)][
-        : 3 if causal else 2
-    ]:
+    lengths = [(512, 512, d), (333, 461, d), (333, 461, d - 3)][: 3 if causal else 2]
+    for n_q, n_k, head in lengths:
         q, k, v, do = inputs = make_inputs(n_q, n_k, head, dtype, "cuda", lead=(2,))
-        scale = head**-0.5
-        o, lse = launch_forward(q, k, v, causal, scale, configs["forward"])
-        outputs = (
-            o,
-            lse,
-            *launch_backward(
-                do, q, k, v, o, lse, causal, scale, configs["dkdv"], configs["dq"]
-            ),
-        )
-        check_against_reference(
-            dict(zip(NAMES, outputs, strict=True)),
-            *inputs,
-            causal,
-            split=kind == "high",
-        )
+        options = causal, head**-0.5
+        o, lse = launch_forward(q, k, v, *options, configs["forward"])
+        backward = *options, configs["dkdv"], configs["dq"]
+        outputs = o, lse, *launch_backward(do, q, k, v, o, lse, *backward)
+        check_against_reference(outputs, *inputs, causal, split=kind == "high")
 
 
 @COMPILED
@@ -138,9 +118,7 @@ def test_every_configuration_of_the_tables(precision, gpu, kind, d, causal):
 def test_pytorch_tiles_with_a_compiled_backward(dtype, causal):
     for n_q, n_k in ((128, 128), (257, 97)):
         inputs = make_inputs(n_q, n_k, 64, dtype, "cuda", lead=(2,))
-        check_against_reference(
-            run_class(FlashAttentionPyTorch, *inputs, causal), *inputs, causal
-        )
+        check(FlashAttentionPyTorch, inputs, causal)
 
 
 @MASKS
@@ -166,30 +144,28 @@ def test_two_hundred_repeats_are_bit_equal(dtype, causal, monkeypatch):
 
 @MASKS
 def test_offsets_beyond_two_to_the_31(causal):
-    """The last head of one long tensor, and rows so far apart that one tile spans more
-    than 2³¹ elements.
-    """
+    """Only the last head of a long tensor lies past 2³¹ elements."""
     heads, n, d = 2**31 // (4096 * 128) + 2, 4096, 128
-    q, k, v = (
+    long = [
         torch.empty(heads, n, d, dtype=torch.bfloat16, device="cuda").normal_()
-        for _ in range(3)
-    )
-    assert q.numel() > 2**31
-    leaves = tuple(x.requires_grad_() for x in (q, k, v))
-    o = FlashAttentionTriton.apply(*leaves, causal)
-    do = torch.empty_like(o).normal_()
-    last = slice(heads - 1, heads)
-    actual = [o[last], *(x[last] for x in gradients(o, leaves, do))]
-    q, k, v, do = (x[last].detach().clone() for x in (q, k, v, do))
-    expected = run_class(FlashAttentionTriton, q, k, v, do, causal)
-    for name, x in zip(("o", "dq", "dk", "dv"), actual, strict=True):
-        torch.testing.assert_close(x, expected[name], rtol=0.01, atol=0.01, msg=name)
+        for _ in range(4)
+    ]
+    assert long[0].numel() > 2**31
+    alone = [x[-1:].clone() for x in long]
+    actual = run_class(FlashAttentionTriton, *long, causal)
+    assert_near({name: x[-1:] for name, x in actual.items()}, alone, causal)
+
+
+def assert_near(actual, inputs, causal: bool) -> None:
+    """These results are near those of the inputs in other memory."""
+    expected = run_class(FlashAttentionTriton, *inputs, causal)
+    for name, x in expected.items():
+        close = {"rtol": 0.01, "atol": 0.01, "msg": name}
+        torch.testing.assert_close(actual[name], x, **close)
 
 
 def test_the_most_rows():
-    """Of queries, and then of keys: one key gets all of the weight, and equal keys get
-    as much each. Statistics of 2³⁰ rows are 2³¹ numbers.
-    """
+    """One key gets all of the weight, and 2³⁰ equal keys get as much each."""
     n = 2**30
     one, many = (
         torch.ones(1, rows, 1, device="cuda", dtype=torch.bfloat16) for rows in (1, n)
@@ -210,30 +186,20 @@ def test_the_most_rows():
 def test_rows_far_apart(causal):
     """The row stride alone takes a tile past 2³¹ elements: rows are 2²⁵ apart."""
     n, d, stride = 80, 16, 2**25
-    memory = torch.full(
-        (n * stride,), float("nan"), dtype=torch.bfloat16, device="cuda"
-    )
+    memory = torch.empty(n * stride, dtype=torch.bfloat16, device="cuda")
+    memory.fill_(float("nan"))
     inputs = make_inputs(n, n, d, torch.bfloat16, "cuda")
-    views = []
-    for i, x in enumerate(inputs):
-        view = memory.as_strided((1, n, d), (n * stride, stride, 1), 64 * i)
+    strides = n * stride, stride, 1
+    views = [memory.as_strided((1, n, d), strides, 64 * i) for i in range(4)]
+    for view, x in zip(views, inputs, strict=True):
         view.copy_(x)
-        views.append(view)
-    expected = run_class(FlashAttentionTriton, *inputs, causal)
-    q, k, v, do = views
-    actual = run_class(FlashAttentionTriton, q, k, v, do, causal)
-    for name in NAMES:
-        torch.testing.assert_close(
-            actual[name], expected[name], rtol=0.01, atol=0.01, msg=name
-        )
+    assert_near(run_class(FlashAttentionTriton, *views, causal), inputs, causal)
 
 
 def test_more_heads_than_a_launch_grid_has_rows():
     """CUDA's second and third grid axes end at 65 535."""
     inputs = make_inputs(16, 16, 16, torch.bfloat16, "cuda", lead=(70_000,))
-    check_against_reference(
-        run_class(FlashAttentionTriton, *inputs, True), *inputs, True
-    )
+    check(FlashAttentionTriton, inputs, True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -253,31 +219,19 @@ def test_memory_is_linear_in_the_length(dtype):
 
 @COMPILED
 def test_the_leaderboard_program():
-    """The class compiled whole, a gradient with strides of zero, gradients that add up
-    over calls.
-    """
+    """The compiled class gets a gradient of stride zero and accumulates over calls."""
     torch.compiler.reset()
-    q, k, v = (
-        torch.randn(
-            16, 512, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True
-        )
-        for _ in range(3)
-    )
+    q, k, v, _ = make_inputs(512, 512, 64, torch.bfloat16, "cuda", lead=(16,))
+    for x in (q, k, v):
+        x.requires_grad_()
     flash = torch.compile(FlashAttentionTriton.apply)
     for _ in range(2):
         flash(q, k, v, True).sum().backward()
-    one = run_class(
-        FlashAttentionTriton,
-        q,
-        k,
-        v,
-        torch.ones((), device="cuda", dtype=q.dtype).expand_as(q),
-        True,
-    )
-    for leaf, name in ((q, "dq"), (k, "dk"), (v, "dv")):
-        torch.testing.assert_close(
-            leaf.grad, 2 * one[name], rtol=0.02, atol=0.02, msg=name
-        )
+    do = torch.ones((), device="cuda", dtype=q.dtype).expand_as(q)
+    one = run_class(FlashAttentionTriton, q, k, v, do, True)
+    for x, name in ((q, "dq"), (k, "dk"), (v, "dv")):
+        close = {"rtol": 0.02, "atol": 0.02, "msg": name}
+        torch.testing.assert_close(x.grad, 2 * one[name], **close)
 
 
 @COMPILED
@@ -297,6 +251,13 @@ def test_one_graph_under_the_default_compiler(dynamic):
             torch.autograd.grad(compiled(*leaves), leaves, do), expected, strict=True
         ):
             torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
+
+
+def both(q, k, v, do):
+    """o and the gradients by the public function."""
+    leaves = tuple(x.detach().requires_grad_() for x in (q, k, v))
+    o = flash_attention(*leaves, causal=True)
+    return o.detach(), *torch.autograd.grad(o, leaves, do)
 
 
 # --8<-- [start:graph]
@@ -331,29 +292,15 @@ def captured(step):
     ids=str,
 )
 def test_a_cuda_graph_of_both_passes_computes_what_eager_mode_does(dtype, lead, n):
-    """Bit by bit, also after other inputs were copied into the tensors of its
-    capture.
-    """
+    """Bit by bit, also after new inputs are copied in."""
     tensors = make_inputs(n, n, 64, dtype, "cuda", lead=lead)
-    *leaves, do = tensors
-    for x in leaves:
-        x.requires_grad_()
-
-    def step():
-        o = flash_attention(*leaves, causal=True)
-        return o.detach(), *torch.autograd.grad(o, leaves, do)
-
-    graph, results = captured(step)
+    graph, results = captured(lambda: both(*tensors))
     for seed in (1, 2):
         others = make_inputs(n, n, 64, dtype, "cuda", lead=lead, seed=seed)
-        with torch.no_grad():
-            for x, other in zip(tensors, others, strict=True):
-                x.copy_(other)
+        for x, other in zip(tensors, others, strict=True):
+            x.copy_(other)
         graph.replay()
-        for name, x, expected in zip(
-            ("o", "dq", "dk", "dv"), results, step(), strict=True
-        ):
-            assert torch.equal(x, expected), (name, seed)
+        assert all(map(torch.equal, results, both(*tensors))), seed
 
 
 @COMPILED
@@ -372,11 +319,8 @@ def test_the_compiler_captures_it_too():
         )
         leaves = tuple(x.requires_grad_() for x in (q, k, v))
         o, expected = compiled(*leaves), function(*leaves)
-        assert torch.equal(o, expected)
-        for ours, theirs in zip(
-            gradients(o, leaves, do), gradients(expected, leaves, do), strict=True
-        ):
-            assert torch.equal(ours, theirs), seed
+        ours = o, *gradients(o, leaves, do)
+        assert all(map(torch.equal, ours, (expected, *gradients(expected, leaves, do))))
     assert counters["inductor"]["cudagraph_skips"] == 0
 
 
@@ -401,11 +345,6 @@ def test_calls_of_threads_on_their_own_streams_are_those_of_one(known):
         for b, h, n, d in SHAPES
     ]
 
-    def both(q, k, v, do):
-        leaves = tuple(x.detach().requires_grad_() for x in (q, k, v))
-        o = flash_attention(*leaves, causal=True)
-        return o.detach(), *torch.autograd.grad(o, leaves, do)
-
     def work(stream):
         with torch.cuda.stream(stream):
             found = [both(*x) for _ in range(5) for x in inputs]
@@ -421,10 +360,7 @@ def test_calls_of_threads_on_their_own_streams_are_those_of_one(known):
         found = [results for of in pool.map(work, streams) for results in of]
     expected = expected or [both(*x) for x in inputs]
     for i, results in enumerate(found):
-        for name, ours, alone in zip(
-            ("o", "dq", "dk", "dv"), results, expected[i % len(inputs)], strict=True
-        ):
-            assert torch.equal(ours, alone), (SHAPES[i % len(inputs)], name)
+        assert all(map(torch.equal, results, expected[i % len(inputs)])), i
 
 
 def test_a_call_on_a_side_stream_waits_for_what_is_queued_there():
@@ -456,9 +392,7 @@ def test_the_cpu_is_refused_beside_a_gpu():
     x = torch.zeros(1, 8, 16)
     with pytest.raises(ValueError, match="q must be on a CUDA device, got cpu"):
         flash_attention(x, x, x)
-    with pytest.raises(
-        ValueError, match="k must be on the device of q, cuda:0, got cpu"
-    ):
+    with pytest.raises(ValueError, match="k must be on the device of q, cuda:0, got"):
         flash_attention(x.cuda(), x, x)
     assert not INTERPRETED.value
 
@@ -467,9 +401,7 @@ def test_the_cpu_is_refused_beside_a_gpu():
 def test_the_gpu_of_the_tensors_is_used():
     inputs = make_inputs(97, 97, 64, torch.bfloat16, "cuda:1")
     assert torch.cuda.current_device() == 0
-    check_against_reference(
-        run_class(FlashAttentionTriton, *inputs, True), *inputs, True
-    )
+    check(FlashAttentionTriton, inputs, True)
 
 
 FIRST_CALL = """
@@ -503,16 +435,12 @@ MOST_SECONDS = 15
 def test_the_first_call_does_not_wait_long_for_the_compiler(dtype, d, n, tmp_path):
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", FIRST_CALL, str(n), str(d), dtype]
-    done = subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    piped = {"capture_output": True, "text": True, "timeout": 120}
+    done = subprocess.run(command, env=environment, cwd=ROOT, **piped)
     assert done.returncode == 0, done.stderr
     # The first one imports Triton too.
     forward, backward = map(float, done.stdout.split())
-    print(
-        f"{dtype}, d {d}, N {n}: "
-        f"first forward {forward:.1f} s, first backward {backward:.1f} s"
-    )
+    print(f"{dtype}, d {d}, N {n}: first calls {forward:.1f} s, {backward:.1f} s")
     assert any(tmp_path.rglob("*.cubin")) and max(forward, backward) < MOST_SECONDS
 
 
@@ -546,7 +474,6 @@ def test_the_sanitizer_finds_nothing(tool):
     # PyTorch's allocator hands out parts of large blocks, in which a stray access would
     # go unseen.
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    piped = {"capture_output": True, "text": True}
+    done = subprocess.run(command, cwd=ROOT, env=environment, **piped)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

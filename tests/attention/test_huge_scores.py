@@ -1,6 +1,4 @@
-"""Scores of 2³¹ and more: float32 rounds their scale by more than exp2 can take, and a
-GPU fuses the product with the subtraction that follows (pytorch/pytorch#121558).
-"""
+"""Scores past 2³¹, whose rounding exp2 can't take (pytorch/pytorch#121558)."""
 
 import numpy as np
 import pytest
@@ -8,7 +6,7 @@ import torch
 from torch import Tensor
 
 from systems.attention import attention_reference, flash_attention
-from tests.attention.checks import DTYPES
+from tests.attention.checks import DTYPES, hide_later_keys
 
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 # What all of q, k and v are: rounding moves their scaled scores by up to 2³², up or
@@ -66,21 +64,17 @@ def test_equal_huge_scores_in_splits(value, fused, device):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @MASKS
 def test_the_largest_of_huge_scores_takes_all(causal, dtype, fused, device):
-    """Scores that grow from moderate to huge from key to key, and that fall: each row
-    has p = 1 at the largest of those that it sees.
-    """
+    """Scores grow to huge and fall; p is 1 at the largest that a row sees."""
     n, d = 80, 16
     steps = torch.arange(n, device=device) % 40
     for order in (steps, steps.flip(0)):
         k = (2.0 ** (order // 2 - 16)).to(dtype)[:, None].expand(n, d).contiguous()
         q = torch.full((n, d), 2.0**15, dtype=dtype, device=device)
         v = torch.randn(n, d, device=device).to(dtype)
-        o = flash_attention(
-            q[None], k[None], v[None], causal, scale=2.0**10, backend="triton"
-        )
+        options = {"scale": 2.0**10, "backend": "triton"}
+        o = flash_attention(q[None], k[None], v[None], causal, **options)
         s = (q.double() @ k.double().mT) * 2.0**10
-        if causal:
-            s = s.masked_fill(torch.ones_like(s).triu(1).bool(), -float("inf"))
+        s = hide_later_keys(s) if causal else s
         expected = torch.softmax(s, -1) @ v.double()
         assert torch.allclose(o[0].double(), expected, rtol=1e-2, atol=1e-2)
 
@@ -153,6 +147,5 @@ def test_different_huge_scores_on_a_gpu(backend):
     q, k = q * 2**20, k * 2**20
     o = flash_attention(q, k, v, causal=True, backend=backend)
     s = q.double() @ k.double().mT
-    later = torch.ones(2048, 2048, dtype=torch.bool, device="cuda").triu(1)
-    chosen = s.masked_fill(later, -float("inf")).argmax(-1)
+    chosen = hide_later_keys(s).argmax(-1)
     assert torch.equal(o, v.gather(2, chosen[..., None].expand(v.shape)))

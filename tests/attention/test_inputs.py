@@ -1,6 +1,4 @@
-"""What flash attention takes and refuses: strides, poison around them, grouped heads,
-leading dimensions, bad input.
-"""
+"""What flash attention takes and refuses: strides, heads, dtypes, bad input."""
 
 import math
 import os
@@ -43,9 +41,7 @@ BACKENDS = ["torch", "triton", "auto"]
 
 
 def amid_nan(x: torch.Tensor) -> torch.Tensor:
-    """The same values as a view into memory that is NaN everywhere else: before, after
-    and between the rows.
-    """
+    """Return the same values as a view into memory that is NaN everywhere else."""
     *lead, n, d = x.shape
     memory = torch.full(
         (*lead, n + 70, d + 9), float("nan"), dtype=x.dtype, device=x.device
@@ -71,23 +67,18 @@ def test_strides_and_what_lies_between_them(cls, layout, causal, device):
     inputs = make_inputs(37, 70, 24, device=device, lead=(1, 2))
     expected = run_class(cls, *inputs, causal)
     views = tuple(LAYOUTS[layout](x) for x in inputs)
-    assert all(
-        not x.is_contiguous() and torch.equal(x, y)
-        for x, y in zip(views, inputs, strict=True)
-    )
+    assert not any(x.is_contiguous() for x in views)
+    assert all(map(torch.equal, views, inputs))
     actual = run_class(cls, *views, causal)
     for name in NAMES:
         # Another layout may be summed in another order.
-        torch.testing.assert_close(
-            actual[name], expected[name], rtol=0, atol=1e-5, msg=name
-        )
+        close = {"rtol": 0, "atol": 1e-5, "msg": name}
+        torch.testing.assert_close(actual[name], expected[name], **close)
 
 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_a_gradient_and_keys_that_are_expanded(cls, device):
-    """The backward pass of o.sum() hands over a do whose strides are all zero. Keys
-    that the batch shares have a stride of 0 there, and autograd sums their gradients.
-    """
+    """o.sum() has a do of stride zero, and the batch shares its keys."""
     q, k, v, _ = make_inputs(40, 70, 16, device=device, lead=(3,))
     k, v = k[:1].expand(3, -1, -1), v[:1].expand(3, -1, -1)
     do = torch.ones((), device=device).expand_as(q)
@@ -112,32 +103,24 @@ def test_kernels_write_all_of_their_outputs_and_nothing_else(
         memories.append(memory)
         return memory[2048 : 2048 + count].view(shape)
 
+    new_empty = torch.Tensor.new_empty
+
+    def poisoned_like(x, shape, dtype=None, **options):
+        # The interpreter names a device for copies of its own.
+        if options:
+            return new_empty(x, shape, dtype=dtype, **options)
+        return poisoned(shape, dtype, x.device)
+
+    def statistics(x):
+        return poisoned(x.shape[:-1], torch.float32, x.device)
+
     with monkeypatch.context() as patch:
-        new_empty = torch.Tensor.new_empty
-
-        def poisoned_like(x, shape, dtype=None, **options):
-            # The interpreter names a device for copies of its own.
-            return (
-                new_empty(x, shape, dtype=dtype, **options)
-                if options
-                else poisoned(shape, dtype, x.device)
-            )
-
         patch.setattr(torch.Tensor, "new_empty", poisoned_like)
-        patch.setattr(
-            torch, "empty_like", lambda x: poisoned(x.shape, x.dtype, x.device)
-        )
-        patch.setattr(
-            launches,
-            "empty_row_statistics",
-            lambda x: poisoned(x.shape[:-1], torch.float32, x.device),
-        )
+        patch.setattr(torch, "empty_like", lambda x: poisoned_like(x, x.shape, x.dtype))
+        patch.setattr(launches, "empty_row_statistics", statistics)
         o, lse = launches.launch_forward(q, k, v, causal, d**-0.5)
-        outputs = (
-            o,
-            lse,
-            *launches.launch_backward(do, q, k, v, o, lse, causal, d**-0.5),
-        )
+        rest = do, q, k, v, o, lse, causal, d**-0.5
+        outputs = o, lse, *launches.launch_backward(*rest)
     # o, lse, dq, dk, dv and delta.
     assert len(memories) == 6
     for memory in memories:
@@ -163,9 +146,8 @@ def check_float32(backend: str, q, k, v, do, causal: bool) -> torch.Tensor:
 @parametrize_pairs(backend=BACKENDS, kv_heads=[1, 2, 4], causal=[False, True])
 def test_grouped_heads(backend, kv_heads, causal, device):
     """Gradients of k and v are sums over the query heads that share them."""
-    q, k, v, do = make_inputs(
-        33, 40, 16, device=device, lead=(2, 4), lead_k=(2, kv_heads)
-    )
+    heads = {"lead": (2, 4), "lead_k": (2, kv_heads)}
+    q, k, v, do = make_inputs(33, 40, 16, device=device, **heads)
     o = check_float32(backend, q, k, v, do, causal)
     sdpa = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
     torch.testing.assert_close(o, sdpa, rtol=0, atol=2e-5)
@@ -196,71 +178,55 @@ def nested(*parts: torch.Tensor) -> torch.Tensor:
         return torch.nested.nested_tensor(list(parts))
 
 
-def scaled(scale: object) -> list[Any]:
-    return [*[x(8, 4)] * 3, False, scale]
+def shaped(*options, K=None, V=None) -> list[Any]:
+    """q, k, v that are right but for those that are given, and options."""
+    q = x(2, 8, 4)
+    return [q, q if K is None else K, q if V is None else V, *options]
 
 
+HALF = x(2, 8, 4).half()
+META = x(2, 8, 4, device="meta")
 # By the message of the error, what is given in the order of the parameters.
 WRONG_TYPES = {
-    "q must be a torch.Tensor, got list": lambda: [[1.0], x(2, 8, 4), x(2, 8, 4)],
-    "k must be a strided .* torch.sparse": lambda: [x(8, 4), x(8, 4).to_sparse(), x(4)],
-    "q must be one of .*float32.*, got int64": lambda: 3 * [x(8, dtype=torch.int64)],
-    "v must have the dtype of q, torch.float32, got torch.float16": lambda: [
-        *(x(2, 8, 4), x(2, 8, 4), x(2, 8, 4).half())
-    ],
-    "causal must be True or False, got 1; .* SDPA takes attn_mask": lambda: [
-        *(*[x(8, 4)] * 3, 1)
-    ],
-    r"causal must be True or False, got numpy\.bool": lambda: [
-        *(*[x(8, 4)] * 3, np.bool_(True))
-    ],
+    "q must be a torch.Tensor, got list": [[1.0], x(2, 8, 4), x(2, 8, 4)],
+    "k must be a strided .* torch.sparse": [x(8, 4), x(8, 4).to_sparse(), x(4)],
+    "q must be one of .*float32.*, got int64": [x(8, dtype=torch.int64)] * 3,
+    "v must have the dtype of q, torch.float32, got torch.float16": shaped(V=HALF),
+    "causal must be True or False, got 1; .* SDPA takes attn_mask": shaped(1),
+    r"causal must be True or False, got numpy\.bool": shaped(np.bool_(True)),
     # A mask of PyTorch's comes fourth, or flash-attn's share of dropout.
-    r"must be True or False, got torch\.Tensor; .* SDPA takes attn_mask": lambda: [
-        *(*[x(8, 4)] * 3, x(8, 8))
-    ],
-    "got 0.0; it is the fourth argument, .* flash-attn dropout_p": lambda: [
-        *(*[x(8, 4)] * 3, 0.0)
-    ],
-    "scale must be an int, a float or None, got builtins.str": lambda: scaled("1"),
-    "an int, a float or None, got numpy.float32": lambda: scaled(np.float32(0.5)),
-    "must not be nested tensors": lambda: [nested(x(3, 4), x(2, 4))] * 3,
+    r"must be True or False, got torch\.Tensor; .* SDPA takes": shaped(x(8, 8)),
+    "got 0.0; it is the fourth argument, .* flash-attn dropout_p": shaped(0.0),
+    "scale must be an int, a float or None, got builtins.str": shaped(False, "1"),
+    "float or None, got numpy.float32": shaped(False, np.float32(0.5)),
+    "must not be nested tensors": [nested(x(3, 4), x(2, 4))] * 3,
 }
 WRONG_VALUES = {
-    "k must be on the device of q, cpu, got meta": lambda: [
-        *(x(2, 8, 4), x(2, 8, 4, device="meta"), x(2, 8, 4))
+    "k must be on the device of q, cpu, got meta": shaped(K=META),
+    "q must be on a .*device.*, got meta": [META] * 3,
+    r"q must have two or more .* got shape \(4,\)": [x(4)] * 3,
+    r"k must have as many dimensions as q, 3, got shape \(8, 4\)": shaped(K=x(8, 4)),
+    r"k must not be empty, got .*2, 0, 4": shaped(K=x(2, 0, 4), V=x(2, 0, 4)),
+    r"v must have the head dimension of q, 4, got .*2, 8, 5": shaped(V=x(2, 8, 5)),
+    r"v must have the shape of k, \(2, 8, 4\), got .*2, 9, 4": shaped(V=x(2, 9, 4)),
+    r"k must have the leading dimensions of q, \(2,\), got \(3,\)": [
+        *(x(2, 1, 8, 4), *[x(3, 1, 8, 4)] * 2)
     ],
-    "q must be on a .*device.*, got meta": lambda: [x(2, 8, 4, device="meta")] * 3,
-    r"q must have two or more .* got shape \(4,\)": lambda: [x(4)] * 3,
-    r"k must have as many dimensions as q, 3, got shape \(8, 4\)": lambda: [
-        *(x(2, 8, 4), x(8, 4), x(8, 4))
+    "k must have as many heads as q, 4, or a divisor of them, got 3": [
+        *(x(1, 4, 8, 4), *[x(1, 3, 8, 4)] * 2)
     ],
-    r"k must not be empty, got .*2, 0, 4": lambda: [
-        *(x(2, 8, 4), x(2, 0, 4), x(2, 0, 4))
-    ],
-    r"v must have the head dimension of q, 4, got shape \(2, 8, 5\)": lambda: [
-        *(x(2, 8, 4), x(2, 8, 4), x(2, 8, 5))
-    ],
-    r"v must have the shape of k, \(2, 8, 4\), got \(2, 9, 4\)": lambda: [
-        *(x(2, 8, 4), x(2, 8, 4), x(2, 9, 4))
-    ],
-    r"k must have the leading dimensions of q, \(2,\), got \(3,\)": lambda: [
-        *(x(2, 1, 8, 4), x(3, 1, 8, 4), x(3, 1, 8, 4))
-    ],
-    "k must have as many heads as q, 4, or a divisor of them, got 3": lambda: [
-        *(x(1, 4, 8, 4), x(1, 3, 8, 4), x(1, 3, 8, 4))
-    ],
-    "scale must be positive and .*-1.0": lambda: scaled(-1.0),
-    "scale must be .* got nan": lambda: scaled(math.nan),
-    "scale must be .* normal number of float32 .* got 1e-46": lambda: scaled(1e-46),
-    "scale must be .* got 1000": lambda: scaled(10**400),
-    r"scale must be .* times log2\(e\), too .* got 3e\+38": lambda: scaled(3e38),
+    "scale must be positive and .*-1.0": shaped(False, -1.0),
+    "scale must be .* got nan": shaped(False, math.nan),
+    "scale must be .* normal number of float32 .* got 1e-46": shaped(False, 1e-46),
+    "scale must be .* got 1000": shaped(False, 10**400),
+    r"scale must be .* times log2\(e\), too .* got 3e\+38": shaped(False, 3e38),
 }
 
 
 @pytest.mark.parametrize("message", [*WRONG_TYPES, *WRONG_VALUES])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bad_input_is_refused_before_anything_runs(backend, message, monkeypatch):
-    make = (WRONG_TYPES | WRONG_VALUES)[message]
+    given = (WRONG_TYPES | WRONG_VALUES)[message]
     error = TypeError if message in WRONG_TYPES else ValueError
 
     def ran(*_):
@@ -270,7 +236,7 @@ def test_bad_input_is_refused_before_anything_runs(backend, message, monkeypatch
     monkeypatch.setattr(prepared.PreparedCall, "forward", ran)
     monkeypatch.setattr(dispatch, "LAUNCHERS", {})
     with pytest.raises(error, match=message):
-        flash_attention(*make(), backend=backend)  # pyright: ignore
+        flash_attention(*given, backend=backend)  # pyright: ignore
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -283,27 +249,20 @@ def test_the_smallest_scale_gives_the_average_of_the_values(backend, device):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_with_the_largest_scale_a_score_of_zero_stays_one(backend, device):
-    k = torch.diag(torch.tensor([-1.0] * 8, device=device)) * 2.0**-4
-    v = torch.randn(8, 8, device=device)
-    largest = math.nextafter(2.0**127, 0)
     # Each query scores 0 with all keys but one, which it leaves no weight.
-    q = -k.flip(0)
-    o = flash_attention(q, k, v, scale=largest, backend=backend)
-    hidden = v.flip(0)
-    torch.testing.assert_close(o, (v.sum(0) - hidden) / 7)
+    k, v = torch.eye(8, device=device) * -(2.0**-4), torch.randn(8, 8, device=device)
+    largest = math.nextafter(2.0**127, 0)
+    o = flash_attention(-k.flip(0), k, v, scale=largest, backend=backend)
+    torch.testing.assert_close(o, (v.sum(0) - v.flip(0)) / 7)
 
 
 def test_what_only_the_kernels_refuse(device):
+    named = "one of auto, hopper, triton, torch, first, got 'cuda'"
     for error, message, tensor, options in (
-        (TypeError, "one of float32, .* got float64", x(8, 4, dtype=torch.float64), {}),
+        (TypeError, "one of float32, .* got float64", x(8, 4).double(), {}),
         (ValueError, "q must have a head dimension from 1 to 256", x(8, 257), {}),
-        (ValueError, "q must be on a CUDA device", x(8, 4, device="meta"), {}),
-        (
-            ValueError,
-            "one of auto, hopper, triton, torch, first, got 'cuda'",
-            x(8, 4),
-            {"backend": "cuda"},
-        ),
+        (ValueError, "q must be on a CUDA device", META, {}),
+        (ValueError, named, x(8, 4), {"backend": "cuda"}),
     ):
         with pytest.raises(error, match=message):
             flash_attention(*[tensor] * 3, **options)
@@ -349,10 +308,8 @@ except ValueError as error:
 def test_second_derivatives_are_refused(backend, device):
     q = torch.randn(1, 8, 4, device=device, requires_grad=True)
     o = flash_attention(q, q, q, backend=backend)
-    with pytest.raises(
-        ValueError,
-        match="can't be differentiated again: backward got create_graph=True",
-    ):
+    said = "can't be differentiated again: backward got create_graph=True"
+    with pytest.raises(ValueError, match=said):
         torch.autograd.grad(o.sum(), q, create_graph=True)
 
 
@@ -372,9 +329,7 @@ def test_a_batch_of_gradients(way, backend, device):
     ids=str,
 )
 def test_autocast_is_that_of_sdpa(dtypes, backend, device):
-    """Cast on the way in, gradients in the dtypes that came: rotary embeddings leave q,
-    k in float32, v in bfloat16.
-    """
+    """Inputs are cast, and gradients have the dtypes of the inputs."""
     leaves = [
         torch.randn(1, 2, 40, 16, device=device, dtype=dtype, requires_grad=True)
         for dtype in dtypes
@@ -446,11 +401,8 @@ def test_the_page_on_the_mask_of_flash_attn(n_q, n_k, device):
     exec(code_of_page("o = flash_attention(F.pad("), names | globals(), names)
     visible = torch.ones(n_q, n_k, dtype=torch.bool, device=device).tril(n_k - n_q)
     expected = F.scaled_dot_product_attention(*leaves, attn_mask=visible)
-    for a, b in zip(
-        (names["o"], *gradients(names["o"], leaves, do)),
-        (expected, *gradients(expected, leaves, do)),
-        strict=True,
-    ):
+    ours = names["o"], *gradients(names["o"], leaves, do)
+    for a, b in zip(ours, (expected, *gradients(expected, leaves, do)), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=2e-5)
 
 
@@ -469,18 +421,16 @@ def test_the_page_on_the_layout_of_flash_attn(device):
 def test_only_what_backward_needs_is_saved(cls, device):
     q, k, v, _ = make_inputs(20, 30, 16, device=device, lead=(2,))
     o = cls.apply(*(x.requires_grad_() for x in (q, k, v)), True)
-    assert sorted(x.shape for x in o.grad_fn.saved_tensors) == sorted(
-        [q.shape, k.shape, v.shape, o.shape, q.shape[:-1]]
-    )
+    saved = [q.shape, k.shape, v.shape, o.shape, q.shape[:-1]]
+    assert sorted(x.shape for x in o.grad_fn.saved_tensors) == sorted(saved)
 
 
 def test_gradients_of_only_some_inputs(device):
     q, k, v, do = make_inputs(20, 30, 16, device=device)
     v.requires_grad_()
     (dv,) = torch.autograd.grad(flash_attention(q, k, v), v, do)
-    assert torch.allclose(
-        dv.double(), run_reference(q, k, v, do, False)["dv"], atol=1e-5
-    )
+    expected = run_reference(q, k, v, do, False)["dv"]
+    assert torch.allclose(dv.double(), expected, atol=1e-5)
 
 
 WITHOUT = """
@@ -506,12 +456,8 @@ assert not found, found
 
 def test_the_kernels_need_nothing_of_the_records(device):
     """Neither our modules for them nor the packages that these need."""
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, device],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    line, pipes = [sys.executable, "-c", WITHOUT, device], {"capture_output": True}
+    done = subprocess.run(line, cwd=ROOT, text=True, **pipes)
     assert done.returncode == 0, done.stderr
 
 

@@ -22,22 +22,16 @@ def test_the_second_call_checks_chooses_and_prepares_nothing(device, monkeypatch
     def run():
         leaves = leaves_of(q.clone(), k.clone(), v.clone())
         o = flash_attention(*leaves, causal=True)
-        gradients = [
-            x
-            for by in (do, one)
-            for x in torch.autograd.grad(o, leaves, by, retain_graph=True)
-        ]
-        return flash_attention(q, k, v, causal=True), o, *gradients
+        by = [torch.autograd.grad(o, leaves, x, retain_graph=True) for x in (do, one)]
+        return flash_attention(q, k, v, causal=True), o, *by[0], *by[1]
 
     first = run()
-    for module, name in [
-        (dispatch, "check_call"),
-        (dispatch, "choose_backend"),
-        (prepared, "check_properties"),
-        (prepared, "forward_launches"),
-        (prepared, "backward_launches"),
-    ]:
-        monkeypatch.setattr(module, name, lambda *_, name=name: pytest.fail(name))
+    for module, names in (
+        (dispatch, "check_call choose_backend"),
+        (prepared, "check_properties forward_launches backward_launches"),
+    ):
+        for name in names.split():
+            monkeypatch.setattr(module, name, lambda *_, name=name: pytest.fail(name))
     assert all(torch.equal(a, b) for a, b in zip(run(), first, strict=True))
 
 
@@ -63,27 +57,24 @@ def test_the_backward_pass_asks_anew_how_float32_is_multiplied(
     assert asked == ["highest", "high"]
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"causal": 1}, "causal must be True or False, got 1"),
-        ({"causal": True, "scale": True}, "scale must be an int, a float or None"),
-        ({"causal": True, "scale": 0.0}, "scale must be positive"),
-        ({"causal": True, "backend": "none"}, "backend must be one of"),
-    ],
-    ids=str,
-)
+WRONG: dict[str, dict[str, Any]] = {
+    "causal must be True or False, got 1": {"causal": 1},
+    "scale must be an int, a float or None": {"causal": True, "scale": True},
+    "scale must be positive": {"causal": True, "scale": 0.0},
+    "backend must be one of": {"causal": True, "backend": "none"},
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
 @pytest.mark.parametrize("recorded", [False, True])
-def test_what_equals_a_known_option_and_is_none_is_refused(
-    options: dict[str, Any], said, recorded, device
-):
+def test_what_equals_a_known_option_and_is_none_is_refused(said, recorded, device):
     """1 equals True, and was no mask before a call with True either."""
     q, k, v, _ = make_inputs(20, 20, 16, device=device)
     if recorded:
         q, k, v = leaves_of(q, k, v)
     flash_attention(q, k, v, causal=True, scale=1.0)
     with pytest.raises((TypeError, ValueError), match=said):
-        flash_attention(q, k, v, **options)
+        flash_attention(q, k, v, **WRONG[said])
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
@@ -102,36 +93,38 @@ def laid_out_anew(x):
 
 
 def with_gaps(x):
-    """The same numbers, every other one in memory."""
+    """The same numbers, every other one in memory; of lse too."""
     return torch.stack((x, torch.full_like(x, float("nan"))), -1)[..., 0]
 
 
-@pytest.mark.parametrize("lies", ["heads beside tokens", "one tensor of three"])
-def test_what_hooks_lay_out_anew_gives_the_same_gradients(lies, device):
-    q, k, v, do = make_inputs(20, 20, 16, device=device, lead=(1, 2))
-    if lies == "heads beside tokens":
-        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
-    else:
-        q, k, v = torch.stack((q, k, v), 3).unbind(3)
-    leaves = leaves_of(q, k, v)
-    expected = torch.autograd.grad(flash_attention(*leaves, causal=True), leaves, do)
-    hooks = torch.autograd.graph.saved_tensors_hooks(laid_out_anew, lambda x: x)
-    with hooks:
-        o = flash_attention(*leaves, causal=True)
+LIES = {
+    "without a batch": lambda *tensors: tuple(x[0] for x in tensors),
+    "heads beside tokens": lambda *tensors: tuple(
+        x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors
+    ),
+    "one tensor of three": lambda *tensors: torch.stack(tensors, 3).unbind(3),
+}
+
+
+@pytest.mark.parametrize(
+    ("backend", "lies", "pack"),
+    [
+        *(("auto", lies, laid_out_anew) for lies in list(LIES)[1:]),
+        *(
+            (backend, "without a batch", with_gaps)
+            for backend in ("auto", "first", "torch")
+        ),
+    ],
+)
+def test_saved_tensors_may_come_back_laid_out_anew(backend, lies, pack, device):
+    q, k, v, do = make_inputs(64, 64, 16, device=device, lead=(1, 2))
+    leaves = leaves_of(*LIES[lies](q, k, v))
+    options = {"causal": True, "backend": backend}
+    do = do.view(leaves[0].shape)
+    expected = torch.autograd.grad(flash_attention(*leaves, **options), leaves, do)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        o = flash_attention(*leaves, **options)
     for a, b in zip(torch.autograd.grad(o, leaves, do), expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("backend", ["auto", "first", "torch"])
-def test_saved_tensors_may_come_back_with_gaps(backend, device):
-    """All of them, lse too, which kernels read as if it had none."""
-    q, k, v, do = make_inputs(64, 64, 16, device=device, lead=(2,))
-    leaves = leaves_of(q, k, v)
-    with torch.autograd.graph.saved_tensors_hooks(with_gaps, lambda x: x):
-        o = flash_attention(*leaves, causal=True, backend=backend)
-    ours = torch.autograd.grad(o, leaves, do)
-    o = flash_attention(*leaves, causal=True, backend=backend)
-    for a, b in zip(ours, torch.autograd.grad(o, leaves, do), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 

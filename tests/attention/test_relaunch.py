@@ -21,9 +21,7 @@ from systems.attention.triton.launches import launch_forward
 
 
 class Kernel:
-    """Stands for a function of Triton's: notes how it was called, and how what it
-    compiled was.
-    """
+    """A function of Triton that notes how it and its compiled form are called."""
 
     arg_names: tuple[str, ...] = ("x_ptr", "y_ptr", "stride", "n", "B", "A")
 
@@ -112,9 +110,7 @@ def test_more_programs_than_a_grid_holds_are_refused_in_words():
 
 @pytest.mark.usefixtures("a_gpu")
 def test_an_option_may_be_an_argument_of_the_kernel():
-    """As the number of warps is in Gluon. What only describes a tensor is never asked
-    where it begins.
-    """
+    """In Gluon the number of warps is one; descriptors have no address."""
     kernel, x, described = Kernel(), aligned(), object()
     kernel.arg_names = ("x_ptr", "y_desc", "n", "A", "num_warps")
     launch = Launch(kernel, (7,), (3,), {"A": 1}, num_warps=4, maxnreg=168)
@@ -158,22 +154,16 @@ def test_a_profiler_is_told_of_each_launch(hook, put, second, monkeypatch):
         assert kernel.calls[1] == ("with hooks", (7, 1, 1), arguments)
 
 
-class On:
-    """A tensor on the GPU of this number."""
-
-    is_cuda = True
-
-    def __init__(self, index: int):
-        self.index, self.device = index, f"cuda:{index}"
-
-    def get_device(self):
-        return self.index
-
-
 def test_the_device_of_a_tensor_is_made_current_where_it_is_not(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "device", lambda device: device)
-    first, second = (cast(torch.Tensor, On(index)) for index in (0, 1))
+    first, second = (
+        cast(
+            torch.Tensor,
+            SimpleNamespace(is_cuda=True, device=f"cuda:{i}", get_device=lambda i=i: i),
+        )
+        for i in (0, 1)
+    )
     assert use_device_of(first) == "cuda:0"
     assert use_device_of(second) is use_device_of(torch.zeros(1)) is NO_DEVICE_CHANGE
 
@@ -186,25 +176,16 @@ def test_a_tensor_without_a_batch_has_a_batch_of_one():
     assert split.strides == (64, 16, 128, 1)
 
 
-def q_k_v(device, n=64, dtype=torch.float32):
-    q, k, v = torch.randn(3, 1, 2, n, 16, dtype=dtype, device=device)
-    return q, k, v
-
-
 @pytest.mark.gpu
 def test_hooks_hear_of_launches():
     """As Triton's own profiler hangs them in."""
-    x = q_k_v(torch.device("cuda"))
-    launch_forward(*x, True, 0.25)
+    x = torch.randn(3, 1, 2, 64, 16, device="cuda").unbind()
     heard = []
-
-    def hear(metadata):
-        heard.append(metadata)
-
-    knobs.runtime.launch_enter_hook.add(hear)
+    launch_forward(*x, True, 0.25)
+    knobs.runtime.launch_enter_hook.add(heard.append)
     try:
         launch_forward(*x, True, 0.25)
     finally:
-        knobs.runtime.launch_enter_hook.remove(hear)
+        knobs.runtime.launch_enter_hook.remove(heard.append)
     launch_forward(*x, True, 0.25)
     assert [metadata.get()["name"] for metadata in heard] == ["forward_kernel"]

@@ -1,5 +1,7 @@
 """Flash attention under torch.compile and torch.export, and in the model's slot."""
 
+from itertools import product
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -60,20 +62,15 @@ def loss_of_class(q, k, v):
 def test_one_graph_under_compile(function, dynamic, device):
     """No graph break, and the same bits as without compiling."""
     torch.compiler.reset()
-    compiled = torch.compile(
-        function, fullgraph=True, backend=COMPILER, dynamic=dynamic
-    )
+    options = {"fullgraph": True, "backend": COMPILER, "dynamic": dynamic}
+    compiled = torch.compile(function, **options)
     for n in (20, 33):
         q, k, v, do = make_inputs(n, n, 16, device=device)
         leaves = tuple(x.requires_grad_() for x in (q, k, v))
         expected, actual = function(*leaves), compiled(*leaves)
-        assert torch.equal(actual, expected)
-        pairs = zip(
-            torch.autograd.grad(actual, leaves, do),
-            torch.autograd.grad(expected, leaves, do),
-            strict=True,
-        )
-        assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+        ours = actual, *torch.autograd.grad(actual, leaves, do)
+        theirs = expected, *torch.autograd.grad(expected, leaves, do)
+        assert all(map(torch.equal, ours, theirs))
 
 
 def test_autocast_under_compile(device):
@@ -89,9 +86,7 @@ def test_autocast_under_compile(device):
 
 
 def test_one_compilation_of_the_pytorch_step_serves_most_lengths(monkeypatch):
-    """As on a GPU, where it is compiled: too many compilations of one function would
-    leave it eager, unnoticed.
-    """
+    """Too many compilations of a function would leave it eager."""
     torch.compiler.reset()
     graphs = []
 
@@ -99,23 +94,13 @@ def test_one_compilation_of_the_pytorch_step_serves_most_lengths(monkeypatch):
         graphs.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(
-        torch_tiles,
-        "key_tile",
-        torch.compile(torch_tiles.key_tile, backend=count, dynamic=True),
-    )
-    for causal in (False, True):
-        for n_q, n_k, d in (
-            (128, 128, 64),
-            (257, 97, 64),
-            (63, 130, 32),
-            (200, 200, 48),
-            (20, 333, 128),
-        ):
-            inputs = make_inputs(n_q, n_k, d, lead=(2,))
-            check_against_reference(
-                run_class(FlashAttentionPyTorch, *inputs, causal), *inputs, causal
-            )
+    compiled = torch.compile(torch_tiles.key_tile, backend=count, dynamic=True)
+    monkeypatch.setattr(torch_tiles, "key_tile", compiled)
+    shapes = [(128, 128, 64), (257, 97, 64), (63, 130, 32), (200, 200, 48)]
+    for causal, shape in product((False, True), [*shapes, (20, 333, 128)]):
+        inputs = make_inputs(*shape, lead=(2,))
+        results = run_class(FlashAttentionPyTorch, *inputs, causal)
+        check_against_reference(results, *inputs, causal)
     assert 1 <= len(graphs) <= 6
 
 
@@ -167,9 +152,7 @@ REFUSED = {
 @pytest.mark.parametrize("transform", REFUSED)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_compiler_is_refused_what_eager_mode_is(call, transform, device):
-    """In our words, though the compiler says more around them. Forward mode was once
-    computed without its tangent.
-    """
+    """Forward mode was once computed without its tangent."""
     torch.compiler.reset()
     x = torch.randn(2, 3, 20, 16, device=device)
 
@@ -231,22 +214,16 @@ def test_a_second_derivative_of_the_operator_is_refused(device):
         torch.autograd.grad(o.sum(), q, create_graph=True)
 
 
-def loss_and_gradients(
-    model: BasicsTransformerLM, ids: torch.Tensor
-) -> dict[str, torch.Tensor]:
+def loss_and_gradients(model: BasicsTransformerLM, ids: torch.Tensor):
     loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
     names, parameters = zip(*model.named_parameters(), strict=True)
-    return {
-        "loss": loss.detach(),
-        **dict(zip(names, torch.autograd.grad(loss, parameters), strict=True)),
-    }
+    found = torch.autograd.grad(loss, parameters)
+    return {"loss": loss.detach(), **dict(zip(names, found, strict=True))}
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "flash", "flash_torch"])
 def test_the_model_learns_the_same_with_each_attention(attention, device):
-    """Loss and every gradient: at most twice the error of the eager model, both against
-    the eager model in float64.
-    """
+    """Errors against float64 are at most twice those of eager attention."""
 
     def build(name: str) -> BasicsTransformerLM:
         torch.manual_seed(0)
@@ -254,9 +231,8 @@ def test_the_model_learns_the_same_with_each_attention(attention, device):
             50, 80, d_model=48, num_layers=2, num_heads=3, d_ff=64, attention=name
         ).to(device)
 
-    ids = torch.randint(50, (2, 71), generator=torch.Generator().manual_seed(1)).to(
-        device
-    )
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(50, (2, 71), generator=generator).to(device)
     exact = loss_and_gradients(build("eager").double(), ids)
     eager = loss_and_gradients(build("eager"), ids)
     actual = loss_and_gradients(build(attention), ids)

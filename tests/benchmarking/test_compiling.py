@@ -1,6 +1,4 @@
-"""Compiling is counted, kept out of the measured steps, and begins anew for each
-configuration.
-"""
+"""Compiling is counted, kept out of samples, and starts anew for each configuration."""
 
 import os
 import tempfile
@@ -13,9 +11,7 @@ from systems.benchmarking import compiling
 
 @pytest.fixture(autouse=True)
 def no_code_written(monkeypatch):
-    """Graphs are captured and differentiated but run as they are: seconds instead of a
-    minute.
-    """
+    """Capture and differentiate graphs, but run them as they are."""
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
     compiling.load.cache_clear()
     yield

@@ -20,9 +20,7 @@ def kernel(start: int, end: int) -> Kernel:
 
 
 def test_a_phase_takes_what_its_kernels_take(monkeypatch):
-    """Gaps are left out, an overlap counts once, and a phase without kernels has no
-    time instead of zero.
-    """
+    """Gaps don't count, an overlap counts once, no kernels means no time."""
     first = [kernel(0, 1_000_000), kernel(5_000_000, 7_000_000)]
     second = [kernel(0, 2_000_000), kernel(1_000_000, 4_000_000)]
     found = {"forward": [first, second], "loss": [[], []]}
@@ -129,9 +127,7 @@ def ones(monkeypatch):
 
 
 def test_passes_are_told_apart(ones):
-    """Forward alone makes no gradients; the backward passes share one graph; gradients
-    are not accumulated.
-    """
+    """Backward passes share one graph, and gradients don't accumulate."""
     times, calls = pass_times_ms(Product.apply, *ones), gpu_time.CPU_CALLS
     assert [len(samples) for samples in times.values()] == [calls] * 3
     both = ["forward", "backward"] * calls
@@ -190,9 +186,7 @@ def test_gpu_time_of_a_product_is_near_that_of_events(detached):
 @pytest.mark.gpu
 @pytest.mark.alone
 def test_both_instruments_agree_on_the_gpu_time_of_a_step(detached):
-    """Where the GPU is busy, wall-clock time is no more than a little longer; a graph's
-    has no gaps but those between kernels.
-    """
+    """Kernel time is at most wall-clock time, and near that of a graph."""
     work = Workload("cuda", "medium", 512, "step", "fp32")
     clear = work.model.zero_grad
     wall = timing.measure(work.step, warmup=3, repeats=5, device="cuda", between=clear)

@@ -1,6 +1,4 @@
-"""A pass as CUDA graphs: its phases in order, with the kernels of eager mode, and
-nothing left behind.
-"""
+"""A pass as CUDA graphs: one for each phase, with nothing left behind."""
 
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -16,9 +14,7 @@ from systems.records.outcome import Unsupported
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A GPU whose graphs are lists of what was launched; `events` tells what
-    happened.
-    """
+    """A GPU whose graphs list what was launched; `events` tells what happened."""
     events: list[str] = []
 
     class Graph(list):
@@ -111,9 +107,7 @@ def test_a_cpu_has_none():
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_graphs_of_a_step_compute_what_eager_mode_does(precision):
-    """Gradients of the same weights, at the second replay too, which adds to none; and
-    a whole step with its optimizer can be captured.
-    """
+    """The second replay adds to no gradient."""
     work = Workload("cuda", "small", 64, "forward_backward", precision, 2, 1000)
     work.step(phases.mark)
     expected = [p.grad.clone() for p in work.model.parameters() if p.grad is not None]

@@ -1,6 +1,4 @@
-"""Peers by name: each computes attention, the one that is named runs, and what the
-names set is put back.
-"""
+"""Each peer computes attention, and the one that is named runs."""
 
 import sys
 from types import ModuleType, SimpleNamespace

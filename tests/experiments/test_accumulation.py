@@ -1,6 +1,4 @@
-"""The sums of `accumulation` are the ones that IEEE 754 fixes, by a model that knows
-integers only.
-"""
+"""Sums are those of IEEE 754, by a model that knows integers only."""
 
 from dataclasses import asdict
 from fractions import Fraction
@@ -23,9 +21,7 @@ BITS = {"fp32": (23, -149), "fp16": (10, -24), "bf16": (7, -133)}
 
 
 def add(a: int, b: int, fraction_bits: int) -> int:
-    """The rounded sum of positive numbers, all multiples of the smallest: fraction_bits
-    + 1 are kept, ties to even.
-    """
+    """Add positive multiples of the smallest number, rounded with ties to even."""
     exact = a + b
     excess = exact.bit_length() - (fraction_bits + 1)
     if excess <= 0:
@@ -43,9 +39,7 @@ def units(value: float, dtype: str) -> int:
 
 
 def exact_sums(config: accumulation.Config) -> list[Fraction]:
-    """The sum after every step. The term is rounded by integer division of 10^k, not by
-    a float.
-    """
+    """Return the sum after every step, with the term rounded by integer division."""
     fraction_bits, lowest = BITS[config.value]
     digits = Fraction(str(config.term)) / Fraction(2) ** lowest
     excess = int(digits).bit_length() - (fraction_bits + 1)

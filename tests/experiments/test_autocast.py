@@ -1,6 +1,4 @@
-"""Every dtype cell of `autocast`: on the GPU by CUDA's lists, on a CPU by the same ones
-but for what is named here.
-"""
+"""Every dtype cell of `autocast`, on a GPU by CUDA's lists and on a CPU."""
 
 from dataclasses import asdict
 
@@ -119,9 +117,7 @@ def test_the_autocast_of_the_memory_tests_is_that_of_a_gpu(on_cpu, monkeypatch):
 
 
 class Odd(nn.Module):
-    """Half of it in fp16, so that what the trace says can't come from the first
-    parameter alone.
-    """
+    """A model whose second half is in fp16."""
 
     def __init__(self):
         super().__init__()

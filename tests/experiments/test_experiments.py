@@ -1,6 +1,4 @@
-"""The experiments: their grids, their command lines, and the phases that their modes
-promise.
-"""
+"""The experiments' grids, command lines and phases."""
 
 import gc
 import json
@@ -51,9 +49,7 @@ from tools.render.load import is_fresh, primary_gpu
 def run_line(
     capsys, monkeypatch, config_class, run, *options: str
 ) -> tuple[int, str, str]:
-    """The experiment's command line in this process: exit code, standard output,
-    standard error.
-    """
+    """Run a command line here: exit code, standard output, standard error."""
     monkeypatch.setattr(sys, "argv", ["experiment", *options])
     monkeypatch.setattr(
         sys.modules["__main__"],
@@ -218,9 +214,7 @@ def test_out_of_memory_is_a_row(capsys, monkeypatch):
 
 
 def test_out_of_memory_inside_the_compiler_is_a_row_too():
-    """The compiler wraps what its backend raises, and an error about anything else
-    stays an error.
-    """
+    """The compiler wraps what its backend raises."""
 
     def wrapping(error):
         def backend(graph, inputs):
@@ -295,9 +289,7 @@ def test_method_needs_a_gpu_and_says_so(capsys, monkeypatch, on_cpu):
 
 @pytest.fixture
 def tiny(monkeypatch, on_cpu):
-    """`small` is a model of a few thousand parameters, on the CPU; the calls of its
-    attention are kept.
-    """
+    """Make `small` tiny and on the CPU; list the calls of its attention."""
     monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 1, 2))
     calls, attend = [], model_module.scaled_dot_product_attention
 
@@ -417,9 +409,7 @@ SHORT: dict[str, Any] = {"context": 6, "batch": 2, "vocab": 50}
 def test_compile_times_every_phase_and_counts_graphs(
     quick_compiler, monkeypatch, execution, optimizer, graphs
 ):
-    """AdamW compiles three times: with no state, for the t that it finds, and for any
-    t.
-    """
+    """AdamW compiles without state, for one t, and for any t."""
     found = {"forward_gpu_ms": [2.0], "forward_kernels": 7, "forward_fused": []}
     monkeypatch.setattr(gpu_time, "measure", lambda *_, **__: found)
     config = compile_experiment.Config(
@@ -496,9 +486,6 @@ def test_what_was_compiled_ahead_is_not_compiled_again(
 def test_an_adamw_that_does_not_compile_is_a_row_and_a_model_that_does_not_is_an_error(
     quick_compiler, monkeypatch
 ):
-    """The model is plain PyTorch, which must compile; whether a step over Python
-    numbers does is a result.
-    """
 
     def backend(graph, inputs):
         if any(node.target == "mul_" for node in graph.graph.nodes) == broken_optimizer:
@@ -557,9 +544,7 @@ def test_nothing_of_a_compiled_model_outlives_its_row(quick_compiler, monkeypatc
 @pytest.mark.parametrize("name", flash_accuracy.IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", flash_accuracy.DTYPES)
 def test_each_attention_is_near_float64_or_unsupported(name, dtype, monkeypatch):
-    """The backend that is named runs, or none does: a CPU has PyTorch's flash and math
-    kernels alone.
-    """
+    """A CPU has PyTorch's flash and math kernels alone."""
     config = flash_accuracy.Config(name, dtype, d=16, n=40)
     row = measure_row(config, flash_accuracy.run)
     if name in ("sdpa_cudnn", "sdpa_efficient") and timing.default_device() == "cpu":
@@ -625,9 +610,7 @@ def test_do_bench_is_done_before_a_profiler_slows_launches(on_cpu, monkeypatch):
 
 @pytest.mark.parametrize("n", [flash_peers.SHORT, flash_peers.SHORT + 1])
 def test_flash_peers_measures_all_of_a_shape_in_turns(on_cpu, monkeypatch, n):
-    """A rival that can't run has a row that says so, and takes nothing from the
-    others.
-    """
+    """A peer that can't run has a row that says so."""
     flash_peers.problem.cache_clear()
     turns, calls, alone = [], [], []
     real, timed = flash_peers.only, flash_peers.call_ms

@@ -1,9 +1,4 @@
-"""The profiled step: which kernels it counts, in which phase, and what it hands to
-whoever watches.
-
-A CPU launches no kernels. Here the profiler's own operations stand for them, and the
-rest of the path is the same.
-"""
+"""The profiled step; on a CPU the profiler's operations stand for kernels."""
 
 import copy
 import gzip
@@ -31,9 +26,7 @@ CONFIG = Config(
 
 @pytest.fixture
 def cpu(monkeypatch, tmp_path):
-    """Two layers of a few thousand parameters, on the CPU; operations are what the
-    trace calls kernels.
-    """
+    """Two tiny layers on the CPU, where operations stand for kernels."""
     monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 2, 2))
     monkeypatch.setattr(kernel_profile, "gpu", lambda: "cpu")
     monkeypatch.setattr(torch_trace, "GPU_CATEGORIES", {"cpu_op"})

@@ -1,6 +1,4 @@
-"""The language has the entropy that it claims, and each precision is what
-it is called.
-"""
+"""The language has its entropy, and each precision is what it is called."""
 
 import math
 import re
@@ -17,9 +15,7 @@ from systems.records.outcome import measure_row
 
 
 def test_no_model_can_beat_the_entropy_of_the_language():
-    """The model that knows the table, from counts of half of the text, needs ENTROPY
-    nats for the other half.
-    """
+    """Counts of half of the text predict the other half with ENTROPY nats."""
     text = synthetic_language.sample(vocab=32, sequences=600, length=120, seed=5)
     counts: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for sequence in text[:300].tolist():
@@ -77,9 +73,7 @@ def test_a_seed_changes_the_text_and_not_the_language():
 
 @pytest.fixture
 def tiny(monkeypatch, on_cpu):
-    """`small` is a model of a few thousand parameters on the CPU; the optimizers that
-    were made are kept.
-    """
+    """Make `small` tiny and on the CPU; list the optimizers that are made."""
     monkeypatch.setitem(SIZES, "small", ModelSize(16, 32, 1, 2))
     made, optimizer = [], mixed_precision.AdamW
     monkeypatch.setattr(

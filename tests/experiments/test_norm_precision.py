@@ -1,6 +1,4 @@
-"""Stages of norms: right in float64, rounded where they say, and marked where a format
-gives out.
-"""
+"""Stages of norms: right in float64, rounded and marked where a format gives out."""
 
 import pytest
 import torch

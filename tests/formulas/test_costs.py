@@ -130,9 +130,7 @@ def test_attention_flops_are_those_of_pytorchs_counter():
 
 
 def test_parts_of_attention_by_hand():
-    """Its matmuls are those of the forward pass, and each reads or writes every score
-    once.
-    """
+    """Each part reads or writes every score once."""
     shape = {"context": 40, "batch": 2, "d_model": 48, "num_heads": 3}
     parts = costs.attention_part_costs(**shape, num_layers=5, element_bytes=4)
     n, inputs = 5 * 2 * 3 * 40**2, 5 * 2 * 40 * 48

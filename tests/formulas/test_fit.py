@@ -1,6 +1,4 @@
-"""What fits: the search finds the last that does, the command says so or says what is
-wrong.
-"""
+"""The search finds the last size that fits, and the command prints it."""
 
 import subprocess
 import sys
@@ -49,9 +47,7 @@ def test_the_largest_is_the_last_that_fits(field, gpu):
 
 
 def test_a_gpu_holds_what_its_record_says():
-    """The driver's figure for the GPU that was measured, and what a step of 65 GiB did
-    on it.
-    """
+    """By its driver, and by what a step of 65 GiB left."""
     measured = GPUS["h200"].memory_mib * 2**20
     assert measured == pytest.approx(150_754_820_096, abs=2**20)
     assert 0.5 < CONTEXT_BYTES / 2**30 < 0.7

@@ -1,6 +1,4 @@
-"""Formulas of memory against passes that ran, over fake tensors as on a GPU: every
-category to the byte, the peak within a thousandth.
-"""
+"""Memory formulas against passes over fake tensors: categories to the byte, peaks."""
 
 import random
 from contextlib import contextmanager
@@ -90,9 +88,7 @@ def test_formulas_and_passes_agree(
 
 
 def passes() -> list[Pass]:
-    """Steps drawn at random: every precision, kernel and remedy, blocks computed again
-    in runs that divide the layers and in runs that don't.
-    """
+    """Draw steps at random: every precision, kernel and checkpointing."""
     draw = random.Random(0)
     drawn = []
     for number in range(12):
@@ -136,9 +132,7 @@ def test_the_residual_stream_is_as_large_as_its_tensor(monkeypatch):
 
 
 def test_what_is_known_of_the_largest_model():
-    """The figures that follow from the assignment's own: about 39.5 GiB with the graph,
-    about 66 with two.
-    """
+    """Peaks that follow from the assignment's own numbers."""
     gib = {
         mode: sum(peak(Pass("2.7B", 512, mode, "fp32")).values()) / 2**30
         for mode in MODES

@@ -1,6 +1,4 @@
-"""Whatever is computed again, the gradients are the same; and it is computed as often
-as the formulas say.
-"""
+"""Checkpointing changes no gradient and recomputes as often as formulas say."""
 
 import copy
 import io

@@ -108,9 +108,7 @@ def test_forward_equals_a_plain_implementation(tiny):
 
 
 def test_eager_attention_follows_a_swapped_function(tiny, monkeypatch):
-    """The course swaps `scaled_dot_product_attention` in the module: every layer must
-    see it at its next call.
-    """
+    """The course swaps the module's function between calls."""
     calls = []
 
     def zeros(Q, K, V, mask):

@@ -1,6 +1,4 @@
-"""Formats by arithmetic, against numpy's and PyTorch's own; stalls predicted, against
-sums done one by one.
-"""
+"""Number formats against NumPy and PyTorch, and stalls against sums."""
 
 from fractions import Fraction
 
@@ -68,9 +66,7 @@ def test_a_binade_begins_at_its_power_of_two():
 
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 def test_a_stall_is_where_adding_one_by_one_stalls(name):
-    """Over terms of all sizes, among them ones that tie: a tie goes one way from an odd
-    sum, the other from an even.
-    """
+    """Terms of all sizes, some of which tie."""
     dtype = TORCH[name]
     draws = torch.rand(
         40, generator=torch.Generator().manual_seed(1), dtype=torch.float64

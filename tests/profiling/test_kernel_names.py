@@ -1,6 +1,4 @@
-"""Kernel names as profilers give them, from the A100 notes, from H200 records, and from
-PyTorch's own sources.
-"""
+"""Kernel names as profilers print them."""
 
 import json
 
@@ -186,9 +184,7 @@ def test_the_phase_says_what_unfused_parts_are_for():
 
 
 def test_names_of_the_compiler_in_the_records_are_known():
-    """They hold the word for everything that was fused, `scatter` and `max` side by
-    side.
-    """
+    """They name all that was fused, `scatter` beside `max`."""
     names: set[str] = set()
     for path in RESULTS.glob("*/attention*.json"):
         for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:

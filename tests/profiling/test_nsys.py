@@ -1,6 +1,4 @@
-"""Nsight Systems driven by its command line, against a stand-in that keeps what it was
-asked and fails on request.
-"""
+"""Nsight Systems' command line, against a stand-in that fails on request."""
 
 import json
 import os

@@ -1,6 +1,4 @@
-"""What a look at a step must see: each kernel in its phase, all launches of a call,
-each saved tensor's memory once.
-"""
+"""Kernels by phase, launches by call, and each saved tensor once."""
 
 from contextlib import nullcontext
 
@@ -20,9 +18,7 @@ from systems.profiling.trace import Kernel, TraceError
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """On the CPU the profiler's operations stand for kernels: the path from profile to
-    names is the same.
-    """
+    """The profiler's CPU operations stand for kernels."""
     monkeypatch.setattr(torch_trace, "GPU_CATEGORIES", {"cpu_op"})
     monkeypatch.setattr(
         probes, "profile_kernels", lambda work, _, marks=(): profile(work, "cpu", marks)

@@ -1,6 +1,4 @@
-"""A copy of an export holds what a profile is made of, and nothing else that the report
-knew; and the reader on an export that Nsight Systems wrote.
-"""
+"""A stripped export keeps the profile and no secret; a real export is read right."""
 
 import lzma
 import sqlite3

@@ -1,6 +1,4 @@
-"""Both readers against traces in the documented forms, made here: right phases and
-rows, one clear line if broken.
-"""
+"""Both readers against traces made here: phases, rows, errors in one line."""
 
 import gzip
 import json
@@ -120,9 +118,7 @@ def test_a_kernel_without_its_call_is_found_through_its_operation(tmp_path):
 
 
 def test_what_the_profiler_itself_writes_is_read(tmp_path, monkeypatch):
-    """On the CPU the profiler's operations stand for kernels: marks, threads and times
-    are its own.
-    """
+    """The profiler's CPU operations stand for kernels."""
     monkeypatch.setattr(torch_trace, "GPU_CATEGORIES", {"cpu_op"})
     x = torch.ones(4, 4, requires_grad=True)
 

@@ -43,9 +43,7 @@ class NVMLError(Exception):
 
 @pytest.fixture
 def driver(monkeypatch):
-    """A pynvml module with one GPU, 0, and a part of it by MIG. What is listed in
-    `refused` it does not tell.
-    """
+    """A pynvml with GPU 0 and a MIG part, which does not tell what is in `refused`."""
     stub = SimpleNamespace(
         NVMLError=NVMLError, NVML_CLOCK_SM=1, nvmlMemory_v2=2, refused=set()
     )

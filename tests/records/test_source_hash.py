@@ -1,5 +1,4 @@
-"""The hash of the measured code: the same on every Python, blind to words, layout and
-the house, sharp on code."""
+"""The hash of measured code follows code, not words or layout or the Python."""
 
 import re
 import shutil

@@ -441,9 +441,7 @@ def test_nothing_is_written_through_a_link(tmp_path):
 
 
 def test_a_reader_never_sees_a_part(tmp_path, monkeypatch):
-    """At the moment before the new file takes its place, the old one is whole; it is
-    flushed by then.
-    """
+    """The new file is flushed before it replaces the old one."""
     path = tmp_path / "r.json"
     store.write(example(), path)
     calls, replace, fsync = [], os.replace, os.fsync

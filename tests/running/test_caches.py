@@ -1,6 +1,4 @@
-"""A folder that can't keep compiled kernels is one line with its remedy, before
-anything is measured; one on a network is a warning.
-"""
+"""A folder that can't keep compiled kernels is one line with its remedy."""
 
 import os
 

@@ -8,9 +8,7 @@ from tests import fake_stem
 
 @pytest.fixture
 def turns(monkeypatch):
-    """Makes rows of the fake stem turns that differ in their number alone; returns the
-    numbers in the order of their turns.
-    """
+    """Measure the fake stem's rows in turns; list their numbers by turn."""
     seen = []
 
     def run(config):

@@ -1,6 +1,4 @@
-"""Measuring a stem: what is on disk whatever happens, and what the next run makes of
-it.
-"""
+"""What is on disk whatever happens, and what the next run makes of it."""
 
 import errno
 import gc
@@ -256,9 +254,7 @@ def test_out_of_time_it_stops_between_rows_and_keeps_them(
 def test_measured_again_the_old_record_stands_until_all_rows_are_there(
     run, monkeypatch, record_file, partial_file
 ):
-    """And the new one is never beside its own work in progress, which would be taken
-    for new where the record is deleted to measure again.
-    """
+    """And the new record is never beside its own work in progress."""
     run()
     old = store.read(record_file)
     old.command = "an earlier one"

@@ -1,6 +1,4 @@
-"""A record holds the digest of the launch configurations that its GPU's owner had
-timed, where what it measures reads them; with other ones it is stale.
-"""
+"""A record is stale with other owner-timed launch configurations."""
 
 import json
 from dataclasses import dataclass

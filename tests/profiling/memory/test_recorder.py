@@ -1,6 +1,4 @@
-"""A recorded step explains every byte that the allocator counts, whatever the
-allocator's settings.
-"""
+"""A recorded step explains every byte that the allocator counts."""
 
 import json
 import os
@@ -28,9 +26,7 @@ SCRIPT += "print(json.dumps(whole_step('cuda', sys.argv[1])))"
 
 
 def whole_step(device: str, precision: str) -> dict:
-    """A first step of `small`, in which AdamW's states are made, as history and
-    allocator have it.
-    """
+    """Record a first step of `small`; return what history and allocator say."""
     with torch.device(device):
         model = build_model("small", 128, 1000)
         token_ids, targets = torch.randint(1000, (2, 2, 128))

@@ -1,6 +1,4 @@
-"""Memory histories made by hand: every block's life, owner and category; and files that
-must not be read.
-"""
+"""Memory histories made by hand, and files that must not be read."""
 
 import io
 import os
@@ -42,9 +40,7 @@ MARKED = [
 
 
 class Pool:
-    """Writes a history as PyTorch's allocator does: what was there before, then
-    allocations and frees, then the end.
-    """
+    """Write a history as PyTorch's allocator does."""
 
     def __init__(self, **older: int):
         self.live = {
@@ -108,9 +104,7 @@ class Pool:
 
 
 def training_step() -> tuple[Pool, list[Mark]]:
-    """A weight, its states, and a step; the gradient gets the address that a temporary
-    of the forward pass had.
-    """
+    """A step whose gradient reuses the address of a forward temporary."""
     pool = Pool(weight=40 * MIB, m=40 * MIB, v=40 * MIB, workspace=8 * MIB)
     address = {name: place for name, (place, _) in pool.live.items()}
     owners = {address["weight"]: ("weights", "layers.0.w")}
@@ -254,9 +248,7 @@ def test_no_time_passes_while_somebody_looks():
 
 
 def test_what_expandable_segments_add_to_a_history_changes_nothing():
-    """Pages of a segment are mapped and unmapped, and each stretch of mapped pages is
-    listed as a segment.
-    """
+    """Pages are mapped, unmapped and listed as segments."""
     pool, marks = training_step()
     plain = build_history(pool.snapshot(), marks)
     actions = [f"segment_{done}" for done in ("map", "unmap", "alloc", "free")]
