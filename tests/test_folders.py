@@ -166,7 +166,7 @@ MOST_LINES = {
     "systems": 19_950,
     "tools/render": 9_800,
     "tools": 13_050,
-    "tests": 22_800,
+    "tests": 22_200,
 }
 
 
